@@ -1,13 +1,15 @@
-"""Times the phases of single engine steps, ours and vLLM's (what a runtime adds to its kernels), and fits its profile.
+"""Times the phases of single engine steps, ours and vLLM's (what a runtime adds to its kernels),
+and fits its profile.
 
-Each shape gives one point per phase: an autoregressive step, one draft step, the verification pass, acceptance, and the
-upkeep of the draft's cache. No shape shares its (batch, context) or its (budget, gamma) with a grid that may be
-measured (tests/calibrate/test_calibration_shapes.py). Our engine decodes on a cache of noise with prescribed
-acceptance, so every step does the same work; vLLM, started once in a process of its own, decodes the beginnings of the
-same prompts.
+Each shape gives one point per phase: an autoregressive step, one draft step, the verification pass,
+acceptance, and the upkeep of the draft's cache. No shape shares its (batch, context) or its
+(budget, gamma) with a grid that may be measured (tests/calibrate/test_calibration_shapes.py). Our
+engine decodes on a cache of noise with prescribed acceptance, so every step does the same work;
+vLLM, started once in a process of its own, decodes the beginnings of the same prompts.
 
-From timed phases to a profile: factors on the kernels' times, and fixed costs. The terms of the steps are predicted by
-perfmodel/step.py, the formula that plans use; the constants are fitted in log scale.
+From timed phases to a profile: factors on the kernels' times, and fixed costs. The terms of the
+steps are predicted by perfmodel/step.py, the formula that plans use; the constants are fitted in
+log scale.
 """
 
 from __future__ import annotations
@@ -55,7 +57,11 @@ SAMPLED_SHAPES = (
     EngineShape(20, 2600, 96, 3), EngineShape(28, 1500, 320, 2), EngineShape(28, 3300, 160, 5),
     EngineShape(40, 700, 72, 4), EngineShape(40, 2300, 384, 1), EngineShape(40, 3100, 640, 3),
 )  # fmt: skip
-GREEDY_SHAPES = (EngineShape(3, 1500, 96, 2), EngineShape(20, 900, 96, 5), EngineShape(40, 700, 96, 3))
+GREEDY_SHAPES = (
+    EngineShape(3, 1500, 96, 2),
+    EngineShape(20, 900, 96, 5),
+    EngineShape(40, 700, 96, 3),
+)
 
 
 VLLM_STEPS_PER_RUN = 6
@@ -66,7 +72,11 @@ VLLM_SAMPLED_SHAPES = (
     EngineShape(10, 1500, 384, 4), EngineShape(10, 3500, 320, 3), EngineShape(14, 700, 320, 1),
     EngineShape(14, 2600, 200, 4), EngineShape(20, 1500, 640, 3), EngineShape(20, 3300, 384, 2),
 )  # fmt: skip
-VLLM_GREEDY_SHAPES = (EngineShape(3, 1500, 384, 2), EngineShape(10, 2600, 320, 4), EngineShape(20, 700, 200, 3))
+VLLM_GREEDY_SHAPES = (
+    EngineShape(3, 1500, 384, 2),
+    EngineShape(10, 2600, 320, 4),
+    EngineShape(20, 700, 200, 3),
+)
 CUDA_CONTEXTS = (
     (1100, (72, 200)), (2900, (200, 300)), (11_000, (300, 700)), (29_000, (700, 1400)), (61_000, (700, 1400)),
 )  # fmt: skip
@@ -87,8 +97,12 @@ def engine_points(
     stages = Stages(progress, [float(len(group)) for group in groups])
     for number, group in enumerate(groups):
         longest = max(shape.context_len + room_for(shape.gamma) for shape, _ in group)
-        engine = Engine(model, batch_size=max(shape.batch_size for shape, _ in group), max_len=longest)
-        points += _time_rounds(group, partial(_time_phases, engine), rounds=rounds, progress=stages.stage(number))
+        engine = Engine(
+            model, batch_size=max(shape.batch_size for shape, _ in group), max_len=longest
+        )
+        points += _time_rounds(
+            group, partial(_time_phases, engine), rounds=rounds, progress=stages.stage(number)
+        )
         del engine  # before the next group's is made
         if model.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -99,8 +113,8 @@ Shapes = list[tuple[EngineShape, SamplingSpec]]
 
 
 def shape_groups(model: Transformer, *, quick: bool) -> list[Shapes]:
-    """Groups of shapes timed side by side, in one engine each: on a GPU one group per context, with as many sequences
-    as fit."""
+    """Groups of shapes timed side by side, in one engine each: on a GPU one group per context, with
+    as many sequences as fit."""
     limit = model.spec.max_position_embeddings - room_for(max(s.gamma for s in SAMPLED_SHAPES))
     is_cuda = model.device.type == "cuda"
     if is_cuda:
@@ -109,27 +123,35 @@ def shape_groups(model: Transformer, *, quick: bool) -> list[Shapes]:
         slot_bytes = model.spec.kv_elements_per_token() * model.dtype.itemsize
         sampled_groups = cuda_shapes(free_bytes / slot_bytes, max_context=limit)
     else:
-        sampled_groups = [[s for s in SAMPLED_SHAPES if s.context_len <= limit]]
+        sampled_groups = [[shape for shape in SAMPLED_SHAPES if shape.context_len <= limit]]
     groups: list[Shapes] = []
     for shapes in sampled_groups:
         sampled = [(s, SamplingSpec(temperature=1.0)) for s in shapes[:: 2 if quick else 1]]
-        greedy = shapes[::2] if is_cuda else [s for s in GREEDY_SHAPES if s.context_len <= limit]
+        if is_cuda:
+            greedy = shapes[::2]
+        else:
+            greedy = [shape for shape in GREEDY_SHAPES if shape.context_len <= limit]
         groups.append(sampled + [(s, SamplingSpec()) for s in greedy])
     return groups
 
 
 def cuda_shapes(num_tokens: float, *, max_context: int) -> list[list[EngineShape]]:
-    """Shapes by context for a GPU that holds `num_tokens` in its KV cache: a full batch, and shares of it."""
+    """Shapes by context for a GPU that holds `num_tokens` in its KV cache: a full batch, and shares
+    of it.
+    """
     gammas = cycle(CUDA_GAMMAS)
     groups = []
     for context, budgets in CUDA_CONTEXTS:
-        # A draft's cache takes its budget on top; room_for(gamma) and the engine's own slack are covered by it.
+        # A draft's cache takes its budget on top; room_for(gamma) and the engine's own slack are
+        # covered by it.
         most = min(MAX_CUDA_BATCH, int(num_tokens / (context + max(budgets))))
         if context > max_context or most < 1:
             continue
         batches = sorted({max(1, round(share * most)) for share in CUDA_BATCH_SHARES}, reverse=True)
         pairs = zip(batches, cycle(budgets), gammas, strict=False)
-        groups.append([EngineShape(batch, context, budget, gamma) for batch, budget, gamma in pairs])
+        groups.append(
+            [EngineShape(batch, context, budget, gamma) for batch, budget, gamma in pairs]
+        )
     return groups
 
 
@@ -150,12 +172,15 @@ def _time_rounds(
     for number in range(rounds + 1):
         for index, (shape, sampling) in enumerate(shapes):
             message = f"engine steps, round {number}/{rounds}: batch {shape.batch_size}, context {shape.context_len}"
-            progress(Step(message, done=number * len(shapes) + index, total=(rounds + 1) * len(shapes)))
+            progress(
+                Step(message, done=number * len(shapes) + index, total=(rounds + 1) * len(shapes))
+            )
             for phase, taken in time_phases(shape, sampling).items():
                 if number:
                     seconds.setdefault((phase, shape, sampling.is_greedy), []).append(taken)
     return [
-        Point(phase, shape.columns(is_greedy=is_greedy), taken) for (phase, shape, is_greedy), taken in seconds.items()
+        Point(phase, shape.columns(is_greedy=is_greedy), taken)
+        for (phase, shape, is_greedy), taken in seconds.items()
     ]
 
 
@@ -174,14 +199,22 @@ def _time_phases(engine: Engine, shape: EngineShape, sampling: SamplingSpec) -> 
     }
 
 
-def _decode(engine: Engine, shape: EngineShape, speculation: SpeculationSpec, sampling: SamplingSpec) -> DecodeResult:
+def _decode(
+    engine: Engine, shape: EngineShape, speculation: SpeculationSpec, sampling: SamplingSpec
+) -> DecodeResult:
     engine.fill_with_noise([shape.context_len] * shape.batch_size)
-    drafter = None if speculation.is_autoregressive else build_drafter(speculation, engine)
+    drafter = None
+    if not speculation.is_autoregressive:
+        drafter = build_drafter(speculation, engine)
+    simulate_acceptance = None
+    if speculation.gamma:
+        simulate_acceptance = [SIMULATED_RATE]
     options = DecodeOptions(
         gamma=speculation.gamma,
-        max_new_tokens=STEPS_PER_ROUND * (speculation.gamma + 1) + 1,  # one that ended would be exchanged: upkeep
+        max_new_tokens=STEPS_PER_ROUND * (speculation.gamma + 1)
+        + 1,  # one that ended would be exchanged: upkeep
         fences=True,
-        simulate_acceptance=[SIMULATED_RATE] if speculation.gamma else None,
+        simulate_acceptance=simulate_acceptance,
         max_steps=STEPS_PER_ROUND,
     )
     return decode(engine, drafter, sampling, options)
@@ -189,7 +222,10 @@ def _decode(engine: Engine, shape: EngineShape, speculation: SpeculationSpec, sa
 
 def _speculation(shape: EngineShape) -> SpeculationSpec:
     return SpeculationSpec(
-        draft="self", draft_method="streamingllm", draft_budget=shape.draft_budget, gamma=shape.gamma
+        draft="self",
+        draft_method="streamingllm",
+        draft_budget=shape.draft_budget,
+        gamma=shape.gamma,
     )
 
 
@@ -204,16 +240,23 @@ def vllm_points(
     shapes: Shapes | None = None,
     progress: Progress = lambda _: None,
 ) -> list[Point]:
-    """Times every shape once per round, after a round to warm up, in an engine with a process of its own. `shapes`
-    replaces those of calibrations."""
+    """Times every shape once per round, after a round to warm up, in an engine with a process of
+    its own. `shapes` replaces those of calibrations."""
     if shapes is None:
-        sampled = [(shape, SamplingSpec(temperature=1.0)) for shape in VLLM_SAMPLED_SHAPES[:: 2 if quick else 1]]
+        sampled = [
+            (shape, SamplingSpec(temperature=1.0))
+            for shape in VLLM_SAMPLED_SHAPES[:: 2 if quick else 1]
+        ]
         shapes = sampled + [(shape, SamplingSpec()) for shape in VLLM_GREEDY_SHAPES]
     progress(f"steps of vLLM: {len(shapes)} shapes, {rounds} rounds")
-    return in_own_process(_time_in_vllm, model, shapes, device=device, dtype=dtype, clock=clock, rounds=rounds)
+    return in_own_process(
+        _time_in_vllm, model, shapes, device=device, dtype=dtype, clock=clock, rounds=rounds
+    )
 
 
-def _time_in_vllm(model: str, shapes: Shapes, *, device: str, dtype: str, clock: Clock, rounds: int) -> list[Point]:
+def _time_in_vllm(
+    model: str, shapes: Shapes, *, device: str, dtype: str, clock: Clock, rounds: int
+) -> list[Point]:
     session = VllmSession(
         BenchmarkRequest(
             model=model,
@@ -243,7 +286,9 @@ def _time_vllm_phases(
             context_len=shape.context_len,
             sampling=sampling,
         )
-        return (run.phases_cpu_s, run.step_cpu_s) if clock == "cpu" else (run.phases_s, run.steady_step_s)
+        if clock == "cpu":
+            return (run.phases_cpu_s, run.step_cpu_s)
+        return (run.phases_s, run.steady_step_s)
 
     alone, step_s = phases(AUTOREGRESSIVE)
     drafted, _ = phases(_speculation(shape))
@@ -260,39 +305,66 @@ def _time_vllm_phases(
 
 FREE = {
     name: Free(prior=1.0, spread=0.25, limits=(math.exp(-1.5), math.exp(1.5)))
-    for name in ("gemm_factor", "attention_factor", "verify_attention_factor", "draft_attention_factor")
+    for name in (
+        "gemm_factor",
+        "attention_factor",
+        "verify_attention_factor",
+        "draft_attention_factor",
+    )
 } | {
-    name: Free(scale="linear", prior=40 * MICRO, spread=math.inf, limits=(0.0, 40 * MILLI), unit=200 * MICRO)
+    name: Free(
+        scale="linear",
+        prior=40 * MICRO,
+        spread=math.inf,
+        limits=(0.0, 40 * MILLI),
+        unit=200 * MICRO,
+    )
     for name in ("layer_overhead_s", "draft_step_overhead_s", "verify_overhead_s")
 }
-"""Factors on the kernels' times, which are expected to differ from 1 by their spread, and fixed costs."""
+"""Factors on the kernels' times, which are expected to differ from 1 by their spread, and fixed
+costs.
+"""
 PRIOR_WEIGHT = 0.05
 FITTED_PHASES = ("autoregressive", "draft", "verify")
 SMALLEST_ERROR, LARGEST_ERROR = 0.03, 0.5
 
 
 class EngineFit(NamedTuple):
-    """The fitted profile, and the relative error of each phase over the points it was fitted on (median)."""
+    """The fitted profile, and the relative error of each phase over the points it was fitted on
+    (median).
+    """
 
     profile: EngineProfile
     phase_error: dict[str, float]
 
 
 def fit_engine(
-    points: Sequence[Point], *, model: ModelSpec, hardware: HardwareProfile, precision: Precision, base: EngineProfile
+    points: Sequence[Point],
+    *,
+    model: ModelSpec,
+    hardware: HardwareProfile,
+    precision: Precision,
+    base: EngineProfile,
 ) -> EngineFit:
     """Fits `base`'s constants to the engine's timed phases."""
-    engine = _fit_upkeep(points, base=_fit_vocabulary(points, vocabulary=model.vocab_size, base=base))
+    engine = _fit_upkeep(
+        points, base=_fit_vocabulary(points, vocabulary=model.vocab_size, base=base)
+    )
     tables = {name: _columns(points, name) for name in (*FITTED_PHASES, "accept", "upkeep")}
     predict = partial(predicted_steps, model=model, hardware=hardware, precision=precision)
 
     def errors(candidate: EngineProfile) -> dict[str, Array]:
         steps = {name: predict(tables[name], engine=candidate) for name in FITTED_PHASES}
-        return {name: np.log(getattr(steps[name], name).total_s / tables[name]["time_s"]) for name in FITTED_PHASES}
+        return {
+            name: np.log(getattr(steps[name], name).total_s / tables[name]["time_s"])
+            for name in FITTED_PHASES
+        }
 
     solution = solve(
         FREE,
-        lambda values: np.concatenate([*errors(msgspec.structs.replace(engine, **values)).values()]),
+        lambda values: np.concatenate(
+            [*errors(msgspec.structs.replace(engine, **values)).values()]
+        ),
         pull=PRIOR_WEIGHT,
         loss="soft_l1",
         f_scale=0.1,
@@ -303,30 +375,42 @@ def fit_engine(
     of_step, of_speedup = (
         float(np.clip(in_sample * error, SMALLEST_ERROR, LARGEST_ERROR))
         for error in _unexplained_errors(
-            tables, predict(tables["autoregressive"], engine=fitted), relative_errors(hardware, fitted)
+            tables,
+            predict(tables["autoregressive"], engine=fitted),
+            relative_errors(hardware, fitted),
         )
     )
     return EngineFit(
-        profile=msgspec.structs.replace(fitted, relative_error=of_step, speedup_relative_error=of_speedup),
-        phase_error={name: float(np.median(np.abs(np.expm1(each)))) for name, each in errors(fitted).items()},
+        profile=msgspec.structs.replace(
+            fitted, relative_error=of_step, speedup_relative_error=of_speedup
+        ),
+        phase_error={
+            name: float(np.median(np.abs(np.expm1(each)))) for name, each in errors(fitted).items()
+        },
     )
 
 
 def _unexplained_errors(
     tables: dict[str, dict[str, Array]], terms: StepTerms, kernel_errors: dict[str, float]
 ) -> tuple[float, float]:
-    """Root mean square of what the kernels' own errors leave unexplained, over the timed shapes: of the times of whole
-    steps, and of their ratio, autoregressive over speculative, in which errors of terms that both have cancel.
+    """Root mean square of what the kernels' own errors leave unexplained, over the timed shapes: of
+    the times of whole steps, and of their ratio, autoregressive over speculative, in which errors
+    of terms that both have cancel.
 
     The kernels' part is the one that perfmodel/intervals.py takes into its intervals.
     """
-    kernels = {group: error for group, error in kernel_errors.items() if group != "overhead"}
+    kernels = {}
+    for group, error in kernel_errors.items():
+        if group != "overhead":
+            kernels[group] = error
     step_s = tables["autoregressive"]["gamma"] * tables["draft"]["time_s"] + sum(
         tables[name]["time_s"] for name in ("verify", "accept", "upkeep")
     )
     missed_alone = np.log(terms.autoregressive.total_s / tables["autoregressive"]["time_s"])
     missed_step = np.log(terms.step_s / step_s)
-    alone_seconds = {str(group): seconds for group, seconds in terms.autoregressive.group_seconds().items()}
+    alone_seconds = {
+        str(group): seconds for group, seconds in terms.autoregressive.group_seconds().items()
+    }
     alone_share, share = (
         np.stack([seconds[group] / total * error for group, error in kernels.items()])
         for seconds, total in (
@@ -338,7 +422,9 @@ def _unexplained_errors(
     def left(missed: Array, explained: Array) -> float:
         return float(np.sqrt(max(np.mean(missed**2) - np.mean(np.sum(explained**2, axis=0)), 0.0)))
 
-    of_step = left(np.concatenate([missed_alone, missed_step]), np.concatenate([alone_share, share], axis=1))
+    of_step = left(
+        np.concatenate([missed_alone, missed_step]), np.concatenate([alone_share, share], axis=1)
+    )
     return of_step, left(missed_alone - missed_step, alone_share - share)
 
 
@@ -355,7 +441,9 @@ def predicted_steps(
         model=model,
         hardware=hardware,
         engine=engine,
-        speculation=SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget=64, gamma=1),
+        speculation=SpeculationSpec(
+            draft="self", draft_method="streamingllm", draft_budget=64, gamma=1
+        ),
         sampling=SamplingSpec(temperature=1.0),
         precision=precision,
     )
@@ -371,13 +459,20 @@ def predicted_steps(
 
 
 def _columns(points: Sequence[Point], table: str, *, greedy: bool = False) -> dict[str, Array]:
-    chosen = [p for p in points if p.table == table and bool(p.shape["is_greedy"]) == greedy]
-    columns = {key: np.array([p.shape[key] for p in chosen], dtype=np.float64) for key in chosen[0].shape}
+    chosen = []
+    for p in points:
+        if p.table == table and bool(p.shape["is_greedy"]) == greedy:
+            chosen.append(p)
+    columns = {
+        key: np.array([p.shape[key] for p in chosen], dtype=np.float64) for key in chosen[0].shape
+    }
     columns["verified"] = columns["batch_size"] * (columns["gamma"] + 1)
     return {**columns, "time_s": np.array([p.time_s for p in chosen])}
 
 
-def _fit_vocabulary(points: Sequence[Point], *, vocabulary: int, base: EngineProfile) -> EngineProfile:
+def _fit_vocabulary(
+    points: Sequence[Point], *, vocabulary: int, base: EngineProfile
+) -> EngineProfile:
     """Fits the costs that are linear in the tokens: sampling and acceptance over the vocabulary."""
     (sample_base, sample), (_, greedy_sample), (accept_base, accept), (_, greedy_accept) = (
         _line(columns[size] * vocabulary, columns["time_s"])
@@ -396,13 +491,21 @@ def _fit_vocabulary(points: Sequence[Point], *, vocabulary: int, base: EnginePro
 
 
 def _fit_upkeep(points: Sequence[Point], *, base: EngineProfile) -> EngineProfile:
-    """Fits what is paid once per step. Where the draft has a cache of its own, its upkeep grows as the verified tokens;
-    elsewhere what there is of a step beside its phases grows as the sequences, with and without a draft."""
+    """Fits what is paid once per step. Where the draft has a cache of its own, its upkeep grows as
+    the verified tokens; elsewhere what there is of a step beside its phases grows as the sequences,
+    with and without a draft."""
     upkeep = _columns(points, "upkeep")
-    per_step, per_item = _line(upkeep["batch_size" if base.streaming_in_place else "verified"], upkeep["time_s"])
-    # what an autoregressive step does after sampling; its forward pass shares the constants of verification
-    of_sequence = per_item if base.streaming_in_place else 0.0
-    bookkeeping = [p.time_s - of_sequence * p.shape["batch_size"] for p in points if p.table == "bookkeeping"]
+    per_step, per_item = _line(
+        upkeep["batch_size" if base.streaming_in_place else "verified"], upkeep["time_s"]
+    )
+    # what an autoregressive step does after sampling; its forward pass shares the constants of
+    # verification
+    of_sequence = 0.0
+    if base.streaming_in_place:
+        of_sequence = per_item
+    bookkeeping = [
+        p.time_s - of_sequence * p.shape["batch_size"] for p in points if p.table == "bookkeeping"
+    ]
     costs = {"autoregressive_overhead_s": max(float(np.median(bookkeeping)), 0.0)}
     if base.streaming_in_place:
         costs |= {"step_overhead_s": per_step, "sequence_overhead_s": per_item}

@@ -1,14 +1,16 @@
-"""Micro-benchmarks of this machine: kernels one by one, and single phases of the engine at shapes of their own.
+"""Micro-benchmarks of this machine: kernels one by one, and single phases of the engine at shapes
+of their own.
 
-Nothing here is an end-to-end run: kernels (linear layers by tokens, attention by batch × context × query tokens,
-streaming passes) are timed alone; of the engine, single steps are timed on a cache filled with noise, phase by phase
-(engine.py), at batches, contexts and draft budgets that measured grids do not use. Points are interleaved: each
-round times every point once, and a point's time is the median over the rounds, its spread their interquartile range; so
-a drift of the machine falls on all points alike.
+Nothing here is an end-to-end run: kernels (linear layers by tokens, attention by batch × context ×
+query tokens, streaming passes) are timed alone; of the engine, single steps are timed on a cache
+filled with noise, phase by phase (engine.py), at batches, contexts and draft budgets that measured
+grids do not use. Points are interleaved: each round times every point once, and a point's time is
+the median over the rounds, its spread their interquartile range; so a drift of the machine falls on
+all points alike.
 
-On a CUDA device every point is a captured graph of several calls, as the engine's own steps are, timed by events. Its
-calls take their operands from a pool of memory that is several times as large as the L2 cache, in turn: as in a forward
-pass, nothing is found there.
+On a CUDA device every point is a captured graph of several calls, as the engine's own steps are,
+timed by events. Its calls take their operands from a pool of memory that is several times as large
+as the L2 cache, in turn: as in a forward pass, nothing is found there.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ class Work:
     repeats: int = 1
 
 
-def time_interleaved(works: Iterable[Work], *, device: str, rounds: int, clock: Clock = "wall") -> list[Point]:
+def time_interleaved(
+    works: Iterable[Work], *, device: str, rounds: int, clock: Clock = "wall"
+) -> list[Point]:
     """Times every work once per round, after one call each to warm up."""
     works = list(works)
     calls: list[Callable[[], object]] = []
@@ -56,11 +60,15 @@ def time_interleaved(works: Iterable[Work], *, device: str, rounds: int, clock: 
         for _ in range(rounds):
             for taken, call, work in zip(seconds, calls, works, strict=True):
                 taken.append(seconds_per_call(call, device=device, clock=clock) / work.repeats)
-    return [Point(work.table, work.shape, taken) for work, taken in zip(works, seconds, strict=True)]
+    return [
+        Point(work.table, work.shape, taken) for work, taken in zip(works, seconds, strict=True)
+    ]
 
 
 def launch_points(*, device: str, rounds: int) -> list[Point]:
-    """Seconds of one small kernel, launched from Python, as a graph's only node, and as one of a graph's 200 nodes."""
+    """Seconds of one small kernel, launched from Python, as a graph's only node, and as one of a
+    graph's 200 nodes.
+    """
     x = torch.zeros(1, device=device)
 
     def repeated(count: int) -> Callable[[], object]:
@@ -70,20 +78,28 @@ def launch_points(*, device: str, rounds: int) -> list[Point]:
     one, many = (capture(repeated(count), None)[0] for count in (1, 200))
     calls = {0: (repeated(200), 200), 1: (one, 1), 200: (many, 200)}
     return [
-        Point("launch", {"graph_nodes": nodes}, [seconds_per_call(call, device=device) / n for _ in range(rounds)])
+        Point(
+            "launch",
+            {"graph_nodes": nodes},
+            [seconds_per_call(call, device=device) / n for _ in range(rounds)],
+        )
         for nodes, (call, n) in calls.items()
     ]
 
 
 class MemoryPool:
-    """Random numbers from which operands are cut, in turn, so that those of a CUDA device are not found in its L2."""
+    """Random numbers from which operands are cut, in turn, so that those of a CUDA device are not
+    found in its L2.
+    """
 
     def __init__(self, *, num_elements: int, device: str, dtype: str) -> None:
         self._data = torch.randn(num_elements, device=device, dtype=getattr(torch, dtype))
         self._l2_bytes = l2_bytes(device)
 
     def cut(self, shape: tuple[int, ...], *, least: int = 1, most: int = 64) -> list[torch.Tensor]:
-        """Tensors of the shape, side by side: as many as exceed the L2 fourfold, where the pool holds them."""
+        """Tensors of the shape, side by side: as many as exceed the L2 fourfold, where the pool
+        holds them.
+        """
         size = math.prod(shape)
         wanted = math.ceil(4 * self._l2_bytes / (size * self._data.element_size()))
         count = max(1, min(max(wanted, least), most, len(self._data) // size))
@@ -92,7 +108,9 @@ class MemoryPool:
 
 def l2_bytes(device: str) -> int:
     """The L2 cache of a CUDA device; 0 for a CPU, whose operands are timed where a loop keeps them."""
-    return int(torch.cuda.get_device_properties(torch.device(device)).L2_cache_size) if is_cuda(device) else 0
+    if is_cuda(device):
+        return int(torch.cuda.get_device_properties(torch.device(device)).L2_cache_size)
+    return 0
 
 
 LINEAR_TOKENS = (1, 2, 3, 4, 6, 10, 14, 20, 28, 40, 56, 80, 112, 160, 224, 512)
@@ -104,9 +122,15 @@ def linear_works(models: Iterable[ModelSpec], *, device: str, dtype: str) -> lis
     shapes = {(1024, 1024), (2048, 512)}
     for model in models:
         parts = (*model.mixers, *model.feed_forwards)
-        shapes |= {projection.shape for part, _ in parts for projection in part.projections(model.hidden_size)}
+        for part, _ in parts:
+            for projection in part.projections(model.hidden_size):
+                shapes.add(projection.shape)
         shapes.add((model.vocab_size, model.hidden_size))
-    pool = MemoryPool(num_elements=max(*(n * k for n, k in shapes), 2 * l2_bytes(device)), device=device, dtype=dtype)
+    pool = MemoryPool(
+        num_elements=max(*(n * k for n, k in shapes), 2 * l2_bytes(device)),
+        device=device,
+        dtype=dtype,
+    )
     works = []
     for n, k in sorted(shapes):
         weights = pool.cut((n, k))
@@ -117,7 +141,9 @@ def linear_works(models: Iterable[ModelSpec], *, device: str, dtype: str) -> lis
     return works
 
 
-def _apply_to_each(function: Callable[[torch.Tensor], object], operands: list[torch.Tensor]) -> None:
+def _apply_to_each(
+    function: Callable[[torch.Tensor], object], operands: list[torch.Tensor]
+) -> None:
     for operand in operands:
         function(operand)
 
@@ -146,51 +172,78 @@ def attention_works(
     shapes: tuple[tuple[int, int], ...] | None = None,
     query_lengths: tuple[int, ...] | None = None,
 ) -> list[Work]:
-    """Attention of a few query tokens over a KV cache; several caches in turn, as a model's layers take turns, so that
-    the processor's caches hold no more than they would of a model. `shapes`: (batch, KV length); None: the device's
-    grid, of a GPU as far as a cache takes no more than CUDA_ATTENTION_SHARE of its free memory."""
+    """Attention of a few query tokens over a KV cache; several caches in turn, as a model's layers
+    take turns, so that the processor's caches hold no more than they would of a model. `shapes`:
+    (batch, KV length); None: the device's grid, of a GPU as far as a cache takes no more than
+    CUDA_ATTENTION_SHARE of its free memory."""
     attention = model.attention
-    heads, kv_heads, head_dim = attention.num_heads, attention.num_kv_heads, attention.head_dim
-    num_caches = 1 if is_cuda(device) else 3
+    heads = attention.num_heads
+    kv_heads = attention.num_kv_heads
+    head_dim = attention.head_dim
+    num_caches = 3
+    if is_cuda(device):
+        num_caches = 1
     if shapes is None and is_cuda(device):
         torch.cuda.empty_cache()
         slot_bytes = 2 * kv_heads * head_dim * getattr(torch, dtype).itemsize
         most = CUDA_ATTENTION_SHARE * available_memory_bytes(device) / slot_bytes
-        shapes = tuple((batch, kv_len) for batch, kv_len in CUDA_ATTENTION_SHAPES if batch * kv_len <= most)
+        shapes = tuple(
+            (batch, kv_len) for batch, kv_len in CUDA_ATTENTION_SHAPES if batch * kv_len <= most
+        )
     shapes = shapes or ATTENTION_SHAPES
     query_lengths = query_lengths or (CUDA_QUERY_LENGTHS if is_cuda(device) else QUERY_LENGTHS)
     largest = max(batch * kv_len for batch, kv_len in shapes) * 2 * kv_heads * head_dim
-    pool = MemoryPool(num_elements=max(num_caches * largest, 2 * l2_bytes(device)), device=device, dtype=dtype)
+    pool = MemoryPool(
+        num_elements=max(num_caches * largest, 2 * l2_bytes(device)), device=device, dtype=dtype
+    )
     works = []
     workspace = Workspace()
     for batch, kv_len in shapes:
-        caches = pool.cut((2, batch, kv_heads, kv_len, head_dim), least=num_caches, most=max(num_caches, 16))
+        caches = pool.cut(
+            (2, batch, kv_heads, kv_len, head_dim), least=num_caches, most=max(num_caches, 16)
+        )
         for query_len in query_lengths:
-            query = torch.randn(batch, query_len, heads, head_dim, device=device, dtype=getattr(torch, dtype))
+            query = torch.randn(
+                batch, query_len, heads, head_dim, device=device, dtype=getattr(torch, dtype)
+            )
             shape = {
-                "batch_size": batch, "query_len": query_len, "num_heads": heads, "num_kv_heads": kv_heads,
-                "head_dim": head_dim, "kv_len": kv_len,
-            }  # fmt: skip
-            last_BT = (kv_len - query_len + torch.arange(query_len, device=device)).expand(batch, -1)
+                "batch_size": batch,
+                "query_len": query_len,
+                "num_heads": heads,
+                "num_kv_heads": kv_heads,
+                "head_dim": head_dim,
+                "kv_len": kv_len,
+            }
+            last_BT = (kv_len - query_len + torch.arange(query_len, device=device)).expand(
+                batch, -1
+            )
             visible = Visible(last_BT=last_BT, stop=kv_len, num_open=kv_len - query_len + 1)
             call = partial(_apply_to_each, partial(_attend, query, visible, workspace), caches)
             works.append(Work("attention", shape, call, repeats=len(caches)))
     return works
 
 
-def _attend(query_BTAD: torch.Tensor, visible: Visible, workspace: Workspace, cache: torch.Tensor) -> None:
+def _attend(
+    query_BTAD: torch.Tensor, visible: Visible, workspace: Workspace, cache: torch.Tensor
+) -> None:
     keys, values = cache
     scoring = Scoring(scale=query_BTAD.shape[-1] ** -0.5)
     decode_attention(query_BTAD, keys, values, visible, scoring=scoring, workspace=workspace)
 
 
 def streaming_works(*, device: str) -> list[Work]:
-    """Passes that stream their operands once. Results are written where earlier ones were: fresh memory of megabytes
-    costs ten times what the pass does. On a CPU the operands are those of decoding, which a cache holds."""
-    works, repeats = [], 20 if is_cuda(device) else 1
+    """Passes that stream their operands once. Results are written where earlier ones were: fresh
+    memory of megabytes costs ten times what the pass does. On a CPU the operands are those of
+    decoding, which a cache holds."""
+    works = []
+    repeats = 1
+    if is_cuda(device):
+        repeats = 20
     for kib in (2, 16, 64, 256, 1024, 4096, 16384) if is_cuda(device) else (2, 8, 32, 128, 512):
         x = torch.randn(kib * 256, device=device)
         shape = {"num_bytes": 2 * x.numel() * 4, "num_kernels": 1}
-        call = partial(_apply_to_each, partial(torch.mul, other=2.0, out=torch.empty_like(x)), [x] * repeats)
+        call = partial(
+            _apply_to_each, partial(torch.mul, other=2.0, out=torch.empty_like(x)), [x] * repeats
+        )
         works.append(Work("elementwise", shape, call, repeats=repeats))
     return works

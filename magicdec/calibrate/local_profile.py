@@ -1,4 +1,5 @@
-"""A calibrated machine: its hardware profile, our engine's profile on it, and acceptance measured with a model.
+"""A calibrated machine: its hardware profile, our engine's profile on it, and acceptance measured
+with a model.
 
 PROFILE.toml              hardware       (magicdec plan --hardware)
 PROFILE.engine.toml       engine         (magicdec plan --engine)
@@ -89,7 +90,13 @@ def save_points(points: Sequence[Point], path: Path) -> Path:
     """
     file = path.with_suffix(".points.json")
     rows = [
-        {"table": p.table, **p.shape, "time_s": p.time_s, "spread": p.spread, "seconds": list(p.seconds)}
+        {
+            "table": p.table,
+            **p.shape,
+            "time_s": p.time_s,
+            "spread": p.spread,
+            "seconds": list(p.seconds),
+        }
         for p in points
     ]
     write_atomic(file, b"[\n" + b",\n".join(msgspec.json.encode(row) for row in rows) + b"\n]\n")
@@ -102,7 +109,10 @@ def engine_path(path: Path) -> Path:
 
 def acceptance_path(path: Path, draft_method: str, *, draft: str = SELF) -> Path:
     """A self-draft's file is named by its method, another draft's by itself too."""
-    of = [re.sub(r"[^\w.-]+", "-", draft).strip("-")] if draft not in (SELF, draft_method) else []
+    if draft not in (SELF, draft_method):
+        of = [re.sub(r"[^\w.-]+", "-", draft).strip("-")]
+    else:
+        of = []
     return path.with_suffix("." + ".".join(["acceptance", *of, draft_method, "json"]))
 
 
@@ -112,7 +122,9 @@ def load_local_profile(path: Path) -> LocalProfile:
     Raises ConfigError when the hardware or the engine profile is missing or damaged.
     """
     if not engine_path(path).exists():
-        raise ConfigError(f"{engine_path(path)} is missing; `magicdec calibrate -o {path}` writes both")
+        raise ConfigError(
+            f"{engine_path(path)} is missing; `magicdec calibrate -o {path}` writes both"
+        )
     files = sorted(path.parent.glob(path.with_suffix(".acceptance.*.json").name))
     return LocalProfile(
         hardware=load_hardware(path),

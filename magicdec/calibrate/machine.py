@@ -1,5 +1,5 @@
-"""`magicdec calibrate`: micro-benchmarks of this machine -> a hardware profile, and an engine's profile on it, which is
-our runtime's or vLLM's."""
+"""`magicdec calibrate`: micro-benchmarks of this machine -> a hardware profile, and an engine's
+profile on it, which is our runtime's or vLLM's."""
 
 from __future__ import annotations
 
@@ -30,7 +30,12 @@ from magicdec.measure.environment import (
     median_times,
     spread_of_times,
 )
-from magicdec.measure.utilisation import bandwidth_bytes_per_s, copy_bytes_per_s, is_cuda, peak_flops_per_s
+from magicdec.measure.utilisation import (
+    bandwidth_bytes_per_s,
+    copy_bytes_per_s,
+    is_cuda,
+    peak_flops_per_s,
+)
 from magicdec.perfmodel.kernels.attention import Attended, AttentionCurve
 from magicdec.perfmodel.kernels.gemm import ElementwiseCurve, GemmCurve, Product, Stream
 from magicdec.perfmodel.kernels.profile import HardwareProfile, hardware_names, load_hardware
@@ -55,9 +60,9 @@ CALIBRATION_SHARE = 0.6
 class Calibration:
     """A calibrated machine: what was measured and fitted.
 
-    `references` are the reference kernels' times during the engine's steps. `drift` says how much slower the machine
-    was then than during the kernels, relative: "memory" and "compute" by those two, "kernels" by the linear layers
-    (timed again at the end, against the first pass).
+    `references` are the reference kernels' times during the engine's steps. `drift` says how much
+    slower the machine was then than during the kernels, relative: "memory" and "compute" by those
+    two, "kernels" by the linear layers (timed again at the end, against the first pass).
     """
 
     hardware: HardwareProfile
@@ -86,26 +91,34 @@ def calibrate(
     clock: Clock = "wall",
     progress: Progress = lambda _: None,
 ) -> Calibration:
-    """Measures and fits, with a model's shapes (a name, which vLLM loads itself, or a loaded model of the device and
-    dtype). `quick` times every other engine shape, in fewer rounds."""
+    """Measures and fits, with a model's shapes (a name, which vLLM loads itself, or a loaded model
+    of the device and dtype). `quick` times every other engine shape, in fewer rounds."""
     precision = _precision(dtype)
     check_device(device)
     started = time.perf_counter()
     kernels = ReferenceKernels(device, clock)
-    before, during = [kernels.times()], []
-    rounds = max(3, rounds // 2) if quick else rounds
+    before = [kernels.times()]
+    during = []
+    if quick:
+        rounds = max(3, rounds // 2)
     time_steps: Callable[..., list[Point]]
     if engine == "vllm" and isinstance(model, str):
-        spec, name = load_model_spec(model), installed_engine(engine)
+        spec = load_model_spec(model)
+        name = installed_engine(engine)
         time_steps = partial(vllm_points, model, device=device, dtype=dtype, clock=clock)
     else:
         if not isinstance(model, Transformer):
             model = load_model(model, weights=weights, device=device, dtype=dtype)
         spec, name = model.spec, "ours"
         time_steps = partial(engine_points, model)
-    show_first, show_kernels, show_engine, show_last = map(Stages(progress, STAGE_SHARES).stage, range(4))
+    show_first, show_kernels, show_engine, show_last = map(
+        Stages(progress, STAGE_SHARES).stage, range(4)
+    )
     show_first("copy and matrix rates")
-    base = _cuda_ceilings(device, dtype) if is_cuda(device) else _cpu_ceilings(dtype, clock)
+    if is_cuda(device):
+        base = _cuda_ceilings(device, dtype)
+    else:
+        base = _cpu_ceilings(dtype, clock)
 
     def show_step(message: str) -> None:
         during.append(kernels.times())
@@ -116,23 +129,42 @@ def calibrate(
     kinds = _kernels(spec, device=device, dtype=dtype)
     for number, (table, works_of) in enumerate(kinds.items()):
         works = works_of()
-        show_kernels(Step(f"{table}: {len(works)} shapes, {rounds} rounds", done=number, total=len(kinds)))
+        show_kernels(
+            Step(f"{table}: {len(works)} shapes, {rounds} rounds", done=number, total=len(kinds))
+        )
         tables.append(timed(works, rounds=rounds))
         before.append(kernels.times())
-    launches = kernel_bench.launch_points(device=device, rounds=rounds) if is_cuda(device) else []
+    if is_cuda(device):
+        launches = kernel_bench.launch_points(device=device, rounds=rounds)
+    else:
+        launches = []
     points = [*launches, *(point for table in tables for point in table)]
     steps = time_steps(rounds=rounds, quick=quick, progress=show_step)
     show_last("second pass")
     again = timed(kinds["linear layers"](), rounds=2)
     show_last("fitting")
-    first, then, spread = median_times(before), median_times(during), spread_of_times([*before, *during])
-    base = msgspec.structs.replace(base, reference_s=then.memory_s, compute_reference_s=then.compute_s)
+    first = median_times(before)
+    then = median_times(during)
+    spread = spread_of_times([*before, *during])
+    base = msgspec.structs.replace(
+        base, reference_s=then.memory_s, compute_reference_s=then.compute_s
+    )
     hardware = _fit_hardware(base, points, precision)
-    fit = fit_engine(steps, model=spec, hardware=hardware, precision=precision, base=_base_engine(name, base.name))
-    hardware = msgspec.structs.replace(hardware, memory_spread=spread.memory_s, compute_spread=spread.compute_s)
+    fit = fit_engine(
+        steps,
+        model=spec,
+        hardware=hardware,
+        precision=precision,
+        base=_base_engine(name, base.name),
+    )
+    hardware = msgspec.structs.replace(
+        hardware, memory_spread=spread.memory_s, compute_spread=spread.compute_s
+    )
     drift = _drift(first, then, tables[0], again)
     elapsed_s = time.perf_counter() - started
-    return Calibration(hardware, fit.profile, [*points, *steps], fit.phase_error, then, drift, elapsed_s)
+    return Calibration(
+        hardware, fit.profile, [*points, *steps], fit.phase_error, then, drift, elapsed_s
+    )
 
 
 def _precision(dtype: str) -> Precision:
@@ -145,7 +177,8 @@ def _drift(
     first: ReferenceTimes, then: ReferenceTimes, linear: Sequence[Point], again: Sequence[Point]
 ) -> dict[str, float]:
     kernels = np.median([b.time_s / a.time_s for a, b in zip(linear, again, strict=True)])
-    memory, compute = then.memory_s / first.memory_s, then.compute_s / first.compute_s
+    memory = then.memory_s / first.memory_s
+    compute = then.compute_s / first.compute_s
     return {"kernels": float(kernels) - 1.0, "memory": memory - 1.0, "compute": compute - 1.0}
 
 
@@ -169,7 +202,9 @@ def _cpu_ceilings(dtype: str, clock: Clock) -> HardwareProfile:
         kind="cpu",
         memory_bytes=float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
         memory_bytes_per_s=bandwidth,
-        flops_per_s={PROFILE_DTYPES[dtype]: peak_flops_per_s(device="cpu", dtype=dtype, clock=clock)},
+        flops_per_s={
+            PROFILE_DTYPES[dtype]: peak_flops_per_s(device="cpu", dtype=dtype, clock=clock)
+        },
         num_multiprocessors=torch.get_num_threads(),
         l2_bytes=_last_level_cache_bytes(),
         link=Link(bytes_per_s=bandwidth / 4, topology="shared-memory", num_gpus_per_node=1),
@@ -187,6 +222,11 @@ def _cuda_ceilings(device: str, dtype: str) -> HardwareProfile:
     bandwidth = copy_bytes_per_s(device=device)
     rate = peak_flops_per_s(device=device, dtype=dtype, size=CUDA_PEAK_SIZE)
     known = device_in_catalog(name)
+    allreduce = None
+    link = Link(bytes_per_s=bandwidth / 10, topology="pcie")
+    if known:
+        allreduce = known.allreduce
+        link = known.link
     return HardwareProfile(
         name=name,
         kind="gpu",
@@ -195,8 +235,8 @@ def _cuda_ceilings(device: str, dtype: str) -> HardwareProfile:
         flops_per_s={PROFILE_DTYPES[dtype]: rate},
         num_multiprocessors=properties.multi_processor_count,
         l2_bytes=float(kernel_bench.l2_bytes(device)),
-        link=known.link if known else Link(bytes_per_s=bandwidth / 10, topology="pcie"),
-        allreduce=known.allreduce if known else None,
+        link=link,
+        allreduce=allreduce,
         sources={
             "memory_bytes_per_s": f"{MEASURED}: bytes read and written per second of a copy",
             "flops_per_s": f"{MEASURED}: a product of {CUDA_PEAK_SIZE}-square matrices",
@@ -206,7 +246,9 @@ def _cuda_ceilings(device: str, dtype: str) -> HardwareProfile:
 
 
 def device_in_catalog(name: str) -> HardwareProfile | None:
-    """The catalog's profile of a device that calls itself so ("nvidia-h200"), by the longest name that fits."""
+    """The catalog's profile of a device that calls itself so ("nvidia-h200"), by the longest name
+    that fits.
+    """
     for known in sorted(hardware_names(), key=len, reverse=True):
         profile = load_hardware(known)
         if any(f"-{alias}-" in f"-{name}-" for alias in (known, *profile.aliases)):
@@ -214,18 +256,26 @@ def device_in_catalog(name: str) -> HardwareProfile | None:
     return None
 
 
-def _fit_hardware(base: HardwareProfile, points: Sequence[Point], precision: Precision) -> HardwareProfile:
+def _fit_hardware(
+    base: HardwareProfile, points: Sequence[Point], precision: Precision
+) -> HardwareProfile:
     fitted_on = f"micro-benchmarks on {base.name}, torch {torch.__version__}, {torch.get_num_threads()} threads"
     dtype = precision.weight_dtype
     rotated = base.kind == "gpu"
     rows = _rows(points, "linear")
     products = Product(rows["m"], rows["n"], rows["k"], dtype, dtype)
     gemm = GemmCurve().refitted(base, products, rows, rotated=rotated, fitted_on=fitted_on)
-    rows, known = _rows(points, "attention"), AttentionCurve(library="magicdec")
+    rows = _rows(points, "attention")
+    known = AttentionCurve(library="magicdec")
     attended = Attended(
-        rows["batch_size"], rows["query_len"], rows["kv_len"], rows["num_heads"], rows["num_kv_heads"],
-        rows["head_dim"], precision.kv_dtype,
-    )  # fmt: skip
+        rows["batch_size"],
+        rows["query_len"],
+        rows["kv_len"],
+        rows["num_heads"],
+        rows["num_kv_heads"],
+        rows["head_dim"],
+        precision.kv_dtype,
+    )
     attention = known.refitted(base, attended, rows, rotated=rotated, fitted_on=fitted_on)
     rows = _rows(points, "elementwise")
     streams = Stream(rows["num_bytes"], rows["num_kernels"])
@@ -234,8 +284,13 @@ def _fit_hardware(base: HardwareProfile, points: Sequence[Point], precision: Pre
 
 
 def _rows(points: Sequence[Point], table: str) -> dict[str, np.ndarray]:
-    chosen = [point for point in points if point.table == table]
-    rows = {key: np.array([p.shape[key] for p in chosen], dtype=np.float64) for key in chosen[0].shape}
+    chosen = []
+    for point in points:
+        if point.table == table:
+            chosen.append(point)
+    rows = {
+        key: np.array([p.shape[key] for p in chosen], dtype=np.float64) for key in chosen[0].shape
+    }
     rows["time_s"] = np.array([p.time_s for p in chosen])
     return rows
 
@@ -243,7 +298,9 @@ def _rows(points: Sequence[Point], table: str) -> dict[str, np.ndarray]:
 def _base_engine(name: str, hardware_name: str) -> EngineProfile:
     """An engine ("ours", "vllm 0.32.0") before anything is measured."""
     known = load_engine(name.partition(" ")[0])
-    if known.name != "ours":  # the catalog's constants are fitted to other devices; what the engine can do stays
+    if (
+        known.name != "ours"
+    ):  # the catalog's constants are fitted to other devices; what the engine can do stays
         known = EngineProfile(
             name=known.name,
             native_formats=known.native_formats,
@@ -291,7 +348,13 @@ def obtain_profile(
     """Calibrates this machine and measures the model's acceptance on it."""
     stages = Stages(progress, (CALIBRATION_SHARE, 1.0 - CALIBRATION_SHARE))
     found = calibrate(
-        model=model, dtype=dtype, device=device, quick=quick, engine=engine, clock=clock, progress=stages.stage(0)
+        model=model,
+        dtype=dtype,
+        device=device,
+        quick=quick,
+        engine=engine,
+        clock=clock,
+        progress=stages.stage(0),
     )
     request = request or AcceptanceRequest(model=model, dtype=dtype, device=device)
     laws = fit_profiles(request, measure_acceptance(request, progress=stages.stage(1)))

@@ -2,11 +2,12 @@
 
     goodput(γ) = b · E(γ) / step(γ)             step(γ) = Σ_n P(n) · T_step(γ · n / b)
 
-E and the times are `predict`'s at the observed batch b and context, as in a plan. n of the b sequences have a draft:
-all, but for n-gram, whose look-up may find nothing (the others verify one token; without any the step is
-autoregressive), in the share of steps that was observed. gamma 0 is among the choices.
-The gain is goodput over that of the gamma in use; its error is that of a speedup (perfmodel/intervals.py): terms that
-both steps have cancel, and so do the rates of positions that both draft.
+E and the times are `predict`'s at the observed batch b and context, as in a plan. n of the b
+sequences have a draft: all, but for n-gram, whose look-up may find nothing (the others verify one
+token; without any the step is autoregressive), in the share of steps that was observed. gamma 0 is
+among the choices. The gain is goodput over that of the gamma in use; its error is that of a speedup
+(perfmodel/intervals.py): terms that both steps have cancel, and so do the rates of positions that
+both draft.
 """
 
 from __future__ import annotations
@@ -23,23 +24,34 @@ from magicdec.live.observation import Draft, Observation
 from magicdec.live.profile import MIN_DRAFTS, acceptance_profile
 from magicdec.naming import ENGINE_TITLES
 from magicdec.perfmodel.acceptance import AcceptanceProfile
-from magicdec.perfmodel.intervals import engine_error, interval, ratio_variance, tokens_error
+from magicdec.perfmodel.intervals import (
+    OTHER_HEAD_ERROR,
+    engine_error,
+    interval,
+    is_one_head_of_many,
+    ratio_variance,
+    tokens_error,
+)
+from magicdec.perfmodel.plan.choice import deepest_gamma
 from magicdec.perfmodel.plan.drafts import check_profiles
-from magicdec.perfmodel.plan.request import DEFAULT_MAX_GAMMA
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import Prediction, predict
-from magicdec.plan_document import Site, verdict_of
+from magicdec.plan_document import Site
+from magicdec.plan_rows import verdict_of
 from magicdec.records import Record
-from magicdec.reports.deployment import Band, Deployment, bands_of, nearest_index
+from magicdec.reports.deployment import Deployment
 from magicdec.reports.exports import write_settings
-from magicdec.specs.catalog import served_names
+from magicdec.specs.catalog import served_checkpoint
 from magicdec.specs.engine import engine_names
+from magicdec.specs.gamma_table import Band, TableGamma
 from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec, SpeculationSpec
 
 WORTH_A_CHANGE = 1.02
 """A gain below this is not worth a restart."""
 MAY_MATTER = 1.1
-"""To keep the gamma in use is no sure advice where another may gain so much, by the end of its interval."""
+"""To keep the gamma in use is no sure advice where another may gain so much, by the end of its
+interval.
+"""
 TABLE_STEPS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Batches and contexts of the table, as factors on the observed ones."""
 Answer = Literal["change", "keep", "unclear"]
@@ -59,14 +71,14 @@ class Situation:
 
     @property
     def gammas(self) -> tuple[int, ...]:
-        """0 to the largest that a plan searches; those deeper than the observed one have wider intervals."""
-        return tuple(range(max(DEFAULT_MAX_GAMMA, self.gamma) + 1))
+        """0 to the deepest that a plan chooses with this acceptance, or to the gamma in use."""
+        return tuple(range(max(deepest_gamma(self.acceptance), self.gamma) + 1))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """A server as its user describes it. Formats that are None are those of a plan; an engine that is None is the one
-    that the server's metrics name, else ours."""
+    """A server as its user describes it. Formats that are None are those of a plan; an engine that
+    is None is the one that the server's metrics name, else ours."""
 
     model: str
     hardware: str
@@ -82,13 +94,21 @@ class Serving:
         Raises ConfigError for a name that is not known, or a draft of another vocabulary.
         """
         engine = self.engine or (serving_engine if serving_engine in engine_names() else "ours")
-        speculation = AUTOREGRESSIVE if draft is None else SpeculationSpec(
-            draft=draft.name, draft_method=draft.method, draft_budget=draft.budget, gamma=1
-        )  # fmt: skip
+        if draft is None:
+            speculation = AUTOREGRESSIVE
+        else:
+            speculation = SpeculationSpec(
+                draft=draft.name, draft_method=draft.method, draft_budget=draft.budget, gamma=1
+            )
         return Setup.of(
-            self.model, self.hardware, engine, speculation, weight_dtype=self.weight_dtype, kv_dtype=self.kv_dtype,
+            self.model,
+            self.hardware,
+            engine,
+            speculation,
+            weight_dtype=self.weight_dtype,
+            kv_dtype=self.kv_dtype,
             sampling=SamplingSpec(temperature=self.temperature),
-        )  # fmt: skip
+        )
 
 
 def situation_of(
@@ -100,14 +120,18 @@ def situation_of(
     context: float | None = None,
     batch: float | None = None,
 ) -> Situation:
-    """The observed load with the observed acceptance, or with a given one where none was observed. `context` and
-    `batch` replace what was observed.
+    """The observed load with the observed acceptance, or with a given one where none was observed.
+    `context` and `batch` replace what was observed.
 
-    Raises ConfigError where the batch or the sequences' length is not known, or there is no acceptance at all.
+    Raises ConfigError where the batch or the sequences' length is not known, or there is no
+    acceptance at all.
     """
-    length, batch = context or observation.context_len, batch or observation.batch_size
+    length = context or observation.context_len
+    batch = batch or observation.batch_size
     if not length or not batch:
-        raise ConfigError("no advice without a load: this window does not show a running batch, or sequences' length")
+        raise ConfigError(
+            "no advice without a load: this window does not show a running batch, or sequences' length"
+        )
     drafted = observation.is_speculative and (observation.counts.drafts or 0.0) >= MIN_DRAFTS
     if drafted:
         acceptance = acceptance_profile(observation, draft, model=serving.model, context=context)
@@ -142,7 +166,9 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """`table`: the best gamma by batch and context, and whether it surely beats 0 there (True) or perhaps (False)."""
+    """`table`: the best gamma by batch and context, and whether it surely beats 0 there (True) or
+    perhaps (False).
+    """
 
     situation: Situation
     choices: tuple[Choice, ...]
@@ -170,7 +196,8 @@ def advise(situation: Situation) -> Advice:
     """Raises ConfigError where the load is none."""
     if situation.batch_size < 1e-3 or situation.context_len < 1:
         raise ConfigError("there is no load to advise on: nothing decoded in this window")
-    batch, context = max(situation.batch_size, 1.0), situation.context_len
+    batch = max(situation.batch_size, 1.0)
+    context = situation.context_len
     choices = choices_at(situation, batch, context, over=situation.gamma)
     best = max(choices, key=lambda choice: choice.gain)
     batches, contexts = (
@@ -195,36 +222,64 @@ def advise(situation: Situation) -> Advice:
 
 
 def answer_of(choices: Sequence[Choice], in_use: int) -> Answer:
-    """To keep the gamma in use is advised only where no other one's interval reaches a gain that matters."""
+    """To keep the gamma in use is advised only where no other one's interval reaches a gain that
+    matters.
+    """
     best = max(choices, key=lambda choice: choice.gain)
     if best.gamma != in_use and best.gain >= WORTH_A_CHANGE and best.gain_low > 1.0:
         return "change"
     is_far = all(choice.gain_high < MAY_MATTER for choice in choices if choice.gamma != in_use)
-    return "keep" if is_far and (best.gamma == in_use or best.gain < WORTH_A_CHANGE) else "unclear"
+    if is_far and (best.gamma == in_use or best.gain < WORTH_A_CHANGE):
+        return "keep"
+    return "unclear"
 
 
-def choices_at(situation: Situation, batch: float, context: float, *, over: int) -> tuple[Choice, ...]:
-    """Every gamma at one load, with its gain over another one; over 0 it is a speedup, with a plan's interval."""
-    gammas, acceptance = np.array(situation.gammas), situation.acceptance
+def choices_at(
+    situation: Situation, batch: float, context: float, *, over: int
+) -> tuple[Choice, ...]:
+    """Every gamma at one load, with its gain over another one. Between a gamma and 0 the interval
+    is that of a plan's speedup.
+    """
+    gammas = np.array(situation.gammas)
+    acceptance = situation.acceptance
     at = Points(batch=batch, context=context, tp=float(situation.tp_size), gamma=gammas)
     prediction = predict(situation.setup, acceptance, at)
-    tokens, tpot = (prediction.full(each) for each in (prediction.expected_tokens_per_step, prediction.tpot_s))
+    tokens, tpot = (
+        prediction.full(each) for each in (prediction.expected_tokens_per_step, prediction.tpot_s)
+    )
     gains = tpot[over] / tpot
+    bounds = interval(prediction, tokens_error(prediction, acceptance))
+    speedup_low = prediction.full(bounds.speedup_low)
+    speedup_high = prediction.full(bounds.speedup_high)
     if over == 0:
-        bounds = interval(prediction, tokens_error(prediction, acceptance))
-        low, high = prediction.full(bounds.speedup_low), prediction.full(bounds.speedup_high)
+        low = speedup_low
+        high = speedup_high
     else:
-        width = np.exp(Z_90 * np.array([_gain_error(prediction, acceptance, gamma, over) for gamma in gammas.tolist()]))
-        low, high = gains / width, gains * width
+        errors = [_gain_error(prediction, acceptance, gamma, over) for gamma in gammas.tolist()]
+        width = np.exp(Z_90 * np.array(errors))
+        low = gains / width
+        high = gains * width
+        low[0] = 1.0 / speedup_high[over]
+        high[0] = 1.0 / speedup_low[over]
     columns = {
-        "gamma": gammas, "tokens_per_step": tokens, "tpot_s": tpot, "gain": gains, "gain_low": low, "gain_high": high
-    }  # fmt: skip
-    return tuple(Choice(**{name: of[at].item() for name, of in columns.items()}) for at in range(len(gammas)))
+        "gamma": gammas,
+        "tokens_per_step": tokens,
+        "tpot_s": tpot,
+        "gain": gains,
+        "gain_low": low,
+        "gain_high": high,
+    }
+    return tuple(
+        Choice(**{name: of[at].item() for name, of in columns.items()}) for at in range(len(gammas))
+    )
 
 
-def _gain_error(prediction: Prediction, acceptance: AcceptanceProfile, gamma: int, over: int) -> float:
-    """One relative standard deviation of goodput(gamma) / goodput(over). The engine's own is that of a speedup over
-    gamma 0; between two gammas, the share of it in which they differ."""
+def _gain_error(
+    prediction: Prediction, acceptance: AcceptanceProfile, gamma: int, over: int
+) -> float:
+    """One relative standard deviation of goodput(gamma) / goodput(over), both above 0. Of the
+    engine's error of a speedup it has the share in which the two gammas differ.
+    """
     if gamma == over:
         return 0.0
     setup, at = prediction.setup, prediction.points
@@ -235,23 +290,36 @@ def _gain_error(prediction: Prediction, acceptance: AcceptanceProfile, gamma: in
     )
     of_steps = float(ratio_variance(setup, one, other, at.tp))
     of_engine = engine_error(setup) * abs(gamma - over) / max(gamma, over)
-    context, own_rates = float(at.context), acceptance.spread / float(np.sqrt(at.batch))
-    of_tokens = acceptance.ratio_error(gamma, over, budget=context, context=context, shift=own_rates)
+    context = float(at.context)
+    of_sequences = acceptance.spread / float(np.sqrt(at.batch))
+    of_head = OTHER_HEAD_ERROR if is_one_head_of_many(acceptance) else 0.0
+    of_tokens = acceptance.ratio_error(
+        gamma, over, budget=context, context=context, shift=float(np.hypot(of_sequences, of_head))
+    )
     return float(np.sqrt(of_steps + of_engine**2 + of_tokens**2))
 
 
 def bands(advice: Advice) -> tuple[Band, ...]:
     """(first batch, last batch, gamma) at the observed context, without gaps from batch 1 on."""
-    column = nearest_index(advice.context_lens, advice.situation.context_len)
-    return tuple(bands_of(advice.batch_sizes, [row[column][0] for row in advice.table]))
+    policy = TableGamma(
+        batch_sizes=advice.batch_sizes,
+        context_lens=advice.context_lens,
+        gammas=tuple(tuple(gamma for gamma, _ in row) for row in advice.table),
+    )
+    return tuple(policy.bands(advice.situation.context_len))
 
 
 def setting(advice: Advice, engine: str) -> str:
     """The text that starts `engine` with the advised gamma, by batch where the best differs."""
     if engine not in ENGINE_TITLES:
-        return f"# {engine}: draft {advice.best.gamma} tokens per step (0: start it without a draft)\n"
-    situation, best, speedup = advice.situation, advice.best, advice.speedup
-    setup, drafts = situation.setup, best.gamma > 0
+        return (
+            f"# {engine}: draft {advice.best.gamma} tokens per step (0: start it without a draft)\n"
+        )
+    situation = advice.situation
+    best = advice.best
+    speedup = advice.speedup
+    setup = situation.setup
+    drafts = best.gamma > 0
     speculation = setup.speculation if drafts else AUTOREGRESSIVE
     record = Record(
         source="calibrated",
@@ -270,12 +338,17 @@ def setting(advice: Advice, engine: str) -> str:
         speedup_low=speedup.gain_low,
         speedup_high=speedup.gain_high,
     )
+    name = setup.model.name
+    checkpoint = served_checkpoint(name)
     deployment = Deployment(
-        model=setup.model.name,
+        model=name,
         best=record,
         verdict=verdict_of(speedup_low=speedup.gain_low, speedup_high=speedup.gain_high),
         bands=bands(advice) if drafts else (),
-        site=Site(checkpoints=served_names(setup.model.name), is_cpu=setup.hardware.kind == "cpu"),
+        site=Site(
+            checkpoints={} if checkpoint is None else {name: checkpoint},
+            is_cpu=setup.hardware.kind == "cpu",
+        ),
         weight_dtype=setup.precision.weight_dtype,
     )
     return write_settings(engine, deployment)

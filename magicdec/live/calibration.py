@@ -1,17 +1,19 @@
-"""An engine profile from outside: the times that a server's steps take beyond the kernels of the hardware profile.
+"""An engine profile from outside: the times that a server's steps take beyond the kernels of the
+hardware profile.
 
 The planned loads are sent, medians over rounds taken, and fitted:
 
     step(load) = Σ_n P(n) · (T_verify + T_accept + T_upkeep)(γ · n / b)         n = 0: T_autoregressive
 
-as perfmodel/step.py predicts it, the formula of plans, for looked-up drafts: n of the batch's b sequences have one, by
-the share of steps with a draft (0 without speculation), which the server counts. Of a draft that the server announces,
-as magicdec's plugin does, all b have one or none, and T_draft · γ is added.
-Fitted in log scale, robustly: factors on the kernels' times (a priori 1), the fixed cost of a step, and that of each
-of its sequences (both at least 0). Two files are written:
+as perfmodel/step.py predicts it, the formula of plans, for looked-up drafts: n of the batch's b
+sequences have one, by the share of steps with a draft (0 without speculation), which the server
+counts. Of a draft that the server announces, as magicdec's plugin does, all b have one or none, and
+T_draft · γ is added. Fitted in log scale, robustly: factors on the kernels' times (a priori 1), the
+fixed cost of a step, and that of each of its sequences (both at least 0). Two files are written:
 
     PROFILE.toml         the engine profile (magicdec plan --engine), its constants with their intervals
-    PROFILE.loads.json   every load: the requests that were sent, its times, its error, and whether it only judged
+    PROFILE.loads.json   every load: the requests that were sent, its times, its error, and whether
+    it only judged
 """
 
 from __future__ import annotations
@@ -35,8 +37,9 @@ from magicdec.live.drive import Load, LoadPlan, Measured, WindowTooShort, check_
 from magicdec.live.http import Address, get
 from magicdec.live.metrics import Scrape, choose_target, read_address
 from magicdec.live.observation import Draft, agreed, observe
+from magicdec.perfmodel.drafting import draft_kv_tokens, draft_of
 from magicdec.perfmodel.serving import pass_seconds, prompt_time
-from magicdec.perfmodel.setup import Points, Setup, draft_kv_tokens
+from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import predict
 from magicdec.perfmodel.step import looked_up_terms, step_terms
 from magicdec.progress import Progress, Step
@@ -47,15 +50,23 @@ from magicdec.units import MILLI
 FREE = {
     "gemm_factor": Free(prior=1.0, spread=1.0, limits=(math.exp(-3.0), math.exp(3.0))),
     "attention_factor": Free(prior=1.0, spread=1.0, limits=(math.exp(-3.0), math.exp(3.0))),
-    "forward_overhead_s": Free(scale="linear", prior=MILLI, spread=math.inf, limits=(0.0, 10.0), unit=MILLI),
-    "sequence_overhead_s": Free(scale="linear", prior=1e-4, spread=math.inf, limits=(0.0, 1.0), unit=1e-4),
+    "forward_overhead_s": Free(
+        scale="linear", prior=MILLI, spread=math.inf, limits=(0.0, 10.0), unit=MILLI
+    ),
+    "sequence_overhead_s": Free(
+        scale="linear", prior=1e-4, spread=math.inf, limits=(0.0, 1.0), unit=1e-4
+    ),
 }
 """Factors on another engine's kernels, and fixed costs, of which nothing is expected."""
 PROMPT_FREE = {
     "prefill_factor": Free(prior=1.0, spread=1.0, limits=(math.exp(-3.0), math.exp(3.0))),
     "prefill_attention_factor": Free(prior=1.0, spread=1.0, limits=(math.exp(-3.0), math.exp(3.0))),
-    "request_latency_s": Free(scale="linear", prior=MILLI, spread=math.inf, limits=(0.0, 10.0), unit=MILLI),
-    "request_overhead_s": Free(scale="linear", prior=MILLI, spread=math.inf, limits=(0.0, 10.0), unit=MILLI),
+    "request_latency_s": Free(
+        scale="linear", prior=MILLI, spread=math.inf, limits=(0.0, 10.0), unit=MILLI
+    ),
+    "request_overhead_s": Free(
+        scale="linear", prior=MILLI, spread=math.inf, limits=(0.0, 10.0), unit=MILLI
+    ),
 }
 """Numbers of what comes before a first token."""
 PRIOR_WEIGHT = 0.05
@@ -82,29 +93,52 @@ class Server:
 
 
 def describe_server(address: Address, spec: ModelSpec) -> Server:
-    """Asks for its models and metrics. Raises ServerError where it does not speak OpenAI's protocol."""
+    """Asks for its models and metrics. Raises ServerError where it does not speak OpenAI's
+    protocol.
+    """
     where = address.at("/v1/models")
     try:
         listed = decode_json(get(where))["data"]
-        name, longest = str(listed[0]["id"]), listed[0].get("max_model_len")
+        name = str(listed[0]["id"])
+        longest = listed[0].get("max_model_len")
     except (msgspec.DecodeError, KeyError, IndexError, TypeError, AttributeError):
-        raise ServerError(f"{where} does not list a model: is this an OpenAI-compatible server?") from None
-    known = min(spec.max_position_embeddings, longest) if isinstance(longest, int) else spec.max_position_embeddings
+        raise ServerError(
+            f"{where} does not list a model: is this an OpenAI-compatible server?"
+        ) from None
+    if isinstance(longest, int):
+        known = min(spec.max_position_embeddings, longest)
+    else:
+        known = spec.max_position_embeddings
     scrape = _scrape(address)
     if scrape is None:
         return Server(model=name, max_len=known)
     target = choose_target(scrape, None)
-    seen = observe([scrape, scrape], target)
-    draft = agreed(None, seen.announced) if seen.gamma else None
-    return Server(model=name, max_len=known, engine=target.series.engine, gamma=seen.gamma or 0, draft=draft)
+    observation = observe([scrape, scrape], target)
+    draft = None
+    if observation.gamma:
+        draft = agreed(None, observation.announced)
+    return Server(
+        model=name,
+        max_len=known,
+        engine=target.series.engine,
+        gamma=observation.gamma or 0,
+        draft=draft,
+    )
 
 
 def estimated_seconds(plan: LoadPlan, setup: Setup, *, tp_size: int) -> float:
-    """How long the loads take by the profiles as they are: prefills one after another, then the decoding."""
-    sizes = [(float(each.concurrency), float(each.prompt_len), float(each.output_len)) for each in plan.loads]
+    """How long the loads take by the profiles as they are: prefills one after another, then the
+    decoding.
+    """
+    sizes = [
+        (float(load.concurrency), float(load.prompt_len), float(load.output_len))
+        for load in plan.loads
+    ]
     batch, context, outputs = np.array(sizes).T
     took = predict(setup, None, Points(batch=batch, context=context, tp=float(tp_size), gamma=0))
-    return plan.rounds * float(np.sum(batch * took.full(took.ttft_s) + outputs * took.full(took.autoregressive_step_s)))
+    return plan.rounds * float(
+        np.sum(batch * took.full(took.ttft_s) + outputs * took.full(took.autoregressive_step_s))
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +147,9 @@ class Sent:
 
     points: list[Measured]
     drift: float | None
-    """How far the load that came first and last differs, relatively; None where it did not come last."""
+    """How far the load that came first and last differs, relatively; None where it did not come
+    last.
+    """
     skipped: list[str]
     """Each load that could not be timed, and why."""
     stopped: str = ""
@@ -121,26 +157,40 @@ class Sent:
 
     @property
     def noise(self) -> float | None:
-        """The larger of the spread between rounds and half the drift: what a fit cannot be better than. None: no load
-        was sent twice."""
-        known = [noise(self.points), None if self.drift is None else self.drift / 2.0]
-        return max((each for each in known if each is not None), default=None)
+        """The larger of the spread between rounds and half the drift. No fit can be better. None:
+        no load was sent twice."""
+        between_rounds = noise(self.points)
+        if between_rounds is None:
+            return self.drift and self.drift / 2.0
+        return max(between_rounds, (self.drift or 0.0) / 2.0)
 
     @property
     def noise_line(self) -> str:
         rounds = noise(self.points)
-        between = "not known, no load was sent twice" if rounds is None else f"± {rounds:.1%} between rounds"
+        if rounds is None:
+            between = "not known, no load was sent twice"
+        else:
+            between = f"± {rounds:.1%} between rounds"
         if self.drift is None:
             return f"noise: {between}"
-        return f"noise: {between}, {self.drift:.1%} between the first load and the same one at the end"
+        return (
+            f"noise: {between}, {self.drift:.1%} between the first load and the same one at the end"
+        )
 
 
 def send_plan(
-    address: Address, plan: LoadPlan, send: Sender, *, max_len: int, progress: Progress = lambda _: None
+    address: Address,
+    plan: LoadPlan,
+    send: Sender,
+    *,
+    max_len: int,
+    progress: Progress = lambda _: None,
 ) -> Sent:
-    """Has every load of every round sent, in its order. What was measured is kept when an error, or the user, ends it.
+    """Has every load of every round sent, in its order. Keeps the measurements when an error or
+    the user stops it.
 
-    A load whose window is too short is sent again with twice the output, where that fits, and is else left out.
+    A load whose window is too short is sent again with twice the output where that fits, and is
+    left out otherwise.
     """
     rounds: dict[Load, list[Measured]] = {load: [] for load in plan.loads}
     skipped: dict[Load, str] = {}
@@ -149,24 +199,35 @@ def send_plan(
         for number, load in enumerate(order, 1):
             if load in skipped:
                 continue
-            progress(Step(f"load {number} of {len(order)}: {load}", done=number - 1, total=len(order)))
+            progress(
+                Step(f"load {number} of {len(order)}: {load}", done=number - 1, total=len(order))
+            )
             try:
-                rounds[load].append(_timed(address, load, plan.seed + number, send, max_len=max_len))
+                rounds[load].append(
+                    _timed(address, load, plan.seed + number, send, max_len=max_len)
+                )
             except WindowTooShort as error:
                 skipped[load] = str(error)
     except (MagicdecError, KeyboardInterrupt) as error:
         stopped = str(error) or "interrupted"
     probe = rounds[order[0]]
     whole = not stopped and order[0] not in skipped
-    drift = abs(math.log(_step_s(probe[-1]) / _step_s(probe[0]))) if whole else None
-    points = [median_of(rounds[load]) for load in plan.loads if rounds[load]]
-    return Sent(points=points, drift=drift, skipped=[skipped[each] for each in skipped if not rounds[each]],
-                stopped=stopped)  # fmt: skip
+    drift = None
+    if whole:
+        drift = abs(math.log(_step_s(probe[-1]) / _step_s(probe[0])))
+    points = []
+    reasons = []
+    for load in plan.loads:
+        if rounds[load]:
+            points.append(median_of(rounds[load]))
+        elif load in skipped:
+            reasons.append(skipped[load])
+    return Sent(points=points, drift=drift, skipped=reasons, stopped=stopped)
 
 
 def _timed(address: Address, load: Load, seed: int, send: Sender, *, max_len: int) -> Measured:
-    """One round of a load. A step of a server that drafts is as many tokens as it counts: its stream may send several
-    steps in one event."""
+    """One round of a load. A step of a server that drafts is as many tokens as it counts: its
+    stream may send several steps in one event."""
     before = _scrape(address)
     try:
         measured = send(load, seed)
@@ -179,13 +240,13 @@ def _timed(address: Address, load: Load, seed: int, send: Sender, *, max_len: in
     after = _scrape(address)
     if before is None or after is None:
         return measured
-    seen = observe([before, after], choose_target(after, None))
-    share, tokens = seen.drafted_share, seen.counts.tokens_per_step
+    observation = observe([before, after], choose_target(after, None))
+    share, tokens = observation.drafted_share, observation.counts.tokens_per_step
     if not share or tokens is None:
         return measured
     return dataclasses.replace(
         measured, step_s=measured.tpot_s * tokens, tokens_per_step=tokens, drafted_share=share
-    )  # fmt: skip
+    )
 
 
 def _scrape(address: Address) -> Scrape | None:
@@ -197,22 +258,36 @@ def _scrape(address: Address) -> Scrape | None:
 
 
 def median_of(rounds: Sequence[Measured]) -> Measured:
-    """The round with the median time per step, and the range of all; the median time to a first token."""
+    """The round with the median time per step, and the range of all; the median time to a first
+    token.
+    """
     ordered = sorted(rounds, key=_step_s)
-    chosen, low, high = (ordered[place] for place in (len(ordered) // 2, 0, -1))
-    spread = (_step_s(high) - _step_s(low)) / 2.0 / _step_s(chosen) if len(rounds) > 1 else None
-    return dataclasses.replace(chosen, spread=spread, ttft_s=float(np.median([each.ttft_s for each in rounds])))
+    middle = ordered[len(ordered) // 2]
+    spread = None
+    if len(rounds) > 1:
+        spread = (_step_s(ordered[-1]) - _step_s(ordered[0])) / 2.0 / _step_s(middle)
+    ttft_s = float(np.median([measured.ttft_s for measured in rounds]))
+    return dataclasses.replace(middle, spread=spread, ttft_s=ttft_s)
 
 
 def _step_s(measured: Measured) -> float:
-    """Seconds of a step; without drafts it makes one token, and an event of two is two steps that came together."""
-    return measured.step_s if measured.drafted_share else measured.tpot_s
+    """Seconds per step. Without drafts a step yields one token, so an event with two tokens counts
+    as two steps.
+    """
+    if measured.drafted_share:
+        return measured.step_s
+    return measured.tpot_s
 
 
 def noise(points: Sequence[Measured]) -> float | None:
     """The median spread of what was sent more than once; None: nothing was."""
-    spreads = [point.spread for point in points if point.spread is not None]
-    return float(np.median(spreads)) if spreads else None
+    spreads = []
+    for point in points:
+        if point.spread is not None:
+            spreads.append(point.spread)
+    if spreads:
+        return float(np.median(spreads))
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,10 +304,16 @@ class ServerFit:
 
 
 def fit_server(
-    points: Sequence[Measured], *, setup: Setup, tp_size: int, gamma: int, name: str, noise: float = 0.0
+    points: Sequence[Measured],
+    *,
+    setup: Setup,
+    tp_size: int,
+    gamma: int,
+    name: str,
+    noise: float = 0.0,
 ) -> ServerFit:
-    """Fits the constants of `setup.engine` to the points that do not judge. No error or interval of it is smaller than
-    the measurements' own `noise` makes them.
+    """Fits the constants of `setup.engine` to the points that do not judge. No error or interval of
+    it is smaller than the measurements' own `noise` makes them.
 
     Raises ConfigError for too few points, and for noise in which a fit would tell nothing.
     """
@@ -242,14 +323,19 @@ def fit_server(
             f"the loads' times vary by {noise:.0%} by themselves, too much to fit anything (limit {NOISE_LIMIT:.0%}): "
             "the server or its machine does other work; calibrate again when it is quieter"
         )
-    chosen = [point for point in points if not point.load.is_judge]
+    chosen = []
+    for point in points:
+        if not point.load.is_judge:
+            chosen.append(point)
     measured = np.log(_measured_steps(chosen, gamma))
 
     def residuals(values: dict[str, float]) -> Array:
         steps = predicted_steps(chosen, setup, _engine(values, setup), tp_size=tp_size, gamma=gamma)
         return np.asarray(np.log(steps) - measured)
 
-    solved = solve(FREE, residuals, pull=PRIOR_WEIGHT, loss="soft_l1", f_scale=LOSS_SCALE, x_scale="jac")
+    solved = solve(
+        FREE, residuals, pull=PRIOR_WEIGHT, loss="soft_l1", f_scale=LOSS_SCALE, x_scale="jac"
+    )
     engine = _with_prompts(_engine(solved.values, setup), points, setup, tp_size)
     predicted = predicted_steps(points, setup, engine, tp_size=tp_size, gamma=gamma)
     missed = np.log(predicted) - np.log(_measured_steps(points, gamma))
@@ -270,21 +356,26 @@ def fit_server(
         fitted_models=(setup.model.name,),
         relative_error=error,
         speedup_relative_error=max(error, setup.engine.speedup_relative_error),
-        sources={key: f"{value:.4g} (90 % interval {a:.4g} to {b:.4g})" for key, (value, a, b) in constants.items()},
+        sources={
+            key: f"{value:.4g} (90 % interval {a:.4g} to {b:.4g})"
+            for key, (value, a, b) in constants.items()
+        },
     )
     errors = np.expm1(missed)
     return ServerFit(
         profile=engine,
         constants=constants,
-        errors=tuple(float(each) for each in errors),
+        errors=tuple(float(error) for error in errors),
         fitted_error=float(np.median(np.abs(errors[~judges]))),
         held_out_error=float(np.median(np.abs(errors[judges]))),
     )
 
 
-def first_token_s(points: Sequence[Measured], setup: Setup, engine: EngineProfile, *, tp_size: int) -> Array:
-    """Mean seconds to the first token of requests that are sent at once to an idle server: the first has a pass of its
-    own, and the others fill the next ones."""
+def first_token_s(
+    points: Sequence[Measured], setup: Setup, engine: EngineProfile, *, tp_size: int
+) -> Array:
+    """Mean seconds to the first token of requests that are sent at once to an idle server: the
+    first has a pass of its own, and the others fill the next ones."""
     setup = dataclasses.replace(setup, engine=engine)
     others = np.array([point.load.concurrency - 1 for point in points])
     prompt = np.array([float(point.load.prompt_len) for point in points])
@@ -294,21 +385,30 @@ def first_token_s(points: Sequence[Measured], setup: Setup, engine: EngineProfil
     rest = passes * pass_seconds(setup, tokens=np.maximum(tokens, prompt) / passes, tp_size=tp_size)
     rest = rest + others * (alone.group_seconds()["attention"] + engine.request_overhead_s)
     share = prompt / engine.prefill_tokens
-    waited = np.array([np.ceil(np.arange(1, n + 1) * each).sum() for n, each in zip(others, share, strict=True)])
+    waited = np.array(
+        [np.ceil(np.arange(1, n + 1) * part).sum() for n, part in zip(others, share, strict=True)]
+    )
     first: Array = engine.request_latency_s + engine.request_overhead_s + alone.total_s
     return np.asarray(first + waited / passes / (others + 1.0) * rest)
 
 
-def _with_prompts(engine: EngineProfile, points: Sequence[Measured], setup: Setup, tp_size: int) -> EngineProfile:
+def _with_prompts(
+    engine: EngineProfile, points: Sequence[Measured], setup: Setup, tp_size: int
+) -> EngineProfile:
     """The engine with what fits the first tokens of the loads that do not judge."""
-    chosen = [point for point in points if not point.load.is_judge]
-    measured = np.log([point.ttft_s for point in chosen])
+    fitted = []
+    for point in points:
+        if not point.load.is_judge:
+            fitted.append(point)
+    measured = np.log([point.ttft_s for point in fitted])
 
     def residuals(values: dict[str, float]) -> Array:
         at = msgspec.structs.replace(engine, prompt_token_latency_s=0.0, **values)
-        return np.asarray(np.log(first_token_s(chosen, setup, at, tp_size=tp_size)) - measured)
+        return np.asarray(np.log(first_token_s(fitted, setup, at, tp_size=tp_size)) - measured)
 
-    solved = solve(PROMPT_FREE, residuals, pull=PRIOR_WEIGHT, loss="soft_l1", f_scale=LOSS_SCALE, x_scale="jac")
+    solved = solve(
+        PROMPT_FREE, residuals, pull=PRIOR_WEIGHT, loss="soft_l1", f_scale=LOSS_SCALE, x_scale="jac"
+    )
     return msgspec.structs.replace(engine, prompt_token_latency_s=0.0, **solved.values)
 
 
@@ -324,9 +424,12 @@ def predicted_steps(
     setup = dataclasses.replace(setup, engine=engine)
     batch = np.array([float(point.load.concurrency) for point in points])
     kv_len = np.array([point.context_len for point in points])
-    share, gammas = np.array([point.drafted_share for point in points]), np.full(len(points), gamma)
+    share = np.array([point.drafted_share for point in points])
+    gammas = np.full(len(points), gamma)
     steps: Array
-    if setup.kind == "ngram" or not gamma:  # each sequence has one or not; else all of a step have
+    if (
+        draft_of(setup).is_by_sequence or not gamma
+    ):  # each sequence has one or not; else all of a step have
         terms, probability = looked_up_terms(
             setup, batch=batch, kv_len=kv_len, gamma=gammas, share=share, tp_size=float(tp_size)
         )
@@ -335,7 +438,7 @@ def predicted_steps(
     read = draft_kv_tokens(setup, kv_len, setup.speculation.draft_budget)
     terms = step_terms(
         setup, batch=batch, kv_len=kv_len, draft_kv_len=read, gamma=gammas, tp_size=float(tp_size)
-    )  # fmt: skip
+    )
     steps = share * terms.step_s + (1.0 - share) * terms.autoregressive.total_s
     return steps
 
@@ -343,30 +446,47 @@ def predicted_steps(
 def _engine(values: dict[str, float], setup: Setup) -> EngineProfile:
     """The profile of the fitted numbers, which hold what a step takes beyond its kernels."""
     return msgspec.structs.replace(
-        setup.engine, **values, layer_overhead_s=0.0, autoregressive_overhead_s=0.0, step_overhead_s=0.0, overhead_on={}
+        setup.engine,
+        **values,
+        layer_overhead_s=0.0,
+        autoregressive_overhead_s=0.0,
+        step_overhead_s=0.0,
+        overhead_on={},
     )
 
 
-def save_fit(fit: ServerFit, points: Sequence[Measured], origin: dict[str, Any], path: Path) -> list[Path]:
+def save_fit(
+    fit: ServerFit, points: Sequence[Measured], origin: dict[str, Any], path: Path
+) -> list[Path]:
     """Writes the profile, and the loads next to it with their origin; returns the files."""
     about = {
         "median_error": {"fitted": fit.fitted_error, "held_out": fit.held_out_error},
         "constants": {
-            name: dict(zip(("value", "low", "high"), each, strict=True)) for name, each in fit.constants.items()
+            name: dict(zip(("value", "low", "high"), each, strict=True))
+            for name, each in fit.constants.items()
         },
     }
     save_engine(fit.profile, path)
     return [path, save_loads(points, {**origin, **about}, path, fit.errors)]
 
 
-def save_loads(points: Sequence[Measured], about: dict[str, Any], path: Path, errors: Sequence[float] = ()) -> Path:
-    """Writes the loads next to where the profile is, or would be; without errors where nothing was fitted."""
+def save_loads(
+    points: Sequence[Measured], about: dict[str, Any], path: Path, errors: Sequence[float] = ()
+) -> Path:
+    """Writes the loads next to where the profile is, or would be; without errors where nothing was
+    fitted.
+    """
     rows = []
     for point, error in itertools.zip_longest(points, errors):
         row = dataclasses.asdict(point)
         load = row.pop("load")
         judges = load.pop("is_judge")
-        rows.append({**load, "judges": judges, **row} | ({} if error is None else {"error": error}))
+        row = {**load, "judges": judges, **row}
+        if error is not None:
+            row["error"] = error
+        rows.append(row)
     beside = path.with_suffix(".loads.json")
-    write_atomic(beside, msgspec.json.format(msgspec.json.encode({**about, "loads": rows}), indent=2) + b"\n")
+    write_atomic(
+        beside, msgspec.json.format(msgspec.json.encode({**about, "loads": rows}), indent=2) + b"\n"
+    )
     return beside

@@ -1,15 +1,19 @@
-"""Loads to fit an engine to, stated in advance, sent to an OpenAI-compatible server as planned, and timed.
+"""Loads to fit an engine to, stated in advance, sent to an OpenAI-compatible server as planned, and
+timed.
 
-A load is `concurrency` requests sent at once, of one prompt length and one output length. While all of them decode, the
-batch and the lengths are known: that window alone is timed, so neither prefill nor queueing is in it.
+A load is `concurrency` requests sent at once, of one prompt length and one output length. While all
+of them decode, the batch and the lengths are known: that window alone is timed, so neither prefill
+nor queueing is in it.
 
-Prompts are random token ids: lengths are exact without the model's tokenizer, and no prefix is cached. Answers are
-streamed, an event per sequence and step, or several steps' tokens in one where the stream lags: tokens are counted by
-the usage that is asked for along with them. No redirects, no proxies; answers are bounded in size and time.
+Prompts are random token ids: lengths are exact without the model's tokenizer, and no prefix is
+cached. Answers are streamed, an event per sequence and step, or several steps' tokens in one where
+the stream lags: tokens are counted by the usage that is asked for along with them. No redirects, no
+proxies; answers are bounded in size and time.
 
-Why a driver of our own: GuideLLM (0.8) depends on torch and on another click than ours, AIPerf (0.13) on another pandas
-and rich, and each takes 5 to 15 s to start, for every load. Where a server drafts they cannot tell a step, which needs
-events without text too (results/LOG.md compares their fits).
+Why a driver of our own: GuideLLM (0.8) depends on torch and on another click than ours, AIPerf
+(0.13) on another pandas and rich, and each takes 5 to 15 s to start, for every load. Where a server
+drafts they cannot tell a step, which needs events without text too (results/LOG.md compares their
+fits).
 """
 
 from __future__ import annotations
@@ -48,7 +52,9 @@ MAX_CONCURRENCY = 1024
 USUAL_PROMPTS = (256, 1024, 2048)
 MAX_TOKENS = 50_000_000
 PREFILL_TOKENS = 2048
-"""Least tokens of a chunk of prefill in engines' defaults: meanwhile sequences whose prompt is in already decode."""
+"""Least tokens of a chunk of prefill in engines' defaults: meanwhile sequences whose prompt is in
+already decode.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +76,9 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadPlan:
-    """Every load once per round, each round in an order of its own: a drifting machine favours none of them."""
+    """Every load once per round, each round in an order of its own: a drifting machine favours none
+    of them.
+    """
 
     loads: tuple[Load, ...]
     rounds: int
@@ -87,16 +95,36 @@ class LoadPlan:
     @property
     def about(self) -> dict[str, Any]:
         """How a calibration's file describes the loads that were sent."""
-        told = {"requests": self.num_requests, "tokens": self.num_tokens, "rounds": self.rounds, "seed": self.seed}
+        told = {
+            "requests": self.num_requests,
+            "tokens": self.num_tokens,
+            "rounds": self.rounds,
+            "seed": self.seed,
+        }
         return {"sent": told}
 
     @property
     def order(self) -> list[Load]:
         """The smallest load comes first and last as well: what it differs by is the machine's own."""
         generator = random.Random(self.seed)
-        rounds = [load for _ in range(self.rounds) for load in generator.sample(self.loads, len(self.loads))]
+        rounds: list[Load] = []
+        for _ in range(self.rounds):
+            rounds += generator.sample(self.loads, len(self.loads))
         probe = min(self.loads, key=lambda load: load.num_tokens)
         return [probe, *rounds, probe]
+
+
+def _check_load(load: Load, max_len: int) -> None:
+    """Refuses a load that cannot be sent."""
+    if not 1 <= load.concurrency <= MAX_CONCURRENCY:
+        raise ConfigError(
+            f"concurrency must be between 1 and {MAX_CONCURRENCY}, not {load.concurrency}"
+        )
+    if load.prompt_len < 1 or load.prompt_len + load.output_len > max_len:
+        raise ConfigError(
+            f"a prompt of {load.prompt_len} and {load.output_len} output tokens do not fit "
+            f"{max_len} tokens; the longest prompt is {max(max_len - load.output_len, 1)}"
+        )
 
 
 def plan_loads(
@@ -109,40 +137,46 @@ def plan_loads(
     gamma: int = 0,
     seed: int = 0,
 ) -> LoadPlan:
-    """All pairs of concurrency and prompt length; of a chequerboard over them one colour judges, the other is fitted.
+    """All pairs of concurrency and prompt length; of a chequerboard over them one colour judges,
+    the other is fitted.
 
-    `output_len` is what a sequence decodes while all do; it generates more while the others' prompts are taken in, with
-    drafts up to `gamma` + 1 tokens in a step. Without prompt lengths they are `USUAL_PROMPTS`, or as far apart below
-    what fits. Raises ConfigError for loads that cannot be sent, and for too few to fit and to judge.
+    `output_len` is what a sequence decodes while all do; it generates more while the others'
+    prompts are taken in, with drafts up to `gamma` + 1 tokens in a step. Without prompt lengths
+    they are `USUAL_PROMPTS`, or as far apart below what fits. Raises ConfigError for loads that
+    cannot be sent, and for too few to fit and to judge.
     """
+
+    if max_len < 1:
+        raise ConfigError(f"the server states a longest context of {max_len} tokens")
 
     def outputs(concurrency: int, prompt_len: int) -> int:
         return output_len + (gamma + 1) * (concurrency * prompt_len // PREFILL_TOKENS)
 
     if not prompt_lens:
-        longest, most = USUAL_PROMPTS[-1], max(concurrencies, default=1)
+        longest = USUAL_PROMPTS[-1]
+        most = max(concurrencies, default=1)
         while longest > 8 and longest + outputs(most, longest) > max_len:
             longest = longest * 3 // 4
         prompt_lens = tuple(length * longest // USUAL_PROMPTS[-1] for length in USUAL_PROMPTS)
-    loads = tuple(
-        Load(concurrency=c, prompt_len=p, output_len=outputs(c, p), is_judge=(i + j) % 2 == 1)
-        for i, c in enumerate(sorted(set(concurrencies)))
-        for j, p in enumerate(sorted(set(prompt_lens)))
-    )
-    for load in loads:
-        if not 1 <= load.concurrency <= MAX_CONCURRENCY:
-            raise ConfigError(f"concurrency must be between 1 and {MAX_CONCURRENCY}, not {load.concurrency}")
-        if load.prompt_len < 1 or load.prompt_len + load.output_len > max_len:
-            raise ConfigError(
-                f"a prompt of {load.prompt_len} and {load.output_len} output tokens do not fit {max_len} tokens; "
-                f"the longest prompt is {max(max_len - load.output_len, 1)}"
+    loads = []
+    for row, concurrency in enumerate(sorted(set(concurrencies))):
+        for column, prompt_len in enumerate(sorted(set(prompt_lens))):
+            load = Load(
+                concurrency=concurrency,
+                prompt_len=prompt_len,
+                output_len=outputs(concurrency, prompt_len),
+                is_judge=(row + column) % 2 == 1,
             )
+            _check_load(load, max_len)
+            loads.append(load)
     if output_len < 8 or not 1 <= rounds <= 100:
         raise ConfigError("loads need at least 8 output tokens, and 1 to 100 rounds")
     check_enough(loads)
-    plan = LoadPlan(loads=loads, rounds=rounds, seed=seed)
+    plan = LoadPlan(loads=tuple(loads), rounds=rounds, seed=seed)
     if plan.num_tokens > MAX_TOKENS:
-        raise ConfigError(f"the loads would send {plan.num_tokens} tokens, more than the {MAX_TOKENS} of a calibration")
+        raise ConfigError(
+            f"the loads would send {plan.num_tokens} tokens, more than the {MAX_TOKENS} of a calibration"
+        )
     return plan
 
 
@@ -175,14 +209,16 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """One request's answer, by the clock of its load. An event holds the tokens of one step, or of several where the
-    stream lags."""
+    """One request's answer, by the clock of its load. An event holds the tokens of one step, or of
+    several where the stream lags."""
 
     sent_s: float
     events_s: list[float]
     num_tokens: int
     tokens: list[int] = field(default_factory=list)
-    """Tokens up to each event, as the server counts them; empty: it does not, and they are taken as evenly spread."""
+    """Tokens up to each event, as the server counts them; empty: it does not, and they are taken as
+    evenly spread.
+    """
 
     def tokens_up_to(self, event: int) -> float:
         if self.tokens:
@@ -195,29 +231,48 @@ class WindowTooShort(ServerError):
 
 
 def drive(
-    address: Address, load: Load, *, model: str, vocab_size: int, seed: int, clock: Clock = time.perf_counter
+    address: Address,
+    load: Load,
+    *,
+    model: str,
+    vocab_size: int,
+    seed: int,
+    clock: Clock = time.perf_counter,
 ) -> Measured:
     """Sends one load and times it.
 
     Raises ServerError for the first answer that is an error, ends early or stays silent.
     """
-    return measure(load, asyncio.run(_send_all(address, load, model, vocab_size, random.Random(seed), clock)))
+    return measure(
+        load, asyncio.run(_send_all(address, load, model, vocab_size, random.Random(seed), clock))
+    )
 
 
 async def _send_all(
-    address: Address, load: Load, model: str, vocab_size: int, generator: random.Random, clock: Clock
+    address: Address,
+    load: Load,
+    model: str,
+    vocab_size: int,
+    generator: random.Random,
+    clock: Clock,
 ) -> list[Answer]:
     import httpx
 
     bodies: list[dict[str, Any]] = [
         {
-            "model": model, "prompt": [generator.randrange(FIRST_TOKEN_ID, vocab_size) for _ in range(load.prompt_len)],
-            "max_tokens": load.output_len, "min_tokens": load.output_len, "ignore_eos": True,
-            "temperature": 0.0, "stream": True,
+            "model": model,
+            "prompt": [
+                generator.randrange(FIRST_TOKEN_ID, vocab_size) for _ in range(load.prompt_len)
+            ],
+            "max_tokens": load.output_len,
+            "min_tokens": load.output_len,
+            "ignore_eos": True,
+            "temperature": 0.0,
+            "stream": True,
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         }
         for _ in range(load.concurrency)
-    ]  # fmt: skip
+    ]
     limits = httpx.Limits(max_connections=load.concurrency, max_keepalive_connections=0)
     async with client(address, timeout_s=SILENCE_S, limits=limits) as session:
         tasks = [asyncio.create_task(_send(session, address, body, clock=clock)) for body in bodies]
@@ -225,30 +280,48 @@ async def _send_all(
             async with asyncio.timeout(ANSWER_S):
                 return list(await asyncio.gather(*tasks))
         except TimeoutError:
-            raise ServerError(f"{address} did not answer within {ANSWER_S:g} s; nothing more was sent") from None
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:  # the last two of a damaged Location
-            raise ServerError(f"{address}: {str(error) or type(error).__name__}; nothing more was sent") from None
+            raise ServerError(
+                f"{address} did not answer within {ANSWER_S:g} s; nothing more was sent"
+            ) from None
+        except (
+            httpx.HTTPError,
+            httpx.InvalidURL,
+            ValueError,
+        ) as error:  # the last two of a damaged Location
+            raise ServerError(
+                f"{address}: {str(error) or type(error).__name__}; nothing more was sent"
+            ) from None
         finally:
             for task in tasks:
                 task.cancel()
 
 
-async def _send(session: httpx.AsyncClient, address: Address, body: dict[str, Any], *, clock: Clock) -> Answer:
+async def _send(
+    session: httpx.AsyncClient, address: Address, body: dict[str, Any], *, clock: Clock
+) -> Answer:
     output_len: int = body["max_tokens"]
     events: list[float] = []
     counted: list[int] = []
     num_tokens = 0
     sent = clock()
-    async with session.stream("POST", str(address.at(f"{address.path}/v1/completions")), json=body) as response:
+    async with session.stream(
+        "POST", str(address.at(f"{address.path}/v1/completions")), json=body
+    ) as response:
         if response.status_code != 200:
-            raise ServerError(f"{address} answers a request with status {response.status_code}; nothing more was sent")
-        async for line in _lines(response, address, limit_bytes=BYTES_PER_TOKEN * (output_len + 16)):
+            raise ServerError(
+                f"{address} answers a request with status {response.status_code}; nothing more was sent"
+            )
+        async for line in _lines(
+            response, address, limit_bytes=BYTES_PER_TOKEN * (output_len + 16)
+        ):
             event = _event(line, address)
-            given = event.get("usage")
-            usage: dict[str, Any] = given if isinstance(given, dict) else {}
+            usage = event.get("usage")
+            if not isinstance(usage, dict):
+                usage = {}
             if event.get("choices"):
                 events.append(clock())
-                counted += [usage["completion_tokens"]] if "completion_tokens" in usage else []
+                if "completion_tokens" in usage:
+                    counted.append(usage["completion_tokens"])
             num_tokens = usage.get("completion_tokens", num_tokens)
     num_tokens = num_tokens or len(events)
     if num_tokens != output_len or not events:
@@ -256,22 +329,38 @@ async def _send(session: httpx.AsyncClient, address: Address, body: dict[str, An
             f"{address} generated {num_tokens} tokens where {output_len} were asked for, in {len(events)} events: "
             "it does not know ignore_eos, or does not stream"
         )
-    tokens = counted if len(counted) == len(events) else []
-    if not all(type(each) is int and 0 <= each <= output_len for each in tokens) or tokens != sorted(tokens):
+    tokens = []
+    if len(counted) == len(events):
+        tokens = counted
+    if not _are_counts(tokens, output_len):
         raise ServerError(f"{address} counts the tokens of an answer in a way that no engine does")
     return Answer(sent_s=sent, events_s=events, num_tokens=num_tokens, tokens=tokens)
 
 
-async def _lines(response: httpx.Response, address: Address, *, limit_bytes: int) -> AsyncIterator[str]:
+def _are_counts(tokens: list[int], output_len: int) -> bool:
+    """Whether the server's numbers of tokens so far grow, to at most `output_len`."""
+    for count in tokens:
+        if type(count) is not int or not 0 <= count <= output_len:
+            return False
+    return tokens == sorted(tokens)
+
+
+async def _lines(
+    response: httpx.Response, address: Address, *, limit_bytes: int
+) -> AsyncIterator[str]:
     """The lines of an answer. Raises ServerError for one that is too large."""
     size, rest = 0, b""
     async for chunk in response.aiter_raw():
         size += len(chunk)
         if size > limit_bytes:
-            raise ServerError(f"{address} answers with more than {format_bytes(limit_bytes)}; nothing more was sent")
+            raise ServerError(
+                f"{address} answers with more than {format_bytes(limit_bytes)}; nothing more was sent"
+            )
         *lines, rest = (rest + chunk).split(b"\n")
         if len(rest) > LONGEST_EVENT_BYTES:
-            raise ServerError(f"{address} sends an event of more than {format_bytes(LONGEST_EVENT_BYTES)}")
+            raise ServerError(
+                f"{address} sends an event of more than {format_bytes(LONGEST_EVENT_BYTES)}"
+            )
         for line in lines:
             yield line.decode(errors="replace").rstrip("\r")
     yield rest.decode(errors="replace")
@@ -299,18 +388,24 @@ def measure(load: Load, answers: list[Answer]) -> Measured:
     end = min(answer.events_s[-1] for answer in answers)
     steps, tokens, held, step_s = 0, 0.0, 0.0, 0.0
     for answer in answers:
-        inside = [event for event, at in enumerate(answer.events_s) if start <= at <= end]
+        inside = []
+        for event, at in enumerate(answer.events_s):
+            if start <= at <= end:
+                inside.append(event)
         if len(inside) - 1 < MIN_STEPS:
             raise WindowTooShort(
                 f"of a load of {load} too few steps were seen with all sequences decoding; use longer outputs, "
                 "fewer requests at once, or shorter prompts"
             )
         first, last = (answer.tokens_up_to(event) for event in (inside[0], inside[-1]))
-        steps, tokens = steps + len(inside) - 1, tokens + last - first
+        steps = steps + len(inside) - 1
+        tokens = tokens + last - first
         step_s += _slope([answer.events_s[event] for event in inside]) / len(answers)
         held += load.prompt_len + (first + last) / 2.0
     if not (step_s and tokens):
-        raise WindowTooShort(f"of a load of {load} all answers came at once, so no step can be timed")
+        raise WindowTooShort(
+            f"of a load of {load} all answers came at once, so no step can be timed"
+        )
     return Measured(
         load=load,
         step_s=step_s,
@@ -323,7 +418,7 @@ def measure(load: Load, answers: list[Answer]) -> Measured:
 
 
 def _slope(times_s: list[float]) -> float:
-    """Seconds per event: the median over pairs half a window apart, which a reader that lags now and then (and finds
-    several events at once) does not move."""
+    """Seconds per event: the median over pairs half a window apart, which a reader that lags now
+    and then (and finds several events at once) does not move."""
     half = len(times_s) // 2
     return median((times_s[i + half] - times_s[i]) / half for i in range(len(times_s) - half))

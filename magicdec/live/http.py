@@ -1,7 +1,9 @@
-"""Reads one address: GET only, within a size and a time, and never from another host than the one that was given.
+"""Reads one address: GET only, within a size and a time, and never from another host than the one
+that was given.
 
-A token is sent as a bearer token where the environment has one (`TOKEN_VARIABLE`); it is not printed, not recorded, and
-leaves with no request to another host, since no redirect to another one is followed. Proxies are not used.
+A token is sent as a bearer token where the environment has one (`TOKEN_VARIABLE`); it is not
+printed, not recorded, and leaves with no request to another host, since no redirect to another one
+is followed. Proxies are not used.
 """
 
 from __future__ import annotations
@@ -40,7 +42,10 @@ class Address:
     path: str = ""
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
+        if ":" in self.host:
+            host = f"[{self.host}]"
+        else:
+            host = self.host
         return f"{self.scheme}://{host}:{self.port}{self.path}"
 
     def at(self, path: str) -> Address:
@@ -48,29 +53,43 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """ "localhost:8000" or "https://host/metrics". Raises ConfigError for what is not a plain http(s) address."""
+    """ "localhost:8000" or "https://host/metrics". Raises ConfigError for what is not a plain
+    http(s) address.
+    """
+    url = text
+    if "://" not in text:
+        url = f"http://{text}"
     try:
-        parts = urlsplit(text if "://" in text else f"http://{text}")
+        parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
         raise ConfigError(f"'{text}' is not an address: {error}") from None
-    if parts.username or parts.password or parts.query or parts.fragment:
+    if any((parts.username, parts.password, parts.query, parts.fragment)):
         raise ConfigError(
             "an address has no user name, password, query or fragment, which would be recorded; "
             f"a token is read from the environment variable {TOKEN_VARIABLE}"
         )
     if parts.scheme not in DEFAULT_PORTS or not parts.hostname:
         raise ConfigError(f"'{text}' is not an http or https address like http://localhost:8000")
-    path = parts.path if parts.path != "/" else ""
+    path = ""
+    if parts.path != "/":
+        path = parts.path
     if not path.isprintable() or " " in path:
         raise ConfigError("an address's path cannot hold spaces or control characters")
+    if port is None:
+        port = DEFAULT_PORTS[parts.scheme]
     return Address(
-        scheme=parts.scheme, host=parts.hostname, port=DEFAULT_PORTS[parts.scheme] if port is None else port, path=path
+        scheme=parts.scheme,
+        host=parts.hostname,
+        port=port,
+        path=path,
     )
 
 
 def token() -> str | None:
-    """The bearer token that the environment gives. Raises ConfigError where it cannot be sent in a header."""
+    """The bearer token that the environment gives. Raises ConfigError where it cannot be sent in a
+    header.
+    """
     value = os.environ.get(TOKEN_VARIABLE, "").strip()
     if not value.isascii() or not value.isprintable():
         raise ConfigError(f"{TOKEN_VARIABLE} holds characters that a header cannot carry")
@@ -78,23 +97,28 @@ def token() -> str | None:
 
 
 def client(address: Address, *, timeout_s: float, **options: Any) -> httpx.AsyncClient:
-    """A client for one address: no proxies, redirects or compression, the environment's token as a header, and the
-    system's own certificates."""
+    """A client for one address: no proxies, redirects or compression, the environment's token as a
+    header, and the system's own certificates."""
     import httpx
 
     secret = token()
     headers = {"Accept-Encoding": "identity", "User-Agent": f"magicdec/{__version__}"}
-    headers |= {"Authorization": f"Bearer {secret}"} if secret else {}
-    certificates = ssl.create_default_context() if address.scheme == "https" else False
+    if secret:
+        headers |= {"Authorization": f"Bearer {secret}"}
+    certificates: ssl.SSLContext | bool = False
+    if address.scheme == "https":
+        certificates = ssl.create_default_context()
     timeout = httpx.Timeout(timeout_s, connect=TIMEOUT_S)
-    return httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=False, verify=certificates, **options)
+    return httpx.AsyncClient(
+        headers=headers, timeout=timeout, trust_env=False, verify=certificates, **options
+    )
 
 
 def get(address: Address, *, timeout_s: float = TIMEOUT_S, limit_bytes: int = LIMIT_BYTES) -> bytes:
     """The body of an address's answer.
 
-    Raises ServerError: unreachable, slower than `timeout_s` in all, larger than `limit_bytes`, cut short, not status
-    200, or a redirect to another host.
+    Raises ServerError: unreachable, slower than `timeout_s` in all, larger than `limit_bytes`, cut
+    short, not status 200, or a redirect to another host.
     """
     import httpx
 
@@ -120,17 +144,26 @@ def get(address: Address, *, timeout_s: float = TIMEOUT_S, limit_bytes: int = LI
         return asyncio.run(answer())
     except (TimeoutError, httpx.TimeoutException):
         raise ServerError(f"{address} did not answer within {timeout_s:g} s") from None
-    except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:  # the last two of a damaged Location
+    except (
+        httpx.HTTPError,
+        httpx.InvalidURL,
+        OSError,
+        ValueError,
+    ) as error:  # the last two of a damaged Location
         raise ServerError(f"cannot read {address}: {str(error) or type(error).__name__}") from None
 
 
 def _following(response: httpx.Response, address: Address) -> httpx.Request:
-    """The request that a redirect asks for. Raises ServerError for another answer, and for a redirect elsewhere."""
+    """The request that a redirect asks for. Raises ServerError for another answer, and for a
+    redirect elsewhere.
+    """
     request, status = response.next_request, response.status_code
     if request is None:
         raise ServerError(f"{response.url} answers with status {status}{HINTS.get(status, '')}")
     url = request.url
     origin = url.scheme, url.host, url.port or DEFAULT_PORTS.get(url.scheme)
     if origin != (address.scheme, address.host, address.port) or url.userinfo or url.query:
-        raise ServerError(f"{response.url} redirects to another address, which is not followed; give that one itself")
+        raise ServerError(
+            f"{response.url} redirects to another address, which is not followed; give that one itself"
+        )
     return request

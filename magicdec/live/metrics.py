@@ -1,7 +1,8 @@
-"""Scrapes of a metrics address, or saved ones, as samples by name; which engine and model they are of; and under which
-names engines count what an observation needs.
+"""Scrapes of a metrics address, or saved ones, as samples by name; which engine and model they are
+of; and under which names engines count what an observation needs.
 
-A name is that of the sample as it is exposed ("_total", "_sum" and "_count" included), checked against the sources:
+A name is that of the sample as it is exposed ("_total", "_sum" and "_count" included), checked
+against the sources:
 
     vLLM          vllm/v1/metrics/loggers.py, vllm/v1/spec_decode/metrics.py (0.32)
     SGLang        sglang/srt/observability/metrics_collector.py (0.5.23)
@@ -30,7 +31,9 @@ ServingEngine = Literal["vllm", "sglang", "trtllm", "llama.cpp"]
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """One engine's names, by the fields of `Counts` and `Load` (live/observation.py); what it lacks is left out."""
+    """One engine's names, by the fields of `Counts` and `Load` (live/observation.py); what it lacks
+    is left out.
+    """
 
     engine: ServingEngine
     prefix: str
@@ -41,13 +44,17 @@ class Series:
     gauges: Mapping[str, str]
 
 
-def _series(engine: ServingEngine, prefix: str, counters: Labels, gauges: Labels, **labels: str) -> Series:
+def _series(
+    engine: ServingEngine, prefix: str, counters: Labels, gauges: Labels, **labels: str
+) -> Series:
     named = ({key: prefix + name for key, name in names.items()} for names in (counters, gauges))
     return Series(engine=engine, prefix=prefix, counters=next(named), gauges=next(named), **labels)
 
 
 def _histograms(**names: str) -> dict[str, str]:
-    return {f"{key}_{end}": f"{name}_{end}" for key, name in names.items() for end in ("sum", "count")}
+    return {
+        f"{key}_{end}": f"{name}_{end}" for key, name in names.items() for end in ("sum", "count")
+    }
 
 
 POSITIONS = {
@@ -69,7 +76,11 @@ VLLM = _series(
         "step_seconds": "inter_token_latency_seconds_sum",
         "request_output_sum": "request_generation_tokens_sum",
     },
-    {"running": "num_requests_running", "waiting": "num_requests_waiting", "kv_usage": "kv_cache_usage_perc"},
+    {
+        "running": "num_requests_running",
+        "waiting": "num_requests_waiting",
+        "kv_usage": "kv_cache_usage_perc",
+    },
     replica_label="engine",
 )
 SGLANG = _series(
@@ -123,18 +134,26 @@ TRTLLM = _series(
 LLAMA_CPP = _series(
     "llama.cpp",
     "llamacpp:",
-    POSITIONS | {"output_tokens": "tokens_predicted_total", "decode_seconds": "tokens_predicted_seconds_total"},
+    POSITIONS
+    | {
+        "output_tokens": "tokens_predicted_total",
+        "decode_seconds": "tokens_predicted_seconds_total",
+    },
     {"running": "requests_processing", "waiting": "requests_deferred"},
 )
 ENGINES = (VLLM, SGLANG, TRTLLM, LLAMA_CPP)
 CACHE_INFO = "vllm:cache_config_info"
 """A gauge of 1 whose labels hold vLLM's `num_gpu_blocks` and `block_size`."""
 DRAFT_INFO = "magicdec:draft_info"
-"""A gauge of 1 whose labels hold the method and the budget of magicdec's draft in vLLM (vllm/draft_info.py)."""
+"""A gauge of 1 whose labels hold the method and the budget of magicdec's draft in vLLM
+(vllm/draft_info.py).
+"""
 PROCESS_START = "process_start_time_seconds"
 
 METRICS_PATHS = ("/metrics", "/prometheus/metrics")
-"""Where engines answer in Prometheus's format: all but TensorRT-LLM, whose /metrics is JSON, and TensorRT-LLM."""
+"""Where engines answer in Prometheus's format: all but TensorRT-LLM, whose /metrics is JSON, and
+TensorRT-LLM.
+"""
 NO_METRICS = ("not in Prometheus", "no metrics", "status 404")
 """Errors of an address that answers, but not with metrics."""
 PREFIXES = tuple(series.prefix for series in ENGINES)
@@ -156,12 +175,18 @@ class Scrape:
     def rows(self, name: str | None, labels: Labels) -> list[tuple[Labels, float]]:
         """A name's samples whose labels include `labels`."""
         samples = self.samples.get(name or "", ())
-        return [(own, value) for own, value in samples if all(own.get(key) == labels[key] for key in labels)]
+        return [
+            (own, value)
+            for own, value in samples
+            if all(own.get(key) == labels[key] for key in labels)
+        ]
 
     def total(self, name: str | None, labels: Labels) -> float | None:
         """The sum of `rows`; None where there is none."""
         values = [value for _, value in self.rows(name, labels)]
-        return math.fsum(values) if values else None
+        if values:
+            return math.fsum(values)
+        return None
 
     def by_label(self, name: str | None, label: str, labels: Labels) -> dict[str, float]:
         """The sums by the value of one label."""
@@ -173,8 +198,14 @@ class Scrape:
 
     def values(self, label: str, prefix: str) -> list[str]:
         """The values of a label, over the samples whose name starts with `prefix`."""
-        rows = [own for name, rows in self.samples.items() if name.startswith(prefix) for own, _ in rows]
-        return sorted({own[label] for own in rows if label in own})
+        values = set()
+        for name, samples in self.samples.items():
+            if not name.startswith(prefix):
+                continue
+            for labels, _ in samples:
+                if label in labels:
+                    values.add(labels[label])
+        return sorted(values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +218,9 @@ class Target:
 
     @property
     def labels(self) -> dict[str, str]:
-        labels = {"model_name": self.model} if self.model else {}
+        labels = {}
+        if self.model:
+            labels = {"model_name": self.model}
         if self.replica and self.series.replica_label:
             labels[self.series.replica_label] = self.replica
         return labels
@@ -208,26 +241,34 @@ def parse(text: str, *, where: str, time_s: float | None = None) -> Scrape:
                 if not math.isfinite(sample.value):
                     continue
                 if abs(sample.value) > LARGEST_NUMBER and sample.name.startswith(PREFIXES):
-                    raise ServerError(f"{where} counts {sample.value:g} of {sample.name}, which no engine has")
+                    raise ServerError(
+                        f"{where} counts {sample.value:g} of {sample.name}, which no engine has"
+                    )
                 labels = {name: printable(value) for name, value in sample.labels.items()}
                 samples.setdefault(sample.name, []).append((labels, float(sample.value)))
     except (ValueError, KeyError, IndexError, TypeError, OverflowError) as error:
         raise ServerError(f"{where} is not in Prometheus's text format: {error}") from None
     if not samples:
         raise ServerError(f"{where} holds no metrics in Prometheus's text format")
-    return Scrape(samples={name: tuple(rows) for name, rows in samples.items()}, time_s=time_s, where=where)
+    return Scrape(
+        samples={name: tuple(rows) for name, rows in samples.items()}, time_s=time_s, where=where
+    )
 
 
 def read_address(address: Address) -> Scrape:
     """Scrapes an address; without a path, where engines have their metrics. Raises ServerError."""
-    paths = (address.path,) if address.path else METRICS_PATHS
+    paths: tuple[str, ...] = METRICS_PATHS
+    if address.path:
+        paths = (address.path,)
     for number, path in enumerate(paths, 1):
         at = address.at(path)
         try:
             body = get(at)
-            return parse(body.decode("utf-8", errors="replace"), where=str(at), time_s=time.monotonic())
+            return parse(
+                body.decode("utf-8", errors="replace"), where=str(at), time_s=time.monotonic()
+            )
         except ServerError as error:
-            if number == len(paths) or not any(each in str(error) for each in NO_METRICS):
+            if number == len(paths) or not any(text in str(error) for text in NO_METRICS):
                 raise
     raise AssertionError("no path was tried")
 
@@ -236,9 +277,11 @@ def parse_source(arguments: Sequence[str]) -> Source:
     """One address, or two files in the order in which they were saved. Raises ConfigError."""
     if len(arguments) == 1 and not Path(arguments[0]).is_file():
         return parse_address(arguments[0])
-    if len(arguments) == 2 and not any("://" in each for each in arguments):
+    if len(arguments) == 2 and not any("://" in argument for argument in arguments):
         return Path(arguments[0]), Path(arguments[1])
-    raise ConfigError("observe takes one address, or two saved scrapes (the earlier one first): counters need two")
+    raise ConfigError(
+        "observe takes one address, or two saved scrapes (the earlier one first): counters need two"
+    )
 
 
 def scrapes(
@@ -249,14 +292,17 @@ def scrapes(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Scrape]:
-    """Yields each scrape when it is read: those of the window's start, end and every interval between; at least two,
-    should one take as long as the window.
+    """Yields each scrape when it is read: those of the window's start, end and every interval
+    between; at least two, should one take as long as the window.
 
-    Raises ConfigError for a window or interval out of range, ServerError or StorageError for what cannot be read.
+    Raises ConfigError for a window or interval out of range, ServerError or StorageError for what
+    cannot be read.
     """
     if isinstance(source, tuple):
         for path in source:
-            text = read_bytes(path, limit_bytes=LIMIT_BYTES, error=StorageError).decode(errors="replace")
+            text = read_bytes(path, limit_bytes=LIMIT_BYTES, error=StorageError).decode(
+                errors="replace"
+            )
             yield parse(text, where=str(path))
         return
     if not MIN_INTERVAL_S <= interval_s <= seconds <= MAX_WINDOW_S:
@@ -276,26 +322,35 @@ def scrapes(
 
 
 def targets(scrape: Scrape) -> list[Target]:
-    """Every engine of every model that a scrape is of. Raises ServerError where it is of none that is known."""
-    found = []
+    """Every engine of every model in a scrape. Raises ServerError where it has no known engine."""
+    listed: list[Target] = []
     for series in ENGINES:
-        if not any(name.startswith(series.prefix) for name in scrape.samples):
-            continue
-        replicas: dict[str, set[str]] = {}
-        for own, _ in scrape.samples.get(series.gauges["running"], ()):
-            if (replica := own.get(series.replica_label or "")) is not None:
-                replicas.setdefault(own.get("model_name", ""), set()).add(replica)
-        for model in scrape.values("model_name", series.prefix) or [""]:
-            there = sorted(replicas.get(model, ())) or [""]
-            found += [Target(series=series, model=model, replica=each) for each in there]
-    if not found:
+        if any(name.startswith(series.prefix) for name in scrape.samples):
+            listed += _targets_of(scrape, series)
+    if not listed:
         known = ", ".join(f"{series.engine} ({series.prefix}...)" for series in ENGINES)
         raise ServerError(f"{scrape.where} has no metrics of a known engine; known: {known}")
-    return found
+    return listed
+
+
+def _targets_of(scrape: Scrape, series: Series) -> list[Target]:
+    """The models and replicas that an engine's series list."""
+    replicas: dict[str, set[str]] = {}
+    for labels, _ in scrape.samples.get(series.gauges["running"], ()):
+        replica = labels.get(series.replica_label or "")
+        if replica is not None:
+            replicas.setdefault(labels.get("model_name", ""), set()).add(replica)
+    listed = []
+    for model in scrape.values("model_name", series.prefix) or [""]:
+        for replica in sorted(replicas.get(model, ())) or [""]:
+            listed.append(Target(series=series, model=model, replica=replica))
+    return listed
 
 
 def choose_target(scrape: Scrape, wanted: str | None) -> Target:
-    """The one engine that is there, or the one named MODEL or MODEL/ENGINE. Raises ConfigError listing those there."""
+    """The one engine that is there, or the one named MODEL or MODEL/ENGINE. Raises ConfigError
+    listing those there.
+    """
     there = targets(scrape)
     if wanted is None:
         if len(there) > 1:
@@ -304,7 +359,10 @@ def choose_target(scrape: Scrape, wanted: str | None) -> Target:
                 f"{scrape.where} is of {len(there)} engines, whose batches are apart: {names}; choose one with --target"
             )
         return there[0]
-    matching = [target for target in there if wanted in (target.name, target.model)]
+    matching = []
+    for target in there:
+        if wanted in (target.name, target.model):
+            matching.append(target)
     if len(matching) != 1:
         raise unknown_choice("target", wanted, [target.name for target in there])
     return matching[0]
@@ -319,12 +377,16 @@ def cache_tokens(scrape: Scrape, target: Target) -> float | None:
             tokens = float(labels["num_gpu_blocks"]) * float(labels["block_size"])
         except (KeyError, ValueError):
             return None
-        return tokens if 0.0 < tokens < LARGEST_NUMBER else None
+        if 0.0 < tokens < LARGEST_NUMBER:
+            return tokens
+        return None
     return None
 
 
 def restarted(before: Scrape, after: Scrape, target: Target) -> bool:
-    """Whether a counter fell, is gone, or the process is another one: what was counted between is then unknown."""
+    """Whether a counter fell, is gone, or the process is another one: what was counted between is
+    then unknown.
+    """
     started = before.total(PROCESS_START, {}), after.total(PROCESS_START, {})
     if None not in started and started[0] != started[1]:
         return True

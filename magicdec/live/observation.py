@@ -1,12 +1,15 @@
-"""A server between scrapes: counts as differences of counters, load as gauges over time, and what it drafts with.
+"""A server between scrapes: counts as differences of counters, load as gauges over time, and what
+it drafts with.
 
-Acceptance. Engines count drafts accepted at each position, unconditionally: A_i. The conditional rate is
-A_i / A_(i-1), with A_0 the drafts. Where a draft can be shorter than gamma (n-gram finds no match, or a short one),
-positions that were not drafted count as not accepted, so the rates give the tokens per step that the engine made.
+Acceptance. Engines count drafts accepted at each position, unconditionally: A_i. The conditional
+rate is A_i / A_(i-1), with A_0 the drafts. Where a draft can be shorter than gamma (n-gram finds no
+match, or a short one), positions that were not drafted count as not accepted, so the rates give the
+tokens per step that the engine made.
 
-Steps. A sequence's step emits 1 + accepted tokens: tokens per step = 1 + A / steps, with A the accepted. Where steps
-are not counted they are the drafts, or O - R - A with O the output tokens and R the first ones (which the prefill
-emits). That is a little too few: accepted tokens beyond a request's limit on its length are counted in A, not in O.
+Steps. A sequence's step emits 1 + accepted tokens: tokens per step = 1 + A / steps, with A the
+accepted. Where steps are not counted they are the drafts, or O - R - A with O the output tokens and
+R the first ones (which the prefill emits). That is a little too few: accepted tokens beyond a
+request's limit on its length are counted in A, not in O.
 """
 
 from __future__ import annotations
@@ -17,13 +20,19 @@ import math
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import get_args
 
 from magicdec.errors import ConfigError, ServerError, unknown_choice
 from magicdec.live.metrics import DRAFT_INFO, Scrape, Target, cache_tokens, restarted
 from magicdec.naming import draft_name
 from magicdec.perfmodel.acceptance.law import MAX_POSITIONS
-from magicdec.specs.speculation import LOOKUP_METHODS, OWN_METHOD, SELF, SPARSE_METHODS, DraftMethod
+from magicdec.specs.speculation import (
+    DRAFT_METHODS,
+    LOOKUP_METHODS,
+    OWN_METHOD,
+    SELF,
+    SPARSE_METHODS,
+    DraftMethod,
+)
 
 MAX_CONTEXT = 10**9
 """Tokens of a sequence at most, in what a server counts and a user says."""
@@ -38,11 +47,16 @@ class Draft:
 
     @property
     def may_be_absent(self) -> bool:
-        """Whether a step may have no draft for want of one, which then counts as a draft that was not accepted."""
+        """Whether a step may have no draft for want of one, which then counts as a draft that was
+        not accepted.
+        """
         return self.method in LOOKUP_METHODS
 
     def __str__(self) -> str:
-        return draft_name(self.name, self.method) + (f", budget {self.budget}" if self.budget else "")
+        budget_text = ""
+        if self.budget:
+            budget_text = f", budget {self.budget}"
+        return draft_name(self.name, self.method) + budget_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +68,9 @@ class Counts:
     draft_tokens: float | None = None
     accepted: float | None = None
     accepted_by_position: tuple[float, ...] = ()
-    """Drafts accepted at each position: unconditional, so their differences are those that failed there."""
+    """Drafts accepted at each position: unconditional, so their differences are those that failed
+    there.
+    """
     output_tokens: float | None = None
     requests: float | None = None
     """Requests whose first token is out (vLLM) or that are done, as `output_tokens` counts them."""
@@ -63,7 +79,8 @@ class Counts:
     counted_steps: float | None = None
     """Steps of sequences after their first token, by engines that count them."""
     step_seconds: float | None = None
-    """Sum over sequences of the time between their outputs; with speculation an output is a step's."""
+    """Sum over sequences of the time between their outputs; with speculation an output is a step's.
+    """
     decode_seconds: float | None = None
     """Sum over requests of the time from the first token to the last."""
     decode_requests: float | None = None
@@ -77,7 +94,10 @@ class Counts:
     request_output_sum: float | None = None
 
     def __add__(self, other: Counts) -> Counts:
-        pairs = {each.name: (getattr(self, each.name), getattr(other, each.name)) for each in fields(self)}
+        pairs = {
+            counter.name: (getattr(self, counter.name), getattr(other, counter.name))
+            for counter in fields(self)
+        }
         by_position = itertools.zip_longest(*pairs.pop("accepted_by_position"), fillvalue=0.0)
         sums = {name: None if None in pair else math.fsum(pair) for name, pair in pairs.items()}
         return Counts(accepted_by_position=tuple(map(sum, by_position)), **sums)
@@ -94,7 +114,9 @@ class Counts:
     @property
     def tokens_per_step(self) -> float | None:
         steps = self.steps
-        return 1.0 + (self.accepted or 0.0) / steps if steps else None
+        if steps:
+            return 1.0 + (self.accepted or 0.0) / steps
+        return None
 
     @property
     def tpot_s(self) -> float | None:
@@ -103,7 +125,9 @@ class Counts:
             if self.step_seconds and self.requests is not None:
                 return _ratio(self.step_seconds, self.output_tokens - self.requests)
             if self.decode_seconds:
-                return _ratio(self.decode_seconds, self.output_tokens - (self.decode_requests or 0.0))
+                return _ratio(
+                    self.decode_seconds, self.output_tokens - (self.decode_requests or 0.0)
+                )
         return _ratio(self.mean_tpot_sum, self.mean_tpot_count)
 
     @property
@@ -112,7 +136,9 @@ class Counts:
         if self.step_seconds and self.counted_steps:
             return self.step_seconds / self.counted_steps
         tokens, tpot = self.tokens_per_step, self.tpot_s
-        return tpot * tokens if tpot is not None and tokens is not None else None
+        if tpot is not None and tokens is not None:
+            return tpot * tokens
+        return None
 
     @property
     def ttft_s(self) -> float | None:
@@ -120,14 +146,20 @@ class Counts:
 
     @property
     def context_len(self) -> float | None:
-        """Tokens that a sequence holds on average while it decodes: prompt + output / 2 of the requests that ended."""
+        """Tokens that a sequence holds on average while it decodes: prompt + output / 2 of the
+        requests that ended.
+        """
         prompt = _ratio(self.prompt_tokens_sum, self.prompt_tokens_count)
         output = _ratio(self.request_output_sum, self.prompt_tokens_count)
-        return None if prompt is None or output is None else prompt + output / 2.0
+        if prompt is None or output is None:
+            return None
+        return prompt + output / 2.0
 
 
 def _ratio(above: float | None, below: float | None) -> float | None:
-    return above / below if above is not None and below else None
+    if above is not None and below:
+        return above / below
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,15 +191,22 @@ class Observation:
 
     @property
     def gamma(self) -> int | None:
-        """Drafted tokens per step at most: the positions counted, else the engine's own word, else the mean. Positions
-        without an accepted draft that lie beyond the mean are not used: of a K table, other batches' ones."""
+        """Drafted tokens per step at most: the positions counted, else the engine's own word, else
+        the mean. Positions without an accepted draft that lie beyond the mean are not used: of a K
+        table, other batches' ones."""
         mean = _ratio(self.counts.draft_tokens, self.counts.drafts)
         if by_position := self.counts.accepted_by_position:
-            used = max((number for number, accepted in enumerate(by_position, 1) if accepted), default=0)
-            return max(used, min(math.ceil(mean), len(by_position))) if mean else len(by_position)
+            used = max(
+                (number for number, accepted in enumerate(by_position, 1) if accepted), default=0
+            )
+            if mean:
+                return max(used, min(math.ceil(mean), len(by_position)))
+            return len(by_position)
         if self.load.gamma:
             return self.load.gamma
-        return math.ceil(mean) if mean else None
+        if mean:
+            return math.ceil(mean)
+        return None
 
     @property
     def is_speculative(self) -> bool:
@@ -180,7 +219,9 @@ class Observation:
 
     @property
     def batch_size(self) -> float | None:
-        """Sequences per step of the engine: counted where it counts its steps, else the gauge's mean."""
+        """Sequences per step of the engine: counted where it counts its steps, else the gauge's
+        mean.
+        """
         steps, iterations = self.counts.steps, self.counts.iterations
         if steps is not None and iterations:
             return (steps + (self.counts.requests or 0.0)) / iterations
@@ -198,92 +239,156 @@ class Observation:
 def observe(scrapes: Sequence[Scrape], target: Target) -> Observation:
     """Observes one engine over the scrapes, which are in order.
 
-    Raises ConfigError where fewer than two are given, or the server restarted within every interval, ServerError for
-    counts that none can have.
+    Raises ConfigError where fewer than two are given, or the server restarted within every
+    interval, ServerError for counts that none can have.
     """
     if len(scrapes) < 2:
-        raise ConfigError("an observation needs two scrapes; counters say what happened between them")
-    pairs = list(itertools.pairwise(scrapes))
-    kept = [(before, after) for before, after in pairs if not restarted(before, after, target)]
-    if not kept:
         raise ConfigError(
-            "a counter fell between the scrapes: the server restarted, or the dumps are in the wrong order"
+            "an observation needs two scrapes; counters say what happened between them"
         )
-    segments = tuple(_counts(before, after, target) for before, after in kept)
-    times = [(before.time_s, after.time_s) for before, after in kept]
-    window = math.fsum(b - a for a, b in times if a is not None and b is not None)
-    seen = Observation(
+    intervals = list(itertools.pairwise(scrapes))
+    unbroken = []
+    for before, after in intervals:
+        if not restarted(before, after, target):
+            unbroken.append((before, after))
+    if not unbroken:
+        raise ConfigError(
+            "a counter fell between the scrapes: the server restarted, or the dumps are in the "
+            "wrong order"
+        )
+    segments = tuple(_counts(before, after, target) for before, after in unbroken)
+    observation = Observation(
         target=target,
         segments=segments,
         counts=functools.reduce(operator.add, segments),
         load=_load(scrapes, target),
-        window_s=window if all(None not in pair for pair in times) else None,
+        window_s=_window_s(unbroken),
         num_scrapes=len(scrapes),
-        num_restarts=len(pairs) - len(kept),
+        num_restarts=len(intervals) - len(unbroken),
         announced=announced(scrapes[-1], target),
     )
-    if (length := seen.context_len or 0.0) > MAX_CONTEXT:
-        raise ServerError(f"{scrapes[-1].where} counts sequences of {length:g} tokens, longer than any")
-    return seen
+    length = observation.context_len or 0.0
+    if length > MAX_CONTEXT:
+        raise ServerError(
+            f"{scrapes[-1].where} counts sequences of {length:g} tokens, longer than any"
+        )
+    return observation
+
+
+def _window_s(intervals: Sequence[tuple[Scrape, Scrape]]) -> float | None:
+    """Seconds of the intervals. None where a scrape has no time."""
+    durations = []
+    for before, after in intervals:
+        if before.time_s is None or after.time_s is None:
+            return None
+        durations.append(after.time_s - before.time_s)
+    return math.fsum(durations)
 
 
 def _counts(before: Scrape, after: Scrape, target: Target) -> Counts:
-    series, labels = target.series, target.labels
-
-    def increase(name: str) -> float | None:
-        now = after.total(series.counters.get(name), labels)
-        return None if now is None else now - (before.total(series.counters.get(name), labels) or 0.0)
-
-    def positions(name: str) -> tuple[float, ...]:
-        counter = series.counters.get(name)
-        was, now = (scrape.by_label(counter, series.position_label, labels) for scrape in (before, after))
-        if len(now) > MAX_POSITIONS:
-            raise ServerError(f"{after.where} counts {len(now)} draft positions; at most {MAX_POSITIONS} are read")
-        known = {at: value for at, value in now.items() if at.isdecimal() and len(at) <= len(str(MAX_POSITIONS))}
-        numbered = sorted((int(at), value - was.get(at, 0.0)) for at, value in known.items())
-        return tuple(value for _, value in numbered)
-
-    by_position, drafted = positions("accepted_by_position"), positions("drafted_by_position")
+    by_position = _by_position(before, after, target, "accepted_by_position")
+    drafted = _by_position(before, after, target, "drafted_by_position")
     by_position += (0.0,) * (len(drafted) - len(by_position))
-    counts = {each.name: increase(each.name) for each in fields(Counts) if each.name != "accepted_by_position"}
+    counts: dict[str, float | None] = {}
+    for counter in fields(Counts):
+        if counter.name != "accepted_by_position":
+            counts[counter.name] = _increase(before, after, target, counter.name)
     if counts["drafts"] is None and drafted:
         counts["drafts"] = drafted[0]
-    drafts, output, requests = (counts[name] for name in ("drafts", "output_tokens", "requests"))
     if by_position:
         counts["accepted"] = math.fsum(by_position)
-    elif counts["accepted"] is None and drafts and output is not None and requests is not None:
-        counts["accepted"] = max(output - requests - drafts, 0.0)  # a verification emits one more than it accepts
+    elif counts["accepted"] is None:
+        counts["accepted"] = _accepted(
+            counts["drafts"], counts["output_tokens"], counts["requests"]
+        )
     return Counts(accepted_by_position=by_position, **counts)
 
 
+def _increase(before: Scrape, after: Scrape, target: Target, name: str) -> float | None:
+    """Increase of a counter between two scrapes. None where the engine lacks it."""
+    counter = target.series.counters.get(name)
+    end = after.total(counter, target.labels)
+    if end is None:
+        return None
+    start = before.total(counter, target.labels) or 0.0
+    return end - start
+
+
+def _by_position(before: Scrape, after: Scrape, target: Target, name: str) -> tuple[float, ...]:
+    """Increases of a counter that has one value per draft position, in their order."""
+    counter = target.series.counters.get(name)
+    label = target.series.position_label
+    start = before.by_label(counter, label, target.labels)
+    end = after.by_label(counter, label, target.labels)
+    if len(end) > MAX_POSITIONS:
+        raise ServerError(
+            f"{after.where} counts {len(end)} draft positions; at most {MAX_POSITIONS} are read"
+        )
+    increases = []
+    for position, value in end.items():
+        if position.isdecimal() and len(position) <= len(str(MAX_POSITIONS)):
+            increases.append((int(position), value - start.get(position, 0.0)))
+    return tuple(increase for _, increase in sorted(increases))
+
+
+def _accepted(
+    drafts: float | None, output_tokens: float | None, requests: float | None
+) -> float | None:
+    """Accepted tokens, from the output: a verification emits one more than it accepts."""
+    if not drafts or output_tokens is None or requests is None:
+        return None
+    return max(output_tokens - requests - drafts, 0.0)
+
+
 def _load(scrapes: Sequence[Scrape], target: Target) -> Load:
-    def gauge(scrape: Scrape, name: str) -> float | None:
-        return scrape.total(target.series.gauges.get(name), target.labels)
+    busy = []
+    for scrape in scrapes:
+        if (_gauge(scrape, target, "running") or 0.0) > 0:
+            busy.append(scrape)
 
-    def held(scrape: Scrape) -> float | None:
-        """Tokens in the KV cache, per running sequence."""
-        tokens = gauge(scrape, "sequence_tokens")
-        if tokens is None:
-            room, used = gauge(scrape, "kv_block_tokens"), gauge(scrape, "kv_blocks")
-            if "kv_blocks" not in target.series.gauges:
-                room, used = cache_tokens(scrape, target), gauge(scrape, "kv_usage")
-            tokens = None if room is None or used is None else room * used
-        return _ratio(tokens, gauge(scrape, "running"))
+    def mean(name: str) -> float | None:
+        return _mean(_gauge(scrape, target, name) for scrape in busy)
 
-    busy = [scrape for scrape in scrapes if (gauge(scrape, "running") or 0.0) > 0]
+    gamma = mean("gamma")
+    return Load(
+        running=mean("running"),
+        waiting=mean("waiting"),
+        kv_usage=mean("kv_usage"),
+        context_len=_mean(_tokens_per_sequence(scrape, target) for scrape in busy),
+        gamma=round(gamma) if gamma else None,
+    )
 
-    def mean(values: Iterable[float | None]) -> float | None:
-        found = [each for each in values if each is not None]
-        return math.fsum(found) / len(found) if found else None
 
-    means = {name: mean(gauge(scrape, name) for scrape in busy) for name in ("running", "waiting", "kv_usage", "gamma")}
-    gamma = means.pop("gamma")
-    return Load(context_len=mean(map(held, busy)), gamma=round(gamma) if gamma else None, **means)
+def _gauge(scrape: Scrape, target: Target, name: str) -> float | None:
+    return scrape.total(target.series.gauges.get(name), target.labels)
+
+
+def _tokens_per_sequence(scrape: Scrape, target: Target) -> float | None:
+    """Tokens in the KV cache, per running sequence."""
+    tokens = _gauge(scrape, target, "sequence_tokens")
+    if tokens is None:
+        if "kv_blocks" in target.series.gauges:
+            room = _gauge(scrape, target, "kv_block_tokens")
+            used = _gauge(scrape, target, "kv_blocks")
+        else:
+            room = cache_tokens(scrape, target)
+            used = _gauge(scrape, target, "kv_usage")
+        if room is None or used is None:
+            return None
+        tokens = room * used
+    return _ratio(tokens, _gauge(scrape, target, "running"))
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    if known:
+        return math.fsum(known) / len(known)
+    return None
 
 
 def parse_draft(text: str, *, method: str | None = None, budget: int | None = None) -> Draft:
-    """ "ngram", "eagle" and the like, a draft model's name (with its full cache unless a sparse method is given), or
-    "self" with a sparse method and its budget.
+    """ "ngram", "eagle" and the like, a draft model's name (with its full cache unless a sparse
+    method is given), or "self" with a sparse method and its budget.
 
     Raises ConfigError where these do not go together.
     """
@@ -291,31 +396,51 @@ def parse_draft(text: str, *, method: str | None = None, budget: int | None = No
         if method not in (None, text) or budget is not None:
             raise ConfigError(f"draft {text} has its own method and no budget; give neither")
         return Draft(name=text, method=text)
-    if method is not None and method not in get_args(DraftMethod):
+    if method is not None and method not in DRAFT_METHODS:
         raise unknown_choice("draft method", method, SPARSE_METHODS)
-    chosen = method or ("streamingllm" if text == SELF else "full")
-    if budget is not None and not 0 < budget <= MAX_CONTEXT:
+    if not method:
+        method = "full"
+        if text == SELF:
+            method = "streamingllm"
+    _check_budget(text, method, budget)
+    if method not in (*SPARSE_METHODS, "full"):
+        raise unknown_choice("draft method", method, SPARSE_METHODS)
+    return Draft(name=text, method=method, budget=budget)
+
+
+def _check_budget(text: str, method: str, budget: int | None) -> None:
+    """Refuses a budget without a sparse method, and a sparse method without a budget."""
+    is_sparse = method in SPARSE_METHODS
+    if budget is None:
+        if is_sparse:
+            raise ConfigError(f"draft {text} with method {method} needs a --draft-budget")
+        return
+    if not 0 < budget <= MAX_CONTEXT:
         raise ConfigError(f"a draft's budget is between 1 and {MAX_CONTEXT} tokens, not {budget}")
-    if chosen in SPARSE_METHODS and budget is None:
-        raise ConfigError(f"draft {text} with method {chosen} needs a --draft-budget")
-    if chosen not in SPARSE_METHODS and budget is not None:
-        raise ConfigError(f"--draft-budget goes with a sparse method ({', '.join(SPARSE_METHODS)}), not with {chosen}")
-    if chosen not in (*SPARSE_METHODS, "full"):
-        raise unknown_choice("draft method", chosen, SPARSE_METHODS)
-    return Draft(name=text, method=chosen, budget=budget)
+    if not is_sparse:
+        raise ConfigError(
+            f"--draft-budget goes with a sparse method ({', '.join(SPARSE_METHODS)}), "
+            f"not with {method}"
+        )
 
 
 def announced(scrape: Scrape, target: Target) -> Draft | None:
-    """The draft that the server's own metrics name: magicdec's in vLLM. None: they name none, as of all others."""
+    """The draft that the server's own metrics name. Only magicdec's plugin of vLLM names one."""
     infos = [own for own, _ in scrape.rows(DRAFT_INFO, target.labels)]
     try:
-        return parse_draft(SELF, method=infos[0]["draft_method"], budget=int(infos[0]["draft_budget"]))
+        return parse_draft(
+            SELF, method=infos[0]["draft_method"], budget=int(infos[0]["draft_budget"])
+        )
     except (IndexError, KeyError, ValueError, ConfigError):
         return None
 
 
-def agreed(given: Draft | None, server: Draft | None) -> Draft:
-    """The draft that both name, or the only one that is named, or n-gram. Raises ConfigError where they differ."""
-    if given is not None and server is not None and given != server:
-        raise ConfigError(f"the server drafts with {server}, not with {given}; leave --draft out")
-    return given or server or Draft(name="ngram", method="ngram")
+def agreed(requested: Draft | None, server: Draft | None) -> Draft:
+    """The requested draft, else the server's, else n-gram. Raises ConfigError where both are known
+    and differ.
+    """
+    if requested is not None and server is not None and requested != server:
+        raise ConfigError(
+            f"the server drafts with {server}, not with {requested}; leave --draft out"
+        )
+    return requested or server or Draft(name="ngram", method="ngram")

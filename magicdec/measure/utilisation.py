@@ -2,9 +2,10 @@
 
     MBU = bytes that must be read / (time · measured bandwidth)
 
-Bytes are those of the weights that a pass touches (of experts: those that its tokens choose, if evenly) and of what it
-sees of caches and states, each once, of all ranks together; the bandwidth is that of all ranks together. Activations,
-and what a kernel reads twice, are not counted: they are what keeps the share below 1.
+Bytes are those of the weights that a pass touches (of experts: those that its tokens choose, if
+evenly) and of what it sees of caches and states, each once, of all ranks together; the bandwidth is
+that of all ranks together. Activations, and what a kernel reads twice, are not counted: they are
+what keeps the share below 1.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 
 from magicdec.measure.configuration import BenchmarkRequest, model_setup, planned_memory
 from magicdec.measure.environment import Clock, seconds
-from magicdec.perfmodel.setup import draft_kv_tokens
+from magicdec.perfmodel.drafting import draft_kv_tokens
 from magicdec.perfmodel.step import read_bytes
 from magicdec.runtime.distributed import TensorParallel
 from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
@@ -30,7 +31,12 @@ def is_cuda(device: str) -> bool:
 
 
 def seconds_per_call(
-    call: Callable[[], object], *, device: str, clock: Clock = "wall", min_s: float = 2e-3, max_calls: int = 200
+    call: Callable[[], object],
+    *,
+    device: str,
+    clock: Clock = "wall",
+    min_s: float = 2e-3,
+    max_calls: int = 200,
 ) -> float:
     """Mean seconds of a call, repeated until `min_s` have passed."""
     calls = 1
@@ -57,11 +63,17 @@ def elapsed_s(call: Callable[[], object], calls: int, device: str, clock: Clock 
     return seconds(clock) - begin_s
 
 
-def bandwidth_bytes_per_s(*, device: str, num_bytes: int = 256 * MIB, rounds: int = 7, clock: Clock = "wall") -> float:
-    """Bytes per second of reading memory: the best of a few passes over an array that no cache holds."""
+def bandwidth_bytes_per_s(
+    *, device: str, num_bytes: int = 256 * MIB, rounds: int = 7, clock: Clock = "wall"
+) -> float:
+    """Bytes per second of reading memory: the best of a few passes over an array that no cache
+    holds.
+    """
     data = torch.ones(num_bytes // 4, device=device)
     data.sum()
-    return num_bytes / min(seconds_per_call(data.sum, device=device, clock=clock) for _ in range(rounds))
+    return num_bytes / min(
+        seconds_per_call(data.sum, device=device, clock=clock) for _ in range(rounds)
+    )
 
 
 def copy_bytes_per_s(*, device: str, num_bytes: int = 2048 * MIB, rounds: int = 7) -> float:
@@ -72,7 +84,9 @@ def copy_bytes_per_s(*, device: str, num_bytes: int = 2048 * MIB, rounds: int = 
     return 2 * num_bytes / best
 
 
-def peak_flops_per_s(*, device: str, dtype: str, size: int = 1024, rounds: int = 5, clock: Clock = "wall") -> float:
+def peak_flops_per_s(
+    *, device: str, dtype: str, size: int = 1024, rounds: int = 5, clock: Clock = "wall"
+) -> float:
     """FLOP/s of a square matrix product: the best of a few."""
     a = torch.randn(size, size, device=device, dtype=getattr(torch, dtype))
     b = torch.randn(size, size, device=device, dtype=getattr(torch, dtype))
@@ -90,8 +104,8 @@ def all_ranks_bandwidth_bytes_per_s(tp: TensorParallel, device: str) -> float:
 def phase_bytes(
     request: BenchmarkRequest, prompt_lens: Sequence[int], speculation: SpeculationSpec
 ) -> dict[str, float]:
-    """Bytes that each phase of a step must read; `draft` is the block's gamma steps together, and `autoregressive` a
-    step without them.
+    """Bytes that each phase of a step must read; `draft` is the block's gamma steps together, and
+    `autoregressive` a step without them.
 
     KV lengths are those of the middle of the generation.
     """
@@ -100,7 +114,7 @@ def phase_bytes(
     seen = draft_kv_tokens(setup, kv_len, speculation.draft_budget)
     needed = read_bytes(
         setup, batch=request.batch_size, kv_len=kv_len, draft_kv_len=seen, gamma=speculation.gamma
-    )  # fmt: skip
+    )
     return {phase: float(num_bytes) for phase, num_bytes in needed.items()}
 
 

@@ -1,13 +1,16 @@
-"""Measures decoding in vLLM: autoregressive and speculative runs of one (model, batch, context) in one engine.
+"""Measures decoding in vLLM: autoregressive and speculative runs of one (model, batch, context) in
+one engine.
 
-The engine is in this process, so that its steps, and their process CPU time, can be timed. One engine serves all
-configurations: between runs only the draft's settings change, and autoregressive decoding is gamma 0; a request without
-configurations is decoded by the engine as it is, without the plugin. A run begins with the step after which every
-sequence decodes, and ends with the step in which the first one ends, as in session.py.
+The engine is in this process, so that its steps, and their process CPU time, can be timed. One
+engine serves all
+configurations: between runs only the draft's settings change, and autoregressive decoding is gamma
+    0; a request without configurations is decoded by the engine as it is, without the plugin. A run
+    begins with the step after which every sequence decodes, and ends with the step in which the
+    first one ends, as in session.py.
 
-A step is split by the engine's own calls: `draft` (all of what the plugin does), `verify` (or the pass of an
-autoregressive step, logits included), `sample` (logits to tokens, or rejection); `rest` is the scheduler's, inputs and
-outputs.
+A step is split by the engine's own calls: `draft` (all of what the plugin does), `verify` (or the
+pass of an autoregressive step, logits included), `sample` (logits to tokens, or rejection); `rest`
+is the scheduler's, inputs and outputs.
 """
 
 from __future__ import annotations
@@ -51,7 +54,9 @@ PAGE_SIZES = (64, 32)
 """Page sizes of the engine's cache, the first that the budgets allow: larger pages are read faster,
 smaller ones fill a budget better."""
 PHASES = {"propose_draft_token_ids": "draft", "_model_forward": "verify", "_sample": "sample"}
-"""The runner's calls, and the phases that they belong to; the logits of the target's pass belong to `verify` too."""
+"""The runner's calls, and the phases that they belong to; the logits of the target's pass belong to
+`verify` too.
+"""
 REST = "rest"
 WARM_UP_TOKENS = 12
 DRAFTS_METRIC = "vllm:spec_decode_num_drafts"
@@ -64,7 +69,9 @@ class VllmRun:
     num_steps: int
     num_tokens: int
     counts: Counts
-    """By sequence. Accepted as the sequences' tokens show; a step has a draft as often as the engine's counters say."""
+    """By sequence. Accepted as the sequences' tokens show; a step has a draft as often as the
+    engine's counters say.
+    """
     elapsed_s: float
     elapsed_cpu_s: float
     phases_s: dict[str, float]
@@ -89,9 +96,13 @@ class VllmRun:
 
 
 class VllmSession:
-    """A started engine with the prompts of a request, that decodes any of its configurations again and again."""
+    """A started engine with the prompts of a request, that decodes any of its configurations again
+    and again.
+    """
 
-    def __init__(self, request: BenchmarkRequest, *, progress: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self, request: BenchmarkRequest, *, progress: Callable[[str], None] = lambda _: None
+    ) -> None:
         self.request = request
         self.spec = load_model_spec(request.model)
         check_request(request, self.spec)
@@ -116,12 +127,17 @@ class VllmSession:
 
     def _engine_arguments(self) -> dict[str, Any]:
         request = self.request
-        smallest = min((s.draft_budget or 0 for s in request.speculations), default=DraftSettings().draft_budget)
+        smallest = min(
+            (s.draft_budget or 0 for s in request.speculations),
+            default=DraftSettings().draft_budget,
+        )
         page_size = next((size for size in PAGE_SIZES if smallest >= 3 * size), PAGE_SIZES[-1])
         arguments: dict[str, Any] = {
             "model": str(self.checkpoint),
             "dtype": request.dtype,
-            "max_model_len": min(request.max_len + request.max_gamma, self.spec.max_position_embeddings),
+            "max_model_len": min(
+                request.max_len + request.max_gamma, self.spec.max_position_embeddings
+            ),
             "max_num_seqs": request.batch_size,
             "block_size": page_size,
             "enforce_eager": request.device == "cpu" or not request.cuda_graphs,
@@ -137,11 +153,17 @@ class VllmSession:
                 "num_speculative_tokens": request.max_gamma,
                 "draft_sample_method": "probabilistic",
             }
-            methods = {each.draft_method for each in request.speculations}  # top-k prepares itself when it is started
+            methods = {
+                each.draft_method for each in request.speculations
+            }  # top-k prepares itself when it is started
             method = "topk" if "topk" in methods else "streamingllm"
-            arguments["additional_config"] = {CONFIG_KEY: {"draft_budget": smallest, "draft_method": method}}
+            arguments["additional_config"] = {
+                CONFIG_KEY: {"draft_budget": smallest, "draft_method": method}
+            }
         if request.device == "cpu":
-            slot_bytes = self.spec.kv_elements_per_token() * bytes_per_element(PROFILE_DTYPES[request.dtype])
+            slot_bytes = self.spec.kv_elements_per_token() * bytes_per_element(
+                PROFILE_DTYPES[request.dtype]
+            )
             needed = slot_bytes * (request.max_len + 2 * page_size) * request.batch_size
             arguments["kv_cache_memory_bytes"] = GIB + int(1.1 * needed)
         return arguments
@@ -151,7 +173,8 @@ class VllmSession:
             if self._is_timing:  # within another phase, as the logits of drafts are
                 return function(*arguments, **named)
             self._is_timing = True
-            wall, cpu = time.perf_counter(), time.process_time()
+            wall = time.perf_counter()
+            cpu = time.process_time()
             result = function(*arguments, **named)
             self._phases[phase][0] += time.perf_counter() - wall
             self._phases[phase][1] += time.process_time() - cpu
@@ -186,18 +209,25 @@ class VllmSession:
         context_len: int | None = None,
         sampling: SamplingSpec | None = None,
     ) -> VllmRun:
-        """Decodes the prompts once, or the beginnings of the first few. What else is given replaces the request's. The
-        tokens of a sequence in flight when the first one ends are thrown away."""
+        """Decodes the prompts once, or the beginnings of the first few. What else is given replaces
+        the request's. The tokens of a sequence in flight when the first one ends are thrown
+        away."""
         self._configure(speculation)
         prompts = [prompt[:context_len] for prompt in self.prompts[:batch_size]]
-        self._send(prompts, sampling or self.request.sampling, seed=seed or 0, gen_len=gen_len or self.request.gen_len)
+        self._send(
+            prompts,
+            sampling or self.request.sampling,
+            seed=seed or 0,
+            gen_len=gen_len or self.request.gen_len,
+        )
         steps = _Steps(num_sequences=len(prompts), max_gamma=self.request.max_gamma)
         while not steps.all_decode:
             steps.note(self._core.step())
         steps.begin()
         self._phases.clear()
         before = self._num_drafts()
-        wall, cpu = time.perf_counter(), time.process_time()
+        wall = time.perf_counter()
+        cpu = time.process_time()
         while not steps.has_ended:
             steps.note(self._core.step())
         elapsed = time.perf_counter() - wall, time.process_time() - cpu
@@ -210,7 +240,9 @@ class VllmSession:
             counts.tried[:, 0] *= (after - before) / counts.steps.sum()
         phases: list[dict[str, float]] = []
         for index, whole_s in enumerate(elapsed):
-            known = {name: seconds[index] / steps.num_steps for name, seconds in self._phases.items()}
+            known = {
+                name: seconds[index] / steps.num_steps for name, seconds in self._phases.items()
+            }
             phases.append({**known, REST: whole_s / steps.num_steps - sum(known.values())})
         return VllmRun(steps.num_steps, steps.num_tokens, counts, *elapsed, *phases)
 
@@ -218,8 +250,12 @@ class VllmSession:
         """Decodes a few tokens; the phases of every measured run are timed apart."""
         self.run(speculation, gen_len=min(WARM_UP_TOKENS, self.request.gen_len))
 
-    def record_fields(self, measurement: Measurement, *, bandwidth_bytes_per_s: float | None = None) -> dict[str, Any]:
-        """A row's fields on process CPU time: on a machine that others use too, that is what repeats."""
+    def record_fields(
+        self, measurement: Measurement, *, bandwidth_bytes_per_s: float | None = None
+    ) -> dict[str, Any]:
+        """A row's fields on process CPU time: on a machine that others use too, that is what
+        repeats.
+        """
         run, baseline = measurement.run, measurement.baseline
         is_speculative = not measurement.speculation.is_autoregressive
         speedup = baseline.cpu_s_per_token / run.cpu_s_per_token
@@ -232,7 +268,9 @@ class VllmSession:
             "speedup_cpu_samples": [speedup] if is_speculative else None,
         }
 
-    def _send(self, prompts: list[list[int]], sampling: SamplingSpec, *, seed: int, gen_len: int) -> None:
+    def _send(
+        self, prompts: list[list[int]], sampling: SamplingSpec, *, seed: int, gen_len: int
+    ) -> None:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -249,12 +287,16 @@ class VllmSession:
             self._core.add_request(str(index), {"prompt_token_ids": prompt}, wanted)
 
     def _prefill(self) -> float:
-        """Leaves the prompts in the engine's prefix cache, so that all sequences of a run begin together."""
+        """Leaves the prompts in the engine's prefix cache, so that all sequences of a run begin
+        together.
+        """
         from vllm import SamplingParams
 
         start = time.perf_counter()
         for index, prompt in enumerate(self.prompts):
-            self._core.add_request(f"prefill {index}", {"prompt_token_ids": prompt}, SamplingParams(max_tokens=1))
+            self._core.add_request(
+                f"prefill {index}", {"prompt_token_ids": prompt}, SamplingParams(max_tokens=1)
+            )
         while self._core.has_unfinished_requests():
             self._core.step()
         return time.perf_counter() - start
@@ -263,7 +305,11 @@ class VllmSession:
         """Drafts that the engine counted so far."""
         if self._draft is None:
             return 0.0
-        found = {metric.name: metric.value for metric in self._llm.get_metrics() if metric.name == DRAFTS_METRIC}
+        found = {
+            metric.name: metric.value
+            for metric in self._llm.get_metrics()
+            if metric.name == DRAFTS_METRIC
+        }
         return float(found[DRAFTS_METRIC])
 
 
@@ -290,7 +336,9 @@ class _Steps:
         self.num_steps = self.num_tokens = 0
         self.accepted[:] = 0
         if self.has_ended:
-            raise ConfigError("a sequence ended before the last one was prefilled; generate more tokens (--gen-len)")
+            raise ConfigError(
+                "a sequence ended before the last one was prefilled; generate more tokens (--gen-len)"
+            )
 
     def note(self, outputs: list[Any]) -> None:
         self.num_steps += 1
@@ -304,12 +352,12 @@ class _Steps:
 
 
 def in_own_process(function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-    """The call's result, or its exception, from a process of its own. The function is one of a module; its arguments
-    can be pickled.
+    """The call's result, or its exception, from a process of its own. The function is one of a
+    module; its arguments can be pickled.
 
-    vLLM is started so: it frees nothing of an engine's memory while its process lives, and its search of all modules
-    for kernels to replace fails in a process that has loaded numba, as our kernels for CPUs and vLLM's own n-gram
-    drafts do.
+    vLLM is started so: it frees nothing of an engine's memory while its process lives, and its
+    search of all modules for kernels to replace fails in a process that has loaded numba, as our
+    kernels for CPUs and vLLM's own n-gram drafts do.
     """
     with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
         return pool.submit(function, *arguments, **named).result()

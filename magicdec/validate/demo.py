@@ -1,9 +1,10 @@
 """The whole path on one machine: calibrate, plan, run, validate; what `magicdec demo` then reports.
 
-The demo asks the planner for the embedded model's best configuration at two workloads, one where the KV cache dominates
-and one where it does not, measures what was chosen (and other gammas and budgets, so that there is a curve to see), and
-checks that greedy speculative output equals the autoregressive one. There a first divergence is excused only where it
-is a near tie: where, recomputed in float64, the target's two best logits are less than NEAR_TIE apart, so that rounding
+The demo asks the planner for the embedded model's best configuration at two workloads, one where
+the KV cache dominates and one where it does not, measures what was chosen (and other gammas and
+budgets, so that there is a curve to see), and checks that greedy speculative output equals the
+autoregressive one. There a first divergence is excused only where it is a near tie: where,
+recomputed in float64, the target's two best logits are less than NEAR_TIE apart, so that rounding
 alone decides between them. Both counts are reported.
 """
 
@@ -31,15 +32,19 @@ from magicdec.progress import Done, Progress, Stages
 from magicdec.records import Record
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.weights import load_model
-from magicdec.specs.speculation import AUTOREGRESSIVE, DraftMethod, SamplingSpec, SpeculationSpec
+from magicdec.specs.named_head import named_head
+from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec, SpeculationSpec
 from magicdec.units import format_seconds
 from magicdec.validate.grid import freeze_predictions, plan_local
 
 NEAR_TIE = 1e-5
 STAGE_SHARES = (90.0, 5.0, 13.0, 85.0, 10.0)
-"""About how the time goes, for the display alone: the calibration, the three workloads (seconds between the records of
-results/demo-2-cores.jsonl, for the configurations of today), and the greedy check."""
+"""About how the time goes, for the display alone: the calibration, the three workloads (seconds
+between the records of results/demo-2-cores.jsonl, for the configurations of today), and the greedy
+check."""
 BUDGETS = (64, 256, 512)
+OTHERS_GAMMA = 3
+"""Drafted tokens of the drafts that are measured beside the plan's."""
 MAIN = BenchmarkRequest(model="embedded", batch_size=32, context_len=4096, gen_len=64)
 SMALL = BenchmarkRequest(model="embedded", batch_size=1, context_len=512, gen_len=64)
 MIDDLE = BenchmarkRequest(model="embedded", batch_size=8, context_len=2048, gen_len=64)
@@ -59,7 +64,9 @@ GREEDY = BenchmarkRequest(
 
 
 class DemoResult(NamedTuple):
-    """The demo's findings. `chosen` is the measured row of the plan's best configuration at the main workload."""
+    """The demo's findings. `chosen` is the measured row of the plan's best configuration at the
+    main workload.
+    """
 
     plan: Plan
     small_plan: Plan
@@ -72,15 +79,22 @@ class DemoResult(NamedTuple):
     def chosen(self) -> Record:
         names = ("batch_size", "draft_budget", "gamma")
         wanted = [getattr(self.plan.best, name) for name in names]
-        return next(row for row in self.measured if [getattr(row, name) for name in names] == wanted)
+        return next(
+            row for row in self.measured if [getattr(row, name) for name in names] == wanted
+        )
 
 
 def run_demo(directory: Path, *, progress: Progress, quick: bool = False) -> DemoResult:
-    """Runs everything and leaves profile, plan and records in `directory`, each as soon as it is there."""
+    """Runs everything and leaves profile, plan and records in `directory`, each as soon as it is
+    there.
+    """
     records = directory / "records.jsonl"
     stages = Stages(progress, STAGE_SHARES)
     ended = _stage_clock(progress)
-    acceptance = AcceptanceRequest(model=MAIN.model, draft_budgets=BUDGETS, num_prompts=24, gen_len=128)
+    others = other_drafts(MAIN.model)
+    acceptance = AcceptanceRequest(
+        model=MAIN.model, draft_budgets=BUDGETS, num_prompts=24, gen_len=128, beside=others
+    )
     if quick:
         acceptance = replace(acceptance, num_prompts=8, gen_len=48)
     profile = obtain_profile(MAIN.model, request=acceptance, quick=quick, progress=stages.stage(0))
@@ -88,26 +102,41 @@ def run_demo(directory: Path, *, progress: Progress, quick: bool = False) -> Dem
     ended(f"calibrated this machine: {directory / 'local.toml'}")
     stages.stage(1)("planning")
     plan = plan_local(MAIN, profile, draft_budgets=BUDGETS)
-    small_plan = plan_local(SMALL, profile, draft_budgets=tuple(b for b in BUDGETS if b < SMALL.context_len))
+    draft_budgets = []
+    for b in BUDGETS:
+        if b < SMALL.context_len:
+            draft_budgets.append(b)
+    small_plan = plan_local(SMALL, profile, draft_budgets=tuple(draft_budgets))
     requests = [
         replace(SMALL, speculations=around(plan, gammas=(2,))),
-        replace(MIDDLE, speculations=around(plan, gammas=(2, 4))),
-        replace(MAIN, speculations=around(plan, gammas=(1, 2, 5), other_budgets=True)),
+        replace(MIDDLE, speculations=(*around(plan, gammas=(2, 4)), *others)),
+        replace(
+            MAIN,
+            speculations=(*around(plan, gammas=(1, 2, 5), other_budgets=True), *others),
+        ),
     ]
     if quick:
-        requests = [replace(each, speculations=around(plan, gammas=(2,)), gen_len=32) for each in (SMALL, MAIN)]
+        requests = [
+            replace(each, speculations=(*around(plan, gammas=(2,)), *others), gen_len=32)
+            for each in (SMALL, MAIN)
+        ]
     predicted = freeze_predictions(requests, profile, records)
     references = ReferenceKernels()
     measured: list[Record] = []
     for number, request in enumerate(requests, 1):
-        rows = benchmark(request, records=records, references=references, progress=stages.stage(number))
+        rows = benchmark(
+            request, records=records, references=references, progress=stages.stage(number)
+        )
         measured += rows
         best = max((row for row in rows if row.is_speculative), key=lambda row: row.speedup or 0.0)
         ended(
             f"measured {len(rows)} configurations at batch {request.batch_size}, context {request.context_len}: "
             f"{describe(best)} {best.speedup:.2f}x"
         )
-    greedy = check_greedy(replace(GREEDY, gen_len=24) if quick else GREEDY, progress=stages.stage(4))
+    workload = replace(GREEDY, speculations=(*GREEDY.speculations, *others))
+    if quick:
+        workload = replace(workload, gen_len=24)
+    greedy = check_greedy(workload, progress=stages.stage(4))
     ended(f"compared greedy outputs: {sum(check.num_divergences for check in greedy)} divergences")
     comparison = Comparison(pairs=pair_records([*predicted, *measured]))
     return DemoResult(plan, small_plan, predicted, measured, comparison, greedy)
@@ -126,16 +155,40 @@ def _stage_clock(progress: Progress) -> Callable[[str], None]:
     return ended
 
 
-def around(plan: Plan, *, gammas: tuple[int, ...], other_budgets: bool = False) -> tuple[SpeculationSpec, ...]:
-    """The plan's best configuration (its best drafted one, where speculation does not pay), other gammas at its budget,
-    and, if asked, its gamma at other budgets."""
-    best = plan.best if plan.best.gamma else plan.candidates[0]
-    budget, gamma = cast(int, best.draft_budget), best.gamma
-    method = cast(DraftMethod, best.draft_method)
+def other_drafts(model: str) -> tuple[SpeculationSpec, ...]:
+    """N-gram look-up, and the trained head that ships with the model."""
+    head = named_head(model, "eagle3", None)
+    assert head is not None
+    lookup = SpeculationSpec(draft="ngram", draft_method="ngram", gamma=OTHERS_GAMMA)
+    trained = SpeculationSpec(
+        draft=head.method,
+        draft_method=head.method,
+        gamma=OTHERS_GAMMA,
+        head=head.spec,
+        checkpoint=head.checkpoint,
+    )
+    return lookup, trained
+
+
+def around(
+    plan: Plan, *, gammas: tuple[int, ...], other_budgets: bool = False
+) -> tuple[SpeculationSpec, ...]:
+    """The plan's best configuration (its best drafted one, where speculation does not pay), other
+    gammas at its budget, and, if asked, its gamma at other budgets."""
+    if plan.best.gamma:
+        best = plan.best
+    else:
+        best = plan.candidates[0]
+    budget = cast(int, best.draft_budget)
+    gamma = best.gamma
+    method = best.draft_method
     pairs = {(budget, gamma), *((budget, g) for g in gammas)}
     if other_budgets:
         pairs |= {(b, gamma) for b in BUDGETS}
-    return tuple(SpeculationSpec(draft="self", draft_method=method, draft_budget=b, gamma=g) for b, g in sorted(pairs))
+    return tuple(
+        SpeculationSpec(draft="self", draft_method=method, draft_budget=b, gamma=g)
+        for b, g in sorted(pairs)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,8 +209,12 @@ class GreedyCheck:
         )
 
 
-def check_greedy(request: BenchmarkRequest, *, progress: Progress = lambda _: None) -> list[GreedyCheck]:
-    """Decodes every configuration of a greedy request to its end, and compares with autoregressive decoding."""
+def check_greedy(
+    request: BenchmarkRequest, *, progress: Progress = lambda _: None
+) -> list[GreedyCheck]:
+    """Decodes every configuration of a greedy request to its end, and compares with autoregressive
+    decoding.
+    """
     assert request.sampling.is_greedy
     session = BenchmarkSession(request, progress=progress)
     progress("greedy: autoregressive")
@@ -166,11 +223,10 @@ def check_greedy(request: BenchmarkRequest, *, progress: Progress = lambda _: No
     for speculation in request.speculations:
         progress(f"greedy: {describe(speculation)}")
         tokens = session.run(speculation, run_to_end=True).tokens
-        gaps = [
-            top_two_gap(request, session.prompts[i], expected[i][:position])
-            for i in range(len(tokens))
-            if (position := first_divergence(expected[i], tokens[i])) is not None
-        ]
+        gaps = []
+        for i in range(len(tokens)):
+            if (position := first_divergence(expected[i], tokens[i])) is not None:
+                gaps.append(top_two_gap(request, session.prompts[i], expected[i][:position]))
         checks.append(
             GreedyCheck(
                 speculation=speculation,
@@ -184,14 +240,20 @@ def check_greedy(request: BenchmarkRequest, *, progress: Progress = lambda _: No
 
 
 def first_divergence(expected: Sequence[int], actual: Sequence[int]) -> int | None:
-    """The first position at which two outputs differ (one being shorter counts); None where they are equal."""
+    """The first position at which two outputs differ (one being shorter counts); None where they
+    are equal.
+    """
     pairs = enumerate(zip_longest(expected, actual))
     return next((position for position, (a, b) in pairs if a != b), None)
 
 
-def top_two_gap(request: BenchmarkRequest, prompt: Sequence[int], generated: Sequence[int]) -> float:
+def top_two_gap(
+    request: BenchmarkRequest, prompt: Sequence[int], generated: Sequence[int]
+) -> float:
     """Difference between the target's two best next-token logits after the tokens, in float64."""
-    model = load_model(request.model, weights=request.weights, device=request.device, dtype="float64")
+    model = load_model(
+        request.model, weights=request.weights, device=request.device, dtype="float64"
+    )
     tokens = [*prompt, *generated]
     engine = Engine(model, batch_size=1, max_len=len(tokens) + 1)
     engine.prefill([tokens])

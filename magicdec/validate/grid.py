@@ -1,20 +1,21 @@
-"""A declared grid of configurations: predicted from the calibration alone, then measured, then compared. No torch until
-something is measured.
+"""A declared grid of configurations: predicted from the calibration alone, then measured, then
+compared. No torch until something is measured.
 
-Predictions come from the same `plan` that users call, and are written, each with its hash, before the first measurement
-starts. All configurations of a (batch, context) share one prefill and are measured in groups, each recorded when it is
-done. A run that was interrupted goes on where it stopped: what the records file holds already is not measured again.
+Predictions come from the same `plan` that users call, and are written, each with its hash, before
+the first measurement starts. All configurations of a (batch, context) share one prefill and are
+measured in groups, each recorded when it is done. A run that was interrupted goes on where it
+stopped: what the records file holds already is not measured again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -24,13 +25,19 @@ from magicdec.errors import ConfigError
 from magicdec.files import converted, read_toml
 from magicdec.measure.configuration import BenchmarkRequest, Runtime, configuration_fields
 from magicdec.measure.environment import Clock, ReferenceKernels
+from magicdec.perfmodel.plan.choice import DEFAULT_MAX_GAMMA
 from magicdec.perfmodel.plan.planner import Plan, PlanRequest, plan
-from magicdec.perfmodel.plan.request import DEFAULT_MAX_GAMMA
-from magicdec.plan_document import Candidate
+from magicdec.plan_rows import Candidate, column
 from magicdec.progress import Progress, Stages
 from magicdec.records import Record, append_record, current_environment, read_records
 from magicdec.specs.precision import PROFILE_DTYPES
-from magicdec.specs.speculation import AUTOREGRESSIVE, DraftMethod, SamplingSpec, SpeculationSpec
+from magicdec.specs.speculation import (
+    AUTOREGRESSIVE,
+    SELF,
+    DraftMethod,
+    SamplingSpec,
+    SpeculationSpec,
+)
 
 if TYPE_CHECKING:
     from magicdec.calibrate.acceptance_bench import AcceptanceRequest
@@ -49,7 +56,8 @@ SLOWER = 1.1
 class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Upper limits, as fractions; None is not checked. Errors are absolute values.
 
-    Step times (`*_step_error`) are normalised where the reference kernels were timed, and raw elsewhere.
+    Step times (`*_step_error`) are normalised where the reference kernels were timed, and raw
+    elsewhere.
     """
 
     median_speedup_error: float | None = None
@@ -70,16 +78,24 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             return ["no configuration has both a prediction and a measurement"]
         figures = {"regret": comparison.regret, "coverage": comparison.coverage}
         for term, summary in comparison.summaries.items():
-            normalised = summary.normalised_median_error if term.endswith("_s") else None
+            normalised = None
+            if term.endswith("_s"):
+                normalised = summary.normalised_median_error
             name = f"{term.removeprefix('expected_').removesuffix('_s')}_error"
-            figures[f"median_{name}"] = summary.median_error if normalised is None else normalised
+            error = summary.median_error
+            if normalised is not None:
+                error = normalised
+            figures[f"median_{name}"] = error
             figures[f"p90_{name}"] = summary.p90_error
         failures = []
         for name, limit in msgspec.structs.asdict(self).items():
             if limit is None:
                 continue
-            low, high = limit if isinstance(limit, tuple) else (None, limit)
-            value, words = figures.get(name), name.replace("_", " ")
+            low, high = None, limit
+            if isinstance(limit, tuple):
+                low, high = limit
+            value = figures.get(name)
+            words = name.replace("_", " ")
             if value is None:
                 failures.append(f"{words} could not be computed")
             elif value > high:
@@ -90,7 +106,9 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class GridSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Every combination of the lists; `cases`, where given, lists (batch, context) pairs instead of their product."""
+    """Every combination of the lists; `cases`, where given, lists (batch, context) pairs instead of
+    their product.
+    """
 
     model: str = "embedded"
     dtype: str = "float32"
@@ -119,7 +137,9 @@ class GridSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ):
             speculations = tuple(
                 SpeculationSpec(draft="self", draft_method=method, draft_budget=budget, gamma=gamma)
-                for method, budget, gamma in product(self.draft_methods, self.draft_budgets, self.gammas)
+                for method, budget, gamma in product(
+                    self.draft_methods, self.draft_budgets, self.gammas
+                )
                 if budget < context
             )
             yield BenchmarkRequest(
@@ -152,8 +172,8 @@ QUICK_GRID = GridSpec(
         regret=0.10,
     ),
 )
-"""Steps of 2 to 8 ms on a machine that others use: repetitions of one point differ by a tenth and more, so the limits
-are those that only a broken model exceeds."""
+"""Steps of 2 to 8 ms on a machine that others use: repetitions of one point differ by a tenth and
+more, so the limits are those that only a broken model exceeds."""
 VLLM_GRID = GridSpec(
     engine="vllm",
     clock="cpu",
@@ -168,12 +188,21 @@ VLLM_GRID = GridSpec(
 """Contexts and batches at which a draft pays in vLLM on a CPU, and some at which it hardly does."""
 
 
-def choose_grid(path: Path | None, *, quick: bool, engine: Runtime | None, clock: Clock | None) -> GridSpec:
+def choose_grid(
+    path: Path | None, *, quick: bool, engine: Runtime | None, clock: Clock | None
+) -> GridSpec:
     """A grid file's, or the shipped one of the engine; what is given replaces the file's."""
-    grid = QUICK_GRID if quick else VLLM_GRID if path is None and engine == "vllm" else load_grid(path)
+    if quick:
+        grid = QUICK_GRID
+    elif path is None and engine == "vllm":
+        grid = VLLM_GRID
+    else:
+        grid = load_grid(path)
     grid = msgspec.structs.replace(grid, engine=engine or grid.engine, clock=clock or grid.clock)
     if grid.clock == "cpu" and grid.engine != "vllm":
-        raise ConfigError("--clock cpu goes with --engine vllm: our runtime's steps are timed by the wall clock")
+        raise ConfigError(
+            "--clock cpu goes with --engine vllm: our runtime's steps are timed by the wall clock"
+        )
     return grid
 
 
@@ -186,7 +215,9 @@ def load_grid(path: Path | None) -> GridSpec:
         return BUILT_IN_GRID
     grid = converted(read_toml(path, "grid"), GridSpec, where=f"grid {path}")
     if not (grid.cases or (grid.batch_sizes and grid.context_lens)):
-        raise ConfigError(f"grid {path}: give cases = [[batch, context], ...], or batch_sizes and context_lens")
+        raise ConfigError(
+            f"grid {path}: give cases = [[batch, context], ...], or batch_sizes and context_lens"
+        )
     return grid
 
 
@@ -209,17 +240,22 @@ def run_grid(
     quick: bool = False,
     progress: Progress = lambda _: None,
 ) -> GridRun:
-    """Predicts and measures a grid. Without a profile, calibrates first (`quick`: with fewer shapes, rounds and
-    prompts), and saves the profile next to the records so that the run can be resumed."""
+    """Predicts and measures a grid. Without a profile, calibrates first (`quick`: with fewer
+    shapes, rounds and prompts), and saves the profile next to the records so that the run can be
+    resumed."""
     from magicdec.measure.rank import benchmark
 
     requests = list(grid.requests())
-    profile = profile or _own_profile(grid, records.with_suffix(".profile.toml"), quick=quick, progress=progress)
+    profile = profile or _own_profile(
+        grid, records.with_suffix(".profile.toml"), quick=quick, progress=progress
+    )
     _warn_of_other_temperatures(grid, profile)
     predicted = freeze_predictions(requests, profile, records)
     stages = Stages(progress, [_work(request, records) for request in requests])
     measured: list[Record] = []
-    references = ReferenceKernels(grid.device) if grid.engine == "ours" else None
+    references = None
+    if grid.engine == "ours":
+        references = ReferenceKernels(grid.device)
     for number, request in enumerate(requests):
         measured += benchmark(
             request,
@@ -229,7 +265,10 @@ def run_grid(
             references=references,
             progress=stages.stage(number),
         )
-    judged = [by_cpu_time(record) for record in measured] if grid.clock == "cpu" else measured
+    if grid.clock == "cpu":
+        judged = [by_cpu_time(record) for record in measured]
+    else:
+        judged = measured
     comparison = Comparison(pairs=pair_records([*predicted, *judged]))
     failures = grid.thresholds.failures(comparison)
     return GridRun(predicted=predicted, measured=measured, comparison=comparison, failures=failures)
@@ -237,7 +276,10 @@ def run_grid(
 
 def _warn_of_other_temperatures(grid: GridSpec, profile: LocalProfile) -> None:
     for law in profile.acceptance:
-        others = [t for t in grid.temperatures if law.temperature is not None and t != law.temperature]
+        others = []
+        for t in grid.temperatures:
+            if law.temperature is not None and t != law.temperature:
+                others.append(t)
         if others and law.draft_method in grid.draft_methods:
             warnings.warn(
                 f"acceptance of {law.draft_method} was measured at temperature {law.temperature:g}; predictions at "
@@ -271,16 +313,28 @@ def acceptance_request(grid: GridSpec, *, quick: bool = False) -> AcceptanceRequ
 
     cases = grid.cases or list(product(grid.batch_sizes, grid.context_lens))
     longest = max(context for _, context in cases)
-    contexts = [c for c in ACCEPTANCE_CONTEXTS if c not in {context for _, context in cases}]
-    contexts = [c for c in contexts if c < longest] or [longest - longest // 4]
+    grid_contexts = {context for _, context in cases}
+    contexts = []
+    for context in ACCEPTANCE_CONTEXTS:
+        if context not in grid_contexts and context < longest:
+            contexts.append(context)
+    if not contexts:
+        contexts = [longest - longest // 4]
+    draft_budgets = []
+    for budget in ACCEPTANCE_BUDGETS:
+        if budget not in grid.draft_budgets and budget < contexts[-1]:
+            draft_budgets.append(budget)
+    num_prompts = 48
+    if quick:
+        num_prompts = 16
     return AcceptanceRequest(
         model=grid.model,
         dtype=grid.dtype,
         device=grid.device,
         draft_methods=grid.draft_methods,
-        draft_budgets=tuple(b for b in ACCEPTANCE_BUDGETS if b not in grid.draft_budgets and b < contexts[-1]),
+        draft_budgets=tuple(draft_budgets),
         context_lens=tuple(contexts),
-        num_prompts=16 if quick else 48,
+        num_prompts=num_prompts,
         gamma=max(grid.gammas) + 1,
         temperature=grid.temperatures[0],
         prompts=grid.prompts,
@@ -291,17 +345,29 @@ def _work(request: BenchmarkRequest, records: Path) -> float:
     """About how long what the file lacks takes, in any unit: it grows as KV slots and a constant."""
     from magicdec.measure.rank import configuration_key, known_records
 
-    known = known_records(records, request.repetitions) if records.exists() else {}
-    missing = [each for each in request.speculations if configuration_key(request, each) not in known]
+    if records.exists():
+        known = known_records(records, request.repetitions)
+    else:
+        known = {}
+    missing = []
+    for speculation in request.speculations:
+        if configuration_key(request, speculation) not in known:
+            missing.append(speculation)
     return (request.batch_size * request.context_len + 8000.0) * len(missing)
 
 
-def freeze_predictions(requests: list[BenchmarkRequest], profile: LocalProfile, records: Path) -> list[Record]:
-    """Predicts every point and writes the predictions; those of an interrupted run, in the file already, stay.
+def freeze_predictions(
+    requests: list[BenchmarkRequest], profile: LocalProfile, records: Path
+) -> list[Record]:
+    """Predicts every point and writes the predictions; those of an interrupted run, in the file
+    already, stay.
 
     Raises ConfigError for a prediction in the file that was changed after it was written.
     """
-    known = {r.key: r for r in read_records(records) if r.source == "calibrated"} if records.exists() else {}
+    if records.exists():
+        known = {r.key: r for r in read_records(records) if r.source == "calibrated"}
+    else:
+        known = {}
     frozen = []
     differs = False
     for record in (record for request in requests for record in predict_records(request, profile)):
@@ -310,7 +376,9 @@ def freeze_predictions(requests: list[BenchmarkRequest], profile: LocalProfile, 
             append_record(records, known[record.key])
         found = known[record.key]
         if found.notes != [prediction_note(found)]:
-            raise ConfigError(f"{records}: prediction {found.key} is not what was written before the measurements")
+            raise ConfigError(
+                f"{records}: prediction {found.key} is not what was written before the measurements"
+            )
         differs |= (found.step_s, found.speedup) != (record.step_s, record.speedup)
         frozen.append(found)
     if differs:
@@ -327,18 +395,45 @@ def prediction_note(record: Record) -> str:
     return f"prediction sha256 {hashlib.sha256(text).hexdigest()}"
 
 
+class DraftKind(NamedTuple):
+    """Draft that a plan is asked for: its name, its method, its weights' format and a head's directory."""
+
+    draft: str = SELF
+    method: str | None = None
+    weight_dtype: str | None = None
+    checkpoint: str | None = None
+
+    @property
+    def words(self) -> str:
+        """As options of `profile-acceptance`."""
+        if self.draft == SELF:
+            return f"--draft-method {self.method}"
+        return f"--draft {self.checkpoint or self.draft}"
+
+
+def _kind(speculation: SpeculationSpec) -> DraftKind:
+    return DraftKind(
+        draft=speculation.draft,
+        method=speculation.draft_method,
+        weight_dtype=speculation.draft_weight_dtype,
+        checkpoint=speculation.checkpoint,
+    )
+
+
 def plan_local(
     request: BenchmarkRequest,
     profile: LocalProfile,
     *,
+    kind: DraftKind | None = None,
     draft_budgets: tuple[int, ...] = (),
-    method: str | None = None,
-    draft_weight_dtype: str | None = None,
     gen_len: int = 0,
 ) -> Plan:
-    """A plan for a measured configuration's model, batch and context on the calibrated machine; without a generated
-    length of decoding alone, which is what runs time."""
+    """A plan for a measured configuration's model, batch and context on the calibrated machine;
+    without a generated length of decoding alone, which is what runs time. `kind`: of one kind of
+    draft; None: of all the target's own.
+    """
     dtype = PROFILE_DTYPES[request.dtype]
+    kind = kind or DraftKind()
     return plan(
         PlanRequest(
             model=request.model,
@@ -348,8 +443,9 @@ def plan_local(
             batch_sizes=(request.batch_size,),
             context_lens=(request.context_len,),
             gen_len=gen_len,
-            draft="self",
-            draft_method=method,
+            draft=kind.draft,
+            draft_model=kind.checkpoint,
+            draft_method=kind.method,
             draft_budgets=draft_budgets,
             temperature=request.sampling.temperature,
             top_k=request.sampling.top_k,
@@ -357,7 +453,7 @@ def plan_local(
             acceptance=profile.acceptance,
             weight_dtype=dtype,
             kv_dtype=dtype,
-            draft_weight_dtype=draft_weight_dtype,
+            draft_weight_dtype=kind.weight_dtype or (dtype if kind.checkpoint else None),
         )
     )
 
@@ -365,56 +461,102 @@ def plan_local(
 def predict_records(request: BenchmarkRequest, profile: LocalProfile) -> list[Record]:
     """One predicted record for each of the request's configurations, the autoregressive one first."""
     hardware = profile.hardware
-    slow = msgspec.structs.replace(hardware, memory_bytes_per_s=hardware.memory_bytes_per_s / SLOWER)
+    slow = msgspec.structs.replace(
+        hardware, memory_bytes_per_s=hardware.memory_bytes_per_s / SLOWER
+    )
     deepest = max((s.gamma for s in request.speculations), default=0)
     if deepest > DEFAULT_MAX_GAMMA:
-        raise ConfigError(f"predictions reach gamma {DEFAULT_MAX_GAMMA}, not {deepest}; measure it with magicdec run")
+        raise ConfigError(
+            f"predictions reach gamma {DEFAULT_MAX_GAMMA}, not {deepest}; measure it with magicdec run"
+        )
+    by_kind: dict[DraftKind, list[SpeculationSpec]] = {}
+    for speculation in request.speculations:
+        by_kind.setdefault(_kind(speculation), []).append(speculation)
     predicted: list[Record] = []
-    for method, weights in dict.fromkeys((s.draft_method, s.draft_weight_dtype) for s in request.speculations):
-        chosen = [s for s in request.speculations if (s.draft_method, s.draft_weight_dtype) == (method, weights)]
-        budgets = tuple(sorted({s.draft_budget for s in chosen if s.draft_budget is not None}))
+    for kind, speculations in by_kind.items():
+        budgets = set()
+        for speculation in speculations:
+            if speculation.draft_budget is not None:
+                budgets.add(speculation.draft_budget)
         documents = [
             plan_local(
-                request, each, draft_budgets=budgets, method=method, draft_weight_dtype=weights, gen_len=request.gen_len
+                request,
+                machine,
+                kind=kind,
+                draft_budgets=tuple(sorted(budgets)),
+                gen_len=request.gen_len,
             )
-            for each in (profile, replace(profile, hardware=slow))
+            for machine in (profile, replace(profile, hardware=slow))
         ]
         if not documents[0].candidates:
             raise ConfigError(
-                f"no acceptance of {method} on {request.model} is known; measure it with "
-                f"`magicdec profile-acceptance --draft-method {method}`, saved next to the profile"
+                f"no acceptance of {kind.method} on {request.model} is known; measure it with "
+                f"`magicdec profile-acceptance {kind.words}`, saved next to the profile"
             )
-        rows = [{(row.draft_budget, row.gamma): row for row in each.candidates} for each in documents]
         if not predicted:
-            predicted.append(_record(request, AUTOREGRESSIVE, [each.autoregressive for each in documents], profile))
-        predicted += [_record(request, s, [each[s.draft_budget, s.gamma] for each in rows], profile) for s in chosen]
+            baselines = [document.autoregressive for document in documents]
+            predicted.append(_record(request, AUTOREGRESSIVE, baselines, profile))
+        predicted += _speculative_records(request, speculations, documents, profile)
     return predicted
 
 
+def _speculative_records(
+    request: BenchmarkRequest,
+    speculations: Sequence[SpeculationSpec],
+    documents: Sequence[Plan],
+    profile: LocalProfile,
+) -> list[Record]:
+    """The predictions of one draft's configurations, from its plans on both memories."""
+    rows_of_plans = []
+    for document in documents:
+        rows_of_plans.append({(row.draft_budget, row.gamma): row for row in document.candidates})
+    records = []
+    for speculation in speculations:
+        key = (speculation.draft_budget, speculation.gamma)
+        rows = [rows_of_plan[key] for rows_of_plan in rows_of_plans]
+        records.append(_record(request, speculation, rows, profile))
+    return records
+
+
 def _record(
-    request: BenchmarkRequest, speculation: SpeculationSpec, rows: list[Candidate], profile: LocalProfile
+    request: BenchmarkRequest,
+    speculation: SpeculationSpec,
+    rows: list[Candidate],
+    profile: LocalProfile,
 ) -> Record:
-    """The prediction of a configuration, from its rows with the memory as it is, and slower; with the acceptance
-    profile's conditional rates, where one describes its method."""
+    """The prediction of a configuration, from its rows with the memory as it is, and slower; with
+    the acceptance profile's conditional rates, where one describes its method."""
     row, slow_row = rows
-    kind, rates = (speculation.draft, speculation.draft_method), None
-    law = next((p for p in profile.acceptance if (p.draft, p.draft_method) == kind), None)
+    kind = (speculation.draft, speculation.draft_method)
+    rates = None
+    law = None
+    for acceptance in profile.acceptance:
+        if (acceptance.draft, acceptance.draft_method) == kind:
+            law = acceptance
+            break
     if law is not None and speculation.gamma:
         rates = law.conditional_rates(
-            budget=speculation.draft_budget, context=request.context_len, gamma_max=speculation.gamma
+            budget=speculation.draft_budget,
+            context=request.context_len,
+            gamma_max=speculation.gamma,
         )
+    if rates is None:
+        acceptance_by_position = None
+    else:
+        acceptance_by_position = [float(rate) for rate in rates]
+    memory_shares = {}
+    for name in MEMORY_TERMS:
+        seconds = column(row, name)
+        if seconds:
+            memory_shares[name] = (column(slow_row, name) / seconds - 1.0) / (SLOWER - 1.0)
     return Record(
         source="calibrated",
         hardware=profile.hardware.name,
         environment=current_environment(),
         **{**configuration_fields(request, speculation), "engine": profile.engine.name},
-        **{name: getattr(row, name) for name in PREDICTED_FIELDS},
-        memory_shares={
-            name: (getattr(slow_row, name) / seconds - 1.0) / (SLOWER - 1.0)
-            for name in MEMORY_TERMS
-            if (seconds := getattr(row, name))
-        },
+        **{name: column(row, name) for name in PREDICTED_FIELDS},
+        memory_shares=memory_shares,
         reference_s=profile.hardware.reference_s,
         compute_reference_s=profile.hardware.compute_reference_s,
-        acceptance_by_position=None if rates is None else [float(rate) for rate in rates],
+        acceptance_by_position=acceptance_by_position,
     )

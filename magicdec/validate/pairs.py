@@ -1,13 +1,22 @@
-"""Servers measured with and without speculation: what is predicted for each pair, and which gamma would be chosen.
+"""Servers measured with and without speculation: what is predicted for each pair, and which gamma
+would be chosen.
 
-Columns: source, model, hardware, engine, engine_version, tp, concurrency, prompt_len, output_len, draft, draft_detail,
-gamma, tokens_per_step, weight_dtype, kv_dtype, unit, baseline, speculative, note. Units: `tok_s`, output tokens per
-second of the whole server (prefill inside, unless the note says "decode only"); `tpot_*_ms`, the time between tokens.
-A row without lengths is taken to have those of the workload that its note names (`WORKLOADS`), else `PROMPT_LEN` and
-`OUTPUT_LEN`.
+Columns: source, model, hardware, engine, engine_version, tp, concurrency, prompt_len, output_len,
+draft, draft_detail, gamma, tokens_per_step, weight_dtype, kv_dtype, unit, baseline, speculative,
+note; for look-ups also drafted_share and tokens_per_drafted_step. Units: `tok_s`, output tokens per
+second of the whole server (prefill inside, unless the note says "decode only"); `tpot_*_ms`, the
+time between tokens. A row without lengths is taken to have those of the workload that its note
+names (`WORKLOADS`), else `PROMPT_LEN` and `OUTPUT_LEN`; a row without a concurrency, one user.
 
-The prediction is a plan's: its acceptance is the row's measured tokens per step, or the shipped profile's. The median
-of the time between tokens (`tpot_p50_ms`) is that of the median request, whose text is easier than the mean step's.
+A look-up drafts in some steps only. `tokens_per_step` is over all steps, `drafted_share` the share
+of steps that had a draft; vLLM's mean acceptance length counts those alone and goes into
+`tokens_per_drafted_step`. Any two of the three give the third:
+
+    tokens_per_step = 1 + drafted_share · (tokens_per_drafted_step − 1)
+
+The prediction is a plan's: its acceptance is the row's measured tokens per step, or the shipped
+profile's. The median of the time between tokens (`tpot_p50_ms`) is that of the median request,
+whose text is easier than the mean step's.
 """
 
 from __future__ import annotations
@@ -30,13 +39,15 @@ from magicdec.counts import Z_90, Array, constant_rate, expected_tokens_per_step
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.perfmodel.acceptance import AcceptanceProfile, default_profile
 from magicdec.perfmodel.acceptance.law import sequence_rates
+from magicdec.perfmodel.drafting import draft_of
 from magicdec.perfmodel.intervals import interval, tokens_error
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.serving import largest_active, whole_requests
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import predict
 from magicdec.specs.catalog import load_model_spec, model_names
-from magicdec.specs.engine import EngineProfile, load_engine
+from magicdec.specs.engine import EngineProfile, load_engine, version_number
+from magicdec.specs.model_names import model_name
 from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import (
     AUTOREGRESSIVE,
@@ -57,7 +68,6 @@ from magicdec.validate.rows import (
     columns,
     engine_name,
     format_name,
-    model_name,
     places,
     read_rows,
     weight_format,
@@ -66,10 +76,17 @@ from magicdec.validate.rows import (
 PROMPT_LEN, OUTPUT_LEN = 512.0, 256.0
 """Lengths of a row that states none and names no known workload."""
 WORKLOADS = {"sharegpt": (217.0, 186.0)}
-"""Mean prompt and output of workloads by name: 217,393 and 185,616 tokens of the 1,000 requests of vLLM's benchmark."""
+"""Mean prompt and output of workloads by name: 217,393 and 185,616 tokens of the 1,000 requests of
+vLLM's benchmark.
+"""
 SHARED_BUDGET = 0.07
-"""Share of the cache that a sparse draft reads where its row states neither a share nor a budget."""
+"""Share of the cache that a sparse draft reads where its row states neither a share nor a budget.
+"""
 SMALLEST_BUDGET = 64
+LOOKUP_PRECISION = 0.5
+"""Accepted tokens of those that a look-up drafts, where a row does not state its drafted share: 0.2
+to 0.9 in replays.
+"""
 SIGN_MARGIN = 0.05
 ALIKE = (
     "model", "hardware", "engine", "engine_version", "weight_dtype", "kv_dtype", "draft", "draft_detail", "is_decoding"
@@ -77,8 +94,8 @@ ALIKE = (
 CONSTANTS = (1, 3, 5, 7)
 """Gammas that a plan's choice is compared with."""
 REQUEST_SPREAD = 0.134
-"""Standard deviation of the acceptance rate between the requests of a mixed load: the one number with which medians and
-means of 30 loads (gamma 1 to 7, 1 to 256 users) agree."""
+"""Standard deviation of the acceptance rate between the requests of a mixed load: the one number
+with which medians and means of 30 loads (gamma 1 to 7, 1 to 256 users) agree."""
 DRAFT_NAMES = {
     "eagle-3": "eagle3", "eagle3.1": "eagle3", "eagle-3.1": "eagle3", "deepseek_mtp": "mtp", "deepseek-mtp": "mtp",
     "nextn": "mtp", "n-gram": "ngram", "prompt-lookup": "ngram", "peagle": "p-eagle", "p_eagle": "p-eagle",
@@ -87,7 +104,8 @@ DRAFT_NAMES = {
 DRAFT_MODEL_NAMES = ("draft_model", "draft-model", "draft", "model", "standalone")
 QUANTIZED_SELF = ("quantized-self", "quantised-self", "quantized_self", "self-quantized")
 SHARES_HEAD = re.compile(r"eagle-?3\.1|full vocab|target'?s? (head|vocab)", re.IGNORECASE)
-"""Details of heads that propose tokens of the whole vocabulary, by the target's own output layer."""
+"""Details of heads that propose tokens of the whole vocabulary, by the target's own output layer.
+"""
 
 
 class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -99,32 +117,82 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     hardware: str
     engine: str
     tp: Count
-    concurrency: Positive
     draft: str
     gamma: Annotated[int, msgspec.Meta(ge=1, le=MAX_GAMMA)]
     unit: str
     baseline: Positive
     speculative: Positive
     engine_version: str = ""
+    concurrency: Positive = nan
     prompt_len: Length = nan
     output_len: Positive = nan
     draft_detail: str = ""
     tokens_per_step: float | None = None
+    drafted_share: float | None = None
+    tokens_per_drafted_step: float | None = None
     weight_dtype: str = "bf16"
     kv_dtype: str = "bf16"
     note: str = ""
 
     def __post_init__(self) -> None:
         named = (lengths for name, lengths in WORKLOADS.items() if name in self.note.lower())
-        usual = dict(zip(("prompt_len", "output_len"), next(named, (PROMPT_LEN, OUTPUT_LEN)), strict=True))
+        usual = dict(
+            zip(("prompt_len", "output_len"), next(named, (PROMPT_LEN, OUTPUT_LEN)), strict=True)
+        )
         for name, length in usual.items():
             if isnan(getattr(self, name)):
                 msgspec.structs.force_setattr(self, name, length)
         if self.unit != "tok_s" and not re.fullmatch(r"(tpot|itl)(_\w+)?_ms", self.unit):
             raise ConfigError(f"unknown unit '{self.unit}': did you mean tok_s or tpot_mean_ms?")
-        if self.tokens_per_step is not None and not 0.0 <= self.tokens_per_step <= self.gamma + 1.0:
-            raise ConfigError(f"column 'tokens_per_step' must be at most gamma + 1, not {self.tokens_per_step:g}")
+        self._check_tokens()
         _ = self.setup  # an unknown name is refused here
+
+    def _check_tokens(self) -> None:
+        """Complete tokens per step and drafted share from each other. Raises ConfigError."""
+        for name in ("tokens_per_step", "tokens_per_drafted_step"):
+            tokens = getattr(self, name)
+            if tokens is not None and not 0.0 <= tokens <= self.gamma + 1.0:
+                raise ConfigError(f"column '{name}' must be at most gamma + 1, not {tokens:g}")
+        share = self.drafted_share
+        if share is not None and not 0.0 < share <= 1.0:
+            raise ConfigError(f"column 'drafted_share' must be above 0, at most 1, not {share:g}")
+        drafted = self.tokens_per_drafted_step
+        if drafted is None:
+            return
+        if self.tokens_per_step is None and share is not None:
+            tokens = 1.0 + share * (drafted - 1.0)
+            msgspec.structs.force_setattr(self, "tokens_per_step", tokens)
+        elif self.tokens_per_step is not None and share is None and drafted > 1.0:
+            share = min((self.tokens_per_step - 1.0) / (drafted - 1.0), 1.0)
+            msgspec.structs.force_setattr(self, "drafted_share", max(share, 0.0))
+
+    @property
+    def users(self) -> float:
+        """Requests in the system; one where the row does not say."""
+        return 1.0 if isnan(self.concurrency) else self.concurrency
+
+    @property
+    def share(self) -> float:
+        """Share of steps with a draft, estimated for a look-up that states none."""
+        if self.drafted_share is not None:
+            return self.drafted_share
+        if not draft_of(self.setup).is_by_sequence or self.tokens_per_step is None:
+            return 1.0
+        accepted = max(self.tokens_per_step - 1.0, 0.0)
+        return min(accepted / (LOOKUP_PRECISION * self.gamma), 1.0)
+
+    @property
+    def assumptions(self) -> list[str]:
+        """Values that the row does not state and the prediction needs."""
+        found = []
+        if not version_number(self.engine_version):
+            stated = self.engine_version or "no version"
+            found.append(f"{stated} of {self.engine} read as the newest")
+        if isnan(self.concurrency):
+            found.append("one user assumed")
+        if draft_of(self.setup).is_by_sequence and self.drafted_share is None:
+            found.append(f"drafted share taken as {self.share:.2f}")
+        return found
 
     @property
     def is_rate(self) -> bool:
@@ -138,7 +206,9 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def measured(self) -> tuple[float, float]:
-        """Seconds per token of the baseline and with speculation: of the whole server for a rate, else of a request."""
+        """Seconds per token of the baseline and with speculation: of the whole server for a rate,
+        else of a request.
+        """
         if self.is_rate:
             return 1.0 / self.baseline, 1.0 / self.speculative
         return self.baseline * MILLI, self.speculative * MILLI
@@ -165,7 +235,9 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def labels(self) -> dict[str, str]:
-        """The parts of its group's name: source / model / hardware / draft / formats / what is compared."""
+        """The parts of its group's name: source / model / hardware / draft / formats / what is
+        compared.
+        """
         precision = self.setup.precision
         return {
             "source": self.origin,
@@ -183,14 +255,20 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if found := re.search(r"budget\D*(\d+)", text):
             return int(found[1])
         share = re.search(r"([\d.]+) ?%", text)
-        part = float(share[1]) / 100.0 if share else SHARED_BUDGET
+        if share:
+            part = float(share[1]) / 100.0
+        else:
+            part = SHARED_BUDGET
         return max(int(part * (self.prompt_len + self.output_len / 2.0)), SMALLEST_BUDGET)
 
     @cached_property
     def setup(self) -> Setup:
-        """The catalog's entries that its names stand for. Raises ConfigError for a name that is not known."""
+        """The catalog's entries that its names stand for. Raises ConfigError for a name that is not
+        known.
+        """
         engine = load_engine(engine_name(self.engine))
-        model, hardware = load_model_spec(model_name(self.model)), load_hardware(self.hardware)
+        model = load_model_spec(model_name(self.model))
+        hardware = load_hardware(self.hardware)
         kv = format_name(self.kv_dtype)
         kind = DRAFT_NAMES.get(self.draft.lower(), self.draft.lower())
         detail = f"{self.draft} {self.draft_detail}".lower()
@@ -207,10 +285,17 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             spec = {"draft": SELF, "draft_method": "full", "draft_weight_dtype": own}
         elif kind not in OWN_METHOD:
             is_detailed = kind in DRAFT_MODEL_NAMES
-            words = [self.draft_detail, *re.split(r"[\s,;()]+", self.draft_detail)] if is_detailed else [self.draft]
-            found = next((each for word in words if (each := model_name(word)) in model_names()), None)
+            if is_detailed:
+                words = [self.draft_detail, *re.split(r"[\s,;()]+", self.draft_detail)]
+            else:
+                words = [self.draft]
+            found = next(
+                (each for word in words if (each := model_name(word)) in model_names()), None
+            )
             if found is None:
-                raise unknown_choice("draft", self.draft_detail or self.draft, [*OWN_METHOD, *model_names()])
+                raise unknown_choice(
+                    "draft", self.draft_detail or self.draft, [*OWN_METHOD, *model_names()]
+                )
             draft_model = load_model_spec(found)
             own = stated or ("fp8" if "fp8" in detail else None)
             spec = {"draft": found, "draft_method": "full"}
@@ -228,11 +313,14 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 @dataclass(frozen=True)
 class StatedTokens:
-    """An acceptance law that gives each of several configurations its own stated tokens per step, by one rate for all
-    positions. Fewer than one token is no mean length: it is read as the rate."""
+    """An acceptance law that gives each of several configurations its own stated tokens per step,
+    by one rate for all positions. Fewer than one token is no mean length: it is read as the
+    rate."""
 
     tokens: Array
     gamma: Array
+    drafted_share: Any = 1.0
+    """Share of steps with a draft; the others verify one token."""
 
     @cached_property
     def rates(self) -> Array:
@@ -240,12 +328,16 @@ class StatedTokens:
 
     def tokens_per_step(self, *, budget: Any, context: Any, gamma: Any) -> tuple[Array, Array]:
         """The stated tokens, and the probability that all drafts are accepted."""
-        expected = expected_tokens_per_step(np.repeat(self.rates[:, None], int(self.gamma.max()), axis=1), self.gamma)
+        expected = expected_tokens_per_step(
+            np.repeat(self.rates[:, None], int(self.gamma.max()), axis=1), self.gamma
+        )
         return expected, self.rates**self.gamma
 
 
 class Predicted(NamedTuple):
-    """Seconds per token, in the sense of `PairRow.measured`, of each of several pairs; a deviation of the speedup."""
+    """Seconds per token, in the sense of `PairRow.measured`, of each of several pairs; a deviation
+    of the speedup.
+    """
 
     baseline_s: Array
     speculative_s: Array
@@ -257,10 +349,13 @@ class Predicted(NamedTuple):
 
 
 def predict_pairs(
-    pairs: Sequence[PairRow], tokens: Sequence[float | None], engines: Mapping[str, EngineProfile] | None = None
+    pairs: Sequence[PairRow],
+    tokens: Sequence[float | None],
+    engines: Mapping[str, EngineProfile] | None = None,
 ) -> Predicted:
-    """Predictions with these tokens per step, or by the shipped acceptance where one is None; `engines` replaces
-    profiles of the catalog by name. Not a number where no acceptance is known."""
+    """Predictions with these tokens per step, or by the shipped acceptance where one is None;
+    `engines` replaces profiles of the catalog by name. Not a number where no acceptance is
+    known."""
     found = np.full((3, len(pairs)), np.nan)
     keys = ((*pair.alike, given is None) for pair, given in zip(pairs, tokens, strict=True))
     for indices in places([key] for key in keys).values():
@@ -274,52 +369,77 @@ def predict_pairs(
 
 
 def _predict_alike(setup: Setup, rows: Sequence[PairRow], tokens: Sequence[float | None]) -> Array:
-    """Baseline and speculative seconds, and the deviation of their ratio's logarithm, of rows of one setup."""
-    names = ("concurrency", "prompt_len", "output_len", "tp", "budget")
+    """Baseline and speculative seconds, and the deviation of their ratio's logarithm, of rows of
+    one setup.
+    """
+    names = ("users", "prompt_len", "output_len", "tp", "budget")
     users, prompt_len, output_len, tp, budgets = columns(rows, *names)
-    gamma, spec = np.array([row.gamma for row in rows]), setup.speculation
+    gamma = np.array([row.gamma for row in rows])
+    spec = setup.speculation
     profile: AcceptanceProfile | None = None
     law: Any
     if tokens[0] is None:
-        profile = law = default_profile(setup.model.name, spec.draft_method, draft=spec.draft, temperature=0.0)
+        profile = law = default_profile(
+            setup.model.name, spec.draft_method, draft=spec.draft, temperature=0.0
+        )
         if law is None:
             return np.full((3, len(rows)), np.nan)
     else:
-        law = StatedTokens(np.array(tokens, dtype=np.float64), gamma)
-    alone = dataclasses.replace(setup, speculation=AUTOREGRESSIVE, draft_model=None, draft_precision=None)
+        shares = np.array([row.share for row in rows])
+        law = StatedTokens(np.array(tokens, dtype=np.float64), gamma, shares)
+    alone = dataclasses.replace(
+        setup, speculation=AUTOREGRESSIVE, draft_model=None, draft_precision=None
+    )
 
     def at(which: Setup, gamma: Any, budget: Any) -> Points:
         most = largest_active(
-            which, prompt_len=prompt_len, output_len=output_len, tp_size=tp, budget=budget, gamma=gamma
+            which,
+            prompt_len=prompt_len,
+            output_len=output_len,
+            tp_size=tp,
+            budget=budget,
+            gamma=gamma,
         )
-        batch = users if rows[0].is_decoding else np.minimum(users, most)
-        return Points(batch=batch, context=prompt_len, tp=tp, gamma=gamma, budget=budget, gen_len=output_len)
+        if rows[0].is_decoding:
+            batch = users
+        else:
+            batch = np.minimum(users, most)
+        return Points(
+            batch=batch, context=prompt_len, tp=tp, gamma=gamma, budget=budget, gen_len=output_len
+        )
 
     before = predict(alone, None, at(alone, np.zeros_like(gamma), None))
     after = predict(setup, law, at(setup, gamma, None if spec.draft_budget is None else budgets))
     sure = interval(after, tokens_error(after, profile))
     log_width = np.log(sure.speedup_high / sure.speedup_low) / (2.0 * Z_90)
     if rows[0].is_decoding:
-        return np.array(np.broadcast_arrays(1.0 / before.tokens_per_s, 1.0 / after.tokens_per_s, log_width))
+        return np.array(
+            np.broadcast_arrays(1.0 / before.tokens_per_s, 1.0 / after.tokens_per_s, log_width)
+        )
     requests = whole_requests(after, output_len=output_len)
     cycles = whole_requests(before, output_len=output_len).alone, requests.drafted
     is_rate = np.array([row.is_rate for row in rows])
     baseline_s, speculative_s = (
-        np.where(is_rate, cycle.in_slot_s / (cycle.active * output_len), cycle.tpot_s) for cycle in cycles
+        np.where(is_rate, cycle.in_slot_s / (cycle.active * output_len), cycle.tpot_s)
+        for cycle in cycles
     )
     is_median = np.array([row.unit.startswith("tpot_p50") for row in rows])
     if is_median.any():
         expected = np.broadcast_to(after.expected_tokens_per_step, is_median.shape)
-        speculative_s = np.where(is_median, speculative_s / median_request(expected, gamma), speculative_s)
+        speculative_s = np.where(
+            is_median, speculative_s / median_request(expected, gamma), speculative_s
+        )
     low, high = requests.speedup_bounds(sure)
     log_width = np.where(is_rate, np.log(high / low) / (2.0 * Z_90), log_width)
     return np.array(np.broadcast_arrays(baseline_s, speculative_s, log_width))
 
 
 def median_request(tokens: Array, gamma: Array) -> Array:
-    """Tokens per step of the median request over those of all steps, where the rates of requests differ by
-    `REQUEST_SPREAD`: slow requests take more of the steps than of the requests."""
-    return np.array([_median_factor(float(each), int(most)) for each, most in zip(tokens, gamma, strict=True)])
+    """Tokens per step of the median request over those of all steps, where the rates of requests
+    differ by `REQUEST_SPREAD`: slow requests take more of the steps than of the requests."""
+    return np.array(
+        [_median_factor(float(each), int(most)) for each, most in zip(tokens, gamma, strict=True)]
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -338,10 +458,16 @@ def _median_factor(expected: float, gamma: int) -> float:
     return float(each[np.searchsorted(np.cumsum(weights), 0.5)]) * steps
 
 
-def validate_pairs(paths: Sequence[Path], *, acceptance: Literal["measured", "shipped"] = "measured") -> dict[str, Any]:
-    """{"groups": […], "choice": {…}, "refused": [one line per row that is not judged]}.
+def validate_pairs(
+    paths: Sequence[Path], *, acceptance: Literal["measured", "shipped"] = "measured"
+) -> dict[str, Any]:
+    """{"groups": […], "choice": {…}, "assumed": [one line per row], "refused": [likewise]}.
 
-    Raises ConfigError for a file that cannot be read or lacks a column, and when no row can be judged.
+    `assumed` names the rows that lack a value which the prediction needs, `refused` those that are
+    not judged.
+
+    Raises ConfigError for a file that cannot be read or lacks a column, and when no row can be
+    judged.
     """
     pairs, refused = read_rows(paths, PairRow)
     is_measured = acceptance == "measured"
@@ -355,33 +481,48 @@ def validate_pairs(paths: Sequence[Path], *, acceptance: Literal["measured", "sh
         else:
             lacking = "no measured tokens per step" if is_measured else "no acceptance"
             refused.append(f"{pair.where}: {lacking} of {pair.draft} for {pair.model}")
-    groups = [_group(name, pairs, np.array(chosen), predicted) for name, chosen in sorted(places(names).items())]
-    return {"groups": groups, "choice": _choice(pairs, predicted.speedup), "refused": refused}
+    groups = [
+        _group(name, pairs, np.array(chosen), predicted)
+        for name, chosen in sorted(places(names).items())
+    ]
+    assumed = [f"{pair.where}: {', '.join(pair.assumptions)}" for pair in pairs if pair.assumptions]
+    return {
+        "groups": groups,
+        "choice": _choice(pairs, predicted.speedup),
+        "assumed": assumed,
+        "refused": refused,
+    }
 
 
 def tokens_of_cells(pairs: Sequence[PairRow]) -> list[float | None]:
-    """The tokens per step of each pair; where it states none, those that the rate of the same load's nearest gamma
-    gives."""
+    """The tokens per step of each pair; where it states none, those that the rate of the same
+    load's nearest gamma gives."""
     stated: dict[Any, dict[int, float]] = defaultdict(dict)
     for pair in pairs:
         if pair.tokens_per_step is not None:
             stated[pair.load][pair.gamma] = pair.tokens_per_step
     found: list[float | None] = []
     for pair in pairs:
-        given, gamma = stated[pair.load], pair.gamma
+        given = stated[pair.load]
+        gamma = pair.gamma
         if pair.tokens_per_step is not None or not given:
             found.append(pair.tokens_per_step)
             continue
         near = min(given, key=lambda other: (abs(other - gamma), -other))
         rate = StatedTokens(np.array([given[near]]), np.array([near])).rates
-        found.append(float(expected_tokens_per_step(np.repeat(rate[:, None], gamma, axis=1), gamma)[0]))
+        found.append(
+            float(expected_tokens_per_step(np.repeat(rate[:, None], gamma, axis=1), gamma)[0])
+        )
     return found
 
 
-def _group(name: str, pairs: Sequence[PairRow], chosen: np.ndarray, predicted: Predicted) -> dict[str, Any]:
+def _group(
+    name: str, pairs: Sequence[PairRow], chosen: np.ndarray, predicted: Predicted
+) -> dict[str, Any]:
     """The errors of the speedup, of its sign outside the margin, and of both rates."""
     own = [pairs[index] for index in chosen]
-    measured, seconds = np.array([pair.speedup for pair in own]), np.array([pair.measured for pair in own])
+    measured = np.array([pair.speedup for pair in own])
+    seconds = np.array([pair.measured for pair in own])
     speedup = predicted.speedup[chosen]
     is_far = np.abs(measured - 1.0) > SIGN_MARGIN
     signs = np.sign(speedup - 1.0) == np.sign(measured - 1.0)
@@ -399,12 +540,13 @@ def _group(name: str, pairs: Sequence[PairRow], chosen: np.ndarray, predicted: P
 
 
 def _choice(pairs: Sequence[PairRow], speedup: Array) -> dict[str, Any]:
-    """The mean loss of following the plan's gamma instead of the best measured one, over the loads measured at several;
-    that of never speculating and of constant gammas, and the constant that is best in hindsight."""
+    """The mean loss of following the plan's gamma instead of the best measured one, over the loads
+    measured at several; that of never speculating and of constant gammas, and the constant that is
+    best in hindsight."""
     cells: dict[Any, dict[int, tuple[float, float]]] = defaultdict(dict)
     for pair, predicted in zip(pairs, speedup, strict=True):
         if pair.is_rate and np.isfinite(predicted):
-            cells[*pair.load, pair.concurrency][pair.gamma] = (float(predicted), pair.speedup)
+            cells[*pair.load, pair.users][pair.gamma] = (float(predicted), pair.speedup)
     swept = [cell | {0: (1.0, 1.0)} for cell in cells.values() if len(cell) > 1]
     losses: dict[str, list[float]] = defaultdict(list)
     for cell in swept:
@@ -414,9 +556,14 @@ def _choice(pairs: Sequence[PairRow], speedup: Array) -> dict[str, Any]:
         for gamma in cell:
             losses["never" if gamma == 0 else f"k{gamma}"].append(1.0 - cell[gamma][1] / best)
     means = {name: float(np.mean(each)) for name, each in losses.items()}
-    everywhere = [name for name, each in losses.items() if name != "plan" and len(each) == len(swept)]
+    everywhere = [
+        name for name, each in losses.items() if name != "plan" and len(each) == len(swept)
+    ]
     return {
         "cells": len(swept),
-        **{name: means.get(name) for name in ("plan", "never", *(f"k{gamma}" for gamma in CONSTANTS))},
+        **{
+            name: means.get(name)
+            for name in ("plan", "never", *(f"k{gamma}" for gamma in CONSTANTS))
+        },
         "best_constant": min(everywhere, key=lambda name: means[name], default=None),
     }

@@ -1,8 +1,9 @@
-"""Does the law of acceptance extrapolate? Fits it on blocks of up to 8 drafts, and predicts the tokens per step at 16.
+"""Does the law of acceptance extrapolate? Fits it on blocks of up to 8 drafts, and predicts the
+tokens per step at 16.
 
-Each (dataset, method, context, budget) has its own rate at position 1, drawn towards the power law of its group's
-budgets; concentration, drift and its depth are shared by all groups of a model. A group without a row of gamma ≤ 8
-leaves one budget out instead and predicts it from the others.
+Each (dataset, method, context, budget) has its own rate at position 1, drawn towards the power law
+of its group's budgets; concentration, drift and its depth are shared by all groups of a model. A
+group without a row of gamma ≤ 8 leaves one budget out instead and predicts it from the others.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from magicdec.validate.rows import Size, places, published, read_lines, read_row
 
 DEEPEST_FITTED = 8
 TOKENS_PER_ROW = 800.0
-"""Tokens that a row of the published logs was measured over (80 tokens of 10 prompts); it sets the noise expected."""
+"""Tokens that a row of the published logs was measured over (80 tokens of 10 prompts); it sets the
+noise expected.
+"""
 DESIGN_EFFECT = 2.0
 """Variance of clustered tokens over that of independent ones: tokens of one prompt are alike."""
 RELATIVE_FLOOR = 0.003
@@ -43,7 +46,10 @@ Group = tuple[str, str, str]
 
 
 class Observation(
-    msgspec.Struct, frozen=True, kw_only=True, rename={"context": "context_len", "budget": "draft_budget_tokens"}
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    rename={"context": "context_len", "budget": "draft_budget_tokens"},
 ):
     """Mean tokens per step of one (context, budget, gamma) of a group."""
 
@@ -60,7 +66,9 @@ class Observation(
         if self.tokens_per_step is None and self.accepted_over_drafted is None:
             raise ConfigError("columns 'tokens_per_step' and 'accepted_over_drafted' are empty")
         if not self.tokens <= self.gamma + 1.0 + 1e-6:
-            raise ConfigError(f"column 'tokens_per_step' must be at most gamma + 1, not {self.tokens:g}")
+            raise ConfigError(
+                f"column 'tokens_per_step' must be at most gamma + 1, not {self.tokens:g}"
+            )
 
     @property
     def tokens(self) -> float:
@@ -88,7 +96,9 @@ def validate_acceptance(paths: Sequence[str | Path] | None = None) -> dict[str, 
         if "gamma" not in (columns := read_lines(path)[0]) and "acceptance_rate" in columns:
             refused.append(f"{path}: rates without a gamma say nothing about deeper blocks")
             continue
-        rows, lines = read_rows([path], Observation, one_of=("tokens_per_step", "accepted_over_drafted"))
+        rows, lines = read_rows(
+            [path], Observation, one_of=("tokens_per_step", "accepted_over_drafted")
+        )
         for members in places([row.model] for row in rows).values():
             found = _groups_of_model([rows[index] for index in members])
             groups += [{**group, "name": f"{Path(path).stem}/{group['name']}"} for group in found]
@@ -103,20 +113,34 @@ def _by_group(rows: Sequence[Observation]) -> list[tuple[Group, list[int]]]:
 
 
 def _groups_of_model(rows: Sequence[Observation]) -> list[dict[str, Any]]:
-    """The groups of one model: errors of the law, and of a constant rate per cell fitted to the same rows."""
+    """The groups of one model: errors of the law, and of a constant rate per cell fitted to the
+    same rows.
+    """
     fitted, unfitted, left_out = split_rows(rows)
     error: dict[str, Array] = {}
     if unfitted and fitted:
         fits = {name: fit_cells(fitted, has_shape=name == "") for name in ("", "_iid")}
         shape = fits[""].law
-        error = {name: fit.tokens(unfitted)[0] / [row.tokens for row in unfitted] - 1.0 for name, fit in fits.items()}
+        error = {
+            name: fit.tokens(unfitted)[0] / [row.tokens for row in unfitted] - 1.0
+            for name, fit in fits.items()
+        }
     groups = []
     for group, members in _by_group(rows):
-        own = [index for index, row in enumerate(unfitted) if row.group == group] if fitted else []
-        found: dict[str, Any] = {"name": "/".join(filter(None, group)), "rows": len(members), "rows_unfitted": len(own)}
+        if fitted:
+            own = [index for index, row in enumerate(unfitted) if row.group == group]
+        else:
+            own = []
+        found: dict[str, Any] = {
+            "name": "/".join(filter(None, group)),
+            "rows": len(members),
+            "rows_unfitted": len(own),
+        }
         if not error:
             found |= {f"tokens_per_step_mape{name}": None for name in ("", "_iid")}
-            groups.append({**found, "held_out": "nothing: neither gamma above 8 nor a third budget"})
+            groups.append(
+                {**found, "held_out": "nothing: neither gamma above 8 nor a third budget"}
+            )
             continue
         deepest = max((unfitted[index].gamma for index in own), default=None)
         judged = [index for index in own if unfitted[index].gamma == deepest]
@@ -126,7 +150,9 @@ def _groups_of_model(rows: Sequence[Observation]) -> list[dict[str, Any]]:
             f"tokens_per_step_mape{name}": ErrorSummary.of(errors[judged]).mape if judged else None
             for name, errors in error.items()
         }
-        found["held_out"] = f"budget {budget:g}" if budget is not None else f"gamma > {DEEPEST_FITTED}"
+        found["held_out"] = (
+            f"budget {budget:g}" if budget is not None else f"gamma > {DEEPEST_FITTED}"
+        )
         groups.append(found | {name: getattr(shape, name) for name in SHAPE})
     return groups
 
@@ -134,8 +160,12 @@ def _groups_of_model(rows: Sequence[Observation]) -> list[dict[str, Any]]:
 def split_rows(
     observations: Sequence[Observation],
 ) -> tuple[list[Observation], list[Observation], dict[Group, float]]:
-    """Rows to fit on, rows to predict, and the budget left out of each group that has no short blocks."""
-    fitted, unfitted, left_out = [], [], {}
+    """Rows to fit on, rows to predict, and the budget left out of each group that has no short
+    blocks.
+    """
+    fitted = []
+    unfitted = []
+    left_out = {}
     for group, members in _by_group(observations):
         rows = [observations[index] for index in members]
         is_fitted = [row.gamma <= DEEPEST_FITTED for row in rows]
@@ -150,8 +180,13 @@ def split_rows(
 
 
 def _budget_to_leave_out(rows: Sequence[Observation]) -> float | None:
-    """The budget inside the range of most contexts (the smaller of equals); None where there is no third one."""
-    measured = [{row.budget for row in rows if row.context == context} for context in {row.context for row in rows}]
+    """The budget inside the range of most contexts (the smaller of equals); None where there is no
+    third one.
+    """
+    measured = [
+        {row.budget for row in rows if row.context == context}
+        for context in {row.context for row in rows}
+    ]
 
     def inside(budget: float) -> int:
         return sum(budget in them and min(them) < budget < max(them) for them in measured)
@@ -162,8 +197,8 @@ def _budget_to_leave_out(rows: Sequence[Observation]) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class CellFit:
-    """`values`: the shared shape (if any) by name, then a slope per group, a level per (group, context) and a deviation
-    per cell."""
+    """`values`: the shared shape (if any) by name, then a slope per group, a level per (group,
+    context) and a deviation per cell."""
 
     values: Mapping[Any, float]
     contexts: Mapping[Group, Sequence[float]]
@@ -179,7 +214,9 @@ class CellFit:
         return np.array([-math.expm1(min(self._log_rejection(row), -1e-9)) for row in rows])
 
     def _log_rejection(self, row: Observation) -> float:
-        nearest = min(self.contexts[row.group], key=lambda context: abs(math.log(context / row.context)))
+        nearest = min(
+            self.contexts[row.group], key=lambda context: abs(math.log(context / row.context))
+        )
         by_budget = self.values[row.group] * math.log(row.budget / self.centre)
         return self.values[row.group, nearest] - by_budget + self.values.get(row.cell, 0.0)
 
@@ -189,7 +226,9 @@ class CellFit:
         rates = self.law.rates_after(self.first_rates(rows), int(gammas.max()))
         positions = np.arange(1, rates.shape[-1] + 1)
         survivors = np.where(positions <= gammas[:, None], survival(rates), 0.0)
-        variance: Array = (survivors * (2.0 * positions - 1.0)).sum(axis=-1) - survivors.sum(axis=-1) ** 2
+        variance: Array = (survivors * (2.0 * positions - 1.0)).sum(axis=-1) - survivors.sum(
+            axis=-1
+        ) ** 2
         return expected_tokens_per_step(rates, gammas), np.maximum(variance, 0.0)
 
 
@@ -198,19 +237,29 @@ def fit_cells(rows: Sequence[Observation], *, has_shape: bool) -> CellFit:
     contexts: dict[Group, set[float]] = defaultdict(set)
     for row in rows:
         contexts[row.group].add(row.context)
-    levels = [(group, context) for group, own in sorted(contexts.items()) for context in sorted(own)]
+    levels = [
+        (group, context) for group, own in sorted(contexts.items()) for context in sorted(own)
+    ]
     cells = sorted({row.cell for row in rows})
     free: dict[Any, Free] = dict(SHAPE) if has_shape else {}
-    free |= dict.fromkeys(sorted(contexts), SLOPE) | dict.fromkeys(levels, LEVEL) | dict.fromkeys(cells, DEVIATION)
+    free |= (
+        dict.fromkeys(sorted(contexts), SLOPE)
+        | dict.fromkeys(levels, LEVEL)
+        | dict.fromkeys(cells, DEVIATION)
+    )
     fit = CellFit(
         values={key: each.prior or 0.0 for key, each in free.items()},
         contexts={group: sorted(own) for group, own in contexts.items()},
         centre=math.exp(float(np.mean([math.log(row.budget) for row in rows]))),
     )
     observed = np.array([row.tokens for row in rows])
-    for _ in range(3):  # the noise follows from the law, so it is held fixed while the law is fitted
+    for _ in range(
+        3
+    ):  # the noise follows from the law, so it is held fixed while the law is fitted
         tokens, variance = fit.tokens(rows)
-        noise = np.sqrt(DESIGN_EFFECT * variance * tokens / TOKENS_PER_ROW + (RELATIVE_FLOOR * tokens) ** 2)
+        noise = np.sqrt(
+            DESIGN_EFFECT * variance * tokens / TOKENS_PER_ROW + (RELATIVE_FLOOR * tokens) ** 2
+        )
 
         def residuals(values: dict[Any, float], fit: CellFit = fit, noise: Array = noise) -> Array:
             return np.asarray((replace(fit, values=values).tokens(rows)[0] - observed) / noise)

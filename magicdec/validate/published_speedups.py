@@ -1,14 +1,14 @@
 """Published end-to-end latencies and speedups, against their predictions.
 
-One group per file × (device, target, draft): each row's autoregressive latency, speedup and best gamma is predicted
-by the device's hardware profile, the paper's engine profile and the pair's acceptance profile. The engine profile was
-fitted on a part of the shipped rows (`is_fitted_on`); the errors over the other rows are given apart, as
-`…_unfitted`.
+One group per file × (device, target, draft): each row's autoregressive latency, speedup and best
+gamma is predicted by the device's hardware profile, the paper's engine profile and the pair's
+acceptance profile. The engine profile was fitted on a part of the shipped rows (`is_fitted_on`);
+the errors over the other rows are given apart, as `…_unfitted`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -17,7 +17,12 @@ import numpy as np
 
 from magicdec.counts import Array
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.acceptance import PROFILES_DIRECTORY, AcceptanceProfile, default_profile, load_profile
+from magicdec.perfmodel.acceptance import (
+    PROFILES_DIRECTORY,
+    AcceptanceProfile,
+    default_profile,
+    load_profile,
+)
 from magicdec.perfmodel.intervals import interval, tokens_error
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import predict
@@ -31,7 +36,9 @@ DEFAULT_TABLES = ("latency_8xa100_llama2_tinyllama.csv", "speedup_8xa100.csv")
 ENGINE = "magicdec-2024"
 GAMMAS = np.arange(1, MAX_GAMMA + 1)
 SAMPLING = SamplingSpec(temperature=1.0)
-"""The engine profile's cost of sampling was fitted as one that holds the paper's filter of the vocabulary."""
+"""The engine profile's cost of sampling was fitted as one that holds the paper's filter of the
+vocabulary.
+"""
 FITTED_CONTEXTS = (1024, 2048, 4000, 8000, 16000, 24000, 32000, 64000, 100000)
 FITTED_BATCHES = (32, 48, 64, 128, 256)
 FITTED_DEVICE, FITTED_TP, FITTED_BUDGET = "a100-sxm-80gb", 8, 512
@@ -45,7 +52,9 @@ MEASURES = (
 )  # fmt: skip
 
 
-class PublishedRow(msgspec.Struct, frozen=True, kw_only=True, rename={"draft_budget": "draft_budget_tokens"}):
+class PublishedRow(
+    msgspec.Struct, frozen=True, kw_only=True, rename={"draft_budget": "draft_budget_tokens"}
+):
     """One measured configuration; None is what its table does not give."""
 
     where: str = ""
@@ -89,19 +98,28 @@ class PublishedRow(msgspec.Struct, frozen=True, kw_only=True, rename={"draft_bud
 
     @property
     def is_fitted_on(self) -> bool:
-        """Whether its shape is in the half that constants were fitted on: a checkerboard over contexts × batches.
+        """Whether its shape is in the half that constants were fitted on: a checkerboard over
+        contexts × batches.
 
-        Latencies of the pair Llama-2-7B-32K, TinyLlama-1.1B gave the engine's constants and that pair's rate; speedups
-        of Llama-3.1-8B gave that pair's rate alone.
+        Latencies of the pair Llama-2-7B-32K, TinyLlama-1.1B gave the engine's constants and that
+        pair's rate; speedups of Llama-3.1-8B gave that pair's rate alone.
         """
-        if (self.device, self.tp_size, self.draft_budget) != (FITTED_DEVICE, FITTED_TP, FITTED_BUDGET):
+        if (self.device, self.tp_size, self.draft_budget) != (
+            FITTED_DEVICE,
+            FITTED_TP,
+            FITTED_BUDGET,
+        ):
             return False
         gives_rate = self.target == "llama-3.1-8b" and self.draft == SELF
-        if not gives_rate and not (self.target == "llama-2-7b-32k" and self.autoregressive_ms_per_token is not None):
+        if not gives_rate and not (
+            self.target == "llama-2-7b-32k" and self.autoregressive_ms_per_token is not None
+        ):
             return False
         if self.context_len not in FITTED_CONTEXTS or self.batch_size not in FITTED_BATCHES:
             return False
-        return (FITTED_CONTEXTS.index(self.context_len) + FITTED_BATCHES.index(self.batch_size)) % 2 == 1
+        return (
+            FITTED_CONTEXTS.index(self.context_len) + FITTED_BATCHES.index(self.batch_size)
+        ) % 2 == 1
 
 
 class Evaluation(NamedTuple):
@@ -128,11 +146,14 @@ class Evaluation(NamedTuple):
 def validate_published(
     paths: Sequence[str | Path] | None = None, fit_acceptance: bool = False, *, engine: str = ENGINE
 ) -> dict[str, Any]:
-    """One group per file × (device, target, draft); fractions are plain numbers. Without paths: the shipped tables.
+    """One group per file × (device, target, draft); fractions are plain numbers. Without paths: the
+    shipped tables.
 
-    `fit_acceptance` fits the rate at position 1, one number per (target, draft), on the rows of the call.
+    `fit_acceptance` fits the rate at position 1, one number per (target, draft), on the rows of the
+    call.
 
-    A group whose model or device is unknown, or does not split over its ranks, has no numbers and says why (`refused`).
+    A group whose model or device is unknown, or does not split over its ranks, has no numbers and
+    says why (`refused`).
 
     Raises ConfigError naming the file, line or column that cannot be used; or when no group can.
     """
@@ -140,32 +161,82 @@ def validate_published(
     rows: list[PublishedRow] = []
     lines: list[str] = []
     for path in dict.fromkeys(paths or published(*DEFAULT_TABLES)):
-        found, refused = read_published(path)
-        rows, lines = rows + found, lines + refused
-    refusals = {row.pair: _refusal(row, profile) for row in {row.pair: row for row in reversed(rows)}.values()}
-    laws = {}
-    for drafting, members in places([row.drafting] for row in rows).items():
-        laws[drafting] = default_profile(drafting[0], drafting[2], drafting[1])
-        if fit_acceptance:
-            usable = [rows[index] for index in members if refusals[rows[index].pair] is None]
-            laws[drafting] = fit_rate(usable, laws[drafting], profile)
+        accepted, refused = read_published(path)
+        rows += accepted
+        lines += refused
+    refusals = _refusals(rows, profile)
+    laws = _laws(rows, refusals, profile, fit_acceptance=fit_acceptance)
     groups: list[dict[str, Any]] = []
     by_group = places([(row.file, row.pair)] for row in rows)
     for (file, pair), members in by_group.items():
-        (device, target, draft, method, tp), law, why = pair, laws[pair[1:4]], refusals[pair]
-        alike = [other for where, other in by_group if where == file and other[:3] == pair[:3]]
-        name = f"{file.stem}/{device}/{target}/{draft}"
-        name += f"/tp{tp}" if len({other[4] for other in alike if other[3] == method}) > 1 else ""
-        name += f"/{method}" if len({other[3] for other in alike}) > 1 else ""
-        if why is not None:
-            groups.append({"name": name, "rows": len(members)} | dict.fromkeys(MEASURES) | {"refused": why})
+        in_file = [other for other_file, other in by_group if other_file == file]
+        name = _group_name(file, pair, in_file)
+        reason = refusals[pair]
+        if reason is not None:
+            group = {"name": name, "rows": len(members)} | dict.fromkeys(MEASURES)
+            groups.append(group | {"refused": reason})
             continue
-        origin = "needs acceptance" if law is None else "fitted" if fit_acceptance else f"profile {law.name}"
+        law = laws[pair[1:4]]
+        if law is None:
+            origin = "needs acceptance"
+        elif fit_acceptance:
+            origin = "fitted"
+        else:
+            origin = f"profile {law.name}"
         summary = summarize([rows[index] for index in members], law, profile)
         groups.append({"name": name, **summary, "acceptance": origin})
     if all("refused" in group for group in groups):
         raise ConfigError(f"{rows[0].file}: {groups[0]['refused']}")
     return {"groups": groups, "refused": lines}
+
+
+def _refusals(rows: Sequence[PublishedRow], profile: EngineProfile) -> dict[Any, str | None]:
+    """Why the rows of each pair cannot be predicted. None: they can."""
+    first_of_pair: dict[Any, PublishedRow] = {}
+    for row in rows:
+        first_of_pair.setdefault(row.pair, row)
+    return {pair: _refusal(row, profile) for pair, row in first_of_pair.items()}
+
+
+def _laws(
+    rows: Sequence[PublishedRow],
+    refusals: Mapping[Any, str | None],
+    profile: EngineProfile,
+    *,
+    fit_acceptance: bool,
+) -> dict[Any, AcceptanceProfile | None]:
+    """The acceptance of each (target, draft, method): shipped, or fitted to the rows."""
+    laws = {}
+    for drafting, members in places([row.drafting] for row in rows).items():
+        target, draft, method = drafting
+        law = default_profile(target, method, draft)
+        if fit_acceptance:
+            usable = []
+            for index in members:
+                if refusals[rows[index].pair] is None:
+                    usable.append(rows[index])
+            law = fit_rate(usable, law, profile)
+        laws[drafting] = law
+    return laws
+
+
+def _group_name(file: Path, pair: tuple[Any, ...], pairs: Sequence[tuple[Any, ...]]) -> str:
+    """File, device, target and draft of a group; its ranks and method where other groups of the
+    file differ in nothing else."""
+    device, target, draft, method, tp = pair
+    methods = set()
+    sizes = set()
+    for other in pairs:
+        if other[:3] == pair[:3]:
+            methods.add(other[3])
+            if other[3] == method:
+                sizes.add(other[4])
+    name = f"{file.stem}/{device}/{target}/{draft}"
+    if len(sizes) > 1:
+        name += f"/tp{tp}"
+    if len(methods) > 1:
+        name += f"/{method}"
+    return name
 
 
 def _refusal(row: PublishedRow, engine: EngineProfile) -> str | None:
@@ -178,22 +249,38 @@ def _refusal(row: PublishedRow, engine: EngineProfile) -> str | None:
 
 
 def read_published(path: str | Path) -> tuple[list[PublishedRow], list[str]]:
-    """Rows of a table of speedups (`speedup`, `gamma`) or latencies (`autoregressive_ms_per_token`, …)."""
+    """Rows of a table of speedups (`speedup`, `gamma`) or latencies (`autoregressive_ms_per_token`,
+    …).
+    """
     return read_rows([path], PublishedRow, one_of=("speedup", "autoregressive_ms_per_token"))
 
 
-def evaluate(rows: Sequence[PublishedRow], acceptance: AcceptanceProfile, engine: EngineProfile) -> Evaluation:
+def evaluate(
+    rows: Sequence[PublishedRow], acceptance: AcceptanceProfile, engine: EngineProfile
+) -> Evaluation:
     """Every gamma for rows of one (device, target, draft, method, tp)."""
     first = rows[0]
-    spec = SpeculationSpec(draft=first.draft, draft_method=first.draft_method, draft_budget=FITTED_BUDGET, gamma=1)
+    spec = SpeculationSpec(
+        draft=first.draft, draft_method=first.draft_method, draft_budget=FITTED_BUDGET, gamma=1
+    )
     setup = Setup.of(first.target, first.device, engine, spec, sampling=SAMPLING)
     check_tp(setup.model, first.tp_size, engine.vocabulary_multiple)
-    batch, context, budget = (each[:, None] for each in columns(rows, "batch_size", "context_len", "draft_budget"))
+    batch, context, budget = (
+        each[:, None] for each in columns(rows, "batch_size", "context_len", "draft_budget")
+    )
     budget = np.minimum(budget, context)
-    points = Points(batch=batch, context=context, tp=first.tp_size, budget=budget, gamma=GAMMAS[None, :])
+    points = Points(
+        batch=batch, context=context, tp=first.tp_size, budget=budget, gamma=GAMMAS[None, :]
+    )
     middle = predict(setup, acceptance, points)
     bounds = interval(middle, tokens_error(middle, acceptance))
-    tables = (middle.autoregressive_step_s, middle.tpot_s, middle.speedup, bounds.speedup_low, bounds.speedup_high)
+    tables = (
+        middle.autoregressive_step_s,
+        middle.tpot_s,
+        middle.speedup,
+        bounds.speedup_low,
+        bounds.speedup_high,
+    )
     alone, *of_gammas = (np.broadcast_to(table, (len(rows), GAMMAS.size)) for table in tables)
     rates = acceptance.conditional_rates(budget=budget, context=context, gamma_max=1)
     return Evaluation._make([alone[:, 0], *of_gammas, rates[:, 0, 0]])
@@ -202,10 +289,14 @@ def evaluate(rows: Sequence[PublishedRow], acceptance: AcceptanceProfile, engine
 def summarize(
     rows: Sequence[PublishedRow], acceptance: AcceptanceProfile | None, engine: EngineProfile
 ) -> dict[str, Any]:
-    """The errors over rows of one pair; None where the table or the acceptance does not allow a number."""
+    """The errors over rows of one pair; None where the table or the acceptance does not allow a
+    number.
+    """
     found = evaluate(rows, acceptance or load_profile(FALLBACK_PROFILE), engine)
     unfitted = np.array([not row.is_fitted_on for row in rows])
-    latency = np.abs(found.autoregressive_s / np.array([row.autoregressive_s for row in rows]) - 1.0)
+    latency = np.abs(
+        found.autoregressive_s / np.array([row.autoregressive_s for row in rows]) - 1.0
+    )
     summary: dict[str, Any] = {
         "rows": len(rows),
         "rows_unfitted": int(unfitted.sum()),
@@ -216,7 +307,9 @@ def summarize(
         return dict.fromkeys(MEASURES) | summary
     measured = np.array([row.measured_speedup for row in rows])
     error = np.abs(found.at_reported(rows, found.speedup) / measured - 1.0)
-    token = found.at_reported(rows, found.speculative_s) / np.array([row.speculative_s for row in rows])
+    token = found.at_reported(rows, found.speculative_s) / np.array(
+        [row.speculative_s for row in rows]
+    )
     low, high = (found.at_reported(rows, each) for each in (found.speedup_low, found.speedup_high))
     inside = np.where(np.isnan(measured), np.nan, (measured >= low) & (measured <= high))
     is_given = np.array([row.gamma is not None for row in rows])
@@ -236,16 +329,19 @@ def summarize(
 
 def _mean(values: Any) -> float | None:
     known = values[~np.isnan(values)]
-    return float(known.mean()) if known.size else None
+    if known.size:
+        return float(known.mean())
+    return None
 
 
 def fit_rate(
     rows: Sequence[PublishedRow], known: AcceptanceProfile | None, engine: EngineProfile
 ) -> AcceptanceProfile | None:
-    """The profile scaled to the rate at position 1 that brings the rows' speedups nearest (least absolute log error).
+    """The profile scaled to the rate at position 1 that brings the rows' speedups nearest (least
+    absolute log error).
 
-    The rate belongs to the rows' middle context and first budget. Without a profile of its own, a pair borrows the
-    shape of the default one. None when no row has a speedup.
+    The rate belongs to the rows' middle context and first budget. Without a profile of its own, a
+    pair borrows the shape of the default one. None when no row has a speedup.
     """
     from scipy.optimize import minimize_scalar
 
@@ -255,7 +351,10 @@ def fit_rate(
     shape = known or load_profile(FALLBACK_PROFILE)
     context = float(np.exp(np.mean([np.log(row.context_len) for row in rows])))
     budget = min(rows[0].draft_budget, context)
-    pairs = [[rows[index] for index in members] for members in places([row.pair] for row in rows).values()]
+    pairs = [
+        [rows[index] for index in members]
+        for members in places([row.pair] for row in rows).values()
+    ]
 
     def loss(rate: float) -> float:
         law = shape.at_rate(rate, budget=budget, context=context)
@@ -263,7 +362,11 @@ def fit_rate(
         for members in pairs:
             evaluation = evaluate(members, law, engine)
             speedup = evaluation.at_reported(members, evaluation.speedup)
-            total += float(np.sum(np.abs(np.log(speedup / np.array([row.measured_speedup for row in members])))))
+            total += float(
+                np.sum(
+                    np.abs(np.log(speedup / np.array([row.measured_speedup for row in members])))
+                )
+            )
         return total
 
     coarse = np.linspace(*RATE_RANGE, 25)

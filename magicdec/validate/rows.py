@@ -1,5 +1,6 @@
-"""Rows of tables that a user points a `validate` command at, as structs; one line for each that cannot be used. Names
-of models, engines and number formats as sources write them, and the catalog's."""
+"""Rows of tables that a user points a `validate` command at, as structs; one line for each that
+cannot be used. Names of models, engines and number formats as sources write them, and the
+catalog's."""
 
 from __future__ import annotations
 
@@ -16,7 +17,6 @@ import numpy as np
 from magicdec.counts import Array
 from magicdec.errors import ConfigError, MagicdecError, unknown_choice
 from magicdec.files import read_csv
-from magicdec.specs.catalog import model_names
 from magicdec.specs.engine import engine_names
 from magicdec.specs.model import ModelSpec
 
@@ -38,9 +38,6 @@ FORMATS = {
     "fp8_dynamic": "fp8", "fp8_per_tensor": "fp8", "fp8_blockwise": "fp8_block", "fp4": "nvfp4",
 }  # fmt: skip
 """Other names of number formats, and what is priced for them."""
-MODELS = {"llama-3.3-70b": "llama-3.1-70b"}
-"""Models of another's shape."""
-MODEL_NOISE = re.compile(r"^meta-|-(instruct|it|chat|hf|base|thinking|fp8|awq|gptq|int4|int8|w4a16|w8a8|nvfp4|\d{4})\b")
 
 
 def published(*names: str) -> list[Path]:
@@ -49,7 +46,9 @@ def published(*names: str) -> list[Path]:
 
 
 def read_lines(path: str | Path) -> list[dict[str, str]]:
-    """The lines of a CSV file by column, and "where" they are. Raises ConfigError for one without, or not readable."""
+    """The lines of a CSV file by column, and "where" they are. Raises ConfigError for one without,
+    or not readable.
+    """
     lines = [
         {"where": f"{path}:{number}"} | {key: value.strip() for key, value in line.items()}
         for number, line in enumerate(read_csv(Path(path)), 2)
@@ -59,12 +58,14 @@ def read_lines(path: str | Path) -> list[dict[str, str]]:
     return lines
 
 
-def read_rows(paths: Sequence[str | Path], kind: type[T], *, one_of: Iterable[str] = ()) -> tuple[list[T], list[str]]:
-    """The rows that can be used, and one line for each that cannot, with its file, line and column. A struct's field
-    `where` says where its row stands; its own checks raise ConfigError.
+def read_rows(
+    paths: Sequence[str | Path], kind: type[T], *, one_of: Iterable[str] = ()
+) -> tuple[list[T], list[str]]:
+    """The rows that can be used, and one line for each that cannot, with its file, line and column.
+    A struct's field `where` says where its row stands; its own checks raise ConfigError.
 
-    Raises ConfigError for a file that cannot be read or lacks a column (or all `one_of` some), and when no row of any
-    can be used.
+    Raises ConfigError for a file that cannot be read or lacks a column (or all `one_of` some), and
+    when no row of any can be used.
     """
     rows: list[T] = []
     refused: list[str] = []
@@ -73,14 +74,22 @@ def read_rows(paths: Sequence[str | Path], kind: type[T], *, one_of: Iterable[st
         lines = read_lines(path)
         _, *has = lines[0]
         if lacking := sorted(set(required) - set(has)):
-            raise ConfigError(f"{path} lacks the column(s) {', '.join(lacking)}; it has {', '.join(has)}")
+            raise ConfigError(
+                f"{path} lacks the column(s) {', '.join(lacking)}; it has {', '.join(has)}"
+            )
         if one_of and not set(one_of) & set(has):
-            raise ConfigError(f"{path} lacks the columns {' and '.join(one_of)}: it needs one of them")
+            raise ConfigError(
+                f"{path} lacks the columns {' and '.join(one_of)}: it needs one of them"
+            )
         for line in lines:
             try:
                 if missing := [column for column in required if not line[column]]:
                     raise ConfigError(f"column '{', '.join(missing)}' is missing or empty")
-                rows.append(msgspec.convert({key: text for key, text in line.items() if text}, kind, strict=False))
+                rows.append(
+                    msgspec.convert(
+                        {key: text for key, text in line.items() if text}, kind, strict=False
+                    )
+                )
             except msgspec.ValidationError as error:
                 refused.append(f"{line['where']}: {_explained(str(error), line, kind)}")
             except MagicdecError as error:
@@ -95,11 +104,19 @@ def _explained(message: str, line: dict[str, str], kind: type[msgspec.Struct]) -
     what, _, place = message.partition(" - at ")
     column = place.strip("`$.")
     if what.startswith("Invalid enum value"):
-        name = next(field.name for field in msgspec.structs.fields(kind) if field.encode_name == column)
-        return str(unknown_choice(column.replace("_", " "), line[column], get_args(get_type_hints(kind)[name])))
+        name = next(
+            field.name for field in msgspec.structs.fields(kind) if field.encode_name == column
+        )
+        return str(
+            unknown_choice(
+                column.replace("_", " "), line[column], get_args(get_type_hints(kind)[name])
+            )
+        )
     expected = re.sub(r"Expected `(\w+)[^`]*`(, got .*)?", r"\1", what)
     expected = expected.replace("int", "a whole number").replace("float", "a number")
-    return f"column '{column}' must be {expected}, not '{line.get(column, '')}'" if column else what.replace("`", "'")
+    if column:
+        return f"column '{column}' must be {expected}, not '{line.get(column, '')}'"
+    return what.replace("`", "'")
 
 
 def by_cause(refused: Sequence[str]) -> list[str]:
@@ -107,7 +124,10 @@ def by_cause(refused: Sequence[str]) -> list[str]:
     causes = [re.sub(r"^.*?:\d+: ", "", line) for line in refused]
     more = {cause: count - 1 for cause, count in Counter(causes).items()}
     first = dict(zip(reversed(causes), reversed(refused), strict=True))
-    rows = {cause: f" (and {n} more row{'s' if n > 1 else ''})" if n else "" for cause, n in more.items()}
+    rows = {
+        cause: f" (and {n} more row{'s' if n > 1 else ''})" if n else ""
+        for cause, n in more.items()
+    }
     return [first[cause] + rows[cause] for cause in more]
 
 
@@ -125,21 +145,11 @@ def columns(rows: Sequence[object], *names: str) -> list[Array]:
     return [np.array([getattr(row, name) for row in rows], dtype=np.float64) for name in names]
 
 
-@lru_cache(maxsize=1024)
-def model_name(text: str) -> str:
-    """The catalog's name of a model, however its publisher's is written ("Qwen/Qwen3-8B-Instruct": qwen3-8b)."""
-    if text in model_names():
-        return text
-    name, before = text.rsplit("/", 1)[-1].lower().replace("_", "-"), ""
-    while name != before:
-        before, name = name, MODEL_NOISE.sub("", name)
-    name = MODELS.get(name, name)
-    return name if name in model_names() else text
-
-
 @lru_cache(maxsize=256)
 def engine_name(text: str) -> str:
-    """The profile that a version's name belongs to ("vllm 0.12.0": vllm). Raises ConfigError, naming the nearest."""
+    """The profile that a version's name belongs to ("vllm 0.12.0": vllm). Raises ConfigError,
+    naming the nearest.
+    """
     word = "".join(text.split()[:1]).lower().replace("tensorrt-llm", "trtllm")
     if word not in engine_names():
         raise unknown_choice("engine", text, engine_names())
@@ -152,11 +162,15 @@ def format_name(text: str) -> str:
 
 
 def weight_format(model: ModelSpec, text: str) -> str:
-    """The format of a checkpoint's weights that a source names roughly: one published in blocks of fp8 is served as it
-    is, and four bits of gpt-oss are its own."""
+    """The format of a checkpoint's weights that a source names roughly: one published in blocks of
+    fp8 is served as it is, and four bits of gpt-oss are its own."""
     dtype = format_name(text)
     if dtype == "nvfp4" and model.name.startswith("gpt-oss"):
         return "mxfp4"
-    if dtype == "fp8" and model.quantization is not None and model.quantization.weight_dtype == "fp8_block":
+    if (
+        dtype == "fp8"
+        and model.quantization is not None
+        and model.quantization.weight_dtype == "fp8_block"
+    ):
         return "fp8_block"
     return dtype

@@ -1,8 +1,9 @@
-"""Rows of measured servers, what is predicted for each, the errors in groups by source, hardware, engine and what is in
-the figure (by tp too), and fits of the engines' constants to them.
+"""Rows of measured servers, what is predicted for each, the errors in groups by source, hardware,
+engine and what is in the figure (by tp too), and fits of the engines' constants to them.
 
-Columns: source, model, hardware, tp, batch (requests in the system), context (mean tokens in the cache), draft, gamma,
-acceptance, metric, value, engine, weight_dtype, kv_dtype, prompt_len, output_len, isolated_decode, note. Metrics:
+Columns: source, model, hardware, tp, batch (requests in the system), context (mean tokens in the
+cache), draft, gamma, acceptance, metric, value, engine, weight_dtype, kv_dtype, prompt_len,
+output_len, isolated_decode, note. Metrics:
 
     tpot_ms                             between tokens of one request, prefills of others inside
     ttft_ms, request_ms                 to the first token; of a whole request
@@ -10,19 +11,21 @@ acceptance, metric, value, engine, weight_dtype, kv_dtype, prompt_len, output_le
     output_tokens_per_s_with_prefill    of a static batch, its own prefill inside
     speedup                             of speculation over none
 
-`acceptance` is a rate, or "mean length E": tokens per step. Each row is compared as seconds (per token, or of a
-request), or as a speedup. A cache without a format is in 8 bits beside mxfp4 where the device computes in it, as
-InferenceMAX serves gpt-oss on Blackwell.
+`acceptance` is a rate, or "mean length E": tokens per step. Each row is compared as seconds (per
+token, or of a request), or as a speedup. A cache without a format is in 8 bits beside mxfp4 where
+the device computes in it, as InferenceMAX serves gpt-oss on Blackwell.
 
-Few constants per engine are fitted, each with a prior: factors near 1 (kernel curves come from tables of single
-kernels), fixed costs of the size that one launch or one step of a scheduler takes. Engines are fitted together, since
-they run like kernels on the same hosts: each constant is a value that all share plus the engine's own deviation from
-it, so an engine borrows what its own rows do not tell (a format, a device) from the others' rows,
+Few constants per engine are fitted, each with a prior: factors near 1 (kernel curves come from
+tables of single kernels), fixed costs of the size that one launch or one step of a scheduler takes.
+Engines are fitted together, since they run like kernels on the same hosts: each constant is a value
+that all share plus the engine's own deviation from it, so an engine borrows what its own rows do
+not tell (a format, a device) from the others' rows,
 
     Σ_rows ρ(ln(predicted/measured) / 6 %) + Σ shared² + Σ_engines (deviation / 0.7)²     codes in units of the priors
 
-Left out of every fit: rows whose note says that requests queued or that they lie below the bytes to be read, those of
-`is_prefix_cached` and `is_capped`, and copies of a row (some servers stand in several dumps).
+Left out of every fit: rows whose note says that requests queued or that they lie below the bytes to
+be read, those of `is_prefix_cached` and `is_capped`, and copies of a row (some servers stand in
+several dumps).
 """
 
 from __future__ import annotations
@@ -47,17 +50,29 @@ from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.step import StepTerms, step_terms
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
+from magicdec.specs.model_names import model_name
 from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import OWN_METHOD, SamplingSpec, SpeculationSpec
 from magicdec.units import MILLI
-from magicdec.validate.rows import Count, Length, Size, columns, engine_name, format_name, model_name, places, read_rows
+from magicdec.validate.rows import (
+    Count,
+    Length,
+    Size,
+    columns,
+    engine_name,
+    format_name,
+    places,
+    read_rows,
+)
 from magicdec.validate.rows import weight_format as format_of_weights
 
 Metric = Literal[
     "tpot_ms", "ttft_ms", "request_ms", "tokens_per_s", "output_tokens_per_s_with_prefill", "speedup"
 ]  # fmt: skip
 ISOLATED_RATIO = 4.0
-"""Output this many times the prompt is decoding alone: the prefills of others are a few per cent of it."""
+"""Output this many times the prompt is decoding alone: the prefills of others are a few per cent of
+it.
+"""
 COLUMNS = {"tp_size": "tp", "batch_size": "batch", "engine_version": "engine"}
 LEFT_OUT = ("device", "tp", "model")
 ROW_ERROR = 0.06
@@ -68,8 +83,8 @@ CODE_STEP = 1e-3
 MAX_ROUNDS = 60
 LEAST_ERROR = 0.03
 UNSEEN_SHARE = 0.93
-"""Share of rows left out that the interval of rows of yet another device, tp or model is to hold: rows of one are
-alike, so intervals which hold 90 % of those seen hold fewer of the next."""
+"""Share of rows left out that the interval of rows of yet another device, tp or model is to hold:
+rows of one are alike, so intervals which hold 90 % of those seen hold fewer of the next."""
 MIN_ROWS = 12
 MANY_REQUESTS = 512
 PRIORS = {
@@ -113,15 +128,22 @@ class ServingRow(msgspec.Struct, frozen=True, kw_only=True, rename=COLUMNS):
     note: str = ""
 
     def __post_init__(self) -> None:
-        """Puts the catalog's names in place of the table's. A note may name the experts' format, which nearly all
-        weights have ("moe_quant=fp8_block")."""
+        """Puts the catalog's names in place of the table's. A note may name the experts' format,
+        which nearly all weights have ("moe_quant=fp8_block")."""
         msgspec.structs.force_setattr(self, "model", model_name(self.model))
         hardware = load_hardware(self.hardware)
         stated = self.note.partition("moe_quant=")[2].partition(";")[0].strip() or self.weight_dtype
         weights = format_of_weights(load_model_spec(self.model), stated)
-        usual = "fp8" if weights == "mxfp4" and hardware.computes_in("mxfp4") else "bf16"
+        if weights == "mxfp4" and hardware.computes_in("mxfp4"):
+            usual = "fp8"
+        else:
+            usual = "bf16"
         precision = Precision(weight_dtype=weights, kv_dtype=format_name(self.kv_dtype) or usual)
-        names = {"hardware": hardware.name, "weight_dtype": precision.weight_dtype, "kv_dtype": precision.kv_dtype}
+        names = {
+            "hardware": hardware.name,
+            "weight_dtype": precision.weight_dtype,
+            "kv_dtype": precision.kv_dtype,
+        }
         for name, value in names.items():
             msgspec.structs.force_setattr(self, name, value)
         engine = load_engine(self.engine)
@@ -136,7 +158,9 @@ class ServingRow(msgspec.Struct, frozen=True, kw_only=True, rename=COLUMNS):
 
     @property
     def context_len(self) -> float:
-        return self.prompt_len + self.output_len / 2.0 if self.context is None else self.context
+        if self.context is None:
+            return self.prompt_len + self.output_len / 2.0
+        return self.context
 
     @property
     def is_isolated(self) -> bool:
@@ -149,25 +173,36 @@ class ServingRow(msgspec.Struct, frozen=True, kw_only=True, rename=COLUMNS):
         """Seconds, or a speedup."""
         if self.metric == "speedup":
             return self.value
-        return self.value * MILLI if self.metric.endswith("_ms") else self.batch_size / self.value
+        if self.metric.endswith("_ms"):
+            return self.value * MILLI
+        return self.batch_size / self.value
 
     @property
     def is_left_out(self) -> bool:
-        """Whether its note says that requests queued, or that it lies below the bytes that must be read."""
+        """Whether its note says that requests queued, or that it lies below the bytes that must be
+        read.
+        """
         return any(words in self.note for words in ("queue", "below"))
 
     @property
     def is_prefix_cached(self) -> bool:
-        """vLLM 0.12.0 and TensorRT-LLM 1.2.0rc6 with fp8 weights among NVIDIA's runs: prompts come faster than the
-        device could compute them (to 1,900 of 1,979 TFLOP/s on an H200, and 420 on an H100 where decoding alone fills
-        the time between tokens), so most of each prompt was in the prefix cache."""
+        """vLLM 0.12.0 and TensorRT-LLM 1.2.0rc6 with fp8 weights among NVIDIA's runs: prompts come
+        faster than the device could compute them (to 1,900 of 1,979 TFLOP/s on an H200, and 420 on
+        an H100 where decoding alone fills the time between tokens), so most of each prompt was in
+        the prefix cache."""
         engine = self.engine_version.startswith(("vllm", "trtllm 1.2.0rc6"))
         return engine and self.source.startswith("NVIDIA") and self.weight_dtype == "fp8"
 
     @property
     def is_capped(self) -> bool:
-        """gpt-oss-120b with 512 requests in vLLM: faster per token than with 64, down to 3.6 ms, so most waited."""
-        return self.model == "gpt-oss-120b" and self.engine == "vllm" and self.batch_size >= MANY_REQUESTS
+        """gpt-oss-120b with 512 requests in vLLM: faster per token than with 64, down to 3.6 ms, so
+        most waited.
+        """
+        return (
+            self.model == "gpt-oss-120b"
+            and self.engine == "vllm"
+            and self.batch_size >= MANY_REQUESTS
+        )
 
     @property
     def is_fitted_on(self) -> bool:
@@ -188,12 +223,16 @@ class ServingRow(msgspec.Struct, frozen=True, kw_only=True, rename=COLUMNS):
 
 def alike(rows: Sequence[ServingRow]) -> list[list[int]]:
     """The places of rows that differ in numbers only."""
-    keys = ((r.model, r.hardware, r.engine_version, r.weight_dtype, r.kv_dtype, r.draft, r.metric) for r in rows)
+    keys = (
+        (r.model, r.hardware, r.engine_version, r.weight_dtype, r.kv_dtype, r.draft, r.metric)
+        for r in rows
+    )
     return list(places([key] for key in keys).values())
 
 
 def predict_rows(rows: Sequence[ServingRow], engines: Engines | None = None) -> Array:
-    """Seconds or speedup of each row, as `measured`; `engines` replaces profiles of the catalog by name.
+    """Seconds or speedup of each row, as `measured`; `engines` replaces profiles of the catalog by
+    name.
 
     An engine's constants may be columns of n values: the result then is (n, rows).
     """
@@ -207,15 +246,22 @@ def predict_rows(rows: Sequence[ServingRow], engines: Engines | None = None) -> 
 
 
 def row_setup(row: ServingRow, engine: EngineProfile) -> Setup:
-    """The setup that a row was measured with; its sampling is the default of benchmarks of servers, greedy."""
+    """The setup that a row was measured with; its sampling is the default of benchmarks of servers,
+    greedy.
+    """
     spec = SpeculationSpec()
     if row.draft != "none":
         method: Any = row.draft if row.draft in OWN_METHOD else "full"
         spec = SpeculationSpec(draft=row.draft, draft_method=method, gamma=row.gamma)
     return Setup.of(
-        row.model, row.hardware, engine, spec, sampling=SamplingSpec(), weight_dtype=row.weight_dtype,
+        row.model,
+        row.hardware,
+        engine,
+        spec,
+        sampling=SamplingSpec(),
+        weight_dtype=row.weight_dtype,
         kv_dtype=row.kv_dtype,
-    )  # fmt: skip
+    )
 
 
 def tokens_per_step(row: ServingRow) -> float:
@@ -241,8 +287,11 @@ def row_steps(rows: Sequence[ServingRow], engine: EngineProfile) -> tuple[Setup,
     """The steps of rows that differ in numbers only, with their setup and tp sizes."""
     setup = row_setup(rows[0], engine)
     tp, kv_len, batch, gamma = columns(rows, "tp_size", "context_len", "batch_size", "gamma")
-    gamma = gamma if rows[0].metric == "speedup" else np.zeros(len(rows))
-    terms = step_terms(setup, batch=batch, kv_len=kv_len, draft_kv_len=kv_len, gamma=gamma, tp_size=tp)
+    if rows[0].metric != "speedup":
+        gamma = np.zeros(len(rows))
+    terms = step_terms(
+        setup, batch=batch, kv_len=kv_len, draft_kv_len=kv_len, gamma=gamma, tp_size=tp
+    )
     return setup, terms, tp
 
 
@@ -252,15 +301,20 @@ def _predict_alike(rows: Sequence[ServingRow], engine: EngineProfile) -> Array:
     batch, tp, prompt, output = columns(rows, "batch_size", "tp_size", "prompt_len", "output_len")
     if metric.endswith("_ms") and np.all(output > 0):
         setup = row_setup(rows[0], engine)
-        time = serving_time(setup, concurrency=batch, prompt_len=prompt, output_len=output, tp_size=tp)
-        return {"tpot_ms": time.tpot_s, "ttft_ms": time.ttft_s, "request_ms": time.request_s}[metric]
+        time = serving_time(
+            setup, concurrency=batch, prompt_len=prompt, output_len=output, tp_size=tp
+        )
+        return {"tpot_ms": time.tpot_s, "ttft_ms": time.ttft_s, "request_ms": time.request_s}[
+            metric
+        ]
     setup, terms, _ = row_steps(rows, engine)
     step_s: Array = terms.autoregressive.total_s
     if metric == "speedup":
         return np.asarray(step_s * np.array([tokens_per_step(row) for row in rows]) / terms.step_s)
     if metric == "output_tokens_per_s_with_prefill":
         return np.asarray(
-            step_s + prefill(setup.model, setup.at, batch=batch, prompt_len=prompt, tp=tp).total_s / output
+            step_s
+            + prefill(setup.model, setup.at, batch=batch, prompt_len=prompt, tp=tp).total_s / output
         )
     return np.broadcast_to(step_s, batch.shape)
 
@@ -278,11 +332,12 @@ def relative_errors(rows: Sequence[ServingRow]) -> Array:
 def validate_serving(paths: Sequence[Path], *, left_out: bool = False) -> dict[str, Any]:
     """{"groups": […], "refused": [one line per row that cannot be judged]}.
 
-    `left_out` adds each error with the row's device, tp or model left out of the engines' fits (fitted on the other
-    rows of the call), and the coverage of the intervals that the errors of other devices (tps, models), left out in
-    their turn, give it.
+    `left_out` adds each error with the row's device, tp or model left out of the engines' fits
+    (fitted on the other rows of the call), and the coverage of the intervals that the errors of
+    other devices (tps, models), left out in their turn, give it.
 
-    Raises ConfigError for a file that cannot be read or lacks a column, and when no row can be judged.
+    Raises ConfigError for a file that cannot be read or lacks a column, and when no row can be
+    judged.
     """
     rows, refused = read_rows(paths, ServingRow)
     measured = np.array([row.measured for row in rows])
@@ -291,16 +346,25 @@ def validate_serving(paths: Sequence[Path], *, left_out: bool = False) -> dict[s
     bases = {name: load_engine(name) for name in dict.fromkeys(row.engine for row in rows)}
     bases = {name: engine for name, engine in bases.items() if engine.fitted_devices}
     without = {
-        kind: np.log(left_out_predictions(rows, bases, kind) / measured) for kind in (LEFT_OUT if left_out else ())
+        kind: np.log(left_out_predictions(rows, bases, kind) / measured)
+        for kind in (LEFT_OUT if left_out else ())
     }
     widths = {kind: nested_deviations(rows, log_error, kind) for kind, log_error in without.items()}
-    names = ((row.group, f"{row.group}/tp {row.tp_size}", f"all/{row.group.rsplit('/', 1)[1]}") for row in rows)
+    names = (
+        (row.group, f"{row.group}/tp {row.tp_size}", f"all/{row.group.rsplit('/', 1)[1]}")
+        for row in rows
+    )
     groups = []
     for name, chosen in sorted(places(names).items()):
-        group: dict[str, Any] = {"name": name, **ErrorSummary.of(error[chosen], deviations[chosen]).figures()}
+        group: dict[str, Any] = {
+            "name": name,
+            **ErrorSummary.of(error[chosen], deviations[chosen]).figures(),
+        }
         for kind, log_error in without.items():
             known = [index for index in chosen if np.isfinite(log_error[index])]
-            errors = ErrorSummary.of(np.expm1(log_error[known]), widths[kind][known]) if known else None
+            errors = None
+            if known:
+                errors = ErrorSummary.of(np.expm1(log_error[known]), widths[kind][known])
             group[f"mape_other_{kind}"] = errors.mape if errors else None
             group[f"coverage_other_{kind}"] = errors.coverage if errors else None
         groups.append(group)
@@ -309,8 +373,18 @@ def validate_serving(paths: Sequence[Path], *, left_out: bool = False) -> dict[s
 
 def without_copies(rows: Sequence[ServingRow]) -> list[ServingRow]:
     """One of each set of rows that say the same of one server."""
-    kept = {(row.hardware, row.engine, row.tp_size, row.batch_size, row.prompt_len, row.output_len, row.value): row
-            for row in reversed(rows)}  # fmt: skip
+    kept = {
+        (
+            row.hardware,
+            row.engine,
+            row.tp_size,
+            row.batch_size,
+            row.prompt_len,
+            row.output_len,
+            row.value,
+        ): row
+        for row in reversed(rows)
+    }
     return list(kept.values())[::-1]
 
 
@@ -322,17 +396,21 @@ def shape_of(model: str) -> str:
 
 
 class Joint:
-    """Residuals of all engines' rows and of the priors, and their derivatives, in the codes: the shared ones, then
-    each engine's deviations.
+    """Residuals of all engines' rows and of the priors, and their derivatives, in the codes: the
+    shared ones, then each engine's deviations.
 
     The loss is ρ(z) = 2 (√(1 + z²) − 1). A prior's residual is c·√(1 + c²/4), of which it makes c².
     """
 
-    def __init__(self, rows: Sequence[ServingRow], bases: Engines, priors: Mapping[str, Free]) -> None:
+    def __init__(
+        self, rows: Sequence[ServingRow], bases: Engines, priors: Mapping[str, Free]
+    ) -> None:
         self.priors = priors
         self.bases = bases
         self.rows = {name: [row for row in rows if row.engine == name] for name in bases}
-        self.measured = {name: np.log([row.measured for row in mine]) for name, mine in self.rows.items()}
+        self.measured = {
+            name: np.log([row.measured for row in mine]) for name, mine in self.rows.items()
+        }
         self.size = len(priors)
         self.offsets = {name: (index + 1) * self.size for index, name in enumerate(bases)}
 
@@ -341,9 +419,17 @@ class Joint:
         return np.asarray(codes[: self.size] + OWN_SPREAD * codes[at : at + self.size])
 
     def profile(self, name: str, codes: Array) -> EngineProfile:
-        """At (constants,) codes; with (constants, n), constants are columns of n values, which predictions keep."""
-        values = {key: prior.at(code) for (key, prior), code in zip(self.priors.items(), codes, strict=True)}
-        values = {key: float(value) if np.ndim(value) == 0 else value[:, None] for key, value in values.items()}
+        """At (constants,) codes; with (constants, n), constants are columns of n values, which
+        predictions keep.
+        """
+        values = {
+            key: prior.at(code)
+            for (key, prior), code in zip(self.priors.items(), codes, strict=True)
+        }
+        values = {
+            key: float(value) if np.ndim(value) == 0 else value[:, None]
+            for key, value in values.items()
+        }
         return msgspec.structs.replace(self.bases[name], **values)
 
     def _errors(self, name: str, codes: Array) -> Array:
@@ -351,7 +437,11 @@ class Joint:
         return np.asarray((np.log(predicted) - self.measured[name]) / ROW_ERROR)
 
     def residuals(self, codes: Array) -> Array:
-        errors = [self._errors(name, self.engine_codes(codes, name)) for name, mine in self.rows.items() if mine]
+        errors = [
+            self._errors(name, self.engine_codes(codes, name))
+            for name, mine in self.rows.items()
+            if mine
+        ]
         return np.concatenate([*errors, codes * np.sqrt(1.0 + codes**2 / 4.0)])
 
     def jacobian(self, codes: Array) -> Array:
@@ -359,28 +449,41 @@ class Joint:
         for name, mine in self.rows.items():
             if not mine:
                 continue
-            at, here = self.offsets[name], self.engine_codes(codes, name)
-            moved = here[:, None] + CODE_STEP * np.concatenate([np.eye(self.size), np.zeros((self.size, 1))], axis=1)
+            at = self.offsets[name]
+            here = self.engine_codes(codes, name)
+            moved = here[:, None] + CODE_STEP * np.concatenate(
+                [np.eye(self.size), np.zeros((self.size, 1))], axis=1
+            )
             errors = np.atleast_2d(self._errors(name, moved))
             slopes = (errors[:-1] - errors[-1]).T / CODE_STEP
             block = np.zeros((len(mine), codes.size))
             block[:, : self.size] = slopes
             block[:, at : at + self.size] = OWN_SPREAD * slopes
             blocks.append(block)
-        return np.concatenate([*blocks, np.diag((1.0 + codes**2 / 2.0) / np.sqrt(1.0 + codes**2 / 4.0))])
+        return np.concatenate(
+            [*blocks, np.diag((1.0 + codes**2 / 2.0) / np.sqrt(1.0 + codes**2 / 4.0))]
+        )
 
     def minimised(self, start: Array) -> Any:
         from scipy.optimize import least_squares
 
         return least_squares(
-            self.residuals, start, jac=self.jacobian, loss="soft_l1", ftol=1e-5, xtol=1e-5, max_nfev=MAX_ROUNDS
+            self.residuals,
+            start,
+            jac=self.jacobian,
+            loss="soft_l1",
+            ftol=1e-5,
+            xtol=1e-5,
+            max_nfev=MAX_ROUNDS,
         )
 
 
 def fit_engines(
     rows: Sequence[ServingRow], bases: Engines, priors: Mapping[str, Free] = PRIORS
 ) -> dict[str, EngineProfile]:
-    """`bases` with the constants of `priors` that best explain the rows together, whatever their values in `bases`."""
+    """`bases` with the constants of `priors` that best explain the rows together, whatever their
+    values in `bases`.
+    """
     joint = Joint(rows, bases, priors)
     codes = joint.minimised(np.zeros((len(bases) + 1) * joint.size)).x
     return {name: joint.profile(name, joint.engine_codes(codes, name)) for name in bases}
@@ -393,30 +496,40 @@ def _key(kind: str) -> Callable[[ServingRow], Any]:
 
 
 def left_out_predictions(rows: Sequence[ServingRow], bases: Engines, kind: str) -> Array:
-    """The prediction of the profiles for each row when all are fitted without its device (tp, model); NaN with too few
-    others."""
+    """The prediction of the profiles for each row when all are fitted without its device (tp,
+    model); NaN with too few others."""
     key = _key(kind)
     predicted = np.full(len(rows), np.nan)
     for value in dict.fromkeys(map(key, rows)):
-        others = without_copies([row for row in rows if key(row) != value and row.is_fitted_on and row.engine in bases])
-        test = [index for index, row in enumerate(rows) if key(row) == value and row.engine in bases]
+        others = without_copies(
+            [row for row in rows if key(row) != value and row.is_fitted_on and row.engine in bases]
+        )
+        test = [
+            index for index, row in enumerate(rows) if key(row) == value and row.engine in bases
+        ]
         if len(others) >= MIN_ROWS and test:
-            predicted[test] = predict_rows([rows[index] for index in test], fit_engines(others, bases))
+            predicted[test] = predict_rows(
+                [rows[index] for index in test], fit_engines(others, bases)
+            )
     return predicted
 
 
 def deviation(log_error: Array, share: float = 0.9) -> float:
-    """The standard deviation whose 90 % interval holds this share of the rows with these errors of the logarithm (NaN
-    left out)."""
+    """The standard deviation whose 90 % interval holds this share of the rows with these errors of
+    the logarithm (NaN left out)."""
     error = np.abs(log_error[np.isfinite(log_error)])
-    return max(LEAST_ERROR, float(np.quantile(error, share)) / Z_90) if error.size else float("nan")
+    if error.size:
+        return max(LEAST_ERROR, float(np.quantile(error, share)) / Z_90)
+    return float("nan")
 
 
 def nested_deviations(rows: Sequence[ServingRow], log_error: Array, kind: str) -> Array:
-    """For each row the deviation of left-out errors on the engine's rows of other devices (tps, models), or of all
-    engines' where it has no other: what could be said of the row before it was seen."""
+    """For each row the deviation of left-out errors on the engine's rows of other devices (tps,
+    models), or of all engines' where it has no other: what could be said of the row before it was
+    seen."""
     key = _key(kind)
-    values, engines = np.array([str(key(row)) for row in rows]), np.array([row.engine for row in rows])
+    values = np.array([str(key(row)) for row in rows])
+    engines = np.array([row.engine for row in rows])
     judged = np.array([row.is_fitted_on for row in rows]) & np.isfinite(log_error)
     widths = np.full(len(rows), np.nan)
     for value, engine in set(zip(values, engines, strict=True)):

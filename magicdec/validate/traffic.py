@@ -1,4 +1,5 @@
-"""Servers under arrivals, and closed loops with limits: what the simulation gives for each measured row.
+"""Servers under arrivals, and closed loops with limits: what the simulation gives for each measured
+row.
 
 A row is one load: engine, engine_version, model, gpu, quant, tp, output_len, and of
 
@@ -6,11 +7,12 @@ A row is one load: engine, engine_version, model, gpu, quant, tp, output_len, an
                    max_num_seqs, max_num_batched_tokens, cached_len
     closed loop    concurrency, input_len; slo_pass
 
-with any of the METRICS. A closed loop is taken to send ROUNDS requests per user: percentiles of TTFT count the first
-burst as so large a part. The largest load within limits is that of the last row of a shape that kept them, and in the
-simulation the most users that keep TTFT_P99_S and TPOT_P50_S (a median between tokens that no prompt delays).
-Prompts that a note calls shared ("shared-prefix") come again: they are cached, while the cache holds them, but for the
-first SHARED_PROMPTS of a server's first row (rows with one `source` are of one server, in their order).
+with any of the METRICS. A closed loop is taken to send ROUNDS requests per user: percentiles of
+TTFT count the first burst as so large a part. The largest load within limits is that of the last
+row of a shape that kept them, and in the simulation the most users that keep TTFT_P99_S and
+TPOT_P50_S (a median between tokens that no prompt delays). Prompts that a note calls shared
+("shared-prefix") come again: they are cached, while the cache holds them, but for the first
+SHARED_PROMPTS of a server's first row (rows with one `source` are of one server, in their order).
 docs/traffic.md says which constants these tables informed.
 """
 
@@ -20,7 +22,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -28,19 +30,36 @@ import numpy as np
 from magicdec.comparison import ErrorSummary
 from magicdec.errors import ConfigError, MagicdecError
 from magicdec.perfmodel.setup import Setup
-from magicdec.perfmodel.traffic.requests import Requests, alike
+from magicdec.perfmodel.traffic.replica import Work
+from magicdec.perfmodel.traffic.requests import MAX_TOKENS, MIN_RATE, Requests, alike
 from magicdec.perfmodel.traffic.simulate import Outcome, Server, simulate, simulate_closed
+from magicdec.progress import Progress, Step
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
+from magicdec.specs.model_names import model_name
 from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec
 from magicdec.units import MILLI
-from magicdec.validate.rows import NEWEST, Count, Length, Size, engine_name, model_name, read_rows, weight_format
+from magicdec.validate.rows import (
+    NEWEST,
+    Count,
+    Length,
+    Size,
+    engine_name,
+    read_rows,
+    weight_format,
+)
 
 ROUNDS = 4
+MOST_REQUESTS = 100_000
+"""Requests of one load that are simulated at most."""
+LEAST_MEASURED = 1e-6
+MOST_WORK = 4_000_000
+"""Passes of schedulers that all rows together may take: some minutes of one core."""
 DURATION_S = 600.0
 SHARED_PROMPTS = 45
-"""Prompts that a load of shared prefixes goes through again and again: users of the published configurations, 44 to 50
-(profile.yaml of the runs in inference-sim/training: 9 to 11 system prompts, 4 or 5 users each)."""
+"""Prompts that a load of shared prefixes goes through again and again: users of the published
+configurations, 44 to 50 (profile.yaml of the runs in inference-sim/training: 9 to 11 system
+prompts, 4 or 5 users each)."""
 TTFT_P99_S, TPOT_P50_S = 2.0, 0.050
 MOST_USERS = 1024
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
@@ -48,11 +67,13 @@ METRICS = (
     *(f"{what}_{which}_ms" for what in ("ttft", "tpot", "e2e") for which in ("mean", *QUANTILES)), "output_tok_s"
 )  # fmt: skip
 Users = Annotated[int, msgspec.Meta(ge=1, le=MOST_USERS)]
-Rate = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+Rate = Annotated[float, msgspec.Meta(ge=MIN_RATE, le=1e6)]
 
 
 class LoadRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """One measured load, with its figures in their columns' units. Raises ConfigError for what is not known."""
+    """One measured load, with its figures in their columns' units. Raises ConfigError for what is
+    not known.
+    """
 
     where: str = ""
     source: str = ""
@@ -97,14 +118,48 @@ class LoadRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             raise ConfigError("a load is a rate_rps or a concurrency")
         if self.prompt_len_mean is None and self.input_len is None:
             raise ConfigError("column 'prompt_len_mean' or 'input_len' is missing or empty")
+        for metric in METRICS:
+            measured = getattr(self, metric)
+            if measured and measured < LEAST_MEASURED:
+                raise ConfigError(f"column '{metric}' must be 0 or at least {LEAST_MEASURED:g}")
+        self._check_size()
         _ = self.setup  # an unknown name is refused here
+
+    def _check_size(self) -> None:
+        """Raises ConfigError for more requests or tokens than are simulated."""
+        if self.num_requests > MOST_REQUESTS:
+            raise ConfigError(
+                f"a load of {self.num_requests:.3g} requests is too large; {MOST_REQUESTS} are "
+                "simulated at most"
+            )
+        if self.prompt_len + self.output_len > MAX_TOKENS:
+            raise ConfigError(f"a request of more than {MAX_TOKENS} tokens is too long")
+        if self.max_num_batched_tokens and self.max_num_batched_tokens > MAX_TOKENS:
+            raise ConfigError(f"a pass of more than {MAX_TOKENS} tokens is too long")
 
     @cached_property
     def setup(self) -> Setup:
         model = load_model_spec(model_name(self.model))
         engine = load_engine(engine_name(self.engine)).of_version(self.engine_version)
         weights = weight_format(model, self.quant)
-        return Setup.of(model, self.gpu, engine, AUTOREGRESSIVE, sampling=SamplingSpec(), weight_dtype=weights)
+        return Setup.of(
+            model, self.gpu, engine, AUTOREGRESSIVE, sampling=SamplingSpec(), weight_dtype=weights
+        )
+
+    @property
+    def num_requests(self) -> float:
+        """Requests of the load: as many as were measured, or ROUNDS for each user."""
+        if self.rate_rps is None:
+            return ROUNDS * (self.concurrency or 1)
+        return max(self.duration_s * self.rate_rps, 2.0)
+
+    @property
+    def simulated_alike(self) -> tuple[object, ...]:
+        """Equal for rows whose simulations are the same."""
+        server = (self.engine, self.engine_version, self.model, self.gpu, self.quant, self.tp)
+        lengths = (self.prompt_len, self.output_len, self.cached_len, "shared-prefix" in self.note)
+        load = (self.rate_rps, self.concurrency, self.arrival, self.duration_s)
+        return (*server, *lengths, *load, self.max_num_seqs, self.max_num_batched_tokens)
 
     @property
     def prompt_len(self) -> int:
@@ -118,13 +173,17 @@ class LoadRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def table(self) -> str:
-        return "open loop" if self.rate_rps is not None else "closed loop"
-
-    def simulated(self, *, is_first: bool = True) -> Outcome:
-        """The load's own requests, as many as were measured; `is_first` of those that its server had."""
         if self.rate_rps is None:
-            return self.closed(self.concurrency or 1)
-        requests = self._requests(max(int(self.duration_s * self.rate_rps), 2))
+            return "closed loop"
+        return "open loop"
+
+    def simulated(self, *, is_first: bool = True, work: Work | None = None) -> Outcome:
+        """The load's own requests, as many as were measured; `is_first` of those that its server
+        had.
+        """
+        if self.rate_rps is None:
+            return self.closed(self.concurrency or 1, work=work)
+        requests = self._requests(int(self.num_requests))
         gaps = np.full(len(requests), 1.0 / self.rate_rps)
         if self.arrival.startswith("poisson"):
             gaps = np.random.default_rng(0).exponential(gaps)
@@ -133,117 +192,185 @@ class LoadRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         requests.cached_len[:] = self._cached(server)
         if is_first and self.cached_len is None:
             requests.cached_len[:SHARED_PROMPTS] = 0
-        return simulate(server, requests)
+        return simulate(server, requests, work=work)
 
-    def closed(self, users: int) -> Outcome:
+    def closed(self, users: int, *, work: Work | None = None) -> Outcome:
         requests = self._requests(ROUNDS * users)
-        return simulate_closed(self.server(requests), requests, users=users)
+        return simulate_closed(self.server(requests), requests, users=users, work=work)
 
     def server(self, requests: Requests) -> Server:
         return Server.of(
-            self.setup, requests, tp_size=self.tp, max_sequences=self.max_num_seqs,
+            self.setup,
+            requests,
+            tp_size=self.tp,
+            max_sequences=self.max_num_seqs,
             max_tokens=self.max_num_batched_tokens,
-        )  # fmt: skip
+        )
 
     def _requests(self, count: int) -> Requests:
         return alike(count, prompt_len=self.prompt_len, output_len=round(self.output_len))
 
     def _cached(self, server: Server) -> int:
-        """Tokens of a prompt that are cached when it comes: as stated; of shared prompts all but the last block's,
-        while the cache holds them and the answers of two rounds."""
+        """Tokens of a prompt that are cached when it comes: as stated; of shared prompts all but
+        the last block's, while the cache holds them and the answers of two rounds."""
         if self.cached_len is not None:
             return min(round(self.cached_len), self.prompt_len - 1)
         limits = server.limits
         round_len = SHARED_PROMPTS * (self.prompt_len + self.output_len)
         has_room = limits.num_blocks * limits.block_size >= 2 * round_len
         is_shared = "shared-prefix" in self.note
-        return (self.prompt_len - 1) // limits.block_size * limits.block_size if has_room and is_shared else 0
+        if has_room and is_shared:
+            return (self.prompt_len - 1) // limits.block_size * limits.block_size
+        return 0
 
 
 def measures(outcome: Outcome) -> dict[str, float]:
     """Every figure that a row may state, in its units."""
-    found: dict[str, float] = {"output_tok_s": outcome.tokens_per_s}
-    for name, values in (("ttft", outcome.ttft_s), ("tpot", outcome.tpot_s), ("e2e", outcome.e2e_s)):
-        if len(values):
-            found[f"{name}_mean_ms"] = float(values.mean()) / MILLI
-            found |= {f"{name}_{key}_ms": float(np.quantile(values, at)) / MILLI for key, at in QUANTILES.items()}
-    return found
+    figures = {"output_tok_s": outcome.tokens_per_s}
+    times = (("ttft", outcome.ttft_s), ("tpot", outcome.tpot_s), ("e2e", outcome.e2e_s))
+    for name, seconds in times:
+        if not len(seconds):
+            continue
+        figures[f"{name}_mean_ms"] = float(seconds.mean()) / MILLI
+        for key, share in QUANTILES.items():
+            figures[f"{name}_{key}_ms"] = float(np.quantile(seconds, share)) / MILLI
+    return figures
 
 
-def validate_traffic(paths: Sequence[Path]) -> dict[str, Any]:
-    """{"groups": errors by table and figure, "rows": each figure, "largest_loads": by shape, "refused": [lines]}.
+def validate_traffic(paths: Sequence[Path], progress: Progress = lambda _: None) -> dict[str, Any]:
+    """{"groups": errors by table and figure, "rows": each figure, "largest_loads": by shape,
+    "refused": [lines]}. Equal rows are simulated once.
 
-    Raises ConfigError for a file that is neither table, and when no row can be judged.
+    Raises:
+        ConfigError: a file that is neither table, and when no row can be judged.
+        CapacityError: rows that take too long to simulate.
     """
     loads, refused = read_rows(paths, LoadRow, one_of=("rate_rps", "concurrency"))
+    work = Work(MOST_WORK)
+    figures: dict[tuple[object, ...], Judged | str] = {}
     rows: list[dict[str, Any]] = []
     overloads: list[bool] = []
     servers: set[str] = set()
-    for load in loads:
-        try:
-            outcome = load.simulated(is_first=load.source not in servers)
-        except MagicdecError as error:
-            refused.append(f"{load.where}: {error}")
+    for number, load in enumerate(loads):
+        progress(Step(load.where, done=number, total=len(loads)))
+        is_first = load.source not in servers
+        key = (load.simulated_alike, is_first)
+        if key not in figures:
+            figures[key] = _judged(load, is_first=is_first, work=work)
+        judged = figures[key]
+        if isinstance(judged, str):
+            refused.append(f"{load.where}: {judged}")
             continue
         servers |= {load.source} - {""}
         if load.rate_rps is not None:
-            overloads.append(outcome.is_overloaded == (load.requests_failed > 0))
+            overloads.append(judged.is_overloaded == (load.requests_failed > 0))
         if not load.requests_failed:
-            rows += _compared(load, outcome)
-    errors: dict[str, list[float]] = defaultdict(list)
-    for row in rows:
-        errors[f"{row['table']}/{row['metric']}"].append(row["error"])
-    largest = _largest_loads(loads)
-    if largest:
-        errors["largest load within limits"] = [each["predicted"] / each["measured"] - 1.0 for each in largest]
-    summaries = {name: ErrorSummary.of(np.array(each)) for name, each in errors.items()}
-    groups: list[dict[str, Any]] = [
-        {"name": name, **each.figures(), "median_error": each.median_error} for name, each in summaries.items()
-    ]
+            rows += _compared(load, judged.figures)
+    largest = _largest_loads(loads, work)
+    groups = _groups(rows, largest)
     if overloads:
-        groups.append({"name": "open loop/overload", "rows": len(overloads), "agree": float(np.mean(overloads))})
+        groups.append(
+            {
+                "name": "open loop/overload",
+                "rows": len(overloads),
+                "agree": float(np.mean(overloads)),
+            }
+        )
     return {"groups": groups, "rows": rows, "largest_loads": largest, "refused": refused}
 
 
-def _compared(load: LoadRow, outcome: Outcome) -> list[dict[str, Any]]:
+class Judged(NamedTuple):
+    """A simulated load."""
+
+    figures: dict[str, float]
+    is_overloaded: bool
+
+
+def _judged(load: LoadRow, *, is_first: bool, work: Work) -> Judged | str:
+    """The figures of a load, or why it cannot be simulated. Raises CapacityError where no more work
+    is allowed.
+    """
+    try:
+        outcome = load.simulated(is_first=is_first, work=work)
+    except MagicdecError as error:
+        if work.is_spent:
+            raise
+        return str(error)
+    return Judged(measures(outcome), outcome.is_overloaded)
+
+
+def _groups(rows: list[dict[str, Any]], largest: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Errors by table and figure."""
+    errors: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        errors[f"{row['table']}/{row['metric']}"].append(row["error"])
+    for load in largest:
+        error = load["predicted"] / load["measured"] - 1.0
+        errors["largest load within limits"].append(error)
+    groups: list[dict[str, Any]] = []
+    for name, values in errors.items():
+        summary = ErrorSummary.of(np.array(values))
+        groups.append({"name": name, **summary.figures(), "median_error": summary.median_error})
+    return groups
+
+
+def _compared(load: LoadRow, predicted: dict[str, float]) -> list[dict[str, Any]]:
     """Every stated figure with its prediction."""
-    at = f"{load.rate_rps:g}/s" if load.rate_rps is not None else f"{load.concurrency} users"
-    told, found = measures(outcome), []
+    if load.rate_rps is not None:
+        at = f"{load.rate_rps:g}/s"
+    else:
+        at = f"{load.concurrency} users"
+    compared = []
     for metric in METRICS:
-        if (measured := getattr(load, metric)) and metric in told:
-            found.append({
-                "table": load.table, "load": f"{load.shape}, {at}", "metric": metric, "measured": measured,
-                "predicted": told[metric], "error": told[metric] / measured - 1.0,
-            })  # fmt: skip
-    return found
+        measured = getattr(load, metric)
+        if not measured or metric not in predicted:
+            continue
+        compared.append(
+            {
+                "table": load.table,
+                "load": f"{load.shape}, {at}",
+                "metric": metric,
+                "measured": measured,
+                "predicted": predicted[metric],
+                "error": predicted[metric] / measured - 1.0,
+            }
+        )
+    return compared
 
 
-def _largest_loads(loads: Sequence[LoadRow]) -> list[dict[str, Any]]:
+def _largest_loads(loads: Sequence[LoadRow], work: Work) -> list[dict[str, Any]]:
     """The most users of each shape whose rows say which kept their limits, measured and predicted."""
     shapes: dict[str, list[LoadRow]] = defaultdict(list)
     for load in loads:
         if load.slo_pass is not None:
             shapes[load.shape].append(load)
-    found = []
+    largest = []
     for shape, rows in shapes.items():
         kept = [load.concurrency or 0 for load in rows if load.slo_pass]
         if kept and len(kept) < len(rows):
-            found.append({"shape": shape, "measured": max(kept), "predicted": _most_users(rows[0])})
-    return found
+            predicted = _most_users(rows[0], work)
+            largest.append({"shape": shape, "measured": max(kept), "predicted": predicted})
+    return largest
 
 
-def _most_users(load: LoadRow) -> int:
+def _most_users(load: LoadRow, work: Work) -> int:
     """The most users that keep the limits."""
 
     def keeps(users: int) -> bool:
-        outcome = load.closed(users)
-        slowest, between = np.quantile(outcome.ttft_s, 0.99), np.median(outcome.tpot_s)
+        outcome = load.closed(users, work=work)
+        slowest = np.quantile(outcome.ttft_s, 0.99)
+        between = np.median(outcome.tpot_s) if len(outcome.tpot_s) else 0.0
         return bool(slowest <= TTFT_P99_S and between <= TPOT_P50_S)
 
-    low, high = 0, 1
-    while high <= MOST_USERS and keeps(high):
-        low, high = high, 2 * high
-    while high - low > max(low // 100, 1):
-        middle = (low + high) // 2
-        low, high = (middle, high) if keeps(middle) else (low, middle)
-    return low
+    kept = 0
+    failed = 1
+    while failed <= MOST_USERS and keeps(failed):
+        kept = failed
+        failed = 2 * failed
+    while failed - kept > max(kept // 100, 1):
+        middle = (kept + failed) // 2
+        if keeps(middle):
+            kept = middle
+        else:
+            failed = middle
+    return kept

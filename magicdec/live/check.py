@@ -1,0 +1,561 @@
+"""Advice on a server's command line: how it runs as it is, and what to change, each change with its
+gain. All times are a plan's.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import NamedTuple
+
+import msgspec
+
+from magicdec.counts import Z_90
+from magicdec.errors import CapacityError, ConfigError
+from magicdec.live.advice import Choice, Situation, choices_at
+from magicdec.naming import draft_name
+from magicdec.perfmodel.kernels.profile import counted, load_hardware
+from magicdec.perfmodel.plan.planner import answered, plan
+from magicdec.perfmodel.plan.request import Case, DraftOption, PlanRequest
+from magicdec.perfmodel.plan.search import most_that_fit
+from magicdec.plan_document import Plan
+from magicdec.plan_rows import Candidate
+from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.device import DTYPE_BYTES
+from magicdec.specs.model import ModelSpec
+from magicdec.specs.precision import format_name
+from magicdec.specs.serve_command import ServeCommand
+
+USUAL_HARDWARE = "h100-sxm-80gb"
+USUAL_BATCH = 32
+USUAL_CONTEXT = 4096
+NOTEWORTHY = 1.01
+"""Gains below this are not named."""
+LIGHT_LOADS = (1, 4, 16)
+"""Batches at which a table by batch is weighed, beside the asked one."""
+AS_PUBLISHED = ("compressed-tensors", "modelopt", "auto")
+"""Values of --quantization that leave the format to the checkpoint."""
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """Load that a command does not say; None: a usual value, which is named."""
+
+    hardware: str | None = None
+    batch: int | None = None
+    """Users at once."""
+    context_len: int | None = None
+    gen_len: int = 0
+    temperature: float = 1.0
+    acceptance_rate: float | tuple[float, ...] | None = None
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing to change, and what it gains in tokens per second at the same load."""
+
+    change: str
+    """The setting to change, in a few words."""
+    option: str
+    """The option, as the engine calls it."""
+    reason: str
+    gain: float | None
+    """Null: not priced."""
+    gain_low: float | None = None
+    gain_high: float | None = None
+    """The 90 % interval."""
+    at_batch: int | None = None
+    """Batch at which it gains, where that is not the load's."""
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether it gains more than its uncertainty."""
+        return self.gain_low is not None and self.gain_low > 1.0
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """A command read, predicted and weighed."""
+
+    command: ServeCommand
+    hardware: str
+    num_gpus: int
+    batch_size: int
+    context_len: int
+    assumed: list[str]
+    """Values that the command does not say, as they were taken."""
+    as_it_is: Candidate | None
+    """The command's own configuration; null: it does not fit, or no acceptance is known."""
+    without_draft: Candidate | None
+    changes: list[Change]
+    """The most gain first; those that are not priced last."""
+    problems: list[str]
+    not_understood: list[str]
+    notes: list[str]
+
+    @property
+    def headline(self) -> str:
+        """The change to make, in one line."""
+        if self.as_it_is is None and self.problems:
+            return self.problems[0]
+        priced = [
+            change for change in self.changes if change.gain is not None and change.at_batch is None
+        ]
+        if not priced:
+            return "Keep it as it is: no change gains."
+        best = priced[0]
+        sure = "" if best.is_sure else "; unsure, measure first"
+        return f"{best.change}: {_gain(best)}{sure}."
+
+
+def _order(change: Change) -> tuple[bool, bool, float]:
+    """Changes that gain at this load first, then those at another, then those without a price."""
+    return change.gain is None, change.at_batch is not None, -(change.gain or 0.0)
+
+
+def _gain(change: Change) -> str:
+    return f"{change.gain:.2f}x (90%: {change.gain_low:.2f} to {change.gain_high:.2f})"
+
+
+def check_command(command: ServeCommand, load: Load) -> Check:
+    """How a server runs as its command has it, and what to change.
+
+    Raises ConfigError for a model, a device or a draft that cannot be planned.
+    """
+    model = load_model_spec(command.model)
+    assumed: list[str] = []
+    problems = list(command.problems)
+    request = _request(command, load, model, assumed, problems)
+    try:
+        free = plan(msgspec.structs.replace(request, draft=None, gamma=None))
+    except CapacityError as error:
+        return _refused(command, request, assumed, [str(error), *problems])
+    drafted = _drafted(command, request, model)
+    changes = [
+        *_on_speculation(command, drafted, free, problems),
+        *_on_batches(command, load, request, model),
+        *_on_graphs(command, drafted, free),
+    ]
+    named = [change for change in changes if change.gain is None or change.gain >= NOTEWORTHY]
+    return Check(
+        command=command,
+        hardware=free.best.hardware,
+        num_gpus=free.best.num_gpus * command.dp_size,
+        batch_size=free.autoregressive.batch_size,
+        context_len=free.autoregressive.context_len,
+        assumed=assumed,
+        as_it_is=drafted.row if command.speculation is not None else free.autoregressive,
+        without_draft=free.autoregressive,
+        changes=sorted(named, key=_order),
+        problems=problems,
+        not_understood=command.not_understood,
+        notes=[*drafted.notes, *_on_fit(request, free)],
+    )
+
+
+def _on_fit(request: PlanRequest, free: Plan) -> list[str]:
+    """Users that do not fit at once."""
+    asked = request.batch_sizes[0]
+    most = free.autoregressive.batch_size
+    if most >= asked:
+        return []
+    return [f"{most} of {asked} users fit at once; the others wait"]
+
+
+def _refused(
+    command: ServeCommand, request: PlanRequest, assumed: list[str], problems: list[str]
+) -> Check:
+    """The answer for a command that does not fit on its devices."""
+    return Check(
+        command=command,
+        hardware=str(request.hardware[0]),
+        num_gpus=command.tp_size * command.pp_size * command.dp_size,
+        batch_size=request.batch_sizes[0],
+        context_len=request.context_lens[0],
+        assumed=assumed,
+        as_it_is=None,
+        without_draft=None,
+        changes=[],
+        problems=problems,
+        not_understood=command.not_understood,
+        notes=[],
+    )
+
+
+def _request(
+    command: ServeCommand,
+    load: Load,
+    model: ModelSpec,
+    assumed: list[str],
+    problems: list[str],
+) -> PlanRequest:
+    """The plan's request for a command under a load; adds what is assumed, and what cannot be."""
+    hardware = load.hardware or command.hardware
+    if hardware is None:
+        hardware = USUAL_HARDWARE
+        assumed.append(f"{hardware} (--hardware)")
+    name = load_hardware(hardware).name
+    needed = command.tp_size * command.pp_size * command.dp_size
+    granted = counted(hardware).num_gpus or command.num_gpus
+    if granted is not None and granted != needed:
+        problems.append(f"devices: the command uses {needed}, and {granted} are there")
+    batch = load.batch
+    if batch is None:
+        batch = min(USUAL_BATCH, command.max_num_seqs or USUAL_BATCH)
+        assumed.append(f"{batch} users at once (--batch)")
+    if command.max_num_seqs is not None:
+        batch = min(batch, command.max_num_seqs)
+    longest = min(command.max_model_len or model.longest_context, model.longest_context)
+    if command.max_model_len is not None and command.max_model_len > model.longest_context:
+        problems.append(
+            f"max-model-len {command.max_model_len} is more than the {model.longest_context} "
+            f"tokens that {model.name} reads"
+        )
+    context = load.context_len
+    if context is None:
+        context = min(USUAL_CONTEXT, longest // 2)
+        assumed.append(f"prompts of {context} tokens (--context)")
+    elif context + load.gen_len > longest:
+        raise ConfigError(
+            f"requests of {context + load.gen_len} tokens are longer than the {longest} that the "
+            "command allows"
+        )
+    return PlanRequest(
+        model=command.model,
+        hardware=(name,),
+        engine=command.engine,
+        tp_size=command.tp_size,
+        pp_size=command.pp_size if command.pp_size > 1 else None,
+        ep_size=command.ep_size,
+        batch_sizes=(max(batch // command.dp_size, 1),),
+        context_lens=(context,),
+        gen_len=load.gen_len,
+        temperature=load.temperature,
+        acceptance_rate=None if command.speculation is None else load.acceptance_rate,
+        weight_dtype=_format("quantization", command.weight_dtype, model),
+        kv_dtype=_format("kv-cache-dtype", command.kv_dtype, model),
+    )
+
+
+def _format(option: str, text: str | None, model: ModelSpec) -> str | None:
+    """The plan's name of a format; None: as the checkpoint is published."""
+    if text is None or text in AS_PUBLISHED:
+        return None
+    found = format_name(text)
+    published = model.quantization
+    if (
+        published is not None
+        and option == "quantization"
+        and found.startswith(published.weight_dtype.partition("_")[0])
+    ):
+        return None
+    if found not in DTYPE_BYTES:
+        known = ", ".join(DTYPE_BYTES)
+        raise ConfigError(f"--{option} {text} is not planned for; known: {known}")
+    return found
+
+
+class Drafted(NamedTuple):
+    """The command's own draft."""
+
+    row: Candidate | None = None
+    case: Case | None = None
+    option: DraftOption | None = None
+    gamma: int = 0
+    notes: tuple[str, ...] = ()
+
+    def choices(self, batch: float) -> tuple[Choice, ...]:
+        """Every gamma of the draft with its gain over the command's; the first drafts nothing."""
+        assert self.row is not None
+        assert self.case is not None
+        assert self.option is not None
+        situation = Situation(
+            setup=self.case.setup(self.option),
+            acceptance=self.option.acceptance,
+            batch_size=batch,
+            context_len=self.row.context_len,
+            gamma=self.gamma,
+            tp_size=self.row.tp_size,
+        )
+        return choices_at(situation, batch, self.row.context_len, over=self.gamma)
+
+
+def _drafted(command: ServeCommand, request: PlanRequest, model: ModelSpec) -> Drafted:
+    """The command's draft at its gamma, where its acceptance is known."""
+    speculation = command.speculation
+    if speculation is None:
+        return Drafted()
+    asked = msgspec.structs.replace(request, draft=speculation.draft, gamma=speculation.gamma)
+    if speculation.draft not in _METHODS:
+        asked = msgspec.structs.replace(asked, draft_method="full")
+    first = answered(asked, model, [])[0][0]
+    if not first.drafted:
+        lacking = plan(msgspec.structs.replace(asked, gamma=None)).needs_acceptance
+        rates = [each.break_even_acceptance_rate for each in lacking]
+        known = next((rate for rate in rates if rate is not None), None)
+        at = "" if known is None else f"; it is faster from a rate of {known:.2f}"
+        return Drafted(
+            notes=(
+                f"no acceptance of {speculation.draft} is known for {model.name}{at} "
+                "(--acceptance-rate)",
+            )
+        )
+    row = first.drafted[0]
+    notes = []
+    if speculation.gamma is None:
+        notes.append(f"gamma is the engine's default; {row.gamma}, the best, was taken")
+    if speculation.is_tree:
+        notes.append("drafts branch here (topk above 1) and are priced as chains")
+    if speculation.by_batch:
+        notes.append("gamma follows a table by batch; its deepest was taken")
+    found = next(found for found in first.found if row in found.rows)
+    return Drafted(
+        row=row, case=first.case, option=found.option, gamma=row.gamma, notes=tuple(notes)
+    )
+
+
+_METHODS = ("ngram", "suffix", "eagle", "eagle3", "mtp", "dflash", "dspark", "p-eagle")
+
+# What to change
+
+
+def _on_speculation(
+    command: ServeCommand, drafted: Drafted, free: Plan, problems: list[str]
+) -> list[Change]:
+    """Another gamma, no draft, another draft, a draft at all, or gamma by batch."""
+    if command.speculation is None:
+        return _another_draft(command, free.autoregressive, free, "Speculate")
+    if drafted.row is None:
+        return []
+    row = drafted.row
+    choices = drafted.choices(row.batch_size)
+    changes = []
+    best = max(choices[1:], key=lambda choice: choice.gain)
+    if best.gamma != drafted.gamma:
+        changes.append(
+            Change(
+                change=f"Draft {best.gamma} tokens per step, not {drafted.gamma}",
+                option=_gamma_option(command, best.gamma),
+                reason=f"{best.tokens_per_step:.2f} tokens per step for "
+                f"{drafted.row.drafting.tokens_per_step:.2f}, in shorter steps",
+                gain=best.gain,
+                gain_low=best.gain_low,
+                gain_high=best.gain_high,
+            )
+        )
+    alone = choices[0]
+    changes.append(
+        Change(
+            change=f"Do not speculate at {row.batch_size} users",
+            option=f"leave out {_speculation_option(command)}",
+            reason="a step with drafts costs more than its tokens are worth",
+            gain=alone.gain,
+            gain_low=alone.gain_low,
+            gain_high=alone.gain_high,
+        )
+    )
+    changes += _another_draft(command, row, free, "Draft")
+    if not command.speculation.by_batch:
+        changes += _by_batch(command, drafted)
+    return changes
+
+
+def _another_draft(command: ServeCommand, now: Candidate, free: Plan, verb: str) -> list[Change]:
+    """The best draft of a plan, where it is another than the command's."""
+    others = [
+        row
+        for row in free.candidates
+        if row.is_speculative
+        and row.fits
+        and "plugin" not in row.drafting.marks
+        and (row.draft, row.draft_method) != (now.draft, now.draft_method)
+    ]
+    if not others:
+        return []
+    best = max(others, key=lambda row: row.rate)
+    gain = best.rate / now.rate
+    width = math.exp(math.hypot(_deviation(best), _deviation(now)) * Z_90)
+    name = draft_name(best.draft, best.draft_method, best.draft_budget)
+    return [
+        Change(
+            change=f"{verb} with {name}, {best.gamma} tokens per step",
+            option=f"{_speculation_option(command)} ({best.draft_method}, gamma {best.gamma})",
+            reason=f"acceptance from {best.drafting.acceptance_source}",
+            gain=gain,
+            gain_low=gain / width,
+            gain_high=gain * width,
+        )
+    ]
+
+
+def _deviation(row: Candidate) -> float:
+    """Standard deviation of the logarithm of a speedup; none without a draft."""
+    return math.log(row.speedup_high / row.speedup_low) / (2.0 * Z_90)
+
+
+def _by_batch(command: ServeCommand, drafted: Drafted) -> list[Change]:
+    """A table of gammas by batch, weighed where it differs most from one gamma."""
+    assert drafted.row is not None
+    loads = [batch for batch in LIGHT_LOADS if batch < drafted.row.batch_size]
+    best = {batch: max(drafted.choices(batch), key=lambda choice: choice.gain) for batch in loads}
+    here = max(drafted.choices(drafted.row.batch_size), key=lambda choice: choice.gain)
+    if not best or len({choice.gamma for choice in (*best.values(), here)}) == 1:
+        return []
+    batch, most = max(best.items(), key=lambda item: item[1].gain)
+    table = ", ".join(f"{batch}: {choice.gamma}" for batch, choice in best.items())
+    return [
+        Change(
+            change=f"Let gamma follow the batch ({table}, {drafted.row.batch_size}: {here.gamma})",
+            option=_table_option(command),
+            reason="few sequences leave more room for drafts",
+            gain=most.gain,
+            gain_low=most.gain_low,
+            gain_high=most.gain_high,
+            at_batch=batch,
+        )
+    ]
+
+
+def _on_batches(
+    command: ServeCommand, load: Load, request: PlanRequest, model: ModelSpec
+) -> list[Change]:
+    """max-num-seqs below the users there are or above what fits, and devices that hold them."""
+    alone = msgspec.structs.replace(request, draft="none", acceptance_rate=None)
+    first = answered(alone, model, [])[0][0]
+    fits = int(most_that_fit(first.case)) * command.dp_size
+    now = first.document.best
+    most = command.max_num_seqs
+    option = _batch_option(command)
+    changes = []
+    users = load.batch or 0
+    if users > fits:
+        changes += _more_devices(command, alone, users, now)
+    if most is not None and most > fits:
+        changes.append(
+            Change(
+                change=f"Expect {fits} sequences at once, not {most}",
+                option=f"{option} {fits}",
+                reason=f"more do not fit at {request.context_lens[0]} tokens: they wait, or are "
+                "preempted and computed again",
+                gain=None,
+            )
+        )
+    if most is not None and min(users, fits) > most:
+        wider = min(users, fits) // command.dp_size
+        row = plan(msgspec.structs.replace(alone, batch_sizes=(wider,))).best
+        reason = "the others wait; each token then takes longer"
+        served = f"Serve {min(users, fits)} users at once, not {most}"
+        changes.append(_throughput(served, f"{option} {min(users, fits)}", reason, row, now))
+    return changes
+
+
+def _more_devices(
+    command: ServeCommand, alone: PlanRequest, users: int, now: Candidate
+) -> list[Change]:
+    """The fewest devices of a replica that hold all users, or else those of a node."""
+    if command.pp_size > 1:
+        return []
+    batch = max(users // command.dp_size, 1)
+    asked = msgspec.structs.replace(alone, tp_size=None, batch_sizes=(batch,))
+    try:
+        row = plan(asked).best
+    except CapacityError:
+        return []
+    if row.tp_size <= command.tp_size:
+        return []
+    return [
+        _throughput(
+            f"Use tp {row.tp_size}: it holds {row.batch_size * command.dp_size} of {users} users",
+            f"{_tp_option(command)} {row.tp_size}",
+            f"{now.batch_size * command.dp_size} fit at once now",
+            row,
+            now,
+        )
+    ]
+
+
+def _throughput(change: str, option: str, reason: str, row: Candidate, now: Candidate) -> Change:
+    """A change of how many are served at once, by tokens per second of a replica."""
+    gain = row.tokens_per_s / now.tokens_per_s
+    return Change(
+        change=change,
+        option=option,
+        reason=reason,
+        gain=gain,
+        gain_low=gain * row.decoding.tpot_low_s / row.tpot_s,
+        gain_high=gain * row.decoding.tpot_high_s / row.tpot_s,
+    )
+
+
+def _on_graphs(command: ServeCommand, drafted: Drafted, free: Plan) -> list[Change]:
+    """Passes that no captured graph holds."""
+    if command.is_eager:
+        return [
+            Change(
+                change="Capture graphs",
+                option="leave out the option that runs eagerly",
+                reason="every pass launches its kernels one by one; the times here are with graphs",
+                gain=None,
+            )
+        ]
+    row = drafted.row or free.autoregressive
+    tokens = row.batch_size * (row.gamma + 1)
+    if command.engine == "vllm":
+        needed = tokens
+        option = f"--max-cudagraph-capture-size {tokens}"
+    else:
+        needed = row.batch_size
+        option = f"--cuda-graph-max-bs {row.batch_size}"
+    if command.captured_tokens is None:
+        is_captured = row.step.is_captured
+    else:
+        is_captured = command.captured_tokens >= needed
+    if is_captured:
+        return []
+    return [
+        Change(
+            change=f"Capture graphs of {needed} {'tokens' if needed == tokens else 'sequences'}",
+            option=option,
+            reason="a step of this batch runs without a graph; the times here are with one",
+            gain=None,
+        )
+    ]
+
+
+def _speculation_option(command: ServeCommand) -> str:
+    return {
+        "vllm": "--speculative-config",
+        "sglang": "--speculative-algorithm",
+        "trtllm": "speculative_config",
+    }[command.engine]
+
+
+def _gamma_option(command: ServeCommand, gamma: int) -> str:
+    given = command.read.get("--speculative-config", "{}")
+    config = json.loads(given) | {"num_speculative_tokens": gamma}
+    return {
+        "vllm": f"--speculative-config '{json.dumps(config)}'",
+        "sglang": f"--speculative-num-steps {gamma} --speculative-num-draft-tokens {gamma + 1}",
+        "trtllm": f"speculative_config: max_draft_len: {gamma}",
+    }[command.engine]
+
+
+def _table_option(command: ServeCommand) -> str:
+    return {
+        "vllm": "num_speculative_tokens_per_batch_size in --speculative-config",
+        "sglang": "--speculative-adaptive",
+        "trtllm": "draft_len_schedule in speculative_config",
+    }[command.engine]
+
+
+def _tp_option(command: ServeCommand) -> str:
+    return {
+        "vllm": "--tensor-parallel-size",
+        "sglang": "--tp",
+        "trtllm": "--tp_size",
+    }[command.engine]
+
+
+def _batch_option(command: ServeCommand) -> str:
+    return {
+        "vllm": "--max-num-seqs",
+        "sglang": "--max-running-requests",
+        "trtllm": "--max_batch_size",
+    }[command.engine]

@@ -1,0 +1,269 @@
+"""Beliefs about acceptance held against published rates, whole groups of which are left out.
+
+    magicdec validate acceptance rates.csv --leave-out model
+
+Each group of rows (a model, a source, a checkpoint, one task of a checkpoint) is predicted from all
+other rows, of the file and of the shipped table. Error, width and coverage are of tokens per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from magicdec.counts import Z_90, Array
+from magicdec.errors import ConfigError, unknown_choice
+from magicdec.perfmodel.acceptance import belief
+from magicdec.perfmodel.acceptance.belief import Evidence
+from magicdec.perfmodel.acceptance.published import (
+    Rate,
+    Situation,
+    distinct,
+    read_rates,
+    same_rate,
+)
+from magicdec.progress import Progress
+from magicdec.validate.rows import read_lines
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+GROUPS: dict[str, Callable[[Situation], str]] = {
+    "model": lambda at: at.model,
+    "source": lambda at: at.source,
+    "checkpoint": lambda at: at.checkpoint,
+    "checkpoint-task": lambda at: f"{at.checkpoint}|{at.task}",
+}
+THRESHOLDS = np.arange(1.3, 3.01, 0.1)
+"""Tokens per step that are asked for to be exceeded."""
+NUM_DECILES = 10
+CONTEXTS = (("up to 2k", 2048.0), ("2k to 8k", 8192.0), ("beyond 8k", float("inf")))
+LEAST_ROWS = 12
+"""Rows of a group, for it to have a line of its own."""
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """Errors of one group of rows."""
+
+    by: str
+    group: str
+    rows: int
+    median_error: float
+    mean_error: float
+    coverage: float
+    """Share of rows inside their 90 % interval."""
+    width: float
+    """Median of the interval's upper over its lower end."""
+
+
+class Decile(msgspec.Struct, frozen=True, kw_only=True):
+    """Claims of "more than c tokens per step" whose probabilities lie in one tenth."""
+
+    claims: int
+    said: float
+    came_true: float
+
+
+class AcceptanceValidation(msgspec.Struct, frozen=True, kw_only=True):
+    """Beliefs against published rates."""
+
+    leave_out: str
+    """Groups left out at a time; "" where the file's rows are predicted from the shipped table."""
+    rows: int
+    overall: Summary
+    """Chains of a stated gamma and stated tokens per step; the others are in `groups`."""
+    groups: list[Summary]
+    brier: float
+    deciles: list[Decile]
+
+
+def validate_beliefs(
+    paths: Sequence[str | Path] = (), *, leave_out: str = "", progress: Progress = lambda _: None
+) -> AcceptanceValidation:
+    """Holds beliefs against the rates of some tables; the shipped table where none is given.
+
+    Raises ConfigError for an unknown group, and for tables without a usable row.
+    """
+    if leave_out and leave_out not in GROUPS:
+        raise unknown_choice("group to leave out", leave_out, tuple(GROUPS))
+    shipped = belief.fitted().coefficients
+    table = distinct(read_rates(belief.RATES))
+    asked = distinct([rate for path in paths or [belief.RATES] for rate in read_rates(path)])
+    if not asked:
+        raise ConfigError(f"no usable rate in {', '.join(map(str, paths))}")
+    if not leave_out:
+        leave_out = "" if paths else "model"
+    wanted = {same_rate(rate) for rate in asked}
+    others = [
+        (rate, weight)
+        for rate, weight in zip(table, shipped.row_weights, strict=True)
+        if same_rate(rate) not in wanted
+    ]
+    known = {
+        same_rate(rate): weight for rate, weight in zip(table, shipped.row_weights, strict=True)
+    }
+    rates = [*asked, *(rate for rate, _ in others)]
+    weights = [*(known.get(same_rate(rate), 1.0) for rate in asked), *(own for _, own in others)]
+    evidence = Evidence.of(rates, shipped.scales, np.array(weights))
+    progress(f"{len(asked)} rows, {len(others)} further rows of the shipped table")
+    if leave_out:
+        key = GROUPS[leave_out]
+        groups = [key(rate.situation) for rate in rates]
+        names = {key(rate.situation) for rate in asked}
+        groups = [group if group in names else "\0kept" for group in groups]
+    else:
+        groups = ["\0asked"] * len(asked) + ["\0kept"] * len(others)
+    mean, deviation = belief.left_out(evidence, groups, shipped.scales)
+    is_counted = np.arange(len(rates)) < len(asked)
+    if leave_out == "checkpoint-task":
+        is_counted &= _has_other_tasks(rates)
+    chosen = np.flatnonzero(is_counted)
+    return validation(
+        [rates[row] for row in chosen], mean[chosen], deviation[chosen], leave_out=leave_out
+    )
+
+
+def holds_rates(path: str | Path) -> bool:
+    """Whether a file is a table of published rates. Raises ConfigError for one that cannot be read."""
+    return "mean_acceptance_length" in read_lines(Path(path))[0]
+
+
+def _has_other_tasks(rates: Sequence[Rate]) -> Array:
+    """Whether a row's checkpoint was measured on another task too."""
+    tasks: dict[str, set[str]] = {}
+    for rate in rates:
+        tasks.setdefault(rate.situation.checkpoint, set()).add(rate.situation.task)
+    return np.array([len(tasks[rate.situation.checkpoint]) > 1 for rate in rates])
+
+
+def validation(
+    rates: Sequence[Rate], mean: Array, deviation: Array, *, leave_out: str
+) -> AcceptanceValidation:
+    """Worth of normal beliefs about the logits of some rates."""
+    table = outcomes(rates, mean, deviation)
+    chains = table[table["is_chain"]]
+    counted = table if chains.empty else chains
+    claims = claimed(counted)
+    return AcceptanceValidation(
+        leave_out=leave_out,
+        rows=len(table),
+        overall=_summary(counted, "all", "chains of a stated gamma"),
+        groups=_by_group(table),
+        brier=float(((claims["said"] - claims["came_true"]) ** 2).mean()),
+        deciles=_deciles(claims),
+    )
+
+
+def outcomes(rates: Sequence[Rate], mean: Array, deviation: Array) -> pd.DataFrame:
+    """A row per rate: what it was, what was said of it, and in what it was measured."""
+    import pandas as pd  # only validation needs tables
+
+    gammas = np.array([rate.gamma for rate in rates])
+    tokens = np.array([rate.tokens for rate in rates])
+    said, low, high = (
+        tokens_per_step(mean + sigmas * deviation, gammas) for sigmas in (0.0, -Z_90, Z_90)
+    )
+    return pd.DataFrame(
+        {
+            "gamma": gammas,
+            "tokens": tokens,
+            "mean": mean,
+            "deviation": deviation,
+            "error": np.abs(said / tokens - 1.0),
+            "is_inside": (tokens >= low) & (tokens <= high),
+            "width": high / low,
+            "is_chain": [rate.is_chain for rate in rates],
+            "kind": [rate.situation.kind for rate in rates],
+            "group": [rate.situation.group for rate in rates],
+            "task": [rate.situation.task_class for rate in rates],
+            "temperature": [_temperature(rate.situation) for rate in rates],
+            "context": [_context(rate.situation) for rate in rates],
+        }
+    )
+
+
+def tokens_per_step(logit: Array, gamma: Array) -> Array:
+    """Tokens per step of constant rates."""
+    rate = 1.0 / (1.0 + np.exp(-logit))
+    return np.asarray((1.0 - rate ** (gamma + 1)) / (1.0 - rate))
+
+
+def _temperature(at: Situation) -> str:
+    return "unknown" if at.temperature is None else f"{at.temperature:g}"
+
+
+def _context(at: Situation) -> str:
+    if at.context is None:
+        return "unknown"
+    return next(name for name, most in CONTEXTS if at.context <= most)
+
+
+def _summary(table: pd.DataFrame, by: str, group: str) -> Summary:
+    return Summary(
+        by=by,
+        group=group,
+        rows=len(table),
+        median_error=float(table["error"].median()),
+        mean_error=float(table["error"].mean()),
+        coverage=float(table["is_inside"].mean()),
+        width=float(table["width"].median()),
+    )
+
+
+def _by_group(table: pd.DataFrame) -> list[Summary]:
+    found = []
+    chains = table[table["is_chain"]]
+    for by in ("group", "kind", "task", "temperature", "context"):
+        for name, rows in chains.groupby(by):
+            if len(rows) >= LEAST_ROWS:
+                found.append(_summary(rows, "sort" if by == "group" else by, str(name)))
+    rest = table[~table["is_chain"]]
+    if len(rest) >= LEAST_ROWS:
+        found.append(_summary(rest, "all", "trees, unknown gammas, accepted shares"))
+    return found
+
+
+def claimed(table: pd.DataFrame) -> pd.DataFrame:
+    """Each row's claims of more than some tokens per step: their probability, and whether true."""
+    import pandas as pd
+    from scipy.special import ndtr
+
+    means = table["mean"].to_numpy(dtype=np.float64)
+    deviations = table["deviation"].to_numpy(dtype=np.float64)
+    gammas = table["gamma"].to_numpy(dtype=np.int64)
+    said = []
+    for gamma, mean, deviation in zip(gammas, means, deviations, strict=True):
+        logits = np.array([_logit_of(least, int(gamma)) for least in THRESHOLDS])
+        said.append(ndtr((mean - logits) / deviation))
+    true = table["tokens"].to_numpy()[:, None] > THRESHOLDS
+    return pd.DataFrame({"said": np.ravel(said), "came_true": true.ravel().astype(float)})
+
+
+def _logit_of(tokens: float, gamma: int) -> float:
+    """The logit of the constant rate with these tokens per step; infinity where none has them."""
+    return belief.constant_rate_logit(tokens, gamma) if tokens < gamma + 1 else float("inf")
+
+
+def _deciles(claims: pd.DataFrame) -> list[Decile]:
+    place = np.minimum((claims["said"] * NUM_DECILES).astype(int), NUM_DECILES - 1)
+    return [
+        Decile(
+            claims=len(rows),
+            said=float(rows["said"].mean()),
+            came_true=float(rows["came_true"].mean()),
+        )
+        for _, rows in claims.groupby(place)
+    ]
+
+
+def summary_line(name: str, of: AcceptanceValidation) -> str:
+    all_rows = of.overall
+    return (
+        f"{name}: {all_rows.rows} rows, error median {all_rows.median_error:.1%}, mean "
+        f"{all_rows.mean_error:.1%}, coverage {all_rows.coverage:.1%}, high/low {all_rows.width:.2f}"
+        f", Brier {of.brier:.4f}"
+    )
