@@ -1,1 +1,3 @@
-"""The what-if page: the planner's answer to a set of controls, in a browser on this machine. Works without torch."""
+"""The what-if page: the planner's answer to a set of controls, in a browser on this machine. Works
+without torch.
+"""

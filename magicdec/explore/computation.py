@@ -1,4 +1,10 @@
-"""A plan that takes seconds, made in a process of its own for as long as somebody asks for it."""
+"""Plans that take seconds: each made once in a process of its own, first come first served, for as
+long as somebody waits for it.
+
+Whoever asks is an asker: a page by the name that it sends, or one request by itself. A page asks
+again and again, and is forgotten PATIENCE_S after its last question. A computation ends when no
+asker is left, whether it runs or waits for its turn.
+"""
 
 from __future__ import annotations
 
@@ -7,69 +13,235 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 from magicdec.errors import MagicdecError
 from magicdec.perfmodel.plan.planner import Plan, PlanRequest, plan
+from magicdec.plan_request import Request
 from magicdec.progress import Step
 
 PATIENCE_S = 10.0
-"""Time after which a computation that nobody asks for ends."""
+"""Time after which an asker that does not ask again is forgotten."""
 POLL_S = 0.1
+MOST_RUNNING = 4
+MOST_WAITING = 64
+REMEMBERED = 32
+"""Answers that are kept for further questions."""
 _spawn = multiprocessing.get_context("spawn")
 
 
+class WithdrawnError(MagicdecError):
+    """The asker has withdrawn this question."""
+
+
+class BusyError(MagicdecError):
+    """Too many questions wait already."""
+
+
+class FailedError(MagicdecError):
+    """The process that planned ended without an answer."""
+
+
 class Computation:
-    """The planner's answer to a request, on its way."""
+    """The planner's answer to a request: waiting, running, or over."""
 
     def __init__(self, request: PlanRequest) -> None:
-        self.doing, self.share, self.is_stopped = "reading the request", 0.0, False
-        self._began = self._wanted_until = time.monotonic()
-        self._total_s: float | None = None
-        self._found: Plan | Exception | None = None
-        self._is_over = threading.Event()
-        self._messages, sender = _spawn.Pipe(duplex=False)
-        self._process = _spawn.Process(target=_answer, args=(request, sender), daemon=True)
-        self._process.start()
-        sender.close()
-        threading.Thread(target=self._follow, daemon=True).start()
+        self.request = request
+        self.ahead = 0
+        """Computations that run or wait before this one can run."""
+        self.is_over = threading.Event()
+        self._askers: dict[str, float] = {}
+        self._doing = "reading the request"
+        self._share = 0.0
+        self._began: float | None = None
+        self._answer: Plan | MagicdecError | None = None
+        self._process: multiprocessing.process.BaseProcess | None = None
 
-    def answer(self, *, wait_s: float = 0.0) -> Plan | None:
-        """The plan; None where it is not made within `wait_s`. Raises MagicdecError as the planner does."""
-        self._wanted_until = max(self._wanted_until, time.monotonic() + wait_s)
-        self._is_over.wait(wait_s)
-        if isinstance(self._found, Exception):
-            raise self._found
-        return self._found
+    @property
+    def is_running(self) -> bool:
+        return self._began is not None and not self.is_over.is_set()
+
+    @property
+    def has_failed(self) -> bool:
+        return isinstance(self._answer, FailedError)
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether it has an answer, or the user's error, which stay true."""
+        return self._answer is not None and not self.has_failed
+
+    @property
+    def doing(self) -> str:
+        if self._began is None and self.ahead:
+            others = "1 other question" if self.ahead == 1 else f"{self.ahead} other questions"
+            return f"waiting for {others}"
+        return self._doing
+
+    @property
+    def share(self) -> float:
+        return self._share
 
     @property
     def left_s(self) -> float | None:
         """Seconds that are left at the pace so far; None: not known yet."""
-        return None if self._total_s is None else max(self._began + self._total_s - time.monotonic(), 0.0)
+        if self._began is None or self._share <= 0.0:
+            return None
+        passed = time.monotonic() - self._began
+        return passed / self._share - passed
+
+    def join(self, asker: str, *, lasting_s: float) -> None:
+        """Somebody waits for the answer, for so long at least."""
+        self._askers[asker] = time.monotonic() + lasting_s
+
+    def renew(self, asker: str, *, lasting_s: float) -> bool:
+        """Whether the asker has not left; it waits so long again."""
+        if asker not in self._askers:
+            return False
+        self.join(asker, lasting_s=lasting_s)
+        return True
+
+    def leave(self, asker: str) -> bool:
+        """Whether the asker waited until now."""
+        return self._askers.pop(asker, None) is not None
 
     @property
-    def is_running(self) -> bool:
-        return not (self.is_stopped or self._is_over.is_set())
+    def is_wanted(self) -> bool:
+        now = time.monotonic()
+        return any(until > now for until in list(self._askers.values()))
+
+    def answer(self) -> Plan | None:
+        """The plan; None where it is not made yet. Raises MagicdecError as the planner does, and
+        WithdrawnError where it ended without an answer since nobody waited.
+        """
+        if not self.is_over.is_set():
+            return None
+        if self._answer is None:
+            raise WithdrawnError("this question was withdrawn; ask again to begin anew")
+        if isinstance(self._answer, MagicdecError):
+            raise self._answer
+        return self._answer
+
+    def run(self) -> None:
+        """Runs until the answer is there, or nobody waits for it any more."""
+        messages, sender = _spawn.Pipe(duplex=False)
+        self._began = time.monotonic()
+        self._process = _spawn.Process(target=_answer, args=(self.request, sender), daemon=True)
+        self._process.start()
+        sender.close()
+        while self.is_wanted and not self.is_over.is_set():
+            if not messages.poll(POLL_S):
+                continue
+            try:
+                message = messages.recv()
+            except (EOFError, OSError):
+                message = self._failure()
+            if not isinstance(message, tuple):
+                self._answer = message
+                break
+            self._doing, self._share = message
+        self.stop()
+        messages.close()
+
+    def _failure(self) -> FailedError:
+        """Why the process ended without an answer."""
+        assert self._process is not None
+        self._process.join(POLL_S)
+        code = self._process.exitcode
+        if code is not None and code < 0:
+            reason = f"was ended by signal {-code}, perhaps for want of memory"
+        else:
+            reason = "failed; its traceback stands in this server's output"
+        return FailedError(f"the process that plans {reason}; ask again to begin anew")
 
     def stop(self) -> None:
-        self.is_stopped = True
+        """Ends the process, and all waiting for it."""
+        if self._process is not None:
+            self._process.terminate()
+        self.is_over.set()
 
-    def _follow(self) -> None:
-        while not self.is_stopped:
-            if self._messages.poll(POLL_S):
-                try:
-                    message = self._messages.recv()
-                except EOFError:
-                    message = RuntimeError("the planner failed; its traceback stands above")
-                if not isinstance(message, tuple):
-                    self._found = message
-                    break
-                self.doing, self.share = message
-                if self.share > 0:
-                    self._total_s = (time.monotonic() - self._began) / self.share
-            self.is_stopped = self.is_stopped or time.monotonic() > self._wanted_until + PATIENCE_S
-        self._process.terminate()
-        self._is_over.set()
+
+class Computations:
+    """Computations by their state: at most MOST_RUNNING run, and the next in turn follows."""
+
+    def __init__(self) -> None:
+        self._by_state: dict[Request, Computation] = {}
+        """In the order of their first question."""
+        self._lock = threading.Lock()
+
+    def of(
+        self, state: Request, request: Callable[[], PlanRequest], *, asker: str, lasting_s: float
+    ) -> Computation:
+        """The computation of a state, which the asker joins; begun or queued if there is none.
+
+        Raises BusyError where too many wait already.
+        """
+        with self._lock:
+            computation = self._by_state.get(state)
+            if computation is not None and computation.is_over.is_set():
+                if computation.has_failed and computation.leave(asker):
+                    return computation  # whoever waited hears of it; the next question begins anew
+                del self._by_state[state]
+                if computation.has_answer:
+                    self._by_state[state] = computation  # remembered as the newest
+                else:
+                    computation = None
+            if computation is None:
+                computation = self._queued(state, request())
+            computation.join(asker, lasting_s=lasting_s)
+            self._start_next()
+            return computation
+
+    def leave(self, state: Request, asker: str) -> None:
+        """The asker waits no more; a computation that nobody waits for ends."""
+        with self._lock:
+            computation = self._by_state.get(state)
+            if computation is None:
+                return
+            computation.leave(asker)
+            if not computation.is_wanted and not computation.is_over.is_set():
+                computation.stop()
+            self._start_next()
+
+    def _queued(self, state: Request, request: PlanRequest) -> Computation:
+        unfinished = [each for each in self._by_state.values() if not each.is_over.is_set()]
+        if len(unfinished) >= MOST_RUNNING + MOST_WAITING:
+            raise BusyError(f"{len(unfinished)} questions wait already; ask again later")
+        computation = Computation(request)
+        self._by_state[state] = computation
+        return computation
+
+    def _start_next(self) -> None:
+        """Starts those whose turn it is, and forgets the oldest answers. Under the lock."""
+        unfinished = [each for each in self._by_state.values() if not each.is_over.is_set()]
+        waiting = [each for each in unfinished if not each.is_running]
+        free = MOST_RUNNING - (len(unfinished) - len(waiting))
+        for computation in waiting:
+            if not computation.is_wanted:
+                computation.stop()
+            elif free > 0:
+                free -= 1
+                self._begin(computation)
+        ahead = 0
+        for computation in self._by_state.values():
+            if not computation.is_over.is_set():
+                computation.ahead = ahead
+                ahead += 1
+        over = [state for state, each in self._by_state.items() if each.is_over.is_set()]
+        for state in over[: max(len(over) - REMEMBERED, 0)]:
+            del self._by_state[state]
+
+    def _begin(self, computation: Computation) -> None:
+        computation._began = time.monotonic()
+        threading.Thread(target=self._run, args=(computation,), daemon=True).start()
+
+    def _run(self, computation: Computation) -> None:
+        try:
+            computation.run()
+        finally:
+            computation.is_over.set()
+            with self._lock:
+                self._start_next()
 
 
 def _answer(request: PlanRequest, sender: Connection) -> None:
@@ -88,6 +260,7 @@ def _answer(request: PlanRequest, sender: Connection) -> None:
 
 
 def _end_with_the_parent() -> None:
-    if (parent := multiprocessing.parent_process()) is not None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
         parent.join()
         os._exit(1)

@@ -1,19 +1,29 @@
-"""The page of a request, the planner's answer with the reports' figures of it, and the standard library's server of it.
+"""The page of a request, the planner's answer with the reports' figures of it, and the standard
+library's server of it.
 
     /                 the page                    /answer            its answer alone
     /figure/NAME      a figure as HTML            /figure/NAME.svg   the same as a picture
     /plan.json        the plan document           /explore.js, /explore.css
 
-Every address takes the state as its query string. An error of the user's is status 400 and its one line. A plan for a
-rate of requests takes seconds: until it is made, /answer says how far it is, with status 202, and DELETE ends it.
+Every address takes the state as its query string. An error of the user's is status 400 and its one
+line. A plan for a rate of requests takes seconds: until it is made, /answer says how far it is,
+with status 202, and the others wait. DELETE of /answer withdraws its asker, which a page names in
+the header X-Asker; what still waits for that asker gets status 409. Pages of other origins start
+nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ipaddress
+import select
+import socket
+import sys
 import threading
+import traceback
+import uuid
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from functools import lru_cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -24,11 +34,27 @@ from urllib.parse import parse_qsl, urlsplit
 import msgspec
 
 from magicdec.errors import ConfigError, MagicdecError
-from magicdec.explore.computation import Computation
-from magicdec.explore.state import CONTROLS, EXAMPLE, MAIN_CONTROLS, RATE_CONTROLS, Catalog, link, shown
+from magicdec.explore import computation as computing
+from magicdec.explore.computation import (
+    REMEMBERED,
+    BusyError,
+    Computation,
+    Computations,
+    FailedError,
+    WithdrawnError,
+)
+from magicdec.explore.state import (
+    CONTROLS,
+    EXAMPLE,
+    MAIN_CONTROLS,
+    RATE_CONTROLS,
+    Catalog,
+    link,
+    shown,
+)
 from magicdec.perfmodel.plan.planner import Plan, plan
-from magicdec.plan_document import Candidate
 from magicdec.plan_request import Request
+from magicdec.plan_rows import Candidate
 from magicdec.reports.data import ReportData
 from magicdec.reports.figures import draw
 from magicdec.reports.figures.chart import PAPER, raw_svg
@@ -42,8 +68,34 @@ OF_ARRIVALS = ("traffic", "goodput", "timeline")
 FIGURES = (*OF_ARRIVALS, "heatmap", "gamma", "budget", "limits", "memory")
 """The figures of the page, in its order; those that a state holds nothing for are left out."""
 DRAFT_FIELDS = ("draft", "draft_method", "draft_budget")
-REMEMBERED, MOST_RUNNING = 32, 4
+WAIT_S = 0.5
+STATUS_OF_ERRORS: dict[type[MagicdecError], HTTPStatus] = {
+    WithdrawnError: HTTPStatus.CONFLICT,
+    BusyError: HTTPStatus.SERVICE_UNAVAILABLE,
+    FailedError: HTTPStatus.INTERNAL_SERVER_ERROR,
+}
+"""Others are the user's: 400."""
 _drawing = threading.Lock()  # matplotlib keeps state between calls
+
+
+@dataclass(frozen=True)
+class Client:
+    """Who asks: a page by its own name, or one request."""
+
+    page: str = ""
+    is_gone: Callable[[], bool] = lambda: False
+    may_start: bool = True
+    """Whether its questions may start a computation."""
+    ticket: str = field(default_factory=lambda: f"request {uuid.uuid4()}")
+
+
+@dataclass(frozen=True)
+class NotStarted:
+    """How far a computation is that only the page itself may start."""
+
+    doing: str = "not begun yet"
+    share: float = 0.0
+    left_s: float | None = None
 
 
 class Explorer:
@@ -53,74 +105,102 @@ class Explorer:
         self.catalog = catalog
         self._templates = template_environment(TEMPLATES)
         self._at_once = lru_cache(maxsize=REMEMBERED)(lambda state: plan(catalog.request(state)))
-        self._computations: dict[Request, Computation] = {}
-        """Plans for a rate of requests; the one asked for last stands last."""
-        self._lock = threading.Lock()
+        self._computations = Computations()
 
     def _render(self, name: str, **values: Any) -> str:
         return self._templates.get_template(name).render(**values)
 
-    def plan(self, query: str) -> Plan:
-        """The planner's answer to a link, however long it takes. Raises MagicdecError, as `magicdec plan` does."""
-        state = self.catalog.read(query)
-        while isinstance(found := self._planned(state, wait_s=1.0), Computation):
-            pass
-        return found
+    def plan(self, query: str, client: Client | None = None) -> Plan:
+        """The planner's answer to a link, however long it takes.
 
-    def _planned(self, state: Request, *, wait_s: float = 0.0) -> Plan | Computation:
-        """The planner's answer, or its computation where that takes longer than `wait_s`."""
+        Raises:
+            MagicdecError: as `magicdec plan` does; the client withdrew; its process was ended.
+            ConnectionAbortedError: the client has gone.
+        """
+        client = client or Client()
+        state = self.catalog.read(query)
         if not state.has_arrivals:
             return self._at_once(state)
-        with self._lock:
-            found = self._computations.pop(state, None)
-            if found is None or found.is_stopped:
-                running = [each for each in self._computations.values() if each.is_running]
-                for each in running[: max(len(running) - MOST_RUNNING + 1, 0)]:
-                    each.stop()
-                found = Computation(self.catalog.request(state))
-            self._computations[state] = found
-            while len(self._computations) > REMEMBERED:
-                self._computations.pop(next(iter(self._computations))).stop()
-        return found.answer(wait_s=wait_s) or found
+        asker = client.page or client.ticket
+        computation = self._computation(state, asker)
+        try:
+            return _waited(computation, asker, client)
+        except ConnectionAbortedError:
+            self._computations.leave(state, asker)
+            raise
+        finally:
+            if not client.page:
+                self._computations.leave(state, asker)
 
-    def stop(self, query: str) -> None:
-        """Ends a computation that nobody waits for any more."""
-        with self._lock:
-            if (found := self._computations.get(self.catalog.read(query))) is not None and found.is_running:
-                found.stop()
+    def _computation(self, state: Request, asker: str) -> Computation:
+        return self._computations.of(
+            state,
+            lambda: self.catalog.request(state),
+            asker=asker,
+            lasting_s=computing.PATIENCE_S,
+        )
 
-    def answer(self, query: str) -> Reply:
+    def withdraw(self, query: str, page: str = "") -> None:
+        """The page waits no more for this answer."""
+        self._computations.leave(self.catalog.read(query), page)
+
+    def answer(self, query: str, client: Client | None = None) -> Reply:
         """The answer as a piece of the page, or how far it is. Raises MagicdecError."""
-        answered = self._answered(query)
-        status = HTTPStatus.ACCEPTED if "progress" in answered else HTTPStatus.OK
+        answered = self._answered(query, client or Client())
+        status = HTTPStatus.OK
+        if "progress" in answered:
+            status = HTTPStatus.ACCEPTED
         return status, HTML, self._render("answer.html", **answered)
 
     def error(self, error: MagicdecError) -> str:
         """The one line of an error as a piece of the page."""
         return self._render("answer.html", **_failed(error))
 
-    def page(self, query: str) -> Reply:
+    def page(self, query: str, client: Client | None = None) -> Reply:
         """The whole page with its answer, readable with scripts off."""
         given = dict(parse_qsl(query, keep_blank_values=True))
         try:
             state = self.catalog.read(query)
-            answered = self._answered(query)
+            answered = self._answered(query, client or Client())
         except MagicdecError as error:
-            state, answered = self.catalog.start, _failed(error)
+            state = self.catalog.start
+            answered = _failed(error)
         values = {name: given.get(name, text) for name, text in shown(state).items()}
-        choices = {name: self.catalog.choices(name) for name, each in CONTROLS.items() if each.kind == "choice"}
+        choices = {
+            name: self.catalog.choices(name)
+            for name, each in CONTROLS.items()
+            if each.kind == "choice"
+        }
         page = self._render(
-            "explore.html", controls=CONTROLS, main=MAIN_CONTROLS, of_rate=RATE_CONTROLS, example=EXAMPLE,
-            start={name: text for name, text in shown(self.catalog.start).items() if "_" not in name},
-            values=values, choices=choices, figures=FIGURES, not_shown=() if state.has_arrivals else OF_ARRIVALS,
+            "explore.html",
+            controls=CONTROLS,
+            main=MAIN_CONTROLS,
+            of_rate=RATE_CONTROLS,
+            example=EXAMPLE,
+            start={
+                name: text for name, text in shown(self.catalog.start).items() if "_" not in name
+            },
+            values=values,
+            choices=choices,
+            figures=FIGURES,
+            not_shown=() if state.has_arrivals else OF_ARRIVALS,
             **answered,
-        )  # fmt: skip
+        )
         return HTTPStatus.BAD_REQUEST if "error" in answered else HTTPStatus.OK, HTML, page
 
-    def _answered(self, query: str) -> dict[str, Any]:
+    def _answered(self, query: str, client: Client) -> dict[str, Any]:
         state = self.catalog.read(query)
-        if isinstance(document := self._planned(state), Computation):
-            return {"progress": document}
+        if not state.has_arrivals:
+            return self._shown(state, self._at_once(state))
+        if not client.may_start:
+            return {"progress": NotStarted()}
+        computation = self._computation(state, client.page)
+        document = computation.answer()
+        if document is None:
+            return {"progress": computation}
+        return self._shown(state, document)
+
+    def _shown(self, state: Request, document: Plan) -> dict[str, Any]:
         data = _report_data(document)
         leading = _leading_drafts(document)
         return {
@@ -132,10 +212,12 @@ class Explorer:
             "query": link(state),
         }
 
-    def figure(self, name: str, query: str, *, is_picture: bool = False) -> str:
-        """One figure as a piece of the page, or as an SVG file; "" where the state holds nothing for it. Raises
-        MagicdecError."""
-        document = self.plan(query)
+    def figure(
+        self, name: str, query: str, client: Client | None = None, *, is_picture: bool = False
+    ) -> str:
+        """One figure as a piece of the page, or as an SVG file; "" where the state holds nothing
+        for it. Raises MagicdecError."""
+        document = self.plan(query, client)
         with _drawing:
             chart = draw(name, _report_data(document))
             if chart is None:
@@ -143,6 +225,19 @@ class Explorer:
             if is_picture:
                 return raw_svg(chart.standalone(), background=PAPER)
             return self._render("figure.html", chart=chart_view(chart))
+
+
+def _waited(computation: Computation, asker: str, client: Client) -> Plan:
+    """The answer, once it is there. Raises as `Explorer.plan` does."""
+    while True:
+        document = computation.answer()
+        if document is not None:
+            return document
+        if client.is_gone():
+            raise ConnectionAbortedError
+        if not computation.renew(asker, lasting_s=computing.PATIENCE_S):
+            raise WithdrawnError("this question was withdrawn; ask again to begin anew")
+        computation.is_over.wait(WAIT_S)
 
 
 def script() -> str:
@@ -154,7 +249,9 @@ def style() -> str:
 
 
 def _text(report: str, own: str) -> str:
-    return (REPORT_TEMPLATES / report).read_text(encoding="utf-8") + (TEMPLATES / own).read_text(encoding="utf-8")
+    return (REPORT_TEMPLATES / report).read_text(encoding="utf-8") + (TEMPLATES / own).read_text(
+        encoding="utf-8"
+    )
 
 
 def _report_data(document: Plan) -> ReportData:
@@ -166,15 +263,20 @@ def _leading_drafts(document: Plan) -> Table | None:
     best: dict[tuple[Any, ...], Candidate] = {}
     for row in document.candidates:
         best.setdefault(tuple(getattr(row, name) for name in DRAFT_FIELDS), row)
-    table = candidate_table(_report_data(msgspec.structs.replace(document, candidates=list(best.values()))))
-    return None if table is None else table.without("batch_size", "context_len", "tp_size")
+    table = candidate_table(
+        _report_data(msgspec.structs.replace(document, candidates=list(best.values())))
+    )
+    if table is None:
+        return None
+    return table.without("batch_size", "context_len", "tp_size")
 
 
 def _failed(error: MagicdecError) -> dict[str, Any]:
     return {"error": " ".join(str(error).split())}
 
 
-# Over HTTP -----------------------------------------------------------------------------------------------------------
+# Over HTTP
+# -----------------------------------------------------------------------------------------------------------
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
@@ -182,40 +284,50 @@ POLICY = (
 )
 HTML, JSON, SVG, PLAIN = "text/html", "application/json", "image/svg+xml", "text/plain"
 Reply = tuple[HTTPStatus, str, str]
+LONGEST_NAME = 100
+"""Characters of a page's own name that are read."""
 
 
 class Server(ThreadingHTTPServer):
-    """Serves one explorer. It answers only requests that name it loopback or a host that was allowed, which keeps out
-    web pages that point a name of theirs at this machine."""
+    """Serves one explorer. It answers only requests that name it loopback or a host that was
+    allowed, which keeps out web pages that point a name of theirs at this machine."""
 
     daemon_threads = True
 
     def __init__(
-        self, explorer: Explorer, host: str = "127.0.0.1", port: int = 0, *, allowed_hosts: Iterable[str] = ()
+        self,
+        explorer: Explorer,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        allowed_hosts: Iterable[str] = (),
     ) -> None:
         """`allowed_hosts` are the names that a request may give this machine, besides loopback's.
 
-        Raises ConfigError when the address cannot be taken, or reaches beyond loopback with no name allowed.
+        Raises ConfigError when the address cannot be taken, or reaches beyond loopback with no name
+        allowed.
         """
         self.explorer = explorer
         self.allowed_hosts = frozenset(each.strip().lower() for each in allowed_hosts)
         for name in self.allowed_hosts:
             if not name or _host_name(name if ":" not in name else f"[{name}]") != name:
-                raise ConfigError(f"--allow-host takes a name or an address without a port, not '{name}'")
+                raise ConfigError(
+                    f"--allow-host takes a name or an address without a port, not '{name}'"
+                )
         if not self.allowed_hosts and not _is_loopback(host):
             raise ConfigError(
                 f"--host {host} lets other machines in: name the host that they are to ask for, as in "
                 "--allow-host planner.example.org"
             )
         if ":" in host:
-            import socket
-
             self.address_family = socket.AF_INET6
         try:
             super().__init__((host, port), Handler)
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise ConfigError(f"cannot listen on {host}, port {port}: {reason}; --port 0 takes a free one") from error
+            raise ConfigError(
+                f"cannot listen on {host}, port {port}: {reason}; --port 0 takes a free one"
+            ) from error
         self.host = host
 
     def answers(self, host: str) -> bool:
@@ -225,7 +337,10 @@ class Server(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        name = f"[{self.host}]" if ":" in self.host else self.host
+        if ":" in self.host:
+            name = f"[{self.host}]"
+        else:
+            name = self.host
         return f"http://{name}:{self.server_address[1]}/"
 
 
@@ -240,42 +355,93 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(self._reply)
 
     def do_DELETE(self) -> None:
-        self._answer(self._stopped)
+        self._answer(self._withdrawn)
 
     def _answer(self, reply: Callable[[str, str], Reply]) -> None:
         if not self.server.answers(self.headers.get("Host", "")):
-            self._send(HTTPStatus.FORBIDDEN, PLAIN, "this page answers on loopback only, or to --allow-host\n")
+            line = "this page answers on loopback only, or to --allow-host\n"
+            self._send(HTTPStatus.FORBIDDEN, PLAIN, line)
             return
         try:
             url = urlsplit(self.path)
         except ValueError:
             self._send(HTTPStatus.BAD_REQUEST, PLAIN, "not an address\n")
             return
+        if not (self._is_own or (url.path == "/" and self._is_link)):
+            line = "a page of another origin cannot ask\n"
+            self._send(HTTPStatus.FORBIDDEN, PLAIN, line)
+            return
         try:
             self._send(*reply(url.path, url.query))
         except MagicdecError as error:
-            self._send(HTTPStatus.BAD_REQUEST, HTML, self.server.explorer.error(error))
+            status = STATUS_OF_ERRORS.get(type(error), HTTPStatus.BAD_REQUEST)
+            self._send(status, HTML, self.server.explorer.error(error))
+        except ConnectionAbortedError:
+            self.close_connection = True  # nobody reads an answer
+        except Exception:  # a bug: its traceback is shown here, and the client gets an answer
+            traceback.print_exc(file=sys.stderr)
+            failure = FailedError("this question failed; its traceback is in the server's output")
+            failed = self.server.explorer.error(failure)
+            self._send(HTTPStatus.INTERNAL_SERVER_ERROR, HTML, failed)
+
+    @property
+    def _is_own(self) -> bool:
+        """Whether the request is of this server's own page, of an address typed in, or of no
+        browser.
+        """
+        if self.headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none"):
+            return False
+        origin = self.headers.get("Origin")
+        if origin is None:
+            return True
+        try:
+            return urlsplit(origin).netloc == self.headers.get("Host")
+        except ValueError:
+            return False
+
+    @property
+    def _is_link(self) -> bool:
+        """Whether somebody followed a link of another page to this one."""
+        mode = self.headers.get("Sec-Fetch-Mode")
+        destination = self.headers.get("Sec-Fetch-Dest")
+        return (self.command, mode, destination) == ("GET", "navigate", "document")
+
+    @property
+    def _client(self) -> Client:
+        page = self.headers.get("X-Asker", "")[:LONGEST_NAME]
+        return Client(page=page, is_gone=self._is_gone, may_start=self._is_own)
+
+    def _is_gone(self) -> bool:
+        """Whether the client has closed its connection."""
+        try:
+            readable, _, _ = select.select([self.connection], [], [], 0.0)
+            return bool(readable) and self.connection.recv(1, socket.MSG_PEEK) == b""
+        except (OSError, ValueError):
+            return True
 
     def _reply(self, path: str, query: str) -> Reply:
         explorer = self.server.explorer
-        fixed: dict[str, Callable[[], Reply]] = {
-            "/": lambda: explorer.page(query),
-            "/answer": lambda: explorer.answer(query),
-            "/plan.json": lambda: (HTTPStatus.OK, JSON, explorer.plan(query).to_json()),
-            "/explore.js": lambda: (HTTPStatus.OK, "text/javascript", script()),
-            "/explore.css": lambda: (HTTPStatus.OK, "text/css", style()),
-        }
-        if path in fixed:
-            return fixed[path]()
-        name = path.removeprefix("/figure/")
-        if path.startswith("/figure/") and name.removesuffix(".svg") in FIGURES:
-            is_picture = name.endswith(".svg")
-            content = explorer.figure(name.removesuffix(".svg"), query, is_picture=is_picture)
-            return HTTPStatus.OK, SVG if is_picture else HTML, content
-        return HTTPStatus.NOT_FOUND, PLAIN, "not here\n"
+        client = self._client
+        if path == "/":
+            return explorer.page(query, client)
+        if path == "/answer":
+            return explorer.answer(query, client)
+        if path == "/plan.json":
+            return HTTPStatus.OK, JSON, explorer.plan(query, client).to_json()
+        if path == "/explore.js":
+            return HTTPStatus.OK, "text/javascript", script()
+        if path == "/explore.css":
+            return HTTPStatus.OK, "text/css", style()
+        name = path.removeprefix("/figure/").removesuffix(".svg")
+        if not path.startswith("/figure/") or name not in FIGURES:
+            return HTTPStatus.NOT_FOUND, PLAIN, "not here\n"
+        if path.endswith(".svg"):
+            picture = explorer.figure(name, query, client, is_picture=True)
+            return HTTPStatus.OK, SVG, picture
+        return HTTPStatus.OK, HTML, explorer.figure(name, query, client)
 
-    def _stopped(self, _: str, query: str) -> Reply:
-        self.server.explorer.stop(query)
+    def _withdrawn(self, _: str, query: str) -> Reply:
+        self.server.explorer.withdraw(query, self._client.page)
         return HTTPStatus.OK, PLAIN, ""
 
     def _send(self, status: HTTPStatus, kind: str, content: str) -> None:
@@ -290,7 +456,9 @@ class Handler(BaseHTTPRequestHandler):
             "Cache-Control": "no-store",
         }.items():
             self.send_header(name, value)
-        with contextlib.suppress(ConnectionError):  # the page asked something newer and did not wait
+        with contextlib.suppress(
+            ConnectionError
+        ):  # the page asked something newer and did not wait
             self.end_headers()
             self.wfile.write(body)
 

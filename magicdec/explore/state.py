@@ -1,4 +1,6 @@
-"""The controls of the page as one value: read from a link's query string, and turned into a request to the planner."""
+"""The controls of the page as one value: read from a link's query string, and turned into a request
+to the planner.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,12 @@ import msgspec
 
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.perfmodel.acceptance import AcceptanceProfile, load_profile
-from magicdec.perfmodel.kernels.profile import HardwareProfile, hardware_aliases, hardware_names, load_hardware
+from magicdec.perfmodel.kernels.profile import (
+    HardwareProfile,
+    hardware_aliases,
+    hardware_names,
+    load_hardware,
+)
 from magicdec.perfmodel.plan.request import PlanRequest
 from magicdec.plan_request import OF_ARRIVALS, Request, fields_of, given
 from magicdec.specs.catalog import load_model_spec, model_names
@@ -84,9 +91,14 @@ CONTROLS: dict[str, Control] = {
     "ttft_ms": Control(label="Limit to first token", kind="milliseconds", empty="none", hint="ms; empty: none"),
     "price": Control(label="Price", kind="dollars", empty="none", hint="dollars per device and hour; empty: none"),
 }  # fmt: skip
-"""The page's controls in order, under their names in a link; `draft` holds the plan's draft or draft method."""
-MAIN_CONTROLS, RATE_CONTROLS = tuple(CONTROLS)[:6], tuple(CONTROLS)[6:10]
-"""Those that are always shown, and those of a rate of requests; they and the others are folded until one is set."""
+"""The page's controls in order, under their names in a link; `draft` holds the plan's draft or
+draft method.
+"""
+MAIN_CONTROLS = tuple(CONTROLS)[:6]
+RATE_CONTROLS = tuple(CONTROLS)[6:10]
+"""Those that are always shown, and those of a rate of requests; they and the others are folded
+until one is set.
+"""
 EXAMPLE = "model=llama-3.1-8b&hardware=l4-24gb&context=1024&gen_len=64&rate=1&p95_ttft_ms=1500&p95_tpot_ms=80"
 """A rate for which the answer takes a few seconds."""
 START = Request(batch_sizes=(64,))
@@ -94,22 +106,34 @@ START = Request(batch_sizes=(64,))
 
 def shown(state: Request) -> dict[str, str]:
     """Text of each control for a request; "": left empty."""
-    values = {"model": state.model, "hardware": state.hardware, "context": state.context_lens} | given(state)
+    values = {
+        "model": state.model,
+        "hardware": state.hardware,
+        "context": state.context_lens,
+    } | given(state)
     values["draft"] = state.draft_method or state.draft
     found = {}
     for name, control in CONTROLS.items():
         value = values.get(control.option or name)
         (value,) = (value or (None,)) if isinstance(value, tuple) else (value,)
-        found[name] = "" if value is None else f"{value:.12g}" if isinstance(value, float) else str(value)
+        found[name] = (
+            "" if value is None else f"{value:.12g}" if isinstance(value, float) else str(value)
+        )
     return found
 
 
 def link(state: Request) -> str:
-    """The request as a link's query string: what differs from the page's start, the model and the device always."""
+    """The request as a link's query string: what differs from the page's start, the model and the
+    device always.
+    """
     start = shown(START)
     named = ("model", "hardware")
     return urlencode(
-        {name: text for name, text in shown(state).items() if name in named or text not in ("", start[name])}
+        {
+            name: text
+            for name, text in shown(state).items()
+            if name in named or text not in ("", start[name])
+        }
     )
 
 
@@ -117,8 +141,8 @@ def link(state: Request) -> str:
 class Catalog:
     """The choices of a page: the catalogs, and what was given when the page was started.
 
-    A page may not name files, so that a link never makes the program read one. An engine profile goes with the device
-    it was given with, acceptance profiles with the model.
+    A page may not name files, so that a link never makes the program read one. An engine profile
+    goes with the device it was given with, acceptance profiles with the model.
     """
 
     start: Request = START
@@ -138,7 +162,8 @@ class Catalog:
         engine: str | None = None,
         acceptance: Iterable[str] = (),
     ) -> Catalog:
-        """The catalogs with a model, a device, an engine and acceptance profiles of the user's (names or files).
+        """The catalogs with a model, a device, an engine and acceptance profiles of the user's
+        (names or files).
 
         Raises ConfigError for what cannot be read.
         """
@@ -164,12 +189,19 @@ class Catalog:
         if name == "model":
             return [*self.models, *(each for each in model_names() if each not in self.models)]
         if name == "hardware":
-            return [*self.hardware, *(each for each in hardware_names() if each not in self.hardware)]
+            return [
+                *self.hardware,
+                *(each for each in hardware_names() if each not in self.hardware),
+            ]
         if name == "engine":
             return engine_names()
         if name in FORMATS:
             return list(DTYPE_BYTES)
-        small = [each for each in model_names() if load_model_spec(each).num_parameters <= MAX_DRAFT_PARAMETERS]
+        small = [
+            each
+            for each in model_names()
+            if load_model_spec(each).num_parameters <= MAX_DRAFT_PARAMETERS
+        ]
         return [*METHODS, *small]
 
     def read(self, query: str) -> Request:
@@ -184,7 +216,9 @@ class Catalog:
         if values.get("rate") is None:  # what a page still says of a rate that was taken away
             values = {each: value for each, value in values.items() if each not in OF_ARRIVALS}
         state = msgspec.structs.replace(self.start, **fields_of(values))
-        return msgspec.structs.replace(state, batch_sizes=()) if state.has_arrivals else state
+        if state.has_arrivals:
+            return msgspec.structs.replace(state, batch_sizes=())
+        return state
 
     def _value(self, name: str, text: str) -> str | int | float | None:
         control = CONTROLS[name]
@@ -193,14 +227,17 @@ class Catalog:
                 raise ConfigError(f"{name} must be given")
             return None
         if control.kind == "choice":
-            text = hardware_aliases().get(text, text) if name == "hardware" else text
+            if name == "hardware":
+                text = hardware_aliases().get(text, text)
             if text not in (known := self.choices(name)):
                 raise unknown_choice(name, text, known)
             return text
         try:
             if len(text) > MAX_DIGITS:
                 raise ValueError(text)
-            return parse_count(text) if control.kind == "whole" else float(text)
+            if control.kind == "whole":
+                return parse_count(text)
+            return float(text)
         except ValueError:
             example = EXAMPLES[control.kind]
             raise ConfigError(f"{name} must be {example}, not '{text[:40]}'") from None
@@ -211,20 +248,33 @@ class Catalog:
         own = {
             "model": self.models.get(state.model, state.model),
             "hardware": (self.hardware.get(device, device),),
-            "engine": state.engine or (self.engine if state.hardware == self.start.hardware else None),
+            "engine": state.engine
+            or (self.engine if state.hardware == self.start.hardware else None),
             "acceptance": self.acceptance if state.model == self.start.model else (),
         }
         return PlanRequest(**msgspec.structs.asdict(state) | own)
 
     def command(self, state: Request) -> str:
         """The command line that gives the same answer."""
-        values = {"model": state.model, "hardware": state.hardware, "batch": state.batch_sizes} | given(state)
-        words = {name: value if isinstance(value, tuple) else (value,) for name, value in values.items()}
+        values = {
+            "model": state.model,
+            "hardware": state.hardware,
+            "batch": state.batch_sizes,
+        } | given(state)
+        words = {
+            name: value if isinstance(value, tuple) else (value,) for name, value in values.items()
+        }
         if state.hardware == self.start.hardware:
             words |= {name: self.sources[name] for name in ("hardware",) if name in self.sources}
             words.setdefault("engine", self.sources.get("engine", ()))
         if state.model == self.start.model:
-            words |= {name: self.sources[name] for name in ("model", "acceptance") if name in self.sources}
-        pairs = [(f"--{name.replace('_', '-')}", each) for name, every in words.items() for each in every]
-        texts = [(name, f"{each:.12g}" if isinstance(each, float) else str(each)) for name, each in pairs]
+            words |= {
+                name: self.sources[name] for name in ("model", "acceptance") if name in self.sources
+            }
+        pairs = [
+            (f"--{name.replace('_', '-')}", each) for name, every in words.items() for each in every
+        ]
+        texts = [
+            (name, f"{each:.12g}" if isinstance(each, float) else str(each)) for name, each in pairs
+        ]
         return shlex.join(["magicdec", "plan", *(word for pair in texts for word in pair)])

@@ -1,6 +1,7 @@
 """The material of a report: measured and predicted records, paired, with a plan document.
 
-Nothing is computed here that a record or a plan does not hold; rows are only selected, paired and ordered.
+Nothing is computed here that a record or a plan does not hold; rows are only selected, paired and
+ordered.
 """
 
 from __future__ import annotations
@@ -11,20 +12,31 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from magicdec.comparison import Comparison, is_paired, latest_measured, latest_predicted, pair_records, setting_key
+from magicdec.comparison import (
+    Comparison,
+    is_paired,
+    latest_measured,
+    latest_predicted,
+    pair_records,
+    setting_key,
+)
 from magicdec.errors import ConfigError
-from magicdec.plan_document import Candidate, Plan
+from magicdec.plan_document import Plan
+from magicdec.plan_rows import COLUMNS, Candidate, column
 from magicdec.records import BASELINE_MBU_FLOOR, Record
 
 WEAK_BASELINE = "†"
 WEAK_BASELINE_NOTE = (
-    f"{WEAK_BASELINE} Over a baseline below {BASELINE_MBU_FLOOR:.0%} MBU: part of the speedup is that baseline's slack."
+    f"{WEAK_BASELINE} Over a baseline below {BASELINE_MBU_FLOOR:.0%} MBU: "
+    "part of the speedup is that baseline's slack."
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportData:
-    """The material of one report. Every part may be empty; a figure or table without its data is left out."""
+    """The material of one report. Every part may be empty; a figure or table without its data is
+    left out.
+    """
 
     title: str
     created_utc: str
@@ -45,17 +57,23 @@ class ReportData:
     ) -> ReportData:
         """Splits the records by source and pairs them.
 
-        The same configuration measured again replaces the earlier row; of several predictions of one configuration the
-        calibrated one is taken, else the last. Candidates of the plan stand in where no record predicts.
+        The same configuration measured again replaces the earlier row; of several predictions of
+        one configuration the calibrated one is taken, else the last. Candidates of the plan stand
+        in where no record predicts.
 
         Raises ConfigError when there is nothing to report.
         """
         rows = list(records)
         predicted = {(row.hardware, setting_key(row)) for row in rows if row.source != "measured"}
         candidates = plan_records(plan) if plan is not None else []
-        rows = [*(row for row in candidates if (row.hardware, setting_key(row)) not in predicted), *rows]
+        rows = [
+            *(row for row in candidates if (row.hardware, setting_key(row)) not in predicted),
+            *rows,
+        ]
         if not rows:
-            raise ConfigError("nothing to report: give at least one record (from magicdec run) or a plan document")
+            raise ConfigError(
+                "nothing to report: give at least one record (from magicdec run) or a plan document"
+            )
         return cls(
             title=title,
             created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -70,8 +88,8 @@ class ReportData:
     def reference(self) -> Record | None:
         """The configuration the report answers with.
 
-        The plan's best; without a plan, what was predicted to be fastest among the measured (not the measured fastest,
-        which is flattered by noise); else the fastest row there is.
+        The plan's best; without a plan, what was predicted to be fastest among the measured (not
+        the measured fastest, which is flattered by noise); else the fastest row there is.
         """
         if self.plan is not None:
             return candidate_record(self.plan, self.plan.best)
@@ -91,18 +109,22 @@ class ReportData:
 
 
 def has_weak_baseline(record: Record) -> bool:
-    """Whether the speedup is over an autoregressive run that was measured far below the memory's bandwidth."""
+    """Whether the speedup is over an autoregressive run that was measured far below the memory's
+    bandwidth.
+    """
     mbu = record.autoregressive_mbu
     return record.is_speculative and mbu is not None and mbu < BASELINE_MBU_FLOOR
 
 
 def median_pair(record: Record) -> tuple[float | None, float | None]:
-    """Tokens per second, speculative and autoregressive, of the repetition that the speedup is the median of.
+    """Tokens per second, speculative and autoregressive, of the repetition that the speedup is the
+    median of.
 
-    Their ratio is the speedup. Where the median lies between two repetitions, or the samples were not recorded, it is
-    the medians of each, whose ratio may differ from the median of the ratios.
+    Their ratio is the speedup. Where the median lies between two repetitions, or the samples were
+    not recorded, it is the medians of each, whose ratio may differ from the median of the ratios.
     """
-    samples, steps = record.speedup_samples or [], record.autoregressive_step_samples_s or []
+    samples = record.speedup_samples or []
+    steps = record.autoregressive_step_samples_s or []
     if record.is_speculative and record.speedup in samples and len(samples) == len(steps):
         baseline = record.batch_size / steps[samples.index(record.speedup)]
         return record.speedup * baseline, baseline
@@ -112,7 +134,9 @@ def median_pair(record: Record) -> tuple[float | None, float | None]:
 def siblings(records: Iterable[Record], row: Record, vary: str) -> list[Record]:
     """Speculative rows that differ from `row` in the field `vary` at most, ordered by it."""
     own = {vary: getattr(row, vary)}
-    found = [r for r in records if r.is_speculative and is_paired(msgspec.structs.replace(r, **own), row)]
+    found = [
+        r for r in records if r.is_speculative and is_paired(msgspec.structs.replace(r, **own), row)
+    ]
     return sorted(found, key=lambda r: getattr(r, vary) or 0)
 
 
@@ -121,25 +145,38 @@ def fastest(records: Iterable[Record]) -> Record | None:
     return max(records, key=lambda row: row.speedup or 0.0, default=None)
 
 
-# Plan documents ------------------------------------------------------------------------------------------------------
+# Plan documents
+# ------------------------------------------------------------------------------------------------------
 
-SHARED_FIELDS = sorted({*Candidate.__struct_fields__} & {*Record.__struct_fields__})
+SHARED_FIELDS = sorted({*COLUMNS} & {*Record.__struct_fields__})
 
 
 def candidate_record(plan: Plan, row: Candidate) -> Record:
     """A plan's candidate as a predicted record."""
-    shared = {name: getattr(row, name) for name in SHARED_FIELDS}
+    shared = {name: column(row, name) for name in SHARED_FIELDS}
     request, formats = plan.request, plan.precision
     is_other_format = row.gamma > 0 and formats.draft_weight_dtype != formats.weight_dtype
     return Record(
-        source=plan.source, model=plan.model, engine=plan.engine, temperature=request.temperature, top_k=request.top_k,
-        top_p=request.top_p, gen_len=request.gen_len or None,
+        source=plan.source,
+        model=plan.model,
+        engine=plan.engine,
+        temperature=request.temperature,
+        top_k=request.top_k,
+        top_p=request.top_p,
+        gen_len=request.gen_len or None,
         draft_weight_dtype=formats.draft_weight_dtype if is_other_format else None,
-        autoregressive_tokens_per_s=row.tokens_per_s / row.speedup, **shared,
-    )  # fmt: skip
+        autoregressive_tokens_per_s=row.tokens_per_s / row.speedup,
+        **shared,
+    )
 
 
 def plan_records(plan: Plan) -> list[Record]:
-    """All candidates of a plan as predicted records, each case's autoregressive one and best included."""
-    rows = [*plan.autoregressive_rows, *(each.autoregressive for each in plan.cases), *plan.candidates]
+    """All candidates of a plan as predicted records, each case's autoregressive one and best
+    included.
+    """
+    rows = [
+        *plan.autoregressive_rows,
+        *(each.autoregressive for each in plan.cases),
+        *plan.candidates,
+    ]
     return [candidate_record(plan, row) for row in [*rows, *(each.best for each in plan.cases)]]

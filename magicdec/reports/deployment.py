@@ -10,13 +10,15 @@ from typing import Any
 
 from magicdec.errors import ConfigError
 from magicdec.naming import ENGINE_TITLES, describe
-from magicdec.plan_document import UNKNOWN_SITE, Candidate, GammaTable, Plan, Site, Verdict
+from magicdec.plan_document import UNKNOWN_SITE, GammaTable, Plan, Site, TrafficLoad
+from magicdec.plan_rows import Candidate, Verdict
 from magicdec.records import Record
 from magicdec.reports.data import candidate_record
-from magicdec.units import MIB, MILLI, format_seconds
+from magicdec.reports.sentences import percentiles_line
+from magicdec.specs.gamma_table import Band, nearest
+from magicdec.units import MIB, MILLI, format_number, format_seconds
 
 COMMENT_WIDTH = 79
-Band = tuple[int, int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,19 +29,23 @@ class Deployment:
     best: Record
     verdict: Verdict
     bands: tuple[Band, ...]
-    """(first batch, last batch, gamma), without gaps from batch 1 on, at the best configuration's context."""
+    """(first batch, last batch, gamma), without gaps from batch 1 on, at the best configuration's
+    context.
+    """
     reason: str = ""
     """Why this is not what the plan chose, where it is not."""
     site: Site = UNKNOWN_SITE
     table: dict[str, list[Any]] | None = None
-    """The plan's gammas that a server of this size can reach, for an engine that can be told them by batch and
-    context."""
+    """The plan's gammas that a server of this size can reach, for an engine that can be told them
+    by batch and context."""
     max_model_len: int | None = None
     """The longest sequence that there is room for, where it is shorter than the model's own."""
     cache_bytes: int | None = None
     """Bytes of the KV cache, where the engine would not find them by itself."""
     candidate: Candidate | None = None
     """The configuration that a plan priced, where one did."""
+    load: TrafficLoad | None = None
+    """The simulated load of a plan for a rate."""
     kv_dtype: str = "bf16"
     weight_dtype: str = "bf16"
     asked_weights: str | None = None
@@ -58,12 +64,14 @@ class Deployment:
     @property
     def is_captured(self) -> bool:
         """Whether the engine captures graphs of these passes without being told to."""
-        return self.candidate is None or self.candidate.is_captured
+        return self.candidate is None or self.candidate.step.is_captured
 
     @property
     def num_nodes(self) -> int:
         """Nodes of one replica."""
-        return 1 if self.candidate is None else self.candidate.num_nodes
+        if self.candidate is None:
+            return 1
+        return self.candidate.layout.num_nodes
 
     @property
     def rank_batch(self) -> int:
@@ -72,7 +80,9 @@ class Deployment:
 
     @property
     def max_pass_tokens(self) -> int:
-        return -(-self.rank_batch // self.best.pp_size) * (self.max_gamma + 1 if self.best.is_speculative else 1)
+        return -(-self.rank_batch // self.best.pp_size) * (
+            self.max_gamma + 1 if self.best.is_speculative else 1
+        )
 
     @property
     def varies(self) -> bool:
@@ -90,10 +100,15 @@ def read_deployment(plan: Plan, *, reason: str = "", site: Site = UNKNOWN_SITE) 
     for name in (record.model, record.draft):
         if not name or not name.isprintable():
             raise ConfigError(f"the plan's name {name!r} cannot be written into a command")
-    table, asked_len = plan.gamma_table, record.context_len + plan.request.gen_len
-    with_room = [length for length, fits in zip(table.context_lens, table.fits[0], strict=True) if fits]
+    table = plan.gamma_table
+    asked_len = record.context_len + plan.request.gen_len
+    with_room = [
+        length for length, fits in zip(table.context_lens, table.fits[0], strict=True) if fits
+    ]
     limit = max([*with_room, asked_len])
-    is_short = with_room != table.context_lens and (site.longest_context is None or limit < site.longest_context)
+    is_short = with_room != table.context_lens and (
+        site.longest_context is None or limit < site.longest_context
+    )
     max_len = limit if is_short else None
     length = max_len or site.longest_context or limit
     cache_bytes = plan.memory.kv_bytes * max(1.0, length / (best.batch_size * asked_len))
@@ -101,13 +116,14 @@ def read_deployment(plan: Plan, *, reason: str = "", site: Site = UNKNOWN_SITE) 
         model=record.model,
         best=record,
         verdict=best.verdict,
-        bands=tuple(bands_up_to(batch_bands(table, record.context_len), best.batch_size)),
+        bands=tuple(plan.choice.gammas),
         reason=reason,
         site=site,
         table=reachable(table, max_batch=best.batch_size, max_len=length),
         max_model_len=max_len,
         cache_bytes=MIB * math.ceil(cache_bytes / MIB) if site.is_cpu else None,
         candidate=best,
+        load=plan.traffic.best if plan.traffic is not None else None,
         kv_dtype=plan.precision.kv_dtype,
         weight_dtype=plan.precision.weight_dtype,
         asked_weights=plan.request.weight_dtype,
@@ -115,101 +131,109 @@ def read_deployment(plan: Plan, *, reason: str = "", site: Site = UNKNOWN_SITE) 
 
 
 def reachable(table: GammaTable, *, max_batch: int, max_len: int) -> dict[str, list[Any]] | None:
-    """The part of a table that a server with at most `max_batch` sequences of `max_len` tokens looks up, as the plugin
-    reads it.
+    """The part of a table that a server with at most `max_batch` sequences of `max_len` tokens
+    looks up, as the plugin reads it.
 
-    Batches and contexts without room for the cache are left out; a single cell without room takes the gamma of the
-    longest context of its row that has some. None where nothing is left to draft.
+    Batches and contexts without room for the cache are left out; a single cell without room takes
+    the gamma of the longest context of its row that has some. None where nothing is left to draft.
     """
-
-    def nearest(values: Sequence[int], value: int) -> int:  # as what runs a table looks it up (specs/gamma_table.py)
-        return nearest_index([math.log(each) for each in values], math.log(value))
 
     batches, lengths = table.batch_sizes, table.context_lens
     rows = [i for i in range(nearest(batches, max_batch) + 1) if table.fits[i][0]]
-    columns = [j for j in range(nearest(lengths, max_len) + 1) if any(table.fits[i][j] for i in rows)]
-    with_room = [[max(k for k in columns if k <= j and table.fits[i][k]) for j in columns] for i in rows]
-    gammas = [[table.gamma_of_steps[i][k] for k in row] for i, row in zip(rows, with_room, strict=True)]
+    columns = [
+        j for j in range(nearest(lengths, max_len) + 1) if any(table.fits[i][j] for i in rows)
+    ]
+    with_room = [
+        [max(k for k in columns if k <= j and table.fits[i][k]) for j in columns] for i in rows
+    ]
+    gammas = [
+        [table.gamma_of_steps[i][k] for k in row] for i, row in zip(rows, with_room, strict=True)
+    ]
     if not any(map(any, gammas)):
         return None
-    return {"batch_sizes": [batches[i] for i in rows], "context_lens": [lengths[j] for j in columns], "gammas": gammas}
-
-
-def batch_bands(table: GammaTable, context_len: int) -> list[Band]:
-    """Ranges of the batch size with one gamma each, from the plan's table at the context nearest to `context_len`.
-
-    Once a draft is set up, drafting nothing costs what the engine charges for it, which the gammas count. A gamma holds
-    from its batch size up to the next one of the table.
-    """
-    column = nearest_index(table.context_lens, context_len)
-    return bands_of(table.batch_sizes, [row[column] for row in table.gamma_of_steps])
-
-
-def nearest_index(values: Sequence[float], value: float) -> int:
-    return min(range(len(values)), key=lambda i: abs(values[i] - value))
-
-
-def bands_of(batches: Sequence[int], gammas: Sequence[int]) -> list[Band]:
-    """(first batch, last batch, gamma), without gaps from batch 1 on; batch sizes rise, each with its gamma."""
-    starts = [1, *batches[1:]]
-    ends = [start - 1 for start in starts[1:]] + [batches[-1]]
-    bands: list[Band] = []
-    for start, end, gamma in zip(starts, ends, gammas, strict=True):
-        if bands and bands[-1][2] == gamma:
-            bands[-1] = (bands[-1][0], end, gamma)
-        else:
-            bands.append((start, end, gamma))
-    return bands
-
-
-def bands_up_to(bands: Sequence[Band], most: int) -> list[Band]:
-    """The bands of at most so many sequences: more never run at a time."""
-    return [(start, min(end, most), gamma) for start, end, gamma in bands if start <= most]
+    return {
+        "batch_sizes": [batches[i] for i in rows],
+        "context_lens": [lengths[j] for j in columns],
+        "gammas": gammas,
+    }
 
 
 def heading(engine: str, plan: Deployment) -> list[str]:
-    """The lines at the head: the engine it is written for, the configuration, and its predicted times."""
+    """The lines at the head: the engine it is written for, the configuration, and its predicted
+    times.
+    """
     best = plan.best
     lines = [f"Written by magicdec for {ENGINE_TITLES[engine]}."]
-    layout = plan.candidate.layout if plan.candidate is not None else f"tp {best.tp_size}"
+    if plan.candidate is not None:
+        layout = plan.candidate.layout.label
+    else:
+        layout = f"tp {best.tp_size}"
     where = f"batch {best.batch_size}, context {best.context_len}, {layout}"
     where += f", {best.hardware}" if best.hardware else ""
     lines.append(f"Plan: {plan.model}, {where}: {describe(best)}.")
     if best.is_speculative:
-        lines.append(
-            f"Predicted speedup of decoding {best.speedup:.2f} (90 % interval {best.speedup_low:.2f} to "
-            f"{best.speedup_high:.2f}): {plan.verdict}."
-        )
-    if plan.candidate is not None:
+        lines.append(_predicted_gain(plan))
+    if plan.load is not None:
+        lines.append(f"{traffic_times(plan.load)}.")
+    elif plan.candidate is not None:
         lines.append(_times(plan.candidate))
     if plan.reason:
         lines.append(f"Note: {plan.reason}.")
     if plan.name == plan.model:
-        lines.append("Model names are magicdec's: put the checkpoint's path or Hugging Face name in their place.")
+        lines.append(
+            "Model names are magicdec's: put the checkpoint's path or Hugging Face name in their place."
+        )
     if plan.asked_weights not in (None, "bf16"):
-        lines.append(f"Priced with weights in {plan.asked_weights}: serve a checkpoint in that format.")
+        lines.append(
+            f"Priced with weights in {plan.asked_weights}: serve a checkpoint in that format."
+        )
     if not best.is_speculative:
         lines.append("No speculation that is known to pay runs here: leave it off.")
     return lines
 
 
+def _predicted_gain(plan: Deployment) -> str:
+    """The gain and the verdict, both of one quantity."""
+    best = plan.best
+    quantity = "decoding"
+    speedup, low, high = best.speedup, best.speedup_low, best.speedup_high
+    if plan.candidate is not None:
+        gain = plan.candidate.gain
+        quantity = plan.candidate.gain_is_of
+        speedup, low, high = gain.speedup, gain.low, gain.high
+    return (
+        f"Predicted speedup of {quantity} {speedup:.2f} (90 % interval {low:.2f} to {high:.2f}): "
+        f"{plan.verdict}."
+    )
+
+
+def traffic_times(load: TrafficLoad) -> str:
+    """The simulated latencies of a rate, and its cost."""
+    text = f"Simulated at {format_number(load.rate_per_s)} requests/s: {percentiles_line(load)}"
+    if load.cost_per_million_tokens_usd is None:
+        return text
+    return f"{text}; ${load.cost_per_million_tokens_usd:.2f} per million tokens"
+
+
 def _times(row: Candidate) -> str:
     text = f"Predicted: {row.tpot_s / MILLI:.3g} ms per token and {row.tokens_per_s:.0f} tokens/s of decoding"
-    if row.request_s is None:
+    if row.requests is None:
         return f"{text}; first token of one request after {format_seconds(row.ttft_s)}."
     text += (
         f"; whole requests, prefill included: first token after {format_seconds(row.first_token_s)}, "
-        f"{row.between_tokens_s / MILLI:.3g} ms per token, {format_seconds(row.request_s)} each"
+        f"{row.between_tokens_s / MILLI:.3g} ms per token, {format_seconds(row.requests.request_s)} each"
     )
     if row.is_speculative:
-        text += f", {row.request_speedup:.2f} times as fast as without speculation"
-    cost = row.cost_per_million_tokens_usd
+        text += f", {row.gain.speedup:.2f} times as fast as without speculation"
+    cost = row.cost.per_million_tokens_usd
     return text + (f", ${cost:.2f} per million tokens." if cost is not None else ".")
 
 
 def unsupported(engine: str, plan: Deployment) -> list[str]:
     """Parts of the plan that the engine cannot do: the cache's format, a sparse-KV draft."""
-    name, best, lines = ENGINE_TITLES[engine], plan.best, cache_note(plan)
+    name = ENGINE_TITLES[engine]
+    best = plan.best
+    lines = cache_note(plan)
     if best.is_speculative and best.draft_budget is not None and best.draft == "self":
         lines.append(
             f"Not supported by {name}: self-speculation with a sparse KV cache ({best.draft_method}). No flag of it "
@@ -226,7 +250,9 @@ def unsupported(engine: str, plan: Deployment) -> list[str]:
 def cache_note(plan: Deployment) -> list[str]:
     if plan.kv_dtype in ("bf16", "fp32", "fp8"):
         return []
-    return [f"Not supported: KV in {plan.kv_dtype}; the cache will take more memory than was planned."]
+    return [
+        f"Not supported: KV in {plan.kv_dtype}; the cache will take more memory than was planned."
+    ]
 
 
 def can_speculate(plan: Deployment) -> bool:
@@ -234,12 +260,12 @@ def can_speculate(plan: Deployment) -> bool:
 
 
 def head_name(plan: Deployment, lines: list[str]) -> str:
-    """The checkpoint of a draft that is another network: the one whose acceptance was planned with, the name that was
-    given, or a placeholder; `lines` says which."""
+    """The checkpoint of a draft that is another network: the one whose acceptance was planned with,
+    the name that was given, or a placeholder; `lines` says which."""
     best = plan.best
-    if plan.candidate is not None and plan.candidate.draft_checkpoint:
+    if plan.candidate is not None and plan.candidate.drafting.checkpoint:
         lines.append("The draft's checkpoint is the one whose acceptance was planned with.")
-        return plan.candidate.draft_checkpoint
+        return plan.candidate.drafting.checkpoint
     if best.draft != best.draft_method:
         known: str | None = plan.site.checkpoints.get(best.draft)
         lines += [] if known else [f"{best.draft} stands for the draft's own path or name."]
@@ -263,10 +289,13 @@ def comment(lines: Sequence[str]) -> str:
         part
         for line in lines
         for part in (
-            [line] if line.startswith(" ") else textwrap.wrap(line, COMMENT_WIDTH - 2, break_long_words=False,
-                                                              break_on_hyphens=False)
+            [line]
+            if line.startswith(" ")
+            else textwrap.wrap(
+                line, COMMENT_WIDTH - 2, break_long_words=False, break_on_hyphens=False
+            )
         )
-    ]  # fmt: skip
+    ]
     return "".join(f"# {line}\n" for line in wrapped)
 
 

@@ -1,10 +1,12 @@
-"""A plan as the flags of a serving engine, with what the engine supports of it and what it does not.
+"""A plan as the flags of a serving engine, with what the engine supports of it and what it does
+not.
 
 Written for, and checked against the sources of, the versions in `ENGINE_TITLES` (naming.py):
     vLLM        vllm/config/{speculative,vllm}.py, vllm/v1/spec_decode/dynamic/utils.py, docs/features/
                 speculative_decoding/
     SGLang      sglang/srt/arg_groups/{fields/spec,speculative_hook}.py, sglang/srt/speculative/adaptive_spec_params.py
-    TensorRT-LLM  tensorrt_llm/llmapi/llm_args.py (DecodingBaseConfig), docs/source/features/speculative-decoding.md
+    TensorRT-LLM  tensorrt_llm/llmapi/llm_args.py (DecodingBaseConfig),
+    docs/source/features/speculative-decoding.md
 and, for how a replica is spread, of
     vLLM        vllm/engine/arg_utils.py, vllm/config/{parallel,scheduler}.py (max_num_seqs: each data-parallel rank)
     SGLang      sglang/srt/arg_groups/fields/parallel.py, parallel_hook.py (tp_size counts all ranks of a stage)
@@ -22,7 +24,6 @@ from magicdec.errors import unknown_choice
 from magicdec.naming import ENGINE_TITLES, METHODS
 from magicdec.plan_document import UNKNOWN_SITE, Plan, Site
 from magicdec.reports.deployment import (
-    Band,
     Deployment,
     cache_note,
     can_speculate,
@@ -34,6 +35,8 @@ from magicdec.reports.deployment import (
     schedule_note,
     unsupported,
 )
+from magicdec.specs.engine import load_engine
+from magicdec.specs.gamma_table import Band
 
 PLUGIN_CLASS = "magicdec.vllm.draft.SparseDraft"
 PLUGIN_METHODS = ("streamingllm",)
@@ -45,7 +48,8 @@ PROMPT_LOOKUP_MAX = 4
 def export(engine: str, plan: Plan, *, reason: str = "", site: Site = UNKNOWN_SITE) -> str:
     """The text to paste for `engine`: comments, then a command or a configuration file.
 
-    `plan` is priced on this engine (perfmodel/plan/variations.py); `reason` says why its best is not the first plan's.
+    `plan` is priced on this engine (perfmodel/plan/variations.py); `reason` says why its best is
+    not the first plan's.
     Raises ConfigError for an unknown engine, and for a plan that does not fit in memory.
     """
     return write_settings(engine, read_deployment(plan, reason=reason, site=site))
@@ -59,12 +63,17 @@ def check_engine(engine: str) -> None:
 
 def write_settings(engine: str, deployment: Deployment) -> str:
     """The text to paste for what is to be deployed. Raises ConfigError for an unknown engine."""
-    writers: dict[str, Callable[[Deployment], str]] = {"vllm": _vllm, "sglang": _sglang, "trtllm": _trtllm}
+    writers: dict[str, Callable[[Deployment], str]] = {
+        "vllm": _vllm,
+        "sglang": _sglang,
+        "trtllm": _trtllm,
+    }
     check_engine(engine)
     return writers[engine](deployment)
 
 
-# vLLM ----------------------------------------------------------------------------------------------------------------
+# vLLM
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def _vllm(plan: Deployment) -> str:
@@ -81,9 +90,11 @@ def _vllm(plan: Deployment) -> str:
     config: dict[str, Any] = _vllm_draft(plan, lines) | {"num_speculative_tokens": gamma}
     if best.draft_tp_size is not None and best.draft_tp_size != best.tp_size:
         config["draft_tensor_parallel_size"] = best.draft_tp_size
-    if best.temperature > 0 and config["method"] != "ngram":
+    if best.temperature > 0 and METHODS[best.draft_method].sort != "lookup":
         config["draft_sample_method"] = "probabilistic"
-        lines.append("Supported: sampling from the draft (draft_sample_method), as the planned acceptance assumes.")
+        lines.append(
+            "Supported: sampling from the draft (draft_sample_method), as the planned acceptance assumes."
+        )
     if plan.varies and not by_batch:
         lines += ["Not supported with data parallelism: gamma by batch size.", *schedule_note(plan)]
     elif by_batch:
@@ -93,12 +104,18 @@ def _vllm(plan: Deployment) -> str:
             f"Not supported: gamma by context; the bands are those of context {best.context_len}.",
         ]
         if not METHODS[best.draft_method].is_head:
-            lines.append("Untried by vLLM's own tests: gamma by batch size with a draft other than EAGLE and DFlash.")
-    return comment(lines) + command([*words, ["--speculative-config", shlex.quote(json.dumps(config))]])
+            lines.append(
+                "Untried by vLLM's own tests: gamma by batch size with a draft other than EAGLE and DFlash."
+            )
+    return comment(lines) + command(
+        [*words, ["--speculative-config", shlex.quote(json.dumps(config))]]
+    )
 
 
 def _vllm_limits(plan: Deployment) -> Words:
-    """As many sequences at a time as were priced, in captured graphs, with weights and cache in their formats."""
+    """As many sequences at a time as were priced, in captured graphs, with weights and cache in
+    their formats.
+    """
     words = [["--max-num-seqs", str(plan.rank_batch)]]
     if plan.max_model_len is not None:
         words.append(["--max-model-len", str(plan.max_model_len)])
@@ -106,7 +123,9 @@ def _vllm_limits(plan: Deployment) -> Words:
         words.append(["--dtype", "float32"])
     if plan.site.is_cpu:
         words.append(["--enforce-eager"])
-        words += [] if plan.cache_bytes is None else [["--kv-cache-memory-bytes", str(plan.cache_bytes)]]
+        words += (
+            [] if plan.cache_bytes is None else [["--kv-cache-memory-bytes", str(plan.cache_bytes)]]
+        )
     elif not plan.is_captured:
         words.append(["--max-cudagraph-capture-size", str(plan.max_pass_tokens)])
     if plan.kv_dtype == "fp8":
@@ -125,9 +144,15 @@ def _vllm_plugin(plan: Deployment) -> str:
         "CPUs; on a GPU nothing was measured yet.",
     ]
     if budget != best.draft_budget:
-        lines.append(f"Changed: the budget holds at least three pages of {PLUGIN_PAGE_SIZE} tokens, so {budget}.")
+        lines.append(
+            f"Changed: the budget holds at least three pages of {PLUGIN_PAGE_SIZE} tokens, so {budget}."
+        )
     settings: dict[str, Any] = {"draft_method": best.draft_method, "draft_budget": budget}
-    config: dict[str, Any] = {"method": "custom_class", "model": PLUGIN_CLASS, "num_speculative_tokens": best.gamma}
+    config: dict[str, Any] = {
+        "method": "custom_class",
+        "model": PLUGIN_CLASS,
+        "num_speculative_tokens": best.gamma,
+    }
     if best.temperature > 0:
         config["draft_sample_method"] = "probabilistic"
     draft = _plugin_words(config, settings)
@@ -139,8 +164,15 @@ def _vllm_plugin(plan: Deployment) -> str:
                 *(f"  {words}" for words in command(draft).splitlines()),
             ]
         gamma = max(map(max, plan.table["gammas"]))
-        draft = _plugin_words(config | {"num_speculative_tokens": gamma}, settings | {"gamma_table": plan.table})
-    words = [*vllm_words(plan, lines), *_vllm_limits(plan), ["--block-size", str(PLUGIN_PAGE_SIZE)], *draft]
+        draft = _plugin_words(
+            config | {"num_speculative_tokens": gamma}, settings | {"gamma_table": plan.table}
+        )
+    words = [
+        *vllm_words(plan, lines),
+        *_vllm_limits(plan),
+        ["--block-size", str(PLUGIN_PAGE_SIZE)],
+        *draft,
+    ]
     return comment(lines + cache_note(plan)) + command(words)
 
 
@@ -151,11 +183,29 @@ def _plugin_words(config: dict[str, Any], settings: dict[str, Any]) -> Words:
 
 def _vllm_draft(plan: Deployment, lines: list[str]) -> dict[str, Any]:
     method = METHODS[plan.best.draft_method]
-    more = {"prompt_lookup_max": PROMPT_LOOKUP_MAX} if plan.best.draft_method == "ngram" else {}
-    return {**method.vllm, **more, **({"model": head_name(plan, lines)} if method.has_checkpoint else {})}
+    more = {}
+    if plan.best.draft_method == "ngram":
+        more = _lookup_lengths(plan)
+    return {
+        **load_engine("vllm").draft_call(plan.best.draft_method),
+        **more,
+        **({"model": head_name(plan, lines)} if method.has_checkpoint else {}),
+    }
 
 
-# SGLang --------------------------------------------------------------------------------------------------------------
+def _lookup_lengths(plan: Deployment) -> dict[str, int]:
+    """vLLM's shortest and longest n-gram: those that were replayed from logs, else the longest alone."""
+    row = plan.candidate
+    if row is None or row.drafting.lookup_min is None or row.drafting.lookup_max is None:
+        return {"prompt_lookup_max": PROMPT_LOOKUP_MAX}
+    return {
+        "prompt_lookup_min": row.drafting.lookup_min,
+        "prompt_lookup_max": row.drafting.lookup_max,
+    }
+
+
+# SGLang
+# --------------------------------------------------------------------------------------------------------------
 
 
 def _sglang(plan: Deployment) -> str:
@@ -175,31 +225,50 @@ def _sglang(plan: Deployment) -> str:
     if not can_speculate(plan):
         return comment(lines) + command(words)
     candidates = {gamma for _, _, gamma in plan.bands}
-    gamma = best.gamma if best.gamma in candidates or not plan.varies else plan.max_gamma
+    if best.gamma in candidates or not plan.varies:
+        gamma = best.gamma
+    else:
+        gamma = plan.max_gamma
     method = METHODS[best.draft_method]
-    words.append(["--speculative-algorithm", method.sglang])
+    words.append(["--speculative-algorithm", _sglang_algorithm(best.draft_method)])
     if method.has_checkpoint:
         words.append(["--speculative-draft-model-path", shlex.quote(head_name(plan, lines))])
     if method.sort != "lookup":
         words += [["--speculative-num-steps", str(gamma)], ["--speculative-eagle-topk", "1"]]
     words.append(["--speculative-num-draft-tokens", str(gamma + 1)])
+    window_flag = load_engine("sglang").draft_windows.get(best.draft_method)
+    if best.draft_budget and window_flag is not None:
+        words.append([window_flag, str(best.draft_budget)])
     if method.is_head and plan.varies:
         schedule = {str(start): {"candidate_steps": [steps]} for start, _, steps in plan.bands}
         words += [["--speculative-adaptive"], ["--speculative-adaptive-config", "gamma.json"]]
-        lines += ["Supported: gamma by batch size. Save as gamma.json:", f"  {json.dumps(schedule)}"]
+        lines += [
+            "Supported: gamma by batch size. Save as gamma.json:",
+            f"  {json.dumps(schedule)}",
+        ]
     elif plan.varies:
-        lines.append("Not supported for this draft: gamma by batch size (--speculative-adaptive is for EAGLE only).")
+        lines.append(
+            "Not supported for this draft: gamma by batch size (--speculative-adaptive is for EAGLE only)."
+        )
         lines += schedule_note(plan)
     if best.temperature > 0 and method.is_head:
         words.append(["--speculative-use-rejection-sampling"])
     elif best.temperature > 0 and method.sort != "lookup":
-        lines.append("Not supported for this draft: rejection sampling; at temperature > 0 fewer drafts are accepted.")
+        lines.append(
+            "Not supported for this draft: rejection sampling; at temperature > 0 fewer drafts are accepted."
+        )
     if best.draft_tp_size is not None and best.draft_tp_size != best.tp_size:
         lines.append(f"Not supported: a draft on {best.draft_tp_size} of {best.tp_size} ranks.")
     return comment(lines) + command(words)
 
 
-# TensorRT-LLM --------------------------------------------------------------------------------------------------------
+def _sglang_algorithm(method: str) -> str:
+    """SGLang's --speculative-algorithm."""
+    return str(load_engine("sglang").draft_call(method)["algorithm"])
+
+
+# TensorRT-LLM
+# --------------------------------------------------------------------------------------------------------
 
 
 def _trtllm(plan: Deployment) -> str:
@@ -210,16 +279,24 @@ def _trtllm(plan: Deployment) -> str:
     body = [*spread, *_trtllm_limits(plan)]
     lines += unsupported("trtllm", plan)
     if not can_speculate(plan):
-        return comment([*lines, *_trtllm_serve(serve, has_file=bool(body))]) + "".join(f"{line}\n" for line in body)
+        return comment([*lines, *_trtllm_serve(serve, has_file=bool(body))]) + "".join(
+            f"{line}\n" for line in body
+        )
     config = _trtllm_draft(plan, lines) | {"max_draft_len": plan.max_gamma}
     lines += _trtllm_serve(serve, has_file=True)
     is_head = METHODS[best.draft_method].is_head
     body += ["disable_overlap_scheduler: true"] if not is_head else []
-    body += ["speculative_config:", *(f"  {name}: {json.dumps(value)}" for name, value in config.items())]
+    body += [
+        "speculative_config:",
+        *(f"  {name}: {json.dumps(value)}" for name, value in config.items()),
+    ]
     if plan.varies and not is_head:
         schedule, changed = draft_len_schedule(plan.bands)
         if len(schedule) > 1:
-            body += ["  draft_len_schedule:", *(f"    {batch}: {gamma}" for batch, gamma in schedule.items())]
+            body += [
+                "  draft_len_schedule:",
+                *(f"    {batch}: {gamma}" for batch, gamma in schedule.items()),
+            ]
             lines += [
                 "Supported: gamma by batch size (draft_len_schedule). In 1.2 a key is the batch size from which its "
                 "length holds; the 1.3 release candidates read it as the batch size up to which it holds.",
@@ -234,10 +311,11 @@ def _trtllm(plan: Deployment) -> str:
 
 
 def draft_len_schedule(bands: Sequence[Band]) -> tuple[dict[int, int], list[str]]:
-    """{batch size from which it holds: draft length}, and a note where the engine's rule changes the plan.
+    """{batch size from which it holds: draft length}, and a note where the engine's rule changes
+    the plan.
 
-    The engine wants batch size 1 to have the greatest length, so the bands before the one with the greatest gamma get
-    it too.
+    The engine wants batch size 1 to have the greatest length, so the bands before the one with the
+    greatest gamma get it too.
     """
     longest = max(gamma for _, _, gamma in bands)
     first = next(start for start, _, gamma in bands if gamma == longest)
@@ -252,45 +330,63 @@ def draft_len_schedule(bands: Sequence[Band]) -> tuple[dict[int, int], list[str]
 
 
 def _trtllm_serve(command: str, *, has_file: bool) -> list[str]:
-    return ["Serve with:", f"  {command}" + (" --extra_llm_api_options THIS_FILE.yaml" if has_file else "")]
+    return [
+        "Serve with:",
+        f"  {command}" + (" --extra_llm_api_options THIS_FILE.yaml" if has_file else ""),
+    ]
 
 
 def _trtllm_limits(plan: Deployment) -> list[str]:
     body = []
     if not plan.is_captured:
-        body += ["cuda_graph_config:", "  enable_padding: true", f"  max_batch_size: {plan.rank_batch}"]
+        body += [
+            "cuda_graph_config:",
+            "  enable_padding: true",
+            f"  max_batch_size: {plan.rank_batch}",
+        ]
     if plan.kv_dtype == "fp8":
         body += ["kv_cache_config:", "  dtype: fp8"]
     return body
 
 
 def _trtllm_draft(plan: Deployment, lines: list[str]) -> dict[str, Any]:
-    best, method = plan.best, METHODS[plan.best.draft_method]
-    config: dict[str, Any] = {"decoding_type": method.trtllm}
+    best = plan.best
+    config: dict[str, Any] = dict(load_engine("trtllm").draft_call(best.draft_method))
     if best.draft_method == "ngram":
-        return config | {"max_matching_ngram_size": PROMPT_LOOKUP_MAX}
+        return config | {"max_matching_ngram_size": _lookup_lengths(plan)["prompt_lookup_max"]}
     if best.draft_method == "mtp":
         return config | {"num_nextn_predict_layers": best.gamma}
     return config | {"speculative_model": head_name(plan, lines)}
 
 
-# How a replica is spread --------------------------------------------------------------------------------------------
+# How a replica is spread
+# --------------------------------------------------------------------------------------------
 
 Words = list[list[str]]
 
 
 def vllm_words(plan: Deployment, lines: list[str]) -> Words:
-    """The command, which vLLM's community build for CPUs has no script for, and how the replica is spread."""
+    """The command, which vLLM's community build for CPUs has no script for, and how the replica is
+    spread.
+    """
     row, nodes = plan.best, plan.num_nodes
-    start = ["python", "-m", "vllm.entrypoints.openai.api_server", "--model"] if plan.site.is_cpu else ["vllm", "serve"]
+    if plan.site.is_cpu:
+        start = ["python", "-m", "vllm.entrypoints.openai.api_server", "--model"]
+    else:
+        start = ["vllm", "serve"]
     words = [[*start, shlex.quote(plan.name)], ["--tensor-parallel-size", str(row.tp_size)]]
     if row.pp_size > 1:
         words.append(["--pipeline-parallel-size", str(row.pp_size)])
     if row.ep_size > 1:
         words.append(["--enable-expert-parallel"])
     if row.dp_size > 1:
-        words += [["--data-parallel-size", str(row.dp_size)], ["--all2all-backend", "deepep_low_latency"]]
-        lines.append("Priced with DeepEP's low-latency kernels, which must be installed beside vLLM.")
+        words += [
+            ["--data-parallel-size", str(row.dp_size)],
+            ["--all2all-backend", "deepep_low_latency"],
+        ]
+        lines.append(
+            "Priced with DeepEP's low-latency kernels, which must be installed beside vLLM."
+        )
     if nodes > 1 and row.dp_size > 1:
         local = -(-row.dp_size // nodes)
         words.append(["--data-parallel-size-local", str(local)])
@@ -314,10 +410,16 @@ def sglang_words(plan: Deployment, lines: list[str]) -> Words:
     if row.pp_size > 1:
         words.append(["--pp-size", str(row.pp_size)])
     if row.dp_size > 1:
-        words += [["--dp-size", str(row.dp_size)], ["--enable-dp-attention"], ["--enable-dp-lm-head"]]
+        words += [
+            ["--dp-size", str(row.dp_size)],
+            ["--enable-dp-attention"],
+            ["--enable-dp-lm-head"],
+        ]
         words += [["--moe-dense-tp-size", "1"]] if row.tp_size == 1 else []
         words += [["--moe-a2a-backend", "deepep"], ["--deepep-mode", "auto"]]
-        lines.append("--tp-size counts all ranks of a stage here; attention has --tp-size / --dp-size of them.")
+        lines.append(
+            "--tp-size counts all ranks of a stage here; attention has --tp-size / --dp-size of them."
+        )
     if row.ep_size > 1:
         words.append(["--ep-size", str(row.ep_size)])
     if nodes > 1:
@@ -341,7 +443,9 @@ def trtllm_flags(plan: Deployment, lines: list[str]) -> tuple[str, list[str]]:
             f"Not supported: groups of {row.tp_size} ranks in attention; each rank will be a group of its own."
         )
     if row.dp_size > 1:
-        lines.append("--tp_size counts all ranks of a stage here, and --max_batch_size is of each of them.")
+        lines.append(
+            "--tp_size counts all ranks of a stage here, and --max_batch_size is of each of them."
+        )
     if plan.num_nodes > 1:
         lines.append(
             f"{plan.num_nodes} nodes: run it under MPI, as mpirun or srun with one task per GPU: trtllm-llmapi-launch."

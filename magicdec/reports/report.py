@@ -1,7 +1,7 @@
 """The report as one self-contained HTML file, and as a typeset PDF of a few pages.
 
-The HTML needs no network, reads with scripts off and prints; every text is escaped. The PDF has vector figures, and its
-text goes in as data, never as markup.
+The HTML needs no network, reads with scripts off and prints; every text is escaped. The PDF has
+vector figures, and its text goes in as data, never as markup.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 TEMPLATES = Path(__file__).parent / "templates"
 MAX_ROWS = 20
-"""Most rows of a table in print; a longer one is cut, with a note. The HTML report and the CSV have every row."""
+"""Most rows of a table in print; a longer one is cut, with a note. The HTML report and the CSV have
+every row.
+"""
 CONFIGURATIONS = ("results", "candidates")
 NOT_IN_PRINT = (
     "step_s", "tokens_per_step", "baseline_tokens_per_s", "request_ttft_s", "bound_by", "acceptance_range",
@@ -46,15 +48,29 @@ T = TypeVar("T")
 
 
 def write_report(data: ReportData, path: Path) -> None:
-    """Writes the report: a PDF where the path ends in .pdf, else HTML. Raises StorageError where it cannot."""
-    write_atomic(path, render_pdf(data) if path.suffix.lower() == ".pdf" else render_html(data))
+    """Writes the report: a PDF where the path ends in .pdf, else HTML. Raises StorageError where it
+    cannot.
+    """
+    if path.suffix.lower() == ".pdf":
+        write_atomic(path, render_pdf(data))
+    else:
+        write_atomic(path, render_html(data))
 
 
-def _sections(charts: Mapping[str, T], tables: Mapping[str, T], figures: str) -> list[dict[str, Any]]:
+def _sections(
+    charts: Mapping[str, T], tables: Mapping[str, T], figures: str
+) -> list[dict[str, Any]]:
     """The sections that hold something, with their figures under the key `figures`."""
     found = []
     for identifier, heading, chart_names, table_names in SECTIONS:
-        shown, listed = [charts[n] for n in chart_names if n in charts], [tables[n] for n in table_names if n in tables]
+        shown = []
+        for n in chart_names:
+            if n in charts:
+                shown.append(charts[n])
+        listed = []
+        for n in table_names:
+            if n in tables:
+                listed.append(tables[n])
         if shown or listed:
             found.append({"id": identifier, "heading": heading, figures: shown, "tables": listed})
     return found
@@ -62,10 +78,15 @@ def _sections(charts: Mapping[str, T], tables: Mapping[str, T], figures: str) ->
 
 def notes_of(plan: Plan | None) -> list[str]:
     """A plan's notes, those on arrivals first."""
-    return [] if plan is None else [*(plan.traffic.notes if plan.traffic is not None else ()), *plan.notes]
+    if plan is None:
+        return []
+    if plan.traffic is None:
+        return list(plan.notes)
+    return [*plan.traffic.notes, *plan.notes]
 
 
-# HTML ----------------------------------------------------------------------------------------------------------------
+# HTML
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def template_environment(*directories: Path) -> jinja2.Environment:
@@ -73,9 +94,12 @@ def template_environment(*directories: Path) -> jinja2.Environment:
     import jinja2
 
     return jinja2.Environment(
-        loader=jinja2.FileSystemLoader([*directories, TEMPLATES]), autoescape=True, trim_blocks=True,
-        lstrip_blocks=True, undefined=jinja2.StrictUndefined,
-    )  # fmt: skip
+        loader=jinja2.FileSystemLoader([*directories, TEMPLATES]),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
 
 
 def render_html(data: ReportData) -> str:
@@ -83,41 +107,72 @@ def render_html(data: ReportData) -> str:
 
     charts = {chart.name: chart_view(chart) for chart in draw_all(data)}
     tables = {table.name: table_view(table) for table in all_tables(data)}
-    style, script = (Markup((TEMPLATES / name).read_text("utf-8")) for name in ("report.css", "report.js"))
+    style, script = (
+        Markup((TEMPLATES / name).read_text("utf-8")) for name in ("report.css", "report.js")
+    )
     page = template_environment().get_template("report.html")
+    needs_acceptance = []
+    if data.plan is not None:
+        needs_acceptance = data.plan.needs_acceptance
     return page.render(
-        data=data, headline=headline(data), tables=tables, sections=_sections(charts, tables, "charts"),
-        commands=commands_to_reproduce(data), notes=notes_of(data.plan),
-        needs_acceptance=data.plan.needs_acceptance if data.plan is not None else [], style=style, script=script,
-    )  # fmt: skip
+        data=data,
+        headline=headline(data),
+        tables=tables,
+        sections=_sections(charts, tables, "charts"),
+        commands=commands_to_reproduce(data),
+        notes=notes_of(data.plan),
+        needs_acceptance=needs_acceptance,
+        style=style,
+        script=script,
+    )
 
 
 def chart_view(chart: Chart) -> dict[str, Any]:
     """A figure as the templates take it."""
     from markupsafe import Markup
 
+    slider = None
+    if chart.name == "gamma":
+        slider = _slider(chart)
     return {
         "name": chart.name,
         "title": chart.title,
         "caption": chart.caption,
-        "svg": Markup(inline_svg(chart)),  # safe: an XML serialiser wrote it, so every text in it is escaped
+        "svg": Markup(
+            inline_svg(chart)
+        ),  # safe: an XML serialiser wrote it, so every text in it is escaped
         "table": table_view(chart.table),
-        "slider": _slider(chart) if chart.name == "gamma" else None,
+        "slider": slider,
     }
 
 
 def _slider(chart: Chart) -> dict[str, Any]:
     """One line of precomputed values per gamma, for the slider under the figure."""
-    names, steps = [column.name for column in chart.table.columns], []
+    names = [column.name for column in chart.table.columns]
+    steps = []
     for row, texts in zip(chart.table.rows, chart.table.cells, strict=True):
-        cells = {name: text for name, value, text in zip(names, row, texts, strict=True) if value is not None}
+        cells = {}
+        for name, value, text in zip(names, row, texts, strict=True):
+            if value is not None:
+                cells[name] = text
         parts = []
-        for field, word in (("tokens", "tokens per step"), ("step", "step"), ("speedup", "speedup")):
+        for field, word in (
+            ("tokens", "tokens per step"),
+            ("step", "step"),
+            ("speedup", "speedup"),
+        ):
             keys = [(f"{field}_{kind}", kind) for kind in ("predicted", "measured")]
-            if values := [f"{cells[key]} {kind}" for key, kind in keys if key in cells]:
+            values = []
+            for key, kind in keys:
+                if key in cells:
+                    values.append(f"{cells[key]} {kind}")
+            if values:
                 parts.append(f"{word} {', '.join(values)}")
         steps.append({"gamma": cells["gamma"], "text": "; ".join(parts)})
-    gains = [float(row["speedup_predicted"] or row["speedup_measured"] or 0) for row in chart.table.records]
+    gains = [
+        float(row["speedup_predicted"] or row["speedup_measured"] or 0)
+        for row in chart.table.records
+    ]
     return {"steps": steps, "best": gains.index(max(gains))}
 
 
@@ -131,11 +186,18 @@ def table_view(table: Table) -> dict[str, Any]:
         for row, cells in zip(table.rows, table.cells, strict=True)
     ]
     columns = [{"title": c.title, "number": c.is_number} for c in table.columns]
-    return {"name": table.name, "title": table.title, "note": table.note, "columns": columns, "rows": rows,
-            "filterable": len(rows) > 8}  # fmt: skip
+    return {
+        "name": table.name,
+        "title": table.title,
+        "note": table.note,
+        "columns": columns,
+        "rows": rows,
+        "filterable": len(rows) > 8,
+    }
 
 
-# PDF -----------------------------------------------------------------------------------------------------------------
+# PDF
+# -----------------------------------------------------------------------------------------------------------------
 
 
 def render_pdf(data: ReportData) -> bytes:
@@ -153,34 +215,57 @@ def render_pdf(data: ReportData) -> bytes:
 def _document(data: ReportData) -> dict[str, Any]:
     """Everything the template sets, as plain strings and lists."""
     charts = {
-        c.name: {"title": c.title, "caption": c.caption, "alt": c.alt, "svg": raw_svg(c.figure)} for c in draw_all(data)
+        c.name: {"title": c.title, "caption": c.caption, "alt": c.alt, "svg": raw_svg(c.figure)}
+        for c in draw_all(data)
     }
     tables = {table.name: table for table in all_tables(data)}
     places = tables.get("environment")
+    if places is None:
+        rows_of_places = []
+    else:
+        rows_of_places = [
+            [
+                [c.title, format_value(c, v)]
+                for c, v in zip(places.columns, row, strict=True)
+                if v not in (None, "")
+            ]
+            for row in places.rows
+        ]
     return {
         "title": data.title,
         "created": data.created_utc[:10],
         **asdict(headline(data)),
-        "sections": _sections(charts, {name: _typeset(table) for name, table in tables.items()}, "figures"),
-        "environment": [] if places is None else [
-            [[c.title, format_value(c, v)] for c, v in zip(places.columns, row, strict=True) if v not in (None, "")]
-            for row in places.rows
-        ],
+        "sections": _sections(
+            charts, {name: _typeset(table) for name, table in tables.items()}, "figures"
+        ),
+        "environment": rows_of_places,
         "commands": commands_to_reproduce(data),
         "notes": notes_of(data.plan),
-    }  # fmt: skip
+    }
 
 
 def _typeset(table: Table) -> dict[str, Any]:
     """The first rows of a table; of configurations, what all rows share is said once, in the note."""
     note, kept = table.note, table
     if table.name in CONFIGURATIONS and len(table.rows) > 1:
-        shared = {c: cells[0] for c, *cells in zip(table.columns, *table.cells, strict=True) if len(set(cells)) == 1}
+        shared = {}
+        for c, *cells in zip(table.columns, *table.cells, strict=True):
+            if len(set(cells)) == 1:
+                shared[c] = cells[0]
         kept = table.without(*(c.name for c in shared), *NOT_IN_PRINT)
-        said = ", ".join(f"{c.title.lower()} {cell}" for c, cell in shared.items() if cell != UNKNOWN)
-        note += f" In every row: {said}." if said else ""
-        left = [c.title.lower() for c in table.columns if c.name in NOT_IN_PRINT and c not in shared]
-        note += f" Not printed: {', '.join(left)}." if left else ""
+        cells_of_all = []
+        for c, cell in shared.items():
+            if cell != UNKNOWN:
+                cells_of_all.append(f"{c.title.lower()} {cell}")
+        said = ", ".join(cells_of_all)
+        if said:
+            note += f" In every row: {said}."
+        left = []
+        for c in table.columns:
+            if c.name in NOT_IN_PRINT and c not in shared:
+                left.append(c.title.lower())
+        if left:
+            note += f" Not printed: {', '.join(left)}."
     if len(table.rows) > MAX_ROWS:
         note = f"{note} The first {MAX_ROWS} of {len(table.rows)} rows.".strip()
     return {

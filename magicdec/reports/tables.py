@@ -1,4 +1,6 @@
-"""Tables of a report, as data: named columns with a kind, and rows of plain values, formatted at the edge."""
+"""Tables of a report, as data: named columns with a kind, and rows of plain values, formatted at
+the edge.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ from typing import Any, Literal
 from magicdec.comparison import TERMS, Comparison, Pair
 from magicdec.files import rows_to_csv
 from magicdec.naming import describe, draft_name
+from magicdec.plan_rows import Candidate, column
 from magicdec.records import BASELINE_MBU_FLOOR, SPREAD_FIELDS, Record
 from magicdec.reports.data import (
     WEAK_BASELINE,
@@ -20,19 +23,30 @@ from magicdec.reports.data import (
     candidate_record,
     has_weak_baseline,
     median_pair,
-)  # fmt: skip
+)
 from magicdec.reports.text import GAMMA, thousands, whole
 from magicdec.units import format_bytes, format_seconds
 
 UNKNOWN = "–"
-Kind = Literal["text", "integer", "number", "seconds", "bytes", "percent", "signed_percent", "ratio", "rate", "mbu"]
+Kind = Literal[
+    "text",
+    "integer",
+    "number",
+    "seconds",
+    "bytes",
+    "percent",
+    "signed_percent",
+    "ratio",
+    "rate",
+    "mbu",
+]
 Value = str | float | int | None
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column's name in files, its heading, the kind of its values, and its value for an item; by default the item's
-    attribute of that name."""
+    """A column's name in files, its heading, the kind of its values, and its value for an item; by
+    default the item's attribute of that name."""
 
     name: str
     title: str
@@ -44,12 +58,19 @@ class Column:
         return self.kind != "text"
 
     def of(self, item: Any) -> Value:
-        found: Value = getattr(item, self.name) if self.value is None else self.value(item)
-        return found
+        if self.value is not None:
+            return self.value(item)
+        if isinstance(item, Candidate):
+            value: Value = column(item, self.name)
+        else:
+            value = getattr(item, self.name)
+        return value
 
 
-BATCH, CONTEXT = Column("batch_size", "Batch", kind="integer"), Column("context_len", "Context", kind="integer")
-BUDGET, GAMMA_COLUMN = Column("draft_budget", "Budget", kind="integer"), Column("gamma", GAMMA, kind="integer")
+BATCH = Column("batch_size", "Batch", kind="integer")
+CONTEXT = Column("context_len", "Context", kind="integer")
+BUDGET = Column("draft_budget", "Budget", kind="integer")
+GAMMA_COLUMN = Column("gamma", GAMMA, kind="integer")
 SPEEDUP = Column("speedup", "Speedup", kind="ratio")
 
 
@@ -64,14 +85,24 @@ class Table:
     note: str = ""
 
     @classmethod
-    def of(cls, name: str, title: str, columns: Sequence[Column], items: Iterable[Any], *, note: str = "") -> Table:
+    def of(
+        cls,
+        name: str,
+        title: str,
+        columns: Sequence[Column],
+        items: Iterable[Any],
+        *,
+        note: str = "",
+    ) -> Table:
         """A row for each item."""
         rows = tuple(tuple(column.of(item) for column in columns) for item in items)
         return cls(name, title, tuple(columns), rows, note)
 
     def without_empty(self, *names: str) -> Table:
         """The table less those of the named columns that hold nothing."""
-        empty = {c.name for i, c in enumerate(self.columns) if all(row[i] is None for row in self.rows)}
+        empty = {
+            c.name for i, c in enumerate(self.columns) if all(row[i] is None for row in self.rows)
+        }
         return self.without(*empty.intersection(names))
 
     def without(self, *names: str) -> Table:
@@ -83,7 +114,10 @@ class Table:
     @property
     def cells(self) -> list[list[str]]:
         """Every value as text."""
-        return [[format_value(c, v) for c, v in zip(self.columns, row, strict=True)] for row in self.rows]
+        return [
+            [format_value(c, v) for c, v in zip(self.columns, row, strict=True)]
+            for row in self.rows
+        ]
 
     @property
     def records(self) -> list[dict[str, Value]]:
@@ -94,7 +128,8 @@ class Table:
         head = [c.title for c in self.columns]
         ruler = ["---:" if c.is_number else "---" for c in self.columns]
         return "".join(
-            f"| {' | '.join(x.replace('|', chr(92) + '|') for x in line)} |\n" for line in [head, ruler, *self.cells]
+            f"| {' | '.join(x.replace('|', chr(92) + '|') for x in line)} |\n"
+            for line in [head, ruler, *self.cells]
         )
 
     def to_csv(self) -> str:
@@ -121,21 +156,28 @@ def format_value(column: Column, value: Value) -> str:
         "percent": lambda v: f"{100 * v:.1f}\u202f%",
         "signed_percent": lambda v: f"{100 * v:+.1f}\u202f%".replace("-", "\u2212"),
         "ratio": lambda v: f"{v:.2f}×",
-        "mbu": lambda v: f"{100 * v:.0f}\u202f%" + (f" {WEAK_BASELINE}" if v < BASELINE_MBU_FLOOR else ""),
+        "mbu": lambda v: (
+            f"{100 * v:.0f}\u202f%" + (f" {WEAK_BASELINE}" if v < BASELINE_MBU_FLOOR else "")
+        ),
         "rate": lambda v: whole(v) if v >= 100 else f"{v:.3g}",
     }
     return formats[column.kind](value)
 
 
-# Error of the predictions --------------------------------------------------------------------------------------------
+# Error of the predictions
+# --------------------------------------------------------------------------------------------
 
 
 def label_of(record: Record) -> str:
-    return f"batch {record.batch_size}, context {record.context_len}, {describe(record, symbol=GAMMA)}"
+    return (
+        f"batch {record.batch_size}, context {record.context_len}, {describe(record, symbol=GAMMA)}"
+    )
 
 
 def error_table(comparison: Comparison) -> Table | None:
-    """The error statistics of each term; those normalised to the machine's speed where the records allow it."""
+    """The error statistics of each term; those normalised to the machine's speed where the records
+    allow it.
+    """
     if not (summaries := comparison.summaries):
         return None
 
@@ -144,28 +186,40 @@ def error_table(comparison: Comparison) -> Table | None:
 
     columns = (
         Column("term", "Term", value=lambda item: TERMS[item[0]]),
-        of_summary("points", "Points", "integer"), of_summary("median_error", "Median error"),
-        of_summary("p90_error", "90th percentile"), of_summary("max_error", "Largest"),
-        of_summary("bias", "Bias", "signed_percent"), of_summary("normalised_median_error", "Median, normalised"),
-        of_summary("normalised_p90_error", "90th, normalised"), of_summary("noise_floor", "Noise floor"),
-    )  # fmt: skip
+        of_summary("points", "Points", "integer"),
+        of_summary("median_error", "Median error"),
+        of_summary("p90_error", "90th percentile"),
+        of_summary("max_error", "Largest"),
+        of_summary("bias", "Bias", "signed_percent"),
+        of_summary("normalised_median_error", "Median, normalised"),
+        of_summary("normalised_p90_error", "90th, normalised"),
+        of_summary("noise_floor", "Noise floor"),
+    )
     inside, total = comparison.covered
     note = "Error is predicted / measured − 1; the bias is the median of the signed errors."
     if any(summary.normalised_median_error is not None for summary in summaries.values()):
         note += " Normalised: with every prediction rescaled to the machine's speed during the measurement."
     if total:
         note += f" {inside} of {total} measured speedups lie inside their predicted 90 % interval."
-    table = Table.of("errors", "Error of the predictions, term by term", columns, summaries.items(), note=note)
+    table = Table.of(
+        "errors", "Error of the predictions, term by term", columns, summaries.items(), note=note
+    )
     return table.without_empty("normalised_median_error", "normalised_p90_error", "noise_floor")
 
 
 def case_table(comparison: Comparison) -> Table:
-    """The errors of the speedups, and what following the plan loses, by batch, context and temperature."""
+    """The errors of the speedups, and what following the plan loses, by batch, context and
+    temperature.
+    """
     columns = (
-        BATCH, CONTEXT, Column("temperature", "Temperature", "number"), Column("points", "Points", "integer"),
-        Column("median_error", "Median error", "percent"), Column("p90_error", "90th percentile", "percent"),
+        BATCH,
+        CONTEXT,
+        Column("temperature", "Temperature", "number"),
+        Column("points", "Points", "integer"),
+        Column("median_error", "Median error", "percent"),
+        Column("p90_error", "90th percentile", "percent"),
         Column("regret", "Regret", "percent"),
-    )  # fmt: skip
+    )
     return Table.of("cases", "Speedups by case", columns, comparison.cases)
 
 
@@ -174,7 +228,11 @@ def point_table(comparison: Comparison) -> Table:
     columns = (
         replace(BATCH, value=lambda pair: pair.measured.batch_size),
         replace(CONTEXT, value=lambda pair: pair.measured.context_len),
-        Column("configuration", "Configuration", value=lambda pair: describe(pair.measured, symbol=GAMMA)),
+        Column(
+            "configuration",
+            "Configuration",
+            value=lambda pair: describe(pair.measured, symbol=GAMMA),
+        ),
         Column("predicted", "Predicted", "ratio", lambda pair: pair.predicted.speedup),
         Column("low", "Low", "ratio", lambda pair: pair.predicted.speedup_low),
         Column("high", "High", "ratio", lambda pair: pair.predicted.speedup_high),
@@ -184,7 +242,8 @@ def point_table(comparison: Comparison) -> Table:
     return Table.of("points", "Predicted and measured speedups", columns, comparison.pairs)
 
 
-# Results -------------------------------------------------------------------------------------------------------------
+# Results
+# -------------------------------------------------------------------------------------------------------------
 
 
 def result_table(data: ReportData) -> Table | None:
@@ -200,20 +259,36 @@ def result_table(data: ReportData) -> Table | None:
         return lambda row: value(pair) if (pair := pairs.get(row.key)) else None
 
     columns = (
-        Column("draft", "Draft", value=_method), BUDGET, GAMMA_COLUMN,
+        Column("draft", "Draft", value=_method),
+        BUDGET,
+        GAMMA_COLUMN,
         replace(SPEEDUP, value=drafted(lambda row: row.speedup)),
         Column("spread", "Lowest–highest", value=_interval),
-        Column("predicted_speedup", "Predicted", "ratio", paired(lambda pair: pair.predicted.speedup)),
+        Column(
+            "predicted_speedup", "Predicted", "ratio", paired(lambda pair: pair.predicted.speedup)
+        ),
         Column("error", "Error", "signed_percent", paired(lambda pair: pair.error("speedup"))),
-        BATCH, CONTEXT, Column("step_s", "Step", "seconds"),
-        Column("tokens_per_step", "Tokens per step", "number", drafted(lambda row: row.expected_tokens_per_step)),
+        BATCH,
+        CONTEXT,
+        Column("step_s", "Step", "seconds"),
+        Column(
+            "tokens_per_step",
+            "Tokens per step",
+            "number",
+            drafted(lambda row: row.expected_tokens_per_step),
+        ),
         Column("tokens_per_s", "Tokens/s", "rate", lambda row: median_pair(row)[0]),
-        Column("baseline_tokens_per_s", "Its baseline", "rate", drafted(lambda row: median_pair(row)[1])),
+        Column(
+            "baseline_tokens_per_s",
+            "Its baseline",
+            "rate",
+            drafted(lambda row: median_pair(row)[1]),
+        ),
         Column("baseline_mbu", "Baseline MBU", "mbu", drafted(lambda row: row.autoregressive_mbu)),
         Column("speedup_static_batch", "Static batch", "ratio"),
         Column("refilled_tokens_per_s", "Refilled tokens/s", "rate"),
         Column("speedup_refilled", "Refilled", "ratio"),
-    )  # fmt: skip
+    )
     note = (
         "Steady state. Each repetition is paired with an autoregressive run beside it: the speedup is the median of "
         "the pairs, tokens/s and baseline are of that pair, and the spread is the lowest and highest pair."
@@ -224,10 +299,21 @@ def result_table(data: ReportData) -> Table | None:
         note += " “γ up to”: chosen anew each step."
 
     def order(row: Record) -> tuple[object, ...]:
-        return row.model, row.batch_size, row.context_len, row.draft_method, row.draft_budget or 0, row.gamma
+        return (
+            row.model,
+            row.batch_size,
+            row.context_len,
+            row.draft_method,
+            row.draft_budget or 0,
+            row.gamma,
+        )
 
-    table = Table.of("results", "Measured configurations", columns, sorted(data.measured, key=order), note=note)
-    return table.without_empty("baseline_mbu", "speedup_static_batch", "refilled_tokens_per_s", "speedup_refilled")
+    table = Table.of(
+        "results", "Measured configurations", columns, sorted(data.measured, key=order), note=note
+    )
+    return table.without_empty(
+        "baseline_mbu", "speedup_static_batch", "refilled_tokens_per_s", "speedup_refilled"
+    )
 
 
 def candidate_table(data: ReportData) -> Table | None:
@@ -237,26 +323,51 @@ def candidate_table(data: ReportData) -> Table | None:
     plan = data.plan
 
     def spread(name: str) -> Column:
-        return Column(name, name[:2].upper(), "integer", lambda row: size if (size := getattr(row, name)) > 1 else None)
+        return Column(
+            name,
+            name[:2].upper(),
+            "integer",
+            lambda row: size if (size := column(row, name)) > 1 else None,
+        )
 
     columns = (
         Column("draft", "Draft", value=lambda row: _method(candidate_record(plan, row))),
-        BUDGET, GAMMA_COLUMN, SPEEDUP,
-        Column("interval", "90 % interval", value=lambda row: _interval(candidate_record(plan, row))),
-        Column("verdict", "Verdict"), BATCH, CONTEXT, Column("tp_size", "TP", "integer"),
-        *map(spread, SPREAD_FIELDS), Column("step_s", "Step", "seconds"),
-        Column("tokens_per_step", "Tokens/step", "number", lambda row: row.expected_tokens_per_step),
-        Column("tokens_per_s", "Tokens/s", "rate"), Column("request_ttft_s", "First token", "seconds"),
-        Column("request_s", "Whole request", "seconds"), Column("request_speedup", "Its speedup", "ratio"),
-        Column("cost_per_million_tokens_usd", "$ per million tokens", "number"), Column("bound_by", "Bound by"),
+        BUDGET,
+        GAMMA_COLUMN,
+        SPEEDUP,
+        Column(
+            "interval", "90 % interval", value=lambda row: _interval(candidate_record(plan, row))
+        ),
+        Column("verdict", "Verdict"),
+        BATCH,
+        CONTEXT,
+        Column("tp_size", "TP", "integer"),
+        *map(spread, SPREAD_FIELDS),
+        Column("step_s", "Step", "seconds"),
+        Column(
+            "tokens_per_step", "Tokens/step", "number", lambda row: row.drafting.tokens_per_step
+        ),
+        Column("tokens_per_s", "Tokens/s", "rate"),
+        Column("request_ttft_s", "First token", "seconds"),
+        Column("request_s", "Whole request", "seconds"),
+        Column("request_speedup", "Its speedup", "ratio"),
+        Column("cost_per_million_tokens_usd", "$ per million tokens", "number"),
+        Column("bound_by", "Bound by"),
         Column("fits", "Fits", value=lambda row: "yes" if row.fits else "no"),
-        Column("acceptance_range", "Acceptance",
-               value=lambda row: "extrapolated" if row.acceptance_extrapolated else "in range"),
-    )  # fmt: skip
+        Column(
+            "acceptance_range",
+            "Acceptance",
+            value=lambda row: "extrapolated" if row.drafting.is_extrapolated else "in range",
+        ),
+    )
     fastest_first = sorted(plan.candidates, key=lambda each: -each.speedup)
     table = Table.of("candidates", "What the plan considered", columns, fastest_first)
     return table.without_empty(
-        *SPREAD_FIELDS, "request_ttft_s", "request_s", "request_speedup", "cost_per_million_tokens_usd"
+        *SPREAD_FIELDS,
+        "request_ttft_s",
+        "request_s",
+        "request_speedup",
+        "cost_per_million_tokens_usd",
     )
 
 
@@ -267,16 +378,30 @@ def environment_table(data: ReportData) -> Table | None:
     for record in data.measured:
         env = record.environment
         versions = ", ".join(f"{k} {v}" for k, v in sorted(env.versions.items()))
-        key = (record.model, record.device, record.dtype, env.host_cpu, env.python, versions, env.commit)
+        key = (
+            record.model,
+            record.device,
+            record.dtype,
+            env.host_cpu,
+            env.python,
+            versions,
+            env.commit,
+        )
         counts[key] += 1
         last[key] = env.created_utc
     if not last:
         return None
     columns = (
-        Column("model", "Model"), Column("device", "Device"), Column("dtype", "Data type"),
-        Column("host_cpu", "Processor"), Column("python", "Python"), Column("versions", "Versions"),
-        Column("commit", "Commit"), Column("created_utc", "Last record (UTC)"), Column("records", "Records", "integer"),
-    )  # fmt: skip
+        Column("model", "Model"),
+        Column("device", "Device"),
+        Column("dtype", "Data type"),
+        Column("host_cpu", "Processor"),
+        Column("python", "Python"),
+        Column("versions", "Versions"),
+        Column("commit", "Commit"),
+        Column("created_utc", "Last record (UTC)"),
+        Column("records", "Records", "integer"),
+    )
     rows = tuple((*key, last[key], count) for key, count in counts.items())
     return Table("environment", "Where it was measured", columns, rows)
 
@@ -305,7 +430,9 @@ def faster_from(start: float | None, shortest: int) -> str | None:
     """A context of break-even; at the edge of what was looked at it is an upper bound."""
     if start is None:
         return None
-    return f"≤ {thousands(shortest)}" if start <= shortest else thousands(round(start))
+    if start <= shortest:
+        return f"≤ {thousands(shortest)}"
+    return thousands(round(start))
 
 
 TABLES: dict[str, Callable[[ReportData], Table | None]] = {
@@ -324,7 +451,10 @@ def all_tables(data: ReportData) -> list[Table]:
 
 
 def _method(record: Record) -> str:
-    name = draft_name(record.draft, record.draft_method) if record.is_speculative else "none"
+    if record.is_speculative:
+        name = draft_name(record.draft, record.draft_method)
+    else:
+        name = "none"
     return f"{name}, γ up to" if record.adaptive else name
 
 

@@ -11,7 +11,15 @@ from magicdec.comparison import Comparison
 from magicdec.naming import describe
 from magicdec.records import Record
 from magicdec.reports.data import WEAK_BASELINE, WEAK_BASELINE_NOTE, has_weak_baseline
-from magicdec.reports.tables import Column, Table, Value, case_table, error_table, format_value, point_table
+from magicdec.reports.tables import (
+    Column,
+    Table,
+    Value,
+    case_table,
+    error_table,
+    format_value,
+    point_table,
+)
 from magicdec.reports.text import GAMMA, needed_width, text_table
 from magicdec.units import format_bytes, format_rate, format_seconds
 
@@ -36,7 +44,10 @@ def print_run(results: Sequence[Record], console: Console) -> None:
     )
     names = ("tok/s", "step", "draft", "verify", "accept", "tok/step", "speedup", "base MBU")
     console.print(text_table(("configuration", *names), [_run_row(record) for record in results]))
-    for line in (*_run_summary(first), *(line for record in results for line in _run_details(record))):
+    for line in (
+        *_run_summary(first),
+        *(line for record in results for line in _run_details(record)),
+    ):
         console.print(line)
     if any(map(has_weak_baseline, results)):
         console.print(WEAK_BASELINE_NOTE)
@@ -44,10 +55,14 @@ def print_run(results: Sequence[Record], console: Console) -> None:
 
 def _run_row(record: Record) -> list[str]:
     def seconds(value: float | None) -> str:
-        return "" if value is None else format_seconds(value)
+        if value is None:
+            return ""
+        return format_seconds(value)
 
     speculative = record.is_speculative
-    draft = record.draft_step_s * record.gamma if speculative and record.draft_step_s is not None else None
+    draft = None
+    if speculative and record.draft_step_s is not None:
+        draft = record.draft_step_s * record.gamma
     tokens, mbu = record.expected_tokens_per_step, record.autoregressive_mbu
     return [
         describe(record, symbol=GAMMA),
@@ -77,76 +92,124 @@ def _run_summary(record: Record) -> Iterable[str]:
 
 
 def _run_details(record: Record) -> Iterable[str]:
+    """Lines about one record: rates, acceptance, repetitions, divergences."""
     name = describe(record, symbol=GAMMA)
     if record.achieved_bytes_per_s:
-        rates = {name: format_rate(rate, "B") for name, rate in record.achieved_bytes_per_s.items()}
-        baseline = rates.pop("autoregressive", "")
-        shown = ", ".join(f"{phase} {rate}" for phase, rate in rates.items()) if record.is_speculative else baseline
-        per_token = f"; {format_seconds(record.tpot_s)} per token of a sequence" if record.tpot_s is not None else ""
-        yield f"{name}: weights and KV read at {shown or baseline}{per_token}"
+        yield f"{name}: {_read_rates(record, record.achieved_bytes_per_s)}"
     if record.static_batch_tokens_per_s is not None:
-        speedup = f", speedup {record.speedup_static_batch:.2f}" if record.speedup_static_batch is not None else ""
+        speedup = ""
+        if record.speedup_static_batch is not None:
+            speedup = f", speedup {record.speedup_static_batch:.2f}"
         yield (
-            f"{name}: {record.static_batch_tokens_per_s:.0f} tok/s as a static batch, until its last sequence ends"
-            f"{speedup}"
+            f"{name}: {record.static_batch_tokens_per_s:.0f} tok/s as a static batch, until its "
+            f"last sequence ends{speedup}"
         )
-    if not record.is_speculative:
-        return
+    if record.is_speculative:
+        for text in (*_acceptance_details(record), *_speedup_details(record)):
+            yield f"{name}: {text}"
+
+
+def _read_rates(record: Record, bytes_per_s: Mapping[str, float]) -> str:
+    """Rates at which weights and KV are read, of a draft's phases or of autoregressive decoding."""
+    rates = {phase: format_rate(rate, "B") for phase, rate in bytes_per_s.items()}
+    baseline = rates.pop("autoregressive", "")
+    shown = baseline
+    if record.is_speculative and rates:
+        shown = ", ".join(f"{phase} {rate}" for phase, rate in rates.items())
+    per_token = ""
+    if record.tpot_s is not None:
+        per_token = f"; {format_seconds(record.tpot_s)} per token of a sequence"
+    return f"weights and KV read at {shown}{per_token}"
+
+
+def _acceptance_details(record: Record) -> Iterable[str]:
     if record.simulated_acceptance:
-        yield f"{name}: acceptance is simulated, {' '.join(f'{rate:g}' for rate in record.simulated_acceptance)}"
+        rates = " ".join(f"{rate:g}" for rate in record.simulated_acceptance)
+        yield f"acceptance is simulated, {rates}"
     if record.acceptance_by_position:
         conditional = " ".join(f"{rate:.2f}" for rate in record.acceptance_by_position)
         reached = " ".join(f"{rate:.2f}" for rate in accumulate(record.acceptance_by_position, mul))
-        yield f"{name}: accepted by position {conditional}, all up to it {reached}"
-    if record.acceptance_histogram and (total := sum(record.acceptance_histogram)):
-        shares = " ".join(f"{count / total:.0%}" for count in record.acceptance_histogram)
+        yield f"accepted by position {conditional}, all up to it {reached}"
+    steps = sum(record.acceptance_histogram or ())
+    if record.acceptance_histogram and steps:
+        shares = " ".join(f"{count / steps:.0%}" for count in record.acceptance_histogram)
         accepted = sum(i * count for i, count in enumerate(record.acceptance_histogram))
-        rate = f"{accepted / total / record.gamma:.0%} of drafted tokens accepted; " if not record.adaptive else ""
-        yield f"{name}: {rate}steps with 0 to {record.gamma} accepted {shares}"
-    if record.speedup is not None and record.speedup_low is not None and (record.repetitions or 0) > 1:
+        rate = ""
+        if not record.adaptive:
+            rate = f"{accepted / steps / record.gamma:.0%} of drafted tokens accepted; "
+        yield f"{rate}steps with 0 to {record.gamma} accepted {shares}"
+
+
+def _speedup_details(record: Record) -> Iterable[str]:
+    has_range = record.speedup is not None and record.speedup_low is not None
+    if has_range and (record.repetitions or 0) > 1:
         yield (
-            f"{name}: speedup {record.speedup:.2f}, lowest {record.speedup_low:.2f}, highest "
+            f"speedup {record.speedup:.2f}, lowest {record.speedup_low:.2f}, highest "
             f"{record.speedup_high or record.speedup:.2f} of {record.repetitions} repetitions"
         )
     if record.refilled_tokens_per_s is not None and record.speedup_refilled is not None:
         yield (
-            f"{name}: {record.refilled_tokens_per_s:.0f} tok/s with slots refilled from the queue, prefill included: "
-            f"speedup {record.speedup_refilled:.2f}"
+            f"{record.refilled_tokens_per_s:.0f} tok/s with slots refilled from the queue, "
+            f"prefill included: speedup {record.speedup_refilled:.2f}"
         )
     if record.num_divergences is not None:
-        ties = f", {record.num_near_ties} at near-ties" if record.num_near_ties else ""
-        yield f"{name}: {record.num_divergences} divergences from autoregressive decoding{ties}"
+        ties = ""
+        if record.num_near_ties:
+            ties = f", {record.num_near_ties} at near-ties"
+        yield f"{record.num_divergences} divergences from autoregressive decoding{ties}"
 
 
 def print_groups(groups: Sequence[Mapping[str, Any]], console: Console) -> None:
-    """One block per group: its name, then its other values, shares in per cent; for rows too wide to be a table."""
+    """One block per group: its name, then its other values, shares in per cent; for rows too wide
+    to be a table.
+    """
     for group in groups:
         console.print(f"[bold]{group.get('name', '')}[/bold]", soft_wrap=True)
         values = []
         for name, value in group.items():
-            if name in GROUP_LABELS | GROUP_CONSTANTS or value is None or isinstance(value, list | dict | tuple):
+            if (
+                name in GROUP_LABELS | GROUP_CONSTANTS
+                or value is None
+                or isinstance(value, list | dict | tuple)
+            ):
                 continue
-            shown = f"{value:.1%}" if isinstance(value, float) else str(value)
+            if isinstance(value, float):
+                shown = f"{value:.1%}"
+            else:
+                shown = str(value)
             values.append(f"{name.replace('_', ' ')} {shown}")
         console.print("  " + ", ".join(values), soft_wrap=False)
 
 
 def print_table(table: Table, console: Console) -> None:
-    """A report's table in plain characters; where it is too wide, without the columns that are the same in all rows."""
-    cells = [[_plain(column, value) for column, value in zip(table.columns, row, strict=True)] for row in table.rows]
+    """A report's table in plain characters; where it is too wide, without the columns that are the
+    same in all rows.
+    """
+    cells = [
+        [_plain(column, value) for column, value in zip(table.columns, row, strict=True)]
+        for row in table.rows
+    ]
     heads = [column.title.lower() for column in table.columns]
     if needed_width(heads, cells) > console.width:
-        kept = [i for i in range(len(heads)) if len({row[i] for row in cells}) > 1]
-        heads, cells = [heads[i] for i in kept], [[row[i] for i in kept] for row in cells]
+        kept = []
+        for i in range(len(heads)):
+            if len({row[i] for row in cells}) > 1:
+                kept.append(i)
+        heads = [heads[i] for i in kept]
+        cells = [[row[i] for i in kept] for row in cells]
     console.print(text_table(heads, cells))
 
 
 def _plain(column: Column, value: Value) -> str:
-    return value if isinstance(value, str) else format_value(column, value).translate(PLAIN)
+    if isinstance(value, str):
+        return value
+    return format_value(column, value).translate(PLAIN)
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Predicted and measured speedups point by point, the error statistics of every term, and those of each case."""
+    """Predicted and measured speedups point by point, the error statistics of every term, and those
+    of each case.
+    """
     if not comparison.pairs:
         console.print("no configuration has both a prediction and a measurement")
         return
@@ -158,16 +221,26 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     console.print()
     inside, total = comparison.covered
     if total:
-        console.print(f"{inside} of {total} measured speedups ({inside / total:.1%}) lie in their 90 % interval")
+        console.print(
+            f"{inside} of {total} measured speedups ({inside / total:.1%}) lie in their 90 % interval"
+        )
     for value, text in (
-        (comparison.regret, "is lost by following the prediction instead of the measured best (regret, mean of cases)"),
+        (
+            comparison.regret,
+            "is lost by following the prediction instead of the measured best (regret, mean of cases)",
+        ),
         (comparison.noise, "of the speedup is the spread of its repetitions (median of points)"),
-        (comparison.prompt_noise, "is the standard error of tokens per step, from the choice of prompts"),
+        (
+            comparison.prompt_noise,
+            "is the standard error of tokens per step, from the choice of prompts",
+        ),
     ):
         if value is not None:
             console.print(f"{value:.1%} {text}", soft_wrap=True)
     if (rates := comparison.memory_bytes_per_s) is not None:
-        console.print(f"memory bandwidth {format_rate(rates[0], 'B')} to {format_rate(rates[1], 'B')} during the runs")
+        console.print(
+            f"memory bandwidth {format_rate(rates[0], 'B')} to {format_rate(rates[1], 'B')} during the runs"
+        )
     for case in comparison.cases:
         if case.regret is not None:
             console.print(
@@ -180,4 +253,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 def print_verdict(failures: Sequence[str], console: Console) -> None:
     for failure in failures:
         console.print(f"[bold]threshold missed:[/bold] {failure}", soft_wrap=True)
-    console.print("[bold]failed[/bold]" if failures else "[bold]passed[/bold]")
+    verdict = "[bold]passed[/bold]"
+    if failures:
+        verdict = "[bold]failed[/bold]"
+    console.print(verdict)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Container, Iterable, Sequence
+from typing import TYPE_CHECKING, Literal
 
 from magicdec.units import KIB, printable
 
@@ -20,7 +20,9 @@ def whole(value: float) -> str:
 
 
 def thousands(value: float) -> str:
-    return whole(value) if value >= 10_000 else f"{value:g}"
+    if value >= 10_000:
+        return whole(value)
+    return f"{value:g}"
 
 
 def percent(share: float, digits: int = 0) -> str:
@@ -29,43 +31,74 @@ def percent(share: float, digits: int = 0) -> str:
 
 def compact_tokens(value: float) -> str:
     """A token count for an axis: 512, 4k, 128k (k is 1024 where that divides it)."""
-    return f"{value / KIB:.0f}k" if value >= KIB and value % KIB == 0 else thousands(value)
+    if value >= KIB and value % KIB == 0:
+        return f"{value / KIB:.0f}k"
+    return thousands(value)
 
 
-def needed_width(heads: Sequence[str], rows: Sequence[Sequence[str]], *, wraps: Container[str] | None = None) -> int:
-    """Columns that a `text_table` takes at the least, its breaking columns broken between all words."""
-    columns = zip(heads, zip(*rows, strict=True), strict=True) if rows else ((head, ()) for head in heads)
+def needed_width(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], *, wraps: Container[str] | None = None
+) -> int:
+    """Columns that a `text_table` takes at the least, its breaking columns broken between all
+    words.
+    """
+    columns: Iterable[tuple[str, Iterable[str]]]
+    if rows:
+        columns = zip(heads, zip(*rows, strict=True), strict=True)
+    else:
+        columns = ((head, ()) for head in heads)
     return sum(_widest(head, (head, *texts), wraps) + 1 for head, texts in columns) - 1
 
 
 def _widest(head: str, texts: Sequence[str], wraps: Container[str] | None) -> int:
     """The longest piece of a column that is not broken."""
     is_whole = wraps is not None and head not in wraps
-    return max(len(piece) for text in texts for piece in ([text] if is_whole else text.split() or [""]))
+    pieces: list[str] = []
+    for text in texts:
+        if is_whole:
+            pieces.append(text)
+        else:
+            pieces += text.split() or [""]
+    return max(map(len, pieces))
 
 
-def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, wraps: Container[str] | None = None) -> Table:
-    """Numbers to the right, nothing cut off. Where it does not fit the terminal, the columns with a heading in `wraps`
-    break over lines; None: all do, headings too, but no word of theirs."""
+def text_table(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], *, wraps: Container[str] | None = None
+) -> Table:
+    """Numbers to the right, nothing cut off. Where it does not fit the terminal, the columns with a
+    heading in `wraps` break over lines; None: all do, headings too, but no word of theirs."""
     from rich.markup import escape
     from rich.table import Table
 
-    heads, *rows = (["\n".join(map(printable, text.split("\n"))) for text in row] for row in (heads, *rows))
+    heads, *rows = (
+        ["\n".join(map(printable, text.split("\n"))) for text in row] for row in (heads, *rows)
+    )
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for i, head in enumerate(heads):
         texts = [row[i] for row in rows]
-        words = not all(text.isdigit() if i == 0 else text[0].isdigit() or text[0] in "-+" for text in texts if text)
+        words = not all(
+            text.isdigit() if i == 0 else text[0].isdigit() or text[0] in "-+"
+            for text in texts
+            if text
+        )
+        justify: Literal["left", "right"] = "right"
+        if words:
+            justify = "left"
         table.add_column(
-            escape(head), justify="left" if words else "right", overflow="fold",
+            escape(head),
+            justify=justify,
+            overflow="fold",
             no_wrap=wraps is not None and head not in wraps,
             min_width=_widest(head, (head, *texts), wraps),
-        )  # fmt: skip
+        )
     for row in rows:
         table.add_row(*map(escape, row))
     return table
 
 
-def table_lines(heads: Sequence[str], rows: Sequence[Sequence[str]], *, width: int = 100) -> list[str]:
+def table_lines(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], *, width: int = 100
+) -> list[str]:
     """Lays out a `text_table` as lines of text."""
     from rich.console import Console
 

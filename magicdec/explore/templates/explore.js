@@ -5,6 +5,9 @@
   const figures = [...document.querySelectorAll("[data-figure]")];
   const status = document.getElementById("status");
   let running = new AbortController();
+  // The server counts who waits by these names: what this page gives up goes on for others.
+  const page = Math.random().toString(36).slice(2);
+  const as = (asker, rest) => ({ headers: { "X-Asker": asker }, ...rest });
 
   // The state as a query: controls left empty are left out.
   const query = () => {
@@ -17,7 +20,7 @@
   const drawFigures = async (state, signal) => {
     busy(true);
     for (const holder of figures) {
-      const response = await fetch("/figure/" + holder.dataset.figure + "?" + state, { signal });
+      const response = await fetch("/figure/" + holder.dataset.figure + "?" + state, as(page, { signal }));
       holder.innerHTML = response.ok ? await response.text() : "";
       holder.classList.remove("stale");
       window.enhance(holder);
@@ -38,9 +41,9 @@
   };
 
   // The planner's answer, however long it takes; until then `show` has how far it is.
-  const answerTo = async (state, signal, show) => {
+  const answerTo = async (state, signal, show, asker = page) => {
     for (;;) {
-      const response = await fetch("/answer?" + state, { signal });
+      const response = await fetch("/answer?" + state, as(asker, { signal }));
       const html = await response.text();
       if (response.status !== 202) return { ok: response.ok, html };
       show(html);
@@ -49,7 +52,7 @@
   };
   // A computation that nobody waits for any more ends.
   let awaited = "";
-  const giveUp = () => { if (awaited) fetch("/answer?" + awaited, { method: "DELETE", keepalive: true }); };
+  const giveUp = () => { if (awaited) fetch("/answer?" + awaited, as(page, { method: "DELETE", keepalive: true })); };
   addEventListener("pagehide", giveUp);
 
   // Asks the planner, keeps the address a link to what is shown, then draws; a newer question ends an older one.
@@ -128,7 +131,7 @@
     if (pinned === null) return;
     document.getElementById("pinned").href = "/?" + pinned;
     const show = (html) => { beside.lastElementChild.innerHTML = html; };
-    show((await answerTo(pinned, undefined, show)).html);
+    show((await answerTo(pinned, undefined, show, page + " beside")).html);
     showDifference(pinned);
     window.enhance(beside);
   };

@@ -1,4 +1,6 @@
-"""The figures: one function each, which draws where its data is there and returns None where it is not."""
+"""The figures: one function each, which draws where its data is there and returns None where it is
+not.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,19 @@ from magicdec.comparison import is_paired
 from magicdec.plan_document import Ceilings, Operation
 from magicdec.records import Record
 from magicdec.reports.data import ReportData, fastest
-from magicdec.reports.figures.chart import BLUE, GREEN, GREY, INK, MARKERS, MUTED, OCHRE, ON_COLOUR, PURPLE, RED, Chart
+from magicdec.reports.figures.chart import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    MARKERS,
+    MUTED,
+    OCHRE,
+    ON_COLOUR,
+    PURPLE,
+    RED,
+    Chart,
+)
 from magicdec.reports.tables import Column
 from magicdec.reports.text import percent
 from magicdec.units import GIB, GIGA, MILLI, format_bytes, format_rate, format_seconds
@@ -20,7 +32,8 @@ if TYPE_CHECKING:
 
 MAX_KEYS_IN_A_ROW = 4
 FENCES = (
-    " Measured phases are timed apart, with fences that the full step, whose time stands at the bar, does not have."
+    " Measured phases are timed apart, with fences that the full step, "
+    "whose time stands at the bar, does not have."
 )
 
 
@@ -58,22 +71,32 @@ class Bar(NamedTuple):
 
 
 def _stacked(
-    chart: Chart, bars: Sequence[Bar], kinds: Mapping[str, Part], unit: float = MILLI,
+    chart: Chart,
+    bars: Sequence[Bar],
+    kinds: Mapping[str, Part],
+    unit: float = MILLI,
     written: Callable[[float], str] = format_seconds,
-) -> None:  # fmt: skip
+) -> None:
     """Stacked horizontal bars with the total at the end of each, and their key."""
     from matplotlib.patches import Patch
 
     (axes,) = chart.axes
     longest = max(sum(bar.parts.values()) for bar in bars)
     for i, (label, parts, total) in enumerate(bars):
-        left, line = 0.0, label.replace("\n", ", ")
+        left = 0.0
+        line = label.replace("\n", ", ")
         for name in [n for n in kinds if n in parts]:
-            value, kind, text = parts[name], kinds[name], written(parts[name])
-            (drawn,) = axes.barh(i, value / unit, left=left / unit, height=0.62, color=kind.colour, lw=0)
+            value = parts[name]
+            kind = kinds[name]
+            text = written(parts[name])
+            (drawn,) = axes.barh(
+                i, value / unit, left=left / unit, height=0.62, color=kind.colour, lw=0
+            )
             chart.tip(drawn, f"{line}: {kind.title} {text}")
             if value > 0.15 * longest:
-                axes.text((left + value / 2) / unit, i, text, ha="center", va="center", color=ON_COLOUR)
+                axes.text(
+                    (left + value / 2) / unit, i, text, ha="center", va="center", color=ON_COLOUR
+                )
             chart.rows.append((line, kind.title, value))
             left += value
         end = written(left if total is None else total)
@@ -83,22 +106,38 @@ def _stacked(
     axes.set_xlim(0, 1.17 * longest / unit)
     axes.grid(visible=False, axis="y")
     shown = [part for name, part in kinds.items() if any(name in bar.parts for bar in bars)]
-    columns = len(shown) if len(shown) < MAX_KEYS_IN_A_ROW else -(-len(shown) // 2)
+    if len(shown) < MAX_KEYS_IN_A_ROW:
+        columns = len(shown)
+    else:
+        columns = -(-len(shown) // 2)
     handles = [Patch(color=part.colour, label=part.title) for part in shown]
     axes.legend(
-        handles=handles, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=columns, handlelength=1,
-        handleheight=1, columnspacing=1.0, borderaxespad=0.1,
-    )  # fmt: skip
+        handles=handles,
+        loc="lower left",
+        bbox_to_anchor=(0.0, 1.0),
+        ncols=columns,
+        handlelength=1,
+        handleheight=1,
+        columnspacing=1.0,
+        borderaxespad=0.1,
+    )
 
 
-_STACK_COLUMNS = (Column("bar", "What"), Column("part", "Part"), Column("time_s", "Time", "seconds"))
+_STACK_COLUMNS = (
+    Column("bar", "What"),
+    Column("part", "Part"),
+    Column("time_s", "Time", "seconds"),
+)
 
 
-# Phases --------------------------------------------------------------------------------------------------------------
+# Phases
+# --------------------------------------------------------------------------------------------------------------
 
 
 def step_phases(data: ReportData) -> Chart | None:
-    """Time per emitted token, autoregressive against speculative, split into draft, verify and accept."""
+    """Time per emitted token, autoregressive against speculative, split into draft, verify and
+    accept.
+    """
     reference = _with_phases(data)
     if reference is None:
         return None
@@ -133,7 +172,9 @@ def _with_phases(data: ReportData) -> Record | None:
     """The reference's row, or else the fastest measured one, for which the phases are known."""
     reference = data.reference
     rows = [r for r in data.rows if r.is_speculative and _phases(r) is not None]
-    return next((r for r in rows if reference is not None and is_paired(r, reference)), fastest(rows))
+    return next(
+        (r for r in rows if reference is not None and is_paired(r, reference)), fastest(rows)
+    )
 
 
 def _phases(row: Record) -> dict[str, float] | None:
@@ -141,13 +182,18 @@ def _phases(row: Record) -> dict[str, float] | None:
     tokens, step = row.expected_tokens_per_step, row.step_s
     if not tokens or step is None or row.draft_step_s is None or row.verify_step_s is None:
         return None
-    parts = {"draft": row.gamma * row.draft_step_s, "verify": row.verify_step_s, "accept": row.accept_step_s or 0.0}
+    parts = {
+        "draft": row.gamma * row.draft_step_s,
+        "verify": row.verify_step_s,
+        "accept": row.accept_step_s or 0.0,
+    }
     parts["upkeep"] = (row.breakdown_s or {}).get("upkeep", 0.0)
     parts["other"] = max(step - sum(parts.values()), 0.0)
     return {name: value / tokens for name, value in parts.items() if value > 0}
 
 
-# What binds ----------------------------------------------------------------------------------------------------------
+# What binds
+# ----------------------------------------------------------------------------------------------------------
 
 
 def time_by_limit(data: ReportData) -> Chart | None:
@@ -156,7 +202,8 @@ def time_by_limit(data: ReportData) -> Chart | None:
         return None
     breakdown, best = data.plan.breakdown, data.plan.best
     bars = [Bar("autoregressive", by_limit(breakdown["autoregressive"]))]
-    gamma, tokens = best.gamma, best.expected_tokens_per_step
+    gamma = best.gamma
+    tokens = best.drafting.tokens_per_step
     if gamma and breakdown.get("verify"):
         speculative: dict[str, float] = {}
         for part, times in (("draft", gamma), ("verify", 1), ("accept", 1), ("upkeep", 1)):
@@ -193,24 +240,35 @@ def by_limit(ops: Sequence[Operation]) -> dict[str, float]:
     return {name: value for name, value in totals.items() if value > 0}
 
 
-# Roofline ------------------------------------------------------------------------------------------------------------
+# Roofline
+# ------------------------------------------------------------------------------------------------------------
 
-_PASSES = {"autoregressive": (GREY, MARKERS[0]), "draft": (BLUE, MARKERS[1]), "verify": (RED, MARKERS[2])}
+_PASSES = {
+    "autoregressive": (GREY, MARKERS[0]),
+    "draft": (BLUE, MARKERS[1]),
+    "verify": (RED, MARKERS[2]),
+}
 
 
 def roofline(data: ReportData) -> Chart | None:
     """Each operation by FLOPs per byte and by the rate it reaches, under the device's ceilings."""
     chart = Chart("roofline", height=3.7)
     (axes,) = chart.axes
-    intensities, attention = [], []
+    intensities = []
+    attention = []
     for part, (colour, marker) in _PASSES.items():
         for op in data.plan.breakdown.get(part, ()) if data.plan is not None else ():
             if op.flops <= 0 or op.bytes <= 0 or op.time_s <= 0 or op.bound_by == "link":
                 continue
-            ceiling = op.flops / op.ceiling_s if op.ceiling_s > 0 else None
-            intensity, rate = op.flops / op.bytes, op.flops / op.time_s
+            ceiling = None
+            if op.ceiling_s > 0:
+                ceiling = op.flops / op.ceiling_s
+            intensity = op.flops / op.bytes
+            rate = op.flops / op.time_s
             if ceiling is not None:
-                axes.plot([intensity] * 2, [rate / GIGA, ceiling / GIGA], color=colour, lw=0.8, alpha=0.6)
+                axes.plot(
+                    [intensity] * 2, [rate / GIGA, ceiling / GIGA], color=colour, lw=0.8, alpha=0.6
+                )
                 axes.plot(intensity, ceiling / GIGA, "_", color=colour, ms=7)
             tip = f"{op.op}, {part}: {intensity:.3g} FLOP/byte, {format_rate(rate, 'FLOP')}"
             chart.mark(axes, (intensity, rate / GIGA), marker, tip, color=colour, mew=0.5)
@@ -232,10 +290,17 @@ def roofline(data: ReportData) -> Chart | None:
     if attention:
         title = f"Verification's attention does {max(attention):.2g} FLOP per byte of what it reads"
     return chart.told(
-        title=title, caption=caption, table="Operations on the roofline",
-        columns=[Column("pass", "Pass"), Column("op", "Operation"), Column("flops_per_byte", "FLOP/byte", "number"),
-                 Column("flops_per_s", "FLOP/s", "rate"), Column("ceiling_flops_per_s", "Datasheet allows", "rate")],
-    )  # fmt: skip
+        title=title,
+        caption=caption,
+        table="Operations on the roofline",
+        columns=[
+            Column("pass", "Pass"),
+            Column("op", "Operation"),
+            Column("flops_per_byte", "FLOP/byte", "number"),
+            Column("flops_per_s", "FLOP/s", "rate"),
+            Column("ceiling_flops_per_s", "Datasheet allows", "rate"),
+        ],
+    )
 
 
 def _whole_decades(axes: Axes) -> None:
@@ -254,28 +319,44 @@ def _whole_decades(axes: Axes) -> None:
 def _draw_roofs(axes: Axes, found: Ceilings, intensities: Sequence[float]) -> None:
     """Over the intensities of the marks and the ridge, with the nominal roof's two numbers."""
     bandwidth, peak = found.memory_bytes_per_s, found.flops_per_s
-    low, high = min(*intensities, peak / bandwidth) / 3, max(*intensities, peak / bandwidth) * 4
-    for slope, top, style in ((bandwidth, peak, "-"), (found.gemm_bytes_per_s, found.gemm_flops_per_s, "--")):
-        axes.plot([low, top / slope, high], [low * slope / GIGA, top / GIGA, top / GIGA], color=INK, lw=1, ls=style)
+    low = min(*intensities, peak / bandwidth) / 3
+    high = max(*intensities, peak / bandwidth) * 4
+    for slope, top, style in (
+        (bandwidth, peak, "-"),
+        (found.gemm_bytes_per_s, found.gemm_flops_per_s, "--"),
+    ):
+        axes.plot(
+            [low, top / slope, high],
+            [low * slope / GIGA, top / GIGA, top / GIGA],
+            color=INK,
+            lw=1,
+            ls=style,
+        )
     middle = (low * peak / bandwidth) ** 0.5
     look: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "color": MUTED}
-    axes.annotate(format_rate(bandwidth, "B"), (middle, middle * bandwidth / GIGA), xytext=(-7, 3), **look)
+    axes.annotate(
+        format_rate(bandwidth, "B"), (middle, middle * bandwidth / GIGA), xytext=(-7, 3), **look
+    )
     axes.annotate(format_rate(peak, "FLOP"), (high, peak / GIGA), xytext=(0, 4), **look)
     axes.set_ylim(top=max(peak / GIGA * 2.5, axes.get_ylim()[1]))
 
 
-# Memory --------------------------------------------------------------------------------------------------------------
+# Memory
+# --------------------------------------------------------------------------------------------------------------
 
 
 def memory_bar(data: ReportData) -> Chart | None:
     """Memory that the planned configuration takes on one device."""
-    memory = data.plan.memory if data.plan is not None else None
+    memory = None
+    if data.plan is not None:
+        memory = data.plan.memory
     parts = {name: value for name in MEMORY if (value := getattr(memory, name, 0.0))}
     if memory is None or not parts:
         return None
     chart = Chart("memory", height=1.75)
     (axes,) = chart.axes
-    capacity, total = memory.capacity_bytes, sum(parts.values())
+    capacity = memory.capacity_bytes
+    total = sum(parts.values())
     _stacked(chart, [Bar("memory", parts)], MEMORY, GIB, format_bytes)
     if capacity:
         axes.axvline(capacity / GIB, color=INK, lw=1.4)

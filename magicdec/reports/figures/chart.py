@@ -1,7 +1,8 @@
 """A figure, how every figure looks, and how it becomes SVG or PNG.
 
-A figure is drawn once in the colours of the light theme. For HTML each known colour becomes a CSS variable with that
-colour as its fallback, so the same drawing follows the reader's theme; the PDF takes the plain colours.
+A figure is drawn once in the colours of the light theme. For HTML each known colour becomes a CSS
+variable with that colour as its fallback, so the same drawing follows the reader's theme; the PDF
+takes the plain colours.
 """
 
 from __future__ import annotations
@@ -22,8 +23,16 @@ if TYPE_CHECKING:
     from matplotlib.text import Text
 
 INK, MUTED, GRID, PAPER, ON_COLOUR = "#1c2126", "#5b646e", "#dfe3e8", "#fefefe", "#fffffd"
-# Okabe-Ito's and Tol's colour-blind-safe hues, darkened to 3:1 against paper; never the only carrier of a meaning.
-BLUE, RED, GREEN, PURPLE, OCHRE, GREY = "#0069a8", "#c9500a", "#00855f", "#9a3d8f", "#8f6b00", "#7b848e"
+# Okabe-Ito's and Tol's colour-blind-safe hues, darkened to 3:1 against paper; never the only
+# carrier of a meaning.
+BLUE, RED, GREEN, PURPLE, OCHRE, GREY = (
+    "#0069a8",
+    "#c9500a",
+    "#00855f",
+    "#9a3d8f",
+    "#8f6b00",
+    "#7b848e",
+)
 SERIES = (BLUE, RED, GREEN, PURPLE, OCHRE, GREY)
 MARKERS = ("o", "s", "^", "D", "v", "P")
 CSS_VARIABLES = {
@@ -68,8 +77,12 @@ class Chart:
         """The series that a mark, line or band is shown and hidden with, by identifier."""
         self.rows: list[tuple[Value, ...]] = []
 
-    def told(self, *, title: str, caption: str, table: str, columns: Sequence[Column], name: str = "") -> Chart:
-        """The finished figure; `table` is the title of its values, which have the figure's name by default."""
+    def told(
+        self, *, title: str, caption: str, table: str, columns: Sequence[Column], name: str = ""
+    ) -> Chart:
+        """The finished figure; `table` is the title of its values, which have the figure's name by
+        default.
+        """
         self.title, self.caption = title, caption
         self.table = Table(name or self.name, table, tuple(columns), tuple(self.rows))
         return self
@@ -89,16 +102,28 @@ class Chart:
             artist.set_gid(identifier)
             self.series[identifier] = series
 
-    def mark(self, axes: Axes, at: tuple[float, float], marker: str, text: str, series: str = "", **look: Any) -> None:
+    def mark(
+        self,
+        axes: Axes,
+        at: tuple[float, float],
+        marker: str,
+        text: str,
+        series: str = "",
+        **look: Any,
+    ) -> None:
         """A point with its value."""
         style: dict[str, Any] = {"mec": PAPER, "mew": 0.6}
         (artist,) = axes.plot(*at, marker, **(style | look))
         self.tip(artist, text, series)
 
-    def interval(self, axes: Axes, at: tuple[float, float], ends: Ends, series: str, colour: str) -> None:
+    def interval(
+        self, axes: Axes, at: tuple[float, float], ends: Ends, series: str, colour: str
+    ) -> None:
         """The bar from one end of an interval to the other, where both are known."""
         if (spread := spread_of(at[1], ends)) is not None:
-            self.part(series, *axes.errorbar(*at, yerr=spread, fmt="none", ecolor=colour, lw=1).lines[2])
+            self.part(
+                series, *axes.errorbar(*at, yerr=spread, fmt="none", ecolor=colour, lw=1).lines[2]
+            )
 
     @property
     def alt(self) -> str:
@@ -109,11 +134,15 @@ class Chart:
         """The figure with its title on it, wrapped to the figure's width, to be saved by itself."""
         figure = self.figure
         if not figure.get_suptitle():
-            title = figure.suptitle(self.title, fontsize=TITLE_SIZE, fontweight="bold", x=TITLE_X, ha="left")
+            title = figure.suptitle(
+                self.title, fontsize=TITLE_SIZE, fontweight="bold", x=TITLE_X, ha="left"
+            )
             lines = _wrapped(self.title, title, figure.bbox.width * (1.0 - 2.0 * TITLE_X))
             title.set_text("\n".join(lines))
             width, height = figure.get_size_inches()
-            figure.set_size_inches(width, height + len(lines) * TITLE_SIZE * LINE_HEIGHT / POINTS_PER_INCH)
+            figure.set_size_inches(
+                width, height + len(lines) * TITLE_SIZE * LINE_HEIGHT / POINTS_PER_INCH
+            )
         return figure
 
 
@@ -123,7 +152,9 @@ Ends = tuple[float | None, float | None]
 def spread_of(value: float, ends: Ends) -> list[list[float]] | None:
     """The distances to the ends of an interval, as error bars take them."""
     low, high = ends
-    return None if low is None or high is None else [[max(value - low, 0)], [max(high - value, 0)]]
+    if low is None or high is None:
+        return None
+    return [[max(value - low, 0)], [max(high - value, 0)]]
 
 
 def _wrapped(text: str, drawn: Text, limit: float) -> list[str]:
@@ -140,7 +171,9 @@ def _wrapped(text: str, drawn: Text, limit: float) -> list[str]:
 
 
 def plain_ticks(axis: Any, values: Sequence[float]) -> None:
-    """Ticks at these values of a logarithmic axis, where there is room, and nowhere else, written out."""
+    """Ticks at these values of a logarithmic axis, where there is room, and nowhere else, written
+    out.
+    """
     apart = (values[-1] / values[0]) ** (1 / MOST_TICKS)
     kept: list[float] = []
     for value in reversed(values):
@@ -151,10 +184,13 @@ def plain_ticks(axis: Any, values: Sequence[float]) -> None:
 
 
 def raw_svg(figure: Figure, *, background: str = "none") -> str:
-    """The figure as an SVG file; one that stands alone needs a background of its own on a dark page."""
+    """The figure as an SVG file; one that stands alone needs a background of its own on a dark
+    page.
+    """
     import matplotlib
 
-    out, metadata = io.StringIO(), dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    out = io.StringIO()
+    metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with matplotlib.rc_context(RC):
         figure.savefig(out, format="svg", facecolor=background, metadata=metadata)
     return out.getvalue()
@@ -170,9 +206,11 @@ def png(figure: Figure, *, dpi: int = 200) -> bytes:
 
 
 def inline_svg(chart: Chart) -> str:
-    """SVG to set into an HTML page: themed, identifiers of its own, the tips as titles, and each mark's series.
+    """SVG to set into an HTML page: themed, identifiers of its own, the tips as titles, and each
+    mark's series.
 
-    The titles are the browser's own tooltips while scripts are off; the page's script shows them better.
+    The titles are the browser's own tooltips while scripts are off; the page's script shows them
+    better.
     """
     ET.register_namespace("", SVG)
     ET.register_namespace("xlink", XLINK)
@@ -183,7 +221,12 @@ def inline_svg(chart: Chart) -> str:
     for element in root.iter():
         if style := element.get("style"):
             element.set("style", themed(style))
-    for name, value in {"role": "img", "aria-label": chart.alt, "class": "chart", "tabindex": "0"}.items():
+    for name, value in {
+        "role": "img",
+        "aria-label": chart.alt,
+        "class": "chart",
+        "tabindex": "0",
+    }.items():
         root.set(name, value)
     for size in ("width", "height"):
         root.attrib.pop(size, None)
@@ -195,7 +238,9 @@ def themed(style: str) -> str:
 
     def replace(match: re.Match[str]) -> str:
         colour = match.group(0).lower()
-        return f"var({CSS_VARIABLES[colour]}, {colour})" if colour in CSS_VARIABLES else colour
+        if colour in CSS_VARIABLES:
+            return f"var({CSS_VARIABLES[colour]}, {colour})"
+        return colour
 
     style = re.sub(r"#[0-9a-fA-F]{6}\b", replace, style)
     return re.sub(r"'?DejaVu Sans'?(, sans-serif)?", SVG_FONTS, style)
