@@ -1,4 +1,6 @@
-"""magicdec: will speculative decoding pay, with which draft, draft-cache budget and gamma, and by how much?"""
+"""magicdec: will speculative decoding pay, with which draft, draft-cache budget and gamma, and by
+how much?
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The interface of magicdec/api.py, imported when first used, so that `import magicdec` stays light."""
+    """The interface of magicdec/api.py, imported when first used, so that `import magicdec` stays
+    light.
+    """
     if name in __all__:
         from magicdec import api
 

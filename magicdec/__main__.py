@@ -1,4 +1,6 @@
-"""Where the program begins. From here on an interrupt or a termination ends it without a word, while it loads too."""
+"""Where the program begins. From here on an interrupt or a termination ends it without a word,
+while it loads too.
+"""
 
 import contextlib
 import os
@@ -19,7 +21,9 @@ def main() -> None:
             raise
         with contextlib.suppress(OSError, ValueError):  # a reader that is gone
             sys.stdout.flush()
-        os._exit(int(ended.code))  # an orderly exit unloads torch, which takes seconds on a loaded machine
+        os._exit(
+            int(ended.code)
+        )  # an orderly exit unloads torch, which takes seconds on a loaded machine
 
 
 if __name__ == "__main__":

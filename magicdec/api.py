@@ -11,8 +11,8 @@
     magicdec.report("report.html", plan=plan)
     magicdec.models(), magicdec.hardware(), magicdec.engines()
 
-One value may stand for a list of one; numbers of tokens may be written "32k"; names, paths and specs are all taken, and
-for a model the dictionary of its config.json.
+One value may stand for a list of one; numbers of tokens may be written "32k"; names, paths and
+specs are all taken, and for a model the dictionary of its config.json.
 """
 
 from __future__ import annotations
@@ -24,15 +24,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from magicdec import plan_request
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.kernels.profile import hardware_names
+from magicdec.perfmodel.kernels.profile import (
+    EVERY_GPU,
+    every_gpu,
+    hardware_names,
+    load_hardware,
+)
 from magicdec.perfmodel.plan.drafts import load_profiles
 from magicdec.perfmodel.plan.planner import plan as answer
 from magicdec.perfmodel.plan.request import PlanRequest
 from magicdec.perfmodel.plan.variations import Sensitivity
 from magicdec.perfmodel.plan.variations import sensitivity as vary
-from magicdec.plan_document import Candidate, Plan
+from magicdec.plan_document import Plan
 from magicdec.plan_document import load_plan as read_plan
 from magicdec.plan_request import fields_of
+from magicdec.plan_rows import Candidate
 from magicdec.records import Record, read_many, record_rows
 from magicdec.specs.catalog import load_model_spec, model_names
 from magicdec.specs.engine import engine_names
@@ -46,34 +52,52 @@ if TYPE_CHECKING:
     from magicdec.perfmodel.traffic.simulate import Outcome
 
 T = TypeVar("T")
-IDENTITY = ("hardware", "batch_size", "context_len", "draft", "draft_method", "draft_budget", "gamma")
+IDENTITY = (
+    "hardware",
+    "batch_size",
+    "context_len",
+    "draft",
+    "draft_method",
+    "draft_budget",
+    "gamma",
+)
 
 
 def request_of(**options: Any) -> PlanRequest:
     """The planner's request for plain options, files read. Raises ConfigError."""
     if isinstance(model := options.get("model"), dict):
         name = str(model.get("_name_or_path") or model.get("model_type") or "model")
-        options |= {"model": model_from_hf_config(model, name=name, where="the model's configuration")}
+        options |= {
+            "model": model_from_hf_config(model, name=name, where="the model's configuration")
+        }
     values = fields_of(options)
     every = values.get("acceptance", ())
     files = [Path(each) for each in every if isinstance(each, str)]
     loaded = load_profiles(files, draft=values.get("draft"), method=values.get("draft_method"))
     values["acceptance"] = (*(each for each in every if not isinstance(each, str)), *loaded)
+    if EVERY_GPU in values.get("hardware", ()):
+        named = [each for each in values["hardware"] if each != EVERY_GPU]
+        priced = {load_hardware(each).name for each in named}
+        values["hardware"] = (*named, *(name for name in every_gpu() if name not in priced))
     if isinstance(workload := values.get("workload"), str):
         values["workload"] = load_workload(Path(workload))
     return PlanRequest(**values)
 
 
 def _shows_options(function: Callable[..., T]) -> Callable[..., T]:
-    """Gives a function of `**options` the signature of a plan's options and a line on each, for help()."""
+    """Gives a function of `**options` the signature of a plan's options and a line on each, for
+    help().
+    """
     asked = plan_request.options()
     lines = (f"        {name}: {each.help}" for name, each in asked.items())
     before, raises, after = (function.__doc__ or "").partition("\n    Raises:")
     function.__doc__ = "\n".join([before.rstrip(), "", "    Options:", *lines, raises + after])
-    function.__signature__ = Signature([  # type: ignore[attr-defined]
-        Parameter(name, Parameter.KEYWORD_ONLY, default=each.default, annotation=each.kind)
-        for name, each in asked.items()
-    ])  # fmt: skip
+    function.__signature__ = Signature(  # type: ignore[attr-defined]
+        [
+            Parameter(name, Parameter.KEYWORD_ONLY, default=each.default, annotation=each.kind)
+            for name, each in asked.items()
+        ]
+    )
     return function
 
 
@@ -82,7 +106,8 @@ def plan(**options: Any) -> Plan:
     """Which draft, budget and gamma pay, or none: `magicdec plan`, with options of the same names.
 
     Raises:
-        ConfigError: an option, a name or a combination that cannot be; the message names the nearest that can.
+        ConfigError: an option, a name or a combination that cannot be; the message names the
+        nearest that can.
         CapacityError: what does not fit on the devices, or within the limits on latency.
     """
     return answer(request_of(**options))
@@ -99,9 +124,15 @@ def predict(**options: Any) -> Candidate:
     """
     request = request_of(**options)
     rows = answer(request).rows
-    wanted = [row for row in rows if row.is_speculative == (request.gamma != 0 and request.draft != "none")]
+    wanted = [
+        row
+        for row in rows
+        if row.is_speculative == (request.gamma != 0 and request.draft != "none")
+    ]
     if not wanted:
-        raise ConfigError(f"no acceptance is known for this draft of {request.model}; give acceptance_rate")
+        raise ConfigError(
+            f"no acceptance is known for this draft of {request.model}; give acceptance_rate"
+        )
     if len(wanted) > 1:
         varied = [name for name in IDENTITY if len({getattr(row, name) for row in wanted}) > 1]
         raise ConfigError(f"predict takes one configuration; give one {', one '.join(varied)}")
@@ -110,7 +141,8 @@ def predict(**options: Any) -> Candidate:
 
 @_shows_options
 def sensitivity(**options: Any) -> Sensitivity:
-    """Which input of one configuration moves its speedup most, and what to measure next: `magicdec sensitivity`.
+    """Which input of one configuration moves its speedup most, and what to measure next: `magicdec
+    sensitivity`.
 
     Raises:
         ConfigError: as `plan`; or no draft to vary the inputs of.
@@ -133,13 +165,18 @@ def engines() -> list[str]:
     return list(engine_names())
 
 
-def simulate(*, replicas: int = 1, policy: str = "by batch", seed: int = 0, **options: Any) -> Outcome:
-    """Replicas under arrivals: `plan`'s options with a rate or requests; arrays of every request's times.
+def simulate(
+    *, replicas: int = 1, policy: str = "by batch", seed: int = 0, **options: Any
+) -> Outcome:
+    """Replicas under arrivals: `plan`'s options with a rate or requests; arrays of every request's
+    times.
 
-    A draft that is named is run by `policy`: "fixed" (its best gamma), "by batch", or "by batch and context".
+    A draft that is named is run by `policy`: "fixed" (its best gamma), "by batch", or "by batch and
+    context".
 
     Raises:
-        ConfigError: an option or combination that cannot be, or a draft whose acceptance is unknown.
+        ConfigError: an option or combination that cannot be, or a draft whose acceptance is
+        unknown.
         CapacityError: a request that does not fit.
     """
     from magicdec.perfmodel.plan.capacity import simulated  # most callers need no simulator
@@ -147,7 +184,10 @@ def simulate(*, replicas: int = 1, policy: str = "by batch", seed: int = 0, **op
     request = request_of(**options)
     if not request.has_arrivals:
         raise ConfigError("a simulation needs a rate, or requests")
-    model = request.model if isinstance(request.model, ModelSpec) else load_model_spec(request.model)
+    if isinstance(request.model, ModelSpec):
+        model = request.model
+    else:
+        model = load_model_spec(request.model)
     return simulated(request, model, replicas=replicas, policy=policy, seed=seed)
 
 
@@ -162,7 +202,9 @@ class Records(list[Record]):
 
 
 def load_plan(path: str | Path) -> Plan:
-    """A plan that was written with `magicdec plan -o` or `plan.to_json()`. Raises StorageError or ConfigError."""
+    """A plan that was written with `magicdec plan -o` or `plan.to_json()`. Raises StorageError or
+    ConfigError.
+    """
     return read_plan(Path(path))
 
 
@@ -173,7 +215,8 @@ def report(
     plan: Plan | None = None,
     title: str = "Speculative decoding report",
 ) -> Path:
-    """Writes a report of records files, a plan or both: `magicdec report`. A path that ends in .pdf becomes a PDF.
+    """Writes a report of records files, a plan or both: `magicdec report`. A path that ends in .pdf
+    becomes a PDF.
 
     Raises:
         ConfigError: nothing to report.
@@ -189,5 +232,6 @@ def report(
 
 def load_records(paths: str | Path | Iterable[str | Path]) -> Records:
     """Every readable record of one or more files. Raises StorageError."""
-    every = [paths] if isinstance(paths, str | Path) else paths
-    return Records(read_many([Path(path) for path in every]))
+    if isinstance(paths, str | Path):
+        paths = [paths]
+    return Records(read_many([Path(path) for path in paths]))

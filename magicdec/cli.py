@@ -1,4 +1,6 @@
-"""The `magicdec` program: gathers the commands, and turns a user's error into one line on stderr and exit code 2."""
+"""The `magicdec` program: gathers the commands, and turns a user's error into one line on stderr
+and exit code 2.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,10 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+        bool,
+        typer.Option(
+            "--version", help="Print the version and exit.", is_eager=True, callback=_print_version
+        ),
     ] = False,
 ) -> None:
     """Plan, run and check speculative decoding for long contexts and large batches."""
@@ -60,6 +65,7 @@ def options(
 
 COMMANDS = {
     "plan": ("plan", "plan_command", "PLAN_EPILOG"),
+    "check": ("check", "check_command", "EPILOG"),
     "run": ("run", "run_command", "EPILOG"),
     "calibrate": ("calibrate", "calibrate_command", "CALIBRATE_EPILOG"),
     "profile-acceptance": ("calibrate", "profile_acceptance_command", "PROFILE_EPILOG"),
@@ -69,13 +75,16 @@ COMMANDS = {
     "observe": ("server", "observe_command", "OBSERVE_EPILOG"),
     "tune": ("server", "tune_command", "TUNE_EPILOG"),
     "explore": ("plan", "explore_command", "EXPLORE_EPILOG"),
+    "atlas": ("atlas", "atlas_command", "EPILOG"),
     "sensitivity": ("plan", "sensitivity_command", "SENSITIVITY_EPILOG"),
     "models": ("catalog", "models_command", "MODELS_EPILOG"),
     "hardware": ("catalog", "hardware_command", "HARDWARE_EPILOG"),
     "engines": ("catalog", "engines_command", "ENGINES_EPILOG"),
     "demo": ("validate", "demo_command", "DEMO_EPILOG"),
 }
-"""By name: module in commands/, function, and what its help ends with. In the order that the help shows."""
+"""By name: module in commands/, function, and what its help ends with. In the order that the help
+shows.
+"""
 TAKE_DEFAULTS = ("plan", "sensitivity", "explore")
 DEFAULT_OPTIONS = ("model", "hardware", "engine")
 """Options of these commands that a file of the user's may set."""
@@ -86,10 +95,13 @@ GROUPS = ("validate", "records")
 def register_commands(*names: str) -> None:
     """Adds these commands, or all; one that is there already stays.
 
-    `main` adds the one that is called: importing all, and reading their options, takes as long as a small plan.
+    `main` adds the one that is called: importing all, and reading their options, takes as long as a
+    small plan.
     """
     names = names or (*COMMANDS, *GROUPS)
-    there = {each.name for each in app.registered_commands} | {each.name for each in app.registered_groups}
+    there = {each.name for each in app.registered_commands} | {
+        each.name for each in app.registered_groups
+    }
     for name in names:
         if name in there:
             continue
@@ -98,7 +110,9 @@ def register_commands(*names: str) -> None:
         else:
             module_name, function, epilog = COMMANDS[name]
             module = import_module(f"magicdec.commands.{module_name}")
-            app.command(name, cls=Command, epilog=getattr(module, epilog))(getattr(module, function))
+            app.command(name, cls=Command, epilog=getattr(module, epilog))(
+                getattr(module, function)
+            )
     app.registered_commands.sort(key=lambda each: list(COMMANDS).index(str(each.name)))
 
 
@@ -106,38 +120,17 @@ def main() -> None:
     """Runs the `magicdec` program: chooses the command, and turns its errors into exit codes."""
     warnings.formatwarning = _one_line
     _terminated.clear()
+    code: object = None
     try:
-        signal.signal(signal.SIGTERM, _terminate)
-        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        for word in sys.argv[1:]:
-            if any("\ud800" <= each <= "\udfff" for each in word):  # what is written would have to hold it
-                raise ConfigError(f"'{word}' is not UTF-8 text; give a file with such a name another one")
-        called = sys.argv[1] if len(sys.argv) > 1 else ""
-        register_commands(*((called,) if called in COMMANDS or called in GROUPS else ()))
-        usual = {called: _defaults()} if called in TAKE_DEFAULTS else {}
-        code = app(prog_name="magicdec", standalone_mode=False, default_map=usual)
-        sys.stdout.flush()
+        code = _run()
     except MagicdecError as error:
         _fail(str(error))
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED_EXIT_CODE
     except ModuleNotFoundError as error:
-        if error.name == "typst":
-            _fail("a PDF needs typst: pip install 'magicdec[pdf]'")
-        if error.name not in RUN_PACKAGES:
-            raise
-        _fail(f"this command needs {error.name}: pip install 'magicdec[run]' (planning and reports work without)")
+        _fail_for_missing(error)
     except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            _fail(f"{error.filename}: too long for the name of a file")
-        if error.errno not in NO_MORE_OUTPUT or error.filename is not None:
-            raise
-        with open(os.devnull, "w") as nowhere:  # what is left to write would fail again at the end
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
-        if error.errno == errno.EPIPE:  # whoever read it has read enough
-            sys.exit(1)
-        _fail(f"cannot write the output: {error.strerror}")
+        _fail_for_output(error)
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
@@ -145,12 +138,69 @@ def main() -> None:
             print(error.ctx.get_help())  # type: ignore[attr-defined]
             sys.exit(0)
         _fail(describe(error))
-    sys.exit(TERMINATED_EXIT_CODE if _terminated else code if isinstance(code, int) else 0)
+    if _terminated:
+        sys.exit(TERMINATED_EXIT_CODE)
+    if isinstance(code, int):
+        sys.exit(code)
+    sys.exit(0)
+
+
+def _run() -> object:
+    """Registers and runs the command that the arguments name. Returns its exit code."""
+    signal.signal(signal.SIGTERM, _terminate)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for word in sys.argv[1:]:
+        _require_utf8(word)
+    command = ""
+    if len(sys.argv) > 1:
+        command = sys.argv[1]
+    if command in COMMANDS or command in GROUPS:
+        register_commands(command)
+    else:
+        register_commands()
+    defaults = {}
+    if command in TAKE_DEFAULTS:
+        defaults = {command: _defaults()}
+    code = app(prog_name="magicdec", standalone_mode=False, default_map=defaults)
+    sys.stdout.flush()
+    return code
+
+
+def _require_utf8(word: str) -> None:
+    """Refuses an argument with surrogates, which no output could hold."""
+    if any("\ud800" <= character <= "\udfff" for character in word):
+        raise ConfigError(f"'{word}' is not UTF-8 text; give a file with such a name another one")
+
+
+def _fail_for_missing(error: ModuleNotFoundError) -> None:
+    """Exits with the extra that brings a missing package. Raises the error for any other module."""
+    if error.name == "typst":
+        _fail("a PDF needs typst: pip install 'magicdec[pdf]'")
+    if error.name not in RUN_PACKAGES:
+        raise error
+    _fail(
+        f"this command needs {error.name}: pip install 'magicdec[run]' "
+        "(planning and reports work without)"
+    )
+
+
+def _fail_for_output(error: OSError) -> None:
+    """Exits where the output cannot be written. Raises the error for anything else."""
+    if error.errno == errno.ENAMETOOLONG:
+        _fail(f"{error.filename}: too long for the name of a file")
+    if error.errno not in NO_MORE_OUTPUT or error.filename is not None:
+        raise error
+    with open(os.devnull, "w") as nowhere:  # the rest of the output would fail again at the end
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+    if error.errno == errno.EPIPE:  # the reader has closed the pipe
+        sys.exit(1)
+    _fail(f"cannot write the output: {error.strerror}")
 
 
 def _defaults() -> dict[str, str]:
-    """The user's defaults of options: of magicdec.toml here, else of config.toml in the user's configuration. Raises
-    ConfigError."""
+    """The user's defaults of options: of magicdec.toml here, else of config.toml in the user's
+    configuration. Raises ConfigError."""
     settings = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     for path in (Path("magicdec.toml"), settings / "magicdec" / "config.toml"):
         if not os.path.isfile(path):  # False too where it may not be looked at
@@ -173,8 +223,8 @@ def _one_line(message: Warning | str, *_: object, **__: object) -> str:
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
-    """Ends the program in order, as an interrupt does: started ranks are ended, temporary files removed, measurements
-    kept, an event loop is left by its own way."""
+    """Ends the program in order, as an interrupt does: started ranks are ended, temporary files
+    removed, measurements kept, an event loop is left by its own way."""
     _terminated.append(number)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         raise KeyboardInterrupt
@@ -191,7 +241,9 @@ def _fail(message: str) -> NoReturn:
 
 
 def describe(error: Any) -> str:
-    """The line for an error of typer's, told by the name of its class, whose place depends on typer's version."""
+    """The line for an error of typer's, told by the name of its class, whose place depends on
+    typer's version.
+    """
     writers = {
         "NoSuchOption": _unknown_option,
         "BadOptionUsage": _option_value,
@@ -200,7 +252,9 @@ def describe(error: Any) -> str:
         "UsageError": _extra_arguments,
     }
     writer = writers.get(type(error).__name__)
-    return writer(error) if writer else str(error.format_message())
+    if writer:
+        return writer(error)
+    return str(error.format_message())
 
 
 def _unknown_option(error: Any) -> str:
@@ -211,16 +265,27 @@ def _unknown_option(error: Any) -> str:
 
 def _options(ctx: Any) -> dict[str, str]:
     """Options of a command by their names without dashes."""
-    names = (name for param in ctx.command.get_params(ctx) for name in (*param.opts, *param.secondary_opts))
-    return {name.lstrip("-"): name for name in names if name.startswith("-")}
+    names = []
+    for param in ctx.command.get_params(ctx):
+        for name in (*param.opts, *param.secondary_opts):
+            names.append(name)
+    options = {}
+    for name in names:
+        if name.startswith("-"):
+            options[name.lstrip("-")] = name
+    return options
 
 
 def _hint(ctx: Any, option: str | None) -> str:
-    return f"did you mean {option}?" if option else f"see {ctx.command_path} --help"
+    if option:
+        return f"did you mean {option}?"
+    return f"see {ctx.command_path} --help"
 
 
 def _option_value(error: Any) -> str:
-    what = "takes no value" if "does not" in error.format_message() else "needs a value"
+    what = "needs a value"
+    if "does not" in error.format_message():
+        what = "takes no value"
     return f"{error.option_name} {what}"
 
 
@@ -230,21 +295,32 @@ def _missing(error: Any) -> str:
 
 
 def _bad_value(error: Any) -> str:
-    """A number that is none or out of range, or none of a closed set; typer's own words for anything else."""
+    """A number that is none or out of range, or none of a closed set; typer's own words for
+    anything else.
+    """
     described = getattr(error.param, "type_descriptor", None)
     reasons = getattr(error.__cause__, "errors", None)
     if described is None or reasons is None:
         return str(error.format_message())
-    name, value = _name(error.param), reasons()[0]["input"]
+    name = _name(error.param)
+    value = reasons()[0]["input"]
     if described.choices:
         return str(unknown_choice(name, value, map(str, described.choices)))
     if described.annotation not in (int, float):
         return str(error.format_message())
-    number = "a whole number" if described.annotation is int else "a number"
+    number = "a number"
+    if described.annotation is int:
+        number = "a whole number"
     least, most = described.parameter_info.min, described.parameter_info.max
-    limits = "" if least is None else f" of at least {least}"
+    if least is None:
+        limits = ""
+    else:
+        limits = f" of at least {least}"
     if most is not None:
-        limits = f" of at most {most}" if least is None else f" from {least} to {most}"
+        if least is None:
+            limits = f" of at most {most}"
+        else:
+            limits = f" from {least} to {most}"
     return f"{name} must be {number}{limits}, not '{value}'"
 
 
@@ -257,4 +333,6 @@ def _extra_arguments(error: Any) -> str:
 
 
 def _name(param: Any) -> str:
-    return max(param.opts, key=len) if param.param_type_name == "option" else f"'{param.name}'"
+    if param.param_type_name == "option":
+        return str(max(param.opts, key=len))
+    return f"'{param.name}'"

@@ -1,10 +1,12 @@
-"""Predictions compared with measurements: the one pair, the one pairing key and the one set of error statistics.
+"""Predictions compared with measurements: the one pair, the one pairing key and the one set of
+error statistics.
 
 error           predicted / measured − 1 of one term at one configuration (a point); what is summarised below is its
                 absolute value, except for the bias
 mape            mean
 median, p90     over the points; percentiles interpolate linearly between order statistics (numpy's default). Every
-                point has autoregressive runs of its own, so that step counts once per point like any other term
+                point has autoregressive runs of its own, so that step counts once per point like
+                any other term
 bias            median of the signed errors
 normalised      the error that remains after scaling every predicted time to the machine's speed during the measurement:
                 t · (1 + share · (r − 1) + (1 − share) · (c − 1)), r and c = time of the memory and of the arithmetic
@@ -13,8 +15,8 @@ noise floor     median error that a perfect prediction would show: half the diff
                 and of the odd repetitions
 coverage        share of measurements inside their predicted 90 % interval
 regret          1 − S(planned) / S(best) per case (batch, context, temperature). The best is picked on one half of the
-                repetitions and both are scored on the other half, both ways round, so that noise does not make a lucky
-                configuration look best
+                repetitions and both are scored on the other half, both ways round, so that noise
+                does not make a lucky configuration look best
 """
 
 from __future__ import annotations
@@ -50,12 +52,16 @@ MAY_DIFFER = {
     "kind", "hardware", "engine", "device", "dtype", "gen_len", "top_k", "top_p", "seed", "prompts", "weights",
     "gamma_table", "num_prompts",
 }  # fmt: skip
-"""Where, on which prompts and for how long it ran: a prediction and its measurement may differ in these."""
+"""Where, on which prompts and for how long it ran: a prediction and its measurement may differ in
+these.
+"""
 PAIRING_FIELDS = tuple(name for name in CONFIGURATION_FIELDS if name not in MAY_DIFFER)
 CONDITION_FIELDS = (
     "simulated_acceptance", "context_spread", "stop_at_eos", "run_to_end", "cuda_graphs", "inputs_digest"
 )  # fmt: skip
-"""Conditions of a run that a prediction may leave out (None), as a plan's candidates do; it then holds for any."""
+"""Conditions of a run that a prediction may leave out (None), as a plan's candidates do; it then
+holds for any.
+"""
 DRAFT_FIELDS = {"draft", "draft_method", "draft_budget", "gamma", "draft_weight_dtype", "adaptive"}
 CASE_FIELDS = ("model", "tp_size", *SPREAD_FIELDS, "batch_size", "context_len", "temperature")
 """Fields that a user is given; draft, budget and gamma are what the plan chooses."""
@@ -66,12 +72,16 @@ AUTOREGRESSIVE_CHOICE = "autoregressive"
 
 
 def setting_key(record: Record) -> tuple[Any, ...]:
-    """The setting that a measured and a predicted record of one configuration share, apart from the run's conditions.
+    """The setting that a measured and a predicted record of one configuration share, apart from the
+    run's conditions.
 
-    Autoregressive records have no draft, whatever their draft fields say; a draft on all ranks is the same with and
-    without its number of ranks.
+    Autoregressive records have no draft, whatever their draft fields say; a draft on all ranks is
+    the same with and without its number of ranks.
     """
-    key = {name: getattr(record, name) for name in PAIRING_FIELDS if name not in CONDITION_FIELDS}
+    key = {}
+    for name in PAIRING_FIELDS:
+        if name not in CONDITION_FIELDS:
+            key[name] = getattr(record, name)
     key["draft_tp_size"] = record.draft_tp_size or record.tp_size
     if not record.is_speculative:
         key |= dict.fromkeys([*DRAFT_FIELDS, "draft_tp_size"])
@@ -79,8 +89,12 @@ def setting_key(record: Record) -> tuple[Any, ...]:
 
 
 def run_conditions(record: Record) -> tuple[Any, ...]:
-    """The values of CONDITION_FIELDS, None where the record leaves one out or decodes without a draft."""
-    simulated = tuple(record.simulated_acceptance or ()) or None if record.is_speculative else None
+    """The values of CONDITION_FIELDS, None where the record leaves one out or decodes without a
+    draft.
+    """
+    simulated = None
+    if record.is_speculative:
+        simulated = tuple(record.simulated_acceptance or ()) or None
     return simulated, *(getattr(record, name) for name in CONDITION_FIELDS[1:])
 
 
@@ -92,7 +106,9 @@ def pairing_key(record: Record) -> tuple[Any, ...]:
 def is_paired(one: Record, other: Record) -> bool:
     """Whether two records are of one configuration; a condition that either leaves out matches any."""
     pairs = zip(run_conditions(one), run_conditions(other), strict=True)
-    return setting_key(one) == setting_key(other) and all(a == b or a is None or b is None for a, b in pairs)
+    return setting_key(one) == setting_key(other) and all(
+        a == b or a is None or b is None for a, b in pairs
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,19 +123,25 @@ class Pair:
         return _relative(getattr(self.predicted, term), getattr(self.measured, term))
 
     def normalised_error(self, term: str) -> float | None:
-        """The error at the machine's speed during the measurement; None where that is not known, or for what is not a
-        time."""
+        """The error at the machine's speed during the measurement; None where that is not known, or
+        for what is not a time."""
         return _relative(self.normalised(term), getattr(self.measured, term))
 
     def normalised(self, term: str) -> float | None:
-        """The prediction for the machine's speed during the measurement; None where that is not known."""
+        """The prediction for the machine's speed during the measurement; None where that is not
+        known.
+        """
         if term == "speedup":
             scales = self._scale("autoregressive_step_s"), self._scale("step_s")
-            scale = scales[0] / scales[1] if scales[0] and scales[1] else None
+            scale = None
+            if scales[0] and scales[1]:
+                scale = scales[0] / scales[1]
         else:
             scale = self._scale(term)
         predicted = getattr(self.predicted, term)
-        return None if scale is None or predicted is None else float(predicted) * scale
+        if scale is None or predicted is None:
+            return None
+        return float(predicted) * scale
 
     def _scale(self, term: str) -> float | None:
         share = (self.predicted.memory_shares or {}).get(term)
@@ -130,33 +152,47 @@ class Pair:
         return 1.0 + share * memory + (1.0 - share) * (compute or 0.0)
 
     def repeat_noise(self, term: str) -> float | None:
-        """The error that the repetitions alone leave in the measured term; None with fewer than two of them."""
-        samples: list[float] | None = getattr(self.measured, SAMPLES[term]) if term in SAMPLES else None
+        """The error that the repetitions alone leave in the measured term; None with fewer than two
+        of them.
+        """
+        samples: list[float] | None = None
+        if term in SAMPLES:
+            samples = getattr(self.measured, SAMPLES[term])
         if samples is None or len(samples) < 2:
             return None
         return abs(statistics.median(samples[::2]) / statistics.median(samples[1::2]) - 1.0) / 2.0
 
     @property
     def spread(self) -> float | None:
-        """(highest − lowest) / median of the measured speedup's repetitions; None with fewer than two of them."""
+        """(highest − lowest) / median of the measured speedup's repetitions; None with fewer than
+        two of them.
+        """
         samples = self.measured.speedup_samples or []
-        return (max(samples) - min(samples)) / statistics.median(samples) if len(samples) > 1 else None
+        if len(samples) > 1:
+            return (max(samples) - min(samples)) / statistics.median(samples)
+        return None
 
     @property
     def prompt_noise(self) -> float | None:
         """Relative standard error of the measured tokens per step: a batch is a sample of prompts."""
         error, mean = self.measured.tokens_per_step_stderr, self.measured.expected_tokens_per_step
-        return error / mean if error is not None and mean else None
+        if error is not None and mean:
+            return error / mean
+        return None
 
     @property
     def measured_interval(self) -> tuple[float, float] | None:
         """90 % interval of the measured speedup's median, from its interleaved pairs of runs."""
         samples = self.measured.speedup_samples or []
-        return bootstrap_interval(samples) if len(samples) > 1 else None
+        if len(samples) > 1:
+            return bootstrap_interval(samples)
+        return None
 
     @property
     def is_covered(self) -> bool | None:
-        low, high, measured = self.predicted.speedup_low, self.predicted.speedup_high, self.measured.speedup
+        low = self.predicted.speedup_low
+        high = self.predicted.speedup_high
+        measured = self.measured.speedup
         if low is None or high is None or measured is None:
             return None
         return low <= measured <= high
@@ -166,18 +202,33 @@ class Pair:
         record = self.measured
         row: dict[str, Any] = {name: getattr(record, name) for name in PAIRING_FIELDS}
         for term in TERMS:
-            row[f"predicted_{term}"], row[f"measured_{term}"] = getattr(self.predicted, term), getattr(record, term)
+            row[f"predicted_{term}"], row[f"measured_{term}"] = (
+                getattr(self.predicted, term),
+                getattr(record, term),
+            )
             row[f"error_{term}"] = self.error(term)
             if term != "expected_tokens_per_step":
                 row[f"normalised_error_{term}"] = self.normalised_error(term)
-        row["speedup_low"], row["speedup_high"] = self.predicted.speedup_low, self.predicted.speedup_high
-        row["measured_speedup_low"], row["measured_speedup_high"] = self.measured_interval or (None, None)
-        row |= {"noise": self.repeat_noise("speedup"), "prompt_noise": self.prompt_noise, "is_covered": self.is_covered}
+        row["speedup_low"], row["speedup_high"] = (
+            self.predicted.speedup_low,
+            self.predicted.speedup_high,
+        )
+        row["measured_speedup_low"], row["measured_speedup_high"] = self.measured_interval or (
+            None,
+            None,
+        )
+        row |= {
+            "noise": self.repeat_noise("speedup"),
+            "prompt_noise": self.prompt_noise,
+            "is_covered": self.is_covered,
+        }
         return row
 
 
 def _relative(predicted: float | None, measured: float | None) -> float | None:
-    return None if predicted is None or not measured else float(predicted / measured - 1.0)
+    if predicted is None or not measured:
+        return None
+    return float(predicted / measured - 1.0)
 
 
 def bootstrap_interval(samples: Sequence[float]) -> tuple[float, float]:
@@ -189,7 +240,11 @@ def bootstrap_interval(samples: Sequence[float]) -> tuple[float, float]:
 
 def latest_measured(records: Iterable[Record]) -> list[Record]:
     """A configuration that was measured again replaces its earlier record."""
-    return list({record.key: record for record in records if record.source == "measured"}.values())
+    measured_by_key = {}
+    for record in records:
+        if record.source == "measured":
+            measured_by_key[record.key] = record
+    return list(measured_by_key.values())
 
 
 def latest_predicted(records: Iterable[Record]) -> dict[tuple[Any, ...], Record]:
@@ -200,10 +255,11 @@ def latest_predicted(records: Iterable[Record]) -> dict[tuple[Any, ...], Record]
 
 
 def pair_records(records: Iterable[Record]) -> list[Pair]:
-    """Every speculative configuration that was both predicted and measured, in the order of the measurements.
+    """Every speculative configuration that was both predicted and measured, in the order of the
+    measurements.
 
-    A prediction pairs if each condition that it states is the measurement's. Of several, the one that states the most
-    is taken, then a calibrated one, then one of the measurement's device.
+    A prediction pairs if each condition that it states is the measurement's. Of several, the one
+    that states the most is taken, then a calibrated one, then one of the measurement's device.
     """
     records = list(records)
     by_setting: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
@@ -211,16 +267,20 @@ def pair_records(records: Iterable[Record]) -> list[Pair]:
         by_setting[setting_key(predicted)].append(predicted)
     pairs = []
     for measured in latest_measured(records):
-        conditions, found = run_conditions(measured), []
+        conditions = run_conditions(measured)
+        found = []
         for each in by_setting.get(setting_key(measured), ()):
-            stated = [
-                (own, other) for own, other in zip(run_conditions(each), conditions, strict=True) if own is not None
-            ]
+            stated = []
+            for own, other in zip(run_conditions(each), conditions, strict=True):
+                if own is not None:
+                    stated.append((own, other))
             if all(own == other for own, other in stated):
                 is_here = each.hardware in (measured.hardware, measured.device)
                 found.append((len(stated), each.source == "calibrated", is_here, each))
         if measured.is_speculative and found:
-            pairs.append(Pair(predicted=max(found, key=lambda each: each[:3])[3], measured=measured))
+            pairs.append(
+                Pair(predicted=max(found, key=lambda each: each[:3])[3], measured=measured)
+            )
     return pairs
 
 
@@ -236,15 +296,28 @@ def by_cpu_time(record: Record) -> Record:
         raise ConfigError(f"record {record.key} has no process CPU times; leave --clock cpu out")
     is_fixed = record.is_speculative and not record.adaptive
     samples = record.speedup_cpu_samples or []
+    accept_step_s = None
+    verify_step_s = None
+    if record.is_speculative:
+        accept_step_s = seconds["sample"]
+        verify_step_s = seconds["verify"]
+    draft_step_s = None
+    if is_fixed:
+        draft_step_s = seconds["draft"] / record.gamma
     return msgspec.structs.replace(
-        record, autoregressive_step_s=record.autoregressive_step_cpu_s, step_s=record.step_cpu_s,
-        draft_step_s=seconds["draft"] / record.gamma if is_fixed else None,
-        verify_step_s=seconds["verify"] if record.is_speculative else None,
-        accept_step_s=seconds["sample"] if record.is_speculative else None,
-        autoregressive_step_samples_s=None, step_samples_s=None, speedup=record.speedup_cpu,
-        speedup_low=min(samples, default=None), speedup_high=max(samples, default=None),
+        record,
+        autoregressive_step_s=record.autoregressive_step_cpu_s,
+        step_s=record.step_cpu_s,
+        draft_step_s=draft_step_s,
+        verify_step_s=verify_step_s,
+        accept_step_s=accept_step_s,
+        autoregressive_step_samples_s=None,
+        step_samples_s=None,
+        speedup=record.speedup_cpu,
+        speedup_low=min(samples, default=None),
+        speedup_high=max(samples, default=None),
         speedup_samples=record.speedup_cpu_samples,
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,11 +334,15 @@ class ErrorSummary:
 
     @classmethod
     def of(cls, signed: Any, deviation: Any = None) -> Self:
-        """From relative errors, at least one, and the standard deviations that were predicted of their logarithms."""
+        """From relative errors, at least one, and the standard deviations that were predicted of
+        their logarithms.
+        """
         errors = np.abs(signed)
         inside = None
         if deviation is not None:
-            inside = float(np.mean(np.abs(np.log1p(np.maximum(signed, LEAST_ERROR))) <= Z_90 * deviation))
+            inside = float(
+                np.mean(np.abs(np.log1p(np.maximum(signed, LEAST_ERROR))) <= Z_90 * deviation)
+            )
         return cls(
             points=len(errors),
             mape=float(np.mean(errors)),
@@ -279,7 +356,9 @@ class ErrorSummary:
     def figures(self) -> dict[str, Any]:
         """A group's row in the documents of `validate`."""
         figures = {"rows": self.points, "mape": self.mape, "bias": self.bias, "p90": self.p90_error}
-        return figures if self.coverage is None else {**figures, "coverage": self.coverage}
+        if self.coverage is None:
+            return figures
+        return {**figures, "coverage": self.coverage}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,18 +377,23 @@ def summarise(term: str, pairs: Iterable[Pair]) -> TermSummary | None:
     if not signed:
         return None
     normalised = np.abs(_known(pair.normalised_error(term) for pair in pairs))
+    normalised_median_error = None
+    normalised_p90_error = None
+    if normalised.size:
+        normalised_median_error = float(np.median(normalised))
+        normalised_p90_error = float(np.quantile(normalised, 0.9))
     return replace(
         TermSummary.of(signed),
-        normalised_median_error=float(np.median(normalised)) if normalised.size else None,
-        normalised_p90_error=float(np.quantile(normalised, 0.9)) if normalised.size else None,
+        normalised_median_error=normalised_median_error,
+        normalised_p90_error=normalised_p90_error,
         noise_floor=_median(pair.repeat_noise(term) for pair in pairs),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One (batch, context, temperature): the errors of its speedups, and what following the plan loses there. None is
-    not known."""
+    """One (batch, context, temperature): the errors of its speedups, and what following the plan
+    loses there. None is not known."""
 
     batch_size: int
     context_len: int
@@ -331,18 +415,27 @@ class Comparison:
     @property
     def summaries(self) -> dict[str, TermSummary]:
         """By term."""
-        return {term: found for term in TERMS if (found := summarise(term, self.pairs)) is not None}
+        summaries = {}
+        for term in TERMS:
+            summary = summarise(term, self.pairs)
+            if summary is not None:
+                summaries[term] = summary
+        return summaries
 
     @property
     def covered(self) -> tuple[int, int]:
-        """How many measured speedups lie in their predicted interval, and how many predictions have one."""
+        """How many measured speedups lie in their predicted interval, and how many predictions have
+        one.
+        """
         covered = _known(pair.is_covered for pair in self.pairs)
         return sum(covered), len(covered)
 
     @property
     def coverage(self) -> float | None:
         inside, total = self.covered
-        return inside / total if total else None
+        if total:
+            return inside / total
+        return None
 
     @property
     def noise(self) -> float | None:
@@ -358,7 +451,9 @@ class Comparison:
     def memory_bytes_per_s(self) -> tuple[float, float] | None:
         """Lowest and highest memory bandwidth found during the measurements."""
         found = _known(pair.measured.memory_bytes_per_s for pair in self.pairs)
-        return (min(found), max(found)) if found else None
+        if found:
+            return (min(found), max(found))
+        return None
 
     @property
     def cases(self) -> list[Case]:
@@ -371,7 +466,9 @@ class Comparison:
     def regret(self) -> float | None:
         """Mean over the cases of what following the plan loses compared with the measured best."""
         regrets = _known(case.regret for case in self.cases)
-        return statistics.fmean(regrets) if regrets else None
+        if regrets:
+            return statistics.fmean(regrets)
+        return None
 
     def to_document(self) -> dict[str, Any]:
         """Rows and statistics as plain data."""
@@ -392,24 +489,47 @@ def _known(values: Iterable[Any]) -> list[Any]:
 
 
 def _median(values: Iterable[float | None]) -> float | None:
-    known = _known(values)
-    return statistics.median(known) if known else None
+    known: list[float] = _known(values)
+    if known:
+        return statistics.median(known)
+    return None
 
 
 def summarise_case(pairs: Sequence[Pair]) -> Case:
-    """The statistics of one case. Autoregressive decoding, with a speedup of 1, is among the choices; the regret is
-    None where some configuration has fewer than two repetitions to split."""
-    summary, first = summarise("speedup", pairs), pairs[0].measured
+    """The statistics of one case. Autoregressive decoding, with a speedup of 1, is among the
+    choices; the regret is None where some configuration has fewer than two repetitions to split."""
+    summary = summarise("speedup", pairs)
+    first = pairs[0].measured
     case = Case(
-        batch_size=first.batch_size, context_len=first.context_len, temperature=first.temperature, points=len(pairs),
-        median_error=summary.median_error if summary else None, p90_error=summary.p90_error if summary else None,
-    )  # fmt: skip
+        batch_size=first.batch_size,
+        context_len=first.context_len,
+        temperature=first.temperature,
+        points=len(pairs),
+        median_error=None,
+        p90_error=None,
+    )
+    if summary is not None:
+        case = replace(case, median_error=summary.median_error, p90_error=summary.p90_error)
     samples = [pair.measured.speedup_samples or [] for pair in pairs]
     if min(map(len, samples)) < 2:
         return case
-    halves = [[1.0, *(statistics.median(s[start::2]) for s in samples)] for start in (0, 1)]
-    chosen = int(np.argmax([1.0, *(pair.predicted.speedup or 0.0 for pair in pairs)]))
-    losses = [1.0 - score[chosen] / score[int(np.argmax(pick))] for pick, score in (halves, halves[::-1])]
     names = [AUTOREGRESSIVE_CHOICE, *(describe(pair.measured) for pair in pairs)]
-    best = int(np.argmax([1.0, *(statistics.median(s) for s in samples)]))
-    return replace(case, planned=names[chosen], best=names[best], regret=statistics.fmean(losses))
+    predicted = [1.0, *(pair.predicted.speedup or 0.0 for pair in pairs)]
+    planned = int(np.argmax(predicted))
+    best = int(np.argmax(_median_speedups(samples)))
+    even = _median_speedups([sample[0::2] for sample in samples])
+    odd = _median_speedups([sample[1::2] for sample in samples])
+    losses = (_loss(planned, even, odd), _loss(planned, odd, even))
+    return replace(case, planned=names[planned], best=names[best], regret=statistics.fmean(losses))
+
+
+def _median_speedups(samples: Sequence[Sequence[float]]) -> list[float]:
+    """Median speedup of each choice; the first is autoregressive decoding."""
+    return [1.0, *map(statistics.median, samples)]
+
+
+def _loss(planned: int, pick: Sequence[float], score: Sequence[float]) -> float:
+    """Share of the speedup that the planned choice loses to the best one. One half of the samples
+    picks the best, the other half scores both."""
+    best = int(np.argmax(pick))
+    return 1.0 - score[planned] / score[best]

@@ -1,15 +1,19 @@
-"""The exceptions a user can meet: one line on stderr, exit code 2. Anything else is a bug and shows its traceback."""
+"""The exceptions a user can meet: one line on stderr, exit code 2. Anything else is a bug and shows
+its traceback.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from magicdec.units import printable
 
 
 class MagicdecError(Exception):
-    """Base of the errors that a user can correct. The message, a line, says what was wrong and what would be valid."""
+    """Base of the errors that a user can correct. The message, a line, says what was wrong and what
+    would be valid.
+    """
 
     def __init__(self, message: object = "") -> None:
         super().__init__(printable(" ".join(str(message).split())))
@@ -20,11 +24,15 @@ class ConfigError(MagicdecError):
 
 
 class CapacityError(MagicdecError):
-    """The configuration does not fit in memory or in the model's context; the message names the nearest that does."""
+    """The configuration does not fit in memory or in the model's context; the message names the
+    nearest that does.
+    """
 
 
 class CheckpointError(MagicdecError):
-    """A checkpoint directory lacks a file or a tensor, or holds one that does not fit its configuration."""
+    """A checkpoint directory lacks a file or a tensor, or holds one that does not fit its
+    configuration.
+    """
 
 
 class ServerError(MagicdecError):
@@ -35,17 +43,52 @@ class StorageError(MagicdecError):
     """A file cannot be read or written. What was recorded before is intact."""
 
 
-def nearest(value: object, choices: Iterable[str]) -> str | None:
-    """The choice most like `value`, or else the first that begins with it."""
-    known, text = sorted(choices), str(value).lower()
-    close = difflib.get_close_matches(text, known, n=1, cutoff=0.5)
-    return next(iter(close or [each for each in known if text and each.startswith(text)]), None)
+LIKE = 0.62
+"""Similarity, from 0 to 1, above which a choice may be what was meant: two of three letters."""
+MOST_NAMED = 3
+LONG_LIST = 12
+"""Known choices above this number are not listed next to the nearest."""
 
 
-def unknown_choice(kind: str, value: object, choices: Iterable[str]) -> ConfigError:
-    """An error for `value`, which is none of `choices`, naming the closest of them (or all, when few)."""
+def closest(value: object, choices: Iterable[str]) -> list[str]:
+    """The choices that `value` may stand for, nearest first: those that begin with it, shortest
+    first, or else the one most like it.
+    """
     known = sorted(choices)
-    close = nearest(value, known)
-    hint = f"did you mean {close}?" if close else ""
-    listing = "" if close and len(known) > 12 else f"known: {', '.join(known)}"
-    return ConfigError(f"unknown {kind} '{value}': " + "; ".join(part for part in (hint, listing) if part))
+    text = str(value).lower()
+    begun = [choice for choice in known if text and choice.lower().startswith(text)]
+    if begun:
+        return sorted(begun, key=len)[:MOST_NAMED]
+    first, _, version = text.partition(" ")
+    return difflib.get_close_matches(text, known, n=1, cutoff=LIKE) or (
+        difflib.get_close_matches(first, known, n=1, cutoff=LIKE) if version else []
+    )
+
+
+def nearest(value: object, choices: Iterable[str]) -> str | None:
+    """The choice that `value` most likely stands for."""
+    return next(iter(closest(value, choices)), None)
+
+
+def either(names: Sequence[str]) -> str:
+    """ "a", "a or b", "a, b or c"."""
+    *first, last = names
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def unknown_choice(
+    kind: str, value: object, choices: Iterable[str], *, or_else: str = ""
+) -> ConfigError:
+    """An error for `value`, which is none of `choices`, naming the closest of them (or all, when
+    few). `or_else` says what else would do where none is close.
+    """
+    known = sorted(choices)
+    close = closest(value, known)
+    hints = []
+    if close:
+        hints.append(f"did you mean {either(close)}?")
+    if len(known) <= LONG_LIST or not (close or or_else):
+        hints.append(f"known: {', '.join(known)}")
+    if or_else and not close:
+        hints.append(or_else)
+    return ConfigError(f"unknown {kind} '{value}': " + "; ".join(hints))

@@ -1,5 +1,5 @@
-"""Files written in one move, so a crash or a full disk never leaves half a report; files of users read within bounds of
-size, depth and encoding, with one kind of error; and rows as CSV."""
+"""Files written in one move, so a crash or a full disk never leaves half a report; files of users
+read within bounds of size, depth and encoding, with one kind of error; and rows as CSV."""
 
 from __future__ import annotations
 
@@ -35,13 +35,17 @@ T = TypeVar("T")
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
-    """Writes a temporary file next to `path` and renames it: the old content stays until the new is complete. A link
-    stays one: what it points to is written. What is no regular file, such as a terminal, is written to directly.
+    """Writes a temporary file next to `path` and renames it: the old content stays until the new is
+    complete. A link stays one: what it points to is written. What is no regular file, such as a
+    terminal, is written to directly.
 
     Raises:
         StorageError: the directory or the file cannot be written.
     """
-    data = content.encode() if isinstance(content, str) else content
+    if isinstance(content, str):
+        data = content.encode()
+    else:
+        data = content
     temporary = ""
     try:
         path = path.resolve()
@@ -51,7 +55,9 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise IsADirectoryError(21, "is a directory")
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        with tempfile.NamedTemporaryFile(
+            dir=path.parent, prefix=f".{path.name}.", delete=False
+        ) as file:
             temporary = file.name
             file.write(data)
             file.flush()
@@ -61,7 +67,9 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         os.replace(temporary, path)
         temporary = ""
     except (OSError, RuntimeError) as error:  # the latter of links that go round in a circle
-        raise StorageError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
+        raise StorageError(
+            f"cannot write {path}: {getattr(error, 'strerror', None) or error}"
+        ) from error
     finally:
         if temporary:
             with contextlib.suppress(OSError):
@@ -69,52 +77,79 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 
 
 def read_bytes(
-    path: Path, what: str = "", *, limit_bytes: int = LIMIT_BYTES, error: type[MagicdecError] = ConfigError
+    path: Path,
+    what: str = "",
+    *,
+    limit_bytes: int = LIMIT_BYTES,
+    error: type[MagicdecError] = ConfigError,
 ) -> bytes:
-    """The content of any file that a user names, unless it is larger than `limit_bytes`; of a pipe, if something writes
-    to it.
+    """The content of any file that a user names, unless it is larger than `limit_bytes`; of a pipe,
+    if something writes to it.
 
     Raises `error` naming the file, and `what` it is.
     """
     named = f"{what} {path}".strip()
     try:
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            begun = file.raw.read(1)  # None of a pipe that is still empty, no byte of one without a writer
+        with open(
+            path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
+        ) as file:
+            begun = file.raw.read(
+                1
+            )  # None of a pipe that is still empty, no byte of one without a writer
             if begun == b"" and stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
                 raise error(f"{named} is a pipe that nothing writes to")
             os.set_blocking(file.fileno(), True)
-            data = (begun or b"") + (b"" if begun == b"" else file.read(limit_bytes))
+            data = begun or b""
+            if begun != b"":
+                data += file.read(limit_bytes)
     except (OSError, ValueError) as failure:  # the latter of names that no file can have
-        raise error(f"cannot read {named}: {getattr(failure, 'strerror', None) or failure}") from failure
+        raise error(
+            f"cannot read {named}: {getattr(failure, 'strerror', None) or failure}"
+        ) from failure
     if len(data) > limit_bytes:
         raise error(f"{named} has more than the {format_bytes(limit_bytes)} that are read")
     return data
 
 
 def read_text(
-    path: Path, what: str = "", *, limit_bytes: int = LIMIT_BYTES, error: type[MagicdecError] = ConfigError
+    path: Path,
+    what: str = "",
+    *,
+    limit_bytes: int = LIMIT_BYTES,
+    error: type[MagicdecError] = ConfigError,
 ) -> str:
     """The UTF-8 text of a file, as `read_bytes`."""
     try:
         return read_bytes(path, what, limit_bytes=limit_bytes, error=error).decode("utf-8-sig")
     except UnicodeDecodeError as failure:
-        raise error(f"{path} is not UTF-8 text: {failure.reason} at byte {failure.start}") from failure
+        raise error(
+            f"{path} is not UTF-8 text: {failure.reason} at byte {failure.start}"
+        ) from failure
 
 
 def read_csv(path: Path, what: str = "") -> list[dict[str, str]]:
-    """The rows of a CSV file under its header, without cells beyond it; one whose name ends in .gz is compressed.
+    """The rows of a CSV file under its header; one whose name ends in .gz is compressed.
 
     Raises ConfigError.
     """
     try:
         data = read_bytes(path, what)
-        text = gzip.GzipFile(fileobj=io.BytesIO(data)).read(LIMIT_BYTES) if path.suffix == ".gz" else data
-        rows = csv.DictReader(text.decode("utf-8-sig").splitlines())
-        return [{key.strip(): cell or "" for key, cell in row.items() if isinstance(key, str)} for row in rows]
+        if path.suffix == ".gz":
+            text = gzip.GzipFile(fileobj=io.BytesIO(data)).read(LIMIT_BYTES)
+        else:
+            text = data
+        rows = list(csv.DictReader(text.decode("utf-8-sig").splitlines()))
     except (OSError, EOFError, zlib.error) as failure:
         raise ConfigError(f"cannot read {path}: {failure}") from failure
     except (ValueError, csv.Error) as failure:
         raise ConfigError(f"{path} is not a UTF-8 text table: {failure}") from failure
+    for number, row in enumerate(rows, 2):
+        if any(row.get(None, [])):  # where csv keeps surplus cells
+            raise ConfigError(f"{path}:{number} has more cells than the header has columns")
+    return [
+        {name.strip(): cell or "" for name, cell in row.items() if isinstance(name, str)}
+        for row in rows
+    ]
 
 
 def read_toml(path: Path, what: str = "") -> dict[str, Any]:
@@ -129,7 +164,11 @@ def read_toml(path: Path, what: str = "") -> dict[str, Any]:
 
 
 def read_json(
-    path: Path, what: str = "", *, decode: Callable[[str], Any] | None = None, error: type[MagicdecError] = ConfigError
+    path: Path,
+    what: str = "",
+    *,
+    decode: Callable[[str], Any] | None = None,
+    error: type[MagicdecError] = ConfigError,
 ) -> Any:
     """The values of a JSON file, as `read_toml`. By default it has neither NaN nor an infinity."""
     return _document(path, what, "JSON", decode or strict_json, error)
@@ -142,12 +181,16 @@ def strict_json(text: str | bytes) -> Any:
         raise ValueError(f"{name} is no JSON")
 
     def finite(digits: str) -> float:
-        return value if math.isfinite(value := float(digits)) else refuse(digits)
+        if math.isfinite(value := float(digits)):
+            return value
+        return refuse(digits)
 
     return json.loads(text, parse_constant=refuse, parse_float=finite)
 
 
-def _document(path: Path, what: str, form: str, decode: Callable[[str], Any], error: type[MagicdecError]) -> Any:
+def _document(
+    path: Path, what: str, form: str, decode: Callable[[str], Any], error: type[MagicdecError]
+) -> Any:
     try:
         return bounded(decode, read_text(path, what, error=error))
     except ValueError as failure:
@@ -155,24 +198,35 @@ def _document(path: Path, what: str, form: str, decode: Callable[[str], Any], er
 
 
 def bounded(decode: Callable[[Any], Any], text: Any) -> Any:
-    """A decoded document that nests at most `MAX_DEPTH` deep: whatever reads it may recurse. Raises ValueError."""
+    """A decoded document that nests at most `MAX_DEPTH` deep: whatever reads it may recurse. Raises
+    ValueError.
+    """
     try:
         document = decode(text)
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
     level = [document]
     for _ in range(MAX_DEPTH + 1):
-        inside = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
-        level = [child for children in inside for child in children if isinstance(child, dict | list)]
+        children: list[Any] = []
+        for parent in level:
+            if isinstance(parent, dict):
+                children += parent.values()
+            elif isinstance(parent, list):
+                children += parent
+        level = [child for child in children if isinstance(child, dict | list)]
         if not level:
             return document
     raise ValueError(TOO_DEEP)
 
 
 def decode_json(data: bytes | str, kind: Any = Any) -> Any:
-    """A JSON document as a struct. Raises msgspec.DecodeError for what is not JSON, does not fit or nests too deep."""
+    """A JSON document as a struct. Raises msgspec.DecodeError for what is not JSON, does not fit or
+    nests too deep.
+    """
     try:
-        return msgspec.json.decode(data, type=kind) if kind is not Any else bounded(msgspec.json.decode, data)
+        if kind is not Any:
+            return msgspec.json.decode(data, type=kind)
+        return bounded(msgspec.json.decode, data)
     except msgspec.DecodeError:
         raise
     except UnicodeDecodeError as failure:
@@ -182,7 +236,9 @@ def decode_json(data: bytes | str, kind: Any = Any) -> Any:
 
 
 def json_documents(text: str) -> list[tuple[int, Any]]:
-    """The whole as one JSON document, or one for each line, with the line's number. Raises ValueError naming a line."""
+    """The whole as one JSON document, or one for each line, with the line's number. Raises
+    ValueError naming a line.
+    """
     with contextlib.suppress(ValueError):
         return [(1, bounded(json.loads, text))]
     documents = []
@@ -204,11 +260,16 @@ def converted(document: Any, kind: type[T], *, where: str, strict: bool = True) 
         message = message.replace("Object missing required field", "missing key")
         message = message.replace("Object contains unknown field", "unknown key")
         key = place.strip("'$.")
-        raise ConfigError(f"{where}: " + (f"key '{key}': " if key else "") + message) from error
+        place = ""
+        if key:
+            place = f"key '{key}': "
+        raise ConfigError(f"{where}: " + place + message) from error
 
 
 def check_writable(path: Path) -> None:
-    """Fails before the work rather than after it. Raises StorageError when `path` cannot be written."""
+    """Fails before the work rather than after it. Raises StorageError when `path` cannot be
+    written.
+    """
     parent = path.parent
     while not parent.exists():
         parent = parent.parent
@@ -221,8 +282,8 @@ def check_writable(path: Path) -> None:
 
 
 def check_apart(files: Mapping[str, Path | None]) -> None:
-    """Raises StorageError when two of these files, each under its option's name, are one: by whatever link, or where
-    only some systems tell their names apart."""
+    """Raises StorageError when two of these files, each under its option's name, are one: by
+    whatever link, or where only some systems tell their names apart."""
     seen: dict[object, str] = {}
     for option, path in files.items():
         if path is None:
@@ -237,16 +298,22 @@ def check_apart(files: Mapping[str, Path | None]) -> None:
 
 
 def rows_to_csv(rows: Iterable[Mapping[str, Any]], names: Iterable[str] | None = None) -> str:
-    """Rows under `names`, or else the union of their keys in the order they first appear. Lists and mappings are JSON;
-    what is None or empty is an empty cell."""
+    """Rows under `names`, or else the union of their keys in the order they first appear. Lists and
+    mappings are JSON; what is None or empty is an empty cell."""
 
     def cell(value: object) -> object:
         if isinstance(value, list | dict | tuple):
-            return json.dumps(value, separators=(",", ":")) if value else ""
-        return "" if value is None else value
+            if value:
+                return json.dumps(value, separators=(",", ":"))
+            return ""
+        if value is None:
+            return ""
+        return value
 
     rows = list(rows)
     names = list(names if names is not None else dict.fromkeys(key for row in rows for key in row))
     out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows([names, *([cell(row.get(name)) for name in names] for row in rows)])
+    csv.writer(out, lineterminator="\n").writerows(
+        [names, *([cell(row.get(name)) for name in names] for row in rows)]
+    )
     return out.getvalue()

@@ -1,9 +1,11 @@
-"""Numbers to fit, each with a prior, and robust least squares on their codes; the errors of what follows from them.
+"""Numbers to fit, each with a prior, and robust least squares on their codes; the errors of what
+follows from them.
 
     minimise  ½ Σ ρ(residual²)        residuals: the data's, and pull · (code − prior's code) / spread of each number
 
-A code is the number's logarithm, logit, or logarithm of its excess over 1, so that any code is a possible number; or
-the number itself in a unit. SciPy is imported on the first fit only: predicting needs none of it.
+A code is the number's logarithm, logit, or logarithm of its excess over 1, so that any code is a
+possible number; or the number itself in a unit. SciPy is imported on the first fit only: predicting
+needs none of it.
 """
 
 from __future__ import annotations
@@ -24,12 +26,16 @@ GRADIENT_STEP = 1e-4
 
 @dataclass(frozen=True, kw_only=True)
 class Free:
-    """A number to fit: its prior, whose `spread` is the standard deviation of the code (infinite: no prior)."""
+    """A number to fit: its prior, whose `spread` is the standard deviation of the code (infinite:
+    no prior).
+    """
 
     spread: float = 0.5
     scale: Literal["log", "unit", "above_one", "linear"] = "log"
     prior: float | None = None
-    """The number to start from and to be drawn to; of a kernel's constant by default its curve's generic value."""
+    """The number to start from and to be drawn to; of a kernel's constant by default its curve's
+    generic value.
+    """
     limits: tuple[float, float] | None = None
     unit: float = 1.0
     """The number whose code is 1 in a linear scale."""
@@ -46,16 +52,24 @@ class Free:
         if self.scale == "unit":
             value = min(max(value, 1e-4), 1 - 1e-4)
             return math.log(value / (1 - value))
-        return math.log(max(value - (1.0 if self.scale == "above_one" else 0.0), 1e-12))
+        shift = 0.0
+        if self.scale == "above_one":
+            shift = 1.0
+        return math.log(max(value - shift, 1e-12))
 
     def decode(self, code: Any) -> Any:
         """The number at a code, or at each of an array of them."""
-        exp = np.exp if isinstance(code, np.ndarray) else math.exp
+        exp: Callable[[Any], Any] = math.exp
+        if isinstance(code, np.ndarray):
+            exp = np.exp
         if self.scale == "linear":
             return code * self.unit
         if self.scale == "unit":
             return 1.0 / (1.0 + exp(-code))
-        return exp(code) + (1.0 if self.scale == "above_one" else 0.0)
+        shift = 0.0
+        if self.scale == "above_one":
+            shift = 1.0
+        return exp(code) + shift
 
     def at(self, deviations: Any) -> Any:
         """The number that lies so many spreads from the prior."""
@@ -94,12 +108,17 @@ class Solution:
         """Each number with its 90 % interval, where residuals have this standard deviation."""
         deviation = np.sqrt(np.diag(self.covariance)) * error
         low, high = (self.codes + sign * Z_90 * deviation for sign in (-1.0, 1.0))
-        found = zip(*(decoded(self.free, codes).values() for codes in (self.codes, low, high)), strict=True)
+        found = zip(
+            *(decoded(self.free, codes).values() for codes in (self.codes, low, high)), strict=True
+        )
         return dict(zip(self.free, found, strict=True))
 
 
 def decoded(free: Mapping[str, Free], codes: Array) -> dict[str, float]:
-    return {name: each.decode(float(code)) for (name, each), code in zip(free.items(), codes, strict=True)}
+    return {
+        name: each.decode(float(code))
+        for (name, each), code in zip(free.items(), codes, strict=True)
+    }
 
 
 def solve(
@@ -113,14 +132,19 @@ def solve(
 ) -> Solution:
     """The best fit from several starts: the priors, but for the numbers that a start names.
 
-    `bounds`, of codes, replace the numbers' limits; further options are those of scipy's least_squares.
+    `bounds`, of codes, replace the numbers' limits; further options are those of scipy's
+    least_squares.
     """
     from scipy.optimize import least_squares
 
     names = list(free)
-    center, spread = (np.array(each) for each in zip(*((f.center, f.spread) for f in free.values()), strict=True))
+    center, spread = (
+        np.array(each) for each in zip(*((f.center, f.spread) for f in free.values()), strict=True)
+    )
     if bounds is None:
-        limits = [[f.encode(limit) for limit in f.limits or (-math.inf, math.inf)] for f in free.values()]
+        limits = [
+            [f.encode(limit) for limit in f.limits or (-math.inf, math.inf)] for f in free.values()
+        ]
         bounds = np.array(limits)[:, 0], np.array(limits)[:, 1]
 
     def all_residuals(codes: Array) -> Array:
@@ -133,7 +157,10 @@ def solve(
             first[names.index(name)] = free[name].encode(value)
         first = np.clip(first, bounds[0] + INSIDE, bounds[1] - INSIDE)
         found = least_squares(all_residuals, first, bounds=bounds, **options)
-        best = found if best is None or found.cost < best.cost else best
+        if best is None or found.cost < best.cost:
+            best = found
     jacobian = np.asarray(best.jac, dtype=np.float64)
     covariance: Array = np.linalg.pinv(jacobian.T @ jacobian).astype(np.float64)
-    return Solution(free=free, codes=best.x, bounds=bounds, covariance=covariance, cost=float(best.cost))
+    return Solution(
+        free=free, codes=best.x, bounds=bounds, covariance=covariance, cost=float(best.cost)
+    )

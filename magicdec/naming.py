@@ -1,11 +1,11 @@
-"""Ways to draft: the sort of each, whether our runtime runs it, and its names in text and in each serving engine."""
+"""Ways to draft: the sort of each, whether our runtime runs it, and its name in text."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 ENGINE_TITLES = {"vllm": "vLLM 0.32", "sglang": "SGLang 0.5.23", "trtllm": "TensorRT-LLM 1.2"}
 """Serving engines, with the versions that exports are written for."""
@@ -13,54 +13,51 @@ ENGINE_TITLES = {"vllm": "vLLM 0.32", "sglang": "SGLang 0.5.23", "trtllm": "Tens
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A way to draft. Engines' names are those of a draft model unless it has its own."""
+    """A way to draft. How an engine is asked for it stands in the engine's file."""
 
     text: str
     """Name in text."""
     sort: Literal["none", "whole", "sparse", "lookup", "head", "parallel"]
-    """How it drafts: with its whole cache; with a part of it, of `draft_budget` slots; by looking text up, without a
-    network; with a head on the target's hidden states, token by token, or a block in one pass over masked positions."""
-    is_run: bool = False
+    """How it drafts: with its whole cache; with a part of it, of `draft_budget` slots; by looking
+    text up, without a network; with a head on the target's hidden states, token by token, or a
+    block in one pass over masked positions."""
+    is_run: bool = True
     """Whether our runtime runs it; else it is planned for alone."""
     has_checkpoint: bool = True
     """Whether it is a network that the target does not bring along."""
-    vllm: Mapping[str, Any] = field(default_factory=lambda: {"method": "draft_model"})
-    """Keys of vLLM's speculative configuration."""
-    sglang: str = "STANDALONE"
-    """SGLang's --speculative-algorithm."""
-    trtllm: str = "Draft_Target"
-    """TensorRT-LLM's decoding_type."""
+    selects: Literal["never", "after_prompt", "each_block"] = "never"
+    """When a sparse cache's tokens are selected by their attention."""
 
     @property
     def is_head(self) -> bool:
         return self.sort in ("head", "parallel")
 
+    @property
+    def is_trained_apart(self) -> bool:
+        """Whether it is a head that anybody can train anew, not published with its target."""
+        return self.is_head and self.has_checkpoint
+
 
 METHODS: Mapping[str, Method] = {
-    "none": Method(text="none", sort="none", is_run=True),
-    "full": Method(text="full KV", sort="whole", is_run=True),
-    "streamingllm": Method(text="StreamingLLM", sort="sparse", is_run=True),
-    "snapkv": Method(text="SnapKV", sort="sparse", is_run=True),
-    "topk": Method(text="top-k", sort="sparse", is_run=True),
-    "ngram": Method(
-        text="n-gram", sort="lookup", is_run=True, has_checkpoint=False, vllm={"method": "ngram"}, sglang="NGRAM",
-        trtllm="NGram",
-    ),
-    "suffix": Method(text="suffix", sort="lookup", has_checkpoint=False, vllm={"method": "suffix"}),
-    "eagle": Method(text="EAGLE", sort="head", vllm={"method": "eagle"}, sglang="EAGLE", trtllm="Eagle3"),
-    "eagle3": Method(text="EAGLE-3", sort="head", vllm={"method": "eagle3"}, sglang="EAGLE3", trtllm="Eagle3"),
-    "mtp": Method(
-        text="multi-token prediction", sort="head", has_checkpoint=False, vllm={"method": "mtp"}, sglang="EAGLE",
-        trtllm="MTP",
-    ),
-    "dspark": Method(text="DSpark", sort="parallel", vllm={"method": "dspark"}),
-    "dflash": Method(text="DFlash", sort="parallel", vllm={"method": "dflash"}),
-    "p-eagle": Method(text="P-EAGLE", sort="parallel", vllm={"method": "eagle3", "parallel_drafting": True}),
-}  # fmt: skip
-"""n-gram: what followed the last tokens before; suffix: what most often followed the longest suffix, earlier answers
-included. EAGLE's head reads the last layer, EAGLE-3's three layers, with a vocabulary of its own; heads of multi-token
-prediction are published with the model (SGLang runs them as EAGLE). DSpark chains the positions of its block and has a
-window; DFlash is a block diffusion; P-EAGLE a parallel EAGLE-3."""
+    "none": Method(text="none", sort="none"),
+    "full": Method(text="full KV", sort="whole"),
+    "streamingllm": Method(text="StreamingLLM", sort="sparse"),
+    "snapkv": Method(text="SnapKV", sort="sparse", selects="after_prompt"),
+    "topk": Method(text="top-k", sort="sparse", selects="each_block"),
+    "ngram": Method(text="n-gram", sort="lookup", has_checkpoint=False),
+    "suffix": Method(text="suffix", sort="lookup", is_run=False, has_checkpoint=False),
+    "eagle": Method(text="EAGLE", sort="head"),
+    "eagle3": Method(text="EAGLE-3", sort="head"),
+    "mtp": Method(text="multi-token prediction", sort="head", has_checkpoint=False),
+    "dspark": Method(text="DSpark", sort="parallel"),
+    "dflash": Method(text="DFlash", sort="parallel"),
+    "p-eagle": Method(text="P-EAGLE", sort="parallel"),
+}
+"""n-gram: what followed the last tokens before; suffix: what most often followed the longest
+suffix, earlier answers included. EAGLE's head reads the last layer, EAGLE-3's three layers, with a
+vocabulary of its own; heads of multi-token prediction are published with the model. DSpark chains
+the positions of its block and has a window; DFlash is a block diffusion; P-EAGLE a parallel
+EAGLE-3."""
 
 
 class Configuration(Protocol):
@@ -79,21 +76,35 @@ class Configuration(Protocol):
 
 
 def method_name(method: str) -> str:
-    return METHODS[method].text if method in METHODS else method
+    if method in METHODS:
+        return METHODS[method].text
+    return method
 
 
 def draft_name(draft: str, method: str, budget: int | None = None) -> str:
     """A draft in text: "StreamingLLM 512", "tinyllama-1.1b, full KV", or "none"."""
     if "none" in (method, draft):
         return "none"
-    name = method_name(method) if draft in ("self", method) else f"{draft}, {method_name(method)}"
-    return f"{name} {budget}" if budget else name
+    if draft in ("self", method):
+        name = method_name(method)
+    else:
+        name = f"{draft}, {method_name(method)}"
+    if budget:
+        return f"{name} {budget}"
+    return name
 
 
 def draft_id(draft: str, method: str, budget: int | None = None) -> str:
-    """A draft in the words of the options, for tables: "streamingllm 512", "tinyllama-1.1b full", or "none"."""
-    name = method if draft in ("self", "none", method) else f"{draft} {method}"
-    return f"{name} {budget}" if budget else name
+    """A draft in the words of the options, for tables: "streamingllm 512", "tinyllama-1.1b full",
+    or "none".
+    """
+    if draft in ("self", "none", method):
+        name = method
+    else:
+        name = f"{draft} {method}"
+    if budget:
+        return f"{name} {budget}"
+    return name
 
 
 def device_name(hardware: str) -> str:
@@ -110,7 +121,9 @@ def describe(configuration: Configuration, *, symbol: str = "gamma") -> str:
     """A configuration in a few words: "StreamingLLM 256, gamma 3"."""
     if configuration.gamma == 0 or configuration.draft_method == "none":
         return "autoregressive"
-    draft, method, weights = configuration.draft, configuration.draft_method, configuration.draft_weight_dtype
+    draft = configuration.draft
+    method = configuration.draft_method
+    weights = configuration.draft_weight_dtype
     words = ("" if draft in ("self", method) else f"{draft} ") + method_name(method)
     words += "" if configuration.draft_budget is None else f" {configuration.draft_budget}"
     words += "" if weights is None else f", {weights} draft"

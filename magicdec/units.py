@@ -10,12 +10,15 @@ TERA = 1e12
 KIB = 2**10
 MIB = 2**20
 GIB = 2**30
+SECONDS_PER_HOUR = 3600.0
 
 
 def printable(text: str) -> str:
-    """Text from elsewhere without what would act on a terminal or cannot be written: control characters, lone halves of
-    characters."""
-    return text if text.isprintable() else "".join(each if each.isprintable() else "?" for each in text)
+    """Text from elsewhere without what would act on a terminal or cannot be written: control
+    characters, lone halves of characters."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def format_bytes(num_bytes: float) -> str:
@@ -23,7 +26,9 @@ def format_bytes(num_bytes: float) -> str:
     value = float(num_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(value) < KIB:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
+            if unit == "B":
+                return f"{value:.0f} {unit}"
+            return f"{value:.3g} {unit}"
         value /= KIB
     return f"{value:.3g} TiB"
 
@@ -50,12 +55,16 @@ def format_rate(per_second: float, unit: str) -> str:
 
 def format_number(value: float) -> str:
     """A number with three significant figures, and no exponent: 0.123, 12.3, 1250."""
-    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
+    if abs(value) < 999.5:
+        return f"{value:.3g}"
+    return f"{value:.0f}"
 
 
 def format_tokens(tokens: float) -> str:
     """A number of tokens as options take it: 512, 13.8k."""
-    return f"{format_number(tokens / KIB)}k" if tokens >= KIB else f"{tokens:.0f}"
+    if tokens >= KIB:
+        return f"{format_number(tokens / KIB)}k"
+    return f"{tokens:.0f}"
 
 
 COUNT_SUFFIXES = {"k": KIB, "m": MIB}

@@ -1,4 +1,6 @@
-"""`magicdec models`, `magicdec hardware`, `magicdec engines`: what there is to name, as a table or as JSON."""
+"""`magicdec models`, `magicdec hardware`, `magicdec engines`: what there is to name, as a table or
+as JSON.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from magicdec.units import GIGA, MEGA, TERA, format_bytes
 
 Format = Annotated[Literal["table", "json"], option("table or json.", "--format")]
 MODELS_EPILOG = options.examples("models", "models --format json", "models --architectures")
-HARDWARE_EPILOG, ENGINES_EPILOG = options.examples("hardware"), options.examples("engines")
+HARDWARE_EPILOG = options.examples("hardware")
+ENGINES_EPILOG = options.examples("engines")
 PROSE = ("layers", "fitted on", "models", "run")
 """Headings of columns that wrap."""
 WIDTH_WITH_LAYERS = 110
@@ -30,11 +33,13 @@ def models_command(
 ) -> None:
     """List the models that can be planned by name.
 
-    With their weights, layers by kind, what a token takes in the cache, the longest context, and whether `magicdec run`
-    runs them. With --architectures, the architectures that a config.json may have.
+    With their weights, layers by kind, what a token takes in the cache, the longest context, and
+    whether `magicdec run` runs them. With --architectures, the architectures that a config.json may
+    have.
     """
     from magicdec.specs.catalog import load_model_spec, model_names
     from magicdec.specs.model import why_not_run
+    from magicdec.specs.model_names import named_models
 
     if architectures:
         _show_architectures(output)
@@ -42,23 +47,34 @@ def models_command(
     rows: list[dict[str, Any]] = []
     for spec in map(load_model_spec, model_names()):
         recurrent, conv = spec.state_elements()
-        rows.append({
-            "model": spec.name,
-            "parameters": spec.num_parameters,
-            "active_parameters": spec.active_parameters,
-            "layers": spec.summary(),
-            "kv_bytes_per_token": 2 * spec.kv_elements_per_token(),
-            "state_bytes_per_sequence": 4 * recurrent + 2 * conv,
-            "longest_context": spec.longest_context,
-            "weights": "bf16" if spec.quantization is None else spec.quantization.weight_dtype,
-            "runs": "yes" if why_not_run(spec) is None else "no",
-        })  # fmt: skip
+        rows.append(
+            {
+                "model": spec.name,
+                "parameters": spec.num_parameters,
+                "active_parameters": spec.active_parameters,
+                "layers": spec.summary(),
+                "kv_bytes_per_token": 2 * spec.kv_elements_per_token(),
+                "state_bytes_per_sequence": 4 * recurrent + 2 * conv,
+                "longest_context": spec.longest_context,
+                "weights": "bf16" if spec.quantization is None else spec.quantization.weight_dtype,
+                "runs": "yes" if why_not_run(spec) is None else "no",
+            }
+        )
+        named = named_models().get(spec.name)
+        if output == "json" and named is not None:
+            rows[-1] |= {
+                "checkpoints": named.checkpoints,
+                "shape": named.shape,
+                "source": named.source,
+            }
     if is_narrow := output == "table" and table_console().width < WIDTH_WITH_LAYERS:
         for row in rows:
             del row["layers"]
     _show(rows, output)
     if is_narrow:
-        print(f"layers by kind: in a terminal of {WIDTH_WITH_LAYERS} columns, or with --format json")
+        print(
+            f"layers by kind: in a terminal of {WIDTH_WITH_LAYERS} columns, or with --format json"
+        )
 
 
 def _show_architectures(output: str) -> None:
@@ -118,7 +134,9 @@ def engines_command(output: Format = "table") -> None:
     """
     from magicdec.specs.engine import engine_names, load_engine
 
-    rows = [{"engine": name, "fitted_on": load_engine(name).fitted_on or "-"} for name in engine_names()]
+    rows = [
+        {"engine": name, "fitted_on": load_engine(name).fitted_on or "-"} for name in engine_names()
+    ]
     _show(rows, output)
 
 
@@ -136,7 +154,9 @@ def _show(rows: list[dict[str, Any]], output: str) -> None:
 def _cell(name: str, value: Any) -> str:
     if "parameters" in name:
         scale, unit = (GIGA, "G") if value >= GIGA / 10 else (MEGA, "M")
-        return f"{value / scale:.3g} {unit}" if value < TERA else f"{value / GIGA:.0f} G"
+        if value < TERA:
+            return f"{value / scale:.3g} {unit}"
+        return f"{value / GIGA:.0f} G"
     if name.endswith("flops_per_s"):
         return f"{value / TERA:.4g} TFLOP/s"
     if name.endswith("bytes_per_s"):

@@ -1,8 +1,11 @@
-"""Options that several commands share, each declared once, with type and help; and how a command's help groups them."""
+"""Options that several commands share, each declared once, with type and help; and how a command's
+help groups them.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -14,6 +17,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
+from magicdec.commands.engine_options import as_ours
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.units import parse_count
 
@@ -23,14 +27,34 @@ PIPED_WIDTH, TEXT_WIDTH = 80, 100
 
 
 def examples(*lines: str) -> str:
-    """The end of a command's help."""
-    return "\b\nExamples:\n" + "".join(f"  magicdec {line}\n" for line in lines)
+    """The end of a command's help: each example within 80 columns."""
+    return "\b\nExamples:\n" + "".join(f"  {_folded(f'magicdec {line}')}\n" for line in lines)
+
+
+def _folded(line: str) -> str:
+    """A command over several lines where it is long, broken before options."""
+    words = re.split(r" (?=-)", line)
+    lines = [words[0]]
+    for word in words[1:]:
+        if len(lines[-1]) + len(word) < PIPED_WIDTH - 6:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return " \\\n      ".join(lines)
 
 
 def command(name: str, **given: Any) -> str:
-    """A command to paste, with these options; none for a value that is empty, one for each of a list."""
+    """A command to paste, with these options; none for a value that is empty, one for each of a
+    list.
+    """
     values = {key: value if isinstance(value, list) else [value] for key, value in given.items()}
-    words = [word for key, each in values.items() for value in each if value for word in (f"--{key}", str(value))]
+    words = [
+        word
+        for key, each in values.items()
+        for value in each
+        if value
+        for word in (f"--{key}", str(value))
+    ]
     return shlex.join(["magicdec", name, *words])
 
 
@@ -53,10 +77,14 @@ def as_dtype(text: str | None) -> str | None:
 
 
 def as_formats(text: str | None) -> str | None:
-    """The profiles' names of a list of number formats: "bfloat16" is understood as bf16."""
-    from magicdec.specs.precision import PROFILE_DTYPES
+    """The profiles' names of a list of number formats: "bfloat16" is understood as bf16, "awq" as
+    int4; "auto" is the format as published.
+    """
+    from magicdec.specs.precision import format_name
 
-    return text and ",".join(PROFILE_DTYPES.get(part.strip(), part) for part in text.split(","))
+    if not text or text == "auto":
+        return None
+    return ",".join(format_name(part) for part in text.split(","))
 
 
 # What is predicted
@@ -68,17 +96,33 @@ Checkpoint = Annotated[str, option("Catalog name, or a Hugging Face checkpoint d
 Runtime = Literal["ours", "vllm"]
 Dtype = Annotated[str, option("float32, bfloat16 or float16.", callback=as_dtype)]
 OptionalDtype = Annotated[
-    str | None, option("float32, bfloat16 or float16; default float32; a server's as in its plan.", callback=as_dtype)
+    str | None,
+    option(
+        "float32, bfloat16 or float16; default float32; a server's as in its plan.",
+        callback=as_dtype,
+    ),
 ]
 DeviceName = Annotated[str, option("cpu, cuda or cuda:N.")]
 CLOCK_HELP = "wall, or cpu: the processor time of one thread, which other processes disturb less."
 
 # A server
 ServedModel = Annotated[str, option("The target, as plans call it.")]
-ServerFormat = Annotated[str | None, option("The server's; default as published, on a CPU fp32.", callback=as_formats)]
+ServerFormat = Annotated[
+    str | None, option("The server's; default as published, on a CPU fp32.", callback=as_formats)
+]
 ServerTp = Annotated[int, option("The server's tensor-parallel size.", min=1)]
 ServerTemperature = Annotated[float, option("Of its requests; 0 is greedy.")]
 Target = Annotated[str | None, option("MODEL or MODEL/ENGINE, where an address has several.")]
+
+# Logged requests
+LoggedOutputs = Annotated[
+    list[str] | None,
+    option("Logged requests to replay (JSON lines, JSON, .gz, .zst, .parquet; globs); repeatable."),
+]
+LogTokenizer = Annotated[
+    Path | None,
+    option("With logs of text: the model's tokenizer.json, or its directory.", "--tokenizer"),
+]
 
 # Files and output
 Quiet = Annotated[bool, option("No progress display.", "--quiet", "-q")]
@@ -88,7 +132,7 @@ PlanFile = Annotated[Path | None, option("A plan document (magicdec plan --forma
 
 
 FEW_OPTIONS = 9
-"""Up to so many options are one list."""
+"""Commands with at most this many options show them as one list."""
 SECTIONS = {
     "Model and devices": "model hardware engine tp gpus pp ep dp_attention weights weight_dtype kv_dtype dtype device",
     "Load and limits": "batch context context_spread gen_len workload tpot_ms ttft_ms price prompts queue num_prompts",
@@ -103,20 +147,40 @@ SECTIONS = {
 
 
 class Command(TyperCommand):
-    """A command whose options are listed in groups, where they are many."""
+    """A command whose options are listed in groups, where they are many, and which reads engines'
+    names for them.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        options = [param for param in self.get_params(ctx) if param.param_type_name == "option"]
+        names = [name for param in options for name in (*param.opts, *param.secondary_opts)]
+        counts = [name for param in options if _is_whole(param) for name in param.opts]
+        return super().parse_args(ctx, as_ours(args, names=names, counts=counts))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        listed = [(param, param.get_help_record(ctx)) for param in self.get_params(ctx)]
-        found = [(str(param.name), record) for param, record in listed if record is not None]
-        if len(found) <= FEW_OPTIONS or any(param.param_type_name == "argument" for param in self.params):
+        records = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                records[str(param.name)] = record
+        has_arguments = any(param.param_type_name == "argument" for param in self.params)
+        if has_arguments or len(records) <= FEW_OPTIONS:
             super().format_options(ctx, formatter)
             return
-        grouped = {head: names.split() for head, names in SECTIONS.items()}
-        known = {name for names in grouped.values() for name in names}
-        for head, names in (*grouped.items(), ("Other", [name for name, _ in found if name not in known])):
-            if records := [record for name, record in found if name in names]:
+        sections: dict[str, list[Any]] = {head: [] for head in (*SECTIONS, "Other")}
+        head_of = {name: head for head, names in SECTIONS.items() for name in names.split()}
+        for name, record in records.items():
+            sections[head_of.get(name, "Other")].append(record)
+        for head, rows in sections.items():
+            if rows:
                 with formatter.section(head):
-                    formatter.write_dl(records)
+                    formatter.write_dl(rows)
+
+
+def _is_whole(param: Any) -> bool:
+    """Whether an option takes a whole number."""
+    described = getattr(param, "type_descriptor", None)
+    return described is not None and described.annotation is int
 
 
 class CommandGroup(TyperGroup):
@@ -130,17 +194,25 @@ class CommandGroup(TyperGroup):
 
 
 def parse_ints(text: str, option: str) -> list[int]:
-    """ "1,2,4-6,32k" -> [1, 2, 4, 5, 6, 32768]; k is 1024, m its square. Raises ConfigError naming the option."""
+    """ "1,2,4-6,32k" -> [1, 2, 4, 5, 6, 32768]; k is 1024, m its square. Raises ConfigError naming
+    the option.
+    """
     values: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         try:
             low = parse_count(first)
-            high = parse_count(last) if dash else low
+            high = low
+            if dash:
+                high = parse_count(last)
         except ValueError:
-            raise ConfigError(f"{option} must be numbers like 4, 32k or 1,2,4-6, not '{text}'") from None
+            raise ConfigError(
+                f"{option} must be numbers like 4, 32k or 1,2,4-6, not '{text}'"
+            ) from None
         if len(values) + high - low >= MAX_VALUES:
-            raise ConfigError(f"{option} {part.strip()} names more than {MAX_VALUES} numbers; give fewer")
+            raise ConfigError(
+                f"{option} {part.strip()} names more than {MAX_VALUES} numbers; give fewer"
+            )
         values += range(low, high + 1)
     if not values:
         raise ConfigError(f"{option} '{text}' names no number")
@@ -160,7 +232,9 @@ def parse_rates(text: str | None) -> float | tuple[float, ...] | None:
     if text is None:
         return None
     rates = parse_floats(text, "--acceptance-rate")
-    return rates[0] if len(rates) == 1 else tuple(rates)
+    if len(rates) == 1:
+        return rates[0]
+    return tuple(rates)
 
 
 def require(condition: bool, message: str) -> None:
@@ -168,7 +242,9 @@ def require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
-def print_as(form: OutputFormat, document: Any, rows: Iterable[Mapping[str, Any]], table: Callable[[], None]) -> None:
+def print_as(
+    form: OutputFormat, document: Any, rows: Iterable[Mapping[str, Any]], table: Callable[[], None]
+) -> None:
     """Prints a result as JSON of its document, as CSV of its rows, or by its table."""
     from magicdec.files import rows_to_csv
 
@@ -182,10 +258,17 @@ def print_as(form: OutputFormat, document: Any, rows: Iterable[Mapping[str, Any]
 
 def table_console() -> Console:
     """A console for tables: as wide as the terminal, plain text and 80 columns when piped."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
+    if sys.stdout.isatty():
+        width = None
+    else:
+        width = PIPED_WIDTH
+    return Console(highlight=False, width=width)
 
 
 def console() -> Console:
     """A console for stdout: at most 100 columns, plain text when piped."""
-    width = Console(highlight=False).width if sys.stdout.isatty() else TEXT_WIDTH
+    if sys.stdout.isatty():
+        width = Console(highlight=False).width
+    else:
+        width = TEXT_WIDTH
     return Console(highlight=False, width=min(width, TEXT_WIDTH))

@@ -1,9 +1,10 @@
-"""`magicdec plan`: which draft, budget and gamma; on how many devices; or no speculation. `magicdec sensitivity`: which
-input moves that answer most. `magicdec explore`: a page in the browser, answered by the planner as its controls move.
-None needs torch."""
+"""`magicdec plan`: which draft, budget and gamma; on how many devices; or no speculation. `magicdec
+sensitivity`: which input moves that answer most. `magicdec explore`: a page in the browser,
+answered by the planner as its controls move. None needs torch."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -11,7 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from magicdec import plan_request
 from magicdec.commands import options
-from magicdec.commands.options import OutputFormat, option, parse_ints, parse_rates, print_as, table_console
+from magicdec.commands.options import (
+    OutputFormat,
+    option,
+    parse_ints,
+    parse_rates,
+    print_as,
+    table_console,
+)
 from magicdec.plan_request import Option
 from magicdec.progress import shown_progress
 
@@ -19,16 +27,22 @@ if TYPE_CHECKING:
     from magicdec.perfmodel.plan.variations import Sensitivity
     from magicdec.plan_document import Plan
 
-AS_TEXT = (tuple[int, ...], tuple[str, ...], float | tuple[float, ...] | None, plan_request.NUMBER_OR_TEXT)
+AS_TEXT = (
+    tuple[int, ...],
+    tuple[str, ...],
+    float | tuple[float, ...] | None,
+    plan_request.NUMBER_OR_TEXT,
+    plan_request.COUNT_OR_SHARE,
+)
 PLAN_EPILOG = options.examples(
     "plan",
-    "plan --model llama-3.1-70b --hardware h100-sxm-80gb --gpus 8 --context 16384,65536",
+    "plan --model llama-3.1-70b --hardware 8xh100 --context 16k,64k",
     "plan --draft none --batch 64 --why",
     "plan --acceptance-rate 0.8 --format json",
 )
 SENSITIVITY_EPILOG = options.examples(
     "sensitivity --batch 32 --context 65536",
-    "sensitivity --model qwen3-8b --hardware h100-sxm-80gb --acceptance-rate 0.8 --format csv",
+    "sensitivity --model qwen3-8b --hardware h100 --acceptance-rate 0.8",
 )
 EXPLORE_EPILOG = options.examples(
     "explore",
@@ -41,13 +55,23 @@ SENSITIVITY_OPTIONS = ("model", "hardware", "engine", "tp", "batch", "context", 
 
 
 def asks_plan(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command these options of a plan, or all, in place of its `**given`, as plan_request declares them. A
-    parameter of its own with the same name stands for that option."""
+    """Gives a command these options of a plan, or all, in place of its `**given`, as plan_request
+    declares them. A parameter of its own with the same name stands for that option."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = {name: each for name, each in signature(command, eval_str=True).parameters.items() if name != "given"}
-        asked = {name: each for name, each in plan_request.options().items() if not names or name in names}
-        made = [own.pop(name) if name in own else _parameter(name, each) for name, each in asked.items()]
+        own = {
+            name: each
+            for name, each in signature(command, eval_str=True).parameters.items()
+            if name != "given"
+        }
+        asked = {
+            name: each
+            for name, each in plan_request.options().items()
+            if not names or name in names
+        }
+        made = [
+            own.pop(name) if name in own else _parameter(name, each) for name, each in asked.items()
+        ]
         command.__signature__ = Signature([*made, *own.values()])  # type: ignore[attr-defined]
         command.__annotations__ = {each.name: each.annotation for each in (*made, *own.values())}
         return command
@@ -60,13 +84,19 @@ def _parameter(name: str, asked: Option) -> Parameter:
     default: Any = asked.default
     kind: Any = asked.kind
     if name == "acceptance":
-        default, kind = None, list[Path] | None
+        default = None
+        kind = list[Path] | None
     elif name == "workload":
         kind = Path | None
     elif kind in AS_TEXT:
-        default = ",".join(map(str, default)) if default else None
+        if default:
+            default = ",".join(map(str, default))
+        else:
+            default = None
         kind = str if default else str | None
-    names = (f"--{name.replace('_', '-')}",) if kind is bool else ()
+    names: tuple[str, ...] = ()
+    if kind is bool:
+        names = (f"--{name.replace('_', '-')}",)
     reads = options.as_formats if name.endswith("dtype") else None
     shown = option(asked.help, *names, callback=reads)
     annotation = Annotated.__class_getitem__((kind, shown))  # type: ignore[attr-defined]  # made at run time
@@ -75,8 +105,13 @@ def _parameter(name: str, asked: Option) -> Parameter:
 
 def _read(name: str, value: Any) -> Any:
     """An option's value from its text."""
-    asked, shown = plan_request.options()[name], f"--{name.replace('_', '-')}"
-    if not isinstance(value, str) or asked.kind not in AS_TEXT or asked.kind == plan_request.NUMBER_OR_TEXT:
+    asked = plan_request.options()[name]
+    shown = f"--{name.replace('_', '-')}"
+    if (
+        not isinstance(value, str)
+        or asked.kind not in AS_TEXT
+        or asked.kind in (plan_request.NUMBER_OR_TEXT, plan_request.COUNT_OR_SHARE)
+    ):
         return value
     if name == "acceptance_rate":
         return parse_rates(value)
@@ -88,11 +123,20 @@ def _read(name: str, value: Any) -> Any:
 @asks_plan()
 def plan_command(
     *,
-    record: Annotated[Path | None, option("Append the evaluated grid as records.", "--record", "--records")] = None,
+    record: Annotated[
+        Path | None, option("Append the evaluated grid as records.", "--record", "--records")
+    ] = None,
     output_format: options.Format = OutputFormat.TABLE,
-    output: Annotated[Path | None, option("Also write the plan, as JSON, to this file.", "--output", "-o")] = None,
+    output: Annotated[
+        Path | None, option("Also write the plan, as JSON, to this file.", "--output", "-o")
+    ] = None,
     why: Annotated[bool, option("Show the breakdown by operation.", "--why")] = False,
     every: Annotated[bool, option("Show all rows, layouts, gammas and notes.", "--all")] = False,
+    logs: Annotated[
+        list[str] | None,
+        option("Logged requests: arrivals, lengths, cached prefixes and look-ups' acceptance."),
+    ] = None,
+    tokenizer: options.LogTokenizer = None,
     **given: Any,
 ) -> None:
     """Predict which drafts pay, and by how much.
@@ -105,7 +149,17 @@ def plan_command(
 
     if output is not None:
         check_writable(output)
-    request = request_of(**{name: _read(name, value) for name, value in given.items()})
+    asked = {name: _read(name, value) for name, value in given.items()}
+    if logs:
+        from magicdec.commands.plan_logs import options_from_logs
+
+        says = output_format is OutputFormat.TABLE
+        asked = options_from_logs(logs, tokenizer, asked, says=says)
+    else:
+        options.require(tokenizer is None, "--tokenizer goes with --logs")
+    request = request_of(**asked)
+    if request.requests is not None and not logs:
+        _say_columns(request.requests, request.columns)
     with shown_progress(not request.has_arrivals) as show:
         answer = plan(request, show)
     if record is not None:
@@ -120,6 +174,15 @@ def plan_command(
         from magicdec.reports.terminal_plan import print_plan
 
         print_plan(answer, table_console(), why=why, every=every)
+
+
+def _say_columns(path: str, given: str | None) -> None:
+    """Says on stderr where the columns of a log were recognised."""
+    from magicdec.perfmodel.traffic.requests import log_columns
+
+    columns = log_columns(path, given)
+    if columns is not None:
+        print(f"{path}: {columns} (--columns names others)", file=sys.stderr)
 
 
 def _record(answer: Plan, path: Path) -> None:
@@ -138,9 +201,6 @@ def _record(answer: Plan, path: Path) -> None:
 @asks_plan(*SENSITIVITY_OPTIONS)
 def sensitivity_command(
     *,
-    hardware: options.Hardware = "a100-sxm-80gb",
-    batch: Annotated[int, option("Sequences.")] = 64,
-    context: Annotated[int, option("Prompt length.")] = 32768,
     output_format: options.Format = OutputFormat.TABLE,
     **given: Any,
 ) -> None:
@@ -152,16 +212,24 @@ def sensitivity_command(
     from magicdec.perfmodel.plan.variations import sensitivity
 
     read = {name: _read(name, value) for name, value in given.items()}
-    result = sensitivity(request_of(hardware=hardware, batch=batch, context=context, **read))
+    result = sensitivity(request_of(**read))
     document = result.to_document()
-    print_as(output_format, document, document["inputs"], lambda: _print_sensitivity(given["model"], result))
+    print_as(
+        output_format,
+        document,
+        document["inputs"],
+        lambda: _print_sensitivity(given["model"], result),
+    )
 
 
 def _print_sensitivity(model: str, result: Sensitivity) -> None:
     from magicdec.reports.text import text_table
 
     best = result.configuration
-    budget = f" {best.draft_budget}" if best.draft_budget else ""
+    if best.draft_budget:
+        budget = f" {best.draft_budget}"
+    else:
+        budget = ""
     print(f"{model}: {best.draft_method}{budget}, gamma {best.gamma}: {result.speedup:.2f}x")
     rows = [
         (
@@ -172,7 +240,9 @@ def _print_sensitivity(model: str, result: Sensitivity) -> None:
         )
         for each in result.inputs
     ]
-    table_console().print(text_table(("input", "+10 % gives", "its error", "moves the speedup"), rows))
+    table_console().print(
+        text_table(("input", "+10 % gives", "its error", "moves the speedup"), rows)
+    )
     if result.measure_next:
         print(f"measure next: {result.measure_next}")
 
@@ -181,10 +251,15 @@ def explore_command(
     model: Annotated[str | None, option("Catalog name, config.json or its directory.")] = None,
     hardware: Annotated[str | None, option("Catalog name or TOML file.")] = None,
     engine: Annotated[str | None, option("Of that hardware: catalog name or TOML file.")] = None,
-    acceptance: Annotated[list[Path] | None, option("Measured acceptance profile of that model; repeatable.")] = None,
-    host: Annotated[str, option("Address to listen on; beyond loopback it needs --allow-host.")] = "127.0.0.1",
+    acceptance: Annotated[
+        list[Path] | None, option("Measured acceptance profile of that model; repeatable.")
+    ] = None,
+    host: Annotated[
+        str, option("Address to listen on; beyond loopback it needs --allow-host.")
+    ] = "127.0.0.1",
     allow_host: Annotated[
-        list[str] | None, option("A host name that requests may ask for, such as a container's; repeatable.")
+        list[str] | None,
+        option("A host name that requests may ask for, such as a container's; repeatable."),
     ] = None,
     port: Annotated[int, option("Port; 0 takes a free one.", min=0, max=65535)] = 8642,
     browser: Annotated[bool, option("Open the page.", "--browser/--no-browser")] = True,
@@ -199,7 +274,10 @@ def explore_command(
     from magicdec.explore.state import Catalog
 
     catalog = Catalog.given(
-        model=model, hardware=hardware, engine=engine, acceptance=[str(path) for path in acceptance or ()]
+        model=model,
+        hardware=hardware,
+        engine=engine,
+        acceptance=[str(path) for path in acceptance or ()],
     )
     with Server(Explorer(catalog), host, port, allowed_hosts=allow_host or ()) as server:
         print(f"{server.url}  (Ctrl-C stops it)", flush=True)

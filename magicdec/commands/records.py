@@ -24,11 +24,17 @@ LISTED = (
 """Fields of a record that the table shows."""
 
 
-@app.command("ls", epilog=options.examples("records ls grid.jsonl", "records ls grid.jsonl --format csv > grid.csv"))
+@app.command(
+    "ls",
+    epilog=options.examples(
+        "records ls grid.jsonl", "records ls grid.jsonl --format csv > grid.csv"
+    ),
+)
 def ls_command(files: Files, output_format: options.Format = options.OutputFormat.TABLE) -> None:
     """List records, one line each.
 
-    As JSON and CSV with every field, lists and mappings as JSON, the environment in fields of their own.
+    As JSON and CSV with every field, lists and mappings as JSON, the environment in fields of their
+    own.
     """
     from magicdec.records import read_many, record_rows
     from magicdec.reports.text import GAMMA, text_table
@@ -36,8 +42,21 @@ def ls_command(files: Files, output_format: options.Format = options.OutputForma
     rows = record_rows(read_many(files))
 
     def table() -> None:
-        heads = ("key", "source", "model", "draft", "budget", GAMMA, "batch", "context", "tok/s", "speedup")
-        table_console().print(text_table(heads, [_cells(row) for row in rows], wraps=("source", "model", "draft")))
+        heads = (
+            "key",
+            "source",
+            "model",
+            "draft",
+            "budget",
+            GAMMA,
+            "batch",
+            "context",
+            "tok/s",
+            "speedup",
+        )
+        table_console().print(
+            text_table(heads, [_cells(row) for row in rows], wraps=("source", "model", "draft"))
+        )
         print(f"{len(rows)} records")
 
     options.print_as(output_format, rows, rows, table)
@@ -45,18 +64,27 @@ def ls_command(files: Files, output_format: options.Format = options.OutputForma
 
 def _cells(record: dict[str, Any]) -> list[str]:
     row = {name: record[name] for name in LISTED}
-    rate, speedup = row["tokens_per_s"], row["speedup"]
+    rate = row["tokens_per_s"]
+    speedup = row["speedup"]
+    shown_rate = None
+    if rate is not None:
+        shown_rate = format_number(rate)
+    shown_speedup = None
+    if speedup is not None:
+        shown_speedup = f"{speedup:.2f}x"
     shown = row | {
         "key": row["key"][:KEY_SHOWN],
         "draft": draft_id(row["draft"], row.pop("draft_method")),
-        "tokens_per_s": None if rate is None else format_number(rate),
-        "speedup": None if speedup is None else f"{speedup:.2f}x",
+        "tokens_per_s": shown_rate,
+        "speedup": shown_speedup,
     }
     return ["-" if shown[name] is None else str(shown[name]) for name in row]
 
 
 @app.command("show", epilog=options.examples("records show 3f2a grid.jsonl"))
-def show_command(key: Annotated[str, typer.Argument(help="A record's key, or its beginning.")], files: Files) -> None:
+def show_command(
+    key: Annotated[str, typer.Argument(help="A record's key, or its beginning.")], files: Files
+) -> None:
     """Show one record in full, as JSON.
 
     Of several with the same key, the last.
@@ -64,11 +92,20 @@ def show_command(key: Annotated[str, typer.Argument(help="A record's key, or its
     from magicdec.records import read_many
 
     records = read_many(files)
-    matching = {record.key: record for record in records if key and record.key.startswith(key)}
+    matching = {}
+    for record in records:
+        if key and record.key.startswith(key):
+            matching[record.key] = record
     if not matching:
         raise unknown_choice("record", key, {record.key for record in records})
     if len(matching) > 1:
-        raise ConfigError(f"'{key}' begins {len(matching)} keys: {', '.join(sorted(matching)[:8])}; give more of one")
+        raise ConfigError(
+            f"'{key}' begins {len(matching)} keys: {', '.join(sorted(matching)[:8])}; give more of one"
+        )
     found = next(iter(matching.values()))
-    document = {"key": found.key, "schema_version": found.schema_version, **msgspec.to_builtins(found)}
+    document = {
+        "key": found.key,
+        "schema_version": found.schema_version,
+        **msgspec.to_builtins(found),
+    }
     print(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())

@@ -1,4 +1,6 @@
-"""`magicdec report`, `magicdec plot` and `magicdec export`: records and plans as files for people and for engines."""
+"""`magicdec report`, `magicdec plot` and `magicdec export`: records and plans as files for people
+and for engines.
+"""
 
 from __future__ import annotations
 
@@ -47,14 +49,17 @@ SUFFIXES = {".svg": PlotFormat.SVG, ".png": PlotFormat.PNG, ".md": PlotFormat.MA
 PICTURES = (PlotFormat.SVG, PlotFormat.PNG)
 
 
-Records = Annotated[list[Path] | None, typer.Argument(help="Record files (JSON lines), measured and predicted.")]
+Records = Annotated[
+    list[Path] | None, typer.Argument(help="Record files (JSON lines), measured and predicted.")
+]
 
 
 def report_command(
     records: Records = None,
     plan: options.PlanFile = None,
     output: Annotated[
-        list[Path] | None, option("report.html, report.pdf (needs magicdec[pdf]), or both.", "--output", "-o")
+        list[Path] | None,
+        option("report.html, report.pdf (needs magicdec[pdf]), or both.", "--output", "-o"),
     ] = None,
     title: Annotated[str, option("Title of the report.")] = "Speculative decoding report",
 ) -> None:
@@ -87,14 +92,20 @@ def load_report_data(records: list[Path], plan: Path | None, *, title: str = "")
     from magicdec.records import read_many
     from magicdec.reports.data import ReportData
 
-    plans = [path for path in records if path.suffix == ".json"]
+    plans = []
+    for path in records:
+        if path.suffix == ".json":
+            plans.append(path)
     if len(plans) + (plan is not None) > 1:
         raise ConfigError(f"one plan is shown at a time, not also {plans[-1]}")
     plan = plan or next(iter(plans), None)
     records = [path for path in records if path not in plans]
+    measured_plan = None
+    if plan is not None:
+        measured_plan = load_plan(plan)
     return ReportData.from_records(
         read_many(records),
-        load_plan(plan) if plan is not None else None,
+        measured_plan,
         title=title,
         command=shlex.join(["magicdec", *sys.argv[1:]]),
     )
@@ -105,7 +116,9 @@ def plot_command(
     records: Records = None,
     plan: options.PlanFile = None,
     output: options.Output = None,
-    output_format: Annotated[PlotFormat | None, option("Default: the file name's suffix.", "--format")] = None,
+    output_format: Annotated[
+        PlotFormat | None, option("Default: the file name's suffix.", "--format")
+    ] = None,
 ) -> None:
     """Write one figure or one table of a report.
 
@@ -132,12 +145,16 @@ def plot_command(
 
 
 def _format(is_figure: bool, output: Path | None, given: PlotFormat | None) -> PlotFormat:
-    """The format asked for, or the one of the file's name; SVG for a figure and Markdown for a table otherwise."""
+    """The format asked for, or the one of the file's name; SVG for a figure and Markdown for a
+    table otherwise.
+    """
     kind = given
     if kind is None and output is not None:
         kind = SUFFIXES.get(output.suffix.lower())
         if kind is None:
-            raise ConfigError(f"cannot tell the format of '{output}': use {', '.join(SUFFIXES)}, or --format")
+            raise ConfigError(
+                f"cannot tell the format of '{output}': use {', '.join(SUFFIXES)}, or --format"
+            )
     kind = kind or (PlotFormat.SVG if is_figure else PlotFormat.MARKDOWN)
     if kind in PICTURES and not is_figure:
         raise ConfigError(f"a table is not written as {kind}: use markdown, csv or json")
@@ -172,10 +189,15 @@ def export_command(
     engine: Annotated[str, typer.Argument(help="vllm, sglang or trtllm.")],
     plan: Annotated[Path, typer.Argument(help="A plan document (magicdec plan --format json).")],
     candidate: Annotated[
-        int | None, option("Of the plan's candidates, from 1; default: the best that the engine runs.")
+        int | None,
+        option("Of the plan's candidates, from 1; default: the best that the engine runs."),
     ] = None,
-    acceptance: Annotated[list[Path] | None, option("Acceptance profile of the plan; repeatable.")] = None,
-    hardware: Annotated[Path | None, option("Profile of a device that is not in the catalog.")] = None,
+    acceptance: Annotated[
+        list[Path] | None, option("Acceptance profile of the plan; repeatable.")
+    ] = None,
+    hardware: Annotated[
+        Path | None, option("Profile of a device that is not in the catalog.")
+    ] = None,
     output: options.Output = None,
 ) -> None:
     """Write a plan's choice as a serving engine's flags.
@@ -190,7 +212,9 @@ def export_command(
 
     check_engine(engine)
     profiles = tuple(map(load_profile, acceptance or ()))
-    again = for_engine(load_plan(plan), engine, number=candidate, acceptance=profiles, hardware=hardware)
+    again = for_engine(
+        load_plan(plan), engine, number=candidate, acceptance=profiles, hardware=hardware
+    )
     text = export(engine, again.plan, reason=again.reason, site=again.site)
     if output is None:
         print(text, end="")

@@ -14,15 +14,32 @@ import typer
 from msgspec import to_builtins
 
 from magicdec.commands import options
-from magicdec.commands.options import OutputFormat, console, option, parse_floats, parse_ints, print_as, require
+from magicdec.commands.options import (
+    OutputFormat,
+    console,
+    option,
+    parse_floats,
+    parse_ints,
+    print_as,
+    require,
+)
 from magicdec.errors import ConfigError, MagicdecError
 from magicdec.specs.precision import DTYPE_OF_FORMAT
-from magicdec.specs.speculation import NOT_RUN, SELF, SPARSE_METHODS, SamplingSpec, SpeculationSpec
+from magicdec.specs.speculation import (
+    HEAD_METHODS,
+    NOT_RUN,
+    SELF,
+    SPARSE_METHODS,
+    SamplingSpec,
+    SpeculationSpec,
+)
 
 if TYPE_CHECKING:
     from magicdec.measure.configuration import BenchmarkRequest, Outputs
-    from magicdec.plan_document import Candidate, Formats, Plan
+    from magicdec.plan_document import Formats, Plan
+    from magicdec.plan_rows import Candidate
     from magicdec.records import Record
+    from magicdec.specs.named_head import NamedHead
 
 EPILOG = options.examples(
     "run --batch 32 --context 4096 --draft-budget 256 --gamma 3",
@@ -32,7 +49,8 @@ EPILOG = options.examples(
 )
 MAX_COUNT = 1_000_000
 FIRST_RANK_SPEAKS_S = 6.0
-"""Under torchrun, how long the other ranks wait with an error that the first one may have as well."""
+"""Under torchrun, how long the other ranks wait with an error that the first one may have as well.
+"""
 OPTION_OF_KEY = {
     "draft": "draft",
     "draft_method": "draft_method",
@@ -49,55 +67,93 @@ REQUESTED = (
     "run_to_end", "cuda_graphs",
 )  # fmt: skip
 """Options that a request to measure takes as they are."""
-FORMATS_OF_DTYPE = {"weight_dtype": "weights", "kv_dtype": "a KV cache", "draft_kv_dtype": "a draft's KV cache"}
+FORMATS_OF_DTYPE = {
+    "weight_dtype": "weights",
+    "kv_dtype": "a KV cache",
+    "draft_kv_dtype": "a draft's KV cache",
+}
 """Formats of a plan that the run's dtype decides. A draft's weights have an option of their own."""
 
 
 def run_command(
     context_: typer.Context,
-    engine: Annotated[options.Runtime, option("ours, or vllm with magicdec's plugin (docs/vllm.md).")] = "ours",
+    engine: Annotated[
+        options.Runtime, option("ours, or vllm with magicdec's plugin (docs/vllm.md).")
+    ] = "ours",
     model: options.Checkpoint = "embedded",
     weights: Annotated[
-        Literal["checkpoint", "random"], option("checkpoint, or random (seeded) for a model without one.")
+        Literal["checkpoint", "random"],
+        option("checkpoint, or random (seeded) for a model without one."),
     ] = "checkpoint",
-    draft: Annotated[str, option("self, none, ngram, or a draft model.")] = "self",
+    draft: Annotated[
+        str, option("self, none, ngram, a head's method or directory, or a draft model.")
+    ] = "self",
+    draft_model: Annotated[
+        str | None, option("A trained head's directory; of --draft mtp: default, the target's.")
+    ] = None,
     draft_method: Annotated[
         str, option("streamingllm, snapkv or topk; of a model: full, streamingllm.")
     ] = "streamingllm",
-    draft_budget: Annotated[str | None, option("KV slots a draft step reads; a list measures each.")] = "256",
+    draft_budget: Annotated[
+        str | None, option("KV slots a draft step reads; a list measures each.")
+    ] = "256",
     gamma: Annotated[str, option("Drafted tokens per step; a list measures each.")] = "3",
-    plan: Annotated[Path | None, option("Run a plan's best and runner-up; options override.")] = None,
+    plan: Annotated[
+        Path | None, option("Run a plan's best and runner-up; options override.")
+    ] = None,
     tp: Annotated[int, option("Ranks that share the model; starts them itself.", min=1)] = 1,
-    draft_tp: Annotated[int | None, option("Ranks of the draft model; default: all.", min=1)] = None,
+    draft_tp: Annotated[
+        int | None, option("Ranks of the draft model; default: all.", min=1)
+    ] = None,
     draft_weight_dtype: Annotated[
         str | None,
-        option("The draft's weights: bf16, fp8, int8 or int4; a list measures each.", callback=options.as_formats),
+        option(
+            "The draft's weights: bf16, fp8, int8 or int4; a list measures each.",
+            callback=options.as_formats,
+        ),
     ] = None,
     batch: Annotated[int, option("Sequences decoded together.", min=1)] = 8,
     context: Annotated[int, option("Tokens of the longest prompt.", min=2)] = 2048,
-    context_spread: Annotated[float, option("Shorten prompts by up to this share, evenly spread.", min=0, max=0.9)] = 0,
+    context_spread: Annotated[
+        float, option("Shorten prompts by up to this share, evenly spread.", min=0, max=0.9)
+    ] = 0,
     gen_len: Annotated[int, option("Tokens to generate per sequence.", min=1)] = 64,
     temperature: options.Temperature = 1.0,
     top_k: Annotated[int | None, option("Sample from the k likeliest tokens.")] = None,
-    top_p: Annotated[float | None, option("Sample from the smallest set with this probability.")] = None,
+    top_p: Annotated[
+        float | None, option("Sample from the smallest set with this probability.")
+    ] = None,
     seed: Annotated[int, option("Seeds prompts, weights and sampling.", min=0, max=2**63 - 1)] = 0,
     dtype: options.Dtype = "float32",
     device: options.DeviceName = "cpu",
-    prompts: Annotated[str, option("stdlib, recall, random, noise, or a text file or directory.")] = "stdlib",
-    simulate_acceptance: Annotated[str | None, option("Prescribed acceptance: a rate, or one per position.")] = None,
+    prompts: Annotated[
+        str, option("stdlib, recall, random, noise, or a text file or directory.")
+    ] = "stdlib",
+    simulate_acceptance: Annotated[
+        str | None, option("Prescribed acceptance: a rate, or one per position.")
+    ] = None,
     queue: Annotated[
-        int | None, option("Prompts in all; those that wait refill free slots.", min=1, max=MAX_COUNT)
+        int | None,
+        option("Prompts in all; those that wait refill free slots.", min=1, max=MAX_COUNT),
     ] = None,
     adaptive: Annotated[
         bool, option("Choose gamma each step, up to --gamma, from --plan's table.", "--adaptive")
     ] = False,
-    cuda_graphs: Annotated[bool, option("Replay steps as captured graphs, on a CUDA device.")] = True,
+    cuda_graphs: Annotated[
+        bool, option("Replay steps as captured graphs, on a CUDA device.")
+    ] = True,
     repetitions: Annotated[int, option("Interleaved repetitions.", min=1, max=MAX_COUNT)] = 3,
     run_to_end: Annotated[bool, option("Also measure the drain of a static batch.")] = False,
-    stop_at_eos: Annotated[bool, option("Let a sequence end at its end-of-sequence token.")] = False,
-    records: Annotated[Path | None, option("Append one record per configuration to this file.")] = None,
+    stop_at_eos: Annotated[
+        bool, option("Let a sequence end at its end-of-sequence token.")
+    ] = False,
+    records: Annotated[
+        Path | None, option("Append one record per configuration to this file.")
+    ] = None,
     resume: Annotated[bool, option("Skip what the records file already holds.")] = False,
-    save_output: Annotated[Path | None, option("Write prompts and generated text as JSON lines.")] = None,
+    save_output: Annotated[
+        Path | None, option("Write prompts and generated text as JSON lines.")
+    ] = None,
     stream: Annotated[bool, option("At the end, show one sequence's text.", "--stream")] = False,
     quiet: options.Quiet = False,
     output_format: options.Format = OutputFormat.TABLE,
@@ -107,46 +163,86 @@ def run_command(
     Autoregressive and speculative runs are interleaved, in one engine and from one prefill.
     """
     given = dict(context_.params)
-    explicit = {name for name in given if (source := context_.get_parameter_source(name)) and source.name != "DEFAULT"}
+    explicit = {
+        name
+        for name in given
+        if (source := context_.get_parameter_source(name)) and source.name != "DEFAULT"
+    }
     planned: list[dict[str, Any]] = [{}]
     if plan is not None:
         is_draft_given = bool(explicit & {"draft", "draft_method"})
         planned = read_plan(plan, is_draft_given=is_draft_given, is_dtype_given="dtype" in explicit)
-    chosen = [{**given, **{name: row[name] for name in row if name not in explicit}} for row in planned]
+    chosen = [
+        {**given, **{name: row[name] for name in row if name not in explicit}} for row in planned
+    ]
     requests = _merge([_request(each, explicit) for each in chosen])
-    require(not stream or prompts not in ("random", "noise"), f"--stream shows text, and --prompts {prompts} has none")
-    require(not resume or records is not None, "--resume goes on with a records file; give --records too")
+    require(
+        not stream or prompts not in ("random", "noise"),
+        f"--stream shows text, and --prompts {prompts} has none",
+    )
+    require(
+        not resume or records is not None,
+        "--resume goes on with a records file; give --records too",
+    )
     from magicdec.measure.configuration import Outputs
 
-    outputs = Outputs(records=records, resume=resume, save_output=save_output, stream=stream, quiet=quiet)
+    outputs = Outputs(
+        records=records, resume=resume, save_output=save_output, stream=stream, quiet=quiet
+    )
     outputs.check(plan=plan, prompts=Path(prompts))
-    require(engine == "ours" or not outputs.wants_decoding, "--save-output and --stream need --engine ours")
+    require(
+        engine == "ours" or not outputs.wants_decoding,
+        "--save-output and --stream need --engine ours",
+    )
     if (results := _run(requests, outputs)) is not None:
         from magicdec.records import record_rows
         from magicdec.reports.terminal import print_run
 
-        print_as(output_format, to_builtins(results), record_rows(results), lambda: print_run(results, console()))
+        print_as(
+            output_format,
+            to_builtins(results),
+            record_rows(results),
+            lambda: print_run(results, console()),
+        )
 
 
 def _request(given: dict[str, Any], explicit: set[str]) -> BenchmarkRequest:
     from magicdec.measure.configuration import BenchmarkRequest
-    from magicdec.specs.catalog import resolve_hub_name
+    from magicdec.specs.catalog import local_model
+    from magicdec.specs.named_head import named_head
 
     is_whole = given["weights"] == "checkpoint"
-    model, draft = (resolve_hub_name(given[name], with_weights=is_whole) for name in ("model", "draft"))
+    head = named_head(given["model"], given["draft"], given["draft_model"], with_weights=is_whole)
+    model = local_model(given["model"], with_weights=is_whole)
+    drafting: dict[str, Any]
+    if head is None:
+        drafting = {"draft": local_model(given["draft"], with_weights=is_whole)}
+    else:
+        drafting = {"draft": head.method, "draft_method": head.method, "head": head}
+        if given["plan"] is None and "draft_budget" not in explicit:
+            drafting["draft_budget"] = None
     text = given["simulate_acceptance"]
     rates = parse_floats(text, "--simulate-acceptance") if text else []
-    table = given.get("gamma_table") if given["adaptive"] else None
-    require(table is not None or not given["adaptive"], "--adaptive reads a plan's table of gammas; give --plan too")
+    table = None
+    if given["adaptive"]:
+        table = given.get("gamma_table")
+    require(
+        table is not None or not given["adaptive"],
+        "--adaptive reads a plan's table of gammas; give --plan too",
+    )
     if table is not None and "gamma" not in explicit:
         given = {**given, "gamma": str(max(table.max_gamma, 1))}
-    require(all(0 <= rate <= 1 for rate in rates), "--simulate-acceptance must be rates between 0 and 1")
+    require(
+        all(0 <= rate <= 1 for rate in rates), "--simulate-acceptance must be rates between 0 and 1"
+    )
     return BenchmarkRequest(
         model=model,
         batch_size=given["batch"],
         context_len=given["context"],
-        speculations=_speculations({**given, "draft": draft}),
-        sampling=SamplingSpec(**{name: given[name] for name in ("temperature", "top_k", "top_p", "seed")}),
+        speculations=_speculations({**given, **drafting}),
+        sampling=SamplingSpec(
+            **{name: given[name] for name in ("temperature", "top_k", "top_p", "seed")}
+        ),
         simulate_acceptance=tuple(rates) or None,
         gamma_table=table,
         num_prompts=given["queue"],
@@ -156,18 +252,23 @@ def _request(given: dict[str, Any], explicit: set[str]) -> BenchmarkRequest:
 
 
 def _speculations(given: dict[str, Any]) -> tuple[SpeculationSpec, ...]:
-    draft, method = given["draft"], given["draft_method"]
+    draft = given["draft"]
+    method = given["draft_method"]
     if draft == "none":
         return ()
-    if draft in NOT_RUN or method in NOT_RUN:
-        raise ConfigError(
-            f"{method if method in NOT_RUN else draft} is planned for but not run; use --draft self, ngram or a model"
-        )
+    for name in (draft, method):
+        if name in NOT_RUN:
+            raise ConfigError(
+                f"{name} is planned for but not run; use --draft self, ngram, a head or a model"
+            )
+    head: NamedHead | None = given.get("head")
     if draft == "ngram" or (draft == SELF and method == "ngram"):
         draft, method = "ngram", "ngram"
     budgets: list[int] | list[None] = [None]
     if method in SPARSE_METHODS:
         require(given["draft_budget"] is not None, f"--draft-method {method} needs --draft-budget")
+        budgets = parse_ints(given["draft_budget"], "--draft-budget")
+    elif head is not None and given["draft_budget"] is not None:
         budgets = parse_ints(given["draft_budget"], "--draft-budget")
     formats = (given["draft_weight_dtype"] or "").split(",")
     return tuple(
@@ -178,8 +279,12 @@ def _speculations(given: dict[str, Any]) -> tuple[SpeculationSpec, ...]:
             gamma=gamma,
             draft_tp_size=given["draft_tp"],
             draft_weight_dtype=weight_dtype.strip() or None,
+            head=None if head is None else head.spec,
+            checkpoint=None if head is None else head.checkpoint,
         )
-        for budget, weight_dtype, gamma in product(budgets, formats, parse_ints(given["gamma"], "--gamma"))
+        for budget, weight_dtype, gamma in product(
+            budgets, formats, parse_ints(given["gamma"], "--gamma")
+        )
         if gamma > 0
     )
 
@@ -189,7 +294,10 @@ def _tp_size(wanted: int, *, is_explicit: bool) -> int:
     world_size = os.environ.get("WORLD_SIZE")
     if world_size is None:
         return wanted
-    require(not is_explicit or wanted == int(world_size), f"--tp {wanted}, but torchrun started {world_size} ranks")
+    require(
+        not is_explicit or wanted == int(world_size),
+        f"--tp {wanted}, but torchrun started {world_size} ranks",
+    )
     return int(world_size)
 
 
@@ -198,7 +306,10 @@ def _merge(requests: list[BenchmarkRequest]) -> list[BenchmarkRequest]:
     merged: dict[BenchmarkRequest, list[SpeculationSpec]] = {}
     for request in requests:
         merged.setdefault(replace(request, speculations=()), []).extend(request.speculations)
-    return [replace(request, speculations=tuple(dict.fromkeys(found))) for request, found in merged.items()]
+    return [
+        replace(request, speculations=tuple(dict.fromkeys(found)))
+        for request, found in merged.items()
+    ]
 
 
 def _run(requests: list[BenchmarkRequest], outputs: Outputs) -> list[Record] | None:
@@ -219,12 +330,16 @@ def _run(requests: list[BenchmarkRequest], outputs: Outputs) -> list[Record] | N
     results: list[Record] = []
     for request in requests:
         device_type = request.device.partition(":")[0]
-        results += launch(measure_request, request.tp_size, request, outputs, device_type=device_type)
+        results += launch(
+            measure_request, request.tp_size, request, outputs, device_type=device_type
+        )
     return results
 
 
 def _run_under_torchrun(requests: list[BenchmarkRequest], outputs: Outputs) -> list[Record] | None:
-    """One error of all ranks is printed by the first alone: it fails at once, and torchrun then ends the others."""
+    """One error of all ranks is printed by the first alone: it fails at once, and torchrun then
+    ends the others.
+    """
     from magicdec.runtime.launch import end_with_torchrun, take_own_cores
 
     end_with_torchrun()
@@ -237,7 +352,9 @@ def _run_under_torchrun(requests: list[BenchmarkRequest], outputs: Outputs) -> l
         for request in requests:
             check_devices(request)
         tp = join_world(requests[0].device.partition(":")[0])
-        results = [record for request in requests for record in measure_request(tp, request, outputs)]
+        results = [
+            record for request in requests for record in measure_request(tp, request, outputs)
+        ]
         leave_world()
     except MagicdecError:
         if os.environ.get("RANK", "0") != "0":
@@ -246,17 +363,18 @@ def _run_under_torchrun(requests: list[BenchmarkRequest], outputs: Outputs) -> l
     return results if tp.rank == 0 else None
 
 
-def read_plan(path: Path, *, is_draft_given: bool = False, is_dtype_given: bool = False) -> list[dict[str, Any]]:
-    """The options of the plan's best configuration and of its runner-up (the next best of the same batch, context and
-    devices, where there is one), each with the plan's `gamma_table`.
+def read_plan(
+    path: Path, *, is_draft_given: bool = False, is_dtype_given: bool = False
+) -> list[dict[str, Any]]:
+    """The options of the plan's best configuration and of its runner-up (the next best of the same
+    batch, context and devices, where there is one), each with the plan's `gamma_table`.
 
-    With `is_draft_given` the command line names the draft, and the plan's own need not be one that runs; with
-    `is_dtype_given` likewise for the plan's number formats.
-    Raises ConfigError when the file is no plan, or plans a draft, a number format or a spread over devices that cannot
-    be run; StorageError when it cannot be read.
+    With `is_draft_given` the command line names the draft, and the plan's own need not be one that
+    runs; with `is_dtype_given` likewise for the plan's number formats.
+    Raises ConfigError when the file is no plan, or plans a draft, a number format or a spread over
+    devices that cannot be run; StorageError when it cannot be read.
     """
     from magicdec.plan_document import load_plan
-    from magicdec.specs.gamma_table import TableGamma
 
     plan = load_plan(path)
     if plan.best.num_gpus != plan.best.tp_size:
@@ -265,18 +383,18 @@ def read_plan(path: Path, *, is_draft_given: bool = False, is_dtype_given: bool 
         )
     if not is_draft_given:
         _check_runs(path, plan)
-    request, table = plan.request, plan.gamma_table
+    request = plan.request
     common: dict[str, Any] = {
         "model": request.model,
         "temperature": request.temperature,
-        "gamma_table": TableGamma(
-            batch_sizes=tuple(table.batch_sizes),
-            context_lens=tuple(table.context_lens),
-            gammas=tuple(tuple(row) for row in table.gamma_of_steps),
-        ),
+        "gamma_table": plan.gamma_table.policy,
         **_dtypes(path, plan.precision, is_dtype_given=is_dtype_given),
     }
-    given = {"gen_len": request.gen_len or None, "top_k": request.top_k, "top_p": request.top_p}  # 0: not planned
+    given = {
+        "gen_len": request.gen_len or None,
+        "top_k": request.top_k,
+        "top_p": request.top_p,
+    }  # 0: not planned
     common |= {name: value for name, value in given.items() if value is not None}
     return [_options_of(row, common) for row in [plan.best, *_runner_up(plan)]]
 
@@ -287,10 +405,19 @@ def _check_runs(path: Path, plan: Plan) -> None:
         others = [row for row in plan.candidates if row.draft_method not in NOT_RUN]
         instead = "plan again with another --draft"
         if others:
-            named = {name: getattr(others[0], name) for name in ("draft", "draft_method", "draft_budget", "gamma")}
-            words = [f"--{name.replace('_', '-')} {value}" for name, value in named.items() if value is not None]
+            named = {
+                name: getattr(others[0], name)
+                for name in ("draft", "draft_method", "draft_budget", "gamma")
+            }
+            words = [
+                f"--{name.replace('_', '-')} {value}"
+                for name, value in named.items()
+                if value is not None
+            ]
             instead = f"its best that is run: {' '.join(words)}"
-        raise ConfigError(f"{path} drafts with {plan.best.draft_method}, which is planned for but not run; {instead}")
+        raise ConfigError(
+            f"{path} drafts with {plan.best.draft_method}, which is planned for but not run; {instead}"
+        )
     if not plan.candidates and plan.needs_acceptance:
         first = plan.needs_acceptance[0]
         drafts = ", ".join(f"{each.draft}/{each.draft_method}" for each in plan.needs_acceptance)
@@ -309,7 +436,11 @@ def _dtypes(path: Path, formats: Formats, *, is_dtype_given: bool) -> dict[str, 
         return options
     dtype = DTYPE_OF_FORMAT.get(weights, "bfloat16")
     planned = {what: getattr(formats, name) for name, what in FORMATS_OF_DTYPE.items()}
-    lacking = [f"{what} in {value}" for what, value in planned.items() if DTYPE_OF_FORMAT.get(value) != dtype]
+    lacking = [
+        f"{what} in {value}"
+        for what, value in planned.items()
+        if DTYPE_OF_FORMAT.get(value) != dtype
+    ]
     if lacking:
         raise ConfigError(
             f"{path} plans {' and '.join(lacking)}, which is not run; --dtype {dtype} runs the rest of it"
@@ -321,20 +452,34 @@ def _runner_up(plan: Plan) -> list[Candidate]:
     """The next best that can be run, of the same batch, context and devices where there is one."""
 
     is_run = [row for row in plan.candidates if row.draft_method not in NOT_RUN]
-    same, place = attrgetter(*OPTION_OF_KEY), attrgetter("batch_size", "context_len", "tp_size")
-    others = [row for row in is_run if same(row) != same(plan.best)]
-    alike = [row for row in others if place(row) == place(plan.best)]
+    best = plan.best
+    others = [row for row in is_run if _options_of_row(row) != _options_of_row(best)]
+    place = attrgetter("batch_size", "context_len", "tp_size")
+    alike = [row for row in others if place(row) == place(best)]
     return (alike or others)[:1]
 
 
+def _options_of_row(row: Candidate) -> dict[str, Any]:
+    from magicdec.plan_rows import column
+
+    return {option: column(row, name) for name, option in OPTION_OF_KEY.items()}
+
+
 def _options_of(row: Candidate, common: dict[str, Any]) -> dict[str, Any]:
-    options = common | {option: getattr(row, key) for key, option in OPTION_OF_KEY.items()}
-    if options["draft"] == "none":  # a draft named on the command line takes its method, budget and gamma from there
+    options = common | _options_of_row(row)
+    if (
+        options["draft"] == "none"
+    ):  # a draft named on the command line takes its method, budget and gamma from there
         dropped = {"draft_method", "draft_budget", "gamma", "draft_tp"}
         return {name: value for name, value in options.items() if name not in dropped}
-    if options["draft"] == "ngram":
+    if options["draft"] == "ngram" or row.draft_method in HEAD_METHODS:
         options.pop("draft_weight_dtype", None)
+    if row.draft_method in HEAD_METHODS:
+        options["draft_model"] = row.drafting.checkpoint
     if options["draft_tp"] == options["tp"]:
         del options["draft_tp"]  # all ranks, whose number --tp may change
-    lists = {name: None if options[name] is None else str(options[name]) for name in ("gamma", "draft_budget")}
+    lists = {
+        name: None if options[name] is None else str(options[name])
+        for name in ("gamma", "draft_budget")
+    }
     return options | lists

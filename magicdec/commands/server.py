@@ -1,4 +1,6 @@
-"""`magicdec observe` and `magicdec tune`: a running server's acceptance and load, and the gamma that suits it."""
+"""`magicdec observe` and `magicdec tune`: a running server's acceptance and load, and the gamma
+that suits it.
+"""
 
 from __future__ import annotations
 
@@ -23,44 +25,59 @@ if TYPE_CHECKING:
 
 OBSERVE_EPILOG = options.examples(
     "observe http://localhost:8000 --draft ngram -o acceptance.json",
-    "observe http://localhost:8000 --draft eagle --model llama-3.1-8b --hardware h100-sxm-80gb --watch",
+    "observe http://localhost:8000 --draft eagle --model llama-3.1-8b --hardware h100 --watch",
     "observe before.txt after.txt --draft ngram --model llama-3.1-8b -o acceptance.json",
     "observe trace.jsonl --draft ngram --context 4096 -o acceptance.json",
     "plan --draft ngram --acceptance acceptance.json",
 )
 TUNE_EPILOG = options.examples(
-    'tune http://localhost:8000 --model llama-3.1-8b --hardware h100-sxm-80gb --restart "./serve.sh {gamma}"'
+    'tune http://localhost:8000 --model llama-3.1-8b --hardware h100 --restart "./serve.sh {gamma}"'
 )
 USUAL_INTERVAL_S = 5.0
 
 
 def observe_command(
     source: Annotated[
-        list[str], typer.Argument(help="A server's address, two saved scrapes of its /metrics, or a trace.")
+        list[str],
+        typer.Argument(help="A server's address, two saved scrapes of its /metrics, or a trace."),
     ],
     draft: Annotated[
-        str | None, option("What it drafts with: ngram, eagle, self, or a model; default: as it says, or ngram.")
+        str | None,
+        option(
+            "What it drafts with: ngram, eagle, self, or a model; default: as it says, or ngram."
+        ),
     ] = None,
-    draft_method: Annotated[str | None, option("Of a sparse draft: streamingllm, snapkv, topk.")] = None,
-    draft_budget: Annotated[int | None, option("KV slots that a sparse draft reads.", min=1)] = None,
-    model: Annotated[str | None, option("The target, as plans call it; default: the server's name.")] = None,
+    draft_method: Annotated[
+        str | None, option("Of a sparse draft: streamingllm, snapkv, topk.")
+    ] = None,
+    draft_budget: Annotated[
+        int | None, option("KV slots that a sparse draft reads.", min=1)
+    ] = None,
+    model: Annotated[
+        str | None, option("The target, as plans call it; default: the server's name.")
+    ] = None,
     seconds: Annotated[float, option("How long to look.")] = 30.0,
     interval: Annotated[
         float | None, option("Seconds between scrapes; default 5, or half of a shorter window.")
     ] = None,
     target: options.Target = None,
     context: Annotated[
-        float | None, option("Length of sequences, for servers that do not count it.", min=1, max=10**9)
+        float | None,
+        option("Length of sequences, for servers that do not count it.", min=1, max=10**9),
     ] = None,
     dataset: Annotated[str, option("What the requests were, for the profile.")] = "",
     hardware: Annotated[str | None, option("The server's device: adds advice.")] = None,
     engine: Annotated[str | None, option("Engine profile of the advice.")] = None,
-    acceptance: Annotated[Path | None, option("For advice where the server drafts nothing: a profile.")] = None,
+    acceptance: Annotated[
+        Path | None, option("For advice where the server drafts nothing: a profile.")
+    ] = None,
     tp: options.ServerTp = 1,
     temperature: options.ServerTemperature = 1.0,
     weight_dtype: options.ServerFormat = None,
     kv_dtype: options.ServerFormat = None,
-    watch: Annotated[bool, option("Keep looking, with the trend, until stopped.", "--watch")] = False,
+    watch: Annotated[
+        bool, option("Keep looking, with the trend, until stopped.", "--watch")
+    ] = False,
     output: Annotated[Path | None, option("Acceptance profile to write.", "--output", "-o")] = None,
     records: Annotated[Path | None, option("Append a measured record.")] = None,
     output_format: options.Format = OutputFormat.TABLE,
@@ -68,67 +85,133 @@ def observe_command(
 ) -> None:
     """Read a server's acceptance and load; advise on gamma.
 
-    Acceptance by position, batch, context and times come from its metrics, from saved ones, or from a trace.
+    Acceptance by position, batch, context and times come from its metrics, from saved ones, or from
+    a trace.
     """
     from magicdec.files import check_writable
     from magicdec.live.observation import agreed, parse_draft
 
     for path in filter(None, (output, records)):
         check_writable(path)
-    require(
-        draft is not None or (draft_method is None and draft_budget is None),
-        "--draft-method and --draft-budget go with --draft",
-    )
-    given = None if draft is None else parse_draft(draft, method=draft_method, budget=draft_budget)
+    if draft is None:
+        has_draft_options = draft_method is not None or draft_budget is not None
+        require(not has_draft_options, "--draft-method and --draft-budget go with --draft")
+    requested = None
+    if draft is not None:
+        requested = parse_draft(draft, method=draft_method, budget=draft_budget)
     if len(source) == 1 and Path(source[0]).is_file():
-        require(records is None and not watch, "a trace holds acceptance only: --records and --watch need a server")
         require(
-            context is not None, "a trace does not say how long its sequences are; give their length with --context"
+            records is None and not watch,
+            "a trace holds acceptance only: --records and --watch need a server",
         )
-        _print_imported(Path(source[0]), agreed(given, None), model or "", context or 0.0, dataset, output)
+        require(
+            context is not None,
+            "a trace does not say how long its sequences are; give their length with --context",
+        )
+        used = agreed(requested, None)
+        _print_imported(Path(source[0]), used, model or "", context or 0.0, dataset, output)
         return
     from magicdec.live.advice import Serving
     from magicdec.live.http import Address
     from magicdec.live.metrics import parse_source
-    from magicdec.live.profile import acceptance_profile, record
     from magicdec.live.show import View
-    from magicdec.perfmodel.acceptance import load_profile, save_profile
-    from magicdec.records import append_record
+    from magicdec.perfmodel.acceptance import load_profile
+    from magicdec.specs.model_names import model_name
 
     where = parse_source(source)
-    every = min(USUAL_INTERVAL_S, seconds / 2.0) if interval is None else interval
-    serving = None if hardware is None else Serving(
-        model=model or "", hardware=hardware, engine=engine, tp_size=tp, temperature=temperature,
-        weight_dtype=weight_dtype, kv_dtype=kv_dtype,
-    )  # fmt: skip
-    known = load_profile(acceptance) if acceptance is not None else None
-    view = View(draft=given, serving=serving, acceptance=known, context=context)
+    if interval is None:
+        interval = min(USUAL_INTERVAL_S, seconds / 2.0)
+    view = View(draft=requested, context=context)
+    if hardware is not None:
+        serving = Serving(
+            model=model or "",
+            hardware=hardware,
+            engine=engine,
+            tp_size=tp,
+            temperature=temperature,
+            weight_dtype=weight_dtype,
+            kv_dtype=kv_dtype,
+        )
+        view = dataclasses.replace(view, serving=serving)
+    if acceptance is not None:
+        view = dataclasses.replace(view, acceptance=load_profile(acceptance))
     if watch:
         if not isinstance(where, Address) or output or records:
             raise ConfigError("--watch shows an address, and writes nothing")
-        _watch(where, view, target=target, seconds=seconds, interval=every)
+        _watch(where, view, target=target, seconds=seconds, interval=interval)
         return
-    seen = _look(where, target=target, seconds=seconds, interval=every, quiet=quiet)
-    is_table = output_format is OutputFormat.TABLE
-    say = partial(print, file=sys.stdout if is_table else sys.stderr)
+    observation = _look(where, target=target, seconds=seconds, interval=interval, quiet=quiet)
+    _print_observation(observation, view, output_format)
+    _write_observation(
+        observation,
+        agreed(requested, observation.announced),
+        profile=output,
+        records=records,
+        is_table=output_format is OutputFormat.TABLE,
+        model=model_name(model or observation.target.model),
+        hardware=hardware,
+        tp_size=tp,
+        context=context,
+        dataset=dataset,
+    )
+
+
+def _print_observation(observation: Observation, view: View, output_format: OutputFormat) -> None:
+    """Prints the lines of a view, or its document."""
+    if output_format is OutputFormat.TABLE:
+        print("\n".join(view.lines(observation)))
+        return
+    document = view.document(observation)
+    rows = (document["advice"] or {}).get("choices", [])
+    require(
+        output_format is OutputFormat.JSON or rows,
+        "csv is a row per gamma: give --hardware, for advice",
+    )
+    print_as(output_format, document, rows, lambda: None)
+
+
+def _write_observation(
+    observation: Observation,
+    draft: Draft,
+    *,
+    profile: Path | None,
+    records: Path | None,
+    is_table: bool,
+    model: str,
+    hardware: str | None,
+    tp_size: int,
+    context: float | None,
+    dataset: str,
+) -> None:
+    """Writes the acceptance profile and the record that were requested, and says so next to the
+    table, or on stderr where a document is printed."""
+    from magicdec.live.profile import acceptance_profile, record
+    from magicdec.perfmodel.acceptance import save_profile
+    from magicdec.records import append_record
+
+    file = sys.stderr
     if is_table:
-        print("\n".join(view.lines(seen)))
-    else:
-        document = view.document(seen)
-        rows = (document["advice"] or {}).get("choices", [])
-        require(output_format is OutputFormat.JSON or rows, "csv is a row per gamma: give --hardware, for advice")
-        print_as(output_format, document, rows, lambda: None)
-    kind, name = agreed(given, seen.announced), model or seen.target.model
-    if output is not None:
-        save_profile(acceptance_profile(seen, kind, model=name, context=context, dataset=dataset), output)
-        say(f"wrote {output}\nnext: {options.command('plan', model=name, hardware=hardware, acceptance=output)}")
+        file = sys.stdout
+    if profile is not None:
+        measured = acceptance_profile(
+            observation, draft, model=model, context=context, dataset=dataset
+        )
+        save_profile(measured, profile)
+        command = options.command("plan", model=model, hardware=hardware, acceptance=profile)
+        print(f"wrote {profile}\nnext: {command}", file=file)
     if records is not None:
-        append_record(records, record(seen, kind, model=name, hardware=hardware or "", tp_size=tp))
-        say(f"appended to {records}")
+        row = record(observation, draft, model=model, hardware=hardware or "", tp_size=tp_size)
+        append_record(records, row)
+        print(f"appended to {records}", file=file)
 
 
 def _look(
-    where: Address | tuple[Path, Path], *, target: str | None, seconds: float, interval: float, quiet: bool
+    where: Address | tuple[Path, Path],
+    *,
+    target: str | None,
+    seconds: float,
+    interval: float,
+    quiet: bool,
 ) -> Observation:
     from magicdec.live.metrics import choose_target, scrapes
     from magicdec.live.observation import observe
@@ -146,7 +229,9 @@ def _look(
     return observe(taken, choose_target(taken[-1], target))
 
 
-def _watch(where: Address, view: View, *, target: str | None, seconds: float, interval: float) -> None:
+def _watch(
+    where: Address, view: View, *, target: str | None, seconds: float, interval: float
+) -> None:
     from rich.live import Live
     from rich.text import Text
 
@@ -155,7 +240,9 @@ def _watch(where: Address, view: View, *, target: str | None, seconds: float, in
     from magicdec.live.show import trend_lines, windows
 
     history: list[Observation] = []
-    with Live(Text("waiting for the second scrape"), console=console(), auto_refresh=False) as screen:
+    with Live(
+        Text("waiting for the second scrape"), console=console(), auto_refresh=False
+    ) as screen:
 
         def show(lines: list[str]) -> None:
             screen.update(Text("\n".join([*lines, "", *trend_lines(history)])), refresh=True)
@@ -168,21 +255,29 @@ def _watch(where: Address, view: View, *, target: str | None, seconds: float, in
                 try:
                     history.append(observe(taken, choose_target(taken[-1], target)))
                     show(view.lines(history[-1], with_setting=False))
-                except (ConfigError, ServerError) as error:  # no load yet, no draft yet, or no model yet
+                except (
+                    ConfigError,
+                    ServerError,
+                ) as error:  # no load yet, no draft yet, or no model yet
                     show([str(error)])
         except KeyboardInterrupt:
             return
 
 
-def _print_imported(path: Path, draft: Draft, model: str, context: float, dataset: str, output: Path | None) -> None:
+def _print_imported(
+    path: Path, draft: Draft, model: str, context: float, dataset: str, output: Path | None
+) -> None:
     """Print what a trace says of acceptance, and write it to `output` as a profile."""
     from magicdec.live.profile import imported_profile
     from magicdec.live.show import rates_text
     from magicdec.perfmodel.acceptance import save_profile
     from magicdec.perfmodel.acceptance.files import read_acceptance
+    from magicdec.specs.model_names import model_name
 
     found = read_acceptance(path)
-    profile = imported_profile(found, draft, model=model, context=context, dataset=dataset)
+    profile = imported_profile(
+        found, draft, model=model_name(model), context=context, dataset=dataset
+    )
     steps = found.counts.steps
     print(f"{found.kind}: {steps.sum():.0f} steps of {len(steps)} sequences, drafted by {draft}")
     print(f"  accepted     {rates_text(profile.measured[0])}")
@@ -197,7 +292,8 @@ def tune_command(
     model: options.ServedModel,
     hardware: Annotated[str, option("The server's device.")],
     draft: Annotated[
-        str | None, option("What it drafts with: ngram, eagle, or a model; default: as it says, or ngram.")
+        str | None,
+        option("What it drafts with: ngram, eagle, or a model; default: as it says, or ngram."),
     ] = None,
     engine: Annotated[str | None, option("Engine profile.")] = None,
     tp: options.ServerTp = 1,
@@ -233,16 +329,25 @@ def tune_command(
     )
 
     check_command(restart)
-    address, given = parse_address(server), None if draft is None else parse_draft(draft)
+    address = parse_address(server)
+    given = None
+    if draft is not None:
+        given = parse_draft(draft)
     taken = list(scrapes(address, seconds=seconds, interval_s=interval))
     seen = observe(taken, choose_target(taken[-1], target))
     kind = agreed(given, seen.announced)
-    serving = Serving(model=model, hardware=hardware, engine=engine, tp_size=tp, temperature=temperature)
+    serving = Serving(
+        model=model, hardware=hardware, engine=engine, tp_size=tp, temperature=temperature
+    )
     advice = advise(situation_of(seen, kind, serving))
     is_table = output_format is OutputFormat.TABLE
-    say = partial(print, file=sys.stdout if is_table else sys.stderr, flush=True)
+    file = sys.stderr
+    if is_table:
+        file = sys.stdout
+    say = partial(print, file=file, flush=True)
     say("\n".join(advice_lines(advice, seen.counts.tpot_s)))
-    chosen, predicted = candidates(advice), [choice.tpot_s for choice in advice.choices]
+    chosen = candidates(advice)
+    predicted = [choice.tpot_s for choice in advice.choices]
     order = in_turns(chosen, repeats)
     say(
         f"to try, each with a restart and {format_seconds(seconds)}: gamma {', '.join(map(str, order))}; it ends "
@@ -255,7 +360,13 @@ def tune_command(
         with shown_progress(quiet) as show:
             show(f"gamma {gamma}: restarting and looking")
             return try_gamma(
-                address, restart, gamma, seconds=seconds, interval_s=interval, target=target, limit_s=left_s
+                address,
+                restart,
+                gamma,
+                seconds=seconds,
+                interval_s=interval,
+                target=target,
+                limit_s=left_s,
             )
 
     trials: list[Trial] = []
@@ -268,14 +379,25 @@ def tune_command(
                 f"{format_seconds(predicted[trial.gamma])} predicted; {trial.tokens_per_step:.2f} tokens per step, "
                 f"batch {trial.batch_size:.1f}"
             )
-    except (MagicdecError, KeyboardInterrupt) as error:  # what was tried before is shown all the same
+    except (
+        MagicdecError,
+        KeyboardInterrupt,
+    ) as error:  # what was tried before is shown all the same
         if not trials:
             raise
         ended = error
-    rows = [dataclasses.asdict(trial) | {"predicted_tpot_s": predicted[trial.gamma]} for trial in trials]
+    rows = [
+        dataclasses.asdict(trial) | {"predicted_tpot_s": predicted[trial.gamma]} for trial in trials
+    ]
     found = outcomes(trials)
     gammas = [dataclasses.asdict(each) for each in found]
-    document = {"planned": order, "advised": chosen[0], "trials": rows, "outcomes": gammas, "regret": regret(found)}
+    document = {
+        "planned": order,
+        "advised": chosen[0],
+        "trials": rows,
+        "outcomes": gammas,
+        "regret": regret(found),
+    }
     print_as(output_format, document, rows, lambda: print("\n".join(outcome_lines(trials, order))))
     if ended is not None:
         raise ended

@@ -1,5 +1,5 @@
-"""`magicdec validate`: compare predictions with measurements: this machine's, published ones, or a user's files.
-`magicdec demo`: the whole path on this machine, ending with a report."""
+"""`magicdec validate`: compare predictions with measurements: this machine's, published ones, or a
+user's files. `magicdec demo`: the whole path on this machine, ending with a report."""
 
 from __future__ import annotations
 
@@ -21,15 +21,20 @@ from magicdec.units import format_seconds
 
 if TYPE_CHECKING:
     from magicdec.comparison import Comparison
+    from magicdec.validate.acceptance import AcceptanceValidation
     from magicdec.validate.demo import DemoResult
     from magicdec.validate.grid import Thresholds
 
-app = typer.Typer(help="Compare predictions with measurements.", no_args_is_help=True, cls=CommandGroup)
+app = typer.Typer(
+    help="Compare predictions with measurements.", no_args_is_help=True, cls=CommandGroup
+)
 
 Files = Annotated[list[Path], typer.Argument(help="CSV files (.csv or .csv.gz).")]
 DEMO_EPILOG = options.examples("demo", "demo --quick -o elsewhere")
 WHOLE, QUICK = "about 4 minutes on two idle cores", "about 90 s on two idle cores"
-OptionalFiles = Annotated[list[Path] | None, typer.Argument(help="CSV files; default: the shipped tables.")]
+OptionalFiles = Annotated[
+    list[Path] | None, typer.Argument(help="CSV files; default: the shipped tables.")
+]
 Clock = Annotated[Literal["wall", "cpu"] | None, option(options.CLOCK_HELP)]
 
 
@@ -48,7 +53,8 @@ def kernels_command(files: Files, output_format: options.Format = OutputFormat.T
 def serving_command(
     files: Files,
     left_out: Annotated[
-        bool, option("Errors also with the row's device, tp or model left out of the fit.", "--left-out")
+        bool,
+        option("Errors also with the row's device, tp or model left out of the fit.", "--left-out"),
     ] = False,
     output_format: options.Format = OutputFormat.TABLE,
 ) -> None:
@@ -61,7 +67,10 @@ def serving_command(
     _print_groups(validate_serving(files, left_out=left_out), output_format)
 
 
-@app.command("pairs", epilog=options.examples("validate pairs", "validate pairs --acceptance shipped --format json"))
+@app.command(
+    "pairs",
+    epilog=options.examples("validate pairs", "validate pairs --acceptance shipped --format json"),
+)
 def pairs_command(
     files: OptionalFiles = None,
     acceptance: Annotated[
@@ -72,8 +81,8 @@ def pairs_command(
 ) -> None:
     """Predicted speedups against measured pairs of servers.
 
-    With and without speculation: errors of the whole request's speedup and of the time between tokens, and what the
-    plan's gamma would lose.
+    With and without speculation: errors of the whole request's speedup and of the time between
+    tokens, and what the plan's gamma would lose.
     """
     from magicdec.validate.pairs import validate_pairs
     from magicdec.validate.rows import published
@@ -82,22 +91,37 @@ def pairs_command(
     _print_groups(document, output_format)
     if output_format is OutputFormat.TABLE and document["choice"]["cells"]:
         choice = document["choice"]
-        losses = (f"{name} {choice[name]:.1%}" for name in choice if isinstance(choice[name], float))
-        console().print(f"lost to the best gamma, mean of {choice['cells']} loads: {', '.join(losses)}")
+        losses = (
+            f"{name} {choice[name]:.1%}" for name in choice if isinstance(choice[name], float)
+        )
+        console().print(
+            f"lost to the best gamma, mean of {choice['cells']} loads: {', '.join(losses)}"
+        )
 
 
-@app.command("traffic", epilog=options.examples("validate traffic open_loop.csv closed_loop_slo.csv"))
-def traffic_command(files: Files, output_format: options.Format = OutputFormat.TABLE) -> None:
+@app.command(
+    "traffic", epilog=options.examples("validate traffic open_loop.csv closed_loop_slo.csv")
+)
+def traffic_command(
+    files: Files,
+    output_format: options.Format = OutputFormat.TABLE,
+    quiet: options.Quiet = False,
+) -> None:
     """The simulation of servers under arrivals against measured ones.
 
-    Errors of TTFT, TPOT and whole requests by percentile, of throughput, and of the largest load within limits.
+    Errors of TTFT, TPOT and whole requests by percentile, of throughput, and of the largest load
+    within limits.
     """
     from magicdec.validate.traffic import validate_traffic
 
-    _print_groups(validate_traffic(files), output_format)
+    with shown_progress(quiet) as progress:
+        found = validate_traffic(files, progress)
+    _print_groups(found, output_format)
 
 
-@app.command("published", epilog=options.examples("validate published", "validate published --format csv"))
+@app.command(
+    "published", epilog=options.examples("validate published", "validate published --format csv")
+)
 def published_command(
     files: OptionalFiles = None,
     fit_acceptance: Annotated[
@@ -111,32 +135,102 @@ def published_command(
     _print_groups(validate_published(files or None, fit_acceptance=fit_acceptance), output_format)
 
 
-@app.command("acceptance", epilog=options.examples("validate acceptance"))
-def acceptance_command(files: OptionalFiles = None, output_format: options.Format = OutputFormat.TABLE) -> None:
-    """The acceptance law against published acceptance.
+@app.command(
+    "acceptance",
+    epilog=options.examples(
+        "validate acceptance", "validate acceptance rates.csv --leave-out model"
+    ),
+)
+def acceptance_command(
+    files: OptionalFiles = None,
+    leave_out: Annotated[
+        Literal["model", "source", "checkpoint", "checkpoint-task"] | None,
+        option("Predict each group of rows from all others.", "--leave-out"),
+    ] = None,
+    output_format: options.Format = OutputFormat.TABLE,
+    quiet: options.Quiet = False,
+) -> None:
+    """Acceptance as plans take it against published acceptance.
 
-    Fitted to short drafts (gamma <= 8), it predicts the tokens per step of long ones.
+    Tables with mean_acceptance_length are predicted by the belief: error of tokens per step,
+    coverage and width by kind, task, context and temperature, and how often its probabilities come
+    true. Tables with budgets test the law by position: fitted to short drafts (gamma <= 8), it
+    predicts the tokens per step of long ones.
     """
+    from magicdec.validate.acceptance import holds_rates, validate_beliefs
     from magicdec.validate.published_acceptance import validate_acceptance
 
+    of_beliefs = [path for path in files or () if holds_rates(path)]
+    of_law = [path for path in files or () if path not in of_beliefs]
+    if of_beliefs or leave_out is not None:
+        require(not of_law, f"{', '.join(map(str, of_law))}: no column mean_acceptance_length")
+        with shown_progress(quiet) as show:
+            found = validate_beliefs(of_beliefs, leave_out=leave_out or "", progress=show)
+        print_as(
+            output_format,
+            to_builtins(found),
+            to_builtins([found.overall, *found.groups]),
+            lambda: _print_beliefs(found),
+        )
+        return
     _print_groups(validate_acceptance(files or None), output_format)
 
 
-@app.command("grid", epilog=options.examples(
-    "validate grid --quick",
-    "validate grid docs/grid.toml --profile local.toml --records grid.jsonl",
-    "validate grid --engine vllm --records vllm.jsonl",
-))  # fmt: skip
+def _print_beliefs(found: AcceptanceValidation) -> None:
+    from magicdec.reports.text import text_table
+    from magicdec.validate.acceptance import summary_line
+
+    left_out = f"left out by {found.leave_out}" if found.leave_out else "not in the shipped table"
+    print(summary_line(left_out, found))
+    columns = ("by", "group", "rows", "median", "mean", "coverage", "high/low")
+    rows = [
+        (
+            each.by,
+            each.group,
+            str(each.rows),
+            f"{each.median_error:.1%}",
+            f"{each.mean_error:.1%}",
+            f"{each.coverage:.1%}",
+            f"{each.width:.2f}",
+        )
+        for each in found.groups
+    ]
+    console().print(text_table(columns, rows))
+    print('"more than c tokens per step", c of 1.3 to 3: said, came true, claims')
+    claims = [
+        (f"{each.said:.0%}", f"{each.came_true:.0%}", str(each.claims)) for each in found.deciles
+    ]
+    console().print(text_table(("said", "came true", "claims"), claims))
+
+
+@app.command(
+    "grid",
+    epilog=options.examples(
+        "validate grid --quick",
+        "validate grid docs/grid.toml --profile local.toml --records grid.jsonl",
+        "validate grid --engine vllm --records vllm.jsonl",
+    ),
+)
 def grid_command(
-    grid: Annotated[Path | None, typer.Argument(help="A grid file (TOML); default: a small built-in grid.")] = None,
-    profile: Annotated[Path | None, option("PROFILE.toml of `magicdec calibrate`; default: calibrate first.")] = None,
-    records: Annotated[Path, option("Predictions, then measurements are appended to it.")] = Path("grid.jsonl"),
+    grid: Annotated[
+        Path | None, typer.Argument(help="A grid file (TOML); default: a small built-in grid.")
+    ] = None,
+    profile: Annotated[
+        Path | None, option("PROFILE.toml of `magicdec calibrate`; default: calibrate first.")
+    ] = None,
+    records: Annotated[Path, option("Predictions, then measurements are appended to it.")] = Path(
+        "grid.jsonl"
+    ),
     engine: Annotated[
         options.Runtime | None,
-        option("ours, or vllm with magicdec's plugin (docs/vllm.md); default: the grid file's, or ours."),
+        option(
+            "ours, or vllm with magicdec's plugin (docs/vllm.md); default: the grid file's, or ours."
+        ),
     ] = None,
     clock: Clock = None,
-    quick: Annotated[bool, option("A few small points, for continuous integration.", "--quick")] = False,
+    quick: Annotated[
+        bool, option("A few small points, for continuous integration.", "--quick")
+    ] = False,
     quiet: options.Quiet = False,
     output_format: options.Format = OutputFormat.TABLE,
 ) -> None:
@@ -154,19 +248,27 @@ def grid_command(
     from magicdec.calibrate.local_profile import load_local_profile
 
     with shown_progress(quiet) as show:
-        local = load_local_profile(profile) if profile else None
+        local = None
+        if profile:
+            local = load_local_profile(profile)
         run = run_grid(spec, profile=local, records=records, quick=quick, progress=show)
     _print_comparison(run.comparison, output_format, verdict=(spec.thresholds, run.failures))
     raise typer.Exit(1 if run.failures else 0)
 
 
-@app.command("records", epilog=options.examples(
-    "validate records results/grid-2-cores.jsonl",
-    "validate records predicted.jsonl measured.jsonl --format json",
-    "validate records results/vllm-2-cores.jsonl --clock cpu",
-))  # fmt: skip
+@app.command(
+    "records",
+    epilog=options.examples(
+        "validate records results/grid-2-cores.jsonl",
+        "validate records predicted.jsonl measured.jsonl --format json",
+        "validate records results/vllm-2-cores.jsonl --clock cpu",
+    ),
+)
 def records_command(
-    files: Annotated[list[Path], typer.Argument(help="Records files (JSON lines) with predictions and measurements.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="Records files (JSON lines) with predictions and measurements."),
+    ],
     clock: Clock = None,
     output_format: options.Format = OutputFormat.TABLE,
 ) -> None:
@@ -178,20 +280,32 @@ def records_command(
     from magicdec.records import read_many
 
     found = read_many(files)
-    comparison = Comparison(pairs=pair_records(map(by_cpu_time, found) if clock == "cpu" else found))
-    require(bool(comparison.pairs), f"{', '.join(map(str, files))}: no configuration was both predicted and measured")
+    if clock == "cpu":
+        found = [by_cpu_time(record) for record in found]
+    comparison = Comparison(pairs=pair_records(found))
+    require(
+        bool(comparison.pairs),
+        f"{', '.join(map(str, files))}: no configuration was both predicted and measured",
+    )
     _print_comparison(comparison, output_format)
 
 
 def _print_comparison(
-    comparison: Comparison, output_format: OutputFormat, *, verdict: tuple[Thresholds, list[str]] | None = None
+    comparison: Comparison,
+    output_format: OutputFormat,
+    *,
+    verdict: tuple[Thresholds, list[str]] | None = None,
 ) -> None:
     from magicdec.reports import terminal
 
     document = comparison.to_document()
     if verdict is not None:
         thresholds, failures = verdict
-        document |= {"thresholds": to_builtins(thresholds), "passed": not failures, "failures": failures}
+        document |= {
+            "thresholds": to_builtins(thresholds),
+            "passed": not failures,
+            "failures": failures,
+        }
 
     def table() -> None:
         terminal.print_comparison(comparison, console())
@@ -205,16 +319,25 @@ def _print_groups(document: dict[str, Any], output_format: OutputFormat) -> None
     from magicdec.reports.terminal import print_groups
     from magicdec.validate.rows import by_cause
 
+    for line in by_cause(document.get("assumed", ())):
+        print(f"assumed: {line}")
     for line in by_cause(document.get("refused", ())):
         typer.echo(f"skipped: {line}", err=True)
-    print_as(output_format, document, document["groups"], lambda: print_groups(document["groups"], console()))
+    print_as(
+        output_format,
+        document,
+        document["groups"],
+        lambda: print_groups(document["groups"], console()),
+    )
 
 
 def demo_command(
-    output: Annotated[Path, option("Directory for profile, plan, records and report.", "--output", "-o")] = Path(
-        "demo-output"
-    ),
-    quick: Annotated[bool, option("Fewer shapes, prompts and configurations: about 90 seconds.", "--quick")] = False,
+    output: Annotated[
+        Path, option("Directory for profile, plan, records and report.", "--output", "-o")
+    ] = Path("demo-output"),
+    quick: Annotated[
+        bool, option("Fewer shapes, prompts and configurations: about 90 seconds.", "--quick")
+    ] = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Calibrate, plan, run, compare, report: a few minutes.
@@ -239,7 +362,9 @@ def demo_command(
         result = run_demo(output, progress=show, quick=quick)
         show("writing the report")
         write_atomic(output / "plan.json", result.plan.to_json())
-        data = ReportData.from_records([*result.predicted, *result.measured], plan=result.plan, title="magicdec demo")
+        data = ReportData.from_records(
+            [*result.predicted, *result.measured], plan=result.plan, title="magicdec demo"
+        )
         write_report(data, output / "report.html")
         if has_pdf := find_spec("typst") is not None:
             write_report(data, output / "report.pdf")
@@ -253,13 +378,19 @@ def _kept(records: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         if records.exists():
-            print(f"kept what was measured; magicdec report {records} -o report.html shows it", file=sys.stderr)
+            print(
+                f"kept what was measured; magicdec report {records} -o report.html shows it",
+                file=sys.stderr,
+            )
         raise
 
 
 def _print_summary(result: DemoResult, output: Path, elapsed_s: float, *, has_pdf: bool) -> None:
     small = next(r for r in result.measured if r.batch_size == 1 and r.gamma > 0)
-    verdict = "does not pay" if result.small_plan.best.gamma == 0 else "pays"
+    if result.small_plan.best.gamma == 0:
+        verdict = "does not pay"
+    else:
+        verdict = "pays"
     print(
         f"batch 1, context {small.context_len}: the plan says speculation {verdict}; "
         f"gamma {small.gamma} measured {small.speedup:.2f}x"
@@ -282,6 +413,11 @@ def _print_summary(result: DemoResult, output: Path, elapsed_s: float, *, has_pd
         )
         pair = next(pair for pair in result.comparison.pairs if pair.measured.key == chosen.key)
         if (at_that_speed := pair.normalised("speedup")) is not None:
-            print(f"rescaled to the speed of memory and processor during the runs: predicted {at_that_speed:.2f}x")
-    pdf = f" and {output / 'report.pdf'}" if has_pdf else "; as a PDF too with pip install 'magicdec[pdf]'"
+            print(
+                f"rescaled to the speed of memory and processor during the runs: predicted {at_that_speed:.2f}x"
+            )
+    if has_pdf:
+        pdf = f" and {output / 'report.pdf'}"
+    else:
+        pdf = "; as a PDF too with pip install 'magicdec[pdf]'"
     print(f"report: {output / 'report.html'}{pdf} ({format_seconds(elapsed_s)})")

@@ -1,0 +1,135 @@
+"""`magicdec check`: a server's command line, predicted as it is, and what to change."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from magicdec.commands import options
+from magicdec.commands.options import OutputFormat, option, parse_rates, print_as, table_console
+from magicdec.errors import ConfigError
+from magicdec.units import format_seconds
+
+if TYPE_CHECKING:
+    from magicdec.live.check import Change, Check
+    from magicdec.plan_rows import Candidate
+
+EPILOG = options.examples(
+    "check 'vllm serve Qwen/Qwen3-32B -tp 2 --max-num-seqs 64' --hardware h100",
+    "check serve.sh --hardware h200 --batch 16 --context 8k",
+    "check docker-compose.yml --strict",
+)
+
+
+def check_command(
+    command: Annotated[
+        list[str],
+        typer.Argument(
+            help="The command in quotes, a file with it (script, YAML), or - for stdin."
+        ),
+    ],
+    hardware: Annotated[
+        str | None, option("Its devices; default: as a manifest names them.")
+    ] = None,
+    batch: Annotated[int | None, option("Users at once.", min=1)] = None,
+    context: Annotated[int | None, option("Prompt length in tokens.", min=1)] = None,
+    gen_len: Annotated[int, option("Tokens generated after the prompt.", min=0)] = 0,
+    temperature: options.Temperature = 1.0,
+    acceptance_rate: Annotated[
+        str | None, option("Of its draft: one rate for every position, or a list by position.")
+    ] = None,
+    strict: Annotated[
+        bool, option("Exit with 1 where a change gains more than its uncertainty.", "--strict")
+    ] = False,
+    output_format: options.Format = OutputFormat.TABLE,
+) -> None:
+    """Check a server's command: what to change, and what it gains.
+
+    Reads what starts vLLM, SGLang or TensorRT-LLM, predicts it as it is, and weighs gamma, the
+    draft, no draft, gamma by batch, the most sequences at once and captured graphs.
+    """
+    import msgspec
+
+    from magicdec.live.check import Load
+    from magicdec.live.check import check_command as check
+    from magicdec.specs.serve_command import read_serve_command
+
+    rates = parse_rates(acceptance_rate)
+    load = Load(
+        hardware=hardware,
+        batch=batch,
+        context_len=context,
+        gen_len=gen_len,
+        temperature=temperature,
+        acceptance_rate=rates,
+    )
+    result = check(read_serve_command(_text(command)), load)
+    document = msgspec.to_builtins(result) | {"headline": result.headline}
+    print_as(output_format, document, document["changes"], lambda: _print(result))
+    if strict and any(change.is_sure for change in result.changes):
+        raise typer.Exit(1)
+
+
+def _text(words: list[str]) -> str:
+    """The text that an argument stands for: itself, a file's, or stdin's."""
+    if words == ["-"]:
+        return sys.stdin.read()
+    text = " ".join(words)
+    if len(words) > 1 or " " in text.strip():
+        return text
+    path = Path(text)
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{text} is neither a command that starts a server nor a file with one: {error}"
+        ) from None
+
+
+def _print(result: Check) -> None:
+    say = table_console().print
+    say(result.headline)
+    for problem in result.problems:
+        if problem != result.headline:
+            say(f"wrong: {problem}")
+    if result.as_it_is is not None:
+        say(f"as it is: {_described(result, result.as_it_is)}")
+    alone = result.without_draft
+    if alone is not None and result.command.speculation is not None:
+        say(f"without a draft: {format_seconds(alone.between_tokens_s)} per token")
+    if result.assumed:
+        say(f"assumed: {', '.join(result.assumed)}")
+    for change in result.changes:
+        say(f"- {_gain(change)}: {change.change} ({change.reason})")
+        print(f"    {change.option}")  # to copy, so in one line
+    for note in result.notes:
+        say(f"note: {note}")
+    if result.not_understood:
+        say(f"not understood: {', '.join(result.not_understood)}")
+
+
+def _gain(change: Change) -> str:
+    if change.gain is None:
+        return "not priced"
+    at = "" if change.at_batch is None else f" at batch {change.at_batch}"
+    return f"{change.gain:.2f}x ({change.gain_low:.2f} to {change.gain_high:.2f}){at}"
+
+
+def _described(result: Check, row: Candidate) -> str:
+    """The command's own configuration in words."""
+    from magicdec.naming import draft_name
+
+    draft = draft_name(row.draft, row.draft_method, row.draft_budget)
+    drafting = f"{draft}, gamma {row.gamma}" if row.is_speculative else "no draft"
+    speedup = ""
+    if row.is_speculative:
+        low, high = row.speedup_low, row.speedup_high
+        speedup = f", {row.speedup:.2f}x over no draft (90%: {low:.2f} to {high:.2f})"
+    return (
+        f"{drafting} on {result.num_gpus} x {result.hardware} (tp {row.tp_size}), engine "
+        f"{result.command.engine}, batch {row.batch_size}, context {row.context_len}: "
+        f"{format_seconds(row.between_tokens_s)} per token{speedup}"
+    )
