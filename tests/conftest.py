@@ -18,7 +18,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if not Path("/dev/nvidiactl").exists():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # without a GPU kernels run in Triton's interpreter
+    os.environ.setdefault(
+        "TRITON_INTERPRET", "1"
+    )  # without a GPU kernels run in Triton's interpreter
 
 # The same examples in every run: a commit that passes once passes again. HYPOTHESIS_PROFILE=default tries others.
 try:

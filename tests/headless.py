@@ -15,14 +15,23 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.actions.action_builder import ActionBuilder
 from selenium.webdriver.remote.webelement import WebElement
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+BROWSER = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 DRIVER = shutil.which("chromedriver") or shutil.which("chromium-driver")
-REASON = "no chromium with its chromedriver on PATH (install the packages chromium and chromium-driver)"
+REASON = (
+    "no chromium with its chromedriver on PATH (install the packages chromium and chromium-driver)"
+)
 PHONE, DESKTOP = (390, 844), (1280, 900)
 
 
 def opened(
-    driver: webdriver.Chrome, url: str, size: tuple[int, int] = DESKTOP, *, scripts: bool = True, dark: bool = False
+    driver: webdriver.Chrome,
+    url: str,
+    size: tuple[int, int] = DESKTOP,
+    *,
+    scripts: bool = True,
+    dark: bool = False,
 ) -> webdriver.Chrome:
     driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": not scripts})
     metrics = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": size[0] < 500}
@@ -48,7 +57,9 @@ def point_at(page: webdriver.Chrome, element: WebElement) -> None:
     """Moves the mouse to the middle of an element in view, without scrolling on the way."""
     box = page.execute_script("return arguments[0].getBoundingClientRect().toJSON()", element)
     mouse = ActionBuilder(page)
-    mouse.pointer_action.move_to_location(int(box["x"] + box["width"] / 2), int(box["y"] + box["height"] / 2))
+    mouse.pointer_action.move_to_location(
+        int(box["x"] + box["width"] / 2), int(box["y"] + box["height"] / 2)
+    )
     mouse.perform()
 
 
@@ -95,7 +106,13 @@ def driver() -> Iterator[webdriver.Chrome]:
         pytest.skip(REASON)
     options = Options()
     options.binary_location = BROWSER
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"):
+    for argument in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--no-first-run",
+    ):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     browser = webdriver.Chrome(options=options, service=Service(DRIVER))

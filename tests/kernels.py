@@ -12,7 +12,10 @@ from magicdec.perfmodel.kernels import attention, experts, gemm, latents, links,
 def columns(rows: Any, names: tuple[str, ...], **defaults: float) -> list[Any]:
     """Float arrays of the named columns."""
     length = len(rows["time_s"])
-    return [np.asarray(rows[n] if n in rows else np.full(length, defaults[n]), dtype=np.float64) for n in names]
+    return [
+        np.asarray(rows[n] if n in rows else np.full(length, defaults[n]), dtype=np.float64)
+        for n in names
+    ]
 
 
 def gemm_time(hw: Any, *, working_set_bytes: Any = None, **work: Any) -> Any:
@@ -20,7 +23,9 @@ def gemm_time(hw: Any, *, working_set_bytes: Any = None, **work: Any) -> Any:
     return gemm.GemmCurve.of(hw, product.compute_dtype).seconds(hw, product, working_set_bytes)
 
 
-def attention_time(hw: Any, *, curve: Any = None, working_set_bytes: Any = None, **work: Any) -> Any:
+def attention_time(
+    hw: Any, *, curve: Any = None, working_set_bytes: Any = None, **work: Any
+) -> Any:
     attended = attention.Attended(**work)
     curve = curve or attention.AttentionCurve.of(hw, attended.kv_dtype)
     return curve.seconds(hw, attended, working_set_bytes)
@@ -78,7 +83,9 @@ def exchange_time(hw: Any, *, token_bytes: float, **work: Any) -> Any:
     return links.exchange_time(hw, links.Exchange(**work), token_bytes)
 
 
-def fit_gemm(rows: Any, hw: Any, *, weight_dtype: str = "bf16", compute_dtype: str = "bf16", **options: Any) -> Any:
+def fit_gemm(
+    rows: Any, hw: Any, *, weight_dtype: str = "bf16", compute_dtype: str = "bf16", **options: Any
+) -> Any:
     product = gemm.Product(*columns(rows, ("m", "n", "k")), weight_dtype, compute_dtype)
     return gemm.GemmCurve().refitted(hw, product, rows, **options)
 

@@ -135,7 +135,9 @@ def _processes() -> dict[int, tuple[int, str]]:
         if entry.name.isdigit():
             try:
                 parent = int(_stat(int(entry.name))[1])
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                command = (
+                    (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                )
             except (OSError, IndexError):
                 continue
             rows[int(entry.name)] = (parent, command)

@@ -28,7 +28,9 @@ from magicdec.records import CONFIGURATION_FIELDS, Record
 from magicdec.validate.grid import Thresholds
 
 
-def row(source: str, gamma: int, speedup: float, samples: list[float] | None = None, **changes: object) -> Record:
+def row(
+    source: str, gamma: int, speedup: float, samples: list[float] | None = None, **changes: object
+) -> Record:
     base = Record(
         source="measured" if source == "measured" else "calibrated", model="embedded", draft="self",
         draft_method="streamingllm", draft_budget=64, gamma=gamma, batch_size=8, context_len=512, temperature=1.0,
@@ -38,8 +40,16 @@ def row(source: str, gamma: int, speedup: float, samples: list[float] | None = N
 
 
 def test_pairs_join_on_the_configuration_and_leave_autoregressive_rows_out() -> None:
-    predicted = [row("calibrated", 0, 1.0), row("calibrated", 2, 1.5, hardware="cpu"), row("calibrated", 3, 1.2)]
-    measured = [row("measured", 0, 1.0), row("measured", 2, 1.2, device="cpu", seed=3), row("measured", 5, 1.0)]
+    predicted = [
+        row("calibrated", 0, 1.0),
+        row("calibrated", 2, 1.5, hardware="cpu"),
+        row("calibrated", 3, 1.2),
+    ]
+    measured = [
+        row("measured", 0, 1.0),
+        row("measured", 2, 1.2, device="cpu", seed=3),
+        row("measured", 5, 1.0),
+    ]
     pairs = pair_records([*predicted, *measured])
     assert [(p.predicted.gamma, p.measured.gamma) for p in pairs] == [(2, 2)]
     assert pairs[0].error("speedup") == pytest.approx(0.25)
@@ -48,19 +58,31 @@ def test_pairs_join_on_the_configuration_and_leave_autoregressive_rows_out() -> 
 
 def test_records_pair_whatever_their_hardware_device_and_seed() -> None:
     measured = row("measured", 3, 1.4)
-    other = msgspec.structs.replace(measured, source="calibrated", hardware="h", device="cuda:3", seed=7, dtype="x")
+    other = msgspec.structs.replace(
+        measured, source="calibrated", hardware="h", device="cuda:3", seed=7, dtype="x"
+    )
     assert pairing_key(measured) == pairing_key(other)
     for change in (
         {"gamma": 4}, {"draft_budget": 128}, {"batch_size": 9}, {"context_len": 1}, {"temperature": 0.5},
         {"adaptive": True}, {"draft_weight_dtype": "int8"}, {"draft_tp_size": 2}, {"simulated_acceptance": [0.8]},
     ):  # fmt: skip
-        assert pairing_key(measured) != pairing_key(msgspec.structs.replace(measured, **change)), change
+        assert pairing_key(measured) != pairing_key(msgspec.structs.replace(measured, **change)), (
+            change
+        )
 
 
 def test_cpu_times_take_the_place_of_the_wall_clocks() -> None:
     """The whole comparison is then of process CPU time; predictions, which have one time, stay."""
-    times = {"autoregressive_step_cpu_s": 0.02, "step_cpu_s": 0.05, "speedup_cpu": 1.25, "step_s": 0.4}
-    times |= {"breakdown_cpu_s": {"draft": 0.03, "verify": 0.012, "sample": 0.001}, "speedup_cpu_samples": [1.2, 1.3]}
+    times = {
+        "autoregressive_step_cpu_s": 0.02,
+        "step_cpu_s": 0.05,
+        "speedup_cpu": 1.25,
+        "step_s": 0.4,
+    }
+    times |= {
+        "breakdown_cpu_s": {"draft": 0.03, "verify": 0.012, "sample": 0.001},
+        "speedup_cpu_samples": [1.2, 1.3],
+    }
     measured = row("measured", 3, 2.0, [1.0, 3.0], **times)
     predicted = row("calibrated", 3, 1.0, step_s=0.06, draft_step_s=0.011, verify_step_s=0.012)
     (pair,) = pair_records(map(by_cpu_time, [predicted, measured]))
@@ -83,10 +105,14 @@ def test_a_draft_on_all_ranks_and_an_autoregressive_record_have_one_key_however_
     on_all = row("measured", 3, 1.4, tp_size=4)
     assert pairing_key(on_all) == pairing_key(msgspec.structs.replace(on_all, draft_tp_size=4))
     alone = row("measured", 0, 1.0)
-    assert pairing_key(alone) == pairing_key(msgspec.structs.replace(alone, draft="none", draft_method="none"))
+    assert pairing_key(alone) == pairing_key(
+        msgspec.structs.replace(alone, draft="none", draft_method="none")
+    )
 
 
-def test_simulated_acceptances_pair_with_their_own_prediction_or_else_with_an_unstated_one() -> None:
+def test_simulated_acceptances_pair_with_their_own_prediction_or_else_with_an_unstated_one() -> (
+    None
+):
     """One configuration measured at two simulated acceptances and one predicted for one of them and for none."""
     predicted = [row("calibrated", 2, 1.5), row("calibrated", 2, 1.8, simulated_acceptance=[0.9])]
     measured = [row("measured", 2, 1.7, simulated_acceptance=[rate]) for rate in (0.9, 0.7)]
@@ -104,9 +130,13 @@ def test_a_calibrated_prediction_replaces_an_analytical_one_in_any_order() -> No
         assert found.speedup == 1.5
 
 
-def test_predictions_for_several_devices_stand_side_by_side_and_a_measurement_takes_its_own() -> None:
+def test_predictions_for_several_devices_stand_side_by_side_and_a_measurement_takes_its_own() -> (
+    None
+):
     """A plan over two devices has one candidate of a setting on each."""
-    plans = [row("calibrated", 2, speedup, hardware=name) for name, speedup in (("a", 1.5), ("b", 1.8))]
+    plans = [
+        row("calibrated", 2, speedup, hardware=name) for name, speedup in (("a", 1.5), ("b", 1.8))
+    ]
     for records in (plans, plans[::-1]):
         assert sorted(each.hardware for each in latest_predicted(records).values()) == ["a", "b"]
         for name, speedup in (("a", 1.5), ("b", 1.8)):
@@ -116,7 +146,9 @@ def test_predictions_for_several_devices_stand_side_by_side_and_a_measurement_ta
 
 def test_coverage_counts_measured_speedups_inside_the_interval() -> None:
     predicted = [row("calibrated", g, 1.5, speedup_low=1.2, speedup_high=1.6) for g in (1, 2)]
-    comparison = Comparison(pairs=pair_records([*predicted, row("measured", 1, 1.59), row("measured", 2, 1.61)]))
+    comparison = Comparison(
+        pairs=pair_records([*predicted, row("measured", 1, 1.59), row("measured", 2, 1.61)])
+    )
     assert comparison.coverage == 0.5
 
 
@@ -129,7 +161,10 @@ def regret(pairs: list[Pair]) -> float:
 def test_regret_scores_on_the_repetitions_that_did_not_choose() -> None:
     """gamma 3 looks best on repetitions 0 and 2 (noise), gamma 2 was planned: the other half says what that cost."""
     predicted = [row("calibrated", 2, 1.5), row("calibrated", 3, 1.4)]
-    measured = [row("measured", 2, 1.4, [1.4, 1.4, 1.4, 1.4]), row("measured", 3, 1.4, [1.6, 1.2, 1.6, 1.2])]
+    measured = [
+        row("measured", 2, 1.4, [1.4, 1.4, 1.4, 1.4]),
+        row("measured", 3, 1.4, [1.6, 1.2, 1.6, 1.2]),
+    ]
     pairs = pair_records([*predicted, *measured])
     first_picks, second_picks = 1 - 1.4 / 1.2, 0.0
     assert regret(pairs) == pytest.approx((first_picks + second_picks) / 2)
@@ -143,7 +178,9 @@ def test_noise_alone_gives_no_regret() -> None:
     for _ in range(300):
         samples = 1.5 * np.exp(rng.normal(0.0, 0.05, (10, 4)))
         measured = [row("measured", g, 1.5, list(samples[g - 1])) for g in range(1, 11)]
-        pairs = pair_records([*(row("calibrated", g, 1.5 + 0.1 * (g == 4)) for g in range(1, 11)), *measured])
+        pairs = pair_records(
+            [*(row("calibrated", g, 1.5 + 0.1 * (g == 4)) for g in range(1, 11)), *measured]
+        )
         losses.append(regret(pairs))
         medians = np.median(samples, axis=1)
         apparent.append(1 - medians[3] / medians.max())
@@ -155,7 +192,10 @@ def test_regret_of_speculating_where_it_does_not_pay() -> None:
     """Autoregressive decoding is among the choices, with a speedup of 1."""
     pairs = pair_records([row("calibrated", 2, 1.5), row("measured", 2, 0.8, [0.8, 0.8])])
     assert regret(pairs) == pytest.approx(0.2)
-    assert regret(pair_records([row("calibrated", 2, 0.9), row("measured", 2, 0.8, [0.8, 0.8])])) == 0.0
+    assert (
+        regret(pair_records([row("calibrated", 2, 0.9), row("measured", 2, 0.8, [0.8, 0.8])]))
+        == 0.0
+    )
 
 
 @pytest.mark.parametrize("slower", [1.0, 1.2])
@@ -166,7 +206,15 @@ def test_normalised_errors_leave_the_drift_of_the_machine_out(slower: float) -> 
     shares = {"autoregressive_step_s": 0.8, "step_s": 0.5}
     times = {"autoregressive_step_s": 0.010, "step_s": 0.020}
     alone, step = 0.8 * 1.5 + 0.2 * slower, 0.5 * 1.5 + 0.5 * slower
-    predicted = row("calibrated", 2, 1.2, memory_shares=shares, reference_s=0.006, compute_reference_s=0.01, **times)
+    predicted = row(
+        "calibrated",
+        2,
+        1.2,
+        memory_shares=shares,
+        reference_s=0.006,
+        compute_reference_s=0.01,
+        **times,
+    )
     measured = row(
         "measured", 2, 1.2 * alone / step, reference_s=0.009, compute_reference_s=0.01 * slower,
         autoregressive_step_s=0.010 * alone, step_s=0.020 * step,
@@ -212,17 +260,25 @@ def test_thresholds_fail_with_what_was_found() -> None:
     ("measured", "failure"),
     [(1.1, []), (1.3, ["coverage 0.500 is below 0.800"]), (1.0, ["coverage 1.000 exceeds 0.900"])],
 )
-def test_intervals_that_hold_too_few_or_too_many_points_fail(measured: float, failure: list[str]) -> None:
+def test_intervals_that_hold_too_few_or_too_many_points_fail(
+    measured: float, failure: list[str]
+) -> None:
     predicted = [row("calibrated", g, 1.0, speedup_low=0.9, speedup_high=1.2) for g in range(1, 7)]
     rows = [row("measured", g, 1.0 if g % 2 else measured) for g in range(1, 7)]
     limits = (0.8, 0.9) if failure and "exceeds" in failure[0] else (0.8, 1.0)
-    assert Thresholds(coverage=limits).failures(Comparison(pairs=pair_records([*predicted, *rows]))) == failure
+    assert (
+        Thresholds(coverage=limits).failures(Comparison(pairs=pair_records([*predicted, *rows])))
+        == failure
+    )
 
 
 def test_a_threshold_that_cannot_be_checked_does_not_pass() -> None:
     pairs = pair_records([row("calibrated", 2, 1.5), row("measured", 2, 1.5)])
     failing = Thresholds(median_draft_step_error=0.1, regret=0.1).failures(Comparison(pairs=pairs))
-    assert failing == ["median draft step error could not be computed", "regret could not be computed"]
+    assert failing == [
+        "median draft step error could not be computed",
+        "regret could not be computed",
+    ]
 
 
 def test_the_spread_of_reference_times_is_that_of_their_logarithms() -> None:

@@ -7,7 +7,13 @@ import math
 import numpy as np
 import pytest
 
-from magicdec.counts import Counts, clustered_stderr, constant_rate, expected_tokens_per_step, rate_and_error
+from magicdec.counts import (
+    Counts,
+    clustered_stderr,
+    constant_rate,
+    expected_tokens_per_step,
+    rate_and_error,
+)
 
 
 def test_counts_of_steps_histograms_and_survivors_are_those_of_the_steps_themselves() -> None:
@@ -19,7 +25,11 @@ def test_counts_of_steps_histograms_and_survivors_are_those_of_the_steps_themsel
     counts = Counts.of_steps(steps, drafted, 4)
     for sequence in range(3):
         for position in range(4):
-            pairs = [(each, gamma) for each, gamma in zip(steps[:, sequence], drafted, strict=True) if each >= 0]
+            pairs = [
+                (each, gamma)
+                for each, gamma in zip(steps[:, sequence], drafted, strict=True)
+                if each >= 0
+            ]
             tried = sum(each >= position and gamma > position for each, gamma in pairs)
             assert counts.tried[sequence, position] == tried
             assert counts.accepted[sequence, position] == sum(each > position for each, _ in pairs)

@@ -33,7 +33,9 @@ def test_the_image_plans() -> None:
     ):
         pytest.skip("needs docker and its daemon")
     subprocess.run(["docker", "build", "--tag", "magicdec-test", str(ROOT)], check=True)
-    done = subprocess.run(["docker", "run", "--rm", "magicdec-test"], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        ["docker", "run", "--rm", "magicdec-test"], check=True, capture_output=True, text=True
+    )
     assert "next: " in done.stdout
 
 
@@ -50,7 +52,8 @@ def test_files_and_names_that_extending_points_at_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    ("document", "printed"), [("extending", ["[512.0, 1024.0]"]), ("planning", ["streamingllm 512", "(3, 5)"])]
+    ("document", "printed"),
+    [("extending", ["[512.0, 1024.0]"]), ("planning", ["streamingllm 512", "(3, 5)"])],
 )
 def test_the_examples_in_python_run(
     document: str,
@@ -82,9 +85,12 @@ def test_the_profiles_of_a_device_and_an_engine_load(tmp_path: Path) -> None:
 def test_the_worked_example_says_what_the_model_holds() -> None:
     model = load_model_spec("embedded")
     assert f"{model.num_parameters / 1e6:.1f} million parameters" in EXAMPLE
-    per_token = 2 * model.num_hidden_layers * model.num_key_value_heads * model.attention.head_dim * 4
+    per_token = (
+        2 * model.num_hidden_layers * model.num_key_value_heads * model.attention.head_dim * 4
+    )
     assert (
-        f"{model.num_hidden_layers} layers × {model.num_key_value_heads} heads × {model.attention.head_dim}" in EXAMPLE
+        f"{model.num_hidden_layers} layers × {model.num_key_value_heads} heads × {model.attention.head_dim}"
+        in EXAMPLE
     )
     assert f"= {per_token // 1024} KiB" in EXAMPLE
     assert f"hold {32 * 4096 * per_token / 2**30:.1f} GiB" in EXAMPLE
@@ -93,7 +99,17 @@ def test_the_worked_example_says_what_the_model_holds() -> None:
 @pytest.mark.parametrize("document", DOCS, ids=lambda path: path.name)
 def test_files_that_the_documents_name_exist(document: Path) -> None:
     """Paths in code font, from the repository's root or the package's; a name in capitals is the reader's to choose."""
-    roots = {"magicdec", "tests", "scripts", "docs", "results", "benchmarks", "specs", "perfmodel", "runtime"}
+    roots = {
+        "magicdec",
+        "tests",
+        "scripts",
+        "docs",
+        "results",
+        "benchmarks",
+        "specs",
+        "perfmodel",
+        "runtime",
+    }
     text = document.read_text(encoding="utf-8")
     for path in re.findall(r"`([\w.-]+/[\w/.-]+)`", text):
         if path.split("/")[0] in roots and not Path(path).stem.isupper():
@@ -104,7 +120,17 @@ def test_docstrings_can_be_read_alone() -> None:
     """None leans on what stands before it: in a hover nothing does."""
     found = []
     for path in sorted((ROOT / "magicdec").rglob("*.py")):
-        strings = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Expr)]
-        texts = [(node.lineno, node.value.value) for node in strings if isinstance(node.value, ast.Constant)]
-        found += [f"{path}:{line}" for line, text in texts if re.match(r"\s*(Of|The same|What)\b", str(text))]
+        strings = [
+            node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Expr)
+        ]
+        texts = [
+            (node.lineno, node.value.value)
+            for node in strings
+            if isinstance(node.value, ast.Constant)
+        ]
+        found += [
+            f"{path}:{line}"
+            for line, text in texts
+            if re.match(r"\s*(Of|The same|What)\b", str(text))
+        ]
     assert not found

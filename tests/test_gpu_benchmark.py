@@ -33,7 +33,9 @@ def gpu_shapes(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("gpu_shapes")
 
 
-@pytest.mark.parametrize(("name", "free_bytes"), [("llama-3.1-8b", 120e9), ("llama-2-7b-32k", 122e9)])
+@pytest.mark.parametrize(
+    ("name", "free_bytes"), [("llama-3.1-8b", 120e9), ("llama-2-7b-32k", 122e9)]
+)
 def test_what_is_measured_on_an_h200_fits_it_and_covers_the_grid(
     name: str, free_bytes: float, gpu_shapes: ModuleType
 ) -> None:
@@ -48,13 +50,17 @@ def test_what_is_measured_on_an_h200_fits_it_and_covers_the_grid(
     for item in items:
         request = item.request
         for speculation in request.speculations:
-            slots = request.context_len + request.gen_len + speculation.gamma + speculation.draft_budget
+            slots = (
+                request.context_len + request.gen_len + speculation.gamma + speculation.draft_budget
+            )
             copy = speculation.draft_weight_dtype
             needed = request.batch_size * slots * slot_bytes
             needed += spec.num_parameters * bytes_per_element(copy) if copy else 0
             assert needed < 0.95 * free_bytes
         assert request.context_len + request.gen_len < spec.max_position_embeddings
-    grid = [s for item in items for s in item.request.speculations if item.acceptance.source != "stated"]
+    grid = [
+        s for item in items for s in item.request.speculations if item.acceptance.source != "stated"
+    ]
     assert len(grid) >= 24
     assert {s.gamma for s in grid} == set(range(1, 7))
     assert {s.draft_budget for s in grid} == {256, 512, 1024, 2048}
@@ -64,7 +70,9 @@ def test_what_is_measured_on_an_h200_fits_it_and_covers_the_grid(
     ]  # fmt: skip
     assert {rate for item in stated[:2] for rate in item.request.simulate_acceptance} == {0.81}
     if name == "llama-3.1-8b":
-        assert (32, 16_384) in {(item.request.batch_size, item.request.context_len) for item in items}
+        assert (32, 16_384) in {
+            (item.request.batch_size, item.request.context_len) for item in items
+        }
 
 
 @pytest.mark.slow
@@ -85,7 +93,11 @@ def test_one_command_does_everything_and_goes_on_where_it_stopped(tmp_path: Path
     assert all(record.simulated_acceptance for record in measured if record.gamma)
     verdicts = {row["verdict"] for row in result["rows"] if row["model"] == "llama-3.1-8b"}
     assert verdicts <= {"reached", "missed", "-"}
-    assert {row["model"] for row in result["rows"]} == {"llama-3.1-8b", "llama-2-7b-32k", "embedded"}
+    assert {row["model"] for row in result["rows"]} == {
+        "llama-3.1-8b",
+        "llama-2-7b-32k",
+        "embedded",
+    }
     assert "| tests | done |" in (tmp_path / "summary.md").read_text()
     assert (tmp_path / "report.html").stat().st_size > 10_000
     assert len(list((tmp_path / "catalog").rglob("*.toml"))) == 2
@@ -94,8 +106,17 @@ def test_one_command_does_everything_and_goes_on_where_it_stopped(tmp_path: Path
 
 
 def _run_all(output: Path) -> dict:
-    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--all", "--device", "cpu", "--tiny"]
-    done = subprocess.run([*command, "--output", str(output)], capture_output=True, text=True, check=False, cwd=output)
+    command = [
+        sys.executable,
+        str(ROOT / "benchmarks" / "gpu.py"),
+        "--all",
+        "--device",
+        "cpu",
+        "--tiny",
+    ]
+    done = subprocess.run(
+        [*command, "--output", str(output)], capture_output=True, text=True, check=False, cwd=output
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -121,10 +142,17 @@ def test_the_wheels_to_carry_are_the_tested_versions() -> None:
         lines = [line.split("==") for line in path.read_text().splitlines() if "==" in line]
         return {name.lower().replace("_", "-"): version for name, version in lines}
 
-    carried, tested = versions(ROOT / "benchmarks" / "gpu-wheels.txt"), versions(ROOT / "constraints.txt")
-    assert {"numba", "safetensors", "tokenizers", "transformers", "pytest", "msgspec"} <= set(carried)
+    carried, tested = (
+        versions(ROOT / "benchmarks" / "gpu-wheels.txt"),
+        versions(ROOT / "constraints.txt"),
+    )
+    assert {"numba", "safetensors", "tokenizers", "transformers", "pytest", "msgspec"} <= set(
+        carried
+    )
     assert not {"torch", "triton"} & set(carried)
-    assert {name: version for name, version in carried.items() if tested.get(name, version) != version} == {}
+    assert {
+        name: version for name, version in carried.items() if tested.get(name, version) != version
+    } == {}
 
 
 @pytest.fixture
@@ -134,11 +162,17 @@ def gpu_all(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def _call(
-    gpu_all: ModuleType, output: Path, monkeypatch: pytest.MonkeyPatch, programs: dict[str, str], **options: float
+    gpu_all: ModuleType,
+    output: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    programs: dict[str, str],
+    **options: float,
 ) -> tuple[int, dict[str, dict]]:
     """One call with Python programs as stages; and what is known of them afterwards."""
     stages = [
-        gpu_all.Stage(name=name, measures="", command=("-c", program), limit_s=options.get("limit_s", 60))
+        gpu_all.Stage(
+            name=name, measures="", command=("-c", program), limit_s=options.get("limit_s", 60)
+        )
         for name, program in programs.items()
     ]
     monkeypatch.setattr(gpu_all, "stages", lambda output, arguments: stages)
@@ -151,7 +185,9 @@ def _call(
 
 
 def _without_report(run_bounded: Any) -> Any:
-    def run(command: list[str], log: Path, limit_s: float, python: str = sys.executable) -> int | None:
+    def run(
+        command: list[str], log: Path, limit_s: float, python: str = sys.executable
+    ) -> int | None:
         if "report" not in command:
             return run_bounded(command, log, limit_s, python)
         (log.parent / "table.md").write_text("the table\n")
@@ -192,8 +228,14 @@ def test_a_stage_ends_at_its_limit_with_its_children(
     program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
     for limit_s in (1.0, 10.0, 100.0):
         (tmp_path / "state.json").unlink(missing_ok=True)
-        status, state = _call(gpu_all, tmp_path, monkeypatch, {"slow": program}, limit_s=limit_s, budget_s=600)
-        assert (status, state["slow"]["state"], state["slow"]["why"]) == (1, "failed", f"stopped after {limit_s:.0f} s")
+        status, state = _call(
+            gpu_all, tmp_path, monkeypatch, {"slow": program}, limit_s=limit_s, budget_s=600
+        )
+        assert (status, state["slow"]["state"], state["slow"]["why"]) == (
+            1,
+            "failed",
+            f"stopped after {limit_s:.0f} s",
+        )
         if started.exists() and started.read_text():
             break
     assert not still_alive_after(30, [int(started.read_text())])
@@ -213,7 +255,14 @@ def test_all_stages_together_take_40_minutes_at_most(gpu_all: ModuleType, tmp_pa
 @pytest.mark.slow
 def test_all_reduces_are_timed_by_message_size(tmp_path: Path) -> None:
     """Between two processes on CPUs; the file is one that fits and checks of the catalog read."""
-    command = [sys.executable, str(ROOT / "benchmarks" / "gpu_all_reduce.py"), "--device", "cpu", "--rounds", "2"]
+    command = [
+        sys.executable,
+        str(ROOT / "benchmarks" / "gpu_all_reduce.py"),
+        "--device",
+        "cpu",
+        "--rounds",
+        "2",
+    ]
     command += ["--sizes", "1024,65536", "--output", str(tmp_path / "all-reduce.csv")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

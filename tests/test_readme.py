@@ -65,9 +65,13 @@ def errors(path: Path) -> dict[str, np.ndarray]:
     scale = {name: shares[name] * memory + (1 - shares[name]) * compute for name in steps}
     scale["speedup"] = scale["autoregressive_step_s"] / scale["step_s"]
     found = {name: times(0, name) / times(1, name) - 1 for name in scale}
-    found |= {f"normalised {name}": factor * (found[name] + 1) - 1 for name, factor in scale.items()}
+    found |= {
+        f"normalised {name}": factor * (found[name] + 1) - 1 for name, factor in scale.items()
+    }
     measured_speedup = times(1, "speedup")
-    inside = (times(0, "speedup_low") <= measured_speedup) & (measured_speedup <= times(0, "speedup_high"))
+    inside = (times(0, "speedup_low") <= measured_speedup) & (
+        measured_speedup <= times(0, "speedup_high")
+    )
     return found | {"inside": inside}
 
 
@@ -114,7 +118,10 @@ def test_the_errors_stated_of_the_grid_are_those_of_its_records() -> None:
 
 def test_the_conditions_stated_of_the_grid_are_those_of_its_records() -> None:
     """Lowest and highest memory bandwidth, and the median spread of a speedup's repetitions."""
-    rows = [json.loads(line) for line in (ROOT / "results" / "grid-2-cores.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (ROOT / "results" / "grid-2-cores.jsonl").read_text().splitlines()
+    ]
     measured = [r for r in rows if r["source"] == "measured" and r.get("gamma", 0) > 0]
     bandwidths = [r["memory_bytes_per_s"] / 1e9 for r in measured]
     spreads = [np.ptp(r["speedup_samples"]) / np.median(r["speedup_samples"]) for r in measured]
@@ -147,9 +154,14 @@ def test_validate_records_prints_what_numpy_computes(name: str, runner: CliRunne
 
 def test_the_regret_stated_of_the_grid_is_that_of_its_records() -> None:
     """Per batch and context: the best on one half of the repetitions, compared with the planned one on the other."""
-    rows = [json.loads(line) for line in (ROOT / "results" / "grid-2-cores.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (ROOT / "results" / "grid-2-cores.jsonl").read_text().splitlines()
+    ]
     fields = ("batch_size", "context_len", "draft_method", "draft_budget", "gamma")
-    predicted = {tuple(r.get(f) for f in fields): r["speedup"] for r in rows if r["source"] == "calibrated"}
+    predicted = {
+        tuple(r.get(f) for f in fields): r["speedup"] for r in rows if r["source"] == "calibrated"
+    }
     cases: dict[tuple[int, int], list[tuple[float, list[float]]]] = {}
     for r in rows:
         if r["source"] == "measured" and r.get("gamma", 0) > 0:
@@ -157,7 +169,9 @@ def test_the_regret_stated_of_the_grid_is_that_of_its_records() -> None:
             cases.setdefault((r["batch_size"], r["context_len"]), []).append(point)
     losses = []
     for points in cases.values():
-        even, odd = (np.array([1.0, *(np.median(samples[k::2]) for _, samples in points)]) for k in (0, 1))
+        even, odd = (
+            np.array([1.0, *(np.median(samples[k::2]) for _, samples in points)]) for k in (0, 1)
+        )
         planned = np.argmax([1.0, *(guess for guess, _ in points)])
         losses += [1 - odd[planned] / odd[even.argmax()], 1 - even[planned] / even[odd.argmax()]]
     assert stated(r"following the plan lost ([\d.]+) %") == [f"{100 * np.mean(losses):.1f}"]

@@ -12,7 +12,13 @@ import pytest
 
 from magicdec.errors import StorageError
 from magicdec.files import check_apart, check_writable, write_atomic
-from magicdec.records import Record, append_record, check_records_file, current_environment, read_records
+from magicdec.records import (
+    Record,
+    append_record,
+    check_records_file,
+    current_environment,
+    read_records,
+)
 
 
 def make(batch_size: int, **changes: object) -> Record:
@@ -22,7 +28,9 @@ def make(batch_size: int, **changes: object) -> Record:
 
 def test_records_round_trip_with_their_environment(tmp_path: Path) -> None:
     file = tmp_path / "deep" / "r.jsonl"
-    record = make(4, speedup=1.5, acceptance_by_position=[0.9, 0.8], environment=current_environment())
+    record = make(
+        4, speedup=1.5, acceptance_by_position=[0.9, 0.8], environment=current_environment()
+    )
     append_record(file, record)
     append_record(file, make(8))
     assert read_records(file) == [record, make(8)]
@@ -35,10 +43,14 @@ def test_key_depends_on_the_configuration_alone() -> None:
 
 
 def test_a_spread_over_devices_is_part_of_the_key_and_earlier_keys_stay() -> None:
-    record = Record(source="analytical", model="llama-3.1-8b", batch_size=4, context_len=1000, tp_size=2)
+    record = Record(
+        source="analytical", model="llama-3.1-8b", batch_size=4, context_len=1000, tp_size=2
+    )
     assert record.key == "44716d9f22b4b58b"  # as before records knew of stages and groups
     spreads = [{}, {"pp_size": 2}, {"dp_size": 2}, {"dp_size": 2, "ep_size": 4}, {"ep_size": 2}]
-    assert len({msgspec.structs.replace(record, **spread).key for spread in spreads}) == len(spreads)
+    assert len({msgspec.structs.replace(record, **spread).key for spread in spreads}) == len(
+        spreads
+    )
     assert msgspec.structs.replace(record, pp_size=3, dp_size=4).num_devices == 24
 
 
@@ -70,7 +82,9 @@ def test_two_processes_appending_lose_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"# notes\n", b"{}\n", b"\x00\xff\xfe\n\x80", b'{"a": 1}\n[]\n', b"x" * 200_000], ids=range(5)
+    "content",
+    [b"# notes\n", b"{}\n", b"\x00\xff\xfe\n\x80", b'{"a": 1}\n[]\n', b"x" * 200_000],
+    ids=range(5),
 )
 def test_a_file_of_others_is_refused_and_stays(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / "mine.txt"
@@ -85,7 +99,11 @@ def test_files_of_ours_are_known_whatever_else_is_in_them(tmp_path: Path) -> Non
     """A torn first line, binary garbage between, a record of a later release."""
     file = tmp_path / "r.jsonl"
     later = b'{"schema_version": 99, "source": "measured", "model": "m", "batch_size": "many"}\n'
-    for before in (later, b'{"source":"mea\n\xff\x00\n' + msgspec.json.encode(make(1)) + b"\n", b""):
+    for before in (
+        later,
+        b'{"source":"mea\n\xff\x00\n' + msgspec.json.encode(make(1)) + b"\n",
+        b"",
+    ):
         file.write_bytes(before)
         check_records_file(file)
         append_record(file, make(2))
@@ -100,7 +118,13 @@ def test_two_outputs_are_not_one_file(tmp_path: Path) -> None:
     one.write_text("")
     (tmp_path / "link").symlink_to(one)
     (tmp_path / "hard").hardlink_to(one)
-    for other in (one, tmp_path / "." / "one.jsonl", tmp_path / "link", tmp_path / "hard", tmp_path / "ONE.jsonl"):
+    for other in (
+        one,
+        tmp_path / "." / "one.jsonl",
+        tmp_path / "link",
+        tmp_path / "hard",
+        tmp_path / "ONE.jsonl",
+    ):
         with pytest.raises(StorageError, match="--b and --a are one file"):
             check_apart({"--a": one, "--b": other})
     check_apart({"--a": one, "--b": tmp_path / "two", "--c": None})

@@ -46,7 +46,9 @@ def counts(prefills: list[int]) -> list[Measurement]:
         return measure_acceptance(REQUEST)
 
 
-def test_all_budgets_and_methods_of_a_context_share_one_prefill(counts: list[Measurement], prefills: list[int]) -> None:
+def test_all_budgets_and_methods_of_a_context_share_one_prefill(
+    counts: list[Measurement], prefills: list[int]
+) -> None:
     assert prefills == [REQUEST.num_prompts] * len(REQUEST.context_lens)
 
 
@@ -71,14 +73,21 @@ def test_a_profile_for_each_method_holds_the_counted_rates(counts: list[Measurem
         for measured in profile.measured:
             cell = [r for r in rows if (r.budget, r.context) == (measured.budget, measured.context)]
             assert measured.trials[0] == sum(r.trials for r in cell)
-            assert measured.rates[0] == pytest.approx(sum(r.accepted for r in cell) / measured.trials[0])
+            assert measured.rates[0] == pytest.approx(
+                sum(r.accepted for r in cell) / measured.trials[0]
+            )
         assert profile.held_out_error is not None
 
 
 def test_a_draft_model_that_is_the_target_accepts_everything() -> None:
     """The embedded model as a draft model of itself, with a full cache: p = q at every position."""
     request = AcceptanceRequest(
-        draft="embedded", draft_methods=("full",), context_lens=(128,), num_prompts=2, gen_len=12, gamma=3
+        draft="embedded",
+        draft_methods=("full",),
+        context_lens=(128,),
+        num_prompts=2,
+        gen_len=12,
+        gamma=3,
     )
     (profile,) = fit_profiles(request, measure_acceptance(request))
     (measured,) = profile.measured

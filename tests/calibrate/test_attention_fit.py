@@ -31,9 +31,12 @@ def seconds(kernel: str, batch: Array, kv_len: Array, query_len: Array) -> Array
     tile = np.ceil(query_len / np.ceil(query_len / 4))
     flops = 4.0 * batch * HEADS * kv_len * HEAD_DIM
     busy_s = {
-        "overlapped": (read_s**4 + (flops * np.ceil(query_len / tile) * tile / 1.1e11) ** 4) ** 0.25,
+        "overlapped": (read_s**4 + (flops * np.ceil(query_len / tile) * tile / 1.1e11) ** 4)
+        ** 0.25,
         "in turn": read_s + flops * query_len / 6e10,
-        "slow single rows": np.where(query_len == 1, 1.3 * read_s, np.maximum(read_s, flops * query_len / 1.1e11)),
+        "slow single rows": np.where(
+            query_len == 1, 1.3 * read_s, np.maximum(read_s, flops * query_len / 1.1e11)
+        ),
     }[kernel]
     return np.asarray(1.2e-4 + 1e-6 * batch * HEADS + busy_s)
 
@@ -41,15 +44,21 @@ def seconds(kernel: str, batch: Array, kv_len: Array, query_len: Array) -> Array
 @pytest.mark.parametrize("kernel", ["overlapped", "in turn", "slow single rows"])
 def test_the_form_fits_kernels_of_any_cost_per_query_token(kernel: str) -> None:
     """At shapes that were not timed and that grids measure: 4 % in the median, 12 % at most (large caches)."""
-    batch, kv_len, query_len = np.array([(b, s, q) for b, s in ATTENTION_SHAPES for q in QUERY_LENGTHS], float).T
+    batch, kv_len, query_len = np.array(
+        [(b, s, q) for b, s in ATTENTION_SHAPES for q in QUERY_LENGTHS], float
+    ).T
     rows = {
         "batch_size": batch, "kv_len": kv_len, "query_len": query_len, "num_heads": np.full_like(batch, HEADS),
         "num_kv_heads": np.full_like(batch, HEADS), "head_dim": np.full_like(batch, HEAD_DIM),
         "time_s": seconds(kernel, batch, kv_len, query_len),
     }  # fmt: skip
     fitted = msgspec.structs.replace(CPU, attention=fit_attention(rows, CPU, kv_dtype="fp32"))
-    unseen = [(b, s, q) for b in (4, 16, 64) for s in (256, 1024, 2048, 4096) for q in (1, 2, 3, 4, 5, 7)]
-    batch, kv_len, query_len = np.array([each for each in unseen if each[0] * each[1] >= 16_000], float).T
+    unseen = [
+        (b, s, q) for b in (4, 16, 64) for s in (256, 1024, 2048, 4096) for q in (1, 2, 3, 4, 5, 7)
+    ]
+    batch, kv_len, query_len = np.array(
+        [each for each in unseen if each[0] * each[1] >= 16_000], float
+    ).T
     predicted = attention_time(
         fitted, batch=batch, query_len=query_len, kv_len=kv_len, num_heads=HEADS, num_kv_heads=HEADS,
         head_dim=HEAD_DIM, kv_dtype="fp32",

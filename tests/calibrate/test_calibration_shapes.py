@@ -9,12 +9,23 @@ import pytest
 pytest.importorskip("torch")
 
 from magicdec.calibrate.acceptance_bench import AcceptanceRequest
-from magicdec.calibrate.engine import GREEDY_SHAPES, SAMPLED_SHAPES, VLLM_GREEDY_SHAPES, VLLM_SAMPLED_SHAPES
+from magicdec.calibrate.engine import (
+    GREEDY_SHAPES,
+    SAMPLED_SHAPES,
+    VLLM_GREEDY_SHAPES,
+    VLLM_SAMPLED_SHAPES,
+)
 from magicdec.calibrate.kernel_bench import ATTENTION_SHAPES
 from magicdec.runtime.prompts import PromptRequest, load_prompts, load_tokenizer
 from magicdec.specs.catalog import checkpoint_directory, load_model_spec
 from magicdec.validate import demo
-from magicdec.validate.grid import BUILT_IN_GRID, QUICK_GRID, VLLM_GRID, acceptance_request, load_grid
+from magicdec.validate.grid import (
+    BUILT_IN_GRID,
+    QUICK_GRID,
+    VLLM_GRID,
+    acceptance_request,
+    load_grid,
+)
 
 GRID_FILE = Path(__file__).resolve().parents[2] / "docs" / "grid.toml"
 SHAPES = {
@@ -33,7 +44,12 @@ def test_engine_shapes_share_no_batch_and_context_with_grids_of_round_numbers() 
         assert shape.draft_budget not in GRID_BUDGETS, shape
 
 
-GRIDS = {"built-in": BUILT_IN_GRID, "quick": QUICK_GRID, "docs/grid.toml": load_grid(GRID_FILE), "vllm": VLLM_GRID}
+GRIDS = {
+    "built-in": BUILT_IN_GRID,
+    "quick": QUICK_GRID,
+    "docs/grid.toml": load_grid(GRID_FILE),
+    "vllm": VLLM_GRID,
+}
 
 
 @pytest.mark.parametrize("name", GRIDS)
@@ -57,13 +73,20 @@ def test_acceptance_of_shipped_grids_is_profiled_apart(name: str, quick: bool) -
     assert request.gamma > max(grid.gammas)
     assert not set(request.draft_budgets) & set(grid.draft_budgets)
     assert not set(request.context_lens) & {context for _, context in grid.cases}
-    assert min(request.draft_budgets) < min(grid.draft_budgets) <= max(grid.draft_budgets) < max(request.draft_budgets)
+    assert (
+        min(request.draft_budgets)
+        < min(grid.draft_budgets)
+        <= max(grid.draft_budgets)
+        < max(request.draft_budgets)
+    )
     assert len(request.draft_budgets) >= 3
 
 
 def test_the_demo_is_not_calibrated_on() -> None:
     calibrated = {(s.batch_size, s.context_len) for s in (*SAMPLED_SHAPES, *GREEDY_SHAPES)}
-    assert not calibrated & {(r.batch_size, r.context_len) for r in (demo.MAIN, demo.MIDDLE, demo.SMALL)}
+    assert not calibrated & {
+        (r.batch_size, r.context_len) for r in (demo.MAIN, demo.MIDDLE, demo.SMALL)
+    }
 
 
 def test_calibration_prompts_share_no_text_with_measured_ones() -> None:
@@ -76,9 +99,15 @@ def test_calibration_prompts_share_no_text_with_measured_ones() -> None:
     profiled = acceptance_request(grid)
 
     def windows(context: int, count: int, seed: int, calibration: bool) -> set[tuple[int, ...]]:
-        request = PromptRequest(count=count, context_len=context, seed=seed, calibration=calibration)
+        request = PromptRequest(
+            count=count, context_len=context, seed=seed, calibration=calibration
+        )
         prompts = load_prompts(request, tokenizer=tokenizer, vocab_size=spec.vocab_size)
-        return {tuple(p[i : i + 16]) for p in prompts for i in range(0, len(p) - 16, 16 if calibration else 1)}
+        return {
+            tuple(p[i : i + 16])
+            for p in prompts
+            for i in range(0, len(p) - 16, 16 if calibration else 1)
+        }
 
     calibration = windows(profiled.context_lens[-1], profiled.num_prompts, profiled.seed, True)
     largest = max(grid.requests(), key=lambda request: request.batch_size * request.context_len)

@@ -8,7 +8,13 @@ import pytest
 
 pytest.importorskip("torch")
 
-from magicdec.calibrate.engine import GREEDY_SHAPES, SAMPLED_SHAPES, EngineFit, fit_engine, predicted_steps
+from magicdec.calibrate.engine import (
+    GREEDY_SHAPES,
+    SAMPLED_SHAPES,
+    EngineFit,
+    fit_engine,
+    predicted_steps,
+)
 from magicdec.calibrate.local_profile import Point
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.specs.catalog import load_model_spec
@@ -34,7 +40,10 @@ UNSEEN = {
 
 def phases(columns: dict[str, np.ndarray], engine: EngineProfile) -> dict[str, np.ndarray]:
     terms = predicted_steps(columns, model=MODEL, hardware=HARDWARE, precision=BF16, engine=engine)
-    return {name: getattr(terms, name).total_s for name in ("autoregressive", "draft", "verify", "accept", "upkeep")}
+    return {
+        name: getattr(terms, name).total_s
+        for name in ("autoregressive", "draft", "verify", "accept", "upkeep")
+    }
 
 
 def timed(truth: EngineProfile, *, noise: float = 0.0, seed: int = 0) -> list[Point]:
@@ -52,10 +61,18 @@ def timed(truth: EngineProfile, *, noise: float = 0.0, seed: int = 0) -> list[Po
         per_element = truth.greedy_s_per_element if is_greedy else truth.sampling_s_per_element
         verified = shape.batch_size * (shape.gamma + 1) * vocabulary
         if is_greedy:
-            seconds["accept"] = truth.accept_base_s + (truth.greedy_accept_s_per_element or 0.0) * verified
-        seconds["sample"] = truth.sampling_base_s + (per_element or 0.0) * shape.batch_size * vocabulary
-        seconds["bookkeeping"] = truth.autoregressive_overhead_s + truth.sequence_overhead_s * shape.batch_size
-        points += [Point(name, row, [s * np.exp(noise * rng.normal())] * 3) for name, s in seconds.items()]
+            seconds["accept"] = (
+                truth.accept_base_s + (truth.greedy_accept_s_per_element or 0.0) * verified
+            )
+        seconds["sample"] = (
+            truth.sampling_base_s + (per_element or 0.0) * shape.batch_size * vocabulary
+        )
+        seconds["bookkeeping"] = (
+            truth.autoregressive_overhead_s + truth.sequence_overhead_s * shape.batch_size
+        )
+        points += [
+            Point(name, row, [s * np.exp(noise * rng.normal())] * 3) for name, s in seconds.items()
+        ]
     return points
 
 
@@ -66,7 +83,9 @@ def fit(points: list[Point]) -> EngineFit:
 def missed(found: EngineProfile, truth: EngineProfile = TRUTH) -> np.ndarray:
     """Relative errors of the phases at shapes that were not timed."""
     columns = {name: np.array(values) for name, values in UNSEEN.items()}
-    predicted, expected = (np.array(list(phases(columns, engine).values())) for engine in (found, truth))
+    predicted, expected = (
+        np.array(list(phases(columns, engine).values())) for engine in (found, truth)
+    )
     return np.abs(predicted / expected - 1.0)
 
 
@@ -84,7 +103,9 @@ def test_an_engine_that_drafts_in_place_pays_per_sequence() -> None:
     }  # fmt: skip
     truth = msgspec.structs.replace(TRUTH, **in_place)
     base = msgspec.structs.replace(BASE, streaming_in_place=True)
-    found = fit_engine(timed(truth), model=MODEL, hardware=HARDWARE, precision=BF16, base=base).profile
+    found = fit_engine(
+        timed(truth), model=MODEL, hardware=HARDWARE, precision=BF16, base=base
+    ).profile
     assert found.step_overhead_s == pytest.approx(1.5e-3, rel=0.02)
     assert found.sequence_overhead_s == pytest.approx(6e-5, rel=0.02)
     assert found.autoregressive_overhead_s == pytest.approx(1.2e-3, rel=0.02)

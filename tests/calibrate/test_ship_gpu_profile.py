@@ -25,13 +25,18 @@ from tests.processes import Done, magicdec
 ROOT = Path(__file__).resolve().parents[2]
 FACTS: dict[str, Any] = {
     "tiny": False,
-    "environment": {"created_utc": "2026-03-05T10:00:00+00:00", "versions": {"torch": "2.11.0", "triton": "3.6.0"}},
+    "environment": {
+        "created_utc": "2026-03-05T10:00:00+00:00",
+        "versions": {"torch": "2.11.0", "triton": "3.6.0"},
+    },
     "fit_error": {"autoregressive": 0.021, "draft": 0.034, "verify": 0.028, "gemm": 0.05},
 }
 RUN: dict[str, Any] = {"model": "llama-3.1-8b", "batch_size": 8, "context_len": 4096}
 
 
-def write_results(directory: Path, *, device: str = "nvidia-h200", kind: str = "gpu", **facts: Any) -> None:
+def write_results(
+    directory: Path, *, device: str = "nvidia-h200", kind: str = "gpu", **facts: Any
+) -> None:
     """As a calibration leaves them, with the catalog's curves in place of timings."""
     known = load_hardware("h200")
     assert known.allreduce is not None
@@ -39,15 +44,24 @@ def write_results(directory: Path, *, device: str = "nvidia-h200", kind: str = "
         known, name=device, kind=kind, aliases=(), memory_bytes_per_s=4.123456789e12, reference_s=0.001, sources={},
         elementwise=ElementwiseCurve.of(known),
     )  # fmt: skip
-    engine = msgspec.structs.replace(load_engine("ours"), name="ours here", workspace_bytes=0.0, relative_error=0.06)
-    LocalProfile(hardware=hardware, engine=engine, acceptance=()).save(directory / "llama-3.1-8b.toml")
+    engine = msgspec.structs.replace(
+        load_engine("ours"), name="ours here", workspace_bytes=0.0, relative_error=0.06
+    )
+    LocalProfile(hardware=hardware, engine=engine, acceptance=()).save(
+        directory / "llama-3.1-8b.toml"
+    )
     (directory / "facts.json").write_text(json.dumps({"calibration llama-3.1-8b": FACTS | facts}))
 
 
 def write_runs(directory: Path, count: int, *, error: float, device: str = "nvidia-h200") -> None:
     """Predicted runs, and measured ones that took so much longer."""
     for gamma in range(1, count + 1):
-        shared = RUN | {"draft": "self", "draft_method": "streamingllm", "gamma": gamma, "device": "cuda"}
+        shared = RUN | {
+            "draft": "self",
+            "draft_method": "streamingllm",
+            "gamma": gamma,
+            "device": "cuda",
+        }
         predicted = Record(source="calibrated", hardware=device, step_s=0.01, speedup=1.5, **shared)
         measured = Record(source="measured", step_s=0.01 * (1 + error), speedup=1.5, **shared)
         for record in (predicted, measured):
@@ -55,13 +69,20 @@ def write_runs(directory: Path, count: int, *, error: float, device: str = "nvid
 
 
 @pytest.fixture
-def ship(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+def ship(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Done]:
     """Calls the script in this process."""
     path = ROOT / "scripts" / "ship_gpu_profile.py"
     main = runpy.run_path(str(path))["main"]
 
     def call(directory: Path, *options: str) -> Done:
-        places = ["--hardware-directory", directory / "hardware", "--engines-directory", directory / "engines"]
+        places = [
+            "--hardware-directory",
+            directory / "hardware",
+            "--engines-directory",
+            directory / "engines",
+        ]
         monkeypatch.setattr(sys, "argv", [str(path), str(directory), *options, *map(str, places)])
         try:
             main()
@@ -84,11 +105,23 @@ def test_a_measured_gpu_goes_under_the_catalogs_name_with_date_versions_and_erro
     done = ship(tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     hardware, engine = shipped(tmp_path, "h200-sxm-141gb")
-    assert (hardware.name, hardware.aliases, hardware.reference_s) == ("h200-sxm-141gb-measured", (), None)
+    assert (hardware.name, hardware.aliases, hardware.reference_s) == (
+        "h200-sxm-141gb-measured",
+        (),
+        None,
+    )
     assert hardware.memory_bytes_per_s == 4.1235e12
     assert hardware.memory_bytes == load_hardware("h200").memory_bytes
-    for key in ("memory_bytes", "memory_bytes_per_s", "flops_per_s", "num_multiprocessors", "l2_bytes"):
-        assert hardware.sources[key].startswith("measured by benchmarks/gpu.py, 2026-03-05, torch 2.11.0, triton 3.6.0")
+    for key in (
+        "memory_bytes",
+        "memory_bytes_per_s",
+        "flops_per_s",
+        "num_multiprocessors",
+        "l2_bytes",
+    ):
+        assert hardware.sources[key].startswith(
+            "measured by benchmarks/gpu.py, 2026-03-05, torch 2.11.0, triton 3.6.0"
+        )
     assert "https://" in hardware.sources["link"]
     for curve in (hardware.gemm, hardware.attention, hardware.elementwise):
         assert "nvidia-h200, 2026-03-05, torch 2.11.0" in curve.fit.fitted_on
@@ -99,7 +132,9 @@ def test_a_measured_gpu_goes_under_the_catalogs_name_with_date_versions_and_erro
     assert engine.sources["fit"].endswith("autoregressive 2.1%, draft 3.4%, verify 2.8%")
 
 
-def test_errors_are_no_less_than_what_predicted_runs_missed_by(tmp_path: Path, ship: Callable[..., Done]) -> None:
+def test_errors_are_no_less_than_what_predicted_runs_missed_by(
+    tmp_path: Path, ship: Callable[..., Done]
+) -> None:
     write_results(tmp_path)
     write_runs(tmp_path, 12, error=0.25)
     assert ship(tmp_path).returncode == 0
@@ -141,7 +176,9 @@ def test_what_cannot_be_shipped_is_refused_in_one_line(
     if case == "runs on a cpu":
         append_record(tmp_path / "records.jsonl", Record(source="measured", device="cpu", **RUN))
     if case == "older facts":
-        (tmp_path / "facts.json").write_text(json.dumps({"calibration llama-3.1-8b": {"fit_error": {}}}))
+        (tmp_path / "facts.json").write_text(
+            json.dumps({"calibration llama-3.1-8b": {"fit_error": {}}})
+        )
     if case == "no facts":
         (tmp_path / "facts.json").unlink()
     done = ship(tmp_path)
@@ -153,15 +190,39 @@ def test_what_cannot_be_shipped_is_refused_in_one_line(
 
 
 @pytest.mark.slow
-def test_what_a_calibration_leaves_is_shipped_and_planned_with(tmp_path: Path, ship: Callable[..., Done]) -> None:
+def test_what_a_calibration_leaves_is_shipped_and_planned_with(
+    tmp_path: Path, ship: Callable[..., Done]
+) -> None:
     """From end to end, with tiny models on this machine."""
-    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--device", "cpu", "--tiny", "--part", "calibrate"]
-    done = subprocess.run([*command, "--output", str(tmp_path)], capture_output=True, text=True, check=False)
+    command = [
+        sys.executable,
+        str(ROOT / "benchmarks" / "gpu.py"),
+        "--device",
+        "cpu",
+        "--tiny",
+        "--part",
+        "calibrate",
+    ]
+    done = subprocess.run(
+        [*command, "--output", str(tmp_path)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert ship(tmp_path).returncode == 2
     assert ship(tmp_path, "--allow-cpu").returncode == 0
-    (hardware,), (engine,) = (tmp_path / "hardware").glob("*.toml"), (tmp_path / "engines").glob("*.toml")
+    (hardware,), (engine,) = (
+        (tmp_path / "hardware").glob("*.toml"),
+        (tmp_path / "engines").glob("*.toml"),
+    )
     plan = ("plan", "--model", str(tmp_path / "tiny-llama-3.1-8b"), "--hardware", str(hardware))
-    plan += ("--engine", str(engine), "--batch", "4", "--context", "512", "--acceptance-rate", "0.8")
+    plan += (
+        "--engine",
+        str(engine),
+        "--batch",
+        "4",
+        "--context",
+        "512",
+        "--acceptance-rate",
+        "0.8",
+    )
     done = magicdec(*plan)
     assert done.returncode == 0, done.stderr

@@ -21,7 +21,18 @@ def test_run_prints_and_records_and_reports(tmp_path: Path, program: Program) ->
     """The user's path: measure, find it recorded, report it."""
     pytest.importorskip("torch")
     records = tmp_path / "r.jsonl"
-    options = ["--batch", "2", "--context", "200", "--gen-len", "8", "--draft-budget", "32", "--gamma", "1,2"]
+    options = [
+        "--batch",
+        "2",
+        "--context",
+        "200",
+        "--gen-len",
+        "8",
+        "--draft-budget",
+        "32",
+        "--gamma",
+        "1,2",
+    ]
     options += ["--repetitions", "1", "--quiet", "--records", str(records)]
     done = program("run", *options, "--format", "json")
     assert done.returncode == 0, done.stderr
@@ -46,7 +57,9 @@ def test_version_and_help(program: Program) -> None:
 
 
 ROOT = Path(__file__).resolve().parents[2]
-WITHOUT = "import sys; sys.modules.update(dict.fromkeys({missing!r})); import magicdec.cli as c; c.main()"
+WITHOUT = (
+    "import sys; sys.modules.update(dict.fromkeys({missing!r})); import magicdec.cli as c; c.main()"
+)
 """None in `sys.modules` makes Python say that there is no such module."""
 
 
@@ -55,7 +68,9 @@ def run(missing: list[str], *arguments: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Program) -> None:
+def test_a_missing_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Program
+) -> None:
     records = str(ROOT / "results" / "demo-2-cores.jsonl")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "typst", None)
@@ -69,5 +84,7 @@ def test_planning_and_reports_need_no_extra(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     plan, report = tmp_path / "plan.json", tmp_path / "report.html"
     plan.write_text(done.stdout)
-    assert run(["typst", "pandas"], "report", "--plan", str(plan), "-o", str(report)).returncode == 0
+    assert (
+        run(["typst", "pandas"], "report", "--plan", str(plan), "-o", str(report)).returncode == 0
+    )
     assert report.stat().st_size > 10_000

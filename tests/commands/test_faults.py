@@ -35,7 +35,9 @@ def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("plan") / "plan.json"
     from magicdec.perfmodel.plan.planner import PlanRequest, plan
 
-    path.write_text(plan(PlanRequest(batch_sizes=(8,), context_lens=(2048,), draft="eagle")).to_json())
+    path.write_text(
+        plan(PlanRequest(batch_sizes=(8,), context_lens=(2048,), draft="eagle")).to_json()
+    )
     return path
 
 
@@ -75,7 +77,9 @@ def test_a_full_disk(what: str, plan_file: Path, tmp_path: Path, program: Progra
     assert outcome(what, file, plan_file, program)[0] == 0
     before = file.read_bytes()
     assert len(before) > ROOM
-    with full_disk(len(before) + 40 if what == "a record" else ROOM):  # records are appended: part of one has room
+    with full_disk(
+        len(before) + 40 if what == "a record" else ROOM
+    ):  # records are appended: part of one has room
         code, line = outcome(what, file, plan_file, program)
     assert (code, line.count("\n")) == (2, 1), line
     assert line.startswith("magicdec: cannot ")
@@ -85,12 +89,17 @@ def test_a_full_disk(what: str, plan_file: Path, tmp_path: Path, program: Progra
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full is needed")
-@pytest.mark.parametrize("arguments", [("plan", *QUICK), ("plan", *QUICK, "--format", "json"), ("models",)], ids=str)
+@pytest.mark.parametrize(
+    "arguments", [("plan", *QUICK), ("plan", *QUICK, "--format", "json"), ("models",)], ids=str
+)
 def test_a_full_disk_behind_the_standard_output(arguments: tuple[str, ...]) -> None:
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-m", "magicdec", *arguments]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert (done.returncode, done.stderr) == (2, "magicdec: cannot write the output: No space left on device\n")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "magicdec: cannot write the output: No space left on device\n",
+    )
 
 
 def test_a_reader_that_is_gone() -> None:
@@ -104,7 +113,9 @@ def test_a_reader_that_is_gone() -> None:
 
 
 @pytest.mark.parametrize("what", WRITERS)
-def test_a_read_only_directory(what: str, plan_file: Path, tmp_path: Path, program: Program) -> None:
+def test_a_read_only_directory(
+    what: str, plan_file: Path, tmp_path: Path, program: Program
+) -> None:
     """Once with a file in it and once without."""
     directory = Path(tempfile.mkdtemp(dir=os.environ.get("TMPDIR", "/tmp")))
     plan = Path(shutil.copy(plan_file, directory / "plan.json"))
@@ -121,7 +132,9 @@ def test_a_read_only_directory(what: str, plan_file: Path, tmp_path: Path, progr
                 code, line = outcome(what, directory / name, plan, program)
             assert (code, line.count("\n")) == (2, 1), line
             assert line.startswith("magicdec: cannot ")
-            assert sorted(p.name for p in directory.iterdir()) == sorted(["plan.json"] + [name] * there)
+            assert sorted(p.name for p in directory.iterdir()) == sorted(
+                ["plan.json"] + [name] * there
+            )
     finally:
         with suppress(OSError):
             directory.chmod(0o700)

@@ -30,8 +30,9 @@ def run(*arguments: str) -> str:
 def test_json_is_one_object_with_the_papers_question_by_default() -> None:
     document = json.loads(run("--format", "json"))
     assert document["model"] == "llama-3.1-8b"
-    best = document["best"]
-    assert (best["tp_size"], best["batch_size"], best["context_len"]) == (8, 64, 32_768)
+    best = document["choice"]["row"]
+    assert best["layout"]["tp_size"] == 4
+    assert (best["batch_size"], best["context_len"]) == (64, 32_768)
 
 
 def test_csv_has_a_header_and_a_row_per_candidate() -> None:
@@ -78,22 +79,45 @@ def test_a_locally_calibrated_machine_is_planned_from_its_files(tmp_path: Path) 
     (tmp_path / "small").mkdir()
     (tmp_path / "small" / "config.json").write_text(json.dumps(config))
     hardware = HardwareProfile(
-        name="here", kind="cpu", memory_bytes=8e9, memory_bytes_per_s=1.5e10, flops_per_s={"fp32": 1.2e11}
+        name="here",
+        kind="cpu",
+        memory_bytes=8e9,
+        memory_bytes_per_s=1.5e10,
+        flops_per_s={"fp32": 1.2e11},
     )
     save_hardware(hardware, tmp_path / "hardware.toml")
-    engine = EngineProfile(name="local", layer_overhead_s=2e-4, accept_s_per_element=1e-8, workspace_bytes=0.0)
+    engine = EngineProfile(
+        name="local", layer_overhead_s=2e-4, accept_s_per_element=1e-8, workspace_bytes=0.0
+    )
     save_engine(engine, tmp_path / "engine.toml")
     law = Law(rejection=0.2, budget_exponent=0.3, reference_budget=256)
     save_profile(
         AcceptanceProfile(model="small", draft_method="streamingllm", law=law, source="measured"),
         tmp_path / "acceptance.json",
     )
-    arguments = ["--model", str(tmp_path / "small"), "--hardware", str(tmp_path / "hardware.toml"), "--batch", "32"]
-    arguments += ["--engine", str(tmp_path / "engine.toml"), "--acceptance", str(tmp_path / "acceptance.json")]
-    result = CliRunner().invoke(app, [*arguments, "--context", "4096", "--format", "json"], catch_exceptions=False)
+    arguments = [
+        "--model",
+        str(tmp_path / "small"),
+        "--hardware",
+        str(tmp_path / "hardware.toml"),
+        "--batch",
+        "32",
+    ]
+    arguments += [
+        "--engine",
+        str(tmp_path / "engine.toml"),
+        "--acceptance",
+        str(tmp_path / "acceptance.json"),
+    ]
+    result = CliRunner().invoke(
+        app, [*arguments, "--context", "4096", "--format", "json"], catch_exceptions=False
+    )
     document = json.loads(result.output)
-    best = document["best"]
-    assert best["tp_size"] == 1
-    assert best["draft_method"] == "streamingllm"
-    assert document["memory"]["kv_bytes"] == 32 * (4096 + best["gamma"] + 1) * 3 * 2 * 8 * 32 * 4  # fp32 on a CPU
-    assert best["speedup"] > 1.2
+    best = document["choice"]["row"]
+    drafting = best["drafting"]
+    assert best["layout"]["tp_size"] == 1
+    assert drafting["method"] == "streamingllm"
+    assert (
+        document["memory"]["kv_bytes"] == 32 * (4096 + drafting["gamma"] + 1) * 3 * 2 * 8 * 32 * 4
+    )  # fp32 on a CPU
+    assert best["decoding"]["gain"]["speedup"] > 1.2

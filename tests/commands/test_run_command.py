@@ -21,12 +21,25 @@ from magicdec.errors import CapacityError, ConfigError
 from magicdec.measure.configuration import BenchmarkRequest, check_request, session_bytes
 from magicdec.perfmodel.plan.planner import PlanRequest, plan
 from magicdec.plan_document import Formats, GammaTable, NeedsAcceptance, Plan
+from magicdec.plan_rows import Candidate, columns, nested
 from magicdec.records import read_records
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.speculation import SpeculationSpec
 from tests.processes import Done, Program, magicdec
 
-SMALL = ("--batch", "2", "--context", "120", "--gen-len", "6", "--repetitions", "1", "--quiet", "--format", "json")
+SMALL = (
+    "--batch",
+    "2",
+    "--context",
+    "120",
+    "--gen-len",
+    "6",
+    "--repetitions",
+    "1",
+    "--quiet",
+    "--format",
+    "json",
+)
 
 
 DRAFTED = (*SMALL[:-2], "--draft-budget", "32")
@@ -44,9 +57,21 @@ def generated(path: Path) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("launcher", ["ours", pytest.param("torchrun", marks=pytest.mark.slow)])
-def test_one_rank_and_two_generate_the_same(launcher: str, tmp_path: Path, program: Program) -> None:
+def test_one_rank_and_two_generate_the_same(
+    launcher: str, tmp_path: Path, program: Program
+) -> None:
     """The same tokens and acceptance; each records itself once, with its ranks. The draft model is on one rank."""
-    options = (*SMALL, "--draft", "embedded", "--draft-method", "streamingllm", "--draft-budget", "32", "--gamma", "2")
+    options = (
+        *SMALL,
+        "--draft",
+        "embedded",
+        "--draft-method",
+        "streamingllm",
+        "--draft-budget",
+        "32",
+        "--gamma",
+        "2",
+    )
     extra = ("--draft-tp", "1", *(("--tp", "2") if launcher == "ours" else ()))
     start = program if launcher == "ours" else partial(magicdec, launcher=TORCHRUN)
     outputs, rows = [], []
@@ -72,8 +97,15 @@ def plan_of(**changes: Any) -> Plan:
     answer = plan(request)
     row = answer.candidates[0]
     others = ({"draft_budget": 48, "batch_size": 4}, {"draft_method": "snapkv"})
-    rows = [row, *(msgspec.structs.replace(row, **each) for each in others)]
-    return msgspec.structs.replace(answer, **{"best": row, "candidates": rows} | changes)
+    rows = [row, *(changed(row, **each) for each in others)]
+    best = changes.pop("best", row)
+    changes = {"choice": answer.choosing(best), "candidates": rows} | changes
+    return msgspec.structs.replace(answer, **changes)
+
+
+def changed(row: Candidate, **flat: Any) -> Candidate:
+    """A candidate with some of its columns changed."""
+    return msgspec.convert(nested(columns(row) | flat), Candidate)
 
 
 def plan_file(path: Path, **changes: Any) -> Path:
@@ -81,37 +113,84 @@ def plan_file(path: Path, **changes: Any) -> Path:
     return path
 
 
-def test_a_plan_runs_its_best_and_runner_up_and_options_override(tmp_path: Path, program: Program) -> None:
+def test_a_plan_runs_its_best_and_runner_up_and_options_override(
+    tmp_path: Path, program: Program
+) -> None:
     path = plan_file(tmp_path / "plan.json")
     rows = rows_of(
-        program("run", "--plan", str(path), "--gamma", "1,3", "--repetitions", "1", "--quiet", "--format", "json")
+        program(
+            "run",
+            "--plan",
+            str(path),
+            "--gamma",
+            "1,3",
+            "--repetitions",
+            "1",
+            "--quiet",
+            "--format",
+            "json",
+        )
     )
     found = [(row.get("draft_method", "none"), row.get("gamma", 0)) for row in rows]
-    assert found == [("none", 0), ("streamingllm", 1), ("streamingllm", 3), ("snapkv", 1), ("snapkv", 3)]
-    assert {(r["batch_size"], r["context_len"], r["gen_len"], r.get("temperature", 0.0)) for r in rows} == {
-        (2, 120, 5, 0.0)
-    }
+    assert found == [
+        ("none", 0),
+        ("streamingllm", 1),
+        ("streamingllm", 3),
+        ("snapkv", 1),
+        ("snapkv", 3),
+    ]
+    assert {
+        (r["batch_size"], r["context_len"], r["gen_len"], r.get("temperature", 0.0)) for r in rows
+    } == {(2, 120, 5, 0.0)}
+
+
+def test_a_plans_head_is_run_from_the_checkpoint_that_it_names(tmp_path: Path) -> None:
+    answer = plan_of()
+    eagle3 = changed(
+        answer.best,
+        draft="eagle3",
+        draft_method="eagle3",
+        draft_budget=None,
+        gamma=4,
+        draft_checkpoint="heads/mine",
+    )
+    path = plan_file(tmp_path / "plan.json", best=eagle3, candidates=[eagle3])
+    options = read_plan(path)[0]
+    assert (options["draft"], options["draft_model"], options["gamma"]) == (
+        "eagle3",
+        "heads/mine",
+        "4",
+    )
 
 
 def test_a_plan_whose_draft_cannot_be_run_names_what_can(tmp_path: Path) -> None:
     """The plan's own best that is run; without any known acceptance, what to give; a draft named here is enough."""
     answer = plan_of()
-    eagle = msgspec.structs.replace(answer.best, draft="eagle", draft_method="eagle", draft_budget=None, gamma=4)
-    path = plan_file(tmp_path / "plan.json", best=eagle, candidates=[eagle, *answer.candidates])
-    instead = "its best that is run: --draft self --draft-method streamingllm --draft-budget 32 --gamma 2"
+    suffix = changed(answer.best, draft="suffix", draft_method="suffix", draft_budget=None, gamma=4)
+    path = plan_file(tmp_path / "plan.json", best=suffix, candidates=[suffix, *answer.candidates])
+    instead = (
+        "its best that is run: --draft self --draft-method streamingllm --draft-budget 32 --gamma 2"
+    )
     with pytest.raises(ConfigError, match=instead):
         read_plan(path)
     runner_up = read_plan(path, is_draft_given=True)[1]
     assert (runner_up["draft_method"], runner_up["draft_budget"]) == ("streamingllm", "32")
     unknown = [NeedsAcceptance(draft="self", draft_method="snapkv", reason="not published")]
     plan_file(path, best=answer.autoregressive, candidates=[], needs_acceptance=unknown)
-    with pytest.raises(ConfigError, match="acceptance of self/snapkv on embedded is not known; plan with"):
+    with pytest.raises(
+        ConfigError, match="acceptance of self/snapkv on embedded is not known; plan with"
+    ):
         read_plan(path)
     (options,) = read_plan(path, is_draft_given=True)
     assert not options.keys() & {"draft_method", "draft_budget", "gamma"}
 
 
-FORMATS = {"weight_dtype": "bf16", "kv_dtype": "bf16", "draft_weight_dtype": "int8", "draft_kv_dtype": "bf16"}
+FORMATS = {
+    "weight_dtype": "bf16",
+    "kv_dtype": "bf16",
+    "draft_weight_dtype": "int8",
+    "draft_kv_dtype": "bf16",
+}
 
 
 def test_the_dtype_of_a_plan(tmp_path: Path) -> None:
@@ -119,10 +198,15 @@ def test_the_dtype_of_a_plan(tmp_path: Path) -> None:
     for formats, options in (
         (dict.fromkeys(FORMATS, "bf16"), {"dtype": "bfloat16"}),
         (dict.fromkeys(FORMATS, "fp32"), {"dtype": "float32"}),
-        ({**FORMATS, "draft_weight_dtype": "fp8"}, {"dtype": "bfloat16", "draft_weight_dtype": "fp8"}),
+        (
+            {**FORMATS, "draft_weight_dtype": "fp8"},
+            {"dtype": "bfloat16", "draft_weight_dtype": "fp8"},
+        ),
     ):
         for row in read_plan(plan_file(tmp_path / "plan.json", precision=Formats(**formats))):
-            assert {name: row[name] for name in ("dtype", "draft_weight_dtype") if name in row} == options
+            assert {
+                name: row[name] for name in ("dtype", "draft_weight_dtype") if name in row
+            } == options
     request = PlanRequest(
         model="llama-3.1-8b", hardware=("a100-sxm-80gb",), batch_sizes=(64,), context_lens=(32_768,),
         draft="self", draft_method="streamingllm", acceptance_rate=0.9, draft_weight_dtype="fp8",
@@ -135,8 +219,14 @@ def test_the_dtype_of_a_plan(tmp_path: Path) -> None:
 
 def test_a_plan_in_a_format_that_cannot_be_run(tmp_path: Path) -> None:
     for formats, message in (
-        ({"weight_dtype": "fp8"}, "plans weights in fp8, which is not run; --dtype bfloat16 runs the rest of it"),
-        ({"kv_dtype": "fp8", "draft_kv_dtype": "int4"}, "plans a KV cache in fp8 and a draft's KV cache in int4"),
+        (
+            {"weight_dtype": "fp8"},
+            "plans weights in fp8, which is not run; --dtype bfloat16 runs the rest of it",
+        ),
+        (
+            {"kv_dtype": "fp8", "draft_kv_dtype": "int4"},
+            "plans a KV cache in fp8 and a draft's KV cache in int4",
+        ),
     ):
         path = plan_file(tmp_path / "plan.json", precision=Formats(**(FORMATS | formats)))
         with pytest.raises(ConfigError, match=message):
@@ -148,9 +238,15 @@ def test_bfloat16_on_a_device_without_it_is_refused(monkeypatch: pytest.MonkeyPa
     import torch
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
-    request = BenchmarkRequest(model="embedded", batch_size=1, context_len=100, device="cuda", dtype="bfloat16")
-    with pytest.raises(ConfigError, match="does not compute in bfloat16; use --dtype float16 or float32"):
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation
+    )
+    request = BenchmarkRequest(
+        model="embedded", batch_size=1, context_len=100, device="cuda", dtype="bfloat16"
+    )
+    with pytest.raises(
+        ConfigError, match="does not compute in bfloat16; use --dtype float16 or float32"
+    ):
         check_request(request, load_model_spec("embedded"))
 
 
@@ -163,7 +259,16 @@ def test_gamma_is_chosen_from_a_plans_table(tmp_path: Path, program: Program) ->
         break_even_context=[None] * 3,
     )  # fmt: skip
     path = plan_file(tmp_path / "plan.json", gamma_table=table)
-    options = ("--plan", str(path), "--adaptive", "--repetitions", "1", "--quiet", "--format", "json")
+    options = (
+        "--plan",
+        str(path),
+        "--adaptive",
+        "--repetitions",
+        "1",
+        "--quiet",
+        "--format",
+        "json",
+    )
     for row in rows_of(program("run", *options))[1:]:
         assert (row["gamma"], row["adaptive"], len(row["gamma_table"])) == (6, True, 12)
         drafted = row["acceptance_trials_by_position"]
@@ -181,14 +286,23 @@ def test_the_memory_check_counts_the_draft_model_and_its_cache() -> None:
     target = load_model_spec("embedded")
     alone = BenchmarkRequest(model="embedded", batch_size=2, context_len=100, gen_len=10)
     spec = SpeculationSpec(draft="embedded", draft_method="full", gamma=3)
-    drafted = BenchmarkRequest(model="embedded", batch_size=2, context_len=97, gen_len=10, speculations=(spec,))
+    drafted = BenchmarkRequest(
+        model="embedded", batch_size=2, context_len=97, gen_len=10, speculations=(spec,)
+    )
     assert session_bytes(alone)[0] == 4 * target.num_parameters
     assert session_bytes(drafted) == pytest.approx([2 * x for x in session_bytes(alone)])
     sparse = SpeculationSpec(draft="llama-68m", draft_method="full", gamma=3)
     long = BenchmarkRequest(
-        model="llama-2-7b", weights="random", batch_size=1, context_len=3000, gen_len=100, speculations=(sparse,)
+        model="llama-2-7b",
+        weights="random",
+        batch_size=1,
+        context_len=3000,
+        gen_len=100,
+        speculations=(sparse,),
     )
-    with pytest.raises(CapacityError, match="llama-68m holds 2048 positions, 3104 are needed; use --draft-method"):
+    with pytest.raises(
+        CapacityError, match="llama-68m holds 2048 positions, 3104 are needed; use --draft-method"
+    ):
         check_request(long, load_model_spec("llama-2-7b"))
 
 
@@ -206,10 +320,32 @@ def test_threads_are_bound_before_torch_is_loaded() -> None:
 
 
 @pytest.mark.slow
-def test_hundreds_of_tokens_after_prompts_of_mixed_lengths(tmp_path: Path, program: Program) -> None:
+def test_hundreds_of_tokens_after_prompts_of_mixed_lengths(
+    tmp_path: Path, program: Program
+) -> None:
     """520 tokens after 150 to 300: greedy speculation gives what autoregressive decoding does, to the last token."""
-    options = ("--batch", "3", "--context", "300", "--context-spread", "0.5", "--gen-len", "520", "--temperature", "0")
-    options += ("--repetitions", "1", "--run-to-end", "--draft-budget", "64", "--quiet", "--format", "json")
+    options = (
+        "--batch",
+        "3",
+        "--context",
+        "300",
+        "--context-spread",
+        "0.5",
+        "--gen-len",
+        "520",
+        "--temperature",
+        "0",
+    )
+    options += (
+        "--repetitions",
+        "1",
+        "--run-to-end",
+        "--draft-budget",
+        "64",
+        "--quiet",
+        "--format",
+        "json",
+    )
     alone, drafted = tmp_path / "alone.jsonl", tmp_path / "drafted.jsonl"
     rows_of(program("run", *options, "--draft", "none", "--save-output", str(alone)))
     rows = rows_of(program("run", *options, "--save-output", str(drafted)))
@@ -223,7 +359,16 @@ def test_hundreds_of_tokens_after_prompts_of_mixed_lengths(tmp_path: Path, progr
 
 def test_a_queue_is_recorded_and_changes_no_token(tmp_path: Path, program: Program) -> None:
     """Greedy, with 5 prompts through 2 slots: the tokens are those of a batch of 5; the text of one is streamed."""
-    options = ("--context-spread", "0.3", "--draft-budget", "32", "--gamma", "3", "--temperature", "0")
+    options = (
+        "--context-spread",
+        "0.3",
+        "--draft-budget",
+        "32",
+        "--gamma",
+        "3",
+        "--temperature",
+        "0",
+    )
     queued, whole = tmp_path / "queued.jsonl", tmp_path / "whole.jsonl"
     extra = ("--queue", "5", "--stream", "--save-output", str(queued))
     done = program("run", *SMALL, *options, *extra)
@@ -237,10 +382,21 @@ def test_a_queue_is_recorded_and_changes_no_token(tmp_path: Path, program: Progr
     assert sorted(generated(queued)) == sorted(generated(whole))
 
 
-def test_each_format_of_a_drafts_weights_is_measured_and_recorded(tmp_path: Path, program: Program) -> None:
+def test_each_format_of_a_drafts_weights_is_measured_and_recorded(
+    tmp_path: Path, program: Program
+) -> None:
     """Side by side, with the same greedy output, and told apart where the records are resumed."""
     records, output = tmp_path / "records.jsonl", tmp_path / "output.jsonl"
-    options = ("--temperature", "0", "--gamma", "2", "--draft-weight-dtype", "fp8,int8,int4", "--records", str(records))
+    options = (
+        "--temperature",
+        "0",
+        "--gamma",
+        "2",
+        "--draft-weight-dtype",
+        "fp8,int8,int4",
+        "--records",
+        str(records),
+    )
     done = program("run", *DRAFTED, *options, "--save-output", str(output))
     assert done.returncode == 0, done.stderr
     assert "int8 draft" in done.stdout
@@ -258,8 +414,25 @@ def test_two_nodes_generate_what_one_process_does(tmp_path: Path, program: Progr
     """Two torchrun processes that meet at a rendezvous on loopback, one rank each; only the first node writes."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    torchrun = ("-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d")
-    torchrun += ("--rdzv-id", "test", "--rdzv-endpoint", f"127.0.0.1:{port}", "--local-addr", "127.0.0.1", "-m")
+    torchrun = (
+        "-m",
+        "torch.distributed.run",
+        "--nnodes",
+        "2",
+        "--nproc-per-node",
+        "1",
+        "--rdzv-backend",
+        "c10d",
+    )
+    torchrun += (
+        "--rdzv-id",
+        "test",
+        "--rdzv-endpoint",
+        f"127.0.0.1:{port}",
+        "--local-addr",
+        "127.0.0.1",
+        "-m",
+    )
     one, outputs = tmp_path / "one.jsonl", [tmp_path / f"node{i}.jsonl" for i in range(2)]
     records, options = tmp_path / "records.jsonl", ("run", *DRAFTED)
     assert program(*options, "--save-output", str(one)).returncode == 0

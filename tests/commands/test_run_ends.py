@@ -18,11 +18,27 @@ pytest.importorskip("torch")
 from magicdec.records import UNFINISHED, read_records
 from tests.processes import Program, Watched, command_line, still_alive_after, watched
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds the ranks in /proc")
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/stat").exists(), reason="finds the ranks in /proc"
+)
 RUN = ("-m", "magicdec", "run")
-ENDLESS = ("--batch", "2", "--context", "120", "--draft-budget", "32", "--repetitions", "100000", "--gen-len", "20")
+ENDLESS = (
+    "--batch",
+    "2",
+    "--context",
+    "120",
+    "--draft-budget",
+    "32",
+    "--repetitions",
+    "100000",
+    "--gen-len",
+    "20",
+)
 OURS = ((sys.executable, *RUN, "--tp", "2"), "spawn_main")
-TORCHRUN = ((sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *RUN), "magicdec run")
+TORCHRUN = (
+    (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *RUN),
+    "magicdec run",
+)
 LAUNCHERS = pytest.mark.parametrize(
     ("launcher", "marker"),
     [OURS, pytest.param(*TORCHRUN, marks=pytest.mark.slow)],
@@ -35,20 +51,31 @@ LATER = pytest.mark.slow
 """What the others imply, as far as one knows."""
 
 
-def expect_none_left(what: str, run: Watched, pids: list[int], *, within_s: float = ENDS_WITHIN_S) -> None:
+def expect_none_left(
+    what: str, run: Watched, pids: list[int], *, within_s: float = ENDS_WITHIN_S
+) -> None:
     """Of these processes, as `ps` would list them; prints the row of a table."""
     start_s = time.monotonic()
     left = still_alive_after(within_s, pids)
     code, waited_s = run.process.poll(), time.monotonic() - start_s
     rows = "; ".join(f"{pid} {command_line(pid)[:60]}" for pid in left) or "none"
-    print(f"\n{what:62} exit code {code!s:>4}, {len(pids)} processes gone {waited_s:.1f} s later, left: {rows}")
+    print(
+        f"\n{what:62} exit code {code!s:>4}, {len(pids)} processes gone {waited_s:.1f} s later, left: {rows}"
+    )
     assert not left
 
 
 @pytest.fixture
 def recorded(tmp_path: Path, program: Program) -> Path:
     """A records file with a record in it."""
-    small = ("--batch=1", "--context=60", "--draft=none", "--repetitions=1", "--gen-len=4", "--quiet")
+    small = (
+        "--batch=1",
+        "--context=60",
+        "--draft=none",
+        "--repetitions=1",
+        "--gen-len=4",
+        "--quiet",
+    )
     path = tmp_path / "records.jsonl"
     assert program("run", *small, "--records", str(path)).returncode == 0
     return path
@@ -110,7 +137,9 @@ def test_a_killed_rank_ends_the_run(recorded: Path, launcher: tuple[str, ...], m
         expect_none_left(f"SIGKILL to a rank of {name}, decoding", run, ranks)
         assert "SIGKILL" in run.shown
         if marker == OURS[1]:
-            assert "magicdec: rank 1 died: its process was ended by SIGKILL" in " ".join(run.shown.split())
+            assert "magicdec: rank 1 died: its process was ended by SIGKILL" in " ".join(
+                run.shown.split()
+            )
     assert recorded.read_bytes().startswith(before)
     assert len([record for record in read_records(recorded) if UNFINISHED not in record.notes]) == 1
 

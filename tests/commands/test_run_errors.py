@@ -20,7 +20,16 @@ from magicdec.specs.catalog import EMBEDDED_DIRECTORY
 from tests.processes import Program
 from tests.processes import magicdec as start
 
-SMALL = ("--batch=2", "--context=100", "--gen-len=4", "--draft-budget=32", "--repetitions=1", "--quiet")
+EAGLE3 = str(Path(__file__).parents[1] / "data" / "heads" / "eagle3")
+"""A head of another target."""
+SMALL = (
+    "--batch=2",
+    "--context=100",
+    "--gen-len=4",
+    "--draft-budget=32",
+    "--repetitions=1",
+    "--quiet",
+)
 
 
 @pytest.fixture
@@ -44,7 +53,11 @@ def spoil_a_number(file: Path) -> None:
     (spoil_a_number, "not finite at step 0 in sequence(s) 0, 1; first in layer 1"),
 ])  # fmt: skip
 def test_a_checkpoint_that_cannot_be_used(
-    checkpoint: Path, damage: Callable[[Path], object], message: str, program: Program, tmp_path: Path
+    checkpoint: Path,
+    damage: Callable[[Path], object],
+    message: str,
+    program: Program,
+    tmp_path: Path,
 ) -> None:
     damage(checkpoint / "model.safetensors")
     records = tmp_path / "records.jsonl"
@@ -56,12 +69,23 @@ def test_a_checkpoint_that_cannot_be_used(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--context", "6000"), "exceeds the 5632 positions of embedded; the longest context is 5624"),
+        (
+            ("--context", "6000"),
+            "exceeds the 5632 positions of embedded; the longest context is 5624",
+        ),
         (("--batch", "10000000"), "are free; the largest batch that fits is"),
-        (("--draft", "llama-68m", "--draft-method", "full"), "a vocabulary of 32000, target embedded of 2048"),
+        (
+            ("--draft", "llama-68m", "--draft-method", "full"),
+            "a vocabulary of 32000, target embedded of 2048",
+        ),
         (("--draft-budget", "101"), "draft budget 101 exceeds the context 100; the largest is 100"),
         (("--gamma", "33"), "gamma must be between 0 and 32"),
-        (("--draft", "eagle"), "planned for but not run; use --draft self, ngram or a model"),
+        (("--draft", "suffix"), "planned for but not run; use --draft self, ngram, a head"),
+        (("--draft", "eagle"), "needs a head that was trained for embedded: give its directory"),
+        (("--draft", "mtp"), "embedded has no module of multi-token prediction"),
+        (("--draft", "eagle3", "--draft-model", "{tmp_path}"), "no configuration of a head at"),
+        (("--draft", "mtp", "--draft-model", EAGLE3), "is of a head of eagle3, not of mtp"),
+        (("--draft", EAGLE3), "states of 16 numbers; those of embedded have 192"),
         (("--prompts", "{tmp_path}"), "hold no text"),
         (("--dtype", "float8"), "known: bfloat16, float16, float32"),
         (("--queue", "1"), "use at least 2"),
@@ -102,22 +126,41 @@ def test_an_option_that_cannot_be_used(
             ("--draft-budget", "8", "--gamma", "4", "--draft-method", "snapkv"),
             "use a larger budget, or gamma at most 3",
         ),
-        (("--context", "2", "--context-spread", "0.9", "--draft", "none"), "the shortest prompt of 2 has 0 tokens"),
+        (
+            ("--context", "2", "--context-spread", "0.9", "--draft", "none"),
+            "the shortest prompt of 2 has 0 tokens",
+        ),
         (("--seed", "-1"), "--seed must be a whole number from 0"),
-        (("--repetitions", "10000000000000000000000"), "--repetitions must be a whole number from 1 to 1000000"),
-        (("--queue", "10000000000000000000000"), "--queue must be a whole number from 1 to 1000000"),
+        (
+            ("--repetitions", "10000000000000000000000"),
+            "--repetitions must be a whole number from 1 to 1000000",
+        ),
+        (
+            ("--queue", "10000000000000000000000"),
+            "--queue must be a whole number from 1 to 1000000",
+        ),
         (
             ("--records", "{tmp_path}/same", "--save-output", "{tmp_path}/same"),
             "--save-output and --records are one file",
         ),
-        (("--records", "{tmp_path}/text"), "holds something else than records, and is left as it is"),
-        (("--save-output", "{tmp_path}/text"), "holds something else than a run's output, and is left as it is"),
+        (
+            ("--records", "{tmp_path}/text"),
+            "holds something else than records, and is left as it is",
+        ),
+        (
+            ("--save-output", "{tmp_path}/text"),
+            "holds something else than a run's output, and is left as it is",
+        ),
         (("--prompts", "{tmp_path}/text", "--save-output", "{tmp_path}/text"), "are one file"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
 def test_what_is_refused_before_anything_starts(
-    arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch, program: Program, tmp_path: Path
+    arguments: tuple[str, ...],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    program: Program,
+    tmp_path: Path,
 ) -> None:
     """No weights are read, no rank is started, no file is written to."""
     (tmp_path / "text").write_text("somebody's notes\n")
@@ -143,13 +186,21 @@ def test_a_damaged_record_is_one_line_of_warning(tmp_path: Path) -> None:
     assert done.stderr.startswith("magicdec: warning: ")
 
 
-def test_a_plan_of_a_pipeline_is_not_run_as_something_else(program: Program, tmp_path: Path) -> None:
+def test_a_plan_of_a_pipeline_is_not_run_as_something_else(
+    program: Program, tmp_path: Path
+) -> None:
     path = tmp_path / "plan.json"
-    answer = magicdec.plan(model="llama-3.1-70b", hardware="h100-sxm-80gb", tp=4, pp=2, batch=8, context=4096)
+    answer = magicdec.plan(
+        model="llama-3.1-70b", hardware="h100-sxm-80gb", tp=4, pp=2, batch=8, context=4096
+    )
     path.write_bytes(msgspec.json.encode(answer))
     assert "spreads a replica as tp 4 x pp 2" in refusal(program, "--plan", str(path))
 
 
-def test_vllms_other_model_runner_is_not_timed(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllms_other_model_runner_is_not_timed(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
-    assert "unset VLLM_USE_V2_MODEL_RUNNER" in refusal(program, "--engine", "vllm", "--draft-budget", "64")
+    assert "unset VLLM_USE_V2_MODEL_RUNNER" in refusal(
+        program, "--engine", "vllm", "--draft-budget", "64"
+    )

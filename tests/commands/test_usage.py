@@ -25,8 +25,14 @@ def line_of(program: Program, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
 REFUSALS = [
     (("run", "--gama", "3"), "unknown option '--gama': did you mean --gamma?$"),
     (("run", "-gamma", "3"), "unknown option '-g': did you mean --gamma?$"),
-    (("plan", "--draft_budget=64"), "unknown option '--draft_budget': did you mean --draft-budget?$"),
-    (("records", "ls", "r.jsonl", "--fromat", "csv"), "unknown option '--fromat': did you mean --format?$"),
+    (
+        ("plan", "--draft_budget=64"),
+        "unknown option '--draft_budget': did you mean --draft-budget?$",
+    ),
+    (
+        ("records", "ls", "r.jsonl", "--fromat", "csv"),
+        "unknown option '--fromat': did you mean --format?$",
+    ),
     (("explore", "--no-browsr"), "unknown option '--no-browsr': did you mean --no-browser?$"),
     (("calibrate", "--zzzz"), "unknown option '--zzzz': see magicdec calibrate --help$"),
     (("--verson",), "unknown option '--verson': did you mean --version?$"),
@@ -42,26 +48,49 @@ REFUSALS = [
     (("run", "--context-spread", "2"), "--context-spread must be a number from 0 to 0.9, not '2'"),
     (("plan", "--gamma", "many"), "--gamma must be a whole number, not 'many'"),
     (("plan", "--price", "cheap"), "--price must be a number, not 'cheap'"),
-    (("sensitivity", "--batch", "1.5"), "--batch must be a whole number, not '1.5'"),
+    (
+        ("sensitivity", "--batch", "1.5"),
+        "--batch must be numbers like 4, 32k or 1,2,4-6, not '1.5'",
+    ),
     (("explore", "--port", "99999"), "--port must be a whole number from 0 to 65535, not '99999'"),
-    (("run", "--format", "jsn"), "unknown --format 'jsn': did you mean json?; known: csv, json, table"),
+    (
+        ("run", "--format", "jsn"),
+        "unknown --format 'jsn': did you mean json?; known: csv, json, table",
+    ),
     (("plot", "gamma", "--format", "pgn"), "unknown --format 'pgn': did you mean png?"),
-    (("run", "--weights", "rand"), "unknown --weights 'rand': did you mean random?; known: checkpoint, random"),
+    (
+        ("run", "--weights", "rand"),
+        "unknown --weights 'rand': did you mean random?; known: checkpoint, random",
+    ),
     (("calibrate", "--weights", "none"), "unknown --weights 'none': known: checkpoint, random"),
-    (("calibrate", "--engine", "sglang"), "unknown engine to calibrate 'sglang': known: ours, vllm"),
+    (
+        ("calibrate", "--engine", "sglang"),
+        "unknown engine to calibrate 'sglang': known: ours, vllm",
+    ),
     (("calibrate", "--clock", "cpu"), "--clock cpu goes with --engine vllm"),
     (("validate", "grid", "--quick", "--clock", "cpu"), "--clock cpu goes with --engine vllm"),
     (("tune", "http://localhost"), "magicdec tune needs --restart: Command that restarts it"),
     (("export",), "magicdec export needs 'engine': vllm, sglang or trtllm"),
-    (("export", "vllm"), "magicdec export needs 'plan': A plan document (magicdec plan --format json)"),
-    (("records", "show", "3f2a"), "magicdec records show needs 'files': Records files (JSON lines)"),
-    (("plan", "llama-3.1-8b"), "magicdec plan takes no argument 'llama-3.1-8b': see magicdec plan --help"),
+    (
+        ("export", "vllm"),
+        "magicdec export needs 'plan': A plan document (magicdec plan --format json)",
+    ),
+    (
+        ("records", "show", "3f2a"),
+        "magicdec records show needs 'files': Records files (JSON lines)",
+    ),
+    (
+        ("plan", "llama-3.1-8b"),
+        "magicdec plan takes no argument 'llama-3.1-8b': see magicdec plan --help",
+    ),
     (("plan", "model", "x"), "magicdec plan takes no argument 'model': did you mean --model?"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "expected"), REFUSALS, ids=lambda value: " ".join(value) if isinstance(value, tuple) else ""
+    ("arguments", "expected"),
+    REFUSALS,
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_what_cannot_be_is_one_line_that_names_the_nearest(
     arguments: tuple[str, ...], expected: str, line_of: Callable[..., str]
@@ -83,11 +112,15 @@ def test_defaults_come_from_the_users_file(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     (tmp_path / "magicdec").mkdir()
-    (tmp_path / "magicdec" / "config.toml").write_text('model = "qwen3-8b"\nhardware = "h100-sxm-80gb"\n')
+    (tmp_path / "magicdec" / "config.toml").write_text(
+        'model = "qwen3-8b"\nhardware = "h100-sxm-80gb"\n'
+    )
     assert "qwen3-8b on 8 x h100-sxm-80gb" in program("plan").stdout
     assert "qwen3-8b on 8 x a100-sxm-80gb" in program("plan", "--hardware", "a100-sxm-80gb").stdout
     (tmp_path / "magicdec.toml").write_text('hardwear = "h100-sxm-80gb"\n')
-    assert line_of("plan").startswith("unknown default in magicdec.toml 'hardwear': did you mean hardware?")
+    assert line_of("plan").startswith(
+        "unknown default in magicdec.toml 'hardwear': did you mean hardware?"
+    )
 
 
 def test_what_was_measured_is_named_for_the_next_command(tmp_path: Path) -> None:
@@ -115,14 +148,28 @@ def test_numbers_ranges_and_binary_suffixes(text: str, values: list[int]) -> Non
 
 
 @pytest.mark.parametrize("text", ["", "x", "k", "1.5k", "1-3000000000", "6-4", "1-2-3"])
-def test_what_is_no_list_of_numbers_or_a_far_too_long_one_is_refused_by_the_options_name(text: str) -> None:
+def test_what_is_no_list_of_numbers_or_a_far_too_long_one_is_refused_by_the_options_name(
+    text: str,
+) -> None:
     with pytest.raises(ConfigError, match=r"--gamma"):
         parse_ints(text, "--gamma")
 
 
 def test_a_number_format_goes_by_torchs_name_and_by_the_profiles(program: Program) -> None:
-    formats = {"--weight-dtype": "bfloat16", "--kv-dtype": "float16", "--draft-weight-dtype": "bf16"}
+    formats = {
+        "--weight-dtype": "bfloat16",
+        "--kv-dtype": "float16",
+        "--draft-weight-dtype": "bf16",
+    }
     words = [word for pair in formats.items() for word in pair]
     planned = json.loads(program("plan", *words, "--format", "json").stdout)["precision"]
-    assert [planned[name] for name in ("weight_dtype", "kv_dtype", "draft_weight_dtype")] == ["bf16", "fp16", "bf16"]
-    assert (as_dtype("fp32"), as_dtype("bfloat16"), as_formats("fp8, bfloat16")) == ("float32", "bfloat16", "fp8,bf16")
+    assert [planned[name] for name in ("weight_dtype", "kv_dtype", "draft_weight_dtype")] == [
+        "bf16",
+        "fp16",
+        "bf16",
+    ]
+    assert (as_dtype("fp32"), as_dtype("bfloat16"), as_formats("fp8, bfloat16")) == (
+        "float32",
+        "bfloat16",
+        "fp8,bf16",
+    )

@@ -40,12 +40,19 @@ def page(driver: webdriver.Chrome, server: Server) -> webdriver.Chrome:
     return settled(opened(driver, server.url))
 
 
-def test_it_opens_with_an_answer_figures_and_no_errors(page: webdriver.Chrome, server: Server) -> None:
+def test_it_opens_with_an_answer_figures_and_no_errors(
+    page: webdriver.Chrome, server: Server
+) -> None:
     assert "1." in verdict(page)
-    shown = [figure.get_attribute("id") for figure in page.find_elements(By.CSS_SELECTOR, "#figures figure")]
+    shown = [
+        figure.get_attribute("id")
+        for figure in page.find_elements(By.CSS_SELECTOR, "#figures figure")
+    ]
     assert shown == [f"figure-{name}" for name in FIGURES if name not in OF_ARRIVALS]
     assert page.get_log("browser") == []
-    requests = page.execute_script("return performance.getEntriesByType('resource').map(e => e.name)")
+    requests = page.execute_script(
+        "return performance.getEntriesByType('resource').map(e => e.name)"
+    )
     assert all(url.startswith((server.url, "data:")) for url in requests)
 
 
@@ -80,7 +87,9 @@ def test_back_undoes_a_control_and_forward_does_it_again(page: webdriver.Chrome)
 
 def test_two_settings_stand_side_by_side_and_the_link_holds_both(page: webdriver.Chrome) -> None:
     page.find_element(By.ID, "pin").click()
-    WebDriverWait(page, PATIENCE_S).until(lambda p: "batch 64" in p.find_element(By.ID, "beside").text)
+    WebDriverWait(page, PATIENCE_S).until(
+        lambda p: "batch 64" in p.find_element(By.ID, "beside").text
+    )
     field = page.find_element(By.NAME, "batch")
     field.clear()
     field.send_keys("16")
@@ -89,7 +98,9 @@ def test_two_settings_stand_side_by_side_and_the_link_holds_both(page: webdriver
     assert "batch 64 instead of 16" in page.find_element(By.ID, "difference").text
     page.get(page.current_url)
     page.refresh()
-    WebDriverWait(page, PATIENCE_S).until(lambda p: "batch 64" in p.find_element(By.ID, "beside").text)
+    WebDriverWait(page, PATIENCE_S).until(
+        lambda p: "batch 64" in p.find_element(By.ID, "beside").text
+    )
     says(page, "batch 16")
     page.find_element(By.ID, "unpin").click()
     assert not page.find_element(By.ID, "beside").is_displayed()
@@ -102,17 +113,23 @@ def test_buttons_double_and_halve_from_the_keyboard(page: webdriver.Chrome) -> N
     says(page, "batch 128")
     page.find_element(By.CSS_SELECTOR, '[data-for="batch"][data-step="-1"]').send_keys(Keys.SPACE)
     says(page, "batch 64")
-    page.find_element(By.CSS_SELECTOR, '[data-for="acceptance"][data-step="1"]').send_keys(Keys.ENTER)
+    page.find_element(By.CSS_SELECTOR, '[data-for="acceptance"][data-step="1"]').send_keys(
+        Keys.ENTER
+    )
     assert page.find_element(By.NAME, "acceptance").get_attribute("value") == "0.8"
     WebDriverWait(page, PATIENCE_S).until(lambda p: "acceptance=0.8" in p.current_url)
 
 
-def test_bad_input_is_the_one_line_and_good_input_brings_the_answer_back(page: webdriver.Chrome) -> None:
+def test_bad_input_is_the_one_line_and_good_input_brings_the_answer_back(
+    page: webdriver.Chrome,
+) -> None:
     field = page.find_element(By.NAME, "context")
     field.clear()
     field.send_keys("9000000")
     says(page, "llama-3.1-8b reads at most 131072 tokens")
-    assert page.find_element(By.CSS_SELECTOR, "#answer .facts").text != ""  # the last answer stays, and its figures
+    assert (
+        page.find_element(By.CSS_SELECTOR, "#answer .facts").text != ""
+    )  # the last answer stays, and its figures
     assert page.find_elements(By.CSS_SELECTOR, "#figures svg") != []
     field.clear()
     field.send_keys("8192")
@@ -125,15 +142,24 @@ def test_a_rate_shows_progress_then_its_pictures_and_a_newer_question_ends_it(
 ) -> None:
     page.find_element(By.CSS_SELECTOR, ".more summary").click()
     page.find_element(By.CSS_SELECTOR, ".example a").click()
-    WebDriverWait(page, PATIENCE_S).until(lambda p: p.find_elements(By.CSS_SELECTOR, ".progress progress"))
+    WebDriverWait(page, PATIENCE_S).until(
+        lambda p: p.find_elements(By.CSS_SELECTOR, ".progress progress")
+    )
     says(page, "device")
-    shown = [figure.get_attribute("id") for figure in settled(page).find_elements(By.CSS_SELECTOR, "#figures figure")]
+    shown = [
+        figure.get_attribute("id")
+        for figure in settled(page).find_elements(By.CSS_SELECTOR, "#figures figure")
+    ]
     assert shown[:3] == [f"figure-{name}" for name in OF_ARRIVALS]
     field = page.find_element(By.NAME, "rate")
     field.clear()
     field.send_keys("5")
-    WebDriverWait(page, PATIENCE_S).until(lambda p: p.find_elements(By.CSS_SELECTOR, ".progress progress"))
-    assert page.find_element(By.CSS_SELECTOR, "#answer .facts").is_displayed()  # the last answer stays meanwhile
+    WebDriverWait(page, PATIENCE_S).until(
+        lambda p: p.find_elements(By.CSS_SELECTOR, ".progress progress")
+    )
+    assert page.find_element(
+        By.CSS_SELECTOR, "#answer .facts"
+    ).is_displayed()  # the last answer stays meanwhile
     running = multiprocessing.active_children()
     field.clear()
     says(page, "at batch 64 and context 1024")
@@ -149,10 +175,12 @@ def test_the_answer_is_said_to_those_who_cannot_see_it(page: webdriver.Chrome) -
     says(page, "batch 2 and")
     status = page.find_element(By.ID, "status")
     assert status.get_attribute("role") == "status"
-    assert status.get_attribute("textContent") == page.find_element(By.CSS_SELECTOR, ".verdict").get_attribute(
-        "textContent"
-    )
-    for control in page.find_elements(By.CSS_SELECTOR, "#controls input, #controls select, #controls button"):
+    assert status.get_attribute("textContent") == page.find_element(
+        By.CSS_SELECTOR, ".verdict"
+    ).get_attribute("textContent")
+    for control in page.find_elements(
+        By.CSS_SELECTOR, "#controls input, #controls select, #controls button"
+    ):
         if control.is_displayed():
             assert control.accessible_name, control.get_attribute("outerHTML")
 
@@ -164,7 +192,10 @@ def test_the_answer_and_the_first_figure_are_on_the_first_screen(
     page = settled(opened(driver, server.url, size))
     top = "return document.querySelector(arguments[0]).getBoundingClientRect().top"
     assert page.execute_script(top, ".facts") < page.execute_script("return window.innerHeight")
-    assert page.execute_script(top, "#figures svg") < page.execute_script("return window.innerHeight") - 100
+    assert (
+        page.execute_script(top, "#figures svg")
+        < page.execute_script("return window.innerHeight") - 100
+    )
 
 
 @pytest.mark.parametrize("size", [PHONE, (320, 640), DESKTOP])
@@ -174,7 +205,9 @@ def test_nothing_overflows(driver: webdriver.Chrome, server: Server, size: tuple
     assert page.execute_script("return document.documentElement.scrollWidth") <= size[0]
 
 
-def test_the_dark_theme_reaches_controls_and_figures(driver: webdriver.Chrome, server: Server) -> None:
+def test_the_dark_theme_reaches_controls_and_figures(
+    driver: webdriver.Chrome, server: Server
+) -> None:
     script = """
         return ['body', '#controls select', '#figures svg text'].map((s) => {
           const style = getComputedStyle(document.querySelector(s));
@@ -197,7 +230,9 @@ def test_it_answers_with_scripts_off(driver: webdriver.Chrome, server: Server) -
         says(page, "batch 16")
         pictures = page.find_elements(By.CSS_SELECTOR, "#figures img")
         assert len(pictures) == len(FIGURES) - len(OF_ARRIVALS)
-        WebDriverWait(page, PATIENCE_S).until(lambda _: all(int(p.get_property("naturalWidth")) > 0 for p in pictures))
+        WebDriverWait(page, PATIENCE_S).until(
+            lambda _: all(int(p.get_property("naturalWidth")) > 0 for p in pictures)
+        )
     finally:
         page.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 
@@ -212,7 +247,9 @@ def test_axe_finds_no_serious_fault(
     WebDriverWait(page, PATIENCE_S).until(
         lambda p: "batch 64" in str(p.find_element(By.ID, "beside").get_attribute("textContent"))
     )
-    page.execute_script("document.querySelectorAll('details').forEach((each) => { each.open = true })")
+    page.execute_script(
+        "document.querySelectorAll('details').forEach((each) => { each.open = true })"
+    )
     assert accessibility_faults(settled(page)) == []
     field = page.find_element(By.NAME, "context")
     field.clear()

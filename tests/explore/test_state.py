@@ -76,12 +76,18 @@ def test_a_bad_link_says_what_is_wrong(query: str, message: str) -> None:
 
 def test_values_are_read_as_the_command_line_reads_them() -> None:
     state = CATALOG.read("hardware=a100&context=32k&gpus=8&temperature=0.5&draft_weight_dtype=fp8")
-    assert (state.hardware, state.context_lens, state.num_gpus) == (("a100-sxm-80gb",), (32_768,), 8)
+    assert (state.hardware, state.context_lens, state.num_gpus) == (
+        ("a100-sxm-80gb",),
+        (32_768,),
+        8,
+    )
     assert (state.temperature, state.draft_weight_dtype) == (0.5, "fp8")
     assert CATALOG.read("rate=&batch=&p95_ttft_ms=500") == CATALOG.read("")
 
 
-@pytest.mark.parametrize("query", ["", "draft=streamingllm&budget=512&gamma=3", "acceptance=0.8&batch=16&tp=4"])
+@pytest.mark.parametrize(
+    "query", ["", "draft=streamingllm&budget=512&gamma=3", "acceptance=0.8&batch=16&tp=4"]
+)
 def test_the_command_line_shown_gives_the_same_plan(query: str) -> None:
     explorer = Explorer(CATALOG)
     if not app.registered_commands:
@@ -99,7 +105,12 @@ def test_what_was_given_at_the_start_can_be_chosen_and_nothing_else_read() -> No
     name = catalog.start.model
     assert name in catalog.choices("model")
     assert catalog.request(catalog.read("")).model == catalog.models[name]
-    assert shlex.split(catalog.command(catalog.start))[:4] == ["magicdec", "plan", "--model", directory]
+    assert shlex.split(catalog.command(catalog.start))[:4] == [
+        "magicdec",
+        "plan",
+        "--model",
+        directory,
+    ]
     with pytest.raises(ConfigError, match="unknown model"):
         catalog.read(f"model={directory}")
 
@@ -109,7 +120,9 @@ def test_profiles_go_only_with_what_they_were_given_with(tmp_path: Path) -> None
 
     path = tmp_path / "a.json"
     save_profile(constant_profile(0.9, model="llama-3.1-8b", draft_method="snapkv"), path)
-    catalog = Catalog.given(model="llama-3.1-8b", hardware="l4-24gb", engine="magicdec-2024", acceptance=[str(path)])
+    catalog = Catalog.given(
+        model="llama-3.1-8b", hardware="l4-24gb", engine="magicdec-2024", acceptance=[str(path)]
+    )
     own = catalog.request(catalog.read(""))
     assert own.engine is not None
     assert [each.draft_method for each in own.acceptance] == ["snapkv"]
@@ -129,7 +142,9 @@ def test_an_output_length_and_a_price_give_whole_requests_on_the_page() -> None:
     from magicdec.explore.server import Explorer
 
     explorer = Explorer(Catalog())
-    query = "model=llama-3.1-8b&hardware=h100-sxm-80gb&tp=1&batch=8&context=8192&gen_len=200&price=2"
+    query = (
+        "model=llama-3.1-8b&hardware=h100-sxm-80gb&tp=1&batch=8&context=8192&gen_len=200&price=2"
+    )
     best = explorer.plan(query).best
     _, _, page = explorer.answer(query)
     assert best.request_s is not None

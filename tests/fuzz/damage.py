@@ -50,7 +50,10 @@ def damaged(document: Any, *, count: int, seed: int) -> Iterator[tuple[str, Any]
     random.Random(seed).shuffle(choices)
     for place, value in choices[:count]:
         name = "/".join(map(str, place))
-        yield f"{name} = {'deleted' if value is DELETED else repr(value)[:40]}", with_value(document, place, value)
+        yield (
+            f"{name} = {'deleted' if value is DELETED else repr(value)[:40]}",
+            with_value(document, place, value),
+        )
 
 
 def damaged_bytes(text: bytes, *, count: int, seed: int) -> Iterator[tuple[str, bytes]]:

@@ -1,6 +1,6 @@
 """Every surface that reads what others wrote, each with a generator of seeded damage; and a judge of what comes of it.
 
-    python scripts/fuzz.py          counts of cases, faults and peak memory, by surface
+    pytest tests/fuzz -m "slow or not slow"     all surfaces, with a table of what came of them (conftest.py)
 
 Whatever a file, an option or a server holds: an answer of finite numbers or one line that says what is wrong, never a
 traceback, nothing that acts on a terminal, and an end.
@@ -12,15 +12,18 @@ import contextlib
 import io
 import json
 import random
+import resource
 import shutil
 import signal
 import socket
 import sys
 import threading
+import time
 import tomllib
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
@@ -41,7 +44,7 @@ QUICK = ("--batch", "8", "--context", "2048", "--gamma", "3", "--draft-budget", 
 QUICK_PLAN = ("plan", *QUICK, "--format", "json")
 SERVED = ("--model", "llama-3.1-8b", "--hardware", "h100-sxm-80gb")
 LONGEST_LINE = 1000
-HANGS_S = 300
+HANGS_S = 60
 """An alarm that ends a case; one takes a second."""
 SHARD_CUTS = 12
 
@@ -65,8 +68,48 @@ class Hang(BaseException):
     """A case did not end."""
 
 
-def judge(case: Case) -> Verdict:
-    """Runs a command in this process, and looks at its exit code and all that it printed."""
+@dataclass
+class Tally:
+    """Counts of what came of a surface's cases."""
+
+    answered: int = 0
+    refused: int = 0
+    tracebacks: int = 0
+    hangs: int = 0
+    others: int = 0
+    seconds: float = 0.0
+    slowest_s: float = 0.0
+    peak_mib: float = 0.0
+
+    def count(self, verdict: Verdict, seconds: float) -> None:
+        if "a traceback" in verdict.fault:
+            self.tracebacks += 1
+        elif "a hang" in verdict.fault:
+            self.hangs += 1
+        elif verdict.fault:
+            self.others += 1
+        elif verdict.code == 0:
+            self.answered += 1
+        else:
+            self.refused += 1
+        self.seconds += seconds
+        self.slowest_s = max(self.slowest_s, seconds)
+        self.peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+TALLIES: dict[str, Tally] = {}
+"""By surface, of this process."""
+
+
+def judge(case: Case, surface: str = "others") -> Verdict:
+    """Runs a command in this process, looks at its exit code and all that it printed, and counts."""
+    began = time.perf_counter()
+    verdict = _judged(case)
+    TALLIES.setdefault(surface, Tally()).count(verdict, time.perf_counter() - began)
+    return verdict
+
+
+def _judged(case: Case) -> Verdict:
     from magicdec.cli import main
 
     def hang(*_: object) -> None:
@@ -110,9 +153,9 @@ def _fault(case: Case, code: int, out: str, err: str) -> str:
     return ""
 
 
-def faults(cases: Iterator[Case]) -> list[str]:
+def faults(cases: Iterator[Case], surface: str = "planted") -> list[str]:
     """Each fault. Raises AssertionError where not some cases are answered and some refused: they test nothing then."""
-    found = [judge(case) for case in cases]
+    found = [judge(case, surface) for case in cases]
     assert {0, 2} <= {each.code for each in found}, "one kind of outcome only"
     return [each.fault for each in found if each.fault]
 
@@ -152,7 +195,10 @@ def profiles(folder: Path, count: int) -> Iterator[Case]:
 
 def records(folder: Path, count: int) -> Iterator[Case]:
     """Listed and, with extreme numbers, drawn."""
-    rows = [msgspec.to_builtins(row) | {"schema_version": row.schema_version} for row in read_many([RECORDS])]
+    rows = [
+        msgspec.to_builtins(row) | {"schema_version": row.schema_version}
+        for row in read_many([RECORDS])
+    ]
     good, file = json.dumps(rows[0]), folder / "records.jsonl"
     for what, changed in damaged(rows[-1], count=4 * count, seed=4):
         file.write_text(f"{json.dumps(changed)}\n{good}\n")
@@ -166,7 +212,9 @@ def records(folder: Path, count: int) -> Iterator[Case]:
         name, value = rng.choice(numbers), rng.choice([1e308, 1e-320, 0.0, -1.0, 1e22])
         extreme[rng.randrange(len(rows))][name] = value
         file.write_text("".join(json.dumps(row) + "\n" for row in extreme))
-        yield Case(f"report: {name} = {value}", ("report", str(file), "-o", str(folder / "report.html")))
+        yield Case(
+            f"report: {name} = {value}", ("report", str(file), "-o", str(folder / "report.html"))
+        )
 
 
 def damaged_files(folder: Path, count: int) -> Iterator[Case]:
@@ -194,10 +242,19 @@ def options(folder: Path, count: int) -> Iterator[Case]:
     rng = random.Random(7)
     with contextlib.chdir(folder):  # options name files to write
         for name, usual in {"plan": QUICK_PLAN, "sensitivity": ("sensitivity",)}.items():
-            names = [each for param in commands[name].params for each in param.opts if each.startswith("--")]
-            flags = {each for param in commands[name].params if param.is_flag for each in param.opts}
+            names = [
+                each
+                for param in commands[name].params
+                for each in param.opts
+                if each.startswith("--")
+            ]
+            flags = {
+                each for param in commands[name].params if param.is_flag for each in param.opts
+            }
             for _ in range(4 * count):
-                chosen = rng.sample(sorted({*names} - flags - {"--output", "--format"}), rng.choice((1, 1, 2)))
+                chosen = rng.sample(
+                    sorted({*names} - flags - {"--output", "--format"}), rng.choice((1, 1, 2))
+                )
                 given = [part for option in chosen for part in (option, rng.choice(values))]
                 yield Case(f"{name} {' '.join(given)[:200]}", (*usual, *given), name == "plan")
 
@@ -221,7 +278,15 @@ def plans(folder: Path, count: int) -> Iterator[Case]:
 def shards(folder: Path, count: int) -> Iterator[Case]:
     """Weights in published formats, cut at 12 places each: in the length of the header, the header and the numbers; and
     with bytes of the header changed."""
-    run = ("--batch=1", "--context=24", "--gen-len=2", "--draft=none", "--repetitions=1", "--quiet", "--prompts=random")
+    run = (
+        "--batch=1",
+        "--context=24",
+        "--gen-len=2",
+        "--draft=none",
+        "--repetitions=1",
+        "--quiet",
+        "--prompts=random",
+    )
     rng = random.Random(9)
     whole = sorted(path for path in QUANTIZED.iterdir() if (path / "model.safetensors").exists())
     for source in (EMBEDDED_DIRECTORY, *rng.sample(whole, min(len(whole), max(1, count // 10)))):
@@ -241,7 +306,9 @@ def shards(folder: Path, count: int) -> Iterator[Case]:
     yield Case("whole", ("run", "--model", str(folder / EMBEDDED_DIRECTORY.name), *run))
 
 
-def scrape(*, accepted: list[float], drafts: float = 100.0, tokens: float = 600.0, model: str = "m") -> str:
+def scrape(
+    *, accepted: list[float], drafts: float = 100.0, tokens: float = 600.0, model: str = "m"
+) -> str:
     """vLLM's metrics."""
     label = f'model_name="{model}",engine="0"'
     rows = {
@@ -259,7 +326,11 @@ def scrape(*, accepted: list[float], drafts: float = 100.0, tokens: float = 600.
 
 
 MODELS = {"object": "list", "data": [{"id": "m", "object": "model", "max_model_len": 4096}]}
-EVENT = {"object": "text_completion", "choices": [{"text": "a", "index": 0}], "usage": {"completion_tokens": 1}}
+EVENT = {
+    "object": "text_completion",
+    "choices": [{"text": "a", "index": 0}],
+    "usage": {"completion_tokens": 1},
+}
 LOCATIONS = ("http://[", "//", "", "http://a:99999/", "\x1b[2J", "\udcff", "?a=1", "http://u:p@127.0.0.1/", "ftp://x",
              "http://127.0.0.1:0/\x00", "/" + "a" * 70_000, "http://xn--\u00e9/", "/metrics", "http://127.0.0.1:1:1/",
              "http://\ufffe/")  # fmt: skip
@@ -305,14 +376,30 @@ def answer(body: bytes, head: str = "HTTP/1.1 200 OK", length: int | None = None
     return lines.encode("utf-8", "surrogateescape") + body
 
 
-def damaged_answers(body: bytes, others: Iterator[tuple[str, bytes]], *, count: int) -> Iterator[tuple[str, bytes]]:
+def damaged_answers(
+    body: bytes, others: Iterator[tuple[str, bytes]], *, count: int
+) -> Iterator[tuple[str, bytes]]:
     """`count` raw answers: heads, lengths and redirects out of order, bodies cut, and `others` in whole answers."""
     kinds = [(f"head {head[:40]!r}", head.encode() + b"\r\n\r\n" + body) for head in HEADS]
-    kinds += [(f"to {place[:40]!r}", answer(b"", f"HTTP/1.1 307 Go\r\nLocation: {place}")) for place in LOCATIONS]
-    kinds += [(f"length {by:+}", answer(body, length=max(0, len(body) + by))) for by in (-10, -1, 1, 1000)]
-    kinds += [("no end", answer(b"# \n" * 6_000_000)), ("nothing", b""), ("half a head", b"HTTP/1.1 200 OK\r\nCont")]
-    kinds += [(what, answer(changed)) for what, changed in damaged_bytes(body, count=count // 4 + 1, seed=11)]
-    kinds += [(what, answer(changed)) for (what, changed), _ in zip(others, range(count), strict=False)]
+    kinds += [
+        (f"to {place[:40]!r}", answer(b"", f"HTTP/1.1 307 Go\r\nLocation: {place}"))
+        for place in LOCATIONS
+    ]
+    kinds += [
+        (f"length {by:+}", answer(body, length=max(0, len(body) + by))) for by in (-10, -1, 1, 1000)
+    ]
+    kinds += [
+        ("no end", answer(b"# \n" * 6_000_000)),
+        ("nothing", b""),
+        ("half a head", b"HTTP/1.1 200 OK\r\nCont"),
+    ]
+    kinds += [
+        (what, answer(changed))
+        for what, changed in damaged_bytes(body, count=count // 4 + 1, seed=11)
+    ]
+    kinds += [
+        (what, answer(changed)) for (what, changed), _ in zip(others, range(count), strict=False)
+    ]
     random.Random(12).shuffle(kinds)
     yield from kinds[:count]
 
@@ -326,14 +413,21 @@ def _damaged_metrics(text: str) -> Iterator[tuple[str, bytes]]:
         changed = [*lines[:at], f"{name} {value}", *lines[at + 1 :]]
         yield f"{name} = {value[:20]}", "\n".join(changed).encode() + b"\n"
         name = rng.choice(("\x1b[2J", 'a\\"b', "\\n", "é" * 5000, "\x00", "m\\"))
-        yield f"model {name[:20]!r}", text.replace('model_name="m"', f'model_name="{name}"').encode() + b"\n"
+        yield (
+            f"model {name[:20]!r}",
+            text.replace('model_name="m"', f'model_name="{name}"').encode() + b"\n",
+        )
 
 
 def _rising() -> Iterator[str]:
     """A server's metrics, one after the other."""
     number = 1
     while True:
-        yield scrape(accepted=[80 * number, 60 * number, 40 * number], drafts=100 * number, tokens=600 * number)
+        yield scrape(
+            accepted=[80 * number, 60 * number, 40 * number],
+            drafts=100 * number,
+            tokens=600 * number,
+        )
         number += 1
 
 
@@ -373,18 +467,26 @@ def stream(body: bytes, damage: dict[int, bytes] | None = None) -> bytes:
     return answer(b"".join(b"data: " + event + b"\n\n" for event in [*events, b"[DONE]"]))
 
 
-def calibration(address: str, folder: Path) -> tuple[tuple[str, ...], dict[str, Callable[[bytes], bytes]]]:
+def calibration(
+    address: str, folder: Path
+) -> tuple[tuple[str, ...], dict[str, Callable[[bytes], bytes]]]:
     """`calibrate --server` with nine small loads, and a server's good answers to it."""
     command = ("calibrate", "--server", address, *SERVED, "--concurrency", "1,2,3", "--prompt-len", "8,16,32",
                "--output-len", "16", "--rounds", "1", "--quiet", "-o", str(folder / "server.toml"))  # fmt: skip
-    return command, {"/v1/models": lambda _: answer(json.dumps(MODELS).encode()), "/v1/completions": stream}
+    return command, {
+        "/v1/models": lambda _: answer(json.dumps(MODELS).encode()),
+        "/v1/completions": stream,
+    }
 
 
 def calibrated_servers(folder: Path, count: int) -> Iterator[Case]:
     """`calibrate --server` of servers that list models, count or stream badly."""
     server = Server()
     command, fine = calibration(server.address, folder)
-    listed = ((what, json.dumps(each).encode()) for what, each in damaged(MODELS, count=10 * count, seed=14))
+    listed = (
+        (what, json.dumps(each).encode())
+        for what, each in damaged(MODELS, count=10 * count, seed=14)
+    )
     streamed = ((what, b"data: " + json.dumps(each).encode() + b"\n\n")
                 for what, each in damaged(EVENT, count=10 * count, seed=15))  # fmt: skip
     event = b"data: " + json.dumps(EVENT).encode() + b"\n\n"
@@ -399,7 +501,9 @@ def calibrated_servers(folder: Path, count: int) -> Iterator[Case]:
             yield Case(f"stream: {what}", command)
         for what, changed in damaged(EVENT, count=count // 2, seed=16):
             twice = dict.fromkeys((0, 3), json.dumps(changed).encode())
-            server.answers = fine | {"/v1/completions": lambda body, twice=twice: stream(body, twice)}
+            server.answers = fine | {
+                "/v1/completions": lambda body, twice=twice: stream(body, twice)
+            }
             yield Case(f"event: {what}", command)
     finally:
         server.close()

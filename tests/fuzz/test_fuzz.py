@@ -1,7 +1,7 @@
 """Every surface under seeded damage (tests/fuzz/surfaces.py), and faults planted for the fuzzers to find: tracebacks,
 escape sequences, work that grows faster than its input, records that are lost. Wrong tokens: tests/runtime/flips.py.
 
-MAGICDEC_FUZZ multiplies the cases; `python scripts/fuzz.py` prints their counts.
+MAGICDEC_FUZZ multiplies the cases; their counts are printed at the end (conftest.py).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MANY = int(os.environ.get("MAGICDEC_FUZZ", "1"))
 def test_damage_is_answered_or_refused_in_one_line(surface: str, tmp_path: Path) -> None:
     if surface in ("plans", "shards of weights"):
         pytest.importorskip("torch")
-    assert faults(SURFACES[surface](tmp_path, 40 * MANY)) == []
+    assert faults(SURFACES[surface](tmp_path, 40 * MANY), surface) == []
 
 
 def test_nasty_values_are_of_every_kind() -> None:
@@ -53,11 +53,15 @@ def test_nasty_values_are_of_every_kind() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*set aside unreadable")
-def test_planted_tracebacks_and_escape_sequences_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_tracebacks_and_escape_sequences_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A reader that does not catch, and text that is printed as it is."""
     assert faults(damaged_files(tmp_path, 4)) == []
     with monkeypatch.context() as planted:
-        planted.setattr(files, "_document", lambda path, what, form, decode, error: decode(path.read_text()))
+        planted.setattr(
+            files, "_document", lambda path, what, form, decode, error: decode(path.read_text())
+        )
         assert any(fault.startswith("a traceback") for fault in faults(damaged_files(tmp_path, 4)))
     with monkeypatch.context() as planted:
         for module in ("cli", "errors", "reports.text"):
@@ -97,7 +101,9 @@ def growing(folder: Path, number: int) -> Iterator[Case]:
         models = [scrape(accepted=[80.0 * factor], drafts=100.0 * factor, tokens=600.0 * factor, model=f"m{each}")
                   for each in range(number)]  # fmt: skip
         file.write_text("".join(models))
-    yield Case("metrics", ("observe", str(before), str(after), "--draft", "ngram", "--target", "m0"))
+    yield Case(
+        "metrics", ("observe", str(before), str(after), "--draft", "ngram", "--target", "m0")
+    )
 
 
 def growth(folder: Path, few: int, documents: int = 2) -> dict[str, float]:
@@ -132,10 +138,19 @@ def lost_records(folder: Path, append: Callable[[Path, Record], None], count: in
     lines = data.splitlines(keepends=True)[:4]
     data, lost, rng = b"".join(lines), [], random.Random(17)
     new = Record(source="measured", model="new", batch_size=1, context_len=128)
-    for cut in [0, len(lines[0]) - 1, len(lines[0]), *(rng.randrange(len(data)) for _ in range(count))]:
+    for cut in [
+        0,
+        len(lines[0]) - 1,
+        len(lines[0]),
+        *(rng.randrange(len(data)) for _ in range(count)),
+    ]:
         file.write_bytes(data[:cut])
         append(file, new)
-        whole = [decode_record(line) for line in data[:cut].splitlines(keepends=True) if line.endswith(b"\n")]
+        whole = [
+            decode_record(line)
+            for line in data[:cut].splitlines(keepends=True)
+            if line.endswith(b"\n")
+        ]
         try:
             kept = read_rows(file)
         except StorageError:
@@ -146,7 +161,9 @@ def lost_records(folder: Path, append: Callable[[Path, Record], None], count: in
 
 
 @pytest.mark.filterwarnings("ignore:.*set aside unreadable")
-def test_a_file_that_was_cut_loses_the_last_line_at_most_and_planted_losses_are_found(tmp_path: Path) -> None:
+def test_a_file_that_was_cut_loses_the_last_line_at_most_and_planted_losses_are_found(
+    tmp_path: Path,
+) -> None:
     """`python scripts/fuzz.py ends` kills real runs, and shows what is left."""
 
     def careless(path: Path, record: Record) -> None:

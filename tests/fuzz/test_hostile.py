@@ -29,7 +29,9 @@ def observed(program: Program, tmp_path: Path) -> Callable[..., Any]:
         for name, text in (("before", before), ("after", after)):
             (tmp_path / name).write_text(text)
         files = (str(tmp_path / "before"), str(tmp_path / "after"))
-        return program("observe", *files, "--draft", "ngram", *SERVED, "-o", str(tmp_path / "out.json"), *more)
+        return program(
+            "observe", *files, "--draft", "ngram", *SERVED, "-o", str(tmp_path / "out.json"), *more
+        )
 
     return observe
 
@@ -43,10 +45,24 @@ BEFORE = scrape(accepted=[80, 60, 40])
         (scrape(accepted=[160, 50, 90], drafts=200, tokens=900), (), "a counter fell"),
         (scrape(accepted=[1e300, 1e299, 1e298], drafts=1e300), (), "counts 1e+300 of vllm:"),
         (scrape(accepted=[160, 120, 80], drafts=200, tokens=1e13), (), "tokens, longer than any"),
-        (scrape(accepted=[99.0] * 10_000, drafts=200, tokens=900), (), "counts 10000 draft positions; at most 64"),
-        (scrape(accepted=[160, 120, 80], drafts=200, tokens=900), ("--context=inf",), "--context must be a number"),
+        (
+            scrape(accepted=[99.0] * 10_000, drafts=200, tokens=900),
+            (),
+            "counts 10000 draft positions; at most 64",
+        ),
+        (
+            scrape(accepted=[160, 120, 80], drafts=200, tokens=900),
+            ("--context=inf",),
+            "--context must be a number",
+        ),
     ],
-    ids=["a position's counter falls", "counters near 1e300", "endless sequences", "positions", "--context=inf"],
+    ids=[
+        "a position's counter falls",
+        "counters near 1e300",
+        "endless sequences",
+        "positions",
+        "--context=inf",
+    ],
 )
 def test_counts_that_none_can_have_are_refused(
     after: str, more: tuple[str, ...], said: str, observed: Callable[..., Any]
@@ -63,8 +79,15 @@ def test_what_a_server_calls_itself_cannot_act_on_the_terminal(
     done = observed(scrape(accepted=[80, 60, 40], model=ESCAPE), after, "--records", records)
     assert done.returncode == 0
     assert "?[2J?]0;owned?" in done.stdout
-    refused = observed(BEFORE, after + 'vllm:num_requests_running{model_name="\x1b[1mb"} 1\n', "--target", "x")
-    for text in (done.stdout, done.stderr, refused.stderr, program("records", "ls", records).stdout):
+    refused = observed(
+        BEFORE, after + 'vllm:num_requests_running{model_name="\x1b[1mb"} 1\n', "--target", "x"
+    )
+    for text in (
+        done.stdout,
+        done.stderr,
+        refused.stderr,
+        program("records", "ls", records).stdout,
+    ):
         assert all(each.isprintable() or each == "\n" for each in text), text
 
 
@@ -119,7 +142,9 @@ def test_a_checkpoints_other_files_are_bounded_too(tmp_path: Path) -> None:
         CheckpointDirectory(tmp_path, device=torch.device("cpu"), dtype=torch.float32)
 
 
-def test_a_pipe_is_read_while_something_writes_to_it_and_else_refused(tmp_path: Path, program: Program) -> None:
+def test_a_pipe_is_read_while_something_writes_to_it_and_else_refused(
+    tmp_path: Path, program: Program
+) -> None:
     config = (MODELS_DIRECTORY / "llama-3.1-8b.json").read_bytes()
     pipe = tmp_path / "config.json"
     os.mkfifo(pipe)
@@ -139,16 +164,24 @@ def test_an_argument_that_is_no_text_is_refused(tmp_path: Path, program: Program
         assert "is not UTF-8 text" in program(*command, str(config)).refusal
 
 
-@pytest.mark.parametrize("changed", [{"layer_types": [["full_attention"]] * 48}, {"layer_types": [{}] * 48}])
-def test_a_list_in_a_list_of_kinds(changed: dict[str, Any], tmp_path: Path, program: Program) -> None:
+@pytest.mark.parametrize(
+    "changed", [{"layer_types": [["full_attention"]] * 48}, {"layer_types": [{}] * 48}]
+)
+def test_a_list_in_a_list_of_kinds(
+    changed: dict[str, Any], tmp_path: Path, program: Program
+) -> None:
     file = tmp_path / "config.json"
-    file.write_text(json.dumps(json.loads((MODELS_DIRECTORY / "gpt-oss-20b.json").read_text()) | changed))
+    file.write_text(
+        json.dumps(json.loads((MODELS_DIRECTORY / "gpt-oss-20b.json").read_text()) | changed)
+    )
     assert "key 'layer_types' must be a list of" in program("plan", "--model", str(file)).refusal
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("module", ["magicdec.cli", "numpy"])
-def test_a_signal_while_the_program_loads_ends_it_without_a_word(number: signal.Signals, module: str) -> None:
+def test_a_signal_while_the_program_loads_ends_it_without_a_word(
+    number: signal.Signals, module: str
+) -> None:
     """Sent as the module's import begins."""
     script = (
         "import os, runpy, sys\n"
@@ -161,7 +194,9 @@ def test_a_signal_while_the_program_loads_ends_it_without_a_word(number: signal.
         "sys.argv = ['magicdec', 'plan']\n"
         "runpy.run_module('magicdec', run_name='__main__')\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr.strip()) == (128 + number, "", "")
 
 
@@ -174,5 +209,7 @@ def test_an_ended_program_leaves_at_once_with_all_that_it_printed() -> None:
         "magicdec.cli.main = ended\n"
         "magicdec.__main__.main()\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (143, "measured\n", "")

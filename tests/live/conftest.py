@@ -38,7 +38,9 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[[dict[str, Callable[[Handler], None]]], tuple[ThreadingHTTPServer, Address]]]:
+def serve() -> Iterator[
+    Callable[[dict[str, Callable[[Handler], None]]], tuple[ThreadingHTTPServer, Address]]
+]:
     running = []
 
     def start(answers: dict[str, Callable[[Handler], None]]) -> tuple[ThreadingHTTPServer, Address]:
@@ -75,7 +77,9 @@ class Steps:
     def wait(self, number: int) -> None:
         """Until step `number`, from 0, begins."""
         with self.changed:
-            self.changed.wait_for(lambda: self.num_reads >= (number + 1) * self.num_requests, timeout=600)
+            self.changed.wait_for(
+                lambda: self.num_reads >= (number + 1) * self.num_requests, timeout=600
+            )
 
 
 @pytest.fixture
@@ -93,10 +97,17 @@ def engine(serve):
         number = server.short or asked["max_tokens"]
         for step in range(number):
             server.steps.wait(step)
-            handler.wfile.write(b'data: {"object": "text_completion", "choices": [{"text": "a"}]}\n\n')
+            handler.wfile.write(
+                b'data: {"object": "text_completion", "choices": [{"text": "a"}]}\n\n'
+            )
             handler.wfile.flush()
-        usage = b'"usage": {"prompt_tokens": %d, "completion_tokens": %d}' % (len(asked["prompt"]), number)
-        handler.wfile.write(b'data: {"object": "text_completion", "choices": [], %s}\n\ndata: [DONE]\n\n' % usage)
+        usage = b'"usage": {"prompt_tokens": %d, "completion_tokens": %d}' % (
+            len(asked["prompt"]),
+            number,
+        )
+        handler.wfile.write(
+            b'data: {"object": "text_completion", "choices": [], %s}\n\ndata: [DONE]\n\n' % usage
+        )
 
     models = b'{"data": [{"id": "m", "max_model_len": 4096}]}'
     none = lambda handler: handler.send_error(404)  # noqa: E731

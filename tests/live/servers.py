@@ -73,7 +73,9 @@ class Engine:
 
 
 class Vllm(Engine):
-    def __init__(self, *, gamma: int | None = 3, model: str = "embedded", engines: tuple[str, ...] = ("0",)) -> None:
+    def __init__(
+        self, *, gamma: int | None = 3, model: str = "embedded", engines: tuple[str, ...] = ("0",)
+    ) -> None:
         super().__init__()
         self.gamma, self.model = gamma, model
         for engine in engines:
@@ -83,7 +85,12 @@ class Vllm(Engine):
             for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
                 self.at(Gauge, f"vllm:{name}", **labels).set(0)
             for position in range(gamma or 0):
-                self.at(Counter, "vllm:spec_decode_num_accepted_tokens_per_pos", **labels, position=str(position))
+                self.at(
+                    Counter,
+                    "vllm:spec_decode_num_accepted_tokens_per_pos",
+                    **labels,
+                    position=str(position),
+                )
 
     def serve(self, requests: list[Request], *, engine: str = "0") -> None:
         """All requests side by side, as one batch; the gauges are left as they were while it ran."""
@@ -135,11 +142,19 @@ class SGLang(Engine):
             tpot_s = STEP_S * len(request.accepted) / (request.output_len - 1)
             self.at(Counter, "sglang:generation_tokens_total", **labels).inc(request.output_len)
             self.at(Counter, "sglang:num_requests_total", **labels).inc()
-            self.at(Counter, "sglang:spec_verify_calls_total", **self.labels).inc(len(request.accepted))
+            self.at(Counter, "sglang:spec_verify_calls_total", **self.labels).inc(
+                len(request.accepted)
+            )
             self.at(Histogram, "sglang:time_to_first_token_seconds", **labels).observe(TTFT_S)
-            self.at(Histogram, "sglang:request_time_per_output_token_seconds", **labels).observe(tpot_s)
-            self.at(Histogram, "sglang:prompt_tokens_histogram", **self.labels).observe(request.prompt_len)
-            self.at(Histogram, "sglang:generation_tokens_histogram", **self.labels).observe(request.output_len)
+            self.at(Histogram, "sglang:request_time_per_output_token_seconds", **labels).observe(
+                tpot_s
+            )
+            self.at(Histogram, "sglang:prompt_tokens_histogram", **self.labels).observe(
+                request.prompt_len
+            )
+            self.at(Histogram, "sglang:generation_tokens_histogram", **self.labels).observe(
+                request.output_len
+            )
         held = sum(each.prompt_len for each in requests)
         for name, value in (("num_running_reqs", len(requests)), ("decode_sum_seq_lens", held)):
             self.at(Gauge, f"sglang:{name}", **self.labels, tp_rank="0").set(value)
@@ -163,12 +178,17 @@ class TensorRT(Engine):
             count("prompt_tokens_total", request.prompt_len)
             count("generation_tokens_total", request.output_len)
             decode_s = STEP_S * len(request.accepted)
-            self.at(Histogram, "trtllm_request_decode_time_seconds", **self.labels).observe(decode_s)
+            self.at(Histogram, "trtllm_request_decode_time_seconds", **self.labels).observe(
+                decode_s
+            )
             for numbers, name in ((request.drafted, "drafted"), (request.accepted, "accepted")):
                 for position in (position for number in numbers for position in range(number)):
                     count(f"spec_decode_{name}_tokens_total", token_position=str(position))
         held = sum(each.prompt_len for each in requests) / 32
-        for name, value in (("num_generation_requests", len(requests)), ("kv_cache_used_blocks", held)):
+        for name, value in (
+            ("num_generation_requests", len(requests)),
+            ("kv_cache_used_blocks", held),
+        ):
             self.at(Gauge, f"trtllm_{name}", **self.labels).set(value)
 
 
@@ -195,5 +215,9 @@ class LlamaCpp(Engine):
                 count("spec_decode_num_draft_tokens_total", drafted)
                 count("spec_decode_num_accepted_tokens_total", accepted)
                 for position in range(drafted):
-                    count("spec_decode_num_accepted_tokens_per_pos_total", position < accepted, position=str(position))
+                    count(
+                        "spec_decode_num_accepted_tokens_per_pos_total",
+                        position < accepted,
+                        position=str(position),
+                    )
         self.at(Gauge, "llamacpp:requests_processing").set(len(requests))

@@ -18,7 +18,17 @@ from typer.testing import CliRunner
 
 from magicdec.cli import app, register_commands
 from magicdec.errors import ConfigError, ServerError
-from magicdec.live.advice import Choice, Serving, Situation, advise, answer_of, bands, choices_at, setting, situation_of
+from magicdec.live.advice import (
+    Choice,
+    Serving,
+    Situation,
+    advise,
+    answer_of,
+    bands,
+    choices_at,
+    setting,
+    situation_of,
+)
 from magicdec.live.metrics import choose_target, parse
 from magicdec.live.observation import observe, parse_draft
 from magicdec.live.show import advice_lines, bars, trend_lines, windows
@@ -36,7 +46,12 @@ EAGLE, NGRAM = parse_draft("eagle"), parse_draft("ngram")
 
 def situation(**changes) -> Situation:
     rates = constant_profile((0.8, 0.75, 0.7, 0.6, 0.5), draft="eagle", draft_method="eagle")
-    usual = {"setup": SERVING.setup(EAGLE, "vllm"), "acceptance": rates, "batch_size": 8.0, "context_len": 4096.0}
+    usual = {
+        "setup": SERVING.setup(EAGLE, "vllm"),
+        "acceptance": rates,
+        "batch_size": 8.0,
+        "context_len": 4096.0,
+    }
     return Situation(**(usual | {"gamma": 3} | changes))
 
 
@@ -55,7 +70,9 @@ def test_the_advised_gamma_is_the_best_of_all(batch):
     at = situation(batch_size=batch)
     tpot, advice = brute_force(at), advise(at)
     assert [choice.gamma for choice in advice.choices] == list(tpot)
-    assert [choice.tpot_s for choice in advice.choices] == pytest.approx(list(tpot.values()), rel=1e-12)
+    assert [choice.tpot_s for choice in advice.choices] == pytest.approx(
+        list(tpot.values()), rel=1e-12
+    )
     assert advice.best.gamma == min(tpot, key=tpot.__getitem__)
     assert advice.best.gain == pytest.approx(tpot[3] / min(tpot.values()))
     assert advice.speedup.gain == pytest.approx(tpot[0] / min(tpot.values()))
@@ -67,7 +84,9 @@ def test_a_batch_verifies_the_drafts_of_those_that_have_one(batch, share):
     """Against the mean over how many sequences of the batch have a draft: such a step's pass has one token for each
     sequence, and gamma more for each that has a draft; without any it is autoregressive."""
     rates = msgspec.structs.replace(situation().acceptance, drafted_share=share)
-    at = dataclasses.replace(situation(), setup=SERVING.setup(NGRAM, "vllm"), batch_size=batch, acceptance=rates)
+    at = dataclasses.replace(
+        situation(), setup=SERVING.setup(NGRAM, "vllm"), batch_size=batch, acceptance=rates
+    )
     for choice in advise(at).choices[1:]:
         numbers = np.arange(batch + 1)
         terms = step_terms(
@@ -102,7 +121,9 @@ def test_the_interval_is_that_of_sampled_errors():
         seconds[each] = {group: float(s) for group, s in one.terms.step_seconds("group").items()}
 
     def tokens(each: int, sigma: float) -> float:
-        law = at.acceptance.conditional_rates(budget=4096.0, context=4096.0, gamma_max=4, num_sigma=sigma)
+        law = at.acceptance.conditional_rates(
+            budget=4096.0, context=4096.0, gamma_max=4, num_sigma=sigma
+        )
         return 1.0 + float(np.cumprod(law)[:each].sum())
 
     gains = []
@@ -110,8 +131,12 @@ def test_the_interval_is_that_of_sampled_errors():
         engine = np.exp(at.setup.engine.speedup_relative_error * 2 / 3 * rng.standard_normal())
         moved = {group: np.exp(error * rng.standard_normal()) for group, error in errors.items()}
         sigma = rng.standard_normal()
-        step = {each: sum(s * moved[group] for group, s in seconds[each].items()) for each in seconds}
-        gains.append(engine * tokens(gamma, sigma) / step[gamma] * step[at.gamma] / tokens(at.gamma, sigma))
+        step = {
+            each: sum(s * moved[group] for group, s in seconds[each].items()) for each in seconds
+        }
+        gains.append(
+            engine * tokens(gamma, sigma) / step[gamma] * step[at.gamma] / tokens(at.gamma, sigma)
+        )
     low, high = np.quantile(gains, [0.05, 0.95])
     assert np.log(choice.gain_low) == pytest.approx(np.log(low), abs=0.15 * np.log(high / low))
     assert np.log(choice.gain_high) == pytest.approx(np.log(high), abs=0.15 * np.log(high / low))
@@ -127,7 +152,9 @@ def test_unclear_is_said_where_the_interval_holds_one():
         best = advice.best
         expected = "change" if best.gain >= 1.02 and best.gain_low > 1 else "unclear"
         assert advice.answer == expected
-        assert f"advice: {expected if expected != 'change' else 'gamma'}" in "\n".join(advice_lines(advice, None))
+        assert f"advice: {expected if expected != 'change' else 'gamma'}" in "\n".join(
+            advice_lines(advice, None)
+        )
 
 
 def test_keep_is_said_where_no_other_gamma_can_gain_much():
@@ -137,13 +164,23 @@ def test_keep_is_said_where_no_other_gamma_can_gain_much():
         ([(1.05, 0.95, 1.16)], "unclear"),
         ([(1.05, 1.01, 1.09)], "change"),
         ([(1.01, 1.005, 1.015)], "keep"),
-        ([(0.9, 0.5, 1.5)], "unclear"),  # the one in use is the best by the middle, and perhaps far from it
+        (
+            [(0.9, 0.5, 1.5)],
+            "unclear",
+        ),  # the one in use is the best by the middle, and perhaps far from it
         ([(0.9, 0.8, 1.05), (0.7, 0.3, 1.3)], "unclear"),
         ([(0.9, 0.8, 1.05), (0.7, 0.6, 0.8)], "keep"),
         ([(1.01, 0.99, 1.02), (0.9, 0.4, 1.4)], "unclear"),
     ):
         choices = [
-            Choice(gamma=3 + number, tokens_per_step=3.0, tpot_s=0.01, gain=gain, gain_low=low, gain_high=high)
+            Choice(
+                gamma=3 + number,
+                tokens_per_step=3.0,
+                tpot_s=0.01,
+                gain=gain,
+                gain_low=low,
+                gain_high=high,
+            )
             for number, (gain, low, high) in enumerate([(1.0, 1.0, 1.0), *others])
         ]
         assert answer_of(choices, 3) == answer, others
@@ -151,7 +188,9 @@ def test_keep_is_said_where_no_other_gamma_can_gain_much():
 
 def test_the_setting_is_exports_text_with_the_advised_gamma():
     advice = advise(situation())
-    assert f'"num_speculative_tokens": {max(gamma for *_, gamma in bands(advice))}' in setting(advice, "vllm")
+    assert f'"num_speculative_tokens": {max(gamma for *_, gamma in bands(advice))}' in setting(
+        advice, "vllm"
+    )
     assert "--speculative-algorithm EAGLE" in setting(advice, "sglang")
     assert "Eagle3" in setting(advice, "trtllm")
     assert f"draft {advice.best.gamma} tokens" in setting(advice, "llama.cpp")
@@ -160,7 +199,9 @@ def test_the_setting_is_exports_text_with_the_advised_gamma():
 def test_the_setting_of_the_plugins_draft_names_its_budget():
     sparse = parse_draft("self", method="streamingllm", budget=512)
     profile = constant_profile(0.9, draft="self", draft_method="streamingllm")
-    advice = advise(situation(setup=SERVING.setup(sparse, "vllm"), acceptance=profile, context_len=32768.0))
+    advice = advise(
+        situation(setup=SERVING.setup(sparse, "vllm"), acceptance=profile, context_len=32768.0)
+    )
     assert advice.best.gamma > 0
     text = setting(advice, "vllm")
     assert '"draft_budget": 512' in text
@@ -195,8 +236,15 @@ def test_a_server_without_speculation_needs_a_given_profile_of_that_draft():
     seen = seen_on(Vllm(gamma=None), plain)
     with pytest.raises(ConfigError, match="--acceptance"):
         situation_of(seen, EAGLE, SERVING)
-    with pytest.raises(ConfigError, match=r"draft ngram \(ngram\), the plan is for eagle \(eagle\)"):
-        situation_of(seen, EAGLE, SERVING, acceptance=constant_profile(0.8, draft="ngram", draft_method="ngram"))
+    with pytest.raises(
+        ConfigError, match=r"draft ngram \(ngram\), the plan is for eagle \(eagle\)"
+    ):
+        situation_of(
+            seen,
+            EAGLE,
+            SERVING,
+            acceptance=constant_profile(0.8, draft="ngram", draft_method="ngram"),
+        )
     given = constant_profile(0.9, draft="eagle", draft_method="eagle")
     at = situation_of(seen, EAGLE, SERVING, acceptance=given)
     assert (at.gamma, at.batch_size) == (0, pytest.approx(40))
@@ -243,7 +291,15 @@ def test_the_command_advises_from_two_dumps(tmp_path, monkeypatch):
     for name, seed in (("before.txt", 1), ("after.txt", 2)):
         server.serve(random_requests(seed))
         (tmp_path / name).write_text(server.scrape())
-    words = ["observe", "before.txt", "after.txt", "--draft", "eagle", "--hardware", "a100-sxm-80gb"]
+    words = [
+        "observe",
+        "before.txt",
+        "after.txt",
+        "--draft",
+        "eagle",
+        "--hardware",
+        "a100-sxm-80gb",
+    ]
     words += ["--records", "r.jsonl"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
@@ -259,7 +315,9 @@ def test_the_command_advises_from_two_dumps(tmp_path, monkeypatch):
     table = CliRunner().invoke(app, [*words[:-2], "--format", "csv"]).stdout.splitlines()
     assert table[0].startswith("gamma,tokens_per_step")
     assert len(table) == 14
-    refused = CliRunner().invoke(app, [*words[:3], "--draft", "eagle", "--model", "llama-3.1-8b", "--format", "csv"])
+    refused = CliRunner().invoke(
+        app, [*words[:3], "--draft", "eagle", "--model", "llama-3.1-8b", "--format", "csv"]
+    )
     assert refused.exit_code != 0
 
 
@@ -323,10 +381,14 @@ def test_a_plan_and_the_advice_choose_one_gamma_of_one_profile():
             rows.append({"draft_method": draft.method, "budget": 4096, "context": 4096, "position": position,
                          "trials": left, "accepted": left * rate})  # fmt: skip
             left *= rate
-        profile = msgspec.structs.replace(fit_profile(rows, draft=draft.name, spread=0.0), drafted_share=share)
+        profile = msgspec.structs.replace(
+            fit_profile(rows, draft=draft.name, spread=0.0), drafted_share=share
+        )
         for batch in (4, 32, 96):
             setup = dataclasses.replace(SERVING, engine="vllm").setup(draft, "vllm")
-            at = situation(setup=setup, acceptance=profile, batch_size=float(batch), context_len=4096.0)
+            at = situation(
+                setup=setup, acceptance=profile, batch_size=float(batch), context_len=4096.0
+            )
             advice = advise(at)
             drafted = [choice for choice in advice.choices if choice.gamma]
             request = PlanRequest(
@@ -335,8 +397,13 @@ def test_a_plan_and_the_advice_choose_one_gamma_of_one_profile():
             )  # fmt: skip
             planned = plan(request).candidates
             rows_of_plan = {row.gamma: row.tpot_s for row in planned}
-            assert min(rows_of_plan, key=rows_of_plan.get) == min(drafted, key=lambda choice: choice.tpot_s).gamma
-            assert rows_of_plan == pytest.approx({choice.gamma: choice.tpot_s for choice in drafted}, rel=1e-9)
+            assert (
+                min(rows_of_plan, key=rows_of_plan.get)
+                == min(drafted, key=lambda choice: choice.tpot_s).gamma
+            )
+            assert rows_of_plan == pytest.approx(
+                {choice.gamma: choice.tpot_s for choice in drafted}, rel=1e-9
+            )
             speedups = choices_at(at, batch, 4096.0, over=0)
             for row in planned:
                 choice = speedups[row.gamma]

@@ -29,7 +29,9 @@ from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
 
 TRUTH = EngineProfile(name="truth", gemm_factor=1.2, attention_factor=0.9, forward_overhead_s=3e-3)
-SETUP = Setup(model=load_model_spec("llama-3.1-8b"), hardware=load_hardware("a100-sxm-80gb"), engine=TRUTH)
+SETUP = Setup(
+    model=load_model_spec("llama-3.1-8b"), hardware=load_hardware("a100-sxm-80gb"), engine=TRUTH
+)
 EPOCH_S = 1.79e9
 Clock = Callable[[int, int], float]
 
@@ -49,12 +51,20 @@ class Served:
 
 
 def serve(
-    concurrency: int, prompt: int, output: int, *, num_requests: int, prefill_s: float, spread: int = 0
+    concurrency: int,
+    prompt: int,
+    output: int,
+    *,
+    num_requests: int,
+    prefill_s: float,
+    spread: int = 0,
 ) -> list[Served]:
     """A closed loop of `concurrency` users: a prompt that waits is taken in, and meanwhile nobody decodes. Outputs
     differ by up to `spread`, so that the users fall out of step."""
     now, running, done = 0.0, [], []
-    lengths = iter(output + np.random.default_rng(concurrency).integers(-spread, spread + 1, num_requests))
+    lengths = iter(
+        output + np.random.default_rng(concurrency).integers(-spread, spread + 1, num_requests)
+    )
     waiting = [Served(prompt, int(next(lengths)), now) for _ in range(concurrency)]
     left = num_requests - concurrency
     while waiting or running:
@@ -120,7 +130,13 @@ def guidellm(*runs: list[Served]) -> str:
         }
         for run in runs
     ]
-    return json.dumps({"metadata": {"version": 2, "guidellm_version": "0.8.1"}, "config": {}, "benchmarks": benchmarks})
+    return json.dumps(
+        {
+            "metadata": {"version": 2, "guidellm_version": "0.8.1"},
+            "config": {},
+            "benchmarks": benchmarks,
+        }
+    )
 
 
 LOADS = [(c, p) for c in (1, 4, 16) for p in (512, 2048, 8192)]
@@ -132,7 +148,9 @@ def runs() -> list[list[Served]]:
 
 
 @pytest.mark.parametrize("tool", ["aiperf", "guidellm"])
-def test_step_batch_and_lengths_are_those_of_the_server(tool: str, runs: list[list[Served]], tmp_path: Path) -> None:
+def test_step_batch_and_lengths_are_those_of_the_server(
+    tool: str, runs: list[list[Served]], tmp_path: Path
+) -> None:
     found = []
     if tool == "guidellm":
         (tmp_path / "benchmarks.json").write_text(guidellm(*runs))
@@ -146,7 +164,9 @@ def test_step_batch_and_lengths_are_those_of_the_server(tool: str, runs: list[li
     seen = {(p.load.concurrency, p.load.prompt_len): p for p in points}
     for concurrency, prompt in LOADS:
         measured = seen[concurrency, prompt]
-        slack = 1e-6 if tool == "aiperf" else 0.08  # GuideLLM has no times of events: some prefill is in them
+        slack = (
+            1e-6 if tool == "aiperf" else 0.08
+        )  # GuideLLM has no times of events: some prefill is in them
         assert measured.step_s == pytest.approx(true_step(concurrency, prompt + 100), rel=slack)
         assert measured.context_len == prompt + 100
         assert measured.load.output_len == 200
@@ -154,7 +174,9 @@ def test_step_batch_and_lengths_are_those_of_the_server(tool: str, runs: list[li
     assert 3 <= len(judges) <= 5
 
 
-def test_an_engine_fitted_to_them_predicts_the_loads_that_judge(runs: list[list[Served]], tmp_path: Path) -> None:
+def test_an_engine_fitted_to_them_predicts_the_loads_that_judge(
+    runs: list[list[Served]], tmp_path: Path
+) -> None:
     paths = []
     for number, run in enumerate(runs):
         paths.append(tmp_path / f"{number}.jsonl")
@@ -172,7 +194,9 @@ def test_an_engine_fitted_to_them_predicts_the_loads_that_judge(runs: list[list[
     for concurrency, prompt in ((2, 1024), (8, 4096), (16, 1024)):
         at = Points(batch=float(concurrency), context=float(prompt), tp=1.0, gamma=0)
         fitted = predict(dataclasses.replace(SETUP, engine=engine), constant_profile(0.5), at)
-        assert float(fitted.autoregressive_step_s) == pytest.approx(true_step(concurrency, prompt), rel=0.03)
+        assert float(fitted.autoregressive_step_s) == pytest.approx(
+            true_step(concurrency, prompt), rel=0.03
+        )
     document = json.loads((tmp_path / "server.engine.loads.json").read_text())
     assert document["read"]["requests"] == sum(map(len, runs))
     assert document["median_error"]["held_out"] < 0.03
@@ -210,7 +234,8 @@ def test_a_run_with_a_draft_is_refused(runs: list[list[Served]], tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{}", "[1]", '{"benchmarks": [{}]}', '{"benchmarks": 3}', "no json", '{"metadata": 1}']
+    "text",
+    ["", "{}", "[1]", '{"benchmarks": [{}]}', '{"benchmarks": 3}', "no json", '{"metadata": 1}'],
 )
 def test_a_file_of_another_kind_is_one_line(text: str, tmp_path: Path) -> None:
     path = tmp_path / "x.json"
@@ -253,7 +278,9 @@ def test_real_files_hold_the_requests_that_were_sent(
     assert max(several) > 1.05  # without a draft: an event of two tokens, or without text
 
 
-def test_a_lone_requests_step_is_what_each_tool_calls_its_latency_between_tokens(files: dict[str, list[Path]]) -> None:
+def test_a_lone_requests_step_is_what_each_tool_calls_its_latency_between_tokens(
+    files: dict[str, list[Path]],
+) -> None:
     told = []
     for path in files["guidellm"]:
         (first, *_) = json.loads(path.read_text())["benchmarks"]
@@ -269,12 +296,24 @@ def test_a_lone_requests_step_is_what_each_tool_calls_its_latency_between_tokens
 
 
 @pytest.mark.parametrize("tool", ["guidellm", "aiperf"])
-def test_an_engine_is_fitted_to_real_files(tool: str, files: dict[str, list[Path]], tmp_path: Path) -> None:
+def test_an_engine_is_fitted_to_real_files(
+    tool: str, files: dict[str, list[Path]], tmp_path: Path
+) -> None:
     output = tmp_path / "server.engine.toml"
     register_commands()
     options = [word for path in files[tool] for word in ("--results", str(path))]
     done = CliRunner().invoke(
-        app, ["calibrate", *options, "--model", "embedded", "--hardware", "l40s-48gb", "-o", str(output)]
+        app,
+        [
+            "calibrate",
+            *options,
+            "--model",
+            "embedded",
+            "--hardware",
+            "l40s-48gb",
+            "-o",
+            str(output),
+        ],
     )
     assert done.exit_code == 0, done.output
     loads = json.loads((tmp_path / "server.engine.loads.json").read_text())["loads"]
@@ -288,16 +327,31 @@ def test_an_engine_is_fitted_to_real_files(tool: str, files: dict[str, list[Path
         assert cost < (1 + row["error"]) * row["tpot_s"] < 1.2 * cost
 
 
-DRAFTED = {"aiperf-drafted.jsonl.gz": (388, 371, 366, 364), "guidellm-drafted.json.gz": (398, 393, 390, 372)}
+DRAFTED = {
+    "aiperf-drafted.jsonl.gz": (388, 371, 366, 364),
+    "guidellm-drafted.json.gz": (398, 393, 390, 372),
+}
 """vllm:spec_decode_num_drafts and ..._num_accepted_tokens_per_pos, after each run less before it."""
 
 
 @pytest.mark.parametrize("name", DRAFTED)
-def test_acceptance_in_real_files_is_what_the_servers_metrics_counted(name: str, tmp_path: Path) -> None:
+def test_acceptance_in_real_files_is_what_the_servers_metrics_counted(
+    name: str, tmp_path: Path
+) -> None:
     output = tmp_path / "acceptance.json"
     register_commands()
     done = CliRunner().invoke(
-        app, ["observe", str(unpacked(name, tmp_path)), "--draft", "ngram", "--context", "456", "-o", str(output)]
+        app,
+        [
+            "observe",
+            str(unpacked(name, tmp_path)),
+            "--draft",
+            "ngram",
+            "--context",
+            "456",
+            "-o",
+            str(output),
+        ],
     )
     assert done.exit_code == 0, done.output
     counts = DRAFTED[name]
@@ -312,7 +366,9 @@ def test_a_speculating_servers_files_are_refused(name: str, tmp_path: Path) -> N
         points_of(read_runs(unpacked(name, tmp_path)))
 
 
-def test_a_dry_run_says_each_load_and_sends_nothing(engine: tuple[object, Address], tmp_path: Path) -> None:
+def test_a_dry_run_says_each_load_and_sends_nothing(
+    engine: tuple[object, Address], tmp_path: Path
+) -> None:
     server, address = engine
     register_commands()
     done = CliRunner().invoke(
@@ -322,7 +378,8 @@ def test_a_dry_run_says_each_load_and_sends_nothing(engine: tuple[object, Addres
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     assert (
-        "9 loads x 3 rounds, 4 loads only to judge, the smallest once more first and last: 65 requests" in done.output
+        "9 loads x 3 rounds, 4 loads only to judge, the smallest once more first and last: 65 requests"
+        in done.output
     )
     assert "4 x 128 + 48" in done.output
     assert "nothing was sent" in done.output

@@ -10,7 +10,16 @@ from magicdec.live.metrics import choose_target, parse
 from magicdec.live.observation import Draft, agreed, announced, observe, parse_draft
 from magicdec.live.profile import acceptance_profile, rates, record, tokens_stderr
 from magicdec.live.show import observation_lines
-from tests.live.servers import STEP_S, TTFT_S, LlamaCpp, Request, SGLang, TensorRT, Vllm, random_requests
+from tests.live.servers import (
+    STEP_S,
+    TTFT_S,
+    LlamaCpp,
+    Request,
+    SGLang,
+    TensorRT,
+    Vllm,
+    random_requests,
+)
 
 NGRAM, EAGLE = parse_draft("ngram"), parse_draft("eagle")
 
@@ -69,7 +78,9 @@ def test_load_and_times_of_vllm_follow_from_its_counters():
     assert seen.counts.tpot_s == pytest.approx(STEP_S * accepted.size / tokens, rel=1e-9)
     assert seen.counts.ttft_s == pytest.approx(TTFT_S)
     assert seen.batch_size == pytest.approx(16)
-    assert seen.context_len == pytest.approx(np.mean([each.prompt_len + each.output_len / 2 for each in requests]))
+    assert seen.context_len == pytest.approx(
+        np.mean([each.prompt_len + each.output_len / 2 for each in requests])
+    )
     assert seen.tokens_per_s == pytest.approx(sum(each.output_len for each in requests) / 10.0)
 
 
@@ -82,7 +93,9 @@ def test_sglang_gives_one_rate_with_its_tokens_per_step():
     found = rates(seen, EAGLE)
     assert found.rates == pytest.approx([found.rates[0]] * 3)
     assert 1 + sum(np.cumprod(found.rates)) == pytest.approx(1 + accepted.mean(), abs=1e-9)
-    assert seen.context_len == pytest.approx(np.mean([each.prompt_len + each.output_len / 2 for each in requests]))
+    assert seen.context_len == pytest.approx(
+        np.mean([each.prompt_len + each.output_len / 2 for each in requests])
+    )
     assert "does not count by position" in "\n".join(observation_lines(seen, EAGLE))
 
 
@@ -107,7 +120,11 @@ def test_intervals_between_scrapes_that_differ_widen_the_error():
     easy, hard = (0.95, 0.95, 0.95), (0.3, 0.3, 0.3)
     alike = observed(Vllm(), *(random_requests(seed, number=20) for seed in range(4)))
     apart = observed(
-        Vllm(), *(random_requests(seed, number=20, rates=rates) for seed, rates in enumerate((easy, hard) * 2))
+        Vllm(),
+        *(
+            random_requests(seed, number=20, rates=rates)
+            for seed, rates in enumerate((easy, hard) * 2)
+        ),
     )
     assert tokens_stderr(apart) > 3 * tokens_stderr(alike)
 
@@ -188,7 +205,9 @@ def test_missing_series_are_named():
     assert "not shown by this server: sequences' length, time to first token" in text
     with pytest.raises(ConfigError, match="--context"):
         acceptance_profile(seen, EAGLE, model="embedded")
-    assert acceptance_profile(seen, EAGLE, model="embedded", context=512).measured_contexts == [512.0]
+    assert acceptance_profile(seen, EAGLE, model="embedded", context=512).measured_contexts == [
+        512.0
+    ]
 
 
 @pytest.mark.parametrize(
@@ -209,7 +228,13 @@ def test_a_record_carries_what_was_observed():
     requests = random_requests(14)
     seen = observed(Vllm(), requests)
     made = record(seen, EAGLE, model="embedded", hardware="a100-sxm-80gb", tp_size=1)
-    assert (made.source, made.kind, made.draft, made.gamma, made.batch_size) == ("measured", "observed", "eagle", 3, 40)
+    assert (made.source, made.kind, made.draft, made.gamma, made.batch_size) == (
+        "measured",
+        "observed",
+        "eagle",
+        3,
+        40,
+    )
     assert made.step_s == pytest.approx(STEP_S)
     assert made.acceptance_by_position == pytest.approx(counted_rates(requests, all_steps=False))
 
@@ -235,7 +260,12 @@ def test_a_draft_is_named_by_its_method_or_its_model(text, draft):
 def test_a_sparse_draft_has_a_budget():
     assert parse_draft("self", budget=512) == SPARSE
     assert parse_draft("tinyllama-1.1b", method="snapkv", budget=64).method == "snapkv"
-    for words in ({}, {"method": "full", "budget": 64}, {"method": "eagle"}, {"method": "streamingLM", "budget": 64}):
+    for words in (
+        {},
+        {"method": "full", "budget": 64},
+        {"method": "eagle"},
+        {"method": "streamingLM", "budget": 64},
+    ):
         with pytest.raises(ConfigError):
             parse_draft("self", **words)
     with pytest.raises(ConfigError, match="own method"):
@@ -254,7 +284,9 @@ def test_the_servers_own_word_is_taken_for_its_own_model_only():
         ("embedded", "nonsense", "512", None),
         ("embedded", "topk", "many", None),
     ):
-        assert announced(parse(text + INFO.format(model, method, budget), where="x"), target) == draft
+        assert (
+            announced(parse(text + INFO.format(model, method, budget), where="x"), target) == draft
+        )
 
 
 def test_what_the_user_says_must_be_what_the_server_says():
@@ -275,7 +307,11 @@ def test_a_profile_of_a_sparse_draft_holds_its_budget_and_predicts_its_rates():
     seen = observe(scrapes, choose_target(scrapes[1], None))
     draft = agreed(None, seen.announced)
     profile = acceptance_profile(seen, draft, model="embedded")
-    assert (profile.draft, profile.draft_method, profile.measured_budgets) == ("self", "streamingllm", [64])
+    assert (profile.draft, profile.draft_method, profile.measured_budgets) == (
+        "self",
+        "streamingllm",
+        [64],
+    )
     found = rates(seen, draft)
     law = profile.conditional_rates(budget=64, context=profile.measured_contexts[0], gamma_max=3)
     assert law == pytest.approx(found.rates, abs=0.03)
@@ -289,11 +325,18 @@ def test_positions_that_only_other_batches_use_are_not_taken_as_rejected():
         for each in (engine, wide):
             each.serve(random_requests(seed, gamma=3))
         text = engine.scrape()
-        name, labels = "vllm:spec_decode_num_accepted_tokens_per_pos_total", 'model_name="embedded",engine="0"'
+        name, labels = (
+            "vllm:spec_decode_num_accepted_tokens_per_pos_total",
+            'model_name="embedded",engine="0"',
+        )
         counts = "".join(f'{name}{{{labels},position="{at}"}} 0.0\n' for at in range(3, 8))
         scrapes.append([parse(text + counts, where="x"), parse(wide.scrape(), where="x")])
-    (table, alone) = (observe(list(pair), choose_target(pair[1], None)) for pair in zip(*scrapes, strict=True))
+    (table, alone) = (
+        observe(list(pair), choose_target(pair[1], None)) for pair in zip(*scrapes, strict=True)
+    )
     assert len(table.counts.accepted_by_position) == 8
     assert table.gamma == alone.gamma == 3
-    ours, theirs = (acceptance_profile(each, parse_draft("eagle"), model="embedded") for each in (table, alone))
+    ours, theirs = (
+        acceptance_profile(each, parse_draft("eagle"), model="embedded") for each in (table, alone)
+    )
     assert ours.law == theirs.law

@@ -28,14 +28,20 @@ from tests.live.test_benchmark_results import Served, aiperf
         ("llama-3.1-8b", "h100-sxm-80gb", {"weight_dtype": "fp8"}),
     ],
 )
-def test_an_observed_server_has_the_formats_and_times_of_its_plan(model: str, hardware: str, given: dict) -> None:
-    planned = plan(model=model, hardware=hardware, tp=8, batch=8, context=4096, draft="none", **given)
+def test_an_observed_server_has_the_formats_and_times_of_its_plan(
+    model: str, hardware: str, given: dict
+) -> None:
+    planned = plan(
+        model=model, hardware=hardware, tp=8, batch=8, context=4096, draft="none", **given
+    )
     setup = Serving(model=model, hardware=hardware, tp_size=8, engine="vllm", **given).setup(
         parse_draft("ngram"), "vllm"
     )
     formats = (planned.precision.weight_dtype, planned.precision.kv_dtype)
     assert (setup.precision.weight_dtype, setup.precision.kv_dtype) == formats
-    step_s = predict(setup, None, Points(batch=8.0, context=4096.0, tp=8.0, gamma=0)).autoregressive_step_s
+    step_s = predict(
+        setup, None, Points(batch=8.0, context=4096.0, tp=8.0, gamma=0)
+    ).autoregressive_step_s
     assert float(step_s) == pytest.approx(planned.best.step_s, rel=1e-12)
 
 
@@ -50,7 +56,8 @@ def test_an_engine_is_fitted_in_the_formats_of_its_plan(tmp_path: Path) -> None:
             draft="none",
         )  # fmt: skip
         served = [
-            Served(context, 40, 0.0, [1.0 + planned.best.step_s * step for step in range(40)]) for _ in range(batch)
+            Served(context, 40, 0.0, [1.0 + planned.best.step_s * step for step in range(40)])
+            for _ in range(batch)
         ]
         paths.append(tmp_path / f"{batch}-{context}.jsonl")
         paths[-1].write_text(aiperf(served))
@@ -62,7 +69,9 @@ def test_an_engine_is_fitted_in_the_formats_of_its_plan(tmp_path: Path) -> None:
          str(output)],
     )  # fmt: skip
     assert done.exit_code == 0, done.output
-    assert load_engine(output).gemm_factor == pytest.approx(load_engine("vllm").gemm_factor, rel=0.1)
+    assert load_engine(output).gemm_factor == pytest.approx(
+        load_engine("vllm").gemm_factor, rel=0.1
+    )
 
 
 def test_a_servers_device_is_not_guessed(tmp_path: Path) -> None:

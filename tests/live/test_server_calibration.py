@@ -15,7 +15,14 @@ from typer.testing import CliRunner
 from magicdec.cli import app, register_commands
 from magicdec.errors import ConfigError, ServerError
 from magicdec.live import drive as drive_module
-from magicdec.live.calibration import estimated_seconds, first_token_s, fit_server, median_of, save_fit, send_plan
+from magicdec.live.calibration import (
+    estimated_seconds,
+    first_token_s,
+    fit_server,
+    median_of,
+    save_fit,
+    send_plan,
+)
 from magicdec.live.drive import Answer, Load, Measured, WindowTooShort, drive, measure, plan_loads
 from magicdec.live.http import TOKEN_VARIABLE
 from magicdec.perfmodel.setup import Setup
@@ -26,7 +33,12 @@ from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
 from tests.live.servers import Vllm, random_requests
 
-PLAN = {"concurrencies": (1, 4, 16, 64), "prompt_lens": (512, 4096, 16384), "output_len": 64, "rounds": 3}
+PLAN = {
+    "concurrencies": (1, 4, 16, 64),
+    "prompt_lens": (512, 4096, 16384),
+    "output_len": 64,
+    "rounds": 3,
+}
 
 
 SPARSE = SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget=512, gamma=3)
@@ -35,13 +47,21 @@ SPARSE = SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget
 def setup_of(gamma: int = 0, draft: SpeculationSpec | None = None) -> Setup:
     ngram = draft or SpeculationSpec(draft="ngram", draft_method="ngram", gamma=gamma)
     spec = ngram if gamma else SpeculationSpec()
-    return Setup.of("llama-3.1-8b", "a100-sxm-80gb", "ours", spec, sampling=SamplingSpec(temperature=0.0))
+    return Setup.of(
+        "llama-3.1-8b", "a100-sxm-80gb", "ours", spec, sampling=SamplingSpec(temperature=0.0)
+    )
 
 
-def true_points(gamma: int = 0, share: float = 0.0, *, noise: float, seed: int = 0) -> list[Measured]:
+def true_points(
+    gamma: int = 0, share: float = 0.0, *, noise: float, seed: int = 0
+) -> list[Measured]:
     """Loads on a made-up engine: other kernels, other fixed costs, and noise."""
     engine = EngineProfile(
-        name="truth", gemm_factor=1.3, attention_factor=0.8, forward_overhead_s=4e-3, sequence_overhead_s=50e-6
+        name="truth",
+        gemm_factor=1.3,
+        attention_factor=0.8,
+        forward_overhead_s=4e-3,
+        sequence_overhead_s=50e-6,
     )
     rng = np.random.default_rng(seed)
     points = []
@@ -72,12 +92,18 @@ def test_a_fit_finds_the_constants_that_its_loads_tell_apart():
         assert fit.constants[name][0] == pytest.approx(value, rel=0.05), name
 
 
-@pytest.mark.parametrize(("gamma", "share"), [(0, 0.0), pytest.param(3, 0.6, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("gamma", "share"), [(0, 0.0), pytest.param(3, 0.6, marks=pytest.mark.slow)]
+)
 def test_loads_that_only_judge_are_predicted_within_the_noise(gamma, share):
     """Median error of 6 judged loads at 5 % noise, over 5 seeds: about 0.034 if the fit were perfect."""
     errors = [
         fit_server(
-            true_points(gamma, share, noise=0.05, seed=seed), setup=setup_of(gamma), tp_size=1, gamma=gamma, name="x"
+            true_points(gamma, share, noise=0.05, seed=seed),
+            setup=setup_of(gamma),
+            tp_size=1,
+            gamma=gamma,
+            name="x",
         ).held_out_error
         for seed in range(5)
     ]
@@ -89,19 +115,31 @@ def test_a_server_that_drafts_for_itself_is_fitted_as_such():
     As looked-up drafts, which cost nothing, the same steps are missed."""
     truth = dataclasses.replace(
         setup_of(draft=SPARSE),
-        engine=msgspec.structs.replace(load_engine("ours"), gemm_factor=1.3, forward_overhead_s=4e-3),
+        engine=msgspec.structs.replace(
+            load_engine("ours"), gemm_factor=1.3, forward_overhead_s=4e-3
+        ),
     )
     engine = msgspec.structs.replace(
-        truth.engine, layer_overhead_s=0.0, autoregressive_overhead_s=0.0, step_overhead_s=0.0, overhead_on={}
+        truth.engine,
+        layer_overhead_s=0.0,
+        autoregressive_overhead_s=0.0,
+        step_overhead_s=0.0,
+        overhead_on={},
     )
     truth = dataclasses.replace(truth, engine=engine)
     points = []
     for point in true_points(noise=0.0):
         held = point.context_len
-        at = {"batch": float(point.load.concurrency), "kv_len": held, "draft_kv_len": min(held, 512.0)}
+        at = {
+            "batch": float(point.load.concurrency),
+            "kv_len": held,
+            "draft_kv_len": min(held, 512.0),
+        }
         step = float(step_terms(truth, **at, gamma=np.array(3.0)).step_s)
         points.append(
-            dataclasses.replace(point, step_s=step, tpot_s=step / 2.5, tokens_per_step=2.5, drafted_share=1.0)
+            dataclasses.replace(
+                point, step_s=step, tpot_s=step / 2.5, tokens_per_step=2.5, drafted_share=1.0
+            )
         )
     fit = fit_server(points, setup=setup_of(draft=SPARSE), tp_size=1, gamma=3, name="x")
     assert fit.held_out_error < 0.01
@@ -111,9 +149,15 @@ def test_a_server_that_drafts_for_itself_is_fitted_as_such():
 
 def test_a_fit_is_never_surer_than_its_loads_repeat():
     points = true_points(noise=0.0)
-    quiet, noisy = (fit_server(points, setup=setup_of(), tp_size=1, gamma=0, name="x", noise=n) for n in (0.0, 0.2))
+    quiet, noisy = (
+        fit_server(points, setup=setup_of(), tp_size=1, gamma=0, name="x", noise=n)
+        for n in (0.0, 0.2)
+    )
     assert noisy.profile.relative_error >= 0.2 > quiet.profile.relative_error
-    widths = [fit.constants["attention_factor"][2] - fit.constants["attention_factor"][1] for fit in (quiet, noisy)]
+    widths = [
+        fit.constants["attention_factor"][2] - fit.constants["attention_factor"][1]
+        for fit in (quiet, noisy)
+    ]
     assert widths[1] > 5 * widths[0]
     with pytest.raises(ConfigError, match="vary by 40% by themselves"):
         fit_server(points, setup=setup_of(), tp_size=1, gamma=0, name="x", noise=0.4)
@@ -126,13 +170,18 @@ def test_intervals_of_constants_hold_the_truth_and_judges_do_not_move_the_fit():
     assert low <= 4e-3 <= high
     assert low < value < high
     spoilt = [dataclasses.replace(p, step_s=9.0) if p.load.is_judge else p for p in points]
-    assert fit_server(spoilt, setup=setup_of(), tp_size=1, gamma=0, name="x").constants == fit.constants
+    assert (
+        fit_server(spoilt, setup=setup_of(), tp_size=1, gamma=0, name="x").constants
+        == fit.constants
+    )
 
 
 def test_the_file_holds_every_load_with_its_error_and_role(tmp_path):
     points = true_points(noise=0.03)
     fit = fit_server(points, setup=setup_of(), tp_size=1, gamma=0, name="x")
-    profile, loads = save_fit(fit, points, plan_loads(**PLAN, max_len=131072).about, tmp_path / "server.engine.toml")
+    profile, loads = save_fit(
+        fit, points, plan_loads(**PLAN, max_len=131072).about, tmp_path / "server.engine.toml"
+    )
     assert load_engine(profile).gemm_factor == fit.profile.gemm_factor
     assert "90 % interval" in load_engine(profile).sources["gemm_factor"]
     document = json.loads(loads.read_text())
@@ -150,10 +199,17 @@ def test_a_plan_says_what_it_costs_and_splits_as_a_chequerboard():
     assert judges == {(1, 4096), (4, 512), (4, 16384), (16, 4096), (64, 512), (64, 16384)}
     smallest = plan.loads[0]
     assert plan.order[0] == plan.order[-1] == smallest
-    assert sorted(map(str, plan.order[1:-1])) == sorted(str(load) for load in plan.loads for _ in range(3))
+    assert sorted(map(str, plan.order[1:-1])) == sorted(
+        str(load) for load in plan.loads for _ in range(3)
+    )
     assert estimated_seconds(plan, setup_of(), tp_size=1) > 60
-    drafted = {(load.concurrency, load.prompt_len): load for load in plan_loads(**PLAN, max_len=131072, gamma=3).loads}
-    assert drafted[64, 4096].output_len == 64 + 4 * 64 * 4096 // 2048  # meanwhile up to 4 tokens in a step
+    drafted = {
+        (load.concurrency, load.prompt_len): load
+        for load in plan_loads(**PLAN, max_len=131072, gamma=3).loads
+    }
+    assert (
+        drafted[64, 4096].output_len == 64 + 4 * 64 * 4096 // 2048
+    )  # meanwhile up to 4 tokens in a step
 
 
 def test_a_plan_that_cannot_be_sent_is_refused():
@@ -171,7 +227,9 @@ def test_a_plan_that_cannot_be_sent_is_refused():
 
 def test_the_usual_prompts_are_those_that_the_server_takes():
     for max_len in (160, 600, 2048, 131_072):
-        plan = plan_loads(concurrencies=(1, 2, 4), prompt_lens=(), output_len=48, rounds=1, max_len=max_len)
+        plan = plan_loads(
+            concurrencies=(1, 2, 4), prompt_lens=(), output_len=48, rounds=1, max_len=max_len
+        )
         longest = max(load.prompt_len + load.output_len for load in plan.loads)
         assert 0.6 * min(max_len, 2048) < longest <= max_len
         assert len({load.prompt_len for load in plan.loads}) == 3
@@ -201,7 +259,8 @@ def test_a_reader_that_lags_does_not_change_the_step():
     """The first six events are read late and at once: the times between the others say what a step takes."""
     events = [max(0.1 * i, 0.6) for i in range(60)]
     found = measure(
-        Load(concurrency=1, prompt_len=10, output_len=60), [Answer(sent_s=0.0, events_s=events, num_tokens=60)]
+        Load(concurrency=1, prompt_len=10, output_len=60),
+        [Answer(sent_s=0.0, events_s=events, num_tokens=60)],
     )
     assert found.step_s == pytest.approx(0.1, rel=0.01)
 
@@ -225,15 +284,26 @@ def test_tokens_are_counted_where_events_hold_the_tokens_of_several_steps():
     assert found.tokens_per_step == 1.0
     assert found.context_len == pytest.approx(10 + (1 + 21) / 2)
     uncounted = dataclasses.replace(lagging, tokens=[])
-    assert measure(Load(concurrency=2, prompt_len=10, output_len=41), [uncounted, short]).tpot_s < 0.095
+    assert (
+        measure(Load(concurrency=2, prompt_len=10, output_len=41), [uncounted, short]).tpot_s
+        < 0.095
+    )
 
 
-SMALL_PLAN = plan_loads(concurrencies=(1, 2, 4), prompt_lens=(64, 128, 256), output_len=16, rounds=2, max_len=4096)
+SMALL_PLAN = plan_loads(
+    concurrencies=(1, 2, 4), prompt_lens=(64, 128, 256), output_len=16, rounds=2, max_len=4096
+)
 
 
 def timed(load: Load, tpot_s: float = 0.1) -> Measured:
     return Measured(
-        load=load, step_s=tpot_s, tpot_s=tpot_s, tokens_per_step=1.0, context_len=64.0, ttft_s=1.0, num_steps=9
+        load=load,
+        step_s=tpot_s,
+        tpot_s=tpot_s,
+        tokens_per_step=1.0,
+        context_len=64.0,
+        ttft_s=1.0,
+        num_steps=9,
     )
 
 
@@ -299,7 +369,9 @@ def test_the_command_writes_what_it_measured(serve, tmp_path):
             handler.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
 
     models = b'{"data": [{"id": "m", "max_model_len": 4096}]}'
-    _, address = serve({"/v1/completions": complete, "/v1/models": lambda handler: handler.reply(models)})
+    _, address = serve(
+        {"/v1/completions": complete, "/v1/models": lambda handler: handler.reply(models)}
+    )
     register_commands()
     words = ["calibrate", "--server", str(address), "--model", "embedded", "--hardware", "l40s-48gb", "--rounds", "1",
              "--concurrency", "1,2,4", "--prompt-len", "32,64,128", "--output-len", "12"]  # fmt: skip
@@ -311,11 +383,18 @@ def test_the_command_writes_what_it_measured(serve, tmp_path):
     assert "noise: " in done.stdout
     assert ("next: magicdec plan --model embedded" in done.stdout) == (done.exit_code == 0)
     limits = {"gemm_factor": np.exp(3.0), "attention_factor": np.exp(3.0)}
-    assert all(document["constants"][name]["high"] <= most for name, most in limits.items() if done.exit_code == 0)
+    assert all(
+        document["constants"][name]["high"] <= most
+        for name, most in limits.items()
+        if done.exit_code == 0
+    )
 
 
 def test_a_window_with_hardly_a_step_is_refused():
-    answers = [Answer(sent_s=0.0, events_s=[at + 0.1 * i for i in range(10)], num_tokens=10) for at in (0.0, 0.8)]
+    answers = [
+        Answer(sent_s=0.0, events_s=[at + 0.1 * i for i in range(10)], num_tokens=10)
+        for at in (0.0, 0.8)
+    ]
     with pytest.raises(ServerError, match="too few steps"):
         measure(Load(concurrency=2, prompt_len=10, output_len=10), answers)
 
@@ -337,7 +416,9 @@ def test_a_step_has_the_tokens_that_the_server_counts(serve):
         return timed(load)
 
     point = send_plan(address, SMALL_PLAN, send, max_len=4096).points[0]
-    tokens = 1.0 + sum(map(sum, (each.accepted for each in requests))) / sum(len(each.accepted) for each in requests)
+    tokens = 1.0 + sum(map(sum, (each.accepted for each in requests))) / sum(
+        len(each.accepted) for each in requests
+    )
     assert (point.drafted_share, point.tokens_per_step) == (1.0, pytest.approx(tokens))
     assert point.step_s == pytest.approx(0.1 * tokens)
 
@@ -370,7 +451,11 @@ def test_a_load_is_not_sent_on_to_another_host(serve, monkeypatch):
     monkeypatch.setenv(TOKEN_VARIABLE, "s3cret")
     other, there = serve({"/v1/completions": lambda handler: handler.send_error(500)})
     server, here = serve(
-        {"/v1/completions": lambda handler: handler.reply(b"", 307, Location=f"{there}/v1/completions")}
+        {
+            "/v1/completions": lambda handler: handler.reply(
+                b"", 307, Location=f"{there}/v1/completions"
+            )
+        }
     )
     with pytest.raises(ServerError, match="status 307; nothing more was sent") as caught:
         drive(here, LOAD, model="m", vocab_size=100, seed=1)
@@ -380,7 +465,8 @@ def test_a_load_is_not_sent_on_to_another_host(serve, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("piece", "answer_s", "said"), [(b"x" * 4096, 3600.0, "more than 64 KiB"), (b": ping\n\n", 0.5, r"within 0\.5 s")]
+    ("piece", "answer_s", "said"),
+    [(b"x" * 4096, 3600.0, "more than 64 KiB"), (b": ping\n\n", 0.5, r"within 0\.5 s")],
 )
 def test_an_answer_is_bounded_in_size_and_in_time(serve, monkeypatch, piece, answer_s, said):
     """Also a line that never ends, and signs of life that never end. Each meets its own bound alone: a line long before
@@ -428,5 +514,7 @@ def test_first_tokens_are_fitted_by_what_prompts_cost_and_requests_take_from_oth
     setup = dataclasses.replace(setup_of(), engine=known)
     found = fit_server(points, setup=setup, tp_size=1, gamma=0, name="x").profile
     told = first_token_s(points, setup, found, tp_size=1)
-    for point, each in zip(points[:-1], told, strict=False):  # the last load is larger than the cache
+    for point, each in zip(
+        points[:-1], told, strict=False
+    ):  # the last load is larger than the cache
         assert each == pytest.approx(point.ttft_s, rel=0.12), point.load

@@ -18,7 +18,9 @@ def test_a_redirect_to_another_host_is_not_followed(serve, monkeypatch):
     """Neither the request nor the token reaches the other one, which here is another port."""
     monkeypatch.setenv(TOKEN_VARIABLE, "s3cret")
     other, there = serve({"/metrics": lambda handler: handler.reply(b"vllm:x 1\n")})
-    _, here = serve({"/metrics": lambda handler: handler.reply(b"", 302, Location=f"{there}/metrics")})
+    _, here = serve(
+        {"/metrics": lambda handler: handler.reply(b"", 302, Location=f"{there}/metrics")}
+    )
     with pytest.raises(ServerError, match="redirects to another address"):
         get(here.at("/metrics"))
     assert other.seen == []
@@ -59,7 +61,11 @@ def test_a_response_is_bounded_in_time_though_bytes_keep_coming(serve, part):
     """A byte now and then renews a socket's own time-out; the whole answer's does not."""
 
     def drip(handler):
-        text = b"HTTP/1.1 200 OK\r\nX: " if part == "headers" else b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n"
+        text = (
+            b"HTTP/1.1 200 OK\r\nX: "
+            if part == "headers"
+            else b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n"
+        )
         handler.wfile.write(text)
         for _ in range(1200):
             handler.wfile.write(b"x")
@@ -99,7 +105,16 @@ def test_a_token_is_in_nothing_that_is_printed_or_written(serve, monkeypatch, tm
     profile, records = tmp_path / "acceptance.json", tmp_path / "records.jsonl"
     if not app.registered_commands:
         register_commands()
-    words = ["observe", str(address), "--model", "embedded", "--seconds", "0.4", "--interval", "0.2"]
+    words = [
+        "observe",
+        str(address),
+        "--model",
+        "embedded",
+        "--seconds",
+        "0.4",
+        "--interval",
+        "0.2",
+    ]
     done = CliRunner().invoke(app, [*words, "-o", str(profile), "--records", str(records)])
     assert done.exit_code == 0, done.output
     printed = done.output + "".join(capfd.readouterr())
@@ -110,7 +125,9 @@ def test_a_token_is_in_nothing_that_is_printed_or_written(serve, monkeypatch, tm
     assert {path for path, _ in server.seen} == {"/metrics"}
 
 
-@pytest.mark.parametrize("text", ["http://user:word@host", "http://host/?token=a", "http://host/#a"])
+@pytest.mark.parametrize(
+    "text", ["http://user:word@host", "http://host/?token=a", "http://host/#a"]
+)
 def test_secrets_in_an_address_are_refused_without_being_repeated(text):
     with pytest.raises(ConfigError, match=TOKEN_VARIABLE) as caught:
         parse_address(text)
@@ -131,7 +148,9 @@ def test_metrics_are_looked_for_where_each_engine_has_them(serve):
     server, address = serve(
         {
             "/metrics": lambda handler: handler.reply(b'[{"iter": 1}]'),
-            "/prometheus/metrics": lambda handler: handler.reply(b"trtllm_num_requests_running 2.0\n"),
+            "/prometheus/metrics": lambda handler: handler.reply(
+                b"trtllm_num_requests_running 2.0\n"
+            ),
         }
     )
     assert read_address(address).total("trtllm_num_requests_running", {}) == 2.0
@@ -147,5 +166,7 @@ def test_a_scrape_that_takes_as_long_as_the_window_is_followed_by_another(serve)
     """Counters need two; on a busy machine the first may take all the time."""
     _, address = serve({"/metrics": lambda handler: handler.reply(b"x 1\n")})
     clock = iter(range(0, 1000, 10))
-    taken = scrapes(address, seconds=5.0, interval_s=1.0, sleep=lambda _: None, clock=lambda: float(next(clock)))
+    taken = scrapes(
+        address, seconds=5.0, interval_s=1.0, sleep=lambda _: None, clock=lambda: float(next(clock))
+    )
     assert len(list(taken)) == 2

@@ -44,7 +44,9 @@ class Restarted:
             self.gamma, self.engine = gamma, Vllm(gamma=gamma or None, model="llama-3.1-8b")
         self.scrapes += 1
         for part in range(8):  # so many that two scrapes are enough
-            self.engine.serve(random_requests(8 * self.scrapes + part, number=8, gamma=gamma, rates=RATES))
+            self.engine.serve(
+                random_requests(8 * self.scrapes + part, number=8, gamma=gamma, rates=RATES)
+            )
         handler.reply(self.engine.scrape().encode())
 
 
@@ -86,8 +88,13 @@ def trial_of(gamma: int, tpot: float) -> Trial:
 
 def test_regret_is_of_the_advised_one_and_repetitions_show_their_spread():
     times = {3: (1.1, 1.3), 2: (1.0, 1.0)}
-    found = outcomes([trial_of(gamma, times[gamma][n]) for n in (0, 1) for gamma in in_turns((3, 2), 1)])
-    assert [(each.gamma, each.low_s, each.high_s) for each in found] == [(3, 1.1, 1.3), (2, 1.0, 1.0)]
+    found = outcomes(
+        [trial_of(gamma, times[gamma][n]) for n in (0, 1) for gamma in in_turns((3, 2), 1)]
+    )
+    assert [(each.gamma, each.low_s, each.high_s) for each in found] == [
+        (3, 1.1, 1.3),
+        (2, 1.0, 1.0),
+    ]
     assert regret(found) == pytest.approx(0.2)
     assert found[0].spread == pytest.approx(0.1 / 1.2)
     assert regret(outcomes([trial_of(3, 1.0), trial_of(2, 1.5)])) == 0.0
@@ -126,8 +133,20 @@ def test_the_command_tries_and_reports(server):
     address, command = server
     if not app.registered_commands:
         register_commands()
-    words = ["tune", address, "--restart", command, "--model", "llama-3.1-8b", "--hardware", "a100-sxm-80gb", "--yes"]
-    done = CliRunner().invoke(app, [*words, "--draft", "eagle", "--seconds", "1", "--interval", "0.2"])
+    words = [
+        "tune",
+        address,
+        "--restart",
+        command,
+        "--model",
+        "llama-3.1-8b",
+        "--hardware",
+        "a100-sxm-80gb",
+        "--yes",
+    ]
+    done = CliRunner().invoke(
+        app, [*words, "--draft", "eagle", "--seconds", "1", "--interval", "0.2"]
+    )
     assert done.exit_code == 0, done.output
     assert "best of these: gamma" in done.stdout
     assert done.stdout.count("per token measured") in (4, 6)
@@ -138,8 +157,29 @@ def test_the_command_tries_and_reports(server):
 def test_the_result_is_one_document_on_stdout(server):
     """What it tells meanwhile is on stderr."""
     address, command = server
-    words = ["tune", address, "--restart", command, "--model", "llama-3.1-8b", "--hardware", "a100-sxm-80gb", "--yes"]
-    words += ["--draft", "eagle", "--seconds", "0.4", "--interval", "0.2", "--repeats", "1", "--format", "json"]
+    words = [
+        "tune",
+        address,
+        "--restart",
+        command,
+        "--model",
+        "llama-3.1-8b",
+        "--hardware",
+        "a100-sxm-80gb",
+        "--yes",
+    ]
+    words += [
+        "--draft",
+        "eagle",
+        "--seconds",
+        "0.4",
+        "--interval",
+        "0.2",
+        "--repeats",
+        "1",
+        "--format",
+        "json",
+    ]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     document = json.loads(done.stdout)
@@ -196,7 +236,9 @@ def test_a_process_that_was_there_before_is_not_observed(serve):
                 (new if late else old).serve(
                     random_requests(len(polled) * 8 + part, number=8, gamma=gamma, rates=RATES)
                 )
-        text = (new if late else old).scrape() + f"process_start_time_seconds {2.0 if late else 1.0}\n"
+        text = (
+            new if late else old
+        ).scrape() + f"process_start_time_seconds {2.0 if late else 1.0}\n"
         handler.reply(text.encode())
 
     _, address = serve({"/metrics": answer})

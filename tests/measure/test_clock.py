@@ -23,7 +23,14 @@ from magicdec.specs.speculation import SpeculationSpec
 
 STAMPS = {"records.py", "reports/data.py"}
 """Say when something was made, which is the time of day."""
-TIMES_OF_DAY = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "time.localtime"}
+TIMES_OF_DAY = {
+    "time.time",
+    "time.time_ns",
+    "datetime.now",
+    "datetime.utcnow",
+    "datetime.today",
+    "time.localtime",
+}
 REQUEST = BenchmarkRequest(
     model="embedded", batch_size=2, context_len=64, gen_len=12, repetitions=2,
     speculations=(SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget=16, gamma=2),),
@@ -34,13 +41,19 @@ def test_the_time_of_day_is_for_stamps_alone() -> None:
     package = Path(magicdec.__file__).parent
     users = set()
     for file in package.rglob("*.py"):
-        names = {ast.unparse(node) for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Attribute)}
+        names = {
+            ast.unparse(node)
+            for node in ast.walk(ast.parse(file.read_text()))
+            if isinstance(node, ast.Attribute)
+        }
         if names & TIMES_OF_DAY:
             users.add(str(file.relative_to(package)))
     assert users == STAMPS
 
 
-def test_a_clock_that_jumps_changes_no_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_jumps_changes_no_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Back and forth by a year with every reading: times are positive and within what the whole took."""
     jumps = count()
     monkeypatch.setattr(time, "time", lambda: (-1) ** next(jumps) * 3e7)

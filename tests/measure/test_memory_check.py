@@ -53,7 +53,9 @@ def peak_tensor_bytes(work: Callable[[], object]) -> int:
 
 
 @pytest.mark.parametrize("top_p", [None, pytest.param(0.9, marks=pytest.mark.slow)])
-def test_what_is_counted_for_choosing_is_what_a_run_takes(request_: BenchmarkRequest, top_p: float | None) -> None:
+def test_what_is_counted_for_choosing_is_what_a_run_takes(
+    request_: BenchmarkRequest, top_p: float | None
+) -> None:
     """Tensors of 0.2 to 0.4 GB: not more than is counted, and more than six tenths of it."""
     request = replace(request_, sampling=SamplingSpec(temperature=1.0, top_p=top_p))
     session = BenchmarkSession(request)
@@ -79,10 +81,19 @@ def test_control_groups_limit_what_is_free(version: int, tmp_path: Path) -> None
     own = tmp_path / "cgroup"
     if version == 2:
         own.write_text("0::/outer/inner\n")
-        base, names, none, dropped = tmp_path, ("memory.max", "memory.current"), "max", "inactive_file"
+        base, names, none, dropped = (
+            tmp_path,
+            ("memory.max", "memory.current"),
+            "max",
+            "inactive_file",
+        )
     else:
         own.write_text("3:cpu,cpuacct:/x\n7:memory:/outer/inner\n1:name=systemd:/\n")
-        base, names, none = tmp_path / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes"), "none"
+        base, names, none = (
+            tmp_path / "memory",
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+            "none",
+        )
         dropped = "total_inactive_file"
     for place, limit in (("outer/inner", none), ("outer", "1000")):
         (base / place).mkdir(parents=True, exist_ok=True)

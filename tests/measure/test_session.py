@@ -33,7 +33,9 @@ from magicdec.validate.demo import check_greedy, first_divergence, top_two_gap
 
 
 def streaming(budget: int, gamma: int) -> SpeculationSpec:
-    return SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget=budget, gamma=gamma)
+    return SpeculationSpec(
+        draft="self", draft_method="streamingllm", draft_budget=budget, gamma=gamma
+    )
 
 
 REQUEST = BenchmarkRequest(
@@ -59,16 +61,22 @@ def test_records_hold_what_was_measured_and_resume_skips_it(tmp_path: Path) -> N
         assert {"draft", "verify", "accept"} <= set(record.breakdown_s or {})
         assert record.environment.versions["torch"]
     loaded: list[str] = []
-    again = benchmark(replace(REQUEST, run_to_end=True), records=records, resume=True, progress=loaded.append)
+    again = benchmark(
+        replace(REQUEST, run_to_end=True), records=records, resume=True, progress=loaded.append
+    )
     assert loaded == []
     assert again == rows
-    wider = replace(REQUEST, run_to_end=True, speculations=(*REQUEST.speculations, streaming(32, 1)))
+    wider = replace(
+        REQUEST, run_to_end=True, speculations=(*REQUEST.speculations, streaming(32, 1))
+    )
     more = benchmark(wider, records=records, resume=True)
     assert [r.gamma for r in more] == [0, 2, 4, 1]
     assert len(read_records(records)) == 4
 
 
-def test_every_repetition_is_written_when_it_ends_and_none_is_measured_twice(tmp_path: Path) -> None:
+def test_every_repetition_is_written_when_it_ends_and_none_is_measured_twice(
+    tmp_path: Path,
+) -> None:
     """Stopped before its last run: the file holds a record of each configuration from what was measured, and another
     run measures that one alone. Its records have every sample, and greedy ones the counts of a run in one piece."""
 
@@ -86,18 +94,32 @@ def test_every_repetition_is_written_when_it_ends_and_none_is_measured_twice(tmp
 
     with pytest.raises(Stop):
         benchmark(request, records=records, progress=stop)
-    left = {(record.gamma, record.repetitions, UNFINISHED in record.notes) for record in read_records(records)}
+    left = {
+        (record.gamma, record.repetitions, UNFINISHED in record.notes)
+        for record in read_records(records)
+    }
     assert left == {(2, 2, False), (0, 3, True), (4, 1, True)}
     said.clear()
-    resumed = benchmark(request, records=records, resume=True, progress=lambda message: said.append(str(message)))
-    assert [each for each in said if each.startswith("repetition")] == ["repetition 2/2: StreamingLLM 64, gamma 4"]
+    resumed = benchmark(
+        request, records=records, resume=True, progress=lambda message: said.append(str(message))
+    )
+    assert [each for each in said if each.startswith("repetition")] == [
+        "repetition 2/2: StreamingLLM 64, gamma 4"
+    ]
     assert [(row.gamma, row.repetitions, len(row.speedup_samples or ())) for row in resumed] == [
         (0, 4, 0), (2, 2, 2), (4, 2, 2),
     ]  # fmt: skip
-    assert {record.key: record for record in read_records(records)} == {record.key: record for record in resumed}
+    assert {record.key: record for record in read_records(records)} == {
+        record.key: record for record in resumed
+    }
     whole = benchmark(request, records=tmp_path / "whole.jsonl")
     for one, other in zip(resumed, whole, strict=True):
-        for name in ("acceptance_histogram", "acceptance_by_position", "acceptance_stderr_by_position", "repetitions"):
+        for name in (
+            "acceptance_histogram",
+            "acceptance_by_position",
+            "acceptance_stderr_by_position",
+            "repetitions",
+        ):
             assert getattr(one, name) == getattr(other, name)
         if one.gamma:
             assert one.speedup == np.median(one.speedup_samples or ())
@@ -105,7 +127,9 @@ def test_every_repetition_is_written_when_it_ends_and_none_is_measured_twice(tmp
 
 def test_another_configuration_is_not_taken_from_the_file(tmp_path: Path) -> None:
     """Whatever changes the result: nothing that the file holds is known then."""
-    record = Record(source="measured", repetitions=2, **configuration_fields(REQUEST, AUTOREGRESSIVE))
+    record = Record(
+        source="measured", repetitions=2, **configuration_fields(REQUEST, AUTOREGRESSIVE)
+    )
     append_record(tmp_path / "r.jsonl", record)
     others = {
         "context_spread": 0.2, "stop_at_eos": True, "run_to_end": True, "cuda_graphs": False, "prompts": "recall",
@@ -129,7 +153,9 @@ def test_models_are_told_apart_by_content_not_by_name(tmp_path: Path) -> None:
     tensors["model.norm.weight"][7] += 0.001
     save_file(tensors, places[2] / "model.safetensors")
     (places[3] / "generation_config.json").write_text('{"eos_token_id": [5, 6]}')
-    keys = [configuration_key(replace(REQUEST, model=str(place)), AUTOREGRESSIVE) for place in places]
+    keys = [
+        configuration_key(replace(REQUEST, model=str(place)), AUTOREGRESSIVE) for place in places
+    ]
     assert keys[0] == keys[1]
     assert len(set(keys)) == 3
 
@@ -139,7 +165,12 @@ def test_a_large_weights_file_is_known_by_samples_of_its_bytes(tmp_path: Path) -
     size = configuration.SAMPLED_ABOVE_BYTES + 5
     data = bytearray((8).to_bytes(8, "little") + b"{}      " + bytes(size - 16))
     digests = set()
-    for start, length in ((0, 0), (9, 1), (size // 3, size // configuration.NUM_SAMPLES), (size - 1, 1)):
+    for start, length in (
+        (0, 0),
+        (9, 1),
+        (size // 3, size // configuration.NUM_SAMPLES),
+        (size - 1, 1),
+    ):
         changed = data.copy()
         changed[start : start + length] = b"x" * length
         (tmp_path / "model.safetensors").write_bytes(changed)
@@ -160,7 +191,9 @@ def test_what_is_known_is_still_decoded_for_what_is_asked_besides(tmp_path: Path
     assert [row.num_divergences for row in rows] == [None, 0, 0]
 
 
-def test_the_tokens_that_end_a_text_are_those_of_the_generation_configuration(tmp_path: Path) -> None:
+def test_the_tokens_that_end_a_text_are_those_of_the_generation_configuration(
+    tmp_path: Path,
+) -> None:
     """As transformers reads them, a list included; what is no token is refused."""
     import transformers
 
@@ -171,14 +204,22 @@ def test_the_tokens_that_end_a_text_are_those_of_the_generation_configuration(tm
         assert found == (tuple(own) if isinstance(own, list) else (own,))
     (tmp_path / "generation_config.json").write_text("{}")
     assert generation_eos_token_ids(tmp_path, vocab_size=96) is None
-    for wrong in ('{"eos_token_id": 1.7}', '{"eos_token_id": [96]}', '{"eos_token_id": true}', "[", "[]"):
+    for wrong in (
+        '{"eos_token_id": 1.7}',
+        '{"eos_token_id": [96]}',
+        '{"eos_token_id": true}',
+        "[",
+        "[]",
+    ):
         (tmp_path / "generation_config.json").write_text(wrong)
         with pytest.raises(CheckpointError, match=r"generation_config\.json"):
             generation_eos_token_ids(tmp_path, vocab_size=96)
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])
-def test_greedy_output_is_the_autoregressive_one_with_sequences_that_stop_at_different_times(batch_size: int) -> None:
+def test_greedy_output_is_the_autoregressive_one_with_sequences_that_stop_at_different_times(
+    batch_size: int,
+) -> None:
     request = replace(
         REQUEST, batch_size=batch_size, gen_len=60, sampling=SamplingSpec(), stop_at_eos=True,
         speculations=(streaming(16, 1), streaming(32, 3), streaming(128, 7)),
@@ -201,14 +242,18 @@ def test_saved_output_is_prompt_and_text(tmp_path: Path) -> None:
     write_outputs(session, tmp_path / "out.jsonl")
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [len(line["prompt_ids"]) for line in lines] == [180, 240, 300]
-    assert all(len(line["generated_ids"]) == 24 and isinstance(line["generated"], str) for line in lines)
+    assert all(
+        len(line["generated_ids"]) == 24 and isinstance(line["generated"], str) for line in lines
+    )
     with pytest.raises(StorageError, match="cannot write"):
         write_outputs(session, Path("/dev/null/out.jsonl"))
 
 
 def test_streamed_pieces_make_up_the_text_of_one_sequence() -> None:
     """No character is torn, token by token, and the other sequence's tokens are not shown."""
-    tokenizer = load_tokenizer(EMBEDDED_DIRECTORY, vocab_size=load_model_spec("embedded").vocab_size)
+    tokenizer = load_tokenizer(
+        EMBEDDED_DIRECTORY, vocab_size=load_model_spec("embedded").vocab_size
+    )
     text = "def größe(x):  # 山 → 🙂 'ok'\n    return x\n"
     ids = tokenizer.encode(text).ids
     pieces: list[str] = []

@@ -28,7 +28,12 @@ STREAMING = SpeculationSpec(draft="self", draft_method="streamingllm", draft_bud
 
 
 def request_for(**changes: object) -> BenchmarkRequest:
-    fields: dict[str, object] = {"model": "embedded", "batch_size": 2, "context_len": 200, "gen_len": 10}
+    fields: dict[str, object] = {
+        "model": "embedded",
+        "batch_size": 2,
+        "context_len": 200,
+        "gen_len": 10,
+    }
     return BenchmarkRequest(**{**fields, **changes})  # type: ignore[arg-type]
 
 
@@ -39,18 +44,24 @@ def test_bytes_that_must_be_read_are_those_of_the_checkpoint_and_of_its_cache() 
     header = json.loads(file[8 : 8 + int.from_bytes(file[:8], "little")])
     shapes = {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
     weights = sum(int(np.prod(shape)) for name, shape in shapes.items() if "norm" not in name)
-    assert sum(int(np.prod(shape)) for shape in shapes.values()) - weights == 7 * 192  # what is left out
+    assert (
+        sum(int(np.prod(shape)) for shape in shapes.values()) - weights == 7 * 192
+    )  # what is left out
     per_token = 2 * 3 * 6 * 64
     expected = 4 * (weights + per_token * (150 + 5 + 200 + 5))
     request = request_for()
-    assert phase_bytes(request, [150, 200], AUTOREGRESSIVE)["autoregressive"] == pytest.approx(expected)
+    assert phase_bytes(request, [150, 200], AUTOREGRESSIVE)["autoregressive"] == pytest.approx(
+        expected
+    )
     parts = phase_bytes(request, [150, 200], STREAMING)
     drafts = 3 * 4 * (weights + per_token * 2 * (64 + 1))
     assert parts == pytest.approx(
         {"autoregressive": expected, "draft": drafts, "verify": expected + 4 * per_token * 2 * 3}
     )
     full = SpeculationSpec(draft="embedded", draft_method="full", gamma=2)
-    assert phase_bytes(request, [150, 200], full)["draft"] == pytest.approx(2 * (expected + 4 * per_token * 2 * 0.5))
+    assert phase_bytes(request, [150, 200], full)["draft"] == pytest.approx(
+        2 * (expected + 4 * per_token * 2 * 0.5)
+    )
     lookup = SpeculationSpec(draft="ngram", draft_method="ngram", gamma=2)
     assert phase_bytes(request, [150, 200], lookup)["draft"] == 0
     narrow = phase_bytes(request_for(dtype="bfloat16"), [150, 200], AUTOREGRESSIVE)
@@ -64,13 +75,19 @@ def test_experts_that_no_token_chose_and_tokens_outside_a_window_need_not_be_rea
     """
     layer = 4096 * (4096 + 2 * 1024) + 4096 * 4096 + 8 * 4096 + 2 * 3 * 4096 * 14336
     mixtral = 2 * (32 * (layer + 2 * 8 * 128 * 1000) + 32000 * 4096)
-    request = request_for(model="mixtral-8x7b", dtype="bfloat16", batch_size=1, context_len=1000, gen_len=0)
+    request = request_for(
+        model="mixtral-8x7b", dtype="bfloat16", batch_size=1, context_len=1000, gen_len=0
+    )
     assert phase_bytes(request, [1000], AUTOREGRESSIVE)["autoregressive"] == pytest.approx(mixtral)
-    request = request_for(model="gemma-3-27b", dtype="bfloat16", batch_size=16, context_len=8192, gen_len=0)
+    request = request_for(
+        model="gemma-3-27b", dtype="bfloat16", batch_size=16, context_len=8192, gen_len=0
+    )
     layer = 5376 * (32 + 2 * 16) * 128 + 32 * 128 * 5376 + 3 * 5376 * 21504
     cached = 16 * 2 * 16 * 128 * (52 * 1024 + 10 * 8192)
     gemma = 2 * (62 * layer + load_model_spec("gemma-3-27b").vocab_size * 5376 + cached)
-    assert phase_bytes(request, [8192] * 16, AUTOREGRESSIVE)["autoregressive"] == pytest.approx(gemma)
+    assert phase_bytes(request, [8192] * 16, AUTOREGRESSIVE)["autoregressive"] == pytest.approx(
+        gemma
+    )
 
 
 def test_planned_memory_is_what_plan_says() -> None:
@@ -83,10 +100,12 @@ def test_planned_memory_is_what_plan_says() -> None:
         )
     )  # fmt: skip
     (row,) = (row for row in planned.candidates if row.gamma == 3)
-    assert planned_memory_bytes(request) == pytest.approx(row.memory_bytes_per_gpu)
+    assert planned_memory_bytes(request) == pytest.approx(row.memory.bytes_per_gpu)
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak starts anew on Linux only")
+@pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="the peak starts anew on Linux only"
+)
 def test_the_meter_sees_what_was_taken_and_given_back() -> None:
     """Between the two sizes by far: the process itself comes and goes with a few tens of MiB."""
     first = np.ones(600 * MIB // 8)

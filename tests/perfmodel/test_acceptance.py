@@ -15,7 +15,13 @@ from hypothesis import strategies as st
 from magicdec.counts import Z_90, expected_tokens_per_step, survival
 from magicdec.errors import ConfigError
 from magicdec.perfmodel import acceptance
-from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile, fit_profile, load_profile, save_profile
+from magicdec.perfmodel.acceptance import (
+    AcceptanceProfile,
+    constant_profile,
+    fit_profile,
+    load_profile,
+    save_profile,
+)
 from magicdec.perfmodel.acceptance.fit import measured_rates, measurements_from_rows
 from magicdec.perfmodel.acceptance.law import Law, LawError, static_batch_efficiency
 from magicdec.perfmodel.plan.drafts import load_profiles
@@ -60,7 +66,9 @@ def test_without_drift_the_law_is_a_mixture_over_sequences() -> None:
     rng = np.random.default_rng(3)
     rate = rng.beta(alpha * concentration, (1 - alpha) * concentration, blocks)
     alive = np.cumprod(rng.random((blocks, gamma)) < rate[:, None], axis=1).mean(axis=0)
-    predicted = survival(Law(rejection=1 - alpha, concentration=concentration).rates_after(alpha, gamma))
+    predicted = survival(
+        Law(rejection=1 - alpha, concentration=concentration).rates_after(alpha, gamma)
+    )
     assert np.all(np.abs(alive - predicted) < 4 * np.sqrt(predicted * (1 - predicted) / blocks))
 
 
@@ -74,8 +82,12 @@ def test_heterogeneity_raises_and_drift_lowers_the_rate_with_depth() -> None:
 
 @given(law=laws, budget=st.floats(1, 1e7), context=st.floats(1, 1e7))
 @settings(max_examples=200, deadline=None)
-def test_rates_are_probabilities_and_grow_with_the_budget(law: Law, budget: float, context: float) -> None:
-    rates = law.conditional_rates(budget=np.array([budget, 2 * budget]), context=context, gamma_max=12)
+def test_rates_are_probabilities_and_grow_with_the_budget(
+    law: Law, budget: float, context: float
+) -> None:
+    rates = law.conditional_rates(
+        budget=np.array([budget, 2 * budget]), context=context, gamma_max=12
+    )
     assert np.all((rates >= 0) & (rates <= 1))
     assert np.all(rates[1] >= rates[0] - 1e-12)
 
@@ -90,7 +102,9 @@ def test_no_input_gives_a_number_that_is_not_a_probability(value: float | None) 
 
 def test_a_self_draft_with_the_whole_cache_accepts_everything() -> None:
     law = Law(rejection=0.3, budget_exponent=0.5, fill_exponent=1.0)
-    assert np.all(law.conditional_rates(budget=[None, 4096, 9999][1:], context=4096, gamma_max=5) == 1)
+    assert np.all(
+        law.conditional_rates(budget=[None, 4096, 9999][1:], context=4096, gamma_max=5) == 1
+    )
     assert np.all(law.conditional_rates(budget=None, context=4096, gamma_max=5) == 1)
 
 
@@ -119,7 +133,9 @@ def test_the_interval_of_a_small_sample_holds_the_truth_about_as_often_as_it_say
     for seed in range(40):
         fitted = acceptance.fit_profile(sampled_counts(true, blocks=40, gamma=4, seed=seed))
         low, high = (
-            expected_tokens_per_step(fitted.conditional_rates(**at, gamma_max=4, num_sigma=sigma), 4)
+            expected_tokens_per_step(
+                fitted.conditional_rates(**at, gamma_max=4, num_sigma=sigma), 4
+            )
             for sigma in (-Z_90, Z_90)
         )
         covered += bool(low <= truth <= high)
@@ -127,7 +143,14 @@ def test_the_interval_of_a_small_sample_holds_the_truth_about_as_often_as_it_say
 
 
 def test_few_data_give_a_plain_law_with_wide_errors() -> None:
-    row = {"draft_method": "snapkv", "budget": 256, "context": 4096, "position": 1, "trials": 20, "accepted": 17}
+    row = {
+        "draft_method": "snapkv",
+        "budget": 256,
+        "context": 4096,
+        "position": 1,
+        "trials": 20,
+        "accepted": 17,
+    }
     profile = acceptance.fit_profile([row])
     assert profile.error.log_rejection > 0.3
     assert 0.7 < profile.conditional_rates(budget=256, context=4096, gamma_max=1)[0] < 0.95
@@ -136,10 +159,19 @@ def test_few_data_give_a_plain_law_with_wide_errors() -> None:
 @pytest.mark.parametrize("accepted", [0, 500])
 def test_all_or_nothing_accepted_does_not_break_the_fit(accepted: int) -> None:
     rows = [
-        {"draft_method": "snapkv", "budget": b, "context": 4096, "position": 1, "trials": 500, "accepted": accepted}
+        {
+            "draft_method": "snapkv",
+            "budget": b,
+            "context": 4096,
+            "position": 1,
+            "trials": 500,
+            "accepted": accepted,
+        }
         for b in (64, 256)
     ]
-    rate = float(acceptance.fit_profile(rows).conditional_rates(budget=128, context=4096, gamma_max=1)[0])
+    rate = float(
+        acceptance.fit_profile(rows).conditional_rates(budget=128, context=4096, gamma_max=1)[0]
+    )
     assert abs(rate - accepted / 500) < 0.05
 
 
@@ -150,7 +182,9 @@ def test_the_spread_of_few_sequences_is_that_of_a_sample() -> None:
          "accepted": rate * 10**6, "sequence": name}
         for name, rate in (("a", 0.6), ("b", 0.8))
     ]  # fmt: skip
-    assert acceptance.fit_profile(rows).spread == pytest.approx(np.std([0.6, 0.8], ddof=1), rel=0.02)
+    assert acceptance.fit_profile(rows).spread == pytest.approx(
+        np.std([0.6, 0.8], ddof=1), rel=0.02
+    )
 
 
 def test_errors_of_counted_rates_are_clustered_by_sequence() -> None:
@@ -159,23 +193,36 @@ def test_errors_of_counted_rates_are_clustered_by_sequence() -> None:
     law = Law(rejection=0.2, reference_budget=256)
     tables = [
         measured_rates(
-            measurements_from_rows(sampled_counts(law, blocks=60, gamma=1, seed=s, sequences=30, spread=0.08))
+            measurements_from_rows(
+                sampled_counts(law, blocks=60, gamma=1, seed=s, sequences=30, spread=0.08)
+            )
         )
         for s in range(200)
     ]
     for cell in range(3):
-        rates, stated = (np.array([getattr(t[cell], name)[0] for t in tables]) for name in ("rates", "stderr"))
+        rates, stated = (
+            np.array([getattr(t[cell], name)[0] for t in tables]) for name in ("rates", "stderr")
+        )
         assert np.mean(stated) == pytest.approx(np.std(rates), rel=0.2)
         assert np.mean(stated) > 1.5 * np.sqrt(np.mean(rates) * (1 - np.mean(rates)) / 1800)
 
 
 def test_the_error_on_budgets_left_out_shows_a_law_that_does_not_hold() -> None:
     """Counts of the law itself are missed by their noise alone; a dent at one budget is missed by its size."""
-    true = Law(rejection=0.2, budget_exponent=0.4, fill_exponent=0.5, reference_budget=256, concentration=10.0)
+    true = Law(
+        rejection=0.2,
+        budget_exponent=0.4,
+        fill_exponent=0.5,
+        reference_budget=256,
+        concentration=10.0,
+    )
     rows = sampled_counts(true, blocks=2000, gamma=3, seed=4)
     good = fit_profile(rows)
     assert good.held_out_error < 2 * good.held_out_noise < 0.02
-    dented = [row | {"accepted": int(row["accepted"] * 0.8)} if row["budget"] == 256 else row for row in rows]
+    dented = [
+        row | {"accepted": int(row["accepted"] * 0.8)} if row["budget"] == 256 else row
+        for row in rows
+    ]
     assert (fit_profile(dented).held_out_error or 0.0) > 0.04
     assert fit_profile([row for row in rows if row["budget"] < 200]).held_out_error is None
 
@@ -186,7 +233,14 @@ def test_the_error_on_budgets_left_out_shows_a_law_that_does_not_hold() -> None:
     ({"trials": 0, "accepted": 0}, "no acceptance measurement"),
 ])  # fmt: skip
 def test_unusable_measurements_are_refused_in_one_line(change: dict, message: str) -> None:
-    row = {"draft_method": "snapkv", "budget": 256, "context": 4096, "position": 1, "trials": 20, "accepted": 17}
+    row = {
+        "draft_method": "snapkv",
+        "budget": 256,
+        "context": 4096,
+        "position": 1,
+        "trials": 20,
+        "accepted": 17,
+    }
     with pytest.raises(ConfigError, match=message):
         acceptance.fit_profile([row | change])
 
@@ -203,9 +257,13 @@ def test_a_profile_survives_its_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("change", "named"), [
     ({"spread": 2.0}, "spread"), ({"model": 3}, "model"), ({"unknown": 1}, "unknown"), ({"law": {}}, "rejection"),
 ])  # fmt: skip
-def test_a_broken_file_is_refused_naming_file_and_key(tmp_path: Path, change: dict, named: str) -> None:
+def test_a_broken_file_is_refused_naming_file_and_key(
+    tmp_path: Path, change: dict, named: str
+) -> None:
     path = tmp_path / "p.json"
-    path.write_text(json.dumps({"model": "m", "draft_method": "snapkv", "law": {"rejection": 0.1}} | change))
+    path.write_text(
+        json.dumps({"model": "m", "draft_method": "snapkv", "law": {"rejection": 0.1}} | change)
+    )
     with pytest.raises(ConfigError, match=named) as caught:
         acceptance.load_profile(path)
     assert "p.json" in str(caught.value)
@@ -227,7 +285,10 @@ def test_what_was_never_measured_has_no_default() -> None:
 def test_the_default_rejection_grows_with_the_context_as_published() -> None:
     """MagicDec project page, PG-19, budget 512; rounded to 0.01, so that 1 - alpha is known to 3 %."""
     profile = acceptance.default_profile("llama-3.1-8b", "streamingllm")
-    contexts, published = [4000, 8000, 16000, 32000, 64000, 100000], [0.84, 0.83, 0.82, 0.81, 0.79, 0.79]
+    contexts, published = (
+        [4000, 8000, 16000, 32000, 64000, 100000],
+        [0.84, 0.83, 0.82, 0.81, 0.79, 0.79],
+    )
     rejection = 1.0 - profile.conditional_rates(budget=512, context=contexts, gamma_max=1)[:, 0]
     ratio = rejection / (1.0 - np.array(published))
     assert np.abs(ratio / ratio.mean() - 1).max() < 0.15
@@ -235,10 +296,14 @@ def test_the_default_rejection_grows_with_the_context_as_published() -> None:
 
 def test_scaling_to_a_rate_meets_it_and_keeps_the_shape() -> None:
     profile = AcceptanceProfile(
-        model="m", draft_method="streamingllm", law=Law(rejection=0.2, budget_exponent=0.5, drift=1.0, floor=0.05)
+        model="m",
+        draft_method="streamingllm",
+        law=Law(rejection=0.2, budget_exponent=0.5, drift=1.0, floor=0.05),
     )
     scaled = profile.at_rate(0.7, budget=512, context=8192)
-    assert float(scaled.conditional_rates(budget=512, context=8192, gamma_max=1)[0]) == pytest.approx(0.7)
+    assert float(
+        scaled.conditional_rates(budget=512, context=8192, gamma_max=1)[0]
+    ) == pytest.approx(0.7)
     assert scaled.law.drift == profile.law.drift
     assert scaled.fitted
 
@@ -262,8 +327,12 @@ def test_given_rates_survive_a_file_and_move_together(tmp_path):
     profile = constant_profile(RATES, draft="ngram", draft_method="ngram")
     save_profile(profile, tmp_path / "given.json")
     law = load_profile(tmp_path / "given.json")
-    assert law.conditional_rates(budget=64, context=512, gamma_max=4) == pytest.approx([0.9, 0.7, 0.5, 0.5])
-    other = law.at_rate(0.8, budget=64, context=512).conditional_rates(budget=64, context=512, gamma_max=3)
+    assert law.conditional_rates(budget=64, context=512, gamma_max=4) == pytest.approx(
+        [0.9, 0.7, 0.5, 0.5]
+    )
+    other = law.at_rate(0.8, budget=64, context=512).conditional_rates(
+        budget=64, context=512, gamma_max=3
+    )
     power = np.log(0.8) / np.log(0.9)
     assert other == pytest.approx(np.array(RATES) ** power)
 
@@ -275,10 +344,13 @@ def test_rates_that_are_none_are_refused(rates):
 
 
 @pytest.mark.parametrize(
-    ("draft", "method"), [("eagle", None), ("self", None), (None, "snapkv"), ("none", None), ("tinyllama-1.1b", None)]
+    ("draft", "method"),
+    [("eagle", None), ("self", None), (None, "snapkv"), ("none", None), ("tinyllama-1.1b", None)],
 )
 def test_a_profile_of_another_draft_is_refused_with_both_names(draft, method, tmp_path):
-    save_profile(constant_profile(0.8, draft="ngram", draft_method="ngram"), tmp_path / "ngram.json")
+    save_profile(
+        constant_profile(0.8, draft="ngram", draft_method="ngram"), tmp_path / "ngram.json"
+    )
     with pytest.raises(ConfigError) as caught:
         load_profiles([tmp_path / "ngram.json"], draft=draft, method=method)
     assert "draft ngram (ngram)" in str(caught.value)
@@ -286,15 +358,23 @@ def test_a_profile_of_another_draft_is_refused_with_both_names(draft, method, tm
 
 
 def test_a_profile_of_one_draft_model_is_not_taken_for_another(tmp_path):
-    save_profile(constant_profile(0.8, draft="llama-3.2-1b", draft_method="full"), tmp_path / "small.json")
+    save_profile(
+        constant_profile(0.8, draft="llama-3.2-1b", draft_method="full"), tmp_path / "small.json"
+    )
     (profile,) = load_profiles([tmp_path / "small.json"], draft="llama-3.2-1b", method=None)
     document = plan(PlanRequest(batch_sizes=(8,), draft="llama-3.2-3b", acceptance=(profile,)))
-    assert not document.candidates
-    assert plan(PlanRequest(batch_sizes=(8,), draft="llama-3.2-1b", acceptance=(profile,))).candidates
+    assert all(row.drafting.acceptance_source.startswith("assumed") for row in document.candidates)
+    own = plan(PlanRequest(batch_sizes=(8,), draft="llama-3.2-1b", acceptance=(profile,)))
+    sources = {
+        row.drafting.acceptance_source for row in own.candidates if row.draft_method == "full"
+    }
+    assert all(source.startswith("measured (yours)") for source in sources)
 
 
 def profile_with(spread: float, rate: float = 0.8) -> AcceptanceProfile:
-    return AcceptanceProfile(model="m", draft_method="streamingllm", law=Law(rejection=1 - rate), spread=spread)
+    return AcceptanceProfile(
+        model="m", draft_method="streamingllm", law=Law(rejection=1 - rate), spread=spread
+    )
 
 
 def simulated_efficiency(
@@ -307,7 +387,9 @@ def simulated_efficiency(
         if spread:
             total = rate * (1 - rate) / spread**2 - 1
             own = rng.beta(rate * total, (1 - rate) * total, batch_size)
-        tokens = 1 + np.cumprod(rng.random((batch_size, gen_len, gamma)) < own[:, None, None], axis=2).sum(axis=2)
+        tokens = 1 + np.cumprod(
+            rng.random((batch_size, gen_len, gamma)) < own[:, None, None], axis=2
+        ).sum(axis=2)
         slowest.append((np.cumsum(tokens, axis=1) < gen_len).sum(axis=1).max() + 1)
     return gen_len / (sum(rate**i for i in range(gamma + 1)) * float(np.mean(slowest)))
 
@@ -315,7 +397,9 @@ def simulated_efficiency(
 @pytest.mark.parametrize(("spread", "batch_size"), [(0.0, 32), (0.03, 32), (0.05, 64), (0.1, 16)])
 def test_the_drain_matches_simulated_batches(spread: float, batch_size: int) -> None:
     """Within 3 %: a sequence's steps are only nearly normal; the simulation's own error is below 0.5 %."""
-    simulated = simulated_efficiency(0.8, spread, gamma=4, batch_size=batch_size, gen_len=128, repeats=200)
+    simulated = simulated_efficiency(
+        0.8, spread, gamma=4, batch_size=batch_size, gen_len=128, repeats=200
+    )
     predicted = static_batch_efficiency(
         profile_with(spread), budget=512, context=8192, gamma=4, batch_size=batch_size, gen_len=128
     )
@@ -325,16 +409,25 @@ def test_the_drain_matches_simulated_batches(spread: float, batch_size: int) -> 
 def test_the_drain_grows_with_the_batch_and_the_spread_and_shrinks_with_length() -> None:
     def at(spread: float, batch_size: int, gen_len: int) -> float:
         return static_batch_efficiency(
-            profile_with(spread), budget=512, context=8192, gamma=3, batch_size=batch_size, gen_len=gen_len
+            profile_with(spread),
+            budget=512,
+            context=8192,
+            gamma=3,
+            batch_size=batch_size,
+            gen_len=gen_len,
         )
 
     assert at(0.0, 8, 128) > at(0.0, 64, 128) > at(0.05, 64, 128) > at(0.1, 64, 128)
     assert at(0.0, 32, 64) < at(0.0, 32, 1024) < at(0.0, 32, 50_000) <= 1.0
 
 
-def test_nothing_is_lost_where_all_sequences_take_the_same_steps_and_an_empty_batch_is_refused() -> None:
+def test_nothing_is_lost_where_all_sequences_take_the_same_steps_and_an_empty_batch_is_refused() -> (
+    None
+):
     at = {"budget": 512, "context": 8192, "gamma": 3}
     for rate in (0.0, 1.0):
-        assert static_batch_efficiency(profile_with(0.0, rate), **at, batch_size=64, gen_len=400) == pytest.approx(1.0)
+        assert static_batch_efficiency(
+            profile_with(0.0, rate), **at, batch_size=64, gen_len=400
+        ) == pytest.approx(1.0)
     with pytest.raises(ConfigError, match="batch size"):
         static_batch_efficiency(profile_with(0.0), **at, batch_size=0, gen_len=4)

@@ -18,7 +18,9 @@ RATES = np.array([0.8, 0.75, 0.7, 0.65])
 @pytest.fixture
 def sequences() -> list[list[int]]:
     rng = np.random.default_rng(5)
-    return [[int(np.cumprod(rng.random(GAMMA) < RATES).sum()) for _ in range(50)] for _ in range(12)]
+    return [
+        [int(np.cumprod(rng.random(GAMMA) < RATES).sum()) for _ in range(50)] for _ in range(12)
+    ]
 
 
 def counted(sequences: list[list[int]]) -> list[float]:
@@ -74,7 +76,14 @@ def older_sglang(sequences: list[list[int]]) -> str:
 
 def aiperf(sequences: list[list[int]]) -> str:
     """profile_export.jsonl of AIPerf 0.13: a sparse histogram, its keys as JSON has them; a request without a draft."""
-    lines = [{"metadata": {"session_num": 0}, "metrics": {}, "spec_decode_acceptance": None, "error": None}]
+    lines = [
+        {
+            "metadata": {"session_num": 0},
+            "metrics": {},
+            "spec_decode_acceptance": None,
+            "error": None,
+        }
+    ]
     for each in sequences:
         histogram = {str(j): int(n) for j, n in enumerate(np.bincount(each)) if n}
         told = {"engine": "vllm", "acceptance_histogram": histogram, "num_spec_tokens": GAMMA}
@@ -87,14 +96,25 @@ def guidellm(sequences: list[list[int]]) -> str:
     requests: list[dict[str, object]] = [{"response_metrics": None}]
     for each in sequences:
         histogram = np.bincount(each, minlength=GAMMA + 1).tolist()
-        told = {"acceptance_histogram": histogram, "num_spec_steps": len(each), "num_spec_tokens": GAMMA}
+        told = {
+            "acceptance_histogram": histogram,
+            "num_spec_steps": len(each),
+            "num_spec_tokens": GAMMA,
+        }
         requests.append({"response_metrics": {"speculative_decoding": told}})
-    return json.dumps({"metadata": {"version": 2}, "benchmarks": [{"requests": {"successful": requests}}]})
+    return json.dumps(
+        {"metadata": {"version": 2}, "benchmarks": [{"requests": {"successful": requests}}]}
+    )
 
 
 def spec_bench(sequences: list[list[int]], bonus: int = 1) -> str:
     return "\n".join(
-        json.dumps({"question_id": number, "choices": [{"accept_lengths": [value + bonus for value in each]}]})
+        json.dumps(
+            {
+                "question_id": number,
+                "choices": [{"accept_lengths": [value + bonus for value in each]}],
+            }
+        )
         for number, each in enumerate(sequences)
     )
 
@@ -113,7 +133,9 @@ def test_each_format_gives_the_rates_of_the_steps(write, kind, exact, sequences,
     (tmp_path / "file").write_text(write(sequences))
     found = read_acceptance(tmp_path / "file")
     assert found.kind == kind
-    (rates,) = measured_rates(measurements_of(found.counts, draft_method="eagle", budget=1000, context=1000))
+    (rates,) = measured_rates(
+        measurements_of(found.counts, draft_method="eagle", budget=1000, context=1000)
+    )
     assert rates.rates == pytest.approx(counted(sequences), abs=exact)
     assert found.counts.steps.sum() == pytest.approx(600, rel=0.01)
 
@@ -121,9 +143,15 @@ def test_each_format_gives_the_rates_of_the_steps(write, kind, exact, sequences,
 def test_a_given_gamma_adds_positions_that_were_never_accepted(tmp_path):
     (tmp_path / "trace.jsonl").write_text("[0, 1, 1, 0]\n")
     rows = measurements_of(
-        read_acceptance(tmp_path / "trace.jsonl", gamma=2).counts, draft_method="ngram", budget=100, context=100
+        read_acceptance(tmp_path / "trace.jsonl", gamma=2).counts,
+        draft_method="ngram",
+        budget=100,
+        context=100,
     )
-    assert [(row.position, row.trials, row.accepted) for row in rows] == [(1, 4.0, 2.0), (2, 2.0, 0.0)]
+    assert [(row.position, row.trials, row.accepted) for row in rows] == [
+        (1, 4.0, 2.0),
+        (2, 2.0, 0.0),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -131,7 +159,10 @@ def test_a_given_gamma_adds_positions_that_were_never_accepted(tmp_path):
     [
         ("", "empty"),
         ("hello\n", "line 1 is not JSON"),
-        ('{"metadata": {}, "metrics": {}, "spec_decode_acceptance": null}', "counts no accepted draft"),
+        (
+            '{"metadata": {}, "metrics": {}, "spec_decode_acceptance": null}',
+            "counts no accepted draft",
+        ),
         ('{"benchmarks": [{"requests": {}}]}', "no 'successful'"),
         (
             '{"metadata": {}, "metrics": {}, "spec_decode_acceptance": {"acceptance_histogram": [1, 2, 3], '
@@ -144,8 +175,14 @@ def test_a_given_gamma_adds_positions_that_were_never_accepted(tmp_path):
         ("[0, 0]\n", "up to 0 accepted"),
         ("[1]\n[1, true]\n", "line 2"),
         ('{"accepted_lengths": [1]}\n{"other": []}\n', "line 2: no 'accepted_lengths'"),
-        ('{"spec_decode_num_drafts": 0, "spec_decode_per_position_acceptance_rates": []}', "no draft was verified"),
-        ('{"spec_decode_num_drafts": 9, "spec_decode_per_position_acceptance_rates": [2.0]}', "between 0 and 1"),
+        (
+            '{"spec_decode_num_drafts": 0, "spec_decode_per_position_acceptance_rates": []}',
+            "no draft was verified",
+        ),
+        (
+            '{"spec_decode_num_drafts": 9, "spec_decode_per_position_acceptance_rates": [2.0]}',
+            "between 0 and 1",
+        ),
     ],
 )
 def test_what_is_no_acceptance_is_refused_with_its_line(text, said, tmp_path):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import csv
+import re
 
-import msgspec
 import pytest
 
 from magicdec.counts import expected_tokens_per_step
@@ -20,14 +20,19 @@ with (PROFILES_DIRECTORY / "published.csv").open(encoding="utf-8", newline="") a
 def test_a_published_figure_lies_within_two_deviations_of_its_profile(row: dict[str, str]) -> None:
     temperature = float(row["temperature"]) if row["temperature"] else None
     method, gamma = row["draft_method"], int(row["gamma"] or 3)
-    draft: dict[str, str] = {"draft": "self", "weight_dtype": "int4"} if method == "full" else {"draft": method}
+    draft: dict[str, str] = (
+        {"draft": "self", "weight_dtype": "int4"} if method == "full" else {"draft": method}
+    )
     profile = default_profile(row["model"], method, temperature=temperature, **draft)
     assert row["source"] in profile.source
     low, high = (
         float(
             expected_tokens_per_step(
                 profile.conditional_rates(
-                    budget=None, context=float(row["context"] or 1000), gamma_max=gamma, num_sigma=sigma
+                    budget=None,
+                    context=float(row["context"] or 1000),
+                    gamma_max=gamma,
+                    num_sigma=sigma,
                 ),
                 gamma,
             )
@@ -37,12 +42,21 @@ def test_a_published_figure_lies_within_two_deviations_of_its_profile(row: dict[
     assert low <= float(row["tokens_per_step"]) <= high
 
 
-def test_what_stands_in_for_another_target_is_named_and_wider() -> None:
-    own, carried = (default_profile(name, "eagle3", draft="eagle3") for name in ("llama-3.3-70b", "llama-3.1-70b"))
-    assert (own.carried_from, carried.carried_from) == ("", "llama-3.3-70b")
-    assert carried.error.log_rejection > own.error.log_rejection
-    notes = plan(PlanRequest(model="llama-3.1-70b", hardware=("h100-sxm-80gb",), batch_sizes=(4,))).notes
-    assert any("eagle3" in note and "llama-3.3-70b" in note for note in notes)
+def test_a_head_that_nobody_published_is_not_ranked_and_said_to_need_training() -> None:
+    document = plan(
+        PlanRequest(model="llama-3.1-70b", hardware=("h100-sxm-80gb",), batch_sizes=(4,))
+    )
+    assert "eagle3" not in {row.draft for row in document.candidates}
+    (reason,) = [each.reason for each in document.needs_acceptance if each.draft == "eagle3"]
+    assert "no EAGLE-3 head is published" in reason
+    asked = plan(
+        PlanRequest(
+            model="llama-3.1-70b", hardware=("h100-sxm-80gb",), batch_sizes=(4,), draft="eagle3"
+        )
+    )
+    assert re.match(
+        r"assumed from \d+ EAGLE-3 drafts", asked.candidates[0].drafting.acceptance_source
+    )
 
 
 def test_an_engine_that_cannot_run_a_draft_says_which_can() -> None:
@@ -52,16 +66,20 @@ def test_an_engine_that_cannot_run_a_draft_says_which_can() -> None:
         plan(PlanRequest(draft="llama-3.2-1b", acceptance_rate=0.8, draft_tp_size=1, tp_size=8))
 
 
-def test_a_look_up_is_ranked_only_where_it_is_asked_for() -> None:
-    asked = plan(PlanRequest(batch_sizes=(1,), draft="ngram"))
-    assert {row.draft for row in asked.candidates} == {"ngram"}
-    left = plan(PlanRequest(batch_sizes=(1,)))
-    assert "ngram" not in {row.draft for row in left.candidates}
-    assert "ngram" in {each.draft for each in left.needs_acceptance}
+def test_every_look_up_is_ranked_and_its_text_moves_it() -> None:
+    edited, translated = (
+        plan(PlanRequest(batch_sizes=(1,), draft="ngram", gamma=3, task=task)).candidates[0]
+        for task in ("code-edit", "translation")
+    )
+    assert edited.drafting.tokens_per_step > 1.1 * translated.drafting.tokens_per_step
+    assert {"ngram", "suffix"} <= {
+        row.draft for row in plan(PlanRequest(batch_sizes=(1,))).candidates
+    }
 
 
 def test_multi_token_prediction_gives_the_speedup_that_nvidia_measured() -> None:
-    """DeepSeek-R1 in nvfp4 on 8 x B200, batch 1, 1k in and 2k out: 2.16x, best at three drafts; none of it was fitted.
+    """DeepSeek-R1 in nvfp4 on 8 x B200, batch 1, 1k in and 2k out: 2.16x at three drafts; none of it was fitted, and
+    nobody published its acceptance.
 
     https://nvidia.github.io/TensorRT-LLM/blogs/tech_blog/blog2_DeepSeek_R1_MTP_Implementation_and_Optimization.html
     """
@@ -71,37 +89,29 @@ def test_multi_token_prediction_gives_the_speedup_that_nvidia_measured() -> None
             engine="trtllm", draft="mtp", weight_dtype="nvfp4",
         )
     )  # fmt: skip
-    speedups = {row.gamma: row.speedup for row in planned.candidates if row.draft == "mtp"}
-    assert speedups[3] == pytest.approx(2.16, rel=0.1)
-    assert max(speedups.values()) < 1.03 * speedups[3]
-
-
-def test_a_plan_drafts_no_longer_blocks_than_were_measured_unless_asked() -> None:
-    """Multi-token prediction's rates were measured at up to 7 drafts, a look-up's at up to 5; asked for more, a plan
-    marks it."""
-    for model, draft, deepest in (("deepseek-v3", "mtp", 7), ("llama-3.1-8b", "ngram", 5)):
-        request = PlanRequest(
-            model=model, hardware=("h200-sxm-141gb",), batch_sizes=(1,), context_lens=(1024,), draft=draft
-        )
-        document = plan(request)
-        rows = document.candidates
-        assert max(row.gamma for row in rows) == deepest >= max(map(max, document.gamma_table.gamma_of_steps))
-        assert not any(row.acceptance_extrapolated for row in rows)
-        (row,) = plan(msgspec.structs.replace(request, gamma=8)).candidates
-        assert (row.gamma, row.acceptance_extrapolated) == (8, True)
+    (row,) = [row for row in planned.candidates if row.gamma == 3]
+    assert row.speedup == pytest.approx(2.16, rel=0.2)
+    assert row.speedup_low < 2.16 < row.speedup_high
 
 
 def test_a_narrower_copy_of_the_target_is_ranked_by_its_published_acceptance() -> None:
     """An int4 copy that vLLM runs as a draft model; one in the target's own weights has none to rank."""
-    case = {"model": "qwen2.5-7b", "hardware": ("a40-48gb",), "batch_sizes": (1,), "context_lens": (1024,)}
+    case = {
+        "model": "qwen2.5-7b",
+        "hardware": ("a40-48gb",),
+        "batch_sizes": (1,),
+        "context_lens": (1024,),
+    }
     rows = plan(PlanRequest(**case, draft_weight_dtype="int4")).candidates
     (copied, *_) = [row for row in rows if row.draft == "qwen2.5-7b" and row.gamma == 1]
-    assert copied.expected_tokens_per_step == pytest.approx(1.884, rel=0.01)
+    assert copied.drafting.tokens_per_step == pytest.approx(1.884, rel=0.01)
     asked = {
         "draft": "self", "draft_method": "full", "engine": "ours", "context_lens": (1024,), "model": "llama-3.1-8b",
     }  # fmt: skip
     (best, *_) = plan(PlanRequest(**asked, draft_weight_dtype="int4")).candidates
-    assert 1.5 < best.expected_tokens_per_step < best.gamma + 1
+    assert 1.5 < best.drafting.tokens_per_step < best.gamma + 1
     own = plan(PlanRequest(**asked)).candidates[0]
-    assert own.expected_tokens_per_step == pytest.approx(own.gamma + 1)
-    assert "qwen2.5-7b" not in {row.draft for row in plan(PlanRequest(**case, draft_weight_dtype="bf16")).candidates}
+    assert own.drafting.tokens_per_step == pytest.approx(own.gamma + 1)
+    assert "qwen2.5-7b" not in {
+        row.draft for row in plan(PlanRequest(**case, draft_weight_dtype="bf16")).candidates
+    }

@@ -30,7 +30,9 @@ def simulate(gamma: int, *, a: float, k: float, runs: int, seed: int) -> list[in
         while count < gamma and text[at + count]:
             count += 1
         accepted.append(count)
-        at += count + 1  # the verification's own token, whether the draft would have known it or not
+        at += (
+            count + 1
+        )  # the verification's own token, whether the draft would have known it or not
     return accepted
 
 
@@ -71,13 +73,19 @@ def test_predictions_take_tokens_at_other_gammas_from_the_counts_runs() -> None:
     """E(8) from what was counted at gamma 3, whoever asks: a step's rates alone would make it 3.0 instead of 2.6."""
     profile = fit_profile(counts((0.55, 0.68, 0.75)), draft="eagle", model="llama-3.1-8b")
     runs = profile.runs
-    setup = Serving(model="llama-3.1-8b", hardware="h100-sxm-80gb").setup(parse_draft("eagle"), "vllm")
+    setup = Serving(model="llama-3.1-8b", hardware="h100-sxm-80gb").setup(
+        parse_draft("eagle"), "vllm"
+    )
     gammas = np.arange(13)
     for batch in (4.0, 32.0, 96.0):
         found = predict(setup, profile, Points(batch=batch, context=2048.0, gamma=gammas))
         tokens = found.expected_tokens_per_step
-        assert tokens == pytest.approx([runs.tokens_per_step(int(gamma))[0] for gamma in gammas], rel=0.01)
-        at = Situation(setup=setup, acceptance=profile, batch_size=batch, context_len=2048.0, gamma=3)
+        assert tokens == pytest.approx(
+            [runs.tokens_per_step(int(gamma))[0] for gamma in gammas], rel=0.01
+        )
+        at = Situation(
+            setup=setup, acceptance=profile, batch_size=batch, context_len=2048.0, gamma=3
+        )
         assert advise(at).best.gamma == int(np.argmin(found.tpot_s))
     assert 2.55 < tokens[8] < 2.7
     law = profile.conditional_rates(budget=2048.0, context=2048.0, gamma_max=8)
@@ -97,14 +105,18 @@ def test_a_profile_with_runs_moves_with_the_context_as_its_law_does() -> None:
     for row, context in enumerate(contexts[:, 0]):
         for column, gamma in enumerate(gammas[0]):
             one, all_accepted = profile.tokens_per_step(budget=512.0, context=context, gamma=gamma)
-            assert (tokens[row, column], everything[row, column]) == pytest.approx((float(one), float(all_accepted)))
+            assert (tokens[row, column], everything[row, column]) == pytest.approx(
+                (float(one), float(all_accepted))
+            )
 
 
 def test_where_tokens_are_alike_they_are_the_laws() -> None:
     """Rates that hardly rise: E = (1 - alpha^(gamma+1)) / (1 - alpha)."""
     runs = fit_runs((0.8, 0.8001, 0.8002), (1e-4,) * 3)
     for gamma in (1, 4, 10):
-        assert runs.tokens_per_step(gamma)[0] == pytest.approx((1 - 0.8 ** (gamma + 1)) / 0.2, rel=0.01)
+        assert runs.tokens_per_step(gamma)[0] == pytest.approx(
+            (1 - 0.8 ** (gamma + 1)) / 0.2, rel=0.01
+        )
 
 
 def test_rates_that_fall_are_no_runs() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from magicdec.errors import CapacityError
 from magicdec.perfmodel.plan.planner import PlanRequest, plan
-from magicdec.plan_document import Candidate
+from magicdec.plan_rows import Candidate, columns
 
 OF_THE_CASE = ("speedup_static_batch",)
 """What only a case's best has."""
@@ -21,14 +21,16 @@ REQUESTS = st.fixed_dictionaries(
         "tp_size": st.sampled_from([1, 2, 8]),
         "gen_len": st.sampled_from([0, 200]),
         "batch_sizes": st.lists(st.integers(1, 96), min_size=2, max_size=4, unique=True).map(tuple),
-        "context_lens": st.lists(st.integers(600, 20_000), min_size=1, max_size=2, unique=True).map(tuple),
+        "context_lens": st.lists(st.integers(600, 20_000), min_size=1, max_size=2, unique=True).map(
+            tuple
+        ),
     },
     optional={"num_gpus": st.just(8), "tpot_limit_s": st.sampled_from([0.004, 0.02])},
 )
 
 
 def values(row: Candidate) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in Candidate.__struct_fields__ if name not in OF_THE_CASE}
+    return {name: value for name, value in columns(row).items() if name not in OF_THE_CASE}
 
 
 @settings(max_examples=2, deadline=None, phases=[Phase.explicit, Phase.generate])
@@ -39,9 +41,20 @@ def values(row: Candidate) -> dict[str, Any]:
         "batch_sizes": (1, 16, 64), "context_lens": (4096,),
     }
 )  # fmt: skip
-@example({"model": "llama-3.1-8b", "tp_size": 8, "batch_sizes": (1, 3, 24, 25, 40), "context_lens": (8192,)})
-@example({"model": "llama-3.1-8b", "tp_size": 8, "batch_sizes": (16, 64), "context_lens": (5000, 40_000)})
-def test_a_batch_and_context_are_answered_alike_alone_and_in_company(fields: dict[str, Any]) -> None:
+@example(
+    {
+        "model": "llama-3.1-8b",
+        "tp_size": 8,
+        "batch_sizes": (1, 3, 24, 25, 40),
+        "context_lens": (8192,),
+    }
+)
+@example(
+    {"model": "llama-3.1-8b", "tp_size": 8, "batch_sizes": (16, 64), "context_lens": (5000, 40_000)}
+)
+def test_a_batch_and_context_are_answered_alike_alone_and_in_company(
+    fields: dict[str, Any],
+) -> None:
     try:
         document = plan(PlanRequest(**fields))
     except CapacityError:

@@ -19,7 +19,7 @@ from magicdec.api import request_of
 from magicdec.commands.plan import plan_command
 from magicdec.errors import CapacityError, ConfigError
 from magicdec.perfmodel.acceptance import constant_profile
-from magicdec.perfmodel.plan import capacity
+from magicdec.perfmodel.plan import capacity, layouts, load, trials
 from magicdec.perfmodel.plan.drafts import draft_options
 from magicdec.plan_document import Percentiles, Plan, load_plan
 from magicdec.specs.catalog import load_model_spec
@@ -35,15 +35,16 @@ CHAT = {
 def answer() -> Iterator[Plan]:
     """Of loads of 300 requests instead of thousands."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(capacity, "MIN_REQUESTS", 300)
-        patched.setattr(capacity, "MAX_REQUESTS", 300)
+        patched.setattr(load, "MIN_REQUESTS", 300)
+        patched.setattr(load, "MAX_REQUESTS", 300)
         yield magicdec.plan(**CHAT)
 
 
 def write_trace(path: Path) -> Path:
     """150 requests at 4/s, of which all but the first have a prefix cached."""
     rows = (
-        {"timestamp": 250 * i, "input_length": 900, "output_length": 30, "hash_ids": [1, i + 9]} for i in range(150)
+        {"timestamp": 250 * i, "input_length": 900, "output_length": 30, "hash_ids": [1, i + 9]}
+        for i in range(150)
     )
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -51,13 +52,13 @@ def write_trace(path: Path) -> Path:
 
 def test_the_answer_keeps_the_limits_and_one_replica_fewer_does_not(answer: Plan) -> None:
     traffic = answer.traffic
-    for load in (traffic.autoregressive, traffic.speculative):
-        assert load.within_limits
-        assert load.ttft.p95 <= 0.12
-        assert load.tpot.p95 <= 0.01
-        assert (load.highest_rate_per_s or 0.0) >= 12.0
-        assert (load.ttft_p95_low_s or 0.0) < load.ttft.p95
-        assert load.ttft_p95_high_s is None or load.ttft_p95_high_s > load.ttft.p95
+    for point in (traffic.autoregressive, traffic.speculative):
+        assert point.within_limits
+        assert point.ttft.p95 <= 0.12
+        assert point.tpot.p95 <= 0.01
+        assert (point.highest_rate_per_s or 0.0) >= 12.0
+        assert (point.ttft_p95_low_s or 0.0) < point.ttft.p95
+        assert point.ttft_p95_high_s is None or point.ttft_p95_high_s > point.ttft.p95
     alone = traffic.autoregressive
     options = {name: CHAT[name] for name in ("model", "hardware", "context", "gen_len", "rate")}
     for replicas in (alone.num_replicas, alone.num_replicas - 1):
@@ -72,7 +73,9 @@ def test_the_answer_keeps_the_limits_and_one_replica_fewer_does_not(answer: Plan
     )
 
 
-def test_the_rest_of_the_plan_is_of_the_devices_that_the_rate_takes(answer: Plan, tmp_path: Path) -> None:
+def test_the_rest_of_the_plan_is_of_the_devices_that_the_rate_takes(
+    answer: Plan, tmp_path: Path
+) -> None:
     best = answer.traffic.best
     assert answer.best.tp_size == best.tp_size
     assert answer.best.num_replicas == best.num_replicas
@@ -100,31 +103,43 @@ def test_a_sweep_in_processes_gives_the_same_numbers(tmp_path: Path) -> None:
     assert shared.to_json() == magicdec.plan(**request).to_json()
 
 
-def test_the_drafts_simulated_at_each_tp_are_the_three_that_serve_most(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_drafts_simulated_at_each_tp_are_the_three_that_serve_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Each draft that a release runs, asked for by itself, has a rate by Little's law; the highest three are tried."""
     given = (("ngram", "ngram", 0.4), ("llama-3.2-1b", "full", 0.8))
-    profiles = [constant_profile(rate, draft=draft, draft_method=method) for draft, method, rate in given]
+    profiles = [
+        constant_profile(rate, draft=draft, draft_method=method) for draft, method, rate in given
+    ]
     load = CHAT | {"gpus": 2, "acceptance": profiles}
-    seen: list[capacity.Layout] = []
+    seen: list[layouts.ServedLayout] = []
     monkeypatch.setattr(capacity, "CLOSE", np.inf)
-    monkeypatch.setattr(capacity.Tried, "fewest", lambda tried, _: seen.append(tried.layout))
-    monkeypatch.setattr(capacity.Tried, "highest_rate", lambda *_: 1.0)
+    monkeypatch.setattr(trials.Trial, "fewest", lambda tried, _: seen.append(tried.layout))
+    monkeypatch.setattr(trials.Trial, "highest_rate", lambda *_: 1.0)
 
     def tried(**draft: str) -> list[tuple[int, float]]:
         """The tp size and rate of each drafted layout that would be simulated."""
         seen.clear()
         with pytest.raises(CapacityError):
             magicdec.plan(**load, **draft)
-        return [(each.row.tp_size, each.rate) for each in seen if each.option and "plugin" not in each.row.marks]
+        return [
+            (each.row.tp_size, each.rate)
+            for each in seen
+            if each.option and "plugin" not in each.row.drafting.marks
+        ]
 
     model = load_model_spec("llama-3.1-8b")
     options, _ = draft_options(model, request_of(**load), engine=load_engine("vllm"), context=1000)
-    alone = [each for option in options for each in tried(draft=option.draft, draft_method=option.method)]
+    alone = [
+        each for option in options for each in tried(draft=option.draft, draft_method=option.method)
+    ]
     free = tried()
     for tp in (1, 2):
         rates = sorted((rate for size, rate in alone if size == tp), reverse=True)
-        assert len(rates) > capacity.MOST_DRAFTS
-        assert sorted((rate for size, rate in free if size == tp), reverse=True) == pytest.approx(rates[:3])
+        assert len(rates) > layouts.MOST_DRAFTS
+        assert sorted((rate for size, rate in free if size == tp), reverse=True) == pytest.approx(
+            rates[:3]
+        )
 
 
 @pytest.mark.parametrize(("alone", "drafted", "said"), [
@@ -149,21 +164,27 @@ def test_a_note_says_up_to_which_rate_a_policy_pays(
         for rate, p50 in zip((1.0, 2.0, 4.0), medians, strict=True)
     ]  # fmt: skip
     notes = capacity._where_it_pays(curves)
-    assert [note.startswith("with gamma by batch, gamma 2: ") for note in notes] == [True] * len(said)
+    assert [note.startswith("with gamma by batch, gamma 2: ") for note in notes] == [True] * len(
+        said
+    )
     assert all(note.endswith(end) for note, end in zip(notes, said, strict=True))
 
 
-def test_devices_that_keep_the_rate_asked_for_keep_no_lower_one_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_that_keep_the_rate_asked_for_keep_no_lower_one_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Chance decides near the limits: here 3.7 to 3.99 requests per second are not kept, and 4 to 4.3 are."""
     model = load_model_spec("llama-3.1-8b")
-    load = capacity.Load.of(request_of(**CHAT | {"rate": 4.0}), model)
-    tried = capacity.Tried(load=load, layout=capacity._layouts(load, model)[0])
-    monkeypatch.setattr(capacity.Tried, "keeps", lambda _, rate, __: rate < 3.7 or 4.0 <= rate <= 4.3)
-    assert 4.2 < tried.highest_rate(1) <= 4.3
+    asked = load.Load.of(request_of(**CHAT | {"rate": 4.0}), model)
+    trial = trials.Trial(load=asked, layout=layouts.served_layouts(asked, model)[0])
+    monkeypatch.setattr(trials.Trial, "keeps", lambda _, rate, __: rate < 3.7 or 4.0 <= rate <= 4.3)
+    assert 4.2 < trial.highest_rate(1) <= 4.3
 
 
 def test_more_load_than_the_devices_keep_is_refused_with_what_they_do() -> None:
-    with pytest.raises(CapacityError, match=r"1 devices do not keep the limits at 400 requests/s; .* up to \d"):
+    with pytest.raises(
+        CapacityError, match=r"1 devices do not keep the limits at 400 requests/s; .* up to \d"
+    ):
         magicdec.plan(**CHAT | {"rate": 400.0, "gpus": 1, "draft": "none"})
     with pytest.raises(CapacityError, match="nothing keeps the limits"):
         magicdec.plan(**CHAT | {"p95_tpot_ms": 0.1, "draft": "none"})

@@ -16,17 +16,30 @@ from magicdec.perfmodel.plan import capacity
 pytestmark = pytest.mark.slow
 
 
-def test_a_sweep_of_64_points_on_a_local_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_of_64_points_on_a_local_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trace = tmp_path / "trace.jsonl"
-    rows = ({"timestamp": 250 * i, "input_length": 900, "output_length": 30, "hash_ids": [i]} for i in range(100))
+    rows = (
+        {"timestamp": 250 * i, "input_length": 900, "output_length": 30, "hash_ids": [i]}
+        for i in range(100)
+    )
     trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.setattr(capacity, "SHARES", tuple(0.2 + 0.1 * i for i in range(16)))
-    request = {"hardware": "h100", "requests": str(trace), "draft": "eagle3", "p95_ttft_ms": 500, "p95_tpot_ms": 20}
+    request = {
+        "hardware": "h100",
+        "requests": str(trace),
+        "draft": "eagle3",
+        "p95_ttft_ms": 500,
+        "p95_tpot_ms": 20,
+    }
     alone = magicdec.plan(**request)
     assert alone.traffic is not None
     assert len(alone.traffic.curves) == 64
     with (
-        LocalCluster(n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=None) as cluster,
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=None
+        ) as cluster,
         Client(cluster) as client,
         joblib.parallel_config("dask"),
     ):

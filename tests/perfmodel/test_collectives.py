@@ -56,13 +56,17 @@ def test_published_all_reduces_are_met(device, ranks, size, microseconds, near):
 
 def test_bulk_bandwidth_of_an_all_gather_is_about_twice_an_all_reduces():
     hw = load_hardware("h100")
-    gather, reduce = (float(f(hw, message_bytes=2**30, tp_size=8)) for f in (all_gather_time, all_reduce_time))
+    gather, reduce = (
+        float(f(hw, message_bytes=2**30, tp_size=8)) for f in (all_gather_time, all_reduce_time)
+    )
     assert reduce / gather == pytest.approx(2, rel=0.05)
 
 
 def test_more_than_two_ranks_on_pcie_are_a_ring_with_a_latency_per_hop():
     hw = load_hardware("l4")
-    two, four, eight = (float(all_reduce_time(hw, message_bytes=256, tp_size=ranks)) for ranks in (2, 4, 8))
+    two, four, eight = (
+        float(all_reduce_time(hw, message_bytes=256, tp_size=ranks)) for ranks in (2, 4, 8)
+    )
     assert two < four < eight
     hop = AllReduceCurve.of(hw).ring_hop_s
     assert eight - four == pytest.approx(8 * hop, rel=0.05)
@@ -70,8 +74,12 @@ def test_more_than_two_ranks_on_pcie_are_a_ring_with_a_latency_per_hop():
 
 def test_without_measurements_the_link_latency_is_paid():
     hw = load_hardware("mi300x")
-    slow = msgspec.structs.replace(hw, link=msgspec.structs.replace(hw.link, latency_s=hw.link.latency_s + 5e-6))
-    quick, late = (float(all_reduce_time(profile, message_bytes=1024, tp_size=4)) for profile in (hw, slow))
+    slow = msgspec.structs.replace(
+        hw, link=msgspec.structs.replace(hw.link, latency_s=hw.link.latency_s + 5e-6)
+    )
+    quick, late = (
+        float(all_reduce_time(profile, message_bytes=1024, tp_size=4)) for profile in (hw, slow)
+    )
     assert late - quick == pytest.approx(5e-6)
 
 
@@ -80,17 +88,24 @@ def test_without_measurements_the_link_latency_is_paid():
 def test_one_kernel_takes_longer_with_more_ranks(device, size):
     """Up to 128 KiB all three run the one-shot kernel."""
     hw = load_hardware(device)
-    two, four, eight = (float(all_reduce_time(hw, message_bytes=size, tp_size=ranks)) for ranks in (2, 4, 8))
+    two, four, eight = (
+        float(all_reduce_time(hw, message_bytes=size, tp_size=ranks)) for ranks in (2, 4, 8)
+    )
     assert two < four < eight
 
 
 def test_the_switch_adds_long_messages_of_enough_ranks():
     """Hopper: with eight ranks from 256 KiB to 64 MiB; with two never."""
     hw = load_hardware("h100")
-    without = msgspec.structs.replace(hw, allreduce=msgspec.structs.replace(hw.allreduce, in_switch_ranks=None))
+    without = msgspec.structs.replace(
+        hw, allreduce=msgspec.structs.replace(hw.allreduce, in_switch_ranks=None)
+    )
     sizes = np.array([2.0**17, 2.0**18, 2.0**22, 2.0**25, 2.0**26])
     for ranks, uses in ((2, []), (8, [2**18, 2**22, 2**25])):
-        times, others = (all_reduce_time(profile, message_bytes=sizes, tp_size=ranks) for profile in (hw, without))
+        times, others = (
+            all_reduce_time(profile, message_bytes=sizes, tp_size=ranks)
+            for profile in (hw, without)
+        )
         assert sizes[times != others].tolist() == uses
 
 
@@ -117,12 +132,16 @@ H100 = load_hardware("h100-sxm-80gb")
 
 @pytest.mark.parametrize("nodes", [2, 4])
 @pytest.mark.parametrize("size", [8192.0, 1e6, 1e8])
-def test_a_sum_over_nodes_is_one_within_each_and_a_ring_across_them(nodes: int, size: float) -> None:
+def test_a_sum_over_nodes_is_one_within_each_and_a_ring_across_them(
+    nodes: int, size: float
+) -> None:
     """8 GPUs and 400 Gb/s per GPU; NCCL's ring over a network: 6.6 us, and 2.7 us per hop."""
     within = float(all_reduce_time(H100, message_bytes=size, tp_size=8))
     hops = 2 * (nodes - 1)
     ring = 6.6e-6 + hops * 2.7e-6 + hops / nodes * (size / 8) / 50e9
-    assert float(all_reduce_time(H100, message_bytes=size, tp_size=8 * nodes)) == pytest.approx(within + ring)
+    assert float(all_reduce_time(H100, message_bytes=size, tp_size=8 * nodes)) == pytest.approx(
+        within + ring
+    )
 
 
 def test_one_node_knows_no_network_and_more_nodes_take_longer() -> None:
@@ -136,19 +155,34 @@ def test_one_node_knows_no_network_and_more_nodes_take_longer() -> None:
 
 
 def test_a_plan_over_nodes_says_that_it_is_an_estimate_and_is_less_sure() -> None:
-    case = {"model": "llama-3.1-70b", "hardware": ("h100-sxm-80gb",), "batch_sizes": (8,), "context_lens": (4096,)}
+    case = {
+        "model": "llama-3.1-70b",
+        "hardware": ("h100-sxm-80gb",),
+        "batch_sizes": (8,),
+        "context_lens": (4096,),
+    }
     one, two = (plan(PlanRequest(**case, tp_size=tp, draft="none")) for tp in (8, 16))
     assert any("spans nodes of 8" in note and "estimate" in note for note in two.notes)
     assert not any("nodes" in note for note in one.notes)
-    width = [np.log(row.tpot_high_s / row.tpot_low_s) for row in (one.best, two.best)]
+    width = [
+        np.log(row.decoding.tpot_high_s / row.decoding.tpot_low_s) for row in (one.best, two.best)
+    ]
     assert width[1] > 1.2 * width[0]
 
 
 def test_without_a_known_network_a_plan_says_so() -> None:
     document = plan(
-        PlanRequest(model="llama-3.1-70b", hardware=("h100-pcie-80gb",), tp_size=16, batch_sizes=(8,), draft="none")
+        PlanRequest(
+            model="llama-3.1-70b",
+            hardware=("h100-pcie-80gb",),
+            tp_size=16,
+            batch_sizes=(8,),
+            draft="none",
+        )
     )
-    assert any("is not known" in note and "between_nodes_bytes_per_s" in note for note in document.notes)
+    assert any(
+        "is not known" in note and "between_nodes_bytes_per_s" in note for note in document.notes
+    )
 
 
 @pytest.mark.parametrize(("device", "ranks", "times"), [
@@ -156,7 +190,9 @@ def test_without_a_known_network_a_plan_says_so() -> None:
 ])  # fmt: skip
 def test_no_factor_of_an_engine_makes_an_all_reduce_faster_than_its_link(device, ranks, times):
     """A rank sends (p-1)/p of the message twice; where the switch adds, the message and 1/p of it."""
-    engine = msgspec.structs.replace(load_engine("vllm"), collective_factor=1e-9, collective_overhead_s=0.0)
+    engine = msgspec.structs.replace(
+        load_engine("vllm"), collective_factor=1e-9, collective_overhead_s=0.0
+    )
     hw = load_hardware(device)
     op = all_reduce(Where(hw, engine, Precision()), Message(1e9, float(ranks)))
     assert float(op.time_s) == pytest.approx(times * 1e9 / hw.link.bytes_per_s)

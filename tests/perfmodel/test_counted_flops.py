@@ -47,7 +47,9 @@ MASKED_BY_THE_FIRST_LAYER = {"minimax", "nemotron-nas"}
 def counted_passes(spec: ModelSpec, module: Any) -> Iterator[tuple[Any, int, int]]:
     """FLOPs by module and operation, new tokens, and tokens in the cache with them."""
     cache, length, first = None, 0, spec.layers[0].mixer
-    verifies = spec.architecture not in MASKED_BY_THE_FIRST_LAYER or (first is not None and first.caches())
+    verifies = spec.architecture not in MASKED_BY_THE_FIRST_LAYER or (
+        first is not None and first.caches()
+    )
     for query_len in QUERIES if verifies else (5, 1, 1):
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             tokens = torch.zeros(BATCH, query_len, dtype=torch.long)
@@ -62,7 +64,8 @@ def of(counts: Any, path: str, *products: str) -> int:
         flops
         for name, operations in counts.items()
         for operation, flops in operations.items()
-        if name.endswith(path) and (not products or str(operation).removeprefix("aten.") in products)
+        if name.endswith(path)
+        and (not products or str(operation).removeprefix("aten.") in products)
     )
 
 
@@ -86,8 +89,14 @@ def as_served(counts: Any, layer: Layer, index: int, query_len: int, kv_len: int
     """What to add to a layer's counted FLOPs for those of the algorithm that is served."""
     here, added = f"layers.{index}", 0.0
     if isinstance(layer.mixer, LatentAttention):
-        scores = of(counts, f"{here}.self_attn", "bmm") - of(counts, f"{here}.self_attn.indexer", "bmm")
-        added += absorbed(layer.mixer, query_len, kv_len) - scores - of(counts, f"{here}.self_attn.kv_b_proj")
+        scores = of(counts, f"{here}.self_attn", "bmm") - of(
+            counts, f"{here}.self_attn.indexer", "bmm"
+        )
+        added += (
+            absorbed(layer.mixer, query_len, kv_len)
+            - scores
+            - of(counts, f"{here}.self_attn.kv_b_proj")
+        )
     elif isinstance(layer.mixer, LINEAR_MIXERS):
         added -= of(counts, here, "bmm", "baddbmm", "convolution")
     elif isinstance(layer.mixer, Attention) and overstepped(layer, kv_len):
@@ -101,7 +110,12 @@ def as_served(counts: Any, layer: Layer, index: int, query_len: int, kv_len: int
 def overstepped(layer: Layer, kv_len: int) -> bool:
     """Whether it attends by chunks, and the context is longer than half of one: then ours is the mean of a batch's."""
     mixer = layer.mixer
-    return isinstance(mixer, Attention) and mixer.mask == "chunk" and mixer.span is not None and 2 * kv_len > mixer.span
+    return (
+        isinstance(mixer, Attention)
+        and mixer.mask == "chunk"
+        and mixer.span is not None
+        and 2 * kv_len > mixer.span
+    )
 
 
 def ours(spec: ModelSpec, query_len: int, kv_len: int) -> float:
@@ -111,17 +125,23 @@ def ours(spec: ModelSpec, query_len: int, kv_len: int) -> float:
     chunked = [layer for layer in spec.layers if overstepped(layer, kv_len)]
     for layer in chunked:
         alone = msgspec.structs.replace(spec, layers=(layer,))
-        operations = forward_pass(alone, A100, ENGINE, batch=BATCH, query_len=query_len, kv_len=kv_len).ops
+        operations = forward_pass(
+            alone, A100, ENGINE, batch=BATCH, query_len=query_len, kv_len=kv_len
+        ).ops
         flops -= next(float(op.cost.flops) for op in operations if op.name == "attention")
     return flops
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(each, marks=pytest.mark.slow) for each in (1, 2))])
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(each, marks=pytest.mark.slow) for each in (1, 2))]
+)
 @pytest.mark.parametrize("model_type", READ_BY_TRANSFORMERS)
 def test_flops_are_those_that_torch_counts_in_the_module(model_type: str, seed: int) -> None:
     config = draw(model_type, seed)
     spec = model_from_hf_config(config, name=model_type, where=model_type)
     for counts, query_len, kv_len in counted_passes(spec, their_model(config, device="cpu")):
         found = float(of(counts, "Global"))
-        found += sum(as_served(counts, layer, i, query_len, kv_len) for i, layer in enumerate(spec.layers))
+        found += sum(
+            as_served(counts, layer, i, query_len, kv_len) for i, layer in enumerate(spec.layers)
+        )
         assert ours(spec, query_len, kv_len) == pytest.approx(found, rel=1e-12), (query_len, kv_len)

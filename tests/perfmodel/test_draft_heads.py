@@ -31,9 +31,23 @@ def setup(method: str, model: str = "llama-3.1-8b") -> Setup:
     return Setup.of(model, "h100", "vllm", spec, sampling=SamplingSpec())
 
 
-def terms(method: str, *, gamma: int = 3, batch: int = 1, tp: int = 1, model: str = "llama-3.1-8b") -> StepTerms:
+def terms(
+    method: str,
+    *,
+    gamma: int = 3,
+    batch: int = 1,
+    tp: int = 1,
+    model: str = "llama-3.1-8b",
+    context: int = 1000,
+) -> StepTerms:
     return step_terms(
-        setup(method, model), batch=batch, kv_len=1000, draft_kv_len=1000, gamma=gamma, tp_size=tp, full_acceptance=0.3
+        setup(method, model),
+        batch=batch,
+        kv_len=context,
+        draft_kv_len=context,
+        gamma=gamma,
+        tp_size=tp,
+        full_acceptance=0.3,
     )
 
 
@@ -52,7 +66,9 @@ def test_the_weights_that_a_head_reads_are_counted_by_hand():
     attention = LLAMA.attention
     qkv = hidden * (attention.num_heads + 2 * attention.num_kv_heads) * attention.head_dim
     layer = qkv + attention.num_heads * attention.head_dim * hidden + 3 * hidden * 14_336
-    eagle, eagle3, mtp = (float(terms(method).draft.cost.weight_bytes) / 2 for method in ("eagle", "eagle3", "mtp"))
+    eagle, eagle3, mtp = (
+        float(terms(method).draft.cost.weight_bytes) / 2 for method in ("eagle", "eagle3", "mtp")
+    )
     assert eagle == pytest.approx(layer + 2 * hidden**2 + vocab * hidden)
     assert mtp == pytest.approx(eagle)
     assert eagle3 == pytest.approx(layer + qkv + 32_000 * hidden)
@@ -70,7 +86,13 @@ def test_eagle3_costs_more_per_step_than_its_bytes_say_in_old_versions():
     old = load_engine("vllm").of_version("0.9")
     for engine, is_slower in ((old, True), (load_engine("vllm"), False)):
         one, other = (
-            step_terms(dataclasses.replace(setup(method), engine=engine), batch=1, kv_len=1, draft_kv_len=1, gamma=3)
+            step_terms(
+                dataclasses.replace(setup(method), engine=engine),
+                batch=1,
+                kv_len=1,
+                draft_kv_len=1,
+                gamma=3,
+            )
             for method in ("eagle3", "eagle")
         )
         assert float(one.draft.cost.weight_bytes) < float(other.draft.cost.weight_bytes)
@@ -91,11 +113,27 @@ def test_a_dense_head_of_a_mixture_reads_no_experts():
     assert float(mixture.draft.cost.weight_bytes) < 0.2 * float(mixture.verify.cost.weight_bytes)
 
 
-def test_lookup_on_the_host_grows_with_the_batch():
-    few, many = (float(terms("ngram", batch=batch).upkeep.total_s) for batch in (1, 129))
+def test_lookup_on_the_host_grows_with_the_batch_and_the_text():
+    """vLLM's proposer searches one sequence after the other: 17 us for 8k tokens, 66 us for 32k."""
     engine = load_engine("vllm")
-    per_sequence = engine.sequence_overhead_s + engine.speculation_sequence_s
-    assert many - few == pytest.approx(128 * (engine.ngram_lookup_s_per_sequence + per_sequence))
+    per_sequence = engine.older_sequence_overhead_s + engine.speculation_sequence_s
+    for context, scan_s in ((8192, 17e-6), (32_768, 66e-6)):
+        few, many = (
+            float(terms("ngram", batch=batch, context=context).upkeep.total_s) for batch in (1, 129)
+        )
+        assert many - few == pytest.approx(128 * (scan_s + per_sequence), rel=1e-3)
+
+
+def test_a_step_for_which_nothing_was_found_still_searches_and_waits_for_the_host():
+    """Asynchronous scheduling is off with look-ups, also in steps without a draft."""
+    engine = load_engine("vllm")
+    looked_up = terms("ngram", batch=16, context=8192)
+    extra = float(looked_up.undrafted.total_s - looked_up.autoregressive.total_s)
+    apart = engine.older_sequence_overhead_s - engine.sequence_overhead_s
+    expected = engine.ngram_lookup_s + engine.synchronous_step_overhead_s + 16 * (17e-6 + apart)
+    assert extra == pytest.approx(expected, rel=1e-3)
+    head = terms("eagle3", batch=16, context=8192)
+    assert float(head.undrafted.total_s) == float(head.autoregressive.total_s)
 
 
 def test_a_head_stays_in_16_bits_beside_a_narrow_target_with_its_published_acceptance():
@@ -111,28 +149,43 @@ def test_a_head_stays_in_16_bits_beside_a_narrow_target_with_its_published_accep
     said = planned(weight_dtype="fp8", draft_weight_dtype="bf16")
     assert said.candidates == [narrow]
     assert (said.precision.weight_dtype, said.precision.draft_weight_dtype) == ("fp8", "bf16")
-    quantised = planned(weight_dtype="fp8", draft_weight_dtype="int4")
-    assert not quantised.candidates
-    assert "with weights in int4" in quantised.needs_acceptance[0].reason
+    (quantised,) = planned(weight_dtype="fp8", draft_weight_dtype="int4").candidates
+    widths = [row.speedup_high / row.speedup_low for row in (quantised, narrow)]
+    assert widths[0] > widths[1]
 
 
-def test_a_self_draft_in_another_format_than_its_target_has_no_published_acceptance():
-    def is_known(**formats: str) -> bool:
-        asked = {"hardware": "h100-sxm-80gb", "engine": "ours", "batch": 4, "context": 4096, "tp": 1, "gamma": 3}
-        plan = api.plan(model="llama-3.1-8b", draft="self", draft_method="streamingllm", **asked, **formats)
-        return bool(plan.candidates)
+def test_a_self_draft_in_another_format_than_its_target_is_less_sure():
+    def width(**formats: str) -> float:
+        asked = {
+            "hardware": "h100-sxm-80gb",
+            "engine": "ours",
+            "batch": 4,
+            "context": 4096,
+            "tp": 1,
+            "gamma": 3,
+            "draft_budget": 512,
+        }
+        plan = api.plan(
+            model="llama-3.1-8b", draft="self", draft_method="streamingllm", **asked, **formats
+        )
+        (row,) = plan.candidates
+        return row.speedup_high / row.speedup_low
 
-    assert is_known()
-    assert is_known(draft_weight_dtype="bf16")
-    assert is_known(weight_dtype="fp8", draft_weight_dtype="fp8")
-    assert not is_known(weight_dtype="fp8", draft_weight_dtype="bf16")
-    assert not is_known(draft_weight_dtype="fp8")
+    own = width()
+    assert width(draft_weight_dtype="bf16") == own
+    assert width(draft_weight_dtype="fp8") > own
 
 
 EAGLE3_CONFIG = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1,
                  "hidden_size": 4096, "max_position_embeddings": 8192, "draft_vocab_size": 32000,
                  "vocab_size": 151936}  # fmt: skip
-PLANNED = {"model": "qwen3-8b", "hardware": ("h100-sxm-80gb",), "tp_size": 1, "batch_sizes": (4,), "gamma": 3}
+PLANNED = {
+    "model": "qwen3-8b",
+    "hardware": ("h100-sxm-80gb",),
+    "tp_size": 1,
+    "batch_sizes": (4,),
+    "gamma": 3,
+}
 
 
 def planned(path: Path | None, context: int, **more: object) -> Plan:
@@ -147,7 +200,10 @@ def config(path: Path, **changes: object) -> Path:
 
 def test_a_named_heads_own_length_and_window_set_where_it_accepts_less(tmp_path: Path) -> None:
     """Usual heads accept less from 2k on, one trained to 8k from there, one with a window nowhere."""
-    usual = [planned(None, context).candidates[0].expected_tokens_per_step for context in (1024, 8192, 32_768)]
+    usual = [
+        planned(None, context).candidates[0].expected_tokens_per_step
+        for context in (1024, 8192, 32_768)
+    ]
     assert usual[0] > usual[1] > usual[2]
     longer = planned(config(tmp_path / "config.json"), 32_768)
     at_8k = planned(tmp_path, 8192)
@@ -155,7 +211,10 @@ def test_a_named_heads_own_length_and_window_set_where_it_accepts_less(tmp_path:
     assert usual[0] > longer.candidates[0].expected_tokens_per_step > usual[2]
     assert any("trained to 8,192 tokens: at 32,768" in note for note in longer.key_notes)
     assert not any("trained to" in note for note in at_8k.key_notes)
-    windowed = planned(config(tmp_path / "window.json", sliding_window=2048, layer_types=["sliding_attention"]), 32_768)
+    windowed = planned(
+        config(tmp_path / "window.json", sliding_window=2048, layer_types=["sliding_attention"]),
+        32_768,
+    )
     assert windowed.candidates[0].expected_tokens_per_step == pytest.approx(usual[0])
     assert windowed.candidates[0].draft_step_s < longer.candidates[0].draft_step_s
     copied = planned(config(tmp_path / "copied.json", max_position_embeddings=40_960), 32_768)
@@ -163,10 +222,19 @@ def test_a_named_heads_own_length_and_window_set_where_it_accepts_less(tmp_path:
 
 
 def test_a_head_as_the_speculators_library_writes_it_is_read(tmp_path: Path) -> None:
-    inner = {"num_hidden_layers": 4, "hidden_size": 4096, "max_position_embeddings": 4096, "sliding_window": None}
+    inner = {
+        "num_hidden_layers": 4,
+        "hidden_size": 4096,
+        "max_position_embeddings": 4096,
+        "sliding_window": None,
+    }
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({"speculators_model_type": "peagle", "transformer_layer_config": inner}))
-    assert load_head(path) == HeadSpec(method="p-eagle", num_layers=4, trained_len=4096, hidden_size=4096)
+    path.write_text(
+        json.dumps({"speculators_model_type": "peagle", "transformer_layer_config": inner})
+    )
+    assert load_head(path) == HeadSpec(
+        method="p-eagle", num_layers=4, trained_len=4096, hidden_size=4096
+    )
 
 
 @pytest.mark.parametrize(("changes", "message"), [

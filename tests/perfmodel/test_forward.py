@@ -6,9 +6,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from magicdec.perfmodel.drafting import draft_tp
 from magicdec.perfmodel.kernels.experts import experts_touched
 from magicdec.perfmodel.kernels.profile import load_hardware
-from magicdec.perfmodel.setup import Setup, draft_tp
+from magicdec.perfmodel.setup import Setup
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.mixers import Attention
@@ -27,14 +28,17 @@ def test_kv_bytes_are_the_cache_read_once() -> None:
 
 def test_a_kernel_that_reads_per_query_reads_the_cache_for_each_query_token() -> None:
     again = msgspec.structs.replace(ENGINE, kv_reads="per_query")
-    once, each = (forward_pass(LLAMA, A100, e, batch=4, query_len=5, kv_len=4096) for e in (ENGINE, again))
+    once, each = (
+        forward_pass(LLAMA, A100, e, batch=4, query_len=5, kv_len=4096) for e in (ENGINE, again)
+    )
     assert float(each.cost.kv_bytes) == 5 * float(once.cost.kv_bytes)
     assert float(each.total_s) > float(once.total_s)
 
 
 def test_ranks_together_do_the_same_work_and_replicate_kv_beyond_the_kv_heads() -> None:
     one, eight, sixteen = (
-        forward_pass(LLAMA, A100, ENGINE, batch=4, query_len=1, kv_len=4096, tp_size=tp).cost for tp in (1, 8, 16)
+        forward_pass(LLAMA, A100, ENGINE, batch=4, query_len=1, kv_len=4096, tp_size=tp).cost
+        for tp in (1, 8, 16)
     )
     assert float(eight.flops) * 8 == pytest.approx(float(one.flops))
     assert float(eight.kv_bytes) * 8 == pytest.approx(float(one.kv_bytes))
@@ -53,9 +57,16 @@ def test_experts_touched_equals_monte_carlo() -> None:
 
 def test_a_mixture_reads_no_more_than_all_of_its_weights() -> None:
     mixtral = load_model_spec("mixtral-8x7b")
-    few, many = (forward_pass(mixtral, A100, ENGINE, batch=b, query_len=1, kv_len=512).cost for b in (1, 4096))
+    few, many = (
+        forward_pass(mixtral, A100, ENGINE, batch=b, query_len=1, kv_len=512).cost
+        for b in (1, 4096)
+    )
     tables = mixtral.vocab_size * mixtral.hidden_size
-    assert float(few.weight_bytes) < float(many.weight_bytes) <= 2.0 * (mixtral.num_parameters - tables)
+    assert (
+        float(few.weight_bytes)
+        < float(many.weight_bytes)
+        <= 2.0 * (mixtral.num_parameters - tables)
+    )
 
 
 def test_no_work_costs_only_overheads() -> None:
@@ -69,7 +80,8 @@ def test_no_work_costs_only_overheads() -> None:
 @pytest.mark.parametrize(("dtype", "ratio"), [("fp8", 0.5), ("int8", 0.5), ("int4", 0.25)])
 def test_quantised_weights_shrink_the_bytes_and_the_time(dtype: str, ratio: float) -> None:
     wide, narrow = (
-        forward_pass(LLAMA, A100, ENGINE, batch=1, query_len=1, kv_len=128, weight_dtype=d) for d in ("bf16", dtype)
+        forward_pass(LLAMA, A100, ENGINE, batch=1, query_len=1, kv_len=128, weight_dtype=d)
+        for d in ("bf16", dtype)
     )
     head = 2.0 * LLAMA.vocab_size * LLAMA.hidden_size  # stays in 16 bits
     assert float(narrow.cost.weight_bytes) - head == ratio * (float(wide.cost.weight_bytes) - head)
@@ -82,8 +94,12 @@ def test_prefill_counts_causal_attention_and_one_row_of_logits() -> None:
     parts = (*LLAMA.mixers, *LLAMA.feed_forwards)
     matrices = sum(count * part.num_parameters(LLAMA.hidden_size) for part, count in parts)
     pairs = prompt * (prompt + 1) / 2
-    attention = 4 * pairs * LLAMA.attention.num_heads * LLAMA.attention.head_dim * LLAMA.num_hidden_layers
-    assert float(ours) == pytest.approx(2 * prompt * matrices + attention + 2 * LLAMA.vocab_size * LLAMA.hidden_size)
+    attention = (
+        4 * pairs * LLAMA.attention.num_heads * LLAMA.attention.head_dim * LLAMA.num_hidden_layers
+    )
+    assert float(ours) == pytest.approx(
+        2 * prompt * matrices + attention + 2 * LLAMA.vocab_size * LLAMA.hidden_size
+    )
 
 
 def test_prefill_of_a_sliding_window_counts_each_pair_once() -> None:
@@ -92,7 +108,9 @@ def test_prefill_of_a_sliding_window_counts_each_pair_once() -> None:
     pairs = sum(min(i, window) for i in range(1, prompt + 1))
     time = prefill(mistral, A100, ENGINE, batch=1, prompt_len=prompt)
     attention = next(op for op in time.ops if op.name == "attention")
-    per_pair = 4 * mistral.attention.num_heads * mistral.attention.head_dim * mistral.num_hidden_layers
+    per_pair = (
+        4 * mistral.attention.num_heads * mistral.attention.head_dim * mistral.num_hidden_layers
+    )
     assert float(attention.cost.flops) == pytest.approx(pairs * per_pair, rel=1e-6)
 
 
@@ -101,8 +119,13 @@ def test_verification_writes_a_recurrence_after_every_token(engine: str, states:
     """Four tokens: read once, written four times, and in SGLang the accepted state copied. At a batch whose states take
     milliseconds the time is in that proportion to decoding's two, within what is fixed."""
     model, hw = load_model_spec("qwen3.5-35b-a3b"), load_hardware("h200")
-    passes = (forward_pass(model, hw, load_engine(engine), batch=512, query_len=q, kv_len=1000) for q in (1, 4))
-    decode, verify = (next(op for op in each.ops if op.name == "linear attention") for each in passes)
+    passes = (
+        forward_pass(model, hw, load_engine(engine), batch=512, query_len=q, kv_len=1000)
+        for q in (1, 4)
+    )
+    decode, verify = (
+        next(op for op in each.ops if op.name == "linear attention") for each in passes
+    )
     assert float(verify.cost.kv_bytes / decode.cost.kv_bytes) == pytest.approx(states / 2)
     assert float(verify.time_s / decode.time_s) == pytest.approx(states / 2, rel=0.05)
 
@@ -111,19 +134,27 @@ def test_chunks_are_seen_up_to_the_mean_place_of_a_batchs_contexts() -> None:
     """A chunk of 9, and contexts alike from 4 below to 4 above, or from 1: of each the place in its chunk is seen."""
 
     def attended(span: int | None, kv_len: int) -> float:
-        mixer = Attention(num_heads=4, num_kv_heads=2, head_dim=8, mask="chunk" if span else "full", span=span)
-        model = msgspec.structs.replace(LLAMA, layers=(msgspec.structs.replace(LLAMA.layers[0], mixer=mixer),))
+        mixer = Attention(
+            num_heads=4, num_kv_heads=2, head_dim=8, mask="chunk" if span else "full", span=span
+        )
+        model = msgspec.structs.replace(
+            LLAMA, layers=(msgspec.structs.replace(LLAMA.layers[0], mixer=mixer),)
+        )
         time = forward_pass(model, A100, ENGINE, batch=1, query_len=1, kv_len=kv_len)
         return float(next(op.cost.flops for op in time.ops if op.name == "attention"))
 
     for context in range(1, 40):
         around = min(context - 1, 4)
         places = [(each - 1) % 9 + 1 for each in range(context - around, context + around + 1)]
-        assert attended(9, context) == pytest.approx(np.mean([attended(None, each) for each in places]))
+        assert attended(9, context) == pytest.approx(
+            np.mean([attended(None, each) for each in places])
+        )
 
 
 SMOOTH = EngineProfile(name="smooth")
-WAVES = msgspec.structs.replace(SMOOTH, attention_blocks_per_multiprocessor=2.0, attention_wave_weight=1.0)
+WAVES = msgspec.structs.replace(
+    SMOOTH, attention_blocks_per_multiprocessor=2.0, attention_wave_weight=1.0
+)
 
 
 def attention_s(engine: EngineProfile, batch: list[int]) -> np.ndarray:

@@ -27,7 +27,8 @@ def test_answers_change_only_on_purpose(number: int) -> None:
     moved = {
         term: (wanted.get(term), present.get(term))
         for term in sorted({*wanted, *present})
-        if not abs(wanted.get(term, np.inf) - present.get(term, np.inf)) <= TOLERANCES.get(request["kind"], 1e-9)
+        if not abs(wanted.get(term, np.inf) - present.get(term, np.inf))
+        <= TOLERANCES.get(request["kind"], 1e-9)
     }
     assert not moved, (
         f"{request} moved (mean logarithms, before and now; if on purpose: python scripts/proof.py --update-golden)"
@@ -39,9 +40,40 @@ def test_golden_requests_reach_every_kind_of_layer_engine_draft_and_split() -> N
     asked = [each.get("options", each) for each in proof_golden.golden_requests()]
     refused = sum("refused" in each for each in proof_golden.read_golden())
     assert refused < len(asked) / 4
-    assert {each.get("engine") for each in asked} >= {"vllm", "sglang", "trtllm", "ours", "magicdec-2024"}
+    assert {each.get("engine") for each in asked} >= {
+        "vllm",
+        "sglang",
+        "trtllm",
+        "ours",
+        "magicdec-2024",
+    }
     drafts = {each.get("draft_method") or each.get("method") or each.get("draft") for each in asked}
-    assert drafts >= {"streamingllm", "snapkv", "topk", "full", "ngram", "suffix", "eagle", "eagle3", "mtp"}
-    assert {each.get("model") for each in asked} >= {"deepseek-r1", "glm-5", "qwen3.5-27b", "nemotron-3-nano-30b-a3b"}
-    for option in ("pp", "ep", "dp_attention", "gpus", "workload", "gen_len", "tpot_ms", "ttft_ms", "kv_dtype"):
+    assert drafts >= {
+        "streamingllm",
+        "snapkv",
+        "topk",
+        "full",
+        "ngram",
+        "suffix",
+        "eagle",
+        "eagle3",
+        "mtp",
+    }
+    assert {each.get("model") for each in asked} >= {
+        "deepseek-r1",
+        "glm-5",
+        "qwen3.5-27b",
+        "nemotron-3-nano-30b-a3b",
+    }
+    for option in (
+        "pp",
+        "ep",
+        "dp_attention",
+        "gpus",
+        "workload",
+        "gen_len",
+        "tpot_ms",
+        "ttft_ms",
+        "kv_dtype",
+    ):
         assert any(option in each for each in asked), option

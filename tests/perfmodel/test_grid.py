@@ -14,12 +14,23 @@ from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
 from magicdec.specs.speculation import SpeculationSpec
 
-A100, ENGINE, LLAMA = load_hardware("a100-sxm-80gb"), load_engine("magicdec-2024"), load_model_spec("llama-3.1-8b")
+A100, ENGINE, LLAMA = (
+    load_hardware("a100-sxm-80gb"),
+    load_engine("magicdec-2024"),
+    load_model_spec("llama-3.1-8b"),
+)
 LAW = AcceptanceProfile(
-    model="m", draft_method="streamingllm", law=Law(rejection=0.2, budget_exponent=0.3, fill_exponent=0.5, drift=0.4)
+    model="m",
+    draft_method="streamingllm",
+    law=Law(rejection=0.2, budget_exponent=0.3, fill_exponent=0.5, drift=0.4),
 )
 GRID = Points.grid(
-    batch=[1, 7, 64], context=[300.0, 5000.0, 90_000.0], tp=[1, 8], budget=[64, 512], gamma=[0, 1, 5], gen_len=100.0
+    batch=[1, 7, 64],
+    context=[300.0, 5000.0, 90_000.0],
+    tp=[1, 8],
+    budget=[64, 512],
+    gamma=[0, 1, 5],
+    gen_len=100.0,
 )
 
 
@@ -33,7 +44,10 @@ def test_every_point_equals_its_own_prediction(method: str) -> None:
     setup = setup_of(method)
     result = predict(setup, LAW, GRID)
     rows = result.take(np.arange(np.prod(GRID.shape)))
-    axes = [np.broadcast_to(each, GRID.shape).ravel() for each in (GRID.context, GRID.batch, GRID.tp, GRID.budget)]
+    axes = [
+        np.broadcast_to(each, GRID.shape).ravel()
+        for each in (GRID.context, GRID.batch, GRID.tp, GRID.budget)
+    ]
     gammas = np.broadcast_to(GRID.gamma, GRID.shape).ravel()
     for index, (context, batch, tp, budget) in enumerate(zip(*axes, strict=True)):
         if not result.full(result.valid).ravel()[index]:
@@ -47,7 +61,9 @@ def test_every_point_equals_its_own_prediction(method: str) -> None:
             expected = pytest.approx(float(getattr(one, name)), rel=1e-9)
             assert float(result.full(getattr(result, name)).ravel()[index]) == expected
             assert float(rows.full(getattr(rows, name))[index]) == expected
-        assert float(rows.full(rows.memory.total_bytes)[index]) == pytest.approx(float(one.memory.total_bytes), 1e-12)
+        assert float(rows.full(rows.memory.total_bytes)[index]) == pytest.approx(
+            float(one.memory.total_bytes), 1e-12
+        )
         assert bool(result.full(result.memory.fits).ravel()[index]) == bool(one.memory.fits)
 
 
@@ -57,13 +73,21 @@ def test_points_that_are_taken_keep_every_operation() -> None:
     chosen = np.array([5, 40, 41, 70])
     rows = result.take(chosen)
     for ours, all_of_it in zip(rows.terms.verify.ops, result.terms.verify.ops, strict=True):
-        np.testing.assert_array_equal(rows.full(ours.time_s), result.full(all_of_it.time_s).ravel()[chosen])
-        np.testing.assert_array_equal(rows.full(ours.cost.flops), result.full(all_of_it.cost.flops).ravel()[chosen])
+        np.testing.assert_array_equal(
+            rows.full(ours.time_s), result.full(all_of_it.time_s).ravel()[chosen]
+        )
+        np.testing.assert_array_equal(
+            rows.full(ours.cost.flops), result.full(all_of_it.cost.flops).ravel()[chosen]
+        )
     np.testing.assert_array_equal(rows.points.gamma, result.full(GRID.gamma).ravel()[chosen])
 
 
 def test_a_grid_without_acceptance_holds_gamma_zero() -> None:
-    result = predict(Setup(model=LLAMA, hardware=A100, engine=ENGINE), None, Points.grid(batch=[1, 2], context=[1000]))
+    result = predict(
+        Setup(model=LLAMA, hardware=A100, engine=ENGINE),
+        None,
+        Points.grid(batch=[1, 2], context=[1000]),
+    )
     np.testing.assert_array_equal(result.speedup, 1.0)
 
 

@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 
 from magicdec.perfmodel.kernels.profile import load_hardware
-from magicdec.perfmodel.memory import capacity_bytes, kv_bytes, largest_batch, memory_need, state_bytes, weights_bytes
+from magicdec.perfmodel.memory import (
+    capacity_bytes,
+    kv_bytes,
+    largest_batch,
+    memory_need,
+    state_bytes,
+    weights_bytes,
+)
 from magicdec.perfmodel.setup import Setup
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
@@ -15,7 +22,11 @@ from magicdec.specs.precision import BF16, Precision
 from magicdec.specs.speculation import MAX_GAMMA, SpeculationSpec
 from tests.perfmodel.passes import forward_pass
 
-A100, ENGINE, LLAMA = load_hardware("a100-sxm-80gb"), load_engine("ours"), load_model_spec("llama-3.1-8b")
+A100, ENGINE, LLAMA = (
+    load_hardware("a100-sxm-80gb"),
+    load_engine("ours"),
+    load_model_spec("llama-3.1-8b"),
+)
 
 PAPER = load_engine("magicdec-2024")  # has no spare slots
 
@@ -36,13 +47,19 @@ def test_kv_of_llama_3_1_is_128_kib_per_token() -> None:
     assert float(kv_bytes(LLAMA, PAPER, BF16, 1, 16)) == float(kv_bytes(LLAMA, PAPER, BF16, 1, 8))
 
 
-@pytest.mark.parametrize(("method", "budget"), [("none", None), ("streamingllm", 512), ("snapkv", 4096)])
+@pytest.mark.parametrize(
+    ("method", "budget"), [("none", None), ("streamingllm", 512), ("snapkv", 4096)]
+)
 def test_largest_batch_equals_counting_up(method: str, budget: int | None) -> None:
-    spec = SpeculationSpec(draft="none" if method == "none" else "self", draft_method=method, draft_budget=budget)  # type: ignore[arg-type]
+    spec = SpeculationSpec(
+        draft="none" if method == "none" else "self", draft_method=method, draft_budget=budget
+    )  # type: ignore[arg-type]
     setup = Setup(model=LLAMA, hardware=A100, engine=ENGINE, speculation=spec)
 
     def need(batch: float) -> float:
-        total = memory_need(setup, batch=batch, max_len=32_768, budget=budget, gamma=4, tp_size=8).total_bytes
+        total = memory_need(
+            setup, batch=batch, max_len=32_768, budget=budget, gamma=4, tp_size=8
+        ).total_bytes
         return float(total)
 
     capacity = capacity_bytes(A100, ENGINE)
@@ -62,7 +79,9 @@ def test_a_draft_takes_as_much_of_the_cache_as_servers_report() -> None:
     def tokens(model: str, hardware: str, sequences: int, method: str, gamma: int) -> float:
         spec = SpeculationSpec(draft=method, draft_method=method, gamma=gamma)  # type: ignore[arg-type]
         setup = Setup.of(model, hardware, "vllm", spec)
-        need = memory_need(setup, batch=sequences, max_len=4096, budget=None, gamma=gamma, tp_size=1)
+        need = memory_need(
+            setup, batch=sequences, max_len=4096, budget=None, gamma=gamma, tp_size=1
+        )
         fixed = need.weights_bytes + need.draft_weights_bytes + need.workspace_bytes
         cached = (need.kv_bytes + need.draft_kv_bytes) / sequences / 4096
         return float((capacity_bytes(setup.hardware, setup.engine) - fixed) / cached)
@@ -108,7 +127,9 @@ def test_a_sliding_window_caps_the_cache_where_the_engine_keeps_it_so() -> None:
         assert float(need.kv_bytes) == 8 * tokens * 128 * 1024
 
 
-@pytest.mark.parametrize(("model", "context", "kept"), [("embedded", 4000, None), ("mistral-7b-v0.1", 8000, 4096)])
+@pytest.mark.parametrize(
+    ("model", "context", "kept"), [("embedded", 4000, None), ("mistral-7b-v0.1", 8000, 4096)]
+)
 def test_the_runtime_allocates_what_is_planned(model: str, context: int, kept: int | None) -> None:
     """The cache that an engine of this package makes for these lengths, counted: of a window, itself and 64 slots."""
     pytest.importorskip("torch")
@@ -116,14 +137,18 @@ def test_the_runtime_allocates_what_is_planned(model: str, context: int, kept: i
 
     request = BenchmarkRequest(model=model, batch_size=8, context_len=context, gen_len=64)
     spec = load_model_spec(model)
-    slots = request.max_len + MAX_GAMMA if kept is None else kept + MAX_GAMMA + 32  # runtime/engine.py
+    slots = (
+        request.max_len + MAX_GAMMA if kept is None else kept + MAX_GAMMA + 32
+    )  # runtime/engine.py
     assert session_bytes(request)[1] == slots * spec.kv_elements_per_token() * 4
     planned = memory_need(
         Setup(model=spec, hardware=A100, engine=ENGINE, precision=Precision(weight_dtype="fp32", kv_dtype="fp32")),
         batch=8, max_len=context + 64, budget=None, gamma=0, tp_size=1,
     )  # fmt: skip
     fixed, per_sequence = session_bytes(request)
-    assert float(planned.total_bytes - planned.workspace_bytes) == pytest.approx(fixed + 8 * per_sequence)
+    assert float(planned.total_bytes - planned.workspace_bytes) == pytest.approx(
+        fixed + 8 * per_sequence
+    )
 
 
 @pytest.mark.parametrize(("engine", "beside"), [("vllm", 0), ("sglang", 1)])
@@ -134,7 +159,12 @@ def test_a_recurrence_keeps_a_state_for_each_verified_token(engine: str, beside:
 
     def kept(draft: str, gamma: int) -> float:
         spec = SpeculationSpec(draft="self" if draft == "ngram" else "none", draft_method=draft)  # type: ignore[arg-type]
-        setup = Setup(model=model, hardware=load_hardware("h200"), engine=load_engine(engine), speculation=spec)
+        setup = Setup(
+            model=model,
+            hardware=load_hardware("h200"),
+            engine=load_engine(engine),
+            speculation=spec,
+        )
         need = memory_need(setup, batch=8, max_len=4096, budget=None, gamma=gamma, tp_size=1)
         slots = 4096 + gamma + 1
         return float(need.kv_bytes - 8 * kv_bytes(model, setup.engine, setup.precision, slots, 1))
@@ -154,7 +184,9 @@ def test_a_convolutions_state_is_in_16_bits_whatever_the_cache_is_in(kv_dtype: s
     time = {
         dtype: next(
             op
-            for op in forward_pass(model, hw, load_engine("vllm"), batch=8, query_len=1, kv_len=100, kv_dtype=dtype).ops
+            for op in forward_pass(
+                model, hw, load_engine("vllm"), batch=8, query_len=1, kv_len=100, kv_dtype=dtype
+            ).ops
             if op.name == "linear attention"
         )
         for dtype in ("bf16", kv_dtype)

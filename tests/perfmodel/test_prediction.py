@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import constant_profile
 from magicdec.perfmodel.acceptance.law import Law
+from magicdec.perfmodel.drafting import draft_kv_tokens
 from magicdec.perfmodel.intervals import interval, relative_errors, untimed
 from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
 from magicdec.perfmodel.memory import memory_need
-from magicdec.perfmodel.setup import Points, Setup, draft_kv_tokens
+from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import Prediction, predict
 from magicdec.perfmodel.step import prefill_terms
 from magicdec.specs.catalog import load_model_spec
@@ -32,7 +33,9 @@ STREAMING = SpeculationSpec(draft="self", draft_method="streamingllm", draft_bud
 RATE = constant_profile(0.8)
 
 
-def step(speculation: SpeculationSpec = STREAMING, engine: EngineProfile = ENGINE, **fields: Any) -> Prediction:
+def step(
+    speculation: SpeculationSpec = STREAMING, engine: EngineProfile = ENGINE, **fields: Any
+) -> Prediction:
     """Llama-3.1-8B on 8 x A100, batch 64, context 32,000, a rate of 0.8; unless `fields` of setup or points differ."""
     acceptance = fields.pop("acceptance", RATE)
     options = {"model": LLAMA, "hardware": A100, "engine": engine, "speculation": speculation}
@@ -64,7 +67,9 @@ def test_expected_tokens_equal_simulation() -> None:
     rates = np.array([0.9, 0.7, 0.8, 0.6, 0.5])
     rng = np.random.default_rng(1)
     accepted = np.cumprod(rng.random((200_000, 5)) < rates, axis=1)
-    expected, everything = constant_profile(rates.tolist()).tokens_per_step(budget=None, context=100.0, gamma=5)
+    expected, everything = constant_profile(rates.tolist()).tokens_per_step(
+        budget=None, context=100.0, gamma=5
+    )
     assert float(expected) == pytest.approx(1.0 + accepted.sum(axis=1).mean(), abs=0.02)
     assert float(everything) == pytest.approx(accepted[:, -1].mean(), abs=0.005)
 
@@ -84,13 +89,17 @@ def test_short_contexts_make_speculation_lose() -> None:
 
 def test_at_long_context_the_ratio_tends_to_tokens_per_step_over_verification() -> None:
     """As S grows drafts and overheads vanish beside the KV reads, which verification does once: speedup -> E."""
-    p = step(engine=msgspec.structs.replace(ENGINE, verify_attention_factor=1.0), context=3e7, batch=256)
+    p = step(
+        engine=msgspec.structs.replace(ENGINE, verify_attention_factor=1.0), context=3e7, batch=256
+    )
     assert float(p.speedup) == pytest.approx(float(p.expected_tokens_per_step), rel=0.03)
 
 
 def test_stored_logits_of_a_large_batch_reach_a_gigabyte() -> None:
     """Batch 256, gamma 7, a 128k vocabulary: 2048 rows of fp32 logits are 1.05 GB."""
-    few, many = (step(batch=b, gamma=7, sampling=SamplingSpec()).memory.workspace_bytes for b in (1, 256))
+    few, many = (
+        step(batch=b, gamma=7, sampling=SamplingSpec()).memory.workspace_bytes for b in (1, 256)
+    )
     assert float(many) - float(few) == pytest.approx(255 * 8 * 128_256 * 4)
 
 
@@ -100,7 +109,9 @@ def test_a_quantised_self_draft_is_quicker_and_takes_memory() -> None:
     same = step(engine=engine, tp=1)
     assert float(int4.draft_step_s) < float(same.draft_step_s)
     norms = 2 * LLAMA.num_hidden_layers + 1
-    wide = 2.0 * (2 * LLAMA.vocab_size + norms) * LLAMA.hidden_size  # embedding, head and norms stay in 16 bits
+    wide = (
+        2.0 * (2 * LLAMA.vocab_size + norms) * LLAMA.hidden_size
+    )  # embedding, head and norms stay in 16 bits
     assert float(int4.memory.draft_weights_bytes) - wide == pytest.approx(
         (float(int4.memory.weights_bytes) - wide) / 4, rel=1e-12
     )
@@ -127,7 +138,9 @@ def test_snapkv_pays_for_its_selection_at_prefill() -> None:
     def seconds(method: Any) -> float:
         spec = SpeculationSpec(draft="self", draft_method=method, draft_budget=512)
         setup = Setup(model=LLAMA, hardware=A100, engine=ENGINE, speculation=spec)
-        return float(prefill_terms(setup, batch=1, prompt_len=32_000, tp_size=8, budget=512).total_s)
+        return float(
+            prefill_terms(setup, batch=1, prompt_len=32_000, tp_size=8, budget=512).total_s
+        )
 
     none = Setup(model=LLAMA, hardware=A100, engine=ENGINE)
     alone = float(prefill_terms(none, batch=1, prompt_len=32_000, tp_size=8).total_s)
@@ -136,17 +149,26 @@ def test_snapkv_pays_for_its_selection_at_prefill() -> None:
 
 def test_measured_vocabulary_costs_replace_the_estimate() -> None:
     engine = msgspec.structs.replace(
-        ENGINE, accept_base_s=1e-3, accept_s_per_element=1e-12, upkeep_base_s=2e-3, upkeep_s_per_token=1e-6
+        ENGINE,
+        accept_base_s=1e-3,
+        accept_s_per_element=1e-12,
+        upkeep_base_s=2e-3,
+        upkeep_s_per_token=1e-6,
     )
     p = step(engine=engine, tp=1, batch=2)
     assert float(p.accept_step_s) == pytest.approx(1e-3 + 2 * 4 * 128_256 * 1e-12)
     catch_up = next(op.time_s for op in p.terms.upkeep.ops if op.name == "catch-up")
-    assert float(p.upkeep_step_s) == pytest.approx(2e-3 + 8e-6 + engine.step_overhead_s + float(catch_up))
+    assert float(p.upkeep_step_s) == pytest.approx(
+        2e-3 + 8e-6 + engine.step_overhead_s + float(catch_up)
+    )
 
 
 def test_a_draft_of_another_vocabulary_is_refused() -> None:
     with pytest.raises(ConfigError, match="vocabulary of 32000"):
-        step(SpeculationSpec(draft="tinyllama-1.1b", draft_method="full", gamma=1), draft_model=TINYLLAMA)
+        step(
+            SpeculationSpec(draft="tinyllama-1.1b", draft_method="full", gamma=1),
+            draft_model=TINYLLAMA,
+        )
 
 
 def test_drafting_without_acceptance_is_refused() -> None:
@@ -170,7 +192,12 @@ def test_numbers_out_of_range_never_reach_the_formula(fields: dict[str, Any]) ->
 def test_intervals_hold_the_prediction_and_widen_with_each_error() -> None:
     narrow, wide = interval(step()), interval(step(), 0.1)
     p = step()
-    assert float(wide.speedup_low) < float(narrow.speedup_low) < float(p.speedup) < float(narrow.speedup_high)
+    assert (
+        float(wide.speedup_low)
+        < float(narrow.speedup_low)
+        < float(p.speedup)
+        < float(narrow.speedup_high)
+    )
     assert float(narrow.speedup_high) < float(wide.speedup_high)
     alone = interval(step(gamma=0))
     assert float(alone.speedup_low) == float(alone.speedup_high) == 1.0
@@ -184,16 +211,24 @@ def test_interval_of_the_speedup_covers_as_stated_when_terms_err_together() -> N
     ours, alone = p.terms.step_seconds("group"), p.terms.autoregressive.group_seconds()
     inside = 0
     for _ in range(4000):
-        factor = {g: np.exp(e * rng.standard_normal()) for g, e in relative_errors(A100, ENGINE).items()}
+        factor = {
+            g: np.exp(e * rng.standard_normal()) for g, e in relative_errors(A100, ENGINE).items()
+        }
         rest = np.exp(ENGINE.speedup_relative_error * rng.standard_normal())
-        true = sum(alone[g] * f for g, f in factor.items()) / sum(ours[g] * f for g, f in factor.items())
+        true = sum(alone[g] * f for g, f in factor.items()) / sum(
+            ours[g] * f for g, f in factor.items()
+        )
         true = float(true * p.expected_tokens_per_step) * rest
         inside += float(bounds.speedup_low) <= true <= float(bounds.speedup_high)
     assert inside / 4000 == pytest.approx(0.9, abs=0.025)
 
 
 LAWS = st.builds(
-    lambda a, g: constant_profile(a) if g else msgspec.structs.replace(constant_profile(a), law=Law(rejection=1 - a)),
+    lambda a, g: (
+        constant_profile(a)
+        if g
+        else msgspec.structs.replace(constant_profile(a), law=Law(rejection=1 - a))
+    ),
     st.floats(0.0, 1.0),
     st.booleans(),
 )
@@ -211,7 +246,9 @@ LAWS = st.builds(
         draft_budget=st.integers(5, 8192), gamma=st.integers(0, 32),
     ),
 )  # fmt: skip
-def test_no_input_gives_a_nan_or_a_negative_time(fields: dict[str, Any], spec: SpeculationSpec) -> None:
+def test_no_input_gives_a_nan_or_a_negative_time(
+    fields: dict[str, Any], spec: SpeculationSpec
+) -> None:
     p = step(spec, **fields)
     bounds = interval(p)
     for value in (p.step_s, p.autoregressive_step_s, p.draft_step_s, p.verify_step_s, p.tpot_s, p.speedup,
@@ -254,7 +291,9 @@ def test_kernels_that_no_table_holds_are_less_sure() -> None:
     hw = load_hardware("h200")
 
     def of(model: str, kv_dtype: str = "bf16") -> float:
-        return relative_errors(hw, ENGINE, load_model_spec(model), Precision(kv_dtype=kv_dtype))["attention"]
+        return relative_errors(hw, ENGINE, load_model_spec(model), Precision(kv_dtype=kv_dtype))[
+            "attention"
+        ]
 
     assert of("llama-3.1-8b") == relative_errors(hw, ENGINE)["attention"]
     assert of("qwen3.5-35b-a3b") == max(of("llama-3.1-8b"), hw.linear.fit.relative_error)
@@ -264,7 +303,11 @@ def test_kernels_that_no_table_holds_are_less_sure() -> None:
 
 def test_products_are_as_sure_as_the_kernels_of_the_format_that_runs() -> None:
     """Weights that are widened on the way run in kernels that no table holds, like those of a borrowed curve."""
-    b200, vllm, model = load_hardware("b200-sxm-192gb"), load_engine("vllm"), load_model_spec("llama-3.1-8b")
+    b200, vllm, model = (
+        load_hardware("b200-sxm-192gb"),
+        load_engine("vllm"),
+        load_model_spec("llama-3.1-8b"),
+    )
 
     def of(weight_dtype: str) -> tuple[float, list[str]]:
         setup = Setup.of(model, b200, vllm, weight_dtype=weight_dtype)
@@ -287,8 +330,13 @@ def test_a_machine_whose_speed_moves_widens_the_interval() -> None:
     moving = msgspec.structs.replace(A100, memory_spread=memory, compute_spread=compute)
     added = np.sqrt(sigma(moving) ** 2 - sigma(A100) ** 2)
     prediction = step()
-    alone, whole = prediction.terms.autoregressive.group_seconds(), prediction.terms.step_seconds("group")
+    alone, whole = (
+        prediction.terms.autoregressive.group_seconds(),
+        prediction.terms.step_seconds("group"),
+    )
     faster = {group: np.exp(-memory if group == "attention" else compute) for group in whole}
-    moved = sum(float(alone[g]) * faster[g] for g in whole) / sum(float(whole[g]) * faster[g] for g in whole)
+    moved = sum(float(alone[g]) * faster[g] for g in whole) / sum(
+        float(whole[g]) * faster[g] for g in whole
+    )
     usual = sum(float(alone[g]) for g in whole) / sum(float(whole[g]) for g in whole)
     assert added == pytest.approx(abs(np.log(moved / usual)), rel=0.05)

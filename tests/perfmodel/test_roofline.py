@@ -16,7 +16,9 @@ from magicdec.specs.device import Link
 from tests.kernels import attention_time, elementwise_time, gemm_time
 
 MEASURED = ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-192gb", "l40s-48gb")
-dimension = st.one_of(st.integers(0, 2**20), st.floats(allow_nan=True, allow_infinity=True), st.just(-1))
+dimension = st.one_of(
+    st.integers(0, 2**20), st.floats(allow_nan=True, allow_infinity=True), st.just(-1)
+)
 devices = st.sampled_from(sorted(hardware_names()))
 
 
@@ -55,19 +57,33 @@ def test_empty_work_costs_its_overhead_only():
     hw = load_hardware("h100")
     for time in (gemm_time(hw, m=0, n=4096, k=4096), gemm_time(hw, m=4, n=4096, k=0)):
         assert float(time.time_s) == hw.gemm.overhead_s
-    empty = attention_time(hw, batch=8, query_len=1, kv_len=0, num_heads=8, num_kv_heads=8, head_dim=128)
+    empty = attention_time(
+        hw, batch=8, query_len=1, kv_len=0, num_heads=8, num_kv_heads=8, head_dim=128
+    )
     assert float(empty.time_s) == hw.attention.overhead_s
     assert float(elementwise_time(hw, num_bytes=0, num_kernels=0).time_s) == 0.0
 
 
-@given(devices, st.integers(1, 4096), st.integers(1, 4096), st.integers(64, 32768), st.integers(64, 32768))
+@given(
+    devices,
+    st.integers(1, 4096),
+    st.integers(1, 4096),
+    st.integers(64, 32768),
+    st.integers(64, 32768),
+)
 @settings(deadline=None)
 def test_more_tokens_never_take_less_time(device, first, second, n, k):
     times = gemm_time(load_hardware(device), m=np.sort([first, second]), n=n, k=k).time_s
     assert times[0] <= times[1] * (1 + 1e-9)
 
 
-@given(devices, st.integers(1, 512), st.integers(1, 200_000), st.integers(1, 200_000), st.sampled_from([1, 2, 8]))
+@given(
+    devices,
+    st.integers(1, 512),
+    st.integers(1, 200_000),
+    st.integers(1, 200_000),
+    st.sampled_from([1, 2, 8]),
+)
 @settings(deadline=None)
 def test_longer_contexts_never_take_less_time(device, batch, first, second, num_kv_heads):
     hw = load_hardware(device)
@@ -79,13 +95,26 @@ def test_longer_contexts_never_take_less_time(device, batch, first, second, num_
     assert times[0] <= times[1] * (1 + 1e-6) + AttentionCurve.of(hw).block_overhead_s
 
 
-@given(devices, st.lists(dimension, min_size=6, max_size=6), st.sampled_from(["measured", "split"]), st.booleans())
+@given(
+    devices,
+    st.lists(dimension, min_size=6, max_size=6),
+    st.sampled_from(["measured", "split"]),
+    st.booleans(),
+)
 @settings(deadline=None)
 def test_times_are_finite_and_not_negative_for_any_input(device, sizes, kernel, per_query):
-    hw, names = load_hardware(device), ("batch", "query_len", "kv_len", "num_heads", "num_kv_heads", "head_dim")
+    hw, names = (
+        load_hardware(device),
+        ("batch", "query_len", "kv_len", "num_heads", "num_kv_heads", "head_dim"),
+    )
     reads = "per_query" if per_query else "per_sequence"
-    attended = attention_time(hw, **dict(zip(names, sizes, strict=True)), kernel=kernel, kv_reads=reads)
-    for time in (*attended, *gemm_time(hw, m=sizes[0], n=sizes[1], k=sizes[2], working_set_bytes="own")):
+    attended = attention_time(
+        hw, **dict(zip(names, sizes, strict=True)), kernel=kernel, kv_reads=reads
+    )
+    for time in (
+        *attended,
+        *gemm_time(hw, m=sizes[0], n=sizes[1], k=sizes[2], working_set_bytes="own"),
+    ):
         assert np.all(np.isfinite(time))
         assert np.all(time >= 0)
 
@@ -94,7 +123,13 @@ def test_below_one_wave_an_unsplit_kernel_takes_a_time_that_depends_on_the_conte
     """The published A100 rows: about 23 ns per token of context from 1 to 32 blocks of 128-wide heads."""
     hw = load_hardware("a100-sxm-80gb")
     times = attention_time(
-        hw, batch=np.array([1, 8, 32]), query_len=1, kv_len=32768, num_heads=1, num_kv_heads=1, head_dim=128
+        hw,
+        batch=np.array([1, 8, 32]),
+        query_len=1,
+        kv_len=32768,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=128,
     ).time_s
     assert times.max() / times.min() < 1.05
     assert times.mean() / 32768 == pytest.approx(23e-9, rel=0.08)
@@ -102,8 +137,17 @@ def test_below_one_wave_an_unsplit_kernel_takes_a_time_that_depends_on_the_conte
 
 def test_a_split_kernel_does_not_pay_for_idle_multiprocessors():
     hw = load_hardware("a100-sxm-80gb")
-    shape = {"batch": 1, "query_len": 1, "kv_len": 131072, "num_heads": 4, "num_kv_heads": 4, "head_dim": 128}
-    unsplit, split = (float(attention_time(hw, **shape, kernel=kernel).time_s) for kernel in ("measured", "split"))
+    shape = {
+        "batch": 1,
+        "query_len": 1,
+        "kv_len": 131072,
+        "num_heads": 4,
+        "num_kv_heads": 4,
+        "head_dim": 128,
+    }
+    unsplit, split = (
+        float(attention_time(hw, **shape, kernel=kernel).time_s) for kernel in ("measured", "split")
+    )
     read_s = 2 * 4 * 131072 * 128 * 2 / hw.memory_bytes_per_s
     assert unsplit > 5 * split
     assert read_s < split < 2.5 * read_s
@@ -112,7 +156,14 @@ def test_a_split_kernel_does_not_pay_for_idle_multiprocessors():
 def test_several_query_tokens_cost_little_where_reading_the_cache_binds():
     """Memory-bound verification: the measured ratio of the paper's A100 kernel is about 1.05."""
     hw = load_hardware("a100-sxm-80gb")
-    shape = {"batch": 64, "kv_len": 32768, "num_heads": 4, "num_kv_heads": 1, "head_dim": 128, "kernel": "split"}
+    shape = {
+        "batch": 64,
+        "kv_len": 32768,
+        "num_heads": 4,
+        "num_kv_heads": 1,
+        "head_dim": 128,
+        "kernel": "split",
+    }
     one, four = (float(attention_time(hw, query_len=q, **shape).time_s) for q in (1, 4))
     assert 1.0 <= four / one < 1.1
 
@@ -135,7 +186,9 @@ def test_on_a_cpu_few_tokens_go_one_by_one_and_many_at_the_matrix_rate():
         gemm=GemmCurve(tiled=False, overhead_s=0.0, flops_efficiency=1.0, gemv_efficiency=0.2, half_tokens=10.0,
                        bandwidth_efficiency=100.0)
     )  # fmt: skip
-    times = gemm_time(hw, m=np.array([1, 2, 64]), n=512, k=512, weight_dtype="fp32", compute_dtype="fp32").time_s
+    times = gemm_time(
+        hw, m=np.array([1, 2, 64]), n=512, k=512, weight_dtype="fp32", compute_dtype="fp32"
+    ).time_s
     token_s = 2 * 512 * 512 / 1e11
     assert times[0] == pytest.approx(5 * token_s, rel=0.05)
     assert times[1] / times[0] == pytest.approx(2, rel=0.15)
@@ -147,7 +200,14 @@ def test_on_a_cpu_attention_of_several_queries_follows_the_skinny_rate():
         overhead_s=0.0, bandwidth_efficiency=1.0, flops_efficiency=0.1, ridge_power=2.0, wave_weight=0.0,
         stream_ratio=1e6, max_splits=1.0, block_overhead_s=0.0,
     )  # fmt: skip
-    shape = {"batch": 16, "kv_len": 4096, "num_heads": 8, "num_kv_heads": 8, "head_dim": 32, "kv_dtype": "fp32"}
+    shape = {
+        "batch": 16,
+        "kv_len": 4096,
+        "num_heads": 8,
+        "num_kv_heads": 8,
+        "head_dim": 32,
+        "kv_dtype": "fp32",
+    }
     times = attention_time(cpu(attention=curve), query_len=np.array([1, 2, 4]), **shape).time_s
     read_s = (2 * 16 * 8 * 4096 * 32 + 2 * 16 * 8 * 32 * np.array([1, 2, 4])) * 4 / 1e10
     work_s = 4 * 16 * 8 * 4096 * 32 * np.array([1, 2, 4]) / 1e10
@@ -159,4 +219,6 @@ def test_elementwise_time_is_bytes_over_bandwidth_plus_launches():
     hw = msgspec.structs.replace(hw, elementwise=None)
     curve = ElementwiseCurve.of(hw)
     time = float(elementwise_time(hw, num_bytes=1e9, num_kernels=3).time_s)
-    assert time == pytest.approx(1e9 / (3.35e12 * curve.bandwidth_efficiency) + 3 * curve.overhead_s, rel=1e-9)
+    assert time == pytest.approx(
+        1e9 / (3.35e12 * curve.bandwidth_efficiency) + 3 * curve.overhead_s, rel=1e-9
+    )

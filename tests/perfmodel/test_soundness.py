@@ -32,8 +32,14 @@ from tests.kernels import (
 from tests.perfmodel.passes import forward_pass
 
 GPUS = [name for name in hardware_names() if load_hardware(name).kind == "gpu"]
-LONGER = np.unique(np.concatenate([2.0 ** np.linspace(6, 17, 45).round(2), *([n, n + 1.0] for n in (128, 4096, 8192))]))
-LARGER = np.concatenate([np.arange(1.0, 40.0), np.unique(np.round(2.0 ** np.linspace(5.4, 10, 30)))])
+LONGER = np.unique(
+    np.concatenate(
+        [2.0 ** np.linspace(6, 17, 45).round(2), *([n, n + 1.0] for n in (128, 4096, 8192))]
+    )
+)
+LARGER = np.concatenate(
+    [np.arange(1.0, 40.0), np.unique(np.round(2.0 ** np.linspace(5.4, 10, 30)))]
+)
 SERVERS = ("vllm", "sglang", "trtllm")
 MODELS = (
     "llama-3.1-8b", "gemma-3-27b", "gpt-oss-120b", "deepseek-v3", "deepseek-v3.2", "qwen3.5-35b-a3b",
@@ -60,11 +66,15 @@ def formats(hw: HardwareProfile) -> list[str]:
 def test_products_take_at_least_their_bytes_and_flops(device):
     """12 × 24 × 24 sizes in each format: 7,000 to 28,000 points a device."""
     hw = load_hardware(device)
-    m, n, k = grid(2.0 ** np.arange(12), 2.0 ** np.linspace(7, 16, 24), 2.0 ** np.linspace(7, 16, 24))
+    m, n, k = grid(
+        2.0 ** np.arange(12), 2.0 ** np.linspace(7, 16, 24), 2.0 ** np.linspace(7, 16, 24)
+    )
     for dtype in formats(hw):
         time = gemm_time(hw, m=m, n=n, k=k, weight_dtype=dtype, compute_dtype=dtype).time_s
         assert np.all(np.isfinite(time))
-        assert np.all(time * hw.memory_bytes_per_s * ABOVE_DATASHEET >= n * k * bytes_per_element(dtype))
+        assert np.all(
+            time * hw.memory_bytes_per_s * ABOVE_DATASHEET >= n * k * bytes_per_element(dtype)
+        )
         assert np.all(time * hw.compute_rate(dtype) * ABOVE_DATASHEET >= 2.0 * m * n * k)
 
 
@@ -81,7 +91,13 @@ def test_attention_takes_at_least_its_bytes_and_flops(device):
         num_bytes = 2.0 * batch * length * heads * 128 * bytes_per_element(dtype)
         assert np.all(time * hw.memory_bytes_per_s * ABOVE_DATASHEET >= num_bytes)
     prompt = prefill_attention_time(
-        hw, batch=batch, query_len=length, kv_len=length, num_heads=8 * heads, num_kv_heads=heads, head_dim=128
+        hw,
+        batch=batch,
+        query_len=length,
+        kv_len=length,
+        num_heads=8 * heads,
+        num_kv_heads=heads,
+        head_dim=128,
     ).time_s
     flops = 4.0 * batch * length * (length + 1) / 2 * 8 * heads * 128
     assert np.all(prompt * hw.compute_rate("bf16") * ABOVE_DATASHEET >= flops)
@@ -92,7 +108,9 @@ def test_attention_takes_at_least_its_bytes_and_flops(device):
 def test_latent_attention_takes_at_least_its_bytes_and_no_less_with_more_query_tokens(device):
     """40 batches × 41 contexts × 4 numbers of heads × 6 of query tokens: 39,000 points a format and device."""
     hw = load_hardware(device)
-    batch, length, heads, queries = grid(BATCH, CONTEXT, np.array([8.0, 16.0, 64.0, 128.0]), 2.0 ** np.arange(6))
+    batch, length, heads, queries = grid(
+        BATCH, CONTEXT, np.array([8.0, 16.0, 64.0, 128.0]), 2.0 ** np.arange(6)
+    )
     for dtype, curve in hw.latent.items():
         time = latent_attention_time(
             hw, batch=batch, query_len=queries, kv_len=length, num_heads=heads, row=576, flops_per_pair=2176.0,
@@ -104,7 +122,10 @@ def test_latent_attention_takes_at_least_its_bytes_and_no_less_with_more_query_t
         assert np.all(np.diff(time, axis=3) >= -DIP * time[..., :-1])
         flops = batch * length * heads * queries * 2176.0
         assert np.all(
-            time * hw.compute_rate("fp8" if dtype == "fp8" and "fp8" in hw.flops_per_s else "bf16") * 1.2 >= flops
+            time
+            * hw.compute_rate("fp8" if dtype == "fp8" and "fp8" in hw.flops_per_s else "bf16")
+            * 1.2
+            >= flops
         )
 
 
@@ -115,7 +136,13 @@ def test_a_recurrence_takes_at_least_its_states_and_more_with_every_token(device
     batch, heads, queries = grid(BATCH, 2.0 ** np.arange(1, 8), np.arange(1.0, 17.0))
     state, conv = heads * 128**2, heads * 128 * 6
     time = linear_time(
-        hw, hw.linear, batch=batch, query_len=queries, state_elements=state, conv_elements=conv, states_written=queries
+        hw,
+        hw.linear,
+        batch=batch,
+        query_len=queries,
+        state_elements=state,
+        conv_elements=conv,
+        states_written=queries,
     ).time_s
     num_bytes = batch * state * 4.0 * (1.0 + queries)
     assert np.all(time * hw.memory_bytes_per_s * ABOVE_DATASHEET >= num_bytes)
@@ -124,7 +151,12 @@ def test_a_recurrence_takes_at_least_its_states_and_more_with_every_token(device
     prompt = 64.0 * 2.0 ** np.arange(10)
     batch, heads, length = grid(BATCH, 2.0 ** np.arange(1, 8), prompt)
     time = linear_prefill_time(
-        hw, hw.linear_prefill, batch=batch, query_len=length, state_elements=heads * 128**2, channels=heads * 256
+        hw,
+        hw.linear_prefill,
+        batch=batch,
+        query_len=length,
+        state_elements=heads * 128**2,
+        channels=heads * 256,
     ).time_s
     assert np.all(np.diff(time, axis=0) >= 0)
     assert np.all(np.diff(time, axis=2) > 0)
@@ -143,21 +175,29 @@ def test_an_indexer_and_what_it_chooses_take_at_least_their_work(device):
     assert np.all(np.diff(time, axis=2) > 0)
     for curve in hw.top_k.values():
         chosen = top_k_time(hw, curve, rows=batch * queries, kv_len=length).time_s
-        assert np.all(chosen * hw.memory_bytes_per_s * ABOVE_DATASHEET >= 4.0 * batch * queries * length)
+        assert np.all(
+            chosen * hw.memory_bytes_per_s * ABOVE_DATASHEET >= 4.0 * batch * queries * length
+        )
         assert np.all(np.diff(chosen, axis=1) > 0)
     for curve in hw.sparse.values():
         time = sparse_time(
             hw, curve, tokens=batch * queries, num_chosen=np.minimum(length, 2048.0), num_heads=64,
             flops_per_pair=2176.0, row_bytes=1152.0,
         ).time_s  # fmt: skip
-        assert np.all(time * hw.compute_rate("bf16") >= batch * queries * np.minimum(length, 2048.0) * 64 * 2176.0)
+        assert np.all(
+            time * hw.compute_rate("bf16")
+            >= batch * queries * np.minimum(length, 2048.0) * 64 * 2176.0
+        )
 
 
 @pytest.mark.parametrize("device", [name for name in GPUS if load_hardware(name).moe])
 def test_experts_take_at_least_the_bytes_of_those_touched_and_no_less_with_more_tokens(device):
     hw = load_hardware(device)
     tokens, width, experts, chosen = grid(
-        2.0 ** np.arange(13), 2.0 ** np.arange(6, 14), np.array([8.0, 64.0, 128.0, 256.0]), np.array([1.0, 4.0, 8.0])
+        2.0 ** np.arange(13),
+        2.0 ** np.arange(6, 14),
+        np.array([8.0, 64.0, 128.0, 256.0]),
+        np.array([1.0, 4.0, 8.0]),
     )
     for dtype, curve in hw.moe.items():
         arguments = {
@@ -200,11 +240,23 @@ def test_no_factor_of_an_engine_makes_any_operation_faster_than_the_device(engin
     a link needs, or what its kernel's curve alone says; every device, 3 formats, and factors of 0.3 too."""
     spec, profile = load_model_spec(model), load_engine(engine)
     factors = [name for name in profile.__struct_fields__ if name.endswith("_factor")]
-    alone, hasty = (msgspec.structs.replace(profile, **dict.fromkeys(factors, each)) for each in (1.0, 0.3))
-    batch, context, queries = grid(np.array([1.0, 32.0, 512.0]), np.array([512.0, 8192.0, 131072.0]), np.array([1, 4]))
-    for device, dtypes in itertools.product(GPUS, (("bf16", "bf16"), ("fp8", "bf16"), ("fp8", "fp8"))):
+    alone, hasty = (
+        msgspec.structs.replace(profile, **dict.fromkeys(factors, each)) for each in (1.0, 0.3)
+    )
+    batch, context, queries = grid(
+        np.array([1.0, 32.0, 512.0]), np.array([512.0, 8192.0, 131072.0]), np.array([1, 4])
+    )
+    for device, dtypes in itertools.product(
+        GPUS, (("bf16", "bf16"), ("fp8", "bf16"), ("fp8", "fp8"))
+    ):
         hw = load_hardware(device)
-        shape = {"batch": batch, "query_len": queries, "kv_len": context, "tp_size": 4, "attention_factor": 1.0}
+        shape = {
+            "batch": batch,
+            "query_len": queries,
+            "kv_len": context,
+            "tp_size": 4,
+            "attention_factor": 1.0,
+        }
         shape |= {"weight_dtype": dtypes[0], "kv_dtype": dtypes[1]}
         curve = {op.name: op.time_s for op in forward_pass(spec, hw, alone, **shape).ops}
         for each in (profile, hasty):
@@ -213,20 +265,36 @@ def test_no_factor_of_an_engine_makes_any_operation_faster_than_the_device(engin
                     continue
                 moved = op.cost.weight_bytes + op.cost.kv_bytes
                 moved = moved + (op.cost.activation_bytes if op.group == "elementwise" else 0.0)
-                least = np.maximum(moved / (0.95 * hw.memory_bytes_per_s), op.cost.flops / hw.compute_rate(dtypes[0]))
+                least = np.maximum(
+                    moved / (0.95 * hw.memory_bytes_per_s),
+                    op.cost.flops / hw.compute_rate(dtypes[0]),
+                )
                 least = np.maximum(least, 0.75 * op.cost.collective_bytes / hw.link.bytes_per_s)
                 least = np.minimum(least, curve[op.name])
-                assert np.all(op.time_s >= least * (1 - 1e-9)), (device, dtypes, op.name, np.min(op.time_s / least))
+                assert np.all(op.time_s >= least * (1 - 1e-9)), (
+                    device,
+                    dtypes,
+                    op.name,
+                    np.min(op.time_s / least),
+                )
 
 
 def test_no_factor_makes_prompts_faster_than_the_processor():
-    model, engine = load_model_spec("llama-3.1-70b"), msgspec.structs.replace(load_engine("sglang"), prefill_factor=0.1)
+    model, engine = (
+        load_model_spec("llama-3.1-70b"),
+        msgspec.structs.replace(load_engine("sglang"), prefill_factor=0.1),
+    )
     prompt, tp_size = 2.0 ** np.arange(5, 18), 4
     for device in GPUS:
         hw = load_hardware(device)
         setup = Setup(model=model, hardware=hw, engine=engine)
         seconds = prefill_seconds(setup, active=1.0, prompt_len=prompt, tp_size=tp_size)
-        flops = 2.0 * (model.num_parameters - 2 * model.vocab_size * model.hidden_size) * prompt / tp_size
+        flops = (
+            2.0
+            * (model.num_parameters - 2 * model.vocab_size * model.hidden_size)
+            * prompt
+            / tp_size
+        )
         assert np.all(seconds > flops / hw.compute_rate("bf16")), device
 
 
@@ -234,9 +302,13 @@ def test_an_engine_may_beat_the_rate_that_one_library_reached_on_a_cpu():
     """Its products use vectors half as wide as the engine's may be."""
     model, slow = load_model_spec("llama-68m"), load_engine("ours")
     fast = msgspec.structs.replace(slow, prefill_factor=0.5)
-    hw = HardwareProfile(name="x", kind="cpu", memory_bytes=1e10, memory_bytes_per_s=4e10, flops_per_s={"fp32": 1e11})
+    hw = HardwareProfile(
+        name="x", kind="cpu", memory_bytes=1e10, memory_bytes_per_s=4e10, flops_per_s={"fp32": 1e11}
+    )
     times = [
-        prompt_time(Setup(model=model, hardware=hw, engine=each), prompt_len=1024.0, tp_size=1).group_seconds()["gemm"]
+        prompt_time(
+            Setup(model=model, hardware=hw, engine=each), prompt_len=1024.0, tp_size=1
+        ).group_seconds()["gemm"]
         for each in (slow, fast)
     ]
     assert times[1] == pytest.approx(0.5 * times[0])
@@ -249,7 +321,13 @@ def test_speculative_steps_are_finite_and_grow_with_what_is_drafted(engine, meth
     setup = Setup.of("llama-3.1-70b", "h100", engine, spec, sampling=SamplingSpec())
     batch, context, gamma = grid(BATCH, CONTEXT, np.arange(1.0, 9.0))
     terms = step_terms(
-        setup, batch=batch, kv_len=context, draft_kv_len=context, gamma=gamma, tp_size=4, full_acceptance=0.2
+        setup,
+        batch=batch,
+        kv_len=context,
+        draft_kv_len=context,
+        gamma=gamma,
+        tp_size=4,
+        full_acceptance=0.2,
     )
     assert np.all(np.isfinite(terms.step_s))
     assert np.all(np.diff(terms.step_s, axis=2) > -DIP * terms.step_s[..., :-1])
@@ -259,7 +337,9 @@ def test_speculative_steps_are_finite_and_grow_with_what_is_drafted(engine, meth
 @pytest.mark.parametrize("engine", SERVERS)
 def test_served_times_are_finite_and_no_work_is_lost(engine):
     """40 loads × 20 prompts × 20 outputs: 16,000 points; throughput is never above that of prefill or of decoding."""
-    setup = Setup.of("llama-3.1-70b", "h200", engine, weight_dtype="fp8", kv_dtype="fp8", sampling=SamplingSpec())
+    setup = Setup.of(
+        "llama-3.1-70b", "h200", engine, weight_dtype="fp8", kv_dtype="fp8", sampling=SamplingSpec()
+    )
     load, prompt, output = grid(BATCH, 2.0 ** np.linspace(5, 15, 20), 2.0 ** np.linspace(2, 13, 20))
     time = serving_time(setup, concurrency=load, prompt_len=prompt, output_len=output, tp_size=4)
     for values in (time.tpot_s, time.ttft_s, time.request_s, time.requests_per_s):
@@ -277,10 +357,20 @@ def test_time_never_falls_with_context_or_batch(pp):
     hw, engine = load_hardware("h100-sxm-80gb"), load_engine("vllm")
     for name in model_names():
         model = load_model_spec(name)
-        setup = Setup(model=model, hardware=hw, engine=engine, spread=Parallelism(pp=min(pp, model.num_hidden_layers)))
+        setup = Setup(
+            model=model,
+            hardware=hw,
+            engine=engine,
+            spread=Parallelism(pp=min(pp, model.num_hidden_layers)),
+        )
         tp = float(largest_tp_at_most(model, 8))
-        for batch, context in ((np.array([[1.0], [16.0]]), LONGER), (LARGER, np.array([[512.0], [16_384.0]]))):
-            terms = step_terms(setup, batch=batch, kv_len=context, draft_kv_len=context, gamma=0.0, tp_size=tp)
+        for batch, context in (
+            (np.array([[1.0], [16.0]]), LONGER),
+            (LARGER, np.array([[512.0], [16_384.0]])),
+        ):
+            terms = step_terms(
+                setup, batch=batch, kv_len=context, draft_kv_len=context, gamma=0.0, tp_size=tp
+            )
             seconds = terms.autoregressive.total_s
             worst = np.min(seconds[:, 1:] / np.maximum.accumulate(seconds, axis=1)[:, :-1])
             assert worst >= 1.0 - 1e-9, (name, worst)

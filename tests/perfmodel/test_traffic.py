@@ -28,7 +28,10 @@ from magicdec.specs.speculation import SpeculationSpec
 from magicdec.specs.workload import RequestShape, WorkloadSpec
 
 MIX = WorkloadSpec(
-    requests=(RequestShape(prompt_len=600, gen_len=80), RequestShape(prompt_len=90, gen_len=200, weight=2.0))
+    requests=(
+        RequestShape(prompt_len=600, gen_len=80),
+        RequestShape(prompt_len=90, gen_len=200, weight=2.0),
+    )
 )
 PROMPT_ENGINE = msgspec.structs.replace(
     load_engine("vllm"), steps_ahead=0.0, request_latency_s=0.0, prompt_token_latency_s=0.0
@@ -36,7 +39,10 @@ PROMPT_ENGINE = msgspec.structs.replace(
 """vLLM without what lies outside of its iterations."""
 AUTOREGRESSIVE = Setup.of("llama-3.1-8b", "h100-sxm-80gb", PROMPT_ENGINE)
 EAGLE = Setup.of(
-    "llama-3.1-8b", "h100-sxm-80gb", PROMPT_ENGINE, SpeculationSpec(draft="eagle3", draft_method="eagle3", gamma=3)
+    "llama-3.1-8b",
+    "h100-sxm-80gb",
+    PROMPT_ENGINE,
+    SpeculationSpec(draft="eagle3", draft_method="eagle3", gamma=3),
 )
 
 
@@ -44,8 +50,12 @@ def fixed(gamma: int) -> TableGamma:
     return TableGamma(batch_sizes=(1,), context_lens=(1,), gammas=((gamma,),))
 
 
-def eagle(requests: Requests, *, rate: float = 0.7, policy: TableGamma | None = None, **limits: int) -> Server:
-    return Server.of(EAGLE, requests, acceptance=constant_profile(rate), policy=policy or fixed(3), **limits)
+def eagle(
+    requests: Requests, *, rate: float = 0.7, policy: TableGamma | None = None, **limits: int
+) -> Server:
+    return Server.of(
+        EAGLE, requests, acceptance=constant_profile(rate), policy=policy or fixed(3), **limits
+    )
 
 
 def small(server: Server, blocks: int) -> Server:
@@ -76,26 +86,39 @@ def test_tables_are_predictions_within_half_a_percent(
 ) -> None:
     requests = drawn(50, rate=1.0, workload=WorkloadSpec(requests=(
         RequestShape(prompt_len=100, gen_len=50), RequestShape(prompt_len=30_000, gen_len=2000))))  # fmt: skip
-    server = Server.of(setup, requests, acceptance=profile, policy=fixed(gamma) if profile else None, budget=budget)
+    server = Server.of(
+        setup, requests, acceptance=profile, policy=fixed(gamma) if profile else None, budget=budget
+    )
     random = np.random.default_rng(3)
     batch = random.integers(1, server.limits.max_sequences + 1, 200)
     context = np.round(np.exp(random.uniform(np.log(101), np.log(32_000), 200)))
     if gamma == 0 and profile is not None:
         exact = idle_step_s(setup, batch=batch, kv_len=context, draft_kv_len=context, tp_size=1)
     else:
-        exact = predict(setup, profile, Points(batch=batch, context=context, budget=budget, gamma=gamma)).step_s
-    found = [server.costs.step_s(gamma, int(n), float(c)) for n, c in zip(batch, context, strict=True)]
+        exact = predict(
+            setup, profile, Points(batch=batch, context=context, budget=budget, gamma=gamma)
+        ).step_s
+    found = [
+        server.costs.step_s(gamma, int(n), float(c)) for n, c in zip(batch, context, strict=True)
+    ]
     assert np.max(np.abs(np.array(found) / exact - 1.0)) < 0.005
 
 
 def test_one_request_alone_takes_what_predict_says() -> None:
     prompt, output = 500, 40
-    outcome = simulate(Server.of(AUTOREGRESSIVE, requests := alike(1, prompt_len=prompt, output_len=output)), requests)
-    steps = predict(AUTOREGRESSIVE, None, Points(batch=1, context=prompt + np.arange(1.0, output))).step_s
+    outcome = simulate(
+        Server.of(AUTOREGRESSIVE, requests := alike(1, prompt_len=prompt, output_len=output)),
+        requests,
+    )
+    steps = predict(
+        AUTOREGRESSIVE, None, Points(batch=1, context=prompt + np.arange(1.0, output))
+    ).step_s
     assert outcome.last_s[0] - outcome.first_s[0] == pytest.approx(float(steps.sum()), rel=1e-9)
     wholly = constant_profile(1.0)
     outcome = simulate(eagle(requests, rate=1.0), requests)
-    steps = predict(EAGLE, wholly, Points(batch=1, context=prompt + np.arange(1.0, output, 4.0), gamma=3)).step_s
+    steps = predict(
+        EAGLE, wholly, Points(batch=1, context=prompt + np.arange(1.0, output, 4.0), gamma=3)
+    ).step_s
     assert outcome.last_s[0] - outcome.first_s[0] == pytest.approx(float(steps.sum()), rel=1e-9)
 
 
@@ -103,7 +126,9 @@ def test_one_request_alone_takes_what_predict_says() -> None:
     (1024, 512, 8), (1024, 512, 64), (4096, 256, 24), (128, 1024, 200),
     (32_768, 256, 4), (32_768, 256, 12), (32_768, 1024, 24),
 ])  # fmt: skip
-def test_many_equal_requests_in_a_closed_loop_are_the_serving_model(prompt: int, output: int, users: int) -> None:
+def test_many_equal_requests_in_a_closed_loop_are_the_serving_model(
+    prompt: int, output: int, users: int
+) -> None:
     """Throughput and the time between tokens; with drafts, tokens per second."""
     requests = alike(8 * users, prompt_len=prompt, output_len=output)
     told = serving_time(AUTOREGRESSIVE, concurrency=users, prompt_len=prompt, output_len=output)
@@ -112,7 +137,9 @@ def test_many_equal_requests_in_a_closed_loop_are_the_serving_model(prompt: int,
     assert outcome.tokens_per_s == pytest.approx(float(told.requests_per_s) * output, rel=0.05)
     assert float(outcome.tpot_s.mean()) == pytest.approx(float(told.tpot_s), rel=0.05)
     profile = constant_profile(0.7)
-    most = largest_active(EAGLE, prompt_len=prompt, output_len=output, tp_size=1, budget=None, gamma=3)
+    most = largest_active(
+        EAGLE, prompt_len=prompt, output_len=output, tp_size=1, budget=None, gamma=3
+    )
     points = Points(batch=np.minimum(users, most), context=prompt, gamma=3, gen_len=float(output))
     drafted = whole_requests(predict(EAGLE, profile, points), output_len=output).drafted
     outcome = simulate_closed(eagle(requests), requests, users=users)
@@ -130,7 +157,9 @@ def naive(server: Server, requests: Requests) -> tuple[np.ndarray, np.ndarray]:
             now = requests.arrival_s[waiting[0]]
         room, chunks = limits.max_tokens - len(done), []
         for request in [*computed, *(each for each in waiting if requests.arrival_s[each] <= now)]:
-            if room <= 0 or (request in waiting and len(done) + len(chunks) >= limits.max_sequences):
+            if room <= 0 or (
+                request in waiting and len(done) + len(chunks) >= limits.max_sequences
+            ):
                 break
             start = computed.get(request, int(requests.cached_len[request]))
             end = min(int(requests.prompt_len[request]), start + room)
@@ -138,9 +167,13 @@ def naive(server: Server, requests: Requests) -> tuple[np.ndarray, np.ndarray]:
             room -= end - start
         contexts = [int(requests.prompt_len[each]) + count for each, count in done.items()]
         if chunks:
-            step = costs.step_s(0, max(len(done), 1), float(np.mean(contexts)) if done else float(chunks[0][2]))
+            step = costs.step_s(
+                0, max(len(done), 1), float(np.mean(contexts)) if done else float(chunks[0][2])
+            )
             starts, ends = [each[1] for each in chunks], [each[2] for each in chunks]
-            now += step + costs.chunks_s(max(len(done), 1), starts, ends, sum(each[0] in waiting for each in chunks))
+            now += step + costs.chunks_s(
+                max(len(done), 1), starts, ends, sum(each[0] in waiting for each in chunks)
+            )
         else:
             now += costs.step_s(0, len(done), float(np.mean(contexts)))
         for request in list(done):
@@ -158,9 +191,12 @@ def naive(server: Server, requests: Requests) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    ("seed", "max_tokens", "max_sequences"), [(0, 8192, 256), (1, 256, 256), (2, 700, 6), (3, 64, 3)]
+    ("seed", "max_tokens", "max_sequences"),
+    [(0, 8192, 256), (1, 256, 256), (2, 700, 6), (3, 64, 3)],
 )
-def test_the_scheduler_is_the_one_written_out_token_by_token(seed: int, max_tokens: int, max_sequences: int) -> None:
+def test_the_scheduler_is_the_one_written_out_token_by_token(
+    seed: int, max_tokens: int, max_sequences: int
+) -> None:
     requests = drawn(60, rate=40.0, workload=MIX, burstiness=3.0, cached_len=50, seed=seed)
     server = Server.of(AUTOREGRESSIVE, requests, max_tokens=max_tokens, max_sequences=max_sequences)
     server = replace(server, costs=replace(server.costs, request_overhead_s=0.002))
@@ -177,7 +213,9 @@ def test_tokens_and_blocks_are_conserved_also_where_the_cache_is_too_small(
     policy: TableGamma | None, balance: str
 ) -> None:
     requests = drawn(150, rate=60.0, workload=MIX, seed=1)
-    server = Server.of(AUTOREGRESSIVE, requests) if policy is None else eagle(requests, policy=policy)
+    server = (
+        Server.of(AUTOREGRESSIVE, requests) if policy is None else eagle(requests, policy=policy)
+    )
     free = simulate(server, requests, replicas=2, balance=balance, seed=4)  # type: ignore[arg-type]
     tight = simulate(small(server, 60), requests, replicas=2, balance=balance, seed=4)  # type: ignore[arg-type]
     for outcome in (free, tight):
@@ -193,17 +231,23 @@ def test_drafts_are_accepted_as_often_as_the_profile_says_whatever_requests_diff
     """Means over 400 requests of 400 tokens: within 2 % (about 6 standard errors of the spread between them)."""
     law = Law(rejection=0.3, concentration=4.0)
     for spread in (0.0, 0.1):
-        profile = AcceptanceProfile(model="llama-3.1-8b", draft="eagle3", draft_method="eagle3", law=law, spread=spread)
+        profile = AcceptanceProfile(
+            model="llama-3.1-8b", draft="eagle3", draft_method="eagle3", law=law, spread=spread
+        )
         requests = alike(400, prompt_len=300, output_len=400)
         server = Server.of(EAGLE, requests, acceptance=profile, policy=fixed(3))
-        told = float(predict(EAGLE, profile, Points(batch=1, context=500, gamma=3)).expected_tokens_per_step)
+        told = float(
+            predict(EAGLE, profile, Points(batch=1, context=500, gamma=3)).expected_tokens_per_step
+        )
         assert server.drafts
         kinds = np.arange(3200) % 32
         drawn_tokens = server.drafts.of_requests(3, kinds, np.full(3200, 500)).sum(axis=0) + 1.0
         assert drawn_tokens.mean() == pytest.approx(told, rel=0.002)
         assert (drawn_tokens.std() > 0.1) == (spread > 0)
         outcome = simulate_closed(server, requests, users=1)
-        assert 400 * 399 / (outcome.replicas[0].iterations - 400) == pytest.approx(told, rel=0.02 + spread / 5)
+        assert 400 * 399 / (outcome.replicas[0].iterations - 400) == pytest.approx(
+            told, rel=0.02 + spread / 5
+        )
 
 
 def test_a_prompt_that_loses_its_room_goes_back_to_the_head_of_the_queue() -> None:
@@ -221,7 +265,9 @@ def test_a_prompt_that_loses_its_room_goes_back_to_the_head_of_the_queue() -> No
     ("llama-3.1-8b", Parallelism(pp=2)), ("gpt-oss-120b", Parallelism(dp=4, whole_experts=True)),
     ("gpt-oss-120b", Parallelism(pp=2, dp=2, whole_experts=True)),
 ])  # fmt: skip
-def test_replicas_of_stages_and_groups_are_those_of_the_serving_model(model: str, spread: Parallelism) -> None:
+def test_replicas_of_stages_and_groups_are_those_of_the_serving_model(
+    model: str, spread: Parallelism
+) -> None:
     """With many sequences in each group, whose prompts then even out; one alone takes what `predict` says."""
     setup = Setup.of(model, "h100-sxm-80gb", PROMPT_ENGINE, spread=spread)
     alone = alike(1, prompt_len=500, output_len=40)
@@ -242,7 +288,10 @@ def test_least_loaded_replicas_share_what_turns_do_not() -> None:
     requests.output_len[::2] = 300
     requests.arrival_s[:] = 0.1 * np.arange(120)
     server = Server.of(AUTOREGRESSIVE, requests, max_sequences=8)
-    turns, least = (simulate(server, requests, replicas=2, balance=each) for each in ("round-robin", "least-loaded"))
+    turns, least = (
+        simulate(server, requests, replicas=2, balance=each)
+        for each in ("round-robin", "least-loaded")
+    )
     assert least.ttft_s.mean() < 0.5 * turns.ttft_s.mean()
     served = [sum(~np.isnan(one.last_s[::2])) for one in turns.replicas]
     assert served == [60, 0]
@@ -261,7 +310,9 @@ def test_a_cached_prefix_is_not_computed_again() -> None:
 def test_too_much_load_is_called_so_and_little_load_is_not() -> None:
     requests = drawn(1500, rate=1.0, workload=MIX)
     server = Server.of(AUTOREGRESSIVE, requests, max_sequences=16)
-    alone = simulate_closed(server, replace(requests, arrival_s=requests.arrival_s.copy()), users=16)
+    alone = simulate_closed(
+        server, replace(requests, arrival_s=requests.arrival_s.copy()), users=16
+    )
     capacity = len(requests) / float(alone.last_s.max())
     assert not simulate(server, requests.at_rate(0.8 * capacity)).is_overloaded
     assert simulate(server, requests.at_rate(1.3 * capacity)).is_overloaded

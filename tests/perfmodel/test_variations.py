@@ -23,7 +23,11 @@ CASE = {"model": "llama-3.1-8b", "hardware": ("h100-sxm-80gb",), "tp_size": 1, "
 @pytest.fixture(scope="module")
 def planned() -> Plan:
     """As it comes from a file: with several drafts ranked, the best of which only some engines run."""
-    return plan_of(json.loads(plan(PlanRequest(engine="vllm", context_lens=(32_768,), **CASE)).to_json()))
+    return plan_of(
+        json.loads(
+            plan(PlanRequest(engine="vllm", context_lens=(32_768,), plugin=True, **CASE)).to_json()
+        )
+    )
 
 
 def test_an_engine_gets_a_draft_that_it_runs_with_its_own_prediction(planned: Plan) -> None:
@@ -56,13 +60,19 @@ def test_the_gamma_table_shown_is_the_exported_one(planned: Plan) -> None:
     )  # fmt: skip
     again, shown = for_engine(planned, "vllm").plan.gamma_table, planned.gamma_table
     assert again == own.gamma_table
-    assert (shown.draft, shown.draft_method, shown.draft_budget) == (best.draft, best.draft_method, best.draft_budget)
+    assert (shown.draft, shown.draft_method, shown.draft_budget) == (
+        best.draft,
+        best.draft_method,
+        best.draft_budget,
+    )
     assert shown.gamma_of_steps == again.gamma_of_steps
     np.testing.assert_allclose(shown.speedup, again.speedup, rtol=1e-9)
 
 
 def test_a_chosen_candidate_is_exported_with_the_speedup_of_that_candidate(planned: Plan) -> None:
-    number, row = next((n, row) for n, row in enumerate(planned.candidates, 1) if row.draft_method == "eagle3")
+    number, row = next(
+        (n, row) for n, row in enumerate(planned.candidates, 1) if row.draft_method == "eagle3"
+    )
     again = for_engine(planned, "vllm", number=number)
     if again.plan.best.is_speculative:
         assert again.plan.best.speedup == pytest.approx(row.speedup, rel=1e-9)
@@ -70,12 +80,20 @@ def test_a_chosen_candidate_is_exported_with_the_speedup_of_that_candidate(plann
         assert f"{row.speedup:.2f} times" in again.reason
     text = export("vllm", again.plan, reason=again.reason)
     heading = " ".join(line[2:] for line in text.splitlines() if line.startswith("# "))
-    said = "Predicted speedup of decoding" if again.plan.best.is_speculative else "Note: eagle3/eagle3"
-    assert f"{row.speedup:.2f}" in heading[heading.index(said) :].split(" times")[0].split(" (90")[0]
+    said = (
+        "Predicted speedup of decoding" if again.plan.best.is_speculative else "Note: eagle3/eagle3"
+    )
+    assert (
+        f"{row.speedup:.2f}" in heading[heading.index(said) :].split(" times")[0].split(" (90")[0]
+    )
 
 
 def test_below_one_speculation_is_left_off_and_the_reason_is_said() -> None:
-    losing = plan(PlanRequest(engine="sglang", context_lens=(2048,), draft="llama-3.2-1b", acceptance_rate=0.3, **CASE))
+    losing = plan(
+        PlanRequest(
+            engine="sglang", context_lens=(2048,), draft="llama-3.2-1b", acceptance_rate=0.3, **CASE
+        )
+    )
     again = for_engine(plan_of(json.loads(losing.to_json())), "sglang", number=1)
     assert not again.plan.best.is_speculative
     text = export("sglang", again.plan, reason=again.reason)
@@ -88,7 +106,13 @@ def test_below_one_speculation_is_left_off_and_the_reason_is_said() -> None:
 def test_sglang_is_told_its_batch_limit_which_speculation_would_reset() -> None:
     case = CASE | {"model": "llama-3.1-70b", "tp_size": 8, "batch_sizes": (64,)}
     gaining = plan(
-        PlanRequest(engine="sglang", context_lens=(2048,), draft="llama-3.2-1b", acceptance_rate=0.95, **case)
+        PlanRequest(
+            engine="sglang",
+            context_lens=(2048,),
+            draft="llama-3.2-1b",
+            acceptance_rate=0.95,
+            **case,
+        )
     )
     again = for_engine(gaining, "sglang")
     assert again.plan.best.is_speculative
@@ -101,9 +125,11 @@ def test_what_cannot_be_exported_is_refused(planned: Plan) -> None:
     self_draft = next(n for n, row in enumerate(planned.candidates, 1) if row.draft == "self")
     with pytest.raises(ConfigError, match="engine sglang does not run self/"):
         for_engine(planned, "sglang", number=self_draft)
-    own = msgspec.structs.replace(planned, request=msgspec.structs.replace(planned.request, acceptance=["mine"]))
+    own = msgspec.structs.replace(
+        planned, request=msgspec.structs.replace(planned.request, acceptance=["mine"])
+    )
     with pytest.raises(ConfigError, match="'mine'; give its file with --acceptance"):
-        for_engine(own, "vllm")
+        for_engine(own, "vllm", number=1)
 
 
 HARDWARE, ENGINE = load_hardware("a100-sxm-80gb"), load_engine("magicdec-2024")
@@ -123,16 +149,26 @@ def test_elasticities_are_the_differences_of_plans() -> None:
 
     def hardware(factor: float) -> PlanRequest:
         rate = HARDWARE.memory_bytes_per_s * factor
-        return msgspec.structs.replace(REQUEST, hardware=(msgspec.structs.replace(HARDWARE, memory_bytes_per_s=rate),))
+        return msgspec.structs.replace(
+            REQUEST, hardware=(msgspec.structs.replace(HARDWARE, memory_bytes_per_s=rate),)
+        )
 
     def engine(factor: float) -> PlanRequest:
         overhead = ENGINE.layer_overhead_s * factor
-        return msgspec.structs.replace(REQUEST, engine=msgspec.structs.replace(ENGINE, layer_overhead_s=overhead))
+        return msgspec.structs.replace(
+            REQUEST, engine=msgspec.structs.replace(ENGINE, layer_overhead_s=overhead)
+        )
 
-    assert found["memory bandwidth"].elasticity == pytest.approx(difference(hardware(0.9), hardware(1.1)), rel=1e-6)
-    assert found["overhead per layer"].elasticity == pytest.approx(difference(engine(0.9), engine(1.1)), rel=1e-6)
+    assert found["memory bandwidth"].elasticity == pytest.approx(
+        difference(hardware(0.9), hardware(1.1)), rel=1e-6
+    )
+    assert found["overhead per layer"].elasticity == pytest.approx(
+        difference(engine(0.9), engine(1.1)), rel=1e-6
+    )
     assert found["rejection rate at position 1"].elasticity < 0
-    assert sensitivity(REQUEST).speedup == pytest.approx(plan(REQUEST).candidates[0].speedup, rel=1e-9)
+    assert sensitivity(REQUEST).speedup == pytest.approx(
+        plan(REQUEST).candidates[0].speedup, rel=1e-9
+    )
 
 
 def test_inputs_are_sorted_by_what_their_uncertainty_costs() -> None:

@@ -1,13 +1,16 @@
 """Whole requests, prefill included: against a simulated server, and every number of a plan against the others."""
 
+import itertools
 import json
 
+import msgspec
 import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from magicdec.commands.plan import plan_command
+from magicdec.errors import ConfigError
 from magicdec.perfmodel.plan.planner import plan
 from magicdec.perfmodel.plan.request import PlanRequest
 from magicdec.perfmodel.serving import Cycle, serving_time
@@ -20,7 +23,9 @@ app = typer.Typer()
 app.command()(plan_command)
 
 
-def simulated(token_s: float, prompt_s: float, *, slots: int, output: int, chunks: int) -> tuple[float, float, float]:
+def simulated(
+    token_s: float, prompt_s: float, *, slots: int, output: int, chunks: int
+) -> tuple[float, float, float]:
     """(time per request and slot, time to first token, time between tokens) of a closed loop, event by event.
 
     A server that mixes: each pass gives every decoding request a token and does one chunk of the oldest prompt. A
@@ -54,15 +59,25 @@ def simulated(token_s: float, prompt_s: float, *, slots: int, output: int, chunk
 
 @pytest.mark.parametrize(
     ("prompt_s", "slots", "output", "chunks"),
-    [(0.002, 16, 200, 1), (0.1, 8, 200, 2), (0.3, 16, 400, 2), (0.02, 64, 500, 1), (0.5, 2, 300, 4)],
+    [
+        (0.002, 16, 200, 1),
+        (0.1, 8, 200, 2),
+        (0.3, 16, 400, 2),
+        (0.02, 64, 500, 1),
+        (0.5, 2, 300, 4),
+    ],
 )
-def test_a_simulated_server_takes_the_same_times(prompt_s: float, slots: int, output: int, chunks: int) -> None:
+def test_a_simulated_server_takes_the_same_times(
+    prompt_s: float, slots: int, output: int, chunks: int
+) -> None:
     token_s = 0.02
     cycle = Cycle(
         token_s=np.asarray(token_s), step_s=np.asarray(token_s), prompt_s=np.asarray(prompt_s),
         active=np.asarray(float(slots)), gaps=output - 1.0, between_share=1.0, filled=1.0,
     )  # fmt: skip
-    request, first, between = simulated(token_s, prompt_s, slots=slots, output=output, chunks=chunks)
+    request, first, between = simulated(
+        token_s, prompt_s, slots=slots, output=output, chunks=chunks
+    )
     assert float(cycle.in_slot_s) == pytest.approx(request, rel=0.05)
     assert float(cycle.tpot_s) == pytest.approx(between, rel=0.03)
     assert first < request / 2
@@ -71,12 +86,21 @@ def test_a_simulated_server_takes_the_same_times(prompt_s: float, slots: int, ou
 def test_the_closed_form_solves_the_equations_that_it_is_of() -> None:
     setup = Setup.of("llama-3.1-70b", "h100-sxm-80gb", "sglang")
     load = np.array([1.0, 4.0, 32.0])[:, None]
-    time = serving_time(setup, concurrency=load, prompt_len=np.array([128.0, 8192.0]), output_len=200, tp_size=4)
+    time = serving_time(
+        setup, concurrency=load, prompt_len=np.array([128.0, 8192.0]), output_len=200, tp_size=4
+    )
     others, gaps, share = time.active - 1.0, 199.0, setup.engine.prefill_share
     alone_s = time.prompt_s * time.filled
-    between = others * share * gaps / (gaps + (time.request_s - alone_s - gaps * time.tpot_s) / time.tpot_s)
+    between = (
+        others
+        * share
+        * gaps
+        / (gaps + (time.request_s - alone_s - gaps * time.tpot_s) / time.tpot_s)
+    )
     np.testing.assert_allclose(time.tpot_s, time.token_s + between * time.prompt_s / gaps)
-    np.testing.assert_allclose(time.ttft_s, time.prompt_s * (1.0 + others - between) + 1.5 * time.token_s, rtol=1e-9)
+    np.testing.assert_allclose(
+        time.ttft_s, time.prompt_s * (1.0 + others - between) + 1.5 * time.token_s, rtol=1e-9
+    )
 
 
 LONG = PlanRequest(context_lens=(32_768,), gen_len=200, price_per_hour_usd=2.0, num_gpus=8)
@@ -85,38 +109,57 @@ LONG = PlanRequest(context_lens=(32_768,), gen_len=200, price_per_hour_usd=2.0, 
 def test_every_number_of_a_request_follows_from_the_others() -> None:
     document = plan(LONG)
     for row in document.rows:
-        per_request_gpu_s = row.request_s * row.tp_size / row.batch_size
-        assert row.request_s == pytest.approx(row.request_ttft_s + 199 * row.request_tpot_s)
-        assert row.output_tokens_per_s_per_gpu == pytest.approx(200 / per_request_gpu_s)
-        assert row.gpu_hours_per_million_requests == pytest.approx(per_request_gpu_s / HOUR_S * 1e6)
-        assert row.cost_per_million_requests_usd == pytest.approx(2.0 * row.gpu_hours_per_million_requests)
-        assert row.cost_per_million_tokens_usd == pytest.approx(row.cost_per_million_requests_usd / 200)
-        assert row.requests_per_s == pytest.approx(8 // row.tp_size * row.batch_size / row.request_s)
-        assert row.request_speedup_low <= row.request_speedup <= row.request_speedup_high
-        assert 0 < row.prefill_share < 1
+        per_request_gpu_s = row.requests.request_s * row.tp_size / row.batch_size
+        assert row.requests.request_s == pytest.approx(
+            row.requests.ttft_s + 199 * row.requests.tpot_s
+        )
+        assert row.requests.output_tokens_per_s_per_gpu == pytest.approx(200 / per_request_gpu_s)
+        assert row.cost.gpu_hours_per_million_requests == pytest.approx(
+            per_request_gpu_s / HOUR_S * 1e6
+        )
+        assert row.cost.per_million_requests_usd == pytest.approx(
+            2.0 * row.cost.gpu_hours_per_million_requests
+        )
+        assert row.cost.per_million_tokens_usd == pytest.approx(
+            row.cost.per_million_requests_usd / 200
+        )
+        assert row.requests.requests_per_s == pytest.approx(
+            8 // row.tp_size * row.batch_size / row.requests.request_s
+        )
+        assert row.requests.gain.low <= row.requests.gain.speedup <= row.requests.gain.high
+        assert 0 < row.requests.prefill_share < 1
     best, alone = document.best, document.autoregressive
-    assert best.request_speedup == pytest.approx(alone.request_s / best.request_s)
-    ratio = best.output_tokens_per_s_per_gpu / document.best_autoregressive.output_tokens_per_s_per_gpu
+    assert best.requests.gain.speedup == pytest.approx(
+        alone.requests.request_s / best.requests.request_s
+    )
+    ratio = (
+        best.requests.output_tokens_per_s_per_gpu
+        / document.best_autoregressive.requests.output_tokens_per_s_per_gpu
+    )
     assert best.speedup_vs_best_autoregressive == pytest.approx(ratio)
 
 
 def test_long_prompts_with_short_answers_cost_what_their_prefill_does() -> None:
     """32k to read and 200 to write: ten times what decoding alone would cost."""
-    best = plan(LONG).best
-    decoding_only = 2.0 / HOUR_S / best.tokens_per_s_per_gpu * 1e6
-    assert best.cost_per_million_tokens_usd > 5 * decoding_only
-    assert 1.0 < best.request_speedup < 1.0 + (best.speedup - 1.0) / 3
+    best = plan(msgspec.structs.replace(LONG, plugin=True)).best
+    decoding_only = 2.0 / HOUR_S / best.decoding.tokens_per_s_per_gpu * 1e6
+    assert best.cost.per_million_tokens_usd > 5 * decoding_only
+    assert 1.0 < best.requests.gain.speedup < 1.0 + (best.speedup - 1.0) / 3
 
 
 def test_a_mix_of_requests_prefills_each_of_its_prompts() -> None:
     """Its prefill is the mean over prompts, not that of the mean prompt."""
     shapes = ((1000, 300, 3.0), (30_000, 300, 1.0))
-    mix = WorkloadSpec(requests=tuple(RequestShape(prompt_len=p, gen_len=g, weight=w) for p, g, w in shapes))
+    mix = WorkloadSpec(
+        requests=tuple(RequestShape(prompt_len=p, gen_len=g, weight=w) for p, g, w in shapes)
+    )
     case = {"tp_size": 8, "batch_sizes": (8,), "draft": "none"}
     mixed = plan(PlanRequest(workload=mix, **case)).best
     alone = [plan(PlanRequest(context_lens=(p,), gen_len=g, **case)).best for p, g, _ in shapes]
-    prefill = [row.prefill_share * row.request_s for row in alone]
-    assert mixed.prefill_share * mixed.request_s == pytest.approx(0.75 * prefill[0] + 0.25 * prefill[1], rel=1e-6)
+    prefill = [row.requests.prefill_share * row.requests.request_s for row in alone]
+    assert mixed.requests.prefill_share * mixed.requests.request_s == pytest.approx(
+        0.75 * prefill[0] + 0.25 * prefill[1], rel=1e-6
+    )
 
 
 def test_many_prompt_lengths_are_grouped_without_changing_their_mean() -> None:
@@ -130,40 +173,54 @@ def test_many_prompt_lengths_are_grouped_without_changing_their_mean() -> None:
 
 
 def test_limits_are_those_of_requests_that_share_the_server() -> None:
-    limited = plan(PlanRequest(context_lens=(8192,), gen_len=500, num_gpus=8, tpot_limit_s=0.03, ttft_limit_s=2.0))
+    limited = plan(
+        PlanRequest(
+            context_lens=(8192,), gen_len=500, num_gpus=8, tpot_limit_s=0.03, ttft_limit_s=2.0
+        )
+    )
     for row in (limited.best, limited.best_autoregressive, *limited.pareto):
-        assert row.request_tpot_s <= 0.03
-        assert row.request_ttft_s <= 2.0
+        assert row.requests.tpot_s <= 0.03
+        assert row.requests.ttft_s <= 2.0
 
 
 def test_the_terminal_prints_one_cost() -> None:
     case = ["--context", "32768", "--gen-len", "200", "--price", "2"]
     shown = CliRunner().invoke(app, case, env={"COLUMNS": "80"}).stdout
-    best = json.loads(CliRunner().invoke(app, [*case, "--format", "json"]).stdout)["best"]
-    assert f"{best['cost_per_million_tokens_usd']:.2f}" in shown
-    assert f"{best['gpu_hours_per_million_requests']:.4g}" in shown
-    assert f"{best['request_speedup']:.2f}x" in shown
+    best = json.loads(CliRunner().invoke(app, [*case, "--format", "json"]).stdout)
+    row = best["choice"]["row"]
+    assert f"{row['cost']['per_million_tokens_usd']:.2f}" in shown
+    assert f"{row['cost']['gpu_hours_per_million_requests']:.4g}" in shown
+    left_out = best["choice"]["left_out"]
+    assert f"{left_out['requests']['gain']['speedup']:.2f}x" in shown
     assert max(map(len, shown.splitlines())) <= 80
 
 
 def test_without_an_output_length_the_cost_is_said_to_be_of_decoding() -> None:
-    shown = CliRunner().invoke(app, ["--context", "32768", "--price", "2"], env={"COLUMNS": "200"}).stdout
+    shown = (
+        CliRunner()
+        .invoke(app, ["--context", "32768", "--price", "2"], env={"COLUMNS": "200"})
+        .stdout
+    )
     assert "$/Mtok is of decoding alone" in shown
 
 
 def test_drafting_nothing_costs_a_head_its_own_step_and_the_bookkeeping() -> None:
     """Added up by hand from the terms of a step with one draft token."""
     request = PlanRequest(
-        draft="eagle3", context_lens=(2048,), batch_sizes=(4,), hardware=("h100-sxm-80gb",), tp_size=1
+        draft="eagle3",
+        context_lens=(2048,),
+        batch_sizes=(4,),
+        hardware=("h100-sxm-80gb",),
+        tp_size=1,
     )
     document = plan(request)
     table, engine = document.gamma_table, load_engine("vllm")
     where = table.batch_sizes.index(4), table.context_lens.index(2048)
-    alone_s = document.autoregressive.autoregressive_step_s
+    alone_s = document.autoregressive.step.autoregressive_s
     fewest = min(document.candidates, key=lambda row: row.gamma)
     idle_s = alone_s / table.idle_speedup[where[0]][where[1]]
     assert idle_s > alone_s + engine.step_overhead_s + engine.eagle3_step_overhead_s
-    assert idle_s == pytest.approx(alone_s + fewest.draft_step_s + fewest.upkeep_step_s, rel=0.01)
+    assert idle_s == pytest.approx(alone_s + fewest.step.draft_s + fewest.step.upkeep_s, rel=0.01)
 
 
 def test_drafting_nothing_is_chosen_only_where_it_is_quicker_than_drafting() -> None:
@@ -177,3 +234,43 @@ def test_drafting_nothing_is_chosen_only_where_it_is_quicker_than_drafting() -> 
         idle = table.idle_speedup[cell[0]][cell[1]]
         best = max(rows, key=lambda row: row.speedup)
         assert table.gamma_set_up[cell[0]][cell[1]] == (best.gamma if best.speedup > idle else 0)
+
+
+CACHED = {
+    "model": "llama-3.1-8b",
+    "hardware": ("h100-sxm-80gb",),
+    "tp_size": 1,
+    "batch_sizes": (8,),
+    "context_lens": (32_768,),
+    "gen_len": 200,
+    "draft": "none",
+}
+
+
+def test_a_cached_prefix_is_left_out_of_the_prompt_and_still_attended_to() -> None:
+    """Between a prompt of the rest alone and the whole prompt; nothing cached changes nothing."""
+    whole = plan(PlanRequest(**CACHED)).best
+    alone = plan(PlanRequest(**CACHED | {"context_lens": (3277,)})).best
+    cached = plan(PlanRequest(**CACHED, cached_len="90%")).best
+    assert alone.ttft_s < cached.ttft_s < 0.3 * whole.ttft_s
+    assert cached.requests.tpot_s < whole.requests.tpot_s
+    assert cached.requests.prefill_share < whole.requests.prefill_share
+    assert cached.tpot_s == whole.tpot_s
+    assert plan(PlanRequest(**CACHED, cached_len=0)).best == whole
+    assert plan(PlanRequest(**CACHED, cached_len="0%")).best == whole
+    tokens = plan(PlanRequest(**CACHED, cached_len=29_491)).best
+    assert tokens.ttft_s == pytest.approx(cached.ttft_s)
+
+
+def test_more_of_a_prompt_cached_is_never_slower() -> None:
+    shares = ("0%", "25%", "50%", "75%", "90%", "99%", "100%")
+    rows = [plan(PlanRequest(**CACHED, cached_len=share)).best for share in shares]
+    for before, after in itertools.pairwise(rows):
+        assert after.ttft_s <= before.ttft_s
+        assert after.requests.request_s <= before.requests.request_s
+
+
+@pytest.mark.parametrize("given", ["ninety%", "101%", "-1%", "x"])
+def test_no_number_and_no_share_is_refused(given: str) -> None:
+    with pytest.raises(ConfigError, match="cached must be tokens"):
+        PlanRequest(**CACHED, cached_len=given)

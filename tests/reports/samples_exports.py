@@ -6,7 +6,7 @@ import shlex
 from typing import Any
 
 import msgspec
-from samples_reports import plan
+from samples_reports import changed, plan
 
 from magicdec.perfmodel.plan.planner import PlanRequest
 from magicdec.perfmodel.plan.planner import plan as make_plan
@@ -39,8 +39,10 @@ def sample(name: str) -> Plan:
     """A plan of fixed numbers with the named draft, whose best gamma falls again at the greatest batch."""
     fixed = {"speedup": 1.5, "speedup_low": 1.4, "speedup_high": 1.6}
     return plan(
-        best=msgspec.structs.replace(plan().best, **(fixed | DRAFTS[name])),
-        gamma_table=table([1, 4, 16, 32, 64], [512, 4096], [[0, 0], [0, 2], [1, 3], [1, 3], [0, 1]]),
+        best=changed(plan().best, **(fixed | DRAFTS[name])),
+        gamma_table=table(
+            [1, 4, 16, 32, 64], [512, 4096], [[0, 0], [0, 2], [1, 3], [1, 3], [0, 1]]
+        ),
     )
 
 
@@ -59,9 +61,17 @@ def planned(engine: str, **asked: Any) -> Plan:
         "model": "llama-3.1-8b", "hardware": ("h100-sxm-80gb",), "tp_size": 1, "context_lens": (1024,), "engine": engine
     }  # fmt: skip
     document = make_plan(PlanRequest(**(case | asked)))
-    return msgspec.structs.replace(document, best=document.candidates[0]) if document.candidates else document
+    return (
+        msgspec.structs.replace(document, choice=document.choosing(document.candidates[0]))
+        if document.candidates
+        else document
+    )
 
 
 def spread_plan(model: str, **how: Any) -> Plan:
-    case: dict[str, Any] = {"context_lens": (4096,), "batch_sizes": (32,), "hardware": ("h100-sxm-80gb",)}
+    case: dict[str, Any] = {
+        "context_lens": (4096,),
+        "batch_sizes": (32,),
+        "hardware": ("h100-sxm-80gb",),
+    }
     return make_plan(PlanRequest(model=model, draft="none", **case, **how))

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from magicdec.plan_document import (
-    Candidate,
+    Choice,
     Formats,
     GammaTable,
     MemoryUse,
@@ -21,10 +21,21 @@ from magicdec.plan_document import (
     Operation,
     Plan,
     Request,
+)
+from magicdec.plan_rows import (
+    Candidate,
+    Cost,
+    Decoding,
+    Drafting,
+    Gain,
+    Layout,
+    Memory,
+    StepTimes,
+    columns,
+    nested,
     verdict_of,
-)  # fmt: skip
+)
 from magicdec.records import Environment, Record
-from magicdec.reports.data import SHARED_FIELDS
 
 ENVIRONMENT = Environment(
     created_utc="2026-01-02T03:04:05+00:00",
@@ -50,18 +61,32 @@ def expected_tokens(by_position: list[float]) -> float:
     return total
 
 
-def configuration(batch: int, context: int, method: str, budget: int | None, gamma: int) -> dict[str, Any]:
-    base = {"model": "embedded", "dtype": "float32", "batch_size": batch, "context_len": context, "temperature": 1.0}
+def configuration(
+    batch: int, context: int, method: str, budget: int | None, gamma: int
+) -> dict[str, Any]:
+    base = {
+        "model": "embedded",
+        "dtype": "float32",
+        "batch_size": batch,
+        "context_len": context,
+        "temperature": 1.0,
+    }
     if gamma == 0:
         return base
     return base | {"draft": "self", "draft_method": method, "draft_budget": budget, "gamma": gamma}
 
 
-def predicted(batch: int, context: int, method: str = "streamingllm", budget: int = 256, gamma: int = 3) -> Record:
+def predicted(
+    batch: int, context: int, method: str = "streamingllm", budget: int = 256, gamma: int = 3
+) -> Record:
     kv = batch * 6144 * context / 9.5e9
     dense = 3e-3 + 0.5e-3 * batch
     ar = dense + kv + 2e-3
-    fields: dict[str, Any] = {"source": "calibrated", "hardware": "local-cpu", "autoregressive_step_s": ar}
+    fields: dict[str, Any] = {
+        "source": "calibrated",
+        "hardware": "local-cpu",
+        "autoregressive_step_s": ar,
+    }
     if gamma == 0:
         rate = batch / ar
         fields |= {
@@ -88,7 +113,9 @@ def predicted(batch: int, context: int, method: str = "streamingllm", budget: in
     return Record(**configuration(batch, context, method, budget, gamma), **fields)
 
 
-def measured(batch: int, context: int, method: str = "streamingllm", budget: int = 256, gamma: int = 3) -> Record:
+def measured(
+    batch: int, context: int, method: str = "streamingllm", budget: int = 256, gamma: int = 3
+) -> Record:
     guess = predicted(batch, context, method, budget, gamma)
     noise = random.Random(f"{batch} {context} {method} {budget} {gamma}")
 
@@ -101,7 +128,12 @@ def measured(batch: int, context: int, method: str = "streamingllm", budget: int
         "repetitions": 3, "environment": ENVIRONMENT, "autoregressive_step_s": ar, "prefill_s": 2.5,
     }  # fmt: skip
     if gamma == 0:
-        fields |= {"step_s": ar, "tpot_s": ar, "tokens_per_s": batch / ar, "autoregressive_tokens_per_s": batch / ar}
+        fields |= {
+            "step_s": ar,
+            "tpot_s": ar,
+            "tokens_per_s": batch / ar,
+            "autoregressive_tokens_per_s": batch / ar,
+        }
         return Record(**configuration(batch, context, method, None, 0), **fields, speedup=1.0)
     step = near(guess.step_s or 0)
     trials, accepted, by_position, histogram = batch * 20, 0, [], []
@@ -142,21 +174,47 @@ def grid() -> list[Record]:
 
 def candidate(batch: int, context: int, budget: int, gamma: int) -> Candidate:
     row = predicted(batch, context, "streamingllm", budget, gamma)
-    shared = {name: getattr(row, name) for name in SHARED_FIELDS}
-    filled = {
-        "hardware": "local-cpu", "autoregressive_step_s": row.autoregressive_step_s, "draft_step_s": 0.0,
-        "verify_step_s": 0.0, "accept_step_s": 0.0, "expected_tokens_per_step": 1.0, "speedup_low": 1.0,
-        "speedup_high": 1.0, "bound_by": "kv",
-    }  # fmt: skip
-    values = filled | {name: value for name, value in shared.items() if value is not None}
-    values |= {"draft_budget": row.draft_budget, "draft_tp_size": None, "memory_bytes_per_gpu": 1.2e9}
+    low = row.speedup_low or 1.0
+    high = row.speedup_high or 1.0
+    drafting = Drafting(acceptance_source="made up")
+    if gamma:
+        drafting = Drafting(
+            draft=row.draft,
+            method=row.draft_method,
+            budget=row.draft_budget,
+            gamma=gamma,
+            tokens_per_step=row.expected_tokens_per_step or 1.0,
+            acceptance_source="made up",
+        )
     return Candidate(
-        **values, num_replicas=1, upkeep_step_s=0.0, tpot_low_s=0.9 * row.tpot_s, tpot_high_s=1.1 * row.tpot_s,
-        ttft_s=1.0, tokens_per_s_per_gpu=row.tokens_per_s, speedup_vs_best_autoregressive=row.speedup,
-        verdict=verdict_of(speedup_low=values["speedup_low"], speedup_high=values["speedup_high"]),
-        break_even_gen_len=None, fits=True, within_limits=True, cost_per_million_tokens_usd=None,
-        acceptance_source="made up", acceptance_extrapolated=False,
-    )  # fmt: skip
+        hardware="local-cpu",
+        batch_size=batch,
+        context_len=context,
+        layout=Layout(tp_size=1),
+        drafting=drafting,
+        step=StepTimes(
+            autoregressive_s=row.autoregressive_step_s,
+            draft_s=row.draft_step_s or 0.0,
+            verify_s=row.verify_step_s or 0.0,
+            accept_s=row.accept_step_s or 0.0,
+            upkeep_s=0.0,
+            step_s=row.step_s,
+            bound_by=row.bound_by or "kv",
+        ),
+        decoding=Decoding(
+            tpot_s=row.tpot_s,
+            tpot_low_s=0.9 * row.tpot_s,
+            tpot_high_s=1.1 * row.tpot_s,
+            ttft_s=1.0,
+            tokens_per_s=row.tokens_per_s,
+            tokens_per_s_per_gpu=row.tokens_per_s,
+            gain=Gain(speedup=row.speedup or 1.0, low=low, high=high),
+        ),
+        memory=Memory(bytes_per_gpu=1.2e9, fits=True),
+        cost=Cost(),
+        within_limits=True,
+        speedup_vs_best_autoregressive=row.speedup,
+    )
 
 
 def ops(scale: float, query_len: int) -> list[Operation]:
@@ -178,7 +236,10 @@ def ops(scale: float, query_len: int) -> list[Operation]:
 def gamma_table() -> GammaTable:
     batches, contexts = [1, 4, 16, 32, 64], [512, 1024, 2048, 4096]
     best = [
-        [max((predicted(b, c, "streamingllm", 256, g).speedup or 1, g) for g in range(7)) for c in contexts]
+        [
+            max((predicted(b, c, "streamingllm", 256, g).speedup or 1, g) for g in range(7))
+            for c in contexts
+        ]
         for b in batches
     ]
     return GammaTable(
@@ -187,23 +248,34 @@ def gamma_table() -> GammaTable:
         context_lens=contexts,
         gamma=[[g for _, g in row] for row in best],
         speedup=[[s for s, _ in row] for row in best],
-        verdict=[[verdict_of(speedup_low=s * 0.92, speedup_high=s * 1.08 if g else 1) for s, g in row] for row in best],
+        verdict=[
+            [verdict_of(speedup_low=s * 0.92, speedup_high=s * 1.08 if g else 1) for s, g in row]
+            for row in best
+        ],
         fits=[[True] * len(contexts) for _ in batches],
         break_even_gen_len=[[None] * len(contexts) for _ in batches],
-        break_even_context=[next((c for c, (_, g) in zip(contexts, row, strict=True) if g), None) for row in best],
+        break_even_context=[
+            next((c for c, (_, g) in zip(contexts, row, strict=True) if g), None) for row in best
+        ],
     )
 
 
 def plan(**changes: Any) -> Plan:
     """A plan as `magicdec plan` writes it, with some of its parts changed."""
-    candidates = [candidate(b, 4096, budget, g) for b in (4, 16, 32) for budget in (128, 256) for g in range(1, 7)]
+    candidates = [
+        candidate(b, 4096, budget, g)
+        for b in (4, 16, 32)
+        for budget in (128, 256)
+        for g in range(1, 7)
+    ]
     best = max((c for c in candidates if c.batch_size == 32), key=lambda c: c.speedup)
     alone = candidate(32, 4096, 256, 0)
     request = dict.fromkeys(Request.__struct_fields__) | {
         "model": "embedded", "hardware": ["local-cpu"], "batch_sizes": [32], "context_lens": [4096], "gen_len": 0,
         "draft_budgets": [], "temperature": 1.0, "acceptance": [], "dp_attention": False,
-        "burstiness": 1.0, "cached_len": 0, "balance": "round-robin",
+        "plugin": False, "burstiness": 1.0, "cached_len": 0, "balance": "round-robin",
     }  # fmt: skip
+    table = gamma_table()
     whole = Plan(
         model="embedded",
         engine="ours",
@@ -211,12 +283,16 @@ def plan(**changes: Any) -> Plan:
         context_len=4096,
         request=Request(**request),
         precision=Formats(weight_dtype="fp32", kv_dtype="fp32", draft_weight_dtype="fp32", draft_kv_dtype="fp32"),
-        best=best,
-        autoregressive=alone,
-        best_autoregressive=alone,
+        choice=Choice(
+            row=best,
+            outcome="speculate",
+            without_draft=alone,
+            best_without_draft=alone,
+            gammas=table.policy.bands(4096, most=best.batch_size),
+        ),
         best_by_batch=[],
         pareto=[best],
-        gamma_table=gamma_table(),
+        gamma_table=table,
         breakdown={"autoregressive": ops(1, 1), "draft": ops(1 / 16, 1), "verify": ops(1, best.gamma + 1)},
         memory=MemoryUse(
             weights_bytes=6.6e6, kv_bytes=830e6, draft_weights_bytes=0, draft_kv_bytes=52e6, workspace_bytes=120e6,
@@ -228,4 +304,11 @@ def plan(**changes: Any) -> Plan:
         autoregressive_rows=[],
         candidates=candidates,
     )  # fmt: skip
-    return msgspec.structs.replace(whole, **changes)
+    best = changes.pop("best", best)
+    whole = msgspec.structs.replace(whole, **changes)
+    return msgspec.structs.replace(whole, choice=whole.choosing(best))
+
+
+def changed(row: Candidate, **flat: Any) -> Candidate:
+    """A candidate with some of its columns changed."""
+    return msgspec.convert(nested(columns(row) | flat), Candidate)

@@ -11,7 +11,15 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
-from tests.headless import DESKTOP, PHONE, accessibility_faults, opened, point_at, scroll_to, too_wide
+from tests.headless import (
+    DESKTOP,
+    PHONE,
+    accessibility_faults,
+    opened,
+    point_at,
+    scroll_to,
+    too_wide,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +32,8 @@ def page(driver: webdriver.Chrome, html_file: Path) -> webdriver.Chrome:
 
 def column(table: WebElement, index: int) -> list[str]:
     return [
-        row.find_elements(By.TAG_NAME, "td")[index].text for row in table.find_elements(By.CSS_SELECTOR, "tbody tr")
+        row.find_elements(By.TAG_NAME, "td")[index].text
+        for row in table.find_elements(By.CSS_SELECTOR, "tbody tr")
     ]
 
 
@@ -32,10 +41,14 @@ def results(page: webdriver.Chrome) -> WebElement:
     return page.find_element(By.CSS_SELECTOR, '[data-table="results"]')
 
 
-def test_it_opens_without_console_errors_or_requests(page: webdriver.Chrome, html_file: Path) -> None:
+def test_it_opens_without_console_errors_or_requests(
+    page: webdriver.Chrome, html_file: Path
+) -> None:
     assert page.get_log("browser") == []
     assert page.title == "Speculative decoding report"
-    requests = page.execute_script("return performance.getEntriesByType('resource').map(e => e.name)")
+    requests = page.execute_script(
+        "return performance.getEntriesByType('resource').map(e => e.name)"
+    )
     assert [url for url in requests if not url.startswith("data:")] == []
 
 
@@ -88,7 +101,9 @@ def test_pointing_at_a_mark_shows_its_value(page: webdriver.Chrome) -> None:
 def test_arrow_keys_walk_through_the_marks(page: webdriver.Chrome) -> None:
     figure = page.find_element(By.CSS_SELECTOR, "#figure-gamma svg")
     page.execute_script("arguments[0].focus()", figure)
-    tips = [mark.get_attribute("data-tip") for mark in figure.find_elements(By.CSS_SELECTOR, ".tip")]
+    tips = [
+        mark.get_attribute("data-tip") for mark in figure.find_elements(By.CSS_SELECTOR, ".tip")
+    ]
     for tip in tips[:2]:
         ActionChains(page).send_keys(Keys.ARROW_RIGHT).perform()
         said = page.find_element(By.CSS_SELECTOR, "#figure-gamma [aria-live]")
@@ -108,7 +123,9 @@ def test_the_slider_shows_each_gamma_s_precomputed_values(page: webdriver.Chrome
 
 
 @pytest.mark.parametrize("size", [PHONE, (320, 640), (768, 1024), DESKTOP])
-def test_nothing_overflows(driver: webdriver.Chrome, html_file: Path, size: tuple[int, int]) -> None:
+def test_nothing_overflows(
+    driver: webdriver.Chrome, html_file: Path, size: tuple[int, int]
+) -> None:
     page = opened(driver, html_file.as_uri(), size)
     for details in page.find_elements(By.TAG_NAME, "summary"):
         page.execute_script("arguments[0].parentElement.open = true", details)
@@ -116,7 +133,9 @@ def test_nothing_overflows(driver: webdriver.Chrome, html_file: Path, size: tupl
     assert page.execute_script("return document.documentElement.scrollWidth") <= size[0]
 
 
-def test_figures_stay_inside_their_frame_on_a_phone(driver: webdriver.Chrome, html_file: Path) -> None:
+def test_figures_stay_inside_their_frame_on_a_phone(
+    driver: webdriver.Chrome, html_file: Path
+) -> None:
     page = opened(driver, html_file.as_uri(), PHONE)
     outside = page.execute_script(
         """
@@ -147,7 +166,9 @@ def test_it_reads_with_scripts_off(driver: webdriver.Chrome, html_file: Path) ->
     page = opened(driver, html_file.as_uri(), scripts=False)
     try:
         assert page.find_element(By.TAG_NAME, "h1").text.startswith("Yes: StreamingLLM")
-        assert not any(e.is_displayed() for e in page.find_elements(By.CSS_SELECTOR, ".needs-script"))
+        assert not any(
+            e.is_displayed() for e in page.find_elements(By.CSS_SELECTOR, ".needs-script")
+        )
         assert len(page.find_elements(By.CSS_SELECTOR, "svg .tip title")) > 100
         assert len(results(page).find_elements(By.CSS_SELECTOR, "tbody tr")) == 30
     finally:
@@ -174,10 +195,17 @@ def test_axe_finds_no_serious_fault(
     driver: webdriver.Chrome, html_file: Path, size: tuple[int, int], dark: bool
 ) -> None:
     page = opened(driver, html_file.as_uri(), size, dark=dark)
-    page.execute_script("document.querySelectorAll('details').forEach((each) => { each.open = true })")
+    page.execute_script(
+        "document.querySelectorAll('details').forEach((each) => { each.open = true })"
+    )
     assert accessibility_faults(page) == []
 
 
 def test_axe_would_find_a_fault(page: webdriver.Chrome) -> None:
-    page.execute_script("document.body.insertAdjacentHTML('beforeend', '<p style=\"color: #ccc\">pale</p><img src=x>')")
-    assert {fault.split(":")[0] for fault in accessibility_faults(page)} == {"color-contrast", "image-alt"}
+    page.execute_script(
+        "document.body.insertAdjacentHTML('beforeend', '<p style=\"color: #ccc\">pale</p><img src=x>')"
+    )
+    assert {fault.split(":")[0] for fault in accessibility_faults(page)} == {
+        "color-contrast",
+        "image-alt",
+    }

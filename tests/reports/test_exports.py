@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from samples_exports import CPU, DRAFTS, SITE, planned, sample, spread_plan, table, words_of
-from samples_reports import plan
+from samples_reports import changed, plan
 
 from magicdec.errors import ConfigError
 from magicdec.naming import ENGINE_TITLES
@@ -22,9 +22,9 @@ from magicdec.perfmodel.plan.planner import PlanRequest
 from magicdec.perfmodel.plan.planner import plan as make_plan
 from magicdec.perfmodel.plan.variations import for_engine
 from magicdec.plan_document import plan_of
-from magicdec.reports.deployment import batch_bands, reachable
+from magicdec.reports.deployment import reachable
 from magicdec.reports.exports import draft_len_schedule, export
-from magicdec.specs.catalog import MODELS_DIRECTORY, model_names, served_names
+from magicdec.specs.catalog import MODELS_DIRECTORY, model_names, served_checkpoint
 from magicdec.specs.gamma_table import TableGamma
 from magicdec.vllm.settings import read_settings
 
@@ -34,7 +34,9 @@ GOLDEN = Path(__file__).parent / "golden"
 @pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize("engine", ENGINE_TITLES)
 def test_the_text_is_as_agreed(engine: str, draft: str) -> None:
-    assert export(engine, sample(draft), site=SITE) == (GOLDEN / f"{engine}-{draft}.txt").read_text()
+    assert (
+        export(engine, sample(draft), site=SITE) == (GOLDEN / f"{engine}-{draft}.txt").read_text()
+    )
 
 
 @pytest.mark.parametrize(
@@ -43,7 +45,7 @@ def test_the_text_is_as_agreed(engine: str, draft: str) -> None:
      ("p-eagle", {"method": "eagle3", "parallel_drafting": True})],
 )  # fmt: skip
 def test_a_parallel_head_has_vllms_own_name(method: str, named: dict[str, Any]) -> None:
-    best = msgspec.structs.replace(sample("eagle").best, draft=method, draft_method=method)
+    best = changed(sample("eagle").best, draft=method, draft_method=method)
     words = shlex.split(export("vllm", plan(best=best)).split("vllm serve")[1])
     config = json.loads(words[words.index("--speculative-config") + 1])
     assert named.items() <= config.items()
@@ -56,7 +58,7 @@ def test_vllm_reads_back_the_plan(draft: str) -> None:
     words = words_of(export("vllm", sample(draft)))
     config = json.loads(words[words.index("--speculative-config") + 1])
     bands = config["num_speculative_tokens_per_batch_size"]
-    assert bands == [[1, 3, 0], [4, 15, 2], [16, 32, 3]], "no batch beyond --max-num-seqs"
+    assert bands == [[1, 2, 0], [3, 8, 2], [9, 32, 3]], "no batch beyond --max-num-seqs"
     assert all(gamma <= config["num_speculative_tokens"] for _, _, gamma in bands)
     assert bands[0][0] == 1
     assert all(a[1] + 1 == b[0] for a, b in pairwise(bands))
@@ -103,17 +105,27 @@ def test_a_trimmed_table_answers_as_the_whole_one_wherever_there_is_room(
 def test_a_cpus_command_is_the_one_that_starts_there() -> None:
     """No script of its own, no compilation, a cache of a stated size; elsewhere none of these."""
     words = words_of(export("vllm", sample("sparse-self"), site=CPU))
-    assert words[:5] == ["python", "-m", "vllm.entrypoints.openai.api_server", "--model", "path/to/embedded"]
+    assert words[:5] == [
+        "python",
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        "path/to/embedded",
+    ]
     assert {"--enforce-eager", "--dtype", "--kv-cache-memory-bytes"} <= set(words)
-    assert not {"--enforce-eager", "--kv-cache-memory-bytes"} & set(words_of(export("vllm", sample("ngram"))))
+    assert not {"--enforce-eager", "--kv-cache-memory-bytes"} & set(
+        words_of(export("vllm", sample("ngram")))
+    )
 
 
 def test_a_model_is_named_as_its_publisher_does(tmp_path: Path) -> None:
     """Every model of the catalog has a checkpoint; a directory is its own."""
-    assert all("/" in served_names(name)[name] for name in model_names())
+    assert all("/" in str(served_checkpoint(name)) for name in model_names())
     for name, folder in (("llama-3.1-8b", None), (str(tmp_path), tmp_path)):
         if folder is not None:
-            (folder / "config.json").write_bytes((MODELS_DIRECTORY / "llama-3.1-8b.json").read_bytes())
+            (folder / "config.json").write_bytes(
+                (MODELS_DIRECTORY / "llama-3.1-8b.json").read_bytes()
+            )
         again = for_engine(planned("vllm", model=name, draft="none"), "vllm")
         wanted = "meta-llama/Llama-3.1-8B-Instruct" if folder is None else name
         assert words_of(export("vllm", again.plan, site=again.site))[2] == wanted
@@ -125,7 +137,9 @@ def test_a_model_too_long_for_the_memory_is_served_shorter() -> None:
     text = export("vllm", short)
     (length,) = [int(line.split()[1]) for line in text.splitlines() if "--max-model-len" in line]
     assert short.context_len <= length < 131_072
-    assert "--max-model-len" not in export("vllm", planned("vllm", hardware=("h200-sxm-141gb",), draft="none"))
+    assert "--max-model-len" not in export(
+        "vllm", planned("vllm", hardware=("h200-sxm-141gb",), draft="none")
+    )
 
 
 @given(
@@ -133,13 +147,16 @@ def test_a_model_too_long_for_the_memory_is_served_shorter() -> None:
     steps=st.lists(st.integers(1, 40), min_size=8, max_size=8),
 )
 def test_every_batch_size_has_the_gamma_of_the_table(gammas: list[int], steps: list[int]) -> None:
-    """Looked up row by row: the row of the greatest tabulated batch size that is not above the batch."""
+    """Bands hold the gamma that the plugin, a run and a simulation look up at the same batch."""
     batches = [sum(steps[: i + 1]) for i in range(len(gammas))]
-    bands = batch_bands(table(batches, [4096], [[gamma] for gamma in gammas]), 4096)
+    policy = table(batches, [4096], [[gamma] for gamma in gammas]).policy
+    bands = policy.bands(4096)
     for batch in range(1, batches[-1] + 1):
         (gamma,) = [g for start, end, g in bands if start <= batch <= end]
-        rows = [g for b, g in zip(batches, gammas, strict=True) if b <= batch]
-        assert gamma == (rows[-1] if rows else gammas[0])
+        assert gamma == policy.choose(batch_size=batch, context_len=4096)
+        distances = [abs(np.log(tabulated / batch)) for tabulated in batches]
+        as_near = {gammas[i] for i, far in enumerate(distances) if far <= min(distances) + 1e-12}
+        assert gamma in as_near
     schedule, changed = draft_len_schedule(bands)
     assert schedule[1] == max(gammas), "the engine refuses anything else"
     for batch in range(1, batches[-1] + 1):
@@ -149,11 +166,12 @@ def test_every_batch_size_has_the_gamma_of_the_table(gammas: list[int], steps: l
 
 
 @pytest.mark.parametrize(
-    ("change", "message"), [({"fits": False}, "does not fit"), ({"draft": "a\nrm -rf /"}, "cannot be written into")]
+    ("change", "message"),
+    [({"fits": False}, "does not fit"), ({"draft": "a\nrm -rf /"}, "cannot be written into")],
 )
 def test_what_cannot_be_served_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        export("vllm", plan(best=msgspec.structs.replace(plan().best, **change)))
+        export("vllm", plan(best=changed(plan().best, **change)))
 
 
 def test_the_draft_runs_on_the_ranks_that_it_was_priced_on() -> None:
@@ -164,8 +182,9 @@ def test_the_draft_runs_on_the_ranks_that_it_was_priced_on() -> None:
     )  # fmt: skip
     document = plan_of(json.loads(make_plan(request).to_json()))
     if not document.best.is_speculative:
-        document = msgspec.structs.replace(document, best=document.candidates[0])
-    assert document.best.draft_tp_size == 2
+        choice = document.choosing(document.candidates[0])
+        document = msgspec.structs.replace(document, choice=choice)
+    assert document.best.drafting.tp_size == 2
     assert '"draft_tensor_parallel_size": 2' in export("vllm", document)
 
 
@@ -179,7 +198,9 @@ def test_a_hostile_model_name_stays_one_word() -> None:
     assert words_of(export("vllm", document))[2] == "m; echo 'x'"
 
 
-@pytest.mark.parametrize(("engine", "flag"), [("vllm", '"model": "{}"'), ("sglang", "-path {}"), ("trtllm", '"{}"')])
+@pytest.mark.parametrize(
+    ("engine", "flag"), [("vllm", '"model": "{}"'), ("sglang", "-path {}"), ("trtllm", '"{}"')]
+)
 def test_a_head_is_the_checkpoint_whose_acceptance_was_planned_with(engine: str, flag: str) -> None:
     text = export(engine, planned(engine, draft="eagle3", batch_sizes=(4,)))
     assert flag.format("yuhuili/EAGLE3-LLaMA3.1-Instruct-8B") in text
@@ -188,7 +209,10 @@ def test_a_head_is_the_checkpoint_whose_acceptance_was_planned_with(engine: str,
 
 @pytest.mark.parametrize("engine", ENGINE_TITLES)
 def test_a_head_that_nobody_published_is_a_placeholder_that_says_so(engine: str) -> None:
-    text = export(engine, planned(engine, model="gemma-3-27b", draft="eagle3", batch_sizes=(4,), acceptance_rate=0.7))
+    text = export(
+        engine,
+        planned(engine, model="gemma-3-27b", draft="eagle3", batch_sizes=(4,), acceptance_rate=0.7),
+    )
     assert text.count("YOUR-EAGLE3-HEAD-OF-gemma-3-27b") == 2
     assert "is a placeholder" in text
 
@@ -199,11 +223,13 @@ def test_a_head_that_nobody_published_is_a_placeholder_that_says_so(engine: str)
      ("sglang", "--max-running-requests 300", "--cuda-graph-max-bs 300"),
      ("trtllm", "--max_batch_size 300", "  max_batch_size: 300")],
 )  # fmt: skip
-def test_a_batch_beyond_the_captured_graphs_raises_their_limit(engine: str, most: str, flag: str) -> None:
+def test_a_batch_beyond_the_captured_graphs_raises_their_limit(
+    engine: str, most: str, flag: str
+) -> None:
     large = planned(engine, draft="eagle3", batch_sizes=(300,))
     small = planned(engine, draft="eagle3", batch_sizes=(16,))
-    assert not large.best.is_captured
-    assert small.best.is_captured
+    assert not large.best.step.is_captured
+    assert small.best.step.is_captured
     assert flag in export(engine, large)
     assert flag.strip() not in export(engine, small)
     assert most in export(engine, large)
@@ -211,7 +237,8 @@ def test_a_batch_beyond_the_captured_graphs_raises_their_limit(engine: str, most
 
 
 @pytest.mark.parametrize(
-    ("engine", "flag"), [("vllm", "--kv-cache-dtype fp8"), ("sglang", "fp8_e4m3"), ("trtllm", "  dtype: fp8")]
+    ("engine", "flag"),
+    [("vllm", "--kv-cache-dtype fp8"), ("sglang", "fp8_e4m3"), ("trtllm", "  dtype: fp8")],
 )
 def test_the_cache_has_the_format_that_was_priced(engine: str, flag: str) -> None:
     assert flag in export(engine, planned(engine, kv_dtype="fp8"))
@@ -224,8 +251,8 @@ def test_comments_fit_a_terminal_and_state_the_whole_request(engine: str) -> Non
     comments = [line for line in export(engine, document).splitlines() if line.startswith("# ")]
     assert all(len(line) < 80 for line in comments if not line.startswith("#  "))
     text = " ".join(line[2:] for line in comments)
-    assert f"${document.best.cost_per_million_tokens_usd:.2f} per million tokens" in text
-    assert f"{document.best.request_speedup:.2f} times as fast as without" in text
+    assert f"${document.best.cost.per_million_tokens_usd:.2f} per million tokens" in text
+    assert f"{document.best.requests.gain.speedup:.2f} times as fast as without" in text
 
 
 SPREADS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {

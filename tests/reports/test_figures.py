@@ -12,7 +12,7 @@ from xml.etree import ElementTree as ET
 import msgspec
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from samples_reports import grid, measured, plan, predicted
+from samples_reports import changed, grid, measured, plan, predicted
 
 import magicdec
 from magicdec.errors import ConfigError
@@ -21,7 +21,17 @@ from magicdec.plan_document import Moment, Percentiles, Traffic, TrafficLoad
 from magicdec.records import read_many
 from magicdec.reports.data import ReportData
 from magicdec.reports.figures import FIGURES, Chart, draw, draw_all
-from magicdec.reports.figures.chart import CSS_VARIABLES, GRID, INK, MUTED, PAPER, SERIES, inline_svg, png, raw_svg
+from magicdec.reports.figures.chart import (
+    CSS_VARIABLES,
+    GRID,
+    INK,
+    MUTED,
+    PAPER,
+    SERIES,
+    inline_svg,
+    png,
+    raw_svg,
+)
 from magicdec.reports.figures.measured import acceptance_by_position, rate_intervals
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
@@ -36,7 +46,9 @@ def names(data: ReportData) -> set[str]:
 @pytest.fixture(scope="module")
 def charts(data: ReportData) -> dict[str, Chart]:
     assert data.plan is not None
-    under_arrivals = dataclasses.replace(data, plan=msgspec.structs.replace(data.plan, traffic=traffic()))
+    under_arrivals = dataclasses.replace(
+        data, plan=msgspec.structs.replace(data.plan, traffic=traffic())
+    )
     return {chart.name: chart for chart in draw_all(under_arrivals)}
 
 
@@ -56,12 +68,16 @@ def test_measurements_alone_draw_what_needs_no_prediction() -> None:
     assert not drawn & {"scatter", "limits", "roofline", "memory"}
 
 
-@pytest.mark.parametrize("rows", [[measured(1, 512, gamma=0)], [measured(4, 512)], [predicted(4, 512)]])
+@pytest.mark.parametrize(
+    "rows", [[measured(1, 512, gamma=0)], [measured(4, 512)], [predicted(4, 512)]]
+)
 def test_a_single_record_draws_without_failing(rows: list[Any]) -> None:
     draw_all(ReportData.from_records(rows))
 
 
-def test_the_gamma_figure_holds_the_measured_and_the_predicted_values(charts: dict[str, Chart]) -> None:
+def test_the_gamma_figure_holds_the_measured_and_the_predicted_values(
+    charts: dict[str, Chart],
+) -> None:
     for row in charts["gamma"].table.records:
         gamma = int(row["gamma"] or 0)
         assert row["speedup_measured"] == pytest.approx(measured(32, 4096, gamma=gamma).speedup)
@@ -72,7 +88,9 @@ def test_a_budget_s_speedup_is_that_of_its_best_configuration(data: ReportData) 
     """At each budget what is predicted best of all that was measured there, with its interval and its measurement."""
     chart = draw("budget", data)
     assert chart is not None
-    pairs = [(pair.predicted, pair.measured) for pair in data.comparison.pairs if pair.measured.speedup]
+    pairs = [
+        (pair.predicted, pair.measured) for pair in data.comparison.pairs if pair.measured.speedup
+    ]
     found = 0
     for row in chart.table.records:
         here = [
@@ -83,7 +101,13 @@ def test_a_budget_s_speedup_is_that_of_its_best_configuration(data: ReportData) 
         if row["speedup_measured"] is None or not here:
             continue
         p, m = max(here, key=lambda pair: pair[0].speedup or 0.0)
-        names = ("speedup_predicted", "speedup_low", "speedup_high", "speedup_measured", "tokens_measured")
+        names = (
+            "speedup_predicted",
+            "speedup_low",
+            "speedup_high",
+            "speedup_measured",
+            "tokens_measured",
+        )
         expected = (p.speedup, p.speedup_low, p.speedup_high, m.speedup, m.expected_tokens_per_step)
         assert tuple(row[name] for name in names) == expected
         found += 1
@@ -95,17 +119,26 @@ def test_gammas_of_a_plan_are_shown_at_its_answer_s_batch_or_not_at_all() -> Non
     document = plan()
     best = document.best
     others = [each for each in document.candidates if each.batch_size != best.batch_size]
-    only = [best, *(msgspec.structs.replace(best, batch_size=2 * best.batch_size, gamma=g) for g in range(1, 8))]
+    only = [
+        best,
+        *(changed(best, batch_size=2 * best.batch_size, gamma=g) for g in range(1, 8)),
+    ]
     assert draw("gamma", ReportData.from_records([], plan(candidates=[*others, *only]))) is None
     chart = draw("gamma", ReportData.from_records([], document))
     assert chart is not None
     assert f"batch {best.batch_size}," in chart.caption
 
 
-def test_the_limits_figure_adds_up_to_the_predicted_time_per_token(charts: dict[str, Chart]) -> None:
+def test_the_limits_figure_adds_up_to_the_predicted_time_per_token(
+    charts: dict[str, Chart],
+) -> None:
     best = plan().best
-    total = sum(float(row[2] or 0) for row in charts["limits"].table.rows if str(row[0]).startswith("speculative"))
-    assert total == pytest.approx(best.step_s / best.expected_tokens_per_step)
+    total = sum(
+        float(row[2] or 0)
+        for row in charts["limits"].table.rows
+        if str(row[0]).startswith("speculative")
+    )
+    assert total == pytest.approx(best.step_s / best.drafting.tokens_per_step)
 
 
 def test_the_roof_of_a_plan_is_that_of_the_device_it_names() -> None:
@@ -135,10 +168,14 @@ def test_acceptance_has_the_clustered_intervals_that_its_record_holds() -> None:
     rates, trials = told.acceptance_by_position or [], told.acceptance_trials_by_position or []
     clustered = msgspec.structs.replace(told, acceptance_stderr_by_position=[0.03, 0.04])
     (low, high), _ = rate_intervals(clustered)
-    assert (low, high) == pytest.approx((rates[0] - 1.645 * 0.03, min(rates[0] + 1.645 * 0.03, 1.0)), abs=1e-4)
+    assert (low, high) == pytest.approx(
+        (rates[0] - 1.645 * 0.03, min(rates[0] + 1.645 * 0.03, 1.0)), abs=1e-4
+    )
     (older_low, older_high), _ = rate_intervals(told)
     alone = math.sqrt(rates[0] * (1 - rates[0]) / trials[0])
-    assert older_high - older_low == pytest.approx(min(2 * 1.645 * alone, 1 - rates[0] + 1.645 * alone), rel=0.03)
+    assert older_high - older_low == pytest.approx(
+        min(2 * 1.645 * alone, 1 - rates[0] + 1.645 * alone), rel=0.03
+    )
     chart = acceptance_by_position(ReportData.from_records([clustered]))
     assert chart is not None
     assert [column.title for column in chart.table.columns][3] == "90 % from"
@@ -146,7 +183,9 @@ def test_acceptance_has_the_clustered_intervals_that_its_record_holds() -> None:
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_inline_svg_is_themed_named_and_has_identifiers_of_its_own(name: str, charts: dict[str, Chart]) -> None:
+def test_inline_svg_is_themed_named_and_has_identifiers_of_its_own(
+    name: str, charts: dict[str, Chart]
+) -> None:
     chart = charts[name]
     svg = inline_svg(chart)
     root = ET.fromstring(svg)
@@ -227,7 +266,9 @@ def load(rate: float, policy: str, *, overloaded: bool = False) -> TrafficLoad:
 
 def traffic() -> Traffic:
     policies = ("off", "by batch", "gamma 3", "by batch and context")
-    curves = [load(rate, policy, overloaded=rate > 5) for policy in policies for rate in (1.0, 4.0, 6.0)]
+    curves = [
+        load(rate, policy, overloaded=rate > 5) for policy in policies for rate in (1.0, 4.0, 6.0)
+    ]
     moments = [Moment(time_s=t, batch=t + 1, waiting=t / 2, kv_share=0.1) for t in (0.0, 1.0, 2.0)]
     return Traffic(
         rate_per_s=4, num_requests=100, best=load(4.0, "by batch"), autoregressive=load(4.0, "off"),
@@ -238,7 +279,10 @@ def traffic() -> Traffic:
 def test_a_plan_for_a_rate_draws_what_users_see_as_it_rises() -> None:
     """Values in the tables; an overload has a row and no mark for its percentiles."""
     request = msgspec.structs.replace(plan().request, ttft_p95_s=0.6, tpot_p95_s=None)
-    drawn = {c.name: c for c in draw_all(ReportData.from_records([], plan(traffic=traffic(), request=request)))}
+    drawn = {
+        c.name: c
+        for c in draw_all(ReportData.from_records([], plan(traffic=traffic(), request=request)))
+    }
     assert set(drawn) >= OF_ARRIVALS
     seen = drawn["traffic"].table
     assert [row[:2] for row in seen.rows] == [(r, n) for n in NAMES[:2] for r in (1.0, 4.0, 6.0)]
@@ -247,7 +291,9 @@ def test_a_plan_for_a_rate_draws_what_users_see_as_it_rises() -> None:
     assert len(drawn["traffic"].tips) == 2 * 2 * 2
     assert [row[2] for row in drawn["goodput"].table.rows] == [1.0, 4.0, 0.0] * 4
     assert [row[1] for row in drawn["timeline"].table.rows] == [1, 2, 3]
-    assert drawn["traffic"].title.startswith("8 devices (2 x tp 4), EAGLE-3, gamma by batch; without a draft as many")
+    assert drawn["traffic"].title.startswith(
+        "Serve 4 requests/s on 8 devices (2 replicas, tp 4) with EAGLE-3, gamma by batch: up to"
+    )
     for name in OF_ARRIVALS:
         assert raw_svg(drawn[name].figure)
 
@@ -256,7 +302,9 @@ NAMES = ("no draft", "EAGLE-3, gamma by batch")
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_title_legends_and_axis_labels_lie_inside_the_figure_and_apart(name: str, charts: dict[str, Chart]) -> None:
+def test_title_legends_and_axis_labels_lie_inside_the_figure_and_apart(
+    name: str, charts: dict[str, Chart]
+) -> None:
     """Figures saved by themselves carry their finding as a title, which nothing covers or cuts off."""
     lies_inside_and_apart(charts[name])
 
@@ -273,7 +321,12 @@ def lies_inside_and_apart(chart: Chart) -> None:
     canvas.draw()
     title = figure._suptitle  # type: ignore[attr-defined]  # matplotlib has no public way to its extent
     legends = [each for axes in figure.axes if (each := axes.get_legend()) is not None]
-    labels = [axis.label for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) if axis.label.get_text()]
+    labels = [
+        axis.label
+        for axes in figure.axes
+        for axis in (axes.xaxis, axes.yaxis)
+        if axis.label.get_text()
+    ]
     boxes = [each.get_window_extent() for each in (title, *legends, *labels)]
     for box in boxes:
         assert figure.bbox.x0 <= box.x0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from samples_reports import grid, measured, plan, predicted
+from samples_reports import changed, grid, measured, plan, predicted
 
 from magicdec.errors import StorageError
 from magicdec.records import Environment
@@ -92,9 +92,11 @@ def test_it_reads_without_scripts(html_file: Path, data: ReportData) -> None:
 
 
 def test_hostile_texts_stay_texts() -> None:
-    row = msgspec.structs.replace(measured(4, 1024), model=NASTY, environment=Environment(command=NASTY, commit=NASTY))
+    row = msgspec.structs.replace(
+        measured(4, 1024), model=NASTY, environment=Environment(command=NASTY, commit=NASTY)
+    )
     guess = msgspec.structs.replace(predicted(4, 1024), model=NASTY, hardware=NASTY)
-    rows = [msgspec.structs.replace(each, bound_by=NASTY, draft=NASTY) for each in plan().candidates]
+    rows = [changed(each, bound_by=NASTY, draft=NASTY) for each in plan().candidates]
     document = plan(model=NASTY, notes=[NASTY], hardware=NASTY, candidates=rows)
     text = render_html(ReportData.from_records([row, guess], document, title=NASTY))
     page = Page(text)
@@ -138,7 +140,8 @@ def test_a_speedup_over_a_weak_baseline_is_marked() -> None:
     assert cells == {32: "59\u202f% †", 8: "60\u202f%"}
     assert "†" in table.note
     assert (
-        "over a baseline at 59\u202f% of the memory's bandwidth" in headline(ReportData.from_records([weak])).certainty
+        "over a baseline at 59\u202f% of the memory's bandwidth"
+        in headline(ReportData.from_records([weak])).certainty
     )
     assert "baseline" not in headline(ReportData.from_records([sound])).certainty
 
@@ -146,7 +149,11 @@ def test_a_speedup_over_a_weak_baseline_is_marked() -> None:
 def test_refilled_static_and_adaptive_results_have_their_columns() -> None:
     plain = measured(8, 4096)
     rich = msgspec.structs.replace(
-        measured(32, 4096), adaptive=True, refilled_tokens_per_s=812.0, speedup_refilled=1.21, speedup_static_batch=1.1
+        measured(32, 4096),
+        adaptive=True,
+        refilled_tokens_per_s=812.0,
+        speedup_refilled=1.21,
+        speedup_static_batch=1.1,
     )
     names = {"refilled_tokens_per_s", "speedup_refilled", "speedup_static_batch"}
     without = result_table(ReportData.from_records([plain]))
@@ -156,11 +163,18 @@ def test_refilled_static_and_adaptive_results_have_their_columns() -> None:
     assert not names & {c.name for c in without.columns}
     assert names <= {c.name for c in table.columns}
     row = dict(zip((c.name for c in table.columns), table.rows[1], strict=True))
-    assert (row["refilled_tokens_per_s"], row["speedup_refilled"], row["speedup_static_batch"]) == (812.0, 1.21, 1.1)
+    assert (row["refilled_tokens_per_s"], row["speedup_refilled"], row["speedup_static_batch"]) == (
+        812.0,
+        1.21,
+        1.1,
+    )
     assert str(row["draft"]).endswith("γ up to")
 
 
 def test_an_adaptive_run_is_not_paired_with_the_prediction_of_a_fixed_gamma() -> None:
     adaptive = msgspec.structs.replace(measured(32, 4096), adaptive=True)
     assert ReportData.from_records([adaptive, predicted(32, 4096)]).comparison.pairs == []
-    assert len(ReportData.from_records([measured(32, 4096), predicted(32, 4096)]).comparison.pairs) == 1
+    assert (
+        len(ReportData.from_records([measured(32, 4096), predicted(32, 4096)]).comparison.pairs)
+        == 1
+    )

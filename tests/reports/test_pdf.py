@@ -21,7 +21,10 @@ NASTY = '#panic("no") *x* $y$ \\ [z] "quoted" <label> @ref // comment'
 def flat(text: str) -> str:
     """Text without what line breaks, hyphens and ligatures make of it."""
     return (
-        "".join(text.replace("-\n", "").split()).replace("\u202f", "").replace("\ufb01", "fi").replace("\ufb03", "ffi")
+        "".join(text.replace("-\n", "").split())
+        .replace("\u202f", "")
+        .replace("\ufb01", "fi")
+        .replace("\ufb03", "ffi")
     )
 
 
@@ -49,7 +52,9 @@ def test_it_opens_with_the_answer_and_captions_every_figure(document: PdfReader)
     assert document.metadata.title == "Speculative decoding report"
 
 
-def test_figures_are_numbered_as_one_reads_and_captions_stay_with_their_tables(document: PdfReader) -> None:
+def test_figures_are_numbered_as_one_reads_and_captions_stay_with_their_tables(
+    document: PdfReader,
+) -> None:
     pages = [flat(page.extract_text()) for page in document.pages]
     numbers = [int(n) for text in pages for n in re.findall(r"Figure(\d+)\.", text)]
     assert numbers == list(range(1, len(numbers) + 1))
@@ -68,7 +73,9 @@ def test_long_tables_are_cut_and_say_so(document: PdfReader) -> None:
 
 
 def test_hostile_texts_are_set_as_they_are() -> None:
-    row = msgspec.structs.replace(measured(4, 1024), model=NASTY, environment=Environment(command=NASTY))
+    row = msgspec.structs.replace(
+        measured(4, 1024), model=NASTY, environment=Environment(command=NASTY)
+    )
     pdf = render_pdf(ReportData.from_records([row], plan(notes=[NASTY]), title=NASTY))
     text = flat("".join(page.extract_text() for page in PdfReader(io.BytesIO(pdf)).pages))
     assert text.count('#panic("no")*x*') >= 2

@@ -33,7 +33,8 @@ def planned() -> Plan:
 
 def drafted(planned: Plan) -> Record:
     return max(
-        (candidate_record(planned, row) for row in planned.candidates if row.gamma), key=lambda row: row.speedup or 0.0
+        (candidate_record(planned, row) for row in planned.candidates if row.gamma),
+        key=lambda row: row.speedup or 0.0,
     )
 
 
@@ -52,20 +53,27 @@ def measured_like(row: Record, speedup: float, **changes: object) -> Record:
 def test_a_report_with_a_plan_answers_with_what_was_measured(planned: Plan) -> None:
     best = drafted(planned)
     best_plan = msgspec.structs.replace(
-        planned, best=next(row for row in planned.candidates if candidate_record(planned, row) == best)
+        planned,
+        choice=planned.choosing(
+            next(row for row in planned.candidates if candidate_record(planned, row) == best)
+        ),
     )
     measured = measured_like(best, 1.67, run_to_end=True)
     data = ReportData.from_records([measured], plan=best_plan)
     answer = headline(data)
     assert "1.67× as fast" in answer.answer
     assert answer.certainty.startswith("measured, 1.57–1.77 over 3 repetitions; predicted")
-    assert [(pair.predicted.speedup, pair.measured.speedup) for pair in data.comparison.pairs] == [(best.speedup, 1.67)]
+    assert [(pair.predicted.speedup, pair.measured.speedup) for pair in data.comparison.pairs] == [
+        (best.speedup, 1.67)
+    ]
     page = render_html(data)
     assert "Measured speedup" in page
     assert data.find_measured(best) == measured
 
 
-def test_a_candidate_pairs_with_each_way_that_its_configuration_was_run_and_with_no_other(planned: Plan) -> None:
+def test_a_candidate_pairs_with_each_way_that_its_configuration_was_run_and_with_no_other(
+    planned: Plan,
+) -> None:
     best = drafted(planned)
     runs = [measured_like(best, 1.4, context_spread=spread) for spread in (0.0, 0.5)]
     narrow = SpeculationSpec(
@@ -82,9 +90,15 @@ def test_a_prediction_of_the_run_itself_takes_the_candidates_place(planned: Plan
     """The page then holds one predicted row of that configuration, and the pair is with the one that states it."""
     best = drafted(planned)
     measured = measured_like(best, 1.67)
-    frozen = msgspec.structs.replace(measured, source="calibrated", hardware=best.hardware, speedup=1.6)
+    frozen = msgspec.structs.replace(
+        measured, source="calibrated", hardware=best.hardware, speedup=1.6
+    )
     data = ReportData.from_records([frozen, measured], plan=planned)
     (pair,) = data.comparison.pairs
     assert pair.predicted == frozen
-    same = [row for row in data.predicted if (row.draft_budget, row.gamma) == (best.draft_budget, best.gamma)]
+    same = [
+        row
+        for row in data.predicted
+        if (row.draft_budget, row.gamma) == (best.draft_budget, best.gamma)
+    ]
     assert same == [frozen]

@@ -37,20 +37,28 @@ def inputs(tmp_path: Path) -> tuple[Path, Path]:
 
 def run(*arguments: object) -> str:
     app = typer.Typer()
-    for name, command in {"report": report_command, "plot": plot_command, "export": export_command}.items():
+    for name, command in {
+        "report": report_command,
+        "plot": plot_command,
+        "export": export_command,
+    }.items():
         app.command(name)(command)
     result = CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
 
 
-def test_writes_both_files_and_prints_their_paths(inputs: tuple[Path, Path], tmp_path: Path) -> None:
+def test_writes_both_files_and_prints_their_paths(
+    inputs: tuple[Path, Path], tmp_path: Path
+) -> None:
     html, pdf = tmp_path / "out" / "report.html", tmp_path / "out" / "report.pdf"
     printed = run("report", inputs[0], "--plan", inputs[1], "-o", html, "-o", pdf)
     assert printed.split() == [str(html), str(pdf)]
     assert html.read_text().startswith("<!doctype html>")
     assert len(PdfReader(pdf).pages) >= 2
-    assert sorted(p.name for p in html.parent.iterdir()) == ["report.html", "report.pdf"], "no temporary file is left"
+    assert sorted(p.name for p in html.parent.iterdir()) == ["report.html", "report.pdf"], (
+        "no temporary file is left"
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,7 +79,9 @@ def test_a_users_mistake_is_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_unwritable_path_is_refused_before_the_work(inputs: tuple[Path, Path], tmp_path: Path) -> None:
+def test_an_unwritable_path_is_refused_before_the_work(
+    inputs: tuple[Path, Path], tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("a file where a directory is needed")
     with pytest.raises(StorageError, match=r"cannot write .*report\.html"):
         run("report", inputs[0], "-o", tmp_path / "file" / "report.html")
@@ -83,8 +93,14 @@ def test_an_unwritable_path_is_refused_before_the_work(inputs: tuple[Path, Path]
         ("{", "not valid JSON"),
         ("[]", "is no plan"),
         ('{"kind": "plan", "schema_version": 99}', "schema version 99, this program reads 3"),
-        ('{"kind": "plan", "schema_version": 1, "model": "m"}', "schema version 1, this program reads 3"),
-        ('{"kind": "plan", "schema_version": 3, "hardware": "h", "context_len": 0}', "not a whole plan: .*context_len"),
+        (
+            '{"kind": "plan", "schema_version": 1, "model": "m"}',
+            "schema version 1, this program reads 3",
+        ),
+        (
+            '{"kind": "plan", "schema_version": 3, "hardware": "h", "context_len": 0}',
+            "not a whole plan: .*context_len",
+        ),
     ],
 )
 def test_a_damaged_plan_is_refused_with_its_name(text: str, message: str, tmp_path: Path) -> None:
@@ -97,11 +113,13 @@ def test_a_damaged_plan_is_refused_with_its_name(text: str, message: str, tmp_pa
 
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers(-2, 10**12) | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 PARTS = (
-    "model", "best", "candidates", "autoregressive", "gamma_table", "breakdown", "memory", "notes", "needs_acceptance",
+    "model", "choice", "candidates", "gamma_table", "breakdown", "memory", "notes", "needs_acceptance",
     "request", "hardware",
 )  # fmt: skip
 
@@ -137,7 +155,9 @@ def test_a_figure_in_every_format(inputs: tuple[Path, Path], tmp_path: Path) -> 
         ".md": lambda b: b.startswith(b"| Batch | Context |"),
     }.items():
         path = tmp_path / f"figure{suffix}"
-        assert run("plot", "heatmap", inputs[0], "--plan", inputs[1], "-o", path).strip() == str(path)
+        assert run("plot", "heatmap", inputs[0], "--plan", inputs[1], "-o", path).strip() == str(
+            path
+        )
         assert check(path.read_bytes())
 
 
@@ -159,7 +179,9 @@ def test_list_names_what_there_is() -> None:
         (["errors", "-o", "x.docx"], "cannot tell the format"),
     ],
 )
-def test_mistakes_name_what_would_do(arguments: list[str], message: str, inputs: tuple[Path, Path]) -> None:
+def test_mistakes_name_what_would_do(
+    arguments: list[str], message: str, inputs: tuple[Path, Path]
+) -> None:
     with pytest.raises(ConfigError, match=message):
         run("plot", *arguments, inputs[0])
 
@@ -176,7 +198,9 @@ def test_export_prints_or_writes(inputs: tuple[Path, Path], tmp_path: Path) -> N
     assert "vllm serve meta-llama/Llama-3.1-8B-Instruct" in text
     run("export", "vllm", planned, "-o", tmp_path / "flags.sh")
     assert (tmp_path / "flags.sh").read_text() == text
-    with pytest.raises(ConfigError, match="'local-cpu' is not in the catalog; give its profile with --hardware"):
+    with pytest.raises(
+        ConfigError, match="'local-cpu' is not in the catalog; give its profile with --hardware"
+    ):
         run("export", "vllm", inputs[1])
 
 

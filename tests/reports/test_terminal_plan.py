@@ -12,6 +12,7 @@ from rich.console import Console
 
 import magicdec
 from magicdec.plan_document import Plan
+from magicdec.reports.sentences import probability_of
 from magicdec.reports.terminal_plan import print_plan
 
 
@@ -45,13 +46,19 @@ def test_a_wide_terminal_shows_more(answer: Plan) -> None:
 
 def test_a_context_of_break_even_at_the_tables_edge_is_a_bound(answer: Plan) -> None:
     table = answer.gamma_table
-    everywhere = msgspec.structs.replace(table, break_even_context=[table.context_lens[0]] * len(table.batch_sizes))
-    assert "<= 512" in shown(msgspec.structs.replace(answer, gamma_table=everywhere), 80, every=True)
+    everywhere = msgspec.structs.replace(
+        table, break_even_context=[table.context_lens[0]] * len(table.batch_sizes)
+    )
+    assert "<= 512" in shown(
+        msgspec.structs.replace(answer, gamma_table=everywhere), 80, every=True
+    )
     assert "<= 512" not in shown(answer, 80, every=True)
 
 
 def test_no_speculation_is_compared_with_its_best_batch() -> None:
-    alone = magicdec.plan(model="llama-3.1-8b", hardware="a100-sxm-80gb", context=32768, batch=64, draft="none")
+    alone = magicdec.plan(
+        model="llama-3.1-8b", hardware="a100-sxm-80gb", context=32768, batch=64, draft="none"
+    )
     best = alone.best_autoregressive
     assert f"best batch {best.batch_size}: " in " ".join(shown(alone, 80).split())
     there = magicdec.plan(
@@ -63,10 +70,20 @@ def test_no_speculation_is_compared_with_its_best_batch() -> None:
 
 PLANS: dict[str, dict[str, Any]] = {
     "a draft that needs the plugin": {"batch": 64},
-    "searched": {"model": "llama-3.1-70b", "hardware": "h100-sxm-80gb", "gpus": 8, "context": 16384, "tpot_ms": 30},
+    "searched": {
+        "model": "llama-3.1-70b",
+        "hardware": "h100-sxm-80gb",
+        "gpus": 8,
+        "context": 16384,
+        "tpot_ms": 30,
+    },
     "no draft pays": {"hardware": "rtx-4090", "context": 8192},
     "whole requests": {"gen_len": 256, "price": 2, "batch": [8, 64]},
-    "several cases": {"hardware": ["a100-sxm-80gb", "h200-sxm-141gb"], "context": [16384, 65536], "batch": 32},
+    "several cases": {
+        "hardware": ["a100-sxm-80gb", "h200-sxm-141gb"],
+        "context": [16384, 65536],
+        "batch": 32,
+    },
     "a model's own head": {"model": "deepseek-v3", "hardware": "h200-sxm-141gb"},
     "no acceptance known": {"draft": "suffix", "model": "qwen3-0.6b"},
 }
@@ -79,9 +96,10 @@ def test_the_answer_stands_first_whole_and_short(name: str) -> None:
     lines = shown(plan, 80).splitlines()
     best, several = plan.best, len(plan.cases) > 1
     if best.is_speculative and not several:
-        told = best.speedup if best.request_speedup is None else best.request_speedup
-        assert f"{told:.2f}x (90%:" in " ".join(lines[:2])
-        assert lines[0].startswith("Speculate with " if best.verdict == "pays" else "Unclear, measure first: ")
+        told = best.gain.speedup
+        assert f"{told:.2f}x faster" in " ".join(lines[:2])
+        assert f"pays with {probability_of(best)}" in " ".join(lines[:2])
+        assert lines[0].startswith("Serve ")
     assert sum(line.startswith("next: ") for line in lines) == 1
     assert lines[-1].startswith("next: ")
     heads = next((line.split() for line in lines if "speedup (90%)" in line), [])
@@ -101,11 +119,17 @@ def test_a_draft_that_no_release_runs_is_marked_beside_the_best_that_one_does() 
     plan = magicdec.plan(batch=64)
     text = shown(plan, 80)
     for row in plan.candidates:
-        assert ("plugin" in row.marks) == (row.draft == "self")
-        assert ("trained to 2k" in row.marks) == (row.draft in ("eagle", "eagle3"))
+        assert ("plugin" in row.drafting.marks) == (row.draft == "self")
+        assert ("trained to 2k" in row.drafting.marks) == (row.draft in ("eagle", "eagle3"))
     best = max((row for row in plan.candidates if row.draft != "self"), key=lambda row: row.rate)
-    assert f"as released: EAGLE-3, gamma {best.gamma}: {best.speedup:.2f}x" in text
+    assert plan.choice.left_out == best
+    assert not plan.best.is_speculative
+    assert plan.choice.with_plugin.speedup == max(row.speedup for row in plan.candidates)
+    assert f"EAGLE-3, gamma {best.gamma}, is {best.speedup:.2f}x" in text
     assert re.search(r"streamingllm 2048\* .* plugin, untested", text)
+    admitted = magicdec.plan(batch=64, plugin=True)
+    assert admitted.best == plan.choice.with_plugin
+    assert admitted.choice.with_plugin is None
 
 
 @pytest.mark.parametrize("device", ["rtx-4090", "l4"])

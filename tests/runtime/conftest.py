@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.generate import DecodeOptions, decode
@@ -18,7 +25,9 @@ from magicdec.specs.hf_config import model_from_hf_config
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.speculation import SamplingSpec
 
-torch.set_num_threads(1)  # tiny operations gain nothing from a second thread, and wait for it when the machine is busy
+torch.set_num_threads(
+    1
+)  # tiny operations gain nothing from a second thread, and wait for it when the machine is busy
 
 SMALL = {
     "vocab_size": 96, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 6,
@@ -34,14 +43,20 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     "llama-mha": LlamaConfig(**{**SMALL, "num_key_value_heads": 6}, tie_word_embeddings=False),
     "llama-gqa-tied": LlamaConfig(**SMALL, tie_word_embeddings=True),
     "llama-3.1-rope": LlamaConfig(**SMALL, rope_parameters=LLAMA3_ROPE, tie_word_embeddings=False),
-    "llama-biases": LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True, tie_word_embeddings=False),
+    "llama-biases": LlamaConfig(
+        **SMALL, attention_bias=True, mlp_bias=True, tie_word_embeddings=False
+    ),
     "mistral-window": MistralConfig(**SMALL, sliding_window=16, tie_word_embeddings=False),
-    "qwen2": Qwen2Config(**{k: v for k, v in SMALL.items() if k != "head_dim"}, tie_word_embeddings=True),
+    "qwen2": Qwen2Config(
+        **{k: v for k, v in SMALL.items() if k != "head_dim"}, tie_word_embeddings=True
+    ),
     "qwen3": Qwen3Config(**{**SMALL, "head_dim": 16}, tie_word_embeddings=False),
 }
 
 
-def write_checkpoint(directory: Path, config: PreTrainedConfig, *, seed: int = 0, max_shard_size: str = "5GB") -> Path:
+def write_checkpoint(
+    directory: Path, config: PreTrainedConfig, *, seed: int = 0, max_shard_size: str = "5GB"
+) -> Path:
     """A randomly initialised checkpoint of transformers' own model, biases and norms included in the randomness."""
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
@@ -75,7 +90,9 @@ def tiny_model() -> Transformer:
     return load_model(tiny_spec(), weights="random", seed=3)
 
 
-def started(model: Transformer, prompts: Sequence[Sequence[int]], max_len: int, **options: Any) -> Engine:
+def started(
+    model: Transformer, prompts: Sequence[Sequence[int]], max_len: int, **options: Any
+) -> Engine:
     """An engine that holds these prompts."""
     engine = Engine(model, batch_size=len(prompts), max_len=max_len, **options)
     engine.prefill(prompts)

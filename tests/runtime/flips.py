@@ -40,7 +40,12 @@ COMPARED = 4
 """Last tokens whose logits are compared."""
 PROMPT = torch.randint(1, 90, (24,), generator=torch.Generator().manual_seed(1)).tolist()
 NAMES = (*RUN, *(name for name in READ_BY_TRANSFORMERS if name not in RUN))
-YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
 ROPES: tuple[dict[str, Any], ...] = (
     {"rope_type": "default", "rope_theta": 500.0},
     {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0},
@@ -157,7 +162,10 @@ def flips(name: str, seed: int) -> Iterator[Flip]:
         yield Flip("all layers full, and no window", {**bare, **full, "sliding_window": None})
     for key in OTHERS:
         if key not in whole:
-            yield from (Flip(f"{key} = {_short(new)}", {**bare, key: new}) for new in others(key, None, count))
+            yield from (
+                Flip(f"{key} = {_short(new)}", {**bare, key: new})
+                for new in others(key, None, count)
+            )
     for place in ("rope_scaling", "rope_parameters"):
         for rope in ROPES:
             for inner in rope:
@@ -190,7 +198,9 @@ def outcome(config: dict[str, Any], directory: Path, *, always: bool = False) ->
     if refusal is not None:
         return Outcome("refused", refusal if isinstance(theirs, str) else f"valid: {refusal}")
     if isinstance(theirs, int):
-        return Outcome(*(("equal", "") if spec.num_parameters == theirs else ("different", "other weights")))
+        return Outcome(
+            *(("equal", "") if spec.num_parameters == theirs else ("different", "other weights"))
+        )
     try:
         engine = Engine(load_model(directory), batch_size=1, max_len=40)
         engine.prefill([PROMPT[: 1 - COMPARED]])
@@ -202,7 +212,11 @@ def outcome(config: dict[str, Any], directory: Path, *, always: bool = False) ->
     if isinstance(theirs, str):
         return Outcome("different", f"transformers cannot load it: {theirs}")
     gap = float((ours - theirs).abs().max())
-    return Outcome("equal", "") if gap < TOLERANCE else Outcome("different", f"logits differ by {gap:.2g}")
+    return (
+        Outcome("equal", "")
+        if gap < TOLERANCE
+        else Outcome("different", f"logits differ by {gap:.2g}")
+    )
 
 
 def _theirs(directory: Path, config: dict[str, Any], *, is_run: bool) -> torch.Tensor | int | str:
@@ -230,7 +244,11 @@ def _theirs(directory: Path, config: dict[str, Any], *, is_run: bool) -> torch.T
 def chosen(name: str, seed: int, sample: int | None) -> list[Flip]:
     every = list(flips(name, seed))
     rng = random.Random(zlib.crc32(f"{name}{seed}".encode()))
-    return every if sample is None or sample >= len(every) else [every[0], *rng.sample(every[1:], sample)]
+    return (
+        every
+        if sample is None or sample >= len(every)
+        else [every[0], *rng.sample(every[1:], sample)]
+    )
 
 
 def outcomes(
@@ -244,7 +262,9 @@ def outcomes(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", default=NAMES)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sample", type=int)
@@ -254,7 +274,9 @@ def main() -> None:
     print(f"{'architecture':32}{'equal':>8}{'refused':>9}{'different':>11}")
     for name in options.names:
         found: dict[str, int] = dict.fromkeys(total, 0)
-        for change, (kind, why) in outcomes(name, seed=options.seed, sample=options.sample, always=options.valid):
+        for change, (kind, why) in outcomes(
+            name, seed=options.seed, sample=options.sample, always=options.valid
+        ):
             found[kind] += 1
             if kind == "different" or why.startswith("valid:"):
                 print(f"  {name}: {change}: {why}", flush=True)

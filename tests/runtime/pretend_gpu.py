@@ -26,7 +26,11 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 T = TypeVar("T")
 aten = torch.ops.aten
-HOST, BACKEND, CLAIMED = torch.device("cpu"), torch.device("privateuseone", 0), torch.device("cuda", 0)
+HOST, BACKEND, CLAIMED = (
+    torch.device("cpu"),
+    torch.device("privateuseone", 0),
+    torch.device("cuda", 0),
+)
 COPIES = {aten.copy_.default, aten._to_copy.default}
 READS_VALUES = {
     aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_select.default, aten.equal.default,
@@ -69,7 +73,9 @@ class DeviceTensor(torch.Tensor):
         return self
 
     @classmethod
-    def __torch_dispatch__(cls, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        cls, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, DeviceTensor)]
         return tensors[0].gpu.execute(operation, args, kwargs or {})
 
@@ -91,14 +97,18 @@ class _Dispatch(TorchDispatchMode):
         super().__init__()
         self._gpu = gpu
 
-    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return self._gpu.execute(operation, args, kwargs or {})
 
 
 class _Functions(TorchFunctionMode):
     """Gives torch the device's own name before it looks for CUDA, which is not there."""
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         def renamed(value: Any) -> Any:
             return BACKEND if isinstance(value, torch.device) and value.type == "cuda" else value
 
@@ -121,12 +131,16 @@ class PretendGPU:
         """Names of Triton's kernels that ran."""
         self._recording: Recording | None = None
         self._modes = (_Functions(), _Dispatch(self))
-        self._inference = torch.inference_mode()  # of all tensors: a view of one made outside is not to be had
+        self._inference = (
+            torch.inference_mode()
+        )  # of all tensors: a view of one made outside is not to be had
         self._lifts_on_host = False
 
     def __enter__(self) -> PretendGPU:
         self._lifts_on_host = torch._C._only_lift_cpu_tensors()
-        torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(.., device=..) copies where the modes see it
+        torch._C._set_only_lift_cpu_tensors(
+            True
+        )  # torch.tensor(.., device=..) copies where the modes see it
         self._inference.__enter__()
         for mode in self._modes:
             mode.__enter__()
@@ -143,7 +157,11 @@ class PretendGPU:
         if isinstance(value, torch.Tensor):
             return DeviceTensor(value.clone(), self)  # type: ignore[return-value]
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            fields = {f.name: self.put(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
+            fields = {
+                f.name: self.put(getattr(value, f.name))
+                for f in dataclasses.fields(value)
+                if f.init
+            }
             return dataclasses.replace(value, **fields)
         if isinstance(value, tuple):
             return tuple(map(self.put, value))  # type: ignore[return-value]
@@ -175,18 +193,26 @@ class PretendGPU:
         wanted = kwargs.get("device")
         if not any(on_device) and (wanted is None or wanted.type == "cpu"):
             return operation(*args, **kwargs)
-        is_composed = torch._C._dispatch_has_kernel_for_dispatch_key(operation.name(), "CompositeImplicitAutograd")
-        if is_composed and operation is not aten.one_hot.default:  # whose parts torch makes on CUDA, by that name
+        is_composed = torch._C._dispatch_has_kernel_for_dispatch_key(
+            operation.name(), "CompositeImplicitAutograd"
+        )
+        if (
+            is_composed and operation is not aten.one_hot.default
+        ):  # whose parts torch makes on CUDA, by that name
             with self._modes[1]:
                 return operation.decompose(*args, **kwargs)
         goes_to_device = any(on_device) if wanted is None else wanted.type != "cpu"
         self._check(operation, args, tensors, goes_to_device)
         return self._run(operation, args, kwargs, goes_to_device)
 
-    def _check(self, operation: Any, args: Any, tensors: list[torch.Tensor], goes_to_device: bool) -> None:
+    def _check(
+        self, operation: Any, args: Any, tensors: list[torch.Tensor], goes_to_device: bool
+    ) -> None:
         """Refuses, or counts, what CUDA would."""
         name, of_host = str(operation), [t for t in tensors if not isinstance(t, DeviceTensor)]
-        if operation in READS_VALUES or (operation is aten.one_hot.default and args[1:] in ((), (-1,))):
+        if operation in READS_VALUES or (
+            operation is aten.one_hot.default and args[1:] in ((), (-1,))
+        ):
             self.wait(name)
         elif operation in INDEXING:
             indices = [t for t in tree_leaves(args[1]) if isinstance(t, torch.Tensor)]
@@ -198,7 +224,9 @@ class PretendGPU:
             if of_host or not goes_to_device:
                 self.wait(f"{name} between host and device")
         elif any(t.dim() or torch.Tag.pointwise not in operation.tags for t in of_host):
-            raise MixedDevices(f"{name} of {len(of_host)} tensors of the host and {len(tensors) - len(of_host)} others")
+            raise MixedDevices(
+                f"{name} of {len(of_host)} tensors of the host and {len(tensors) - len(of_host)} others"
+            )
 
     def _run(self, operation: Any, args: Any, kwargs: Any, goes_to_device: bool) -> Any:
         known: dict[int, DeviceTensor] = {}
@@ -215,11 +243,20 @@ class PretendGPU:
             self._recording.append(operation, args, kwargs, result)
         if not goes_to_device:
             return result
-        return tree_map_only(torch.Tensor, lambda t: known[id(t)] if id(t) in known else DeviceTensor(t, self), result)
+        return tree_map_only(
+            torch.Tensor,
+            lambda t: known[id(t)] if id(t) in known else DeviceTensor(t, self),
+            result,
+        )
 
-    def launch(self, kernel: Callable[..., None], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def launch(
+        self, kernel: Callable[..., None], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         """Stands for the launch of one of Triton's kernels, which reads and writes tensors of the device."""
-        if any(isinstance(arg, torch.Tensor) and not isinstance(arg, DeviceTensor) for arg in tree_leaves(args)):
+        if any(
+            isinstance(arg, torch.Tensor) and not isinstance(arg, DeviceTensor)
+            for arg in tree_leaves(args)
+        ):
             raise MixedDevices(f"{name} was launched on a tensor of the host")
         self.launched.add(name)
         args = tree_map_only(DeviceTensor, lambda tensor: tensor.held, args)

@@ -41,17 +41,27 @@ GUIDE = Path(__file__).parents[2] / "docs" / "extending.md"
 
 
 def runs(model_type: str) -> bool:
-    return why_not_run(model_from_hf_config(draw(model_type, 0), name=model_type, where=model_type)) is None
+    return (
+        why_not_run(model_from_hf_config(draw(model_type, 0), name=model_type, where=model_type))
+        is None
+    )
 
 
 ATTENDING = ", attending"
 """Behind the name of an architecture whose linear layers are not run: drawn without them."""
 RUN = (
     *(name for name in READ_BY_TRANSFORMERS if runs(name)),
-    *(name + ATTENDING for name in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid")),
+    *(
+        name + ATTENDING
+        for name in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid")
+    ),
 )
 NOT_RUN = tuple(name for name in READ_BY_TRANSFORMERS if name not in RUN)
-CASES = [pytest.param(name, seed, marks=[pytest.mark.slow] if seed else []) for name in RUN for seed in SEEDS]
+CASES = [
+    pytest.param(name, seed, marks=[pytest.mark.slow] if seed else [])
+    for name in RUN
+    for seed in SEEDS
+]
 """One configuration of each is among the fast tests, with two drafts in turn; the others have all drafts."""
 
 
@@ -60,7 +70,9 @@ def drawn(name: str, seed: int) -> dict[str, Any]:
     config = draw(name.removesuffix(ATTENDING), seed)
     if name.endswith(ATTENDING):
         is_granite = name.startswith("granite")
-        config["layer_types"] = ["attention" if is_granite else "full_attention"] * config["num_hidden_layers"]
+        config["layer_types"] = ["attention" if is_granite else "full_attention"] * config[
+            "num_hidden_layers"
+        ]
         config |= {"num_local_experts": 0} if is_granite else {}
     return config
 
@@ -92,7 +104,10 @@ def write(directory: Path, config: dict[str, Any], *, seed: int) -> Any:
 
 def prompts_for(config: dict[str, Any], seed: int) -> list[list[int]]:
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(1, config["vocab_size"], (n,), generator=generator).tolist() for n in PROMPT_LENGTHS]
+    return [
+        torch.randint(1, config["vocab_size"], (n,), generator=generator).tolist()
+        for n in PROMPT_LENGTHS
+    ]
 
 
 def their_logits(model: Any, tokens: list[int]) -> torch.Tensor:
@@ -101,7 +116,9 @@ def their_logits(model: Any, tokens: list[int]) -> torch.Tensor:
         return model(torch.tensor([tokens]), use_cache=False).logits[0]
 
 
-def check(directory: Path, reference: Any, prompts: list[list[int]], *, max_len: int = 80) -> tuple[Engine, Snapshot]:
+def check(
+    directory: Path, reference: Any, prompts: list[list[int]], *, max_len: int = 80
+) -> tuple[Engine, Snapshot]:
     """A ragged batch, prefilled in parts, its windows in rings: each greedy token is the argmax of transformers' logits
     after the ones before it, and a verification's logits agree with theirs. The engine, and its state after the
     prompts."""
@@ -110,7 +127,9 @@ def check(directory: Path, reference: Any, prompts: list[list[int]], *, max_len:
     snapshot = engine.snapshot()
     tokens = greedy(engine, None)
     engine.restore(snapshot)
-    ours = engine.forward(torch.tensor([[p[-1], *t[:5]] for p, t in zip(prompts, tokens, strict=True)]))
+    ours = engine.forward(
+        torch.tensor([[p[-1], *t[:5]] for p, t in zip(prompts, tokens, strict=True)])
+    )
     for row, (prompt, generated) in enumerate(zip(prompts, tokens, strict=True)):
         expected = their_logits(reference, prompt + generated)[len(prompt) - 1 :]
         assert generated == expected[:-1].argmax(-1).tolist()
@@ -119,9 +138,12 @@ def check(directory: Path, reference: Any, prompts: list[list[int]], *, max_len:
     return engine, snapshot
 
 
-def greedy(engine: Engine, draft: SpeculationSpec | None, num_tokens: int = NUM_TOKENS) -> list[list[int]]:
-    vocab_size = engine.model.spec.vocab_size
-    drafter = None if draft is None else build_drafter(draft, engine, draft_model_for(draft, vocab_size))
+def greedy(
+    engine: Engine, draft: SpeculationSpec | None, num_tokens: int = NUM_TOKENS
+) -> list[list[int]]:
+    drafter = None
+    if draft is not None:
+        drafter = build_drafter(draft, engine, draft_model_for(draft, engine.model))
     options = DecodeOptions(gamma=0 if drafter is None else 3, max_new_tokens=num_tokens)
     return decode(engine, drafter, SamplingSpec(), options).tokens
 
@@ -131,10 +153,16 @@ def test_tokens_and_logits_are_transformers_and_every_draft_is_lossless(
     model_type: str, seed: int, tmp_path: Path
 ) -> None:
     config = drawn(model_type, seed)
-    engine, snapshot = check(tmp_path, write(tmp_path, config, seed=seed), prompts_for(config, seed))
+    engine, snapshot = check(
+        tmp_path, write(tmp_path, config, seed=seed), prompts_for(config, seed)
+    )
     tokens = greedy(engine, None)
     turn = RUN.index(model_type)
-    for draft in list(DRAFTS.values()) if seed else [list(DRAFTS.values())[(turn + i) % len(DRAFTS)] for i in (0, 3)]:
+    for draft in (
+        list(DRAFTS.values())
+        if seed
+        else [list(DRAFTS.values())[(turn + i) % len(DRAFTS)] for i in (0, 3)]
+    ):
         engine.restore(snapshot)
         assert greedy(engine, draft) == tokens, draft.draft_method
 
@@ -145,15 +173,25 @@ class KeysOf:
     def __init__(self, positions: list[int]) -> None:
         self.positions_BT, self.keys_BKTD = torch.tensor([positions]), torch.empty(0)
 
-    def attend(self, layer: int, query_BTAD: torch.Tensor, kv_BTPKD: torch.Tensor, scoring: Any) -> torch.Tensor:
+    def attend(
+        self, layer: int, query_BTAD: torch.Tensor, kv_BTPKD: torch.Tensor, scoring: Any
+    ) -> torch.Tensor:
         self.keys_BKTD = kv_BTPKD[:, :, 0].transpose(1, 2).clone()
         return torch.zeros(*query_BTAD.shape[:2], query_BTAD[0, 0].numel())
 
 
-@pytest.mark.parametrize("model_type", ["llama", "qwen3", "cohere", "llama4_text", "hunyuan_v1_dense"])
-def test_stored_keys_move_on_as_if_they_had_been_computed_there(model_type: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "model_type", ["llama", "qwen3", "cohere", "llama4_text", "hunyuan_v1_dense"]
+)
+def test_stored_keys_move_on_as_if_they_had_been_computed_there(
+    model_type: str, tmp_path: Path
+) -> None:
     """Whether they were normed before or after they were rotated."""
-    config = {**draw(model_type, 0), "use_qk_norm": True} if model_type == "cohere" else draw(model_type, 0)
+    config = (
+        {**draw(model_type, 0), "use_qk_norm": True}
+        if model_type == "cohere"
+        else draw(model_type, 0)
+    )
     write(tmp_path, config, seed=0)
     model = load_model(tmp_path)
     model.reserve(64, longest=64)
@@ -166,7 +204,12 @@ def test_stored_keys_move_on_as_if_they_had_been_computed_there(model_type: str,
     torch.testing.assert_close(moved, there.keys_BKTD, atol=1e-5, rtol=1e-5)
 
 
-YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
 LONG = {"rope_type": "longrope", "rope_theta": 10_000.0, "short_factor": [1.0, 1.1, 1.3, 1.5]}
 LONGROPE = {
     **{key: value for key, value in draw("phi3", 1).items() if key != "partial_rotary_factor"},
@@ -198,18 +241,29 @@ def test_every_rope_scaling_is_transformers(name: str, tmp_path: Path) -> None:
     model_type, rope = ROPES[name]
     config = {**draw(model_type, 1), "rope_parameters": rope}
     if model_type != "deepseek_v3":
-        config |= {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32, "head_dim": 8}
+        config |= {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "hidden_size": 32,
+            "head_dim": 8,
+        }
         config |= {"sliding_window": None, "partial_rotary_factor": 1.0}
     if rope["rope_type"] == "longrope":
         config["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
     prompts = prompts_for(config, 3)
-    check(tmp_path, write(tmp_path, config, seed=3), prompts[2:] * 2 if name == "longrope, long" else prompts)
+    check(
+        tmp_path,
+        write(tmp_path, config, seed=3),
+        prompts[2:] * 2 if name == "longrope, long" else prompts,
+    )
 
 
 def test_frequencies_that_change_with_the_length_are_not_mixed(tmp_path: Path) -> None:
     """Dynamic ones are run where they do not change; longrope's either below the original length or beyond."""
     rope = ROPES["dynamic"][1]
-    dynamic = model_from_hf_config({**draw("llama", 1), "rope_parameters": rope}, name="a", where="a")
+    dynamic = model_from_hf_config(
+        {**draw("llama", 1), "rope_parameters": rope}, name="a", where="a"
+    )
     with pytest.raises(CapacityError, match="can be planned but not run; run at most that many"):
         Engine(load_model(dynamic, weights="random"), batch_size=1, max_len=300)
     model = load_model(model_from_hf_config(LONGROPE, name="b", where="b"), weights="random")
@@ -218,20 +272,30 @@ def test_frequencies_that_change_with_the_length_are_not_mixed(tmp_path: Path) -
     with pytest.raises(CapacityError, match="load the model again"):
         Engine(model, batch_size=1, max_len=33)
     phimoe = {**draw("phimoe", 1), **LONGROPE, "model_type": "phimoe"}
-    phimoe["rope_parameters"] = {**phimoe["rope_parameters"], "short_mscale": 1.1, "long_mscale": 1.2}
+    phimoe["rope_parameters"] = {
+        **phimoe["rope_parameters"],
+        "short_mscale": 1.1,
+        "long_mscale": 1.2,
+    }
     with pytest.raises(CapacityError, match="up to its original 32 tokens"):
         Engine(
-            load_model(model_from_hf_config(phimoe, name="c", where="c"), weights="random"), batch_size=1, max_len=33
+            load_model(model_from_hf_config(phimoe, name="c", where="c"), weights="random"),
+            batch_size=1,
+            max_len=33,
         )
 
 
 @pytest.mark.parametrize(("length", "generated"), [(8, 24), (33, 24), (32, 1), (30, 8)])
-def test_longropes_factors_are_those_that_generate_takes(length: int, generated: int, tmp_path: Path) -> None:
+def test_longropes_factors_are_those_that_generate_takes(
+    length: int, generated: int, tmp_path: Path
+) -> None:
     """Up to the original 32 tokens the short ones, for longer prompts the long ones, alone and with every draft; a
     sequence that would cross, whose cache `generate` computes anew, is refused."""
     model = write(tmp_path, LONGROPE, seed=3)
     prompt = torch.randint(1, 90, (1, length), generator=torch.Generator().manual_seed(length))
-    expected = model.generate(prompt, max_new_tokens=generated, do_sample=False, use_cache=True)[0, length:].tolist()
+    expected = model.generate(prompt, max_new_tokens=generated, do_sample=False, use_cache=True)[
+        0, length:
+    ].tolist()
     engine = Engine(load_model(tmp_path), batch_size=1, max_len=length + generated)
     if length <= 32 < length + generated:
         with pytest.raises(CapacityError, match="change at 33: let all end before"):
@@ -245,13 +309,18 @@ def test_longropes_factors_are_those_that_generate_takes(length: int, generated:
 
 
 @pytest.mark.parametrize("root", ["language_model.model", "model.language_model"])
-def test_the_decoder_of_a_model_of_several_modalities_is_read_alone(root: str, tmp_path: Path) -> None:
+def test_the_decoder_of_a_model_of_several_modalities_is_read_alone(
+    root: str, tmp_path: Path
+) -> None:
     """Its tensors under either name, beside those of a vision tower, which text does not pass; any other is refused."""
     config = draw("mistral", 0)
     reference = write(tmp_path, {**config, "tie_word_embeddings": False}, seed=1)
     tensors = load_file(tmp_path / WEIGHTS)
     head = "lm_head.weight" if root.startswith("model.") else "language_model.lm_head.weight"
-    renamed = {head if k == "lm_head.weight" else root + k.removeprefix("model"): v for k, v in tensors.items()}
+    renamed = {
+        head if k == "lm_head.weight" else root + k.removeprefix("model"): v
+        for k, v in tensors.items()
+    }
     save_file({**renamed, "vision_tower.patch_conv.weight": torch.ones(2, 2)}, tmp_path / WEIGHTS)
     text = json.loads((tmp_path / "config.json").read_text())
     wrapper = {"model_type": "mistral3", "text_config": text, "vision_config": {}}
@@ -271,7 +340,9 @@ def test_experts_that_a_tool_has_written_apart_are_read(tmp_path: Path) -> None:
         prefix, matrix = name.rsplit(".", 1)
         for index, whole in enumerate(tensors.pop(name)):
             parts = dict(zip(("gate_proj", "up_proj"), whole.chunk(2, dim=1), strict=True))
-            for part, weight in (parts if matrix == "gate_up_proj" else {"down_proj": whole}).items():
+            for part, weight in (
+                parts if matrix == "gate_up_proj" else {"down_proj": whole}
+            ).items():
                 tensors[f"{prefix}.{index}.{part}.weight"] = weight.T.contiguous()
     save_file(tensors, tmp_path / WEIGHTS)
     check(tmp_path, reference, prompts_for(config, 2))
@@ -291,29 +362,40 @@ def test_layers_of_prediction_heads_stored_behind_the_model_are_not_run(tmp_path
     check(tmp_path, reference, prompts_for(config, 2))
 
 
-def test_the_row_that_the_guide_adds_is_read_and_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_row_that_the_guide_adds_is_read_and_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without it the architecture is not known; with it, tokens and logits are transformers'."""
     config = draw("olmo2", 3)
     reference = write(tmp_path, config, seed=3)
     monkeypatch.delitem(families.ARCHITECTURES, "olmo2")
     with pytest.raises(ConfigError, match="olmo2"):
         load_model(tmp_path)
-    (block,) = re.findall(r'```python\n("olmo2": .*?)```', GUIDE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    (block,) = re.findall(
+        r'```python\n("olmo2": .*?)```', GUIDE.read_text(encoding="utf-8"), flags=re.DOTALL
+    )
     rows = eval(f"{{{block}}}", vars(parts))
     monkeypatch.setitem(families.ARCHITECTURES, "olmo2", rows["olmo2"])
     check(tmp_path, reference, prompts_for(config, 3))
 
 
-def decode_all(tp: TensorParallel, directories: dict[str, Path]) -> dict[str, list[list[list[int]]]]:
+def decode_all(
+    tp: TensorParallel, directories: dict[str, Path]
+) -> dict[str, list[list[list[int]]]]:
     """Greedy tokens of each checkpoint on this rank's shard: alone, and with one draft of its own, two in turn."""
     found = {}
     for turn, (name, directory) in enumerate(directories.items()):
-        engine = Engine(load_model(directory, tp=tp), batch_size=len(PROMPT_LENGTHS), max_len=80, **NARROW)
+        engine = Engine(
+            load_model(directory, tp=tp), batch_size=len(PROMPT_LENGTHS), max_len=80, **NARROW
+        )
         engine.prefill(prompts_for({"vocab_size": engine.model.spec.vocab_size}, 5), chunk=16)
         snapshot = engine.snapshot()
         tokens = [greedy(engine, None, num_tokens=6)]
         engine.restore(snapshot)
-        found[name] = [*tokens, greedy(engine, DRAFTS[("streamingllm", "topk")[turn % 2]], num_tokens=6)]
+        found[name] = [
+            *tokens,
+            greedy(engine, DRAFTS[("streamingllm", "topk")[turn % 2]], num_tokens=6),
+        ]
     return found
 
 
@@ -341,7 +423,9 @@ def test_two_ranks_decode_the_same_tokens_as_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model_type", NOT_RUN)
-def test_what_is_not_run_is_refused_in_one_line_that_says_that_it_is_planned(model_type: str) -> None:
+def test_what_is_not_run_is_refused_in_one_line_that_says_that_it_is_planned(
+    model_type: str,
+) -> None:
     spec = model_from_hf_config(draw(model_type, 0), name=model_type, where=model_type)
     with pytest.raises(ConfigError, match="which can be planned but not run") as refusal:
         load_model(spec, weights="random")

@@ -16,7 +16,13 @@ from magicdec.runtime.weights import load_model
 from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec, SpeculationSpec
 from magicdec.validate.demo import top_two_gap
 from tests.runtime.conftest import tiny_spec
-from tests.runtime.test_lossless import FALSE_ALARM, VOCAB, chi_square_p_value, exact_joint, sampled_counts
+from tests.runtime.test_lossless import (
+    FALSE_ALARM,
+    VOCAB,
+    chi_square_p_value,
+    exact_joint,
+    sampled_counts,
+)
 
 NEAR_TIE = 0.35
 """Logits of the embedded model reach 20, where bfloat16's steps are 0.125 wide; sums in other orders add as much."""
@@ -27,11 +33,15 @@ SELF_DRAFTS = [
 
 
 @torch.inference_mode()
-def teacher_forced_gaps(request: BenchmarkRequest, prompt: Sequence[int], generated: Sequence[int]) -> torch.Tensor:
+def teacher_forced_gaps(
+    request: BenchmarkRequest, prompt: Sequence[int], generated: Sequence[int]
+) -> torch.Tensor:
     """For each generated token, how far its logit is below the best, [generated tokens]; 0 where it is the best. The
     target is given all tokens, and computes in float64: so these are the tokens' own errors, and none follows from an
     earlier one. Greedy output in a narrow format is right where no gap exceeds what its rounding can explain."""
-    model = load_model(request.model, weights=request.weights, device=request.device, dtype="float64")
+    model = load_model(
+        request.model, weights=request.weights, device=request.device, dtype="float64"
+    )
     engine = Engine(model, batch_size=1, max_len=len(prompt) + len(generated))
     engine.prefill([prompt])
     block_BT = torch.tensor([[prompt[-1], *generated[:-1]]], device=model.device)
@@ -50,7 +60,10 @@ def test_greedy_tokens_are_the_targets_own_but_for_near_ties() -> None:
     for speculation in (AUTOREGRESSIVE, *SELF_DRAFTS):
         result = session.run(speculation, run_to_end=True)
         gaps = torch.cat(
-            [teacher_forced_gaps(request, *pair) for pair in zip(session.prompts, result.tokens, strict=True)]
+            [
+                teacher_forced_gaps(request, *pair)
+                for pair in zip(session.prompts, result.tokens, strict=True)
+            ]
         )
         assert len(gaps) == 64
         assert float(gaps.max()) <= NEAR_TIE, speculation
@@ -62,7 +75,12 @@ def test_greedy_tokens_are_the_targets_own_but_for_near_ties() -> None:
 def test_a_second_best_token_is_further_off_than_a_near_tie() -> None:
     """The tolerance is narrow: most tokens of the output would exceed it if they were exchanged for the next best."""
     request = BenchmarkRequest(
-        model="embedded", dtype="bfloat16", batch_size=1, context_len=200, gen_len=32, sampling=SamplingSpec()
+        model="embedded",
+        dtype="bfloat16",
+        batch_size=1,
+        context_len=200,
+        gen_len=32,
+        sampling=SamplingSpec(),
     )
     session = BenchmarkSession(request)
     tokens = session.run(AUTOREGRESSIVE, run_to_end=True).tokens[0]
@@ -85,7 +103,12 @@ def toy_models() -> tuple[Transformer, Transformer]:
 def _tensors(model: Transformer) -> list[torch.Tensor]:
     tensors = [model.embedding.weight_VH, model.norm.weight]
     for layer in model.layers:
-        tensors += [layer.input_norm.weight, layer.mixer.qkv.weight, layer.mixer.output.weight, layer.mlp_norm.weight]
+        tensors += [
+            layer.input_norm.weight,
+            layer.mixer.qkv.weight,
+            layer.mixer.output.weight,
+            layer.mlp_norm.weight,
+        ]
         tensors += [layer.mlp.gate_up.weight, layer.mlp.down.weight]
     return tensors
 

@@ -29,7 +29,9 @@ logging.set_verbosity_error()
 
 
 def their_logits(directory: Path) -> torch.Tensor:
-    model = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager", dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        directory, attn_implementation="eager", dtype=torch.float32
+    ).eval()
     with torch.inference_mode():
         return model(torch.tensor([PROMPT])).logits[0, -1]
 
@@ -74,7 +76,9 @@ FAULTS: dict[str, tuple[str, str, Any]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_flips_find_a_planted_fault(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flips_find_a_planted_fault(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A default that is not transformers', and a null that is read as the default."""
     name, key, field = FAULTS[fault]
     every = {flip.change: flip.config for flip in flips(name, 0)}
@@ -100,7 +104,9 @@ UNDERSTOOD = ("no_op", "n_heads_in_group", "ffn_mult")
 def test_each_field_of_a_block_of_its_own(part: str, name: str, tmp_path: Path) -> None:
     config = draw("nemotron-nas", 2)
     block = next(
-        each for each in config["block_configs"] if not each["attention"]["no_op"] and not each["ffn"]["no_op"]
+        each
+        for each in config["block_configs"]
+        if not each["attention"]["no_op"] and not each["ffn"]["no_op"]
     )
     assert block[part].get(name) != BLOCKS[part, name]
     block[part][name] = BLOCKS[part, name]
@@ -119,14 +125,20 @@ def test_one_rope_beside_those_of_kinds_of_layers_is_refused(directory: Path) ->
     config = json.loads((directory / "config.json").read_text())
     config["rope_parameters"] |= {"full_attention": {"rope_type": "default", "rope_theta": 1e6}}
     (directory / "config.json").write_text(json.dumps(config))
-    with pytest.raises(MagicdecError, match="one of full_attention layers, and this architecture one for all"):
+    with pytest.raises(
+        MagicdecError, match="one of full_attention layers, and this architecture one for all"
+    ):
         load_model(directory)
 
 
 def altered(directory: Path, **tensors: torch.Tensor) -> Path:
     """The checkpoint with these tensors added or replaced; dots in names are written as two underscores."""
     file = directory / "model.safetensors"
-    save_file({**load_file(file), **{k.replace("__", "."): v for k, v in tensors.items()}}, file, {"format": "pt"})
+    save_file(
+        {**load_file(file), **{k.replace("__", "."): v for k, v in tensors.items()}},
+        file,
+        {"format": "pt"},
+    )
     return directory
 
 
@@ -138,14 +150,18 @@ def altered(directory: Path, **tensors: torch.Tensor) -> Path:
         ("model__layers__1__self_attn__sinks", torch.ones(6)),
     ],
 )
-def test_a_tensor_without_a_place_is_refused_by_name(name: str, tensor: torch.Tensor, directory: Path) -> None:
+def test_a_tensor_without_a_place_is_refused_by_name(
+    name: str, tensor: torch.Tensor, directory: Path
+) -> None:
     altered(directory, **{name: tensor})
     with pytest.raises(MagicdecError, match=name.replace("__", r"\.")):
         load_model(directory)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.float8_e4m3fn])
-def test_weights_that_are_not_floating_point_are_refused(dtype: torch.dtype, directory: Path) -> None:
+def test_weights_that_are_not_floating_point_are_refused(
+    dtype: torch.dtype, directory: Path
+) -> None:
     altered(directory, model__layers__0__mlp__up_proj__weight=torch.ones(80, 48).to(dtype))
     with pytest.raises(MagicdecError, match="calls for F64 or F32 or F16 or BF16"):
         load_model(directory)
@@ -153,14 +169,22 @@ def test_weights_that_are_not_floating_point_are_refused(dtype: torch.dtype, dir
 
 def test_a_stray_file_beside_the_model_is_not_read(directory: Path) -> None:
     expected = our_logits(directory)
-    other = {name: torch.zeros_like(value) for name, value in load_file(directory / "model.safetensors").items()}
+    other = {
+        name: torch.zeros_like(value)
+        for name, value in load_file(directory / "model.safetensors").items()
+    }
     save_file(other, directory / "zz-adapter.safetensors", {"format": "pt"})
     torch.testing.assert_close(our_logits(directory), expected)
 
 
 def test_a_tied_head_that_differs_from_the_stored_one_is_refused(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "a", FAMILIES["llama-gqa-tied"])
-    altered(directory, lm_head__weight=load_file(directory / "model.safetensors")["model.embed_tokens.weight"].clone())
+    altered(
+        directory,
+        lm_head__weight=load_file(directory / "model.safetensors")[
+            "model.embed_tokens.weight"
+        ].clone(),
+    )
     load_model(directory)
     altered(directory, lm_head__weight=torch.zeros(96, 48))
     with pytest.raises(MagicdecError, match="lm_head"):

@@ -4,6 +4,7 @@ wait for the host, and replayed they decode what a CPU decodes. And on a GPU, wh
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from magicdec.runtime import attention, generate, kernels
 from magicdec.runtime.drafters import build_drafter
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.generate import DecodeOptions, DecodeResult, decode
+from magicdec.runtime.heads.chain import Head
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model
 from magicdec.specs.speculation import SamplingSpec
@@ -47,16 +49,26 @@ def gpu(triton_gpu: PretendGPU, monkeypatch: pytest.MonkeyPatch) -> PretendGPU:
 
 
 def run(
-    model: Transformer, draft: str | None, *, temperature: float = 0.0, gpu: PretendGPU | None = None, **options: Any
+    model: Transformer,
+    draft: str | None,
+    *,
+    temperature: float = 0.0,
+    gpu: PretendGPU | None = None,
+    **options: Any,
 ) -> DecodeResult:
     spec = None if draft is None else DRAFTS[draft]
-    draft_model = None if spec is None else draft_model_for(spec, 64)
+    draft_model = None if spec is None else draft_model_for(spec, model)
     if gpu is not None:
         model, draft_model = gpu.put(model), gpu.put(draft_model)
+    if gpu is not None and isinstance(draft_model, Head):  # whose embeddings are its target's
+        output = draft_model.output if draft_model.vocabulary else model.logits_of
+        draft_model = replace(draft_model, embedding=model.embedding, output=output)
     engine = started(model, PROMPTS, 64, max_gamma=3, max_back=5)
     drafter = None if spec is None else build_drafter(spec, engine, draft_model)
     options = {"max_new_tokens": [9, 14], "gamma": 0 if spec is None else 2, **options}
-    return decode(engine, drafter, SamplingSpec(temperature=temperature, seed=3), DecodeOptions(**options))
+    return decode(
+        engine, drafter, SamplingSpec(temperature=temperature, seed=3), DecodeOptions(**options)
+    )
 
 
 def both(model: Transformer, draft: str | None, gpu: PretendGPU, **options: Any) -> None:
@@ -78,7 +90,9 @@ def test_decoding_keeps_to_the_device(
 
 
 @pytest.mark.parametrize("draft", ["streamingllm", "topk", "sparse-model", "model"])
-def test_a_queue_and_changing_gammas_do_too(draft: str, model: Transformer, gpu: PretendGPU) -> None:
+def test_a_queue_and_changing_gammas_do_too(
+    draft: str, model: Transformer, gpu: PretendGPU
+) -> None:
     """Each gamma's graphs read what the step before left, whichever gamma it had; prompts are admitted in between."""
     options = {"gamma": 3, "max_new_tokens": 22, "queue": [[1, 2, 3], [4] * 20]}
     expected = run(model, draft, policy=TakesTurns(), **options)
@@ -86,20 +100,31 @@ def test_a_queue_and_changing_gammas_do_too(draft: str, model: Transformer, gpu:
         result = run(model, draft, gpu=gpu, policy=TakesTurns(), **options)
     assert result.tokens == expected.tokens
     assert np.array_equal(result.num_accepted, expected.num_accepted)
-    assert len(gpu.captured) >= 4 * (3 if draft == "model" else 4)  # its steps differ by how far it is behind, too
+    assert len(gpu.captured) >= 4 * (
+        3 if draft == "model" else 4
+    )  # its steps differ by how far it is behind, too
 
 
 @pytest.mark.parametrize("draft", [None, "snapkv", "model"])
 def test_rings_do_too(draft: str | None, gpu: PretendGPU) -> None:
     """A layer of full attention and one of a window, which the prompts have long left."""
-    spec = tiny_spec(model_type="qwen2", use_sliding_window=True, sliding_window=6, max_window_layers=1)
+    spec = tiny_spec(
+        model_type="qwen2", use_sliding_window=True, sliding_window=6, max_window_layers=1
+    )
     model = load_model(spec, weights="random", seed=3)
     assert Engine(model, batch_size=1, max_len=64, max_gamma=3, max_back=5).cache.ring(1) == 14
     both(model, draft, gpu)
 
 
 def test_simulated_acceptance_does_too(model: Transformer, gpu: PretendGPU) -> None:
-    both(model, "streamingllm", gpu, simulate_acceptance=[0.8, 0.5], max_new_tokens=9, queue=[[1, 2, 3]])
+    both(
+        model,
+        "streamingllm",
+        gpu,
+        simulate_acceptance=[0.8, 0.5],
+        max_new_tokens=9,
+        queue=[[1, 2, 3]],
+    )
 
 
 def test_graphs_can_be_switched_off(model: Transformer, gpu: PretendGPU) -> None:
@@ -122,7 +147,9 @@ def test_the_gpus_kernels_are_launched_on_its_tensors_alone(
 
 
 @pytest.mark.parametrize("draft", [None, "streamingllm", "topk"])
-def test_the_host_waits_once_per_step(draft: str | None, model: Transformer, gpu: PretendGPU) -> None:
+def test_the_host_waits_once_per_step(
+    draft: str | None, model: Transformer, gpu: PretendGPU
+) -> None:
     """Steps more are as many times more that it waits for the device."""
     counts = []
     for max_steps in (3, 7):
@@ -143,7 +170,10 @@ FAULTS: dict[str, tuple[Callable[[Tensor], Any], type[AssertionError]]] = {
     "a list as an index": (lambda x: x[[0, 0]], NotCapturable),
     "allclose": (lambda x: torch.allclose(x, x), NotCapturable),
     "unique": (lambda x: x.unique(), NotCapturable),
-    "repeats that a tensor tells": (lambda x: x.repeat_interleave(x.flatten().argmax()[None], dim=0), NotCapturable),
+    "repeats that a tensor tells": (
+        lambda x: x.repeat_interleave(x.flatten().argmax()[None], dim=0),
+        NotCapturable,
+    ),
     "an upload": (lambda x: torch.tensor([1.0], device=x.device), NotCapturable),
     "a copy": (lambda x: x[:1, :1, :1].copy_(torch.zeros(1, 1, 1)), NotCapturable),
 }
@@ -206,14 +236,19 @@ def test_what_cuda_allows_is_let_through(gpu: PretendGPU) -> None:
         lambda device, host: device.masked_fill(host > 0, 0.0),
     ],
 )  # fmt: skip
-def test_devices_mix_where_torch_says_so(operate: Callable[[Tensor, Tensor], Tensor], gpu: PretendGPU) -> None:
+def test_devices_mix_where_torch_says_so(
+    operate: Callable[[Tensor, Tensor], Tensor], gpu: PretendGPU
+) -> None:
     """Against torch's own rules for devices, those of its fake tensors."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
         is_allowed = _succeeds(lambda: operate(torch.zeros(2, 2, device="cuda"), torch.zeros(2, 2)))
     with gpu:
-        assert _succeeds(lambda: operate(torch.zeros(2, 2, device=CLAIMED), torch.zeros(2, 2))) == is_allowed
+        assert (
+            _succeeds(lambda: operate(torch.zeros(2, 2, device=CLAIMED), torch.zeros(2, 2)))
+            == is_allowed
+        )
 
 
 def _succeeds(work: Callable[[], Tensor]) -> bool:
@@ -228,13 +263,16 @@ def _succeeds(work: Callable[[], Tensor]) -> bool:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("draft", [None, *DRAFTS])
-def test_on_a_gpu_captured_steps_decode_what_plain_steps_decode(draft: str | None, temperature: float) -> None:
+def test_on_a_gpu_captured_steps_decode_what_plain_steps_decode(
+    draft: str | None, temperature: float
+) -> None:
     """The same kernels in the same shapes; several gammas, and a queue."""
     model = load_model(tiny_spec(head_dim=16), weights="random", seed=3, device="cuda")
     small = tiny_spec(name="small", hidden_size=16, num_hidden_layers=1, intermediate_size=32)
     spec = None if draft is None else DRAFTS[draft]
-    needs_model = spec is not None and draft_model_for(spec, 64) is not None
-    draft_model = load_model(small, weights="random", seed=9, device="cuda") if needs_model else None
+    draft_model = None if spec is None else draft_model_for(spec, model)
+    if isinstance(draft_model, Transformer):
+        draft_model = load_model(small, weights="random", seed=9, device="cuda")
     results = []
     for cuda_graphs in (False, True):
         engine = started(model, [[7] * 33, [1, 2, 3, 4, 5]], 160)
@@ -243,6 +281,8 @@ def test_on_a_gpu_captured_steps_decode_what_plain_steps_decode(draft: str | Non
             gamma=0 if drafter is None else 3, max_new_tokens=[40, 60, 50], queue=[[4] * 40],
             policy=None if drafter is None else TakesTurns(), cuda_graphs=cuda_graphs,
         )  # fmt: skip
-        results.append(decode(engine, drafter, SamplingSpec(temperature=temperature, seed=3), options))
+        results.append(
+            decode(engine, drafter, SamplingSpec(temperature=temperature, seed=3), options)
+        )
     assert results[0].tokens == results[1].tokens
     assert np.array_equal(results[0].num_accepted, results[1].num_accepted)

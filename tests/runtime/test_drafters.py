@@ -30,7 +30,12 @@ def engine(tiny_model: Transformer) -> Engine:
 def test_a_budget_that_holds_everything_drafts_like_the_target(method: str, engine: Engine) -> None:
     """With room for every token, a self-draft is the target: every greedy draft is accepted."""
     draft = SpeculationSpec(draft="self", draft_method=method, draft_budget=200, gamma=4)
-    result = decode(engine, build_drafter(draft, engine), SamplingSpec(), DecodeOptions(gamma=4, max_new_tokens=60))
+    result = decode(
+        engine,
+        build_drafter(draft, engine),
+        SamplingSpec(),
+        DecodeOptions(gamma=4, max_new_tokens=60),
+    )
     assert result.counts.rates == [1.0] * 4
     assert result.num_tokens == 60 * len(LENGTHS)
 
@@ -40,7 +45,12 @@ def test_streaming_llm_holds_the_sinks_and_the_last_tokens(engine: Engine) -> No
     drafter = build_drafter(DRAFTS["streamingllm"], engine)
     assert isinstance(drafter, CompactDrafter)
     for num_steps in (1, 2, 9):
-        decode(engine, drafter, SamplingSpec(), DecodeOptions(gamma=3, max_new_tokens=200, max_steps=num_steps))
+        decode(
+            engine,
+            drafter,
+            SamplingSpec(),
+            DecodeOptions(gamma=3, max_new_tokens=200, max_steps=num_steps),
+        )
         for row, length in enumerate(engine.host_lengths.tolist()):
             wanted = sorted({*range(min(2, length)), *range(max(0, length - 10), length)})
             held = drafter.cache.blocks[0].data[:, :, row, :, : min(12, length)]
@@ -49,7 +59,10 @@ def test_streaming_llm_holds_the_sinks_and_the_last_tokens(engine: Engine) -> No
             expected_order = [sort_key(expected[0, 0, 0, i]) for i in range(expected.shape[3])]
             assert sorted(order) == sorted(expected_order)
             torch.testing.assert_close(
-                held[:, :, :, np.argsort(order)], expected[:, :, :, np.argsort(expected_order)], rtol=0, atol=0
+                held[:, :, :, np.argsort(order)],
+                expected[:, :, :, np.argsort(expected_order)],
+                rtol=0,
+                atol=0,
             )
 
 
@@ -80,18 +93,26 @@ def test_snapkv_selects_what_the_observation_window_attended_to(engine: Engine) 
             for head in range(paid_KTS.shape[0]):
                 total = paid_KTS[head].sum(dim=0).double().numpy()
                 padded = np.pad(total, kernel // 2)
-                pooled = np.array([padded[i : i + kernel].mean() for i in range(length)])[: length - window]
+                pooled = np.array([padded[i : i + kernel].mean() for i in range(length)])[
+                    : length - window
+                ]
                 best = np.argsort(-pooled)[: budget - window]
                 wanted = {*best.tolist(), *range(length - window, length)}
-                held = {sort_key(x) for x in drafter.cache.blocks[0].data[layer, 1, row, head, :budget]}
-                assert held == {sort_key(engine.cache.blocks[0].data[layer, 1, row, head, i]) for i in wanted}
+                held = {
+                    sort_key(x) for x in drafter.cache.blocks[0].data[layer, 1, row, head, :budget]
+                }
+                assert held == {
+                    sort_key(engine.cache.blocks[0].data[layer, 1, row, head, i]) for i in wanted
+                }
 
 
 def test_top_k_holds_what_the_last_accepted_token_attended_to(engine: Engine) -> None:
     """After steps with rejections: the budget's highest attention of the last cached token, per layer and KV head."""
     drafter = build_drafter(DRAFTS["topk"], engine)
     assert isinstance(drafter, CompactDrafter)
-    result = decode(engine, drafter, SamplingSpec(), DecodeOptions(gamma=3, max_new_tokens=200, max_steps=5))
+    result = decode(
+        engine, drafter, SamplingSpec(), DecodeOptions(gamma=3, max_new_tokens=200, max_steps=5)
+    )
     assert result.num_accepted.min() < 3
     for row in range(1, len(LENGTHS)):
         length = int(engine.host_lengths[row])
@@ -99,12 +120,19 @@ def test_top_k_holds_what_the_last_accepted_token_attended_to(engine: Engine) ->
             for head in range(paid_KTS.shape[0]):
                 best = paid_KTS[head, 0].topk(8).indices.tolist()
                 held = {sort_key(x) for x in drafter.cache.blocks[0].data[layer, 1, row, head, :8]}
-                assert held == {sort_key(engine.cache.blocks[0].data[layer, 1, row, head, i]) for i in best}
+                assert held == {
+                    sort_key(engine.cache.blocks[0].data[layer, 1, row, head, i]) for i in best
+                }
 
 
 def test_ngram_lookup_continues_the_latest_longest_match(tiny_model: Transformer) -> None:
     """Longest match first, then the latest; the stretch repeats past the end; without a match the last token does."""
-    prompts = [[1, 2, 3, 9, 8, 1, 2, 3, 7, 6, 5, 3, 40, 1, 2, 3], [4, 4, 4, 4], [10, 11, 12], [20, 21, 20, 22, 20]]
+    prompts = [
+        [1, 2, 3, 9, 8, 1, 2, 3, 7, 6, 5, 3, 40, 1, 2, 3],
+        [4, 4, 4, 4],
+        [10, 11, 12],
+        [20, 21, 20, 22, 20],
+    ]
     engine = started(tiny_model, prompts, 64)
     drafter = build_drafter(DRAFTS["ngram"], engine)
     drafted = drafter.propose(4, None).tokens_BT.tolist()
@@ -115,14 +143,20 @@ def test_a_draft_model_equal_to_the_target_is_always_accepted(tiny_model: Transf
     """Every draft accepted, so every block's last token is missing from the draft's cache and must be caught up."""
     engine = started(tiny_model, [[5], [1, 2, 3, 4], [9] * 30], 150)
     snapshot = engine.snapshot()
-    drafter = build_drafter(SpeculationSpec(draft="twin", draft_method="full", gamma=3), engine, tiny_model)
+    drafter = build_drafter(
+        SpeculationSpec(draft="twin", draft_method="full", gamma=3), engine, tiny_model
+    )
     for limits in ([100, 20, 50], [10, 90, 40]):  # the second run finds the slots in another order
         engine.restore(snapshot)
-        result = decode(engine, drafter, SamplingSpec(), DecodeOptions(gamma=3, max_new_tokens=limits))
+        result = decode(
+            engine, drafter, SamplingSpec(), DecodeOptions(gamma=3, max_new_tokens=limits)
+        )
         assert result.counts.rates == [1.0] * 3
 
 
-def test_a_sparse_draft_model_sees_sinks_and_window_at_positions_in_its_cache(engine: Engine) -> None:
+def test_a_sparse_draft_model_sees_sinks_and_window_at_positions_in_its_cache(
+    engine: Engine,
+) -> None:
     """At every step its first draft is what the draft model says next after the sinks and the window as a text alone.
     (With one layer, keys and values do not depend on what else was in the cache when they were computed.)"""
     model = small_draft(64)
@@ -146,9 +180,18 @@ def test_a_sparse_draft_model_needs_positions_for_its_budget_only(engine: Engine
     """A model trained for 32 positions drafts at hundreds; one trained for too few is refused."""
     short = load_model(tiny_spec(name="short", max_position_embeddings=32), weights="random")
     draft = SpeculationSpec(draft="short", draft_method="streamingllm", draft_budget=24, gamma=3)
-    decode(engine, build_drafter(draft, engine, short), SamplingSpec(), DecodeOptions(gamma=3, max_new_tokens=90))
+    decode(
+        engine,
+        build_drafter(draft, engine, short),
+        SamplingSpec(),
+        DecodeOptions(gamma=3, max_new_tokens=90),
+    )
     with pytest.raises(CapacityError, match="holds 32 positions"):
-        build_drafter(SpeculationSpec(draft="x", draft_method="streamingllm", draft_budget=30, gamma=3), engine, short)
+        build_drafter(
+            SpeculationSpec(draft="x", draft_method="streamingllm", draft_budget=30, gamma=3),
+            engine,
+            short,
+        )
     with pytest.raises(CapacityError, match="holds 32 tokens"):
         build_drafter(SpeculationSpec(draft="x", draft_method="full", gamma=3), engine, short)
 
@@ -156,12 +199,17 @@ def test_a_sparse_draft_model_needs_positions_for_its_budget_only(engine: Engine
 @pytest.mark.parametrize(
     ("draft", "message"),
     [
-        (SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget=400, gamma=2), "exceeds the longest"),
+        (
+            SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget=400, gamma=2),
+            "exceeds the longest",
+        ),
         (SpeculationSpec(draft="self", draft_method="eagle", gamma=2), "unknown draft method"),
         (SpeculationSpec(draft="small", draft_method="full", gamma=2), "needs its model's weights"),
     ],
 )
-def test_drafts_that_cannot_be_built_say_why(draft: SpeculationSpec, message: str, engine: Engine) -> None:
+def test_drafts_that_cannot_be_built_say_why(
+    draft: SpeculationSpec, message: str, engine: Engine
+) -> None:
     with pytest.raises(ConfigError, match=message):
         build_drafter(draft, engine)
 
@@ -169,4 +217,9 @@ def test_drafts_that_cannot_be_built_say_why(draft: SpeculationSpec, message: st
 def test_a_budget_too_small_for_gamma_says_what_fits(engine: Engine) -> None:
     draft = SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget=8, gamma=6)
     with pytest.raises(ConfigError, match="gamma at most 3"):
-        decode(engine, build_drafter(draft, engine), SamplingSpec(), DecodeOptions(gamma=6, max_new_tokens=4))
+        decode(
+            engine,
+            build_drafter(draft, engine),
+            SamplingSpec(),
+            DecodeOptions(gamma=6, max_new_tokens=4),
+        )

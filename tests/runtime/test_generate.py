@@ -62,7 +62,11 @@ def test_counts_agree_with_each_other(engine: Engine) -> None:
     first_end = int(active.sum(axis=0).min())
     assert result.steady_steps == first_end
     # The last step of steady state counts up to its tokens: exchanging the ended sequence's cache comes after.
-    assert result.step_s[: first_end - 1].sum() < result.steady_elapsed_s <= result.step_s[:first_end].sum() + 1e-9
+    assert (
+        result.step_s[: first_end - 1].sum()
+        < result.steady_elapsed_s
+        <= result.step_s[:first_end].sum() + 1e-9
+    )
     assert result.elapsed_s == pytest.approx(result.step_s.sum())
     assert len(result.step_s) == result.num_steps == len(result.num_accepted)
     assert not result.phases
@@ -108,15 +112,28 @@ def test_on_step_hears_every_token(engine: Engine) -> None:
         for sequence, new in zip(sequences.tolist(), tokens, strict=True):
             heard[sequence] += new
 
-    result = speculate(engine, DecodeOptions(gamma=3, max_new_tokens=[9, 8, 20, 3, 30, 11], on_step=listen))
+    result = speculate(
+        engine, DecodeOptions(gamma=3, max_new_tokens=[9, 8, 20, 3, 30, 11], on_step=listen)
+    )
     assert heard == result.tokens
 
 
 @pytest.mark.parametrize(
     ("batch_size", "context_len", "gamma"),
-    [(1, 512, 0), (1, 10, 0), (5, 512, 0), (6, 512, 3), (400, 512, 3), (32, 4096, 4), (32, 1500, 4), (32, 1400, 3)],
+    [
+        (1, 512, 0),
+        (1, 10, 0),
+        (5, 512, 0),
+        (6, 512, 3),
+        (400, 512, 3),
+        (32, 4096, 4),
+        (32, 1500, 4),
+        (32, 1400, 3),
+    ],
 )
-def test_a_table_is_read_at_the_nearest_batch_and_context(batch_size: int, context_len: int, gamma: int) -> None:
+def test_a_table_is_read_at_the_nearest_batch_and_context(
+    batch_size: int, context_len: int, gamma: int
+) -> None:
     """Nearest in logarithm (between 1 and 32 that is 5.66, between 512 and 4096 it is 1448), and at the ends beyond."""
     table = TableGamma(batch_sizes=(1, 32), context_lens=(512, 4096), gammas=((0, 1), (3, 4)))
     assert table.choose(batch_size=batch_size, context_len=context_len) == gamma
@@ -128,9 +145,13 @@ def test_a_run_can_be_continued(engine: Engine) -> None:
     whole = alone(engine, 40)
     for name in ("streamingllm", "snapkv", "topk", "ngram", "model"):
         engine.restore(snapshot)
-        drafter = build_drafter(DRAFTS[name], engine, draft_model_for(DRAFTS[name], 64))
-        first = decode(engine, drafter, SamplingSpec(), DecodeOptions(gamma=2, max_new_tokens=60, max_steps=8))
-        second = decode(engine, drafter, SamplingSpec(), DecodeOptions(gamma=2, max_new_tokens=60, max_steps=8))
+        drafter = build_drafter(DRAFTS[name], engine, draft_model_for(DRAFTS[name], engine.model))
+        first = decode(
+            engine, drafter, SamplingSpec(), DecodeOptions(gamma=2, max_new_tokens=60, max_steps=8)
+        )
+        second = decode(
+            engine, drafter, SamplingSpec(), DecodeOptions(gamma=2, max_new_tokens=60, max_steps=8)
+        )
         for one, a, b in zip(whole, first.tokens, second.tokens, strict=True):
             length = min(len(one), len(a) + len(b))
             assert (a + b)[:length] == one[:length]
@@ -145,7 +166,10 @@ def test_logits_that_are_not_finite_stop_the_run_and_name_step_and_layer() -> No
     head = load_model(tiny_spec(tie_word_embeddings=False), weights="random")
     with torch.inference_mode():
         head.head.weight[5] = float("inf")
-    for model, message in ((broken, "step 0 .*layer 1"), (replace(good, head=head.head), "first in the head")):
+    for model, message in (
+        (broken, "step 0 .*layer 1"),
+        (replace(good, head=head.head), "first in the head"),
+    ):
         engine = started(model, [[1, 2, 3], [4]], 40)
         with pytest.raises(NumericalError, match=message):
             decode(engine, None, SamplingSpec(), DecodeOptions(max_new_tokens=5))
@@ -156,7 +180,9 @@ def test_refusals_say_what_is_valid(tiny_model: Transformer, engine: Engine) -> 
     given = SamplingSpec()
     refused = {
         "ask for at most 171 new tokens": lambda: alone(engine, 180),
-        "needs a drafter": lambda: decode(engine, None, given, DecodeOptions(gamma=2, max_new_tokens=5)),
+        "needs a drafter": lambda: decode(
+            engine, None, given, DecodeOptions(gamma=2, max_new_tokens=5)
+        ),
         "2 values of max_new_tokens for a batch of 6": lambda: alone(engine, [5, 5]),
         "between 0 and 1": lambda: speculate(
             engine, DecodeOptions(gamma=2, max_new_tokens=5, simulate_acceptance=[1.5])

@@ -17,7 +17,9 @@ child = subprocess.Popen([sys.executable, "-c", "import sys, time; " + code, {pa
 """
 
 
-def ends_with(then: str, *, ask_kernel: bool, parent: str = "str(os.getpid())") -> subprocess.CompletedProcess[str]:
+def ends_with(
+    then: str, *, ask_kernel: bool, parent: str = "str(os.getpid())"
+) -> subprocess.CompletedProcess[str]:
     """The child keeps its parent's standard error open, which is read to its end: so it waits for both."""
     code = PARENT.format(ask_kernel=ask_kernel, parent=parent, then=then)
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

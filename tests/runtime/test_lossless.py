@@ -33,14 +33,21 @@ def ragged_prompts(count: int, vocab_size: int, *, longest: int = 60) -> list[li
     return [generator.integers(0, vocab_size, n).tolist() for n in generator.permutation(lengths)]
 
 
-def run(engine: Engine, draft: SpeculationSpec, sampling: SamplingSpec, options: DecodeOptions) -> DecodeResult:
-    drafter = build_drafter(draft, engine, draft_model_for(draft, engine.model.spec.vocab_size))
+def run(
+    engine: Engine, draft: SpeculationSpec, sampling: SamplingSpec, options: DecodeOptions
+) -> DecodeResult:
+    drafter = build_drafter(draft, engine, draft_model_for(draft, engine.model))
     return decode(engine, drafter, sampling, options)
 
 
 @pytest.mark.parametrize(
     ("gamma", "batch_size"),
-    [(1, 5), (3, 1), (6, 5), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((1, 1), (3, 5), (6, 1)))],
+    [
+        (1, 5),
+        (3, 1),
+        (6, 5),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((1, 1), (3, 5), (6, 1))),
+    ],
 )
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_greedy_speculation_equals_autoregressive(
@@ -123,7 +130,9 @@ def chi_square_p_value(counts: np.ndarray, expected: np.ndarray) -> float:
     wanted = np.append(expected[~rare], expected[rare].sum())
     keep = wanted > 0
     assert observed[~keep].sum() == 0
-    return float(stats.chisquare(observed[keep], wanted[keep] * observed.sum() / wanted[keep].sum()).pvalue)
+    return float(
+        stats.chisquare(observed[keep], wanted[keep] * observed.sum() / wanted[keep].sum()).pvalue
+    )
 
 
 def sampled_cases() -> Iterator[Any]:
@@ -136,7 +145,10 @@ def sampled_cases() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("draft", "sampling_name"), sampled_cases())
 def test_sampled_tokens_follow_the_exact_joint_distribution(
-    draft: str | None, sampling_name: str, toy_model: Transformer, joint: Callable[[SamplingSpec], np.ndarray]
+    draft: str | None,
+    sampling_name: str,
+    toy_model: Transformer,
+    joint: Callable[[SamplingSpec], np.ndarray],
 ) -> None:
     """8000 continuations of one prompt against exact enumeration, chi-square at a false-alarm probability of 1e-4."""
     sampling = SAMPLINGS[sampling_name]
@@ -174,7 +186,11 @@ def test_a_seed_repeats_a_run_and_another_does_not(tiny_model: Transformer) -> N
     for seed in (1, 2, 1):
         engine.restore(snapshot)
         options = DecodeOptions(gamma=3, max_new_tokens=[30, 10, 40, 20])
-        outputs.append(run(engine, DRAFTS["streamingllm"], SamplingSpec(temperature=1.0, seed=seed), options).tokens)
+        outputs.append(
+            run(
+                engine, DRAFTS["streamingllm"], SamplingSpec(temperature=1.0, seed=seed), options
+            ).tokens
+        )
     assert outputs[0] == outputs[2]
     assert outputs[0] != outputs[1]
 
@@ -188,10 +204,14 @@ def test_a_draft_that_is_not_a_number_costs_no_token(bad: str, tiny_model: Trans
         draft.head.weight[5] = float(bad)
     count = 3000
     engine = started(tiny_model, [[4, 5, 6]] * count, 12)
-    expected = torch.softmax(engine.forward(engine.pending_B[:, None])[0, -1], dim=-1).double().numpy()
+    expected = (
+        torch.softmax(engine.forward(engine.pending_B[:, None])[0, -1], dim=-1).double().numpy()
+    )
     sampling = SamplingSpec(temperature=1.0, seed=11)
     drafter = build_drafter(DRAFTS["model"], engine, draft)
-    result = decode(engine, drafter, sampling, DecodeOptions(gamma=2, max_new_tokens=4, max_steps=1))
+    result = decode(
+        engine, drafter, sampling, DecodeOptions(gamma=2, max_new_tokens=4, max_steps=1)
+    )
     if bad != "-inf":  # one token that is never drafted is no error
         assert result.counts.rates[0] == 0.0
     counts = np.bincount([tokens[0] for tokens in result.tokens], minlength=64)
@@ -208,4 +228,7 @@ def test_the_lowest_temperatures_are_greedy(temperature: float, tiny_model: Tran
         engine.restore(snapshot)
         spec, options = (DRAFTS[draft], 2) if draft else (SpeculationSpec(), 0)
         sampling = SamplingSpec(temperature=temperature, top_p=top_p)
-        assert run(engine, spec, sampling, DecodeOptions(gamma=options, max_new_tokens=20)).tokens == expected
+        assert (
+            run(engine, spec, sampling, DecodeOptions(gamma=options, max_new_tokens=20)).tokens
+            == expected
+        )

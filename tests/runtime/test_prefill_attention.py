@@ -36,4 +36,6 @@ def test_a_gpu_computes_what_a_cpu_does(dtype: torch.dtype) -> None:
     expected = prefill_attention(query_BTAD, keys, values, num_past=67, scoring=SCORING)
     on_gpu = (tensor.to("cuda", dtype) for tensor in (query_BTAD, keys, values))
     found = prefill_attention(*on_gpu, num_past=67, scoring=SCORING)
-    assert torch.allclose(found.float().cpu(), expected, atol=1e-4 if dtype == torch.float32 else 3e-2)
+    assert torch.allclose(
+        found.float().cpu(), expected, atol=1e-4 if dtype == torch.float32 else 3e-2
+    )

@@ -11,7 +11,13 @@ pytest.importorskip("tokenizers")
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from magicdec.errors import CheckpointError, ConfigError
-from magicdec.runtime.prompts import PromptRequest, is_held_out, load_prompts, load_tokenizer, stdlib_documents
+from magicdec.runtime.prompts import (
+    PromptRequest,
+    is_held_out,
+    load_prompts,
+    load_tokenizer,
+    stdlib_documents,
+)
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +30,20 @@ def byte_tokenizer() -> Tokenizer:
 
 def test_held_out_rule_is_a_fixed_property_of_the_path() -> None:
     """The split must never change: the shipped weights were trained under it."""
-    files = ("abc.py", "ast.py", "heapq.py", "json/decoder.py", "pydoc.py", "random.py", "socket.py")
+    files = (
+        "abc.py",
+        "ast.py",
+        "heapq.py",
+        "json/decoder.py",
+        "pydoc.py",
+        "random.py",
+        "socket.py",
+    )
     assert [p for p in files if is_held_out(p)] == ["ast.py", "pydoc.py", "random.py"]
-    held_out, training = list(stdlib_documents(held_out=True)), list(stdlib_documents(held_out=False))
+    held_out, training = (
+        list(stdlib_documents(held_out=True)),
+        list(stdlib_documents(held_out=False)),
+    )
     assert not set(held_out) & set(training)
     assert 0.03 < len(held_out) / (len(held_out) + len(training)) < 0.2
 
@@ -37,7 +54,9 @@ def test_lengths_are_spread_and_end_at_the_context() -> None:
 
 
 @pytest.mark.parametrize("source", ["stdlib", "recall", "random"])
-def test_prompts_have_the_asked_lengths_and_repeat_with_the_seed(source: str, byte_tokenizer: Tokenizer) -> None:
+def test_prompts_have_the_asked_lengths_and_repeat_with_the_seed(
+    source: str, byte_tokenizer: Tokenizer
+) -> None:
     request = PromptRequest(source=source, count=3, context_len=600, context_spread=0.5, seed=4)
     prompts = load_prompts(request, tokenizer=byte_tokenizer, vocab_size=256)
     assert [len(p) for p in prompts] == request.lengths
@@ -45,10 +64,17 @@ def test_prompts_have_the_asked_lengths_and_repeat_with_the_seed(source: str, by
     assert all(0 <= t < 256 for p in prompts for t in p)
 
 
-def test_calibration_prompts_share_no_text_with_measured_ones(byte_tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_calibration_prompts_share_no_text_with_measured_ones(
+    byte_tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     (tmp_path / "a.txt").write_text("".join(chr(33 + i % 90) + str(i) for i in range(3000)))
-    requests = [PromptRequest(source=str(tmp_path), count=2, context_len=2000, calibration=c) for c in (False, True)]
-    measured, calibration = (load_prompts(r, tokenizer=byte_tokenizer, vocab_size=256) for r in requests)
+    requests = [
+        PromptRequest(source=str(tmp_path), count=2, context_len=2000, calibration=c)
+        for c in (False, True)
+    ]
+    measured, calibration = (
+        load_prompts(r, tokenizer=byte_tokenizer, vocab_size=256) for r in requests
+    )
     chunks = {tuple(p[i : i + 40]) for p in measured for i in range(len(p) - 40)}
     assert not any(tuple(p[i : i + 40]) in chunks for p in calibration for i in range(len(p) - 40))
 
@@ -65,7 +91,11 @@ def test_unusable_sources_are_one_line_errors(byte_tokenizer: Tokenizer, tmp_pat
     short, binary = tmp_path / "short.txt", tmp_path / "b.bin"
     short.write_text("tiny")
     binary.write_bytes(b"\xff\xfe\x00")
-    refused = {"stdlb": "did you mean stdlib", str(short): "context of at most 4", str(binary): "not UTF-8"}
+    refused = {
+        "stdlb": "did you mean stdlib",
+        str(short): "context of at most 4",
+        str(binary): "not UTF-8",
+    }
     for source, message in refused.items():
         request = PromptRequest(source=source, count=1, context_len=10)
         with pytest.raises(ConfigError, match=message):
@@ -82,7 +112,7 @@ def test_unusable_sources_are_one_line_errors(byte_tokenizer: Tokenizer, tmp_pat
 def test_snapkv_beats_streamingllm_on_a_recalled_passage() -> None:
     """At equal budget, on held-out text that repeats a passage from at least 2000 tokens back: the embedded model shows
     what selecting by attention is for."""
-    from benchmarks.recall import forced_text, measure
+    from tests.runtime.recall import forced_text, measure
 
     _, snapkv, widely_pooled = measure(forced_text(12, 2600, 40, is_repeated=True), 40, [512])
     assert snapkv["gain"] > 0

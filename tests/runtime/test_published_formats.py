@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from magicdec.cli import main
 from magicdec.errors import CheckpointError, ConfigError
-from magicdec.perfmodel.memory import weights_bytes
+from magicdec.perfmodel.footprint import weights_bytes
 from magicdec.runtime.checkpoint import ALL, UNUSED_SCALES, CheckpointDirectory
 from magicdec.runtime.checkpoint import FORMATS as STORAGES
 from magicdec.runtime.distributed import SINGLE, TensorParallel
@@ -40,7 +40,9 @@ CPU = torch.device("cpu")
 
 
 def test_every_way_of_storing_has_a_checkpoint_that_a_library_wrote() -> None:
-    assert {scheme.storage for name in FORMATS for scheme in quantization_of(name).schemes} == set(STORAGES)
+    assert {scheme.storage for name in FORMATS for scheme in quantization_of(name).schemes} == set(
+        STORAGES
+    )
 
 
 def quantization_of(name: str) -> Quantization:
@@ -76,7 +78,9 @@ def test_two_ranks_compute_what_one_does() -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_any_part_of_a_matrix_is_a_part_of_the_whole(name: str) -> None:
-    source = CheckpointDirectory(DIRECTORY / name, device=CPU, dtype=torch.float32, quantization=quantization_of(name))
+    source = CheckpointDirectory(
+        DIRECTORY / name, device=CPU, dtype=torch.float32, quantization=quantization_of(name)
+    )
     module, shape = "model.layers.0.self_attn.q_proj", (32, 32)
     if name.startswith("kimi"):
         module = "language_model.model.layers.1.mlp.experts.2.down_proj"
@@ -86,7 +90,9 @@ def test_any_part_of_a_matrix_is_a_part_of_the_whole(name: str) -> None:
     parts = (slice(0, 8), slice(3, 21), slice(17, 18), slice(24, 32))
     for rows in parts:
         for columns in (ALL, *parts):
-            assert torch.equal(source.read(f"{module}.weight", shape, rows, columns), whole[rows, columns])
+            assert torch.equal(
+                source.read(f"{module}.weight", shape, rows, columns), whole[rows, columns]
+            )
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -112,12 +118,22 @@ def test_a_rank_reads_its_share(name: str, monkeypatch: pytest.MonkeyPatch) -> N
         return found if isinstance(found, torch.Tensor) else Counted(found, tensor)
 
     monkeypatch.setattr(CheckpointDirectory, "view", counted)
-    source = CheckpointDirectory(DIRECTORY / name, device=CPU, dtype=torch.float32, quantization=quantization_of(name))
-    module = "language_model.model.layers.1.mlp.experts.2." if name.startswith("kimi") else "model.layers.0.mlp."
+    source = CheckpointDirectory(
+        DIRECTORY / name, device=CPU, dtype=torch.float32, quantization=quantization_of(name)
+    )
+    module = (
+        "language_model.model.layers.1.mlp.experts.2."
+        if name.startswith("kimi")
+        else "model.layers.0.mlp."
+    )
     for last, part in (("gate_proj", (slice(16, 32),)), ("down_proj", (ALL, slice(0, 16)))):
         read.clear()
         source.read(f"{module}{last}.weight", (32, 32), *part)
-        codes = {key: each for key, each in read.items() if key.endswith(("qweight", "weight_packed", ".weight"))}
+        codes = {
+            key: each
+            for key, each in read.items()
+            if key.endswith(("qweight", "weight_packed", ".weight"))
+        }
         assert len(codes) == 1
         key, num_bytes = next(iter(codes.items()))
         stored = source._files[key].get_tensor(key)
@@ -198,7 +214,9 @@ def test_a_group_size_that_does_not_divide_the_inputs_is_refused_by_the_command(
     assert "no multiple of its group size 24" in line
 
 
-def test_biases_of_zeros_that_autogptq_wrote_are_passed_over_and_others_are_not(tmp_path: Path) -> None:
+def test_biases_of_zeros_that_autogptq_wrote_are_passed_over_and_others_are_not(
+    tmp_path: Path,
+) -> None:
     """AutoGPTQ gave every layer a bias, of zeros where the model has none."""
     copied(tmp_path, "gptq")
     stored = load_file(tmp_path / MODEL)
@@ -218,7 +236,11 @@ def test_modelopts_own_file_is_read_where_the_configuration_says_nothing(tmp_pat
     file.write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match="is of U8"):
         load_model(tmp_path)
-    inside = {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head", "*k_proj"]}
+    inside = {
+        "quant_algo": "NVFP4",
+        "kv_cache_quant_algo": "FP8",
+        "exclude_modules": ["lm_head", "*k_proj"],
+    }
     file = tmp_path / "hf_quant_config.json"
     file.write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": inside}))
     models = [load_model(directory) for directory in (tmp_path, DIRECTORY / "modelopt-nvfp4")]
@@ -240,9 +262,13 @@ def test_what_is_planned_and_not_widened_is_refused_in_one_line(case: str, tmp_p
     quantization, message = REFUSED[case]
     copied(tmp_path, "gptq")
     file = tmp_path / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "quantization_config": quantization}))
+    file.write_text(
+        json.dumps({**json.loads(file.read_text()), "quantization_config": quantization})
+    )
     assert load_model_spec(str(tmp_path)).quantization is not None
-    with pytest.raises(ConfigError, match=message + ".*, which can be planned but not run") as refusal:
+    with pytest.raises(
+        ConfigError, match=message + ".*, which can be planned but not run"
+    ) as refusal:
         load_model(tmp_path)
     assert len(str(refusal.value).splitlines()) == 1
 
@@ -253,6 +279,12 @@ def test_kimi_k2_5_runs_and_only_its_experts_are_planned_in_4_bits() -> None:
     assert why_not_run(spec) is None
     published = spec.quantization
     assert (published.experts.dtype, published.experts.num_bytes) == ("int4", 0.5625)
-    assert [part.num_bytes for part in (published.mixer, published.mlp, published.head)] == [2.0, 2.0, 2.0]
+    assert [part.num_bytes for part in (published.mixer, published.mlp, published.head)] == [
+        2.0,
+        2.0,
+        2.0,
+    ]
     expected = spec.expert_parameters * 0.5625 + (spec.num_parameters - spec.expert_parameters) * 2
-    assert float(weights_bytes(spec, Precision(weight_dtype="int4"), 1)) == pytest.approx(expected, rel=1e-12)
+    assert float(weights_bytes(spec, Precision(weight_dtype="int4"), 1)) == pytest.approx(
+        expected, rel=1e-12
+    )

@@ -24,13 +24,18 @@ RELATIVE_STEP = {"bf16": 2.0**-8, "fp8": 2.0**-4}
 
 def random_weight(outputs: int = 96, inputs: int = 192) -> torch.Tensor:
     generator = torch.Generator().manual_seed(4)
-    return torch.randn(outputs, inputs, generator=generator) * torch.logspace(-3, 1, outputs)[:, None]
+    return (
+        torch.randn(outputs, inputs, generator=generator) * torch.logspace(-3, 1, outputs)[:, None]
+    )
 
 
 def test_rounding_is_to_the_nearest_number_of_the_format() -> None:
     """Of bf16 and fp8 relative to the weight, of int8 to its row's scale, of int4 to its group's."""
     weight = random_weight()
-    error = {name: (quantize(weight, name).dequantized(torch.float32) - weight).abs() for name in DRAFT_WEIGHT_DTYPES}
+    error = {
+        name: (quantize(weight, name).dequantized(torch.float32) - weight).abs()
+        for name in DRAFT_WEIGHT_DTYPES
+    }
     assert (error["bf16"] <= RELATIVE_STEP["bf16"] * weight.abs()).all()
     largest = weight.abs().amax(dim=1, keepdim=True)
     is_normal = weight.abs() > largest / 448 * 2**-6
@@ -42,10 +47,17 @@ def test_rounding_is_to_the_nearest_number_of_the_format() -> None:
     assert (lost <= 0.55 * step).float().mean() > 0.97
 
 
-@pytest.mark.parametrize(("name", "bytes_per_weight"), [("bf16", 2), ("fp8", 1), ("int8", 1), ("int4", 0.5)])
+@pytest.mark.parametrize(
+    ("name", "bytes_per_weight"), [("bf16", 2), ("fp8", 1), ("int8", 1), ("int4", 0.5)]
+)
 def test_memory_is_that_of_the_format_and_its_scales(name: str, bytes_per_weight: float) -> None:
     weight = random_weight()
-    scales = {"bf16": 0, "fp8": 4 * len(weight), "int8": 4 * len(weight), "int4": 2 * weight.numel() // 64}
+    scales = {
+        "bf16": 0,
+        "fp8": 4 * len(weight),
+        "int8": 4 * len(weight),
+        "int4": 2 * weight.numel() // 64,
+    }
     narrow = quantize(weight, name)
     found = narrow.data_NK.nbytes + (0 if narrow.scales is None else narrow.scales.nbytes)
     assert found == bytes_per_weight * weight.numel() + scales[name]
@@ -53,7 +65,9 @@ def test_memory_is_that_of_the_format_and_its_scales(name: str, bytes_per_weight
 
 def test_a_gpu_that_cannot_widen_fp8_says_so_and_newer_ones_take_it() -> None:
     for major, minor in ((7, 5), (8, 0), (8, 6)):
-        message = f"need compute capability 8.9 or newer, this GPU has {major}.{minor}; use int8 or int4"
+        message = (
+            f"need compute capability 8.9 or newer, this GPU has {major}.{minor}; use int8 or int4"
+        )
         with pytest.raises(ConfigError, match=message):
             check_fp8((major, minor))
     for capability in ((8, 9), (9, 0), (10, 0), (12, 0)):
@@ -76,7 +90,10 @@ def test_a_product_is_that_of_the_dequantised_weight(name: str, dtype: torch.dty
     output = quantized.linear(x, bias)
     assert output.dtype == dtype
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
-    assert ((output - expected).abs() <= tolerance * (1 + expected.abs().max(dim=-1, keepdim=True).values)).all()
+    assert (
+        (output - expected).abs()
+        <= tolerance * (1 + expected.abs().max(dim=-1, keepdim=True).values)
+    ).all()
 
 
 def test_rows_of_zeros_stay_zeros() -> None:
@@ -115,7 +132,7 @@ def test_greedy_output_does_not_depend_on_the_drafts_weights(
     expected = alone(engine, 60)
     engine.restore(snapshot)
     spec = msgspec.structs.replace(DRAFTS[draft], draft_weight_dtype=weight_dtype)
-    drafter = build_drafter(spec, engine, draft_model_for(spec, 64))
+    drafter = build_drafter(spec, engine, draft_model_for(spec, engine.model))
     result = decode(engine, drafter, SamplingSpec(), DecodeOptions(gamma=3, max_new_tokens=60))
     assert result.tokens == expected
     if isinstance(drafter, CompactDrafter):
@@ -131,9 +148,18 @@ def test_a_draft_that_reads_everything_errs_by_its_rounding_only(tiny_model: Tra
     for weight_dtype in (None, "int8", "int4"):
         engine.restore(snapshot)
         spec = SpeculationSpec(
-            draft="self", draft_method="streamingllm", draft_budget=150, gamma=2, draft_weight_dtype=weight_dtype
+            draft="self",
+            draft_method="streamingllm",
+            draft_budget=150,
+            gamma=2,
+            draft_weight_dtype=weight_dtype,
         )
-        result = decode(engine, build_drafter(spec, engine), SamplingSpec(), DecodeOptions(gamma=2, max_new_tokens=100))
+        result = decode(
+            engine,
+            build_drafter(spec, engine),
+            SamplingSpec(),
+            DecodeOptions(gamma=2, max_new_tokens=100),
+        )
         rates[weight_dtype] = result.counts.rates[0]
     assert rates[None] == 1
     assert 0.9 < rates["int8"] < 1.0001

@@ -37,7 +37,7 @@ def test_queued_sequences_decode_as_they_would_alone(
     engine = started(tiny_model, PROMPTS[:BATCH], 90)
     drafter = None
     if draft is not None:
-        drafter = build_drafter(DRAFTS[draft], engine, draft_model_for(DRAFTS[draft], 64))
+        drafter = build_drafter(DRAFTS[draft], engine, draft_model_for(DRAFTS[draft], engine.model))
     options = DecodeOptions(
         gamma=0 if drafter is None else 3,
         max_new_tokens=LIMITS,
@@ -58,9 +58,13 @@ def test_the_draft_of_a_queued_sequence_sees_its_prompt(tiny_model: Transformer)
     """The target as its own draft over a full cache is accepted always, admitted sequences and gamma 0 included."""
     engine = started(tiny_model, PROMPTS[:BATCH], 90)
     drafter = build_drafter(DRAFTS["model"], engine, tiny_model)
-    options = DecodeOptions(gamma=3, max_new_tokens=LIMITS, queue=PROMPTS[BATCH:], policy=TakesTurns())
+    options = DecodeOptions(
+        gamma=3, max_new_tokens=LIMITS, queue=PROMPTS[BATCH:], policy=TakesTurns()
+    )
     result = decode(engine, drafter, SamplingSpec(), options)
-    accepted = np.where(result.num_accepted == INACTIVE, result.gammas[:, None], result.num_accepted)
+    accepted = np.where(
+        result.num_accepted == INACTIVE, result.gammas[:, None], result.num_accepted
+    )
     assert (accepted == result.gammas[:, None]).all()
 
 
@@ -71,7 +75,9 @@ def test_refusals_say_what_is_valid(tiny_model: Transformer) -> None:
     with pytest.raises(CapacityError, match="reach 22 tokens"):
         decode(engine, None, SamplingSpec(), DecodeOptions(max_new_tokens=4, queue=[[1] * 18]))
     with pytest.raises(ConfigError, match="batch of 1 and a queue of 2"):
-        decode(engine, None, SamplingSpec(), DecodeOptions(max_new_tokens=[4], queue=[[1, 2], [3, 4]]))
+        decode(
+            engine, None, SamplingSpec(), DecodeOptions(max_new_tokens=[4], queue=[[1, 2], [3, 4]])
+        )
     options = DecodeOptions(max_new_tokens=2, queue=[[1, 2]], max_steps=3)
     decode(engine, None, SamplingSpec(), options)
     with pytest.raises(ConfigError, match="cannot be continued"):

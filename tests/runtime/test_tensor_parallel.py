@@ -16,11 +16,14 @@ from magicdec.errors import ConfigError
 from magicdec.runtime.distributed import TensorParallel
 from magicdec.runtime.drafters import build_drafter
 from magicdec.runtime.generate import DecodeOptions, decode
+from magicdec.runtime.heads.chain import Head
 from magicdec.runtime.launch import RankDiedError, RankError, launch
+from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
 from tests.runtime.conftest import started, tiny_spec
-from tests.runtime.drafts import DRAFTS, TakesTurns
+from tests.runtime.drafts import DRAFTS, HEADS, TakesTurns
+from tests.runtime.heads import random_head
 
 PROMPTS = [[5], [1, 2, 3, 4] * 4, [9, 60, 33] * 7]
 SAMPLINGS = {
@@ -32,13 +35,21 @@ SAMPLINGS = {
 ONE_RANK_DRAFT = SpeculationSpec(draft="small", draft_method="full", gamma=1, draft_tp_size=1)
 CASES = {
     **{f"{draft}, greedy": (DRAFTS[draft], SAMPLINGS["greedy"]) for draft in DRAFTS},
-    **{f"streamingllm, {name}": (DRAFTS["streamingllm"], SAMPLINGS[name]) for name in ("top-k", "top-p")},
+    **{
+        f"streamingllm, {name}": (DRAFTS["streamingllm"], SAMPLINGS[name])
+        for name in ("top-k", "top-p")
+    },
     "draft model, temperature": (DRAFTS["model"], SAMPLINGS["temperature"]),
+    **{f"{head}, greedy": (HEADS[head], SAMPLINGS["greedy"]) for head in HEADS},
+    **{f"{head}, top-p": (HEADS[head], SAMPLINGS["top-p"]) for head in ("p-eagle", "dspark")},
+    "eagle3, temperature": (HEADS["eagle3"], SAMPLINGS["temperature"]),
     "draft on one rank, greedy": (ONE_RANK_DRAFT, SAMPLINGS["greedy"]),
     "draft on one rank, temperature": (ONE_RANK_DRAFT, SAMPLINGS["temperature"]),
     "autoregressive": (SpeculationSpec(), SAMPLINGS["temperature"]),
 }
-PLAIN = tiny_spec(num_attention_heads=8, num_key_value_heads=2, vocab_size=64, attention_bias=True, mlp_bias=True)
+PLAIN = tiny_spec(
+    num_attention_heads=8, num_key_value_heads=2, vocab_size=64, attention_bias=True, mlp_bias=True
+)
 LAYER = replace(PLAIN.layers[0], mixer=replace(PLAIN.attention, qk_norm="head"))
 SPEC = replace(PLAIN, layers=(LAYER,) * 2)
 DRAFT_SPEC = tiny_spec(name="small", hidden_size=16, num_hidden_layers=1, intermediate_size=32)
@@ -54,11 +65,15 @@ def decode_cases(tp: TensorParallel) -> dict[str, list[list[int]]]:
     for name, (draft, sampling) in CASES.items():
         engine.restore(snapshot)
         group = draft_groups[draft.draft_tp_size or tp.size]
-        draft_model = None
-        if group is not None and not draft.is_self:
+        draft_model: Transformer | Head | None = None
+        if draft.draft_method in HEADS:
+            draft_model = random_head(draft.draft_method, model)
+        elif group is not None and not draft.is_self:
             draft_model = load_model(DRAFT_SPEC, weights="random", seed=9, tp=group)
         drafter = build_drafter(draft, engine, draft_model)
-        options = DecodeOptions(gamma=0 if drafter is None else 3, max_new_tokens=[14, 9, 18], fences=True)
+        options = DecodeOptions(
+            gamma=0 if drafter is None else 3, max_new_tokens=[14, 9, 18], fences=True
+        )
         result = decode(engine, drafter, sampling, options)
         assert tp.size == 1 or len(result.phases["collectives"]) == result.num_steps
         tokens[name] = result.tokens
@@ -71,9 +86,15 @@ def decode_queue(tp: TensorParallel) -> list[list[list[int]]]:
     draft_group = tp.first(1)
     for draft in (DRAFTS["streamingllm"], ONE_RANK_DRAFT):
         engine = started(load_model(SPEC, weights="random", seed=3, tp=tp), PROMPTS[1:], 90)
-        draft_model = load_model(DRAFT_SPEC, weights="random", seed=9, tp=draft_group) if draft_group else None
+        draft_model = (
+            load_model(DRAFT_SPEC, weights="random", seed=9, tp=draft_group)
+            if draft_group
+            else None
+        )
         drafter = build_drafter(draft, engine, None if draft.is_self else draft_model)
-        options = DecodeOptions(gamma=3, max_new_tokens=[7, 20, 9, 12], queue=[[4, 5], [6] * 30], policy=TakesTurns())
+        options = DecodeOptions(
+            gamma=3, max_new_tokens=[7, 20, 9, 12], queue=[[4, 5], [6] * 30], policy=TakesTurns()
+        )
         found.append(decode(engine, drafter, SAMPLINGS["greedy"], options).tokens)
     return found
 
@@ -107,9 +128,19 @@ def fail_on(tp: TensorParallel, *, rank: int, how: str, others: str, told: Path)
     ("how", "others", "error", "message"),
     [
         ("user", "in a collective", ConfigError, "no such thing"),
-        pytest.param("bug", "in a collective", RankError, "rank 1: (?s:.*)a bug", marks=pytest.mark.slow),
-        pytest.param("kill", "in a collective", RankDiedError, "rank 1 died: .* SIGKILL", marks=pytest.mark.slow),
-        pytest.param("kill", "computing", RankDiedError, "rank 1 died: .* SIGKILL", marks=pytest.mark.slow),
+        pytest.param(
+            "bug", "in a collective", RankError, "rank 1: (?s:.*)a bug", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "kill",
+            "in a collective",
+            RankDiedError,
+            "rank 1 died: .* SIGKILL",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "kill", "computing", RankDiedError, "rank 1 died: .* SIGKILL", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_rank_that_fails_ends_all_within_seconds(

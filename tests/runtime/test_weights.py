@@ -17,7 +17,7 @@ import magicdec
 from magicdec.errors import CheckpointError, ConfigError
 from magicdec.runtime.distributed import TensorParallel
 from magicdec.runtime.engine import Engine
-from magicdec.runtime.weights import load_model, resolve_hub_name
+from magicdec.runtime.weights import load_model, local_model
 from magicdec.specs.catalog import EMBEDDED_DIRECTORY
 from tests.runtime.conftest import FAMILIES, tiny_spec, write_checkpoint
 
@@ -72,11 +72,19 @@ UP = "model.layers.1.mlp.up_proj.weight"
 UNUSABLE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a tensor missing": (lambda directory: without(directory, UP), f"no tensor {re.escape(UP)}"),
     "another shape": (widened, r"gate_proj\.weight has shape \[80, 48\].*\[84, 48\]"),
-    "nothing there": (lambda directory: (directory / WEIGHTS).unlink(), r"holds no \*.safetensors file"),
-    "pickled": (lambda directory: (directory / WEIGHTS).rename(directory / "pytorch_model.bin"), "never loaded"),
+    "nothing there": (
+        lambda directory: (directory / WEIGHTS).unlink(),
+        r"holds no \*.safetensors file",
+    ),
+    "pickled": (
+        lambda directory: (directory / WEIGHTS).rename(directory / "pytorch_model.bin"),
+        "never loaded",
+    ),
 } | {
     f"cut at {size}": (
-        lambda directory, size=size: (directory / WEIGHTS).write_bytes((directory / WEIGHTS).read_bytes()[:size]),
+        lambda directory, size=size: (directory / WEIGHTS).write_bytes(
+            (directory / WEIGHTS).read_bytes()[:size]
+        ),
         "not a readable safetensors file",
     )
     for size in (0, 7, 500)
@@ -114,7 +122,10 @@ def test_nothing_of_a_checkpoint_is_executed(beside: str, checkpoint: Path, tmp_
     own = {"AutoConfig": "configuration_own.Own", "AutoModelForCausalLM": "modeling_own.Own"}
     config = json.loads((checkpoint / "config.json").read_text())
     (checkpoint / "config.json").write_text(json.dumps(config | {"auto_map": own}))
-    tokenizer = {"auto_map": {"AutoTokenizer": ["tokenization_own.Own", None]}, "tokenizer_class": "Own"}
+    tokenizer = {
+        "auto_map": {"AutoTokenizer": ["tokenization_own.Own", None]},
+        "tokenizer_class": "Own",
+    }
     (checkpoint / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     shutil.copy(EMBEDDED_DIRECTORY / "tokenizer.json", checkpoint)
     load_tokenizer(checkpoint, vocab_size=2048)
@@ -135,7 +146,9 @@ def test_nothing_of_a_checkpoint_is_executed(beside: str, checkpoint: Path, tmp_
 def test_no_code_of_others_is_asked_for() -> None:
     """`trust_remote_code` stands nowhere, and nothing of torch unpickles weights."""
     for file in Path(magicdec.__file__).parent.rglob("*.py"):
-        assert not re.search(r"trust_remote_code|torch\.load\(|weights_only", file.read_text()), file
+        assert not re.search(r"trust_remote_code|torch\.load\(|weights_only", file.read_text()), (
+            file
+        )
 
 
 def test_a_catalog_model_without_weights_says_what_to_give() -> None:
@@ -148,13 +161,18 @@ def test_random_weights_repeat_and_are_divided_consistently() -> None:
     whole = load_model(tiny_spec(), weights="random", seed=1)
     again = load_model(tiny_spec(), weights="random", seed=1)
     assert torch.equal(whole.head.weight, again.head.weight)
-    shards = [load_model(tiny_spec(), weights="random", seed=1, tp=TensorParallel(rank=r, size=2)) for r in range(2)]
+    shards = [
+        load_model(tiny_spec(), weights="random", seed=1, tp=TensorParallel(rank=r, size=2))
+        for r in range(2)
+    ]
     assert torch.equal(torch.cat([s.head.weight for s in shards]), whole.head.weight)
     down = torch.cat([s.layers[0].mlp.down.weight for s in shards], dim=1)
     assert torch.equal(down, whole.layers[0].mlp.down.weight)
 
 
-@pytest.mark.skipif(not (EMBEDDED_DIRECTORY / WEIGHTS).is_file(), reason="the embedded model is not there")
+@pytest.mark.skipif(
+    not (EMBEDDED_DIRECTORY / WEIGHTS).is_file(), reason="the embedded model is not there"
+)
 def test_the_embedded_model_predicts_source_text() -> None:
     """On a piece of Python its next-token loss is far below that of a uniform guess."""
     from magicdec.runtime.prompts import load_tokenizer
@@ -173,6 +191,6 @@ def test_a_hub_name_that_cannot_be_fetched_says_so(monkeypatch: pytest.MonkeyPat
     import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ConfigError, match="nobody/nothing is no local directory and cannot be fetched"):
+    with pytest.raises(ConfigError, match="nobody/nothing is neither in the catalog nor in the"):
         load_model("nobody/nothing")
-    assert resolve_hub_name("embedded", with_weights=True) == "embedded"
+    assert local_model("embedded", with_weights=True) == "embedded"

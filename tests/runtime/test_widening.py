@@ -40,7 +40,9 @@ def quantized(weight: torch.Tensor, block: tuple[int, int]) -> tuple[torch.Tenso
 
 def describe(directory: Path, quantization: dict[str, Any]) -> None:
     file = directory / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "quantization_config": quantization}))
+    file.write_text(
+        json.dumps({**json.loads(file.read_text()), "quantization_config": quantization})
+    )
 
 
 @pytest.mark.parametrize("model_type", ["deepseek_v3", "qwen3", "minimax_m2"])
@@ -64,11 +66,19 @@ def test_fp8_by_blocks_is_what_transformers_widens(model_type: str, tmp_path: Pa
     save_file(wide, tmp_path / WEIGHTS, {"format": "pt"})
     reference = (
         type(reference)
-        .from_pretrained(tmp_path, attn_implementation="eager", experts_implementation="eager", dtype=torch.float32)
+        .from_pretrained(
+            tmp_path,
+            attn_implementation="eager",
+            experts_implementation="eager",
+            dtype=torch.float32,
+        )
         .eval()
     )
     save_file(stored, tmp_path / WEIGHTS, {"format": "pt"})
-    describe(tmp_path, {"quant_method": "fp8", "weight_block_size": list(BLOCK), "activation_scheme": "dynamic"})
+    describe(
+        tmp_path,
+        {"quant_method": "fp8", "weight_block_size": list(BLOCK), "activation_scheme": "dynamic"},
+    )
     check(tmp_path, reference, prompts_for(config, 1))
 
 
@@ -83,11 +93,15 @@ def test_any_part_of_a_tensor_in_blocks_is_a_part_of_the_whole(tmp_path: Path) -
     assert ((whole - weight).abs() <= weight.abs() / 16 + 1e-3).all()  # three bits of mantissa
     for rows in (slice(0, 4), slice(3, 9), slice(10, 21)):
         for columns in (ALL, slice(5, 7), slice(9, 27)):
-            assert torch.equal(source.read("a.weight", (21, 27), rows, columns), whole[rows, columns])
+            assert torch.equal(
+                source.read("a.weight", (21, 27), rows, columns), whole[rows, columns]
+            )
     with pytest.raises(CheckpointError, match="weight_scale_inv has shape"):
         opened(tmp_path, (8, 8)).read("a.weight", (21, 27))
     with pytest.raises(CheckpointError, match=r"F8_E4M3, but its config.json calls for F64 or"):
-        CheckpointDirectory(tmp_path, device=torch.device("cpu"), dtype=torch.float32).read("a.weight", (21, 27))
+        CheckpointDirectory(tmp_path, device=torch.device("cpu"), dtype=torch.float32).read(
+            "a.weight", (21, 27)
+        )
 
 
 def test_modelopts_blocks_are_those_of_others_with_dimensions_of_one(tmp_path: Path) -> None:
@@ -96,7 +110,10 @@ def test_modelopts_blocks_are_those_of_others_with_dimensions_of_one(tmp_path: P
     data, scales = quantized(torch.randn(200, 300), (128, 128))
     save_file({"a.weight": data, "a.weight_scale_inv": scales}, tmp_path / WEIGHTS)
     whole = opened(tmp_path, (128, 128)).read("a.weight", (200, 300))
-    save_file({"a.weight": data, "a.weight_scale": scales[:, None, :, None].contiguous()}, tmp_path / WEIGHTS)
+    save_file(
+        {"a.weight": data, "a.weight_scale": scales[:, None, :, None].contiguous()},
+        tmp_path / WEIGHTS,
+    )
     source = opened(tmp_path, quantization={"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"})
     assert torch.equal(source.read("a.weight", (200, 300)), whole)
     part = (slice(100, 150), slice(250, 300))
@@ -109,7 +126,9 @@ def opened(
     value = quantization or {"quant_method": "fp8", "weight_block_size": list(block)}
     keys = Keys({"quantization_config": value}, "config.json")
     published = read_quantization(keys, layers=(), hidden_size=1, vocab_size=1, names=TensorNames())
-    return CheckpointDirectory(directory, device=torch.device("cpu"), dtype=torch.float32, quantization=published)
+    return CheckpointDirectory(
+        directory, device=torch.device("cpu"), dtype=torch.float32, quantization=published
+    )
 
 
 def test_mxfp4_experts_are_what_transformers_widens(tmp_path: Path) -> None:
@@ -133,7 +152,10 @@ def test_mxfp4_experts_are_what_transformers_widens(tmp_path: Path) -> None:
     describe(tmp_path, {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
     check(tmp_path, reference, prompts_for(config, 1))
     source = CheckpointDirectory(tmp_path, device=torch.device("cpu"), dtype=torch.float32)
-    name, whole = "model.layers.0.mlp.experts.down_proj", reference.model.layers[0].mlp.experts.down_proj
+    name, whole = (
+        "model.layers.0.mlp.experts.down_proj",
+        reference.model.layers[0].mlp.experts.down_proj,
+    )
     for part in ((slice(1, 2), slice(5, 27), slice(3, 9)), (ALL, slice(20, 32)), (slice(2, 4),)):
         assert torch.equal(source.read(name, tuple(whole.shape), *part), whole[part])
 

@@ -18,7 +18,7 @@ from transformers import LlamaConfig
 from transformers.masking_utils import create_chunked_causal_mask, create_sliding_window_causal_mask
 
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.memory import kv_bytes
+from magicdec.perfmodel.footprint import kv_bytes
 from magicdec.runtime.attention import Scoring, Workspace
 from magicdec.runtime.drafters import build_drafter
 from magicdec.runtime.engine import DecodePass, Engine, PrefillPass
@@ -87,7 +87,11 @@ def test_passes_see_what_transformers_masks_show(
     """Prompts in parts, and then blocks of which some tokens, or all, are rejected: a rejected token is another one
     than what comes in its place. With all slots, and in the shortest ring that holds what a block sees."""
     text = random_text(mask, head_dim)
-    scoring = Scoring(scale=0.3, window=SPAN if mask == "window" else None, chunk=SPAN if mask == "chunk" else None)
+    scoring = Scoring(
+        scale=0.3,
+        window=SPAN if mask == "window" else None,
+        chunk=SPAN if mask == "chunk" else None,
+    )
     kept = Kept(num_heads=KV_HEADS, head_dim=head_dim, span=SPAN)
     cache = KVCache(
         {0: kept}, batch_size=len(PROMPTS), num_slots=LENGTH, dtype=torch.float32, device=torch.device("cpu"),
@@ -99,7 +103,9 @@ def test_passes_see_what_transformers_masks_show(
             stop = min(start + part, length)
             prefill = PrefillPass(cache, row=row, num_past=start, num_tokens=stop - start)
             found = prefill.attend(0, *text.part(row, start, stop), scoring)[0]
-            torch.testing.assert_close(found, text.output_BNE[row, start:stop], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(
+                found, text.output_BNE[row, start:stop], atol=1e-5, rtol=1e-5
+            )
     lengths, generator = np.array(PROMPTS), np.random.default_rng(1)
     while lengths.max() + GAMMA + 1 <= LENGTH:
         block = torch.arange(GAMMA + 1) + torch.from_numpy(lengths)[:, None]
@@ -134,7 +140,9 @@ def windowed() -> Transformer:
 
 @pytest.fixture(scope="module")
 def windowed_draft() -> Transformer:
-    return load_model(tiny_spec(model_type="mistral", hidden_size=16, **TINY), weights="random", seed=9)
+    return load_model(
+        tiny_spec(model_type="mistral", hidden_size=16, **TINY), weights="random", seed=9
+    )
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -158,14 +166,18 @@ def test_rings_decode_what_whole_caches_do(
                 gamma=0 if drafter is None else GAMMA, max_new_tokens=[40, 60, 33, 50][: 3 + len(queue)], queue=queue,
                 policy=None if drafter is None else TakesTurns(),
             )  # fmt: skip
-            results.append(decode(engine, drafter, SamplingSpec(temperature=temperature, seed=5), options))
+            results.append(
+                decode(engine, drafter, SamplingSpec(temperature=temperature, seed=5), options)
+            )
     for whole, ring in zip(results[:2], results[2:], strict=True):
         assert ring.tokens == whole.tokens
         assert np.array_equal(ring.num_accepted, whole.num_accepted)
     assert results[0].tokens == results[1].tokens[:3] or temperature > 0
 
 
-def test_a_draft_model_that_has_long_been_left_behind_catches_up_in_its_ring(windowed_draft: Transformer) -> None:
+def test_a_draft_model_that_has_long_been_left_behind_catches_up_in_its_ring(
+    windowed_draft: Transformer,
+) -> None:
     """The target as its own draft is accepted always, also after more steps alone than its ring has slots to spare."""
 
     class AloneForLong:
@@ -180,7 +192,9 @@ def test_a_draft_model_that_has_long_been_left_behind_catches_up_in_its_ring(win
     options = DecodeOptions(gamma=GAMMA, max_new_tokens=120, policy=AloneForLong())
     result = decode(engine, drafter, SamplingSpec(temperature=1.0, seed=2), options)
     assert {0, GAMMA} == set(result.gammas.tolist())
-    accepted = np.where(result.num_accepted == INACTIVE, result.gammas[:, None], result.num_accepted)
+    accepted = np.where(
+        result.num_accepted == INACTIVE, result.gammas[:, None], result.num_accepted
+    )
     assert (accepted == result.gammas[:, None]).all()
 
 
@@ -192,7 +206,9 @@ def test_what_has_left_a_ring_is_not_observed(windowed: Transformer) -> None:
         decode(engine, drafter, SamplingSpec(), DecodeOptions(gamma=1, max_new_tokens=3))
 
 
-@pytest.mark.parametrize("model_type", ["gemma3_text", "gpt_oss", "llama4_text", "mistral", "llama"])
+@pytest.mark.parametrize(
+    "model_type", ["gemma3_text", "gpt_oss", "llama4_text", "mistral", "llama"]
+)
 def test_an_engine_allocates_what_the_planner_counts(model_type: str) -> None:
     """Bytes per sequence, layer by layer and at once, of a context that is much longer than the windows: exactly."""
     config = {**draw(model_type, 1), "max_position_embeddings": 4096}
@@ -206,4 +222,6 @@ def test_an_engine_allocates_what_the_planner_counts(model_type: str) -> None:
         for layer, kind in enumerate(spec.layers):
             span = getattr(kind.mixer, "span", None)
             assert slots[layer] == min(length + 32, length + 32 if span is None else span + 64)
-    assert (len(set(slots.values())) > 1) == (model_type in ("gemma3_text", "gpt_oss", "llama4_text"))
+    assert (len(set(slots.values())) > 1) == (
+        model_type in ("gemma3_text", "gpt_oss", "llama4_text")
+    )

@@ -62,10 +62,24 @@ def _delta_net(rng: random.Random) -> Config:
 
 
 def _indexed(rng: random.Random) -> Config:
-    return {"q_lora_rank": 12, "index_n_heads": 2, "index_head_dim": 8, "index_topk": 6, "n_group": 1}
+    return {
+        "q_lora_rank": 12,
+        "index_n_heads": 2,
+        "index_head_dim": 8,
+        "index_topk": 6,
+        "n_group": 1,
+    }
 
 
-OWN_HEAD_DIM = ("smollm3", "ernie4_5_moe", "exaone4", "olmoe", "apertus", "phimoe", "granitemoehybrid")
+OWN_HEAD_DIM = (
+    "smollm3",
+    "ernie4_5_moe",
+    "exaone4",
+    "olmoe",
+    "apertus",
+    "phimoe",
+    "granitemoehybrid",
+)
 """Others whose classes take head_dim from hidden_size."""
 
 
@@ -76,7 +90,11 @@ def variant(model_type: str, rng: random.Random) -> Config:
         "glm": {"attention_bias": biased, "partial_rotary_factor": 0.5},
         "smollm3": {"no_rope_layer_interval": 2, "attention_bias": biased, "mlp_bias": not biased}
         | ({**_window(rng), "use_sliding_window": True} if rng.random() < 0.5 else {}),
-        "seed_oss": {"attention_bias": biased, "attention_out_bias": not biased, "mlp_bias": rng.random() < 0.5},
+        "seed_oss": {
+            "attention_bias": biased,
+            "attention_out_bias": not biased,
+            "mlp_bias": rng.random() < 0.5,
+        },
         "ernie4_5": {"use_bias": biased},
         "ernie4_5_moe": {
             "moe_num_experts": 6,
@@ -88,13 +106,25 @@ def variant(model_type: str, rng: random.Random) -> Config:
         },
         "exaone4": {**_window(rng), "sliding_window_pattern": 2}
         if biased
-        else {"sliding_window": None, "layer_types": ["full_attention"] * 5, "num_hidden_layers": 5},
+        else {
+            "sliding_window": None,
+            "layer_types": ["full_attention"] * 5,
+            "num_hidden_layers": 5,
+        },
         "dots1": {
             **_shared(rng),
             "attention_bias": biased,
-            **({**_window(rng), "max_window_layers": 2} if rng.random() < 0.5 else {"sliding_window": None}),
+            **(
+                {**_window(rng), "max_window_layers": 2}
+                if rng.random() < 0.5
+                else {"sliding_window": None}
+            ),
         },
-        "olmoe": {"num_experts": rng.choice((4, 6)), "num_experts_per_tok": 2, "norm_topk_prob": biased},
+        "olmoe": {
+            "num_experts": rng.choice((4, 6)),
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": biased,
+        },
         "ministral3": {
             "rope_parameters": {
                 "rope_type": "yarn",
@@ -108,7 +138,12 @@ def variant(model_type: str, rng: random.Random) -> Config:
         },
         "hunyuan_v1_dense": {
             "attention_bias": biased,
-            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 1.0, "alpha": 50.0},
+            "rope_parameters": {
+                "rope_type": "dynamic",
+                "rope_theta": 10_000.0,
+                "factor": 1.0,
+                "alpha": 50.0,
+            },
         },
         "apertus": {"attention_bias": biased},
         "phimoe": {
@@ -137,7 +172,9 @@ def variant(model_type: str, rng: random.Random) -> Config:
 
 def _block(rng: random.Random, num_heads: int) -> Config:
     """Of DeciLM: attention in groups of its own size or none, a feed-forward of its own width or none."""
-    has_attention, has_mlp = rng.choice(((True, True), (True, True), (True, False), (False, True), (False, False)))
+    has_attention, has_mlp = rng.choice(
+        ((True, True), (True, True), (True, False), (False, True), (False, False))
+    )
     group = rng.choice([size for size in (1, 2, 3) if num_heads % size == 0])
     return {
         "attention": {
@@ -166,10 +203,17 @@ def draw(model_type: str, seed: int) -> Config:
         "mistral": _window(rng) if biased else {"sliding_window": None},
         "ministral": {
             **_window(rng),
-            "layer_types": (["sliding_attention", "full_attention"] * 3)[: base["num_hidden_layers"]],
+            "layer_types": (["sliding_attention", "full_attention"] * 3)[
+                : base["num_hidden_layers"]
+            ],
         },
         "qwen2": {**_window(rng), "use_sliding_window": biased, "max_window_layers": 2},
-        "qwen3": {**_window(rng), "use_sliding_window": biased, "max_window_layers": 2, "attention_bias": not biased},
+        "qwen3": {
+            **_window(rng),
+            "use_sliding_window": biased,
+            "max_window_layers": 2,
+            "attention_bias": not biased,
+        },
         "qwen3_moe": {
             **_experts(rng),
             "decoder_sparse_step": rng.choice((1, 2)),
@@ -185,9 +229,18 @@ def draw(model_type: str, seed: int) -> Config:
         "cohere2": {**_window(rng), "sliding_window_pattern": 2, "attention_bias": biased},
         "olmo2": {"attention_bias": biased},
         "olmo3": _window(rng),
-        "granite": {"attention_multiplier": 0.3, "embedding_multiplier": 3.0, "residual_multiplier": 0.5},
+        "granite": {
+            "attention_multiplier": 0.3,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.5,
+        },
         "glm4": {"attention_bias": biased, "partial_rotary_factor": 0.5},
-        "glm4_moe": {**_shared(rng), "use_qk_norm": biased, "attention_bias": not biased, "partial_rotary_factor": 0.5},
+        "glm4_moe": {
+            **_shared(rng),
+            "use_qk_norm": biased,
+            "attention_bias": not biased,
+            "partial_rotary_factor": 0.5,
+        },
         "minimax_m2": {"num_local_experts": 4, "num_experts_per_tok": 2, "rotary_dim": 4},
         "gpt_oss": {**_window(rng), "num_local_experts": 4, "num_experts_per_tok": 2},
         "llama4_text": {
@@ -211,9 +264,16 @@ def draw(model_type: str, seed: int) -> Config:
         "nemotron-nas": {
             "intermediate_size": None,
             "num_key_value_heads": None,
-            "block_configs": [_block(rng, base["num_attention_heads"]) for _ in range(base["num_hidden_layers"])],
+            "block_configs": [
+                _block(rng, base["num_attention_heads"]) for _ in range(base["num_hidden_layers"])
+            ],
         },
-        "deepseek_v2": {**_latent(rng), "kv_lora_rank": 16, **_shared(rng), "norm_topk_prob": False},
+        "deepseek_v2": {
+            **_latent(rng),
+            "kv_lora_rank": 16,
+            **_shared(rng),
+            "norm_topk_prob": False,
+        },
         "deepseek_v3": {**_latent(rng), **_shared(rng), "attention_bias": biased},
         "glm4_moe_lite": {**_latent(rng), **_shared(rng), "n_group": 1},
         "deepseek_v32": {**_latent(rng), **_shared(rng), **_indexed(rng)},
@@ -221,11 +281,17 @@ def draw(model_type: str, seed: int) -> Config:
         "qwen2_moe": {**_experts(rng), "shared_expert_intermediate_size": 16},
         "qwen3_next": {**_experts(rng), **_delta_net(rng), "shared_expert_intermediate_size": 16},
         "qwen3_5_text": _delta_net(rng),
-        "qwen3_5_moe_text": {**_experts(rng), **_delta_net(rng), "shared_expert_intermediate_size": 16},
+        "qwen3_5_moe_text": {
+            **_experts(rng),
+            **_delta_net(rng),
+            "shared_expert_intermediate_size": 16,
+        },
         "minimax": {
             "num_local_experts": 4,
             "num_experts_per_tok": 2,
-            "layer_types": (["linear_attention", "full_attention"] * 3)[: base["num_hidden_layers"]],
+            "layer_types": (["linear_attention", "full_attention"] * 3)[
+                : base["num_hidden_layers"]
+            ],
         },
         "nemotron_h": {
             "hybrid_override_pattern": rng.choice(("M-M*E", "ME*-M")),
@@ -242,7 +308,17 @@ def draw(model_type: str, seed: int) -> Config:
         },
     }
     config = {**base, **(own[model_type] if model_type in own else variant(model_type, rng))}
-    if model_type in ("qwen2", "phi3", "cohere", "cohere2", "olmo2", "olmo3", "granite", "qwen2_moe", *OWN_HEAD_DIM):
+    if model_type in (
+        "qwen2",
+        "phi3",
+        "cohere",
+        "cohere2",
+        "olmo2",
+        "olmo3",
+        "granite",
+        "qwen2_moe",
+        *OWN_HEAD_DIM,
+    ):
         config = _own_head_dim(config)
     return {"model_type": model_type, **config}
 

@@ -32,18 +32,24 @@ class DeciLMBlock(nn.Module):
         own = copy(config)
         self.self_attn = self.mlp = None
         if not block["attention"]["no_op"]:
-            own.num_key_value_heads = config.num_attention_heads // block["attention"]["n_heads_in_group"]
+            own.num_key_value_heads = (
+                config.num_attention_heads // block["attention"]["n_heads_in_group"]
+            )
             self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
             self.self_attn = LlamaAttention(own, index)
         if not block["ffn"]["no_op"]:
             width = int(2 * block["ffn"]["ffn_mult"] * config.hidden_size / 3)
             own.intermediate_size = width + -width % MULTIPLE
-            self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+            self.post_attention_layernorm = LlamaRMSNorm(
+                config.hidden_size, eps=config.rms_norm_eps
+            )
             self.mlp = LlamaMLP(own)
 
     def forward(self, hidden_states: Tensor, **given: Any) -> Tensor:
         if self.self_attn is not None:
-            hidden_states = hidden_states + self.self_attn(self.input_layernorm(hidden_states), **given)[0]
+            hidden_states = (
+                hidden_states + self.self_attn(self.input_layernorm(hidden_states), **given)[0]
+            )
         if self.mlp is not None:
             hidden_states = hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
         return hidden_states
@@ -55,7 +61,9 @@ class DeciLMForCausalLM(LlamaForCausalLM):
     def __init__(self, config: DeciLMConfig) -> None:
         super().__init__(_small(config))
         self.config = self.model.config = config
-        self.model.layers = nn.ModuleList(DeciLMBlock(config, i) for i in range(config.num_hidden_layers))
+        self.model.layers = nn.ModuleList(
+            DeciLMBlock(config, i) for i in range(config.num_hidden_layers)
+        )
 
 
 def _small(config: DeciLMConfig) -> DeciLMConfig:

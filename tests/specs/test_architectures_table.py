@@ -11,13 +11,15 @@ import pytest
 from typer.testing import CliRunner
 
 from magicdec.cli import app, register_commands
-from magicdec.specs.catalog import ARCHITECTURES_FILE, architecture_facts, model_names
+from magicdec.specs.catalog import ARCHITECTURES_FILE, architecture_facts, model_shapes
 from magicdec.specs.families import ARCHITECTURES
 
 KNOWN = json.loads(ARCHITECTURES_FILE.read_text(encoding="utf-8"))
 
 
-SCRIPT: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "architectures_table.py"))
+SCRIPT: dict[str, Any] = runpy.run_path(
+    str(Path(__file__).parents[2] / "scripts" / "architectures_table.py")
+)
 
 
 def test_the_file_and_the_page_are_up_to_date() -> None:
@@ -29,7 +31,7 @@ def test_the_file_and_the_page_are_up_to_date() -> None:
 
 def test_every_model_of_the_catalog_has_the_parameters_that_transformers_counts() -> None:
     ours = {name: count for row in architecture_facts() for name, count in row.models.items()}
-    assert set(ours) == set(model_names()) - {"embedded"}
+    assert set(ours) == set(model_shapes())
     assert KNOWN["counted"] == ours
 
 
@@ -44,7 +46,9 @@ def test_the_command_lists_every_architecture() -> None:
         register_commands()
     printed = CliRunner().invoke(app, ["models", "--architectures"]).stdout
     assert max(map(len, printed.splitlines())) <= 80
-    rows = json.loads(CliRunner().invoke(app, ["models", "--architectures", "--format", "json"]).stdout)
+    rows = json.loads(
+        CliRunner().invoke(app, ["models", "--architectures", "--format", "json"]).stdout
+    )
     assert {row["architecture"] for row in rows} == set(ARCHITECTURES)
     assert all(name in printed for name in ARCHITECTURES)
     assert all(bool(row["parity_configurations"]) == (row["why_not_run"] is None) for row in rows)

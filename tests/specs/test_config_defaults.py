@@ -30,7 +30,9 @@ def test_no_reader_has_a_default_of_its_own() -> None:
         f"{file.name}:{call.lineno}"
         for file in sorted(folder.glob("*.py"))
         for call in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "raw"
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr == "raw"
         for given in call.keywords
         if file.name not in ("keys.py", "rope.py")
         and not (isinstance(given.value, ast.Constant) and not given.value.value)
@@ -39,12 +41,18 @@ def test_no_reader_has_a_default_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("model_type", READ_BY_TRANSFORMERS)
-def test_every_field_of_a_class_is_read_or_named(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_field_of_a_class_is_read_or_named(
+    model_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A field that no reader asks for, in any drawn configuration, is one that changes nothing."""
     read: set[str] = set()
     monkeypatch.setattr(Keys, "unread", lambda self: read.update(self._read) or [])
     for seed in range(6):
         model_from_hf_config(draw(model_type, seed), name="a", where="a")
     known = fields_of(model_type)
-    left = {key for key in known.fields if key not in read | IRRELEVANT and known.aliases.get(key) not in read}
+    left = {
+        key
+        for key in known.fields
+        if key not in read | IRRELEVANT and known.aliases.get(key) not in read
+    }
     assert left - {"rope_local_base_freq"} == set()

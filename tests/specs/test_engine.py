@@ -16,7 +16,9 @@ def test_every_shipped_profile_loads_under_its_own_name(name: str) -> None:
 
 
 def test_a_saved_profile_reads_back_equal(tmp_path: Path) -> None:
-    profile = EngineProfile(name="mine", layer_overhead_s=1.5e-5, sampling_s_per_element=3e-10, sources={"a": "b"})
+    profile = EngineProfile(
+        name="mine", layer_overhead_s=1.5e-5, sampling_s_per_element=3e-10, sources={"a": "b"}
+    )
     save_engine(profile, tmp_path / "mine.toml")
     assert load_engine(tmp_path / "mine.toml") == profile
 
@@ -46,9 +48,14 @@ def test_a_bad_file_is_refused_naming_file_and_key(tmp_path: Path, text: str, na
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("magicdec-2025", "magicdec-2024"), ("./nowhere.toml", r"cannot read engine profile nowhere.toml")],
+    [
+        ("magicdec-2025", "magicdec-2024"),
+        ("./nowhere.toml", r"cannot read engine profile nowhere.toml"),
+    ],
 )
-def test_an_unknown_name_gets_the_nearest_and_a_missing_file_one_line(name: str, message: str) -> None:
+def test_an_unknown_name_gets_the_nearest_and_a_missing_file_one_line(
+    name: str, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         load_engine(name)
 

@@ -13,7 +13,9 @@ from magicdec.errors import ConfigError
 from magicdec.perfmodel.kernels.base import Fit
 from magicdec.perfmodel.kernels.gemm import GemmCurve
 from magicdec.perfmodel.kernels.profile import (
+    Devices,
     HardwareProfile,
+    counted,
     hardware_names,
     load_hardware,
     save_hardware,
@@ -30,6 +32,10 @@ DATASHEETS = {
     "gb200-nvl72": (189, 8000, 2500), "l40s-48gb": (48, 864, 362), "l40-48gb": (48, 864, 181),
     "l4-24gb": (24, 300, 121), "a10g-24gb": (24, 600, 70), "a40-48gb": (48, 696, 149.7),
     "rtx-a6000-48gb": (48, 768, 154.8), "rtx-4090-24gb": (24, 1008, 165), "mi300x-192gb": (192, 5300, 1307),
+    "h20-sxm-96gb": (96, 4000, 148), "h100-nvl-94gb": (94, 3900, 835), "b300-sxm-288gb": (288, 7750, 2250),
+    "gb300-nvl72": (288, 8000, 2500), "rtx-5090-32gb": (32, 1792, 209.5), "rtx-pro-6000-96gb": (96, 1792, 467.8),
+    "rtx-3090-24gb": (24, 936, 71), "l20-48gb": (48, 864, 119.5), "mi325x-256gb": (256, 6000, 1307),
+    "mi355x-288gb": (288, 8000, 2517), "gb10-128gb": (128, 273, 125),
 }  # fmt: skip
 
 
@@ -56,7 +62,14 @@ def test_every_device_of_the_catalog_has_its_datasheet_values():
 def test_every_number_of_the_catalog_names_its_source():
     for name in hardware_names():
         sources = load_hardware(name).sources
-        for key in ("memory_bytes", "memory_bytes_per_s", "flops_per_s", "num_multiprocessors", "l2_bytes", "link"):
+        for key in (
+            "memory_bytes",
+            "memory_bytes_per_s",
+            "flops_per_s",
+            "num_multiprocessors",
+            "l2_bytes",
+            "link",
+        ):
             assert re.match(r"(datasheet|measured)", sources[key]), (name, key)
         assert "compared" in sources["checked"], name
         if not name.endswith("-measured"):
@@ -66,10 +79,46 @@ def test_every_number_of_the_catalog_names_its_source():
 
 @pytest.mark.parametrize(
     ("alias", "name"),
-    [("h100", "h100-sxm-80gb"), ("H200", "h200-sxm-141gb"), ("a100", "a100-sxm-80gb"), ("4090", "rtx-4090-24gb")],
+    [
+        ("h100", "h100-sxm-80gb"),
+        ("H200", "h200-sxm-141gb"),
+        ("a100", "a100-sxm-80gb"),
+        ("4090", "rtx-4090-24gb"),
+        ("4xh100", "h100-sxm-80gb"),
+        ("2x8xH200", "h200-sxm-141gb"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm-80gb"),
+        ("NVIDIA H100 NVL", "h100-nvl-94gb"),
+        ("NVIDIA A100-SXM4-80GB", "a100-sxm-80gb"),
+        ("NVIDIA A100 80GB PCIe", "a100-pcie-80gb"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090-24gb"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000-96gb"),
+        ("NVIDIA B300", "b300-sxm-288gb"),
+        ("NVIDIA GB10", "gb10-128gb"),
+        ("NVIDIA L40S", "l40s-48gb"),
+        ("AMD Instinct MI355X", "mi355x-288gb"),
+        ("rtx_5090", "rtx-5090-32gb"),
+    ],
 )
 def test_aliases_and_capital_letters_find_a_device(alias, name):
     assert load_hardware(alias).name == name
+
+
+def test_a_number_in_front_of_a_device_is_its_count_and_that_of_a_node():
+    assert counted("h100") == Devices("h100")
+    assert counted("4xH100") == Devices("h100", num_gpus=4)
+    assert counted("2x8xh200") == Devices("h200", num_gpus=16, num_gpus_per_node=8)
+    assert load_hardware("4x4xh200").link.num_gpus_per_node == 4
+    assert counted("8 x NVIDIA B200").num_gpus == 8
+    assert counted("3090") == Devices("3090")
+
+
+def test_a_gpu_without_its_multiprocessors_is_refused(tmp_path):
+    (tmp_path / "mine.toml").write_text(
+        'name = "mine"\nkind = "gpu"\nmemory_bytes = 48e9\nmemory_bytes_per_s = 864e9\n'
+        "[flops_per_s]\nbf16 = 362e12\n[link]\nbytes_per_s = 32e9\n"
+    )
+    with pytest.raises(ConfigError, match="num_multiprocessors"):
+        load_hardware(tmp_path / "mine.toml")
 
 
 def test_an_unmeasured_device_borrows_curves_with_a_wider_error():
@@ -148,7 +197,9 @@ def test_a_file_that_changed_is_read_anew(tmp_path):
         save_hardware(msgspec.structs.replace(local_profile(), memory_bytes=memory_bytes), device)
         save_engine(msgspec.structs.replace(load_engine("ours"), gemm_factor=factor), engine)
         save_profile(constant_profile(rate), law)
-        rates = load_profile(law).conditional_rates(budget=np.array([512]), context=4096, gamma_max=1)
+        rates = load_profile(law).conditional_rates(
+            budget=np.array([512]), context=4096, gamma_max=1
+        )
         models = load_model_spec(str(model)), load_model_spec(str(model.parent))
         profiles = load_hardware(device).memory_bytes, load_engine(engine).gemm_factor
         found.append((*profiles, round(float(np.ravel(rates)[0]), 2)))
@@ -156,7 +207,9 @@ def test_a_file_that_changed_is_read_anew(tmp_path):
     assert found == [(1e10, 1.5, 0.5), (2e10, 2.5, 0.7)]
 
 
-@pytest.mark.parametrize(("name", "named"), [("h100-sxm-80g", "h100-sxm-80gb"), ("nowhere.toml", r"nowhere\.toml")])
+@pytest.mark.parametrize(
+    ("name", "named"), [("h100-sxm-80g", "h100-sxm-80gb"), ("nowhere.toml", r"nowhere\.toml")]
+)
 def test_an_unknown_device_names_the_nearest_and_a_missing_file_is_named(name, named):
     with pytest.raises(ConfigError, match=named):
         load_hardware(name)

@@ -15,7 +15,9 @@ from magicdec.specs.catalog import MODELS_DIRECTORY, load_model_spec
 from magicdec.specs.hf_config import model_from_hf_config
 
 
-def dense(hidden: int, width: int, layers: int, heads: int, kv_heads: int, vocab: int, **more: Any) -> dict[str, Any]:
+def dense(
+    hidden: int, width: int, layers: int, heads: int, kv_heads: int, vocab: int, **more: Any
+) -> dict[str, Any]:
     return {
         "hidden_size": hidden, "intermediate_size": width, "num_hidden_layers": layers, "num_attention_heads": heads,
         "num_key_value_heads": kv_heads, "vocab_size": vocab, "max_position_embeddings": 32768, **more,
@@ -23,7 +25,8 @@ def dense(hidden: int, width: int, layers: int, heads: int, kv_heads: int, vocab
 
 
 @pytest.mark.parametrize(
-    ("model_type", "near"), [("kimi_linear", "kimi_k2"), ("gemma3n", "gemma3"), ("longcat_flash", ""), ("xyz", "")]
+    ("model_type", "near"),
+    [("kimi_linear", "kimi_k2"), ("gemma3n", "gemma3"), ("longcat_flash", ""), ("xyz", "")],
 )
 def test_an_architecture_that_is_not_known_is_refused_with_the_nearest_and_what_to_do(
     model_type: str, near: str
@@ -31,13 +34,18 @@ def test_an_architecture_that_is_not_known_is_refused_with_the_nearest_and_what_
     with pytest.raises(ConfigError) as refusal:
         model_from_hf_config({"model_type": model_type}, name="a", where="config.json")
     line = str(refusal.value)
-    assert f"config.json: model_type '{model_type}' is not known; the nearest by name is '{near}" in line
+    assert (
+        f"config.json: model_type '{model_type}' is not known; the nearest by name is '{near}"
+        in line
+    )
     assert "docs/extending.md" in line
     assert len(line) < 300
     assert "\n" not in line
 
 
-@pytest.mark.parametrize(("file", "name"), [("config.json", "mine"), ("qwen.json", "qwen"), (".", "mine")])
+@pytest.mark.parametrize(
+    ("file", "name"), [("config.json", "mine"), ("qwen.json", "qwen"), (".", "mine")]
+)
 def test_a_file_without_a_name_has_that_of_its_directory_or_its_own(
     file: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -45,7 +53,9 @@ def test_a_file_without_a_name_has_that_of_its_directory_or_its_own(
     directory = tmp_path / "mine"
     directory.mkdir()
     for each in ("config.json", "qwen.json"):
-        (directory / each).write_text((MODELS_DIRECTORY / "qwen3-8b.json").read_text(encoding="utf-8"))
+        (directory / each).write_text(
+            (MODELS_DIRECTORY / "qwen3-8b.json").read_text(encoding="utf-8")
+        )
     monkeypatch.chdir(directory)
     assert load_model_spec(file).name == name
 
@@ -67,14 +77,27 @@ def sparse(model_type: str, **more: Any) -> dict[str, Any]:
 
 VALID: dict[str, tuple[dict[str, Any], str]] = {
     "windows of a size, in no layer": (
-        dense(64, 96, 4, 4, 4, 128, model_type="gemma2", sliding_window=16, layer_types=["full_attention"] * 4),
+        dense(
+            64,
+            96,
+            4,
+            4,
+            4,
+            128,
+            model_type="gemma2",
+            sliding_window=16,
+            layer_types=["full_attention"] * 4,
+        ),
         "4 full, 4 mlp",
     ),
     "experts in every layer of deepseek_v2": (
         sparse("deepseek_v2", first_k_dense_replace=0),
         "4 latent, 4 2 of 8 experts",
     ),
-    "experts in every layer of glm4_moe": (sparse("glm4_moe", first_k_dense_replace=0), "4 full, 4 2 of 8 experts"),
+    "experts in every layer of glm4_moe": (
+        sparse("glm4_moe", first_k_dense_replace=0),
+        "4 full, 4 2 of 8 experts",
+    ),
     "dense layers that the class counts": (sparse("kimi_k2"), "4 latent, 3 mlp, 1 2 of 8 experts"),
 }
 """Configurations that transformers loads, and their layers."""
@@ -93,7 +116,9 @@ def test_attention_to_chunks_is_planned_up_to_their_length_with_a_note(tmp_path:
     config |= {"max_position_embeddings": 1010000, "dual_chunk_attention_config": chunks}
     file = tmp_path / "qwen2.5-14b-1m.json"
     file.write_text(json.dumps(config))
-    request = PlanRequest(model=str(file), batch_sizes=(8,), context_lens=(131072,), acceptance_rate=0.8)
+    request = PlanRequest(
+        model=str(file), batch_sizes=(8,), context_lens=(131072,), acceptance_rate=0.8
+    )
     assert any("beyond 262144 tokens, is not modelled" in note for note in plan(request).notes)
     with pytest.raises(CapacityError, match="reads at most 262144 tokens"):
         plan(msgspec.structs.replace(request, context_lens=(300000,)))

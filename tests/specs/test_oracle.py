@@ -84,7 +84,11 @@ def test_windows_are_where_transformers_has_them() -> None:
     for model_type in READ_BY_TRANSFORMERS:
         config = draw(model_type, 0)
         spec = model_from_hf_config(config, name=model_type, where=model_type)
-        masks = {"window": "sliding_attention", "chunk": "chunked_attention", "full": "full_attention"}
+        masks = {
+            "window": "sliding_attention",
+            "chunk": "chunked_attention",
+            "full": "full_attention",
+        }
         ours = [masks[each.mixer.mask] for each in spec.layers if isinstance(each.mixer, Attention)]
         theirs = getattr(their_config(config), "layer_types", None)
         if theirs is not None:

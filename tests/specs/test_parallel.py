@@ -53,23 +53,33 @@ def test_a_plan_offers_the_sizes_that_its_engine_runs(engine: str, sizes: list[i
     for num_gpus in (1, 2, 3, 4, 6, 12):
         asked = PlanRequest(tp_size=num_gpus)
         with contextlib.suppress(ConfigError):
-            found += layouts(asked, load_model_spec("llama-68m"), load_hardware("a100"), load_engine(engine))[
-                0
-            ].tp_sizes
+            found += layouts(
+                asked, load_model_spec("llama-68m"), load_hardware("a100"), load_engine(engine)
+            )[0].tp_sizes
     assert found == sizes
 
 
 def test_a_vocabulary_is_padded_before_it_is_divided() -> None:
-    model = msgspec.structs.replace(load_model_spec("llama-3.1-8b"), vocab_size=49_155)  # Granite's: odd
+    model = msgspec.structs.replace(
+        load_model_spec("llama-3.1-8b"), vocab_size=49_155
+    )  # Granite's: odd
     assert valid_tp_sizes(model, 8) == [1]
     assert valid_tp_sizes(model, 8, vocabulary_multiple=64) == [1, 2, 4, 8]
 
 
 @pytest.mark.parametrize(
     ("layers", "pp", "stages"),
-    [(126, 2, (63, 63)), (61, 2, (31, 30)), (61, 4, (15, 15, 16, 15)), (80, 3, (27, 27, 26)), (5, 5, (1,) * 5)],
+    [
+        (126, 2, (63, 63)),
+        (61, 2, (31, 30)),
+        (61, 4, (15, 15, 16, 15)),
+        (80, 3, (27, 27, 26)),
+        (5, 5, (1,) * 5),
+    ],
 )
-def test_stages_are_even_with_fewer_layers_beside_the_tables(layers: int, pp: int, stages: tuple[int, ...]) -> None:
+def test_stages_are_even_with_fewer_layers_beside_the_tables(
+    layers: int, pp: int, stages: tuple[int, ...]
+) -> None:
     """As vLLM's get_pp_indices, by its own description."""
     spread = Parallelism(pp=pp)
     assert spread.stage_layers(layers) == stages

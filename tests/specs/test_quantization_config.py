@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.memory import weights_bytes
+from magicdec.perfmodel.footprint import weights_bytes
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.hf_config import READERS, model_from_hf_config
 from magicdec.specs.precision import Precision
@@ -25,11 +25,16 @@ PUBLISHED_GIB = {"gpt-oss-120b": 60.8, "gpt-oss-20b": 12.8}
 
 
 def quantization(value: Any) -> Quantization | None:
-    return model_from_hf_config({**LLAMA, "quantization_config": value}, name="m", where="config.json").quantization
+    return model_from_hf_config(
+        {**LLAMA, "quantization_config": value}, name="m", where="config.json"
+    ).quantization
 
 
 def group(bits: int, targets: list[str], **weights: Any) -> dict[str, Any]:
-    return {"targets": targets, "weights": {"num_bits": bits, "type": "int", "symmetric": True, **weights}}
+    return {
+        "targets": targets,
+        "weights": {"num_bits": bits, "type": "int", "symmetric": True, **weights},
+    }
 
 
 @pytest.mark.parametrize("name", PUBLISHED_GIB)
@@ -42,7 +47,10 @@ def test_a_checkpoint_is_as_large_as_its_publisher_says(name: str) -> None:
 def test_parts_have_the_format_of_most_of_their_weights() -> None:
     """A first layer that is left in 16 bits counts for its bytes, not for the format."""
     found = quantization(
-        {"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["model.layers.0.mlp", "self_attn", "lm_head"]}
+        {
+            "quant_method": "fbgemm_fp8",
+            "modules_to_not_convert": ["model.layers.0.mlp", "self_attn", "lm_head"],
+        }
     )
     assert [part.dtype for part in (found.mixer, found.mlp, found.head)] == ["bf16", "fp8", "bf16"]
     down, up = 1 + 4 / 512, 1 + 4 / 256  # an fp32 scale per row
@@ -55,7 +63,12 @@ def test_groups_of_one_configuration_have_formats_of_their_own() -> None:
         "b": group(4, ["Linear"], strategy="group", group_size=32),
     }
     found = quantization(
-        {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups, "ignore": []}
+        {
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized",
+            "config_groups": groups,
+            "ignore": [],
+        }
     )
     assert [part.dtype for part in (found.mixer, found.mlp, found.head)] == ["int8", "int4", "int4"]
     assert found.weight_dtype == "int4"
@@ -75,14 +88,23 @@ def test_groups_of_one_configuration_have_formats_of_their_own() -> None:
         ("re:.*mlp\\.(gate|up|gate_up|down)_proj.*", "model.layers.1.mlp.experts.3.up_proj", False),
     ],
 )
-def test_patterns_name_modules_as_their_libraries_read_them(pattern: str, module: str, is_named: bool) -> None:
+def test_patterns_name_modules_as_their_libraries_read_them(
+    pattern: str, module: str, is_named: bool
+) -> None:
     assert matches(pattern, module) == is_named
 
 
 def test_a_method_that_is_not_known_is_refused_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"gptqq.*gptq"):
         quantization({"quant_method": "gptqq"})
-    for value in (3, [], {}, {"quant_method": ["gptq"]}, {"quant_algo": "FP7"}, {"quant_method": "gptq", "bits": 3}):
+    for value in (
+        3,
+        [],
+        {},
+        {"quant_method": ["gptq"]},
+        {"quant_algo": "FP7"},
+        {"quant_method": "gptq", "bits": 3},
+    ):
         with pytest.raises(ConfigError) as refusal:
             quantization(value)
         assert len(str(refusal.value).splitlines()) == 1
@@ -91,7 +113,9 @@ def test_a_method_that_is_not_known_is_refused_with_the_nearest() -> None:
 ODD = (None, True, -7, 0, 1.5, "", "x", "re:(", [], [None], ["re:("], {}, {"a": None})
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in FIXTURES.iterdir() if path.name != "kimi-k2.5"))
+@pytest.mark.parametrize(
+    "name", sorted(path.name for path in FIXTURES.iterdir() if path.name != "kimi-k2.5")
+)
 def test_odd_values_are_read_or_refused_in_one_line(name: str) -> None:
     """Each key of a real configuration, and of what is inside it, with each odd value."""
     value = json.loads((FIXTURES / name / "config.json").read_text())["quantization_config"]

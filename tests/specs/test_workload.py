@@ -36,7 +36,9 @@ def test_the_tail_lies_between_the_mean_and_the_longest_and_shrinks_with_the_bat
 
 
 def test_formats_agree(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text('{"requests": [{"prompt_len": 10, "gen_len": 5, "weight": 2}]}')
+    (tmp_path / "a.json").write_text(
+        '{"requests": [{"prompt_len": 10, "gen_len": 5, "weight": 2}]}'
+    )
     (tmp_path / "a.toml").write_text("[[requests]]\nprompt_len = 10\ngen_len = 5\nweight = 2.0\n")
     (tmp_path / "a.csv").write_text("prompt_len,gen_len,weight\n10,5,2\n")
     loaded = [load_workload(tmp_path / f"a.{suffix}") for suffix in ("json", "toml", "csv")]

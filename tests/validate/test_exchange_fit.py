@@ -11,7 +11,9 @@ import pytest
 from magicdec.perfmodel.kernels.links import ExchangeCurve
 from magicdec.perfmodel.kernels.profile import load_hardware
 
-SCRIPT: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "fit_exchange.py"))
+SCRIPT: dict[str, Any] = runpy.run_path(
+    str(Path(__file__).parents[2] / "scripts" / "fit_exchange.py")
+)
 TABLES: dict[str, Any] = SCRIPT["tables"]()
 
 
@@ -29,4 +31,7 @@ def test_the_catalog_meets_the_measured_exchanges(device: str, rows: int, error:
 def test_a_number_of_ranks_over_infiniband_is_met_by_a_fit_to_the_others(ranks: int) -> None:
     hw = load_hardware("h100-sxm-80gb")
     kept, left_out = SCRIPT["without"](TABLES["h100-sxm-80gb"], ranks)
-    assert SCRIPT["mean_error"](hw, SCRIPT["fitted"](hw, kept), left_out) <= ExchangeCurve.of(hw).fit.error + 0.001
+    assert (
+        SCRIPT["mean_error"](hw, SCRIPT["fitted"](hw, kept), left_out)
+        <= ExchangeCurve.of(hw).fit.error + 0.001
+    )

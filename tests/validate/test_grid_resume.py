@@ -21,7 +21,13 @@ from magicdec.perfmodel.acceptance import constant_profile
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.records import UNFINISHED, Record, read_records
 from magicdec.specs.engine import load_engine
-from magicdec.validate.grid import GridSpec, freeze_predictions, load_grid, prediction_note, run_grid
+from magicdec.validate.grid import (
+    GridSpec,
+    freeze_predictions,
+    load_grid,
+    prediction_note,
+    run_grid,
+)
 
 NUM_POINTS = 2 * 3
 
@@ -32,12 +38,18 @@ def run(file: Path) -> None:
         dtype="float32",
     )  # fmt: skip
     law = constant_profile(0.8, model="embedded", draft_method="streamingllm")
-    profile = LocalProfile(hardware=load_hardware("a100-sxm-80gb"), engine=load_engine("ours"), acceptance=(law,))
+    profile = LocalProfile(
+        hardware=load_hardware("a100-sxm-80gb"), engine=load_engine("ours"), acceptance=(law,)
+    )
     run_grid(grid, profile=profile, records=file)
 
 
 def measured(file: Path) -> list[Record]:
-    return [record for record in read_records(file) if record.source == "measured"] if file.exists() else []
+    return (
+        [record for record in read_records(file) if record.source == "measured"]
+        if file.exists()
+        else []
+    )
 
 
 @pytest.mark.slow
@@ -59,7 +71,10 @@ def test_a_killed_grid_resumes_without_losing_or_doubling_a_point(tmp_path: Path
     after = read_records(file)
     assert after[: len(before)] == before
     assert set(Counter((record.source, record.key) for record in after).values()) == {1}
-    assert Counter(record.source for record in after) == {"calibrated": NUM_POINTS, "measured": NUM_POINTS}
+    assert Counter(record.source for record in after) == {
+        "calibrated": NUM_POINTS,
+        "measured": NUM_POINTS,
+    }
     assert all(record.reference_s and record.compute_reference_s for record in measured(file))
     sources = [record.source for record in after]
     assert sources == sorted(sources)  # every prediction is written before the first measurement
@@ -69,7 +84,9 @@ GRID_FILE = Path(__file__).resolve().parents[2] / "docs" / "grid.toml"
 
 
 def test_a_profile_without_the_acceptance_of_a_method_is_a_one_line_error(tmp_path: Path) -> None:
-    profile = LocalProfile(hardware=load_hardware("a100-sxm-80gb"), engine=load_engine("ours"), acceptance=())
+    profile = LocalProfile(
+        hardware=load_hardware("a100-sxm-80gb"), engine=load_engine("ours"), acceptance=()
+    )
     with pytest.raises(ConfigError, match="profile-acceptance --draft-method streamingllm"):
         freeze_predictions(list(load_grid(GRID_FILE).requests()), profile, tmp_path / "grid.jsonl")
 
@@ -103,7 +120,9 @@ def test_a_broken_threshold_is_refused_naming_it(tmp_path: Path, line: str, name
 
 def frozen(records: Path, *, rate: float = 0.8) -> list[Record]:
     law = constant_profile(rate, model="embedded", draft_method="streamingllm")
-    hardware = msgspec.structs.replace(load_hardware("a100-sxm-80gb"), reference_s=0.01, compute_reference_s=0.02)
+    hardware = msgspec.structs.replace(
+        load_hardware("a100-sxm-80gb"), reference_s=0.01, compute_reference_s=0.02
+    )
     profile = LocalProfile(hardware=hardware, engine=load_engine("ours"), acceptance=(law,))
     grid = GridSpec(cases=((4, 1024), (64, 4096)), draft_budgets=(64,), gammas=(1, 3))
     return freeze_predictions(list(grid.requests()), profile, records)
@@ -117,8 +136,12 @@ def test_predictions_are_frozen_with_what_their_normalisation_needs(tmp_path: Pa
         assert (record.reference_s, record.compute_reference_s) == (0.01, 0.02)
         shares = record.memory_shares or {}
         assert 0.0 <= shares["autoregressive_step_s"] <= 1.01
-    small, large = (next(r for r in predicted if r.batch_size == batch and not r.gamma) for batch in (4, 64))
-    assert (small.memory_shares or {})["autoregressive_step_s"] < (large.memory_shares or {})["autoregressive_step_s"]
+    small, large = (
+        next(r for r in predicted if r.batch_size == batch and not r.gamma) for batch in (4, 64)
+    )
+    assert (small.memory_shares or {})["autoregressive_step_s"] < (large.memory_shares or {})[
+        "autoregressive_step_s"
+    ]
 
 
 def test_another_profile_does_not_change_frozen_predictions_and_says_so(tmp_path: Path) -> None:
@@ -139,8 +162,17 @@ def test_acceptance_of_another_temperature_is_used_with_a_warning(tmp_path: Path
     law = msgspec.structs.replace(
         constant_profile(0.8, model="embedded", draft_method="streamingllm"), temperature=1.0
     )  # fmt: skip
-    profile = LocalProfile(hardware=load_hardware("a100-sxm-80gb"), engine=load_engine("ours"), acceptance=(law,))
-    grid = GridSpec(cases=((1, 64),), draft_budgets=(32,), gammas=(1,), gen_len=4, repetitions=1, temperatures=(0.0,))
+    profile = LocalProfile(
+        hardware=load_hardware("a100-sxm-80gb"), engine=load_engine("ours"), acceptance=(law,)
+    )
+    grid = GridSpec(
+        cases=((1, 64),),
+        draft_budgets=(32,),
+        gammas=(1,),
+        gen_len=4,
+        repetitions=1,
+        temperatures=(0.0,),
+    )
     with pytest.warns(UserWarning, match=r"measured at temperature 1; predictions at 0 use it"):
         run = run_grid(grid, profile=profile, records=tmp_path / "grid.jsonl")
     assert [record.gamma for record in run.measured] == [0, 1]
@@ -150,6 +182,8 @@ def test_acceptance_of_another_temperature_is_used_with_a_warning(tmp_path: Path
 def test_shipped_predictions_are_what_was_committed_to(name: str) -> None:
     """Each predicted row still has the hash that was written before the first measurement."""
     records = read_records(Path(__file__).resolve().parents[2] / "results" / f"{name}.jsonl")
-    predicted = [each for each in records if each.notes and each.notes[0].startswith("prediction sha256")]
+    predicted = [
+        each for each in records if each.notes and each.notes[0].startswith("prediction sha256")
+    ]
     assert len(predicted) in (15, 135)
     assert all(each.notes == [prediction_note(each)] for each in predicted)

@@ -13,14 +13,22 @@ from magicdec.commands.validate import app
 from magicdec.counts import expected_tokens_per_step
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.step import step_terms
-from magicdec.validate.pairs import REQUEST_SPREAD, PairRow, median_request, predict_pairs, validate_pairs
+from magicdec.validate.pairs import (
+    REQUEST_SPREAD,
+    PairRow,
+    median_request,
+    predict_pairs,
+    validate_pairs,
+)
 from magicdec.validate.rows import published, read_rows
 
 HEADER = (
     "source,model,hardware,engine,engine_version,tp,concurrency,prompt_len,output_len,draft,draft_detail,gamma,"
     "tokens_per_step,weight_dtype,kv_dtype,unit,baseline,speculative,note"
 )
-LINE = "mine run 1,llama-3.1-8b,h100,vllm,0.24.0,1,8,1024,256,eagle3,,3,2.5,bf16,bf16,tok_s,800,1200,"
+LINE = (
+    "mine run 1,llama-3.1-8b,h100,vllm,0.24.0,1,8,1024,256,eagle3,,3,2.5,bf16,bf16,tok_s,800,1200,"
+)
 
 
 def write(path: Path, *lines: str) -> Path:
@@ -39,13 +47,21 @@ def test_the_shipped_sample_is_judged_whole():
 def test_errors_are_of_predicted_over_measured_speedups(tmp_path):
     (pair,), _ = read_rows([write(tmp_path / "one.csv", LINE)], PairRow)
     speedup = float(predict_pairs([pair], [2.5]).speedup[0])
-    lines = [LINE.replace("800,1200", f"800,{800 * speedup * factor:.9g}") for factor in (0.8, 1.0, 2.0)]
+    lines = [
+        LINE.replace("800,1200", f"800,{800 * speedup * factor:.9g}") for factor in (0.8, 1.0, 2.0)
+    ]
     (group,) = [
-        group for group in validate_pairs([write(tmp_path / "x.csv", *lines)])["groups"] if "all/" not in group["name"]
+        group
+        for group in validate_pairs([write(tmp_path / "x.csv", *lines)])["groups"]
+        if "all/" not in group["name"]
     ]
     assert group["rows"] == 3
     assert group["mape"] == pytest.approx((0.25 + 0.0 + 0.5) / 3, rel=1e-6)
-    assert {"source": "mine", "model": "llama-3.1-8b", "compared": "whole requests"}.items() <= group.items()
+    assert {
+        "source": "mine",
+        "model": "llama-3.1-8b",
+        "compared": "whole requests",
+    }.items() <= group.items()
 
 
 @pytest.mark.parametrize(
@@ -80,7 +96,7 @@ def test_a_bad_row_is_one_line_and_leaves_the_others(tmp_path, old, new, match):
         ({"eagle3,": "streamingllm,7 % of KV"}, ("llama-3.1-8b", "self", "streamingllm", "bf16")),
         (
             {"llama-3.1-8b": "llama-3.3-70b", "eagle3,": "draft_model,Llama-3.1-8B-Instruct"},
-            ("llama-3.1-70b", "llama-3.1-8b", "full", "bf16"),
+            ("llama-3.3-70b", "llama-3.1-8b", "full", "bf16"),
         ),
         ({"gpt": "gpt", "llama-3.1-8b": "openai/gpt-oss-120b", ",bf16,bf16": ",fp4,fp8"},
          ("gpt-oss-120b", "eagle3", "eagle3", "mxfp4")),
@@ -94,26 +110,41 @@ def test_names_are_read_as_sources_write_them(tmp_path, changes, expected):
     assert not refused
     setup = pair.setup
     spec = setup.speculation
-    assert (setup.model.name, spec.draft, spec.draft_method, setup.precision.weight_dtype) == expected
+    assert (
+        setup.model.name,
+        spec.draft,
+        spec.draft_method,
+        setup.precision.weight_dtype,
+    ) == expected
 
 
 def test_lengths_that_a_row_leaves_out_are_those_of_the_workload_that_it_names(tmp_path):
     without = LINE.replace(",1024,256,", ",,,")
     lines = (without + "ShareGPT; greedy", without + "chat", LINE + "ShareGPT")
     pairs, _ = read_rows([write(tmp_path / "x.csv", *lines)], PairRow)
-    assert [(pair.prompt_len, pair.output_len) for pair in pairs] == [(217, 186), (512, 256), (1024, 256)]
+    assert [(pair.prompt_len, pair.output_len) for pair in pairs] == [
+        (217, 186),
+        (512, 256),
+        (1024, 256),
+    ]
 
 
 def test_the_regret_is_of_the_gamma_that_is_predicted_best(tmp_path):
     gammas, tokens = (1, 3, 7), (1.7, 2.5, 2.9)
-    lines = [LINE.replace(",3,2.5,", f",{gamma},{each},") for gamma, each in zip(gammas, tokens, strict=True)]
+    lines = [
+        LINE.replace(",3,2.5,", f",{gamma},{each},")
+        for gamma, each in zip(gammas, tokens, strict=True)
+    ]
     pairs, _ = read_rows([write(tmp_path / "x.csv", *lines)], PairRow)
     chosen = int(np.argmax(predict_pairs(pairs, tokens).speedup))
     speedups = [1.0, 1.0, 1.0]
     speedups[chosen] = 1.6
     better = (chosen + 1) % 3
     speedups[better] = 2.0
-    lines = [line.replace("800,1200", f"800,{800 * each}") for line, each in zip(lines, speedups, strict=True)]
+    lines = [
+        line.replace("800,1200", f"800,{800 * each}")
+        for line, each in zip(lines, speedups, strict=True)
+    ]
     choice = validate_pairs([write(tmp_path / "y.csv", *lines)])["choice"]
     assert choice["cells"] == 1
     assert choice["plan"] == pytest.approx(0.2)
@@ -157,8 +188,64 @@ def test_the_command_prints_groups_and_what_was_skipped(tmp_path):
     result = CliRunner().invoke(app, ["pairs", str(path), "--format", "json"])
     assert result.exit_code == 0
     document = json.loads(result.stdout)
-    assert set(document) == {"groups", "choice", "refused"}
-    assert {"rows", "mape", "bias", "p90", "coverage", "sign", "baseline_mape", "speculative_mape"} <= set(
-        document["groups"][0]
-    )
+    assert set(document) == {"groups", "choice", "assumed", "refused"}
+    assert {
+        "rows",
+        "mape",
+        "bias",
+        "p90",
+        "coverage",
+        "sign",
+        "baseline_mape",
+        "speculative_mape",
+    } <= set(document["groups"][0])
     assert "h1000" in result.stderr
+
+
+LOOKUP_HEADER = (
+    "source,model,hardware,engine,engine_version,tp,concurrency,prompt_len,output_len,draft,gamma,"
+    "tokens_per_step,drafted_share,tokens_per_drafted_step,unit,baseline,speculative\n"
+)
+LOOKUP = "s,llama-3.1-8b,h100-sxm-80gb,vllm,{version},1,{users},2000,200,ngram,5,{tokens},tok_s,100,150\n"
+
+
+def lookup_rows(tmp_path: Path, *tokens: str, users: str = "8", version: str = "0.32") -> list:
+    path = tmp_path / "lookups.csv"
+    lines = [LOOKUP.format(tokens=each, users=users, version=version) for each in tokens]
+    path.write_text(LOOKUP_HEADER + "".join(lines))
+    rows, refused = read_rows([path], PairRow)
+    assert refused == []
+    return rows
+
+
+def test_two_of_the_three_figures_of_a_look_up_give_the_third(tmp_path: Path) -> None:
+    """3.31 tokens in drafted steps, 2.18 in all: 51 % of the steps had a draft."""
+    both, share, counted = lookup_rows(tmp_path, "2.18,,3.31", "2.18,0.51,", ",0.51,3.31")
+    assert both.share == pytest.approx(1.18 / 2.31)
+    assert share.share == 0.51
+    assert counted.tokens_per_step == pytest.approx(1.0 + 0.51 * 2.31)
+
+
+def test_steps_without_a_draft_verify_one_token(tmp_path: Path) -> None:
+    """At equal tokens per step, fewer drafted steps verify fewer tokens: a faster step."""
+    rows = lookup_rows(tmp_path, "1.6,1.0,", "1.6,0.4,", users="64")
+    predicted = predict_pairs(rows, [1.6, 1.6])
+    assert predicted.speedup[1] > predicted.speedup[0]
+
+
+def test_a_look_up_without_its_share_is_judged_and_named(tmp_path: Path) -> None:
+    lookup_rows(tmp_path, "1.6,,", users="", version="patched")
+    answer = validate_pairs([tmp_path / "lookups.csv"])
+    assert answer["groups"]
+    (line,) = answer["assumed"]
+    assert "one user" in line
+    assert "patched of vllm read as the newest" in line
+    assert "drafted share" in line
+
+
+@pytest.mark.parametrize("tokens", ["1.6,0,", "1.6,1.2,", "1.6,,9"])
+def test_a_share_that_cannot_be_is_refused(tmp_path: Path, tokens: str) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text(LOOKUP_HEADER + LOOKUP.format(tokens=tokens, users="1", version="0.32"))
+    with pytest.raises(ConfigError, match="drafted"):
+        read_rows([path], PairRow)

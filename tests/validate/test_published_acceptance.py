@@ -10,7 +10,12 @@ import pytest
 from magicdec.counts import survival
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance.law import Law
-from magicdec.validate.published_acceptance import Observation, fit_cells, split_rows, validate_acceptance
+from magicdec.validate.published_acceptance import (
+    Observation,
+    fit_cells,
+    split_rows,
+    validate_acceptance,
+)
 from magicdec.validate.rows import published
 
 HEADER = "model,dataset,draft_method,context_len,draft_budget_tokens,gamma,accepted_over_drafted,tokens_per_step\n"
@@ -63,8 +68,12 @@ def test_accepted_over_drafted_stands_in_for_tokens_per_step(tmp_path: Path) -> 
     lines = ["m,d,s,8000,256,2,0.9,2.8", "m,d,s,8000,256,4,0.85,4.4", "m,d,s,8000,256,16,0.6,10.6"]
     both, one = tmp_path / "both.csv", tmp_path / "one.csv"
     both.write_text(HEADER + "\n".join(lines))
-    one.write_text(HEADER.rsplit(",", 1)[0] + "\n" + "\n".join(line.rsplit(",", 1)[0] for line in lines))
-    errors = [validate_acceptance([path])["groups"][0]["tokens_per_step_mape"] for path in (both, one)]
+    one.write_text(
+        HEADER.rsplit(",", 1)[0] + "\n" + "\n".join(line.rsplit(",", 1)[0] for line in lines)
+    )
+    errors = [
+        validate_acceptance([path])["groups"][0]["tokens_per_step_mape"] for path in (both, one)
+    ]
     assert errors[0] == pytest.approx(errors[1], rel=1e-6)
 
 
@@ -79,7 +88,9 @@ def test_accepted_over_drafted_stands_in_for_tokens_per_step(tmp_path: Path) -> 
         (HEADER + "m,d,s,8000\n", "gamma"),
     ],
 )
-def test_unusable_tables_are_refused_naming_the_column(tmp_path: Path, text: str, message: str) -> None:
+def test_unusable_tables_are_refused_naming_the_column(
+    tmp_path: Path, text: str, message: str
+) -> None:
     path = tmp_path / "table.csv"
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
@@ -87,10 +98,14 @@ def test_unusable_tables_are_refused_naming_the_column(tmp_path: Path, text: str
 
 
 def test_a_table_of_rates_is_named_and_the_others_judged() -> None:
-    rates, counts = published("acceptance_llama31_8b_streamingllm512_pg19.csv", "acceptance_snapkv.csv")
+    rates, counts = published(
+        "acceptance_llama31_8b_streamingllm512_pg19.csv", "acceptance_snapkv.csv"
+    )
     document = validate_acceptance([rates, counts])
     assert document["groups"] == validate_acceptance([counts])["groups"]
-    assert document["refused"] == [f"{rates}: rates without a gamma say nothing about deeper blocks"]
+    assert document["refused"] == [
+        f"{rates}: rates without a gamma say nothing about deeper blocks"
+    ]
     with pytest.raises(ConfigError, match="without a gamma"):
         validate_acceptance([rates])
 

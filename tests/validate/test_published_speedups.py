@@ -11,7 +11,12 @@ import pytest
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import default_profile
 from magicdec.specs.engine import load_engine
-from magicdec.validate.published_speedups import ENGINE, evaluate, read_published, validate_published
+from magicdec.validate.published_speedups import (
+    ENGINE,
+    evaluate,
+    read_published,
+    validate_published,
+)
 from magicdec.validate.rows import published
 
 LATENCY, SPEEDUP = published("latency_8xa100_llama2_tinyllama.csv", "speedup_8xa100.csv")
@@ -23,7 +28,9 @@ def groups() -> dict[str, dict]:
     return {group["name"]: group for group in validate_published()["groups"]}
 
 
-def test_latencies_and_speedups_of_rows_not_fitted_are_within_the_sources_disagreement(groups: dict) -> None:
+def test_latencies_and_speedups_of_rows_not_fitted_are_within_the_sources_disagreement(
+    groups: dict,
+) -> None:
     assert len(groups) == 3
     for name, group in groups.items():
         assert group["rows_unfitted"] >= 10, name
@@ -33,7 +40,9 @@ def test_latencies_and_speedups_of_rows_not_fitted_are_within_the_sources_disagr
             assert group["speculative_latency_mape"] <= 0.06
 
 
-def test_the_reported_gamma_is_met_within_one_and_little_is_lost_by_the_predicted_one(groups: dict) -> None:
+def test_the_reported_gamma_is_met_within_one_and_little_is_lost_by_the_predicted_one(
+    groups: dict,
+) -> None:
     for group in groups.values():
         if group["gamma_exact"] is not None:
             assert group["gamma_within_1"] == 1.0
@@ -48,7 +57,9 @@ def test_the_intervals_hold_about_nine_rows_of_ten(groups: dict) -> None:
 
 
 def test_self_speculation_loses_at_4k_at_every_batch() -> None:
-    rows = [row for row in read_published(SPEEDUP)[0] if row.draft == "self" and row.context_len == 4000]
+    rows = [
+        row for row in read_published(SPEEDUP)[0] if row.draft == "self" and row.context_len == 4000
+    ]
     profile = default_profile("llama-3.1-8b", "streamingllm")
     assert profile is not None
     assert len(rows) == 4
@@ -61,11 +72,17 @@ def test_half_of_the_latency_table_is_held_out() -> None:
     assert not any(row.is_fitted_on for row in read_published(SPEEDUP)[0] if row.draft != "self")
 
 
-def test_a_fitted_rate_is_marked_and_recovers_the_rate_behind_synthetic_speedups(tmp_path: Path) -> None:
+def test_a_fitted_rate_is_marked_and_recovers_the_rate_behind_synthetic_speedups(
+    tmp_path: Path,
+) -> None:
     """Speedups computed at a known rate give that rate back."""
     profile = default_profile("llama-3.1-8b", "streamingllm")
     assert profile is not None
-    rows = [row for row in read_published(SPEEDUP)[0] if row.draft == "self" and row.context_len == 32000]
+    rows = [
+        row
+        for row in read_published(SPEEDUP)[0]
+        if row.draft == "self" and row.context_len == 32000
+    ]
     truth = evaluate(rows, profile.at_rate(0.8, budget=512, context=32000), load_engine(ENGINE))
     lines = [
         f"llama-3.1-8b,self,streamingllm,512,a100-sxm-80gb,8,32000,{row.batch_size},3,{speedup}"
@@ -81,7 +98,10 @@ def test_a_fitted_rate_is_marked_and_recovers_the_rate_behind_synthetic_speedups
 
 def test_other_devices_are_predicted_by_their_own_profile(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
-    rows = [f"llama-3.1-8b,self,streamingllm,512,{device},8,32000,64,3,1.3" for device in ("a100", "h100-sxm-80gb")]
+    rows = [
+        f"llama-3.1-8b,self,streamingllm,512,{device},8,32000,64,3,1.3"
+        for device in ("a100", "h100-sxm-80gb")
+    ]
     path.write_text(HEADER + "\n".join(rows))
     groups = validate_published([path])["groups"]
     assert len(groups) == 2
@@ -122,16 +142,23 @@ def test_unusable_rows_are_refused_in_one_line(tmp_path: Path, line: str, messag
 def test_a_row_that_cannot_be_used_is_one_line_and_leaves_the_others(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     good = "llama-3.1-8b,self,streamingllm,512,a100,8,32000,64,3,1.3"
-    path.write_text(HEADER + "\n".join((good, good.replace("streamingllm", "streamingl"), good.replace("1.3", ""))))
+    path.write_text(
+        HEADER
+        + "\n".join((good, good.replace("streamingllm", "streamingl"), good.replace("1.3", "")))
+    )
     document = validate_published([path])
     assert [group["rows"] for group in document["groups"]] == [2]  # one without a speedup
     (line,) = document["refused"]
-    assert line.startswith(f"{path}:3: unknown draft method 'streamingl': did you mean streamingllm")
+    assert line.startswith(
+        f"{path}:3: unknown draft method 'streamingl': did you mean streamingllm"
+    )
 
 
 def test_a_table_with_neither_speedup_nor_latency_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
-    path.write_text("target,draft,device,tp_size,context_len,batch_size\nllama-3.1-8b,self,a100,8,4000,8\n")
+    path.write_text(
+        "target,draft,device,tp_size,context_len,batch_size\nllama-3.1-8b,self,a100,8,4000,8\n"
+    )
     with pytest.raises(ConfigError, match="needs one of them"):
         validate_published([path])
 
@@ -163,7 +190,9 @@ def test_a_group_that_cannot_be_predicted_says_why_and_leaves_the_others(tmp_pat
     for fits in (False, True):
         known, *others = validate_published([path], fits)["groups"]
         assert known["speedup_mape"] is not None
-        for group, word in zip(others, ("v100", "no-such-model", "tp 3", "vocabulary"), strict=True):
+        for group, word in zip(
+            others, ("v100", "no-such-model", "tp 3", "vocabulary"), strict=True
+        ):
             assert word in group["refused"]
             assert group["speedup_mape"] is None
     path.write_text(f"{SPEEDUP_HEADER}\nllama-3.1-8b,self,streamingllm,512,v100,8,32000,64,3,1.3\n")
@@ -176,7 +205,9 @@ def test_a_draft_without_acceptance_has_every_key_and_no_numbers(tmp_path):
     path.write_text(f"{SPEEDUP_HEADER}\nqwen2.5-7b,self,snapkv,1024,h200,4,16000,16,14,0.6\n")
     (group,) = validate_published([path])["groups"]
     assert group["acceptance"] == "needs acceptance"
-    assert [group[name] for name in ("speedup_mape", "gamma_exact", "gamma_regret", "speedup_coverage")] == [None] * 4
+    assert [
+        group[name] for name in ("speedup_mape", "gamma_exact", "gamma_regret", "speedup_coverage")
+    ] == [None] * 4
     (fitted,) = validate_published([path], fit_acceptance=True)["groups"]
     assert fitted["acceptance"] == "fitted"
     assert fitted["speedup_mape"] < 0.01

@@ -18,7 +18,9 @@ def systems() -> list[Any]:
     return found
 
 
-def test_decoding_is_predicted_within_a_quarter_and_mostly_within_its_interval(systems: list[Any]) -> None:
+def test_decoding_is_predicted_within_a_quarter_and_mostly_within_its_interval(
+    systems: list[Any],
+) -> None:
     decoding = [each for each in systems if each.phase == "decode"]
     assert len(decoding) == 4
     assert all(abs(each.predicted / each.published - 1) < 0.25 for each in decoding)
@@ -35,7 +37,11 @@ def test_the_documents_hold_the_table_of_the_script(systems: list[Any]) -> None:
     """To 3 %: with more, python scripts/published_systems.py."""
     document = (ROOT / "docs" / "validation.md").read_text(encoding="utf-8")
     for each in systems:
-        (line,) = (row for row in document.splitlines() if row.startswith(f"| {each.source}, {each.phase} "))
+        (line,) = (
+            row
+            for row in document.splitlines()
+            if row.startswith(f"| {each.source}, {each.phase} ")
+        )
         published, predicted = (float(cell.split("k")[0]) * 1e3 for cell in line.split("|")[3:5])
         assert published == pytest.approx(each.published, rel=0.005)
         assert predicted == pytest.approx(each.predicted, rel=0.03)

@@ -42,9 +42,17 @@ def greedy_requests(count: int, *, seed: int) -> list[dict[str, Any]]:
     texts = prompts(max(count, 8), MAX_MODEL_LEN - 4, seed=seed)
     requests = []
     for index in range(count):
-        length = choose.choice((choose.randint(3, 64), choose.randint(64, 600), choose.randint(600, 1300)))
-        text = texts[choose.randrange(8)] if choose.random() < 0.3 else texts[index]  # some begin alike
-        sampling: dict[str, Any] = {"temperature": 0.0, "max_tokens": choose.randint(1, 40), "logprobs": 2}
+        length = choose.choice(
+            (choose.randint(3, 64), choose.randint(64, 600), choose.randint(600, 1300))
+        )
+        text = (
+            texts[choose.randrange(8)] if choose.random() < 0.3 else texts[index]
+        )  # some begin alike
+        sampling: dict[str, Any] = {
+            "temperature": 0.0,
+            "max_tokens": choose.randint(1, 40),
+            "logprobs": 2,
+        }
         kind = choose.randrange(9)
         if kind == 0:  # reaches the engine's longest sequence, maybe inside a block
             length, sampling["max_tokens"] = MAX_MODEL_LEN - choose.randint(2, 12), 64
@@ -69,7 +77,9 @@ def greedy_requests(count: int, *, seed: int) -> list[dict[str, Any]]:
 def crowd_requests(count: int) -> list[dict[str, Any]]:
     """Prompts that fit into the cache together, and outputs that do not: some must be preempted."""
     sampling = {"temperature": 0.0, "max_tokens": 110, "ignore_eos": True, "logprobs": 2}
-    return [{"prompt": text, "sampling": sampling} for text in prompts(count, 5 * PAGE_SIZE - 8, seed=9)]
+    return [
+        {"prompt": text, "sampling": sampling} for text in prompts(count, 5 * PAGE_SIZE - 8, seed=9)
+    ]
 
 
 def few_prompts() -> list[list[int]]:

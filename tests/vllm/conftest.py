@@ -19,7 +19,11 @@ collect_ignore_glob = [] if HAS_VLLM else ENGINE_TESTS
 
 
 def pytest_report_header() -> str | None:
-    return None if HAS_VLLM else "vLLM is not installed here: its engine tests are left out (make test-vllm runs them)"
+    return (
+        None
+        if HAS_VLLM
+        else "vLLM is not installed here: its engine tests are left out (make test-vllm runs them)"
+    )
 
 
 MAX_GAMMA = 7
@@ -34,12 +38,18 @@ class Served:
         self.runner = worker.model_runner
         self.draft = self.runner.drafter
 
-    def configure(self, *, budget: int, gamma: int, method: str = "streamingllm", refresh: int = 1) -> None:
+    def configure(
+        self, *, budget: int, gamma: int, method: str = "streamingllm", refresh: int = 1
+    ) -> None:
         from magicdec.specs.gamma_table import TableGamma
 
         table = TableGamma(batch_sizes=(1,), context_lens=(1,), gammas=((gamma,),))
         self.draft.settings = msgspec.structs.replace(
-            self.draft.settings, draft_budget=budget, gamma_table=table, draft_method=method, refresh=refresh
+            self.draft.settings,
+            draft_budget=budget,
+            gamma_table=table,
+            draft_method=method,
+            refresh=refresh,
         )
 
 
@@ -51,7 +61,9 @@ def greedy_cases() -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
-def reference(greedy_cases: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def reference(
+    greedy_cases: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Any]:
     from cases import ENGINE
     from serving import EngineProcess
 
@@ -62,7 +74,10 @@ def reference(greedy_cases: list[dict[str, Any]], tmp_path_factory: pytest.TempP
 
 @pytest.fixture(scope="session")
 def v2_engines(
-    greedy_cases: list[dict[str, Any]], reference: Any, prompt: list[int], tmp_path_factory: pytest.TempPathFactory
+    greedy_cases: list[dict[str, Any]],
+    reference: Any,
+    prompt: list[int],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[dict[str, Any]]:
     from test_engine_v2 import sampled_requests, start_engines
 
@@ -90,8 +105,12 @@ def served(request: pytest.FixtureRequest) -> Served:
         "num_speculative_tokens": MAX_GAMMA,
         "draft_sample_method": "probabilistic",
     }
-    settings = {"magicdec": {"draft_budget": 128, "draft_method": "topk"}}  # so that means are kept from the start
-    return Served(start_engine({**ENGINE, "speculative_config": speculation, "additional_config": settings}))
+    settings = {
+        "magicdec": {"draft_budget": 128, "draft_method": "topk"}
+    }  # so that means are kept from the start
+    return Served(
+        start_engine({**ENGINE, "speculative_config": speculation, "additional_config": settings})
+    )
 
 
 @pytest.fixture(scope="session")
@@ -109,4 +128,7 @@ def prompt(model: Any) -> list[int]:
     from cases import prompts
     from test_engine_sampling import exact_distribution
 
-    return max(prompts(16, 400, seed=3), key=lambda text: len(exact_distribution(model, text, temperature=1.0)))
+    return max(
+        prompts(16, 400, seed=3),
+        key=lambda text: len(exact_distribution(model, text, temperature=1.0)),
+    )

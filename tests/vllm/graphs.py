@@ -13,7 +13,11 @@ from torch.utils._pytree import tree_leaves
 
 
 def storages(value: Any) -> set[int]:
-    return {leaf.untyped_storage()._cdata for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)}
+    return {
+        leaf.untyped_storage()._cdata
+        for leaf in tree_leaves(value)
+        if isinstance(leaf, torch.Tensor)
+    }
 
 
 class Counted(TorchDispatchMode):
@@ -44,10 +48,14 @@ class RecordedGraph(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         from vllm import forward_context
 
-        assert func is not torch.ops.aten._local_scalar_dense.default, "a capture cannot wait for a value"
+        assert func is not torch.ops.aten._local_scalar_dense.default, (
+            "a capture cannot wait for a value"
+        )
         given = kwargs or {}
         out = func(*args, **given)
-        if func._schema.is_mutable or storages(out) - storages((args, given)):  # views need not run again
+        if func._schema.is_mutable or storages(out) - storages(
+            (args, given)
+        ):  # views need not run again
             self._calls.append((func, args, given, out, forward_context._forward_context))
         return out
 
@@ -112,7 +120,11 @@ def counting(owner: Any, name: str, graphs: Any = ()) -> list[dict[str, int]]:
         with Counted() as count:
             answer = method(*args, **kwargs)
         replays = sum(graph.replays for graph in graphs) - before
-        numbers = {"launches": count.launches + replays, "allocations": count.allocations, "waits": count.waits}
+        numbers = {
+            "launches": count.launches + replays,
+            "allocations": count.allocations,
+            "waits": count.waits,
+        }
         found.append({"replays": replays, **numbers})
         return answer
 

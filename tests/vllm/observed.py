@@ -26,7 +26,9 @@ def main(output: Path) -> None:
     speculation = {
         "method": "ngram", "num_speculative_tokens": GAMMA, "prompt_lookup_max": 4, "prompt_lookup_min": 2
     }  # fmt: skip
-    engine = start_engine({**ENGINE, "num_gpu_blocks_override": 400, "speculative_config": speculation}).llm_engine
+    engine = start_engine(
+        {**ENGINE, "num_gpu_blocks_override": 400, "speculative_config": speculation}
+    ).llm_engine
     before = generate_latest(REGISTRY).decode()
     texts = prompts(NUM_REQUESTS, 300, seed=3)
     for number, prompt in enumerate(texts):
@@ -40,7 +42,11 @@ def main(output: Path) -> None:
             emitted[answer.request_id].append(count - known[answer.request_id])
             known[answer.request_id] = count
     engine.abort_request(list(emitted))
-    document: dict[str, Any] = {"before": before, "after": generate_latest(REGISTRY).decode(), "emitted": emitted}
+    document: dict[str, Any] = {
+        "before": before,
+        "after": generate_latest(REGISTRY).decode(),
+        "emitted": emitted,
+    }
     output.write_text(json.dumps(document))
 
 

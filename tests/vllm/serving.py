@@ -55,8 +55,12 @@ def interpret_triton() -> None:
 
     def patch_once(kernel: Any) -> Any:
         """The language stays patched: going through all of it at each call within a kernel takes half the time."""
-        seen = tuple(id(each) for each in kernel.__globals__.values() if each in (language, language.core))
-        return patched.get(seen) or patched.setdefault(seen, (patch_lang(kernel), SimpleNamespace(restore=int))[1])
+        seen = tuple(
+            id(each) for each in kernel.__globals__.values() if each in (language, language.core)
+        )
+        return patched.get(seen) or patched.setdefault(
+            seen, (patch_lang(kernel), SimpleNamespace(restore=int))[1]
+        )
 
     interpreter._patch_lang = patch_once
     for name, mask_at in (("create_masked_load", 1), ("create_masked_store", 2)):
@@ -85,10 +89,16 @@ def serve(
     waiting = sorted(range(len(requests)), key=lambda i: arrivals[i] if arrivals else 0)
     step = 0
     while waiting or engine.has_unfinished_requests():
-        while waiting and (arrivals is None or arrivals[waiting[0]] <= step or not engine.has_unfinished_requests()):
+        while waiting and (
+            arrivals is None or arrivals[waiting[0]] <= step or not engine.has_unfinished_requests()
+        ):
             index = waiting.pop(0)
-            sampling = SamplingParams(**requests[index]["sampling"], output_kind=RequestOutputKind.FINAL_ONLY)
-            engine.add_request(str(index), {"prompt_token_ids": requests[index]["prompt"]}, sampling)
+            sampling = SamplingParams(
+                **requests[index]["sampling"], output_kind=RequestOutputKind.FINAL_ONLY
+            )
+            engine.add_request(
+                str(index), {"prompt_token_ids": requests[index]["prompt"]}, sampling
+            )
         before_step(step, engine)
         for output in engine.step():
             outputs[output.request_id] = output
@@ -101,7 +111,10 @@ def _plain(output: Any) -> dict[str, Any]:
     if output is None:
         return {}
     completion = output.outputs[0]
-    ranked = [sorted(((-entry.logprob, token) for token, entry in at.items()))[:2] for at in completion.logprobs or []]
+    ranked = [
+        sorted(((-entry.logprob, token) for token, entry in at.items()))[:2]
+        for at in completion.logprobs or []
+    ]
     return {
         "token_ids": list(completion.token_ids),
         "text": completion.text,
@@ -138,7 +151,12 @@ class EngineProcess:
         has_graphs: bool = False,
     ) -> None:
         question, answer = folder / "question.json", folder / "answer.json"
-        asked = {"engine": arguments, "requests": list(requests), "runner": runner, "has_graphs": has_graphs}
+        asked = {
+            "engine": arguments,
+            "requests": list(requests),
+            "runner": runner,
+            "has_graphs": has_graphs,
+        }
         question.write_text(json.dumps(asked))
         environment = {**os.environ, **ENVIRONMENT}
         if "speculative_config" not in arguments:
@@ -171,7 +189,11 @@ def main(question: Path, answer: Path) -> None:
     if asked["runner"] == "V2":
         graphs = capture_blocks(worker.model_runner) if asked["has_graphs"] else []
         blocks = counting(worker.model_runner.speculator, "propose", graphs)
-    outputs = serve(llm, asked["requests"], arrivals=[request.get("arrives", 0) for request in asked["requests"]])
+    outputs = serve(
+        llm,
+        asked["requests"],
+        arrivals=[request.get("arrives", 0) for request in asked["requests"]],
+    )
     is_reference = "speculative_config" not in asked["engine"]
     plain = takes_of_a_step(llm, worker.model_runner, few_prompts()) if is_reference else {}
     answer.write_text(json.dumps({

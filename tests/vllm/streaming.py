@@ -18,7 +18,9 @@ def stream(address: str, prompt: list[int], max_tokens: int, *, model: str) -> l
     }  # fmt: skip
     where = urlsplit(address)
     connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=300)
-    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    connection.request(
+        "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
+    )
     response = connection.getresponse()
     assert response.status == 200, response.read()[:500]
     counts = []
@@ -33,7 +35,14 @@ def stream(address: str, prompt: list[int], max_tokens: int, *, model: str) -> l
     return counts
 
 
-def stream_all(address: str, prompts: Sequence[list[int]], max_tokens: Sequence[int], *, model: str) -> list[list[int]]:
+def stream_all(
+    address: str, prompts: Sequence[list[int]], max_tokens: Sequence[int], *, model: str
+) -> list[list[int]]:
     """All at once."""
     with ThreadPoolExecutor(len(prompts)) as pool:
-        return list(pool.map(lambda each: stream(address, *each, model=model), zip(prompts, max_tokens, strict=True)))
+        return list(
+            pool.map(
+                lambda each: stream(address, *each, model=model),
+                zip(prompts, max_tokens, strict=True),
+            )
+        )

@@ -25,9 +25,13 @@ def test_the_engines_steps_are_timed_phase_by_phase() -> None:
     """Phases add up to the step, and grow with what they read: a batch of long contexts takes longer than one sequence,
     a sparse draft step less than a decoding step, and verifying three tokens less than decoding them one by one."""
     shapes = [(SMALL, SamplingSpec(temperature=1.0)), (LARGE, SamplingSpec())]
-    least: dict[tuple[float, str], float] = {}  # another job on the machine lengthens what it spoils
+    least: dict[
+        tuple[float, str], float
+    ] = {}  # another job on the machine lengthens what it spoils
     for _ in range(4):
-        points = vllm_points("embedded", device="cpu", dtype="float32", clock="cpu", rounds=2, shapes=shapes)
+        points = vllm_points(
+            "embedded", device="cpu", dtype="float32", clock="cpu", rounds=2, shapes=shapes
+        )
         for p in points:
             place = p.shape["batch_size"], p.table
             least[place] = min(p.time_s, least.get(place, p.time_s))
@@ -35,14 +39,26 @@ def test_the_engines_steps_are_timed_phase_by_phase() -> None:
             {table: time_s for (size, table), time_s in least.items() if size == shape.batch_size}
             for shape in (SMALL, LARGE)
         )
-        assert set(small) == {"autoregressive", "sample", "bookkeeping", "draft", "verify", "accept", "upkeep"}
+        assert set(small) == {
+            "autoregressive",
+            "sample",
+            "bookkeeping",
+            "draft",
+            "verify",
+            "accept",
+            "upkeep",
+        }
         assert min(small.values()) > 0
-        decoding = large["autoregressive"] - large["sample"] - large["bookkeeping"]  # the pass alone
+        decoding = (
+            large["autoregressive"] - large["sample"] - large["bookkeeping"]
+        )  # the pass alone
         grows = large["autoregressive"] > 1.2 * small["autoregressive"]
         if grows and 0 < large["draft"] < decoding < large["verify"] < 3 * decoding:
             return
     if (load := os.getloadavg()[0]) > 1.5 * (os.cpu_count() or 1):
-        pytest.skip(f"this machine is busy (load {load:.1f} on {os.cpu_count()} cores): times tell nothing")
+        pytest.skip(
+            f"this machine is busy (load {load:.1f} on {os.cpu_count()} cores): times tell nothing"
+        )
     pytest.fail(f"small: {small}, large: {large}")
 
 
@@ -52,10 +68,18 @@ def run_small_grid(records: Path) -> tuple[list[Record], list[float | None]]:
     from magicdec.validate.grid import GridSpec, run_grid
 
     grid = GridSpec(
-        engine="vllm", clock="cpu", cases=((2, 300),), draft_budgets=(200,), gammas=(1, 2), gen_len=24, repetitions=2
+        engine="vllm",
+        clock="cpu",
+        cases=((2, 300),),
+        draft_budgets=(200,),
+        gammas=(1, 2),
+        gen_len=24,
+        repetitions=2,
     )
     acceptance = (constant_profile(0.7, model="embedded", draft_method="streamingllm"),)
-    profile = LocalProfile(hardware=load_hardware("a100-sxm-80gb"), engine=load_engine("ours"), acceptance=acceptance)
+    profile = LocalProfile(
+        hardware=load_hardware("a100-sxm-80gb"), engine=load_engine("ours"), acceptance=acceptance
+    )
     run = run_grid(grid, profile=profile, records=records)
     return run.measured, [pair.measured.speedup for pair in run.comparison.pairs]
 
@@ -70,5 +94,7 @@ def test_a_grid_is_predicted_and_measured_in_the_engine(tmp_path: Path) -> None:
         assert record.step_cpu_s
         assert record.autoregressive_step_cpu_s
         assert set(record.breakdown_cpu_s or {}) == {"draft", "verify", "sample", "rest"}
-        assert sum((record.breakdown_cpu_s or {}).values()) == pytest.approx(record.step_cpu_s, rel=0.2)
+        assert sum((record.breakdown_cpu_s or {}).values()) == pytest.approx(
+            record.step_cpu_s, rel=0.2
+        )
     assert compared == [record.speedup_cpu for record in measured[1:]]

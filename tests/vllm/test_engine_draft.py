@@ -31,10 +31,15 @@ def poison_all_but(runner: Any, row: int, length: int) -> None:
 def caches(runner: Any) -> list[Any]:
     """Keys and values of each layer, and the means of its pages."""
     layers = runner.compilation_config.static_forward_context.values()
-    return [*(layer.kv_cache for layer in layers), *(each.means_NKD for each in runner.drafter._means.values())]
+    return [
+        *(layer.kv_cache for layer in layers),
+        *(each.means_NKD for each in runner.drafter._means.values()),
+    ]
 
 
-@pytest.mark.parametrize(("method", "budget"), [("streamingllm", 96), ("streamingllm", 160), ("topk", 160)])
+@pytest.mark.parametrize(
+    ("method", "budget"), [("streamingllm", 96), ("streamingllm", 160), ("topk", 160)]
+)
 def test_no_draft_reads_a_slot_that_is_not_its_sequences(
     served: Any, monkeypatch: pytest.MonkeyPatch, method: str, budget: int
 ) -> None:
@@ -58,7 +63,9 @@ def test_no_draft_reads_a_slot_that_is_not_its_sequences(
             for cache, before in zip(caches(runner), saved, strict=True):
                 cache.copy_(before)
             poison_all_but(runner, row, int(runner.input_batch.num_tokens_no_spec[row]) - 1)
-            alone = original(runner, [t if i == row else [] for i, t in enumerate(sampled)], sampling)
+            alone = original(
+                runner, [t if i == row else [] for i, t in enumerate(sampled)], sampling
+            )
             checked.append(alone.token_ids[row] == proposal.token_ids[row])
         for cache, after in zip(caches(runner), drafted, strict=True):
             cache.copy_(after)
@@ -68,7 +75,10 @@ def test_no_draft_reads_a_slot_that_is_not_its_sequences(
     texts = prompts(5, 700, seed=1)
     lengths = (700, 33, 250, 96, 511)
     sampling = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True}
-    serve(served.llm, [{"prompt": t[:n], "sampling": sampling} for t, n in zip(texts, lengths, strict=True)])
+    serve(
+        served.llm,
+        [{"prompt": t[:n], "sampling": sampling} for t, n in zip(texts, lengths, strict=True)],
+    )
     assert len(checked) > 25
     assert all(checked)
 
@@ -109,10 +119,13 @@ def test_gamma_follows_the_table_of_batch_and_context(served: Any) -> None:
         served.configure(budget=128, gamma=0)
         served.draft.settings = msgspec.structs.replace(served.draft.settings, gamma_table=table)
         before = counters(served.llm)
-        serve(served.llm, [{"prompt": text, "sampling": sampling} for text in prompts(batch, context)])
+        serve(
+            served.llm, [{"prompt": text, "sampling": sampling} for text in prompts(batch, context)]
+        )
         after = counters(served.llm)
         drafts, tokens = (
-            after[f"spec_decode_{n}"] - before[f"spec_decode_{n}"] for n in ("num_drafts", "num_draft_tokens")
+            after[f"spec_decode_{n}"] - before[f"spec_decode_{n}"]
+            for n in ("num_drafts", "num_draft_tokens")
         )
         assert (drafts > 0) == (gamma > 0)
         assert gamma == 0 or drafts <= tokens <= drafts * gamma
@@ -121,7 +134,9 @@ def test_gamma_follows_the_table_of_batch_and_context(served: Any) -> None:
         assert not by_position[gamma:].any()
 
 
-def test_a_block_takes_as_many_launches_for_any_batch(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_takes_as_many_launches_for_any_batch(
+    served: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The drafts of a step on V1: each pass launches as much as another, and the host waits once, for the drafts."""
     from cases import prompts
     from graphs import counting
@@ -134,7 +149,13 @@ def test_a_block_takes_as_many_launches_for_any_batch(served: Any, monkeypatch: 
         with monkeypatch.context() as patched:
             patched.setattr(served.draft, "_draft", served.draft._draft)
             blocks = counting(served.draft, "_draft")
-            serve(served.llm, [{"prompt": text, "sampling": sampling} for text in prompts(batch, 200, seed=batch)])
+            serve(
+                served.llm,
+                [
+                    {"prompt": text, "sampling": sampling}
+                    for text in prompts(batch, 200, seed=batch)
+                ],
+            )
         assert not any(block["waits"] for block in blocks)
         launches[batch, gamma] = max(block["launches"] for block in blocks)
     assert launches[2, 2] == launches[8, 2]
@@ -142,14 +163,19 @@ def test_a_block_takes_as_many_launches_for_any_batch(served: Any, monkeypatch: 
     assert launches[8, 2] < 300
 
 
-def test_a_step_without_drafts_takes_what_it_takes_without_speculation(served: Any, reference: Any) -> None:
+def test_a_step_without_drafts_takes_what_it_takes_without_speculation(
+    served: Any, reference: Any
+) -> None:
     """On V1 the engine itself adds two launches, one for ids below 0 and one for the numbers of drafts; nothing waits.
     On V2 it is the engine's alone: the draft takes nothing there (test_engine_v2.py)."""
     from cases import few_prompts
     from graphs import takes_of_a_step
 
     served.configure(budget=128, gamma=0)
-    idle, plain = takes_of_a_step(served.llm, served.runner, few_prompts()), reference.answer()["plain"]
+    idle, plain = (
+        takes_of_a_step(served.llm, served.runner, few_prompts()),
+        reference.answer()["plain"],
+    )
     assert idle["launches"] <= plain["launches"] + 2
     assert idle["allocations"] <= plain["allocations"]
     assert idle["waits"] == plain["waits"]
@@ -170,7 +196,11 @@ def test_acceptance_is_that_of_our_own_runtime(served: Any) -> None:
 
     budget, gamma, batch, context, length = 256, 3, 16, 1024, 64
     ours = SpeculationSpec(
-        draft="self", draft_method="streamingllm", draft_budget=budget, gamma=gamma, num_sink_tokens=PAGE_SIZE
+        draft="self",
+        draft_method="streamingllm",
+        draft_budget=budget,
+        gamma=gamma,
+        num_sink_tokens=PAGE_SIZE,
     )
     request = BenchmarkRequest(
         model=str(MODEL), batch_size=batch, context_len=context, gen_len=length, speculations=(ours,), repetitions=1,
@@ -189,10 +219,14 @@ def test_acceptance_is_that_of_our_own_runtime(served: Any) -> None:
     after = counters(served.llm)
     accepted = np.array(after["spec_decode_num_accepted_tokens_per_pos"][:gamma], dtype=float)
     accepted -= before["spec_decode_num_accepted_tokens_per_pos"][:gamma]
-    reached = np.array([after["spec_decode_num_drafts"] - before["spec_decode_num_drafts"], *accepted[:-1]])
+    reached = np.array(
+        [after["spec_decode_num_drafts"] - before["spec_decode_num_drafts"], *accepted[:-1]]
+    )
     clustering = (counts.tokens_stderr or 0.0) / binomial_stderr(rates, trials)
     for position, rate in enumerate(accepted / reached):
-        variance = rates[position] * (1 - rates[position]) * (1 / trials[position] + 1 / reached[position])
+        variance = (
+            rates[position] * (1 - rates[position]) * (1 / trials[position] + 1 / reached[position])
+        )
         assert abs(rate - rates[position]) < 4 * max(clustering, 1.0) * np.sqrt(variance)
 
 
@@ -204,7 +238,9 @@ def binomial_stderr(rates: list[float], trials: list[int]) -> float:
     return float(np.sqrt((second - mean**2) / trials[0]))
 
 
-def test_means_are_those_of_the_keys_that_were_stored(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_means_are_those_of_the_keys_that_were_stored(
+    served: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of each full page at every step, however the backend packs it: chunks, rejected drafts, pages that a preempted
     sequence leaves to others."""
     import torch
@@ -224,7 +260,9 @@ def test_means_are_those_of_the_keys_that_were_stored(served: Any, monkeypatch: 
     def check(runner: Any, sampled: Any, sampling: Any) -> Any:
         for row, length in enumerate(runner.input_batch.num_tokens_no_spec[: len(sampled)]):
             if sampled[row]:
-                pages = runner.input_batch.block_table[0].block_table.np[row, : (length - 1) // PAGE_SIZE]
+                pages = runner.input_batch.block_table[0].block_table.np[
+                    row, : (length - 1) // PAGE_SIZE
+                ]
                 exact = keys.unflatten(0, (num_pages, PAGE_SIZE))[pages].mean(dim=1)
                 checked.append(torch.allclose(means.means_NKD[pages], exact, rtol=1e-4, atol=1e-5))
         return propose(runner, sampled, sampling)

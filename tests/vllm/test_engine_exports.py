@@ -21,7 +21,9 @@ PLANS = {name: lambda name=name: sample(name) for name in DRAFTS} | {
     "experts": lambda: spread_plan("deepseek-v3", ep_size=16, dp_attention=True),
     "beyond the captured graphs": lambda: planned("vllm", draft="eagle3", batch_sizes=(300,)),
     "fp8 cache": lambda: planned("vllm", kv_dtype="fp8"),
-    "a short memory": lambda: planned("vllm", hardware=("l4-24gb",), draft="none", batch_sizes=(1,)),
+    "a short memory": lambda: planned(
+        "vllm", hardware=("l4-24gb",), draft="none", batch_sizes=(1,)
+    ),
 }
 
 
@@ -58,7 +60,9 @@ def test_the_draft_takes_the_configuration_that_the_engine_makes_of_it(is_fixed:
         instead = [line.lstrip("# ") for line in text.splitlines()[at:] if line.startswith("#  ")]
         words = [*words[: words.index("--speculative-config")], *words_of("\n".join(instead))]
         words += ["--enforce-eager"]
-    config = EngineArgs.from_cli_args(parsed(["--model", str(MODEL), *words])).create_engine_config()
+    config = EngineArgs.from_cli_args(
+        parsed(["--model", str(MODEL), *words])
+    ).create_engine_config()
     draft = SparseDraft(config)
     assert draft.gamma == sample("sparse-self").best.gamma
     assert (draft.settings.gamma_table is None) == is_fixed

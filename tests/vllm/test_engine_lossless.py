@@ -10,17 +10,34 @@ import pytest
 NEAR_TIE = 1e-4
 """Nats between the two likeliest tokens, below which the order of additions in a kernel may decide."""
 NUM_MIXED = 220
-GROUPS = [(96, 1), (96, 7), (128, 2), (128, 5), (160, 3), (256, 4), (256, 6), (512, 3), (512, 7), (1600, 2)]
+GROUPS = [
+    (96, 1),
+    (96, 7),
+    (128, 2),
+    (128, 5),
+    (160, 3),
+    (256, 4),
+    (256, 6),
+    (512, 3),
+    (512, 7),
+    (1600, 2),
+]
 REFRESHES = {4: 1, 7: 3}
 """Groups that choose pages, and for how many blocks; the others stream."""
 
 
 def differs(output: dict[str, Any], wanted: dict[str, Any]) -> str | None:
     """Why an output is not the reference's; None where it is, or where they part at a near tie."""
-    for position, (token, expected) in enumerate(zip(output["token_ids"], wanted["token_ids"], strict=False)):
+    for position, (token, expected) in enumerate(
+        zip(output["token_ids"], wanted["token_ids"], strict=False)
+    ):
         if token != expected:
             (_, first), (_, second) = wanted["logprobs"][position]
-            return None if first - second < NEAR_TIE else f"token {position} is {token}, not {expected}"
+            return (
+                None
+                if first - second < NEAR_TIE
+                else f"token {position} is {token}, not {expected}"
+            )
     for key in ("token_ids", "text", "finish_reason", "stop_reason"):
         if output[key] != wanted[key]:
             return f"{key} is {output[key]!r}, not {wanted[key]!r}"
@@ -48,7 +65,10 @@ def test_greedy_output_is_the_engines_own(
     served.configure(budget=budget, gamma=gamma, method=method, refresh=REFRESHES.get(group, 1))
     chosen = range(group, NUM_MIXED, len(GROUPS))
     requests = [greedy_cases[i] for i in chosen]
-    beside = [{"prompt": r["prompt"][:200], "sampling": {"temperature": 0.8, "max_tokens": 9}} for r in requests[:4]]
+    beside = [
+        {"prompt": r["prompt"][:200], "sampling": {"temperature": 0.8, "max_tokens": 9}}
+        for r in requests[:4]
+    ]
     choose = random.Random(group)
     arrivals = [choose.randint(0, 40) for _ in requests + beside]
     before = counters(served.llm)
@@ -84,7 +104,9 @@ def test_the_cases_above_cover_what_they_are_for(
     assert found["spec_decode_num_accepted_tokens_per_pos"][6] > 0
     reasons = [output["finish_reason"] for output in wanted]
     assert reasons.count("stop") > 20
-    lengths = [len(c["prompt"]) + len(w["token_ids"]) for c, w in zip(greedy_cases, wanted, strict=True)]
+    lengths = [
+        len(c["prompt"]) + len(w["token_ids"]) for c, w in zip(greedy_cases, wanted, strict=True)
+    ]
     assert max(lengths) >= 1536
     gaps = [first[1] - second[1] for output in wanted for first, second in output["logprobs"]]
     assert sum(gap < NEAR_TIE for gap in gaps) < 0.005 * len(gaps)

@@ -25,7 +25,9 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     output = tmp_path_factory.mktemp("observed") / "observed.json"
     script = Path(__file__).with_name("observed.py")
     environment = {**os.environ, **ENVIRONMENT}
-    subprocess.run([sys.executable, str(script), str(output)], check=True, env=environment, timeout=600)
+    subprocess.run(
+        [sys.executable, str(script), str(output)], check=True, env=environment, timeout=600
+    )
     return dict(json.loads(output.read_text()))
 
 
@@ -65,7 +67,9 @@ def test_the_batch_is_that_of_the_steps(seen: Observation, document: dict[str, A
     assert 4 < (seen.batch_size or 0.0) <= 6
 
 
-def test_the_profile_gives_the_tokens_per_step_that_were_emitted(seen: Observation, accepted: np.ndarray) -> None:
+def test_the_profile_gives_the_tokens_per_step_that_were_emitted(
+    seen: Observation, accepted: np.ndarray
+) -> None:
     profile = acceptance_profile(seen, NGRAM, model="embedded", context=320)
     law = profile.conditional_rates(budget=320, context=320, gamma_max=3)
     assert 1 + np.cumprod(law).sum() == pytest.approx(1 + accepted.mean(), rel=0.02)

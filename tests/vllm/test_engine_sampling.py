@@ -44,7 +44,9 @@ def exact_distribution(
             batch = torch.tensor([[prompt[-1], *start] for start in before])
             logits = model(batch, past_key_values=cache, logits_to_keep=1).logits[:, -1]
         grown: dict[tuple[int, ...], float] = {}
-        for start, full in zip(before, (logits.double() / temperature).softmax(dim=-1).numpy(), strict=True):
+        for start, full in zip(
+            before, (logits.double() / temperature).softmax(dim=-1).numpy(), strict=True
+        ):
             row = truncate(full, top_k=top_k, top_p=top_p)
             for token in np.flatnonzero(row * likely[start] * num_samples >= FEWEST):
                 grown[(*start, int(token))] = float(row[token] * likely[start])
@@ -72,12 +74,22 @@ def mixed_requests(
     others = [{"temperature": 0.0, "max_tokens": 9}, {"temperature": 1.7, **hot, "max_tokens": 5}]
     requests = [{"prompt": prompt, "sampling": wanted}] * count
     beside = [{"prompt": prompt[: 50 + i], "sampling": others[i % 2]} for i in range(count // 20)]
-    return [request for i in range(len(beside)) for request in (*requests[i * 20 : (i + 1) * 20], beside[i])]
+    return [
+        request
+        for i in range(len(beside))
+        for request in (*requests[i * 20 : (i + 1) * 20], beside[i])
+    ]
 
 
-def continuations(requests: list[dict[str, Any]], outputs: list[dict[str, Any]]) -> Counter[tuple[int, ...]]:
+def continuations(
+    requests: list[dict[str, Any]], outputs: list[dict[str, Any]]
+) -> Counter[tuple[int, ...]]:
     """Those of the requests that are counted, not of the ones beside them."""
-    counted = [o["token_ids"] for r, o in zip(requests, outputs, strict=True) if r["sampling"]["max_tokens"] == LENGTH]
+    counted = [
+        o["token_ids"]
+        for r, o in zip(requests, outputs, strict=True)
+        if r["sampling"]["max_tokens"] == LENGTH
+    ]
     return Counter(map(tuple, counted))
 
 
@@ -105,7 +117,9 @@ def test_sampled_output_follows_the_models_distribution(
     assert chi_square(counts, model, prompt, sampling) > FALSE_ALARM
 
 
-def chi_square(counts: Counter[tuple[int, ...]], model: Any, prompt: list[int], sampling: dict[str, Any]) -> float:
+def chi_square(
+    counts: Counter[tuple[int, ...]], model: Any, prompt: list[int], sampling: dict[str, Any]
+) -> float:
     """The probability of counts as far from the model's own distribution, were they drawn from it."""
     total = counts.total()
     exact = exact_distribution(model, prompt, **sampling, num_samples=total)
@@ -121,12 +135,20 @@ def chi_square(counts: Counter[tuple[int, ...]], model: Any, prompt: list[int], 
 
 
 @pytest.mark.parametrize("copies", [1, 3], ids=["whole prompt", "prompt in chunks"])
-def test_a_seeded_request_comes_out_the_same_again(served: Any, prompt: list[int], copies: int) -> None:
+def test_a_seeded_request_comes_out_the_same_again(
+    served: Any, prompt: list[int], copies: int
+) -> None:
     """Its drafts draw from its own generator: alone or in company, with the same gamma, however its prompt is cut."""
     from serving import serve
 
     served.configure(budget=96, gamma=3)
-    sampling = {"temperature": 1.0, "seed": 11, "max_tokens": 24, "ignore_eos": True, "skip_reading_prefix_cache": True}
+    sampling = {
+        "temperature": 1.0,
+        "seed": 11,
+        "max_tokens": 24,
+        "ignore_eos": True,
+        "skip_reading_prefix_cache": True,
+    }
     seeded = {"prompt": prompt * copies, "sampling": sampling}
     company = [{"prompt": prompt[:99], "sampling": {"temperature": 1.0, "max_tokens": 30}}] * 5
     alone, again = serve(served.llm, [seeded])[0], serve(served.llm, [*company, seeded])[-1]

@@ -55,7 +55,9 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     environment = {k: v for k, v in (os.environ | ENVIRONMENT).items() if k not in NOT_SERVED}
     log = tmp_path_factory.mktemp("server") / "log.txt"
     with log.open("w") as output:
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, env=environment, stdout=output, stderr=subprocess.STDOUT
+        )
     address = f"http://127.0.0.1:{port}"
     try:
         wait_for(address + "/health", process, log)
@@ -82,7 +84,13 @@ def test_the_server_answers_and_counts(address: str) -> None:
     """Long prompts, greedy: drafted tokens are accepted, the first position's more often than the third's."""
     from cases import MODEL, prompts
 
-    body = {"model": str(MODEL), "prompt": prompts(3, 900), "max_tokens": 40, "temperature": 0, "ignore_eos": True}
+    body = {
+        "model": str(MODEL),
+        "prompt": prompts(3, 900),
+        "max_tokens": 40,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
     request = urllib.request.Request(
         address + "/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
@@ -91,7 +99,11 @@ def test_the_server_answers_and_counts(address: str) -> None:
     assert answer["usage"]["completion_tokens"] == 120
     metrics = urllib.request.urlopen(address + "/metrics", timeout=60).read().decode()
     by_position = dict(
-        re.findall(r'^vllm:spec_decode_num_accepted_tokens_per_pos_total\{.*position="(\d)".*\} (\S+)$', metrics, re.M)
+        re.findall(
+            r'^vllm:spec_decode_num_accepted_tokens_per_pos_total\{.*position="(\d)".*\} (\S+)$',
+            metrics,
+            re.M,
+        )
     )
     (drafts,) = re.findall(r"^vllm:spec_decode_num_drafts_total\{.*\} (\S+)$", metrics, re.M)
     accepted = [float(by_position[str(position)]) for position in range(3)]
@@ -133,7 +145,9 @@ def steps(address: str) -> tuple[Observation, np.ndarray]:
     raise AssertionError("the reader always lagged")
 
 
-def test_observed_acceptance_is_that_of_the_streamed_answers(steps: tuple[Observation, np.ndarray]) -> None:
+def test_observed_acceptance_is_that_of_the_streamed_answers(
+    steps: tuple[Observation, np.ndarray],
+) -> None:
     seen, accepted = steps
     assert seen.announced == Draft(name="self", method="streamingllm", budget=BUDGET)
     assert seen.counts.drafts == accepted.size > 50  # a step of this draft has always one
@@ -161,13 +175,17 @@ def test_the_profile_is_taken_for_plans_of_this_draft_only(address: str, tmp_pat
     for number, path in enumerate(metrics):
         path.write_bytes(urllib.request.urlopen(address + "/metrics", timeout=60).read())
         if number == 0:
-            stream_all(address, prompts(NUM_REQUESTS, 900, seed=9), [40] * NUM_REQUESTS, model=str(MODEL))
+            stream_all(
+                address, prompts(NUM_REQUESTS, 900, seed=9), [40] * NUM_REQUESTS, model=str(MODEL)
+            )
     done = magicdec("observe", *map(str, metrics), "--model", "embedded", "-q", "-o", profile)
     assert done.returncode == 0, done.stderr
     assert "by StreamingLLM, budget 256 (as the server says), gamma 3" in done.stdout
     assert json.loads(Path(profile).read_text())["measured"][0]["budget"] == BUDGET
     plan = ("plan", "--model", "embedded", "--engine", "ours", "--batch", "4", "--context", "900")
-    taken = magicdec(*plan, "--draft", "self", "--draft-budget", str(BUDGET), "--acceptance", profile)
+    taken = magicdec(
+        *plan, "--draft", "self", "--draft-budget", str(BUDGET), "--acceptance", profile
+    )
     assert taken.returncode == 0, taken.stderr
     for words, other in ((("--draft", "ngram"), "ngram"), (("--draft-method", "snapkv"), "snapkv")):
         refused = magicdec(*plan, *words, "--acceptance", profile)
@@ -176,4 +194,6 @@ def test_the_profile_is_taken_for_plans_of_this_draft_only(address: str, tmp_pat
         assert other in refused.stderr
     wrong = magicdec("observe", *map(str, metrics), "--draft", "ngram", "--model", "embedded", "-q")
     assert wrong.returncode == 2
-    assert "the server drafts with StreamingLLM, budget 256, not with n-gram" in " ".join(wrong.stderr.split())
+    assert "the server drafts with StreamingLLM, budget 256, not with n-gram" in " ".join(
+        wrong.stderr.split()
+    )

@@ -31,14 +31,34 @@ def config() -> Any:
 @pytest.mark.parametrize(
     ("part", "name", "value", "message"),
     [
-        ("parallel_config", "pipeline_parallel_size", 2, "pipeline parallelism; supported: decoder-only"),
+        (
+            "parallel_config",
+            "pipeline_parallel_size",
+            2,
+            "pipeline parallelism; supported: decoder-only",
+        ),
         ("parallel_config", "data_parallel_size", 2, "one engine per replica"),
         ("scheduler_config", "async_scheduling", True, "asynchronous scheduling"),
         ("cache_config", "cache_dtype", "fp8_e5m2", "quantised KV cache"),
         ("cache_config", "block_size", 256, "use at least 768"),
-        ("model_config.hf_text_config", "layer_types", ["full_attention", "sliding_attention"], "hybrid KV caches"),
-        ("model_config.hf_text_config", "layer_types", ["linear_attention"], "layers of linear_attention"),
-        ("model_config.hf_text_config", "num_kv_shared_layers", 1, "layers that share keys and values"),
+        (
+            "model_config.hf_text_config",
+            "layer_types",
+            ["full_attention", "sliding_attention"],
+            "hybrid KV caches",
+        ),
+        (
+            "model_config.hf_text_config",
+            "layer_types",
+            ["linear_attention"],
+            "layers of linear_attention",
+        ),
+        (
+            "model_config.hf_text_config",
+            "num_kv_shared_layers",
+            1,
+            "layers that share keys and values",
+        ),
         ("model_config", "attention_chunk_size", 8192, "chunked local attention"),
         ("speculative_config", "num_speculative_tokens", 3, "set num_speculative_tokens"),
     ],
@@ -78,10 +98,14 @@ def test_the_v2_runner_takes_this_draft_only(config: Any) -> None:
     """Where the engine would choose V2 it does, and keeps V1 for another custom class."""
     assert config._get_v2_model_runner_unsupported_features() == []
     config.speculative_config.model = "somebody.elses.Draft"
-    assert config._get_v2_model_runner_unsupported_features() == ["speculative method 'custom_class'"]
+    assert config._get_v2_model_runner_unsupported_features() == [
+        "speculative method 'custom_class'"
+    ]
 
 
-def test_asynchronous_scheduling_is_refused_on_v1_only(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_asynchronous_scheduling_is_refused_on_v1_only(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Asked for, it reaches the draft, which refuses it on V1; test_engine_v2.py runs it on V2."""
     from vllm.envs import disable_envs_cache
 
@@ -128,7 +152,11 @@ def test_v2_has_a_whole_step_graph_for_every_batch_and_gamma(
     from vllm.platforms import current_platform
     from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
 
-    from magicdec.vllm.patches import _with_every_gamma, capture_every_gamma, capture_the_largest_batch
+    from magicdec.vllm.patches import (
+        _with_every_gamma,
+        capture_every_gamma,
+        capture_the_largest_batch,
+    )
 
     del served  # its process knows its place among the ranks
     mode, gammas = CUDAGraphMode.FULL_AND_PIECEWISE, (3, 2, 0)
@@ -141,7 +169,9 @@ def test_v2_has_a_whole_step_graph_for_every_batch_and_gamma(
     monkeypatch.setattr(type(current_platform), "_global_graph_pool", object(), raising=False)
 
     def uncovered() -> int:
-        manager = CudaGraphManager(config, torch.device("cpu"), mode, decode_query_len=max(gammas) + 1)
+        manager = CudaGraphManager(
+            config, torch.device("cpu"), mode, decode_query_len=max(gammas) + 1
+        )
         manager._graphs_captured = True
         found = [
             manager.dispatch(batch, batch * (gamma + 1), gamma + 1, 0)
@@ -154,12 +184,16 @@ def test_v2_has_a_whole_step_graph_for_every_batch_and_gamma(
     config._set_cudagraph_sizes()
     without = uncovered()
     capture_the_largest_batch(config)
-    monkeypatch.setattr(CudaGraphManager, "_init_candidates", _with_every_gamma(CudaGraphManager._init_candidates))
+    monkeypatch.setattr(
+        CudaGraphManager, "_init_candidates", _with_every_gamma(CudaGraphManager._init_candidates)
+    )
     assert without > 0
     assert uncovered() == 0
 
 
-def test_an_untested_version_stays_as_it_is_and_refuses_the_draft(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_untested_version_stays_as_it_is_and_refuses_the_draft(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import vllm
     from vllm.config import VllmConfig
 
@@ -182,4 +216,6 @@ def test_top_k_pages_take_their_memory_from_the_cache(config: Any) -> None:
     executor: Any = SimpleNamespace(vllm_config=config, collective_rpc=lambda _: [10_000_000])
     assert Executor.determine_available_memory(executor) == [10_000_000]
     config.additional_config = {"magicdec": {"draft_method": "topk"}}
-    assert Executor.determine_available_memory(executor) == [(10_000_000 - 16 * 6 * 48 * 4) * 64 // 65]
+    assert Executor.determine_available_memory(executor) == [
+        (10_000_000 - 16 * 6 * 48 * 4) * 64 // 65
+    ]

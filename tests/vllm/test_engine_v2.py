@@ -20,7 +20,9 @@ NUM_MIXED = {GRAPHS: 40, TOP_K: 20, SAMPLED: 0}
 SAMPLING = {"temperature": 0.9}  # the kernel of top-k and top-p does not run in the interpreter
 
 
-def start_engines(greedy: list[dict[str, Any]], sampled: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
+def start_engines(
+    greedy: list[dict[str, Any]], sampled: list[dict[str, Any]], folder: Path
+) -> dict[str, Any]:
     """All engines of this file: greedy requests of all kinds, some of them preempted; and those that sample, whose
     continuations have room for two drafts."""
     from cases import ENGINE
@@ -28,12 +30,18 @@ def start_engines(greedy: list[dict[str, Any]], sampled: list[dict[str, Any]], f
 
     from magicdec.vllm.settings import DRAFT_CLASS
 
-    def start(name: str, requests: list[dict[str, Any]], gamma: int, **settings: Any) -> EngineProcess:
+    def start(
+        name: str, requests: list[dict[str, Any]], gamma: int, **settings: Any
+    ) -> EngineProcess:
         speculation = {
             "method": "custom_class", "model": DRAFT_CLASS, "num_speculative_tokens": gamma,
             "draft_sample_method": "probabilistic" if name == SAMPLED else "greedy",
         }  # fmt: skip
-        engine = {**ENGINE, "speculative_config": speculation, "additional_config": {"magicdec": settings}}
+        engine = {
+            **ENGINE,
+            "speculative_config": speculation,
+            "additional_config": {"magicdec": settings},
+        }
         engine["async_scheduling"] = True
         (own := folder / name).mkdir()
         return EngineProcess(engine, requests, own, runner="V2", has_graphs=name != SAMPLED)
@@ -41,11 +49,15 @@ def start_engines(greedy: list[dict[str, Any]], sampled: list[dict[str, Any]], f
     def arriving(name: str) -> list[dict[str, Any]]:
         choose = random.Random(3)
         arrivals = [choose.randint(0, 60) for _ in range(NUM_MIXED[name])] + [30] * NUM_CROWD
-        return [{**each, "arrives": at} for each, at in zip(chosen(greedy, name), arrivals, strict=True)]
+        return [
+            {**each, "arrives": at} for each, at in zip(chosen(greedy, name), arrivals, strict=True)
+        ]
 
     return {
         GRAPHS: start(GRAPHS, arriving(GRAPHS), GAMMA, draft_budget=128, gamma_table=TABLE),
-        TOP_K: start(TOP_K, arriving(TOP_K), GAMMA, draft_budget=160, draft_method="topk", refresh=3),
+        TOP_K: start(
+            TOP_K, arriving(TOP_K), GAMMA, draft_budget=160, draft_method="topk", refresh=3
+        ),
         SAMPLED: start(SAMPLED, [*sampled, *chosen(greedy, SAMPLED)], 2, draft_budget=96),
     }
 
@@ -62,16 +74,27 @@ def test_greedy_output_is_the_engines_own(
     assert answer["runner"].startswith("vllm.v1.worker.cpu.model_runner")
     assert answer["is_async"]
     pairs = zip(answer["outputs"][-len(wanted) :], wanted, strict=True)
-    assert not [(i, why) for i, (output, expected) in enumerate(pairs) if (why := differs(output, expected))]
+    assert not [
+        (i, why) for i, (output, expected) in enumerate(pairs) if (why := differs(output, expected))
+    ]
     found = answer["counters"]
     assert found["num_preemptions"] > 0
     if name == SAMPLED:
         return
-    drafts, by_position = found["spec_decode_num_drafts"], found["spec_decode_num_accepted_tokens_per_pos"]
+    drafts, by_position = (
+        found["spec_decode_num_drafts"],
+        found["spec_decode_num_accepted_tokens_per_pos"],
+    )
     assert by_position[0] > 0.6 * drafts
     assert by_position[GAMMA - 1] > 0
-    length = found["spec_decode_num_draft_tokens"] / drafts  # the engine cuts drafts at its longest sequence
-    assert (2.0 if name == GRAPHS else 0.95 * GAMMA) < length < (0.95 * GAMMA if name == GRAPHS else GAMMA + 1e-9)
+    length = (
+        found["spec_decode_num_draft_tokens"] / drafts
+    )  # the engine cuts drafts at its longest sequence
+    assert (
+        (2.0 if name == GRAPHS else 0.95 * GAMMA)
+        < length
+        < (0.95 * GAMMA if name == GRAPHS else GAMMA + 1e-9)
+    )
 
 
 @pytest.mark.parametrize("name", NUM_MIXED)
@@ -109,7 +132,11 @@ def test_sampled_output_follows_the_models_distribution(
 
     answer = v2_engines[SAMPLED].answer()
     found = answer["counters"]
-    assert 0.1 < found["spec_decode_num_accepted_tokens"] / found["spec_decode_num_draft_tokens"] < 0.97
+    assert (
+        0.1
+        < found["spec_decode_num_accepted_tokens"] / found["spec_decode_num_draft_tokens"]
+        < 0.97
+    )
     requests = sampled_requests(prompt)
     counts = continuations(requests, answer["outputs"][: len(requests)])
     assert chi_square(counts, model, prompt, SAMPLING) > FALSE_ALARM

@@ -25,7 +25,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        DEVICE == "cpu" and not triton.knobs.runtime.interpret, reason="neither a GPU nor Triton's interpreter"
+        DEVICE == "cpu" and not triton.knobs.runtime.interpret,
+        reason="neither a GPU nor Triton's interpreter",
     ),
 ]
 SCALE = 0.5
@@ -60,14 +61,20 @@ def make_means(head_dim: int) -> PageMeans:
     return PageMeans(SimpleNamespace(impl=impl))
 
 
-@pytest.mark.parametrize(("size", "dtype"), [(16, torch.float32), (48, torch.bfloat16), (128, torch.float16)])
+@pytest.mark.parametrize(
+    ("size", "dtype"), [(16, torch.float32), (48, torch.bfloat16), (128, torch.float16)]
+)
 @pytest.mark.parametrize("seed", range(3))
-def test_every_full_page_has_the_mean_of_what_it_holds(size: int, dtype: torch.dtype, seed: int) -> None:
+def test_every_full_page_has_the_mean_of_what_it_holds(
+    size: int, dtype: torch.dtype, seed: int
+) -> None:
     """Prefill in chunks, drafts that are verified or rejected, sequences that end, their pages taken over by others,
     rows of nobody: after each step, in plain torch and in the kernel."""
     rng, kv_heads, head_dim, num_pages = np.random.default_rng(seed), 2, 24, 24
     means = make_means(head_dim)
-    cache = torch.full((num_pages, kv_heads, size, 2 * head_dim), torch.nan, dtype=dtype, device=DEVICE)
+    cache = torch.full(
+        (num_pages, kv_heads, size, 2 * head_dim), torch.nan, dtype=dtype, device=DEVICE
+    )
     by_kernel = torch.empty(num_pages, kv_heads, head_dim, dtype=dtype, device=DEVICE)
     free = list(rng.permutation(num_pages))
     sequences: list[tuple[list[int], int]] = []
@@ -81,7 +88,9 @@ def test_every_full_page_has_the_mean_of_what_it_holds(size: int, dtype: torch.d
             while len(pages) * size < cached + count and free:
                 pages.append(free.pop())
             count = min(count, len(pages) * size - cached)
-            slots += [int(pages[at // size]) * size + at % size for at in range(cached, cached + count)]
+            slots += [
+                int(pages[at // size]) * size + at % size for at in range(cached, cached + count)
+            ]
             kept = count if cached < size else int(rng.integers(0, count + 1))
             sequences[index] = (pages, cached + kept)
         slots_T = torch.tensor(slots, device=DEVICE)
@@ -133,7 +142,9 @@ class Batch:
         self.means = make_means(self.head_dim)
         self.means.means_NKD = self.random(count, kv_heads, self.head_dim)
         passes: Any = SimpleNamespace(page_size=size, longest=2400, starts=self.cached_B)
-        self.selector = PageSelector({"layer": self.means}, settings, passes, num_rows=9, max_gamma=4)
+        self.selector = PageSelector(
+            {"layer": self.means}, settings, passes, num_rows=9, max_gamma=4
+        )
         self.sinks = num_sink_pages(settings.num_sink_tokens, page_size=size)
 
     def random(self, *shape: int) -> Tensor:
@@ -147,7 +158,9 @@ class Batch:
         )  # fmt: skip
         block: Any = Block(window.table, window.num_left_out)
         choice = self.selector.choosing(block, self.own_BP, self.cached_B, row_B).choices["layer"]
-        query = self.random(len(self.own_BP) + 1, self.heads, self.head_dim)  # a graph's may be longer than the batch
+        query = self.random(
+            len(self.own_BP) + 1, self.heads, self.head_dim
+        )  # a graph's may be longer than the batch
         choice.choose(query)
         return window.table, choice, query
 
@@ -164,7 +177,12 @@ class Batch:
     ],
 )
 def test_the_best_pages_are_read_beside_the_sinks_and_the_last(
-    size: int, group: int, dtype: torch.dtype, budget: int, is_kernel: bool, monkeypatch: pytest.MonkeyPatch
+    size: int,
+    group: int,
+    dtype: torch.dtype,
+    budget: int,
+    is_kernel: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Sequences shorter than the budget, at its edge, at a page's edge, much longer; and a row of nobody."""
     if not is_kernel and DEVICE == "cuda":
@@ -172,7 +190,11 @@ def test_the_best_pages_are_read_beside_the_sinks_and_the_last(
     monkeypatch.setenv("TRITON_INTERPRET", str(int(is_kernel)))
     cached = [7, budget, budget + 1, budget + size, 1999, 0, 2390]
     batch = Batch(
-        cached, size=size, group=group, dtype=dtype, settings=DraftSettings(draft_method="topk", draft_budget=budget)
+        cached,
+        size=size,
+        group=group,
+        dtype=dtype,
+        settings=DraftSettings(draft_method="topk", draft_budget=budget),
     )
     row_B = torch.tensor([3, 0, 1, 8, 2, -1, 4], device=DEVICE)
     streaming, choice, query = batch.choose(row_B)
@@ -183,13 +205,18 @@ def test_the_best_pages_are_read_beside_the_sinks_and_the_last(
         if length <= budget:
             assert found == streaming[index].tolist()
             continue
-        assert found[:first] + found[first + count :] == own[:first] + streaming[index].tolist()[first + count :]
+        assert (
+            found[:first] + found[first + count :]
+            == own[:first] + streaming[index].tolist()[first + count :]
+        )
         last = own.index(found[first + count])
         assert (last + 1) * size <= length  # the last full page is read
         columns = [own.index(page) for page in found[first : first + count]]
         assert columns == sorted(set(columns)) == choice.chosen_RC[row_B[index]].tolist()
         assert first <= columns[0] <= columns[-1] < last
-        scores = exact_scores(query[index], batch.means.means_NKD[batch.own_BP[index, first:last].long()])
+        scores = exact_scores(
+            query[index], batch.means.means_NKD[batch.own_BP[index, first:last].long()]
+        )
         chosen = torch.zeros(last - first, dtype=torch.bool, device=DEVICE)
         chosen[torch.tensor(columns, device=DEVICE) - first] = True
         assert scores[chosen].min() >= scores[~chosen].max() - 1e-5
@@ -215,7 +242,9 @@ def test_a_choice_serves_as_many_blocks_as_asked(
         passes += is_new.cpu().numpy()
         for index in range(3):
             chosen = choice.chosen_RC[row_B[index]].tolist()
-            if index in kept and index != 1:  # the second has one page to leave out: another choice may be the same
+            if (
+                index in kept and index != 1
+            ):  # the second has one page to leave out: another choice may be the same
                 assert bool(is_new[index]) == (chosen != kept[index])
             assert is_new[index] or chosen == kept.get(index, chosen)
             kept[index] = chosen
@@ -236,5 +265,7 @@ def test_backends_that_keep_pages_elsewhere_are_refused() -> None:
     layer = SimpleNamespace(attn_backend=SimpleNamespace(get_name=lambda: "FLASHINFER"))
     context = {"experts": SimpleNamespace(), "attention": layer}
     config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=context))
-    with pytest.raises(ConfigError, match="attention backend FLASHINFER; use --attention-backend FLASH_ATTN"):
+    with pytest.raises(
+        ConfigError, match="attention backend FLASHINFER; use --attention-backend FLASH_ATTN"
+    ):
         watch_layers(config)

@@ -12,7 +12,9 @@ from magicdec.vllm.pages import most_pages, slots_of, streaming_window
 PAGE = 16
 
 
-def tokens_read(row: np.ndarray, length: int, owner: dict[int, tuple[int, int]]) -> list[tuple[int, int]]:
+def tokens_read(
+    row: np.ndarray, length: int, owner: dict[int, tuple[int, int]]
+) -> list[tuple[int, int]]:
     """(sequence, position) of each slot that attention over this table and length reads."""
     found = []
     for place in range(length):
@@ -45,7 +47,9 @@ def test_a_draft_reads_its_own_sinks_and_its_last_tokens_within_the_budget(seed:
             read = tokens_read(window.table[sequence].numpy(), length, owner)
             assert all(whose == sequence for whose, _ in read)
             positions = [position for _, position in read]
-            assert positions[-(step + 1) :] == list(range(count, count + step + 1))  # the block's own
+            assert positions[-(step + 1) :] == list(
+                range(count, count + step + 1)
+            )  # the block's own
             kept = positions[: -(step + 1)]
             if count <= budget:
                 assert kept == list(range(count))

@@ -20,7 +20,9 @@ def test_settings_are_read_from_the_engines_configuration() -> None:
     table = {"batch_sizes": [1, 8], "context_lens": [512], "gammas": [[0], [3]]}
     settings = read_settings({"magicdec": {"draft_budget": 1024, "gamma_table": table}})
     assert settings.draft_budget == 1024
-    assert settings.gamma_table == TableGamma(batch_sizes=(1, 8), context_lens=(512,), gammas=((0,), (3,)))
+    assert settings.gamma_table == TableGamma(
+        batch_sizes=(1, 8), context_lens=(512,), gammas=((0,), (3,))
+    )
 
 
 @pytest.mark.parametrize(
@@ -31,8 +33,14 @@ def test_settings_are_read_from_the_engines_configuration() -> None:
         ({"draft_method": "snapkv"}, "known: streamingllm, topk"),
         ({"refresh": 3}, "streamingllm chooses no pages"),
         ({"refresh": 0, "draft_method": "topk"}, "at least 1 block"),
-        ({"gamma_table": {"batch_sizes": [1], "context_lens": [1], "gammas": [[1, 2]]}}, "rows do not fit"),
-        ({"gamma_table": {"batch_sizes": [8, 1], "context_lens": [1], "gammas": [[1], [2]]}}, "ascending"),
+        (
+            {"gamma_table": {"batch_sizes": [1], "context_lens": [1], "gammas": [[1, 2]]}},
+            "rows do not fit",
+        ),
+        (
+            {"gamma_table": {"batch_sizes": [8, 1], "context_lens": [1], "gammas": [[1], [2]]}},
+            "ascending",
+        ),
     ],
 )
 def test_settings_that_cannot_be_used_are_refused(given: dict[str, Any], message: str) -> None:

@@ -43,9 +43,19 @@ def main() -> None:
         (80, "bf16", 4, 2, 80, {}),
     ):
         tiling = triton_attention.tiling(
-            group=group, head_dim=head_dim, num_tokens=tokens, element_bytes=2 if dtype == "bf16" else 4
+            group=group,
+            head_dim=head_dim,
+            num_tokens=tokens,
+            element_bytes=2 if dtype == "bf16" else 4,
         )
-        constants = {"WINDOW": 0, "RING": 0, "HAS_EMPTY": False, "WIDEN": False, "NUM_BLOCKS": 8, "SPLITS_PAD": 64}
+        constants = {
+            "WINDOW": 0,
+            "RING": 0,
+            "HAS_EMPTY": False,
+            "WIDEN": False,
+            "NUM_BLOCKS": 8,
+            "SPLITS_PAD": 64,
+        }
         constants |= tiling | extra
         for kernel in (
             triton_attention._split_kernel,
@@ -59,7 +69,10 @@ def main() -> None:
         for num_outputs in (4096, 128256):
             types = {"activations": "*bf16", "weights": f"*{weights}", "output": "*bf16"}
             types["scales"] = "*bf16" if group else "*fp32"
-            constants = triton_linear.tiling(32, num_outputs, 132, group=group) | {"GROUP": group, "WIDEN": False}
+            constants = triton_linear.tiling(32, num_outputs, 132, group=group) | {
+                "GROUP": group,
+                "WIDEN": False,
+            }
             show(triton_linear._linear_kernel, "bf16", types, constants, 90)
     for dtype, capability, hidden, head_dim in (
         ("bf16", 90, 4096, 128),
@@ -75,11 +88,22 @@ def main() -> None:
         show_pages(dtype, capability, page, group, head_dim, columns)
 
 
-def show_pages(dtype: str, capability: int, page: int, group: int, head_dim: int, columns: int) -> None:
+def show_pages(
+    dtype: str, capability: int, page: int, group: int, head_dim: int, columns: int
+) -> None:
     tiling = page_kernels.tiling(group=group, head_dim=head_dim)
-    constants = {**tiling, "PAGE": page, "ROWS": page_kernels.ROWS, "COLUMNS_PAD": columns, "PAGES_PAD": 64}
+    constants = {
+        **tiling,
+        "PAGE": page,
+        "ROWS": page_kernels.ROWS,
+        "COLUMNS_PAD": columns,
+        "PAGES_PAD": 64,
+    }
     constants |= {"WIDEN": False, "num_warps": 4, "num_stages": 3}
-    types = dict.fromkeys(("query", "means", "cache"), f"*{dtype}") | {"logits": "*fp32", "scale": "fp32"}
+    types = dict.fromkeys(("query", "means", "cache"), f"*{dtype}") | {
+        "logits": "*fp32",
+        "scale": "fp32",
+    }
     types |= dict.fromkeys(("slots", "stop", "left_out", "rows"), "*i64")
     types |= dict.fromkeys(("table", "chosen", "drafts_table"), "*i32")
     show(page_kernels._average_kernel, dtype, types, constants, capability)
@@ -89,8 +113,12 @@ def show_pages(dtype: str, capability: int, page: int, group: int, head_dim: int
 
 
 def show_fused(dtype: str, capability: int, hidden: int, head_dim: int) -> None:
-    types = dict.fromkeys(("hidden", "delta", "weight", "output", "heads", "gate_up", "logits"), f"*{dtype}")
-    types |= dict.fromkeys(("rotation", "highest", "total", "probabilities", "weights", "uniform"), "*fp32")
+    types = dict.fromkeys(
+        ("hidden", "delta", "weight", "output", "heads", "gate_up", "logits"), f"*{dtype}"
+    )
+    types |= dict.fromkeys(
+        ("rotation", "highest", "total", "probabilities", "weights", "uniform"), "*fp32"
+    )
     types |= {"tokens": "*i64", "eps": "fp32", "temperature": "fp32"}
     block = triton.next_power_of_2(hidden)
     norm = {"BLOCK": block, "num_warps": triton_fused.num_warps(block), "num_stages": 3}
@@ -101,29 +129,53 @@ def show_fused(dtype: str, capability: int, hidden: int, head_dim: int) -> None:
         show(triton_fused._rotate_kernel, dtype, types, rotation, capability)
     gate = {"BLOCK": triton_fused.GATED_ELEMENTS, "num_warps": 4, "num_stages": 3}
     show(triton_fused._silu_mul_kernel, dtype, types, gate, capability)
-    share = {"SHARE": triton_sampling.SHARE, "SHARES_PAD": 64, "num_warps": triton_sampling.NUM_WARPS, "num_stages": 3}
-    for name in ("_weigh_shares_kernel", "_normalise_kernel", "_sum_shares_kernel", "_choose_kernel"):
+    share = {
+        "SHARE": triton_sampling.SHARE,
+        "SHARES_PAD": 64,
+        "num_warps": triton_sampling.NUM_WARPS,
+        "num_stages": 3,
+    }
+    for name in (
+        "_weigh_shares_kernel",
+        "_normalise_kernel",
+        "_sum_shares_kernel",
+        "_choose_kernel",
+    ):
         show(getattr(triton_sampling, name), dtype, types, share, capability)
 
 
-def show(kernel: Any, dtype: str, types: dict[str, str], constants: dict[str, Any], capability: int) -> None:
+def show(
+    kernel: Any, dtype: str, types: dict[str, str], constants: dict[str, Any], capability: int
+) -> None:
     report = compile_kernel(kernel, types, constants, capability)
-    print(json.dumps({"kernel": kernel.__name__, "dtype": dtype, "capability": capability, **report}))
+    print(
+        json.dumps({"kernel": kernel.__name__, "dtype": dtype, "capability": capability, **report})
+    )
 
 
-def compile_kernel(kernel: Any, types: dict[str, str], constants: dict[str, Any], capability: int) -> dict[str, int]:
+def compile_kernel(
+    kernel: Any, types: dict[str, str], constants: dict[str, Any], capability: int
+) -> dict[str, int]:
     names = kernel.arg_names
     given = {name: value for name, value in constants.items() if name in names}
     signature = {name: "constexpr" if name in given else types.get(name, "i32") for name in names}
-    aligned = [n for n in names if n not in given and (signature[n].startswith("*") or n.startswith(ALIGNED))]
+    aligned = [
+        n
+        for n in names
+        if n not in given and (signature[n].startswith("*") or n.startswith(ALIGNED))
+    ]
     attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
-    source = ASTSource(kernel, signature, {(names.index(n),): v for n, v in given.items()}, attributes)
+    source = ASTSource(
+        kernel, signature, {(names.index(n),): v for n, v in given.items()}, attributes
+    )
     options = {name: constants[name] for name in ("num_warps", "num_stages")}
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
-        usage = subprocess.run([CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+        usage = subprocess.run(
+            [CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
     found = {name: int(value) for name, value in re.findall(r"(REG|STACK):(\d+)", usage)}
     return {
         "shared_bytes": compiled.metadata.shared,

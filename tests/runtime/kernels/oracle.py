@@ -45,9 +45,17 @@ class Inputs:
     def arguments(self) -> dict[str, Any]:
         """What a kernel's `decode_attention` is given."""
         visible = Visible(
-            last_BT=self.last_BT, stop=self.keys_BKSD.shape[2], window=self.window, ring=self.ring, empty=self.empty
+            last_BT=self.last_BT,
+            stop=self.keys_BKSD.shape[2],
+            window=self.window,
+            ring=self.ring,
+            empty=self.empty,
         )
-        named = {"query_BTAD": self.query_BTAD, "keys_BKSD": self.keys_BKSD, "values_BKSD": self.values_BKSD}
+        named = {
+            "query_BTAD": self.query_BTAD,
+            "keys_BKSD": self.keys_BKSD,
+            "values_BKSD": self.values_BKSD,
+        }
         return {**named, "visible": visible}
 
     def in_ring(self, ring: int | None) -> Inputs:
@@ -69,7 +77,9 @@ def random_inputs(case: Case, dtype: torch.dtype, *, seed: int = 0, device: str 
     shape = (2, case.sequences, case.kv_heads, case.slots + 5, case.head_dim)
     storage = torch.randn(shape, generator=generator).to(device, dtype)
     keys, values = storage[:, :, :, : case.slots].unbind(0)
-    fused = torch.randn(case.sequences, case.tokens, case.heads + 3, case.head_dim, generator=generator)
+    fused = torch.randn(
+        case.sequences, case.tokens, case.heads + 3, case.head_dim, generator=generator
+    )
     lowest = case.hole_stop or 0
     lengths_B = torch.linspace(lowest, case.slots - case.tokens, case.sequences).long()
     empty = None
@@ -83,7 +93,9 @@ def random_inputs(case: Case, dtype: torch.dtype, *, seed: int = 0, device: str 
 
 def exact_attention(inputs: Inputs) -> tuple[Tensor, Tensor]:
     """The output [B, T, A·D], and the probabilities summed over a KV head's query heads [B, K, T, S]."""
-    query, keys, values = (t.double() for t in (inputs.query_BTAD, inputs.keys_BKSD, inputs.values_BKSD))
+    query, keys, values = (
+        t.double() for t in (inputs.query_BTAD, inputs.keys_BKSD, inputs.values_BKSD)
+    )
     num_tokens, num_heads = query.shape[1:3]
     num_sequences, kv_heads, num_slots, head_dim = keys.shape
     group = num_heads // kv_heads

@@ -50,7 +50,9 @@ def checkout(directory: Path, source: str = SOURCE) -> ModuleType:
 
 def hits(module: ModuleType) -> list[int]:
     """Of each kernel, how often it was found."""
-    return [sum(each.stats.cache_hits.values()) for each in (module.increase, module.two, module.three)]
+    return [
+        sum(each.stats.cache_hits.values()) for each in (module.increase, module.two, module.three)
+    ]
 
 
 def test_another_checkout_finds_what_one_has_compiled(kept: Path, tmp_path: Path) -> None:
@@ -63,7 +65,9 @@ def test_another_checkout_finds_what_one_has_compiled(kept: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("fault", ["damaged", "full disk", "no folder"])
-def test_what_cannot_be_kept_is_compiled_all_the_same(fault: str, kept: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_kept_is_compiled_all_the_same(
+    fault: str, kept: Path, tmp_path: Path
+) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     if fault == "damaged":
         checkout(tmp_path / "one")
@@ -78,7 +82,9 @@ def test_what_cannot_be_kept_is_compiled_all_the_same(fault: str, kept: Path, tm
         assert hits(checkout(tmp_path / "two")) == [0, 0, 0]
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert fault == "no folder" or len(list(kept.rglob("*.nbc"))) == (3 if fault == "damaged" else 0)
+    assert fault == "no folder" or len(list(kept.rglob("*.nbc"))) == (
+        3 if fault == "damaged" else 0
+    )
 
 
 def test_the_kernels_of_attention_are_kept_so() -> None:
@@ -89,4 +95,6 @@ def test_the_kernels_of_attention_are_kept_so() -> None:
     if folder is None:
         pytest.skip("there is no folder to write to")
     names = [path.name for path in Path(folder.get_cache_path()).glob("*.nbi")]
-    assert {f"cpu_attention.attend_{rows}_64-0" for rows in (1, 2)} <= {name.rpartition(".py")[0] for name in names}
+    assert {f"cpu_attention.attend_{rows}_64-0" for rows in (1, 2)} <= {
+        name.rpartition(".py")[0] for name in names
+    }

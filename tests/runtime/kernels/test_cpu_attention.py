@@ -19,7 +19,9 @@ CASES = [
     Case(heads=8, kv_heads=2, head_dim=64, tokens=5, slots=333, window=100, ring=104),
     Case(heads=6, kv_heads=3, head_dim=16, tokens=3, slots=40, window=7, ring=9, sequences=7),
     Case(heads=1, kv_heads=1, head_dim=64, tokens=2, slots=1000, window=300, ring=340, sequences=1),
-    Case(heads=1, kv_heads=1, head_dim=96, tokens=1, slots=1000, sequences=1),  # split along the context
+    Case(
+        heads=1, kv_heads=1, head_dim=96, tokens=1, slots=1000, sequences=1
+    ),  # split along the context
 ]
 
 
@@ -50,7 +52,11 @@ def test_agrees_with_exact_attention(case: Case, kernel: str) -> None:
 
 def test_nan_in_a_query_or_a_key_reaches_the_output() -> None:
     """So that a broken model is noticed, not hidden."""
-    query, keys, values = torch.randn(1, 2, 2, 32), torch.randn(1, 2, 50, 32), torch.randn(1, 2, 50, 32)
+    query, keys, values = (
+        torch.randn(1, 2, 2, 32),
+        torch.randn(1, 2, 50, 32),
+        torch.randn(1, 2, 50, 32),
+    )
     visible = Visible(last_BT=torch.tensor([[48, 49]]), stop=50)
     for broken in (query[0, 0, 0], keys[0, 0, 30], values[0, 0, 30]):
         kept = broken.clone()
@@ -63,7 +69,11 @@ def test_nan_in_a_query_or_a_key_reaches_the_output() -> None:
 
 def test_slots_beyond_the_last_are_not_read() -> None:
     """What lies behind a sequence's end is memory of something else."""
-    query, keys, values = torch.randn(2, 1, 2, 64), torch.randn(2, 2, 70, 64), torch.randn(2, 2, 70, 64)
+    query, keys, values = (
+        torch.randn(2, 1, 2, 64),
+        torch.randn(2, 2, 70, 64),
+        torch.randn(2, 2, 70, 64),
+    )
     last_BT = torch.tensor([[5], [40]])
     visible = Visible(last_BT=last_BT, stop=70)
     expected, _ = cpu_attention.decode_attention(query, keys, values, visible)

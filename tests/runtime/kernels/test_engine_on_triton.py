@@ -25,7 +25,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        DEVICE == "cpu" and not triton.knobs.runtime.interpret, reason="neither a GPU nor Triton's interpreter"
+        DEVICE == "cpu" and not triton.knobs.runtime.interpret,
+        reason="neither a GPU nor Triton's interpreter",
     ),
 ]
 
@@ -37,19 +38,25 @@ def kernel_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
 
     def counted(*inputs: object, probabilities: bool, **options: object) -> object:
         calls.append(probabilities)
-        return triton_attention.decode_attention(*inputs, probabilities=probabilities, num_splits=2, **options)  # type: ignore[arg-type]
+        return triton_attention.decode_attention(
+            *inputs, probabilities=probabilities, num_splits=2, **options
+        )  # type: ignore[arg-type]
 
     monkeypatch.setattr(attention, "fastest_kernel", lambda *_: counted)
     return calls
 
 
-@pytest.mark.parametrize(("draft", "window"), [("streamingllm", 16), ("snapkv", None), ("topk", None)])
+@pytest.mark.parametrize(
+    ("draft", "window"), [("streamingllm", 16), ("snapkv", None), ("topk", None)]
+)
 def test_greedy_output_and_acceptance_are_the_references(
     draft: str, window: int | None, kernel_calls: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ragged prompts, shorter and longer than the budget: holes, selection by probabilities, and the model's window."""
     model = load_model(
-        tiny_spec(model_type="mistral", sliding_window=window, num_hidden_layers=1, num_key_value_heads=1),
+        tiny_spec(
+            model_type="mistral", sliding_window=window, num_hidden_layers=1, num_key_value_heads=1
+        ),
         weights="random",
         seed=3,
         device=DEVICE,
@@ -63,7 +70,7 @@ def test_greedy_output_and_acceptance_are_the_references(
         if is_reference:
             monkeypatch.setattr(attention, "fastest_kernel", lambda *_: None)
         engine.restore(snapshot)
-        drafter = build_drafter(DRAFTS[draft], engine, draft_model_for(DRAFTS[draft], 64))
+        drafter = build_drafter(DRAFTS[draft], engine, draft_model_for(DRAFTS[draft], engine.model))
         options = DecodeOptions(gamma=2, max_new_tokens=6)
         results.append(decode(engine, drafter, SamplingSpec(), options))
     assert results[0].tokens == results[1].tokens

@@ -23,7 +23,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        DEVICE == "cpu" and not triton.knobs.runtime.interpret, reason="neither a GPU nor Triton's interpreter"
+        DEVICE == "cpu" and not triton.knobs.runtime.interpret,
+        reason="neither a GPU nor Triton's interpreter",
     ),
 ]
 
@@ -51,7 +52,9 @@ def test_output_and_probabilities_equal_the_definition(case: str, num_splits: in
     """fp32, ragged, with one split and with several (in half precision: two)."""
     inputs = random_inputs(CASES[case], torch.float32, seed=len(case), device=DEVICE)
     stored, has_weights = inputs.in_ring(CASES[case].ring), CASES[case].ring is None
-    output, weights = decode_attention(**stored.arguments, probabilities=has_weights, num_splits=num_splits)
+    output, weights = decode_attention(
+        **stored.arguments, probabilities=has_weights, num_splits=num_splits
+    )
     expected, expected_weights = exact_attention(inputs)
     assert (output - expected).abs().max() < TOLERANCE[torch.float32]
     if not has_weights:
@@ -102,14 +105,18 @@ def test_a_row_that_sees_nothing_gives_zeros() -> None:
 def test_one_tile_holds_every_row_up_to_sixteen_tokens(group: int) -> None:
     """Then a program reads keys and values for all query tokens at once."""
     for tokens in range(1, 17):
-        sizes = triton_attention.tiling(group=group, head_dim=128, num_tokens=tokens, element_bytes=2)
+        sizes = triton_attention.tiling(
+            group=group, head_dim=128, num_tokens=tokens, element_bytes=2
+        )
         assert sizes["TOKENS_PAD"] >= tokens
         assert sizes["TOKENS_PAD"] * sizes["GROUP_PAD"] >= max(16, tokens * group)
 
 
 def test_splits_fill_the_device_but_stay_long() -> None:
     """One sequence of 8 KV heads on 132 multiprocessors is divided, a batch of 256 is not, a short one hardly."""
-    assert choose_num_splits(num_programs=8, num_slots=131072, num_multiprocessors=132) * 8 >= 4 * 132
+    assert (
+        choose_num_splits(num_programs=8, num_slots=131072, num_multiprocessors=132) * 8 >= 4 * 132
+    )
     assert choose_num_splits(num_programs=2048, num_slots=131072, num_multiprocessors=132) == 1
     assert choose_num_splits(num_programs=8, num_slots=512, num_multiprocessors=132) == 2
     assert choose_num_splits(num_programs=1, num_slots=10_000_000, num_multiprocessors=132) == 128
@@ -121,13 +128,17 @@ def test_kernels_compile_for_gpus(tmp_path: Path) -> None:
     products where there are any, and bf16 without spilled registers."""
     script = Path(__file__).with_name("compile_kernels.py")
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=True, env=environment
+    )
     compiled = [json.loads(line) for line in done.stdout.splitlines()]
     with_products = {"_split_kernel", "_weigh_kernel", "_linear_kernel"}
     fused = {"_add_rms_norm_kernel", "_rotate_kernel", "_silu_mul_kernel"}
     sampling = {"_weigh_shares_kernel", "_normalise_kernel", "_sum_shares_kernel", "_choose_kernel"}
     pages = {"_average_kernel", "_logits_kernel", "_choose_pages_kernel"}
-    assert {row["kernel"] for row in compiled} == {"_combine_kernel"} | with_products | fused | sampling | pages
+    assert {row["kernel"] for row in compiled} == {
+        "_combine_kernel"
+    } | with_products | fused | sampling | pages
     limit = {80: 163 * 1024, 90: 227 * 1024}
     for row in compiled:
         assert row["shared_bytes"] <= limit[row["capability"]], row

@@ -33,7 +33,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        DEVICE == "cpu" and not triton.knobs.runtime.interpret, reason="neither a GPU nor Triton's interpreter"
+        DEVICE == "cpu" and not triton.knobs.runtime.interpret,
+        reason="neither a GPU nor Triton's interpreter",
     ),
 ]
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -53,12 +54,18 @@ def assert_near(found: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 1, 64), (3, 2, 48), (2, 5, 1030)])
-def test_the_sum_is_stored_and_its_norm_returned(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_the_sum_is_stored_and_its_norm_returned(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
     """The hidden state is a view of wider rows, whose other elements stay; the norm is of the sum as stored."""
     size = shape[-1]
     whole = random(*shape[:-1], size + 8, dtype=dtype)
     kept = whole.clone()
-    hidden, delta, weight = whole[..., :size], random(*shape, dtype=dtype, seed=1), random(size, dtype=dtype, seed=2)
+    hidden, delta, weight = (
+        whole[..., :size],
+        random(*shape, dtype=dtype, seed=1),
+        random(size, dtype=dtype, seed=2),
+    )
     normed = triton_fused.add_rms_norm_(hidden, delta, weight, 1e-2)
     assert_near(hidden, kept[..., :size].double() + delta.double(), dtype)
     assert torch.equal(whole[..., size:], kept[..., size:])
@@ -97,7 +104,9 @@ def test_heads_are_normalised_and_turned_in_place(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "can_fuse", lambda x: True)
         mixers.rotate_(projected[:, :, :heads], rotation, norm)
-    assert_near(projected[:, :, :heads], exact_rotation(kept[:, :, :heads], angles, weight, 1e-2), dtype)
+    assert_near(
+        projected[:, :, :heads], exact_rotation(kept[:, :, :heads], angles, weight, 1e-2), dtype
+    )
     assert torch.equal(projected[:, :, heads:], kept[:, :, heads:])
 
 
@@ -112,7 +121,9 @@ def test_the_gate_opens_the_other_half(size: int, dtype: torch.dtype) -> None:
     assert_near(triton_fused.silu_mul(gate_up), gate / (1 + (-gate).exp()) * up, dtype)
 
 
-def counted(calls: Counter[str], name: str, function: Callable[..., object]) -> Callable[..., object]:
+def counted(
+    calls: Counter[str], name: str, function: Callable[..., object]
+) -> Callable[..., object]:
     def call(*args: object) -> object:
         calls[name] += 1
         return function(*args)
@@ -124,7 +135,10 @@ def counted(calls: Counter[str], name: str, function: Callable[..., object]) -> 
 def fused(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Sends all tensors to the fused kernels, until `only_torch`; counts their calls."""
     calls: Counter[str] = Counter()
-    by_module = {triton_fused: ("add_rms_norm_", "rotate_", "silu_mul"), triton_sampling: ("softmax", "sample")}
+    by_module = {
+        triton_fused: ("add_rms_norm_", "rotate_", "silu_mul"),
+        triton_sampling: ("softmax", "sample"),
+    }
     for module, names in by_module.items():
         for name in names:
             monkeypatch.setattr(module, name, counted(calls, name, getattr(module, name)))
@@ -149,9 +163,14 @@ def prefill_and_verify(model: Transformer) -> list[Tensor]:
     logits = [model.logits_of(model.hidden(torch.tensor([prompts[0]], device=DEVICE), first))]
     engine.prefill(prompts, chunk=8)
     logits += [
-        engine.forward(torch.tensor(block, device=DEVICE)) for block in ([[3], [4]], [[3, 5, 7, 9], [4, 6, 8, 2]])
+        engine.forward(torch.tensor(block, device=DEVICE))
+        for block in ([[3], [4]], [[3, 5, 7, 9], [4, 6, 8, 2]])
     ]
-    return [*logits, engine.cache.blocks[0].data[:, :, 0, :, :26], engine.cache.blocks[0].data[:, :, 1, :, :9]]
+    return [
+        *logits,
+        engine.cache.blocks[0].data[:, :, 0, :, :26],
+        engine.cache.blocks[0].data[:, :, 1, :, :9],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -159,10 +178,15 @@ def prefill_and_verify(model: Transformer) -> list[Tensor]:
     [
         "qwen3",
         "llama-biases",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama-3.1-rope", "mistral-window")),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("llama-3.1-rope", "mistral-window")
+        ),
     ],
 )
-def test_a_model_gives_the_same_logits(family: str, checkpoints: dict[str, Path], fused: Counter[str]) -> None:
+def test_a_model_gives_the_same_logits(
+    family: str, checkpoints: dict[str, Path], fused: Counter[str]
+) -> None:
     """Prefill, decoding and verification, fp32: to 1e-5 of the largest logit. Every addition but the first norm's is
     fused, the last layer's with the final norm."""
     model = load_model(checkpoints[family], device=DEVICE)
@@ -181,7 +205,9 @@ def test_a_model_gives_the_same_logits(family: str, checkpoints: dict[str, Path]
 
 
 @torch.inference_mode()
-def test_each_layers_whole_output_is_inspected(checkpoints: dict[str, Path], fused: Counter[str]) -> None:
+def test_each_layers_whole_output_is_inspected(
+    checkpoints: dict[str, Path], fused: Counter[str]
+) -> None:
     """What is inspected holds the layer's own addition, though the next norm has yet to make it; and inspecting changes
     nothing."""
     model = load_model(checkpoints["qwen3"], device=DEVICE)
@@ -205,17 +231,21 @@ def test_each_layers_whole_output_is_inspected(checkpoints: dict[str, Path], fus
 
 @pytest.mark.parametrize("draft", ["streamingllm", "sparse-model"])
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.8])
-def test_decoding_on_fused_kernels_gives_the_same_tokens(draft: str, temperature: float, fused: Counter[str]) -> None:
+def test_decoding_on_fused_kernels_gives_the_same_tokens(
+    draft: str, temperature: float, fused: Counter[str]
+) -> None:
     """Greedy and sampled with the same random numbers; sinks of a cache are turned by the same kernel, one rotation for
     all heads of a sequence."""
-    model = load_model(tiny_spec(model_type="qwen3", num_hidden_layers=1), weights="random", seed=3, device=DEVICE)
+    model = load_model(
+        tiny_spec(model_type="qwen3", num_hidden_layers=1), weights="random", seed=3, device=DEVICE
+    )
     sampling = SamplingSpec(temperature=temperature, seed=2)
 
     def run() -> DecodeResult:
         engine = Engine(model, batch_size=2, max_len=60)
         generator = np.random.default_rng(5)
         engine.prefill([generator.integers(0, 64, n).tolist() for n in (4, 30)])
-        drafter = build_drafter(DRAFTS[draft], engine, draft_model_for(DRAFTS[draft], 64))
+        drafter = build_drafter(DRAFTS[draft], engine, draft_model_for(DRAFTS[draft], engine.model))
         return decode(engine, drafter, sampling, DecodeOptions(gamma=2, max_new_tokens=8))
 
     result = run()

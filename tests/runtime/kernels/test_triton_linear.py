@@ -16,20 +16,26 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        DEVICE == "cpu" and not triton.knobs.runtime.interpret, reason="neither a GPU nor Triton's interpreter"
+        DEVICE == "cpu" and not triton.knobs.runtime.interpret,
+        reason="neither a GPU nor Triton's interpreter",
     ),
 ]
 
 
 def on_device(weight: QuantizedWeight) -> QuantizedWeight:
-    return QuantizedWeight(data_NK=weight.data_NK.to(DEVICE), scales=weight.scales.to(DEVICE), group=weight.group)
+    return QuantizedWeight(
+        data_NK=weight.data_NK.to(DEVICE), scales=weight.scales.to(DEVICE), group=weight.group
+    )
 
 
 @pytest.mark.parametrize(
-    ("rows", "outputs", "inputs"), [(1, 70, 192), (5, 16, 320), (70, 130, 48), (5, 130, 48), (70, 16, 320)]
+    ("rows", "outputs", "inputs"),
+    [(1, 70, 192), (5, 16, 320), (70, 130, 48), (5, 130, 48), (70, 16, 320)],
 )
 @pytest.mark.parametrize("weight_dtype", ["int8", "fp8", "int4"])
-def test_the_product_is_that_of_the_dequantised_weight(weight_dtype: str, rows: int, outputs: int, inputs: int) -> None:
+def test_the_product_is_that_of_the_dequantised_weight(
+    weight_dtype: str, rows: int, outputs: int, inputs: int
+) -> None:
     """Outputs and inputs that no block divides, few rows and many."""
     generator = torch.Generator().manual_seed(rows)
     quantized = on_device(quantize(torch.randn(outputs, inputs, generator=generator), weight_dtype))

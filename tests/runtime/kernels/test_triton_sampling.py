@@ -19,7 +19,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        DEVICE == "cpu" and not triton.knobs.runtime.interpret, reason="neither a GPU nor Triton's interpreter"
+        DEVICE == "cpu" and not triton.knobs.runtime.interpret,
+        reason="neither a GPU nor Triton's interpreter",
     ),
 ]
 
@@ -29,7 +30,9 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Te
 
 
 @pytest.mark.parametrize("dtype", kernels.TRITON_DTYPES)
-@pytest.mark.parametrize("shape", [(2, 3, 100), (3, 2 * triton_sampling.SHARE + 77), (1, triton_sampling.SHARE)])
+@pytest.mark.parametrize(
+    "shape", [(2, 3, 100), (3, 2 * triton_sampling.SHARE + 77), (1, triton_sampling.SHARE)]
+)
 def test_probabilities_are_the_softmax(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """In one share and in several, one of which has -inf alone; fp32 whatever the logits' dtype."""
     logits = 8 * random(*shape[:-1], shape[-1] + 3, dtype=dtype)[..., : shape[-1]]
@@ -54,7 +57,12 @@ def test_nan_in_a_logit_reaches_all_of_its_row() -> None:
 @pytest.mark.parametrize("size", [7, triton_sampling.SHARE + 5, 3 * triton_sampling.SHARE])
 def test_a_token_is_where_the_cumulative_sum_passes(size: int) -> None:
     """Strided rows of weights that are not normalised, a third of them 0; numbers from 0 to the last below 1."""
-    numbers = torch.cat((torch.tensor([0.0, 1 - 2.0**-24]), torch.rand(18, generator=torch.Generator().manual_seed(1))))
+    numbers = torch.cat(
+        (
+            torch.tensor([0.0, 1 - 2.0**-24]),
+            torch.rand(18, generator=torch.Generator().manual_seed(1)),
+        )
+    )
     uniform = torch.stack((numbers, numbers), dim=1).to(DEVICE)[:, 1]
     weights = random(20, size + 3).abs()[:, :size]
     weights[random(20, size, seed=1) < -0.43] = 0
@@ -75,7 +83,9 @@ def test_only_tokens_with_a_weight_are_chosen() -> None:
     for only in (0, triton_sampling.SHARE - 1, triton_sampling.SHARE, size - 1):
         weights = torch.zeros(3, size, device=DEVICE)
         weights[:, only] = 1e-30
-        tokens = triton_sampling.sample(weights, torch.tensor([0.0, 0.5, 1 - 2.0**-24], device=DEVICE))
+        tokens = triton_sampling.sample(
+            weights, torch.tensor([0.0, 0.5, 1 - 2.0**-24], device=DEVICE)
+        )
         assert tokens.tolist() == [only] * 3
     for value in (0.0, torch.nan):
         weights = torch.full((1, size), value, device=DEVICE)
@@ -106,7 +116,10 @@ def test_truncated_distributions_are_left_to_torch(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(kernels, "can_fuse", lambda x: True)
     monkeypatch.setattr(triton_sampling, "softmax", softmax)
     logits = random(2, 50)
-    for sampling in (SamplingSpec(temperature=0.5, top_k=5), SamplingSpec(temperature=0.5, top_p=0.9)):
+    for sampling in (
+        SamplingSpec(temperature=0.5, top_k=5),
+        SamplingSpec(temperature=0.5, top_p=0.9),
+    ):
         kept = probabilities(logits, sampling, SINGLE)
         assert (kept == 0).any()
         assert (kept.sum(-1) - 1).abs().max() < 1e-6

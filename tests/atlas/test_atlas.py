@@ -1,0 +1,118 @@
+"""The atlas: its questions, its cells against single plans, and its page."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import magicdec
+from magicdec.atlas.cells import cell_of, cells_of
+from magicdec.atlas.page import render_html, render_markdown, sections_of
+from magicdec.atlas.questions import Atlas, read_atlas
+from magicdec.cli import app, register_commands
+from magicdec.errors import ConfigError
+
+SMALL = """
+title = "A small atlas"
+engine = "vllm"
+[prices]
+source = "https://example.org/prices"
+read_on = 2026-01-02
+[[loads]]
+name = "short"
+title = "Short"
+options = { context = 1024, gen_len = 200, batch = 4, gpus = 1 }
+[[loads]]
+name = "long"
+title = "Long"
+options = { context = 16384, gen_len = 200, batch = 8, gpus = 1 }
+[[devices]]
+name = "h100-sxm-80gb"
+price = 2.0
+[[devices]]
+name = "rtx-4090-24gb"
+price = 0.5
+[[models]]
+name = "llama-3.1-8b"
+[[models]]
+name = "llama-3.1-70b"
+"""
+
+
+@pytest.fixture(scope="module")
+def atlas(tmp_path_factory: pytest.TempPathFactory) -> Atlas:
+    path = tmp_path_factory.mktemp("atlas") / "small.toml"
+    path.write_text(SMALL)
+    return read_atlas(path)
+
+
+def test_the_shipped_questions_are_a_full_grid() -> None:
+    atlas = read_atlas()
+    questions = list(atlas.questions())
+    assert len(questions) == len(atlas.models) * len(atlas.devices) * len(atlas.loads)
+    assert len({question.anchor for question in questions}) == len(questions)
+
+
+def test_a_cell_is_the_plan_that_its_command_asks_for(atlas: Atlas) -> None:
+    """The command of a cell, run by itself, gives the cell's draft, gamma and dollars."""
+    question = next(atlas.questions())
+    cell = cell_of(question)
+    assert cell.answer is not None
+    register_commands("plan")
+    words = shlex.split(cell.command)
+    result = CliRunner().invoke(app, [*words[1:], "--format", "json"])
+    assert result.exit_code == 0, result.output
+    plan = json.loads(result.stdout)
+    assert plan["model"] == question.model
+    again = magicdec.plan(**question.options)
+    assert cell.answer.gamma == again.best.gamma
+    assert cell.answer.ms_per_token == pytest.approx(1000.0 * again.best.between_tokens_s)
+
+
+def test_a_model_that_does_not_fit_is_a_cell_with_its_reason(atlas: Atlas) -> None:
+    cells = list(cells_of(atlas))
+    refused = [cell for cell in cells if cell.answer is None]
+    assert {(cell.model, cell.device) for cell in refused} >= {("llama-3.1-70b", "rtx-4090-24gb")}
+    assert all(cell.refusal for cell in refused)
+
+
+def test_the_page_links_to_each_cell_and_loads_nothing(atlas: Atlas) -> None:
+    cells = list(cells_of(atlas))
+    page = render_html(atlas, cells)
+    for cell in cells:
+        assert f'href="#{cell.anchor}"' in page
+        assert f'id="{cell.anchor}"' in page
+    for section in sections_of(cells):
+        assert 1 <= len(section.sentences) <= 3
+        assert f'id="{section.anchor}"' in page
+    assert not re.search(r"<(script|img|link)[^>]+(src|href)=.https?:", page)
+
+
+def test_the_tables_have_a_row_for_each_model_and_load(atlas: Atlas) -> None:
+    text = render_markdown(atlas, list(cells_of(atlas)))
+    rows = [line for line in text.splitlines() if line.startswith("| llama")]
+    assert len(rows) == len(atlas.models) * len(atlas.loads)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("price = 2.0", "price = 0", "price"),
+        ('name = "long"', 'name = "short"', "names the load short twice"),
+        ("gpus = 1 }", 'model = "x" }', "sets model"),
+        ("[[models]]", "[[model]]", "model"),
+    ],
+)
+def test_a_bad_file_is_refused_in_one_line(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(SMALL.replace(old, new, 1) if old != "[[models]]" else SMALL.replace(old, new))
+    with pytest.raises(ConfigError, match=message) as refused:
+        read_atlas(path)
+    assert "\n" not in str(refused.value)

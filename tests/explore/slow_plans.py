@@ -1,0 +1,19 @@
+"""A planner's process for tests: it notes that it began, and answers when it is told to."""
+
+from __future__ import annotations
+
+import os
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from magicdec.perfmodel.plan.request import PlanRequest
+from magicdec.plan_document import Plan
+
+
+def answer_when_told(folder: str, document: Plan, request: PlanRequest, sender: Connection) -> None:
+    sender.send(("simulating", 0.5))
+    Path(folder, f"begun-{request.rate:g}-{os.getpid()}").touch()
+    while not Path(folder, f"end-{request.rate:g}").exists():
+        time.sleep(0.02)
+    sender.send(document)

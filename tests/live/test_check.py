@@ -1,0 +1,149 @@
+"""Advice on a server's command, held against plans of the same configurations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import magicdec
+from magicdec.cli import app, register_commands
+from magicdec.live.check import Check, Load, check_command
+from magicdec.plan_rows import Candidate
+from magicdec.specs.serve_command import read_serve_command
+
+register_commands()
+EAGLE = (
+    "vllm serve meta-llama/Llama-3.1-8B-Instruct --tensor-parallel-size 2 --speculative-config "
+    '\'{"method": "eagle3", "num_speculative_tokens": %d}\''
+)
+LOAD = Load(hardware="h100", batch=16, context_len=4096)
+ASKED = {
+    "model": "llama-3.1-8b",
+    "hardware": "h100-sxm-80gb",
+    "engine": "vllm",
+    "tp": 2,
+    "batch": 16,
+    "context": 4096,
+}
+
+
+def checked(text: str, **changes: object) -> Check:
+    load = Load(**{name: getattr(LOAD, name) for name in Load.__struct_fields__} | changes)  # type: ignore[arg-type]
+    return check_command(read_serve_command(text), load)
+
+
+def planned(**options: object) -> Candidate:
+    return magicdec.predict(**ASKED, **options)
+
+
+def change(result: Check, words: str) -> magicdec.live.check.Change:
+    return next(change for change in result.changes if words in change.change)
+
+
+def test_a_command_as_it_is_is_the_plan_of_its_options() -> None:
+    result = checked(EAGLE % 5)
+    assert result.as_it_is == planned(draft="eagle3", gamma=5)
+    assert result.without_draft is not None
+    assert result.without_draft.tpot_s == pytest.approx(planned(draft="none").tpot_s)
+
+
+def test_each_change_gains_what_a_plan_says() -> None:
+    result = checked(EAGLE % 7)
+    now = planned(draft="eagle3", gamma=7)
+    rates = {gamma: planned(draft="eagle3", gamma=gamma).tokens_per_s for gamma in range(1, 8)}
+    best = max(rates, key=lambda gamma: rates[gamma])
+    assert best != 7
+    other = change(result, "not 7")
+    assert other.change == f"Draft {best} tokens per step, not 7"
+    assert other.gain == pytest.approx(rates[best] / now.tokens_per_s)
+    assert other.gain_low is not None
+    assert other.gain_high is not None
+    assert other.gain_low < other.gain < other.gain_high
+    assert f'"num_speculative_tokens": {best}' in other.option
+    off = [each for each in result.changes if "Do not speculate" in each.change]
+    alone = planned(draft="none").tokens_per_s / now.tokens_per_s
+    assert [each.gain for each in off] == ([pytest.approx(alone)] if alone >= 1.01 else [])
+
+
+def test_a_command_that_is_right_is_kept() -> None:
+    best = checked(EAGLE % 7)
+    gamma = int(change(best, "not 7").change.split()[1])
+    result = checked(EAGLE % gamma)
+    assert not any("tokens per step, not" in each.change for each in result.changes)
+
+
+def test_few_sequences_at_once_while_users_wait_is_found() -> None:
+    text = "vllm serve Qwen/Qwen3-32B -tp 2 --max-num-seqs 8"
+    result = checked(text, hardware="h200", batch=32)
+    found = change(result, "Serve 32 users at once, not 8")
+    asked = {"model": "qwen3-32b", "hardware": "h200", "tp": 2, "context": 4096, "draft": "none"}
+    rates = [magicdec.predict(**asked, batch=batch).tokens_per_s for batch in (32, 8)]
+    assert found.gain == pytest.approx(rates[0] / rates[1])
+    assert found.is_sure
+    assert result.headline.startswith("Serve 32 users")
+
+
+def test_what_does_not_fit_says_what_would() -> None:
+    result = checked("vllm serve Qwen/Qwen2.5-72B-Instruct")
+    assert result.as_it_is is None
+    assert "tp 2" in result.headline
+    few = checked("vllm serve Qwen/Qwen2.5-72B-Instruct -tp 2", batch=64, context_len=8192)
+    assert few.headline.startswith("Use tp 8")
+
+
+def test_passes_without_a_captured_graph_are_found() -> None:
+    graphs = EAGLE % 2 + " --max-cudagraph-capture-size 16"
+    found = change(checked(graphs), "Capture graphs")
+    assert found.option == "--max-cudagraph-capture-size 48"
+    assert found.gain is None
+    assert change(checked(EAGLE % 2 + " --enforce-eager"), "Capture graphs").gain is None
+
+
+def test_an_unknown_acceptance_is_said_and_one_given_is_used() -> None:
+    config = {"model": "Qwen/Qwen3-0.6B", "num_speculative_tokens": 4}
+    text = f"vllm serve Qwen/Qwen3-32B --speculative-config '{json.dumps(config)}'"
+    given = checked(text, hardware="h200", batch=1, acceptance_rate=0.8)
+    assert given.as_it_is is not None
+    assert (given.as_it_is.draft, given.as_it_is.gamma) == ("qwen3-0.6b", 4)
+
+
+def test_what_is_assumed_is_named() -> None:
+    result = check_command(read_serve_command("vllm serve Qwen/Qwen3-8B"), Load())
+    assert len(result.assumed) == 3
+    assert result.hardware == "h100-sxm-80gb"
+
+
+@pytest.mark.parametrize("way", ["argument", "file", "stdin", "compose"])
+def test_the_command_reads_text_files_and_stdin(way: str, tmp_path: Path) -> None:
+    text = "vllm serve Qwen/Qwen3-8B --max-num-seqs 4 --what-is-this"
+    stdin = None
+    if way == "file":
+        (tmp_path / "serve.sh").write_text(text)
+        argument = str(tmp_path / "serve.sh")
+    elif way == "compose":
+        (tmp_path / "compose.yml").write_text(f"services:\n  llm:\n    command: {text}\n")
+        argument = str(tmp_path / "compose.yml")
+    else:
+        argument = "-" if way == "stdin" else text
+        stdin = text if way == "stdin" else None
+    arguments = ["check", argument, "--hardware", "h100", "--format", "json"]
+    done = CliRunner().invoke(app, arguments, input=stdin)
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    assert document["not_understood"] == ["--what-is-this"]
+    assert document["batch_size"] == 4
+
+
+def test_strict_fails_where_a_change_surely_gains() -> None:
+    asked = ["check", "vllm serve Qwen/Qwen3-32B -tp 2 --max-num-seqs 8", "--batch", "32"]
+    assert CliRunner().invoke(app, [*asked, "--hardware", "h200", "--strict"]).exit_code == 1
+    assert CliRunner().invoke(app, [*asked, "--hardware", "h200"]).exit_code == 0
+
+
+def test_devices_that_the_command_does_not_use_are_named() -> None:
+    result = checked("vllm serve Qwen/Qwen3-8B", hardware="4xh100")
+    assert result.problems == ["devices: the command uses 1, and 4 are there"]
+    assert checked("vllm serve Qwen/Qwen3-8B -tp 4", hardware="4xh100").problems == []

@@ -1,0 +1,154 @@
+"""The load that a log holds, and plans made from a log alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("numba")
+
+from magicdec.logs.load import PrefixCache, read_load
+from magicdec.perfmodel.acceptance import load_profile
+from magicdec.perfmodel.traffic.requests import read_requests
+from tests.processes import Program
+
+SAMPLES = Path(__file__).parents[2] / "docs" / "samples" / "requests.jsonl"
+texts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=40), min_size=1, max_size=12)
+
+
+@settings(max_examples=80, deadline=None)
+@given(texts=texts, block=st.sampled_from([1, 4, 16]))
+def test_a_cache_with_room_finds_the_longest_prefix_in_whole_blocks(
+    texts: list[list[int]], block: int
+) -> None:
+    """What an earlier text begins with too, by comparing all of them."""
+    cache = PrefixCache(block_tokens=block, room_tokens=None)
+    for number, text in enumerate(texts):
+        longest = 0
+        for earlier in texts[:number]:
+            common = 0
+            while common < min(len(text), len(earlier)) and text[common] == earlier[common]:
+                common += 1
+            longest = max(longest, common // block * block)
+        tokens = np.array(text, dtype=np.int32)
+        assert cache.shared_tokens(tokens) == longest
+        cache.add(tokens)
+
+
+def test_a_full_cache_drops_the_least_recently_used() -> None:
+    """Of three texts of two blocks each, room for four blocks keeps the last two that were used."""
+    cache = PrefixCache(block_tokens=2, room_tokens=8)
+    first, second, third = (np.array([start, 1, 2, 3], dtype=np.int32) for start in (10, 20, 30))
+    for text in (first, second):
+        cache.add(text)
+    assert cache.shared_tokens(first) == 4
+    cache.add(third)
+    assert [cache.shared_tokens(text) for text in (first, second, third)] == [4, 0, 4]
+
+
+def test_arrivals_and_cached_prefixes_become_requests_that_a_plan_reads(tmp_path: Path) -> None:
+    """Sorted by arrival, with the hits of requests in that order, and in the form of --requests."""
+    prompt = list(range(40))
+    rows = [
+        {"timestamp": 100.0, "prompt": prompt, "output": [1, 2]},
+        {"timestamp": 101.5, "prompt": [*prompt[:35], 99, 98], "output": [1, 2, 3]},
+        {"timestamp": 103.0, "prompt": prompt, "output": [5]},
+    ]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    load = read_load([tmp_path / "log.jsonl"])
+    assert load.arrival_s is not None
+    assert load.arrival_s.tolist() == [0.0, 1.5, 3.0]
+    assert load.cached_len.tolist() == [0, 32, 32]
+    headed = read_load([tmp_path / "log.jsonl"], drops_last_unit=True)
+    assert headed.cached_len.tolist() == [0, 16, 16]
+    (tmp_path / "requests.csv").write_text(load.requests_csv())
+    requests = read_requests(tmp_path / "requests.csv")
+    assert requests.arrival_s.tolist() == [0.0, 1.5, 3.0]
+    assert requests.prompt_len.tolist() == [40, 37, 40]
+    assert requests.output_len.tolist() == [2, 3, 1]
+    assert requests.cached_len.tolist() == [0, 32, 32]
+
+
+def test_what_the_engine_counted_as_cached_is_taken(tmp_path: Path) -> None:
+    """Logs that count cached tokens are not replayed for them."""
+    choices = [{"message": {"role": "assistant", "content": "x"}, "token_ids": [7, 8]}]
+    usage = {
+        "prompt_tokens": 50,
+        "completion_tokens": 2,
+        "prompt_tokens_details": {"cached_tokens": 48},
+    }
+    row = {"prompt": [1, 2], "choices": choices, "usage": usage}
+    (tmp_path / "log.jsonl").write_text(json.dumps(row) + "\n")
+    load = read_load([tmp_path / "log.jsonl"])
+    assert (load.cached_len.tolist(), load.num_counted, load.hit_share) == ([48], 1, 0.96)
+
+
+def test_a_plan_takes_what_a_log_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Program
+) -> None:
+    """Arrivals, lengths, cached prefixes and acceptance, said first; nothing is typed twice."""
+    monkeypatch.chdir(tmp_path)
+    done = program("plan", "--model", "embedded", "--hardware", "l4", "--logs", str(SAMPLES))
+    assert done.returncode == 0, done.stderr
+    first = done.stdout.splitlines()
+    assert first[0].startswith("read 40 requests of 1 file (40 token ids)")
+    assert any(
+        line.startswith("arrivals: ") and "requests per second" in line for line in first[:6]
+    )
+    assert any(line.startswith("prefix cache: ") for line in first[:6])
+    folder = tmp_path / "requests.magicdec"
+    assert load_profile(folder / "acceptance.ngram.json").replay is not None
+    assert len(read_requests(folder / "requests.csv")) == 40
+
+
+def test_a_log_without_times_gives_lengths_and_acceptance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Program
+) -> None:
+    """The plan is of a batch, and says that arrivals were not in the log."""
+    monkeypatch.chdir(tmp_path)
+    rows = [json.loads(line) for line in SAMPLES.read_text().splitlines()]
+    lines = [json.dumps({name: row[name] for name in row if name != "arrival_s"}) for row in rows]
+    (tmp_path / "log.jsonl").write_text("\n".join(lines) + "\n")
+    done = program(
+        "plan", "--model", "embedded", "--hardware", "l4", "--logs", "log.jsonl", "--batch", "4", "--draft", "ngram",
+        "-o", "plan.json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "arrivals: not in the log (0 of 40 requests have a time)" in done.stdout
+    document = json.loads((tmp_path / "plan.json").read_text())
+    assert len(document["request"]["workload"]["requests"]) == 40
+    refused = program("plan", "--logs", "log.jsonl", "--requests", "requests.csv")
+    assert refused.returncode == 2
+    assert "--logs says it: leave --requests out" in refused.stderr
+
+
+def test_a_benchmark_s_result_gives_lengths_and_arrivals_without_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Program
+) -> None:
+    """What the file lacks is said, and what is assumed instead."""
+    monkeypatch.chdir(tmp_path)
+    result = {
+        "input_lens": [300] * 6, "output_lens": [40] * 6, "start_times": [0.0, 1.0, 2.0, 3.0, 4.0, 5.0],
+        "errors": [""] * 6,
+    }  # fmt: skip
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    done = program(
+        "plan",
+        "--model",
+        "embedded",
+        "--hardware",
+        "l4",
+        "--logs",
+        "result.json",
+        "--draft",
+        "none",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "6 requests have lengths alone, and cannot be replayed" in done.stdout
+    assert "prefix cache: not known, the log has no prompts" in done.stdout
+    assert "arrivals: 1 requests per second over 5 s" in done.stdout

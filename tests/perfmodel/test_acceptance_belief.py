@@ -1,0 +1,181 @@
+"""The belief about acceptance: against exact conditioning, what is left out, and a user's counts."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+
+import msgspec
+import numpy as np
+import pytest
+
+from magicdec.errors import ConfigError
+from magicdec.perfmodel.acceptance import belief as beliefs
+from magicdec.perfmodel.acceptance import constant_profile, fit_profile
+from magicdec.perfmodel.acceptance.assumed import (
+    Question,
+    assumed,
+    known_checkpoints,
+    profile_of,
+    updated_by,
+)
+from magicdec.perfmodel.acceptance.belief import Evidence, Point
+from magicdec.perfmodel.acceptance.published import Situation, distinct, read_rates
+from magicdec.perfmodel.plan.planner import PlanRequest, plan
+from magicdec.validate.acceptance import GROUPS, validate_beliefs
+
+HEAD = Question("llama-3.1-8b", "eagle3", 8.0, task="chat", temperature=0.0)
+
+
+def test_a_constant_rate_is_recovered_and_its_depth_is_the_derivative_of_the_tokens() -> None:
+    step = 1e-5
+    for gamma, logit in itertools.product((1, 3, 7), (-1.0, 0.5, 2.0)):
+        tokens = beliefs.tokens_at(logit, gamma)
+        assert beliefs.constant_rate_logit(tokens, gamma) == pytest.approx(logit, abs=1e-6)
+        places = np.log(np.arange(1, gamma + 1)) - beliefs.REFERENCE_DEPTH
+        tilted = [
+            np.cumprod(1.0 / (1.0 + np.exp(-(logit + slope * places)))).sum()
+            for slope in (step, -step)
+        ]
+        level = [beliefs.tokens_at(logit + move, gamma) for move in (step, -step)]
+        by_slope = (tilted[0] - tilted[1]) / (level[0] - level[1])
+        assert beliefs.mean_depth(logit, gamma) == pytest.approx(by_slope, abs=1e-4)
+
+
+def test_what_is_shipped_predicts_as_conditioning_on_every_row_does() -> None:
+    """A head that no row is of: the shipped levels, against one covariance of all thousand rows."""
+    rates = distinct(read_rates(beliefs.RATES))
+    fitted = beliefs.fitted()
+    weights = np.array(fitted.coefficients.row_weights)
+    evidence = Evidence.of(rates, fitted.scales, weights)
+    at = Situation(kind="eagle3", model="new", draft="new", task_class="code", temperature=0.0)
+    point = Point(at, 0.0)
+    quick = beliefs.believed([point])
+    whole = beliefs.noisy_covariance(evidence, fitted.scales)
+    cross = beliefs.prior_covariance(evidence.points, [point], fitted.scales)[:, 0]
+    gain = np.linalg.solve(whole, cross)
+    own = beliefs.prior_covariance([point], [point], fitted.scales)[0, 0]
+    assert quick.mean[0] == pytest.approx(gain @ evidence.logits, abs=0.02)
+    assert quick.covariance[0, 0] == pytest.approx(own - gain @ cross, rel=0.03)
+
+
+def test_a_known_head_on_a_known_text_is_surer_than_any_head_on_any_text() -> None:
+    widths = [
+        assumed(question).error.log_rejection
+        for question in (
+            Question("no such model", "eagle3", 8.0),
+            Question("no such model", "eagle3", 8.0, task="chat"),
+            HEAD._replace(draft="yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"),
+        )
+    ]
+    assert widths[0] > widths[1] > widths[2] > 0.2
+    assert known_checkpoints("Llama-3.1-8B-Instruct", "eagle3")
+    assert not known_checkpoints("no such model", "eagle3")
+
+
+def test_origins_say_in_few_words_where_acceptance_comes_from() -> None:
+    assert assumed(HEAD).origin.startswith("published, ")
+    assert assumed(HEAD).origin.endswith(", chat")
+    assert assumed(Question("no such model", "mtp", 8.0)).origin.startswith("assumed from ")
+
+
+def test_a_sharp_measurement_stands_and_a_weak_one_is_drawn_to_the_belief() -> None:
+    rows = [
+        {
+            "draft_method": "eagle3", "budget": 1024, "context": 1024, "position": position,
+            "trials": 0, "accepted": 0, "temperature": 0.0,
+        }
+        for position in (1, 2, 3)
+    ]  # fmt: skip
+
+    def measured(trials: int):
+        counted = [row | {"trials": trials, "accepted": round(0.3 * trials)} for row in rows]
+        return fit_profile(counted, model="llama-3.1-8b", draft="eagle3")
+
+    def first(profile) -> float:
+        return float(profile.law.first_rate(budget=None, context=1024))
+
+    sharp = measured(100_000)
+    assert updated_by(sharp, HEAD).law == sharp.law
+    assert updated_by(sharp, HEAD).error == sharp.error
+    prior = first(profile_of(HEAD, draft="eagle3", method="eagle3"))
+    weak = msgspec.structs.replace(
+        sharp, error=msgspec.structs.replace(sharp.error, log_rejection=0.8)
+    )
+    after = updated_by(weak, HEAD)
+    assert first(sharp) < first(after) < prior
+    assert after.error.log_rejection < 0.8
+
+
+def test_chat_measured_informs_code_through_the_task() -> None:
+    """A head that accepts far less on chat than others do is expected to accept less on code too, and less surely."""
+    poor = msgspec.structs.replace(
+        constant_profile(0.2, model="llama-3.1-8b", draft="eagle3", draft_method="eagle3"),
+        dataset="chat",
+    )
+    code = HEAD._replace(task="code")
+    prior = profile_of(code, draft="eagle3", method="eagle3")
+    after = updated_by(poor, code)
+    rates = [
+        float(profile.law.first_rate(budget=None, context=1024)) for profile in (prior, after, poor)
+    ]
+    assert rates[0] > rates[1] > rates[2]
+    assert after.error.log_rejection > 0.1
+    assert after.source.startswith("measured (yours) on chat")
+
+
+def test_groups_left_out_of_the_shipped_table_are_predicted_as_well_as_is_said() -> None:
+    """The sorts of docs/acceptance.md: models left out."""
+    found = validate_beliefs(leave_out="model")
+    sorts = {group.group: group for group in found.groups if group.by == "sort"}
+    for name, median, mean in (
+        ("eagle3", 0.13, 0.16),
+        ("mtp", 0.14, 0.17),
+        ("block", 0.1, 0.15),
+        ("lookup", 0.13, 0.25),
+    ):
+        assert sorts[name].median_error < median
+        assert sorts[name].mean_error < mean
+        assert sorts[name].coverage >= 0.83
+        assert sorts[name].width < 2.4
+    assert found.brier < 0.1
+
+
+def test_rows_of_a_file_are_predicted_without_themselves(tmp_path) -> None:
+    with beliefs.RATES.open(encoding="utf-8", newline="") as file:
+        lines = list(csv.DictReader(file))
+    chosen = [line for line in lines if line["model"].startswith("gpt-oss")]
+    path = tmp_path / "rates.csv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(lines[0]))
+        writer.writeheader()
+        writer.writerows(chosen)
+    found = validate_beliefs([path])
+    assert found.rows == len(distinct(read_rates(path)))
+    assert found.overall.median_error > 0.001
+    with pytest.raises(ConfigError, match="group to leave out"):
+        validate_beliefs([path], leave_out="models")
+    assert set(GROUPS) == {"model", "source", "checkpoint", "checkpoint-task"}
+
+
+def test_definitions_are_made_one(tmp_path) -> None:
+    path = tmp_path / "rates.csv"
+    path.write_text(
+        "model,draft_kind,gamma,mean_acceptance_length,definition,acceptance_rate\n"
+        'm,eagle3,5,2.0,"accepted only, bonus excluded",\n'
+        'm,ngram,5,3.3,"per DRAFTED step incl. bonus; all-steps tokens/step = a/(a-b) = 2.18",\n'
+        "m,mtp,3,,accepted/drafted,0.5 (1/2)\n"
+        "m,mtp,,,nothing,\n"
+    )
+    rates = read_rates(path)
+    assert [rate.tokens for rate in rates] == [3.0, 2.18, 2.5]
+    assert not any(rate.situation.counts_drafted for rate in rates)
+    assert [rate.is_chain for rate in rates] == [True, True, False]
+
+
+def test_a_task_moves_the_answer_and_an_unknown_one_is_refused() -> None:
+    case = {"batch_sizes": (1,), "draft": "eagle3", "gamma": 3, "context_lens": (1024,)}
+    code, chat = (plan(PlanRequest(**case, task=task)).candidates[0] for task in ("code", "chat"))
+    assert code.drafting.tokens_per_step > chat.drafting.tokens_per_step
+    with pytest.raises(ConfigError, match="unknown task"):
+        PlanRequest(task="poetry")

@@ -1,0 +1,145 @@
+"""One question has one answer: the choice under a rate, between two rows of a table, of advice on a
+running server, and how sure it is."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+import magicdec
+from magicdec.errors import ConfigError
+from magicdec.live.advice import Serving, Situation, choices_at
+from magicdec.live.observation import Draft
+from magicdec.perfmodel.acceptance import default_profile
+from magicdec.perfmodel.plan.choice import best_of_each_batch
+from magicdec.plan_document import Plan, plan_of
+from magicdec.plan_rows import columns
+
+RATES = {
+    "h100": {"hardware": "h100-sxm-80gb", "context": 4096, "gen_len": 300, "rate": 4, "p95_tpot_ms": 20, "gpus": 8},
+    "a100": {"hardware": "a100-sxm-80gb", "context": 8192, "gen_len": 200, "rate": 1, "p95_tpot_ms": 30, "gpus": 8},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=RATES)
+def at_a_rate(request: pytest.FixtureRequest) -> Plan:
+    return magicdec.plan(model="llama-3.1-8b", **RATES[request.param])
+
+
+def test_the_best_configuration_under_a_rate_is_the_simulated_one(at_a_rate: Plan) -> None:
+    load, best = at_a_rate.traffic.best, at_a_rate.best
+    for name in ("tp_size", "pp_size", "dp_size", "ep_size", "num_replicas"):
+        assert getattr(best.layout, name) == getattr(load, name)
+    assert best.draft_budget == load.draft_budget
+    assert (best.draft, best.draft_method) == (load.draft, load.draft_method)
+    assert best.is_speculative == load.is_speculative
+    assert best.cost.per_million_tokens_usd == load.cost_per_million_tokens_usd
+    table = at_a_rate.gamma_table
+    if best.is_speculative:
+        assert (table.draft, table.draft_method) == (best.draft, best.draft_method)
+
+
+def test_bands_of_a_table_hold_what_is_looked_up() -> None:
+    plan = magicdec.plan(
+        model="llama-3.1-70b",
+        hardware="h100-sxm-80gb",
+        tp=8,
+        batch=64,
+        context=4096,
+        draft="eagle3",
+    )
+    policy = plan.gamma_table.policy
+    bands = policy.bands(4096)
+    assert bands[0].first == 1
+    assert bands[-1].last == policy.batch_sizes[-1]
+    for band in bands:
+        for batch in range(band.first, band.last + 1):
+            assert policy.choose(batch_size=batch, context_len=4096) == band.gamma
+
+
+def _situation(method: str, gamma: int) -> Situation:
+    profile = default_profile("llama-3.1-8b", method, method, 1.0)
+    assert profile is not None
+    serving = Serving(model="llama-3.1-8b", hardware="h100-sxm-80gb", engine="vllm")
+    setup = serving.setup(Draft(name=method, method=method))
+    return Situation(setup=setup, acceptance=profile, batch_size=16, context_len=4096, gamma=gamma)
+
+
+def test_advice_goes_no_deeper_than_a_plan() -> None:
+    choices = choices_at(_situation("ngram", 3), 16, 4096, over=0)
+    advised = max(choices, key=lambda choice: choice.gain)
+    plan = magicdec.plan(
+        model="llama-3.1-8b", hardware="h100-sxm-80gb", tp=1, batch=16, context=4096, draft="ngram"
+    )
+    planned = max(plan.candidates, key=lambda row: row.speedup)
+    assert advised.gamma == planned.gamma
+    assert (advised.gain_low, advised.gain_high) == pytest.approx(
+        (planned.speedup_low, planned.speedup_high)
+    )
+
+
+@pytest.mark.parametrize(("gamma", "other"), [(1, 0), (3, 0), (7, 0), (3, 1), (2, 7)])
+def test_a_gain_and_its_reciprocal_are_as_sure(gamma: int, other: int) -> None:
+    situation = _situation("eagle3", gamma)
+    back = choices_at(situation, 16, 4096, over=gamma)[other]
+    forth = choices_at(situation, 16, 4096, over=other)[gamma]
+    assert (back.gain_low, back.gain_high) == pytest.approx(
+        (1 / forth.gain_high, 1 / forth.gain_low), rel=0.01
+    )
+
+
+def test_the_best_of_each_batch_is_the_first_in_order() -> None:
+    """Against the maximum of tuples, over random points."""
+    random = np.random.default_rng(3)
+    shape = (4, 3, 5)
+    score = random.random(shape)
+    is_valid, is_within_limits, fits = (random.random(shape) < 0.5 for _ in range(3))
+    found = best_of_each_batch(
+        score, is_valid=is_valid, is_within_limits=is_within_limits, fits=fits
+    )
+    for batch, flat in enumerate(found.tolist()):
+        places = [(batch, *place) for place in product(range(3), range(5))]
+        best = max(places, key=lambda at: (is_valid[at], is_within_limits[at], fits[at], score[at]))
+        assert np.ravel_multi_index(best, shape) == flat
+
+
+def test_a_document_of_schema_3_is_read_as_the_same_plan() -> None:
+    plan = magicdec.plan(
+        model="llama-3.1-8b",
+        hardware="h100-sxm-80gb",
+        tp=1,
+        batch=16,
+        context=4096,
+        gen_len=200,
+        price=2,
+    )
+    assert plan_of(_earlier(plan)) == msgspec.structs.replace(
+        plan,
+        choice=msgspec.structs.replace(plan.choice, limits=[], left_out=None, with_plugin=None),
+    )
+    damaged = _earlier(plan)
+    damaged["best"]["tp_size"] = "one"
+    with pytest.raises(ConfigError, match="not a whole plan"):
+        plan_of(damaged)
+
+
+def _earlier(plan: Plan) -> dict[str, Any]:
+    """The plan as schema 3 held it: flat candidates, and its answer in three fields."""
+    document = json.loads(plan.to_json())
+    choice = document.pop("choice")
+    del document["request"]["plugin"]
+    document |= {
+        "schema_version": 3,
+        "best": columns(plan.best),
+        "autoregressive": columns(plan.autoregressive),
+        "best_autoregressive": columns(plan.best_autoregressive),
+    }
+    assert choice["row"]["drafting"]["gamma"] == document["best"]["gamma"]
+    for name in ("best_by_batch", "pareto", "layouts", "autoregressive_rows", "candidates"):
+        document[name] = [columns(row) for row in getattr(plan, name)]
+    return json.loads(json.dumps(document))

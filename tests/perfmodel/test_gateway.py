@@ -1,0 +1,147 @@
+"""Requests as gateways log them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from magicdec.cli import app, register_commands
+from magicdec.errors import ConfigError
+from magicdec.perfmodel.traffic.gateway import Columns, recognised, seconds
+from magicdec.perfmodel.traffic.requests import log_columns, read_requests
+
+register_commands()
+REQUESTS = [(100.0, 512, 64, 0), (100.5, 2048, 128, 1024), (103.25, 300, 7, 0)]
+"""Arrival in seconds, tokens of prompt and output, cached tokens."""
+
+
+def nested(arrival: float, prompt: int, output: int, cached: int) -> dict[str, object]:
+    """A line of a proxy's log around OpenAI's response."""
+    usage = {
+        "prompt_tokens": prompt,
+        "completion_tokens": output,
+        "total_tokens": prompt + output,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+    return {"id": "x", "created_at": arrival, "response": {"model": "m", "usage": usage}}
+
+
+def iso(arrival: float, prompt: int, output: int, cached: int) -> dict[str, object]:
+    stamp = f"2026-01-31T12:{int(arrival) // 60:02d}:{arrival % 60:06.3f}Z"
+    return {"Timestamp": stamp, "Input Tokens": prompt, "Output-Tokens": output, "n": cached}
+
+
+def milliseconds(arrival: float, prompt: int, output: int, cached: int) -> dict[str, object]:
+    """Flat, with milliseconds since 1970."""
+    start = int((1.77e9 + arrival) * 1000)
+    return {"startTime": start, "promptTokens": prompt, "completionTokens": output}
+
+
+def opentelemetry(arrival: float, prompt: int, output: int, cached: int) -> dict[str, object]:
+    return {
+        "start_time": 1.77e9 + arrival,
+        "gen_ai.usage.input_tokens": prompt,
+        "gen_ai.usage.output_tokens": output,
+    }
+
+
+def mooncake(arrival: float, prompt: int, output: int, cached: int) -> dict[str, object]:
+    return {"timestamp": arrival * 1000, "input_length": prompt, "output_length": output}
+
+
+@pytest.mark.parametrize("line", [nested, iso, milliseconds, opentelemetry, mooncake])
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_the_same_requests_are_read_from_every_log(line, kind: str, tmp_path: Path) -> None:
+    rows = [line(*request) for request in REQUESTS]
+    path = tmp_path / f"log.{kind}"
+    if kind == "jsonl":
+        path.write_text("\n".join(json.dumps(row) for row in rows))
+    else:
+        text = io.StringIO()
+        table = csv.DictWriter(text, rows[0])
+        table.writeheader()
+        for row in rows:
+            cells = {k: json.dumps(v) if isinstance(v, dict) else v for k, v in row.items()}
+            table.writerow(cells)
+        path.write_text(text.getvalue())
+    if line is mooncake and kind == "csv":
+        return  # a format of JSONL
+    found = read_requests(path)
+    assert np.allclose(found.arrival_s, [0.0, 0.5, 3.25], atol=1e-3)
+    assert found.prompt_len.tolist() == [512, 2048, 300]
+    assert found.output_len.tolist() == [64, 128, 7]
+    assert found.cached_len.tolist() == ([0, 1024, 0] if line is nested else [0, 0, 0])
+
+
+def test_a_log_in_order_of_ends_is_read_by_arrival_and_errors_are_left_out(tmp_path: Path) -> None:
+    rows = [nested(*request) for request in reversed(REQUESTS)]
+    rows.insert(1, {"id": "x", "created_at": 101.0, "response": {"error": "timeout"}})
+    path = tmp_path / "log.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert read_requests(path).prompt_len.tolist() == [512, 2048, 300]
+
+
+def test_columns_may_be_named(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("t_in,t_out,a,b\n5,9,100,10\n6,9,200,20\n")
+    with pytest.raises(ConfigError, match="--columns arrival="):
+        read_requests(path)
+    found = read_requests(path, "arrival=t_in,prompt=a,output=b")
+    assert found.arrival_s.tolist() == [0.0, 1.0]
+    assert found.prompt_len.tolist() == [100, 200]
+    with pytest.raises(ConfigError, match="the file has no column 'c'"):
+        read_requests(path, "arrival=t_in,prompt=a,output=c")
+    with pytest.raises(ConfigError, match="--columns must be arrival=COLUMN"):
+        read_requests(path, "arrivals=t_in")
+
+
+def test_what_was_recognised_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text("\n".join(json.dumps(nested(*request)) for request in REQUESTS))
+    columns = log_columns(path)
+    assert columns == Columns(
+        "created_at",
+        "response.usage.prompt_tokens",
+        "response.usage.completion_tokens",
+        "response.usage.prompt_tokens_details.cached_tokens",
+    )
+    assert str(columns).startswith("arrival from created_at, prompt from response.usage.prompt")
+    asked = ["plan", "--requests", str(path), "--columns", "prompt=nothing"]
+    assert CliRunner().invoke(app, asked).exit_code != 0
+    assert recognised({"created_at": 1, "prompt_tokens": 2}) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (12.5, 12.5),
+        ("1770000000", 1.77e9),
+        (1770000000123, 1770000000.123),
+        (1770000000123456, 1770000000.123456),
+        (1770000000123456789, 1770000000.1234568),
+        ("2026-01-31T12:00:00Z", 1769860800.0),
+        ("2026-01-31 13:00:00+01:00", 1769860800.0),
+        ("2026-01-31 12:00:00 UTC", 1769860800.0),
+    ],
+)
+def test_times_are_read_in_the_units_that_logs_have(value: object, expected: float) -> None:
+    assert seconds(value) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("value", ["yesterday", None, -1, True, float("nan")])
+def test_what_is_no_time_is_refused(value: object) -> None:
+    with pytest.raises(ConfigError, match="time must be a"):
+        seconds(value)
+
+
+def test_a_bad_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("created_at,prompt_tokens,completion_tokens\n1,5,5\n2,5.5,5\n")
+    with pytest.raises(ConfigError, match=r"log\.csv:3: prompt_tokens must be a whole number"):
+        read_requests(path)

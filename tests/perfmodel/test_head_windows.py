@@ -1,0 +1,75 @@
+"""Heads whose attention is cut to a window: what they read, accept, keep, and how they are exported."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from magicdec import api
+from magicdec.perfmodel.acceptance import default_profile
+from magicdec.perfmodel.setup import Points, Setup
+from magicdec.perfmodel.speedup import Prediction, predict
+from magicdec.reports.exports import export
+from magicdec.specs.speculation import SpeculationSpec
+
+TARGET = "llama-3.1-8b"
+BATCH = 6
+CONTEXT = 65_536
+WINDOW = 2048
+
+
+def predicted(context: int, *, window: int | None, gamma: int = 3) -> Prediction:
+    spec = SpeculationSpec(draft="eagle3", draft_method="eagle3", draft_budget=window)
+    setup = Setup.of(TARGET, "h100-sxm-80gb", "sglang", spec)
+    law = default_profile(TARGET, "eagle3", draft="eagle3")
+    points = Points(batch=BATCH, context=context, budget=window, gamma=gamma)
+    return predict(setup, law, points)
+
+
+def test_a_window_cuts_the_keys_and_values_that_a_draft_step_reads() -> None:
+    """Llama-3.1-8B's head has one layer of 8 KV heads of 128, in 16 bits."""
+    gamma = 3
+    own_drafts = (gamma - 1) / 2
+    bytes_per_token = 2 * 8 * 128 * 2
+    for window, tokens in ((None, CONTEXT), (WINDOW, WINDOW)):
+        read = float(predicted(CONTEXT, window=window, gamma=gamma).terms.draft.cost.kv_bytes)
+        assert read == pytest.approx(BATCH * bytes_per_token * (tokens + own_drafts), rel=1e-12)
+
+
+def test_a_head_accepts_with_a_window_what_it_accepts_at_that_context() -> None:
+    short = predicted(WINDOW, window=None)
+    cut = predicted(CONTEXT, window=WINDOW)
+    whole = predicted(CONTEXT, window=None)
+    assert float(cut.expected_tokens_per_step) == float(short.expected_tokens_per_step)
+    assert float(whole.expected_tokens_per_step) < float(cut.expected_tokens_per_step)
+
+
+def test_a_window_longer_than_the_context_changes_nothing() -> None:
+    cut = predicted(1024, window=WINDOW)
+    whole = predicted(1024, window=None)
+    assert bool(cut.valid)
+    assert float(cut.speedup) == float(whole.speedup)
+
+
+def test_the_cache_is_kept_whole_beside_a_window() -> None:
+    cut = predicted(CONTEXT, window=WINDOW).memory
+    whole = predicted(CONTEXT, window=None).memory
+    assert np.array_equal(cut.draft_kv_bytes, whole.draft_kv_bytes)
+
+
+def test_plan_searches_windows_where_the_engine_has_them_and_exports_its_flag() -> None:
+    asked = {
+        "model": TARGET,
+        "hardware": "h100-sxm-80gb",
+        "tp": 1,
+        "draft": "eagle3",
+        "context": 16_384,
+        "batch": BATCH,
+    }
+    plan = api.plan(**asked, engine="sglang")
+    budgets = {row.draft_budget for row in plan.candidates if row.draft == "eagle3"}
+    assert budgets == {None, 2048, 4096}
+    assert plan.best.draft_budget == WINDOW
+    assert f"--speculative-draft-window-size {WINDOW}" in export("sglang", plan)
+    elsewhere = api.plan(**asked, engine="vllm")
+    assert {row.draft_budget for row in elsewhere.candidates} == {None}

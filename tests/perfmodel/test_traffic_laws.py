@@ -1,0 +1,212 @@
+"""Laws that hold for every load under arrivals: conservation, the scale of time, Little's law, and a
+queue with one server in closed form.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from magicdec.perfmodel.acceptance import constant_profile
+from magicdec.perfmodel.setup import Setup
+from magicdec.perfmodel.traffic.costs import Costs
+from magicdec.perfmodel.traffic.replica import Replica
+from magicdec.perfmodel.traffic.requests import Requests, alike, drawn
+from magicdec.perfmodel.traffic.simulate import Outcome, Server, simulate
+from magicdec.specs.engine import load_engine
+from magicdec.specs.gamma_table import TableGamma
+from magicdec.specs.speculation import SpeculationSpec
+from magicdec.specs.workload import RequestShape, WorkloadSpec
+
+ENGINE = msgspec.structs.replace(
+    load_engine("vllm"), steps_ahead=0.0, request_latency_s=0.0, prompt_token_latency_s=0.0
+)
+"""vLLM without what lies outside of its iterations."""
+ALONE = Setup.of("llama-3.1-8b", "h100-sxm-80gb", ENGINE)
+EAGLE = Setup.of(
+    "llama-3.1-8b",
+    "h100-sxm-80gb",
+    ENGINE,
+    SpeculationSpec(draft="eagle3", draft_method="eagle3", gamma=3),
+)
+TABLE = TableGamma(
+    batch_sizes=(1, 4, 16), context_lens=(100, 1000), gammas=((5, 3), (3, 2), (1, 0))
+)
+
+
+@st.composite
+def loads(draw: st.DrawFn) -> tuple[Server, Requests, int, int]:
+    """A server, with a small cache or a large one, its requests, replicas and a seed."""
+    shapes = draw(
+        st.lists(st.tuples(st.integers(20, 900), st.integers(1, 60)), min_size=1, max_size=3)
+    )
+    workload = WorkloadSpec(
+        requests=tuple(RequestShape(prompt_len=prompt, gen_len=out) for prompt, out in shapes)
+    )
+    requests = drawn(
+        draw(st.integers(1, 60)),
+        rate=draw(st.sampled_from([1.0, 20.0, 300.0])),
+        workload=workload,
+        burstiness=draw(st.sampled_from([0.0, 1.0, 9.0])),
+        cached_len=draw(st.sampled_from([0, 16])),
+        seed=draw(st.integers(0, 99)),
+    )
+    is_drafted = draw(st.booleans())
+    server = Server.of(
+        EAGLE if is_drafted else ALONE,
+        requests,
+        acceptance=constant_profile(0.6) if is_drafted else None,
+        policy=TABLE if is_drafted else None,
+        max_sequences=draw(st.sampled_from([1, 3, 200])),
+        max_tokens=draw(st.sampled_from([64, 512])),
+    )
+    longest = int((requests.prompt_len + requests.output_len).max()) + 8
+    blocks = draw(st.sampled_from([-(-longest // 16) + 1, 400]))
+    limits = replace(
+        server.limits,
+        num_blocks=max(blocks, -(-longest // 16) + 1),
+        reserves_output=draw(st.booleans()),
+    )
+    return (
+        replace(server, limits=limits),
+        requests,
+        draw(st.integers(1, 3)),
+        draw(st.integers(0, 9)),
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(load=loads())
+def test_every_request_ends_with_all_its_tokens_and_every_block_is_free_again(
+    load: tuple[Server, Requests, int, int],
+) -> None:
+    server, requests, replicas, seed = load
+    outcome = simulate(server, requests, replicas=replicas, seed=seed)
+    of_replica = np.arange(len(requests)) % replicas
+    for place, replica in enumerate(outcome.replicas):
+        mine = of_replica == place
+        assert np.array_equal(np.isnan(replica.last_s), ~mine)
+        assert np.array_equal(np.array(replica.emitted)[mine], requests.output_len[mine])
+        assert replica.in_system == 0
+        assert replica.total == 0
+        assert replica._make_room(0) == server.limits.num_blocks
+        for _, batch, waiting, used in replica.timeline:
+            assert 0 <= used <= server.limits.num_blocks
+            assert 0 < batch <= server.limits.max_sequences
+            assert 0 <= waiting <= mine.sum()
+    assert np.all(outcome.first_s > requests.arrival_s)
+    assert np.all(outcome.last_s >= outcome.first_s)
+    several = requests.output_len > 1
+    assert np.all(outcome.last_s[several] > outcome.first_s[several])
+    assert len(outcome.tpot_s) == several.sum()
+
+
+def slower(costs: Costs, factor: float) -> Costs:
+    return replace(
+        costs,
+        steps=lambda gamma, batch: factor * costs.steps(gamma, batch),
+        linear=[factor * seconds for seconds in costs.linear],
+        prompts=factor * costs.prompts,
+        pass_overhead_s=factor * costs.pass_overhead_s,
+        request_overhead_s=factor * costs.request_overhead_s,
+        rows={},
+        read={},
+    )
+
+
+@settings(max_examples=30, deadline=None)
+@given(load=loads())
+def test_costs_twice_as_large_are_arrivals_twice_as_fast_in_slower_time(
+    load: tuple[Server, Requests, int, int],
+) -> None:
+    """Powers of two, so that floating point does the same."""
+    server, requests, replicas, seed = load
+    one = simulate(server, requests, replicas=replicas, seed=seed)
+    late = replace(requests, arrival_s=2.0 * requests.arrival_s)
+    slow = replace(server, costs=slower(server.costs, 2.0))
+    two = simulate(slow, late, replicas=replicas, seed=seed)
+    np.testing.assert_allclose(two.first_s, 2.0 * one.first_s, rtol=1e-9)
+    np.testing.assert_allclose(two.last_s, 2.0 * one.last_s, rtol=1e-9)
+    assert two.preemptions == one.preemptions
+    assert two.tokens_per_s == pytest.approx(one.tokens_per_s / 2.0)
+    assert two.is_overloaded == one.is_overloaded
+
+
+def _one_at_a_time(load: float, count: int) -> tuple[Outcome, float]:
+    """Equal prompts with one token each, one at a time, and the time that each takes."""
+    one = alike(1, prompt_len=400, output_len=1)
+    server = Server.of(ALONE, one, max_sequences=1)
+    service = float(simulate(server, one).e2e_s[0])
+    random = np.random.default_rng(5)
+    requests = alike(count, prompt_len=400, output_len=1)
+    requests.arrival_s[:] = np.cumsum(random.exponential(service / load, count))
+    return simulate(server, requests), service
+
+
+@pytest.mark.parametrize("load", [0.3, 0.9, 1.5])
+def test_waits_of_equal_requests_follow_lindleys_recursion(load: float) -> None:
+    """Each waits for what the one before it waited and took, less the gap between them."""
+    outcome, service = _one_at_a_time(load, 500)
+    gaps = np.diff(outcome.requests.arrival_s)
+    waits = [0.0]
+    for gap in gaps:
+        waits.append(max(waits[-1] + service - gap, 0.0))
+    np.testing.assert_allclose(outcome.ttft_s, np.array(waits) + service, rtol=1e-9)
+
+
+@pytest.mark.parametrize("load", [0.3, 0.6])
+def test_a_queue_of_equal_requests_waits_as_the_closed_form_says(load: float) -> None:
+    """M/D/1: a mean wait of load / (2 (1 - load)) services; 20,000 draws err by some 5 %."""
+    outcome, service = _one_at_a_time(load, 20_000)
+    waited = float(outcome.ttft_s.mean()) - service
+    assert waited == pytest.approx(load / (2.0 * (1.0 - load)) * service, rel=0.08)
+    assert not outcome.is_overloaded
+
+
+def test_a_queue_beyond_its_capacity_is_an_overload_and_serves_at_capacity() -> None:
+    outcome, service = _one_at_a_time(1.5, 4000)
+    assert outcome.is_overloaded
+    assert outcome.tokens_per_s == pytest.approx(1.0 / service, rel=0.01)
+
+
+@pytest.mark.parametrize("rate", [8.0, 14.0])
+def test_requests_held_are_their_rate_times_their_stay(rate: float) -> None:
+    """Little's law: batch and queue of the timeline, over time, against whole requests. The replica
+    is never idle; requests that arrive or end within an iteration are seen after it.
+    """
+    workload = WorkloadSpec(requests=(RequestShape(prompt_len=500, gen_len=200),))
+    requests = drawn(1500, rate=rate, workload=workload, seed=3)
+    outcome = simulate(Server.of(ALONE, requests), requests)
+    timeline = np.array(outcome.replicas[0].timeline)
+    lasting = np.diff(timeline[:, 0], append=outcome.last_s.max())
+    held = float(((timeline[:, 1] + timeline[:, 2]) * lasting).sum())
+    assert held == pytest.approx(float(outcome.e2e_s.sum()), rel=0.03)
+
+
+@pytest.fixture(scope="module")
+def drafting() -> tuple[Requests, Server]:
+    requests = alike(2, prompt_len=100, output_len=10)
+    server = Server.of(EAGLE, requests, acceptance=constant_profile(0.6), policy=TABLE)
+    return requests, server
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    batch=st.integers(1, 40),
+    context=st.floats(20.0, 5000.0).filter(lambda value: abs(value - 316.2278) > 1.0),
+)
+def test_gamma_while_running_is_the_tables(
+    drafting: tuple[Requests, Server], batch: int, context: float
+) -> None:
+    requests, server = drafting
+    replica = Replica(
+        requests, server.costs, server.limits, policy=server.policy, drafts=server.drafts
+    )
+    replica.n = batch
+    replica.total = round(context * batch)
+    assert replica._gamma() == TABLE.choose(batch_size=batch, context_len=context)

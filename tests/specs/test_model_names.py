@@ -1,0 +1,215 @@
+"""Models by the names that people have for them, held against configurations as published."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from magicdec.errors import ConfigError, closest
+from magicdec.specs import catalog, hub
+from magicdec.specs.catalog import MODELS_DIRECTORY, load_model_spec, model_names, model_shapes
+from magicdec.specs.hf_config import model_from_hf_config
+from magicdec.specs.model_names import (
+    FORMATS,
+    checkpoint_of,
+    model_name,
+    named_models,
+    names_file,
+    resolve_name,
+)
+
+POPULAR = (
+    "meta-llama/Llama-3.3-70B-Instruct",
+    "meta-llama/Llama-3.1-8B-Instruct",
+    "Qwen/Qwen2.5-72B-Instruct",
+    "Qwen/Qwen2.5-Coder-32B-Instruct",
+    "Qwen/Qwen3-32B",
+    "Qwen/Qwen3-0.6B",
+    "Qwen/QwQ-32B",
+    "Qwen/Qwen3-Next-80B-A3B-Instruct",
+    "Qwen/Qwen3-Coder-30B-A3B-Instruct",
+    "openai/gpt-oss-120b",
+    "deepseek-ai/DeepSeek-V3",
+    "deepseek-ai/DeepSeek-V3.1",
+    "deepseek-ai/DeepSeek-R1-0528",
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B",
+    "deepseek-ai/DeepSeek-R1-Distill-Llama-70B",
+    "mistralai/Mistral-Small-24B-Instruct-2501",
+    "mistralai/Mistral-Nemo-Instruct-2407",
+    "mistralai/Mistral-7B-Instruct-v0.3",
+    "mistralai/Mixtral-8x7B-Instruct-v0.1",
+    "moonshotai/Kimi-K2-Thinking",
+    "google/gemma-3-27b-it",
+    "google/gemma-2-9b-it",
+    "microsoft/phi-4",
+    "zai-org/GLM-4.6",
+    "zai-org/GLM-4.5-Air",
+    "MiniMaxAI/MiniMax-M2",
+)
+
+
+def test_the_catalog_covers_150_models_each_with_a_source_and_a_shape() -> None:
+    file = names_file()
+    assert len(file.models) >= 150
+    for name, row in file.models.items():
+        assert row.source in file.sources, name
+        assert row.source != "others" or row.note, name
+        assert (row.shape or name) in model_shapes(), name
+        assert all(checkpoint.count("/") == 1 for checkpoint in row.checkpoints), name
+    assert set(model_shapes()) <= set(file.models)
+
+
+def test_every_name_and_checkpoint_stands_for_its_model_alone() -> None:
+    written: dict[str, set[str]] = defaultdict(set)
+    for name, row in named_models().items():
+        for text in (name, *row.checkpoints):
+            assert resolve_name(text.upper()) == resolve_name(text), text
+            assert model_name(text) == name
+            written[text.rpartition("/")[2].lower()].add(name)
+    assert all(len(models) == 1 for models in written.values())
+
+
+@pytest.mark.parametrize("repository", POPULAR)
+def test_a_popular_model_is_known_by_its_hub_name(repository: str) -> None:
+    spec = load_model_spec(repository)
+    owner, _, short = repository.partition("/")
+    assert owner
+    for text in (short, short.lower(), short.replace("-", "_")):
+        assert load_model_spec(text) == spec
+    assert checkpoint_of(repository) == repository
+
+
+@pytest.mark.parametrize(
+    ("text", "model", "dtype"),
+    [
+        ("Qwen/Qwen3-32B-FP8", "qwen3-32b", "fp8_block"),
+        ("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", "llama-3.3-70b", "fp8"),
+        ("Qwen/Qwen2.5-72B-Instruct-AWQ", "qwen2.5-72b", "int4"),
+        ("hugging-quants/Meta-Llama-3.1-70B-Instruct-GPTQ-INT4", "llama-3.1-70b", "int4"),
+        ("nvidia/Qwen3-235B-A22B-NVFP4", "qwen3-235b-a22b", "nvfp4"),
+        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a8", "llama-3.1-8b", "int8"),
+        ("unsloth/Llama-3.3-70B-Instruct-bnb-4bit", "llama-3.3-70b", "int4"),
+        ("unsloth/gpt-oss-120b-BF16", "gpt-oss-120b", None),
+        ("openai/gpt-oss-120b", "gpt-oss-120b", "mxfp4"),
+    ],
+)
+def test_a_suffix_sets_the_format_of_the_weights(text: str, model: str, dtype: str | None) -> None:
+    spec = load_model_spec(text)
+    assert spec.name == model
+    assert (spec.quantization and spec.quantization.weight_dtype) == dtype
+
+
+PUBLISHED = {
+    "Qwen/Qwen3-32B-FP8": {
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "quant_method": "fp8",
+        "weight_block_size": [128, 128],
+    },
+    "nvidia/Qwen3-235B-A22B-NVFP4": {
+        "quant_method": "modelopt",
+        "quantization": {
+            "quant_algo": "NVFP4",
+            "kv_cache_quant_algo": None,
+            "group_size": 16,
+            "exclude_modules": ["lm_head", "model.layers.*.mlp.gate"],
+        },
+    },
+}
+"""What these checkpoints' own files say (aiconfigurator-core 0.12.0, model_configs)."""
+
+
+@pytest.mark.parametrize("repository", PUBLISHED)
+def test_a_suffix_stands_for_what_the_checkpoint_publishes(repository: str) -> None:
+    ours = load_model_spec(repository).quantization
+    name = resolve_name(repository)
+    assert name is not None
+    assert ours is not None
+    config = json.loads((MODELS_DIRECTORY / f"{name.model}.json").read_text())
+    config["quantization_config"] = PUBLISHED[repository]
+    theirs = model_from_hf_config(config, name="published", where="config.json").quantization
+    assert theirs is not None
+    assert (ours.mixer, ours.mlp, ours.experts, ours.head) == (
+        theirs.mixer,
+        theirs.mlp,
+        theirs.experts,
+        theirs.head,
+    )
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_every_format_is_read_for_a_dense_model_and_for_one_of_experts(suffix: str) -> None:
+    for model in ("llama-3.1-8b", "qwen3-30b-a3b"):
+        assert load_model_spec(f"owner/{model}-{suffix}").name == model
+
+
+def test_a_model_that_shares_a_shape_is_one_of_its_own() -> None:
+    later, first = load_model_spec("llama-3.3-70b"), load_model_spec("llama-3.1-70b")
+    assert later.layers == first.layers
+    assert later.name != first.name
+    assert load_model_spec("qwq-32b").longest_context == 131_072
+    assert load_model_spec("mistral-small-3.2-24b").num_parameters == 23_572_403_200
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("mistral-small", ["mistral-small-24b", "mistral-small-2409", "mistral-small-3.1-24b"]),
+        ("llama-3.1-9b", ["llama-3.1-8b"]),
+        ("gpt-4", []),
+        ("claude-opus", []),
+    ],
+)
+def test_a_hint_names_the_closest_or_nothing(text: str, expected: list[str]) -> None:
+    assert closest(text, model_names()) == expected
+
+
+def test_a_model_of_the_local_hub_cache_needs_no_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cache as the hub's client lays it out, with the client offline."""
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    commit = "0" * 40
+    folder = tmp_path / "models--someone--MyModel-3B"
+    (folder / "snapshots" / commit).mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text(commit)
+    config = (MODELS_DIRECTORY / "llama-3.2-3b.json").read_text()
+    (folder / "snapshots" / commit / "config.json").write_text(config)
+    cached = huggingface_hub.try_to_load_from_cache
+    monkeypatch.setattr(
+        huggingface_hub,
+        "try_to_load_from_cache",
+        lambda name, file: cached(name, file, cache_dir=tmp_path),
+    )
+    spec = load_model_spec("someone/MyModel-3B")
+    assert spec.name == "MyModel-3B"
+    assert spec.layers == load_model_spec("llama-3.2-3b").layers
+
+
+def test_a_model_that_nobody_has_says_what_to_download(monkeypatch: pytest.MonkeyPatch) -> None:
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(
+        ConfigError, match=r"download https://huggingface.co/nobody/nothing/resolve/main/config.js"
+    ):
+        load_model_spec("nobody/nothing")
+
+
+def test_a_path_is_no_hub_name() -> None:
+    assert hub.is_hub_name("owner/model")
+    assert not hub.is_hub_name("./owner/model")
+    assert not hub.is_hub_name("missing/config.json")
+    assert not hub.is_hub_name("plain")
+
+
+def test_drafts_of_a_model_have_its_tokenizer() -> None:
+    """Falcon's vocabulary has the size of Mistral's, open-llama's that of Llama 2."""
+    small = catalog.models_that_may_draft(load_model_spec("mistral-small-24b"))
+    assert "ministral-3-3b" in small
+    assert not any(name.startswith("falcon") for name in small)
+    assert "open-llama-3b" not in catalog.models_that_may_draft(load_model_spec("llama-2-70b"))
+    assert catalog.models_that_may_draft(load_model_spec("qwen3-32b"))[0] == "qwen3-0.6b"

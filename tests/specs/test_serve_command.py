@@ -1,0 +1,152 @@
+"""Servers' command lines, scripts and manifests as they are written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from magicdec.errors import ConfigError
+from magicdec.specs.serve_command import OPTIONS, Speculation, read_serve_command
+
+EAGLE = '{"method": "eagle3", "model": "yuhuili/EAGLE3", "num_speculative_tokens": 5}'
+COMPOSE = """\
+services:
+  llm:
+    image: vllm/vllm-openai:v0.12.0
+    command: --model Qwen/Qwen2.5-72B-Instruct --tensor-parallel-size 4 --max-num-seqs 64
+    deploy: {resources: {reservations: {devices: [{driver: nvidia, count: 4, capabilities: [gpu]}]}}}
+"""
+KUBERNETES = """\
+apiVersion: v1
+kind: Service
+metadata: {name: llm}
+---
+apiVersion: apps/v1
+kind: Deployment
+spec:
+  template:
+    spec:
+      nodeSelector:
+        nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3
+      containers:
+        - name: server
+          image: lmsysorg/sglang:latest
+          command: ["python3", "-m", "sglang.launch_server"]
+          args: ["--model-path", "Qwen/Qwen3-8B", "--tp", "2", "--max-running-requests", "32"]
+          resources: {limits: {nvidia.com/gpu: "2"}}
+"""
+SCRIPT = f"""\
+#!/bin/bash
+# the server
+export CUDA_VISIBLE_DEVICES=0,1
+vllm serve meta-llama/Llama-3.1-8B-Instruct \\
+    --tensor-parallel-size 2 \\
+    --speculative-config '{EAGLE}' --port 8000 && echo started
+"""
+
+
+def test_a_script_is_read_as_a_shell_reads_it() -> None:
+    command = read_serve_command(SCRIPT)
+    assert (command.engine, command.tp_size) == ("vllm", 2)
+    assert command.model == "meta-llama/Llama-3.1-8B-Instruct"
+    assert command.speculation == Speculation(draft="eagle3", gamma=5, checkpoint="yuhuili/EAGLE3")
+    assert command.not_understood == []
+
+
+@pytest.mark.parametrize(
+    ("text", "engine", "speculation"),
+    [
+        (
+            'vllm serve m --speculative-config \'{"method": "ngram", "num_speculative_tokens": 4}\'',
+            "vllm",
+            Speculation(draft="ngram", gamma=4),
+        ),
+        (
+            "vllm serve m --speculative_config.method=ngram --speculative_config.num_speculative_tokens 4",
+            "vllm",
+            Speculation(draft="ngram", gamma=4),
+        ),
+        (
+            "python -m vllm.entrypoints.openai.api_server --model m -tp 2",
+            "vllm",
+            None,
+        ),
+        (
+            "python3 -m sglang.launch_server --model-path m --speculative-algorithm NEXTN "
+            "--speculative-num-steps 3 --speculative-eagle-topk 4",
+            "sglang",
+            Speculation(draft="mtp", gamma=3, is_tree=True),
+        ),
+        ("mpirun -n 2 trtllm-serve serve m --tp_size 2", "trtllm", None),
+        ("docker run --gpus all -p 80:80 vllm/vllm-openai:v0.12 --model m", "vllm", None),
+        (
+            'vllm serve m --speculative-config \'{"model": "Qwen/Qwen3-0.6B", '
+            '"num_speculative_tokens": 3}\'',
+            "vllm",
+            Speculation(draft="Qwen/Qwen3-0.6B", gamma=3, checkpoint="Qwen/Qwen3-0.6B"),
+        ),
+    ],
+)
+def test_what_engines_draft_with(text: str, engine: str, speculation: Speculation | None) -> None:
+    command = read_serve_command(text)
+    assert (command.engine, command.model, command.speculation) == (engine, "m", speculation)
+
+
+def test_manifests_say_devices_and_their_number() -> None:
+    compose = read_serve_command(COMPOSE)
+    assert (compose.engine, compose.tp_size, compose.num_gpus) == ("vllm", 4, 4)
+    assert compose.max_num_seqs == 64
+    pod = read_serve_command(KUBERNETES)
+    assert (pod.engine, pod.model, pod.tp_size, pod.num_gpus) == ("sglang", "Qwen/Qwen3-8B", 2, 2)
+    assert pod.hardware == "h100-80gb-hbm3"
+    assert pod.max_num_seqs == 32
+
+
+def test_a_shell_in_a_container_is_read(tmp_path: Path) -> None:
+    text = 'command:\n  - /bin/sh\n  - -c\n  - "vllm serve m --max-num-seqs 8"\n'
+    assert read_serve_command(text).max_num_seqs == 8
+
+
+def test_tensorrts_options_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "options.yaml"
+    path.write_text(
+        "speculative_config:\n  decoding_type: MTP\n  num_nextn_predict_layers: 2\n"
+        "cuda_graph_config: {max_batch_size: 16}\nkv_cache_config: {dtype: fp8}\n"
+    )
+    command = read_serve_command(f"trtllm-serve m --extra_llm_api_options {path}")
+    assert command.speculation == Speculation(draft="mtp", gamma=2)
+    assert (command.captured_tokens, command.kv_dtype) == (16, "fp8")
+
+
+def test_what_is_not_understood_is_listed_and_the_rest_read() -> None:
+    command = read_serve_command(
+        "vllm serve m --frobnicate 3 --max-num-seqs=16 --host 0.0.0.0 --new-flag --enforce-eager"
+    )
+    assert command.not_understood == ["--frobnicate", "--new-flag"]
+    assert (command.max_num_seqs, command.is_eager) == (16, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ls -la", "no server is started here"),
+        ("vllm serve --port 80", "names no model"),
+        ("vllm serve 'm", "cannot be read as a shell reads it"),
+        ("vllm serve m --speculative-config '{oops'", "must be a JSON object"),
+        ("vllm serve m --max-num-seqs many", "must be a whole number"),
+        (
+            'vllm serve m --speculative-config \'{"method": "telepathy", "num_speculative_tokens": 1}\'',
+            "'telepathy' is not planned for",
+        ),
+        ("services: {a: {image: nginx}}\nversion: '3'\n", "no server is started here"),
+    ],
+)
+def test_bad_input_is_refused_with_what_would_do(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_serve_command(text)
+
+
+def test_all_engines_say_their_devices_and_batch() -> None:
+    for options in OPTIONS.values():
+        assert {"model", "tp", "pp", "batch", "length"} <= set(options.values())
