@@ -1,6 +1,6 @@
 # make demo: set up, then calibrate, plan, run, validate and report on this machine.
 # make test: set up, then the tests, two at a time.
-# make mutants: how many of 200 small changes of perfmodel fail a test.
+# make mutants: how many of 200 small changes of perfmodel and validate/traffic.py fail a test; traffic by itself too.
 # make test-vllm: set up vLLM's CPU build in an environment of its own, then the tests of the draft in it.
 # TORCH_INDEX_URL: where to take PyTorch from (unset: pip's configured index).
 

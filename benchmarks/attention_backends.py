@@ -17,7 +17,6 @@ import statistics
 import sys
 import time
 import traceback
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -27,7 +26,6 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-from benchmarks import flex_attention
 from magicdec.runtime.attention import Scoring, Workspace, reference_attention
 from magicdec.runtime.kernels import cpu_attention, has_triton
 from tests.runtime.kernels.oracle import Case, Inputs, exact_attention, random_inputs
@@ -47,7 +45,7 @@ WARM_UP, ROUNDS = 3, 10
 
 def backends(device: str) -> dict[str, Backend]:
     """The kernels that this machine can run."""
-    found: dict[str, Backend] = {"reference": reference, "flex": flex}
+    found: dict[str, Backend] = {"reference": reference}
     if device == "cpu":
         found["cpu"] = on_cpu
     if has_triton():
@@ -75,21 +73,9 @@ def in_triton(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     from magicdec.runtime.kernels import triton_attention
 
-    return triton_attention.decode_attention(**inputs.arguments, probabilities=probabilities, num_splits=num_splits)
-
-
-def flex(inputs: Inputs, probabilities: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-    if probabilities:
-        raise NotImplementedError
-    slots = inputs.keys_BKSD.shape[2]
-    mask = flex_attention.block_mask(inputs.last_BT, slots, window=inputs.window, empty=inputs.empty)
-    return flex_attention.decode_attention(inputs.query_BTAD, inputs.keys_BKSD, inputs.values_BKSD, mask), None
-
-
-def prepared_flex(inputs: Inputs) -> Callable[[], Any]:
-    """Without building the mask, which serves every layer of a pass."""
-    mask = flex_attention.block_mask(inputs.last_BT, inputs.keys_BKSD.shape[2])
-    return partial(flex_attention.decode_attention, inputs.query_BTAD, inputs.keys_BKSD, inputs.values_BKSD, mask)
+    return triton_attention.decode_attention(
+        **inputs.arguments, probabilities=probabilities, num_splits=num_splits
+    )
 
 
 def max_errors(backend: Backend, device: str) -> dict[str, dict[str, float | None]]:
@@ -99,13 +85,17 @@ def max_errors(backend: Backend, device: str) -> dict[str, dict[str, float | Non
         errors[name] = {}
         for kind, probabilities in (("output", False), ("probabilities", True)):
             try:
-                errors[name][kind] = max(error(backend, case, dtype, device, probabilities) for case in CASES)
+                errors[name][kind] = max(
+                    error(backend, case, dtype, device, probabilities) for case in CASES
+                )
             except NotImplementedError:
                 errors[name][kind] = None
     return errors
 
 
-def error(backend: Backend, case: Case, dtype: torch.dtype, device: str, probabilities: bool) -> float:
+def error(
+    backend: Backend, case: Case, dtype: torch.dtype, device: str, probabilities: bool
+) -> float:
     inputs = random_inputs(case, dtype, device=device)
     result = backend(inputs, probabilities)[int(probabilities)]
     expected = exact_attention(inputs)[int(probabilities)]
@@ -119,7 +109,14 @@ def layer_inputs(batch: int, context: int, tokens: int) -> Inputs:
     keys, values = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     query = torch.randn(batch, tokens, HEADS, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
     last_BT = (context - tokens + torch.arange(tokens, device="cuda")).expand(batch, -1)
-    return Inputs(query_BTAD=query, keys_BKSD=keys, values_BKSD=values, last_BT=last_BT, window=None, empty=None)
+    return Inputs(
+        query_BTAD=query,
+        keys_BKSD=keys,
+        values_BKSD=values,
+        last_BT=last_BT,
+        window=None,
+        empty=None,
+    )
 
 
 def time_s(call: Callable[[], Any]) -> float:
@@ -163,19 +160,27 @@ def timings(batch: int, context: int, limit_s: float, attempts: Attempts) -> lis
         "triton, probabilities": lambda inputs: partial(in_triton, inputs, True),
     }
     for splits in (1, 2, 4, 8, 16):
-        calls[f"triton, {splits} splits"] = lambda inputs, splits=splits: partial(in_triton, inputs, False, splits)
+        calls[f"triton, {splits} splits"] = lambda inputs, splits=splits: partial(
+            in_triton, inputs, False, splits
+        )
     calls["reference"] = lambda inputs: partial(reference, inputs, False)
-    calls["flex"] = prepared_flex
     for name, prepare in calls.items():
         for tokens in range(1, 9):
             if time.perf_counter() > end_s:
                 return rows
             inputs = layer_inputs(batch, context, tokens)
-            seconds = attempts.make(name, lambda prepare=prepare, inputs=inputs: time_s(prepare(inputs)))
+            seconds = attempts.make(
+                name, lambda prepare=prepare, inputs=inputs: time_s(prepare(inputs))
+            )
             if seconds is None:
                 break
             num_bytes = 2 * inputs.keys_BKSD.numel() * inputs.keys_BKSD.element_size()
-            row = {"backend": name, "query_tokens": tokens, "time_s": seconds, "bytes_per_s": num_bytes / seconds}
+            row = {
+                "backend": name,
+                "query_tokens": tokens,
+                "time_s": seconds,
+                "bytes_per_s": num_bytes / seconds,
+            }
             rows.append(row)
             print(
                 f"{name:24} {tokens} tokens {seconds * 1e6:9.1f} us {num_bytes / seconds / 1e9:7.0f} GB/s",
@@ -185,16 +190,18 @@ def timings(batch: int, context: int, limit_s: float, attempts: Attempts) -> lis
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--context", type=int, default=16384)
     parser.add_argument("--seconds", type=float, default=120, help="for the timings on a GPU")
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
     attempts = Attempts()
     errors = {
-        name: attempts.make(name, partial(max_errors, backend, device)) for name, backend in backends(device).items()
+        name: attempts.make(name, partial(max_errors, backend, device))
+        for name, backend in backends(device).items()
     }
     result: dict[str, Any] = {
         "benchmark": "attention_backends",

@@ -30,25 +30,46 @@ import argparse
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the package, where it is not installed
+sys.path.insert(
+    0, str(Path(__file__).resolve().parent.parent)
+)  # the package, where it is not installed
 
 PARTS = ("calibrate", "llama-3.1-8b", "llama-2-7b-32k", "embedded", "transformers", "report")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     chosen = parser.add_mutually_exclusive_group()
-    chosen.add_argument("--all", action="store_true", help="every stage, each in a process of its own")
-    chosen.add_argument("--part", choices=PARTS, action="append", help="may be given several times; default: all parts")
-    chosen.add_argument("--expect", metavar="DEVICE", help="write down what is expected on it, without a GPU")
+    chosen.add_argument(
+        "--all", action="store_true", help="every stage, each in a process of its own"
+    )
+    chosen.add_argument(
+        "--part",
+        choices=PARTS,
+        action="append",
+        help="may be given several times; default: all parts",
+    )
+    chosen.add_argument(
+        "--expect", metavar="DEVICE", help="write down what is expected on it, without a GPU"
+    )
     parser.add_argument("--output", type=Path, default=Path("gpu-results"))
     parser.add_argument("--device", default="cuda")
     parser.add_argument(
-        "--dtype", choices=("bfloat16", "float16", "float32"), help="default: bfloat16; on a CPU float32"
+        "--dtype",
+        choices=("bfloat16", "float16", "float32"),
+        help="default: bfloat16; on a CPU float32",
     )
-    parser.add_argument("--minutes", type=float, default=8.0, help="for all parts of this call together")
+    parser.add_argument(
+        "--minutes", type=float, default=8.0, help="for all parts of this call together"
+    )
     parser.add_argument("--budget-minutes", type=float, default=40.0, help="for this call of --all")
-    parser.add_argument("--tiny", action="store_true", help="tiny models and shapes: the same commands, on any machine")
+    parser.add_argument(
+        "--tiny",
+        action="store_true",
+        help="tiny models and shapes: the same commands, on any machine",
+    )
     parser.add_argument("--cuda-graphs", action=argparse.BooleanOptionalAction, default=True)
     options = parser.parse_args()
     options.dtype = options.dtype or ("float32" if options.device == "cpu" else "bfloat16")

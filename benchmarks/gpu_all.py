@@ -60,12 +60,22 @@ def vllm_python() -> str | None:
     return str(own) if own.exists() else None
 
 
-def vllm_stages(output: Path, arguments: Sequence[str], python: str | None, *, is_trial: bool) -> list[Stage]:
+def vllm_stages(
+    output: Path, arguments: Sequence[str], python: str | None, *, is_trial: bool
+) -> list[Stage]:
     if python is None:
         say("vllm: not installed here, so its stages are left out")
         return []
     chosen = ("-k", "test_greedy_output_is_the_engines_own and 0") if is_trial else ()
-    lossless = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/vllm/test_engine_lossless.py", *chosen)
+    lossless = (
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "tests/vllm/test_engine_lossless.py",
+        *chosen,
+    )
     return [
         Stage(
             name="vllm",
@@ -90,8 +100,17 @@ def stages(output: Path, arguments: Sequence[str]) -> list[Stage]:
     gpu = ("benchmarks/gpu.py", "--output", str(output), *arguments)
     gpu_tests = ["tests/runtime"] if not is_trial else ["tests/runtime/test_device_discipline.py"]
     shipped = output / "catalog"
-    ship = ("scripts/ship_gpu_profile.py", str(output), "--hardware-directory", str(shipped / "hardware"))
-    ship += ("--engines-directory", str(shipped / "engines"), *(("--allow-cpu",) if is_trial else ()))
+    ship = (
+        "scripts/ship_gpu_profile.py",
+        str(output),
+        "--hardware-directory",
+        str(shipped / "hardware"),
+    )
+    ship += (
+        "--engines-directory",
+        str(shipped / "engines"),
+        *(("--allow-cpu",) if is_trial else ()),
+    )
     return [
         Stage(
             name="attention",
@@ -180,9 +199,15 @@ def _run_stage(stage: Stage, before: Outcome, output: Path, limit_s: float) -> O
     if result is not None:
         _write(output / f"{stage.name}.json", result)
     if status is None:
-        state, why = ("unfinished" if stage.stops_itself else "failed"), f"stopped after {limit_s:.0f} s"
+        state, why = (
+            ("unfinished" if stage.stops_itself else "failed"),
+            f"stopped after {limit_s:.0f} s",
+        )
     elif status != 0:
-        state, why = "failed", f"exit status {status}: {_last_line(str((result or {}).get('failed') or text))}"
+        state, why = (
+            "failed",
+            f"exit status {status}: {_last_line(str((result or {}).get('failed') or text))}",
+        )
     elif result is not None and result.get("unfinished"):
         state, why = "unfinished", "another call goes on"
     else:
@@ -191,7 +216,9 @@ def _run_stage(stage: Stage, before: Outcome, output: Path, limit_s: float) -> O
     return Outcome(state=state, elapsed_s=before.elapsed_s + elapsed_s, why=why)
 
 
-def run_bounded(command: Sequence[str], log: Path, limit_s: float, python: str = sys.executable) -> int | None:
+def run_bounded(
+    command: Sequence[str], log: Path, limit_s: float, python: str = sys.executable
+) -> int | None:
     """The exit status of a Python command whose output goes to the log; None where its time was over. No process that
     it started is left."""
     environment = {
@@ -216,10 +243,19 @@ def run_bounded(command: Sequence[str], log: Path, limit_s: float, python: str =
 
 
 def _sum_up(
-    planned: Sequence[Stage], outcomes: dict[str, Outcome], output: Path, arguments: Sequence[str], *, limit_s: float
+    planned: Sequence[Stage],
+    outcomes: dict[str, Outcome],
+    output: Path,
+    arguments: Sequence[str],
+    *,
+    limit_s: float,
 ) -> int:
     """The table of wanted and reached, the report, and one JSON line last."""
-    log, table, printed = output / "report.log", output / "table.md", ["No table: nothing was calibrated yet."]
+    log, table, printed = (
+        output / "report.log",
+        output / "table.md",
+        ["No table: nothing was calibrated yet."],
+    )
     gpu = ["benchmarks/gpu.py", "--output", str(output), *arguments, "--part", "report"]
     rows: list[dict[str, str]] = []
     problems = []
@@ -236,12 +272,16 @@ def _sum_up(
     lines = ["# Stages", "", "| stage | state | seconds | |", "|---|---|---|---|"]
     for stage in planned:
         outcome = outcomes[stage.name]
-        lines.append(f"| {stage.name} | {outcome.state} | {outcome.elapsed_s:.0f} | {outcome.why} |")
+        lines.append(
+            f"| {stage.name} | {outcome.state} | {outcome.elapsed_s:.0f} | {outcome.why} |"
+        )
     lines += ["", "# Wanted and reached", "", *printed, *problems]
     (output / "summary.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines), flush=True)
     states = {name: outcome.state for name, outcome in outcomes.items()}
-    print(json.dumps({"benchmark": "gpu --all", "stages": states, "rows": rows, "problems": problems}))
+    print(
+        json.dumps({"benchmark": "gpu --all", "stages": states, "rows": rows, "problems": problems})
+    )
     if problems or "failed" in states.values():
         return 1
     return 0 if set(states.values()) == {"done"} else 3

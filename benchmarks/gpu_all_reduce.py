@@ -35,7 +35,9 @@ REPEATS = 20
 """All-reduces of one graph, and replays that are timed together. Every rank makes as many: none waits in vain."""
 
 
-def time_messages(tp: TensorParallel, device: str, sizes: tuple[int, ...], rounds: int) -> list[dict[str, Any]]:
+def time_messages(
+    tp: TensorParallel, device: str, sizes: tuple[int, ...], rounds: int
+) -> list[dict[str, Any]]:
     """A row per message size: microseconds of one all-reduce."""
     rows = []
     for num_bytes in sizes:
@@ -70,26 +72,46 @@ def _device_name(device: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tp", type=int, default=2, help="ranks, one GPU each")
     parser.add_argument("--output", type=Path, help="CSV file to write")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--sizes", help="bytes of the messages, comma-separated; default: 1 KiB to 64 MiB")
+    parser.add_argument(
+        "--sizes", help="bytes of the messages, comma-separated; default: 1 KiB to 64 MiB"
+    )
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
     if options.device == "cuda" and torch.cuda.device_count() < options.tp:
-        sys.exit(f"error: {options.tp} ranks need as many GPUs, and here are {torch.cuda.device_count()}")
+        sys.exit(
+            f"error: {options.tp} ranks need as many GPUs, and here are {torch.cuda.device_count()}"
+        )
     sizes = tuple(int(size) for size in options.sizes.split(",")) if options.sizes else SIZES
     try:
-        rows = launch(time_messages, options.tp, options.device, sizes, options.rounds, device_type=options.device)
+        rows = launch(
+            time_messages,
+            options.tp,
+            options.device,
+            sizes,
+            options.rounds,
+            device_type=options.device,
+        )
         name = _device_name(options.device)
         if options.output is not None:
             lines = ["device,tp_size,message_bytes,latency_us"]
-            lines += [f"{name},{options.tp},{row['message_bytes']},{row['latency_us']:.4g}" for row in rows]
+            lines += [
+                f"{name},{options.tp},{row['message_bytes']},{row['latency_us']:.4g}"
+                for row in rows
+            ]
             write_atomic(options.output, "\n".join(lines) + "\n")
     except MagicdecError as error:
         sys.exit(f"error: {error}")
-    print(json.dumps({"benchmark": "gpu_all_reduce", "device": name, "tp_size": options.tp, "rows": rows}))
+    print(
+        json.dumps(
+            {"benchmark": "gpu_all_reduce", "device": name, "tp_size": options.tp, "rows": rows}
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -57,8 +57,14 @@ def write_expected(name: str, models: tuple[str, ...]) -> None:
     hardware = load_hardware(name)
     profile = LocalProfile(hardware=hardware, engine=load_engine("ours"), acceptance=())
     rows: list[dict[str, str]] = [
-        _row("calibrate", "copy bandwidth, at most", f"{hardware.memory_bytes_per_s / GIGA:.0f} GB/s"),
-        _row("calibrate", "largest bf16 product", f"{hardware.flops_per_s['bf16'] / 1e12:.0f} TFLOP/s"),
+        _row(
+            "calibrate", "copy bandwidth, at most", f"{hardware.memory_bytes_per_s / GIGA:.0f} GB/s"
+        ),
+        _row(
+            "calibrate",
+            "largest bf16 product",
+            f"{hardware.flops_per_s['bf16'] / 1e12:.0f} TFLOP/s",
+        ),
         _row("tests", "failed", "0"),
     ]
     records: list[Record] = []
@@ -113,17 +119,22 @@ def _told(record: Record) -> dict[str, Any]:
 
 def _predicted(item: Item, profile: LocalProfile) -> list[Record]:
     """As if they were measured, for the table's rows."""
-    found = predict_records(item.request, dataclasses.replace(profile, acceptance=(item.acceptance,)))
+    found = predict_records(
+        item.request, dataclasses.replace(profile, acceptance=(item.acceptance,))
+    )
     at = Where(profile.hardware, profile.engine, Precision(weight_dtype="bf16", kv_dtype="bf16"))
     measured = []
     for record in found:
         kv_len = record.context_len + (record.gen_len or 0) / 2
         cost = forward_pass(
-            load_model_spec(record.model), Pass(at=at, batch=record.batch_size, query_len=1, kv_len=kv_len)
+            load_model_spec(record.model),
+            Pass(at=at, batch=record.batch_size, query_len=1, kv_len=kv_len),
         ).cost
         least_s = float(cost.weight_bytes + cost.kv_bytes) / profile.hardware.memory_bytes_per_s
         share = least_s / record.autoregressive_step_s if record.autoregressive_step_s else None
-        measured.append(msgspec.structs.replace(record, source="measured", autoregressive_mbu=share))
+        measured.append(
+            msgspec.structs.replace(record, source="measured", autoregressive_mbu=share)
+        )
     return measured
 
 
@@ -132,16 +143,28 @@ def _attention(model: str, profile: LocalProfile) -> dict[str, Any]:
     spec, (batch, context) = load_model_spec(model), FULL.attention_case
     at = Where(profile.hardware, profile.engine, Precision(weight_dtype="bf16", kv_dtype="bf16"))
     seconds = {
-        n: float(forward_pass(spec, Pass(at=at, batch=batch, query_len=n, kv_len=context)).group_seconds()["attention"])
+        n: float(
+            forward_pass(
+                spec, Pass(at=at, batch=batch, query_len=n, kv_len=context)
+            ).group_seconds()["attention"]
+        )
         for n in range(1, 9)
     }
     ratios = {str(n - 1): seconds[n] / seconds[1] for n in range(2, 9)}
-    return {f"attention {model}": {"batch_size": batch, "context_len": context, "verify_over_decode": ratios}}
+    return {
+        f"attention {model}": {
+            "batch_size": batch,
+            "context_len": context,
+            "verify_over_decode": ratios,
+        }
+    }
 
 
 def _in_vllm(profile: LocalProfile) -> list[Record]:
     batch, context = VLLM_CASE
-    acceptance = constant_profile(VLLM_RATE, model="llama-3.1-8b", draft_method="streamingllm", source="stated")
+    acceptance = constant_profile(
+        VLLM_RATE, model="llama-3.1-8b", draft_method="streamingllm", source="stated"
+    )
     request = BenchmarkRequest(
         model="llama-3.1-8b", weights="random", prompts="random", dtype=DTYPE, device="cuda",
         batch_size=batch, context_len=context, gen_len=FULL.gen_len, repetitions=FULL.repetitions,
@@ -151,5 +174,7 @@ def _in_vllm(profile: LocalProfile) -> list[Record]:
         ),
         simulate_acceptance=(VLLM_RATE,) * max(VLLM_GAMMAS),
     )  # fmt: skip
-    served = LocalProfile(hardware=profile.hardware, engine=load_engine("vllm"), acceptance=(acceptance,))
+    served = LocalProfile(
+        hardware=profile.hardware, engine=load_engine("vllm"), acceptance=(acceptance,)
+    )
     return predict_records(request, served)

@@ -118,12 +118,19 @@ def calibrated(job: Job, name: str, model: Transformer) -> LocalProfile:
     path = job.profile_path(name)
     if path.exists():
         return load_local_profile(path)
-    if job.shapes is TINY and job.profile_path(MAIN_MODEL).exists():  # once is enough to try the commands
+    if (
+        job.shapes is TINY and job.profile_path(MAIN_MODEL).exists()
+    ):  # once is enough to try the commands
         profile = load_local_profile(job.profile_path(MAIN_MODEL))
         profile.save(path)
         return profile
     result = calibrate(
-        model=model, device=job.device, dtype=job.dtype, rounds=job.shapes.rounds, quick=job.shapes.quick, progress=say
+        model=model,
+        device=job.device,
+        dtype=job.dtype,
+        rounds=job.shapes.rounds,
+        quick=job.shapes.quick,
+        progress=say,
     )
     profile = LocalProfile(hardware=result.hardware, engine=result.engine, acceptance=())
     profile.save(path)
@@ -134,7 +141,11 @@ def calibrated(job: Job, name: str, model: Transformer) -> LocalProfile:
 
 
 def calibration_facts(result: Calibration) -> dict[str, Any]:
-    launches = {f"{p.shape['graph_nodes']} graph nodes": p.time_s for p in result.points if p.table == "launch"}
+    launches = {
+        f"{p.shape['graph_nodes']} graph nodes": p.time_s
+        for p in result.points
+        if p.table == "launch"
+    }
     return {
         "environment": msgspec.to_builtins(current_environment()),
         "elapsed_s": result.elapsed_s,
@@ -145,7 +156,8 @@ def calibration_facts(result: Calibration) -> dict[str, Any]:
         "fit_error": {
             **result.phase_error,
             **{
-                name: getattr(result.hardware, name).fit.relative_error for name in ("gemm", "attention", "elementwise")
+                name: getattr(result.hardware, name).fit.relative_error
+                for name in ("gemm", "attention", "elementwise")
             },
         },
         "seconds_per_kernel": launches,
@@ -177,16 +189,26 @@ def model_part(job: Job, name: str) -> bool:
     )
     published = published_profile(job, profile)
     for item in items:
-        freeze_predictions([item.request], replace(profile, acceptance=(item.acceptance,)), job.records)
+        freeze_predictions(
+            [item.request], replace(profile, acceptance=(item.acceptance,)), job.records
+        )
         if published is not None:
-            freeze_predictions([item.request], replace(published, acceptance=(item.acceptance,)), job.published)
-    return go_on(job, items, lambda item: measure_item(job, model, item, profile.hardware.memory_bytes_per_s))
+            freeze_predictions(
+                [item.request], replace(published, acceptance=(item.acceptance,)), job.published
+            )
+    return go_on(
+        job, items, lambda item: measure_item(job, model, item, profile.hardware.memory_bytes_per_s)
+    )
 
 
 def published_profile(job: Job, own: LocalProfile) -> LocalProfile | None:
     """What the catalog says of this device from published tables; a trial takes the H200's, whatever it runs on."""
     known = load_hardware("h200") if job.shapes is TINY else device_in_catalog(own.hardware.name)
-    return None if known is None else LocalProfile(hardware=known, engine=load_engine("ours"), acceptance=())
+    return (
+        None
+        if known is None
+        else LocalProfile(hardware=known, engine=load_engine("ours"), acceptance=())
+    )
 
 
 def go_on(job: Job, items: list[Item], do: Callable[[Item], float]) -> bool:
@@ -195,9 +217,13 @@ def go_on(job: Job, items: list[Item], do: Callable[[Item], float]) -> bool:
     pace = job.shapes.seconds_per_work
     for number, item in enumerate(items, 1):
         if pace * item.work > job.seconds_left:
-            say(f"{len(items) - number + 1} of {len(items)} configurations are left: run this part again")
+            say(
+                f"{len(items) - number + 1} of {len(items)} configurations are left: run this part again"
+            )
             return False
-        say(f"[{number}/{len(items)}] batch {item.request.batch_size}, context {item.request.context_len}: {item.what}")
+        say(
+            f"[{number}/{len(items)}] batch {item.request.batch_size}, context {item.request.context_len}: {item.what}"
+        )
         elapsed_s = do(item)
         pace = max(pace, elapsed_s / item.work)
     return True
@@ -214,7 +240,10 @@ def measure_item(job: Job, model: Transformer, item: Item, bandwidth: float) -> 
     session = BenchmarkSession(replace(request, speculations=missing), model=model)
     for record in measure(session, bandwidth_bytes_per_s=bandwidth):
         if record.is_speculative or record.key not in known:
-            append_record(job.records, msgspec.structs.replace(record, notes=[*record.notes, "caches of seeded noise"]))
+            append_record(
+                job.records,
+                msgspec.structs.replace(record, notes=[*record.notes, "caches of seeded noise"]),
+            )
     del session
     release()
     return time.monotonic() - started
@@ -223,11 +252,19 @@ def measure_item(job: Job, model: Transformer, item: Item, bandwidth: float) -> 
 def attention_facts(job: Job, name: str, model: Transformer) -> None:
     """Time of verification's attention over that of decoding, by gamma, at the shape of the table."""
     batch, context = job.shapes.attention_case
-    slot_bytes = model.spec.kv_elements_per_token() / model.spec.num_hidden_layers * model.dtype.itemsize
-    batch = max(1, min(batch, int(0.4 * available_memory_bytes(job.device) / (slot_bytes * context))))
+    slot_bytes = (
+        model.spec.kv_elements_per_token() / model.spec.num_hidden_layers * model.dtype.itemsize
+    )
+    batch = max(
+        1, min(batch, int(0.4 * available_memory_bytes(job.device) / (slot_bytes * context)))
+    )
     lengths = range(1, 9)
     works = kernel_bench.attention_works(
-        model.spec, device=job.device, dtype=job.dtype, shapes=((batch, context),), query_lengths=tuple(lengths)
+        model.spec,
+        device=job.device,
+        dtype=job.dtype,
+        shapes=((batch, context),),
+        query_lengths=tuple(lengths),
     )
     points = kernel_bench.time_interleaved(works, device=job.device, rounds=5)
     seconds = {point.shape["query_len"]: point.time_s for point in points}
@@ -248,7 +285,9 @@ def embedded_part(job: Job) -> None:
     grid = msgspec.structs.replace(job.shapes.embedded_grid, device=job.device, dtype=job.dtype)
     path = job.profile_path("embedded")
     if not path.exists():
-        request = AcceptanceRequest(device=job.device, dtype=job.dtype, **job.shapes.embedded_acceptance)
+        request = AcceptanceRequest(
+            device=job.device, dtype=job.dtype, **job.shapes.embedded_acceptance
+        )
         model = load_model("embedded", device=job.device, dtype=job.dtype)
         machine = calibrated(job, "embedded-steps", model)
         counts = measure_acceptance(request, progress=say)
@@ -288,7 +327,11 @@ def run_parts(names: Sequence[str], options: argparse.Namespace) -> None:
         known = device_in_catalog(load_local_profile(path).hardware.name) if path.exists() else None
         expected = {} if known is None else expected_rows(known.name)
         print_report(
-            job.output, [MAIN_MODEL, SECOND_MODEL], is_tiny=options.tiny, unfinished=unfinished, expected=expected
+            job.output,
+            [MAIN_MODEL, SECOND_MODEL],
+            is_tiny=options.tiny,
+            unfinished=unfinished,
+            expected=expected,
         )
     except MagicdecError as error:
         sys.exit(f"error: {error}")

@@ -43,7 +43,10 @@ class PeerJob(Protocol):
 
 def transformers_part(job: PeerJob, model_argument: str) -> None:
     if importlib.util.find_spec("transformers") is None:
-        job.note("transformers", {"model": load_model_spec(model_argument).name, "missing": "no transformers here"})
+        job.note(
+            "transformers",
+            {"model": load_model_spec(model_argument).name, "missing": "no transformers here"},
+        )
         print("transformers is not installed: its row stays open", file=sys.stderr)
         return
     with tempfile.TemporaryDirectory() as directory:
@@ -61,7 +64,9 @@ def _compare(job: PeerJob, model_argument: str, directory: Path) -> dict[str, An
         context_len=context, gen_len=gen_len, sampling=SamplingSpec(), repetitions=repetitions,
     )  # fmt: skip
     session = BenchmarkSession(request, model=model)
-    works: dict[str, Callable[[], float]] = {"ours": lambda: session.run(AUTOREGRESSIVE).steady_tokens_per_s}
+    works: dict[str, Callable[[], float]] = {
+        "ours": lambda: session.run(AUTOREGRESSIVE).steady_tokens_per_s
+    }
     works |= peer.ways()
     rates: dict[str, list[float]] = {name: [] for name in works}
     failed: dict[str, str] = {}
@@ -72,18 +77,24 @@ def _compare(job: PeerJob, model_argument: str, directory: Path) -> dict[str, An
             if name != "ours" and job.seconds_left < SECONDS_OF_A_WAY and repetition < 0:
                 failed[name] = "no time was left"
                 continue
-            print(f"transformers: {name}, repetition {repetition + 1}/{repetitions}", file=sys.stderr)
+            print(
+                f"transformers: {name}, repetition {repetition + 1}/{repetitions}", file=sys.stderr
+            )
             try:
                 rate = work()
             except (RuntimeError, ValueError, NotImplementedError, ImportError) as error:
                 if name == "ours":
                     raise
-                failed[name] = f"{type(error).__name__}: {str(error).splitlines()[0]}"  # one of the peer's ways only
+                failed[name] = (
+                    f"{type(error).__name__}: {str(error).splitlines()[0]}"  # one of the peer's ways only
+                )
                 print(f"  {failed[name]}", file=sys.stderr)
                 continue
             if repetition >= 0:
                 rates[name].append(rate)
-    found = {name: statistics.median(each) for name, each in rates.items() if each and name not in failed}
+    found = {
+        name: statistics.median(each) for name, each in rates.items() if each and name not in failed
+    }
     if set(found) == {"ours"}:
         return {"model": spec.name, "missing": "none of transformers' ways ran", "failed": failed}
     best = max((name for name in found if name != "ours"), key=lambda name: found[name])
@@ -104,12 +115,21 @@ class Peer:
     """transformers' model of a configuration with random weights, left in `directory` for ours to read."""
 
     def __init__(
-        self, model_argument: str, directory: Path, job: PeerJob, *, batch: int, context: int, gen_len: int
+        self,
+        model_argument: str,
+        directory: Path,
+        job: PeerJob,
+        *,
+        batch: int,
+        context: int,
+        gen_len: int,
     ) -> None:
         from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
         file = MODELS_DIRECTORY / f"{model_argument}.json"
-        config = AutoConfig.from_pretrained(file if file.is_file() else Path(model_argument) / "config.json")
+        config = AutoConfig.from_pretrained(
+            file if file.is_file() else Path(model_argument) / "config.json"
+        )
         torch.manual_seed(0)
         self._dtype = getattr(torch, job.dtype)
         with torch.device(job.device):
@@ -128,7 +148,11 @@ class Peer:
         def way(cache: str, attention: str, compiled: bool) -> Callable[[], float]:
             return lambda: self._generate(cache, attention, compiled=compiled)
 
-        ways = {f"{cache} {name}": way(cache, name, False) for cache in ("dynamic", "static") for name in attentions}
+        ways = {
+            f"{cache} {name}": way(cache, name, False)
+            for cache in ("dynamic", "static")
+            for name in attentions
+        }
         if self._device.startswith("cuda"):
             ways["static sdpa compiled"] = way("static", "sdpa", True)
         return ways
@@ -138,8 +162,14 @@ class Peer:
 
         config = self._config
         length = self._context + self._gen_len
-        cache = DynamicCache() if kind == "dynamic" else StaticCache(config=config, max_cache_len=length)
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        cache = (
+            DynamicCache()
+            if kind == "dynamic"
+            else StaticCache(config=config, max_cache_len=length)
+        )
+        head_dim = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
         shape = (self._batch, config.num_key_value_heads, self._context - 1, head_dim)
         noise = torch.empty(shape, dtype=self._dtype, device=self._device).uniform_(-1, 1)
         for layer in range(config.num_hidden_layers):

@@ -126,17 +126,27 @@ class _Maker:
 
     def batch_that_fits(self, wanted: int, context: int, budget: int) -> int:
         slots = context + self.shapes.gen_len + budget + 2 * (MAX_GAMMA + 2)
-        per_sequence = self.spec.kv_elements_per_token() * bytes_per_element(PROFILE_DTYPES[self.dtype]) * slots
+        per_sequence = (
+            self.spec.kv_elements_per_token()
+            * bytes_per_element(PROFILE_DTYPES[self.dtype])
+            * slots
+        )
         return min(wanted, int(MEMORY_SHARE * self.free_bytes / per_sequence))
 
     def fits(self, context: int) -> bool:
         return context + self.shapes.gen_len + MAX_GAMMA <= self.spec.max_position_embeddings
 
     def item(
-        self, batch: int, context: int, speculations: tuple[SpeculationSpec, ...], acceptance: AcceptanceProfile
+        self,
+        batch: int,
+        context: int,
+        speculations: tuple[SpeculationSpec, ...],
+        acceptance: AcceptanceProfile,
     ) -> Item:
         deepest = max(s.gamma for s in speculations)
-        rates = acceptance.conditional_rates(budget=speculations[0].draft_budget, context=context, gamma_max=deepest)
+        rates = acceptance.conditional_rates(
+            budget=speculations[0].draft_budget, context=context, gamma_max=deepest
+        )
         request = BenchmarkRequest(
             model=self.model_argument,
             weights="random",
@@ -152,7 +162,9 @@ class _Maker:
             simulate_acceptance=tuple(float(rate) for rate in rates),
             cuda_graphs=self.cuda_graphs,
         )
-        return Item(what="; ".join(map(describe, speculations)), request=request, acceptance=acceptance)
+        return Item(
+            what="; ".join(map(describe, speculations)), request=request, acceptance=acceptance
+        )
 
 
 def model_items(
@@ -179,7 +191,14 @@ def model_items(
     )
     items = [
         _best_of(maker, "streamingllm", STREAMING_RATE, shapes.best_contexts, profile),
-        _best_of(maker, "streamingllm", STREAMING_RATE, shapes.best_contexts, profile, weight_dtype=NARROW_DRAFT),
+        _best_of(
+            maker,
+            "streamingllm",
+            STREAMING_RATE,
+            shapes.best_contexts,
+            profile,
+            weight_dtype=NARROW_DRAFT,
+        ),
         _best_of(maker, "snapkv", SNAPKV_RATE, (shapes.snapkv_context,), profile),
     ]
     published = default_profile(PUBLISHED_PROFILE_OF, "streamingllm")
@@ -215,7 +234,9 @@ def _best_of(
         batch = maker.batch_that_fits(maker.shapes.max_batch, context, budget)
         if batch < 1:
             continue
-        speculations = tuple(_self_draft(method, budget, gamma, weight_dtype) for gamma in range(1, BEST_GAMMA + 1))
+        speculations = tuple(
+            _self_draft(method, budget, gamma, weight_dtype) for gamma in range(1, BEST_GAMMA + 1)
+        )
         item = maker.item(batch, context, speculations, acceptance)
         records = predict_records(item.request, replace(profile, acceptance=(acceptance,)))
         best = max(records, key=lambda record: record.speedup or 0.0)
@@ -228,7 +249,13 @@ def _best_of(
     return maker.item(batch, context, chosen, acceptance)
 
 
-def _self_draft(method: DraftMethod, budget: int, gamma: int, weight_dtype: str | None = None) -> SpeculationSpec:
+def _self_draft(
+    method: DraftMethod, budget: int, gamma: int, weight_dtype: str | None = None
+) -> SpeculationSpec:
     return SpeculationSpec(
-        draft="self", draft_method=method, draft_budget=budget, gamma=gamma, draft_weight_dtype=weight_dtype
+        draft="self",
+        draft_method=method,
+        draft_budget=budget,
+        gamma=gamma,
+        draft_weight_dtype=weight_dtype,
     )

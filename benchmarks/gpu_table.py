@@ -42,7 +42,11 @@ class Row:
             return "open"
         if self.bound is None:
             return "-"
-        return "reached" if (self.value >= self.bound if self.is_floor else self.value <= self.bound) else "missed"
+        return (
+            "reached"
+            if (self.value >= self.bound if self.is_floor else self.value <= self.bound)
+            else "missed"
+        )
 
 
 def print_report(
@@ -58,7 +62,8 @@ def print_report(
     written = expected or {}
     facts_path = output / "facts.json"
     records, published = (
-        read_records(output / name) if (output / name).exists() else [] for name in ("records.jsonl", "published.jsonl")
+        read_records(output / name) if (output / name).exists() else []
+        for name in ("records.jsonl", "published.jsonl")
     )
     facts = json.loads(facts_path.read_text()) if facts_path.exists() else {}
     reports = [_ModelReport(output, name, records, published, facts) for name in models]
@@ -85,7 +90,9 @@ def print_report(
         lines += [f"{row.what}: {row.measured} ({row.beside}); {row.target}: {row.verdict}"]
         rows.append(("embedded", row))
     if is_tiny:
-        lines.insert(0, "Tiny models and shapes: that the commands work, and nothing about any machine.")
+        lines.insert(
+            0, "Tiny models and shapes: that the commands work, and nothing about any machine."
+        )
     text = "\n".join(lines).strip() + "\n"
     write_atomic(output / "table.md", text)
     write_atomic(output / "comparison.json", json.dumps(comparisons, indent=1) + "\n")
@@ -95,7 +102,13 @@ def print_report(
         "tiny": is_tiny,
         "num_points": {name: len(each["rows"]) for name, each in comparisons.items()},
         "rows": [
-            {"model": model, "what": r.what, "wanted": r.target, "measured": r.measured, "verdict": r.verdict}
+            {
+                "model": model,
+                "what": r.what,
+                "wanted": r.target,
+                "measured": r.measured,
+                "verdict": r.verdict,
+            }
             for model, r in rows
         ],
         "unfinished": list(unfinished),
@@ -103,14 +116,24 @@ def print_report(
     print(json.dumps(result))
 
 
-def model_rows(output: Path, name: str, records: Sequence[Record], facts: dict[str, Any]) -> list[Row]:
+def model_rows(
+    output: Path, name: str, records: Sequence[Record], facts: dict[str, Any]
+) -> list[Row]:
     """The rows of one model, whose profile lies in `output`."""
     return _ModelReport(output, name, records, [], facts).rows()
 
 
 def _prediction_row(comparison: Comparison) -> Row:
-    speedup, coverage, regret = comparison.summaries.get("speedup"), comparison.coverage, comparison.regret
-    row = Row(what="predicted speedup: median error", target="<= 5 %, inside the 90 % intervals", bound=0.05)
+    speedup, coverage, regret = (
+        comparison.summaries.get("speedup"),
+        comparison.coverage,
+        comparison.regret,
+    )
+    row = Row(
+        what="predicted speedup: median error",
+        target="<= 5 %, inside the 90 % intervals",
+        bound=0.05,
+    )
     if speedup is None:
         return row
     beside = [f"{speedup.points} points"]
@@ -124,11 +147,18 @@ class _ModelReport:
     """The rows of one Llama model."""
 
     def __init__(
-        self, output: Path, name: str, records: Sequence[Record], published: Sequence[Record], facts: dict[str, Any]
+        self,
+        output: Path,
+        name: str,
+        records: Sequence[Record],
+        published: Sequence[Record],
+        facts: dict[str, Any],
     ) -> None:
         self.name, self._facts = name, facts
         profile_path, tiny_directory = output / f"{name}.toml", output / f"tiny-{name}"
-        self.profile: LocalProfile | None = load_local_profile(profile_path) if profile_path.exists() else None
+        self.profile: LocalProfile | None = (
+            load_local_profile(profile_path) if profile_path.exists() else None
+        )
         self._spec = load_model_spec(str(tiny_directory) if tiny_directory.exists() else name)
         self._records = [r for r in records if r.model == self._spec.name]
         self._measured = [r for r in self._records if r.source == "measured"]
@@ -159,12 +189,19 @@ class _ModelReport:
     def _published_row(self) -> Row:
         """What the catalog's profile of the device, from published tables, would have missed by."""
         row = _prediction_row(Comparison(pairs=pair_records([*self._published, *self._measured])))
-        return replace(row, what="the same, predicted from published tables", target="stated", bound=None)
+        return replace(
+            row, what="the same, predicted from published tables", target="stated", bound=None
+        )
 
     def _autoregressive(self) -> Row:
         """The records of the largest KV cache say how near to the copy bandwidth a step comes."""
         found = [r for r in self._measured if r.gamma == 0 and r.autoregressive_mbu]
-        row = Row(what="autoregressive decoding, share of copy bandwidth", target=">= 85 %", bound=0.85, is_floor=True)
+        row = Row(
+            what="autoregressive decoding, share of copy bandwidth",
+            target=">= 85 %",
+            bound=0.85,
+            is_floor=True,
+        )
         at_row = [r for r in found if r.context_len == 16_384] or found
         if not at_row:
             return row
@@ -192,14 +229,20 @@ class _ModelReport:
         )
 
     def _draft_step(self) -> Row:
-        row = Row(what="draft step over its weights' and KV's bytes / copy bandwidth", target="<= 1.25", bound=1.25)
+        row = Row(
+            what="draft step over its weights' and KV's bytes / copy bandwidth",
+            target="<= 1.25",
+            bound=1.25,
+        )
         found = [r for r in self._measured if r.draft_step_s and r.draft_method == "streamingllm"]
         found = [r for r in found if r.draft_weight_dtype is None]
         at_row = [r for r in found if r.draft_budget == 512 and r.context_len == 16_384] or found
         if not at_row or self.profile is None:
             return row
         best = max(at_row, key=lambda r: (r.batch_size, r.gamma))
-        bound_s = self._bytes(best, 1, self._draft_len(best)) / self.profile.hardware.memory_bytes_per_s
+        bound_s = (
+            self._bytes(best, 1, self._draft_len(best)) / self.profile.hardware.memory_bytes_per_s
+        )
         ratio = (best.draft_step_s or 0) / bound_s
         return replace(
             row,
@@ -209,7 +252,9 @@ class _ModelReport:
             f"{1e3 * (best.draft_step_s or 0):.3g} ms",
         )
 
-    def _speedup(self, method: str, rate: float, bound: float | None, weight_dtype: str | None = None) -> Row:
+    def _speedup(
+        self, method: str, rate: float, bound: float | None, weight_dtype: str | None = None
+    ) -> Row:
         weights = f"{weight_dtype} draft weights" if weight_dtype else "the target's weights"
         row = Row(
             what=f"best speedup, {method}, {weights}, stated acceptance {rate}",
@@ -237,7 +282,10 @@ class _ModelReport:
 
     def _transformers(self) -> Row:
         row = Row(
-            what="autoregressive tokens/s over transformers' generate()", target=">= 2 x", bound=2.0, is_floor=True
+            what="autoregressive tokens/s over transformers' generate()",
+            target=">= 2 x",
+            bound=2.0,
+            is_floor=True,
         )
         fact = self._facts.get("transformers")
         if fact is None or fact.get("model") != self._spec.name:
@@ -261,16 +309,24 @@ class _ModelReport:
         kv_len = record.context_len + (record.gen_len or 0) / 2
         rates = (record.simulated_acceptance or [])[: record.gamma]
         tokens = float(expected_tokens_per_step(rates, record.gamma))
-        step = record.gamma * self._bytes(record, 1, self._draft_len(record), record.draft_weight_dtype)
+        step = record.gamma * self._bytes(
+            record, 1, self._draft_len(record), record.draft_weight_dtype
+        )
         step += self._bytes(record, record.gamma + 1, kv_len + record.gamma)
         return tokens * self._bytes(record, 1, kv_len) / step
 
-    def _bytes(self, record: Record, query_len: int, kv_len: float, weight_dtype: str | None = None) -> float:
+    def _bytes(
+        self, record: Record, query_len: int, kv_len: float, weight_dtype: str | None = None
+    ) -> float:
         """Of weights and KV that a pass of the record's batch reads."""
         assert self.profile is not None
         dtype = PROFILE_DTYPES[record.dtype]
         at = Where(
-            self.profile.hardware, self.profile.engine, Precision(weight_dtype=weight_dtype or dtype, kv_dtype=dtype)
+            self.profile.hardware,
+            self.profile.engine,
+            Precision(weight_dtype=weight_dtype or dtype, kv_dtype=dtype),
         )
-        cost = forward_pass(self._spec, Pass(at=at, batch=record.batch_size, query_len=query_len, kv_len=kv_len)).cost
+        cost = forward_pass(
+            self._spec, Pass(at=at, batch=record.batch_size, query_len=query_len, kv_len=kv_len)
+        ).cost
         return float(cost.weight_bytes + cost.kv_bytes)

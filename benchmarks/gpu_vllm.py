@@ -16,7 +16,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the package, where it is not installed
+sys.path.insert(
+    0, str(Path(__file__).resolve().parent.parent)
+)  # the package, where it is not installed
 
 import numpy as np
 import torch
@@ -41,10 +43,16 @@ class SimulatedSession(VllmSession):
     """Random weights, and drafts accepted at a stated rate, which the engine's CPU build cannot do."""
 
     def _engine_arguments(self) -> dict[str, Any]:
-        arguments = super()._engine_arguments() | {"load_format": "dummy", "skip_tokenizer_init": True}
+        arguments = super()._engine_arguments() | {
+            "load_format": "dummy",
+            "skip_tokenizer_init": True,
+        }
         rates = [RATE**position for position in range(1, self.request.max_gamma + 1)]
         if self.request.device != "cpu":
-            synthetic = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
+            synthetic = {
+                "rejection_sample_method": "synthetic",
+                "synthetic_acceptance_rates": rates,
+            }
             arguments["speculative_config"] |= synthetic
         return arguments
 
@@ -54,9 +62,14 @@ class SimulatedSession(VllmSession):
         self._send(self.prompts, self.request.sampling, seed=0, gen_len=self.request.gen_len)
         begun: set[str] = set()
         while len(begun) < len(self.prompts):
-            begun |= {output.request_id for output in self._core.step() if output.outputs[0].token_ids}
+            begun |= {
+                output.request_id for output in self._core.step() if output.outputs[0].token_ids
+            }
         is_gpu = self.request.device != "cpu"
-        kinds = [torch.profiler.ProfilerActivity.CPU, *([torch.profiler.ProfilerActivity.CUDA] if is_gpu else [])]
+        kinds = [
+            torch.profiler.ProfilerActivity.CPU,
+            *([torch.profiler.ProfilerActivity.CUDA] if is_gpu else []),
+        ]
         with torch.profiler.profile(activities=kinds) as trace:
             for _ in range(TRACED_STEPS):
                 self._core.step()
@@ -65,7 +78,11 @@ class SimulatedSession(VllmSession):
             self._core.step()
         wanted = torch.autograd.DeviceType.CUDA if is_gpu else torch.autograd.DeviceType.CPU
         spans = np.array(
-            [(event.time_range.start, event.time_range.end) for event in trace.events() if event.device_type == wanted]
+            [
+                (event.time_range.start, event.time_range.end)
+                for event in trace.events()
+                if event.device_type == wanted
+            ]
         )
         spans = spans[np.argsort(spans[:, 0])] * 1e-6
         ends = np.maximum.accumulate(spans[:, 1])
@@ -78,14 +95,18 @@ class SimulatedSession(VllmSession):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output", type=Path, default=Path("gpu-results"))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default=None)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--no-cuda-graphs", action="store_true")
     options = parser.parse_args()
-    config = json.loads((MODELS_DIRECTORY / f"{MODEL}.json").read_text()) | (TINY if options.tiny else {})
+    config = json.loads((MODELS_DIRECTORY / f"{MODEL}.json").read_text()) | (
+        TINY if options.tiny else {}
+    )
     directory = options.output / ("tiny-vllm" if options.tiny else f"vllm-{MODEL}")
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))
@@ -100,7 +121,9 @@ def main() -> None:
         ),
         cuda_graphs=not options.no_cuda_graphs,
     )  # fmt: skip
-    session = SimulatedSession(request, progress=lambda text: print(text, file=sys.stderr, flush=True))
+    session = SimulatedSession(
+        request, progress=lambda text: print(text, file=sys.stderr, flush=True)
+    )
     rows = []
     for record in measure(session):
         append_record(options.output / "vllm.jsonl", record)
@@ -109,8 +132,13 @@ def main() -> None:
             "tokens_per_step": record.expected_tokens_per_step, "step_s": record.step_s,
         })  # fmt: skip
     best = max(rows, key=lambda row: row["tokens_per_s"])
-    chosen = next((s for s in request.speculations if s.gamma == best["gamma"]), request.speculations[-1])
-    traces = {"autoregressive": session.traced(AUTOREGRESSIVE), f"gamma {chosen.gamma}": session.traced(chosen)}
+    chosen = next(
+        (s for s in request.speculations if s.gamma == best["gamma"]), request.speculations[-1]
+    )
+    traces = {
+        "autoregressive": session.traced(AUTOREGRESSIVE),
+        f"gamma {chosen.gamma}": session.traced(chosen),
+    }
     print(json.dumps({"benchmark": "gpu vllm", "batch_size": batch, "context_len": context, "rows": rows,
                       "traces": traces}))  # fmt: skip
 

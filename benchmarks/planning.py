@@ -45,7 +45,9 @@ def cold_start() -> dict[str, float]:
     times = []
     for _ in range(REPETITIONS):
         started = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "magicdec", "plan"], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [sys.executable, "-m", "magicdec", "plan"], check=True, stdout=subprocess.DEVNULL
+        )
         times.append(time.perf_counter() - started)
     return {"median_s": round(statistics.median(times), 3), "best_s": round(min(times), 3)}
 
@@ -68,14 +70,20 @@ def throughput() -> dict[str, float]:
                 model=load_model_spec("llama-3.1-8b"),
                 hardware=load_hardware("a100-sxm-80gb"),
                 engine=load_engine("magicdec-2024"),
-                speculation=SpeculationSpec(draft="self", draft_method=method, draft_budget=64, gamma=1),
+                speculation=SpeculationSpec(
+                    draft="self", draft_method=method, draft_budget=64, gamma=1
+                ),
             )
             for grid in grids:
                 part = predict(setup, acceptance, grid)
                 np.argmax(np.where(part.memory.fits & part.valid, part.speedup, 0.0))
         rates.append(points / (time.perf_counter() - started))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB / MIB
-    return {"points": points, "points_per_s": round(statistics.median(rates)), "peak_memory_mib": round(peak)}
+    return {
+        "points": points,
+        "points_per_s": round(statistics.median(rates)),
+        "peak_memory_mib": round(peak),
+    }
 
 
 def page() -> dict[str, float]:
@@ -95,4 +103,7 @@ def page() -> dict[str, float]:
 
 if __name__ == "__main__":
     for measure in (cold_start, throughput, page):
-        print(json.dumps({"benchmark": measure.__name__, "repetitions": REPETITIONS, **measure()}), flush=True)
+        print(
+            json.dumps({"benchmark": measure.__name__, "repetitions": REPETITIONS, **measure()}),
+            flush=True,
+        )

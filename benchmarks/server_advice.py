@@ -65,7 +65,9 @@ class Engine:
             options["speculative_config"] = {
                 "method": "custom_class", "model": DRAFT_CLASS, "num_speculative_tokens": MAX_GAMMA
             }  # fmt: skip
-            options["additional_config"] = {"magicdec": {"draft_method": draft, "draft_budget": BUDGET}}
+            options["additional_config"] = {
+                "magicdec": {"draft_method": draft, "draft_budget": BUDGET}
+            }
         self.draft = draft
         self.core = LLM(
             model=str(MODEL), dtype="float32", max_model_len=MAX_LEN, block_size=PAGE, enforce_eager=True,
@@ -93,7 +95,9 @@ class Engine:
 
         self.set_gamma(gamma)
         for number, prompt in enumerate(prompts):
-            sampling = SamplingParams(temperature=0.0, max_tokens=MAX_LEN - len(prompt) - 1, ignore_eos=True)
+            sampling = SamplingParams(
+                temperature=0.0, max_tokens=MAX_LEN - len(prompt) - 1, ignore_eos=True
+            )
             self.core.add_request(str(number), {"prompt_token_ids": prompt}, sampling)
         emitted = dict.fromkeys(map(str, range(len(prompts))), 0)
 
@@ -128,7 +132,9 @@ def child(draft: str) -> None:
     tokenizer, engine = load_tokenizer(MODEL, vocab_size=2048), Engine(draft)
     texts = {
         (batch, length): load_prompts(
-            PromptRequest(count=batch, context_len=length, seed=9), tokenizer=tokenizer, vocab_size=2048
+            PromptRequest(count=batch, context_len=length, seed=9),
+            tokenizer=tokenizer,
+            vocab_size=2048,
         )
         for batch, length in LOADS
     }
@@ -137,7 +143,9 @@ def child(draft: str) -> None:
         order = json.loads(line)
         prompts = texts[tuple(order["load"])]
         before = generate_latest(REGISTRY).decode()
-        answer: dict[str, Any] = engine.decode(prompts, gamma=order["gamma"], tokens=order["tokens"])
+        answer: dict[str, Any] = engine.decode(
+            prompts, gamma=order["gamma"], tokens=order["tokens"]
+        )
         if order.get("metrics"):
             answer |= {"before": before, "after": generate_latest(REGISTRY).decode()}
         print(MARK + json.dumps(answer), flush=True)
@@ -161,7 +169,9 @@ class Worker:
                 return dict(json.loads(line.removeprefix(MARK)))
         raise SystemExit(f"the engine with draft {self.draft} ended")
 
-    def decode(self, load: tuple[int, int], gamma: int, tokens: int, *, metrics: bool = False) -> dict[str, Any]:
+    def decode(
+        self, load: tuple[int, int], gamma: int, tokens: int, *, metrics: bool = False
+    ) -> dict[str, Any]:
         assert self.process.stdin is not None
         print(
             json.dumps({"load": load, "gamma": gamma, "tokens": tokens, "metrics": metrics}),
@@ -174,7 +184,11 @@ def calibrated(directory: Path) -> tuple[str, str]:
     """Profiles of this machine and of the engine on it."""
     path = directory / "vllm.toml"
     words = ["calibrate", "--engine", "vllm", "--quick", "--clock", "cpu", "-q", "-o", str(path)]
-    subprocess.run([sys.executable, "-m", "magicdec", *words], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    subprocess.run(
+        [sys.executable, "-m", "magicdec", *words],
+        check=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     return str(path), str(path.with_suffix(".engine.toml"))
 
 
@@ -185,13 +199,21 @@ def advised(worker: Worker, load: tuple[int, int], given: argparse.Namespace) ->
     from magicdec.live.observation import observe, parse_draft
     from magicdec.live.show import advice_lines, observation_lines
 
-    draft = parse_draft("ngram") if worker.draft == "ngram" else parse_draft("self", method=worker.draft, budget=BUDGET)
+    draft = (
+        parse_draft("ngram")
+        if worker.draft == "ngram"
+        else parse_draft("self", method=worker.draft, budget=BUDGET)
+    )
     used = worker.decode(load, given.in_use, given.tokens, metrics=True)
     before, after = (parse(used[name], where=name) for name in ("before", "after"))
     seen = observe([before, after], choose_target(after, None))
-    serving = Serving(model="embedded", hardware=given.hardware, engine=given.engine, temperature=0.0)
+    serving = Serving(
+        model="embedded", hardware=given.hardware, engine=given.engine, temperature=0.0
+    )
     # dropped requests are in no histogram of lengths, and steps beside prefills in the mean batch
-    advice = advise(situation_of(seen, draft, serving, context=used["context_len"], batch=float(load[0])))
+    advice = advise(
+        situation_of(seen, draft, serving, context=used["context_len"], batch=float(load[0]))
+    )
     return {
         "draft": worker.draft, "load": load, "in_use": given.in_use, "advised": advice.best.gamma,
         "answer": advice.answer, "predicted_tpot_s": {choice.gamma: choice.tpot_s for choice in advice.choices},
@@ -200,7 +222,9 @@ def advised(worker: Worker, load: tuple[int, int], given: argparse.Namespace) ->
     }  # fmt: skip
 
 
-def swept(workers: dict[str, Worker], advice: list[dict[str, Any]], given: argparse.Namespace) -> list[dict[str, Any]]:
+def swept(
+    workers: dict[str, Worker], advice: list[dict[str, Any]], given: argparse.Namespace
+) -> list[dict[str, Any]]:
     """Every gamma of every draft on every load, those advised included, each round in an order of its own."""
     gammas = {int(each) for each in given.gammas.split(",")}
     rows, choose = [], random.Random(0)
@@ -208,18 +232,28 @@ def swept(workers: dict[str, Worker], advice: list[dict[str, Any]], given: argpa
         for load in LOADS:
             jobs = [("none", 0)]
             for draft in DRAFTS:
-                mine = gammas | {e["advised"] for e in advice if (e["draft"], e["load"]) == (draft, load)} - {0}
+                mine = gammas | {
+                    e["advised"] for e in advice if (e["draft"], e["load"]) == (draft, load)
+                } - {0}
                 jobs += [(draft, gamma) for gamma in sorted(mine)]
             for draft, gamma in choose.sample(jobs, len(jobs)):
                 found = workers[draft].decode(load, gamma, given.tokens)
-                if number:  # the first round warms up: prompts come from the prefix cache from then on
-                    rows.append({"draft": draft, "load": load, "gamma": gamma, "round": number, **found})
+                if (
+                    number
+                ):  # the first round warms up: prompts come from the prefix cache from then on
+                    rows.append(
+                        {"draft": draft, "load": load, "gamma": gamma, "round": number, **found}
+                    )
     return rows
 
 
 def judged(advice: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The advised gamma's loss against the best: of the mean times, and of each round's."""
-    mine = [row for row in rows if row["load"] == advice["load"] and row["draft"] in ("none", advice["draft"])]
+    mine = [
+        row
+        for row in rows
+        if row["load"] == advice["load"] and row["draft"] in ("none", advice["draft"])
+    ]
     tpot: dict[int, list[float]] = {}
     for row in mine:
         tpot.setdefault(row["gamma"], []).append(row["tpot_s"])
@@ -258,12 +292,21 @@ def main() -> None:
         for draft in DRAFTS:  # the first decoding of an engine takes longer
             workers[draft].decode(LOADS[0], given.in_use, given.tokens)
         advice = [advised(workers[draft], load, given) for draft in DRAFTS for load in LOADS]
-    written = json.dumps({"advised_utc": time.strftime("%FT%TZ", time.gmtime()), "advice": advice}, indent=1)
+    written = json.dumps(
+        {"advised_utc": time.strftime("%FT%TZ", time.gmtime()), "advice": advice}, indent=1
+    )
     before = given.output.with_suffix(".advice.json")
     before.write_text(written)
     digest = hashlib.sha256(written.encode()).hexdigest()
     for each in advice:
-        print("\n".join([f"{each['draft']}, batch {each['load'][0]}, prompts of {each['load'][1]}", *each["said"]]))
+        print(
+            "\n".join(
+                [
+                    f"{each['draft']}, batch {each['load'][0]}, prompts of {each['load'][1]}",
+                    *each["said"],
+                ]
+            )
+        )
     print(f"wrote {before}, SHA-256 {digest}; the sweep begins", flush=True)
     sweep_utc = time.strftime("%FT%TZ", time.gmtime())
     rows = swept(workers, advice, given)
@@ -280,7 +323,9 @@ def main() -> None:
     given.output.write_text(json.dumps(document, indent=1) + "\n")
     for each in verdicts:
         low, high = min(each["loss_by_round"]), max(each["loss_by_round"])
-        times = ", ".join(f"{gamma}: {tpot * 1e3:.2f}" for gamma, tpot in each["measured_tpot_s"].items())
+        times = ", ".join(
+            f"{gamma}: {tpot * 1e3:.2f}" for gamma, tpot in each["measured_tpot_s"].items()
+        )
         print(
             f"{each['draft']}, {each['load'][0]} x {each['load'][1]}: advised {each['advised']} ({each['answer']}), "
             f"best {each['best']}, loses {each['loss']:.1%} ({low:+.1%} to {high:+.1%}); "

@@ -43,7 +43,16 @@ JUDGED = {1.5: 80, 5.0: 250, 8.0: 250}
 REPEATED = {5.0: 250}
 SEED = 11
 MAX_SEQUENCES, MAX_TOKENS = 64, 2048
-LOADS = ("--concurrency", "1,2,4,8,16", "--prompt-len", "256,800,1600", "--output-len", "64", "--rounds", "3")
+LOADS = (
+    "--concurrency",
+    "1,2,4,8,16",
+    "--prompt-len",
+    "256,800,1600",
+    "--output-len",
+    "64",
+    "--rounds",
+    "3",
+)
 SPECULATION: dict[str, dict[str, Any]] = {
     "off": {},
     "ngram": {"speculative": {
@@ -80,7 +89,9 @@ ENVIRONMENT = {
 
 
 def run(words: list[Any], core: int, **options: Any) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(["taskset", "-c", str(core), *map(str, words)], env=os.environ | ENVIRONMENT, **options)
+    return subprocess.Popen(
+        ["taskset", "-c", str(core), *map(str, words)], env=os.environ | ENVIRONMENT, **options
+    )
 
 
 def done(words: list[Any], core: int) -> None:
@@ -89,7 +100,9 @@ def done(words: list[Any], core: int) -> None:
 
 
 def scrape() -> str:
-    return str(urllib.request.urlopen(f"http://127.0.0.1:{PORT}/metrics", timeout=10).read().decode())
+    return str(
+        urllib.request.urlopen(f"http://127.0.0.1:{PORT}/metrics", timeout=10).read().decode()
+    )
 
 
 @contextmanager
@@ -119,7 +132,8 @@ def slowness(kind: str, name: str, directory: Path) -> float:
         start, end = json.loads((directory / f"{name}.moment").read_text())
         seen = [json.loads(line) for line in (directory / f"{kind}.speed").read_text().splitlines()]
         return [
-            statistics.median(times) for times in zip(*(row[1:] for row in seen if start <= row[0] <= end), strict=True)
+            statistics.median(times)
+            for times in zip(*(row[1:] for row in seen if start <= row[0] <= end), strict=True)
         ]
 
     pairs = zip(medians(name), medians(f"{kind}-fit"), strict=True)
@@ -136,7 +150,9 @@ def server(kind: str, given: argparse.Namespace) -> Iterator[None]:
         "--disable-uvicorn-access-log", *options,
     ]  # fmt: skip
     with (given.directory / f"{kind}.log").open("w") as log:
-        process = run(words, given.server_core, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        process = run(
+            words, given.server_core, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
         try:
             for _ in range(300):
                 time.sleep(1.0)
@@ -160,7 +176,10 @@ def prompts(directory: Path, seed: int) -> Path:
     path = directory / f"prompts-{seed}.jsonl"
     tokenizer = load_tokenizer(MODEL, vocab_size=2048)
     request = PromptRequest(count=COUNT, context_len=PROMPT, seed=seed)
-    texts = [tokenizer.decode(each) for each in load_prompts(request, tokenizer=tokenizer, vocab_size=2048)]
+    texts = [
+        tokenizer.decode(each)
+        for each in load_prompts(request, tokenizer=tokenizer, vocab_size=2048)
+    ]
     random.Random(seed).shuffle(texts)
     rows = [json.dumps({"prompt": text, "output_tokens_count": OUTPUT}) for text in texts]
     path.write_text("\n".join(rows) + "\n")
@@ -193,7 +212,11 @@ def machine(given: argparse.Namespace) -> None:
     done([sys.executable, "-m", "magicdec", "calibrate", "--engine", "vllm", "--quick", "-q", "-o", path],
          given.server_core)  # fmt: skip
     engine = path.with_suffix(".engine.toml")
-    engine.write_text(engine.read_text().replace("relative_error", f"prefill_tokens = {MAX_TOKENS}\nrelative_error", 1))
+    engine.write_text(
+        engine.read_text().replace(
+            "relative_error", f"prefill_tokens = {MAX_TOKENS}\nrelative_error", 1
+        )
+    )
 
 
 def judge(given: argparse.Namespace) -> None:
@@ -219,7 +242,9 @@ def judge(given: argparse.Namespace) -> None:
                         load(rate, SEED, count, name, given)
 
 
-def simulated(kind: str, rate: float, seed: int, count: int, directory: Path) -> list[dict[str, float]]:
+def simulated(
+    kind: str, rate: float, seed: int, count: int, directory: Path
+) -> list[dict[str, float]]:
     """Percentiles of these arrivals, by the profiles and the acceptance that were fitted, for each slowness. Where all
     takes s times longer, times are s times those of arrivals that come s times faster."""
     import msgspec
@@ -233,7 +258,10 @@ def simulated(kind: str, rate: float, seed: int, count: int, directory: Path) ->
     from magicdec.perfmodel.traffic.simulate import Server, simulate
     from magicdec.specs.gamma_table import TableGamma
 
-    drafts = {"ngram": parse_draft("ngram"), "plugin": parse_draft("self", method="streamingllm", budget=BUDGET)}
+    drafts = {
+        "ngram": parse_draft("ngram"),
+        "plugin": parse_draft("self", method="streamingllm", budget=BUDGET),
+    }
     draft = drafts.get(kind)
     setup = Serving(
         model="embedded", hardware=str(directory / "machine.toml"), engine=str(directory / f"{kind}.toml"),
@@ -248,7 +276,10 @@ def simulated(kind: str, rate: float, seed: int, count: int, directory: Path) ->
         acceptance = msgspec.structs.replace(acceptance, spread=spread(kind, directory))
     full = np.full(count, 1, dtype=np.int64)
     requests = Requests(
-        arrival_s=np.zeros(count), prompt_len=full * PROMPT, output_len=full * OUTPUT, cached_len=full * 0
+        arrival_s=np.zeros(count),
+        prompt_len=full * PROMPT,
+        output_len=full * OUTPUT,
+        cached_len=full * 0,
     )
     policy = TableGamma(batch_sizes=(1,), context_lens=(1,), gammas=((GAMMA,),))
     server = Server.of(
@@ -261,7 +292,12 @@ def simulated(kind: str, rate: float, seed: int, count: int, directory: Path) ->
         outcomes = [simulate(server, sent, seed=each) for each in range(5 if draft else 1)]
         times = ("ttft_s", "tpot_s", "e2e_s")
         found.append(
-            figures(**{name: slower * np.concatenate([getattr(each, name) for each in outcomes]) for name in times})
+            figures(
+                **{
+                    name: slower * np.concatenate([getattr(each, name) for each in outcomes])
+                    for name in times
+                }
+            )
         )
     return found
 
@@ -287,7 +323,9 @@ def figures(ttft_s: Any, tpot_s: Any, e2e_s: Any) -> dict[str, float]:
     found = {}
     for name, values in (("ttft", ttft_s), ("tpot", tpot_s), ("e2e", e2e_s)):
         found[f"{name}_mean_ms"] = float(np.mean(values)) * 1e3
-        found |= {f"{name}_p{at}_ms": float(np.percentile(values, at)) * 1e3 for at in (50, 90, 95, 99)}
+        found |= {
+            f"{name}_p{at}_ms": float(np.percentile(values, at)) * 1e3 for at in (50, 90, 95, 99)
+        }
     return found
 
 
@@ -304,9 +342,13 @@ def predict(kind: str, directory: Path) -> None:
     rows = [
         {"kind": kind, "rate": rate, "slowness": slower, **told}
         for rate, count in JUDGED.items()
-        for slower, told in zip(SLOWNESS, simulated(kind, rate, SEED, count, directory), strict=True)
+        for slower, told in zip(
+            SLOWNESS, simulated(kind, rate, SEED, count, directory), strict=True
+        )
     ]
-    text = json.dumps({"predicted_utc": time.strftime("%FT%TZ", time.gmtime()), "rows": rows}, indent=1)
+    text = json.dumps(
+        {"predicted_utc": time.strftime("%FT%TZ", time.gmtime()), "rows": rows}, indent=1
+    )
     (directory / f"predictions-{kind}.json").write_text(text)
     print(kind, "predicted:", hashlib.sha256(text.encode()).hexdigest(), flush=True)
 
@@ -316,11 +358,17 @@ def told_at(rows: list[dict[str, Any]], slower: float) -> dict[str, float]:
     import numpy as np
 
     at = [row["slowness"] for row in rows]
-    return {name: float(np.interp(slower, at, [row[name] for row in rows])) for name in rows[0] if name.endswith("_ms")}
+    return {
+        name: float(np.interp(slower, at, [row[name] for row in rows]))
+        for name in rows[0]
+        if name.endswith("_ms")
+    }
 
 
 def compare(given: argparse.Namespace) -> None:
-    texts = {kind: (given.directory / f"predictions-{kind}.json").read_text() for kind in given.kinds}
+    texts = {
+        kind: (given.directory / f"predictions-{kind}.json").read_text() for kind in given.kinds
+    }
     told: dict[tuple[str, float], list[dict[str, Any]]] = {}
     for text in texts.values():
         for row in json.loads(text)["rows"]:
@@ -334,7 +382,13 @@ def compare(given: argparse.Namespace) -> None:
                     "predicted": told_at(told[kind, rate], slower),
                     "at_fitted_speed": told_at(told[kind, rate], 1.0),
                 }
-                found = {"kind": kind, "rate": rate, "requests": count, "round": number, "slowness": slower}
+                found = {
+                    "kind": kind,
+                    "rate": rate,
+                    "requests": count,
+                    "round": number,
+                    "slowness": slower,
+                }
                 rows.append({**found, "measured": measured(name, given.directory), **guesses})
     digests = {kind: hashlib.sha256(text.encode()).hexdigest() for kind, text in texts.items()}
     document = {"predictions_sha256": digests, "rows": rows}
@@ -347,13 +401,22 @@ def compare(given: argparse.Namespace) -> None:
             for name, guess, truth in pairs:
                 errors[name] += [abs(guess / truth - 1.0)] * (row["round"] == 0)
             text = ", ".join(
-                f"{name} {guess:.1f} / {truth:.1f} ({guess / truth - 1.0:+.0%})" for name, guess, truth in pairs
+                f"{name} {guess:.1f} / {truth:.1f} ({guess / truth - 1.0:+.0%})"
+                for name, guess, truth in pairs
             )
-            print(f"{row['kind']} at {row['rate']}/s, round {row['round']}, slowness {row['slowness']:.2f}: {text}")
-        print(f"{which}: " + ", ".join(f"{name} {statistics.median(each):.1%}" for name, each in errors.items()))
+            print(
+                f"{row['kind']} at {row['rate']}/s, round {row['round']}, slowness {row['slowness']:.2f}: {text}"
+            )
+        print(
+            f"{which}: "
+            + ", ".join(f"{name} {statistics.median(each):.1%}" for name, each in errors.items())
+        )
     for rate in JUDGED:
         here = [row for row in rows if row["rate"] == rate and row["round"] == 0]
-        picked, best = (min(here, key=lambda row: row[which]["e2e_mean_ms"]) for which in ("predicted", "measured"))
+        picked, best = (
+            min(here, key=lambda row: row[which]["e2e_mean_ms"])
+            for which in ("predicted", "measured")
+        )
         loss = picked["measured"]["e2e_mean_ms"] / best["measured"]["e2e_mean_ms"] - 1.0
         print(f"at {rate}/s picked {picked['kind']}, best {best['kind']}, loses {loss:.1%}")
 

@@ -49,11 +49,14 @@ echo $! >pid
 class Load:
     """Clients that send one request after another until they are stopped."""
 
-    def __init__(self, port: int, *, clients: int, prompts: list[list[int]], output_len: int) -> None:
+    def __init__(
+        self, port: int, *, clients: int, prompts: list[list[int]], output_len: int
+    ) -> None:
         self.port, self.prompts, self.output_len = port, prompts, output_len
         self.is_over, self.num_answered = threading.Event(), 0
         self.threads = [
-            threading.Thread(target=self._ask, args=(each, clients), daemon=True) for each in range(clients)
+            threading.Thread(target=self._ask, args=(each, clients), daemon=True)
+            for each in range(clients)
         ]
         for thread in self.threads:
             thread.start()
@@ -67,7 +70,12 @@ class Load:
             }  # fmt: skip
             connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
             try:
-                connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+                connection.request(
+                    "POST",
+                    "/v1/completions",
+                    json.dumps(body),
+                    {"Content-Type": "application/json"},
+                )
                 if connection.getresponse().read() and not self.is_over.is_set():
                     self.num_answered += 1
                     number += clients
@@ -107,7 +115,12 @@ def main() -> None:
     script.chmod(0o755)
     environment = {**os.environ, **ENVIRONMENT}
     subprocess.run([str(script), str(given.in_use)], check=True, env=environment)
-    load = Load(port, clients=given.clients, prompts=prompts(24, given.prompt_len), output_len=given.output_len)
+    load = Load(
+        port,
+        clients=given.clients,
+        prompts=prompts(24, given.prompt_len),
+        output_len=given.output_len,
+    )
     try:
         deadline = time.monotonic() + 600
         while load.num_answered < 2 * given.clients:
@@ -119,7 +132,10 @@ def main() -> None:
             given.engine, "--temperature", "0", "--draft", "ngram", "--restart", f"{script} {{gamma}}", "--seconds",
             f"{given.seconds:g}", "--yes", "-q",
         ]  # fmt: skip
-        print("$ magicdec " + " ".join(f"'{word}'" if " " in word else word for word in words), flush=True)
+        print(
+            "$ magicdec " + " ".join(f"'{word}'" if " " in word else word for word in words),
+            flush=True,
+        )
         subprocess.run([sys.executable, "-m", "magicdec", *words], check=True, env=environment)
         print(f"{load.num_answered} requests were answered meanwhile")
     finally:

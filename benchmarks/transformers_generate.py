@@ -23,7 +23,14 @@ from magicdec.measure.environment import bind_threads
 bind_threads()
 
 import torch
-from transformers import AutoModelForCausalLM, Cache, DynamicCache, GenerationConfig, StaticCache, StoppingCriteria
+from transformers import (
+    AutoModelForCausalLM,
+    Cache,
+    DynamicCache,
+    GenerationConfig,
+    StaticCache,
+    StoppingCriteria,
+)
 from transformers.utils import logging
 
 from magicdec.measure.configuration import BenchmarkRequest
@@ -87,13 +94,23 @@ class Peer:
     def _cache(self, kind: str, num_rows: int, gen_len: int) -> Cache:
         config = self._models["sdpa"].config
         length = self._ids.shape[1] + gen_len
-        cache = DynamicCache() if kind == "dynamic" else StaticCache(config=config, max_cache_len=length)
+        cache = (
+            DynamicCache()
+            if kind == "dynamic"
+            else StaticCache(config=config, max_cache_len=length)
+        )
         for layer, (keys, values) in enumerate(self._key_values):
             cache.update(keys[:num_rows], values[:num_rows], layer)
         return cache
 
     def generate(
-        self, attention: str, kind: str, *, num_rows: int, gen_len: int | None = None, **options: Any
+        self,
+        attention: str,
+        kind: str,
+        *,
+        num_rows: int,
+        gen_len: int | None = None,
+        **options: Any,
     ) -> tuple[torch.Tensor, float]:
         """The new tokens and the tokens per second of one run."""
         clock, ids, gen_len = Clock(), self._ids[:num_rows], gen_len or self._gen_len
@@ -108,7 +125,9 @@ class Peer:
         return tokens[:, ids.shape[1] :], clock.tokens_per_s(num_rows)
 
 
-def session_for(batch: int, context: int, gen_len: int, speculation: SpeculationSpec) -> BenchmarkSession:
+def session_for(
+    batch: int, context: int, gen_len: int, speculation: SpeculationSpec
+) -> BenchmarkSession:
     return BenchmarkSession(
         BenchmarkRequest(
             model="embedded",
@@ -123,7 +142,9 @@ def session_for(batch: int, context: int, gen_len: int, speculation: Speculation
 def check_same_tokens(session: BenchmarkSession, peer: Peer) -> float:
     """Share of the first greedy tokens on which both agree, of transformers' ways the one that agrees least: shows that
     weights, prompts and positions are the same."""
-    ours = session.run(AUTOREGRESSIVE, sampling=SamplingSpec(), gen_len=CHECKED_TOKENS, run_to_end=True).tokens
+    ours = session.run(
+        AUTOREGRESSIVE, sampling=SamplingSpec(), gen_len=CHECKED_TOKENS, run_to_end=True
+    ).tokens
     rows = len(session.prompts)
     theirs = [
         peer.generate(attention, kind, num_rows=rows, gen_len=CHECKED_TOKENS, do_sample=False)[0]
@@ -133,7 +154,9 @@ def check_same_tokens(session: BenchmarkSession, peer: Peer) -> float:
     return min(float((torch.tensor(ours) == tokens).float().mean()) for tokens in theirs)
 
 
-def interleave(works: dict[str, Callable[[int], float]], repetitions: int, note: Callable[[str], None]) -> Any:
+def interleave(
+    works: dict[str, Callable[[int], float]], repetitions: int, note: Callable[[str], None]
+) -> Any:
     """Tokens per second of each work in each repetition, after one run of each to warm up."""
     rates: dict[str, list[float]] = {name: [] for name in works}
     for repetition in range(-1, repetitions):
@@ -147,26 +170,43 @@ def interleave(works: dict[str, Callable[[int], float]], repetitions: int, note:
 
 def summary(rates: dict[str, list[float]]) -> dict[str, dict[str, float]]:
     return {
-        name: {"median": round(statistics.median(found), 1), "min": round(min(found), 1), "max": round(max(found), 1)}
+        name: {
+            "median": round(statistics.median(found), 1),
+            "min": round(min(found), 1),
+            "max": round(max(found), 1),
+        }
         for name, found in rates.items()
     }
 
 
 def ratio(rates: dict[str, list[float]], name: str, against: str) -> float:
     """The median of the repetitions' own ratios: what a slow moment of the machine does to both cancels."""
-    return round(statistics.median(a / b for a, b in zip(rates[name], rates[against], strict=True)), 3)
+    return round(
+        statistics.median(a / b for a, b in zip(rates[name], rates[against], strict=True)), 3
+    )
 
 
 def best_of(rates: dict[str, list[float]], prefix: str) -> str:
-    return max((name for name in rates if name.startswith(prefix)), key=lambda name: statistics.median(rates[name]))
+    return max(
+        (name for name in rates if name.startswith(prefix)),
+        key=lambda name: statistics.median(rates[name]),
+    )
 
 
 def measure(
-    batch: int, options: argparse.Namespace, note: Callable[[str], None], *, gen_len: int, peer_gen_len: int
+    batch: int,
+    options: argparse.Namespace,
+    note: Callable[[str], None],
+    *,
+    gen_len: int,
+    peer_gen_len: int,
 ) -> dict[str, Any]:
     """One batch size: our two ways of decoding and transformers' own, in turn."""
     speculation = SpeculationSpec(
-        draft="self", draft_method="streamingllm", draft_budget=options.draft_budget, gamma=options.gamma
+        draft="self",
+        draft_method="streamingllm",
+        draft_budget=options.draft_budget,
+        gamma=options.gamma,
     )
     note(f"prefilling {batch} prompts of {options.context} tokens")
     session = session_for(batch, options.context, gen_len, speculation)
@@ -178,7 +218,9 @@ def measure(
     def theirs(attention: str, kind: str, **more: Any) -> Callable[[int], float]:
         def work(seed: int) -> float:
             torch.manual_seed(max(seed, 0))
-            return peer.generate(attention, kind, num_rows=batch, do_sample=True, temperature=1.0, **more)[1]
+            return peer.generate(
+                attention, kind, num_rows=batch, do_sample=True, temperature=1.0, **more
+            )[1]
 
         return work
 
@@ -187,7 +229,9 @@ def measure(
         "bandwidth": lambda _: bandwidth_bytes_per_s(device="cpu"),
         "ours speculative": ours(speculation),
     }
-    works |= {f"generate {kind} {name}": theirs(name, kind) for kind in CACHES for name in ATTENTIONS}
+    works |= {
+        f"generate {kind} {name}": theirs(name, kind) for kind in CACHES for name in ATTENTIONS
+    }
     if batch == 1:
         works |= {
             f"assisted lookup {tokens}": theirs("sdpa", "dynamic", prompt_lookup_num_tokens=tokens)
@@ -197,9 +241,9 @@ def measure(
     rates = interleave(works, options.repetitions, note)
     bandwidths = rates.pop("bandwidth")
     peer_best = best_of(rates, "generate")
-    step_bytes = phase_bytes(session.request, [len(prompt) for prompt in session.prompts], AUTOREGRESSIVE)[
-        "autoregressive"
-    ]
+    step_bytes = phase_bytes(
+        session.request, [len(prompt) for prompt in session.prompts], AUTOREGRESSIVE
+    )["autoregressive"]
     result = {
         "batch_size": batch,
         "same_greedy_tokens": same,
@@ -214,7 +258,10 @@ def measure(
     }
     if batch == 1:
         assisted = best_of(rates, "assisted")
-        result |= {"best_assisted": assisted, "speculative_over_assisted": ratio(rates, "ours speculative", assisted)}
+        result |= {
+            "best_assisted": assisted,
+            "speculative_over_assisted": ratio(rates, "ours speculative", assisted),
+        }
         result["autoregressive_over_assisted"] = ratio(rates, "ours autoregressive", assisted)
     return result
 
@@ -222,12 +269,17 @@ def measure(
 def mbu(rates: list[float], step_bytes: float, batch: int, bandwidths: list[float]) -> float:
     """Share of the bandwidth measured in the same repetition at which a step's bytes (weights and KV, once) are read:
     the median over the repetitions."""
-    shares = (step_bytes * rate / batch / bandwidth for rate, bandwidth in zip(rates, bandwidths, strict=True))
+    shares = (
+        step_bytes * rate / batch / bandwidth
+        for rate, bandwidth in zip(rates, bandwidths, strict=True)
+    )
     return round(statistics.median(shares), 3)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--gen-len", type=int, default=48)
@@ -254,7 +306,9 @@ def main() -> None:
         "repetitions": options.repetitions,
         "threads": torch.get_num_threads(),
         "cpus": os.cpu_count(),
-        "batched": measure(options.batch, options, note, gen_len=gen_len, peer_gen_len=gen_len // 2),
+        "batched": measure(
+            options.batch, options, note, gen_len=gen_len, peer_gen_len=gen_len // 2
+        ),
         "single": measure(1, options, note, gen_len=4 * gen_len, peer_gen_len=4 * gen_len),
     }
     print(json.dumps(result))

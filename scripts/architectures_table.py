@@ -19,7 +19,12 @@ from typing import Any
 
 import msgspec
 
-from magicdec.specs.catalog import ARCHITECTURES_FILE, MODELS_DIRECTORY, load_model_spec, model_names
+from magicdec.specs.catalog import (
+    ARCHITECTURES_FILE,
+    MODELS_DIRECTORY,
+    load_model_spec,
+    model_shapes,
+)
 from magicdec.specs.families import ARCHITECTURES, WRAPPERS
 from magicdec.specs.hf_config import model_from_hf_config
 from magicdec.specs.model import ModelSpec, why_not_run
@@ -72,7 +77,10 @@ def specs_of(model_type: str, models: dict[str, ModelSpec]) -> list[ModelSpec]:
 
     drawn = OTHERS_ROW.get(model_type, model_type)
     configs = [draw(drawn, seed) for seed in SEEDS] if drawn in READ_BY_TRANSFORMERS else []
-    found = [model_from_hf_config({**each, "model_type": model_type}, name="drawn", where="drawn") for each in configs]
+    found = [
+        model_from_hf_config({**each, "model_type": model_type}, name="drawn", where="drawn")
+        for each in configs
+    ]
     return [*found, *(spec for spec in models.values() if spec.architecture == model_type)]
 
 
@@ -99,23 +107,32 @@ def architecture_row(model_type: str, models: dict[str, ModelSpec]) -> dict[str,
         "why_not_run": reasons[0] if reasons else None,
         "parity_configurations": sum(case.values[0] == drawn for case in CASES),
         "oracle": ORACLES.get(drawn, "transformers") if drawn in READ_BY_TRANSFORMERS else None,
-        "models": {name: spec.num_parameters for name, spec in models.items() if spec.architecture == model_type},
+        "models": {
+            name: spec.num_parameters
+            for name, spec in models.items()
+            if spec.architecture == model_type
+        },
     }
 
 
 def counted(name: str) -> int:
     from tests.specs.counted import counted_parameters
 
-    return counted_parameters(json.loads((MODELS_DIRECTORY / f"{name}.json").read_text(encoding="utf-8")))
+    return counted_parameters(
+        json.loads((MODELS_DIRECTORY / f"{name}.json").read_text(encoding="utf-8"))
+    )
 
 
 def facts(known: dict[str, Any] | None) -> dict[str, Any]:
     """The file's content; transformers' counts are those of `known`, where that is given."""
-    models = {name: load_model_spec(name) for name in model_names()[1:]}
+    models = {name: load_model_spec(name) for name in model_shapes()}
     if known is None:
         import transformers
 
-        known = {"transformers": transformers.__version__, "counted": {name: counted(name) for name in models}}
+        known = {
+            "transformers": transformers.__version__,
+            "counted": {name: counted(name) for name in models},
+        }
     rows = [architecture_row(model_type, models) for model_type in ARCHITECTURES]
     return {
         "transformers": known["transformers"],
@@ -127,9 +144,18 @@ def facts(known: dict[str, Any] | None) -> dict[str, Any]:
 def page(content: dict[str, Any]) -> str:
     lines = []
     for row in content["architectures"]:
-        parity = f"{row['parity_configurations']} configurations" if row["parity_configurations"] else "not run"
+        parity = (
+            f"{row['parity_configurations']} configurations"
+            if row["parity_configurations"]
+            else "not run"
+        )
         why = f": {row['why_not_run']}" if row["why_not_run"] else ""
-        cells = [f"`{row['architecture']}`", ", ".join(row["layers"]), parity + why, row["oracle"] or "-"]
+        cells = [
+            f"`{row['architecture']}`",
+            ", ".join(row["layers"]),
+            parity + why,
+            row["oracle"] or "-",
+        ]
         lines.append(f"| {' | '.join([*cells, ', '.join(row['models']) or '-'])} |\n")
     counts = []
     for row in content["architectures"]:
@@ -146,10 +172,16 @@ def main() -> int:
     known = json.loads(ARCHITECTURES_FILE.read_text(encoding="utf-8")) if is_check else None
     content = facts(known)
     written = {ARCHITECTURES_FILE: json.dumps(content, indent=1) + "\n", PAGE: page(content)}
-    stale = [path for path, text in written.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    stale = [
+        path
+        for path, text in written.items()
+        if not path.exists() or path.read_text(encoding="utf-8") != text
+    ]
     if is_check:
         for path in stale:
-            print(f"{path.relative_to(ROOT)} is not what specs and tests say: python scripts/architectures_table.py")
+            print(
+                f"{path.relative_to(ROOT)} is not what specs and tests say: python scripts/architectures_table.py"
+            )
         return 1 if stale else 0
     for path, text in written.items():
         path.write_text(text, encoding="utf-8")

@@ -24,14 +24,34 @@ from magicdec.specs.families import ARCHITECTURES, qwen
 from magicdec.specs.families.keys import DEFAULTS_FILE
 
 ROOT = Path(__file__).resolve().parent.parent
-NAMES = {bool: "bool", int: "int", float: "float", str: "str", type(None): "null", list: "list", tuple: "list"}
+NAMES = {
+    bool: "bool",
+    int: "int",
+    float: "float",
+    str: "str",
+    type(None): "null",
+    list: "list",
+    tuple: "list",
+}
 PROBE = 7.5
 """A rope's base that no class has: where it comes back, the file's own governs."""
 OTHERS_CLASS = {"kimi_k2": "deepseek_v3", "nemotron-nas": "llama", "qwen2_5_vl": "qwen2_5_vl_text"}
 """Architectures whose configurations are read by another's class."""
-OWN = {"nemotron-nas": {"intermediate_size": ["int|null", None], "num_key_value_heads": ["int|null", None]}}
+OWN = {
+    "nemotron-nas": {
+        "intermediate_size": ["int|null", None],
+        "num_key_value_heads": ["int|null", None],
+    }
+}
 """Fields that the publisher's code has otherwise: blocks have sizes of their own."""
-SOFTWARE = ("architectures", "dtype", "id2label", "label2id", "problem_type", "transformers_version")
+SOFTWARE = (
+    "architectures",
+    "dtype",
+    "id2label",
+    "label2id",
+    "problem_type",
+    "transformers_version",
+)
 """Fields of files and classifiers, whose kinds are not those of JSON."""
 
 
@@ -48,7 +68,10 @@ def kinds(annotation: Any) -> set[str]:
 
 def field(annotation: Any, default: Any) -> list[Any]:
     accepted = eval(annotation) if isinstance(annotation, str) else annotation
-    return ["|".join(sorted(kinds(accepted))), list(default) if isinstance(default, tuple) else default]
+    return [
+        "|".join(sorted(kinds(accepted))),
+        list(default) if isinstance(default, tuple) else default,
+    ]
 
 
 def of_older_files(cls: type) -> dict[str, list[Any]]:
@@ -60,7 +83,9 @@ def of_older_files(cls: type) -> dict[str, list[Any]]:
         for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(vars(cls)[method])))):
             match node:
                 case ast.Call(
-                    func=ast.Attribute(value=ast.Name(id="kwargs"), attr="pop" | "get" | "setdefault"),
+                    func=ast.Attribute(
+                        value=ast.Name(id="kwargs"), attr="pop" | "get" | "setdefault"
+                    ),
                     args=[ast.Constant(value=str(key)), ast.Constant(value=default)],
                 ) if default is not None:
                     found[key] = ["any", default]
@@ -71,13 +96,23 @@ def rope(cls: type) -> dict[str, list[Any]]:
     """The rope of a file without any; what a field of its own or the file's base decides is left out."""
     theta = getattr(cls, "default_theta", None)
     if isinstance(theta, dict):  # of kinds of layers
-        return {"rope_theta": ["any", theta["global"]], "rope_local_base_freq": ["any", theta["local"]]}
+        return {
+            "rope_theta": ["any", theta["global"]],
+            "rope_local_base_freq": ["any", theta["local"]],
+        }
     found = {} if theta is None else {"rope_theta": ["any", float(theta)]}
     given = getattr(cls(rope_theta=PROBE), "rope_parameters", None) or {}
-    own = {key: value for key, value in given.items() if value != PROBE and key != "max_position_embeddings"}
-    if set(own) - {"rope_type", "type", "partial_rotary_factor", "original_max_position_embeddings"} and not any(
-        isinstance(value, dict) for value in own.values()
-    ):
+    own = {
+        key: value
+        for key, value in given.items()
+        if value != PROBE and key != "max_position_embeddings"
+    }
+    if set(own) - {
+        "rope_type",
+        "type",
+        "partial_rotary_factor",
+        "original_max_position_embeddings",
+    } and not any(isinstance(value, dict) for value in own.values()):
         found["rope_parameters"] = ["dict|null", own]
     return found
 
@@ -89,7 +124,9 @@ def entry(cls: type) -> dict[str, Any]:
         for each in dataclasses.fields(cls)
         if each.name not in SOFTWARE and each.default is not dataclasses.MISSING
     }
-    mapped = {name: other for name, other in cls.attribute_map.items() if {name, other} & set(fields)}
+    mapped = {
+        name: other for name, other in cls.attribute_map.items() if {name, other} & set(fields)
+    }
     return {
         "fields": {**fields, **of_older_files(cls), **rope(cls)},
         "aliases": {**mapped, **{other: name for name, other in mapped.items()}},
@@ -112,11 +149,17 @@ def written(content: dict[str, Any]) -> str:
     """As JSON with a line for each field."""
     types_ = []
     for name, each in content["model_types"].items():
-        fields = ",\n".join(f"   {json.dumps(key)}: {json.dumps(value)}" for key, value in each["fields"].items())
+        fields = ",\n".join(
+            f"   {json.dumps(key)}: {json.dumps(value)}" for key, value in each["fields"].items()
+        )
         aliases = json.dumps(each["aliases"])
-        types_.append(f'  {json.dumps(name)}: {{\n   "aliases": {aliases},\n   "fields": {{\n{fields}\n  }}}}')
+        types_.append(
+            f'  {json.dumps(name)}: {{\n   "aliases": {aliases},\n   "fields": {{\n{fields}\n  }}}}'
+        )
     version = json.dumps(content["transformers"])
-    return f'{{\n "transformers": {version},\n "model_types": {{\n' + ",\n".join(types_) + "\n }\n}\n"
+    return (
+        f'{{\n "transformers": {version},\n "model_types": {{\n' + ",\n".join(types_) + "\n }\n}\n"
+    )
 
 
 def main() -> int:
@@ -124,7 +167,9 @@ def main() -> int:
     if "--check" in sys.argv[1:]:
         is_stale = DEFAULTS_FILE.read_text(encoding="utf-8") != text
         if is_stale:
-            print(f"{DEFAULTS_FILE.relative_to(ROOT)} is not transformers': python scripts/config_defaults.py")
+            print(
+                f"{DEFAULTS_FILE.relative_to(ROOT)} is not transformers': python scripts/config_defaults.py"
+            )
         return int(is_stale)
     DEFAULTS_FILE.write_text(text, encoding="utf-8")
     return 0

@@ -25,14 +25,20 @@ OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./([^)#]+)(#[^)]*)?\)")
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for source, name in BESIDE_DOCS.items():
-        files.append(File.generated(config, name, content=(ROOT / source).read_text(encoding="utf-8")))
+        files.append(
+            File.generated(config, name, content=(ROOT / source).read_text(encoding="utf-8"))
+        )
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     def link(match: re.Match[str]) -> str:
         text, target, anchor = match.groups()
-        return f"[{text}]({BESIDE_DOCS[target]}{anchor or ''})" if target in BESIDE_DOCS else f"`{text.strip('`')}`"
+        return (
+            f"[{text}]({BESIDE_DOCS[target]}{anchor or ''})"
+            if target in BESIDE_DOCS
+            else f"`{text.strip('`')}`"
+        )
 
     formulas = FORMULA.sub(lambda match: convert(match.group(1), display="block"), markdown)
     formulas = INLINE.sub(lambda match: convert(match.group(1), display="inline"), formulas)

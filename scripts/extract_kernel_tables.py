@@ -29,7 +29,11 @@ RECURRENCES = ("fused_recurrent", "chunk_gated_delta_rule")
 HEADS = ["num_key_heads", "num_value_heads"]
 V4_COMPRESSION = 4
 """DeepSeek-V4's indexer scores one key for so many tokens."""
-INDEX_HEADS = {"deepseek-ai/DeepSeek-V3.2": 64, "sgl-project/DeepSeek-V4-Flash-FP8": 64, "zai-org/GLM-5": 32}
+INDEX_HEADS = {
+    "deepseek-ai/DeepSeek-V3.2": 64,
+    "sgl-project/DeepSeek-V4-Flash-FP8": 64,
+    "zai-org/GLM-5": 32,
+}
 TOP_K, LATENT_ROW = 2048, 576
 
 
@@ -65,15 +69,23 @@ def linear_tables(systems: Path, system: str) -> tuple[list[pd.DataFrame], list[
         frame = read(systems, system, table)
         if frame is None:
             continue
-        decode.append(linear(frame, lane, ("generation", "verify"), layer).rename(columns={"seq_len": "query_len"}))
+        decode.append(
+            linear(frame, lane, ("generation", "verify"), layer).rename(
+                columns={"seq_len": "query_len"}
+            )
+        )
         if layer == "gated delta net":
-            prefill.append(linear(frame, lane, ("context",), layer).rename(columns={"seq_len": "prompt_len"}))
+            prefill.append(
+                linear(frame, lane, ("context",), layer).rename(columns={"seq_len": "prompt_len"})
+            )
     return decode, prefill
 
 
 def indexer(systems: Path, system: str) -> pd.DataFrame | None:
     """Scores over a paged cache of fp8 keys; `step` tokens are cached, `isl` are new."""
-    frame = read(systems, system, "sparse_attention/vllm/0.24.0/dsv4_paged_mqa_logits_module_perf.parquet")
+    frame = read(
+        systems, system, "sparse_attention/vllm/0.24.0/dsv4_paged_mqa_logits_module_perf.parquet"
+    )
     if frame is None:
         return None
     frame = frame.assign(
@@ -81,7 +93,9 @@ def indexer(systems: Path, system: str) -> pd.DataFrame | None:
         num_index_heads=frame["model"].map(INDEX_HEADS), source=f"{PACKAGE}, {VLLM} lane",
     )  # fmt: skip
     frame = frame[(frame["kv_len"] > 0) & (frame["query_len"] <= 16)]
-    return frame[["device", "batch_size", "query_len", "kv_len", "num_index_heads", "latency_us", "source"]]
+    return frame[
+        ["device", "batch_size", "query_len", "kv_len", "num_index_heads", "latency_us", "source"]
+    ]
 
 
 def top_k(systems: Path, system: str) -> pd.DataFrame | None:
@@ -94,12 +108,16 @@ def top_k(systems: Path, system: str) -> pd.DataFrame | None:
         source=f"{PACKAGE}, {SGLANG} lane",
     )  # fmt: skip
     frame = frame[frame["query_len"] <= 16]
-    return frame[["device", "batch_size", "query_len", "kv_len", "top_k", "scores", "latency_us", "source"]]
+    return frame[
+        ["device", "batch_size", "query_len", "kv_len", "top_k", "scores", "latency_us", "source"]
+    ]
 
 
 def sparse(systems: Path, system: str) -> pd.DataFrame | None:
     """Attention to the chosen latents, of a cache in 16 bits: a block takes one query token's."""
-    frame = read(systems, system, "sparse_attention/sglang/0.5.14/glm5_dsa_attn_module_perf.parquet")
+    frame = read(
+        systems, system, "sparse_attention/sglang/0.5.14/glm5_dsa_attn_module_perf.parquet"
+    )
     if frame is None:
         return None
     frame = frame[frame["step"] + frame["isl"] > TOP_K]
@@ -107,7 +125,18 @@ def sparse(systems: Path, system: str) -> pd.DataFrame | None:
         query_len=frame["isl"], num_chosen=TOP_K, kv_dtype="bfloat16", source=f"{PACKAGE}, {SGLANG} lane",
     )  # fmt: skip
     frame = frame[frame["query_len"] <= 64]
-    return frame[["device", "batch_size", "query_len", "num_heads", "num_chosen", "kv_dtype", "latency_us", "source"]]
+    return frame[
+        [
+            "device",
+            "batch_size",
+            "query_len",
+            "num_heads",
+            "num_chosen",
+            "kv_dtype",
+            "latency_us",
+            "source",
+        ]
+    ]
 
 
 def window(systems: Path, system: str) -> pd.DataFrame | None:
@@ -115,8 +144,18 @@ def window(systems: Path, system: str) -> pd.DataFrame | None:
     if frame is None or "window_size" not in frame:
         return None
     frame = frame[frame["window_size"] > 0].rename(columns={"num_key_value_heads": "num_kv_heads"})
-    frame = frame.assign(kv_len=frame["step"] + 1, kv_dtype=frame["kv_cache_dtype"], source=f"{PACKAGE}, {VLLM} lane")
-    columns = ["batch_size", "num_heads", "num_kv_heads", "head_dim", "kv_len", "window_size", "kv_dtype"]
+    frame = frame.assign(
+        kv_len=frame["step"] + 1, kv_dtype=frame["kv_cache_dtype"], source=f"{PACKAGE}, {VLLM} lane"
+    )
+    columns = [
+        "batch_size",
+        "num_heads",
+        "num_kv_heads",
+        "head_dim",
+        "kv_len",
+        "window_size",
+        "kv_dtype",
+    ]
     return frame[["device", *columns, "latency_us", "source"]]
 
 

@@ -69,7 +69,11 @@ LARGEST_REJECTION = 0.5
 
 def fit_depth_law(directory: Path) -> Law:
     """Concentration, drift and depth from all rows of Llama-3.1-8B with SnapKV."""
-    rows = [row for row in read_rows([directory / SNAPKV], depth.Observation)[0] if row.model == "llama-3.1-8b"]
+    rows = [
+        row
+        for row in read_rows([directory / SNAPKV], depth.Observation)[0]
+        if row.model == "llama-3.1-8b"
+    ]
     return depth.fit_cells(rows, has_shape=True).law
 
 
@@ -97,7 +101,9 @@ def budget_exponent(directory: Path) -> tuple[float, float]:
         by_model[row.model].append(row)
     for rows in by_model.values():
         cells: dict[tuple[Any, float], dict[float, float]] = defaultdict(dict)
-        for row, rate in zip(rows, depth.fit_cells(rows, has_shape=True).first_rates(rows), strict=True):
+        for row, rate in zip(
+            rows, depth.fit_cells(rows, has_shape=True).first_rates(rows), strict=True
+        ):
             cells[row.group, row.context][row.budget] = 1.0 - float(rate)
         for (_, context), rejections in cells.items():
             budgets, values = np.array(list(rejections)), np.array(list(rejections.values()))
@@ -113,7 +119,13 @@ def engine_from(values: dict[str, float]) -> EngineProfile:
         description="The runtime of the MagicDec paper: tensor parallelism after gpt-fast, FlashInfer, captured graphs",
         attention_kernel="split",
         attention_blocks_per_multiprocessor=2.0,
-        drafts=("self/streamingllm", "self/snapkv", "model/full", "model/streamingllm", "model/snapkv"),
+        drafts=(
+            "self/streamingllm",
+            "self/snapkv",
+            "model/full",
+            "model/streamingllm",
+            "model/snapkv",
+        ),
         standalone_draft_tp_size=1,
         catch_up="always",
         vocabulary="gather",
@@ -127,8 +139,12 @@ def fit_engine(rows: list[PublishedRow], law: Law) -> tuple[EngineProfile, Accep
 
     alone = np.array([row.autoregressive_s for row in rows], dtype=np.float64)
     token = np.array([row.speculative_s for row in rows], dtype=np.float64)
-    middle = [0.0 if kind == "log" else 1.0 for _, _, kind in PARAMETERS.values()] + [LOGIT_RATE_PRIOR[0]]
-    width = [s if kind == "log" else s / m for m, s, kind in PARAMETERS.values()] + [LOGIT_RATE_PRIOR[1]]
+    middle = [0.0 if kind == "log" else 1.0 for _, _, kind in PARAMETERS.values()] + [
+        LOGIT_RATE_PRIOR[0]
+    ]
+    width = [s if kind == "log" else s / m for m, s, kind in PARAMETERS.values()] + [
+        LOGIT_RATE_PRIOR[1]
+    ]
 
     def unpack(x: Array) -> tuple[EngineProfile, AcceptanceProfile]:
         values = {
@@ -160,20 +176,27 @@ def pair_profile(row: PublishedRow, law: Law, rate: float) -> AcceptanceProfile:
     """
     scaled = msgspec.structs.replace(
         law,
-        rejection=(1.0 - rate) * (1.0 - 512.0 / 8192.0) ** -FILL_EXPONENT if row.draft == "self" else 1.0 - rate,
+        rejection=(1.0 - rate) * (1.0 - 512.0 / 8192.0) ** -FILL_EXPONENT
+        if row.draft == "self"
+        else 1.0 - rate,
         reference_budget=512.0,
         reference_context=8192.0,
         budget_exponent=law.budget_exponent * (1.0 if row.draft == "self" else 0.5),
         fill_exponent=FILL_EXPONENT if row.draft == "self" else 0.0,
     )
-    return AcceptanceProfile(model=row.target, draft=row.draft, draft_method=row.draft_method, law=scaled, fitted=True)
+    return AcceptanceProfile(
+        model=row.target, draft=row.draft, draft_method=row.draft_method, law=scaled, fitted=True
+    )
 
 
 def held_contexts(rows: list[PublishedRow]) -> list[tuple[list[PublishedRow], list[PublishedRow]]]:
     """The rows split once per context: the others to fit on, and that context's to predict."""
     contexts = sorted({row.context_len for row in rows})
     return [
-        ([row for row in rows if row.context_len != context], [row for row in rows if row.context_len == context])
+        (
+            [row for row in rows if row.context_len != context],
+            [row for row in rows if row.context_len == context],
+        )
         for context in contexts
     ]
 
@@ -192,7 +215,9 @@ def engine_errors(rows: list[PublishedRow], law: Law) -> EngineErrors:
     for kept, out in held_contexts(rows):
         engine, acceptance = fit_engine(kept, law)
         result = evaluate(out, acceptance, engine)
-        latency.extend(np.log(result.autoregressive_s / np.array([row.autoregressive_s for row in out])))
+        latency.extend(
+            np.log(result.autoregressive_s / np.array([row.autoregressive_s for row in out]))
+        )
         speedup.extend(np.log(result.speedup.max(axis=1) / [row.measured_speedup for row in out]))
         levels.append(np.log(acceptance.law.rejection))
     return EngineErrors(
@@ -202,7 +227,9 @@ def engine_errors(rows: list[PublishedRow], law: Law) -> EngineErrors:
     )
 
 
-def rejection_error(rows: list[PublishedRow], start: AcceptanceProfile, engine: EngineProfile) -> float:
+def rejection_error(
+    rows: list[PublishedRow], start: AcceptanceProfile, engine: EngineProfile
+) -> float:
     """Standard deviation of log(1 - alpha) that explains the speedups' errors at contexts left out of the rate's fit,
     beyond the engine's own error."""
     errors, slopes = [], []
@@ -212,11 +239,18 @@ def rejection_error(rows: list[PublishedRow], start: AcceptanceProfile, engine: 
         gammas = np.array([row.gamma for row in out]) - 1
         each = np.arange(len(out))
         errors.extend(
-            np.log(evaluate(out, fitted, engine).speedup[each, gammas] / [row.measured_speedup for row in out])
+            np.log(
+                evaluate(out, fitted, engine).speedup[each, gammas]
+                / [row.measured_speedup for row in out]
+            )
         )
         more = msgspec.structs.replace(fitted.law, rejection=1.1 * fitted.law.rejection)
-        shifted = evaluate(out, msgspec.structs.replace(fitted, law=more), engine).speedup[each, gammas]
-        slopes.extend(np.log(shifted / evaluate(out, fitted, engine).speedup[each, gammas]) / np.log(1.1))
+        shifted = evaluate(out, msgspec.structs.replace(fitted, law=more), engine).speedup[
+            each, gammas
+        ]
+        slopes.extend(
+            np.log(shifted / evaluate(out, fitted, engine).speedup[each, gammas]) / np.log(1.1)
+        )
     beyond = max(float(np.mean(np.square(errors))) - engine.speedup_relative_error**2, 0.0)
     return float(np.sqrt(beyond / np.mean(np.square(slopes))))
 
@@ -226,7 +260,11 @@ def describe(profile: AcceptanceProfile, **fields: Any) -> AcceptanceProfile:
 
 
 def write_self_profile(
-    engine: EngineProfile, law: Law, rows: list[PublishedRow], growth_error: float, budget_error: float
+    engine: EngineProfile,
+    law: Law,
+    rows: list[PublishedRow],
+    growth_error: float,
+    budget_error: float,
 ) -> AcceptanceProfile:
     start = pair_profile(rows[0], law, 0.85)
     chosen = [row for row in rows if row.is_fitted_on]
@@ -284,14 +322,24 @@ def write_pair_profile(
 
 def write_snapkv_profile(directory: Path) -> None:
     """SnapKV on LongBench v2, the lower of the two datasets; the other lies within its error."""
-    rows = [row for row in read_rows([directory / SNAPKV], depth.Observation)[0] if row.model == "llama-3.1-8b"]
+    rows = [
+        row
+        for row in read_rows([directory / SNAPKV], depth.Observation)[0]
+        if row.model == "llama-3.1-8b"
+    ]
     fit = depth.fit_cells(rows, has_shape=True)
     chosen = [row for row in rows if row.group[1] == "longbench-v2"]
     log_rejection = np.log(1.0 - fit.first_rates(chosen))
-    budget, context = (np.log([getattr(row, name) for row in chosen]) for name in ("budget", "context"))
-    matrix = np.stack([np.ones(len(chosen)), -(budget - np.log(1024.0)), context - np.log(8192.0)], axis=1)
+    budget, context = (
+        np.log([getattr(row, name) for row in chosen]) for name in ("budget", "context")
+    )
+    matrix = np.stack(
+        [np.ones(len(chosen)), -(budget - np.log(1024.0)), context - np.log(8192.0)], axis=1
+    )
     fill = np.log(1.0 - np.exp(budget - context))
-    level, by_budget, by_context = np.linalg.lstsq(matrix, log_rejection - FILL_EXPONENT * fill, rcond=None)[0]
+    level, by_budget, by_context = np.linalg.lstsq(
+        matrix, log_rejection - FILL_EXPONENT * fill, rcond=None
+    )[0]
     law = msgspec.structs.replace(
         fit.law,
         rejection=float(np.exp(level)),
@@ -343,26 +391,48 @@ def write_engine(engine: EngineProfile, errors: EngineErrors) -> EngineProfile:
     return engine
 
 
-def report(name: str, rows: list[PublishedRow], profile: AcceptanceProfile, engine: EngineProfile) -> None:
+def report(
+    name: str, rows: list[PublishedRow], profile: AcceptanceProfile, engine: EngineProfile
+) -> None:
     held_out = [row for row in rows if not row.is_fitted_on]
     for part, members in (("all", rows), ("held out", held_out)):
-        numbers = {key: value for key, value in summarize(members, profile, engine).items() if "unfitted" not in key}
-        print(name, part, {key: round(value, 4) for key, value in numbers.items() if value is not None})
+        numbers = {
+            key: value
+            for key, value in summarize(members, profile, engine).items()
+            if "unfitted" not in key
+        }
+        print(
+            name,
+            part,
+            {key: round(value, 4) for key, value in numbers.items() if value is not None},
+        )
 
 
 def main() -> None:
     directory = Path(sys.argv[1]) if len(sys.argv) > 1 else PUBLISHED_DIRECTORY
     growth, growth_error = context_growth(directory)
     by_budget, budget_error = budget_exponent(directory)
-    law = msgspec.structs.replace(fit_depth_law(directory), context_exponent=growth, budget_exponent=by_budget)
-    print(f"depth law: k {law.concentration:.3g}, G {law.drift:.3g}, tau {law.drift_depth:.3g}; growth {growth:.3g}")
+    law = msgspec.structs.replace(
+        fit_depth_law(directory), context_exponent=growth, budget_exponent=by_budget
+    )
+    print(
+        f"depth law: k {law.concentration:.3g}, G {law.drift:.3g}, tau {law.drift_depth:.3g}; growth {growth:.3g}"
+    )
     print(f"exponent of the budget: {by_budget:.3g} ± {budget_error:.3g}")
-    latencies, speedups = read_published(directory / LATENCY)[0], read_published(directory / SPEEDUP)[0]
+    latencies, speedups = (
+        read_published(directory / LATENCY)[0],
+        read_published(directory / SPEEDUP)[0],
+    )
     chosen = [row for row in latencies if row.is_fitted_on]
     errors = engine_errors(chosen, law)
     engine, pair = fit_engine(chosen, law)
     engine = write_engine(engine, errors)
-    print({name: getattr(engine, name) for name in (*PARAMETERS, "relative_error", "speedup_relative_error")})
+    print(
+        {
+            name: getattr(engine, name)
+            for name in (*PARAMETERS, "relative_error", "speedup_relative_error")
+        }
+    )
     write_pair_profile(pair, latencies, errors.log_rejection, budget_error)
     own = [row for row in speedups if row.draft == "self"]
     self_profile = write_self_profile(engine, law, own, growth_error, budget_error)

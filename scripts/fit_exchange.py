@@ -26,7 +26,9 @@ ROWS = Path(__file__).parents[1] / "tests" / "data" / "systems" / "exchange.csv.
 NEAR = ("overhead_s", "link_efficiency")
 FAR = (*NEAR, "network_overhead_s", "network_efficiency")
 START = {
-    name: Free(scale="linear", prior=value, spread=math.inf, limits=(0.01 * value, 6.0 * value), unit=value)
+    name: Free(
+        scale="linear", prior=value, spread=math.inf, limits=(0.01 * value, 6.0 * value), unit=value
+    )
     for name, value in zip(FAR, (1.5e-5, 0.6, 1e-5, 0.9), strict=True)
 }
 Table = dict[str, Array]
@@ -38,7 +40,10 @@ def tables() -> dict[str, Table]:
         rows = list(csv.DictReader(file))
     numbers = [name for name in rows[0] if name not in ("device", "framework")]
     return {
-        device: {name: np.array([float(row[name]) for row in rows if row["device"] == device]) for name in numbers}
+        device: {
+            name: np.array([float(row[name]) for row in rows if row["device"] == device])
+            for name in numbers
+        }
         for device in sorted({row["device"] for row in rows})
     }
 
@@ -63,10 +68,15 @@ def mean_error(hw: HardwareProfile, curve: ExchangeCurve, table: Table) -> float
 
 def fitted(hw: HardwareProfile, table: Table) -> ExchangeCurve:
     """Least soft-L1 loss of the logarithms, as for the kernels' curves."""
-    free = {name: START[name] for name in (FAR if table["num_ranks"].max() > hw.link.reach else NEAR)}
+    free = {
+        name: START[name] for name in (FAR if table["num_ranks"].max() > hw.link.reach else NEAR)
+    }
     own = ExchangeCurve.of(hw)
     found = solve(
-        free, lambda values: log_errors(hw, msgspec.structs.replace(own, **values), table), loss="soft_l1", f_scale=0.1
+        free,
+        lambda values: log_errors(hw, msgspec.structs.replace(own, **values), table),
+        loss="soft_l1",
+        f_scale=0.1,
     )
     return msgspec.structs.replace(own, **found.values)
 
@@ -82,7 +92,9 @@ def main() -> None:
         hw = load_hardware(device)
         curve = fitted(hw, table)
         constants = ", ".join(f"{name} = {getattr(curve, name):.4e}" for name in FAR)
-        print(f"{device}: {len(table['latency_us'])} rows, error {mean_error(hw, curve, table):.1%}; {constants}")
+        print(
+            f"{device}: {len(table['latency_us'])} rows, error {mean_error(hw, curve, table):.1%}; {constants}"
+        )
         several = sorted(set(table["num_ranks"].tolist()))
         for ranks in several if len(several) > 1 else []:
             kept, left_out = without(table, ranks)

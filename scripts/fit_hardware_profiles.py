@@ -57,8 +57,14 @@ VERSIONS = {"a100-sxm-80gb": "0.14.0"}
 ALL_REDUCE_VERSIONS = {"a100-sxm-80gb": "0.14.0", "l40s-48gb": "0.14.0"}
 LATENT_VERSIONS = {"a100-sxm-80gb": "1.0.0", "l40s-48gb": "1.0.0"}
 ATTENTION = {
-    "a100-sxm-80gb": ("FlashAttention 2 (vLLM 0.14.0): splits the context with grouped heads only", "grouped"),
-    "l40s-48gb": ("FlashAttention 2 (vLLM 0.24.0): splits the context with grouped heads only", "grouped"),
+    "a100-sxm-80gb": (
+        "FlashAttention 2 (vLLM 0.14.0): splits the context with grouped heads only",
+        "grouped",
+    ),
+    "l40s-48gb": (
+        "FlashAttention 2 (vLLM 0.24.0): splits the context with grouped heads only",
+        "grouped",
+    ),
 }
 VLLM = "vLLM custom all-reduce, then NCCL"
 VLLM_SWITCH = "vLLM custom all-reduce, then symmetric memory in the switch, then NCCL"
@@ -102,7 +108,10 @@ LAYER_LIBRARIES = {
     "linear_prefill": "FlashInfer's chunked gated delta rule, as vLLM calls it (L40S: Triton's)",
     "indexer": "DeepGEMM's paged scores", "top_k": "SGLang's fused top-k", "sparse": "FlashMLA's sparse kernel",
 }  # fmt: skip
-LENT = {"linear": ("a100-sxm-80gb", "h100-sxm-80gb"), "linear_prefill": ("a100-sxm-80gb", "l40s-48gb")}
+LENT = {
+    "linear": ("a100-sxm-80gb", "h100-sxm-80gb"),
+    "linear_prefill": ("a100-sxm-80gb", "l40s-48gb"),
+}
 """Devices whose curve is another's: that table has none of vLLM's kernels of theirs."""
 MAX_ROWS = 6000
 """Rows that a curve is fitted to, evenly thinned."""
@@ -114,7 +123,9 @@ def source_of(table: Table, key: Group) -> str:
     """The lane of the tables that a curve comes from."""
     if table.kind == "allreduce" and key.variant:
         newer, older, _ = ENGINE_LANES[key.variant]
-        return SOURCE.format(lane=older if key.device in OLDER_LANE[key.variant] else newer, dtype="bf16")
+        return SOURCE.format(
+            lane=older if key.device in OLDER_LANE[key.variant] else newer, dtype="bf16"
+        )
     if table.kind == "latent":
         version = LATENT_VERSIONS.get(key.device, "1.3.0rc20")
         return SOURCE.format(lane=f"TensorRT-LLM {version}", dtype=key.variant or "bf16")
@@ -122,15 +133,21 @@ def source_of(table: Table, key: Group) -> str:
         return SOURCE.format(lane=LAYER_LANES[table.kind], dtype=key.variant or "bf16")
     versions = ALL_REDUCE_VERSIONS if table.kind == "allreduce" else VERSIONS
     default = "0.19.0" if table.kind == "allreduce" else "0.24.0"
-    return SOURCE.format(lane=f"vLLM {versions.get(key.device, default)}", dtype=key.variant or "bf16")
+    return SOURCE.format(
+        lane=f"vLLM {versions.get(key.device, default)}", dtype=key.variant or "bf16"
+    )
 
 
-def fit_table(profile: HardwareProfile, table: Table, key: Group, rows: dict[str, np.ndarray]) -> HardwareProfile:
+def fit_table(
+    profile: HardwareProfile, table: Table, key: Group, rows: dict[str, np.ndarray]
+) -> HardwareProfile:
     """The profile with one curve fitted, and its error on shapes left out."""
     test, variant = held_out(table, rows), key.variant
     error = refit_error(table, profile, rows, ~test, test, variant)
     extrapolated = extrapolation_error(table, profile, rows, variant)
-    fitted = refit(table, profile, rows, variant=variant, fitted_on=source_of(table, key), max_rows=MAX_ROWS)
+    fitted = refit(
+        table, profile, rows, variant=variant, fitted_on=source_of(table, key), max_rows=MAX_ROWS
+    )
     curve = curve_of(table, fitted, variant)
     counted = table.counted(rows)
     deviation = np.abs(row_seconds(table, fitted, rows, variant) / rows["time_s"] - 1.0)
@@ -142,7 +159,9 @@ def fit_table(profile: HardwareProfile, table: Table, key: Group, rows: dict[str
     )
     if table.kind == "window":
         return fitted
-    relative_error = ERROR_TO_DEVIATION * float(error if error is not None else deviation[counted].mean())
+    relative_error = ERROR_TO_DEVIATION * float(
+        error if error is not None else deviation[counted].mean()
+    )
     fit = msgspec.structs.replace(
         curve.fit, num_rows=int(rows["time_s"].size), error=round(float(error), 4) if error is not None else None,
         relative_error=round(relative_error, 4),
@@ -153,16 +172,27 @@ def fit_table(profile: HardwareProfile, table: Table, key: Group, rows: dict[str
 def rounded(curve: Any) -> Any:
     """Five significant digits: more would say more than the rows do."""
     values = {name: getattr(curve, name) for name in curve.__struct_fields__}
-    numbers = {name: value for name, value in values.items() if type(value) is float and "bytes" not in name}
-    return msgspec.structs.replace(curve, **{name: float(f"{value:.5g}") for name, value in numbers.items()})
+    numbers = {
+        name: value
+        for name, value in values.items()
+        if type(value) is float and "bytes" not in name
+    }
+    return msgspec.structs.replace(
+        curve, **{name: float(f"{value:.5g}") for name, value in numbers.items()}
+    )
 
 
 def start(profile: HardwareProfile, table: Table, key: Group) -> HardwareProfile:
     """The profile with what is known of the kernels' algorithms, before the fit."""
     if table.kind == "attention":
-        library, splits = ATTENTION.get(key.device, ("vLLM 0.24.0's default decode kernel for the device", "always"))
+        library, splits = ATTENTION.get(
+            key.device, ("vLLM 0.24.0's default decode kernel for the device", "always")
+        )
         if key.variant:
-            library, splits = "vLLM 0.24.0's default decode kernel for the device, fp8 cache", "always"
+            library, splits = (
+                "vLLM 0.24.0's default decode kernel for the device, fp8 cache",
+                "always",
+            )
         return AttentionCurve(library=library, splits=splits).placed(profile, key.variant)
     if table.kind == "latent":
         tiles = LATENT_TILES[key.device]
@@ -175,7 +205,9 @@ def start(profile: HardwareProfile, table: Table, key: Group) -> HardwareProfile
         return profile
     if not key.variant:
         return msgspec.structs.replace(profile, allreduce=ALL_REDUCE.get(key.device))
-    engines = {name: curve for name, curve in profile.allreduce_engines.items() if name != key.variant}
+    engines = {
+        name: curve for name, curve in profile.allreduce_engines.items() if name != key.variant
+    }
     return msgspec.structs.replace(profile, allreduce_engines=engines)
 
 
@@ -193,7 +225,9 @@ def main(directory: Path, files: Sequence[str]) -> None:
     for kind, (device, donor) in LENT.items():
         profile = profiles.get(device) or load_hardware(device)
         curve = lent(getattr(profiles.get(donor) or load_hardware(donor), kind), donor)
-        save_hardware(msgspec.structs.replace(profile, **{kind: curve}), HARDWARE_DIRECTORY / f"{device}.toml")
+        save_hardware(
+            msgspec.structs.replace(profile, **{kind: curve}), HARDWARE_DIRECTORY / f"{device}.toml"
+        )
 
 
 if __name__ == "__main__":

@@ -29,7 +29,12 @@ import numpy as np
 from scipy.optimize import brentq, least_squares
 
 from magicdec.counts import expected_tokens_per_step
-from magicdec.perfmodel.acceptance import PROFILES_DIRECTORY, WINDOWED_CONTEXT_ERROR, AcceptanceProfile, save_profile
+from magicdec.perfmodel.acceptance import (
+    PROFILES_DIRECTORY,
+    WINDOWED_CONTEXT_ERROR,
+    AcceptanceProfile,
+    save_profile,
+)
 from magicdec.perfmodel.acceptance.law import LARGEST, Law, LawError
 from magicdec.specs.speculation import LOOKUP_METHODS, SELF
 
@@ -51,7 +56,11 @@ WINDOWED = ("dspark",)
 COPY_DTYPE = "int4"
 """The only format in which acceptance of a narrower copy of the target is published."""
 DRIFT_DONORS = {"eagle3": ("llama-3.1-8b", "eagle3", 0.0), "mtp": ("qwen3.5-397b-a17b", "mtp", 0.6)}
-CONTEXT_DONORS = {"eagle3": ("qwen3-8b", "eagle3"), "eagle": ("llama-3.1-8b", "eagle3"), "mtp": ("qwen3.8-27b", "mtp")}
+CONTEXT_DONORS = {
+    "eagle3": ("qwen3-8b", "eagle3"),
+    "eagle": ("llama-3.1-8b", "eagle3"),
+    "mtp": ("qwen3.8-27b", "mtp"),
+}
 APPLIES_TO = {
     ("llama-3.1-8b", "eagle3"): ["llama-3-8b"],
     ("llama-3.1-8b", "eagle"): ["llama-3-8b"],
@@ -131,7 +140,9 @@ def read_table() -> list[Figure]:
 
 
 def tokens(rejection: float, drift: float, gamma: int) -> float:
-    rates = Law(rejection=rejection, drift=drift).conditional_rates(budget=None, context=SHORT, gamma_max=gamma)
+    rates = Law(rejection=rejection, drift=drift).conditional_rates(
+        budget=None, context=SHORT, gamma_max=gamma
+    )
     return float(expected_tokens_per_step(rates, gamma))
 
 
@@ -151,7 +162,11 @@ def fit_datasets(figures: list[Figure], drift: float | None) -> tuple[dict[str, 
                 np.exp(
                     np.mean(
                         [
-                            np.log(rejection_of(each.tokens_per_step, drift, each.gamma or UNSTATED_GAMMA))
+                            np.log(
+                                rejection_of(
+                                    each.tokens_per_step, drift, each.gamma or UNSTATED_GAMMA
+                                )
+                            )
                             for each in rows
                         ]
                     )
@@ -171,12 +186,17 @@ def fit_datasets(figures: list[Figure], drift: float | None) -> tuple[dict[str, 
 
     start = [np.log(0.25)] * len(names) + [0.0]
     fit = least_squares(misses, start, bounds=([-8.0] * len(start), [-1e-6] * len(names) + [2.0]))
-    return {name: float(np.exp(value)) for name, value in zip(names, fit.x[:-1], strict=True)}, float(np.exp(fit.x[-1]))
+    return {
+        name: float(np.exp(value)) for name, value in zip(names, fit.x[:-1], strict=True)
+    }, float(np.exp(fit.x[-1]))
 
 
 def law_by_position(rows: list[Figure]) -> Law:
     """Of lengths at every gamma from 1 on: whether a look-up finds anything is in position 1, so no law is fitted."""
-    lengths = [1.0, *(each.tokens_per_step for each in sorted(rows, key=lambda each: each.gamma or 0))]
+    lengths = [
+        1.0,
+        *(each.tokens_per_step for each in sorted(rows, key=lambda each: each.gamma or 0)),
+    ]
     survival = np.concatenate([[1.0], np.diff(lengths)])
     rates = [round(float(each), 3) for each in survival[1:] / survival[:-1]]
     return Law(rejection=1.0 - rates[0], by_position=rates)
@@ -186,7 +206,13 @@ def context_exponent(long: list[Figure], level: float, drift: float) -> float:
     """The exponent with which figures beyond SHORT follow from the short benchmarks' rejection, `level`."""
 
     def missed(exponent: float) -> float:
-        law = Law(rejection=level, drift=drift, context_exponent=exponent, reference_context=SHORT, flat_below=SHORT)
+        law = Law(
+            rejection=level,
+            drift=drift,
+            context_exponent=exponent,
+            reference_context=SHORT,
+            flat_below=SHORT,
+        )
         total = 0.0
         for each in long:
             gamma = each.gamma or UNSTATED_GAMMA
@@ -213,7 +239,8 @@ def main() -> None:
         if stated:
             del groups[key]
     several = {
-        key: len({each.gamma for each in rows}) > 1 and key[1] not in LOOKUP_METHODS for key, rows in groups.items()
+        key: len({each.gamma for each in rows}) > 1 and key[1] not in LOOKUP_METHODS
+        for key, rows in groups.items()
     }
     drifts = {key: fit_datasets(rows, None)[1] for key, rows in groups.items() if several[key]}
     exponents: dict[tuple[str, str], float] = {}
@@ -238,17 +265,32 @@ def write(
     """The profile of one target, method and temperature."""
     model, method, temperature = key
     donor = DRIFT_DONORS.get(method)
-    levels, drift = fit_datasets(rows, drifts[key] if key in drifts else drifts[donor] if donor else 0.0)
+    levels, drift = fit_datasets(
+        rows, drifts[key] if key in drifts else drifts[donor] if donor else 0.0
+    )
     logs = np.log(list(levels.values()))
     spread = float(np.std(logs, ddof=1)) if len(logs) > 1 else 0.0
-    if len(levels) == 1 and len({each.tokens_per_step for each in rows if each.gamma == rows[0].gamma}) > 1:
+    if (
+        len(levels) == 1
+        and len({each.tokens_per_step for each in rows if each.gamma == rows[0].gamma}) > 1
+    ):
         spread = (
-            float(np.ptp([np.log(rejection_of(each.tokens_per_step, drift, each.gamma or 1)) for each in rows])) / 2
+            float(
+                np.ptp(
+                    [
+                        np.log(rejection_of(each.tokens_per_step, drift, each.gamma or 1))
+                        for each in rows
+                    ]
+                )
+            )
+            / 2
         )
     is_copy = method == "full"
     is_head = method not in LOOKUP_METHODS and not is_copy
     is_whole = is_head and method not in WINDOWED
-    exponent = exponents.get((model, method), exponents[CONTEXT_DONORS[method]] if is_whole else 0.0)
+    exponent = exponents.get(
+        (model, method), exponents[CONTEXT_DONORS[method]] if is_whole else 0.0
+    )
     gamma = max(each.gamma or UNSTATED_GAMMA for each in rows)
     notes = [f"tokens per step at gamma {', '.join(sorted({str(each.gamma) for each in rows}))}"]
     if key not in drifts and donor:
@@ -261,12 +303,19 @@ def write(
         )
         notes.append(f"short benchmarks; beyond {SHORT:.0f} tokens {whose}")
     elif is_copy:
-        notes.append(f"the target's own weights in {COPY_DTYPE}; over 0.9 at contexts of 4k to 128k (arXiv 2502.10424)")
+        notes.append(
+            f"the target's own weights in {COPY_DTYPE}; over 0.9 at contexts of 4k to 128k (arXiv 2502.10424)"
+        )
     elif is_head:
         notes.append("over a window of its own, so taken as constant beyond the contexts measured")
     error_of_context = CONTEXT_ERROR if is_whole else WINDOWED_CONTEXT_ERROR if is_head else 0.0
     name = "-".join(
-        [model, method, *([COPY_DTYPE] if is_copy else []), *([f"t{temperature:g}"] if temperature is not None else [])]
+        [
+            model,
+            method,
+            *([COPY_DTYPE] if is_copy else []),
+            *([f"t{temperature:g}"] if temperature is not None else []),
+        ]
     )
     profile = AcceptanceProfile(
         name=name,
@@ -276,7 +325,6 @@ def write(
         draft_weight_dtype=COPY_DTYPE if is_copy else "",
         checkpoint=rows[0].checkpoint,
         applies_to=APPLIES_TO.get((model, method), []),
-        only_if_asked=method in LOOKUP_METHODS,
         dataset=", ".join([*levels, *sorted({each.dataset for each in long} - {*levels})]),
         temperature=temperature,
         definition="; ".join(notes),
@@ -289,14 +337,18 @@ def write(
             context_exponent=round(exponent, 3),
             reference_context=SHORT,
             flat_below=SHORT if is_head else 0.0,
-            flat_beyond=max(each.context or SHORT for each in long) if long and method in WINDOWED else LARGEST,
+            flat_beyond=max(each.context or SHORT for each in long)
+            if long and method in WINDOWED
+            else LARGEST,
         ),
         error=LawError(
             log_rejection=round(max(spread, LEAST_ERROR), 3),
             context_exponent=error_of_context,
             depth=UNKNOWN_DEPTH_ERROR if gamma == 1 else DEPTH_ERROR,
         ),
-        measured_contexts=sorted({1.0, SHORT, *(each.context for each in long if each.context)}) if is_head else [],
+        measured_contexts=sorted({1.0, SHORT, *(each.context for each in long if each.context)})
+        if is_head
+        else [],
         measured_gamma=gamma,
     )
     save_profile(profile, PROFILES_DIRECTORY / f"{name}.json")

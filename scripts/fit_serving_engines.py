@@ -20,7 +20,13 @@ import numpy as np
 from magicdec.counts import Array
 from magicdec.errors import MagicdecError
 from magicdec.fitting import Free
-from magicdec.specs.engine import ENGINES_DIRECTORY, SERVING_ENGINES, EngineProfile, load_engine, save_engine
+from magicdec.specs.engine import (
+    ENGINES_DIRECTORY,
+    SERVING_ENGINES,
+    EngineProfile,
+    load_engine,
+    save_engine,
+)
 from magicdec.validate.rows import read_rows
 from magicdec.validate.serving import (
     LEFT_OUT,
@@ -36,7 +42,12 @@ from magicdec.validate.serving import (
 )
 
 DATA = Path(__file__).resolve().parent.parent / "tests" / "data" / "serving"
-FILES = ("server_tpot.csv.gz", "server_tpot_moe.csv.gz", "speculative_chains.csv", "speculative_moe.csv")
+FILES = (
+    "server_tpot.csv.gz",
+    "server_tpot_moe.csv.gz",
+    "speculative_chains.csv",
+    "speculative_moe.csv",
+)
 SOURCES = {
     "ngram_lookup_s_per_sequence": "assumed: a search of a few thousand tokens on the host",
     "constants": "scripts/fit_serving_engines.py on measured servers of aiconfigurator-core 0.12.0 (Apache-2.0): "
@@ -58,7 +69,9 @@ NO_DRAFTS_MEASURED = "vLLM's, on top of this engine's own step: nothing was meas
 
 def rounded(profile: EngineProfile, priors: Iterable[str]) -> EngineProfile:
     """Three significant digits; a constant of older versions only where there are such."""
-    values: dict[str, float | None] = {name: float(f"{getattr(profile, name):.3g}") for name in priors}
+    values: dict[str, float | None] = {
+        name: float(f"{getattr(profile, name):.3g}") for name in priors
+    }
     if not profile.asynchronous_since:
         values["older_sequence_overhead_s"] = None
     return msgspec.structs.replace(profile, **values)
@@ -71,7 +84,10 @@ def report(name: str, what: str, rows: list[ServingRow], predicted: Array) -> No
         chosen = chosen[np.isfinite(chosen)]
         if chosen.size:
             kind = "decoding alone" if isolated else "prefill inside"
-            print(f"{name:7} {what:14} {kind:15} {chosen.size:4} rows: {chosen.mean():.1%}", flush=True)
+            print(
+                f"{name:7} {what:14} {kind:15} {chosen.size:4} rows: {chosen.mean():.1%}",
+                flush=True,
+            )
 
 
 def errors_of(rows: list[ServingRow], fitted: Engines) -> dict[str, dict[str, float]]:
@@ -86,7 +102,10 @@ def errors_of(rows: list[ServingRow], fitted: Engines) -> dict[str, dict[str, fl
             report(name, what if what == "fitted" else f"{what} left out", mine, values[chosen])
         measured = np.array([row.measured for row in mine])
         spread = {
-            what: deviation(np.log(values[chosen] / measured), UNSEEN_SHARE if what in ("device", "model") else 0.9)
+            what: deviation(
+                np.log(values[chosen] / measured),
+                UNSEEN_SHARE if what in ("device", "model") else 0.9,
+            )
             for what, values in predicted.items()
         }
         errors[name] = {
@@ -97,7 +116,9 @@ def errors_of(rows: list[ServingRow], fitted: Engines) -> dict[str, dict[str, fl
     return errors
 
 
-def described(profile: EngineProfile, rows: list[ServingRow], errors: dict[str, float]) -> EngineProfile:
+def described(
+    profile: EngineProfile, rows: list[ServingRow], errors: dict[str, float]
+) -> EngineProfile:
     versions = ", ".join(sorted({row.engine_version for row in rows}))
     return msgspec.structs.replace(
         profile,
@@ -121,16 +142,28 @@ def fit_drafts(profiles: list[EngineProfile], rows: list[ServingRow]) -> list[En
         if mine:
             fitted = fit_engines(mine, {profile.name: profile}, DRAFT_PRIORS)[profile.name]
             costs = {name: float(f"{getattr(fitted, name):.3g}") for name in DRAFT_PRIORS}
-            source = f"fitted to {len(mine)} chains: {', '.join(sorted({row.source for row in mine}))}"
+            source = (
+                f"fitted to {len(mine)} chains: {', '.join(sorted({row.source for row in mine}))}"
+            )
         else:
             vllm = result[0]
             costs = {name: getattr(vllm, name) for name in DRAFT_PRIORS}
             beyond = vllm.step_overhead_s - vllm.autoregressive_overhead_s
-            costs["step_overhead_s"] = float(f"{profile.autoregressive_overhead_s + max(beyond, 0.0):.3g}")
+            costs["step_overhead_s"] = float(
+                f"{profile.autoregressive_overhead_s + max(beyond, 0.0):.3g}"
+            )
             source = NO_DRAFTS_MEASURED
-        result.append(msgspec.structs.replace(profile, **costs, sources=profile.sources | {"draft costs": source}))
+        result.append(
+            msgspec.structs.replace(
+                profile, **costs, sources=profile.sources | {"draft costs": source}
+            )
+        )
         if mine:
-            error = predict_rows(mine, {profile.name: result[-1]}) / np.array([row.measured for row in mine]) - 1.0
+            error = (
+                predict_rows(mine, {profile.name: result[-1]})
+                / np.array([row.measured for row in mine])
+                - 1.0
+            )
             print(f"{profile.name:7} speedup of {len(mine)} chains: {np.abs(error).mean():.1%}")
     return result
 
@@ -140,7 +173,9 @@ def fitted_profiles(paths: list[Path]) -> list[EngineProfile]:
     rows, refused = read_rows(paths, ServingRow)
     if refused:
         print(f"{len(refused)} rows cannot be predicted; the first: {refused[0]}")
-    used = without_copies([row for row in rows if row.is_fitted_on and row.engine in SERVING_ENGINES])
+    used = without_copies(
+        [row for row in rows if row.is_fitted_on and row.engine in SERVING_ENGINES]
+    )
     bases = {name: load_engine(name) for name in SERVING_ENGINES}
     fitted = {name: rounded(profile, PRIORS) for name, profile in fit_engines(used, bases).items()}
     errors = errors_of(used, fitted)

@@ -28,7 +28,13 @@ from magicdec.counts import Array
 from magicdec.errors import MagicdecError
 from magicdec.fitting import Free
 from magicdec.perfmodel.speedup import BoolArray
-from magicdec.specs.engine import ENGINES_DIRECTORY, EngineProfile, load_engine, save_engine, version_number
+from magicdec.specs.engine import (
+    ENGINES_DIRECTORY,
+    EngineProfile,
+    load_engine,
+    save_engine,
+    version_number,
+)
 from magicdec.specs.speculation import HEAD_METHODS
 from magicdec.validate.pairs import PairRow, predict_pairs, tokens_of_cells
 from magicdec.validate.rows import published, read_rows
@@ -68,11 +74,15 @@ class Rows:
 
     def log_errors(self, profile: EngineProfile) -> Array:
         measured = np.array([pair.speedup for pair in self.pairs])
-        return np.asarray(np.log(predict_pairs(self.pairs, self.tokens, {ENGINE: profile}).speedup / measured))
+        return np.asarray(
+            np.log(predict_pairs(self.pairs, self.tokens, {ENGINE: profile}).speedup / measured)
+        )
 
     def where(self, chosen: BoolArray) -> Rows:
         kept = np.flatnonzero(chosen).tolist()
-        return Rows([self.pairs[i] for i in kept], [self.tokens[i] for i in kept], self.is_fitted[chosen])
+        return Rows(
+            [self.pairs[i] for i in kept], [self.tokens[i] for i in kept], self.is_fitted[chosen]
+        )
 
 
 def expands(pair: PairRow) -> bool:
@@ -86,9 +96,13 @@ def read(paths: Sequence[Path]) -> Rows:
     known = [
         (pair, tokens)
         for pair, tokens in zip(pairs, tokens_of_cells(pairs), strict=True)
-        if pair.setup.engine.name == ENGINE and tokens is not None and (pair.tokens_per_step or expands(pair))
+        if pair.setup.engine.name == ENGINE
+        and tokens is not None
+        and (pair.tokens_per_step or expands(pair))
     ]
-    is_head = [pair.setup.speculation.draft_method in HEAD_METHODS or expands(pair) for pair, _ in known]
+    is_head = [
+        pair.setup.speculation.draft_method in HEAD_METHODS or expands(pair) for pair, _ in known
+    ]
     return Rows([pair for pair, _ in known], [tokens for _, tokens in known], np.array(is_head))
 
 
@@ -97,7 +111,10 @@ def at(codes: Array) -> EngineProfile:
     profile, split = load_engine(ENGINE), len(PRIORS)
 
     def decoded(priors: dict[str, Free], codes: Array) -> dict[str, float]:
-        return {name: float(prior.at(code)) for (name, prior), code in zip(priors.items(), codes, strict=True)}
+        return {
+            name: float(prior.at(code))
+            for (name, prior), code in zip(priors.items(), codes, strict=True)
+        }
 
     older = profile.before | {EXPANDS_BEFORE: decoded(EXPANDING_PRIORS, codes[split:])}
     return msgspec.structs.replace(profile, **decoded(PRIORS, codes[:split]), before=older)
@@ -113,7 +130,9 @@ def fit(rows: Rows) -> EngineProfile:
         return np.concatenate([weights * rows.log_errors(at(codes)) / ROW_ERROR, codes])
 
     start = np.zeros(len(PRIORS) + len(EXPANDING_PRIORS))
-    found: Any = least_squares(residuals, start, loss="soft_l1", diff_step=1e-2, max_nfev=MAX_ROUNDS)
+    found: Any = least_squares(
+        residuals, start, loss="soft_l1", diff_step=1e-2, max_nfev=MAX_ROUNDS
+    )
     return at(found.x)
 
 
@@ -124,7 +143,9 @@ def rounded(profile: EngineProfile) -> EngineProfile:
         return {name: float(f"{value:.3g}") for name, value in values.items()}
 
     older = profile.before | {EXPANDS_BEFORE: short(profile.before[EXPANDS_BEFORE])}
-    return msgspec.structs.replace(profile, **short({name: getattr(profile, name) for name in PRIORS}), before=older)
+    return msgspec.structs.replace(
+        profile, **short({name: getattr(profile, name) for name in PRIORS}), before=older
+    )
 
 
 def groups(rows: Rows) -> dict[tuple[int, ...], list[str]]:
@@ -132,7 +153,9 @@ def groups(rows: Rows) -> dict[tuple[int, ...], list[str]]:
     names: dict[tuple[int, ...], list[str]] = defaultdict(list)
     for key in LEFT_OUT.values():
         for value in dict.fromkeys(map(key, rows.pairs)):
-            names[tuple(index for index, pair in enumerate(rows.pairs) if key(pair) == value)].append(value)
+            names[
+                tuple(index for index, pair in enumerate(rows.pairs) if key(pair) == value)
+            ].append(value)
     return names
 
 
@@ -143,24 +166,35 @@ def report(rows: Rows, fitted: EngineProfile) -> None:
     print(f"{'left out':92} rows  whole requests   between tokens     (fitted, left out)")
     for indices, names in {tuple(range(len(rows.pairs))): ["nothing"], **groups(rows)}.items():
         out = np.isin(np.arange(len(rows.pairs)), indices)
-        without = fit(rows.where(~out)) if np.any(out & rows.is_fitted) and not out.all() else fitted
+        without = (
+            fit(rows.where(~out)) if np.any(out & rows.is_fitted) and not out.all() else fitted
+        )
         left_out = np.full(out.size, np.nan)
         left_out[out] = np.abs(np.expm1(rows.where(out).log_errors(without)))
         cells = [
-            f"{in_sample[chosen].mean():6.1%} {left_out[chosen].mean():6.1%}" if chosen.any() else 13 * " "
+            f"{in_sample[chosen].mean():6.1%} {left_out[chosen].mean():6.1%}"
+            if chosen.any()
+            else 13 * " "
             for chosen in (out & is_rate, out & ~is_rate)
         ]
         print(f"{', '.join(names):92} {out.sum():4}  {'   '.join(cells)}", flush=True)
 
 
 def main(arguments: Sequence[str]) -> None:
-    rows = read([Path(each) for each in arguments if each != "--write"] or published("speculation_pairs.csv"))
+    rows = read(
+        [Path(each) for each in arguments if each != "--write"]
+        or published("speculation_pairs.csv")
+    )
     fitted = rounded(fit(rows))
     print({name: getattr(fitted, name) for name in PRIORS}, fitted.before[EXPANDS_BEFORE])
     if "--write" in arguments:
         source = f"fitted to {int(rows.is_fitted.sum())} pairs of measured servers (scripts/fit_speculation.py)"
-        sources = fitted.sources | {"draft costs": f"{source}; from 0.8 to 0.13 to 5 chains: vLLM issue 20780"}
-        save_engine(msgspec.structs.replace(fitted, sources=sources), ENGINES_DIRECTORY / f"{ENGINE}.toml")
+        sources = fitted.sources | {
+            "draft costs": f"{source}; from 0.8 to 0.13 to 5 chains: vLLM issue 20780"
+        }
+        save_engine(
+            msgspec.structs.replace(fitted, sources=sources), ENGINES_DIRECTORY / f"{ENGINE}.toml"
+        )
     report(rows, fitted)
 
 

@@ -1,4 +1,4 @@
-"""How much of perfmodel the tests watch: seeded mutants, each of which must fail one.
+"""How much of perfmodel and validate/traffic.py the tests watch: seeded mutants, each of which must fail one.
 
     python scripts/mutants.py                       200 mutants, with the survivors listed (make mutants)
     python scripts/mutants.py --number 40 --seed 7
@@ -42,8 +42,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "magicdec" / "perfmodel"
+BESIDE = (ROOT / "magicdec" / "validate" / "traffic.py",)
+"""Modules outside of perfmodel that are changed too."""
+WATCHED = (str(PACKAGE), *map(str, BESIDE))
+TRAFFIC = ("magicdec/perfmodel/traffic/", "magicdec/validate/traffic.py")
+"""Files that are reported by themselves."""
 KEPT = Path(tempfile.gettempdir()) / f"magicdec-mutants-{os.getuid()}"
-FOLDERS = ("perfmodel",)
+FOLDERS = ("perfmodel", "validate")
 """Folders whose tests judge, where they name perfmodel."""
 MOST_SECONDS, BEYOND_SECONDS = 30.0, 10.0
 """Processor time of a mutant's tests, as recorded, and of one test beyond thrice that."""
@@ -58,7 +63,14 @@ COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
 }  # fmt: skip
 ORDERED = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
-FUNCTIONS = {"minimum": "maximum", "maximum": "minimum", "ceil": "floor", "floor": "ceil", "min": "max", "max": "min"}
+FUNCTIONS = {
+    "minimum": "maximum",
+    "maximum": "minimum",
+    "ceil": "floor",
+    "floor": "ceil",
+    "min": "max",
+    "max": "min",
+}
 UNWATCHED = (ast.Raise, ast.Assert, ast.AnnAssign, ast.ImportFrom, ast.Import)
 """Statements without numbers of an answer: what a message says, types, imports; fields' defaults are watched."""
 
@@ -87,7 +99,9 @@ class Mutation(ast.NodeTransformer):
         return True
 
     def visit(self, node: ast.AST) -> Any:
-        if isinstance(node, UNWATCHED) and not (isinstance(node, ast.AnnAssign) and _is_number(node.value)):
+        if isinstance(node, UNWATCHED) and not (
+            isinstance(node, ast.AnnAssign) and _is_number(node.value)
+        ):
             return node
         return super().visit(node)
 
@@ -104,8 +118,15 @@ class Mutation(ast.NodeTransformer):
     def visit_BinOp(self, node: ast.BinOp) -> Any:
         self.generic_visit(node)
         other = BINARY.get(type(node.op))
-        is_text = any(isinstance(each, ast.Constant | ast.JoinedStr) and not _is_number(each) for each in (node.left,))
-        if other is None or is_text or not self._is_wanted(node, f"{type(node.op).__name__} -> {other.__name__}"):
+        is_text = any(
+            isinstance(each, ast.Constant | ast.JoinedStr) and not _is_number(each)
+            for each in (node.left,)
+        )
+        if (
+            other is None
+            or is_text
+            or not self._is_wanted(node, f"{type(node.op).__name__} -> {other.__name__}")
+        ):
             return node
         return ast.copy_location(ast.BinOp(node.left, other(), node.right), node)
 
@@ -115,7 +136,9 @@ class Mutation(ast.NodeTransformer):
             other = COMPARED.get(type(op))
             if getattr(node, "chooses_its_own_side", False) and type(op) in ORDERED:
                 continue
-            if other is not None and self._is_wanted(node, f"{type(op).__name__} -> {other.__name__}"):
+            if other is not None and self._is_wanted(
+                node, f"{type(op).__name__} -> {other.__name__}"
+            ):
                 node.ops[place] = other()
         return node
 
@@ -144,7 +167,9 @@ class Mutation(ast.NodeTransformer):
         return node
 
     def visit_Constant(self, node: ast.Constant) -> Any:
-        if not _is_number(node) or not self._is_wanted(node, f"{node.value} -> {_other(node.value)}"):
+        if not _is_number(node) or not self._is_wanted(
+            node, f"{node.value} -> {_other(node.value)}"
+        ):
             return node
         return ast.copy_location(ast.Constant(_other(node.value)), node)
 
@@ -158,7 +183,11 @@ class Mutation(ast.NodeTransformer):
 
 
 def _is_number(node: ast.AST | None) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool)
+    return (
+        isinstance(node, ast.Constant)
+        and isinstance(node.value, int | float)
+        and not isinstance(node.value, bool)
+    )
 
 
 def _other(value: float) -> float:
@@ -168,7 +197,7 @@ def _other(value: float) -> float:
 def mutants(number: int, seed: int, only: str) -> list[Mutant]:
     """Drawn from all changes that perfmodel offers, each as likely."""
     offered: list[tuple[Path, int]] = []
-    for path in sorted(PACKAGE.rglob("*.py")):
+    for path in [*sorted(PACKAGE.rglob("*.py")), *BESIDE]:
         if only in str(path):
             counter = Mutation()
             counter.visit(ast.parse(path.read_text(encoding="utf-8")))
@@ -202,7 +231,9 @@ def install(mutant: Mutant) -> None:
     path, get_code = str(ROOT / mutant.path), SourceFileLoader.get_code
 
     def changed(self: SourceFileLoader, fullname: str) -> CodeType | None:
-        return compile(mutant.source, path, "exec") if self.path == path else get_code(self, fullname)
+        return (
+            compile(mutant.source, path, "exec") if self.path == path else get_code(self, fullname)
+        )
 
     SourceFileLoader.get_code = changed  # type: ignore[method-assign]
 
@@ -249,8 +280,13 @@ class Recorded:
             for line in span:
                 for name in self.executed.get((path, line), ()):
                     ranks.setdefault(name, rank)
-        ranks = {name: ranks.get(name, len(spans)) for name in (self.seconds if runs_before else ranks)}
-        return [(rank, self.seconds[name] / (1 + 3 * ("test_golden" in name)), name) for name, rank in ranks.items()]
+        ranks = {
+            name: ranks.get(name, len(spans)) for name in (self.seconds if runs_before else ranks)
+        }
+        return [
+            (rank, self.seconds[name] / (1 + 3 * ("test_golden" in name)), name)
+            for name, rank in ranks.items()
+        ]
 
 
 class Recorder:
@@ -261,7 +297,7 @@ class Recorder:
         self.found = Recorded()
 
     def call(self, frame: FrameType, event: str, argument: Any) -> Any:
-        return self.line if frame.f_code.co_filename.startswith(str(PACKAGE)) else None
+        return self.line if frame.f_code.co_filename.startswith(WATCHED) else None
 
     def line(self, frame: FrameType, event: str, argument: Any) -> Any:
         if event == "line":
@@ -293,6 +329,7 @@ def recorded(file: str) -> Recorded:
     sys.settrace(recorder.call)
     for each in pkgutil.walk_packages([str(PACKAGE)], "magicdec.perfmodel."):
         importlib.import_module(each.name)
+    importlib.import_module("magicdec.validate.traffic")
     run_tests([file], recorder)
     sys.settrace(None)
     recorder.found.before = recorder.lines
@@ -325,14 +362,19 @@ class Judge:
         package = hashlib.sha256(b"".join(each.read_bytes() for each in sources)).digest()
         self.files = []
         for file in files:
-            kept = KEPT / f"{hashlib.sha256(package + (ROOT / file).read_bytes()).hexdigest()[:24]}.pickle"
+            kept = (
+                KEPT
+                / f"{hashlib.sha256(package + (ROOT / file).read_bytes()).hexdigest()[:24]}.pickle"
+            )
             if not kept.exists():
                 KEPT.mkdir(exist_ok=True)
                 if (found := forked(partial(recorded, file))) is None:
                     raise SystemExit(f"mutants: {file} did not run to its end")
                 kept.write_bytes(pickle.dumps(found))
             self.files.append(pickle.loads(kept.read_bytes()))
-        self.seconds = {name: seconds for file in self.files for name, seconds in file.seconds.items()}
+        self.seconds = {
+            name: seconds for file in self.files for name, seconds in file.seconds.items()
+        }
         self.passes: dict[str, bool] = {}
 
     def outcome(self, mutant: Mutant) -> tuple[str, str]:
@@ -340,7 +382,9 @@ class Judge:
         path, spans = str(ROOT / mutant.path), spans_around(mutant)
         near = sorted(each for file in self.files for each in file.around(path, spans))
         total = accumulate(self.seconds[name] for _, _, name in near)
-        names = [name for (_, _, name), until in zip(near, total, strict=True) if until <= MOST_SECONDS]
+        names = [
+            name for (_, _, name), until in zip(near, total, strict=True) if until <= MOST_SECONDS
+        ]
         names = [name for name in names if self.passes.get(name, True)]
 
         def judged() -> str:
@@ -351,7 +395,9 @@ class Judge:
             if found not in self.seconds or self._passes(found):
                 return "a golden answer" if "test_golden" in found else "a test", found
             names.remove(found)
-        return ("a crash", "") if found is None else ("survives", f"{len(names)} of {len(near)} tests")
+        return (
+            ("a crash", "") if found is None else ("survives", f"{len(names)} of {len(near)} tests")
+        )
 
     def _passes(self, name: str) -> bool:
         """Whether a test that fails with a mutant passes without it, by itself."""
@@ -386,31 +432,53 @@ def warmed_up() -> list[str]:
 
 
 def cpu_seconds() -> float:
-    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(
+        sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--number", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", metavar="PATH", help="mutants of files whose path holds this")
-    parser.add_argument("--verbose", action="store_true", help="also which test notices each of the others")
+    parser.add_argument(
+        "--only", default="", metavar="PATH", help="mutants of files whose path holds this"
+    )
+    parser.add_argument(
+        "--verbose", action="store_true", help="also which test notices each of the others"
+    )
     given = parser.parse_args()
     found = mutants(given.number, given.seed, given.only)
     counts = dict.fromkeys(OUTCOMES, 0)
+    of_traffic = dict.fromkeys(OUTCOMES, 0)
     judge, ready_s = Judge(warmed_up()), cpu_seconds()
     print(f"{len(judge.seconds)} tests; ready in {ready_s:.0f} s of processor time", flush=True)
     for number, mutant in enumerate(found, 1):
         kind, by = judge.outcome(mutant)
         counts[kind] += 1
+        if mutant.path.startswith(TRAFFIC):
+            of_traffic[kind] += 1
         if given.verbose or kind == "survives":
-            text = (ROOT / mutant.path).read_text(encoding="utf-8").splitlines()[mutant.line - 1].strip()
-            print(f"{mutant.path}:{mutant.line}: {mutant.what}: {text}\n    {kind} ({by})", flush=True)
+            text = (
+                (ROOT / mutant.path)
+                .read_text(encoding="utf-8")
+                .splitlines()[mutant.line - 1]
+                .strip()
+            )
+            print(
+                f"{mutant.path}:{mutant.line}: {mutant.what}: {text}\n    {kind} ({by})", flush=True
+            )
         if number % 20 == 0 or number == len(found):
             each_s = (cpu_seconds() - ready_s) / number
             print(f"  {number}: {counts}; {each_s:.1f} s of processor time each", flush=True)
     share = 1.0 - counts["survives"] / max(len(found), 1)
     print(f"{len(found)} mutants: {share:.1%} found")
+    number = sum(of_traffic.values())
+    if number:
+        share_of_traffic = 1.0 - of_traffic["survives"] / number
+        print(f"of {' and '.join(TRAFFIC)} {number}: {share_of_traffic:.1%} found")
     return int(share < 0.95)
 
 

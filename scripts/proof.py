@@ -45,7 +45,9 @@ Moved = dict[str, list[tuple[int, float, str]]]
 
 
 def git(*arguments: str) -> str:
-    return subprocess.run(["git", "-C", ROOT, *arguments], check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        ["git", "-C", ROOT, *arguments], check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 @contextmanager
@@ -75,7 +77,9 @@ def answers(revision: str, requests: list[dict[str, Any]]) -> list[dict[str, Any
         environment = os.environ | {"PYTHONPATH": str(package), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, str(SCRIPTS / "proof_answers.py"), str(asked), str(answered)]
         if subprocess.run(command, env=environment, cwd=package, check=False).returncode:
-            raise SystemExit(f"proof: {revision or 'the working tree'} did not answer; its traceback is above")
+            raise SystemExit(
+                f"proof: {revision or 'the working tree'} did not answer; its traceback is above"
+            )
         found = proof_answers.read(answered)
         if revision:
             answered.replace(kept)
@@ -86,7 +90,11 @@ def surfaces(revision: str) -> dict[str, list[str]]:
     """What scripts/proof_surfaces.py finds with the package of a revision."""
     with tempfile.TemporaryDirectory() as folder, tree(revision) as package:
         found = Path(folder, "surfaces.json")
-        environment = os.environ | {"PYTHONPATH": str(package), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+        environment = os.environ | {
+            "PYTHONPATH": str(package),
+            "OMP_NUM_THREADS": "1",
+            "COLUMNS": "100",
+        }
         command = [sys.executable, str(SCRIPTS / "proof_surfaces.py"), str(found)]
         subprocess.run(command, env=environment, cwd=package, check=True)
         texts: dict[str, str] = json.loads(found.read_text(encoding="utf-8"))
@@ -99,8 +107,13 @@ def difference(before: Any, after: Any) -> tuple[float, str] | None:
         before, after = ([] if each is None else list(each) for each in (before, after))
         if before == after:
             return None
-        first = next((pair for pair in zip(before, after, strict=False) if pair[0] != pair[1]), None)
-        return np.inf, f"{first[0]!r} -> {first[1]!r}" if first else f"{len(before)} -> {len(after)} values"
+        first = next(
+            (pair for pair in zip(before, after, strict=False) if pair[0] != pair[1]), None
+        )
+        return (
+            np.inf,
+            f"{first[0]!r} -> {first[1]!r}" if first else f"{len(before)} -> {len(after)} values",
+        )
     if before.shape != after.shape:
         return np.inf, f"{before.size} -> {after.size} values"
     with np.errstate(all="ignore"):
@@ -113,7 +126,9 @@ def difference(before: Any, after: Any) -> tuple[float, str] | None:
     return float(change.max()), f"{before[first]:.12g} -> {after[first]:.12g}"
 
 
-def compare(before: list[dict[str, Any]], after: list[dict[str, Any]], ignored: tuple[str, ...]) -> Moved:
+def compare(
+    before: list[dict[str, Any]], after: list[dict[str, Any]], ignored: tuple[str, ...]
+) -> Moved:
     moved: Moved = {}
     for number, (old, new) in enumerate(zip(before, after, strict=True)):
         terms = dict.fromkeys([*old, *new])
@@ -138,21 +153,31 @@ def show(moved: Moved, requests: list[dict[str, Any]], counts: str) -> None:
         largest = max(change for _, change, _ in places)
         print(f"{term:{width}}  {len(places):8}  {largest:14.3g}  {number}: {values[:150]}")
     first = min(place[0] for places in moved.values() for place in places)
-    term, values = next((term, places[0][2]) for term, places in moved.items() if places[0][0] == first)
+    term, values = next(
+        (term, places[0][2]) for term, places in moved.items() if places[0][0] == first
+    )
     touched = len({place[0] for places in moved.values() for place in places})
     print(f"\n{counts}: {touched} requests moved")
     print(f"first: request {first}, {term}: {values}\n  {json.dumps(requests[first])}")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", nargs="?", choices=("predictions", "surfaces"), default="predictions")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "part", nargs="?", choices=("predictions", "surfaces"), default="predictions"
+    )
     parser.add_argument("--base", help="a revision; without it the merge base of main and the head")
     parser.add_argument("--head", default="", help="a revision; without it the working tree")
     parser.add_argument("--requests", type=int, default=3000)
-    parser.add_argument("--kernels", action="store_true", help="kernels on random works, and their refits")
+    parser.add_argument(
+        "--kernels", action="store_true", help="kernels on random works, and their refits"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--ignore", nargs="+", default=[], metavar="TERM", help="terms that are not compared")
+    parser.add_argument(
+        "--ignore", nargs="+", default=[], metavar="TERM", help="terms that are not compared"
+    )
     parser.add_argument("--only", type=int, help="one request, by its number: its terms that moved")
     parser.add_argument("--jobs", type=int, default=1, help="2: both sides at the same time")
     parser.add_argument("--update-golden", action="store_true")
@@ -177,11 +202,12 @@ def main() -> int:
     with ThreadPoolExecutor(given.jobs) as pool:
         before, after = pool.map(lambda revision: answers(revision, requests), (base, head))
     moved = compare(before, after, tuple(given.ignore))
-    numbers = sum(values.size for each in before for values in each.values() if isinstance(values, np.ndarray))
-    refused = sum("refused" in each for each in before)
-    counts = (
-        f"{len(requests)} requests ({refused} refused), {numbers:,} numbers, {base[:9]} -> {head[:9] or 'working tree'}"
+    numbers = sum(
+        values.size for each in before for values in each.values() if isinstance(values, np.ndarray)
     )
+    refused = sum("refused" in each for each in before)
+    versions = f"{base[:9]} -> {head[:9] or 'working tree'}"
+    counts = f"{len(requests)} requests ({refused} refused), {numbers:,} numbers, {versions}"
     show(moved, requests, counts)
     return int(bool(moved))
 

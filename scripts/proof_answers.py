@@ -30,7 +30,9 @@ PACKAGES = ("magicdec.specs", "magicdec.perfmodel")
 def _modules() -> tuple[ModuleType, ...]:
     packages = [importlib.import_module(name) for name in PACKAGES]
     found = [
-        each.name for package in packages for each in pkgutil.walk_packages(package.__path__, package.__name__ + ".")
+        each.name
+        for package in packages
+        for each in pkgutil.walk_packages(package.__path__, package.__name__ + ".")
     ]
     return tuple(importlib.import_module(name) for name in found)
 
@@ -59,19 +61,49 @@ def _plan(request: dict[str, Any]) -> Answer:
     import msgspec
 
     from magicdec import api
-    from magicdec.perfmodel.plan import capacity
+    from magicdec.perfmodel.plan import load
 
     options = request["options"]
+    if request["kind"] == "plan":
+        options = options | {"plugin": True}
     if "workload" in options:
-        options = options | {"workload": msgspec.convert({"requests": options["workload"]}, find("WorkloadSpec"))}
+        options = options | {
+            "workload": msgspec.convert({"requests": options["workload"]}, find("WorkloadSpec"))
+        }
     found: Answer = {}
     asked = api.sensitivity if request["kind"] == "sensitivity" else api.plan
-    counts = {name: request.get("num_requests", getattr(capacity, name)) for name in ("MIN_REQUESTS", "MAX_REQUESTS")}
-    with patch.multiple(capacity, **counts):
+    counts = {
+        name: request.get("num_requests", getattr(load, name))
+        for name in ("MIN_REQUESTS", "MAX_REQUESTS")
+    }
+    with patch.multiple(load, **counts):
         answered = asked(**options)
-    for term, value in _flat(msgspec.to_builtins(answered), ""):
+    for term, value in _flat(_in_columns(answered), ""):
         found.setdefault(term, []).append(value)
     return found
+
+
+def _in_columns(value: Any) -> Any:
+    """Plain data, each candidate as its columns, and the parts of a choice beside the others."""
+    import msgspec
+
+    from magicdec.plan_document import CaseAnswer
+    from magicdec.plan_rows import Candidate, columns
+
+    if isinstance(value, Candidate):
+        return columns(value)
+    if isinstance(value, list | tuple):
+        return [_in_columns(item) for item in value]
+    if not isinstance(value, msgspec.Struct):
+        return msgspec.to_builtins(value)
+    plain = {name: _in_columns(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, CaseAnswer):
+        del plain["choice"]
+        plain["best"] = columns(value.best)
+        plain["autoregressive"] = columns(value.autoregressive)
+        ceiling = value.best_autoregressive
+        plain["best_autoregressive"] = None if ceiling is None else columns(ceiling)
+    return plain
 
 
 def _flat(value: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -91,7 +123,9 @@ def _setup(request: dict[str, Any]) -> Any:
 
     hardware = find("load_hardware")(request["hardware"])
     if request["is_cpu"]:
-        hardware = msgspec.structs.replace(hardware, kind="cpu", memory_spread=0.02, compute_spread=0.03)
+        hardware = msgspec.structs.replace(
+            hardware, kind="cpu", memory_spread=0.02, compute_spread=0.03
+        )
     precision = find("Precision")(**request["precision"])
     own = request["draft_precision"]
     is_sparse = request["method"] in ("streamingllm", "snapkv", "topk")
@@ -114,10 +148,16 @@ def _setup(request: dict[str, Any]) -> Any:
 def _points(request: dict[str, Any]) -> Answer:
     setup = _setup(request)
     is_sparse = request["method"] in ("streamingllm", "snapkv", "topk")
-    batch, context, tp, gamma = (np.asarray(request[name]) for name in ("batch", "context", "tp", "gamma"))
+    batch, context, tp, gamma = (
+        np.asarray(request[name]) for name in ("batch", "context", "tp", "gamma")
+    )
     budget = np.minimum(np.asarray(request["budget"], dtype=float), context) if is_sparse else None
-    law = find("constant_profile")(request["rates"][0] if len(request["rates"]) == 1 else tuple(request["rates"]))
-    points = find("Points")(batch=batch, context=context, tp=tp, budget=budget, gamma=gamma, gen_len=request["gen_len"])
+    law = find("constant_profile")(
+        request["rates"][0] if len(request["rates"]) == 1 else tuple(request["rates"])
+    )
+    points = find("Points")(
+        batch=batch, context=context, tp=tp, budget=budget, gamma=gamma, gen_len=request["gen_len"]
+    )
     prediction = find("predict")(setup, law, points)
     found: dict[str, Any] = {}
     for name in (
@@ -128,11 +168,15 @@ def _points(request: dict[str, Any]) -> Answer:
     for name in ("autoregressive", "draft", "verify", "accept", "upkeep"):
         time = getattr(prediction.terms, name)
         found |= {f"{name}.{group}_s": seconds for group, seconds in time.group_seconds().items()}
-        found |= {f"{name}.by_{bound}_s": seconds for bound, seconds in time.bound_seconds().items()}
+        found |= {
+            f"{name}.by_{bound}_s": seconds for bound, seconds in time.bound_seconds().items()
+        }
         for op in time.ops:
             found[f"{name}.ops.{op.name}_s"] = found.get(f"{name}.ops.{op.name}_s", 0.0) + op.time_s
         for part, value in zip(
-            ("flops", "weight_bytes", "kv_bytes", "activation_bytes", "sent"), time.cost, strict=True
+            ("flops", "weight_bytes", "kv_bytes", "activation_bytes", "sent"),
+            time.cost,
+            strict=True,
         ):
             found[f"{name}.{part}"] = value
     need = prediction.memory
@@ -142,7 +186,10 @@ def _points(request: dict[str, Any]) -> Answer:
     found |= {f"interval.{name}": value for name, value in vars(bounds).items()}
     found |= _deeper(setup, request, prediction, budget)
     shape = prediction.points.shape
-    return {term: np.broadcast_to(np.asarray(value), shape).ravel().tolist() for term, value in found.items()}
+    return {
+        term: np.broadcast_to(np.asarray(value), shape).ravel().tolist()
+        for term, value in found.items()
+    }
 
 
 def _deeper(setup: Any, request: dict[str, Any], prediction: Any, budget: Any) -> dict[str, Any]:
@@ -151,7 +198,9 @@ def _deeper(setup: Any, request: dict[str, Any], prediction: Any, budget: Any) -
     read = find("draft_kv_tokens")(setup, at.context, budget)
     found: dict[str, Any] = {}
     whole = find("whole_requests")(
-        prediction, output_len=request["output_len"], prompts=[tuple(each) for each in request["prompts"]]
+        prediction,
+        output_len=request["output_len"],
+        prompts=[tuple(each) for each in request["prompts"]],
     )
     for name in ("ttft_s", "tpot_s", "in_slot_s", "prefill_share"):
         found |= {
@@ -161,18 +210,27 @@ def _deeper(setup: Any, request: dict[str, Any], prediction: Any, budget: Any) -
     found["requests.output_tokens_per_s"] = whole.output_tokens_per_s
     found["requests.speedup"] = whole.speedup_at(prediction.speedup * 0.9)
     serving = find("serving_time")(
-        setup, concurrency=at.batch, prompt_len=at.context, output_len=request["output_len"], tp_size=at.tp
+        setup,
+        concurrency=at.batch,
+        prompt_len=at.context,
+        output_len=request["output_len"],
+        tp_size=at.tp,
     )
     names = ("ttft_s", "tpot_s", "request_s", "active", "requests_per_s")
     found |= {f"serving.{name}": getattr(serving, name) for name in names}
-    if setup.kind != "none":
+    if "none" not in (request["draft"], request["method"]):
         found["idle_step_s"] = find("idle_step_s")(
             setup, batch=at.batch, kv_len=at.context, draft_kv_len=read, tp_size=at.tp
         )
-    if setup.kind == "ngram":
+    if request["method"] in ("ngram", "suffix"):
         few = np.minimum(at.batch, 12.0)
         terms, probability = find("looked_up_terms")(
-            setup, batch=few, kv_len=at.context, gamma=at.gamma, share=request["share"], tp_size=at.tp[0]
+            setup,
+            batch=few,
+            kv_len=at.context,
+            gamma=at.gamma,
+            share=request["share"],
+            tp_size=at.tp[0],
         )
         found["looked_up.step_s"] = np.sum(terms.step_s * probability, axis=-1)
     return found
@@ -183,17 +241,26 @@ def _kernels(request: dict[str, Any]) -> Answer:
     profile, found = find("load_hardware")(request["hardware"]), {}
     rng = np.random.default_rng(request["seed"])
     for table in sorted(find("TABLES"), key=lambda table: table.kind):
-        most = {"kv_len": 1e6, "prompt_len": 1e5, "message_bytes": 2.0**28, "head_dim": 256.0, "top_k": 4096.0}
+        most = {
+            "kv_len": 1e6,
+            "prompt_len": 1e5,
+            "message_bytes": 2.0**28,
+            "head_dim": 256.0,
+            "top_k": 4096.0,
+        }
         for variant in request["variants"]:
             names = (*table.columns, *getattr(table, "flags", ()))
             limits = [
-                2.0 if name in table.flags else most.get(name, 2.0**14 if len(name) < 2 else 512.0) for name in names
+                2.0 if name in table.flags else most.get(name, 2.0**14 if len(name) < 2 else 512.0)
+                for name in names
             ]
             rows = {
                 name: np.floor(np.exp(rng.uniform(0.0, np.log(limit), request["rows"])))
                 for name, limit in zip(names, limits, strict=True)
             }
-            found[f"{table.kind}/{variant}"] = np.asarray(find("row_seconds")(table, profile, rows, variant))
+            found[f"{table.kind}/{variant}"] = np.asarray(
+                find("row_seconds")(table, profile, rows, variant)
+            )
     return found
 
 
@@ -221,7 +288,12 @@ def _acceptance(request: dict[str, Any]) -> Answer:
             for context in request["contexts"]:
                 trials = 500
                 for position in range(1, request["gamma"] + 1):
-                    rate = 1.0 - 0.25 * (128.0 / budget) ** 0.4 * (context / 4096.0) ** 0.2 + shift + 0.02 * position
+                    rate = (
+                        1.0
+                        - 0.25 * (128.0 / budget) ** 0.4 * (context / 4096.0) ** 0.2
+                        + shift
+                        + 0.02 * position
+                    )
                     accepted = round(trials * min(rate, 0.99))
                     rows.append({
                         "draft_method": request["method"], "budget": budget, "context": context, "position": position,
@@ -235,7 +307,9 @@ def _acceptance(request: dict[str, Any]) -> Answer:
     points = {"budget": 300.0, "context": 9000.0}
     found["rates"] = profile.law.conditional_rates(**points, gamma_max=8).tolist()
     static = find("static_batch_efficiency")
-    found["static"] = [static(profile, **points, gamma=gamma, batch_size=8, gen_len=100) for gamma in (0, 1, 5)]
+    found["static"] = [
+        static(profile, **points, gamma=gamma, batch_size=8, gen_len=100) for gamma in (0, 1, 5)
+    ]
     return found
 
 
@@ -259,18 +333,24 @@ def _traffic(request: dict[str, Any]) -> Answer:
     )  # fmt: skip
     blocks = request["blocks"] or server.limits.num_blocks
     small = replace(server, limits=replace(server.limits, num_blocks=blocks))
-    found: Answer = {f"limits.{name}": [float(value)] for name, value in vars(server.limits).items()}
+    found: Answer = {
+        f"limits.{name}": [float(value)] for name, value in vars(server.limits).items()
+    }
     for name, outcome in (
         ("open", traffic.simulate(small, requests, **request["replicas"])),
         ("closed", traffic.simulate_closed(server, requests, users=request["users"], seed=3)),
     ):
-        found |= {f"{name}.{term}": getattr(outcome, term) for term in ("ttft_s", "tpot_s", "e2e_s")}
+        found |= {
+            f"{name}.{term}": getattr(outcome, term) for term in ("ttft_s", "tpot_s", "e2e_s")
+        }
         numbers = (
             outcome.preemptions, outcome.tokens_per_s, outcome.is_overloaded, outcome.goodput(0.1, 0.012),
             outcome.goodput(None, None), *(each.iterations for each in outcome.replicas),
         )  # fmt: skip
         found[f"{name}.numbers"] = [float(value) for value in numbers]
-        found[f"{name}.timeline"] = [float(value) for one in outcome.replicas for row in one.timeline for value in row]
+        found[f"{name}.timeline"] = [
+            float(value) for one in outcome.replicas for row in one.timeline for value in row
+        ]
     return found
 
 
@@ -293,7 +373,11 @@ def write(answers: list[Answer], path: Path) -> None:
                 terms[term] = len(values)
                 numbers += [np.nan if value is None else float(value) for value in values]
         index.append(terms)
-    np.savez(path, numbers=np.asarray(numbers), index=np.frombuffer(json.dumps(index).encode(), dtype=np.uint8))
+    np.savez(
+        path,
+        numbers=np.asarray(numbers),
+        index=np.frombuffer(json.dumps(index).encode(), dtype=np.uint8),
+    )
 
 
 def read(path: Path) -> list[dict[str, Any]]:

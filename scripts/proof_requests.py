@@ -121,8 +121,14 @@ def draw(number: int, *, seed: int = 0) -> list[dict[str, Any]]:
 
 def draw_kernels(seed: int = 0) -> list[dict[str, Any]]:
     """Each device's kernels on random works, and refits to the rows that are kept for tests."""
-    files = sorted((Path(__file__).resolve().parents[1] / "tests" / "data" / "kernels").glob("*.csv.gz"))
-    works = {"kind": "kernels", "rows": 10_000, "variants": ["", "fp8", "fp8_block", "nvfp4", "mxfp4"]}
+    files = sorted(
+        (Path(__file__).resolve().parents[1] / "tests" / "data" / "kernels").glob("*.csv.gz")
+    )
+    works = {
+        "kind": "kernels",
+        "rows": 10_000,
+        "variants": ["", "fp8", "fp8_block", "nvfp4", "mxfp4"],
+    }
     return [
         *({**works, "hardware": name, "seed": seed + place} for place, name in enumerate(HARDWARE)),
         *({"kind": "refit", "file": str(file), "rows": 150} for file in files),
@@ -143,7 +149,11 @@ def _chance(rng: random.Random, probability: float) -> bool:
 def _between(rng: random.Random, low: float, high: float) -> int:
     """A whole number, alike in each factor of two; every third a power of two."""
     value = low * (high / low) ** rng.random()
-    return max(round(low), min(round(high), 1 << round(value).bit_length() - 1)) if _chance(rng, 0.33) else round(value)
+    return (
+        max(round(low), min(round(high), 1 << round(value).bit_length() - 1))
+        if _chance(rng, 0.33)
+        else round(value)
+    )
 
 
 def _device(model: str, rng: random.Random) -> str:
@@ -176,23 +186,30 @@ def _formats(rng: random.Random) -> dict[str, str]:
     return found
 
 
-def _drafted(model: str, engine: str, context: int, is_staged: bool, rng: random.Random) -> dict[str, Any]:
+def _drafted(
+    model: str, engine: str, context: int, is_staged: bool, rng: random.Random
+) -> dict[str, Any]:
     """Which draft a plan is about, with a rate of acceptance mostly."""
     if is_staged and _chance(rng, 0.9):
-        return {"draft": "eagle3", "acceptance_rate": 0.7} if engine == "vllm" else {"draft": "none"}
+        return (
+            {"draft": "eagle3", "acceptance_rate": 0.7} if engine == "vllm" else {"draft": "none"}
+        )
     if _chance(rng, 0.15):
         return {}
     kinds = [
         each
         for each in ENGINES[engine]
-        if (each != "mtp" or model in WITH_HEADS) and (each != "model" or MODELS[model][2] in DRAFT_MODELS)
+        if (each != "mtp" or model in WITH_HEADS)
+        and (each != "model" or MODELS[model][2] in DRAFT_MODELS)
     ]
     kind = rng.choice(kinds)
     found: dict[str, Any] = {}
     method = kind.rpartition("/")[2]
     if kind == "model":
         found["draft"] = rng.choice(DRAFT_MODELS[MODELS[model][2]])
-        method = rng.choice(("full", "streamingllm")) if engine in ("ours", "magicdec-2024") else "full"
+        method = (
+            rng.choice(("full", "streamingllm")) if engine in ("ours", "magicdec-2024") else "full"
+        )
         found["draft_method"] = method
     elif kind.startswith("self"):
         found |= {"draft": "self", "draft_method": method}
@@ -203,7 +220,9 @@ def _drafted(model: str, engine: str, context: int, is_staged: bool, rng: random
     if _chance(rng, 0.6):
         found["acceptance_rate"] = round(rng.uniform(0.3, 0.95), 3)
         if _chance(rng, 0.25):
-            found["acceptance_rate"] = [round(rng.uniform(0.3, 0.95), 3) for _ in range(rng.randint(1, 6))]
+            found["acceptance_rate"] = [
+                round(rng.uniform(0.3, 0.95), 3) for _ in range(rng.randint(1, 6))
+            ]
     if _chance(rng, 0.05) and engine in ("ours", "magicdec-2024"):
         found["draft_tp"] = rng.choice((1, 2))
     return found
@@ -216,7 +235,9 @@ def _spread(model: str, device: str, engine: str, rng: random.Random) -> dict[st
     if engine in ("vllm", "sglang", "trtllm"):
         if family == "moe" and _chance(rng, 0.3):
             if _chance(rng, 0.5):
-                return {"dp_attention": True} | ({"ep": rng.choice((4, 8, 16))} if _chance(rng, 0.6) else {})
+                return {"dp_attention": True} | (
+                    {"ep": rng.choice((4, 8, 16))} if _chance(rng, 0.6) else {}
+                )
             ranks = rng.choice((2, 4, 8))
             return {"ep": ranks, "tp": ranks}
         if _chance(rng, 0.2 if engine == "vllm" else 0.05):
@@ -233,7 +254,11 @@ def _lengths(rng: random.Random) -> dict[str, Any]:
     if _chance(rng, 0.08):
         return {
             "workload": [
-                {"prompt_len": _between(rng, 16, 1024), "gen_len": _between(rng, 1, 512), "weight": rng.randint(1, 4)}
+                {
+                    "prompt_len": _between(rng, 16, 1024),
+                    "gen_len": _between(rng, 1, 512),
+                    "weight": rng.randint(1, 4),
+                }
                 for _ in range(rng.choice((1, 2, 3, 12)))
             ]
         }
@@ -259,7 +284,12 @@ def _plan(model: str, rng: random.Random) -> dict[str, Any]:
     longest = min(MODELS[model][1], 131_072) - lengths.get("gen_len", 0)
     context = _between(rng, 128, longest)
     device = _device(model, rng)
-    options: dict[str, Any] = {"model": model, "hardware": [device], "engine": engine, "context": [context]}
+    options: dict[str, Any] = {
+        "model": model,
+        "hardware": [device],
+        "engine": engine,
+        "context": [context],
+    }
     options |= lengths | _formats(rng) | _sampling(rng) | _spread(model, device, engine, rng)
     options |= _drafted(model, engine, context, "pp" in options, rng)
     if _chance(rng, 0.92):
@@ -293,7 +323,8 @@ def _points(model: str, rng: random.Random) -> dict[str, Any]:
         [
             each
             for each in ("none", *ENGINES[engine])
-            if (each != "mtp" or model in WITH_HEADS) and (each != "model" or family in DRAFT_MODELS)
+            if (each != "mtp" or model in WITH_HEADS)
+            and (each != "model" or family in DRAFT_MODELS)
         ]
     )
     method = kind.rpartition("/")[2]
@@ -320,7 +351,9 @@ def _points(model: str, rng: random.Random) -> dict[str, Any]:
         "sampling": {"temperature": 1.0} | _sampling(rng),
         "precision": {key: formats[key] for key in ("weight_dtype", "kv_dtype") if key in formats},
         "draft_precision": {
-            key.removeprefix("draft_"): value for key, value in formats.items() if key.startswith("draft_")
+            key.removeprefix("draft_"): value
+            for key, value in formats.items()
+            if key.startswith("draft_")
         },
         "spread": spread,
         "rates": [round(rng.uniform(0.3, 0.98), 3) for _ in range(rng.choice((1, 1, 4)))],
@@ -331,6 +364,9 @@ def _points(model: str, rng: random.Random) -> dict[str, Any]:
         "budget": [_between(rng, 16, 4096) for _ in range(rows)],
         "gen_len": rng.choice((0.0, 0.0, float(_between(rng, 1, 2000)))),
         "output_len": float(_between(rng, 1, 2000)),
-        "prompts": [[float(_between(rng, 16, 8000)), float(rng.randint(1, 4))] for _ in range(rng.choice((0, 1, 3)))],
+        "prompts": [
+            [float(_between(rng, 16, 8000)), float(rng.randint(1, 4))]
+            for _ in range(rng.choice((0, 1, 3)))
+        ],
         "share": round(rng.uniform(0.2, 0.95), 3),
     }

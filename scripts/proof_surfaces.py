@@ -39,8 +39,12 @@ WRITTEN = (
     ("run", "--context", "64", "--gen-len", "8", "--batch", "2", "--draft", "self", "--records", "run.jsonl"),
 )  # fmt: skip
 """Commands that read the plan of PLAN."""
-MASKED = re.compile(r"/tmp/[\w/.-]+|\d{4}-\d\d-\d\d[T ]?[\d:.+Z]*|\d+(\.\d+)?([eE][+-]?\d+)? ?(s|ms|µs|GB/s|GFLOP/s)\b")
-MEASURED = re.compile(r'"[a-z_]*(_s|_bytes|_per_s|mbu|mfu|speedup|commit|host|time)[a-z_0-9]*": ?[^,}]+')
+MASKED = re.compile(
+    r"/tmp/[\w/.-]+|\d{4}-\d\d-\d\d[T ]?[\d:.+Z]*|\d+(\.\d+)?([eE][+-]?\d+)? ?(s|ms|µs|GB/s|GFLOP/s)\b"
+)
+MEASURED = re.compile(
+    r'"[a-z_]*(_s|_bytes|_per_s|mbu|mfu|speedup|commit|host|time)[a-z_0-9]*": ?[^,}]+'
+)
 
 
 def called(arguments: tuple[str, ...], folder: Path) -> str:
@@ -65,7 +69,9 @@ def surfaces() -> dict[str, str]:
             for path in sorted(folder.iterdir()):
                 if path.suffix in (".html", ".svg", ".jsonl") and path.is_file():
                     own = path.read_text(encoding="utf-8")
-                    found[f"{' '.join(arguments)}: {path.name}"] = MASKED.sub("*", MEASURED.sub("*", own))
+                    found[f"{' '.join(arguments)}: {path.name}"] = MASKED.sub(
+                        "*", MEASURED.sub("*", own)
+                    )
                     path.unlink()
     return found
 
@@ -91,9 +97,14 @@ def tokens() -> dict[str, str]:
             snapshot = engine.snapshot()
             logits = engine.forward(torch.tensor([prompt[-1:] for prompt in prompts]))
             found[f"{name}: logits"] = hashlib.sha256(logits.float().numpy().tobytes()).hexdigest()
-            for draft in (None, *(list(DRAFTS.values())[(turn + each) % len(DRAFTS)] for each in (0, 3))):
+            for draft in (
+                None,
+                *(list(DRAFTS.values())[(turn + each) % len(DRAFTS)] for each in (0, 3)),
+            ):
                 engine.restore(snapshot)
-                found[f"{name}: {draft.draft_method if draft else 'alone'}"] = str(drawn.greedy(engine, draft))
+                found[f"{name}: {draft.draft_method if draft else 'alone'}"] = str(
+                    drawn.greedy(engine, draft)
+                )
     return found
 
 

@@ -63,14 +63,20 @@ def _system(row: dict[str, str]) -> System:
         time, done = prefill_terms(setup, batch=batch, prompt_len=tokens), batch * tokens
         lowest = highest = 1.0
     else:
-        points = Points(batch=np.array([batch * gpus]), context=np.array([tokens]), tp=np.array([1.0]))
+        points = Points(
+            batch=np.array([batch * gpus]), context=np.array([tokens]), tp=np.array([1.0])
+        )
         prediction = predict(setup, None, points)
         time, done = prediction.terms.autoregressive, batch
         bounds = interval(prediction)
         lowest, highest = (
-            float(prediction.tpot_s[0] / np.ravel(end)[0]) for end in (bounds.tpot_high_s, bounds.tpot_low_s)
+            float(prediction.tpot_s[0] / np.ravel(end)[0])
+            for end in (bounds.tpot_high_s, bounds.tpot_low_s)
         )
-    whole, sends = float(np.ravel(time.total_s)[0]), float(np.ravel(time.group_seconds()["link"])[0])
+    whole, sends = (
+        float(np.ravel(time.total_s)[0]),
+        float(np.ravel(time.group_seconds()["link"])[0]),
+    )
     rate = per_node * done / whole
     return System(
         source=row["source"], phase=row["phase"], num_gpus=gpus, published=float(row["tokens_per_s_per_node"]),

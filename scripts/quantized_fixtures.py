@@ -27,7 +27,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 Tensors = dict[str, torch.Tensor]
 Quantised = tuple[Tensors, torch.Tensor]
 """What is stored of a matrix, by the end of its name, and the matrix that this stands for, in 32 bits."""
-Case = tuple[dict[str, Any], dict[str, Any], Callable[[torch.Tensor], Quantised], Callable[[str], bool]]
+Case = tuple[
+    dict[str, Any], dict[str, Any], Callable[[torch.Tensor], Quantised], Callable[[str], bool]
+]
 """Model, quantization_config, quantiser, whether a module is quantised."""
 
 LLAMA = {
@@ -47,7 +49,9 @@ TOKENS = torch.tensor([[3, 17, 8, 30, 1, 12, 25, 5]])
 GROUP = 16
 
 
-def grouped_range(weight: torch.Tensor, groups: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
+def grouped_range(
+    weight: torch.Tensor, groups: torch.Tensor, bits: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Scales [outputs, groups] in fp16 and whole zero points between 1 and the largest code."""
     scales, zeros = [], []
     for group in range(int(groups.max()) + 1):
@@ -59,7 +63,9 @@ def grouped_range(weight: torch.Tensor, groups: torch.Tensor, bits: int) -> tupl
     return torch.stack(scales, 1), torch.stack(zeros, 1)
 
 
-def gptq(weight: torch.Tensor, *, bits: int = 4, desc_act: bool = False, is_v2: bool = False) -> Quantised:
+def gptq(
+    weight: torch.Tensor, *, bits: int = 4, desc_act: bool = False, is_v2: bool = False
+) -> Quantised:
     from gptqmodel.nn_modules.qlinear.torch import TorchLinear
     from gptqmodel.quantization import QuantizeConfig
     from gptqmodel.utils.model import convert_gptq_v2_to_v1_format_module
@@ -86,7 +92,9 @@ def gptq(weight: torch.Tensor, *, bits: int = 4, desc_act: bool = False, is_v2: 
     if not is_v2:
         config = QuantizeConfig(bits=bits, group_size=GROUP, desc_act=desc_act, sym=False)
         convert_gptq_v2_to_v1_format_module(module, config)
-    return {name: getattr(module, name).clone() for name in ("qweight", "qzeros", "scales", "g_idx")}, wide
+    return {
+        name: getattr(module, name).clone() for name in ("qweight", "qzeros", "scales", "g_idx")
+    }, wide
 
 
 def awq(weight: torch.Tensor) -> Quantised:
@@ -125,7 +133,9 @@ def compressed(weight: torch.Tensor, *, written: str, arguments: dict[str, Any])
         low, high = shaped.unflatten(1, (-1, args.group_size)).aminmax(dim=-1)
     elif args.strategy == "block":
         rows, columns = args.block_structure
-        blocks = weight.unflatten(1, (-1, columns)).unflatten(0, (-1, rows)).transpose(1, 2).flatten(2)
+        blocks = (
+            weight.unflatten(1, (-1, columns)).unflatten(0, (-1, rows)).transpose(1, 2).flatten(2)
+        )
         low, high = blocks.aminmax(dim=-1)
     elif args.strategy == "channel":
         low, high = (each.unsqueeze(1) for each in weight.aminmax(dim=1))
@@ -146,16 +156,27 @@ def compressed(weight: torch.Tensor, *, written: str, arguments: dict[str, Any])
         scale = stored["weight_scale"].float()
         return stored, dequantize(codes, scale, global_scale=factor, dtype=torch.float32)
     # Scales in 32 bits: the products are taken in their dtype.
-    wider = {name: each.float() if each.dtype == torch.bfloat16 else each for name, each in stored.items()}
+    wider = {
+        name: each.float() if each.dtype == torch.bfloat16 else each
+        for name, each in stored.items()
+    }
     wide = compressor.decompress(wider, scheme)["weight"].float()
     return stored, wide
 
 
-def fp8(weight: torch.Tensor, *, shape: tuple[int, int], scale_shape: tuple[int, ...], name: str) -> Quantised:
-    from vllm.model_executor.layers.quantization.utils.quant_utils import GroupShape, scaled_dequantize, scaled_quantize
+def fp8(
+    weight: torch.Tensor, *, shape: tuple[int, int], scale_shape: tuple[int, ...], name: str
+) -> Quantised:
+    from vllm.model_executor.layers.quantization.utils.quant_utils import (
+        GroupShape,
+        scaled_dequantize,
+        scaled_quantize,
+    )
 
     data, scales = scaled_quantize(weight, GroupShape(*shape), torch.float8_e4m3fn)
-    rows, columns = (size if size > 0 else whole for size, whole in zip(shape, weight.shape, strict=True))
+    rows, columns = (
+        size if size > 0 else whole for size, whole in zip(shape, weight.shape, strict=True)
+    )
     wide = scaled_dequantize(data, scales, GroupShape(rows, columns))
     extra = {"input_scale": torch.tensor(0.02)} if name == "weight_scale" else {}
     return {"weight": data, name: scales.reshape(scale_shape), **extra}, wide
@@ -163,7 +184,10 @@ def fp8(weight: torch.Tensor, *, shape: tuple[int, int], scale_shape: tuple[int,
 
 def modelopt_nvfp4(weight: torch.Tensor) -> Quantised:
     from compressed_tensors.compressors.nvfp4.helpers import pack_fp4_to_uint8
-    from vllm.model_executor.layers.quantization.utils.nvfp4_emulation_utils import dequantize_to_dtype, ref_nvfp4_quant
+    from vllm.model_executor.layers.quantization.utils.nvfp4_emulation_utils import (
+        dequantize_to_dtype,
+        ref_nvfp4_quant,
+    )
 
     factor = weight.abs().max() / (6.0 * 448.0)
     codes, scales = ref_nvfp4_quant(weight, 1.0 / factor, 16)
@@ -211,7 +235,10 @@ GPTQ: dict[str, dict[str, Any]] = {
 
 
 def cases() -> dict[
-    str, tuple[dict[str, Any], dict[str, Any], Callable[[torch.Tensor], Quantised], Callable[[str], bool]]
+    str,
+    tuple[
+        dict[str, Any], dict[str, Any], Callable[[torch.Tensor], Quantised], Callable[[str], bool]
+    ],
 ]:
     """(model, quantization_config, quantiser, whether a module is quantised) by name."""
 
@@ -254,9 +281,19 @@ def cases() -> dict[
         LLAMA, {**modelopt, "quant_algo": "FP8", "kv_cache_scheme": cache}, partial(per_tensor, name="weight_scale"),
         but_kept,
     )  # fmt: skip
-    found["modelopt-nvfp4"] = (LLAMA, {**modelopt, "quant_algo": "NVFP4", "group_size": 16}, modelopt_nvfp4, but_kept)
+    found["modelopt-nvfp4"] = (
+        LLAMA,
+        {**modelopt, "quant_algo": "NVFP4", "group_size": 16},
+        modelopt_nvfp4,
+        but_kept,
+    )
     experts = {**INT4, "group_size": 32, "symmetric": True}
-    ignore = ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", "re:.*mlp\\.(gate|up|gate_up|down)_proj.*"]
+    ignore = [
+        "lm_head",
+        "re:.*self_attn.*",
+        "re:.*shared_experts.*",
+        "re:.*mlp\\.(gate|up|gate_up|down)_proj.*",
+    ]
     found["kimi-k2.5"] = (
         DEEPSEEK, described(experts, "pack-quantized", ignore),
         partial(compressed, written="pack-quantized", arguments=experts), lambda module: ".experts." in module,
@@ -267,12 +304,20 @@ def cases() -> dict[
 def write(directory: Path, name: str) -> None:
     torch.manual_seed(len(name))
     model_config, quantization, quantise, is_quantised = cases()[name]
-    settings = {key: value for key, value in model_config.items() if key not in ("model_type", "architectures")}
+    settings = {
+        key: value
+        for key, value in model_config.items()
+        if key not in ("model_type", "architectures")
+    }
     config = AutoConfig.for_model(model_config["model_type"], **settings)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for each in model.parameters():
-            each.copy_(torch.randn_like(each).mul(0.3).bfloat16() if each.dim() > 1 else torch.ones_like(each))
+            each.copy_(
+                torch.randn_like(each).mul(0.3).bfloat16()
+                if each.dim() > 1
+                else torch.ones_like(each)
+            )
     with tempfile.TemporaryDirectory() as temporary:
         model.save_pretrained(temporary)
         wide = load_file(Path(temporary) / "model.safetensors")
@@ -284,27 +329,40 @@ def write(directory: Path, name: str) -> None:
                 stored[tensor] = weight.bfloat16()
                 continue
             parts, wide[tensor] = quantise(weight)
-            stored |= {f"{module}.{part}": each.contiguous().clone() for part, each in parts.items()}
+            stored |= {
+                f"{module}.{part}": each.contiguous().clone() for part, each in parts.items()
+            }
         if quantization.get("kv_cache_scheme"):
-            stored |= {f"model.layers.0.self_attn.{kv}_proj.{kv}_scale": torch.tensor(0.5) for kv in "kv"}
+            stored |= {
+                f"model.layers.0.self_attn.{kv}_proj.{kv}_scale": torch.tensor(0.5) for kv in "kv"
+            }
         save_file(
             {key: each.contiguous() for key, each in wide.items()},
             Path(temporary) / "model.safetensors",
             {"format": "pt"},
         )
         reference = AutoModelForCausalLM.from_pretrained(
-            temporary, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
+            temporary,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            experts_implementation="eager",
         ).eval()
         with torch.no_grad():
             logits = reference(TOKENS).logits
-    described_model: dict[str, Any] = {**model_config, "dtype": "bfloat16", "quantization_config": quantization}
+    described_model: dict[str, Any] = {
+        **model_config,
+        "dtype": "bfloat16",
+        "quantization_config": quantization,
+    }
     if name.startswith("kimi"):
         stored = {f"language_model.{key}": each for key, each in stored.items()}
         inside = {**described_model, "model_type": "kimi_k2"}
         described_model = {"model_type": "kimi_k25", "dtype": "bfloat16", "text_config": inside}
     target = directory / name
     target.mkdir(parents=True, exist_ok=True)
-    (target / "config.json").write_text(json.dumps(described_model, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    (target / "config.json").write_text(
+        json.dumps(described_model, indent=1, sort_keys=True) + "\n", encoding="utf-8"
+    )
     made = {"format": "pt", "made_by": ", ".join(versions())}
     save_file(stored, target / "model.safetensors", made)
     save_file({"tokens": TOKENS, "logits": logits}, target / "expected.safetensors", made)

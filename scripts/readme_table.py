@@ -31,9 +31,16 @@ HEADINGS = (
     "batch", "context", "budget", "gamma", "step, ms: predicted / measured", "tokens per step",
     "speedup: predicted (90 %)", "rescaled to the machine's speed", "measured (lowest to highest)", "baseline MBU",
 )  # fmt: skip
-SHORT_HEADINGS = ("batch", "context", "gamma", "speedup predicted (90 %)", "measured (lowest to highest)", "inside")
+SHORT_HEADINGS = (
+    "batch",
+    "context",
+    "gamma",
+    "speedup predicted (90 %)",
+    "measured (lowest to highest)",
+    "inside",
+)
 SHOWN_GAMMA = 3
-PLAN = {"model": "llama-3.1-8b", "hardware": "a100-sxm-80gb", "context": 32768, "batch": 64}
+PLAN = {"model": "llama-3.1-8b", "hardware": "h100-sxm-80gb", "context": 2048, "batch": 16}
 TOLERANCE = 0.02
 """Relative, of the numbers in README's plan."""
 EXAMPLE_CASES = ((1, 512), (8, 2048), (32, 4096))
@@ -101,7 +108,10 @@ def _short_row(pair: Pair) -> str:
 def _explained(pair: Pair) -> str:
     """Which term a prediction outside its interval has wrong."""
     p, m = pair.predicted, pair.measured
-    times = {name: (getattr(p, name) * 1e3, getattr(m, name) * 1e3) for name in ("step_s", "autoregressive_step_s")}
+    times = {
+        name: (getattr(p, name) * 1e3, getattr(m, name) * 1e3)
+        for name in ("step_s", "autoregressive_step_s")
+    }
     step, alone = times["step_s"], times["autoregressive_step_s"]
     return (
         f"At batch {m.batch_size} the prediction is wrong: the speculative step took {step[1]:.1f} ms (predicted "
@@ -117,7 +127,11 @@ def table() -> str:
         "| " + " | ".join(HEADINGS) + " |",
         "|---" * len(HEADINGS) + "|",
         *map(_row, comparison.pairs),
-        *(["", WEAK_BASELINE_NOTE] if any(has_weak_baseline(pair.measured) for pair in comparison.pairs) else []),
+        *(
+            ["", WEAK_BASELINE_NOTE]
+            if any(has_weak_baseline(pair.measured) for pair in comparison.pairs)
+            else []
+        ),
         "",
     ]
     return "\n".join(lines)
@@ -131,13 +145,27 @@ def _row(pair: Pair) -> str:
     measured = f"{m.speedup:.2f} ({m.speedup_low:.2f} to {m.speedup_high:.2f})"
     then = f"{pair.normalised('speedup') or 0:.2f}"
     baseline = f"{m.autoregressive_mbu or 0:.0%}" + f" {WEAK_BASELINE}" * has_weak_baseline(m)
-    cells = (m.batch_size, m.context_len, m.draft_budget, m.gamma, step, tokens, predicted, then, measured, baseline)
+    cells = (
+        m.batch_size,
+        m.context_len,
+        m.draft_budget,
+        m.gamma,
+        step,
+        tokens,
+        predicted,
+        then,
+        measured,
+        baseline,
+    )
     return "| " + " | ".join(map(str, cells)) + " |"
 
 
 def example() -> str:
     """What was measured at each case of the worked example, with one budget and gamma."""
-    lines = ["| batch | context | γ | tokens per step | speedup measured |", "|---|---|---|---|---|"]
+    lines = [
+        "| batch | context | γ | tokens per step | speedup measured |",
+        "|---|---|---|---|---|",
+    ]
     for case in EXAMPLE_CASES:
         (record,) = (
             r
@@ -145,7 +173,12 @@ def example() -> str:
             if r.source == "measured" and (r.batch_size, r.context_len) == case
             if (r.draft_budget, r.gamma) == (EXAMPLE_BUDGET, EXAMPLE_GAMMA)
         )
-        cells = (*case, record.gamma, f"{record.expected_tokens_per_step:.2f}", f"{record.speedup:.2f}")
+        cells = (
+            *case,
+            record.gamma,
+            f"{record.expected_tokens_per_step:.2f}",
+            f"{record.speedup:.2f}",
+        )
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join([*lines, ""])
 
@@ -172,7 +205,9 @@ def between_markers(text: str, content: str, name: str = "measured") -> str:
 
 def agree(one: str, other: str) -> bool:
     """Equal, but for the numbers in the plan's output: these may differ by `TOLERANCE`, as after a slight refit."""
-    (before, shown, after), (other_before, other_shown, other_after) = (_parts(text) for text in (one, other))
+    (before, shown, after), (other_before, other_shown, other_after) = (
+        _parts(text) for text in (one, other)
+    )
     if (before, after) != (other_before, other_after) or shown[::2] != other_shown[::2]:
         return False
     pairs = zip(shown[1::2], other_shown[1::2], strict=True)
@@ -187,12 +222,22 @@ def _parts(text: str) -> tuple[str, list[str], str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
-    names = ("README.md", "docs/worked-example.md", "docs/validation.md", "docs/api.md", "docs/index.md")
+    names = (
+        "README.md",
+        "docs/worked-example.md",
+        "docs/validation.md",
+        "docs/api.md",
+        "docs/index.md",
+    )
     readme, worked, validation, api, home = (ROOT / name for name in names)
-    old = {path: path.read_text(encoding="utf-8") for path in (readme, worked, validation, api, home)}
+    old = {
+        path: path.read_text(encoding="utf-8") for path in (readme, worked, validation, api, home)
+    }
     files = {
         readme: between_markers(old[readme], plan_output(), "plan"),
         home: between_markers(old[home], plan_output(), "plan"),
@@ -205,7 +250,9 @@ def main() -> None:
         if not arguments.check:
             path.write_text(text, encoding="utf-8")
         elif not path.exists() or not agree(path.read_text(encoding="utf-8"), text):
-            sys.exit(f"{path.relative_to(ROOT)} is not what results/ gives: run scripts/readme_table.py")
+            sys.exit(
+                f"{path.relative_to(ROOT)} is not what results/ gives: run scripts/readme_table.py"
+            )
 
 
 if __name__ == "__main__":

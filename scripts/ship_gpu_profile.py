@@ -49,7 +49,9 @@ class Measured:
     def __init__(self, directory: Path, name: str, *, allow_cpu: bool) -> None:
         path = directory / f"{name}.toml"
         if not path.exists():
-            raise ConfigError(f"{path} is missing; python benchmarks/gpu.py --part calibrate --output {directory}")
+            raise ConfigError(
+                f"{path} is missing; python benchmarks/gpu.py --part calibrate --output {directory}"
+            )
         self.profile: LocalProfile = load_local_profile(path)
         facts = _read_facts(directory / "facts.json", f"calibration {name}")
         self.environment = msgspec.convert(facts["environment"], Environment)
@@ -70,7 +72,9 @@ class Measured:
         """The day and what it was measured with: 2026-11-21, torch 2.11.0, triton 3.6.0, magicdec 1.2.0, commit ..."""
         environment = self.environment
         names = ("torch", "triton", "magicdec")
-        versions = [f"{name} {environment.versions[name]}" for name in names if name in environment.versions]
+        versions = [
+            f"{name} {environment.versions[name]}" for name in names if name in environment.versions
+        ]
         commit = [f"commit {environment.commit}"] if environment.commit else []
         return ", ".join([environment.created_utc[:10], *versions, *commit])
 
@@ -80,16 +84,22 @@ class Measured:
         if self.profile.hardware.kind != "gpu":
             raise ConfigError(f"{self.device} is no GPU; --allow-cpu takes it all the same")
         if is_tiny:
-            raise ConfigError("measured with tiny models, whose times say nothing of a device; measure without --tiny")
+            raise ConfigError(
+                "measured with tiny models, whose times say nothing of a device; measure without --tiny"
+            )
 
     def _check_records(self, records: Sequence[Record], path: Path) -> None:
         own_device = "cuda" if self.profile.hardware.kind == "gpu" else "cpu"
         for record in records:
             other = record.hardware if record.source == "calibrated" else ""
             if other and other != self.device:
-                raise ConfigError(f"{path} has predictions for {other}, but the profile is of {self.device}")
+                raise ConfigError(
+                    f"{path} has predictions for {other}, but the profile is of {self.device}"
+                )
             if record.source == "measured" and record.device.partition(":")[0] != own_device:
-                raise ConfigError(f"{path} has runs on {record.device}, but the profile is of {self.device}")
+                raise ConfigError(
+                    f"{path} has runs on {record.device}, but the profile is of {self.device}"
+                )
 
 
 def _read_facts(path: Path, key: str) -> dict[str, Any]:
@@ -101,11 +111,15 @@ def _read_facts(path: Path, key: str) -> dict[str, Any]:
         raise ConfigError(f"{path} does not hold '{key}'") from error
     missing = [name for name in ("environment", "fit_error", "tiny") if name not in facts]
     if missing:
-        raise ConfigError(f"{path}: '{key}' does not say {', '.join(missing)}; calibrate again with this release")
+        raise ConfigError(
+            f"{path}: '{key}' does not say {', '.join(missing)}; calibrate again with this release"
+        )
     return dict(facts)
 
 
-def shipped_hardware(measured: Measured, known: HardwareProfile | None, name: str) -> HardwareProfile:
+def shipped_hardware(
+    measured: Measured, known: HardwareProfile | None, name: str
+) -> HardwareProfile:
     """The calibrated profile under the catalog's name of the device, with what it was measured with."""
     own = measured.profile.hardware
     how = f"measured by benchmarks/gpu.py, {measured.versions}"
@@ -118,7 +132,11 @@ def shipped_hardware(measured: Measured, known: HardwareProfile | None, name: st
         "l2_bytes": f"{how}: what the driver tells",
         "link": link,
         "checked": "not compared with a second source; "
-        + (f"the datasheet's ceilings are those of {known.name}" if known else "the catalog has no such device"),
+        + (
+            f"the datasheet's ceilings are those of {known.name}"
+            if known
+            else "the catalog has no such device"
+        ),
     }
     curves = {}
     for field in CURVES:
@@ -127,14 +145,22 @@ def shipped_hardware(measured: Measured, known: HardwareProfile | None, name: st
             curve.fit, fitted_on=f"micro-benchmarks on {measured.device}, {measured.versions}"
         )
         curves[field] = msgspec.structs.replace(curve, fit=_rounded(fit))
-    of_that_machine = {field: None for field in own.__struct_fields__ if field.endswith("reference_s")}
-    return msgspec.structs.replace(_rounded(own), name=name, sources=sources, **curves, **of_that_machine)
+    of_that_machine = {
+        field: None for field in own.__struct_fields__ if field.endswith("reference_s")
+    }
+    return msgspec.structs.replace(
+        _rounded(own), name=name, sources=sources, **curves, **of_that_machine
+    )
 
 
 def shipped_engine(measured: Measured, *, hardware_name: str, name: str) -> EngineProfile:
     """Our engine's constants on the device; its errors no less than what predicted runs missed by."""
     own = measured.profile.engine
-    errors = ", ".join(f"{phase} {error:.1%}" for phase, error in measured.phase_error.items() if phase not in CURVES)
+    errors = ", ".join(
+        f"{phase} {error:.1%}"
+        for phase, error in measured.phase_error.items()
+        if phase not in CURVES
+    )
     sources = {
         "constants": f"scripts/ship_gpu_profile.py from benchmarks/gpu.py, {measured.versions}",
         "fit": f"median error of the timed phases: {errors}",
@@ -145,7 +171,9 @@ def shipped_engine(measured: Measured, *, hardware_name: str, name: str) -> Engi
         if len(missed) >= FEWEST_PAIRS:
             rms = float(np.sqrt(np.mean(np.square(missed))))
             widened[field] = round(max(getattr(own, field), rms), 4)
-            sources[field] = f"root mean square error {rms:.1%} of {len(missed)} runs that were predicted first"
+            sources[field] = (
+                f"root mean square error {rms:.1%} of {len(missed)} runs that were predicted first"
+            )
     return msgspec.structs.replace(
         _rounded(own),
         name=name,
@@ -166,18 +194,28 @@ def _rounded(struct: Any) -> Any:
             return {key: rounded(each) for key, each in value.items()}
         return float(f"{value:.5g}") if type(value) is float else value
 
-    fields = {name: getattr(struct, name) for name in struct.__struct_fields__ if not name.endswith("_bytes")}
+    fields = {
+        name: getattr(struct, name)
+        for name in struct.__struct_fields__
+        if not name.endswith("_bytes")
+    }
     changes = {name: rounded(value) for name, value in fields.items() if rounded(value) != value}
     return msgspec.structs.replace(struct, **changes)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("directory", type=Path, help="the --output of benchmarks/gpu.py")
-    parser.add_argument("--profile", default="llama-3.1-8b", help="whose calibration: the name of a TOML file there")
+    parser.add_argument(
+        "--profile", default="llama-3.1-8b", help="whose calibration: the name of a TOML file there"
+    )
     parser.add_argument("--hardware-directory", type=Path, default=HARDWARE_DIRECTORY)
     parser.add_argument("--engines-directory", type=Path, default=ENGINES_DIRECTORY)
-    parser.add_argument("--allow-cpu", action="store_true", help="take what a CPU or tiny models gave")
+    parser.add_argument(
+        "--allow-cpu", action="store_true", help="take what a CPU or tiny models gave"
+    )
     options = parser.parse_args()
     try:
         measured = Measured(options.directory, options.profile, allow_cpu=options.allow_cpu)
@@ -185,13 +223,18 @@ def main() -> None:
         device = known.name if known else measured.device
         hardware = shipped_hardware(measured, known, f"{device}-measured")
         engine = shipped_engine(measured, hardware_name=hardware.name, name=f"ours-{device}")
-        files = options.hardware_directory / f"{hardware.name}.toml", options.engines_directory / f"{engine.name}.toml"
+        files = (
+            options.hardware_directory / f"{hardware.name}.toml",
+            options.engines_directory / f"{engine.name}.toml",
+        )
         save_hardware(hardware, files[0])
         save_engine(engine, files[1])
     except MagicdecError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    curves = ", ".join(f"{name} {getattr(hardware, name).fit.relative_error:.1%}" for name in CURVES)
+    curves = ", ".join(
+        f"{name} {getattr(hardware, name).fit.relative_error:.1%}" for name in CURVES
+    )
     print(f"{hardware.name}: root mean square error of the kernels' curves: {curves}")
     print(
         f"{engine.name}: error of a step {engine.relative_error:.1%}, of a speedup {engine.speedup_relative_error:.1%}"

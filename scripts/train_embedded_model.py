@@ -97,7 +97,9 @@ def copy_passages(sequence: Tensor, rng: random.Random) -> None:
         source = rng.randint(0, length - 2 * size - 1)
         target = rng.randint(source + size, length - size)
         if rng.random() < 0.15:
-            sequence[source : source + size] = torch.tensor([rng.randrange(1, VOCAB_SIZE) for _ in range(size)])
+            sequence[source : source + size] = torch.tensor(
+                [rng.randrange(1, VOCAB_SIZE) for _ in range(size)]
+            )
         sequence[target : target + size] = sequence[source : source + size].clone()
 
 
@@ -126,7 +128,9 @@ def make_batch(stream: Tensor, stage: Stage, rng: random.Random) -> tuple[Tensor
     return torch.stack(sequences), torch.stack(positions)
 
 
-def learning_rate_factor(step: int, total: int, *, warmup: int = 40, decay_from: float = 0.4) -> float:
+def learning_rate_factor(
+    step: int, total: int, *, warmup: int = 40, decay_from: float = 0.4
+) -> float:
     if step < warmup:
         return (step + 1) / warmup
     return min(1.0, (total - step) / (total * (1 - decay_from)))
@@ -139,7 +143,9 @@ def token_nll(model: LlamaForCausalLM, sequence: Tensor) -> Tensor:
     return torch.nn.functional.cross_entropy(logits, sequence[1:], reduction="none")
 
 
-def bits_per_byte(model: LlamaForCausalLM, stream: Tensor, bytes_per_token: float, length: int, count: int) -> float:
+def bits_per_byte(
+    model: LlamaForCausalLM, stream: Tensor, bytes_per_token: float, length: int, count: int
+) -> float:
     stride = max(1, (len(stream) - length) // count)
     windows = [stream[i * stride : i * stride + length] for i in range(count)]
     nll = torch.stack([token_nll(model, window).mean() for window in windows]).mean().item()
@@ -184,7 +190,9 @@ def evaluate(model: LlamaForCausalLM, stream: Tensor, bytes_per_token: float) ->
     return result
 
 
-def save(model: LlamaForCausalLM, tokenizer: Tokenizer, output: Path, note: dict[str, object]) -> None:
+def save(
+    model: LlamaForCausalLM, tokenizer: Tokenizer, output: Path, note: dict[str, object]
+) -> None:
     output.mkdir(parents=True, exist_ok=True)
     state = model.half()
     state.save_pretrained(output)
@@ -214,12 +222,23 @@ def build_model() -> LlamaForCausalLM:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps-scale", type=float, default=1.0, help="scales every stage's steps (for a trial run)")
+    parser.add_argument(
+        "--steps-scale",
+        type=float,
+        default=1.0,
+        help="scales every stage's steps (for a trial run)",
+    )
     parser.add_argument("--save-every", type=int, default=500)
-    parser.add_argument("--stop-after", type=int, help="stop at this step of the schedule (the shipped weights: 3500)")
+    parser.add_argument(
+        "--stop-after",
+        type=int,
+        help="stop at this step of the schedule (the shipped weights: 3500)",
+    )
     arguments = parser.parse_args()
 
     torch.manual_seed(arguments.seed)
@@ -228,7 +247,10 @@ def main() -> None:
     tokenizer = train_tokenizer(texts)
     stream, held_out = encode_all(tokenizer, texts), encode_all(tokenizer, held_out_texts)
     bytes_per_token = sum(len(text.encode()) for text in held_out_texts) / len(held_out)
-    print(f"{len(stream)} training tokens, {len(held_out)} held out, {bytes_per_token:.2f} bytes per token", flush=True)
+    print(
+        f"{len(stream)} training tokens, {len(held_out)} held out, {bytes_per_token:.2f} bytes per token",
+        flush=True,
+    )
 
     model = build_model()
     parameters = sum(p.numel() for p in model.parameters())
@@ -253,7 +275,9 @@ def main() -> None:
             batch, positions = make_batch(stream, stage, rng)
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 logits = model(input_ids=batch, position_ids=positions, use_cache=False).logits
-            loss = torch.nn.functional.cross_entropy(logits[:, :-1].float().flatten(0, 1), batch[:, 1:].flatten())
+            loss = torch.nn.functional.cross_entropy(
+                logits[:, :-1].float().flatten(0, 1), batch[:, 1:].flatten()
+            )
             loss.backward()
             torch.nn.utils.clip_grad_norm_(others, 1.0)
             for optimiser in optimisers:
