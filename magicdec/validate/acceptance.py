@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from magicdec.counts import Z_90, Array
 from magicdec.errors import ConfigError, unknown_choice
@@ -132,12 +133,12 @@ def holds_rates(path: str | Path) -> bool:
     return "mean_acceptance_length" in read_lines(Path(path))[0]
 
 
-def _has_other_tasks(rates: Sequence[Rate]) -> Array:
+def _has_other_tasks(rates: Sequence[Rate]) -> npt.NDArray[np.bool_]:
     """Whether a row's checkpoint was measured on another task too."""
     tasks: dict[str, set[str]] = {}
     for rate in rates:
         tasks.setdefault(rate.situation.checkpoint, set()).add(rate.situation.task)
-    return np.array([len(tasks[rate.situation.checkpoint]) > 1 for rate in rates])
+    return np.array([len(tasks[rate.situation.checkpoint]) > 1 for rate in rates], dtype=np.bool_)
 
 
 def validation(
