@@ -144,8 +144,12 @@ def published_command(
 def acceptance_command(
     files: OptionalFiles = None,
     leave_out: Annotated[
-        Literal["model", "source", "checkpoint", "checkpoint-task"] | None,
-        option("Predict each group of rows from all others.", "--leave-out"),
+        Literal["model", "source", "checkpoint", "checkpoint-task", "long-context"] | None,
+        option(
+            "Predict each group of rows from all others; long-context: what is beyond 2k of a "
+            "checkpoint whose shorter ones are given.",
+            "--leave-out",
+        ),
     ] = None,
     output_format: options.Format = OutputFormat.TABLE,
     quiet: options.Quiet = False,

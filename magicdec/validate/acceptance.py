@@ -2,8 +2,10 @@
 
     magicdec validate acceptance rates.csv --leave-out model
 
-Each group of rows (a model, a source, a checkpoint, one task of a checkpoint) is predicted from all
-other rows, of the file and of the shipped table. Error, width and coverage are of tokens per step.
+Each group of rows (a model, a source, a checkpoint, one task of a checkpoint, or a checkpoint's long
+contexts) is predicted from all other rows, of the file and of the shipped table. Error, width and
+coverage are of tokens per step. Of long contexts, a checkpoint's own rates up to 2k are given, and
+heads whose cache is a window have lines of their own.
 """
 
 from __future__ import annotations
@@ -33,11 +35,22 @@ from magicdec.validate.rows import read_lines
 if TYPE_CHECKING:
     import pandas as pd
 
+SHORT_CONTEXT = 2048.0
+"""Tokens up to which a checkpoint's own rates are given where its long contexts are left out."""
+KEPT = "\0kept"
+"""Group of the rows that are never left out."""
+
+
+def _long_context(at: Situation) -> str:
+    return at.checkpoint if (at.context or 0.0) > SHORT_CONTEXT else KEPT
+
+
 GROUPS: dict[str, Callable[[Situation], str]] = {
     "model": lambda at: at.model,
     "source": lambda at: at.source,
     "checkpoint": lambda at: at.checkpoint,
     "checkpoint-task": lambda at: f"{at.checkpoint}|{at.task}",
+    "long-context": _long_context,
 }
 THRESHOLDS = np.arange(1.3, 3.01, 0.1)
 """Tokens per step that are asked for to be exceeded."""
@@ -115,13 +128,19 @@ def validate_beliefs(
         key = GROUPS[leave_out]
         groups = [key(rate.situation) for rate in rates]
         names = {key(rate.situation) for rate in asked}
-        groups = [group if group in names else "\0kept" for group in groups]
+        groups = [group if group in names else KEPT for group in groups]
     else:
-        groups = ["\0asked"] * len(asked) + ["\0kept"] * len(others)
-    mean, deviation = belief.left_out(evidence, groups, shipped.scales)
+        groups = ["\0asked"] * len(asked) + [KEPT] * len(others)
+    mean, deviation = belief.left_out(evidence, groups, shipped.scales, kept=KEPT)
     is_counted = np.arange(len(rates)) < len(asked)
     if leave_out == "checkpoint-task":
         is_counted &= _has_other_tasks(rates)
+    if leave_out == "long-context":
+        is_counted &= _is_long_of_known(rates)
+        if not is_counted.any():
+            raise ConfigError(
+                f"no rate beyond {SHORT_CONTEXT:.0f} tokens of a checkpoint that has one up to there"
+            )
     chosen = np.flatnonzero(is_counted)
     return validation(
         [rates[row] for row in chosen], mean[chosen], deviation[chosen], leave_out=leave_out
@@ -141,6 +160,14 @@ def _has_other_tasks(rates: Sequence[Rate]) -> npt.NDArray[np.bool_]:
     return np.array([len(tasks[rate.situation.checkpoint]) > 1 for rate in rates], dtype=np.bool_)
 
 
+def _is_long_of_known(rates: Sequence[Rate]) -> npt.NDArray[np.bool_]:
+    """Whether a row is of a long context, and its checkpoint was measured at a short one too."""
+    lengths = [(rate.situation.checkpoint, rate.situation.context) for rate in rates]
+    known = {name for name, length in lengths if length is not None and length <= SHORT_CONTEXT}
+    is_long = [_long_context(rate.situation) in known for rate in rates]
+    return np.array(is_long, dtype=np.bool_)
+
+
 def validation(
     rates: Sequence[Rate], mean: Array, deviation: Array, *, leave_out: str
 ) -> AcceptanceValidation:
@@ -153,7 +180,7 @@ def validation(
         leave_out=leave_out,
         rows=len(table),
         overall=_summary(counted, "all", "chains of a stated gamma"),
-        groups=_by_group(table),
+        groups=[*_by_group(table), *_of_windows(table)],
         brier=float(((claims["said"] - claims["came_true"]) ** 2).mean()),
         deciles=_deciles(claims),
     )
@@ -183,6 +210,8 @@ def outcomes(rates: Sequence[Rate], mean: Array, deviation: Array) -> pd.DataFra
             "task": [rate.situation.task_class for rate in rates],
             "temperature": [_temperature(rate.situation) for rate in rates],
             "context": [_context(rate.situation) for rate in rates],
+            "is_windowed": [_is_windowed(rate.situation) for rate in rates],
+            "checkpoint": [rate.situation.checkpoint for rate in rates],
         }
     )
 
@@ -195,6 +224,12 @@ def tokens_per_step(logit: Array, gamma: Array) -> Array:
 
 def _temperature(at: Situation) -> str:
     return "unknown" if at.temperature is None else f"{at.temperature:g}"
+
+
+def _is_windowed(at: Situation) -> bool:
+    """Whether the draft saw a window of a longer text, by an option or as it was trained."""
+    is_cut = at.window is not None and at.context is not None and at.context > at.window
+    return at.has_trained_window or is_cut
 
 
 def _context(at: Situation) -> str:
@@ -225,6 +260,17 @@ def _by_group(table: pd.DataFrame) -> list[Summary]:
     rest = table[~table["is_chain"]]
     if len(rest) >= LEAST_ROWS:
         found.append(_summary(rest, "all", "trees, unknown gammas, accepted shares"))
+    return found
+
+
+def _of_windows(table: pd.DataFrame) -> list[Summary]:
+    """Lines of heads that saw a window: all of them, chains and trees, and each checkpoint."""
+    windowed = table[table["is_windowed"]]
+    if windowed.empty:
+        return []
+    found = [_summary(windowed, "window", "all checkpoints")]
+    for name, rows in windowed.groupby("checkpoint"):
+        found.append(_summary(rows, "window", str(name)))
     return found
 
 

@@ -155,7 +155,7 @@ def test_rows_of_a_file_are_predicted_without_themselves(tmp_path) -> None:
     assert found.overall.median_error > 0.001
     with pytest.raises(ConfigError, match="group to leave out"):
         validate_beliefs([path], leave_out="models")
-    assert set(GROUPS) == {"model", "source", "checkpoint", "checkpoint-task"}
+    assert set(GROUPS) == {"model", "source", "checkpoint", "checkpoint-task", "long-context"}
 
 
 def test_definitions_are_made_one(tmp_path) -> None:

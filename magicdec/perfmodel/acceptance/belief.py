@@ -174,8 +174,9 @@ def _octaves_beyond(length: float, start: float) -> float:
 
 
 def _beyond(at: Situation) -> float:
-    """Octaves by which what a head sees exceeds what it was trained on."""
-    if at.group not in ("eagle3", "head", "block"):
+    """Octaves by which what a head sees exceeds what it was trained on. A head that was trained
+    with a window never sees more."""
+    if at.group not in ("eagle3", "head", "block") or at.has_trained_window:
         return 0.0
     return _octaves_beyond(_seen_len(at), at.trained_len or TRAINED_LEN)
 
@@ -392,13 +393,17 @@ def noisy_covariance(evidence: Evidence, scales: Scales) -> Array:
     return whole
 
 
-def left_out(evidence: Evidence, groups: Sequence[str], scales: Scales) -> tuple[Array, Array]:
-    """Each group's rows given the others': mean and standard deviation of their logits."""
+def left_out(
+    evidence: Evidence, groups: Sequence[str], scales: Scales, *, kept: str = ""
+) -> tuple[Array, Array]:
+    """Each group's rows given the others': mean and standard deviation of their logits. Rows of the
+    group `kept` are given to all others, and have 0 of both.
+    """
     whole = noisy_covariance(evidence, scales)
     names = np.array(groups)
     mean = np.zeros(len(names))
     deviation = np.zeros(len(names))
-    for name in np.unique(names):
+    for name in np.unique(names[names != kept]):
         rows = names == name
         mean[rows], deviation[rows] = given(evidence, groups, str(name), scales, whole)
     return mean, deviation
