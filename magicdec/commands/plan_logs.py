@@ -9,7 +9,7 @@ from magicdec.commands.options import require
 from magicdec.errors import ConfigError
 from magicdec.files import write_atomic
 from magicdec.progress import shown_progress
-from magicdec.specs.speculation import HEAD_METHODS, LOOKUP_METHODS
+from magicdec.specs.speculation import LOOKUP_METHODS
 
 if TYPE_CHECKING:
     from magicdec.logs.load import LogLoad
@@ -40,13 +40,11 @@ def options_from_logs(
     files = files_of(logs)
     folder = Path(f"{dataset_of(files[:1])}.magicdec")
     room = cache_room(given)
-    drops_last = given.get("draft") in HEAD_METHODS
     with shown_progress(False) as show:
         load = read_load(
             files,
             tokenizer=tokenizer,
             room_tokens=room,
-            drops_last_unit=drops_last,
             progress=show,
         )
         profiles = _replayed(files, tokenizer, given, dataset_of(files))
@@ -64,6 +62,8 @@ def options_from_logs(
             print(f"wrote {path}")
     else:
         answered["workload"] = load.workload
+        if load.hit_share:
+            answered["cached"] = f"{load.hit_share:.1%}"
     return answered
 
 

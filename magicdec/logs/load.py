@@ -144,13 +144,12 @@ def read_load(
     tokenizer: Path | None = None,
     block_tokens: int = 16,
     room_tokens: int | None = None,
-    drops_last_unit: bool = False,
     progress: Progress = lambda _: None,
 ) -> LogLoad:
     """Read the load of logged requests.
 
-    `block_tokens` and `room_tokens` are the engine's prefix cache; `drops_last_unit`: a draft reads
-    hidden states, so that a hit has a block fewer.
+    `block_tokens` and `room_tokens` are the engine's prefix cache. What a draft loses of each hit is
+    left to the plan, which knows the draft.
 
     Raises:
         ConfigError: a file cannot be read, or none has a request with a prompt and an output.
@@ -158,10 +157,7 @@ def read_load(
     shards = shards_of(files_of(patterns))
     account = Account()
     cache = PrefixCache(block_tokens=block_tokens, room_tokens=room_tokens)
-    rows = [
-        _entry(request, cache, drops_last_unit=drops_last_unit)
-        for request in _requests(shards, account, tokenizer, progress)
-    ]
+    rows = [_entry(request, cache) for request in _requests(shards, account, tokenizer, progress)]
     if not rows:
         raise ConfigError(nothing_read(account, [shard.path for shard in shards]))
     times = np.array([np.nan if row.arrival_s is None else row.arrival_s for row in rows])
@@ -196,7 +192,7 @@ def _requests(
                 yield request
 
 
-def _entry(request: LoggedRequest, cache: PrefixCache, *, drops_last_unit: bool) -> _Entry:
+def _entry(request: LoggedRequest, cache: PrefixCache) -> _Entry:
     """A request's lengths, and its hit in the cache, which then holds it too."""
     prompt = request.text[: request.prompt_len]
     shared = cache.shared_tokens(prompt)
@@ -207,7 +203,7 @@ def _entry(request: LoggedRequest, cache: PrefixCache, *, drops_last_unit: bool)
             shared,
             len(prompt),
             unit_tokens=cache.block_tokens,
-            drops_last_unit=drops_last_unit,
+            drops_last_unit=False,
         )
     else:
         cached = min(counted, request.logged_prompt_len)

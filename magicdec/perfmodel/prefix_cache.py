@@ -18,7 +18,8 @@ from tp and from gamma:
 
 all of one rank. Assumed: recurrent states in 32 bits and one kind of attention layer. Ignored:
 models with caches of several block sizes (their unit is the least common multiple), evicted blocks,
-and options that keep the last unit (`disable_eagle_block_drop`).
+and options that keep the last unit (`disable_eagle_block_drop` of vLLM's speculative
+configuration, pull request 53388).
 
 Sources: vLLM issues 53670 and 54360 (units of 1,648 and 2,144 tokens as their logs print them).
 """
@@ -30,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from magicdec.counts import Array
 from magicdec.perfmodel.forward import share
 from magicdec.perfmodel.kernels.op import FP32_BYTES
 from magicdec.perfmodel.setup import Cached, ModelSetup
@@ -75,6 +77,14 @@ def hits_of(setup: ModelSetup, cached: Cached, *, tp_size: Any, gamma: Any) -> C
     units = np.vectorize(unit, otypes=[float])(tp_size, gamma)
     dropped = np.where(np.asarray(gamma) > 0, float(drops), 0.0)
     return cached._replace(unit_tokens=units, dropped_units=dropped)
+
+
+def found_tokens(
+    setup: ModelSetup, matched: Any, prompt_len: Any, *, tp_size: int, gamma: int
+) -> Array:
+    """Tokens that an engine finds of prompts whose first `matched` tokens are cached."""
+    whole = hits_of(setup, Cached(share=1.0), tp_size=tp_size, gamma=gamma)
+    return whole._replace(tokens=matched, share=0.0).of(prompt_len)
 
 
 def hit_tokens(

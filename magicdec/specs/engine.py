@@ -283,6 +283,8 @@ class EngineProfile(
     """
     drops_last_unit: tuple[str, ...] = ()
     """Methods with which the last unit of each prefix hit is computed anew."""
+    keep_last_unit: str = ""
+    """The setting with which it is not, in words."""
     prefill_tokens: int = 8192
     """Tokens of one prefill pass."""
     mixes_prefill: bool = True

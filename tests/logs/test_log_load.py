@@ -64,8 +64,6 @@ def test_arrivals_and_cached_prefixes_become_requests_that_a_plan_reads(tmp_path
     assert load.arrival_s is not None
     assert load.arrival_s.tolist() == [0.0, 1.5, 3.0]
     assert load.cached_len.tolist() == [0, 32, 32]
-    headed = read_load([tmp_path / "log.jsonl"], drops_last_unit=True)
-    assert headed.cached_len.tolist() == [0, 16, 16]
     (tmp_path / "requests.csv").write_text(load.requests_csv())
     requests = read_requests(tmp_path / "requests.csv")
     assert requests.arrival_s.tolist() == [0.0, 1.5, 3.0]

@@ -29,6 +29,7 @@ from magicdec.perfmodel.intervals import step_errors
 from magicdec.perfmodel.plan.choice import ArrivalsObjective, arrivals_objective
 from magicdec.perfmodel.plan.layouts import POLICIES, ServedLayout, served_layouts
 from magicdec.perfmodel.plan.load import MAX_SCHEDULED, WINDOWS, Load
+from magicdec.perfmodel.plan.notes import LEAST_LOSS, hits_lost, keeping_last_unit
 from magicdec.perfmodel.plan.request import PlanRequest
 from magicdec.perfmodel.plan.trials import Trial
 from magicdec.perfmodel.setup import Points
@@ -127,7 +128,7 @@ def plan_traffic(request: PlanRequest, model: ModelSpec, progress: Progress) -> 
         speculative=points.get(True),
         curves=curves,
         timeline=_timeline(outcome),
-        notes=[*_where_it_pays(curves), *_notes(best, chosen)],
+        notes=[*_where_it_pays(curves), *_on_hits(best), *_notes(best, chosen)],
     )
     return Settled(traffic=traffic, layout=best.layout)
 
@@ -446,6 +447,28 @@ def _paying(gains: list[tuple[float, float]]) -> str:
     if paid < len(gains):
         text += f", and it stops paying below {gains[paid][0]:.3g}"
     return text
+
+
+def _on_hits(best: Kept) -> list[str]:
+    """The prefix hits that the draft loses, where that makes the median request slower by more than
+    LEAST_LOSS: the same load is simulated with a draft that loses none.
+    """
+    layout = best.layout
+    row = layout.row
+    drops = layout.case.engine.drops_last_unit
+    losing = best.trial.at(best.trial.load.rate, best.replicas)
+    if layout.option is None or row.draft_method not in drops or losing.is_overloaded:
+        return []
+    keeping_layout = dataclasses.replace(layout, case=keeping_last_unit(layout.case))
+    trial = Trial(load=best.trial.load, layout=keeping_layout)
+    keeping = trial.at(best.trial.load.rate, best.replicas)
+    if np.array_equal(losing.requests.cached_len, keeping.requests.cached_len):
+        return []
+    loss = 1.0 - float(np.median(keeping.e2e_s) / np.median(losing.e2e_s))
+    if loss <= LEAST_LOSS:
+        return []
+    cost = f"{loss:.0%} of the median request's time"
+    return [hits_lost(layout.case, row, cost, best.trial.server.hit_unit)]
 
 
 def _notes(best: Kept, chosen: TrafficLoad) -> list[str]:

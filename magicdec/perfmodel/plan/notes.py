@@ -5,17 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import msgspec
+import numpy as np
+
 from magicdec.errors import either
 from magicdec.naming import draft_name
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.forward import EXPERT_IMBALANCE
 from magicdec.perfmodel.intervals import is_engine_fitted_on, is_one_head_of_many, untimed
 from magicdec.perfmodel.plan.request import Case, DraftOption
+from magicdec.perfmodel.plan.rows import Users
 from magicdec.perfmodel.plan.search import formats_that_fit
+from magicdec.perfmodel.setup import Points
+from magicdec.perfmodel.speedup import predict
 from magicdec.plan_document import CaseAnswer
 from magicdec.plan_rows import Candidate
 from magicdec.specs.speculation import draft_kind
 from magicdec.units import GIGA
+
+LEAST_LOSS = 0.03
+"""Share of the speed that lost prefix hits cost before a plan says so."""
 
 
 def notes(
@@ -26,7 +35,7 @@ def notes(
     """
     best = answer.best
     key = [*_on_batch(case, best), *_on_spread(case, answer), *_on_kernels(cases)]
-    key += [*_on_devices(case, best), *_on_engine(case, best)]
+    key += [*_on_devices(case, best), *_on_engine(case, best), *_on_hits(case, best)]
     of_drafts, others = _on_drafts(case, best, drafted)
     rest = [*_on_engine_fit(cases), *_on_measured(case, best), *_on_table(case, answer)]
     return [*key, *of_drafts], [*rest, *others]
@@ -153,6 +162,56 @@ def _on_engine(case: Case, best: Candidate) -> Iterator[str]:
         about := engine.draft_notes.get(draft_kind(best.draft, best.draft_method))
     ):
         yield f"{best.draft}/{best.draft_method} {about}"
+
+
+def _on_hits(case: Case, best: Candidate) -> Iterator[str]:
+    """The prefix hits that the best row's draft loses, where that costs more than LEAST_LOSS."""
+    engine = case.engine
+    if not best.is_speculative or best.draft_method not in engine.drops_last_unit:
+        return
+    (option,) = [
+        each
+        for each in case.options
+        if (each.draft, each.method) == (best.draft, best.draft_method)
+    ]
+    points = Points(
+        batch=float(best.batch_size),
+        context=case.lengths.prompt_len,
+        tp=best.tp_size,
+        budget=best.draft_budget or 0,
+        gamma=best.gamma,
+        gen_len=case.lengths.growth,
+        cached=case.request.cached,
+    )
+    losing = predict(case.setup(option), option.acceptance, points)
+    keeping_case = keeping_last_unit(case)
+    keeping = predict(keeping_case.setup(option), option.acceptance, points)
+    slow = Users.of(case, losing)
+    fast = Users.of(keeping_case, keeping)
+    loss = 1.0 - float(np.ravel(slow.rate_per_gpu / fast.rate_per_gpu)[0])
+    what = "of the tokens per second"
+    if slow.whole is None:
+        loss = 1.0 - float(np.ravel(fast.first_s / slow.first_s)[0])
+        what = "of the time to the first token"
+    if loss > LEAST_LOSS:
+        yield hits_lost(case, best, f"{loss:.0%} {what}", int(losing.hits.unit_tokens))
+
+
+def keeping_last_unit(case: Case) -> Case:
+    """The case on an engine whose drafts keep the last unit of each prefix hit."""
+    return replace(case, engine=msgspec.structs.replace(case.engine, drops_last_unit=()))
+
+
+def hits_lost(case: Case, best: Candidate, cost: str, unit_tokens: int) -> str:
+    """What a draft's lost prefix hits cost, and the setting that keeps them."""
+    name = draft_name(best.draft, best.draft_method)
+    note = (
+        f"with {name} {case.engine.name} computes the last {unit_tokens:,} matched tokens of each "
+        f"prefix hit anew, which costs {cost}"
+    )
+    if case.engine.keep_last_unit:
+        note += f"; {case.engine.keep_last_unit} keeps them, and may lower the acceptance"
+    return note
 
 
 def _on_table(case: Case, answer: CaseAnswer) -> Iterator[str]:

@@ -19,7 +19,8 @@ import numpy as np
 from magicdec.counts import Array
 from magicdec.errors import CapacityError
 from magicdec.perfmodel.acceptance import AcceptanceProfile
-from magicdec.perfmodel.setup import Setup
+from magicdec.perfmodel.prefix_cache import found_tokens, hits_of
+from magicdec.perfmodel.setup import Cached, Setup
 from magicdec.perfmodel.traffic.costs import Costs, Drafts, num_blocks, tabulate
 from magicdec.perfmodel.traffic.replica import Limits, Replica, Work
 from magicdec.perfmodel.traffic.requests import Requests
@@ -112,6 +113,33 @@ class Server:
         return cls(
             setup=setup, tp_size=tp_size, costs=costs, limits=limits, policy=policy, drafts=drafts
         )
+
+    @property
+    def deepest_gamma(self) -> int:
+        """The gamma that the engine is set up for."""
+        if self.policy is None:
+            return 0
+        return max(max(row) for row in self.policy.gammas)
+
+    @property
+    def hit_unit(self) -> int:
+        """Tokens of which a prefix hit is a whole number."""
+        hits = hits_of(
+            self.setup, Cached(share=1.0), tp_size=self.tp_size, gamma=self.deepest_gamma
+        )
+        return int(hits.unit_tokens)
+
+    def finding(self, requests: Requests) -> Requests:
+        """Requests with what this configuration finds of their cached tokens: whole units, less
+        those that the draft loses."""
+        found = found_tokens(
+            self.setup,
+            requests.cached_len,
+            requests.prompt_len,
+            tp_size=self.tp_size,
+            gamma=self.deepest_gamma,
+        )
+        return replace(requests, cached_len=found.astype(np.int64))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,10 +243,12 @@ def simulate(
     of_replicas: int | None = None,
     work: Work | None = None,
 ) -> Outcome:
-    """The requests on so many replicas, which may stand for `of_replicas`.
+    """The requests on so many replicas, which may stand for `of_replicas`. What is cached of each
+    prompt counts as far as the server finds it.
 
     Raises CapacityError for more passes than `work` allows.
     """
+    requests = server.finding(requests)
     simulated = [
         Replica(
             requests,
@@ -251,7 +281,7 @@ def simulate_closed(
 
     Raises CapacityError for more passes than `work` allows.
     """
-    requests = replace(requests, arrival_s=requests.arrival_s.copy())
+    requests = replace(server.finding(requests), arrival_s=requests.arrival_s.copy())
     replica = Replica(
         requests,
         server.costs,
