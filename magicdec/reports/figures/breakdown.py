@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from magicdec.comparison import is_paired
-from magicdec.plan_document import Ceilings, Operation
+from magicdec.plan_document import Ceilings, Operation, Plan
 from magicdec.records import Record
 from magicdec.reports.data import ReportData, fastest
 from magicdec.reports.figures.chart import (
@@ -47,19 +47,27 @@ class Part(NamedTuple):
 
 PHASES = {
     name: Part(name, colour)
-    for name, colour in (("autoregressive", GREY), ("draft", BLUE), ("verify", RED), ("accept", GREEN),
-                         ("upkeep", PURPLE), ("other", OCHRE))
-}  # fmt: skip
+    for name, colour in (
+        ("autoregressive", GREY),
+        ("draft", BLUE),
+        ("verify", RED),
+        ("accept", GREEN),
+        ("upkeep", PURPLE),
+        ("other", OCHRE),
+    )
+}
 LIMITS = {
     "weights": Part("weights", BLUE, "reading weights"), "kv": Part("KV", RED, "reading KV"),
     "compute": Part("compute", GREEN, "computing"), "link": Part("link", PURPLE, "the link"),
     "overhead": Part("overhead", GREY, "overhead"),
 }  # fmt: skip
 MEMORY = {
-    "weights_bytes": Part("weights", BLUE), "kv_bytes": Part("KV cache", RED),
-    "draft_weights_bytes": Part("draft weights", PURPLE), "draft_kv_bytes": Part("draft KV cache", OCHRE),
+    "weights_bytes": Part("weights", BLUE),
+    "kv_bytes": Part("KV cache", RED),
+    "draft_weights_bytes": Part("draft weights", PURPLE),
+    "draft_kv_bytes": Part("draft KV cache", OCHRE),
     "workspace_bytes": Part("workspace", GREEN),
-}  # fmt: skip
+}
 
 
 class Bar(NamedTuple):
@@ -78,39 +86,68 @@ def _stacked(
     written: Callable[[float], str] = format_seconds,
 ) -> None:
     """Stacked horizontal bars with the total at the end of each, and their key."""
-    from matplotlib.patches import Patch
-
     (axes,) = chart.axes
     longest = max(sum(bar.parts.values()) for bar in bars)
-    for i, (label, parts, total) in enumerate(bars):
-        left = 0.0
-        line = label.replace("\n", ", ")
-        for name in [n for n in kinds if n in parts]:
-            value = parts[name]
-            kind = kinds[name]
-            text = written(parts[name])
-            (drawn,) = axes.barh(
-                i, value / unit, left=left / unit, height=0.62, color=kind.colour, lw=0
-            )
-            chart.tip(drawn, f"{line}: {kind.title} {text}")
-            if value > 0.15 * longest:
-                axes.text(
-                    (left + value / 2) / unit, i, text, ha="center", va="center", color=ON_COLOUR
-                )
-            chart.rows.append((line, kind.title, value))
-            left += value
-        end = written(left if total is None else total)
-        axes.text((left + 0.015 * longest) / unit, i, end, va="center", fontweight="bold")
+    for place, bar in enumerate(bars):
+        end = _draw_parts(chart, place, bar, kinds, unit, written, longest)
+        total = bar.total
+        if total is None:
+            total = end
+        right = (end + 0.015 * longest) / unit
+        axes.text(right, place, written(total), va="center", fontweight="bold")
     axes.set_yticks(range(len(bars)), labels=[bar.label for bar in bars])
     axes.set_ylim(len(bars) - 0.5, -0.5)
     axes.set_xlim(0, 1.17 * longest / unit)
     axes.grid(visible=False, axis="y")
-    shown = [part for name, part in kinds.items() if any(name in bar.parts for bar in bars)]
-    if len(shown) < MAX_KEYS_IN_A_ROW:
-        columns = len(shown)
-    else:
-        columns = -(-len(shown) // 2)
-    handles = [Patch(color=part.colour, label=part.title) for part in shown]
+    _draw_key(axes, _parts_in(bars, kinds))
+
+
+def _draw_parts(
+    chart: Chart,
+    place: int,
+    bar: Bar,
+    kinds: Mapping[str, Part],
+    unit: float,
+    written: Callable[[float], str],
+    longest: float,
+) -> float:
+    """Draws one bar's parts side by side and returns where the last one ends."""
+    (axes,) = chart.axes
+    line = bar.label.replace("\n", ", ")
+    left = 0.0
+    for name, kind in kinds.items():
+        if name not in bar.parts:
+            continue
+        value = bar.parts[name]
+        text = written(value)
+        (patch,) = axes.barh(
+            place, value / unit, left=left / unit, height=0.62, color=kind.colour, lw=0
+        )
+        chart.tip(patch, f"{line}: {kind.title} {text}")
+        if value > 0.15 * longest:
+            middle = (left + value / 2) / unit
+            axes.text(middle, place, text, ha="center", va="center", color=ON_COLOUR)
+        chart.rows.append((line, kind.title, value))
+        left += value
+    return left
+
+
+def _parts_in(bars: Sequence[Bar], kinds: Mapping[str, Part]) -> list[Part]:
+    """The parts that at least one bar has."""
+    parts = []
+    for name, part in kinds.items():
+        if any(name in bar.parts for bar in bars):
+            parts.append(part)
+    return parts
+
+
+def _draw_key(axes: Axes, parts: Sequence[Part]) -> None:
+    from matplotlib.patches import Patch
+
+    columns = len(parts)
+    if columns >= MAX_KEYS_IN_A_ROW:
+        columns = -(-len(parts) // 2)
+    handles = [Patch(color=part.colour, label=part.title) for part in parts]
     axes.legend(
         handles=handles,
         loc="lower left",
@@ -131,7 +168,7 @@ _STACK_COLUMNS = (
 
 
 # Phases
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def step_phases(data: ReportData) -> Chart | None:
@@ -141,107 +178,145 @@ def step_phases(data: ReportData) -> Chart | None:
     reference = _with_phases(data)
     if reference is None:
         return None
-    bars: list[Bar] = []
-    for word, rows in (("measured", data.measured), ("predicted", data.predicted)):
-        row = next((r for r in rows if is_paired(r, reference)), None)
-        alone, parts = (None, None) if row is None else (row.autoregressive_step_s, _phases(row))
-        if row is not None and alone is not None and parts is not None:
-            per_token = (row.step_s or 0.0) / (row.expected_tokens_per_step or 1.0)
-            bars.append(Bar(f"autoregressive\n{word}", {"autoregressive": alone}, alone))
-            bars.append(Bar(f"speculative\n{word}", parts, per_token))
+    measured = _phase_bars("measured", data.measured, reference)
+    bars = [*measured, *_phase_bars("predicted", data.predicted, reference)]
     if not bars:
         return None
     chart = Chart("phases", height=1.15 + 0.5 * len(bars))
     _stacked(chart, bars, PHASES)
     chart.axes[0].set(xlabel="time per token and sequence (ms)")
-    (_, _, before), (_, parts, after) = bars[:2]
-    share = parts.get("verify", 0.0) / sum(parts.values())
+    autoregressive, speculative = bars[:2]
+    before = format_seconds(autoregressive.total or 0.0)
+    after = format_seconds(speculative.total or 0.0)
+    share = speculative.parts.get("verify", 0.0) / sum(speculative.parts.values())
     emitted = f"{reference.expected_tokens_per_step or 1.0:.2f} tokens"
+    caption = (
+        f"A speculative step drafts {reference.gamma} tokens, verifies them in one pass and emits "
+        f"{emitted}; its time is divided by these. Batch {reference.batch_size}, context "
+        f"{reference.context_len}."
+    )
+    if measured:
+        caption += FENCES
     return chart.told(
-        title=f"A token takes {format_seconds(after or 0.0)} instead of {format_seconds(before or 0.0)}; "
-        f"verification is {percent(share)} of it",
-        caption=f"A speculative step drafts {reference.gamma} tokens, verifies them in one pass and emits {emitted}; "
-        f"its time is divided by these. Batch {reference.batch_size}, context {reference.context_len}."
-        + (FENCES if any("measured" in bar.label for bar in bars) else ""),
+        title=f"A token takes {after} instead of {before}; verification is {percent(share)} of it",
+        caption=caption,
         table="Time per token by phase",
         columns=_STACK_COLUMNS,
     )
 
 
+def _phase_bars(word: str, rows: Sequence[Record], reference: Record) -> list[Bar]:
+    """The bars without and with a draft of the row that is of the reference's configuration."""
+    for row in rows:
+        if is_paired(row, reference):
+            return _bars_of(word, row)
+    return []
+
+
+def _bars_of(word: str, row: Record) -> list[Bar]:
+    alone = row.autoregressive_step_s
+    parts = _phases(row)
+    if alone is None or parts is None:
+        return []
+    per_token = (row.step_s or 0.0) / (row.expected_tokens_per_step or 1.0)
+    return [
+        Bar(f"autoregressive\n{word}", {"autoregressive": alone}, alone),
+        Bar(f"speculative\n{word}", parts, per_token),
+    ]
+
+
 def _with_phases(data: ReportData) -> Record | None:
-    """The reference's row, or else the fastest measured one, for which the phases are known."""
+    """The reference's row if its phases are known, else the fastest row whose phases are."""
     reference = data.reference
-    rows = [r for r in data.rows if r.is_speculative and _phases(r) is not None]
-    return next(
-        (r for r in rows if reference is not None and is_paired(r, reference)), fastest(rows)
-    )
+    rows = [row for row in data.rows if row.is_speculative and _phases(row) is not None]
+    if reference is not None:
+        for row in rows:
+            if is_paired(row, reference):
+                return row
+    return fastest(rows)
 
 
 def _phases(row: Record) -> dict[str, float] | None:
-    """Seconds per emitted token by phase; what the phases leave of the step is "other"."""
-    tokens, step = row.expected_tokens_per_step, row.step_s
-    if not tokens or step is None or row.draft_step_s is None or row.verify_step_s is None:
+    """Seconds per emitted token by phase; "other" is the rest of the step."""
+    tokens = row.expected_tokens_per_step
+    if not tokens or row.step_s is None:
+        return None
+    if row.draft_step_s is None or row.verify_step_s is None:
         return None
     parts = {
         "draft": row.gamma * row.draft_step_s,
         "verify": row.verify_step_s,
         "accept": row.accept_step_s or 0.0,
+        "upkeep": (row.breakdown_s or {}).get("upkeep", 0.0),
     }
-    parts["upkeep"] = (row.breakdown_s or {}).get("upkeep", 0.0)
-    parts["other"] = max(step - sum(parts.values()), 0.0)
+    parts["other"] = max(row.step_s - sum(parts.values()), 0.0)
     return {name: value / tokens for name, value in parts.items() if value > 0}
 
 
 # What binds
-# ----------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def time_by_limit(data: ReportData) -> Chart | None:
     """Predicted time per emitted token by what binds it: weights, KV, compute, link or overhead."""
-    if data.plan is None or not data.plan.breakdown.get("autoregressive"):
+    plan = data.plan
+    if plan is None or not plan.breakdown.get("autoregressive"):
         return None
-    breakdown, best = data.plan.breakdown, data.plan.best
-    bars = [Bar("autoregressive", by_limit(breakdown["autoregressive"]))]
-    gamma = best.gamma
-    tokens = best.drafting.tokens_per_step
-    if gamma and breakdown.get("verify"):
-        speculative: dict[str, float] = {}
-        for part, times in (("draft", gamma), ("verify", 1), ("accept", 1), ("upkeep", 1)):
-            for limit, seconds in by_limit(breakdown.get(part, [])).items():
-                speculative[limit] = speculative.get(limit, 0.0) + times * seconds / tokens
-        rest = best.step_s / tokens - sum(speculative.values())
-        if rest > 0:
-            speculative["overhead"] = speculative.get("overhead", 0.0) + rest
-        bars.append(Bar(f"speculative,\nγ = {gamma}", speculative))
+    bars = [Bar("autoregressive", by_limit(plan.breakdown["autoregressive"]))]
+    gamma = plan.best.gamma
+    if gamma and plan.breakdown.get("verify"):
+        bars.append(Bar(f"speculative,\nγ = {gamma}", _speculative_limits(plan)))
     chart = Chart("limits", height=1.25 + 0.55 * len(bars))
     _stacked(chart, bars, LIMITS)
     chart.axes[0].set(xlabel="predicted time per token and sequence (ms)")
-    first, last = bars[0].parts, bars[-1].parts
-    largest = max(first, key=lambda name: first[name])
-    share = percent(first[largest] / sum(first.values()))
-    title = f"{share} of an autoregressive step goes into {LIMITS[largest].text}"
-    if len(bars) > 1 and largest in last:
-        title += f"; speculation makes it {first[largest] / last[largest]:.1f}× less per token"
     return chart.told(
-        title=title,
-        caption="Every operation counts towards what binds it. The speculative step is divided by the tokens it emits; "
+        title=_limits_title(bars),
+        caption="Every operation counts towards what binds it. The speculative step is divided by "
+        "the tokens it emits; "
         "accepting and the step's fixed cost count as overhead.",
         table="Predicted time per token by what binds",
         columns=_STACK_COLUMNS,
     )
 
 
+def _speculative_limits(plan: Plan) -> dict[str, float]:
+    """Seconds per emitted token of a speculative step, by limit."""
+    best = plan.best
+    tokens = best.drafting.tokens_per_step
+    totals: dict[str, float] = {}
+    for part, times in (("draft", best.gamma), ("verify", 1), ("accept", 1), ("upkeep", 1)):
+        for limit, seconds in by_limit(plan.breakdown.get(part, [])).items():
+            totals[limit] = totals.get(limit, 0.0) + times * seconds / tokens
+    rest = best.step_s / tokens - sum(totals.values())
+    if rest > 0:
+        totals["overhead"] = totals.get("overhead", 0.0) + rest
+    return totals
+
+
+def _limits_title(bars: Sequence[Bar]) -> str:
+    first = bars[0].parts
+    last = bars[-1].parts
+    largest = max(first, key=lambda name: first[name])
+    share = percent(first[largest] / sum(first.values()))
+    title = f"{share} of an autoregressive step goes into {LIMITS[largest].text}"
+    if len(bars) > 1 and largest in last:
+        title += f"; speculation makes it {first[largest] / last[largest]:.1f}× less per token"
+    return title
+
+
 def by_limit(ops: Sequence[Operation]) -> dict[str, float]:
     """Seconds by `bound_by`; an unknown limit counts as overhead."""
     totals: dict[str, float] = {}
     for op in ops:
-        limit = op.bound_by if op.bound_by in LIMITS else "overhead"
+        limit = op.bound_by
+        if limit not in LIMITS:
+            limit = "overhead"
         totals[limit] = totals.get(limit, 0.0) + op.time_s
     return {name: value for name, value in totals.items() if value > 0}
 
 
 # Roofline
-# ------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 _PASSES = {
     "autoregressive": (GREY, MARKERS[0]),
@@ -252,45 +327,28 @@ _PASSES = {
 
 def roofline(data: ReportData) -> Chart | None:
     """Each operation by FLOPs per byte and by the rate it reaches, under the device's ceilings."""
+    plan = data.plan
+    if plan is None:
+        return None
     chart = Chart("roofline", height=3.7)
     (axes,) = chart.axes
-    intensities = []
-    attention = []
-    for part, (colour, marker) in _PASSES.items():
-        for op in data.plan.breakdown.get(part, ()) if data.plan is not None else ():
-            if op.flops <= 0 or op.bytes <= 0 or op.time_s <= 0 or op.bound_by == "link":
-                continue
-            ceiling = None
-            if op.ceiling_s > 0:
-                ceiling = op.flops / op.ceiling_s
-            intensity = op.flops / op.bytes
-            rate = op.flops / op.time_s
-            if ceiling is not None:
-                axes.plot(
-                    [intensity] * 2, [rate / GIGA, ceiling / GIGA], color=colour, lw=0.8, alpha=0.6
-                )
-                axes.plot(intensity, ceiling / GIGA, "_", color=colour, ms=7)
-            tip = f"{op.op}, {part}: {intensity:.3g} FLOP/byte, {format_rate(rate, 'FLOP')}"
-            chart.mark(axes, (intensity, rate / GIGA), marker, tip, color=colour, mew=0.5)
-            chart.rows.append((part, op.op, intensity, rate, ceiling))
-            intensities.append(intensity)
-            attention += [intensity] if "attention" in op.op and part == "verify" else []
-        if any(row[0] == part for row in chart.rows):
-            axes.plot([], [], marker, color=colour, ls="none", label=part)
-    if data.plan is None or not intensities:
+    marks = _rooflined_operations(plan)
+    for mark in marks:
+        _draw_operation(chart, mark)
+    if not marks:
         return None
     axes.set(xscale="log", yscale="log", xlabel="FLOP per byte", ylabel="GFLOP/s")
-    caption = "Each mark is one operation of a pass as predicted, the tick on its stem what the datasheet allows."
-    if data.plan.ceilings is not None:
-        _draw_roofs(axes, data.plan.ceilings, intensities)
+    caption = (
+        "Each mark is one operation of a pass as predicted, the tick on its stem what the "
+        "datasheet allows."
+    )
+    if plan.ceilings is not None:
+        _draw_roofs(axes, plan.ceilings, [mark.intensity for mark in marks])
         caption += " Solid line: the device's nominal ceiling; dashed: as fitted to linear layers."
     _whole_decades(axes)
     axes.legend(loc="lower right")
-    title = "How near each operation comes to the device's ceilings"
-    if attention:
-        title = f"Verification's attention does {max(attention):.2g} FLOP per byte of what it reads"
     return chart.told(
-        title=title,
+        title=_roofline_title(marks),
         caption=caption,
         table="Operations on the roofline",
         columns=[
@@ -303,6 +361,76 @@ def roofline(data: ReportData) -> Chart | None:
     )
 
 
+class Mark(NamedTuple):
+    """An operation of a pass on the roofline."""
+
+    part: str
+    op: Operation
+    is_last: bool
+    """Whether no operation of its pass follows."""
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs per byte."""
+        return self.op.flops / self.op.bytes
+
+    @property
+    def rate(self) -> float:
+        """FLOPs per second that it reaches."""
+        return self.op.flops / self.op.time_s
+
+    @property
+    def ceiling(self) -> float | None:
+        """FLOPs per second that the datasheet allows."""
+        if self.op.ceiling_s <= 0:
+            return None
+        return self.op.flops / self.op.ceiling_s
+
+
+def _rooflined_operations(plan: Plan) -> list[Mark]:
+    """The operations of all passes that compute and read memory."""
+    marks = []
+    for part in _PASSES:
+        operations = [op for op in plan.breakdown.get(part, ()) if _has_intensity(op)]
+        for op in operations:
+            marks.append(Mark(part, op, is_last=op is operations[-1]))
+    return marks
+
+
+def _has_intensity(op: Operation) -> bool:
+    if op.bound_by == "link":
+        return False
+    return op.flops > 0 and op.bytes > 0 and op.time_s > 0
+
+
+def _draw_operation(chart: Chart, mark: Mark) -> None:
+    (axes,) = chart.axes
+    colour, marker = _PASSES[mark.part]
+    intensity = mark.intensity
+    rate = mark.rate
+    ceiling = mark.ceiling
+    if ceiling is not None:
+        stem = [rate / GIGA, ceiling / GIGA]
+        axes.plot([intensity] * 2, stem, color=colour, lw=0.8, alpha=0.6)
+        axes.plot(intensity, ceiling / GIGA, "_", color=colour, ms=7)
+    name = mark.op.op
+    tip = f"{name}, {mark.part}: {intensity:.3g} FLOP/byte, {format_rate(rate, 'FLOP')}"
+    chart.mark(axes, (intensity, rate / GIGA), marker, tip, color=colour, mew=0.5)
+    chart.rows.append((mark.part, name, intensity, rate, ceiling))
+    if mark.is_last:
+        axes.plot([], [], marker, color=colour, ls="none", label=mark.part)
+
+
+def _roofline_title(marks: Sequence[Mark]) -> str:
+    attention = []
+    for mark in marks:
+        if mark.part == "verify" and "attention" in mark.op.op:
+            attention.append(mark.intensity)
+    if not attention:
+        return "How near each operation comes to the device's ceilings"
+    return f"Verification's attention does {max(attention):.2g} FLOP per byte of what it reads"
+
+
 def _whole_decades(axes: Axes) -> None:
     """Labels only powers of ten on logarithmic axes, and at least two of them."""
     from matplotlib.ticker import NullFormatter
@@ -311,47 +439,55 @@ def _whole_decades(axes: Axes) -> None:
         (axes.xaxis, axes.get_xlim(), axes.set_xlim),
         (axes.yaxis, axes.get_ylim(), axes.set_ylim),
     ):
-        if math.floor(math.log10(high)) - math.ceil(math.log10(low)) < 1:
-            set_limits(10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high)))
+        first = math.log10(low)
+        last = math.log10(high)
+        if math.floor(last) - math.ceil(first) < 1:
+            set_limits(10 ** math.floor(first), 10 ** math.ceil(last))
         axis.set_minor_formatter(NullFormatter())
 
 
-def _draw_roofs(axes: Axes, found: Ceilings, intensities: Sequence[float]) -> None:
-    """Over the intensities of the marks and the ridge, with the nominal roof's two numbers."""
-    bandwidth, peak = found.memory_bytes_per_s, found.flops_per_s
-    low = min(*intensities, peak / bandwidth) / 3
-    high = max(*intensities, peak / bandwidth) * 4
-    for slope, top, style in (
-        (bandwidth, peak, "-"),
-        (found.gemm_bytes_per_s, found.gemm_flops_per_s, "--"),
-    ):
-        axes.plot(
-            [low, top / slope, high],
-            [low * slope / GIGA, top / GIGA, top / GIGA],
-            color=INK,
-            lw=1,
-            ls=style,
-        )
+def _draw_roofs(axes: Axes, ceilings: Ceilings, intensities: Sequence[float]) -> None:
+    """Draws the roofs over the intensities of the marks and the ridge, with the nominal roof's two
+    numbers.
+    """
+    bandwidth = ceilings.memory_bytes_per_s
+    peak = ceilings.flops_per_s
+    ridge = peak / bandwidth
+    low = min(*intensities, ridge) / 3
+    high = max(*intensities, ridge) * 4
+    _draw_roof(axes, (low, high), bandwidth, peak, "-")
+    _draw_roof(axes, (low, high), ceilings.gemm_bytes_per_s, ceilings.gemm_flops_per_s, "--")
     middle = (low * peak / bandwidth) ** 0.5
     look: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "color": MUTED}
-    axes.annotate(
-        format_rate(bandwidth, "B"), (middle, middle * bandwidth / GIGA), xytext=(-7, 3), **look
-    )
+    slope_label = format_rate(bandwidth, "B")
+    axes.annotate(slope_label, (middle, middle * bandwidth / GIGA), xytext=(-7, 3), **look)
     axes.annotate(format_rate(peak, "FLOP"), (high, peak / GIGA), xytext=(0, 4), **look)
     axes.set_ylim(top=max(peak / GIGA * 2.5, axes.get_ylim()[1]))
 
 
+def _draw_roof(axes: Axes, ends: tuple[float, float], slope: float, top: float, style: str) -> None:
+    """The line of a memory's rate up to a peak, then the peak."""
+    low, high = ends
+    intensities = [low, top / slope, high]
+    rates = [low * slope / GIGA, top / GIGA, top / GIGA]
+    axes.plot(intensities, rates, color=INK, lw=1, ls=style)
+
+
 # Memory
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def memory_bar(data: ReportData) -> Chart | None:
     """Memory that the planned configuration takes on one device."""
-    memory = None
-    if data.plan is not None:
-        memory = data.plan.memory
-    parts = {name: value for name in MEMORY if (value := getattr(memory, name, 0.0))}
-    if memory is None or not parts:
+    if data.plan is None:
+        return None
+    memory = data.plan.memory
+    parts = {}
+    for name in MEMORY:
+        value = getattr(memory, name)
+        if value:
+            parts[name] = value
+    if not parts:
         return None
     chart = Chart("memory", height=1.75)
     (axes,) = chart.axes
@@ -363,13 +499,21 @@ def memory_bar(data: ReportData) -> Chart | None:
         chart.rows.append(("memory", "capacity", capacity))
     axes.set(xlabel="GiB per device", xlim=(0, max(1.05 * capacity, 1.2 * total) / GIB))
     axes.set_yticks([])
-    draft = parts.get("draft_kv_bytes", 0.0) + parts.get("draft_weights_bytes", 0.0)
-    title = f"{format_bytes(total)} per device"
-    title += f" of {format_bytes(capacity)}" if capacity else ""
-    title += f"; the draft adds {percent(draft / (total - draft), 1)}" if 0 < draft < total else ""
     return chart.told(
-        title=title,
-        caption="What the planned configuration holds in memory at its full context. The line is the device's memory.",
+        title=_memory_title(parts, capacity),
+        caption="What the planned configuration holds in memory at its full context. The line is "
+        "the device's memory.",
         table="Memory per device",
         columns=[*_STACK_COLUMNS[:2], Column("bytes", "Size", "bytes")],
     )
+
+
+def _memory_title(parts: Mapping[str, float], capacity: float) -> str:
+    total = sum(parts.values())
+    draft = parts.get("draft_kv_bytes", 0.0) + parts.get("draft_weights_bytes", 0.0)
+    title = f"{format_bytes(total)} per device"
+    if capacity:
+        title += f" of {format_bytes(capacity)}"
+    if 0 < draft < total:
+        title += f"; the draft adds {percent(draft / (total - draft), 1)}"
+    return title
