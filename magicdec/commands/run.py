@@ -379,7 +379,7 @@ def read_plan(
     plan = load_plan(path)
     if plan.best.num_gpus != plan.best.tp_size:
         raise ConfigError(
-            f"{path} spreads a replica as {plan.best.layout}, which is planned for but not run; plan for one --tp"
+            f"{path} spreads a replica as {plan.best.layout.label}, which is planned for but not run; plan for one --tp"
         )
     if not is_draft_given:
         _check_runs(path, plan)

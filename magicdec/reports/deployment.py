@@ -264,7 +264,10 @@ def head_name(plan: Deployment, lines: list[str]) -> str:
     the name that was given, or a placeholder; `lines` says which."""
     best = plan.best
     if plan.candidate is not None and plan.candidate.drafting.checkpoint:
-        lines.append("The draft's checkpoint is the one whose acceptance was planned with.")
+        lines.append(
+            "The draft's checkpoint is the one whose acceptance was planned with, or of several the one "
+            "measured most; --draft-name plans another."
+        )
         return plan.candidate.drafting.checkpoint
     if best.draft != best.draft_method:
         known: str | None = plan.site.checkpoints.get(best.draft)

@@ -21,7 +21,7 @@ import magicdec
 from magicdec.errors import ConfigError
 from magicdec.explore.server import FIGURES, OF_ARRIVALS, Explorer, Server
 from magicdec.perfmodel.plan.planner import PlanRequest, plan
-from magicdec.plan_rows import Candidate
+from magicdec.plan_document import Choice
 from tests.pace import cpu_seconds, slowness
 from tests.processes import Program
 
@@ -36,7 +36,7 @@ def get(server: Server, path: str) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
-def direct() -> Candidate:
+def direct() -> Choice:
     request = PlanRequest(
         draft_method="streamingllm",
         draft_budgets=(512,),
@@ -44,22 +44,21 @@ def direct() -> Candidate:
         batch_sizes=(48,),
         context_lens=(65_536,),
     )
-    return plan(request).best
+    return plan(request).choice
 
 
 def test_the_answer_is_the_planners(server: Server) -> None:
     status, text = get(server, f"/answer?{FIXED}")
     assert status == 200
-    assert f"{direct().speedup:.2f}×" in text
-    assert json.loads(get(server, f"/plan.json?{FIXED}")[1])["choice"][
-        "row"
-    ] == msgspec.to_builtins(direct())
+    assert f"{direct().left_out.speedup:.2f}x" in text
+    document = json.loads(get(server, f"/plan.json?{FIXED}")[1])
+    assert document["choice"] == msgspec.to_builtins(direct())
 
 
 def test_the_page_holds_the_answer_without_scripts(server: Server) -> None:
     status, text = get(server, f"/?{FIXED}")
     assert status == 200
-    assert f"{direct().speedup:.2f}×" in text
+    assert f"{direct().left_out.speedup:.2f}x" in text
     assert re.search(r'<input id="control-batch"[^>]*value="48"', text)
     assert "<option selected>streamingllm</option>" in text
 
@@ -207,16 +206,3 @@ def test_the_command_serves_on_loopback_until_it_is_stopped(tmp_path: Path) -> N
 def test_what_cannot_be_listened_on_is_one_line(program: Program) -> None:
     done = program("explore", "--host", "203.0.113.7", "--allow-host", "a", "--no-browser")
     assert done.refusal.startswith("cannot listen on 203.0.113.7")
-
-
-def test_a_model_without_acceptance_is_not_called_hopeless(server: Server) -> None:
-    """Nothing was ranked, which is another answer than that nothing pays; a typed rate gives one."""
-    status, text = get(server, "/answer?model=qwen2.5-14b&context=16384&batch=32")
-    assert status == 200
-    assert "no draft has a known acceptance here" in text
-    assert "No: no draft" not in text
-    assert "self/streamingllm" in text
-    assert (
-        "no draft has a known acceptance"
-        not in get(server, "/answer?model=qwen2.5-14b&context=16384&batch=32&acceptance=0.9")[1]
-    )

@@ -147,9 +147,9 @@ def test_an_output_length_and_a_price_give_whole_requests_on_the_page() -> None:
     )
     best = explorer.plan(query).best
     _, _, page = explorer.answer(query)
-    assert best.request_s is not None
-    assert f"{best.request_s:.3g}" in page
-    assert f"${best.cost_per_million_tokens_usd:.2f}" in page
+    assert best.requests.request_s is not None
+    assert f"{best.requests.request_s:.3g}" in page
+    assert f"${best.cost.per_million_tokens_usd:.2f}" in page
     command = Catalog().command(Catalog().read(query))
     assert "--gen-len 200" in command
     assert "--price 2" in command

@@ -82,7 +82,8 @@ def test_the_advised_gamma_is_the_best_of_all(batch):
 @pytest.mark.parametrize("share", [0.05, 0.4, 0.9])
 def test_a_batch_verifies_the_drafts_of_those_that_have_one(batch, share):
     """Against the mean over how many sequences of the batch have a draft: such a step's pass has one token for each
-    sequence, and gamma more for each that has a draft; without any it is autoregressive."""
+    sequence, and gamma more for each that has a draft; without any it is autoregressive, and has searched for
+    drafts all the same."""
     rates = msgspec.structs.replace(situation().acceptance, drafted_share=share)
     at = dataclasses.replace(
         situation(), setup=SERVING.setup(NGRAM, "vllm"), batch_size=batch, acceptance=rates
@@ -93,7 +94,8 @@ def test_a_batch_verifies_the_drafts_of_those_that_have_one(batch, share):
             at.setup, batch=float(batch), kv_len=at.context_len, draft_kv_len=at.context_len,
             gamma=choice.gamma * numbers / batch,
         )  # fmt: skip
-        mean = float(np.sum(binom.pmf(numbers, batch, share) * terms.step_s))
+        step_s = np.where(numbers > 0, terms.step_s, terms.undrafted.total_s)
+        mean = float(np.sum(binom.pmf(numbers, batch, share) * step_s))
         assert choice.tpot_s * choice.tokens_per_step == pytest.approx(mean, rel=1e-9)
 
 

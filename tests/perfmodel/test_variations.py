@@ -177,8 +177,3 @@ def test_inputs_are_sorted_by_what_their_uncertainty_costs() -> None:
     assert swings == sorted(swings, reverse=True)
     assert swings[0] > 0
     assert result.measure_next.startswith(result.inputs[0].name)
-
-
-def test_without_an_acceptance_there_is_nothing_to_vary() -> None:
-    with pytest.raises(ConfigError, match="acceptance"):
-        sensitivity(msgspec.structs.replace(REQUEST, draft_method="topk", engine="ours"))

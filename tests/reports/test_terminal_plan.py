@@ -125,8 +125,8 @@ def test_a_draft_that_no_release_runs_is_marked_beside_the_best_that_one_does() 
     assert plan.choice.left_out == best
     assert not plan.best.is_speculative
     assert plan.choice.with_plugin.speedup == max(row.speedup for row in plan.candidates)
-    assert f"EAGLE-3, gamma {best.gamma}, is {best.speedup:.2f}x" in text
-    assert re.search(r"streamingllm 2048\* .* plugin, untested", text)
+    assert f"gamma {best.gamma}, is {best.speedup:.2f}x" in text
+    assert re.search(r"streamingllm \d+\*? .* plugin, untested", text)
     admitted = magicdec.plan(batch=64, plugin=True)
     assert admitted.best == plan.choice.with_plugin
     assert admitted.choice.with_plugin is None

@@ -126,7 +126,8 @@ def test_one_rope_beside_those_of_kinds_of_layers_is_refused(directory: Path) ->
     config["rope_parameters"] |= {"full_attention": {"rope_type": "default", "rope_theta": 1e6}}
     (directory / "config.json").write_text(json.dumps(config))
     with pytest.raises(
-        MagicdecError, match="one of full_attention layers, and this architecture one for all"
+        MagicdecError,
+        match="an entry for full_attention layers, but this architecture has one rope for all",
     ):
         load_model(directory)
 

@@ -6,8 +6,11 @@ belief's width for a text, a run and a harness not seen so far.
 
 from __future__ import annotations
 
+import csv
 import math
+import re
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import msgspec
@@ -31,6 +34,7 @@ DEEPEST = {
     "eagle3": 7, "head": 5, "mtp": 5, "block": 15, "model": 8, "lookup": 10, "self": 8, "mixed": 8
 }  # fmt: skip
 """Deepest gamma that several sources count, by group of drafts."""
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 FAR = 8.0
 """Times the trained length at which the growth with the context is read."""
 OTHER_FORMAT_DEVIATION = 0.3
@@ -71,7 +75,8 @@ class Assumed(NamedTuple):
     origin: str
     """Where it comes from, in few words."""
     checkpoint: str
-    """The published checkpoint, where it is one alone."""
+    """Hub id of the published checkpoint with the most rows, of those that it is about; "" where
+    none has an id."""
 
 
 def known_checkpoints(model: str, kind: str) -> list[str]:
@@ -86,6 +91,30 @@ def known_checkpoints(model: str, kind: str) -> list[str]:
 def num_drafts(kind: str) -> int:
     """Published drafts of a kind, of all targets."""
     return len({at.checkpoint for at in _published() if at.kind == kind})
+
+
+@cache
+def _hub_ids() -> dict[str, tuple[str, int]]:
+    """Hub ids of published drafts by their plain names, with the rows of each in the tables."""
+    ids: dict[str, tuple[str, int]] = {}
+    for path in (belief.RATES, belief.FURTHER_RATES):
+        with path.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                name = row["draft_name"]
+                if HUB_ID.fullmatch(name):
+                    _, rows = ids.get(plain(name), (name, 0))
+                    ids[plain(name)] = (name, rows + 1)
+    return ids
+
+
+def _most_measured(drafts: list[str]) -> str:
+    """Hub id of the draft with the most published rows; "" where none has an id."""
+    ids = _hub_ids()
+    known = [ids[draft] for draft in drafts if draft in ids]
+    if not known:
+        return ""
+    name, _ = max(known, key=lambda item: item[1])
+    return name
 
 
 def kinds_of(model: str) -> list[str]:
@@ -124,7 +153,7 @@ def assumed(question: Question, further: Evidence | None = None) -> Assumed:
             depth=DEPTH_SHARE * factor * math.sqrt(max(of_trend, 0.0)) / DEPTH_STEP,
         ),
         origin=_origin(question, named),
-        checkpoint=named[0] if len(named) == 1 else "",
+        checkpoint=_most_measured(named),
     )
 
 

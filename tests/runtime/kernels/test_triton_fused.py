@@ -19,7 +19,7 @@ from magicdec.runtime import kernels, layers, mixers
 from magicdec.runtime.drafters import build_drafter
 from magicdec.runtime.engine import Engine, PrefillPass
 from magicdec.runtime.generate import DecodeOptions, DecodeResult, decode
-from magicdec.runtime.transformer import Transformer
+from magicdec.runtime.transformer import Taps, Transformer
 from magicdec.runtime.weights import load_model
 from magicdec.specs.speculation import SamplingSpec
 from tests.runtime.conftest import tiny_spec
@@ -214,19 +214,18 @@ def test_each_layers_whole_output_is_inspected(
     engine = Engine(model, batch_size=1, max_len=20)
     tokens = torch.tensor([[5, 6, 7, 8]], device=DEVICE)
 
-    def run(layers: int, inspect: Callable[[int, Tensor], None] | None) -> Tensor:
+    def run(layers: int, taps: Taps | None) -> Tensor:
         attention = PrefillPass(engine.cache, row=0, num_past=0, num_tokens=4)
-        return replace(model, layers=model.layers[:layers]).hidden(tokens, attention, inspect)
+        return replace(model, layers=model.layers[:layers]).hidden(tokens, attention, taps)
 
-    seen: dict[int, Tensor] = {}
-    inspected = run(3, lambda layer, hidden: seen.update({layer: hidden}))
-    assert torch.equal(inspected, run(3, None))
-    assert list(seen) == [0, 1, 2]
-    for layer, hidden in seen.items():
+    taps = Taps(range(1, 4))
+    assert torch.equal(run(3, taps), run(3, None))
+    for num_layers in range(1, 4):
+        hidden = taps.joined([num_layers])
         weight, eps = model.norm.weight.double(), model.norm.eps
         exact = hidden.double()
         exact = exact / (exact.square().mean(-1, keepdim=True) + eps).sqrt() * weight
-        assert (run(layer + 1, None) - exact).abs().max() < 1e-5
+        assert (run(num_layers, None) - exact).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("draft", ["streamingllm", "sparse-model"])
