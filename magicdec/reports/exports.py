@@ -23,6 +23,7 @@ from typing import Any
 from magicdec.errors import unknown_choice
 from magicdec.naming import ENGINE_TITLES, METHODS
 from magicdec.plan_document import UNKNOWN_SITE, Plan, Site
+from magicdec.records import Record
 from magicdec.reports.deployment import (
     Deployment,
     cache_note,
@@ -37,6 +38,7 @@ from magicdec.reports.deployment import (
 )
 from magicdec.specs.engine import load_engine
 from magicdec.specs.gamma_table import Band
+from magicdec.specs.speculation import NUM_SINK_TOKENS
 
 PLUGIN_CLASS = "magicdec.vllm.draft.SparseDraft"
 PLUGIN_METHODS = ("streamingllm",)
@@ -236,9 +238,7 @@ def _sglang(plan: Deployment) -> str:
     if method.sort != "lookup":
         words += [["--speculative-num-steps", str(gamma)], ["--speculative-eagle-topk", "1"]]
     words.append(["--speculative-num-draft-tokens", str(gamma + 1)])
-    window_flag = load_engine("sglang").draft_windows.get(best.draft_method)
-    if best.draft_budget and window_flag is not None:
-        words.append([window_flag, str(best.draft_budget)])
+    words += _sglang_window(best)
     if method.is_head and plan.varies:
         schedule = {str(start): {"candidate_steps": [steps]} for start, _, steps in plan.bands}
         words += [["--speculative-adaptive"], ["--speculative-adaptive-config", "gamma.json"]]
@@ -260,6 +260,21 @@ def _sglang(plan: Deployment) -> str:
     if best.draft_tp_size is not None and best.draft_tp_size != best.tp_size:
         lines.append(f"Not supported: a draft on {best.draft_tp_size} of {best.tp_size} ranks.")
     return comment(lines) + command(words)
+
+
+def _sglang_window(best: Record) -> list[list[str]]:
+    """The settings that cut a head's attention to its budget: a window, and where the release has
+    them the sinks that the budget holds too.
+    """
+    engine = load_engine("sglang")
+    window_flag = engine.draft_windows.get(best.draft_method)
+    if not best.draft_budget or window_flag is None:
+        return []
+    sink_flag = engine.draft_sinks.get(best.draft_method)
+    if sink_flag is None:
+        return [[window_flag, str(best.draft_budget)]]
+    window = best.draft_budget - NUM_SINK_TOKENS
+    return [[window_flag, str(window)], [sink_flag, str(NUM_SINK_TOKENS)]]
 
 
 def _sglang_algorithm(method: str) -> str:

@@ -216,6 +216,12 @@ class EngineProfile(
     """
     draft_windows: dict[str, str] = {}
     """By method of head: the setting that cuts its attention to a window there."""
+    draft_sinks: dict[str, str] = {}
+    """By method of head: the setting of the first tokens that it sees beside its window; the window
+    alone counts without one.
+    """
+    draft_window_cache: Literal["all", "ring"] = "all"
+    """What of a head's cache is kept beside such a window: every token, or the window's slots."""
     draft_notes: dict[str, str] = {}
     """By kind of draft: what to know before it is run there."""
     gamma_table_note: str = ""

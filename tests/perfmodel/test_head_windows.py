@@ -71,5 +71,51 @@ def test_plan_searches_windows_where_the_engine_has_them_and_exports_its_flag() 
     assert budgets == {None, 2048, 4096}
     assert plan.best.draft_budget == WINDOW
     assert f"--speculative-draft-window-size {WINDOW}" in export("sglang", plan)
+    (note,) = [each for each in plan.notes if "--speculative-draft-window-size" in each]
+    assert note.startswith("EAGLE-3 sees 2,048 of 16,384 tokens")
+    assert "with its whole cache" in note
+    assert "at 16,384 the first drafted token" not in " ".join(plan.notes)
     elsewhere = api.plan(**asked, engine="vllm")
     assert {row.draft_budget for row in elsewhere.candidates} == {None}
+
+
+LONG_HEAD = {
+    "model": "qwen3.5-35b-a3b",
+    "hardware": "h200-sxm-141gb",
+    "tp": 1,
+    "draft": "mtp",
+    "batch": 4,
+    "engine": "sglang",
+}
+
+
+def test_a_head_trained_long_gains_what_it_does_not_read_alone() -> None:
+    """Multi-token prediction: equal acceptance, a shorter draft step, and sinks beside the window.
+    At 8k, where nothing is gained, no window is tried.
+    """
+    short = api.plan(**LONG_HEAD, context=8192)
+    assert {row.draft_budget for row in short.candidates} == {None}
+    long = api.plan(**LONG_HEAD, context=262_144, gamma=3)
+    by_window = {row.draft_budget: row for row in long.candidates}
+    assert set(by_window) == {None, 2048, 4096}
+    tokens = {row.drafting.tokens_per_step for row in long.candidates}
+    assert len(tokens) == 1
+    draft_s = [by_window[each].step.draft_s for each in (2048, 4096, None)]
+    assert draft_s == sorted(draft_s)
+    assert draft_s[0] < 0.9 * draft_s[2]
+    assert long.best.draft_budget == 2048
+    exported = export("sglang", long)
+    assert "--speculative-draft-window-size 2044" in exported
+    assert "--speculative-draft-sink-size 4" in exported
+
+
+def test_our_runtime_keeps_the_window_alone() -> None:
+    """The ring's slots: the budget, and two blocks that may yet be rejected."""
+    spec = SpeculationSpec(draft="eagle3", draft_method="eagle3", draft_budget=WINDOW)
+    setup = Setup.of(TARGET, "h100-sxm-80gb", "ours", spec)
+    law = default_profile(TARGET, "eagle3", draft="eagle3")
+    gamma = 3
+    points = Points(batch=BATCH, context=CONTEXT, budget=WINDOW, gamma=gamma)
+    slots = WINDOW + 2 * (gamma + 1) + setup.engine.spare_slots
+    kept = float(predict(setup, law, points).memory.draft_kv_bytes)
+    assert kept == pytest.approx(BATCH * slots * 2 * 8 * 128 * 2)

@@ -67,8 +67,15 @@ class Head(SeparateNetwork):
         return self.tokens_read(kv_len, budget)
 
     def tokens_kept(self, kept: Kept) -> Array:
-        """All, also with a window: engines cut what it reads and free nothing."""
-        return kept.length
+        """All; a window's slots and room for two blocks where the engine frees what left it."""
+        length: Array = np.asarray(kept.length, dtype=np.float64)
+        if not self.has_budget or self.setup.engine.draft_window_cache == "all":
+            return length
+        if kept.budget is None:
+            return length
+        window = np.asarray(kept.budget, dtype=np.float64)
+        slots = window + 2.0 * (kept.gamma + 1.0)
+        return np.where(window > 0, np.minimum(slots, length), length)
 
     def weights_bytes(self, tp: Array) -> Any:
         """Its layers, the projection of its input, and a vocabulary of its own; other tables are
@@ -97,7 +104,13 @@ class Head(SeparateNetwork):
 
 @dataclass(frozen=True)
 class PredictionHead(Head):
-    """Multi-token prediction: a layer that is published with the target, in its formats."""
+    """Multi-token prediction: a layer that is published with the target, in its formats. Trained at
+    the target's lengths, it gains no acceptance by a window, and loses next to none (SGLang's pull
+    request 32673).
+    """
+
+    def context_seen(self, kv_len: Any, budget: Any) -> Array:
+        return np.asarray(kv_len, dtype=np.float64)
 
     @property
     def network(self) -> ModelSpec:

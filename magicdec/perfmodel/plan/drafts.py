@@ -56,6 +56,10 @@ LARGEST_DRAFT_SHARE = 0.25
 """Share of the target's parameters that such a draft model has at most."""
 HEAD_WINDOWS = (2048, 4096)
 """Windows of heads to try: 2048 is the one that was measured most, and no shorter one was."""
+LONG_CONTEXT = 65_536
+"""Context from which windows are tried of heads that were trained at their target's lengths: they
+gain what they do not read alone, which at 8k is nothing and at 1M a third of a step.
+"""
 RATE_BUDGET = 512
 """The budget that a single acceptance rate is taken to belong to when none is given."""
 
@@ -106,7 +110,7 @@ def draft_options(
                 draft=name,
                 method=kind,
                 model=model,
-                budgets=_budgets_of(kind, engine, request, usable),
+                budgets=_budgets_of(kind, engine, request, usable, context),
                 acceptance=acceptance,
                 draft_tp_size=request.draft_tp_size,
                 head=head,
@@ -116,7 +120,11 @@ def draft_options(
 
 
 def _budgets_of(
-    method: DraftMethod, engine: EngineProfile, request: PlanRequest, usable: tuple[int, ...]
+    method: DraftMethod,
+    engine: EngineProfile,
+    request: PlanRequest,
+    usable: tuple[int, ...],
+    context: int,
 ) -> tuple[int, ...]:
     """Budgets to try: of a sparse draft those in use; of a head windows that the engine can cut its
     attention to, last of all its whole cache. 0 is the whole cache."""
@@ -126,6 +134,8 @@ def _budgets_of(
         return (0,)
     if request.draft_budgets:
         return usable
+    if method == "mtp" and context < LONG_CONTEXT:
+        return (0,)
     windows = (window for window in HEAD_WINDOWS if window in usable)
     return (*windows, 0)
 

@@ -11,6 +11,7 @@ import numpy as np
 from magicdec.errors import either
 from magicdec.naming import draft_name
 from magicdec.perfmodel.acceptance import AcceptanceProfile
+from magicdec.perfmodel.acceptance.law import LARGEST
 from magicdec.perfmodel.forward import EXPERT_IMBALANCE
 from magicdec.perfmodel.intervals import is_engine_fitted_on, is_one_head_of_many, untimed
 from magicdec.perfmodel.plan.request import Case, DraftOption
@@ -21,7 +22,7 @@ from magicdec.perfmodel.speedup import predict
 from magicdec.plan_document import CaseAnswer
 from magicdec.plan_rows import Candidate
 from magicdec.specs.speculation import draft_kind
-from magicdec.units import GIGA
+from magicdec.units import GIGA, MILLI
 
 LEAST_LOSS = 0.03
 """Share of the speed that lost prefix hits cost before a plan says so."""
@@ -36,6 +37,7 @@ def notes(
     best = answer.best
     key = [*_on_batch(case, best), *_on_spread(case, answer), *_on_kernels(cases)]
     key += [*_on_devices(case, best), *_on_engine(case, best), *_on_hits(case, best)]
+    key += _on_window(case, best, drafted)
     of_drafts, others = _on_drafts(case, best, drafted)
     rest = [*_on_engine_fit(cases), *_on_measured(case, best), *_on_table(case, answer)]
     return [*key, *of_drafts], [*rest, *others]
@@ -197,6 +199,48 @@ def _on_hits(case: Case, best: Candidate) -> Iterator[str]:
         yield hits_lost(case, best, f"{loss:.0%} {what}", int(losing.hits.unit_tokens))
 
 
+def _on_window(case: Case, best: Candidate, drafted: list[Candidate]) -> Iterator[str]:
+    """What a head gains by the window that was chosen, against its whole cache."""
+    flag = case.engine.draft_windows.get(best.draft_method)
+    if not best.draft_budget or flag is None:
+        return
+    same = ("draft", "draft_method", "hardware", "tp_size", "batch_size", "context_len")
+    whole = [
+        row
+        for row in drafted
+        if not row.draft_budget and all(getattr(row, each) == getattr(best, each) for each in same)
+    ]
+    if not whole:
+        return
+    row = max(whole, key=lambda each: each.speedup)
+    name = draft_name(best.draft, best.draft_method)
+    yield (
+        f"{name} sees {best.draft_budget:,} of {best.context_len:,} tokens ({flag}){_why(case, best)}: "
+        f"{_pace(best)}; with its whole cache {_pace(row)}"
+    )
+
+
+def _why(case: Case, best: Candidate) -> str:
+    """Why a window raises acceptance: it is no longer than what the head was trained to."""
+    (option,) = [
+        each
+        for each in case.options
+        if (each.draft, each.method) == (best.draft, best.draft_method)
+    ]
+    trained = option.acceptance.trained_len
+    if trained is None or (best.draft_budget or 0) > trained:
+        return ""
+    return f", within the {trained:,} that such heads are usually trained to"
+
+
+def _pace(row: Candidate) -> str:
+    step_ms = row.step.step_s / MILLI
+    return (
+        f"{row.drafting.tokens_per_step:.2f} tokens per step of {step_ms:.1f} ms at gamma {row.gamma}, "
+        f"{row.speedup:.2f}x"
+    )
+
+
 def keeping_last_unit(case: Case) -> Case:
     """The case on an engine whose drafts keep the last unit of each prefix hit."""
     return replace(case, engine=msgspec.structs.replace(case.engine, drops_last_unit=()))
@@ -254,7 +298,9 @@ def _on_drafts(
                 f"{option.draft} was made for {limit} tokens: with its full cache it cannot follow this context"
             )
         is_best = (option.draft, option.method) == (best.draft, best.draft_method)
-        if measured.trained_len is not None and best.context_len > measured.trained_len:
+        is_windowed = is_best and best.draft_budget is not None
+        is_longer = best.context_len > (measured.trained_len or LARGEST)
+        if is_longer and not is_windowed:
             (key if is_best else others).append(_on_length(option, measured, best.context_len))
         if measured.temperature not in (None, asked):
             (key if is_best else others).append(
