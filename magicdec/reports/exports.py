@@ -38,7 +38,6 @@ from magicdec.reports.deployment import (
 )
 from magicdec.specs.engine import load_engine
 from magicdec.specs.gamma_table import Band
-from magicdec.specs.speculation import NUM_SINK_TOKENS
 
 PLUGIN_CLASS = "magicdec.vllm.draft.SparseDraft"
 PLUGIN_METHODS = ("streamingllm",)
@@ -273,8 +272,8 @@ def _sglang_window(best: Record) -> list[list[str]]:
     sink_flag = engine.draft_sinks.get(best.draft_method)
     if sink_flag is None:
         return [[window_flag, str(best.draft_budget)]]
-    window = best.draft_budget - NUM_SINK_TOKENS
-    return [[window_flag, str(window)], [sink_flag, str(NUM_SINK_TOKENS)]]
+    sinks = engine.draft_sink_tokens
+    return [[window_flag, str(best.draft_budget - sinks)], [sink_flag, str(sinks)]]
 
 
 def _sglang_algorithm(method: str) -> str:

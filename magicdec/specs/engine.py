@@ -220,6 +220,8 @@ class EngineProfile(
     """By method of head: the setting of the first tokens that it sees beside its window; the window
     alone counts without one.
     """
+    draft_sink_tokens: int = 4
+    """Those first tokens, which a budget of the head holds beside the window."""
     draft_window_cache: Literal["all", "ring"] = "all"
     """What of a head's cache is kept beside such a window: every token, or the window's slots."""
     draft_notes: dict[str, str] = {}

@@ -53,8 +53,6 @@ DRAFT_KINDS = (
     *OWN_METHOD,
 )
 MAX_GAMMA = 32
-NUM_SINK_TOKENS = 4
-"""First tokens that a cache of a window keeps."""
 
 
 def draft_kind(draft: str, method: str) -> str:
@@ -209,7 +207,7 @@ class SpeculationSpec(msgspec.Struct, frozen=True, kw_only=True):
     draft_method: DraftMethod = "none"
     draft_budget: int | None = None
     gamma: int = 0
-    num_sink_tokens: int = NUM_SINK_TOKENS
+    num_sink_tokens: int = 4
     observation_window: int = 32
     pooling_kernel: int = 5
     draft_tp_size: int | None = None
