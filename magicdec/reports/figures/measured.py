@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING
 
-from magicdec.comparison import is_paired, summarise
+from magicdec.comparison import Pair, is_paired, summarise
 from magicdec.counts import Z_90, rate_and_error
 from magicdec.naming import describe, draft_name
 from magicdec.records import Record
@@ -29,61 +29,57 @@ def rate_intervals(row: Record) -> list[tuple[float, float] | None]:
     older records; None without trials."""
     rates = row.acceptance_by_position or []
     trials = row.acceptance_trials_by_position or []
-    found: list[tuple[float, float] | None] = [None] * len(rates)
+    intervals: list[tuple[float, float] | None] = [None] * len(rates)
     for place, (rate, count) in enumerate(zip(rates, trials, strict=False)):
-        if count:
-            clustered = row.acceptance_stderr_by_position
-            if clustered:
-                error = clustered[place]
-            else:
-                error = rate_and_error(rate * count, count)[1]
-            found[place] = max(0.0, rate - Z_90 * error), min(1.0, rate + Z_90 * error)
-    return found
+        if not count:
+            continue
+        clustered = row.acceptance_stderr_by_position
+        if clustered:
+            error = clustered[place]
+        else:
+            _, error = rate_and_error(rate * count, count)
+        low = max(0.0, rate - Z_90 * error)
+        high = min(1.0, rate + Z_90 * error)
+        intervals[place] = (low, high)
+    return intervals
 
 
 # By position
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def acceptance_by_position(data: ReportData) -> Chart | None:
     """Rate of acceptance at each position, given that all before were accepted; and how many a step
     accepts.
     """
-    rows = []
-    for r in data.measured:
-        if r.acceptance_by_position and r.is_speculative:
-            rows.append(r)
+    rows = [row for row in data.measured if row.is_speculative and row.acceptance_by_position]
     if not rows:
         return None
-    chosen = _deepest_per_method(_comparable(rows, data.reference), data.reference)
-    histograms = []
-    for r in chosen:
-        if r.acceptance_histogram and sum(r.acceptance_histogram):
-            histograms.append(r)
-    num_rows = 1
-    if histograms:
-        num_rows = 2
-    height = 2.7
-    if histograms:
-        height = 4.3
-    chart = Chart("positions", height=height, rows=num_rows)
+    drafts = _deepest_per_method(_comparable(rows, data.reference), data.reference)
+    with_histogram = [row for row in drafts if sum(row.acceptance_histogram or ())]
+    if with_histogram:
+        chart = Chart("positions", height=4.3, rows=2)
+    else:
+        chart = Chart("positions", height=2.7)
     axes = chart.axes[0]
-    for i, row in enumerate(chosen):
+    for i, row in enumerate(drafts):
         _position_series(chart, row, data.find_predicted(row), i)
     axes.set(ylabel="acceptance rate", xlabel="position in the drafted block")
-    axes.set_xticks(range(1, max(r.gamma for r in chosen) + 1))
+    axes.set_xticks(range(1, max(row.gamma for row in drafts) + 1))
     axes.set_ylim(top=1.02)
     axes.legend(loc="best")
-    if histograms:
-        _histogram(chart, chart.axes[1], histograms)
-    below = ""
-    if histograms:
-        below = " Below: share of steps by number of accepted tokens."
+    if with_histogram:
+        _histogram(chart, chart.axes[1], with_histogram)
+    caption = (
+        "Rate at which a drafted token is accepted, given that all before it in its block were. "
+        "Bars: 90 % intervals, clustered by sequence (blocks of one resemble each other) where the "
+        "record holds it. Dashed: predicted."
+    )
+    if with_histogram:
+        caption += " Below: share of steps by number of accepted tokens."
     return chart.told(
-        title=_position_title(chosen[0]),
-        caption="Rate at which a drafted token is accepted, given that all before it in its block were. Bars: 90 % "
-        "intervals, clustered by sequence (blocks of one resemble each other) where the record holds it. "
-        "Dashed: predicted." + below,
+        title=_position_title(drafts[0]),
+        caption=caption,
         table="Acceptance by position",
         columns=[
             CONFIGURATION,
@@ -110,12 +106,10 @@ def _comparable(rows: Sequence[Record], reference: Record | None) -> list[Record
     groups: dict[tuple[object, ...], list[Record]] = defaultdict(list)
     for row in rows:
         groups[setting(row)].append(row)
-    own = []
-    for r in rows:
-        if reference is not None and is_paired(r, reference):
-            own.append(setting(r))
-    if own:
-        return groups[own[0]]
+    if reference is not None:
+        for row in rows:
+            if is_paired(row, reference):
+                return groups[setting(row)]
     return max(groups.values(), key=lambda g: (len({r.draft_method for r in g}), len(g)))
 
 
@@ -139,67 +133,77 @@ def _position_title(row: Record) -> str:
 
 
 def _deepest_per_method(rows: Sequence[Record], reference: Record | None) -> list[Record]:
-    """For each draft the measured row with the most positions, nearest to the reference's setting."""
+    """For each draft, the measured row nearest to the reference's setting, then with the most
+    positions.
+    """
 
     def nearness(row: Record) -> tuple[bool, bool, int, float]:
         trials = sum(row.acceptance_trials_by_position or [0])
         if reference is None:
             return False, False, row.gamma, trials
-        same = (row.batch_size, row.context_len) == (reference.batch_size, reference.context_len)
-        return same, row.draft_budget == reference.draft_budget, row.gamma, trials
+        same_load = (row.batch_size, row.context_len) == (
+            reference.batch_size,
+            reference.context_len,
+        )
+        return same_load, row.draft_budget == reference.draft_budget, row.gamma, trials
 
-    found: dict[tuple[str, str], Record] = {}
+    deepest: dict[tuple[str, str], Record] = {}
     for row in rows:
         key = (row.draft, row.draft_method)
-        found[key] = max(found.get(key, row), row, key=nearness)
+        deepest[key] = max(deepest.get(key, row), row, key=nearness)
     first = None
     if reference is not None:
         first = (reference.draft, reference.draft_method)
-    return sorted(
-        found.values(), key=lambda r: ((r.draft, r.draft_method) != first, r.draft_method)
-    )[:4]
+
+    def place(row: Record) -> tuple[bool, str]:
+        return (row.draft, row.draft_method) != first, row.draft_method
+
+    return sorted(deepest.values(), key=place)[:4]
 
 
 def _position_series(chart: Chart, row: Record, guess: Record | None, index: int) -> None:
-    rates = row.acceptance_by_position or []
+    """Draws one draft: its measured rates with their intervals, and the predicted ones dashed."""
     axes = chart.axes[0]
-    trials: Sequence[int | None] = row.acceptance_trials_by_position or [None] * len(rates)
-    if guess is not None:
-        predicted = guess.acceptance_by_position or []
-    else:
-        predicted = []
     colour = SERIES[index % len(SERIES)]
     marker = MARKERS[index % len(MARKERS)]
     offset = 0.06 * index
     series = describe(row, symbol=GAMMA)
+    predicted: Sequence[float] = []
+    if guess is not None:
+        predicted = guess.acceptance_by_position or []
+    tried = _tried_positions(row)
+    places = [position + offset for position, _, _ in tried]
+    rates = [rate for _, rate, _ in tried]
+    chart.part(series, *axes.plot(places, rates, color=colour, lw=1, alpha=0.5))
     intervals = rate_intervals(row)
-    seen = []
-    for i, (r, n) in enumerate(zip(rates, trials, strict=False), 1):
-        if n != 0:
-            seen.append((i, r, n))
-    line = axes.plot(
-        [i + offset for i, _, _ in seen], [r for _, r, _ in seen], color=colour, lw=1, alpha=0.5
-    )
-    chart.part(series, *line)
-    for i, rate, count in seen:
-        ends = intervals[i - 1] or (None, None)
-        at = (i + offset, rate)
+    for position, rate, trials in tried:
+        ends = intervals[position - 1] or (None, None)
+        at = (position + offset, rate)
         chart.interval(axes, at, ends, series, colour)
-        of_count = ""
-        if count:
-            of_count = f" of {count}"
-        tip = f"{series}, position {i}: {100 * rate:.1f} %" + of_count
+        tip = f"{series}, position {position}: {100 * rate:.1f} %"
+        if trials:
+            tip += f" of {trials}"
         chart.mark(axes, at, marker, tip, series, color=colour)
         prediction = None
-        if i <= len(predicted):
-            prediction = predicted[i - 1]
-        chart.rows.append((series, i, rate, *ends, count, prediction))
+        if position <= len(predicted):
+            prediction = predicted[position - 1]
+        chart.rows.append((series, position, rate, *ends, trials, prediction))
     if predicted:
-        dashed = axes.plot(
-            range(1, len(predicted) + 1), list(predicted), color=colour, ls="--", lw=1.2
-        )
+        positions = range(1, len(predicted) + 1)
+        dashed = axes.plot(positions, list(predicted), color=colour, ls="--", lw=1.2)
         chart.part(series, *dashed)
     axes.plot([], [], marker, color=colour, label=series)
+
+
+def _tried_positions(row: Record) -> list[tuple[int, float, int | None]]:
+    """Position, rate and number of trials, without positions that no draft reached."""
+    rates = row.acceptance_by_position or []
+    trials: Sequence[int | None] = row.acceptance_trials_by_position or [None] * len(rates)
+    tried = []
+    for position, (rate, count) in enumerate(zip(rates, trials, strict=False), 1):
+        if count != 0:
+            tried.append((position, rate, count))
+    return tried
 
 
 def _histogram(chart: Chart, axes: Axes, rows: Sequence[Record]) -> None:
@@ -207,16 +211,16 @@ def _histogram(chart: Chart, axes: Axes, rows: Sequence[Record]) -> None:
     for i, row in enumerate(rows):
         counts = row.acceptance_histogram or []
         series = describe(row, symbol=GAMMA)
+        colour = SERIES[i % len(SERIES)]
         total = sum(counts)
+        shift = (i - (len(rows) - 1) / 2) * width
         for accepted, count in enumerate(counts):
-            position = accepted + (i - (len(rows) - 1) / 2) * width
             share = 100 * count / total
-            (bar,) = axes.bar(position, share, width * 0.92, color=SERIES[i % len(SERIES)], lw=0)
-            chart.tip(
-                bar, f"{series}: {accepted} accepted in {share:.1f} % of {total} steps", series
-            )
+            (bar,) = axes.bar(accepted + shift, share, width * 0.92, color=colour, lw=0)
+            tip = f"{series}: {accepted} accepted in {share:.1f} % of {total} steps"
+            chart.tip(bar, tip, series)
     axes.set(ylabel="share of steps (%)", xlabel="tokens accepted in a step")
-    axes.set_xticks(range(max(len(r.acceptance_histogram or []) for r in rows)))
+    axes.set_xticks(range(max(len(row.acceptance_histogram or []) for row in rows)))
     axes.grid(visible=False, axis="x")
 
 
@@ -228,65 +232,36 @@ def predicted_vs_measured(data: ReportData) -> Chart | None:
     """Speedup of every configuration: measured across, predicted upwards; on the diagonal they
     agree.
     """
-    pairs = [p for p in data.comparison.pairs if p.error("speedup") is not None]
+    pairs = [pair for pair in data.comparison.pairs if pair.error("speedup") is not None]
     summary = summarise("speedup", pairs)
     if summary is None:
         return None
     chart = Chart("scatter", height=3.9)
     (axes,) = chart.axes
-    values = [
-        v
-        for p in pairs
-        for r in (p.measured, p.predicted)
-        for v in (r.speedup, r.speedup_low, r.speedup_high)
-        if v is not None
-    ]
+    values = _speedups(pairs)
     low = min(*values, 1.0) * 0.94
     high = max(*values, 1.0) * 1.06
     _agreement(axes, low, high)
-    groups = sorted({draft_name(p.measured.draft, p.measured.draft_method) for p in pairs})
-    for group, colour, marker in zip(groups, cycle(SERIES), cycle(MARKERS), strict=False):
-        for pair in pairs:
-            m = pair.measured
-            p = pair.predicted
-            label = label_of(pair.measured)
-            if (
-                draft_name(m.draft, m.draft_method) != group
-                or m.speedup is None
-                or p.speedup is None
-            ):
-                continue
-            bars = axes.errorbar(
-                m.speedup,
-                p.speedup,
-                xerr=spread_of(m.speedup, (m.speedup_low, m.speedup_high)),
-                yerr=spread_of(p.speedup, (p.speedup_low, p.speedup_high)),
-                fmt="none",
-                ecolor=GREY,
-                lw=0.7,
-                alpha=0.6,
-            )
-            chart.part(group, *bars.lines[2])
-            tip = f"{label}: measured {m.speedup:.2f}×, predicted {p.speedup:.2f}×"
-            chart.mark(axes, (m.speedup, p.speedup), marker, tip, group, color=colour, mew=0.5)
-            chart.rows.append((label, m.speedup, p.speedup, pair.error("speedup")))
-        axes.plot([], [], marker, color=colour, ls="none", label=group)
-    axes.set(
-        xlabel="measured speedup (×)",
-        ylabel="predicted speedup (×)",
-        xlim=(low, high),
-        ylim=(low, high),
-    )
+    by_draft: dict[str, list[Pair]] = defaultdict(list)
+    for pair in pairs:
+        by_draft[draft_name(pair.measured.draft, pair.measured.draft_method)].append(pair)
+    for draft, colour, marker in zip(sorted(by_draft), cycle(SERIES), cycle(MARKERS), strict=False):
+        for pair in by_draft[draft]:
+            _draw_pair(chart, pair, draft, colour, marker)
+        axes.plot([], [], marker, color=colour, ls="none", label=draft)
+    axes.set(xlabel="measured speedup (×)", ylabel="predicted speedup (×)")
+    axes.set(xlim=(low, high), ylim=(low, high))
     axes.set_aspect("equal")
-    if len(groups) > 1:
+    if len(by_draft) > 1:
         axes.legend(loc="upper left", handletextpad=0.2)
+    points = "one configuration"
     if len(pairs) > 1:
         points = f"{len(pairs)} configurations"
-    else:
-        points = "one configuration"
+    error = percent(summary.median_error, 1)
     return chart.told(
-        title=f"Predicted speedups are off by {percent(summary.median_error, 1)} (median of {points})",
-        caption="Each mark is one configuration. On the diagonal prediction and measurement agree; the band is ±10 %. "
+        title=f"Predicted speedups are off by {error} (median of {points})",
+        caption="Each mark is one configuration. On the diagonal prediction and measurement agree; "
+        "the band is ±10 %. "
         "Bars: lowest to highest repetition across, 90 % interval of the prediction upwards.",
         table="Measured and predicted speedups",
         columns=[
@@ -298,10 +273,49 @@ def predicted_vs_measured(data: ReportData) -> Chart | None:
     )
 
 
+def _speedups(pairs: Sequence[Pair]) -> list[float]:
+    """All speedups of the pairs and the ends of their intervals."""
+    values = []
+    for pair in pairs:
+        for row in (pair.measured, pair.predicted):
+            for value in (row.speedup, row.speedup_low, row.speedup_high):
+                if value is not None:
+                    values.append(value)
+    return values
+
+
+def _draw_pair(chart: Chart, pair: Pair, draft: str, colour: str, marker: str) -> None:
+    """The mark of one configuration with the bars of both intervals."""
+    (axes,) = chart.axes
+    measured = pair.measured
+    predicted = pair.predicted
+    if measured.speedup is None or predicted.speedup is None:
+        return
+    bars = axes.errorbar(
+        measured.speedup,
+        predicted.speedup,
+        xerr=spread_of(measured.speedup, (measured.speedup_low, measured.speedup_high)),
+        yerr=spread_of(predicted.speedup, (predicted.speedup_low, predicted.speedup_high)),
+        fmt="none",
+        ecolor=GREY,
+        lw=0.7,
+        alpha=0.6,
+    )
+    chart.part(draft, *bars.lines[2])
+    label = label_of(measured)
+    tip = f"{label}: measured {measured.speedup:.2f}×, predicted {predicted.speedup:.2f}×"
+    at = (measured.speedup, predicted.speedup)
+    chart.mark(axes, at, marker, tip, draft, color=colour, mew=0.5)
+    chart.rows.append((label, *at, pair.error("speedup")))
+
+
 def _agreement(axes: Axes, low: float, high: float) -> None:
-    axes.plot([low, high], [low, high], color=INK, lw=1, zorder=1)
-    lower, upper = ([low * scale, high * scale] for scale in (1 - BAND, 1 + BAND))
-    axes.fill_between([low, high], lower, upper, color=GREY, alpha=0.15, lw=0, zorder=0)
+    """The diagonal with the band around it, and the lines at which nothing is gained."""
+    ends = [low, high]
+    axes.plot(ends, ends, color=INK, lw=1, zorder=1)
+    lower = [low * (1 - BAND), high * (1 - BAND)]
+    upper = [low * (1 + BAND), high * (1 + BAND)]
+    axes.fill_between(ends, lower, upper, color=GREY, alpha=0.15, lw=0, zorder=0)
     if low < 1 < high:
         axes.axvline(1, color=MUTED, lw=0.8, ls=":")
         axes.axhline(1, color=MUTED, lw=0.8, ls=":")
