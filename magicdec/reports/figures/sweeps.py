@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from magicdec.comparison import is_paired
 from magicdec.naming import draft_name
 from magicdec.records import Record
 from magicdec.reports.data import ReportData, fastest, siblings
 from magicdec.reports.figures.chart import GREY, MARKERS, MUTED, SERIES, Chart, plain_ticks
-from magicdec.reports.tables import BUDGET, GAMMA_COLUMN, Column
+from magicdec.reports.tables import BUDGET, GAMMA_COLUMN, Column, Value
 from magicdec.reports.text import GAMMA_IS
 
 if TYPE_CHECKING:
@@ -41,23 +41,25 @@ class Line(NamedTuple):
 
 
 def speedup_by_gamma(data: ReportData) -> Chart | None:
-    """Tokens per step and speedup against gamma, at the report's draft, budget, batch and context."""
+    """Tokens per step and speedup against gamma, at the report's draft, budget and load."""
     reference = _with_gammas(data)
     if reference is None:
         return None
     name = draft_name(reference.draft, reference.draft_method)
-    line = Line(name, *(siblings(getattr(data, side), reference, "gamma") for side in SIDES))
+    predicted = siblings(data.predicted, reference, "gamma")
+    measured = siblings(data.measured, reference, "gamma")
+    line = Line(name, predicted, measured)
     gammas = sorted({row.gamma for row in line.rows})
     if len(gammas) < 2:
         return None
+    budget = ""
     if reference.draft_budget is not None:
         budget = f" with a budget of {reference.draft_budget}"
-    else:
-        budget = ""
     setting = f"{_place(reference)}: {name}{budget}, temperature {reference.temperature:g}"
     chart = _drawn("gamma", GAMMA_COLUMN, [line], setting, lambda row: f"{GAMMA_IS}{row.gamma}")
-    chart.axes[1].set(xlabel="γ, tokens drafted per step", xlim=(gammas[0] - 0.4, gammas[-1] + 0.4))
-    chart.axes[1].set_xticks(gammas)
+    lower = chart.axes[1]
+    lower.set(xlabel="γ, tokens drafted per step", xlim=(gammas[0] - 0.4, gammas[-1] + 0.4))
+    lower.set_xticks(gammas)
     return chart
 
 
@@ -66,18 +68,15 @@ def _with_gammas(data: ReportData) -> Record | None:
     most of them: of a plan, at its answer's batch and context."""
 
     def width(row: Record) -> tuple[int, int]:
-        measured, predicted = (
-            len(siblings(rows, row, "gamma")) for rows in (data.measured, data.predicted)
-        )
+        measured = len(siblings(data.measured, row, "gamma"))
+        predicted = len(siblings(data.predicted, row, "gamma"))
         return measured, predicted
 
     reference = data.reference
-    if (
-        reference is not None
-        and reference.is_speculative
-        and (width(reference)[0] > 1 or width(reference)[1] > 2)
-    ):
-        return reference
+    if reference is not None and reference.is_speculative:
+        measured, predicted = width(reference)
+        if measured > 1 or predicted > 2:
+            return reference
     rows = [row for row in data.rows if row.is_speculative]
     if data.plan is not None and reference is not None:
         rows = [row for row in rows if _is_alike(row, reference)]
@@ -88,9 +87,10 @@ def _is_alike(row: Record, other: Record) -> bool:
     """Whether two rows are of one model, batch, context, tp size, temperature and, where it is
     known, device.
     """
-    same = ("model", "batch_size", "context_len", "tp_size", "temperature")
-    is_there = (row.hardware or other.hardware) == other.hardware
-    return is_there and all(getattr(row, each) == getattr(other, each) for each in same)
+    if (row.hardware or other.hardware) != other.hardware:
+        return False
+    fields = ("model", "batch_size", "context_len", "tp_size", "temperature")
+    return all(getattr(row, field) == getattr(other, field) for field in fields)
 
 
 def _place(record: Record) -> str:
@@ -106,14 +106,9 @@ def speedup_by_budget(data: ReportData) -> Chart | None:
         reference = fastest(row for row in data.rows if row.is_speculative and row.speedup)
     if reference is None:
         return None
-    by_draft: dict[tuple[str, str], list[Record]] = {}
-    for row in data.rows:
-        is_comparable = row.draft_budget and row.speedup and row.is_speculative
-        if is_comparable and _is_alike(row, reference):
-            by_draft.setdefault((row.draft, row.draft_method), []).append(row)
     lines = []
     budgets: set[int] = set()
-    for draft, rows in sorted(by_draft.items()):
+    for draft, rows in sorted(_by_draft(data.rows, reference).items()):
         line = _best_line(rows, draft_name(*draft))
         own_budgets = {row.draft_budget or 0 for row in line.rows}
         if len(own_budgets) > 1:
@@ -122,17 +117,26 @@ def speedup_by_budget(data: ReportData) -> Chart | None:
     if not lines:
         return None
     setting = f"{_place(reference)}, the best γ of each budget"
-    chart = _drawn(
-        "budget",
-        BUDGET,
-        lines,
-        setting,
-        lambda row: f"{draft_name(row.draft, row.draft_method)} {row.draft_budget}",
-    )
-    chart.axes[1].set_xscale("log", base=2)
-    plain_ticks(chart.axes[1].xaxis, sorted(budgets))
-    chart.axes[1].set(xlabel="draft budget (KV slots read per step)")
+    chart = _drawn("budget", BUDGET, lines, setting, _draft_and_budget)
+    lower = chart.axes[1]
+    lower.set_xscale("log", base=2)
+    plain_ticks(lower.xaxis, sorted(budgets))
+    lower.set(xlabel="draft budget (KV slots read per step)")
     return chart
+
+
+def _draft_and_budget(row: Record) -> str:
+    return f"{draft_name(row.draft, row.draft_method)} {row.draft_budget}"
+
+
+def _by_draft(rows: Iterable[Record], reference: Record) -> dict[tuple[str, str], list[Record]]:
+    """The rows with a budget that are of the reference's setting, by draft and method."""
+    by_draft: dict[tuple[str, str], list[Record]] = {}
+    for row in rows:
+        has_gain = row.is_speculative and row.speedup
+        if has_gain and row.draft_budget and _is_alike(row, reference):
+            by_draft.setdefault((row.draft, row.draft_method), []).append(row)
+    return by_draft
 
 
 def _best_line(rows: Sequence[Record], name: str) -> Line:
@@ -180,24 +184,19 @@ def _drawn(
     """
     chart = Chart(name, height=4.3, rows=2, sharex=True)
     for axes, (field, title) in zip(chart.axes, PANELS, strict=True):
-        for line, *look in zip(lines, SERIES, MARKERS, strict=False):
-            _draw(chart, axes, line, (column, field), look, is_alone=len(lines) == 1)
+        panel = Panel(chart, axes, column.name, field)
+        for line, colour, marker in zip(lines, SERIES, MARKERS, strict=False):
+            if len(lines) == 1:
+                series = SIDES
+            else:
+                series = (line.name, line.name)
+            _draw_predicted(panel, line, series[0], colour)
+            _draw_measured(panel, line, series[1], colour, marker, column.title)
         axes.set(ylabel=title)
     chart.axes[1].axhline(1, color=MUTED, lw=0.9, ls=":")
     _legend(chart.axes[0], lines)
     for line in lines:
-        sides = [
-            {getattr(row, column.name): row for row in side}
-            for side in (line.predicted, line.measured)
-        ]
-        for place in sorted({*sides[0], *sides[1]}):
-            pair = [side.get(place) for side in sides]
-            values = []
-            for each in (PANELS[0][0], "step_s", "speedup"):
-                for row in pair:
-                    values.append(getattr(row, each, None))
-            ends = [getattr(pair[0], f"speedup_{end}", None) for end in ("low", "high")]
-            chart.rows.append((line.name, place, *values, *ends))
+        chart.rows += _values(line, column.name)
     return chart.told(
         title=_title(lines, word),
         caption=_caption(setting, lines),
@@ -207,57 +206,86 @@ def _drawn(
     )
 
 
-def _draw(
-    chart: Chart,
-    axes: Axes,
-    line: Line,
-    of: tuple[Column, str],
-    look: Sequence[str],
-    *,
-    is_alone: bool,
-) -> None:
-    (column, field), (colour, marker) = of, look
-    if is_alone:
-        names = SIDES
-    else:
-        names = (line.name, line.name)
+def _values(line: Line, axis: str) -> Iterable[tuple[Value, ...]]:
+    """Rows of the table: a place on the axis, then predicted and measured values in the order of
+    COLUMNS.
+    """
+    predicted = {getattr(row, axis): row for row in line.predicted}
+    measured = {getattr(row, axis): row for row in line.measured}
+    for place in sorted({*predicted, *measured}):
+        guess = predicted.get(place)
+        real = measured.get(place)
+        values: list[Value] = [line.name, place]
+        for field in ("expected_tokens_per_step", "step_s", "speedup"):
+            values.append(getattr(guess, field, None))
+            values.append(getattr(real, field, None))
+        values.append(getattr(guess, "speedup_low", None))
+        values.append(getattr(guess, "speedup_high", None))
+        yield tuple(values)
 
-    def spots(rows: Iterable[Record], name: str = field) -> list[tuple[float, float]]:
+
+class Panel(NamedTuple):
+    """Axes of a chart, and the fields that they show across and upwards."""
+
+    chart: Chart
+    axes: Axes
+    across: str
+    upwards: str
+
+    def spots(self, rows: Iterable[Record], upwards: str = "") -> list[tuple[float, float]]:
+        """The points of the rows that have the value."""
         points = []
         for row in rows:
-            value = getattr(row, name)
+            value = getattr(row, upwards or self.upwards)
             if value is not None:
-                points.append((getattr(row, column.name), value))
+                points.append((getattr(row, self.across), value))
         return points
 
-    guesses = spots(line.predicted)
-    if guesses:
-        chart.part(names[0], *axes.plot(*zip(*guesses, strict=True), color=colour))
-    low, high = (spots(line.predicted, f"speedup_{end}") for end in ("low", "high"))
-    if field == "speedup" and len(low) == len(high) == len(guesses) > 0:
-        band = axes.fill_between(
-            [x for x, _ in low],
-            [y for _, y in low],
-            [y for _, y in high],
-            color=colour,
-            alpha=0.15,
-            lw=0,
-        )
-        chart.part(names[0], band)
+
+def _draw_predicted(panel: Panel, line: Line, series: str, colour: str) -> None:
+    """A line, with the band of its interval where that is of every point."""
+    points = panel.spots(line.predicted)
+    if not points:
+        return
+    places = [place for place, _ in points]
+    values = [value for _, value in points]
+    panel.chart.part(series, *panel.axes.plot(places, values, color=colour))
+    if panel.upwards != "speedup":
+        return
+    low = panel.spots(line.predicted, "speedup_low")
+    high = panel.spots(line.predicted, "speedup_high")
+    if len(low) == len(high) == len(points):
+        lower = [value for _, value in low]
+        upper = [value for _, value in high]
+        look: dict[str, Any] = {"color": colour, "alpha": 0.15, "lw": 0}
+        band = panel.axes.fill_between([place for place, _ in low], lower, upper, **look)
+        panel.chart.part(series, band)
+
+
+def _draw_measured(
+    panel: Panel, line: Line, series: str, colour: str, marker: str, axis_title: str
+) -> None:
+    """Points, with the ends of their repetitions."""
+    chart = panel.chart
     for row in line.measured:
-        if (value := getattr(row, field)) is not None:
-            at = (getattr(row, column.name), value)
-            if field == "speedup":
-                chart.interval(axes, at, (row.speedup_low, row.speedup_high), names[1], colour)
-            tip = f"{line.name}, {column.title} {at[0]}: {value:.2f}, measured"
-            chart.mark(axes, at, marker, tip, names[1], color=colour)
+        value = getattr(row, panel.upwards)
+        if value is None:
+            continue
+        place = getattr(row, panel.across)
+        at = (place, value)
+        if panel.upwards == "speedup":
+            ends = (row.speedup_low, row.speedup_high)
+            chart.interval(panel.axes, at, ends, series, colour)
+        tip = f"{line.name}, {axis_title} {place}: {value:.2f}, measured"
+        chart.mark(panel.axes, at, marker, tip, series, color=colour)
 
 
 def _legend(axes: Axes, lines: Sequence[Line]) -> None:
     if len(lines) > 1:
         for line, colour, marker in zip(lines, SERIES, MARKERS, strict=False):
             axes.plot([], [], marker, color=colour, ls="-", label=line.name)
-    if any(line.predicted for line in lines) and any(line.measured for line in lines):
+    has_predicted = any(line.predicted for line in lines)
+    if has_predicted and any(line.measured for line in lines):
         axes.plot([], [], color=GREY, label="predicted")
         axes.plot([], [], "o", color=GREY, label="measured")
     if axes.get_legend_handles_labels()[1]:
@@ -269,7 +297,7 @@ def _caption(setting: str, lines: Sequence[Line]) -> str:
     predicted = list(chain.from_iterable(line.predicted for line in lines))
     if predicted:
         interval = ""
-        if any(r.speedup_low for r in predicted):
+        if any(row.speedup_low for row in predicted):
             interval = ", with its 90\u202f% interval"
         parts.append("Line: predicted" + interval)
     if any(line.measured for line in lines):
@@ -278,22 +306,19 @@ def _caption(setting: str, lines: Sequence[Line]) -> str:
 
 
 def _title(lines: Sequence[Line], word: Callable[[Record], str]) -> str:
-    """The measured best, with the prediction next to it; without measurements, the predicted best."""
-    best, guess = (
-        fastest(row for line in lines for row in getattr(line, side)) for side in reversed(SIDES)
-    )
+    """Names the measured best with its prediction; without measurements, the predicted best."""
+    measured = fastest(chain.from_iterable(line.measured for line in lines))
+    predicted = fastest(chain.from_iterable(line.predicted for line in lines))
+    best = measured or predicted
+    assert best is not None
     kind = "predicted"
-    found = guess
-    if best is not None:
+    prediction = ""
+    if measured is not None:
         kind = "measured"
-        found = best
-    assert found is not None
-    if best is not None and guess is not None:
-        beside = f"; predicted {word(guess)}, {guess.speedup or 0:.2f}×"
-    else:
-        beside = ""
-    text = word(found)
-    gain = found.speedup or 0.0
+        if predicted is not None:
+            prediction = f"; predicted {word(predicted)}, {predicted.speedup or 0:.2f}×"
+    text = word(best)
+    gain = best.speedup or 0.0
     if round(gain, 2) <= 1:
-        return f"Nothing gains here: the best, {text}, runs at {gain:.2f}×{beside}"
-    return f"{text} gains most: {gain:.2f}× as fast {kind}{beside}"
+        return f"Nothing gains here: the best, {text}, runs at {gain:.2f}×{prediction}"
+    return f"{text} gains most: {gain:.2f}× as fast {kind}{prediction}"
