@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from magicdec.naming import describe, device_name
-from magicdec.plan_document import GammaTable, Plan, Traffic
+from magicdec.plan_document import GammaTable, Percentiles, Plan, Traffic
 from magicdec.plan_rows import verdict_of
 from magicdec.records import BASELINE_MBU_FLOOR, Record
 from magicdec.reports.data import ReportData, fastest, has_weak_baseline, median_pair
@@ -43,165 +43,199 @@ UNKNOWN = "Not known: no draft has a measured acceptance rate"
 def headline(data: ReportData) -> Headline:
     reference = data.reference
     if reference is None:
-        baseline = data.rows[0]
-        if baseline.tokens_per_s:
-            rate = f" at {baseline.tokens_per_s:.0f} tokens/s"
-        else:
-            rate = ""
-        answer = f"Decoded without a draft{rate}; no speculation was tried"
-        return Headline(
-            question=_question(baseline), answer=answer, certainty="", when_not="", facts=()
-        )
+        return _without_drafts(data.rows[0])
     if data.plan is not None and data.plan.traffic is not None:
         return _under_arrivals(data.plan, data.plan.traffic, reference)
     measured = data.find_measured(reference)
     predicted = data.find_predicted(reference)
-    was_ranked = any(
-        row.is_speculative for row in data.rows
-    )  # not so in a plan without acceptance rates
+    certainty = ""
+    if reference.is_speculative:
+        certainty = _certainty(measured, predicted)
+    better = ""
+    if measured is not None:
+        better = _better(data, measured)
     return Headline(
         question=_question(reference),
-        answer=_headline_answer(data, reference, measured, predicted, was_ranked=was_ranked),
-        certainty=_certainty(measured, predicted) if reference.is_speculative else "",
+        answer=_headline_answer(data, reference, measured, predicted),
+        certainty=certainty,
         when_not=when_not(data, reference),
-        better=_better(data, measured) if measured is not None else "",
+        better=better,
         facts=(*_facts(reference, measured, predicted), *_plan_facts(data)),
     )
 
 
+def _without_drafts(baseline: Record) -> Headline:
+    """The headline of records none of which speculates."""
+    rate = ""
+    if baseline.tokens_per_s:
+        rate = f" at {baseline.tokens_per_s:.0f} tokens/s"
+    return Headline(
+        question=_question(baseline),
+        answer=f"Decoded without a draft{rate}; no speculation was tried",
+        certainty="",
+        when_not="",
+        facts=(),
+    )
+
+
 def _headline_answer(
-    data: ReportData,
-    reference: Record,
-    measured: Record | None,
-    predicted: Record | None,
-    *,
-    was_ranked: bool,
+    data: ReportData, reference: Record, measured: Record | None, predicted: Record | None
 ) -> str:
     """The plan's choice, unless its configuration was measured."""
     if data.plan is not None and measured is None:
         return first_line(data.plan).removesuffix(".")
-    if not was_ranked:
+    if not any(row.is_speculative for row in data.rows):  # a plan without acceptance rates
         return UNKNOWN
     return _answer(reference, measured, predicted)
 
 
 def _under_arrivals(plan: Plan, traffic: Traffic, reference: Record) -> Headline:
-    """The devices for a rate of arrivals; the steady state of a batch that is always full is said
-    next to it.
+    """Number of devices for a rate of arrivals, next to the steady state of a batch that is always
+    full.
     """
-    best, request = traffic.best, plan.request
-    limits = {"TTFT": (best.ttft, request.ttft_p95_s), "TPOT": (best.tpot, request.tpot_p95_s)}
+    best = traffic.best
     facts = [
-        Fact(
-            label=f"{name} p95",
-            value=format_seconds(found.p95),
-            detail="" if limit is None else f"limit {format_seconds(limit)}",
-        )
-        for name, (found, limit) in limits.items()
-        if found is not None
+        *_latency_fact("TTFT", best.ttft, plan.request.ttft_p95_s),
+        *_latency_fact("TPOT", best.tpot, plan.request.tpot_p95_s),
     ]
     if best.highest_rate_per_s:
-        rate = f"{format_number(best.highest_rate_per_s)}/s"
-        facts.append(Fact(label="Highest rate", value=rate, detail="that keeps the limits"))
+        highest = f"{format_number(best.highest_rate_per_s)}/s"
+        facts.append(Fact(label="Highest rate", value=highest, detail="that keeps the limits"))
+    device = device_name(plan.hardware)
+    rate = format_number(traffic.rate_per_s)
     full = _answer(reference, None, reference)
+    full = full[0].lower() + full[1:]
     return Headline(
-        question=f"How many {device_name(plan.hardware)} serve {plan.model} at {format_number(traffic.rate_per_s)} "
-        "requests/s, and does a draft help?",
+        question=f"How many {device} serve {plan.model} at {rate} requests/s, and does a draft "
+        "help?",
         answer=traffic_line(traffic),
         certainty=f"simulated, {traffic.num_requests} requests",
         facts=tuple(facts),
-        when_not=f"If a batch of {reference.batch_size} were always full: {full[0].lower()}{full[1:]}.",
+        when_not=f"If a batch of {reference.batch_size} were always full: {full}.",
     )
 
 
+def _latency_fact(name: str, latency: Percentiles | None, limit: float | None) -> list[Fact]:
+    """The 95th percentile of a latency and its limit; nothing if the queue grows without bound."""
+    if latency is None:
+        return []
+    detail = ""
+    if limit is not None:
+        detail = f"limit {format_seconds(limit)}"
+    return [Fact(label=f"{name} p95", value=format_seconds(latency.p95), detail=detail)]
+
+
 def _question(record: Record) -> str:
-    model = "the embedded model" if record.model == "embedded" else record.model
+    model = record.model
+    if model == "embedded":
+        model = "the embedded model"
+    devices = ""
     if record.num_devices > 1:
         devices = f"{record.num_devices} × "
-    else:
-        devices = ""
+    where = ""
     if record.hardware:
         where = f" on {devices}{device_name(record.hardware)}"
-    else:
-        where = ""
-    place = f"batch {record.batch_size} and context {thousands(record.context_len)}"
-    return f"Does speculative decoding pay for {model}{where}, at {place}?"
+    load = f"batch {record.batch_size} and context {thousands(record.context_len)}"
+    return f"Does speculative decoding pay for {model}{where}, at {load}?"
 
 
 def _answer(reference: Record, measured: Record | None, predicted: Record | None) -> str:
     if not reference.is_speculative:
         return "No: no draft that was considered pays"
     draft = _draft(reference)
+    best = predicted or reference
     if measured is not None and measured.speedup:
         best = measured
-    else:
-        best = predicted or reference
     speedup = best.speedup or 0.0
     if speedup <= 1:
         return f"No: {draft} is no faster than decoding without a draft ({speedup:.2f}×)"
-    verdict = verdict_of(
-        speedup_low=best.speedup_low or speedup, speedup_high=best.speedup_high or speedup
-    )
-    if best is measured or verdict == "pays":
+    low = best.speedup_low or speedup
+    high = best.speedup_high or speedup
+    verdict = verdict_of(speedup_low=low, speedup_high=high)
+    if verdict == "pays":
+        return f"Yes: {draft}, decodes {speedup:.2f}× as fast as without a draft"
+    word = "may decode"
+    if best is measured:
         word = "decodes"
-    else:
-        word = "may decode"
-    return f"{'Yes' if verdict == 'pays' else 'Unclear'}: {draft}, {word} {speedup:.2f}× as fast as without a draft"
+    return f"Unclear: {draft}, {word} {speedup:.2f}× as fast as without a draft"
 
 
 def _certainty(measured: Record | None, predicted: Record | None) -> str:
     parts = []
     if measured is not None and measured.speedup:
-        text = "measured"
-        if (
-            measured.speedup_low is not None
-            and measured.speedup_high is not None
-            and (measured.repetitions or 0) > 1
-        ):
-            text += f", {measured.speedup_low:.2f}–{measured.speedup_high:.2f} over {measured.repetitions} repetitions"
-        if has_weak_baseline(measured):
-            mbu = percent(measured.autoregressive_mbu or 0.0)
-            text += f", over a baseline at {mbu} of the memory's bandwidth (less than {percent(BASELINE_MBU_FLOOR)})"
-        parts.append(text)
+        parts.append(_measured_certainty(measured))
     if predicted is not None and predicted.speedup:
+        text = "predicted"
         if parts:
-            text = f"predicted {predicted.speedup:.2f}×"
-        else:
-            text = "predicted"
+            text += f" {predicted.speedup:.2f}×"
         if predicted.speedup_low is not None and predicted.speedup_high is not None:
-            text += f", 90\u202f% interval {predicted.speedup_low:.2f}–{predicted.speedup_high:.2f}"
+            interval = f"{predicted.speedup_low:.2f}–{predicted.speedup_high:.2f}"
+            text += f", 90\u202f% interval {interval}"
         parts.append(text)
     return "; ".join(parts) or "as recorded"
+
+
+def _measured_certainty(measured: Record) -> str:
+    text = "measured"
+    has_range = measured.speedup_low is not None and measured.speedup_high is not None
+    repetitions = measured.repetitions or 0
+    if has_range and repetitions > 1:
+        span = f"{measured.speedup_low:.2f}–{measured.speedup_high:.2f}"
+        text += f", {span} over {repetitions} repetitions"
+    if has_weak_baseline(measured):
+        mbu = percent(measured.autoregressive_mbu or 0.0)
+        floor = percent(BASELINE_MBU_FLOOR)
+        text += f", over a baseline at {mbu} of the memory's bandwidth (less than {floor})"
+    return text
 
 
 def _facts(reference: Record, measured: Record | None, predicted: Record | None) -> Iterable[Fact]:
     best = measured or predicted or reference
     if reference.is_speculative:
-        for title, row in (("Measured", measured), ("Predicted", predicted)):
-            if row is not None and row.speedup:
-                yield Fact(
-                    label=f"{title} speedup", value=f"{row.speedup:.2f}×", detail=_range(row)
-                )
+        yield from _speedup_fact("Measured", measured)
+        yield from _speedup_fact("Predicted", predicted)
         if best.expected_tokens_per_step:
+            tokens = f"{best.expected_tokens_per_step:.2f}"
             detail = f"of at most {reference.gamma + 1}"
-            yield Fact(
-                label="Tokens per step", value=f"{best.expected_tokens_per_step:.2f}", detail=detail
-            )
+            yield Fact(label="Tokens per step", value=tokens, detail=detail)
     rate, base = median_pair(best)
     if rate:
+        detail = ""
         if base and best.is_speculative:
             detail = f"instead of {whole(base)}"
-        else:
-            detail = ""
         yield Fact(label="Tokens per second", value=whole(rate), detail=detail)
+
+
+def _speedup_fact(title: str, row: Record | None) -> Iterable[Fact]:
+    if row is not None and row.speedup:
+        speedup = f"{row.speedup:.2f}×"
+        yield Fact(label=f"{title} speedup", value=speedup, detail=_range(row))
 
 
 def _better(data: ReportData, chosen: Record) -> str:
     """Another draft setting of the same batch, context and sampling that measured better than the
     chosen one.
     """
+    best = fastest(_rivals(data.measured, chosen)) or chosen
+    speedup = best.speedup or 0.0
+    own = chosen.speedup or 0.0
+    if best is chosen or speedup <= own or not own:
+        return ""
+    low, _ = _ends(best)
+    _, high = _ends(chosen)
+    doubt = ""
+    if low <= high:
+        doubt = "; their repetitions overlap"
+    return (
+        f"{_draft(best)}, measured better: {speedup:.2f}× ({_span(best)}) instead of {own:.2f}× "
+        f"({_span(chosen)}){doubt}."
+    )
 
-    def place(row: Record) -> tuple[object, ...]:
+
+def _rivals(rows: Iterable[Record], chosen: Record) -> list[Record]:
+    """The speculative rows of the chosen one's model, device, load and sampling."""
+
+    def setting(row: Record) -> tuple[object, ...]:
         return (
             row.model,
             row.device,
@@ -212,25 +246,22 @@ def _better(data: ReportData, chosen: Record) -> str:
             row.temperature,
         )
 
-    rivals = (
-        r for r in data.measured if r.is_speculative and r.speedup and place(r) == place(chosen)
-    )
-    best = fastest(rivals) or chosen
-    speedup = best.speedup or 0.0
-    own = chosen.speedup or 0.0
-    if best is chosen or speedup <= own or not own:
-        return ""
-    low = best.speedup_low or speedup
-    high = chosen.speedup_high or own
-    doubt = "; their repetitions overlap" if low <= high else ""
-    return (
-        f"{_draft(best)}, measured better: {speedup:.2f}× ({_span(best)}) instead of {own:.2f}× "
-        f"({_span(chosen)}){doubt}."
-    )
+    rivals = []
+    for row in rows:
+        if row.is_speculative and row.speedup and setting(row) == setting(chosen):
+            rivals.append(row)
+    return rivals
 
 
 def _span(record: Record) -> str:
-    return f"{record.speedup_low or record.speedup or 0:.2f}–{record.speedup_high or record.speedup or 0:.2f}"
+    low, high = _ends(record)
+    return f"{low:.2f}–{high:.2f}"
+
+
+def _ends(record: Record) -> tuple[float, float]:
+    """The speedup's interval, or the speedup twice."""
+    speedup = record.speedup or 0.0
+    return record.speedup_low or speedup, record.speedup_high or speedup
 
 
 def _plan_facts(data: ReportData) -> Iterable[Fact]:
@@ -239,31 +270,34 @@ def _plan_facts(data: ReportData) -> Iterable[Fact]:
     """
     if data.plan is None:
         return
-    best, ceiling = data.plan.best, data.plan.best_autoregressive
+    best = data.plan.best
     if best.requests is None:
-        yield Fact(
-            label="First token", value=format_seconds(best.ttft_s), detail="one request alone"
-        )
+        first_token = format_seconds(best.ttft_s)
+        yield Fact(label="First token", value=first_token, detail="one request alone")
     else:
         detail = f"first token after {format_seconds(best.first_token_s)}"
         if best.is_speculative:
             detail += f"; {best.gain.speedup:.2f}× as fast as without speculation"
-        yield Fact(
-            label="Whole request", value=format_seconds(best.requests.request_s), detail=detail
-        )
+        seconds = format_seconds(best.requests.request_s)
+        yield Fact(label="Whole request", value=seconds, detail=detail)
         if best.cost.per_million_tokens_usd is not None:
-            value = f"${best.cost.per_million_tokens_usd:.2f}"
-            yield Fact(label="Per million tokens", value=value, detail="prefill included")
-    gain = best.speedup_vs_best_autoregressive
-    if best.is_speculative and gain is not None and ceiling is not None and gain < 1.0:
+            cost = f"${best.cost.per_million_tokens_usd:.2f}"
+            yield Fact(label="Per million tokens", value=cost, detail="prefill included")
+    ceiling = data.plan.best_autoregressive
+    ratio = best.speedup_vs_best_autoregressive
+    if not best.is_speculative or ceiling is None or ratio is None:
+        return
+    if ratio < 1.0:
         detail = f"the tokens per second and device, without a draft at batch {ceiling.batch_size}"
-        yield Fact(label="For throughput alone", value=f"{1.0 / gain:.3g}×", detail=detail)
+        yield Fact(label="For throughput alone", value=f"{1.0 / ratio:.3g}×", detail=detail)
 
 
 def _range(record: Record) -> str:
     if record.speedup_low is None or record.speedup_high is None:
         return ""
-    kind = "lowest to highest" if record.source == "measured" else "90\u202f% interval"
+    kind = "90\u202f% interval"
+    if record.source == "measured":
+        kind = "lowest to highest"
     return f"{record.speedup_low:.2f}–{record.speedup_high:.2f}, {kind}"
 
 
@@ -274,57 +308,83 @@ def _draft(record: Record) -> str:
 def when_not(data: ReportData, reference: Record) -> str:
     """Where to leave speculation off: from the plan's table, else from the rows that lost."""
     if data.plan is not None:
-        length = data.plan.request.gen_len
-        table = data.plan.gamma_table
-        said = _when_not_planned(table, reference)
-        if said and table.draft not in ("", "none"):
-            said = f"Of {table.draft_name}: {said[0].lower()}{said[1:]}"
-        if said and length:
-            return f"{said} That is of whole requests of {thousands(length)} tokens."
-        return said
-    for rows, word in ((data.measured, "measured"), (data.predicted, "predicted")):
-        drafted = [row for row in rows if row.is_speculative]
-        paying = {(row.batch_size, row.context_len) for row in drafted if (row.speedup or 0) >= 1}
-        if losses := sorted({(row.batch_size, row.context_len) for row in drafted} - paying):
-            places = _listing([f"batch {b} with context {thousands(c)}" for b, c in losses[:3]])
-            if len(losses) > 3:
-                more = f" and {len(losses) - 3} more"
-            else:
-                more = ""
-            return f"Leave it off at {places}{more}: every draft {word} there was slower than none."
-    return ""
+        return _when_not_planned(data.plan, reference)
+    return _losses(data.measured, "measured") or _losses(data.predicted, "predicted")
 
 
-def _when_not_planned(grid: GammaTable, reference: Record) -> str:
-    verdicts = {
-        batch: {verdict for verdict, fits in zip(row, room, strict=True) if fits}
-        for batch, row, room in zip(grid.batch_sizes, grid.verdict, grid.fits, strict=True)
-    }
-    seen = set[str]().union(*verdicts.values())
-    if "pays" not in seen:
+def _losses(rows: Iterable[Record], word: str) -> str:
+    """The loads at which every draft lost, up to three of them by name."""
+    loads = set()
+    paying = set()
+    for row in rows:
+        if not row.is_speculative:
+            continue
+        load = (row.batch_size, row.context_len)
+        loads.add(load)
+        if (row.speedup or 0) >= 1:
+            paying.add(load)
+    losses = sorted(loads - paying)
+    if not losses:
+        return ""
+    named = _listing([f"batch {b} with context {thousands(c)}" for b, c in losses[:3]])
+    more = ""
+    if len(losses) > 3:
+        more = f" and {len(losses) - 3} more"
+    return f"Leave it off at {named}{more}: every draft {word} there was slower than none."
+
+
+def _when_not_planned(plan: Plan, reference: Record) -> str:
+    """A sentence about the draft of the plan's table, by decoding or by whole requests."""
+    table = plan.gamma_table
+    sentence = _when_not_by_table(table, reference)
+    if not sentence:
+        return ""
+    if table.draft not in ("", "none"):
+        sentence = f"Of {table.draft_name}: {sentence[0].lower()}{sentence[1:]}"
+    length = plan.request.gen_len
+    if length:
+        sentence += f" That is of whole requests of {thousands(length)} tokens."
+    return sentence
+
+
+def _when_not_by_table(table: GammaTable, reference: Record) -> str:
+    verdicts = _verdicts_by_batch(table)
+    all_verdicts = set[str]().union(*verdicts.values())
+    if "pays" not in all_verdicts:
         return "It surely pays at no batch size and context that was planned."
-    never = [batch for batch, cells in verdicts.items() if cells == {"does not pay"}]
-    unsure = [
-        batch for batch, cells in verdicts.items() if "unclear" in cells and "pays" not in cells
-    ]
+    never = []
+    unsure = []
+    for batch, of_batch in verdicts.items():
+        if of_batch == {"does not pay"}:
+            never.append(batch)
+        elif "unclear" in of_batch and "pays" not in of_batch:
+            unsure.append(batch)
+    longest = thousands(max(table.context_lens))
     parts = []
-    longest = thousands(max(grid.context_lens))
     if never:
         parts.append(f"at batch {_listing(never)}, where it pays at no context up to {longest}")
-    start = dict(zip(grid.batch_sizes, grid.break_even_context, strict=True)).get(
-        reference.batch_size
-    )
-    if start and reference.batch_size not in never and start > min(grid.context_lens):
-        parts.append(f"below a context of {_about(start)} at batch {reference.batch_size}")
+    batch = reference.batch_size
+    start = dict(zip(table.batch_sizes, table.break_even_context, strict=True)).get(batch)
+    if start and batch not in never and start > min(table.context_lens):
+        parts.append(f"below a context of {_about(start)} at batch {batch}")
+    doubt = ""
     if unsure:
         doubt = f"At batch {_listing(unsure)} it may pay, but surely at no context up to {longest}."
-    else:
-        doubt = ""
     if parts:
         return f"Leave it off {'; and '.join(parts)}. {doubt}".strip()
-    return (
-        "It pays at every batch size and context that was planned." if seen == {"pays"} else doubt
-    )
+    if all_verdicts == {"pays"}:
+        return "It pays at every batch size and context that was planned."
+    return doubt
+
+
+def _verdicts_by_batch(table: GammaTable) -> dict[int, set[str]]:
+    """The verdicts of each batch over the contexts with room for the cache."""
+    verdicts: dict[int, set[str]] = {}
+    for batch, of_batch, fits in zip(table.batch_sizes, table.verdict, table.fits, strict=True):
+        verdicts[batch] = {
+            verdict for verdict, has_room in zip(of_batch, fits, strict=True) if has_room
+        }
+    return verdicts
 
 
 def _about(tokens: float) -> str:
@@ -338,7 +398,7 @@ def _about(tokens: float) -> str:
 
 
 def _listing(values: Sequence[object]) -> str:
-    words = [str(v) for v in values]
+    words = [str(value) for value in values]
     if len(words) == 1:
         return words[0]
     return f"{', '.join(words[:-1])} and {words[-1]}"
@@ -348,5 +408,6 @@ def commands_to_reproduce(data: ReportData) -> list[str]:
     """The distinct command lines that made the records, in order, then the one that made the
     report.
     """
-    commands = [r.environment.command for r in data.measured if r.environment.command]
-    return list(dict.fromkeys([*commands, *([data.command] if data.command else [])]))
+    commands = [row.environment.command for row in data.measured]
+    commands.append(data.command)
+    return list(dict.fromkeys(command for command in commands if command))
