@@ -94,24 +94,24 @@ def read_deployment(plan: Plan, *, reason: str = "", site: Site = UNKNOWN_SITE) 
     best = plan.best
     if not best.fits:
         raise ConfigError(
-            "the plan's best configuration does not fit in memory: plan with more devices or a smaller batch"
+            "the plan's best configuration does not fit in memory: plan with more devices or a "
+            "smaller batch"
         )
     record = candidate_record(plan, best)
     for name in (record.model, record.draft):
         if not name or not name.isprintable():
             raise ConfigError(f"the plan's name {name!r} cannot be written into a command")
-    table = plan.gamma_table
-    asked_len = record.context_len + plan.request.gen_len
-    with_room = [
-        length for length, fits in zip(table.context_lens, table.fits[0], strict=True) if fits
-    ]
-    limit = max([*with_room, asked_len])
-    is_short = with_room != table.context_lens and (
-        site.longest_context is None or limit < site.longest_context
-    )
-    max_len = limit if is_short else None
+    limit = _longest_with_room(plan, record)
+    max_len = None
+    if _needs_limit(plan.gamma_table, limit, site):
+        max_len = limit
     length = max_len or site.longest_context or limit
-    cache_bytes = plan.memory.kv_bytes * max(1.0, length / (best.batch_size * asked_len))
+    cache_bytes = None
+    if site.is_cpu:
+        cache_bytes = _cache_bytes(plan, record, length)
+    load = None
+    if plan.traffic is not None:
+        load = plan.traffic.best
     return Deployment(
         model=record.model,
         best=record,
@@ -119,15 +119,39 @@ def read_deployment(plan: Plan, *, reason: str = "", site: Site = UNKNOWN_SITE) 
         bands=tuple(plan.choice.gammas),
         reason=reason,
         site=site,
-        table=reachable(table, max_batch=best.batch_size, max_len=length),
+        table=reachable(plan.gamma_table, max_batch=best.batch_size, max_len=length),
         max_model_len=max_len,
-        cache_bytes=MIB * math.ceil(cache_bytes / MIB) if site.is_cpu else None,
+        cache_bytes=cache_bytes,
         candidate=best,
-        load=plan.traffic.best if plan.traffic is not None else None,
+        load=load,
         kv_dtype=plan.precision.kv_dtype,
         weight_dtype=plan.precision.weight_dtype,
         asked_weights=plan.request.weight_dtype,
     )
+
+
+def _longest_with_room(plan: Plan, record: Record) -> int:
+    """The longest sequence that fits at the table's smallest batch; the planned one at least."""
+    table = plan.gamma_table
+    longest = record.context_len + plan.request.gen_len
+    for length, fits in zip(table.context_lens, table.fits[0], strict=True):
+        if fits:
+            longest = max(longest, length)
+    return longest
+
+
+def _needs_limit(table: GammaTable, limit: int, site: Site) -> bool:
+    """Whether some context has no room, and the model takes contexts above the limit."""
+    if all(table.fits[0]):
+        return False
+    return site.longest_context is None or limit < site.longest_context
+
+
+def _cache_bytes(plan: Plan, record: Record, length: int) -> int:
+    """Whole MiB of cache for the batch, and for one sequence of `length` at least."""
+    planned = plan.best.batch_size * (record.context_len + plan.request.gen_len)
+    needed = plan.memory.kv_bytes * max(1.0, length / planned)
+    return MIB * math.ceil(needed / MIB)
 
 
 def reachable(table: GammaTable, *, max_batch: int, max_len: int) -> dict[str, list[Any]] | None:
@@ -137,25 +161,34 @@ def reachable(table: GammaTable, *, max_batch: int, max_len: int) -> dict[str, l
     Batches and contexts without room for the cache are left out; a single cell without room takes
     the gamma of the longest context of its row that has some. None where nothing is left to draft.
     """
-
-    batches, lengths = table.batch_sizes, table.context_lens
-    rows = [i for i in range(nearest(batches, max_batch) + 1) if table.fits[i][0]]
-    columns = [
-        j for j in range(nearest(lengths, max_len) + 1) if any(table.fits[i][j] for i in rows)
-    ]
-    with_room = [
-        [max(k for k in columns if k <= j and table.fits[i][k]) for j in columns] for i in rows
-    ]
-    gammas = [
-        [table.gamma_of_steps[i][k] for k in row] for i, row in zip(rows, with_room, strict=True)
-    ]
+    last_row = nearest(table.batch_sizes, max_batch)
+    rows = [row for row in range(last_row + 1) if table.fits[row][0]]
+    last_column = nearest(table.context_lens, max_len)
+    columns = []
+    for column in range(last_column + 1):
+        if any(table.fits[row][column] for row in rows):
+            columns.append(column)
+    gammas = []
+    for row in rows:
+        gammas.append(_gammas_with_room(table, row, columns))
     if not any(map(any, gammas)):
         return None
     return {
-        "batch_sizes": [batches[i] for i in rows],
-        "context_lens": [lengths[j] for j in columns],
+        "batch_sizes": [table.batch_sizes[row] for row in rows],
+        "context_lens": [table.context_lens[column] for column in columns],
         "gammas": gammas,
     }
+
+
+def _gammas_with_room(table: GammaTable, row: int, columns: Sequence[int]) -> list[int]:
+    """One batch's gammas; a column without room takes that of the last one before it with room."""
+    gammas: list[int] = []
+    for column in columns:
+        if table.fits[row][column]:
+            gammas.append(table.gamma_of_steps[row][column])
+        else:
+            gammas.append(gammas[-1])
+    return gammas
 
 
 def heading(engine: str, plan: Deployment) -> list[str]:
@@ -164,12 +197,12 @@ def heading(engine: str, plan: Deployment) -> list[str]:
     """
     best = plan.best
     lines = [f"Written by magicdec for {ENGINE_TITLES[engine]}."]
+    layout = f"tp {best.tp_size}"
     if plan.candidate is not None:
         layout = plan.candidate.layout.label
-    else:
-        layout = f"tp {best.tp_size}"
     where = f"batch {best.batch_size}, context {best.context_len}, {layout}"
-    where += f", {best.hardware}" if best.hardware else ""
+    if best.hardware:
+        where += f", {best.hardware}"
     lines.append(f"Plan: {plan.model}, {where}: {describe(best)}.")
     if best.is_speculative:
         lines.append(_predicted_gain(plan))
@@ -181,7 +214,8 @@ def heading(engine: str, plan: Deployment) -> list[str]:
         lines.append(f"Note: {plan.reason}.")
     if plan.name == plan.model:
         lines.append(
-            "Model names are magicdec's: put the checkpoint's path or Hugging Face name in their place."
+            "Model names are magicdec's: put the checkpoint's path or Hugging Face name in their "
+            "place."
         )
     if plan.asked_weights not in (None, "bf16"):
         lines.append(
@@ -194,17 +228,17 @@ def heading(engine: str, plan: Deployment) -> list[str]:
 
 def _predicted_gain(plan: Deployment) -> str:
     """The gain and the verdict, both of one quantity."""
-    best = plan.best
-    quantity = "decoding"
-    speedup, low, high = best.speedup, best.speedup_low, best.speedup_high
     if plan.candidate is not None:
         gain = plan.candidate.gain
         quantity = plan.candidate.gain_is_of
-        speedup, low, high = gain.speedup, gain.low, gain.high
-    return (
-        f"Predicted speedup of {quantity} {speedup:.2f} (90 % interval {low:.2f} to {high:.2f}): "
-        f"{plan.verdict}."
-    )
+        speedup = f"{gain.speedup:.2f}"
+        interval = f"{gain.low:.2f} to {gain.high:.2f}"
+    else:
+        best = plan.best
+        quantity = "decoding"
+        speedup = f"{best.speedup:.2f}"
+        interval = f"{best.speedup_low:.2f} to {best.speedup_high:.2f}"
+    return f"Predicted speedup of {quantity} {speedup} (90 % interval {interval}): {plan.verdict}."
 
 
 def traffic_times(load: TrafficLoad) -> str:
@@ -216,17 +250,23 @@ def traffic_times(load: TrafficLoad) -> str:
 
 
 def _times(row: Candidate) -> str:
-    text = f"Predicted: {row.tpot_s / MILLI:.3g} ms per token and {row.tokens_per_s:.0f} tokens/s of decoding"
+    per_token = f"{row.tpot_s / MILLI:.3g} ms per token"
+    text = f"Predicted: {per_token} and {row.tokens_per_s:.0f} tokens/s of decoding"
     if row.requests is None:
         return f"{text}; first token of one request after {format_seconds(row.ttft_s)}."
+    first_token = format_seconds(row.first_token_s)
+    between = f"{row.between_tokens_s / MILLI:.3g} ms per token"
+    whole = format_seconds(row.requests.request_s)
     text += (
-        f"; whole requests, prefill included: first token after {format_seconds(row.first_token_s)}, "
-        f"{row.between_tokens_s / MILLI:.3g} ms per token, {format_seconds(row.requests.request_s)} each"
+        f"; whole requests, prefill included: first token after {first_token}, {between}, "
+        f"{whole} each"
     )
     if row.is_speculative:
         text += f", {row.gain.speedup:.2f} times as fast as without speculation"
     cost = row.cost.per_million_tokens_usd
-    return text + (f", ${cost:.2f} per million tokens." if cost is not None else ".")
+    if cost is not None:
+        text += f", ${cost:.2f} per million tokens"
+    return f"{text}."
 
 
 def unsupported(engine: str, plan: Deployment) -> list[str]:
@@ -234,17 +274,23 @@ def unsupported(engine: str, plan: Deployment) -> list[str]:
     name = ENGINE_TITLES[engine]
     best = plan.best
     lines = cache_note(plan)
-    if best.is_speculative and best.draft_budget is not None and best.draft == "self":
+    if not best.is_speculative:
+        return lines
+    if best.draft_budget is not None and best.draft == "self":
         lines.append(
-            f"Not supported by {name}: self-speculation with a sparse KV cache ({best.draft_method}). No flag of it "
+            f"Not supported by {name}: self-speculation with a sparse KV cache "
+            f"({best.draft_method}). No flag of it "
             "drafts with the target's own weights, so what follows decodes autoregressively."
         )
-    elif best.is_speculative and best.draft_budget is not None:
+    elif best.draft_budget is not None:
         lines.append(
-            f"Not supported by {name}: the draft's sparse KV cache ({best.draft_method}, budget {best.draft_budget}). "
+            f"Not supported by {name}: the draft's sparse KV cache ({best.draft_method}, budget "
+            f"{best.draft_budget}). "
             "The draft will read its full KV cache: the predicted speedup does not hold."
         )
-    return lines + (schedule_note(plan) if best.is_speculative and not can_speculate(plan) else [])
+    if not can_speculate(plan):
+        lines += schedule_note(plan)
+    return lines
 
 
 def cache_note(plan: Deployment) -> list[str]:
@@ -265,17 +311,20 @@ def head_name(plan: Deployment, lines: list[str]) -> str:
     best = plan.best
     if plan.candidate is not None and plan.candidate.drafting.checkpoint:
         lines.append(
-            "The draft's checkpoint is the one whose acceptance was planned with, or of several the one "
+            "The draft's checkpoint is the one whose acceptance was planned with, or of several "
+            "the one "
             "measured most; --draft-name plans another."
         )
         return plan.candidate.drafting.checkpoint
-    if best.draft != best.draft_method:
-        known: str | None = plan.site.checkpoints.get(best.draft)
-        lines += [] if known else [f"{best.draft} stands for the draft's own path or name."]
-        return known or best.draft
-    name = f"YOUR-{best.draft.upper()}-HEAD-OF-{plan.model}"
-    lines.append(f"{name} is a placeholder: magicdec knows no published head of this model.")
-    return name
+    if best.draft == best.draft_method:
+        name = f"YOUR-{best.draft.upper()}-HEAD-OF-{plan.model}"
+        lines.append(f"{name} is a placeholder: magicdec knows no published head of this model.")
+        return name
+    known: str | None = plan.site.checkpoints.get(best.draft)
+    if known:
+        return known
+    lines.append(f"{best.draft} stands for the draft's own path or name.")
+    return best.draft
 
 
 def schedule_note(plan: Deployment) -> list[str]:
@@ -288,17 +337,14 @@ def schedule_note(plan: Deployment) -> list[str]:
 
 def comment(lines: Sequence[str]) -> str:
     """Wrapped, but for lines that start with a space, which are to be copied."""
-    wrapped = [
-        part
-        for line in lines
-        for part in (
-            [line]
-            if line.startswith(" ")
-            else textwrap.wrap(
+    wrapped = []
+    for line in lines:
+        if line.startswith(" "):
+            wrapped.append(line)
+        else:
+            wrapped += textwrap.wrap(
                 line, COMMENT_WIDTH - 2, break_long_words=False, break_on_hyphens=False
             )
-        )
-    ]
     return "".join(f"# {line}\n" for line in wrapped)
 
 

@@ -2,14 +2,18 @@
 not.
 
 Written for, and checked against the sources of, the versions in `ENGINE_TITLES` (naming.py):
-    vLLM        vllm/config/{speculative,vllm}.py, vllm/v1/spec_decode/dynamic/utils.py, docs/features/
+    vLLM        vllm/config/{speculative,vllm}.py, vllm/v1/spec_decode/dynamic/utils.py,
+    docs/features/
                 speculative_decoding/
-    SGLang      sglang/srt/arg_groups/{fields/spec,speculative_hook}.py, sglang/srt/speculative/adaptive_spec_params.py
+    SGLang      sglang/srt/arg_groups/{fields/spec,speculative_hook}.py,
+    sglang/srt/speculative/adaptive_spec_params.py
     TensorRT-LLM  tensorrt_llm/llmapi/llm_args.py (DecodingBaseConfig),
     docs/source/features/speculative-decoding.md
 and, for how a replica is spread, of
-    vLLM        vllm/engine/arg_utils.py, vllm/config/{parallel,scheduler}.py (max_num_seqs: each data-parallel rank)
-    SGLang      sglang/srt/arg_groups/fields/parallel.py, parallel_hook.py (tp_size counts all ranks of a stage)
+    vLLM        vllm/engine/arg_utils.py, vllm/config/{parallel,scheduler}.py (max_num_seqs: each
+    data-parallel rank)
+    SGLang      sglang/srt/arg_groups/fields/parallel.py, parallel_hook.py (tp_size counts all ranks
+    of a stage)
     TensorRT-LLM  tensorrt_llm/llmapi/llm_args.py, tensorrt_llm/commands/serve.py
 """
 
@@ -74,7 +78,7 @@ def write_settings(engine: str, deployment: Deployment) -> str:
 
 
 # vLLM
-# ----------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def _vllm(plan: Deployment) -> str:
@@ -86,36 +90,51 @@ def _vllm(plan: Deployment) -> str:
     lines += unsupported("vllm", plan)
     if not can_speculate(plan):
         return comment(lines) + command(words)
+    config = _vllm_speculation(plan, lines)
+    words.append(["--speculative-config", shlex.quote(json.dumps(config))])
+    return comment(lines) + command(words)
+
+
+def _vllm_speculation(plan: Deployment, lines: list[str]) -> dict[str, Any]:
+    """The value of --speculative-config; `lines` says what of the plan it holds."""
+    best = plan.best
+    method = METHODS[best.draft_method]
     by_batch = plan.varies and plan.rank_batch == best.batch_size  # not with data parallelism
-    gamma = plan.max_gamma if by_batch else best.gamma
-    config: dict[str, Any] = _vllm_draft(plan, lines) | {"num_speculative_tokens": gamma}
+    gamma = best.gamma
+    if by_batch:
+        gamma = plan.max_gamma
+    config = _vllm_draft(plan, lines) | {"num_speculative_tokens": gamma}
     if best.draft_tp_size is not None and best.draft_tp_size != best.tp_size:
         config["draft_tensor_parallel_size"] = best.draft_tp_size
-    if best.temperature > 0 and METHODS[best.draft_method].sort != "lookup":
+    if best.temperature > 0 and method.sort != "lookup":
         config["draft_sample_method"] = "probabilistic"
         lines.append(
-            "Supported: sampling from the draft (draft_sample_method), as the planned acceptance assumes."
+            "Supported: sampling from the draft (draft_sample_method), as the planned acceptance "
+            "assumes."
         )
-    if plan.varies and not by_batch:
-        lines += ["Not supported with data parallelism: gamma by batch size.", *schedule_note(plan)]
-    elif by_batch:
-        config["num_speculative_tokens_per_batch_size"] = [list(band) for band in plan.bands]
-        lines += [
-            "Supported: gamma by batch size (num_speculative_tokens_per_batch_size; not with data parallelism).",
-            f"Not supported: gamma by context; the bands are those of context {best.context_len}.",
-        ]
-        if not METHODS[best.draft_method].is_head:
-            lines.append(
-                "Untried by vLLM's own tests: gamma by batch size with a draft other than EAGLE and DFlash."
-            )
-    return comment(lines) + command(
-        [*words, ["--speculative-config", shlex.quote(json.dumps(config))]]
-    )
+    if not plan.varies:
+        return config
+    if not by_batch:
+        lines.append("Not supported with data parallelism: gamma by batch size.")
+        lines += schedule_note(plan)
+        return config
+    config["num_speculative_tokens_per_batch_size"] = [list(band) for band in plan.bands]
+    lines += [
+        "Supported: gamma by batch size (num_speculative_tokens_per_batch_size; not with data "
+        "parallelism).",
+        f"Not supported: gamma by context; the bands are those of context {best.context_len}.",
+    ]
+    if not method.is_head:
+        lines.append(
+            "Untried by vLLM's own tests: gamma by batch size with a draft other than EAGLE and "
+            "DFlash."
+        )
+    return config
 
 
 def _vllm_limits(plan: Deployment) -> Words:
-    """As many sequences at a time as were priced, in captured graphs, with weights and cache in
-    their formats.
+    """Limits the server to what was priced: sequences at a time, captured graphs, and the formats
+    of weights and cache.
     """
     words = [["--max-num-seqs", str(plan.rank_batch)]]
     if plan.max_model_len is not None:
@@ -124,9 +143,8 @@ def _vllm_limits(plan: Deployment) -> Words:
         words.append(["--dtype", "float32"])
     if plan.site.is_cpu:
         words.append(["--enforce-eager"])
-        words += (
-            [] if plan.cache_bytes is None else [["--kv-cache-memory-bytes", str(plan.cache_bytes)]]
-        )
+        if plan.cache_bytes is not None:
+            words.append(["--kv-cache-memory-bytes", str(plan.cache_bytes)])
     elif not plan.is_captured:
         words.append(["--max-cudagraph-capture-size", str(plan.max_pass_tokens)])
     if plan.kv_dtype == "fp8":
@@ -141,12 +159,14 @@ def _vllm_plugin(plan: Deployment) -> str:
     budget = max(best.draft_budget, PLUGIN_SMALLEST_BUDGET)
     lines = [
         *heading("vllm", plan),
-        "Needs magicdec's plugin: pip install 'magicdec[vllm]' in the engine's environment (docs/vllm.md). Tested on "
+        "Needs magicdec's plugin: pip install 'magicdec[vllm]' in the engine's environment "
+        "(docs/vllm.md). Tested on "
         "CPUs; on a GPU nothing was measured yet.",
     ]
     if budget != best.draft_budget:
         lines.append(
-            f"Changed: the budget holds at least three pages of {PLUGIN_PAGE_SIZE} tokens, so {budget}."
+            f"Changed: the budget holds at least three pages of {PLUGIN_PAGE_SIZE} tokens, so "
+            f"{budget}."
         )
     settings: dict[str, Any] = {"draft_method": best.draft_method, "draft_budget": budget}
     config: dict[str, Any] = {
@@ -161,7 +181,8 @@ def _vllm_plugin(plan: Deployment) -> str:
         lines.append("Supported: gamma by batch and context, 0 included (gamma_table).")
         if not plan.site.is_cpu:
             lines += [
-                f"Gamma {best.gamma} at every step, as V1's whole-step CUDA graphs need it: replace the last two by",
+                f"Gamma {best.gamma} at every step, as V1's whole-step CUDA graphs need it: "
+                "replace the last two by",
                 *(f"  {words}" for words in command(draft).splitlines()),
             ]
         gamma = max(map(max, plan.table["gammas"]))
@@ -183,19 +204,19 @@ def _plugin_words(config: dict[str, Any], settings: dict[str, Any]) -> Words:
 
 
 def _vllm_draft(plan: Deployment, lines: list[str]) -> dict[str, Any]:
-    method = METHODS[plan.best.draft_method]
-    more = {}
-    if plan.best.draft_method == "ngram":
-        more = _lookup_lengths(plan)
-    return {
-        **load_engine("vllm").draft_call(plan.best.draft_method),
-        **more,
-        **({"model": head_name(plan, lines)} if method.has_checkpoint else {}),
-    }
+    method = plan.best.draft_method
+    config: dict[str, Any] = dict(load_engine("vllm").draft_call(method))
+    if method == "ngram":
+        config |= _lookup_lengths(plan)
+    if METHODS[method].has_checkpoint:
+        config["model"] = head_name(plan, lines)
+    return config
 
 
 def _lookup_lengths(plan: Deployment) -> dict[str, int]:
-    """vLLM's shortest and longest n-gram: those that were replayed from logs, else the longest alone."""
+    """vLLM's shortest and longest n-gram: those that were replayed from logs, else the longest
+    alone.
+    """
     row = plan.candidate
     if row is None or row.drafting.lookup_min is None or row.drafting.lookup_max is None:
         return {"prompt_lookup_max": PROMPT_LOOKUP_MAX}
@@ -206,59 +227,84 @@ def _lookup_lengths(plan: Deployment) -> dict[str, int]:
 
 
 # SGLang
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def _sglang(plan: Deployment) -> str:
-    best = plan.best
     lines = heading("sglang", plan)
     words = [
         ["python3", "-m", "sglang.launch_server"],
         ["--model-path", shlex.quote(plan.name)],
         *sglang_words(plan, lines),
-        ["--max-running-requests", str(best.batch_size)],  # speculation would reset it to 48
+        ["--max-running-requests", str(plan.best.batch_size)],  # speculation would reset it to 48
     ]
     if not plan.is_captured:
         words.append(["--cuda-graph-max-bs", str(plan.rank_batch)])
     if plan.kv_dtype == "fp8":
         words.append(["--kv-cache-dtype", "fp8_e4m3"])
     lines += unsupported("sglang", plan)
-    if not can_speculate(plan):
-        return comment(lines) + command(words)
-    candidates = {gamma for _, _, gamma in plan.bands}
-    if best.gamma in candidates or not plan.varies:
-        gamma = best.gamma
-    else:
-        gamma = plan.max_gamma
+    if can_speculate(plan):
+        words += _sglang_draft(plan, lines)
+        words += _sglang_schedule(plan, lines)
+        words += _sglang_sampling(plan.best, lines)
+        lines += _draft_ranks_note(plan.best)
+    return comment(lines) + command(words)
+
+
+def _sglang_draft(plan: Deployment, lines: list[str]) -> Words:
+    """The flags of the draft: how it drafts, its checkpoint, gamma and window."""
+    best = plan.best
     method = METHODS[best.draft_method]
-    words.append(["--speculative-algorithm", _sglang_algorithm(best.draft_method)])
+    gamma = best.gamma
+    if plan.varies and gamma not in {steps for _, _, steps in plan.bands}:
+        gamma = plan.max_gamma
+    words = [["--speculative-algorithm", _sglang_algorithm(best.draft_method)]]
     if method.has_checkpoint:
-        words.append(["--speculative-draft-model-path", shlex.quote(head_name(plan, lines))])
+        checkpoint = shlex.quote(head_name(plan, lines))
+        words.append(["--speculative-draft-model-path", checkpoint])
     if method.sort != "lookup":
-        words += [["--speculative-num-steps", str(gamma)], ["--speculative-eagle-topk", "1"]]
+        words.append(["--speculative-num-steps", str(gamma)])
+        words.append(["--speculative-eagle-topk", "1"])
     words.append(["--speculative-num-draft-tokens", str(gamma + 1)])
-    words += _sglang_window(best)
-    if method.is_head and plan.varies:
-        schedule = {str(start): {"candidate_steps": [steps]} for start, _, steps in plan.bands}
-        words += [["--speculative-adaptive"], ["--speculative-adaptive-config", "gamma.json"]]
-        lines += [
-            "Supported: gamma by batch size. Save as gamma.json:",
-            f"  {json.dumps(schedule)}",
-        ]
-    elif plan.varies:
+    return words + _sglang_window(best)
+
+
+def _sglang_schedule(plan: Deployment, lines: list[str]) -> Words:
+    """Gamma by batch size, which SGLang takes for heads."""
+    if not plan.varies:
+        return []
+    if not METHODS[plan.best.draft_method].is_head:
         lines.append(
-            "Not supported for this draft: gamma by batch size (--speculative-adaptive is for EAGLE only)."
+            "Not supported for this draft: gamma by batch size (--speculative-adaptive is for "
+            "EAGLE only)."
         )
         lines += schedule_note(plan)
-    if best.temperature > 0 and method.is_head:
-        words.append(["--speculative-use-rejection-sampling"])
-    elif best.temperature > 0 and method.sort != "lookup":
-        lines.append(
-            "Not supported for this draft: rejection sampling; at temperature > 0 fewer drafts are accepted."
-        )
-    if best.draft_tp_size is not None and best.draft_tp_size != best.tp_size:
-        lines.append(f"Not supported: a draft on {best.draft_tp_size} of {best.tp_size} ranks.")
-    return comment(lines) + command(words)
+        return []
+    schedule = {str(start): {"candidate_steps": [steps]} for start, _, steps in plan.bands}
+    lines.append("Supported: gamma by batch size. Save as gamma.json:")
+    lines.append(f"  {json.dumps(schedule)}")
+    return [["--speculative-adaptive"], ["--speculative-adaptive-config", "gamma.json"]]
+
+
+def _sglang_sampling(best: Record, lines: list[str]) -> Words:
+    """Rejection sampling, which SGLang has for heads."""
+    method = METHODS[best.draft_method]
+    if best.temperature <= 0 or method.sort == "lookup":
+        return []
+    if method.is_head:
+        return [["--speculative-use-rejection-sampling"]]
+    lines.append(
+        "Not supported for this draft: rejection sampling; at temperature > 0 fewer drafts are "
+        "accepted."
+    )
+    return []
+
+
+def _draft_ranks_note(best: Record) -> list[str]:
+    """Names a draft that was priced on other ranks than its target's."""
+    if best.draft_tp_size is None or best.draft_tp_size == best.tp_size:
+        return []
+    return [f"Not supported: a draft on {best.draft_tp_size} of {best.tp_size} ranks."]
 
 
 def _sglang_window(best: Record) -> list[list[str]]:
@@ -282,46 +328,51 @@ def _sglang_algorithm(method: str) -> str:
 
 
 # TensorRT-LLM
-# --------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def _trtllm(plan: Deployment) -> str:
-    best = plan.best
     lines = heading("trtllm", plan)
     flags, spread = trtllm_flags(plan, lines)
     serve = f"trtllm-serve {shlex.quote(plan.name)} {flags} --max_batch_size {plan.rank_batch}"
     body = [*spread, *_trtllm_limits(plan)]
     lines += unsupported("trtllm", plan)
     if not can_speculate(plan):
-        return comment([*lines, *_trtllm_serve(serve, has_file=bool(body))]) + "".join(
-            f"{line}\n" for line in body
-        )
+        lines += _trtllm_serve(serve, has_file=bool(body))
+        return comment(lines) + "".join(f"{line}\n" for line in body)
     config = _trtllm_draft(plan, lines) | {"max_draft_len": plan.max_gamma}
     lines += _trtllm_serve(serve, has_file=True)
-    is_head = METHODS[best.draft_method].is_head
-    body += ["disable_overlap_scheduler: true"] if not is_head else []
-    body += [
-        "speculative_config:",
-        *(f"  {name}: {json.dumps(value)}" for name, value in config.items()),
-    ]
-    if plan.varies and not is_head:
-        schedule, changed = draft_len_schedule(plan.bands)
-        if len(schedule) > 1:
-            body += [
-                "  draft_len_schedule:",
-                *(f"    {batch}: {gamma}" for batch, gamma in schedule.items()),
-            ]
-            lines += [
-                "Supported: gamma by batch size (draft_len_schedule). In 1.2 a key is the batch size from which its "
-                "length holds; the 1.3 release candidates read it as the batch size up to which it holds.",
-                f"Not supported: gamma by context; the schedule is that of context {best.context_len}.",
-            ]
-        lines += changed
-    elif plan.varies:
-        lines += ["Not supported for EAGLE in 1.2: gamma by batch size.", *schedule_note(plan)]
-    if best.draft_tp_size is not None and best.draft_tp_size != best.tp_size:
-        lines.append(f"Not supported: a draft on {best.draft_tp_size} of {best.tp_size} ranks.")
+    if not METHODS[plan.best.draft_method].is_head:
+        body.append("disable_overlap_scheduler: true")
+    body.append("speculative_config:")
+    body += [f"  {name}: {json.dumps(value)}" for name, value in config.items()]
+    body += _trtllm_schedule(plan, lines)
+    lines += _draft_ranks_note(plan.best)
     return comment(lines) + "\n".join(body) + "\n"
+
+
+def _trtllm_schedule(plan: Deployment, lines: list[str]) -> list[str]:
+    """Gamma by batch size, which TensorRT-LLM does not take for heads."""
+    if not plan.varies:
+        return []
+    if METHODS[plan.best.draft_method].is_head:
+        lines.append("Not supported for EAGLE in 1.2: gamma by batch size.")
+        lines += schedule_note(plan)
+        return []
+    schedule, changed = draft_len_schedule(plan.bands)
+    body = []
+    if len(schedule) > 1:
+        body.append("  draft_len_schedule:")
+        body += [f"    {batch}: {gamma}" for batch, gamma in schedule.items()]
+        lines += [
+            "Supported: gamma by batch size (draft_len_schedule). In 1.2 a key is the batch size "
+            "from which its length holds; the 1.3 release candidates read it as the batch size up "
+            "to which it holds.",
+            "Not supported: gamma by context; the schedule is that of context "
+            f"{plan.best.context_len}.",
+        ]
+    lines += changed
+    return body
 
 
 def draft_len_schedule(bands: Sequence[Band]) -> tuple[dict[int, int], list[str]]:
@@ -333,21 +384,27 @@ def draft_len_schedule(bands: Sequence[Band]) -> tuple[dict[int, int], list[str]
     """
     longest = max(gamma for _, _, gamma in bands)
     first = next(start for start, _, gamma in bands if gamma == longest)
-    schedule = {1: longest} | {start: gamma for start, _, gamma in bands if start > first}
+    schedule = {1: longest}
+    shorter = []
+    for start, end, gamma in bands:
+        if start > first:
+            schedule[start] = gamma
+        elif start < first:
+            shorter.append(f"{start} to {end}: {gamma}")
     if first == 1:
         return schedule, []
-    wanted = "; ".join(f"{start} to {end}: {gamma}" for start, end, gamma in bands if start < first)
-    return schedule, [
-        f"Changed: batch size 1 must have the greatest length, so batches below {first} draft {longest} tokens; "
-        f"the plan wants {wanted}."
-    ]
+    wanted = "; ".join(shorter)
+    note = (
+        "Changed: batch size 1 must have the greatest length, so batches below "
+        f"{first} draft {longest} tokens; the plan wants {wanted}."
+    )
+    return schedule, [note]
 
 
 def _trtllm_serve(command: str, *, has_file: bool) -> list[str]:
-    return [
-        "Serve with:",
-        f"  {command}" + (" --extra_llm_api_options THIS_FILE.yaml" if has_file else ""),
-    ]
+    if has_file:
+        command += " --extra_llm_api_options THIS_FILE.yaml"
+    return ["Serve with:", f"  {command}"]
 
 
 def _trtllm_limits(plan: Deployment) -> list[str]:
@@ -383,63 +440,68 @@ def vllm_words(plan: Deployment, lines: list[str]) -> Words:
     """The command, which vLLM's community build for CPUs has no script for, and how the replica is
     spread.
     """
-    row, nodes = plan.best, plan.num_nodes
+    row = plan.best
+    start = ["vllm", "serve"]
     if plan.site.is_cpu:
         start = ["python", "-m", "vllm.entrypoints.openai.api_server", "--model"]
-    else:
-        start = ["vllm", "serve"]
     words = [[*start, shlex.quote(plan.name)], ["--tensor-parallel-size", str(row.tp_size)]]
     if row.pp_size > 1:
         words.append(["--pipeline-parallel-size", str(row.pp_size)])
     if row.ep_size > 1:
         words.append(["--enable-expert-parallel"])
     if row.dp_size > 1:
-        words += [
-            ["--data-parallel-size", str(row.dp_size)],
-            ["--all2all-backend", "deepep_low_latency"],
-        ]
+        words.append(["--data-parallel-size", str(row.dp_size)])
+        words.append(["--all2all-backend", "deepep_low_latency"])
         lines.append(
             "Priced with DeepEP's low-latency kernels, which must be installed beside vLLM."
         )
-    if nodes > 1 and row.dp_size > 1:
-        local = -(-row.dp_size // nodes)
-        words.append(["--data-parallel-size-local", str(local)])
-        lines.append(
-            f"{nodes} nodes: run it on the first with --data-parallel-address ADDRESS-OF-THE-FIRST and "
-            "--data-parallel-rpc-port PORT; on node R with these, --headless and --data-parallel-start-rank "
-            f"{local} x R."
-        )
-    elif nodes > 1:
-        words.append(["--nnodes", str(nodes)])
-        lines.append(
-            f"{nodes} nodes: run it on each with --node-rank R (0 is the first) and --master-addr "
-            "ADDRESS-OF-THE-FIRST; on the others with --headless."
-        )
+    if plan.num_nodes > 1:
+        words.append(_vllm_nodes(row, plan.num_nodes, lines))
     return words
 
 
+def _vllm_nodes(row: Record, nodes: int, lines: list[str]) -> list[str]:
+    """How one replica is spread over several nodes."""
+    if row.dp_size > 1:
+        local = -(-row.dp_size // nodes)
+        lines.append(
+            f"{nodes} nodes: run it on the first with --data-parallel-address ADDRESS-OF-THE-FIRST "
+            "and "
+            "--data-parallel-rpc-port PORT; on node R with these, --headless and "
+            "--data-parallel-start-rank "
+            f"{local} x R."
+        )
+        return ["--data-parallel-size-local", str(local)]
+    lines.append(
+        f"{nodes} nodes: run it on each with --node-rank R (0 is the first) and --master-addr "
+        "ADDRESS-OF-THE-FIRST; on the others with --headless."
+    )
+    return ["--nnodes", str(nodes)]
+
+
 def sglang_words(plan: Deployment, lines: list[str]) -> Words:
-    row, nodes = plan.best, plan.num_nodes
+    row = plan.best
     words = [["--tp-size", str(row.tp_size * row.dp_size)]]
     if row.pp_size > 1:
         words.append(["--pp-size", str(row.pp_size)])
     if row.dp_size > 1:
-        words += [
-            ["--dp-size", str(row.dp_size)],
-            ["--enable-dp-attention"],
-            ["--enable-dp-lm-head"],
-        ]
-        words += [["--moe-dense-tp-size", "1"]] if row.tp_size == 1 else []
-        words += [["--moe-a2a-backend", "deepep"], ["--deepep-mode", "auto"]]
+        words.append(["--dp-size", str(row.dp_size)])
+        words.append(["--enable-dp-attention"])
+        words.append(["--enable-dp-lm-head"])
+        if row.tp_size == 1:
+            words.append(["--moe-dense-tp-size", "1"])
+        words.append(["--moe-a2a-backend", "deepep"])
+        words.append(["--deepep-mode", "auto"])
         lines.append(
-            "--tp-size counts all ranks of a stage here; attention has --tp-size / --dp-size of them."
+            "--tp-size counts all ranks of a stage here; attention has --tp-size / --dp-size of "
+            "them."
         )
     if row.ep_size > 1:
         words.append(["--ep-size", str(row.ep_size)])
-    if nodes > 1:
-        words.append(["--nnodes", str(nodes)])
+    if plan.num_nodes > 1:
+        words.append(["--nnodes", str(plan.num_nodes)])
         lines.append(
-            f"{nodes} nodes: run it on each with --node-rank R (0 is the first) and "
+            f"{plan.num_nodes} nodes: run it on each with --node-rank R (0 is the first) and "
             "--dist-init-addr ADDRESS-OF-THE-FIRST:PORT."
         )
     return words
@@ -449,19 +511,24 @@ def trtllm_flags(plan: Deployment, lines: list[str]) -> tuple[str, list[str]]:
     """Flags of trtllm-serve, and lines of its configuration file."""
     row = plan.best
     flags = f"--tp_size {row.tp_size * row.dp_size}"
-    flags += f" --pp_size {row.pp_size}" if row.pp_size > 1 else ""
-    flags += f" --ep_size {row.ep_size}" if row.ep_size > 1 else ""
-    body = ["enable_attention_dp: true"] if row.dp_size > 1 else []
-    if row.dp_size > 1 and row.tp_size > 1:
-        lines.append(
-            f"Not supported: groups of {row.tp_size} ranks in attention; each rank will be a group of its own."
-        )
+    if row.pp_size > 1:
+        flags += f" --pp_size {row.pp_size}"
+    if row.ep_size > 1:
+        flags += f" --ep_size {row.ep_size}"
+    body = []
     if row.dp_size > 1:
+        body.append("enable_attention_dp: true")
+        if row.tp_size > 1:
+            lines.append(
+                f"Not supported: groups of {row.tp_size} ranks in attention; each rank will be a "
+                "group of its own."
+            )
         lines.append(
             "--tp_size counts all ranks of a stage here, and --max_batch_size is of each of them."
         )
     if plan.num_nodes > 1:
         lines.append(
-            f"{plan.num_nodes} nodes: run it under MPI, as mpirun or srun with one task per GPU: trtllm-llmapi-launch."
+            f"{plan.num_nodes} nodes: run it under MPI, as mpirun or srun with one task per GPU: "
+            "trtllm-llmapi-launch."
         )
     return flags, body
