@@ -11,6 +11,7 @@ from magicdec.naming import ENGINE_TITLES, draft_id, draft_name
 from magicdec.plan_document import (
     CaseAnswer,
     GammaTable,
+    NeedsAcceptance,
     Operation,
     Plan,
     Reach,
@@ -18,7 +19,8 @@ from magicdec.plan_document import (
     TrafficLoad,
 )
 from magicdec.plan_rows import COLUMNS as COLUMNS_OF_ROWS
-from magicdec.plan_rows import Candidate, column
+from magicdec.plan_rows import Candidate
+from magicdec.plan_rows import column as value_of
 from magicdec.reports.sentences import (
     drafting_of,
     first_line,
@@ -54,50 +56,69 @@ def print_plan(answer: Plan, console: Console, *, why: bool = False, every: bool
             return
     if len(answer.cases) > 1:
         _print_cases(console, answer)
-    for case in answer.cases if every or len(answer.cases) == 1 else ():
-        _print_case(console, answer, case, every=every)
-    if every:
-        shown = answer.rows
-    else:
-        shown = [*(case.best for case in answer.cases), *_few(answer, answer.cases[0])]
-    if any(row.drafting.is_extrapolated for row in shown):
+    if every or len(answer.cases) == 1:
+        for case in answer.cases:
+            _print_case(console, answer, case, every=every)
+    if _has_extrapolated(answer, every=every):
         console.print(
             "* acceptance extrapolated beyond the budgets, contexts or gammas measured", style="dim"
         )
     if why:
-        row = answer.choice.left_out or answer.best
-        drafted = f" with {drafting_of(row)}" if row.is_speculative else ""
-        console.print(
-            f"[bold]where a step's time goes{drafted} (the draft's row is one of its steps)[/bold]"
-        )
-        console.print(_breakdown_table(answer.breakdown))
-        console.print(_memory_line(answer))
+        _print_why(console, answer)
     if answer.needs_acceptance:
-        wanted = []
-        for each in answer.needs_acceptance:
-            if each.draft in ("self", each.draft_method):
-                name = each.draft_method
-            else:
-                name = each.draft
-            rate = each.break_even_acceptance_rate
-            wanted.append(f"{name} none" if rate is None else f"{name} {rate:.2f}")
+        wanted = "; ".join(map(_break_even, answer.needs_acceptance))
         console.print(
-            f"not ranked, acceptance unknown; faster from a rate of: {'; '.join(wanted)}",
-            style="dim",
+            f"not ranked, acceptance unknown; faster from a rate of: {wanted}", style="dim"
         )
-    for note in answer.notes if every else answer.key_notes:
+    notes = answer.key_notes
+    if every:
+        notes = answer.notes
+    for note in notes:
         console.print(f"note: {note}", style="dim")
     console.print(f"next: {_next(answer, every=every)}")
 
 
+def _has_extrapolated(answer: Plan, *, every: bool) -> bool:
+    """Whether a row that is shown has a star."""
+    rows = answer.rows
+    if not every:
+        rows = [*(case.best for case in answer.cases), *_few(answer, answer.cases[0])]
+    return any(row.drafting.is_extrapolated for row in rows)
+
+
+def _print_why(console: Console, answer: Plan) -> None:
+    """Where a step's time and the memory go."""
+    row = answer.choice.left_out or answer.best
+    drafted = ""
+    if row.is_speculative:
+        drafted = f" with {drafting_of(row)}"
+    console.print(
+        f"[bold]where a step's time goes{drafted} (the draft's row is one of its steps)[/bold]"
+    )
+    console.print(_breakdown_table(answer.breakdown))
+    console.print(_memory_line(answer))
+
+
+def _break_even(draft: NeedsAcceptance) -> str:
+    """A draft of unknown acceptance, and the rate from which it would be faster."""
+    name = draft.draft
+    if name == "self":
+        name = draft.draft_method
+    rate = draft.break_even_acceptance_rate
+    if rate is None:
+        return f"{name} none"
+    return f"{name} {rate:.2f}"
+
+
 def _next(answer: Plan, *, every: bool) -> str:
     """The step that follows the answer."""
-    more = "" if every else " (--all, --why: more)"
+    more = " (--all, --why: more)"
+    if every:
+        more = ""
     if answer.best.is_speculative:
+        use = "run --plan plan.json"
         if answer.engine in ENGINE_TITLES:
             use = f"export {answer.engine} plan.json"
-        else:
-            use = "run --plan plan.json"
         return f"add -o plan.json, then magicdec {use}{more}"
     if answer.needs_acceptance and not answer.candidates:
         return f"give --acceptance-rate or --acceptance FILE{more}"
@@ -108,19 +129,22 @@ def _print_cases(console: Console, answer: Plan) -> None:
     """Several devices or contexts: which to buy, and one row of each."""
     if answer.offers:
         console.print(f"[bold]{to_buy(answer.offers)}[/bold]")
-    loads = [row for case in answer.cases for row in (case.best_by_batch or [case.best])]
+    loads: list[Candidate] = []
+    for case in answer.cases:
+        loads += case.best_by_batch or [case.best]
     drafted = [row for row in loads if row.is_speculative]
     sure = sum(row.verdict == "pays" for row in drafted)
     doubt = ""
     if len(drafted) > sure:
         doubt = f", in {len(drafted) - sure} more it may"
     console.print(
-        f"[bold]Speculation pays at {sure} of {len(loads)} loads{doubt}[/bold]: {answer.model}, engine "
-        f"{answer.engine}"
+        f"[bold]Speculation pays at {sure} of {len(loads)} loads{doubt}[/bold]: {answer.model}, "
+        f"engine {answer.engine}"
     )
     console.print(_table(loads, console.width))
     for case in answer.cases:
-        if line := left_aside(case):
+        line = left_aside(case)
+        if line:
             console.print(line)
 
 
@@ -132,7 +156,8 @@ def to_buy(offers: Sequence[Candidate]) -> str:
     if cost is None or other_cost is None:
         return (
             f"Most tokens per device: {_offered(best)}, {best.rate_per_gpu:.0f} per second "
-            f"({_offered(following)}: {following.rate_per_gpu:.0f}); prices (h100=2.5,b200=5) would "
+            f"({_offered(following)}: {following.rate_per_gpu:.0f}); prices (h100=2.5,b200=5) "
+            "would "
             "say which to buy."
         )
     return (
@@ -142,8 +167,9 @@ def to_buy(offers: Sequence[Candidate]) -> str:
 
 
 def _offered(row: Candidate) -> str:
-    draft = draft_name(row.draft, row.draft_method, row.draft_budget)
-    drafting = f"with {draft}, gamma {row.gamma}" if row.is_speculative else "without a draft"
+    drafting = "without a draft"
+    if row.is_speculative:
+        drafting = f"with {drafting_of(row)}"
     return f"{row.num_gpus} x {row.hardware} {drafting}"
 
 
@@ -152,92 +178,126 @@ def _print_case(console: Console, answer: Plan, case: CaseAnswer, *, every: bool
     console.print(f"[bold]{first_line(case)}[/bold]")
     for line in (*further_lines(answer, case), *_setting(answer, case)):
         console.print(line)
-    if rows := _few(answer, case) if not every else _of_case(answer, case):
+    rows = _few(answer, case)
+    if every:
+        rows = _of_case(answer, case)
+    if rows:
         console.print(_table(_with_baselines(case, rows), console.width))
     if case.best.requests is not None:
         console.print(_whole_requests(case.best))
     for line in _elsewhere(case):
         console.print(line)
-    if not every:
-        return
-    for title, others in (
-        (
-            "latency against throughput: nothing beats these in both",
-            [] if case.best_by_batch else case.pareto,
-        ),
-        ("the best of each batch", case.best_by_batch if len(case.best_by_batch) > 1 else []),
-        ("layouts of a replica, each at its best", case.layouts),
-    ):
-        if others:
-            console.print(f"[bold]{title}[/bold]")
-            console.print(_table(others, console.width))
+    if every:
+        _print_further_tables(console, case)
+
+
+def _print_further_tables(console: Console, case: CaseAnswer) -> None:
+    """The frontier or the best of each batch, the layouts, and the gammas."""
+    if not case.best_by_batch:
+        title = "latency against throughput: nothing beats these in both"
+        _print_rows(console, title, case.pareto)
+    if len(case.best_by_batch) > 1:
+        _print_rows(console, "the best of each batch", case.best_by_batch)
+    _print_rows(console, "layouts of a replica, each at its best", case.layouts)
     if any(any(row) for row in case.gamma_table.gamma):
         console.print(
-            f"[bold]gamma of {case.gamma_table.draft_name} by batch and context, as exported; 0: off, ?: unclear, "
-            "!: slower than without it, -: no room[/bold]"
+            f"[bold]gamma of {case.gamma_table.draft_name} by batch and context, as exported; 0: "
+            "off, ?: unclear, !: slower than without it, -: no room[/bold]"
         )
         console.print(_gamma_table(case.gamma_table, console.width))
+
+
+def _print_rows(console: Console, title: str, rows: Sequence[Candidate]) -> None:
+    if rows:
+        console.print(f"[bold]{title}[/bold]")
+        console.print(_table(rows, console.width))
 
 
 def _setting(answer: Plan, case: CaseAnswer) -> list[str]:
     """Lines on what was asked, and on decoding with and without the draft."""
     best = case.best
-    alone = case.autoregressive
-    ceiling = case.best_autoregressive
-    replicas = best.num_replicas
-    if replicas > 1:
-        spread = f"in {replicas} replicas ({best.layout.label})"
-    else:
-        spread = f"({best.layout.label})"
-    lines = [
-        f"{answer.model} on {best.num_gpus * replicas} x {case.hardware} {spread}, engine {answer.engine}, batch "
-        f"{best.batch_size}{' each' if replicas > 1 else ''}{'' if case.best_by_batch else ' (searched)'}, context "
-        f"{case.context_len}"
-    ]
-
-    def rate(row: Candidate) -> str:
-        return f"{_ms(row.between_tokens_s)} ms, {row.rate_per_gpu * row.num_gpus:.0f} tokens/s"
-
-    per = " per replica" * (replicas > 1)
-    told = rate(best).replace("ms,", "ms per token,")
-    told = f"whole requests: {told}" if best.requests is not None else f"decoding only: {told}"
+    per_replica = ""
+    if best.num_replicas > 1:
+        per_replica = " per replica"
+    times = _ms_and_rate(best).replace("ms,", "ms per token,")
+    kind = "whole requests"
+    if best.requests is None:
+        kind = "decoding only"
     first_token = format_seconds(best.first_token_s)
-    lines.append(f"{told}{per}, bound by {best.step.bound_by}, first token after {first_token}")
+    lines = [
+        _asked(answer, case),
+        f"{kind}: {times}{per_replica}, bound by {best.step.bound_by}, first token after "
+        f"{first_token}",
+    ]
     if best.is_speculative:
-        lines.append(f"without a draft {rate(alone)}{per}")
-    if ceiling is not None and (ceiling.batch_size, ceiling.tp_size) != (
-        alone.batch_size,
-        alone.tp_size,
-    ):
-        limited = answer.request.tpot_limit_s is not None or answer.request.ttft_limit_s is not None
-        where = f"{' within the limits' if limited else ''} {ceiling.batch_size}"
-        where += f" at tp {ceiling.tp_size}" if ceiling.tp_size != best.tp_size else ""
-        lines[-1] += f"; best batch{where}: {rate(ceiling)}"
-    elif ceiling is None and best.is_speculative:
-        lines[-1] += "; no batch keeps the limits"
+        lines.append(f"without a draft {_ms_and_rate(case.autoregressive)}{per_replica}")
+    lines[-1] += _best_batch(answer, case)
     if best.requests is None and best.cost.per_million_tokens_usd is not None:
         lines.append("$/Mtok is of decoding alone; --gen-len or --workload adds whole requests")
     return lines
 
 
+def _asked(answer: Plan, case: CaseAnswer) -> str:
+    """Model, devices, engine, batch and context of the answer."""
+    best = case.best
+    replicas = best.num_replicas
+    spread = f"({best.layout.label})"
+    batch = f"batch {best.batch_size}"
+    if replicas > 1:
+        spread = f"in {replicas} replicas {spread}"
+        batch += " each"
+    if not case.best_by_batch:
+        batch += " (searched)"
+    devices = f"{best.num_gpus * replicas} x {case.hardware}"
+    return (
+        f"{answer.model} on {devices} {spread}, engine {answer.engine}, {batch}, context "
+        f"{case.context_len}"
+    )
+
+
+def _ms_and_rate(row: Candidate) -> str:
+    tokens_per_s = row.rate_per_gpu * row.num_gpus
+    return f"{_ms(row.between_tokens_s)} ms, {tokens_per_s:.0f} tokens/s"
+
+
+def _best_batch(answer: Plan, case: CaseAnswer) -> str:
+    """What another batch does without a draft, where that is the better one."""
+    best = case.best
+    alone = case.autoregressive
+    ceiling = case.best_autoregressive
+    if ceiling is None:
+        if best.is_speculative:
+            return "; no batch keeps the limits"
+        return ""
+    if (ceiling.batch_size, ceiling.tp_size) == (alone.batch_size, alone.tp_size):
+        return ""
+    request = answer.request
+    where = f" {ceiling.batch_size}"
+    if request.tpot_limit_s is not None or request.ttft_limit_s is not None:
+        where = f" within the limits {ceiling.batch_size}"
+    if ceiling.tp_size != best.tp_size:
+        where += f" at tp {ceiling.tp_size}"
+    return f"; best batch{where}: {_ms_and_rate(ceiling)}"
+
+
 def _whole_requests(best: Candidate) -> str:
+    """The share of prefill and, for a draft, its gain in decoding alone and when it pays back."""
     requests = best.requests
-    assert requests is not None  # only whole requests are said something of
+    assert requests is not None  # a plan without a length of answers has no such line
     prefill = f"prefill takes {requests.prefill_share:.0%} of the devices' time"
     hours = best.cost.gpu_hours_per_million_requests
     if hours is not None:
         prefill += f", {hours:.4g} GPU-hours per million requests"
     if not best.is_speculative:
         return prefill
-    paid = best.drafting.break_even_gen_len
-    back = ""
-    if paid and paid > 1:
-        back = f"; the draft's prefill is paid back from {paid} tokens"
-    waits = best.decoding.speedup_static_batch
-    static = ""
-    if waits is not None:
-        static = f"; with a static batch, which waits for its slowest sequence: {waits:.2f}x"
-    return f"whole requests; decoding alone is {best.speedup:.2f}x as fast; {prefill}{back}{static}"
+    line = f"whole requests; decoding alone is {best.speedup:.2f}x as fast; {prefill}"
+    break_even = best.drafting.break_even_gen_len
+    if break_even and break_even > 1:
+        line += f"; the draft's prefill is paid back from {break_even} tokens"
+    static = best.decoding.speedup_static_batch
+    if static is not None:
+        line += f"; with a static batch, which waits for its slowest sequence: {static:.2f}x"
+    return line
 
 
 def _elsewhere(case: CaseAnswer) -> list[str]:
@@ -246,87 +306,110 @@ def _elsewhere(case: CaseAnswer) -> list[str]:
     """
     best = case.best
     lines = []
-    if reaches := [each for each in case.reach if each.pays or each.possibly] or case.reach[:1]:
-        lines.append(
-            f"by context, at batch {best.batch_size} (90%): {'; '.join(map(_reach, reaches))}"
-        )
-    if not case.best_by_batch and case.pareto and case.pareto[0].batch_size != best.batch_size:
-        row = case.pareto[0]
-        if row.is_speculative:
-            with_draft = f", {drafting_of(row)}"
-        else:
-            with_draft = ", no draft"
-        lines.append(
-            f"for latency alone: batch {row.batch_size}{with_draft}, {_ms(row.between_tokens_s)} ms per token"
-        )
+    reaches = [reach for reach in case.reach if reach.pays or reach.possibly] or case.reach[:1]
+    if reaches:
+        by_draft = "; ".join(map(_reach, reaches))
+        lines.append(f"by context, at batch {best.batch_size} (90%): {by_draft}")
+    if not case.best_by_batch and case.pareto:
+        lines += _for_latency(best, case.pareto[0])
     ceiling = case.best_autoregressive
     if best.is_speculative and ceiling is not None and ceiling.rate_per_gpu > best.rate_per_gpu:
+        ratio = format_number(ceiling.rate_per_gpu / best.rate_per_gpu)
         lines.append(
-            f"for throughput alone: batch {ceiling.batch_size} at tp {ceiling.tp_size} without a draft gives "
-            f"{format_number(ceiling.rate_per_gpu / best.rate_per_gpu)} times the tokens per second and device"
+            f"for throughput alone: batch {ceiling.batch_size} at tp {ceiling.tp_size} without a "
+            f"draft gives {ratio} times the tokens per second and device"
         )
     return lines
 
 
-def _reach(each: Reach) -> str:
+def _for_latency(best: Candidate, quickest: Candidate) -> list[str]:
+    """The batch with the least time per token, where that is not the answer's."""
+    if quickest.batch_size == best.batch_size:
+        return []
+    draft = "no draft"
+    if quickest.is_speculative:
+        draft = drafting_of(quickest)
+    per_token = _ms(quickest.between_tokens_s)
+    return [f"for latency alone: batch {quickest.batch_size}, {draft}, {per_token} ms per token"]
+
+
+def _reach(reach: Reach) -> str:
     """From or up to which context a draft pays, with the contexts from or up to which it surely and
     possibly does.
     """
-    name, (first, last) = draft_name(each.draft, each.draft_method), each.contexts
-    if each.pays is None:
-        return f"{name} pays nowhere" + (
-            f", possibly up to {format_tokens(each.possibly[1])}" if each.possibly else ""
-        )
-    (start, end), sure, may = each.pays, each.surely, each.possibly or each.pays
+    name = draft_name(reach.draft, reach.draft_method)
+    if reach.pays is None:
+        if reach.possibly:
+            return f"{name} pays nowhere, possibly up to {format_tokens(reach.possibly[1])}"
+        return f"{name} pays nowhere"
+    first, last = reach.contexts
+    start, end = reach.pays
+    possibly = reach.possibly or reach.pays
     if start > first and end == last:
-        if sure is None:
-            surely = "surely nowhere"
-        else:
-            surely = f"surely from {format_tokens(sure[0])}"
-        return f"{name} pays from {format_tokens(start)} ({surely}, possibly from {format_tokens(may[0])})"
-    if sure is None:
-        surely = "surely nowhere"
-    else:
-        surely = f"surely to {format_tokens(sure[1])}"
+        return f"{name} pays {_reach_upwards(start, reach.surely, possibly)}"
+    surely = "surely nowhere"
+    if reach.surely is not None:
+        surely = f"surely to {format_tokens(reach.surely[1])}"
     if end == last:
         return f"{name} pays to {format_tokens(end)} and beyond ({surely})"
+    between = ""
     if start > first:
         between = f"from {format_tokens(start)} "
-    else:
-        between = ""
-    beyond = " and beyond" if may[1] == last else ""
-    return f"{name} pays {between}to {format_tokens(end)} ({surely}, possibly to {format_tokens(may[1])}{beyond})"
+    beyond = ""
+    if possibly[1] == last:
+        beyond = " and beyond"
+    doubt = f"{surely}, possibly to {format_tokens(possibly[1])}{beyond}"
+    return f"{name} pays {between}to {format_tokens(end)} ({doubt})"
+
+
+def _reach_upwards(start: int, surely: tuple[int, int] | None, possibly: tuple[int, int]) -> str:
+    """From which context a draft pays that pays at the longest one."""
+    sure = "surely nowhere"
+    if surely is not None:
+        sure = f"surely from {format_tokens(surely[0])}"
+    return f"from {format_tokens(start)} ({sure}, possibly from {format_tokens(possibly[0])})"
 
 
 def _of_case(answer: Plan, case: CaseAnswer) -> list[Candidate]:
     """The case's candidates at the best gamma of each draft, budget and batch, best first."""
-    found: dict[tuple[object, ...], Candidate] = {}
+    best: dict[tuple[object, ...], Candidate] = {}
     for row in answer.candidates:
-        if (row.hardware, row.context_len) == (case.hardware, case.context_len):
-            load = row.batch_size if case.best_by_batch else None
-            found.setdefault((row.draft, row.draft_method, row.draft_budget, load), row)
-    return list(found.values())
+        if row.hardware != case.hardware or row.context_len != case.context_len:
+            continue
+        batch = None
+        if case.best_by_batch:
+            batch = row.batch_size
+        best.setdefault((row.draft, row.draft_method, row.draft_budget, batch), row)
+    return list(best.values())
 
 
 def _few(answer: Plan, case: CaseAnswer) -> list[Candidate]:
     """The best of each batch where several were asked for; else each draft at its best, then the
     next budgets.
     """
-    if len(case.best_by_batch) > 1:
-        return case.best_by_batch[:: -(-len(case.best_by_batch) // FEW)]
-    every = _of_case(answer, case)
-    firsts = {(row.draft, row.draft_method): row for row in reversed(every)}.values()
-    first = [row for row in every if row in firsts][:FEW]
-    fill = [row for row in every if row not in first][: FEW - len(first)]
-    return [row for row in every if row in first or row in fill]
+    by_batch = case.best_by_batch
+    if len(by_batch) > 1:
+        stride = -(-len(by_batch) // FEW)
+        return by_batch[::stride]
+    rows = _of_case(answer, case)
+    best_of_draft: dict[tuple[str, str], Candidate] = {}
+    for row in rows:
+        best_of_draft.setdefault((row.draft, row.draft_method), row)
+    first = list(best_of_draft.values())[:FEW]
+    others = [row for row in rows if row not in first]
+    shown = first + others[: FEW - len(first)]
+    return [row for row in rows if row in shown]
 
 
 def _with_baselines(case: CaseAnswer, rows: list[Candidate]) -> list[Candidate]:
-    """The rows, and of whole requests what the same takes without a draft."""
-    alone, ceiling = case.autoregressive, case.best_autoregressive
+    """The rows, and for whole requests the rows without a draft."""
     if case.best.requests is None:
         return rows
-    return [*rows, *(row for row in (alone, ceiling) if row is not None and row not in rows)]
+    baselines = []
+    for row in (case.autoregressive, case.best_autoregressive):
+        if row is not None and row not in rows:
+            baselines.append(row)
+    return [*rows, *baselines]
 
 
 def _ms(seconds: float) -> str:
@@ -357,7 +440,7 @@ def _any(name: str) -> Callable[[Sequence[Any]], bool]:
 def _value(row: Any, name: str) -> Any:
     """A candidate's column or property, or a field of another row."""
     if isinstance(row, Candidate) and name in COLUMNS_OF_ROWS:
-        return column(row, name)
+        return value_of(row, name)
     return getattr(row, name)
 
 
@@ -378,10 +461,29 @@ def _verdict(row: Candidate) -> str:
 
 
 def _with_budget(row: Candidate) -> str:
-    """The draft and its budget; a star marks acceptance outside the range that it was measured in."""
-    return (
-        draft_id(row.draft, row.draft_method, row.draft_budget) + "*" * row.drafting.is_extrapolated
-    )
+    """The draft and its budget; a star marks acceptance extrapolated beyond what was measured."""
+    name = draft_id(row.draft, row.draft_method, row.draft_budget)
+    if row.drafting.is_extrapolated:
+        name += "*"
+    return name
+
+
+def _request_seconds(row: Candidate) -> str:
+    if row.requests is None:
+        return format_seconds(0.0)
+    return format_seconds(row.requests.request_s)
+
+
+def _gpu_hours(row: Candidate) -> str:
+    return format_number(row.cost.gpu_hours_per_million_requests or 0)
+
+
+def _dollars(row: Candidate) -> str:
+    return f"{row.cost.per_million_tokens_usd or 0:.2f}"
+
+
+def _over_best_batch(row: Candidate) -> str:
+    return f"{row.speedup_vs_best_autoregressive or 0:.2f}"
 
 
 COLUMNS = (
@@ -396,23 +498,12 @@ COLUMNS = (
     Column("tokens", lambda row: f"{row.drafting.tokens_per_step:.2f}", rank=3),
     Column("1st tok", lambda row: format_seconds(row.first_token_s), _any("request_s"), 3),
     Column("ms/tok", lambda row: _ms(row.between_tokens_s), rank=1),
-    Column(
-        "request", lambda row: format_seconds(column(row, "request_s") or 0.0), _any("request_s"), 2
-    ),
+    Column("request", _request_seconds, _any("request_s"), 2),
     Column("tok/s/GPU", lambda row: format_number(row.rate_per_gpu), _differs("batch_size"), 3),
-    Column(
-        "GPU-h/Mreq",
-        lambda row: format_number(row.cost.gpu_hours_per_million_requests or 0),
-        _any("request_s"),
-        7,
-    ),
-    Column(
-        "$/Mtok",
-        lambda row: f"{row.cost.per_million_tokens_usd or 0:.2f}",
-        _any("cost_per_million_tokens_usd"),
-    ),
+    Column("GPU-h/Mreq", _gpu_hours, _any("request_s"), 7),
+    Column("$/Mtok", _dollars, _any("cost_per_million_tokens_usd")),
     Column("speedup (90%)", _speedup),
-    Column("x best batch", lambda row: f"{row.speedup_vs_best_autoregressive or 0:.2f}", rank=5),
+    Column("x best batch", _over_best_batch, rank=5),
     Column("GiB/GPU", lambda row: f"{row.memory.bytes_per_gpu / GIB:.1f}", rank=4),
     Column("bound by", lambda row: row.step.bound_by, rank=6),
     Column("verdict", _verdict),
@@ -423,15 +514,22 @@ COLUMNS = (
 
 def _table(rows: Sequence[Any], width: int, columns: Sequence[Column] = COLUMNS) -> Table:
     """Names and marks break over lines between words, so nothing is cut off; numbers do not."""
-    shown = [each for each in columns if each.shown(rows)]
+    shown = [column for column in columns if column.shown(rows)]
 
-    def cells() -> tuple[list[str], list[list[str]]]:
-        return [each.head for each in shown], [[each.text(row) for each in shown] for row in rows]
+    def heads() -> list[str]:
+        return [column.head for column in shown]
 
-    for rank in sorted({each.rank for each in shown} - {0}, reverse=True):
-        if needed_width(*cells(), wraps=BREAKING if rank < BREAKS_FIRST else ()) > width:
-            shown = [each for each in shown if each.rank != rank]
-    return text_table(*cells(), wraps=BREAKING)
+    def cells() -> list[list[str]]:
+        return [[column.text(row) for column in shown] for row in rows]
+
+    ranks = {column.rank for column in columns}
+    for rank in sorted(ranks - {0}, reverse=True):
+        breaking: Sequence[str] = ()
+        if rank < BREAKS_FIRST:
+            breaking = BREAKING
+        if needed_width(heads(), cells(), wraps=breaking) > width:
+            shown = [column for column in shown if column.rank != rank]
+    return text_table(heads(), cells(), wraps=BREAKING)
 
 
 def _gamma_table(table: GammaTable, width: int) -> Table:
@@ -439,44 +537,46 @@ def _gamma_table(table: GammaTable, width: int) -> Table:
     context from which on it is above 1; the table's first context is only a bound."""
     contexts = table.context_lens
     wide = 6 + 10 * len(contexts) + 13 <= width
+    rows = []
+    for row, batch in enumerate(table.batch_sizes):
+        cells = [_gamma_cell(table, row, column, wide=wide) for column in range(len(contexts))]
+        rows.append([str(batch), *cells, _faster_from(table, row)])
+    heads = ["batch", *map(format_tokens, contexts), "faster from"]
+    return text_table(heads, rows, wraps=())
 
-    def cell(row: int, column: int) -> str:
-        if not table.fits[row][column]:
-            return "-"
-        gamma = table.gamma_of_steps[row][column]
-        pays = table.gamma[row][column] > 0
-        if table.verdict[row][column] == "unclear":
-            mark = "?"
-        elif gamma and not pays:
-            mark = "!"
-        else:
-            mark = ""
-        if wide and pays:
-            return f"{gamma}{mark} ({table.speedup[row][column]:.2f})"
-        return f"{gamma}{mark}"
 
-    rows = [
-        [
-            str(batch),
-            *(cell(row, column) for column in range(len(contexts))),
-            "-"
-            if (start := table.break_even_context[row]) is None
-            else f"<= {format_tokens(contexts[0])}"
-            if start <= contexts[0]
-            else format_tokens(start),
-        ]
-        for row, batch in enumerate(table.batch_sizes)
-    ]
-    return text_table(["batch", *map(format_tokens, contexts), "faster from"], rows, wraps=())
+def _gamma_cell(table: GammaTable, row: int, column: int, *, wide: bool) -> str:
+    if not table.fits[row][column]:
+        return "-"
+    gamma = table.gamma_of_steps[row][column]
+    pays = table.gamma[row][column] > 0
+    mark = ""
+    if table.verdict[row][column] == "unclear":
+        mark = "?"
+    elif gamma and not pays:
+        mark = "!"
+    if wide and pays:
+        return f"{gamma}{mark} ({table.speedup[row][column]:.2f})"
+    return f"{gamma}{mark}"
+
+
+def _faster_from(table: GammaTable, row: int) -> str:
+    start = table.break_even_context[row]
+    first = table.context_lens[0]
+    if start is None:
+        return "-"
+    if start <= first:
+        return f"<= {format_tokens(first)}"
+    return format_tokens(start)
 
 
 def _breakdown_table(breakdown: dict[str, list[Operation]]) -> Table:
-    rows = [
-        (name, op.op, _ms(op.time_s), _ms(op.ceiling_s), op.bound_by)
-        for name, operations in breakdown.items()
-        for op in sorted(operations, key=lambda each: -each.time_s)
-    ]
-    return text_table(("pass", "operation", "ms", "ceiling ms", "bound by"), rows, wraps=())
+    rows = []
+    for name, operations in breakdown.items():
+        for op in sorted(operations, key=lambda op: -op.time_s):
+            rows.append((name, op.op, _ms(op.time_s), _ms(op.ceiling_s), op.bound_by))
+    heads = ("pass", "operation", "ms", "ceiling ms", "bound by")
+    return text_table(heads, rows, wraps=())
 
 
 def _memory_line(answer: Plan) -> str:
@@ -489,14 +589,15 @@ def _memory_line(answer: Plan) -> str:
         "workspace": memory.workspace_bytes,
         "of": memory.capacity_bytes,
     }
+    sizes = ", ".join(f"{label} {format_bytes(size)}" for label, size in parts.items())
     return (
-        f"memory per device: {', '.join(f'{label} {format_bytes(size)}' for label, size in parts.items())}; largest "
-        f"batch {memory.largest_batch:.0f} (autoregressive {memory.largest_autoregressive_batch:.0f})"
+        f"memory per device: {sizes}; largest batch {memory.largest_batch:.0f} (autoregressive "
+        f"{memory.largest_autoregressive_batch:.0f})"
     )
 
 
 # Under arrivals
-# ------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def _print_traffic(answer: Plan, traffic: Traffic, console: Console, *, every: bool) -> None:
@@ -504,45 +605,57 @@ def _print_traffic(answer: Plan, traffic: Traffic, console: Console, *, every: b
     rates.
     """
     console.print(f"[bold]{traffic_line(traffic)}[/bold]")
-    limits = (
-        ("p95 of TTFT", answer.request.ttft_p95_s),
-        ("p95 of TPOT", answer.request.tpot_p95_s),
-        ("mean TTFT", answer.request.ttft_limit_s),
-        ("mean TPOT", answer.request.tpot_limit_s),
-    )
-    told = [f"{name} {format_seconds(limit)}" for name, limit in limits if limit is not None]
     rate = format_number(traffic.rate_per_s)
     console.print(
         f"{answer.model} on {answer.hardware}, engine {answer.engine}: {rate} requests/s, limits "
-        f"{' and '.join(told) or 'none'}; {traffic.num_requests} requests simulated"
+        f"{_limits(answer)}; {traffic.num_requests} requests simulated"
     )
     console.print(percentiles_line(traffic.best))
-    compared = [each for each in (traffic.autoregressive, traffic.speculative) if each is not None]
-    at_rate = [each for each in traffic.curves if each.rate_per_s == traffic.rate_per_s]
-    for title, loads in (
-        (f"at {rate}/s, the fewest devices of each", compared),
-        (f"the policies on {traffic.best.num_gpus} devices", at_rate),
-        ("over rates", traffic.curves if every else []),
-    ):
-        if loads:
-            console.print(f"[bold]{title}[/bold] (p50/p95/p99)")
-            console.print(_table(loads, console.width, TRAFFIC_COLUMNS))
+    compared = [load for load in (traffic.autoregressive, traffic.speculative) if load is not None]
+    at_rate = [load for load in traffic.curves if load.rate_per_s == traffic.rate_per_s]
+    _print_loads(console, f"at {rate}/s, the fewest devices of each", compared)
+    _print_loads(console, f"the policies on {traffic.best.num_gpus} devices", at_rate)
+    if every:
+        _print_loads(console, "over rates", traffic.curves)
     for load in compared:
-        if load.highest_rate_per_s is None:
-            continue
-        highest = format_number(load.highest_rate_per_s)
-        console.print(
-            f"{load.num_gpus} devices with {load_name(load)} keep the limits up to {highest} requests/s"
-        )
+        if load.highest_rate_per_s is not None:
+            highest = format_number(load.highest_rate_per_s)
+            console.print(
+                f"{load.num_gpus} devices with {load_name(load)} keep the limits up to {highest} "
+                "requests/s"
+            )
     for note in traffic.notes:
         console.print(f"note: {note}", style="dim")
 
 
-def _percentiles(what: str, unit: float) -> Callable[[TrafficLoad], str]:
+def _print_loads(console: Console, title: str, loads: Sequence[TrafficLoad]) -> None:
+    if loads:
+        console.print(f"[bold]{title}[/bold] (p50/p95/p99)")
+        console.print(_table(loads, console.width, TRAFFIC_COLUMNS))
+
+
+def _limits(answer: Plan) -> str:
+    """The limits that were asked for."""
+    limits = {
+        "p95 of TTFT": answer.request.ttft_p95_s,
+        "p95 of TPOT": answer.request.tpot_p95_s,
+        "mean TTFT": answer.request.ttft_limit_s,
+        "mean TPOT": answer.request.tpot_limit_s,
+    }
+    asked = []
+    for name, limit in limits.items():
+        if limit is not None:
+            asked.append(f"{name} {format_seconds(limit)}")
+    return " and ".join(asked) or "none"
+
+
+def _percentiles(latency: str, unit: float) -> Callable[[TrafficLoad], str]:
     def read(load: TrafficLoad) -> str:
-        if (found := getattr(load, what)) is None:
+        spread = getattr(load, latency)
+        if spread is None:
             return "overload"
-        return "/".join(format_number(value / unit) for value in (found.p50, found.p95, found.p99))
+        values = (spread.p50, spread.p95, spread.p99)
+        return "/".join(format_number(value / unit) for value in values)
 
     return read
 
