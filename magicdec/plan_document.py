@@ -211,6 +211,72 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
         return self.value_s is not None and self.value_s <= self.limit_s
 
 
+class Measurement(msgspec.Struct, frozen=True, kw_only=True):
+    """A measurement that tells more about acceptance or costs, and what the choice gains by it."""
+
+    kind: Literal["replay", "observe", "tune", "calibrate"]
+    """Logged requests replayed; a running server's counters; a server's throughput at several
+    gammas; its costs, fitted from outside."""
+    drafts: list[str]
+    """The drafts whose acceptance it tells."""
+    command: str
+    effort: str
+    worth: Number
+    """The expected gain of tokens per second by choosing after it, relative to choosing now."""
+    unclear_now: Number
+    """1 where the probability that the draft pays lies between 0.1 and 0.9, else 0."""
+    unclear_after: Number
+    """The probability that it still does after the measurement."""
+
+
+class OfTask(msgspec.Struct, frozen=True, kw_only=True):
+    """The choice if the text were of this class."""
+
+    task: str
+    draft: str
+    """"none": no draft."""
+    draft_method: str
+    draft_budget: int | None
+    gamma: int
+    speedup: Positive
+    pays: Number
+    changes: Number
+    """What keeping to the choice for any text would lose of it, in tokens per second."""
+
+
+class Outlook(msgspec.Struct, frozen=True, kw_only=True):
+    """How the choice hangs on what is not known, from joint draws of costs and acceptance that are
+    the same for all configurations, so that what these share cancels."""
+
+    draft: str
+    draft_method: str
+    draft_budget: int | None
+    gamma: int
+    """The configuration that is weighed: the chosen draft, else the fastest that is not."""
+    pays: Number
+    """Probability that it is faster than decoding without a draft."""
+    is_best: Number
+    """Probability that no other draft, gamma or budget is faster."""
+    loss_if_wrong: Number
+    """Mean loss of tokens per second where the choice turns out slower than the alternative: no
+    draft where one is chosen, else the draft."""
+    measurements: list[Measurement]
+    """Those that can be made, the one to make first."""
+    tasks: list[OfTask]
+    """The choice on each class of text, where none was named and acceptance is believed."""
+
+    @property
+    def advice(self) -> Measurement | None:
+        """The measurement to make; None where the answer would hardly change."""
+        if self.measurements and self.measurements[0].worth >= WORTH_MEASURING:
+            return self.measurements[0]
+        return None
+
+
+WORTH_MEASURING = 0.01
+"""Expected gain of tokens per second from which a measurement is advised."""
+
+
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """The one answer that every table, export and page shows: a configuration, its baseline and why."""
 
@@ -235,6 +301,8 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """
     better_gamma: Candidate | None = None
     """The chosen draft at its best gamma, where another gamma was asked for."""
+    outlook: Outlook | None = None
+    """Null: no draft was considered."""
     with_plugin: Candidate | None = None
     """The best configuration of drafts that need magicdec's plugin, where the plugin was not asked
     for and it is faster than the choice. It is never exported.

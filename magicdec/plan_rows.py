@@ -45,6 +45,8 @@ class Gain(msgspec.Struct, frozen=True, kw_only=True):
     speedup: Positive
     low: Number
     high: Number
+    pays: Number | None = None
+    """Probability that it is above 1, from all errors together; null: by the interval alone."""
 
     @property
     def verdict(self) -> Verdict:
@@ -52,7 +54,11 @@ class Gain(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def probability(self) -> float:
-        """Probability that the speedup is above 1, by the log-normal whose interval this is."""
+        """Probability that the speedup is above 1; where it was not computed, by the log-normal
+        whose interval this is.
+        """
+        if self.pays is not None:
+            return self.pays
         if self.high <= self.low or self.low <= 0.0:
             return float(self.speedup > 1.0)
         deviation = math.log(self.high / self.low) / (2.0 * Z_90)
@@ -60,6 +66,17 @@ class Gain(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NO_GAIN = Gain(speedup=1.0, low=1.0, high=1.0)
+
+
+class ByAcceptance(msgspec.Struct, frozen=True, kw_only=True):
+    """How a configuration's gain hangs on the acceptance, at its 10th, 50th and 90th percentile."""
+
+    tokens_per_step: list[Positive]
+    speedup: list[Positive]
+    """Of whole requests where these are known, else of decoding."""
+    break_even_tokens_per_step: Number | None
+    """Tokens per step with which it is as fast as without a draft; null: no number of tokens is
+    enough."""
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
@@ -218,6 +235,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     memory: Memory
     cost: Cost
     within_limits: bool
+    by_acceptance: ByAcceptance | None = None
+    """Null: no draft."""
     speedup_vs_best_autoregressive: Number | None
     """`rate` over that of autoregressive decoding at its own best batch within the limits; null:
     none.
@@ -327,11 +346,6 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
         return self.rate_per_gpu * self.num_gpus * self.num_replicas
 
     @property
-    def rate_low_per_gpu(self) -> float:
-        """Rate per device at the low end of the gain's interval."""
-        return self.rate_per_gpu * self.gain.low / self.gain.speedup
-
-    @property
     def between_tokens_s(self) -> float:
         """Time between tokens as users see it: with the prefills of others where requests are
         known.
@@ -383,6 +397,8 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "fits": ("memory", "fits"),
     "within_limits": ("within_limits",),
     "cost_per_million_tokens_usd": ("cost", "per_million_tokens_usd"),
+    "pays_probability": ("decoding", "gain", "pays"),
+    "break_even_tokens_per_step": ("by_acceptance", "break_even_tokens_per_step"),
     "acceptance_text": ("drafting", "acceptance_text"),
     "acceptance_source": ("drafting", "acceptance_source"),
     "draft_checkpoint": ("drafting", "checkpoint"),

@@ -1,16 +1,19 @@
 """How sure a prediction is: the errors of calibration, engine and acceptance, and the intervals
 from them.
 
-    σ² = Σ_g (σ_g · (share_AR,g − share_SD,g))² + σ_machine² + σ_engine² + σ_tokens²
+    σ² = Σ_g (σ_g · (share_AR,g − share_SD,g))² + σ_machine² + σ_engine²
 
-The errors are taken as independent and log-normal; the 90 % interval of a value is value · exp(±
-Z_90 · σ).
+The errors are taken as independent. Those of times are log-normal: 90 % of a time lies in time ·
+exp(± Z_90 · σ). Tokens per step stay between 1 and gamma + 1: what is accepted of gamma drafts
+moves on the logit (acceptance/uncertain.py). The end of a speedup's interval is as far as both together move it:
+log(end / speedup)² = (Z_90 · σ)² + log(tokens at ± Z_90 / tokens)².
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -18,6 +21,7 @@ import numpy as np
 from magicdec.counts import Z_90, Array
 from magicdec.naming import METHODS
 from magicdec.perfmodel.acceptance import AcceptanceProfile
+from magicdec.perfmodel.acceptance.uncertain import tokens_at
 from magicdec.perfmodel.drafting import draft_of
 from magicdec.perfmodel.forward import mixer_curves
 from magicdec.perfmodel.kernels.attention import AttentionCurve
@@ -57,6 +61,12 @@ EXPERTS_ERROR = 0.15
 """Relative error of matrix products where whole experts are divided over ranks: how unevenly they
 are chosen.
 """
+MACHINE = "machine"
+"""Error of a calibrated machine's speeds, which drift between repetitions."""
+NUM_QUANTILES = 48
+QUANTILES = [NormalDist().inv_cdf((place + 0.5) / NUM_QUANTILES) for place in range(NUM_QUANTILES)]
+"""Standard deviations of equally likely acceptances."""
+LEAST_DEVIATION = 1e-6
 PARTS: tuple[Literal["mixer", "mlp", "experts"], ...] = ("mixer", "mlp", "experts")
 OTHER_HEAD_ERROR = 0.12
 """Acceptance rates of two heads of one model, and of one on two tasks, differ by about this much:
@@ -194,12 +204,8 @@ def step_errors(setup: Setup, terms: StepTerms, tp_size: Any) -> tuple[Array, Ar
     leave unexplained, and adds to them.
     """
     engine, hw = setup.engine, setup.hardware
-    alone_s = terms.autoregressive.total_s
-    alone = {
-        str(group): value / alone_s for group, value in terms.autoregressive.group_seconds().items()
-    }
-    step = {group: value / terms.step_s for group, value in terms.step_seconds("group").items()}
-    launches = engine.draft_model_layer_error * _uncaptured_share(terms)
+    alone, step = group_shares(terms)
+    launches = engine.draft_model_layer_error * uncaptured_share(terms)
     variance = ratio_variance(setup, alone, step, tp_size) + launches**2
     of_speedup = np.sqrt(variance + engine_error(setup) ** 2)
     own: Array = (
@@ -215,7 +221,18 @@ def step_errors(setup: Setup, terms: StepTerms, tp_size: Any) -> tuple[Array, Ar
     return of_speedup, of_time
 
 
-def _uncaptured_share(terms: StepTerms) -> Array:
+def group_shares(terms: StepTerms) -> tuple[dict[str, Array], dict[str, Array]]:
+    """The share of each kind of term in an autoregressive and in a speculative step."""
+    alone_s = terms.autoregressive.total_s
+    alone = terms.autoregressive.group_seconds()
+    drafted = terms.step_seconds("group")
+    return (
+        {str(group): value / alone_s for group, value in alone.items()},
+        {group: value / terms.step_s for group, value in drafted.items()},
+    )
+
+
+def uncaptured_share(terms: StepTerms) -> Array:
     """Share of a speculative step that launches of the draft's layers outside graphs take."""
     launches: Array = np.asarray(0.0)
     for op in terms.draft.ops:
@@ -224,21 +241,33 @@ def _uncaptured_share(terms: StepTerms) -> Array:
     return terms.gamma * launches / terms.step_s
 
 
+def log_shifts(setup: Setup, shares: Mapping[str, Any], tp_size: Any) -> dict[str, Array]:
+    """The logarithm of a step's time that one standard deviation of each error adds, from the share
+    of each kind of term in the step.
+
+    The speeds of a calibrated machine's memory (all attention) and processor (everything else) are
+    assumed to drift in opposite directions, which affects a speedup most.
+    """
+    hw = setup.hardware
+    attention = np.asarray(shares["attention"])
+    shifts = {
+        group: np.asarray(error * shares[group])
+        for group, error in _group_errors(setup, tp_size).items()
+    }
+    shifts[MACHINE] = hw.memory_spread * attention - hw.compute_spread * (1.0 - attention)
+    return shifts
+
+
 def ratio_variance(
     setup: Setup, shares: Mapping[str, Any], over: Mapping[str, Any], tp_size: Any
 ) -> Array:
     """Variance of the logarithm of one step's time over another's, from the share of each kind of
-    term in both.
-
-    An error in one kind of term moves both steps together, so only the difference of that term's
-    shares counts. The speeds of a calibrated machine's memory (all attention) and processor
-    (everything else) are assumed to drift in opposite directions, which affects a speedup most, and
-    in the same direction for the time of a token.
-    """
-    machine = setup.hardware.memory_spread + setup.hardware.compute_spread
-    variance: Array = (machine * (shares["attention"] - over["attention"])) ** 2
-    for group, error in _group_errors(setup, tp_size).items():
-        variance = variance + (error * (shares[group] - over[group])) ** 2
+    term in both: an error moves both steps together, so only the difference counts."""
+    one = log_shifts(setup, shares, tp_size)
+    other = log_shifts(setup, over, tp_size)
+    variance: Array = np.zeros(())
+    for source, shift in one.items():
+        variance = variance + (shift - other[source]) ** 2
     return variance
 
 
@@ -261,17 +290,45 @@ def interval(prediction: Prediction, tokens_relative_error: Any = 0.0) -> Interv
     """The 90 % intervals of a prediction, its tokens per step being uncertain by
     `tokens_relative_error`.
     """
-    drafts = prediction.terms.gamma > 0
-    tokens = np.where(drafts, np.asarray(tokens_relative_error, dtype=np.float64), 0.0)
-    of_speedup, of_time = step_errors(prediction.setup, prediction.terms, prediction.points.tp)
-    of_speedup = np.where(drafts, np.hypot(of_speedup, tokens), 0.0)
-    of_tpot = np.hypot(of_time, tokens)
-    return Interval(
-        speedup_low=prediction.speedup * np.exp(-Z_90 * of_speedup),
-        speedup_high=prediction.speedup * np.exp(Z_90 * of_speedup),
-        tpot_low_s=prediction.tpot_s * np.exp(-Z_90 * of_tpot),
-        tpot_high_s=prediction.tpot_s * np.exp(Z_90 * of_tpot),
+    gamma = prediction.terms.gamma
+    drafts = gamma > 0
+    expected = prediction.expected_tokens_per_step
+    middle = prediction.middle_tokens_per_step
+    fewer, more = (
+        np.log(tokens_at(sigmas, middle, gamma, tokens_relative_error) / expected)
+        for sigmas in (-Z_90, Z_90)
     )
+    of_speedup, of_time = step_errors(prediction.setup, prediction.terms, prediction.points.tp)
+    of_speedup = np.where(drafts, Z_90 * of_speedup, 0.0)
+    of_tpot = Z_90 * of_time
+    return Interval(
+        speedup_low=prediction.speedup * np.exp(-np.hypot(of_speedup, fewer)),
+        speedup_high=prediction.speedup * np.exp(np.hypot(of_speedup, more)),
+        tpot_low_s=prediction.tpot_s * np.exp(-np.hypot(of_tpot, more)),
+        tpot_high_s=prediction.tpot_s * np.exp(np.hypot(of_tpot, fewer)),
+    )
+
+
+def chance_above(prediction: Prediction, tokens_relative_error: Any, least: Any = 1.0) -> Array:
+    """The probability that the speedup of decoding is above `least`, over all errors together."""
+    gamma = prediction.terms.gamma
+    middle = prediction.middle_tokens_per_step
+    deviation, _ = step_errors(prediction.setup, prediction.terms, prediction.points.tp)
+    per_token = prediction.speedup / prediction.expected_tokens_per_step / least
+    total: Array = np.zeros(())
+    for sigmas in QUANTILES:
+        tokens = tokens_at(sigmas, middle, gamma, tokens_relative_error)
+        above = np.log(per_token * tokens) / np.maximum(deviation, LEAST_DEVIATION)
+        total = total + normal_cdf(above)
+    return total / NUM_QUANTILES
+
+
+def normal_cdf(sigmas: Array) -> Array:
+    """The probability of a normal variable below this many standard deviations, within 0.0003:
+    SciPy's takes longer to import than most plans take.
+    """
+    root = np.sqrt(2.0 / np.pi) * (sigmas + 0.044715 * sigmas**3)
+    return np.asarray(0.5 * (1.0 + np.tanh(root)))
 
 
 def engine_error(setup: Setup) -> float:

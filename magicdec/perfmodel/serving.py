@@ -270,6 +270,15 @@ class WholeRequests:
         decoding_s = (self.drafted.in_slot_s - prefills_s) * self.prediction.speedup / decoding
         return self.alone.in_slot_s / (prefills_s + decoding_s)
 
+    @property
+    def decoding_to_break_even(self) -> Array:
+        """The speedup of decoding with which whole requests take as long as without a draft;
+        infinite where the draft's prefills alone take longer."""
+        prefills_s = self.drafted.active * self.drafted.prompt_s
+        decoding_s = (self.drafted.in_slot_s - prefills_s) * self.prediction.speedup
+        room_s = self.alone.in_slot_s - prefills_s
+        return np.where(room_s > 0.0, decoding_s / np.where(room_s > 0.0, room_s, 1.0), np.inf)
+
     def speedup_bounds(self, decoding: Interval) -> tuple[Array, Array]:
         """The 90 % interval, of decoding's: no narrower than what the engine's constants leave,
         since prompts share passes with verified tokens."""

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from magicdec.counts import Array
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import AcceptanceProfile
+from magicdec.perfmodel.acceptance.uncertain import mean_tokens
 from magicdec.perfmodel.drafting import draft_of
 from magicdec.perfmodel.memory import Memory, capacity_bytes, memory_need
 from magicdec.perfmodel.prefix_cache import hits_of
@@ -47,6 +48,9 @@ class Prediction:
     terms: StepTerms = field(repr=False)
     memory: Memory = field(repr=False)
     expected_tokens_per_step: Array
+    middle_tokens_per_step: Array
+    """Their middle, which more and fewer are as likely as; the mean lies apart where they are only
+    believed."""
 
     @property
     def autoregressive_step_s(self) -> Array:
@@ -215,8 +219,9 @@ def _whole(setup: Setup, points: Points) -> Points:
 
 
 def _is_partly_drafted(acceptance: AcceptanceProfile) -> bool:
-    """Whether some steps have no draft, or one shorter than gamma."""
-    return acceptance.replay is not None or acceptance.drafted_share < 1.0
+    """Whether some steps of a look-up have no draft, or one shorter than gamma."""
+    is_counted = acceptance.replay is not None or acceptance.drafted_share < 1.0
+    return is_counted or acceptance.is_assumed
 
 
 def predict(setup: Setup, acceptance: AcceptanceProfile | None, points: Points) -> Prediction:
@@ -230,6 +235,7 @@ def predict(setup: Setup, acceptance: AcceptanceProfile | None, points: Points) 
     kv_len = at.context + at.gen_len / 2.0
     read = draft.tokens_read(kv_len, at.budget)
     expected: Array = np.ones(())
+    middle: Array = expected
     everything: Array = expected
     if np.any(at.gamma > 0):
         if acceptance is None:
@@ -237,9 +243,12 @@ def predict(setup: Setup, acceptance: AcceptanceProfile | None, points: Points) 
             raise ConfigError(
                 f"draft {spec.draft} ({spec.draft_method}) needs an acceptance rate or profile"
             )
-        expected, everything = acceptance.tokens_per_step(
-            budget=read, context=draft.context_seen(kv_len, at.budget), gamma=at.gamma
-        )
+        seen = draft.context_seen(kv_len, at.budget)
+        middle, everything = acceptance.tokens_per_step(budget=read, context=seen, gamma=at.gamma)
+        expected = middle
+        if acceptance.is_assumed:
+            error = acceptance.tokens_error(budget=read, context=seen, gamma=at.gamma)
+            expected = mean_tokens(middle, at.gamma, error)
     is_uncut = at.is_grid and setup.speculation.draft_method in SPARSE_METHODS
     terms = step_terms(
         setup,
@@ -274,5 +283,10 @@ def predict(setup: Setup, acceptance: AcceptanceProfile | None, points: Points) 
         capacity=capacity_bytes(setup.hardware, setup.engine),
     )
     return Prediction(
-        setup=setup, points=at, terms=terms, memory=need, expected_tokens_per_step=expected
+        setup=setup,
+        points=at,
+        terms=terms,
+        memory=need,
+        expected_tokens_per_step=expected,
+        middle_tokens_per_step=middle,
     )

@@ -10,8 +10,10 @@ autoregressive one.
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import NormalDist
 from typing import Any, Literal
 
 import msgspec
@@ -29,8 +31,8 @@ from magicdec.perfmodel.vocabulary import sampling_ops, vocabulary_ops
 from magicdec.specs.device import DTYPE_BYTES
 from magicdec.specs.parallel import TENSOR_PARALLEL
 
-FEWEST_GROUPS = 32
-MOST_CASES = 65_536
+MOST_EXACT = 8
+"""Sequences up to which every number of them that has a looked-up draft is a case of its own."""
 ANY_DEVICE = HardwareProfile(
     name="any",
     memory_bytes=1e12,
@@ -294,27 +296,28 @@ def looked_up_terms(
     setup: Setup, *, batch: Any, kv_len: Any, gamma: Any, share: Any, tp_size: Any = 1
 ) -> tuple[StepTerms, Array]:
     """The terms of a step with looked-up drafts, which each sequence has with probability `share`:
-    by the number n of sequences that have one, 0 to the largest batch on a last axis, and the
-    probability of each.
+    by the number n of sequences that have one, on a last axis, and the probability of each.
 
     A pass has one token for each sequence and gamma more for each that has a draft, gamma · n /
-    batch per sequence on average; without any draft it is autoregressive. n is binomial: sequences
-    are taken as independent, and on large grids as so many equal groups of them.
+    batch per sequence on average; without any draft it is autoregressive. n is binomial, sequences
+    being independent; of many, as many equally likely cases as of MOST_EXACT stand for it.
     """
-    from scipy.special import gammaln, xlog1py, xlogy
-
     batch, kv_len, gamma, share, tp_size = (
         np.asarray(value, dtype=np.float64)[..., None]
         for value in (batch, kv_len, gamma, share, tp_size)
     )
-    cells = np.broadcast(batch, kv_len, gamma, share, tp_size).size
-    count = np.clip(np.round(batch), 1.0, max(FEWEST_GROUPS, MOST_CASES // cells))
-    number = np.arange(int(count.max()) + 1.0)
-    having = np.minimum(number, count)
-    ways = gammaln(count + 1.0) - gammaln(having + 1.0) - gammaln(count - having + 1.0)
-    probability = np.exp(ways + xlogy(having, share) + xlog1py(count - having, -share)) * (
-        number <= count
-    )
+    count = np.maximum(np.round(batch), 1.0)
+    number = np.arange(min(int(count.max()), MOST_EXACT) + 1.0)
+    few = np.minimum(count, MOST_EXACT)
+    ways = np.vectorize(math.comb, otypes=[np.float64])(few.astype(int), number.astype(int))
+    exact = ways * share**number * (1.0 - share) ** np.maximum(few - number, 0.0)
+    quantiles = (number + 0.5) / len(number)
+    sigmas = np.array([NormalDist().inv_cdf(each) for each in quantiles])
+    spread = np.sqrt(count * share * (1.0 - share))
+    usual = np.clip(count * share + spread * sigmas, 0.0, count)
+    is_many = count > MOST_EXACT
+    having = np.where(is_many, usual, np.minimum(number, count))
+    probability = np.where(is_many, 1.0 / len(number), exact)
     drafted = gamma * having / count
     terms = step_terms(
         setup, batch=batch, kv_len=kv_len, draft_kv_len=kv_len, gamma=drafted, tp_size=tp_size

@@ -7,6 +7,7 @@ from __future__ import annotations
 from magicdec.naming import draft_name, method_name
 from magicdec.plan_document import CaseAnswer, Choice, Plan, Traffic, TrafficLoad
 from magicdec.plan_rows import Candidate
+from magicdec.reports.outlook_lines import outlook_lines
 from magicdec.units import MILLI, format_number, format_seconds, format_tokens
 
 LOW_RATE = 0.6
@@ -76,6 +77,7 @@ def further_lines(plan: Plan, case: CaseAnswer) -> list[str]:
     """The lines after the first, most important first."""
     lines = [
         _acceptance(case.choice),
+        *outlook_lines(case.choice),
         _where_it_fits(case.choice),
         _better_gamma(case.choice),
         _plugin(case.choice),

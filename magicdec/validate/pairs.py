@@ -37,7 +37,11 @@ import numpy as np
 from magicdec.comparison import ErrorSummary
 from magicdec.counts import Z_90, Array, constant_rate, expected_tokens_per_step
 from magicdec.errors import ConfigError, unknown_choice
-from magicdec.perfmodel.acceptance import AcceptanceProfile, default_profile
+from magicdec.perfmodel.acceptance import (
+    LOOKUP_PRECISION,
+    AcceptanceProfile,
+    default_profile,
+)
 from magicdec.perfmodel.acceptance.law import sequence_rates
 from magicdec.perfmodel.drafting import draft_of
 from magicdec.perfmodel.intervals import interval, tokens_error
@@ -83,10 +87,6 @@ SHARED_BUDGET = 0.07
 """Share of the cache that a sparse draft reads where its row states neither a share nor a budget.
 """
 SMALLEST_BUDGET = 64
-LOOKUP_PRECISION = 0.5
-"""Accepted tokens of those that a look-up drafts, where a row does not state its drafted share: 0.2
-to 0.9 in replays.
-"""
 SIGN_MARGIN = 0.05
 ALIKE = (
     "model", "hardware", "engine", "engine_version", "weight_dtype", "kv_dtype", "draft", "draft_detail", "is_decoding"
@@ -319,6 +319,7 @@ class StatedTokens:
 
     tokens: Array
     gamma: Array
+    is_assumed = False
     drafted_share: Any = 1.0
     """Share of steps with a draft; the others verify one token."""
 

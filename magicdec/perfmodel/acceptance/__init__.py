@@ -36,13 +36,19 @@ from magicdec.perfmodel.acceptance.law import (
     rejected_before,
 )
 from magicdec.perfmodel.acceptance.replayed import Replay
-from magicdec.specs.speculation import HEAD_METHODS, HeadSpec
+from magicdec.perfmodel.acceptance.uncertain import mean_tokens
+from magicdec.specs.speculation import HEAD_METHODS, LOOKUP_METHODS, HeadSpec
 
 PROFILES_DIRECTORY = Path(__file__).resolve().parents[2] / "specs" / "data" / "acceptance"
 SCHEMA_VERSION = 1
 WINDOWED_CONTEXT_ERROR = 0.15
 """Error of the context exponent, 0, of a head that attends over a window: long texts differ (see
 scripts/fit_published_acceptance.py)."""
+
+
+LOOKUP_PRECISION = 0.5
+"""Share of the tokens that a look-up drafts which are accepted, where nobody counted it: 0.2 to 0.9
+in replays of logged requests."""
 
 
 class AcceptanceProfile(
@@ -135,10 +141,21 @@ class AcceptanceProfile(
 
     def drafted_share_at(self, gamma: Any) -> Array:
         """Share of the steps that have a draft: as replayed at each gamma, else the profile's."""
+        if self.replay is None and self.is_assumed and self.draft_method in LOOKUP_METHODS:
+            return self._believed_share(gamma)
         if self.replay is None:
             return np.asarray(self.drafted_share, dtype=np.float64)
         share: Array = self.replay.setting.drafted_share_at(gamma)
         return share
+
+    def _believed_share(self, gamma: Any) -> Array:
+        """The share of steps with a draft that makes a look-up's usual share of right tokens."""
+        depth = np.maximum(np.asarray(gamma, dtype=np.int64), 1)
+        at: dict[str, Any] = {"budget": None, "context": 1.0, "gamma": depth}
+        middle, _ = self.tokens_per_step(**at)
+        tokens = mean_tokens(middle, depth, self.tokens_error(**at))
+        drafted = (tokens - 1.0) / LOOKUP_PRECISION
+        return np.asarray(np.minimum(drafted / depth, 1.0))
 
     def draft_len_at(self, gamma: Any) -> Array:
         """Mean drafted tokens of the steps that have a draft: as replayed, else gamma."""

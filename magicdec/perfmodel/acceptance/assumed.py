@@ -157,6 +157,27 @@ def assumed(question: Question, further: Evidence | None = None) -> Assumed:
     )
 
 
+def joint_levels(questions: Sequence[Question]) -> tuple[Array, Array]:
+    """Means and covariance of the logits of several questions' rates at the usual depth, together:
+    drafts that are asked about on one text and model have much in common."""
+    points: list[Point] = []
+    shares = []
+    for number, question in enumerate(questions):
+        named = _named(question)
+        points += [_points(question, draft)[0] for draft in named]
+        shares += [(number, 1.0 / len(named))] * len(named)
+    normal = belief.believed(points)
+    mixing = np.zeros((len(questions), len(points)))
+    for place, (number, share) in enumerate(shares):
+        mixing[number, place] = share
+    mean = mixing @ normal.mean
+    covariance = mixing @ normal.covariance @ mixing.T
+    owner = np.array([number for number, _ in shares])
+    between = mixing @ (normal.covariance.diagonal() + (normal.mean - mean[owner]) ** 2)
+    covariance[np.diag_indices_from(covariance)] = between
+    return mean, covariance
+
+
 def _named(question: Question) -> list[str]:
     """Plain names of the drafts that a question may be about; [""] where none is published."""
     known = known_checkpoints(question.model, question.kind)

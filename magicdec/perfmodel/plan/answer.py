@@ -23,6 +23,7 @@ from magicdec.perfmodel.plan.choice import (
     same_configuration,
 )
 from magicdec.perfmodel.plan.gamma import gamma_table
+from magicdec.perfmodel.plan.outlook import outlook
 from magicdec.perfmodel.plan.request import Case, DraftOption
 from magicdec.perfmodel.plan.rows import candidates
 from magicdec.perfmodel.plan.search import (
@@ -244,6 +245,7 @@ def _choice(
         left_out=left_out,
         left_out_fits=runs_at,
         better_gamma=better,
+        outlook=outlook(case, found, best, shown),
         with_plugin=faster_with_plugin(ranking, case.admits),
     )
 

@@ -1,6 +1,5 @@
-"""The rules by which a plan chooses: one objective, one limit rule, one deepest gamma, one way to
-weigh sources of acceptance. The search, the planner, plans for a rate, gamma tables and advice on a
-running server all choose by them.
+"""The rules by which a plan chooses: one objective, one limit rule, one deepest gamma. The search,
+the planner, plans for a rate, gamma tables and advice on a running server all choose by them.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from magicdec.counts import Z_90, Array
+from magicdec.counts import Array
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.speedup import BoolArray
 from magicdec.plan_document import Outcome
@@ -20,10 +19,6 @@ from magicdec.plan_rows import Candidate
 
 DEFAULT_MAX_GAMMA = 12
 """Deepest gamma that is searched."""
-SOURCE_ERROR = 0.08
-"""Relative difference between the tokens per step of two harnesses on one task (their acceptance
-rates differ by 0.05).
-"""
 
 
 class Objective(NamedTuple):
@@ -107,33 +102,20 @@ def choose(
     drafted: Sequence[Candidate],
     is_admitted: Callable[[Candidate], bool],
 ) -> Ranking:
-    """The configuration to run of rows that compete. Drafts that are not admitted are ranked behind
-    the others, and never chosen.
-
-    The source of acceptance with the highest lower end of a rate leads; all sources but the first
-    are uncertain by SOURCE_ERROR more. Rows of the leading source and autoregressive rows compete
-    by `objective`; where no row of the leading source wins, those of the other sources compete too.
+    """The configuration to run of rows that compete, by `objective`: the rate is the expected one,
+    whatever is known of a draft's acceptance. Drafts that are not admitted are ranked behind the
+    others, and never chosen.
     """
-    lower_ends = _lower_ends(drafted)
 
-    def order(row: Candidate) -> tuple[bool, bool, bool, float, float]:
-        within_limits, fits, rate = objective(row)
-        lower_end = lower_ends.get(row.drafting.acceptance_source, 0.0)
-        return is_admitted(row), within_limits, fits, lower_end, rate
+    def order(row: Candidate) -> tuple[bool, Objective]:
+        return is_admitted(row), objective(row)
 
     ranked = sorted(drafted, key=order, reverse=True)
     admitted = [row for row in ranked if is_admitted(row)]
-    leading = [row for row in admitted if _source(row) == _source(admitted[0])]
-    best = max([*alone, *leading], key=objective, default=None)
-    if best is None or not best.is_speculative:
-        best = max([*alone, *admitted], key=objective, default=None)
+    best = max([*alone, *admitted], key=objective, default=None)
     if best is None:
         best = ranked[0]  # nothing else runs here at all
     return Ranking(place=place, best=best, drafted=ranked)
-
-
-def _source(row: Candidate) -> str:
-    return row.drafting.acceptance_source
 
 
 def fastest_left_out(
@@ -179,21 +161,6 @@ def faster_with_plugin(
     if best is None or objective(best) <= objective(ranking.best):
         return None
     return best
-
-
-def _lower_ends(drafted: Sequence[Candidate]) -> dict[str, float]:
-    """The highest lower end of a rate per device that each source of acceptance reaches."""
-    highest: dict[str, float] = {}
-    for row in drafted:
-        if not row.fits or not row.within_limits:
-            continue
-        deviation = np.log(row.rate_per_gpu / row.rate_low_per_gpu)
-        if row.drafting.acceptance_source != drafted[0].drafting.acceptance_source:
-            deviation = np.hypot(deviation, Z_90 * SOURCE_ERROR)
-        lower_end = row.rate_per_gpu * float(np.exp(-deviation))
-        source = row.drafting.acceptance_source
-        highest[source] = max(highest.get(source, 0.0), lower_end)
-    return highest
 
 
 def same_configuration(row: Candidate, other: Candidate) -> bool:

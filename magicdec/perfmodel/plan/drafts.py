@@ -104,7 +104,8 @@ def draft_options(
         if not (request.names_a_draft or _exists(target, name, kind, request)):
             lacking.append(NeedsAcceptance(draft=name, draft_method=kind, reason=_untrained(kind)))
             continue
-        acceptance = _acceptance(target, name, kind, request, context, head)
+        question = _question(target, name, kind, request, context, head)
+        acceptance = _acceptance(target, name, kind, request, question)
         options += [
             DraftOption(
                 draft=name,
@@ -114,6 +115,7 @@ def draft_options(
                 acceptance=acceptance,
                 draft_tp_size=request.draft_tp_size,
                 head=head,
+                question=question if acceptance.is_assumed else None,
             )
         ]
     return options, lacking
@@ -335,8 +337,7 @@ def _acceptance(
     draft: str,
     method: DraftMethod,
     request: PlanRequest,
-    context: int,
-    head: HeadSpec | None,
+    question: Question,
 ) -> AcceptanceProfile:
     """The given rate, or a given profile of this draft; else what is exact of a copy of the target
     or was published of a narrower one; else the belief."""
@@ -348,7 +349,6 @@ def _acceptance(
         copy = _of_copy(target, request, is_narrower=other_format)
         if copy is not None:
             return copy
-    question = _question(target, draft, method, request, context, head)
     if measured is not None:
         return updated_by(measured, question)
     return profile_of(question._replace(is_other_format=other_format), draft=draft, method=method)

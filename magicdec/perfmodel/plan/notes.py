@@ -321,11 +321,6 @@ def _on_drafts(
             others.append(
                 f"acceptance is that of {head}: the interval spans what other heads of a model accept"
             )
-    if len({row.drafting.acceptance_source for row in drafted}) > 1:
-        others.append(
-            "acceptance comes from different sources, which counts against all but the first in their ranking: a "
-            "measured profile of each method on the same task would rank them better"
-        )
     if not best.is_speculative and drafted and max(row.speedup for row in drafted) <= 1.0:
         others.append("speculation does not pay here: decode autoregressively")
     return key, others

@@ -13,6 +13,7 @@ from magicdec.counts import Array
 from magicdec.errors import ConfigError
 from magicdec.perfmodel import memory
 from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile
+from magicdec.perfmodel.acceptance.assumed import Question
 from magicdec.perfmodel.drafting import draft_of
 from magicdec.perfmodel.kernels.profile import HardwareProfile, counted, load_hardware
 from magicdec.perfmodel.plan.choice import deepest_gamma
@@ -111,6 +112,8 @@ class DraftOption:
     draft_tp_size: int | None = None
     head: HeadSpec | None = None
     """A trained head that was named; None: one as they are usually published."""
+    question: Question | None = None
+    """The question that its acceptance is the belief about; None: it was measured or given."""
 
     def speculation(self, *, budget: int | None = None) -> SpeculationSpec:
         if budget is not None:

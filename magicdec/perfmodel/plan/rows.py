@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
 from magicdec.counts import Array
 from magicdec.perfmodel.acceptance import AcceptanceProfile
+from magicdec.perfmodel.acceptance.uncertain import tokens_at
 from magicdec.perfmodel.drafting import draft_of, draft_tp
-from magicdec.perfmodel.intervals import Interval, interval, tokens_error
+from magicdec.perfmodel.intervals import Interval, chance_above, interval, tokens_error
 from magicdec.perfmodel.kernels.op import BOUNDS
 from magicdec.perfmodel.plan.choice import keeps_limits
 from magicdec.perfmodel.plan.request import Case
@@ -22,6 +24,7 @@ from magicdec.perfmodel.speedup import BoolArray, Prediction
 from magicdec.plan_rows import (
     NO_DRAFT,
     PLUGIN,
+    ByAcceptance,
     Candidate,
     Cost,
     Decoding,
@@ -97,9 +100,63 @@ class Gains:
     speedup: list[float]
     low: list[float]
     high: list[float]
+    pays: list[float]
 
     def at(self, place: int) -> Gain:
-        return Gain(speedup=self.speedup[place], low=self.low[place], high=self.high[place])
+        return Gain(
+            speedup=self.speedup[place],
+            low=self.low[place],
+            high=self.high[place],
+            pays=self.pays[place],
+        )
+
+
+PERCENTILES = (0.1, 0.5, 0.9)
+"""Percentiles of the acceptance at which a gain is told."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcceptanceColumns:
+    """How gains hang on the acceptance: [percentiles, rows], and the tokens to break even."""
+
+    tokens: Array
+    speedup: Array
+    break_even: list[float]
+
+    @classmethod
+    def of(
+        cls, prediction: Prediction, whole: WholeRequests | None, error: Array
+    ) -> AcceptanceColumns:
+        expected = prediction.expected_tokens_per_step
+        gamma = prediction.points.gamma
+        tokens = []
+        speedup = []
+        for share in PERCENTILES:
+            sigmas = NormalDist().inv_cdf(share)
+            found = tokens_at(sigmas, prediction.middle_tokens_per_step, gamma, error)
+            decoding = prediction.speedup * found / expected
+            gain = decoding if whole is None else whole.speedup_at(decoding)
+            tokens.append(prediction.full(found))
+            speedup.append(prediction.full(gain))
+        needed = least_decoding(whole) * expected / prediction.speedup
+        return cls(
+            tokens=np.stack(tokens),
+            speedup=np.stack(speedup),
+            break_even=_column(prediction, needed),
+        )
+
+    def at(self, place: int) -> ByAcceptance:
+        needed = self.break_even[place]
+        return ByAcceptance(
+            tokens_per_step=self.tokens[:, place].tolist(),
+            speedup=self.speedup[:, place].tolist(),
+            break_even_tokens_per_step=needed if math.isfinite(needed) else None,
+        )
+
+
+def least_decoding(whole: WholeRequests | None) -> Any:
+    """The speedup of decoding from which on a draft pays."""
+    return 1.0 if whole is None else whole.decoding_to_break_even
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +171,9 @@ class RequestColumns:
     output_tokens_per_s_per_gpu: list[float]
 
     @classmethod
-    def of(cls, whole: WholeRequests, prediction: Prediction, bounds: Interval) -> RequestColumns:
+    def of(
+        cls, whole: WholeRequests, prediction: Prediction, bounds: Interval, pays: Array
+    ) -> RequestColumns:
         drafted = whole.drafted
         low, high = whole.speedup_bounds(bounds)
 
@@ -129,6 +188,7 @@ class RequestColumns:
                 speedup=column(whole.speedup_at(prediction.speedup)),
                 low=column(low),
                 high=column(high),
+                pays=column(pays),
             ),
             prefill_share=column(drafted.prefill_share),
             output_tokens_per_s_per_gpu=column(whole.output_tokens_per_s / prediction.num_gpus),
@@ -165,14 +225,17 @@ class Columns:
     fits: list[bool]
     is_within_limits: list[bool]
     requests: RequestColumns | None
+    by_acceptance: AcceptanceColumns
 
     @classmethod
-    def of(cls, case: Case, prediction: Prediction, bounds: Interval) -> Columns:
+    def of(cls, case: Case, prediction: Prediction, error: Array) -> Columns:
         points = prediction.points
         users = Users.of(case, prediction)
+        bounds = interval(prediction, error)
+        pays = chance_above(prediction, error, least_decoding(users.whole))
         requests = None
         if users.whole is not None:
-            requests = RequestColumns.of(users.whole, prediction, bounds)
+            requests = RequestColumns.of(users.whole, prediction, bounds, pays)
 
         def column(values: Any) -> list[Any]:
             return _column(prediction, values)
@@ -203,11 +266,13 @@ class Columns:
                 speedup=column(prediction.speedup),
                 low=column(bounds.speedup_low),
                 high=column(bounds.speedup_high),
+                pays=column(chance_above(prediction, error)),
             ),
             bytes_per_gpu=column(prediction.memory.total_bytes),
             fits=column(prediction.memory.fits),
             is_within_limits=column(users.is_within_limits),
             requests=requests,
+            by_acceptance=AcceptanceColumns.of(prediction, users.whole, error),
         )
 
 
@@ -236,13 +301,13 @@ def candidates(
     `baseline`: tokens per second, over all devices, of autoregressive decoding at its best batch;
     None: there is none.
     """
-    bounds = interval(prediction, tokens_error(prediction, acceptance))
+    error = tokens_error(prediction, acceptance)
     builder = RowBuilder(
         case=case,
         setup=prediction.setup,
         acceptance=acceptance,
         baseline=baseline,
-        columns=Columns.of(case, prediction, bounds),
+        columns=Columns.of(case, prediction, error),
     )
     return [builder.row(place) for place in range(len(builder.columns.gamma))]
 
@@ -281,6 +346,7 @@ class RowBuilder:
             memory=Memory(bytes_per_gpu=columns.bytes_per_gpu[place], fits=columns.fits[place]),
             cost=self._cost(rate_per_gpu, is_of_requests=requests is not None),
             within_limits=columns.is_within_limits[place],
+            by_acceptance=columns.by_acceptance.at(place) if self._is_drafted(place) else None,
             speedup_vs_best_autoregressive=over_best,
         )
 

@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from magicdec.counts import Array
 from magicdec.errors import CapacityError, either
-from magicdec.perfmodel.intervals import interval, tokens_error
 from magicdec.perfmodel.plan.choice import best_of_each_batch
 from magicdec.perfmodel.plan.request import DEFAULT_BATCH, Case, DraftOption
 from magicdec.perfmodel.plan.rows import Users, candidates
@@ -185,7 +184,7 @@ def _found(
             np.argsort(-whole.full(whole.speedup).ravel()[flat], kind="stable")
         ]  # fastest first
         if len(chosen) > MAX_CANDIDATES:
-            leading = _leading(case, whole, tokens_error(whole, law))
+            leading = _leading(case, whole)
             chosen = np.concatenate(
                 [chosen[:MAX_CANDIDATES], np.setdiff1d(leading, chosen[:MAX_CANDIDATES])]
             )
@@ -238,27 +237,16 @@ def _points(case: Case, option: DraftOption | None, batches: Array) -> Points:
     )
 
 
-def _leading(case: Case, result: Prediction, tokens: Array) -> npt.NDArray[np.int64]:
-    """Flat indices, of each batch, of the points with the highest rate and with the highest lower
-    end of it (`tokens`: the error of tokens per step), so that a batch's answer does not hang on
-    how many were asked for."""
+def _leading(case: Case, result: Prediction) -> npt.NDArray[np.int64]:
+    """Flat indices, of each batch, of the point with the highest rate, so that a batch's answer does
+    not hang on how many were asked for."""
     seen = Users.of(case, result)
-    rate = result.full(seen.rate_per_gpu)
-    share = interval(result, tokens).speedup_low / result.speedup
-    if seen.whole is not None:
-        share = seen.whole.speedup_at(share * result.speedup) / seen.whole.speedup_at(
-            result.speedup
-        )
-    is_valid = result.full(result.valid)
-    is_within_limits = result.full(seen.is_within_limits)
-    fits = result.full(result.memory.fits)
-
-    def leading(score: Array) -> npt.NDArray[np.int64]:
-        return best_of_each_batch(
-            score, is_valid=is_valid, is_within_limits=is_within_limits, fits=fits
-        )
-
-    return np.union1d(leading(rate), leading(rate * share))
+    return best_of_each_batch(
+        result.full(seen.rate_per_gpu),
+        is_valid=result.full(result.valid),
+        is_within_limits=result.full(seen.is_within_limits),
+        fits=result.full(result.memory.fits),
+    )
 
 
 def _worth_a_look(case: Case, result: Prediction) -> npt.NDArray[np.int64]:

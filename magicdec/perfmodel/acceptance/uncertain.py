@@ -1,0 +1,42 @@
+"""Tokens per step that are not known: how they are distributed around their middle, and their mean.
+
+A step makes between 1 and gamma + 1 tokens, so the share of gamma drafts that is accepted is taken as
+normal on the logit. Its middle and its error at the middle are a profile's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from magicdec.counts import Array
+
+LEAST_SHARE = 1e-4
+"""Nearest to 0 and 1 that the accepted share of drafts is taken to lie, where it has an error."""
+MOST_LOGIT_ERROR = 3.0
+"""Most of one standard deviation of the accepted share's logit: the share may be anything then."""
+NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(7)
+"""Standard deviations and weights with which a mean over a normal variable is taken."""
+
+
+def tokens_at(sigmas: Any, middle: Any, gamma: Any, relative_error: Any) -> Array:
+    """Tokens per step this many standard deviations above their middle, where `relative_error` is
+    one of their relative deviation at it; the three last and `sigmas` broadcast."""
+    middle = np.asarray(middle, dtype=np.float64)
+    error = np.asarray(relative_error, dtype=np.float64)
+    most = np.maximum(np.asarray(gamma, dtype=np.float64), 1.0)
+    share = np.clip((middle - 1.0) / most, LEAST_SHARE, 1.0 - LEAST_SHARE)
+    growth = share * (1.0 - share) * most / middle
+    deviation = np.minimum(error / growth, MOST_LOGIT_ERROR)
+    odds = share / (1.0 - share) * np.exp(sigmas * deviation)
+    is_sure = (error <= 0.0) | (np.asarray(gamma) <= 0)
+    return np.asarray(np.where(is_sure, middle, 1.0 + most * odds / (1.0 + odds)))
+
+
+def mean_tokens(middle: Any, gamma: Any, relative_error: Any) -> Array:
+    """The mean of tokens per step that have this middle and relative error."""
+    total: Array = np.zeros(())
+    for sigmas, weight in zip(NODES, WEIGHTS / WEIGHTS.sum(), strict=True):
+        total = total + weight * tokens_at(sigmas, middle, gamma, relative_error)
+    return total

@@ -1,0 +1,559 @@
+"""How a choice hangs on what is not known, and which measurement is worth most.
+
+Costs and acceptance are drawn together, quasi-randomly, and every configuration is priced with the
+same draws: the rate of configuration a at draw n is
+
+    rate_a · T_a / E_a · E_a(n) / T_a(n)
+
+where E_a(n) is the tokens per step of the drawn acceptance and T_a(n) the time of the drawn costs.
+Two drafts on one text share part of their acceptance, as the belief says.
+
+A measurement tells some of what is drawn. After it, the configuration with the highest mean rate
+given what it told would be chosen. Its worth is how much the mean of that rate exceeds the highest
+mean rate now; means given what a measurement told are regressions of the rates on it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from magicdec.counts import Array
+from magicdec.perfmodel.acceptance.assumed import joint_levels
+from magicdec.perfmodel.acceptance.uncertain import mean_tokens, tokens_at
+from magicdec.perfmodel.intervals import (
+    chance_above,
+    engine_error,
+    group_shares,
+    log_shifts,
+    normal_cdf,
+    tokens_error,
+    uncaptured_share,
+)
+from magicdec.perfmodel.plan.choice import same_configuration
+from magicdec.perfmodel.plan.request import Case, DraftOption
+from magicdec.perfmodel.plan.rows import least_decoding, requests_of
+from magicdec.perfmodel.plan.search import Found
+from magicdec.perfmodel.speedup import Prediction
+from magicdec.plan_document import Measurement, OfTask, Outlook
+from magicdec.plan_request import TASKS
+from magicdec.plan_rows import Candidate
+from magicdec.specs.speculation import LOOKUP_METHODS, SELF
+
+NUM_PAIRS = 128
+"""Draws, each with its mirror image."""
+ROWS_OF_DRAFT = 6
+"""Configurations of a draft that are compared: its fastest."""
+MEASURED_ERROR = 0.042
+"""Relative error of tokens per step after some 200 logged requests, or ten minutes of a server: 90 %
+within a factor of 1.15."""
+TUNED_ERROR = 0.03
+"""Relative error of a speedup that a server was timed with and without its draft for."""
+NEARLY = 0.8
+"""Share of the highest worth from which a measurement that takes less is made first."""
+UNCLEAR = (0.1, 0.9)
+"""Probabilities between which it is unclear whether a draft pays."""
+
+
+@lru_cache(maxsize=8)
+def normals(num: int) -> Array:
+    """Quasi-random draws of this many independent standard normal variables, [draws, variables].
+
+    Points of an additive recurrence, whose steps are the powers of 1/x with x^(num + 1) = x + 1,
+    spread evenly; each comes with its mirror image, so that means are exact.
+    """
+    root = 2.0
+    for _ in range(64):
+        root = (1.0 + root) ** (1.0 / (num + 1.0))
+    steps = root ** -np.arange(1.0, num + 1.0)
+    places = (0.5 + np.outer(np.arange(1.0, NUM_PAIRS + 1.0), steps)) % 1.0
+    quantile = NormalDist().inv_cdf
+    half = np.array([[quantile(each) for each in row] for row in places.tolist()])
+    half /= np.sqrt((half**2).mean(axis=0))
+    return np.concatenate([half, -half])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """Configurations of one draft (None: decoding without one) that are compared."""
+
+    option: DraftOption | None
+    rows: list[Candidate]
+    prediction: Prediction
+    error: Array
+    """Relative error of the tokens per step."""
+
+    @property
+    def prefill_share(self) -> Array:
+        """Share of time that prefills take, where requests are whole."""
+        return np.array(
+            [0.0 if row.requests is None else row.requests.prefill_share for row in self.rows]
+        )
+
+    def rates(self, time_factor: Array) -> Array:
+        """Rates where decoding takes this much longer: [draws, rows]."""
+        share = self.prefill_share
+        rates = np.array([row.rate for row in self.rows])
+        return rates / (share + (1.0 - share) * time_factor)
+
+
+class Drawn(NamedTuple):
+    """Rates of configurations by draw, [draws, rows], and what they were drawn from."""
+
+    rates: Array
+    acceptance: Array
+    """Standard deviations of each draft's acceptance: [draws, drafts]."""
+    time: Array
+    """Logarithm of the time factor of each configuration's step: [draws, rows]."""
+    noise: Array
+    """Standard deviations of a measurement's own error: [draws]."""
+
+
+def outlook(
+    case: Case, found: Sequence[Found], chosen: Candidate, weighed: Candidate | None
+) -> Outlook | None:
+    """The outlook of a choice; `weighed` is the draft that is chosen, or that was left out. None
+    where no draft competes."""
+    if weighed is None:
+        return None
+    compared = _compared(case, found, chosen, weighed)
+    if len(compared) < 2:
+        return None
+    options = [each.option for each in compared if each.option is not None]
+    levels = _levels(case, options)
+    drawn = _drawn(compared, options, levels)
+    rows = [row for each in compared for row in each.rows]
+    place = _place(rows, weighed)
+    alone = drawn.rates[:, 0]
+    own = drawn.rates[:, place]
+    taken, other = (own, alone) if chosen.is_speculative else (alone, own)
+    is_wrong = taken < other
+    lost = (1.0 - taken / other)[is_wrong]
+    return Outlook(
+        draft=weighed.draft,
+        draft_method=weighed.draft_method,
+        draft_budget=weighed.draft_budget,
+        gamma=weighed.gamma,
+        pays=weighed.gain.probability,
+        is_best=float((own >= drawn.rates.max(axis=1)).mean()),
+        loss_if_wrong=float(lost.mean()) if len(lost) else 0.0,
+        measurements=_measurements(case, compared, drawn, place),
+        tasks=_tasks(case, compared, chosen, levels),
+    )
+
+
+def _place(rows: Sequence[Candidate], row: Candidate) -> int:
+    return next(number for number, each in enumerate(rows) if same_configuration(each, row))
+
+
+def _compared(
+    case: Case, found: Sequence[Found], chosen: Candidate, weighed: Candidate
+) -> list[Compared]:
+    """Decoding without a draft at the choice's batch and layout, then the fastest configurations of
+    each draft that fit there and may be chosen, and the one that is weighed."""
+    compared = []
+    for each in found:
+        places = [
+            number
+            for number, row in enumerate(each.rows)
+            if row is weighed
+            or (
+                (row.batch_size, row.tp_size) == (weighed.batch_size, weighed.tp_size)
+                and row.within_limits
+                and row.fits
+                and (each.option is None or case.admits(row))
+            )
+        ]
+        order = [-_order(each.rows[number], weighed) for number in places]
+        places = [places[rank] for rank in np.argsort(order, kind="stable")[:ROWS_OF_DRAFT]]
+        if not places:
+            continue
+        prediction = each.prediction.take(np.array(places))
+        law = None if each.option is None else each.option.acceptance
+        compared.append(
+            Compared(
+                option=each.option,
+                rows=[each.rows[number] for number in places],
+                prediction=prediction,
+                error=prediction.full(tokens_error(prediction, law)),
+            )
+        )
+    if not compared or compared[0].option is not None:
+        return []
+    return compared
+
+
+def _order(row: Candidate, weighed: Candidate) -> float:
+    return math.inf if same_configuration(row, weighed) else row.rate
+
+
+def _drawn(compared: Sequence[Compared], options: Sequence[DraftOption], levels: Levels) -> Drawn:
+    """The rates of all configurations under the same draws."""
+    sources = _sources(compared[0].prediction)
+    draws = normals(len(sources) + len(options) + 1)
+    of_cost = dict(zip(sources, draws.T, strict=False))
+    acceptance = draws[:, len(sources) : -1] @ _loadings(len(options), levels).T
+    times = []
+    rates = []
+    number = 0
+    for each in compared:
+        time = _log_time(each, of_cost)
+        factor = np.exp(time)
+        if each.option is not None:
+            factor = factor / _tokens_factor(each, acceptance[:, number])
+            number += 1
+        times.append(time)
+        rates.append(each.rates(factor))
+    return Drawn(np.hstack(rates), acceptance, np.hstack(times), draws[:, -1])
+
+
+ENGINE = "engine"
+LAUNCHES = "launches"
+
+
+def _sources(prediction: Prediction) -> list[str]:
+    """The errors of costs that are drawn."""
+    _, step = group_shares(prediction.terms)
+    shifts = log_shifts(prediction.setup, step, prediction.points.tp)
+    return [*shifts, ENGINE, LAUNCHES]
+
+
+def _log_time(of: Compared, draws: dict[str, Array]) -> Array:
+    """Logarithm of the factor on each configuration's step: [draws, rows]."""
+    prediction = of.prediction
+    setup = prediction.setup
+    alone, drafted = group_shares(prediction.terms)
+    shares = alone if of.option is None else drafted
+    shifts = log_shifts(setup, shares, prediction.points.tp)
+    if of.option is not None:
+        shifts[ENGINE] = np.asarray(engine_error(setup))
+        launches = setup.engine.draft_model_layer_error
+        shifts[LAUNCHES] = launches * uncaptured_share(prediction.terms)
+    total = np.zeros((2 * NUM_PAIRS, len(of.rows)))
+    for source, shift in shifts.items():
+        total += np.outer(draws[source], prediction.full(shift))
+    return total
+
+
+def _tokens_factor(of: Compared, sigmas: Array) -> Array:
+    """Tokens per step of each draw over those expected: [draws, rows]."""
+    prediction = of.prediction
+    gamma = prediction.points.gamma
+    middle = prediction.full(prediction.middle_tokens_per_step)
+    drawn = tokens_at(sigmas[:, None], middle, gamma, of.error)
+    return np.asarray(drawn / prediction.full(prediction.expected_tokens_per_step))
+
+
+class Levels(NamedTuple):
+    """What is believed of the drafts that nobody measured, on any text and on each class of them."""
+
+    places: list[int]
+    """Their numbers among all drafts."""
+    mean: Array
+    """Logits, first on any text, then on each task: [texts, drafts]."""
+    covariance: Array
+    """Covariance of the logits on any text: [drafts, drafts]."""
+    deviation: Array
+    """[texts, drafts]."""
+
+
+def _levels(case: Case, options: Sequence[DraftOption]) -> Levels:
+    """The text that was named is the only one."""
+    places = [number for number, each in enumerate(options) if each.question is not None]
+    questions = [each.question for each in options if each.question is not None]
+    texts = ["", *TASKS]
+    if case.request.task is not None or len(places) < len(options):
+        texts = [case.request.task or ""]
+    num = len(questions)
+    if not num:
+        empty = np.zeros((1, 0))
+        return Levels(places, empty, np.zeros((0, 0)), empty)
+    mean, covariance = joint_levels(
+        [question._replace(task=task) for task in texts for question in questions]
+    )
+    deviation = np.sqrt(covariance.diagonal())
+    return Levels(
+        places,
+        mean.reshape(len(texts), num),
+        covariance[:num, :num],
+        deviation.reshape(len(texts), num),
+    )
+
+
+def _loadings(num_drafts: int, levels: Levels) -> Array:
+    """Rows of which a draft's acceptance is made of independent variables: what the belief says
+    that drafts share, and of measured ones nothing."""
+    correlation = np.eye(num_drafts)
+    places = np.array(levels.places, dtype=np.int64)
+    deviation = levels.deviation[0]
+    correlation[np.ix_(places, places)] = levels.covariance / np.outer(deviation, deviation)
+    values, vectors = np.linalg.eigh(correlation)
+    return np.asarray(vectors * np.sqrt(np.maximum(values, 0.0)))
+
+
+# What measuring is worth
+# ------------------------------------------------------------------------------------------------------
+
+
+class Asked(NamedTuple):
+    """A measurement that could be made."""
+
+    kind: Any
+    drafts: list[str]
+    command: str
+    effort: str
+    tells: Array
+    """What it tells, by draw."""
+
+
+LOGS = "requests.jsonl"
+SERVER = "http://localhost:8000"
+
+
+def _measurements(
+    case: Case, compared: Sequence[Compared], drawn: Drawn, place: int
+) -> list[Measurement]:
+    """Measurements that can be made, the one to make first: the one that takes least of those that
+    are worth nearly the most."""
+    gain = np.log(drawn.rates[:, place] / drawn.rates[:, 0])
+    now = normal_cdf(np.array([gain.mean() / max(float(gain.std()), 1e-9)]))
+    made = [
+        Measurement(
+            kind=each.kind,
+            drafts=each.drafts,
+            command=each.command,
+            effort=each.effort,
+            worth=_worth(drawn.rates, each.tells),
+            unclear_now=_share_unclear(now),
+            unclear_after=_share_unclear(_chance_after(gain, each.tells)),
+        )
+        for each in _possible(case, compared, drawn, place)
+    ]
+    most = max((each.worth for each in made), default=0.0)
+    first = [each for each in made if each.worth >= NEARLY * most]
+    others = [each for each in made if each.worth < NEARLY * most]
+    return [*first, *sorted(others, key=_worth_of, reverse=True)]
+
+
+def _worth_of(measurement: Measurement) -> float:
+    return measurement.worth
+
+
+def _possible(case: Case, compared: Sequence[Compared], drawn: Drawn, place: int) -> list[Asked]:
+    """Measurements that can be made, those that take least first."""
+    drafted = [each for each in compared if each.option is not None]
+    sigmas = dict(zip([id(each) for each in drafted], drawn.acceptance.T, strict=True))
+    told = {
+        key: sigmas[key] + drawn.noise * MEASURED_ERROR / max(float(each.error[0]), MEASURED_ERROR)
+        for key, each in ((id(each), each) for each in drafted)
+    }
+    lookups = [each for each in drafted if _option(each).method in LOOKUP_METHODS]
+    asked = []
+    if lookups:
+        names = [_option(each).draft for each in lookups]
+        asked.append(
+            Asked(
+                kind="replay",
+                drafts=names,
+                command=f"magicdec profile-acceptance --outputs {LOGS} --draft {','.join(names)}",
+                effort="200 logged requests, a minute, no GPU",
+                tells=np.stack([told[id(each)] for each in lookups[:2]], axis=1),
+            )
+        )
+    for each in drafted:
+        option = _option(each)
+        if option.model is not None and option.draft != SELF:
+            command = f"magicdec profile-acceptance --outputs {LOGS} --draft path/to/{option.draft}"
+            asked.append(
+                Asked(
+                    kind="replay",
+                    drafts=[option.draft],
+                    command=command,
+                    effort="200 logged requests, one pass of the draft over them",
+                    tells=told[id(each)][:, None],
+                )
+            )
+    for each in drafted:
+        option = _option(each)
+        if option.method not in LOOKUP_METHODS:
+            asked.append(
+                Asked(
+                    kind="observe",
+                    drafts=[option.draft],
+                    command=_observe(case, option),
+                    effort="10 minutes of a server that drafts with it",
+                    tells=told[id(each)][:, None],
+                )
+            )
+    gain = np.log(drawn.rates[:, place] / drawn.rates[:, 0])
+    served = f"{SERVER} --model {case.model.name} --hardware {case.hardware.name}"
+    weighed = _owner(compared, place)
+    asked.append(
+        Asked(
+            kind="tune",
+            drafts=[weighed.draft],
+            command=f"magicdec tune {served} --draft {weighed.draft} --restart './serve {{gamma}}'",
+            effort="a quarter of an hour of a server that is restarted with 2 or 3 gammas",
+            tells=(gain + TUNED_ERROR * drawn.noise)[:, None],
+        )
+    )
+    asked.append(
+        Asked(
+            kind="calibrate",
+            drafts=[],
+            command=f"magicdec calibrate --server {served} -o local.engine.toml",
+            effort="some minutes of an idle server without a draft",
+            tells=(drawn.time[:, place] - drawn.time[:, 0] + TUNED_ERROR * drawn.noise)[:, None],
+        )
+    )
+    return asked
+
+
+def _observe(case: Case, option: DraftOption) -> str:
+    draft = f"--draft {option.draft}"
+    if option.draft == SELF:
+        draft += f" --draft-method {option.method}"
+    return (
+        f"magicdec observe {SERVER} {draft} --model {case.model.name} --seconds 600 "
+        "-o acceptance.json"
+    )
+
+
+def _option(of: Compared) -> DraftOption:
+    assert of.option is not None  # only drafts are measured
+    return of.option
+
+
+def _owner(compared: Sequence[Compared], place: int) -> DraftOption:
+    """The draft of a configuration by its number."""
+    for each in compared:
+        if place < len(each.rows):
+            return _option(each)
+        place -= len(each.rows)
+    raise IndexError(place)
+
+
+def _powers(tells: Array) -> Array:
+    """Terms of a cubic in what a measurement tells: [draws, terms]."""
+    scaled = tells / tells.std(axis=0)
+    one = np.ones(len(scaled))
+    terms = [one]
+    for column in scaled.T:
+        terms += [column, column**2, column**3]
+    if scaled.shape[1] > 1:
+        product = scaled[:, 0] * scaled[:, 1]
+        terms += [product, product * scaled[:, 0], product * scaled[:, 1]]
+    return np.stack(terms, axis=1)
+
+
+def _regressed(values: Array, tells: Array) -> Array:
+    """Means of values given what a measurement tells, by draw."""
+    terms = _powers(tells)
+    solved = np.linalg.lstsq(terms, values, rcond=None)[0]
+    return np.asarray(terms @ solved)
+
+
+def _worth(rates: Array, tells: Array) -> float:
+    """The gain in mean rate of choosing after a measurement, relative to choosing now."""
+    now = float(rates.mean(axis=0).max())
+    after = float(_regressed(rates, tells).max(axis=1).mean())
+    return max(after / now - 1.0, 0.0)
+
+
+def _chance_after(gain: Array, tells: Array) -> Array:
+    """The probability that a draft pays after a measurement, by draw; `gain` is the logarithm."""
+    mean = _regressed(gain, tells)
+    left = float((gain - mean).std())
+    return normal_cdf(mean / max(left, 1e-9))
+
+
+def _share_unclear(chances: Array) -> float:
+    return float(((chances > UNCLEAR[0]) & (chances < UNCLEAR[1])).mean())
+
+
+# By task
+# ------------------------------------------------------------------------------------------------------
+
+
+def _tasks(
+    case: Case, compared: Sequence[Compared], chosen: Candidate, levels: Levels
+) -> list[OfTask]:
+    """The choice on each class of text, where none was named; the one that it changes most first."""
+    if len(levels.mean) == 1:
+        return []
+    usual = levels.deviation[0]
+    shifts = (levels.mean - levels.mean[0]) / usual
+    found = []
+    for number, task in enumerate(TASKS, start=1):
+        widths = levels.deviation[number] / usual
+        on_text = [compared[0]]
+        for each, shift, width in zip(compared[1:], shifts[number], widths, strict=True):
+            on_text.append(_on_task(each, float(shift), float(width)))
+        found.append(_best_on(case, task, compared, on_text, chosen))
+    return sorted(found, key=lambda each: -each.changes)
+
+
+def _on_task(of: Compared, shift: float, width: float) -> Compared:
+    """Configurations on a text whose acceptance lies this many standard deviations higher, and is
+    this much less or more certain."""
+    prediction = of.prediction
+    gamma = prediction.points.gamma
+    middle = tokens_at(shift, prediction.middle_tokens_per_step, gamma, of.error)
+    error = of.error * width
+    mean = mean_tokens(middle, gamma, error)
+    moved = dataclasses.replace(
+        prediction, middle_tokens_per_step=middle, expected_tokens_per_step=mean
+    )
+    return dataclasses.replace(of, prediction=moved, error=error)
+
+
+def _best_on(
+    case: Case,
+    task: str,
+    usual: Sequence[Compared],
+    on_text: Sequence[Compared],
+    chosen: Candidate,
+) -> OfTask:
+    """The best of some configurations on a text, and what keeping to the choice would lose."""
+    best_rate = 0.0
+    kept_rate = 0.0
+    best = (usual[0], 0)
+    for before, after in zip(usual, on_text, strict=True):
+        fewer = before.prediction.expected_tokens_per_step
+        more = after.prediction.expected_tokens_per_step
+        rates = np.broadcast_to(before.rates(fewer / more), (len(before.rows),))
+        top = int(np.argmax(rates))
+        if rates[top] > best_rate:
+            best_rate = float(rates[top])
+            best = (after, top)
+        for row, rate in zip(before.rows, rates.tolist(), strict=True):
+            if same_configuration(row, chosen):
+                kept_rate = rate
+    of, place = best
+    row = of.rows[place]
+    pays = 1.0
+    speedup = 1.0
+    if of.option is not None:
+        whole = requests_of(case, of.prediction)
+        chances = chance_above(of.prediction, of.error, least_decoding(whole))
+        decoding = of.prediction.speedup
+        gains = decoding if whole is None else whole.speedup_at(decoding)
+        pays = float(of.prediction.full(chances)[place])
+        speedup = float(of.prediction.full(gains)[place])
+    return OfTask(
+        task=task,
+        draft=row.draft,
+        draft_method=row.draft_method,
+        draft_budget=row.draft_budget,
+        gamma=row.gamma,
+        speedup=speedup,
+        pays=pays,
+        changes=max(best_rate / kept_rate - 1.0, 0.0) if kept_rate else 0.0,
+    )
