@@ -74,9 +74,6 @@ class ByAcceptance(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_step: list[Positive]
     speedup: list[Positive]
     """Of whole requests where these are known, else of decoding."""
-    break_even_tokens_per_step: Number | None
-    """Tokens per step with which it is as fast as without a draft; null: no number of tokens is
-    enough."""
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,6 +120,8 @@ class Drafting(msgspec.Struct, frozen=True, kw_only=True):
     gamma: Gamma = 0
     tokens_per_step: Positive = 1.0
     """Expected tokens of a sequence per step."""
+    break_even_tokens_per_step: Number | None = None
+    """Tokens per step with which it is as fast as without a draft; null: no number is enough."""
     break_even_gen_len: int | None = None
     """Generated tokens from which the draft's extra prefill is paid back; null: never."""
     acceptance_text: str = ""
@@ -398,7 +397,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "within_limits": ("within_limits",),
     "cost_per_million_tokens_usd": ("cost", "per_million_tokens_usd"),
     "pays_probability": ("decoding", "gain", "pays"),
-    "break_even_tokens_per_step": ("by_acceptance", "break_even_tokens_per_step"),
+    "break_even_tokens_per_step": ("drafting", "break_even_tokens_per_step"),
     "acceptance_text": ("drafting", "acceptance_text"),
     "acceptance_source": ("drafting", "acceptance_source"),
     "draft_checkpoint": ("drafting", "checkpoint"),

@@ -30,7 +30,7 @@ def by_acceptance(row: Candidate) -> str:
     if known is None:
         return ""
     low, middle, high = (f"{value:.2f}" for value in known.speedup)
-    least = known.break_even_tokens_per_step
+    least = row.drafting.break_even_tokens_per_step
     expected = row.drafting.tokens_per_step
     even = "no number of tokens per step breaks even"
     if least is not None and least <= row.gamma + 1:

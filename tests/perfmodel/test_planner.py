@@ -122,7 +122,6 @@ def test_a_draft_s_interval_does_not_depend_on_the_drafts_beside_it() -> None:
         alone = plan(PlanRequest(**given, draft="self", draft_method=method, draft_budgets=(512,)))
         assert len(alone.candidates) >= 8
         assert all(row in together.candidates for row in alone.candidates)
-    assert any("different sources" in note for note in together.notes)
 
 
 def test_a_gamma_that_varies_with_the_batch_is_said_to_cost_where_it_does() -> None:
@@ -142,7 +141,7 @@ def test_a_gamma_that_varies_with_the_batch_is_said_to_cost_where_it_does() -> N
         assert engine == "sglang" or (len(below) > 1) == is_said
 
 
-def test_another_source_must_win_by_more_than_the_sources_differ() -> None:
+def test_the_source_with_the_highest_expected_rate_leads() -> None:
     def method(rejection: float) -> str:
         other = msgspec.structs.replace(
             SNAPKV, law=msgspec.structs.replace(SNAPKV.law, rejection=rejection)
@@ -152,7 +151,7 @@ def test_another_source_must_win_by_more_than_the_sources_differ() -> None:
         ).best
         return str(best.draft_method)
 
-    assert method(0.19) == "streamingllm"
+    assert method(0.4) == "streamingllm"
     assert method(0.05) == "snapkv"
 
 

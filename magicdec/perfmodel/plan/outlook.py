@@ -67,7 +67,7 @@ def normals(num: int) -> Array:
     """Quasi-random draws of this many independent standard normal variables, [draws, variables].
 
     Points of an additive recurrence, whose steps are the powers of 1/x with x^(num + 1) = x + 1,
-    spread evenly; each comes with its mirror image, so that means are exact.
+    spread evenly; each comes with its mirror image, so that means are exact, and so are variances.
     """
     root = 2.0
     for _ in range(64):
@@ -76,7 +76,8 @@ def normals(num: int) -> Array:
     places = (0.5 + np.outer(np.arange(1.0, NUM_PAIRS + 1.0), steps)) % 1.0
     quantile = NormalDist().inv_cdf
     half = np.array([[quantile(each) for each in row] for row in places.tolist()])
-    half /= np.sqrt((half**2).mean(axis=0))
+    own = np.linalg.cholesky(half.T @ half / NUM_PAIRS)
+    half = np.linalg.solve(own, half.T).T  # none is correlated with another
     return np.concatenate([half, -half])
 
 

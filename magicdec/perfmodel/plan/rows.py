@@ -146,11 +146,9 @@ class AcceptanceColumns:
         )
 
     def at(self, place: int) -> ByAcceptance:
-        needed = self.break_even[place]
         return ByAcceptance(
             tokens_per_step=self.tokens[:, place].tolist(),
             speedup=self.speedup[:, place].tolist(),
-            break_even_tokens_per_step=needed if math.isfinite(needed) else None,
         )
 
 
@@ -379,6 +377,7 @@ class RowBuilder:
         budget = int(columns.budget[place])
         context = columns.context_len[place]
         paid_back = columns.break_even_gen_len[place]
+        even = columns.by_acceptance.break_even[place]
         seen = float(draft_of(self.setup).context_seen(context, budget))
         marks = reservations(self.setup, acceptance, seen)
         lengths = None
@@ -391,6 +390,7 @@ class RowBuilder:
             tp_size=int(columns.draft_tp_size[place]),
             gamma=columns.gamma[place],
             tokens_per_step=columns.tokens_per_step[place],
+            break_even_tokens_per_step=even if math.isfinite(even) else None,
             break_even_gen_len=int(paid_back) if math.isfinite(paid_back) else None,
             acceptance_text=acceptance.dataset,
             acceptance_source=acceptance.source,
