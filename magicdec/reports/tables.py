@@ -9,12 +9,14 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any, Literal
 
 from magicdec.comparison import TERMS, Comparison, Pair
 from magicdec.files import rows_to_csv
 from magicdec.naming import describe, draft_name
-from magicdec.plan_rows import Candidate, column
+from magicdec.plan_rows import Candidate
+from magicdec.plan_rows import column as value_of
 from magicdec.records import BASELINE_MBU_FLOOR, SPREAD_FIELDS, Record
 from magicdec.reports.data import (
     WEAK_BASELINE,
@@ -24,7 +26,7 @@ from magicdec.reports.data import (
     has_weak_baseline,
     median_pair,
 )
-from magicdec.reports.text import GAMMA, thousands, whole
+from magicdec.reports.text import GAMMA, percent, thousands, whole
 from magicdec.units import format_bytes, format_seconds
 
 UNKNOWN = "–"
@@ -61,7 +63,7 @@ class Column:
         if self.value is not None:
             return self.value(item)
         if isinstance(item, Candidate):
-            value: Value = column(item, self.name)
+            value: Value = value_of(item, self.name)
         else:
             value = getattr(item, self.name)
         return value
@@ -100,24 +102,23 @@ class Table:
 
     def without_empty(self, *names: str) -> Table:
         """The table less those of the named columns that hold nothing."""
-        empty = {
-            c.name for i, c in enumerate(self.columns) if all(row[i] is None for row in self.rows)
-        }
+        empty = set()
+        for place, column in enumerate(self.columns):
+            if all(row[place] is None for row in self.rows):
+                empty.add(column.name)
         return self.without(*empty.intersection(names))
 
     def without(self, *names: str) -> Table:
         """The table less the named columns."""
-        kept = [i for i, column in enumerate(self.columns) if column.name not in names]
-        rows = tuple(tuple(row[i] for i in kept) for row in self.rows)
-        return replace(self, columns=tuple(self.columns[i] for i in kept), rows=rows)
+        is_shown = [column.name not in names for column in self.columns]
+        columns = tuple(compress(self.columns, is_shown))
+        rows = tuple(tuple(compress(row, is_shown)) for row in self.rows)
+        return replace(self, columns=columns, rows=rows)
 
     @property
     def cells(self) -> list[list[str]]:
         """Every value as text."""
-        return [
-            [format_value(c, v) for c, v in zip(self.columns, row, strict=True)]
-            for row in self.rows
-        ]
+        return [list(map(format_value, self.columns, row)) for row in self.rows]
 
     @property
     def records(self) -> list[dict[str, Value]]:
@@ -127,10 +128,11 @@ class Table:
     def to_markdown(self) -> str:
         head = [c.title for c in self.columns]
         ruler = ["---:" if c.is_number else "---" for c in self.columns]
-        return "".join(
-            f"| {' | '.join(x.replace('|', chr(92) + '|') for x in line)} |\n"
-            for line in [head, ruler, *self.cells]
-        )
+        lines = []
+        for cells in (head, ruler, *self.cells):
+            escaped = [cell.replace("|", "\\|") for cell in cells]
+            lines.append(f"| {' | '.join(escaped)} |\n")
+        return "".join(lines)
 
     def to_csv(self) -> str:
         """Plain values in base units under the columns' names."""
@@ -143,25 +145,43 @@ class Table:
 
 def format_value(column: Column, value: Value) -> str:
     """A cell as text."""
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+    if value is None:
         return UNKNOWN
     if isinstance(value, str):
         return value
+    if not math.isfinite(value):
+        return UNKNOWN
     formats: dict[Kind, Callable[[float], str]] = {
         "text": str,
-        "integer": lambda v: thousands(round(v)),
-        "number": lambda v: f"{v:.2f}",
+        "integer": lambda number: thousands(round(number)),
+        "number": "{:.2f}".format,
         "seconds": format_seconds,
         "bytes": format_bytes,
-        "percent": lambda v: f"{100 * v:.1f}\u202f%",
-        "signed_percent": lambda v: f"{100 * v:+.1f}\u202f%".replace("-", "\u2212"),
-        "ratio": lambda v: f"{v:.2f}×",
-        "mbu": lambda v: (
-            f"{100 * v:.0f}\u202f%" + (f" {WEAK_BASELINE}" if v < BASELINE_MBU_FLOOR else "")
-        ),
-        "rate": lambda v: whole(v) if v >= 100 else f"{v:.3g}",
+        "percent": lambda share: percent(share, 1),
+        "signed_percent": _signed_percent,
+        "ratio": "{:.2f}×".format,
+        "mbu": _mbu,
+        "rate": _rate,
     }
     return formats[column.kind](value)
+
+
+def _signed_percent(share: float) -> str:
+    return f"{100 * share:+.1f}\u202f%".replace("-", "\u2212")
+
+
+def _mbu(share: float) -> str:
+    """A share of the memory's bandwidth, marked where it is low."""
+    text = percent(share)
+    if share < BASELINE_MBU_FLOOR:
+        return f"{text} {WEAK_BASELINE}"
+    return text
+
+
+def _rate(per_s: float) -> str:
+    if per_s >= 100:
+        return whole(per_s)
+    return f"{per_s:.3g}"
 
 
 # Error of the predictions
@@ -178,7 +198,8 @@ def error_table(comparison: Comparison) -> Table | None:
     """The error statistics of each term; those normalised to the machine's speed where the records
     allow it.
     """
-    if not (summaries := comparison.summaries):
+    summaries = comparison.summaries
+    if not summaries:
         return None
 
     def of_summary(name: str, title: str, kind: Kind = "percent") -> Column:
@@ -198,7 +219,10 @@ def error_table(comparison: Comparison) -> Table | None:
     inside, total = comparison.covered
     note = "Error is predicted / measured − 1; the bias is the median of the signed errors."
     if any(summary.normalised_median_error is not None for summary in summaries.values()):
-        note += " Normalised: with every prediction rescaled to the machine's speed during the measurement."
+        note += (
+            " Normalised: with every prediction rescaled to the machine's speed during the "
+            "measurement."
+        )
     if total:
         note += f" {inside} of {total} measured speedups lie inside their predicted 90 % interval."
     table = Table.of(
@@ -243,7 +267,7 @@ def point_table(comparison: Comparison) -> Table:
 
 
 # Results
-# -------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def result_table(data: ReportData) -> Table | None:
@@ -252,17 +276,33 @@ def result_table(data: ReportData) -> Table | None:
         return None
     pairs = {pair.measured.key: pair for pair in data.comparison.pairs}
 
-    def drafted(value: Callable[[Record], Value]) -> Callable[[Record], Value]:
-        return lambda row: value(row) if row.is_speculative else None
+    def drafted(name: str) -> Callable[[Record], Value]:
+        """A field of the rows that speculate."""
+
+        def read(row: Record) -> Value:
+            value: Value = None
+            if row.is_speculative:
+                value = getattr(row, name)
+            return value
+
+        return read
 
     def paired(value: Callable[[Pair], Value]) -> Callable[[Record], Value]:
-        return lambda row: value(pair) if (pair := pairs.get(row.key)) else None
+        """A value of the rows that were predicted."""
+
+        def read(row: Record) -> Value:
+            pair = pairs.get(row.key)
+            if pair is None:
+                return None
+            return value(pair)
+
+        return read
 
     columns = (
         Column("draft", "Draft", value=_method),
         BUDGET,
         GAMMA_COLUMN,
-        replace(SPEEDUP, value=drafted(lambda row: row.speedup)),
+        replace(SPEEDUP, value=drafted("speedup")),
         Column("spread", "Lowest–highest", value=_interval),
         Column(
             "predicted_speedup", "Predicted", "ratio", paired(lambda pair: pair.predicted.speedup)
@@ -271,48 +311,52 @@ def result_table(data: ReportData) -> Table | None:
         BATCH,
         CONTEXT,
         Column("step_s", "Step", "seconds"),
-        Column(
-            "tokens_per_step",
-            "Tokens per step",
-            "number",
-            drafted(lambda row: row.expected_tokens_per_step),
-        ),
+        Column("tokens_per_step", "Tokens per step", "number", drafted("expected_tokens_per_step")),
         Column("tokens_per_s", "Tokens/s", "rate", lambda row: median_pair(row)[0]),
-        Column(
-            "baseline_tokens_per_s",
-            "Its baseline",
-            "rate",
-            drafted(lambda row: median_pair(row)[1]),
-        ),
-        Column("baseline_mbu", "Baseline MBU", "mbu", drafted(lambda row: row.autoregressive_mbu)),
+        Column("baseline_tokens_per_s", "Its baseline", "rate", _baseline_rate),
+        Column("baseline_mbu", "Baseline MBU", "mbu", drafted("autoregressive_mbu")),
         Column("speedup_static_batch", "Static batch", "ratio"),
         Column("refilled_tokens_per_s", "Refilled tokens/s", "rate"),
         Column("speedup_refilled", "Refilled", "ratio"),
     )
-    note = (
-        "Steady state. Each repetition is paired with an autoregressive run beside it: the speedup is the median of "
-        "the pairs, tokens/s and baseline are of that pair, and the spread is the lowest and highest pair."
-    )
-    if any(has_weak_baseline(record) for record in data.measured):
-        note += f" {WEAK_BASELINE_NOTE}"
-    if any(record.adaptive for record in data.measured):
-        note += " “γ up to”: chosen anew each step."
-
-    def order(row: Record) -> tuple[object, ...]:
-        return (
-            row.model,
-            row.batch_size,
-            row.context_len,
-            row.draft_method,
-            row.draft_budget or 0,
-            row.gamma,
-        )
-
+    rows = sorted(data.measured, key=_result_order)
     table = Table.of(
-        "results", "Measured configurations", columns, sorted(data.measured, key=order), note=note
+        "results", "Measured configurations", columns, rows, note=_result_note(data.measured)
     )
     return table.without_empty(
         "baseline_mbu", "speedup_static_batch", "refilled_tokens_per_s", "speedup_refilled"
+    )
+
+
+def _baseline_rate(row: Record) -> float | None:
+    if not row.is_speculative:
+        return None
+    _, rate = median_pair(row)
+    return rate
+
+
+def _result_note(rows: Sequence[Record]) -> str:
+    note = (
+        "Steady state. Each repetition is paired with an autoregressive run beside it: the speedup "
+        "is the median of "
+        "the pairs, tokens/s and baseline are of that pair, and the spread is the lowest and "
+        "highest pair."
+    )
+    if any(has_weak_baseline(record) for record in rows):
+        note += f" {WEAK_BASELINE_NOTE}"
+    if any(record.adaptive for record in rows):
+        note += " “γ up to”: chosen anew each step."
+    return note
+
+
+def _result_order(row: Record) -> tuple[object, ...]:
+    return (
+        row.model,
+        row.batch_size,
+        row.context_len,
+        row.draft_method,
+        row.draft_budget or 0,
+        row.gamma,
     )
 
 
@@ -321,15 +365,6 @@ def candidate_table(data: ReportData) -> Table | None:
     if data.plan is None or not data.plan.candidates:
         return None
     plan = data.plan
-
-    def spread(name: str) -> Column:
-        return Column(
-            name,
-            name[:2].upper(),
-            "integer",
-            lambda row: size if (size := column(row, name)) > 1 else None,
-        )
-
     columns = (
         Column("draft", "Draft", value=lambda row: _method(candidate_record(plan, row))),
         BUDGET,
@@ -342,7 +377,7 @@ def candidate_table(data: ReportData) -> Table | None:
         BATCH,
         CONTEXT,
         Column("tp_size", "TP", "integer"),
-        *map(spread, SPREAD_FIELDS),
+        *map(_spread_column, SPREAD_FIELDS),
         Column("step_s", "Step", "seconds"),
         Column(
             "tokens_per_step", "Tokens/step", "number", lambda row: row.drafting.tokens_per_step
@@ -353,14 +388,10 @@ def candidate_table(data: ReportData) -> Table | None:
         Column("request_speedup", "Its speedup", "ratio"),
         Column("cost_per_million_tokens_usd", "$ per million tokens", "number"),
         Column("bound_by", "Bound by"),
-        Column("fits", "Fits", value=lambda row: "yes" if row.fits else "no"),
-        Column(
-            "acceptance_range",
-            "Acceptance",
-            value=lambda row: "extrapolated" if row.drafting.is_extrapolated else "in range",
-        ),
+        Column("fits", "Fits", value=_fits),
+        Column("acceptance_range", "Acceptance", value=_acceptance_range),
     )
-    fastest_first = sorted(plan.candidates, key=lambda each: -each.speedup)
+    fastest_first = sorted(plan.candidates, key=lambda row: -row.speedup)
     table = Table.of("candidates", "What the plan considered", columns, fastest_first)
     return table.without_empty(
         *SPREAD_FIELDS,
@@ -369,6 +400,30 @@ def candidate_table(data: ReportData) -> Table | None:
         "request_speedup",
         "cost_per_million_tokens_usd",
     )
+
+
+def _spread_column(name: str) -> Column:
+    """Stages or groups of a replica, where there are several."""
+
+    def read(row: Candidate) -> Value:
+        size: int = value_of(row, name)
+        if size > 1:
+            return size
+        return None
+
+    return Column(name, name[:2].upper(), "integer", read)
+
+
+def _fits(row: Candidate) -> str:
+    if row.fits:
+        return "yes"
+    return "no"
+
+
+def _acceptance_range(row: Candidate) -> str:
+    if row.drafting.is_extrapolated:
+        return "extrapolated"
+    return "in range"
 
 
 def environment_table(data: ReportData) -> Table | None:
@@ -411,17 +466,20 @@ def gamma_table(data: ReportData) -> Table | None:
     if data.plan is None:
         return None
     grid = data.plan.gamma_table
-    contexts = (Column(f"context_{c}", thousands(c), "integer") for c in grid.context_lens)
     rows = []
-    for batch, gammas, fits, start in zip(
-        grid.batch_sizes, grid.gamma_of_steps, grid.fits, grid.break_even_context, strict=True
-    ):
-        shown = [gamma if fit else None for gamma, fit in zip(gammas, fits, strict=True)]
-        rows.append((batch, *shown, faster_from(start, grid.context_lens[0])))
+    for row, batch in enumerate(grid.batch_sizes):
+        gammas: list[Value] = list(grid.gamma_of_steps[row])
+        for place, fits in enumerate(grid.fits[row]):
+            if not fits:
+                gammas[place] = None
+        start = faster_from(grid.break_even_context[row], grid.context_lens[0])
+        rows.append((batch, *gammas, start))
     note = (
-        f"Best γ of {grid.draft_name} for each batch size (rows) and context length (columns), as exported; 0 = draft "
+        f"Best γ of {grid.draft_name} for each batch size (rows) and context length (columns), as "
+        "exported; 0 = draft "
         "nothing; empty = does not fit in memory."
     )
+    contexts = [Column(f"context_{c}", thousands(c), "integer") for c in grid.context_lens]
     columns = (BATCH, *contexts, Column("break_even_context", "Faster from context on"))
     return Table("gamma", "Which γ to use", columns, tuple(rows), note)
 
@@ -447,18 +505,26 @@ TABLES: dict[str, Callable[[ReportData], Table | None]] = {
 
 def all_tables(data: ReportData) -> list[Table]:
     """The tables that the data has rows for."""
-    return [table for make in TABLES.values() if (table := make(data)) is not None]
+    tables = []
+    for make in TABLES.values():
+        table = make(data)
+        if table is not None:
+            tables.append(table)
+    return tables
 
 
 def _method(record: Record) -> str:
+    name = "none"
     if record.is_speculative:
         name = draft_name(record.draft, record.draft_method)
-    else:
-        name = "none"
-    return f"{name}, γ up to" if record.adaptive else name
+    if record.adaptive:
+        return f"{name}, γ up to"
+    return name
 
 
 def _interval(record: Record) -> str | None:
-    if record.speedup_low is None or record.speedup_high is None or not record.is_speculative:
+    if not record.is_speculative:
+        return None
+    if record.speedup_low is None or record.speedup_high is None:
         return None
     return f"{record.speedup_low:.2f}–{record.speedup_high:.2f}"
