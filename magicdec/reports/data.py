@@ -64,12 +64,8 @@ class ReportData:
         Raises ConfigError when there is nothing to report.
         """
         rows = list(records)
-        predicted = {(row.hardware, setting_key(row)) for row in rows if row.source != "measured"}
-        candidates = plan_records(plan) if plan is not None else []
-        rows = [
-            *(row for row in candidates if (row.hardware, setting_key(row)) not in predicted),
-            *rows,
-        ]
+        if plan is not None:
+            rows = [*_not_predicted(plan_records(plan), rows), *rows]
         if not rows:
             raise ConfigError(
                 "nothing to report: give at least one record (from magicdec run) or a plan document"
@@ -102,10 +98,30 @@ class ReportData:
         return (*self.measured, *self.predicted)
 
     def find_measured(self, row: Record) -> Record | None:
-        return next((r for r in self.measured if is_paired(r, row)), None)
+        return _first_paired(self.measured, row)
 
     def find_predicted(self, row: Record) -> Record | None:
-        return next((r for r in self.predicted if is_paired(r, row)), None)
+        return _first_paired(self.predicted, row)
+
+
+def _not_predicted(candidates: Iterable[Record], rows: Iterable[Record]) -> list[Record]:
+    """The candidates of settings and devices that no row predicts."""
+    predicted = set()
+    for row in rows:
+        if row.source != "measured":
+            predicted.add((row.hardware, setting_key(row)))
+    missing = []
+    for candidate in candidates:
+        if (candidate.hardware, setting_key(candidate)) not in predicted:
+            missing.append(candidate)
+    return missing
+
+
+def _first_paired(rows: Iterable[Record], row: Record) -> Record | None:
+    for candidate in rows:
+        if is_paired(candidate, row):
+            return candidate
+    return None
 
 
 def has_weak_baseline(record: Record) -> bool:
@@ -134,10 +150,11 @@ def median_pair(record: Record) -> tuple[float | None, float | None]:
 def siblings(records: Iterable[Record], row: Record, vary: str) -> list[Record]:
     """Speculative rows that differ from `row` in the field `vary` at most, ordered by it."""
     own = {vary: getattr(row, vary)}
-    found = [
-        r for r in records if r.is_speculative and is_paired(msgspec.structs.replace(r, **own), row)
-    ]
-    return sorted(found, key=lambda r: getattr(r, vary) or 0)
+    rows = []
+    for record in records:
+        if record.is_speculative and is_paired(msgspec.structs.replace(record, **own), row):
+            rows.append(record)
+    return sorted(rows, key=lambda record: getattr(record, vary) or 0)
 
 
 def fastest(records: Iterable[Record]) -> Record | None:
@@ -146,7 +163,7 @@ def fastest(records: Iterable[Record]) -> Record | None:
 
 
 # Plan documents
-# ------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 SHARED_FIELDS = sorted({*COLUMNS} & {*Record.__struct_fields__})
 
@@ -154,8 +171,11 @@ SHARED_FIELDS = sorted({*COLUMNS} & {*Record.__struct_fields__})
 def candidate_record(plan: Plan, row: Candidate) -> Record:
     """A plan's candidate as a predicted record."""
     shared = {name: column(row, name) for name in SHARED_FIELDS}
-    request, formats = plan.request, plan.precision
-    is_other_format = row.gamma > 0 and formats.draft_weight_dtype != formats.weight_dtype
+    request = plan.request
+    formats = plan.precision
+    draft_weight_dtype = None
+    if row.gamma > 0 and formats.draft_weight_dtype != formats.weight_dtype:
+        draft_weight_dtype = formats.draft_weight_dtype
     return Record(
         source=plan.source,
         model=plan.model,
@@ -164,7 +184,7 @@ def candidate_record(plan: Plan, row: Candidate) -> Record:
         top_k=request.top_k,
         top_p=request.top_p,
         gen_len=request.gen_len or None,
-        draft_weight_dtype=formats.draft_weight_dtype if is_other_format else None,
+        draft_weight_dtype=draft_weight_dtype,
         autoregressive_tokens_per_s=row.tokens_per_s / row.speedup,
         **shared,
     )
@@ -174,9 +194,8 @@ def plan_records(plan: Plan) -> list[Record]:
     """All candidates of a plan as predicted records, each case's autoregressive one and best
     included.
     """
-    rows = [
-        *plan.autoregressive_rows,
-        *(each.autoregressive for each in plan.cases),
-        *plan.candidates,
-    ]
-    return [candidate_record(plan, row) for row in [*rows, *(each.best for each in plan.cases)]]
+    rows = list(plan.autoregressive_rows)
+    rows += [case.autoregressive for case in plan.cases]
+    rows += plan.candidates
+    rows += [case.best for case in plan.cases]
+    return [candidate_record(plan, row) for row in rows]

@@ -18,7 +18,7 @@ from magicdec.reports.data import ReportData
 from magicdec.reports.figures import Chart, draw_all
 from magicdec.reports.figures.chart import inline_svg, raw_svg
 from magicdec.reports.headline import commands_to_reproduce, headline
-from magicdec.reports.tables import UNKNOWN, Table, all_tables, format_value
+from magicdec.reports.tables import UNKNOWN, Column, Table, all_tables, format_value
 
 if TYPE_CHECKING:
     import jinja2
@@ -30,9 +30,16 @@ every row.
 """
 CONFIGURATIONS = ("results", "candidates")
 NOT_IN_PRINT = (
-    "step_s", "tokens_per_step", "baseline_tokens_per_s", "request_ttft_s", "bound_by", "acceptance_range",
-    "speedup_static_batch", "refilled_tokens_per_s", "speedup_refilled",
-)  # fmt: skip
+    "step_s",
+    "tokens_per_step",
+    "baseline_tokens_per_s",
+    "request_ttft_s",
+    "bound_by",
+    "acceptance_range",
+    "speedup_static_batch",
+    "refilled_tokens_per_s",
+    "speedup_refilled",
+)
 """Columns of tables of configurations that print has no room for."""
 SECTIONS: tuple[tuple[str, str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("traffic", "Under arrivals", ("traffic", "goodput", "timeline"), ()),
@@ -61,19 +68,14 @@ def _sections(
     charts: Mapping[str, T], tables: Mapping[str, T], figures: str
 ) -> list[dict[str, Any]]:
     """The sections that hold something, with their figures under the key `figures`."""
-    found = []
+    sections = []
     for identifier, heading, chart_names, table_names in SECTIONS:
-        shown = []
-        for n in chart_names:
-            if n in charts:
-                shown.append(charts[n])
-        listed = []
-        for n in table_names:
-            if n in tables:
-                listed.append(tables[n])
-        if shown or listed:
-            found.append({"id": identifier, "heading": heading, figures: shown, "tables": listed})
-    return found
+        own_charts = [charts[name] for name in chart_names if name in charts]
+        own_tables = [tables[name] for name in table_names if name in tables]
+        if own_charts or own_tables:
+            section = {"id": identifier, "heading": heading}
+            sections.append({**section, figures: own_charts, "tables": own_tables})
+    return sections
 
 
 def notes_of(plan: Plan | None) -> list[str]:
@@ -86,7 +88,7 @@ def notes_of(plan: Plan | None) -> list[str]:
 
 
 # HTML
-# ----------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def template_environment(*directories: Path) -> jinja2.Environment:
@@ -107,9 +109,6 @@ def render_html(data: ReportData) -> str:
 
     charts = {chart.name: chart_view(chart) for chart in draw_all(data)}
     tables = {table.name: table_view(table) for table in all_tables(data)}
-    style, script = (
-        Markup((TEMPLATES / name).read_text("utf-8")) for name in ("report.css", "report.js")
-    )
     page = template_environment().get_template("report.html")
     needs_acceptance = []
     if data.plan is not None:
@@ -122,8 +121,8 @@ def render_html(data: ReportData) -> str:
         commands=commands_to_reproduce(data),
         notes=notes_of(data.plan),
         needs_acceptance=needs_acceptance,
-        style=style,
-        script=script,
+        style=Markup((TEMPLATES / "report.css").read_text("utf-8")),
+        script=Markup((TEMPLATES / "report.js").read_text("utf-8")),
     )
 
 
@@ -155,37 +154,40 @@ def _slider(chart: Chart) -> dict[str, Any]:
         for name, value, text in zip(names, row, texts, strict=True):
             if value is not None:
                 cells[name] = text
-        parts = []
-        for field, word in (
-            ("tokens", "tokens per step"),
-            ("step", "step"),
-            ("speedup", "speedup"),
-        ):
-            keys = [(f"{field}_{kind}", kind) for kind in ("predicted", "measured")]
-            values = []
-            for key, kind in keys:
-                if key in cells:
-                    values.append(f"{cells[key]} {kind}")
-            if values:
-                parts.append(f"{word} {', '.join(values)}")
-        steps.append({"gamma": cells["gamma"], "text": "; ".join(parts)})
-    gains = [
-        float(row["speedup_predicted"] or row["speedup_measured"] or 0)
-        for row in chart.table.records
-    ]
+        steps.append({"gamma": cells["gamma"], "text": _slider_text(cells)})
+    gains = []
+    for record in chart.table.records:
+        gains.append(float(record["speedup_predicted"] or record["speedup_measured"] or 0))
     return {"steps": steps, "best": gains.index(max(gains))}
+
+
+def _slider_text(cells: Mapping[str, str]) -> str:
+    """The values of one gamma, predicted and measured, in a line."""
+    words = {"tokens": "tokens per step", "step": "step", "speedup": "speedup"}
+    parts = []
+    for field, word in words.items():
+        values = []
+        for kind in ("predicted", "measured"):
+            key = f"{field}_{kind}"
+            if key in cells:
+                values.append(f"{cells[key]} {kind}")
+        if values:
+            parts.append(f"{word} {', '.join(values)}")
+    return "; ".join(parts)
 
 
 def table_view(table: Table) -> dict[str, Any]:
     """A table as the templates take it."""
-    rows = [
-        [
-            {"text": text, "sort": "" if value is None else value, "number": column.is_number}
-            for column, value, text in zip(table.columns, row, cells, strict=True)
-        ]
-        for row, cells in zip(table.rows, table.cells, strict=True)
-    ]
-    columns = [{"title": c.title, "number": c.is_number} for c in table.columns]
+    rows = []
+    for values, texts in zip(table.rows, table.cells, strict=True):
+        cells = []
+        for column, value, text in zip(table.columns, values, texts, strict=True):
+            sort_key = value
+            if value is None:
+                sort_key = ""
+            cells.append({"text": text, "sort": sort_key, "number": column.is_number})
+        rows.append(cells)
+    columns = [{"title": column.title, "number": column.is_number} for column in table.columns]
     return {
         "name": table.name,
         "title": table.title,
@@ -197,7 +199,7 @@ def table_view(table: Table) -> dict[str, Any]:
 
 
 # PDF
-# -----------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def render_pdf(data: ReportData) -> bytes:
@@ -214,64 +216,82 @@ def render_pdf(data: ReportData) -> bytes:
 
 def _document(data: ReportData) -> dict[str, Any]:
     """Everything the template sets, as plain strings and lists."""
-    charts = {
-        c.name: {"title": c.title, "caption": c.caption, "alt": c.alt, "svg": raw_svg(c.figure)}
-        for c in draw_all(data)
-    }
+    charts = {}
+    for chart in draw_all(data):
+        charts[chart.name] = {
+            "title": chart.title,
+            "caption": chart.caption,
+            "alt": chart.alt,
+            "svg": raw_svg(chart.figure),
+        }
     tables = {table.name: table for table in all_tables(data)}
-    places = tables.get("environment")
-    if places is None:
-        rows_of_places = []
-    else:
-        rows_of_places = [
-            [
-                [c.title, format_value(c, v)]
-                for c, v in zip(places.columns, row, strict=True)
-                if v not in (None, "")
-            ]
-            for row in places.rows
-        ]
+    typeset = {name: _typeset(table) for name, table in tables.items()}
     return {
         "title": data.title,
         "created": data.created_utc[:10],
         **asdict(headline(data)),
-        "sections": _sections(
-            charts, {name: _typeset(table) for name, table in tables.items()}, "figures"
-        ),
-        "environment": rows_of_places,
+        "sections": _sections(charts, typeset, "figures"),
+        "environment": _environments(tables.get("environment")),
         "commands": commands_to_reproduce(data),
         "notes": notes_of(data.plan),
     }
 
 
+def _environments(table: Table | None) -> list[list[list[str]]]:
+    """For each environment, the titles and values that are known."""
+    if table is None:
+        return []
+    environments = []
+    for row in table.rows:
+        lines = []
+        for column, value in zip(table.columns, row, strict=True):
+            if value not in (None, ""):
+                lines.append([column.title, format_value(column, value)])
+        environments.append(lines)
+    return environments
+
+
 def _typeset(table: Table) -> dict[str, Any]:
-    """The first rows of a table; of configurations, what all rows share is said once, in the note."""
-    note, kept = table.note, table
+    """The first rows of a table; the note holds what all configurations share."""
+    note = table.note
+    printed = table
     if table.name in CONFIGURATIONS and len(table.rows) > 1:
-        shared = {}
-        for c, *cells in zip(table.columns, *table.cells, strict=True):
-            if len(set(cells)) == 1:
-                shared[c] = cells[0]
-        kept = table.without(*(c.name for c in shared), *NOT_IN_PRINT)
-        cells_of_all = []
-        for c, cell in shared.items():
-            if cell != UNKNOWN:
-                cells_of_all.append(f"{c.title.lower()} {cell}")
-        said = ", ".join(cells_of_all)
-        if said:
-            note += f" In every row: {said}."
-        left = []
-        for c in table.columns:
-            if c.name in NOT_IN_PRINT and c not in shared:
-                left.append(c.title.lower())
-        if left:
-            note += f" Not printed: {', '.join(left)}."
+        shared = _shared_cells(table)
+        printed = table.without(*(column.name for column in shared), *NOT_IN_PRINT)
+        note += _note_of_left_out(table, shared)
     if len(table.rows) > MAX_ROWS:
         note = f"{note} The first {MAX_ROWS} of {len(table.rows)} rows.".strip()
     return {
         "title": table.title,
         "note": note.strip(),
-        "head": [c.title for c in kept.columns],
-        "numbers": [c.is_number for c in kept.columns],
-        "rows": kept.cells[:MAX_ROWS],
+        "head": [column.title for column in printed.columns],
+        "numbers": [column.is_number for column in printed.columns],
+        "rows": printed.cells[:MAX_ROWS],
     }
+
+
+def _shared_cells(table: Table) -> dict[Column, str]:
+    """The cells of the columns that hold the same in every row."""
+    shared = {}
+    for column, *cells in zip(table.columns, *table.cells, strict=True):
+        if len(set(cells)) == 1:
+            shared[column] = cells[0]
+    return shared
+
+
+def _note_of_left_out(table: Table, shared: Mapping[Column, str]) -> str:
+    """Sentences on the columns that hold the same in every row, and on those without room."""
+    note = ""
+    common = []
+    for column, cell in shared.items():
+        if cell != UNKNOWN:
+            common.append(f"{column.title.lower()} {cell}")
+    if common:
+        note += f" In every row: {', '.join(common)}."
+    left_out = []
+    for column in table.columns:
+        if column.name in NOT_IN_PRINT and column not in shared:
+            left_out.append(column.title.lower())
+    if left_out:
+        note += f" Not printed: {', '.join(left_out)}."
+    return note

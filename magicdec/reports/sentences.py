@@ -1,11 +1,12 @@
-"""A plan's choice in sentences: what to do and by how much, from what acceptance, what bounds it, and
+"""A plan's choice in sentences: what to do and by how much, from what acceptance, what bounds it,
+and
 what would change it. Terminal, page, report and exports say them alike.
 """
 
 from __future__ import annotations
 
 from magicdec.naming import draft_name, method_name
-from magicdec.plan_document import CaseAnswer, Choice, Plan, Traffic, TrafficLoad
+from magicdec.plan_document import CaseAnswer, Choice, Percentiles, Plan, Traffic, TrafficLoad
 from magicdec.plan_rows import Candidate
 from magicdec.reports.outlook_lines import outlook_lines
 from magicdec.units import MILLI, format_number, format_seconds, format_tokens
@@ -43,10 +44,17 @@ def probability_of(row: Candidate) -> str:
 
 
 def users_of(row: Candidate) -> str:
-    users = "1 user" if row.batch_size == 1 else f"{row.batch_size} users"
+    users = counted(row.batch_size, "user")
     if row.num_replicas > 1:
         return f"{users} on each of {row.num_replicas} replicas"
     return users
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: "1 user", "8 users"."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number} {noun}s"
 
 
 def first_line(case: CaseAnswer) -> str:
@@ -99,7 +107,9 @@ def _acceptance(choice: Choice) -> str:
     drafting = row.drafting
     text = drafting.acceptance_text or "no named text"
     source, *others = drafting.acceptance_source.split(", http")
-    more = f" and {len(others)} more" if others else ""
+    more = ""
+    if others:
+        more = f" and {len(others)} more"
     return f"acceptance on {text}: {source}{more}"
 
 
@@ -109,10 +119,12 @@ def _where_it_fits(choice: Choice) -> str:
         return ""
     name = draft_name(left_out.draft, left_out.draft_method, left_out.draft_budget)
     row = choice.left_out_fits
-    verb = "fits" if choice.outcome == "no room" else "keeps the limits"
+    verb = "keeps the limits"
+    if choice.outcome == "no room":
+        verb = "fits"
     if row is None:
         return f"{name} {verb} with no number of users"
-    users = "1 user" if row.batch_size == 1 else f"{row.batch_size} users"
+    users = counted(row.batch_size, "user")
     return f"{name} {verb} with up to {users}: gamma {row.gamma}, {gain_of(row)}"
 
 
@@ -137,23 +149,22 @@ def _plugin(choice: Choice) -> str:
 def left_aside(case: CaseAnswer) -> str:
     """A line on the drafts of one case of several that the choice leaves aside."""
     lines = [_where_it_fits(case.choice), _plugin(case.choice)]
-    said = "; ".join(line for line in lines if line)
-    if not said:
+    text = "; ".join(filter(None, lines))
+    if not text:
         return ""
-    return f"{case.hardware}, context {format_tokens(case.context_len)}: {said}"
+    return f"{case.hardware}, context {format_tokens(case.context_len)}: {text}"
 
 
 def _limits(choice: Choice) -> list[str]:
     lines = []
     for limit in choice.limits:
+        name = f"limit on {limit.of} {format_seconds(limit.limit_s)}"
         if limit.value_s is None:
-            lines.append(f"limit on {limit.of} {format_seconds(limit.limit_s)}: missed, overload")
-            continue
-        kept = "kept" if limit.is_kept else "missed"
-        lines.append(
-            f"limit on {limit.of} {format_seconds(limit.limit_s)}: {kept} "
-            f"({format_seconds(limit.value_s)})"
-        )
+            lines.append(f"{name}: missed, overload")
+        elif limit.is_kept:
+            lines.append(f"{name}: kept ({format_seconds(limit.value_s)})")
+        else:
+            lines.append(f"{name}: missed ({format_seconds(limit.value_s)})")
     return lines
 
 
@@ -168,7 +179,7 @@ def _prefill_bound(choice: Choice) -> str:
 
 
 def _verification(case: CaseAnswer) -> str:
-    """Decode steps that a verification takes, where that is what costs, and its slowest operation."""
+    """How many decode steps a verification takes, where it is slow, and its slowest operation."""
     choice = case.choice
     row = choice.left_out
     if choice.row.is_speculative:
@@ -181,10 +192,10 @@ def _verification(case: CaseAnswer) -> str:
     line = f"verifying {row.gamma + 1} tokens takes {steps:.1f} decode steps here"
     once = _seconds_by_operation(case, "autoregressive")
     verified = _seconds_by_operation(case, "verify")
-    grown = {name: seconds - once.get(name, 0.0) for name, seconds in verified.items()}
-    if not grown:
+    added = {name: seconds - once.get(name, 0.0) for name, seconds in verified.items()}
+    if not added:
         return line
-    name = max(grown, key=lambda each: grown[each])
+    name = max(added, key=lambda operation: added[operation])
     before_ms = format_number(once.get(name, 0.0) / MILLI)
     after_ms = format_number(verified[name] / MILLI)
     return f"{line}: {name} alone takes {after_ms} ms instead of {before_ms}"
@@ -201,15 +212,14 @@ def _worth_profiling(plan: Plan, case: CaseAnswer) -> str:
     """A draft of unknown acceptance that pays from a low rate, where no draft is chosen."""
     if case.choice.is_speculative or case is not plan.cases[0]:
         return ""
-    rates = {
-        method_name(draft.draft_method): draft.break_even_acceptance_rate
-        for draft in plan.needs_acceptance
-        if draft.break_even_acceptance_rate is not None
-    }
+    rates: dict[str, float] = {}
+    for draft in plan.needs_acceptance:
+        if draft.break_even_acceptance_rate is not None:
+            rates[method_name(draft.draft_method)] = draft.break_even_acceptance_rate
     if not rates:
         return ""
-    name = min(rates, key=lambda each: rates[each] or 0.0)
-    rate = rates[name] or 0.0
+    name = min(rates, key=lambda method: rates[method])
+    rate = rates[name]
     if rate > LOW_RATE:
         return ""
     return (
@@ -219,7 +229,7 @@ def _worth_profiling(plan: Plan, case: CaseAnswer) -> str:
 
 
 # Under arrivals
-# ------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def load_name(load: TrafficLoad) -> str:
@@ -235,11 +245,11 @@ def load_name(load: TrafficLoad) -> str:
 def traffic_line(traffic: Traffic) -> str:
     """The devices for a rate, and what speculation changes."""
     best = traffic.best
-    replicas = "replica" if best.num_replicas == 1 else "replicas"
-    devices = "1 device" if best.num_gpus == 1 else f"{best.num_gpus} devices"
+    devices = counted(best.num_gpus, "device")
+    replicas = counted(best.num_replicas, "replica")
     line = (
         f"Serve {format_number(traffic.rate_per_s)} requests/s on {devices} "
-        f"({best.num_replicas} {replicas}, {best.layout}) with {load_name(best)}"
+        f"({replicas}, {best.layout}) with {load_name(best)}"
     )
     alone = traffic.autoregressive
     drafted = traffic.speculative
@@ -247,30 +257,31 @@ def traffic_line(traffic: Traffic) -> str:
         return f"{line}; without a draft no number of devices keeps the limits"
     if drafted is None:
         return f"{line}; no draft keeps the limits there, or none has a known acceptance"
-    other = alone if best.is_speculative else drafted
-    named = f"with {load_name(other)}"
+    other = drafted
+    if best.is_speculative:
+        other = alone
+    with_other = f"with {load_name(other)}"
     if other.num_gpus > best.num_gpus:
-        return f"{line}; {named} it takes {other.num_gpus}"
+        return f"{line}; {with_other} it takes {other.num_gpus}"
     if best.highest_rate_per_s is None or other.highest_rate_per_s is None:
-        return f"{line}; {named} it takes as many"
-    return (
-        f"{line}: up to {format_number(best.highest_rate_per_s)} requests/s, {named} "
-        f"{format_number(other.highest_rate_per_s)}"
-    )
+        return f"{line}; {with_other} it takes as many"
+    highest = format_number(best.highest_rate_per_s)
+    highest_of_other = format_number(other.highest_rate_per_s)
+    return f"{line}: up to {highest} requests/s, {with_other} {highest_of_other}"
 
 
 def percentiles_line(load: TrafficLoad) -> str:
     """p50 and p95 of both latencies, and the headroom."""
     if load.ttft is None:
         return "overloaded: the queue grows without bound"
-    parts = [
-        f"first token p50 {format_seconds(load.ttft.p50)}, p95 {format_seconds(load.ttft.p95)}"
-    ]
+    parts = [_p50_and_p95("first token", load.ttft)]
     if load.tpot is not None:
-        p50 = format_seconds(load.tpot.p50)
-        p95 = format_seconds(load.tpot.p95)
-        parts.append(f"time per token p50 {p50}, p95 {p95}")
+        parts.append(_p50_and_p95("time per token", load.tpot))
     if load.highest_rate_per_s:
         headroom = load.highest_rate_per_s / load.rate_per_s - 1.0
         parts.append(f"headroom {headroom:.0%}")
     return "; ".join(parts)
+
+
+def _p50_and_p95(name: str, times: Percentiles) -> str:
+    return f"{name} p50 {format_seconds(times.p50)}, p95 {format_seconds(times.p95)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, compress
 from operator import mul
 from typing import TYPE_CHECKING, Any
 
@@ -30,65 +30,101 @@ GROUP_CONSTANTS = {"acceptance_rate", "acceptance", "concentration", "drift", "d
 """Fitted constants, which are in JSON and CSV and left out of the text."""
 GROUP_LABELS = {"name", "source", "model", "hardware", "draft", "formats", "compared"}
 """Parts of a group's name."""
+RUN_HEADS = (
+    "configuration",
+    "tok/s",
+    "step",
+    "draft",
+    "verify",
+    "accept",
+    "tok/step",
+    "speedup",
+    "base MBU",
+)
 PLAIN = str.maketrans({"\u202f": None, "\u2212": "-", "\u2013": "-", "×": "x"})
 
 
 def print_run(results: Sequence[Record], console: Console) -> None:
-    """Prints the results of `magicdec run`: one row per configuration, then how much was accepted."""
+    """Prints the results of `magicdec run`: one row per configuration, then the acceptance."""
     if not results:
         return
     first = results[0]
     console.print(
-        f"[bold]{first.model}[/bold] on {first.device or 'cpu'} ({first.dtype}), batch {first.batch_size}, "
+        f"[bold]{first.model}[/bold] on {first.device or 'cpu'} ({first.dtype}), batch "
+        f"{first.batch_size}, "
         f"context {first.context_len}, temperature {first.temperature:g}"
     )
-    names = ("tok/s", "step", "draft", "verify", "accept", "tok/step", "speedup", "base MBU")
-    console.print(text_table(("configuration", *names), [_run_row(record) for record in results]))
-    for line in (
-        *_run_summary(first),
-        *(line for record in results for line in _run_details(record)),
-    ):
+    console.print(text_table(RUN_HEADS, [_run_row(record) for record in results]))
+    for line in _run_summary(first):
         console.print(line)
+    for record in results:
+        for line in _run_details(record):
+            console.print(line)
     if any(map(has_weak_baseline, results)):
         console.print(WEAK_BASELINE_NOTE)
 
 
 def _run_row(record: Record) -> list[str]:
-    def seconds(value: float | None) -> str:
-        if value is None:
-            return ""
-        return format_seconds(value)
-
-    speculative = record.is_speculative
-    draft = None
-    if speculative and record.draft_step_s is not None:
-        draft = record.draft_step_s * record.gamma
-    tokens, mbu = record.expected_tokens_per_step, record.autoregressive_mbu
+    tokens_per_s = ""
+    if record.tokens_per_s is not None:
+        tokens_per_s = f"{record.tokens_per_s:.0f}"
+    speedup = ""
+    if record.speedup is not None:
+        speedup = f"{record.speedup:.2f}x"
+    mbu = ""
+    if record.autoregressive_mbu is not None:
+        mbu = f"{record.autoregressive_mbu:.0%}"
+    if mbu and has_weak_baseline(record):
+        mbu += WEAK_BASELINE
     return [
         describe(record, symbol=GAMMA),
-        f"{record.tokens_per_s:.0f}" if record.tokens_per_s is not None else "",
-        seconds(record.step_s),
-        seconds(draft),
-        seconds(record.verify_step_s) if speculative else "",
-        seconds(record.accept_step_s) if speculative else "",
-        f"{tokens:.2f}" if speculative and tokens is not None else "",
-        f"{record.speedup:.2f}x" if record.speedup is not None else "",
-        f"{mbu:.0%}{WEAK_BASELINE * has_weak_baseline(record)}" if mbu is not None else "",
+        tokens_per_s,
+        _seconds_or_blank(record.step_s),
+        *_phase_cells(record),
+        speedup,
+        mbu,
     ]
+
+
+def _phase_cells(record: Record) -> list[str]:
+    """Draft, verify and accept times and tokens per step; blank without a draft."""
+    if not record.is_speculative:
+        return ["", "", "", ""]
+    draft_s = None
+    if record.draft_step_s is not None:
+        draft_s = record.draft_step_s * record.gamma
+    tokens = ""
+    if record.expected_tokens_per_step is not None:
+        tokens = f"{record.expected_tokens_per_step:.2f}"
+    return [
+        _seconds_or_blank(draft_s),
+        _seconds_or_blank(record.verify_step_s),
+        _seconds_or_blank(record.accept_step_s),
+        tokens,
+    ]
+
+
+def _seconds_or_blank(value: float | None) -> str:
+    if value is None:
+        return ""
+    return format_seconds(value)
 
 
 def _run_summary(record: Record) -> Iterable[str]:
     """Lines that all configurations share: the memory, and the time to the first token."""
     if record.memory_bytes_per_s is not None:
+        rate = format_rate(record.memory_bytes_per_s, "B")
         yield (
-            "base MBU: rate at which the autoregressive baseline reads weights and KV, as a share of the measured "
-            f"{format_rate(record.memory_bytes_per_s, 'B')}"
+            "base MBU: rate at which the autoregressive baseline reads weights and KV, as a share "
+            f"of the measured {rate}"
         )
     if record.peak_memory_bytes is not None and record.memory_bytes_per_gpu is not None:
+        peak = format_bytes(record.peak_memory_bytes)
         planned = format_bytes(record.memory_bytes_per_gpu)
-        yield f"memory: at most {format_bytes(record.peak_memory_bytes)} taken, {planned} planned"
+        yield f"memory: at most {peak} taken, {planned} planned"
     if record.ttft_s is not None and record.prefill_s is not None:
-        yield f"prefill of the batch {format_seconds(record.prefill_s)}, first token {format_seconds(record.ttft_s)}"
+        prefill = format_seconds(record.prefill_s)
+        yield f"prefill of the batch {prefill}, first token {format_seconds(record.ttft_s)}"
 
 
 def _run_details(record: Record) -> Iterable[str]:
@@ -127,17 +163,19 @@ def _acceptance_details(record: Record) -> Iterable[str]:
         rates = " ".join(f"{rate:g}" for rate in record.simulated_acceptance)
         yield f"acceptance is simulated, {rates}"
     if record.acceptance_by_position:
-        conditional = " ".join(f"{rate:.2f}" for rate in record.acceptance_by_position)
-        reached = " ".join(f"{rate:.2f}" for rate in accumulate(record.acceptance_by_position, mul))
+        by_position = record.acceptance_by_position
+        conditional = " ".join(map("{:.2f}".format, by_position))
+        reached = " ".join(map("{:.2f}".format, accumulate(by_position, mul)))
         yield f"accepted by position {conditional}, all up to it {reached}"
-    steps = sum(record.acceptance_histogram or ())
-    if record.acceptance_histogram and steps:
-        shares = " ".join(f"{count / steps:.0%}" for count in record.acceptance_histogram)
-        accepted = sum(i * count for i, count in enumerate(record.acceptance_histogram))
-        rate = ""
+    histogram = record.acceptance_histogram or []
+    steps = sum(histogram)
+    if steps:
+        shares = " ".join(f"{count / steps:.0%}" for count in histogram)
+        of_drafted = ""
         if not record.adaptive:
-            rate = f"{accepted / steps / record.gamma:.0%} of drafted tokens accepted; "
-        yield f"{rate}steps with 0 to {record.gamma} accepted {shares}"
+            accepted = sum(number * count for number, count in enumerate(histogram))
+            of_drafted = f"{accepted / steps / record.gamma:.0%} of drafted tokens accepted; "
+        yield f"{of_drafted}steps with 0 to {record.gamma} accepted {shares}"
 
 
 def _speedup_details(record: Record) -> Iterable[str]:
@@ -167,17 +205,14 @@ def print_groups(groups: Sequence[Mapping[str, Any]], console: Console) -> None:
         console.print(f"[bold]{group.get('name', '')}[/bold]", soft_wrap=True)
         values = []
         for name, value in group.items():
-            if (
-                name in GROUP_LABELS | GROUP_CONSTANTS
-                or value is None
-                or isinstance(value, list | dict | tuple)
-            ):
+            if name in GROUP_LABELS or name in GROUP_CONSTANTS:
                 continue
+            if value is None or isinstance(value, list | dict | tuple):
+                continue
+            text = str(value)
             if isinstance(value, float):
-                shown = f"{value:.1%}"
-            else:
-                shown = str(value)
-            values.append(f"{name.replace('_', ' ')} {shown}")
+                text = f"{value:.1%}"
+            values.append(f"{name.replace('_', ' ')} {text}")
         console.print("  " + ", ".join(values), soft_wrap=False)
 
 
@@ -185,18 +220,14 @@ def print_table(table: Table, console: Console) -> None:
     """A report's table in plain characters; where it is too wide, without the columns that are the
     same in all rows.
     """
-    cells = [
-        [_plain(column, value) for column, value in zip(table.columns, row, strict=True)]
-        for row in table.rows
-    ]
     heads = [column.title.lower() for column in table.columns]
+    cells = []
+    for row in table.rows:
+        cells.append(list(map(_plain, table.columns, row)))
     if needed_width(heads, cells) > console.width:
-        kept = []
-        for i in range(len(heads)):
-            if len({row[i] for row in cells}) > 1:
-                kept.append(i)
-        heads = [heads[i] for i in kept]
-        cells = [[row[i] for i in kept] for row in cells]
+        varies = [len(set(texts)) > 1 for texts in zip(*cells, strict=True)]
+        heads = list(compress(heads, varies))
+        cells = [list(compress(row, varies)) for row in cells]
     console.print(text_table(heads, cells))
 
 
@@ -219,35 +250,44 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
             console.print()
             print_table(table, console)
     console.print()
-    inside, total = comparison.covered
-    if total:
-        console.print(
-            f"{inside} of {total} measured speedups ({inside / total:.1%}) lie in their 90 % interval"
-        )
-    for value, text in (
-        (
-            comparison.regret,
-            "is lost by following the prediction instead of the measured best (regret, mean of cases)",
-        ),
-        (comparison.noise, "of the speedup is the spread of its repetitions (median of points)"),
-        (
-            comparison.prompt_noise,
-            "is the standard error of tokens per step, from the choice of prompts",
-        ),
-    ):
-        if value is not None:
-            console.print(f"{value:.1%} {text}", soft_wrap=True)
-    if (rates := comparison.memory_bytes_per_s) is not None:
-        console.print(
-            f"memory bandwidth {format_rate(rates[0], 'B')} to {format_rate(rates[1], 'B')} during the runs"
-        )
+    for line in _quality(comparison):
+        console.print(line, soft_wrap=True)
+    rates = comparison.memory_bytes_per_s
+    if rates is not None:
+        low = format_rate(rates[0], "B")
+        high = format_rate(rates[1], "B")
+        console.print(f"memory bandwidth {low} to {high} during the runs")
     for case in comparison.cases:
         if case.regret is not None:
             console.print(
-                f"  batch {case.batch_size}, context {case.context_len}: planned {case.planned}; measured best "
+                f"  batch {case.batch_size}, context {case.context_len}: planned {case.planned}; "
+                "measured best "
                 f"{case.best}; {case.regret:.1%} lost",
                 soft_wrap=True,
             )
+
+
+def _quality(comparison: Comparison) -> Iterable[str]:
+    """Lines on coverage, on what following the plan loses, and on the noise."""
+    inside, total = comparison.covered
+    if total:
+        share = inside / total
+        yield f"{inside} of {total} measured speedups ({share:.1%}) lie in their 90 % interval"
+    if comparison.regret is not None:
+        yield (
+            f"{comparison.regret:.1%} is lost by following the prediction instead of the measured "
+            "best (regret, mean of cases)"
+        )
+    if comparison.noise is not None:
+        yield (
+            f"{comparison.noise:.1%} of the speedup is the spread of its repetitions (median of "
+            "points)"
+        )
+    if comparison.prompt_noise is not None:
+        yield (
+            f"{comparison.prompt_noise:.1%} is the standard error of tokens per step, from the "
+            "choice of prompts"
+        )
 
 
 def print_verdict(failures: Sequence[str], console: Console) -> None:

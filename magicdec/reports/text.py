@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from magicdec.units import KIB, printable
@@ -39,15 +39,12 @@ def compact_tokens(value: float) -> str:
 def needed_width(
     heads: Sequence[str], rows: Sequence[Sequence[str]], *, wraps: Container[str] | None = None
 ) -> int:
-    """Columns that a `text_table` takes at the least, its breaking columns broken between all
-    words.
-    """
-    columns: Iterable[tuple[str, Iterable[str]]]
-    if rows:
-        columns = zip(heads, zip(*rows, strict=True), strict=True)
-    else:
-        columns = ((head, ()) for head in heads)
-    return sum(_widest(head, (head, *texts), wraps) + 1 for head, texts in columns) - 1
+    """The smallest width of a `text_table`, with its breaking columns broken between all words."""
+    width = 0
+    for place, head in enumerate(heads):
+        texts = [row[place] for row in rows]
+        width += _widest(head, (head, *texts), wraps) + 1
+    return width - 1
 
 
 def _widest(head: str, texts: Sequence[str], wraps: Container[str] | None) -> int:
@@ -65,25 +62,27 @@ def _widest(head: str, texts: Sequence[str], wraps: Container[str] | None) -> in
 def text_table(
     heads: Sequence[str], rows: Sequence[Sequence[str]], *, wraps: Container[str] | None = None
 ) -> Table:
-    """Numbers to the right, nothing cut off. Where it does not fit the terminal, the columns with a
-    heading in `wraps` break over lines; None: all do, headings too, but no word of theirs."""
+    """A table with numbers to the right and nothing cut off.
+
+    Where it does not fit the terminal, the columns with a heading in `wraps` break over lines
+    between words; None: all columns do, headings too.
+    """
     from rich.markup import escape
     from rich.table import Table
 
-    heads, *rows = (
-        ["\n".join(map(printable, text.split("\n"))) for text in row] for row in (heads, *rows)
+    heads = list(map(_printable_lines, heads))
+    rows = [list(map(_printable_lines, row)) for row in rows]
+    table = Table(
+        box=None,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        header_style="bold",
     )
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for i, head in enumerate(heads):
-        texts = [row[i] for row in rows]
-        words = not all(
-            text.isdigit() if i == 0 else text[0].isdigit() or text[0] in "-+"
-            for text in texts
-            if text
-        )
-        justify: Literal["left", "right"] = "right"
-        if words:
-            justify = "left"
+    for place, head in enumerate(heads):
+        texts = [row[place] for row in rows]
+        justify: Literal["left", "right"] = "left"
+        if _are_numbers(texts, is_first=place == 0):
+            justify = "right"
         table.add_column(
             escape(head),
             justify=justify,
@@ -94,6 +93,21 @@ def text_table(
     for row in rows:
         table.add_row(*map(escape, row))
     return table
+
+
+def _printable_lines(text: str) -> str:
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def _are_numbers(texts: Sequence[str], *, is_first: bool) -> bool:
+    """Whether a column holds numbers alone; in the first, where names stand, whole ones."""
+    for text in filter(None, texts):
+        is_number = text[0].isdigit() or text[0] in "-+"
+        if is_first:
+            is_number = text.isdigit()
+        if not is_number:
+            return False
+    return True
 
 
 def table_lines(

@@ -36,21 +36,62 @@ BLUE, RED, GREEN, PURPLE, OCHRE, GREY = (
 SERIES = (BLUE, RED, GREEN, PURPLE, OCHRE, GREY)
 MARKERS = ("o", "s", "^", "D", "v", "P")
 CSS_VARIABLES = {
-    INK: "--ink", MUTED: "--muted", GRID: "--rule", PAPER: "--paper", ON_COLOUR: "--on-colour",
-    BLUE: "--blue", RED: "--red", GREEN: "--green", PURPLE: "--purple", OCHRE: "--ochre", GREY: "--grey",
-}  # fmt: skip
-WIDTH_IN, MOST_TICKS = 4.7, 12
-TITLE_SIZE, TITLE_X, LINE_HEIGHT, POINTS_PER_INCH = 10.0, 0.02, 1.35, 72.0
+    INK: "--ink",
+    MUTED: "--muted",
+    GRID: "--rule",
+    PAPER: "--paper",
+    ON_COLOUR: "--on-colour",
+    BLUE: "--blue",
+    RED: "--red",
+    GREEN: "--green",
+    PURPLE: "--purple",
+    OCHRE: "--ochre",
+    GREY: "--grey",
+}
+WIDTH_IN = 4.7
+MOST_TICKS = 12
+TITLE_SIZE = 10.0
+TITLE_X = 0.02
+"""Left edge of the title, as a share of the figure's width."""
+LINE_HEIGHT = 1.35
+POINTS_PER_INCH = 72.0
 RC: Any = {
-    "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": 9, "axes.titlesize": 9,
-    "axes.labelsize": 9, "xtick.labelsize": 9, "ytick.labelsize": 9, "legend.fontsize": 9, "legend.frameon": False,
-    "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": MUTED, "xtick.color": MUTED, "ytick.color": MUTED,
-    "xtick.labelcolor": INK, "ytick.labelcolor": INK, "axes.spines.top": False, "axes.spines.right": False,
-    "axes.linewidth": 0.8, "axes.grid": True, "axes.axisbelow": True, "grid.color": GRID, "grid.linewidth": 0.7,
-    "figure.facecolor": "none", "axes.facecolor": "none", "lines.linewidth": 1.7, "lines.markersize": 5.5,
-    "svg.fonttype": "none", "svg.hashsalt": "magicdec", "axes.unicode_minus": True,
-}  # fmt: skip
-SVG_FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.labelsize": 9,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "legend.fontsize": 9,
+    "legend.frameon": False,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": MUTED,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.8,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.7,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "lines.linewidth": 1.7,
+    "lines.markersize": 5.5,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "magicdec",
+    "axes.unicode_minus": True,
+}
+SVG_FONTS = (
+    "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'DejaVu "
+    "Sans', "
+    "sans-serif"
+)
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 
 
@@ -120,10 +161,10 @@ class Chart:
         self, axes: Axes, at: tuple[float, float], ends: Ends, series: str, colour: str
     ) -> None:
         """The bar from one end of an interval to the other, where both are known."""
-        if (spread := spread_of(at[1], ends)) is not None:
-            self.part(
-                series, *axes.errorbar(*at, yerr=spread, fmt="none", ecolor=colour, lw=1).lines[2]
-            )
+        spread = spread_of(at[1], ends)
+        if spread is not None:
+            bars = axes.errorbar(*at, yerr=spread, fmt="none", ecolor=colour, lw=1)
+            self.part(series, *bars.lines[2])
 
     @property
     def alt(self) -> str:
@@ -133,16 +174,20 @@ class Chart:
     def standalone(self) -> Figure:
         """The figure with its title on it, wrapped to the figure's width, to be saved by itself."""
         figure = self.figure
-        if not figure.get_suptitle():
-            title = figure.suptitle(
-                self.title, fontsize=TITLE_SIZE, fontweight="bold", x=TITLE_X, ha="left"
-            )
-            lines = _wrapped(self.title, title, figure.bbox.width * (1.0 - 2.0 * TITLE_X))
-            title.set_text("\n".join(lines))
-            width, height = figure.get_size_inches()
-            figure.set_size_inches(
-                width, height + len(lines) * TITLE_SIZE * LINE_HEIGHT / POINTS_PER_INCH
-            )
+        if figure.get_suptitle():
+            return figure
+        title = figure.suptitle(
+            self.title,
+            fontsize=TITLE_SIZE,
+            fontweight="bold",
+            x=TITLE_X,
+            ha="left",
+        )
+        lines = _wrapped(self.title, title, figure.bbox.width * (1.0 - 2.0 * TITLE_X))
+        title.set_text("\n".join(lines))
+        width, height = figure.get_size_inches()
+        height += len(lines) * TITLE_SIZE * LINE_HEIGHT / POINTS_PER_INCH
+        figure.set_size_inches(width, height)
         return figure
 
 
@@ -175,11 +220,12 @@ def plain_ticks(axis: Any, values: Sequence[float]) -> None:
     out.
     """
     apart = (values[-1] / values[0]) ** (1 / MOST_TICKS)
-    kept: list[float] = []
+    ticks: list[float] = []
     for value in reversed(values):
-        if not kept or kept[-1] / value >= apart:
-            kept.append(value)
-    axis.set_ticks(kept[::-1], labels=[thousands(v) for v in kept[::-1]])
+        if not ticks or ticks[-1] / value >= apart:
+            ticks.append(value)
+    ticks.reverse()
+    axis.set_ticks(ticks, labels=list(map(thousands, ticks)))
     axis.set_ticks([], minor=True)
 
 
@@ -219,15 +265,13 @@ def inline_svg(chart: Chart) -> str:
         root.remove(metadata)
     _give_own_identifiers(root, chart)
     for element in root.iter():
-        if style := element.get("style"):
+        style = element.get("style")
+        if style:
             element.set("style", themed(style))
-    for name, value in {
-        "role": "img",
-        "aria-label": chart.alt,
-        "class": "chart",
-        "tabindex": "0",
-    }.items():
-        root.set(name, value)
+    root.set("role", "img")
+    root.set("aria-label", chart.alt)
+    root.set("class", "chart")
+    root.set("tabindex", "0")
     for size in ("width", "height"):
         root.attrib.pop(size, None)
     return ET.tostring(root, encoding="unicode")
@@ -247,24 +291,36 @@ def themed(style: str) -> str:
 
 
 def _give_own_identifiers(root: ET.Element, chart: Chart) -> None:
+    """Marks get their tip and series; identifiers that are referred to get the chart's name in
+    front, and all others go.
+    """
     text = ET.tostring(root, encoding="unicode")
-    used = set(re.findall(r'href="#([^"]+)"', text)) | set(re.findall(r"url\(#([^)]+)\)", text))
+    used = set(re.findall(r'href="#([^"]+)"', text))
+    used |= set(re.findall(r"url\(#([^)]+)\)", text))
     for element in root.iter():
         identifier = element.get("id")
         if identifier in chart.series:
             element.set("data-series", chart.series[identifier])
         if identifier in chart.tips:
-            element.set("class", "tip")
-            element.set("data-tip", chart.tips[identifier])
-            title = ET.Element(f"{{{SVG}}}title")
-            title.text = chart.tips[identifier]
-            element.insert(0, title)
+            _set_tip(element, chart.tips[identifier])
         if identifier in used and identifier not in chart.tips:
             element.set("id", f"{chart.name}-{identifier}")
         elif identifier is not None:
             del element.attrib["id"]
-        for key, value in list(element.attrib.items()):
-            if key.endswith("href") and value.startswith("#"):
-                element.set(key, f"#{chart.name}-{value[1:]}")
-            elif "url(#" in value:
-                element.set(key, value.replace("url(#", f"url(#{chart.name}-"))
+        _rename_references(element, chart.name)
+
+
+def _set_tip(element: ET.Element, tip: str) -> None:
+    element.set("class", "tip")
+    element.set("data-tip", tip)
+    title = ET.Element(f"{{{SVG}}}title")
+    title.text = tip
+    element.insert(0, title)
+
+
+def _rename_references(element: ET.Element, prefix: str) -> None:
+    for key, value in list(element.attrib.items()):
+        if key.endswith("href") and value.startswith("#"):
+            element.set(key, f"#{prefix}-{value[1:]}")
+        elif "url(#" in value:
+            element.set(key, value.replace("url(#", f"url(#{prefix}-"))
