@@ -18,18 +18,15 @@ from typing import Annotated, Any, get_type_hints
 import msgspec
 
 from magicdec.errors import ConfigError, unknown_choice
+from magicdec.tasks import TASKS, task_named, usual_lengths
 from magicdec.units import MILLI, parse_count
 
 MAX_TP_SIZE, MAX_PP_SIZE, MAX_EP_SIZE = 1024, 64, 1024
 WEIGHT_FORMATS = "bf16, fp16, fp8, fp8_block, int8, int4, nvfp4, mxfp4 or fp32"
+DEFAULT_CONTEXT = 32_768
 MAX_BATCH = 65_536
 MAX_CONTEXT = 2**26
 BALANCES = ("round-robin", "least-loaded")
-TASKS = (
-    "chat", "code", "code-edit", "math", "summarisation", "rag", "translation", "agentic",
-    "long-document",
-)  # fmt: skip
-"""Classes of text that beliefs about acceptance tell apart."""
 NUMBER_OR_TEXT: Any = float | str | None
 COUNT_OR_SHARE: Any = int | str
 NUMBERS = (float, float | None, NUMBER_OR_TEXT)
@@ -164,7 +161,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     context_lens: Annotated[
         tuple[int, ...],
         Option(name="context", help="Prompt lengths in tokens, a list.", least=1, most=MAX_CONTEXT),
-    ] = (32_768,)
+    ] = (DEFAULT_CONTEXT,)
     gen_len: Annotated[
         int, Option(help="Tokens generated after the prompt.", least=0, most=MAX_CONTEXT)
     ] = 0
@@ -313,7 +310,8 @@ def options() -> dict[str, Option]:
 def fields_of(values: Mapping[str, Any]) -> dict[str, Any]:
     """The request's fields from plain values under the options' names; what is None is left out.
 
-    Raises ConfigError for an unknown option, or what is no number.
+    A task, or a rate, brings the lengths of a usual request where none are given. Raises
+    ConfigError for an unknown option or task, or what is no number.
     """
     known = options()
     found = {}
@@ -322,15 +320,35 @@ def fields_of(values: Mapping[str, Any]) -> dict[str, Any]:
             raise unknown_choice("option", name, known)
         if value is not None:
             found[known[name].field] = known[name].value(name, value)
-    return found
+    if "task" in found:
+        found["task"] = task_named(found["task"])
+    return _assumed_lengths(found) | found
+
+
+def _needs_lengths(fields: Mapping[str, Any]) -> bool:
+    """Whether a prompt and an output are assumed where none are given."""
+    if fields.get("task") is None and fields.get("rate") is None:
+        return False
+    return fields.get("workload") is None and fields.get("requests") is None
+
+
+def _assumed_lengths(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The prompt and output of a usual request, for a question that needs them and gives none."""
+    if not _needs_lengths(fields):
+        return {}
+    usual = usual_lengths(fields.get("task"))
+    return {"context_lens": (usual.prompt_len,), "gen_len": usual.output_len}
 
 
 def given(request: Request) -> dict[str, Any]:
-    """Options of a request beyond the defaults, under the options' names and in their units."""
+    """Options of a request that it does not have by itself, under the options' names and in their
+    units.
+    """
     found = {}
+    usual = _assumed_lengths(msgspec.structs.asdict(request))
     for name, asked in options().items():
         value = getattr(request, asked.field)
-        if value != asked.default:
+        if value != usual.get(asked.field, asked.default):
             found[name] = round(value / asked.unit, 9) if asked.unit != 1.0 else value
     return found
 

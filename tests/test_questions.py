@@ -15,7 +15,7 @@ register_commands()
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "questions.md"
 COMMANDS = re.findall(r"^    magicdec (.*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
 SAID = {
-    "Qwen2.5-72B": ("4 x h100-sxm-80gb", "of 64 sequences fit at once"),
+    "Qwen2.5-72B": ("4 x h100-sxm-80gb", "64 users do not fit at once"),
     "Llama-3.3-70B": ("llama-3.3-70b on 8 x h200-sxm-141gb",),
     "h100=2.5": ("Buy ", "per million tokens"),
     "Mistral-Small-24B-Instruct-2501 --hardware 5090": ("2 x rtx-5090-32gb", "--weight-dtype fp8"),

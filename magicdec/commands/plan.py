@@ -5,10 +5,12 @@ answered by the planner as its controls move. None needs torch."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from magicdec import plan_request
 from magicdec.commands import options
@@ -120,9 +122,20 @@ def _read(name: str, value: Any) -> Any:
     return [part.strip() for part in value.split(",") if part.strip()]
 
 
+def _stated(invocation: typer.Context, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that the command line, or the user's defaults, state."""
+    stated = {}
+    for name, value in given.items():
+        source = invocation.get_parameter_source(name)
+        if source is None or source.name != "DEFAULT":
+            stated[name] = value
+    return stated
+
+
 @asks_plan()
 def plan_command(
     *,
+    invocation: typer.Context,
     record: Annotated[
         Path | None, option("Append the evaluated grid as records.", "--record", "--records")
     ] = None,
@@ -149,7 +162,7 @@ def plan_command(
 
     if output is not None:
         check_writable(output)
-    asked = {name: _read(name, value) for name, value in given.items()}
+    asked = {name: _read(name, value) for name, value in _stated(invocation, given).items()}
     if logs:
         from magicdec.commands.plan_logs import options_from_logs
 

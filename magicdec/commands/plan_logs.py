@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from magicdec.commands.options import require
 from magicdec.errors import ConfigError
 from magicdec.files import write_atomic
+from magicdec.plan_request import options
 from magicdec.progress import shown_progress
 from magicdec.specs.speculation import LOOKUP_METHODS
 
@@ -111,7 +112,8 @@ def _replayed(
     replay = replay_logs(files, sweep(rules), tokenizer=tokenizer, jobs=cpu_count())
     if not any(counts.num_steps for counts in replay.settings):
         return []
-    return profiles_of(replay, model=str(given.get("model", "")), dataset=dataset)
+    model = given.get("model", options()["model"].default)
+    return profiles_of(replay, model=str(model), dataset=dataset)
 
 
 def _written(profiles: list[AcceptanceProfile], folder: Path, *, says: bool) -> list[str]:

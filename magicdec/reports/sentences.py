@@ -5,10 +5,22 @@ what would change it. Terminal, page, report and exports say them alike.
 
 from __future__ import annotations
 
-from magicdec.naming import draft_name, method_name
-from magicdec.plan_document import CaseAnswer, Choice, Percentiles, Plan, Traffic, TrafficLoad
+from collections.abc import Callable, Sequence
+
+from magicdec.naming import device_name, draft_name, method_name
+from magicdec.plan_document import (
+    CaseAnswer,
+    Choice,
+    Percentiles,
+    Plan,
+    Reach,
+    Traffic,
+    TrafficLoad,
+)
+from magicdec.plan_request import DEFAULT_CONTEXT, Request
 from magicdec.plan_rows import Candidate
 from magicdec.reports.outlook_lines import outlook_lines
+from magicdec.tasks import NO_TASK, usual_lengths
 from magicdec.units import MILLI, format_number, format_seconds, format_tokens
 
 LOW_RATE = 0.6
@@ -16,6 +28,10 @@ LOW_RATE = 0.6
 BOUND_WORTH_SAYING = 0.5
 """Share of prefill from which its bound on every draft's gain is said."""
 MOST_SURE = 0.99
+QUITE_SURE = 0.9
+"""Probability of a gain above which no other draft is suggested."""
+FEW_NAMED = 4
+"""Loads without a draft that are still named one by one."""
 SLOW_VERIFICATION = 1.5
 """Decode steps that a verification takes, from which it is said."""
 
@@ -44,10 +60,18 @@ def probability_of(row: Candidate) -> str:
 
 
 def users_of(row: Candidate) -> str:
-    users = counted(row.batch_size, "user")
+    """Users that are served at once, of all replicas."""
+    return counted(row.batch_size * row.num_replicas, "user")
+
+
+def devices_of(row: Candidate) -> str:
+    """The devices of all replicas: "8 x H200 SXM 141 GB (4 replicas)"."""
+    count = row.num_gpus * row.num_replicas
+    name = device_name(row.hardware).replace("\u00a0", " ")
+    devices = f"{count} x {name}"
     if row.num_replicas > 1:
-        return f"{users} on each of {row.num_replicas} replicas"
-    return users
+        return f"{devices} ({row.num_replicas} replicas)"
+    return devices
 
 
 def counted(number: int, noun: str) -> str:
@@ -61,9 +85,10 @@ def first_line(case: CaseAnswer) -> str:
     """The action with its gain and probability, or why no draft is chosen."""
     choice = case.choice
     row = choice.row
+    served = f"Serve {users_of(row)} on {devices_of(row)}"
     if row.is_speculative:
-        return f"Serve {users_of(row)} with {drafting_of(row)}: {gain_of(row)}."
-    return f"Serve {users_of(row)} without a draft{_why_not(choice)}."
+        return f"{served} with {drafting_of(row)}: {gain_of(row)}."
+    return f"{served} without a draft{_why_not(choice)}."
 
 
 def _why_not(choice: Choice) -> str:
@@ -84,17 +109,31 @@ def _why_not(choice: Choice) -> str:
 def further_lines(plan: Plan, case: CaseAnswer) -> list[str]:
     """The lines after the first, most important first."""
     lines = [
+        _waiting(plan, case),
         _acceptance(case.choice),
-        *outlook_lines(case.choice),
-        _where_it_fits(case.choice),
-        _better_gamma(case.choice),
-        _plugin(case.choice),
         *_limits(case.choice),
         _prefill_bound(case.choice),
-        _verification(case),
+        _where_it_fits(case.choice),
+        _better_gamma(case.choice),
         _worth_profiling(plan, case),
+        *outlook_lines(case.choice),
+        _verification(case),
+        _plugin(case.choice),
     ]
     return [line for line in lines if line]
+
+
+def _waiting(plan: Plan, case: CaseAnswer) -> str:
+    """Users that were asked for and do not fit."""
+    asked = min(plan.request.batch_sizes, default=0)
+    served = case.best.batch_size
+    if asked <= served or not case.best_by_batch:
+        return ""
+    line = f"{asked} users do not fit at once: the answer is for {served}, the others wait"
+    alone = int(case.memory.largest_autoregressive_batch)
+    if alone > served:
+        return f"{line} (without a draft {alone} fit)"
+    return line
 
 
 def _acceptance(choice: Choice) -> str:
@@ -105,11 +144,11 @@ def _acceptance(choice: Choice) -> str:
     if row is None:
         return ""
     drafting = row.drafting
-    text = drafting.acceptance_text or "no named text"
     source, *others = drafting.acceptance_source.split(", http")
     more = ""
     if others:
         more = f" and {len(others)} more"
+    text = drafting.acceptance_text or "no one text (--task names yours)"
     return f"acceptance on {text}: {source}{more}"
 
 
@@ -146,13 +185,26 @@ def _plugin(choice: Choice) -> str:
     )
 
 
+def plugin_lines(cases: Sequence[CaseAnswer]) -> list[str]:
+    """A line on the drafts that need the plugin in several cases, at the case where they gain most."""
+    rows = [case.choice.with_plugin for case in cases]
+    gains = [row for row in rows if row is not None]
+    if not gains:
+        return []
+    best = max(gains, key=lambda row: row.speedup)
+    return [
+        f"--plugin admits magicdec's own draft, never measured on a GPU: faster than that in "
+        f"{len(gains)} of {len(cases)}, most on {best.hardware} at {format_tokens(best.context_len)}: "
+        f"{drafting_of(best)}, {gain_of(best)}"
+    ]
+
+
 def left_aside(case: CaseAnswer) -> str:
-    """A line on the drafts of one case of several that the choice leaves aside."""
-    lines = [_where_it_fits(case.choice), _plugin(case.choice)]
-    text = "; ".join(filter(None, lines))
-    if not text:
+    """A line on the fastest draft of one case of several, where it does not fit or is too slow."""
+    fits = _where_it_fits(case.choice)
+    if not fits:
         return ""
-    return f"{case.hardware}, context {format_tokens(case.context_len)}: {text}"
+    return f"{case.hardware}, context {format_tokens(case.context_len)}: {fits}"
 
 
 def _limits(choice: Choice) -> list[str]:
@@ -168,10 +220,16 @@ def _limits(choice: Choice) -> list[str]:
     return lines
 
 
+def is_prefill_bound(choice: Choice) -> bool:
+    """Whether prefill takes so much of each request that it bounds the gain."""
+    requests = choice.without_draft.requests
+    return requests is not None and requests.prefill_share >= BOUND_WORTH_SAYING
+
+
 def _prefill_bound(choice: Choice) -> str:
     """The bound that prefill sets to every draft's gain."""
     requests = choice.without_draft.requests
-    if requests is None or requests.prefill_share < BOUND_WORTH_SAYING:
+    if requests is None or not is_prefill_bound(choice):
         return ""
     share = requests.prefill_share
     most = 1.0 / share
@@ -209,8 +267,10 @@ def _seconds_by_operation(case: CaseAnswer, name: str) -> dict[str, float]:
 
 
 def _worth_profiling(plan: Plan, case: CaseAnswer) -> str:
-    """A draft of unknown acceptance that pays from a low rate, where no draft is chosen."""
-    if case.choice.is_speculative or case is not plan.cases[0]:
+    """A draft of unknown acceptance that pays from a low rate, where no draft surely does."""
+    if case is not plan.cases[0]:
+        return ""
+    if case.choice.is_speculative and case.choice.row.gain.probability > QUITE_SURE:
         return ""
     rates: dict[str, float] = {}
     for draft in plan.needs_acceptance:
@@ -223,9 +283,108 @@ def _worth_profiling(plan: Plan, case: CaseAnswer) -> str:
     if rate > LOW_RATE:
         return ""
     return (
-        f"{name} would pay from {rate:.0%} of its tokens accepted: `magicdec profile-acceptance` "
-        "counts how many your texts accept"
+        f"{name}: no acceptance is known for this model; it pays from {rate:.0%} of its tokens "
+        f"accepted, and published heads reach {LOW_RATE:.0%} and more: find or train one"
     )
+
+
+# Several cases
+# ------------------------------------------------------------------------------------------------------
+
+
+def loads_lines(plan: Plan) -> list[str]:
+    """At which of several devices, contexts or batches a draft is expected to pay, and how much."""
+    loads = loads_of(plan.cases)
+    where = _told_apart(loads)
+    drafted = [row for row in loads if row.is_speculative]
+    total = f"{len(loads)} loads"
+    if not drafted:
+        line = f"Decode without a draft at all {total}: none is expected to pay."
+        return [line, *_acceptance_lines(plan)]
+    alone = [row for row in loads if not row.is_speculative]
+    best = max(drafted, key=lambda row: row.gain.speedup)
+    least = min(drafted, key=lambda row: row.gain.speedup)
+    likely = sum(row.gain.probability >= 0.5 for row in drafted)
+    line = f"A draft gains on average at {len(drafted)} of {total}"
+    if likely < len(drafted):
+        line += f" (more likely than not at {likely})"
+    line += f", most at {where(best)}: {drafting_of(best)}, {gain_of(best)}"
+    if least is not best:
+        line += f"; least at {where(least)}: {least.gain.speedup:.2f}x, {probability_of(least)}"
+    if alone and len(alone) <= FEW_NAMED:
+        line += f". Without a draft at {', '.join(map(where, alone))}"
+    return [f"{line}.", *_acceptance_lines(plan)]
+
+
+def loads_of(cases: Sequence[CaseAnswer]) -> list[Candidate]:
+    """The best of each load of several cases."""
+    return [row for case in cases for row in (case.best_by_batch or [case.best])]
+
+
+def _acceptance_lines(plan: Plan) -> list[str]:
+    lines = [_acceptance(case.choice) for case in plan.cases]
+    found = [line for line in dict.fromkeys(lines) if line]
+    if len(found) > 1:
+        return [f"{found[0]}; other loads have other sources (--all)"]
+    return found
+
+
+def _told_apart(loads: Sequence[Candidate]) -> Callable[[Candidate], str]:
+    """Words for a load among others: what tells it apart."""
+    devices = len({row.hardware for row in loads}) > 1
+    contexts = len({row.context_len for row in loads}) > 1
+
+    def words(row: Candidate) -> str:
+        parts = []
+        if devices:
+            parts.append(row.hardware)
+        if contexts:
+            parts.append(format_tokens(row.context_len))
+        if len({(each.hardware, each.context_len) for each in loads}) < len(loads):
+            parts.append(f"batch {row.batch_size}")
+        return " ".join(parts)
+
+    return words
+
+
+# Where the answer changes
+# ------------------------------------------------------------------------------------------------------
+
+
+def lengths_text(request: Request, context_len: int) -> str:
+    """Tokens in and out, and whether they are the usual ones of the task."""
+    if not request.gen_len or request.workload is not None:
+        is_default = request.context_lens == (DEFAULT_CONTEXT,)
+        return f"context {context_len}{' (default)' if is_default else ''}"
+    usual = usual_lengths(request.task)
+    text = f"{context_len} tokens in, {request.gen_len} out"
+    if request.gen_len != usual.output_len or (request.task is None and request.rate is None):
+        return text
+    return f"{text} (usual for {request.task or NO_TASK})"
+
+
+def reach_text(reach: Reach) -> str:
+    """From or up to which context a draft is expected to pay, and is sure to."""
+    name = draft_name(reach.draft, reach.draft_method)
+    first, last = reach.contexts
+    if reach.pays is None:
+        if reach.possibly is None:
+            return f"{name} pays at no context"
+        return f"{name} is expected to pay at no context, and may up to {format_tokens(reach.possibly[1])}"
+    start, end = reach.pays
+    if start > first and end == last:
+        where = f"from a context of {format_tokens(start)} on"
+        sure = reach.surely and f"from {format_tokens(reach.surely[0])}"
+    elif end == last:
+        where = f"at every context to {format_tokens(last)}"
+        sure = reach.surely and f"to {format_tokens(reach.surely[1])}"
+    else:
+        where = f"up to a context of {format_tokens(end)}"
+        if start > first:
+            where = f"at contexts of {format_tokens(start)} to {format_tokens(end)}"
+        sure = reach.surely and f"to {format_tokens(reach.surely[1])}"
+    surely = f", surely {sure}" if sure else ""
+    return f"{name} is expected to pay {where}{surely}"
 
 
 # Under arrivals

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from magicdec.naming import ENGINE_TITLES, draft_id, draft_name
+from magicdec.naming import ENGINE_TITLES, draft_id
 from magicdec.plan_document import (
     CaseAnswer,
     GammaTable,
@@ -25,9 +25,16 @@ from magicdec.reports.sentences import (
     drafting_of,
     first_line,
     further_lines,
+    is_prefill_bound,
     left_aside,
+    lengths_text,
     load_name,
+    loads_lines,
+    loads_of,
     percentiles_line,
+    plugin_lines,
+    probability_of,
+    reach_text,
     traffic_line,
 )
 from magicdec.reports.text import needed_width, text_table
@@ -129,23 +136,28 @@ def _print_cases(console: Console, answer: Plan) -> None:
     """Several devices or contexts: which to buy, and one row of each."""
     if answer.offers:
         console.print(f"[bold]{to_buy(answer.offers)}[/bold]")
-    loads: list[Candidate] = []
-    for case in answer.cases:
-        loads += case.best_by_batch or [case.best]
-    drafted = [row for row in loads if row.is_speculative]
-    sure = sum(row.verdict == "pays" for row in drafted)
-    doubt = ""
-    if len(drafted) > sure:
-        doubt = f", in {len(drafted) - sure} more it may"
-    console.print(
-        f"[bold]Speculation pays at {sure} of {len(loads)} loads{doubt}[/bold]: {answer.model}, "
-        f"engine {answer.engine}"
-    )
-    console.print(_table(loads, console.width))
+    first, *others = loads_lines(answer)
+    console.print(first if answer.offers else f"[bold]{first}[/bold]")
+    for line in others:
+        console.print(line)
+    place = f"{answer.model}, {answer.engine}"
+    if len({case.context_len for case in answer.cases}) == 1:
+        place += f": {lengths_text(answer.request, answer.context_len)}"
+    console.print(place)
+    console.print(_table(_by_offer(answer), console.width))
     for case in answer.cases:
         line = left_aside(case)
         if line:
             console.print(line)
+    for line in plugin_lines(answer.cases):
+        console.print(line)
+
+
+def _by_offer(answer: Plan) -> list[Candidate]:
+    """The best of each load, the devices in the order of the offers."""
+    loads = loads_of(answer.cases)
+    places = {row.hardware: place for place, row in enumerate(answer.offers)}
+    return sorted(loads, key=lambda row: places.get(row.hardware, len(places)))
 
 
 def to_buy(offers: Sequence[Candidate]) -> str:
@@ -184,8 +196,8 @@ def _print_case(console: Console, answer: Plan, case: CaseAnswer, *, every: bool
     if rows:
         console.print(_table(_with_baselines(case, rows), console.width))
     if case.best.requests is not None:
-        console.print(_whole_requests(case.best))
-    for line in _elsewhere(case):
+        console.print(_whole_requests(case, every=every))
+    for line in _elsewhere(case, every=every):
         console.print(line)
     if every:
         _print_further_tables(console, case)
@@ -249,10 +261,8 @@ def _asked(answer: Plan, case: CaseAnswer) -> str:
     if not case.best_by_batch:
         batch += " (searched)"
     devices = f"{best.num_gpus * replicas} x {case.hardware}"
-    return (
-        f"{answer.model} on {devices} {spread}, engine {answer.engine}, {batch}, context "
-        f"{case.context_len}"
-    )
+    lengths = lengths_text(answer.request, case.context_len)
+    return f"{answer.model} on {devices} {spread}, {answer.engine}: {batch}, {lengths}"
 
 
 def _ms_and_rate(row: Candidate) -> str:
@@ -280,36 +290,34 @@ def _best_batch(answer: Plan, case: CaseAnswer) -> str:
     return f"; best batch{where}: {_ms_and_rate(ceiling)}"
 
 
-def _whole_requests(best: Candidate) -> str:
-    """The share of prefill and, for a draft, its gain in decoding alone and when it pays back."""
+def _whole_requests(case: CaseAnswer, *, every: bool) -> str:
+    """The time of decoding next to that of whole requests."""
+    best = case.best
     requests = best.requests
     assert requests is not None  # a plan without a length of answers has no such line
-    prefill = f"prefill takes {requests.prefill_share:.0%} of the devices' time"
+    parts = []
+    if best.is_speculative:
+        parts.append(f"decoding alone is {best.speedup:.2f}x as fast")
+    if every or not is_prefill_bound(case.choice):
+        parts.append(f"prefill takes {requests.prefill_share:.0%} of the devices' time")
     hours = best.cost.gpu_hours_per_million_requests
     if hours is not None:
-        prefill += f", {hours:.4g} GPU-hours per million requests"
-    if not best.is_speculative:
-        return prefill
-    line = f"whole requests; decoding alone is {best.speedup:.2f}x as fast; {prefill}"
+        parts.append(f"{hours:.4g} GPU-hours per million requests")
     break_even = best.drafting.break_even_gen_len
     if break_even and break_even > 1:
-        line += f"; the draft's prefill is paid back from {break_even} tokens"
+        parts.append(f"the draft's prefill is paid back from {break_even} tokens")
     static = best.decoding.speedup_static_batch
-    if static is not None:
-        line += f"; with a static batch, which waits for its slowest sequence: {static:.2f}x"
-    return line
+    if every and best.is_speculative and static is not None:
+        parts.append(f"with a static batch, which waits for its slowest sequence: {static:.2f}x")
+    return "; ".join(parts)
 
 
-def _elsewhere(case: CaseAnswer) -> list[str]:
+def _elsewhere(case: CaseAnswer, *, every: bool) -> list[str]:
     """Where the answer would be another one: at other contexts, for latency alone, for throughput
     alone.
     """
     best = case.best
-    lines = []
-    reaches = [reach for reach in case.reach if reach.pays or reach.possibly] or case.reach[:1]
-    if reaches:
-        by_draft = "; ".join(map(_reach, reaches))
-        lines.append(f"by context, at batch {best.batch_size} (90%): {by_draft}")
+    lines = [reach_text(reach) for reach in _reaches(case, every=every)]
     if not case.best_by_batch and case.pareto:
         lines += _for_latency(best, case.pareto[0])
     ceiling = case.best_autoregressive
@@ -333,41 +341,13 @@ def _for_latency(best: Candidate, quickest: Candidate) -> list[str]:
     return [f"for latency alone: batch {quickest.batch_size}, {draft}, {per_token} ms per token"]
 
 
-def _reach(reach: Reach) -> str:
-    """From or up to which context a draft pays, with the contexts from or up to which it surely and
-    possibly does.
-    """
-    name = draft_name(reach.draft, reach.draft_method)
-    if reach.pays is None:
-        if reach.possibly:
-            return f"{name} pays nowhere, possibly up to {format_tokens(reach.possibly[1])}"
-        return f"{name} pays nowhere"
-    first, last = reach.contexts
-    start, end = reach.pays
-    possibly = reach.possibly or reach.pays
-    if start > first and end == last:
-        return f"{name} pays {_reach_upwards(start, reach.surely, possibly)}"
-    surely = "surely nowhere"
-    if reach.surely is not None:
-        surely = f"surely to {format_tokens(reach.surely[1])}"
-    if end == last:
-        return f"{name} pays to {format_tokens(end)} and beyond ({surely})"
-    between = ""
-    if start > first:
-        between = f"from {format_tokens(start)} "
-    beyond = ""
-    if possibly[1] == last:
-        beyond = " and beyond"
-    doubt = f"{surely}, possibly to {format_tokens(possibly[1])}{beyond}"
-    return f"{name} pays {between}to {format_tokens(end)} ({doubt})"
-
-
-def _reach_upwards(start: int, surely: tuple[int, int] | None, possibly: tuple[int, int]) -> str:
-    """From which context a draft pays that pays at the longest one."""
-    sure = "surely nowhere"
-    if surely is not None:
-        sure = f"surely from {format_tokens(surely[0])}"
-    return f"from {format_tokens(start)} ({sure}, possibly from {format_tokens(possibly[0])})"
+def _reaches(case: CaseAnswer, *, every: bool) -> list[Reach]:
+    """The contexts at which the first draft pays, or those of all drafts."""
+    if every:
+        return case.reach
+    row = case.choice.left_out or case.best
+    first = (row.draft, row.draft_method)
+    return [reach for reach in case.reach if (reach.draft, reach.draft_method) == first]
 
 
 def _of_case(answer: Plan, case: CaseAnswer) -> list[Candidate]:
@@ -405,11 +385,17 @@ def _with_baselines(case: CaseAnswer, rows: list[Candidate]) -> list[Candidate]:
     """The rows, and for whole requests the rows without a draft."""
     if case.best.requests is None:
         return rows
-    baselines = []
+    shown = list(rows)
+    loads = [_load(row) for row in rows]
     for row in (case.autoregressive, case.best_autoregressive):
-        if row is not None and row not in rows:
-            baselines.append(row)
-    return [*rows, *baselines]
+        if row is not None and _load(row) not in loads:
+            shown.append(row)
+            loads.append(_load(row))
+    return shown
+
+
+def _load(row: Candidate) -> tuple[bool, int, str]:
+    return row.is_speculative, row.batch_size, row.layout.label
 
 
 def _ms(seconds: float) -> str:
@@ -451,13 +437,13 @@ def _speedup(row: Candidate) -> str:
     return "1.00"
 
 
-def _verdict(row: Candidate) -> str:
-    """Whether it pays, from its interval, or why it cannot be run so."""
+def _pays(row: Candidate) -> str:
+    """How probable it is that the draft pays, or why it cannot be run so."""
     if not row.fits:
         return "no room"
-    if row.is_speculative:
-        return row.verdict
-    return "-"
+    if not row.is_speculative:
+        return "-"
+    return probability_of(row).replace("over ", ">").replace("under ", "<")
 
 
 def _with_budget(row: Candidate) -> str:
@@ -506,7 +492,7 @@ COLUMNS = (
     Column("x best batch", _over_best_batch, rank=5),
     Column("GiB/GPU", lambda row: f"{row.memory.bytes_per_gpu / GIB:.1f}", rank=4),
     Column("bound by", lambda row: row.step.bound_by, rank=6),
-    Column("verdict", _verdict),
+    Column("pays", _pays),
     Column(MARK, lambda row: ", ".join(row.drafting.marks), _any("marks")),
 )
 """Every column of every table of candidates: shown where it tells rows apart, and there is room."""

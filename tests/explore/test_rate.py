@@ -99,6 +99,6 @@ def test_one_that_nobody_asks_for_any_more_ends_too(
 
 
 def test_an_error_of_the_planner_is_the_one_line(server: Server) -> None:
-    status, text, _ = awaited(server, "rate=4&context=1024")
+    status, text, _ = awaited(server, "rate=4&context=1024&gen_len=0")
     assert status == HTTPStatus.BAD_REQUEST
     assert "a rate needs lengths" in text

@@ -191,7 +191,7 @@ def test_more_load_than_the_devices_keep_is_refused_with_what_they_do() -> None:
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    ({"rate": 4.0}, "a rate needs lengths"),
+    ({"rate": 4.0, "gen_len": 0}, "a rate needs lengths"),
     ({"p95_ttft_ms": 100}, "--p95-ttft-ms goes with --rate"),
     ({"rate": 0.0}, "rate must be above 0"),
     ({"rate": 4.0, "gen_len": 10, "hardware": ["h100", "a100-sxm-80gb"]}, "one kind of device"),

@@ -21,7 +21,7 @@ from magicdec.perfmodel.acceptance import AcceptanceProfile, belief, default_pro
 from magicdec.perfmodel.acceptance.belief import REFERENCE_DEPTH, TRAINED_LEN, Evidence, Point
 from magicdec.perfmodel.acceptance.law import LARGEST, Law, LawError
 from magicdec.perfmodel.acceptance.published import Situation, plain, plain_model
-from magicdec.plan_request import TASKS
+from magicdec.tasks import TASKS
 
 POSITIONS = 16
 """Positions that the belief gives rates of; later ones are as the last."""

@@ -93,6 +93,14 @@ def best_of_layouts(ways: list[Case], lacking: list[NeedsAcceptance]) -> Answer 
     return dataclasses.replace(ranked[0], document=document)
 
 
+def _is_narrowed(case: Case, rankings: Sequence[Ranking]) -> bool:
+    """Whether batches were tried in place of those that were asked for, which do not fit."""
+    asked = case.request.batch_sizes
+    if not asked or case.searches_batch:
+        return False
+    return any(ranking.best.batch_size not in asked for ranking in rankings)
+
+
 def _rate(row: Candidate) -> float:
     return row.rate
 
@@ -123,6 +131,9 @@ def answer_of(
     ]
     rankings.sort(key=_objective_of_ranking, reverse=True)
     ranking = rankings[0]
+    if _is_narrowed(case, rankings):
+        rankings = [ranking]
+        alone = [row for row in alone if row.batch_size == ranking.best.batch_size]
     if settled is not None:
         row = next(row for row in [*alone, *drafted] if same_configuration(row, settled))
         ranking = dataclasses.replace(ranking, best=row)

@@ -14,7 +14,7 @@ from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.acceptance.law import LARGEST
 from magicdec.perfmodel.forward import EXPERT_IMBALANCE
 from magicdec.perfmodel.intervals import is_engine_fitted_on, is_one_head_of_many, untimed
-from magicdec.perfmodel.plan.request import Case, DraftOption
+from magicdec.perfmodel.plan.request import Case, DraftOption, lengths_of
 from magicdec.perfmodel.plan.rows import Users
 from magicdec.perfmodel.plan.search import formats_that_fit
 from magicdec.perfmodel.setup import Points
@@ -35,35 +35,33 @@ def notes(
     to do, and the others, which the intervals hold. `cases` of all devices.
     """
     best = answer.best
-    key = [*_on_batch(case, best), *_on_spread(case, answer), *_on_kernels(cases)]
-    key += [*_on_devices(case, best), *_on_engine(case, best), *_on_hits(case, best)]
+    key = [*_on_spread(case, answer), *_on_kernels(cases)]
+    key += [*_on_devices(cases, best), *_on_engine(case, best), *_on_hits(case, best)]
     key += _on_window(case, best, drafted)
     of_drafts, others = _on_drafts(case, best, drafted)
     rest = [*_on_engine_fit(cases), *_on_measured(case, best), *_on_table(case, answer)]
     return [*key, *of_drafts], [*rest, *others]
 
 
-def _on_batch(case: Case, best: Candidate) -> Iterator[str]:
-    """Sequences that were asked for and do not fit."""
-    asked = min(case.request.batch_sizes, default=0)
-    if not case.searches_batch and asked > best.batch_size:
+def _on_devices(cases: list[Case], best: Candidate) -> Iterator[str]:
+    """Formats with which one device holds the model, where their number was not given."""
+    groups: dict[str, list[str]] = {}
+    for case in cases:
+        request = case.request
+        count = case.tp_sizes[-1]
+        if count == 1 or request.tp_size is not None or request.num_gpus is not None:
+            continue
+        longest = max(lengths_of(request), key=lambda lengths: lengths.prompt_len)
+        one = replace(case, tp_sizes=(1,), lengths=longest)
+        batch = max(request.batch_sizes, default=best.batch_size)
+        formats = formats_that_fit(one, batch=batch)
+        if formats:
+            groups.setdefault(either(formats), []).append(f"{count} x {case.hardware.name}")
+    for formats_text, devices in groups.items():
+        one_does = "one does" if len(devices) == 1 else "one of each does"
         yield (
-            f"{best.batch_size} of {asked} sequences fit at once, and the answer is for these; "
-            "the others wait"
-        )
-
-
-def _on_devices(case: Case, best: Candidate) -> Iterator[str]:
-    """Formats with which fewer devices hold the model, where their number was not given."""
-    request = case.request
-    if best.num_gpus == 1 or request.tp_size is not None or request.num_gpus is not None:
-        return
-    one = replace(case, tp_sizes=(1,))
-    formats = formats_that_fit(one, batch=best.batch_size)
-    if formats:
-        yield (
-            f"{best.num_gpus} devices are the fewest that hold it with weights in "
-            f"{case.precision.weight_dtype}; one does with --weight-dtype {either(formats)}"
+            f"{', '.join(devices)} are the fewest that hold {cases[0].model.name} with weights in "
+            f"{cases[0].precision.weight_dtype}; {one_does} with --weight-dtype {formats_text}"
         )
 
 
@@ -118,10 +116,14 @@ def _on_spread(case: Case, answer: CaseAnswer) -> Iterator[str]:
 
 def _on_kernels(cases: list[Case]) -> Iterator[str]:
     """Devices whose times are estimates."""
+    unmeasured = [each.hardware.name for each in cases if not each.hardware.is_measured]
+    if unmeasured:
+        curves = (
+            "its curves are estimates" if len(unmeasured) == 1 else "their curves are estimates"
+        )
+        yield f"no kernels were measured on {', '.join(unmeasured)}: {curves}, with wider intervals"
     for each in cases:
         name, link = each.hardware.name, each.hardware.link
-        if not each.hardware.is_measured:
-            yield f"no kernels were measured on {name}: its curves are estimates, with wider intervals"
         if each.hardware.kind == "gpu" and max(each.tp_sizes) > link.reach:
             rate = link.between_nodes_bytes_per_s
             yield f"tp {max(each.tp_sizes)} spans nodes of {link.reach} x {name}: " + (

@@ -43,9 +43,9 @@ from magicdec.perfmodel.plan.rows import least_decoding, requests_of
 from magicdec.perfmodel.plan.search import Found
 from magicdec.perfmodel.speedup import Prediction
 from magicdec.plan_document import Measurement, OfTask, Outlook
-from magicdec.plan_request import TASKS
 from magicdec.plan_rows import Candidate
 from magicdec.specs.speculation import LOOKUP_METHODS, SELF
+from magicdec.tasks import TASKS
 
 NUM_PAIRS = 128
 """Draws, each with its mirror image."""

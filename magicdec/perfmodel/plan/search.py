@@ -132,14 +132,17 @@ def better_gamma(case: Case, option: DraftOption, row: Candidate) -> Candidate |
 
 
 def _searched_batches(case: Case) -> Array:
-    """The batch sizes to evaluate: the given ones, or where none of them fits the most that does; a
-    usual one, or the largest power of two that fits where that does not; or where it is searched, a
-    geometric range up to the largest that fits.
+    """The batch sizes to evaluate: the given ones, or where none of them fits the most that do,
+    with the drafts and without; a usual one, or the largest power of two that fits where that does
+    not; or where it is searched, a geometric range up to the largest that fits.
     """
     if case.request.batch_sizes and not case.searches_batch:
         asked = np.asarray(case.request.batch_sizes, dtype=np.float64)
         most = most_that_fit(case)
-        return asked if asked.min() <= most or most < 1 else np.asarray([most])
+        if asked.min() <= most or most < 1:
+            return asked
+        alone = float(case.largest_batches().max())
+        return np.unique([most, min(alone, float(asked.min()))])
     largest = case.largest_batches().max(initial=0)
     if not case.searches_batch:
         return np.asarray(
