@@ -19,7 +19,7 @@ import msgspec
 
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.tasks import TASKS, task_named, usual_lengths
-from magicdec.units import MILLI, parse_count
+from magicdec.units import MILLI, parse_count, parse_share
 
 MAX_TP_SIZE, MAX_PP_SIZE, MAX_EP_SIZE = 1024, 64, 1024
 WEIGHT_FORMATS = "bf16, fp16, fp8, fp8_block, int8, int4, nvfp4, mxfp4 or fp32"
@@ -29,6 +29,7 @@ MAX_CONTEXT = 2**26
 BALANCES = ("round-robin", "least-loaded")
 NUMBER_OR_TEXT: Any = float | str | None
 COUNT_OR_SHARE: Any = int | str
+COUNTS_OR_SHARES: Any = tuple[int | str, ...]
 NUMBERS = (float, float | None, NUMBER_OR_TEXT)
 OF_ARRIVALS = ("burstiness", "p95_ttft_ms", "p95_tpot_ms", "balance")
 """Options that only a rate of arrivals gives a meaning."""
@@ -56,7 +57,7 @@ class Option:
 
     @property
     def is_many(self) -> bool:
-        return self.kind in (tuple[int, ...], tuple[str, ...])
+        return self.kind in (tuple[int, ...], tuple[str, ...], COUNTS_OR_SHARES)
 
     @property
     def is_whole(self) -> bool:
@@ -71,6 +72,8 @@ class Option:
             values = tuple(given) if is_several else (given,)
             if self.is_whole:
                 return tuple(_count(name, each) for each in values)
+            if self.kind == COUNTS_OR_SHARES:
+                return tuple(_count_or_share(name, each) for each in values)
             return tuple(map(_named, values))
         if self.is_whole or (self.kind == COUNT_OR_SHARE and not str(given).endswith("%")):
             return _count(name, given)
@@ -86,7 +89,8 @@ class Option:
         """Raises ConfigError for a number outside the option's limits."""
         name = (self.name or self.field).replace("_", " ")
         for each in value if self.is_many else (value,):
-            is_number = self.is_whole or self.kind in (*NUMBERS, COUNT_OR_SHARE)
+            kinds = (*NUMBERS, COUNT_OR_SHARE, COUNTS_OR_SHARES)
+            is_number = self.is_whole or self.kind in kinds
             if each is None or isinstance(each, str) or not is_number:
                 continue
             if not math.isfinite(each):
@@ -175,9 +179,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     draft_method: Annotated[str | None, Option(help="streamingllm, snapkv, topk or full.")] = None
     draft_budgets: Annotated[
-        tuple[int, ...],
+        tuple[int | str, ...],
         Option(
-            name="draft_budget", help="KV slots per sequence, a list.", least=1, most=MAX_CONTEXT
+            name="draft_budget",
+            help="KV slots per sequence, or shares of the context (7%), a list.",
+            least=1,
+            most=MAX_CONTEXT,
         ),
     ] = ()
     draft_tp_size: Annotated[
@@ -383,6 +390,17 @@ def _number(text: str) -> float | str:
         return float(text)
     except ValueError:
         return text
+
+
+def _count_or_share(name: str, value: Any) -> int | str:
+    """A number, or a share as its text."""
+    if not isinstance(value, str) or not value.strip().endswith("%"):
+        return _count(name, value)
+    if parse_share(value) is None:
+        raise ConfigError(
+            f"{name} must be tokens like 512, or a share of the context above 0% and up to 100%, not '{value}'"
+        )
+    return value.strip()
 
 
 def _count(name: str, value: Any) -> int:

@@ -115,6 +115,8 @@ class Drafting(msgspec.Struct, frozen=True, kw_only=True):
     method: str = "none"
     budget: Count | None = None
     """KV slots per sequence; null: the full cache."""
+    budget_share: Positive | None = None
+    """The budget as a share of the context."""
     tp_size: Count | None = None
     """Ranks that the draft was priced on."""
     gamma: Gamma = 0

@@ -10,6 +10,7 @@ TERA = 1e12
 KIB = 2**10
 MIB = 2**20
 GIB = 2**30
+PERCENT = 100.0
 SECONDS_PER_HOUR = 3600.0
 
 
@@ -65,6 +66,18 @@ def format_tokens(tokens: float) -> str:
     if tokens >= KIB:
         return f"{format_number(tokens / KIB)}k"
     return f"{tokens:.0f}"
+
+
+def parse_share(text: str) -> float | None:
+    """ "7%" -> 0.07; None for what is no share above 0 and up to 1."""
+    number = text.strip().removesuffix("%")
+    try:
+        share = float(number) / PERCENT
+    except ValueError:
+        return None
+    if text.strip() == number or not 0.0 < share <= 1.0:
+        return None
+    return share
 
 
 COUNT_SUFFIXES = {"k": KIB, "m": MIB}

@@ -19,7 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from magicdec.commands.engine_options import as_ours
 from magicdec.errors import ConfigError, unknown_choice
-from magicdec.units import parse_count
+from magicdec.units import parse_count, parse_share
 
 MAX_VALUES = 10_000
 """Limit on the numbers that one option may name: a longer range is a slip of the keyboard."""
@@ -216,6 +216,22 @@ def parse_ints(text: str, option: str) -> list[int]:
         values += range(low, high + 1)
     if not values:
         raise ConfigError(f"{option} '{text}' names no number")
+    return values
+
+
+def parse_counts(text: str, option: str) -> list[int | str]:
+    """ "512,7%" -> [512, "7%"]: numbers, and shares of the context as their text. Raises ConfigError
+    naming the option.
+    """
+    values: list[int | str] = []
+    for part in text.split(","):
+        share = part.strip()
+        if not share.endswith("%"):
+            values += parse_ints(share, option)
+        elif parse_share(share) is None:
+            raise ConfigError(f"{option} must be above 0% and up to 100%, not '{share}'")
+        else:
+            values.append(share)
     return values
 
 

@@ -17,6 +17,7 @@ from magicdec.commands import options
 from magicdec.commands.options import (
     OutputFormat,
     option,
+    parse_counts,
     parse_ints,
     parse_rates,
     print_as,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 AS_TEXT = (
     tuple[int, ...],
     tuple[str, ...],
+    plan_request.COUNTS_OR_SHARES,
     float | tuple[float, ...] | None,
     plan_request.NUMBER_OR_TEXT,
     plan_request.COUNT_OR_SHARE,
@@ -117,6 +119,8 @@ def _read(name: str, value: Any) -> Any:
         return value
     if name == "acceptance_rate":
         return parse_rates(value)
+    if asked.kind == plan_request.COUNTS_OR_SHARES:
+        return parse_counts(value, shown) if value else None
     if asked.is_whole:
         return parse_ints(value, shown) if value else None
     return [part.strip() for part in value.split(",") if part.strip()]

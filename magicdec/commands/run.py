@@ -18,6 +18,7 @@ from magicdec.commands.options import (
     OutputFormat,
     console,
     option,
+    parse_counts,
     parse_floats,
     parse_ints,
     print_as,
@@ -32,6 +33,7 @@ from magicdec.specs.speculation import (
     SPARSE_METHODS,
     SamplingSpec,
     SpeculationSpec,
+    budget_at,
 )
 
 if TYPE_CHECKING:
@@ -95,7 +97,7 @@ def run_command(
         str, option("streamingllm, snapkv or topk; of a model: full, streamingllm.")
     ] = "streamingllm",
     draft_budget: Annotated[
-        str | None, option("KV slots a draft step reads; a list measures each.")
+        str | None, option("KV slots a draft step reads, or shares (7%); a list measures each.")
     ] = "256",
     gamma: Annotated[str, option("Drafted tokens per step; a list measures each.")] = "3",
     plan: Annotated[
@@ -267,9 +269,9 @@ def _speculations(given: dict[str, Any]) -> tuple[SpeculationSpec, ...]:
     budgets: list[int] | list[None] = [None]
     if method in SPARSE_METHODS:
         require(given["draft_budget"] is not None, f"--draft-method {method} needs --draft-budget")
-        budgets = parse_ints(given["draft_budget"], "--draft-budget")
+        budgets = _budgets(given)
     elif head is not None and given["draft_budget"] is not None:
-        budgets = parse_ints(given["draft_budget"], "--draft-budget")
+        budgets = _budgets(given)
     formats = (given["draft_weight_dtype"] or "").split(",")
     return tuple(
         SpeculationSpec(
@@ -287,6 +289,12 @@ def _speculations(given: dict[str, Any]) -> tuple[SpeculationSpec, ...]:
         )
         if gamma > 0
     )
+
+
+def _budgets(given: dict[str, Any]) -> list[int]:
+    """The budgets in tokens, of which some may be asked for as shares of the context."""
+    asked = parse_counts(given["draft_budget"], "--draft-budget")
+    return [budget_at(each, given["context"]) for each in asked]
 
 
 def _tp_size(wanted: int, *, is_explicit: bool) -> int:

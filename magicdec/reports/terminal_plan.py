@@ -38,7 +38,15 @@ from magicdec.reports.sentences import (
     traffic_line,
 )
 from magicdec.reports.text import needed_width, text_table
-from magicdec.units import GIB, MILLI, format_bytes, format_number, format_seconds, format_tokens
+from magicdec.units import (
+    GIB,
+    MILLI,
+    PERCENT,
+    format_bytes,
+    format_number,
+    format_seconds,
+    format_tokens,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -225,6 +233,14 @@ def _print_rows(console: Console, title: str, rows: Sequence[Candidate]) -> None
         console.print(_table(rows, console.width))
 
 
+def _budget(best: Candidate) -> str:
+    """The draft's budget in tokens and as a share of the context."""
+    share = best.drafting.budget_share
+    if best.draft_budget is None or share is None:
+        return ""
+    return f", draft budget {best.draft_budget} ({format_number(PERCENT * share)}%)"
+
+
 def _setting(answer: Plan, case: CaseAnswer) -> list[str]:
     """Lines on what was asked, and on decoding with and without the draft."""
     best = case.best
@@ -262,7 +278,9 @@ def _asked(answer: Plan, case: CaseAnswer) -> str:
         batch += " (searched)"
     devices = f"{best.num_gpus * replicas} x {case.hardware}"
     lengths = lengths_text(answer.request, case.context_len)
-    return f"{answer.model} on {devices} {spread}, {answer.engine}: {batch}, {lengths}"
+    return (
+        f"{answer.model} on {devices} {spread}, {answer.engine}: {batch}, {lengths}{_budget(best)}"
+    )
 
 
 def _ms_and_rate(row: Candidate) -> str:

@@ -12,6 +12,7 @@ import msgspec
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.files import converted, read_json
 from magicdec.naming import METHODS
+from magicdec.units import parse_share
 
 DRAFT_METHODS: tuple[str, ...] = tuple(METHODS)
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ DRAFT_KINDS = (
     *OWN_METHOD,
 )
 MAX_GAMMA = 32
+LEAST_BUDGET = 5
+"""Slots of the smallest budget: four sinks and one token."""
 
 
 def draft_kind(draft: str, method: str) -> str:
@@ -62,6 +65,18 @@ def draft_kind(draft: str, method: str) -> str:
     if method in OWN_METHOD:
         return method
     return f"{SELF if draft == SELF else ANY_MODEL}/{method}"
+
+
+def budget_at(asked: int | str, context: int) -> int:
+    """The slots of a draft budget at a context, of which a share like "7%" is a part: at least the
+    sinks and one more. Raises ConfigError for text that is no share.
+    """
+    if isinstance(asked, int):
+        return asked
+    share = parse_share(asked)
+    if share is None:
+        raise ConfigError(f"draft budget must be a share like 7%, not '{asked}'")
+    return max(round(share * context), LEAST_BUDGET)
 
 
 def draft_model_name(draft: str) -> str | None:

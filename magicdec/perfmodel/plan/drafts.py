@@ -43,6 +43,7 @@ from magicdec.specs.speculation import (
     SPARSE_METHODS,
     DraftMethod,
     HeadSpec,
+    budget_at,
     draft_kind,
     draft_model_name,
     load_head,
@@ -403,7 +404,8 @@ def _question(
     )
 
 
-def _budgets(budgets: tuple[int, ...], context: int) -> tuple[int, ...]:
+def _budgets(asked: tuple[int | str, ...], context: int) -> tuple[int, ...]:
+    budgets = [budget_at(each, context) for each in asked]
     for budget in budgets:
         if budget >= context:
             raise ConfigError(

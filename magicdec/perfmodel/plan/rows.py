@@ -387,6 +387,7 @@ class RowBuilder:
             draft=speculation.draft,
             method=speculation.draft_method,
             budget=budget or None,
+            budget_share=budget / context if budget else None,
             tp_size=int(columns.draft_tp_size[place]),
             gamma=columns.gamma[place],
             tokens_per_step=columns.tokens_per_step[place],
