@@ -540,7 +540,9 @@ def build(kind: str, shape: Shape, target: Transformer, arguments: argparse.Name
         return Eagle3(shape, reads, tables_of(target), arguments.draft_steps)
     if kind == "mtp":
         return Prediction(shape, tables_of(target), arguments.draft_steps)
-    return DFlash(shape, reads, block=arguments.draft_steps + 1, mask=arguments.mask, layers=2)
+    block = arguments.draft_steps + 1
+    tables = tables_of(target)
+    return DFlash(shape, reads, tables, block=block, mask=arguments.mask, layers=2)
 
 
 def text_windows(checkpoint: Path, vocab_size: int, length: int, seed: int) -> list[Tensor]:
