@@ -30,6 +30,7 @@ from magicdec.perfmodel.plan.planner import Plan, PlanRequest, plan
 from magicdec.plan_rows import Candidate, column
 from magicdec.progress import Progress, Stages
 from magicdec.records import Record, append_record, current_environment, read_records
+from magicdec.specs.named_head import named_head
 from magicdec.specs.precision import PROFILE_DTYPES
 from magicdec.specs.speculation import (
     AUTOREGRESSIVE,
@@ -116,6 +117,8 @@ class GridSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     draft_methods: tuple[DraftMethod, ...] = ("streamingllm",)
     draft_budgets: tuple[int, ...] = (128, 256)
     gammas: tuple[int, ...] = (1, 3, 5)
+    heads: tuple[DraftMethod, ...] = ()
+    """Methods of trained heads that ship with the model, each at every gamma."""
     batch_sizes: tuple[int, ...] = ()
     context_lens: tuple[int, ...] = ()
     cases: tuple[tuple[int, int], ...] = ()
@@ -142,6 +145,7 @@ class GridSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 )
                 if budget < context
             )
+            speculations += self.head_drafts()
             yield BenchmarkRequest(
                 model=self.model,
                 engine=self.engine,
@@ -155,6 +159,24 @@ class GridSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 prompts=self.prompts,
                 repetitions=self.repetitions,
             )
+
+    def head_drafts(self) -> tuple[SpeculationSpec, ...]:
+        """The heads at every gamma. Raises ConfigError for one that does not ship with the model."""
+        found = []
+        for method, gamma in product(self.heads, self.gammas):
+            head = named_head(self.model, method, None)
+            if head is None:
+                raise ConfigError(f"no head of {method} ships with {self.model}")
+            found.append(
+                SpeculationSpec(
+                    draft=head.method,
+                    draft_method=head.method,
+                    gamma=gamma,
+                    head=head.spec,
+                    checkpoint=head.checkpoint,
+                )
+            )
+        return tuple(found)
 
 
 BUILT_IN_GRID = GridSpec(cases=((1, 512), (8, 2048), (32, 4096)))
@@ -332,6 +354,7 @@ def acceptance_request(grid: GridSpec, *, quick: bool = False) -> AcceptanceRequ
         dtype=grid.dtype,
         device=grid.device,
         draft_methods=grid.draft_methods,
+        beside=grid.head_drafts()[:: max(len(grid.gammas), 1)],
         draft_budgets=tuple(draft_budgets),
         context_lens=tuple(contexts),
         num_prompts=num_prompts,
