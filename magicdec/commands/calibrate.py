@@ -7,6 +7,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -24,26 +25,30 @@ if TYPE_CHECKING:
     from magicdec.live.drive import LoadPlan, Measured
     from magicdec.live.http import Address
     from magicdec.perfmodel.acceptance import AcceptanceProfile
+    from magicdec.specs.engine import EngineProfile
 
 LOCAL_PROFILE = Path("local.toml")
 SERVER_PROFILE = Path("server.engine.toml")
 RUNTIMES: dict[str, Literal["ours", "vllm"]] = {"ours": "ours", "vllm": "vllm"}
 DRIFT_TO_WARN_OF = 0.1
 NOISE_TO_WARN_OF = 0.3
+WAYS_TO_LAUNCH = ("launched from Python", "a graph alone", "one of a graph's 200")
 SEVERAL_TOKENS = 1.05
-UNTOLD = 100.0
-"""A factor whose interval spans so much says nothing."""
+UNKNOWN_FROM = 100.0
+"""Ratio of an interval's ends from which the loads say nothing of a factor."""
 
 CALIBRATE_EPILOG = options.examples(
     "calibrate -o local.toml",
-    "plan --model embedded --hardware local.toml --engine local.engine.toml --batch 32 --context 4096",
+    "plan --model embedded --hardware local.toml --engine local.engine.toml --batch 32 --context "
+    "4096",
     "calibrate --engine vllm --clock cpu -o vllm.toml",
     "calibrate --server http://localhost:8000 --model llama-3.1-8b --hardware h100 --dry-run",
     "calibrate --results benchmarks.json --model llama-3.1-8b --hardware h100 --engine vllm",
 )
 PROFILE_EPILOG = options.examples(
     "profile-acceptance -o local.toml --draft-budget 64,256,1024",
-    "profile-acceptance --model path/to/checkpoint --prompts texts/ --draft-method streamingllm,snapkv",
+    "profile-acceptance --model path/to/checkpoint --prompts texts/ --draft-method "
+    "streamingllm,snapkv",
     "profile-acceptance --draft ngram --prompts recall",
     "profile-acceptance --outputs docs/samples/requests.jsonl --draft ngram,suffix",
 )
@@ -71,7 +76,8 @@ def calibrate_command(
     engine: Annotated[
         str | None,
         option(
-            "ours, or vllm with magicdec's plugin (docs/vllm.md); with --server the profile to start from."
+            "ours, or vllm with magicdec's plugin (docs/vllm.md); with --server the profile to "
+            "start from."
         ),
     ] = None,
     tp: options.ServerTp = 1,
@@ -83,7 +89,8 @@ def calibrate_command(
     prompt_len: Annotated[
         str | None,
         option(
-            "Prompt lengths to send, a list; default: 256,1024,2048, or as many that the server takes."
+            "Prompt lengths to send, a list; default: 256,1024,2048, or as many that the server "
+            "takes."
         ),
     ] = None,
     output_len: Annotated[int, option("Tokens to generate per request.")] = 48,
@@ -100,67 +107,21 @@ def calibrate_command(
     require(
         server is None or not results, "--server is timed, --results are read: give one of them"
     )
-    if server is not None or results:
-        from magicdec.live.advice import Serving
-        from magicdec.live.drive import plan_loads
-        from magicdec.live.http import parse_address
-        from magicdec.specs.precision import PROFILE_DTYPES
-
+    if server is None and not results:
+        require(not dry_run, "--dry-run goes with --server")
         require(
-            hardware is not None, "--server and --results need the server's device: give --hardware"
+            weight_dtype is None and kv_dtype is None,
+            "--weight-dtype and --kv-dtype are a server's; give --dtype",
         )
-        require(
-            not (results and dry_run), "--dry-run goes with --server: nothing is sent for --results"
-        )
-        if dtype not in (None, *PROFILE_DTYPES):
-            raise unknown_choice("dtype", dtype or "", PROFILE_DTYPES)
-        serving = Serving(
-            model=model,
-            hardware=hardware or "",
-            engine=engine,
-            tp_size=tp,
-            temperature=0.0,
-            weight_dtype=weight_dtype or dtype,
-            kv_dtype=kv_dtype or dtype,
-        )
-        to = output if output != LOCAL_PROFILE else SERVER_PROFILE
-        if results:
-            calibrate_results(results, serving, to)
-            return
-        plan = partial(
-            plan_loads,
-            concurrencies=parse_ints(concurrency, "--concurrency"),
-            output_len=output_len,
-            rounds=rounds,
-            prompt_lens=parse_ints(prompt_len, "--prompt-len") if prompt_len else (),
-        )
-        calibrate_server(
-            parse_address(server or ""), serving, to, plan=plan, dry_run=dry_run, quiet=quiet
-        )
-        return
-    require(not dry_run, "--dry-run goes with --server")
-    require(
-        weight_dtype is None and kv_dtype is None,
-        "--weight-dtype and --kv-dtype are a server's; give --dtype",
-    )
-    runtime = RUNTIMES.get(engine or "ours")
-    if runtime is None:
-        raise unknown_choice("engine to calibrate", engine or "", RUNTIMES)
-    require(clock == "wall" or runtime == "vllm", "--clock cpu goes with --engine vllm")
-    require(
-        weights == "checkpoint" or runtime == "ours", "--weights random goes with --engine ours"
-    )
-    from magicdec.measure.environment import bind_threads, prepare
+        runtime = _runtime(engine, clock=clock, weights=weights)
+        from magicdec.measure.environment import bind_threads, prepare
 
-    prepare(clock, device)
-    bind_threads()
-    from magicdec.calibrate.local_profile import LocalProfile, save_points
-    from magicdec.calibrate.machine import calibrate
-    from magicdec.files import check_writable
+        prepare(clock, device)
+        bind_threads()
+        from magicdec.calibrate.machine import calibrate
 
-    check_writable(output)
-    with shown_progress(quiet) as show:
-        result = calibrate(
+        measure = partial(
+            calibrate,
             model=model,
             weights=weights,
             dtype=dtype or "float32",
@@ -168,10 +129,80 @@ def calibrate_command(
             quick=quick,
             engine=runtime,
             clock=clock,
-            progress=show,
         )
-    files = LocalProfile(hardware=result.hardware, engine=result.engine, acceptance=()).save(output)
-    files.append(save_points(result.points, output))
+        calibrate_machine(measure, output, model=model, quiet=quiet)
+        return
+    from magicdec.live.advice import Serving
+    from magicdec.live.drive import plan_loads
+    from magicdec.live.http import parse_address
+
+    require(
+        hardware is not None, "--server and --results need the server's device: give --hardware"
+    )
+    require(
+        not (results and dry_run), "--dry-run goes with --server: nothing is sent for --results"
+    )
+    _check_dtype(dtype)
+    serving = Serving(
+        model=model,
+        hardware=hardware or "",
+        engine=engine,
+        tp_size=tp,
+        temperature=0.0,
+        weight_dtype=weight_dtype or dtype,
+        kv_dtype=kv_dtype or dtype,
+    )
+    if output == LOCAL_PROFILE:
+        output = SERVER_PROFILE
+    if results:
+        calibrate_results(results, serving, output)
+        return
+    prompt_lens: Sequence[int] = ()
+    if prompt_len:
+        prompt_lens = parse_ints(prompt_len, "--prompt-len")
+    plan = partial(
+        plan_loads,
+        concurrencies=parse_ints(concurrency, "--concurrency"),
+        output_len=output_len,
+        rounds=rounds,
+        prompt_lens=prompt_lens,
+    )
+    address = parse_address(server or "")
+    calibrate_server(address, serving, output, plan=plan, dry_run=dry_run, quiet=quiet)
+
+
+def _check_dtype(dtype: str | None) -> None:
+    """Raises ConfigError for a dtype that no profile has."""
+    from magicdec.specs.precision import PROFILE_DTYPES
+
+    if dtype is not None and dtype not in PROFILE_DTYPES:
+        raise unknown_choice("dtype", dtype, PROFILE_DTYPES)
+
+
+def _runtime(engine: str | None, *, clock: str, weights: str) -> Literal["ours", "vllm"]:
+    """The runtime to calibrate. Raises ConfigError for options that it does not take."""
+    runtime = RUNTIMES.get(engine or "ours")
+    if runtime is None:
+        raise unknown_choice("engine to calibrate", engine or "", RUNTIMES)
+    require(clock == "wall" or runtime == "vllm", "--clock cpu goes with --engine vllm")
+    require(
+        weights == "checkpoint" or runtime == "ours", "--weights random goes with --engine ours"
+    )
+    return runtime
+
+
+def calibrate_machine(
+    measure: Callable[..., Calibration], output: Path, *, model: str, quiet: bool
+) -> None:
+    """Runs the micro-benchmarks of this machine and writes its profiles and their points."""
+    from magicdec.calibrate.local_profile import LocalProfile, save_points
+    from magicdec.files import check_writable
+
+    check_writable(output)
+    with shown_progress(quiet) as show:
+        result = measure(progress=show)
+    profile = LocalProfile(hardware=result.hardware, engine=result.engine, acceptance=())
+    files = [*profile.save(output), save_points(result.points, output)]
     _print_machine(result)
     print("wrote " + ", ".join(map(str, files)))
     print(f"next: magicdec profile-acceptance --model {model} -o {output}")
@@ -211,18 +242,12 @@ def calibrate_server(
     setup = serving.setup(server.draft, server.engine)
     # prompts that were sent before would be cached, so the seed is new
     loads = plan(max_len=server.max_len, gamma=server.gamma, seed=secrets.randbits(31))
+    drafts = "no draft"
     if server.gamma:
         drafts = f"gamma {server.gamma} by {server.draft}"
-    else:
-        drafts = "no draft"
     print(f"{address}: {printable(server.model)}, {server.engine or 'an unknown engine'}, {drafts}")
-    print(
-        f"{len(loads.loads)} loads x {loads.rounds} rounds, {sum(load.is_judge for load in loads.loads)} loads only to "
-        f"judge, the smallest once more first and last: {loads.num_requests} requests, {loads.num_tokens} tokens, "
-        f"about {format_seconds(estimated_seconds(loads, setup, tp_size=tp))} by the {setup.engine.name} profile"
-    )
-    for load in loads.loads:
-        print(f"  {load}" + ("  (judges)" if load.is_judge else ""))
+    seconds = format_seconds(estimated_seconds(loads, setup, tp_size=tp))
+    _print_loads(loads, f"about {seconds} by the {setup.engine.name} profile")
     if dry_run:
         print("nothing was sent")
         return
@@ -231,28 +256,45 @@ def calibrate_server(
         return drive(address, load, model=server.model, vocab_size=spec.vocab_size, seed=seed)
 
     with shown_progress(quiet) as show:
-        found = send_plan(address, loads, send, max_len=server.max_len, progress=show)
-    for line in found.skipped:
+        sent = send_plan(address, loads, send, max_len=server.max_len, progress=show)
+    for line in sent.skipped:
         print(f"left out: {line}")
-    print(found.noise_line)
+    print(sent.noise_line)
     try:
         fit = fit_server(
-            found.points,
+            sent.points,
             setup=setup,
             tp_size=tp,
             gamma=server.gamma,
             name=output.stem,
-            noise=found.noise or 0.0,
+            noise=sent.noise or 0.0,
         )
     except ConfigError as error:
-        print(f"kept what was measured: {save_loads(found.points, loads.about, output)}")
-        raise (ServerError(f"{found.stopped}; {error}") if found.stopped else error) from None
-    _print_fit(fit, found.points)
-    _save_fit(fit, found.points, loads.about, serving, output)
-    if found.stopped:
+        print(f"kept what was measured: {save_loads(sent.points, loads.about, output)}")
+        if sent.stopped:
+            raise ServerError(f"{sent.stopped}; {error}") from None
+        raise
+    _print_fit(fit, sent.points)
+    _save_fit(fit, sent.points, loads.about, serving, output)
+    if sent.stopped:
         raise ServerError(
-            f"{found.stopped}; fitted to the {len(found.points)} loads that were measured before"
+            f"{sent.stopped}; fitted to the {len(sent.points)} loads that were measured before"
         )
+
+
+def _print_loads(loads: LoadPlan, duration: str) -> None:
+    """What will be sent, and how long it takes."""
+    num_judges = sum(load.is_judge for load in loads.loads)
+    print(
+        f"{len(loads.loads)} loads x {loads.rounds} rounds, {num_judges} loads only to judge, the "
+        f"smallest once more first and last: {loads.num_requests} requests, {loads.num_tokens} "
+        f"tokens, {duration}"
+    )
+    for load in loads.loads:
+        judges = ""
+        if load.is_judge:
+            judges = "  (judges)"
+        print(f"  {load}{judges}")
 
 
 def calibrate_results(paths: Sequence[Path], serving: Serving, output: Path) -> None:
@@ -262,23 +304,27 @@ def calibrate_results(paths: Sequence[Path], serving: Serving, output: Path) -> 
     from magicdec.live.calibration import NOISE_LIMIT, fit_server, noise
 
     check_writable(output)
-    runs = [run for path in paths for run in read_runs(path)]
+    runs = list(chain.from_iterable(map(read_runs, paths)))
     points = points_of(runs)
     num_requests = sum(map(len, runs))
     fit = fit_server(
         points, setup=serving.setup(None), tp_size=serving.tp_size, gamma=0, name=output.stem
     )
     print(
-        f"{num_requests} requests in {len(runs)} runs, {len(points)} loads by batch and prompt length"
+        f"{num_requests} requests in {len(runs)} runs, {len(points)} loads by batch and prompt "
+        "length"
     )
-    if (per_event := tokens_per_event(runs)) > SEVERAL_TOKENS:
+    per_event = tokens_per_event(runs)
+    if per_event > SEVERAL_TOKENS:
         print(
-            f"{per_event:.2f} tokens came with each event: were these runs without a draft? The fit is of such"
+            f"{per_event:.2f} tokens came with each event: were these runs without a draft? The "
+            "fit assumes that"
         )
     _print_fit(fit, points, between="requests")
     if (noise(points) or 0.0) > NOISE_LIMIT:
         print(
-            "the requests differ much: the server or its machine did other work; measure again when it is quieter"
+            "the requests differ much: the server or its machine did other work; measure again "
+            "when it is quieter"
         )
     origin = {"read": {"files": [path.name for path in paths], "requests": num_requests}}
     _save_fit(fit, points, origin, serving, output)
@@ -293,75 +339,90 @@ def _save_fit(
 ) -> None:
     from magicdec.live.calibration import save_fit
 
-    print("wrote " + ", ".join(map(str, save_fit(fit, points, origin, output))))
-    print(
-        f"next: {options.command('plan', model=serving.model, hardware=serving.hardware, engine=output)}"
-    )
+    files = save_fit(fit, points, origin, output)
+    print("wrote " + ", ".join(map(str, files)))
+    command = options.command("plan", model=serving.model, hardware=serving.hardware, engine=output)
+    print(f"next: {command}")
 
 
 def _print_fit(fit: ServerFit, points: Sequence[Measured], *, between: str = "rounds") -> None:
     """Every load with its error, the constants with their intervals, and the two medians."""
     for point, error in zip(points, fit.errors, strict=True):
-        role = "judges" if point.load.is_judge else "fitted"
-        if point.spread is None:
-            spread = "sent once"
-        else:
+        role = "fitted"
+        if point.load.is_judge:
+            role = "judges"
+        spread = "sent once"
+        if point.spread is not None:
             spread = f"± {point.spread:.0%} between {between}"
-        print(
-            f"  {point.load!s:<16} {role}: {format_seconds(point.tpot_s)} per token measured ({spread}), predicted "
-            f"{error:+.1%}"
-        )
+        measured = f"{format_seconds(point.tpot_s)} per token measured ({spread})"
+        print(f"  {point.load!s:<16} {role}: {measured}, predicted {error:+.1%}")
     for name, (value, low, high) in fit.constants.items():
-        if not name.endswith("_factor") or high < UNTOLD * low:
-            told = ""
-        else:
-            told = ": these loads do not tell it"
-        print(f"  {name}: {value:.4g} (90 % interval {low:.4g} to {high:.4g}){told}")
+        doubt = ""
+        if name.endswith("_factor") and high >= UNKNOWN_FROM * low:
+            doubt = ": these loads do not tell it"
+        print(f"  {name}: {value:.4g} (90 % interval {low:.4g} to {high:.4g}){doubt}")
     print(
-        f"median error {fit.fitted_error:.1%} of the fitted loads, {fit.held_out_error:.1%} of those that judge"
+        f"median error {fit.fitted_error:.1%} of the fitted loads, {fit.held_out_error:.1%} of "
+        "those that judge"
     )
 
 
 def _print_machine(result: Calibration) -> None:
-    """Print what was fitted and how well, the engine's costs beyond the kernels', and how quiet the
-    machine was.
+    """Prints what was fitted and how well, the engine's costs beyond the kernels', and how quiet
+    the machine was.
     """
+    _print_hardware(result)
+    _print_engine(result.engine)
+    drifts = ", ".join(f"{name} {drift:+.1%}" for name, drift in result.drift.items())
+    print(f"noise between rounds {result.noise:.1%}; from the first pass to the second: {drifts}")
+    if result.noise > NOISE_TO_WARN_OF:
+        print(
+            "the machine is too noisy for predictions to be trusted; calibrate again when it is "
+            "quieter"
+        )
+    elif max(map(abs, result.drift.values())) > DRIFT_TO_WARN_OF:
+        print(
+            "the machine's speed changed while it was measured; calibrate again when it is quieter"
+        )
+
+
+def _print_hardware(result: Calibration) -> None:
+    """The device's rates, how well they fit, and the time of small kernels."""
     machine = result.hardware
-    rates = ", ".join(
-        f"{format_rate(rate, 'FLOP')} {name}" for name, rate in machine.flops_per_s.items()
-    )
-    memory = (
-        f"{format_bytes(machine.memory_bytes)} at {format_rate(machine.memory_bytes_per_s, 'B')}"
-    )
-    print(f"{machine.name}: {memory}, {rates}")
+    size = format_bytes(machine.memory_bytes)
+    bandwidth = format_rate(machine.memory_bytes_per_s, "B")
+    rates = []
+    for name, rate in machine.flops_per_s.items():
+        rates.append(f"{format_rate(rate, 'FLOP')} {name}")
+    print(f"{machine.name}: {size} at {bandwidth}, {', '.join(rates)}")
     errors = ", ".join(f"{phase} {error:.1%}" for phase, error in result.phase_error.items())
-    print(
-        f"{len(result.points)} points in {format_seconds(result.elapsed_s)}; median error of the fit: {errors}"
-    )
+    seconds = format_seconds(result.elapsed_s)
+    print(f"{len(result.points)} points in {seconds}; median error of the fit: {errors}")
     curves = {
         "linear": machine.gemm,
         "attention": machine.attention,
         "elementwise": machine.elementwise,
     }
-    fits = ", ".join(
-        f"{name} {curve.fit.relative_error:.1%}" for name, curve in curves.items() if curve
-    )
-    print(f"root mean square error of the kernels' curves: {fits}")
+    fits = []
+    for name, curve in curves.items():
+        if curve:
+            fits.append(f"{name} {curve.fit.relative_error:.1%}")
+    print(f"root mean square error of the kernels' curves: {', '.join(fits)}")
     launches = [point for point in result.points if point.table == "launch"]
-    for point, what in zip(
-        launches, ("launched from Python", "a graph alone", "one of a graph's 200"), strict=False
-    ):
-        print(f"a small kernel, {what}: {format_seconds(point.time_s)}")
-    engine = result.engine
-    factors = {"linear layers": engine.gemm_factor, "attention": engine.attention_factor}
-    factors |= {
+    for point, way in zip(launches, WAYS_TO_LAUNCH, strict=False):
+        print(f"a small kernel, {way}: {format_seconds(point.time_s)}")
+
+
+def _print_engine(engine: EngineProfile) -> None:
+    """The engine's factors over its kernels, and its fixed costs."""
+    factors = {
+        "linear layers": engine.gemm_factor,
+        "attention": engine.attention_factor,
         "of verification": engine.verify_attention_factor,
         "of drafts": engine.draft_attention_factor,
     }
-    print(
-        f"{engine.name}, times its kernels: "
-        + ", ".join(f"{name} {value:.2f}" for name, value in factors.items())
-    )
+    times = ", ".join(f"{name} {value:.2f}" for name, value in factors.items())
+    print(f"{engine.name}, times its kernels: {times}")
     costs = {
         "layer of a pass": engine.layer_overhead_s,
         "draft step": engine.draft_step_overhead_s,
@@ -370,20 +431,8 @@ def _print_machine(result: Calibration) -> None:
         "autoregressive step": engine.autoregressive_overhead_s,
         "sequence of a step": engine.sequence_overhead_s,
     }
-    print(
-        "fixed costs per "
-        + ", ".join(f"{name} {format_seconds(value)}" for name, value in costs.items())
-    )
-    drifts = ", ".join(f"{what} {drift:+.1%}" for what, drift in result.drift.items())
-    print(f"noise between rounds {result.noise:.1%}; from the first pass to the second: {drifts}")
-    if result.noise > NOISE_TO_WARN_OF:
-        print(
-            "the machine is too noisy for predictions to be trusted; calibrate again when it is quieter"
-        )
-    elif max(map(abs, result.drift.values())) > DRIFT_TO_WARN_OF:
-        print(
-            "the machine's speed changed while it was measured; calibrate again when it is quieter"
-        )
+    fixed = ", ".join(f"{name} {format_seconds(value)}" for name, value in costs.items())
+    print(f"fixed costs per {fixed}")
 
 
 def profile_acceptance_command(
@@ -513,17 +562,18 @@ def profile_acceptance_command(
         save_profile(profile, path)
         print(f"  wrote {path}")
         files.append(path)
-    print(
-        "next: "
-        + next_plan(
-            output,
-            files,
-            model=model,
-            draft=draft,
-            draft_model=None if head is None else head.checkpoint,
-            context=max(request.context_lens),
-        )
+    checkpoint = None
+    if head is not None:
+        checkpoint = head.checkpoint
+    command = next_plan(
+        output,
+        files,
+        model=model,
+        draft=draft,
+        draft_model=checkpoint,
+        context=max(request.context_lens),
     )
+    print(f"next: {command}")
 
 
 def next_plan(
@@ -540,12 +590,12 @@ def next_plan(
     """
     from magicdec.calibrate.local_profile import engine_path
 
-    is_profiled = profile.is_file() and engine_path(profile).is_file()
-    if is_profiled:
+    own = {}
+    if profile.is_file() and engine_path(profile).is_file():
         own = {"hardware": profile, "engine": engine_path(profile)}
-    else:
-        own = {}
-    named = None if draft in (SELF, "ngram") else draft
+    named = None
+    if draft not in (SELF, "ngram"):
+        named = draft
     return options.command(
         "plan",
         model=model,
@@ -558,21 +608,21 @@ def next_plan(
 
 
 def _print_profile(profile: AcceptanceProfile) -> None:
-    """Counted rates with their 90 % intervals, the fitted law's rates, and how far the law is off."""
+    """Counted rates with their 90 % intervals, the fitted law's rates, and the error of the law."""
     from magicdec.counts import Z_90
 
     print(f"{profile.draft_method}: accepted by position, ± half a 90 % interval (the law)")
-    for each in profile.measured:
+    for counted in profile.measured:
         law = profile.conditional_rates(
-            budget=each.budget, context=each.context, gamma_max=len(each.rates)
+            budget=counted.budget, context=counted.context, gamma_max=len(counted.rates)
         )
-        cells = zip(each.rates, each.stderr, law, strict=True)
-        rates = "  ".join(
-            f"{rate:.2f}±{Z_90 * stderr:.2f} ({fitted:.2f})" for rate, stderr, fitted in cells
-        )
-        print(f"  {each.budget:5.0f} at {each.context:.0f}: {rates}")
+        cells = []
+        for rate, stderr, fitted in zip(counted.rates, counted.stderr, law, strict=True):
+            cells.append(f"{rate:.2f}±{Z_90 * stderr:.2f} ({fitted:.2f})")
+        print(f"  {counted.budget:5.0f} at {counted.context:.0f}: {'  '.join(cells)}")
     if profile.held_out_error is not None:
         print(
-            f"  error of the law on budgets left out {profile.held_out_error:.3f} (of its counts alone "
+            f"  error of the law on budgets left out {profile.held_out_error:.3f} (of its counts "
+            "alone "
             f"{profile.held_out_noise:.3f}), spread between sequences {profile.spread:.3f}"
         )

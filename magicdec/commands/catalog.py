@@ -5,11 +5,14 @@ as JSON.
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from magicdec.commands import options
 from magicdec.commands.options import option, table_console
 from magicdec.units import GIGA, MEGA, TERA, format_bytes
+
+if TYPE_CHECKING:
+    from magicdec.specs.model import ModelSpec
 
 Format = Annotated[Literal["table", "json"], option("table or json.", "--format")]
 MODELS_EPILOG = options.examples("models", "models --format json", "models --architectures")
@@ -38,43 +41,53 @@ def models_command(
     have.
     """
     from magicdec.specs.catalog import load_model_spec, model_names
-    from magicdec.specs.model import why_not_run
     from magicdec.specs.model_names import named_models
 
     if architectures:
         _show_architectures(output)
         return
+    is_narrow = output == "table" and table_console().width < WIDTH_WITH_LAYERS
+    named = named_models()
     rows: list[dict[str, Any]] = []
     for spec in map(load_model_spec, model_names()):
-        recurrent, conv = spec.state_elements()
-        rows.append(
-            {
-                "model": spec.name,
-                "parameters": spec.num_parameters,
-                "active_parameters": spec.active_parameters,
-                "layers": spec.summary(),
-                "kv_bytes_per_token": 2 * spec.kv_elements_per_token(),
-                "state_bytes_per_sequence": 4 * recurrent + 2 * conv,
-                "longest_context": spec.longest_context,
-                "weights": "bf16" if spec.quantization is None else spec.quantization.weight_dtype,
-                "runs": "yes" if why_not_run(spec) is None else "no",
-            }
-        )
-        named = named_models().get(spec.name)
-        if output == "json" and named is not None:
-            rows[-1] |= {
-                "checkpoints": named.checkpoints,
-                "shape": named.shape,
-                "source": named.source,
-            }
-    if is_narrow := output == "table" and table_console().width < WIDTH_WITH_LAYERS:
-        for row in rows:
+        row = _model_row(spec)
+        if is_narrow:
             del row["layers"]
+        if output == "json" and spec.name in named:
+            entry = named[spec.name]
+            row["checkpoints"] = entry.checkpoints
+            row["shape"] = entry.shape
+            row["source"] = entry.source
+        rows.append(row)
     _show(rows, output)
     if is_narrow:
         print(
             f"layers by kind: in a terminal of {WIDTH_WITH_LAYERS} columns, or with --format json"
         )
+
+
+def _model_row(spec: ModelSpec) -> dict[str, Any]:
+    """Sizes of one model, and whether it is run."""
+    from magicdec.specs.model import why_not_run
+
+    recurrent, conv = spec.state_elements()
+    weights = "bf16"
+    if spec.quantization is not None:
+        weights = spec.quantization.weight_dtype
+    runs = "no"
+    if why_not_run(spec) is None:
+        runs = "yes"
+    return {
+        "model": spec.name,
+        "parameters": spec.num_parameters,
+        "active_parameters": spec.active_parameters,
+        "layers": spec.summary(),
+        "kv_bytes_per_token": 2 * spec.kv_elements_per_token(),
+        "state_bytes_per_sequence": 4 * recurrent + 2 * conv,
+        "longest_context": spec.longest_context,
+        "weights": weights,
+        "runs": runs,
+    }
 
 
 def _show_architectures(output: str) -> None:
@@ -85,23 +98,32 @@ def _show_architectures(output: str) -> None:
 
     facts = architecture_facts()
     if output == "json":
-        print(json.dumps([msgspec.to_builtins(each) for each in facts], indent=1))
+        print(json.dumps(msgspec.to_builtins(facts), indent=1))
         return
-    rows: list[dict[str, Any]] = [
-        {
-            "architecture": each.architecture,
-            "layers": ", ".join(each.layers),
-            "runs": "yes" if each.why_not_run is None else f"no: {each.why_not_run}",
-            "parity": each.parity_configurations or "-",
-            "oracle": "yes" if each.oracle else "no",
-            "models": len(each.models) or "-",
+    rows: list[dict[str, Any]] = []
+    num_run = 0
+    for fact in facts:
+        runs = "yes"
+        if fact.why_not_run is None:
+            num_run += 1
+        else:
+            runs = f"no: {fact.why_not_run}"
+        oracle = "no"
+        if fact.oracle:
+            oracle = "yes"
+        row = {
+            "architecture": fact.architecture,
+            "layers": ", ".join(fact.layers),
+            "runs": runs,
+            "parity": fact.parity_configurations or "-",
+            "oracle": oracle,
+            "models": len(fact.models) or "-",
         }
-        for each in facts
-    ]
+        rows.append(row)
     _show(rows, output)
-    num_run = sum(each.why_not_run is None for each in facts)
     print(
-        f"planned: all {len(facts)}; run: {num_run}. parity: drawn configurations whose tokens are\n"
+        f"planned: all {len(facts)}; run: {num_run}. parity: drawn configurations whose tokens "
+        "are\n"
         "transformers'; oracle: weights, caches and FLOPs are compared with transformers;\n"
         "models: of the catalog, with their parameters with --format json"
     )
@@ -114,16 +136,19 @@ def hardware_command(output: Format = "table") -> None:
     """
     from magicdec.perfmodel.kernels.profile import hardware_names, load_hardware
 
-    rows = [
-        {
+    rows = []
+    for profile in map(load_hardware, hardware_names()):
+        kernels = "borrowed or generic"
+        if profile.is_measured:
+            kernels = "measured"
+        row = {
             "hardware": profile.name,
             "memory_bytes": profile.memory_bytes,
             "memory_bytes_per_s": profile.memory_bytes_per_s,
             "bf16_flops_per_s": profile.compute_rate("bf16"),
-            "kernels": "measured" if profile.is_measured else "borrowed or generic",
+            "kernels": kernels,
         }
-        for profile in map(load_hardware, hardware_names())
-    ]
+        rows.append(row)
     _show(rows, output)
 
 
@@ -134,9 +159,9 @@ def engines_command(output: Format = "table") -> None:
     """
     from magicdec.specs.engine import engine_names, load_engine
 
-    rows = [
-        {"engine": name, "fitted_on": load_engine(name).fitted_on or "-"} for name in engine_names()
-    ]
+    rows = []
+    for name in engine_names():
+        rows.append({"engine": name, "fitted_on": load_engine(name).fitted_on or "-"})
     _show(rows, output)
 
 
@@ -153,14 +178,17 @@ def _show(rows: list[dict[str, Any]], output: str) -> None:
 
 def _cell(name: str, value: Any) -> str:
     if "parameters" in name:
-        scale, unit = (GIGA, "G") if value >= GIGA / 10 else (MEGA, "M")
-        if value < TERA:
-            return f"{value / scale:.3g} {unit}"
-        return f"{value / GIGA:.0f} G"
+        if value >= TERA:
+            return f"{value / GIGA:.0f} G"
+        if value >= GIGA / 10:
+            return f"{value / GIGA:.3g} G"
+        return f"{value / MEGA:.3g} M"
     if name.endswith("flops_per_s"):
         return f"{value / TERA:.4g} TFLOP/s"
     if name.endswith("bytes_per_s"):
         return f"{value / GIGA:.4g} GB/s"
     if "bytes" in name:
-        return format_bytes(value) if value else "-"
+        if not value:
+            return "-"
+        return format_bytes(value)
     return str(value)

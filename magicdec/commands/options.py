@@ -23,7 +23,8 @@ from magicdec.units import parse_count, parse_share
 
 MAX_VALUES = 10_000
 """Limit on the numbers that one option may name: a longer range is a slip of the keyboard."""
-PIPED_WIDTH, TEXT_WIDTH = 80, 100
+PIPED_WIDTH = 80
+TEXT_WIDTH = 100
 
 
 def examples(*lines: str) -> str:
@@ -47,15 +48,14 @@ def command(name: str, **given: Any) -> str:
     """A command to paste, with these options; none for a value that is empty, one for each of a
     list.
     """
-    values = {key: value if isinstance(value, list) else [value] for key, value in given.items()}
-    words = [
-        word
-        for key, each in values.items()
-        for value in each
-        if value
-        for word in (f"--{key}", str(value))
-    ]
-    return shlex.join(["magicdec", name, *words])
+    words = ["magicdec", name]
+    for key, value in given.items():
+        values = value
+        if not isinstance(value, list):
+            values = [value]
+        for single in filter(None, values):
+            words += [f"--{key}", str(single)]
+    return shlex.join(words)
 
 
 class OutputFormat(StrEnum):
@@ -134,10 +134,13 @@ PlanFile = Annotated[Path | None, option("A plan document (magicdec plan --forma
 FEW_OPTIONS = 9
 """Commands with at most this many options show them as one list."""
 SECTIONS = {
-    "Model and devices": "model hardware engine tp gpus pp ep dp_attention weights weight_dtype kv_dtype dtype device",
-    "Load and limits": "batch context context_spread gen_len workload tpot_ms ttft_ms price prompts queue num_prompts",
+    "Model and devices": "model hardware engine tp gpus pp ep dp_attention weights weight_dtype "
+    "kv_dtype dtype device",
+    "Load and limits": "batch context context_spread gen_len workload tpot_ms ttft_ms price "
+    "prompts queue num_prompts",
     "Arrivals": "rate burstiness requests cached balance p95_ttft_ms p95_tpot_ms",
-    "Draft": "draft draft_model draft_method draft_budget draft_tp gamma draft_weight_dtype draft_kv_dtype acceptance "
+    "Draft": "draft draft_model draft_method draft_budget draft_tp gamma draft_weight_dtype "
+    "draft_kv_dtype acceptance "
     "acceptance_rate simulate_acceptance adaptive",
     "Sampling": "temperature top_p top_k seed stop_at_eos",
     "A server": "server results concurrency prompt_len output_len rounds dry_run target",
@@ -152,9 +155,14 @@ class Command(TyperCommand):
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        options = [param for param in self.get_params(ctx) if param.param_type_name == "option"]
-        names = [name for param in options for name in (*param.opts, *param.secondary_opts)]
-        counts = [name for param in options if _is_whole(param) for name in param.opts]
+        names: list[str] = []
+        counts: list[str] = []
+        for param in self.get_params(ctx):
+            if param.param_type_name != "option":
+                continue
+            names += [*param.opts, *param.secondary_opts]
+            if _is_whole(param):
+                counts += param.opts
         return super().parse_args(ctx, as_ours(args, names=names, counts=counts))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -167,14 +175,21 @@ class Command(TyperCommand):
         if has_arguments or len(records) <= FEW_OPTIONS:
             super().format_options(ctx, formatter)
             return
-        sections: dict[str, list[Any]] = {head: [] for head in (*SECTIONS, "Other")}
-        head_of = {name: head for head, names in SECTIONS.items() for name in names.split()}
-        for name, record in records.items():
-            sections[head_of.get(name, "Other")].append(record)
-        for head, rows in sections.items():
+        for head, rows in _by_section(records).items():
             if rows:
                 with formatter.section(head):
                     formatter.write_dl(rows)
+
+
+def _by_section(records: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """The lines of help under the headings of `SECTIONS`."""
+    sections: dict[str, list[Any]] = {head: [] for head in (*SECTIONS, "Other")}
+    head_of: dict[str, str] = {}
+    for head, names in SECTIONS.items():
+        head_of |= dict.fromkeys(names.split(), head)
+    for name, record in records.items():
+        sections[head_of.get(name, "Other")].append(record)
+    return sections
 
 
 def _is_whole(param: Any) -> bool:
@@ -275,10 +290,8 @@ def print_as(
 def table_console() -> Console:
     """A console for tables: as wide as the terminal, plain text and 80 columns when piped."""
     if sys.stdout.isatty():
-        width = None
-    else:
-        width = PIPED_WIDTH
-    return Console(highlight=False, width=width)
+        return Console(highlight=False)
+    return Console(highlight=False, width=PIPED_WIDTH)
 
 
 def console() -> Console:

@@ -65,9 +65,18 @@ OPTION_OF_KEY = {
 }
 """Keys of a plan's row, and the run's option that each sets."""
 REQUESTED = (
-    "engine", "weights", "dtype", "device", "context_spread", "gen_len", "prompts", "repetitions", "stop_at_eos",
-    "run_to_end", "cuda_graphs",
-)  # fmt: skip
+    "engine",
+    "weights",
+    "dtype",
+    "device",
+    "context_spread",
+    "gen_len",
+    "prompts",
+    "repetitions",
+    "stop_at_eos",
+    "run_to_end",
+    "cuda_graphs",
+)
 """Options that a request to measure takes as they are."""
 FORMATS_OF_DTYPE = {
     "weight_dtype": "weights",
@@ -165,19 +174,16 @@ def run_command(
     Autoregressive and speculative runs are interleaved, in one engine and from one prefill.
     """
     given = dict(context_.params)
-    explicit = {
-        name
-        for name in given
-        if (source := context_.get_parameter_source(name)) and source.name != "DEFAULT"
-    }
+    explicit = _explicit(context_)
     planned: list[dict[str, Any]] = [{}]
     if plan is not None:
         is_draft_given = bool(explicit & {"draft", "draft_method"})
         planned = read_plan(plan, is_draft_given=is_draft_given, is_dtype_given="dtype" in explicit)
-    chosen = [
-        {**given, **{name: row[name] for name in row if name not in explicit}} for row in planned
-    ]
-    requests = _merge([_request(each, explicit) for each in chosen])
+    wanted = []
+    for row in planned:
+        from_plan = {name: value for name, value in row.items() if name not in explicit}
+        wanted.append(_request(given | from_plan, explicit))
+    requests = _merge(wanted)
     require(
         not stream or prompts not in ("random", "noise"),
         f"--stream shows text, and --prompts {prompts} has none",
@@ -196,16 +202,31 @@ def run_command(
         engine == "ours" or not outputs.wants_decoding,
         "--save-output and --stream need --engine ours",
     )
-    if (results := _run(requests, outputs)) is not None:
-        from magicdec.records import record_rows
-        from magicdec.reports.terminal import print_run
+    results = _run(requests, outputs)
+    if results is not None:
+        _print_results(results, output_format)
 
-        print_as(
-            output_format,
-            to_builtins(results),
-            record_rows(results),
-            lambda: print_run(results, console()),
-        )
+
+def _print_results(results: list[Record], output_format: OutputFormat) -> None:
+    from magicdec.records import record_rows
+    from magicdec.reports.terminal import print_run
+
+    print_as(
+        output_format,
+        to_builtins(results),
+        record_rows(results),
+        lambda: print_run(results, console()),
+    )
+
+
+def _explicit(context: typer.Context) -> set[str]:
+    """The options that the command line names."""
+    names = set()
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source and source.name != "DEFAULT":
+            names.add(name)
+    return names
 
 
 def _request(given: dict[str, Any], explicit: set[str]) -> BenchmarkRequest:
@@ -223,28 +244,28 @@ def _request(given: dict[str, Any], explicit: set[str]) -> BenchmarkRequest:
         drafting = {"draft": head.method, "draft_method": head.method, "head": head}
         if given["plan"] is None and "draft_budget" not in explicit:
             drafting["draft_budget"] = None
-    text = given["simulate_acceptance"]
-    rates = parse_floats(text, "--simulate-acceptance") if text else []
+    rates = _simulated_rates(given["simulate_acceptance"])
     table = None
     if given["adaptive"]:
         table = given.get("gamma_table")
-    require(
-        table is not None or not given["adaptive"],
-        "--adaptive reads a plan's table of gammas; give --plan too",
-    )
+        require(table is not None, "--adaptive reads a plan's table of gammas; give --plan too")
     if table is not None and "gamma" not in explicit:
         given = {**given, "gamma": str(max(table.max_gamma, 1))}
     require(
         all(0 <= rate <= 1 for rate in rates), "--simulate-acceptance must be rates between 0 and 1"
+    )
+    sampling = SamplingSpec(
+        temperature=given["temperature"],
+        top_k=given["top_k"],
+        top_p=given["top_p"],
+        seed=given["seed"],
     )
     return BenchmarkRequest(
         model=model,
         batch_size=given["batch"],
         context_len=given["context"],
         speculations=_speculations({**given, **drafting}),
-        sampling=SamplingSpec(
-            **{name: given[name] for name in ("temperature", "top_k", "top_p", "seed")}
-        ),
+        sampling=sampling,
         simulate_acceptance=tuple(rates) or None,
         gamma_table=table,
         num_prompts=given["queue"],
@@ -253,7 +274,14 @@ def _request(given: dict[str, Any], explicit: set[str]) -> BenchmarkRequest:
     )
 
 
+def _simulated_rates(text: str | None) -> list[float]:
+    if not text:
+        return []
+    return parse_floats(text, "--simulate-acceptance")
+
+
 def _speculations(given: dict[str, Any]) -> tuple[SpeculationSpec, ...]:
+    """Every combination of budget, format of the draft's weights and gamma."""
     draft = given["draft"]
     method = given["draft_method"]
     if draft == "none":
@@ -263,38 +291,55 @@ def _speculations(given: dict[str, Any]) -> tuple[SpeculationSpec, ...]:
             raise ConfigError(
                 f"{name} is planned for but not run; use --draft self, ngram, a head or a model"
             )
-    head: NamedHead | None = given.get("head")
     if draft == "ngram" or (draft == SELF and method == "ngram"):
-        draft, method = "ngram", "ngram"
-    budgets: list[int] | list[None] = [None]
-    if method in SPARSE_METHODS:
-        require(given["draft_budget"] is not None, f"--draft-method {method} needs --draft-budget")
-        budgets = _budgets(given)
-    elif head is not None and given["draft_budget"] is not None:
-        budgets = _budgets(given)
+        draft = "ngram"
+        method = "ngram"
+    head: NamedHead | None = given.get("head")
+    spec = None
+    checkpoint = None
+    if head is not None:
+        spec = head.spec
+        checkpoint = head.checkpoint
+    budgets = _budgets(
+        method,
+        given["draft_budget"],
+        context_len=given["context"],
+        has_head=head is not None,
+    )
     formats = (given["draft_weight_dtype"] or "").split(",")
-    return tuple(
-        SpeculationSpec(
+    gammas = parse_ints(given["gamma"], "--gamma")
+    speculations = []
+    for budget, weight_dtype, gamma in product(budgets, formats, gammas):
+        if gamma <= 0:
+            continue
+        speculation = SpeculationSpec(
             draft=draft,
             draft_method=method,
             draft_budget=budget,
             gamma=gamma,
             draft_tp_size=given["draft_tp"],
             draft_weight_dtype=weight_dtype.strip() or None,
-            head=None if head is None else head.spec,
-            checkpoint=None if head is None else head.checkpoint,
+            head=spec,
+            checkpoint=checkpoint,
         )
-        for budget, weight_dtype, gamma in product(
-            budgets, formats, parse_ints(given["gamma"], "--gamma")
-        )
-        if gamma > 0
-    )
+        speculations.append(speculation)
+    return tuple(speculations)
 
 
-def _budgets(given: dict[str, Any]) -> list[int]:
-    """The budgets in tokens, of which some may be asked for as shares of the context."""
-    asked = parse_counts(given["draft_budget"], "--draft-budget")
-    return [budget_at(each, given["context"]) for each in asked]
+def _budgets(
+    method: str, text: str | None, *, context_len: int, has_head: bool
+) -> list[int] | list[None]:
+    """The budgets to measure in tokens, of which some may be asked for as shares of the context;
+    None for a draft that keeps its whole cache.
+    """
+    if method in SPARSE_METHODS:
+        require(text is not None, f"--draft-method {method} needs --draft-budget")
+    elif not has_head:
+        return [None]
+    if text is None:
+        return [None]
+    budgets = parse_counts(text, "--draft-budget")
+    return [budget_at(budget, context_len) for budget in budgets]
 
 
 def _tp_size(wanted: int, *, is_explicit: bool) -> int:
@@ -314,10 +359,10 @@ def _merge(requests: list[BenchmarkRequest]) -> list[BenchmarkRequest]:
     merged: dict[BenchmarkRequest, list[SpeculationSpec]] = {}
     for request in requests:
         merged.setdefault(replace(request, speculations=()), []).extend(request.speculations)
-    return [
-        replace(request, speculations=tuple(dict.fromkeys(found)))
-        for request, found in merged.items()
-    ]
+    joined = []
+    for request, speculations in merged.items():
+        joined.append(replace(request, speculations=tuple(dict.fromkeys(speculations))))
+    return joined
 
 
 def _run(requests: list[BenchmarkRequest], outputs: Outputs) -> list[Record] | None:
@@ -360,15 +405,17 @@ def _run_under_torchrun(requests: list[BenchmarkRequest], outputs: Outputs) -> l
         for request in requests:
             check_devices(request)
         tp = join_world(requests[0].device.partition(":")[0])
-        results = [
-            record for request in requests for record in measure_request(tp, request, outputs)
-        ]
+        results: list[Record] = []
+        for request in requests:
+            results += measure_request(tp, request, outputs)
         leave_world()
     except MagicdecError:
         if os.environ.get("RANK", "0") != "0":
             time.sleep(FIRST_RANK_SPEAKS_S)
         raise
-    return results if tp.rank == 0 else None
+    if tp.rank == 0:
+        return results
+    return None
 
 
 def read_plan(
@@ -387,7 +434,8 @@ def read_plan(
     plan = load_plan(path)
     if plan.best.num_gpus != plan.best.tp_size:
         raise ConfigError(
-            f"{path} spreads a replica as {plan.best.layout.label}, which is planned for but not run; plan for one --tp"
+            f"{path} spreads a replica as {plan.best.layout.label}, which is planned for but not "
+            "run; plan for one --tp"
         )
     if not is_draft_given:
         _check_runs(path, plan)
@@ -398,73 +446,88 @@ def read_plan(
         "gamma_table": plan.gamma_table.policy,
         **_dtypes(path, plan.precision, is_dtype_given=is_dtype_given),
     }
-    given = {
-        "gen_len": request.gen_len or None,
-        "top_k": request.top_k,
-        "top_p": request.top_p,
-    }  # 0: not planned
-    common |= {name: value for name, value in given.items() if value is not None}
-    return [_options_of(row, common) for row in [plan.best, *_runner_up(plan)]]
+    if request.gen_len:
+        common["gen_len"] = request.gen_len
+    if request.top_k is not None:
+        common["top_k"] = request.top_k
+    if request.top_p is not None:
+        common["top_p"] = request.top_p
+    return [_options_of(row, common) for row in (plan.best, *_runner_up(plan))]
 
 
 def _check_runs(path: Path, plan: Plan) -> None:
     """Raises ConfigError, naming what can be run instead, when the plan's draft cannot."""
-    if plan.best.draft_method in NOT_RUN:
-        others = [row for row in plan.candidates if row.draft_method not in NOT_RUN]
-        instead = "plan again with another --draft"
-        if others:
-            named = {
-                name: getattr(others[0], name)
-                for name in ("draft", "draft_method", "draft_budget", "gamma")
-            }
-            words = [
-                f"--{name.replace('_', '-')} {value}"
-                for name, value in named.items()
-                if value is not None
-            ]
-            instead = f"its best that is run: {' '.join(words)}"
+    method = plan.best.draft_method
+    if method in NOT_RUN:
         raise ConfigError(
-            f"{path} drafts with {plan.best.draft_method}, which is planned for but not run; {instead}"
+            f"{path} drafts with {method}, which is planned for but not run; {_instead(plan)}"
         )
     if not plan.candidates and plan.needs_acceptance:
-        first = plan.needs_acceptance[0]
-        drafts = ", ".join(f"{each.draft}/{each.draft_method}" for each in plan.needs_acceptance)
-        raise ConfigError(
-            f"{path} holds no draft to run: the acceptance of {drafts} on {plan.model} is not known; "
-            f"plan with --acceptance-rate or --acceptance, or name a draft here, such as "
-            f"--draft {first.draft if first.draft_method not in NOT_RUN else 'self'}"
+        drafts = ", ".join(
+            f"{unknown.draft}/{unknown.draft_method}" for unknown in plan.needs_acceptance
         )
+        first = plan.needs_acceptance[0]
+        example = first.draft
+        if first.draft_method in NOT_RUN:
+            example = "self"
+        raise ConfigError(
+            f"{path} holds no draft to run: the acceptance of {drafts} on {plan.model} is not "
+            "known; "
+            f"plan with --acceptance-rate or --acceptance, or name a draft here, such as "
+            f"--draft {example}"
+        )
+
+
+def _instead(plan: Plan) -> str:
+    """The best candidate that is run, as options."""
+    for row in plan.candidates:
+        if row.draft_method not in NOT_RUN:
+            break
+    else:
+        return "plan again with another --draft"
+    words = []
+    for name in ("draft", "draft_method", "draft_budget", "gamma"):
+        value = getattr(row, name)
+        if value is not None:
+            words.append(f"--{name.replace('_', '-')} {value}")
+    return f"its best that is run: {' '.join(words)}"
 
 
 def _dtypes(path: Path, formats: Formats, *, is_dtype_given: bool) -> dict[str, str]:
-    """The run's dtype, unless it is given, and the format of the draft's weights where it differs."""
-    weights, draft_weights = formats.weight_dtype, formats.draft_weight_dtype
-    options = {"draft_weight_dtype": draft_weights} if draft_weights != weights else {}
+    """The run's dtype, unless given, and the format of the draft's weights where it differs."""
+    weights = formats.weight_dtype
+    options = {}
+    if formats.draft_weight_dtype != weights:
+        options["draft_weight_dtype"] = formats.draft_weight_dtype
     if is_dtype_given:
         return options
     dtype = DTYPE_OF_FORMAT.get(weights, "bfloat16")
-    planned = {what: getattr(formats, name) for name, what in FORMATS_OF_DTYPE.items()}
-    lacking = [
-        f"{what} in {value}"
-        for what, value in planned.items()
-        if DTYPE_OF_FORMAT.get(value) != dtype
-    ]
+    lacking = []
+    for name, title in FORMATS_OF_DTYPE.items():
+        value = getattr(formats, name)
+        if DTYPE_OF_FORMAT.get(value) != dtype:
+            lacking.append(f"{title} in {value}")
     if lacking:
         raise ConfigError(
-            f"{path} plans {' and '.join(lacking)}, which is not run; --dtype {dtype} runs the rest of it"
+            f"{path} plans {' and '.join(lacking)}, which is not run; --dtype {dtype} runs the "
+            "rest of it"
         )
     return options | {"dtype": dtype}
 
 
 def _runner_up(plan: Plan) -> list[Candidate]:
     """The next best that can be run, of the same batch, context and devices where there is one."""
-
-    is_run = [row for row in plan.candidates if row.draft_method not in NOT_RUN]
     best = plan.best
-    others = [row for row in is_run if _options_of_row(row) != _options_of_row(best)]
-    place = attrgetter("batch_size", "context_len", "tp_size")
-    alike = [row for row in others if place(row) == place(best)]
-    return (alike or others)[:1]
+    load = attrgetter("batch_size", "context_len", "tp_size")
+    others = []
+    at_same_load = []
+    for row in plan.candidates:
+        if row.draft_method in NOT_RUN or _options_of_row(row) == _options_of_row(best):
+            continue
+        others.append(row)
+        if load(row) == load(best):
+            at_same_load.append(row)
+    return (at_same_load or others)[:1]
 
 
 def _options_of_row(row: Candidate) -> dict[str, Any]:
@@ -475,19 +538,18 @@ def _options_of_row(row: Candidate) -> dict[str, Any]:
 
 def _options_of(row: Candidate, common: dict[str, Any]) -> dict[str, Any]:
     options = common | _options_of_row(row)
-    if (
-        options["draft"] == "none"
-    ):  # a draft named on the command line takes its method, budget and gamma from there
-        dropped = {"draft_method", "draft_budget", "gamma", "draft_tp"}
-        return {name: value for name, value in options.items() if name not in dropped}
+    if options["draft"] == "none":
+        # a draft named on the command line takes its method, budget and gamma from there
+        for name in ("draft_method", "draft_budget", "gamma", "draft_tp"):
+            options.pop(name, None)
+        return options
     if options["draft"] == "ngram" or row.draft_method in HEAD_METHODS:
         options.pop("draft_weight_dtype", None)
     if row.draft_method in HEAD_METHODS:
         options["draft_model"] = row.drafting.checkpoint
     if options["draft_tp"] == options["tp"]:
         del options["draft_tp"]  # all ranks, whose number --tp may change
-    lists = {
-        name: None if options[name] is None else str(options[name])
-        for name in ("gamma", "draft_budget")
-    }
-    return options | lists
+    for name in ("gamma", "draft_budget"):  # lists of values, as options
+        if options[name] is not None:
+            options[name] = str(options[name])
+    return options

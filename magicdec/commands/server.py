@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,9 +20,11 @@ from magicdec.progress import shown_progress
 from magicdec.units import format_seconds
 
 if TYPE_CHECKING:
+    from magicdec.live.advice import Serving
     from magicdec.live.http import Address
     from magicdec.live.observation import Draft, Observation
     from magicdec.live.show import View
+    from magicdec.live.tune import Trial
 
 OBSERVE_EPILOG = options.examples(
     "observe http://localhost:8000 --draft ngram -o acceptance.json",
@@ -89,16 +92,11 @@ def observe_command(
     a trace.
     """
     from magicdec.files import check_writable
-    from magicdec.live.observation import agreed, parse_draft
+    from magicdec.live.observation import agreed
 
     for path in filter(None, (output, records)):
         check_writable(path)
-    if draft is None:
-        has_draft_options = draft_method is not None or draft_budget is not None
-        require(not has_draft_options, "--draft-method and --draft-budget go with --draft")
-    requested = None
-    if draft is not None:
-        requested = parse_draft(draft, method=draft_method, budget=draft_budget)
+    requested = _requested_draft(draft, draft_method, draft_budget)
     if len(source) == 1 and Path(source[0]).is_file():
         require(
             records is None and not watch,
@@ -108,20 +106,18 @@ def observe_command(
             context is not None,
             "a trace does not say how long its sequences are; give their length with --context",
         )
-        used = agreed(requested, None)
-        _print_imported(Path(source[0]), used, model or "", context or 0.0, dataset, output)
+        trace_draft = agreed(requested, None)
+        _print_imported(Path(source[0]), trace_draft, model or "", context or 0.0, dataset, output)
         return
     from magicdec.live.advice import Serving
     from magicdec.live.http import Address
     from magicdec.live.metrics import parse_source
-    from magicdec.live.show import View
-    from magicdec.perfmodel.acceptance import load_profile
     from magicdec.specs.model_names import model_name
 
     where = parse_source(source)
     if interval is None:
         interval = min(USUAL_INTERVAL_S, seconds / 2.0)
-    view = View(draft=requested, context=context)
+    serving = None
     if hardware is not None:
         serving = Serving(
             model=model or "",
@@ -132,9 +128,7 @@ def observe_command(
             weight_dtype=weight_dtype,
             kv_dtype=kv_dtype,
         )
-        view = dataclasses.replace(view, serving=serving)
-    if acceptance is not None:
-        view = dataclasses.replace(view, acceptance=load_profile(acceptance))
+    view = _view(requested, context, serving, acceptance)
     if watch:
         if not isinstance(where, Address) or output or records:
             raise ConfigError("--watch shows an address, and writes nothing")
@@ -154,6 +148,30 @@ def observe_command(
         context=context,
         dataset=dataset,
     )
+
+
+def _requested_draft(draft: str | None, method: str | None, budget: int | None) -> Draft | None:
+    from magicdec.live.observation import parse_draft
+
+    if draft is not None:
+        return parse_draft(draft, method=method, budget=budget)
+    require(method is None and budget is None, "--draft-method and --draft-budget go with --draft")
+    return None
+
+
+def _view(
+    draft: Draft | None, context: float | None, serving: Serving | None, acceptance: Path | None
+) -> View:
+    """What to show, with advice where the server's device is known."""
+    from magicdec.live.show import View
+    from magicdec.perfmodel.acceptance import load_profile
+
+    view = View(draft=draft, context=context)
+    if serving is not None:
+        view = dataclasses.replace(view, serving=serving)
+    if acceptance is not None:
+        view = dataclasses.replace(view, acceptance=load_profile(acceptance))
+    return view
 
 
 def _print_observation(observation: Observation, view: View, output_format: OutputFormat) -> None:
@@ -255,11 +273,8 @@ def _watch(
                 try:
                     history.append(observe(taken, choose_target(taken[-1], target)))
                     show(view.lines(history[-1], with_setting=False))
-                except (
-                    ConfigError,
-                    ServerError,
-                ) as error:  # no load yet, no draft yet, or no model yet
-                    show([str(error)])
+                except (ConfigError, ServerError) as error:
+                    show([str(error)])  # no load yet, no draft yet, or no model yet
         except KeyboardInterrupt:
             return
 
@@ -267,19 +282,19 @@ def _watch(
 def _print_imported(
     path: Path, draft: Draft, model: str, context: float, dataset: str, output: Path | None
 ) -> None:
-    """Print what a trace says of acceptance, and write it to `output` as a profile."""
+    """Prints the acceptance that a trace holds, and writes it to `output` as a profile."""
     from magicdec.live.profile import imported_profile
     from magicdec.live.show import rates_text
     from magicdec.perfmodel.acceptance import save_profile
     from magicdec.perfmodel.acceptance.files import read_acceptance
     from magicdec.specs.model_names import model_name
 
-    found = read_acceptance(path)
+    trace = read_acceptance(path)
     profile = imported_profile(
-        found, draft, model=model_name(model), context=context, dataset=dataset
+        trace, draft, model=model_name(model), context=context, dataset=dataset
     )
-    steps = found.counts.steps
-    print(f"{found.kind}: {steps.sum():.0f} steps of {len(steps)} sequences, drafted by {draft}")
+    steps = trace.counts.steps
+    print(f"{trace.kind}: {steps.sum():.0f} steps of {len(steps)} sequences, drafted by {draft}")
     print(f"  accepted     {rates_text(profile.measured[0])}")
     if output is not None:
         save_profile(profile, output)
@@ -317,40 +332,38 @@ def tune_command(
     from magicdec.live.observation import agreed, observe, parse_draft
     from magicdec.live.show import advice_lines
     from magicdec.live.tune import (
-        Trial,
         candidates,
         check_command,
         in_turns,
         outcome_lines,
-        outcomes,
-        regret,
         try_gamma,
         try_in_turns,
     )
 
     check_command(restart)
     address = parse_address(server)
-    given = None
+    requested = None
     if draft is not None:
-        given = parse_draft(draft)
+        requested = parse_draft(draft)
     taken = list(scrapes(address, seconds=seconds, interval_s=interval))
-    seen = observe(taken, choose_target(taken[-1], target))
-    kind = agreed(given, seen.announced)
+    observation = observe(taken, choose_target(taken[-1], target))
     serving = Serving(
         model=model, hardware=hardware, engine=engine, tp_size=tp, temperature=temperature
     )
-    advice = advise(situation_of(seen, kind, serving))
+    announced = agreed(requested, observation.announced)
+    advice = advise(situation_of(observation, announced, serving))
     is_table = output_format is OutputFormat.TABLE
     file = sys.stderr
     if is_table:
         file = sys.stdout
     say = partial(print, file=file, flush=True)
-    say("\n".join(advice_lines(advice, seen.counts.tpot_s)))
-    chosen = candidates(advice)
+    say("\n".join(advice_lines(advice, observation.counts.tpot_s)))
+    gammas = candidates(advice)
     predicted = [choice.tpot_s for choice in advice.choices]
-    order = in_turns(chosen, repeats)
+    order = in_turns(gammas, repeats)
+    listed = ", ".join(map(str, order))
     say(
-        f"to try, each with a restart and {format_seconds(seconds)}: gamma {', '.join(map(str, order))}; it ends "
+        f"to try, each with a restart and {format_seconds(seconds)}: gamma {listed}; it ends "
         f"within {format_seconds(limit)}"
     )
     if not yes:
@@ -374,30 +387,40 @@ def tune_command(
     try:
         for trial in try_in_turns(order, try_one, limit_s=limit):
             trials.append(trial)
-            say(
-                f"gamma {trial.gamma}: {format_seconds(trial.tpot_s)} per token measured, "
-                f"{format_seconds(predicted[trial.gamma])} predicted; {trial.tokens_per_step:.2f} tokens per step, "
-                f"batch {trial.batch_size:.1f}"
-            )
-    except (
-        MagicdecError,
-        KeyboardInterrupt,
-    ) as error:  # what was tried before is shown all the same
+            say(_trial_line(trial, predicted[trial.gamma]))
+    except (MagicdecError, KeyboardInterrupt) as error:
         if not trials:
             raise
-        ended = error
-    rows = [
-        dataclasses.asdict(trial) | {"predicted_tpot_s": predicted[trial.gamma]} for trial in trials
-    ]
-    found = outcomes(trials)
-    gammas = [dataclasses.asdict(each) for each in found]
-    document = {
-        "planned": order,
-        "advised": chosen[0],
-        "trials": rows,
-        "outcomes": gammas,
-        "regret": regret(found),
-    }
-    print_as(output_format, document, rows, lambda: print("\n".join(outcome_lines(trials, order))))
+        ended = error  # raised once the trials before it are shown
+    document = _trials_document(trials, predicted, order, advised=gammas[0])
+    lines = outcome_lines(trials, order)
+    print_as(output_format, document, document["trials"], lambda: print("\n".join(lines)))
     if ended is not None:
         raise ended
+
+
+def _trial_line(trial: Trial, predicted_s: float) -> str:
+    return (
+        f"gamma {trial.gamma}: {format_seconds(trial.tpot_s)} per token measured, "
+        f"{format_seconds(predicted_s)} predicted; {trial.tokens_per_step:.2f} tokens per step, "
+        f"batch {trial.batch_size:.1f}"
+    )
+
+
+def _trials_document(
+    trials: Sequence[Trial], predicted: Sequence[float], order: Sequence[int], *, advised: int
+) -> dict[str, Any]:
+    """The trials with their predictions, and the outcome of each gamma."""
+    from magicdec.live.tune import outcomes, regret
+
+    rows = []
+    for trial in trials:
+        rows.append(dataclasses.asdict(trial) | {"predicted_tpot_s": predicted[trial.gamma]})
+    by_gamma = outcomes(trials)
+    return {
+        "planned": order,
+        "advised": advised,
+        "trials": rows,
+        "outcomes": [dataclasses.asdict(outcome) for outcome in by_gamma],
+        "regret": regret(by_gamma),
+    }

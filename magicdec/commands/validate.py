@@ -91,9 +91,10 @@ def pairs_command(
     _print_groups(document, output_format)
     if output_format is OutputFormat.TABLE and document["choice"]["cells"]:
         choice = document["choice"]
-        losses = (
-            f"{name} {choice[name]:.1%}" for name in choice if isinstance(choice[name], float)
-        )
+        losses = []
+        for name, value in choice.items():
+            if isinstance(value, float):
+                losses.append(f"{name} {value:.1%}")
         console().print(
             f"lost to the best gamma, mean of {choice['cells']} loads: {', '.join(losses)}"
         )
@@ -115,8 +116,8 @@ def traffic_command(
     from magicdec.validate.traffic import validate_traffic
 
     with shown_progress(quiet) as progress:
-        found = validate_traffic(files, progress)
-    _print_groups(found, output_format)
+        document = validate_traffic(files, progress)
+    _print_groups(document, output_format)
 
 
 @app.command(
@@ -164,46 +165,53 @@ def acceptance_command(
     from magicdec.validate.acceptance import holds_rates, validate_beliefs
     from magicdec.validate.published_acceptance import validate_acceptance
 
-    of_beliefs = [path for path in files or () if holds_rates(path)]
-    of_law = [path for path in files or () if path not in of_beliefs]
-    if of_beliefs or leave_out is not None:
-        require(not of_law, f"{', '.join(map(str, of_law))}: no column mean_acceptance_length")
-        with shown_progress(quiet) as show:
-            found = validate_beliefs(of_beliefs, leave_out=leave_out or "", progress=show)
-        print_as(
-            output_format,
-            to_builtins(found),
-            to_builtins([found.overall, *found.groups]),
-            lambda: _print_beliefs(found),
-        )
+    of_beliefs = []
+    of_law = []
+    for path in files or ():
+        if holds_rates(path):
+            of_beliefs.append(path)
+        else:
+            of_law.append(path)
+    if not of_beliefs and leave_out is None:
+        _print_groups(validate_acceptance(files or None), output_format)
         return
-    _print_groups(validate_acceptance(files or None), output_format)
+    require(not of_law, f"{', '.join(map(str, of_law))}: no column mean_acceptance_length")
+    with shown_progress(quiet) as show:
+        validation = validate_beliefs(of_beliefs, leave_out=leave_out or "", progress=show)
+    print_as(
+        output_format,
+        to_builtins(validation),
+        to_builtins([validation.overall, *validation.groups]),
+        lambda: _print_beliefs(validation),
+    )
 
 
-def _print_beliefs(found: AcceptanceValidation) -> None:
+def _print_beliefs(validation: AcceptanceValidation) -> None:
     from magicdec.reports.text import text_table
     from magicdec.validate.acceptance import summary_line
 
-    left_out = f"left out by {found.leave_out}" if found.leave_out else "not in the shipped table"
-    print(summary_line(left_out, found))
+    left_out = "not in the shipped table"
+    if validation.leave_out:
+        left_out = f"left out by {validation.leave_out}"
+    print(summary_line(left_out, validation))
     columns = ("by", "group", "rows", "median", "mean", "coverage", "high/low")
-    rows = [
-        (
-            each.by,
-            each.group,
-            str(each.rows),
-            f"{each.median_error:.1%}",
-            f"{each.mean_error:.1%}",
-            f"{each.coverage:.1%}",
-            f"{each.width:.2f}",
+    rows = []
+    for group in validation.groups:
+        row = (
+            group.by,
+            group.group,
+            str(group.rows),
+            f"{group.median_error:.1%}",
+            f"{group.mean_error:.1%}",
+            f"{group.coverage:.1%}",
+            f"{group.width:.2f}",
         )
-        for each in found.groups
-    ]
+        rows.append(row)
     console().print(text_table(columns, rows))
     print('"more than c tokens per step", c of 1.3 to 3: said, came true, claims')
-    claims = [
-        (f"{each.said:.0%}", f"{each.came_true:.0%}", str(each.claims)) for each in found.deciles
-    ]
+    claims = []
+    for decile in validation.deciles:
+        claims.append((f"{decile.said:.0%}", f"{decile.came_true:.0%}", str(decile.claims)))
     console().print(text_table(("said", "came true", "claims"), claims))
 
 
@@ -228,7 +236,8 @@ def grid_command(
     engine: Annotated[
         options.Runtime | None,
         option(
-            "ours, or vllm with magicdec's plugin (docs/vllm.md); default: the grid file's, or ours."
+            "ours, or vllm with magicdec's plugin (docs/vllm.md); default: the grid file's, or "
+            "ours."
         ),
     ] = None,
     clock: Clock = None,
@@ -257,7 +266,8 @@ def grid_command(
             local = load_local_profile(profile)
         run = run_grid(spec, profile=local, records=records, quick=quick, progress=show)
     _print_comparison(run.comparison, output_format, verdict=(spec.thresholds, run.failures))
-    raise typer.Exit(1 if run.failures else 0)
+    if run.failures:
+        raise typer.Exit(1)
 
 
 @app.command(
@@ -283,10 +293,10 @@ def records_command(
     from magicdec.comparison import Comparison, by_cpu_time, pair_records
     from magicdec.records import read_many
 
-    found = read_many(files)
+    rows = read_many(files)
     if clock == "cpu":
-        found = [by_cpu_time(record) for record in found]
-    comparison = Comparison(pairs=pair_records(found))
+        rows = list(map(by_cpu_time, rows))
+    comparison = Comparison(pairs=pair_records(rows))
     require(
         bool(comparison.pairs),
         f"{', '.join(map(str, files))}: no configuration was both predicted and measured",
@@ -361,8 +371,13 @@ def demo_command(
     records = output / "records.jsonl"
     records.unlink(missing_ok=True)  # a demo is of this machine, now
     with shown_progress(quiet) as show, _kept(records):
-        loads, long = ("two", QUICK) if quick else ("three", WHOLE)
-        show(Done(f"calibrate, plan, decode at {loads} loads, check greedy output, report: {long}"))
+        loads = "three"
+        duration = WHOLE
+        if quick:
+            loads = "two"
+            duration = QUICK
+        steps = f"calibrate, plan, decode at {loads} loads, check greedy output, report"
+        show(Done(f"{steps}: {duration}"))
         result = run_demo(output, progress=show, quick=quick)
         show("writing the report")
         write_atomic(output / "plan.json", result.plan.to_json())
@@ -370,7 +385,8 @@ def demo_command(
             [*result.predicted, *result.measured], plan=result.plan, title="magicdec demo"
         )
         write_report(data, output / "report.html")
-        if has_pdf := find_spec("typst") is not None:
+        has_pdf = find_spec("typst") is not None
+        if has_pdf:
             write_report(data, output / "report.pdf")
     _print_summary(result, output, time.monotonic() - started, has_pdf=has_pdf)
 
@@ -389,12 +405,35 @@ def _kept(records: Path) -> Iterator[None]:
         raise
 
 
+def _print_chosen(result: DemoResult) -> None:
+    """The planned configuration, its predicted and its measured speedup."""
+    chosen = result.chosen
+    best = result.plan.best
+    print(
+        f"batch {chosen.batch_size}, context {chosen.context_len}, temperature "
+        f"{chosen.temperature:g}: planned {chosen.draft_method} {chosen.draft_budget}, gamma "
+        f"{chosen.gamma}"
+    )
+    interval = f"{best.speedup_low:.2f} to {best.speedup_high:.2f}"
+    samples = ", ".join(f"{sample:.2f}" for sample in chosen.speedup_samples or [])
+    print(
+        f"speedup: predicted {best.speedup:.2f}x ({interval}), measured {chosen.speedup:.2f}x "
+        f"(repetitions {samples})"
+    )
+    pair = next(pair for pair in result.comparison.pairs if pair.measured.key == chosen.key)
+    rescaled = pair.normalised("speedup")
+    if rescaled is not None:
+        print(
+            "rescaled to the speed of memory and processor during the runs: predicted "
+            f"{rescaled:.2f}x"
+        )
+
+
 def _print_summary(result: DemoResult, output: Path, elapsed_s: float, *, has_pdf: bool) -> None:
-    small = next(r for r in result.measured if r.batch_size == 1 and r.gamma > 0)
+    small = next(row for row in result.measured if row.batch_size == 1 and row.gamma > 0)
+    verdict = "pays"
     if result.small_plan.best.gamma == 0:
         verdict = "does not pay"
-    else:
-        verdict = "pays"
     print(
         f"batch 1, context {small.context_len}: the plan says speculation {verdict}; "
         f"gamma {small.gamma} measured {small.speedup:.2f}x"
@@ -404,22 +443,7 @@ def _print_summary(result: DemoResult, output: Path, elapsed_s: float, *, has_pd
     if result.plan.best.gamma == 0:
         print("batch 32, context 4096: the plan says speculation does not pay on this machine")
     else:
-        chosen = result.chosen
-        best = result.plan.best
-        print(
-            f"batch {chosen.batch_size}, context {chosen.context_len}, temperature {chosen.temperature:g}: planned "
-            f"{chosen.draft_method} {chosen.draft_budget}, gamma {chosen.gamma}"
-        )
-        samples = ", ".join(f"{sample:.2f}" for sample in chosen.speedup_samples or [])
-        print(
-            f"speedup: predicted {best.speedup:.2f}x ({best.speedup_low:.2f} to {best.speedup_high:.2f}), "
-            f"measured {chosen.speedup:.2f}x (repetitions {samples})"
-        )
-        pair = next(pair for pair in result.comparison.pairs if pair.measured.key == chosen.key)
-        if (at_that_speed := pair.normalised("speedup")) is not None:
-            print(
-                f"rescaled to the speed of memory and processor during the runs: predicted {at_that_speed:.2f}x"
-            )
+        _print_chosen(result)
     if has_pdf:
         pdf = f" and {output / 'report.pdf'}"
     else:
