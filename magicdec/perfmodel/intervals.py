@@ -318,7 +318,9 @@ def chance_above(prediction: Prediction, tokens_relative_error: Any, least: Any 
     total: Array = np.zeros(())
     for sigmas in QUANTILES:
         tokens = tokens_at(sigmas, middle, gamma, tokens_relative_error)
-        above = np.log(per_token * tokens) / np.maximum(deviation, LEAST_DEVIATION)
+        above = np.log(np.maximum(per_token * tokens, 1e-300)) / np.maximum(
+            deviation, LEAST_DEVIATION
+        )
         total = total + normal_cdf(above)
     return total / NUM_QUANTILES
 

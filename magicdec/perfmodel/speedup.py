@@ -220,8 +220,8 @@ def _whole(setup: Setup, points: Points) -> Points:
 
 def _is_partly_drafted(acceptance: AcceptanceProfile) -> bool:
     """Whether some steps of a look-up have no draft, or one shorter than gamma."""
-    is_counted = acceptance.replay is not None or acceptance.drafted_share < 1.0
-    return is_counted or acceptance.is_assumed
+    is_replayed = acceptance.replay is not None
+    return is_replayed or acceptance.is_assumed or bool(np.any(acceptance.drafted_share < 1.0))
 
 
 def predict(setup: Setup, acceptance: AcceptanceProfile | None, points: Points) -> Prediction:

@@ -14,8 +14,8 @@ of steps that had a draft; vLLM's mean acceptance length counts those alone and 
 
     tokens_per_step = 1 + drafted_share · (tokens_per_drafted_step − 1)
 
-The prediction is a plan's: its acceptance is the row's measured tokens per step, or the shipped
-profile's. The median of the time between tokens (`tpot_p50_ms`) is that of the median request,
+The prediction is a plan's: its acceptance is the row's measured tokens per step, or what is believed
+of its draft and text. The median of the time between tokens (`tpot_p50_ms`) is that of the median request,
 whose text is easier than the mean step's.
 """
 
@@ -40,8 +40,8 @@ from magicdec.errors import ConfigError, unknown_choice
 from magicdec.perfmodel.acceptance import (
     LOOKUP_PRECISION,
     AcceptanceProfile,
-    default_profile,
 )
+from magicdec.perfmodel.acceptance.assumed import Question, checkpoint_in, profile_of
 from magicdec.perfmodel.acceptance.law import sequence_rates
 from magicdec.perfmodel.drafting import draft_of
 from magicdec.perfmodel.intervals import interval, tokens_error
@@ -62,7 +62,7 @@ from magicdec.specs.speculation import (
     SamplingSpec,
     SpeculationSpec,
 )
-from magicdec.units import MILLI
+from magicdec.units import GIGA, MILLI
 from magicdec.validate.rows import (
     FORMATS,
     NEWEST,
@@ -106,6 +106,15 @@ QUANTIZED_SELF = ("quantized-self", "quantised-self", "quantized_self", "self-qu
 SHARES_HEAD = re.compile(r"eagle-?3\.1|full vocab|target'?s? (head|vocab)", re.IGNORECASE)
 """Details of heads that propose tokens of the whole vocabulary, by the target's own output layer.
 """
+
+
+TEXTS = {
+    "summar": "summarisation", "humaneval": "code", "mbpp": "code", "livecodebench": "code", "swe-bench": "agentic",
+    "gsm8k": "math", "math": "math", "aime": "math", "mt-bench": "chat", "mt_bench": "chat", "mtbench": "chat",
+    "sharegpt": "chat", "chat": "chat", "rag": "rag", "pg19": "long-document", "pg-19": "long-document",
+    "longbench": "long-document", "code": "code", "translat": "translation",
+}  # fmt: skip
+"""Classes of text by a word of a row's note; the first that is found."""
 
 
 class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -193,6 +202,12 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if draft_of(self.setup).is_by_sequence and self.drafted_share is None:
             found.append(f"drafted share taken as {self.share:.2f}")
         return found
+
+    @property
+    def task(self) -> str:
+        """The class of its text, by its note; "" where that does not say."""
+        note = self.note.lower()
+        return next((task for word, task in TEXTS.items() if re.search(rf"\b{word}", note)), "")
 
     @property
     def is_rate(self) -> bool:
@@ -320,12 +335,19 @@ class StatedTokens:
     tokens: Array
     gamma: Array
     is_assumed = False
+    replay = None
     drafted_share: Any = 1.0
     """Share of steps with a draft; the others verify one token."""
 
     @cached_property
     def rates(self) -> Array:
         return np.where(self.tokens < 1.0, self.tokens, constant_rate(self.tokens, self.gamma))
+
+    def drafted_share_at(self, gamma: Any) -> Array:
+        return np.asarray(self.drafted_share, dtype=np.float64)
+
+    def draft_len_at(self, gamma: Any) -> Array:
+        return np.asarray(gamma, dtype=np.float64)
 
     def tokens_per_step(self, *, budget: Any, context: Any, gamma: Any) -> tuple[Array, Array]:
         """The stated tokens, and the probability that all drafts are accepted."""
@@ -354,11 +376,14 @@ def predict_pairs(
     tokens: Sequence[float | None],
     engines: Mapping[str, EngineProfile] | None = None,
 ) -> Predicted:
-    """Predictions with these tokens per step, or by the shipped acceptance where one is None;
+    """Predictions with these tokens per step, or by the believed acceptance where one is None;
     `engines` replaces profiles of the catalog by name. Not a number where no acceptance is
     known."""
     found = np.full((3, len(pairs)), np.nan)
-    keys = ((*pair.alike, given is None) for pair, given in zip(pairs, tokens, strict=True))
+    keys = (
+        (*pair.alike, pair.task if given is None else None)
+        for pair, given in zip(pairs, tokens, strict=True)
+    )
     for indices in places([key] for key in keys).values():
         some = [pairs[index] for index in indices]
         setup = some[0].setup
@@ -367,6 +392,30 @@ def predict_pairs(
             setup = dataclasses.replace(setup, engine=profile)
         found[:, indices] = _predict_alike(setup, some, [tokens[index] for index in indices])
     return Predicted(*found)
+
+
+def believed_acceptance(row: PairRow) -> AcceptanceProfile:
+    """The acceptance that a plan takes for a row's draft and text, nobody having measured it."""
+    setup = row.setup
+    model = setup.model.name
+    spec = setup.speculation
+    kind = spec.draft_method
+    draft = ""
+    if spec.draft_method == "full":
+        draft = "" if spec.draft == SELF else spec.draft
+        kind = "full" if draft else "self-quantised"
+    else:
+        draft = checkpoint_in(f"{row.draft} {row.draft_detail}", model, kind)
+    question = Question(
+        model=model,
+        kind=kind,
+        billions=setup.model.num_parameters / GIGA,
+        draft=draft,
+        task=row.task,
+        context=row.prompt_len,
+        budget=None if spec.draft_budget is None else float(spec.draft_budget),
+    )
+    return profile_of(question, draft=spec.draft, method=spec.draft_method)
 
 
 def _predict_alike(setup: Setup, rows: Sequence[PairRow], tokens: Sequence[float | None]) -> Array:
@@ -380,11 +429,7 @@ def _predict_alike(setup: Setup, rows: Sequence[PairRow], tokens: Sequence[float
     profile: AcceptanceProfile | None = None
     law: Any
     if tokens[0] is None:
-        profile = law = default_profile(
-            setup.model.name, spec.draft_method, draft=spec.draft, temperature=0.0
-        )
-        if law is None:
-            return np.full((3, len(rows)), np.nan)
+        profile = law = believed_acceptance(rows[0])
     else:
         shares = np.array([row.share for row in rows])
         law = StatedTokens(np.array(tokens, dtype=np.float64), gamma, shares)

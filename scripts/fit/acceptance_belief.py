@@ -1,6 +1,7 @@
 """Fits the belief about acceptance to the published rates, and writes what plans read.
 
     python scripts/fit/acceptance_belief.py            fit, and write belief.json.gz
+    python scripts/fit/acceptance_belief.py --is-fitted  condition on the rates anew, and write
     python scripts/fit/acceptance_belief.py --folds 5  fit without each fifth of the models, predict it
 
 The standard deviations of the levels are fitted in two steps. The marginal likelihood of all rows
@@ -279,9 +280,13 @@ def fit_of(rates: Sequence[Rate]) -> Fit:
     return Fit(scales=found.scales, row_weights=row_weights)
 
 
-def write(rates: Sequence[Rate]) -> None:
-    """Fits, and writes what plans read."""
-    found = fit_of(rates)
+def write(rates: Sequence[Rate], *, is_fitted: bool = False) -> None:
+    """Fits (or takes the shipped deviations: `is_fitted`), and writes what plans read."""
+    if is_fitted:
+        shipped = belief.fitted().coefficients
+        found = Fit(scales=shipped.scales, row_weights=np.array(shipped.row_weights))
+    else:
+        found = fit_of(rates)
     row_weights = found.row_weights
     further = distinct(read_rates(belief.FURTHER_RATES))
     coefficients = belief.posterior(rates, row_weights, shared_levels(rates), found.scales, further)
@@ -328,13 +333,14 @@ def check(rates: Sequence[Rate], folds: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--folds", type=int, default=0)
+    parser.add_argument("--is-fitted", action="store_true", help="keep the shipped deviations")
     parser.add_argument("tables", nargs="*", type=Path, default=[belief.RATES])
     given = parser.parse_args()
     rates = distinct([rate for path in given.tables for rate in read_rates(path)])
     if given.folds:
         check(rates, given.folds)
     else:
-        write(rates)
+        write(rates, is_fitted=given.is_fitted)
 
 
 if __name__ == "__main__":

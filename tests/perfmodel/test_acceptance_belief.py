@@ -56,7 +56,8 @@ def test_what_is_shipped_predicts_as_conditioning_on_every_row_does() -> None:
     gain = np.linalg.solve(whole, cross)
     own = beliefs.prior_covariance([point], [point], fitted.scales)[0, 0]
     assert quick.mean[0] == pytest.approx(gain @ evidence.logits, abs=0.02)
-    assert quick.covariance[0, 0] == pytest.approx(own - gain @ cross, rel=0.03)
+    width = beliefs.width_of(point)
+    assert quick.covariance[0, 0] == pytest.approx(width**2 * (own - gain @ cross), rel=0.03)
 
 
 def test_a_known_head_on_a_known_text_is_surer_than_any_head_on_any_text() -> None:

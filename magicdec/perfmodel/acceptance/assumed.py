@@ -18,7 +18,13 @@ import numpy as np
 
 from magicdec.counts import Array, expected_tokens_per_step
 from magicdec.perfmodel.acceptance import AcceptanceProfile, belief, default_profile
-from magicdec.perfmodel.acceptance.belief import REFERENCE_DEPTH, TRAINED_LEN, Evidence, Point
+from magicdec.perfmodel.acceptance.belief import (
+    REFERENCE_DEPTH,
+    TRAINED_LEN,
+    YOUR_TEXT,
+    Evidence,
+    Point,
+)
 from magicdec.perfmodel.acceptance.law import LARGEST, Law, LawError
 from magicdec.perfmodel.acceptance.published import Situation, plain, plain_model
 from magicdec.tasks import TASKS
@@ -86,6 +92,14 @@ def known_checkpoints(model: str, kind: str) -> list[str]:
     of_model = [at for at in _published() if at.model == name and at.kind == kind]
     own = [at for at in of_model if not at.is_baseline]
     return list(dict.fromkeys(at.draft for at in own or of_model))
+
+
+def checkpoint_in(text: str, model: str, kind: str) -> str:
+    """The published draft of a target that a text names, by its plain name; "" where it names none."""
+    words = plain(text)
+    known = [name for name in known_checkpoints(model, kind) if name]
+    named = [name for name in known if name in words or (words and words in name)]
+    return max(named, key=len, default="")
 
 
 def num_drafts(kind: str) -> int:
@@ -195,6 +209,8 @@ def _points(question: Question, draft: str) -> list[Point]:
         model=plain_model(question.model),
         draft=draft,
         maker=_maker_of(question, draft),
+        task=f"{YOUR_TEXT}{question.task}",
+        source=YOUR_TEXT.strip(),
         task_class=question.task,
         temperature=question.temperature,
         context=_anchor(question),
