@@ -140,7 +140,9 @@ def workspace_bytes(
     logits; where it is sampled also its probabilities, the draft's, and the residual that a
     rejection draws from; for top-p also the whole vocabulary in order."""
     tp = np.asarray(tp_size, dtype=np.float64)
-    shard = tp if engine.vocabulary == "sharded" else 1.0
+    shard = np.asarray(1.0)
+    if engine.vocabulary == "sharded":
+        shard = tp
     batch = np.asarray(batch, dtype=np.float64)
     gamma = np.asarray(gamma, dtype=np.float64)
     tables: Array = np.asarray((1.0 if sampling.is_greedy else 4.0) * FP32_BYTES / shard)

@@ -98,14 +98,13 @@ class Pass:
             seen = self.kv_len
         else:
             seen = self.full_kv_len
-        given = {
-            name: getattr(self, name)
-            for name in ("batch", "query_len", "kv_len", "tp", "num_passes")
-        }
+        given = {}
+        for name in ("batch", "query_len", "kv_len", "tp", "num_passes"):
+            given[name] = getattr(self, name)
         given |= {"full_kv_len": seen, "attention_factor": self.attention_factor}
-        arrays: dict[str, Any] = {
-            name: np.asarray(value, dtype=np.float64) for name, value in given.items()
-        }
+        arrays: dict[str, Any] = {}
+        for name, value in given.items():
+            arrays[name] = np.asarray(value, dtype=np.float64)
         return replace(self, **arrays)
 
     @property
@@ -226,7 +225,10 @@ def _prefill(mixer: Attention, p: Pass, curve: PrefillCurve, *, count: int) -> O
         share(mixer.num_kv_heads, p.tp),
         mixer.head_dim,
     )
-    window = mixer.span if mixer.mask == "window" else None
+    if mixer.mask != "window":
+        window = None
+    else:
+        window = mixer.span
     return prefill_attention(p.at, work, curve, num_chunks=p.num_passes, window=window, count=count)
 
 
@@ -338,7 +340,10 @@ def _whole_experts(work: Experts, at: Where, p: Pass, *, count: Any) -> list[Op]
     if p.spread.dp > 1:
         is_narrow = matrix_dtype(at.hw, at.engine, at.precision) != at.precision.compute_dtype
         sent = Exchange(p.tokens / p.tp, chosen, ranks, once_per_node=p.is_prefill)
-        element = FP8_SCALES if is_narrow else 2.0
+        if is_narrow:
+            element = FP8_SCALES
+        else:
+            element = 2.0
         found += exchange(
             at, sent, hidden_size=work.hidden_size, dispatch_element=element, count=count
         )

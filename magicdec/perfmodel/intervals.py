@@ -94,7 +94,10 @@ class Kernel(NamedTuple):
             known = None
         else:
             known = self.curve.error_on(hw, self.variant)
-        error = UNMEASURED_ERROR if known is None else known
+        if known is None:
+            error = UNMEASURED_ERROR
+        else:
+            error = known
         if self.curve is IndexerCurve:
             return max(error, INDEXER_ERROR)
         return error
@@ -135,7 +138,10 @@ def kernels_of(at: Where, model: ModelSpec) -> dict[str, list[Kernel]]:
         cache = at.precision.kv_dtype
     else:
         cache = ""
-    over = f" over a {cache} cache" if cache else ""
+    if cache:
+        over = f" over a {cache} cache"
+    else:
+        over = ""
     mixed = [(each.label, curve) for each, _ in model.mixers for curve in mixer_curves(each)]
     return {
         "gemm": [_products(mixer), _products(mlp)],
@@ -162,10 +168,9 @@ def relative_errors(
         kernels = plain
     else:
         kernels = kernels_of(Where(hw, engine, precision), model)
-    errors = {
-        group: max((each.error(hw) for each in found), default=0.0)
-        for group, found in kernels.items()
-    }
+    errors = {}
+    for group, found in kernels.items():
+        errors[group] = max((each.error(hw) for each in found), default=0.0)
     fixed = engine.relative_error
     return {
         "gemm": errors["gemm"],
@@ -281,7 +286,10 @@ def _group_errors(setup: Setup, tp_size: Any) -> dict[str, Any]:
     if setup.spread.whole_experts:
         of_experts = setup.model.part_precision("experts", setup.precision)
         is_fused = experts_curve(Where(setup.hardware, setup.engine, of_experts)) is not None
-        group = "experts" if is_fused else "gemm"
+        if is_fused:
+            group = "experts"
+        else:
+            group = "gemm"
         errors[group] = np.hypot(errors[group], EXPERTS_ERROR)
     return errors
 
@@ -366,7 +374,10 @@ def tokens_error(prediction: Prediction, acceptance: AcceptanceProfile | None) -
     read = draft.tokens_read(kv_len, points.budget)
     seen = draft.context_seen(kv_len, points.budget)
     own_rates = acceptance.spread / np.sqrt(points.batch)
-    of_head = OTHER_HEAD_ERROR if is_one_head_of_many(acceptance) else 0.0
+    if is_one_head_of_many(acceptance):
+        of_head = OTHER_HEAD_ERROR
+    else:
+        of_head = 0.0
     return acceptance.tokens_error(
         budget=read, context=seen, gamma=points.gamma, shifts=(own_rates, of_head)
     )

@@ -112,8 +112,7 @@ def _state_bytes(mixer: Mixer, precision: Precision, tp_size: int, gamma: int) -
 
 def _kv_bytes_per_token_and_layer(model: ModelSpec, precision: Precision, tp_size: int) -> float:
     """One rank's keys and values of one token in the layer that keeps most of them."""
-    elements = [
-        float(share(cache.num_heads, tp_size)) * cache.elements_per_token
-        for cache, _ in model.caches
-    ]
+    elements = []
+    for cache, _ in model.caches:
+        elements.append(float(share(cache.num_heads, tp_size)) * cache.elements_per_token)
     return max(elements, default=0.0) * precision.kv_bytes

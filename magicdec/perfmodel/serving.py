@@ -120,7 +120,10 @@ def largest_active(
     """How many requests the cache holds at once, at the mean of their lengths or with all they may
     grow to.
     """
-    grown = 1.0 if setup.engine.admission == "whole" else 0.5
+    if setup.engine.admission == "whole":
+        grown = 1.0
+    else:
+        grown = 0.5
     held = np.asarray(prompt_len, dtype=np.float64) + grown * np.asarray(
         output_len, dtype=np.float64
     )

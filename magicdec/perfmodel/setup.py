@@ -66,9 +66,12 @@ def precision_of(
     """The number formats that are meant where some are not given: those that the checkpoint is
     published in, else bf16; on a CPU fp32, to which weights are widened. torch's names (float32)
     are understood too."""
-    on_cpu = hardware.kind == "cpu"
-    default = "fp32" if on_cpu else "bf16"
-    published = None if on_cpu else model.quantization
+    if hardware.kind == "cpu":
+        default = "fp32"
+        published = None
+    else:
+        default = "bf16"
+        published = model.quantization
     weights = weight_dtype or (published.weight_dtype if published else default)
     kv = kv_dtype or (published and published.kv_dtype) or default
     return Precision(

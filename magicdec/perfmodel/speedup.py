@@ -172,21 +172,20 @@ class Prediction:
                     return type(value)(*taken)
                 return tuple(taken)
             if dataclasses.is_dataclass(value) and not isinstance(value, Setup | type):
-                fields = {
-                    each.name: rows(getattr(value, each.name)) for each in dataclasses.fields(value)
-                }
+                fields = {}
+                for each in dataclasses.fields(value):
+                    fields[each.name] = rows(getattr(value, each.name))
                 return dataclasses.replace(value, **fields)
             return value
 
         taken: Prediction = rows(dataclasses.replace(self, points=Points(batch=0, context=0)))
-        axes = {
-            name: axis
-            for name, axis in vars(self.points).items()
-            if axis is not None and name not in ("is_grid", "cached")
-        }
-        points: dict[str, Any] = {
-            name: np.broadcast_to(axis, shape)[where] for name, axis in axes.items()
-        }
+        axes = {}
+        for name, axis in vars(self.points).items():
+            if axis is not None and name not in ("is_grid", "cached"):
+                axes[name] = axis
+        points: dict[str, Any] = {}
+        for name, axis in axes.items():
+            points[name] = np.broadcast_to(axis, shape)[where]
         return dataclasses.replace(taken, points=Points(**points, cached=self.points.cached))
 
 

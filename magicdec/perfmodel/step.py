@@ -203,7 +203,10 @@ class _Step(Block):
         engine = self.setup.engine
         if self.setup.sampling.is_greedy:
             own = engine.greedy_accept_passes
-            passes = engine.greedy_passes if own is None else own
+            if own is None:
+                passes = engine.greedy_passes
+            else:
+                passes = own
             given = engine.greedy_accept_s_per_element
         else:
             passes, given = engine.accept_passes, engine.accept_s_per_element

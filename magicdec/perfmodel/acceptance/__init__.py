@@ -191,7 +191,9 @@ class AcceptanceProfile(
     def max_gamma(self) -> int | None:
         """The largest gamma to choose unasked: the measured one, where the profile has no counts
         that tell how sure deeper ones are; None: any."""
-        return None if self.measured else self.measured_gamma
+        if self.measured:
+            return None
+        return self.measured_gamma
 
     @property
     def runs(self) -> Runs | None:

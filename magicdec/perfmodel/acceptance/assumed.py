@@ -228,7 +228,9 @@ def _maker_of(question: Question, draft: str) -> str:
     for at in _published():
         if draft and at.draft == draft and at.kind == question.kind:
             return at.maker
-    return "vendor" if question.kind == "mtp" else ""
+    if question.kind == "mtp":
+        return "vendor"
+    return ""
 
 
 def _anchor(question: Question) -> float:
@@ -237,7 +239,9 @@ def _anchor(question: Question) -> float:
     group = Situation(kind=question.kind).group
     if group in HEAD_GROUPS:
         return question.trained_len or TRAINED_LEN
-    return question.context if group == "lookup" else belief.CONTEXT_START.get(group, 4096.0)
+    if group == "lookup":
+        return question.context
+    return belief.CONTEXT_START.get(group, 4096.0)
 
 
 def _far(question: Question) -> float:
@@ -258,7 +262,10 @@ def _law(question: Question, rates: Array, trend: float, far: float) -> Law:
     usual depth at a far one."""
     far_rate = float(np.clip(_logistic(far - trend * REFERENCE_DEPTH), LEAST_RATE, MOST_RATE))
     group = Situation(kind=question.kind).group
-    start = 0.0 if group == "lookup" else _anchor(question)
+    if group == "lookup":
+        start = 0.0
+    else:
+        start = _anchor(question)
     growth = math.log((1.0 - far_rate) / (1.0 - float(rates[0])))
     return Law(
         rejection=1.0 - float(rates[0]),
@@ -283,15 +290,17 @@ def _origin(question: Question, named: Sequence[str]) -> str:
     """Where a belief comes from, in few words."""
     name = KIND_NAMES.get(question.kind, question.kind)
     model = plain_model(question.model)
-    own = [
-        at
-        for at in _published()
-        if at.model == model and at.kind == question.kind and at.draft in named
-    ]
+    own = []
+    for at in _published():
+        if at.model == model and at.kind == question.kind and at.draft in named:
+            own.append(at)
     if not own:
         return f"assumed from {num_drafts(question.kind)} {name} drafts"
     drafts = {at.draft for at in own}
-    which = "same head" if len(drafts) == 1 else f"{len(drafts)} heads of this model"
+    if len(drafts) == 1:
+        which = "same head"
+    else:
+        which = f"{len(drafts)} heads of this model"
     if Situation(kind=question.kind).group in ("lookup", "self", "model"):
         which = "same draft"
     on_task = question.task and any(at.task_class == question.task for at in own)
@@ -356,11 +365,17 @@ def updated_by(measured: AcceptanceProfile, question: Question) -> AcceptancePro
     """A user's profile, drawn towards the belief as far as its own error leaves room for it: one
     that is sharp stands as it is. On another class of text than was asked for, what was measured
     informs the belief by the levels that both share."""
-    task = measured.dataset if measured.dataset in TASKS else question.task
+    if measured.dataset in TASKS:
+        task = measured.dataset
+    else:
+        task = question.task
     named = plain(question.draft or measured.checkpoint or "yours")
     on_text = question._replace(draft=named, task=task)
     rate = float(measured.law.first_rate(budget=question.budget, context=question.context))
-    logit = math.log(rate / (1.0 - rate)) if 0.0 < rate < 1.0 else 0.0
+    if 0.0 < rate < 1.0:
+        logit = math.log(rate / (1.0 - rate))
+    else:
+        logit = 0.0
     deviation = measured.error.log_rejection / _log_deviation(min(max(rate, 1e-6), 1.0 - 1e-6))
     variance = deviation**2
     point = _points(on_text, named)[0]._replace(depth=-REFERENCE_DEPTH)
@@ -380,7 +395,10 @@ def updated_by(measured: AcceptanceProfile, question: Question) -> AcceptancePro
     updated = float(_logistic(after.mean[0]))
     moved = measured.at_rate(updated, budget=question.budget or LARGEST, context=question.context)
     spread = math.sqrt(max(float(after.covariance[0, 0]), 0.0)) * _log_deviation(updated)
-    where = YOURS if is_same_text else f"{YOURS} on {task}"
+    if is_same_text:
+        where = YOURS
+    else:
+        where = f"{YOURS} on {task}"
     return msgspec.structs.replace(
         moved,
         source=f"{where}, {measured.source}",

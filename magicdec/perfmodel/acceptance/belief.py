@@ -59,13 +59,17 @@ class Level(NamedTuple):
 
 
 def _pair(one: str, other: str) -> str:
-    return f"{one}|{other}" if one and other else ""
+    if one and other:
+        return f"{one}|{other}"
+    return ""
 
 
 def _by_text(at: Situation, text: str) -> str:
     """A text's name; for a model that drafts for itself it is another one's: how much of a cache a
     text needs says nothing of how well a smaller model guesses it."""
-    return _pair(text, "self") if at.group == "self" else text
+    if at.group == "self":
+        return _pair(text, "self")
+    return text
 
 
 def _maker(at: Situation) -> str:
@@ -153,7 +157,10 @@ def mean_depth(logit: float, gamma: int) -> float:
 def point_of(rate: Rate) -> tuple[Point, float]:
     """A published rate as a point and the logit that it shows."""
     logit = constant_rate_logit(rate.tokens, rate.gamma)
-    depth = 0.0 if rate.is_gamma_assumed else mean_depth(logit, rate.gamma)
+    if rate.is_gamma_assumed:
+        depth = 0.0
+    else:
+        depth = mean_depth(logit, rate.gamma)
     return Point(rate.situation, depth, rate.is_gamma_assumed), logit
 
 
@@ -165,8 +172,13 @@ def _warmth(at: Situation) -> float:
 
 def _seen_len(at: Situation) -> float:
     """Tokens that the draft attends to."""
-    context = USUAL_CONTEXT if at.context is None else at.context
-    return context if at.window is None else min(context, at.window)
+    if at.context is None:
+        context = USUAL_CONTEXT
+    else:
+        context = at.context
+    if at.window is None:
+        return context
+    return min(context, at.window)
 
 
 def _octaves_beyond(length: float, start: float) -> float:
@@ -239,7 +251,10 @@ def features_of(point: Point) -> dict[str, float]:
         f"size of {group}": size,
     }
     if point.is_gamma_assumed:
-        shape = "tree" if at.is_tree else "chain"
+        if at.is_tree:
+            shape = "tree"
+        else:
+            shape = "chain"
         found[f"{shape} of unknown depth"] = 1.0
     if group in CONTEXT_START:
         length = _seen_len(at)
@@ -343,15 +358,22 @@ def level_matches(
     Values in `outside` match nothing.
     """
     rows = level_keys(left, level)
-    columns = rows if left is right else level_keys(right, level)
+    if left is right:
+        columns = rows
+    else:
+        columns = level_keys(right, level)
     numbers: dict[str, int] = {}
-    codes = [
-        np.array(
-            [-side if key in outside else numbers.setdefault(key, len(numbers)) for key in keys],
-            dtype=np.int64,
+    codes = []
+    for side, keys in ((1, rows), (2, columns)):
+        codes.append(
+            np.array(
+                [
+                    -side if key in outside else numbers.setdefault(key, len(numbers))
+                    for key in keys
+                ],
+                dtype=np.int64,
+            )
         )
-        for side, keys in ((1, rows), (2, columns))
-    ]
     value = COVARIATES[level.covariate]
     match = np.asarray(codes[0][:, None] == codes[1][None, :], dtype=np.float64)
     match *= np.array([value(point) for point in left])[:, None]
@@ -620,7 +642,8 @@ def believed(
 ) -> Normal:
     """The belief at some points, all together: given the shared levels, the published runs of the
     points' checkpoints, and `further` rows of the user's own."""
-    of = fitted() if of is None else of
+    if of is None:
+        of = fitted()
     known = of.runs_of([point.situation.checkpoint for point in points])
     matrix = of.matrix(points)
     mean = matrix @ of.mean

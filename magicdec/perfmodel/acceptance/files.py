@@ -196,9 +196,10 @@ def _from_histogram(told: Any) -> list[Any]:
 
 
 def _guidellm(document: Any) -> list[Any]:
-    requests = [
-        each for benchmark in document["benchmarks"] for each in benchmark["requests"]["successful"]
-    ]
+    requests = []
+    for benchmark in document["benchmarks"]:
+        for each in benchmark["requests"]["successful"]:
+            requests.append(each)
     told = [(each.get("response_metrics") or {}).get("speculative_decoding") for each in requests]
     return [steps for each in told for steps in _from_histogram(each)]
 

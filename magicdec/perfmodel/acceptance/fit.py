@@ -90,7 +90,8 @@ def measurements_from_rows(rows: Iterable[Measurement | Mapping[str, Any]]) -> l
                 each = msgspec.convert(row, Measurement, strict=False)
         except msgspec.ValidationError as error:
             raise ConfigError(f"acceptance measurement {number}: {error}") from error
-        kept += [each] if each.trials > 0 else []
+        if each.trials > 0:
+            kept += [each]
     if not kept:
         raise ConfigError("no acceptance measurement with at least one trial")
     return kept

@@ -165,7 +165,9 @@ def maker_of(draft: str, kind: str) -> str:
         return "eagle-authors"
     if GROUP_OF.get(kind) == "lookup":
         return kind
-    return lower.split("/")[0] if "/" in lower else ""
+    if "/" in lower:
+        return lower.split("/")[0]
+    return ""
 
 
 def is_baseline(draft: str, kind: str, source: str) -> bool:
@@ -227,7 +229,10 @@ def _rate(line: Mapping[str, str | None]) -> Rate | None:
         return None
     is_assumed = gamma is None
     if gamma is None:
-        gamma = ASSUMED_TREE_DEPTH.get(group, ASSUMED_GAMMA[group]) if is_tree else None
+        if not is_tree:
+            gamma = None
+        else:
+            gamma = ASSUMED_TREE_DEPTH.get(group, ASSUMED_GAMMA[group])
         gamma = max(gamma or ASSUMED_GAMMA[group], int(tokens) + 1)
     if tokens > (gamma + 1) * 1.01:
         return None
@@ -284,16 +289,22 @@ def number(text: str) -> float | None:
     value = float(low)
     if high is not None:
         value = (value + float(high)) / 2.0
-    return value * 1024.0 if thousands else value
+    if thousands:
+        return value * 1024.0
+    return value
 
 
 def _gamma(text: str) -> int | None:
-    return round(float(text)) if re.fullmatch(r"\d+(\.0*)?", text.strip()) else None
+    if re.fullmatch(r"\d+(\.0*)?", text.strip()):
+        return round(float(text))
+    return None
 
 
 def _share(text: str) -> float | None:
     value = number(text)
-    return value if value is not None and 0.0 < value <= 1.0 else None
+    if value is not None and 0.0 < value <= 1.0:
+        return value
+    return None
 
 
 def same_rate(rate: Rate) -> tuple[object, ...]:

@@ -87,7 +87,10 @@ class Network(Draft):
     def network_pass(self, block: Block, query_len: Any, *, logit_rows: Array) -> ForwardTime:
         """The network's pass of a draft step."""
         own = np.maximum(block.gamma - 1.0, 0.0) / 2.0
-        factor = self.setup.engine.draft_attention_factor if self.is_sparse else 1.0
+        if self.is_sparse:
+            factor = self.setup.engine.draft_attention_factor
+        else:
+            factor = 1.0
         return forward_pass(
             self.network,
             Pass(
@@ -117,7 +120,9 @@ class Network(Draft):
         if setup.leaves_graphs:
             operations.append(uncaptured(setup, self.network.num_hidden_layers))
         if not setup.sampling.is_greedy and setup.engine.sampling_s_per_element is None:
-            shards = ranks if setup.engine.vocabulary == "sharded" else 1.0
+            shards = np.asarray(1.0)
+            if setup.engine.vocabulary == "sharded":
+                shards = ranks
             stored = block.batch * vocabulary * FP32_BYTES / shards
             operations.append(streaming("store distribution", setup.at, num_bytes=stored))
         return operations
@@ -136,7 +141,10 @@ class Network(Draft):
         fewer = self.ranks(block.tp) < block.tp
         if not np.any(fewer):
             return []
-        probabilities = 0.0 if setup.sampling.is_greedy else setup.model.vocab_size * FP32_BYTES
+        if setup.sampling.is_greedy:
+            probabilities = 0.0
+        else:
+            probabilities = setup.model.vocab_size * FP32_BYTES
         message = block.batch * block.gamma * (TOKEN_BYTES + probabilities)
         return [broadcast(setup.at, Message(message, np.where(fewer, block.tp, 1.0)))]
 

@@ -250,7 +250,10 @@ class AttentionCurve(Curve, frozen=True, kw_only=True):
             reads = np.minimum(query_len, 1.0)
         row_bytes = 2.0 * head_dim * bytes_per_element(kv_dtype) * reads
         kv_bytes = batch * num_kv_heads * kv_len * row_bytes
-        activation_bytes = 4.0 if kv_dtype == "fp32" else 2.0
+        if kv_dtype == "fp32":
+            activation_bytes = 4.0
+        else:
+            activation_bytes = 2.0
         query_bytes = 2.0 * batch * query_len * num_heads * head_dim * activation_bytes
         speedup = cache_speedup(
             hw, self.l2_fraction, self.l2_bandwidth_ratio, kv_bytes, working_set
@@ -260,7 +263,10 @@ class AttentionCurve(Curve, frozen=True, kw_only=True):
             further = np.maximum(query_len * group, QUERY_TILE_ROWS) - np.maximum(
                 group, QUERY_TILE_ROWS
             )
-            reread = 0.0 if self.splits == "grouped" else work.reread
+            if self.splits == "grouped":
+                reread = 0.0
+            else:
+                reread = work.reread
             rows = np.ceil(query_len * group / QUERY_ROWS_PER_BLOCK)
             tiles = Tiles(rows, 1.0, 1.0 + reread * np.maximum(further, 0.0) / QUERY_TILE_ROWS, 0.0)
         bandwidth = self.bandwidth_efficiency * hw.memory_bytes_per_s
@@ -419,11 +425,10 @@ def _row_factors(rows: Array, ratios: Array) -> tuple[float, ...]:
     """Median of measured / smooth for each number of query rows, from 1 to the most there are
     enough timings of.
     """
-    counted = {
-        int(n): float(np.median(ratios[rows == n]))
-        for n in np.unique(rows)
-        if np.sum(rows == n) >= MIN_ROW_TIMINGS
-    }
+    counted = {}
+    for n in np.unique(rows):
+        if np.sum(rows == n) >= MIN_ROW_TIMINGS:
+            counted[int(n)] = float(np.median(ratios[rows == n]))
     if len(counted) < 2:
         return ()
     known = sorted(counted)
@@ -456,7 +461,10 @@ def attention(
     batch, query_len, kv_len = work[:3]
     if work.window is not None:
         kv_len = np.minimum(kv_len, work.window + curve.window_tile_tokens)
-    reads = query_len if engine.kv_reads == "per_query" else 1.0
+    if engine.kv_reads == "per_query":
+        reads = query_len
+    else:
+        reads = 1.0
     cost = Cost(
         flops=4.0 * batch * query_len * kv_len * work.num_heads * work.head_dim,
         kv_bytes=2.0
@@ -550,7 +558,10 @@ class PrefillCurve(Curve, frozen=True, kw_only=True):
     def seconds(self, hw: Device, work: Prompts, working_set: WorkingSet = None) -> OpTime:
         batch, query_len, kv_len, num_heads, num_kv_heads, head_dim = arrays(*work[:6])
         element = bytes_per_element(work.kv_dtype)
-        activation = 4.0 if work.kv_dtype == "fp32" else 2.0
+        if work.kv_dtype == "fp32":
+            activation = 4.0
+        else:
+            activation = 2.0
         of_head = np.where(
             head_dim <= 64,
             self.narrow_head_efficiency,

@@ -317,13 +317,14 @@ def minimise(
             f"cannot fit {type(start).__name__}: needs at least 3 rows with positive times"
         )
     log_seconds = np.log(seconds)
-    limits = {
-        name: LIMITS.get(name, (0.0, 1.0 if name.endswith("_s") else 1e18)) for name in parameters
-    }
-    codes = [
-        (each.encode(limits[name][0]), each.encode(limits[name][1]), each.center, each.spread)
-        for name, each in parameters.items()
-    ]
+    limits = {}
+    for name in parameters:
+        limits[name] = LIMITS.get(name, (0.0, 1.0 if name.endswith("_s") else 1e18))
+    codes = []
+    for name, each in parameters.items():
+        codes.append(
+            (each.encode(limits[name][0]), each.encode(limits[name][1]), each.center, each.spread)
+        )
     low, high, center, spread = np.array(codes).T
 
     def residuals(values: dict[str, float]) -> Array:

@@ -202,7 +202,10 @@ def experts(at: Where, work: Experts, *, count: Any = 1.0) -> list[Op]:
     tokens = np.asarray(work.tokens, dtype=np.float64)
     width = work.width
     curve = experts_curve(at)
-    independence = 1.0 if curve is None else curve.independence
+    if curve is None:
+        independence = 1.0
+    else:
+        independence = curve.independence
     touched = experts_touched(work.num_experts, work.num_experts_per_tok, tokens, independence)
     shared = {"m": tokens * work.num_experts_per_tok / np.maximum(touched, 1e-9), "count": count}
     num_inner = work.num_matrices - 1.0

@@ -325,7 +325,10 @@ def linear(
     m, n, k = (np.asarray(value, dtype=np.float64) for value in (m, n, k))
     dtype = matrix_dtype(hw, engine, precision)
     read = bytes_per_element(dtype)
-    written = 4.0 if dtype == "fp32" else 2.0
+    if dtype == "fp32":
+        written = 4.0
+    else:
+        written = 2.0
     cost = Cost(
         flops=2.0 * m * n * k,
         weight_bytes=n * k * precision.weight_bytes,

@@ -188,10 +188,9 @@ class LatentCurve(AttentionCurve, frozen=True, kw_only=True):
         wide = self.known(hw, "bf16")
         if work.kv_dtype != "bf16" and wide is not None and start.combine_traffic > 0:
             parameters["bandwidth_efficiency"] = Free(prior=wide.bandwidth_efficiency, spread=0.03)
-        starts = [
-            {name: value for name, value in each.items() if name in parameters}
-            for each in LATENT_STARTS
-        ]
+        starts = []
+        for each in LATENT_STARTS:
+            starts.append({name: value for name, value in each.items() if name in parameters})
         curves = (
             msgspec.structs.replace(start, blocks_per_multiprocessor=each) for each in LATENT_BLOCKS
         )

@@ -210,7 +210,10 @@ class AllReduceCurve(Curve, frozen=True, kw_only=True):
         peer access (PCIe, shared memory), and the size at which the bulk algorithm takes over is
         searched on powers of two, apart for up to four ranks and for more."""
         is_ring = hw.link.topology in RINGS
-        parameters = RING if is_ring else self.free()
+        if is_ring:
+            parameters = RING
+        else:
+            parameters = self.free()
 
         def predict(curve: Self) -> Array:
             return curve.table_seconds(hw, work)
@@ -224,16 +227,17 @@ class AllReduceCurve(Curve, frozen=True, kw_only=True):
             return with_fit(curve, num_free, rows, predict(curve), fitted_on)
         ranks = as_array(work.ranks)
         few_and_wide = bool(np.any(ranks <= FEW_RANKS)) and bool(np.any(ranks > FEW_RANKS))
-        starts = [
-            type(self)(
-                library=self.library,
-                direct_ranks=2 if is_ring else 8,
-                direct_bytes=few,
-                direct_bytes_wide=wide,
-            )
-            for few in SWITCH_SIZES
-            for wide in (SWITCH_SIZES if few_and_wide else (few,))
-        ]
+        starts = []
+        for few in SWITCH_SIZES:
+            for wide in SWITCH_SIZES if few_and_wide else (few,):
+                starts.append(
+                    type(self)(
+                        library=self.library,
+                        direct_ranks=2 if is_ring else 8,
+                        direct_bytes=few,
+                        direct_bytes_wide=wide,
+                    )
+                )
         curve, _, num_free = min((fit(each) for each in starts), key=lambda fitted: fitted[1])
         return with_fit(curve, num_free + 2, rows, predict(curve), fitted_on)
 

@@ -183,9 +183,9 @@ def merged(operations: list[Op]) -> tuple[Op, ...]:
 
 
 def _sum(operations: list[Op]) -> Op:
-    seconds: Any = {
-        key: sum((getattr(op, key) for op in operations), np.asarray(0.0)) for key in SECONDS
-    }
+    seconds: Any = {}
+    for key in SECONDS:
+        seconds[key] = sum((getattr(op, key) for op in operations), np.asarray(0.0))
     return replace(operations[0], cost=total([op.cost for op in operations]), **seconds)
 
 
@@ -224,7 +224,11 @@ class ForwardTime:
             elif op.group == "link":
                 seconds["link"] = seconds["link"] + op.time_s
             else:
-                memory: BoundBy = "kv" if op.group == "attention" else "weights"
+                memory: BoundBy
+                if op.group == "attention":
+                    memory = "kv"
+                else:
+                    memory = "weights"
                 work = np.maximum(op.time_s - op.overhead_s, 0.0)
                 by_compute = op.compute_s > op.memory_s
                 seconds["overhead"] = seconds["overhead"] + (op.time_s - work)

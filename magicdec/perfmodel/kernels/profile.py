@@ -231,11 +231,10 @@ def _borrow(profile: HardwareProfile, donor: HardwareProfile) -> HardwareProfile
             mine = getattr(profile, key)
             theirs = getattr(donor, key)
             if isinstance(theirs, dict):
-                apt = {
-                    name: each
-                    for name, each in theirs.items()
-                    if kind.may_borrow(profile, donor, name)
-                }
+                apt = {}
+                for name, each in theirs.items():
+                    if kind.may_borrow(profile, donor, name):
+                        apt[name] = each
                 changes[key] = {name: lent(each, donor.name) for name, each in apt.items()} | mine
             elif mine is None and theirs is not None and kind.may_borrow(profile, donor, ""):
                 changes[key] = lent(theirs, donor.name)

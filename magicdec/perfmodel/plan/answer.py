@@ -125,10 +125,9 @@ def answer_of(
     drafted = [row for each in found if each.option is not None for row in each.rows]
     if not alone and not drafted:
         return None
-    rankings = [
-        choose(place, alone_here, drafted_here, case.admits)
-        for place, alone_here, drafted_here in _loads(case, alone, drafted)
-    ]
+    rankings = []
+    for place, alone_here, drafted_here in _loads(case, alone, drafted):
+        rankings.append(choose(place, alone_here, drafted_here, case.admits))
     rankings.sort(key=_objective_of_ranking, reverse=True)
     ranking = rankings[0]
     if _is_narrowed(case, rankings):
@@ -237,7 +236,9 @@ def _choice(
         option = next(each.option for each in found if left_out in each.rows)
         assert option is not None  # a drafted row's
         runs_at = largest_that_runs(case, option, left_out)
-    shown = best if best.is_speculative else left_out
+    shown = left_out
+    if best.is_speculative:
+        shown = best
     better = None
     if shown is not None and case.request.gamma is not None:
         option = next(each.option for each in found if _holds(each, shown))
@@ -289,7 +290,10 @@ def _without_draft(
         if (row.tp_size, row.batch_size) == (best.tp_size, best.batch_size):
             return row
     at = dataclasses.replace(point, gamma=np.zeros_like(point.gamma), budget=None)
-    rate = baseline.rate if baseline is not None else None
+    if baseline is None:
+        rate = None
+    else:
+        rate = baseline.rate
     return candidates(case, predict(case.setup(None), None, at), None, baseline=rate)[0]
 
 

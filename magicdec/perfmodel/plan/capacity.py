@@ -183,11 +183,10 @@ def _fewest(load: Load, layouts: list[ServedLayout], most: int, progress: Progre
     trials = [Trial(load=load, layout=layout) for layout in close]
     jobs = [(trial, most) for trial in trials]
     counts = _in_parallel(Trial.fewest, jobs, progress, "simulating layouts")
-    kept = [
-        Kept(trial=trial, replicas=count)
-        for trial, count in zip(trials, counts, strict=True)
-        if count is not None
-    ]
+    kept = []
+    for trial, count in zip(trials, counts, strict=True):
+        if count is not None:
+            kept.append(Kept(trial=trial, replicas=count))
     return min(kept, key=lambda answer: answer.worth, default=None)
 
 
@@ -428,7 +427,10 @@ def _where_it_pays(curves: list[TrafficLoad]) -> list[str]:
                 gain = without.p50 / load.request.p50
             gains.append((load.rate_per_s, gain))
         if gains and len(curve) > 1:
-            name = policy if policy.startswith("gamma") else f"gamma {policy}"
+            if policy.startswith("gamma"):
+                name = policy
+            else:
+                name = f"gamma {policy}"
             policies.setdefault(_paying(gains), []).append(name)
     return [f"with {', '.join(names)}: {paying}" for paying, names in policies.items()]
 

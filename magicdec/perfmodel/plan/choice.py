@@ -140,7 +140,9 @@ def outcome_of(best: Candidate, left_out: Candidate | None, *, lacks_acceptance:
     if best.is_speculative:
         return "speculate"
     if left_out is None:
-        return "no acceptance" if lacks_acceptance else "not asked"
+        if lacks_acceptance:
+            return "no acceptance"
+        return "not asked"
     if left_out.gain.speedup <= 1.0:
         return "no gain"
     if not left_out.fits:

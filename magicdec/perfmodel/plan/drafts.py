@@ -211,7 +211,11 @@ def _considered(
     known: list[Any] = [(each.draft, each.draft_method) for each in request.acceptance]
     known += laws.published_drafts(target.name)
     known += [(kind, kind) for kind in kinds_of(target.name) if kind in HEAD_METHODS]
-    own: list[Any] = [("mtp", "mtp")] if target.mtp_layers else []
+    own: list[Any]
+    if target.mtp_layers:
+        own = [("mtp", "mtp")]
+    else:
+        own = []
     most = LARGEST_DRAFT_SHARE * target.num_parameters
     able = (
         name
@@ -360,7 +364,10 @@ def _of_copy(
 ) -> AcceptanceProfile | None:
     """The acceptance of the target's own weights, or published of an int4 copy, which wider ones
     exceed; None of a copy that nobody measured."""
-    dtype = "int4" if is_narrower else ""
+    if is_narrower:
+        dtype = "int4"
+    else:
+        dtype = ""
     return laws.default_profile(
         target.name, "full", temperature=request.temperature, weight_dtype=dtype
     )

@@ -62,7 +62,10 @@ def best_gammas(case: Case, option: DraftOption, points: Points, room: BoolArray
     gen_len = float(case.request.gen_len)
 
     def seen(at: Prediction) -> tuple[WholeRequests | None, Array]:
-        requests = whole_requests(at, output_len=gen_len) if gen_len else None
+        if not gen_len:
+            requests = None
+        else:
+            requests = whole_requests(at, output_len=gen_len)
         return requests, at.full(
             at.speedup if requests is None else requests.speedup_at(at.speedup)
         )

@@ -244,10 +244,9 @@ def _shapes(trace: Requests) -> WorkloadSpec:
     prompts = trace.prompt_len[chosen].tolist()
     outputs = trace.output_len[chosen].tolist()
     counted = Counter(zip(prompts, outputs, strict=True))
-    shapes = [
-        RequestShape(prompt_len=prompt, gen_len=output, weight=weight)
-        for (prompt, output), weight in counted.items()
-    ]
+    shapes = []
+    for (prompt, output), weight in counted.items():
+        shapes.append(RequestShape(prompt_len=prompt, gen_len=output, weight=weight))
     return WorkloadSpec(requests=tuple(shapes))
 
 

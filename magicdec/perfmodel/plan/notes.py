@@ -105,7 +105,10 @@ def _on_spread(case: Case, answer: CaseAnswer) -> Iterator[str]:
         )
     if spread.pp > 1:
         able = ", ".join(case.engine.staged_drafts)
-        runs = f"{able} alone" if able else "no draft: decoding is autoregressive"
+        if able:
+            runs = f"{able} alone"
+        else:
+            runs = "no draft: decoding is autoregressive"
         yield f"with stages engine {case.engine.name} runs {runs}"
     if spread.whole_experts:
         yield (
@@ -140,9 +143,10 @@ def _on_engine_fit(cases: list[Case]) -> Iterator[str]:
     engine = cases[0].engine
     if not engine.fitted_on:
         yield f"engine profile {engine.name} is not fitted to measurements: its fixed costs are estimates"
-    elsewhere = [
-        each.hardware.name for each in cases if not is_engine_fitted_on(each.hardware, each.engine)
-    ]
+    elsewhere = []
+    for each in cases:
+        if not is_engine_fitted_on(each.hardware, each.engine):
+            elsewhere.append(each.hardware.name)
     if elsewhere:
         yield (
             f"engine profile {engine.name} was fitted on {engine.fitted_device}: "
@@ -270,11 +274,10 @@ def _on_table(case: Case, answer: CaseAnswer) -> Iterator[str]:
     column = table.context_lens.index(best.context_len)
     count = table.batch_sizes.index(best.batch_size) + 1
     gammas = [row[column] for row in table.gamma_set_up[:count]]
-    lost = [
-        1.0 - row[column]
-        for row, gamma in zip(table.idle_speedup[:count], gammas, strict=True)
-        if gamma == 0
-    ]
+    lost = []
+    for row, gamma in zip(table.idle_speedup[:count], gammas, strict=True):
+        if gamma == 0:
+            lost.append(1.0 - row[column])
     if lost:
         yield (
             f"where the table drafts nothing, having the draft set up costs up to {max(lost):.0%} of the speed of an "

@@ -149,10 +149,16 @@ def _served(choice: Choice, load: TrafficLoad, request: PlanRequest) -> Choice:
     cost = Cost(per_million_tokens_usd=load.cost_per_million_tokens_usd)
     limits = []
     if request.ttft_p95_s is not None:
-        ttft_s = None if load.ttft is None else load.ttft.p95
+        if load.ttft is None:
+            ttft_s = None
+        else:
+            ttft_s = load.ttft.p95
         limits.append(Limit(of="p95 of first token", limit_s=request.ttft_p95_s, value_s=ttft_s))
     if request.tpot_p95_s is not None:
-        tpot_s = None if load.tpot is None else load.tpot.p95
+        if load.tpot is None:
+            tpot_s = None
+        else:
+            tpot_s = load.tpot.p95
         limits.append(Limit(of="p95 of time per token", limit_s=request.tpot_p95_s, value_s=tpot_s))
     row = msgspec.structs.replace(choice.row, cost=cost)
     return msgspec.structs.replace(choice, row=row, limits=limits)
@@ -175,10 +181,9 @@ def answered(
         for lengths in lengths_of(request):
             context = int(lengths.prompt_len)
             options, lacking = draft_options(model, request, engine=engine, context=context)
-            ways = [
-                with_best_settings(way)
-                for way in resolve(request, model, hardware, options, lengths)
-            ]
+            ways = []
+            for way in resolve(request, model, hardware, options, lengths):
+                ways.append(with_best_settings(way))
             tried.append(ways[0])
             try:
                 answer = best_of_layouts(ways, lacking)

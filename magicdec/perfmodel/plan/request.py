@@ -219,11 +219,10 @@ class Case:
             "weight_dtype": self.request.draft_weight_dtype,
             "kv_dtype": self.request.draft_kv_dtype,
         }
-        named = {
-            key: PROFILE_DTYPES.get(dtype, dtype)
-            for key, dtype in given.items()
-            if dtype is not None
-        }
+        named = {}
+        for key, dtype in given.items():
+            if dtype is not None:
+                named[key] = PROFILE_DTYPES.get(dtype, dtype)
         return msgspec.structs.replace(draft_of(setup).precision, **named)
 
     def largest_batches(
@@ -344,7 +343,10 @@ def _smaller(node: Layout, model: ModelSpec, engine: EngineProfile) -> list[Layo
 
 def _fewest(request: PlanRequest, tried: list[Case]) -> Case:
     """The fewest devices that hold the model and its batch for every length, or else the node."""
-    usual = 1 if tried[0].hardware.link.is_single else DEFAULT_BATCH
+    if tried[0].hardware.link.is_single:
+        usual = 1
+    else:
+        usual = DEFAULT_BATCH
     batch = max(request.batch_sizes, default=usual)
     for case in tried:
         same_layout = (replace(case, lengths=lengths) for lengths in lengths_of(request))
@@ -380,9 +382,10 @@ def _resolved(
             f"engine {engine.name} runs a draft on all ranks of its target; leave --draft-tp out, or plan for --engine "
             f"{DEFAULT_CPU_ENGINE}"
         )
-    staged = [
-        each for each in options if engine.runs_staged(each.draft, each.method, layout.spread.pp)
-    ]
+    staged = []
+    for each in options:
+        if engine.runs_staged(each.draft, each.method, layout.spread.pp):
+            staged.append(each)
     if (
         request.draft not in (None, "none")
         and options
@@ -482,10 +485,12 @@ def _others(num_gpus: int, model: ModelSpec, node: int, multiple: int) -> list[L
     found: list[Layout] = []
     if num_gpus > node:
         across = tuple(size for size in valid_tp_sizes(model, num_gpus, multiple) if size > node)
-        found += [Layout(tp_sizes=across)] if across else []
+        if across:
+            found += [Layout(tp_sizes=across)]
         tp = largest_tp_at_most(model, node, multiple)
         stages = min(num_gpus // tp, model.num_hidden_layers)
-        found += [Layout(tp_sizes=(tp,), spread=Parallelism(pp=stages))] if stages > 1 else []
+        if stages > 1:
+            found += [Layout(tp_sizes=(tp,), spread=Parallelism(pp=stages))]
     for ranks in dict.fromkeys((min(num_gpus, node), num_gpus)):
         if model.is_moe and 1 < ranks <= model.most_experts and model.most_experts % ranks == 0:
             found += [

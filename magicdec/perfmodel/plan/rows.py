@@ -474,7 +474,10 @@ class RowBuilder:
     def _cost(self, rate_per_gpu: float, *, is_of_requests: bool) -> Cost:
         """The cost of generated tokens at a rate per case."""
         price = self.setup.hardware.price_per_hour_usd
-        usd_per_s = price / SECONDS_PER_HOUR if price else None
+        if not price:
+            usd_per_s = None
+        else:
+            usd_per_s = price / SECONDS_PER_HOUR
         per_token = None
         if usd_per_s is not None:
             per_token = usd_per_s / rate_per_gpu * MEGA

@@ -61,7 +61,10 @@ def search(case: Case, baseline: Candidate | None) -> list[Found]:
     """
     batches = _searched_batches(case)
     _check_capacity(case)
-    rate = baseline.rate if baseline is not None else None
+    if baseline is None:
+        rate = None
+    else:
+        rate = baseline.rate
     found = [_found(case, option, batches, rate) for option in (None, *case.options)]
     return [each for each in found if each is not None]
 
@@ -162,10 +165,11 @@ def _searched_batches(case: Case) -> Array:
 def most_that_fit(case: Case) -> float:
     """The largest batch, with the drafts where these leave room for nearly as many."""
     alone = float(case.largest_batches().max(initial=0))
-    drafted = [
-        float(case.largest_batches(option=option, budget=max(option.budgets), gamma=1).max())
-        for option in case.options
-    ]
+    drafted = []
+    for option in case.options:
+        drafted.append(
+            float(case.largest_batches(option=option, budget=max(option.budgets), gamma=1).max())
+        )
     return min([alone, *(most for most in drafted if most >= NEARLY_AS_MANY * alone)])
 
 
@@ -177,7 +181,10 @@ def _found(
     """
     if not len(batches) or (option is not None and case.gammas_of(option) == (0,)):
         return None
-    law = option.acceptance if option is not None else None
+    if option is None:
+        law = None
+    else:
+        law = option.acceptance
     whole = predict(case.setup(option), law, _points(case, option, batches))
     if case.searches_batch:
         chosen = _worth_a_look(case, whole)
@@ -227,7 +234,10 @@ def _at_best_setting(case: Case, option: DraftOption, batches: Array) -> DraftOp
 
 def _points(case: Case, option: DraftOption | None, batches: Array) -> Points:
     lengths = case.lengths
-    budgets = option.budgets if option is not None else (0,)
+    if option is not None:
+        budgets = option.budgets
+    else:
+        budgets = (0,)
     return Points.grid(
         batch=batches,
         context=(lengths.prompt_len,),
@@ -278,11 +288,10 @@ def _check_capacity(case: Case) -> None:
     hw = case.hardware.name
     context = round(case.lengths.prompt_len)
     if largest.max(initial=0) < 1:
-        parts = [
-            f"{part} {size}"
-            for part, size in (("pp", case.spread.pp), ("dp", case.spread.dp))
-            if size > 1
-        ]
+        parts = []
+        for part, size in (("pp", case.spread.pp), ("dp", case.spread.dp)):
+            if size > 1:
+                parts.append(f"{part} {size}")
         if parts:
             spread = f" ({', '.join(parts)})"
         else:

@@ -74,7 +74,8 @@ def for_engine(
         return Replanned(plan=original, site=_site(original, device))
     if chosen.is_speculative and not _runs(profile, chosen):
         wanted = f"{chosen.draft}/{chosen.draft_method}"
-        wanted += f" with pp {chosen.layout.pp_size}" if chosen.layout.pp_size > 1 else ""
+        if chosen.layout.pp_size > 1:
+            wanted += f" with pp {chosen.layout.pp_size}"
         if number is not None:
             raise ConfigError(
                 f"engine {engine} does not run {wanted}; choose a candidate with another draft"
@@ -85,7 +86,10 @@ def for_engine(
         reason = f"{engine} does not run the plan's best draft, {wanted}"
         if not able:
             reason += ", nor another that it ranked"
-        chosen = able[0] if able else original.autoregressive
+        if able:
+            chosen = able[0]
+        else:
+            chosen = original.autoregressive
     device = _device(original, chosen, hardware)
     again = plan(_request(original, chosen, engine, acceptance, device))
     choice = again.choice
@@ -115,7 +119,9 @@ def _lost(row: Candidate) -> str:
 
 
 def _joined(reason: str, further: str) -> str:
-    return f"{reason}; {further}" if reason else further
+    if reason:
+        return f"{reason}; {further}"
+    return further
 
 
 def _site(again: Plan, device: HardwareProfile) -> Site:
@@ -333,7 +339,10 @@ def _inputs(state: State) -> list[tuple[str, Callable[[State, float], State], fl
     for field, name in LAW_INPUTS.items():
         value = getattr(acceptance.law, field)
         if value:
-            relative = acceptance.error.log_rejection if field == "rejection" else None
+            if field != "rejection":
+                relative = None
+            else:
+                relative = acceptance.error.log_rejection
             if relative is not None:
                 sigma = relative
             else:
@@ -349,7 +358,11 @@ def _scaler(
 
     def scale(state: State, factor: float) -> State:
         setup, acceptance = state
-        struct: Any = acceptance.law if part == "law" else getattr(setup, part)
+        struct: Any
+        if part == "law":
+            struct = acceptance.law
+        else:
+            struct = getattr(setup, part)
         value = getattr(struct, field)
         if isinstance(value, dict):
             scaled = {key: each * factor for key, each in value.items()}

@@ -155,7 +155,10 @@ def given(text: str, first: Mapping[str, Any]) -> Columns:
             )
         if path not in paths:
             close = closest(path, paths)
-            known = f"did you mean {either(close)}?" if close else f"it has {', '.join(paths)}"
+            if close:
+                known = f"did you mean {either(close)}?"
+            else:
+                known = f"it has {', '.join(paths)}"
             raise ConfigError(f"--columns {pair}: the file has no column '{path}'; {known}")
         found[role] = path
     missing = [role for role in NEEDED if found[role] is None]

@@ -100,7 +100,10 @@ class Replica:
         self.costs = costs
         self.limits = limits
         self.drafts = drafts
-        self.policy = policy if drafts is not None else None
+        if drafts is None:
+            self.policy = None
+        else:
+            self.policy = policy
         count = len(requests)
         slots = limits.max_sequences
         self.first_s = np.full(count, np.nan)

@@ -280,7 +280,9 @@ def _log_columns(
     first = _first(documents)
     if columns is not None:
         return gateway.given(columns, first)
-    return None if _format(documents[0][1]) is not None else gateway.recognised(first)
+    if _format(documents[0][1]) is not None:
+        return None
+    return gateway.recognised(first)
 
 
 def _documents(path: Path) -> list[tuple[str, dict[str, Any]]]:

@@ -84,7 +84,10 @@ class Server:
                 f"not fit: the cache of {tp_size * spread.pp} x {setup.hardware.name} holds "
                 f"{blocks * BLOCK_SIZE} tokens"
             )
-        usual = 1024 if setup.hardware.memory_bytes >= LARGE_MEMORY_BYTES else 256
+        if setup.hardware.memory_bytes >= LARGE_MEMORY_BYTES:
+            usual = 1024
+        else:
+            usual = 256
         fewest = -(-int(requests.prompt_len.min()) // BLOCK_SIZE)
         limits = Limits(
             max_sequences=spread.dp * min(max_sequences or usual, max(blocks // fewest, 1)),
@@ -249,18 +252,19 @@ def simulate(
     Raises CapacityError for more passes than `work` allows.
     """
     requests = server.finding(requests)
-    simulated = [
-        Replica(
-            requests,
-            server.costs,
-            server.limits,
-            policy=server.policy,
-            drafts=server.drafts,
-            seed=seed * 1000 + place,
-            work=work,
+    simulated = []
+    for place in range(replicas):
+        simulated.append(
+            Replica(
+                requests,
+                server.costs,
+                server.limits,
+                policy=server.policy,
+                drafts=server.drafts,
+                seed=seed * 1000 + place,
+                work=work,
+            )
         )
-        for place in range(replicas)
-    ]
     for number, arrival in enumerate(requests.arrival_s.tolist()):
         chosen = simulated[number % replicas]
         if balance == "least-loaded" and replicas > 1:
