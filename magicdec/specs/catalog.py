@@ -67,7 +67,9 @@ def checkpoint_directory(model: str) -> Path | None:
     if model == EMBEDDED:
         return EMBEDDED_DIRECTORY
     path = Path(model)
-    return path if path.is_dir() else None
+    if path.is_dir():
+        return path
+    return None
 
 
 def served_checkpoint(model: str) -> str | None:
@@ -75,7 +77,9 @@ def served_checkpoint(model: str) -> str | None:
     where none is known.
     """
     directory = checkpoint_directory(model)
-    return checkpoint_of(model) if directory is None else str(directory)
+    if directory is None:
+        return checkpoint_of(model)
+    return str(directory)
 
 
 def local_model(model: str, *, with_weights: bool) -> str:
@@ -120,7 +124,10 @@ def models_that_may_draft(target: ModelSpec) -> list[str]:
     decides.
     """
     row = named_models().get(target.name)
-    family = None if row is None else row.tokenizer_family(target.name)
+    if row is None:
+        family = None
+    else:
+        family = row.tokenizer_family(target.name)
     sizes = _sizes()
     able = [
         name
@@ -237,9 +244,8 @@ def load_model_file(path: Path) -> ModelSpec:
     layers = tuple(
         file.layers[name] for run in file.pattern for _ in range(run.repeat) for name in run.layers
     )
-    given = {
-        name: getattr(file, name)
-        for name in file.__struct_fields__
-        if name not in ("schema", "layers", "pattern")
-    }
+    given = {}
+    for name in file.__struct_fields__:
+        if name not in ("schema", "layers", "pattern"):
+            given[name] = getattr(file, name)
     return ModelSpec(architecture=file.schema, layers=layers, **given)

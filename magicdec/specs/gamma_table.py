@@ -61,7 +61,10 @@ class TableGamma:
         from batch 1 to `most` (default: the table's last batch).
         """
         column = nearest(self.context_lens, context_len)
-        end = self.batch_sizes[-1] if most is None else most
+        if most is None:
+            end = self.batch_sizes[-1]
+        else:
+            end = most
         lasts = [math.isqrt(here * after) for here, after in pairwise(self.batch_sizes)]
         bands: list[Band] = []
         first = 1

@@ -154,19 +154,25 @@ def resolve_name(text: str) -> ModelName | None:
         return ModelName(model=text)
     short, weight_format = _without_format(_plain(text))
     model = _keys().get(_key(short))
-    return None if model is None else ModelName(model=model, weight_format=weight_format)
+    if model is None:
+        return None
+    return ModelName(model=model, weight_format=weight_format)
 
 
 def model_name(text: str) -> str:
     """The catalog's name for a model in whatever format; any other text as it is."""
     name = resolve_name(text)
-    return text if name is None else name.model
+    if name is None:
+        return text
+    return name.model
 
 
 def catalog_name(text: str) -> str:
     """The catalog's name for a model as published; any other text as it is."""
     name = resolve_name(text)
-    return text if name is None or name.weight_format is not None else name.model
+    if name is None or name.weight_format is not None:
+        return text
+    return name.model
 
 
 def checkpoint_of(text: str) -> str | None:
@@ -176,7 +182,9 @@ def checkpoint_of(text: str) -> str | None:
         return None
     if "/" in text:
         return text
-    return named_models()[name.model].checkpoints[0] if name.weight_format is None else None
+    if name.weight_format is None:
+        return named_models()[name.model].checkpoints[0]
+    return None
 
 
 def _plain(text: str) -> str:

@@ -46,7 +46,10 @@ def named_head(
         directory = Path(draft)
     if directory is not None:
         spec = load_head(directory, method=method)
-        place = directory.parent if directory.is_file() else directory
+        if directory.is_file():
+            place = directory.parent
+        else:
+            place = directory
         return NamedHead(method=spec.method, spec=spec, checkpoint=str(place))
     if method is not None:
         return NamedHead(method=method)

@@ -86,4 +86,6 @@ ENGINE_FORMATS: dict[str, str] = {
 def format_name(text: str) -> str:
     """Our name of a number format."""
     name = text.strip().lower().replace("-", "_")
-    return name if name in DTYPE_BYTES else ENGINE_FORMATS.get(name, text.strip())
+    if name in DTYPE_BYTES:
+        return name
+    return ENGINE_FORMATS.get(name, text.strip())

@@ -217,7 +217,10 @@ def _engine_in(words: Sequence[str]) -> tuple[str, int] | None:
     """The engine that words start, and the place of its first argument."""
     for place, word in enumerate(words):
         base = word.rpartition("/")[2]
-        following = words[place + 1] if place + 1 < len(words) else ""
+        if place + 1 < len(words):
+            following = words[place + 1]
+        else:
+            following = ""
         if base == "vllm" and following == "serve":
             return "vllm", place + 2
         if word.startswith("vllm.entrypoints."):
@@ -319,7 +322,10 @@ def _read(engine: str, words: Sequence[str], grants: dict[str, Any]) -> ServeCom
             if not HARMLESS.fullmatch(option.removeprefix("no-")):
                 unknown.append(f"--{option}")
             continue
-        given = "true" if value is None else value
+        if value is None:
+            given = "true"
+        else:
+            given = value
         said[meaning] = _joined(said.get(meaning), given)
         written[f"--{option}"] = said[meaning]
     if "file" in said:
@@ -362,7 +368,8 @@ def _pairs(engine: str, words: Sequence[str]) -> Iterator[tuple[str | None, str 
         option = head.replace("_", "-")
         if dot:
             value = json.dumps({inside: _scalar(value if equals else words[place])})
-            place += 0 if equals else 1
+            if not equals:
+                place += 1
             yield option, value
             continue
         if equals:

@@ -81,7 +81,9 @@ def budget_at(asked: int | str, context: int) -> int:
 
 def draft_model_name(draft: str) -> str | None:
     """The model that drafts, where it is another one than the target."""
-    return None if draft in NAMED_DRAFTS else draft
+    if draft in NAMED_DRAFTS:
+        return None
+    return draft
 
 
 class HeadSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,7 +171,10 @@ def load_head(path: Path, *, method: DraftMethod | None = None) -> HeadSpec:
     """The head of a config.json or its directory. `method`: what it is, where its names do not say
     so. Raises ConfigError where it is of no kind that is known.
     """
-    file = path / "config.json" if path.is_dir() else path
+    if path.is_dir():
+        file = path / "config.json"
+    else:
+        file = path
     if not file.is_file():
         raise ConfigError(
             f"no configuration of a head at {path}: give its config.json or its directory"
