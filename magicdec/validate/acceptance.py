@@ -110,16 +110,18 @@ def validate_beliefs(
     if not asked:
         raise ConfigError(f"no usable rate in {', '.join(map(str, paths))}")
     if not leave_out:
-        leave_out = "" if paths else "model"
+        if paths:
+            leave_out = ""
+        else:
+            leave_out = "model"
     wanted = {same_rate(rate) for rate in asked}
-    others = [
-        (rate, weight)
-        for rate, weight in zip(table, shipped.row_weights, strict=True)
-        if same_rate(rate) not in wanted
-    ]
-    known = {
-        same_rate(rate): weight for rate, weight in zip(table, shipped.row_weights, strict=True)
-    }
+    others = []
+    for rate, weight in zip(table, shipped.row_weights, strict=True):
+        if same_rate(rate) not in wanted:
+            others.append((rate, weight))
+    known = {}
+    for rate, weight in zip(table, shipped.row_weights, strict=True):
+        known[same_rate(rate)] = weight
     rates = [*asked, *(rate for rate, _ in others)]
     weights = [*(known.get(same_rate(rate), 1.0) for rate in asked), *(own for _, own in others)]
     evidence = Evidence.of(rates, shipped.scales, np.array(weights))
@@ -174,7 +176,10 @@ def validation(
     """Worth of normal beliefs about the logits of some rates."""
     table = outcomes(rates, mean, deviation)
     chains = table[table["is_chain"]]
-    counted = table if chains.empty else chains
+    if chains.empty:
+        counted = table
+    else:
+        counted = chains
     claims = claimed(counted)
     return AcceptanceValidation(
         leave_out=leave_out,
@@ -223,7 +228,9 @@ def tokens_per_step(logit: Array, gamma: Array) -> Array:
 
 
 def _temperature(at: Situation) -> str:
-    return "unknown" if at.temperature is None else f"{at.temperature:g}"
+    if at.temperature is None:
+        return "unknown"
+    return f"{at.temperature:g}"
 
 
 def _is_windowed(at: Situation) -> bool:
@@ -292,7 +299,9 @@ def claimed(table: pd.DataFrame) -> pd.DataFrame:
 
 def _logit_of(tokens: float, gamma: int) -> float:
     """The logit of the constant rate with these tokens per step; infinity where none has them."""
-    return belief.constant_rate_logit(tokens, gamma) if tokens < gamma + 1 else float("inf")
+    if tokens < gamma + 1:
+        return belief.constant_rate_logit(tokens, gamma)
+    return float("inf")
 
 
 def _deciles(claims: pd.DataFrame) -> list[Decile]:

@@ -116,10 +116,11 @@ def run_demo(directory: Path, *, progress: Progress, quick: bool = False) -> Dem
         ),
     ]
     if quick:
-        requests = [
-            replace(each, speculations=(*around(plan, gammas=(2,)), *others), gen_len=32)
-            for each in (SMALL, MAIN)
-        ]
+        requests = []
+        for each in (SMALL, MAIN):
+            requests.append(
+                replace(each, speculations=(*around(plan, gammas=(2,)), *others), gen_len=32)
+            )
     predicted = freeze_predictions(requests, profile, records)
     references = ReferenceKernels()
     measured: list[Record] = []

@@ -501,16 +501,17 @@ def predict_records(request: BenchmarkRequest, profile: LocalProfile) -> list[Re
         for speculation in speculations:
             if speculation.draft_budget is not None:
                 budgets.add(speculation.draft_budget)
-        documents = [
-            plan_local(
-                request,
-                machine,
-                kind=kind,
-                draft_budgets=tuple(sorted(budgets)),
-                gen_len=request.gen_len,
+        documents = []
+        for machine in (profile, replace(profile, hardware=slow)):
+            documents.append(
+                plan_local(
+                    request,
+                    machine,
+                    kind=kind,
+                    draft_budgets=tuple(sorted(budgets)),
+                    gen_len=request.gen_len,
+                )
             )
-            for machine in (profile, replace(profile, hardware=slow))
-        ]
         if not documents[0].candidates:
             raise ConfigError(
                 f"no acceptance of {kind.method} on {request.model} is known; measure it with "

@@ -67,9 +67,9 @@ def _other_device_errors(
     errors.
     """
     wanted = select(rows, table.counted(rows))
-    profiles = [
-        curve_of(table, load_hardware(other), variant).placed(hw, variant) for other in others
-    ]
+    profiles = []
+    for other in others:
+        profiles.append(curve_of(table, load_hardware(other), variant).placed(hw, variant))
     return sorted(
         each.mape for hw in profiles if (each := _errors(table, hw, wanted, variant)) is not None
     )
@@ -90,7 +90,9 @@ def extrapolation_error(
         allreduce = hw.allreduce.unfitted()
     bare = msgspec.structs.replace(hw, allreduce_engines=unfitted, allreduce=allreduce)
     found = refit_errors(table, bare, rows, near, ~near, variant)
-    return found.mape if found else None
+    if found:
+        return found.mape
+    return None
 
 
 def _validate_group(table: Table, key: Group, rows: Columns, *, with_refit: bool) -> dict[str, Any]:
@@ -153,9 +155,10 @@ def validate_kernels(paths: Sequence[Path], *, with_refit: bool = True) -> dict[
                 continue
             groups.append(_validate_group(table, key, rows, with_refit=with_refit))
             if table.is_borrowed:
-                others = [
-                    each.device for each in by_group if each != key and each.variant == key.variant
-                ]
+                others = []
+                for each in by_group:
+                    if each != key and each.variant == key.variant:
+                        others.append(each.device)
                 of_others = _other_device_errors(
                     table, load_hardware(key.device), rows, key.variant, others
                 )

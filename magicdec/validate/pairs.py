@@ -178,7 +178,9 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def users(self) -> float:
         """Requests in the system; one where the row does not say."""
-        return 1.0 if isnan(self.concurrency) else self.concurrency
+        if isnan(self.concurrency):
+            return 1.0
+        return self.concurrency
 
     @property
     def share(self) -> float:
@@ -525,12 +527,14 @@ def validate_pairs(
             *_, compared = labels = list(pair.labels.values())
             names[-1] = ["/".join(labels), f"all/{compared}"]
         else:
-            lacking = "no measured tokens per step" if is_measured else "no acceptance"
+            if is_measured:
+                lacking = "no measured tokens per step"
+            else:
+                lacking = "no acceptance"
             refused.append(f"{pair.where}: {lacking} of {pair.draft} for {pair.model}")
-    groups = [
-        _group(name, pairs, np.array(chosen), predicted)
-        for name, chosen in sorted(places(names).items())
-    ]
+    groups = []
+    for name, chosen in sorted(places(names).items()):
+        groups.append(_group(name, pairs, np.array(chosen), predicted))
     assumed = [f"{pair.where}: {', '.join(pair.assumptions)}" for pair in pairs if pair.assumptions]
     return {
         "groups": groups,

@@ -121,10 +121,9 @@ def _groups_of_model(rows: Sequence[Observation]) -> list[dict[str, Any]]:
     if unfitted and fitted:
         fits = {name: fit_cells(fitted, has_shape=name == "") for name in ("", "_iid")}
         shape = fits[""].law
-        error = {
-            name: fit.tokens(unfitted)[0] / [row.tokens for row in unfitted] - 1.0
-            for name, fit in fits.items()
-        }
+        error = {}
+        for name, fit in fits.items():
+            error[name] = fit.tokens(unfitted)[0] / [row.tokens for row in unfitted] - 1.0
     groups = []
     for group, members in _by_group(rows):
         if fitted:
@@ -183,16 +182,17 @@ def _budget_to_leave_out(rows: Sequence[Observation]) -> float | None:
     """The budget inside the range of most contexts (the smaller of equals); None where there is no
     third one.
     """
-    measured = [
-        {row.budget for row in rows if row.context == context}
-        for context in {row.context for row in rows}
-    ]
+    measured = []
+    for context in {row.context for row in rows}:
+        measured.append({row.budget for row in rows if row.context == context})
 
     def inside(budget: float) -> int:
         return sum(budget in them and min(them) < budget < max(them) for them in measured)
 
     best = max({row.budget for row in rows}, key=lambda budget: (inside(budget), -budget))
-    return best if inside(best) else None
+    if inside(best):
+        return best
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,11 +237,16 @@ def fit_cells(rows: Sequence[Observation], *, has_shape: bool) -> CellFit:
     contexts: dict[Group, set[float]] = defaultdict(set)
     for row in rows:
         contexts[row.group].add(row.context)
-    levels = [
-        (group, context) for group, own in sorted(contexts.items()) for context in sorted(own)
-    ]
+    levels = []
+    for group, own in sorted(contexts.items()):
+        for context in sorted(own):
+            levels.append((group, context))
     cells = sorted({row.cell for row in rows})
-    free: dict[Any, Free] = dict(SHAPE) if has_shape else {}
+    free: dict[Any, Free]
+    if has_shape:
+        free = dict(SHAPE)
+    else:
+        free = {}
     free |= (
         dict.fromkeys(sorted(contexts), SLOPE)
         | dict.fromkeys(levels, LEVEL)

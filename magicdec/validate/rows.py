@@ -49,10 +49,11 @@ def read_lines(path: str | Path) -> list[dict[str, str]]:
     """The lines of a CSV file by column, and "where" they are. Raises ConfigError for one without,
     or not readable.
     """
-    lines = [
-        {"where": f"{path}:{number}"} | {key: value.strip() for key, value in line.items()}
-        for number, line in enumerate(read_csv(Path(path)), 2)
-    ]
+    lines = []
+    for number, line in enumerate(read_csv(Path(path)), 2):
+        lines.append(
+            {"where": f"{path}:{number}"} | {key: value.strip() for key, value in line.items()}
+        )
     if not lines:
         raise ConfigError(f"{path} holds no rows")
     return lines
@@ -124,10 +125,9 @@ def by_cause(refused: Sequence[str]) -> list[str]:
     causes = [re.sub(r"^.*?:\d+: ", "", line) for line in refused]
     more = {cause: count - 1 for cause, count in Counter(causes).items()}
     first = dict(zip(reversed(causes), reversed(refused), strict=True))
-    rows = {
-        cause: f" (and {n} more row{'s' if n > 1 else ''})" if n else ""
-        for cause, n in more.items()
-    }
+    rows = {}
+    for cause, n in more.items():
+        rows[cause] = f" (and {n} more row{'s' if n > 1 else ''})" if n else ""
     return [first[cause] + rows[cause] for cause in more]
 
 

@@ -216,8 +216,10 @@ class ServingRow(msgspec.Struct, frozen=True, kw_only=True, rename=COLUMNS):
             what = "queues or below the bytes"
         elif self.metric == "speedup":
             what = "speculative"
+        elif self.is_isolated:
+            what = "decoding alone"
         else:
-            what = "decoding alone" if self.is_isolated else "prefill inside"
+            what = "prefill inside"
         return "/".join((self.source, self.hardware, self.engine, what))
 
 
@@ -251,7 +253,11 @@ def row_setup(row: ServingRow, engine: EngineProfile) -> Setup:
     """
     spec = SpeculationSpec()
     if row.draft != "none":
-        method: Any = row.draft if row.draft in OWN_METHOD else "full"
+        method: Any
+        if row.draft in OWN_METHOD:
+            method = row.draft
+        else:
+            method = "full"
         spec = SpeculationSpec(draft=row.draft, draft_method=method, gamma=row.gamma)
     return Setup.of(
         row.model,
@@ -373,18 +379,19 @@ def validate_serving(paths: Sequence[Path], *, left_out: bool = False) -> dict[s
 
 def without_copies(rows: Sequence[ServingRow]) -> list[ServingRow]:
     """One of each set of rows that say the same of one server."""
-    kept = {
-        (
-            row.hardware,
-            row.engine,
-            row.tp_size,
-            row.batch_size,
-            row.prompt_len,
-            row.output_len,
-            row.value,
-        ): row
-        for row in reversed(rows)
-    }
+    kept = {}
+    for row in reversed(rows):
+        kept[
+            (
+                row.hardware,
+                row.engine,
+                row.tp_size,
+                row.batch_size,
+                row.prompt_len,
+                row.output_len,
+                row.value,
+            )
+        ] = row
     return list(kept.values())[::-1]
 
 
@@ -422,10 +429,9 @@ class Joint:
         """At (constants,) codes; with (constants, n), constants are columns of n values, which
         predictions keep.
         """
-        values = {
-            key: prior.at(code)
-            for (key, prior), code in zip(self.priors.items(), codes, strict=True)
-        }
+        values = {}
+        for (key, prior), code in zip(self.priors.items(), codes, strict=True):
+            values[key] = prior.at(code)
         values = {
             key: float(value) if np.ndim(value) == 0 else value[:, None]
             for key, value in values.items()
@@ -437,11 +443,10 @@ class Joint:
         return np.asarray((np.log(predicted) - self.measured[name]) / ROW_ERROR)
 
     def residuals(self, codes: Array) -> Array:
-        errors = [
-            self._errors(name, self.engine_codes(codes, name))
-            for name, mine in self.rows.items()
-            if mine
-        ]
+        errors = []
+        for name, mine in self.rows.items():
+            if mine:
+                errors.append(self._errors(name, self.engine_codes(codes, name)))
         return np.concatenate([*errors, codes * np.sqrt(1.0 + codes**2 / 4.0)])
 
     def jacobian(self, codes: Array) -> Array:
@@ -504,9 +509,10 @@ def left_out_predictions(rows: Sequence[ServingRow], bases: Engines, kind: str) 
         others = without_copies(
             [row for row in rows if key(row) != value and row.is_fitted_on and row.engine in bases]
         )
-        test = [
-            index for index, row in enumerate(rows) if key(row) == value and row.engine in bases
-        ]
+        test = []
+        for index, row in enumerate(rows):
+            if key(row) == value and row.engine in bases:
+                test.append(index)
         if len(others) >= MIN_ROWS and test:
             predicted[test] = predict_rows(
                 [rows[index] for index in test], fit_engines(others, bases)

@@ -359,7 +359,9 @@ def _most_users(load: LoadRow, work: Work) -> int:
     def keeps(users: int) -> bool:
         outcome = load.closed(users, work=work)
         slowest = np.quantile(outcome.ttft_s, 0.99)
-        between = np.median(outcome.tpot_s) if len(outcome.tpot_s) else 0.0
+        between = 0.0
+        if len(outcome.tpot_s):
+            between = float(np.median(outcome.tpot_s))
         return bool(slowest <= TTFT_P99_S and between <= TPOT_P50_S)
 
     kept = 0
