@@ -218,7 +218,10 @@ def _choices(document: Any, companions: Companions) -> list[Row]:
     if arrival_s is None:
         arrival_s = _first_time(response, ("created",))
     choices = response["choices"]
-    output_len = usage.get("completion_tokens") if len(choices) == 1 else None
+    if len(choices) != 1:
+        output_len = None
+    else:
+        output_len = usage.get("completion_tokens")
     return [
         Row(
             prompt=prompt,
@@ -268,7 +271,10 @@ def _text_of(content: Any) -> str:
         return content
     parts = []
     for part in content:
-        text = part if isinstance(part, str) else part.get("text", part.get("content"))
+        if isinstance(part, str):
+            text = part
+        else:
+            text = part.get("text", part.get("content"))
         if not isinstance(text, str):
             raise UnreadableError("a message has parts that are no text")
         parts.append(text)
@@ -291,7 +297,10 @@ def _messages(messages: Any) -> list[Message]:
 def _is_conversation(document: Mapping[str, Any]) -> bool:
     """Whether messages end in the answer, as in files to train on."""
     messages = _request_of(document).get("messages")
-    last = _first_object(messages[::-1]) if isinstance(messages, list) else {}
+    if isinstance(messages, list):
+        last = _first_object(messages[::-1])
+    else:
+        last = {}
     return last.get("role") == "assistant" and not _has_output_text(document)
 
 
@@ -402,7 +411,10 @@ def _guidellm_request(request: Mapping[str, Any]) -> Row:
     if isinstance(arguments, str):
         arguments = _decoded(arguments) or {}
     body = arguments.get("body") or arguments.get("payload") or arguments
-    prompt = _prompt_of(body) if "messages" in body or "prompt" in body else None
+    if "messages" in body or "prompt" in body:
+        prompt = _prompt_of(body)
+    else:
+        prompt = None
     timings = (request.get("info") or {}).get("timings") or {}
     start = timings.get("request_start") or request.get("request_start_time")
     prompt_len = request.get("prompt_tokens")
@@ -466,7 +478,10 @@ def _opentelemetry(document: Any, companions: Companions) -> list[Row]:
         outputs = _maybe_json(attributes["gen_ai.output.messages"])
         inputs = _maybe_json(attributes.get("gen_ai.input.messages"))
         system = _maybe_json(attributes.get("gen_ai.system_instructions"))
-        prompt = _messages(inputs) if inputs else None
+        if not inputs:
+            prompt = None
+        else:
+            prompt = _messages(inputs)
         if prompt is not None and system:
             prompt = [{"role": "system", "content": _text_of(system)}, *prompt]
         for message in outputs:
@@ -506,7 +521,10 @@ def _langfuse(document: Any, companions: Companions) -> list[Row]:
     sent = _maybe_json(document["input"])
     if isinstance(sent, dict):
         sent = sent.get("messages", sent.get("prompt"))
-    request = {"messages": sent} if isinstance(sent, list) else {"prompt": sent}
+    if isinstance(sent, list):
+        request = {"messages": sent}
+    else:
+        request = {"prompt": sent}
     usage = _langfuse_usage(document)
     return [
         Row(

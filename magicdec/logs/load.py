@@ -184,7 +184,10 @@ def _requests(
 ) -> Iterator[LoggedRequest]:
     """Requests with a prompt and an output, or with their lengths."""
     companions = companions_of(shards)
-    loaded = TextTokenizer(tokenizer) if tokenizer is not None else None
+    if tokenizer is None:
+        loaded = None
+    else:
+        loaded = TextTokenizer(tokenizer)
     for number, shard in enumerate(shards):
         progress(Step("reading the load", done=number, total=len(shards)))
         for request in requests_of(shard, account, tokenizer=loaded, companions=companions):

@@ -101,8 +101,14 @@ def lookup(
     default_min, default_max = DEFAULT_NGRAMS[rule]
     if rule in ("ngram", "ngram-gpu") and (min_ngram is None) != (max_ngram is None):
         min_ngram = max_ngram = max_ngram or min_ngram
-    low = default_min if min_ngram is None else min_ngram
-    high = default_max if max_ngram is None else max_ngram
+    if min_ngram is None:
+        low = default_min
+    else:
+        low = min_ngram
+    if max_ngram is None:
+        high = default_max
+    else:
+        high = max_ngram
     if not 1 <= low <= high <= MAX_NGRAM:
         raise ConfigError(
             f"n-grams are 1 to {MAX_NGRAM} tokens, the shortest first, not {low}..{high}"

@@ -267,10 +267,11 @@ def _by_context(counts: SettingCounts) -> list[MeasuredRates]:
         middle = _middle(place)
         rows = [row for row in table if row[columns.TRIED]]
         rates = [row[columns.ACCEPTED] / row[columns.TRIED] for row in rows]
-        stderr = [
-            math.sqrt(widening[position] * _binomial_variance(rate, row[columns.TRIED]))
-            for position, (rate, row) in enumerate(zip(rates, rows, strict=True))
-        ]
+        stderr = []
+        for position, (rate, row) in enumerate(zip(rates, rows, strict=True)):
+            stderr.append(
+                math.sqrt(widening[position] * _binomial_variance(rate, row[columns.TRIED]))
+            )
         tables.append(
             MeasuredRates(
                 budget=middle,

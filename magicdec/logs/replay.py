@@ -97,7 +97,10 @@ def count(
     """Add up the steps that `replays` takes on a task's requests."""
     account = Account()
     tally = Tally.empty(task.lookups)
-    tokenizer = TextTokenizer(task.tokenizer) if task.tokenizer is not None else None
+    if task.tokenizer is None:
+        tokenizer = None
+    else:
+        tokenizer = TextTokenizer(task.tokenizer)
     replay_s = 0.0
     for shard in task.shards:
         for request in requests_of(shard, account, tokenizer=tokenizer, companions=companions):
@@ -254,7 +257,10 @@ def nothing_read(account: Account, paths: Sequence[Path]) -> str:
         return f"{named}: no row"
     reason, number = max(account.unreadable.items(), key=lambda item: item[1], default=("", 0))
     place = "; ".join(account.examples.get(reason, []))
-    why = f": {number} times {reason} ({place})" if reason else ""
+    if reason:
+        why = f": {number} times {reason} ({place})"
+    else:
+        why = ""
     return f"{named}: none of {account.num_rows} rows is a request{why}"
 
 
@@ -319,4 +325,6 @@ def _kept(file: Path | None) -> Any:
         schema, counted = pickle.loads(file.read_bytes())
     except Exception:  # a part that is damaged is counted again
         return None
-    return counted if schema == SCHEMA and isinstance(counted, Counted) else None
+    if schema == SCHEMA and isinstance(counted, Counted):
+        return counted
+    return None

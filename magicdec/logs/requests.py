@@ -79,8 +79,14 @@ class Account:
         self.unreadable[reason] = self.unreadable.get(reason, 0) + 1
         named = self.examples.setdefault(reason, [])
         if len(named) < EXAMPLES:
-            row = "row" if shard.kind != "lines" else "line"
-            after = f" after byte {shard.begin}" if shard.begin else ""
+            if shard.kind != "lines":
+                row = "row"
+            else:
+                row = "line"
+            if shard.begin:
+                after = f" after byte {shard.begin}"
+            else:
+                after = ""
             named.append(f"{shard.path.name} {row} {place}{after}")
 
     def __add__(self, other: Account) -> Account:

@@ -207,7 +207,10 @@ def _whole(path: Path) -> Iterator[tuple[Place, dict[str, Any] | UnreadableError
         raise ConfigError(f"{path} is neither JSON nor JSON lines: {failure}") from None
     if isinstance(document, dict) and isinstance(document.get("data"), list):
         document = document["data"]
-    rows = document if isinstance(document, list) else [document]
+    if isinstance(document, list):
+        rows = document
+    else:
+        rows = [document]
     for place, row in enumerate(rows, 1):
         yield place, row if isinstance(row, dict) else UnreadableError("not a JSON object")
 
@@ -264,4 +267,6 @@ def total_bytes(shards: Sequence[Shard]) -> int:
 
 def cpu_count() -> int:
     """Processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -34,7 +34,10 @@ class TextTokenizer:
             raise ConfigError(
                 "reading text needs the package tokenizers: pip install 'magicdec[logs]'"
             ) from None
-        file = path / "tokenizer.json" if path.is_dir() else path
+        if path.is_dir():
+            file = path / "tokenizer.json"
+        else:
+            file = path
         text = read_text(file, "tokenizer")
         try:
             self._tokenizer = Tokenizer.from_str(text)
@@ -42,7 +45,10 @@ class TextTokenizer:
             raise ConfigError(f"{file} is no tokenizer.json: {failure}") from None
         self._folder = file.parent
         config_file = self._folder / "tokenizer_config.json"
-        config = dict(read_json(config_file)) if config_file.is_file() else {}
+        if config_file.is_file():
+            config = dict(read_json(config_file))
+        else:
+            config = {}
         self._special = _special_tokens(config)
         self._template = self._compiled(_template_of(config, self._folder))
         stop = self._special.get("eos_token")
@@ -126,4 +132,6 @@ def _template_of(config: Mapping[str, Any], folder: Path) -> str | None:
     if isinstance(template, list):
         named = {entry["name"]: entry["template"] for entry in template}
         template = named.get("default", next(iter(named.values()), None))
-    return template if isinstance(template, str) else None
+    if isinstance(template, str):
+        return template
+    return None
