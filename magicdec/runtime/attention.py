@@ -88,7 +88,10 @@ def decode_attention(
     machine's fastest that takes the inputs; what none of them computes (soft caps, sinks, chunks,
     values of another size than keys) is left to the reference."""
     is_plain = scoring.is_plain and keys_BKSD.shape == values_BKSD.shape
-    kernel = fastest_kernel(query_BTAD, keys_BKSD, values_BKSD) if is_plain else None
+    if not is_plain:
+        kernel = None
+    else:
+        kernel = fastest_kernel(query_BTAD, keys_BKSD, values_BKSD)
     if kernel is None:
         return reference_attention(
             query_BTAD,

@@ -129,11 +129,10 @@ class Builder:
         norm, mixer = self._spec.norm, None
         mlp: layers.MLP | Experts | None = None
         places = zip(NORM_PLACES[norm.placement], self._spec.names.norms, strict=True)
-        norms = {
-            place: self._norm(f"{prefix}.{name}")
-            for place, name in places
-            if (layer.mixer if place in ("input_norm", "mixed_norm") else layer.mlp) is not None
-        }
+        norms = {}
+        for place, name in places:
+            if (layer.mixer if place in ("input_norm", "mixed_norm") else layer.mlp) is not None:
+                norms[place] = self._norm(f"{prefix}.{name}")
         if layer.mixer is not None:
             mixer = self._mixer(f"{prefix}.self_attn", layer.mixer)
         mlp_prefix = f"{prefix}.{self._spec.names.mlp}"
@@ -378,7 +377,9 @@ class Builder:
         gate = f"{prefix}.{names.shared}_gate.weight"
         correction = None
         if kind.correction_bias:
-            shape = (1, count) if names.correction_is_row else (count,)
+            shape: tuple[int, ...] = (count,)
+            if names.correction_is_row:
+                shape = (1, count)
             correction = self._read(f"{prefix}.{names.correction_bias}", shape).float().flatten()
         # As the architecture has them, unless the checkpoint has them apart: tools that quantise
         # write them so.
@@ -447,10 +448,11 @@ class Builder:
             sides = [both[..., ::2], both[..., 1::2]]
         else:
             starts = (part.start, width + part.start)
-            sides = [
-                self._read(name, shape, *rows, slice(i, i + part.stop - part.start))[0]
-                for i in starts
-            ]
+            sides = []
+            for i in starts:
+                sides.append(
+                    self._read(name, shape, *rows, slice(i, i + part.stop - part.start))[0]
+                )
         return torch.cat(sides, dim=-1).movedim(-1, 0).contiguous()
 
     def _mlp(

@@ -260,7 +260,9 @@ class CheckpointDirectory:
         is_wide = name in self._files and (
             found not in self._files or self._files[name].get_slice(name).get_dtype() in FLOATS
         )
-        return None if is_wide else scheme
+        if is_wide:
+            return None
+        return scheme
 
     def _read_mxfp4(
         self,
@@ -324,9 +326,10 @@ class CheckpointDirectory:
         if self._quantization is not None:
             unused += UNUSED_SCALES
         asked_for = [name for name in self._files if name.startswith(within)]
-        unread = [
-            name for name in asked_for if name not in self._read and not name.startswith(beside)
-        ]
+        unread = []
+        for name in asked_for:
+            if name not in self._read and not name.startswith(beside):
+                unread.append(name)
         left = sorted(
             name for name in unread if not name.endswith(unused) and not self._is_empty_bias(name)
         )
@@ -429,7 +432,11 @@ class _Matrix:
             ALL if whole else slice(part[side.axis].start // size, -(-part[side.axis].stop // size))
             for side, size, whole in zip(layout, steps, is_ordered, strict=True)
         ]
-        tensor: Tensor = view[tuple(wanted)] if wanted else view
+        tensor: Tensor
+        if wanted:
+            tensor = view[tuple(wanted)]
+        else:
+            tensor = view
         if stored.increment:
             each = sum(stored.increment << scheme.bits * i for i in range(32 // scheme.bits))
             tensor = tensor + torch.tensor(each, dtype=torch.int64).to(torch.int32)
@@ -516,7 +523,10 @@ def _shard_files(directory: Path) -> list[Path]:
         )
     if not files:
         pickled = any(directory.glob("*.bin")) or any(directory.glob("*.pth"))
-        hint = "; pickled weights are never loaded: convert them to safetensors" if pickled else ""
+        if pickled:
+            hint = "; pickled weights are never loaded: convert them to safetensors"
+        else:
+            hint = ""
         raise CheckpointError(f"{directory} holds no *.safetensors file{hint}")
     return files
 

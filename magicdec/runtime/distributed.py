@@ -69,7 +69,10 @@ class TensorParallel:
     def all_reduce(self, tensor: Tensor, *, largest: bool = False) -> Tensor:
         """The sum over the shards, or the maximum, in place."""
         if self.size > 1:
-            operation = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
+            if largest:
+                operation = dist.ReduceOp.MAX
+            else:
+                operation = dist.ReduceOp.SUM
             self.clock.run(
                 tensor.device, lambda: dist.all_reduce(tensor, op=operation, group=self.group)
             )

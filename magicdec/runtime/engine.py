@@ -131,7 +131,10 @@ class DecodePass:
             else:
                 first = max(0, self._shortest + 1 - window)
             is_hidden_early = (window is not None and stop > window) or chunk is not None
-            num_open = 0 if is_hidden_early else self._shortest + 1
+            if is_hidden_early:
+                num_open = 0
+            else:
+                num_open = self._shortest + 1
             if self._static_shapes or ring is not None:
                 stop = ring or self._cache.num_slots
                 first = 0
@@ -218,7 +221,10 @@ class Engine:
         self.max_len = max_len
         self.max_gamma = max_gamma
         self.max_back = max_back
-        self.static_shapes = model.device.type == "cuda" if static_shapes is None else static_shapes
+        if static_shapes is None:
+            self.static_shapes = model.device.type == "cuda"
+        else:
+            self.static_shapes = static_shapes
         num_slots = max_len + max_gamma  # a block drafted at the very end reaches this far
         model.reserve(num_slots, longest=max_len)
         self.cache = KVCache(
@@ -332,7 +338,10 @@ class Engine:
     ) -> None:
         """Caches a prompt's tokens but the last, for all that follow to see."""
         reads = {read for follower in followers for read in follower.reads}
-        taps = Taps(reads) if reads else None
+        if not reads:
+            taps = None
+        else:
+            taps = Taps(reads)
         tokens = torch.tensor(prompt, device=self.model.device)
         num_cached = len(prompt) - 1
         for start in range(0, num_cached, chunk):

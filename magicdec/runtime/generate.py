@@ -120,9 +120,9 @@ class DecodeResult:
         """Mean seconds of each phase over the steady state's steps but the first; empty without
         fences.
         """
-        steady = {
-            name: times[: self.steady_steps][1:] or times for name, times in self.phases.items()
-        }
+        steady = {}
+        for name, times in self.phases.items():
+            steady[name] = times[: self.steady_steps][1:] or times
         return {name: fmean(times) for name, times in steady.items() if times}
 
     @property
@@ -152,7 +152,8 @@ def decode(
     """
     if options.gamma and drafter is None:
         raise ConfigError(f"gamma {options.gamma} needs a drafter; without one use gamma 0")
-    drafter = drafter if options.gamma else None
+    if not options.gamma:
+        drafter = None
     batch = Batch(engine, drafter, options)
     step = Step(engine, drafter, sampling, options, batch.num_sequences)
     step.prepare()
@@ -161,7 +162,10 @@ def decode(
     while batch.goes_on:
         gamma = batch.choose_gamma()
         step.begin(gamma, batch.sequences)
-        proposal = step.propose(gamma) if gamma else None
+        if not gamma:
+            proposal = None
+        else:
+            proposal = step.propose(gamma)
         logits_BTV = step.verify(proposal)
         verdict = step.accept(logits_BTV, proposal)
         emitted, num_accepted = step.read(verdict, proposal, batch)
@@ -206,16 +210,20 @@ class Step:
         model.tp.clock.enabled = (
             options.fences and not self.graphs.enabled
         )  # it would wait within a graph
-        rates = options.simulate_acceptance if options.gamma else None
+        if not options.gamma:
+            rates = None
+        else:
+            rates = options.simulate_acceptance
         if rates is not None and (not len(rates) or not all(0.0 <= rate <= 1.0 for rate in rates)):
             raise ConfigError(f"simulated acceptance rates must lie between 0 and 1: {list(rates)}")
         if rates is None:
             by_position = None
         else:
             by_position = [rates[min(i, len(rates) - 1)] for i in range(options.gamma)]
-        self._simulated_T = (
-            None if by_position is None else torch.tensor(by_position, device=model.device)
-        )
+        if by_position is None:
+            self._simulated_T = None
+        else:
+            self._simulated_T = torch.tensor(by_position, device=model.device)
         self._stream: UniformStream | None = None
         self._numbers: Tensor | None = None  # in a place that captured steps can read them from
         if not sampling.is_greedy or options.simulate_acceptance is not None:
@@ -337,7 +345,9 @@ class Step:
         if self._drafter is None:
             return (0, None)
         key = self._drafter.graph_key(gamma)
-        return None if key is None else (gamma, key)
+        if key is None:
+            return None
+        return (gamma, key)
 
     def _block(self, proposal: Proposal | None) -> Tensor:
         """The tokens that the target processes: the pending one, and the proposed ones, [B, gamma +
@@ -364,7 +374,10 @@ class Batch:
         self._engine = engine
         self._drafter = drafter
         self._options = options
-        self.gamma = options.gamma if drafter is not None else 0
+        if drafter is not None:
+            self.gamma = options.gamma
+        else:
+            self.gamma = 0
         self._device = engine.model.device
         self._queue = list(options.queue)
         self._limits = self._check_limits()
@@ -482,9 +495,9 @@ class Batch:
             is_ended |= has_eos
         self._counts[sequences] = counts + num_kept
         if self._options.on_step is not None:
-            kept = [
-                tokens[:count].tolist() for tokens, count in zip(emitted, num_kept, strict=True)
-            ]
+            kept = []
+            for tokens, count in zip(emitted, num_kept, strict=True):
+                kept.append(tokens[:count].tolist())
             self._options.on_step(sequences, kept)
         return is_ended
 

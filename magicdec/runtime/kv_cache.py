@@ -77,7 +77,10 @@ class KVCache:
         """Zeros, not uninitialised memory: a masked slot still enters products, and 0 · NaN is NaN.
         On a CPU the memory comes from numpy, which asks the kernel for huge pages; torch does
         not."""
-        parts = 2 if kept.latent_value_dim is None else 1
+        if kept.latent_value_dim is None:
+            parts = 2
+        else:
+            parts = 1
         num_slots = self._ring(kept) or self.num_slots
         shape = (len(layers), parts, self._batch_size, kept.num_heads, num_slots, kept.head_dim)
         if self.device.type == "cpu" and self._dtype == torch.float32:

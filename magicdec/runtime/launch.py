@@ -102,9 +102,9 @@ def _start(tp_size: int, work: bytes, ranks: dict[Connection, SpawnProcess]) -> 
     }
     for rank in range(tp_size):
         receiver, sender = context.Pipe(duplex=False)
-        place = {
-            name: str(value) for name, value in (world | {"RANK": rank, "LOCAL_RANK": rank}).items()
-        }
+        place = {}
+        for name, value in (world | {"RANK": rank, "LOCAL_RANK": rank}).items():
+            place[name] = str(value)
         process = context.Process(
             target=_enter, args=(os.getpid(), place, sender, work), daemon=True, name=str(rank)
         )
@@ -153,7 +153,10 @@ def _how_it_ended(process: SpawnProcess) -> BaseException:
         return KeyboardInterrupt()
     if code is not None and code < 0:
         name = signal.Signals(-code).name
-        memory = "; the system does so when memory runs out" if name == "SIGKILL" else ""
+        if name == "SIGKILL":
+            memory = "; the system does so when memory runs out"
+        else:
+            memory = ""
         return RankDiedError(f"{died} was ended by {name}{memory}")
     return RankDiedError(f"{died} ended with exit code {code} and no message")
 

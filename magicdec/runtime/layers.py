@@ -56,7 +56,9 @@ def add_and_norm_(norm: Norm | None, x: Tensor, delta: Tensor | None) -> Tensor:
         return triton_fused.add_rms_norm_(x, delta, norm.weight, norm.eps)
     if delta is not None:
         x = x.add_(delta)
-    return x if norm is None else norm(x)
+    if norm is None:
+        return x
+    return norm(x)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -197,7 +197,10 @@ class RotaryEmbedding:
 
     def __init__(self, rope: Rope, device: torch.device, dtype: torch.dtype) -> None:
         self._rope, self._device = rope, device
-        self._dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        if dtype == torch.float64:
+            self._dtype = torch.float64
+        else:
+            self._dtype = torch.float32
         self._table = torch.empty(0, device=device)
         self._is_long = False
         self.shortest = 1
@@ -210,8 +213,11 @@ class RotaryEmbedding:
         tokens. Raises CapacityError where the frequencies would have to change with a sequence's
         length: what is cached was rotated by other ones."""
         scaling = self._rope.scaling
-        kind = None if scaling is None else scaling.rope_type
-        original = longest if scaling is None else scaling.original_max_position_embeddings
+        kind = None
+        original = longest
+        if scaling is not None:
+            kind = scaling.rope_type
+            original = scaling.original_max_position_embeddings
         is_long = longest > original
         if is_long and scaling is not None and kind == "longrope" and not scaling.long_factor:
             raise CapacityError(
@@ -229,12 +235,16 @@ class RotaryEmbedding:
                 f"again for sequences of up to {longest}"
             )
         self._is_long = is_long
-        self.shortest = original + 1 if is_long and kind == "longrope" else self.shortest
+        if is_long and kind == "longrope":
+            self.shortest = original + 1
         if len(self._table) < num_positions:
             frequencies = rotary_frequencies(self._rope, self._device, is_long=is_long)
             positions = torch.arange(num_positions, dtype=torch.float32, device=self._device)
             angles = torch.outer(positions, frequencies).to(self._dtype)
-            factor = 1.0 if scaling is None else scaling.attention_factor
+            if scaling is None:
+                factor = 1.0
+            else:
+                factor = scaling.attention_factor
             self._table = torch.polar(torch.full_like(angles, factor), angles)
 
     def __getitem__(self, positions_BT: Tensor) -> Tensor:
@@ -292,7 +302,10 @@ def rotary_frequencies(rope: Rope, device: torch.device, *, is_long: bool = Fals
     if scaling.rope_type == "linear":
         return 1.0 / wavelengths / scaling.factor
     if scaling.rope_type == "longrope":
-        factors = scaling.long_factor if is_long else scaling.short_factor
+        if is_long:
+            factors = scaling.long_factor
+        else:
+            factors = scaling.short_factor
         return 1.0 / (torch.tensor(factors, dtype=torch.float32, device=device) * wavelengths)
     if scaling.rope_type == "yarn":
         kept = 1.0 - _yarn_ramp(rope, scaling).to(device)
@@ -320,5 +333,6 @@ def _yarn_ramp(rope: Rope, scaling: RopeScaling) -> Tensor:
         high = math.ceil(high)
     low = max(low, 0)
     high = min(high, rope.dim - 1)
-    high += 0.001 if low == high else 0.0
+    if low == high:
+        high += 0.001
     return ((torch.arange(rope.dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)

@@ -39,7 +39,10 @@ def stdlib_documents(*, held_out: bool, tests: bool = False) -> Iterator[str]:
     chooses the library's own test suite instead of its sources. Tables of character encodings are
     left out: they are not text."""
     root = Path(sysconfig.get_path("stdlib"))
-    skipped = _SKIPPED_PARTS if tests else _SKIPPED_PARTS | _TEST_PARTS
+    if tests:
+        skipped = _SKIPPED_PARTS
+    else:
+        skipped = _SKIPPED_PARTS | _TEST_PARTS
     chosen = []
     for directory, names, files in os.walk(root):
         names[:] = [
@@ -94,7 +97,10 @@ def generation_eos_token_ids(checkpoint: Path, *, vocab_size: int) -> tuple[int,
         ) from error
     if given is None:
         return None
-    ids = given if isinstance(given, list) else [given]
+    if isinstance(given, list):
+        ids = given
+    else:
+        ids = [given]
     if not all(type(each) is int and 0 <= each < vocab_size for each in ids):
         raise CheckpointError(
             f"{file}: eos_token_id {given} is no token, or list of them, of {vocab_size}"

@@ -191,5 +191,10 @@ def through_layers(
 
 def _written(norm: Norm | None, output_BTH: Tensor, scale: float) -> Tensor:
     """A sublayer's contribution to the residual stream."""
-    delta_BTH = output_BTH if norm is None else norm(output_BTH)
-    return delta_BTH if scale == 1.0 else delta_BTH * scale
+    if norm is None:
+        delta_BTH = output_BTH
+    else:
+        delta_BTH = norm(output_BTH)
+    if scale == 1.0:
+        return delta_BTH
+    return delta_BTH * scale

@@ -48,7 +48,10 @@ class ModelDrafter(Drafter):
         """Tokens before the pending one that it has not processed."""
 
     def count(self, num_accepted: np.ndarray, gamma: int) -> None:
-        self._num_behind = int((num_accepted == gamma).any()) if gamma else self._num_behind + 1
+        if gamma:
+            self._num_behind = int((num_accepted == gamma).any())
+        else:
+            self._num_behind = self._num_behind + 1
 
 
 class DraftModelDrafter(ModelDrafter):
@@ -337,7 +340,10 @@ class FewerRanksDrafter(Drafter):
         own = None
         if self._inner is not None:
             own = self._inner.propose(gamma, uniforms)
-        parts = 1 if self.sampling.is_greedy else 2
+        if self.sampling.is_greedy:
+            parts = 1
+        else:
+            parts = 2
         # Token ids are exact in float64, so one message can carry both.
         packed = torch.empty(
             parts,

@@ -350,7 +350,10 @@ class BlockDrafter(HeadDrafter):
         engine, layout = self.engine, self.head.layout
         assert layout.mask_token is not None
         self._catch_up(max(self._width, gamma + 1))
-        num_tokens = gamma if layout.samples_anchor else gamma + 1
+        if layout.samples_anchor:
+            num_tokens = gamma
+        else:
+            num_tokens = gamma + 1
         attention = BlockPass(
             self.cache,
             lengths_B=engine.lengths_B,
@@ -366,7 +369,10 @@ class BlockDrafter(HeadDrafter):
         builder = self._builder(uniforms)
         token_B = engine.pending_B
         markov = self.head.markov
-        state_BR = None if markov is None else markov.first_state(outputs_BTH[:, 0])
+        if markov is None:
+            state_BR = None
+        else:
+            state_BR = markov.first_state(outputs_BTH[:, 0])
         for step in range(gamma):
             output_BH = outputs_BTH[:, step]
             logits_BV = self.head.output(output_BH)

@@ -55,9 +55,10 @@ def load_head(
         CheckpointError: weights that are missing, damaged, or do not fit the configuration.
     """
     spec = target.spec
-    layout = (
-        native_layout(spec) if directory is None else read_layout(directory, spec, method=method)
-    )
+    if directory is None:
+        layout = native_layout(spec)
+    else:
+        layout = read_layout(directory, spec, method=method)
     check_tp(layout.spec, target.tp.size)
     if layout.draft_vocab_size % target.tp.size:
         raise ConfigError(
@@ -142,7 +143,10 @@ class HeadBuilder(Builder):
         super().__init__(layout.spec, target.tp, source, target.device)
         self._layout = layout
         self._target = target
-        self._prefix = "model." if "model.fc.weight" in source else ""
+        if "model.fc.weight" in source:
+            self._prefix = "model."
+        else:
+            self._prefix = ""
 
     def build_head(self) -> Head:
         """The head, once all tensors of its checkpoint have found a place."""
@@ -155,7 +159,10 @@ class HeadBuilder(Builder):
             "dspark": self._block,
         }
         head = builders[self._layout.method]()
-        within = self._within if self._layout.is_native else ("",)
+        if self._layout.is_native:
+            within = self._within
+        else:
+            within = ("",)
         self._source.check_all_read(OF_THE_VERIFIER, within=within)
         return head
 
@@ -205,13 +212,18 @@ class HeadBuilder(Builder):
         vocabulary = reduced_vocabulary(
             offsets_D, is_drafted_V, where=self._layout.name, tp=self._tp, vocab_size=whole
         )
-        return None if size == whole and not offsets_D.any() else vocabulary
+        if size == whole and not offsets_D.any():
+            return None
+        return vocabulary
 
     def _linear(
         self, name: str, outputs: int, inputs: int, *, bias: bool = False
     ) -> ColumnParallelLinear:
         """A projection that every shard has whole."""
-        stored = self._read(f"{name}.bias", (outputs,)) if bias else None
+        if not bias:
+            stored = None
+        else:
+            stored = self._read(f"{name}.bias", (outputs,))
         return ColumnParallelLinear(
             weight=self._read(f"{name}.weight", (outputs, inputs)), bias=stored
         )

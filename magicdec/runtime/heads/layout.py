@@ -119,7 +119,9 @@ class HeadLayout:
         """Tokens that it proposes at most in a step; None: any number."""
         if self.block_size is None:
             return None
-        return self.block_size if self.samples_anchor else self.block_size - 1
+        if self.samples_anchor:
+            return self.block_size
+        return self.block_size - 1
 
 
 def read_layout(path: Path, target: ModelSpec, *, method: DraftMethod | None = None) -> HeadLayout:
@@ -127,7 +129,10 @@ def read_layout(path: Path, target: ModelSpec, *, method: DraftMethod | None = N
 
     Raises ConfigError for a configuration that is not understood, or of another target.
     """
-    file = path / "config.json" if path.is_dir() else path
+    if path.is_dir():
+        file = path / "config.json"
+    else:
+        file = path
     if not file.is_file():
         raise ConfigError(f"no configuration of a head at {path}: give its directory")
     document = read_json(file, decode=json.loads)
@@ -262,8 +267,9 @@ def _reads(method: DraftMethod, own: _OwnKeys, target: ModelSpec, file: Path) ->
 
 
 def _mask_token(own: _OwnKeys, target: ModelSpec, file: Path) -> int:
-    inside = None if own.dflash_config is None else own.dflash_config.mask_token_id
-    token = own.mask_token_id if own.mask_token_id is not None else inside
+    token = own.mask_token_id
+    if token is None and own.dflash_config is not None:
+        token = own.dflash_config.mask_token_id
     if token is None or token >= target.vocab_size:
         raise ConfigError(
             f"{file}: a parallel head needs a mask_token_id in the vocabulary of "
