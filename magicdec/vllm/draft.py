@@ -179,7 +179,11 @@ class SparseDraft:
         none: list[list[int]] = [[] for _ in sampled_token_ids]
         if not rows:
             return Proposal(token_ids=none)
-        where: Rows = rows if len(rows) < len(none) else slice(len(rows))
+        where: Rows
+        if len(rows) < len(none):
+            where = rows
+        else:
+            where = slice(len(rows))
         cached_B = runner.input_batch.num_tokens_no_spec[where].astype(np.int64) - 1
         table = self.settings.gamma_table
         if table:

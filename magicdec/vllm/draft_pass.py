@@ -210,5 +210,8 @@ class DraftBlock:
             return metadata
         own = copy.copy(metadata)
         own.block_table = choice.table
-        own.choice_of_pages = choice if step == 0 else None
+        if step != 0:
+            own.choice_of_pages = None
+        else:
+            own.choice_of_pages = choice
         return own

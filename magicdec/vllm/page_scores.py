@@ -243,8 +243,9 @@ class PageSelector:
         is_new_B = self._is_due(cached_B, left_out_B, row_B)
         stop_B = (self._num_sinks + self._num_chosen + left_out_B) * is_new_B
         batch, num_pages = block.table.shape
-        choices = {
-            name: LayerChoice(
+        choices = {}
+        for name, (chosen_RC, places) in self._kept.items():
+            choices[name] = LayerChoice(
                 means=self._means[name],
                 own_BP=own_BP,
                 stop_B=stop_B,
@@ -254,8 +255,6 @@ class PageSelector:
                 num_sinks=self._num_sinks,
                 table=places[: batch * num_pages].view(batch, num_pages),
             )
-            for name, (chosen_RC, places) in self._kept.items()
-        }
         return replace(block, choices=choices)
 
     def _is_due(self, cached_B: Tensor, left_out_B: Tensor, row_B: Tensor) -> Tensor:

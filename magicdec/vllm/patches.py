@@ -234,7 +234,8 @@ def _with_async_scheduling(original: Any) -> Any:
             return
         scheduling = self.scheduler_config
         asked = scheduling.async_scheduling
-        scheduling.async_scheduling = None if asked else asked
+        if asked:
+            scheduling.async_scheduling = None
         has_own_sizes = self.compilation_config.cudagraph_capture_sizes is not None
         if self.use_v2_model_runner:
             capture_every_gamma(self)
@@ -255,9 +256,9 @@ def capture_every_gamma(config: Any) -> None:
     whole-step graphs of verification for each of them. The scheduler never looks it up:
     GammaOfSteps stands in its place."""
     most = config.scheduler_config.max_num_seqs
-    ranges = [
-        (batch, batch, gamma) for batch, gamma in enumerate(gammas_of_table(config)[:most], 1)
-    ]
+    ranges = []
+    for batch, gamma in enumerate(gammas_of_table(config)[:most], 1):
+        ranges.append((batch, batch, gamma))
     if ranges:
         ranges[-1] = (len(ranges), most, ranges[-1][-1])
         config.speculative_config.num_speculative_tokens_per_batch_size = ranges
@@ -326,7 +327,10 @@ def _with_gamma_table(original: Any) -> Any:
         original(self, vllm_config, *rest, **named)
         if is_asked_for(vllm_config) and vllm_config.use_v2_model_runner:
             table = read_settings(vllm_config.additional_config).gamma_table
-            self.dynamic_sd_lookup = None if table is None else GammaOfSteps(self, table)
+            if table is None:
+                self.dynamic_sd_lookup = None
+            else:
+                self.dynamic_sd_lookup = GammaOfSteps(self, table)
 
     return __init__
 
