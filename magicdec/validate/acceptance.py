@@ -1,11 +1,11 @@
-"""Beliefs about acceptance held against published rates, whole groups of which are left out.
+"""Compares beliefs about acceptance with published rates, leaving out whole groups at a time.
 
     magicdec validate acceptance rates.csv --leave-out model
 
-Each group of rows (a model, a source, a checkpoint, one task of a checkpoint, or a checkpoint's long
-contexts) is predicted from all other rows, of the file and of the shipped table. Error, width and
-coverage are of tokens per step. Of long contexts, a checkpoint's own rates up to 2k are given, and
-heads whose cache is a window have lines of their own.
+Each group of rows (a model, a source, a checkpoint, one task of a checkpoint, or a checkpoint's
+long contexts) is predicted from all other rows of the file and of the shipped table. Error, width
+and coverage refer to tokens per step. For long contexts the checkpoint's own rates up to 2k are
+given. Heads whose cache is a window have lines of their own.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ GROUPS: dict[str, Callable[[Situation], str]] = {
     "long-context": _long_context,
 }
 THRESHOLDS = np.arange(1.3, 3.01, 0.1)
-"""Tokens per step that are asked for to be exceeded."""
+"""Thresholds of the claims "more than this many tokens per step"."""
 NUM_DECILES = 10
 CONTEXTS = (("up to 2k", 2048.0), ("2k to 8k", 8192.0), ("beyond 8k", float("inf")))
 LEAST_ROWS = 12
-"""Rows of a group, for it to have a line of its own."""
+"""Fewest rows of a group that gets a line of its own."""
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,10 +86,10 @@ class AcceptanceValidation(msgspec.Struct, frozen=True, kw_only=True):
     """Beliefs against published rates."""
 
     leave_out: str
-    """Groups left out at a time; "" where the file's rows are predicted from the shipped table."""
+    """Groups left out one at a time. "": the shipped table alone predicts the file's rows."""
     rows: int
     overall: Summary
-    """Chains of a stated gamma and stated tokens per step; the others are in `groups`."""
+    """Chains with stated gamma and stated tokens per step. `groups` has the other rows too."""
     groups: list[Summary]
     brier: float
     deciles: list[Decile]
@@ -98,42 +98,27 @@ class AcceptanceValidation(msgspec.Struct, frozen=True, kw_only=True):
 def validate_beliefs(
     paths: Sequence[str | Path] = (), *, leave_out: str = "", progress: Progress = lambda _: None
 ) -> AcceptanceValidation:
-    """Holds beliefs against the rates of some tables; the shipped table where none is given.
+    """Compares beliefs with the rates of some tables, or of the shipped table if none is given.
 
     Raises ConfigError for an unknown group, and for tables without a usable row.
     """
     if leave_out and leave_out not in GROUPS:
         raise unknown_choice("group to leave out", leave_out, tuple(GROUPS))
-    shipped = belief.fitted().coefficients
-    table = distinct(read_rates(belief.RATES))
-    asked = distinct([rate for path in paths or [belief.RATES] for rate in read_rates(path)])
+    asked = _rates_of(paths or [belief.RATES])
     if not asked:
         raise ConfigError(f"no usable rate in {', '.join(map(str, paths))}")
-    if not leave_out:
-        if paths:
-            leave_out = ""
-        else:
-            leave_out = "model"
-    wanted = {same_rate(rate) for rate in asked}
-    others = []
-    for rate, weight in zip(table, shipped.row_weights, strict=True):
-        if same_rate(rate) not in wanted:
-            others.append((rate, weight))
-    known = {}
-    for rate, weight in zip(table, shipped.row_weights, strict=True):
-        known[same_rate(rate)] = weight
-    rates = [*asked, *(rate for rate, _ in others)]
-    weights = [*(known.get(same_rate(rate), 1.0) for rate in asked), *(own for _, own in others)]
-    evidence = Evidence.of(rates, shipped.scales, np.array(weights))
-    progress(f"{len(asked)} rows, {len(others)} further rows of the shipped table")
+    if not paths and not leave_out:
+        leave_out = "model"
+    rates, weights = _with_shipped_rows(asked)
+    scales = belief.fitted().coefficients.scales
+    evidence = Evidence.of(rates, scales, np.array(weights))
+    num_further = len(rates) - len(asked)
+    progress(f"{len(asked)} rows, {num_further} further rows of the shipped table")
     if leave_out:
-        key = GROUPS[leave_out]
-        groups = [key(rate.situation) for rate in rates]
-        names = {key(rate.situation) for rate in asked}
-        groups = [group if group in names else KEPT for group in groups]
+        groups = _groups_of(rates, asked, GROUPS[leave_out])
     else:
-        groups = ["\0asked"] * len(asked) + [KEPT] * len(others)
-    mean, deviation = belief.left_out(evidence, groups, shipped.scales, kept=KEPT)
+        groups = ["\0asked"] * len(asked) + [KEPT] * num_further
+    mean, deviation = belief.left_out(evidence, groups, scales, kept=KEPT)
     is_counted = np.arange(len(rates)) < len(asked)
     if leave_out == "checkpoint-task":
         is_counted &= _has_other_tasks(rates)
@@ -147,6 +132,43 @@ def validate_beliefs(
     return validation(
         [rates[row] for row in chosen], mean[chosen], deviation[chosen], leave_out=leave_out
     )
+
+
+def _rates_of(paths: Sequence[str | Path]) -> list[Rate]:
+    rates: list[Rate] = []
+    for path in paths:
+        rates.extend(read_rates(path))
+    return distinct(rates)
+
+
+def _with_shipped_rows(asked: Sequence[Rate]) -> tuple[list[Rate], list[float]]:
+    """The requested rates and after them the shipped table's other rows, with all their weights."""
+    shipped_weights = belief.fitted().coefficients.row_weights
+    wanted = {same_rate(rate) for rate in asked}
+    known: dict[object, float] = {}
+    others = []
+    weights_of_others = []
+    for rate, weight in zip(distinct(read_rates(belief.RATES)), shipped_weights, strict=True):
+        known[same_rate(rate)] = weight
+        if same_rate(rate) not in wanted:
+            others.append(rate)
+            weights_of_others.append(weight)
+    weights = [known.get(same_rate(rate), 1.0) for rate in asked]
+    return [*asked, *others], weights + weights_of_others
+
+
+def _groups_of(
+    rates: Sequence[Rate], asked: Sequence[Rate], key: Callable[[Situation], str]
+) -> list[str]:
+    """The group that each rate is left out with. Rates of groups without a requested one stay in."""
+    names = {key(rate.situation) for rate in asked}
+    groups = []
+    for rate in rates:
+        group = key(rate.situation)
+        if group not in names:
+            group = KEPT
+        groups.append(group)
+    return groups
 
 
 def holds_rates(path: str | Path) -> bool:
@@ -173,7 +195,7 @@ def _is_long_of_known(rates: Sequence[Rate]) -> npt.NDArray[np.bool_]:
 def validation(
     rates: Sequence[Rate], mean: Array, deviation: Array, *, leave_out: str
 ) -> AcceptanceValidation:
-    """Worth of normal beliefs about the logits of some rates."""
+    """How well normal beliefs about the logits of some rates came true."""
     table = outcomes(rates, mean, deviation)
     chains = table[table["is_chain"]]
     if chains.empty:
@@ -192,14 +214,14 @@ def validation(
 
 
 def outcomes(rates: Sequence[Rate], mean: Array, deviation: Array) -> pd.DataFrame:
-    """A row per rate: what it was, what was said of it, and in what it was measured."""
+    """A row per rate: its value, its prediction, and the conditions of its measurement."""
     import pandas as pd  # only validation needs tables
 
     gammas = np.array([rate.gamma for rate in rates])
     tokens = np.array([rate.tokens for rate in rates])
-    said, low, high = (
-        tokens_per_step(mean + sigmas * deviation, gammas) for sigmas in (0.0, -Z_90, Z_90)
-    )
+    said = tokens_per_step(mean, gammas)
+    low = tokens_per_step(mean - Z_90 * deviation, gammas)
+    high = tokens_per_step(mean + Z_90 * deviation, gammas)
     return pd.DataFrame(
         {
             "gamma": gammas,
@@ -222,7 +244,7 @@ def outcomes(rates: Sequence[Rate], mean: Array, deviation: Array) -> pd.DataFra
 
 
 def tokens_per_step(logit: Array, gamma: Array) -> Array:
-    """Tokens per step of constant rates."""
+    """Tokens per step at constant rates, given as logits."""
     rate = 1.0 / (1.0 + np.exp(-logit))
     return np.asarray((1.0 - rate ** (gamma + 1)) / (1.0 - rate))
 
@@ -242,7 +264,10 @@ def _is_windowed(at: Situation) -> bool:
 def _context(at: Situation) -> str:
     if at.context is None:
         return "unknown"
-    return next(name for name, most in CONTEXTS if at.context <= most)
+    for name, most in CONTEXTS:
+        if at.context <= most:
+            return name
+    raise AssertionError("the last of CONTEXTS has no end")
 
 
 def _summary(table: pd.DataFrame, by: str, group: str) -> Summary:
@@ -258,16 +283,17 @@ def _summary(table: pd.DataFrame, by: str, group: str) -> Summary:
 
 
 def _by_group(table: pd.DataFrame) -> list[Summary]:
-    found = []
+    summaries = []
     chains = table[table["is_chain"]]
     for by in ("group", "kind", "task", "temperature", "context"):
+        title = "sort" if by == "group" else by
         for name, rows in chains.groupby(by):
             if len(rows) >= LEAST_ROWS:
-                found.append(_summary(rows, "sort" if by == "group" else by, str(name)))
+                summaries.append(_summary(rows, title, str(name)))
     rest = table[~table["is_chain"]]
     if len(rest) >= LEAST_ROWS:
-        found.append(_summary(rest, "all", "trees, unknown gammas, accepted shares"))
-    return found
+        summaries.append(_summary(rest, "all", "trees, unknown gammas, accepted shares"))
+    return summaries
 
 
 def _of_windows(table: pd.DataFrame) -> list[Summary]:
@@ -282,7 +308,7 @@ def _of_windows(table: pd.DataFrame) -> list[Summary]:
 
 
 def claimed(table: pd.DataFrame) -> pd.DataFrame:
-    """Each row's claims of more than some tokens per step: their probability, and whether true."""
+    """Each row's claims of more than some tokens per step: predicted probability and outcome."""
     import pandas as pd
     from scipy.special import ndtr
 
@@ -298,7 +324,7 @@ def claimed(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _logit_of(tokens: float, gamma: int) -> float:
-    """The logit of the constant rate with these tokens per step; infinity where none has them."""
+    """The logit of the constant rate with these tokens per step, or infinity if no rate has them."""
     if tokens < gamma + 1:
         return belief.constant_rate_logit(tokens, gamma)
     return float("inf")
@@ -306,14 +332,12 @@ def _logit_of(tokens: float, gamma: int) -> float:
 
 def _deciles(claims: pd.DataFrame) -> list[Decile]:
     place = np.minimum((claims["said"] * NUM_DECILES).astype(int), NUM_DECILES - 1)
-    return [
-        Decile(
-            claims=len(rows),
-            said=float(rows["said"].mean()),
-            came_true=float(rows["came_true"].mean()),
-        )
-        for _, rows in claims.groupby(place)
-    ]
+    deciles = []
+    for _, rows in claims.groupby(place):
+        said = float(rows["said"].mean())
+        came_true = float(rows["came_true"].mean())
+        deciles.append(Decile(claims=len(rows), said=said, came_true=came_true))
+    return deciles
 
 
 def summary_line(name: str, of: AcceptanceValidation) -> str:

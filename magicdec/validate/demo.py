@@ -102,11 +102,8 @@ def run_demo(directory: Path, *, progress: Progress, quick: bool = False) -> Dem
     ended(f"calibrated this machine: {directory / 'local.toml'}")
     stages.stage(1)("planning")
     plan = plan_local(MAIN, profile, draft_budgets=BUDGETS)
-    draft_budgets = []
-    for b in BUDGETS:
-        if b < SMALL.context_len:
-            draft_budgets.append(b)
-    small_plan = plan_local(SMALL, profile, draft_budgets=tuple(draft_budgets))
+    budgets = tuple(budget for budget in BUDGETS if budget < SMALL.context_len)
+    small_plan = plan_local(SMALL, profile, draft_budgets=budgets)
     requests = [
         replace(SMALL, speculations=around(plan, gammas=(2,))),
         replace(MIDDLE, speculations=(*around(plan, gammas=(2, 4)), *others)),
@@ -117,10 +114,9 @@ def run_demo(directory: Path, *, progress: Progress, quick: bool = False) -> Dem
     ]
     if quick:
         requests = []
-        for each in (SMALL, MAIN):
-            requests.append(
-                replace(each, speculations=(*around(plan, gammas=(2,)), *others), gen_len=32)
-            )
+        speculations = (*around(plan, gammas=(2,)), *others)
+        for request in (SMALL, MAIN):
+            requests.append(replace(request, speculations=speculations, gen_len=32))
     predicted = freeze_predictions(requests, profile, records)
     references = ReferenceKernels()
     measured: list[Record] = []
@@ -174,8 +170,8 @@ def other_drafts(model: str) -> tuple[SpeculationSpec, ...]:
 def around(
     plan: Plan, *, gammas: tuple[int, ...], other_budgets: bool = False
 ) -> tuple[SpeculationSpec, ...]:
-    """The plan's best configuration (its best drafted one, where speculation does not pay), other
-    gammas at its budget, and, if asked, its gamma at other budgets."""
+    """The plan's best configuration, other gammas at its budget, and, if asked, its gamma at other
+    budgets. If speculation does not pay, the best drafted configuration takes its place."""
     if plan.best.gamma:
         best = plan.best
     else:
@@ -183,24 +179,34 @@ def around(
     budget = cast(int, best.draft_budget)
     gamma = best.gamma
     method = best.draft_method
-    pairs = {(budget, gamma), *((budget, g) for g in gammas)}
+    pairs = {(budget, gamma)}
+    for other in gammas:
+        pairs.add((budget, other))
     if other_budgets:
-        pairs |= {(b, gamma) for b in BUDGETS}
-    return tuple(
-        SpeculationSpec(draft="self", draft_method=method, draft_budget=b, gamma=g)
-        for b, g in sorted(pairs)
-    )
+        for other in BUDGETS:
+            pairs.add((other, gamma))
+    speculations = []
+    for draft_budget, num_drafted in sorted(pairs):
+        speculations.append(
+            SpeculationSpec(
+                draft="self",
+                draft_method=method,
+                draft_budget=draft_budget,
+                gamma=num_drafted,
+            )
+        )
+    return tuple(speculations)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GreedyCheck:
-    """How one configuration's greedy output compares with autoregressive decoding's."""
+    """Greedy output of one configuration, compared with that of autoregressive decoding."""
 
     speculation: SpeculationSpec
     num_sequences: int
     num_tokens: int
     num_divergences: int
-    """Sequences that differ, near ties left out."""
+    """Sequences that differ, other than by near ties."""
     num_near_ties: int
 
     def __str__(self) -> str:
@@ -225,9 +231,10 @@ def check_greedy(
         progress(f"greedy: {describe(speculation)}")
         tokens = session.run(speculation, run_to_end=True).tokens
         gaps = []
-        for i in range(len(tokens)):
-            if (position := first_divergence(expected[i], tokens[i])) is not None:
-                gaps.append(top_two_gap(request, session.prompts[i], expected[i][:position]))
+        for prompt, wanted, decoded in zip(session.prompts, expected, tokens, strict=False):
+            position = first_divergence(wanted, decoded)
+            if position is not None:
+                gaps.append(top_two_gap(request, prompt, wanted[:position]))
         checks.append(
             GreedyCheck(
                 speculation=speculation,
@@ -241,11 +248,11 @@ def check_greedy(
 
 
 def first_divergence(expected: Sequence[int], actual: Sequence[int]) -> int | None:
-    """The first position at which two outputs differ (one being shorter counts); None where they
-    are equal.
-    """
-    pairs = enumerate(zip_longest(expected, actual))
-    return next((position for position, (a, b) in pairs if a != b), None)
+    """The first position at which two outputs differ, in length too. None: they are equal."""
+    for position, (wanted, decoded) in enumerate(zip_longest(expected, actual)):
+        if wanted != decoded:
+            return position
+    return None
 
 
 def top_two_gap(

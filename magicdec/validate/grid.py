@@ -107,9 +107,8 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class GridSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Every combination of the lists; `cases`, where given, lists (batch, context) pairs instead of
-    their product.
-    """
+    """Every combination of the lists. `cases`, if given, replaces the product of batches and
+    contexts by a list of pairs."""
 
     model: str = "embedded"
     dtype: str = "float32"
@@ -133,7 +132,7 @@ class GridSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     thresholds: Thresholds = Thresholds()
 
     def requests(self) -> Iterator[BenchmarkRequest]:
-        """One per (batch, context, temperature), the cheapest first, so that results appear early."""
+        """One per (batch, context, temperature), the cheapest first so results appear early."""
         cases = self.cases or list(product(self.batch_sizes, self.context_lens))
         for (batch, context), temperature in product(
             sorted(cases, key=lambda case: case[0] * case[1]), self.temperatures
@@ -194,8 +193,8 @@ QUICK_GRID = GridSpec(
         regret=0.10,
     ),
 )
-"""Steps of 2 to 8 ms on a machine that others use: repetitions of one point differ by a tenth and
-more, so the limits are those that only a broken model exceeds."""
+"""Its steps take 2 to 8 ms. On a shared machine repetitions of one point differ by a tenth and more,
+so the limits are loose and only a broken model exceeds them."""
 VLLM_GRID = GridSpec(
     engine="vllm",
     clock="cpu",
@@ -213,7 +212,8 @@ VLLM_GRID = GridSpec(
 def choose_grid(
     path: Path | None, *, quick: bool, engine: Runtime | None, clock: Clock | None
 ) -> GridSpec:
-    """A grid file's, or the shipped one of the engine; what is given replaces the file's."""
+    """The grid of a file, or the one shipped for the engine. `engine` and `clock`, if given, replace
+    the file's."""
     if quick:
         grid = QUICK_GRID
     elif path is None and engine == "vllm":
@@ -229,7 +229,7 @@ def choose_grid(
 
 
 def load_grid(path: Path | None) -> GridSpec:
-    """Reads a grid file; None is the built-in grid.
+    """Reads a grid file. None: the built-in grid.
 
     Raises ConfigError naming the file and the key.
     """
@@ -304,8 +304,9 @@ def _warn_of_other_temperatures(grid: GridSpec, profile: LocalProfile) -> None:
                 others.append(t)
         if others and law.draft_method in grid.draft_methods:
             warnings.warn(
-                f"acceptance of {law.draft_method} was measured at temperature {law.temperature:g}; predictions at "
-                f"{', '.join(f'{t:g}' for t in others)} use it too",
+                f"acceptance of {law.draft_method} was measured at temperature "
+                f"{law.temperature:g}; predictions at {', '.join(f'{t:g}' for t in others)} use "
+                "it too",
                 stacklevel=2,
             )
 
@@ -330,7 +331,7 @@ def _own_profile(grid: GridSpec, path: Path, *, quick: bool, progress: Progress)
 
 
 def acceptance_request(grid: GridSpec, *, quick: bool = False) -> AcceptanceRequest:
-    """The grid's methods, at budgets, contexts and a gamma that the grid does not have."""
+    """The grid's methods, at budgets, contexts and a gamma outside the grid."""
     from magicdec.calibrate.acceptance_bench import AcceptanceRequest
 
     cases = grid.cases or list(product(grid.batch_sizes, grid.context_lens))
@@ -365,7 +366,8 @@ def acceptance_request(grid: GridSpec, *, quick: bool = False) -> AcceptanceRequ
 
 
 def _work(request: BenchmarkRequest, records: Path) -> float:
-    """About how long what the file lacks takes, in any unit: it grows as KV slots and a constant."""
+    """Rough duration, in any unit, of the configurations that the file lacks. Each takes a constant
+    plus a time proportional to its KV slots."""
     from magicdec.measure.rank import configuration_key, known_records
 
     if records.exists():
@@ -382,8 +384,8 @@ def _work(request: BenchmarkRequest, records: Path) -> float:
 def freeze_predictions(
     requests: list[BenchmarkRequest], profile: LocalProfile, records: Path
 ) -> list[Record]:
-    """Predicts every point and writes the predictions; those of an interrupted run, in the file
-    already, stay.
+    """Predicts every point and writes the predictions. Predictions already in the file, from an
+    interrupted run, stay.
 
     Raises ConfigError for a prediction in the file that was changed after it was written.
     """
@@ -406,7 +408,8 @@ def freeze_predictions(
         frozen.append(found)
     if differs:
         warnings.warn(
-            f"{records} holds predictions of another profile, and they stay; give another --records to use this one",
+            f"{records} keeps its predictions, which are another profile's; give another --records "
+            "to use this profile",
             stacklevel=2,
         )
     return frozen
@@ -419,7 +422,7 @@ def prediction_note(record: Record) -> str:
 
 
 class DraftKind(NamedTuple):
-    """Draft that a plan is asked for: its name, its method, its weights' format and a head's directory."""
+    """Draft requested of a plan: its name, method, weight format and a head's directory."""
 
     draft: str = SELF
     method: str | None = None
@@ -451,10 +454,9 @@ def plan_local(
     draft_budgets: tuple[int, ...] = (),
     gen_len: int = 0,
 ) -> Plan:
-    """A plan for a measured configuration's model, batch and context on the calibrated machine;
-    without a generated length of decoding alone, which is what runs time. `kind`: of one kind of
-    draft; None: of all the target's own.
-    """
+    """A plan for a measured configuration's model, batch and context on the calibrated machine.
+    Without a generated length it counts decoding alone, as runs do. `kind` restricts it to one kind
+    of draft; None: the target's own drafts."""
     dtype = PROFILE_DTYPES[request.dtype]
     kind = kind or DraftKind()
     return plan(
@@ -482,7 +484,7 @@ def plan_local(
 
 
 def predict_records(request: BenchmarkRequest, profile: LocalProfile) -> list[Record]:
-    """One predicted record for each of the request's configurations, the autoregressive one first."""
+    """One predicted record per requested configuration, the autoregressive one first."""
     hardware = profile.hardware
     slow = msgspec.structs.replace(
         hardware, memory_bytes_per_s=hardware.memory_bytes_per_s / SLOWER
@@ -490,7 +492,8 @@ def predict_records(request: BenchmarkRequest, profile: LocalProfile) -> list[Re
     deepest = max((s.gamma for s in request.speculations), default=0)
     if deepest > DEFAULT_MAX_GAMMA:
         raise ConfigError(
-            f"predictions reach gamma {DEFAULT_MAX_GAMMA}, not {deepest}; measure it with magicdec run"
+            f"predictions reach gamma {DEFAULT_MAX_GAMMA}, not {deepest}; measure it with "
+            "magicdec run"
         )
     by_kind: dict[DraftKind, list[SpeculationSpec]] = {}
     for speculation in request.speculations:
@@ -548,8 +551,8 @@ def _record(
     rows: list[Candidate],
     profile: LocalProfile,
 ) -> Record:
-    """The prediction of a configuration, from its rows with the memory as it is, and slower; with
-    the acceptance profile's conditional rates, where one describes its method."""
+    """The prediction of a configuration, from its rows with the real and with a slower memory. It
+    includes conditional acceptance rates if an acceptance profile describes the method."""
     row, slow_row = rows
     kind = (speculation.draft, speculation.draft_method)
     rates = None

@@ -1,21 +1,25 @@
-"""How right the shipped hardware profiles are on tables of timed kernels, and how well their form
+"""Compares the shipped hardware profiles with tables of timed kernels, and tests how well their form
 predicts new shapes.
 
-Groups are device × table (× number format or engine); perfmodel/kernels/profile.py says what tables
-hold. `mape` is the shipped profile's error on the rows that matter (`counted`): GEMM with m ≤ 1024
-and n, k ≥ 512; decode attention with kv_len ≥ 1024 and batch ≥ 8; prefill attention of 512 tokens
-and more with heads of at most 128; all-reduce up to 16 MB. `mape_held_out` refits the same form on
-three quarters of the file's shapes and scores it on the others; `mape_extrapolated` refits on m ≤
-256 (kv_len ≤ 16k, prompts ≤ 4k) and scores it on the counted rows above; `mape_8_from_2` refits on
-two ranks and scores it on more. `median_held_out` and `p90_held_out` are of the errors behind
-`mape_held_out`. `mape_nearest_device` and `mape_farthest_device` (recurrences, indexers, windows)
-are by the shipped curves of the file's other devices, the best and the worst of them: what a device
-without a table borrows.
+Groups are device × table (× number format or engine). perfmodel/kernels/profile.py describes the
+tables. The figures of a group:
+
+- `mape`: error of the shipped profile on the rows that matter (`counted`): GEMM with m ≤ 1024 and
+  n, k ≥ 512; decode attention with kv_len ≥ 1024 and batch ≥ 8; prefill attention of at least 512
+  tokens with heads of at most 128; all-reduce up to 16 MB.
+- `mape_held_out`: error on a quarter of the file's shapes of the same form refitted on the others;
+  `median_held_out` and `p90_held_out` are the median and the 90th percentile of these errors.
+- `mape_extrapolated`: error on the larger counted rows of a refit on m ≤ 256 (kv_len ≤ 16k,
+  prompts ≤ 4k).
+- `mape_8_from_2`: error on more ranks of a refit on two.
+- `mape_nearest_device`, `mape_farthest_device` (recurrences, indexers, windows): errors of the best
+  and the worst shipped curve among the file's other devices, as a device without a table would
+  borrow it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,56 +46,52 @@ from magicdec.perfmodel.kernels.profile import (
 def refit_errors(
     table: Table, hw: HardwareProfile, rows: Columns, train: Mask, test: Mask, variant: str
 ) -> ErrorSummary | None:
-    """Errors on the counted `test` rows of the form fitted to `train`; None with too few rows of
-    either.
-    """
+    """Errors on the counted `test` rows of the form fitted to `train`. None: too few rows of
+    either."""
     test = test & table.counted(rows)
     if np.count_nonzero(train) < table.least_rows or not test.any():
         return None
-    return _errors(
-        table, refit(table, hw, select(rows, train), variant=variant), select(rows, test), variant
-    )
+    refitted = refit(table, hw, select(rows, train), variant=variant)
+    return _errors(table, refitted, select(rows, test), variant)
 
 
 def _errors(table: Table, hw: HardwareProfile, rows: Columns, variant: str) -> ErrorSummary | None:
-    """None for no rows."""
+    """Errors of a profile. None: no rows."""
     if not rows["time_s"].size:
         return None
-    return ErrorSummary.of(row_seconds(table, hw, rows, variant) / rows["time_s"] - 1.0)
+    predicted_s = row_seconds(table, hw, rows, variant)
+    return ErrorSummary.of(predicted_s / rows["time_s"] - 1.0)
 
 
 def _other_device_errors(
     table: Table, hw: HardwareProfile, rows: Columns, variant: str, others: Sequence[str]
 ) -> list[float]:
-    """Mean error on the counted rows with each other device's shipped curve, in order of the
-    errors.
-    """
-    wanted = select(rows, table.counted(rows))
-    profiles = []
+    """Mean errors on the counted rows with the other devices' shipped curves, smallest first."""
+    counted = select(rows, table.counted(rows))
+    errors = []
     for other in others:
-        profiles.append(curve_of(table, load_hardware(other), variant).placed(hw, variant))
-    return sorted(
-        each.mape for hw in profiles if (each := _errors(table, hw, wanted, variant)) is not None
-    )
+        borrowed = curve_of(table, load_hardware(other), variant).placed(hw, variant)
+        summary = _errors(table, borrowed, counted, variant)
+        if summary is not None:
+            errors.append(summary.mape)
+    return sorted(errors)
 
 
 def extrapolation_error(
     table: Table, hw: HardwareProfile, rows: Columns, variant: str
 ) -> float | None:
-    """Error on the counted rows above what the refit saw; None where the file does not reach both
-    sides.
-    """
+    """Error on the counted rows beyond the range of the refit. None: the file lacks either side."""
     near = table.is_near(rows)
-    # two ranks do not show what more do: nothing of it may stay
+    # Two ranks show nothing about more, so no constant fitted on more may stay.
     unfitted = {name: curve.unfitted() for name, curve in hw.allreduce_engines.items()}
     if hw.allreduce is None:
         allreduce = None
     else:
         allreduce = hw.allreduce.unfitted()
     bare = msgspec.structs.replace(hw, allreduce_engines=unfitted, allreduce=allreduce)
-    found = refit_errors(table, bare, rows, near, ~near, variant)
-    if found:
-        return found.mape
+    beyond = refit_errors(table, bare, rows, near, ~near, variant)
+    if beyond:
+        return beyond.mape
     return None
 
 
@@ -101,41 +101,70 @@ def _validate_group(table: Table, key: Group, rows: Columns, *, with_refit: bool
     """
     hw = load_hardware(key.device)
     fit = curve_of(table, hw, key.variant).fit
-    counted = table.counted(rows)
-    errors, errors_all = (
-        _errors(table, hw, each, key.variant) for each in (select(rows, counted), rows)
-    )
-    held: ErrorSummary | None = None
-    if with_refit:
-        test = held_out(table, rows)
-        held = refit_errors(table, hw, rows, ~test, test, key.variant)
+    is_counted = table.counted(rows)
+    errors = _errors(table, hw, select(rows, is_counted), key.variant)
+    errors_all = _errors(table, hw, rows, key.variant)
     group: dict[str, Any] = {
         "name": key.name(table.kind),
-        "rows": int(np.count_nonzero(counted)),
-        "rows_all": int(counted.size),
-        "mape": errors.mape if errors else None,
-        "mape_all": errors_all.mape if errors_all else None,
-        "bias": errors.bias if errors else None,
+        "rows": int(np.count_nonzero(is_counted)),
+        "rows_all": int(is_counted.size),
+        "mape": None,
+        "mape_all": None,
+        "bias": None,
         "num_parameters": fit.num_parameters,
         "fitted_on": fit.fitted_on,
         "borrowed_from": fit.borrowed_from,
         "mape_shipped_held_out": fit.error,
-        "mape_held_out": held.mape if held else None,
-        "median_held_out": held.median_error if held else None,
-        "p90_held_out": held.p90_error if held else None,
+        "mape_held_out": None,
+        "median_held_out": None,
+        "p90_held_out": None,
         "mape_extrapolated": None,
     }
+    if errors:
+        group |= {"mape": errors.mape, "bias": errors.bias}
+    if errors_all:
+        group["mape_all"] = errors_all.mape
     if with_refit:
+        test = held_out(table, rows)
+        held = refit_errors(table, hw, rows, ~test, test, key.variant)
+        if held:
+            group["mape_held_out"] = held.mape
+            group["median_held_out"] = held.median_error
+            group["p90_held_out"] = held.p90_error
         group[table.near_name] = extrapolation_error(table, hw, rows, key.variant)
     return group
+
+
+def _unknown_group(table: Table, key: Group, rows: Columns, error: ConfigError) -> dict[str, Any]:
+    return {
+        "name": key.name(table.kind),
+        "rows": int(rows["time_s"].size),
+        "mape": None,
+        "mape_all": None,
+        "refused": str(error),
+    }
+
+
+def _errors_when_borrowed(
+    table: Table, key: Group, rows: Columns, devices: Iterable[Group]
+) -> dict[str, float | None]:
+    """Errors of the curves that a device without this table could borrow from the others."""
+    others = []
+    for other in devices:
+        if other != key and other.variant == key.variant:
+            others.append(other.device)
+    errors = _other_device_errors(table, load_hardware(key.device), rows, key.variant, others)
+    if not errors:
+        return {"mape_nearest_device": None, "mape_farthest_device": None}
+    return {"mape_nearest_device": errors[0], "mape_farthest_device": errors[-1]}
 
 
 def validate_kernels(paths: Sequence[Path], *, with_refit: bool = True) -> dict[str, Any]:
     """Errors of the shipped profiles on the files' rows: {"groups": [{"name": "device/table",
     "rows", "mape", …}]}.
 
-    Rows of a device that the catalog does not have make a group without numbers that says so
-    (`refused`).
+    Rows of a device that the catalog lacks make a group without numbers, with the reason under
+    `refused`.
 
     Raises ConfigError for an unreadable file, and when the catalog has no device of any file.
     """
@@ -148,22 +177,12 @@ def validate_kernels(paths: Sequence[Path], *, with_refit: bool = True) -> dict[
                 load_hardware(key.device)
             except ConfigError as error:
                 refused.append(f"{path}: {error}")
-                unknown = {"mape": None, "mape_all": None, "refused": str(error)}
-                groups.append(
-                    {"name": key.name(table.kind), "rows": int(rows["time_s"].size), **unknown}
-                )
+                groups.append(_unknown_group(table, key, rows, error))
                 continue
-            groups.append(_validate_group(table, key, rows, with_refit=with_refit))
+            group = _validate_group(table, key, rows, with_refit=with_refit)
             if table.is_borrowed:
-                others = []
-                for each in by_group:
-                    if each != key and each.variant == key.variant:
-                        others.append(each.device)
-                of_others = _other_device_errors(
-                    table, load_hardware(key.device), rows, key.variant, others
-                )
-                groups[-1]["mape_nearest_device"] = of_others[0] if of_others else None
-                groups[-1]["mape_farthest_device"] = of_others[-1] if of_others else None
+                group |= _errors_when_borrowed(table, key, rows, by_group)
+            groups.append(group)
     if len(refused) == len(groups):
         raise ConfigError(refused[0])
     return {"groups": groups}

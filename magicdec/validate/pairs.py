@@ -1,12 +1,12 @@
-"""Servers measured with and without speculation: what is predicted for each pair, and which gamma
-would be chosen.
+"""Compares predictions with servers that were measured with and without speculation: the speedup of
+each pair, and the gamma that a plan would choose.
 
 Columns: source, model, hardware, engine, engine_version, tp, concurrency, prompt_len, output_len,
 draft, draft_detail, gamma, tokens_per_step, weight_dtype, kv_dtype, unit, baseline, speculative,
 note; for look-ups also drafted_share and tokens_per_drafted_step. Units: `tok_s`, output tokens per
 second of the whole server (prefill inside, unless the note says "decode only"); `tpot_*_ms`, the
-time between tokens. A row without lengths is taken to have those of the workload that its note
-names (`WORKLOADS`), else `PROMPT_LEN` and `OUTPUT_LEN`; a row without a concurrency, one user.
+time between tokens. A row without lengths gets those of the workload named in its note
+(`WORKLOADS`), or else `PROMPT_LEN` and `OUTPUT_LEN`. A row without a concurrency gets one user.
 
 A look-up drafts in some steps only. `tokens_per_step` is over all steps, `drafted_share` the share
 of steps that had a draft; vLLM's mean acceptance length counts those alone and goes into
@@ -14,8 +14,8 @@ of steps that had a draft; vLLM's mean acceptance length counts those alone and 
 
     tokens_per_step = 1 + drafted_share · (tokens_per_drafted_step − 1)
 
-The prediction is a plan's: its acceptance is the row's measured tokens per step, or what is believed
-of its draft and text. The median of the time between tokens (`tpot_p50_ms`) is that of the median request,
+The prediction is a plan's: its acceptance is the row's measured tokens per step, or the belief about
+its draft and text. The median time between tokens (`tpot_p50_ms`) belongs to the median request,
 whose text is easier than the mean step's.
 """
 
@@ -46,7 +46,7 @@ from magicdec.perfmodel.acceptance.law import sequence_rates
 from magicdec.perfmodel.drafting import draft_of
 from magicdec.perfmodel.intervals import interval, tokens_error
 from magicdec.perfmodel.kernels.profile import load_hardware
-from magicdec.perfmodel.serving import largest_active, whole_requests
+from magicdec.perfmodel.serving import Cycle, largest_active, whole_requests
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import predict
 from magicdec.specs.catalog import load_model_spec, model_names
@@ -78,7 +78,7 @@ from magicdec.validate.rows import (
 )
 
 PROMPT_LEN, OUTPUT_LEN = 512.0, 256.0
-"""Lengths of a row that states none and names no known workload."""
+"""Lengths assumed for a row that neither states lengths nor names a known workload."""
 WORKLOADS = {"sharegpt": (217.0, 186.0)}
 """Mean prompt and output of workloads by name: 217,393 and 185,616 tokens of the 1,000 requests of
 vLLM's benchmark.
@@ -88,11 +88,8 @@ SHARED_BUDGET = 0.07
 """
 SMALLEST_BUDGET = 64
 SIGN_MARGIN = 0.05
-ALIKE = (
-    "model", "hardware", "engine", "engine_version", "weight_dtype", "kv_dtype", "draft", "draft_detail", "is_decoding"
-)  # fmt: skip
 CONSTANTS = (1, 3, 5, 7)
-"""Gammas that a plan's choice is compared with."""
+"""Constant gammas that a plan's choice is compared with."""
 REQUEST_SPREAD = 0.134
 """Standard deviation of the acceptance rate between the requests of a mixed load: the one number
 with which medians and means of 30 loads (gamma 1 to 7, 1 to 256 users) agree."""
@@ -115,6 +112,16 @@ TEXTS = {
     "longbench": "long-document", "code": "code", "translat": "translation",
 }  # fmt: skip
 """Classes of text by a word of a row's note; the first that is found."""
+
+
+class _Drafting(NamedTuple):
+    """How a row's server drafts."""
+
+    speculation: SpeculationSpec
+    model: str = ""
+    """The draft model's name in the catalog; "" for drafts that are no model."""
+    weight_dtype: str = ""
+    """Format of the draft's own weights; "" for the usual one."""
 
 
 class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -144,20 +151,24 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     note: str = ""
 
     def __post_init__(self) -> None:
-        named = (lengths for name, lengths in WORKLOADS.items() if name in self.note.lower())
-        usual = dict(
-            zip(("prompt_len", "output_len"), next(named, (PROMPT_LEN, OUTPUT_LEN)), strict=True)
-        )
-        for name, length in usual.items():
-            if isnan(getattr(self, name)):
-                msgspec.structs.force_setattr(self, name, length)
+        prompt_len, output_len = self._usual_lengths()
+        if isnan(self.prompt_len):
+            msgspec.structs.force_setattr(self, "prompt_len", prompt_len)
+        if isnan(self.output_len):
+            msgspec.structs.force_setattr(self, "output_len", output_len)
         if self.unit != "tok_s" and not re.fullmatch(r"(tpot|itl)(_\w+)?_ms", self.unit):
             raise ConfigError(f"unknown unit '{self.unit}': did you mean tok_s or tpot_mean_ms?")
         self._check_tokens()
         _ = self.setup  # an unknown name is refused here
 
+    def _usual_lengths(self) -> tuple[float, float]:
+        for workload, lengths in WORKLOADS.items():
+            if workload in self.note.lower():
+                return lengths
+        return PROMPT_LEN, OUTPUT_LEN
+
     def _check_tokens(self) -> None:
-        """Complete tokens per step and drafted share from each other. Raises ConfigError."""
+        """Derives tokens per step or drafted share from the other. Raises ConfigError."""
         for name in ("tokens_per_step", "tokens_per_drafted_step"):
             tokens = getattr(self, name)
             if tokens is not None and not 0.0 <= tokens <= self.gamma + 1.0:
@@ -177,7 +188,7 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def users(self) -> float:
-        """Requests in the system; one where the row does not say."""
+        """Requests in the system; one if the row does not say."""
         if isnan(self.concurrency):
             return 1.0
         return self.concurrency
@@ -194,16 +205,16 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def assumptions(self) -> list[str]:
-        """Values that the row does not state and the prediction needs."""
-        found = []
+        """Values that the prediction needs and the row does not state."""
+        assumptions = []
         if not version_number(self.engine_version):
             stated = self.engine_version or "no version"
-            found.append(f"{stated} of {self.engine} read as the newest")
+            assumptions.append(f"{stated} of {self.engine} read as the newest")
         if isnan(self.concurrency):
-            found.append("one user assumed")
+            assumptions.append("one user assumed")
         if draft_of(self.setup).is_by_sequence and self.drafted_share is None:
-            found.append(f"drafted share taken as {self.share:.2f}")
-        return found
+            assumptions.append(f"drafted share taken as {self.share:.2f}")
+        return assumptions
 
     @property
     def task(self) -> str:
@@ -213,19 +224,18 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def is_rate(self) -> bool:
-        """Whether its figures are tokens per second rather than seconds per token."""
+        """Whether the figures are tokens per second rather than seconds per token."""
         return self.unit == "tok_s"
 
     @property
     def is_decoding(self) -> bool:
-        """Whether no prefill is inside a rate."""
+        """Whether a rate leaves out prefill."""
         return self.is_rate and re.search(r"decod\w* (only|alone)", self.note) is not None
 
     @property
     def measured(self) -> tuple[float, float]:
-        """Seconds per token of the baseline and with speculation: of the whole server for a rate,
-        else of a request.
-        """
+        """Seconds per token without and with speculation. A rate gives those of the whole server,
+        a latency those of one request."""
         if self.is_rate:
             return 1.0 / self.baseline, 1.0 / self.speculative
         return self.baseline * MILLI, self.speculative * MILLI
@@ -243,7 +253,17 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def alike(self) -> tuple[Any, ...]:
         """Equal for pairs that differ in numbers only."""
-        return tuple(getattr(self, name) for name in ALIKE)
+        return (
+            self.model,
+            self.hardware,
+            self.engine,
+            self.engine_version,
+            self.weight_dtype,
+            self.kv_dtype,
+            self.draft,
+            self.draft_detail,
+            self.is_decoding,
+        )
 
     @property
     def load(self) -> tuple[Any, ...]:
@@ -252,9 +272,7 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def labels(self) -> dict[str, str]:
-        """The parts of its group's name: source / model / hardware / draft / formats / what is
-        compared.
-        """
+        """The parts of its group's name, which ends with the figure compared."""
         precision = self.setup.precision
         return {
             "source": self.origin,
@@ -267,10 +285,11 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def budget(self) -> int:
-        """Slots of a sparse draft, by its details ("budget 512", "7 % of KV")."""
+        """Slots of a sparse draft, read from its details ("budget 512", "7 % of KV")."""
         text = self.draft_detail.lower()
-        if found := re.search(r"budget\D*(\d+)", text):
-            return int(found[1])
+        slots = re.search(r"budget\D*(\d+)", text)
+        if slots:
+            return int(slots[1])
         share = re.search(r"([\d.]+) ?%", text)
         if share:
             part = float(share[1]) / 100.0
@@ -280,59 +299,88 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def setup(self) -> Setup:
-        """The catalog's entries that its names stand for. Raises ConfigError for a name that is not
-        known.
-        """
+        """The setup that the row's names stand for. Raises ConfigError for an unknown name."""
         engine = load_engine(engine_name(self.engine))
         model = load_model_spec(model_name(self.model))
-        hardware = load_hardware(self.hardware)
-        kv = format_name(self.kv_dtype)
-        kind = DRAFT_NAMES.get(self.draft.lower(), self.draft.lower())
-        detail = f"{self.draft} {self.draft_detail}".lower()
-        stated = next((form for word, form in FORMATS.items() if word in detail), None)
-        own: str | None = None
+        kv_dtype = format_name(self.kv_dtype)
+        drafting = self._drafting()
         draft_model = None
-        spec: dict[str, Any] = {"draft": kind, "draft_method": kind}
-        if kind == "eagle3":
-            spec["shares_vocabulary"] = SHARES_HEAD.search(detail) is not None
-        if kind in SPARSE_METHODS:
-            spec = {"draft": SELF, "draft_method": kind, "draft_budget": self.budget}
-        elif kind in QUANTIZED_SELF:
-            own = stated or "int4"
-            spec = {"draft": SELF, "draft_method": "full", "draft_weight_dtype": own}
-        elif kind not in OWN_METHOD:
-            is_detailed = kind in DRAFT_MODEL_NAMES
-            if is_detailed:
-                words = [self.draft_detail, *re.split(r"[\s,;()]+", self.draft_detail)]
-            else:
-                words = [self.draft]
-            found = next(
-                (each for word in words if (each := model_name(word)) in model_names()), None
-            )
-            if found is None:
-                raise unknown_choice(
-                    "draft", self.draft_detail or self.draft, [*OWN_METHOD, *model_names()]
-                )
-            draft_model = load_model_spec(found)
-            own = stated or ("fp8" if "fp8" in detail else None)
-            spec = {"draft": found, "draft_method": "full"}
+        if drafting.model:
+            draft_model = load_model_spec(drafting.model)
+        draft_precision = None
+        if drafting.weight_dtype:
+            draft_precision = Precision(weight_dtype=drafting.weight_dtype, kv_dtype=kv_dtype)
         return Setup(
             model=model,
-            hardware=hardware,
+            hardware=load_hardware(self.hardware),
             engine=engine.of_version(self.engine_version or NEWEST),
             sampling=SamplingSpec(),
-            precision=Precision(weight_dtype=weight_format(model, self.weight_dtype), kv_dtype=kv),
-            draft_precision=None if own is None else Precision(weight_dtype=own, kv_dtype=kv),
+            precision=Precision(
+                weight_dtype=weight_format(model, self.weight_dtype), kv_dtype=kv_dtype
+            ),
+            draft_precision=draft_precision,
             draft_model=draft_model,
-            speculation=SpeculationSpec(gamma=self.gamma, **spec),
+            speculation=drafting.speculation,
         )
+
+    def _drafting(self) -> _Drafting:
+        """How the row drafts. Raises ConfigError for an unknown draft model."""
+        kind: Any = DRAFT_NAMES.get(self.draft.lower(), self.draft.lower())
+        if kind in SPARSE_METHODS:
+            return _Drafting(
+                SpeculationSpec(
+                    draft=SELF, draft_method=kind, draft_budget=self.budget, gamma=self.gamma
+                )
+            )
+        if kind in QUANTIZED_SELF:
+            own = self._stated_format() or "int4"
+            spec = SpeculationSpec(
+                draft=SELF, draft_method="full", draft_weight_dtype=own, gamma=self.gamma
+            )
+            return _Drafting(spec, weight_dtype=own)
+        if kind not in OWN_METHOD:
+            name = self._draft_model_name(kind)
+            spec = SpeculationSpec(draft=name, draft_method="full", gamma=self.gamma)
+            return _Drafting(spec, model=name, weight_dtype=self._draft_model_format())
+        spec = SpeculationSpec(draft=kind, draft_method=kind, gamma=self.gamma)
+        if kind == "eagle3":
+            shares = SHARES_HEAD.search(self._detail) is not None
+            spec = msgspec.structs.replace(spec, shares_vocabulary=shares)
+        return _Drafting(spec)
+
+    @property
+    def _detail(self) -> str:
+        return f"{self.draft} {self.draft_detail}".lower()
+
+    def _stated_format(self) -> str:
+        """The number format of the draft's weights that the details name, or ""."""
+        for word, dtype in FORMATS.items():
+            if word in self._detail:
+                return dtype
+        return ""
+
+    def _draft_model_format(self) -> str:
+        stated = self._stated_format()
+        if not stated and "fp8" in self._detail:
+            return "fp8"
+        return stated
+
+    def _draft_model_name(self, kind: str) -> str:
+        words = [self.draft]
+        if kind in DRAFT_MODEL_NAMES:
+            words = [self.draft_detail, *re.split(r"[\s,;()]+", self.draft_detail)]
+        for word in words:
+            if model_name(word) in model_names():
+                return model_name(word)
+        known = [*OWN_METHOD, *model_names()]
+        raise unknown_choice("draft", self.draft_detail or self.draft, known)
 
 
 @dataclass(frozen=True)
 class StatedTokens:
-    """An acceptance law that gives each of several configurations its own stated tokens per step,
-    by one rate for all positions. Fewer than one token is no mean length: it is read as the
-    rate."""
+    """An acceptance law that gives each of several configurations its stated tokens per step, with
+    one rate for all positions. A figure below one token cannot be a mean length, so it is read as
+    the rate."""
 
     tokens: Array
     gamma: Array
@@ -360,9 +408,8 @@ class StatedTokens:
 
 
 class Predicted(NamedTuple):
-    """Seconds per token, in the sense of `PairRow.measured`, of each of several pairs; a deviation
-    of the speedup.
-    """
+    """Seconds per token of several pairs, as in `PairRow.measured`, and the standard deviation of
+    the speedup's logarithm."""
 
     baseline_s: Array
     speculative_s: Array
@@ -378,22 +425,22 @@ def predict_pairs(
     tokens: Sequence[float | None],
     engines: Mapping[str, EngineProfile] | None = None,
 ) -> Predicted:
-    """Predictions with these tokens per step, or by the believed acceptance where one is None;
-    `engines` replaces profiles of the catalog by name. Not a number where no acceptance is
-    known."""
-    found = np.full((3, len(pairs)), np.nan)
-    keys = (
-        (*pair.alike, pair.task if given is None else None)
-        for pair, given in zip(pairs, tokens, strict=True)
-    )
-    for indices in places([key] for key in keys).values():
-        some = [pairs[index] for index in indices]
-        setup = some[0].setup
+    """Predictions with these tokens per step; None stands for the believed acceptance. `engines`
+    replaces profiles of the catalog by name. Pairs without a known acceptance are NaN."""
+    predicted = np.full((3, len(pairs)), np.nan)
+    keys = []
+    for pair, stated in zip(pairs, tokens, strict=True):
+        task = pair.task if stated is None else None
+        keys.append([(*pair.alike, task)])
+    for indices in places(keys).values():
+        rows = [pairs[index] for index in indices]
+        setup = rows[0].setup
         if engines is not None and setup.engine.name in engines:
-            profile = engines[setup.engine.name].of_version(some[0].engine_version or NEWEST)
+            profile = engines[setup.engine.name].of_version(rows[0].engine_version or NEWEST)
             setup = dataclasses.replace(setup, engine=profile)
-        found[:, indices] = _predict_alike(setup, some, [tokens[index] for index in indices])
-    return Predicted(*found)
+        tokens_of_rows = [tokens[index] for index in indices]
+        predicted[:, indices] = _predict_alike(setup, rows, tokens_of_rows)
+    return Predicted(*predicted)
 
 
 def believed_acceptance(row: PairRow) -> AcceptanceProfile:
@@ -421,9 +468,8 @@ def believed_acceptance(row: PairRow) -> AcceptanceProfile:
 
 
 def _predict_alike(setup: Setup, rows: Sequence[PairRow], tokens: Sequence[float | None]) -> Array:
-    """Baseline and speculative seconds, and the deviation of their ratio's logarithm, of rows of
-    one setup.
-    """
+    """Rows of one setup: baseline seconds, speculative seconds, and the standard deviation of the
+    logarithm of their ratio."""
     names = ("users", "prompt_len", "output_len", "tp", "budget")
     users, prompt_len, output_len, tp, budgets = columns(rows, *names)
     gamma = np.array([row.gamma for row in rows])
@@ -465,12 +511,13 @@ def _predict_alike(setup: Setup, rows: Sequence[PairRow], tokens: Sequence[float
             np.broadcast_arrays(1.0 / before.tokens_per_s, 1.0 / after.tokens_per_s, log_width)
         )
     requests = whole_requests(after, output_len=output_len)
-    cycles = whole_requests(before, output_len=output_len).alone, requests.drafted
     is_rate = np.array([row.is_rate for row in rows])
-    baseline_s, speculative_s = (
-        np.where(is_rate, cycle.in_slot_s / (cycle.active * output_len), cycle.tpot_s)
-        for cycle in cycles
-    )
+
+    def seconds_per_token(cycle: Cycle) -> Array:
+        return np.where(is_rate, cycle.in_slot_s / (cycle.active * output_len), cycle.tpot_s)
+
+    baseline_s = seconds_per_token(whole_requests(before, output_len=output_len).alone)
+    speculative_s = seconds_per_token(requests.drafted)
     is_median = np.array([row.unit.startswith("tpot_p50") for row in rows])
     if is_median.any():
         expected = np.broadcast_to(after.expected_tokens_per_step, is_median.shape)
@@ -485,25 +532,27 @@ def _predict_alike(setup: Setup, rows: Sequence[PairRow], tokens: Sequence[float
 def median_request(tokens: Array, gamma: Array) -> Array:
     """Tokens per step of the median request over those of all steps, where the rates of requests
     differ by `REQUEST_SPREAD`: slow requests take more of the steps than of the requests."""
-    return np.array(
-        [_median_factor(float(each), int(most)) for each, most in zip(tokens, gamma, strict=True)]
-    )
+    factors = []
+    for expected, deepest in zip(tokens, gamma, strict=True):
+        factors.append(_median_factor(float(expected), int(deepest)))
+    return np.array(factors)
 
 
 @lru_cache(maxsize=1024)
 def _median_factor(expected: float, gamma: int) -> float:
-    """The mean of the rates is the one at which requests together make `expected` tokens."""
+    """Solves for the mean rate at which all requests together make `expected` tokens per step."""
     from scipy.optimize import brentq
 
     def of_requests(mean: float) -> tuple[Array, Array, float]:
         rates, weights = sequence_rates(mean, REQUEST_SPREAD)
-        each = expected_tokens_per_step(np.repeat(rates[:, None], gamma, axis=1), gamma)
-        return each, weights, float(weights @ (1.0 / each))
+        tokens = expected_tokens_per_step(np.repeat(rates[:, None], gamma, axis=1), gamma)
+        return tokens, weights, float(weights @ (1.0 / tokens))
 
     within = float(np.clip(expected, 1.01, gamma + 0.99))
     mean = brentq(lambda mean: 1.0 / of_requests(mean)[2] - within, 1e-3, 1.0 - 1e-3)
-    each, weights, steps = of_requests(float(mean))
-    return float(each[np.searchsorted(np.cumsum(weights), 0.5)]) * steps
+    tokens, weights, steps = of_requests(float(mean))
+    middle = np.searchsorted(np.cumsum(weights), 0.5)
+    return float(tokens[middle]) * steps
 
 
 def validate_pairs(
@@ -511,31 +560,36 @@ def validate_pairs(
 ) -> dict[str, Any]:
     """{"groups": […], "choice": {…}, "assumed": [one line per row], "refused": [likewise]}.
 
-    `assumed` names the rows that lack a value which the prediction needs, `refused` those that are
-    not judged.
+    `assumed` lists the rows that lack a value which the prediction needs, `refused` the rows that
+    are not judged.
 
     Raises ConfigError for a file that cannot be read or lacks a column, and when no row can be
     judged.
     """
     pairs, refused = read_rows(paths, PairRow)
     is_measured = acceptance == "measured"
-    predicted = predict_pairs(pairs, tokens_of_cells(pairs) if is_measured else [None] * len(pairs))
+    tokens: list[float | None] = [None] * len(pairs)
+    lacking = "no acceptance"
+    if is_measured:
+        tokens = tokens_of_cells(pairs)
+        lacking = "no measured tokens per step"
+    predicted = predict_pairs(pairs, tokens)
     names: list[list[str]] = []
     for pair, speedup in zip(pairs, predicted.speedup, strict=True):
-        names.append([])
-        if np.isfinite(speedup) and not (is_measured and pair.tokens_per_step is None):
-            *_, compared = labels = list(pair.labels.values())
-            names[-1] = ["/".join(labels), f"all/{compared}"]
-        else:
-            if is_measured:
-                lacking = "no measured tokens per step"
-            else:
-                lacking = "no acceptance"
+        is_unstated = is_measured and pair.tokens_per_step is None
+        if is_unstated or not np.isfinite(speedup):
             refused.append(f"{pair.where}: {lacking} of {pair.draft} for {pair.model}")
+            names.append([])
+        else:
+            labels = pair.labels
+            names.append(["/".join(labels.values()), f"all/{labels['compared']}"])
     groups = []
     for name, chosen in sorted(places(names).items()):
         groups.append(_group(name, pairs, np.array(chosen), predicted))
-    assumed = [f"{pair.where}: {', '.join(pair.assumptions)}" for pair in pairs if pair.assumptions]
+    assumed = []
+    for pair in pairs:
+        if pair.assumptions:
+            assumed.append(f"{pair.where}: {', '.join(pair.assumptions)}")
     return {
         "groups": groups,
         "choice": _choice(pairs, predicted.speedup),
@@ -545,75 +599,104 @@ def validate_pairs(
 
 
 def tokens_of_cells(pairs: Sequence[PairRow]) -> list[float | None]:
-    """The tokens per step of each pair; where it states none, those that the rate of the same
-    load's nearest gamma gives."""
-    stated: dict[Any, dict[int, float]] = defaultdict(dict)
+    """The stated tokens per step of each pair. A pair without gets those that follow from the rate
+    at the same load's nearest gamma."""
+    by_load: dict[Any, dict[int, float]] = defaultdict(dict)
     for pair in pairs:
         if pair.tokens_per_step is not None:
-            stated[pair.load][pair.gamma] = pair.tokens_per_step
-    found: list[float | None] = []
+            by_load[pair.load][pair.gamma] = pair.tokens_per_step
+    tokens: list[float | None] = []
     for pair in pairs:
-        given = stated[pair.load]
-        gamma = pair.gamma
-        if pair.tokens_per_step is not None or not given:
-            found.append(pair.tokens_per_step)
-            continue
-        near = min(given, key=lambda other: (abs(other - gamma), -other))
-        rate = StatedTokens(np.array([given[near]]), np.array([near])).rates
-        found.append(
-            float(expected_tokens_per_step(np.repeat(rate[:, None], gamma, axis=1), gamma)[0])
-        )
-    return found
+        by_gamma = by_load[pair.load]
+        if pair.tokens_per_step is not None or not by_gamma:
+            tokens.append(pair.tokens_per_step)
+        else:
+            tokens.append(_tokens_at(pair.gamma, by_gamma))
+    return tokens
+
+
+def _tokens_at(gamma: int, stated: Mapping[int, float]) -> float:
+    """Tokens per step at this gamma by the rate at the nearest stated one, the deeper of two."""
+    near = min(stated, key=lambda other: (abs(other - gamma), -other))
+    rate = StatedTokens(np.array([stated[near]]), np.array([near])).rates
+    return float(expected_tokens_per_step(np.repeat(rate[:, None], gamma, axis=1), gamma)[0])
 
 
 def _group(
     name: str, pairs: Sequence[PairRow], chosen: np.ndarray, predicted: Predicted
 ) -> dict[str, Any]:
-    """The errors of the speedup, of its sign outside the margin, and of both rates."""
+    """Errors of the speedup and of both rates, and how often the sign is right outside a margin."""
     own = [pairs[index] for index in chosen]
     measured = np.array([pair.speedup for pair in own])
     seconds = np.array([pair.measured for pair in own])
     speedup = predicted.speedup[chosen]
     is_far = np.abs(measured - 1.0) > SIGN_MARGIN
     signs = np.sign(speedup - 1.0) == np.sign(measured - 1.0)
-    group: dict[str, Any] = {
-        "name": name,
-        **({} if name.startswith("all/") else own[0].labels),
-        **ErrorSummary.of(speedup / measured - 1.0, predicted.log_deviation[chosen]).figures(),
-        "sign": float(np.mean(signs[is_far])) if is_far.any() else None,
-        "rows_with_sign": int(is_far.sum()),
+    group: dict[str, Any] = {"name": name}
+    if not name.startswith("all/"):
+        group |= own[0].labels
+    errors = ErrorSummary.of(speedup / measured - 1.0, predicted.log_deviation[chosen])
+    group |= errors.figures()
+    group["sign"] = None
+    if is_far.any():
+        group["sign"] = float(np.mean(signs[is_far]))
+    group["rows_with_sign"] = int(is_far.sum())
+    of_times = {
+        "baseline": (predicted.baseline_s, seconds[:, 0]),
+        "speculative": (predicted.speculative_s, seconds[:, 1]),
     }
-    for what, times, each in zip(("baseline", "speculative"), predicted, seconds.T, strict=False):
-        errors = ErrorSummary.of(times[chosen] / each - 1.0)
-        group |= {f"{what}_mape": errors.mape, f"{what}_bias": errors.bias}
+    for what, (predicted_s, measured_s) in of_times.items():
+        errors = ErrorSummary.of(predicted_s[chosen] / measured_s - 1.0)
+        group[f"{what}_mape"] = errors.mape
+        group[f"{what}_bias"] = errors.bias
     return group
 
 
+class _Cell(NamedTuple):
+    """One gamma at one load: its predicted and its measured speedup."""
+
+    predicted: float
+    measured: float
+
+
 def _choice(pairs: Sequence[PairRow], speedup: Array) -> dict[str, Any]:
-    """The mean loss of following the plan's gamma instead of the best measured one, over the loads
-    measured at several; that of never speculating and of constant gammas, and the constant that is
-    best in hindsight."""
-    cells: dict[Any, dict[int, tuple[float, float]]] = defaultdict(dict)
+    """Mean loss against the best measured gamma, over the loads measured at several gammas: of the
+    plan's choice, of never speculating, and of constant gammas. Also the constant that is best in
+    hindsight."""
+    swept = _swept_loads(pairs, speedup)
+    losses: dict[str, list[float]] = defaultdict(list)
+    for cells in swept:
+        best = max(cell.measured for cell in cells.values())
+        planned = max(cells, key=lambda gamma: cells[gamma].predicted)
+        losses["plan"].append(1.0 - cells[planned].measured / best)
+        for gamma, cell in cells.items():
+            losses[_policy(gamma)].append(1.0 - cell.measured / best)
+    means = {policy: float(np.mean(of_policy)) for policy, of_policy in losses.items()}
+    everywhere = []
+    for policy, of_policy in losses.items():
+        if policy != "plan" and len(of_policy) == len(swept):
+            everywhere.append(policy)
+    choice: dict[str, Any] = {"cells": len(swept)}
+    for policy in ("plan", *map(_policy, (0, *CONSTANTS))):
+        choice[policy] = means.get(policy)
+    choice["best_constant"] = min(everywhere, key=lambda policy: means[policy], default=None)
+    return choice
+
+
+def _policy(gamma: int) -> str:
+    if gamma == 0:
+        return "never"
+    return f"k{gamma}"
+
+
+def _swept_loads(pairs: Sequence[PairRow], speedup: Array) -> list[dict[int, _Cell]]:
+    """The cells by gamma of each load measured at several gammas, 0 among them."""
+    loads: dict[Any, dict[int, _Cell]] = defaultdict(dict)
     for pair, predicted in zip(pairs, speedup, strict=True):
         if pair.is_rate and np.isfinite(predicted):
-            cells[*pair.load, pair.users][pair.gamma] = (float(predicted), pair.speedup)
-    swept = [cell | {0: (1.0, 1.0)} for cell in cells.values() if len(cell) > 1]
-    losses: dict[str, list[float]] = defaultdict(list)
-    for cell in swept:
-        best = max(measured for _, measured in cell.values())
-        planned = max(cell, key=lambda gamma: cell[gamma][0])
-        losses["plan"].append(1.0 - cell[planned][1] / best)
-        for gamma in cell:
-            losses["never" if gamma == 0 else f"k{gamma}"].append(1.0 - cell[gamma][1] / best)
-    means = {name: float(np.mean(each)) for name, each in losses.items()}
-    everywhere = [
-        name for name, each in losses.items() if name != "plan" and len(each) == len(swept)
-    ]
-    return {
-        "cells": len(swept),
-        **{
-            name: means.get(name)
-            for name in ("plan", "never", *(f"k{gamma}" for gamma in CONSTANTS))
-        },
-        "best_constant": min(everywhere, key=lambda name: means[name], default=None),
-    }
+            loads[*pair.load, pair.users][pair.gamma] = _Cell(float(predicted), pair.speedup)
+    swept = []
+    for cells in loads.values():
+        if len(cells) > 1:
+            swept.append(cells | {0: _Cell(1.0, 1.0)})
+    return swept

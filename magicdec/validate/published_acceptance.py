@@ -1,9 +1,9 @@
-"""Does the law of acceptance extrapolate? Fits it on blocks of up to 8 drafts, and predicts the
-tokens per step at 16.
+"""Tests whether the law of acceptance extrapolates: fits it on blocks of up to 8 drafts and predicts
+the tokens per step at 16.
 
-Each (dataset, method, context, budget) has its own rate at position 1, drawn towards the power law
-of its group's budgets; concentration, drift and its depth are shared by all groups of a model. A
-group without a row of gamma ≤ 8 leaves one budget out instead and predicts it from the others.
+Each (dataset, method, context, budget) has its own rate at position 1, drawn towards a power law in
+the budget for its group. All groups of a model share concentration, drift and drift depth. In a
+group without rows of gamma ≤ 8, one budget is left out instead and predicted from the others.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ from magicdec.validate.rows import Size, places, published, read_lines, read_row
 
 DEEPEST_FITTED = 8
 TOKENS_PER_ROW = 800.0
-"""Tokens that a row of the published logs was measured over (80 tokens of 10 prompts); it sets the
-noise expected.
-"""
+"""Tokens behind a row of the published logs (80 tokens of 10 prompts), which set its noise."""
 DESIGN_EFFECT = 2.0
 """Variance of clustered tokens over that of independent ones: tokens of one prompt are alike."""
 RELATIVE_FLOOR = 0.003
@@ -93,15 +91,17 @@ def validate_acceptance(paths: Sequence[str | Path] | None = None) -> dict[str, 
     groups: list[dict[str, Any]] = []
     refused: list[str] = []
     for path in paths or published("acceptance_snapkv.csv"):
-        if "gamma" not in (columns := read_lines(path)[0]) and "acceptance_rate" in columns:
+        columns = read_lines(path)[0]
+        if "gamma" not in columns and "acceptance_rate" in columns:
             refused.append(f"{path}: rates without a gamma say nothing about deeper blocks")
             continue
         rows, lines = read_rows(
             [path], Observation, one_of=("tokens_per_step", "accepted_over_drafted")
         )
         for members in places([row.model] for row in rows).values():
-            found = _groups_of_model([rows[index] for index in members])
-            groups += [{**group, "name": f"{Path(path).stem}/{group['name']}"} for group in found]
+            for group in _groups_of_model([rows[index] for index in members]):
+                name = f"{Path(path).stem}/{group['name']}"
+                groups.append({**group, "name": name})
         refused += lines
     if not groups:
         raise ConfigError(refused[0])
@@ -117,43 +117,50 @@ def _groups_of_model(rows: Sequence[Observation]) -> list[dict[str, Any]]:
     same rows.
     """
     fitted, unfitted, left_out = split_rows(rows)
-    error: dict[str, Array] = {}
+    errors: dict[str, Array] = {}
+    shape: dict[str, float] = {}
     if unfitted and fitted:
-        fits = {name: fit_cells(fitted, has_shape=name == "") for name in ("", "_iid")}
-        shape = fits[""].law
-        error = {}
-        for name, fit in fits.items():
-            error[name] = fit.tokens(unfitted)[0] / [row.tokens for row in unfitted] - 1.0
+        measured = [row.tokens for row in unfitted]
+        of_law = fit_cells(fitted, has_shape=True)
+        of_constant = fit_cells(fitted, has_shape=False)
+        errors[""] = of_law.tokens(unfitted)[0] / measured - 1.0
+        errors["_iid"] = of_constant.tokens(unfitted)[0] / measured - 1.0
+        shape = {name: getattr(of_law.law, name) for name in SHAPE}
     groups = []
-    for group, members in _by_group(rows):
+    for key, members in _by_group(rows):
+        own = []
         if fitted:
-            own = [index for index, row in enumerate(unfitted) if row.group == group]
-        else:
-            own = []
-        found: dict[str, Any] = {
-            "name": "/".join(filter(None, group)),
+            own = [index for index, row in enumerate(unfitted) if row.group == key]
+        group: dict[str, Any] = {
+            "name": "/".join(filter(None, key)),
             "rows": len(members),
             "rows_unfitted": len(own),
         }
-        if not error:
-            found |= {f"tokens_per_step_mape{name}": None for name in ("", "_iid")}
-            groups.append(
-                {**found, "held_out": "nothing: neither gamma above 8 nor a third budget"}
-            )
-            continue
-        deepest = max((unfitted[index].gamma for index in own), default=None)
-        judged = [index for index in own if unfitted[index].gamma == deepest]
-        budget = left_out.get(group)
-        found["gamma"] = deepest
-        found |= {
-            f"tokens_per_step_mape{name}": ErrorSummary.of(errors[judged]).mape if judged else None
-            for name, errors in error.items()
-        }
-        found["held_out"] = (
-            f"budget {budget:g}" if budget is not None else f"gamma > {DEEPEST_FITTED}"
-        )
-        groups.append(found | {name: getattr(shape, name) for name in SHAPE})
+        if errors:
+            group |= _errors_of_deepest(unfitted, own, errors)
+            group["held_out"] = f"gamma > {DEEPEST_FITTED}"
+            if key in left_out:
+                group["held_out"] = f"budget {left_out[key]:g}"
+        else:
+            group |= {"tokens_per_step_mape": None, "tokens_per_step_mape_iid": None}
+            group["held_out"] = "nothing: neither gamma above 8 nor a third budget"
+        groups.append(group | shape)
     return groups
+
+
+def _errors_of_deepest(
+    unfitted: Sequence[Observation], own: Sequence[int], errors: Mapping[str, Array]
+) -> dict[str, Any]:
+    """A group's errors at the deepest gamma that was not fitted on."""
+    deepest = max((unfitted[index].gamma for index in own), default=None)
+    judged = [index for index in own if unfitted[index].gamma == deepest]
+    figures: dict[str, Any] = {"gamma": deepest}
+    for name, error in errors.items():
+        mape = None
+        if judged:
+            mape = ErrorSummary.of(error[judged]).mape
+        figures[f"tokens_per_step_mape{name}"] = mape
+    return figures
 
 
 def split_rows(
@@ -173,24 +180,31 @@ def split_rows(
             if budget is not None:
                 left_out[group] = budget
             is_fitted = [row.budget != budget for row in rows]
-        fitted += [row for row, kept in zip(rows, is_fitted, strict=True) if kept]
-        unfitted += [row for row, kept in zip(rows, is_fitted, strict=True) if not kept]
+        for row, belongs in zip(rows, is_fitted, strict=True):
+            if belongs:
+                fitted.append(row)
+            else:
+                unfitted.append(row)
     return fitted, unfitted, left_out
 
 
 def _budget_to_leave_out(rows: Sequence[Observation]) -> float | None:
-    """The budget inside the range of most contexts (the smaller of equals); None where there is no
-    third one.
-    """
-    measured = []
-    for context in {row.context for row in rows}:
-        measured.append({row.budget for row in rows if row.context == context})
+    """The budget that lies inside the measured range of most contexts, the smaller of equals. None:
+    no context has three budgets."""
+    by_context: dict[float, set[float]] = defaultdict(set)
+    for row in rows:
+        by_context[row.context].add(row.budget)
 
-    def inside(budget: float) -> int:
-        return sum(budget in them and min(them) < budget < max(them) for them in measured)
+    def num_inside(budget: float) -> int:
+        number = 0
+        for budgets in by_context.values():
+            if budget in budgets and min(budgets) < budget < max(budgets):
+                number += 1
+        return number
 
-    best = max({row.budget for row in rows}, key=lambda budget: (inside(budget), -budget))
-    if inside(best):
+    budgets = {row.budget for row in rows}
+    best = max(budgets, key=lambda budget: (num_inside(budget), -budget))
+    if num_inside(best):
         return best
     return None
 
@@ -226,9 +240,8 @@ class CellFit:
         rates = self.law.rates_after(self.first_rates(rows), int(gammas.max()))
         positions = np.arange(1, rates.shape[-1] + 1)
         survivors = np.where(positions <= gammas[:, None], survival(rates), 0.0)
-        variance: Array = (survivors * (2.0 * positions - 1.0)).sum(axis=-1) - survivors.sum(
-            axis=-1
-        ) ** 2
+        second_moment = (survivors * (2.0 * positions - 1.0)).sum(axis=-1)
+        variance: Array = second_moment - survivors.sum(axis=-1) ** 2
         return expected_tokens_per_step(rates, gammas), np.maximum(variance, 0.0)
 
 
@@ -237,34 +250,28 @@ def fit_cells(rows: Sequence[Observation], *, has_shape: bool) -> CellFit:
     contexts: dict[Group, set[float]] = defaultdict(set)
     for row in rows:
         contexts[row.group].add(row.context)
-    levels = []
-    for group, own in sorted(contexts.items()):
-        for context in sorted(own):
-            levels.append((group, context))
-    cells = sorted({row.cell for row in rows})
-    free: dict[Any, Free]
+    free: dict[Any, Free] = {}
     if has_shape:
-        free = dict(SHAPE)
-    else:
-        free = {}
-    free |= (
-        dict.fromkeys(sorted(contexts), SLOPE)
-        | dict.fromkeys(levels, LEVEL)
-        | dict.fromkeys(cells, DEVIATION)
-    )
+        free |= SHAPE
+    for group in sorted(contexts):
+        free[group] = SLOPE
+    for group in sorted(contexts):
+        for context in sorted(contexts[group]):
+            free[group, context] = LEVEL
+    for cell in sorted({row.cell for row in rows}):
+        free[cell] = DEVIATION
+    log_budgets = [math.log(row.budget) for row in rows]
     fit = CellFit(
-        values={key: each.prior or 0.0 for key, each in free.items()},
+        values={key: parameter.prior or 0.0 for key, parameter in free.items()},
         contexts={group: sorted(own) for group, own in contexts.items()},
-        centre=math.exp(float(np.mean([math.log(row.budget) for row in rows]))),
+        centre=math.exp(float(np.mean(log_budgets))),
     )
     observed = np.array([row.tokens for row in rows])
-    for _ in range(
-        3
-    ):  # the noise follows from the law, so it is held fixed while the law is fitted
+    for _ in range(3):
+        # The noise follows from the law, so it is held fixed while the law is fitted.
         tokens, variance = fit.tokens(rows)
-        noise = np.sqrt(
-            DESIGN_EFFECT * variance * tokens / TOKENS_PER_ROW + (RELATIVE_FLOOR * tokens) ** 2
-        )
+        of_sampling = DESIGN_EFFECT * variance * tokens / TOKENS_PER_ROW
+        noise = np.sqrt(of_sampling + (RELATIVE_FLOOR * tokens) ** 2)
 
         def residuals(values: dict[Any, float], fit: CellFit = fit, noise: Array = noise) -> Array:
             return np.asarray((replace(fit, values=values).tokens(rows)[0] - observed) / noise)

@@ -1,9 +1,9 @@
-"""Published end-to-end latencies and speedups, against their predictions.
+"""Compares published end-to-end latencies and speedups with their predictions.
 
-One group per file × (device, target, draft): each row's autoregressive latency, speedup and best
-gamma is predicted by the device's hardware profile, the paper's engine profile and the pair's
-acceptance profile. The engine profile was fitted on a part of the shipped rows (`is_fitted_on`);
-the errors over the other rows are given apart, as `…_unfitted`.
+There is one group per file × (device, target, draft). The device's hardware profile, the paper's
+engine profile and the pair's acceptance profile predict each row's autoregressive latency, speedup
+and best gamma. The engine profile was fitted on some of the shipped rows (`is_fitted_on`); figures
+named `…_unfitted` count the other rows alone.
 """
 
 from __future__ import annotations
@@ -36,9 +36,7 @@ DEFAULT_TABLES = ("latency_8xa100_llama2_tinyllama.csv", "speedup_8xa100.csv")
 ENGINE = "magicdec-2024"
 GAMMAS = np.arange(1, MAX_GAMMA + 1)
 SAMPLING = SamplingSpec(temperature=1.0)
-"""The engine profile's cost of sampling was fitted as one that holds the paper's filter of the
-vocabulary.
-"""
+"""The fitted cost of sampling in the engine profile includes the paper's filter of the vocabulary."""
 FITTED_CONTEXTS = (1024, 2048, 4000, 8000, 16000, 24000, 32000, 64000, 100000)
 FITTED_BATCHES = (32, 48, 64, 128, 256)
 FITTED_DEVICE, FITTED_TP, FITTED_BUDGET = "a100-sxm-80gb", 8, 512
@@ -55,7 +53,7 @@ MEASURES = (
 class PublishedRow(
     msgspec.Struct, frozen=True, kw_only=True, rename={"draft_budget": "draft_budget_tokens"}
 ):
-    """One measured configuration; None is what its table does not give."""
+    """One measured configuration. None: its table does not give the value."""
 
     where: str = ""
     target: str
@@ -81,7 +79,7 @@ class PublishedRow(
 
     @property
     def measured_speedup(self) -> float:
-        """As given, or from the latencies; not a number where the table has neither."""
+        """The stated speedup, else the ratio of the latencies. NaN: the table has neither."""
         return self.speedup or self.autoregressive_s / self.speculative_s
 
     @property
@@ -104,22 +102,19 @@ class PublishedRow(
         Latencies of the pair Llama-2-7B-32K, TinyLlama-1.1B gave the engine's constants and that
         pair's rate; speedups of Llama-3.1-8B gave that pair's rate alone.
         """
-        if (self.device, self.tp_size, self.draft_budget) != (
-            FITTED_DEVICE,
-            FITTED_TP,
-            FITTED_BUDGET,
-        ):
+        server = (self.device, self.tp_size, self.draft_budget)
+        if server != (FITTED_DEVICE, FITTED_TP, FITTED_BUDGET):
             return False
+        has_latency = self.autoregressive_ms_per_token is not None
+        gives_constants = self.target == "llama-2-7b-32k" and has_latency
         gives_rate = self.target == "llama-3.1-8b" and self.draft == SELF
-        if not gives_rate and not (
-            self.target == "llama-2-7b-32k" and self.autoregressive_ms_per_token is not None
-        ):
+        if not gives_constants and not gives_rate:
             return False
         if self.context_len not in FITTED_CONTEXTS or self.batch_size not in FITTED_BATCHES:
             return False
-        return (
-            FITTED_CONTEXTS.index(self.context_len) + FITTED_BATCHES.index(self.batch_size)
-        ) % 2 == 1
+        column = FITTED_CONTEXTS.index(self.context_len)
+        row = FITTED_BATCHES.index(self.batch_size)
+        return (column + row) % 2 == 1
 
 
 class Evaluation(NamedTuple):
@@ -138,8 +133,10 @@ class Evaluation(NamedTuple):
         return GAMMAS[np.argmax(self.speedup, axis=1)]
 
     def at_reported(self, rows: Sequence[PublishedRow], values: Array) -> Array:
-        """One value per row: at its reported gamma, or at the predicted best where it has none."""
-        gammas = [row.gamma or int(best) for row, best in zip(rows, self.best, strict=True)]
+        """One value per row: at its reported gamma, or at the predicted best one."""
+        gammas = []
+        for row, best in zip(rows, self.best, strict=True):
+            gammas.append(row.gamma or int(best))
         return np.asarray(values[np.arange(len(rows)), np.array(gammas) - 1])
 
 
@@ -149,11 +146,11 @@ def validate_published(
     """One group per file × (device, target, draft); fractions are plain numbers. Without paths: the
     shipped tables.
 
-    `fit_acceptance` fits the rate at position 1, one number per (target, draft), on the rows of the
+    `fit_acceptance` fits the rate at position 1, one number per (target, draft), to the rows of the
     call.
 
-    A group whose model or device is unknown, or does not split over its ranks, has no numbers and
-    says why (`refused`).
+    A group whose model or device is unknown, or whose model does not split over its ranks, has no
+    numbers but a reason (`refused`).
 
     Raises ConfigError naming the file, line or column that cannot be used; or when no group can.
     """
@@ -170,28 +167,30 @@ def validate_published(
     by_group = places([(row.file, row.pair)] for row in rows)
     for (file, pair), members in by_group.items():
         in_file = [other for other_file, other in by_group if other_file == file]
-        name = _group_name(file, pair, in_file)
+        group: dict[str, Any] = {"name": _group_name(file, pair, in_file)}
         reason = refusals[pair]
-        if reason is not None:
-            group = {"name": name, "rows": len(members)} | dict.fromkeys(MEASURES)
-            groups.append(group | {"refused": reason})
-            continue
-        law = laws[pair[1:4]]
-        if law is None:
-            origin = "needs acceptance"
-        elif fit_acceptance:
-            origin = "fitted"
+        if reason is None:
+            law = laws[pair[1:4]]
+            group |= summarize([rows[index] for index in members], law, profile)
+            group["acceptance"] = _origin(law, is_fitted=fit_acceptance)
         else:
-            origin = f"profile {law.name}"
-        summary = summarize([rows[index] for index in members], law, profile)
-        groups.append({"name": name, **summary, "acceptance": origin})
+            group |= {"rows": len(members)} | dict.fromkeys(MEASURES) | {"refused": reason}
+        groups.append(group)
     if all("refused" in group for group in groups):
         raise ConfigError(f"{rows[0].file}: {groups[0]['refused']}")
     return {"groups": groups, "refused": lines}
 
 
+def _origin(law: AcceptanceProfile | None, *, is_fitted: bool) -> str:
+    if law is None:
+        return "needs acceptance"
+    if is_fitted:
+        return "fitted"
+    return f"profile {law.name}"
+
+
 def _refusals(rows: Sequence[PublishedRow], profile: EngineProfile) -> dict[Any, str | None]:
-    """Why the rows of each pair cannot be predicted. None: they can."""
+    """The reason why the rows of a pair cannot be predicted, by pair. None: they can."""
     first_of_pair: dict[Any, PublishedRow] = {}
     for row in rows:
         first_of_pair.setdefault(row.pair, row)
@@ -221,8 +220,8 @@ def _laws(
 
 
 def _group_name(file: Path, pair: tuple[Any, ...], pairs: Sequence[tuple[Any, ...]]) -> str:
-    """File, device, target and draft of a group; its ranks and method where other groups of the
-    file differ in nothing else."""
+    """File, device, target and draft of a group. Ranks and method follow if they alone tell it from
+    another group of the file."""
     device, target, draft, method, tp = pair
     methods = set()
     sizes = set()
@@ -240,7 +239,7 @@ def _group_name(file: Path, pair: tuple[Any, ...], pairs: Sequence[tuple[Any, ..
 
 
 def _refusal(row: PublishedRow, engine: EngineProfile) -> str | None:
-    """Why rows of this one's pair cannot be predicted; None where they can."""
+    """The reason why rows of this row's pair cannot be predicted. None: they can."""
     try:
         evaluate([row], load_profile(FALLBACK_PROFILE), engine)
     except ConfigError as error:
@@ -265,38 +264,39 @@ def evaluate(
     )
     setup = Setup.of(first.target, first.device, engine, spec, sampling=SAMPLING)
     check_tp(setup.model, first.tp_size, engine.vocabulary_multiple)
-    batch, context, budget = (
-        each[:, None] for each in columns(rows, "batch_size", "context_len", "draft_budget")
-    )
-    budget = np.minimum(budget, context)
+    batch, context, budget = columns(rows, "batch_size", "context_len", "draft_budget")
+    context = context[:, None]
+    budget = np.minimum(budget[:, None], context)
     points = Points(
-        batch=batch, context=context, tp=first.tp_size, budget=budget, gamma=GAMMAS[None, :]
+        batch=batch[:, None],
+        context=context,
+        tp=first.tp_size,
+        budget=budget,
+        gamma=GAMMAS[None, :],
     )
     middle = predict(setup, acceptance, points)
     bounds = interval(middle, tokens_error(middle, acceptance))
-    tables = (
-        middle.autoregressive_step_s,
-        middle.tpot_s,
-        middle.speedup,
-        bounds.speedup_low,
-        bounds.speedup_high,
-    )
-    alone, *of_gammas = (np.broadcast_to(table, (len(rows), GAMMAS.size)) for table in tables)
+    shape = (len(rows), GAMMAS.size)
     rates = acceptance.conditional_rates(budget=budget, context=context, gamma_max=1)
-    return Evaluation._make([alone[:, 0], *of_gammas, rates[:, 0, 0]])
+    return Evaluation(
+        autoregressive_s=np.broadcast_to(middle.autoregressive_step_s, shape)[:, 0],
+        speculative_s=np.broadcast_to(middle.tpot_s, shape),
+        speedup=np.broadcast_to(middle.speedup, shape),
+        speedup_low=np.broadcast_to(bounds.speedup_low, shape),
+        speedup_high=np.broadcast_to(bounds.speedup_high, shape),
+        first_rate=rates[:, 0, 0],
+    )
 
 
 def summarize(
     rows: Sequence[PublishedRow], acceptance: AcceptanceProfile | None, engine: EngineProfile
 ) -> dict[str, Any]:
-    """The errors over rows of one pair; None where the table or the acceptance does not allow a
-    number.
-    """
-    found = evaluate(rows, acceptance or load_profile(FALLBACK_PROFILE), engine)
+    """The errors over rows of one pair. None: the table or the acceptance does not give the
+    figure."""
+    predicted = evaluate(rows, acceptance or load_profile(FALLBACK_PROFILE), engine)
     unfitted = np.array([not row.is_fitted_on for row in rows])
-    latency = np.abs(
-        found.autoregressive_s / np.array([row.autoregressive_s for row in rows]) - 1.0
-    )
+    autoregressive_s = np.array([row.autoregressive_s for row in rows])
+    latency = np.abs(predicted.autoregressive_s / autoregressive_s - 1.0)
     summary: dict[str, Any] = {
         "rows": len(rows),
         "rows_unfitted": int(unfitted.sum()),
@@ -306,23 +306,24 @@ def summarize(
     if acceptance is None:
         return dict.fromkeys(MEASURES) | summary
     measured = np.array([row.measured_speedup for row in rows])
-    error = np.abs(found.at_reported(rows, found.speedup) / measured - 1.0)
-    token = found.at_reported(rows, found.speculative_s) / np.array(
-        [row.speculative_s for row in rows]
-    )
-    low, high = (found.at_reported(rows, each) for each in (found.speedup_low, found.speedup_high))
+    speedup = predicted.at_reported(rows, predicted.speedup)
+    error = np.abs(speedup / measured - 1.0)
+    speculative_s = np.array([row.speculative_s for row in rows])
+    token_error = predicted.at_reported(rows, predicted.speculative_s) / speculative_s - 1.0
+    low = predicted.at_reported(rows, predicted.speedup_low)
+    high = predicted.at_reported(rows, predicted.speedup_high)
     inside = np.where(np.isnan(measured), np.nan, (measured >= low) & (measured <= high))
     is_given = np.array([row.gamma is not None for row in rows])
-    away = np.abs(found.best - [row.gamma or 0 for row in rows])[is_given]
-    regret = 1.0 - (found.at_reported(rows, found.speedup) / found.speedup.max(axis=1))[is_given]
+    away = np.abs(predicted.best - [row.gamma or 0 for row in rows])[is_given]
+    regret = 1.0 - (speedup / predicted.speedup.max(axis=1))[is_given]
     return summary | {
-        "speculative_latency_mape": _mean(np.abs(token - 1.0)),
+        "speculative_latency_mape": _mean(np.abs(token_error)),
         "speedup_mape": _mean(error),
         "speedup_mape_unfitted": _mean(error[unfitted]),
         "gamma_exact": _mean(away == 0),
         "gamma_within_1": _mean(away <= 1),
         "gamma_regret": _mean(regret),
-        "acceptance_rate": float(np.mean(found.first_rate)),
+        "acceptance_rate": float(np.mean(predicted.first_rate)),
         "speedup_coverage": _mean(inside),
     }
 
@@ -337,11 +338,11 @@ def _mean(values: Any) -> float | None:
 def fit_rate(
     rows: Sequence[PublishedRow], known: AcceptanceProfile | None, engine: EngineProfile
 ) -> AcceptanceProfile | None:
-    """The profile scaled to the rate at position 1 that brings the rows' speedups nearest (least
-    absolute log error).
+    """The profile scaled to the rate at position 1 that brings predictions nearest to the rows'
+    speedups (least absolute log error).
 
-    The rate belongs to the rows' middle context and first budget. Without a profile of its own, a
-    pair borrows the shape of the default one. None when no row has a speedup.
+    The rate belongs to the rows' middle context and first budget. A pair without a profile of its
+    own borrows the default one's shape. None: no row has a speedup.
     """
     from scipy.optimize import minimize_scalar
 
@@ -351,10 +352,9 @@ def fit_rate(
     shape = known or load_profile(FALLBACK_PROFILE)
     context = float(np.exp(np.mean([np.log(row.context_len) for row in rows])))
     budget = min(rows[0].draft_budget, context)
-    pairs = [
-        [rows[index] for index in members]
-        for members in places([row.pair] for row in rows).values()
-    ]
+    pairs = []
+    for members in places([row.pair] for row in rows).values():
+        pairs.append([rows[index] for index in members])
 
     def loss(rate: float) -> float:
         law = shape.at_rate(rate, budget=budget, context=context)
@@ -362,11 +362,8 @@ def fit_rate(
         for members in pairs:
             evaluation = evaluate(members, law, engine)
             speedup = evaluation.at_reported(members, evaluation.speedup)
-            total += float(
-                np.sum(
-                    np.abs(np.log(speedup / np.array([row.measured_speedup for row in members])))
-                )
-            )
+            measured = np.array([row.measured_speedup for row in members])
+            total += float(np.sum(np.abs(np.log(speedup / measured))))
         return total
 
     coarse = np.linspace(*RATE_RANGE, 25)

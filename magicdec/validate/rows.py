@@ -1,6 +1,6 @@
-"""Rows of tables that a user points a `validate` command at, as structs; one line for each that
-cannot be used. Names of models, engines and number formats as sources write them, and the
-catalog's."""
+"""Reads the tables that a user gives to a `validate` command: rows as structs, and one line for
+each row that cannot be used. Translates names of models, engines and number formats from the
+source's spelling to the catalog's."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FORMATS = {
     "w8a8": "int8", "w8a8_int8": "int8", "w8a8_fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "float8": "fp8",
     "fp8_dynamic": "fp8", "fp8_per_tensor": "fp8", "fp8_blockwise": "fp8_block", "fp4": "nvfp4",
 }  # fmt: skip
-"""Other names of number formats, and what is priced for them."""
+"""Number formats by the names that sources use, and the format that is priced."""
 
 
 def published(*names: str) -> list[Path]:
@@ -46,14 +46,16 @@ def published(*names: str) -> list[Path]:
 
 
 def read_lines(path: str | Path) -> list[dict[str, str]]:
-    """The lines of a CSV file by column, and "where" they are. Raises ConfigError for one without,
-    or not readable.
+    """The lines of a CSV file by column, each with its place under "where".
+
+    Raises ConfigError for a file without lines or one that cannot be read.
     """
     lines = []
     for number, line in enumerate(read_csv(Path(path)), 2):
-        lines.append(
-            {"where": f"{path}:{number}"} | {key: value.strip() for key, value in line.items()}
-        )
+        cells = {"where": f"{path}:{number}"}
+        for column, text in line.items():
+            cells[column] = text.strip()
+        lines.append(cells)
     if not lines:
         raise ConfigError(f"{path} holds no rows")
     return lines
@@ -62,35 +64,22 @@ def read_lines(path: str | Path) -> list[dict[str, str]]:
 def read_rows(
     paths: Sequence[str | Path], kind: type[T], *, one_of: Iterable[str] = ()
 ) -> tuple[list[T], list[str]]:
-    """The rows that can be used, and one line for each that cannot, with its file, line and column.
-    A struct's field `where` says where its row stands; its own checks raise ConfigError.
+    """The usable rows, and one line with file, line and column for each unusable row.
 
-    Raises ConfigError for a file that cannot be read or lacks a column (or all `one_of` some), and
-    when no row of any can be used.
+    The struct's field `where` holds the row's place. Its own checks raise ConfigError.
+
+    Raises ConfigError for a file that cannot be read or lacks a column (or all of `one_of`), and
+    when no file has a usable row.
     """
     rows: list[T] = []
     refused: list[str] = []
     required = [field.encode_name for field in msgspec.structs.fields(kind) if field.required]
     for path in paths:
         lines = read_lines(path)
-        _, *has = lines[0]
-        if lacking := sorted(set(required) - set(has)):
-            raise ConfigError(
-                f"{path} lacks the column(s) {', '.join(lacking)}; it has {', '.join(has)}"
-            )
-        if one_of and not set(one_of) & set(has):
-            raise ConfigError(
-                f"{path} lacks the columns {' and '.join(one_of)}: it needs one of them"
-            )
+        _check_columns(path, lines[0], required, one_of)
         for line in lines:
             try:
-                if missing := [column for column in required if not line[column]]:
-                    raise ConfigError(f"column '{', '.join(missing)}' is missing or empty")
-                rows.append(
-                    msgspec.convert(
-                        {key: text for key, text in line.items() if text}, kind, strict=False
-                    )
-                )
+                rows.append(_row(line, kind, required))
             except msgspec.ValidationError as error:
                 refused.append(f"{line['where']}: {_explained(str(error), line, kind)}")
             except MagicdecError as error:
@@ -100,19 +89,34 @@ def read_rows(
     return rows, refused
 
 
+def _check_columns(
+    path: str | Path, line: dict[str, str], required: Sequence[str], one_of: Iterable[str]
+) -> None:
+    _, *columns = line  # the first is "where"
+    lacking = sorted(set(required) - set(columns))
+    if lacking:
+        raise ConfigError(
+            f"{path} lacks the column(s) {', '.join(lacking)}; it has {', '.join(columns)}"
+        )
+    if one_of and not set(one_of) & set(columns):
+        raise ConfigError(f"{path} lacks the columns {' and '.join(one_of)}: it needs one of them")
+
+
+def _row(line: dict[str, str], kind: type[T], required: Sequence[str]) -> T:
+    missing = [column for column in required if not line[column]]
+    if missing:
+        raise ConfigError(f"column '{', '.join(missing)}' is missing or empty")
+    filled = {column: text for column, text in line.items() if text}
+    return msgspec.convert(filled, kind, strict=False)
+
+
 def _explained(message: str, line: dict[str, str], kind: type[msgspec.Struct]) -> str:
-    """A validation error in the words of a table."""
+    """A validation error in a table's words."""
     what, _, place = message.partition(" - at ")
     column = place.strip("`$.")
     if what.startswith("Invalid enum value"):
-        name = next(
-            field.name for field in msgspec.structs.fields(kind) if field.encode_name == column
-        )
-        return str(
-            unknown_choice(
-                column.replace("_", " "), line[column], get_args(get_type_hints(kind)[name])
-            )
-        )
+        choices = _choices_of(column, kind)
+        return str(unknown_choice(column.replace("_", " "), line[column], choices))
     expected = re.sub(r"Expected `(\w+)[^`]*`(, got .*)?", r"\1", what)
     expected = expected.replace("int", "a whole number").replace("float", "a number")
     if column:
@@ -120,36 +124,50 @@ def _explained(message: str, line: dict[str, str], kind: type[msgspec.Struct]) -
     return what.replace("`", "'")
 
 
+def _choices_of(column: str, kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    for field in msgspec.structs.fields(kind):
+        if field.encode_name == column:
+            return get_args(get_type_hints(kind)[field.name])
+    raise AssertionError(f"{kind.__name__} has no column {column}")
+
+
 def by_cause(refused: Sequence[str]) -> list[str]:
     """One line per cause: "first file:line: what is wrong (and n more rows)"."""
-    causes = [re.sub(r"^.*?:\d+: ", "", line) for line in refused]
-    more = {cause: count - 1 for cause, count in Counter(causes).items()}
-    first = dict(zip(reversed(causes), reversed(refused), strict=True))
-    rows = {}
-    for cause, n in more.items():
-        rows[cause] = f" (and {n} more row{'s' if n > 1 else ''})" if n else ""
-    return [first[cause] + rows[cause] for cause in more]
+    first: dict[str, str] = {}
+    counts: Counter[str] = Counter()
+    for line in refused:
+        cause = re.sub(r"^.*?:\d+: ", "", line)
+        first.setdefault(cause, line)
+        counts[cause] += 1
+    return [line + _more_rows(counts[cause] - 1) for cause, line in first.items()]
+
+
+def _more_rows(number: int) -> str:
+    if number == 0:
+        return ""
+    if number == 1:
+        return " (and 1 more row)"
+    return f" (and {number} more rows)"
 
 
 def places(keys: Iterable[Iterable[K]]) -> dict[K, list[int]]:
-    """The places of the rows that have each key, of those that each row has."""
-    found: dict[K, list[int]] = defaultdict(list)
-    for index, own in enumerate(keys):
-        for key in own:
-            found[key].append(index)
-    return found
+    """The places of the rows by key. A row may have several keys."""
+    by_key: dict[K, list[int]] = defaultdict(list)
+    for index, keys_of_row in enumerate(keys):
+        for key in keys_of_row:
+            by_key[key].append(index)
+    return by_key
 
 
 def columns(rows: Sequence[object], *names: str) -> list[Array]:
-    """The rows' values of some fields."""
+    """One array per named field, over the rows."""
     return [np.array([getattr(row, name) for row in rows], dtype=np.float64) for name in names]
 
 
 @lru_cache(maxsize=256)
 def engine_name(text: str) -> str:
-    """The profile that a version's name belongs to ("vllm 0.12.0": vllm). Raises ConfigError,
-    naming the nearest.
-    """
+    """The profile of a named version ("vllm 0.12.0": vllm). Raises ConfigError, which suggests the
+    nearest name."""
     word = "".join(text.split()[:1]).lower().replace("tensorrt-llm", "trtllm")
     if word not in engine_names():
         raise unknown_choice("engine", text, engine_names())
@@ -157,20 +175,19 @@ def engine_name(text: str) -> str:
 
 
 def format_name(text: str) -> str:
-    """The number format that is priced for one of this name."""
+    """The number format that is priced under this name."""
     return FORMATS.get(text.lower(), text.lower())
 
 
 def weight_format(model: ModelSpec, text: str) -> str:
-    """The format of a checkpoint's weights that a source names roughly: one published in blocks of
-    fp8 is served as it is, and four bits of gpt-oss are its own."""
+    """The exact format of weights that a source names roughly. A checkpoint published in fp8 blocks
+    is served in them, and gpt-oss in four bits means its own mxfp4."""
     dtype = format_name(text)
     if dtype == "nvfp4" and model.name.startswith("gpt-oss"):
         return "mxfp4"
-    if (
-        dtype == "fp8"
-        and model.quantization is not None
-        and model.quantization.weight_dtype == "fp8_block"
-    ):
+    published_in = None
+    if model.quantization is not None:
+        published_in = model.quantization.weight_dtype
+    if dtype == "fp8" and published_in == "fp8_block":
         return "fp8_block"
     return dtype

@@ -1,5 +1,5 @@
-"""Rows of measured servers, what is predicted for each, the errors in groups by source, hardware,
-engine and what is in the figure (by tp too), and fits of the engines' constants to them.
+"""Compares predictions with measured servers, and fits the engines' constants to them. Errors are
+grouped by source, hardware, engine, tp, and by what the figure includes.
 
 Columns: source, model, hardware, tp, batch (requests in the system), context (mean tokens in the
 cache), draft, gamma, acceptance, metric, value, engine, weight_dtype, kv_dtype, prompt_len,
@@ -12,20 +12,21 @@ output_len, isolated_decode, note. Metrics:
     speedup                             of speculation over none
 
 `acceptance` is a rate, or "mean length E": tokens per step. Each row is compared as seconds (per
-token, or of a request), or as a speedup. A cache without a format is in 8 bits beside mxfp4 where
-the device computes in it, as InferenceMAX serves gpt-oss on Blackwell.
+token, or of a request), or as a speedup. A cache without a stated format is taken to be in 8 bits
+if the weights are in mxfp4 and the device computes in it, as InferenceMAX serves gpt-oss on
+Blackwell.
 
-Few constants per engine are fitted, each with a prior: factors near 1 (kernel curves come from
-tables of single kernels), fixed costs of the size that one launch or one step of a scheduler takes.
-Engines are fitted together, since they run like kernels on the same hosts: each constant is a value
-that all share plus the engine's own deviation from it, so an engine borrows what its own rows do
-not tell (a format, a device) from the others' rows,
+A few constants per engine are fitted, each with a prior: factors near 1 (kernel curves come from
+tables of single kernels), and fixed costs the size of one launch or one scheduler step. Engines run
+similar kernels on the same hosts, so they are fitted together. Each constant is a shared value plus
+the engine's own deviation, so an engine borrows from the others what its own rows do not show (a
+format, a device). With codes in units of the priors, the fit minimises
 
-    Σ_rows ρ(ln(predicted/measured) / 6 %) + Σ shared² + Σ_engines (deviation / 0.7)²     codes in units of the priors
+    Σ_rows ρ(ln(predicted/measured) / 6 %) + Σ shared² + Σ_engines (deviation / 0.7)²
 
-Left out of every fit: rows whose note says that requests queued or that they lie below the bytes to
-be read, those of `is_prefix_cached` and `is_capped`, and copies of a row (some servers stand in
-several dumps).
+Every fit leaves out rows whose note says that requests queued or that the figure lies below the
+bytes to be read, rows with `is_prefix_cached` or `is_capped`, and copies of a row (some servers
+appear in several dumps).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -70,21 +71,21 @@ Metric = Literal[
     "tpot_ms", "ttft_ms", "request_ms", "tokens_per_s", "output_tokens_per_s_with_prefill", "speedup"
 ]  # fmt: skip
 ISOLATED_RATIO = 4.0
-"""Output this many times the prompt is decoding alone: the prefills of others are a few per cent of
-it.
-"""
+"""Output over prompt length from which a figure counts as decoding alone: the prefills of other
+requests are a few per cent of it."""
 COLUMNS = {"tp_size": "tp", "batch_size": "batch", "engine_version": "engine"}
 LEFT_OUT = ("device", "tp", "model")
 ROW_ERROR = 0.06
-"""Standard deviation of a row about the model, beside which the priors weigh."""
+"""Standard deviation of a row about the model, which sets the weight of the priors."""
 OWN_SPREAD = 0.7
 """Standard deviation of an engine's own deviation, in units of a prior's spread."""
 CODE_STEP = 1e-3
 MAX_ROUNDS = 60
 LEAST_ERROR = 0.03
 UNSEEN_SHARE = 0.93
-"""Share of rows left out that the interval of rows of yet another device, tp or model is to hold:
-rows of one are alike, so intervals which hold 90 % of those seen hold fewer of the next."""
+"""Share of left-out rows that the interval for rows of a further device, tp or model has to hold.
+Rows of one device are alike, so an interval that holds 90 % of the known rows holds fewer of the
+next."""
 MIN_ROWS = 12
 MANY_REQUESTS = 512
 PRIORS = {
@@ -225,11 +226,19 @@ class ServingRow(msgspec.Struct, frozen=True, kw_only=True, rename=COLUMNS):
 
 def alike(rows: Sequence[ServingRow]) -> list[list[int]]:
     """The places of rows that differ in numbers only."""
-    keys = (
-        (r.model, r.hardware, r.engine_version, r.weight_dtype, r.kv_dtype, r.draft, r.metric)
-        for r in rows
-    )
-    return list(places([key] for key in keys).values())
+    keys = []
+    for row in rows:
+        key = (
+            row.model,
+            row.hardware,
+            row.engine_version,
+            row.weight_dtype,
+            row.kv_dtype,
+            row.draft,
+            row.metric,
+        )
+        keys.append([key])
+    return list(places(keys).values())
 
 
 def predict_rows(rows: Sequence[ServingRow], engines: Engines | None = None) -> Array:
@@ -238,19 +247,23 @@ def predict_rows(rows: Sequence[ServingRow], engines: Engines | None = None) -> 
 
     An engine's constants may be columns of n values: the result then is (n, rows).
     """
-    found: dict[int, Array] = {}
+    by_row: dict[int, Array] = {}
     for indices in alike(rows):
-        some = [rows[index] for index in indices]
-        engine = (engines or {}).get(some[0].engine) or load_engine(some[0].engine)
-        engine = engine.of_version(some[0].engine_version.partition(" ")[2])
-        found.update(zip(indices, np.moveaxis(_predict_alike(some, engine), -1, 0), strict=True))
-    return np.stack(np.broadcast_arrays(*(found[index] for index in range(len(rows)))), axis=-1)
+        group = [rows[index] for index in indices]
+        name = group[0].engine
+        if engines and name in engines:
+            engine = engines[name]
+        else:
+            engine = load_engine(name)
+        engine = engine.of_version(group[0].engine_version.partition(" ")[2])
+        values = np.moveaxis(_predict_alike(group, engine), -1, 0)
+        by_row.update(zip(indices, values, strict=True))
+    in_order = [by_row[index] for index in range(len(rows))]
+    return np.stack(np.broadcast_arrays(*in_order), axis=-1)
 
 
 def row_setup(row: ServingRow, engine: EngineProfile) -> Setup:
-    """The setup that a row was measured with; its sampling is the default of benchmarks of servers,
-    greedy.
-    """
+    """The setup that a row was measured with. Server benchmarks sample greedily by default."""
     spec = SpeculationSpec()
     if row.draft != "none":
         method: Any
@@ -271,9 +284,10 @@ def row_setup(row: ServingRow, engine: EngineProfile) -> Setup:
 
 
 def tokens_per_step(row: ServingRow) -> float:
-    """Expected tokens per step of a row that speculates: measured, or of a rate at every position.
+    """Expected tokens per step of a row that speculates: the stated mean length, or the tokens that
+    follow from one rate for all positions.
 
-    Raises ConfigError for what is neither.
+    Raises ConfigError for a text that is neither.
     """
     words = row.acceptance.split()
     try:
@@ -285,7 +299,8 @@ def tokens_per_step(row: ServingRow) -> float:
     if len(words) == 1 and 0.0 <= value <= 1.0:
         return float(expected_tokens_per_step(np.full(row.gamma, value), row.gamma))
     raise ConfigError(
-        f"column 'acceptance' must be a rate, or 'mean length' and at most gamma + 1 tokens, not '{row.acceptance}'"
+        "column 'acceptance' must be a rate, or 'mean length' and at most gamma + 1 tokens, "
+        f"not '{row.acceptance}'"
     )
 
 
@@ -310,37 +325,41 @@ def _predict_alike(rows: Sequence[ServingRow], engine: EngineProfile) -> Array:
         time = serving_time(
             setup, concurrency=batch, prompt_len=prompt, output_len=output, tp_size=tp
         )
-        return {"tpot_ms": time.tpot_s, "ttft_ms": time.ttft_s, "request_ms": time.request_s}[
-            metric
-        ]
+        if metric == "tpot_ms":
+            return time.tpot_s
+        if metric == "ttft_ms":
+            return time.ttft_s
+        return time.request_s
     setup, terms, _ = row_steps(rows, engine)
     step_s: Array = terms.autoregressive.total_s
     if metric == "speedup":
-        return np.asarray(step_s * np.array([tokens_per_step(row) for row in rows]) / terms.step_s)
+        tokens = np.array([tokens_per_step(row) for row in rows])
+        return np.asarray(step_s * tokens / terms.step_s)
     if metric == "output_tokens_per_s_with_prefill":
-        return np.asarray(
-            step_s
-            + prefill(setup.model, setup.at, batch=batch, prompt_len=prompt, tp=tp).total_s / output
-        )
+        prompts = prefill(setup.model, setup.at, batch=batch, prompt_len=prompt, tp=tp)
+        return np.asarray(step_s + prompts.total_s / output)
     return np.broadcast_to(step_s, batch.shape)
 
 
 def relative_errors(rows: Sequence[ServingRow]) -> Array:
-    """One standard deviation of each prediction, relative: that of a plan's intervals."""
+    """One relative standard deviation per prediction, as in a plan's intervals."""
     errors = np.zeros(len(rows))
     for indices in alike(rows):
-        some = [rows[index] for index in indices]
-        of_speedup, of_time = step_errors(*row_steps(some, load_engine(some[0].engine)))
-        errors[indices] = of_speedup if some[0].metric == "speedup" else of_time
+        group = [rows[index] for index in indices]
+        of_speedup, of_time = step_errors(*row_steps(group, load_engine(group[0].engine)))
+        if group[0].metric == "speedup":
+            errors[indices] = of_speedup
+        else:
+            errors[indices] = of_time
     return errors
 
 
 def validate_serving(paths: Sequence[Path], *, left_out: bool = False) -> dict[str, Any]:
     """{"groups": […], "refused": [one line per row that cannot be judged]}.
 
-    `left_out` adds each error with the row's device, tp or model left out of the engines' fits
-    (fitted on the other rows of the call), and the coverage of the intervals that the errors of
-    other devices (tps, models), left out in their turn, give it.
+    `left_out` adds two figures per kind of group (device, tp, model): the error of each row when
+    its group is left out of the engines' fits, and the coverage of intervals whose width comes from
+    the errors of the other groups, each left out in turn.
 
     Raises ConfigError for a file that cannot be read or lacks a column, and when no row can be
     judged.
@@ -349,64 +368,75 @@ def validate_serving(paths: Sequence[Path], *, left_out: bool = False) -> dict[s
     measured = np.array([row.measured for row in rows])
     error = predict_rows(rows) / measured - 1.0
     deviations = relative_errors(rows)
-    bases = {name: load_engine(name) for name in dict.fromkeys(row.engine for row in rows)}
-    bases = {name: engine for name, engine in bases.items() if engine.fitted_devices}
-    without = {
-        kind: np.log(left_out_predictions(rows, bases, kind) / measured)
-        for kind in (LEFT_OUT if left_out else ())
-    }
-    widths = {kind: nested_deviations(rows, log_error, kind) for kind, log_error in without.items()}
-    names = (
-        (row.group, f"{row.group}/tp {row.tp_size}", f"all/{row.group.rsplit('/', 1)[1]}")
-        for row in rows
-    )
+    unseen: dict[str, LeftOut] = {}
+    if left_out:
+        bases = _fitted_engines(rows)
+        for kind in LEFT_OUT:
+            log_error = np.log(left_out_predictions(rows, bases, kind) / measured)
+            unseen[kind] = LeftOut(log_error, nested_deviations(rows, log_error, kind))
     groups = []
-    for name, chosen in sorted(places(names).items()):
-        group: dict[str, Any] = {
-            "name": name,
-            **ErrorSummary.of(error[chosen], deviations[chosen]).figures(),
-        }
-        for kind, log_error in without.items():
-            known = [index for index in chosen if np.isfinite(log_error[index])]
-            errors = None
-            if known:
-                errors = ErrorSummary.of(np.expm1(log_error[known]), widths[kind][known])
-            group[f"mape_other_{kind}"] = errors.mape if errors else None
-            group[f"coverage_other_{kind}"] = errors.coverage if errors else None
+    for name, chosen in sorted(places(map(_group_names, rows)).items()):
+        group: dict[str, Any] = {"name": name}
+        group |= ErrorSummary.of(error[chosen], deviations[chosen]).figures()
+        for kind, of_kind in unseen.items():
+            mape, coverage = of_kind.figures(chosen)
+            group[f"mape_other_{kind}"] = mape
+            group[f"coverage_other_{kind}"] = coverage
         groups.append(group)
     return {"groups": groups, "refused": refused}
 
 
+class LeftOut(NamedTuple):
+    """Errors of rows whose device, tp or model was left out of the fits."""
+
+    log_error: Array
+    deviation: Array
+
+    def figures(self, chosen: Sequence[int]) -> tuple[float | None, float | None]:
+        """Mean error and coverage over the chosen rows that could be predicted."""
+        known = [index for index in chosen if np.isfinite(self.log_error[index])]
+        if not known:
+            return None, None
+        summary = ErrorSummary.of(np.expm1(self.log_error[known]), self.deviation[known])
+        return summary.mape, summary.coverage
+
+
+def _fitted_engines(rows: Sequence[ServingRow]) -> dict[str, EngineProfile]:
+    """The rows' engines whose profiles were fitted to measurements."""
+    engines = {}
+    for name in dict.fromkeys(row.engine for row in rows):
+        engine = load_engine(name)
+        if engine.fitted_devices:
+            engines[name] = engine
+    return engines
+
+
+def _group_names(row: ServingRow) -> tuple[str, str, str]:
+    what = row.group.rsplit("/", 1)[1]
+    return row.group, f"{row.group}/tp {row.tp_size}", f"all/{what}"
+
+
 def without_copies(rows: Sequence[ServingRow]) -> list[ServingRow]:
     """One of each set of rows that say the same of one server."""
-    kept = {}
+    first: dict[Any, ServingRow] = {}
     for row in reversed(rows):
-        kept[
-            (
-                row.hardware,
-                row.engine,
-                row.tp_size,
-                row.batch_size,
-                row.prompt_len,
-                row.output_len,
-                row.value,
-            )
-        ] = row
-    return list(kept.values())[::-1]
+        server = (row.hardware, row.engine, row.tp_size, row.batch_size)
+        first[server, row.prompt_len, row.output_len, row.value] = row
+    return list(first.values())[::-1]
 
 
 @lru_cache(maxsize=64)
 def shape_of(model: str) -> str:
-    """A key that models of one shape share: DeepSeek's V3 and R1 are one when a model is left out."""
+    """A key shared by models of one shape, so V3 and R1 of DeepSeek are left out together."""
     spec = load_model_spec(model)
     return repr((spec.hidden_size, spec.vocab_size, spec.mixers, spec.feed_forwards))
 
 
 class Joint:
-    """Residuals of all engines' rows and of the priors, and their derivatives, in the codes: the
-    shared ones, then each engine's deviations.
+    """Residuals of all engines' rows and of the priors, and their derivatives, as functions of the
+    codes: first the shared codes, then each engine's deviations from them.
 
-    The loss is ρ(z) = 2 (√(1 + z²) − 1). A prior's residual is c·√(1 + c²/4), of which it makes c².
+    The loss is ρ(z) = 2 (√(1 + z²) − 1). It turns a prior's residual c·√(1 + c²/4) into c².
     """
 
     def __init__(
@@ -414,29 +444,31 @@ class Joint:
     ) -> None:
         self.priors = priors
         self.bases = bases
-        self.rows = {name: [row for row in rows if row.engine == name] for name in bases}
-        self.measured = {
-            name: np.log([row.measured for row in mine]) for name, mine in self.rows.items()
-        }
         self.size = len(priors)
-        self.offsets = {name: (index + 1) * self.size for index, name in enumerate(bases)}
+        self.rows: dict[str, list[ServingRow]] = {}
+        self.measured: dict[str, Array] = {}
+        self.offsets: dict[str, int] = {}
+        for index, name in enumerate(bases):
+            own = [row for row in rows if row.engine == name]
+            self.rows[name] = own
+            self.measured[name] = np.log([row.measured for row in own])
+            self.offsets[name] = (index + 1) * self.size
 
     def engine_codes(self, codes: Array, name: str) -> Array:
         at = self.offsets[name]
         return np.asarray(codes[: self.size] + OWN_SPREAD * codes[at : at + self.size])
 
     def profile(self, name: str, codes: Array) -> EngineProfile:
-        """At (constants,) codes; with (constants, n), constants are columns of n values, which
-        predictions keep.
-        """
-        values = {}
+        """The engine at (constants,) codes. With (constants, n) codes its constants are columns of
+        n values, over which predictions broadcast."""
+        constants: dict[str, Any] = {}
         for (key, prior), code in zip(self.priors.items(), codes, strict=True):
-            values[key] = prior.at(code)
-        values = {
-            key: float(value) if np.ndim(value) == 0 else value[:, None]
-            for key, value in values.items()
-        }
-        return msgspec.structs.replace(self.bases[name], **values)
+            value = prior.at(code)
+            if np.ndim(value) == 0:
+                constants[key] = float(value)
+            else:
+                constants[key] = value[:, None]
+        return msgspec.structs.replace(self.bases[name], **constants)
 
     def _errors(self, name: str, codes: Array) -> Array:
         predicted = predict_rows(self.rows[name], {name: self.profile(name, codes)})
@@ -444,30 +476,29 @@ class Joint:
 
     def residuals(self, codes: Array) -> Array:
         errors = []
-        for name, mine in self.rows.items():
-            if mine:
+        for name, own in self.rows.items():
+            if own:
                 errors.append(self._errors(name, self.engine_codes(codes, name)))
-        return np.concatenate([*errors, codes * np.sqrt(1.0 + codes**2 / 4.0)])
+        of_priors = codes * np.sqrt(1.0 + codes**2 / 4.0)
+        return np.concatenate([*errors, of_priors])
 
     def jacobian(self, codes: Array) -> Array:
         blocks = []
-        for name, mine in self.rows.items():
-            if not mine:
+        # One code moves in each column but the last.
+        steps = CODE_STEP * np.concatenate([np.eye(self.size), np.zeros((self.size, 1))], axis=1)
+        for name, own in self.rows.items():
+            if not own:
                 continue
             at = self.offsets[name]
-            here = self.engine_codes(codes, name)
-            moved = here[:, None] + CODE_STEP * np.concatenate(
-                [np.eye(self.size), np.zeros((self.size, 1))], axis=1
-            )
+            moved = self.engine_codes(codes, name)[:, None] + steps
             errors = np.atleast_2d(self._errors(name, moved))
             slopes = (errors[:-1] - errors[-1]).T / CODE_STEP
-            block = np.zeros((len(mine), codes.size))
+            block = np.zeros((len(own), codes.size))
             block[:, : self.size] = slopes
             block[:, at : at + self.size] = OWN_SPREAD * slopes
             blocks.append(block)
-        return np.concatenate(
-            [*blocks, np.diag((1.0 + codes**2 / 2.0) / np.sqrt(1.0 + codes**2 / 4.0))]
-        )
+        of_priors = (1.0 + codes**2 / 2.0) / np.sqrt(1.0 + codes**2 / 4.0)
+        return np.concatenate([*blocks, np.diag(of_priors)])
 
     def minimised(self, start: Array) -> Any:
         from scipy.optimize import least_squares
@@ -486,9 +517,8 @@ class Joint:
 def fit_engines(
     rows: Sequence[ServingRow], bases: Engines, priors: Mapping[str, Free] = PRIORS
 ) -> dict[str, EngineProfile]:
-    """`bases` with the constants of `priors` that best explain the rows together, whatever their
-    values in `bases`.
-    """
+    """`bases` with those constants of `priors` that best explain all rows together. Their values in
+    `bases` do not matter."""
     joint = Joint(rows, bases, priors)
     codes = joint.minimised(np.zeros((len(bases) + 1) * joint.size)).x
     return {name: joint.profile(name, joint.engine_codes(codes, name)) for name in bases}
@@ -497,32 +527,36 @@ def fit_engines(
 def _key(kind: str) -> Callable[[ServingRow], Any]:
     if kind == "model":
         return lambda row: shape_of(row.model)
-    return lambda row: row.hardware if kind == "device" else row.tp_size
+    if kind == "device":
+        return lambda row: row.hardware
+    return lambda row: row.tp_size
 
 
 def left_out_predictions(rows: Sequence[ServingRow], bases: Engines, kind: str) -> Array:
-    """The prediction of the profiles for each row when all are fitted without its device (tp,
-    model); NaN with too few others."""
+    """The prediction for each row by profiles fitted without its device (tp, model). NaN: too few
+    other rows."""
     key = _key(kind)
     predicted = np.full(len(rows), np.nan)
     for value in dict.fromkeys(map(key, rows)):
-        others = without_copies(
-            [row for row in rows if key(row) != value and row.is_fitted_on and row.engine in bases]
-        )
+        training = []
         test = []
         for index, row in enumerate(rows):
-            if key(row) == value and row.engine in bases:
+            if row.engine not in bases:
+                continue
+            if key(row) == value:
                 test.append(index)
-        if len(others) >= MIN_ROWS and test:
-            predicted[test] = predict_rows(
-                [rows[index] for index in test], fit_engines(others, bases)
-            )
+            elif row.is_fitted_on:
+                training.append(row)
+        training = without_copies(training)
+        if len(training) >= MIN_ROWS and test:
+            engines = fit_engines(training, bases)
+            predicted[test] = predict_rows([rows[index] for index in test], engines)
     return predicted
 
 
 def deviation(log_error: Array, share: float = 0.9) -> float:
-    """The standard deviation whose 90 % interval holds this share of the rows with these errors of
-    the logarithm (NaN left out)."""
+    """The standard deviation whose 90 % interval holds this share of the rows, given the errors of
+    their logarithms. NaN errors are left out."""
     error = np.abs(log_error[np.isfinite(log_error)])
     if error.size:
         return max(LEAST_ERROR, float(np.quantile(error, share)) / Z_90)
@@ -530,9 +564,9 @@ def deviation(log_error: Array, share: float = 0.9) -> float:
 
 
 def nested_deviations(rows: Sequence[ServingRow], log_error: Array, kind: str) -> Array:
-    """For each row the deviation of left-out errors on the engine's rows of other devices (tps,
-    models), or of all engines' where it has no other: what could be said of the row before it was
-    seen."""
+    """The deviation that could be stated for each row before it was seen: that of the left-out
+    errors on the engine's rows of other devices (tps, models), or on all engines' rows if it has too
+    few."""
     key = _key(kind)
     values = np.array([str(key(row)) for row in rows])
     engines = np.array([row.engine for row in rows])
@@ -541,6 +575,10 @@ def nested_deviations(rows: Sequence[ServingRow], log_error: Array, kind: str) -
     for value, engine in set(zip(values, engines, strict=True)):
         other = judged & (values != value)
         own = other & (engines == engine)
-        seen = log_error[own if own.sum() >= MIN_ROWS else other]
-        widths[(values == value) & (engines == engine)] = deviation(seen, UNSEEN_SHARE)
+        if own.sum() >= MIN_ROWS:
+            known = own
+        else:
+            known = other
+        spread = deviation(log_error[known], UNSEEN_SHARE)
+        widths[(values == value) & (engines == engine)] = spread
     return widths

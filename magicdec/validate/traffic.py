@@ -1,19 +1,18 @@
-"""Servers under arrivals, and closed loops with limits: what the simulation gives for each measured
-row.
+"""Compares the simulation with measured servers: under arrivals, and in closed loops with limits.
 
-A row is one load: engine, engine_version, model, gpu, quant, tp, output_len, and of
+A row is one load: engine, engine_version, model, gpu, quant, tp, output_len, any of the METRICS, and
 
-    open loop      rate_rps, prompt_len_mean; arrival (constant rate, or poisson), duration_s, requests_failed,
-                   max_num_seqs, max_num_batched_tokens, cached_len
+    open loop      rate_rps, prompt_len_mean; arrival (constant rate, or poisson), duration_s,
+                   requests_failed, max_num_seqs, max_num_batched_tokens, cached_len
     closed loop    concurrency, input_len; slo_pass
 
-with any of the METRICS. A closed loop is taken to send ROUNDS requests per user: percentiles of
-TTFT count the first burst as so large a part. The largest load within limits is that of the last
-row of a shape that kept them, and in the simulation the most users that keep TTFT_P99_S and
-TPOT_P50_S (a median between tokens that no prompt delays). Prompts that a note calls shared
-("shared-prefix") come again: they are cached, while the cache holds them, but for the first
-SHARED_PROMPTS of a server's first row (rows with one `source` are of one server, in their order).
-docs/traffic.md says which constants these tables informed.
+A closed loop is assumed to send ROUNDS requests per user, which sets the weight of the first burst
+in percentiles of TTFT. The largest measured load within limits is the last row of a shape that kept
+them. The simulated one is the largest number of users that keeps TTFT_P99_S and TPOT_P50_S (a
+median time between tokens, which no prompt delays). A note "shared-prefix" says that prompts come
+again. They are cached as long as the cache holds them, except for the first SHARED_PROMPTS of a
+server's first row; rows with one `source` belong to one server, in their order. docs/traffic.md
+lists the constants that these tables informed.
 """
 
 from __future__ import annotations
@@ -51,15 +50,15 @@ from magicdec.validate.rows import (
 
 ROUNDS = 4
 MOST_REQUESTS = 100_000
-"""Requests of one load that are simulated at most."""
+"""Largest number of requests that is simulated for one load."""
 LEAST_MEASURED = 1e-6
 MOST_WORK = 4_000_000
-"""Passes of schedulers that all rows together may take: some minutes of one core."""
+"""Scheduler passes allowed for all rows together: some minutes of one core."""
 DURATION_S = 600.0
 SHARED_PROMPTS = 45
-"""Prompts that a load of shared prefixes goes through again and again: users of the published
-configurations, 44 to 50 (profile.yaml of the runs in inference-sim/training: 9 to 11 system
-prompts, 4 or 5 users each)."""
+"""Prompts that a load of shared prefixes repeats: the users of the published configurations, 44 to
+50 (profile.yaml of the runs in inference-sim/training: 9 to 11 system prompts, 4 or 5 users
+each)."""
 TTFT_P99_S, TPOT_P50_S = 2.0, 0.050
 MOST_USERS = 1024
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
@@ -71,9 +70,8 @@ Rate = Annotated[float, msgspec.Meta(ge=MIN_RATE, le=1e6)]
 
 
 class LoadRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """One measured load, with its figures in their columns' units. Raises ConfigError for what is
-    not known.
-    """
+    """One measured load, with figures in their columns' units. Raises ConfigError for unknown
+    names."""
 
     where: str = ""
     source: str = ""
@@ -148,7 +146,7 @@ class LoadRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def num_requests(self) -> float:
-        """Requests of the load: as many as were measured, or ROUNDS for each user."""
+        """Requests of the load: the measured number, or ROUNDS for each user."""
         if self.rate_rps is None:
             return ROUNDS * (self.concurrency or 1)
         return max(self.duration_s * self.rate_rps, 2.0)
@@ -178,9 +176,8 @@ class LoadRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return "open loop"
 
     def simulated(self, *, is_first: bool = True, work: Work | None = None) -> Outcome:
-        """The load's own requests, as many as were measured; `is_first` of those that its server
-        had.
-        """
+        """The outcome of the measured number of requests. `is_first`: the server saw no load
+        before this one."""
         if self.rate_rps is None:
             return self.closed(self.concurrency or 1, work=work)
         requests = self._requests(int(self.num_requests))
@@ -211,8 +208,8 @@ class LoadRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return alike(count, prompt_len=self.prompt_len, output_len=round(self.output_len))
 
     def _cached(self, server: Server) -> int:
-        """Tokens of a prompt that are cached when it comes: as stated; of shared prompts all but
-        the last block's, while the cache holds them and the answers of two rounds."""
+        """Cached tokens of an arriving prompt. If the row does not state them, shared prompts are
+        cached up to their last block, provided the cache holds two rounds of prompts and answers."""
         if self.cached_len is not None:
             return min(round(self.cached_len), self.prompt_len - 1)
         limits = server.limits
@@ -287,9 +284,8 @@ class Judged(NamedTuple):
 
 
 def _judged(load: LoadRow, *, is_first: bool, work: Work) -> Judged | str:
-    """The figures of a load, or why it cannot be simulated. Raises CapacityError where no more work
-    is allowed.
-    """
+    """The figures of a load, or the reason why it cannot be simulated. Raises CapacityError when
+    the allowed work is spent."""
     try:
         outcome = load.simulated(is_first=is_first, work=work)
     except MagicdecError as error:
@@ -339,7 +335,8 @@ def _compared(load: LoadRow, predicted: dict[str, float]) -> list[dict[str, Any]
 
 
 def _largest_loads(loads: Sequence[LoadRow], work: Work) -> list[dict[str, Any]]:
-    """The most users of each shape whose rows say which kept their limits, measured and predicted."""
+    """Largest numbers of users within limits, measured and predicted, by shape. Only shapes with
+    rows on both sides of the limits count."""
     shapes: dict[str, list[LoadRow]] = defaultdict(list)
     for load in loads:
         if load.slo_pass is not None:
