@@ -3,6 +3,7 @@
     python scripts/mutants.py                       200 mutants, with the survivors listed (make mutants)
     python scripts/mutants.py --number 40 --seed 7
     python scripts/mutants.py --only perfmodel/memory.py --verbose
+    python scripts/mutants.py --only traffic --tests traffic traces     judged by files of tests so named alone
 
 A mutant changes one operator, comparison, constant, branch or minimum of one module. A fork of a process that has
 imported everything else runs the tests that execute its line, golden answers among them: the quickest first, until one
@@ -406,8 +407,9 @@ class Judge:
         return self.passes[name]
 
 
-def warmed_up() -> list[str]:
-    """The files of tests, with every module that they need imported but the repository's own."""
+def warmed_up(named: list[str]) -> list[str]:
+    """The files of tests, of those whose name holds any of `named`; with every module that they need imported but the
+    repository's own."""
     hypothesis.settings.register_profile(
         "mutants", derandomize=True, deadline=None, database=None,
         phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
@@ -420,6 +422,7 @@ def warmed_up() -> list[str]:
         for folder in FOLDERS
         for each in sorted((ROOT / "tests" / folder).glob("test_*.py"))
         if "perfmodel" in (text := each.read_text(encoding="utf-8")) or "proof_golden" in text
+        if not named or any(part in each.name for part in named)
     ]
     with contextlib.redirect_stdout(io.StringIO()):
         run_tests(files, object(), "--collect-only")
@@ -447,13 +450,16 @@ def main() -> int:
         "--only", default="", metavar="PATH", help="mutants of files whose path holds this"
     )
     parser.add_argument(
+        "--tests", nargs="*", default=[], metavar="PART", help="judge by test files so named alone"
+    )
+    parser.add_argument(
         "--verbose", action="store_true", help="also which test notices each of the others"
     )
     given = parser.parse_args()
     found = mutants(given.number, given.seed, given.only)
     counts = dict.fromkeys(OUTCOMES, 0)
     of_traffic = dict.fromkeys(OUTCOMES, 0)
-    judge, ready_s = Judge(warmed_up()), cpu_seconds()
+    judge, ready_s = Judge(warmed_up(given.tests)), cpu_seconds()
     print(f"{len(judge.seconds)} tests; ready in {ready_s:.0f} s of processor time", flush=True)
     for number, mutant in enumerate(found, 1):
         kind, by = judge.outcome(mutant)
