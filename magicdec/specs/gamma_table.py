@@ -56,6 +56,11 @@ class TableGamma:
             gammas=tuple((row[column],) for row in self.gammas),
         )
 
+    def is_one_at(self, contexts: tuple[float, float]) -> bool:
+        """Whether gamma is by batch alone between these contexts."""
+        low, high = (nearest(self.context_lens, each) for each in contexts)
+        return all(len(set(row[low : high + 1])) == 1 for row in self.gammas)
+
     def bands(self, context_len: float, *, most: int | None = None) -> list[Band]:
         """Ranges of the batch size that `choose` gives one gamma each at a context, without gaps
         from batch 1 to `most` (default: the table's last batch).

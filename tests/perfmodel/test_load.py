@@ -21,9 +21,10 @@ from magicdec.perfmodel.plan.trials import Trial, bisect, least
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.step import step_terms
 from magicdec.perfmodel.traffic.replica import Work
-from magicdec.perfmodel.traffic.requests import Turns, drawn
+from magicdec.perfmodel.traffic.requests import Schedule, Turns, drawn
 from magicdec.perfmodel.traffic.simulate import simulate
 from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.gamma_table import TableGamma
 from magicdec.specs.speculation import SamplingSpec
 from magicdec.specs.workload import RequestShape, WorkloadSpec
 
@@ -247,6 +248,60 @@ def test_the_highest_rate_keeps_the_limits_and_a_higher_one_does_not(
     if highest > 0.0:
         assert trial.keeps(highest, replicas)
         assert not trial.keeps(highest * 1.02, replicas)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rates=st.lists(st.floats(0.0, 50.0), min_size=2, max_size=6).filter(
+        lambda rates: sum(rates) > 1
+    ),
+    gaps=st.lists(st.floats(0.5, 900.0), min_size=5, max_size=5),
+    count=st.integers(1, 7),
+)
+def test_parts_of_a_schedule_are_it_at_their_times(
+    rates: list[float], gaps: list[float], count: int
+) -> None:
+    times = np.concatenate([[0.0], np.cumsum(gaps)])[: len(rates)]
+    schedule = Schedule(times_s=times, rates=np.array(rates))
+    parts = schedule.parts(count)
+    assert sum(part.count for part in parts) == pytest.approx(schedule.count, rel=1e-9)
+    span = times[-1] / count
+    for number, part in enumerate(parts):
+        assert part.times_s[-1] == pytest.approx(span)
+        at = np.linspace(0.0, span, 7)
+        here = np.interp(at, part.times_s, part.rates)
+        whole = np.interp(at + number * span, times, rates)
+        np.testing.assert_allclose(here, whole, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("schedule", ["2@0,9@100,1@200", "6@0,6@150", "9@0,1@60,1@200"])
+def test_the_highest_rate_of_a_schedule_is_that_of_all_of_it(schedule: str) -> None:
+    """Not of its busiest part, in which the search begins."""
+    trial = trial_of(rate=schedule)
+    highest = trial.highest_rate(1)
+    assert highest is not None
+    assert highest >= trial.load.rate
+    assert trial.keeps(highest, 1)
+    assert not trial.keeps(highest * 1.02, 1)
+
+
+def test_the_busiest_part_is_the_one_with_most_requests() -> None:
+    load = trial_of(rate="2@0,8@600").load
+    busiest = load.busiest
+    assert busiest is not None
+    assert busiest.rate == pytest.approx(7.4)
+    assert busiest.peak == pytest.approx(8.0)
+    assert trial_of(rate="2@0,8@60").load.busiest is None
+    assert trial_of(rate=5.0).load.busiest is None
+
+
+def test_a_gamma_table_is_by_batch_alone_where_contexts_choose_nothing() -> None:
+    table = TableGamma(
+        batch_sizes=(1, 8), context_lens=(100, 1000, 10_000), gammas=((5, 5, 3), (2, 2, 2))
+    )
+    assert table.is_one_at((100.0, 2000.0))
+    assert not table.is_one_at((100.0, 4000.0))
+    assert table.is_one_at((4000.0, 90_000.0))
 
 
 def test_bursts_that_no_number_of_replicas_keeps_up_with_are_refused_within_bounds() -> None:

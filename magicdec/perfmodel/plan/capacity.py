@@ -50,6 +50,8 @@ LEAST_GAIN = 0.01
 """Speculation pays where requests are faster by more than this."""
 SHARES = (0.25, 0.5, 0.7, 0.85, 1.0, 1.15, 1.4, 1.7)
 """Points of the curves, as shares of the requested rate."""
+SHARES_OF_SCHEDULES = (0.25, 0.5, 0.75, 1.0, 1.3, 1.7)
+"""Fewer, since a schedule is simulated from end to end at each."""
 MAX_MOMENTS = 200
 
 
@@ -386,16 +388,29 @@ def _curves(kept: list[Kept], best: Kept, progress: Progress) -> list[TrafficLoa
     """Each layout over rates, and the best one's other policies at the requested rate, on the same
     number of devices.
     """
-    rate = best.trial.load.rate
+    load = best.trial.load
+    shares = SHARES if load.schedule is None else SHARES_OF_SCHEDULES
     jobs = []
     for answer in kept:
         replicas = max(best.num_gpus // answer.layout.row.num_gpus, 1)
-        jobs += [(answer.trial, replicas, share * rate) for share in SHARES]
+        jobs += [(answer.trial, replicas, share * load.rate) for share in shares]
     if best.layout.option is not None:
-        for name in ("fixed", "by batch and context"):
-            layout = best.layout.with_policy(name)
-            jobs.append((Trial(load=best.trial.load, layout=layout), best.replicas, rate))
+        jobs += [(trial, best.replicas, load.rate) for trial in _other_policies(best)]
     return _in_parallel(_point, jobs, progress, "simulating rates")
+
+
+def _other_policies(best: Kept) -> list[Trial]:
+    """One gamma, and the table by batch and context: simulated by batch already, where contexts
+    choose nothing.
+    """
+    load = best.trial.load
+    fixed = Trial(load=load, layout=best.layout.with_policy("fixed"))
+    layout = best.layout.with_policy("by batch and context")
+    assert layout.policy is not None
+    by_context = Trial(load=load, layout=layout)
+    if layout.policy.is_one_at(load.requests(load.rate).lengths):
+        by_context = dataclasses.replace(by_context, outcomes=best.trial.outcomes)
+    return [fixed, by_context]
 
 
 def _timeline(outcome: Outcome) -> list[Moment]:

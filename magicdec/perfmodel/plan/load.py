@@ -110,6 +110,16 @@ class Load:
             return self.rate
         return float(self.schedule.rates.max())
 
+    @property
+    def busiest(self) -> Load | None:
+        """The load in the one of a schedule's WINDOWS in which most requests arrive; None where
+        there is no schedule, or one of few requests.
+        """
+        if self.schedule is None or self.schedule.count < MIN_REQUESTS:
+            return None
+        parts = self.schedule.parts(WINDOWS)
+        return dataclasses.replace(self, schedule=max(parts, key=lambda part: part.count))
+
     def replicas(self, rate: float, replicas: int) -> int:
         """Replicas to simulate of so many that share this rate."""
         if not self.samples:

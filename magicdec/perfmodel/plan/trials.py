@@ -2,7 +2,8 @@
 that a number of them keeps.
 
 Both searches start at the analytic answer and are bounded by it: a load of BEYOND times what
-Little's law gives is taken as too much without a simulation.
+Little's law gives is taken as too much without a simulation. The highest rate of a schedule is
+looked for in its busiest part first, a fraction of the work, and from there in all of it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
 
+from magicdec.errors import ConfigError
 from magicdec.perfmodel.plan.layouts import ServedLayout
 from magicdec.perfmodel.plan.load import Load
 from magicdec.perfmodel.traffic.simulate import WARM_UP, Balance, Outcome, Server, simulate
@@ -45,20 +47,20 @@ class Trial:
     def at(self, rate: float, replicas: int, *, seed: int = 0) -> Outcome:
         key = (rate, replicas, seed)
         if key not in self.outcomes:
-            self.outcomes[key] = self._simulated(rate, replicas, seed)
+            self.outcomes[key] = self._simulated(self.load, rate, replicas, seed)
         return self.outcomes[key]
 
-    def _simulated(self, rate: float, replicas: int, seed: int) -> Outcome:
-        is_drawn = self.load.trace is None and self.load.schedule is None
+    def _simulated(self, load: Load, rate: float, replicas: int, seed: int) -> Outcome:
+        is_drawn = load.trace is None and load.schedule is None
         return simulate(
             self.server,
-            self.load.requests(rate, replicas, seed=seed),
-            replicas=self.load.replicas(rate, replicas),
+            load.requests(rate, replicas, seed=seed),
+            replicas=load.replicas(rate, replicas),
             of_replicas=replicas,
-            balance=cast(Balance, self.load.request.balance),
+            balance=cast(Balance, load.request.balance),
             seed=seed,
             warm_up=WARM_UP if is_drawn else 0.0,
-            work=self.load.work,
+            work=load.work,
         )
 
     def keeps(self, rate: float, replicas: int) -> bool:
@@ -97,22 +99,43 @@ class Trial:
         rate = self.load.rate
         analytic = max(self.layout.rate * replicas, 1e-9)
         guess = _steps(analytic / self.load.peak)
-
-        def fails(step: int) -> bool:
-            return not self.keeps(rate * RATIO**step, replicas)
-
         if self.keeps(rate, replicas):
             low = 1
             high = max(_steps(BEYOND * analytic / rate), _steps(BEYOND))
         else:
             low = min(_steps(LOWEST * analytic / rate), _steps(LOWEST))
             high = 0
-        failing = least(fails, start=min(max(guess, low), high), low=low, high=high)
+        start = min(max(guess, low), high)
+        breaking = self._breaking_the_busiest(replicas, start=start, low=low, high=high)
+
+        def fails(step: int) -> bool:
+            return not self.keeps(rate * RATIO**step, replicas)
+
+        failing = least(fails, start=start if breaking is None else breaking, low=low, high=high)
         if failing is None:
             return None
         if failing == low < 1:
             return 0.0
         return rate * RATIO ** (failing - 1)
+
+    def _breaking_the_busiest(
+        self, replicas: int, *, start: int, low: int, high: int
+    ) -> int | None:
+        """The first step of the rate at which a schedule's busiest part breaks the limits by
+        itself; None for another load, and where no step does.
+        """
+        busiest = self.load.busiest
+        if busiest is None:
+            return None
+
+        def fails(step: int) -> bool:
+            try:
+                outcome = self._simulated(busiest, busiest.rate * RATIO**step, replicas, 0)
+            except ConfigError:  # chance draws no request there
+                return False
+            return not busiest.kept_by(outcome)
+
+        return least(fails, start=start, low=low, high=high)
 
 
 def _steps(ratio: float) -> int:

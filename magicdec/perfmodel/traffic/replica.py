@@ -366,11 +366,14 @@ class Replica:
         if not n or np.minimum.reduce(self.left[:n]) > 0:
             return
         goes_on = self.left[:n] > 0
-        for request, left in self.slots[::2, :n][:, ~goes_on].T.tolist():
+        for place in np.flatnonzero(~goes_on).tolist():
+            request = int(self.ids[place])
+            left = int(self.left[place])
             self.emitted[request] = self.output[request] - max(left, 0)
             self._finish(request)
-        self.n = int(np.count_nonzero(goes_on))
-        self.slots[:, : self.n] = self.slots[:, :n][:, goes_on]
+        going = goes_on.nonzero()[0]
+        self.n = len(going)
+        self.slots[:, : self.n] = self.slots.take(going, axis=1)
 
     def _finish(self, request: int) -> None:
         self.last_s[request] = sent_s = self.now + self.lag[request]

@@ -21,6 +21,7 @@ import csv
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -175,6 +176,17 @@ class Schedule:
     def at_rate(self, rate: float) -> Schedule:
         """The schedule at another mean rate, over as long a time."""
         return replace(self, rates=self.rates * (rate / self.mean))
+
+    def parts(self, count: int) -> list[Schedule]:
+        """So many equal spans of time, each a schedule of its own."""
+        edges = np.linspace(0.0, self.times_s[-1], count + 1)
+        return [self._between(start, end) for start, end in pairwise(edges)]
+
+    def _between(self, start: float, end: float) -> Schedule:
+        inner = self.times_s[(self.times_s > start) & (self.times_s < end)]
+        times = np.concatenate([[start], inner, [end]])
+        rates = np.interp(times, self.times_s, self.rates)
+        return Schedule(times_s=times - start, rates=rates)
 
     def paced(self, requests: Requests) -> Requests:
         """Requests that arrive at a rate of 1, at the schedule's instead: those that come before
