@@ -35,8 +35,12 @@ def tokens_at(sigmas: Any, middle: Any, gamma: Any, relative_error: Any) -> Arra
 
 
 def mean_tokens(middle: Any, gamma: Any, relative_error: Any) -> Array:
-    """The mean of tokens per step that have this middle and relative error."""
-    total: Array = np.zeros(())
+    """The harmonic mean of tokens per step that have this middle and relative error.
+
+    Users wait for tokens and pay for devices' time, so what is expected is the time per token,
+    step · E[1 / tokens]. The arithmetic mean would prefer the draft whose acceptance is known least.
+    """
+    steps: Array = np.zeros(())
     for sigmas, weight in zip(NODES, WEIGHTS / WEIGHTS.sum(), strict=True):
-        total = total + weight * tokens_at(sigmas, middle, gamma, relative_error)
-    return total
+        steps = steps + weight / tokens_at(sigmas, middle, gamma, relative_error)
+    return 1.0 / steps
