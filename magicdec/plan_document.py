@@ -131,9 +131,28 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
     """The last stretch in which the speedup's 90 % interval reaches above 1; null: none."""
 
 
+Source = Literal["table", "carried over", "roofline", "report"]
+"""Where a kernel's time comes from: a table of this kernel on this device; another device's or
+format's; no table, so the datasheet's rates and usual efficiencies; one report.
+"""
+
+
+class KernelTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the time of one kernel comes from, and how sure it is."""
+
+    kernel: str
+    source: Source
+    relative_error: Number
+    """One standard deviation, relative."""
+    is_inside: bool | None = None
+    """Whether the shape lies inside the shapes of the table; null: no table, or its shapes are not
+    known.
+    """
+
+
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
-    """One operation of a pass: its time, the datasheet's ceiling for the same work, and what binds
-    it.
+    """One operation of a pass: its time, the datasheet's ceiling for the same work, what binds it,
+    and where its time comes from.
     """
 
     op: str
@@ -142,6 +161,18 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     bound_by: str
     flops: Number
     bytes: Number
+    kernels: list[KernelTime] = []
+    """Its kernels; none: its time is the engine's constants."""
+
+    @property
+    def time_from(self) -> str:
+        """Where its time comes from, in a word or two: that of its least sure kernel."""
+        if not self.kernels:
+            return "engine"
+        least_sure = max(self.kernels, key=lambda kernel: kernel.relative_error)
+        if least_sure.is_inside is False:
+            return f"beyond {least_sure.source}"
+        return least_sure.source
 
 
 class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):

@@ -372,13 +372,11 @@ def fit_engine(
     fitted = msgspec.structs.replace(engine, **solution.values)
     num_timings = sum(tables[name]["time_s"].size for name in FITTED_PHASES)
     in_sample = np.sqrt(num_timings / max(num_timings - len(FREE), 1.0))
+    terms = predict(tables["autoregressive"], engine=fitted)
+    kernel_errors = relative_errors(terms.autoregressive, hardware, fitted)
     of_step, of_speedup = (
         float(np.clip(in_sample * error, SMALLEST_ERROR, LARGEST_ERROR))
-        for error in _unexplained_errors(
-            tables,
-            predict(tables["autoregressive"], engine=fitted),
-            relative_errors(hardware, fitted),
-        )
+        for error in _unexplained_errors(tables, terms, kernel_errors)
     )
     return EngineFit(
         profile=msgspec.structs.replace(

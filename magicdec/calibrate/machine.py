@@ -280,7 +280,12 @@ def _fit_hardware(
     rows = _rows(points, "elementwise")
     streams = Stream(rows["num_bytes"], rows["num_kernels"])
     elementwise = ElementwiseCurve().refitted(base, streams, rows, fitted_on=fitted_on)
-    return msgspec.structs.replace(base, gemm=gemm, attention=attention, elementwise=elementwise)
+    return msgspec.structs.replace(
+        base,
+        gemm=gemm.over(products),
+        attention=attention.over(attended),
+        elementwise=elementwise.over(streams),
+    )
 
 
 def _rows(points: Sequence[Point], table: str) -> dict[str, np.ndarray]:

@@ -288,7 +288,8 @@ def _gain_error(
         {group: prediction.full(seconds / prediction.step_s)[each] for group, seconds in shares}
         for each in (gamma, over)
     )
-    of_steps = float(ratio_variance(setup, one, other, at.tp))
+    run = prediction.terms.autoregressive
+    of_steps = float(ratio_variance(setup, run, one, other, at.tp))
     of_engine = engine_error(setup) * abs(gamma - over) / max(gamma, over)
     context = float(at.context)
     of_sequences = acceptance.spread / float(np.sqrt(at.batch))

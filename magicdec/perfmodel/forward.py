@@ -19,28 +19,23 @@ import numpy as np
 from magicdec.counts import Array
 from magicdec.perfmodel.kernels.attention import (
     Attended,
-    AttentionCurve,
     PrefillCurve,
     Prompts,
     attention,
     prefill_attention,
 )
-from magicdec.perfmodel.kernels.base import Curve
 from magicdec.perfmodel.kernels.experts import Experts, experts
 from magicdec.perfmodel.kernels.gemm import linear, matrix_dtype, streaming
 from magicdec.perfmodel.kernels.latents import (
-    IndexerCurve,
-    LatentCurve,
     Latents,
     Scores,
-    SparseCurve,
     indexer,
     latent_attention,
     sparse_attention,
 )
 from magicdec.perfmodel.kernels.links import Exchange, Message, all_reduce, exchange
 from magicdec.perfmodel.kernels.op import FP32_BYTES, ForwardTime, Op, Where, fixed, merged
-from magicdec.perfmodel.kernels.recurrence import LinearCurve, Recurrence, recurrence
+from magicdec.perfmodel.kernels.recurrence import Recurrence, recurrence
 from magicdec.specs.layers import MixtureOfExperts
 from magicdec.specs.mixers import (
     Attention,
@@ -270,6 +265,7 @@ def _recurrence(mixer: Mixer, p: Pass, *, count: int) -> list[Op]:
     every token, so a rejection can go back to the one it needs, and in some engines copies that
     one."""
     states = mixer.states()
+    is_in_table = isinstance(mixer, GatedDeltaNet)
     recurrent = sum(
         (share(each.num_heads, p.tp) * each.recurrent_elements for each in states), np.asarray(0.0)
     )
@@ -279,23 +275,34 @@ def _recurrence(mixer: Mixer, p: Pass, *, count: int) -> list[Op]:
     work = Recurrence(p.batch, p.query_len, recurrent, conv, getattr(mixer, "conv_kernel", 1))
     if p.is_prefill:
         work = work._replace(query_len=p.query_len / p.num_passes)
-        return [recurrence(p.at, work, is_prefill=True, count=count * p.num_passes)]
+        count = count * p.num_passes
+        return [recurrence(p.at, work, is_in_table=is_in_table, is_prefill=True, count=count)]
     copied = np.where(p.query_len > 1, 2.0 * p.at.engine.states_beside, 0.0)  # read and written
-    return [recurrence(p.at, work._replace(states_written=p.query_len + copied), count=count)]
+    work = work._replace(states_written=p.query_len + copied)
+    return [recurrence(p.at, work, is_in_table=is_in_table, count=count)]
 
 
-MIXERS: dict[type, tuple[Callable[..., list[Op]], type[Curve] | None]] = {
-    Attention: (_attention, AttentionCurve), LatentAttention: (_latent, LatentCurve),
-    GatedDeltaNet: (_recurrence, LinearCurve), LightningAttention: (_recurrence, None), Mamba2: (_recurrence, None),
-}  # fmt: skip
-"""The operations of what mixes tokens, and their curve; None: no table holds its kernels, another's
-stands for it.
-"""
+MIXERS: dict[type, Callable[..., list[Op]]] = {
+    Attention: _attention,
+    LatentAttention: _latent,
+    GatedDeltaNet: _recurrence,
+    LightningAttention: _recurrence,
+    Mamba2: _recurrence,
+}
+"""The operations of what mixes tokens."""
 
 
-def mixer_curves(mixer: Mixer) -> tuple[type[Curve] | None, ...]:
-    chooses = getattr(mixer, "indexer", None) is not None
-    return MIXERS[type(mixer)][1], *((IndexerCurve, SparseCurve) if chooses else ())
+def mixer_ops(mixer: Mixer, p: Pass, *, count: int) -> list[Op]:
+    """The operations of layers that mix tokens, with the mixer's name in their kernels' names."""
+    operations = []
+    cache = p.at.precision.narrow_cache
+    over = f" over a {cache} cache" if cache else ""
+    for op in MIXERS[type(mixer)](mixer, p, count=count):
+        if op.group == "attention":
+            operations.append(op.named(f" ({mixer.label}){over}"))
+        else:
+            operations.append(op)
+    return operations
 
 
 def expert_ops(model: ModelSpec, p: Pass) -> list[Op]:
@@ -399,11 +406,7 @@ def forward_pass(model: ModelSpec, p: Pass) -> ForwardTime:
         rows = p.logit_rows
     operations = [
         *projection_ops(model, p),
-        *(
-            op
-            for mixer, count in model.mixers
-            for op in MIXERS[type(mixer)][0](mixer, p, count=count)
-        ),
+        *(op for mixer, count in model.mixers for op in mixer_ops(mixer, p, count=count)),
         *expert_ops(model, p),
         streaming(
             "norms",

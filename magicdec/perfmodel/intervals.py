@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,39 +23,21 @@ from magicdec.naming import METHODS
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.acceptance.uncertain import tokens_at
 from magicdec.perfmodel.drafting import draft_of
-from magicdec.perfmodel.forward import mixer_curves
-from magicdec.perfmodel.kernels.attention import AttentionCurve
-from magicdec.perfmodel.kernels.base import Curve
-from magicdec.perfmodel.kernels.experts import MoeCurve, experts_curve
-from magicdec.perfmodel.kernels.gemm import ElementwiseCurve, GemmCurve, matrix_dtype
-from magicdec.perfmodel.kernels.latents import IndexerCurve
-from magicdec.perfmodel.kernels.links import AllReduceCurve
-from magicdec.perfmodel.kernels.op import Where
+from magicdec.perfmodel.forward import Pass, forward_pass
+from magicdec.perfmodel.kernels.op import GROUPS, ForwardTime
 from magicdec.perfmodel.kernels.profile import HardwareProfile
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.speedup import Prediction
 from magicdec.perfmodel.step import StepTerms
 from magicdec.specs.engine import EngineProfile
-from magicdec.specs.model import ModelSpec
-from magicdec.specs.precision import BF16, Precision
 
 OTHER_DEVICE_ERROR = 0.2
 """Least relative error of an engine's fixed costs on a device that it was not fitted on: hosts and
 clocks differ.
 """
-UNMEASURED_ERROR = 0.3
-"""Relative error of kernels that no table holds: lightning attention's, Mamba-2's recurrence,
-sparse attention over a narrow cache."""
-INDEXER_ERROR = 0.25
-"""Relative error of layers with an indexer: the distance of their growth with the context, timed in
-two engines, from the curves of their kernels (results/LOG.md)."""
 ACROSS_NODES_ERROR = 0.5
 """Relative error of collectives over several nodes, and of sends between stages, of which nothing
 was measured.
-"""
-EXCHANGE_ERROR = 0.15
-"""Least relative error of sending tokens to their experts: of the fits, with each number of ranks
-left out in turn.
 """
 EXPERTS_ERROR = 0.15
 """Relative error of matrix products where whole experts are divided over ranks: how unevenly they
@@ -67,7 +49,6 @@ NUM_QUANTILES = 48
 QUANTILES = [NormalDist().inv_cdf((place + 0.5) / NUM_QUANTILES) for place in range(NUM_QUANTILES)]
 """Standard deviations of equally likely acceptances."""
 LEAST_DEVIATION = 1e-6
-PARTS: tuple[Literal["mixer", "mlp", "experts"], ...] = ("mixer", "mlp", "experts")
 OTHER_HEAD_ERROR = 0.12
 """Acceptance rates of two heads of one model, and of one on two tasks, differ by about this much:
 1.25 and 2.0 tokens per step of gpt-oss-120b at 9k tokens and gamma 3, 2.3 and 1.4 of Qwen3-8B at
@@ -81,113 +62,38 @@ def is_engine_fitted_on(hw: HardwareProfile, engine: EngineProfile) -> bool:
     return engine.fitted_device in ("", hw.name)
 
 
-class Kernel(NamedTuple):
-    """A kernel that a pass runs, as the curves know it."""
-
-    name: str
-    curve: type[Curve] | None
-    variant: str = ""
-
-    def error(self, hw: HardwareProfile) -> float:
-        """One relative standard deviation of its time."""
-        if self.curve is None:
-            known = None
-        else:
-            known = self.curve.error_on(hw, self.variant)
-        if known is None:
-            error = UNMEASURED_ERROR
-        else:
-            error = known
-        if self.curve is IndexerCurve:
-            return max(error, INDEXER_ERROR)
-        return error
-
-    def is_timed_on(self, hw: HardwareProfile) -> bool:
-        return self.curve is not None and self.curve.is_timed_on(hw, self.variant)
-
-
-def _products(at: Where) -> Kernel:
-    """Matrix products in a format; of narrow weights that are widened on the way, no kernel was
-    timed.
-    """
-    own = at.precision.weight_dtype
-    if at.precision.weight_bytes >= 2.0:
-        return Kernel("products in 16 bits", GemmCurve)
-    return Kernel(
-        f"{own} products", GemmCurve, own if matrix_dtype(*at) == own else f"{own}, widened"
-    )
-
-
-def _experts(at: Where) -> Kernel:
-    """Routed experts; kernels of another format's curve are alike."""
-    name = f"{at.precision.weight_dtype} experts"
-    curve = experts_curve(at)
-    if curve is None:
-        return _products(at)._replace(name=name)
-    return Kernel(
-        name, MoeCurve, next(key for key, each in MoeCurve.variants(at.hw).items() if each is curve)
-    )
-
-
-def kernels_of(at: Where, model: ModelSpec) -> dict[str, list[Kernel]]:
-    """The kernels of a model's layers, by kind of term."""
-    mixer, mlp, experts = (
-        at._replace(precision=model.part_precision(part, at.precision)) for part in PARTS
-    )
-    if at.precision.kv_bytes < 2.0:
-        cache = at.precision.kv_dtype
-    else:
-        cache = ""
-    if cache:
-        over = f" over a {cache} cache"
-    else:
-        over = ""
-    mixed = [(each.label, curve) for each, _ in model.mixers for curve in mixer_curves(each)]
-    return {
-        "gemm": [_products(mixer), _products(mlp)],
-        "experts": [_experts(experts)] if model.most_experts else [],
-        "attention": [Kernel(f"attention ({label}){over}", curve, cache) for label, curve in mixed],
-    }
+def one_token_pass(setup: Setup) -> ForwardTime:
+    """A pass over one token of one sequence, which runs the kernels of every pass of a setup."""
+    one = Pass(at=setup.at, batch=1.0, query_len=1.0, kv_len=1.0, spread=setup.spread)
+    return forward_pass(setup.model, one)
 
 
 def relative_errors(
-    hw: HardwareProfile,
-    engine: EngineProfile,
-    model: ModelSpec | None = None,
-    precision: Precision = BF16,
+    run: ForwardTime, hw: HardwareProfile, engine: EngineProfile
 ) -> dict[str, float]:
-    """One standard deviation of each kind of term, relative: the curves' own, and the engine's for
-    fixed costs; where layers differ, that of the least sure. Without a `model`, of one in 16 bits
-    whose layers are all attention."""
-    plain = {
-        "gemm": [Kernel("", GemmCurve)],
-        "experts": [],
-        "attention": [Kernel("", AttentionCurve)],
-    }
-    if model is None:
-        kernels = plain
-    else:
-        kernels = kernels_of(Where(hw, engine, precision), model)
-    errors = {}
-    for group, found in kernels.items():
-        errors[group] = max((each.error(hw) for each in found), default=0.0)
-    fixed = engine.relative_error
-    return {
-        "gemm": errors["gemm"],
-        "experts": errors["experts"] or errors["gemm"],
-        "attention": errors["attention"] or AttentionCurve.of(hw).fit.relative_error,
-        "elementwise": ElementwiseCurve.of(hw).fit.relative_error,
-        "link": AllReduceCurve.of(hw).fit.relative_error,
-        "overhead": fixed if is_engine_fitted_on(hw, engine) else max(fixed, OTHER_DEVICE_ERROR),
-    }
-
-
-def untimed(setup: Setup) -> list[str]:
-    """The kernels of a setup that nobody timed on its device, which another format's or device's
-    curve stands for.
+    """One standard deviation of each kind of term of a pass, relative: that of its least sure
+    kernel, and the engine's for fixed costs.
     """
-    found = (each for kernels in kernels_of(setup.at, setup.model).values() for each in kernels)
-    return list(dict.fromkeys(each.name for each in found if not each.is_timed_on(setup.hardware)))
+    errors: dict[str, float] = dict.fromkeys(GROUPS, 0.0)
+    for op in run.ops:
+        for basis in op.bases:
+            errors[op.group] = max(errors[op.group], basis.relative_error)
+    errors["experts"] = errors["experts"] or errors["gemm"]
+    errors["overhead"] = engine.relative_error
+    if not is_engine_fitted_on(hw, engine):
+        errors["overhead"] = max(engine.relative_error, OTHER_DEVICE_ERROR)
+    return errors
+
+
+def untimed(run: ForwardTime) -> list[str]:
+    """The kernels of a pass's layers that nobody timed on its device, which another format's or
+    device's curve stands for.
+    """
+    names: dict[str, None] = {}
+    for op in run.ops:
+        if op.group in ("gemm", "experts", "attention"):
+            names |= {basis.kernel: None for basis in op.bases if basis.source != "table"}
+    return list(names)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,13 +116,13 @@ def step_errors(setup: Setup, terms: StepTerms, tp_size: Any) -> tuple[Array, Ar
     """
     engine, hw = setup.engine, setup.hardware
     alone, step = group_shares(terms)
-    launches = engine.draft_model_layer_error * uncaptured_share(terms)
-    variance = ratio_variance(setup, alone, step, tp_size) + launches**2
+    run = terms.autoregressive
+    variance = ratio_variance(setup, run, alone, step, tp_size) + reported_error(terms) ** 2
     of_speedup = np.sqrt(variance + engine_error(setup) ** 2)
     own: Array = (
         hw.memory_spread * step["attention"] + hw.compute_spread * (1.0 - step["attention"])
     ) ** 2
-    for group, error in _group_errors(setup, tp_size).items():
+    for group, error in group_errors(setup, run, tp_size).items():
         own = own + (error * step[group]) ** 2
     measured = engine.error_for(hw.name, setup.model.name)
     if engine.fitted_devices:
@@ -237,18 +143,21 @@ def group_shares(terms: StepTerms) -> tuple[dict[str, Array], dict[str, Array]]:
     )
 
 
-def uncaptured_share(terms: StepTerms) -> Array:
-    """Share of a speculative step that launches of the draft's layers outside graphs take."""
-    launches: Array = np.asarray(0.0)
+def reported_error(terms: StepTerms) -> Array:
+    """Error of a step, relative, from the draft's operations whose time rests on one report."""
+    error: Array = np.asarray(0.0)
     for op in terms.draft.ops:
-        if op.name == "draft launches":
-            launches = launches + op.time_s
-    return terms.gamma * launches / terms.step_s
+        for basis in op.bases:
+            if basis.source == "report":
+                error = error + basis.relative_error * op.time_s
+    return terms.gamma * error / terms.step_s
 
 
-def log_shifts(setup: Setup, shares: Mapping[str, Any], tp_size: Any) -> dict[str, Array]:
+def log_shifts(
+    setup: Setup, run: ForwardTime, shares: Mapping[str, Any], tp_size: Any
+) -> dict[str, Array]:
     """The logarithm of a step's time that one standard deviation of each error adds, from the share
-    of each kind of term in the step.
+    of each kind of term in the step. `run`: a pass of the setup, which has its kernels' errors.
 
     The speeds of a calibrated machine's memory (all attention) and processor (everything else) are
     assumed to drift in opposite directions, which affects a speedup most.
@@ -257,39 +166,39 @@ def log_shifts(setup: Setup, shares: Mapping[str, Any], tp_size: Any) -> dict[st
     attention = np.asarray(shares["attention"])
     shifts = {
         group: np.asarray(error * shares[group])
-        for group, error in _group_errors(setup, tp_size).items()
+        for group, error in group_errors(setup, run, tp_size).items()
     }
     shifts[MACHINE] = hw.memory_spread * attention - hw.compute_spread * (1.0 - attention)
     return shifts
 
 
 def ratio_variance(
-    setup: Setup, shares: Mapping[str, Any], over: Mapping[str, Any], tp_size: Any
+    setup: Setup,
+    run: ForwardTime,
+    shares: Mapping[str, Any],
+    over: Mapping[str, Any],
+    tp_size: Any,
 ) -> Array:
     """Variance of the logarithm of one step's time over another's, from the share of each kind of
     term in both: an error moves both steps together, so only the difference counts."""
-    one = log_shifts(setup, shares, tp_size)
-    other = log_shifts(setup, over, tp_size)
+    one = log_shifts(setup, run, shares, tp_size)
+    other = log_shifts(setup, run, over, tp_size)
     variance: Array = np.zeros(())
     for source, shift in one.items():
         variance = variance + (shift - other[source]) ** 2
     return variance
 
 
-def _group_errors(setup: Setup, tp_size: Any) -> dict[str, Any]:
-    """Relative error of each kind of term as this setup runs it: sends by how far they go, whole
-    experts by how unevenly they are chosen."""
-    errors: dict[str, Any] = relative_errors(
-        setup.hardware, setup.engine, setup.model, setup.precision
-    )
+def group_errors(setup: Setup, run: ForwardTime, tp_size: Any) -> dict[str, Any]:
+    """Relative error of each kind of term as a setup runs its passes, of which `run` is one: sends
+    by how far they go, whole experts by how unevenly they are chosen."""
+    errors: dict[str, Any] = relative_errors(run, setup.hardware, setup.engine)
     errors["link"] = _link_error(setup, tp_size, errors["link"])
     if setup.spread.whole_experts:
-        of_experts = setup.model.part_precision("experts", setup.precision)
-        is_fused = experts_curve(Where(setup.hardware, setup.engine, of_experts)) is not None
+        is_fused = any(op.group == "experts" for op in run.ops)
+        group = "gemm"
         if is_fused:
             group = "experts"
-        else:
-            group = "gemm"
         errors[group] = np.hypot(errors[group], EXPERTS_ERROR)
     return errors
 
@@ -355,8 +264,6 @@ def _link_error(setup: Setup, tp_size: Any, near: float) -> Any:
     """Relative error of what is sent between devices, by how far it goes."""
     if setup.hardware.kind != "gpu":
         return near
-    if setup.spread.dp > 1:
-        near = max(near, EXCHANGE_ERROR)
     estimated = (np.asarray(tp_size) > setup.hardware.link.reach) | (setup.spread.pp > 1)
     if np.any(estimated):
         return np.where(estimated, max(near, ACROSS_NODES_ERROR), near)

@@ -578,8 +578,9 @@ def _breakdown_table(breakdown: dict[str, list[Operation]]) -> Table:
     rows = []
     for name, operations in breakdown.items():
         for op in sorted(operations, key=lambda op: -op.time_s):
-            rows.append((name, op.op, _ms(op.time_s), _ms(op.ceiling_s), op.bound_by))
-    heads = ("pass", "operation", "ms", "ceiling ms", "bound by")
+            times = (_ms(op.time_s), _ms(op.ceiling_s))
+            rows.append((name, op.op, *times, op.bound_by, op.time_from))
+    heads = ("pass", "operation", "ms", "ceiling ms", "bound by", "time from")
     return text_table(heads, rows, wraps=())
 
 

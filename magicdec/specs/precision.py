@@ -52,6 +52,13 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True):
     def kv_bytes(self) -> float:
         return bytes_per_element(self.kv_dtype)
 
+    @property
+    def narrow_cache(self) -> str:
+        """The KV cache's format where it is below 16 bits, else ""."""
+        if self.kv_bytes < 2.0:
+            return self.kv_dtype
+        return ""
+
 
 BF16 = Precision()
 

@@ -33,7 +33,7 @@ from magicdec.live.metrics import choose_target, parse
 from magicdec.live.observation import observe, parse_draft
 from magicdec.live.show import advice_lines, bars, trend_lines, windows
 from magicdec.perfmodel.acceptance import constant_profile, fit_profile, save_profile
-from magicdec.perfmodel.intervals import relative_errors
+from magicdec.perfmodel.intervals import one_token_pass, relative_errors
 from magicdec.perfmodel.plan.planner import PlanRequest, plan
 from magicdec.perfmodel.setup import Points
 from magicdec.perfmodel.speedup import predict
@@ -116,7 +116,8 @@ def test_the_interval_is_that_of_sampled_errors():
     at = situation(acceptance=fit_profile(counts, draft="eagle", spread=0.0), batch_size=64.0)
     gamma = 1
     (choice,) = [each for each in advise(at).choices if each.gamma == gamma]
-    errors = relative_errors(at.setup.hardware, at.setup.engine)
+    run = one_token_pass(at.setup)
+    errors = relative_errors(run, at.setup.hardware, at.setup.engine)
     seconds = {}
     for each in (gamma, at.gamma):
         one = predict(at.setup, at.acceptance, Points(batch=64.0, context=4096.0, gamma=each))

@@ -14,7 +14,8 @@ from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import constant_profile
 from magicdec.perfmodel.acceptance.law import Law
 from magicdec.perfmodel.drafting import draft_kv_tokens
-from magicdec.perfmodel.intervals import interval, relative_errors, untimed
+from magicdec.perfmodel.forward import Pass, forward_pass
+from magicdec.perfmodel.intervals import interval, one_token_pass, relative_errors, untimed
 from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
 from magicdec.perfmodel.memory import memory_need
 from magicdec.perfmodel.setup import Points, Setup
@@ -22,6 +23,7 @@ from magicdec.perfmodel.speedup import Prediction, predict
 from magicdec.perfmodel.step import prefill_terms
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
+from magicdec.specs.model import ModelSpec
 from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
 
@@ -209,11 +211,10 @@ def test_interval_of_the_speedup_covers_as_stated_when_terms_err_together() -> N
     bounds = interval(p)
     rng = np.random.default_rng(0)
     ours, alone = p.terms.step_seconds("group"), p.terms.autoregressive.group_seconds()
+    errors = relative_errors(p.terms.autoregressive, A100, ENGINE)
     inside = 0
     for _ in range(4000):
-        factor = {
-            g: np.exp(e * rng.standard_normal()) for g, e in relative_errors(A100, ENGINE).items()
-        }
+        factor = {g: np.exp(e * rng.standard_normal()) for g, e in errors.items()}
         rest = np.exp(ENGINE.speedup_relative_error * rng.standard_normal())
         true = sum(alone[g] * f for g, f in factor.items()) / sum(
             ours[g] * f for g, f in factor.items()
@@ -269,8 +270,18 @@ def test_an_engine_on_another_device_than_it_was_fitted_on_is_less_sure() -> Non
     renamed = msgspec.structs.replace(A100, name="another-device")
     anywhere = msgspec.structs.replace(ENGINE, fitted_device="")
     assert width(renamed) > width(A100)
-    assert relative_errors(renamed, ENGINE)["overhead"] == 0.2
-    assert relative_errors(renamed, anywhere) == relative_errors(A100, ENGINE)
+    assert errors(LLAMA, renamed)["overhead"] == 0.2
+    assert errors(LLAMA, renamed, anywhere) == errors(LLAMA, A100)
+
+
+def errors(
+    model: ModelSpec,
+    hardware: HardwareProfile,
+    engine: EngineProfile = ENGINE,
+    **precision: str,
+) -> dict[str, float]:
+    setup = Setup(model=model, hardware=hardware, engine=engine, precision=Precision(**precision))
+    return relative_errors(one_token_pass(setup), hardware, engine)
 
 
 def test_experts_are_as_sure_as_the_fits_of_their_own_kernels() -> None:
@@ -278,12 +289,12 @@ def test_experts_are_as_sure_as_the_fits_of_their_own_kernels() -> None:
 
     def of(weight_dtype: str, engine: EngineProfile = vllm) -> float:
         model = load_model_spec("qwen3-30b-a3b")
-        return relative_errors(b200, engine, model, Precision(weight_dtype=weight_dtype))["experts"]
+        return errors(model, b200, engine, weight_dtype=weight_dtype)["experts"]
 
-    assert of("bf16") == b200.moe["bf16"].fit.relative_error > relative_errors(b200, vllm)["gemm"]
+    assert of("bf16") == b200.moe["bf16"].fit.relative_error > b200.gemm.fit.relative_error
     assert of("nvfp4") == b200.moe["nvfp4"].fit.relative_error
     unfused = msgspec.structs.replace(vllm, fused_experts=False)
-    assert of("bf16", unfused) == relative_errors(b200, unfused)["gemm"]
+    assert of("bf16", unfused) == b200.gemm.fit.relative_error
 
 
 def test_kernels_that_no_table_holds_are_less_sure() -> None:
@@ -291,11 +302,9 @@ def test_kernels_that_no_table_holds_are_less_sure() -> None:
     hw = load_hardware("h200")
 
     def of(model: str, kv_dtype: str = "bf16") -> float:
-        return relative_errors(hw, ENGINE, load_model_spec(model), Precision(kv_dtype=kv_dtype))[
-            "attention"
-        ]
+        return errors(load_model_spec(model), hw, kv_dtype=kv_dtype)["attention"]
 
-    assert of("llama-3.1-8b") == relative_errors(hw, ENGINE)["attention"]
+    assert of("llama-3.1-8b") == hw.attention.fit.relative_error
     assert of("qwen3.5-35b-a3b") == max(of("llama-3.1-8b"), hw.linear.fit.relative_error)
     assert of("nemotron-3-nano-30b-a3b") == of("deepseek-v3.2", "fp8") == 0.3
     assert of("deepseek-v3") < of("deepseek-v3.2") < 0.3
@@ -310,12 +319,34 @@ def test_products_are_as_sure_as_the_kernels_of_the_format_that_runs() -> None:
     )
 
     def of(weight_dtype: str) -> tuple[float, list[str]]:
-        setup = Setup.of(model, b200, vllm, weight_dtype=weight_dtype)
-        return relative_errors(b200, vllm, model, setup.precision)["gemm"], untimed(setup)
+        run = one_token_pass(Setup.of(model, b200, vllm, weight_dtype=weight_dtype))
+        return relative_errors(run, b200, vllm)["gemm"], untimed(run)
 
     assert of("bf16") == (b200.gemm.fit.relative_error, [])
     assert of("fp8") == (b200.gemm_formats["fp8"].fit.relative_error, [])
     assert of("int4") == (2.0 * b200.gemm.fit.relative_error, ["int4 products"])
+
+
+def test_an_operation_says_whether_its_shape_was_timed() -> None:
+    """Tables of decoding hold one query token and up to 4,096 rows; a device that borrows has none."""
+    h100 = load_hardware("h100")
+
+    def inside(hardware: HardwareProfile, **shape: float) -> dict[str, tuple[str, bool | None]]:
+        at = Setup(model=LLAMA, hardware=hardware, engine=ENGINE).at
+        run = forward_pass(LLAMA, Pass(at=at, **({"query_len": 1, "kv_len": 4096} | shape)))
+        return {op.name: (b.source, b.is_inside) for op in run.ops for b in op.bases}
+
+    decoding = inside(h100, batch=16)
+    assert decoding["attention"] == decoding["o"] == ("table", True)
+    assert decoding["lm_head"] == ("table", False)  # 128,256 columns
+    assert inside(h100, batch=16, query_len=4)["attention"] == ("table", False)
+    assert inside(h100, batch=16, kv_len=200_000)["attention"] == ("table", False)
+    assert inside(h100, batch=8192)["o"] == ("table", False)
+    other = load_hardware("h100-pcie-80gb")
+    assert inside(other, batch=16)["o"] == ("carried over", None)
+    assert inside(HardwareProfile(
+        name="bare", memory_bytes=1e11, memory_bytes_per_s=1e12, flops_per_s={"bf16": 1e14}, link=h100.link
+    ), batch=16)["o"] == ("roofline", None)  # fmt: skip
 
 
 def test_a_machine_whose_speed_moves_widens_the_interval() -> None:

@@ -20,7 +20,7 @@ from magicdec.perfmodel.footprint import (
 from magicdec.perfmodel.forward import Pass, forward_pass, prefill, share
 from magicdec.perfmodel.kernels.gemm import streaming
 from magicdec.perfmodel.kernels.links import Message, broadcast
-from magicdec.perfmodel.kernels.op import FP32_BYTES, ForwardTime, Op, Where, fixed
+from magicdec.perfmodel.kernels.op import FP32_BYTES, Basis, ForwardTime, Op, Where, fixed
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.vocabulary import sampling_ops
 from magicdec.specs.model import ModelSpec
@@ -157,7 +157,13 @@ class Network(Draft):
         layer_s = self.constants.draft_model_layer_s
         if not layer_s:
             return []
-        return [fixed("draft launches", "overhead", self.network.num_hidden_layers * layer_s)]
+        basis = Basis(
+            kernel="launches of a draft model's layers",
+            source="report",
+            relative_error=self.constants.draft_model_layer_error,
+        )
+        launches_s = self.network.num_hidden_layers * layer_s
+        return [fixed("draft launches", "overhead", launches_s, bases=(basis,))]
 
 
 @dataclass(frozen=True)

@@ -491,7 +491,10 @@ def attention(
     if not is_expanded:
         factor = factor * _last_wave(hw, engine, blocks=batch * work.num_kv_heads)
     time = curve.seconds(hw, work)
-    return operation("attention", "attention", at, cost, time, kv_dtype, count=count, factor=factor)
+    basis = AttentionCurve.basis(hw, "attention", work, precision.narrow_cache)
+    return operation(
+        "attention", "attention", at, cost, time, kv_dtype, basis=basis, count=count, factor=factor
+    )
 
 
 BLOCK_RIDGE_POWER = 4.0
@@ -642,5 +645,14 @@ def prefill_attention(
         query_len=chunk, kv_len=seen, kv_dtype=precision.kv_dtype, pairs=pairs / num_chunks
     )
     time = curve.seconds(at.hw, work)
-    dtype = precision.kv_dtype
-    return operation("attention", "attention", at, cost, time, dtype, count=count * num_chunks)
+    basis = PrefillCurve.basis(at.hw, "prefill attention", work)
+    return operation(
+        "attention",
+        "attention",
+        at,
+        cost,
+        time,
+        precision.kv_dtype,
+        basis=basis,
+        count=count * num_chunks,
+    )

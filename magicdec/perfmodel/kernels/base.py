@@ -30,7 +30,7 @@ import numpy as np
 from magicdec.counts import Array
 from magicdec.errors import ConfigError
 from magicdec.fitting import Free, solve
-from magicdec.perfmodel.kernels.op import OpTime
+from magicdec.perfmodel.kernels.op import Basis, OpTime, Source
 from magicdec.specs.device import LIMITS, Device, Spec
 
 Columns = Mapping[str, Array]
@@ -49,6 +49,9 @@ PRIOR_WEIGHT = 0.006
 speak.
 """
 DEFAULT_RELATIVE_ERROR = 0.3
+UNMEASURED_ERROR = 0.3
+"""Relative error of kernels that no table holds: lightning attention's, Mamba-2's recurrence,
+sparse attention over a narrow cache."""
 
 
 def as_array(value: Any, *, least: float = 0.0) -> Array:
@@ -128,6 +131,26 @@ def borrowed_error(error: float) -> float:
     return min(10.0, max(0.1, BORROWED_ERROR_FACTOR * error))
 
 
+def unmeasured(kernel: str, source: Source = "roofline") -> Basis:
+    """The basis of a kernel that no table holds."""
+    return Basis(kernel=kernel, source=source, relative_error=UNMEASURED_ERROR)
+
+
+SETTINGS = ("reread", "is_balanced")
+"""Fields of works that are an engine's or a table's settings, and no part of a shape."""
+
+
+def ranges_of(work: Any) -> dict[str, tuple[float, float]]:
+    """The least and the greatest of each number of a work."""
+    ranges = {}
+    for name, value in work._asdict().items():
+        if value is None or isinstance(value, str | bool) or name in SETTINGS:
+            continue
+        numbers = np.asarray(value, dtype=np.float64)
+        ranges[name] = (float(np.min(numbers)), float(np.max(numbers)))
+    return ranges
+
+
 class Fit(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Where a curve comes from and how right it is."""
 
@@ -141,6 +164,8 @@ class Fit(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defa
     """One standard deviation of a prediction, relative; intervals are built from it."""
     borrowed_from: str = ""
     """The device that the curve was measured on, when it was another one."""
+    ranges: dict[str, tuple[float, float]] = msgspec.field(default_factory=dict)
+    """Least and greatest value of each field of the work that was timed."""
 
 
 class Curve(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -192,23 +217,27 @@ class Curve(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
         return cls.known(hw, variant) or cls()
 
     @classmethod
-    def is_timed_on(cls, hw: Device, variant: str = "") -> bool:
-        """Whether this very kernel was timed on this very device."""
-        own = cls.own(hw, variant)
-        return own is not None and bool(own.fit.fitted_on) and not own.fit.borrowed_from
-
-    @classmethod
-    def error_on(cls, hw: Device, variant: str = "") -> float | None:
-        """One relative standard deviation of this kernel's time on a device, for a variant:
-        another's curve that stands for it is as sure as a borrowed one. None where neither was
-        measured."""
-        own = cls.own(hw, variant)
-        known = cls.known(hw, variant)
-        if known is None:
-            return None
-        if known is own:
-            return known.fit.relative_error
-        return borrowed_error(known.fit.relative_error)
+    def basis(cls, hw: Device, kernel: str, work: Any, variant: str = "") -> Basis:
+        """Where this kernel's time on a device comes from, for a variant. Another variant's curve
+        that stands for it is as sure as one borrowed from another device.
+        """
+        curve = cls.known(hw, variant)
+        if curve is None:
+            return unmeasured(kernel)
+        fit = curve.fit
+        is_own = curve is cls.own(hw, variant)
+        source: Source = "table"
+        if not fit.fitted_on:
+            source = "roofline"
+        elif fit.borrowed_from or not is_own:
+            source = "carried over"
+        return Basis(
+            kernel=kernel,
+            source=source,
+            relative_error=fit.relative_error if is_own else borrowed_error(fit.relative_error),
+            work=work,
+            ranges=fit.ranges,
+        )
 
     @classmethod
     def may_borrow(cls, hw: Device, donor: Device, variant: str) -> bool:
@@ -246,6 +275,11 @@ class Curve(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
         return best_fit(
             [start], self.free(), lambda each: each.table_seconds(hw, work), rows, fitted_on
         )
+
+    def over(self, work: Any) -> Self:
+        """The curve with the shapes of the work that it was fitted to."""
+        fit = msgspec.structs.replace(self.fit, ranges=ranges_of(work))
+        return msgspec.structs.replace(self, fit=fit)
 
     def placed(self, hw: Any, variant: str = "") -> Any:
         """The device's profile with this curve for a variant."""

@@ -216,9 +216,10 @@ def experts(at: Where, work: Experts, *, count: Any = 1.0) -> list[Op]:
     if curve is None:
         return parts
     dtype = matrix_dtype(hw, at.engine, precision)
-    time = curve.seconds(
-        hw, work._replace(weight_dtype=precision.weight_dtype, compute_dtype=dtype)
-    )
+    work = work._replace(weight_dtype=precision.weight_dtype, compute_dtype=dtype)
+    time = curve.seconds(hw, work)
+    (variant,) = (name for name, each in MoeCurve.variants(hw).items() if each is curve)
+    basis = MoeCurve.basis(hw, f"{precision.weight_dtype} experts", work, variant)
     cost = total([part.cost for part in parts])
     cost = cost.times(1.0 / np.asarray(count))
     return [
@@ -229,6 +230,7 @@ def experts(at: Where, work: Experts, *, count: Any = 1.0) -> list[Op]:
             cost,
             time,
             dtype,
+            basis=basis,
             count=count,
             factor=at.engine.experts_factor,
         )

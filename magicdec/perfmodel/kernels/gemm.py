@@ -31,7 +31,7 @@ from magicdec.perfmodel.kernels.base import (
     waves,
     with_fit,
 )
-from magicdec.perfmodel.kernels.op import Cost, Op, OpTime, Where, operation
+from magicdec.perfmodel.kernels.op import Basis, Cost, Op, OpTime, Where, operation
 from magicdec.specs.device import WEIGHT_ONLY, Device, bytes_per_element
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.precision import Precision
@@ -334,7 +334,8 @@ def linear(
         weight_bytes=n * k * precision.weight_bytes,
         activation_bytes=m * (n * written + k * read),
     )
-    time = GemmCurve.of(hw, dtype).seconds(hw, Product(m, n, k, precision.weight_dtype, dtype))
+    work = Product(m, n, k, precision.weight_dtype, dtype)
+    time = GemmCurve.of(hw, dtype).seconds(hw, work)
     if is_beside:
         work_s = np.maximum(time.time_s - time.overhead_s, 0.0)
         time = time._replace(time_s=work_s, overhead_s=np.zeros_like(time.overhead_s))
@@ -342,7 +343,18 @@ def linear(
         factor = engine.narrow_gemm_factor
     else:
         factor = engine.gemm_factor
-    return operation(name, "gemm", at, cost, time, dtype, count=count, factor=factor)
+    basis = products_basis(at, work)
+    return operation(name, "gemm", at, cost, time, dtype, basis=basis, count=count, factor=factor)
+
+
+def products_basis(at: Where, work: Product) -> Basis:
+    """Where the time of products in a format comes from. No kernel was timed that widens narrow
+    weights on the way."""
+    own = at.precision.weight_dtype
+    if at.precision.weight_bytes >= 2.0:
+        return GemmCurve.basis(at.hw, "products in 16 bits", work)
+    variant = own if work.compute_dtype == own else f"{own}, widened"
+    return GemmCurve.basis(at.hw, f"{own} products", work, variant)
 
 
 class Stream(NamedTuple):
@@ -371,9 +383,12 @@ def streaming(
 ) -> Op:
     """`count` times `num_kernels` kernels that stream `num_bytes` in all."""
     num_bytes = np.asarray(num_bytes, dtype=np.float64)
-    time = ElementwiseCurve.of(at.hw).seconds(at.hw, Stream(num_bytes, num_kernels))
+    work = Stream(num_bytes, num_kernels)
+    time = ElementwiseCurve.of(at.hw).seconds(at.hw, work)
+    basis = ElementwiseCurve.basis(at.hw, "elementwise kernels", work)
     cost = Cost(activation_bytes=num_bytes)
     factor = at.engine.elementwise_factor
+    dtype = at.precision.compute_dtype
     return operation(
-        name, "elementwise", at, cost, time, at.precision.compute_dtype, count=count, factor=factor
+        name, "elementwise", at, cost, time, dtype, basis=basis, count=count, factor=factor
     )

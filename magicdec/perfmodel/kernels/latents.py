@@ -12,6 +12,7 @@ Absorbed, as in decoding, latent attention is grouped-query attention over one K
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import msgspec
@@ -31,6 +32,7 @@ from magicdec.perfmodel.kernels.base import (
     best_fit,
     cache_speedup,
     soft_max,
+    unmeasured,
     waves,
 )
 from magicdec.perfmodel.kernels.op import Cost, Op, OpTime, Where, operation
@@ -51,6 +53,9 @@ class Latents(NamedTuple):
     kv_reads: KvReads = "per_sequence"
 
 
+INDEXER_ERROR = 0.25
+"""Least relative error of an indexer's scores: the distance of such layers' growth with the context,
+timed in two engines, from the curves of their kernels (results/LOG.md)."""
 LATENT_ROW = 512 + 64
 LATENT_FLOPS_PER_PAIR = 2.0 * (512 + 64 + 512)
 """Sizes of DeepSeek-V3's latents, and all since, whose kernels the tables hold."""
@@ -227,8 +232,14 @@ def latent_attention(
         own = LatentCurve.known(hw, kv_dtype)
     factor = factor * (engine.attention_factor if own is None else 1.0)
     curve = own or AttentionCurve.of(hw, kv_dtype)
-    time = latent_seconds(curve, hw, work._replace(kv_dtype=kv_dtype, kv_reads=engine.kv_reads))
-    return operation(name, "attention", at, cost, time, kv_dtype, count=count, factor=factor)
+    work = work._replace(kv_dtype=kv_dtype, kv_reads=engine.kv_reads)
+    time = latent_seconds(curve, hw, work)
+    basis = unmeasured(name)
+    if name == "attention":
+        basis = LatentCurve.basis(hw, name, work, precision.narrow_cache)
+    return operation(
+        name, "attention", at, cost, time, kv_dtype, basis=basis, count=count, factor=factor
+    )
 
 
 KEY_BYTES = 1.0 + 4.0 / 128.0
@@ -417,9 +428,10 @@ def indexer(at: Where, work: Scores, *, top_k: int, count: Any = 1.0) -> list[Op
         flops=batch * query_len * kv_len * work.num_heads * pairs,
         kv_bytes=batch * kv_len * work.head_dim * KEY_BYTES,
     )
-    scores = operation(
-        "indexer", "attention", at, cost, curve.seconds(hw, work), "fp8", count=count
-    )
+    basis = IndexerCurve.basis(hw, "indexer", work)
+    basis = replace(basis, relative_error=max(basis.relative_error, INDEXER_ERROR))
+    time = curve.seconds(hw, work)
+    scores = operation("indexer", "attention", at, cost, time, "fp8", basis=basis, count=count)
     choice = Choice(batch * query_len, kv_len)
     chosen = [each.seconds(hw, choice) for each in TopKCurve.variants(hw).values()]
     if not chosen:
@@ -427,7 +439,10 @@ def indexer(at: Where, work: Scores, *, top_k: int, count: Any = 1.0) -> list[Op
     mean = OpTime(*(np.mean(np.stack(part), axis=0) for part in zip(*chosen, strict=True)))
     needed = np.where(kv_len > top_k, 1.0, 0.0)
     cost = Cost(activation_bytes=SCORE_BYTES * choice.rows * kv_len)
-    return [scores, operation("top k", "attention", at, cost, mean, "bf16", count=count * needed)]
+    basis = TopKCurve.basis(hw, "top k", choice, next(iter(TopKCurve.variants(hw))))
+    count = count * needed
+    choosing = operation("top k", "attention", at, cost, mean, "bf16", basis=basis, count=count)
+    return [scores, choosing]
 
 
 def sparse_attention(at: Where, work: Latents, *, count: Any = 1.0, factor: Any = 1.0) -> Op:
@@ -440,15 +455,17 @@ def sparse_attention(at: Where, work: Latents, *, count: Any = 1.0, factor: Any 
     curve = SparseCurve.known(at.hw, precision.kv_dtype)
     if curve is None:
         alone = work._replace(batch=tokens, query_len=np.minimum(query_len, 1.0))
-        return latent_attention(at, alone, count=count, factor=factor)
+        dense = latent_attention(at, alone, count=count, factor=factor)
+        return replace(dense, bases=(unmeasured("attention", "carried over"),))
     row_bytes = work.row * precision.kv_bytes
     cost = Cost(
         flops=tokens * kv_len * np.asarray(work.num_heads, dtype=np.float64) * work.flops_per_pair,
         kv_bytes=tokens * kv_len * row_bytes,
     )
-    time = curve.seconds(
-        at.hw, Chosen(tokens, kv_len, work.num_heads, work.flops_per_pair, row_bytes)
-    )
+    chosen = Chosen(tokens, kv_len, work.num_heads, work.flops_per_pair, row_bytes)
+    time = curve.seconds(at.hw, chosen)
+    basis = SparseCurve.basis(at.hw, "attention", chosen, precision.narrow_cache)
+    dtype = precision.kv_dtype
     return operation(
-        "attention", "attention", at, cost, time, precision.kv_dtype, count=count, factor=factor
+        "attention", "attention", at, cost, time, dtype, basis=basis, count=count, factor=factor
     )

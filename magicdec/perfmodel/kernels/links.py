@@ -28,6 +28,7 @@ Ignored: links shared with other traffic.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -42,6 +43,7 @@ from magicdec.perfmodel.kernels.base import (
     as_array,
     minimise,
     that_matter,
+    unmeasured,
     with_fit,
 )
 from magicdec.perfmodel.kernels.op import Cost, Op, Where, fixed
@@ -334,6 +336,12 @@ def one_way_time(hw: Device, work: Message, *, is_broadcast: bool = False) -> Ar
     )
 
 
+EXCHANGE_ERROR = 0.15
+"""Least relative error of sending tokens to their experts: of the fits, with each number of ranks
+left out in turn.
+"""
+
+
 class Exchange(NamedTuple):
     """Each of a rank's `tokens` sent to the ranks of its experts. `once_per_node`: it crosses to a
     further node once, however many of its experts are there (prefill)."""
@@ -365,7 +373,14 @@ def exchange_time(hw: Device, work: Exchange, token_bytes: float) -> Array:
 
 
 def _sent(
-    name: str, at: Where, work: Message, seconds: Array, *, wire: Any = 1.0, count: Any = 1.0
+    name: str,
+    at: Where,
+    work: Message,
+    seconds: Array,
+    *,
+    kernels: str = "",
+    wire: Any = 1.0,
+    count: Any = 1.0,
 ) -> Op:
     """`count` collectives, with an engine's factor and fixed cost on each; its payload counts
     beyond one rank. No factor makes one faster than a rank's link moves `wire` times the
@@ -375,7 +390,10 @@ def _sent(
     seconds = np.maximum(at.engine.collective_factor * seconds, least_s)
     seconds = count * (seconds + np.where(ranks > 1, at.engine.collective_overhead_s, 0.0))
     cost = Cost(collective_bytes=np.where(ranks > 1, size * count, 0.0))
-    return fixed(name, "link", seconds, cost, least_s=count * least_s)
+    basis = AllReduceCurve.basis(at.hw, "all-reduce", work, kernels)
+    if name != "all_reduce":
+        basis = replace(basis, kernel=name, source="carried over")
+    return fixed(name, "link", seconds, cost, least_s=count * least_s, bases=(basis,))
 
 
 def all_reduce(at: Where, work: Message, *, count: Any = 1.0) -> Op:
@@ -385,9 +403,8 @@ def all_reduce(at: Where, work: Message, *, count: Any = 1.0) -> Op:
     in_switch = AllReduceCurve.of(at.hw, kernels).in_switch_ranks
     if in_switch is not None:
         wire = np.where(ranks >= in_switch, np.minimum(wire, 1.0 + 1.0 / ranks), wire)
-    return _sent(
-        "all_reduce", at, work, all_reduce_time(at.hw, work, kernels), wire=wire, count=count
-    )
+    seconds = all_reduce_time(at.hw, work, kernels)
+    return _sent("all_reduce", at, work, seconds, kernels=kernels, wire=wire, count=count)
 
 
 def all_gather(at: Where, work: Message) -> Op:
@@ -411,7 +428,10 @@ def exchange(
         copies = work.tokens * token_bytes * work.num_experts_per_tok
         sent = np.where(np.asarray(work.num_ranks) > 1, copies, 0.0)
         seconds = count * exchange_time(at.hw, work, token_bytes)
-        found.append(fixed(name, "link", seconds, Cost(collective_bytes=count * sent)))
+        basis = ExchangeCurve.basis(at.hw, "exchange of tokens", work)
+        basis = replace(basis, relative_error=max(basis.relative_error, EXCHANGE_ERROR))
+        cost = Cost(collective_bytes=count * sent)
+        found.append(fixed(name, "link", seconds, cost, bases=(basis,)))
     return found
 
 
@@ -423,4 +443,5 @@ def send(at: Where, work: Message, *, is_far: Any) -> Op:
     rate = np.where(is_far, link.between_nodes_bytes_per_s or link.bytes_per_s, link.bytes_per_s)
     seconds = SEND_BASE_S + as_array(size / ranks) / rate
     gathered = at.engine.collective_factor * one_way_time(at.hw, Message(size, ranks))
-    return fixed("send", "link", seconds + gathered, Cost(collective_bytes=size / ranks))
+    cost = Cost(collective_bytes=size / ranks)
+    return fixed("send", "link", seconds + gathered, cost, bases=(unmeasured("send"),))

@@ -7,7 +7,8 @@ A pass is a list of them (`ForwardTime`). Functions are pure and broadcast over 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -23,10 +24,19 @@ REACHED_BANDWIDTH = 0.95
 """Share of the memory's peak that the best kernels reach: no engine's factor makes an operation
 faster.
 """
+Source = Literal["table", "carried over", "roofline", "report"]
+"""Where a kernel's time comes from: a table of this kernel on this device; another device's or
+format's; no table, so the datasheet's rates and usual efficiencies; one report. Fixed costs are the
+engine's constants.
+"""
 Group = Literal["gemm", "experts", "attention", "elementwise", "link", "overhead"]
 BoundBy = Literal["weights", "kv", "compute", "link", "overhead"]
 GROUPS: tuple[Group, ...] = ("gemm", "experts", "attention", "elementwise", "link", "overhead")
 BOUNDS: tuple[BoundBy, ...] = ("weights", "kv", "compute", "link", "overhead")
+ROUNDING = 1e-6
+LEAST_WEIGHT = 1e-300
+Ranges = Mapping[str, tuple[float, float]]
+"""Least and greatest value of each field of a work, over the rows of a table."""
 
 
 class Cost(NamedTuple):
@@ -73,6 +83,45 @@ class OpTime(NamedTuple):
     overhead_s: Array
 
 
+@dataclass(frozen=True, kw_only=True)
+class Basis:
+    """Where the time of a kernel comes from, and how sure it is."""
+
+    kernel: str
+    source: Source
+    relative_error: float
+    """One standard deviation of its time, relative."""
+    work: Any = None
+    """Shape of the work that was timed by it."""
+    ranges: Ranges = field(default_factory=dict)
+    """Shapes that the table holds; empty: not known."""
+
+    @property
+    def is_inside(self) -> bool | None:
+        """Whether the work lies inside the shapes of the table; None: there is none, or its shapes
+        are not known.
+        """
+        if self.source != "table" or not self.ranges:
+            return None
+        for name, (low, high) in self.ranges.items():
+            value = np.asarray(getattr(self.work, name))
+            if np.any((value < low * (1.0 - ROUNDING)) | (value > high * (1.0 + ROUNDING))):
+                return False
+        return True
+
+    def averaged(self, weight: Array) -> Basis:
+        """The basis with the mean shape over the last axis, by these weights."""
+        if self.work is None:
+            return self
+        whole = np.maximum(np.sum(weight, axis=-1), LEAST_WEIGHT)
+        fields = {
+            name: np.sum(weight * value, axis=-1) / whole
+            for name, value in self.work._asdict().items()
+            if isinstance(value, np.ndarray)
+        }
+        return replace(self, work=self.work._replace(**fields))
+
+
 class Where(NamedTuple):
     """The device, engine and formats that every operation of a pass shares."""
 
@@ -100,6 +149,8 @@ class Op:
     """The limit that no factor passes: its bytes and FLOPs at the device's peaks, or the time that
     it has.
     """
+    bases: tuple[Basis, ...] = ()
+    """Where the time of each of its kernels comes from; none: an engine's constants."""
 
     def times(self, count: Any) -> Op:
         """A share of the operation, or several of it."""
@@ -108,6 +159,11 @@ class Op:
             cost=self.cost.times(count),
             **{name: getattr(self, name) * count for name in SECONDS},
         )
+
+    def named(self, suffix: str) -> Op:
+        """The operation with this behind the names of its kernels."""
+        bases = (replace(basis, kernel=basis.kernel + suffix) for basis in self.bases)
+        return replace(self, bases=tuple(bases))
 
     def by(self, factor: Any) -> Op:
         """The operation run so many times slower, within its limits."""
@@ -122,6 +178,7 @@ def operation(
     time: OpTime,
     dtype: str,
     *,
+    basis: Basis,
     count: Any = 1.0,
     factor: Any = 1.0,
 ) -> Op:
@@ -153,11 +210,18 @@ def operation(
         compute_s=time.compute_s * scale,
         overhead_s=time.overhead_s * scale,
         least_s=least_s * count,
+        bases=(basis,),
     )
 
 
 def fixed(
-    name: str, group: Group, seconds: Any, cost: Cost | None = None, *, least_s: Any = 0.0
+    name: str,
+    group: Group,
+    seconds: Any,
+    cost: Cost | None = None,
+    *,
+    least_s: Any = 0.0,
+    bases: tuple[Basis, ...] = (),
 ) -> Op:
     """An operation of known duration: overheads and collectives."""
     time = np.asarray(seconds, dtype=np.float64)
@@ -171,6 +235,7 @@ def fixed(
         compute_s=zero,
         overhead_s=time,
         least_s=zero + least_s,
+        bases=bases,
     )
 
 
@@ -186,7 +251,9 @@ def _sum(operations: list[Op]) -> Op:
     seconds: Any = {}
     for key in SECONDS:
         seconds[key] = sum((getattr(op, key) for op in operations), np.asarray(0.0))
-    return replace(operations[0], cost=total([op.cost for op in operations]), **seconds)
+    bases = tuple(basis for op in operations for basis in op.bases)
+    cost = total([op.cost for op in operations])
+    return replace(operations[0], cost=cost, bases=bases, **seconds)
 
 
 @dataclass(frozen=True)
@@ -254,6 +321,7 @@ class ForwardTime:
             return replace(
                 op,
                 cost=Cost(*map(over, op.cost)),
+                bases=tuple(basis.averaged(weight) for basis in op.bases),
                 **{name: over(getattr(op, name)) for name in SECONDS},
             )
 

@@ -394,5 +394,7 @@ def refit(
     work = table.work(rows, variant)
     is_own = kind.own(hw, variant) is not None
     curve = kind.of(hw, variant).refitted(hw, work, weighted, fitted_on=fitted_on, is_own=is_own)
+    if table.kind != "window":
+        curve = curve.over(work)
     fitted: HardwareProfile = curve.placed(hw, variant)
     return fitted

@@ -22,6 +22,7 @@ from magicdec.perfmodel.kernels.base import (
     arrays,
     cache_speedup,
     soft_max,
+    unmeasured,
     waves,
 )
 from magicdec.perfmodel.kernels.gemm import ElementwiseCurve, Stream
@@ -168,9 +169,11 @@ class LinearPrefillCurve(Curve, frozen=True, kw_only=True):
         )
 
 
-def recurrence(at: Where, work: Recurrence, *, is_prefill: bool = False, count: Any = 1.0) -> Op:
+def recurrence(
+    at: Where, work: Recurrence, *, is_in_table: bool, is_prefill: bool = False, count: Any = 1.0
+) -> Op:
     """`count` layers of a recurrence, by their kernel's curve; where none was measured, as
-    streaming of the states.
+    streaming of the states. `is_in_table`: the curve is of this recurrence's own kernel.
     """
     hw, engine = at.hw, at.engine
     work = work._replace(conv_element=at.precision.activation_bytes)
@@ -184,7 +187,11 @@ def recurrence(at: Where, work: Recurrence, *, is_prefill: bool = False, count: 
     else:
         time = ElementwiseCurve.of(hw).seconds(hw, Stream(cost.kv_bytes, 2.0))
         factor = engine.attention_factor
+    basis = LinearCurve.basis(hw, "recurrence", work)
+    if not is_in_table:
+        basis = unmeasured("recurrence", "carried over" if curve else "roofline")
     dtype = at.precision.compute_dtype
+    name = "linear attention"
     return operation(
-        "linear attention", "attention", at, cost, time, dtype, count=count, factor=factor
+        name, "attention", at, cost, time, dtype, basis=basis, count=count, factor=factor
     )

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from magicdec.perfmodel.kernels.gemm import GemmCurve
-from magicdec.perfmodel.kernels.op import BOUNDS, ForwardTime, Op
+from magicdec.perfmodel.kernels.op import BOUNDS, Basis, ForwardTime, Op
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.speedup import Prediction
-from magicdec.plan_document import Ceilings, Operation
+from magicdec.plan_document import Ceilings, KernelTime, Operation
 
 
 def breakdown(prediction: Prediction) -> dict[str, list[Operation]]:
@@ -64,4 +64,23 @@ def _operation(setup: Setup, op: Op, tp_size: int) -> Operation:
         bound_by=max(BOUNDS, key=lambda each: _first(one[each])),
         flops=flops,
         bytes=num_bytes if op.group != "link" else sent,
+        kernels=_kernel_times(op),
+    )
+
+
+def _kernel_times(op: Op) -> list[KernelTime]:
+    times: list[KernelTime] = []
+    for basis in op.bases:
+        time = _kernel_time(basis)
+        if time not in times:
+            times.append(time)
+    return times
+
+
+def _kernel_time(basis: Basis) -> KernelTime:
+    return KernelTime(
+        kernel=basis.kernel,
+        source=basis.source,
+        relative_error=basis.relative_error,
+        is_inside=basis.is_inside,
     )

@@ -13,7 +13,12 @@ from magicdec.naming import draft_name
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.acceptance.law import LARGEST
 from magicdec.perfmodel.forward import EXPERT_IMBALANCE
-from magicdec.perfmodel.intervals import is_engine_fitted_on, is_one_head_of_many, untimed
+from magicdec.perfmodel.intervals import (
+    is_engine_fitted_on,
+    is_one_head_of_many,
+    one_token_pass,
+    untimed,
+)
 from magicdec.perfmodel.plan.request import Case, DraftOption, lengths_of
 from magicdec.perfmodel.plan.rows import Users
 from magicdec.perfmodel.plan.search import formats_that_fit
@@ -70,7 +75,7 @@ def _on_measured(case: Case, best: Candidate) -> Iterator[str]:
     engine = case.engine
     formats = case.precision
     hardware = case.hardware.name
-    if case.hardware.is_measured and (kernels := untimed(case.setup(None))):
+    if case.hardware.is_measured and (kernels := untimed(one_token_pass(case.setup(None)))):
         yield f"no kernels were timed on {hardware} for {', '.join(kernels)}: intervals are wider for it"
     if best.is_speculative and not engine.is_speculation_fitted(
         hardware, formats.weight_dtype, formats.kv_dtype

@@ -34,8 +34,8 @@ from magicdec.perfmodel.intervals import (
     group_shares,
     log_shifts,
     normal_cdf,
+    reported_error,
     tokens_error,
-    uncaptured_share,
 )
 from magicdec.perfmodel.plan.choice import same_configuration
 from magicdec.perfmodel.plan.request import Case, DraftOption
@@ -216,14 +216,16 @@ def _drawn(compared: Sequence[Compared], options: Sequence[DraftOption], levels:
 
 
 ENGINE = "engine"
-LAUNCHES = "launches"
+REPORTED = "reported"
 
 
 def _sources(prediction: Prediction) -> list[str]:
     """The errors of costs that are drawn."""
     _, step = group_shares(prediction.terms)
-    shifts = log_shifts(prediction.setup, step, prediction.points.tp)
-    return [*shifts, ENGINE, LAUNCHES]
+    shifts = log_shifts(
+        prediction.setup, prediction.terms.autoregressive, step, prediction.points.tp
+    )
+    return [*shifts, ENGINE, REPORTED]
 
 
 def _log_time(of: Compared, draws: dict[str, Array]) -> Array:
@@ -232,11 +234,10 @@ def _log_time(of: Compared, draws: dict[str, Array]) -> Array:
     setup = prediction.setup
     alone, drafted = group_shares(prediction.terms)
     shares = alone if of.option is None else drafted
-    shifts = log_shifts(setup, shares, prediction.points.tp)
+    shifts = log_shifts(setup, prediction.terms.autoregressive, shares, prediction.points.tp)
     if of.option is not None:
         shifts[ENGINE] = np.asarray(engine_error(setup))
-        launches = setup.engine.draft_model_layer_error
-        shifts[LAUNCHES] = launches * uncaptured_share(prediction.terms)
+        shifts[REPORTED] = reported_error(prediction.terms)
     total = np.zeros((2 * NUM_PAIRS, len(of.rows)))
     for source, shift in shifts.items():
         total += np.outer(draws[source], prediction.full(shift))

@@ -22,7 +22,7 @@ import numpy as np
 
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import AcceptanceProfile, default_profile_names
-from magicdec.perfmodel.intervals import relative_errors
+from magicdec.perfmodel.intervals import one_token_pass, relative_errors
 from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
 from magicdec.perfmodel.plan.planner import answered, plan
 from magicdec.perfmodel.plan.request import PlanRequest
@@ -328,7 +328,7 @@ def _inputs(state: State) -> list[tuple[str, Callable[[State, float], State], fl
     are left out.
     """
     setup, acceptance = state
-    errors = relative_errors(setup.hardware, setup.engine, setup.model, setup.precision)
+    errors = relative_errors(one_token_pass(setup), setup.hardware, setup.engine)
     inputs: list[tuple[str, Callable[[State, float], State], float | None, str]] = [
         ("memory bandwidth", _scaler("hardware", "memory_bytes_per_s"), None, CALIBRATE),
         ("compute rate", _scaler("hardware", "flops_per_s"), None, CALIBRATE),
