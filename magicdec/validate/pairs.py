@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import isnan, nan
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -76,6 +76,9 @@ from magicdec.validate.rows import (
     read_rows,
     weight_format,
 )
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 PROMPT_LEN, OUTPUT_LEN = 512.0, 256.0
 """Lengths assumed for a row that neither states lengths nor names a known workload."""
@@ -652,34 +655,27 @@ def _group(
     return group
 
 
-class _Cell(NamedTuple):
-    """One gamma at one load: its predicted and its measured speedup."""
-
-    predicted: float
-    measured: float
-
-
 def _choice(pairs: Sequence[PairRow], speedup: Array) -> dict[str, Any]:
     """Mean loss against the best measured gamma, over the loads measured at several gammas: of the
     plan's choice, of never speculating, and of constant gammas. Also the constant that is best in
     hindsight."""
-    swept = _swept_loads(pairs, speedup)
-    losses: dict[str, list[float]] = defaultdict(list)
-    for cells in swept:
-        best = max(cell.measured for cell in cells.values())
-        planned = max(cells, key=lambda gamma: cells[gamma].predicted)
-        losses["plan"].append(1.0 - cells[planned].measured / best)
-        for gamma, cell in cells.items():
-            losses[_policy(gamma)].append(1.0 - cell.measured / best)
-    means = {policy: float(np.mean(of_policy)) for policy, of_policy in losses.items()}
-    everywhere = []
-    for policy, of_policy in losses.items():
-        if policy != "plan" and len(of_policy) == len(swept):
-            everywhere.append(policy)
-    choice: dict[str, Any] = {"cells": len(swept)}
-    for policy in ("plan", *map(_policy, (0, *CONSTANTS))):
+    predicted, measured = _swept_loads(pairs, speedup)
+    losses = 1.0 - measured.div(measured.max(axis=1), axis=0)
+    losses.columns = [_policy(int(gamma)) for gamma in measured.columns]
+    means = losses.mean().dropna()
+    everywhere = means[losses.notna().all()]
+    of_plan = []
+    for load, gamma in predicted.idxmax(axis=1).items():
+        of_load = losses.loc[[load], _policy(gamma)].to_numpy()
+        of_plan.append(of_load.item())
+    choice: dict[str, Any] = {"cells": len(losses), "plan": None}
+    if of_plan:
+        choice["plan"] = float(np.mean(of_plan))
+    for policy in map(_policy, (0, *CONSTANTS)):
         choice[policy] = means.get(policy)
-    choice["best_constant"] = min(everywhere, key=lambda policy: means[policy], default=None)
+    choice["best_constant"] = None
+    if len(everywhere):
+        choice["best_constant"] = everywhere.idxmin()
     return choice
 
 
@@ -689,14 +685,24 @@ def _policy(gamma: int) -> str:
     return f"k{gamma}"
 
 
-def _swept_loads(pairs: Sequence[PairRow], speedup: Array) -> list[dict[int, _Cell]]:
-    """The cells by gamma of each load measured at several gammas, 0 among them."""
-    loads: dict[Any, dict[int, _Cell]] = defaultdict(dict)
+def _swept_loads(pairs: Sequence[PairRow], speedup: Array) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Predicted and measured speedups of the loads measured at several gammas, by load and gamma;
+    gamma 0 among them.
+    """
+    import pandas as pd
+
+    rows = []
     for pair, predicted in zip(pairs, speedup, strict=True):
         if pair.is_rate and np.isfinite(predicted):
-            loads[*pair.load, pair.users][pair.gamma] = _Cell(float(predicted), pair.speedup)
-    swept = []
-    for cells in loads.values():
-        if len(cells) > 1:
-            swept.append(cells | {0: _Cell(1.0, 1.0)})
-    return swept
+            load = repr((*pair.load, pair.users))
+            rows.append((load, pair.gamma, float(predicted), pair.speedup))
+    table = pd.DataFrame(rows, columns=["load", "gamma", "predicted", "measured"])
+    table = table.drop_duplicates(["load", "gamma"], keep="last")
+    cells = table.pivot(index="load", columns="gamma")
+    swept = cells[np.count_nonzero(cells["measured"].notna(), axis=1) > 1]
+    by_gamma = []
+    for name in ("predicted", "measured"):
+        speedups = swept[name].copy()
+        speedups[0] = 1.0
+        by_gamma.append(speedups)
+    return by_gamma[0], by_gamma[1]

@@ -5,7 +5,7 @@ source's spelling to the catalog's."""
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -152,10 +152,13 @@ def _more_rows(number: int) -> str:
 
 def places(keys: Iterable[Iterable[K]]) -> dict[K, list[int]]:
     """The places of the rows by key. A row may have several keys."""
-    by_key: dict[K, list[int]] = defaultdict(list)
-    for index, keys_of_row in enumerate(keys):
-        for key in keys_of_row:
-            by_key[key].append(index)
+    import pandas as pd
+
+    keys_of_rows = pd.Series([list(each) for each in keys], dtype=object)
+    key = keys_of_rows.explode().dropna()
+    by_key = {}
+    for name, rows in key.groupby(key, sort=False):
+        by_key[name] = list(rows.index)
     return by_key
 
 

@@ -297,15 +297,17 @@ def _judged(load: LoadRow, *, is_first: bool, work: Work) -> Judged | str:
 
 def _groups(rows: list[dict[str, Any]], largest: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Errors by table and figure."""
-    errors: dict[str, list[float]] = defaultdict(list)
-    for row in rows:
-        errors[f"{row['table']}/{row['metric']}"].append(row["error"])
-    for load in largest:
-        error = load["predicted"] / load["measured"] - 1.0
-        errors["largest load within limits"].append(error)
+    import pandas as pd
+
+    figures = pd.DataFrame(rows, columns=["table", "metric", "error"])
+    figures["name"] = figures["table"] + "/" + figures["metric"]
+    loads = pd.DataFrame(largest, columns=["predicted", "measured"])
+    loads["error"] = loads["predicted"] / loads["measured"] - 1.0
+    loads["name"] = "largest load within limits"
+    judged = pd.concat([figures, loads])
     groups: list[dict[str, Any]] = []
-    for name, values in errors.items():
-        summary = ErrorSummary.of(np.array(values))
+    for name, own in judged.groupby("name", sort=False):
+        summary = ErrorSummary.of(own["error"].to_numpy(dtype=np.float64))
         groups.append({"name": name, **summary.figures(), "median_error": summary.median_error})
     return groups
 
