@@ -11,6 +11,7 @@ import typer
 from magicdec.commands import options
 from magicdec.commands.options import OutputFormat, option, parse_rates, print_as, table_console
 from magicdec.errors import ConfigError
+from magicdec.tasks import task_named
 from magicdec.units import format_seconds
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ def check_command(
     batch: Annotated[int | None, option("Users at once.", min=1)] = None,
     context: Annotated[int | None, option("Prompt length in tokens.", min=1)] = None,
     gen_len: Annotated[int, option("Tokens generated after the prompt.", min=0)] = 0,
+    task: Annotated[
+        str | None, option("Text that is served: chat, code, rag, ...; brings usual lengths.")
+    ] = None,
     temperature: options.Temperature = 1.0,
     acceptance_rate: Annotated[
         str | None, option("Of its draft: one rate for every position, or a list by position.")
@@ -63,6 +67,7 @@ def check_command(
         batch=batch,
         context_len=context,
         gen_len=gen_len,
+        task=None if task is None else task_named(task),
         temperature=temperature,
         acceptance_rate=rates,
     )

@@ -13,7 +13,7 @@ import msgspec
 from magicdec.counts import Z_90
 from magicdec.errors import CapacityError, ConfigError
 from magicdec.live.advice import Choice, Situation, choices_at
-from magicdec.naming import draft_name
+from magicdec.naming import METHODS, draft_name, method_name
 from magicdec.perfmodel.kernels.profile import counted, load_hardware
 from magicdec.perfmodel.plan.planner import answered, plan
 from magicdec.perfmodel.plan.request import Case, DraftOption, PlanRequest
@@ -22,13 +22,18 @@ from magicdec.plan_document import Plan
 from magicdec.plan_rows import Candidate
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.device import DTYPE_BYTES
+from magicdec.specs.engine import load_engine
+from magicdec.specs.gamma_table import TableGamma
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.precision import format_name
 from magicdec.specs.serve_command import ServeCommand
+from magicdec.tasks import usual_lengths
 
 USUAL_HARDWARE = "h100-sxm-80gb"
 USUAL_BATCH = 32
 USUAL_CONTEXT = 4096
+PROMPT_LOOKUP_MAX = 4
+"""Longest n-gram that an n-gram draft looks up, where none was replayed."""
 NOTEWORTHY = 1.01
 """Gains below this are not named."""
 LIGHT_LOADS = (1, 4, 16)
@@ -45,6 +50,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """Users at once."""
     context_len: int | None = None
     gen_len: int = 0
+    task: str | None = None
+    """The text that is served; it brings the lengths of a usual request."""
     temperature: float = 1.0
     acceptance_rate: float | tuple[float, ...] | None = None
 
@@ -85,7 +92,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     """The command's own configuration; null: it does not fit, or no acceptance is known."""
     without_draft: Candidate | None
     changes: list[Change]
-    """The most gain first; those that are not priced last."""
+    """The surest gain first; those that are not priced last."""
     problems: list[str]
     not_understood: list[str]
     notes: list[str]
@@ -106,8 +113,10 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _order(change: Change) -> tuple[bool, bool, float]:
-    """Changes that gain at this load first, then those at another, then those without a price."""
-    return change.gain is None, change.at_batch is not None, -(change.gain or 0.0)
+    """Changes that gain at this load first, then those at another, then those without a price; the
+    surest first, by the lower end of the interval.
+    """
+    return change.gain is None, change.at_batch is not None, -(change.gain_low or 0.0)
 
 
 def _gain(change: Change) -> str:
@@ -208,15 +217,7 @@ def _request(
             f"max-model-len {command.max_model_len} is more than the {model.longest_context} "
             f"tokens that {model.name} reads"
         )
-    context = load.context_len
-    if context is None:
-        context = min(USUAL_CONTEXT, longest // 2)
-        assumed.append(f"prompts of {context} tokens (--context)")
-    elif context + load.gen_len > longest:
-        raise ConfigError(
-            f"requests of {context + load.gen_len} tokens are longer than the {longest} that the "
-            "command allows"
-        )
+    context, gen_len = _lengths(load, longest, assumed)
     return PlanRequest(
         model=command.model,
         hardware=(name,),
@@ -226,12 +227,34 @@ def _request(
         ep_size=command.ep_size,
         batch_sizes=(max(batch // command.dp_size, 1),),
         context_lens=(context,),
-        gen_len=load.gen_len,
+        gen_len=gen_len,
+        task=load.task,
         temperature=load.temperature,
         acceptance_rate=None if command.speculation is None else load.acceptance_rate,
         weight_dtype=_format("quantization", command.weight_dtype, model),
         kv_dtype=_format("kv-cache-dtype", command.kv_dtype, model),
     )
+
+
+def _lengths(load: Load, longest: int, assumed: list[str]) -> tuple[int, int]:
+    """The prompt and the output of a request: given, or usual and then named in `assumed`."""
+    context = load.context_len
+    gen_len = load.gen_len
+    if load.task is not None and not gen_len:
+        gen_len = min(usual_lengths(load.task).output_len, longest // 2)
+        assumed.append(f"{gen_len} generated tokens (--gen-len)")
+    if context is None:
+        usual = USUAL_CONTEXT
+        if load.task is not None:
+            usual = usual_lengths(load.task).prompt_len
+        context = min(usual, longest // 2)
+        assumed.append(f"prompts of {context} tokens (--context)")
+    elif context + gen_len > longest:
+        raise ConfigError(
+            f"requests of {context + gen_len} tokens are longer than the {longest} that the "
+            "command allows"
+        )
+    return context, gen_len
 
 
 def _format(option: str, text: str | None, model: ModelSpec) -> str | None:
@@ -329,12 +352,13 @@ def _on_speculation(
     changes = []
     best = max(choices[1:], key=lambda choice: choice.gain)
     if best.gamma != drafted.gamma:
+        steps = "shorter" if best.gamma < drafted.gamma else "longer"
         changes.append(
             Change(
                 change=f"Draft {best.gamma} tokens per step, not {drafted.gamma}",
                 option=_gamma_option(command, best.gamma),
                 reason=f"{best.tokens_per_step:.2f} tokens per step for "
-                f"{drafted.row.drafting.tokens_per_step:.2f}, in shorter steps",
+                f"{drafted.row.drafting.tokens_per_step:.2f}, in {steps} steps",
                 gain=best.gain,
                 gain_low=best.gain_low,
                 gain_high=best.gain_high,
@@ -376,7 +400,7 @@ def _another_draft(command: ServeCommand, now: Candidate, free: Plan, verb: str)
     return [
         Change(
             change=f"{verb} with {name}, {best.gamma} tokens per step",
-            option=f"{_speculation_option(command)} ({best.draft_method}, gamma {best.gamma})",
+            option=_draft_option(command, best),
             reason=f"acceptance from {best.drafting.acceptance_source}",
             gain=gain,
             gain_low=gain / width,
@@ -403,7 +427,7 @@ def _by_batch(command: ServeCommand, drafted: Drafted) -> list[Change]:
     return [
         Change(
             change=f"Let gamma follow the batch ({table}, {drafted.row.batch_size}: {here.gamma})",
-            option=_table_option(command),
+            option=_table_option(command, drafted, [*best.values(), here]),
             reason="few sequences leave more room for drafts",
             gain=most.gain,
             gain_low=most.gain_low,
@@ -537,9 +561,47 @@ def _gamma_option(command: ServeCommand, gamma: int) -> str:
     }[command.engine]
 
 
-def _table_option(command: ServeCommand) -> str:
+def _draft_option(command: ServeCommand, row: Candidate) -> str:
+    """The setting that asks for another draft; a head's checkpoint is left to fill in."""
+    call: dict[str, object] = dict(load_engine(command.engine).draft_call(row.draft_method))
+    checkpoint = ""
+    if row.draft not in ("self", row.draft_method):
+        checkpoint = row.draft
+    elif METHODS[row.draft_method].has_checkpoint:
+        checkpoint = f"{method_name(row.draft_method)}-HEAD"
+    if command.engine == "sglang":
+        words = [f"--speculative-algorithm {call['algorithm']}"]
+        words += [f"--speculative-draft-model-path {checkpoint}"] if checkpoint else []
+        if METHODS[row.draft_method].sort != "lookup":
+            words.append(f"--speculative-num-steps {row.gamma} --speculative-eagle-topk 1")
+        words.append(f"--speculative-num-draft-tokens {row.gamma + 1}")
+        return " ".join(words)
+    if command.engine == "vllm":
+        call |= {"num_speculative_tokens": row.gamma}
+        if row.draft_method == "ngram":
+            call |= {"prompt_lookup_max": PROMPT_LOOKUP_MAX}
+        if checkpoint:
+            call |= {"model": checkpoint}
+        return f"--speculative-config '{json.dumps(call)}'"
+    return f"speculative_config ({row.draft_method}, gamma {row.gamma})"
+
+
+def _table_option(command: ServeCommand, drafted: Drafted, choices: list[Choice]) -> str:
+    assert drafted.row is not None
+    batches = [batch for batch in LIGHT_LOADS if batch < drafted.row.batch_size]
+    table = TableGamma(
+        batch_sizes=(*batches, drafted.row.batch_size),
+        context_lens=(drafted.row.context_len,),
+        gammas=tuple((choice.gamma,) for choice in choices),
+    )
+    bands = [list(band) for band in table.bands(drafted.row.context_len)]
+    config = json.loads(command.read.get("--speculative-config", "{}"))
+    config |= {
+        "num_speculative_tokens": table.max_gamma,
+        "num_speculative_tokens_per_batch_size": bands,
+    }
     return {
-        "vllm": "num_speculative_tokens_per_batch_size in --speculative-config",
+        "vllm": f"--speculative-config '{json.dumps(config)}'",
         "sglang": "--speculative-adaptive",
         "trtllm": "draft_len_schedule in speculative_config",
     }[command.engine]

@@ -25,11 +25,15 @@ from magicdec.units import MILLI, format_number, format_seconds, format_tokens
 
 LOW_RATE = 0.6
 """Published drafts accept at least this share of first tokens on the text they were trained for."""
+WORTH_A_TRY = 0.4
+"""Rate up to which a draft of unknown acceptance that pays from there is suggested."""
 BOUND_WORTH_SAYING = 0.5
 """Share of prefill from which its bound on every draft's gain is said."""
 MOST_SURE = 0.99
 QUITE_SURE = 0.9
 """Probability of a gain above which no other draft is suggested."""
+DISAGREEMENT = 0.25
+"""Share by which a steady figure exceeds the simulated one, from which that is said."""
 FEW_NAMED = 4
 """Loads without a draft that are still named one by one."""
 SLOW_VERIFICATION = 1.5
@@ -103,6 +107,11 @@ def _why_not(choice: Choice) -> str:
         return f": {drafting_of(left_out)} would be {gain_of(left_out)}, but does not fit in memory"
     if choice.outcome == "over limits":
         return f": {drafting_of(left_out)} would be {gain_of(left_out)}, but exceeds the limits"
+    if left_out.batch_size != choice.row.batch_size:
+        return (
+            f": at so many no draft gains; with {users_of(left_out)}, {drafting_of(left_out)} is "
+            f"{gain_of(left_out)}"
+        )
     return f": the best, {drafting_of(left_out)}, is {gain_of(left_out)}"
 
 
@@ -233,7 +242,8 @@ def _prefill_bound(choice: Choice) -> str:
         return ""
     share = requests.prefill_share
     most = 1.0 / share
-    return f"prefill is {share:.0%} of each request: no draft gains more than {most:.2f}x"
+    users = users_of(choice.row)
+    return f"prefill is {share:.0%} of each request: with {users} no draft gains over {most:.2f}x"
 
 
 def _verification(case: CaseAnswer) -> str:
@@ -280,7 +290,7 @@ def _worth_profiling(plan: Plan, case: CaseAnswer) -> str:
         return ""
     name = min(rates, key=lambda method: rates[method])
     rate = rates[name]
-    if rate > LOW_RATE:
+    if rate > WORTH_A_TRY:
         return ""
     return (
         f"{name}: no acceptance is known for this model; it pays from {rate:.0%} of its tokens "
@@ -440,6 +450,18 @@ def percentiles_line(load: TrafficLoad) -> str:
         headroom = load.highest_rate_per_s / load.rate_per_s - 1.0
         parts.append(f"headroom {headroom:.0%}")
     return "; ".join(parts)
+
+
+def arrivals_line(load: TrafficLoad) -> str:
+    """Why the simulation needs more devices than steady, full batches would."""
+    highest = load.highest_rate_per_s
+    if not highest or load.analytic_rate_per_s / highest < 1.0 + DISAGREEMENT:
+        return ""
+    steady = format_number(load.analytic_rate_per_s)
+    return (
+        f"batches that are always full would serve {steady} requests/s on these devices; arrivals "
+        f"bunch, wait, and hold up others with their prompts, which leaves {format_number(highest)}"
+    )
 
 
 def _p50_and_p95(name: str, times: Percentiles) -> str:

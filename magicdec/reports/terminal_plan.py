@@ -22,6 +22,7 @@ from magicdec.plan_rows import COLUMNS as COLUMNS_OF_ROWS
 from magicdec.plan_rows import Candidate
 from magicdec.plan_rows import column as value_of
 from magicdec.reports.sentences import (
+    arrivals_line,
     drafting_of,
     first_line,
     further_lines,
@@ -611,24 +612,21 @@ def _print_traffic(answer: Plan, traffic: Traffic, console: Console, *, every: b
     """
     console.print(f"[bold]{traffic_line(traffic)}[/bold]")
     rate = format_number(traffic.rate_per_s)
-    console.print(
-        f"{answer.model} on {answer.hardware}, engine {answer.engine}: {rate} requests/s, limits "
-        f"{_limits(answer)}; {traffic.num_requests} requests simulated"
-    )
     console.print(percentiles_line(traffic.best))
+    steady = arrivals_line(traffic.best)
+    if steady:
+        console.print(steady)
+    lengths = lengths_text(answer.request, answer.context_len)
+    console.print(
+        f"{answer.model} on {answer.hardware}, {answer.engine}: {rate} requests/s, {lengths}, "
+        f"limits {_limits(answer)}; {traffic.num_requests} requests simulated"
+    )
     compared = [load for load in (traffic.autoregressive, traffic.speculative) if load is not None]
     at_rate = [load for load in traffic.curves if load.rate_per_s == traffic.rate_per_s]
     _print_loads(console, f"at {rate}/s, the fewest devices of each", compared)
-    _print_loads(console, f"the policies on {traffic.best.num_gpus} devices", at_rate)
     if every:
+        _print_loads(console, f"the policies on {traffic.best.num_gpus} devices", at_rate)
         _print_loads(console, "over rates", traffic.curves)
-    for load in compared:
-        if load.highest_rate_per_s is not None:
-            highest = format_number(load.highest_rate_per_s)
-            console.print(
-                f"{load.num_gpus} devices with {load_name(load)} keep the limits up to {highest} "
-                "requests/s"
-            )
     for note in traffic.notes:
         console.print(f"note: {note}", style="dim")
 

@@ -328,11 +328,11 @@ def _read(engine: str, words: Sequence[str], grants: dict[str, Any]) -> ServeCom
             given = value
         said[meaning] = _joined(said.get(meaning), given)
         written[f"--{option}"] = said[meaning]
+    problems: list[str] = []
     if "file" in said:
-        said |= _trtllm_file(Path(said["file"]))
+        said |= _trtllm_file(Path(said["file"]), problems)
     if not said.get("model"):
         raise ConfigError(f"the command names no model; {STARTS} take one")
-    problems: list[str] = []
     return ServeCommand(
         engine=engine,
         model=said["model"],
@@ -494,10 +494,13 @@ def _draft(method: str, checkpoint: Any, problems: list[str]) -> str:
     return checkpoint
 
 
-def _trtllm_file(path: Path) -> dict[str, str]:
-    """TensorRT-LLM's options file as options of a command."""
+def _trtllm_file(path: Path, problems: list[str]) -> dict[str, str]:
+    """TensorRT-LLM's options file as options of a command; a file that is not here adds a problem."""
     import yaml
 
+    if not path.exists():
+        problems.append(f"{path} is not here, so its settings, speculation too, are not known")
+        return {}
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from magicdec.cli import app, register_commands
 from magicdec.live.check import Check, Load, check_command
 from magicdec.plan_rows import Candidate
 from magicdec.specs.serve_command import read_serve_command
+from magicdec.tasks import usual_lengths
 
 register_commands()
 EAGLE = (
@@ -147,3 +149,38 @@ def test_devices_that_the_command_does_not_use_are_named() -> None:
     result = checked("vllm serve Qwen/Qwen3-8B", hardware="4xh100")
     assert result.problems == ["devices: the command uses 1, and 4 are there"]
     assert checked("vllm serve Qwen/Qwen3-8B -tp 4", hardware="4xh100").problems == []
+
+
+def test_a_task_brings_the_lengths_of_a_usual_request() -> None:
+    result = checked(EAGLE % 3, context_len=None, task="code")
+    usual = usual_lengths("code")
+    assert result.context_len == usual.prompt_len
+    assert f"{usual.output_len} generated tokens (--gen-len)" in result.assumed
+    assert result.as_it_is is not None
+    assert result.as_it_is.requests is not None
+
+
+def test_a_settings_file_that_is_not_here_is_a_problem_and_the_rest_is_answered() -> None:
+    text = "trtllm-serve meta-llama/Llama-3.1-8B-Instruct --extra_llm_api_options not-here.yaml"
+    result = checked(text)
+    assert any("not-here.yaml is not here" in problem for problem in result.problems)
+    assert result.as_it_is is not None
+    assert not result.as_it_is.is_speculative
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        EAGLE % 9,
+        "vllm serve Qwen/Qwen3-32B -tp 2 --speculative-config "
+        '\'{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}\'',
+    ],
+)
+def test_settings_of_changes_can_be_pasted(text: str) -> None:
+    """Each change of vLLM's speculation is JSON that names a method and its gamma."""
+    configs = []
+    for found in checked(text).changes:
+        if found.option.startswith("--speculative-config"):
+            configs.append(json.loads(shlex.split(found.option)[1]))
+    assert configs
+    assert all(config["method"] and config["num_speculative_tokens"] > 0 for config in configs)

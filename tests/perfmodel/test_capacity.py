@@ -222,7 +222,7 @@ def test_the_command_says_devices_with_and_without_a_draft(tmp_path: Path) -> No
     assert result.exit_code == 0, result.output
     assert "4 requests/s" in result.stdout
     assert "without a draft" in result.stdout or "with EAGLE" in result.stdout
-    assert "keep the limits up to" in result.stdout
+    assert "headroom" in result.stdout
 
 
 def test_a_rate_that_rises_takes_the_devices_of_its_peak_not_of_its_mean() -> None:

@@ -498,15 +498,9 @@ def _notes(best: Kept, chosen: TrafficLoad) -> list[str]:
             f"as high ({load.peak:.3g} requests/s here); limits are kept in each of {WINDOWS} equal "
             "parts of it"
         )
-    analytic = best.layout.rate * best.replicas
     if highest is None:
         notes.append(
             "no highest rate is known: these requests are too few to exceed the limits at any rate"
-        )
-    elif highest and abs(analytic / highest - 1.0) > DISAGREEMENT:
-        notes.append(
-            f"without arrivals and percentiles these devices would keep {analytic:.3g} requests/s "
-            f"(Little's law over mean times); simulated, {highest:.3g}"
         )
     if chosen.ttft_p95_high_s is None:
         notes.append(
