@@ -143,6 +143,8 @@ class EngineProfile(
     """Relative error (one standard deviation) of `draft_model_layer_s`: which passes are captured
     changes between versions.
     """
+    head_layer_s: float = 0.0
+    """Per layer of a trained head's pass, where it is launched outside captured graphs."""
     eagle3_draft_overhead_s: float = 0.0
     """Per draft step of an EAGLE-3 head on top of that (its logits are scattered to the target's
     vocabulary).

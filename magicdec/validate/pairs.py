@@ -524,9 +524,9 @@ def _predict_alike(setup: Setup, rows: Sequence[PairRow], tokens: Sequence[float
     is_median = np.array([row.unit.startswith("tpot_p50") for row in rows])
     if is_median.any():
         expected = np.broadcast_to(after.expected_tokens_per_step, is_median.shape)
-        speculative_s = np.where(
-            is_median, speculative_s / median_request(expected, gamma), speculative_s
-        )
+        factors = median_request(expected, gamma)
+        speculative_s = np.where(is_median, speculative_s / factors, speculative_s)
+        log_width = np.where(is_median, np.hypot(log_width, np.log(factors)), log_width)
     low, high = requests.speedup_bounds(sure)
     log_width = np.where(is_rate, np.log(high / low) / (2.0 * Z_90), log_width)
     return np.array(np.broadcast_arrays(baseline_s, speculative_s, log_width))
@@ -534,7 +534,9 @@ def _predict_alike(setup: Setup, rows: Sequence[PairRow], tokens: Sequence[float
 
 def median_request(tokens: Array, gamma: Array) -> Array:
     """Tokens per step of the median request over those of all steps, where the rates of requests
-    differ by `REQUEST_SPREAD`: slow requests take more of the steps than of the requests."""
+    differ by `REQUEST_SPREAD`: slow requests take more of the steps than of the requests. How much a
+    load's rates differ is not stated (requests of one kind hardly do), so this factor is as uncertain
+    as it is large."""
     factors = []
     for expected, deepest in zip(tokens, gamma, strict=True):
         factors.append(_median_factor(float(expected), int(deepest)))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from magicdec.perfmodel.acceptance import constant_profile
+from magicdec.perfmodel.intervals import interval
 from magicdec.perfmodel.kernels.attention import HEAD_TILE_RATE
 from magicdec.perfmodel.kernels.experts import experts_curve
 from magicdec.perfmodel.kernels.op import Where
@@ -195,6 +196,27 @@ def test_a_draft_model_is_launched_layer_by_layer():
     assert speedups[1] > 1.0
     launches_s = 32 * newest.draft_model_layer_s
     assert launches_s < float(terms.draft.total_s) < 3 * launches_s
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+def test_heads_are_launched_layer_by_layer_before_they_were_captured(method: str):
+    """vLLM captures EAGLE's pass from 0.9 on: before, each draft step waits for its layer's launches,
+    and the speedup is less sure."""
+    steps_s = []
+    widths = []
+    for version in ("0.8.5", "0.9.1"):
+        given = dataclasses.replace(
+            setup("h100"),
+            engine=load_engine("vllm").of_version(version),
+            speculation=SpeculationSpec(draft=method, draft_method=method),
+        )
+        points = Points(batch=1, context=300, gamma=np.asarray(4), gen_len=256)
+        prediction = predict(given, constant_profile(0.6), points)
+        steps_s.append(float(prediction.step_s))
+        sure = interval(prediction)
+        widths.append(float(sure.speedup_high / sure.speedup_low))
+    assert steps_s[0] - steps_s[1] == pytest.approx(4 * 0.5e-3)
+    assert widths[0] > 1.1 * widths[1]
 
 
 def test_speedups_are_less_sure_where_no_server_was_measured():

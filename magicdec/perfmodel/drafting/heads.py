@@ -96,6 +96,13 @@ class Head(SeparateNetwork):
             self.network, self.setup.engine, self.precision, tokens, ranks, is_head=True
         )
 
+    def launches(self, block: Block) -> list[Op]:
+        """Its layers' launches, in versions that do not capture its passes."""
+        layer_s = self.constants.head_layer_s
+        if not layer_s:
+            return []
+        return [fixed("draft launches", "overhead", self.network.num_hidden_layers * layer_s)]
+
     def inputs(self, block: Block, ranks: Array) -> list[Op]:
         hidden = self.network.hidden_size
         at = self.at(block.setup)
