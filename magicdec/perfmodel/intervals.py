@@ -30,6 +30,7 @@ from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.speedup import Prediction
 from magicdec.perfmodel.step import StepTerms
 from magicdec.specs.engine import EngineProfile
+from magicdec.specs.speculation import SPARSE_METHODS, draft_kind
 
 OTHER_DEVICE_ERROR = 0.2
 """Least relative error of an engine's fixed costs on a device that it was not fitted on: hosts and
@@ -49,6 +50,9 @@ NUM_QUANTILES = 48
 QUANTILES = [NormalDist().inv_cdf((place + 0.5) / NUM_QUANTILES) for place in range(NUM_QUANTILES)]
 """Standard deviations of equally likely acceptances."""
 LEAST_DEVIATION = 1e-6
+UNRUN_LAYER_S = 0.5e-3
+"""What a layer of a sparse self-draft may take beyond its kernels in an engine whose releases do not
+run it: the launches of a layer outside captured graphs (`draft_model_layer_s` of vLLM before 0.24)."""
 OTHER_HEAD_ERROR = 0.12
 """Acceptance rates of two heads of one model, and of one on two tasks, differ by about this much:
 1.25 and 2.0 tokens per step of gpt-oss-120b at 9k tokens and gamma 3, 2.3 and 1.4 of Qwen3-8B at
@@ -118,6 +122,7 @@ def step_errors(setup: Setup, terms: StepTerms, tp_size: Any) -> tuple[Array, Ar
     alone, step = group_shares(terms)
     run = terms.autoregressive
     variance = ratio_variance(setup, run, alone, step, tp_size) + reported_error(terms) ** 2
+    variance = variance + _unrun_share(setup, terms) ** 2
     of_speedup = np.sqrt(variance + engine_error(setup) ** 2)
     own: Array = (
         hw.memory_spread * step["attention"] + hw.compute_spread * (1.0 - step["attention"])
@@ -170,6 +175,17 @@ def log_shifts(
     }
     shifts[MACHINE] = hw.memory_spread * attention - hw.compute_spread * (1.0 - attention)
     return shifts
+
+
+def _unrun_share(setup: Setup, terms: StepTerms) -> Array:
+    """Launches of a sparse self-draft that no release of the engine runs, in shares of a speculative
+    step, if none of its passes were captured."""
+    speculation = setup.speculation
+    kind = draft_kind(speculation.draft, speculation.draft_method)
+    if speculation.draft_method not in SPARSE_METHODS or kind in setup.engine.drafts:
+        return np.zeros(())
+    layers = setup.model.num_hidden_layers
+    return np.asarray(terms.gamma * layers * UNRUN_LAYER_S / terms.step_s)
 
 
 def ratio_variance(
@@ -255,8 +271,10 @@ def engine_error(setup: Setup) -> float:
     fitted on.
     """
     precision = setup.precision
+    speculation = setup.speculation
+    kind = draft_kind(speculation.draft, speculation.draft_method)
     return setup.engine.speedup_error_for(
-        setup.hardware.name, precision.weight_dtype, precision.kv_dtype
+        setup.hardware.name, precision.weight_dtype, precision.kv_dtype, kind
     )
 
 

@@ -217,12 +217,6 @@ def _whole(setup: Setup, points: Points) -> Points:
     return dataclasses.replace(points, **axes | {"gamma": gamma})
 
 
-def _is_partly_drafted(acceptance: AcceptanceProfile) -> bool:
-    """Whether some steps of a look-up have no draft, or one shorter than gamma."""
-    is_replayed = acceptance.replay is not None
-    return is_replayed or acceptance.is_assumed or bool(np.any(acceptance.drafted_share < 1.0))
-
-
 def predict(setup: Setup, acceptance: AcceptanceProfile | None, points: Points) -> Prediction:
     """Every point; each term is evaluated on the axes that it depends on, and only then broadcast.
 
@@ -258,7 +252,7 @@ def predict(setup: Setup, acceptance: AcceptanceProfile | None, points: Points) 
         tp_size=at.tp,
         full_acceptance=everything,
     )
-    if draft.is_by_sequence and acceptance is not None and _is_partly_drafted(acceptance):
+    if draft.is_by_sequence and acceptance is not None and acceptance.is_partly_drafted:
         by_number, probability = looked_up_terms(
             setup,
             batch=at.batch,

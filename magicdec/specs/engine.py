@@ -338,6 +338,8 @@ class EngineProfile(
     such formats; None: no wider."""
     speculation_fitted: tuple[str, ...] = ()
     """Places where servers with speculation were measured: "device/weights/cache"."""
+    speculation_fitted_drafts: tuple[str, ...] = ()
+    """Kinds of drafts with which servers were measured; empty: any."""
     other_device_error: float | None = None
     """Relative error of a server's time between tokens on a device that was not fitted on; None:
     `relative_error`.
@@ -398,13 +400,18 @@ class EngineProfile(
             or f"{device}/{weight_dtype}/{kv_dtype}" in self.speculation_fitted
         )
 
-    def speedup_error_for(self, device: str, weight_dtype: str, kv_dtype: str) -> float:
+    def speedup_error_for(
+        self, device: str, weight_dtype: str, kv_dtype: str, draft: str = ""
+    ) -> float:
         """Relative error (one standard deviation) of a speedup, by where servers with speculation
-        were measured.
+        were measured, and with which kind of draft ("": one of them).
         """
-        if self.other_speedup_error is None or self.is_speculation_fitted(
-            device, weight_dtype, kv_dtype
-        ):
+        is_known_place = self.is_speculation_fitted(device, weight_dtype, kv_dtype)
+        is_known_draft = not self.speculation_fitted_drafts or draft in (
+            "",
+            *self.speculation_fitted_drafts,
+        )
+        if self.other_speedup_error is None or (is_known_place and is_known_draft):
             return self.speedup_relative_error
         return max(self.other_speedup_error, self.speedup_relative_error)
 

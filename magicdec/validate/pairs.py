@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import isnan, nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -387,10 +387,15 @@ class StatedTokens:
 
     tokens: Array
     gamma: Array
-    is_assumed = False
-    replay = None
     drafted_share: Any = 1.0
     """Share of steps with a draft; the others verify one token."""
+
+    is_assumed: ClassVar[bool] = False
+    """Stated tokens are no belief: nothing of theirs is uncertain."""
+
+    @property
+    def is_partly_drafted(self) -> bool:
+        return bool(np.any(np.asarray(self.drafted_share) < 1.0))
 
     @cached_property
     def rates(self) -> Array:

@@ -139,6 +139,11 @@ class AcceptanceProfile(
         )
         return rates ** np.exp(-num_sigma * deviation)
 
+    @property
+    def is_partly_drafted(self) -> bool:
+        """Whether some steps of a look-up have no draft, or one shorter than gamma."""
+        return self.replay is not None or self.is_assumed or self.drafted_share < 1.0
+
     def drafted_share_at(self, gamma: Any) -> Array:
         """Share of the steps that have a draft: as replayed at each gamma, else the profile's."""
         if self.replay is None and self.is_assumed and self.draft_method in LOOKUP_METHODS:

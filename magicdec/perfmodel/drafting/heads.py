@@ -98,10 +98,7 @@ class Head(SeparateNetwork):
 
     def launches(self, block: Block) -> list[Op]:
         """Its layers' launches, in versions that do not capture its passes."""
-        layer_s = self.constants.head_layer_s
-        if not layer_s:
-            return []
-        return [fixed("draft launches", "overhead", self.network.num_hidden_layers * layer_s)]
+        return self.launched(self.constants.head_layer_s)
 
     def inputs(self, block: Block, ranks: Array) -> list[Op]:
         hidden = self.network.hidden_size

@@ -154,11 +154,14 @@ class Network(Draft):
 
     def own_launches(self) -> list[Op]:
         """Its layers' launches, of an engine that captures no pass of a whole model."""
-        layer_s = self.constants.draft_model_layer_s
+        return self.launched(self.constants.draft_model_layer_s)
+
+    def launched(self, layer_s: float) -> list[Op]:
+        """Launches of each of its layers, where they take any time."""
         if not layer_s:
             return []
         basis = Basis(
-            kernel="launches of a draft model's layers",
+            kernel="launches of a draft's layers",
             source="report",
             relative_error=self.constants.draft_model_layer_error,
         )
