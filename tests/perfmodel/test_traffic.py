@@ -146,66 +146,6 @@ def test_many_equal_requests_in_a_closed_loop_are_the_serving_model(
     assert outcome.tokens_per_s == pytest.approx(float(drafted.requests_per_s) * output, rel=0.08)
 
 
-def naive(server: Server, requests: Requests) -> tuple[np.ndarray, np.ndarray]:
-    """First come, first served, token by token, with a cache that never fills: for each iteration, who decodes and
-    which prompts enter."""
-    costs, limits, now = server.costs, server.limits, 0.0
-    first, last = np.zeros(len(requests)), np.zeros(len(requests))
-    waiting, done, computed = list(range(len(requests))), dict[int, int](), dict[int, int]()
-    while waiting or computed or done:
-        if not done and not computed and requests.arrival_s[waiting[0]] > now:
-            now = requests.arrival_s[waiting[0]]
-        room, chunks = limits.max_tokens - len(done), []
-        for request in [*computed, *(each for each in waiting if requests.arrival_s[each] <= now)]:
-            if room <= 0 or (
-                request in waiting and len(done) + len(chunks) >= limits.max_sequences
-            ):
-                break
-            start = computed.get(request, int(requests.cached_len[request]))
-            end = min(int(requests.prompt_len[request]), start + room)
-            chunks.append((request, start, end))
-            room -= end - start
-        contexts = [int(requests.prompt_len[each]) + count for each, count in done.items()]
-        if chunks:
-            step = costs.step_s(
-                0, max(len(done), 1), float(np.mean(contexts)) if done else float(chunks[0][2])
-            )
-            starts, ends = [each[1] for each in chunks], [each[2] for each in chunks]
-            now += step + costs.chunks_s(
-                max(len(done), 1), starts, ends, sum(each[0] in waiting for each in chunks)
-            )
-        else:
-            now += costs.step_s(0, len(done), float(np.mean(contexts)))
-        for request in list(done):
-            done[request] += 1
-        for request, _, end in chunks:
-            waiting = [each for each in waiting if each != request]
-            computed[request] = end
-            if end == requests.prompt_len[request]:
-                del computed[request]
-                done[request], first[request] = 1, now
-        for request in [each for each, count in done.items() if count >= requests.output_len[each]]:
-            last[request] = now
-            del done[request]
-    return first, last
-
-
-@pytest.mark.parametrize(
-    ("seed", "max_tokens", "max_sequences"),
-    [(0, 8192, 256), (1, 256, 256), (2, 700, 6), (3, 64, 3)],
-)
-def test_the_scheduler_is_the_one_written_out_token_by_token(
-    seed: int, max_tokens: int, max_sequences: int
-) -> None:
-    requests = drawn(60, rate=40.0, workload=MIX, burstiness=3.0, cached_len=50, seed=seed)
-    server = Server.of(AUTOREGRESSIVE, requests, max_tokens=max_tokens, max_sequences=max_sequences)
-    server = replace(server, costs=replace(server.costs, request_overhead_s=0.002))
-    first, last = naive(server, requests)
-    outcome = simulate(server, requests)
-    np.testing.assert_allclose(outcome.first_s, first, rtol=1e-9)
-    np.testing.assert_allclose(outcome.last_s, last, rtol=1e-9)
-
-
 @pytest.mark.parametrize("balance", ["round-robin", "least-loaded"])
 @pytest.mark.parametrize("policy", [None, fixed(3), TableGamma(
     batch_sizes=(1, 8, 32), context_lens=(128, 512), gammas=((3, 2), (2, 1), (0, 1)))])  # fmt: skip

@@ -210,3 +210,62 @@ def test_gamma_while_running_is_the_tables(
     replica.n = batch
     replica.total = round(context * batch)
     assert replica._gamma() == TABLE.choose(batch_size=batch, context_len=context)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    load=loads(),
+    count=st.integers(1, 6),
+    limits=st.tuples(st.floats(0.0, 2.0), st.floats(0.0, 0.1)),
+)
+def test_an_outcomes_figures_are_those_of_its_requests(
+    load: tuple[Server, Requests, int, int], count: int, limits: tuple[float, float]
+) -> None:
+    """Written out for each request: times, windows of equal spans, and what keeps the limits."""
+    server, requests, replicas, seed = load
+    outcome = simulate(server, requests, replicas=replicas, seed=seed, warm_up=0.2)
+    skipped = len(requests) // 5
+    arrival = requests.arrival_s
+    kept = 0
+    for number in range(skipped, len(requests)):
+        place = number - skipped
+        first = float(outcome.first_s[number])
+        assert outcome.ttft_s[place] == pytest.approx(first - arrival[number])
+        assert outcome.e2e_s[place] == pytest.approx(outcome.last_s[number] - arrival[number])
+        gaps = int(requests.output_len[number]) - 1
+        between = (float(outcome.last_s[number]) - first) / gaps if gaps else 0.0
+        kept += first - arrival[number] <= limits[0] and between <= limits[1]
+    until = outcome.last_s[skipped:].max() if outcome.is_overloaded else arrival[-1]
+    span = max(float(until - arrival[skipped]), 1e-12)
+    assert outcome.goodput(*limits) == pytest.approx(kept / span)
+    assert outcome.goodput(None, None) == pytest.approx((len(requests) - skipped) / span)
+    assert outcome.goodput(limits[0], None) >= outcome.goodput(*limits)
+    windows = outcome.windows(count)
+    assert sum(len(window.ttft_s) for window in windows) == len(requests)
+    length = float(arrival[-1] - arrival[0]) / count
+    for window in windows:
+        assert np.ptp(window.requests.arrival_s) <= length * (1.0 + 1e-9) + 1e-12
+    times = np.concatenate([window.e2e_s for window in windows])
+    np.testing.assert_array_equal(times, outcome.last_s - arrival)
+
+
+@settings(max_examples=60, deadline=None)
+@given(growth=st.floats(-0.2, 0.4), count=st.integers(40, 400), base=st.integers(0, 5))
+def test_an_overload_is_a_queue_that_grows_over_the_second_half(
+    growth: float, count: int, base: int
+) -> None:
+    """Requests a second apart; each takes its share of `growth` longer than the one before it."""
+    requests = alike(count, prompt_len=10, output_len=2)
+    requests.arrival_s[:] = np.arange(count)
+    waits = np.maximum(base + growth * np.arange(count), 0.01)
+    ends = requests.arrival_s + waits
+    outcome = Outcome(requests=requests, first_s=ends, last_s=ends + 0.005, replicas=[])
+    half = count // 2
+    end = float(requests.arrival_s[-1])
+
+    def present(at: float) -> int:
+        return int(np.sum((requests.arrival_s <= at) & (ends > at)))
+
+    grown = present(end) - present(float(half))
+    expected = grown > max(0.05 * (count - half), 3.0)
+    assert outcome.is_overloaded == expected

@@ -6,10 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from magicdec.commands.validate import app
+from magicdec.errors import ConfigError
+from magicdec.perfmodel.traffic.replica import Work
 from magicdec.perfmodel.traffic.simulate import simulate_closed
 from magicdec.validate import traffic
 from magicdec.validate.traffic import validate_traffic
@@ -137,3 +142,115 @@ def test_loads_beyond_every_simulation_are_refused_by_their_line(
     (refused,) = traffic.validate_traffic([tmp_path / "rows.csv"])["refused"]
     assert "rows.csv:3: " in refused
     assert message in refused
+
+
+def row(**values: Any) -> traffic.LoadRow:
+    usual = {
+        "engine": "vllm",
+        "model": "llama-3.1-8b",
+        "gpu": "h100-sxm-80gb",
+        "tp": 1,
+        "output_len": 20,
+        "prompt_len_mean": 100,
+    }
+    return traffic.LoadRow(**usual | values)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    rate=st.floats(0.01, 20.0),
+    duration=st.floats(1.0, 20.0),
+    arrival=st.sampled_from(["constant rate", "poisson"]),
+    cached=st.integers(0, 150),
+)
+def test_an_open_load_sends_what_was_measured(
+    rate: float, duration: float, arrival: str, cached: int
+) -> None:
+    load = row(rate_rps=rate, duration_s=duration, arrival=arrival, cached_len=cached)
+    requests = load.simulated().requests
+    assert load.table == "open loop"
+    assert len(requests) == max(int(duration * rate), 2)
+    assert set(requests.prompt_len) == {100}
+    assert set(requests.output_len) == {20}
+    found = min(cached, 99) // 16 * 16
+    assert set(requests.cached_len) == {found}
+    gaps = np.diff(requests.arrival_s, prepend=0.0)
+    if arrival == "poisson":
+        drawn = np.random.default_rng(0).exponential(1.0 / rate, len(requests))
+        np.testing.assert_allclose(gaps, drawn)
+    else:
+        np.testing.assert_allclose(gaps, 1.0 / rate)
+
+
+@pytest.mark.parametrize("users", [1, 3, 40])
+def test_a_closed_load_has_four_rounds_of_its_users_at_once(users: int) -> None:
+    load = row(concurrency=users)
+    outcome = load.simulated()
+    assert load.table == "closed loop"
+    assert load.num_requests == len(outcome.requests) == 4 * users
+    batches = [batch for _, batch, _, _ in outcome.replicas[0].timeline]
+    assert max(batches) == users
+
+
+def test_every_figure_is_of_its_times_in_its_unit() -> None:
+    outcome = row(rate_rps=5.0, duration_s=20.0, arrival="poisson").simulated()
+    figures = traffic.measures(outcome)
+    for name in ("ttft", "tpot", "e2e"):
+        seconds = np.sort(getattr(outcome, f"{name}_s"))
+        assert figures[f"{name}_mean_ms"] == pytest.approx(1000.0 * seconds.mean())
+        for key, percent in (("p50", 50), ("p90", 90), ("p95", 95), ("p99", 99)):
+            told = 1000.0 * np.percentile(seconds, percent)
+            assert figures[f"{name}_{key}_ms"] == pytest.approx(told)
+    assert figures["output_tok_s"] == pytest.approx(outcome.tokens_per_s)
+
+
+def test_shared_prefixes_are_cached_after_a_servers_first_prompts() -> None:
+    """As far as the cache holds them and the answers of two rounds: 131072 tokens each do not fit."""
+    load = row(rate_rps=5.0, duration_s=20.0, note="shared-prefix")
+    first = load.simulated(is_first=True).requests.cached_len
+    assert first.tolist() == [0] * 45 + [96] * 55
+    assert load.simulated(is_first=False).requests.cached_len.tolist() == [96] * 100
+    alone = row(rate_rps=5.0, duration_s=20.0).simulated(is_first=False)
+    assert not alone.requests.cached_len.any()
+    large = row(rate_rps=1.0, duration_s=3.0, prompt_len_mean=6000, note="shared-prefix")
+    assert not large.simulated(is_first=False).requests.cached_len.any()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"rate_rps": 1.0, "concurrency": 2},
+        {},
+        {"rate_rps": 1.0, "prompt_len_mean": None},
+        {"rate_rps": 1.0, "ttft_p50_ms": 1e-7},
+        {"rate_rps": 1000.0, "duration_s": 101.0},
+        {"rate_rps": 1.0, "prompt_len_mean": 2**26},
+        {"rate_rps": 1.0, "max_num_batched_tokens": 2**26 + 1},
+    ],
+)
+def test_a_load_that_is_none_is_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        row(**values)
+
+
+def test_loads_at_the_bounds_are_taken() -> None:
+    assert row(rate_rps=1000.0, duration_s=100.0).num_requests == 100_000
+    assert row(rate_rps=1.0, ttft_p50_ms=1e-6).ttft_p50_ms == 1e-6
+    assert row(rate_rps=1.0, ttft_p50_ms=0.0).ttft_p50_ms == 0.0
+    assert row(rate_rps=1.0, prompt_len_mean=2**26 - 20).prompt_len == 2**26 - 20
+    assert row(rate_rps=1.0, max_num_batched_tokens=2**26).num_requests == 600
+
+
+def test_the_most_users_keep_the_limits_and_one_more_does_not() -> None:
+    load = row(concurrency=1, prompt_len_mean=None, input_len=8000, output_len=30)
+    work = Work(10_000_000)
+    most = traffic._most_users(load, work)
+
+    def keeps(users: int) -> bool:
+        outcome = load.closed(users)
+        slowest = float(np.percentile(outcome.ttft_s, 99))
+        return slowest <= 2.0 and float(np.percentile(outcome.tpot_s, 50)) <= 0.05
+
+    assert most > 2
+    assert keeps(most)
+    assert not keeps(most + 1)

@@ -69,11 +69,11 @@ class Costs:
     where an engine does not mix prompts with decoding."""
     pass_overhead_s: float
     """Added to a pass with prompts in it."""
-    request_overhead_s: float = 0.0
+    request_overhead_s: float
     """Added to the pass in which a request enters."""
     mixes: bool
-    stages: int = 1
-    groups: int = 1
+    stages: int
+    groups: int
     """Microbatches of all data-parallel groups: each has prompts of its own."""
     rows: dict[tuple[int, int], Array] = field(default_factory=dict, compare=False, repr=False)
     read: dict[int, float] = field(default_factory=dict, compare=False, repr=False)

@@ -68,14 +68,14 @@ class Limits:
     max_tokens: int
     """Tokens of a pass, of each group."""
     num_blocks: int
-    block_size: int = 16
-    reserves_output: bool = False
+    block_size: int
+    reserves_output: bool
     """Whether a request enters only with room for all its tokens."""
-    schedules_ahead: bool = False
+    schedules_ahead: bool
     """Whether a step is scheduled while the one before it runs: what comes then waits for both."""
-    latency_s: float = 0.0
+    latency_s: float
     """From a client to the scheduler, and from the first token back."""
-    token_latency_s: float = 0.0
+    token_latency_s: float
     """Per token of the prompt on that way."""
 
 
