@@ -45,7 +45,7 @@ METHODS: Mapping[str, Method] = {
     "snapkv": Method(text="SnapKV", sort="sparse", selects="after_prompt"),
     "topk": Method(text="top-k", sort="sparse", selects="each_block"),
     "ngram": Method(text="n-gram", sort="lookup", has_checkpoint=False),
-    "suffix": Method(text="suffix", sort="lookup", is_run=False, has_checkpoint=False),
+    "suffix": Method(text="suffix", sort="lookup", has_checkpoint=False),
     "eagle": Method(text="EAGLE", sort="head"),
     "eagle3": Method(text="EAGLE-3", sort="head"),
     "mtp": Method(text="multi-token prediction", sort="head", has_checkpoint=False),

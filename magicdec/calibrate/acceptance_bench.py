@@ -31,7 +31,11 @@ from magicdec.specs.speculation import (
     SpeculationSpec,
 )
 
-DRAFTS_METHODS: dict[str, tuple[str, ...]] = {SELF: SPARSE_METHODS, "ngram": ("ngram",)}
+DRAFTS_METHODS: dict[str, tuple[str, ...]] = {
+    SELF: SPARSE_METHODS,
+    "ngram": ("ngram",),
+    "suffix": ("suffix",),
+}
 """Methods of the drafts that are no model; a model's are `MODEL_METHODS`."""
 
 

@@ -536,7 +536,8 @@ def profile_acceptance_command(
     if head is not None:
         draft = head.method
         draft_method = draft_method or head.method
-    methods = draft_method or {SELF: "streamingllm", "ngram": "ngram"}.get(draft, "full")
+    usual = {SELF: "streamingllm", "ngram": "ngram", "suffix": "suffix"}
+    methods = draft_method or usual.get(draft, "full")
     request = AcceptanceRequest(
         model=model,
         draft=draft,

@@ -28,6 +28,7 @@ from magicdec.errors import ConfigError, MagicdecError
 from magicdec.specs.precision import DTYPE_OF_FORMAT
 from magicdec.specs.speculation import (
     HEAD_METHODS,
+    LOOKUP_METHODS,
     NOT_RUN,
     SELF,
     SPARSE_METHODS,
@@ -97,7 +98,7 @@ def run_command(
         option("checkpoint, or random (seeded) for a model without one."),
     ] = "checkpoint",
     draft: Annotated[
-        str, option("self, none, ngram, a head's method or directory, or a draft model.")
+        str, option("self, none, ngram, suffix, a head's method or directory, or a draft model.")
     ] = "self",
     draft_model: Annotated[
         str | None, option("A trained head's directory; of --draft mtp: default, the target's.")
@@ -291,9 +292,10 @@ def _speculations(given: dict[str, Any]) -> tuple[SpeculationSpec, ...]:
             raise ConfigError(
                 f"{name} is planned for but not run; use --draft self, ngram, a head or a model"
             )
-    if draft == "ngram" or (draft == SELF and method == "ngram"):
-        draft = "ngram"
-        method = "ngram"
+    for name in LOOKUP_METHODS:
+        if draft == name or (draft == SELF and method == name):
+            draft = name
+            method = name
     head: NamedHead | None = given.get("head")
     spec = None
     checkpoint = None
@@ -543,7 +545,7 @@ def _options_of(row: Candidate, common: dict[str, Any]) -> dict[str, Any]:
         for name in ("draft_method", "draft_budget", "gamma", "draft_tp"):
             options.pop(name, None)
         return options
-    if options["draft"] == "ngram" or row.draft_method in HEAD_METHODS:
+    if options["draft"] in LOOKUP_METHODS or row.draft_method in HEAD_METHODS:
         options.pop("draft_weight_dtype", None)
     if row.draft_method in HEAD_METHODS:
         options["draft_model"] = row.drafting.checkpoint

@@ -67,19 +67,6 @@ class Lookup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return f"{self.rule} gamma {self.gamma} look-up {self.min_ngram}..{self.max_ngram}"
 
 
-class SuffixSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of suffix decoding that all gammas share, with vLLM's defaults."""
-
-    max_depth: int = 24
-    """Longest sequence of tokens that the trees hold (`suffix_decoding_max_tree_depth`)."""
-    max_factor: float = 1.0
-    """Most drafted tokens per matched token (`suffix_decoding_max_spec_factor`)."""
-    min_probability: float = 0.1
-    """Probability below which no further token is drafted (`suffix_decoding_min_token_prob`)."""
-    max_cached_requests: int = 10_000
-    """Responses that the global tree holds (`suffix_decoding_max_cached_requests`)."""
-
-
 def lookup(
     rule: str, *, gamma: int, min_ngram: int | None = None, max_ngram: int | None = None
 ) -> Lookup:

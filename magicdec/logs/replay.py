@@ -21,7 +21,7 @@ import numpy.typing as npt
 from magicdec.errors import ConfigError
 from magicdec.files import write_atomic
 from magicdec.logs.formats import Companions, UnreadableError
-from magicdec.logs.lookups import Lookup, SuffixSettings
+from magicdec.logs.lookups import Lookup
 from magicdec.logs.ngram import Ints, NgramReplay, Steps
 from magicdec.logs.requests import Account, requests_of
 from magicdec.logs.sources import Shard, companions_of, files_of, shards_of, total_bytes
@@ -29,6 +29,7 @@ from magicdec.logs.suffix import SuffixReplay
 from magicdec.logs.tally import SettingCounts, Tally
 from magicdec.logs.tokens import TextTokenizer
 from magicdec.progress import Progress, Step
+from magicdec.suffix_tree import SuffixSettings
 
 SCHEMA = 1
 """Version of the parts that are kept to resume from; parts of another are counted again."""

@@ -475,6 +475,7 @@ class Batch:
         self._gammas.append(gamma)
         is_ended = self._store(sequences, emitted, num_accepted)
         if is_ended.any():
+            self._end_drafts(sequences[is_ended])
             self._retire(np.flatnonzero(is_ended))
         self._step_ends.append(time.perf_counter())
 
@@ -537,6 +538,12 @@ class Batch:
             num_active, engine.num_active = engine.num_active, 1
             self._drafter.admit()
             engine.num_active = num_active
+
+    def _end_drafts(self, sequences: np.ndarray) -> None:
+        if self._drafter is None:
+            return
+        for number in sequences.tolist():
+            self._drafter.end(number, self._tokens[number, : self._counts[number]])
 
     def _swap_drafts(self, first: int, second: int) -> None:
         if self._drafter is not None and first != second:

@@ -186,11 +186,20 @@ def token_probabilities(probabilities_BTV: Tensor, tokens_BT: Tensor, tp: Tensor
 class Proposal:
     """Drafted tokens; and, unless each was certain, their probabilities and the distributions they
     were drawn from. `distribution` gives this shard's part [B, V] of each sequence's draft
-    distribution at a position [B]: what the residual needs, and no more."""
+    distribution at a position [B]: what the residual needs, and no more. `num_drafted_B`, where not
+    all are drafts: how many of the first ones are; the rest is never accepted."""
 
     tokens_BT: Tensor
+    num_drafted_B: Tensor | None = None
     token_probabilities_BT: Tensor | None = None
     distribution: Callable[[Tensor], Tensor] | None = None
+
+    def only_drafts(self, is_accepted_BT: Tensor) -> Tensor:
+        """The verdict without what fills a shorter draft up."""
+        if self.num_drafted_B is None:
+            return is_accepted_BT
+        steps_T = torch.arange(is_accepted_BT.shape[1], device=is_accepted_BT.device)
+        return is_accepted_BT & (steps_T < self.num_drafted_B[:, None])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,9 +228,8 @@ def verify(
             return Outcome(
                 num_accepted_B=torch.zeros_like(best_BT[:, 0]), next_token_B=best_BT[:, 0]
             )
-        num_accepted_B = _num_accepted(
-            proposal.tokens_BT == best_BT[:, :-1], uniforms, simulated_rates_T
-        )
+        is_accepted_BT = proposal.only_drafts(proposal.tokens_BT == best_BT[:, :-1])
+        num_accepted_B = _num_accepted(is_accepted_BT, uniforms, simulated_rates_T)
         next_token_B = best_BT.gather(1, num_accepted_B[:, None]).squeeze(1)
         return Outcome(num_accepted_B=num_accepted_B, next_token_B=next_token_B)
     assert uniforms is not None
@@ -236,9 +244,12 @@ def verify(
     if proposal.token_probabilities_BT is not None:
         threshold_BT = threshold_BT * proposal.token_probabilities_BT
     is_accepted_BT = threshold_BT < token_probabilities(target_BTV[:, :gamma], tokens_BT, tp)
+    is_accepted_BT = proposal.only_drafts(is_accepted_BT)
     num_accepted_B = _num_accepted(is_accepted_BT, uniforms, simulated_rates_T)
     target_BV = target_BTV[rows, num_accepted_B]
     is_rejected_B = num_accepted_B < gamma
+    if proposal.num_drafted_B is not None:
+        is_rejected_B = num_accepted_B < proposal.num_drafted_B
     position_B = num_accepted_B.clamp_max(gamma - 1)
     if proposal.distribution is None:
         rows_B, is_here_B = tp.own_rows(tokens_BT[rows, position_B], target_BV.shape[-1])

@@ -80,7 +80,6 @@ def test_a_checkpoint_that_cannot_be_used(
         ),
         (("--draft-budget", "101"), "draft budget 101 exceeds the context 100; the largest is 100"),
         (("--gamma", "33"), "gamma must be between 0 and 32"),
-        (("--draft", "suffix"), "planned for but not run; use --draft self, ngram, a head"),
         (("--draft", "eagle"), "needs a head that was trained for embedded: give its directory"),
         (("--draft", "mtp"), "embedded has no module of multi-token prediction"),
         (("--draft", "eagle3", "--draft-model", "{tmp_path}"), "no configuration of a head at"),

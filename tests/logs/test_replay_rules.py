@@ -16,9 +16,10 @@ pytest.importorskip("numba")
 
 from magicdec.errors import ConfigError
 from magicdec.logs import suffix
-from magicdec.logs.lookups import SuffixSettings, lookup
+from magicdec.logs.lookups import lookup
 from magicdec.logs.ngram import NgramReplay
 from magicdec.logs.suffix import SuffixReplay
+from magicdec.suffix_tree import SuffixSettings
 from tests.logs.plain_rules import PlainSuffix, ngram_steps
 
 DATA = Path(__file__).parents[1] / "data" / "logs"

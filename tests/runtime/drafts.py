@@ -29,6 +29,7 @@ DRAFTS = {
     "sparse-model": SpeculationSpec(
         draft="small", draft_method="streamingllm", draft_budget=12, gamma=1, num_sink_tokens=2
     ),
+    "suffix": SpeculationSpec(draft="suffix", draft_method="suffix", gamma=1),
     "model": SpeculationSpec(draft="small", draft_method="full", gamma=1),
     "eagle3": SpeculationSpec(draft="eagle3", draft_method="eagle3", gamma=1),
     "dspark": SpeculationSpec(draft="dspark", draft_method="dspark", gamma=1),
@@ -44,7 +45,7 @@ HEADS = {
 
 def draft_model_for(draft: SpeculationSpec, target: Transformer) -> Transformer | Head | None:
     """What drafts for a target, if it is not the target itself."""
-    if draft.draft in ("none", "self", "ngram"):
+    if draft.draft in ("none", "self", "ngram", "suffix"):
         return None
     if draft.draft_method in HEAD_METHODS:
         return random_head(draft.draft_method, target)

@@ -66,6 +66,10 @@ def build_drafter(
         )
     if spec.draft_method == "ngram":
         return NgramDrafter(engine)
+    if spec.draft_method == "suffix":
+        from magicdec.runtime.drafters.suffix import SuffixDrafter
+
+        return SuffixDrafter(engine)
     if spec.draft_method in HEAD_METHODS and not spec.is_self:
         return _head_drafter(spec, engine, draft_model)
     assert not isinstance(draft_model, Head)

@@ -91,6 +91,9 @@ class Drafter(ABC):
     def count(self, num_accepted: np.ndarray, gamma: int) -> None:  # noqa: B027  # as above
         """Keeps what the draft has on the host, if anything, in step with what was accepted."""
 
+    def end(self, sequence: int, output: np.ndarray) -> None:  # noqa: B027  # as above
+        """Sees the whole output of a sequence that has ended."""
+
     def swap(self, first: int, second: int) -> None:  # noqa: B027  # as above
         """Follows the engine's exchange of two slots, which are not the same one."""
 
