@@ -2,11 +2,13 @@
 
     import magicdec
 
-    plan = magicdec.plan(model="llama-3.1-8b", hardware="h100-sxm-80gb", context=32768, batch=[16, 64])
+    plan = magicdec.plan(model="llama-3.1-8b", hardware="h100-sxm-80gb", context=32768, batch=[16,
+    64])
     plan.best.speedup, plan.best.verdict
     plan.to_frame()                                     # every candidate, as a pandas table
     magicdec.predict(batch=64, context=32768, draft_budget=512, gamma=3).tpot_s
-    magicdec.simulate(rate=4, replicas=2, tp=4, workload="rag.csv").ttft_s      # every request's, under arrivals
+    magicdec.simulate(rate=4, replicas=2, tp=4, workload="rag.csv").ttft_s      # every request's,
+    under arrivals
     magicdec.load_records("results.jsonl").to_frame()
     magicdec.report("report.html", plan=plan)
     magicdec.models(), magicdec.hardware(), magicdec.engines()
@@ -17,7 +19,7 @@ specs are all taken, and for a model the dictionary of its config.json.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -49,6 +51,7 @@ from magicdec.specs.workload import load_workload
 if TYPE_CHECKING:
     import pandas as pd
 
+    from magicdec.perfmodel.acceptance import AcceptanceProfile
     from magicdec.perfmodel.traffic.simulate import Outcome
 
 T = TypeVar("T")
@@ -65,23 +68,41 @@ IDENTITY = (
 
 def request_of(**options: Any) -> PlanRequest:
     """The planner's request for plain options, files read. Raises ConfigError."""
-    if isinstance(model := options.get("model"), dict):
+    model = options.get("model")
+    if isinstance(model, dict):
         name = str(model.get("_name_or_path") or model.get("model_type") or "model")
-        options |= {
-            "model": model_from_hf_config(model, name=name, where="the model's configuration")
-        }
+        spec = model_from_hf_config(model, name=name, where="the model's configuration")
+        options["model"] = spec
     values = fields_of(options)
-    every = values.get("acceptance", ())
-    files = [Path(each) for each in every if isinstance(each, str)]
-    loaded = load_profiles(files, draft=values.get("draft"), method=values.get("draft_method"))
-    values["acceptance"] = (*(each for each in every if not isinstance(each, str)), *loaded)
+    values["acceptance"] = _profiles(values)
     if EVERY_GPU in values.get("hardware", ()):
-        named = [each for each in values["hardware"] if each != EVERY_GPU]
-        priced = {load_hardware(each).name for each in named}
-        values["hardware"] = (*named, *(name for name in every_gpu() if name not in priced))
-    if isinstance(workload := values.get("workload"), str):
+        values["hardware"] = _with_every_gpu(values["hardware"])
+    workload = values.get("workload")
+    if isinstance(workload, str):
         values["workload"] = load_workload(Path(workload))
     return PlanRequest(**values)
+
+
+def _profiles(values: Mapping[str, Any]) -> tuple[AcceptanceProfile, ...]:
+    """The acceptance profiles that were given, then those of the files that were."""
+    profiles = []
+    files = []
+    for profile in values.get("acceptance", ()):
+        if isinstance(profile, str):
+            files.append(Path(profile))
+        else:
+            profiles.append(profile)
+    draft = values.get("draft")
+    loaded = load_profiles(files, draft=draft, method=values.get("draft_method"))
+    return (*profiles, *loaded)
+
+
+def _with_every_gpu(hardware: Iterable[str]) -> tuple[str, ...]:
+    """The named devices, which may have a price, then every other GPU of the catalog."""
+    named = [name for name in hardware if name != EVERY_GPU]
+    known = {load_hardware(name).name for name in named}
+    others = [name for name in every_gpu() if name not in known]
+    return (*named, *others)
 
 
 def _shows_options(function: Callable[..., T]) -> Callable[..., T]:
@@ -89,15 +110,16 @@ def _shows_options(function: Callable[..., T]) -> Callable[..., T]:
     help().
     """
     asked = plan_request.options()
-    lines = (f"        {name}: {each.help}" for name, each in asked.items())
+    lines = [f"        {name}: {option.help}" for name, option in asked.items()]
     before, raises, after = (function.__doc__ or "").partition("\n    Raises:")
     function.__doc__ = "\n".join([before.rstrip(), "", "    Options:", *lines, raises + after])
-    function.__signature__ = Signature(  # type: ignore[attr-defined]
-        [
-            Parameter(name, Parameter.KEYWORD_ONLY, default=each.default, annotation=each.kind)
-            for name, each in asked.items()
-        ]
-    )
+    parameters = []
+    for name, option in asked.items():
+        parameter = Parameter(
+            name, Parameter.KEYWORD_ONLY, default=option.default, annotation=option.kind
+        )
+        parameters.append(parameter)
+    function.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     return function
 
 
@@ -123,18 +145,17 @@ def predict(**options: Any) -> Candidate:
         ConfigError: several configurations, or a draft whose acceptance is unknown.
     """
     request = request_of(**options)
-    rows = answer(request).rows
-    wanted = [
-        row
-        for row in rows
-        if row.is_speculative == (request.gamma != 0 and request.draft != "none")
-    ]
+    has_draft = request.gamma != 0 and request.draft != "none"
+    wanted = [row for row in answer(request).rows if row.is_speculative == has_draft]
     if not wanted:
         raise ConfigError(
             f"no acceptance is known for this draft of {request.model}; give acceptance_rate"
         )
     if len(wanted) > 1:
-        varied = [name for name in IDENTITY if len({getattr(row, name) for row in wanted}) > 1]
+        varied = []
+        for name in IDENTITY:
+            if len({getattr(row, name) for row in wanted}) > 1:
+                varied.append(name)
         raise ConfigError(f"predict takes one configuration; give one {', one '.join(varied)}")
     return wanted[0]
 
@@ -156,7 +177,7 @@ def models() -> list[str]:
 
 
 def hardware() -> list[str]:
-    """Devices that can be planned by name; any other is given as a TOML file (docs/extending.md)."""
+    """Devices that can be planned by name; any other takes a TOML file (docs/extending.md)."""
     return list(hardware_names())
 
 
@@ -184,10 +205,9 @@ def simulate(
     request = request_of(**options)
     if not request.has_arrivals:
         raise ConfigError("a simulation needs a rate, or requests")
-    if isinstance(request.model, ModelSpec):
-        model = request.model
-    else:
-        model = load_model_spec(request.model)
+    model = request.model
+    if not isinstance(model, ModelSpec):
+        model = load_model_spec(model)
     return simulated(request, model, replicas=replicas, policy=policy, seed=seed)
 
 

@@ -1,8 +1,10 @@
 """The options of a plan as one struct, which `magicdec plan`, `magicdec.plan()`, the what-if page
 and the plan document share.
 
-    asked = fields_of({"batch": [16, 64], "context": "32k", "tpot_ms": 30})     # plain values under the options' names
-    given(Request(batch_sizes=(16,)))                                           # back: {"batch": (16,)}
+    asked = fields_of({"batch": [16, 64], "context": "32k", "tpot_ms": 30})     # plain values under
+    the options' names
+    given(Request(batch_sizes=(16,)))                                           # back: {"batch":
+    (16,)}
 """
 
 from __future__ import annotations
@@ -68,13 +70,7 @@ class Option:
         list of one.
         """
         if self.is_many:
-            is_several = isinstance(given, Iterable) and not isinstance(given, str | Path)
-            values = tuple(given) if is_several else (given,)
-            if self.is_whole:
-                return tuple(_count(name, each) for each in values)
-            if self.kind == COUNTS_OR_SHARES:
-                return tuple(_count_or_share(name, each) for each in values)
-            return tuple(map(_named, values))
+            return self._values(name, given)
         if self.is_whole or (self.kind == COUNT_OR_SHARE and not str(given).endswith("%")):
             return _count(name, given)
         if self.kind == NUMBER_OR_TEXT and isinstance(given, str):
@@ -85,28 +81,51 @@ class Option:
             return given * self.unit
         return _named(given)
 
+    def _values(self, name: str, given: Any) -> tuple[Any, ...]:
+        """The values of a list, for which one value may stand."""
+        values = (given,)
+        if isinstance(given, Iterable) and not isinstance(given, str | Path):
+            values = tuple(given)
+        if self.is_whole:
+            return tuple(_count(name, value) for value in values)
+        if self.kind == COUNTS_OR_SHARES:
+            return tuple(_count_or_share(name, value) for value in values)
+        return tuple(map(_named, values))
+
     def check(self, value: Any) -> None:
         """Raises ConfigError for a number outside the option's limits."""
+        kinds = (*NUMBERS, COUNT_OR_SHARE, COUNTS_OR_SHARES)
+        if not self.is_whole and self.kind not in kinds:
+            return
+        values = (value,)
+        if self.is_many:
+            values = value
+        for number in values:
+            if number is not None and not isinstance(number, str):
+                self._check_number(number)
+
+    def _check_number(self, number: float) -> None:
         name = (self.name or self.field).replace("_", " ")
-        for each in value if self.is_many else (value,):
-            kinds = (*NUMBERS, COUNT_OR_SHARE, COUNTS_OR_SHARES)
-            is_number = self.is_whole or self.kind in kinds
-            if each is None or isinstance(each, str) or not is_number:
-                continue
-            if not math.isfinite(each):
-                raise ConfigError(f"{name} must be a finite number, not {each}")
-            if self.least <= each <= self.most and not (self.is_open and each == self.least):
-                if self.is_whole:
-                    _count(name, each)
-                continue
-            wanted = f"between {self.least:.0f} and {self.most:.0f}"
-            if self.is_open or self.most == math.inf:
-                if self.is_open:
-                    wanted = f"above {self.least:.0f}"
-                else:
-                    wanted = f"at least {self.least:.0f}"
-                wanted += f" and at most {self.most:.0f}" if self.most < math.inf else ""
-            raise ConfigError(f"{name} must be {wanted}, not {each / self.unit:.10g}")
+        if not math.isfinite(number):
+            raise ConfigError(f"{name} must be a finite number, not {number}")
+        is_least = self.is_open and number == self.least
+        if is_least or not self.least <= number <= self.most:
+            value = number / self.unit
+            raise ConfigError(f"{name} must be {self._limits()}, not {value:.10g}")
+        if self.is_whole:
+            _count(name, number)
+
+    def _limits(self) -> str:
+        """The numbers that the option takes, in words."""
+        if self.is_open:
+            limits = f"above {self.least:.0f}"
+        elif self.most == math.inf:
+            return f"at least {self.least:.0f}"
+        else:
+            return f"between {self.least:.0f} and {self.most:.0f}"
+        if self.most < math.inf:
+            limits += f" and at most {self.most:.0f}"
+        return limits
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -305,13 +324,17 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 def options() -> dict[str, Option]:
     """Every option of a plan, under its name."""
     hints = get_type_hints(Request, include_extras=True)
-    found = {}
+    by_name = {}
     for field in msgspec.structs.fields(Request):
-        kind, (option,) = hints[field.name].__origin__, hints[field.name].__metadata__
-        found[option.name or field.name] = replace(
-            option, field=field.name, kind=kind, default=field.default
+        hint = hints[field.name]
+        (option,) = hint.__metadata__
+        by_name[option.name or field.name] = replace(
+            option,
+            field=field.name,
+            kind=hint.__origin__,
+            default=field.default,
         )
-    return found
+    return by_name
 
 
 def fields_of(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -321,15 +344,16 @@ def fields_of(values: Mapping[str, Any]) -> dict[str, Any]:
     ConfigError for an unknown option or task, or what is no number.
     """
     known = options()
-    found = {}
+    fields = {}
     for name, value in values.items():
         if name not in known:
             raise unknown_choice("option", name, known)
         if value is not None:
-            found[known[name].field] = known[name].value(name, value)
-    if "task" in found:
-        found["task"] = task_named(found["task"])
-    return _assumed_lengths(found) | found
+            option = known[name]
+            fields[option.field] = option.value(name, value)
+    if "task" in fields:
+        fields["task"] = task_named(fields["task"])
+    return _assumed_lengths(fields) | fields
 
 
 def _needs_lengths(fields: Mapping[str, Any]) -> bool:
@@ -351,13 +375,16 @@ def given(request: Request) -> dict[str, Any]:
     """Options of a request that it does not have by itself, under the options' names and in their
     units.
     """
-    found = {}
+    values = {}
     usual = _assumed_lengths(msgspec.structs.asdict(request))
-    for name, asked in options().items():
-        value = getattr(request, asked.field)
-        if value != usual.get(asked.field, asked.default):
-            found[name] = round(value / asked.unit, 9) if asked.unit != 1.0 else value
-    return found
+    for name, option in options().items():
+        value = getattr(request, option.field)
+        if value == usual.get(option.field, option.default):
+            continue
+        if option.unit != 1.0:
+            value = round(value / option.unit, 9)
+        values[name] = value
+    return values
 
 
 def check(request: Request) -> None:
@@ -398,7 +425,8 @@ def _count_or_share(name: str, value: Any) -> int | str:
         return _count(name, value)
     if parse_share(value) is None:
         raise ConfigError(
-            f"{name} must be tokens like 512, or a share of the context above 0% and up to 100%, not '{value}'"
+            f"{name} must be tokens like 512, or a share of the context above 0% and up to 100%, "
+            f"not '{value}'"
         )
     return value.strip()
 

@@ -212,9 +212,9 @@ class Computations:
         return computation
 
     def _start_next(self) -> None:
-        """Starts those whose turn it is, and forgets the oldest answers. Under the lock."""
-        unfinished = [each for each in self._by_state.values() if not each.is_over.is_set()]
-        waiting = [each for each in unfinished if not each.is_running]
+        """Starts the next computations, and forgets the oldest answers. Called under the lock."""
+        unfinished = self._unfinished()
+        waiting = [computation for computation in unfinished if not computation.is_running]
         free = MOST_RUNNING - (len(unfinished) - len(waiting))
         for computation in waiting:
             if not computation.is_wanted:
@@ -222,14 +222,22 @@ class Computations:
             elif free > 0:
                 free -= 1
                 self._begin(computation)
-        ahead = 0
-        for computation in self._by_state.values():
-            if not computation.is_over.is_set():
-                computation.ahead = ahead
-                ahead += 1
-        over = [state for state, each in self._by_state.items() if each.is_over.is_set()]
+        for ahead, computation in enumerate(self._unfinished()):
+            computation.ahead = ahead
+        over = []
+        for state, computation in self._by_state.items():
+            if computation.is_over.is_set():
+                over.append(state)
         for state in over[: max(len(over) - REMEMBERED, 0)]:
             del self._by_state[state]
+
+    def _unfinished(self) -> list[Computation]:
+        """The computations without an answer, in the order of their first question."""
+        unfinished = []
+        for computation in self._by_state.values():
+            if not computation.is_over.is_set():
+                unfinished.append(computation)
+        return unfinished
 
     def _begin(self, computation: Computation) -> None:
         computation._began = time.monotonic()

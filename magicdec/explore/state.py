@@ -7,7 +7,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import parse_qsl, urlencode
 
 import msgspec
@@ -58,48 +58,91 @@ class Control:
 CONTROLS: dict[str, Control] = {
     "model": Control(label="Model", kind="choice"),
     "hardware": Control(label="Hardware", kind="choice"),
-    "batch": Control(label="Batch", kind="whole", empty="64", hint="sequences; at a rate it is searched"),
+    "batch": Control(
+        label="Batch", kind="whole", empty="64", hint="sequences; at a rate it is searched"
+    ),
     "context": Control(label="Context", kind="whole", hint="tokens of the prompt, as 32k"),
     "draft": Control(label="Draft", kind="choice", empty="every measured one"),
     "acceptance": Control(
-        label="Acceptance", kind="share", empty="as measured", hint="0 to 1; empty: as measured",
+        label="Acceptance",
+        kind="share",
+        empty="as measured",
+        hint="0 to 1; empty: as measured",
         option="acceptance_rate",
     ),
-    "rate": Control(label="Requests per second", kind="number", empty="a full batch", hint="empty: a full batch"),
-    "gen_len": Control(
-        label="Output", kind="whole", empty="decoding alone", hint="tokens of a request; empty: decoding alone"
+    "rate": Control(
+        label="Requests per second", kind="number", empty="a full batch", hint="empty: a full batch"
     ),
-    "p95_ttft_ms": Control(label="Limit to 1st token, p95", kind="milliseconds", empty="none", hint="ms; empty: none"),
-    "p95_tpot_ms": Control(label="Limit per token, p95", kind="milliseconds", empty="none", hint="ms; empty: none"),
+    "gen_len": Control(
+        label="Output",
+        kind="whole",
+        empty="decoding alone",
+        hint="tokens of a request; empty: decoding alone",
+    ),
+    "p95_ttft_ms": Control(
+        label="Limit to 1st token, p95", kind="milliseconds", empty="none", hint="ms; empty: none"
+    ),
+    "p95_tpot_ms": Control(
+        label="Limit per token, p95", kind="milliseconds", empty="none", hint="ms; empty: none"
+    ),
     "engine": Control(label="Engine", kind="choice", empty="the device's"),
-    "tp": Control(label="Tensor parallel", kind="whole", empty="the whole node", hint="ranks; empty: the whole node"),
-    "gpus": Control(label="GPUs", kind="whole", empty="tensor parallel's", hint="in all; empty: tensor parallel's"),
+    "tp": Control(
+        label="Tensor parallel",
+        kind="whole",
+        empty="the whole node",
+        hint="ranks; empty: the whole node",
+    ),
+    "gpus": Control(
+        label="GPUs",
+        kind="whole",
+        empty="tensor parallel's",
+        hint="in all; empty: tensor parallel's",
+    ),
     "budget": Control(
-        label="Draft budget", kind="whole", empty="searched", hint="KV slots per draft step; empty: searched",
+        label="Draft budget",
+        kind="whole",
+        empty="searched",
+        hint="KV slots per draft step; empty: searched",
         option="draft_budget",
     ),
     "draft_tp": Control(
-        label="Draft tensor parallel", kind="whole", empty="all ranks", hint="ranks of the draft; empty: all"
+        label="Draft tensor parallel",
+        kind="whole",
+        empty="all ranks",
+        hint="ranks of the draft; empty: all",
     ),
-    "gamma": Control(label="γ", kind="whole", empty="searched", hint="drafted per step; empty: searched"),
-    "temperature": Control(label="Temperature", kind="number", empty="1", hint="0 is greedy; empty: 1"),
+    "gamma": Control(
+        label="γ", kind="whole", empty="searched", hint="drafted per step; empty: searched"
+    ),
+    "temperature": Control(
+        label="Temperature", kind="number", empty="1", hint="0 is greedy; empty: 1"
+    ),
     "weight_dtype": Control(label="Weights", kind="choice", empty="the default"),
     "kv_dtype": Control(label="KV cache", kind="choice", empty="the default"),
     "draft_weight_dtype": Control(label="Draft's weights", kind="choice", empty="the default"),
     "draft_kv_dtype": Control(label="Draft's KV cache", kind="choice", empty="the default"),
-    "tpot_ms": Control(label="Limit per token", kind="milliseconds", empty="none", hint="ms; empty: none"),
-    "ttft_ms": Control(label="Limit to first token", kind="milliseconds", empty="none", hint="ms; empty: none"),
-    "price": Control(label="Price", kind="dollars", empty="none", hint="dollars per device and hour; empty: none"),
-}  # fmt: skip
+    "tpot_ms": Control(
+        label="Limit per token", kind="milliseconds", empty="none", hint="ms; empty: none"
+    ),
+    "ttft_ms": Control(
+        label="Limit to first token", kind="milliseconds", empty="none", hint="ms; empty: none"
+    ),
+    "price": Control(
+        label="Price", kind="dollars", empty="none", hint="dollars per device and hour; empty: none"
+    ),
+}
 """The page's controls in order, under their names in a link; `draft` holds the plan's draft or
 draft method.
 """
 MAIN_CONTROLS = tuple(CONTROLS)[:6]
 RATE_CONTROLS = tuple(CONTROLS)[6:10]
-"""Those that are always shown, and those of a rate of requests; they and the others are folded
-until one is set.
+"""Controls that are always shown, and controls for a rate of requests. The latter and all others
+stay folded until one is set.
 """
-EXAMPLE = "model=llama-3.1-8b&hardware=l4-24gb&context=1024&gen_len=64&rate=1&p95_ttft_ms=1500&p95_tpot_ms=80"
+EXAMPLE = (
+    "model=llama-3.1-8b&hardware=l4-24gb&context=1024&gen_len=64&rate=1&p95_ttft_ms=1500"
+    "&p95_tpot_ms=80"
+)
 """A rate for which the answer takes a few seconds."""
 START = Request(batch_sizes=(64,))
 
@@ -112,14 +155,18 @@ def shown(state: Request) -> dict[str, str]:
         "context": state.context_lens,
     } | given(state)
     values["draft"] = state.draft_method or state.draft
-    found = {}
-    for name, control in CONTROLS.items():
-        value = values.get(control.option or name)
-        (value,) = (value or (None,)) if isinstance(value, tuple) else (value,)
-        found[name] = (
-            "" if value is None else f"{value:.12g}" if isinstance(value, float) else str(value)
-        )
-    return found
+    return {name: _text(values.get(control.option or name)) for name, control in CONTROLS.items()}
+
+
+def _text(value: Any) -> str:
+    """A control's text; of a list, which has one value on the page, that one's."""
+    if isinstance(value, tuple):
+        value = None if not value else value[0]
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.12g}"
+    return str(value)
 
 
 def link(state: Request) -> str:
@@ -127,14 +174,11 @@ def link(state: Request) -> str:
     device always.
     """
     start = shown(START)
-    named = ("model", "hardware")
-    return urlencode(
-        {
-            name: text
-            for name, text in shown(state).items()
-            if name in named or text not in ("", start[name])
-        }
-    )
+    differing = {}
+    for name, text in shown(state).items():
+        if name in ("model", "hardware") or text not in ("", start[name]):
+            differing[name] = text
+    return urlencode(differing)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,25 +231,21 @@ class Catalog:
     def choices(self, name: str) -> list[str]:
         """Choices of a control of kind "choice", besides empty."""
         if name == "model":
-            return [*self.models, *(each for each in model_names() if each not in self.models)]
+            return list(dict.fromkeys((*self.models, *model_names())))
         if name == "hardware":
-            return [
-                *self.hardware,
-                *(each for each in hardware_names() if each not in self.hardware),
-            ]
+            return list(dict.fromkeys((*self.hardware, *hardware_names())))
         if name == "engine":
             return engine_names()
         if name in FORMATS:
             return list(DTYPE_BYTES)
-        small = [
-            each
-            for each in model_names()
-            if load_model_spec(each).num_parameters <= MAX_DRAFT_PARAMETERS
-        ]
-        return [*METHODS, *small]
+        drafts: list[str] = list(METHODS)
+        for model in model_names():
+            if load_model_spec(model).num_parameters <= MAX_DRAFT_PARAMETERS:
+                drafts.append(model)
+        return drafts
 
     def read(self, query: str) -> Request:
-        """The request of a link. Raises ConfigError for an unknown control or choice, or no number."""
+        """The request of a link. Raises ConfigError for an unknown control, choice or number."""
         values = dict[str, str | int | float | None]()
         for name, text in parse_qsl(query, keep_blank_values=True):
             if name not in CONTROLS:
@@ -214,7 +254,8 @@ class Catalog:
         if values.get("draft") in METHODS:
             values["draft_method"] = values.pop("draft")
         if values.get("rate") is None:  # what a page still says of a rate that was taken away
-            values = {each: value for each, value in values.items() if each not in OF_ARRIVALS}
+            for name in OF_ARRIVALS:
+                values.pop(name, None)
         state = msgspec.structs.replace(self.start, **fields_of(values))
         if state.has_arrivals:
             return msgspec.structs.replace(state, batch_sizes=())
@@ -229,8 +270,9 @@ class Catalog:
         if control.kind == "choice":
             if name == "hardware":
                 text = hardware_aliases().get(text, text)
-            if text not in (known := self.choices(name)):
-                raise unknown_choice(name, text, known)
+            choices = self.choices(name)
+            if text not in choices:
+                raise unknown_choice(name, text, choices)
             return text
         try:
             if len(text) > MAX_DIGITS:
@@ -245,13 +287,17 @@ class Catalog:
     def request(self, state: Request) -> PlanRequest:
         """The planner's request. Raises ConfigError for numbers out of range."""
         (device,) = state.hardware
-        own = {
+        own: dict[str, Any] = {
             "model": self.models.get(state.model, state.model),
             "hardware": (self.hardware.get(device, device),),
-            "engine": state.engine
-            or (self.engine if state.hardware == self.start.hardware else None),
-            "acceptance": self.acceptance if state.model == self.start.model else (),
+            "acceptance": (),
         }
+        if state.model == self.start.model:
+            own["acceptance"] = self.acceptance
+        if not state.engine:
+            own["engine"] = None
+            if state.hardware == self.start.hardware:
+                own["engine"] = self.engine
         return PlanRequest(**msgspec.structs.asdict(state) | own)
 
     def command(self, state: Request) -> str:
@@ -261,20 +307,23 @@ class Catalog:
             "hardware": state.hardware,
             "batch": state.batch_sizes,
         } | given(state)
-        words = {
-            name: value if isinstance(value, tuple) else (value,) for name, value in values.items()
-        }
         if state.hardware == self.start.hardware:
-            words |= {name: self.sources[name] for name in ("hardware",) if name in self.sources}
-            words.setdefault("engine", self.sources.get("engine", ()))
+            values |= self._given("hardware")
+            values.setdefault("engine", self.sources.get("engine", ()))
         if state.model == self.start.model:
-            words |= {
-                name: self.sources[name] for name in ("model", "acceptance") if name in self.sources
-            }
-        pairs = [
-            (f"--{name.replace('_', '-')}", each) for name, every in words.items() for each in every
-        ]
-        texts = [
-            (name, f"{each:.12g}" if isinstance(each, float) else str(each)) for name, each in pairs
-        ]
-        return shlex.join(["magicdec", "plan", *(word for pair in texts for word in pair)])
+            values |= self._given("model", "acceptance")
+        words = ["magicdec", "plan"]
+        for name, value in values.items():
+            listed = value
+            if not isinstance(value, tuple):
+                listed = (value,)
+            for single in listed:
+                text = str(single)
+                if isinstance(single, float):
+                    text = f"{single:.12g}"
+                words += [f"--{name.replace('_', '-')}", text]
+        return shlex.join(words)
+
+    def _given(self, *names: str) -> dict[str, tuple[str, ...]]:
+        """The words on the command line for what was given."""
+        return {name: self.sources[name] for name in names if name in self.sources}

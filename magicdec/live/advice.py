@@ -93,10 +93,13 @@ class Serving:
 
         Raises ConfigError for a name that is not known, or a draft of another vocabulary.
         """
-        engine = self.engine or (serving_engine if serving_engine in engine_names() else "ours")
-        if draft is None:
-            speculation = AUTOREGRESSIVE
-        else:
+        engine = self.engine
+        if not engine:
+            engine = "ours"
+            if serving_engine in engine_names():
+                engine = serving_engine
+        speculation = AUTOREGRESSIVE
+        if draft is not None:
             speculation = SpeculationSpec(
                 draft=draft.name, draft_method=draft.method, draft_budget=draft.budget, gamma=1
             )
@@ -130,14 +133,17 @@ def situation_of(
     batch = batch or observation.batch_size
     if not length or not batch:
         raise ConfigError(
-            "no advice without a load: this window does not show a running batch, or sequences' length"
+            "no advice without a load: this window does not show a running batch, or sequences' "
+            "length"
         )
-    drafted = observation.is_speculative and (observation.counts.drafts or 0.0) >= MIN_DRAFTS
-    if drafted:
+    gamma = 0
+    if observation.is_speculative and (observation.counts.drafts or 0.0) >= MIN_DRAFTS:
+        gamma = observation.gamma or 0
         acceptance = acceptance_profile(observation, draft, model=serving.model, context=context)
     elif acceptance is None:
         raise ConfigError(
-            "no advice without acceptance, and this server verified no drafts: give a profile with --acceptance, or "
+            "no advice without acceptance, and this server verified no drafts: give a profile with "
+            "--acceptance, or "
             "let it draft for a while"
         )
     else:
@@ -147,7 +153,7 @@ def situation_of(
         acceptance=acceptance,
         batch_size=batch,
         context_len=length,
-        gamma=(observation.gamma or 0) if drafted else 0,
+        gamma=gamma,
         tp_size=serving.tp_size,
     )
 
@@ -187,7 +193,7 @@ class Advice:
 
     @property
     def rival(self) -> Choice:
-        """The other gamma that may gain the most over the one in use, by the end of its interval."""
+        """The other gamma whose interval over the one in use reaches highest."""
         others = [choice for choice in self.choices if choice.gamma != self.situation.gamma]
         return max(others, key=lambda choice: choice.gain_high)
 
@@ -200,15 +206,12 @@ def advise(situation: Situation) -> Advice:
     context = situation.context_len
     choices = choices_at(situation, batch, context, over=situation.gamma)
     best = max(choices, key=lambda choice: choice.gain)
-    batches, contexts = (
-        tuple(sorted({max(round(value * step), 1) for step in TABLE_STEPS}))
-        for value in (situation.batch_size, context)
-    )
-
-    def cell(batch: float, context: float) -> tuple[int, bool]:
-        found = max(choices_at(situation, batch, context, over=0), key=lambda choice: choice.gain)
-        return found.gamma, found.gamma == 0 or found.gain_low > 1.0
-
+    batches = _around(situation.batch_size)
+    contexts = _around(context)
+    table = []
+    for row_batch in batches:
+        row = [_best_at(situation, row_batch, column_context) for column_context in contexts]
+        table.append(tuple(row))
     return Advice(
         situation=situation,
         choices=choices,
@@ -217,8 +220,19 @@ def advise(situation: Situation) -> Advice:
         answer=answer_of(choices, situation.gamma),
         batch_sizes=batches,
         context_lens=contexts,
-        table=tuple(tuple(cell(batch, context) for context in contexts) for batch in batches),
+        table=tuple(table),
     )
+
+
+def _around(value: float) -> tuple[int, ...]:
+    """The table's batches or contexts around an observed one."""
+    return tuple(sorted({max(round(value * step), 1) for step in TABLE_STEPS}))
+
+
+def _best_at(situation: Situation, batch: float, context: float) -> tuple[int, bool]:
+    """The best gamma at a load, and whether it surely gains."""
+    best = max(choices_at(situation, batch, context, over=0), key=lambda choice: choice.gain)
+    return best.gamma, best.gamma == 0 or best.gain_low > 1.0
 
 
 def answer_of(choices: Sequence[Choice], in_use: int) -> Answer:
@@ -244,34 +258,33 @@ def choices_at(
     acceptance = situation.acceptance
     at = Points(batch=batch, context=context, tp=float(situation.tp_size), gamma=gammas)
     prediction = predict(situation.setup, acceptance, at)
-    tokens, tpot = (
-        prediction.full(each) for each in (prediction.expected_tokens_per_step, prediction.tpot_s)
-    )
+    tokens = prediction.full(prediction.expected_tokens_per_step)
+    tpot = prediction.full(prediction.tpot_s)
     gains = tpot[over] / tpot
     bounds = interval(prediction, tokens_error(prediction, acceptance))
     speedup_low = prediction.full(bounds.speedup_low)
     speedup_high = prediction.full(bounds.speedup_high)
-    if over == 0:
-        low = speedup_low
-        high = speedup_high
-    else:
+    low = speedup_low
+    high = speedup_high
+    if over != 0:
         errors = [_gain_error(prediction, acceptance, gamma, over) for gamma in gammas.tolist()]
         width = np.exp(Z_90 * np.array(errors))
         low = gains / width
         high = gains * width
         low[0] = 1.0 / speedup_high[over]
         high[0] = 1.0 / speedup_low[over]
-    columns = {
-        "gamma": gammas,
-        "tokens_per_step": tokens,
-        "tpot_s": tpot,
-        "gain": gains,
-        "gain_low": low,
-        "gain_high": high,
-    }
-    return tuple(
-        Choice(**{name: of[at].item() for name, of in columns.items()}) for at in range(len(gammas))
-    )
+    choices = []
+    for gamma in gammas.tolist():
+        choice = Choice(
+            gamma=gamma,
+            tokens_per_step=tokens[gamma].item(),
+            tpot_s=tpot[gamma].item(),
+            gain=gains[gamma].item(),
+            gain_low=low[gamma].item(),
+            gain_high=high[gamma].item(),
+        )
+        choices.append(choice)
+    return tuple(choices)
 
 
 def _gain_error(
@@ -282,18 +295,22 @@ def _gain_error(
     """
     if gamma == over:
         return 0.0
-    setup, at = prediction.setup, prediction.points
-    shares = prediction.terms.step_seconds("group").items()
-    one, other = (
-        {group: prediction.full(seconds / prediction.step_s)[each] for group, seconds in shares}
-        for each in (gamma, over)
-    )
+    setup = prediction.setup
+    at = prediction.points
+    one = {}
+    other = {}
+    for group, seconds in prediction.terms.step_seconds("group").items():
+        shares = prediction.full(seconds / prediction.step_s)
+        one[group] = shares[gamma]
+        other[group] = shares[over]
     run = prediction.terms.autoregressive
     of_steps = float(ratio_variance(setup, run, one, other, at.tp))
     of_engine = engine_error(setup) * abs(gamma - over) / max(gamma, over)
     context = float(at.context)
     of_sequences = acceptance.spread / float(np.sqrt(at.batch))
-    of_head = OTHER_HEAD_ERROR if is_one_head_of_many(acceptance) else 0.0
+    of_head = 0.0
+    if is_one_head_of_many(acceptance):
+        of_head = OTHER_HEAD_ERROR
     of_tokens = acceptance.ratio_error(
         gamma, over, budget=context, context=context, shift=float(np.hypot(of_sequences, of_head))
     )
@@ -320,8 +337,11 @@ def setting(advice: Advice, engine: str) -> str:
     best = advice.best
     speedup = advice.speedup
     setup = situation.setup
-    drafts = best.gamma > 0
-    speculation = setup.speculation if drafts else AUTOREGRESSIVE
+    speculation = AUTOREGRESSIVE
+    gammas: tuple[Band, ...] = ()
+    if best.gamma > 0:
+        speculation = setup.speculation
+        gammas = bands(advice)
     record = Record(
         source="calibrated",
         model=setup.model.name,
@@ -340,16 +360,16 @@ def setting(advice: Advice, engine: str) -> str:
         speedup_high=speedup.gain_high,
     )
     name = setup.model.name
+    checkpoints = {}
     checkpoint = served_checkpoint(name)
+    if checkpoint is not None:
+        checkpoints[name] = checkpoint
     deployment = Deployment(
         model=name,
         best=record,
         verdict=verdict_of(speedup_low=speedup.gain_low, speedup_high=speedup.gain_high),
-        bands=bands(advice) if drafts else (),
-        site=Site(
-            checkpoints={} if checkpoint is None else {name: checkpoint},
-            is_cpu=setup.hardware.kind == "cpu",
-        ),
+        bands=gammas,
+        site=Site(checkpoints=checkpoints, is_cpu=setup.hardware.kind == "cpu"),
         weight_dtype=setup.precision.weight_dtype,
     )
     return write_settings(engine, deployment)

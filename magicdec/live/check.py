@@ -102,14 +102,13 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
         """The change to make, in one line."""
         if self.as_it_is is None and self.problems:
             return self.problems[0]
-        priced = [
-            change for change in self.changes if change.gain is not None and change.at_batch is None
-        ]
-        if not priced:
-            return "Keep it as it is: no change gains."
-        best = priced[0]
-        sure = "" if best.is_sure else "; unsure, measure first"
-        return f"{best.change}: {_gain(best)}{sure}."
+        for change in self.changes:
+            if change.gain is None or change.at_batch is not None:
+                continue
+            if change.is_sure:
+                return f"{change.change}: {_gain(change)}."
+            return f"{change.change}: {_gain(change)}; unsure, measure first."
+        return "Keep it as it is: no change gains."
 
 
 def _order(change: Change) -> tuple[bool, bool, float]:
@@ -143,6 +142,9 @@ def check_command(command: ServeCommand, load: Load) -> Check:
         *_on_graphs(command, drafted, free),
     ]
     named = [change for change in changes if change.gain is None or change.gain >= NOTEWORTHY]
+    as_it_is: Candidate | None = free.autoregressive
+    if command.speculation is not None:
+        as_it_is = drafted.row
     return Check(
         command=command,
         hardware=free.best.hardware,
@@ -150,7 +152,7 @@ def check_command(command: ServeCommand, load: Load) -> Check:
         batch_size=free.autoregressive.batch_size,
         context_len=free.autoregressive.context_len,
         assumed=assumed,
-        as_it_is=drafted.row if command.speculation is not None else free.autoregressive,
+        as_it_is=as_it_is,
         without_draft=free.autoregressive,
         changes=sorted(named, key=_order),
         problems=problems,
@@ -205,35 +207,57 @@ def _request(
     granted = counted(hardware).num_gpus or command.num_gpus
     if granted is not None and granted != needed:
         problems.append(f"devices: the command uses {needed}, and {granted} are there")
-    batch = load.batch
-    if batch is None:
-        batch = min(USUAL_BATCH, command.max_num_seqs or USUAL_BATCH)
-        assumed.append(f"{batch} users at once (--batch)")
-    if command.max_num_seqs is not None:
-        batch = min(batch, command.max_num_seqs)
-    longest = min(command.max_model_len or model.longest_context, model.longest_context)
-    if command.max_model_len is not None and command.max_model_len > model.longest_context:
-        problems.append(
-            f"max-model-len {command.max_model_len} is more than the {model.longest_context} "
-            f"tokens that {model.name} reads"
-        )
+    batch = _users(command, load, assumed)
+    longest = _longest(command, model, problems)
     context, gen_len = _lengths(load, longest, assumed)
+    pp_size = None
+    if command.pp_size > 1:
+        pp_size = command.pp_size
+    acceptance_rate = None
+    if command.speculation is not None:
+        acceptance_rate = load.acceptance_rate
     return PlanRequest(
         model=command.model,
         hardware=(name,),
         engine=command.engine,
         tp_size=command.tp_size,
-        pp_size=command.pp_size if command.pp_size > 1 else None,
+        pp_size=pp_size,
         ep_size=command.ep_size,
         batch_sizes=(max(batch // command.dp_size, 1),),
         context_lens=(context,),
         gen_len=gen_len,
         task=load.task,
         temperature=load.temperature,
-        acceptance_rate=None if command.speculation is None else load.acceptance_rate,
+        acceptance_rate=acceptance_rate,
         weight_dtype=_format("quantization", command.weight_dtype, model),
         kv_dtype=_format("kv-cache-dtype", command.kv_dtype, model),
     )
+
+
+def _users(command: ServeCommand, load: Load, assumed: list[str]) -> int:
+    """Sequences decoded at once: as given or usual, and at most those that the command admits."""
+    most = command.max_num_seqs
+    batch = load.batch
+    if batch is None:
+        batch = USUAL_BATCH
+        if most is not None:
+            batch = min(batch, most)
+        assumed.append(f"{batch} users at once (--batch)")
+    if most is not None:
+        batch = min(batch, most)
+    return batch
+
+
+def _longest(command: ServeCommand, model: ModelSpec, problems: list[str]) -> int:
+    """The longest sequence that the command and the model take."""
+    if command.max_model_len is None:
+        return model.longest_context
+    if command.max_model_len > model.longest_context:
+        problems.append(
+            f"max-model-len {command.max_model_len} is more than the {model.longest_context} "
+            f"tokens that {model.name} reads"
+        )
+    return min(command.max_model_len, model.longest_context)
 
 
 def _lengths(load: Load, longest: int, assumed: list[str]) -> tuple[int, int]:
@@ -261,18 +285,16 @@ def _format(option: str, text: str | None, model: ModelSpec) -> str | None:
     """The plan's name of a format; None: as the checkpoint is published."""
     if text is None or text in AS_PUBLISHED:
         return None
-    found = format_name(text)
+    name = format_name(text)
     published = model.quantization
-    if (
-        published is not None
-        and option == "quantization"
-        and found.startswith(published.weight_dtype.partition("_")[0])
-    ):
-        return None
-    if found not in DTYPE_BYTES:
+    if published is not None and option == "quantization":
+        kind = published.weight_dtype.partition("_")[0]
+        if name.startswith(kind):
+            return None
+    if name not in DTYPE_BYTES:
         known = ", ".join(DTYPE_BYTES)
         raise ConfigError(f"--{option} {text} is not planned for; known: {known}")
-    return found
+    return name
 
 
 class Drafted(NamedTuple):
@@ -310,16 +332,12 @@ def _drafted(command: ServeCommand, request: PlanRequest, model: ModelSpec) -> D
         asked = msgspec.structs.replace(asked, draft_method="full")
     first = answered(asked, model, [])[0][0]
     if not first.drafted:
-        lacking = plan(msgspec.structs.replace(asked, gamma=None)).needs_acceptance
-        rates = [each.break_even_acceptance_rate for each in lacking]
-        known = next((rate for rate in rates if rate is not None), None)
-        at = "" if known is None else f"; it is faster from a rate of {known:.2f}"
-        return Drafted(
-            notes=(
-                f"no acceptance of {speculation.draft} is known for {model.name}{at} "
-                "(--acceptance-rate)",
-            )
+        break_even = _break_even(asked)
+        note = (
+            f"no acceptance of {speculation.draft} is known for {model.name}{break_even} "
+            "(--acceptance-rate)"
         )
+        return Drafted(notes=(note,))
     row = first.drafted[0]
     notes = []
     if speculation.gamma is None:
@@ -328,10 +346,20 @@ def _drafted(command: ServeCommand, request: PlanRequest, model: ModelSpec) -> D
         notes.append("drafts branch here (topk above 1) and are priced as chains")
     if speculation.by_batch:
         notes.append("gamma follows a table by batch; its deepest was taken")
-    found = next(found for found in first.found if row in found.rows)
+    searched = next(searched for searched in first.found if row in searched.rows)
     return Drafted(
-        row=row, case=first.case, option=found.option, gamma=row.gamma, notes=tuple(notes)
+        row=row, case=first.case, option=searched.option, gamma=row.gamma, notes=tuple(notes)
     )
+
+
+def _break_even(request: PlanRequest) -> str:
+    """From which acceptance rate a draft of unknown acceptance is faster."""
+    lacking = plan(msgspec.structs.replace(request, gamma=None)).needs_acceptance
+    for draft in lacking:
+        rate = draft.break_even_acceptance_rate
+        if rate is not None:
+            return f"; it is faster from a rate of {rate:.2f}"
+    return ""
 
 
 _METHODS = ("ngram", "suffix", "eagle", "eagle3", "mtp", "dflash", "dspark", "p-eagle")
@@ -383,14 +411,12 @@ def _on_speculation(
 
 def _another_draft(command: ServeCommand, now: Candidate, free: Plan, verb: str) -> list[Change]:
     """The best draft of a plan, where it is another than the command's."""
-    others = [
-        row
-        for row in free.candidates
-        if row.is_speculative
-        and row.fits
-        and "plugin" not in row.drafting.marks
-        and (row.draft, row.draft_method) != (now.draft, now.draft_method)
-    ]
+    others = []
+    for row in free.candidates:
+        can_run = row.fits and "plugin" not in row.drafting.marks
+        is_other = (row.draft, row.draft_method) != (now.draft, now.draft_method)
+        if row.is_speculative and can_run and is_other:
+            others.append(row)
     if not others:
         return []
     best = max(others, key=lambda row: row.rate)
@@ -521,21 +547,22 @@ def _on_graphs(command: ServeCommand, drafted: Drafted, free: Plan) -> list[Chan
         ]
     row = drafted.row or free.autoregressive
     tokens = row.batch_size * (row.gamma + 1)
+    needed = row.batch_size
+    unit = "sequences"
+    option = f"--cuda-graph-max-bs {row.batch_size}"
     if command.engine == "vllm":
         needed = tokens
         option = f"--max-cudagraph-capture-size {tokens}"
-    else:
-        needed = row.batch_size
-        option = f"--cuda-graph-max-bs {row.batch_size}"
-    if command.captured_tokens is None:
-        is_captured = row.step.is_captured
-    else:
+    if needed == tokens:
+        unit = "tokens"
+    is_captured = row.step.is_captured
+    if command.captured_tokens is not None:
         is_captured = command.captured_tokens >= needed
     if is_captured:
         return []
     return [
         Change(
-            change=f"Capture graphs of {needed} {'tokens' if needed == tokens else 'sequences'}",
+            change=f"Capture graphs of {needed} {unit}",
             option=option,
             reason="a step of this batch runs without a graph; the times here are with one",
             gain=None,

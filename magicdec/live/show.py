@@ -99,14 +99,19 @@ class View:
             "drafted_share": observation.drafted_share,
             "tokens_per_step": counts.tokens_per_step,
             "acceptance_rates": acceptance_rates,
-            "advice": advice
-            and {
-                "answer": advice.answer,
-                "gamma": advice.best.gamma,
-                "choices": [dataclasses.asdict(choice) for choice in advice.choices],
-            },
+            "advice": _advice_document(advice),
             "notes": [line.removeprefix("  note: ") for line in notes(observation, draft)],
         }
+
+
+def _advice_document(advice: Advice | None) -> dict[str, Any] | None:
+    if advice is None:
+        return None
+    return {
+        "answer": advice.answer,
+        "gamma": advice.best.gamma,
+        "choices": [dataclasses.asdict(choice) for choice in advice.choices],
+    }
 
 
 def observation_lines(observation: Observation, draft: Draft) -> list[str]:
@@ -206,19 +211,28 @@ def advice_lines(advice: Advice, measured_tpot_s: float | None) -> list[str]:
         shown = best
     else:
         shown = advice.rival
-    gain = f"{shown.gain - 1.0:+.0%} goodput, 90 % interval {shown.gain_low - 1.0:+.0%} to {shown.gain_high - 1.0:+.0%}"
-    doubt = f"gamma {advice.rival.gamma} may reach {advice.rival.gain_high - 1.0:+.0%}: `magicdec tune` tries"
+    gain = (
+        f"{shown.gain - 1.0:+.0%} goodput, 90 % interval {shown.gain_low - 1.0:+.0%} to "
+        f"{shown.gain_high - 1.0:+.0%}"
+    )
+    doubt = (
+        f"gamma {advice.rival.gamma} may reach {advice.rival.gain_high - 1.0:+.0%}: `magicdec "
+        "tune` tries"
+    )
     lines.append(
         {
-            "keep": f"advice: keep gamma {situation.gamma}; gamma {shown.gamma} would change little ({gain})",
+            "keep": f"advice: keep gamma {situation.gamma}; gamma {shown.gamma} would change "
+            f"little ({gain})",
             "change": f"advice: gamma {best.gamma} instead of {situation.gamma} ({gain})",
-            "unclear": f"advice: unclear; gamma {shown.gamma} against {situation.gamma} ({gain}); {doubt}",
+            "unclear": f"advice: unclear; gamma {shown.gamma} against {situation.gamma} ({gain}); "
+            f"{doubt}",
         }[advice.answer]
     )
     in_use = advice.in_use.tpot_s
     if measured_tpot_s and not 1 / MISFIT < in_use / measured_tpot_s < MISFIT:
         lines.append(
-            f"  note: predicted {format_seconds(in_use)} per token now, measured {format_seconds(measured_tpot_s)}: "
+            f"  note: predicted {format_seconds(in_use)} per token now, measured "
+            f"{format_seconds(measured_tpot_s)}: "
             "fit the engine's profile to this server (magicdec calibrate --server)"
         )
     lines.append("best gamma by batch (down) and context (across); ? where it may not beat 0")
@@ -259,7 +273,8 @@ def notes(observation: Observation, draft: Draft) -> list[str]:
         )
     if observation.window_s is None:
         texts.append(
-            "saved scrapes hold no times: no tokens per second, and gauges are of these two instants"
+            "saved scrapes hold no times: no tokens per second, and gauges are of these two "
+            "instants"
         )
     if _has_short_drafts(observation):
         if draft.may_be_absent:

@@ -58,9 +58,20 @@ only.
 """
 MAX_LINE_BYTES = 1 << 26
 REQUEST_FIELDS = (
-    "device", "dtype", "tp_size", "batch_size", "context_len", "context_spread", "gen_len", "prompts", "weights",
-    "num_prompts", "stop_at_eos", "run_to_end", "cuda_graphs",
-)  # fmt: skip
+    "device",
+    "dtype",
+    "tp_size",
+    "batch_size",
+    "context_len",
+    "context_spread",
+    "gen_len",
+    "prompts",
+    "weights",
+    "num_prompts",
+    "stop_at_eos",
+    "run_to_end",
+    "cuda_graphs",
+)
 SPECULATION_FIELDS = (
     "draft_method",
     "draft_budget",
@@ -176,22 +187,46 @@ def check_request(request: BenchmarkRequest, model: ModelSpec, *, is_loaded: boo
     if request.engine == "vllm":
         _check_for_vllm(request)
         return
-    if request.dtype == "bfloat16" and request.device.startswith("cuda"):
-        import torch
+    _check_bfloat16(request)
+    _check_lengths(request, model)
+    if request.tp_size > 1:
+        from magicdec.runtime.weights import check_divisible
 
-        if not torch.cuda.is_bf16_supported(including_emulation=False):
-            raise ConfigError(
-                f"device '{request.device}' does not compute in bfloat16; use --dtype float16 or float32"
-            )
+        check_divisible(model, request.tp_size)
+    for speculation in request.speculations:
+        _check_speculation(request, speculation, model)
+    _check_memory(request, model, is_loaded=is_loaded)
+
+
+def _check_bfloat16(request: BenchmarkRequest) -> None:
+    """Raises ConfigError for bfloat16 on a GPU that only emulates it."""
+    if request.dtype != "bfloat16" or not request.device.startswith("cuda"):
+        return
+    import torch
+
+    if not torch.cuda.is_bf16_supported(including_emulation=False):
+        raise ConfigError(
+            f"device '{request.device}' does not compute in bfloat16; use --dtype float16 or "
+            "float32"
+        )
+
+
+def _check_lengths(request: BenchmarkRequest, model: ModelSpec) -> None:
+    """Raises CapacityError for sequences longer than the model takes, ConfigError for a queue that
+    fills no batch and for prompts that are too short.
+    """
     if request.max_len > model.max_position_embeddings:
         room = model.max_position_embeddings - request.gen_len - request.max_gamma - 1
         raise CapacityError(
-            f"context {request.context_len} + {request.gen_len} generated + a block of {request.max_gamma + 1} exceeds "
-            f"the {model.max_position_embeddings} positions of {model.name}; the longest context is {room}"
+            f"context {request.context_len} + {request.gen_len} generated + a block of "
+            f"{request.max_gamma + 1} exceeds "
+            f"the {model.max_position_embeddings} positions of {model.name}; the longest context "
+            f"is {room}"
         )
     if request.num_prompts is not None and request.num_prompts < request.batch_size:
         raise ConfigError(
-            f"a queue of {request.num_prompts} prompts in all cannot fill a batch of {request.batch_size}; "
+            f"a queue of {request.num_prompts} prompts in all cannot fill a batch of "
+            f"{request.batch_size}; "
             f"use at least {request.batch_size}"
         )
     if request.prompts == NOISE and request.num_prompts is not None:
@@ -200,16 +235,10 @@ def check_request(request: BenchmarkRequest, model: ModelSpec, *, is_loaded: boo
     if shortest < MIN_PROMPT:
         largest = max(0.0, 1 - MIN_PROMPT / request.context_len)
         raise ConfigError(
-            f"with a spread of {request.context_spread:g} the shortest prompt of {request.context_len} has {shortest} "
+            f"with a spread of {request.context_spread:g} the shortest prompt of "
+            f"{request.context_len} has {shortest} "
             f"tokens, and {MIN_PROMPT} are needed; use a spread of at most {largest:.2g}"
         )
-    if request.tp_size > 1:
-        from magicdec.runtime.weights import check_divisible
-
-        check_divisible(model, request.tp_size)
-    for speculation in request.speculations:
-        _check_speculation(request, speculation, model)
-    _check_memory(request, model, is_loaded=is_loaded)
 
 
 def _check_for_vllm(request: BenchmarkRequest) -> None:
@@ -228,12 +257,14 @@ def _check_for_vllm(request: BenchmarkRequest) -> None:
             raise ConfigError(f"{what} is not run in vLLM; use --engine ours")
     if os.environ.get("VLLM_USE_V2_MODEL_RUNNER", "0") not in ("", "0"):
         raise ConfigError(
-            "vLLM is timed in its V1 model runner; unset VLLM_USE_V2_MODEL_RUNNER, or serve and observe V2"
+            "vLLM is timed in its V1 model runner; unset VLLM_USE_V2_MODEL_RUNNER, or serve and "
+            "observe V2"
         )
     for speculation in request.speculations:
         if not speculation.is_self or speculation.draft_method not in VLLM_METHODS:
             raise ConfigError(
-                f"draft '{speculation.draft}' with method '{speculation.draft_method}' is not run in vLLM by this "
+                f"draft '{speculation.draft}' with method '{speculation.draft_method}' is not run "
+                "in vLLM by this "
                 f"package; use --draft self with --draft-method {' or '.join(VLLM_METHODS)}"
             )
         if speculation.draft_weight_dtype is not None:
@@ -253,7 +284,8 @@ def installed_engine(engine: Runtime) -> str:
         with suppress(metadata.PackageNotFoundError):
             return f"vllm {metadata.version(package).partition('+')[0]}"
     raise ConfigError(
-        "--engine vllm needs vLLM in the environment of magicdec: `pip install 'magicdec[vllm]'` on a GPU, "
+        "--engine vllm needs vLLM in the environment of magicdec: `pip install 'magicdec[vllm]'` "
+        "on a GPU, "
         "`make test-vllm` and then .venv-vllm/bin/magicdec on a CPU"
     )
 
@@ -261,11 +293,12 @@ def installed_engine(engine: Runtime) -> str:
 def _check_speculation(
     request: BenchmarkRequest, speculation: SpeculationSpec, target: ModelSpec
 ) -> None:
+    """Raises ConfigError for a draft that is not run so, CapacityError for one without room."""
     budget = speculation.draft_budget
-    name = draft_model_name(speculation.draft)
     if budget is not None and budget > request.context_len:
         raise ConfigError(
-            f"draft budget {budget} exceeds the context {request.context_len}; the largest is {request.context_len}"
+            f"draft budget {budget} exceeds the context {request.context_len}; the largest is "
+            f"{request.context_len}"
         )
     speculation.check_block_fits()
     if speculation.is_self and speculation.draft_method not in SPARSE_METHODS:
@@ -280,38 +313,42 @@ def _check_speculation(
         raise ConfigError(
             f"the draft cannot be on {draft_tp_size} ranks when the target is on {request.tp_size}"
         )
-    if name is None and not speculation.is_self and speculation.draft_weight_dtype is not None:
+    name = draft_model_name(speculation.draft)
+    if name is not None:
+        _check_draft_model(request, speculation, load_model_spec(name), target)
+        return
+    if not speculation.is_self and speculation.draft_weight_dtype is not None:
         raise ConfigError(
             f"--draft-weight-dtype needs a draft with weights; draft '{speculation.draft}' has none"
         )
-    if name is None:
-        if draft_tp_size != request.tp_size:
-            raise ConfigError(
-                f"--draft-tp {draft_tp_size} needs a draft model; draft '{speculation.draft}' has none"
-            )
-        return
+    if draft_tp_size != request.tp_size:
+        raise ConfigError(
+            f"--draft-tp {draft_tp_size} needs a draft model; draft '{speculation.draft}' has none"
+        )
+
+
+def _check_draft_model(
+    request: BenchmarkRequest, speculation: SpeculationSpec, draft: ModelSpec, target: ModelSpec
+) -> None:
+    """Refuses a model of another vocabulary, and one with too few positions."""
     if speculation.draft_method not in MODEL_METHODS:
         raise unknown_choice(
             "draft method of a draft model", speculation.draft_method, MODEL_METHODS
         )
-    draft = load_model_spec(name)
     if draft.vocab_size != target.vocab_size:
         raise ConfigError(
-            f"draft {draft.name} has a vocabulary of {draft.vocab_size}, target {target.name} of {target.vocab_size}: "
-            "they must be the same"
+            f"draft {draft.name} has a vocabulary of {draft.vocab_size}, target {target.name} of "
+            f"{target.vocab_size}: they must be the same"
         )
-    if budget is None:
-        length = request.max_len
-    else:
-        length = budget + speculation.gamma + 1
+    length = request.max_len
+    advice = "use --draft-method streamingllm with a budget"
+    if speculation.draft_budget is not None:
+        length = speculation.draft_budget + speculation.gamma + 1
+        advice = "use a smaller budget"
     if length > draft.max_position_embeddings:
-        advice = (
-            "use --draft-method streamingllm with a budget"
-            if budget is None
-            else "use a smaller budget"
-        )
         raise CapacityError(
-            f"draft {draft.name} holds {draft.max_position_embeddings} positions, {length} are needed; {advice}"
+            f"draft {draft.name} holds {draft.max_position_embeddings} positions, {length} are "
+            f"needed; {advice}"
         )
 
 
@@ -359,7 +396,8 @@ def _check_memory(request: BenchmarkRequest, model: ModelSpec, *, is_loaded: boo
         else:
             advice = "not even a batch of 1 fits"
         raise CapacityError(
-            f"batch {request.batch_size} at context {request.context_len} needs {format_bytes(needed)}, "
+            f"batch {request.batch_size} at context {request.context_len} needs "
+            f"{format_bytes(needed)}, "
             f"{format_bytes(available)} are free; {advice}"
         )
 

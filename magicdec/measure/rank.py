@@ -35,6 +35,8 @@ from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
 
 Begun = Mapping[SpeculationSpec, Sequence[Record]]
 """Rows of the repetitions that an earlier run finished."""
+Keys = Mapping[str, SpeculationSpec]
+"""A request's configurations by their keys in a records file."""
 GROUP_SIZE = 10
 """Configurations that are interleaved with each other, and recorded together."""
 INCOMPLETE = "\ufffd"
@@ -47,21 +49,20 @@ def measure_request(
     """Measures on this rank's shard. The first rank writes, shows progress, and returns the
     records.
     """
-    is_one_cpu = (
-        request.device == "cpu" and tp.size == 1
-    )  # whose bandwidth is measured during the runs
-    is_ours = request.engine == "ours"
     with shown_progress(outputs.quiet or tp.rank > 0) as show:
+        bandwidth_bytes_per_s = None
+        references = None
+        if request.engine == "ours":
+            if request.device == "cpu" and tp.size == 1:
+                references = ReferenceKernels()  # measures the bandwidth during the runs
+            else:
+                bandwidth_bytes_per_s = all_ranks_bandwidth_bytes_per_s(tp, request.device)
         return benchmark(
             request,
             records=outputs.records,
             resume=outputs.resume,
-            bandwidth_bytes_per_s=(
-                all_ranks_bandwidth_bytes_per_s(tp, request.device)
-                if is_ours and not is_one_cpu
-                else None
-            ),
-            references=ReferenceKernels() if is_ours and is_one_cpu else None,
+            bandwidth_bytes_per_s=bandwidth_bytes_per_s,
+            references=references,
             tp=tp,
             outputs=outputs,
             progress=show,
@@ -94,36 +95,23 @@ def benchmark(
     if resume and records is not None and records.exists():
         known = known_records(records, request.repetitions)
         rows = unfinished(read_rows(records))
-    keys = {
-        configuration_key(request, each): each for each in (AUTOREGRESSIVE, *request.speculations)
-    }
-    flags = torch.tensor([key in known for key in keys], dtype=torch.long, device=request.device)
-    is_known = dict(zip(keys.values(), tp.broadcast(flags).tolist(), strict=True))
-    lengths = torch.tensor(
-        [len(rows.get(key, ())) for key in keys], dtype=torch.long, device=request.device
-    )
-    counted = dict(zip(keys.items(), tp.broadcast(lengths).tolist(), strict=True))
-    empty = Record(
-        source="measured", model="", batch_size=0, context_len=0
-    )  # of other ranks, whose records none reads
-    begun = {
-        each: rows.get(key, [empty] * count) for (key, each), count in counted.items() if count
-    }
-    todo = tuple(each for each in request.speculations if not is_known[each])
-    is_done = all(is_known.values())
+    speculations = (AUTOREGRESSIVE, *request.speculations)
+    keys = {configuration_key(request, one): one for one in speculations}
+    lacking = _lacking(request, keys, known, tp)
+    begun = _begun(request, keys, rows, tp)
+    todo = tuple(one for one in request.speculations if one in lacking)
     wants_output = outputs is not None and outputs.wants_decoding
-    if request.engine == "vllm" and not is_done:
+    if request.engine == "vllm" and lacking:
         progress(f"vLLM: batch {request.batch_size}, context {request.context_len}")
-        measured = in_own_process(
-            _measure_in_vllm, replace(request, speculations=todo), known, records, begun
-        )
+        remaining = replace(request, speculations=todo)
+        measured = in_own_process(_measure_in_vllm, remaining, known, records, begun)
         known = {**measured, **known}
-    elif not is_done or wants_output:
-        kept = todo + tuple(
-            each for each in request.speculations[-1:] if wants_output and each not in todo
-        )
-        session = BenchmarkSession(replace(request, speculations=kept), tp=tp, progress=progress)
-        if not is_done:
+    elif lacking or wants_output:
+        loaded = todo
+        if wants_output:
+            loaded = _with_last(request, todo)
+        session = BenchmarkSession(replace(request, speculations=loaded), tp=tp, progress=progress)
+        if lacking:
             _measure_groups(
                 session,
                 todo,
@@ -135,10 +123,46 @@ def benchmark(
                 progress=progress,
             )
         if outputs is not None and wants_output:
-            write_outputs(
-                session, outputs.save_output, stream=_stream(session) if outputs.stream else None
-            )
+            stream = _stream(session, wanted=outputs.stream)
+            write_outputs(session, outputs.save_output, stream=stream)
     return [known[key] for key in keys if key in known]
+
+
+def _with_last(
+    request: BenchmarkRequest, todo: tuple[SpeculationSpec, ...]
+) -> tuple[SpeculationSpec, ...]:
+    """What is to be measured, and the last configuration, whose text is wanted."""
+    last = request.speculations[-1:]
+    if set(last) <= set(todo):
+        return todo
+    return todo + last
+
+
+def _lacking(
+    request: BenchmarkRequest, keys: Keys, known: Mapping[str, Record], tp: TensorParallel
+) -> set[SpeculationSpec]:
+    """The configurations without a record, by what the first rank has read."""
+    is_known = torch.tensor([key in known for key in keys], dtype=torch.long, device=request.device)
+    lacking = set()
+    for speculation, is_there in zip(keys.values(), tp.broadcast(is_known).tolist(), strict=True):
+        if not is_there:
+            lacking.add(speculation)
+    return lacking
+
+
+def _begun(
+    request: BenchmarkRequest, keys: Keys, rows: Mapping[str, list[Record]], tp: TensorParallel
+) -> Begun:
+    """Rows of finished repetitions, by what the first rank has read. The other ranks get as many
+    empty rows, which none of them reads."""
+    lengths = [len(rows.get(key, ())) for key in keys]
+    counts = torch.tensor(lengths, dtype=torch.long, device=request.device)
+    empty = Record(source="measured", model="", batch_size=0, context_len=0)
+    begun = {}
+    for (key, speculation), count in zip(keys.items(), tp.broadcast(counts).tolist(), strict=True):
+        if count:
+            begun[speculation] = rows.get(key, [empty] * count)
+    return begun
 
 
 def _measure_in_vllm(
@@ -173,7 +197,7 @@ def _measure_groups(
     for number in range(num_groups):
         group = todo[number::num_groups]
         show = stages.stage(number)
-        found = measure(
+        measured = measure(
             session,
             speculations=group,
             references=references,
@@ -182,21 +206,21 @@ def _measure_groups(
             write=write,
             progress=show,
         )
-        for record in found:
+        for record in measured:
             write(record)
             known.setdefault(record.key, record)
 
 
 def known_records(path: Path, repetitions: int = 1) -> dict[str, Record]:
-    """The whole measured records of a file by their configuration's key, of so many repetitions at
-    least.
+    """The complete measured records of a file by their configuration's key, of at least
+    `repetitions` repetitions.
     """
-    found = (
-        each
-        for each in read_records(path)
-        if each.source == "measured" and UNFINISHED not in each.notes
-    )
-    return {record.key: record for record in found if (record.repetitions or 0) >= repetitions}
+    known = {}
+    for record in read_records(path):
+        is_complete = record.source == "measured" and UNFINISHED not in record.notes
+        if is_complete and (record.repetitions or 0) >= repetitions:
+            known[record.key] = record
+    return known
 
 
 def configuration_key(request: BenchmarkRequest, speculation: SpeculationSpec) -> str:
@@ -214,10 +238,9 @@ def write_outputs(
     Raises StorageError when the file cannot be written.
     """
     request = session.request
+    speculation = AUTOREGRESSIVE
     if request.speculations:
         speculation = request.speculations[-1]
-    else:
-        speculation = AUTOREGRESSIVE
     result = session.run(speculation, seed=request.sampling.seed, run_to_end=True, on_step=stream)
     if stream is not None:
         stream.end()
@@ -233,9 +256,9 @@ def write_outputs(
     write_atomic(path, "".join(lines))
 
 
-def _stream(session: BenchmarkSession) -> TextStream | None:
+def _stream(session: BenchmarkSession, *, wanted: bool) -> TextStream | None:
     """The first sequence's text on stderr, where results do not go."""
-    if session.model.tp.rank > 0 or session.tokenizer is None:
+    if not wanted or session.model.tp.rank > 0 or session.tokenizer is None:
         return None
 
     def write(text: str) -> None:
@@ -259,12 +282,15 @@ class TextStream:
 
     def __call__(self, sequences: np.ndarray, tokens: list[list[int]]) -> None:
         for sequence, new in zip(sequences.tolist(), tokens, strict=True):
-            if sequence == self._sequence:
-                self._ids += new
-                if not (text := self._tokenizer.decode(self._ids)).endswith(INCOMPLETE):
-                    self._write(text[len(self._shown) :])
-                    self._shown = text
+            if sequence != self._sequence:
+                continue
+            self._ids += new
+            text = self._tokenizer.decode(self._ids)
+            if not text.endswith(INCOMPLETE):
+                self._write(text[len(self._shown) :])
+                self._shown = text
 
     def end(self) -> None:
         """Writes what was held back, and ends the line."""
-        self._write(self._tokenizer.decode(self._ids)[len(self._shown) :] + "\n")
+        text = self._tokenizer.decode(self._ids)
+        self._write(text[len(self._shown) :] + "\n")

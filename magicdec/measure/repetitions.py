@@ -95,13 +95,16 @@ class Measurement:
     @property
     def phases(self) -> dict[str, float]:
         """Seconds of each phase of a step."""
-        timed = [
-            each.phases_s for each in (self.warm_up, self.run) if each is not None and each.phases_s
-        ]
-        names = timed[0] if timed else ()
-        return {
-            name: statistics.median(each[name] for each in timed if name in each) for name in names
-        }
+        timed = []
+        for run in (self.warm_up, self.run):
+            if run is not None and run.phases_s:
+                timed.append(run.phases_s)
+        if not timed:
+            return {}
+        phases = {}
+        for name in timed[0]:
+            phases[name] = statistics.median(times[name] for times in timed if name in times)
+        return phases
 
 
 def measure(
@@ -125,7 +128,9 @@ def measure(
     kernels, where given, are timed before, between and after the two.
     """
     request = session.request
-    chosen = tuple(request.speculations if speculations is None else speculations)
+    if speculations is None:
+        speculations = request.speculations
+    chosen = tuple(speculations)
     warm: dict[SpeculationSpec, Any] = {}
     rows: dict[SpeculationSpec, list[Record]] = {}
     for speculation in (AUTOREGRESSIVE, *chosen):
@@ -143,9 +148,9 @@ def measure(
                 total = request.repetitions * len(measured)
                 progress(Step(message, done=done, total=total))
                 seed = request.sampling.seed + repetition
-                for found in _runs(session, speculation, warm, references, seed=seed):
-                    own = rows[found.speculation]
-                    own.append(_row(session, found, len(own), bandwidth_bytes_per_s))
+                for run in _runs(session, speculation, warm, references, seed=seed):
+                    own = rows[run.speculation]
+                    own.append(_row(session, run, len(own), bandwidth_bytes_per_s))
                     write(own[-1])
             if chosen and repetition == request.repetitions - 1:
                 yield summary(rows[speculation])
@@ -163,20 +168,23 @@ def _runs(
     """A run of a configuration, and the autoregressive one just before it."""
     times: list[ReferenceTimes] = []
     runs: dict[SpeculationSpec, Any] = {}
-    for each in dict.fromkeys((AUTOREGRESSIVE, speculation)):
-        times += [references.times()] if references is not None else []
-        runs[each] = session.run(each, seed=seed)
-    times += [references.times()] if references is not None else []
-    return [
-        Measurement(
-            speculation=each,
+    for one in dict.fromkeys((AUTOREGRESSIVE, speculation)):
+        if references is not None:
+            times.append(references.times())
+        runs[one] = session.run(one, seed=seed)
+    if references is not None:
+        times.append(references.times())
+    measurements = []
+    for one, run in reversed(runs.items()):
+        measurement = Measurement(
+            speculation=one,
             run=run,
             baseline=runs[AUTOREGRESSIVE],
-            warm_up=warm[each],
+            warm_up=warm[one],
             references=times,
         )
-        for each, run in reversed(runs.items())
-    ]
+        measurements.append(measurement)
+    return measurements
 
 
 def _row(
@@ -184,44 +192,51 @@ def _row(
 ) -> Record:
     """The measured row of one run of a configuration."""
     request = session.request
-    speculation = measurement.speculation
-    phases = measurement.phases
-    speculative = not speculation.is_autoregressive
-    is_fixed = (
-        speculative and request.gamma_table is None
-    )  # a draft step has a time of its own only then
-    speed = median_times(measurement.references) if measurement.references else None
-    if speed is not None and request.device == "cpu":
-        bandwidth_bytes_per_s = (
-            speed.memory_bytes_per_s
-        )  # during these runs: it changes within seconds
     run = measurement.run
     baseline = measurement.baseline
-    counts = measurement.run.counts
+    phases = measurement.phases
     fields: dict[str, Any] = {
-        **configuration_fields(request, speculation),
+        **configuration_fields(request, measurement.speculation),
         "autoregressive_step_s": baseline.steady_step_s,
-        "draft_step_s": phases["draft"] / speculation.gamma
-        if "draft" in phases and is_fixed
-        else None,
-        "verify_step_s": phases.get("verify") if speculative else None,
+        "draft_step_s": None,
+        "verify_step_s": None,
         "accept_step_s": phases.get("accept"),
         "step_s": run.steady_step_s,
         "autoregressive_step_samples_s": [baseline.steady_step_s],
-        "step_samples_s": [run.steady_step_s] if speculative else None,
         "prefill_s": session.prefill_s,
         "breakdown_s": phases,
-        "expected_tokens_per_step": counts.tokens_per_step,
+        "expected_tokens_per_step": run.counts.tokens_per_step,
         "tpot_s": request.batch_size / run.steady_tokens_per_s,
         "tokens_per_s": run.steady_tokens_per_s,
         "autoregressive_tokens_per_s": baseline.steady_tokens_per_s,
         "speedup": measurement.speedup,
-        "speedup_samples": [measurement.speedup] if speculative else None,
         "repetitions": 1,
-        "reference_s": speed.memory_s if speed else None,
-        "compute_reference_s": speed.compute_s if speed else None,
         "repetition": number,
-        "sequence_counts": counts.to_lists() if speculative else None,
     }
+    if not measurement.speculation.is_autoregressive:
+        fields |= _speculative_fields(measurement, is_adaptive=request.gamma_table is not None)
+    if measurement.references:
+        speed = median_times(measurement.references)
+        fields["reference_s"] = speed.memory_s
+        fields["compute_reference_s"] = speed.compute_s
+        if request.device == "cpu":
+            # during these runs: it changes within seconds
+            bandwidth_bytes_per_s = speed.memory_bytes_per_s
     fields |= session.record_fields(measurement, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
     return Record(source="measured", **fields, environment=current_environment())
+
+
+def _speculative_fields(measurement: Measurement, *, is_adaptive: bool) -> dict[str, Any]:
+    """A row's fields that only drafting fills. A draft step has a time of its own where every step
+    drafts as many tokens.
+    """
+    phases = measurement.phases
+    fields: dict[str, Any] = {
+        "verify_step_s": phases.get("verify"),
+        "step_samples_s": [measurement.run.steady_step_s],
+        "speedup_samples": [measurement.speedup],
+        "sequence_counts": measurement.run.counts.to_lists(),
+    }
+    if "draft" in phases and not is_adaptive:
+        fields["draft_step_s"] = phases["draft"] / measurement.speculation.gamma
+    return fields

@@ -10,7 +10,7 @@ sequence ends, autoregressive and speculative over the same contexts.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from magicdec.runtime.prompts import generation_eos_token_ids
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model, with_weight_dtype
 from magicdec.specs.catalog import checkpoint_directory, load_model_spec
+from magicdec.specs.model import ModelSpec
 from magicdec.specs.speculation import (
     HEAD_METHODS,
     SELF,
@@ -75,19 +76,14 @@ class BenchmarkSession:
         self._draft_models = self._load_drafts(tp)
         self._heads = self._load_heads()
         self._kept_drafters: dict[SpeculationSpec, Drafter] = {}
-        checkpoint = checkpoint_directory(request.model)
-        if checkpoint is None:
-            found = None
-        else:
-            found = generation_eos_token_ids(checkpoint, vocab_size=self.spec.vocab_size)
-        self._eos_token_ids = self.spec.eos_token_ids if found is None else found
+        self._eos_token_ids = _eos_token_ids(self.spec, checkpoint_directory(request.model))
         self.tokenizer, self.prompts = prompts_of(request)
-        observed = max((s.observation_window for s in request.speculations), default=0)
+        windows = [speculation.observation_window for speculation in request.speculations]
         self.engine = Engine(
             self.model,
             batch_size=request.batch_size,
             max_len=request.max_len,
-            max_back=max(observed, MAX_BACK),
+            max_back=max(*windows, MAX_BACK, 0),
         )
         for speculation in request.speculations:
             if _head_key(speculation) is not None:
@@ -98,8 +94,11 @@ class BenchmarkSession:
 
     def _load(self, name: str, tp: TensorParallel) -> Transformer:
         request = self.request
+        model: str | ModelSpec = name
+        if request.weights != "checkpoint":
+            model = load_model_spec(name)
         return load_model(
-            name if request.weights == "checkpoint" else load_model_spec(name),
+            model,
             weights=request.weights,
             tp=tp,
             device=request.device,
@@ -109,18 +108,23 @@ class BenchmarkSession:
     def _load_drafts(self, tp: TensorParallel) -> dict[DraftKey, Transformer | None]:
         """Draft models, and the target's narrower copies; None where this rank does not draft.
         Every rank goes through the same ones."""
-        wanted = dict.fromkeys(
-            key for s in self.request.speculations if (key := self._draft_key(s)) is not None
-        )
-        groups = {size: tp.first(size) for size in dict.fromkeys(size for _, size, _ in wanted)}
-        models: dict[DraftKey, Transformer | None] = dict.fromkeys(wanted)
-        for name, size, weight_dtype in wanted:
-            if (group := groups[size]) is not None:
-                if name == SELF:
-                    model = self.model
-                else:
-                    model = self._load(name, group)
-                models[name, size, weight_dtype] = with_weight_dtype(model, weight_dtype)
+        models: dict[DraftKey, Transformer | None] = {}
+        for speculation in self.request.speculations:
+            key = self._draft_key(speculation)
+            if key is not None:
+                models[key] = None
+        groups: dict[int, TensorParallel | None] = {}
+        for _, size, _ in models:
+            if size not in groups:
+                groups[size] = tp.first(size)
+        for name, size, weight_dtype in models:
+            group = groups[size]
+            if group is None:
+                continue
+            model = self.model
+            if name != SELF:
+                model = self._load(name, group)
+            models[name, size, weight_dtype] = with_weight_dtype(model, weight_dtype)
         return models
 
     def _load_heads(self) -> dict[HeadKey, Head]:
@@ -129,15 +133,19 @@ class BenchmarkSession:
         heads: dict[HeadKey, Head] = {}
         for speculation in self.request.speculations:
             key = _head_key(speculation)
-            if key is not None and key not in heads:
-                method, checkpoint = key
-                heads[key] = load_head(
-                    None if checkpoint is None else Path(checkpoint),
-                    self.model,
-                    method=method,
-                    weights=self.request.weights,
-                    target_directory=directory,
-                )
+            if key is None or key in heads:
+                continue
+            method, checkpoint = key
+            path = None
+            if checkpoint is not None:
+                path = Path(checkpoint)
+            heads[key] = load_head(
+                path,
+                self.model,
+                method=method,
+                weights=self.request.weights,
+                target_directory=directory,
+            )
         return heads
 
     def _draft_key(self, speculation: SpeculationSpec) -> DraftKey | None:
@@ -159,21 +167,24 @@ class BenchmarkSession:
             draft_model = self._heads[head_key]
         elif draft_key is not None:
             draft_model = self._draft_models[draft_key]
-        is_kept = head_key is not None or draft_model_name(speculation.draft) is not None
-        if speculation.is_autoregressive or not is_kept:
+        has_network = head_key is not None or draft_model_name(speculation.draft) is not None
+        if speculation.is_autoregressive or not has_network:
             return build_drafter(speculation, self.engine, draft_model)
-        kind = msgspec.structs.replace(speculation, gamma=0)
-        same = (
-            s.gamma
-            for s in self.request.speculations
-            if msgspec.structs.replace(s, gamma=0) == kind
-        )
-        key = msgspec.structs.replace(speculation, gamma=max(same, default=speculation.gamma))
+        key = self._deepest_alike(speculation)
         if key not in self._kept_drafters:
             drafter = build_drafter(key, self.engine, draft_model)
             assert drafter is not None
             self._kept_drafters[key] = drafter
         return self._kept_drafters[key]
+
+    def _deepest_alike(self, speculation: SpeculationSpec) -> SpeculationSpec:
+        """The draft at the greatest gamma that the request has for it."""
+        draft = msgspec.structs.replace(speculation, gamma=0)
+        gammas = []
+        for other in self.request.speculations:
+            if msgspec.structs.replace(other, gamma=0) == draft:
+                gammas.append(other.gamma)
+        return msgspec.structs.replace(speculation, gamma=max(gammas, default=speculation.gamma))
 
     def _prefill(self) -> float:
         start = _clock(self.request.device)
@@ -225,15 +236,28 @@ class BenchmarkSession:
             self.snapshot = self.engine.snapshot()
         self.engine.restore(self.snapshot)
         drafter = self._drafter(speculation)
-        simulated = request.simulate_acceptance if drafter is not None else None
+        gamma = 0
+        simulated = None
+        if drafter is not None:
+            gamma = speculation.gamma
+            simulated = list(request.simulate_acceptance or ()) or None
+        eos_token_ids: Sequence[int] = ()
+        if request.stop_at_eos:
+            eos_token_ids = self._eos_token_ids
+        queue: Sequence[list[int]] = ()
+        if fences is None:
+            queue = self.prompts[request.batch_size :]
+            fences = self._is_fenced
+        if run_to_end is None:
+            run_to_end = request.run_to_end
         options = DecodeOptions(
-            gamma=0 if drafter is None else speculation.gamma,
+            gamma=gamma,
             max_new_tokens=gen_len or request.gen_len,
-            eos_token_ids=self._eos_token_ids if request.stop_at_eos else (),
-            fences=self._is_fenced if fences is None else fences,
-            simulate_acceptance=list(simulated) if simulated else None,
-            stop_when_first_ends=not (request.run_to_end if run_to_end is None else run_to_end),
-            queue=self.prompts[request.batch_size :] if fences is None else (),
+            eos_token_ids=tuple(eos_token_ids),
+            fences=fences,
+            simulate_acceptance=simulated,
+            stop_when_first_ends=not run_to_end,
+            queue=queue,
             policy=request.gamma_table,
             on_step=on_step,
             cuda_graphs=request.cuda_graphs,
@@ -257,13 +281,11 @@ class BenchmarkSession:
             **self._memory_use(measurement, bandwidth_bytes_per_s),
         }
         if speculative and request.sampling.is_greedy and request.simulate_acceptance is None:
-            # rounding alone decides between logits that are nearly equal
-            pairs = zip(run.tokens, base.tokens, strict=True)
-            differ = (any(a != b for a, b in zip(own, other, strict=False)) for own, other in pairs)
-            fields["num_divergences"] = sum(differ)
+            fields["num_divergences"] = _num_divergences(run.tokens, base.tokens)
         if request.run_to_end:
             fields["static_batch_tokens_per_s"] = run.num_tokens / run.elapsed_s
-            fields["speedup_static_batch"] = base.elapsed_s / run.elapsed_s if speculative else None
+            if speculative:
+                fields["speedup_static_batch"] = base.elapsed_s / run.elapsed_s
         if request.num_prompts is not None:
             fields["refilled_tokens_per_s"] = run.refilled_tokens_per_s
             fields["speedup_refilled"] = run.refilled_tokens_per_s / base.refilled_tokens_per_s
@@ -279,16 +301,40 @@ class BenchmarkSession:
         }
         if not speculation.is_autoregressive and not is_adaptive:
             times_s = measurement.phases
-            achieved |= {
-                phase: needed[phase] / times_s[phase] for phase in needed if times_s.get(phase)
-            }
+            for phase, num_bytes in needed.items():
+                if times_s.get(phase):
+                    achieved[phase] = num_bytes / times_s[phase]
             achieved["step"] = sum(needed.values()) / measurement.run.steady_step_s
         fields: dict[str, Any] = {"achieved_bytes_per_s": achieved, "memory_bytes_per_s": bandwidth}
         if bandwidth is None:
             return fields
-        mbu = achieved.get("step", None if is_adaptive else achieved["autoregressive"])
-        fields["mbu"] = mbu / bandwidth if mbu is not None else None
-        return {**fields, "autoregressive_mbu": achieved["autoregressive"] / bandwidth}
+        autoregressive_mbu = achieved["autoregressive"] / bandwidth
+        if "step" in achieved:
+            fields["mbu"] = achieved["step"] / bandwidth
+        elif not is_adaptive:
+            fields["mbu"] = autoregressive_mbu
+        fields["autoregressive_mbu"] = autoregressive_mbu
+        return fields
+
+
+def _eos_token_ids(spec: ModelSpec, checkpoint: Path | None) -> tuple[int, ...]:
+    """The tokens that end a sequence: the checkpoint's for generation, else the model's."""
+    if checkpoint is not None:
+        token_ids = generation_eos_token_ids(checkpoint, vocab_size=spec.vocab_size)
+        if token_ids is not None:
+            return token_ids
+    return spec.eos_token_ids
+
+
+def _num_divergences(tokens: Sequence[list[int]], baseline: Sequence[list[int]]) -> int:
+    """Sequences that differ from autoregressive decoding up to the shorter's end: rounding alone
+    decides between logits that are nearly equal.
+    """
+    divergences = 0
+    for own, other in zip(tokens, baseline, strict=True):
+        length = min(len(own), len(other))
+        divergences += own[:length] != other[:length]
+    return divergences
 
 
 def _head_key(speculation: SpeculationSpec) -> HeadKey | None:

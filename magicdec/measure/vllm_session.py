@@ -337,7 +337,8 @@ class _Steps:
         self.accepted[:] = 0
         if self.has_ended:
             raise ConfigError(
-                "a sequence ended before the last one was prefilled; generate more tokens (--gen-len)"
+                "a sequence ended before the last one was prefilled; generate more tokens "
+                "(--gen-len)"
             )
 
     def note(self, outputs: list[Any]) -> None:
