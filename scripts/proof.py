@@ -8,8 +8,8 @@
     python scripts/proof.py surfaces                    what commands print and write; drawn models' tokens and logits
     python scripts/proof.py --update-golden             rewrites the golden values of tests/perfmodel/test_golden.py
 
-Each side answers the same seeded requests (scripts/proof_requests.py) in a process of its own; every number of every
-answer is compared at a relative 1e-12, every text exactly. The exit status is 1 where anything differs.
+Each side answers the same seeded requests (tests/golden/proof_requests.py) in a process of its own; every number of
+every answer is compared at a relative 1e-12, every text exactly. The exit status is 1 where anything differs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ import numpy as np
 
 SCRIPTS = Path(__file__).resolve().parent
 ROOT = SCRIPTS.parent
-sys.path.insert(0, str(SCRIPTS))
+GOLDEN = ROOT / "tests" / "golden"
+sys.path.insert(0, str(GOLDEN))
 
 import proof_answers  # noqa: E402
 from proof_golden import update_golden  # noqa: E402
@@ -66,7 +67,7 @@ def tree(revision: str) -> Iterator[Path]:
 def answers(revision: str, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What the package of a revision answers; that of a commit is kept in the temporary folder."""
     text = json.dumps(requests)
-    script = (SCRIPTS / "proof_answers.py").read_text(encoding="utf-8")
+    script = (GOLDEN / "proof_answers.py").read_text(encoding="utf-8")
     kept = KEPT / f"{revision}-{hashlib.sha256((text + script).encode()).hexdigest()[:16]}.npz"
     if revision and kept.exists():
         return proof_answers.read(kept)
@@ -75,7 +76,7 @@ def answers(revision: str, requests: list[dict[str, Any]]) -> list[dict[str, Any
         asked, answered = Path(folder, "requests.json"), Path(folder, "answers.npz")
         asked.write_text(text, encoding="utf-8")
         environment = os.environ | {"PYTHONPATH": str(package), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, str(SCRIPTS / "proof_answers.py"), str(asked), str(answered)]
+        command = [sys.executable, str(GOLDEN / "proof_answers.py"), str(asked), str(answered)]
         if subprocess.run(command, env=environment, cwd=package, check=False).returncode:
             raise SystemExit(
                 f"proof: {revision or 'the working tree'} did not answer; its traceback is above"

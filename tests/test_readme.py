@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from magicdec.cli import app, register_commands
+from scripts.readme_table import agree
 
 ROOT = Path(__file__).resolve().parent.parent
-AGREE = runpy.run_path(str(ROOT / "scripts" / "readme_table.py"))["agree"]
 
 
 def test_tables_and_picture_are_what_the_records_give() -> None:
@@ -42,8 +41,8 @@ def test_tables_and_picture_are_what_the_records_give() -> None:
 def test_a_plan_that_is_out_of_date_is_found(old: str, new: str, is_same: bool) -> None:
     """Its words, rows and verdicts in their order, and its numbers to 2 %."""
     texts = [f"# x\n<!-- plan -->\n{shown}\n<!-- /plan -->\nrest" for shown in (old, new)]
-    assert AGREE(*texts) == is_same
-    assert not AGREE(texts[0], texts[0].replace("rest", "2 rests"))
+    assert agree(*texts) == is_same
+    assert not agree(texts[0], texts[0].replace("rest", "2 rests"))
 
 
 def errors(path: Path) -> dict[str, np.ndarray]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from magicdec.perfmodel.kernels.gemm import ElementwiseCurve
 from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
 from magicdec.records import Record, append_record
 from magicdec.specs.engine import EngineProfile, load_engine
+from scripts import ship_gpu_profile
 from tests.processes import Done, magicdec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,7 +74,6 @@ def ship(
 ) -> Callable[..., Done]:
     """Calls the script in this process."""
     path = ROOT / "scripts" / "ship_gpu_profile.py"
-    main = runpy.run_path(str(path))["main"]
 
     def call(directory: Path, *options: str) -> Done:
         places = [
@@ -85,7 +84,7 @@ def ship(
         ]
         monkeypatch.setattr(sys, "argv", [str(path), str(directory), *options, *map(str, places)])
         try:
-            main()
+            ship_gpu_profile.main()
         except SystemExit as ended:
             return Done(int(ended.code or 0), *capsys.readouterr())
         return Done(0, *capsys.readouterr())

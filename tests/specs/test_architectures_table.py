@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
-from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -13,20 +10,17 @@ from typer.testing import CliRunner
 from magicdec.cli import app, register_commands
 from magicdec.specs.catalog import ARCHITECTURES_FILE, architecture_facts, model_shapes
 from magicdec.specs.families import ARCHITECTURES
+from scripts import architectures_table
 
 KNOWN = json.loads(ARCHITECTURES_FILE.read_text(encoding="utf-8"))
-
-
-SCRIPT: dict[str, Any] = runpy.run_path(
-    str(Path(__file__).parents[2] / "scripts" / "architectures_table.py")
-)
 
 
 def test_the_file_and_the_page_are_up_to_date() -> None:
     """Otherwise: python scripts/architectures_table.py"""
     pytest.importorskip("transformers")
-    assert SCRIPT["facts"](KNOWN) == KNOWN
-    assert SCRIPT["PAGE"].read_text(encoding="utf-8") == SCRIPT["page"](KNOWN)
+    assert architectures_table.facts(KNOWN) == KNOWN
+    page = architectures_table.PAGE.read_text(encoding="utf-8")
+    assert page == architectures_table.page(KNOWN)
 
 
 def test_every_model_of_the_catalog_has_the_parameters_that_transformers_counts() -> None:
@@ -38,7 +32,9 @@ def test_every_model_of_the_catalog_has_the_parameters_that_transformers_counts(
 @pytest.mark.slow
 def test_transformers_counts_what_the_file_says() -> None:
     pytest.importorskip("transformers")
-    assert {name: SCRIPT["counted"](name) for name in KNOWN["counted"]} == KNOWN["counted"]
+    assert {name: architectures_table.counted(name) for name in KNOWN["counted"]} == KNOWN[
+        "counted"
+    ]
 
 
 def test_the_command_lists_every_architecture() -> None:

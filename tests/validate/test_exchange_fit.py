@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import runpy
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from magicdec.perfmodel.kernels.links import ExchangeCurve
 from magicdec.perfmodel.kernels.profile import load_hardware
+from scripts.fit_exchange import fitted, mean_error, tables, without
 
-SCRIPT: dict[str, Any] = runpy.run_path(
-    str(Path(__file__).parents[2] / "scripts" / "fit_exchange.py")
-)
-TABLES: dict[str, Any] = SCRIPT["tables"]()
+TABLES: dict[str, Any] = tables()
 
 
 @pytest.mark.parametrize(
@@ -24,14 +20,11 @@ TABLES: dict[str, Any] = SCRIPT["tables"]()
 def test_the_catalog_meets_the_measured_exchanges(device: str, rows: int, error: float) -> None:
     hw, table = load_hardware(device), TABLES[device]
     assert len(table["latency_us"]) == rows == ExchangeCurve.of(hw).fit.num_rows
-    assert SCRIPT["mean_error"](hw, ExchangeCurve.of(hw), table) < error
+    assert mean_error(hw, ExchangeCurve.of(hw), table) < error
 
 
 @pytest.mark.parametrize("ranks", [16, 32, 64])
 def test_a_number_of_ranks_over_infiniband_is_met_by_a_fit_to_the_others(ranks: int) -> None:
     hw = load_hardware("h100-sxm-80gb")
-    kept, left_out = SCRIPT["without"](TABLES["h100-sxm-80gb"], ranks)
-    assert (
-        SCRIPT["mean_error"](hw, SCRIPT["fitted"](hw, kept), left_out)
-        <= ExchangeCurve.of(hw).fit.error + 0.001
-    )
+    kept, left_out = without(TABLES["h100-sxm-80gb"], ranks)
+    assert mean_error(hw, fitted(hw, kept), left_out) <= ExchangeCurve.of(hw).fit.error + 0.001

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from scripts import published_systems
+
 ROOT = Path(__file__).parents[2]
-SCRIPT: dict[str, Any] = runpy.run_path(str(ROOT / "scripts" / "published_systems.py"))
 
 
 @pytest.fixture(scope="module")
 def systems() -> list[Any]:
-    found: list[Any] = SCRIPT["systems"]()
+    found: list[Any] = published_systems.systems()
     return found
 
 

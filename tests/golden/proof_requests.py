@@ -122,7 +122,7 @@ def draw(number: int, *, seed: int = 0) -> list[dict[str, Any]]:
 def draw_kernels(seed: int = 0) -> list[dict[str, Any]]:
     """Each device's kernels on random works, and refits to the rows that are kept for tests."""
     files = sorted(
-        (Path(__file__).resolve().parents[1] / "tests" / "data" / "kernels").glob("*.csv.gz")
+        (Path(__file__).resolve().parents[2] / "tests" / "data" / "kernels").glob("*.csv.gz")
     )
     works = {
         "kind": "kernels",

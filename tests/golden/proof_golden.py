@@ -16,7 +16,7 @@ import numpy as np
 from proof_answers import Answer, answer
 from proof_requests import CORNERS, draw
 
-FILE = Path(__file__).resolve().parent.parent / "tests" / "data" / "golden.npz"
+FILE = Path(__file__).resolve().parents[1] / "data" / "golden.npz"
 SEED = 1
 NUMBER = 240
 FREE_TEXTS = (

@@ -1,6 +1,6 @@
-"""Answers requests of scripts/proof_requests.py with the package that is importable, as arrays by term.
+"""Answers requests of tests/golden/proof_requests.py with the package that is importable, as arrays by term.
 
-    python scripts/proof_answers.py REQUESTS.json ANSWERS.npz
+    python tests/golden/proof_answers.py REQUESTS.json ANSWERS.npz
 
 A plan's terms are the paths of its document ("candidates.speedup"); those of points name what the model predicts of
 them ("verify.attention_s"). Functions are found by name in whatever module defines them, so this outlives moves.
@@ -267,7 +267,7 @@ def _kernels(request: dict[str, Any]) -> Answer:
 def _refit(request: dict[str, Any]) -> Answer:
     """Constants of refits to the published rows of one table."""
     found: Answer = {}
-    table, groups = find("read_table")(Path(__file__).resolve().parents[1] / request["file"])
+    table, groups = find("read_table")(Path(__file__).resolve().parents[2] / request["file"])
     for key, rows in groups.items():
         few = {name: values[: request["rows"]] for name, values in rows.items()}
         profile = find("refit")(table, find("load_hardware")(key.device), few, variant=key.variant)
