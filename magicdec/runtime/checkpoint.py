@@ -350,6 +350,43 @@ class CheckpointDirectory:
         return not self._files[name].get_tensor(name).any()
 
 
+class _Fit(NamedTuple):
+    """A layout of a stored tensor, for one matrix."""
+
+    layout: Layout
+    steps: list[int]
+    """Outputs or inputs that one entry stands for, by dimension."""
+    shape: tuple[int, ...]
+
+
+def _cut(view: Any, fit: _Fit, part: tuple[range, range], *, is_ordered: bool) -> Tensor:
+    """The entries that a part needs: of groups in an order of their own all."""
+    wanted = []
+    for side, step in zip(fit.layout, fit.steps, strict=True):
+        if is_ordered and side.unit == "group":
+            wanted.append(ALL)
+        else:
+            inside = part[side.axis]
+            wanted.append(slice(inside.start // step, -(-inside.stop // step)))
+    tensor: Tensor = view
+    if wanted:
+        tensor = view[tuple(wanted)]
+    return tensor
+
+
+def _outputs_by_inputs(tensor: Tensor, layout: Layout) -> Tensor:
+    sides = [side.axis for side in layout]
+    if len(sides) == 4:
+        return tensor[:, 0, :, 0]
+    if sides == [1, 0]:
+        return tensor.T
+    if len(sides) == 2:
+        return tensor
+    if len(sides) == 1:
+        return tensor.unsqueeze(1 - sides[0])
+    return tensor.reshape(1, 1)
+
+
 class _Matrix:
     """A matrix [outputs, inputs] that is published in fewer bits."""
 
@@ -381,9 +418,7 @@ class _Matrix:
         return _widened(found, self._scheme).expand(len(part[0]), len(part[1]))
 
     def _ordered_groups(self, groups: Tensor, inputs: range) -> Tensor | None:
-        """The group of each input of a part; None where they stand in order, or are left unsaid
-        (-1).
-        """
+        """The group of each input of a part. None: they are in order, or not stated (-1)."""
         size = self._scheme.group_size or self._shape[1]
         if (groups == -1).any() or torch.equal(
             groups, torch.arange(inputs.start, inputs.stop) // size
@@ -399,72 +434,65 @@ class _Matrix:
     def _aligned(
         self, stored: Stored, part: tuple[range, range], groups: Tensor | None
     ) -> Tensor | None:
-        """One of its tensors, as numbers that stand where those of a part do, [outputs, inputs]; a
-        dimension stays 1 where all share an entry. None for an optional one that is not there."""
-        names = [f"{self._module}.{name}" for name in stored.names]
-        name = next((name for name in names if name in self._files), names[0])
+        """One stored tensor cut to a part and expanded to [outputs, inputs]; a dimension stays 1 if
+        all its outputs or inputs share an entry. None: an optional tensor is absent."""
+        name = self._stored_name(stored)
         if stored.is_optional and name not in self._files:
             return None
-        scheme = self._scheme
-        dtype = stored.dtypes[0]
-        # A scheme of blocks has a scale for each of them, another has none.
-        layouts = [
-            layout
-            for layout in stored.layouts
-            if len(stored.layouts) == 1
-            or any(side.unit == "block" for side in layout) == (scheme.block is not None)
-        ]
-        all_steps = [
-            [side.step(self._shape, scheme, dtype) for side in layout] for layout in layouts
-        ]
-        shapes = [
-            tuple(
-                -(-self._shape[side.axis] // size) for side, size in zip(layout, steps, strict=True)
-            )
-            for layout, steps in zip(layouts, all_steps, strict=True)
-        ]
-        view = self._files.view(name, shapes, stored.dtypes)
-        which = shapes.index(tuple(view.shape if isinstance(view, Tensor) else view.get_shape()))
-        layout = layouts[which]
-        steps = all_steps[which]
-        is_ordered = [groups is not None and side.unit == "group" for side in layout]
-        wanted = [
-            ALL if whole else slice(part[side.axis].start // size, -(-part[side.axis].stop // size))
-            for side, size, whole in zip(layout, steps, is_ordered, strict=True)
-        ]
-        tensor: Tensor
-        if wanted:
-            tensor = view[tuple(wanted)]
-        else:
-            tensor = view
+        fits = self._fits_of(stored)
+        view = self._files.view(name, [fit.shape for fit in fits], stored.dtypes)
+        shape = tuple(view.shape if isinstance(view, Tensor) else view.get_shape())
+        fit = next(fit for fit in fits if fit.shape == shape)
+        tensor = _cut(view, fit, part, is_ordered=groups is not None)
         if stored.increment:
-            each = sum(stored.increment << scheme.bits * i for i in range(32 // scheme.bits))
-            tensor = tensor + torch.tensor(each, dtype=torch.int64).to(torch.int32)
-        for dim, (side, size) in enumerate(zip(layout, steps, strict=True)):
-            if groups is not None and is_ordered[dim]:
+            tensor = tensor + self._carried(stored.increment)
+        for dim, (side, step) in enumerate(zip(fit.layout, fit.steps, strict=True)):
+            if groups is not None and side.unit == "group":
                 tensor = tensor.index_select(dim, groups)
                 continue
             if side.unit == "word":
-                tensor = _codes(tensor, dim, size, scheme.bits, stored.order)
-            elif size > 1 and tensor.shape[dim] > 1:
-                tensor = tensor.repeat_interleave(size, dim)
+                tensor = _codes(tensor, dim, step, self._scheme.bits, stored.order)
+            elif step > 1 and tensor.shape[dim] > 1:
+                tensor = tensor.repeat_interleave(step, dim)
             if tensor.shape[dim] > 1:
                 inside = part[side.axis]
-                tensor = tensor.narrow(dim, inside.start % size, len(inside))
-        sides = [side.axis for side in layout]
-        if len(sides) == 4:
-            return tensor[:, 0, :, 0]
-        if len(sides) == 2:
-            if sides == [1, 0]:
-                return tensor.T
-            return tensor
-        if sides:
-            return tensor.unsqueeze(1 - sides[0])
-        return tensor.reshape(1, 1)
+                tensor = tensor.narrow(dim, inside.start % step, len(inside))
+        return _outputs_by_inputs(tensor, fit.layout)
+
+    def _stored_name(self, stored: Stored) -> str:
+        """The first of the tensor's names that the checkpoint has, else the first."""
+        names = [f"{self._module}.{name}" for name in stored.names]
+        for name in names:
+            if name in self._files:
+                return name
+        return names[0]
+
+    def _fits_of(self, stored: Stored) -> list[_Fit]:
+        """The layouts that the scheme allows, with their shapes for this matrix. A scheme of blocks
+        has one scale per block; other schemes have no scales of blocks."""
+        dtype = stored.dtypes[0]
+        has_blocks = self._scheme.block is not None
+        fits = []
+        for layout in stored.layouts:
+            is_of_blocks = any(side.unit == "block" for side in layout)
+            if len(stored.layouts) > 1 and is_of_blocks != has_blocks:
+                continue
+            steps = [side.step(self._shape, self._scheme, dtype) for side in layout]
+            shape = []
+            for side, step in zip(layout, steps, strict=True):
+                shape.append(-(-self._shape[side.axis] // step))
+            fits.append(_Fit(layout, steps, tuple(shape)))
+        return fits
+
+    def _carried(self, increment: int) -> Tensor:
+        """The increment in every code of a 32-bit word."""
+        bits = self._scheme.bits
+        word = sum(increment << bits * place for place in range(32 // bits))
+        return torch.tensor(word, dtype=torch.int64).to(torch.int32)
 
 
 def _codes(words: Tensor, dim: int, count: int, bits: int, order: tuple[int, ...] | None) -> Tensor:
-    """The codes of words, side by side in the dimension of the words."""
+    """The codes that words hold, side by side in the words' dimension."""
     if order is None:
         places = torch.arange(count)
     else:
@@ -474,9 +502,8 @@ def _codes(words: Tensor, dim: int, count: int, bits: int, order: tuple[int, ...
 
 
 def _widened(parts: Mapping[str, Tensor], scheme: Scheme) -> Tensor:
-    """(code - zero) · scale, or code · 2^(exponent - 127). Packed integers without a zero have it
-    in the middle.
-    """
+    """(code - zero) · scale, or code · 2^(exponent - 127). The zero of packed integers without a
+    stated one is the middle of their range."""
     codes = parts["codes"]
     if scheme.dtype in ("nvfp4", "mxfp4"):
         values = torch.tensor(E2M1)[codes.long()]

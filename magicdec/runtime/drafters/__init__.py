@@ -45,25 +45,17 @@ HEAD_DRAFTERS: dict[str, type[HeadDrafter]] = {
 def build_drafter(
     spec: SpeculationSpec, engine: Engine, draft_model: Transformer | Head | None = None
 ) -> Drafter | None:
-    """The drafter that a specification names; None for autoregressive decoding.
+    """The drafter of a specification. None: autoregressive decoding.
 
-    `draft_model` is the other model or the head that drafts, or of a self-draft the target's copy in
-    `draft_weight_dtype`. What is not in that format yet is converted here, anew for each drafter.
-    With a `draft_tp_size` below the target's, ranks beyond it have no draft model and are told what
-    was drafted.
+    `draft_model` is the model or the head that drafts; for a self-draft it is the target's copy in
+    `draft_weight_dtype`. Weights in another format are converted here, again for each drafter. With
+    a `draft_tp_size` below the target's, ranks beyond it have no draft model and receive the drafts.
 
     Raises ConfigError when the method is unknown or does not go with the draft.
     """
     if spec.is_autoregressive:
         return None
-    if spec.draft_budget is not None and spec.draft_budget > engine.max_len:
-        raise ConfigError(
-            f"draft budget {spec.draft_budget} exceeds the longest sequence, {engine.max_len} tokens"
-        )
-    if spec.gamma > engine.max_gamma:
-        raise ConfigError(
-            f"gamma {spec.gamma} exceeds the {engine.max_gamma} that the engine was built for"
-        )
+    _check_limits(spec, engine)
     if spec.draft_method == "ngram":
         return NgramDrafter(engine)
     if spec.draft_method == "suffix":
@@ -73,28 +65,51 @@ def build_drafter(
     if spec.draft_method in HEAD_METHODS and not spec.is_self:
         return _head_drafter(spec, engine, draft_model)
     assert not isinstance(draft_model, Head)
-    whose, known = (
-        ("self-draft", SELF_DRAFTERS) if spec.is_self else ("draft model", MODEL_DRAFTERS)
-    )
+    if spec.is_self:
+        _check_method(spec, SELF_DRAFTERS, "self-draft")
+        return _drafter_of(SELF_DRAFTERS, spec, engine, draft_model or engine.model)
+    return _model_drafter(spec, engine, draft_model)
+
+
+def _check_limits(spec: SpeculationSpec, engine: Engine) -> None:
+    if spec.draft_budget is not None and spec.draft_budget > engine.max_len:
+        raise ConfigError(
+            f"draft budget {spec.draft_budget} exceeds the longest sequence, {engine.max_len} tokens"
+        )
+    if spec.gamma > engine.max_gamma:
+        raise ConfigError(
+            f"gamma {spec.gamma} exceeds the {engine.max_gamma} that the engine was built for"
+        )
+
+
+def _check_method(spec: SpeculationSpec, known: dict[str, Make], whose: str) -> None:
     if spec.draft_method not in known:
         raise unknown_choice(f"draft method of a {whose}", spec.draft_method, known)
+
+
+def _drafter_of(
+    known: dict[str, Make], spec: SpeculationSpec, engine: Engine, model: Transformer
+) -> Drafter:
+    in_format = with_weight_dtype(model, spec.draft_weight_dtype)
+    return known[spec.draft_method](engine, spec, in_format)
+
+
+def _model_drafter(
+    spec: SpeculationSpec, engine: Engine, model: Transformer | None
+) -> Drafter | None:
+    """The drafter of another model, which may be on fewer ranks than the target."""
+    _check_method(spec, MODEL_DRAFTERS, "draft model")
     tp = engine.model.tp
-    if spec.is_self:
-        draft_size = tp.size
-    else:
-        draft_size = spec.draft_tp_size or tp.size
+    draft_size = spec.draft_tp_size or tp.size
     if draft_size > tp.size:
         raise ConfigError(
             f"the draft cannot be on {draft_size} ranks when the target is on {tp.size}"
         )
-    model = draft_model or (engine.model if spec.is_self else None)
     if model is None and tp.rank < draft_size:
         raise ConfigError(f"draft {spec.draft} needs its model's weights")
     own = None
     if model is not None:
-        own = known[spec.draft_method](
-            engine, spec, with_weight_dtype(model, spec.draft_weight_dtype)
-        )
+        own = _drafter_of(MODEL_DRAFTERS, spec, engine, model)
     if draft_size == tp.size:
         return own
     return FewerRanksDrafter(engine, own, model.tp if model else None)
