@@ -201,24 +201,14 @@ def read_rates(path: str | Path) -> list[Rate]:
 
 
 def _rate(line: Mapping[str, str | None]) -> Rate | None:
+    """The rate of a line. None: the line states no usable one."""
     text = {name: value or "" for name, value in line.items() if isinstance(name, str)}
-    definition = text.get("definition", "")
     raw_kind = text["draft_kind"].strip()
     kind = KIND_OF.get(raw_kind, raw_kind)
     group = GROUP_OF.get(kind, "self")
-    tokens = number(text["mean_acceptance_length"])
-    if tokens is not None and re.search(r"accepted only|bonus excluded", definition, re.I):
-        tokens += 1.0
-    of_all = ALL_STEPS.search(definition)
-    if of_all is not None:
-        tokens = float(of_all.group(1))
-    counts_drafted = (
-        group == "lookup"
-        and of_all is None
-        and re.search("per drafted step", definition, re.I) is not None
-    )
     is_tree = text.get("shape", "").startswith("tree")
     gamma = _gamma(text.get("gamma", ""))
+    tokens = _stated_tokens(text)
     is_derived = False
     if tokens is None and gamma is not None:
         share = _share(text.get("acceptance_rate", ""))
@@ -229,24 +219,48 @@ def _rate(line: Mapping[str, str | None]) -> Rate | None:
         return None
     is_assumed = gamma is None
     if gamma is None:
-        if not is_tree:
-            gamma = None
-        else:
-            gamma = ASSUMED_TREE_DEPTH.get(group, ASSUMED_GAMMA[group])
-        gamma = max(gamma or ASSUMED_GAMMA[group], int(tokens) + 1)
+        gamma = max(_assumed_gamma(group, is_tree=is_tree), int(tokens) + 1)
     if tokens > (gamma + 1) * 1.01:
         return None
-    task = text.get("task", "")
+    definition = text.get("definition", "")
     draft = text.get("draft_name", "")
-    remarks = f"{definition} {task} {draft}"
+    remarks = f"{definition} {text.get('task', '')} {draft}"
+    is_rough = text.get("secondary") == "True" or bool(ROUGH.search(remarks))
+    counts_drafted = group == "lookup" and _counts_drafted_steps(definition)
     return Rate(
         situation=_situation(text, kind, draft, is_tree=is_tree, counts_drafted=counts_drafted),
         gamma=gamma,
         tokens=tokens,
         is_gamma_assumed=is_assumed,
         is_from_share=is_derived,
-        is_rough=is_derived or text.get("secondary") == "True" or bool(ROUGH.search(remarks)),
+        is_rough=is_derived or is_rough,
     )
+
+
+def _stated_tokens(text: Mapping[str, str]) -> float | None:
+    """Tokens per step with the bonus token, over all steps if the definition gives these."""
+    definition = text.get("definition", "")
+    of_all = ALL_STEPS.search(definition)
+    if of_all is not None:
+        return float(of_all.group(1))
+    tokens = number(text["mean_acceptance_length"])
+    if tokens is not None and re.search(r"accepted only|bonus excluded", definition, re.I):
+        tokens += 1.0
+    return tokens
+
+
+def _counts_drafted_steps(definition: str) -> bool:
+    """Whether the mean is over steps with a draft alone."""
+    if ALL_STEPS.search(definition) is not None:
+        return False
+    return re.search("per drafted step", definition, re.I) is not None
+
+
+def _assumed_gamma(group: str, *, is_tree: bool) -> int:
+    usual = ASSUMED_GAMMA[group]
+    if is_tree:
+        return ASSUMED_TREE_DEPTH.get(group, usual)
+    return usual
 
 
 def _situation(

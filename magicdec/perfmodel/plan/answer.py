@@ -116,19 +116,17 @@ def answer_of(
     *,
     settled: Candidate | None = None,
 ) -> Answer | None:
-    """One case spread in one way; None where nothing keeps the latency limits. `baseline`:
-    autoregressive decoding at its best; `settled`: the configuration to run, where a simulation
-    chose it. Raises CapacityError where nothing fits.
+    """The answer for one case spread in one way. None: nothing keeps the latency limits.
+
+    `baseline` is autoregressive decoding at its best. `settled` is the configuration to run if a
+    simulation chose it. Raises CapacityError if nothing fits.
     """
     found = search(case, baseline)
-    alone = [row for each in found if each.option is None for row in each.rows]
-    drafted = [row for each in found if each.option is not None for row in each.rows]
+    alone = _rows_of(found, is_drafted=False)
+    drafted = _rows_of(found, is_drafted=True)
     if not alone and not drafted:
         return None
-    rankings = []
-    for place, alone_here, drafted_here in _loads(case, alone, drafted):
-        rankings.append(choose(place, alone_here, drafted_here, case.admits))
-    rankings.sort(key=_objective_of_ranking, reverse=True)
+    rankings = _rankings(case, alone, drafted)
     ranking = rankings[0]
     if _is_narrowed(case, rankings):
         rankings = [ranking]
@@ -136,17 +134,13 @@ def answer_of(
     if settled is not None:
         row = next(row for row in [*alone, *drafted] if same_configuration(row, settled))
         ranking = dataclasses.replace(ranking, best=row)
-    best = ranking.best
-    origin = next(each for each in found if best in each.rows)
-    prediction = origin.of(best)
-    best = _with_static_batch(case, origin, best)
-    drafted = [row for each in rankings for row in each.drafted]
-    leading: Candidate | None = next(iter(drafted), None)
-    if best.is_speculative:
-        leading = best
-    elif leading is not None and not case.admits(leading):
-        leading = None
-    table, reach = gamma_table(case, best, leading)
+    origin = _origin_of(found, ranking.best)
+    prediction = origin.of(ranking.best)
+    best = _with_static_batch(case, origin, ranking.best)
+    drafted = []
+    for of_load in rankings:
+        drafted.extend(of_load.drafted)
+    table, reach = gamma_table(case, best, _leading(case, best, drafted))
     without_draft = _without_draft(case, prediction.points, alone, best, baseline)
     choice = _choice(
         case,
@@ -161,7 +155,7 @@ def answer_of(
         hardware=case.hardware.name,
         context_len=best.context_len,
         choice=choice,
-        best_by_batch=[] if case.searches_batch else _by_batch(rankings),
+        best_by_batch=_by_batch(case, rankings),
         pareto=pareto([*alone, *filter(case.admits, drafted)]),
         gamma_table=table,
         reach=reach,
@@ -181,21 +175,53 @@ def answer_of(
     )
 
 
+def _rows_of(found: list[Found], *, is_drafted: bool) -> list[Candidate]:
+    rows: list[Candidate] = []
+    for of_option in found:
+        if (of_option.option is not None) == is_drafted:
+            rows.extend(of_option.rows)
+    return rows
+
+
+def _origin_of(found: list[Found], row: Candidate) -> Found:
+    """The searched draft that a row belongs to."""
+    return next(of_option for of_option in found if row in of_option.rows)
+
+
+def _rankings(case: Case, alone: list[Candidate], drafted: list[Candidate]) -> list[Ranking]:
+    """The ranking of each load, the best first."""
+    rankings = []
+    for place, alone_here, drafted_here in _loads(case, alone, drafted):
+        rankings.append(choose(place, alone_here, drafted_here, case.admits))
+    rankings.sort(key=_objective_of_ranking, reverse=True)
+    return rankings
+
+
+def _leading(case: Case, best: Candidate, drafted: list[Candidate]) -> Candidate | None:
+    """The row whose draft the gamma table describes. None: the first draft breaks the limits."""
+    if best.is_speculative:
+        return best
+    if drafted and case.admits(drafted[0]):
+        return drafted[0]
+    return None
+
+
 def _shown(found: list[Found], choice: Choice, prediction: Prediction) -> Prediction:
-    """The prediction whose passes are broken down: of the best draft, though none is chosen."""
+    """The prediction whose passes are broken down: the best draft's, even if it is not chosen."""
     row = choice.left_out
     if row is None:
         return prediction
-    origin = next(each for each in found if row in each.rows)
-    return origin.of(row)
+    return _origin_of(found, row).of(row)
 
 
 def _objective_of_ranking(ranking: Ranking) -> tuple[bool, bool, float]:
     return objective(ranking.best)
 
 
-def _by_batch(rankings: Sequence[Ranking]) -> list[Candidate]:
-    """The best row of each batch, in the order of the search."""
+def _by_batch(case: Case, rankings: Sequence[Ranking]) -> list[Candidate]:
+    """The best row of each requested batch, in the order of the search."""
+    if case.searches_batch:
+        return []
     return [ranking.best for ranking in sorted(rankings, key=_place)]
 
 

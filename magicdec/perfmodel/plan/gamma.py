@@ -1,12 +1,13 @@
-"""The best gamma of a draft over batch and context, with its speedup and verdict; and the contexts
-at which drafts pay.
+"""The best gamma of a draft by batch and context, with its speedup and verdict, and the contexts at
+which drafts pay.
 
-A table is of the best configuration's draft and budget (where that is autoregressive, the leading
-draft's), so an engine with this draft set up can follow it. Drafting nothing then costs something:
-`idle_speedup`, and the best gamma when that is what it is compared with. Where a length is
-generated, whole requests say whether a draft pays, as in the ranking; the speedups shown are of
-decoding, which is what is measured. A draft's reach is the widest stretch of contexts in which its
-best gamma and budget are faster than decoding without it.
+A table describes the draft and budget of the best configuration, or of the leading draft if the best
+is autoregressive. An engine with this draft set up can follow it. Such an engine pays for the draft
+even when it drafts nothing, so the table has two more rows: `idle_speedup`, and the best gamma
+compared with drafting nothing on that engine. With a generated length, whole requests decide whether
+a draft pays, as in the ranking. The speedups shown are those of decoding, which is what is measured.
+A draft's reach is the widest range of contexts in which its best gamma and budget beat decoding
+without it.
 """
 
 from __future__ import annotations
@@ -39,139 +40,242 @@ class Best:
 
     rows: Prediction
     is_usable: BoolArray
-    """Whether it can run: with a budget below the context, and in memory wherever autoregressive
-    decoding fits.
-    """
+    """Whether it can run: its budget is below the context, and it fits in memory if autoregressive
+    decoding does."""
     speedup: Array
-    """Speedup of whole requests where a length is generated, else of decoding; 0 where it cannot
-    run.
-    """
+    """Speedup of whole requests if a length is generated, else of decoding. 0: it cannot run."""
     low: Array
     high: Array
     decoding: Array
-    """Speedup of decoding, with the ends of its interval; 0 where it cannot run: [3, batch,
-    context].
-    """
+    """Speedup of decoding and the ends of its interval, [3, batch, context]. 0: it cannot run."""
 
 
 def best_gammas(case: Case, option: DraftOption, points: Points, room: BoolArray) -> Best:
-    """The choice of gamma, for tables and reaches alike: the highest speedup of whole requests
-    where a length is generated, else of decoding. `room`: where autoregressive decoding fits."""
+    """The gamma with the highest speedup, for tables and reaches alike: of whole requests if a
+    length is generated, else of decoding. `room`: where autoregressive decoding fits."""
     result = predict(case.setup(option), option.acceptance, points)
     shape = room.shape
-    gen_len = float(case.request.gen_len)
+    is_usable = result.full(result.valid & (result.memory.fits | ~room[..., None, None, None]))
+    is_usable = is_usable.reshape(*shape, -1)
+    ranked_by = _speedup(result, _requests(case, result)).reshape(is_usable.shape)
+    chosen = np.argmax(np.where(is_usable, ranked_by, 0.0), axis=-1)
+    rows = result.take(np.arange(chosen.size) * is_usable.shape[-1] + chosen.ravel())
+    is_usable = is_usable.any(axis=-1)
+    bounds = interval(rows, tokens_error(rows, option.acceptance))
+    requests = _requests(case, rows)
+    low = rows.full(bounds.speedup_low)
+    high = rows.full(bounds.speedup_high)
+    decoding = np.stack([rows.full(rows.speedup), low, high])
+    if requests is not None:
+        low, high = requests.speedup_bounds(bounds)
 
-    def seen(at: Prediction) -> tuple[WholeRequests | None, Array]:
-        if not gen_len:
-            requests = None
-        else:
-            requests = whole_requests(at, output_len=gen_len)
-        return requests, at.full(
-            at.speedup if requests is None else requests.speedup_at(at.speedup)
+    def of_usable(values: Array) -> Array:
+        return np.where(is_usable, np.reshape(values, shape), 0.0)
+
+    return Best(
+        rows=rows,
+        is_usable=is_usable,
+        speedup=of_usable(_speedup(rows, requests)),
+        low=of_usable(low),
+        high=of_usable(high),
+        decoding=np.where(is_usable, decoding.reshape(3, *shape), 0.0),
+    )
+
+
+def _requests(case: Case, rows: Prediction) -> WholeRequests | None:
+    """Whole requests. None: no length is generated."""
+    gen_len = float(case.request.gen_len)
+    if not gen_len:
+        return None
+    return whole_requests(rows, output_len=gen_len)
+
+
+def _speedup(rows: Prediction, requests: WholeRequests | None) -> Array:
+    speedup = rows.speedup
+    if requests is not None:
+        speedup = requests.speedup_at(speedup)
+    full: Array = rows.full(speedup)
+    return full
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axes:
+    """Batches and contexts of a table. Columns of its arrays are the contexts, then `fine`."""
+
+    batches: list[int]
+    contexts: list[int]
+    fine: Array
+    """Contexts between which break-even contexts are interpolated."""
+
+    @staticmethod
+    def of(case: Case, best: Candidate) -> Axes:
+        limit = case.model.longest_context - case.request.gen_len
+        contexts = {best.context_len}
+        for context in TABLE_CONTEXTS:
+            if context <= limit:
+                contexts.add(context)
+        shortest = min(contexts)
+        longest = max(contexts)
+        return Axes(
+            batches=sorted({*TABLE_BATCHES, best.batch_size}),
+            contexts=sorted(contexts),
+            fine=np.round(np.geomspace(shortest, longest, NUM_BREAK_EVEN_CONTEXTS)),
         )
 
-    usable = result.full(
-        result.valid & (result.memory.fits | ~room[..., None, None, None])
-    ).reshape(*shape, -1)
-    where = np.argmax(np.where(usable, seen(result)[1].reshape(usable.shape), 0.0), axis=-1)
-    rows = result.take(np.arange(where.size) * usable.shape[-1] + where.ravel())
-    requests, speedup = seen(rows)
-    bounds = interval(rows, tokens_error(rows, option.acceptance))
-    is_usable = usable.any(axis=-1)
-    decoding = np.stack(
-        [rows.full(each) for each in (rows.speedup, bounds.speedup_low, bounds.speedup_high)]
-    )
-    ends = (decoding[1], decoding[2])
-    if requests is not None:
-        ends = requests.speedup_bounds(bounds)
-    speedup, low, high = (
-        np.where(is_usable, np.reshape(each, shape), 0.0) for each in (speedup, *ends)
-    )
-    decoding = np.where(is_usable, decoding.reshape(3, *shape), 0.0)
-    return Best(
-        rows=rows, is_usable=is_usable, speedup=speedup, low=low, high=high, decoding=decoding
-    )
+    @property
+    def all_contexts(self) -> list[Any]:
+        return [*self.contexts, *self.fine]
+
+    @property
+    def shown(self) -> slice:
+        return slice(len(self.contexts))
+
+    @property
+    def between(self) -> slice:
+        return slice(len(self.contexts), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cells:
+    """The cells of a table; arrays are [batch, context] over all contexts of its axes."""
+
+    speedup: Array
+    gamma: Array
+    break_even: Array
+    """Generated length from which on drafting is faster; infinity where it is not."""
+    is_counted: BoolArray
+    """False where the draft alone has no room, which is a gap among the contexts that could pay."""
+    verdict: Array
+    fits: BoolArray
+    decoding: Array
+    """Speedup of decoding, over the shown contexts."""
 
 
 def gamma_table(
     case: Case, best: Candidate, leading: Candidate | None
 ) -> tuple[GammaTable, list[Reach]]:
-    """The table of `leading`'s draft at the best candidate's tp, for usual batches and contexts and
-    its own; and where each draft pays at the best candidate's batch.
+    """The table of `leading`'s draft at the best candidate's tp, over usual batches and contexts and
+    the candidate's own, and the reach of each draft at the candidate's batch.
 
-    It covers what fits in memory; a cell where not even autoregressive decoding fits says what
-    would be best if it did. Without a `leading` row nothing is drafted anywhere.
+    It covers what fits in memory. A cell where not even autoregressive decoding fits says what would
+    be best if it did. Without a `leading` row nothing is drafted anywhere.
     """
-    limit = case.model.longest_context - case.request.gen_len
-    batches = sorted({*TABLE_BATCHES, best.batch_size})
-    contexts = sorted({*(each for each in TABLE_CONTEXTS if each <= limit), best.context_len})
-    fine = np.round(np.geomspace(contexts[0], contexts[-1], NUM_BREAK_EVEN_CONTEXTS))
-    every = _grid(case, best, batches, [*contexts, *fine])
-    alone = predict(case.setup(None), None, every)
-    shape = every.shape[:2]
-    split = len(contexts)
-    usual = slice(len(contexts))
+    axes = Axes.of(case, best)
+    alone = predict(case.setup(None), None, _grid(case, best, axes.batches, axes.all_contexts))
+    shape = (len(axes.batches), len(axes.all_contexts))
     room = alone.full(alone.memory.fits).reshape(shape)
-    if leading is None or leading.gamma == 0:
-        named = None
-    else:
-        named = (leading.draft, leading.draft_method)
-    option = next((each for each in case.options if (each.draft, each.method) == named), None)
-    near = fine[room[batches.index(best.batch_size), split:]][::2]
-    drafting = [each for each in case.options if case.gammas_of(each) != (0,) and len(near)]
-    drafting.sort(key=lambda each: each is not option)
-    reaches = [_reach(case, each, best, near) for each in drafting]
-    speedup = np.zeros(shape)
-    gamma = np.zeros(shape, dtype=np.int64)
-    paid = np.full(shape, np.inf)
-    counted = np.ones(
-        shape, dtype=bool
-    )  # but where the draft alone has no room: a gap in the contexts it could pay at
-    verdict = np.full(shape, "does not pay")
-    fits = room
-    shown = np.ones((len(batches), split))
-    set_up = {}
+    option = _option_of(case, leading)
+    row_of_best = room[axes.batches.index(best.batch_size), axes.between]
+    reaches = _reaches(case, best, option, axes.fine[row_of_best][::2])
+    cells = _cells_without_draft(axes, room)
+    set_up: dict[str, Any] = {}
     if option is not None and leading is not None:
-        found = best_gammas(
-            case, option, _grid(case, best, batches, [*contexts, *fine], option, leading), room
-        )
-        rows = found.rows
-        speedup = found.speedup
-        pays = found.speedup > 1.0
-        counted = found.is_usable | ~rows.full(rows.valid).reshape(shape)
-        chosen = rows.points.gamma.reshape(shape)
-        gamma = np.where(pays, chosen, 0)
-        paid = np.where(pays, rows.full(rows.break_even_gen_len).reshape(shape), np.inf)
-        fits = np.where(pays, rows.full(rows.memory.fits).reshape(shape), room)
-        verdict = np.where(pays, VERDICTS(found.low, found.high), verdict)
-        decoding, *ends = found.decoding[..., usual]
-        shown = np.where(pays[:, usual], decoding, 1.0)
-        set_up = {"speedup_low": ends[0].tolist(), "speedup_high": ends[1].tolist()}
+        points = _grid(case, best, axes.batches, axes.all_contexts, option, leading)
+        drafted = best_gammas(case, option, points, room)
+        cells = _cells_of(axes, drafted, room)
+        decoding, low, high = drafted.decoding[..., axes.shown]
+        set_up = {"speedup_low": low.tolist(), "speedup_high": high.tolist()}
         if best.is_speculative:
-            idle = alone.full(_idle_speedup(case, option, leading, alone)).reshape(shape)[:, usual]
-            followed = np.where(decoding > idle, chosen[:, usual], 0)
+            idle = alone.full(_idle_speedup(case, option, leading, alone)).reshape(shape)
+            idle = idle[:, axes.shown]
+            chosen = drafted.rows.points.gamma.reshape(shape)[:, axes.shown]
+            followed = np.where(decoding > idle, chosen, 0)
             set_up |= {"idle_speedup": idle.tolist(), "gamma_set_up": followed.tolist()}
+    if leading is not None:
+        set_up |= {
+            "draft": leading.draft,
+            "draft_method": leading.draft_method,
+            "draft_budget": leading.draft_budget,
+        }
+    else:
+        set_up |= {"draft": "none", "draft_method": "none"}
     table = GammaTable(
         tp_size=best.tp_size,
-        draft="none" if leading is None else leading.draft,
-        draft_method="none" if leading is None else leading.draft_method,
-        draft_budget=None if leading is None else leading.draft_budget,
-        batch_sizes=batches,
-        context_lens=contexts,
-        gamma=gamma[:, usual].tolist(),
-        speedup=shown.tolist(),
-        verdict=verdict[:, usual].tolist(),
-        fits=fits[:, usual].tolist(),
-        break_even_gen_len=[
-            [int(each) if np.isfinite(each) else None for each in row] for row in paid[:, usual]
-        ],
-        break_even_context=[
-            _break_even(fine[each], row[each])
-            for row, each in zip(speedup[:, split:], counted[:, split:], strict=True)
-        ],
+        batch_sizes=axes.batches,
+        context_lens=axes.contexts,
+        gamma=cells.gamma[:, axes.shown].tolist(),
+        speedup=cells.decoding.tolist(),
+        verdict=cells.verdict[:, axes.shown].tolist(),
+        fits=cells.fits[:, axes.shown].tolist(),
+        break_even_gen_len=_whole_or_none(cells.break_even[:, axes.shown]),
+        break_even_context=_break_even_contexts(axes, cells),
         **set_up,
     )
-    return table, [each for each in reaches if each is not None]
+    return table, reaches
+
+
+def _option_of(case: Case, leading: Candidate | None) -> DraftOption | None:
+    """The draft that a row drafts with. None: it drafts nothing."""
+    if leading is None or leading.gamma == 0:
+        return None
+    for option in case.options:
+        if (option.draft, option.method) == (leading.draft, leading.draft_method):
+            return option
+    return None
+
+
+def _cells_without_draft(axes: Axes, room: BoolArray) -> Cells:
+    shape = room.shape
+    return Cells(
+        speedup=np.zeros(shape),
+        gamma=np.zeros(shape, dtype=np.int64),
+        break_even=np.full(shape, np.inf),
+        is_counted=np.ones(shape, dtype=bool),
+        verdict=np.full(shape, "does not pay"),
+        fits=room,
+        decoding=np.ones((len(axes.batches), len(axes.contexts))),
+    )
+
+
+def _cells_of(axes: Axes, drafted: Best, room: BoolArray) -> Cells:
+    shape = room.shape
+    rows = drafted.rows
+    pays = drafted.speedup > 1.0
+    break_even = rows.full(rows.break_even_gen_len).reshape(shape)
+    verdicts = VERDICTS(drafted.low, drafted.high)
+    decoding = drafted.decoding[0, :, axes.shown]
+    return Cells(
+        speedup=drafted.speedup,
+        gamma=np.where(pays, rows.points.gamma.reshape(shape), 0),
+        break_even=np.where(pays, break_even, np.inf),
+        is_counted=drafted.is_usable | ~rows.full(rows.valid).reshape(shape),
+        verdict=np.where(pays, verdicts, np.full(shape, "does not pay")),
+        fits=np.where(pays, rows.full(rows.memory.fits).reshape(shape), room),
+        decoding=np.where(pays[:, axes.shown], decoding, 1.0),
+    )
+
+
+def _whole_or_none(values: Array) -> list[list[int | None]]:
+    """Whole numbers by row. None: not finite."""
+    rows = []
+    for row in values:
+        rows.append([int(value) if np.isfinite(value) else None for value in row])
+    return rows
+
+
+def _break_even_contexts(axes: Axes, cells: Cells) -> list[float | None]:
+    contexts: list[float | None] = []
+    speedups = cells.speedup[:, axes.between]
+    is_counted = cells.is_counted[:, axes.between]
+    for speedup, counted in zip(speedups, is_counted, strict=True):
+        contexts.append(_break_even(axes.fine[counted], speedup[counted]))
+    return contexts
+
+
+def _reaches(
+    case: Case, best: Candidate, first: DraftOption | None, contexts: Array
+) -> list[Reach]:
+    """The reaches of all drafts that draft, that of `first` before the others."""
+    if not len(contexts):
+        return []
+    drafting = [option for option in case.options if case.gammas_of(option) != (0,)]
+    drafting.sort(key=lambda option: option is not first)
+    reaches = []
+    for option in drafting:
+        reach = _reach(case, option, best, contexts)
+        if reach is not None:
+            reaches.append(reach)
+    return reaches
 
 
 def _grid(
@@ -182,9 +286,8 @@ def _grid(
     option: DraftOption | None = None,
     leading: Candidate | None = None,
 ) -> Points:
-    """Batches and contexts at the best candidate's tp; with every gamma of a draft, at `leading`'s
-    budget or all.
-    """
+    """Batches and contexts at the best candidate's tp. With a draft, every gamma of it, at
+    `leading`'s budget or at all budgets."""
     budgets: tuple[int, ...]
     if option is None:
         budgets = (0,)
@@ -204,9 +307,8 @@ def _grid(
 
 
 def _idle_speedup(case: Case, option: DraftOption, leading: Candidate, alone: Prediction) -> Any:
-    """The speedup of an engine that has this draft set up and drafts nothing, over autoregressive
-    decoding.
-    """
+    """Speedup over autoregressive decoding of an engine that has this draft set up but drafts
+    nothing."""
     setup = case.setup(option)
     at = alone.points
     kv_len = at.context + at.gen_len / 2.0
@@ -217,17 +319,19 @@ def _idle_speedup(case: Case, option: DraftOption, leading: Candidate, alone: Pr
 
 
 def _reach(case: Case, option: DraftOption, best: Candidate, contexts: Array) -> Reach | None:
-    """Where a draft pays at the best candidate's batch and tp, up to the longest context at which
-    it can run.
-    """
+    """The contexts at which a draft pays at the best candidate's batch and tp, up to the longest at
+    which it can run. None: it cannot run."""
     points = _grid(case, best, (best.batch_size,), contexts, option)
-    found = best_gammas(case, option, points, np.ones((1, len(contexts)), dtype=np.bool_))
-    if not found.is_usable.any():
+    drafted = best_gammas(case, option, points, np.ones((1, len(contexts)), dtype=np.bool_))
+    if not drafted.is_usable.any():
         return None
-    upto = slice(int(np.flatnonzero(found.is_usable[0])[-1]) + 1)
+    upto = slice(int(np.flatnonzero(drafted.is_usable[0])[-1]) + 1)
     contexts = contexts[upto]
     pays, surely, possibly = _spans(
-        contexts, *(each[0, upto] for each in (found.speedup, found.low, found.high))
+        contexts,
+        drafted.speedup[0, upto],
+        drafted.low[0, upto],
+        drafted.high[0, upto],
     )
     return Reach(
         draft=option.draft,
@@ -241,7 +345,7 @@ def _reach(case: Case, option: DraftOption, best: Candidate, contexts: Array) ->
 
 
 def _break_even(contexts: Array, speedups: Array) -> int | None:
-    """The context from which on, to the longest, the speedup is at least 1."""
+    """The context from which on the speedup is at least 1 up to the longest. None: it is not."""
     runs = _runs(speedups)
     if runs and runs[-1][1] == len(contexts) - 1:
         return _span(contexts, speedups, runs[-1])[0]
@@ -251,22 +355,26 @@ def _break_even(contexts: Array, speedups: Array) -> int | None:
 def _spans(
     contexts: Array, speedups: Array, low: Array, high: Array
 ) -> tuple[Span | None, Span | None, Span | None]:
-    """The widest stretch of contexts that pays, the widest in it that surely does, and the one
-    around it that possibly does, so each lies inside the next."""
+    """The widest range of contexts that pays, the widest inside it that surely does, and the one
+    around it that possibly does."""
 
     def widest(runs: list[Span]) -> Span | None:
         return max(runs, key=lambda run: contexts[run[1]] / contexts[run[0]], default=None)
 
+    def span(values: Array, run: Span | None) -> Span | None:
+        if run is None:
+            return None
+        return _span(contexts, values, run)
+
     pays = widest(_runs(speedups))
-    surely = widest(
-        [run for run in _runs(low) if pays is not None and pays[0] <= run[0] <= pays[1]]
-    )
-    possibly = widest([run for run in _runs(high) if pays is None or run[0] <= pays[0] <= run[1]])
-    found = ((speedups, pays), (low, surely), (high, possibly))
-    first, second, third = (
-        None if run is None else _span(contexts, values, run) for values, run in found
-    )
-    return first, second, third
+    around = _runs(high)
+    inside: list[Span] = []
+    if pays is not None:
+        inside = [run for run in _runs(low) if pays[0] <= run[0] <= pays[1]]
+        around = [run for run in around if run[0] <= pays[0] <= run[1]]
+    surely = widest(inside)
+    possibly = widest(around)
+    return span(speedups, pays), span(low, surely), span(high, possibly)
 
 
 def _runs(speedups: Array) -> list[Span]:
@@ -281,9 +389,8 @@ def _span(contexts: Array, speedups: Array, run: Span) -> Span:
     """The contexts at which a run begins and ends, by interpolation in log(context)."""
 
     def edge(inside: int, outside: int) -> int:
-        if (
-            not 0 <= outside < len(contexts) or speedups[outside] <= 0.0
-        ):  # 0: the draft cannot run there at all
+        is_at_end = not 0 <= outside < len(contexts)
+        if is_at_end or speedups[outside] <= 0.0:  # 0: the draft cannot run there at all
             return round(float(contexts[inside]))
         share = (speedups[inside] - 1.0) / (speedups[inside] - speedups[outside])
         return round(float(contexts[inside] * (contexts[outside] / contexts[inside]) ** share))

@@ -295,45 +295,65 @@ def _on_table(case: Case, answer: CaseAnswer) -> Iterator[str]:
 def _on_drafts(
     case: Case, best: Candidate, drafted: list[Candidate]
 ) -> tuple[list[str], list[str]]:
-    """How far the acceptance of drafts reads: what bears on the answer, and the rest."""
+    """How well the acceptance of drafts is known: notes that bear on the answer, and the others."""
     key: list[str] = []
     others: list[str] = []
-    asked = case.request.sampling.temperature
     for option in case.options:
-        measured = option.acceptance
-        name = f"{option.draft}/{option.method}"
-        limit = (option.model or case.model).max_position_embeddings
-        if option.method == "full" and limit < best.context_len:
-            others.append(
-                f"{option.draft} was made for {limit} tokens: with its full cache it cannot follow this context"
-            )
         is_best = (option.draft, option.method) == (best.draft, best.draft_method)
+        others.extend(_on_full_cache(case, option, best.context_len))
         is_windowed = is_best and best.draft_budget is not None
-        is_longer = best.context_len > (measured.trained_len or LARGEST)
-        if is_longer and not is_windowed:
-            (key if is_best else others).append(_on_length(option, measured, best.context_len))
-        if measured.temperature not in (None, asked):
-            (key if is_best else others).append(
-                f"acceptance of {name} was measured at temperature {measured.temperature:g}, not {asked:g}"
-            )
+        gaps = list(_on_conditions(case, option, best.context_len, is_windowed=is_windowed))
+        if is_best:
+            key.extend(gaps)
+        else:
+            others.extend(gaps)
         if is_best and best.drafting.is_extrapolated:
-            key.append(_extrapolation(measured, best, drafted))
-        if measured.carried_from:
-            others.append(
-                f"acceptance of {name} was measured on {measured.carried_from} and is carried over to "
-                f"{case.model.name}, with a wider interval"
-            )
-        if is_best and is_one_head_of_many(measured):
-            if measured.checkpoint:
-                head = f"the head {measured.checkpoint}"
-            else:
-                head = "one published head"
-            others.append(
-                f"acceptance is that of {head}: the interval spans what other heads of a model accept"
-            )
+            key.append(_extrapolation(option.acceptance, best, drafted))
+        others.extend(_on_origin(case, option, is_best=is_best))
     if not best.is_speculative and drafted and max(row.speedup for row in drafted) <= 1.0:
         others.append("speculation does not pay here: decode autoregressively")
     return key, others
+
+
+def _on_full_cache(case: Case, option: DraftOption, context_len: int) -> Iterator[str]:
+    limit = (option.model or case.model).max_position_embeddings
+    if option.method == "full" and limit < context_len:
+        yield (
+            f"{option.draft} was made for {limit} tokens: with its full cache it cannot follow "
+            "this context"
+        )
+
+
+def _on_conditions(
+    case: Case, option: DraftOption, context_len: int, *, is_windowed: bool
+) -> Iterator[str]:
+    """Differences between this case and what acceptance was trained for or measured at."""
+    measured = option.acceptance
+    asked = case.request.sampling.temperature
+    if context_len > (measured.trained_len or LARGEST) and not is_windowed:
+        yield _on_length(option, measured, context_len)
+    if measured.temperature not in (None, asked):
+        yield (
+            f"acceptance of {option.draft}/{option.method} was measured at temperature "
+            f"{measured.temperature:g}, not {asked:g}"
+        )
+
+
+def _on_origin(case: Case, option: DraftOption, *, is_best: bool) -> Iterator[str]:
+    """Another model or another head from which acceptance is taken."""
+    measured = option.acceptance
+    if measured.carried_from:
+        yield (
+            f"acceptance of {option.draft}/{option.method} was measured on {measured.carried_from} "
+            f"and is carried over to {case.model.name}, with a wider interval"
+        )
+    if is_best and is_one_head_of_many(measured):
+        head = "one published head"
+        if measured.checkpoint:
+            head = f"the head {measured.checkpoint}"
+        yield (
+            f"acceptance is that of {head}: the interval spans what other heads of a model accept"
+        )
 
 
 def _on_length(option: DraftOption, measured: AcceptanceProfile, context: int) -> str:

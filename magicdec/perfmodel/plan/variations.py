@@ -12,7 +12,7 @@ swing        half the change of ln S when x moves by ± its own stated standard 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -37,9 +37,8 @@ from magicdec.specs.model import ModelSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Replanned:
-    """A plan whose best is what the engine is to run, and why it is not the original's best, where
-    it is not.
-    """
+    """A plan whose best configuration the engine can run, and the reason if it differs from the
+    original's best."""
 
     plan: Plan
     reason: str = ""
@@ -54,48 +53,35 @@ def for_engine(
     acceptance: tuple[AcceptanceProfile, ...] = (),
     hardware: Path | None = None,
 ) -> Replanned:
-    """`original`'s candidate `number` (from 1, as ranked), or the best that the engine can run,
-    predicted on it.
+    """Predicts a candidate of `original` on an engine: candidate `number` (from 1, as ranked), or
+    the best one that the engine can run.
 
-    The gamma is the candidate's own on the engine that the plan was made for, the best one on
-    another. Where no candidate can be run, or what can does not pay, the best is autoregressive
-    decoding.
+    On the engine that the plan was made for, gamma is the candidate's own. On another engine it is
+    the best gamma there. If the engine can run no candidate, or the one it can run does not pay, the
+    best is autoregressive decoding.
 
     Raises:
-        ConfigError: no candidate of that number, a chosen one that the engine cannot run, or a
-        device or acceptance
-            that only the plan's maker has: give the profile again.
+        ConfigError: no candidate has that number; the engine cannot run the chosen one; or only the
+            plan's maker has the device or acceptance profile, which has to be given again.
     """
-    profile = load_engine(engine)
-    chosen = _chosen(original, number)
+    is_same_engine = engine == original.engine
+    wanted = _chosen(original, number)
+    if number is None and is_same_engine:
+        return Replanned(plan=original, site=_site(original, _device(original, wanted, hardware)))
+    chosen = wanted
     reason = ""
-    if number is None and engine == original.engine:
-        device = _device(original, chosen, hardware)
-        return Replanned(plan=original, site=_site(original, device))
-    if chosen.is_speculative and not _runs(profile, chosen):
-        wanted = f"{chosen.draft}/{chosen.draft_method}"
-        if chosen.layout.pp_size > 1:
-            wanted += f" with pp {chosen.layout.pp_size}"
+    if wanted.is_speculative and not _runs(load_engine(engine), wanted):
         if number is not None:
             raise ConfigError(
-                f"engine {engine} does not run {wanted}; choose a candidate with another draft"
+                f"engine {engine} does not run {_draft_of(wanted)}; choose a candidate with "
+                "another draft"
             )
-        case = original.best.hardware, original.best.context_len
-        rows = (row for row in original.candidates if (row.hardware, row.context_len) == case)
-        able = [row for row in rows if row.fits and _runs(profile, row)]
-        reason = f"{engine} does not run the plan's best draft, {wanted}"
-        if not able:
-            reason += ", nor another that it ranked"
-        if able:
-            chosen = able[0]
-        else:
-            chosen = original.autoregressive
+        chosen, reason = _instead(original, wanted, engine)
     device = _device(original, chosen, hardware)
     again = plan(_request(original, chosen, engine, acceptance, device))
     choice = again.choice
-    if number is not None and engine == original.engine:
-        wanted_rows = [row for row in again.candidates if row.gamma == chosen.gamma]
-        choice = again.choosing(next(iter(wanted_rows), again.autoregressive))
+    if number is not None and is_same_engine:
+        choice = again.choosing(_with_gamma(again, chosen.gamma))
     if choice.is_speculative and choice.row.verdict == "does not pay":
         reason = _joined(reason, _lost(choice.row))
         choice = again.choosing(again.autoregressive)
@@ -106,8 +92,36 @@ def for_engine(
     )
 
 
+def _draft_of(row: Candidate) -> str:
+    name = f"{row.draft}/{row.draft_method}"
+    if row.layout.pp_size > 1:
+        name += f" with pp {row.layout.pp_size}"
+    return name
+
+
+def _instead(original: Plan, wanted: Candidate, engine: str) -> tuple[Candidate, str]:
+    """The best ranked candidate that the engine runs, else autoregressive decoding; and the reason
+    why it replaces the wanted one."""
+    profile = load_engine(engine)
+    best = original.best
+    reason = f"{engine} does not run the plan's best draft, {_draft_of(wanted)}"
+    for row in original.candidates:
+        is_same_case = (row.hardware, row.context_len) == (best.hardware, best.context_len)
+        if is_same_case and row.fits and _runs(profile, row):
+            return row, reason
+    return original.autoregressive, f"{reason}, nor another that it ranked"
+
+
+def _with_gamma(again: Plan, gamma: int) -> Candidate:
+    """The best ranked candidate with this gamma, else autoregressive decoding."""
+    for row in again.candidates:
+        if row.gamma == gamma:
+            return row
+    return again.autoregressive
+
+
 def _lost(row: Candidate) -> str:
-    """Why a draft that the engine runs is not exported."""
+    """The reason why a draft that the engine runs is not exported."""
     name = f"{row.draft}/{row.draft_method}, gamma {row.gamma}"
     if not row.fits:
         return f"{name}, does not fit in memory there"
@@ -152,7 +166,7 @@ def _chosen(original: Plan, number: int | None) -> Candidate:
 
 
 def _device(original: Plan, row: Candidate, given: Path | None) -> HardwareProfile:
-    """The candidate's device: its profile as given, or as the plan names it."""
+    """The profile of the candidate's device: the given one, or the catalog's."""
     if given is not None:
         return load_hardware(given)
     for name in original.request.hardware:
@@ -174,39 +188,25 @@ def _request(
     acceptance: tuple[AcceptanceProfile, ...],
     device: HardwareProfile,
 ) -> PlanRequest:
-    """The one configuration's request. The draft's ranks are kept where the engine lets a draft
-    have its own.
-    """
-    asked, formats = original.request, original.precision
-    unknown = set(asked.acceptance) - {
-        *default_profile_names(),
-        *(each.name or each.source for each in acceptance),
-    }
-    if unknown and asked.acceptance_rate is None and row.is_speculative and not acceptance:
-        raise ConfigError(
-            f"the plan used the acceptance profile '{min(unknown)}'; give its file with --acceptance"
-        )
-    drafts: dict[str, Any] = {}
-    if row.is_speculative:
-        drafts = {
-            "draft_model": asked.draft_model,
-            "draft_method": row.draft_method,
-            "draft_weight_dtype": formats.draft_weight_dtype,
-            "draft_kv_dtype": formats.draft_kv_dtype,
-        }
-        if row.draft_budget:
-            drafts["draft_budgets"] = (row.draft_budget,)
-        if not load_engine(engine).draft_on_all_ranks:
-            drafts["draft_tp_size"] = row.drafting.tp_size
-    kept = ("model", "gen_len", "temperature", "top_k", "top_p", "acceptance_rate")
+    """The request of this one configuration. The draft keeps its ranks on engines that allow a
+    draft its own."""
+    asked = original.request
+    formats = original.precision
+    if row.is_speculative and not acceptance and asked.acceptance_rate is None:
+        _check_acceptance_is_shipped(asked.acceptance)
     return PlanRequest(
-        **{name: getattr(asked, name) for name in kept},
-        **drafts,
+        model=asked.model,
+        gen_len=asked.gen_len,
+        temperature=asked.temperature,
+        top_k=asked.top_k,
+        top_p=asked.top_p,
+        acceptance_rate=asked.acceptance_rate,
+        **_draft_options(original, row, engine),
         hardware=(device,),
         engine=engine,
         tp_size=row.tp_size,
-        pp_size=row.layout.pp_size if row.layout.pp_size > 1 else None,
-        ep_size=row.layout.ep_size if row.layout.ep_size > 1 else None,
+        pp_size=_above_one(row.layout.pp_size),
+        ep_size=_above_one(row.layout.ep_size),
         dp_attention=row.layout.dp_size > 1,
         batch_sizes=(row.batch_size,),
         context_lens=(row.context_len,),
@@ -215,6 +215,37 @@ def _request(
         weight_dtype=formats.weight_dtype,
         kv_dtype=formats.kv_dtype,
     )
+
+
+def _above_one(size: int) -> int | None:
+    if size > 1:
+        return size
+    return None
+
+
+def _check_acceptance_is_shipped(names: Iterable[str]) -> None:
+    unknown = set(names) - set(default_profile_names())
+    if unknown:
+        raise ConfigError(
+            f"the plan used the acceptance profile '{min(unknown)}'; give its file with "
+            "--acceptance"
+        )
+
+
+def _draft_options(original: Plan, row: Candidate, engine: str) -> dict[str, Any]:
+    if not row.is_speculative:
+        return {}
+    options: dict[str, Any] = {
+        "draft_model": original.request.draft_model,
+        "draft_method": row.draft_method,
+        "draft_weight_dtype": original.precision.draft_weight_dtype,
+        "draft_kv_dtype": original.precision.draft_kv_dtype,
+    }
+    if row.draft_budget:
+        options["draft_budgets"] = (row.draft_budget,)
+    if not load_engine(engine).draft_on_all_ranks:
+        options["draft_tp_size"] = row.drafting.tp_size
+    return options
 
 
 SCHEMA_VERSION = 1
