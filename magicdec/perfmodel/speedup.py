@@ -158,35 +158,34 @@ class Prediction:
 
     def take(self, chosen: Any) -> Prediction:
         """The predictions of some points, by their flat indices, as rows."""
-        where = np.unravel_index(chosen, self.points.shape)
         shape = self.points.shape
-
-        def rows(value: Any) -> Any:
-            if isinstance(value, np.ndarray):
-                if value.size == 1:
-                    return value.reshape(-1)[0]
-                return np.broadcast_to(value, shape)[where]
-            if isinstance(value, tuple):
-                taken = [rows(each) for each in value]
-                if hasattr(value, "_fields"):
-                    return type(value)(*taken)
-                return tuple(taken)
-            if dataclasses.is_dataclass(value) and not isinstance(value, Setup | type):
-                fields = {}
-                for each in dataclasses.fields(value):
-                    fields[each.name] = rows(getattr(value, each.name))
-                return dataclasses.replace(value, **fields)
-            return value
-
-        taken: Prediction = rows(dataclasses.replace(self, points=Points(batch=0, context=0)))
-        axes = {}
+        where = np.unravel_index(chosen, shape)
+        without_points = dataclasses.replace(self, points=Points(batch=0, context=0))
+        taken: Prediction = _rows(without_points, shape, where)
+        points: dict[str, Any] = {}
         for name, axis in vars(self.points).items():
             if axis is not None and name not in ("is_grid", "cached"):
-                axes[name] = axis
-        points: dict[str, Any] = {}
-        for name, axis in axes.items():
-            points[name] = np.broadcast_to(axis, shape)[where]
+                points[name] = np.broadcast_to(axis, shape)[where]
         return dataclasses.replace(taken, points=Points(**points, cached=self.points.cached))
+
+
+def _rows(value: Any, shape: tuple[int, ...], where: Any) -> Any:
+    """Every array inside a value at some points of a grid; single numbers stay single."""
+    if isinstance(value, np.ndarray):
+        if value.size == 1:
+            return value.reshape(-1)[0]
+        return np.broadcast_to(value, shape)[where]
+    if isinstance(value, tuple):
+        taken = [_rows(entry, shape, where) for entry in value]
+        if hasattr(value, "_fields"):
+            return type(value)(*taken)
+        return tuple(taken)
+    if dataclasses.is_dataclass(value) and not isinstance(value, Setup | type):
+        fields = {}
+        for field in dataclasses.fields(value):
+            fields[field.name] = _rows(getattr(value, field.name), shape, where)
+        return dataclasses.replace(value, **fields)
+    return value
 
 
 def _whole(setup: Setup, points: Points) -> Points:

@@ -287,13 +287,9 @@ def _logistic(logit: Array | float) -> Array:
 
 
 def _origin(question: Question, named: Sequence[str]) -> str:
-    """Where a belief comes from, in few words."""
+    """The source of a belief, in few words."""
     name = KIND_NAMES.get(question.kind, question.kind)
-    model = plain_model(question.model)
-    own = []
-    for at in _published():
-        if at.model == model and at.kind == question.kind and at.draft in named:
-            own.append(at)
+    own = _published_of(question, named)
     if not own:
         return f"assumed from {num_drafts(question.kind)} {name} drafts"
     drafts = {at.draft for at in own}
@@ -308,6 +304,16 @@ def _origin(question: Question, named: Sequence[str]) -> str:
         return f"published, {which}, {question.task}"
     classes = list(dict.fromkeys(at.task_class for at in own))
     return f"published, {which}, on {', '.join(classes[:3])}"
+
+
+def _published_of(question: Question, named: Sequence[str]) -> list[Situation]:
+    """The published situations of the question's model and draft."""
+    model = plain_model(question.model)
+    own = []
+    for at in _published():
+        if at.model == model and at.kind == question.kind and at.draft in named:
+            own.append(at)
+    return own
 
 
 SHAPES = {"streamingllm": "streamingllm", "snapkv": "snapkv", "topk": "snapkv"}

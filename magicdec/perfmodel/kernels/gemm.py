@@ -11,6 +11,7 @@ computed token by token when that is faster than packing the weights.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
@@ -235,18 +236,16 @@ class GemmCurve(Curve, frozen=True, kw_only=True):
         is_own: bool = False,
     ) -> Self:
         """Fits linear layers. `hw` gives the ceilings that efficiencies refer to. A `kind` "cpu"
-        gets the untiled curve, which is not flat in m. Calls are taken to be timed in a loop, so
-        that operands that fit stay in the cache; `rotated`: on others each time, so that none
-        does."""
+        gets the untiled curve, which is not flat in m. Calls are assumed to be timed in a loop, so
+        operands that fit stay in the cache. `rotated`: each call had other operands, so none
+        stays."""
         tiled = hw.kind == "gpu"
         if tiled:
             parameters = {**self.free(), **IN_A_LOOP}
         else:
             parameters = {**UNTILED, **cache_parameters(hw)}
         if rotated:
-            parameters = {
-                name: free for name, free in parameters.items() if not name.startswith("l2_")
-            }
+            parameters = without(parameters, [name for name in parameters if name[:3] == "l2_"])
 
         def predict(curve: Self) -> Array:
             return curve.seconds(hw, work, None if rotated else "own").time_s
@@ -265,8 +264,7 @@ class GemmCurve(Curve, frozen=True, kw_only=True):
         if np.min(rows["time_s"]) > HOST_BOUND_S:
             host_bound = ("overhead_s",)
         for tiles, unused in NARROW_TILES:
-            free = {**parameters, **NARROW}
-            free = {name: value for name, value in free.items() if name not in unused + host_bound}
+            free = without({**parameters, **NARROW}, unused + host_bound)
             curve, loss = minimise(type(self)(tiles=tiles, overhead_s=6e-6), free, predict, rows)
             fits.append((curve, loss, len(free)))
         curve, _, num_free = min(fits, key=lambda fit: fit[1])
@@ -286,14 +284,19 @@ NARROW_TILES: tuple[tuple[Literal["cheapest", "by_rows"], tuple[str, ...]], ...]
     ("cheapest", ("split_overhead_s",)),
     ("by_rows", ("split_overhead_s", "split_traffic")),
 )
-"""Which tiles a library takes for narrow formats is tried out, and counts as a parameter; then what
-does not matter.
-"""
+"""Tile choices to try for narrow formats, each with the constants that do not matter under it. The
+choice counts as a parameter."""
 UNTILED: Parameters = {
     "overhead_s": Free(prior=5e-6, spread=2.0), "bandwidth_efficiency": Free(prior=0.9, spread=0.5),
     "flops_efficiency": Free(prior=0.8, spread=0.5), "ridge_power": Free(prior=3.0, scale="above_one"),
     "half_tokens": Free(prior=8.0, spread=1.0), "gemv_efficiency": Free(prior=0.15, spread=1.0),
 }  # fmt: skip
+
+
+def without(parameters: Parameters, names: Iterable[str]) -> dict[str, Free]:
+    """The other parameters."""
+    left_out = set(names)
+    return {name: free for name, free in parameters.items() if name not in left_out}
 
 
 def cache_parameters(hw: Device) -> Parameters:

@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -37,6 +37,9 @@ from magicdec.perfmodel.kernels.recurrence import LinearCurve, LinearPrefillCurv
 from magicdec.specs import device
 from magicdec.specs.device import DTYPE_BYTES, Device
 from magicdec.units import MICRO
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 OTHER_HARDWARE = "magicdec hardware lists the known; a TOML file does too"
 HARDWARE_DIRECTORY = Path(device.__file__).resolve().parent / "data" / "hardware"
@@ -288,57 +291,71 @@ def read_table(path: Path) -> tuple[Table, dict[Group, dict[str, Array]]]:
     Raises ConfigError for a file that is none of the tables, or a value that is not a positive
     number (with its line).
     """
-    import pandas as pd
-
-    try:
-        frame = pd.read_csv(path)
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, EOFError, zlib.error) as error:
-        raise ConfigError(
-            f"{path} is not a readable CSV file: {str(error).splitlines()[0]}"
-        ) from error
-    names = set(frame.columns)
-    table = next((table for table in TABLES if {*table.columns, *table.marks} <= names), None)
-    if table is None or not {"device", "latency_us"} <= names:
-        wanted = "; ".join(", ".join(("device", *table.columns, "latency_us")) for table in TABLES)
-        raise ConfigError(
-            f"{path} has the columns {', '.join(map(str, frame.columns))}; known tables have {wanted}"
-        )
+    frame = _read_frame(path)
+    table = _table_of(frame, path)
     try:
         frame = table.select(frame)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     numbers: dict[str, Array] = {}
     for name in (*table.columns, "latency_us"):
-        values = pd.to_numeric(frame[name], errors="coerce").to_numpy(dtype=np.float64)
-        bad = ~(np.isfinite(values) & (values > 0))
-        if bad.any():
-            line = int(np.argmax(bad))
-            raise ConfigError(
-                f"{path}: line {line + 2}: '{name}' must be a positive number, not {frame[name].iloc[line]}"
-            )
-        numbers[name] = values
+        numbers[name] = _positive(frame, name, path)
     numbers["time_s"] = numbers.pop("latency_us") * MICRO
     for flag, (name, text) in table.flags.items():
         numbers[flag] = np.where(frame[name].astype(str) == text, 1.0, 0.0)
     devices = frame["device"].astype(str).to_numpy()
+    variants = np.full(devices.size, "", dtype=object)
     if table.variant in frame:
-        variants = (
-            frame[table.variant]
-            .fillna("")
-            .astype(str)
-            .map(lambda name: VARIANTS.get(name, name))
-            .to_numpy()
-        )
-    else:
-        variants = np.full(devices.size, "", dtype=object)
+        names = frame[table.variant].fillna("").astype(str)
+        variants = names.map(lambda name: VARIANTS.get(name, name)).to_numpy()
     groups = {}
     for key in dict.fromkeys(zip(devices, variants, strict=True)):
-        if key[1] != EAGER:
-            rows = select(numbers, (devices == key[0]) & (variants == key[1]))
-            groups[Group(*key)] = table.select_group(rows)
+        group = Group(*key)
+        if group.variant != EAGER:
+            rows = select(numbers, (devices == group.device) & (variants == group.variant))
+            groups[group] = table.select_group(rows)
     return table, groups
+
+
+def _read_frame(path: Path) -> pd.DataFrame:
+    import pandas as pd
+
+    try:
+        return pd.read_csv(path)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, EOFError, zlib.error) as error:
+        raise ConfigError(
+            f"{path} is not a readable CSV file: {str(error).splitlines()[0]}"
+        ) from error
+
+
+def _table_of(frame: pd.DataFrame, path: Path) -> Table:
+    """The first table whose columns a file has."""
+    names = set(frame.columns)
+    if {"device", "latency_us"} <= names:
+        for table in TABLES:
+            if {*table.columns, *table.marks} <= names:
+                return table
+    known = [", ".join(("device", *table.columns, "latency_us")) for table in TABLES]
+    raise ConfigError(
+        f"{path} has the columns {', '.join(map(str, frame.columns))}; known tables have "
+        f"{'; '.join(known)}"
+    )
+
+
+def _positive(frame: pd.DataFrame, name: str, path: Path) -> Array:
+    import pandas as pd
+
+    values: Array = pd.to_numeric(frame[name], errors="coerce").to_numpy(dtype=np.float64)
+    is_bad = ~(np.isfinite(values) & (values > 0))
+    if is_bad.any():
+        line = int(np.argmax(is_bad))
+        raise ConfigError(
+            f"{path}: line {line + 2}: '{name}' must be a positive number, not "
+            f"{frame[name].iloc[line]}"
+        )
+    return values
 
 
 def row_seconds(table: Table, hw: HardwareProfile, rows: Columns, variant: str = "") -> Array:

@@ -85,19 +85,19 @@ class Kept:
 
 @dataclass(frozen=True, kw_only=True)
 class Band:
-    """A 90 % interval; `high` is None where there is no upper end."""
+    """A 90 % interval. `high` None: it has no upper end."""
 
     low: float | None = None
     high: float | None = None
 
 
 def plan_traffic(request: PlanRequest, model: ModelSpec, progress: Progress) -> Settled:
-    """The fewest devices, simulated.
+    """The fewest devices that keep the limits, found by simulation.
 
     Raises:
-        ConfigError: lengths or limits that are lacking or contradict each other.
-        CapacityError: a load that nothing keeps, and what the best keeps; one that takes too long
-        to simulate.
+        ConfigError: lengths or limits that are missing or contradict each other.
+        CapacityError: no layout keeps the load (the message says what the best one keeps), or the
+        simulation takes too long.
     """
     if len(request.hardware) > 1:
         raise ConfigError("a plan for a rate is of one kind of device; give one --hardware")
@@ -114,20 +114,27 @@ def plan_traffic(request: PlanRequest, model: ModelSpec, progress: Progress) -> 
     drafted = [layout for layout in layouts if layout.option is not None]
     alone = _fewest(load, plain, most, stages.stage(0))
     speculative = _fewest(load, drafted, most, stages.stage(1))
-    kept = [answer for answer in (alone, speculative) if answer is not None]
+    kept = []
+    points: dict[str, TrafficLoad | None] = {"alone": None, "drafted": None}
+    if alone is not None:
+        kept.append(alone)
+        points["alone"] = _full_point(alone)
+    if speculative is not None:
+        kept.append(speculative)
+        points["drafted"] = _full_point(speculative)
     if not kept:
         raise _nothing_keeps(load, layouts, most)
     best = min(kept, key=lambda answer: answer.worth)
-    points = {answer.layout.option is not None: _full_point(answer) for answer in kept}
-    chosen = points[best.layout.option is not None]
+    chosen = points["alone" if best is alone else "drafted"]
+    assert chosen is not None  # the best was kept
     curves = _curves(kept, best, stages.stage(2))
     outcome = best.trial.at(load.rate, best.replicas)
     traffic = Traffic(
         rate_per_s=load.rate,
         num_requests=len(outcome.requests),
         best=chosen,
-        autoregressive=points.get(False),
-        speculative=points.get(True),
+        autoregressive=points["alone"],
+        speculative=points["drafted"],
         curves=curves,
         timeline=_timeline(outcome),
         notes=[*_where_it_pays(curves), *_on_hits(best), *_notes(best, chosen)],
@@ -425,29 +432,40 @@ def _timeline(outcome: Outcome) -> list[Moment]:
 
 
 def _where_it_pays(curves: list[TrafficLoad]) -> list[str]:
-    """Up to which rate each policy makes the median request faster than without a draft on the same
-    devices.
-    """
-    alone = {load.rate_per_s: load.request for load in curves if not load.is_speculative}
+    """The rates up to which each policy makes the median request faster than decoding without a
+    draft on the same devices."""
+    alone = {}
+    drafted: dict[str, list[TrafficLoad]] = {}
+    for load in curves:
+        if load.is_speculative:
+            drafted.setdefault(load.policy, []).append(load)
+        else:
+            alone[load.rate_per_s] = load
     policies: dict[str, list[str]] = {}
-    for policy in dict.fromkeys(load.policy for load in curves if load.is_speculative):
-        curve = [load for load in curves if load.policy == policy]
-        gains = []
-        for load in curve:
-            without = alone.get(load.rate_per_s)
-            if without is None:
-                continue
-            gain = 0.0
-            if load.request is not None:
-                gain = without.p50 / load.request.p50
-            gains.append((load.rate_per_s, gain))
-        if gains and len(curve) > 1:
-            if policy.startswith("gamma"):
-                name = policy
-            else:
-                name = f"gamma {policy}"
-            policies.setdefault(_paying(gains), []).append(name)
+    for policy, curve in drafted.items():
+        gains = _gains(curve, alone)
+        if not gains or len(curve) < 2:
+            continue
+        name = policy
+        if not policy.startswith("gamma"):
+            name = f"gamma {policy}"
+        policies.setdefault(_paying(gains), []).append(name)
     return [f"with {', '.join(names)}: {paying}" for paying, names in policies.items()]
+
+
+def _gains(curve: list[TrafficLoad], alone: dict[float, TrafficLoad]) -> list[tuple[float, float]]:
+    """(rate, how many times as fast the median request is), at rates known without a draft too. A
+    gain of 0 stands for an overloaded server."""
+    gains = []
+    for load in curve:
+        without = alone.get(load.rate_per_s)
+        if without is None or without.request is None:
+            continue
+        gain = 0.0
+        if load.request is not None:
+            gain = without.request.p50 / load.request.p50
+        gains.append((load.rate_per_s, gain))
+    return gains
 
 
 def _paying(gains: list[tuple[float, float]]) -> str:

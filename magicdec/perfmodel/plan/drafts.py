@@ -68,11 +68,11 @@ RATE_BUDGET = 512
 def draft_options(
     target: ModelSpec, request: PlanRequest, *, engine: EngineProfile, context: int
 ) -> tuple[list[DraftOption], list[NeedsAcceptance]]:
-    """The drafts to rank, of those that the engine runs, and those that would need a measured
-    acceptance first.
+    """The drafts to rank among those that the engine runs, and the drafts that lack a measured
+    acceptance.
 
-    Raises ConfigError for an unknown draft or method, one that the engine does not run, and for a
-    budget that is not below the context.
+    Raises ConfigError for a draft or method that is unknown or that the engine does not run, and
+    for a budget that is not below the context.
     """
     if request.draft_method is not None and request.draft_method not in DRAFT_METHODS:
         raise unknown_choice("draft method", request.draft_method, DRAFT_METHODS)
@@ -80,25 +80,19 @@ def draft_options(
         return [], []
     if request.draft is not None:
         request = msgspec.structs.replace(request, draft=catalog_name(request.draft))
-    if request.draft_model is None:
-        head = None
-    else:
+    head = None
+    if request.draft_model is not None:
         head = _named_head(request.draft_model, request.draft, target)
-    if head is not None:
         request = msgspec.structs.replace(request, draft=head.method)
     usable = _budgets(request.draft_budgets, context)
     if request.acceptance_rate is not None:
-        name = request.draft or (
-            request.draft_method if request.draft_method in OWN_METHOD else SELF
-        )
-        request = msgspec.structs.replace(request, draft=name)
+        request = msgspec.structs.replace(request, draft=_draft_of_rate(request))
         if not request.draft_budgets:
             usable = (min(RATE_BUDGET, max(8, context // 2)),)
+    considered = _considered(target, request, context)
     options: list[DraftOption] = []
     lacking: list[NeedsAcceptance] = []
-    for name, kind in _that_run(
-        _considered(target, request, context), engine, is_asked=request.names_a_draft
-    ):
+    for name, kind in _that_run(considered, engine, is_asked=request.names_a_draft):
         model = None
         if draft_model_name(name):
             model = _draft_model(name, target)
@@ -107,19 +101,27 @@ def draft_options(
             continue
         question = _question(target, name, kind, request, context, head)
         acceptance = _acceptance(target, name, kind, request, question)
-        options += [
-            DraftOption(
-                draft=name,
-                method=kind,
-                model=model,
-                budgets=_budgets_of(kind, engine, request, usable, context),
-                acceptance=acceptance,
-                draft_tp_size=request.draft_tp_size,
-                head=head,
-                question=question if acceptance.is_assumed else None,
-            )
-        ]
+        option = DraftOption(
+            draft=name,
+            method=kind,
+            model=model,
+            budgets=_budgets_of(kind, engine, request, usable, context),
+            acceptance=acceptance,
+            draft_tp_size=request.draft_tp_size,
+            head=head,
+            question=question if acceptance.is_assumed else None,
+        )
+        options.append(option)
     return options, lacking
+
+
+def _draft_of_rate(request: PlanRequest) -> str:
+    """The draft that a single acceptance rate belongs to."""
+    if request.draft:
+        return request.draft
+    if request.draft_method is not None and request.draft_method in OWN_METHOD:
+        return request.draft_method
+    return SELF
 
 
 def _budgets_of(
@@ -129,8 +131,8 @@ def _budgets_of(
     usable: tuple[int, ...],
     context: int,
 ) -> tuple[int, ...]:
-    """Budgets to try: of a sparse draft those in use; of a head windows that the engine can cut its
-    attention to, last of all its whole cache. 0 is the whole cache."""
+    """Budgets to try. For a sparse draft these are the usable ones; for a head, the windows that the
+    engine can cut its attention to, and last its whole cache. 0 is the whole cache."""
     if method in SPARSE_METHODS:
         return usable
     if method not in engine.draft_windows:
@@ -163,8 +165,8 @@ def _named_head(path: str, draft: str | None, target: ModelSpec) -> HeadSpec:
 def _has_other_weights(
     request: PlanRequest, target: ModelSpec, kind: DraftMethod, draft: str
 ) -> bool:
-    """Whether the draft's weights are not those that its acceptance was published with: the
-    target's own where it drafts for itself; the published format or a wider one of a head or a
+    """Whether the draft's weights differ from those that its acceptance was published with. These
+    are the target's own for a self-draft, and the published format or a wider one for a head or a
     draft model."""
     if request.draft_weight_dtype is None or kind in LOOKUP_METHODS:
         return False

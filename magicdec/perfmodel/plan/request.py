@@ -364,39 +364,19 @@ def _resolved(
     layout: Layout,
     lengths: Lengths,
 ) -> Case:
-    """One of them: formats, and whether the batch is to be found."""
-    if (
-        request.tp_size is not None
-        and request.draft_tp_size is not None
-        and request.draft_tp_size > request.tp_size
-    ):
-        raise ConfigError(
-            f"draft tp {request.draft_tp_size} is more than the target's tp {request.tp_size}"
-        )
-    if (
-        options
-        and engine.draft_on_all_ranks
-        and request.draft_tp_size not in (None, *layout.tp_sizes)
-    ):
-        raise ConfigError(
-            f"engine {engine.name} runs a draft on all ranks of its target; leave --draft-tp out, or plan for --engine "
-            f"{DEFAULT_CPU_ENGINE}"
-        )
+    """The case of one layout. Raises ConfigError for drafts that it does not allow."""
+    _check_draft_tp(request, engine, layout, has_drafts=bool(options))
     staged = []
-    for each in options:
-        if engine.runs_staged(each.draft, each.method, layout.spread.pp):
-            staged.append(each)
-    if (
-        request.draft not in (None, "none")
-        and options
-        and not staged
-        and request.pp_size is not None
-    ):
-        able = ", ".join(engine.staged_drafts) or "no draft"
-        raise ConfigError(
-            f"engine {engine.name} runs {able} with pp {request.pp_size}, not {request.draft}"
-        )
+    for option in options:
+        if engine.runs_staged(option.draft, option.method, layout.spread.pp):
+            staged.append(option)
+    if options and not staged:
+        _check_stages(request, engine)
+    precision = precision_of(
+        model, hw, weight_dtype=request.weight_dtype, kv_dtype=request.kv_dtype
+    )
     limits = (request.tpot_limit_s, request.ttft_limit_s, request.num_gpus, request.workload)
+    has_limits = any(limit is not None for limit in limits)
     case = Case(
         request=request,
         model=model,
@@ -404,10 +384,8 @@ def _resolved(
         engine=engine,
         tp_sizes=layout.tp_sizes,
         spread=layout.spread,
-        precision=precision_of(
-            model, hw, weight_dtype=request.weight_dtype, kv_dtype=request.kv_dtype
-        ),
-        searches_batch=not request.batch_sizes and any(limit is not None for limit in limits),
+        precision=precision,
+        searches_batch=not request.batch_sizes and has_limits,
         options=tuple(staged),
         lengths=lengths,
     )
@@ -416,9 +394,35 @@ def _resolved(
     return case
 
 
+def _check_draft_tp(
+    request: PlanRequest, engine: EngineProfile, layout: Layout, *, has_drafts: bool
+) -> None:
+    if request.draft_tp_size is None:
+        return
+    if request.tp_size is not None and request.draft_tp_size > request.tp_size:
+        raise ConfigError(
+            f"draft tp {request.draft_tp_size} is more than the target's tp {request.tp_size}"
+        )
+    is_targets_own = request.draft_tp_size in layout.tp_sizes
+    if has_drafts and engine.draft_on_all_ranks and not is_targets_own:
+        raise ConfigError(
+            f"engine {engine.name} runs a draft on all ranks of its target; leave --draft-tp out, "
+            f"or plan for --engine {DEFAULT_CPU_ENGINE}"
+        )
+
+
+def _check_stages(request: PlanRequest, engine: EngineProfile) -> None:
+    """Raises ConfigError for a requested draft that the engine does not run in stages."""
+    if request.draft not in (None, "none") and request.pp_size is not None:
+        able = ", ".join(engine.staged_drafts) or "no draft"
+        raise ConfigError(
+            f"engine {engine.name} runs {able} with pp {request.pp_size}, not {request.draft}"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """tp sizes to search, and how groups of so many ranks make a replica."""
+    """tp sizes to search, and how groups of tp ranks form a replica."""
 
     tp_sizes: tuple[int, ...]
     spread: Parallelism = TENSOR_PARALLEL
@@ -427,31 +431,29 @@ class Layout:
 def layouts(
     request: PlanRequest, model: ModelSpec, hw: HardwareProfile, engine: EngineProfile
 ) -> list[Layout]:
-    """The usual one first. Raises ConfigError for what the model, engine or number of devices does
-    not allow.
-    """
+    """The layouts to try, the usual one first. Raises ConfigError for a request that the model, the
+    engine or the number of devices does not allow."""
     multiple = engine.vocabulary_multiple
-    if hw.kind == "cpu":
-        node = 1
-    else:
+    node = 1
+    if hw.kind != "cpu":
         node = hw.link.num_gpus_per_node
     if request.pp_size not in (None, 1) or request.ep_size not in (None, 1) or request.dp_attention:
         return [_asked_for(request, model, engine, node)]
+    num_gpus = request.num_gpus
     if request.tp_size is not None:
         check_tp(model, request.tp_size, multiple)
-        if request.num_gpus is not None and request.tp_size > request.num_gpus:
-            raise ConfigError(
-                f"tp {request.tp_size} needs more than the {request.num_gpus} GPUs given"
-            )
+        if num_gpus is not None and request.tp_size > num_gpus:
+            raise ConfigError(f"tp {request.tp_size} needs more than the {num_gpus} GPUs given")
         return [Layout(tp_sizes=(request.tp_size,))]
-    if request.num_gpus is None:
+    if num_gpus is None:
         return [Layout(tp_sizes=(largest_tp_at_most(model, node, multiple),))]
     if hw.kind == "gpu":
         node = max(node, min(USUAL_TP, hw.link.reach))
-    usual = Layout(tp_sizes=tuple(valid_tp_sizes(model, min(request.num_gpus, node), multiple)))
-    is_known = hw.link.between_nodes_bytes_per_s is not None or request.num_gpus <= hw.link.reach
-    spreads = hw.kind == "gpu" and engine.spreads and is_known
-    return [usual, *(_others(request.num_gpus, model, node, multiple) if spreads else [])]
+    found = [Layout(tp_sizes=tuple(valid_tp_sizes(model, min(num_gpus, node), multiple)))]
+    is_known = hw.link.between_nodes_bytes_per_s is not None or num_gpus <= hw.link.reach
+    if hw.kind == "gpu" and engine.spreads and is_known:
+        found.extend(_others(num_gpus, model, node, multiple))
+    return found
 
 
 def _asked_for(request: PlanRequest, model: ModelSpec, engine: EngineProfile, node: int) -> Layout:

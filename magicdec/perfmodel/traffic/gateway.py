@@ -154,12 +154,7 @@ def given(text: str, first: Mapping[str, Any]) -> Columns:
                 f"--columns must be {', '.join(f'{role}=COLUMN' for role in ROLES)}, not '{pair}'"
             )
         if path not in paths:
-            close = closest(path, paths)
-            if close:
-                known = f"did you mean {either(close)}?"
-            else:
-                known = f"it has {', '.join(paths)}"
-            raise ConfigError(f"--columns {pair}: the file has no column '{path}'; {known}")
+            raise _unknown_column(pair, path, paths)
         found[role] = path
     missing = [role for role in NEEDED if found[role] is None]
     if missing:
@@ -168,6 +163,14 @@ def given(text: str, first: Mapping[str, Any]) -> Columns:
             f"--columns {','.join(f'{role}=COLUMN' for role in missing)}"
         )
     return Columns(**found)  # type: ignore[arg-type]  # the needed ones are there
+
+
+def _unknown_column(pair: str, path: str, paths: Iterable[str]) -> ConfigError:
+    known = f"it has {', '.join(paths)}"
+    close = closest(path, paths)
+    if close:
+        known = f"did you mean {either(close)}?"
+    return ConfigError(f"--columns {pair}: the file has no column '{path}'; {known}")
 
 
 class LogReader:

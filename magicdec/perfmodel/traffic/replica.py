@@ -157,16 +157,10 @@ class Replica:
         )
 
     def run(self, until: float = float("inf")) -> None:
-        """Every iteration that begins before `until`."""
+        """Runs every iteration that begins before `until`."""
         while True:
-            is_busy = bool(self.n or self.queue or self.parts)
-            if is_busy and self.limits.schedules_ahead:
-                seen = self.began
-            else:
-                seen = self.now
-            while self.coming and self.coming[0][0] <= seen:
-                self.queue.append(heappop(self.coming)[1])
-            if not (is_busy or self.queue):
+            self._receive()
+            if not (self.n or self.queue or self.parts):
                 if not self.coming or self.coming[0][0] >= until:
                     return
                 self.now = self.coming[0][0]
@@ -174,6 +168,15 @@ class Replica:
             if self.now >= until:
                 return
             self._iterate(until)
+
+    def _receive(self) -> None:
+        """Puts the requests that have arrived into the queue. A busy server that schedules ahead
+        sees those that arrived before its iteration began."""
+        seen = self.now
+        if self.limits.schedules_ahead and (self.n or self.queue or self.parts):
+            seen = self.began
+        while self.coming and self.coming[0][0] <= seen:
+            self.queue.append(heappop(self.coming)[1])
 
     def _iterate(self, until: float) -> None:
         self.work.spend()
@@ -293,20 +296,16 @@ class Replica:
     def _with_prompts(self, chunks: list[Chunk], gamma: int) -> None:
         costs = self.costs
         n = self.n
-        decodes = n > 0 and costs.mixes
         self.began = self.now
-        if costs.mixes:
-            if decodes:
-                mean = self._mean()
-            else:
-                mean = float(chunks[0][2])
-            self.now += costs.step_s(gamma if decodes else 0, n if decodes else 1, mean)
-        own = self._own_s(chunks, -(-n // costs.groups) * (gamma + 1) if decodes else 1)
-        per_stage = costs.groups // costs.stages
-        fullest = sum(
-            max(own[first : first + per_stage]) for first in range(0, costs.groups, per_stage)
-        )
-        self.now += fullest / costs.stages
+        decodes = n > 0 and costs.mixes
+        decoding = 1
+        if decodes:
+            self.now += costs.step_s(gamma, n, self._mean())
+            decoding = -(-n // costs.groups) * (gamma + 1)
+        elif costs.mixes:
+            self.now += costs.step_s(0, 1, float(chunks[0][2]))
+        own = self._own_s(chunks, decoding)
+        self.now += self._fullest_s(own) / costs.stages
         self.iterations += 1
         if decodes:
             emitted, _ = self._emitted(self._survivors(gamma), 1)
@@ -316,29 +315,45 @@ class Replica:
         for request, _, end, group in chunks:
             if end < self.known[request]:
                 self.parts.append((request, end, group))
-                continue
-            self.lag[request] = own[group] * (1.0 - 1.0 / costs.stages)
-            if np.isnan(self.first_s[request]):
-                self.first_s[request] = self.now + self.lag[request]
-            self.emitted[request] += 1
-            left = self.output[request] - self.emitted[request]
-            if left <= 0:
-                self._finish(request)
-                continue
-            context = self.known[request] + 1
-            self.slots[:, self.n] = request, context, left
-            self.total += context
-            self.n += 1
+            else:
+                self._start_decoding(request, own[group])
+
+    def _fullest_s(self, own: list[float]) -> float:
+        """The longest time of the groups at each stage, added up."""
+        per_stage = self.costs.groups // self.costs.stages
+        total = 0.0
+        for first in range(0, self.costs.groups, per_stage):
+            total += max(own[first : first + per_stage])
+        return total
+
+    def _start_decoding(self, request: int, prompt_s: float) -> None:
+        """A request whose prompt is computed emits its first token."""
+        self.lag[request] = prompt_s * (1.0 - 1.0 / self.costs.stages)
+        if np.isnan(self.first_s[request]):
+            self.first_s[request] = self.now + self.lag[request]
+        self.emitted[request] += 1
+        left = self.output[request] - self.emitted[request]
+        if left <= 0:
+            self._finish(request)
+            return
+        context = self.known[request] + 1
+        self.slots[:, self.n] = request, context, left
+        self.total += context
+        self.n += 1
 
     def _own_s(self, chunks: list[Chunk], decoding: int) -> list[float]:
         """The time of each group's prompts."""
         going = {request for request, *_ in self.parts}
         own = [0.0] * self.costs.groups
-        for group in {each[3] for each in chunks}:
-            here = [each for each in chunks if each[3] == group]
-            starts = [each[1] for each in here]
-            ends = [each[2] for each in here]
-            entering = sum(each[0] not in going for each in here)
+        for group in {chunk[3] for chunk in chunks}:
+            starts = []
+            ends = []
+            entering = 0
+            for request, start, end, of_chunk in chunks:
+                if of_chunk == group:
+                    starts.append(start)
+                    ends.append(end)
+                    entering += request not in going
             own[group] = self.costs.chunks_s(decoding, starts, ends, entering)
         return own
 
