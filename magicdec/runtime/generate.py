@@ -184,6 +184,13 @@ class Verdict(NamedTuple):
     whether the target's logits were bad. [B, gamma + 3]."""
 
 
+def _by_position(rates: Sequence[float], gamma: int) -> list[float]:
+    """Simulated acceptance rates of gamma positions; the last one holds for all further ones."""
+    if not len(rates) or not all(0.0 <= rate <= 1.0 for rate in rates):
+        raise ConfigError(f"simulated acceptance rates must lie between 0 and 1: {list(rates)}")
+    return [rates[min(position, len(rates) - 1)] for position in range(gamma)]
+
+
 class Step:
     """The four parts of a step. Each is work on the device only, and is timed and replayed under
     its name.
@@ -207,22 +214,11 @@ class Step:
             engine.static_shapes and model.can_capture and graphs.can_capture(model.device)
         )
         self.graphs = graphs.StepGraphs(enabled=options.cuda_graphs and can_capture)
-        model.tp.clock.enabled = (
-            options.fences and not self.graphs.enabled
-        )  # it would wait within a graph
-        if not options.gamma:
-            rates = None
-        else:
-            rates = options.simulate_acceptance
-        if rates is not None and (not len(rates) or not all(0.0 <= rate <= 1.0 for rate in rates)):
-            raise ConfigError(f"simulated acceptance rates must lie between 0 and 1: {list(rates)}")
-        if rates is None:
-            by_position = None
-        else:
-            by_position = [rates[min(i, len(rates) - 1)] for i in range(options.gamma)]
-        if by_position is None:
-            self._simulated_T = None
-        else:
+        # The clock would wait within a graph.
+        model.tp.clock.enabled = options.fences and not self.graphs.enabled
+        self._simulated_T: Tensor | None = None
+        if options.gamma and options.simulate_acceptance is not None:
+            by_position = _by_position(options.simulate_acceptance, options.gamma)
             self._simulated_T = torch.tensor(by_position, device=model.device)
         self._stream: UniformStream | None = None
         self._numbers: Tensor | None = None  # in a place that captured steps can read them from

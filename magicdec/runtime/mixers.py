@@ -219,16 +219,8 @@ class RotaryEmbedding:
             kind = scaling.rope_type
             original = scaling.original_max_position_embeddings
         is_long = longest > original
-        if is_long and scaling is not None and kind == "longrope" and not scaling.long_factor:
-            raise CapacityError(
-                f"this model's longrope is run up to its original {original} tokens, not to {longest}: there is no "
-                "agreed reading of it beyond them"
-            )
-        if is_long and kind == "dynamic":
-            raise CapacityError(
-                f"rotary embeddings of the dynamic kind change with the length beyond {original} tokens, which can be "
-                f"planned but not run; run at most that many, not {longest}"
-            )
+        if is_long and scaling is not None:
+            _check_long(scaling, original, longest)
         if len(self._table) and kind == "longrope" and is_long != self._is_long:
             raise CapacityError(
                 f"rotary embeddings of the longrope kind are others up to {original} tokens and beyond; load the model "
@@ -257,6 +249,21 @@ class RotaryEmbedding:
         """
         scaling = self._rope.scaling
         return self[distances_BT] / (1.0 if scaling is None else scaling.attention_factor)
+
+
+def _check_long(scaling: RopeScaling, original: int, longest: int) -> None:
+    """Raises CapacityError for kinds that cannot be run beyond the original length."""
+    if scaling.rope_type == "longrope" and not scaling.long_factor:
+        raise CapacityError(
+            f"this model's longrope is run up to its original {original} tokens, not to {longest}: "
+            "there is no agreed reading of it beyond them"
+        )
+    if scaling.rope_type == "dynamic":
+        raise CapacityError(
+            f"rotary embeddings of the dynamic kind change with the length beyond {original} "
+            "tokens, which can be planned but not run; run at most that many, not "
+            f"{longest}"
+        )
 
 
 def rotate_(heads_BTND: Tensor, rotation: Tensor, norm: HeadNorm | None = None) -> Tensor:

@@ -222,30 +222,30 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def load_model_file(path: Path) -> ModelSpec:
-    """Raises ConfigError when it cannot be read, breaks the schema, or names a layer that it does
-    not describe.
-    """
+    """The model that a file describes. Raises ConfigError if the file cannot be read, breaks the
+    schema, or names a layer that it does not describe."""
     file = converted(read_toml(path), ModelFile, where=str(path))
-    sizes = (
-        file.hidden_size,
-        file.vocab_size,
-        file.max_position_embeddings,
-        *(run.repeat for run in file.pattern),
-    )
+    sizes = [file.hidden_size, file.vocab_size, file.max_position_embeddings]
+    for run in file.pattern:
+        sizes.append(run.repeat)
     if min(sizes) < 1:
         raise ConfigError(f"{path}: sizes and repeats must be at least 1")
-    names = [name for run in file.pattern for name in run.layers]
-    if unknown := sorted(set(names) - set(file.layers)):
+    names = {name for run in file.pattern for name in run.layers}
+    unknown = sorted(names - set(file.layers))
+    if unknown:
         raise ConfigError(
             f"{path}: the pattern names layer '{unknown[0]}'; described are {', '.join(file.layers)}"
         )
     if not 1 <= sum(run.repeat * len(run.layers) for run in file.pattern) <= MAX_LAYERS:
         raise ConfigError(f"{path}: the pattern must have between 1 and {MAX_LAYERS} layers")
-    layers = tuple(
-        file.layers[name] for run in file.pattern for _ in range(run.repeat) for name in run.layers
-    )
-    given = {}
-    for name in file.__struct_fields__:
-        if name not in ("schema", "layers", "pattern"):
-            given[name] = getattr(file, name)
-    return ModelSpec(architecture=file.schema, layers=layers, **given)
+    fields = msgspec.structs.asdict(file)
+    for name in ("schema", "layers", "pattern"):
+        del fields[name]
+    return ModelSpec(architecture=file.schema, layers=_layers_of(file), **fields)
+
+
+def _layers_of(file: ModelFile) -> tuple[Layer, ...]:
+    layers: list[Layer] = []
+    for run in file.pattern:
+        layers += [file.layers[name] for name in run.layers] * run.repeat
+    return tuple(layers)

@@ -24,10 +24,23 @@ from magicdec.specs.speculation import DRAFT_KINDS, draft_kind
 
 ENGINES_DIRECTORY = Path(__file__).resolve().parent / "data" / "engines"
 MAX_VALUE = 1e6
+LIMITS = {"workspace_bytes": 1e15, "memory_fraction": 1.0}
+"""Largest values of constants other than MAX_VALUE."""
 SERVING_ENGINES = tuple(ENGINE_TITLES)
 DEFAULT_ENGINE = "vllm"
 """Engine of plans on GPUs."""
 DEFAULT_CPU_ENGINE = "ours"
+
+
+def _check_constant(name: str, value: float) -> None:
+    """Raises ValueError for a constant outside its limits."""
+    is_factor = name.endswith(("_factor", "_per_multiprocessor", "_tp_size"))
+    is_positive = is_factor or name in ("memory_fraction", "prefill_tokens")
+    limit = LIMITS.get(name, MAX_VALUE)
+    is_inside = math.isfinite(value) and 0 <= value <= limit
+    if not is_inside or (is_positive and value == 0):
+        least = "above" if is_positive else "at least"
+        raise ValueError(f"'{name}' must be {least} 0 and at most {limit:g}, not {value!r}")
 
 
 class EngineProfile(
@@ -465,20 +478,8 @@ class EngineProfile(
             )
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, float | int):
-                continue
-            positive = name.endswith(("_factor", "_per_multiprocessor", "_tp_size"))
-            positive = positive or name in ("memory_fraction", "prefill_tokens")
-            if name == "workspace_bytes":
-                limit = 1e15
-            elif name == "memory_fraction":
-                limit = 1.0
-            else:
-                limit = MAX_VALUE
-            if not (math.isfinite(value) and 0 <= value <= limit and (value > 0 or not positive)):
-                raise ValueError(
-                    f"'{name}' must be {'above' if positive else 'at least'} 0 and at most {limit:g}, not {value!r}"
-                )
+            if isinstance(value, float | int) and not isinstance(value, bool):
+                _check_constant(name, value)
 
 
 def version_number(version: str) -> tuple[int, ...]:

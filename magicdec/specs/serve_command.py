@@ -216,25 +216,36 @@ def _words_of_shell(text: str) -> tuple[str, list[str]] | None:
 def _engine_in(words: Sequence[str]) -> tuple[str, int] | None:
     """The engine that words start, and the place of its first argument."""
     for place, word in enumerate(words):
-        base = word.rpartition("/")[2]
-        if place + 1 < len(words):
-            following = words[place + 1]
-        else:
-            following = ""
-        if base == "vllm" and following == "serve":
-            return "vllm", place + 2
-        if word.startswith("vllm.entrypoints."):
-            return "vllm", place + 1
-        if word == "sglang.launch_server" or (base == "sglang" and following == "serve"):
-            return "sglang", place + (2 if following == "serve" else 1)
-        if base == "trtllm-serve":
-            return "trtllm", place + (2 if following == "serve" else 1)
-        image = next((name for name in IMAGES if word.startswith(name)), None)
+        serves = list(words[place + 1 : place + 2]) == ["serve"]
+        engine = _engine_of(word, serves=serves)
+        if engine is not None:
+            has_subcommand = serves and not word.startswith("vllm.entrypoints.")
+            return engine, place + (2 if has_subcommand else 1)
+        image = _image_in(word)
         if image is not None:
-            rest = _engine_in(words[place + 1 :])
-            if rest is not None:
-                return rest[0], rest[1] + place + 1
+            inner = _engine_in(words[place + 1 :])
+            if inner is not None:
+                return inner[0], inner[1] + place + 1
             return IMAGES[image], place + 1
+    return None
+
+
+def _engine_of(word: str, *, serves: bool) -> str | None:
+    """The engine that a word starts; `serves`: the next word is "serve"."""
+    base = word.rpartition("/")[2]
+    if word.startswith("vllm.entrypoints.") or (base == "vllm" and serves):
+        return "vllm"
+    if word == "sglang.launch_server" or (base == "sglang" and serves):
+        return "sglang"
+    if base == "trtllm-serve":
+        return "trtllm"
+    return None
+
+
+def _image_in(word: str) -> str | None:
+    for name in IMAGES:
+        if word.startswith(name):
+            return name
     return None
 
 

@@ -168,37 +168,31 @@ def is_head_directory(path: str) -> bool:
 
 
 def load_head(path: Path, *, method: DraftMethod | None = None) -> HeadSpec:
-    """The head of a config.json or its directory. `method`: what it is, where its names do not say
-    so. Raises ConfigError where it is of no kind that is known.
-    """
+    """The head of a config.json or its directory. `method` names its kind if the file does not.
+    Raises ConfigError for an unknown kind."""
+    file = path
     if path.is_dir():
         file = path / "config.json"
-    else:
-        file = path
     if not file.is_file():
         raise ConfigError(
             f"no configuration of a head at {path}: give its config.json or its directory"
         )
-    document = read_json(file)
-    inner = None
-    if isinstance(document, dict):
-        inner = document.get("transformer_layer_config")
-    read = converted(
-        inner | document if isinstance(inner, dict) else document, _HeadConfig, where=str(file)
-    )
-    names = (*read.architectures, read.model_type, read.speculators_model_type)
-    found = head_method(names) or method
-    if found is None:
+    read = _read_head(file)
+    stated = head_method((*read.architectures, read.model_type, read.speculators_model_type))
+    kind = stated or method
+    if kind is None:
         raise ConfigError(
             f"{file} is of no trained head that is known ({', '.join(HEAD_SIGNS.values())})"
         )
-    if method is not None and found != method:
-        raise ConfigError(f"{file} is of a head of {found}, not of {method}; use --draft {found}")
-    windowed = read.use_sliding_window and set(read.layer_types or ()) <= {"sliding_attention"}
+    if method is not None and kind != method:
+        raise ConfigError(f"{file} is of a head of {kind}, not of {method}; use --draft {kind}")
+    num_layers = read.num_hidden_layers
+    if kind == "mtp":
+        num_layers = 1
     return HeadSpec(
-        method=found,
-        num_layers=1 if found == "mtp" else read.num_hidden_layers,
-        window=read.sliding_window if windowed else None,
+        method=kind,
+        num_layers=num_layers,
+        window=_window(read),
         vocab_size=read.draft_vocab_size or read.vocab_size,
         trained_len=read.max_position_embeddings,
         hidden_size=read.target_hidden_size or read.hidden_size,
@@ -207,6 +201,22 @@ def load_head(path: Path, *, method: DraftMethod | None = None) -> HeadSpec:
         num_kv_heads=read.num_key_value_heads or read.num_attention_heads,
         head_dim=_head_dim(read),
     )
+
+
+def _read_head(file: Path) -> _HeadConfig:
+    """A head's configuration, with the keys of an inner one that the outer one does not have."""
+    document = read_json(file)
+    if isinstance(document, dict) and isinstance(document.get("transformer_layer_config"), dict):
+        document = document["transformer_layer_config"] | document
+    return converted(document, _HeadConfig, where=str(file))
+
+
+def _window(read: _HeadConfig) -> int | None:
+    """The window of a head all of whose layers have one."""
+    has_other_layers = not set(read.layer_types or ()) <= {"sliding_attention"}
+    if has_other_layers or not read.use_sliding_window:
+        return None
+    return read.sliding_window
 
 
 def _head_dim(read: _HeadConfig) -> int | None:

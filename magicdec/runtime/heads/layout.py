@@ -249,21 +249,34 @@ def _layout(
 def _reads(method: DraftMethod, own: _OwnKeys, target: ModelSpec, file: Path) -> tuple[int, ...]:
     """The target's states that a head names, by the layers before them."""
     count = target.num_hidden_layers
-    named = own.eagle_aux_hidden_state_layer_ids or own.aux_hidden_state_layer_ids
-    if not named and own.eagle_config and own.eagle_config.eagle_aux_hidden_state_layer_ids:
-        named = [layer + 1 for layer in own.eagle_config.eagle_aux_hidden_state_layer_ids]
-    if not named and own.dflash_config and own.dflash_config.target_layer_ids:
-        named = [layer + 1 for layer in own.dflash_config.target_layer_ids]
+    named = _named_states(own)
     if not named and method in ("eagle3", "p-eagle"):
         named = [2, count // 2, count - 3]  # where EAGLE-3's authors read
     if not named:
         raise ConfigError(f"{file} names no layers of the target that the head reads")
-    if not all(0 <= layer <= count for layer in named) or len(set(named)) < len(named):
+    is_inside = all(0 <= layer <= count for layer in named)
+    if not is_inside or len(set(named)) < len(named):
         raise ConfigError(
             f"{file}: the head reads the states after {named} layers of its target, and "
             f"{target.name} has {count}: it is another target's"
         )
     return tuple(named)
+
+
+def _named_states(own: _OwnKeys) -> list[int] | None:
+    """Numbers of layers before the states. EAGLE's and DFlash's inner keys number the layers after
+    which the states are read, from 0."""
+    named = own.eagle_aux_hidden_state_layer_ids or own.aux_hidden_state_layer_ids
+    if named:
+        return named
+    layers = None
+    if own.eagle_config is not None:
+        layers = own.eagle_config.eagle_aux_hidden_state_layer_ids
+    if not layers and own.dflash_config is not None:
+        layers = own.dflash_config.target_layer_ids
+    if not layers:
+        return None
+    return [layer + 1 for layer in layers]
 
 
 def _mask_token(own: _OwnKeys, target: ModelSpec, file: Path) -> int:
