@@ -19,7 +19,6 @@ from magicdec.plan_document import (
 )
 from magicdec.plan_request import DEFAULT_CONTEXT, Request
 from magicdec.plan_rows import Candidate
-from magicdec.reports.outlook_lines import outlook_lines
 from magicdec.tasks import NO_TASK, usual_lengths
 from magicdec.units import MILLI, format_number, format_seconds, format_tokens
 
@@ -125,7 +124,6 @@ def further_lines(plan: Plan, case: CaseAnswer) -> list[str]:
         _where_it_fits(case.choice),
         _better_gamma(case.choice),
         _worth_profiling(plan, case),
-        *outlook_lines(case.choice),
         _verification(case),
         _plugin(case.choice),
     ]

@@ -21,6 +21,7 @@ from magicdec.plan_document import (
 from magicdec.plan_rows import COLUMNS as COLUMNS_OF_ROWS
 from magicdec.plan_rows import Candidate
 from magicdec.plan_rows import column as value_of
+from magicdec.reports.outlook_lines import outlook_lines
 from magicdec.reports.sentences import (
     arrivals_line,
     drafting_of,
@@ -206,7 +207,7 @@ def _print_case(console: Console, answer: Plan, case: CaseAnswer, *, every: bool
         console.print(_table(_with_baselines(case, rows), console.width))
     if case.best.requests is not None:
         console.print(_whole_requests(case, every=every))
-    for line in _elsewhere(case, every=every):
+    for line in (*outlook_lines(case.choice), *_elsewhere(case, every=every)):
         console.print(line)
     if every:
         _print_further_tables(console, case)
