@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import ref
 
 import msgspec
 import torch
@@ -97,10 +98,15 @@ class PlantedBuilder(ProposalBuilder):
 
 
 def plant(drafter: HeadDrafter, texts: list[list[int]]) -> None:
-    """Lets a drafter propose what `texts`, by sequence, go on with."""
+    """Lets a drafter propose what `texts`, by sequence, go on with. It holds no cycle of references:
+    engines show prompts to drafters that live, and ranks collect cycles at different times.
+    """
+    present = ref(drafter)
 
     def builder(uniforms: Tensor | None) -> ProposalBuilder:
-        return PlantedBuilder(drafter, texts)
+        living = present()
+        assert living is not None
+        return PlantedBuilder(living, texts)
 
     drafter._builder = builder  # type: ignore[method-assign]
 
