@@ -19,11 +19,12 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "magicdec"
 KERNELS = {"runtime/kernels", "vllm/page_kernels.py"}
 """Code for compilers (numba, Triton), which take no smaller pieces."""
-MOST_NODES_PER_LINE = 6.0
+MOST_NODES_PER_LINE = 5.6
 MOST_PACKED_PER_1000_LINES = 2.0
-MOST_BRANCHES_IN_EXPRESSIONS = 0.60
+MOST_BRANCHES_IN_EXPRESSIONS = 0.58
 MOST_BRANCHES = 12
-MOST_FUNCTIONS_ABOVE = 80
+MOST_FUNCTIONS_ABOVE = 20
+MOST_BRANCHES_OF_ANY = 20
 LAYOUT = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -120,6 +121,8 @@ def test_few_functions_branch_much() -> None:
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in sources()]
     above = [each.name for each in functions(trees) if sum(branches(each)) + 1 > MOST_BRANCHES]
     assert len(above) <= MOST_FUNCTIONS_ABOVE, above
+    widest = max(functions(trees), key=lambda function: sum(branches(function)))
+    assert sum(branches(widest)) + 1 <= MOST_BRANCHES_OF_ANY, widest.name
 
 
 def test_the_formatter_is_left_out_of_tables_alone() -> None:
