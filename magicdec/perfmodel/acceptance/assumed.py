@@ -10,7 +10,7 @@ import csv
 import math
 import re
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -31,6 +31,8 @@ from magicdec.tasks import TASKS
 
 POSITIONS = 16
 """Positions that the belief gives rates of; later ones are as the last."""
+POINTS_OF_DRAFT = 3
+"""Points at which the belief about a draft is evaluated."""
 DEPTH_STEP = 1.0
 """Difference in depth over which the trend by position is read."""
 DEPTH_SHARE = 0.45
@@ -137,6 +139,7 @@ def kinds_of(model: str) -> list[str]:
     return list(dict.fromkeys(at.kind for at in _published() if at.model == name))
 
 
+@lru_cache(maxsize=1)
 def _published() -> list[Situation]:
     """Situations that acceptance was published in."""
     return [run.situation for run in belief.fitted().coefficients.runs]
@@ -144,10 +147,14 @@ def _published() -> list[Situation]:
 
 def assumed(question: Question, further: Evidence | None = None) -> Assumed:
     """The belief about a question; `further` are rows of the user's own."""
-    named = _named(question)
-    points = [point for draft in named for point in _points(question, draft)]
-    normal = belief.believed(points, further)
-    mean, covariance = _mixed(normal.mean, normal.covariance, len(named))
+    if further is None:
+        anticipate([question])
+        named, mean, covariance = _ANTICIPATED[_text_of(question)]
+    else:
+        named = _named(question)
+        points = [point for draft in named for point in _points(question, draft)]
+        normal = belief.believed(points, further)
+        mean, covariance = _mixed(normal.mean, normal.covariance, len(named))
     level, deep, far = mean
     trend = (deep - level) / DEPTH_STEP
     depths = np.log(np.arange(1, POSITIONS + 1)) - REFERENCE_DEPTH
@@ -171,6 +178,47 @@ def assumed(question: Question, further: Evidence | None = None) -> Assumed:
     )
 
 
+class Logits(NamedTuple):
+    """What is believed of a question's logits: at the usual depth, a larger one, a far context."""
+
+    named: list[str]
+    mean: Array
+    covariance: Array
+
+
+_ANTICIPATED: dict[Question, Logits] = {}
+MOST_ANTICIPATED = 512
+
+
+def _text_of(question: Question) -> Question:
+    """A question without what its logits do not hang on."""
+    return question._replace(is_other_format=False)
+
+
+def anticipate(questions: Sequence[Question]) -> None:
+    """Evaluates the belief at several questions at once, which takes little longer than at one, and
+    keeps what it says."""
+    asked = [each for each in dict.fromkeys(map(_text_of, questions)) if each not in _ANTICIPATED]
+    if not asked:
+        return
+    if len(_ANTICIPATED) + len(asked) > MOST_ANTICIPATED:
+        _ANTICIPATED.clear()
+    drafts = [_named(question) for question in asked]
+    points = [
+        point
+        for question, named in zip(asked, drafts, strict=True)
+        for draft in named
+        for point in _points(question, draft)
+    ]
+    normal = belief.believed(points)
+    start = 0
+    for question, named in zip(asked, drafts, strict=True):
+        own = slice(start, start + POINTS_OF_DRAFT * len(named))
+        start = own.stop
+        mixed = _mixed(normal.mean[own], normal.covariance[own, own], len(named))
+        _ANTICIPATED[question] = Logits(named, *mixed)
+
+
 def joint_levels(questions: Sequence[Question]) -> tuple[Array, Array]:
     """Means and covariance of the logits of several questions' rates at the usual depth, together:
     drafts that are asked about on one text and model have much in common."""
@@ -190,6 +238,11 @@ def joint_levels(questions: Sequence[Question]) -> tuple[Array, Array]:
     between = mixing @ (normal.covariance.diagonal() + (normal.mean - mean[owner]) ** 2)
     covariance[np.diag_indices_from(covariance)] = between
     return mean, covariance
+
+
+def one_checkpoint(question: Question) -> Question:
+    """The question about one of the drafts that it may be about."""
+    return question._replace(draft=_named(question)[0])
 
 
 def _named(question: Question) -> list[str]:

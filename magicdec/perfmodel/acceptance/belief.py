@@ -651,7 +651,10 @@ def believed(
     if known.points:
         matrix, mean, alone = _given_known(of, known, points, matrix, mean, alone)
     widths = widths_of(points)
-    covariance = (matrix @ of.covariance @ matrix.T + alone) * np.outer(widths, widths)
+    used = np.flatnonzero(matrix.any(axis=0))
+    shares = matrix[:, used]
+    shared = shares @ of.covariance[np.ix_(used, used)] @ shares.T
+    covariance = (shared + alone) * np.outer(widths, widths)
     if further is None:
         return Normal(mean, covariance)
     both = believed([*points, *further.points], of=of)

@@ -15,6 +15,7 @@ from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.acceptance.assumed import (
     KIND_NAMES,
     Question,
+    anticipate,
     kinds_of,
     known_checkpoints,
     profile_of,
@@ -90,7 +91,7 @@ def draft_options(
         if not request.draft_budgets:
             usable = (min(RATE_BUDGET, max(8, context // 2)),)
     considered = _considered(target, request, context)
-    options: list[DraftOption] = []
+    wanted: list[tuple[str, DraftMethod, ModelSpec | None, Question]] = []
     lacking: list[NeedsAcceptance] = []
     for name, kind in _that_run(considered, engine, is_asked=request.names_a_draft):
         model = None
@@ -100,6 +101,11 @@ def draft_options(
             lacking.append(NeedsAcceptance(draft=name, draft_method=kind, reason=_untrained(kind)))
             continue
         question = _question(target, name, kind, request, context, head)
+        wanted.append((name, kind, model, question))
+    if request.acceptance_rate is None:
+        anticipate([question for *_, question in wanted])
+    options = []
+    for name, kind, model, question in wanted:
         acceptance = _acceptance(target, name, kind, request, question)
         option = DraftOption(
             draft=name,

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from magicdec.counts import Array
-from magicdec.perfmodel.acceptance.assumed import joint_levels
+from magicdec.perfmodel.acceptance.assumed import joint_levels, one_checkpoint
 from magicdec.perfmodel.acceptance.uncertain import mean_tokens, tokens_at
 from magicdec.perfmodel.intervals import (
     chance_above,
@@ -259,7 +259,7 @@ class Levels(NamedTuple):
     places: list[int]
     """Their numbers among all drafts."""
     mean: Array
-    """Logits, first on any text, then on each task: [texts, drafts]."""
+    """Logits of one checkpoint of each, first on any text, then on each task: [texts, drafts]."""
     covariance: Array
     """Covariance of the logits on any text: [drafts, drafts]."""
     deviation: Array
@@ -277,15 +277,19 @@ def _levels(case: Case, options: Sequence[DraftOption]) -> Levels:
     if not num:
         empty = np.zeros((1, 0))
         return Levels(places, empty, np.zeros((0, 0)), empty)
-    mean, covariance = joint_levels(
-        [question._replace(task=task) for task in texts for question in questions]
-    )
+    if len(texts) == 1:
+        _, covariance = joint_levels(questions)
+        return Levels(places, np.zeros((1, num)), covariance, np.ones((1, num)))
+    singly = [one_checkpoint(question) for question in questions]
+    on_texts = [question._replace(task=text) for text in texts for question in singly]
+    mean, covariance = joint_levels([*questions, *on_texts])
     deviation = np.sqrt(covariance.diagonal())
+    shape = (len(texts), num)
     return Levels(
         places,
-        mean.reshape(len(texts), num),
+        mean[num:].reshape(shape),
         covariance[:num, :num],
-        deviation.reshape(len(texts), num),
+        deviation[num:].reshape(shape),
     )
 
 
@@ -294,7 +298,7 @@ def _loadings(num_drafts: int, levels: Levels) -> Array:
     that drafts share, and of measured ones nothing."""
     correlation = np.eye(num_drafts)
     places = np.array(levels.places, dtype=np.int64)
-    deviation = levels.deviation[0]
+    deviation = np.sqrt(levels.covariance.diagonal())
     correlation[np.ix_(places, places)] = levels.covariance / np.outer(deviation, deviation)
     values, vectors = np.linalg.eigh(correlation)
     return np.asarray(vectors * np.sqrt(np.maximum(values, 0.0)))
