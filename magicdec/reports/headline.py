@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from magicdec.naming import describe, device_name
-from magicdec.plan_document import GammaTable, Percentiles, Plan, Traffic
+from magicdec.plan_document import Choice, GammaTable, Percentiles, Plan, Traffic
 from magicdec.plan_rows import verdict_of
 from magicdec.records import BASELINE_MBU_FLOOR, Record
 from magicdec.reports.data import ReportData, fastest, has_weak_baseline, median_pair
@@ -290,6 +290,25 @@ def _plan_facts(data: ReportData) -> Iterable[Fact]:
     if ratio < 1.0:
         detail = f"the tokens per second and device, without a draft at batch {ceiling.batch_size}"
         yield Fact(label="For throughput alone", value=f"{1.0 / ratio:.3g}×", detail=detail)
+
+
+def _outlook_facts(choice: Choice) -> Iterable[Fact]:
+    """How the gain hangs on the acceptance, and what to measure first."""
+    row = choice.row if choice.row.is_speculative else choice.left_out
+    if row is not None and row.by_acceptance is not None:
+        low, middle, high = (f"{value:.2f}" for value in row.by_acceptance.speedup)
+        least = row.drafting.break_even_tokens_per_step
+        even = "" if least is None else f"; breaks even at {least:.2f} tokens per step"
+        if low != high:
+            yield Fact(
+                label="By acceptance",
+                value=f"{middle}×",
+                detail=f"{low} at its 10th, {high} at its 90th percentile{even}",
+            )
+    if choice.outlook is not None and choice.outlook.advice is not None:
+        first = choice.outlook.advice
+        value = f"+{percent(first.worth)}"
+        yield Fact(label="Measure first", value=value, detail=f"{first.command} ({first.effort})")
 
 
 def _range(record: Record) -> str:

@@ -49,6 +49,8 @@ def by_task(outlook: Outlook) -> str:
     most = outlook.tasks[0]
     if most.changes >= CHANGES:
         return f"--task {most.task} would change it most: {_on(most)}"
+    if all(each.draft == "none" for each in outlook.tasks):
+        return "on no --task does a draft pay"
     low = min(outlook.tasks, key=lambda each: each.speedup)
     high = max(outlook.tasks, key=lambda each: each.speedup)
     return f"no --task would change the choice: {_gain(low)} on {low.task} to {_gain(high)} on {high.task}"

@@ -89,6 +89,9 @@ def first_line(case: CaseAnswer) -> str:
     choice = case.choice
     row = choice.row
     served = f"Serve {users_of(row)} on {devices_of(row)}"
+    if row.is_speculative and row.gain.probability < QUITE_SURE:
+        tried = f"Try serving {users_of(row)} on {devices_of(row)}"
+        return f"{tried} with {drafting_of(row)}: {gain_of(row)}."
     if row.is_speculative:
         return f"{served} with {drafting_of(row)}: {gain_of(row)}."
     return f"{served} without a draft{_why_not(choice)}."

@@ -382,6 +382,8 @@ def candidate_table(data: ReportData) -> Table | None:
         Column(
             "tokens_per_step", "Tokens/step", "number", lambda row: row.drafting.tokens_per_step
         ),
+        Column("break_even_tokens_per_step", "Even at", "number"),
+        Column("by_acceptance", "At 10/50/90 % acceptance", value=_by_acceptance),
         Column("tokens_per_s", "Tokens/s", "rate"),
         Column("request_ttft_s", "First token", "seconds"),
         Column("request_s", "Whole request", "seconds"),
@@ -418,6 +420,13 @@ def _fits(row: Candidate) -> str:
     if row.fits:
         return "yes"
     return "no"
+
+
+def _by_acceptance(row: Candidate) -> str:
+    """The speedup at three percentiles of the acceptance."""
+    if row.by_acceptance is None:
+        return ""
+    return " / ".join(f"{value:.2f}" for value in row.by_acceptance.speedup)
 
 
 def _acceptance_range(row: Candidate) -> str:

@@ -85,7 +85,8 @@ def print_plan(answer: Plan, console: Console, *, why: bool = False, every: bool
     if answer.needs_acceptance:
         wanted = "; ".join(map(_break_even, answer.needs_acceptance))
         console.print(
-            f"not ranked, acceptance unknown; faster from a rate of: {wanted}", style="dim"
+            f"not ranked, no head is published for it; one would pay from a rate of: {wanted}",
+            style="dim",
         )
     notes = answer.key_notes
     if every:
@@ -488,6 +489,19 @@ def _dollars(row: Candidate) -> str:
     return f"{row.cost.per_million_tokens_usd or 0:.2f}"
 
 
+def _at_percentiles(row: Candidate) -> str:
+    """The gain at the 10th, 50th and 90th percentile of the acceptance."""
+    if row.by_acceptance is None:
+        return ""
+    return "/".join(f"{value:.2f}" for value in row.by_acceptance.speedup)
+
+
+def _even_at(row: Candidate) -> str:
+    """Tokens per step with which a draft is as fast as none."""
+    least = row.drafting.break_even_tokens_per_step
+    return "" if least is None else f"{least:.2f}"
+
+
 def _over_best_batch(row: Candidate) -> str:
     return f"{row.speedup_vs_best_autoregressive or 0:.2f}"
 
@@ -509,6 +523,8 @@ COLUMNS = (
     Column("GPU-h/Mreq", _gpu_hours, _any("request_s"), 7),
     Column("$/Mtok", _dollars, _any("cost_per_million_tokens_usd")),
     Column("speedup (90%)", _speedup),
+    Column("10/50/90%", _at_percentiles, _any("break_even_tokens_per_step"), 8),
+    Column("even at", _even_at, _any("break_even_tokens_per_step"), 8),
     Column("x best batch", _over_best_batch, rank=5),
     Column("GiB/GPU", lambda row: f"{row.memory.bytes_per_gpu / GIB:.1f}", rank=4),
     Column("bound by", lambda row: row.step.bound_by, rank=6),
