@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import re
 
 import pytest
 from selenium import webdriver
@@ -37,13 +38,13 @@ def says(page: webdriver.Chrome, text: str) -> None:
 
 @pytest.fixture
 def page(driver: webdriver.Chrome, server: Server) -> webdriver.Chrome:
-    return settled(opened(driver, server.url))
+    return settled(opened(driver, f"{server.url}?context=4096"))  # where the usual batch fits
 
 
 def test_it_opens_with_an_answer_figures_and_no_errors(
     page: webdriver.Chrome, server: Server
 ) -> None:
-    assert "1." in verdict(page)
+    assert re.search(r"\d\.\d\dx", verdict(page))
     shown = [
         figure.get_attribute("id")
         for figure in page.find_elements(By.CSS_SELECTOR, "#figures figure")
