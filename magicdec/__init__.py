@@ -22,9 +22,18 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "__version__", "engines", "hardware", "load_plan", "load_records", "models", "plan", "predict", "report",
-    "sensitivity", "simulate",
-]  # fmt: skip
+    "__version__",
+    "engines",
+    "hardware",
+    "load_plan",
+    "load_records",
+    "models",
+    "plan",
+    "predict",
+    "report",
+    "sensitivity",
+    "simulate",
+]
 
 
 def __getattr__(name: str) -> Any:

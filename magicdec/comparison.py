@@ -1,20 +1,27 @@
 """Predictions compared with measurements: the one pair, the one pairing key and the one set of
 error statistics.
 
-error           predicted / measured − 1 of one term at one configuration (a point); what is summarised below is its
+error           predicted / measured − 1 of one term at one configuration (a point); what is
+summarised below is its
                 absolute value, except for the bias
 mape            mean
-median, p90     over the points; percentiles interpolate linearly between order statistics (numpy's default). Every
+median, p90     over the points; percentiles interpolate linearly between order statistics (numpy's
+default). Every
                 point has autoregressive runs of its own, so that step counts once per point like
                 any other term
 bias            median of the signed errors
-normalised      the error that remains after scaling every predicted time to the machine's speed during the measurement:
-                t · (1 + share · (r − 1) + (1 − share) · (c − 1)), r and c = time of the memory and of the arithmetic
-                reference kernel / its time at calibration, share = the predicted part of t that follows memory speed
-noise floor     median error that a perfect prediction would show: half the difference between the medians of the even
+normalised      the error that remains after scaling every predicted time to the machine's speed
+during the measurement:
+                t · (1 + share · (r − 1) + (1 − share) · (c − 1)), r and c = time of the memory and
+                of the arithmetic
+                reference kernel / its time at calibration, share = the predicted part of t that
+                follows memory speed
+noise floor     median error that a perfect prediction would show: half the difference between the
+medians of the even
                 and of the odd repetitions
 coverage        share of measurements inside their predicted 90 % interval
-regret          1 − S(planned) / S(best) per case (batch, context, temperature). The best is picked on one half of the
+regret          1 − S(planned) / S(best) per case (batch, context, temperature). The best is picked
+on one half of the
                 repetitions and both are scored on the other half, both ways round, so that noise
                 does not make a lucky configuration look best
 """
@@ -45,20 +52,38 @@ TERMS = {
 }
 """Compared terms and their names, each apart, so a wrong prediction shows which term is wrong."""
 SAMPLES = {
-    "autoregressive_step_s": "autoregressive_step_samples_s", "step_s": "step_samples_s", "speedup": "speedup_samples",
-}  # fmt: skip
+    "autoregressive_step_s": "autoregressive_step_samples_s",
+    "step_s": "step_samples_s",
+    "speedup": "speedup_samples",
+}
 """Where a measured record keeps each repetition of a term."""
 MAY_DIFFER = {
-    "kind", "hardware", "engine", "device", "dtype", "gen_len", "top_k", "top_p", "seed", "prompts", "weights",
-    "gamma_table", "num_prompts",
-}  # fmt: skip
+    "kind",
+    "hardware",
+    "engine",
+    "device",
+    "dtype",
+    "gen_len",
+    "top_k",
+    "top_p",
+    "seed",
+    "prompts",
+    "weights",
+    "gamma_table",
+    "num_prompts",
+}
 """Where, on which prompts and for how long it ran: a prediction and its measurement may differ in
 these.
 """
 PAIRING_FIELDS = tuple(name for name in CONFIGURATION_FIELDS if name not in MAY_DIFFER)
 CONDITION_FIELDS = (
-    "simulated_acceptance", "context_spread", "stop_at_eos", "run_to_end", "cuda_graphs", "inputs_digest"
-)  # fmt: skip
+    "simulated_acceptance",
+    "context_spread",
+    "stop_at_eos",
+    "run_to_end",
+    "cuda_graphs",
+    "inputs_digest",
+)
 """Conditions of a run that a prediction may leave out (None), as a plan's candidates do; it then
 holds for any.
 """
@@ -104,7 +129,7 @@ def pairing_key(record: Record) -> tuple[Any, ...]:
 
 
 def is_paired(one: Record, other: Record) -> bool:
-    """Whether two records are of one configuration; a condition that either leaves out matches any."""
+    """Whether two records share a configuration; a condition that either leaves out matches any."""
     pairs = zip(run_conditions(one), run_conditions(other), strict=True)
     return setting_key(one) == setting_key(other) and all(
         a == b or a is None or b is None for a, b in pairs
@@ -174,7 +199,7 @@ class Pair:
 
     @property
     def prompt_noise(self) -> float | None:
-        """Relative standard error of the measured tokens per step: a batch is a sample of prompts."""
+        """Relative standard error of the measured tokens per step over the sampled prompts."""
         error, mean = self.measured.tokens_per_step_stderr, self.measured.expected_tokens_per_step
         if error is not None and mean:
             return error / mean

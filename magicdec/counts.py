@@ -1,7 +1,8 @@
 """Counts of accepted drafts, the rates by position that they show, and the tokens per step that
 rates give.
 
-    rate_i = accepted_i / tried_i                        P(draft i accepted | all before it accepted)
+    rate_i = accepted_i / tried_i                        P(draft i accepted | all before it
+    accepted)
     E(γ)   = 1 + Σ_{i ≤ γ} Π_{j ≤ i} rate_j              tokens per step: the verification adds one
 
 Blocks of one sequence are alike, so sequences are clusters: the standard error of a ratio r = Σ a_c

@@ -252,7 +252,7 @@ def json_documents(text: str) -> list[tuple[int, Any]]:
 
 
 def converted(document: Any, kind: type[T], *, where: str, strict: bool = True) -> T:
-    """A document's values as a struct. Raises ConfigError naming `where` and the key that is wrong."""
+    """A document's values as a struct. Raises ConfigError naming `where` and the wrong key."""
     try:
         return msgspec.convert(document, kind, strict=strict)
     except msgspec.ValidationError as error:

@@ -127,4 +127,7 @@ def describe(configuration: Configuration, *, symbol: str = "gamma") -> str:
     words = ("" if draft in ("self", method) else f"{draft} ") + method_name(method)
     words += "" if configuration.draft_budget is None else f" {configuration.draft_budget}"
     words += "" if weights is None else f", {weights} draft"
-    return f"{words}, {symbol} {'up to ' * getattr(configuration, 'adaptive', False)}{configuration.gamma}"
+    return (
+        f"{words}, {symbol} "
+        f"{'up to ' * getattr(configuration, 'adaptive', False)}{configuration.gamma}"
+    )

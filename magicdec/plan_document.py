@@ -74,7 +74,7 @@ class GammaTable(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gamma_of_steps(self) -> list[list[int]]:
-        """The gammas that an engine with the draft set up should draft: what is shown and exported."""
+        """The gammas to draft in an engine with the draft set up, as shown and exported."""
         if self.gamma_set_up is None:
             return self.gamma
         return self.gamma_set_up
@@ -189,7 +189,7 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
-    """The roof over the operations of `breakdown`: one device in the format that products run in."""
+    """Roof over the operations of `breakdown`: one device, in the format of its matrix products."""
 
     memory_bytes_per_s: Positive
     flops_per_s: Positive
@@ -223,7 +223,8 @@ class Formats(msgspec.Struct, frozen=True, kw_only=True):
 Outcome = Literal[
     "speculate", "no gain", "no room", "over limits", "needs plugin", "no acceptance", "not asked"
 ]
-"""Whether speculation is chosen, or why not: it is chosen; no draft is faster; the fastest draft does not fit in
+"""Whether speculation is chosen, or why not: it is chosen; no draft is faster; the fastest draft
+does not fit in
 memory at this batch, or not within the limits; it needs a plugin that was not asked for; no draft
 has a known acceptance; no draft was asked for.
 """
@@ -309,7 +310,9 @@ WORTH_MEASURING = 0.01
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """The one answer that every table, export and page shows: a configuration, its baseline and why."""
+    """The one answer that every table, export and page shows: a configuration, its baseline and
+    why.
+    """
 
     row: Candidate
     """The configuration to run; autoregressive where speculation is not chosen."""
@@ -323,7 +326,8 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """(first batch, last batch, gamma) at the configuration's context, up to its batch."""
     limits: list[Limit] = []
     left_out: Candidate | None = None
-    """The fastest drafted configuration at the same batch, where speculation is not chosen; `outcome`
+    """The fastest drafted configuration at the same batch, where speculation is not chosen;
+    `outcome`
     says why.
     """
     left_out_fits: Candidate | None = None
@@ -623,7 +627,8 @@ def plan_of(document: Any, *, where: str = "the plan") -> Plan:
         version = document["schema_version"]
     if version != SCHEMA_VERSION:
         raise ConfigError(
-            f"{where} is a plan of schema version {version}, this program reads {EARLIER_VERSION} and "
+            f"{where} is a plan of schema version {version}, this program reads {EARLIER_VERSION} "
+            "and "
             f"{SCHEMA_VERSION}; {ADVICE}"
         )
     return converted(document, Plan, where=f"{where} is not a whole plan")

@@ -132,7 +132,8 @@ class Drafting(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: str = ""
     """Published weights of a draft head whose acceptance this is, where they are of this model."""
     lookup_min: Count | None = None
-    """Shortest n-gram that an n-gram draft looks up, where its acceptance was replayed from logs."""
+    """Shortest n-gram that an n-gram draft looks up, where its acceptance was replayed from logs.
+    """
     lookup_max: Count | None = None
     """Longest n-gram that it looks up."""
     is_extrapolated: bool = False

@@ -45,7 +45,7 @@ class Stages:
         self._shares = [share / total for share in shares]
 
     def stage(self, number: int) -> Progress:
-        """The progress of stage `number` (from 0). Whatever it shows, the whole does not go back."""
+        """The progress of stage `number` (from 0). The share of the whole never goes back."""
         before = sum(self._shares[:number])
         share = self._shares[number]
         inside = 0.0

@@ -204,11 +204,39 @@ to it.
 
 SPREAD_FIELDS = ("pp_size", "dp_size", "ep_size")
 CONFIGURATION_FIELDS = (
-    "kind", "model", "hardware", "engine", "device", "dtype", "draft", "draft_method", "draft_budget", "gamma",
-    "tp_size", "draft_tp_size", "draft_weight_dtype", "batch_size", "context_len", "gen_len", "temperature", "top_k",
-    "top_p", "seed", "prompts", "weights", "simulated_acceptance", "adaptive", "gamma_table", "num_prompts",
-    "context_spread", "stop_at_eos", "run_to_end", "cuda_graphs", "inputs_digest", *SPREAD_FIELDS,
-)  # fmt: skip
+    "kind",
+    "model",
+    "hardware",
+    "engine",
+    "device",
+    "dtype",
+    "draft",
+    "draft_method",
+    "draft_budget",
+    "gamma",
+    "tp_size",
+    "draft_tp_size",
+    "draft_weight_dtype",
+    "batch_size",
+    "context_len",
+    "gen_len",
+    "temperature",
+    "top_k",
+    "top_p",
+    "seed",
+    "prompts",
+    "weights",
+    "simulated_acceptance",
+    "adaptive",
+    "gamma_table",
+    "num_prompts",
+    "context_spread",
+    "stop_at_eos",
+    "run_to_end",
+    "cuda_graphs",
+    "inputs_digest",
+    *SPREAD_FIELDS,
+)
 
 
 SAMPLE_FIELDS = (

@@ -1,18 +1,27 @@
-"""Suffix decoding: trees of a request's text and of earlier responses, and the drafts along their likeliest paths.
+"""Suffix decoding: trees of a request's text and of earlier responses, and the drafts along their
+likeliest paths.
 
-The rule (SuffixDecoding, arXiv 2411.04975; arctic-inference, as vLLM's `suffix` uses it): a tree counts every sequence
-of up to `max_depth` tokens of its texts. For m = 1, 2, … the last m tokens are looked up as long as the tree has them;
-from there at most int(m · max_factor) tokens are drafted along the most frequent children, while the product of
-count(child) / count(parent) is at least `min_probability`. The draft with the highest sum of these products counts, of
-equal sums that of the longer m; that of the request's own tree, unless the tree of responses has a higher sum.
+The rule (SuffixDecoding, arXiv 2411.04975; arctic-inference, as vLLM's `suffix` uses it): a tree
+counts every sequence
+of up to `max_depth` tokens of its texts. For m = 1, 2, … the last m tokens are looked up as long as
+the tree has them;
+from there at most int(m · max_factor) tokens are drafted along the most frequent children, while
+the product of
+count(child) / count(parent) is at least `min_probability`. The draft with the highest sum of these
+products counts, of
+equal sums that of the longer m; that of the request's own tree, unless the tree of responses has a
+higher sum.
 
-Among children of equal count the order is that of the engine's lists, which keep it as counts change:
+Among children of equal count the order is that of the engine's lists, which keep it as counts
+change:
 
-    a count rises   the first of its count becomes the first of the next count, any other the last of it
+    a count rises   the first of its count becomes the first of the next count, any other the last
+    of it
     a count falls   it becomes the first of its new count
     a new child     becomes the last
 
-Paths without a branch are one node, so a tree takes memory linear in its texts. Products are float32, as the engine's.
+Paths without a branch are one node, so a tree takes memory linear in its texts. Products are
+float32, as the engine's.
 """
 
 from __future__ import annotations
@@ -32,7 +41,8 @@ NUM_NODES, FREE_NODE, NUM_GROUPS, FREE_GROUP, NUM_ACTIVE, MASK = range(6)
 
 
 class Tree(NamedTuple):
-    """A suffix tree in arrays. A node stands for the tokens on its edge; its children are a list in order of falling
+    """A suffix tree in arrays. A node stands for the tokens on its edge; its children are a list in
+    order of falling
     count, in which a group is a run of equal counts."""
 
     counts: Ints
@@ -354,7 +364,9 @@ def _take_place(tree, old, new):
 
 @numba.njit(cache=True, nogil=True)
 def append(tree, texts, place, max_depth):
-    """Add the token at `place` of `texts` to the sequence that grows, and so to its last `max_depth` suffixes."""
+    """Add the token at `place` of `texts` to the sequence that grows, and so to its last
+    `max_depth` suffixes.
+    """
     active = tree.active
     num_active = tree.state[NUM_ACTIVE]
     if num_active == max_depth:
@@ -388,7 +400,9 @@ def _extend(tree, texts, place, node):
 
 @numba.njit(cache=True, nogil=True)
 def _stretch(tree, texts, place, node, child):
-    """Extend a suffix into the only child of its node: the node takes a token of the child's edge, or all of it."""
+    """Extend a suffix into the only child of its node: the node takes a token of the child's edge,
+    or all of it.
+    """
     _leave(tree, child)
     if tree.length[child] > 1:
         tree.length[node] += 1
@@ -498,7 +512,9 @@ def refer(tree, texts, begin, end, max_depth):
 
 @numba.njit(cache=True, nogil=True)
 def _match(tree, texts, text, place, num_matched):
-    """Return where the last `num_matched` tokens up to `place` end in the tree: a node, and tokens along its edge."""
+    """Return where the last `num_matched` tokens up to `place` end in the tree: a node, and tokens
+    along its edge.
+    """
     node = ROOT
     along = 0
     for back in range(num_matched - 1, -1, -1):
@@ -520,7 +536,8 @@ def speculate(
 ):
     """Write the best draft of one tree into `best`; return its tokens and its score.
 
-    The last `own_len` tokens up to `place` are those of the sequence that grows, so its active nodes are where their
+    The last `own_len` tokens up to `place` are those of the sequence that grows, so its active
+    nodes are where their
     suffixes end.
     """
     best_len = 0
@@ -548,7 +565,9 @@ def speculate(
 
 @numba.njit(cache=True, nogil=True)
 def _path(tree, texts, node, along, room, min_probability, draft):
-    """Draft along the most frequent children; return the number of tokens and the sum of their probabilities."""
+    """Draft along the most frequent children; return the number of tokens and the sum of their
+    probabilities.
+    """
     probability = np.float32(1.0)
     score = np.float32(0.0)
     length = 0

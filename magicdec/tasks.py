@@ -1,4 +1,5 @@
-"""Tasks that people serve: the names they go by, and the lengths that are assumed where none are given.
+"""Tasks that people serve: the names they go by, and the lengths that are assumed where none are
+given.
 
 The lengths are round numbers of ours, not measurements: an answer that rests on them names them.
 """

@@ -1,4 +1,5 @@
-"""The shape of the code: one thought per line, short functions, test files that pytest can tell apart.
+"""The shape of the code: one thought per line, short functions, test files that pytest can tell
+apart.
 
 Limits follow well-kept packages: httpx, click, hypothesis have 3.6 to 4.0 syntax nodes per line of
 code, scipy.optimize 5.0.

@@ -2,7 +2,8 @@
 methods.
 
 The draft is the target itself with a sparse cache, another checkpoint with a sparse or a full one,
-a trained head, or n-gram lookup. All budgets and methods of a context share one prefill, and each continues every
+a trained head, or n-gram lookup. All budgets and methods of a context share one prefill, and each
+continues every
 prompt by the same number of tokens. Many prompts with few tokens each say more than the reverse
 (blocks of one prompt are alike), and make the shared prefill the greater part of the cost. The
 prompts are other ones than measured runs use (the calibration half of the text).
@@ -151,7 +152,10 @@ def fit_profiles(
     for method in dict.fromkeys(row.draft_method for row in counted):
         rows = [row for row in counted if row.draft_method == method]
         num_blocks = round(sum(row.trials for row in rows if row.position == 1))
-        source = f"measured on {num_blocks} speculative blocks of {request.num_prompts} prompts per context"
+        source = (
+            f"measured on {num_blocks} speculative blocks of {request.num_prompts} prompts "
+            "per context"
+        )
         profiles.append(
             fit_profile(
                 rows,

@@ -78,8 +78,12 @@ VLLM_GREEDY_SHAPES = (
     EngineShape(20, 700, 200, 3),
 )
 CUDA_CONTEXTS = (
-    (1100, (72, 200)), (2900, (200, 300)), (11_000, (300, 700)), (29_000, (700, 1400)), (61_000, (700, 1400)),
-)  # fmt: skip
+    (1100, (72, 200)),
+    (2900, (200, 300)),
+    (11_000, (300, 700)),
+    (29_000, (700, 1400)),
+    (61_000, (700, 1400)),
+)
 """Contexts, and the draft budgets used there."""
 CUDA_GAMMAS = (3, 1, 5, 2, 4, 6)
 CUDA_BATCH_SHARES = (1.0, 0.4, 0.12)
@@ -171,7 +175,10 @@ def _time_rounds(
     seconds: dict[tuple[str, EngineShape, bool], list[float]] = {}
     for number in range(rounds + 1):
         for index, (shape, sampling) in enumerate(shapes):
-            message = f"engine steps, round {number}/{rounds}: batch {shape.batch_size}, context {shape.context_len}"
+            message = (
+                f"engine steps, round {number}/{rounds}: batch {shape.batch_size}, context "
+                f"{shape.context_len}"
+            )
             progress(
                 Step(message, done=number * len(shapes) + index, total=(rounds + 1) * len(shapes))
             )

@@ -107,7 +107,7 @@ class MemoryPool:
 
 
 def l2_bytes(device: str) -> int:
-    """The L2 cache of a CUDA device; 0 for a CPU, whose operands are timed where a loop keeps them."""
+    """Bytes of a CUDA device's L2 cache; 0 for a CPU, whose loops keep their operands cached."""
     if is_cuda(device):
         return int(torch.cuda.get_device_properties(torch.device(device)).L2_cache_size)
     return 0
@@ -149,15 +149,49 @@ def _apply_to_each(
 
 
 ATTENTION_SHAPES = (
-    (1, 700), (1, 3500), (3, 2300), (6, 1200), (6, 3500), (12, 700), (12, 2300), (24, 1200), (24, 3000), (40, 1800),
-    (12, 100), (24, 180), (40, 350),
-)  # fmt: skip
+    (1, 700),
+    (1, 3500),
+    (3, 2300),
+    (6, 1200),
+    (6, 3500),
+    (12, 700),
+    (12, 2300),
+    (24, 1200),
+    (24, 3000),
+    (40, 1800),
+    (12, 100),
+    (24, 180),
+    (40, 350),
+)
 """Batch and KV length: long ones, and a draft's short ones."""
 CUDA_ATTENTION_SHAPES = (
-    (1, 2900), (1, 30_000), (1, 120_000), (3, 11_000), (3, 60_000), (6, 5500), (6, 23_000), (12, 2900), (12, 11_000),
-    (12, 45_000), (24, 5500), (24, 23_000), (40, 2900), (40, 13_000), (90, 2900), (90, 6000), (180, 2900), (6, 300),
-    (12, 700), (24, 1400), (40, 300), (40, 700), (90, 700), (90, 1400), (180, 300), (180, 700),
-)  # fmt: skip
+    (1, 2900),
+    (1, 30_000),
+    (1, 120_000),
+    (3, 11_000),
+    (3, 60_000),
+    (6, 5500),
+    (6, 23_000),
+    (12, 2900),
+    (12, 11_000),
+    (12, 45_000),
+    (24, 5500),
+    (24, 23_000),
+    (40, 2900),
+    (40, 13_000),
+    (90, 2900),
+    (90, 6000),
+    (180, 2900),
+    (6, 300),
+    (12, 700),
+    (24, 1400),
+    (40, 300),
+    (40, 700),
+    (90, 700),
+    (90, 1400),
+    (180, 300),
+    (180, 700),
+)
 CUDA_ATTENTION_SHARE = 0.25
 """Largest share of the free memory that the KV caches of one micro-benchmark take."""
 QUERY_LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8)

@@ -4,7 +4,8 @@ with a model.
 PROFILE.toml              hardware       (magicdec plan --hardware)
 PROFILE.engine.toml       engine         (magicdec plan --engine)
 PROFILE.acceptance.*.json acceptance     (magicdec plan --acceptance), one file per draft and method
-PROFILE.points.json       the timings that the first two were fitted to, each with its spread between rounds
+PROFILE.points.json       the timings that the first two were fitted to, each with its spread
+between rounds
 
 Neither torch nor an engine is needed.
 """
@@ -73,7 +74,7 @@ class LocalProfile:
     acceptance: tuple[AcceptanceProfile, ...]
 
     def save(self, path: Path) -> list[Path]:
-        """Writes the files that stand for the profile named `path` (ending in .toml); returns them."""
+        """Writes the files of the profile at `path` (ending in .toml), and returns their paths."""
         save_hardware(self.hardware, path)
         save_engine(self.engine, engine_path(path))
         files = [path, engine_path(path)]

@@ -259,7 +259,10 @@ def device_in_catalog(name: str) -> HardwareProfile | None:
 def _fit_hardware(
     base: HardwareProfile, points: Sequence[Point], precision: Precision
 ) -> HardwareProfile:
-    fitted_on = f"micro-benchmarks on {base.name}, torch {torch.__version__}, {torch.get_num_threads()} threads"
+    fitted_on = (
+        f"micro-benchmarks on {base.name}, torch {torch.__version__}, "
+        f"{torch.get_num_threads()} threads"
+    )
     dtype = precision.weight_dtype
     rotated = base.kind == "gpu"
     rows = _rows(points, "linear")

@@ -1,4 +1,4 @@
-"""Options that vLLM, SGLang and TensorRT-LLM call otherwise: read as ours, or answered with ours."""
+"""Options under the names of vLLM, SGLang and TensorRT-LLM: read as ours, or answered with ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`magicdec profile-acceptance --outputs`: what look-ups and draft models accept on logged requests."""
+"""`magicdec profile-acceptance --outputs`: what look-ups and draft models accept on logged
+requests.
+"""
 
 from __future__ import annotations
 
@@ -102,12 +104,15 @@ def _sorted_drafts(drafts: tuple[str, ...]) -> tuple[list[str], list[str]]:
             rules.append(name)
         elif name in HEAD_METHODS:
             raise ConfigError(
-                f"{METHODS[name].text} reads the target's hidden states, which no log holds: run it, and read the "
-                f"server's counters: magicdec observe http://HOST:PORT --draft {name} -o acceptance.json"
+                f"{METHODS[name].text} reads the target's hidden states, which no log holds: run "
+                "it, and read the "
+                f"server's counters: magicdec observe http://HOST:PORT --draft {name} -o "
+                "acceptance.json"
             )
         elif name in (SELF, *METHODS):
             raise ConfigError(
-                f"draft {name} runs the target on a part of its cache, which no log holds: leave --outputs out "
+                f"draft {name} runs the target on a part of its cache, which no log holds: leave "
+                "--outputs out "
                 "to measure it with the target's checkpoint"
             )
         else:
@@ -187,7 +192,8 @@ def _profile_model(request: LogRequest, draft: str) -> tuple[AcceptanceProfile, 
     _print_pace(replay)
     assert profile.replay is not None
     print(
-        f"draft {name}: exact where the engine drafts greedily (vLLM's V1 runner, at every temperature); where it "
+        f"draft {name}: exact where the engine drafts greedily (vLLM's V1 runner, at every "
+        "temperature); where it "
         "samples its drafts, run it and read its counters: magicdec observe"
     )
     _print_replay(profile.replay, max_len=request.max_model_len)
@@ -206,7 +212,8 @@ def print_account(account: Account, *, num_files: int) -> None:
     """Print what was read, what was not, and what is assumed of it."""
     kinds = ", ".join(f"{count} {name}" for name, count in account.formats.items())
     print(
-        f"read {account.num_requests} requests of {num_files} file{'s' if num_files > 1 else ''} ({kinds}): "
+        f"read {account.num_requests} requests of {num_files} file{'s' if num_files > 1 else ''} "
+        f"({kinds}): "
         f"{account.prompt_tokens:,} prompt and {account.output_tokens:,} output tokens"
     )
     for reason, count in account.unreadable.items():
@@ -214,16 +221,21 @@ def print_account(account: Account, *, num_files: int) -> None:
         print(printable(f"not read: {count} of {account.num_rows} rows, {reason} ({named})"))
     if account.without_prompt:
         print(
-            f"{account.without_prompt} requests have no prompt in the log: look-ups into it are missed, so what is "
+            f"{account.without_prompt} requests have no prompt in the log: look-ups into it are "
+            "missed, so what is "
             "accepted is a lower bound"
         )
     if account.lengths_only:
         print(f"{account.lengths_only} requests have lengths alone, and cannot be replayed")
     if account.tokenized:
-        line = f"{account.tokenized} requests are text, tokenized here: the engine's own ids may differ"
+        line = (
+            f"{account.tokenized} requests are text, tokenized here: the engine's own ids may "
+            "differ"
+        )
         if account.recounted:
             line += (
-                f"; {account.recounted_alike} of {account.recounted} outputs have as many tokens as the engine "
+                f"; {account.recounted_alike} of {account.recounted} outputs have as many tokens "
+                "as the engine "
                 "counted"
             )
         print(line)
@@ -250,12 +262,14 @@ def _print_replay(replay: Replay, *, max_len: int) -> None:
     _print_ranges("output token", replay.by_output)
     if replay.not_determined:
         print(
-            f"  not in any log: of {replay.not_determined} drafted tokens beyond the ends of outputs the engine may "
+            f"  not in any log: of {replay.not_determined} drafted tokens beyond the ends of "
+            "outputs the engine may "
             "have accepted some; they are not counted"
         )
     if not max_len:
         print(
-            "  drafts near the engine's longest sequence are cut: --max-model-len, if outputs come near it"
+            "  drafts near the engine's longest sequence are cut: --max-model-len, if outputs come "
+            "near it"
         )
 
 
@@ -286,7 +300,8 @@ def _print_error(replay: Replay) -> None:
         need = f"± 5 % takes {replay.requests_for_5_percent} requests, there are {replay.requests}"
     half = Z_90 * setting.tokens_stderr[place]
     print(
-        f"  at gamma {replay.gamma}: {setting.tokens_per_step[place]:.3f} ± {half:.3f} (90 %, by request), "
+        f"  at gamma {replay.gamma}: {setting.tokens_per_step[place]:.3f} ± {half:.3f} (90 %, by "
+        "request), "
         f"{setting.drafted_share[place]:.0%} of {replay.steps} steps have a draft; {need}"
     )
 

@@ -235,7 +235,8 @@ def parse_ints(text: str, option: str) -> list[int]:
 
 
 def parse_counts(text: str, option: str) -> list[int | str]:
-    """ "512,7%" -> [512, "7%"]: numbers, and shares of the context as their text. Raises ConfigError
+    """ "512,7%" -> [512, "7%"]: numbers, and shares of the context as their text. Raises
+    ConfigError
     naming the option.
     """
     values: list[int | str] = []

@@ -54,8 +54,20 @@ EXPLORE_EPILOG = options.examples(
     "explore --host 0.0.0.0 --allow-host planner.example.org --no-browser",
     "explore --model embedded --hardware local.toml --engine local.engine.toml",
 )
-SENSITIVITY_OPTIONS = ("model", "hardware", "engine", "tp", "batch", "context", "gamma", "draft", "draft_method",
-                       "draft_budget", "acceptance_rate", "acceptance")  # fmt: skip
+SENSITIVITY_OPTIONS = (
+    "model",
+    "hardware",
+    "engine",
+    "tp",
+    "batch",
+    "context",
+    "gamma",
+    "draft",
+    "draft_method",
+    "draft_budget",
+    "acceptance_rate",
+    "acceptance",
+)
 
 
 def asks_plan(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -103,7 +115,8 @@ def _parameter(name: str, asked: Option) -> Parameter:
         names = (f"--{name.replace('_', '-')}",)
     reads = options.as_formats if name.endswith("dtype") else None
     shown = option(asked.help, *names, callback=reads)
-    annotation = Annotated.__class_getitem__((kind, shown))  # type: ignore[attr-defined]  # made at run time
+    # made at run time
+    annotation = Annotated.__class_getitem__((kind, shown))  # type: ignore[attr-defined]
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 

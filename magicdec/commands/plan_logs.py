@@ -142,7 +142,8 @@ def _print_load(load: LogLoad, given: dict[str, Any]) -> None:
     low, middle, high = np.percentile(load.prompt_len, [10, 50, 90])
     out_low, out_middle, out_high = np.percentile(load.output_len, [10, 50, 90])
     print(
-        f"lengths (10th, 50th, 90th percentile): prompts {low:.0f}, {middle:.0f}, {high:.0f}; outputs {out_low:.0f}, "
+        f"lengths (10th, 50th, 90th percentile): prompts {low:.0f}, {middle:.0f}, {high:.0f}; "
+        f"outputs {out_low:.0f}, "
         f"{out_middle:.0f}, {out_high:.0f}"
     )
     if load.arrival_s is not None and load.arrival_s[-1] > 0.0:
@@ -150,12 +151,14 @@ def _print_load(load: LogLoad, given: dict[str, Any]) -> None:
         print(f"arrivals: {rate:.3g} requests per second over {load.arrival_s[-1]:.0f} s")
     else:
         print(
-            f"arrivals: not in the log ({load.num_timed} of {len(load.prompt_len)} requests have a time); assumed "
+            f"arrivals: not in the log ({load.num_timed} of {len(load.prompt_len)} requests have a "
+            "time); assumed "
             f"instead: a batch of {given.get('batch') or 'the usual size'}, --rate for arrivals"
         )
     if load.num_counted:
         print(
-            f"prefix cache: {load.hit_share:.0%} of the prompts' tokens, of {load.num_counted} requests as the engine "
+            f"prefix cache: {load.hit_share:.0%} of the prompts' tokens, of {load.num_counted} "
+            "requests as the engine "
             "counted them"
         )
         return
@@ -166,6 +169,7 @@ def _print_load(load: LogLoad, given: dict[str, Any]) -> None:
     if load.room_tokens is not None:
         room = f"room for {load.room_tokens} tokens"
     print(
-        f"prefix cache: {load.hit_share:.0%} of the prompts' tokens would be found (blocks of {load.block_tokens}, "
+        f"prefix cache: {load.hit_share:.0%} of the prompts' tokens would be found (blocks of "
+        f"{load.block_tokens}, "
         f"{room}), replayed in the order of the log; where replicas share the load, each finds less"
     )

@@ -18,9 +18,18 @@ app = typer.Typer(help="List and show records.", no_args_is_help=True, cls=Comma
 Files = Annotated[list[Path], typer.Argument(help="Records files (JSON lines).")]
 KEY_SHOWN = 8
 LISTED = (
-    "key", "source", "model", "draft", "draft_method", "draft_budget", "gamma", "batch_size", "context_len",
-    "tokens_per_s", "speedup",
-)  # fmt: skip
+    "key",
+    "source",
+    "model",
+    "draft",
+    "draft_method",
+    "draft_budget",
+    "gamma",
+    "batch_size",
+    "context_len",
+    "tokens_per_s",
+    "speedup",
+)
 """Fields of a record that the table shows."""
 
 
@@ -100,7 +109,8 @@ def show_command(
         raise unknown_choice("record", key, {record.key for record in records})
     if len(matching) > 1:
         raise ConfigError(
-            f"'{key}' begins {len(matching)} keys: {', '.join(sorted(matching)[:8])}; give more of one"
+            f"'{key}' begins {len(matching)} keys: {', '.join(sorted(matching)[:8])}; give more of "
+            "one"
         )
     found = next(iter(matching.values()))
     document = {

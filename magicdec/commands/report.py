@@ -44,8 +44,13 @@ class PlotFormat(StrEnum):
     JSON = "json"
 
 
-SUFFIXES = {".svg": PlotFormat.SVG, ".png": PlotFormat.PNG, ".md": PlotFormat.MARKDOWN, ".csv": PlotFormat.CSV,
-            ".json": PlotFormat.JSON}  # fmt: skip
+SUFFIXES = {
+    ".svg": PlotFormat.SVG,
+    ".png": PlotFormat.PNG,
+    ".md": PlotFormat.MARKDOWN,
+    ".csv": PlotFormat.CSV,
+    ".json": PlotFormat.JSON,
+}
 PICTURES = (PlotFormat.SVG, PlotFormat.PNG)
 
 
@@ -74,7 +79,8 @@ def report_command(
     for path in paths:
         if path.suffix.lower() not in REPORT_SUFFIXES:
             raise ConfigError(
-                f"cannot tell the format of '{path}': its name must end in {' or '.join(REPORT_SUFFIXES)}"
+                f"cannot tell the format of '{path}': its name must end in "
+                f"{' or '.join(REPORT_SUFFIXES)}"
             )
         check_writable(path)
     data = load_report_data(records or [], plan, title=title)

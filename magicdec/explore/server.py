@@ -276,10 +276,11 @@ def _failed(error: MagicdecError) -> dict[str, Any]:
 
 
 # Over HTTP
-# -----------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' "
+    "data:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 HTML, JSON, SVG, PLAIN = "text/html", "application/json", "image/svg+xml", "text/plain"
@@ -316,7 +317,8 @@ class Server(ThreadingHTTPServer):
                 )
         if not self.allowed_hosts and not _is_loopback(host):
             raise ConfigError(
-                f"--host {host} lets other machines in: name the host that they are to ask for, as in "
+                f"--host {host} lets other machines in: name the host that they are to ask for, as "
+                "in "
                 "--allow-host planner.example.org"
             )
         if ":" in host:

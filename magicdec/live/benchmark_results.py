@@ -4,7 +4,8 @@ AIPerf's records.
     GuideLLM  benchmarks.json (schema 2): benchmarks[].requests.successful[].info.timings,
     prompt_tokens, output_tokens
               (guidellm/schemas/base/request_stats.py, info.py)
-    AIPerf    profile_export.jsonl: metadata.request_start_ns; metrics.time_to_first_token, request_latency,
+    AIPerf    profile_export.jsonl: metadata.request_start_ns; metrics.time_to_first_token,
+    request_latency,
               inter_chunk_latency, input_sequence_length, output_sequence_length, each with its unit
               (aiperf/common/models/record_models.py, metrics/types)
 
@@ -99,7 +100,8 @@ def read_runs(path: Path) -> list[list[Request]]:
         if isinstance(error, KeyError):
             what = f"no {error}"
         raise ConfigError(
-            f"{path} is neither GuideLLM's benchmarks.json nor AIPerf's profile_export.jsonl: {what}"
+            f"{path} is neither GuideLLM's benchmarks.json nor AIPerf's profile_export.jsonl: "
+            f"{what}"
         ) from None
     if not any(len(request.events_s) > MIN_STEPS for run in runs for request in run):
         raise ConfigError(f"{path} holds no streamed request of more than {MIN_STEPS} events")

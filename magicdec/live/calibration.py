@@ -3,7 +3,8 @@ hardware profile.
 
 The planned loads are sent, medians over rounds taken, and fitted:
 
-    step(load) = Σ_n P(n) · (T_verify + T_accept + T_upkeep)(γ · n / b)         n = 0: T_autoregressive
+    step(load) = Σ_n P(n) · (T_verify + T_accept + T_upkeep)(γ · n / b)         n = 0:
+    T_autoregressive
 
 as perfmodel/step.py predicts it, the formula of plans, for looked-up drafts: n of the batch's b
 sequences have one, by the share of steps with a draft (0 without speculation), which the server
@@ -11,7 +12,8 @@ counts. Of a draft that the server announces, as magicdec's plugin does, all b h
 T_draft · γ is added. Fitted in log scale, robustly: factors on the kernels' times (a priori 1), the
 fixed cost of a step, and that of each of its sequences (both at least 0). Two files are written:
 
-    PROFILE.toml         the engine profile (magicdec plan --engine), its constants with their intervals
+    PROFILE.toml         the engine profile (magicdec plan --engine), its constants with their
+    intervals
     PROFILE.loads.json   every load: the requests that were sent, its times, its error, and whether
     it only judged
 """
@@ -320,7 +322,8 @@ def fit_server(
     check_enough([point.load for point in points])
     if noise > NOISE_LIMIT:
         raise ConfigError(
-            f"the loads' times vary by {noise:.0%} by themselves, too much to fit anything (limit {NOISE_LIMIT:.0%}): "
+            f"the loads' times vary by {noise:.0%} by themselves, too much to fit anything (limit "
+            f"{NOISE_LIMIT:.0%}): "
             "the server or its machine does other work; calibrate again when it is quieter"
         )
     chosen = []
@@ -413,7 +416,7 @@ def _with_prompts(
 
 
 def _measured_steps(points: Sequence[Measured], gamma: int) -> list[float]:
-    """Without drafts a step makes one token, and an event of two is two steps that came together."""
+    """Seconds per step. Without drafts a step makes one token, so an event of two is two steps."""
     return [point.step_s if gamma else point.tpot_s for point in points]
 
 

@@ -105,7 +105,7 @@ class LoadPlan:
 
     @property
     def order(self) -> list[Load]:
-        """The smallest load comes first and last as well: what it differs by is the machine's own."""
+        """The smallest load comes first and last too: its difference is the machine's drift."""
         generator = random.Random(self.seed)
         rounds: list[Load] = []
         for _ in range(self.rounds):
@@ -175,7 +175,8 @@ def plan_loads(
     plan = LoadPlan(loads=tuple(loads), rounds=rounds, seed=seed)
     if plan.num_tokens > MAX_TOKENS:
         raise ConfigError(
-            f"the loads would send {plan.num_tokens} tokens, more than the {MAX_TOKENS} of a calibration"
+            f"the loads would send {plan.num_tokens} tokens, more than the {MAX_TOKENS} of a "
+            "calibration"
         )
     return plan
 
@@ -184,7 +185,8 @@ def check_enough(loads: Sequence[Load]) -> None:
     """Raises ConfigError for too few loads to fit four constants and to judge them."""
     if sum(not load.is_judge for load in loads) < 4 or not any(load.is_judge for load in loads):
         raise ConfigError(
-            f"{len(loads)} loads are too few: with 3 concurrencies and 3 prompt lengths 5 are fitted and 4 judge"
+            f"{len(loads)} loads are too few: with 3 concurrencies and 3 prompt lengths 5 are "
+            "fitted and 4 judge"
         )
 
 
@@ -309,7 +311,8 @@ async def _send(
     ) as response:
         if response.status_code != 200:
             raise ServerError(
-                f"{address} answers a request with status {response.status_code}; nothing more was sent"
+                f"{address} answers a request with status {response.status_code}; nothing more was "
+                "sent"
             )
         async for line in _lines(
             response, address, limit_bytes=BYTES_PER_TOKEN * (output_len + 16)
@@ -326,7 +329,8 @@ async def _send(
     num_tokens = num_tokens or len(events)
     if num_tokens != output_len or not events:
         raise ServerError(
-            f"{address} generated {num_tokens} tokens where {output_len} were asked for, in {len(events)} events: "
+            f"{address} generated {num_tokens} tokens where {output_len} were asked for, in "
+            f"{len(events)} events: "
             "it does not know ignore_eos, or does not stream"
         )
     tokens = []
@@ -354,7 +358,8 @@ async def _lines(
         size += len(chunk)
         if size > limit_bytes:
             raise ServerError(
-                f"{address} answers with more than {format_bytes(limit_bytes)}; nothing more was sent"
+                f"{address} answers with more than {format_bytes(limit_bytes)}; nothing more was "
+                "sent"
             )
         *lines, rest = (rest + chunk).split(b"\n")
         if len(rest) > LONGEST_EVENT_BYTES:
@@ -394,7 +399,8 @@ def measure(load: Load, answers: list[Answer]) -> Measured:
                 inside.append(event)
         if len(inside) - 1 < MIN_STEPS:
             raise WindowTooShort(
-                f"of a load of {load} too few steps were seen with all sequences decoding; use longer outputs, "
+                f"of a load of {load} too few steps were seen with all sequences decoding; use "
+                "longer outputs, "
                 "fewer requests at once, or shorter prompts"
             )
         first, last = (answer.tokens_up_to(event) for event in (inside[0], inside[-1]))

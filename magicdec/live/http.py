@@ -135,7 +135,8 @@ def get(address: Address, *, timeout_s: float = TIMEOUT_S, limit_bytes: int = LI
                     body += chunk
                     if len(body) > limit_bytes:
                         raise ServerError(
-                            f"{request.url} answers with more than {format_bytes(limit_bytes)}; nothing was read"
+                            f"{request.url} answers with more than {format_bytes(limit_bytes)}; "
+                            "nothing was read"
                         )
                 return bytes(body)
         raise ServerError(f"{address} redirects more than {MAX_REDIRECTS} times")
@@ -164,6 +165,7 @@ def _following(response: httpx.Response, address: Address) -> httpx.Request:
     origin = url.scheme, url.host, url.port or DEFAULT_PORTS.get(url.scheme)
     if origin != (address.scheme, address.host, address.port) or url.userinfo or url.query:
         raise ServerError(
-            f"{response.url} redirects to another address, which is not followed; give that one itself"
+            f"{response.url} redirects to another address, which is not followed; give that one "
+            "itself"
         )
     return request

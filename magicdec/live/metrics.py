@@ -7,7 +7,8 @@ against the sources:
     vLLM          vllm/v1/metrics/loggers.py, vllm/v1/spec_decode/metrics.py (0.32)
     SGLang        sglang/srt/observability/metrics_collector.py (0.5.23)
     TensorRT-LLM  tensorrt_llm/metrics/collector.py (1.3)
-    llama.cpp     tools/server/README.md, "Available metrics"; server_task_result_metrics::to_metrics
+    llama.cpp     tools/server/README.md, "Available metrics";
+    server_task_result_metrics::to_metrics
 """
 
 from __future__ import annotations
@@ -307,7 +308,8 @@ def scrapes(
         return
     if not MIN_INTERVAL_S <= interval_s <= seconds <= MAX_WINDOW_S:
         raise ConfigError(
-            f"the interval must be at least {MIN_INTERVAL_S} s and at most the window, and the window at most "
+            f"the interval must be at least {MIN_INTERVAL_S} s and at most the window, and the "
+            "window at most "
             f"{MAX_WINDOW_S:.0f} s; not {interval_s:g} s of {seconds:g} s"
         )
     started = clock()
@@ -356,7 +358,8 @@ def choose_target(scrape: Scrape, wanted: str | None) -> Target:
         if len(there) > 1:
             names = ", ".join(target.name for target in there)
             raise ConfigError(
-                f"{scrape.where} is of {len(there)} engines, whose batches are apart: {names}; choose one with --target"
+                f"{scrape.where} is of {len(there)} engines, whose batches are apart: {names}; "
+                "choose one with --target"
             )
         return there[0]
     matching = []

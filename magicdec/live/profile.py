@@ -110,12 +110,14 @@ def acceptance_profile(
     counts = observation.counts
     if not observation.is_speculative:
         raise ConfigError(
-            "no draft was verified in this window, so there is no acceptance to write: the server runs without "
+            "no draft was verified in this window, so there is no acceptance to write: the server "
+            "runs without "
             "speculation, or had no load"
         )
     if (counts.drafts or 0.0) < MIN_DRAFTS:
         raise ConfigError(
-            f"{counts.drafts:.0f} drafts were verified in this window; at least {MIN_DRAFTS} are needed for a profile"
+            f"{counts.drafts:.0f} drafts were verified in this window; at least {MIN_DRAFTS} are "
+            "needed for a profile"
         )
     if context is None and observation.context_len is None:
         raise ConfigError(
@@ -164,7 +166,8 @@ def record(
     context = observation.context_len
     if not batch or not context:
         raise ConfigError(
-            "a record needs the running batch and the sequences' length, which this window does not show"
+            "a record needs the running batch and the sequences' length, which this window does "
+            "not show"
         )
     measured = None
     if observation.is_speculative:

@@ -157,12 +157,14 @@ def trial_of(observation: Observation, gamma: int) -> Trial:
         )
     if gamma == 0 and observation.is_speculative:
         raise ConfigError(
-            f"restarted with gamma 0 the server drafts {observation.gamma} tokens: what does --restart do with 0?"
+            f"restarted with gamma 0 the server drafts {observation.gamma} tokens: what does "
+            "--restart do with 0?"
         )
     if observation.is_speculative and 0 < len(counts.accepted_by_position) < gamma:
         drafted = len(counts.accepted_by_position)
         raise ConfigError(
-            f"restarted with gamma {gamma} the server drafts {drafted} tokens: does --restart pass {PLACE} on?"
+            f"restarted with gamma {gamma} the server drafts {drafted} tokens: does --restart pass "
+            f"{PLACE} on?"
         )
     return Trial(
         gamma=gamma,
@@ -252,7 +254,8 @@ def outcome_lines(trials: Sequence[Trial], order: Sequence[int]) -> list[str]:
     if 0 < lost < spread:
         doubt = ": that decides nothing"
     lines.append(
-        f"best of these: gamma {best.gamma}; the advised gamma {results[0].gamma} loses {lost:.1%} against it; "
+        f"best of these: gamma {best.gamma}; the advised gamma {results[0].gamma} loses {lost:.1%} "
+        "against it; "
         f"repetitions differ by ± {spread:.1%}" + doubt
     )
     last = trials[-1].gamma

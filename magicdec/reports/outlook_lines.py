@@ -1,4 +1,5 @@
-"""How a choice hangs on its acceptance, in sentences: break-even, the text that would change it, and
+"""How a choice hangs on its acceptance, in sentences: break-even, the text that would change it,
+and
 the measurement to make first. Terminal, page and report say them alike.
 """
 
@@ -53,7 +54,10 @@ def by_task(outlook: Outlook) -> str:
         return "on no --task does a draft pay"
     low = min(outlook.tasks, key=lambda each: each.speedup)
     high = max(outlook.tasks, key=lambda each: each.speedup)
-    return f"no --task would change the choice: {_gain(low)} on {low.task} to {_gain(high)} on {high.task}"
+    return (
+        f"no --task would change the choice: {_gain(low)} on {low.task} to {_gain(high)} on "
+        f"{high.task}"
+    )
 
 
 def _on(of: OfTask) -> str:

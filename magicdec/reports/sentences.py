@@ -196,7 +196,7 @@ def _plugin(choice: Choice) -> str:
 
 
 def plugin_lines(cases: Sequence[CaseAnswer]) -> list[str]:
-    """A line on the drafts that need the plugin in several cases, at the case where they gain most."""
+    """A line on the drafts that need the plugin in several cases, where they gain most."""
     rows = [case.choice.with_plugin for case in cases]
     gains = [row for row in rows if row is not None]
     if not gains:
@@ -204,7 +204,8 @@ def plugin_lines(cases: Sequence[CaseAnswer]) -> list[str]:
     best = max(gains, key=lambda row: row.speedup)
     return [
         f"--plugin admits magicdec's own draft, never measured on a GPU: faster than that in "
-        f"{len(gains)} of {len(cases)}, most on {best.hardware} at {format_tokens(best.context_len)}: "
+        f"{len(gains)} of {len(cases)}, most on {best.hardware} at "
+        f"{format_tokens(best.context_len)}: "
         f"{drafting_of(best)}, {gain_of(best)}"
     ]
 
@@ -300,7 +301,7 @@ def _worth_profiling(plan: Plan, case: CaseAnswer) -> str:
 
 
 # Several cases
-# ------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def loads_lines(plan: Plan) -> list[str]:
@@ -359,7 +360,7 @@ def _told_apart(loads: Sequence[Candidate]) -> Callable[[Candidate], str]:
 
 
 # Where the answer changes
-# ------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def lengths_text(request: Request, context_len: int) -> str:
@@ -381,7 +382,10 @@ def reach_text(reach: Reach) -> str:
     if reach.pays is None:
         if reach.possibly is None:
             return f"{name} pays at no context"
-        return f"{name} is expected to pay at no context, and may up to {format_tokens(reach.possibly[1])}"
+        return (
+            f"{name} is expected to pay at no context, and may up to "
+            f"{format_tokens(reach.possibly[1])}"
+        )
     start, end = reach.pays
     if start > first and end == last:
         where = f"from a context of {format_tokens(start)} on"
