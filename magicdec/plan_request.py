@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import operator
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -33,6 +34,8 @@ NUMBER_OR_TEXT: Any = float | str | None
 COUNT_OR_SHARE: Any = int | str
 COUNTS_OR_SHARES: Any = tuple[int | str, ...]
 NUMBERS = (float, float | None, NUMBER_OR_TEXT)
+REPEATED = ("acceptance",)
+"""Options that are given once for each of their values."""
 OF_ARRIVALS = ("burstiness", "p95_ttft_ms", "p95_tpot_ms", "balance")
 """Options that only a rate of arrivals gives a meaning."""
 
@@ -385,6 +388,31 @@ def given(request: Request) -> dict[str, Any]:
             value = round(value / option.unit, 9)
         values[name] = value
     return values
+
+
+def plan_command(values: Mapping[str, Any]) -> str:
+    """The command line of a plan with these options; none for a value that is empty."""
+    words = ["magicdec", "plan"]
+    for name, value in values.items():
+        flag = f"--{name.replace('_', '-')}"
+        if value is True:
+            words.append(flag)
+            continue
+        listed = (value,)
+        if isinstance(value, tuple | list):
+            listed = tuple(value)
+        texts = [_argument(each) for each in listed if each is not None]
+        if name not in REPEATED:
+            texts = [",".join(texts)]
+        for text in filter(None, texts):
+            words += [flag, text]
+    return shlex.join(words)
+
+
+def _argument(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.12g}"
+    return str(value)
 
 
 def check(request: Request) -> None:

@@ -4,7 +4,6 @@ to the planner.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -21,12 +20,13 @@ from magicdec.perfmodel.kernels.profile import (
     load_hardware,
 )
 from magicdec.perfmodel.plan.request import PlanRequest
-from magicdec.plan_request import OF_ARRIVALS, Request, fields_of, given
+from magicdec.plan_request import OF_ARRIVALS, Request, fields_of, given, plan_command
 from magicdec.specs.catalog import load_model_spec, model_names
 from magicdec.specs.device import DTYPE_BYTES
 from magicdec.specs.engine import EngineProfile, engine_names, load_engine
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.speculation import OWN_METHOD, SPARSE_METHODS
+from magicdec.tasks import TASKS
 from magicdec.units import GIGA, parse_count
 
 METHODS = (*SPARSE_METHODS, "full", *OWN_METHOD)
@@ -62,14 +62,15 @@ CONTROLS: dict[str, Control] = {
         label="Batch", kind="whole", empty="64", hint="sequences; at a rate it is searched"
     ),
     "context": Control(label="Context", kind="whole", hint="tokens of the prompt, as 32k"),
-    "draft": Control(label="Draft", kind="choice", empty="every measured one"),
+    "draft": Control(label="Draft", kind="choice", empty="all"),
     "acceptance": Control(
         label="Acceptance",
         kind="share",
-        empty="as measured",
-        hint="0 to 1; empty: as measured",
+        empty="as known",
+        hint="0 to 1; empty: as measured, published or believed",
         option="acceptance_rate",
     ),
+    "task": Control(label="Task", kind="choice", empty="any text"),
     "rate": Control(
         label="Requests per second", kind="number", empty="a full batch", hint="empty: a full batch"
     ),
@@ -77,7 +78,7 @@ CONTROLS: dict[str, Control] = {
         label="Output",
         kind="whole",
         empty="decoding alone",
-        hint="tokens of a request; empty: decoding alone",
+        hint="tokens of a request; empty: decoding alone, or the task's",
     ),
     "p95_ttft_ms": Control(
         label="Limit to 1st token, p95", kind="milliseconds", empty="none", hint="ms; empty: none"
@@ -134,8 +135,8 @@ CONTROLS: dict[str, Control] = {
 """The page's controls in order, under their names in a link; `draft` holds the plan's draft or
 draft method.
 """
-MAIN_CONTROLS = tuple(CONTROLS)[:6]
-RATE_CONTROLS = tuple(CONTROLS)[6:10]
+MAIN_CONTROLS = tuple(CONTROLS)[:7]
+RATE_CONTROLS = tuple(CONTROLS)[7:11]
 """Controls that are always shown, and controls for a rate of requests. The latter and all others
 stay folded until one is set.
 """
@@ -174,9 +175,12 @@ def link(state: Request) -> str:
     device always.
     """
     start = shown(START)
+    always = ["model", "hardware"]
+    if state.task is not None or state.has_arrivals:  # which would bring a context of their own
+        always.append("context")
     differing = {}
     for name, text in shown(state).items():
-        if name in ("model", "hardware") or text not in ("", start[name]):
+        if name in always or text not in ("", start[name]):
             differing[name] = text
     return urlencode(differing)
 
@@ -236,6 +240,8 @@ class Catalog:
             return list(dict.fromkeys((*self.hardware, *hardware_names())))
         if name == "engine":
             return engine_names()
+        if name == "task":
+            return list(TASKS)
         if name in FORMATS:
             return list(DTYPE_BYTES)
         drafts: list[str] = list(METHODS)
@@ -312,17 +318,7 @@ class Catalog:
             values.setdefault("engine", self.sources.get("engine", ()))
         if state.model == self.start.model:
             values |= self._given("model", "acceptance")
-        words = ["magicdec", "plan"]
-        for name, value in values.items():
-            listed = value
-            if not isinstance(value, tuple):
-                listed = (value,)
-            for single in listed:
-                text = str(single)
-                if isinstance(single, float):
-                    text = f"{single:.12g}"
-                words += [f"--{name.replace('_', '-')}", text]
-        return shlex.join(words)
+        return plan_command(values)
 
     def _given(self, *names: str) -> dict[str, tuple[str, ...]]:
         """The words on the command line for what was given."""

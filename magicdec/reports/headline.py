@@ -6,11 +6,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from magicdec.naming import describe, device_name
-from magicdec.plan_document import Choice, GammaTable, Percentiles, Plan, Traffic
+from magicdec.plan_document import GammaTable, Percentiles, Plan, Traffic
+from magicdec.plan_request import given, plan_command
 from magicdec.plan_rows import verdict_of
 from magicdec.records import BASELINE_MBU_FLOOR, Record
 from magicdec.reports.data import ReportData, fastest, has_weak_baseline, median_pair
-from magicdec.reports.sentences import first_line, traffic_line
+from magicdec.reports.outlook_lines import outlook_lines
+from magicdec.reports.sentences import (
+    acceptance_line,
+    arrivals_line,
+    asked_line,
+    asked_of_traffic,
+    first_line,
+    further_lines,
+    limits_text,
+    traffic_line,
+)
 from magicdec.reports.text import GAMMA, GAMMA_IS, percent, thousands, whole
 from magicdec.units import format_number, format_seconds
 
@@ -35,6 +46,10 @@ class Headline:
     context.
     """
     facts: tuple[Fact, ...]
+    setting: str = ""
+    """What the plan was asked for: devices, engine, lengths and limits."""
+    further: tuple[str, ...] = ()
+    """What else the plan says of its choice, most important first."""
 
 
 UNKNOWN = "Not known: no draft has a measured acceptance rate"
@@ -51,6 +66,9 @@ def headline(data: ReportData) -> Headline:
     certainty = ""
     if reference.is_speculative:
         certainty = _certainty(measured, predicted)
+    is_planned = data.plan is not None and data.plan.best.requests is not None
+    if is_planned and measured is None and certainty:
+        certainty = f"decoding alone: {certainty}"
     better = ""
     if measured is not None:
         better = _better(data, measured)
@@ -61,6 +79,8 @@ def headline(data: ReportData) -> Headline:
         when_not=when_not(data, reference),
         better=better,
         facts=(*_facts(reference, measured, predicted), *_plan_facts(data)),
+        setting=_setting(data.plan),
+        further=tuple(_further(data.plan)),
     )
 
 
@@ -100,19 +120,47 @@ def _under_arrivals(plan: Plan, traffic: Traffic, reference: Record) -> Headline
     ]
     if best.highest_rate_per_s:
         highest = f"{format_number(best.highest_rate_per_s)}/s"
-        facts.append(Fact(label="Highest rate", value=highest, detail="that keeps the limits"))
+        bound = "that keeps the limits"
+        if plan.request.ttft_p95_s is None and plan.request.tpot_p95_s is None:
+            bound = "before requests queue up"
+        facts.append(Fact(label="Highest rate", value=highest, detail=bound))
     device = device_name(plan.hardware)
     rate = format_number(traffic.rate_per_s)
-    full = _answer(reference, None, reference)
-    full = full[0].lower() + full[1:]
+    _, _, full = _answer(reference, None, reference).partition(": ")
+    lines = (arrivals_line(best), acceptance_line(plan.choice))
     return Headline(
         question=f"How many {device} serve {plan.model} at {rate} requests/s, and does a draft "
         "help?",
         answer=traffic_line(traffic),
         certainty=f"simulated, {traffic.num_requests} requests",
         facts=tuple(facts),
-        when_not=f"If a batch of {reference.batch_size} were always full: {full}.",
+        when_not=f"If a batch of {reference.batch_size} were always full, {full}.",
+        setting=asked_of_traffic(plan, traffic),
+        further=tuple(_capital(line) for line in lines if line),
     )
+
+
+def _setting(plan: Plan | None) -> str:
+    """Devices, engine, lengths and limits that the plan was asked for."""
+    if plan is None:
+        return ""
+    return f"{asked_line(plan, plan)}; limits {limits_text(plan.request)}"
+
+
+def _further(plan: Plan | None) -> Iterable[str]:
+    """The plan's further lines and what its choice hangs on, each with a capital."""
+    if plan is None:
+        return
+    for line in (*further_lines(plan, plan), *outlook_lines(plan.choice)):
+        yield _capital(line)
+
+
+def _capital(line: str) -> str:
+    """The line with a capital, but for an option, a number or a name that begins it."""
+    first, _, _ = line.partition(" ")
+    if first.isalpha():
+        return line[0].upper() + line[1:]
+    return line
 
 
 def _latency_fact(name: str, latency: Percentiles | None, limit: float | None) -> list[Fact]:
@@ -292,25 +340,6 @@ def _plan_facts(data: ReportData) -> Iterable[Fact]:
         yield Fact(label="For throughput alone", value=f"{1.0 / ratio:.3g}×", detail=detail)
 
 
-def _outlook_facts(choice: Choice) -> Iterable[Fact]:
-    """How the gain hangs on the acceptance, and what to measure first."""
-    row = choice.row if choice.row.is_speculative else choice.left_out
-    if row is not None and row.by_acceptance is not None:
-        low, middle, high = (f"{value:.2f}" for value in row.by_acceptance.speedup)
-        least = row.drafting.break_even_tokens_per_step
-        even = "" if least is None else f"; breaks even at {least:.2f} tokens per step"
-        if low != high:
-            yield Fact(
-                label="By acceptance",
-                value=f"{middle}×",
-                detail=f"{low} at its 10th, {high} at its 90th percentile{even}",
-            )
-    if choice.outlook is not None and choice.outlook.advice is not None:
-        first = choice.outlook.advice
-        value = f"+{percent(first.worth)}"
-        yield Fact(label="Measure first", value=value, detail=f"{first.command} ({first.effort})")
-
-
 def _range(record: Record) -> str:
     if record.speedup_low is None or record.speedup_high is None:
         return ""
@@ -359,10 +388,10 @@ def _when_not_planned(plan: Plan, reference: Record) -> str:
     if not sentence:
         return ""
     if table.draft not in ("", "none"):
-        sentence = f"Of {table.draft_name}: {sentence[0].lower()}{sentence[1:]}"
+        sentence = f"With {table.draft_name}: {sentence[0].lower()}{sentence[1:]}"
     length = plan.request.gen_len
     if length:
-        sentence += f" That is of whole requests of {thousands(length)} tokens."
+        sentence += f" This counts whole requests, with {thousands(length)} output tokens."
     return sentence
 
 
@@ -424,9 +453,18 @@ def _listing(values: Sequence[object]) -> str:
 
 
 def commands_to_reproduce(data: ReportData) -> list[str]:
-    """The distinct command lines that made the records, in order, then the one that made the
-    report.
+    """The distinct command lines that made the records, in order, then those that make the plan
+    and the report.
     """
     commands = [row.environment.command for row in data.measured]
+    if data.plan is not None and data.command:
+        commands.append(_command_of(data.plan))
     commands.append(data.command)
     return list(dict.fromkeys(command for command in commands if command))
+
+
+def _command_of(plan: Plan) -> str:
+    """The command line that asks for the plan."""
+    request = plan.request
+    named = {"model": request.model, "hardware": request.hardware, "batch": request.batch_sizes}
+    return plan_command(named | given(request))

@@ -20,7 +20,7 @@ from magicdec.plan_document import (
 from magicdec.plan_request import DEFAULT_CONTEXT, Request
 from magicdec.plan_rows import Candidate
 from magicdec.tasks import NO_TASK, usual_lengths
-from magicdec.units import MILLI, format_number, format_seconds, format_tokens
+from magicdec.units import MILLI, PERCENT, format_number, format_seconds, format_tokens
 
 LOW_RATE = 0.6
 """Published drafts accept at least this share of first tokens on the text they were trained for."""
@@ -121,7 +121,7 @@ def further_lines(plan: Plan, case: CaseAnswer) -> list[str]:
     """The lines after the first, most important first."""
     lines = [
         _waiting(plan, case),
-        _acceptance(case.choice),
+        acceptance_line(case.choice),
         *_limits(case.choice),
         _prefill_bound(case.choice),
         _where_it_fits(case.choice),
@@ -146,7 +146,7 @@ def _waiting(plan: Plan, case: CaseAnswer) -> str:
     return line
 
 
-def _acceptance(choice: Choice) -> str:
+def acceptance_line(choice: Choice) -> str:
     """The text that acceptance is of, and where it comes from."""
     row = choice.left_out
     if choice.row.is_speculative:
@@ -334,7 +334,7 @@ def loads_of(cases: Sequence[CaseAnswer]) -> list[Candidate]:
 
 
 def _acceptance_lines(plan: Plan) -> list[str]:
-    lines = [_acceptance(case.choice) for case in plan.cases]
+    lines = [acceptance_line(case.choice) for case in plan.cases]
     found = [line for line in dict.fromkeys(lines) if line]
     if len(found) > 1:
         return [f"{found[0]}; other loads have other sources (--all)"]
@@ -373,6 +373,57 @@ def lengths_text(request: Request, context_len: int) -> str:
     if request.gen_len != usual.output_len or (request.task is None and request.rate is None):
         return text
     return f"{text} (usual for {request.task or NO_TASK})"
+
+
+def asked_line(answer: Plan, case: CaseAnswer) -> str:
+    """Model, devices, engine, batch and context of the answer."""
+    best = case.best
+    replicas = best.num_replicas
+    spread = f"({best.layout.label})"
+    batch = f"batch {best.batch_size}"
+    if replicas > 1:
+        spread = f"in {replicas} replicas {spread}"
+        batch += " each"
+    if not case.best_by_batch:
+        batch += " (searched)"
+    devices = f"{best.num_gpus * replicas} x {case.hardware}"
+    lengths = lengths_text(answer.request, case.context_len)
+    return (
+        f"{answer.model} on {devices} {spread}, {answer.engine}: {batch}, {lengths}{_budget(best)}"
+    )
+
+
+def limits_text(request: Request) -> str:
+    """The limits that were asked for."""
+    limits = {
+        "p95 of TTFT": request.ttft_p95_s,
+        "p95 of TPOT": request.tpot_p95_s,
+        "mean TTFT": request.ttft_limit_s,
+        "mean TPOT": request.tpot_limit_s,
+    }
+    asked = []
+    for name, limit in limits.items():
+        if limit is not None:
+            asked.append(f"{name} {format_seconds(limit)}")
+    return " and ".join(asked) or "none"
+
+
+def _budget(best: Candidate) -> str:
+    """The draft's budget in tokens and as a share of the context."""
+    share = best.drafting.budget_share
+    if best.draft_budget is None or share is None:
+        return ""
+    return f", draft budget {best.draft_budget} ({format_number(PERCENT * share)}%)"
+
+
+def asked_of_traffic(answer: Plan, traffic: Traffic) -> str:
+    """Model, device, engine, rate, lengths and limits of an answer for a rate."""
+    rate = format_number(traffic.rate_per_s)
+    lengths = lengths_text(answer.request, answer.context_len)
+    return (
+        f"{answer.model} on {answer.hardware}, {answer.engine}: {rate} requests/s, {lengths}, "
+        f"limits {limits_text(answer.request)}"
+    )
 
 
 def reach_text(reach: Reach) -> str:

@@ -24,6 +24,8 @@ from magicdec.plan_rows import column as value_of
 from magicdec.reports.outlook_lines import outlook_lines
 from magicdec.reports.sentences import (
     arrivals_line,
+    asked_line,
+    asked_of_traffic,
     drafting_of,
     first_line,
     further_lines,
@@ -43,7 +45,6 @@ from magicdec.reports.text import needed_width, text_table
 from magicdec.units import (
     GIB,
     MILLI,
-    PERCENT,
     format_bytes,
     format_number,
     format_seconds,
@@ -236,14 +237,6 @@ def _print_rows(console: Console, title: str, rows: Sequence[Candidate]) -> None
         console.print(_table(rows, console.width))
 
 
-def _budget(best: Candidate) -> str:
-    """The draft's budget in tokens and as a share of the context."""
-    share = best.drafting.budget_share
-    if best.draft_budget is None or share is None:
-        return ""
-    return f", draft budget {best.draft_budget} ({format_number(PERCENT * share)}%)"
-
-
 def _setting(answer: Plan, case: CaseAnswer) -> list[str]:
     """Lines on what was asked, and on decoding with and without the draft."""
     best = case.best
@@ -256,7 +249,7 @@ def _setting(answer: Plan, case: CaseAnswer) -> list[str]:
         kind = "decoding only"
     first_token = format_seconds(best.first_token_s)
     lines = [
-        _asked(answer, case),
+        asked_line(answer, case),
         f"{kind}: {times}{per_replica}, bound by {best.step.bound_by}, first token after "
         f"{first_token}",
     ]
@@ -266,24 +259,6 @@ def _setting(answer: Plan, case: CaseAnswer) -> list[str]:
     if best.requests is None and best.cost.per_million_tokens_usd is not None:
         lines.append("$/Mtok is of decoding alone; --gen-len or --workload adds whole requests")
     return lines
-
-
-def _asked(answer: Plan, case: CaseAnswer) -> str:
-    """Model, devices, engine, batch and context of the answer."""
-    best = case.best
-    replicas = best.num_replicas
-    spread = f"({best.layout.label})"
-    batch = f"batch {best.batch_size}"
-    if replicas > 1:
-        spread = f"in {replicas} replicas {spread}"
-        batch += " each"
-    if not case.best_by_batch:
-        batch += " (searched)"
-    devices = f"{best.num_gpus * replicas} x {case.hardware}"
-    lengths = lengths_text(answer.request, case.context_len)
-    return (
-        f"{answer.model} on {devices} {spread}, {answer.engine}: {batch}, {lengths}{_budget(best)}"
-    )
 
 
 def _ms_and_rate(row: Candidate) -> str:
@@ -633,11 +608,8 @@ def _print_traffic(answer: Plan, traffic: Traffic, console: Console, *, every: b
     steady = arrivals_line(traffic.best)
     if steady:
         console.print(steady)
-    lengths = lengths_text(answer.request, answer.context_len)
-    console.print(
-        f"{answer.model} on {answer.hardware}, {answer.engine}: {rate} requests/s, {lengths}, "
-        f"limits {_limits(answer)}; {traffic.num_requests} requests simulated"
-    )
+    simulated = f"{traffic.num_requests} requests simulated"
+    console.print(f"{asked_of_traffic(answer, traffic)}; {simulated}")
     compared = [load for load in (traffic.autoregressive, traffic.speculative) if load is not None]
     at_rate = [load for load in traffic.curves if load.rate_per_s == traffic.rate_per_s]
     _print_loads(console, f"at {rate}/s, the fewest devices of each", compared)
@@ -652,21 +624,6 @@ def _print_loads(console: Console, title: str, loads: Sequence[TrafficLoad]) -> 
     if loads:
         console.print(f"[bold]{title}[/bold] (p50/p95/p99)")
         console.print(_table(loads, console.width, TRAFFIC_COLUMNS))
-
-
-def _limits(answer: Plan) -> str:
-    """The limits that were asked for."""
-    limits = {
-        "p95 of TTFT": answer.request.ttft_p95_s,
-        "p95 of TPOT": answer.request.tpot_p95_s,
-        "mean TTFT": answer.request.ttft_limit_s,
-        "mean TPOT": answer.request.tpot_limit_s,
-    }
-    asked = []
-    for name, limit in limits.items():
-        if limit is not None:
-            asked.append(f"{name} {format_seconds(limit)}")
-    return " and ".join(asked) or "none"
 
 
 def _percentiles(latency: str, unit: float) -> Callable[[TrafficLoad], str]:

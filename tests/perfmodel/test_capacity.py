@@ -183,7 +183,7 @@ def test_devices_that_keep_the_rate_asked_for_keep_no_lower_one_at_most(
 
 def test_more_load_than_the_devices_keep_is_refused_with_what_they_do() -> None:
     with pytest.raises(
-        CapacityError, match=r"1 devices do not keep the limits at 400 requests/s; .* up to \d"
+        CapacityError, match=r"1 device does not keep the limits at 400 requests/s; .* up to \d"
     ):
         magicdec.plan(**CHAT | {"rate": 400.0, "gpus": 1, "draft": "none"})
     with pytest.raises(CapacityError, match="nothing keeps the limits"):

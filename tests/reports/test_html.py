@@ -178,3 +178,12 @@ def test_an_adaptive_run_is_not_paired_with_the_prediction_of_a_fixed_gamma() ->
         len(ReportData.from_records([measured(32, 4096), predicted(32, 4096)]).comparison.pairs)
         == 1
     )
+
+
+def test_the_report_names_the_engine_the_limits_and_the_plan_s_command() -> None:
+    document = plan()
+    data = ReportData.from_records([], document, command="magicdec report plan.json")
+    text = render_html(data)
+    assert f", {document.engine}: batch" in text
+    assert "; limits none." in text
+    assert f"magicdec plan --model {document.request.model} --hardware" in text

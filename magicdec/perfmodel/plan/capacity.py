@@ -232,8 +232,11 @@ def _nothing_keeps(load: Load, layouts: list[ServedLayout], most: int) -> Capaci
         return CapacityError(
             f"nothing keeps the limits at {load.rate:g} requests/s, nor at any lower rate"
         )
+    devices = f"{best.num_gpus} devices do"
+    if best.num_gpus == 1:
+        devices = "1 device does"
     return CapacityError(
-        f"{best.num_gpus} devices do not keep the limits at {load.rate:g} requests/s; {best.replicas} x "
+        f"{devices} not keep the limits at {load.rate:g} requests/s; {best.replicas} x "
         f"{best.layout.row.layout.label} keep them up to {highest:.2g}"
     )
 
