@@ -273,7 +273,7 @@ class OfTask(msgspec.Struct, frozen=True, kw_only=True):
     speedup: Positive
     pays: Number
     changes: Number
-    """What keeping to the choice for any text would lose of it, in tokens per second."""
+    """Loss of keeping to the choice for any text of it, in tokens per second."""
 
 
 class Outlook(msgspec.Struct, frozen=True, kw_only=True):

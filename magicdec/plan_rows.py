@@ -73,7 +73,7 @@ class ByAcceptance(msgspec.Struct, frozen=True, kw_only=True):
 
     tokens_per_step: list[Positive]
     speedup: list[Positive]
-    """Of whole requests where these are known, else of decoding."""
+    """The gain of whole requests where these are known, else of decoding."""
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):

@@ -70,7 +70,6 @@ def test_predict_is_the_plans_row_of_that_configuration() -> None:
         ({"batch": "many"}, "batch must be a number like 4096 or 32k, not 'many'"),
         ({"batch": True}, "batch must be a whole number, not True"),
         ({"batch": 64, "draft_method": "streamingllm", "gamma": 3}, "give one draft_budget"),
-        ({"batch": 64, "draft": "suffix", "gamma": 3}, "no acceptance is known"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_nearest_that_can(

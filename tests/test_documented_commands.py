@@ -47,9 +47,11 @@ PREPARED = ("validate kernels", "validate serving", "validate traffic")
 """Given tables that do not ship: tests/validate runs them on excerpts."""
 MAY_FAIL = ("validate", "check")
 """Exit with 1 where a threshold is missed, which on a busy machine a small grid may, or with --strict."""
-NEEDS = ("localhost", "--engine vllm", "calibrate --results")
-"""A command that names one of these needs a running server, vLLM, or results of a load generator (tests/live,
-tests/vllm)."""
+NEEDS = (
+    "localhost", "--engine vllm", "calibrate --results", "acceptance windows.csv", "acceptance rates.csv"
+)  # fmt: skip
+"""A command that names one of these needs a running server, vLLM, results of a load generator (tests/live,
+tests/vllm), or a table of the reader's (tests/validate)."""
 
 
 def program() -> Any:

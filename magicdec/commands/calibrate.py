@@ -283,7 +283,7 @@ def calibrate_server(
 
 
 def _print_loads(loads: LoadPlan, duration: str) -> None:
-    """What will be sent, and how long it takes."""
+    """Lines that say which loads will be sent, and how long they take."""
     num_judges = sum(load.is_judge for load in loads.loads)
     print(
         f"{len(loads.loads)} loads x {loads.rounds} rounds, {num_judges} loads only to judge, the "

@@ -162,7 +162,7 @@ def _requested_draft(draft: str | None, method: str | None, budget: int | None) 
 def _view(
     draft: Draft | None, context: float | None, serving: Serving | None, acceptance: Path | None
 ) -> View:
-    """What to show, with advice where the server's device is known."""
+    """The view to show, with advice where the server's device is known."""
     from magicdec.live.show import View
     from magicdec.perfmodel.acceptance import load_profile
 

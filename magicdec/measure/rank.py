@@ -131,7 +131,7 @@ def benchmark(
 def _with_last(
     request: BenchmarkRequest, todo: tuple[SpeculationSpec, ...]
 ) -> tuple[SpeculationSpec, ...]:
-    """What is to be measured, and the last configuration, whose text is wanted."""
+    """The configurations to measure, and the last configuration, whose text is wanted."""
     last = request.speculations[-1:]
     if set(last) <= set(todo):
         return todo

@@ -51,7 +51,7 @@ QUANTILES = [NormalDist().inv_cdf((place + 0.5) / NUM_QUANTILES) for place in ra
 """Standard deviations of equally likely acceptances."""
 LEAST_DEVIATION = 1e-6
 UNRUN_LAYER_S = 0.5e-3
-"""What a layer of a sparse self-draft may take beyond its kernels in an engine whose releases do not
+"""Time that a layer of a sparse self-draft may take beyond its kernels in an engine whose releases do not
 run it: the launches of a layer outside captured graphs (`draft_model_layer_s` of vLLM before 0.24)."""
 OTHER_HEAD_ERROR = 0.12
 """Acceptance rates of two heads of one model, and of one on two tasks, differ by about this much:

@@ -62,7 +62,7 @@ def hit_unit_tokens(
 
 
 def hits_of(setup: ModelSetup, cached: Cached, *, tp_size: Any, gamma: Any) -> Cached:
-    """What an engine finds of cached prompts with this draft set up; none at gamma 0."""
+    """Tokens that an engine finds of cached prompts with this draft set up; none at gamma 0."""
     block = setup.engine.prefix_block_tokens
     if not block or not (cached.tokens or cached.share):
         return cached

@@ -107,13 +107,13 @@ class Prediction:
 
     @cached_property
     def hits(self) -> Cached:
-        """What is found of cached prompts with the draft set up."""
+        """Tokens found of cached prompts with the draft set up."""
         at = self.points
         return hits_of(self.setup, at.cached, tp_size=at.tp, gamma=at.gamma)
 
     @cached_property
     def hits_alone(self) -> Cached:
-        """What is found of cached prompts without a draft."""
+        """Tokens found of cached prompts without a draft."""
         at = self.points
         return hits_of(self.setup, at.cached, tp_size=at.tp, gamma=0)
 

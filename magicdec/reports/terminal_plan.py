@@ -267,7 +267,7 @@ def _ms_and_rate(row: Candidate) -> str:
 
 
 def _best_batch(answer: Plan, case: CaseAnswer) -> str:
-    """What another batch does without a draft, where that is the better one."""
+    """Throughput of another batch without a draft, where that is the better one."""
     best = case.best
     alone = case.autoregressive
     ceiling = case.best_autoregressive

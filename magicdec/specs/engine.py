@@ -238,7 +238,7 @@ class EngineProfile(
     draft_sink_tokens: int = 4
     """Those first tokens, which a budget of the head holds beside the window."""
     draft_window_cache: Literal["all", "ring"] = "all"
-    """What of a head's cache is kept beside such a window: every token, or the window's slots."""
+    """The part of a head's cache that is kept with such a window: every token, or the window's slots."""
     draft_notes: dict[str, str] = {}
     """By kind of draft: what to know before it is run there."""
     gamma_table_note: str = ""

@@ -515,7 +515,8 @@ def predict_records(request: BenchmarkRequest, profile: LocalProfile) -> list[Re
                     gen_len=request.gen_len,
                 )
             )
-        if not documents[0].candidates:
+        is_measured = any(known.draft_method == kind.method for known in profile.acceptance)
+        if not is_measured or not documents[0].candidates:
             raise ConfigError(
                 f"no acceptance of {kind.method} on {request.model} is known; measure it with "
                 f"`magicdec profile-acceptance {kind.words}`, saved next to the profile"

@@ -110,7 +110,9 @@ def test_a_locally_calibrated_machine_is_planned_from_its_files(tmp_path: Path) 
         str(tmp_path / "acceptance.json"),
     ]
     result = CliRunner().invoke(
-        app, [*arguments, "--context", "4096", "--format", "json"], catch_exceptions=False
+        app,
+        [*arguments, "--draft-method", "streamingllm", "--context", "4096", "--format", "json"],
+        catch_exceptions=False,
     )
     document = json.loads(result.output)
     best = document["choice"]["row"]

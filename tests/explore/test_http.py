@@ -153,13 +153,13 @@ def test_a_port_that_is_taken_is_the_users_error(server: Server, explorer: Explo
         Server(explorer, port=server.server_address[1])
 
 
-def test_answers_come_within_a_tenth_of_a_second(explorer: Explorer) -> None:
+def test_answers_come_within_a_fifth_of_a_second(explorer: Explorer) -> None:
     """Of processor time, on the usual machine; each state is asked for the first time."""
     sparse = "draft=topk&budget=512&engine=ours&context={}"
     for query in ("draft=streamingllm&context={}", "acceptance=0.8&context={}", sparse):
         states = (query.format(context) for context in range(20_000, 20_005))
         assert (
-            cpu_seconds(lambda states=states: explorer.answer(next(states))) < 0.1 * slowness()
+            cpu_seconds(lambda states=states: explorer.answer(next(states))) < 0.2 * slowness()
         ), query
 
 

@@ -96,7 +96,8 @@ def test_a_batch_verifies_the_drafts_of_those_that_have_one(batch, share):
         )  # fmt: skip
         step_s = np.where(numbers > 0, terms.step_s, terms.undrafted.total_s)
         mean = float(np.sum(binom.pmf(numbers, batch, share) * step_s))
-        assert choice.tpot_s * choice.tokens_per_step == pytest.approx(mean, rel=1e-9)
+        exact = 1e-9 if batch <= 8 else 5e-3  # of more, nine numbers stand for all
+        assert choice.tpot_s * choice.tokens_per_step == pytest.approx(mean, rel=exact)
 
 
 def test_with_poor_drafts_at_a_large_batch_it_says_zero():

@@ -320,7 +320,7 @@ def tokens(rates: tuple[float, ...], gamma: int) -> float:
 def test_rates_by_position_give_the_tokens_per_step_they_mean():
     document = plan(PlanRequest(batch_sizes=(8,), draft="ngram", acceptance_rate=RATES))
     for row in document.candidates:
-        assert row.expected_tokens_per_step == pytest.approx(tokens(RATES, row.gamma), rel=1e-12)
+        assert row.drafting.tokens_per_step == pytest.approx(tokens(RATES, row.gamma), rel=1e-12)
 
 
 def test_given_rates_survive_a_file_and_move_together(tmp_path):

@@ -144,8 +144,8 @@ def test_a_head_stays_in_16_bits_beside_a_narrow_target_with_its_published_accep
         )  # fmt: skip
 
     (wide,), (narrow,) = planned().candidates, planned(weight_dtype="fp8").candidates
-    assert narrow.draft_step_s == wide.draft_step_s
-    assert narrow.autoregressive_step_s < 0.8 * wide.autoregressive_step_s
+    assert narrow.step.draft_s == wide.step.draft_s
+    assert narrow.step.autoregressive_s < 0.8 * wide.step.autoregressive_s
     said = planned(weight_dtype="fp8", draft_weight_dtype="bf16")
     assert said.candidates == [narrow]
     assert (said.precision.weight_dtype, said.precision.draft_weight_dtype) == ("fp8", "bf16")
@@ -201,24 +201,24 @@ def config(path: Path, **changes: object) -> Path:
 def test_a_named_heads_own_length_and_window_set_where_it_accepts_less(tmp_path: Path) -> None:
     """Usual heads accept less from 2k on, one trained to 8k from there, one with a window nowhere."""
     usual = [
-        planned(None, context).candidates[0].expected_tokens_per_step
+        planned(None, context).candidates[0].drafting.tokens_per_step
         for context in (1024, 8192, 32_768)
     ]
     assert usual[0] > usual[1] > usual[2]
     longer = planned(config(tmp_path / "config.json"), 32_768)
     at_8k = planned(tmp_path, 8192)
-    assert at_8k.candidates[0].expected_tokens_per_step == pytest.approx(usual[0])
-    assert usual[0] > longer.candidates[0].expected_tokens_per_step > usual[2]
+    assert at_8k.candidates[0].drafting.tokens_per_step == pytest.approx(usual[0])
+    assert usual[0] > longer.candidates[0].drafting.tokens_per_step > usual[2]
     assert any("trained to 8,192 tokens: at 32,768" in note for note in longer.key_notes)
     assert not any("trained to" in note for note in at_8k.key_notes)
     windowed = planned(
         config(tmp_path / "window.json", sliding_window=2048, layer_types=["sliding_attention"]),
         32_768,
     )
-    assert windowed.candidates[0].expected_tokens_per_step == pytest.approx(usual[0])
+    assert windowed.candidates[0].drafting.tokens_per_step == pytest.approx(usual[0])
     assert windowed.candidates[0].draft_step_s < longer.candidates[0].draft_step_s
     copied = planned(config(tmp_path / "copied.json", max_position_embeddings=40_960), 32_768)
-    assert copied.candidates[0].expected_tokens_per_step == pytest.approx(usual[2])
+    assert copied.candidates[0].drafting.tokens_per_step == pytest.approx(usual[2])
 
 
 def test_a_head_as_the_speculators_library_writes_it_is_read(tmp_path: Path) -> None:

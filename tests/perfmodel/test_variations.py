@@ -55,7 +55,7 @@ def test_the_gamma_table_shown_is_the_exported_one(planned: Plan) -> None:
     own = plan(
         PlanRequest(
             engine="vllm", context_lens=(32_768,), draft=best.draft, draft_method=best.draft_method,
-            draft_budgets=(best.draft_budget or 0,), **CASE,
+            draft_budgets=() if best.draft_budget is None else (best.draft_budget,), **CASE,
         )
     )  # fmt: skip
     again, shown = for_engine(planned, "vllm").plan.gamma_table, planned.gamma_table

@@ -225,7 +225,12 @@ def test_drafting_nothing_costs_a_head_its_own_step_and_the_bookkeeping() -> Non
 
 def test_drafting_nothing_is_chosen_only_where_it_is_quicker_than_drafting() -> None:
     """One row per cell computed anew: the set-up gamma is that of the quickest of drafting 1 to 12, and nothing."""
-    request = {"draft": "eagle3", "hardware": ("h100-sxm-80gb",), "tp_size": 1}
+    request = {
+        "draft": "eagle3",
+        "hardware": ("h100-sxm-80gb",),
+        "tp_size": 1,
+        "acceptance_rate": (0.3,),
+    }
     table = plan(PlanRequest(**request, context_lens=(2048,), batch_sizes=(4,))).gamma_table
     assert any(0 in row for row in table.gamma)
     for context in (2048, 16_384):

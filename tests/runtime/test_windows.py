@@ -31,7 +31,7 @@ from magicdec.specs.hf_config import model_from_hf_config
 from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import SamplingSpec
 from tests.runtime.conftest import started, tiny_spec
-from tests.runtime.drafts import DRAFTS, TakesTurns
+from tests.runtime.drafts import DRAFTS, TakesTurns, draft_model_for
 from tests.specs.architectures import draw
 
 HEADS, KV_HEADS, LENGTH, SPAN, GAMMA = 4, 2, 60, 11, 3
@@ -159,7 +159,12 @@ def test_rings_decode_what_whole_caches_do(
         assert (len(engine.cache.rings) > 0) == (bounds is SHORTER)
         engine.prefill(prompts[:3], chunk=16)
         snapshot = engine.snapshot()
-        drafter = None if draft is None else build_drafter(DRAFTS[draft], engine, windowed_draft)
+        drafter = None
+        if draft is not None:
+            network = draft_model_for(DRAFTS[draft], windowed)
+            if DRAFTS[draft].draft == "small":
+                network = windowed_draft
+            drafter = build_drafter(DRAFTS[draft], engine, network)
         for queue in ([], prompts[3:]):
             engine.restore(snapshot)
             options = DecodeOptions(

@@ -146,7 +146,7 @@ def test_predictions_are_frozen_with_what_their_normalisation_needs(tmp_path: Pa
 
 def test_another_profile_does_not_change_frozen_predictions_and_says_so(tmp_path: Path) -> None:
     first = frozen(tmp_path / "grid.jsonl")
-    with pytest.warns(UserWarning, match="predictions of another profile"):
+    with pytest.warns(UserWarning, match="another profile's"):
         assert frozen(tmp_path / "grid.jsonl", rate=0.6) == first
 
 

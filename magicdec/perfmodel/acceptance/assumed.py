@@ -179,7 +179,7 @@ def assumed(question: Question, further: Evidence | None = None) -> Assumed:
 
 
 class Logits(NamedTuple):
-    """What is believed of a question's logits: at the usual depth, a larger one, a far context."""
+    """The belief about a question's logits: at the usual depth, a larger one, a far context."""
 
     named: list[str]
     mean: Array

@@ -273,10 +273,10 @@ WIDTH_OF_GROUP = {"eagle3": 1.1, "head": 1.1, "mtp": 1.1, "model": 1.1, "block":
 deviations were not fitted on (scripts/fit/acceptance_belief.py --folds 5: without them 81 % of
 EAGLE-3's and 98 % of block drafts' rows)."""
 WIDTH_OF_UNNAMED = 0.8
-"""The same, where the text has no name: with a text's rows and its source's left out, 97 % of all
+"""Factor on the width where the text has no name: with a text's rows and its source's left out, 97 % of all
 were inside otherwise."""
 YOUR_TEXT = "yours "
-"""What the name of a user's own text begins with: no published rate is of it, and all drafts that are
+"""Prefix of the name of a user's own text: no published rate is of it, and all drafts that are
 asked about share it."""
 SELF_NOISE = 0.6
 """Noise, in logits, of rows of self-drafts: small samples, or read from speedups and figures."""

@@ -211,7 +211,7 @@ def _on_hits(case: Case, best: Candidate) -> Iterator[str]:
 
 
 def _on_window(case: Case, best: Candidate, drafted: list[Candidate]) -> Iterator[str]:
-    """What a head gains by the window that was chosen, against its whole cache."""
+    """The gain of a head by the window that was chosen, against its whole cache."""
     flag = case.engine.draft_windows.get(best.draft_method)
     if not best.draft_budget or flag is None:
         return
@@ -258,7 +258,7 @@ def keeping_last_unit(case: Case) -> Case:
 
 
 def hits_lost(case: Case, best: Candidate, cost: str, unit_tokens: int) -> str:
-    """What a draft's lost prefix hits cost, and the setting that keeps them."""
+    """The cost of a draft's lost prefix hits, and the setting that keeps them."""
     name = draft_name(best.draft, best.draft_method)
     note = (
         f"with {name} {case.engine.name} computes the last {unit_tokens:,} matched tokens of each "

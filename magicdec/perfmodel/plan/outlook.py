@@ -254,7 +254,7 @@ def _tokens_factor(of: Compared, sigmas: Array) -> Array:
 
 
 class Levels(NamedTuple):
-    """What is believed of the drafts that nobody measured, on any text and on each class of them."""
+    """Beliefs about the drafts that nobody measured, on any text and on each class of them."""
 
     places: list[int]
     """Their numbers among all drafts."""
@@ -316,7 +316,7 @@ class Asked(NamedTuple):
     command: str
     effort: str
     tells: Array
-    """What it tells, by draw."""
+    """Values that the measurement would give, by draw."""
 
 
 LOGS = "requests.jsonl"
