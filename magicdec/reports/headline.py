@@ -47,9 +47,9 @@ class Headline:
     """
     facts: tuple[Fact, ...]
     setting: str = ""
-    """What the plan was asked for: devices, engine, lengths and limits."""
+    """The plan's devices, engine, lengths and limits, as asked for."""
     further: tuple[str, ...] = ()
-    """What else the plan says of its choice, most important first."""
+    """Further sentences of the plan on its choice, most important first."""
 
 
 UNKNOWN = "Not known: no draft has a measured acceptance rate"
