@@ -140,7 +140,7 @@ def _known_to_schema_3(value: Any) -> Any:
         return [_known_to_schema_3(each) for each in values]
     if not isinstance(values, dict):
         return values
-    later = {"by_acceptance", "outlook", "kernels"}
+    later = {"by_acceptance", "outlook", "kernels", "budget_share"}
     if {"speedup", "low", "high"} <= set(values):
         later.add("pays")
     return {name: _known_to_schema_3(each) for name, each in values.items() if name not in later}

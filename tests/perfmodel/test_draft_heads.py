@@ -216,7 +216,7 @@ def test_a_named_heads_own_length_and_window_set_where_it_accepts_less(tmp_path:
         32_768,
     )
     assert windowed.candidates[0].drafting.tokens_per_step == pytest.approx(usual[0])
-    assert windowed.candidates[0].draft_step_s < longer.candidates[0].draft_step_s
+    assert windowed.candidates[0].step.draft_s < longer.candidates[0].step.draft_s
     copied = planned(config(tmp_path / "copied.json", max_position_embeddings=40_960), 32_768)
     assert copied.candidates[0].drafting.tokens_per_step == pytest.approx(usual[2])
 
