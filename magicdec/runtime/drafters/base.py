@@ -141,12 +141,15 @@ class ProposalBuilder:
             return Proposal(tokens_BT=tokens_BT)
         drafts_BTV = torch.stack(self._drafts, dim=1)
         rows_B = torch.arange(len(tokens_BT), device=tokens_BT.device)
+        vocabulary = (
+            self._vocabulary
+        )  # `self` would keep each step's distribution until the verdict
 
         def distribution(position_B: Tensor) -> Tensor:
             draft_BV = drafts_BTV[rows_B, position_B]
-            if self._vocabulary is None:
+            if vocabulary is None:
                 return draft_BV
-            return self._vocabulary.spread(draft_BV)
+            return vocabulary.spread(draft_BV)
 
         return Proposal(
             tokens_BT=tokens_BT,
