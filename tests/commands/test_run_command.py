@@ -163,8 +163,11 @@ def test_a_plans_head_is_run_from_the_checkpoint_that_it_names(tmp_path: Path) -
     )
 
 
-def test_a_plan_whose_draft_cannot_be_run_names_what_can(tmp_path: Path) -> None:
+def test_a_plan_whose_draft_cannot_be_run_names_what_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The plan's own best that is run; without any known acceptance, what to give; a draft named here is enough."""
+    monkeypatch.setattr("magicdec.commands.run.NOT_RUN", ("suffix",))  # as of a planned method
     answer = plan_of()
     suffix = changed(answer.best, draft="suffix", draft_method="suffix", draft_budget=None, gamma=4)
     path = plan_file(tmp_path / "plan.json", best=suffix, candidates=[suffix, *answer.candidates])
