@@ -36,7 +36,7 @@ SMALLER = {
     "run": "--device cpu --dtype float32 --batch 1 --context 300 --gen-len 8 --repetitions 1 --draft-budget 32 "
     "--gamma 1 --quiet",
     "calibrate": "--device cpu --dtype float32 --quick --quiet",
-    "profile-acceptance": "--num-prompts 2 --gen-len 8 --context 256 --draft-budget 32,64 --gamma 2 --quiet",
+    "profile-acceptance": "--num-prompts 2 --gen-len 8 --context 256 --draft-budget 32,64 --gamma 6 --quiet",
     "validate grid": "--profile local.toml --quiet",
 }
 ELSEWHERE = ("explore", "demo", "atlas")
@@ -48,7 +48,8 @@ PREPARED = ("validate kernels", "validate serving", "validate traffic")
 MAY_FAIL = ("validate", "check")
 """Exit with 1 where a threshold is missed, which on a busy machine a small grid may, or with --strict."""
 NEEDS = (
-    "localhost", "--engine vllm", "calibrate --results", "acceptance windows.csv", "acceptance rates.csv"
+    "localhost", "--engine vllm", "calibrate --results", "acceptance windows.csv", "acceptance rates.csv",
+    "path/to/head",
 )  # fmt: skip
 """A command that names one of these needs a running server, vLLM, results of a load generator (tests/live,
 tests/vllm), or a table of the reader's (tests/validate)."""

@@ -541,6 +541,11 @@ def _speculative_records(
     records = []
     for speculation in speculations:
         key = (speculation.draft_budget, speculation.gamma)
+        if key not in rows_of_plans[0]:
+            raise ConfigError(
+                f"gamma {speculation.gamma} is deeper than the acceptance that the profile holds; "
+                f"measure it with magicdec profile-acceptance --gamma {speculation.gamma}"
+            )
         rows = [rows_of_plan[key] for rows_of_plan in rows_of_plans]
         records.append(_record(request, speculation, rows, profile))
     return records
