@@ -15,24 +15,9 @@ from magicdec.errors import ConfigError
 from magicdec.plan_request import options
 from magicdec.plan_rows import COLUMNS
 from magicdec.specs.catalog import MODELS_DIRECTORY
+from tests.same import assert_same
 
 RECORDS = Path(__file__).resolve().parents[1] / "results" / "demo-2-cores.jsonl"
-
-
-def assert_same(found: Any, expected: Any) -> None:
-    """Equal documents, numbers to 1e-9: threads of another library may add in another order."""
-    if isinstance(expected, dict):
-        assert found.keys() == expected.keys()
-        for name, value in expected.items():
-            assert_same(found[name], value)
-    elif isinstance(expected, list):
-        assert len(found) == len(expected)
-        for one, other in zip(found, expected, strict=True):
-            assert_same(one, other)
-    elif isinstance(expected, float):
-        assert found == pytest.approx(expected, rel=1e-9)
-    else:
-        assert found == expected
 
 
 def test_plan_answers_as_the_command_does() -> None:

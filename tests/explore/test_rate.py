@@ -18,6 +18,7 @@ import magicdec
 from magicdec.explore import computation
 from magicdec.explore.server import Server
 from magicdec.explore.state import EXAMPLE
+from tests.same import assert_same
 
 PATIENCE_S = 300
 
@@ -63,7 +64,8 @@ def test_progress_comes_first_then_the_answer_of_plan(server: Server) -> None:
         for name, text in parse_qsl(EXAMPLE)
     }
     answer = magicdec.plan(**asked)
-    assert json.loads(get(server, f"/plan.json?{EXAMPLE}")[1]) == json.loads(answer.to_json())
+    shown = json.loads(get(server, f"/plan.json?{EXAMPLE}")[1])
+    assert_same(shown, json.loads(answer.to_json()))
     assert answer.traffic is not None
     assert "requests/s, and does a draft help?" in text
     assert all(note in unescape(text) for note in answer.traffic.notes)

@@ -42,7 +42,9 @@ def test_the_engine_knows_every_argument(name: str) -> None:
         words = words_of(export("vllm", document, site=site))
         assert words[: len(start)] == start
         arguments = parsed(["--model", *words[len(start) :]])
-        assert arguments.max_num_seqs == -(-document.best.batch_size // document.best.layout.dp_size)
+        assert arguments.max_num_seqs == -(
+            -document.best.batch_size // document.best.layout.dp_size
+        )
         assert (arguments.speculative_config is None) == ("--speculative-config" not in words)
 
 
