@@ -18,6 +18,6 @@ def assert_same(found: Any, expected: Any, where: str = "") -> None:
         for place, (one, other) in enumerate(zip(found, expected, strict=True)):
             assert_same(one, other, f"{where}[{place}]")
     elif isinstance(expected, float):
-        assert found == pytest.approx(expected, rel=1e-9), where
+        assert found == pytest.approx(expected, rel=1e-9), (where, found, expected)
     else:
         assert found == expected, (where, found, expected)

@@ -196,27 +196,18 @@ def _text_of(question: Question) -> Question:
 
 
 def anticipate(questions: Sequence[Question]) -> None:
-    """Evaluates the belief at several questions at once, which takes little longer than at one, and
-    keeps what it says."""
+    """Evaluates the belief at several questions and keeps what it says. Each is asked by itself: the
+    rows of another question's drafts would move the levels that both share."""
     asked = [each for each in dict.fromkeys(map(_text_of, questions)) if each not in _ANTICIPATED]
     if not asked:
         return
     if len(_ANTICIPATED) + len(asked) > MOST_ANTICIPATED:
         _ANTICIPATED.clear()
-    drafts = [_named(question) for question in asked]
-    points = [
-        point
-        for question, named in zip(asked, drafts, strict=True)
-        for draft in named
-        for point in _points(question, draft)
-    ]
-    normal = belief.believed(points)
-    start = 0
-    for question, named in zip(asked, drafts, strict=True):
-        own = slice(start, start + POINTS_OF_DRAFT * len(named))
-        start = own.stop
-        mixed = _mixed(normal.mean[own], normal.covariance[own, own], len(named))
-        _ANTICIPATED[question] = Logits(named, *mixed)
+    for question in asked:
+        named = _named(question)
+        points = [point for draft in named for point in _points(question, draft)]
+        normal = belief.believed(points)
+        _ANTICIPATED[question] = Logits(named, *_mixed(normal.mean, normal.covariance, len(named)))
 
 
 def joint_levels(questions: Sequence[Question]) -> tuple[Array, Array]:
