@@ -31,8 +31,6 @@ from magicdec.tasks import TASKS
 
 POSITIONS = 16
 """Positions that the belief gives rates of; later ones are as the last."""
-POINTS_OF_DRAFT = 3
-"""Points at which the belief about a draft is evaluated."""
 DEPTH_STEP = 1.0
 """Difference in depth over which the trend by position is read."""
 DEPTH_SHARE = 0.45
@@ -147,14 +145,11 @@ def _published() -> list[Situation]:
 
 def assumed(question: Question, further: Evidence | None = None) -> Assumed:
     """The belief about a question; `further` are rows of the user's own."""
+    in_any_format = question._replace(is_other_format=False)
     if further is None:
-        anticipate([question])
-        named, mean, covariance = _ANTICIPATED[_text_of(question)]
+        named, mean, covariance = _published_logits(in_any_format)
     else:
-        named = _named(question)
-        points = [point for draft in named for point in _points(question, draft)]
-        normal = belief.believed(points, further)
-        mean, covariance = _mixed(normal.mean, normal.covariance, len(named))
+        named, mean, covariance = _logits(in_any_format, further)
     level, deep, far = mean
     trend = (deep - level) / DEPTH_STEP
     depths = np.log(np.arange(1, POSITIONS + 1)) - REFERENCE_DEPTH
@@ -186,28 +181,18 @@ class Logits(NamedTuple):
     covariance: Array
 
 
-_ANTICIPATED: dict[Question, Logits] = {}
-MOST_ANTICIPATED = 512
+def _logits(question: Question, further: Evidence | None) -> Logits:
+    """The belief about one question by itself: the rows of another question's drafts would move the
+    levels that both share."""
+    named = _named(question)
+    points = [point for draft in named for point in _points(question, draft)]
+    normal = belief.believed(points, further)
+    return Logits(named, *_mixed(normal.mean, normal.covariance, len(named)))
 
 
-def _text_of(question: Question) -> Question:
-    """A question without what its logits do not hang on."""
-    return question._replace(is_other_format=False)
-
-
-def anticipate(questions: Sequence[Question]) -> None:
-    """Evaluates the belief at several questions and keeps what it says. Each is asked by itself: the
-    rows of another question's drafts would move the levels that both share."""
-    asked = [each for each in dict.fromkeys(map(_text_of, questions)) if each not in _ANTICIPATED]
-    if not asked:
-        return
-    if len(_ANTICIPATED) + len(asked) > MOST_ANTICIPATED:
-        _ANTICIPATED.clear()
-    for question in asked:
-        named = _named(question)
-        points = [point for draft in named for point in _points(question, draft)]
-        normal = belief.believed(points)
-        _ANTICIPATED[question] = Logits(named, *_mixed(normal.mean, normal.covariance, len(named)))
+@lru_cache(maxsize=512)
+def _published_logits(question: Question) -> Logits:
+    return _logits(question, None)
 
 
 def joint_levels(questions: Sequence[Question]) -> tuple[Array, Array]:

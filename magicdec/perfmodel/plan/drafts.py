@@ -15,7 +15,6 @@ from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.acceptance.assumed import (
     KIND_NAMES,
     Question,
-    anticipate,
     kinds_of,
     known_checkpoints,
     profile_of,
@@ -102,8 +101,6 @@ def draft_options(
             continue
         question = _question(target, name, kind, request, context, head)
         wanted.append((name, kind, model, question))
-    if request.acceptance_rate is None:
-        anticipate([question for *_, question in wanted])
     options = []
     for name, kind, model, question in wanted:
         acceptance = _acceptance(target, name, kind, request, question)
