@@ -193,10 +193,9 @@ def test_the_answer_and_the_first_figure_are_on_the_first_screen(
     page = settled(opened(driver, server.url, size))
     top = "return document.querySelector(arguments[0]).getBoundingClientRect().top"
     assert page.execute_script(top, ".facts") < page.execute_script("return window.innerHeight")
+    height = page.execute_script("return window.innerHeight")
     screens = 2.0 if size == PHONE else 1.0  # what the acceptance is and hangs on stands before it
-    assert page.execute_script(top, "#figures svg") < screens * page.execute_script(
-        "return window.innerHeight"
-    )
+    assert page.execute_script(top, "#figures svg") < screens * height - 100
 
 
 @pytest.mark.parametrize("size", [PHONE, (320, 640), DESKTOP])
