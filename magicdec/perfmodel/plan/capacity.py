@@ -178,25 +178,48 @@ def simulated(
 
 
 def _fewest(load: Load, layouts: list[ServedLayout], most: int, progress: Progress) -> Kept | None:
-    """The layout and number of replicas with the fewest devices."""
+    """The layout and number of replicas with the fewest devices. The best by the analytic answer is
+    simulated first, and the others on no more devices than they would need to be better.
+    """
 
-    def analytic(layout: ServedLayout) -> float:
+    def analytic(layout: ServedLayout) -> int:
         return layout.row.num_gpus * math.ceil(load.peak / max(layout.rate, 1e-9))
+
+    def expected(layout: ServedLayout) -> ArrivalsObjective:
+        devices = analytic(layout)
+        return arrivals_objective(devices, layout.rate * devices / layout.row.num_gpus)
 
     if not layouts:
         progress(Step("simulating layouts", done=0, total=1))
         return None
     limit = CLOSE * min(analytic(layout) for layout in layouts)
     close = [layout for layout in layouts if analytic(layout) <= limit]
-    close.sort(key=analytic)
+    close.sort(key=expected)
     trials = [Trial(load=load, layout=layout) for layout in close]
-    jobs = [(trial, most) for trial in trials]
+    best = _kept_by(trials[:1], [trials[0].fewest(most)])
+    jobs = [(trial, _most_to_be_better(trial, best, most)) for trial in trials[1:]]
     counts = _in_parallel(Trial.fewest, jobs, progress, "simulating layouts")
+    return _kept_by(trials, [best.replicas if best else None, *counts])
+
+
+def _kept_by(trials: list[Trial], counts: list[int | None]) -> Kept | None:
+    """The best of the layouts, of which each keeps the limits with so many replicas."""
     kept = []
     for trial, count in zip(trials, counts, strict=True):
         if count is not None:
             kept.append(Kept(trial=trial, replicas=count))
     return min(kept, key=lambda answer: answer.worth, default=None)
+
+
+def _most_to_be_better(trial: Trial, best: Kept | None, most: int) -> int:
+    """The most devices on which a layout would be better than the best one so far."""
+    if best is None:
+        return most
+    replicas = best.num_gpus // trial.layout.row.num_gpus
+    at_most = Kept(trial=trial, replicas=replicas)
+    if at_most.num_gpus == best.num_gpus and at_most.worth >= best.worth:
+        return best.num_gpus - 1
+    return best.num_gpus
 
 
 def _in_parallel(

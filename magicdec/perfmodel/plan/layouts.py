@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import cached_property
 
 import msgspec
 
@@ -47,8 +48,8 @@ class ServedLayout:
     option: DraftOption | None
     row: Candidate
     """The row with the highest rate within the limits."""
-    policy: TableGamma | None = None
-    policy_name: str = "off"
+    follows: str = "off"
+    """How gamma is chosen: one of POLICIES; off without a draft."""
 
     @property
     def rate(self) -> float:
@@ -74,16 +75,26 @@ class ServedLayout:
         """The layout with its gamma fixed, or from the plan's table by batch, or by batch and
         context.
         """
-        if name == "fixed":
-            policy = TableGamma(batch_sizes=(1,), context_lens=(1,), gammas=((self.row.gamma,),))
-            return dataclasses.replace(self, policy=policy, policy_name=f"gamma {self.row.gamma}")
-        assert self.option is not None
+        return dataclasses.replace(self, follows=name)
+
+    @property
+    def policy_name(self) -> str:
+        if self.follows == "fixed":
+            return f"gamma {self.row.gamma}"
+        return self.follows
+
+    @cached_property
+    def policy(self) -> TableGamma | None:
+        """The gammas that it runs; None without a draft."""
+        if self.option is None:
+            return None
+        if self.follows == "fixed":
+            return TableGamma(batch_sizes=(1,), context_lens=(1,), gammas=((self.row.gamma,),))
         case = dataclasses.replace(self.case, options=(self.option,))
         table, _ = gamma_table(case, self.row, self.row)
-        policy = table.policy
-        if name == "by batch":
-            policy = policy.at_context(self.row.context_len)
-        return dataclasses.replace(self, policy=policy, policy_name=name)
+        if self.follows == "by batch":
+            return table.policy.at_context(self.row.context_len)
+        return table.policy
 
 
 def served_layouts(load: Load, model: ModelSpec, *, widest: bool = False) -> list[ServedLayout]:

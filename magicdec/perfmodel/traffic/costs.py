@@ -21,7 +21,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -237,8 +237,17 @@ class Drafts:
             survivors[gamma] = np.minimum(each * scale[:, None, :], 1.0)
         return cls(contexts=contexts, survivors=survivors)
 
+    @cached_property
+    def num_classes(self) -> int:
+        """Classes of requests, the same for every gamma."""
+        return int(next(iter(self.survivors.values())).shape[1])
+
+    @cached_property
+    def _inner(self) -> Array:
+        return self.contexts[:-1]
+
     def of_requests(self, gamma: int, kinds: Any, contexts: Any) -> Array:
-        """The probabilities of these requests: [i, request]."""
-        place = np.searchsorted(self.contexts[:-1], contexts)
+        """The probabilities of requests of these classes at these contexts: [i, request]."""
+        place = self._inner.searchsorted(contexts)
         chosen: Array = self.survivors[gamma][place, kinds].T
         return chosen

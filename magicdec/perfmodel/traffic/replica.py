@@ -53,7 +53,7 @@ class Work:
     def spend(self, drawn: int = 0) -> None:
         """Counts a pass, and what it draws. Raises CapacityError beyond the bound."""
         self.left -= 1 + drawn // DRAWN_PER_PASS
-        if self.is_spent:
+        if self.left < 0:
             raise CapacityError(
                 f"simulating these requests takes more than {self.most} passes of a scheduler; "
                 "give fewer or shorter requests, or more limits"
@@ -122,6 +122,8 @@ class Replica:
         """
         self.random = np.random.default_rng(seed)
         self.kinds = self.random.integers(0, 2**31, count)
+        if drafts is not None:
+            self.kinds %= drafts.num_classes
         self.now = 0.0
         self.began = 0.0
         """When the last iteration began."""
@@ -212,11 +214,14 @@ class Replica:
         if self.n not in self._rows:
             assert self.policy is not None
             contexts = self.policy.context_lens
-            edges = [(low * high) ** 0.5 for low, high in pairwise(contexts)]
-            chosen = tuple(
-                self.policy.choose(batch_size=self.n, context_len=each) for each in contexts
-            )
-            self._rows[self.n] = edges, chosen
+            edges = []
+            chosen = [self.policy.choose(batch_size=self.n, context_len=contexts[0])]
+            for low, high in pairwise(contexts):
+                gamma = self.policy.choose(batch_size=self.n, context_len=high)
+                if gamma != chosen[-1]:
+                    edges.append((low * high) ** 0.5)
+                    chosen.append(gamma)
+            self._rows[self.n] = edges, tuple(chosen)
         return self._rows[self.n]
 
     def _mean(self) -> float:
@@ -232,8 +237,9 @@ class Replica:
         size = self.limits.block_size
         while True:
             self.held = int(np.add.reduce((self.context[: self.n] + (gamma + size)) // size))
-            parts = sum(self._blocks(self._final(request)) for request, _, _ in self.parts)
-            free = self.limits.num_blocks - self.held - parts
+            free = self.limits.num_blocks - self.held
+            for request, _, _ in self.parts:
+                free -= self._blocks(self._final(request))
             if free >= 0:
                 return free
             self.preemptions += 1
@@ -256,6 +262,8 @@ class Replica:
 
     def _chunks(self, gamma: int, free: int) -> tuple[list[Chunk], int]:
         """The prompts in this pass, and the blocks that are left."""
+        if not (self.parts or self.queue):
+            return [], free
         costs = self.costs
         found = list[Chunk]()
         if costs.mixes:
@@ -308,8 +316,11 @@ class Replica:
         self.now += self._fullest_s(own) / costs.stages
         self.iterations += 1
         if decodes:
-            emitted, _ = self._emitted(self._survivors(gamma), 1)
-            self._emit(emitted[0])
+            emitted, together = self._emitted(self._survivors(gamma), 1)
+            self.left[:n] -= emitted[0]
+            self.context[:n] += emitted[0]
+            self.total += int(together[1])
+            self._take_out(int(np.minimum.reduce(self.left[:n])))
         going = {request for request, *_ in chunks}
         self.parts = [part for part in self.parts if part[0] not in going]
         for request, _, end, group in chunks:
@@ -363,23 +374,16 @@ class Replica:
         """
         if not gamma or self.drafts is None:
             return None
-        kinds = self.kinds[self.ids[: self.n]] % self.drafts.survivors[gamma].shape[1]
+        kinds = self.kinds[self.ids[: self.n]]
         return self.drafts.of_requests(gamma, kinds, self.context[: self.n])
 
-    def _emit(self, count: Whole | int) -> None:
-        """Counts what was emitted, and takes out those that have all their tokens; a last step's
-        tokens beyond them are dropped."""
-        n = self.n
-        self.left[:n] -= count
-        self.context[:n] += count
-        self._take_out()
-        self.total = int(np.add.reduce(self.context[: self.n]))
-
-    def _take_out(self) -> None:
-        """Ends the requests that have all their tokens."""
-        n = self.n
-        if not n or np.minimum.reduce(self.left[:n]) > 0:
+    def _take_out(self, fewest: int) -> None:
+        """Ends the requests that have all their tokens, where the fewest that one lacks are none; a
+        last step's tokens beyond them are dropped.
+        """
+        if fewest > 0:
             return
+        n = self.n
         goes_on = self.left[:n] > 0
         for place in np.flatnonzero(~goes_on).tolist():
             request = int(self.ids[place])
@@ -389,6 +393,7 @@ class Replica:
         going = goes_on.nonzero()[0]
         self.n = len(going)
         self.slots[:, : self.n] = self.slots.take(going, axis=1)
+        self.total = int(np.add.reduce(self.context[: self.n]))
 
     def _finish(self, request: int) -> None:
         self.last_s[request] = sent_s = self.now + self.lag[request]
@@ -413,8 +418,8 @@ class Replica:
         per_step = 1.0
         if survivors is not None:
             per_step += float(np.add.reduce(survivors, axis=None)) / n
+        fewest = int(np.minimum.reduce(left))
         while True:
-            fewest = int(np.minimum.reduce(left))
             likely = fewest
             if survivors is not None:
                 likely = int(1.2 * fewest / per_step + 3)
@@ -436,12 +441,12 @@ class Replica:
             left -= emitted[taken - 1]
             self.total += int(together[taken])
             room -= taken
+            fewest = int(np.minimum.reduce(left))
             if room <= 0 or self.now >= stop:
                 break
-            if np.minimum.reduce(left) <= 0 or self._gamma() != gamma:
+            if fewest <= 0 or self._gamma() != gamma:
                 break
-        self._take_out()
-        self.total = int(np.add.reduce(self.context[: self.n]))
+        self._take_out(fewest)
 
     def _steps_of_room(self, gamma: int, free: int) -> int:
         """Steps that the free blocks are enough for, whatever is accepted; the next one always."""
