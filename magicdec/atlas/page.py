@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,9 +29,9 @@ class Section:
 
 def sections_of(cells: Sequence[Cell]) -> Iterator[Section]:
     """One section for each model and device, in the order of the questions."""
-    groups: dict[tuple[str, str], list[Cell]] = {}
+    groups: dict[tuple[str, str], list[Cell]] = defaultdict(list)
     for cell in cells:
-        groups.setdefault((cell.model, cell.device), []).append(cell)
+        groups[cell.model, cell.device].append(cell)
     for (model, device), group in groups.items():
         yield Section(
             anchor=f"{model}--{device}",
@@ -67,26 +68,43 @@ def render_html(atlas: Atlas, cells: Sequence[Cell]) -> str:
 
 def render_markdown(atlas: Atlas, cells: Sequence[Cell]) -> str:
     """The atlas as Markdown: a table of models and devices for each load."""
-    lines = [f"# {atlas.title}", "", summary_of(cells), ""]
-    lines += [
-        f"Each cell: draft, gamma, gain (90 % interval). Prices: {atlas.prices.source}, "
-        f"read on {atlas.prices.read_on}. Built by `magicdec atlas`.",
+    prices = atlas.prices
+    lines = [
+        f"# {atlas.title}",
+        "",
+        summary_of(cells),
+        "",
+        f"Each cell: draft, gamma, gain (90 % interval). Prices: {prices.source}, "
+        f"read on {prices.read_on}. Built by `magicdec atlas`.",
         "",
     ]
     for load in atlas.loads:
         of_load = [cell for cell in cells if cell.load == load.name]
-        lines += [f"## {load.title}", "", *_markdown_table(atlas, of_load), ""]
+        lines.append(f"## {load.title}")
+        lines.append("")
+        lines += _markdown_table(atlas, of_load)
+        lines.append("")
     return "\n".join(lines)
 
 
 def summary_of(cells: Sequence[Cell]) -> str:
     """How many cells have which answer, in one sentence."""
-    answers = [cell.answer for cell in cells if cell.answer is not None]
-    drafted = [answer for answer in answers if answer.gain is not None]
-    sure = [answer for answer in drafted if answer.gain is not None and answer.gain.low > 1.0]
+    answered = 0
+    drafted = 0
+    sure = 0
+    for cell in cells:
+        if cell.answer is None:
+            continue
+        answered += 1
+        gain = cell.answer.gain
+        if gain is None:
+            continue
+        drafted += 1
+        if gain.low > 1.0:
+            sure += 1
     return (
-        f"Of {len(cells)} cells {len(answers)} fit; a draft is expected to pay in {len(drafted)} "
-        f"of them, with its whole 90 % interval above 1 in {len(sure)}."
+        f"Of {len(cells)} cells {answered} fit; a draft is expected to pay in {drafted} "
+        f"of them, with its whole 90 % interval above 1 in {sure}."
     )
 
 
@@ -95,14 +113,17 @@ def gain_text(answer: Answer) -> str:
     if answer.gain is None:
         return NO_VALUE
     gain = answer.gain
-    return f"{gain.speedup:.2f}x ({gain.low:.2f}–{gain.high:.2f})"
+    interval = f"{gain.low:.2f}–{gain.high:.2f}"
+    return f"{gain.speedup:.2f}x ({interval})"
 
 
 def pays_text(answer: Answer) -> str:
     """The probability that the draft is faster than decoding without one, never as certain."""
     if answer.gain is None:
         return NO_VALUE
-    percent = min(max(100.0 * answer.gain.probability, 1.0), 99.0)
+    percent = 100.0 * answer.gain.probability
+    percent = max(percent, 1.0)
+    percent = min(percent, 99.0)
     return f"{percent:.0f} %"
 
 
@@ -136,10 +157,11 @@ def _best_gain(model: str, device: str, cells: Sequence[Cell], *, num_loads: int
     if best is None:
         return f"On {device_name(device)}, {model} is served best without a draft."
     _, cell, answer = best
+    devices = f"{answer.num_gpus} × {device_name(device)}"
+    drafting = f"{answer.draft}, gamma {answer.gamma}"
     return (
         f"A draft pays under {num_drafted} of {num_loads} loads, most for {cell.load} on "
-        f"{answer.num_gpus} × {device_name(device)}: {answer.draft}, gamma {answer.gamma}, "
-        f"{gain_text(answer)}."
+        f"{devices}: {drafting}, {gain_text(answer)}."
     )
 
 
@@ -153,21 +175,32 @@ def _lowest_price(cells: Sequence[Cell]) -> Iterator[str]:
     if not priced:
         return
     dollars, cell, answer = min(priced, key=lambda row: row[0])
+    price = dollars_text(dollars)
     without = dollars_text(answer.usd_per_million_tokens_without)
     yield (
-        f"A million generated tokens cost least for {cell.load}: {dollars_text(dollars)}, "
+        f"A million generated tokens cost least for {cell.load}: {price}, "
         f"{without} without a draft."
     )
 
 
 def _markdown_table(atlas: Atlas, cells: Sequence[Cell]) -> Iterator[str]:
     by_place = {(cell.model, cell.device): cell for cell in cells}
-    devices = [device.name for device in atlas.devices]
-    yield "| model | " + " | ".join(device_name(device) for device in devices) + " |"
-    yield "|---" * (len(devices) + 1) + "|"
+    head = ["model"]
+    for device in atlas.devices:
+        head.append(device_name(device.name))
+    yield _markdown_row(head)
+    yield "|---" * len(head) + "|"
     for model in atlas.models:
-        texts = [_markdown_cell(by_place[model.name, device]) for device in devices]
-        yield f"| {model.name} | " + " | ".join(texts) + " |"
+        texts = [model.name]
+        for device in atlas.devices:
+            cell = by_place[model.name, device.name]
+            texts.append(_markdown_cell(cell))
+        yield _markdown_row(texts)
+
+
+def _markdown_row(texts: Sequence[str]) -> str:
+    joined = " | ".join(texts)
+    return f"| {joined} |"
 
 
 def _markdown_cell(cell: Cell) -> str:
@@ -176,4 +209,5 @@ def _markdown_cell(cell: Cell) -> str:
     answer = cell.answer
     if answer.gain is None:
         return f"{answer.num_gpus} ×: no draft"
-    return f"{answer.num_gpus} ×: {answer.draft} γ {answer.gamma}, {gain_text(answer)}"
+    drafting = f"{answer.draft} γ {answer.gamma}"
+    return f"{answer.num_gpus} ×: {drafting}, {gain_text(answer)}"

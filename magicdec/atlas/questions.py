@@ -97,10 +97,10 @@ def read_atlas(path: Path = SHIPPED) -> Atlas:
         ("model", [model.name for model in atlas.models]),
     ):
         if not names:
-            raise ConfigError(f"{path} names no {what}")
-        repeated = [name for name in names if names.count(name) > 1]
-        if repeated:
-            raise ConfigError(f"{path} names the {what} {repeated[0]} twice")
+            raise ConfigError(f"{path} lists no {what}")
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f"{path} lists the {what} {name} twice")
     for load in atlas.loads:
         for name in OWN_OPTIONS:
             if name in load.options:

@@ -65,7 +65,8 @@ class ReportData:
         """
         rows = list(records)
         if plan is not None:
-            rows = [*_not_predicted(plan_records(plan), rows), *rows]
+            candidates = plan_records(plan)
+            rows = _not_predicted(candidates, rows) + rows
         if not rows:
             raise ConfigError(
                 "nothing to report: give at least one record (from magicdec run) or a plan document"
@@ -141,8 +142,10 @@ def median_pair(record: Record) -> tuple[float | None, float | None]:
     """
     samples = record.speedup_samples or []
     steps = record.autoregressive_step_samples_s or []
-    if record.is_speculative and record.speedup in samples and len(samples) == len(steps):
-        baseline = record.batch_size / steps[samples.index(record.speedup)]
+    is_paired_by_sample = len(samples) == len(steps)
+    if record.is_speculative and is_paired_by_sample and record.speedup in samples:
+        repetition = samples.index(record.speedup)
+        baseline = record.batch_size / steps[repetition]
         return record.speedup * baseline, baseline
     return record.tokens_per_s, record.autoregressive_tokens_per_s
 
@@ -152,7 +155,10 @@ def siblings(records: Iterable[Record], row: Record, vary: str) -> list[Record]:
     own = {vary: getattr(row, vary)}
     rows = []
     for record in records:
-        if record.is_speculative and is_paired(msgspec.structs.replace(record, **own), row):
+        if not record.is_speculative:
+            continue
+        alike = msgspec.structs.replace(record, **own)
+        if is_paired(alike, row):
             rows.append(record)
     return sorted(rows, key=lambda record: getattr(record, vary) or 0)
 

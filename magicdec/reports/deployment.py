@@ -59,7 +59,10 @@ class Deployment:
 
     @property
     def max_gamma(self) -> int:
-        return max([self.best.gamma, *(gamma for _, _, gamma in self.bands)])
+        gammas = [self.best.gamma]
+        for _, _, gamma in self.bands:
+            gammas.append(gamma)
+        return max(gammas)
 
     @property
     def is_captured(self) -> bool:
@@ -80,9 +83,10 @@ class Deployment:
 
     @property
     def max_pass_tokens(self) -> int:
-        return -(-self.rank_batch // self.best.pp_size) * (
-            self.max_gamma + 1 if self.best.is_speculative else 1
-        )
+        sequences = -(-self.rank_batch // self.best.pp_size)
+        if self.best.is_speculative:
+            return sequences * (self.max_gamma + 1)
+        return sequences
 
     @property
     def varies(self) -> bool:
@@ -149,8 +153,10 @@ def _needs_limit(table: GammaTable, limit: int, site: Site) -> bool:
 
 def _cache_bytes(plan: Plan, record: Record, length: int) -> int:
     """Whole MiB of cache for the batch, and for one sequence of `length` at least."""
-    planned = plan.best.batch_size * (record.context_len + plan.request.gen_len)
-    needed = plan.memory.kv_bytes * max(1.0, length / planned)
+    planned_length = record.context_len + plan.request.gen_len
+    planned_tokens = plan.best.batch_size * planned_length
+    share = max(1.0, length / planned_tokens)
+    needed = plan.memory.kv_bytes * share
     return MIB * math.ceil(needed / MIB)
 
 
@@ -162,7 +168,10 @@ def reachable(table: GammaTable, *, max_batch: int, max_len: int) -> dict[str, l
     the gamma of the longest context of its row that has some. None where nothing is left to draft.
     """
     last_row = nearest(table.batch_sizes, max_batch)
-    rows = [row for row in range(last_row + 1) if table.fits[row][0]]
+    rows = []
+    for row in range(last_row + 1):
+        if table.fits[row][0]:
+            rows.append(row)
     last_column = nearest(table.context_lens, max_len)
     columns = []
     for column in range(last_column + 1):
@@ -203,7 +212,8 @@ def heading(engine: str, plan: Deployment) -> list[str]:
     where = f"batch {best.batch_size}, context {best.context_len}, {layout}"
     if best.hardware:
         where += f", {best.hardware}"
-    lines.append(f"Plan: {plan.model}, {where}: {describe(best)}.")
+    configuration = describe(best)
+    lines.append(f"Plan: {plan.model}, {where}: {configuration}.")
     if best.is_speculative:
         lines.append(_predicted_gain(plan))
     if plan.load is not None:
@@ -238,12 +248,14 @@ def _predicted_gain(plan: Deployment) -> str:
         quantity = "decoding"
         speedup = f"{best.speedup:.2f}"
         interval = f"{best.speedup_low:.2f} to {best.speedup_high:.2f}"
-    return f"Predicted speedup of {quantity} {speedup} (90 % interval {interval}): {plan.verdict}."
+    predicted = f"{speedup} (90 % interval {interval})"
+    return f"Predicted speedup of {quantity} {predicted}: {plan.verdict}."
 
 
 def traffic_times(load: TrafficLoad) -> str:
     """The simulated latencies of a rate, and its cost."""
-    text = f"Simulated at {format_number(load.rate_per_s)} requests/s: {percentiles_line(load)}"
+    rate = format_number(load.rate_per_s)
+    text = f"Simulated at {rate} requests/s: {percentiles_line(load)}"
     if load.cost_per_million_tokens_usd is None:
         return text
     return f"{text}; ${load.cost_per_million_tokens_usd:.2f} per million tokens"
@@ -251,9 +263,11 @@ def traffic_times(load: TrafficLoad) -> str:
 
 def _times(row: Candidate) -> str:
     per_token = f"{row.tpot_s / MILLI:.3g} ms per token"
-    text = f"Predicted: {per_token} and {row.tokens_per_s:.0f} tokens/s of decoding"
+    rate = f"{row.tokens_per_s:.0f} tokens/s"
+    text = f"Predicted: {per_token} and {rate} of decoding"
     if row.requests is None:
-        return f"{text}; first token of one request after {format_seconds(row.ttft_s)}."
+        first_token = format_seconds(row.ttft_s)
+        return f"{text}; first token of one request after {first_token}."
     first_token = format_seconds(row.first_token_s)
     between = f"{row.between_tokens_s / MILLI:.3g} ms per token"
     whole = format_seconds(row.requests.request_s)
@@ -331,7 +345,10 @@ def schedule_note(plan: Deployment) -> list[str]:
     """The wanted schedule, for an engine or a build that takes it in another way."""
     if not plan.varies:
         return []
-    text = "; ".join(f"{start} to {end}: {gamma}" for start, end, gamma in plan.bands)
+    bands = []
+    for start, end, gamma in plan.bands:
+        bands.append(f"{start} to {end}: {gamma}")
+    text = "; ".join(bands)
     return [f"Wanted gamma by batch size: {text}."]
 
 
@@ -349,4 +366,5 @@ def comment(lines: Sequence[str]) -> str:
 
 
 def command(words: Sequence[Sequence[str]]) -> str:
-    return " \\\n  ".join(" ".join(group) for group in words) + "\n"
+    lines = [" ".join(group) for group in words]
+    return " \\\n  ".join(lines) + "\n"

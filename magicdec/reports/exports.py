@@ -86,12 +86,12 @@ def _vllm(plan: Deployment) -> str:
     if best.draft == "self" and best.draft_method in PLUGIN_METHODS:
         return _vllm_plugin(plan)
     lines = heading("vllm", plan)
-    words = [*vllm_words(plan, lines), *_vllm_limits(plan)]
+    words = vllm_words(plan, lines) + _vllm_limits(plan)
     lines += unsupported("vllm", plan)
     if not can_speculate(plan):
         return comment(lines) + command(words)
     config = _vllm_speculation(plan, lines)
-    words.append(["--speculative-config", shlex.quote(json.dumps(config))])
+    words.append(["--speculative-config", _json_word(config)])
     return comment(lines) + command(words)
 
 
@@ -199,8 +199,15 @@ def _vllm_plugin(plan: Deployment) -> str:
 
 
 def _plugin_words(config: dict[str, Any], settings: dict[str, Any]) -> Words:
-    given = {"--speculative-config": config, "--additional-config": {"magicdec": settings}}
-    return [[flag, shlex.quote(json.dumps(value))] for flag, value in given.items()]
+    return [
+        ["--speculative-config", _json_word(config)],
+        ["--additional-config", _json_word({"magicdec": settings})],
+    ]
+
+
+def _json_word(value: dict[str, Any]) -> str:
+    """A value as JSON that a shell takes as one word."""
+    return shlex.quote(json.dumps(value))
 
 
 def _vllm_draft(plan: Deployment, lines: list[str]) -> dict[str, Any]:
@@ -217,13 +224,14 @@ def _lookup_lengths(plan: Deployment) -> dict[str, int]:
     """vLLM's shortest and longest n-gram: those that were replayed from logs, else the longest
     alone.
     """
-    row = plan.candidate
-    if row is None or row.drafting.lookup_min is None or row.drafting.lookup_max is None:
-        return {"prompt_lookup_max": PROMPT_LOOKUP_MAX}
-    return {
-        "prompt_lookup_min": row.drafting.lookup_min,
-        "prompt_lookup_max": row.drafting.lookup_max,
-    }
+    longest_alone = {"prompt_lookup_max": PROMPT_LOOKUP_MAX}
+    if plan.candidate is None:
+        return longest_alone
+    shortest = plan.candidate.drafting.lookup_min
+    longest = plan.candidate.drafting.lookup_max
+    if shortest is None or longest is None:
+        return longest_alone
+    return {"prompt_lookup_min": shortest, "prompt_lookup_max": longest}
 
 
 # SGLang
@@ -280,7 +288,9 @@ def _sglang_schedule(plan: Deployment, lines: list[str]) -> Words:
         )
         lines += schedule_note(plan)
         return []
-    schedule = {str(start): {"candidate_steps": [steps]} for start, _, steps in plan.bands}
+    schedule = {}
+    for start, _, steps in plan.bands:
+        schedule[str(start)] = {"candidate_steps": [steps]}
     lines.append("Supported: gamma by batch size. Save as gamma.json:")
     lines.append(f"  {json.dumps(schedule)}")
     return [["--speculative-adaptive"], ["--speculative-adaptive-config", "gamma.json"]]
@@ -319,12 +329,14 @@ def _sglang_window(best: Record) -> list[list[str]]:
     if sink_flag is None:
         return [[window_flag, str(best.draft_budget)]]
     sinks = engine.draft_sink_tokens
-    return [[window_flag, str(best.draft_budget - sinks)], [sink_flag, str(sinks)]]
+    window = best.draft_budget - sinks
+    return [[window_flag, str(window)], [sink_flag, str(sinks)]]
 
 
 def _sglang_algorithm(method: str) -> str:
     """SGLang's --speculative-algorithm."""
-    return str(load_engine("sglang").draft_call(method)["algorithm"])
+    call = load_engine("sglang").draft_call(method)
+    return str(call["algorithm"])
 
 
 # TensorRT-LLM
@@ -334,7 +346,8 @@ def _sglang_algorithm(method: str) -> str:
 def _trtllm(plan: Deployment) -> str:
     lines = heading("trtllm", plan)
     flags, spread = trtllm_flags(plan, lines)
-    serve = f"trtllm-serve {shlex.quote(plan.name)} {flags} --max_batch_size {plan.rank_batch}"
+    name = shlex.quote(plan.name)
+    serve = f"trtllm-serve {name} {flags} --max_batch_size {plan.rank_batch}"
     body = [*spread, *_trtllm_limits(plan)]
     lines += unsupported("trtllm", plan)
     if not can_speculate(plan):
@@ -345,7 +358,8 @@ def _trtllm(plan: Deployment) -> str:
     if not METHODS[plan.best.draft_method].is_head:
         body.append("disable_overlap_scheduler: true")
     body.append("speculative_config:")
-    body += [f"  {name}: {json.dumps(value)}" for name, value in config.items()]
+    for key, value in config.items():
+        body.append(f"  {key}: {json.dumps(value)}")
     body += _trtllm_schedule(plan, lines)
     lines += _draft_ranks_note(plan.best)
     return comment(lines) + "\n".join(body) + "\n"
@@ -363,7 +377,8 @@ def _trtllm_schedule(plan: Deployment, lines: list[str]) -> list[str]:
     body = []
     if len(schedule) > 1:
         body.append("  draft_len_schedule:")
-        body += [f"    {batch}: {gamma}" for batch, gamma in schedule.items()]
+        for batch, gamma in schedule.items():
+            body.append(f"    {batch}: {gamma}")
         lines += [
             "Supported: gamma by batch size (draft_len_schedule). In 1.2 a key is the batch size "
             "from which its length holds; the 1.3 release candidates read it as the batch size up "
@@ -382,8 +397,7 @@ def draft_len_schedule(bands: Sequence[Band]) -> tuple[dict[int, int], list[str]
     The engine wants batch size 1 to have the greatest length, so the bands before the one with the
     greatest gamma get it too.
     """
-    longest = max(gamma for _, _, gamma in bands)
-    first = next(start for start, _, gamma in bands if gamma == longest)
+    first, _, longest = max(bands, key=lambda band: band[2])
     schedule = {1: longest}
     shorter = []
     for start, end, gamma in bands:
@@ -444,7 +458,10 @@ def vllm_words(plan: Deployment, lines: list[str]) -> Words:
     start = ["vllm", "serve"]
     if plan.site.is_cpu:
         start = ["python", "-m", "vllm.entrypoints.openai.api_server", "--model"]
-    words = [[*start, shlex.quote(plan.name)], ["--tensor-parallel-size", str(row.tp_size)]]
+    words = [
+        [*start, shlex.quote(plan.name)],
+        ["--tensor-parallel-size", str(row.tp_size)],
+    ]
     if row.pp_size > 1:
         words.append(["--pipeline-parallel-size", str(row.pp_size)])
     if row.ep_size > 1:
@@ -481,7 +498,8 @@ def _vllm_nodes(row: Record, nodes: int, lines: list[str]) -> list[str]:
 
 def sglang_words(plan: Deployment, lines: list[str]) -> Words:
     row = plan.best
-    words = [["--tp-size", str(row.tp_size * row.dp_size)]]
+    stage_ranks = row.tp_size * row.dp_size
+    words = [["--tp-size", str(stage_ranks)]]
     if row.pp_size > 1:
         words.append(["--pp-size", str(row.pp_size)])
     if row.dp_size > 1:

@@ -144,14 +144,17 @@ def _setting(plan: Plan | None) -> str:
     """Devices, engine, lengths and limits that the plan was asked for."""
     if plan is None:
         return ""
-    return f"{asked_line(plan, plan)}; limits {limits_text(plan.request)}"
+    limits = limits_text(plan.request)
+    return f"{asked_line(plan, plan)}; limits {limits}"
 
 
 def _further(plan: Plan | None) -> Iterable[str]:
     """The plan's further lines and what its choice hangs on, each with a capital."""
     if plan is None:
         return
-    for line in (*further_lines(plan, plan), *outlook_lines(plan.choice)):
+    for line in further_lines(plan, plan):
+        yield _capital(line)
+    for line in outlook_lines(plan.choice):
         yield _capital(line)
 
 
@@ -170,20 +173,27 @@ def _latency_fact(name: str, latency: Percentiles | None, limit: float | None) -
     detail = ""
     if limit is not None:
         detail = f"limit {format_seconds(limit)}"
-    return [Fact(label=f"{name} p95", value=format_seconds(latency.p95), detail=detail)]
+    return [
+        Fact(
+            label=f"{name} p95",
+            value=format_seconds(latency.p95),
+            detail=detail,
+        )
+    ]
 
 
 def _question(record: Record) -> str:
     model = record.model
     if model == "embedded":
         model = "the embedded model"
-    devices = ""
-    if record.num_devices > 1:
-        devices = f"{record.num_devices} × "
     where = ""
     if record.hardware:
-        where = f" on {devices}{device_name(record.hardware)}"
-    load = f"batch {record.batch_size} and context {thousands(record.context_len)}"
+        device = device_name(record.hardware)
+        if record.num_devices > 1:
+            device = f"{record.num_devices} × {device}"
+        where = f" on {device}"
+    context = thousands(record.context_len)
+    load = f"batch {record.batch_size} and context {context}"
     return f"Does speculative decoding pay for {model}{where}, at {load}?"
 
 
@@ -216,20 +226,21 @@ def _certainty(measured: Record | None, predicted: Record | None) -> str:
         text = "predicted"
         if parts:
             text += f" {predicted.speedup:.2f}×"
-        if predicted.speedup_low is not None and predicted.speedup_high is not None:
-            interval = f"{predicted.speedup_low:.2f}–{predicted.speedup_high:.2f}"
-            text += f", 90\u202f% interval {interval}"
+        low = predicted.speedup_low
+        high = predicted.speedup_high
+        if low is not None and high is not None:
+            text += f", 90\u202f% interval {low:.2f}–{high:.2f}"
         parts.append(text)
     return "; ".join(parts) or "as recorded"
 
 
 def _measured_certainty(measured: Record) -> str:
     text = "measured"
-    has_range = measured.speedup_low is not None and measured.speedup_high is not None
+    low = measured.speedup_low
+    high = measured.speedup_high
     repetitions = measured.repetitions or 0
-    if has_range and repetitions > 1:
-        span = f"{measured.speedup_low:.2f}–{measured.speedup_high:.2f}"
-        text += f", {span} over {repetitions} repetitions"
+    if repetitions > 1 and low is not None and high is not None:
+        text += f", {low:.2f}–{high:.2f} over {repetitions} repetitions"
     if has_weak_baseline(measured):
         mbu = percent(measured.autoregressive_mbu or 0.0)
         floor = percent(BASELINE_MBU_FLOOR)
@@ -294,9 +305,12 @@ def _rivals(rows: Iterable[Record], chosen: Record) -> list[Record]:
             row.temperature,
         )
 
+    wanted = setting(chosen)
     rivals = []
     for row in rows:
-        if row.is_speculative and row.speedup and setting(row) == setting(chosen):
+        if not row.is_speculative or not row.speedup:
+            continue
+        if setting(row) == wanted:
             rivals.append(row)
     return rivals
 
@@ -337,27 +351,37 @@ def _plan_facts(data: ReportData) -> Iterable[Fact]:
         return
     if ratio < 1.0:
         detail = f"the tokens per second and device, without a draft at batch {ceiling.batch_size}"
-        yield Fact(label="For throughput alone", value=f"{1.0 / ratio:.3g}×", detail=detail)
+        yield Fact(
+            label="For throughput alone",
+            value=f"{1.0 / ratio:.3g}×",
+            detail=detail,
+        )
 
 
 def _range(record: Record) -> str:
-    if record.speedup_low is None or record.speedup_high is None:
+    low = record.speedup_low
+    high = record.speedup_high
+    if low is None or high is None:
         return ""
     kind = "90\u202f% interval"
     if record.source == "measured":
         kind = "lowest to highest"
-    return f"{record.speedup_low:.2f}–{record.speedup_high:.2f}, {kind}"
+    return f"{low:.2f}–{high:.2f}, {kind}"
 
 
 def _draft(record: Record) -> str:
-    return describe(record, symbol=GAMMA).replace(f"{GAMMA} ", GAMMA_IS)
+    description = describe(record, symbol=GAMMA)
+    return description.replace(f"{GAMMA} ", GAMMA_IS)
 
 
 def when_not(data: ReportData, reference: Record) -> str:
     """Where to leave speculation off: from the plan's table, else from the rows that lost."""
     if data.plan is not None:
         return _when_not_planned(data.plan, reference)
-    return _losses(data.measured, "measured") or _losses(data.predicted, "predicted")
+    measured_losses = _losses(data.measured, "measured")
+    if measured_losses:
+        return measured_losses
+    return _losses(data.predicted, "predicted")
 
 
 def _losses(rows: Iterable[Record], word: str) -> str:
@@ -374,11 +398,14 @@ def _losses(rows: Iterable[Record], word: str) -> str:
     losses = sorted(loads - paying)
     if not losses:
         return ""
-    named = _listing([f"batch {b} with context {thousands(c)}" for b, c in losses[:3]])
-    more = ""
-    if len(losses) > 3:
-        more = f" and {len(losses) - 3} more"
-    return f"Leave it off at {named}{more}: every draft {word} there was slower than none."
+    places = []
+    for batch, context in losses[:3]:
+        places.append(f"batch {batch} with context {thousands(context)}")
+    named = _listing(places)
+    left_out = len(losses) - len(places)
+    if left_out:
+        named += f" and {left_out} more"
+    return f"Leave it off at {named}: every draft {word} there was slower than none."
 
 
 def _when_not_planned(plan: Plan, reference: Record) -> str:
@@ -388,7 +415,8 @@ def _when_not_planned(plan: Plan, reference: Record) -> str:
     if not sentence:
         return ""
     if table.draft not in ("", "none"):
-        sentence = f"With {table.draft_name}: {sentence[0].lower()}{sentence[1:]}"
+        continued = sentence[0].lower() + sentence[1:]
+        sentence = f"With {table.draft_name}: {continued}"
     length = plan.request.gen_len
     if length:
         sentence += f" This counts whole requests, with {thousands(length)} output tokens."
@@ -397,41 +425,57 @@ def _when_not_planned(plan: Plan, reference: Record) -> str:
 
 def _when_not_by_table(table: GammaTable, reference: Record) -> str:
     verdicts = _verdicts_by_batch(table)
-    all_verdicts = set[str]().union(*verdicts.values())
+    all_verdicts: set[str] = set()
+    for of_batch in verdicts.values():
+        all_verdicts |= of_batch
     if "pays" not in all_verdicts:
         return "It surely pays at no batch size and context that was planned."
-    never = []
-    unsure = []
-    for batch, of_batch in verdicts.items():
-        if of_batch == {"does not pay"}:
-            never.append(batch)
-        elif "unclear" in of_batch and "pays" not in of_batch:
-            unsure.append(batch)
+    never = [batch for batch, of_batch in verdicts.items() if of_batch == {"does not pay"}]
+    unsure = [batch for batch, of_batch in verdicts.items() if _is_unsure(of_batch)]
     longest = thousands(max(table.context_lens))
     parts = []
     if never:
-        parts.append(f"at batch {_listing(never)}, where it pays at no context up to {longest}")
+        batches = _listing(never)
+        parts.append(f"at batch {batches}, where it pays at no context up to {longest}")
     batch = reference.batch_size
-    start = dict(zip(table.batch_sizes, table.break_even_context, strict=True)).get(batch)
-    if start and batch not in never and start > min(table.context_lens):
+    start = _break_even_of(table, batch)
+    if start is not None and batch not in never:
         parts.append(f"below a context of {_about(start)} at batch {batch}")
     doubt = ""
     if unsure:
-        doubt = f"At batch {_listing(unsure)} it may pay, but surely at no context up to {longest}."
+        batches = _listing(unsure)
+        doubt = f"At batch {batches} it may pay, but surely at no context up to {longest}."
     if parts:
-        return f"Leave it off {'; and '.join(parts)}. {doubt}".strip()
+        where = "; and ".join(parts)
+        return f"Leave it off {where}. {doubt}".strip()
     if all_verdicts == {"pays"}:
         return "It pays at every batch size and context that was planned."
     return doubt
 
 
+def _is_unsure(verdicts: set[str]) -> bool:
+    """Whether a draft may pay at some context of a batch, and surely pays at none."""
+    return "unclear" in verdicts and "pays" not in verdicts
+
+
+def _break_even_of(table: GammaTable, batch: int) -> float | None:
+    """The context from which the draft pays at a batch, where that is not the shortest one."""
+    if batch not in table.batch_sizes:
+        return None
+    start = table.break_even_context[table.batch_sizes.index(batch)]
+    if start is None or start <= min(table.context_lens):
+        return None
+    return start
+
+
 def _verdicts_by_batch(table: GammaTable) -> dict[int, set[str]]:
     """The verdicts of each batch over the contexts with room for the cache."""
     verdicts: dict[int, set[str]] = {}
-    for batch, of_batch, fits in zip(table.batch_sizes, table.verdict, table.fits, strict=True):
-        verdicts[batch] = {
-            verdict for verdict, has_room in zip(of_batch, fits, strict=True) if has_room
-        }
+    for row, batch in enumerate(table.batch_sizes):
+        verdicts[batch] = set()
+        for verdict, has_room in zip(table.verdict[row], table.fits[row], strict=True):
+            if has_room:
+                verdicts[batch].add(verdict)
     return verdicts
 
 
@@ -439,17 +483,21 @@ def _about(tokens: float) -> str:
     """Two significant digits, since a break-even is not known more precisely. Powers of two are
     kept.
     """
-    if float(tokens).is_integer() and int(tokens) & (int(tokens) - 1) == 0:
+    whole_tokens = round(tokens)
+    is_power_of_two = whole_tokens & (whole_tokens - 1) == 0
+    if whole_tokens == tokens and is_power_of_two:
         return thousands(tokens)
-    digits = len(str(round(tokens))) - 2
-    return f"about {thousands(round(tokens, -digits))}"
+    digits = len(str(whole_tokens)) - 2
+    rounded = round(tokens, -digits)
+    return f"about {thousands(rounded)}"
 
 
 def _listing(values: Sequence[object]) -> str:
-    words = [str(value) for value in values]
-    if len(words) == 1:
-        return words[0]
-    return f"{', '.join(words[:-1])} and {words[-1]}"
+    *words, last = map(str, values)
+    if not words:
+        return last
+    first_words = ", ".join(words)
+    return f"{first_words} and {last}"
 
 
 def commands_to_reproduce(data: ReportData) -> list[str]:
@@ -466,5 +514,9 @@ def commands_to_reproduce(data: ReportData) -> list[str]:
 def _command_of(plan: Plan) -> str:
     """The command line that asks for the plan."""
     request = plan.request
-    named = {"model": request.model, "hardware": request.hardware, "batch": request.batch_sizes}
+    named = {
+        "model": request.model,
+        "hardware": request.hardware,
+        "batch": request.batch_sizes,
+    }
     return plan_command(named | given(request))

@@ -1,6 +1,5 @@
-"""How a choice hangs on its acceptance, in sentences: break-even, the text that would change it,
-and
-the measurement to make first. Terminal, page and report say them alike.
+"""Sentences on how far a choice depends on its acceptance: break-even, the text that would change
+it, and the measurement to make first. Terminal, page and report use the same ones.
 """
 
 from __future__ import annotations
@@ -15,7 +14,9 @@ CHANGES = 0.02
 
 def outlook_lines(choice: Choice) -> list[str]:
     """Lines on what is not known of the choice, none where no draft was considered."""
-    row = choice.row if choice.is_speculative else choice.left_out
+    row = choice.left_out
+    if choice.is_speculative:
+        row = choice.row
     lines = []
     if row is not None:
         lines.append(by_acceptance(row))
@@ -30,17 +31,24 @@ def by_acceptance(row: Candidate) -> str:
     known = row.by_acceptance
     if known is None:
         return ""
-    low, middle, high = (f"{value:.2f}" for value in known.speedup)
-    least = row.drafting.break_even_tokens_per_step
-    expected = row.drafting.tokens_per_step
-    even = "no number of tokens per step breaks even"
-    if least is not None and least <= row.gamma + 1:
-        even = f"even at {least:.2f} tokens per step, {expected:.2f} expected"
-    elif least is not None:
-        even = f"even at {least:.2f} tokens per step, at most {row.gamma + 1} are made"
-    if low == high:
+    even = _break_even(row)
+    speedups = [f"{value:.2f}" for value in known.speedup]
+    if speedups[0] == speedups[-1]:
         return even
-    return f"by acceptance (10/50/90%): {low}/{middle}/{high}x; {even}"
+    return f"by acceptance (10/50/90%): {'/'.join(speedups)}x; {even}"
+
+
+def _break_even(row: Candidate) -> str:
+    """Tokens per step at which the draft is as fast as none, next to what is expected."""
+    least = row.drafting.break_even_tokens_per_step
+    if least is None:
+        return "no number of tokens per step breaks even"
+    even = f"even at {least:.2f} tokens per step"
+    most = row.gamma + 1
+    if least > most:
+        return f"{even}, at most {most} are made"
+    expected = row.drafting.tokens_per_step
+    return f"{even}, {expected:.2f} expected"
 
 
 def by_task(outlook: Outlook) -> str:
@@ -50,25 +58,31 @@ def by_task(outlook: Outlook) -> str:
     most = outlook.tasks[0]
     if most.changes >= CHANGES:
         return f"--task {most.task} would change it most: {_on(most)}"
-    if all(each.draft == "none" for each in outlook.tasks):
-        return "on no --task does a draft pay"
-    low = min(outlook.tasks, key=lambda each: each.speedup)
-    high = max(outlook.tasks, key=lambda each: each.speedup)
+    drafts = {task.draft for task in outlook.tasks}
+    if drafts == {"none"}:
+        return "a draft pays on no --task"
+    low = min(outlook.tasks, key=_speedup)
+    high = max(outlook.tasks, key=_speedup)
     return (
         f"no --task would change the choice: {_gain(low)} on {low.task} to {_gain(high)} on "
         f"{high.task}"
     )
 
 
-def _on(of: OfTask) -> str:
-    if of.draft == "none":
+def _on(task: OfTask) -> str:
+    """The draft that a task's text would choose, with its gain."""
+    if task.draft == "none":
         return "no draft"
-    name = draft_name(of.draft, of.draft_method, of.draft_budget)
-    return f"{name}, gamma {of.gamma}, {_gain(of)}"
+    name = draft_name(task.draft, task.draft_method, task.draft_budget)
+    return f"{name}, gamma {task.gamma}, {_gain(task)}"
 
 
-def _gain(of: OfTask) -> str:
-    return f"{of.speedup:.2f}x"
+def _speedup(task: OfTask) -> float:
+    return task.speedup
+
+
+def _gain(task: OfTask) -> str:
+    return f"{task.speedup:.2f}x"
 
 
 def to_measure(outlook: Outlook) -> str:
@@ -76,4 +90,5 @@ def to_measure(outlook: Outlook) -> str:
     first = outlook.advice
     if first is None:
         return f"measuring is not worth it: knowing more would gain under {WORTH_MEASURING:.0%}"
-    return f"measure first (+{first.worth:.0%} expected; {first.effort}): {first.command}"
+    expected = f"+{first.worth:.0%} expected; {first.effort}"
+    return f"measure first ({expected}): {first.command}"

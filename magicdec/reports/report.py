@@ -159,8 +159,10 @@ def _slider(chart: Chart) -> dict[str, Any]:
         steps.append({"gamma": cells["gamma"], "text": _slider_text(cells)})
     gains = []
     for record in chart.table.records:
-        gains.append(float(record["speedup_predicted"] or record["speedup_measured"] or 0))
-    return {"steps": steps, "best": gains.index(max(gains))}
+        gain = record["speedup_predicted"] or record["speedup_measured"] or 0
+        gains.append(float(gain))
+    best = gains.index(max(gains))
+    return {"steps": steps, "best": best}
 
 
 def _slider_text(cells: Mapping[str, str]) -> str:
@@ -259,10 +261,12 @@ def _typeset(table: Table) -> dict[str, Any]:
     printed = table
     if table.name in CONFIGURATIONS and len(table.rows) > 1:
         shared = _shared_cells(table)
-        printed = table.without(*(column.name for column in shared), *NOT_IN_PRINT)
+        names = [column.name for column in shared]
+        printed = table.without(*names, *NOT_IN_PRINT)
         note += _note_of_left_out(table, shared)
-    if len(table.rows) > MAX_ROWS:
-        note = f"{note} The first {MAX_ROWS} of {len(table.rows)} rows.".strip()
+    num_rows = len(table.rows)
+    if num_rows > MAX_ROWS:
+        note += f" The first {MAX_ROWS} of {num_rows} rows."
     return {
         "title": table.title,
         "note": note.strip(),

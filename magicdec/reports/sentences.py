@@ -1,10 +1,10 @@
 """A plan's choice in sentences: what to do and by how much, from what acceptance, what bounds it,
-and
-what would change it. Terminal, page, report and exports say them alike.
+and what would change it. Terminal, page, report and exports use the same ones.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from magicdec.naming import device_name, draft_name, method_name
@@ -41,15 +41,18 @@ SLOW_VERIFICATION = 1.5
 
 def drafting_of(row: Candidate) -> str:
     """The draft and gamma: "EAGLE-3, gamma 3"."""
-    return f"{draft_name(row.draft, row.draft_method, row.draft_budget)}, gamma {row.gamma}"
+    name = draft_name(row.draft, row.draft_method, row.draft_budget)
+    return f"{name}, gamma {row.gamma}"
 
 
 def gain_of(row: Candidate) -> str:
     """The gain with its interval and probability: "1.35x faster (0.92-1.71), pays with 87 %"."""
     gain = row.gain
-    direction = "faster" if gain.speedup >= 1.0 else "as fast"
-    interval = f"({gain.low:.2f}-{gain.high:.2f})"
-    return f"{gain.speedup:.2f}x {direction} {interval}, pays with {probability_of(row)}"
+    direction = "as fast"
+    if gain.speedup >= 1.0:
+        direction = "faster"
+    speedup = f"{gain.speedup:.2f}x {direction} ({gain.low:.2f}-{gain.high:.2f})"
+    return f"{speedup}, pays with {probability_of(row)}"
 
 
 def probability_of(row: Candidate) -> str:
@@ -88,13 +91,13 @@ def first_line(case: CaseAnswer) -> str:
     """The action with its gain and probability, or why no draft is chosen."""
     choice = case.choice
     row = choice.row
-    served = f"Serve {users_of(row)} on {devices_of(row)}"
-    if row.is_speculative and row.gain.probability < QUITE_SURE:
-        tried = f"Try serving {users_of(row)} on {devices_of(row)}"
-        return f"{tried} with {drafting_of(row)}: {gain_of(row)}."
-    if row.is_speculative:
-        return f"{served} with {drafting_of(row)}: {gain_of(row)}."
-    return f"{served} without a draft{_why_not(choice)}."
+    where = f"{users_of(row)} on {devices_of(row)}"
+    if not row.is_speculative:
+        return f"Serve {where} without a draft{_why_not(choice)}."
+    action = "Serve"
+    if row.gain.probability < QUITE_SURE:
+        action = "Try serving"
+    return f"{action} {where} with {drafting_of(row)}: {gain_of(row)}."
 
 
 def _why_not(choice: Choice) -> str:
@@ -105,16 +108,15 @@ def _why_not(choice: Choice) -> str:
         if choice.outcome == "not asked":
             return ", as asked"
         return ": no draft that was considered pays"
+    drafting = drafting_of(left_out)
+    gain = gain_of(left_out)
     if choice.outcome == "no room":
-        return f": {drafting_of(left_out)} would be {gain_of(left_out)}, but does not fit in memory"
+        return f": {drafting} would be {gain}, but does not fit in memory"
     if choice.outcome == "over limits":
-        return f": {drafting_of(left_out)} would be {gain_of(left_out)}, but exceeds the limits"
+        return f": {drafting} would be {gain}, but exceeds the limits"
     if left_out.batch_size != choice.row.batch_size:
-        return (
-            f": at so many no draft gains; with {users_of(left_out)}, {drafting_of(left_out)} is "
-            f"{gain_of(left_out)}"
-        )
-    return f": the best, {drafting_of(left_out)}, is {gain_of(left_out)}"
+        return f": at so many no draft gains; with {users_of(left_out)}, {drafting} is {gain}"
+    return f": the best, {drafting}, is {gain}"
 
 
 def further_lines(plan: Plan, case: CaseAnswer) -> list[str]:
@@ -163,18 +165,18 @@ def acceptance_line(choice: Choice) -> str:
 
 
 def _where_it_fits(choice: Choice) -> str:
+    verbs = {"no room": "fits", "over limits": "keeps the limits"}
     left_out = choice.left_out
-    if left_out is None or choice.outcome not in ("no room", "over limits"):
+    if left_out is None or choice.outcome not in verbs:
         return ""
+    verb = verbs[choice.outcome]
     name = draft_name(left_out.draft, left_out.draft_method, left_out.draft_budget)
     row = choice.left_out_fits
-    verb = "keeps the limits"
-    if choice.outcome == "no room":
-        verb = "fits"
     if row is None:
         return f"{name} {verb} with no number of users"
     users = counted(row.batch_size, "user")
-    return f"{name} {verb} with up to {users}: gamma {row.gamma}, {gain_of(row)}"
+    gain = f"gamma {row.gamma}, {gain_of(row)}"
+    return f"{name} {verb} with up to {users}: {gain}"
 
 
 def _better_gamma(choice: Choice) -> str:
@@ -182,16 +184,17 @@ def _better_gamma(choice: Choice) -> str:
     if row is None:
         return ""
     gain = row.gain
-    return f"gamma {row.gamma} is better: {gain.speedup:.2f}x ({gain.low:.2f}-{gain.high:.2f})"
+    interval = f"{gain.low:.2f}-{gain.high:.2f}"
+    return f"gamma {row.gamma} is better: {gain.speedup:.2f}x ({interval})"
 
 
 def _plugin(choice: Choice) -> str:
     row = choice.with_plugin
     if row is None:
         return ""
+    drafting = f"{drafting_of(row)} with {users_of(row)}"
     return (
-        f"--plugin admits magicdec's own draft, never measured on a GPU: {drafting_of(row)} with "
-        f"{users_of(row)}, {gain_of(row)}"
+        f"--plugin admits magicdec's own draft, never measured on a GPU: {drafting}, {gain_of(row)}"
     )
 
 
@@ -202,11 +205,11 @@ def plugin_lines(cases: Sequence[CaseAnswer]) -> list[str]:
     if not gains:
         return []
     best = max(gains, key=lambda row: row.speedup)
+    count = f"{len(gains)} of {len(cases)}"
+    where = f"{best.hardware} at {format_tokens(best.context_len)}"
     return [
-        f"--plugin admits magicdec's own draft, never measured on a GPU: faster than that in "
-        f"{len(gains)} of {len(cases)}, most on {best.hardware} at "
-        f"{format_tokens(best.context_len)}: "
-        f"{drafting_of(best)}, {gain_of(best)}"
+        "--plugin admits magicdec's own draft, never measured on a GPU: faster than that in "
+        f"{count}, most on {where}: {drafting_of(best)}, {gain_of(best)}"
     ]
 
 
@@ -215,19 +218,21 @@ def left_aside(case: CaseAnswer) -> str:
     fits = _where_it_fits(case.choice)
     if not fits:
         return ""
-    return f"{case.hardware}, context {format_tokens(case.context_len)}: {fits}"
+    context = format_tokens(case.context_len)
+    return f"{case.hardware}, context {context}: {fits}"
 
 
 def _limits(choice: Choice) -> list[str]:
     lines = []
     for limit in choice.limits:
-        name = f"limit on {limit.of} {format_seconds(limit.limit_s)}"
-        if limit.value_s is None:
-            lines.append(f"{name}: missed, overload")
-        elif limit.is_kept:
-            lines.append(f"{name}: kept ({format_seconds(limit.value_s)})")
-        else:
-            lines.append(f"{name}: missed ({format_seconds(limit.value_s)})")
+        allowed = format_seconds(limit.limit_s)
+        verdict = "missed"
+        if limit.is_kept:
+            verdict = "kept"
+        reached = ", overload"
+        if limit.value_s is not None:
+            reached = f" ({format_seconds(limit.value_s)})"
+        lines.append(f"limit on {limit.of} {allowed}: {verdict}{reached}")
     return lines
 
 
@@ -243,9 +248,9 @@ def _prefill_bound(choice: Choice) -> str:
     if requests is None or not is_prefill_bound(choice):
         return ""
     share = requests.prefill_share
-    most = 1.0 / share
+    bound = f"{1.0 / share:.2f}x"
     users = users_of(choice.row)
-    return f"prefill is {share:.0%} of each request: with {users} no draft gains over {most:.2f}x"
+    return f"prefill is {share:.0%} of each request: with {users} no draft gains over {bound}"
 
 
 def _verification(case: CaseAnswer) -> str:
@@ -259,22 +264,23 @@ def _verification(case: CaseAnswer) -> str:
     steps = row.step.verify_s / row.step.autoregressive_s
     if steps < SLOW_VERIFICATION:
         return ""
-    line = f"verifying {row.gamma + 1} tokens takes {steps:.1f} decode steps here"
+    num_tokens = row.gamma + 1
+    line = f"verifying {num_tokens} tokens takes {steps:.1f} decode steps here"
     once = _seconds_by_operation(case, "autoregressive")
     verified = _seconds_by_operation(case, "verify")
-    added = {name: seconds - once.get(name, 0.0) for name, seconds in verified.items()}
-    if not added:
+    if not verified:
         return line
-    name = max(added, key=lambda operation: added[operation])
-    before_ms = format_number(once.get(name, 0.0) / MILLI)
-    after_ms = format_number(verified[name] / MILLI)
-    return f"{line}: {name} alone takes {after_ms} ms instead of {before_ms}"
+    name = max(verified, key=lambda name: verified[name] - once.get(name, 0.0))
+    before_ms = once.get(name, 0.0) / MILLI
+    after_ms = verified[name] / MILLI
+    times = f"{format_number(after_ms)} ms instead of {format_number(before_ms)}"
+    return f"{line}: {name} alone takes {times}"
 
 
 def _seconds_by_operation(case: CaseAnswer, name: str) -> dict[str, float]:
-    seconds: dict[str, float] = {}
+    seconds: dict[str, float] = defaultdict(float)
     for operation in case.breakdown.get(name, []):
-        seconds[operation.op] = seconds.get(operation.op, 0.0) + operation.time_s
+        seconds[operation.op] += operation.time_s
     return seconds
 
 
@@ -316,43 +322,52 @@ def loads_lines(plan: Plan) -> list[str]:
     alone = [row for row in loads if not row.is_speculative]
     best = max(drafted, key=lambda row: row.gain.speedup)
     least = min(drafted, key=lambda row: row.gain.speedup)
-    likely = sum(row.gain.probability >= 0.5 for row in drafted)
+    likely = [row for row in drafted if row.gain.probability >= 0.5]
     line = f"A draft gains on average at {len(drafted)} of {total}"
-    if likely < len(drafted):
-        line += f" (more likely than not at {likely})"
+    if len(likely) < len(drafted):
+        line += f" (more likely than not at {len(likely)})"
     line += f", most at {where(best)}: {drafting_of(best)}, {gain_of(best)}"
     if least is not best:
-        line += f"; least at {where(least)}: {least.gain.speedup:.2f}x, {probability_of(least)}"
+        gain = f"{least.gain.speedup:.2f}x, {probability_of(least)}"
+        line += f"; least at {where(least)}: {gain}"
     if alone and len(alone) <= FEW_NAMED:
-        line += f". Without a draft at {', '.join(map(where, alone))}"
+        places = ", ".join(map(where, alone))
+        line += f". Without a draft at {places}"
     return [f"{line}.", *_acceptance_lines(plan)]
 
 
 def loads_of(cases: Sequence[CaseAnswer]) -> list[Candidate]:
     """The best of each load of several cases."""
-    return [row for case in cases for row in (case.best_by_batch or [case.best])]
+    rows: list[Candidate] = []
+    for case in cases:
+        rows += case.best_by_batch or [case.best]
+    return rows
 
 
 def _acceptance_lines(plan: Plan) -> list[str]:
-    lines = [acceptance_line(case.choice) for case in plan.cases]
-    found = [line for line in dict.fromkeys(lines) if line]
-    if len(found) > 1:
-        return [f"{found[0]}; other loads have other sources (--all)"]
-    return found
+    lines: list[str] = []
+    for case in plan.cases:
+        line = acceptance_line(case.choice)
+        if line and line not in lines:
+            lines.append(line)
+    if len(lines) > 1:
+        return [f"{lines[0]}; other loads have other sources (--all)"]
+    return lines
 
 
 def _told_apart(loads: Sequence[Candidate]) -> Callable[[Candidate], str]:
-    """Words for a load among others: what tells it apart."""
-    devices = len({row.hardware for row in loads}) > 1
-    contexts = len({row.context_len for row in loads}) > 1
+    """Name a load by its device, context and batch, as far as these differ among the loads."""
+    devices = {row.hardware for row in loads}
+    contexts = {row.context_len for row in loads}
+    places = {(row.hardware, row.context_len) for row in loads}
 
     def words(row: Candidate) -> str:
         parts = []
-        if devices:
+        if len(devices) > 1:
             parts.append(row.hardware)
-        if contexts:
+        if len(contexts) > 1:
             parts.append(format_tokens(row.context_len))
-        if len({(each.hardware, each.context_len) for each in loads}) < len(loads):
+        if len(places) < len(loads):
             parts.append(f"batch {row.batch_size}")
         return " ".join(parts)
 
@@ -366,13 +381,17 @@ def _told_apart(loads: Sequence[Candidate]) -> Callable[[Candidate], str]:
 def lengths_text(request: Request, context_len: int) -> str:
     """Tokens in and out, and whether they are the usual ones of the task."""
     if not request.gen_len or request.workload is not None:
-        is_default = request.context_lens == (DEFAULT_CONTEXT,)
-        return f"context {context_len}{' (default)' if is_default else ''}"
-    usual = usual_lengths(request.task)
+        if request.context_lens == (DEFAULT_CONTEXT,):
+            return f"context {context_len} (default)"
+        return f"context {context_len}"
     text = f"{context_len} tokens in, {request.gen_len} out"
-    if request.gen_len != usual.output_len or (request.task is None and request.rate is None):
+    if request.task is None and request.rate is None:
         return text
-    return f"{text} (usual for {request.task or NO_TASK})"
+    usual = usual_lengths(request.task)
+    if request.gen_len != usual.output_len:
+        return text
+    task = request.task or NO_TASK
+    return f"{text} (usual for {task})"
 
 
 def asked_line(answer: Plan, case: CaseAnswer) -> str:
@@ -386,11 +405,10 @@ def asked_line(answer: Plan, case: CaseAnswer) -> str:
         batch += " each"
     if not case.best_by_batch:
         batch += " (searched)"
-    devices = f"{best.num_gpus * replicas} x {case.hardware}"
+    num_devices = best.num_gpus * replicas
+    served = f"{answer.model} on {num_devices} x {case.hardware} {spread}, {answer.engine}"
     lengths = lengths_text(answer.request, case.context_len)
-    return (
-        f"{answer.model} on {devices} {spread}, {answer.engine}: {batch}, {lengths}{_budget(best)}"
-    )
+    return f"{served}: {batch}, {lengths}{_budget(best)}"
 
 
 def limits_text(request: Request) -> str:
@@ -413,44 +431,50 @@ def _budget(best: Candidate) -> str:
     share = best.drafting.budget_share
     if best.draft_budget is None or share is None:
         return ""
-    return f", draft budget {best.draft_budget} ({format_number(PERCENT * share)}%)"
+    percent = format_number(PERCENT * share)
+    return f", draft budget {best.draft_budget} ({percent}%)"
 
 
 def asked_of_traffic(answer: Plan, traffic: Traffic) -> str:
     """Model, device, engine, rate, lengths and limits of an answer for a rate."""
+    served = f"{answer.model} on {answer.hardware}, {answer.engine}"
     rate = format_number(traffic.rate_per_s)
     lengths = lengths_text(answer.request, answer.context_len)
-    return (
-        f"{answer.model} on {answer.hardware}, {answer.engine}: {rate} requests/s, {lengths}, "
-        f"limits {limits_text(answer.request)}"
-    )
+    limits = limits_text(answer.request)
+    return f"{served}: {rate} requests/s, {lengths}, limits {limits}"
 
 
 def reach_text(reach: Reach) -> str:
     """From or up to which context a draft is expected to pay, and is sure to."""
     name = draft_name(reach.draft, reach.draft_method)
+    if reach.pays is not None:
+        return f"{name} is expected to pay {_where_it_pays(reach, reach.pays)}"
+    if reach.possibly is None:
+        return f"{name} pays at no context"
+    end = format_tokens(reach.possibly[1])
+    return f"{name} is expected to pay at no context, and may up to {end}"
+
+
+def _where_it_pays(reach: Reach, pays: tuple[int, int]) -> str:
+    """The contexts at which a draft is expected to pay, and those at which it surely does."""
     first, last = reach.contexts
-    if reach.pays is None:
-        if reach.possibly is None:
-            return f"{name} pays at no context"
-        return (
-            f"{name} is expected to pay at no context, and may up to "
-            f"{format_tokens(reach.possibly[1])}"
-        )
-    start, end = reach.pays
-    if start > first and end == last:
-        where = f"from a context of {format_tokens(start)} on"
-        sure = reach.surely and f"from {format_tokens(reach.surely[0])}"
-    elif end == last:
-        where = f"at every context to {format_tokens(last)}"
-        sure = reach.surely and f"to {format_tokens(reach.surely[1])}"
+    is_from_first = pays[0] <= first
+    is_to_last = pays[1] == last
+    start, end = map(format_tokens, pays)
+    if is_from_first and is_to_last:
+        where = f"at every context to {end}"
+    elif is_to_last:
+        where = f"from a context of {start} on"
+    elif is_from_first:
+        where = f"up to a context of {end}"
     else:
-        where = f"up to a context of {format_tokens(end)}"
-        if start > first:
-            where = f"at contexts of {format_tokens(start)} to {format_tokens(end)}"
-        sure = reach.surely and f"to {format_tokens(reach.surely[1])}"
-    surely = f", surely {sure}" if sure else ""
-    return f"{name} is expected to pay {where}{surely}"
+        where = f"at contexts of {start} to {end}"
+    if not reach.surely:
+        return where
+    sure_start, sure_end = map(format_tokens, reach.surely)
+    if is_to_last and not is_from_first:
+        return f"{where}, surely from {sure_start}"
+    return f"{where}, surely to {sure_end}"
 
 
 # Under arrivals
@@ -464,7 +488,8 @@ def load_name(load: TrafficLoad) -> str:
     gamma = load.policy
     if not load.policy.startswith("gamma"):
         gamma = f"gamma {load.policy}"
-    return f"{draft_name(load.draft, load.draft_method, load.draft_budget)}, {gamma}"
+    name = draft_name(load.draft, load.draft_method, load.draft_budget)
+    return f"{name}, {gamma}"
 
 
 def traffic_line(traffic: Traffic) -> str:
@@ -472,10 +497,9 @@ def traffic_line(traffic: Traffic) -> str:
     best = traffic.best
     devices = counted(best.num_gpus, "device")
     replicas = counted(best.num_replicas, "replica")
-    line = (
-        f"Serve {format_number(traffic.rate_per_s)} requests/s on {devices} "
-        f"({replicas}, {best.layout}) with {load_name(best)}"
-    )
+    rate = format_number(traffic.rate_per_s)
+    spread = f"{devices} ({replicas}, {best.layout})"
+    line = f"Serve {rate} requests/s on {spread} with {load_name(best)}"
     alone = traffic.autoregressive
     drafted = traffic.speculative
     if alone is None:
@@ -514,11 +538,14 @@ def arrivals_line(load: TrafficLoad) -> str:
     if not highest or load.analytic_rate_per_s / highest < 1.0 + DISAGREEMENT:
         return ""
     steady = format_number(load.analytic_rate_per_s)
+    left = format_number(highest)
     return (
         f"batches that are always full would serve {steady} requests/s on these devices; arrivals "
-        f"bunch, wait, and hold up others with their prompts, which leaves {format_number(highest)}"
+        f"bunch, wait, and hold up others with their prompts, which leaves {left}"
     )
 
 
 def _p50_and_p95(name: str, times: Percentiles) -> str:
-    return f"{name} p50 {format_seconds(times.p50)}, p95 {format_seconds(times.p95)}"
+    median = format_seconds(times.p50)
+    p95 = format_seconds(times.p95)
+    return f"{name} p50 {median}, p95 {p95}"

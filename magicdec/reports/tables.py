@@ -97,8 +97,10 @@ class Table:
         note: str = "",
     ) -> Table:
         """A row for each item."""
-        rows = tuple(tuple(column.of(item) for column in columns) for item in items)
-        return cls(name, title, tuple(columns), rows, note)
+        rows = []
+        for item in items:
+            rows.append(tuple(column.of(item) for column in columns))
+        return cls(name, title, tuple(columns), tuple(rows), note)
 
     def without_empty(self, *names: str) -> Table:
         """The table less those of the named columns that hold nothing."""
@@ -123,15 +125,20 @@ class Table:
     @property
     def records(self) -> list[dict[str, Value]]:
         """Every row by the columns' names."""
-        return [dict(zip([c.name for c in self.columns], row, strict=True)) for row in self.rows]
+        names = [column.name for column in self.columns]
+        return [dict(zip(names, row, strict=True)) for row in self.rows]
 
     def to_markdown(self) -> str:
-        head = [c.title for c in self.columns]
-        ruler = ["---:" if c.is_number else "---" for c in self.columns]
+        head = []
+        ruler = []
+        for column in self.columns:
+            head.append(column.title)
+            ruler.append("---:" if column.is_number else "---")
         lines = []
         for cells in (head, ruler, *self.cells):
             escaped = [cell.replace("|", "\\|") for cell in cells]
-            lines.append(f"| {' | '.join(escaped)} |\n")
+            line = " | ".join(escaped)
+            lines.append(f"| {line} |\n")
         return "".join(lines)
 
     def to_csv(self) -> str:
@@ -139,7 +146,12 @@ class Table:
         return rows_to_csv(self.records, [c.name for c in self.columns])
 
     def to_json(self) -> str:
-        content = {"name": self.name, "title": self.title, "note": self.note, "rows": self.records}
+        content = {
+            "name": self.name,
+            "title": self.title,
+            "note": self.note,
+            "rows": self.records,
+        }
         return json.dumps(content, indent=1) + "\n"
 
 
@@ -167,7 +179,8 @@ def format_value(column: Column, value: Value) -> str:
 
 
 def _signed_percent(share: float) -> str:
-    return f"{100 * share:+.1f}\u202f%".replace("-", "\u2212")
+    text = f"{100 * share:+.1f}\u202f%"
+    return text.replace("-", "\u2212")
 
 
 def _mbu(share: float) -> str:
@@ -203,7 +216,12 @@ def error_table(comparison: Comparison) -> Table | None:
         return None
 
     def of_summary(name: str, title: str, kind: Kind = "percent") -> Column:
-        return Column(name, title, kind, lambda item: getattr(item[1], name))
+        return Column(
+            name,
+            title,
+            kind,
+            lambda item: getattr(item[1], name),
+        )
 
     columns = (
         Column("term", "Term", value=lambda item: TERMS[item[0]]),
@@ -305,14 +323,27 @@ def result_table(data: ReportData) -> Table | None:
         replace(SPEEDUP, value=drafted("speedup")),
         Column("spread", "Lowest–highest", value=_interval),
         Column(
-            "predicted_speedup", "Predicted", "ratio", paired(lambda pair: pair.predicted.speedup)
+            "predicted_speedup",
+            "Predicted",
+            "ratio",
+            paired(lambda pair: pair.predicted.speedup),
         ),
-        Column("error", "Error", "signed_percent", paired(lambda pair: pair.error("speedup"))),
+        Column(
+            "error",
+            "Error",
+            "signed_percent",
+            paired(lambda pair: pair.error("speedup")),
+        ),
         BATCH,
         CONTEXT,
         Column("step_s", "Step", "seconds"),
         Column("tokens_per_step", "Tokens per step", "number", drafted("expected_tokens_per_step")),
-        Column("tokens_per_s", "Tokens/s", "rate", lambda row: median_pair(row)[0]),
+        Column(
+            "tokens_per_s",
+            "Tokens/s",
+            "rate",
+            lambda row: median_pair(row)[0],
+        ),
         Column("baseline_tokens_per_s", "Its baseline", "rate", _baseline_rate),
         Column("baseline_mbu", "Baseline MBU", "mbu", drafted("autoregressive_mbu")),
         Column("speedup_static_batch", "Static batch", "ratio"),
@@ -366,12 +397,18 @@ def candidate_table(data: ReportData) -> Table | None:
         return None
     plan = data.plan
     columns = (
-        Column("draft", "Draft", value=lambda row: _method(candidate_record(plan, row))),
+        Column(
+            "draft",
+            "Draft",
+            value=lambda row: _method(candidate_record(plan, row)),
+        ),
         BUDGET,
         GAMMA_COLUMN,
         SPEEDUP,
         Column(
-            "interval", "90 % interval", value=lambda row: _interval(candidate_record(plan, row))
+            "interval",
+            "90 % interval",
+            value=lambda row: _interval(candidate_record(plan, row)),
         ),
         Column("verdict", "Verdict"),
         BATCH,
@@ -413,7 +450,12 @@ def _spread_column(name: str) -> Column:
             return size
         return None
 
-    return Column(name, name[:2].upper(), "integer", read)
+    return Column(
+        name,
+        name[:2].upper(),
+        "integer",
+        read,
+    )
 
 
 def _fits(row: Candidate) -> str:
@@ -441,7 +483,7 @@ def environment_table(data: ReportData) -> Table | None:
     counts: Counter[tuple[Value, ...]] = Counter()
     for record in data.measured:
         env = record.environment
-        versions = ", ".join(f"{k} {v}" for k, v in sorted(env.versions.items()))
+        versions = ", ".join(map(" ".join, sorted(env.versions.items())))
         key = (
             record.model,
             record.device,
@@ -488,9 +530,11 @@ def gamma_table(data: ReportData) -> Table | None:
         "exported; 0 = draft "
         "nothing; empty = does not fit in memory."
     )
-    contexts = [Column(f"context_{c}", thousands(c), "integer") for c in grid.context_lens]
-    columns = (BATCH, *contexts, Column("break_even_context", "Faster from context on"))
-    return Table("gamma", "Which γ to use", columns, tuple(rows), note)
+    columns = [BATCH]
+    for context in grid.context_lens:
+        columns.append(Column(f"context_{context}", thousands(context), "integer"))
+    columns.append(Column("break_even_context", "Faster from context on"))
+    return Table("gamma", "Which γ to use", tuple(columns), tuple(rows), note)
 
 
 def faster_from(start: float | None, shortest: int) -> str | None:

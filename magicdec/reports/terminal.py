@@ -49,12 +49,14 @@ def print_run(results: Sequence[Record], console: Console) -> None:
     if not results:
         return
     first = results[0]
+    device = first.device or "cpu"
+    load = f"batch {first.batch_size}, context {first.context_len}"
     console.print(
-        f"[bold]{first.model}[/bold] on {first.device or 'cpu'} ({first.dtype}), batch "
-        f"{first.batch_size}, "
-        f"context {first.context_len}, temperature {first.temperature:g}"
+        f"[bold]{first.model}[/bold] on {device} ({first.dtype}), {load}, "
+        f"temperature {first.temperature:g}"
     )
-    console.print(text_table(RUN_HEADS, [_run_row(record) for record in results]))
+    rows = [_run_row(record) for record in results]
+    console.print(text_table(RUN_HEADS, rows))
     for line in _run_summary(first):
         console.print(line)
     for record in results:
@@ -141,17 +143,24 @@ def _run_details(record: Record) -> Iterable[str]:
             f"last sequence ends{speedup}"
         )
     if record.is_speculative:
-        for text in (*_acceptance_details(record), *_speedup_details(record)):
+        for text in _acceptance_details(record):
+            yield f"{name}: {text}"
+        for text in _speedup_details(record):
             yield f"{name}: {text}"
 
 
 def _read_rates(record: Record, bytes_per_s: Mapping[str, float]) -> str:
     """Rates at which weights and KV are read, of a draft's phases or of autoregressive decoding."""
-    rates = {phase: format_rate(rate, "B") for phase, rate in bytes_per_s.items()}
-    baseline = rates.pop("autoregressive", "")
-    shown = baseline
-    if record.is_speculative and rates:
-        shown = ", ".join(f"{phase} {rate}" for phase, rate in rates.items())
+    shown = ""
+    phases = []
+    for phase, rate in bytes_per_s.items():
+        text = format_rate(rate, "B")
+        if phase == "autoregressive":
+            shown = text
+        else:
+            phases.append(f"{phase} {text}")
+    if record.is_speculative and phases:
+        shown = ", ".join(phases)
     per_token = ""
     if record.tpot_s is not None:
         per_token = f"; {format_seconds(record.tpot_s)} per token of a sequence"
@@ -163,19 +172,28 @@ def _acceptance_details(record: Record) -> Iterable[str]:
         rates = " ".join(f"{rate:g}" for rate in record.simulated_acceptance)
         yield f"acceptance is simulated, {rates}"
     if record.acceptance_by_position:
-        by_position = record.acceptance_by_position
-        conditional = " ".join(map("{:.2f}".format, by_position))
-        reached = " ".join(map("{:.2f}".format, accumulate(by_position, mul)))
-        yield f"accepted by position {conditional}, all up to it {reached}"
+        conditional = record.acceptance_by_position
+        reached = accumulate(conditional, mul)
+        yield (
+            f"accepted by position {_two_decimals(conditional)}, all up to it "
+            f"{_two_decimals(reached)}"
+        )
     histogram = record.acceptance_histogram or []
     steps = sum(histogram)
     if steps:
         shares = " ".join(f"{count / steps:.0%}" for count in histogram)
         of_drafted = ""
         if not record.adaptive:
-            accepted = sum(number * count for number, count in enumerate(histogram))
-            of_drafted = f"{accepted / steps / record.gamma:.0%} of drafted tokens accepted; "
+            accepted = 0
+            for number, count in enumerate(histogram):
+                accepted += number * count
+            share = accepted / (steps * record.gamma)
+            of_drafted = f"{share:.0%} of drafted tokens accepted; "
         yield f"{of_drafted}steps with 0 to {record.gamma} accepted {shares}"
+
+
+def _two_decimals(rates: Iterable[float]) -> str:
+    return " ".join(f"{rate:.2f}" for rate in rates)
 
 
 def _speedup_details(record: Record) -> Iterable[str]:
@@ -212,8 +230,10 @@ def print_groups(groups: Sequence[Mapping[str, Any]], console: Console) -> None:
             text = str(value)
             if isinstance(value, float):
                 text = f"{value:.1%}"
-            values.append(f"{name.replace('_', ' ')} {text}")
-        console.print("  " + ", ".join(values), soft_wrap=False)
+            words = name.replace("_", " ")
+            values.append(f"{words} {text}")
+        line = ", ".join(values)
+        console.print(f"  {line}", soft_wrap=False)
 
 
 def print_table(table: Table, console: Console) -> None:
@@ -225,7 +245,9 @@ def print_table(table: Table, console: Console) -> None:
     for row in table.rows:
         cells.append(list(map(_plain, table.columns, row)))
     if needed_width(heads, cells) > console.width:
-        varies = [len(set(texts)) > 1 for texts in zip(*cells, strict=True)]
+        varies = []
+        for texts in zip(*cells, strict=True):
+            varies.append(len(set(texts)) > 1)
         heads = list(compress(heads, varies))
         cells = [list(compress(row, varies)) for row in cells]
     console.print(text_table(heads, cells))

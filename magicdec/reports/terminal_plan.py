@@ -72,11 +72,7 @@ def print_plan(answer: Plan, console: Console, *, why: bool = False, every: bool
         _print_traffic(answer, answer.traffic, console, every=every)
         if not every and not why:
             return
-    if len(answer.cases) > 1:
-        _print_cases(console, answer)
-    if every or len(answer.cases) == 1:
-        for case in answer.cases:
-            _print_case(console, answer, case, every=every)
+    _print_all_cases(console, answer, every=every)
     if _has_extrapolated(answer, every=every):
         console.print(
             "* acceptance extrapolated beyond the budgets, contexts or gammas measured", style="dim"
@@ -97,11 +93,22 @@ def print_plan(answer: Plan, console: Console, *, why: bool = False, every: bool
     console.print(f"next: {_next(answer, every=every)}")
 
 
+def _print_all_cases(console: Console, answer: Plan, *, every: bool) -> None:
+    """Several cases as one table; a case alone, or each if `every`, with all that is known."""
+    if len(answer.cases) > 1:
+        _print_cases(console, answer)
+        if not every:
+            return
+    for case in answer.cases:
+        _print_case(console, answer, case, every=every)
+
+
 def _has_extrapolated(answer: Plan, *, every: bool) -> bool:
     """Whether a row that is shown has a star."""
     rows = answer.rows
     if not every:
-        rows = [*(case.best for case in answer.cases), *_few(answer, answer.cases[0])]
+        rows = [case.best for case in answer.cases]
+        rows += _few(answer, answer.cases[0])
     return any(row.drafting.is_extrapolated for row in rows)
 
 
@@ -146,15 +153,18 @@ def _next(answer: Plan, *, every: bool) -> str:
 
 def _print_cases(console: Console, answer: Plan) -> None:
     """Several devices or contexts: which to buy, and one row of each."""
+    lines = loads_lines(answer)
     if answer.offers:
-        console.print(f"[bold]{to_buy(answer.offers)}[/bold]")
-    first, *others = loads_lines(answer)
-    console.print(first if answer.offers else f"[bold]{first}[/bold]")
+        lines.insert(0, to_buy(answer.offers))
+    first, *others = lines
+    console.print(f"[bold]{first}[/bold]")
     for line in others:
         console.print(line)
     place = f"{answer.model}, {answer.engine}"
-    if len({case.context_len for case in answer.cases}) == 1:
-        place += f": {lengths_text(answer.request, answer.context_len)}"
+    contexts = {case.context_len for case in answer.cases}
+    if len(contexts) == 1:
+        lengths = lengths_text(answer.request, answer.context_len)
+        place += f": {lengths}"
     console.print(place)
     console.print(_table(_by_offer(answer), console.width))
     for case in answer.cases:
@@ -178,15 +188,15 @@ def to_buy(offers: Sequence[Candidate]) -> str:
     cost = best.cost.per_million_tokens_usd
     other_cost = following.cost.per_million_tokens_usd
     if cost is None or other_cost is None:
+        other_rate = f"{_offered(following)}: {following.rate_per_gpu:.0f}"
         return (
             f"Most tokens per device: {_offered(best)}, {best.rate_per_gpu:.0f} per second "
-            f"({_offered(following)}: {following.rate_per_gpu:.0f}); prices (h100=2.5,b200=5) "
-            "would "
-            "say which to buy."
+            f"({other_rate}); prices (h100=2.5,b200=5) would say which to buy."
         )
+    more = other_cost / cost - 1.0
     return (
         f"Buy {_offered(best)}: ${cost:.2f} per million tokens, the least of {len(offers)} devices "
-        f"({_offered(following)}: {other_cost / cost - 1.0:.0%} more)."
+        f"({_offered(following)}: {more:.0%} more)."
     )
 
 
@@ -200,16 +210,21 @@ def _offered(row: Candidate) -> str:
 def _print_case(console: Console, answer: Plan, case: CaseAnswer, *, every: bool) -> None:
     """One device and context: the answer, what was compared, and where it changes."""
     console.print(f"[bold]{first_line(case)}[/bold]")
-    for line in (*further_lines(answer, case), *_setting(answer, case)):
+    for line in further_lines(answer, case):
+        console.print(line)
+    for line in _setting(answer, case):
         console.print(line)
     rows = _few(answer, case)
     if every:
         rows = _of_case(answer, case)
     if rows:
-        console.print(_table(_with_baselines(case, rows), console.width))
+        compared = _with_baselines(case, rows)
+        console.print(_table(compared, console.width))
     if case.best.requests is not None:
         console.print(_whole_requests(case, every=every))
-    for line in (*outlook_lines(case.choice), *_elsewhere(case, every=every)):
+    for line in outlook_lines(case.choice):
+        console.print(line)
+    for line in _elsewhere(case, every=every):
         console.print(line)
     if every:
         _print_further_tables(console, case)
@@ -223,7 +238,7 @@ def _print_further_tables(console: Console, case: CaseAnswer) -> None:
     if len(case.best_by_batch) > 1:
         _print_rows(console, "the best of each batch", case.best_by_batch)
     _print_rows(console, "layouts of a replica, each at its best", case.layouts)
-    if any(any(row) for row in case.gamma_table.gamma):
+    if any(map(any, case.gamma_table.gamma)):
         console.print(
             f"[bold]gamma of {case.gamma_table.draft_name} by batch and context, as exported; 0: "
             "off, ?: unclear, !: slower than without it, -: no room[/bold]"
@@ -247,14 +262,15 @@ def _setting(answer: Plan, case: CaseAnswer) -> list[str]:
     kind = "whole requests"
     if best.requests is None:
         kind = "decoding only"
+    bound_by = best.step.bound_by
     first_token = format_seconds(best.first_token_s)
     lines = [
         asked_line(answer, case),
-        f"{kind}: {times}{per_replica}, bound by {best.step.bound_by}, first token after "
-        f"{first_token}",
+        f"{kind}: {times}{per_replica}, bound by {bound_by}, first token after {first_token}",
     ]
     if best.is_speculative:
-        lines.append(f"without a draft {_ms_and_rate(case.autoregressive)}{per_replica}")
+        without = _ms_and_rate(case.autoregressive)
+        lines.append(f"without a draft {without}{per_replica}")
     lines[-1] += _best_batch(answer, case)
     if best.requests is None and best.cost.per_million_tokens_usd is not None:
         lines.append("$/Mtok is of decoding alone; --gen-len or --workload adds whole requests")
@@ -263,7 +279,8 @@ def _setting(answer: Plan, case: CaseAnswer) -> list[str]:
 
 def _ms_and_rate(row: Candidate) -> str:
     tokens_per_s = row.rate_per_gpu * row.num_gpus
-    return f"{_ms(row.between_tokens_s)} ms, {tokens_per_s:.0f} tokens/s"
+    per_token = _ms(row.between_tokens_s)
+    return f"{per_token} ms, {tokens_per_s:.0f} tokens/s"
 
 
 def _best_batch(answer: Plan, case: CaseAnswer) -> str:
@@ -275,15 +292,17 @@ def _best_batch(answer: Plan, case: CaseAnswer) -> str:
         if best.is_speculative:
             return "; no batch keeps the limits"
         return ""
-    if (ceiling.batch_size, ceiling.tp_size) == (alone.batch_size, alone.tp_size):
+    same_batch = ceiling.batch_size == alone.batch_size
+    if same_batch and ceiling.tp_size == alone.tp_size:
         return ""
     request = answer.request
-    where = f" {ceiling.batch_size}"
+    which = "best batch"
     if request.tpot_limit_s is not None or request.ttft_limit_s is not None:
-        where = f" within the limits {ceiling.batch_size}"
+        which = "best batch within the limits"
+    where = str(ceiling.batch_size)
     if ceiling.tp_size != best.tp_size:
         where += f" at tp {ceiling.tp_size}"
-    return f"; best batch{where}: {_ms_and_rate(ceiling)}"
+    return f"; {which} {where}: {_ms_and_rate(ceiling)}"
 
 
 def _whole_requests(case: CaseAnswer, *, every: bool) -> str:
@@ -317,11 +336,13 @@ def _elsewhere(case: CaseAnswer, *, every: bool) -> list[str]:
     if not case.best_by_batch and case.pareto:
         lines += _for_latency(best, case.pareto[0])
     ceiling = case.best_autoregressive
-    if best.is_speculative and ceiling is not None and ceiling.rate_per_gpu > best.rate_per_gpu:
-        ratio = format_number(ceiling.rate_per_gpu / best.rate_per_gpu)
+    if not best.is_speculative or ceiling is None:
+        return lines
+    ratio = ceiling.rate_per_gpu / best.rate_per_gpu
+    if ratio > 1.0:
         lines.append(
             f"for throughput alone: batch {ceiling.batch_size} at tp {ceiling.tp_size} without a "
-            f"draft gives {ratio} times the tokens per second and device"
+            f"draft gives {format_number(ratio)} times the tokens per second and device"
         )
     return lines
 
@@ -342,8 +363,11 @@ def _reaches(case: CaseAnswer, *, every: bool) -> list[Reach]:
     if every:
         return case.reach
     row = case.choice.left_out or case.best
-    first = (row.draft, row.draft_method)
-    return [reach for reach in case.reach if (reach.draft, reach.draft_method) == first]
+    reaches = []
+    for reach in case.reach:
+        if reach.draft == row.draft and reach.draft_method == row.draft_method:
+            reaches.append(reach)
+    return reaches
 
 
 def _of_case(answer: Plan, case: CaseAnswer) -> list[Candidate]:
@@ -355,7 +379,8 @@ def _of_case(answer: Plan, case: CaseAnswer) -> list[Candidate]:
         batch = None
         if case.best_by_batch:
             batch = row.batch_size
-        best.setdefault((row.draft, row.draft_method, row.draft_budget, batch), row)
+        configuration = (row.draft, row.draft_method, row.draft_budget, batch)
+        best.setdefault(configuration, row)
     return list(best.values())
 
 
@@ -412,7 +437,11 @@ class Column(NamedTuple):
 
 
 def _differs(name: str) -> Callable[[Sequence[Any]], bool]:
-    return lambda rows: len({_value(row, name) for row in rows}) > 1
+    def differs(rows: Sequence[Any]) -> bool:
+        values = {_value(row, name) for row in rows}
+        return len(values) > 1
+
+    return differs
 
 
 def _any(name: str) -> Callable[[Sequence[Any]], bool]:
@@ -427,10 +456,11 @@ def _value(row: Any, name: str) -> Any:
 
 
 def _speedup(row: Candidate) -> str:
+    if not row.is_speculative:
+        return "1.00"
     gain = row.gain
-    if row.is_speculative:
-        return f"{gain.speedup:.2f} {gain.low:.2f}-{gain.high:.2f}"
-    return "1.00"
+    interval = f"{gain.low:.2f}-{gain.high:.2f}"
+    return f"{gain.speedup:.2f} {interval}"
 
 
 def _pays(row: Candidate) -> str:
@@ -474,7 +504,9 @@ def _at_percentiles(row: Candidate) -> str:
 def _even_at(row: Candidate) -> str:
     """Tokens per step with which a draft is as fast as none."""
     least = row.drafting.break_even_tokens_per_step
-    return "" if least is None else f"{least:.2f}"
+    if least is None:
+        return ""
+    return f"{least:.2f}"
 
 
 def _over_best_batch(row: Candidate) -> str:
@@ -536,8 +568,11 @@ def _gamma_table(table: GammaTable, width: int) -> Table:
     wide = 6 + 10 * len(contexts) + 13 <= width
     rows = []
     for row, batch in enumerate(table.batch_sizes):
-        cells = [_gamma_cell(table, row, column, wide=wide) for column in range(len(contexts))]
-        rows.append([str(batch), *cells, _faster_from(table, row)])
+        cells = [str(batch)]
+        for column in range(len(contexts)):
+            cells.append(_gamma_cell(table, row, column, wide=wide))
+        cells.append(_faster_from(table, row))
+        rows.append(cells)
     heads = ["batch", *map(format_tokens, contexts), "faster from"]
     return text_table(heads, rows, wraps=())
 
@@ -552,9 +587,10 @@ def _gamma_cell(table: GammaTable, row: int, column: int, *, wide: bool) -> str:
         mark = "?"
     elif gamma and not pays:
         mark = "!"
-    if wide and pays:
-        return f"{gamma}{mark} ({table.speedup[row][column]:.2f})"
-    return f"{gamma}{mark}"
+    if not wide or not pays:
+        return f"{gamma}{mark}"
+    speedup = table.speedup[row][column]
+    return f"{gamma}{mark} ({speedup:.2f})"
 
 
 def _faster_from(table: GammaTable, row: int) -> str:
@@ -570,7 +606,8 @@ def _faster_from(table: GammaTable, row: int) -> str:
 def _breakdown_table(breakdown: dict[str, list[Operation]]) -> Table:
     rows = []
     for name, operations in breakdown.items():
-        for op in sorted(operations, key=lambda op: -op.time_s):
+        slowest_first = sorted(operations, key=lambda op: -op.time_s)
+        for op in slowest_first:
             times = (_ms(op.time_s), _ms(op.ceiling_s))
             rows.append((name, op.op, *times, op.bound_by, op.time_from))
     heads = ("pass", "operation", "ms", "ceiling ms", "bound by", "time from")
@@ -587,10 +624,14 @@ def _memory_line(answer: Plan) -> str:
         "workspace": memory.workspace_bytes,
         "of": memory.capacity_bytes,
     }
-    sizes = ", ".join(f"{label} {format_bytes(size)}" for label, size in parts.items())
+    sizes = []
+    for label, size in parts.items():
+        sizes.append(f"{label} {format_bytes(size)}")
+    largest = f"{memory.largest_batch:.0f}"
+    largest_alone = f"{memory.largest_autoregressive_batch:.0f}"
     return (
-        f"memory per device: {sizes}; largest batch {memory.largest_batch:.0f} (autoregressive "
-        f"{memory.largest_autoregressive_batch:.0f})"
+        f"memory per device: {', '.join(sizes)}; largest batch {largest} (autoregressive "
+        f"{largest_alone})"
     )
 
 
@@ -610,7 +651,10 @@ def _print_traffic(answer: Plan, traffic: Traffic, console: Console, *, every: b
         console.print(steady)
     simulated = f"{traffic.num_requests} requests simulated"
     console.print(f"{asked_of_traffic(answer, traffic)}; {simulated}")
-    compared = [load for load in (traffic.autoregressive, traffic.speculative) if load is not None]
+    compared = []
+    for load in (traffic.autoregressive, traffic.speculative):
+        if load is not None:
+            compared.append(load)
     at_rate = [load for load in traffic.curves if load.rate_per_s == traffic.rate_per_s]
     _print_loads(console, f"at {rate}/s, the fewest devices of each", compared)
     if every:

@@ -103,7 +103,7 @@ def test_the_tables_have_a_row_for_each_model_and_load(atlas: Atlas) -> None:
     ("old", "new", "message"),
     [
         ("price = 2.0", "price = 0", "price"),
-        ('name = "long"', 'name = "short"', "names the load short twice"),
+        ('name = "long"', 'name = "short"', "lists the load short twice"),
         ("gpus = 1 }", 'model = "x" }', "sets model"),
         ("[[models]]", "[[model]]", "model"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -87,7 +88,8 @@ def _stacked(
 ) -> None:
     """Stacked horizontal bars with the total at the end of each, and their key."""
     (axes,) = chart.axes
-    longest = max(sum(bar.parts.values()) for bar in bars)
+    totals = [sum(bar.parts.values()) for bar in bars]
+    longest = max(totals)
     for place, bar in enumerate(bars):
         end = _draw_parts(chart, place, bar, kinds, unit, written, longest)
         total = bar.total
@@ -95,7 +97,8 @@ def _stacked(
             total = end
         right = (end + 0.015 * longest) / unit
         axes.text(right, place, written(total), va="center", fontweight="bold")
-    axes.set_yticks(range(len(bars)), labels=[bar.label for bar in bars])
+    labels = [bar.label for bar in bars]
+    axes.set_yticks(range(len(bars)), labels=labels)
     axes.set_ylim(len(bars) - 0.5, -0.5)
     axes.set_xlim(0, 1.17 * longest / unit)
     axes.grid(visible=False, axis="y")
@@ -121,7 +124,12 @@ def _draw_parts(
         value = bar.parts[name]
         text = written(value)
         (patch,) = axes.barh(
-            place, value / unit, left=left / unit, height=0.62, color=kind.colour, lw=0
+            place,
+            value / unit,
+            left=left / unit,
+            height=0.62,
+            color=kind.colour,
+            lw=0,
         )
         chart.tip(patch, f"{line}: {kind.title} {text}")
         if value > 0.15 * longest:
@@ -179,7 +187,8 @@ def step_phases(data: ReportData) -> Chart | None:
     if reference is None:
         return None
     measured = _phase_bars("measured", data.measured, reference)
-    bars = [*measured, *_phase_bars("predicted", data.predicted, reference)]
+    predicted = _phase_bars("predicted", data.predicted, reference)
+    bars = measured + predicted
     if not bars:
         return None
     chart = Chart("phases", height=1.15 + 0.5 * len(bars))
@@ -188,7 +197,8 @@ def step_phases(data: ReportData) -> Chart | None:
     autoregressive, speculative = bars[:2]
     before = format_seconds(autoregressive.total or 0.0)
     after = format_seconds(speculative.total or 0.0)
-    share = speculative.parts.get("verify", 0.0) / sum(speculative.parts.values())
+    verify_s = speculative.parts.get("verify", 0.0)
+    share = verify_s / sum(speculative.parts.values())
     emitted = f"{reference.expected_tokens_per_step or 1.0:.2f} tokens"
     caption = (
         f"A speculative step drafts {reference.gamma} tokens, verifies them in one pass and emits "
@@ -218,7 +228,8 @@ def _bars_of(word: str, row: Record) -> list[Bar]:
     parts = _phases(row)
     if alone is None or parts is None:
         return []
-    per_token = (row.step_s or 0.0) / (row.expected_tokens_per_step or 1.0)
+    tokens = row.expected_tokens_per_step or 1.0
+    per_token = (row.step_s or 0.0) / tokens
     return [
         Bar(f"autoregressive\n{word}", {"autoregressive": alone}, alone),
         Bar(f"speculative\n{word}", parts, per_token),
@@ -228,7 +239,10 @@ def _bars_of(word: str, row: Record) -> list[Bar]:
 def _with_phases(data: ReportData) -> Record | None:
     """The reference's row if its phases are known, else the fastest row whose phases are."""
     reference = data.reference
-    rows = [row for row in data.rows if row.is_speculative and _phases(row) is not None]
+    rows = []
+    for row in data.rows:
+        if row.is_speculative and _phases(row) is not None:
+            rows.append(row)
     if reference is not None:
         for row in rows:
             if is_paired(row, reference):
@@ -249,8 +263,13 @@ def _phases(row: Record) -> dict[str, float] | None:
         "accept": row.accept_step_s or 0.0,
         "upkeep": (row.breakdown_s or {}).get("upkeep", 0.0),
     }
-    parts["other"] = max(row.step_s - sum(parts.values()), 0.0)
-    return {name: value / tokens for name, value in parts.items() if value > 0}
+    rest = row.step_s - sum(parts.values())
+    parts["other"] = max(rest, 0.0)
+    per_token = {}
+    for name, seconds in parts.items():
+        if seconds > 0:
+            per_token[name] = seconds / tokens
+    return per_token
 
 
 # What binds
@@ -262,10 +281,12 @@ def time_by_limit(data: ReportData) -> Chart | None:
     plan = data.plan
     if plan is None or not plan.breakdown.get("autoregressive"):
         return None
-    bars = [Bar("autoregressive", by_limit(plan.breakdown["autoregressive"]))]
+    alone = by_limit(plan.breakdown["autoregressive"])
+    bars = [Bar("autoregressive", alone)]
     gamma = plan.best.gamma
     if gamma and plan.breakdown.get("verify"):
-        bars.append(Bar(f"speculative,\nγ = {gamma}", _speculative_limits(plan)))
+        label = f"speculative,\nγ = {gamma}"
+        bars.append(Bar(label, _speculative_limits(plan)))
     chart = Chart("limits", height=1.25 + 0.55 * len(bars))
     _stacked(chart, bars, LIMITS)
     chart.axes[0].set(xlabel="predicted time per token and sequence (ms)")
@@ -283,13 +304,15 @@ def _speculative_limits(plan: Plan) -> dict[str, float]:
     """Seconds per emitted token of a speculative step, by limit."""
     best = plan.best
     tokens = best.drafting.tokens_per_step
-    totals: dict[str, float] = {}
-    for part, times in (("draft", best.gamma), ("verify", 1), ("accept", 1), ("upkeep", 1)):
-        for limit, seconds in by_limit(plan.breakdown.get(part, [])).items():
-            totals[limit] = totals.get(limit, 0.0) + times * seconds / tokens
+    passes = {"draft": best.gamma, "verify": 1, "accept": 1, "upkeep": 1}
+    totals: dict[str, float] = defaultdict(float)
+    for part, times in passes.items():
+        operations = plan.breakdown.get(part, [])
+        for limit, seconds in by_limit(operations).items():
+            totals[limit] += times * seconds / tokens
     rest = best.step_s / tokens - sum(totals.values())
     if rest > 0:
-        totals["overhead"] = totals.get("overhead", 0.0) + rest
+        totals["overhead"] += rest
     return totals
 
 
@@ -298,20 +321,22 @@ def _limits_title(bars: Sequence[Bar]) -> str:
     last = bars[-1].parts
     largest = max(first, key=lambda name: first[name])
     share = percent(first[largest] / sum(first.values()))
-    title = f"{share} of an autoregressive step goes into {LIMITS[largest].text}"
+    limit = LIMITS[largest].text
+    title = f"{share} of an autoregressive step goes into {limit}"
     if len(bars) > 1 and largest in last:
-        title += f"; speculation makes it {first[largest] / last[largest]:.1f}× less per token"
+        ratio = first[largest] / last[largest]
+        title += f"; speculation makes it {ratio:.1f}× less per token"
     return title
 
 
 def by_limit(ops: Sequence[Operation]) -> dict[str, float]:
     """Seconds by `bound_by`; an unknown limit counts as overhead."""
-    totals: dict[str, float] = {}
+    totals: dict[str, float] = defaultdict(float)
     for op in ops:
         limit = op.bound_by
         if limit not in LIMITS:
             limit = "overhead"
-        totals[limit] = totals.get(limit, 0.0) + op.time_s
+        totals[limit] += op.time_s
     return {name: value for name, value in totals.items() if value > 0}
 
 
@@ -391,9 +416,10 @@ def _rooflined_operations(plan: Plan) -> list[Mark]:
     """The operations of all passes that compute and read memory."""
     marks = []
     for part in _PASSES:
-        operations = [op for op in plan.breakdown.get(part, ()) if _has_intensity(op)]
-        for op in operations:
-            marks.append(Mark(part, op, is_last=op is operations[-1]))
+        operations = plan.breakdown.get(part, ())
+        drawn = [op for op in operations if _has_intensity(op)]
+        for op in drawn:
+            marks.append(Mark(part, op, is_last=op is drawn[-1]))
     return marks
 
 
@@ -414,7 +440,8 @@ def _draw_operation(chart: Chart, mark: Mark) -> None:
         axes.plot([intensity] * 2, stem, color=colour, lw=0.8, alpha=0.6)
         axes.plot(intensity, ceiling / GIGA, "_", color=colour, ms=7)
     name = mark.op.op
-    tip = f"{name}, {mark.part}: {intensity:.3g} FLOP/byte, {format_rate(rate, 'FLOP')}"
+    reached = format_rate(rate, "FLOP")
+    tip = f"{name}, {mark.part}: {intensity:.3g} FLOP/byte, {reached}"
     chart.mark(axes, (intensity, rate / GIGA), marker, tip, color=colour, mew=0.5)
     chart.rows.append((mark.part, name, intensity, rate, ceiling))
     if mark.is_last:
@@ -441,8 +468,11 @@ def _whole_decades(axes: Axes) -> None:
     ):
         first = math.log10(low)
         last = math.log10(high)
-        if math.floor(last) - math.ceil(first) < 1:
-            set_limits(10 ** math.floor(first), 10 ** math.ceil(last))
+        num_decades = math.floor(last) - math.ceil(first)
+        if num_decades < 1:
+            lower = 10 ** math.floor(first)
+            upper = 10 ** math.ceil(last)
+            set_limits(lower, upper)
         axis.set_minor_formatter(NullFormatter())
 
 
@@ -460,9 +490,20 @@ def _draw_roofs(axes: Axes, ceilings: Ceilings, intensities: Sequence[float]) ->
     middle = (low * peak / bandwidth) ** 0.5
     look: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "color": MUTED}
     slope_label = format_rate(bandwidth, "B")
-    axes.annotate(slope_label, (middle, middle * bandwidth / GIGA), xytext=(-7, 3), **look)
-    axes.annotate(format_rate(peak, "FLOP"), (high, peak / GIGA), xytext=(0, 4), **look)
-    axes.set_ylim(top=max(peak / GIGA * 2.5, axes.get_ylim()[1]))
+    axes.annotate(
+        slope_label,
+        (middle, middle * bandwidth / GIGA),
+        xytext=(-7, 3),
+        **look,
+    )
+    axes.annotate(
+        format_rate(peak, "FLOP"),
+        (high, peak / GIGA),
+        xytext=(0, 4),
+        **look,
+    )
+    _, top = axes.get_ylim()
+    axes.set_ylim(top=max(peak / GIGA * 2.5, top))
 
 
 def _draw_roof(axes: Axes, ends: tuple[float, float], slope: float, top: float, style: str) -> None:
@@ -497,7 +538,8 @@ def memory_bar(data: ReportData) -> Chart | None:
     if capacity:
         axes.axvline(capacity / GIB, color=INK, lw=1.4)
         chart.rows.append(("memory", "capacity", capacity))
-    axes.set(xlabel="GiB per device", xlim=(0, max(1.05 * capacity, 1.2 * total) / GIB))
+    right = max(1.05 * capacity, 1.2 * total)
+    axes.set(xlabel="GiB per device", xlim=(0, right / GIB))
     axes.set_yticks([])
     return chart.told(
         title=_memory_title(parts, capacity),
@@ -510,10 +552,12 @@ def memory_bar(data: ReportData) -> Chart | None:
 
 def _memory_title(parts: Mapping[str, float], capacity: float) -> str:
     total = sum(parts.values())
-    draft = parts.get("draft_kv_bytes", 0.0) + parts.get("draft_weights_bytes", 0.0)
+    draft = parts.get("draft_kv_bytes", 0.0)
+    draft += parts.get("draft_weights_bytes", 0.0)
     title = f"{format_bytes(total)} per device"
     if capacity:
         title += f" of {format_bytes(capacity)}"
     if 0 < draft < total:
-        title += f"; the draft adds {percent(draft / (total - draft), 1)}"
+        added = draft / (total - draft)
+        title += f"; the draft adds {percent(added, 1)}"
     return title

@@ -22,17 +22,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.text import Text
 
-INK, MUTED, GRID, PAPER, ON_COLOUR = "#1c2126", "#5b646e", "#dfe3e8", "#fefefe", "#fffffd"
+INK = "#1c2126"
+MUTED = "#5b646e"
+GRID = "#dfe3e8"
+PAPER = "#fefefe"
+ON_COLOUR = "#fffffd"
 # Okabe-Ito's and Tol's colour-blind-safe hues, darkened to 3:1 against paper; never the only
 # carrier of a meaning.
-BLUE, RED, GREEN, PURPLE, OCHRE, GREY = (
-    "#0069a8",
-    "#c9500a",
-    "#00855f",
-    "#9a3d8f",
-    "#8f6b00",
-    "#7b848e",
-)
+BLUE = "#0069a8"
+RED = "#c9500a"
+GREEN = "#00855f"
+PURPLE = "#9a3d8f"
+OCHRE = "#8f6b00"
+GREY = "#7b848e"
 SERIES = (BLUE, RED, GREEN, PURPLE, OCHRE, GREY)
 MARKERS = ("o", "s", "^", "D", "v", "P")
 CSS_VARIABLES = {
@@ -124,8 +126,14 @@ class Chart:
         """The finished figure; `table` is the title of its values, which have the figure's name by
         default.
         """
-        self.title, self.caption = title, caption
-        self.table = Table(name or self.name, table, tuple(columns), tuple(self.rows))
+        self.title = title
+        self.caption = caption
+        self.table = Table(
+            name or self.name,
+            table,
+            tuple(columns),
+            tuple(self.rows),
+        )
         return self
 
     def tip(self, artist: Artist, text: str, series: str = "") -> None:
@@ -183,7 +191,8 @@ class Chart:
             x=TITLE_X,
             ha="left",
         )
-        lines = _wrapped(self.title, title, figure.bbox.width * (1.0 - 2.0 * TITLE_X))
+        width = figure.bbox.width * (1.0 - 2.0 * TITLE_X)
+        lines = _wrapped(self.title, title, width)
         title.set_text("\n".join(lines))
         width, height = figure.get_size_inches()
         height += len(lines) * TITLE_SIZE * LINE_HEIGHT / POINTS_PER_INCH
@@ -199,7 +208,10 @@ def spread_of(value: float, ends: Ends) -> list[list[float]] | None:
     low, high = ends
     if low is None or high is None:
         return None
-    return [[max(value - low, 0)], [max(high - value, 0)]]
+    return [
+        [max(value - low, 0)],
+        [max(high - value, 0)],
+    ]
 
 
 def _wrapped(text: str, drawn: Text, limit: float) -> list[str]:

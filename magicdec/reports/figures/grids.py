@@ -4,6 +4,7 @@ what users see as the rate of arrivals rises."""
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import groupby, product
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -53,8 +54,9 @@ def speedup_heatmap(data: ReportData) -> Chart | None:
     contexts = grid.contexts
     chart = Chart("heatmap", height=1.3 + 0.42 * len(batches))
     (axes,) = chart.axes
-    farthest = max(abs(math.log(cell.speedup)) for cell in grid.cells.values()) or 0.01
-    reach = max(farthest, math.log(1.25))
+    reach = math.log(1.25)
+    for cell in grid.cells.values():
+        reach = max(reach, abs(math.log(cell.speedup)))
     for (b, c), cell in grid.cells.items():
         chart.rows.append((batches[b], contexts[c], *cell))
         place = f"batch {batches[b]}, context {contexts[c]}"
@@ -73,8 +75,10 @@ def _grid_axes(axes: Axes, grid: Grid) -> None:
     """Labels batches and contexts, and takes the frame off."""
     num_batches = len(grid.batches)
     num_contexts = len(grid.contexts)
-    axes.set_xticks(range(num_contexts), labels=[compact_tokens(c) for c in grid.contexts])
-    axes.set_yticks(range(num_batches), labels=[str(b) for b in grid.batches])
+    contexts = list(map(compact_tokens, grid.contexts))
+    batches = list(map(str, grid.batches))
+    axes.set_xticks(range(num_contexts), labels=contexts)
+    axes.set_yticks(range(num_batches), labels=batches)
     axes.set_xlabel("context length (tokens)")
     axes.set_ylabel("batch size")
     axes.set_xlim(-0.5, num_contexts - 0.5)
@@ -105,7 +109,11 @@ def _planned_grid(data: ReportData) -> Grid | None:
     for b in range(len(table.batch_sizes)):
         for c in range(len(table.context_lens)):
             if table.fits[b][c]:
-                cells[b, c] = Cell(table.speedup[b][c], table.gamma[b][c], table.verdict[b][c])
+                cells[b, c] = Cell(
+                    table.speedup[b][c],
+                    table.gamma[b][c],
+                    table.verdict[b][c],
+                )
     if len(cells) > 1:
         return Grid(table.batch_sizes, table.context_lens, cells, "Predicted")
     return None
@@ -119,10 +127,12 @@ def _record_grid(data: ReportData) -> Grid | None:
         best = _best_cells(rows)
         batches = sorted({batch for batch, _ in best})
         contexts = sorted({context for _, context in best})
-        if len(best) >= 4 and len(batches) > 1 and len(contexts) > 1:
+        is_grid = len(batches) > 1 and len(contexts) > 1
+        if is_grid and len(best) >= 4:
             cells = {}
             for (batch, context), cell in best.items():
-                cells[batches.index(batch), contexts.index(context)] = cell
+                place = (batches.index(batch), contexts.index(context))
+                cells[place] = cell
             return Grid(batches, contexts, cells, word)
     return None
 
@@ -153,42 +163,49 @@ def _draw_cell(chart: Chart, at: tuple[int, int], cell: Cell, reach: float, plac
     colours = LinearSegmentedColormap.from_list("speedup", [LOSS, NEUTRAL, GAIN])
     colour = colours((depth + 1) / 2)
     patch = axes.add_patch(
-        Rectangle((c - 0.48, b - 0.46), 0.96, 0.92, facecolor=to_hex(colour), lw=0)
+        Rectangle(
+            (c - 0.48, b - 0.46),
+            0.96,
+            0.92,
+            facecolor=to_hex(colour),
+            lw=0,
+        )
     )
+    setting = "leave speculation off"
     if cell.gamma:
         setting = f"γ = {cell.gamma}, {cell.verdict}"
-    else:
-        setting = "leave speculation off"
-    chart.tip(patch, f"{place}: {cell.speedup:.2f}×, {setting}")
+    speedup = f"{cell.speedup:.2f}×"
+    chart.tip(patch, f"{place}: {speedup}, {setting}")
     middle: dict[str, Any] = {"ha": "center", "va": "center"}
     if not cell.gamma:
         patch.set_facecolor(GRID)
         axes.text(c, b, "off", color=MUTED, **middle)
         return
-    luminance = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2]
+    red, green, blue, _ = colour
+    luminance = 0.299 * red + 0.587 * green + 0.114 * blue
     ink = CELL_INK
     if luminance < 0.55:
         ink = CELL_PAPER
     doubt = ""
     if cell.verdict == "unclear":
         doubt = " ?"
-    axes.text(c, b + 0.1, f"{cell.speedup:.2f}×", color=ink, **middle)
-    axes.text(c, b - 0.24, f"γ {cell.gamma}{doubt}", color=ink, **middle)
+    gamma = f"γ {cell.gamma}{doubt}"
+    axes.text(c, b + 0.1, speedup, color=ink, **middle)
+    axes.text(c, b - 0.24, gamma, color=ink, **middle)
 
 
 def _break_even(axes: Axes, grid: Grid) -> None:
     """A line along the cells' edges between those that pay and the others."""
     pays = {place: cell.verdict == "pays" for place, cell in grid.cells.items()}
-    for b in range(len(grid.batches)):
-        for c in range(len(grid.contexts)):
-            if (b, c) not in pays:
-                continue
-            right = (b, c + 1)
-            if pays.get(right, pays[b, c]) != pays[b, c]:
-                _draw_edge(axes, [c + 0.5, c + 0.5], [b - 0.5, b + 0.5])
-            above = (b + 1, c)
-            if pays.get(above, pays[b, c]) != pays[b, c]:
-                _draw_edge(axes, [c - 0.5, c + 0.5], [b + 0.5, b + 0.5])
+    for (b, c), cell_pays in pays.items():
+        left = c - 0.5
+        right = c + 0.5
+        below = b - 0.5
+        above = b + 0.5
+        if pays.get((b, c + 1), cell_pays) != cell_pays:
+            _draw_edge(axes, [right, right], [below, above])
+        if pays.get((b + 1, c), cell_pays) != cell_pays:
+            _draw_edge(axes, [left, right], [above, above])
 
 
 def _draw_edge(axes: Axes, x: list[float], y: list[float]) -> None:
@@ -200,8 +217,9 @@ def _heatmap_title(grid: Grid) -> str:
     if not paying:
         return "Speculation surely pays nowhere on this grid"
     (b, c), cell = max(paying.items(), key=lambda item: item[1].speedup)
+    batch = grid.batches[b]
     context = thousands(grid.contexts[c])
-    best = f"{cell.speedup:.2f}× at batch {grid.batches[b]} and context {context}"
+    best = f"{cell.speedup:.2f}× at batch {batch} and context {context}"
     if len(paying) == len(grid.cells):
         where = "everywhere on this grid"
     else:
@@ -228,7 +246,8 @@ def throughput_latency(data: ReportData) -> Chart | None:
     rows = _one_context(data)
     baselines = _frontier(_autoregressive_points(rows))
     drafted = _frontier([_point(row) for row in rows if row.is_speculative])
-    batches = {point.row.batch_size for point in (*drafted, *baselines)}
+    points = baselines + drafted
+    batches = {point.row.batch_size for point in points}
     if len(drafted) < 2 or len(batches) < 2:
         return None
     chart = Chart("pareto", height=3.4)
@@ -266,7 +285,13 @@ def _autoregressive_points(rows: Sequence[Record]) -> list[Point]:
     for row in rows:
         step = row.autoregressive_step_s
         if row.is_speculative and step:
-            points.append(Point(step, row.batch_size / step / row.tp_size, row))
+            points.append(
+                Point(
+                    step,
+                    row.batch_size / step / row.tp_size,
+                    row,
+                )
+            )
     return points
 
 
@@ -289,8 +314,8 @@ def _draw_frontier(
             f"{point.rate:.0f} tokens/s, {format_seconds(point.seconds)} per token"
         )
         chart.mark(axes, at, marker, tip, name, color=colour, mew=0.5)
-        values = (name, row.batch_size, row.context_len, configuration, point.rate, point.seconds)
-        chart.rows.append(values)
+        load = (row.batch_size, row.context_len)
+        chart.rows.append((name, *load, configuration, point.rate, point.seconds))
     last = points[-1]
     note = axes.annotate(
         f"batch {last.row.batch_size}",
@@ -311,19 +336,23 @@ def _one_context(data: ReportData) -> list[Record]:
     def batches(rows: Sequence[Record]) -> int:
         return len({row.batch_size for row in rows if row.is_speculative})
 
+    def width(rows: Sequence[Record]) -> tuple[int, int]:
+        return batches(rows), rows[0].context_len
+
     for rows in (data.measured, data.predicted):
-        groups: dict[tuple[object, ...], list[Record]] = {}
+        groups: dict[tuple[object, ...], list[Record]] = defaultdict(list)
         for row in rows:
             setting = (row.model, row.hardware, row.context_len, row.temperature)
-            groups.setdefault(setting, []).append(row)
-        widest = max(groups.values(), key=lambda g: (batches(g), g[0].context_len), default=[])
+            groups[setting].append(row)
+        widest = max(groups.values(), key=width, default=[])
         if batches(widest) >= 2:
             return widest
     return []
 
 
 def _point(row: Record) -> Point:
-    return Point(row.tpot_s or 0.0, (row.tokens_per_s or 0.0) / row.tp_size, row)
+    rate = (row.tokens_per_s or 0.0) / row.tp_size
+    return Point(row.tpot_s or 0.0, rate, row)
 
 
 def _frontier(points: Sequence[Point]) -> list[Point]:
@@ -331,9 +360,11 @@ def _frontier(points: Sequence[Point]) -> list[Point]:
     known = [point for point in points if point.seconds > 0 and point.rate > 0]
     known.sort(key=lambda point: (point.seconds, -point.rate))
     frontier: list[Point] = []
+    highest = 0.0
     for point in known:
-        if not frontier or point.rate > frontier[-1].rate * 1.001:
+        if point.rate > highest * 1.001:
             frontier.append(point)
+            highest = point.rate
     return frontier
 
 
@@ -384,7 +415,10 @@ def latency_by_rate(data: ReportData) -> Chart | None:
         return None
     chart = Chart("traffic", height=4.6, rows=2, sharex=True)
     policies = ("off", traffic.best.policy, "by batch")
-    series = [(name, loads) for name, loads in _series(traffic) if loads[0].policy in policies]
+    series = []
+    for name, loads in _series(traffic):
+        if loads[0].policy in policies:
+            series.append((name, loads))
     request = data.plan.request
     upper, lower = chart.axes
     _percentile_panel(chart, upper, "ttft", series, request.ttft_p95_s)
@@ -397,7 +431,13 @@ def latency_by_rate(data: ReportData) -> Chart | None:
     answer = traffic_line(traffic)
     columns = [RATE, NAME]
     for latency, which in PERCENTILES:
-        columns.append(Column(f"{latency}_{which}_s", f"{latency.upper()} {which}", "seconds"))
+        columns.append(
+            Column(
+                f"{latency}_{which}_s",
+                f"{latency.upper()} {which}",
+                "seconds",
+            )
+        )
     return chart.told(
         title=answer[0].upper() + answer[1:],
         caption="95th percentiles of the time to the first token and between tokens on "
@@ -430,7 +470,7 @@ def _percentile_panel(
     for i, (name, loads) in enumerate(series):
         steady = [load for load in loads if not load.overloaded]
         values = [getattr(load, latency).p95 / MILLI for load in steady]
-        _over_rates(chart, axes, (i, name, steady), values, lambda value: f"{value:.3g} ms")
+        _over_rates(chart, axes, (i, name, steady), values, "{:.3g} ms".format)
     if limit is not None:
         axes.axhline(limit / MILLI, color=RED, lw=1, ls="--")
     axes.set(ylabel=f"{latency.upper()} p95 (ms)", yscale="log")
@@ -458,7 +498,8 @@ def _over_rates(
     label: str | None = name
     for rate, value in zip(rates, values, strict=True):
         (mark,) = axes.plot([rate], [value], label=label, **look)
-        chart.tip(mark, f"{name}, {format_number(rate)} requests/s: {text(value)}", name)
+        at = f"{format_number(rate)} requests/s"
+        chart.tip(mark, f"{name}, {at}: {text(value)}", name)
         label = None
 
 
@@ -479,7 +520,13 @@ def goodput_by_policy(data: ReportData) -> Chart | None:
                 overloaded = "yes"
             chart.rows.append((load.rate_per_s, name, load.goodput_per_s, overloaded))
     highest = max(load.rate_per_s for load in traffic.curves)
-    axes.plot([0, highest], [0, highest], color=GREY, lw=0.8, ls=":")
+    axes.plot(
+        [0, highest],
+        [0, highest],
+        color=GREY,
+        lw=0.8,
+        ls=":",
+    )
     axes.set(xlabel=ARRIVALS, ylabel="kept within limits (per second)")
     axes.legend(loc="best")
     best = max(traffic.curves, key=lambda load: load.goodput_per_s)
@@ -511,10 +558,23 @@ def timeline(data: ReportData) -> Chart | None:
     chart = Chart("timeline", height=3.6, rows=2, sharex=True)
     upper, lower = chart.axes
     times = [moment.time_s for moment in moments]
+    shares = [100.0 * moment.kv_share for moment in moments]
     look: dict[str, Any] = {"where": "post", "lw": 1}
-    upper.step(times, [moment.batch for moment in moments], color=BLUE, label="batch", **look)
-    upper.step(times, [moment.waiting for moment in moments], color=RED, label="waiting", **look)
-    lower.step(times, [100.0 * moment.kv_share for moment in moments], color=BLUE, **look)
+    upper.step(
+        times,
+        [moment.batch for moment in moments],
+        color=BLUE,
+        label="batch",
+        **look,
+    )
+    upper.step(
+        times,
+        [moment.waiting for moment in moments],
+        color=RED,
+        label="waiting",
+        **look,
+    )
+    lower.step(times, shares, color=BLUE, **look)
     upper.set(ylabel="requests")
     lower.set(ylabel="cache in use (%)", xlabel="time (s)")
     upper.legend(loc="best")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import cycle
 from typing import TYPE_CHECKING
 
 from magicdec.comparison import Pair, is_paired, summarise
@@ -52,10 +51,9 @@ def acceptance_by_position(data: ReportData) -> Chart | None:
     """Rate of acceptance at each position, given that all before were accepted; and how many a step
     accepts.
     """
-    rows = [row for row in data.measured if row.is_speculative and row.acceptance_by_position]
-    if not rows:
+    drafts = _compared_drafts(data)
+    if not drafts:
         return None
-    drafts = _deepest_per_method(_comparable(rows, data.reference), data.reference)
     with_histogram = [row for row in drafts if sum(row.acceptance_histogram or ())]
     if with_histogram:
         chart = Chart("positions", height=4.3, rows=2)
@@ -64,8 +62,9 @@ def acceptance_by_position(data: ReportData) -> Chart | None:
     axes = chart.axes[0]
     for i, row in enumerate(drafts):
         _position_series(chart, row, data.find_predicted(row), i)
+    deepest = max(row.gamma for row in drafts)
     axes.set(ylabel="acceptance rate", xlabel="position in the drafted block")
-    axes.set_xticks(range(1, max(row.gamma for row in drafts) + 1))
+    axes.set_xticks(range(1, deepest + 1))
     axes.set_ylim(top=1.02)
     axes.legend(loc="best")
     if with_histogram:
@@ -93,6 +92,18 @@ def acceptance_by_position(data: ReportData) -> Chart | None:
     )
 
 
+def _compared_drafts(data: ReportData) -> list[Record]:
+    """One measured row of each draft, all of one model, prompts and temperature."""
+    rows = []
+    for row in data.measured:
+        if row.is_speculative and row.acceptance_by_position:
+            rows.append(row)
+    if not rows:
+        return []
+    comparable = _comparable(rows, data.reference)
+    return _deepest_per_method(comparable, data.reference)
+
+
 def _comparable(rows: Sequence[Record], reference: Record | None) -> list[Record]:
     """The rows of one model, prompts and temperature: where the reference was measured, else of the
     most drafts.
@@ -110,7 +121,12 @@ def _comparable(rows: Sequence[Record], reference: Record | None) -> list[Record
         for row in rows:
             if is_paired(row, reference):
                 return groups[setting(row)]
-    return max(groups.values(), key=lambda g: (len({r.draft_method for r in g}), len(g)))
+
+    def width(rows: Sequence[Record]) -> tuple[int, int]:
+        methods = {row.draft_method for row in rows}
+        return len(methods), len(rows)
+
+    return max(groups.values(), key=width)
 
 
 def _position_title(row: Record) -> str:
@@ -122,14 +138,15 @@ def _position_title(row: Record) -> str:
     intervals = rate_intervals(row)
     if len(rates) < 2 or intervals[0] is None or intervals[-1] is None:
         return first
-    (low, high), (last_low, last_high) = intervals[0], intervals[-1]
-    if last_low > high:
+    first_low, first_high = intervals[0]
+    last_low, last_high = intervals[-1]
+    trend = "and about as many"
+    if last_low > first_high:
         trend = "and more"
-    elif last_high < low:
+    elif last_high < first_low:
         trend = "but fewer"
-    else:
-        trend = "and about as many"
-    return f"{first}, {trend} of those that reach position {len(rates)}: {percent(rates[-1])}"
+    last = percent(rates[-1])
+    return f"{first}, {trend} of those that reach position {len(rates)}: {last}"
 
 
 def _deepest_per_method(rows: Sequence[Record], reference: Record | None) -> list[Record]:
@@ -141,11 +158,10 @@ def _deepest_per_method(rows: Sequence[Record], reference: Record | None) -> lis
         trials = sum(row.acceptance_trials_by_position or [0])
         if reference is None:
             return False, False, row.gamma, trials
-        same_load = (row.batch_size, row.context_len) == (
-            reference.batch_size,
-            reference.context_len,
-        )
-        return same_load, row.draft_budget == reference.draft_budget, row.gamma, trials
+        same_batch = row.batch_size == reference.batch_size
+        same_load = same_batch and row.context_len == reference.context_len
+        same_budget = row.draft_budget == reference.draft_budget
+        return same_load, same_budget, row.gamma, trials
 
     deepest: dict[tuple[str, str], Record] = {}
     for row in rows:
@@ -180,7 +196,7 @@ def _position_series(chart: Chart, row: Record, guess: Record | None, index: int
         ends = intervals[position - 1] or (None, None)
         at = (position + offset, rate)
         chart.interval(axes, at, ends, series, colour)
-        tip = f"{series}, position {position}: {100 * rate:.1f} %"
+        tip = f"{series}, position {position}: {rate * 100:.1f} %"
         if trials:
             tip += f" of {trials}"
         chart.mark(axes, at, marker, tip, series, color=colour)
@@ -208,19 +224,22 @@ def _tried_positions(row: Record) -> list[tuple[int, float, int | None]]:
 
 def _histogram(chart: Chart, axes: Axes, rows: Sequence[Record]) -> None:
     width = 0.8 / len(rows)
+    middle = (len(rows) - 1) / 2
     for i, row in enumerate(rows):
         counts = row.acceptance_histogram or []
         series = describe(row, symbol=GAMMA)
         colour = SERIES[i % len(SERIES)]
         total = sum(counts)
-        shift = (i - (len(rows) - 1) / 2) * width
+        shift = (i - middle) * width
         for accepted, count in enumerate(counts):
             share = 100 * count / total
-            (bar,) = axes.bar(accepted + shift, share, width * 0.92, color=colour, lw=0)
+            place = accepted + shift
+            (bar,) = axes.bar(place, share, width * 0.92, color=colour, lw=0)
             tip = f"{series}: {accepted} accepted in {share:.1f} % of {total} steps"
             chart.tip(bar, tip, series)
     axes.set(ylabel="share of steps (%)", xlabel="tokens accepted in a step")
-    axes.set_xticks(range(max(len(row.acceptance_histogram or []) for row in rows)))
+    lengths = [len(row.acceptance_histogram or []) for row in rows]
+    axes.set_xticks(range(max(lengths)))
     axes.grid(visible=False, axis="x")
 
 
@@ -244,8 +263,11 @@ def predicted_vs_measured(data: ReportData) -> Chart | None:
     _agreement(axes, low, high)
     by_draft: dict[str, list[Pair]] = defaultdict(list)
     for pair in pairs:
-        by_draft[draft_name(pair.measured.draft, pair.measured.draft_method)].append(pair)
-    for draft, colour, marker in zip(sorted(by_draft), cycle(SERIES), cycle(MARKERS), strict=False):
+        name = draft_name(pair.measured.draft, pair.measured.draft_method)
+        by_draft[name].append(pair)
+    for i, draft in enumerate(sorted(by_draft)):
+        colour = SERIES[i % len(SERIES)]
+        marker = MARKERS[i % len(MARKERS)]
         for pair in by_draft[draft]:
             _draw_pair(chart, pair, draft, colour, marker)
         axes.plot([], [], marker, color=colour, ls="none", label=draft)
@@ -303,8 +325,8 @@ def _draw_pair(chart: Chart, pair: Pair, draft: str, colour: str, marker: str) -
     )
     chart.part(draft, *bars.lines[2])
     label = label_of(measured)
-    tip = f"{label}: measured {measured.speedup:.2f}×, predicted {predicted.speedup:.2f}×"
     at = (measured.speedup, predicted.speedup)
+    tip = "{}: measured {:.2f}×, predicted {:.2f}×".format(label, *at)
     chart.mark(axes, at, marker, tip, draft, color=colour, mew=0.5)
     chart.rows.append((label, *at, pair.error("speedup")))
 
@@ -313,8 +335,8 @@ def _agreement(axes: Axes, low: float, high: float) -> None:
     """The diagonal with the band around it, and the lines at which nothing is gained."""
     ends = [low, high]
     axes.plot(ends, ends, color=INK, lw=1, zorder=1)
-    lower = [low * (1 - BAND), high * (1 - BAND)]
-    upper = [low * (1 + BAND), high * (1 + BAND)]
+    lower = [end * (1 - BAND) for end in ends]
+    upper = [end * (1 + BAND) for end in ends]
     axes.fill_between(ends, lower, upper, color=GREY, alpha=0.15, lw=0, zorder=0)
     if low < 1 < high:
         axes.axvline(1, color=MUTED, lw=0.8, ls=":")

@@ -3,9 +3,10 @@ measured as points."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from magicdec.comparison import is_paired
 from magicdec.naming import draft_name
@@ -21,11 +22,15 @@ if TYPE_CHECKING:
 SIDES = ("predicted", "measured")
 PANELS = (("expected_tokens_per_step", "tokens per step"), ("speedup", "speedup (×)"))
 COLUMNS = (
-    *(Column(f"tokens_{side}", f"Tokens/step {side}", "number") for side in SIDES),
-    *(Column(f"step_{side}", f"Step {side}", "seconds") for side in SIDES),
-    *(Column(f"speedup_{side}", f"Speedup {side}", "ratio") for side in SIDES),
-    Column("speedup_low", "90 % from", "ratio"), Column("speedup_high", "to", "ratio"),
-)  # fmt: skip
+    Column("tokens_predicted", "Tokens/step predicted", "number"),
+    Column("tokens_measured", "Tokens/step measured", "number"),
+    Column("step_predicted", "Step predicted", "seconds"),
+    Column("step_measured", "Step measured", "seconds"),
+    Column("speedup_predicted", "Speedup predicted", "ratio"),
+    Column("speedup_measured", "Speedup measured", "ratio"),
+    Column("speedup_low", "90 % from", "ratio"),
+    Column("speedup_high", "to", "ratio"),
+)
 
 
 class Line(NamedTuple):
@@ -55,12 +60,18 @@ def speedup_by_gamma(data: ReportData) -> Chart | None:
     budget = ""
     if reference.draft_budget is not None:
         budget = f" with a budget of {reference.draft_budget}"
-    setting = f"{_place(reference)}: {name}{budget}, temperature {reference.temperature:g}"
-    chart = _drawn("gamma", GAMMA_COLUMN, [line], setting, lambda row: f"{GAMMA_IS}{row.gamma}")
+    draft = f"{name}{budget}, temperature {reference.temperature:g}"
+    setting = f"{_place(reference)}: {draft}"
+    chart = _drawn("gamma", GAMMA_COLUMN, [line], setting, _gamma_text)
     lower = chart.axes[1]
-    lower.set(xlabel="γ, tokens drafted per step", xlim=(gammas[0] - 0.4, gammas[-1] + 0.4))
+    ends = (gammas[0] - 0.4, gammas[-1] + 0.4)
+    lower.set(xlabel="γ, tokens drafted per step", xlim=ends)
     lower.set_xticks(gammas)
     return chart
+
+
+def _gamma_text(row: Record) -> str:
+    return f"{GAMMA_IS}{row.gamma}"
 
 
 def _with_gammas(data: ReportData) -> Record | None:
@@ -89,8 +100,10 @@ def _is_alike(row: Record, other: Record) -> bool:
     """
     if (row.hardware or other.hardware) != other.hardware:
         return False
-    fields = ("model", "batch_size", "context_len", "tp_size", "temperature")
-    return all(getattr(row, field) == getattr(other, field) for field in fields)
+    for field in ("model", "batch_size", "context_len", "tp_size", "temperature"):
+        if getattr(row, field) != getattr(other, field):
+            return False
+    return True
 
 
 def _place(record: Record) -> str:
@@ -126,16 +139,17 @@ def speedup_by_budget(data: ReportData) -> Chart | None:
 
 
 def _draft_and_budget(row: Record) -> str:
-    return f"{draft_name(row.draft, row.draft_method)} {row.draft_budget}"
+    name = draft_name(row.draft, row.draft_method)
+    return f"{name} {row.draft_budget}"
 
 
 def _by_draft(rows: Iterable[Record], reference: Record) -> dict[tuple[str, str], list[Record]]:
     """The rows with a budget that are of the reference's setting, by draft and method."""
-    by_draft: dict[tuple[str, str], list[Record]] = {}
+    by_draft: dict[tuple[str, str], list[Record]] = defaultdict(list)
     for row in rows:
         has_gain = row.is_speculative and row.speedup
         if has_gain and row.draft_budget and _is_alike(row, reference):
-            by_draft.setdefault((row.draft, row.draft_method), []).append(row)
+            by_draft[row.draft, row.draft_method].append(row)
     return by_draft
 
 
@@ -143,9 +157,9 @@ def _best_line(rows: Sequence[Record], name: str) -> Line:
     """At each budget, the configuration with the best predicted speedup, among the measured ones
     where any was measured.
     """
-    by_budget: dict[int, list[Record]] = {}
+    by_budget: dict[int, list[Record]] = defaultdict(list)
     for row in rows:
-        by_budget.setdefault(row.draft_budget or 0, []).append(row)
+        by_budget[row.draft_budget or 0].append(row)
     predicted: list[Record] = []
     measured: list[Record] = []
     for _, of_budget in sorted(by_budget.items()):
@@ -257,8 +271,7 @@ def _draw_predicted(panel: Panel, line: Line, series: str, colour: str) -> None:
     if len(low) == len(high) == len(points):
         lower = [value for _, value in low]
         upper = [value for _, value in high]
-        look: dict[str, Any] = {"color": colour, "alpha": 0.15, "lw": 0}
-        band = panel.axes.fill_between([place for place, _ in low], lower, upper, **look)
+        band = panel.axes.fill_between(places, lower, upper, color=colour, alpha=0.15, lw=0)
         panel.chart.part(series, band)
 
 
@@ -316,9 +329,9 @@ def _title(lines: Sequence[Line], word: Callable[[Record], str]) -> str:
     if measured is not None:
         kind = "measured"
         if predicted is not None:
-            prediction = f"; predicted {word(predicted)}, {predicted.speedup or 0:.2f}×"
+            prediction = f"; predicted {word(predicted)}, {_speedup(predicted):.2f}×"
     text = word(best)
-    gain = best.speedup or 0.0
-    if round(gain, 2) <= 1:
-        return f"Nothing gains here: the best, {text}, runs at {gain:.2f}×{prediction}"
-    return f"{text} gains most: {gain:.2f}× as fast {kind}{prediction}"
+    gain = f"{_speedup(best):.2f}×"
+    if round(_speedup(best), 2) <= 1:
+        return f"Nothing gains here: the best, {text}, runs at {gain}{prediction}"
+    return f"{text} gains most: {gain} as fast {kind}{prediction}"
