@@ -32,6 +32,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from magicdec.runtime.engine import Engine
+from magicdec.runtime.prefill import PromptPart
 from magicdec.runtime.prompts import load_tokenizer, stdlib_documents
 from magicdec.runtime.transformer import NORMED, Transformer
 from magicdec.runtime.weights import load_model
@@ -374,14 +375,15 @@ class DFlash(Head):
 
 
 class States:
-    """Collects the target's states of one text (engine.PrefillFollower)."""
+    """Collects the target's states of texts, one after the other (prefill.PrefillFollower)."""
 
     def __init__(self, reads: Sequence[int]) -> None:
         self.reads = (*reads, NORMED)
         self.parts: list[Tensor] = []
 
-    def follow(self, slot: int, start: int, next_T: Tensor, states_TF: Tensor) -> None:
-        self.parts.append(states_TF)
+    def follow(self, parts: Sequence[PromptPart], states_NF: Tensor | None) -> None:
+        assert states_NF is not None
+        self.parts.append(states_NF)
 
 
 def states_of(
@@ -395,7 +397,7 @@ def states_of(
     engine.follow_with(collected)
     engine.prefill(tokens.tolist())
     with torch.inference_mode():
-        joined = torch.stack(collected.parts)
+        joined = torch.cat(collected.parts).unflatten(0, (len(tokens), -1))
         normed = joined[..., -target.spec.hidden_size :]
         logits = target.logits_of(normed).float()
         states = normed if tuple(reads) == (NORMED,) else joined[..., : -normed.shape[-1]]

@@ -23,6 +23,7 @@ from magicdec.logs.formats import UnreadableError
 from magicdec.logs.lookups import Lookup
 from magicdec.logs.ngram import Ints, Steps
 from magicdec.runtime.engine import Engine
+from magicdec.runtime.prefill import PromptPart
 from magicdec.runtime.transformer import NORMED, Transformer
 from magicdec.runtime.weights import load_model
 
@@ -41,10 +42,12 @@ class Agreement:
     def reads(self) -> Sequence[int]:
         return (NORMED,)
 
-    def follow(self, slot: int, start: int, next_T: Tensor, states_TF: Tensor) -> None:
-        logits_TV = self._model.logits_of(states_TF)
+    def follow(self, parts: Sequence[PromptPart], states_NF: Tensor | None) -> None:
+        assert states_NF is not None
+        logits_NV = self._model.logits_of(states_NF)
         vocab_size = self._model.spec.vocab_size
-        self.matches.append(logits_TV[:, :vocab_size].argmax(dim=-1) == next_T)
+        next_N = torch.cat([part.next_T for part in parts])
+        self.matches.append(logits_NV[:, :vocab_size].argmax(dim=-1) == next_N)
 
 
 class ModelReplay:

@@ -6,7 +6,7 @@ input. Every step, autoregressive or speculative, is therefore the same: feed th
 drafted ones), keep what is accepted.
 
 Sequences live in slots; those still decoding occupy the first `num_active`, so a finished one costs
-nothing.
+nothing. Prompts that are being prefilled lie behind them.
 
 Shape suffixes: B sequences, T query tokens, A query heads, K KV heads, D head_dim, S slots, P parts
 (keys and values, or one latent). In this cache the slot of a token is its position, or that modulo
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 from weakref import ref
 
 import numpy as np
@@ -25,13 +24,21 @@ import torch
 from torch import Tensor
 
 from magicdec.errors import CapacityError, ConfigError
-from magicdec.runtime.attention import Scoring, Workspace, decode_attention, prefill_attention
+from magicdec.runtime.attention import Scoring, Workspace, decode_attention
 from magicdec.runtime.kernels import Visible
-from magicdec.runtime.kv_cache import KVCache, keys_and_values
+from magicdec.runtime.kv_cache import KVCache
+from magicdec.runtime.prefill import (
+    PREFILL_TOKENS,
+    PrefillFollower,
+    PrefillPass,
+    Prompt,
+    PromptPart,
+    joined,
+    shares,
+)
 from magicdec.runtime.transformer import Taps, Transformer
 from magicdec.specs.speculation import MAX_GAMMA
 
-DEFAULT_PREFILL_CHUNK = 4096
 MAX_BACK = 32
 """Tokens before a sequence's end that a pass may begin with where layers keep their windows only:
 SnapKV's observation window, as a rule."""
@@ -40,56 +47,6 @@ SnapKV's observation window, as a rule."""
 AttentionObserver = Callable[[int, Tensor], None]
 """Called by a pass, for each layer that attends to everything, with (layer, the attention that each
 query pays to each slot, summed over the query heads of a KV head, [B, K, T, S])."""
-
-
-class PrefillFollower(Protocol):
-    """Sees the states of the prompts that an engine prefills, as a draft head has to."""
-
-    @property
-    def reads(self) -> Sequence[int]:
-        """The states that it reads (transformer.Taps), in the order in which they are joined."""
-
-    def follow(self, slot: int, start: int, next_T: Tensor, states_TF: Tensor) -> None:
-        """Part of the prompt in a slot, from position `start` on: the target's states at each
-        position, and the token that follows it.
-        """
-
-
-class PrefillPass:
-    """`num_tokens` tokens of one sequence, after `num_past` cached ones."""
-
-    def __init__(self, cache: KVCache, *, row: int, num_past: int, num_tokens: int) -> None:
-        self._cache, self._row = cache, row
-        self._num_past = num_past
-        self._stop = num_past + num_tokens
-        self.positions_BT = torch.arange(num_past, self._stop, device=cache.device)[None]
-
-    def attend(self, layer: int, query_BTAD: Tensor, kv_BTPKD: Tensor, scoring: Scoring) -> Tensor:
-        ring = self._cache.ring(layer)
-        if ring is not None:
-            return self._attend_in_ring(layer, ring, query_BTAD, kv_BTPKD, scoring)
-        self._cache.write_row(
-            layer, self._row, slice(self._num_past, self._stop), kv_BTPKD[0].permute(1, 2, 0, 3)
-        )
-        keys, values = self._cache.read(layer, slice(self._row, self._row + 1), self._stop)
-        return prefill_attention(query_BTAD, keys, values, num_past=self._num_past, scoring=scoring)
-
-    def _attend_in_ring(
-        self, layer: int, ring: int, query_BTAD: Tensor, kv_BTPKD: Tensor, scoring: Scoring
-    ) -> Tensor:
-        """Over the cached tokens that the first query sees and the pass's own, side by side; of
-        these the ring then takes the last. Masks count from the first cached token that is seen,
-        which is where a chunk begins."""
-        num_seen = scoring.num_seen_before(self._num_past)
-        kv_PBKTD = kv_BTPKD.permute(2, 0, 3, 1, 4)
-        past_PBKTD = self._cache.last_of_row(layer, self._row, self._num_past, num_seen)
-        keys, values = keys_and_values(
-            torch.cat((past_PBKTD, kv_PBKTD), dim=3), self._cache.kept[layer]
-        )
-        output = prefill_attention(query_BTAD, keys, values, num_past=num_seen, scoring=scoring)
-        slots_T = self.positions_BT[0, -ring:] % ring
-        self._cache.write_row(layer, self._row, slots_T, kv_PBKTD[:, 0, :, -ring:])
-        return output
 
 
 class DecodePass:
@@ -237,7 +194,8 @@ class Engine:
         )
         self.workspace = Workspace()
         self.num_active = 0
-        self.prompts: list[list[int]] = []
+        self._prompts: list[Prompt] = []
+        """Not yet active, the earliest first."""
         self.sequence_of_slot = np.arange(batch_size)
         self._lengths = np.zeros(batch_size, dtype=np.int64)
         self._device_lengths = torch.zeros(batch_size, dtype=torch.long, device=model.device)
@@ -280,25 +238,66 @@ class Engine:
         self,
         prompts: Sequence[Sequence[int]],
         *,
-        chunk: int = DEFAULT_PREFILL_CHUNK,
+        chunk: int = PREFILL_TOKENS,
         progress: Callable[[int], None] | None = None,
     ) -> None:
-        """Caches all but the last token of each prompt, `chunk` tokens at a time; `progress` hears
-        of each prompt done.
+        """Caches all but the last token of each prompt, in passes over at most `chunk` tokens;
+        `progress` hears of each prompt done.
         Raises CapacityError when a prompt is empty, or longer than the engine's `max_len`
         allows."""
         if len(prompts) != self.batch_size:
             raise ConfigError(f"{len(prompts)} prompts given for a batch of {self.batch_size}")
         self._check_prompts(prompts)
-        self.prefill_count += 1
+        self._prompts.clear()
+        self.num_active = 0
+        for sequence, prompt in enumerate(prompts):
+            self._begin(sequence, prompt)
+        while self._prompts:
+            self.prefill_part(chunk, self._present_followers)
+            while self.admit_first() is not None:
+                if progress is not None:
+                    progress(self.num_active - 1)
+
+    def begin_prompt(self, sequence: int, prompt: Sequence[int]) -> None:
+        """A new sequence, with a number of its own, takes a free slot: `prefill_part` caches it.
+        Snapshots of before are void.
+        """
+        self._check_prompts([prompt])
+        self._begin(sequence, prompt)
+
+    def _begin(self, sequence: int, prompt: Sequence[int]) -> None:
+        taken = {each.slot for each in self._prompts}
+        slot = min(set(range(self.num_active, self.batch_size)) - taken)
         self._is_noise = False
-        self.sequence_of_slot = np.arange(self.batch_size)
-        self.prompts = [list(prompt) for prompt in prompts]
-        for slot, prompt in enumerate(self.prompts):
-            self._prefill_slot(slot, prompt, chunk, self._present_followers)
-            if progress is not None:
-                progress(slot)
-        self.num_active = self.batch_size
+        self.prefill_count += 1
+        self.sequence_of_slot[slot] = sequence
+        self._tokens[slot, : len(prompt)] = torch.tensor(prompt, device=self.model.device)
+        self._prompts.append(Prompt(slot=slot, length=len(prompt)))
+
+    @property
+    def num_prompts(self) -> int:
+        """Prompts that are being prefilled."""
+        return len(self._prompts)
+
+    @torch.inference_mode()
+    def prefill_part(self, max_tokens: int, followers: Sequence[PrefillFollower] = ()) -> None:
+        """One pass over at most so many tokens of the prompts that were begun, for these followers
+        to see.
+        """
+        self._take(shares(self._prompts, max_tokens), followers)
+
+    def admit_first(self) -> tuple[int, int] | None:
+        """Makes the earliest prompt active, where all of it is cached: the two slots that were
+        exchanged for that, of which the second is the last active one.
+        """
+        if not self._prompts or self._prompts[0].num_left:
+            return None
+        prompt = self._prompts.pop(0)
+        self._lengths[prompt.slot] = self._device_lengths[prompt.slot] = prompt.num_cached
+        place = self.num_active
+        self.exchange(prompt.slot, place)
+        self.num_active += 1
+        return prompt.slot, place
 
     def _check_prompts(self, prompts: Sequence[Sequence[int]]) -> None:
         vocab_size, shortest = self.model.spec.vocab_size, self.model.shortest_prompt
@@ -330,49 +329,50 @@ class Engine:
     @torch.inference_mode()
     def show_again(self, slot: int, follower: PrefillFollower) -> None:
         """Prefills an active sequence's cached tokens once more, for a follower that came late."""
-        tokens = self._tokens[slot, : int(self._lengths[slot]) + 1].tolist()
-        self._prefill_slot(slot, tokens, DEFAULT_PREFILL_CHUNK, [follower])
+        prompt = Prompt(slot=slot, length=int(self._lengths[slot]) + 1)
+        while prompt.num_left:
+            self._take(shares([prompt], PREFILL_TOKENS), [follower])
 
-    def _prefill_slot(
-        self, slot: int, prompt: list[int], chunk: int, followers: Sequence[PrefillFollower]
+    def _take(
+        self, taken: Sequence[tuple[Prompt, int]], followers: Sequence[PrefillFollower]
     ) -> None:
-        """Caches a prompt's tokens but the last, for all that follow to see."""
+        """Caches the next tokens of prompts, of each so many."""
+        if not taken:
+            return
+        parts = []
+        for prompt, count in taken:
+            start = prompt.num_cached
+            prompt.num_cached += count
+            tokens_T = self._tokens[prompt.slot, start : prompt.num_cached + 1]
+            part = PromptPart(
+                slot=prompt.slot, start=start, tokens_T=tokens_T[:-1], next_T=tokens_T[1:]
+            )
+            parts.append(part)
+        self.cache_parts(parts, followers)
+
+    @torch.inference_mode()
+    def cache_parts(
+        self, parts: Sequence[PromptPart], followers: Sequence[PrefillFollower] = ()
+    ) -> None:
+        """One pass over parts of prompts, this engine's or those of another with the same slots."""
         reads = {read for follower in followers for read in follower.reads}
         if not reads:
             taps = None
         else:
             taps = Taps(reads)
-        tokens = torch.tensor(prompt, device=self.model.device)
-        num_cached = len(prompt) - 1
-        for start in range(0, num_cached, chunk):
-            part = tokens[None, start : min(start + chunk, num_cached)]
-            attention = PrefillPass(self.cache, row=slot, num_past=start, num_tokens=part.shape[1])
-            self.model.hidden(part, attention, taps)
-            next_tokens = tokens[start + 1 : start + 1 + part.shape[1]]
-            for follower in followers:
-                if taps is not None and follower.reads:
-                    states = taps.joined(follower.reads)[0]
-                    follower.follow(slot, start, next_tokens, states)
-        self._lengths[slot] = self._device_lengths[slot] = num_cached
-        self._tokens[slot, : len(prompt)] = tokens
-
-    @torch.inference_mode()
-    def replace_first(
-        self,
-        sequence: int,
-        prompt: Sequence[int],
-        *,
-        chunk: int = DEFAULT_PREFILL_CHUNK,
-        followers: Sequence[PrefillFollower] = (),
-    ) -> None:
-        """A new sequence, with a number of its own, takes slot 0, for these followers to see.
-        Snapshots of before are void.
-        """
-        self._check_prompts([prompt])
-        self._is_noise = False
-        self.prefill_count += 1
-        self.sequence_of_slot[0] = sequence
-        self._prefill_slot(0, list(prompt), chunk, followers)
+        passes = []
+        for part in parts:
+            each = PrefillPass(
+                self.cache, row=part.slot, num_past=part.start, num_tokens=part.num_tokens
+            )
+            passes.append(each)
+        tokens_N = torch.cat([part.tokens_T for part in parts])
+        self.model.hidden(tokens_N[None], joined(passes), taps)
+        for follower in followers:
+            states_NF = None
+            if taps is not None and follower.reads:
+                states_NF = taps.joined(follower.reads)[0]
+            follower.follow(parts, states_NF)
 
     def fill_with_noise(self, lengths: Sequence[int], *, seed: int = 0) -> None:
         """Makes the first sequences of the batch active, each with that many tokens of seeded noise
@@ -389,6 +389,7 @@ class Engine:
             self.cache.fill_with_noise(seed)
             self._is_noise = True
         self.prefill_count += 1
+        self._prompts.clear()
         self.sequence_of_slot = np.arange(self.batch_size)
         self.num_active = len(lengths)
         self._lengths[: len(lengths)] = lengths
@@ -406,6 +407,7 @@ class Engine:
 
     def restore(self, snapshot: Snapshot) -> None:
         """Every sequence active again, as it was when the snapshot was taken."""
+        self._prompts.clear()
         assert snapshot.prefill_count == self.prefill_count, (
             "the prompts of this snapshot have been overwritten"
         )
@@ -521,3 +523,6 @@ class Engine:
             array[there] = array[back]
         for tensor in (self._device_lengths, self._tokens):
             tensor[there] = tensor[back]
+        for prompt in self._prompts:
+            if prompt.slot in there:
+                prompt.slot = back[there.index(prompt.slot)]

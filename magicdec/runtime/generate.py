@@ -31,6 +31,7 @@ from magicdec.runtime.distributed import now_s
 from magicdec.runtime.drafters.base import Drafter
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.graphs import PhaseTimer, part
+from magicdec.runtime.prefill import PREFILL_TOKENS
 from magicdec.runtime.sampling import Outcome, Proposal, UniformStream, verify
 from magicdec.specs.gamma_table import TableGamma
 from magicdec.specs.speculation import SamplingSpec
@@ -51,7 +52,8 @@ class DecodeOptions:
         stop_when_first_ends: end with the first sequence, so that the whole run is steady state.
         on_step: hears, after each step, (sequence ids, their newly emitted tokens). queue: prompts
         that take the place of sequences that end, numbered on from the batch's; max_new_tokens and
-        the result's tokens cover them too. policy: chooses each step's gamma, `gamma` at most.
+        the result's tokens cover them too. prefill_tokens: how many of their tokens one pass takes
+        between two steps, while the other sequences go on. policy: chooses each step's gamma, `gamma` at most.
     cuda_graphs: capture steps where the device can.
     """
 
@@ -64,6 +66,7 @@ class DecodeOptions:
     max_steps: int | None = None
     on_step: Callable[[np.ndarray, list[list[int]]], None] | None = None
     queue: Sequence[Sequence[int]] = ()
+    prefill_tokens: int = PREFILL_TOKENS
     policy: TableGamma | None = None
     cuda_graphs: bool = True
 
@@ -88,6 +91,13 @@ class DecodeResult:
     steady_steps: int
     steady_elapsed_s: float
     steady_tokens: int
+    full_steps: int
+    """Steps of the steady state in which every slot decoded: in the others, a prompt was still
+    being prefilled in one of them.
+    """
+    full_s: float
+    """Their time, without prefill."""
+    full_tokens: int
     refill_s: float = 0.0
     """Prefilling queued prompts, and building their drafts' state: contained in the times above."""
     phases: dict[str, list[float]] = field(default_factory=dict)
@@ -101,19 +111,15 @@ class DecodeResult:
         return sum(map(len, self.tokens))
 
     @property
-    def steady_decode_s(self) -> float:
-        """Time of the steady state without the refilling, all of which lies in it."""
-        return self.steady_elapsed_s - self.refill_s
-
-    @property
     def steady_tokens_per_s(self) -> float:
-        if self.steady_elapsed_s:
-            return self.steady_tokens / self.steady_decode_s
+        """Throughput of the full batch, without the prefill of queued prompts."""
+        if self.full_s:
+            return self.full_tokens / self.full_s
         return 0.0
 
     @property
     def steady_step_s(self) -> float:
-        return self.steady_decode_s / self.steady_steps
+        return self.full_s / self.full_steps
 
     @property
     def phases_s(self) -> dict[str, float]:
@@ -127,7 +133,7 @@ class DecodeResult:
 
     @property
     def refilled_tokens_per_s(self) -> float:
-        """Throughput of the full batch, prefilling queued prompts included."""
+        """Throughput while slots are kept in use, prefilling queued prompts included."""
         if self.steady_elapsed_s:
             return self.steady_tokens / self.steady_elapsed_s
         return 0.0
@@ -385,10 +391,12 @@ class Batch:
         self._eos = np.array(options.eos_token_ids, dtype=np.int64)
         self._num_accepted: list[np.ndarray] = []
         self._gammas: list[int] = []
-        self._refill_s = 0.0
+        self._step_tokens: list[int] = []
         self._start_s = time.perf_counter()
+        self._decode_ends: list[float] = []
         self._step_ends: list[float] = []
-        self._steady: tuple[int, int, float] | None = None
+        """Of each step, behind the refilling that follows it."""
+        self._steady_steps: int | None = None
 
     def _check_limits(self) -> np.ndarray:
         engine, wanted = self._engine, self._options.max_new_tokens
@@ -433,7 +441,7 @@ class Batch:
     def goes_on(self) -> bool:
         """Whether there is another step."""
         options = self._options
-        if options.stop_when_first_ends and self._steady is not None:
+        if options.stop_when_first_ends and self._steady_steps is not None:
             return False
         return self._engine.num_active > 0 and (
             options.max_steps is None or self.num_steps < options.max_steps
@@ -469,11 +477,18 @@ class Batch:
         row[sequences] = num_accepted
         self._num_accepted.append(row)
         self._gammas.append(gamma)
+        counted = int(self._counts.sum())
         is_ended = self._store(sequences, emitted, num_accepted)
-        if is_ended.any():
-            self._end_drafts(sequences[is_ended])
+        self._step_tokens.append(int(self._counts.sum()) - counted)
+        self._end_drafts(sequences[is_ended])
+        if is_ended.any() or self._engine.num_prompts:
+            self._decode_ends.append(now_s(self._device))
             self._retire(np.flatnonzero(is_ended))
-        self._step_ends.append(time.perf_counter())
+            self._refill()
+            self._step_ends.append(now_s(self._device))
+        else:
+            self._decode_ends.append(time.perf_counter())
+            self._step_ends.append(self._decode_ends[-1])
 
     def _store(
         self, sequences: np.ndarray, emitted: np.ndarray, num_accepted: np.ndarray
@@ -499,41 +514,43 @@ class Batch:
         return is_ended
 
     def _retire(self, slots: np.ndarray) -> None:
-        """Gives the slots of ended sequences to queued prompts; those that none is left for become
-        inactive.
+        """Frees the slots of ended sequences. Steady state ends where the queue does not fill them
+        all.
         """
-        num_refilled = min(len(slots), len(self._queue))
-        if num_refilled:
-            start_s = now_s(self._device)
-            for slot in slots[
-                :num_refilled
-            ].tolist():  # from the first: what slot 0 held is live when it moves on
-                self._refill(slot)
-            self._refill_s += now_s(self._device) - start_s
-        rest = slots[num_refilled:]
-        if len(rest) and self._steady is None:
-            # Before the caches of ended sequences are exchanged: steady state has none of that.
-            self._steady = (self.num_steps, int(self._counts.sum()), now_s(self._device))
-        for slot in rest[
+        if len(slots) > len(self._queue) and self._steady_steps is None:
+            self._steady_steps = self.num_steps
+        for slot in slots[
             ::-1
         ].tolist():  # from the last, so that an exchange brings in a sequence that goes on
             self._swap_drafts(slot, self._engine.retire(slot))
 
-    def _refill(self, slot: int) -> None:
-        """The next queued prompt takes an ended sequence's place. It goes to slot 0, the one that
-        can be active alone, so that a draft's state is built for it and for no other."""
+    def _refill(self) -> None:
+        """Queued prompts take free slots, and one pass goes over what it can hold of them: the rest
+        waits for the next step, as does everything where no sequence is active."""
         engine = self._engine
-        engine.exchange(slot, 0)
-        self._swap_drafts(slot, 0)
-        engine.replace_first(
-            self.num_sequences - len(self._queue),
-            self._queue.pop(0),
-            followers=[] if self._drafter is None else [self._drafter],
-        )
-        if self._drafter is not None:
-            num_active, engine.num_active = engine.num_active, 1
-            self._drafter.admit()
-            engine.num_active = num_active
+        while self._queue and engine.num_active + engine.num_prompts < engine.batch_size:
+            engine.begin_prompt(self.num_sequences - len(self._queue), self._queue.pop(0))
+        while engine.num_prompts:
+            followers = [] if self._drafter is None else [self._drafter]
+            engine.prefill_part(self._options.prefill_tokens, followers)
+            while (exchanged := engine.admit_first()) is not None:
+                self._swap_drafts(*exchanged)
+                self._admit_last()
+            if engine.num_active:
+                break
+
+    def _admit_last(self) -> None:
+        """Builds the draft's state of the last active sequence. It goes to slot 0, the one that can
+        be active alone, so that the state is built for it and for no other."""
+        if self._drafter is None:
+            return
+        engine = self._engine
+        last = engine.num_active - 1
+        engine.exchange(last, 0)
+        self._swap_drafts(last, 0)
+        num_active, engine.num_active = engine.num_active, 1
+        self._drafter.admit()
+        engine.num_active = num_active
 
     def _end_drafts(self, sequences: np.ndarray) -> None:
         if self._drafter is None:
@@ -547,22 +564,32 @@ class Batch:
 
     def result(self, phases: dict[str, list[float]]) -> DecodeResult:
         steps, count = self.num_steps, self.num_sequences
-        ends = np.array([self._start_s, *self._step_ends])
-        steady_steps, steady_tokens, steady_end_s = self._steady or (
-            steps,
-            int(self._counts.sum()),
-            ends[-1],
-        )
+        num_accepted = np.array(self._num_accepted, dtype=np.int64).reshape(steps, count)
+        begins = np.array([self._start_s, *self._step_ends])
+        decode_ends = np.array(self._decode_ends)
+        steady = self._steady_steps or steps
+        num_active = (num_accepted[:steady] != INACTIVE).sum(axis=1)
+        is_full = num_active == max(num_active, default=0)
+        step_tokens = np.array(self._step_tokens, dtype=np.int64)[:steady]
+        decode_s = decode_ends[:steady] - begins[:-1][:steady]
+        refill_s = begins[1:] - decode_ends
+        if steady:
+            steady_elapsed_s = float(decode_ends[steady - 1] - self._start_s)
+        else:
+            steady_elapsed_s = 0.0
         return DecodeResult(
             tokens=[self._tokens[i, : self._counts[i]].tolist() for i in range(count)],
-            num_accepted=np.array(self._num_accepted, dtype=np.int64).reshape(steps, count),
+            num_accepted=num_accepted,
             gamma=self.gamma,
             gammas=np.array(self._gammas, dtype=np.int64),
-            refill_s=self._refill_s,
-            elapsed_s=float(ends[-1] - self._start_s),
-            step_s=np.diff(ends),
-            steady_steps=steady_steps,
-            steady_elapsed_s=float(steady_end_s - self._start_s),
-            steady_tokens=steady_tokens,
+            refill_s=float(refill_s.sum()),
+            elapsed_s=float(begins[-1] - self._start_s),
+            step_s=np.diff(begins),
+            steady_steps=steady,
+            steady_elapsed_s=steady_elapsed_s,
+            steady_tokens=int(step_tokens.sum()),
+            full_steps=int(is_full.sum()),
+            full_s=float(decode_s[is_full].sum()),
+            full_tokens=int(step_tokens[is_full].sum()),
             phases=phases,
         )

@@ -7,13 +7,15 @@ import pytest
 
 from magicdec.errors import CapacityError, ConfigError
 from magicdec.runtime.drafters import build_drafter
-from magicdec.runtime.generate import INACTIVE, DecodeOptions, decode
+from magicdec.runtime.generate import INACTIVE, DecodeOptions, DecodeResult, decode
+from magicdec.runtime.prefill import PREFILL_TOKENS
 from magicdec.runtime.transformer import Transformer
 from magicdec.specs.speculation import SamplingSpec
 from tests.runtime.conftest import alone as decode_alone
 from tests.runtime.conftest import started
-from tests.runtime.drafts import DRAFTS, TakesTurns, draft_model_for
+from tests.runtime.drafts import DRAFTS, HEADS, TakesTurns, draft_model_for
 
+ALL_DRAFTS = DRAFTS | HEADS
 BATCH = 3
 PROMPTS = [[1 + i, 7, 3 + 2 * i, 9] * (1 + (3 * i) % 7) for i in range(8)]
 LIMITS = [5, 21, 9, 14, 30, 3, 25, 11]
@@ -29,29 +31,58 @@ def alone(tiny_model: Transformer) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
-@pytest.mark.parametrize("draft", [None, *DRAFTS])
+@pytest.mark.parametrize("draft", [None, *ALL_DRAFTS])
 def test_queued_sequences_decode_as_they_would_alone(
     tiny_model: Transformer, alone: list[list[int]], draft: str | None, adaptive: bool
 ) -> None:
     """Greedy equality with each sequence alone, for every draft, at a fixed and at a changing gamma (0 included)."""
-    engine = started(tiny_model, PROMPTS[:BATCH], 90)
+    result = queued(tiny_model, draft, adaptive=adaptive)
+    assert result.tokens == alone
+    active = (result.num_accepted != INACTIVE).sum(axis=1)
+    assert (active[: result.steady_steps] == BATCH).all()
+    assert (active[result.steady_steps :] < BATCH).all()
+    assert result.full_steps == result.steady_steps
+    assert 0 < result.refill_s < result.elapsed_s
+    if adaptive and draft is not None:
+        assert set(result.gammas.tolist()) >= {0, 2, 3}
+
+
+@pytest.mark.parametrize("draft", [None, *ALL_DRAFTS])
+def test_prompts_in_chunks_let_the_others_go_on(
+    tiny_model: Transformer, alone: list[list[int]], draft: str | None
+) -> None:
+    """Greedy equality with each sequence alone, where a pass takes 5 tokens of prompts of up to 28, of two at a time
+    included; meanwhile the batch decodes with slots that are not ready."""
+    result = queued(tiny_model, draft, adaptive=True, prefill_tokens=5)
+    assert result.tokens == alone
+    active = (result.num_accepted != INACTIVE).sum(axis=1)
+    assert active.min() < BATCH - 1
+    assert active.min() > 0
+    assert result.full_steps == (active[: result.steady_steps] == BATCH).sum()
+    assert 0 < result.full_steps < result.steady_steps
+    assert 0 < result.full_s < result.steady_elapsed_s < result.elapsed_s
+
+
+def queued(
+    model: Transformer,
+    draft: str | None,
+    *,
+    adaptive: bool,
+    prefill_tokens: int = PREFILL_TOKENS,
+) -> DecodeResult:
+    engine = started(model, PROMPTS[:BATCH], 90)
     drafter = None
     if draft is not None:
-        drafter = build_drafter(DRAFTS[draft], engine, draft_model_for(DRAFTS[draft], engine.model))
+        spec = ALL_DRAFTS[draft]
+        drafter = build_drafter(spec, engine, draft_model_for(spec, engine.model))
     options = DecodeOptions(
         gamma=0 if drafter is None else 3,
         max_new_tokens=LIMITS,
         queue=PROMPTS[BATCH:],
         policy=TakesTurns() if adaptive else None,
+        prefill_tokens=prefill_tokens,
     )
-    result = decode(engine, drafter, SamplingSpec(), options)
-    assert result.tokens == alone
-    active = (result.num_accepted != INACTIVE).sum(axis=1)
-    assert (active[: result.steady_steps] == BATCH).all()
-    assert (active[result.steady_steps :] < BATCH).all()
-    assert 0 < result.refill_s < result.elapsed_s
-    if adaptive and drafter is not None:
-        assert set(result.gammas.tolist()) >= {0, 2, 3}
+    return decode(engine, drafter, SamplingSpec(), options)
 
 
 def test_the_draft_of_a_queued_sequence_sees_its_prompt(tiny_model: Transformer) -> None:

@@ -21,9 +21,10 @@ from magicdec.errors import ConfigError
 from magicdec.perfmodel.footprint import kv_bytes
 from magicdec.runtime.attention import Scoring, Workspace
 from magicdec.runtime.drafters import build_drafter
-from magicdec.runtime.engine import DecodePass, Engine, PrefillPass
+from magicdec.runtime.engine import DecodePass, Engine
 from magicdec.runtime.generate import INACTIVE, DecodeOptions, decode
 from magicdec.runtime.kv_cache import Kept, KVCache
+from magicdec.runtime.prefill import PrefillPass
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model
 from magicdec.specs.engine import load_engine

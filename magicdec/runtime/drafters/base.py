@@ -6,7 +6,7 @@ Shape suffixes: B sequences, T drafted tokens, S positions.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from magicdec.runtime.distributed import TensorParallel
 from magicdec.runtime.engine import AttentionObserver, Engine
 from magicdec.runtime.heads.vocabulary import ReducedVocabulary
 from magicdec.runtime.mixers import AttentionPass
+from magicdec.runtime.prefill import PromptPart
 from magicdec.runtime.sampling import (
     DRAFT,
     Outcome,
@@ -67,10 +68,10 @@ class Drafter(ABC):
         slot 0 on.
         """
 
-    def follow(  # noqa: B027  # most read nothing
-        self, slot: int, start: int, next_T: Tensor, states_TF: Tensor
+    def follow(  # noqa: B027  # most keep nothing of a prompt before they `admit` it
+        self, parts: Sequence[PromptPart], states_NF: Tensor | None
     ) -> None:
-        """Sees part of a prompt's prefill, where it `reads` states: engine.PrefillFollower."""
+        """Sees what a pass takes of prompts, as prefill.PrefillFollower."""
 
     @abstractmethod
     def propose(self, gamma: int, uniforms: Tensor | None) -> Proposal:

@@ -12,7 +12,7 @@ values, or one latent), V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -27,6 +27,7 @@ from magicdec.runtime.drafters.self_draft import SlotsPass, ring_slots
 from magicdec.runtime.engine import Engine, Snapshot
 from magicdec.runtime.kernels import Visible
 from magicdec.runtime.kv_cache import KVCache, keys_and_values
+from magicdec.runtime.prefill import PromptPart
 from magicdec.runtime.sampling import Outcome, Proposal
 from magicdec.runtime.transformer import Transformer
 from magicdec.specs.speculation import SpeculationSpec, check_gamma
@@ -99,10 +100,9 @@ class DraftModelDrafter(ModelDrafter):
         self._prefilled = self._own.snapshot()
         self._prefill_count = engine.prefill_count
 
-    def admit(self) -> None:
-        length = int(self.engine.host_lengths[0])
-        tokens = self.engine.tokens_BS[0, : length + 1].tolist()
-        self._own.replace_first(int(self.engine.sequence_of_slot[0]), tokens)
+    def follow(self, parts: Sequence[PromptPart], states_NF: Tensor | None) -> None:
+        """Of a queued prompt, the draft processes what the target does."""
+        self._own.cache_parts(parts)
         self._prefilled = None
 
     def graph_key(self, gamma: int) -> Hashable:
@@ -335,6 +335,10 @@ class FewerRanksDrafter(Drafter):
     def admit(self) -> None:
         if self._inner is not None:
             self._inner.admit()
+
+    def follow(self, parts: Sequence[PromptPart], states_NF: Tensor | None) -> None:
+        if self._inner is not None:
+            self._inner.follow(parts, states_NF)
 
     def propose(self, gamma: int, uniforms: Tensor | None) -> Proposal:
         own = None

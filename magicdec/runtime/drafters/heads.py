@@ -15,13 +15,14 @@ target's states are known.
 A prompt's entries are computed during the target's prefill, whose states the engine shows. With a
 draft budget only sinks and a window of entries are kept (head_window.py).
 
-Shape suffixes: B sequences, T entries, H the head's hidden size, F the states that it reads.
+Shape suffixes: B sequences, T entries, N entries of parts of prompts, H the head's hidden size, F the
+states that it reads.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 import torch
@@ -36,10 +37,12 @@ from magicdec.runtime.drafters.head_window import (
     WindowDecodePass,
     WindowPrefillPass,
 )
-from magicdec.runtime.engine import DecodePass, Engine, PrefillPass
+from magicdec.runtime.engine import DecodePass, Engine
 from magicdec.runtime.heads.chain import ChainHead, Eagle3Head, Head
 from magicdec.runtime.heads.parallel import BlockHead, BlockPass
 from magicdec.runtime.kv_cache import KVCache
+from magicdec.runtime.mixers import AttentionPass
+from magicdec.runtime.prefill import PrefillPass, PromptPart, joined
 from magicdec.runtime.sampling import Outcome, Proposal
 from magicdec.runtime.transformer import Taps
 from magicdec.specs.speculation import SpeculationSpec
@@ -154,18 +157,22 @@ class HeadDrafter(Drafter):
         elif sequence < self.engine.batch_size:  # others come from a queue, once
             self._prompts[sequence] = self.cache.row(slot)
 
-    def follow(self, slot: int, start: int, next_T: Tensor, states_TF: Tensor) -> None:
-        fused_TH = self.head.fuse(states_TF)
-        num_tokens = len(next_T)
-        self._last_BH[slot] = fused_TH[-1]
-        self._prefill(slot, start, next_T, fused_TH)
-        self._followed[slot] = start + num_tokens
-        self._prompts.pop(int(self.engine.sequence_of_slot[slot]), None)
-        self._sequence_of_slot[slot] = self.engine.sequence_of_slot[slot]
+    def follow(self, parts: Sequence[PromptPart], states_NF: Tensor | None) -> None:
+        assert states_NF is not None
+        fused_NH = self.head.fuse(states_NF)
+        sequence_of_slot = self.engine.sequence_of_slot
+        count = 0
+        for part in parts:
+            count += part.num_tokens
+            self._last_BH[part.slot] = fused_NH[count - 1]
+            self._followed[part.slot] = part.stop
+            self._sequence_of_slot[part.slot] = sequence_of_slot[part.slot]
+            self._prompts.pop(int(sequence_of_slot[part.slot]), None)
+        self._prefill(parts, fused_NH)
 
     @abstractmethod
-    def _prefill(self, slot: int, start: int, next_T: Tensor, fused_TH: Tensor) -> None:
-        """Caches a prompt's entries from `start` on."""
+    def _prefill(self, parts: Sequence[PromptPart], fused_NH: Tensor) -> None:
+        """Caches the entries of parts of prompts."""
 
     @abstractmethod
     def _catch_up(self, width: int) -> object:
@@ -223,15 +230,16 @@ class HeadDrafter(Drafter):
             static_shapes=self.engine.static_shapes,
         )
 
-    def _prompt_pass(
-        self, slot: int, start: int, num_tokens: int
-    ) -> PrefillPass | WindowPrefillPass:
-        """A pass over entries of a prompt."""
-        if self._window is not None:
-            return WindowPrefillPass(
-                self.cache, self._window, row=slot, num_past=start, num_tokens=num_tokens
-            )
-        return PrefillPass(self.cache, row=slot, num_past=start, num_tokens=num_tokens)
+    def _prompt_pass(self, parts: Sequence[PromptPart]) -> AttentionPass:
+        """A pass over entries of parts of prompts."""
+        passes: list[AttentionPass] = []
+        for part in parts:
+            where = {"row": part.slot, "num_past": part.start, "num_tokens": part.num_tokens}
+            if self._window is None:
+                passes.append(PrefillPass(self.cache, **where))
+            else:
+                passes.append(WindowPrefillPass(self.cache, self._window, **where))
+        return joined(passes)
 
     def _block_pass(self, num_tokens: int) -> DecodePass | WindowDecodePass:
         """A pass over entries from the block's first on."""
@@ -253,14 +261,18 @@ class HeadDrafter(Drafter):
         return ProposalBuilder(self.engine.model.tp, self.sampling, uniforms, self.head.vocabulary)
 
 
-class ChainDrafter(HeadDrafter):
-    """Drafts token by token: EAGLE, EAGLE-3 and multi-token prediction."""
+class EntryDrafter(HeadDrafter):
+    """The part that heads share whose context is entries of a token and the state before it."""
 
     head: ChainHead
 
-    def _prefill(self, slot: int, start: int, next_T: Tensor, fused_TH: Tensor) -> None:
-        attention = self._prompt_pass(slot, start, len(next_T))
-        self.head.step(next_T[None], fused_TH[None], attention)
+    def _prefill(self, parts: Sequence[PromptPart], fused_NH: Tensor) -> None:
+        next_N = torch.cat([part.next_T for part in parts])
+        self.head.step(next_N[None], fused_NH[None], self._prompt_pass(parts))
+
+
+class ChainDrafter(EntryDrafter):
+    """Drafts token by token: EAGLE, EAGLE-3 and multi-token prediction."""
 
     def _catch_up(self, width: int) -> Tensor:
         """Caches the block's entries. Returns the head's output at the last valid one."""
@@ -283,14 +295,10 @@ class ChainDrafter(HeadDrafter):
         return builder.build()
 
 
-class ParallelEagleDrafter(HeadDrafter):
+class ParallelEagleDrafter(EntryDrafter):
     """P-EAGLE: behind the block's entries stand masked ones, and all are one pass."""
 
     head: Eagle3Head
-
-    def _prefill(self, slot: int, start: int, next_T: Tensor, fused_TH: Tensor) -> None:
-        attention = self._prompt_pass(slot, start, len(next_T))
-        self.head.step(next_T[None], fused_TH[None], attention)
 
     def _catch_up(self, width: int) -> Tensor:
         return self._entries(width, 0)[0]
@@ -331,12 +339,16 @@ class BlockDrafter(HeadDrafter):
 
     head: BlockHead
 
-    def _prefill(self, slot: int, start: int, next_T: Tensor, fused_TH: Tensor) -> None:
-        positions_T = torch.arange(start, start + len(next_T), device=next_T.device)
-        stored = self.head.context(fused_TH[None], positions_T[None])
-        for layer, kv_BTPKD in enumerate(stored):
-            kv_PKTD = kv_BTPKD[0].permute(1, 2, 0, 3)
-            self.cache.write_row(layer, slot, positions_T, kv_PKTD)
+    def _prefill(self, parts: Sequence[PromptPart], fused_NH: Tensor) -> None:
+        places = []
+        for part in parts:
+            places.append(torch.arange(part.start, part.stop, device=fused_NH.device))
+        stored = self.head.context(fused_NH[None], torch.cat(places)[None])
+        sizes = [part.num_tokens for part in parts]
+        for layer, kv_BNPKD in enumerate(stored):
+            by_part = kv_BNPKD[0].split(sizes)
+            for part, positions_T, kv_TPKD in zip(parts, places, by_part, strict=True):
+                self.cache.write_row(layer, part.slot, positions_T, kv_TPKD.permute(1, 2, 0, 3))
 
     def _catch_up(self, width: int) -> None:
         count = self.engine.num_active

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from magicdec.runtime import kernels, layers, mixers
 from magicdec.runtime.drafters import build_drafter
-from magicdec.runtime.engine import Engine, PrefillPass
+from magicdec.runtime.engine import Engine
 from magicdec.runtime.generate import DecodeOptions, DecodeResult, decode
+from magicdec.runtime.prefill import PrefillPass
 from magicdec.runtime.transformer import Taps, Transformer
 from magicdec.runtime.weights import load_model
 from magicdec.specs.speculation import SamplingSpec
