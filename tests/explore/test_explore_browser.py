@@ -13,6 +13,7 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from magicdec.explore.server import FIGURES, OF_ARRIVALS, Server
 from tests.headless import DESKTOP, PHONE, accessibility_faults, opened, too_wide
+from tests.processes import still_alive_after
 
 pytestmark = pytest.mark.slow
 PATIENCE_S = 120
@@ -164,9 +165,8 @@ def test_a_rate_shows_progress_then_its_pictures_and_a_newer_question_ends_it(
     running = multiprocessing.active_children()
     field.clear()
     says(page, "at batch 64 and context 1024")
-    for process in running:
-        process.join(20)
-        assert not process.is_alive()
+    pids = [process.pid for process in running if process.pid is not None]
+    assert not still_alive_after(PATIENCE_S, pids)
 
 
 def test_the_answer_is_said_to_those_who_cannot_see_it(page: webdriver.Chrome) -> None:

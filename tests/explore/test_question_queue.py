@@ -27,6 +27,7 @@ from magicdec.explore.state import Catalog
 from magicdec.perfmodel.plan.planner import Plan, PlanRequest, plan
 
 QUESTION = "gen_len=100&context=1024&rate={}"
+PATIENCE_S = 120.0
 
 
 class SlowPlans:
@@ -89,7 +90,7 @@ def answer(server: Server, rate: float, **options: str) -> tuple[int, str]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30.0
+    end = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)

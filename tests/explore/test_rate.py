@@ -18,6 +18,7 @@ import magicdec
 from magicdec.explore import computation
 from magicdec.explore.server import Server
 from magicdec.explore.state import EXAMPLE
+from tests.processes import still_alive_after
 from tests.same import assert_same
 
 PATIENCE_S = 300
@@ -50,8 +51,11 @@ def begun(
 
 
 def gone(process: multiprocessing.process.BaseProcess) -> bool:
-    process.join(20)
-    return not process.is_alive()
+    """Asks the system: the server's thread may collect the exit code first, and `join` then
+    returns before the process object knows it.
+    """
+    assert process.pid is not None
+    return not still_alive_after(PATIENCE_S, [process.pid])
 
 
 def test_progress_comes_first_then_the_answer_of_plan(server: Server) -> None:
