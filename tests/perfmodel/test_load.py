@@ -285,6 +285,22 @@ def test_the_highest_rate_of_a_schedule_is_that_of_all_of_it(schedule: str) -> N
     assert not trial.keeps(highest * 1.02, 1)
 
 
+@pytest.mark.slow
+@settings(max_examples=6, deadline=None, derandomize=True)
+@given(peak=st.sampled_from([25, 40]), low=st.sampled_from([0, 2]), seconds=st.integers(120, 240))
+def test_a_peak_in_the_middle_takes_what_it_takes_at_the_end(
+    peak: int, low: int, seconds: int
+) -> None:
+    """The rise to the peak alone is judged by its end, where the peak is."""
+    rise = f"{low}@0,{peak}@{seconds}"
+    needed = trial_of(rate=rise).fewest(9)
+    assert needed is not None
+    assert needed > 1
+    both = trial_of(rate=f"{rise},{low}@{2 * seconds}").fewest(9)
+    assert both is not None
+    assert both >= needed
+
+
 def test_the_busiest_part_is_the_one_with_most_requests() -> None:
     load = trial_of(rate="2@0,8@600").load
     busiest = load.busiest

@@ -5,6 +5,7 @@ queue with one server in closed form.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -269,3 +270,34 @@ def test_an_overload_is_a_queue_that_grows_over_the_second_half(
     grown = present(end) - present(float(half))
     expected = grown > max(0.05 * (count - half), 3.0)
     assert outcome.is_overloaded == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    growth=st.floats(0.0, 0.4),
+    count=st.integers(60, 400),
+    spans=st.integers(1, 8),
+)
+def test_a_queue_that_grows_towards_the_middle_is_an_overload_of_a_load_that_changes(
+    growth: float, count: int, spans: int
+) -> None:
+    """Requests a second apart, whose waits rise up to the middle and fall as fast."""
+    requests = alike(count, prompt_len=10, output_len=2)
+    requests.arrival_s[:] = np.arange(count)
+    middle = np.arange(count) - count // 2
+    ends = requests.arrival_s + np.maximum(growth * (count // 2 - np.abs(middle)), 0.01)
+    edges = np.linspace(0.0, count - 1.0, spans + 1)
+    steady = Outcome(requests=requests, first_s=ends, last_s=ends + 0.005, replicas=[])
+    changing = replace(steady, edges_s=edges)
+
+    def present(at: float) -> int:
+        return int(np.sum((requests.arrival_s <= at) & (ends > at)))
+
+    grows = []
+    for start, until in pairwise(edges.tolist()):
+        arrived = np.sum((requests.arrival_s >= start) & (requests.arrival_s <= until))
+        grows.append(present(until) - present(start) > max(0.05 * arrived, 3.0))
+    assert not steady.is_overloaded
+    assert changing.is_overloaded == any(grows)
+    if growth > 0.25 and spans % 2 == 0:
+        assert changing.is_overloaded

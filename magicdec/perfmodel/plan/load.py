@@ -120,6 +120,19 @@ class Load:
         parts = self.schedule.parts(WINDOWS)
         return dataclasses.replace(self, schedule=max(parts, key=lambda part: part.count))
 
+    def edges_s(self, requests: Requests) -> Array | None:
+        """Times between which a load that changes is judged: the WINDOWS of a schedule or a trace,
+        and a schedule's own points. None for a constant rate.
+        """
+        if self.schedule is not None:
+            points = self.schedule.times_s
+        elif self.trace is not None:
+            points = requests.arrival_s[[0, -1]]
+        else:
+            return None
+        windows = np.linspace(points[0], points[-1], WINDOWS + 1)
+        return np.unique(np.concatenate([points, windows]))
+
     def replicas(self, rate: float, replicas: int) -> int:
         """Replicas to simulate of so many that share this rate."""
         if not self.samples:

@@ -52,14 +52,16 @@ class Trial:
 
     def _simulated(self, load: Load, rate: float, replicas: int, seed: int) -> Outcome:
         is_drawn = load.trace is None and load.schedule is None
+        requests = load.requests(rate, replicas, seed=seed)
         return simulate(
             self.server,
-            load.requests(rate, replicas, seed=seed),
+            requests,
             replicas=load.replicas(rate, replicas),
             of_replicas=replicas,
             balance=cast(Balance, load.request.balance),
             seed=seed,
             warm_up=WARM_UP if is_drawn else 0.0,
+            edges_s=load.edges_s(requests),
             work=load.work,
         )
 

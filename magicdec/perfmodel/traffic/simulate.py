@@ -4,14 +4,16 @@
 
 A load is too much for a system where, over the second half of the arrivals, at least OVERLOAD of
 them add to those that wait and the queue has grown: no percentile is stated then, since it would
-only say how long was simulated. Percentiles of drawn traffic leave out the first WARM_UP of the
-requests.
+only say how long was simulated. Where the rate changes, each span between `edges_s` is judged so too:
+a peak in the middle is over by the second half. Percentiles of drawn traffic leave out the first
+WARM_UP of the requests.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -157,6 +159,8 @@ class Outcome:
     """Requests at the beginning that no percentile is of."""
     share: float = 1.0
     """Share of all replicas, and of the load, that was simulated."""
+    edges_s: Array = field(default_factory=lambda: np.empty(0), repr=False)
+    """Times between which a load whose rate changes is judged; none for a steady one."""
 
     @cached_property
     def ttft_s(self) -> Array:
@@ -218,16 +222,21 @@ class Outcome:
 
     @cached_property
     def is_overloaded(self) -> bool:
-        """Whether the queue grows without bound."""
+        """Whether the queue grows without bound, or over a span of a load that changes."""
         arrival = self.requests.arrival_s
         half = float(arrival[len(arrival) // 2])
         end = float(arrival[-1])
-        if end <= half:
-            return False
-        present_grown = _present(arrival, self.last_s, end) - _present(arrival, self.last_s, half)
-        waiting_grown = _present(arrival, self.first_s, end) - _present(arrival, self.first_s, half)
-        arrived = len(arrival) - len(arrival) // 2
-        return min(present_grown, waiting_grown) > max(OVERLOAD * arrived, 3.0)
+        if end > half and self._grows(half, end):
+            return True
+        return any(self._grows(start, until) for start, until in pairwise(self.edges_s))
+
+    def _grows(self, start_s: float, end_s: float) -> bool:
+        """Whether OVERLOAD of the requests that arrive in a span of time add to the queue."""
+        arrival = self.requests.arrival_s
+        present = _present(arrival, self.last_s, end_s) - _present(arrival, self.last_s, start_s)
+        waiting = _present(arrival, self.first_s, end_s) - _present(arrival, self.first_s, start_s)
+        arrived = int(((arrival >= start_s) & (arrival <= end_s)).sum())
+        return min(present, waiting) > max(OVERLOAD * arrived, 3.0)
 
 
 def _present(arrival_s: Array, until_s: Array, at_s: float) -> int:
@@ -244,10 +253,11 @@ def simulate(
     seed: int = 0,
     warm_up: float = 0.0,
     of_replicas: int | None = None,
+    edges_s: Array | None = None,
     work: Work | None = None,
 ) -> Outcome:
     """The requests on so many replicas, which may stand for `of_replicas`. What is cached of each
-    prompt counts as far as the server finds it.
+    prompt counts as far as the server finds it. `edges_s`: the spans of a load that changes.
 
     Raises CapacityError for more passes than `work` allows.
     """
@@ -275,7 +285,10 @@ def simulate(
     for replica in simulated:
         replica.run()
     share = replicas / (of_replicas or replicas)
-    return _outcome(requests, simulated, skipped=int(warm_up * len(requests)), share=share)
+    outcome = _outcome(requests, simulated, skipped=int(warm_up * len(requests)), share=share)
+    if edges_s is None:
+        return outcome
+    return replace(outcome, edges_s=edges_s)
 
 
 def simulate_closed(
