@@ -116,7 +116,10 @@ def _shows_options(function: Callable[..., T]) -> Callable[..., T]:
     parameters = []
     for name, option in asked.items():
         parameter = Parameter(
-            name, Parameter.KEYWORD_ONLY, default=option.default, annotation=option.kind
+            name,
+            Parameter.KEYWORD_ONLY,
+            default=option.default,
+            annotation=option.kind,
         )
         parameters.append(parameter)
     function.__signature__ = Signature(parameters)  # type: ignore[attr-defined]

@@ -545,7 +545,12 @@ def summarise_case(pairs: Sequence[Pair]) -> Case:
     even = _median_speedups([sample[0::2] for sample in samples])
     odd = _median_speedups([sample[1::2] for sample in samples])
     losses = (_loss(planned, even, odd), _loss(planned, odd, even))
-    return replace(case, planned=names[planned], best=names[best], regret=statistics.fmean(losses))
+    return replace(
+        case,
+        planned=names[planned],
+        best=names[best],
+        regret=statistics.fmean(losses),
+    )
 
 
 def _median_speedups(samples: Sequence[Sequence[float]]) -> list[float]:

@@ -56,7 +56,9 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         if path.is_dir():
             raise IsADirectoryError(21, "is a directory")
         with tempfile.NamedTemporaryFile(
-            dir=path.parent, prefix=f".{path.name}.", delete=False
+            dir=path.parent,
+            prefix=f".{path.name}.",
+            delete=False,
         ) as file:
             temporary = file.name
             file.write(data)
@@ -91,7 +93,9 @@ def read_bytes(
     named = f"{what} {path}".strip()
     try:
         with open(
-            path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
+            path,
+            "rb",
+            opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK),
         ) as file:
             begun = file.raw.read(
                 1

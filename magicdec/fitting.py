@@ -110,7 +110,8 @@ class Solution:
         deviation = np.sqrt(np.diag(self.covariance)) * error
         low, high = (self.codes + sign * Z_90 * deviation for sign in (-1.0, 1.0))
         found = zip(
-            *(decoded(self.free, codes).values() for codes in (self.codes, low, high)), strict=True
+            *(decoded(self.free, codes).values() for codes in (self.codes, low, high)),
+            strict=True,
         )
         return dict(zip(self.free, found, strict=True))
 
@@ -163,5 +164,9 @@ def solve(
     jacobian = np.asarray(best.jac, dtype=np.float64)
     covariance: Array = np.linalg.pinv(jacobian.T @ jacobian).astype(np.float64)
     return Solution(
-        free=free, codes=best.x, bounds=bounds, covariance=covariance, cost=float(best.cost)
+        free=free,
+        codes=best.x,
+        bounds=bounds,
+        covariance=covariance,
+        cost=float(best.cost),
     )

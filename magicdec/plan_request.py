@@ -169,7 +169,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     ep_size: Annotated[
         int | None,
         Option(
-            name="ep", help="Ranks that whole experts are divided over.", least=1, most=MAX_EP_SIZE
+            name="ep",
+            help="Ranks that whole experts are divided over.",
+            least=1,
+            most=MAX_EP_SIZE,
         ),
     ] = None
     dp_attention: Annotated[
@@ -212,7 +215,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     draft_tp_size: Annotated[
         int | None,
         Option(
-            name="draft_tp", help="Ranks of the draft; default: all.", least=1, most=MAX_TP_SIZE
+            name="draft_tp",
+            help="Ranks of the draft; default: all.",
+            least=1,
+            most=MAX_TP_SIZE,
         ),
     ] = None
     task: Annotated[

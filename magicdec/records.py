@@ -351,7 +351,9 @@ def _cpu_name() -> str:
     name = platform.machine()
     with contextlib.suppress(OSError):
         found = re.search(
-            r"^model name\s*:\s*(.*?)\s*$", Path("/proc/cpuinfo").read_text(), re.MULTILINE
+            r"^model name\s*:\s*(.*?)\s*$",
+            Path("/proc/cpuinfo").read_text(),
+            re.MULTILINE,
         )
         if found:
             name = found[1]
@@ -507,7 +509,8 @@ def read_rows(path: Path) -> list[Record]:
         if not records:
             raise StorageError(f"{path} holds no readable record (line {damaged[0]}: {reason})")
         warnings.warn(
-            f"{path}: set aside unreadable line(s) {', '.join(damaged)} ({reason})", stacklevel=3
+            f"{path}: set aside unreadable line(s) {', '.join(damaged)} ({reason})",
+            stacklevel=3,
         )
     return records
 

@@ -102,10 +102,15 @@ def engine_points(
     for number, group in enumerate(groups):
         longest = max(shape.context_len + room_for(shape.gamma) for shape, _ in group)
         engine = Engine(
-            model, batch_size=max(shape.batch_size for shape, _ in group), max_len=longest
+            model,
+            batch_size=max(shape.batch_size for shape, _ in group),
+            max_len=longest,
         )
         points += _time_rounds(
-            group, partial(_time_phases, engine), rounds=rounds, progress=stages.stage(number)
+            group,
+            partial(_time_phases, engine),
+            rounds=rounds,
+            progress=stages.stage(number),
         )
         del engine  # before the next group's is made
         if model.device.type == "cuda":
@@ -257,7 +262,13 @@ def vllm_points(
         shapes = sampled + [(shape, SamplingSpec()) for shape in VLLM_GREEDY_SHAPES]
     progress(f"steps of vLLM: {len(shapes)} shapes, {rounds} rounds")
     return in_own_process(
-        _time_in_vllm, model, shapes, device=device, dtype=dtype, clock=clock, rounds=rounds
+        _time_in_vllm,
+        model,
+        shapes,
+        device=device,
+        dtype=dtype,
+        clock=clock,
+        rounds=rounds,
     )
 
 
@@ -387,7 +398,9 @@ def fit_engine(
     )
     return EngineFit(
         profile=msgspec.structs.replace(
-            fitted, relative_error=of_step, speedup_relative_error=of_speedup
+            fitted,
+            relative_error=of_step,
+            speedup_relative_error=of_speedup,
         ),
         phase_error={
             name: float(np.median(np.abs(np.expm1(each)))) for name, each in errors(fitted).items()
@@ -447,7 +460,10 @@ def predicted_steps(
         hardware=hardware,
         engine=engine,
         speculation=SpeculationSpec(
-            draft="self", draft_method="streamingllm", draft_budget=64, gamma=1
+            draft="self",
+            draft_method="streamingllm",
+            draft_budget=64,
+            gamma=1,
         ),
         sampling=SamplingSpec(temperature=1.0),
         precision=precision,

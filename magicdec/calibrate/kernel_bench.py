@@ -228,17 +228,26 @@ def attention_works(
     query_lengths = query_lengths or (CUDA_QUERY_LENGTHS if is_cuda(device) else QUERY_LENGTHS)
     largest = max(batch * kv_len for batch, kv_len in shapes) * 2 * kv_heads * head_dim
     pool = MemoryPool(
-        num_elements=max(num_caches * largest, 2 * l2_bytes(device)), device=device, dtype=dtype
+        num_elements=max(num_caches * largest, 2 * l2_bytes(device)),
+        device=device,
+        dtype=dtype,
     )
     works = []
     workspace = Workspace()
     for batch, kv_len in shapes:
         caches = pool.cut(
-            (2, batch, kv_heads, kv_len, head_dim), least=num_caches, most=max(num_caches, 16)
+            (2, batch, kv_heads, kv_len, head_dim),
+            least=num_caches,
+            most=max(num_caches, 16),
         )
         for query_len in query_lengths:
             query = torch.randn(
-                batch, query_len, heads, head_dim, device=device, dtype=getattr(torch, dtype)
+                batch,
+                query_len,
+                heads,
+                head_dim,
+                device=device,
+                dtype=getattr(torch, dtype),
             )
             shape = {
                 "batch_size": batch,
@@ -277,7 +286,9 @@ def streaming_works(*, device: str) -> list[Work]:
         x = torch.randn(kib * 256, device=device)
         shape = {"num_bytes": 2 * x.numel() * 4, "num_kernels": 1}
         call = partial(
-            _apply_to_each, partial(torch.mul, other=2.0, out=torch.empty_like(x)), [x] * repeats
+            _apply_to_each,
+            partial(torch.mul, other=2.0, out=torch.empty_like(x)),
+            [x] * repeats,
         )
         works.append(Work("elementwise", shape, call, repeats=repeats))
     return works

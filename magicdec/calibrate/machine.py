@@ -147,7 +147,9 @@ def calibrate(
     then = median_times(during)
     spread = spread_of_times([*before, *during])
     base = msgspec.structs.replace(
-        base, reference_s=then.memory_s, compute_reference_s=then.compute_s
+        base,
+        reference_s=then.memory_s,
+        compute_reference_s=then.compute_s,
     )
     hardware = _fit_hardware(base, points, precision)
     fit = fit_engine(
@@ -158,12 +160,20 @@ def calibrate(
         base=_base_engine(name, base.name),
     )
     hardware = msgspec.structs.replace(
-        hardware, memory_spread=spread.memory_s, compute_spread=spread.compute_s
+        hardware,
+        memory_spread=spread.memory_s,
+        compute_spread=spread.compute_s,
     )
     drift = _drift(first, then, tables[0], again)
     elapsed_s = time.perf_counter() - started
     return Calibration(
-        hardware, fit.profile, [*points, *steps], fit.phase_error, then, drift, elapsed_s
+        hardware,
+        fit.profile,
+        [*points, *steps],
+        fit.phase_error,
+        then,
+        drift,
+        elapsed_s,
     )
 
 
@@ -266,7 +276,13 @@ def _fit_hardware(
     dtype = precision.weight_dtype
     rotated = base.kind == "gpu"
     rows = _rows(points, "linear")
-    products = Product(rows["m"], rows["n"], rows["k"], dtype, dtype)
+    products = Product(
+        rows["m"],
+        rows["n"],
+        rows["k"],
+        dtype,
+        dtype,
+    )
     gemm = GemmCurve().refitted(base, products, rows, rotated=rotated, fitted_on=fitted_on)
     rows = _rows(points, "attention")
     known = AttentionCurve(library="magicdec")

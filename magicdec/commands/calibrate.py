@@ -308,7 +308,11 @@ def calibrate_results(paths: Sequence[Path], serving: Serving, output: Path) -> 
     points = points_of(runs)
     num_requests = sum(map(len, runs))
     fit = fit_server(
-        points, setup=serving.setup(None), tp_size=serving.tp_size, gamma=0, name=output.stem
+        points,
+        setup=serving.setup(None),
+        tp_size=serving.tp_size,
+        gamma=0,
+        name=output.stem,
     )
     print(
         f"{num_requests} requests in {len(runs)} runs, {len(points)} loads by batch and prompt "
@@ -615,7 +619,9 @@ def _print_profile(profile: AcceptanceProfile) -> None:
     print(f"{profile.draft_method}: accepted by position, ± half a 90 % interval (the law)")
     for counted in profile.measured:
         law = profile.conditional_rates(
-            budget=counted.budget, context=counted.context, gamma_max=len(counted.rates)
+            budget=counted.budget,
+            context=counted.context,
+            gamma_max=len(counted.rates),
         )
         cells = []
         for rate, stderr, fitted in zip(counted.rates, counted.stderr, law, strict=True):

@@ -133,7 +133,10 @@ def _profile_lookups(request: LogRequest, rules: list[str]) -> list[tuple[Accept
     total = sum(file.stat().st_size for file in files)
     keep = request.output.with_suffix(".parts") if total > KEEP_ABOVE_BYTES else None
     lookups = sweep(
-        rules, gammas=request.gammas, min_ngrams=request.lookup_min, max_ngrams=request.lookup_max
+        rules,
+        gammas=request.gammas,
+        min_ngrams=request.lookup_min,
+        max_ngrams=request.lookup_max,
     )
     with shown_progress(request.quiet) as show:
         replay = replay_logs(

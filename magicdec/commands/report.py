@@ -219,7 +219,11 @@ def export_command(
     check_engine(engine)
     profiles = tuple(map(load_profile, acceptance or ()))
     again = for_engine(
-        load_plan(plan), engine, number=candidate, acceptance=profiles, hardware=hardware
+        load_plan(plan),
+        engine,
+        number=candidate,
+        acceptance=profiles,
+        hardware=hardware,
     )
     text = export(engine, again.plan, reason=again.reason, site=again.site)
     if output is None:

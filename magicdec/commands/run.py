@@ -196,7 +196,11 @@ def run_command(
     from magicdec.measure.configuration import Outputs
 
     outputs = Outputs(
-        records=records, resume=resume, save_output=save_output, stream=stream, quiet=quiet
+        records=records,
+        resume=resume,
+        save_output=save_output,
+        stream=stream,
+        quiet=quiet,
     )
     outputs.check(plan=plan, prompts=Path(prompts))
     require(
@@ -236,7 +240,12 @@ def _request(given: dict[str, Any], explicit: set[str]) -> BenchmarkRequest:
     from magicdec.specs.named_head import named_head
 
     is_whole = given["weights"] == "checkpoint"
-    head = named_head(given["model"], given["draft"], given["draft_model"], with_weights=is_whole)
+    head = named_head(
+        given["model"],
+        given["draft"],
+        given["draft_model"],
+        with_weights=is_whole,
+    )
     model = local_model(given["model"], with_weights=is_whole)
     drafting: dict[str, Any]
     if head is None:
@@ -386,7 +395,11 @@ def _run(requests: list[BenchmarkRequest], outputs: Outputs) -> list[Record] | N
     for request in requests:
         device_type = request.device.partition(":")[0]
         results += launch(
-            measure_request, request.tp_size, request, outputs, device_type=device_type
+            measure_request,
+            request.tp_size,
+            request,
+            outputs,
+            device_type=device_type,
         )
     return results
 

@@ -107,7 +107,14 @@ def observe_command(
             "a trace does not say how long its sequences are; give their length with --context",
         )
         trace_draft = agreed(requested, None)
-        _print_imported(Path(source[0]), trace_draft, model or "", context or 0.0, dataset, output)
+        _print_imported(
+            Path(source[0]),
+            trace_draft,
+            model or "",
+            context or 0.0,
+            dataset,
+            output,
+        )
         return
     from magicdec.live.advice import Serving
     from magicdec.live.http import Address
@@ -212,7 +219,11 @@ def _write_observation(
         file = sys.stdout
     if profile is not None:
         measured = acceptance_profile(
-            observation, draft, model=model, context=context, dataset=dataset
+            observation,
+            draft,
+            model=model,
+            context=context,
+            dataset=dataset,
         )
         save_profile(measured, profile)
         command = options.command("plan", model=model, hardware=hardware, acceptance=profile)
@@ -259,7 +270,9 @@ def _watch(
 
     history: list[Observation] = []
     with Live(
-        Text("waiting for the second scrape"), console=console(), auto_refresh=False
+        Text("waiting for the second scrape"),
+        console=console(),
+        auto_refresh=False,
     ) as screen:
 
         def show(lines: list[str]) -> None:
@@ -291,7 +304,11 @@ def _print_imported(
 
     trace = read_acceptance(path)
     profile = imported_profile(
-        trace, draft, model=model_name(model), context=context, dataset=dataset
+        trace,
+        draft,
+        model=model_name(model),
+        context=context,
+        dataset=dataset,
     )
     steps = trace.counts.steps
     print(f"{trace.kind}: {steps.sum():.0f} steps of {len(steps)} sequences, drafted by {draft}")
@@ -348,7 +365,11 @@ def tune_command(
     taken = list(scrapes(address, seconds=seconds, interval_s=interval))
     observation = observe(taken, choose_target(taken[-1], target))
     serving = Serving(
-        model=model, hardware=hardware, engine=engine, tp_size=tp, temperature=temperature
+        model=model,
+        hardware=hardware,
+        engine=engine,
+        tp_size=tp,
+        temperature=temperature,
     )
     announced = agreed(requested, observation.announced)
     advice = advise(situation_of(observation, announced, serving))

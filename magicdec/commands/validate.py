@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from magicdec.validate.grid import Thresholds
 
 app = typer.Typer(
-    help="Compare predictions with measurements.", no_args_is_help=True, cls=CommandGroup
+    help="Compare predictions with measurements.",
+    no_args_is_help=True,
+    cls=CommandGroup,
 )
 
 Files = Annotated[list[Path], typer.Argument(help="CSV files (.csv or .csv.gz).")]
@@ -382,7 +384,9 @@ def demo_command(
         show("writing the report")
         write_atomic(output / "plan.json", result.plan.to_json())
         data = ReportData.from_records(
-            [*result.predicted, *result.measured], plan=result.plan, title="magicdec demo"
+            [*result.predicted, *result.measured],
+            plan=result.plan,
+            title="magicdec demo",
         )
         write_report(data, output / "report.html")
         has_pdf = find_spec("typst") is not None

@@ -101,7 +101,10 @@ class Serving:
         speculation = AUTOREGRESSIVE
         if draft is not None:
             speculation = SpeculationSpec(
-                draft=draft.name, draft_method=draft.method, draft_budget=draft.budget, gamma=1
+                draft=draft.name,
+                draft_method=draft.method,
+                draft_budget=draft.budget,
+                gamma=1,
             )
         return Setup.of(
             self.model,
@@ -312,7 +315,11 @@ def _gain_error(
     if is_one_head_of_many(acceptance):
         of_head = OTHER_HEAD_ERROR
     of_tokens = acceptance.ratio_error(
-        gamma, over, budget=context, context=context, shift=float(np.hypot(of_sequences, of_head))
+        gamma,
+        over,
+        budget=context,
+        context=context,
+        shift=float(np.hypot(of_sequences, of_head)),
     )
     return float(np.sqrt(of_steps + of_engine**2 + of_tokens**2))
 

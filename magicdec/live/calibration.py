@@ -53,10 +53,18 @@ FREE = {
     "gemm_factor": Free(prior=1.0, spread=1.0, limits=(math.exp(-3.0), math.exp(3.0))),
     "attention_factor": Free(prior=1.0, spread=1.0, limits=(math.exp(-3.0), math.exp(3.0))),
     "forward_overhead_s": Free(
-        scale="linear", prior=MILLI, spread=math.inf, limits=(0.0, 10.0), unit=MILLI
+        scale="linear",
+        prior=MILLI,
+        spread=math.inf,
+        limits=(0.0, 10.0),
+        unit=MILLI,
     ),
     "sequence_overhead_s": Free(
-        scale="linear", prior=1e-4, spread=math.inf, limits=(0.0, 1.0), unit=1e-4
+        scale="linear",
+        prior=1e-4,
+        spread=math.inf,
+        limits=(0.0, 1.0),
+        unit=1e-4,
     ),
 }
 """Factors on another engine's kernels, and fixed costs, of which nothing is expected."""
@@ -64,10 +72,18 @@ PROMPT_FREE = {
     "prefill_factor": Free(prior=1.0, spread=1.0, limits=(math.exp(-3.0), math.exp(3.0))),
     "prefill_attention_factor": Free(prior=1.0, spread=1.0, limits=(math.exp(-3.0), math.exp(3.0))),
     "request_latency_s": Free(
-        scale="linear", prior=MILLI, spread=math.inf, limits=(0.0, 10.0), unit=MILLI
+        scale="linear",
+        prior=MILLI,
+        spread=math.inf,
+        limits=(0.0, 10.0),
+        unit=MILLI,
     ),
     "request_overhead_s": Free(
-        scale="linear", prior=MILLI, spread=math.inf, limits=(0.0, 10.0), unit=MILLI
+        scale="linear",
+        prior=MILLI,
+        spread=math.inf,
+        limits=(0.0, 10.0),
+        unit=MILLI,
     ),
 }
 """Numbers of what comes before a first token."""
@@ -247,7 +263,10 @@ def _timed(address: Address, load: Load, seed: int, send: Sender, *, max_len: in
     if not share or tokens is None:
         return measured
     return dataclasses.replace(
-        measured, step_s=measured.tpot_s * tokens, tokens_per_step=tokens, drafted_share=share
+        measured,
+        step_s=measured.tpot_s * tokens,
+        tokens_per_step=tokens,
+        drafted_share=share,
     )
 
 
@@ -337,7 +356,12 @@ def fit_server(
         return np.asarray(np.log(steps) - measured)
 
     solved = solve(
-        FREE, residuals, pull=PRIOR_WEIGHT, loss="soft_l1", f_scale=LOSS_SCALE, x_scale="jac"
+        FREE,
+        residuals,
+        pull=PRIOR_WEIGHT,
+        loss="soft_l1",
+        f_scale=LOSS_SCALE,
+        x_scale="jac",
     )
     engine = _with_prompts(_engine(solved.values, setup), points, setup, tp_size)
     predicted = predicted_steps(points, setup, engine, tp_size=tp_size, gamma=gamma)
@@ -410,7 +434,12 @@ def _with_prompts(
         return np.asarray(np.log(first_token_s(fitted, setup, at, tp_size=tp_size)) - measured)
 
     solved = solve(
-        PROMPT_FREE, residuals, pull=PRIOR_WEIGHT, loss="soft_l1", f_scale=LOSS_SCALE, x_scale="jac"
+        PROMPT_FREE,
+        residuals,
+        pull=PRIOR_WEIGHT,
+        loss="soft_l1",
+        f_scale=LOSS_SCALE,
+        x_scale="jac",
     )
     return msgspec.structs.replace(engine, prompt_token_latency_s=0.0, **solved.values)
 
@@ -434,13 +463,23 @@ def predicted_steps(
         draft_of(setup).is_by_sequence or not gamma
     ):  # each sequence has one or not; else all of a step have
         terms, probability = looked_up_terms(
-            setup, batch=batch, kv_len=kv_len, gamma=gammas, share=share, tp_size=float(tp_size)
+            setup,
+            batch=batch,
+            kv_len=kv_len,
+            gamma=gammas,
+            share=share,
+            tp_size=float(tp_size),
         )
         steps = np.sum(probability * terms.step_s, axis=-1)
         return steps
     read = draft_kv_tokens(setup, kv_len, setup.speculation.draft_budget)
     terms = step_terms(
-        setup, batch=batch, kv_len=kv_len, draft_kv_len=read, gamma=gammas, tp_size=float(tp_size)
+        setup,
+        batch=batch,
+        kv_len=kv_len,
+        draft_kv_len=read,
+        gamma=gammas,
+        tp_size=float(tp_size),
     )
     steps = share * terms.step_s + (1.0 - share) * terms.autoregressive.total_s
     return steps

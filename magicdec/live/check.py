@@ -348,7 +348,11 @@ def _drafted(command: ServeCommand, request: PlanRequest, model: ModelSpec) -> D
         notes.append("gamma follows a table by batch; its deepest was taken")
     searched = next(searched for searched in first.found if row in searched.rows)
     return Drafted(
-        row=row, case=first.case, option=searched.option, gamma=row.gamma, notes=tuple(notes)
+        row=row,
+        case=first.case,
+        option=searched.option,
+        gamma=row.gamma,
+        notes=tuple(notes),
     )
 
 

@@ -307,7 +307,9 @@ async def _send(
     num_tokens = 0
     sent = clock()
     async with session.stream(
-        "POST", str(address.at(f"{address.path}/v1/completions")), json=body
+        "POST",
+        str(address.at(f"{address.path}/v1/completions")),
+        json=body,
     ) as response:
         if response.status_code != 200:
             raise ServerError(
@@ -315,7 +317,9 @@ async def _send(
                 "sent"
             )
         async for line in _lines(
-            response, address, limit_bytes=BYTES_PER_TOKEN * (output_len + 16)
+            response,
+            address,
+            limit_bytes=BYTES_PER_TOKEN * (output_len + 16),
         ):
             event = _event(line, address)
             usage = event.get("usage")

@@ -110,7 +110,11 @@ def client(address: Address, *, timeout_s: float, **options: Any) -> httpx.Async
         certificates = ssl.create_default_context()
     timeout = httpx.Timeout(timeout_s, connect=TIMEOUT_S)
     return httpx.AsyncClient(
-        headers=headers, timeout=timeout, trust_env=False, verify=certificates, **options
+        headers=headers,
+        timeout=timeout,
+        trust_env=False,
+        verify=certificates,
+        **options,
     )
 
 

@@ -252,7 +252,9 @@ def parse(text: str, *, where: str, time_s: float | None = None) -> Scrape:
     if not samples:
         raise ServerError(f"{where} holds no metrics in Prometheus's text format")
     return Scrape(
-        samples={name: tuple(rows) for name, rows in samples.items()}, time_s=time_s, where=where
+        samples={name: tuple(rows) for name, rows in samples.items()},
+        time_s=time_s,
+        where=where,
     )
 
 
@@ -266,7 +268,9 @@ def read_address(address: Address) -> Scrape:
         try:
             body = get(at)
             return parse(
-                body.decode("utf-8", errors="replace"), where=str(at), time_s=time.monotonic()
+                body.decode("utf-8", errors="replace"),
+                where=str(at),
+                time_s=time.monotonic(),
             )
         except ServerError as error:
             if number == len(paths) or not any(text in str(error) for text in NO_METRICS):

@@ -197,7 +197,8 @@ class Observation:
         mean = _ratio(self.counts.draft_tokens, self.counts.drafts)
         if by_position := self.counts.accepted_by_position:
             used = max(
-                (number for number, accepted in enumerate(by_position, 1) if accepted), default=0
+                (number for number, accepted in enumerate(by_position, 1) if accepted),
+                default=0,
             )
             if mean:
                 return max(used, min(math.ceil(mean), len(by_position)))
@@ -299,7 +300,9 @@ def _counts(before: Scrape, after: Scrape, target: Target) -> Counts:
         counts["accepted"] = math.fsum(by_position)
     elif counts["accepted"] is None:
         counts["accepted"] = _accepted(
-            counts["drafts"], counts["output_tokens"], counts["requests"]
+            counts["drafts"],
+            counts["output_tokens"],
+            counts["requests"],
         )
     return Counts(accepted_by_position=by_position, **counts)
 
@@ -429,7 +432,9 @@ def announced(scrape: Scrape, target: Target) -> Draft | None:
     infos = [own for own, _ in scrape.rows(DRAFT_INFO, target.labels)]
     try:
         return parse_draft(
-            SELF, method=infos[0]["draft_method"], budget=int(infos[0]["draft_budget"])
+            SELF,
+            method=infos[0]["draft_method"],
+            budget=int(infos[0]["draft_budget"]),
         )
     except (IndexError, KeyError, ValueError, ConfigError):
         return None

@@ -127,7 +127,12 @@ def acceptance_profile(
     source = f"observed on {engine}: {counts.drafts:.0f} drafts, {counts.steps:.0f} steps"
     rows = measurements(observation, draft, context=_context(observation, context))
     profile = fit_profile(
-        rows, model=model, draft=draft.name, dataset=dataset, source=source, spread=0.0
+        rows,
+        model=model,
+        draft=draft.name,
+        dataset=dataset,
+        source=source,
+        spread=0.0,
     )
     definition = "conditional rate by position, from an engine's counters"
     if not counts.accepted_by_position:

@@ -58,12 +58,17 @@ class View:
         if self.serving is None:
             return None
         serving = dataclasses.replace(
-            self.serving, model=self.serving.model or observation.target.model
+            self.serving,
+            model=self.serving.model or observation.target.model,
         )
         draft = agreed(self.draft, observation.announced)
         return advise(
             situation_of(
-                observation, draft, serving, acceptance=self.acceptance, context=self.context
+                observation,
+                draft,
+                serving,
+                acceptance=self.acceptance,
+                context=self.context,
             )
         )
 
@@ -340,7 +345,10 @@ def windows(
     while time.monotonic() < deadline:
         try:
             for scrape in scrapes(
-                address, seconds=MAX_WINDOW_S, interval_s=interval_s, sleep=sleep
+                address,
+                seconds=MAX_WINDOW_S,
+                interval_s=interval_s,
+                sleep=sleep,
             ):
                 oldest = (scrape.time_s or 0.0) - seconds
                 taken.append(scrape)

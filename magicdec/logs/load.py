@@ -103,7 +103,8 @@ class LogLoad:
         return WorkloadSpec(
             requests=tuple(
                 RequestShape(
-                    prompt_len=int(self.prompt_len[row]), gen_len=int(self.output_len[row])
+                    prompt_len=int(self.prompt_len[row]),
+                    gen_len=int(self.output_len[row]),
                 )
                 for row in chosen
             )

@@ -71,7 +71,8 @@ class NgramReplay:
             )
         self._lengths = np.array(sorted(lengths), dtype=np.int32)
         self._early = np.array(
-            [row.rule in DRAFTS_BEFORE_FIRST_TOKEN for row in lookups], dtype=np.int32
+            [row.rule in DRAFTS_BEFORE_FIRST_TOKEN for row in lookups],
+            dtype=np.int32,
         )
         self._index = new_index(1)
         self._stamp = 0

@@ -110,7 +110,9 @@ def count(
             begun = time.perf_counter()
             try:
                 steps, counts = replays.replay(
-                    request.text, request.prompt_len, max_len=task.max_len
+                    request.text,
+                    request.prompt_len,
+                    max_len=task.max_len,
                 )
             except UnreadableError as failure:
                 account.refuse(str(failure), shard, account.num_rows)
@@ -199,7 +201,10 @@ def replay_draft_model(
     begun = time.perf_counter()
     shards = shards_of(files_of(patterns))
     task = ReplayTask(
-        shards=tuple(shards), lookups=tuple(lookups), tokenizer=tokenizer, max_len=max_len
+        shards=tuple(shards),
+        lookups=tuple(lookups),
+        tokenizer=tokenizer,
+        max_len=max_len,
     )
     counted = count(task, companions_of(shards), replays, progress)
     account = counted.account

@@ -123,7 +123,13 @@ class SuffixReplay:
         live: deque[tuple[int, int]] = deque()
         for start, length in self._live:
             moved[place : place + length] = self._responses[start : start + length]
-            refer(self._global, moved, place, place + length, self.settings.max_depth)
+            refer(
+                self._global,
+                moved,
+                place,
+                place + length,
+                self.settings.max_depth,
+            )
             live.append((place, length))
             place += length
         self._responses = moved

@@ -74,7 +74,10 @@ class TextTokenizer:
             raise UnreadableError("messages, but the tokenizer has no chat template")
         try:
             text = self._template.render(
-                messages=messages, add_generation_prompt=True, tools=None, **self._special
+                messages=messages,
+                add_generation_prompt=True,
+                tools=None,
+                **self._special,
             )
         except Exception as failure:
             raise UnreadableError(
@@ -94,7 +97,9 @@ class TextTokenizer:
             raise TemplateError(message)
 
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[loopcontrols],
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = refuse

@@ -244,7 +244,12 @@ def _latent(mixer: LatentAttention, p: Pass, *, count: int) -> list[Op]:
             scores = Scores(p.batch, p.query_len, kv_len, index.num_heads, index.head_dim)
             found = indexer(p.at, scores, top_k=index.top_k, count=count)
         chosen = Latents(
-            p.batch, p.query_len, np.minimum(kv_len, float(index.top_k)), heads, row, pairs
+            p.batch,
+            p.query_len,
+            np.minimum(kv_len, float(index.top_k)),
+            heads,
+            row,
+            pairs,
         )
         return [*found, sparse_attention(p.at, chosen, count=count, factor=factor)]
     if not p.is_prefill:
@@ -253,10 +258,19 @@ def _latent(mixer: LatentAttention, p: Pass, *, count: int) -> list[Op]:
     size = mixer.qk_head_dim + mixer.v_head_dim
     if (curve := PrefillCurve.known(p.at.hw)) is not None:
         expanded = Attention(
-            num_heads=mixer.num_heads, num_kv_heads=mixer.num_heads, head_dim=size // 2
+            num_heads=mixer.num_heads,
+            num_kv_heads=mixer.num_heads,
+            head_dim=size // 2,
         )
         return [_prefill(expanded, p, curve, count=count)]
-    by_head = Attended(p.batch, p.query_len, kv_len, heads, heads, size / 2.0)
+    by_head = Attended(
+        p.batch,
+        p.query_len,
+        kv_len,
+        heads,
+        heads,
+        size / 2.0,
+    )
     return [attention(p.at, by_head, count=count, factor=factor, is_expanded=True)]
 
 
@@ -272,7 +286,13 @@ def _recurrence(mixer: Mixer, p: Pass, *, count: int) -> list[Op]:
     conv = sum(
         (share(each.num_heads, p.tp) * each.conv_elements for each in states), np.asarray(0.0)
     )
-    work = Recurrence(p.batch, p.query_len, recurrent, conv, getattr(mixer, "conv_kernel", 1))
+    work = Recurrence(
+        p.batch,
+        p.query_len,
+        recurrent,
+        conv,
+        getattr(mixer, "conv_kernel", 1),
+    )
     if p.is_prefill:
         work = work._replace(query_len=p.query_len / p.num_passes)
         count = count * p.num_passes
@@ -321,7 +341,10 @@ def expert_ops(model: ModelSpec, p: Pass) -> list[Op]:
             )
             if p.spread.whole_experts:
                 found += _whole_experts(
-                    work._replace(width=mlp.width), at, p, count=count * p.num_passes
+                    work._replace(width=mlp.width),
+                    at,
+                    p,
+                    count=count * p.num_passes,
                 )
             else:
                 found += experts(at, work, count=count * p.num_passes)
@@ -352,7 +375,11 @@ def _whole_experts(work: Experts, at: Where, p: Pass, *, count: Any) -> list[Op]
         else:
             element = 2.0
         found += exchange(
-            at, sent, hidden_size=work.hidden_size, dispatch_element=element, count=count
+            at,
+            sent,
+            hidden_size=work.hidden_size,
+            dispatch_element=element,
+            count=count,
         )
     return found
 
@@ -465,7 +492,10 @@ def prefill(
     passes = np.ceil(np.asarray(batch, dtype=np.float64) * prompt / engine.prefill_tokens)
     # a prefill kernel reads KV once per tile of queries whatever the engine's decode kernel does
     engine = msgspec.structs.replace(
-        engine, kv_reads="per_sequence", verify_attention_factor=1.0, query_tile_reread=0.0
+        engine,
+        kv_reads="per_sequence",
+        verify_attention_factor=1.0,
+        query_tile_reread=0.0,
     )
     one = Pass(
         at=at._replace(engine=engine),

@@ -274,7 +274,10 @@ def engine_error(setup: Setup) -> float:
     speculation = setup.speculation
     kind = draft_kind(speculation.draft, speculation.draft_method)
     return setup.engine.speedup_error_for(
-        setup.hardware.name, precision.weight_dtype, precision.kv_dtype, kind
+        setup.hardware.name,
+        precision.weight_dtype,
+        precision.kv_dtype,
+        kind,
     )
 
 
@@ -304,7 +307,10 @@ def tokens_error(prediction: Prediction, acceptance: AcceptanceProfile | None) -
     else:
         of_head = 0.0
     return acceptance.tokens_error(
-        budget=read, context=seen, gamma=points.gamma, shifts=(own_rates, of_head)
+        budget=read,
+        context=seen,
+        gamma=points.gamma,
+        shifts=(own_rates, of_head),
     )
 
 

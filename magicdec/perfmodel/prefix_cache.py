@@ -69,7 +69,11 @@ def hits_of(setup: ModelSetup, cached: Cached, *, tp_size: Any, gamma: Any) -> C
 
     def unit(tp: float, depth: float) -> float:
         tokens = hit_unit_tokens(
-            setup.model, setup.precision, tp_size=int(tp), gamma=int(depth), block_tokens=block
+            setup.model,
+            setup.precision,
+            tp_size=int(tp),
+            gamma=int(depth),
+            block_tokens=block,
         )
         return float(tokens)
 
@@ -92,7 +96,9 @@ def hit_tokens(
 ) -> int:
     """Tokens of a prompt that need no prefill, its first `shared_tokens` having been cached."""
     cached = Cached(
-        tokens=shared_tokens, unit_tokens=unit_tokens, dropped_units=float(drops_last_unit)
+        tokens=shared_tokens,
+        unit_tokens=unit_tokens,
+        dropped_units=float(drops_last_unit),
     )
     return int(cached.of(prompt_tokens))
 

@@ -132,7 +132,12 @@ def largest_active(
 
     def need(batch: float) -> Array:
         return memory.memory_need(
-            setup, batch=batch * groups, max_len=held, budget=budget, gamma=gamma, tp_size=tp_size
+            setup,
+            batch=batch * groups,
+            max_len=held,
+            budget=budget,
+            gamma=gamma,
+            tp_size=tp_size,
         ).total_bytes
 
     capacity = memory.capacity_bytes(setup.hardware, setup.engine)
@@ -163,7 +168,12 @@ def prompt_time(setup: Setup, *, prompt_len: Any, tp_size: Any) -> ForwardTime:
     """The passes over one prompt alone, by the factor of prompts."""
     at = _for_prompts(setup)
     alone = prefill(
-        setup.model, at, batch=1.0, prompt_len=prompt_len, tp=tp_size, spread=setup.spread
+        setup.model,
+        at,
+        batch=1.0,
+        prompt_len=prompt_len,
+        tp=tp_size,
+        spread=setup.spread,
     )
     return alone.by(at.engine.prefill_factor)
 
@@ -234,12 +244,22 @@ def serving_time(
     prompt = np.asarray(prompt_len, dtype=np.float64)
     output = np.maximum(np.asarray(output_len, dtype=np.float64), 1.0)
     most = largest_active(
-        setup, prompt_len=prompt, output_len=output, tp_size=tp_size, budget=None, gamma=0
+        setup,
+        prompt_len=prompt,
+        output_len=output,
+        tp_size=tp_size,
+        budget=None,
+        gamma=0,
     )
     active = np.minimum(concurrency, most)
     kv_len = prompt + output / 2.0
     terms = step_terms(
-        setup, batch=active, kv_len=kv_len, draft_kv_len=kv_len, gamma=0, tp_size=tp_size
+        setup,
+        batch=active,
+        kv_len=kv_len,
+        draft_kv_len=kv_len,
+        gamma=0,
+        tp_size=tp_size,
     )
     step_s = terms.autoregressive.total_s
     return Cycle(
@@ -289,7 +309,9 @@ class WholeRequests:
             self.speedup_at, (decoding.speedup_low, self.prediction.speedup, decoding.speedup_high)
         )
         width = np.where(
-            self.prediction.points.gamma > 0, Z_90 * engine_error(self.prediction.setup), 0.0
+            self.prediction.points.gamma > 0,
+            Z_90 * engine_error(self.prediction.setup),
+            0.0,
         )
         return np.minimum(low, middle * np.exp(-width)), np.maximum(high, middle * np.exp(width))
 

@@ -75,7 +75,8 @@ def precision_of(
     weights = weight_dtype or (published.weight_dtype if published else default)
     kv = kv_dtype or (published and published.kv_dtype) or default
     return Precision(
-        weight_dtype=PROFILE_DTYPES.get(weights, weights), kv_dtype=PROFILE_DTYPES.get(kv, kv)
+        weight_dtype=PROFILE_DTYPES.get(weights, weights),
+        kv_dtype=PROFILE_DTYPES.get(kv, kv),
     )
 
 

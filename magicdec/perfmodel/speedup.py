@@ -127,7 +127,11 @@ class Prediction:
 
         def whole_s(prompt_len: Any) -> Array:
             return prefill_terms(
-                self.setup, batch=1.0, prompt_len=prompt_len, tp_size=at.tp, budget=budget
+                self.setup,
+                batch=1.0,
+                prompt_len=prompt_len,
+                tp_size=at.tp,
+                budget=budget,
             ).total_s
 
         return self.hits.seconds_of_rest(whole_s, at.context)

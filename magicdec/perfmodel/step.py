@@ -62,7 +62,9 @@ class StepTerms:
         """The whole speculative step."""
         once = self.verify.total_s + self.accept.total_s + self.upkeep.total_s
         return np.where(
-            self.gamma > 0, self.gamma * self.draft.total_s + once, self.autoregressive.total_s
+            self.gamma > 0,
+            self.gamma * self.draft.total_s + once,
+            self.autoregressive.total_s,
         )
 
     def step_seconds(self, by: Literal["group", "bound"]) -> dict[str, Array]:
@@ -143,7 +145,12 @@ def step_terms(
     step_s = gamma * draft.total_s + verify.total_s + accept.total_s + upkeep.total_s
     upkeep = upkeep.plus(*step.in_stages(step_s, step.staged_passes()))
     return dataclasses.replace(
-        alone, draft=draft, verify=verify, accept=accept, upkeep=upkeep, gamma=gamma
+        alone,
+        draft=draft,
+        verify=verify,
+        accept=accept,
+        upkeep=upkeep,
+        gamma=gamma,
     )
 
 
@@ -323,7 +330,12 @@ def looked_up_terms(
     probability = np.where(is_many, 1.0 / len(number), exact)
     drafted = gamma * having / count
     terms = step_terms(
-        setup, batch=batch, kv_len=kv_len, draft_kv_len=kv_len, gamma=drafted, tp_size=tp_size
+        setup,
+        batch=batch,
+        kv_len=kv_len,
+        draft_kv_len=kv_len,
+        gamma=drafted,
+        tp_size=tp_size,
     )
     return terms, probability
 
@@ -360,7 +372,12 @@ def prefill_terms(
     batch = np.asarray(batch, dtype=np.float64)
     prompt = np.asarray(prompt_len, dtype=np.float64)
     time = prefill(
-        setup.model, setup.at, batch=batch, prompt_len=prompt, tp=tp, spread=setup.spread
+        setup.model,
+        setup.at,
+        batch=batch,
+        prompt_len=prompt,
+        tp=tp,
+        spread=setup.spread,
     )
     if setup.spread.pp > 1:
         time = time.plus(send_op(setup, tokens=batch * prompt, tp_size=tp))

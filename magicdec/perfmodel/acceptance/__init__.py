@@ -135,7 +135,10 @@ class AcceptanceProfile(
         if not num_sigma:
             return rates
         deviation = self.error.deviation(
-            self.law, budget=budget, context=context, gamma_max=gamma_max
+            self.law,
+            budget=budget,
+            context=context,
+            gamma_max=gamma_max,
         )
         return rates ** np.exp(-num_sigma * deviation)
 
@@ -227,7 +230,8 @@ class AcceptanceProfile(
             return _by_position(_shifted(rates, shift), gamma)
         first = self.law.first_rate(budget=budget, context=context)
         counted = self.law.first_rate(
-            budget=self.measured[0].budget, context=self.measured[0].context
+            budget=self.measured[0].budget,
+            context=self.measured[0].context,
         )
         return runs.tokens_per_step(gamma, shift=_logit(first + shift) - _logit(counted))
 
@@ -322,13 +326,16 @@ class AcceptanceProfile(
             law = msgspec.structs.replace(self.law, context_exponent=0.0)
             error = min(self.error.context_exponent, WINDOWED_CONTEXT_ERROR)
             return msgspec.structs.replace(
-                self, law=law, error=msgspec.structs.replace(self.error, context_exponent=error)
+                self,
+                law=law,
+                error=msgspec.structs.replace(self.error, context_exponent=error),
             )
         if head.trained_len is None or head.trained_len >= target_len:
             return self
         own = float(head.trained_len)
         return msgspec.structs.replace(
-            self, law=msgspec.structs.replace(self.law, flat_below=own, reference_context=own)
+            self,
+            law=msgspec.structs.replace(self.law, flat_below=own, reference_context=own),
         )
 
     def at_rate(self, rate: float, *, budget: float, context: float) -> AcceptanceProfile:
@@ -339,17 +346,27 @@ class AcceptanceProfile(
         floor = self.law.floor
         if not 0.0 < rate < 1.0 or present <= floor:
             return constant_profile(
-                rate, model=self.model, draft=self.draft, draft_method=self.draft_method
+                rate,
+                model=self.model,
+                draft=self.draft,
+                draft_method=self.draft_method,
             )
         floor = min(floor, 0.5 * (1.0 - rate))
         now, growth = (float(each) for each in self.law.rejected(budget=budget, context=context))
         then = rejected_before((1.0 - rate - floor) / (1.0 - floor), growth)
         law = msgspec.structs.replace(
-            self.law, rejection=self.law.rejection * then / now, floor=floor
+            self.law,
+            rejection=self.law.rejection * then / now,
+            floor=floor,
         )
         error = msgspec.structs.replace(self.error, log_rejection=0.0)
         return msgspec.structs.replace(
-            self, law=law, error=error, fitted=True, measured=[], replay=None
+            self,
+            law=law,
+            error=error,
+            fitted=True,
+            measured=[],
+            replay=None,
         )
 
 
@@ -408,7 +425,11 @@ def constant_profile(
         )
     law = Law(rejection=1.0 - given[0], by_position=given if len(given) > 1 else [])
     return AcceptanceProfile(
-        model=model, draft=draft, draft_method=draft_method, source=source, law=law
+        model=model,
+        draft=draft,
+        draft_method=draft_method,
+        source=source,
+        law=law,
     )
 
 
@@ -442,7 +463,10 @@ def fit_profile(
             )
     is_self = draft == "self"
     law, error, between, rms = fit_law(
-        rows, is_self=is_self, spread=spread, cluster_factor=cluster_factor
+        rows,
+        is_self=is_self,
+        spread=spread,
+        cluster_factor=cluster_factor,
     )
     missed, noise = held_out(rows, is_self=is_self) or (None, None)
     return AcceptanceProfile(
@@ -545,7 +569,9 @@ def load_profile(path: str | Path) -> AcceptanceProfile:
     Raises ConfigError naming the file and the key.
     """
     return converted(
-        read_json(Path(path), "acceptance profile"), AcceptanceProfile, where=str(path)
+        read_json(Path(path), "acceptance profile"),
+        AcceptanceProfile,
+        where=str(path),
     )
 
 

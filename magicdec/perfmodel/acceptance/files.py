@@ -65,7 +65,8 @@ def read_acceptance(path: Path, *, gamma: int | None = None) -> ImportedAcceptan
     text = read_bytes(path, limit_bytes=LIMIT_BYTES).decode("utf-8", errors="replace")
     if logged := LOG_LINE.findall(text):
         return ImportedAcceptance(
-            kind="vLLM log", counts=Counts.of_survivors(_logged(*each) for each in logged)
+            kind="vLLM log",
+            counts=Counts.of_survivors(_logged(*each) for each in logged),
         )
     try:
         documents = json_documents(text)

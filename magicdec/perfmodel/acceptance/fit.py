@@ -126,7 +126,8 @@ def _cells(rows: Sequence[Measurement]) -> _Cells:
     budget, context, position = np.array(list(groups), dtype=np.float64).T
     trials, accepted = (
         np.array(
-            [sum(getattr(row, name) for row in cell) for cell in groups.values()], dtype=np.float64
+            [sum(getattr(row, name) for row in cell) for cell in groups.values()],
+            dtype=np.float64,
         )
         for name in ("trials", "accepted")
     )
@@ -155,7 +156,9 @@ def _law_of(values: Mapping[str, float], cells: _Cells) -> Law:
 
 def _predicted(law: Law, cells: _Cells) -> Array:
     rates = law.conditional_rates(
-        budget=cells.budget, context=cells.context, gamma_max=int(cells.position.max())
+        budget=cells.budget,
+        context=cells.context,
+        gamma_max=int(cells.position.max()),
     )
     chosen: Array = np.take_along_axis(rates, cells.position[:, None] - 1, axis=1)[:, 0]
     return np.clip(chosen, 1e-9, 1.0 - 1e-9)
@@ -203,7 +206,9 @@ def fit_law(
 def _fitted(cells: _Cells, free: Mapping[str, Free], *, inflation: float) -> Solution:
     def residuals(values: dict[str, float]) -> Array:
         data = _deviance_residuals(
-            _predicted(_law_of(values, cells), cells), cells.trials, cells.accepted
+            _predicted(_law_of(values, cells), cells),
+            cells.trials,
+            cells.accepted,
         )
         return data / math.sqrt(inflation)
 
@@ -260,7 +265,9 @@ def _errors(solution: Solution, cells: _Cells, factor: float) -> LawError:
 
     def log_hazard(values: dict[str, float], position: int) -> float:
         rates = _law_of(values, cells).conditional_rates(
-            budget=cells.reference_budget, context=cells.reference_context, gamma_max=position
+            budget=cells.reference_budget,
+            context=cells.reference_context,
+            gamma_max=position,
         )
         return math.log(max(-math.log(max(float(rates[-1]), 1e-12)), 1e-12))
 

@@ -266,7 +266,9 @@ def fit_runs(rates: tuple[float, ...], stderr: tuple[float, ...]) -> Runs | None
         return np.append(missed, (x[1] - PRIOR[0]) / PRIOR[1])
 
     solved = least_squares(
-        residuals, [math.log(rates[0] / (1.0 - rates[0])), 1.0], bounds=([-12, -4], [12, 12])
+        residuals,
+        [math.log(rates[0] / (1.0 - rates[0])), 1.0],
+        bounds=([-12, -4], [12, 12]),
     )
     jacobian = np.asarray(solved.jac, dtype=np.float64)
     covariance = np.asarray(np.linalg.pinv(jacobian.T @ jacobian), dtype=np.float64)
@@ -334,7 +336,9 @@ def static_batch_efficiency(
     variance = (survivors * (2.0 * np.arange(1, gamma + 1) - 1.0)).sum(axis=-1) - accepted**2
     expected = 1.0 + float(survival(law.rates_after(first_rate, gamma)).sum())
     mean = np.clip(
-        (1.0 + accepted) * expected / float(weights @ (1.0 + accepted)), 1.0, gamma + 1.0
+        (1.0 + accepted) * expected / float(weights @ (1.0 + accepted)),
+        1.0,
+        gamma + 1.0,
     )
     slowest = fewest = float(math.ceil(gen_len / (gamma + 1)))
     stride = max(1, math.ceil((gen_len - fewest) / MAX_STEPS_EVALUATED))

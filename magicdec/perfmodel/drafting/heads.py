@@ -93,7 +93,12 @@ class Head(SeparateNetwork):
     def cache_of_sequence(self, tokens: Array, ranks: Array) -> Array:
         """A slot for each of the target's tokens, whatever the head's window."""
         return kv_bytes(
-            self.network, self.setup.engine, self.precision, tokens, ranks, is_head=True
+            self.network,
+            self.setup.engine,
+            self.precision,
+            tokens,
+            ranks,
+            is_head=True,
         )
 
     def launches(self, block: Block) -> list[Op]:
@@ -206,7 +211,9 @@ def _as_shaped(layer: Layer, described: HeadSpec) -> Layer:
     num_heads, num_kv_heads = described.num_heads, described.num_kv_heads
     if num_heads is not None and num_kv_heads is not None and described.head_dim is not None:
         attention = Attention(
-            num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=described.head_dim
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=described.head_dim,
         )
         layer = msgspec.structs.replace(layer, mixer=attention)
     if described.width is not None:

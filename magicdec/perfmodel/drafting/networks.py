@@ -186,7 +186,12 @@ class SelfDraft(Network):
         """A copy of the target's in other formats."""
         if self.precision.weight_dtype == self.setup.precision.weight_dtype:
             return 0.0
-        return weights_bytes(self.network, self.precision, self.ranks(tp), self.spread)
+        return weights_bytes(
+            self.network,
+            self.precision,
+            self.ranks(tp),
+            self.spread,
+        )
 
     def cache_bytes(self, kept: Kept) -> Any:
         if not self.keeps_cache:
@@ -250,7 +255,11 @@ class SelfDraft(Network):
             scores = prompt.tokens * window * heads * FP32_BYTES
             operations.append(
                 streaming(
-                    "selection", setup.at, num_bytes=4.0 * scores, num_kernels=4.0, count=layers
+                    "selection",
+                    setup.at,
+                    num_bytes=4.0 * scores,
+                    num_kernels=4.0,
+                    count=layers,
                 )
             )
         return operations
@@ -320,7 +329,12 @@ class DraftModel(SeparateNetwork):
         return chosen
 
     def weights_bytes(self, tp: Array) -> Any:
-        return weights_bytes(self.network, self.precision, self.ranks(tp), self.spread)
+        return weights_bytes(
+            self.network,
+            self.precision,
+            self.ranks(tp),
+            self.spread,
+        )
 
     def launches(self, block: Block) -> list[Op]:
         return self.own_launches()

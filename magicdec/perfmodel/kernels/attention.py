@@ -256,7 +256,11 @@ class AttentionCurve(Curve, frozen=True, kw_only=True):
             activation_bytes = 2.0
         query_bytes = 2.0 * batch * query_len * num_heads * head_dim * activation_bytes
         speedup = cache_speedup(
-            hw, self.l2_fraction, self.l2_bandwidth_ratio, kv_bytes, working_set
+            hw,
+            self.l2_fraction,
+            self.l2_bandwidth_ratio,
+            kv_bytes,
+            working_set,
         )
         group = num_heads / np.maximum(num_kv_heads, 1.0)
         if tiles is None:
@@ -295,7 +299,12 @@ class AttentionCurve(Curve, frozen=True, kw_only=True):
                 num_waves = waves(filling, 1.0)
             compute_s = np.where(by_head, block_s * num_waves, compute_s)
         busy_s, splitting_s = self._blocks(
-            hw, blocks, kv_len, row_bytes, can_split=can_split, memory_s=memory_s
+            hw,
+            blocks,
+            kv_len,
+            row_bytes,
+            can_split=can_split,
+            memory_s=memory_s,
         )
         parts = self._splits(hw, batch * num_kv_heads, kv_len)
         moved = 2.0 * batch * num_kv_heads * (parts - 1.0) * tiles.part_bytes
@@ -303,7 +312,9 @@ class AttentionCurve(Curve, frozen=True, kw_only=True):
         busy_s = np.where(kv_bytes > 0, soft_max(busy_s, compute_s, self.ridge_power), 0.0)
         if self.row_factors:
             busy_s = busy_s * np.interp(
-                query_len * group, np.arange(len(self.row_factors)) + 1.0, self.row_factors
+                query_len * group,
+                np.arange(len(self.row_factors)) + 1.0,
+                self.row_factors,
             )
         overhead_s = self.overhead_s + np.where(kv_bytes > 0, splitting_s, 0.0)
         return OpTime(overhead_s + busy_s, memory_s, compute_s, overhead_s)
@@ -336,11 +347,15 @@ class AttentionCurve(Curve, frozen=True, kw_only=True):
             part = filling - np.floor(filling)
             wave_memory_s = memory_s / np.maximum(filling, 1e-9)
             tail_s = soft_max(
-                wave_memory_s * part, np.where(part > 1e-9, block_s, 0.0), self.ridge_power
+                wave_memory_s * part,
+                np.where(part > 1e-9, block_s, 0.0),
+                self.ridge_power,
             )
             stepped_s = full * soft_max(wave_memory_s, block_s, self.ridge_power) + tail_s
             even_s = np.where(
-                filling > 1.0, even_s + self.wave_weight * (stepped_s - even_s), even_s
+                filling > 1.0,
+                even_s + self.wave_weight * (stepped_s - even_s),
+                even_s,
             )
         waiting_s = self.block_overhead_s * np.maximum(filling - 1.0, 0.0)
         if self.splits == "grouped":
@@ -381,7 +396,10 @@ class AttentionCurve(Curve, frozen=True, kw_only=True):
             start = msgspec.structs.replace(start, max_splits=GROUPED_MAX_SPLITS)
         if not tiled:
             start = msgspec.structs.replace(
-                start, wave_weight=0.0, stream_ratio=1e6, max_splits=1.0
+                start,
+                wave_weight=0.0,
+                stream_ratio=1e6,
+                max_splits=1.0,
             )
             curve, _ = minimise(start, parameters, predict, rows, starts=({}, {"ridge_power": 6.0}))
             ratios = np.asarray(rows["time_s"], dtype=np.float64) / predict(curve)
@@ -493,7 +511,15 @@ def attention(
     time = curve.seconds(hw, work)
     basis = AttentionCurve.basis(hw, "attention", work, precision.narrow_cache)
     return operation(
-        "attention", "attention", at, cost, time, kv_dtype, basis=basis, count=count, factor=factor
+        "attention",
+        "attention",
+        at,
+        cost,
+        time,
+        kv_dtype,
+        basis=basis,
+        count=count,
+        factor=factor,
     )
 
 
@@ -593,7 +619,9 @@ class PrefillCurve(Curve, frozen=True, kw_only=True):
         memory_s = num_bytes / (self.bandwidth_efficiency * hw.memory_bytes_per_s)
         longest_s = np.where(compute_s > 0, self.block_weight * block_s, 0.0)
         busy_s = soft_max(
-            memory_s, soft_max(compute_s, longest_s, BLOCK_RIDGE_POWER), self.ridge_power
+            memory_s,
+            soft_max(compute_s, longest_s, BLOCK_RIDGE_POWER),
+            self.ridge_power,
         )
         return self.at_overhead(busy_s, memory_s, compute_s, self.overhead_s)
 
@@ -613,7 +641,11 @@ class PrefillCurve(Curve, frozen=True, kw_only=True):
         if not np.any(as_array(work.head_dim) <= 64):
             del parameters["narrow_head_efficiency"]
         return best_fit(
-            [type(self)()], parameters, lambda each: each.table_seconds(hw, work), rows, fitted_on
+            [type(self)()],
+            parameters,
+            lambda each: each.table_seconds(hw, work),
+            rows,
+            fitted_on,
         )
 
 
@@ -642,7 +674,10 @@ def prefill_attention(
         kv_bytes=2.0 * batch * seen * work.num_kv_heads * work.head_dim * precision.kv_bytes,
     )
     work = work._replace(
-        query_len=chunk, kv_len=seen, kv_dtype=precision.kv_dtype, pairs=pairs / num_chunks
+        query_len=chunk,
+        kv_len=seen,
+        kv_dtype=precision.kv_dtype,
+        pairs=pairs / num_chunks,
     )
     time = curve.seconds(at.hw, work)
     basis = PrefillCurve.basis(at.hw, "prefill attention", work)

@@ -273,7 +273,11 @@ class Curve(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
         kernels."""
         start = type(self)(library=self.library)
         return best_fit(
-            [start], self.free(), lambda each: each.table_seconds(hw, work), rows, fitted_on
+            [start],
+            self.free(),
+            lambda each: each.table_seconds(hw, work),
+            rows,
+            fitted_on,
         )
 
     def over(self, work: Any) -> Self:
@@ -285,7 +289,8 @@ class Curve(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
         """The device's profile with this curve for a variant."""
         if self.variants_key and variant:
             return msgspec.structs.replace(
-                hw, **{self.variants_key: {**getattr(hw, self.variants_key), variant: self}}
+                hw,
+                **{self.variants_key: {**getattr(hw, self.variants_key), variant: self}},
             )
         held = getattr(hw, self.key)
         value: Any = self

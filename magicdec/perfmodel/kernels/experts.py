@@ -140,14 +140,18 @@ class MoeCurve(Curve, frozen=True, kw_only=True):
         tokens, hidden, width, experts, chosen = arrays(*work[:5])
         even = np.minimum(experts, chosen * tokens)
         touched = np.where(
-            work.is_balanced, even, experts_touched(experts, chosen, tokens, self.independence)
+            work.is_balanced,
+            even,
+            experts_touched(experts, chosen, tokens, self.independence),
         )
         rows = tokens * chosen / np.maximum(touched, 1e-9)
         per_expert = work.num_matrices * hidden * width
         memory_s = touched * per_expert * bytes_per_element(work.weight_dtype)
         memory_s = memory_s / (self.bandwidth_efficiency * hw.memory_bytes_per_s)
         fullest = np.where(
-            work.is_balanced, 1.0, 1.0 + self.imbalance * np.minimum(np.sqrt(rows / FULL_ROWS), 1.0)
+            work.is_balanced,
+            1.0,
+            1.0 + self.imbalance * np.minimum(np.sqrt(rows / FULL_ROWS), 1.0),
         )
         padded = np.sqrt(rows**2 + self.tile_rows**2) * fullest
         compute_s = (

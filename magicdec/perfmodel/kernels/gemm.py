@@ -89,7 +89,11 @@ class GemmCurve(Curve, frozen=True, kw_only=True):
             shape=("n", "k"),
             variant="dtype",
             work=lambda rows, dtype: Product(
-                rows["m"], rows["n"], rows["k"], dtype or "bf16", dtype or "bf16"
+                rows["m"],
+                rows["n"],
+                rows["k"],
+                dtype or "bf16",
+                dtype or "bf16",
             ),
             counted=lambda rows: (rows["m"] <= 1024) & (rows["n"] >= 512) & (rows["k"] >= 512),
             is_near=lambda rows: rows["m"] <= 256,
@@ -215,7 +219,9 @@ class GemmCurve(Curve, frozen=True, kw_only=True):
             (np.minimum(m, rows) + columns) * bytes_per_element(work.compute_dtype) / stream_rate
         )
         per_k_s = soft_max(
-            2.0 * np.minimum(used_rows, rows) * columns / tile_rate, operands_s, TILE_RIDGE_POWER
+            2.0 * np.minimum(used_rows, rows) * columns / tile_rate,
+            operands_s,
+            TILE_RIDGE_POWER,
         )
         k_per_split = np.maximum(k / splits, MIN_SPLIT_K)
         tiles_s = np.min(waves(filling, self.wave_weight) * k_per_split * per_k_s, axis=0)
@@ -257,7 +263,12 @@ class GemmCurve(Curve, frozen=True, kw_only=True):
             else:
                 starts = ({}, {"half_tokens": 1.0}, {"half_tokens": 30.0})
             return best_fit(
-                [type(self)(tiled=tiled)], parameters, predict, rows, fitted_on, starts=starts
+                [type(self)(tiled=tiled)],
+                parameters,
+                predict,
+                rows,
+                fitted_on,
+                starts=starts,
             )
         fits: list[tuple[Self, float, int]] = []
         host_bound: tuple[str, ...] = ()
@@ -393,5 +404,13 @@ def streaming(
     factor = at.engine.elementwise_factor
     dtype = at.precision.compute_dtype
     return operation(
-        name, "elementwise", at, cost, time, dtype, basis=basis, count=count, factor=factor
+        name,
+        "elementwise",
+        at,
+        cost,
+        time,
+        dtype,
+        basis=basis,
+        count=count,
+        factor=factor,
     )

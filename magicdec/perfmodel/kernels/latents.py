@@ -90,7 +90,14 @@ def latent_seconds(
     heads = as_array(work.num_heads) * as_array(work.flops_per_pair) / (2.0 * as_array(work.row))
     row = as_array(work.row) / 2.0
     alike = Attended(
-        work.batch, work.query_len, work.kv_len, heads, 1.0, row, work.kv_dtype, work.kv_reads
+        work.batch,
+        work.query_len,
+        work.kv_len,
+        heads,
+        1.0,
+        row,
+        work.kv_dtype,
+        work.kv_reads,
     )
     return AttentionCurve.seconds(curve, hw, alike, working_set, _tiles(curve, work))
 
@@ -113,7 +120,10 @@ def _tiles(curve: AttentionCurve, work: Latents) -> Tiles | None:
         padding = count * curve.tile_rows / rows
     reads = 1.0 + curve.tile_traffic * np.maximum(count - 1.0, 0.0)
     return Tiles(
-        count, padding, reads, np.minimum(rows, curve.tile_rows) * value_dim * PARTIAL_BYTES
+        count,
+        padding,
+        reads,
+        np.minimum(rows, curve.tile_rows) * value_dim * PARTIAL_BYTES,
     )
 
 
@@ -238,7 +248,15 @@ def latent_attention(
     if name == "attention":
         basis = LatentCurve.basis(hw, name, work, precision.narrow_cache)
     return operation(
-        name, "attention", at, cost, time, kv_dtype, basis=basis, count=count, factor=factor
+        name,
+        "attention",
+        at,
+        cost,
+        time,
+        kv_dtype,
+        basis=basis,
+        count=count,
+        factor=factor,
     )
 
 
@@ -316,7 +334,11 @@ class IndexerCurve(Curve, frozen=True, kw_only=True):
         key_bytes = batch * kv_len * size * KEY_BYTES
         num_bytes = key_bytes + batch * query * kv_len * SCORE_BYTES
         speedup = cache_speedup(
-            hw, self.l2_fraction, self.l2_bandwidth_ratio, num_bytes, working_set
+            hw,
+            self.l2_fraction,
+            self.l2_bandwidth_ratio,
+            num_bytes,
+            working_set,
         )
         memory_s = num_bytes / (self.bandwidth_efficiency * hw.memory_bytes_per_s) / speedup
         rate = self.flops_efficiency * hw.compute_rate("fp8" if hw.computes_in("fp8") else "bf16")
@@ -358,7 +380,10 @@ class TopKCurve(Curve, frozen=True, kw_only=True):
         chosen_s = waves(rows / hw.num_multiprocessors, self.wave_weight) * block_s
         memory_s = rows * kv_len * SCORE_BYTES / (self.bandwidth_efficiency * hw.memory_bytes_per_s)
         return self.at_overhead(
-            soft_max(chosen_s, memory_s, self.ridge_power), memory_s, chosen_s, self.overhead_s
+            soft_max(chosen_s, memory_s, self.ridge_power),
+            memory_s,
+            chosen_s,
+            self.overhead_s,
         )
 
 
@@ -406,7 +431,10 @@ class SparseCurve(Curve, frozen=True, kw_only=True):
             / (self.bandwidth_efficiency * hw.memory_bytes_per_s)
         )
         return self.at_overhead(
-            soft_max(compute_s, memory_s, self.ridge_power), memory_s, compute_s, self.overhead_s
+            soft_max(compute_s, memory_s, self.ridge_power),
+            memory_s,
+            compute_s,
+            self.overhead_s,
         )
 
 
@@ -467,5 +495,13 @@ def sparse_attention(at: Where, work: Latents, *, count: Any = 1.0, factor: Any 
     basis = SparseCurve.basis(at.hw, "attention", chosen, precision.narrow_cache)
     dtype = precision.kv_dtype
     return operation(
-        "attention", "attention", at, cost, time, dtype, basis=basis, count=count, factor=factor
+        "attention",
+        "attention",
+        at,
+        cost,
+        time,
+        dtype,
+        basis=basis,
+        count=count,
+        factor=factor,
     )

@@ -332,7 +332,9 @@ def one_way_time(hw: Device, work: Message, *, is_broadcast: bool = False) -> Ar
     )
     widening = (np.maximum(ranks, 2.0) / 2.0) ** curve.rank_exponent
     return latency + np.where(
-        ranks > 1, share * size * widening / (curve.bulk_efficiency * link), 0.0
+        ranks > 1,
+        share * size * widening / (curve.bulk_efficiency * link),
+        0.0,
     )
 
 

@@ -221,7 +221,9 @@ def _load_file(path: Path) -> HardwareProfile:
 def lent(curve: AnyCurve, donor: str) -> AnyCurve:
     """A curve measured on another device, marked so and with a wider error."""
     fit = msgspec.structs.replace(
-        curve.fit, relative_error=borrowed_error(curve.fit.relative_error), borrowed_from=donor
+        curve.fit,
+        relative_error=borrowed_error(curve.fit.relative_error),
+        borrowed_from=donor,
     )
     return msgspec.structs.replace(curve, fit=fit)
 

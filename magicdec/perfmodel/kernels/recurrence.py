@@ -101,7 +101,11 @@ class LinearCurve(Curve, frozen=True, kw_only=True):
         slot_bytes = batch * (state * FP32_BYTES + conv * work.conv_element)
         resident = slot_bytes * np.maximum(written, 1.0)
         speedup = cache_speedup(
-            hw, self.l2_fraction, self.l2_bandwidth_ratio, resident, working_set
+            hw,
+            self.l2_fraction,
+            self.l2_bandwidth_ratio,
+            resident,
+            working_set,
         )
         memory_s = (
             slot_bytes
@@ -158,14 +162,21 @@ class LinearPrefillCurve(Curve, frozen=True, kw_only=True):
         )
         conv_bytes = 2.0 * work.conv_element * batch * query * (conv / np.maximum(kernel, 1.0))
         speedup = cache_speedup(
-            hw, self.l2_fraction, self.l2_bandwidth_ratio, conv_bytes, working_set
+            hw,
+            self.l2_fraction,
+            self.l2_bandwidth_ratio,
+            conv_bytes,
+            working_set,
         )
         conv_s = conv_bytes / (self.bandwidth_efficiency * hw.memory_bytes_per_s) / speedup
         moved = 4.0 * 2.0 * STATE_ROW * states * query
         memory_s = self.passes * moved / hw.memory_bytes_per_s / speedup
         busy_s = conv_s + soft_max(chain_s, memory_s, self.ridge_power)
         return self.at_overhead(
-            np.where(states * query > 0, busy_s, 0.0), conv_s + memory_s, chain_s, self.overhead_s
+            np.where(states * query > 0, busy_s, 0.0),
+            conv_s + memory_s,
+            chain_s,
+            self.overhead_s,
         )
 
 
@@ -193,5 +204,13 @@ def recurrence(
     dtype = at.precision.compute_dtype
     name = "linear attention"
     return operation(
-        name, "attention", at, cost, time, dtype, basis=basis, count=count, factor=factor
+        name,
+        "attention",
+        at,
+        cost,
+        time,
+        dtype,
+        basis=basis,
+        count=count,
+        factor=factor,
     )

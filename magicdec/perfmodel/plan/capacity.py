@@ -162,7 +162,11 @@ def simulated(
     if not is_drafted:
         request = msgspec.structs.replace(request, draft="none", draft_method=None)
     request = msgspec.structs.replace(
-        request, ttft_p95_s=None, tpot_p95_s=None, ttft_limit_s=None, tpot_limit_s=None
+        request,
+        ttft_p95_s=None,
+        tpot_p95_s=None,
+        ttft_limit_s=None,
+        tpot_limit_s=None,
     )
     load = dataclasses.replace(Load.of(request, model), samples=False)
     layouts = served_layouts(load, model, widest=True)

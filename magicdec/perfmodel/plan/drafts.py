@@ -374,7 +374,10 @@ def _of_copy(
     else:
         dtype = ""
     return laws.default_profile(
-        target.name, "full", temperature=request.temperature, weight_dtype=dtype
+        target.name,
+        "full",
+        temperature=request.temperature,
+        weight_dtype=dtype,
     )
 
 

@@ -314,7 +314,11 @@ def _idle_speedup(case: Case, option: DraftOption, leading: Candidate, alone: Pr
     kv_len = at.context + at.gen_len / 2.0
     read = draft_kv_tokens(setup, kv_len, leading.draft_budget)
     return alone.autoregressive_step_s / idle_step_s(
-        setup, batch=at.batch, kv_len=kv_len, draft_kv_len=read, tp_size=at.tp
+        setup,
+        batch=at.batch,
+        kv_len=kv_len,
+        draft_kv_len=read,
+        tp_size=at.tp,
     )
 
 

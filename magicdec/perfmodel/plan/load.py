@@ -60,7 +60,9 @@ class Load:
     schedule: Schedule | None = None
     """A rate that changes over time."""
     work: Work = dataclasses.field(
-        default_factory=lambda: Work(MAX_WORK), compare=False, repr=False
+        default_factory=lambda: Work(MAX_WORK),
+        compare=False,
+        repr=False,
     )
     samples: bool = True
     """Whether few replicas may stand for many."""

@@ -78,7 +78,9 @@ def _on_measured(case: Case, best: Candidate) -> Iterator[str]:
     if case.hardware.is_measured and (kernels := untimed(one_token_pass(case.setup(None)))):
         yield f"no kernels were timed on {hardware} for {', '.join(kernels)}: intervals are wider for it"
     if best.is_speculative and not engine.is_speculation_fitted(
-        hardware, formats.weight_dtype, formats.kv_dtype
+        hardware,
+        formats.weight_dtype,
+        formats.kv_dtype,
     ):
         yield (
             f"no {engine.name} server with speculation was measured on {hardware} with {formats.weight_dtype} weights "

@@ -212,7 +212,12 @@ def _drawn(compared: Sequence[Compared], options: Sequence[DraftOption], levels:
             number += 1
         times.append(time)
         rates.append(each.rates(factor))
-    return Drawn(np.hstack(rates), acceptance, np.hstack(times), draws[:, -1])
+    return Drawn(
+        np.hstack(rates),
+        acceptance,
+        np.hstack(times),
+        draws[:, -1],
+    )
 
 
 ENGINE = "engine"
@@ -223,7 +228,10 @@ def _sources(prediction: Prediction) -> list[str]:
     """The errors of costs that are drawn."""
     _, step = group_shares(prediction.terms)
     shifts = log_shifts(
-        prediction.setup, prediction.terms.autoregressive, step, prediction.points.tp
+        prediction.setup,
+        prediction.terms.autoregressive,
+        step,
+        prediction.points.tp,
     )
     return [*shifts, ENGINE, REPORTED]
 
@@ -515,7 +523,9 @@ def _on_task(of: Compared, shift: float, width: float) -> Compared:
     error = of.error * width
     mean = mean_tokens(middle, gamma, error)
     moved = dataclasses.replace(
-        prediction, middle_tokens_per_step=middle, expected_tokens_per_step=mean
+        prediction,
+        middle_tokens_per_step=middle,
+        expected_tokens_per_step=mean,
     )
     return dataclasses.replace(of, prediction=moved, error=error)
 

@@ -124,7 +124,8 @@ def _under_arrivals(request: PlanRequest, model: ModelSpec, progress: Progress) 
     load = settled.traffic.best
     case = settled.layout.case
     case = dataclasses.replace(
-        case, request=msgspec.structs.replace(case.request, num_gpus=load.num_gpus)
+        case,
+        request=msgspec.structs.replace(case.request, num_gpus=load.num_gpus),
     )
     answer = answer_of(case, best_autoregressive(case), [], settled=settled.layout.row)
     assert answer is not None  # the settled row is one of its rows
@@ -203,7 +204,11 @@ def _too_slow(request: PlanRequest) -> CapacityError:
     """The error for limits that nothing keeps, naming the least that one sequence alone reaches."""
     free = plan(
         msgspec.structs.replace(
-            request, tpot_limit_s=None, ttft_limit_s=None, batch_sizes=(1,), workload=None
+            request,
+            tpot_limit_s=None,
+            ttft_limit_s=None,
+            batch_sizes=(1,),
+            workload=None,
         )
     )
     tpot = min(row.between_tokens_s for row in free.rows)
@@ -276,7 +281,8 @@ def _with_paying_rate(answer: Answer, lacking: NeedsAcceptance) -> NeedsAcceptan
     speedups = dataclasses.replace(prediction, expected_tokens_per_step=tokens).speedup
     pays = np.flatnonzero(speedups.max(axis=-1) > 1.0)
     return msgspec.structs.replace(
-        lacking, break_even_acceptance_rate=float(rates[pays[0]]) if len(pays) else None
+        lacking,
+        break_even_acceptance_rate=float(rates[pays[0]]) if len(pays) else None,
     )
 
 

@@ -373,7 +373,10 @@ def _resolved(
     if options and not staged:
         _check_stages(request, engine)
     precision = precision_of(
-        model, hw, weight_dtype=request.weight_dtype, kv_dtype=request.kv_dtype
+        model,
+        hw,
+        weight_dtype=request.weight_dtype,
+        kv_dtype=request.kv_dtype,
     )
     limits = (request.tpot_limit_s, request.ttft_limit_s, request.num_gpus, request.workload)
     has_limits = any(limit is not None for limit in limits)

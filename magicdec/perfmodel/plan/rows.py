@@ -503,7 +503,9 @@ def reservations(setup: Setup, acceptance: AcceptanceProfile, context: float) ->
     formats = setup.precision
     needs_plugin = draft_kind(speculation.draft, speculation.draft_method) in engine.draft_notes
     is_tested = engine.is_speculation_fitted(
-        setup.hardware.name, formats.weight_dtype, formats.kv_dtype
+        setup.hardware.name,
+        formats.weight_dtype,
+        formats.kv_dtype,
     )
     marks = []
     if needs_plugin:

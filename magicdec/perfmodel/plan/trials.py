@@ -37,7 +37,9 @@ class Trial:
     load: Load
     layout: ServedLayout
     outcomes: dict[tuple[float, int, int], Outcome] = dataclasses.field(
-        default_factory=dict, compare=False, repr=False
+        default_factory=dict,
+        compare=False,
+        repr=False,
     )
 
     @cached_property

@@ -88,7 +88,9 @@ def for_engine(
     elif chosen.is_speculative and choice.left_out is not None:
         reason = _joined(reason, _lost(choice.left_out))
     return Replanned(
-        plan=msgspec.structs.replace(again, choice=choice), reason=reason, site=_site(again, device)
+        plan=msgspec.structs.replace(again, choice=choice),
+        reason=reason,
+        site=_site(again, device),
     )
 
 
@@ -153,7 +155,9 @@ def _site(again: Plan, device: HardwareProfile) -> Site:
 
 def _runs(profile: EngineProfile, row: Candidate) -> bool:
     return profile.runs(row.draft, row.draft_method) and profile.runs_staged(
-        row.draft, row.draft_method, row.layout.pp_size
+        row.draft,
+        row.draft_method,
+        row.layout.pp_size,
     )
 
 

@@ -191,7 +191,12 @@ def num_blocks(
 
     def need(batch: float) -> Any:
         return memory.memory_need(
-            setup, batch=batch, max_len=mean_len, budget=budget, gamma=gamma, tp_size=tp_size
+            setup,
+            batch=batch,
+            max_len=mean_len,
+            budget=budget,
+            gamma=gamma,
+            tp_size=tp_size,
         ).total_bytes
 
     free = memory.capacity_bytes(setup.hardware, setup.engine) - float(need(0.0))

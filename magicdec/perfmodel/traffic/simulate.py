@@ -116,7 +116,12 @@ class Server:
         if acceptance is not None and max(gammas):
             drafts = Drafts.of(setup, acceptance, budget=budget, gammas=gammas, lengths=span)
         return cls(
-            setup=setup, tp_size=tp_size, costs=costs, limits=limits, policy=policy, drafts=drafts
+            setup=setup,
+            tp_size=tp_size,
+            costs=costs,
+            limits=limits,
+            policy=policy,
+            drafts=drafts,
         )
 
     @property
@@ -130,7 +135,10 @@ class Server:
     def hit_unit(self) -> int:
         """Tokens of which a prefix hit is a whole number."""
         hits = hits_of(
-            self.setup, Cached(share=1.0), tp_size=self.tp_size, gamma=self.deepest_gamma
+            self.setup,
+            Cached(share=1.0),
+            tp_size=self.tp_size,
+            gamma=self.deepest_gamma,
         )
         return int(hits.unit_tokens)
 
