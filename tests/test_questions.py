@@ -29,7 +29,7 @@ SAID: dict[str, tuple[str, ...]] = {
     "1x5090 --quantization fp8": ("Serve 1 user on 1 x RTX 5090", "acceptance on chat"),
     "--draft ngram": ("n-gram", "acceptance on rag"),
     "Qwen3-0.6B": ("Serve 1 user on 1 x H200", "qwen3-0.6b"),
-    "4k,16k,64k": ("A draft gains on average at ", " of 3 loads", "EAGLE-3"),
+    "4k,16k,64k": ("A draft gains on average at ", " of 3 contexts", "EAGLE-3"),
     "vllm serve": ("Draft 3 tokens per step, not 5", "as it is: EAGLE-3, gamma 5 on 2 x h100"),
 }
 """Parts of the first lines that answer the commands with these words."""

@@ -95,21 +95,31 @@ def _text(words: list[str]) -> str:
 
 
 def _print(result: Check) -> None:
+    from magicdec.reports.sentences import acceptance_of
+
     say = table_console().print
     say(result.headline)
+    first = result.first
+    if first is not None:
+        print(f"    {first.option}")  # to copy, so in one line
+        say(f"why: {first.reason}")
     for problem in result.problems:
         if problem != result.headline:
             say(f"wrong: {problem}")
     if result.as_it_is is not None:
         say(f"as it is: {_described(result, result.as_it_is)}")
+        if result.as_it_is.is_speculative:
+            say(acceptance_of(result.as_it_is.drafting))
     alone = result.without_draft
     if alone is not None and result.command.speculation is not None:
         say(f"without a draft: {format_seconds(alone.between_tokens_s)} per token")
     if result.assumed:
         say(f"assumed: {', '.join(result.assumed)}")
     for change in result.changes:
+        if change is first:
+            continue
         say(f"- {_gain(change)}: {change.change} ({change.reason})")
-        print(f"    {change.option}")  # to copy, so in one line
+        print(f"    {change.option}")
     for note in result.notes:
         say(f"note: {note}")
     if result.not_understood:

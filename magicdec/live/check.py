@@ -20,6 +20,8 @@ from magicdec.perfmodel.plan.request import Case, DraftOption, PlanRequest
 from magicdec.perfmodel.plan.search import most_that_fit
 from magicdec.plan_document import Plan
 from magicdec.plan_rows import Candidate
+from magicdec.reports.sentences import acceptance_of
+from magicdec.reports.sentences import counted as counted_text
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.device import DTYPE_BYTES
 from magicdec.specs.engine import load_engine
@@ -98,17 +100,26 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
 
     @property
+    def first(self) -> Change | None:
+        """The change to make at this load; None: the command does not run, or none gains."""
+        if self.as_it_is is None and self.problems:
+            return None
+        for change in self.changes:
+            if change.gain is not None and change.at_batch is None:
+                return change
+        return None
+
+    @property
     def headline(self) -> str:
         """The change to make, in one line."""
         if self.as_it_is is None and self.problems:
             return self.problems[0]
-        for change in self.changes:
-            if change.gain is None or change.at_batch is not None:
-                continue
-            if change.is_sure:
-                return f"{change.change}: {_gain(change)}."
-            return f"{change.change}: {_gain(change)}; unsure, measure first."
-        return "Keep it as it is: no change gains."
+        change = self.first
+        if change is None:
+            return "Keep it as it is: no change gains."
+        if change.is_sure:
+            return f"{change.change}: {_gain(change)}."
+        return f"{change.change}: {_gain(change)}; unsure, measure first."
 
 
 def _order(change: Change) -> tuple[bool, bool, float]:
@@ -135,6 +146,7 @@ def check_command(command: ServeCommand, load: Load) -> Check:
         free = plan(msgspec.structs.replace(request, draft=None, gamma=None))
     except CapacityError as error:
         return _refused(command, request, assumed, [str(error), *problems])
+    command = _with_own_head(command, model)
     drafted = _drafted(command, request, model)
     changes = [
         *_on_speculation(command, drafted, free, problems),
@@ -157,8 +169,50 @@ def check_command(command: ServeCommand, load: Load) -> Check:
         changes=sorted(named, key=_order),
         problems=problems,
         not_understood=command.not_understood,
-        notes=[*drafted.notes, *_on_fit(request, free)],
+        notes=[*drafted.notes, *_on_fit(request, free), *_if_more_wait(command, load, request)],
     )
+
+
+def _with_own_head(command: ServeCommand, model: ModelSpec) -> ServeCommand:
+    """The command with EAGLE's algorithm and no checkpoint read as the model's own prediction
+    module, which SGLang then drafts with.
+    """
+    speculation = command.speculation
+    if speculation is None or speculation.checkpoint or not model.mtp_layers:
+        return command
+    if command.engine != "sglang" or speculation.draft != "eagle":
+        return command
+    own = msgspec.structs.replace(speculation, draft="mtp")
+    return msgspec.structs.replace(command, speculation=own)
+
+
+def _if_more_wait(command: ServeCommand, load: Load, request: PlanRequest) -> list[str]:
+    """Weigh more sequences at once, where the users are not known and the command admits
+    fewer than usual.
+    """
+    most = command.max_num_seqs
+    if load.batch is not None or most is None or most >= USUAL_BATCH:
+        return []
+    batches = (request.batch_sizes[0], max(USUAL_BATCH // command.dp_size, 1))
+    rows = []
+    for batch in batches:
+        asked = msgspec.structs.replace(
+            request, draft="none", acceptance_rate=None, batch_sizes=(batch,)
+        )
+        try:
+            rows.append(plan(asked).best)
+        except CapacityError:
+            return []
+    now, wider = rows
+    if wider.batch_size <= now.batch_size:
+        return []
+    times = wider.tokens_per_s / now.tokens_per_s
+    users = wider.batch_size * command.dp_size
+    slower = wider.between_tokens_s / now.between_tokens_s
+    return [
+        f"if {users} users wait, {_batch_option(command)} {users} serves {times:.2g} times the "
+        f"tokens per second without a draft, each token {slower:.2g} times as slow (--batch)"
+    ]
 
 
 def _on_fit(request: PlanRequest, free: Plan) -> list[str]:
@@ -338,7 +392,9 @@ def _drafted(command: ServeCommand, request: PlanRequest, model: ModelSpec) -> D
             "(--acceptance-rate)"
         )
         return Drafted(notes=(note,))
-    row = first.drafted[0]
+    row = next(
+        (row for row in first.drafted if row.draft_budget == speculation.window), first.drafted[0]
+    )
     notes = []
     if speculation.gamma is None:
         notes.append(f"gamma is the engine's default; {row.gamma}, the best, was taken")
@@ -387,7 +443,7 @@ def _on_speculation(
         steps = "shorter" if best.gamma < drafted.gamma else "longer"
         changes.append(
             Change(
-                change=f"Draft {best.gamma} tokens per step, not {drafted.gamma}",
+                change=f"Draft {_tokens(best.gamma)} per step, not {drafted.gamma}",
                 option=_gamma_option(command, best.gamma),
                 reason=f"{best.tokens_per_step:.2f} tokens per step for "
                 f"{drafted.row.drafting.tokens_per_step:.2f}, in {steps} steps",
@@ -429,14 +485,18 @@ def _another_draft(command: ServeCommand, now: Candidate, free: Plan, verb: str)
     name = draft_name(best.draft, best.draft_method, best.draft_budget)
     return [
         Change(
-            change=f"{verb} with {name}, {best.gamma} tokens per step",
+            change=f"{verb} with {name}, {_tokens(best.gamma)} per step",
             option=_draft_option(command, best),
-            reason=f"acceptance from {best.drafting.acceptance_source}",
+            reason=acceptance_of(best.drafting),
             gain=gain,
             gain_low=gain / width,
             gain_high=gain * width,
         )
     ]
+
+
+def _tokens(gamma: int) -> str:
+    return counted_text(gamma, "token")
 
 
 def _deviation(row: Candidate) -> float:

@@ -18,7 +18,7 @@ from magicdec.plan_document import (
     TrafficLoad,
 )
 from magicdec.plan_request import DEFAULT_CONTEXT, Request
-from magicdec.plan_rows import Candidate
+from magicdec.plan_rows import Candidate, Drafting
 from magicdec.tasks import NO_TASK, usual_lengths
 from magicdec.units import MILLI, PERCENT, format_number, format_seconds, format_tokens
 
@@ -35,6 +35,8 @@ DISAGREEMENT = 0.25
 """Share by which a steady figure exceeds the simulated one, from which that is said."""
 FEW_NAMED = 4
 """Loads without a draft that are still named one by one."""
+USUAL_FORMAT = "bf16"
+"""Format of weights that goes without saying."""
 SLOW_VERIFICATION = 1.5
 """Decode steps that a verification takes, from which it is said."""
 
@@ -155,7 +157,11 @@ def acceptance_line(choice: Choice) -> str:
         row = choice.row
     if row is None:
         return ""
-    drafting = row.drafting
+    return acceptance_of(row.drafting)
+
+
+def acceptance_of(drafting: Drafting) -> str:
+    """The text that a draft's acceptance is of, and where it comes from."""
     source, *others = drafting.acceptance_source.split(", http")
     more = ""
     if others:
@@ -315,7 +321,7 @@ def loads_lines(plan: Plan) -> list[str]:
     loads = loads_of(plan.cases)
     where = _told_apart(loads)
     drafted = [row for row in loads if row.is_speculative]
-    total = f"{len(loads)} loads"
+    total = f"{len(loads)} {_kind_of_loads(loads)}"
     if not drafted:
         line = f"Decode without a draft at all {total}: none is expected to pay."
         return [line, *_acceptance_lines(plan)]
@@ -374,6 +380,19 @@ def _told_apart(loads: Sequence[Candidate]) -> Callable[[Candidate], str]:
     return words
 
 
+def _kind_of_loads(loads: Sequence[Candidate]) -> str:
+    """Name what tells loads apart: "devices", "contexts" or "batches", or "loads" if several do."""
+    differing = {
+        "devices": len({row.hardware for row in loads}),
+        "contexts": len({row.context_len for row in loads}),
+        "batches": len({row.batch_size for row in loads}),
+    }
+    for kind, num_values in differing.items():
+        if num_values == len(loads):
+            return kind
+    return "loads"
+
+
 # Where the answer changes
 # --------------------------------------------------------------------------------------------------
 
@@ -394,6 +413,14 @@ def lengths_text(request: Request, context_len: int) -> str:
     return f"{text} (usual for {task})"
 
 
+def model_text(answer: Plan) -> str:
+    """The model, and the format of its weights where that is not the usual one."""
+    weights = answer.precision.weight_dtype
+    if weights == USUAL_FORMAT:
+        return answer.model
+    return f"{answer.model} in {weights}"
+
+
 def asked_line(answer: Plan, case: CaseAnswer) -> str:
     """Model, devices, engine, batch and context of the answer."""
     best = case.best
@@ -406,7 +433,8 @@ def asked_line(answer: Plan, case: CaseAnswer) -> str:
     if not case.best_by_batch:
         batch += " (searched)"
     num_devices = best.num_gpus * replicas
-    served = f"{answer.model} on {num_devices} x {case.hardware} {spread}, {answer.engine}"
+    model = model_text(answer)
+    served = f"{model} on {num_devices} x {case.hardware} {spread}, {answer.engine}"
     lengths = lengths_text(answer.request, case.context_len)
     return f"{served}: {batch}, {lengths}{_budget(best)}"
 

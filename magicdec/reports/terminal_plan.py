@@ -35,6 +35,7 @@ from magicdec.reports.sentences import (
     load_name,
     loads_lines,
     loads_of,
+    model_text,
     percentiles_line,
     plugin_lines,
     probability_of,
@@ -155,12 +156,12 @@ def _print_cases(console: Console, answer: Plan) -> None:
     """Several devices or contexts: which to buy, and one row of each."""
     lines = loads_lines(answer)
     if answer.offers:
-        lines.insert(0, to_buy(answer.offers))
+        lines.insert(0, to_buy(answer.offers, num_asked=len(answer.request.hardware)))
     first, *others = lines
     console.print(f"[bold]{first}[/bold]")
     for line in others:
         console.print(line)
-    place = f"{answer.model}, {answer.engine}"
+    place = f"{model_text(answer)}, {answer.engine}"
     contexts = {case.context_len for case in answer.cases}
     if len(contexts) == 1:
         lengths = lengths_text(answer.request, answer.context_len)
@@ -182,8 +183,10 @@ def _by_offer(answer: Plan) -> list[Candidate]:
     return sorted(loads, key=lambda row: places.get(row.hardware, len(places)))
 
 
-def to_buy(offers: Sequence[Candidate]) -> str:
-    """The best of several devices, and the next, in a sentence."""
+def to_buy(offers: Sequence[Candidate], *, num_asked: int = 0) -> str:
+    """The best of several devices, and the next, in a sentence. `num_asked` counts those that
+    cannot serve the load, too.
+    """
     best, following = offers[:2]
     cost = best.cost.per_million_tokens_usd
     other_cost = following.cost.per_million_tokens_usd
@@ -194,8 +197,11 @@ def to_buy(offers: Sequence[Candidate]) -> str:
             f"({other_rate}); prices (h100=2.5,b200=5) would say which to buy."
         )
     more = other_cost / cost - 1.0
+    compared = f"{len(offers)} devices"
+    if num_asked > len(offers):
+        compared = f"the {len(offers)} devices that can serve it"
     return (
-        f"Buy {_offered(best)}: ${cost:.2f} per million tokens, the least of {len(offers)} devices "
+        f"Buy {_offered(best)}: ${cost:.2f} per million tokens, the least of {compared} "
         f"({_offered(following)}: {more:.0%} more)."
     )
 

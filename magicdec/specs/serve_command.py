@@ -59,6 +59,8 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     """Whether gamma follows a table by batch."""
     is_tree: bool = False
     """Whether drafts branch."""
+    window: int | None = None
+    """Tokens that a head's attention is cut to; None: its whole cache."""
 
 
 class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,6 +144,7 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
         "speculative-num-steps": "gamma",
         "speculative-eagle-topk": "topk",
         "speculative-num-draft-tokens": "tree",
+        "speculative-draft-window-size": "window",
         "cuda-graph-max-bs": "captured",
         "cuda-graph-bs": "captured",
         "disable-cuda-graph": "eager",
@@ -176,6 +179,14 @@ HARMLESS = re.compile(
 )
 """Options that a prediction does not need: names, ports, logs; memory, chunks and prefix caching,
 which every engine has by default and whose figures a profile holds."""
+VISIBLE = re.compile(
+    r"(?:CUDA|HIP|ROCR)_VISIBLE_DEVICES[\"']?\s*(?:[=:]|\s+value:)\s*[\"']?(?P<devices>\d+(?:,\d+)*)"
+)
+"""Variable that names the devices of a process, in a shell or in an environment of YAML."""
+QUOTES_LOST = (
+    "a shell takes quotes away: give the command in a file, through a pipe (magicdec check -), or "
+    "in the other sort of quotes"
+)
 FLAGS = frozenset(("eager", "experts"))
 """Options that are given without a value."""
 
@@ -190,6 +201,9 @@ def read_serve_command(text: str) -> ServeCommand:
     words = _words_of_yaml(text, grants) or _words_of_shell(text)
     if words is None:
         raise ConfigError(f"no server is started here: give {STARTS}, or a file with one")
+    visible = VISIBLE.search(text)
+    if visible is not None:
+        grants["num_gpus"] = len(visible["devices"].split(","))
     engine, arguments = words
     return _read(engine, arguments, grants)
 
@@ -337,8 +351,11 @@ def _read(engine: str, words: Sequence[str], grants: dict[str, Any]) -> ServeCom
             given = "true"
         else:
             given = value
+        if given.startswith("{"):
+            given = json.dumps(_json_object(option, given))
         said[meaning] = _joined(said.get(meaning), given)
-        written[f"--{option}"] = said[meaning]
+        name = "speculative-config" if meaning == "speculation" else option
+        written[f"--{name}"] = said[meaning]
     problems: list[str] = []
     if "file" in said:
         said |= _trtllm_file(Path(said["file"]), problems)
@@ -438,11 +455,23 @@ def _captured(said: Mapping[str, str]) -> int | None:
 def _json_object(name: str, text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"--{name} must be a JSON object: {error}") from None
+    except ValueError:
+        value = _without_quotes(text)
     if not isinstance(value, dict):
-        raise ConfigError(f"--{name} must be a JSON object, not {text}")
+        raise ConfigError(f"--{name} must be a JSON object, not {text}; {QUOTES_LOST}")
     return value
+
+
+def _without_quotes(text: str) -> Any:
+    """A JSON object whose quotes a shell took away, as {method:ngram}; None: it is none."""
+    words = []
+    for word in re.findall(r'"[^"]*"|[{}\[\],:]|[^\s{}\[\],:"]+', text):
+        is_json = word[0] in '"{}[],:' or isinstance(_scalar(word), int | float | None)
+        words.append(word if is_json else json.dumps(word))
+    try:
+        return json.loads("".join(words))
+    except ValueError:
+        return None
 
 
 def _speculation(said: Mapping[str, str], problems: list[str]) -> Speculation | None:
@@ -454,7 +483,11 @@ def _speculation(said: Mapping[str, str], problems: list[str]) -> Speculation | 
         width = _count(said, "topk") or 1
         draft = _draft(method, said.get("draft"), problems)
         return Speculation(
-            draft=draft, gamma=gamma, checkpoint=said.get("draft"), is_tree=width > 1
+            draft=draft,
+            gamma=gamma,
+            checkpoint=said.get("draft"),
+            is_tree=width > 1,
+            window=_count(said, "window"),
         )
     if "draft" in said:
         draft = _draft("", said["draft"], problems)

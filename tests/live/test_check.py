@@ -184,3 +184,38 @@ def test_settings_of_changes_can_be_pasted(text: str) -> None:
             configs.append(json.loads(shlex.split(found.option)[1]))
     assert configs
     assert all(config["method"] and config["num_speculative_tokens"] > 0 for config in configs)
+
+
+def test_eagle_without_a_checkpoint_is_the_models_own_module_in_sglang() -> None:
+    text = (
+        "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 --tp 8 "
+        "--speculative-algorithm EAGLE --speculative-num-steps 3"
+    )
+    result = checked(text, hardware="h200")
+    assert result.as_it_is is not None
+    assert result.as_it_is.draft_method == "mtp"
+    asked = {"model": "deepseek-v3", "engine": "sglang", "hardware": "h200", "tp": 8, "batch": 16}
+    alone = magicdec.predict(**asked, context=4096, draft="mtp", gamma=3)
+    assert result.as_it_is.tpot_s == pytest.approx(alone.tpot_s)
+
+
+def test_a_head_reads_its_whole_cache_unless_the_command_has_a_window() -> None:
+    text = (
+        "python -m sglang.launch_server --model-path meta-llama/Llama-3.1-8B-Instruct "
+        "--speculative-algorithm EAGLE3 --speculative-draft-model-path a/eagle3 "
+        "--speculative-num-steps 3"
+    )
+    whole = checked(text, context_len=32768).as_it_is
+    windowed = checked(f"{text} --speculative-draft-window-size 2048", context_len=32768).as_it_is
+    assert whole is not None
+    assert windowed is not None
+    assert (whole.draft_budget, windowed.draft_budget) == (None, 2048)
+
+
+def test_fewer_sequences_than_usual_are_weighed_in_a_note() -> None:
+    result = checked("vllm serve Qwen/Qwen3-8B --max-num-seqs 4", batch=None)
+    (note,) = (note for note in result.notes if "users wait" in note)
+    asked = {"model": "qwen3-8b", "hardware": "h100-sxm-80gb", "tp": 1, "context": 4096}
+    few, many = (magicdec.predict(**asked, batch=batch, draft="none") for batch in (4, 32))
+    assert f"serves {many.tokens_per_s / few.tokens_per_s:.2g} times" in note
+    assert not any("users wait" in note for note in checked("vllm serve Qwen/Qwen3-8B").notes)

@@ -112,6 +112,16 @@ def test_a_number_in_front_of_a_device_is_its_count_and_that_of_a_node():
     assert counted("3090") == Devices("3090")
 
 
+@pytest.mark.parametrize("text", ["h100:8", "H100 x 8", "h100x8", "8*h100"])
+def test_a_number_behind_a_device_is_its_count_too(text):
+    assert counted(text)[:2] == ("h100", 8)
+
+
+def test_a_device_with_the_number_of_others_names_these():
+    with pytest.raises(ConfigError, match="rtx-a6000-48gb or rtx-pro-6000-96gb"):
+        load_hardware("RTX 6000 Ada")
+
+
 def test_a_gpu_without_its_multiprocessors_is_refused(tmp_path):
     (tmp_path / "mine.toml").write_text(
         'name = "mine"\nkind = "gpu"\nmemory_bytes = 48e9\nmemory_bytes_per_s = 864e9\n'

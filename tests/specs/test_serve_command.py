@@ -150,3 +150,33 @@ def test_bad_input_is_refused_with_what_would_do(text: str, message: str) -> Non
 def test_all_engines_say_their_devices_and_batch() -> None:
     for options in OPTIONS.values():
         assert {"model", "tp", "pp", "batch", "length"} <= set(options.values())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "export CUDA_VISIBLE_DEVICES=0,1,2\nvllm serve Qwen/Qwen3-8B",
+        'CUDA_VISIBLE_DEVICES="4,5,6" vllm serve Qwen/Qwen3-8B',
+        "a:\n  env:\n  - name: CUDA_VISIBLE_DEVICES\n    value: '0,1,2'\n"
+        "  command: vllm serve Qwen/Qwen3-8B\n",
+    ],
+)
+def test_devices_that_are_visible_are_counted(text: str) -> None:
+    assert read_serve_command(text).num_gpus == 3
+
+
+def test_an_object_whose_quotes_a_shell_took_is_read() -> None:
+    config = "{method:eagle3,model:a/b-1.5,num_speculative_tokens:3}"
+    command = read_serve_command(f"vllm serve Qwen/Qwen3-8B -sc {config}")
+    assert command.speculation == Speculation(draft="eagle3", gamma=3, checkpoint="a/b-1.5")
+    assert command.read["--speculative-config"].startswith('{"method": "eagle3"')
+    with pytest.raises(ConfigError, match="magicdec check -"):
+        read_serve_command("vllm serve Qwen/Qwen3-8B -sc method:eagle3")
+
+
+def test_a_window_of_a_head_is_read() -> None:
+    text = (
+        "python -m sglang.launch_server --model-path Qwen/Qwen3-8B --speculative-algorithm EAGLE3 "
+        "--speculative-num-steps 3 --speculative-draft-window-size 2048"
+    )
+    assert read_serve_command(text).speculation == Speculation(draft="eagle3", gamma=3, window=2048)

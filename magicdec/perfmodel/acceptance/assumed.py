@@ -26,7 +26,7 @@ from magicdec.perfmodel.acceptance.belief import (
     Point,
 )
 from magicdec.perfmodel.acceptance.law import LARGEST, Law, LawError
-from magicdec.perfmodel.acceptance.published import Situation, plain, plain_model
+from magicdec.perfmodel.acceptance.published import OTHER_CLASS, Situation, plain, plain_model
 from magicdec.tasks import TASKS
 
 POSITIONS = 16
@@ -48,6 +48,8 @@ OTHER_FORMAT_DEVIATION = 0.3
 HEAD_GROUPS = ("eagle3", "head", "block")
 LEAST_RATE = 0.02
 MOST_RATE = 0.985
+MOST_CLASSES = 3
+"""Classes of text that the source of a belief names."""
 KIND_NAMES = {
     "eagle": "EAGLE", "eagle3": "EAGLE-3", "p-eagle": "P-EAGLE", "mtp": "MTP", "dflash": "DFlash",
     "dspark": "DSpark", "ngram": "n-gram", "suffix": "suffix", "full": "draft-model",
@@ -322,17 +324,24 @@ def _origin(question: Question, named: Sequence[str]) -> str:
     if not own:
         return f"assumed from {num_drafts(question.kind)} {name} drafts"
     drafts = {at.draft for at in own}
-    if len(drafts) == 1:
-        which = "same head"
+    if Situation(kind=question.kind).group in ("lookup", "self", "model"):
+        which = "this model"
+    elif len(drafts) == 1:
+        which = "this head"
     else:
         which = f"{len(drafts)} heads of this model"
-    if Situation(kind=question.kind).group in ("lookup", "self", "model"):
-        which = "same draft"
     on_task = question.task and any(at.task_class == question.task for at in own)
     if on_task:
-        return f"published, {which}, {question.task}"
-    classes = list(dict.fromkeys(at.task_class for at in own))
-    return f"published, {which}, on {', '.join(classes[:3])}"
+        return f"published for {which} and such text"
+    classes = list(dict.fromkeys(_text_of(at) for at in own))
+    return f"published for {which} on {', '.join(classes[:MOST_CLASSES])}"
+
+
+def _text_of(at: Situation) -> str:
+    """A class of text in words."""
+    if at.task_class == OTHER_CLASS:
+        return "other text"
+    return at.task_class
 
 
 def _published_of(question: Question, named: Sequence[str]) -> list[Situation]:

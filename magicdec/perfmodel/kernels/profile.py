@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from magicdec.counts import Array
-from magicdec.errors import ConfigError, unknown_choice
+from magicdec.errors import ConfigError, either, unknown_choice
 from magicdec.files import converted, read_toml, write_atomic
 from magicdec.perfmodel.kernels.attention import AttentionCurve, PrefillCurve
 from magicdec.perfmodel.kernels.base import Columns, Curve, Table, borrowed_error
@@ -127,6 +127,7 @@ VENDORS = frozenset(("nvidia", "amd", "instinct", "geforce", "tesla"))
 COUNTED = re.compile(r"(?:(?P<nodes>\d+)\s*[x*]\s*)?(?P<count>\d+)\s*[x*]\s*(?P<name>.*)")
 
 
+COUNTED_AFTER = re.compile(r"(?P<name>[^/]*[a-z][^/]*?)\s*[:x*]\s*(?P<count>\d{1,3})")
 PRICED = re.compile(r"(?P<name>.+)=(?P<price>\d+(\.\d*)?)")
 EVERY_GPU = "all"
 """Stands for all GPUs of the catalog."""
@@ -145,13 +146,17 @@ class Devices(NamedTuple):
 
 
 def counted(text: str) -> Devices:
-    """The name, number and price of devices: "2x8xh200=3.5" is 16 in nodes of 8."""
+    """The name, number and price of devices: "2x8xh200=3.5" is 16 in nodes of 8, "h200:8" are 8."""
     priced = PRICED.fullmatch(text.strip())
     if priced is not None:
         return counted(priced["name"])._replace(price_per_hour_usd=float(priced["price"]))
-    match = COUNTED.fullmatch(text.strip().lower())
+    lowered = text.strip().lower()
+    match = COUNTED.fullmatch(lowered)
     if match is None:
-        return Devices(text)
+        after = COUNTED_AFTER.fullmatch(lowered)
+        if after is None:
+            return Devices(text)
+        return Devices(after["name"], num_gpus=int(after["count"]))
     count = int(match["count"])
     if match["nodes"] is None:
         return Devices(match["name"], num_gpus=count)
@@ -194,8 +199,19 @@ def _keys() -> dict[str, str]:
 def _of_catalog(key: str, given: str) -> HardwareProfile:
     stem = _keys().get(key)
     if stem is None:
-        raise unknown_choice("hardware", given, hardware_aliases(), or_else=OTHER_HARDWARE)
+        raise _unknown_hardware(given)
     return _load_file(HARDWARE_DIRECTORY / f"{stem}.toml")
+
+
+def _unknown_hardware(given: str) -> ConfigError:
+    """An error that names the devices with the same number, else the name most like the given."""
+    number = re.search(r"\d{4}", given)
+    if number is not None:
+        same = [name for name in hardware_names() if number[0] in name]
+        if same:
+            meant = either(same)
+            return ConfigError(f"unknown hardware '{given}': did you mean {meant}?")
+    return unknown_choice("hardware", given, hardware_aliases(), or_else=OTHER_HARDWARE)
 
 
 def _load_file(path: Path) -> HardwareProfile:

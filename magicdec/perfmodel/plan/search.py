@@ -27,6 +27,8 @@ from magicdec.specs.device import bytes_per_element
 from magicdec.specs.parallel import valid_tp_sizes
 from magicdec.specs.precision import Precision
 
+NOTICEABLE = 1.01
+"""Gain from which another gamma is named."""
 NEARLY_AS_MANY = 0.75
 """Share of the sequences without a draft that a draft must leave room for to set the batch."""
 MAX_EVERY_BATCH = 512
@@ -113,7 +115,9 @@ def largest_that_runs(case: Case, option: DraftOption, row: Candidate) -> Candid
 
 
 def better_gamma(case: Case, option: DraftOption, row: Candidate) -> Candidate | None:
-    """The row's draft at its best gamma, where that is faster than the gamma that was asked for."""
+    """The row's draft at its best gamma, where that is noticeably faster than the gamma that was
+    asked for.
+    """
     free = dataclasses.replace(
         case,
         request=msgspec.structs.replace(case.request, gamma=None),
@@ -129,7 +133,7 @@ def better_gamma(case: Case, option: DraftOption, row: Candidate) -> Candidate |
     rate = whole.full(users.rate_per_gpu).ravel()[runs]
     best = whole.take(runs[[np.argmax(rate)]])
     found = candidates(free, best, option.acceptance, baseline=None)[0]
-    if found.gamma == row.gamma or found.rate_per_gpu <= row.rate_per_gpu:
+    if found.gamma == row.gamma or found.rate_per_gpu < NOTICEABLE * row.rate_per_gpu:
         return None
     return found
 
