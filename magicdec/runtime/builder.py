@@ -8,8 +8,9 @@ Shape suffixes: N query and key heads of this shard, D head_dim.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -48,9 +49,8 @@ NORM_PLACES = {
     "around": ("input_norm", "mixed_norm", "mlp_norm", "output_norm"),
     "parallel": ("input_norm",),
 }
-"""Norms in the order of TensorNames.norms, by their placement; those of the mixer are input_norm
-and mixed_norm.
-"""
+"""Norms in the order of TensorNames.norms, by their placement."""
+NORMS_OF_MIXER = ("input_norm", "mixed_norm")
 Heads = tuple[slice, slice]
 """Query and KV heads of a layer on this shard."""
 
@@ -66,9 +66,7 @@ class Builder:
         self._source = source
         self._device = device
         self._read = source.read
-        self._root = next(
-            (root for root in ROOTS if f"{root}.embed_tokens.weight" in source), ROOTS[0]
-        )
+        self._root = _first_stored(ROOTS, "embed_tokens.weight", source)
         self._ropes: list[mixer_specs.Rope] = []
         self._mixer_inputs = spec.hidden_size
 
@@ -81,60 +79,67 @@ class Builder:
             f"{root}.embed_tokens.weight", (spec.vocab_size, spec.hidden_size), vocab
         )
         head = self._head(embedding, vocab)
-        built = tuple(
-            self._layer(f"{root}.layers.{i}", layer) for i, layer in enumerate(spec.layers)
-        )
+        built: list[Layer] = []
+        kept: dict[int, Kept] = {}
+        for i, layer_spec in enumerate(spec.layers):
+            layer = self._layer(f"{root}.layers.{i}", layer_spec)
+            built.append(layer)
+            if layer.mixer is not None:
+                kept[i] = layer.mixer.kept
+        rotaries = []
+        for rope in self._ropes:
+            rotaries.append(RotaryEmbedding(rope, self._device, embedding.dtype))
         model = Transformer(
             spec=spec,
             tp=tp,
-            kept={
-                index: layer.mixer.kept
-                for index, layer in enumerate(built)
-                if layer.mixer is not None
-            },
+            kept=kept,
             embedding=layers.VocabParallelEmbedding(weight_VH=embedding, tp=tp),
-            layers=built,
+            layers=tuple(built),
             norm=self._norm(f"{root}.norm"),
             head=head,
-            rotaries=tuple(
-                RotaryEmbedding(rope, self._device, embedding.dtype) for rope in self._ropes
-            ),
+            rotaries=tuple(rotaries),
         )
-        heads = range(len(built), len(built) + len(spec.mtp_layers))
-        self._source.check_all_read(
-            BESIDE_THE_DECODER + tuple(f"{root}.layers.{i}." for i in heads)
-        )
+        beside = list(BESIDE_THE_DECODER)
+        for i in range(len(spec.mtp_layers)):
+            beside.append(f"{root}.layers.{len(built) + i}.")
+        self._source.check_all_read(tuple(beside))
         return model
 
     def _head(self, embedding: Tensor, vocab: slice) -> ColumnParallelLinear:
-        """The head's own table, or the embedding where they are tied; one that is stored beside
-        must be the same.
+        """The head's own table, or the embedding if they are tied; a tied head that is stored too
+        must equal it.
         """
         spec = self._spec
-        name = next((name for name in HEADS if f"{name}.weight" in self._source), HEADS[0])
-        weight, is_tied = embedding, spec.tie_word_embeddings
-        if not is_tied or f"{name}.weight" in self._source:
+        name = _first_stored(HEADS, "weight", self._source)
+        weight = embedding
+        if not spec.tie_word_embeddings or f"{name}.weight" in self._source:
             weight = self._read(f"{name}.weight", (spec.vocab_size, spec.hidden_size), vocab)
-        if is_tied and weight is not embedding and not torch.equal(weight, embedding):
-            raise CheckpointError(
-                f"{spec.name}: tensor {name}.weight differs from the embedding, but its config.json ties them "
-                "(tie_word_embeddings)"
-            )
+        if spec.tie_word_embeddings and weight is not embedding:
+            if not torch.equal(weight, embedding):
+                raise CheckpointError(
+                    f"{spec.name}: tensor {name}.weight differs from the embedding, but its "
+                    "config.json ties them (tie_word_embeddings)"
+                )
+            weight = embedding
         bias = None
         if spec.head_bias:
             bias = self._read(f"{name}.bias", (spec.vocab_size,), vocab)
-        return ColumnParallelLinear(weight=embedding if is_tied else weight, bias=bias)
+        return ColumnParallelLinear(weight=weight, bias=bias)
 
     def _layer(self, prefix: str, layer: specs.Layer) -> Layer:
-        norm, mixer = self._spec.norm, None
-        mlp: layers.MLP | Experts | None = None
+        norm = self._spec.norm
         places = zip(NORM_PLACES[norm.placement], self._spec.names.norms, strict=True)
         norms = {}
         for place, name in places:
-            if (layer.mixer if place in ("input_norm", "mixed_norm") else layer.mlp) is not None:
+            sublayer: object = layer.mlp
+            if place in NORMS_OF_MIXER:
+                sublayer = layer.mixer
+            if sublayer is not None:
                 norms[place] = self._norm(f"{prefix}.{name}")
+        mixer = None
         if layer.mixer is not None:
             mixer = self._mixer(f"{prefix}.self_attn", layer.mixer)
+        mlp: layers.MLP | Experts | None = None
         mlp_prefix = f"{prefix}.{self._spec.names.mlp}"
         if isinstance(layer.mlp, specs.MLP):
             mlp = self._mlp(mlp_prefix, layer.mlp, self._tp, self._spec.names.matrices)
@@ -145,11 +150,14 @@ class Builder:
     def _norm(self, name: str) -> layers.Norm:
         norm = self._spec.norm
         size = (self._spec.hidden_size,)
+        bias = None
+        if norm.has_bias:
+            bias = self._read(f"{name}.bias", size)
         return layers.Norm(
             weight=self._norm_weight(f"{name}.weight", size),
             eps=norm.eps,
             is_centered=norm.kind.startswith("layernorm"),
-            bias=self._read(f"{name}.bias", size) if norm.has_bias else None,
+            bias=bias,
         )
 
     def _norm_weight(self, name: str, shape: tuple[int, ...], rows: slice = ALL) -> Tensor:
@@ -169,58 +177,77 @@ class Builder:
         stored = None
         if bias:
             stored = self._read(f"{name}.bias", (hidden,))
+            if self._tp.rank > 0:
+                stored = None
         weight = self._read(f"{name}.weight", (hidden, inputs), ALL, part)
-        return RowParallelLinear(
-            weight=weight, bias=stored if self._tp.rank == 0 else None, tp=reduced_over
-        )
+        return RowParallelLinear(weight=weight, bias=stored, tp=reduced_over)
 
     def _mixer(self, prefix: str, kind: mixer_specs.Mixer) -> Mixer:
         if isinstance(kind, mixer_specs.LatentAttention):
             return self._latent(prefix, kind)
         assert isinstance(kind, mixer_specs.Attention)
-        tp, head_dim = self._tp, kind.head_dim
+        tp = self._tp
+        head_dim = kind.head_dim
         num_kv_heads = max(1, kind.num_kv_heads // tp.size)
         # Where there are more shards than KV heads, neighbouring shards hold copies of the same
         # head.
         first_kv = tp.rank * kind.num_kv_heads // tp.size
         queries = tp.slice_of(kind.num_heads)
         heads = queries, slice(first_kv, first_kv + num_kv_heads)
+        span = None
+        if kind.mask != "full":
+            span = kind.span
+        qkv_bias = None
+        if kind.bias:
+            qkv_bias = self._qkv_rows(prefix, kind, heads, "bias")
+        num_rotated = 0
+        if kind.rope is not None:
+            num_rotated = kind.rope.dim
         norm = self._head_norm(prefix, kind, heads)
-        is_normed_after = kind.qk_norm in ("l2", "head_after")
+        rotated_norm = None
+        if kind.qk_norm in ("l2", "head_after"):
+            rotated_norm = norm
+            norm = None
+        mixed = kind.num_heads * head_dim
         return GroupedAttention(
-            kept=Kept(
-                num_heads=num_kv_heads,
-                head_dim=head_dim,
-                span=kind.span if kind.mask != "full" else None,
-            ),
+            kept=Kept(num_heads=num_kv_heads, head_dim=head_dim, span=span),
             num_heads=kind.num_heads // tp.size,
             qkv=ColumnParallelLinear(
-                weight=self._qkv_rows(prefix, kind, heads, "weight"),
-                bias=self._qkv_rows(prefix, kind, heads, "bias") if kind.bias else None,
+                weight=self._qkv_rows(prefix, kind, heads, "weight"), bias=qkv_bias
             ),
             output=self._output(
                 f"{prefix}.o_proj",
-                kind.num_heads * head_dim,
-                tp.slice_of(kind.num_heads * head_dim),
+                mixed,
+                tp.slice_of(mixed),
                 bias=kind.output_bias,
                 reduced_over=tp,
             ),
-            scoring=Scoring(
-                scale=kind.scale or head_dim**-0.5,
-                window=kind.span if kind.mask == "window" else None,
-                chunk=kind.span if kind.mask == "chunk" else None,
-                softcap=kind.softcap,
-                sinks_A=self._read(f"{prefix}.sinks", (kind.num_heads,), queries)
-                if kind.sinks
-                else None,
-            ),
+            scoring=self._scoring(prefix, kind, queries),
             rotary=self._rotary(kind.rope),
-            num_rotated=0 if kind.rope is None else kind.rope.dim,
-            norm=None if is_normed_after else norm,
-            rotated_norm=norm if is_normed_after else None,
+            num_rotated=num_rotated,
+            norm=norm,
+            rotated_norm=rotated_norm,
             temperature=kind.temperature,
             temperature_offset=kind.temperature_offset,
             gated=kind.gated,
+        )
+
+    def _scoring(self, prefix: str, kind: mixer_specs.Attention, queries: slice) -> Scoring:
+        window = None
+        if kind.mask == "window":
+            window = kind.span
+        chunk = None
+        if kind.mask == "chunk":
+            chunk = kind.span
+        sinks_A = None
+        if kind.sinks:
+            sinks_A = self._read(f"{prefix}.sinks", (kind.num_heads,), queries)
+        return Scoring(
+            scale=kind.scale or kind.head_dim**-0.5,
+            window=window,
+            chunk=chunk,
+            softcap=kind.softcap,
+            sinks_A=sinks_A,
         )
 
     def _latent(self, prefix: str, kind: mixer_specs.LatentAttention) -> LatentAttention:
@@ -229,15 +256,13 @@ class Builder:
         query_rank = kind.q_lora_rank
         rows = self._tp.slice_of
         order = _rotated_order(kind.rope, kind.qk_rope_head_dim)
-        if order is None:
-            query_order = None
-        else:
+        query_order = None
+        kept_order = None
+        if order is not None:
             query_order = _behind(kind.qk_nope_head_dim, order)
-        if order is None:
-            kept_order = None
-        else:
             kept_order = _behind(rank, order)
-        query_latent = query_norm = None
+        query_latent = None
+        query_norm = None
         name = f"{prefix}.q_proj"
         inputs = hidden
         if query_rank is not None:
@@ -300,37 +325,43 @@ class Builder:
         """Rows of queries, keys and values, then of gates where there are any, of the matrix or of
         its bias.
         """
-        counts = {"q": kind.num_heads, "k": kind.num_kv_heads, "v": kind.num_kv_heads}
-        sizes = {part: kind.head_dim * (2 if kind.gated and part == "q" else 1) for part in counts}
+        query_heads, kv_heads = heads
+        head_dim = kind.head_dim
+        query_size = head_dim
+        if kind.gated:
+            query_size = 2 * head_dim
+        parts = (
+            _HeadRows("q", kind.num_heads, query_size, query_heads),
+            _HeadRows("k", kind.num_kv_heads, head_dim, kv_heads),
+            _HeadRows("v", kind.num_kv_heads, head_dim, kv_heads),
+        )
         columns: tuple[int, ...] = ()
         if ending == "weight":
             columns = (self._mixer_inputs,)
-        found: list[Tensor] = []
+        order = _rotated_order(kind.rope, head_dim)
+        all_rows: list[Tensor] = []
         gates: list[Tensor] = []
         offset = 0
-        for part, count in counts.items():
-            chosen = heads[part != "q"]
-            size = sizes[part]
-            name = f"{prefix}.{part}_proj"
-            total = count * size
+        for part in parts:
+            name = f"{prefix}.{part.name}_proj"
+            total = part.total
             first = 0
             if self._spec.names.fused_qkv:
                 name = f"{prefix}.qkv_proj"
-                total = sum(counts[p] * sizes[p] for p in counts)
+                total = sum(part.total for part in parts)
                 first = offset
-                offset += count * size
-            rows = slice(first + chosen.start * size, first + chosen.stop * size)
-            read = self._read(f"{name}.{ending}", (total, *columns), rows)
-            if size > kind.head_dim:  # a head's gates stand behind its queries
-                read, gate = (
-                    each.flatten(0, 1)
-                    for each in read.unflatten(0, (-1, 2, kind.head_dim)).unbind(1)
-                )
-                gates.append(gate)
-            found.append(
-                _ordered(read, _rotated_order(kind.rope, kind.head_dim) if part != "v" else None)
-            )
-        return torch.cat((*found, *gates))
+                offset += part.total
+            start = first + part.heads.start * part.size
+            stop = first + part.heads.stop * part.size
+            rows = self._read(f"{name}.{ending}", (total, *columns), slice(start, stop))
+            if part.size > head_dim:  # a head's gates stand behind its queries
+                queries, gate = rows.unflatten(0, (-1, 2, head_dim)).unbind(1)
+                rows = queries.flatten(0, 1)
+                gates.append(gate.flatten(0, 1))
+            if part.name != "v":
+                rows = _ordered(rows, order)
+            all_rows.append(rows)
+        return torch.cat((*all_rows, *gates))
 
     def _head_norm(
         self, prefix: str, kind: mixer_specs.Attention, heads: Heads
@@ -338,7 +369,8 @@ class Builder:
         """The norm of query and key heads, its weights in the order of the heads' dimensions here."""
         if kind.qk_norm == "none" or (kind.qk_norm == "l2" and kind.rope is None):
             return None
-        head_dim, eps = kind.head_dim, self._spec.norm.eps
+        head_dim = kind.head_dim
+        eps = self._spec.norm.eps
         if kind.qk_norm == "l2":
             return partial(F.rms_norm, normalized_shape=(head_dim,), eps=eps)
         weights = []
@@ -347,17 +379,17 @@ class Builder:
         for norm, total, chosen in zip(self._spec.names.qk_norms, counts, heads, strict=True):
             name = f"{prefix}.{norm}.weight"
             if kind.qk_norm.startswith("head"):
-                weight_ND = self._norm_weight(name, (head_dim,)).expand(
-                    chosen.stop - chosen.start, -1
-                )
+                num_heads = chosen.stop - chosen.start
+                weight_ND = self._norm_weight(name, (head_dim,)).expand(num_heads, -1)
             elif kind.qk_norm == "layer":
                 rows = slice(chosen.start * head_dim, chosen.stop * head_dim)
-                weight_ND = self._norm_weight(name, (total * head_dim,), rows).unflatten(
-                    0, (-1, head_dim)
-                )
+                flat = self._norm_weight(name, (total * head_dim,), rows)
+                weight_ND = flat.unflatten(0, (-1, head_dim))
             else:
                 weight_ND = self._norm_weight(name, (total, head_dim), chosen)
-            weights.append(weight_ND if order is None else weight_ND[:, order])
+            if order is not None:
+                weight_ND = weight_ND[:, order]
+            weights.append(weight_ND)
         weight_ND = torch.cat(weights)
         if kind.qk_norm == "layer":
             num_heads = heads[0].stop - heads[0].start
@@ -372,42 +404,57 @@ class Builder:
         names = self._spec.names
         count = kind.num_experts
         hidden = self._spec.hidden_size
-        shared = kind.shared
-        router = f"{prefix}.{names.router}"
-        gate = f"{prefix}.{names.shared}_gate.weight"
+        # A part of each expert on this shard: outputs are summed over the shards for all experts
+        # together.
+        experts = f"{prefix}.experts"
+        matrices = EXPERT_MATRICES[names.expert]
+        are_stacked = names.experts != "each" and not self._has_apart(experts, matrices)
+        mlps = []
+        for i in range(count):
+            if are_stacked:
+                mlps.append(self._stacked_expert(experts, i, kind))
+            else:
+                mlps.append(self._mlp(f"{experts}.{i}", kind.expert, SINGLE, matrices))
+        shared = None
+        if kind.shared is not None:
+            shared = self._mlp(f"{prefix}.{names.shared}", kind.shared, SINGLE)
+        shared_gate = None
+        if kind.shared_gate:
+            shared_gate = self._read(f"{prefix}.{names.shared}_gate.weight", (1, hidden))
+        return Experts(
+            router=self._router(prefix, kind),
+            experts=mlps,
+            tp=self._tp,
+            shared=shared,
+            shared_gate_1H=shared_gate,
+        )
+
+    def _has_apart(self, experts: str, matrices: tuple[str, str, str]) -> bool:
+        """Whether a checkpoint stores each expert apart, whatever its architecture does: tools that
+        quantise write them so."""
+        first = f"{experts}.0.{matrices[0]}"
+        endings = ("weight", "weight_packed", "qweight")
+        return any(f"{first}.{ending}" in self._source for ending in endings)
+
+    def _router(self, prefix: str, kind: specs.MixtureOfExperts) -> Router:
+        names = self._spec.names
+        count = kind.num_experts
+        name = f"{prefix}.{names.router}"
+        bias = None
+        if kind.router_bias:
+            bias = self._read(f"{name}.bias", (count,))
         correction = None
         if kind.correction_bias:
             shape: tuple[int, ...] = (count,)
             if names.correction_is_row:
                 shape = (1, count)
-            correction = self._read(f"{prefix}.{names.correction_bias}", shape).float().flatten()
-        # As the architecture has them, unless the checkpoint has them apart: tools that quantise
-        # write them so.
-        experts = f"{prefix}.experts"
-        matrices = EXPERT_MATRICES[names.expert]
-        endings = ("weight", "weight_packed", "qweight")
-        are_apart = any(f"{experts}.0.{matrices[0]}.{ending}" in self._source for ending in endings)
-        are_stacked = names.experts != "each" and not are_apart
-        return Experts(
-            router=Router(
-                kind=kind,
-                weight_EH=self._read(f"{router}.weight", (count, hidden)),
-                bias_E=self._read(f"{router}.bias", (count,)) if kind.router_bias else None,
-                correction_E=correction,
-            ),
-            # A part of each on this shard: outputs are summed over the shards for all experts
-            # together.
-            experts=[
-                self._stacked_expert(experts, i, kind)
-                if are_stacked
-                else self._mlp(f"{experts}.{i}", kind.expert, SINGLE, matrices)
-                for i in range(count)
-            ],
-            tp=self._tp,
-            shared=None
-            if shared is None
-            else self._mlp(f"{prefix}.{names.shared}", shared, SINGLE),
-            shared_gate_1H=self._read(gate, (1, hidden)) if kind.shared_gate else None,
+            stored = self._read(f"{prefix}.{names.correction_bias}", shape)
+            correction = stored.float().flatten()
+        return Router(
+            kind=kind,
+            weight_EH=self._read(f"{name}.weight", (count, self._spec.hidden_size)),
+            bias_E=bias,
+            correction_E=correction,
         )
 
     def _stacked_expert(self, prefix: str, index: int, kind: specs.MixtureOfExperts) -> layers.MLP:
@@ -418,20 +465,19 @@ class Builder:
         part = self._tp.slice_of(width)
         one = slice(index, index + 1)
         down = self._read(f"{prefix}.down_proj", (count, width, hidden), one, part)[0].T
-        down_bias = None
-        if kind.bias:
-            down_bias = self._read(f"{prefix}.down_proj_bias", (count, hidden), one)[0]
         gate_up = self._stacked_inner(f"{prefix}.gate_up_proj", (count, hidden, 2 * width), one)
+        down_bias = None
         gate_up_bias = None
         if kind.bias:
+            down_bias = self._read(f"{prefix}.down_proj_bias", (count, hidden), one)[0]
             gate_up_bias = self._stacked_inner(
                 f"{prefix}.gate_up_proj_bias", (count, 2 * width), one
             )
+        if self._tp.rank > 0:  # the first shard adds it
+            down_bias = None
         return layers.MLP(
             gate_up=ColumnParallelLinear(weight=gate_up, bias=gate_up_bias),
-            down=RowParallelLinear(
-                weight=down.contiguous(), bias=down_bias if self._tp.rank == 0 else None, tp=SINGLE
-            ),
+            down=RowParallelLinear(weight=down.contiguous(), bias=down_bias, tp=SINGLE),
             activation=kind.activation,
             gated=kind.gated,
         )
@@ -444,15 +490,14 @@ class Builder:
         part = self._tp.slice_of(width)
         rows = (one, *(ALL,) * (len(shape) - 2))
         if self._spec.names.experts == "stacked_in_turn":
-            both = self._read(name, shape, *rows, slice(2 * part.start, 2 * part.stop))[0]
+            columns = slice(2 * part.start, 2 * part.stop)
+            both = self._read(name, shape, *rows, columns)[0]
             sides = [both[..., ::2], both[..., 1::2]]
         else:
-            starts = (part.start, width + part.start)
             sides = []
-            for i in starts:
-                sides.append(
-                    self._read(name, shape, *rows, slice(i, i + part.stop - part.start))[0]
-                )
+            for first in (0, width):
+                columns = slice(first + part.start, first + part.stop)
+                sides.append(self._read(name, shape, *rows, columns)[0])
         return torch.cat(sides, dim=-1).movedim(-1, 0).contiguous()
 
     def _mlp(
@@ -464,9 +509,13 @@ class Builder:
     ) -> layers.MLP:
         width = kind.width
         part = self._tp.slice_of(kind.width)
+        gate, up, down = matrices
+        inner = [up]
+        if kind.gated:
+            inner = [gate, up]
         weights = []
         biases = []
-        for index, name in enumerate(matrices[:2] if kind.gated else matrices[1:2]):
+        for index, name in enumerate(inner):
             matrix = f"{prefix}.{name}"
             total = width
             rows = part
@@ -477,36 +526,68 @@ class Builder:
             weights.append(self._read(f"{matrix}.weight", (total, self._spec.hidden_size), rows))
             if kind.bias:
                 biases.append(self._read(f"{matrix}.bias", (total,), rows))
+        bias = None
+        if biases:
+            bias = torch.cat(biases)
+        learned = None
+        if kind.activation == "xielu":
+            learned = self._xielu(f"{prefix}.act_fn")
         return layers.MLP(
-            gate_up=ColumnParallelLinear(
-                weight=torch.cat(weights), bias=torch.cat(biases) if biases else None
-            ),
+            gate_up=ColumnParallelLinear(weight=torch.cat(weights), bias=bias),
             down=self._output(
-                f"{prefix}.{matrices[2]}", width, part, bias=kind.bias, reduced_over=reduced_over
+                f"{prefix}.{down}", width, part, bias=kind.bias, reduced_over=reduced_over
             ),
             activation=kind.activation,
             gated=kind.gated,
-            learned=self._xielu(f"{prefix}.act_fn") if kind.activation == "xielu" else None,
+            learned=learned,
         )
 
     def _xielu(self, prefix: str) -> layers.XIELU:
         """A learned activation: the stored numbers after softplus. Its fixed numbers may be stored
         too.
         """
-        stored = [name for name in ("beta", "eps") if f"{prefix}.{name}" in self._source]
-        fixed = {name: float(self._read(f"{prefix}.{name}", ())) for name in stored}
-        positive, negative = (
-            F.softplus(self._read(f"{prefix}.alpha_{side}", (1,)).float()) for side in "pn"
-        )
+        fixed = {}
+        for name in ("beta", "eps"):
+            if f"{prefix}.{name}" in self._source:
+                fixed[name] = float(self._read(f"{prefix}.{name}", ()))
+        beta = fixed.get("beta", layers.XIELU.beta)
+        positive = self._read(f"{prefix}.alpha_p", (1,)).float()
+        negative = self._read(f"{prefix}.alpha_n", (1,)).float()
         return layers.XIELU(
-            positive_1=positive, negative_1=fixed.get("beta", layers.XIELU.beta) + negative, **fixed
+            positive_1=F.softplus(positive),
+            negative_1=beta + F.softplus(negative),
+            **fixed,
         )
+
+
+class _HeadRows(NamedTuple):
+    """Rows of a projection's queries, keys or values."""
+
+    name: Literal["q", "k", "v"]
+    num_heads: int
+    size: int
+    """Rows of each head."""
+    heads: slice
+    """The heads of this shard."""
+
+    @property
+    def total(self) -> int:
+        """Rows of all heads."""
+        return self.num_heads * self.size
+
+
+def _first_stored(prefixes: Sequence[str], ending: str, source: TensorSource) -> str:
+    """The first prefix under which a tensor of this ending is stored, else the first."""
+    for prefix in prefixes:
+        if f"{prefix}.{ending}" in source:
+            return prefix
+    return prefixes[0]
 
 
 def _rotated_order(rope: mixer_specs.Rope | None, head_dim: int) -> Tensor | None:
-    """How a head's dimensions are stored: from Hugging Face's order (all first halves of the
-    rotated pairs, then all second halves) to pairs side by side. Done to q and k alike, it changes
-    no score. None where they stand so."""
+    """The order that moves a head's dimensions from Hugging Face's (all first halves of the rotated
+    pairs, then all second halves) to pairs side by side. Applied to q and k alike, it changes no
+    score. None: they stand side by side already."""
     if rope is None or rope.pairs == "adjacent":
         return None
     pairs = torch.arange(rope.dim).view(2, rope.dim // 2).T.flatten()
@@ -522,4 +603,5 @@ def _ordered(rows: Tensor, order: Tensor | None) -> Tensor:
     """Rows of several heads, each head's in this order."""
     if order is None:
         return rows
-    return rows.unflatten(0, (-1, len(order)))[:, order].flatten(0, 1)
+    by_head = rows.unflatten(0, (-1, len(order)))
+    return by_head[:, order].flatten(0, 1)

@@ -44,13 +44,13 @@ WEIGHT = ".weight"
 MX_GROUP = 32
 """Inputs that share a scale in mxfp4."""
 COMPUTED_TENSORS = ("rotary_emb.inv_freq",)
-"""How tensors end that older checkpoints store and their configuration determines."""
+"""Suffixes of tensors that old checkpoints store although the config determines them; ignored."""
 UNUSED_SCALES = (
     ".weight_shape", ".input_scale", ".input_zero_point", ".input_global_scale", ".activation_scale", ".output_scale",
     ".q_scale", ".k_scale", ".v_scale", ".kv_scale", ".prob_scale", ".k_zero_point", ".v_zero_point",
 )  # fmt: skip
-"""How tensors end that quantise activations or a cache, which stay wide here, or that say again
-what others do.
+"""Suffixes of tensors that quantise activations or a cache, which stay wide here, or that repeat
+what other tensors state; ignored.
 """
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """The values of the sixteen codes."""
@@ -189,11 +189,10 @@ class TensorSource(Protocol):
     def check_all_read(
         self, beside: tuple[str, ...] = (), *, within: tuple[str, ...] = ("",)
     ) -> None:
-        """Raises CheckpointError when there is a tensor that nobody asked for: the model computes
-        something else.
+        """Raises CheckpointError for a tensor that nobody asked for: the model computes something
+        else.
 
-        Names that begin with one of `beside`, or with none of `within`, are none of its
-        business."""
+        Ignores names that begin with one of `beside`, or with none of `within`."""
 
     def __contains__(self, name: str) -> bool: ...
 
@@ -236,32 +235,31 @@ class CheckpointDirectory:
         if len(shape) == 2:
             scheme = self._scheme(name)
         if scheme is not None:
-            wanted = _Matrix(self, name.removesuffix(WEIGHT), (shape[0], shape[1]), scheme).read(
-                *part
-            )
-        elif name + "_blocks" in self._files and len(shape) == 3:
+            num_outputs, num_inputs = shape
+            module = name.removesuffix(WEIGHT)
+            matrix = _Matrix(self, module, (num_outputs, num_inputs), scheme)
+            wanted = matrix.read(*part)
+        elif len(shape) == 3 and f"{name}_blocks" in self._files:
             wanted = self._read_mxfp4(name, shape, *part)
         else:
             wanted = self.view(name, (shape,), FLOATS)[part or ...]
         # Into memory of torch's own alignment, whatever the file's.
-        return torch.empty(wanted.shape, device=self._device, dtype=self._dtype).copy_(wanted)
+        aligned = torch.empty(wanted.shape, device=self._device, dtype=self._dtype)
+        return aligned.copy_(wanted)
 
     def _scheme(self, name: str) -> Scheme | None:
-        """How a matrix is stored: None where nothing, or the file, says that it is in 16 or 32
-        bits.
-        """
+        """How a matrix is stored. None: in 16 or 32 bits, by the configuration or the file."""
         if self._quantization is None or not name.endswith(WEIGHT):
             return None
         module = name.removesuffix(WEIGHT)
         scheme = self._quantization.scheme_of(module)
         if scheme is None or scheme.storage is None or scheme.storage not in FORMATS:
             return None
-        found = f"{module}.{FORMATS[scheme.storage]['codes'].names[0]}"
-        is_wide = name in self._files and (
-            found not in self._files or self._files[name].get_slice(name).get_dtype() in FLOATS
-        )
-        if is_wide:
-            return None
+        codes = FORMATS[scheme.storage]["codes"]
+        if name in self._files:
+            has_codes = f"{module}.{codes.names[0]}" in self._files
+            if not has_codes or self._files[name].get_slice(name).get_dtype() in FLOATS:
+                return None
         return scheme
 
     def _read_mxfp4(
@@ -277,17 +275,18 @@ class CheckpointDirectory:
         """
         count, num_inputs, num_outputs = shape
         groups = num_inputs // MX_GROUP
-        stored = (count, num_outputs, groups)
         first, stop, _ = inputs.indices(num_inputs)
         touched = slice(first // MX_GROUP, -(-stop // MX_GROUP))
-        blocks = self.view(name + "_blocks", ((*stored, MX_GROUP // 2),), ("U8",))[
-            experts, outputs, touched
-        ]
-        scales = self.view(name + "_scales", (stored,), ("U8",))[experts, outputs, touched]
-        pairs = torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(-2)
-        wide = torch.ldexp(
-            torch.tensor(E2M1)[pairs.long()], scales.int()[..., None] - MX_EXPONENT_BIAS
-        ).flatten(-2)
+        scales_shape = (count, num_outputs, groups)
+        scales_view = self.view(f"{name}_scales", (scales_shape,), ("U8",))
+        scales = scales_view[experts, outputs, touched]
+        blocks_shape = (*scales_shape, MX_GROUP // 2)
+        blocks_view = self.view(f"{name}_blocks", (blocks_shape,), ("U8",))
+        blocks = blocks_view[experts, outputs, touched]
+        codes = torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(-2)
+        values = torch.tensor(E2M1)[codes.long()]
+        exponents = scales.int()[..., None] - MX_EXPONENT_BIAS
+        wide = torch.ldexp(values, exponents).flatten(-2)
         offset = touched.start * MX_GROUP
         return wide[..., first - offset : stop - offset].transpose(1, 2)
 
@@ -300,18 +299,21 @@ class CheckpointDirectory:
             )
         self._read.add(name)
         view = self._files[name].get_slice(name)
-        if view.get_dtype() not in dtypes:
+        dtype = view.get_dtype()
+        if dtype not in dtypes:
+            expected = " or ".join(dtypes)
             raise CheckpointError(
-                f"{self._directory}: tensor {name} is of {view.get_dtype()}, but its config.json calls for "
-                f"{' or '.join(dtypes)}"
+                f"{self._directory}: tensor {name} is of {dtype}, but its config.json calls for "
+                f"{expected}"
             )
-        found = tuple(view.get_shape())
-        if found not in shapes:
+        stored_shape = tuple(view.get_shape())
+        if stored_shape not in shapes:
             expected = " or ".join(str(list(shape)) for shape in dict.fromkeys(shapes))
             raise CheckpointError(
-                f"{self._directory}: tensor {name} has shape {list(found)}, but its config.json calls for {expected}"
+                f"{self._directory}: tensor {name} has shape {list(stored_shape)}, but its "
+                f"config.json calls for {expected}"
             )
-        if found:
+        if stored_shape:
             return view
         return self._files[name].get_tensor(name)
 
@@ -325,21 +327,19 @@ class CheckpointDirectory:
         unused: tuple[str, ...] = COMPUTED_TENSORS
         if self._quantization is not None:
             unused += UNUSED_SCALES
-        asked_for = [name for name in self._files if name.startswith(within)]
-        unread = []
-        for name in asked_for:
-            if name not in self._read and not name.startswith(beside):
-                unread.append(name)
-        left = sorted(
-            name for name in unread if not name.endswith(unused) and not self._is_empty_bias(name)
-        )
+        left = []
+        for name in sorted(self._files):
+            if name in self._read or name.startswith(beside) or name.endswith(unused):
+                continue
+            if name.startswith(within) and not self._is_empty_bias(name):
+                left.append(name)
         if left:
+            more = ""
             if len(left) > 1:
                 more = f" (and {len(left) - 1} more)"
-            else:
-                more = ""
             raise CheckpointError(
-                f"{self._directory}: tensor {left[0]}{more} has no place in the model that its config.json describes"
+                f"{self._directory}: tensor {left[0]}{more} has no place in the model that its "
+                "config.json describes"
             )
 
     def _is_empty_bias(self, name: str) -> bool:
@@ -365,9 +365,11 @@ def _cut(view: Any, fit: _Fit, part: tuple[range, range], *, is_ordered: bool) -
     for side, step in zip(fit.layout, fit.steps, strict=True):
         if is_ordered and side.unit == "group":
             wanted.append(ALL)
-        else:
-            inside = part[side.axis]
-            wanted.append(slice(inside.start // step, -(-inside.stop // step)))
+            continue
+        inside = part[side.axis]
+        first = inside.start // step
+        stop = -(-inside.stop // step)
+        wanted.append(slice(first, stop))
     tensor: Tensor = view
     if wanted:
         tensor = view[tuple(wanted)]
@@ -397,37 +399,43 @@ class _Matrix:
         self._module = module
         self._shape = shape
         self._scheme = scheme
-        if shape[1] % (scheme.group_size or 1):
+        _, num_inputs = shape
+        if num_inputs % (scheme.group_size or 1):
             raise CheckpointError(
-                f"{module} has {shape[1]} inputs, which is no multiple of its group size {scheme.group_size}"
+                f"{module} has {num_inputs} inputs, which is no multiple of its group size "
+                f"{scheme.group_size}"
             )
 
     def read(self, rows: slice = ALL, columns: slice = ALL) -> Tensor:
-        part = range(*rows.indices(self._shape[0])), range(*columns.indices(self._shape[1]))
-        found: dict[str, Tensor] = {}
+        num_outputs, num_inputs = self._shape
+        outputs = range(*rows.indices(num_outputs))
+        inputs = range(*columns.indices(num_inputs))
+        tensors: dict[str, Tensor] = {}
         groups = None
         for role, stored in FORMATS[str(self._scheme.storage)].items():
-            tensor = self._aligned(stored, part, groups)
+            tensor = self._aligned(stored, (outputs, inputs), groups)
+            if tensor is None:
+                continue
             if role == "groups":
-                if tensor is None:
-                    groups = None
-                else:
-                    groups = self._ordered_groups(tensor.flatten().long(), part[1])
-            elif tensor is not None:
-                found[role] = tensor
-        return _widened(found, self._scheme).expand(len(part[0]), len(part[1]))
+                groups = self._ordered_groups(tensor.flatten().long(), inputs)
+            else:
+                tensors[role] = tensor
+        widened = _widened(tensors, self._scheme)
+        return widened.expand(len(outputs), len(inputs))
 
     def _ordered_groups(self, groups: Tensor, inputs: range) -> Tensor | None:
         """The group of each input of a part. None: they are in order, or not stated (-1)."""
-        size = self._scheme.group_size or self._shape[1]
-        if (groups == -1).any() or torch.equal(
-            groups, torch.arange(inputs.start, inputs.stop) // size
-        ):
+        _, num_inputs = self._shape
+        size = self._scheme.group_size or num_inputs
+        in_order = torch.arange(inputs.start, inputs.stop) // size
+        if (groups == -1).any() or torch.equal(groups, in_order):
             return None
-        count = -(-self._shape[1] // size)
-        if groups.min() < 0 or groups.max() >= count:
+        count = -(-num_inputs // size)
+        highest = int(groups.max())
+        if groups.min() < 0 or highest >= count:
             raise CheckpointError(
-                f"{self._module}: an input is of group {int(groups.max())}, but there are {count} groups of {size}"
+                f"{self._module}: an input is of group {highest}, but there are {count} groups of "
+                f"{size}"
             )
         return groups
 
@@ -439,17 +447,15 @@ class _Matrix:
         name = self._stored_name(stored)
         if stored.is_optional and name not in self._files:
             return None
-        fits = self._fits_of(stored)
-        view = self._files.view(name, [fit.shape for fit in fits], stored.dtypes)
-        shape = tuple(view.shape if isinstance(view, Tensor) else view.get_shape())
-        fit = next(fit for fit in fits if fit.shape == shape)
+        fit, view = self._fitting_view(name, stored)
         tensor = _cut(view, fit, part, is_ordered=groups is not None)
         if stored.increment:
             tensor = tensor + self._carried(stored.increment)
-        for dim, (side, step) in enumerate(zip(fit.layout, fit.steps, strict=True)):
+        for dim, side in enumerate(fit.layout):
             if groups is not None and side.unit == "group":
                 tensor = tensor.index_select(dim, groups)
                 continue
+            step = fit.steps[dim]
             if side.unit == "word":
                 tensor = _codes(tensor, dim, step, self._scheme.bits, stored.order)
             elif step > 1 and tensor.shape[dim] > 1:
@@ -458,6 +464,16 @@ class _Matrix:
                 inside = part[side.axis]
                 tensor = tensor.narrow(dim, inside.start % step, len(inside))
         return _outputs_by_inputs(tensor, fit.layout)
+
+    def _fitting_view(self, name: str, stored: Stored) -> tuple[_Fit, Any]:
+        """A stored tensor that is not read yet, with the layout that it has."""
+        by_shape: dict[tuple[int, ...], _Fit] = {}
+        for fit in self._fits_of(stored):
+            by_shape.setdefault(fit.shape, fit)
+        view = self._files.view(name, list(by_shape), stored.dtypes)
+        if isinstance(view, Tensor):
+            return by_shape[tuple(view.shape)], view
+        return by_shape[tuple(view.get_shape())], view
 
     def _stored_name(self, stored: Stored) -> str:
         """The first of the tensor's names that the checkpoint has, else the first."""
@@ -487,37 +503,43 @@ class _Matrix:
     def _carried(self, increment: int) -> Tensor:
         """The increment in every code of a 32-bit word."""
         bits = self._scheme.bits
-        word = sum(increment << bits * place for place in range(32 // bits))
+        word = 0
+        for shift in range(0, 32 // bits * bits, bits):
+            word += increment << shift
         return torch.tensor(word, dtype=torch.int64).to(torch.int32)
 
 
 def _codes(words: Tensor, dim: int, count: int, bits: int, order: tuple[int, ...] | None) -> Tensor:
     """The codes that words hold, side by side in the words' dimension."""
-    if order is None:
-        places = torch.arange(count)
-    else:
+    places = torch.arange(count)
+    if order is not None:
         places = torch.tensor(order)
-    shifts = (places * bits).to(words.dtype).view(-1, *[1] * (words.dim() - 1 - dim))
-    return (words.unsqueeze(dim + 1) >> shifts & (1 << bits) - 1).flatten(dim, dim + 1)
+    dims_behind = words.dim() - 1 - dim
+    shifts = (places * bits).to(words.dtype).view(-1, *[1] * dims_behind)
+    mask = (1 << bits) - 1
+    codes = words.unsqueeze(dim + 1) >> shifts & mask
+    return codes.flatten(dim, dim + 1)
 
 
 def _widened(parts: Mapping[str, Tensor], scheme: Scheme) -> Tensor:
     """(code - zero) · scale, or code · 2^(exponent - 127). The zero of packed integers without a
     stated one is the middle of their range."""
     codes = parts["codes"]
+    values = codes.float()
     if scheme.dtype in ("nvfp4", "mxfp4"):
         values = torch.tensor(E2M1)[codes.long()]
-    else:
-        values = codes.float()
     if "exponents" in parts:
-        return torch.ldexp(values, parts["exponents"].int() - MX_EXPONENT_BIAS)
+        exponents = parts["exponents"].int() - MX_EXPONENT_BIAS
+        return torch.ldexp(values, exponents)
     scales = parts["scales"].float()
     if "factor" in parts:
         scales = scales * parts["factor"].float()
     if "divisor" in parts:
         scales = scales * parts["divisor"].float().reciprocal()
-    if "zeros" in parts or scheme.storage == "packed":
-        values = values - parts.get("zeros", torch.tensor(1 << scheme.bits - 1)).float()
+    if "zeros" in parts:
+        values = values - parts["zeros"].float()
+    elif scheme.storage == "packed":
+        values = values - float(1 << scheme.bits - 1)
     return values * scales
 
 
@@ -531,29 +553,29 @@ def _shard_files(directory: Path) -> list[Path]:
         return [single]
     if index.is_file():
         try:
-            names = sorted(set(read_json(index, error=CheckpointError)["weight_map"].values()))
+            weight_map = read_json(index, error=CheckpointError)["weight_map"]
+            names = sorted(set(weight_map.values()))
         except (KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
                 f"{index} is not a readable index of safetensors files: {error!r}"
             ) from error
-        missing = [name for name in names if not (directory / name).is_file()]
+        paths = [directory / name for name in names]
+        missing = [path.name for path in paths if not path.is_file()]
         if missing:
             raise CheckpointError(
-                f"{directory} lacks {', '.join(missing)}, which {INDEX_FILE} names"
+                f"{directory} lacks {', '.join(missing)}, which {INDEX_FILE} lists"
             )
-        return [directory / name for name in names]
+        return paths
     files = sorted(directory.glob("*.safetensors"))
     if len(files) > 1:
         raise CheckpointError(
-            f"{directory} holds {len(files)} safetensors files and neither {SINGLE_FILE} nor {INDEX_FILE}, which "
-            "would say which of them are the model"
+            f"{directory} holds {len(files)} safetensors files and neither {SINGLE_FILE} nor "
+            f"{INDEX_FILE}, which would say which of them are the model"
         )
     if not files:
-        pickled = any(directory.glob("*.bin")) or any(directory.glob("*.pth"))
-        if pickled:
+        hint = ""
+        if any(directory.glob("*.bin")) or any(directory.glob("*.pth")):
             hint = "; pickled weights are never loaded: convert them to safetensors"
-        else:
-            hint = ""
         raise CheckpointError(f"{directory} holds no *.safetensors file{hint}")
     return files
 
@@ -584,15 +606,12 @@ class RandomTensors:
 
     def read(self, name: str, shape: tuple[int, ...], *part: slice) -> Tensor:
         part = part or (ALL,)
-        if name.endswith("norm.weight"):
-            return torch.full(shape, self._norm_weight, device=self._device, dtype=self._dtype)[
-                part
-            ]
-        if len(shape) == 1:
-            return torch.zeros(shape, device=self._device, dtype=self._dtype)[part]
-        generator = torch.Generator(self._device).manual_seed(
-            (self._seed << 32) ^ zlib.crc32(name.encode())
-        )
         whole = torch.empty(shape, device=self._device, dtype=self._dtype)
+        if name.endswith("norm.weight"):
+            return whole.fill_(self._norm_weight)[part]
+        if len(shape) == 1:
+            return whole.zero_()[part]
+        seed = (self._seed << 32) ^ zlib.crc32(name.encode())
+        generator = torch.Generator(self._device).manual_seed(seed)
         whole.normal_(std=1 / math.sqrt(shape[1]), generator=generator)
         return whole[part].contiguous()

@@ -39,18 +39,18 @@ class Norm:
         wide = x.to(self.weight.dtype)
         if not self.is_centered:
             return F.rms_norm(wide, shape, self.weight, self.eps).to(x.dtype)
-        if self.bias is None:
-            bias = None
-        else:
+        bias = None
+        if self.bias is not None:
             bias = self.bias.to(self.weight.dtype)
         return F.layer_norm(wide, shape, self.weight, bias, self.eps).to(x.dtype)
 
 
 def add_and_norm_(norm: Norm | None, x: Tensor, delta: Tensor | None) -> Tensor:
-    """x += delta, where there is one, and what the next sublayer reads: the norm of the sum, or the
-    sum itself.
+    """x += delta, if there is one. Returns the next sublayer's input: the norm of the sum, or
+    without a norm the sum itself.
     """
-    if norm is not None and not norm.is_centered and delta is not None and kernels.can_fuse(x):
+    is_rms_norm = norm is not None and not norm.is_centered
+    if norm is not None and is_rms_norm and delta is not None and kernels.can_fuse(x):
         from magicdec.runtime.kernels import triton_fused
 
         return triton_fused.add_rms_norm_(x, delta, norm.weight, norm.eps)
@@ -69,9 +69,8 @@ class HeadNorm:
     eps: float
 
     def __call__(self, heads_BTND: Tensor) -> Tensor:
-        normed = F.rms_norm(
-            heads_BTND.to(self.weight_ND.dtype), (heads_BTND.shape[-1],), None, self.eps
-        )
+        wide = heads_BTND.to(self.weight_ND.dtype)
+        normed = F.rms_norm(wide, (wide.shape[-1],), None, self.eps)
         return (normed * self.weight_ND).to(heads_BTND.dtype)
 
 
@@ -91,12 +90,12 @@ class AllHeadsNorm:
         squares_BTN = heads_BTND.float().square().mean(-1)
         queries = squares_BTN[..., : self.num_heads]
         keys = squares_BTN[..., self.num_heads :]
-        means = torch.stack((queries.mean(-1), keys.mean(-1)), dim=-1)
-        scales = torch.rsqrt(self.tp.all_reduce(means) / self.tp.size + self.eps).to(
-            heads_BTND.dtype
-        )
+        own_means = torch.stack((queries.mean(-1), keys.mean(-1)), dim=-1)
+        means = self.tp.all_reduce(own_means) / self.tp.size
+        scales = torch.rsqrt(means + self.eps).to(heads_BTND.dtype)
+        num_heads = heads_BTND.shape[2]
         counts = torch.tensor([queries.shape[-1], keys.shape[-1]], device=heads_BTND.device)
-        scales_BTN = scales.repeat_interleave(counts, dim=-1, output_size=heads_BTND.shape[2])
+        scales_BTN = scales.repeat_interleave(counts, dim=-1, output_size=num_heads)
         return heads_BTND * scales_BTN[..., None] * self.weight_ND
 
 
@@ -140,7 +139,8 @@ class VocabParallelEmbedding:
         if self.tp.size == 1:
             return F.embedding(tokens_BT, self.weight_VH)
         rows_BT, is_here_BT = self.tp.own_rows(tokens_BT, len(self.weight_VH))
-        return self.tp.all_reduce(F.embedding(rows_BT, self.weight_VH) * is_here_BT[..., None])
+        own_BTH = F.embedding(rows_BT, self.weight_VH) * is_here_BT[..., None]
+        return self.tp.all_reduce(own_BTH)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,8 +155,10 @@ class XIELU:
     eps: float = -1e-6
 
     def __call__(self, x: Tensor) -> Tensor:
+        above = self.positive_1 * x * x
         below = (torch.expm1(x.clamp(max=self.eps)) - x) * self.negative_1
-        return (torch.where(x > 0, self.positive_1 * x * x, below) + self.beta * x).to(x.dtype)
+        curved = torch.where(x > 0, above, below)
+        return (curved + self.beta * x).to(x.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,8 +176,14 @@ class MLP:
     """The activation where the layer has learned it, in place of the named one."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        activate = self.learned or (GATED if self.gated else UNGATED)[self.activation]
-        return self.down(activate(self.gate_up(x)))
+        return self.down(self._activate(self.gate_up(x)))
+
+    def _activate(self, gate_up: Tensor) -> Tensor:
+        if self.learned is not None:
+            return self.learned(gate_up)
+        if self.gated:
+            return GATED[self.activation](gate_up)
+        return UNGATED[self.activation](gate_up)
 
 
 def _gated(activation: Callable[[Tensor], Tensor], gate_up: Tensor) -> Tensor:
@@ -221,50 +229,54 @@ class Router:
 
     def __call__(self, x_MH: Tensor) -> tuple[Tensor, Tensor]:
         """The chosen experts' weights and numbers, both [M, C]."""
-        kind, bias = self.kind, self.bias_E
-        logits_ME = F.linear(
-            x_MH.float(), self.weight_EH.float(), None if bias is None else bias.float()
-        )
+        kind = self.kind
+        num_chosen = kind.num_experts_per_tok
+        logits_ME = self._logits(x_MH)
         if kind.scoring == "sparse_mixer":
             return self._one_by_one(logits_ME)
-        if kind.scoring in ("softmax_of_chosen", "sigmoid_of_input"):
-            chosen_MC, experts_MC = logits_ME.topk(kind.num_experts_per_tok, dim=-1)
-            return chosen_MC.softmax(
-                -1
-            ) if kind.scoring == "softmax_of_chosen" else chosen_MC.sigmoid(), experts_MC
+        if kind.scoring == "softmax_of_chosen":
+            chosen_MC, experts_MC = logits_ME.topk(num_chosen, dim=-1)
+            return chosen_MC.softmax(-1), experts_MC
+        if kind.scoring == "sigmoid_of_input":
+            chosen_MC, experts_MC = logits_ME.topk(num_chosen, dim=-1)
+            return chosen_MC.sigmoid(), experts_MC
         if kind.scoring == "softmax":
             scores_ME = logits_ME.softmax(-1)
         else:
             scores_ME = logits_ME.sigmoid()
-        if self.correction_E is None:
-            choice_ME = scores_ME
-        else:
+        choice_ME = scores_ME
+        if self.correction_E is not None:
             choice_ME = scores_ME + self.correction_E
-        experts_MC = (
-            self._among_best_groups(choice_ME).topk(kind.num_experts_per_tok, dim=-1).indices
-        )
+        choice_ME = self._among_best_groups(choice_ME)
+        experts_MC = choice_ME.topk(num_chosen, dim=-1).indices
         weights_MC = scores_ME.gather(1, experts_MC)
         if kind.normalized:
             weights_MC = weights_MC / (weights_MC.sum(-1, keepdim=True) + 1e-20)
         return weights_MC * kind.scaling_factor, experts_MC
 
+    def _logits(self, x_MH: Tensor) -> Tensor:
+        bias_E = None
+        if self.bias_E is not None:
+            bias_E = self.bias_E.float()
+        return F.linear(x_MH.float(), self.weight_EH.float(), bias_E)
+
     def _one_by_one(self, logits_ME: Tensor) -> tuple[Tensor, Tensor]:
         """The best expert, by a softmax among those that are near it; then the best of the others,
         and so on.
         """
+        nothing = float("-inf")
         left_ME = logits_ME
         weights = []
         experts = []
         for _ in range(self.kind.num_experts_per_tok):
             best_M1, expert_M1 = left_ME.max(-1, keepdim=True)
-            is_far_ME = (best_M1 - logits_ME) / logits_ME.abs().maximum(
-                best_M1
-            ) > 2 * self.kind.nearness
-            weights.append(
-                left_ME.masked_fill(is_far_ME, float("-inf")).softmax(-1).gather(1, expert_M1)
-            )
+            sizes_ME = logits_ME.abs().maximum(best_M1)
+            distances_ME = (best_M1 - logits_ME) / sizes_ME
+            is_far_ME = distances_ME > 2 * self.kind.nearness
+            shares_ME = left_ME.masked_fill(is_far_ME, nothing).softmax(-1)
+            weights.append(shares_ME.gather(1, expert_M1))
             experts.append(expert_M1)
-            left_ME = left_ME.scatter(1, expert_M1, float("-inf"))
+            left_ME = left_ME.scatter(1, expert_M1, nothing)
         return torch.cat(weights, dim=1), torch.cat(experts, dim=1)
 
     def _among_best_groups(self, choice_ME: Tensor) -> Tensor:
@@ -277,9 +289,11 @@ class Router:
             best = by_group.amax(-1)
         else:
             best = by_group.topk(2, dim=-1).values.sum(-1)
-        chosen_MG = torch.zeros_like(best, dtype=torch.bool)
-        chosen_MG.scatter_(1, best.topk(kind.num_chosen_groups, dim=-1).indices, True)
-        return by_group.masked_fill(~chosen_MG[..., None], float("-inf")).flatten(1)
+        groups_MC = best.topk(kind.num_chosen_groups, dim=-1).indices
+        is_chosen_MG = torch.zeros_like(best, dtype=torch.bool)
+        is_chosen_MG.scatter_(1, groups_MC, True)
+        is_outside = ~is_chosen_MG[..., None]
+        return by_group.masked_fill(is_outside, float("-inf")).flatten(1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,11 +319,15 @@ class Experts:
             output_MH = self.shared(x_MH)
             if self.shared_gate_1H is not None:
                 output_MH = output_MH * F.linear(x_MH, self.shared_gate_1H).sigmoid()
-        for expert in experts_MC.unique().tolist():
-            tokens, places = (experts_MC == expert).nonzero(as_tuple=True)
+        weighs_input = self.router.kind.scoring == "sigmoid_of_input"
+        for number in experts_MC.unique().tolist():
+            expert = self.experts[number]
+            tokens, places = (experts_MC == number).nonzero(as_tuple=True)
             weight_N1 = weights_MC[tokens, places, None].to(x_MH.dtype)
-            if self.router.kind.scoring == "sigmoid_of_input":
-                output_MH.index_add_(0, tokens, self.experts[expert](x_MH[tokens] * weight_N1))
+            inputs_NH = x_MH[tokens]
+            if weighs_input:
+                outputs_NH = expert(inputs_NH * weight_N1)
             else:
-                output_MH.index_add_(0, tokens, self.experts[expert](x_MH[tokens]) * weight_N1)
+                outputs_NH = expert(inputs_NH) * weight_N1
+            output_MH.index_add_(0, tokens, outputs_NH)
         return self.tp.all_reduce(output_MH).view(x_BTH.shape)

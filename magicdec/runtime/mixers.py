@@ -44,14 +44,14 @@ class Mixer(Protocol):
 
     @property
     def kept(self) -> Kept:
-        """Storage of each token."""
+        """What is stored of each token."""
 
     def __call__(
         self, x_BTH: Tensor, layer: int, attention: AttentionPass, rotations: Sequence[Tensor]
     ) -> Tensor: ...
 
     def rotate_keys_(self, keys_BKSD: Tensor, rotations: Sequence[Tensor]) -> Tensor:
-        """Moves stored keys on by so many positions, in place."""
+        """Moves stored keys on by the positions that `rotations` turn, in place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,28 +82,34 @@ class GroupedAttention:
     def __call__(
         self, x_BTH: Tensor, layer: int, attention: AttentionPass, rotations: Sequence[Tensor]
     ) -> Tensor:
+        num_heads = self.num_heads
+        kv_heads = self.kept.num_heads
         heads = self.qkv(x_BTH).unflatten(-1, (-1, self.kept.head_dim))
-        num_heads, kv_heads = self.num_heads, self.kept.num_heads
         self._norm_and_rotate_(heads[:, :, : num_heads + kv_heads], rotations)
-        query_BTAD, kv_BTND, gates_BTAD = heads.split(
-            (num_heads, 2 * kv_heads, num_heads * self.gated), dim=2
-        )
+        sizes = (num_heads, 2 * kv_heads, num_heads * self.gated)
+        query_BTAD, kv_BTND, gates_BTAD = heads.split(sizes, dim=2)
+        kv_BTPKD = kv_BTND.unflatten(2, (2, kv_heads))
         if self.temperature is not None:
-            strength, interval = self.temperature
-            intervals_BT = torch.floor(
-                (attention.positions_BT + self.temperature_offset).float() / interval
-            )
-            scales_BT = 1.0 + strength * torch.log1p(intervals_BT)
-            query_BTAD = (query_BTAD * scales_BT[..., None, None]).to(query_BTAD.dtype)
-        mixed_BTN = attention.attend(
-            layer, query_BTAD, kv_BTND.unflatten(2, (2, kv_heads)), self.scoring
-        )
-        return self.output(mixed_BTN * gates_BTAD.flatten(2).sigmoid() if self.gated else mixed_BTN)
+            query_BTAD = self._tempered(query_BTAD, attention.positions_BT, *self.temperature)
+        mixed_BTN = attention.attend(layer, query_BTAD, kv_BTPKD, self.scoring)
+        if self.gated:
+            mixed_BTN = mixed_BTN * gates_BTAD.flatten(2).sigmoid()
+        return self.output(mixed_BTN)
+
+    def _tempered(
+        self, query_BTAD: Tensor, positions_BT: Tensor, strength: float, interval: float
+    ) -> Tensor:
+        """Queries, multiplied by their position's factor (see `temperature`)."""
+        shifted_BT = positions_BT + self.temperature_offset
+        intervals_BT = torch.floor(shifted_BT.float() / interval)
+        scales_BT = 1.0 + strength * torch.log1p(intervals_BT)
+        return (query_BTAD * scales_BT[..., None, None]).to(query_BTAD.dtype)
 
     def keys_and_values(self, x_BTH: Tensor, rotations: Sequence[Tensor]) -> Tensor:
         """Cache entries of tokens that attend to nothing, [B, T, P, K, D]."""
+        num_heads = self.num_heads
+        kv_heads = self.kept.num_heads
         heads = self.qkv(x_BTH).unflatten(-1, (-1, self.kept.head_dim))
-        num_heads, kv_heads = self.num_heads, self.kept.num_heads
         self._norm_and_rotate_(heads[:, :, : num_heads + kv_heads], rotations)
         kv_BTND = heads[:, :, num_heads : num_heads + 2 * kv_heads]
         return kv_BTND.unflatten(2, (2, kv_heads))
@@ -121,8 +127,8 @@ class GroupedAttention:
             heads_BTND.copy_(self.rotated_norm(heads_BTND))
 
     def rotate_keys_(self, keys_BKSD: Tensor, rotations: Sequence[Tensor]) -> Tensor:
-        """A norm's weights on rotated keys are taken off meanwhile: its mean square does not
-        change.
+        """Rotates keys whose norm stands behind the rotation: the norm's weights are taken off
+        meanwhile, and its mean square does not change.
         """
         if self.rotary is None:
             return keys_BKSD
@@ -163,29 +169,35 @@ class LatentAttention:
     def __call__(
         self, x_BTH: Tensor, layer: int, attention: AttentionPass, rotations: Sequence[Tensor]
     ) -> Tensor:
-        rank = self.latent_norm.weight.shape[0]
+        rank = self._rank
+        num_rotated = self.kept.head_dim - rank
         query_x = x_BTH
         if self.query_latent is not None and self.query_norm is not None:
             query_x = self.query_norm(self.query_latent(x_BTH))
         heads_BTAD = self.query(query_x).unflatten(-1, (self.num_heads, -1))
-        plain_BTAD, rotated_BTAU = heads_BTAD.split(
-            (self.keys_ADR.shape[1], self.kept.head_dim - rank), dim=-1
-        )
-        latents_BTN, keys_BTU = self.latent(x_BTH).split((rank, self.kept.head_dim - rank), dim=-1)
-        kept_BTPKD = torch.cat((self.latent_norm(latents_BTN), keys_BTU), dim=-1)[:, :, None, None]
-        query_BTAD = torch.cat(
-            (torch.einsum("btad,adr->btar", plain_BTAD, self.keys_ADR), rotated_BTAU), dim=-1
-        )
+        num_plain = self.keys_ADR.shape[1]
+        plain_BTAD, rotated_BTAU = heads_BTAD.split((num_plain, num_rotated), dim=-1)
+        absorbed_BTAR = torch.einsum("btad,adr->btar", plain_BTAD, self.keys_ADR)
+        query_BTAD = torch.cat((absorbed_BTAR, rotated_BTAU), dim=-1)
+        latents_BTR, keys_BTU = self.latent(x_BTH).split((rank, num_rotated), dim=-1)
+        kept_BTD = torch.cat((self.latent_norm(latents_BTR), keys_BTU), dim=-1)
+        kept_BTPKD = kept_BTD[:, :, None, None]
         self.rotate_keys_(kept_BTPKD.squeeze(2), rotations)
         self.rotate_keys_(query_BTAD, rotations)
-        mixed_BTAR = attention.attend(layer, query_BTAD, kept_BTPKD, self.scoring).unflatten(
-            -1, (self.num_heads, -1)
-        )
-        return self.output(torch.einsum("btar,avr->btav", mixed_BTAR, self.values_AVR).flatten(2))
+        mixed_BTN = attention.attend(layer, query_BTAD, kept_BTPKD, self.scoring)
+        mixed_BTAR = mixed_BTN.unflatten(-1, (self.num_heads, -1))
+        output_BTAV = torch.einsum("btar,avr->btav", mixed_BTAR, self.values_AVR)
+        return self.output(output_BTAV.flatten(2))
+
+    @property
+    def _rank(self) -> int:
+        """Size of the latent."""
+        return self.latent_norm.weight.shape[0]
 
     def rotate_keys_(self, keys_BKSD: Tensor, rotations: Sequence[Tensor]) -> Tensor:
         if self.rotary is not None:
-            rotate_(keys_BKSD[..., self.latent_norm.weight.shape[0] :], rotations[self.rotary])
+            rotated = keys_BKSD[..., self._rank :]
+            rotate_(rotated, rotations[self.rotary])
         return keys_BKSD
 
 
@@ -196,17 +208,17 @@ class RotaryEmbedding:
     frequency[i])."""
 
     def __init__(self, rope: Rope, device: torch.device, dtype: torch.dtype) -> None:
-        self._rope, self._device = rope, device
+        self._rope = rope
+        self._device = device
+        self._dtype = torch.float32
         if dtype == torch.float64:
             self._dtype = torch.float64
-        else:
-            self._dtype = torch.float32
         self._table = torch.empty(0, device=device)
         self._is_long = False
         self.shortest = 1
-        """Tokens that a prompt needs. Longrope's long factors are those of sequences beyond the
-        original length from their first token on; one that crosses it would need its cache computed
-        anew, as `generate` does."""
+        """Least tokens of a prompt. Longrope's long factors hold for sequences beyond the original
+        length from their first token on; a sequence that crosses that length would need its cache
+        computed anew, as `generate` does."""
 
     def reserve(self, num_positions: int, *, longest: int) -> None:
         """Makes the table cover positions 0..num_positions-1, for sequences of at most `longest`
@@ -223,8 +235,8 @@ class RotaryEmbedding:
             _check_long(scaling, original, longest)
         if len(self._table) and kind == "longrope" and is_long != self._is_long:
             raise CapacityError(
-                f"rotary embeddings of the longrope kind are others up to {original} tokens and beyond; load the model "
-                f"again for sequences of up to {longest}"
+                f"rotary embeddings of the longrope kind differ up to {original} tokens and "
+                f"beyond; load the model again for sequences of up to {longest}"
             )
         self._is_long = is_long
         if is_long and kind == "longrope":
@@ -233,22 +245,25 @@ class RotaryEmbedding:
             frequencies = rotary_frequencies(self._rope, self._device, is_long=is_long)
             positions = torch.arange(num_positions, dtype=torch.float32, device=self._device)
             angles = torch.outer(positions, frequencies).to(self._dtype)
-            if scaling is None:
-                factor = 1.0
-            else:
-                factor = scaling.attention_factor
-            self._table = torch.polar(torch.full_like(angles, factor), angles)
+            sizes = torch.full_like(angles, self._attention_factor)
+            self._table = torch.polar(sizes, angles)
+
+    @property
+    def _attention_factor(self) -> float:
+        """Factor of rotated queries and keys."""
+        if self._rope.scaling is None:
+            return 1.0
+        return self._rope.scaling.attention_factor
 
     def __getitem__(self, positions_BT: Tensor) -> Tensor:
         """The rotations of these positions, complex [B, T, 1, D/2], to be shared by all layers."""
         return self._table[positions_BT].unsqueeze(2)
 
     def turns(self, distances_BT: Tensor) -> Tensor:
-        """Rotations of size 1 that move rotated keys on by so many positions, complex [B, T, 1,
+        """Rotations of size 1 that move rotated keys on by these distances, complex [B, T, 1,
         D/2].
         """
-        scaling = self._rope.scaling
-        return self[distances_BT] / (1.0 if scaling is None else scaling.attention_factor)
+        return self[distances_BT] / self._attention_factor
 
 
 def _check_long(scaling: RopeScaling, original: int, longest: int) -> None:
@@ -273,21 +288,27 @@ def rotate_(heads_BTND: Tensor, rotation: Tensor, norm: HeadNorm | None = None) 
     if kernels.can_fuse(heads_BTND):
         from magicdec.runtime.kernels import triton_fused
 
-        rotation_BTPJ = torch.view_as_real(rotation.squeeze(2)).expand(
-            *heads_BTND.shape[:2], -1, -1
-        )
-        weight_ND, eps = (None, 0.0) if norm is None else (norm.weight_ND, norm.eps)
+        parts = torch.view_as_real(rotation.squeeze(2))
+        rotation_BTPJ = parts.expand(*heads_BTND.shape[:2], -1, -1)
+        weight_ND = None
+        eps = 0.0
+        if norm is not None:
+            weight_ND = norm.weight_ND
+            eps = norm.eps
         triton_fused.rotate_(heads_BTND, rotation_BTPJ, weight_ND, eps)
         return heads_BTND
     if norm is not None:
         heads_BTND.copy_(norm(heads_BTND))
     pairs = heads_BTND.unflatten(-1, (-1, 2))
-    is_aligned = not any(size % 2 for size in (pairs.storage_offset(), *pairs.stride()[:-1]))
+    offsets = (pairs.storage_offset(), *pairs.stride()[:-1])
+    is_aligned = not any(offset % 2 for offset in offsets)
     if is_aligned and pairs.dtype in (torch.float32, torch.float64):
         torch.view_as_complex(pairs).mul_(rotation)
-    else:
-        wide = torch.empty(pairs.shape, dtype=rotation.real.dtype, device=pairs.device).copy_(pairs)
-        pairs.copy_(torch.view_as_real(torch.view_as_complex(wide).mul_(rotation)))
+        return heads_BTND
+    wide = torch.empty(pairs.shape, dtype=rotation.real.dtype, device=pairs.device)
+    wide.copy_(pairs)
+    rotated = torch.view_as_complex(wide).mul_(rotation)
+    pairs.copy_(torch.view_as_real(rotated))
     return heads_BTND
 
 
@@ -301,26 +322,28 @@ def rotary_frequencies(rope: Rope, device: torch.device, *, is_long: bool = Fals
         of one of two lists (arXiv 2402.13753). dynamic: as they are, up to the original length.
     Source: transformers modeling_rope_utils.py.
     """
-    exponents = torch.arange(0, rope.dim, 2, dtype=torch.float32, device=device) / rope.dim
-    wavelengths = rope.theta**exponents
+    dims = torch.arange(0, rope.dim, 2, dtype=torch.float32, device=device)
+    wavelengths = rope.theta ** (dims / rope.dim)
+    frequencies = 1.0 / wavelengths
     scaling = rope.scaling
     if scaling is None or scaling.rope_type == "dynamic":
-        return 1.0 / wavelengths
+        return frequencies
     if scaling.rope_type == "linear":
-        return 1.0 / wavelengths / scaling.factor
+        return frequencies / scaling.factor
     if scaling.rope_type == "longrope":
+        factors = scaling.short_factor
         if is_long:
             factors = scaling.long_factor
-        else:
-            factors = scaling.short_factor
-        return 1.0 / (torch.tensor(factors, dtype=torch.float32, device=device) * wavelengths)
+        stretches = torch.tensor(factors, dtype=torch.float32, device=device)
+        return 1.0 / (stretches * wavelengths)
     if scaling.rope_type == "yarn":
         kept = 1.0 - _yarn_ramp(rope, scaling).to(device)
-        return (1.0 / (scaling.factor * wavelengths)) * (1 - kept) + 1.0 / wavelengths * kept
-    frequencies = 1.0 / wavelengths
+        stretched = 1.0 / (scaling.factor * wavelengths)
+        return stretched * (1 - kept) + frequencies * kept
     original = scaling.original_max_position_embeddings
     span = scaling.high_freq_factor - scaling.low_freq_factor
-    smooth = ((original * frequencies / (2 * math.pi) - scaling.low_freq_factor) / span).clamp(0, 1)
+    turns = original * frequencies / (2 * math.pi)
+    smooth = ((turns - scaling.low_freq_factor) / span).clamp(0, 1)
     return frequencies * ((1 - smooth) / scaling.factor + smooth)
 
 
@@ -342,4 +365,5 @@ def _yarn_ramp(rope: Rope, scaling: RopeScaling) -> Tensor:
     high = min(high, rope.dim - 1)
     if low == high:
         high += 0.001
-    return ((torch.arange(rope.dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    pairs = torch.arange(rope.dim // 2, dtype=torch.float32)
+    return ((pairs - low) / (high - low)).clamp(0, 1)

@@ -6,7 +6,7 @@ formats say).
     bf16    rounded (of an fp32 model)
     fp8     e4m3, one scale per output feature: its largest weight is 448
     int8    one scale per output feature: its largest weight is ±127
-    int4    one scale per `group` of input features: the largest is -8, so that all sixteen steps are used
+    int4    one scale per `group` of input features: the largest is -8, so all sixteen steps are used
 
 Shape suffixes: N output features, K input features, C groups per row, W columns of a group.
 """
@@ -27,7 +27,10 @@ GROUP_SIZES = (64, 32, 16)
 """Sizes of an int4 group; the first that divides the input features is taken. At 64 the scales add
 6 % to the bytes.
 """
-FP8_MAX, INT8_MAX = 448.0, 127.0
+INT4_MIDDLE = 8
+"""Added to signed steps of int4 when they are stored."""
+FP8_MAX = 448.0
+INT8_MAX = 127.0
 FP8_CAPABILITY = (8, 9)
 """The oldest GPUs that convert e4m3; on others Triton has no such type."""
 
@@ -49,10 +52,14 @@ class QuantizedWeight:
         if self.scales is None:
             return self.data_NK.to(dtype)
         if not self.group:
-            return (self.data_NK.to(torch.float32) * self.scales).to(dtype)
+            wide_NK = self.data_NK.to(torch.float32)
+            return (wide_NK * self.scales).to(dtype)
         packed_NCH = self.data_NK.unflatten(1, (-1, self.group // 2))
-        steps_NCW = torch.cat((packed_NCH & 15, packed_NCH >> 4), dim=-1).float() - 8
-        return (steps_NCW * self.scales[..., None].float()).to(dtype).flatten(1)
+        low = packed_NCH & 15
+        high = packed_NCH >> 4
+        steps_NCW = torch.cat((low, high), dim=-1).float() - INT4_MIDDLE
+        scales_NC1 = self.scales[..., None].float()
+        return (steps_NCW * scales_NC1).to(dtype).flatten(1)
 
     def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x · weightᵀ + bias. On a GPU only the narrow weights are read; on a CPU that is so for
@@ -64,9 +71,8 @@ class QuantizedWeight:
         elif self.data_NK.dtype == torch.int8 and x.device.type == "cpu":
             assert self.scales is not None
             scales_N = self.scales.squeeze(1).to(x.dtype)
-            output = torch._weight_int8pack_mm(
-                x.flatten(0, -2).contiguous(), self.data_NK, scales_N
-            )
+            rows = x.flatten(0, -2).contiguous()
+            output = torch._weight_int8pack_mm(rows, self.data_NK, scales_N)
             output = output.unflatten(0, x.shape[:-1])
         else:
             return F.linear(x, self.dequantized(x.dtype), bias)
@@ -77,46 +83,63 @@ class QuantizedWeight:
 
 def quantize(weight_NK: Tensor, weight_dtype: str) -> QuantizedWeight:
     """A weight in one of DRAFT_WEIGHT_DTYPES, rounded to nearest. Raises ConfigError for another
-    format, one that the weight's GPU cannot widen, or input features that no int4 group divides."""
+    format, for fp8 if the weight's GPU cannot widen it, and for input features that no int4 group
+    divides."""
     if weight_dtype == "bf16":
         return QuantizedWeight(data_NK=weight_NK.to(torch.bfloat16), scales=None)
     weight = weight_NK.float()
     if weight_dtype == "int4":
         return _quantize_int4(weight)
-    largest_N1 = weight.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+    smallest = torch.finfo(torch.float32).tiny
+    largest_N1 = weight.abs().amax(dim=1, keepdim=True).clamp_min(smallest)
     if weight_dtype == "fp8":
         if weight_NK.is_cuda and has_triton():
             check_fp8(torch.cuda.get_device_capability(weight_NK.device))
         scales = largest_N1 / FP8_MAX
-        return QuantizedWeight(data_NK=(weight / scales).to(torch.float8_e4m3fn), scales=scales)
-    if weight_dtype == "int8":
+        data_NK = (weight / scales).to(torch.float8_e4m3fn)
+    elif weight_dtype == "int8":
         scales = largest_N1 / INT8_MAX
-        return QuantizedWeight(data_NK=(weight / scales).round().to(torch.int8), scales=scales)
-    raise unknown_choice("draft weight dtype", weight_dtype, DRAFT_WEIGHT_DTYPES)
+        data_NK = (weight / scales).round().to(torch.int8)
+    else:
+        raise unknown_choice("draft weight dtype", weight_dtype, DRAFT_WEIGHT_DTYPES)
+    return QuantizedWeight(data_NK=data_NK, scales=scales)
 
 
 def check_fp8(capability: tuple[int, int]) -> None:
     """Raises ConfigError where a GPU of this compute capability cannot widen fp8 weights."""
     if capability < FP8_CAPABILITY:
-        needed, own = (".".join(map(str, each)) for each in (FP8_CAPABILITY, capability))
+        needed = "{}.{}".format(*FP8_CAPABILITY)
+        own = "{}.{}".format(*capability)
         raise ConfigError(
-            f"fp8 weights need compute capability {needed} or newer, this GPU has {own}; use int8 or int4"
+            f"fp8 weights need compute capability {needed} or newer, this GPU has {own}; "
+            "use int8 or int4"
         )
 
 
 def _quantize_int4(weight_NK: Tensor) -> QuantizedWeight:
-    num_inputs = weight_NK.shape[1]
-    group = next((size for size in GROUP_SIZES if num_inputs % size == 0), None)
-    if group is None:
-        raise ConfigError(
-            f"int4 weights need a number of input features that {GROUP_SIZES[-1]} divides, not {num_inputs}; use int8"
-        )
+    group = _group_size(weight_NK.shape[1])
     weight_NCW = weight_NK.unflatten(1, (-1, group))
-    largest_NC1 = weight_NCW.gather(-1, weight_NCW.abs().argmax(dim=-1, keepdim=True))
+    place_NC1 = weight_NCW.abs().argmax(dim=-1, keepdim=True)
+    largest_NC1 = weight_NCW.gather(-1, place_NC1)
     scales_NC1 = (largest_NC1 / -8).to(torch.bfloat16)
     divisor_NC1 = torch.where(scales_NC1 == 0, 1, scales_NC1.float())
-    steps_NCW = (weight_NCW / divisor_NC1).round().clamp(-8, 7).to(torch.int16) + 8
+    signed_NCW = (weight_NCW / divisor_NC1).round().clamp(-8, 7)
+    steps_NCW = signed_NCW.to(torch.int16) + INT4_MIDDLE
     low, high = steps_NCW.to(torch.uint8).chunk(2, dim=-1)
+    packed_NCH = low | high << 4
     return QuantizedWeight(
-        data_NK=(low | high << 4).flatten(1), scales=scales_NC1.squeeze(-1), group=group
+        data_NK=packed_NCH.flatten(1),
+        scales=scales_NC1.squeeze(-1),
+        group=group,
+    )
+
+
+def _group_size(num_inputs: int) -> int:
+    """The largest int4 group that divides the input features."""
+    for size in GROUP_SIZES:
+        if num_inputs % size == 0:
+            return size
+    raise ConfigError(
+        f"int4 weights need a number of input features that {GROUP_SIZES[-1]} divides, "
+        f"not {num_inputs}; use int8"
     )

@@ -50,28 +50,36 @@ class UniformStream:
     """
 
     def __init__(self, *, seed: int, num_sequences: int, width: int, device: torch.device) -> None:
-        self._generators = [
-            np.random.Generator(np.random.Philox(key=[seed % 2**64, sequence]))
-            for sequence in range(num_sequences)
-        ]
-        self._width, self._device = width, device
+        self._generators: list[np.random.Generator] = []
+        for sequence in range(num_sequences):
+            philox = np.random.Philox(key=[seed % 2**64, sequence])
+            self._generators.append(np.random.Generator(philox))
+        self._width = width
+        self._device = device
         self._step = _STEPS_PER_REFILL
         self._block = torch.empty(0)
 
     def next(self, sequences: np.ndarray) -> Tensor:
         """The step's numbers for the sequences in these slots, [B, width, 3]."""
         if self._step == _STEPS_PER_REFILL:
-            shape = (_STEPS_PER_REFILL, self._width, 3)
-            numbers = np.stack(
-                [g.random(shape, dtype=np.float32) for g in self._generators], axis=1
-            )
-            self._block = torch.from_numpy(numbers).to(self._device)
-            self._step = 0
+            self._refill()
         step = self._block[self._step]
         self._step += 1
-        if len(sequences) == len(step) and (sequences[:-1] < sequences[1:]).all():
+        is_in_order = (sequences[:-1] < sequences[1:]).all()
+        if is_in_order and len(sequences) == len(step):
             return step
-        return step[torch.from_numpy(sequences).to(self._device)]
+        rows = torch.from_numpy(sequences).to(self._device)
+        return step[rows]
+
+    def _refill(self) -> None:
+        """Draws the numbers of the next steps, each sequence's from its own generator."""
+        shape = (_STEPS_PER_REFILL, self._width, 3)
+        numbers = []
+        for generator in self._generators:
+            numbers.append(generator.random(shape, dtype=np.float32))
+        block = torch.from_numpy(np.stack(numbers, axis=1))
+        self._block = block.to(self._device)
+        self._step = 0
 
 
 def greedy(logits: Tensor, tp: TensorParallel) -> Tensor:
@@ -79,9 +87,11 @@ def greedy(logits: Tensor, tp: TensorParallel) -> Tensor:
     if tp.size == 1:
         return logits.argmax(dim=-1)
     values, tokens = logits.max(dim=-1)
+    first_token = tp.rank * logits.shape[-1]
     all_values = tp.all_gather(values)
-    all_tokens = tp.all_gather(tokens + tp.rank * logits.shape[-1])
-    return all_tokens.gather(0, all_values.argmax(dim=0, keepdim=True)).squeeze(0)
+    all_tokens = tp.all_gather(tokens + first_token)
+    best_rank = all_values.argmax(dim=0, keepdim=True)
+    return all_tokens.gather(0, best_rank).squeeze(0)
 
 
 def probabilities(logits: Tensor, sampling: SamplingSpec, tp: TensorParallel) -> Tensor:
@@ -95,10 +105,9 @@ def probabilities(logits: Tensor, sampling: SamplingSpec, tp: TensorParallel) ->
         from magicdec.runtime.kernels import triton_sampling
 
         return triton_sampling.softmax(logits, temperature)
-    if temperature == 1.0:
-        scaled = logits.float()
-    else:
-        scaled = logits.float() / temperature
+    scaled = logits.float()
+    if temperature != 1.0:
+        scaled = scaled / temperature
     if sampling.top_k is not None:
         scaled = _keep_top_k(scaled, sampling.top_k, tp)
     if sampling.top_p is not None and sampling.top_p < 1.0:
@@ -107,7 +116,8 @@ def probabilities(logits: Tensor, sampling: SamplingSpec, tp: TensorParallel) ->
         return torch.softmax(scaled, dim=-1)
     highest = tp.all_reduce(scaled.amax(dim=-1, keepdim=True), largest=True)
     weights = (scaled - highest).exp_()
-    return weights.div_(tp.all_reduce(weights.sum(dim=-1, keepdim=True)))
+    total = tp.all_reduce(weights.sum(dim=-1, keepdim=True))
+    return weights.div_(total)
 
 
 def _keep_top_k(logits: Tensor, k: int, tp: TensorParallel) -> Tensor:
@@ -116,19 +126,20 @@ def _keep_top_k(logits: Tensor, k: int, tp: TensorParallel) -> Tensor:
     if tp.size > 1:
         best = tp.all_gather(best).movedim(0, -2).flatten(-2)
         best = best.topk(min(k, best.shape[-1]), dim=-1).values
-    return logits.masked_fill(logits < best[..., -1:], float("-inf"))
+    is_below = logits < best[..., -1:]
+    return logits.masked_fill(is_below, float("-inf"))
 
 
 def _keep_top_p(logits: Tensor, top_p: float, tp: TensorParallel) -> Tensor:
     """Keeps the smallest set of most likely tokens whose probabilities reach top_p; ties are broken
     by the token's id. Needs the whole vocabulary in order, so the shards' logits are gathered."""
-    if tp.size == 1:
-        whole = logits
-    else:
+    whole = logits
+    if tp.size > 1:
         whole = tp.all_gather(logits).movedim(0, -2).flatten(-2)
     ordered, order = whole.sort(dim=-1, descending=True, stable=True)
     cumulative = ordered.softmax(dim=-1).cumsum(dim=-1)
-    ordered[..., 1:].masked_fill_(cumulative[..., :-1] >= top_p, float("-inf"))
+    is_behind = cumulative[..., :-1] >= top_p
+    ordered[..., 1:].masked_fill_(is_behind, float("-inf"))
     kept = torch.empty_like(ordered).scatter_(-1, order, ordered)
     if tp.size == 1:
         return kept
@@ -143,30 +154,29 @@ def sample(weights_BV: Tensor, uniform_B: Tensor, tp: TensorParallel) -> Tensor:
 
         return triton_sampling.sample(weights_BV, uniform_B)
     cumulative_BV = weights_BV.cumsum(dim=-1)
+    own_total_B1 = cumulative_BV[:, -1:]
     if tp.size == 1:
-        total_B1 = cumulative_BV[:, -1:]
-        return _invert(cumulative_BV, uniform_B[:, None] * total_B1, total_B1)
+        threshold_B1 = uniform_B[:, None] * own_total_B1
+        return _invert(cumulative_BV, threshold_B1, own_total_B1)
     totals_RB = tp.all_gather(cumulative_BV[:, -1])
     ends_RB = totals_RB.cumsum(dim=0)
-    threshold_B = torch.minimum(uniform_B * ends_RB[-1], _just_below(ends_RB[-1]))
+    total_B = ends_RB[-1]
+    threshold_B = torch.minimum(uniform_B * total_B, _just_below(total_B))
     owner_B = (ends_RB <= threshold_B).sum(dim=0)
     start_B = (ends_RB - totals_RB)[tp.rank]
-    token_B = _invert(
-        cumulative_BV, (threshold_B - start_B)[:, None].clamp_min(0), cumulative_BV[:, -1:]
-    )
-    return tp.all_reduce(
-        torch.where(owner_B == tp.rank, token_B + tp.rank * weights_BV.shape[-1], 0)
-    )
+    own_threshold_B1 = (threshold_B - start_B)[:, None].clamp_min(0)
+    token_B = _invert(cumulative_BV, own_threshold_B1, own_total_B1)
+    first_token = tp.rank * weights_BV.shape[-1]
+    chosen_B = torch.where(owner_B == tp.rank, token_B + first_token, 0)
+    return tp.all_reduce(chosen_B)
 
 
 def _invert(cumulative_BV: Tensor, threshold_B1: Tensor, total_B1: Tensor) -> Tensor:
     """The first index whose cumulative weight exceeds the threshold."""
+    last = cumulative_BV.shape[-1] - 1
     threshold_B1 = torch.minimum(threshold_B1, _just_below(total_B1))
-    return (
-        torch.searchsorted(cumulative_BV, threshold_B1, right=True)
-        .squeeze(1)
-        .clamp_max(cumulative_BV.shape[-1] - 1)
-    )
+    place_B1 = torch.searchsorted(cumulative_BV, threshold_B1, right=True)
+    return place_B1.squeeze(1).clamp_max(last)
 
 
 def _just_below(x: Tensor) -> Tensor:
@@ -179,7 +189,8 @@ def token_probabilities(probabilities_BTV: Tensor, tokens_BT: Tensor, tp: Tensor
     if tp.size == 1:
         return probabilities_BTV.gather(-1, tokens_BT[..., None]).squeeze(-1)
     rows_BT, is_here_BT = tp.own_rows(tokens_BT, probabilities_BTV.shape[-1])
-    return tp.all_reduce(probabilities_BTV.gather(-1, rows_BT[..., None]).squeeze(-1) * is_here_BT)
+    own_BT = probabilities_BTV.gather(-1, rows_BT[..., None]).squeeze(-1)
+    return tp.all_reduce(own_BT * is_here_BT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,8 +209,10 @@ class Proposal:
         """The verdict without what fills a shorter draft up."""
         if self.num_drafted_B is None:
             return is_accepted_BT
-        steps_T = torch.arange(is_accepted_BT.shape[1], device=is_accepted_BT.device)
-        return is_accepted_BT & (steps_T < self.num_drafted_B[:, None])
+        gamma = is_accepted_BT.shape[1]
+        steps_T = torch.arange(gamma, device=is_accepted_BT.device)
+        is_drafted_BT = steps_T < self.num_drafted_B[:, None]
+        return is_accepted_BT & is_drafted_BT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,9 +238,8 @@ def verify(
     if sampling.is_greedy:
         best_BT = greedy(logits_BTV, tp)
         if proposal is None:
-            return Outcome(
-                num_accepted_B=torch.zeros_like(best_BT[:, 0]), next_token_B=best_BT[:, 0]
-            )
+            first_B = best_BT[:, 0]
+            return Outcome(num_accepted_B=torch.zeros_like(first_B), next_token_B=first_B)
         is_accepted_BT = proposal.only_drafts(proposal.tokens_BT == best_BT[:, :-1])
         num_accepted_B = _num_accepted(is_accepted_BT, uniforms, simulated_rates_T)
         next_token_B = best_BT.gather(1, num_accepted_B[:, None]).squeeze(1)
@@ -252,22 +264,25 @@ def verify(
         is_rejected_B = num_accepted_B < proposal.num_drafted_B
     position_B = num_accepted_B.clamp_max(gamma - 1)
     if proposal.distribution is None:
-        rows_B, is_here_B = tp.own_rows(tokens_BT[rows, position_B], target_BV.shape[-1])
-        one_hot_BV = (
-            F.one_hot(rows_B, target_BV.shape[-1]).bool() & (is_here_B & is_rejected_B)[:, None]
-        )
-        residual_BV = target_BV.masked_fill(one_hot_BV, 0.0)
+        vocab_size = target_BV.shape[-1]
+        token_B = tokens_BT[rows, position_B]
+        rows_B, is_here_B = tp.own_rows(token_B, vocab_size)
+        is_lost_B1 = (is_here_B & is_rejected_B)[:, None]
+        one_hot_BV = F.one_hot(rows_B, vocab_size).bool()
+        residual_BV = target_BV.masked_fill(one_hot_BV & is_lost_B1, 0.0)
     else:
-        residual_BV = (
-            target_BV - proposal.distribution(position_B) * is_rejected_B[:, None]
-        ).clamp_min_(0)
+        draft_BV = proposal.distribution(position_B)
+        difference_BV = target_BV - draft_BV * is_rejected_B[:, None]
+        residual_BV = difference_BV.clamp_min_(0)
     # Where p and q agree up to rounding, a rejection leaves nothing: any choice from p is then as
     # good. And where q is
     # not a number, nothing was drawn from it, so that its token is rejected, and p is right.
-    is_empty_B1 = ~(tp.all_reduce(residual_BV.sum(dim=-1, keepdim=True)) > 0)
+    total_B1 = tp.all_reduce(residual_BV.sum(dim=-1, keepdim=True))
+    is_empty_B1 = ~(total_B1 > 0)
     residual_BV = torch.where(is_empty_B1, target_BV, residual_BV)
     uniform_B = uniforms[rows, num_accepted_B, TARGET]
-    return Outcome(num_accepted_B=num_accepted_B, next_token_B=sample(residual_BV, uniform_B, tp))
+    next_token_B = sample(residual_BV, uniform_B, tp)
+    return Outcome(num_accepted_B=num_accepted_B, next_token_B=next_token_B)
 
 
 def _num_accepted(
@@ -276,5 +291,7 @@ def _num_accepted(
     """How many of the first drafted tokens stay; decided by simulated rates where there are any."""
     if simulated_rates_T is not None:
         assert uniforms is not None
-        is_accepted_BT = uniforms[:, : len(simulated_rates_T), ACCEPT] < simulated_rates_T
-    return is_accepted_BT.long().cumprod(dim=1).sum(dim=1)
+        gamma = len(simulated_rates_T)
+        is_accepted_BT = uniforms[:, :gamma, ACCEPT] < simulated_rates_T
+    are_all_accepted_BT = is_accepted_BT.long().cumprod(dim=1)
+    return are_all_accepted_BT.sum(dim=1)

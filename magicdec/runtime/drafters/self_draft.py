@@ -63,7 +63,8 @@ class SlotsPass:
         self._cache = cache
         self._slots_BT = slots_BT
         self._target = target
-        self._visible, self._workspace = visible, workspace
+        self._visible = visible
+        self._workspace = workspace
         self.positions_BT = positions_BT
 
     def attend(self, layer: int, query_BTAD: Tensor, kv_BTPKD: Tensor, scoring: Scoring) -> Tensor:
@@ -71,10 +72,15 @@ class SlotsPass:
             return self._target.attend(layer, query_BTAD, kv_BTPKD, scoring)
         self._cache.write(layer, self._slots_BT, kv_BTPKD)
         keys, values = self._cache.read(layer, slice(len(query_BTAD)))
-        workspace = self._workspace
-        return decode_attention(
-            query_BTAD, keys, values, self._visible, scoring=scoring, workspace=workspace
-        )[0]
+        output, _ = decode_attention(
+            query_BTAD,
+            keys,
+            values,
+            self._visible,
+            scoring=scoring,
+            workspace=self._workspace,
+        )
+        return output
 
 
 class CompactDrafter(Drafter):
@@ -83,10 +89,11 @@ class CompactDrafter(Drafter):
     """
 
     def __init__(self, engine: Engine, spec: SpeculationSpec, model: Transformer) -> None:
-        """`model`: whose weights draft, the target's, or a copy of them in a narrower format."""
+        """`model` drafts: the target, or a copy with its weights in a narrower format."""
         super().__init__(engine)
         assert spec.draft_budget is not None
-        self.model, self.budget = model, spec.draft_budget
+        self.model = model
+        self.budget = spec.draft_budget
         model.reserve(engine.cache.num_slots, longest=engine.max_len)
         self.cache = engine.cache.sparse(num_slots=self.budget + engine.max_gamma + 1)
         self.slots_S = torch.arange(self.cache.num_slots, device=engine.model.device)
@@ -113,14 +120,15 @@ class CompactDrafter(Drafter):
         for step in range(gamma):
             target = engine.decode_pass(1, ahead=step)
             stop = self.budget + step + 1
+            num_open = stop
+            if empty is not None:
+                num_open = 0
             last_BT = torch.full_like(target.positions_BT, stop - 1)
             attention = SlotsPass(
                 self.cache,
                 positions_BT=target.positions_BT,
                 slots_BT=self.slots_S[stop - 1].expand_as(last_BT),
-                visible=Visible(
-                    last_BT=last_BT, stop=stop, num_open=0 if empty else stop, empty=empty
-                ),
+                visible=Visible(last_BT=last_BT, stop=stop, num_open=num_open, empty=empty),
                 workspace=engine.workspace,
                 target=target,
             )
@@ -152,16 +160,17 @@ class RingDrafter(CompactDrafter):
         positions_BT = self.engine.lengths_B[:, None] + steps_T
         # A rejected token's values go to a slot of the block, which the next block overwrites.
         is_kept_BT = steps_T <= outcome.num_accepted_B[:, None]
-        slots_BT = torch.where(is_kept_BT, self.slots_of(positions_BT), self.budget + steps_T)
+        ring_BT = self.slots_of(positions_BT)
+        block_T = self.budget + steps_T
+        slots_BT = torch.where(is_kept_BT, ring_BT, block_T)
         self.cache.copy_tokens(slots_BT, self.engine.cache, positions_BT)
 
     def slots_of(self, positions_BT: Tensor) -> Tensor:
         """The slots of tokens at these positions; those of the fixed part stay at their own
         position.
         """
-        return ring_slots(
-            positions_BT, self.num_fixed, self.ring_size, self.origin_B[: len(positions_BT), None]
-        )
+        origin_B1 = self.origin_B[: len(positions_BT), None]
+        return ring_slots(positions_BT, self.num_fixed, self.ring_size, origin_B1)
 
     def swap(self, first: int, second: int) -> None:
         super().swap(first, second)
@@ -172,9 +181,8 @@ def ring_slots(positions: Tensor, num_fixed: int, ring_size: int, origin: Tensor
     """Positions under `num_fixed` at themselves, the others in the ring behind them, beginning with
     `origin`.
     """
-    return torch.where(
-        positions < num_fixed, positions, num_fixed + (positions - origin) % ring_size
-    )
+    in_ring = (positions - origin) % ring_size
+    return torch.where(positions < num_fixed, positions, num_fixed + in_ring)
 
 
 class StreamingLLMDrafter(RingDrafter):
@@ -185,22 +193,26 @@ class StreamingLLMDrafter(RingDrafter):
         last_B1 = self.engine.lengths_B[:, None] - 1
         slots_S = self.slots_S[: self.budget]
         # The last position of each sequence that belongs in a slot of the ring.
-        ring_BS = last_B1 - (last_B1 - slots_S) % self.ring_size
-        positions_BS = torch.where(slots_S < self.num_fixed, slots_S, ring_BS).clamp_min(0)
-        self.cache.copy_tokens(slots_S.expand_as(positions_BS), self.engine.cache, positions_BS)
+        behind_BS = (last_B1 - slots_S) % self.ring_size
+        ring_BS = last_B1 - behind_BS
+        positions_BS = torch.where(slots_S < self.num_fixed, slots_S, ring_BS)
+        positions_BS = positions_BS.clamp_min(0)
+        slots_BS = slots_S.expand_as(positions_BS)
+        self.cache.copy_tokens(slots_BS, self.engine.cache, positions_BS)
         self.origin_B.fill_(self.num_fixed)
 
 
 class SnapKVDrafter(RingDrafter):
-    """SnapKV (arXiv 2404.14469): what the last tokens of the prompt attended to, and a window of
-    recent tokens.
+    """SnapKV (arXiv 2404.14469): the tokens that the prompt's last ones attended to, and a window
+    of recent tokens.
 
     Selected once, from the attention of the last `observation_window` cached tokens: probabilities
     (scaled, causally masked) summed over those tokens and over the query heads of a KV head, pooled
     along the context, highest first.
 
         slots 0 .. budget/2 - 1       the best of what was selected
-        slots budget/2 .. budget-1    a ring: the rest of what was selected, worst first, then the observation window
+        slots budget/2 .. budget-1    a ring: the rest of what was selected, worst first, then the
+                                      observation window
 
     So the cache is always full. Generated tokens first replace the worst of what was selected; once
     they fill the ring, it holds a sliding window of the most recent ones.
@@ -217,53 +229,54 @@ class SnapKVDrafter(RingDrafter):
         scores = None
         if (self.engine.host_lengths > self.budget).any():
             scores = self._observe()
-        for layer in self.cache.kept:
-            own_BKS = self.slots_S[: self.budget].expand(
-                len(lengths_B), self.cache.kept[layer].num_heads, -1
-            )
-            positions_BKS = own_BKS
+        own_S = self.slots_S[: self.budget]
+        for layer, kept in self.cache.kept.items():
+            positions_BKS = own_S.expand(len(lengths_B), kept.num_heads, -1)
             if scores is not None:
-                positions_BKS = torch.where(
-                    is_long_B[:, None, None], self._select(scores[layer]), own_BKS
-                )
+                selected_BKS = self._select(scores[layer])
+                is_long_B11 = is_long_B[:, None, None]
+                positions_BKS = torch.where(is_long_B11, selected_BKS, positions_BKS)
             self.cache.copy_by_head(layer, self.engine.cache, positions_BKS)
-        self.origin_B[: len(lengths_B)] = torch.where(is_long_B, lengths_B, self.num_fixed)
+        origin_B = torch.where(is_long_B, lengths_B, self.num_fixed)
+        self.origin_B[: len(lengths_B)] = origin_B
 
     def _observe(self) -> dict[int, Tensor]:
         """Each layer's attention [B, K, S] summed over the observation window."""
         count = self.engine.num_active
         longest = int(self.engine.host_lengths.max())
-        scores = {
-            layer: torch.zeros(
-                count, self.cache.kept[layer].num_heads, longest, device=self.cache.device
-            )
-            for layer in self.cache.kept
-        }
+        scores = {}
+        for layer, kept in self.cache.kept.items():
+            shape = (count, kept.num_heads, longest)
+            scores[layer] = torch.zeros(shape, device=self.cache.device)
 
         def add(layer: int, paid_BKTS: Tensor) -> None:
             num_slots = min(paid_BKTS.shape[-1], longest)
-            scores[layer][..., :num_slots] += paid_BKTS[..., :num_slots].sum(dim=2)
+            paid_BKS = paid_BKTS[..., :num_slots].sum(dim=2)
+            scores[layer][..., :num_slots] += paid_BKS
 
-        for start in range(self._window, 0, -PROBE_TOKENS):
-            self.engine.probe(min(PROBE_TOKENS, start), add, num_back=start)
+        for num_back in range(self._window, 0, -PROBE_TOKENS):
+            num_tokens = min(PROBE_TOKENS, num_back)
+            self.engine.probe(num_tokens, add, num_back=num_back)
         return scores
 
     def _select(self, scores_BKS: Tensor) -> Tensor:
         """The positions for each KV head's slots, [B, K, budget]; meaningful for sequences longer
         than the budget.
         """
-        lengths_B11 = self.engine.lengths_B[:, None, None]
-        pooled_BKS = F.avg_pool1d(scores_BKS, self._kernel, stride=1, padding=self._kernel // 2)
-        pooled_BKS = pooled_BKS[..., : scores_BKS.shape[-1]]
-        positions_S = torch.arange(scores_BKS.shape[-1], device=scores_BKS.device)
-        pooled_BKS = pooled_BKS.masked_fill(positions_S >= lengths_B11 - self._window, -1.0)
+        num_slots = scores_BKS.shape[-1]
+        window_start_B11 = self.engine.lengths_B[:, None, None] - self._window
+        padding = self._kernel // 2
+        pooled_BKS = F.avg_pool1d(scores_BKS, self._kernel, stride=1, padding=padding)
+        pooled_BKS = pooled_BKS[..., :num_slots]
+        positions_S = torch.arange(num_slots, device=scores_BKS.device)
+        is_recent_B1S = positions_S >= window_start_B11
+        pooled_BKS = pooled_BKS.masked_fill(is_recent_B1S, -1.0)
         best_BKS = pooled_BKS.topk(self.budget - self._window, dim=-1).indices
         kept_BKS = best_BKS[..., : self.num_fixed]
         replaced_BKS = best_BKS[..., self.num_fixed :].flip(-1)
-        recent_BKS = (lengths_B11 - self._window + self.slots_S[: self._window]).expand(
-            *best_BKS.shape[:2], -1
-        )
-        return torch.cat((kept_BKS, replaced_BKS, recent_BKS.clamp_min(0)), dim=-1)
+        recent_B1S = window_start_B11 + self.slots_S[: self._window]
+        recent_BKS = recent_B1S.clamp_min(0).expand(*best_BKS.shape[:2], -1)
+        return torch.cat((kept_BKS, replaced_BKS, recent_BKS), dim=-1)
 
 
 class TopKDrafter(CompactDrafter):
@@ -285,21 +298,24 @@ class TopKDrafter(CompactDrafter):
         self._refresh(torch.zeros_like(self.engine.lengths_B), self.engine.lengths_B)
 
     def accept(self, outcome: Outcome, gamma: int) -> None:
-        self._refresh(outcome.num_accepted_B, self.engine.lengths_B + outcome.num_accepted_B + 1)
+        query_B = outcome.num_accepted_B
+        self._refresh(query_B, self.engine.lengths_B + query_B + 1)
 
     def _refresh(self, query_B: Tensor, lengths_B: Tensor) -> None:
         """Chooses by the attention of one query of each sequence, which now has `lengths_B` cached
         tokens.
         """
         rows_B = torch.arange(len(query_B), device=query_B.device)
+        lengths_B11 = lengths_B[:, None, None]
+        is_short_B11 = lengths_B11 <= self.budget
         own_S = self.slots_S[: self.budget]
         for layer, scores_BKTS in self._scores.items():
             scores_BKS = scores_BKTS[rows_B, :, query_B]
-            positions_S = torch.arange(scores_BKS.shape[-1], device=query_B.device)
-            scores_BKS = scores_BKS.masked_fill(positions_S >= lengths_B[:, None, None], -1.0)
-            best_BKS = scores_BKS.topk(min(self.budget, len(positions_S)), dim=-1).indices
-            if best_BKS.shape[-1] < self.budget:
+            num_slots = scores_BKS.shape[-1]
+            positions_S = torch.arange(num_slots, device=query_B.device)
+            scores_BKS = scores_BKS.masked_fill(positions_S >= lengths_B11, -1.0)
+            best_BKS = scores_BKS.topk(min(self.budget, num_slots), dim=-1).indices
+            if num_slots < self.budget:
                 best_BKS = own_S.expand(*best_BKS.shape[:2], -1)
-            is_short_B = lengths_B <= self.budget
-            positions_BKS = torch.where(is_short_B[:, None, None], own_S, best_BKS)
+            positions_BKS = torch.where(is_short_B11, own_S, best_BKS)
             self.cache.copy_by_head(layer, self.engine.cache, positions_BKS)
