@@ -33,9 +33,17 @@ ROOTS = ("model", "language_model.model", "model.language_model")
 """How the names of a decoder's tensors begin: alone, and in models of several modalities."""
 HEADS = ("lm_head", "language_model.lm_head")
 BESIDE_THE_DECODER = (
-    "visual.", "vision_tower.", "vision_model.", "multi_modal_projector.", "model.visual.", "model.vision_tower.",
-    "model.vision_model.", "model.multi_modal_projector.", "mm_projector.", "mtp.",
-)  # fmt: skip
+    "visual.",
+    "vision_tower.",
+    "vision_model.",
+    "multi_modal_projector.",
+    "model.visual.",
+    "model.vision_tower.",
+    "model.vision_model.",
+    "model.multi_modal_projector.",
+    "mm_projector.",
+    "mtp.",
+)
 """Modules that text does not pass: what turns images into embeddings, and Qwen's prediction
 modules, which draft.
 """
@@ -366,7 +374,8 @@ class Builder:
     def _head_norm(
         self, prefix: str, kind: mixer_specs.Attention, heads: Heads
     ) -> Callable[[Tensor], Tensor] | None:
-        """The norm of query and key heads, its weights in the order of the heads' dimensions here."""
+        """The norm of query and key heads, its weights in the order of the heads' dimensions
+        here."""
         if kind.qk_norm == "none" or (kind.qk_norm == "l2" and kind.rope is None):
             return None
         head_dim = kind.head_dim

@@ -7,17 +7,16 @@ which a word may hold several, and what groups of them share. FORMATS says for e
 and in which steps; so any part of the matrix is read from the parts of the tensors that it touches,
 and widened to numbers that stand where the matrix's do.
 
-    scaled         e4m3 or int8, (code - zero) · scale: of the matrix, a row, a group of inputs, or a block
-                   (DeepSeek-V3, FBGEMM, compressed-tensors, ModelOpt)
-    gptq, gptq_v2  (code - zero) · scale of a group of inputs; inputs first, words along them; the
-    former stores
-                   zero - 1; g_idx gives each input's group where they are ordered by activation
-    awq            likewise, words along the outputs, in an order of their own
+    scaled         e4m3 or int8, (code - zero) · scale; a scale for the matrix, a row, a group of
+                   inputs, or a block (DeepSeek-V3, FBGEMM, compressed-tensors, ModelOpt)
+    gptq, gptq_v2  (code - zero) · scale of a group of inputs; inputs first, words along them; gptq
+                   stores zero - 1; g_idx gives each input's group if they are ordered by activation
+    awq            as gptq_v2, words along the outputs, in an order of their own
     packed         int4 or int8, words along the inputs (compressed-tensors)
-    nvfp4          pairs of e2m1 per byte, the lower half first, an e4m3 scale per 16 inputs and one of the matrix;
-                   nvfp4_inverse stores that one's reciprocal (compressed-tensors)
+    nvfp4          pairs of e2m1 per byte, the lower half first, an e4m3 scale per 16 inputs and one
+                   for the matrix; nvfp4_inverse stores that one's reciprocal (compressed-tensors)
     mxfp4, mxfp8   e2m1 or e4m3 times 2^(scale - 127) per 32 inputs (OCP MX 1.0); gpt-oss stacks its
-    experts
+                   experts
 """
 
 from __future__ import annotations
@@ -46,9 +45,20 @@ MX_GROUP = 32
 COMPUTED_TENSORS = ("rotary_emb.inv_freq",)
 """Suffixes of tensors that old checkpoints store although the config determines them; ignored."""
 UNUSED_SCALES = (
-    ".weight_shape", ".input_scale", ".input_zero_point", ".input_global_scale", ".activation_scale", ".output_scale",
-    ".q_scale", ".k_scale", ".v_scale", ".kv_scale", ".prob_scale", ".k_zero_point", ".v_zero_point",
-)  # fmt: skip
+    ".weight_shape",
+    ".input_scale",
+    ".input_zero_point",
+    ".input_global_scale",
+    ".activation_scale",
+    ".output_scale",
+    ".q_scale",
+    ".k_scale",
+    ".v_scale",
+    ".kv_scale",
+    ".prob_scale",
+    ".k_zero_point",
+    ".v_zero_point",
+)
 """Suffixes of tensors that quantise activations or a cache, which stay wide here, or that repeat
 what other tensors state; ignored.
 """

@@ -169,7 +169,8 @@ class Engine:
         limit = model.spec.max_position_embeddings
         if max_len > limit:
             raise CapacityError(
-                f"{model.spec.name} holds {limit} tokens of prompt and output together, not {max_len}"
+                f"{model.spec.name} holds {limit} tokens of prompt and output together, not "
+                f"{max_len}"
             )
         if batch_size < 1 or max_len < 1:
             raise ConfigError(f"batch size {batch_size} and length {max_len} must be at least 1")
@@ -304,12 +305,15 @@ class Engine:
         for index, prompt in enumerate(prompts):
             if 1 <= len(prompt) < shortest <= self.max_len:
                 raise CapacityError(
-                    f"prompt {index} has {len(prompt)} tokens and may grow to {self.max_len}, and the factors of this "
-                    f"model's longrope change at {shortest}: let all end before, or give prompts of at least that many"
+                    f"prompt {index} has {len(prompt)} tokens and may grow to {self.max_len}, and "
+                    "the factors of this "
+                    f"model's longrope change at {shortest}: let all end before, or give prompts "
+                    "of at least that many"
                 )
             if not 1 <= len(prompt) <= self.max_len:
                 raise CapacityError(
-                    f"prompt {index} has {len(prompt)} tokens; between 1 and {self.max_len} fit here"
+                    f"prompt {index} has {len(prompt)} tokens; between 1 and {self.max_len} fit "
+                    "here"
                 )
             if not 0 <= min(prompt) <= max(prompt) < vocab_size:
                 raise ConfigError(
@@ -383,7 +387,8 @@ class Engine:
             or not 1 <= min(lengths) <= max(lengths) <= self.max_len
         ):
             raise ConfigError(
-                f"noise of {max(lengths, default=0)} tokens in {len(lengths)} sequences does not fit"
+                f"noise of {max(lengths, default=0)} tokens in {len(lengths)} sequences does not "
+                "fit"
             )
         if not self._is_noise:
             self.cache.fill_with_noise(seed)
@@ -486,7 +491,8 @@ class Engine:
         """
         if num_back > self.max_back and self.cache.rings:
             raise ConfigError(
-                f"{self.model.spec.name} keeps the windows of the last {self.max_back} tokens here; observe at most so "
+                f"{self.model.spec.name} keeps the windows of the last {self.max_back} tokens "
+                "here; observe at most so "
                 f"many, not {num_back}"
             )
         attention = self.decode_pass(num_tokens, ahead=-num_back, observer=observer, write=False)

@@ -305,9 +305,11 @@ class Step:
         if is_bad.any():
             layer = self._engine.first_bad_layer(self._block(proposal))
             raise NumericalError(
-                f"logits of {self._engine.model.spec.name} are not finite at step {batch.num_steps} in sequence(s) "
+                f"logits of {self._engine.model.spec.name} are not finite at step "
+                f"{batch.num_steps} in sequence(s) "
                 f"{', '.join(map(str, batch.sequences[is_bad]))}; first in "
-                f"{'the head' if layer is None else f'layer {layer}'}; check the weights, or use a wider dtype"
+                f"{'the head' if layer is None else f'layer {layer}'}; check the weights, or use a "
+                "wider dtype"
             )
         return host[:, :-2], host[:, -2]
 
@@ -411,7 +413,8 @@ class Batch:
             else:
                 behind = ""
             raise ConfigError(
-                f"{len(per_sequence)} values of max_new_tokens for a batch of {engine.batch_size}{behind}"
+                f"{len(per_sequence)} values of max_new_tokens for a batch of "
+                f"{engine.batch_size}{behind}"
             )
         sequences = engine.sequence_of_slot[: engine.num_active]
         if sequences.max(initial=0) >= engine.batch_size:
@@ -428,7 +431,8 @@ class Batch:
         longest = int(np.concatenate((engine.host_lengths + 1 + limits[sequences], queued)).max())
         if longest > engine.max_len:
             raise CapacityError(
-                f"prompt and output together reach {longest} tokens, but the engine holds {engine.max_len}; "
+                f"prompt and output together reach {longest} tokens, but the engine holds "
+                f"{engine.max_len}; "
                 f"ask for at most {int(limits.max()) - (longest - engine.max_len)} new tokens"
             )
         return limits
@@ -493,7 +497,8 @@ class Batch:
     def _store(
         self, sequences: np.ndarray, emitted: np.ndarray, num_accepted: np.ndarray
     ) -> np.ndarray:
-        """Keeps each sequence's tokens up to its limit or its end; whether it has reached either."""
+        """Keeps each sequence's tokens up to its limit or its end; whether it has reached
+        either."""
         counts = self._counts[sequences]
         limits = self._limits[sequences]
         columns = counts[:, None] + np.arange(emitted.shape[1])

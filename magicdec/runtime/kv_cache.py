@@ -192,7 +192,8 @@ class KVCache:
             block.data.uniform_(-1.0, 1.0, generator=generator)
 
     def copy_tokens(self, slots_BT: Tensor, source: KVCache, source_slots_BT: Tensor) -> None:
-        """Stores another cache's tokens of the first B sequences, all own layers, in these slots."""
+        """Stores another cache's tokens of the first B sequences, all own layers, in these
+        slots."""
         rows_B1 = self._rows_B1[: len(slots_BT)]
         data_of = {block.kept: block.data for block in source.blocks}
         for block in self.blocks:

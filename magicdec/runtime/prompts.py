@@ -30,7 +30,8 @@ _TEST_PARTS = frozenset({"test", "tests", "idle_test"})
 
 
 def is_held_out(relative_path: str) -> bool:
-    """Whether the standard-library file (posix path relative to its root) was kept from training."""
+    """Whether the standard-library file (posix path relative to its root) was kept from
+    training."""
     return hashlib.sha256(relative_path.encode()).digest()[0] % HELD_OUT_ONE_IN == 0
 
 
@@ -68,7 +69,8 @@ def load_tokenizer(checkpoint: Path, *, vocab_size: int) -> Tokenizer:
     file = checkpoint / "tokenizer.json"
     if not file.is_file():
         raise CheckpointError(
-            f"{checkpoint} has no tokenizer.json; prompts of text need one (or use --prompts random)"
+            f"{checkpoint} has no tokenizer.json; prompts of text need one (or use --prompts "
+            "random)"
         )
     try:
         tokenizer = Tokenizer.from_file(str(file))
@@ -148,7 +150,8 @@ def load_prompts(
         )
     if len(stream) < request.context_len:
         raise ConfigError(
-            f"prompts '{request.source}' hold {len(stream)} tokens, fewer than one prompt of {request.context_len}; "
+            f"prompts '{request.source}' hold {len(stream)} tokens, fewer than one prompt of "
+            f"{request.context_len}; "
             f"use a context of at most {len(stream)}"
         )
     # Evenly spaced windows: disjoint where the text is long enough, overlapping otherwise.

@@ -6,7 +6,7 @@ formats say).
     bf16    rounded (of an fp32 model)
     fp8     e4m3, one scale per output feature: its largest weight is 448
     int8    one scale per output feature: its largest weight is ±127
-    int4    one scale per `group` of input features: the largest is -8, so all sixteen steps are used
+    int4    one scale per `group` of input features: the largest is -8, so all 16 steps are used
 
 Shape suffixes: N output features, K input features, C groups per row, W columns of a group.
 """

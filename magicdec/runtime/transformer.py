@@ -124,7 +124,8 @@ class Transformer:
     def hidden(
         self, tokens_BT: Tensor, attention: AttentionPass, taps: Taps | None = None
     ) -> Tensor:
-        """The last layer's output after the final norm, [B, T, H]. `taps` take states on the way."""
+        """The last layer's output after the final norm, [B, T, H]. `taps` take states on the
+        way."""
         rotations = [rotary[attention.positions_BT] for rotary in self.rotaries]
         hidden_BTH = self.embedding(tokens_BT)
         if self.spec.embedding_scale != 1.0:

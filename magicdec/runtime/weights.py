@@ -76,7 +76,8 @@ def load_model(
             directory = checkpoint_directory(model)
         if directory is None:
             raise CheckpointError(
-                f"there are no weights for {spec.name} here: give a checkpoint directory, or random weights"
+                f"there are no weights for {spec.name} here: give a checkpoint directory, or "
+                "random weights"
             )
         source = CheckpointDirectory(
             directory, device=torch_device, dtype=dtype, quantization=spec.quantization
@@ -95,7 +96,8 @@ def with_weight_dtype(model: Transformer, weight_dtype: str | None) -> Transform
         return model
     if model.weight_dtype is not None:
         raise ConfigError(
-            f"{model.spec.name} is in {model.weight_dtype} already; load it again for {weight_dtype}"
+            f"{model.spec.name} is in {model.weight_dtype} already; load it again for "
+            f"{weight_dtype}"
         )
     layers, head = (_narrowed(part, weight_dtype) for part in (model.layers, model.head))
     return replace(model, layers=layers, head=head, weight_dtype=weight_dtype)

@@ -234,7 +234,8 @@ def load_model_file(path: Path) -> ModelSpec:
     unknown = sorted(names - set(file.layers))
     if unknown:
         raise ConfigError(
-            f"{path}: the pattern names layer '{unknown[0]}'; described are {', '.join(file.layers)}"
+            f"{path}: the pattern names layer '{unknown[0]}'; described are "
+            f"{', '.join(file.layers)}"
         )
     if not 1 <= sum(run.repeat * len(run.layers) for run in file.pattern) <= MAX_LAYERS:
         raise ConfigError(f"{path}: the pattern must have between 1 and {MAX_LAYERS} layers")

@@ -14,8 +14,16 @@ import msgspec
 from magicdec.errors import unknown_choice
 
 DTYPE_BYTES: dict[str, float] = {
-    "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "fp8_block": 1, "int8": 1, "nvfp4": 0.5625, "mxfp4": 0.53125, "int4": 0.5
-}  # fmt: skip
+    "fp32": 4,
+    "bf16": 2,
+    "fp16": 2,
+    "fp8": 1,
+    "fp8_block": 1,
+    "int8": 1,
+    "nvfp4": 0.5625,
+    "mxfp4": 0.53125,
+    "int4": 0.5,
+}
 """Bytes per element, with the scales of nvfp4 (one byte per 16) and mxfp4 (per 32); other scales
 (to 6 %) are ignored.
 
@@ -23,9 +31,15 @@ DTYPE_BYTES: dict[str, float] = {
 weights only.
 """
 COMPUTE_FALLBACK = {
-    "fp16": "bf16", "fp8": "bf16", "fp8_block": "fp8", "int8": "bf16", "nvfp4": "bf16", "mxfp4": "bf16", "int4": "bf16",
+    "fp16": "bf16",
+    "fp8": "bf16",
+    "fp8_block": "fp8",
+    "int8": "bf16",
+    "nvfp4": "bf16",
+    "mxfp4": "bf16",
+    "int4": "bf16",
     "bf16": "fp32",
-}  # fmt: skip
+}
 """The dtype that another computes in where the device has no rate for it (weights are widened on
 the fly).
 """
@@ -50,17 +64,40 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 LIMITS: dict[str, tuple[float, float]] = {
-    **dict.fromkeys(("memory_bytes", "memory_bytes_per_s", "bytes_per_s", "between_nodes_bytes_per_s"), (1, 1e18)),
-    **dict.fromkeys(("num_multiprocessors", "num_gpus_per_node", "num_gpus_linked", "max_splits"), (1, 1e6)),
     **dict.fromkeys(
-        ("bandwidth_efficiency", "flops_efficiency", "one_shot_efficiency", "two_shot_efficiency",
-         "in_switch_efficiency", "bulk_efficiency", "link_efficiency", "network_efficiency"), (1e-6, 1e3),
+        ("memory_bytes", "memory_bytes_per_s", "bytes_per_s", "between_nodes_bytes_per_s"),
+        (1, 1e18),
     ),
-    "l2_fraction": (0, 16), "l2_bandwidth_ratio": (0.1, 1e3), "stream_ratio": (1e-3, 1e9), "passes": (0, 1e3),
-    "blocks_per_multiprocessor": (1e-2, 1e3), "min_split_tokens": (1, 1e9), "in_switch_ranks": (2, 1e6),
-    "rank_exponent": (-4, 4), "ridge_power": (1, 64), "wave_weight": (0, 1), "gemv_efficiency": (0, 1e3),
-    "relative_error": (0, 10), "error": (0, 10),
-}  # fmt: skip
+    **dict.fromkeys(
+        ("num_multiprocessors", "num_gpus_per_node", "num_gpus_linked", "max_splits"), (1, 1e6)
+    ),
+    **dict.fromkeys(
+        (
+            "bandwidth_efficiency",
+            "flops_efficiency",
+            "one_shot_efficiency",
+            "two_shot_efficiency",
+            "in_switch_efficiency",
+            "bulk_efficiency",
+            "link_efficiency",
+            "network_efficiency",
+        ),
+        (1e-6, 1e3),
+    ),
+    "l2_fraction": (0, 16),
+    "l2_bandwidth_ratio": (0.1, 1e3),
+    "stream_ratio": (1e-3, 1e9),
+    "passes": (0, 1e3),
+    "blocks_per_multiprocessor": (1e-2, 1e3),
+    "min_split_tokens": (1, 1e9),
+    "in_switch_ranks": (2, 1e6),
+    "rank_exponent": (-4, 4),
+    "ridge_power": (1, 64),
+    "wave_weight": (0, 1),
+    "gemv_efficiency": (0, 1e3),
+    "relative_error": (0, 10),
+    "error": (0, 10),
+}
 """Range of each number; others are from 0 to 1e18. Times are in seconds, so that none is a year by
 mistake.
 """
@@ -122,7 +159,8 @@ class Device(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
         for dtype, rate in self.flops_per_s.items():
             if dtype not in DTYPE_BYTES:
                 raise ValueError(
-                    f"'flops_per_s' has the unknown dtype '{dtype}' (known: {', '.join(DTYPE_BYTES)})"
+                    f"'flops_per_s' has the unknown dtype '{dtype}' (known: "
+                    f"{', '.join(DTYPE_BYTES)})"
                 )
             if not (math.isfinite(rate) and 1 <= rate <= 1e21):
                 raise ValueError(f"'flops_per_s.{dtype}' must be a positive number, not {rate!r}")

@@ -68,8 +68,8 @@ class EngineProfile(
     context.
     """
     has_mixed_lengths: bool = False
-    """Whether sequences of a batch differ in length, as on a server: blocks of attention then do not
-    end in whole waves.
+    """Whether sequences of a batch differ in length, as on a server: blocks of attention then do
+    not end in whole waves.
     """
     kv_reads: Literal["per_sequence", "per_query"] = "per_sequence"
     """Whether verification reads the KV cache once per sequence, or once for each of its query
@@ -238,7 +238,9 @@ class EngineProfile(
     draft_sink_tokens: int = 4
     """Those first tokens, which a budget of the head holds beside the window."""
     draft_window_cache: Literal["all", "ring"] = "all"
-    """The part of a head's cache that is kept with such a window: every token, or the window's slots."""
+    """The part of a head's cache that is kept with such a window: every token, or the window's
+    slots.
+    """
     draft_notes: dict[str, str] = {}
     """By kind of draft: what to know before it is run there."""
     gamma_table_note: str = ""
@@ -278,11 +280,12 @@ class EngineProfile(
     ngram_lookup_s_per_sequence: float = 0.0
     """n-gram lookup on the host, per sequence and step, where `lookup_scan_s` gives none."""
     lookup_scan_s: dict[str, float] = {}
-    """Host time of a look-up per sequence and step, by tokens of the sequence's text; linear between
-    these lengths. The host searches one sequence after the other.
+    """Host time of a look-up per sequence and step, by tokens of the sequence's text; linear
+    between these lengths. The host searches one sequence after the other.
     """
     synchronous_drafts: tuple[str, ...] = ()
-    """Kinds of drafts with which it schedules between steps: `older_sequence_overhead_s` holds then.
+    """Kinds of drafts with which it schedules between steps: `older_sequence_overhead_s` holds
+    then.
     """
     synchronous_step_overhead_s: float = 0.0
     """Per step with one of `synchronous_drafts`, whether anything was drafted or not."""
@@ -429,9 +432,8 @@ class EngineProfile(
         return max(self.other_speedup_error, self.speedup_relative_error)
 
     def of_version(self, version: str) -> EngineProfile:
-        """The profile of a version ("0.12.0"). A version that cannot be read ("patched") is taken as
-        the newest, one that is not named as the oldest.
-        """
+        """The profile of a version ("0.12.0"). A version that cannot be read ("patched") is taken
+        as the newest, one that is not named as the oldest."""
         number = version_number(version)
         if version and not number:
             return self

@@ -35,9 +35,21 @@ from magicdec.specs.quantization import (
 from magicdec.units import printable
 
 MODALITIES = (
-    "vision", "image", "video", "audio", "boi", "eoi", "mm_", "multimodal", "projector", "projection", "spatial",
-    "use_unified_vision", "language_model_only", "media",
-)  # fmt: skip
+    "vision",
+    "image",
+    "video",
+    "audio",
+    "boi",
+    "eoi",
+    "mm_",
+    "multimodal",
+    "projector",
+    "projection",
+    "spatial",
+    "use_unified_vision",
+    "language_model_only",
+    "media",
+)
 """Prefixes of keys that describe the parts before the decoder."""
 MODELOPT_FILE = "hf_quant_config.json"
 """ModelOpt's description of a quantised checkpoint, if it is not in config.json."""
@@ -191,10 +203,16 @@ def _json_object(file: Path) -> dict[str, Any]:
 KEY = "quantization_config"
 WIDE = PartFormat(dtype="bf16", num_bytes=WIDE_BYTES)
 MODULES: Mapping[str, str] = {
-    "qkv": "self_attn.q_proj", "q_a": "self_attn.q_a_proj", "q_b": "self_attn.q_b_proj",
-    "kv_a": "self_attn.kv_a_proj_with_mqa", "absorb_k": "self_attn.kv_b_proj", "absorb_v": "self_attn.kv_b_proj",
-    "index_q": "self_attn.indexer.wq_b", "index_k": "self_attn.indexer.wk", "linear_in": "linear_attn.in_proj_qkvz",
-}  # fmt: skip
+    "qkv": "self_attn.q_proj",
+    "q_a": "self_attn.q_a_proj",
+    "q_b": "self_attn.q_b_proj",
+    "kv_a": "self_attn.kv_a_proj_with_mqa",
+    "absorb_k": "self_attn.kv_b_proj",
+    "absorb_v": "self_attn.kv_b_proj",
+    "index_q": "self_attn.indexer.wq_b",
+    "index_k": "self_attn.indexer.wk",
+    "linear_in": "linear_attn.in_proj_qkvz",
+}
 """The module that holds a projection's weights. A fused or divided projection has one module here.
 """
 
@@ -349,7 +367,8 @@ class _Config:
         return self.keys.error(KEY, expected, value)
 
     def whole(self, *names: str, default: int | None = None) -> int | None:
-        """The first of these settings that the file has, a positive number. None for -1 and null."""
+        """The first of these settings that the file has, a positive number. None for -1 and
+        null."""
         key = names[0]
         for name in names:
             if name in self.values:
@@ -621,7 +640,14 @@ def _group(config: _Config, group: Mapping[str, Any]) -> Scheme:
 
 
 READERS: Mapping[str, Callable[[_Config], Read]] = {
-    "fp8": _fp8, "fbgemm_fp8": _fbgemm, "mxfp4": _mxfp4, "gptq": _gptq, "awq": _awq, "bitsandbytes": _bitsandbytes,
-    "modelopt": _modelopt, "modelopt_fp4": _modelopt, "compressed-tensors": _compressed,
-}  # fmt: skip
+    "fp8": _fp8,
+    "fbgemm_fp8": _fbgemm,
+    "mxfp4": _mxfp4,
+    "gptq": _gptq,
+    "awq": _awq,
+    "bitsandbytes": _bitsandbytes,
+    "modelopt": _modelopt,
+    "modelopt_fp4": _modelopt,
+    "compressed-tensors": _compressed,
+}
 """By `quant_method`."""

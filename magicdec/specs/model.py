@@ -221,7 +221,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def prediction_head(self) -> ModelSpec:
-        """One multi-token-prediction head; of a model without any, one with a layer like its own."""
+        """One multi-token-prediction head; of a model without any, one with a layer like its
+        own."""
         return msgspec.structs.replace(
             self, layers=(*self.mtp_layers, self._last_whole_layer)[:1], mtp_layers=()
         )
@@ -255,7 +256,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def num_key_value_heads(self) -> int:
-        """The most heads whose keys and values are kept apart; 1 for a latent that all heads share."""
+        """The most heads whose keys and values are kept apart; 1 for a latent that all heads
+        share."""
         return max((cache.num_heads for cache, _ in self.caches), default=1)
 
     @cached_property

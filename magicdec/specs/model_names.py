@@ -77,7 +77,9 @@ FORMATS: dict[str, dict[str, Any] | None] = {
     "bf16": None,
     "fp16": None,
 }
-"""Suffixes of checkpoints, each with the quantization_config that checkpoints of that name usually have."""
+"""Suffixes of checkpoints, each with the quantization_config that checkpoints of that name usually
+have.
+"""
 PUBLISHED_IN_BLOCKS = ("qwen3", "deepseek", "minimax", "kimi", "glm-5")
 """Families whose publishers scale fp8 weights by blocks of 128 x 128."""
 LATENT_PROJECTIONS = [
@@ -101,8 +103,8 @@ class NamedModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_position_embeddings: int | None = None
     """Longest context, where it is not the shape's."""
     extension: RopeScaling | None = None
-    """A longer context than config.json asks for: the rope scaling that the publisher's card names ("Processing Long
-    Texts")."""
+    """A longer context than config.json asks for: the rope scaling that the publisher's card names
+    ("Processing Long Texts")."""
     source: str
     """Where its sizes were read, a key of `sources`."""
     note: str | None = None
@@ -111,7 +113,11 @@ class NamedModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def tokenizer_family(self, name: str) -> str:
         """The family that this model shares a tokenizer with: the beginning of its shape's name."""
-        return self.tokenizer or re.match(r"[a-z]*\d?", self.shape or name)[0]  # type: ignore[index]
+        if self.tokenizer:
+            return self.tokenizer
+        beginning = re.match(r"[a-z]*\d?", self.shape or name)
+        assert beginning is not None  # the pattern matches any text
+        return beginning[0]
 
 
 class NamesFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -176,7 +182,9 @@ def catalog_name(text: str) -> str:
 
 
 def checkpoint_of(text: str) -> str | None:
-    """The repository that an engine loads for a name: the one it is, or the model's own; None where none is known."""
+    """The repository that an engine loads for a name: the one it is, or the model's own; None where
+    none is known.
+    """
     name = resolve_name(text)
     if name is None:
         return None

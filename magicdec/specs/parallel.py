@@ -62,7 +62,8 @@ class Parallelism:
             )
         if self.whole_experts and not model.is_moe:
             raise ConfigError(
-                f"{model.name} has no experts to divide; leave --ep and --dp-attention out, or use --pp"
+                f"{model.name} has no experts to divide; leave --ep and --dp-attention out, or use "
+                "--pp"
             )
         most = model.most_experts
         if self.whole_experts and self.ep_size(tp_size) > most:
@@ -89,7 +90,8 @@ def spread_for(
         ranks = tp_size
     if not dp_attention and ranks != tp_size:
         raise ConfigError(
-            f"ep {ranks} without data-parallel attention needs tp {ranks}, not {tp_size}; or add --dp-attention"
+            f"ep {ranks} without data-parallel attention needs tp {ranks}, not {tp_size}; or add "
+            "--dp-attention"
         )
     if ranks % tp_size:
         raise ConfigError(
@@ -127,7 +129,8 @@ def divides(model: ModelSpec, tp_size: int, vocabulary_multiple: int = 1) -> boo
 
 
 def valid_tp_sizes(model: ModelSpec, max_gpus: int, vocabulary_multiple: int = 1) -> list[int]:
-    """The tensor-parallel sizes up to `max_gpus` that split the model evenly, in increasing order."""
+    """The tensor-parallel sizes up to `max_gpus` that split the model evenly, in increasing
+    order."""
     most = min(max_gpus, model.num_attention_heads)
     sizes = []
     for size in range(1, most + 1):

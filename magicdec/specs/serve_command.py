@@ -539,7 +539,8 @@ def _draft(method: str, checkpoint: Any, problems: list[str]) -> str:
 
 
 def _trtllm_file(path: Path, problems: list[str]) -> dict[str, str]:
-    """TensorRT-LLM's options file as options of a command; a file that is not here adds a problem."""
+    """TensorRT-LLM's options file as options of a command; a file that is not here adds a
+    problem."""
     import yaml
 
     if not path.exists():

@@ -263,7 +263,8 @@ class SpeculationSpec(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"gamma must be between 0 and {MAX_GAMMA}, not {self.gamma}")
         if self.draft_budget is not None and self.draft_budget <= self.num_sink_tokens:
             raise ConfigError(
-                f"draft budget {self.draft_budget} must exceed the {self.num_sink_tokens} sink tokens it includes"
+                f"draft budget {self.draft_budget} must exceed the {self.num_sink_tokens} sink "
+                "tokens it includes"
             )
         if self.draft_method in SPARSE_METHODS and self.draft_budget is None:
             raise ConfigError(f"draft method {self.draft_method} needs a draft budget")
@@ -309,7 +310,8 @@ def check_gamma(gamma: int, *, budget: int, num_recent: int) -> None:
     """
     if gamma + 1 > num_recent:
         raise ConfigError(
-            f"draft budget {budget} leaves {num_recent} slots for recent tokens, too few for gamma {gamma}; "
+            f"draft budget {budget} leaves {num_recent} slots for recent tokens, too few for gamma "
+            f"{gamma}; "
             f"use a larger budget, or gamma at most {num_recent - 1}"
         )
 

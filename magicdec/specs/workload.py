@@ -85,7 +85,8 @@ class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def mean_kv_len(self) -> float:
-        """Tokens that a busy slot holds, on average over time: the prompt and half of the output."""
+        """Tokens that a busy slot holds, on average over time: the prompt and half of the
+        output."""
         return self._mean(
             [request.prompt_len + request.gen_len / 2.0 for request in self.requests], by_time=True
         )

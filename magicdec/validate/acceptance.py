@@ -126,7 +126,8 @@ def validate_beliefs(
         is_counted &= _is_long_of_known(rates)
         if not is_counted.any():
             raise ConfigError(
-                f"no rate beyond {SHORT_CONTEXT:.0f} tokens of a checkpoint that has one up to there"
+                f"no rate beyond {SHORT_CONTEXT:.0f} tokens of a checkpoint that has one up to "
+                "there"
             )
     chosen = np.flatnonzero(is_counted)
     return validation(
@@ -160,7 +161,8 @@ def _with_shipped_rows(asked: Sequence[Rate]) -> tuple[list[Rate], list[float]]:
 def _groups_of(
     rates: Sequence[Rate], asked: Sequence[Rate], key: Callable[[Situation], str]
 ) -> list[str]:
-    """The group that each rate is left out with. Rates of groups without a requested one stay in."""
+    """The group that each rate is left out with. Rates of groups without a requested one stay
+    in."""
     names = {key(rate.situation) for rate in asked}
     groups = []
     for rate in rates:
@@ -172,7 +174,8 @@ def _groups_of(
 
 
 def holds_rates(path: str | Path) -> bool:
-    """Whether a file is a table of published rates. Raises ConfigError for one that cannot be read."""
+    """Whether a file is a table of published rates. Raises ConfigError for one that cannot be
+    read."""
     return "mean_acceptance_length" in read_lines(Path(path))[0]
 
 
@@ -324,7 +327,8 @@ def claimed(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _logit_of(tokens: float, gamma: int) -> float:
-    """The logit of the constant rate with these tokens per step, or infinity if no rate has them."""
+    """The logit of the constant rate with these tokens per step, or infinity if no rate has
+    them."""
     if tokens < gamma + 1:
         return belief.constant_rate_logit(tokens, gamma)
     return float("inf")
@@ -344,6 +348,7 @@ def summary_line(name: str, of: AcceptanceValidation) -> str:
     all_rows = of.overall
     return (
         f"{name}: {all_rows.rows} rows, error median {all_rows.median_error:.1%}, mean "
-        f"{all_rows.mean_error:.1%}, coverage {all_rows.coverage:.1%}, high/low {all_rows.width:.2f}"
+        f"{all_rows.mean_error:.1%}, coverage {all_rows.coverage:.1%}, high/low "
+        f"{all_rows.width:.2f}"
         f", Brier {of.brier:.4f}"
     )

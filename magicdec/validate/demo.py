@@ -127,7 +127,8 @@ def run_demo(directory: Path, *, progress: Progress, quick: bool = False) -> Dem
         measured += rows
         best = max((row for row in rows if row.is_speculative), key=lambda row: row.speedup or 0.0)
         ended(
-            f"measured {len(rows)} configurations at batch {request.batch_size}, context {request.context_len}: "
+            f"measured {len(rows)} configurations at batch {request.batch_size}, context "
+            f"{request.context_len}: "
             f"{describe(best)} {best.speedup:.2f}x"
         )
     workload = replace(GREEDY, speculations=(*GREEDY.speculations, *others))
@@ -211,7 +212,8 @@ class GreedyCheck:
 
     def __str__(self) -> str:
         return (
-            f"{describe(self.speculation)}: {self.num_sequences} sequences, {self.num_tokens} tokens, "
+            f"{describe(self.speculation)}: {self.num_sequences} sequences, {self.num_tokens} "
+            "tokens, "
             f"{self.num_divergences} divergences, {self.num_near_ties} near ties"
         )
 

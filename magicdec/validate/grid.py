@@ -46,9 +46,20 @@ if TYPE_CHECKING:
 ACCEPTANCE_CONTEXTS = (1280, 3584)
 ACCEPTANCE_BUDGETS = (48, 96, 192, 384, 768, 1280)
 PREDICTED_FIELDS = (
-    "autoregressive_step_s", "draft_step_s", "verify_step_s", "accept_step_s", "step_s", "expected_tokens_per_step",
-    "tpot_s", "tokens_per_s", "speedup", "speedup_low", "speedup_high", "bound_by", "memory_bytes_per_gpu",
-)  # fmt: skip
+    "autoregressive_step_s",
+    "draft_step_s",
+    "verify_step_s",
+    "accept_step_s",
+    "step_s",
+    "expected_tokens_per_step",
+    "tpot_s",
+    "tokens_per_s",
+    "speedup",
+    "speedup_low",
+    "speedup_high",
+    "bound_by",
+    "memory_bytes_per_gpu",
+)
 MEMORY_TERMS = ("autoregressive_step_s", "draft_step_s", "verify_step_s", "step_s")
 SLOWER = 1.1
 """How much slower memory is for the second prediction, from which `memory_shares` follows."""
@@ -160,7 +171,8 @@ class GridSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             )
 
     def head_drafts(self) -> tuple[SpeculationSpec, ...]:
-        """The heads at every gamma. Raises ConfigError for one that does not ship with the model."""
+        """The heads at every gamma. Raises ConfigError for one that does not ship with the
+        model."""
         found = []
         for method, gamma in product(self.heads, self.gammas):
             head = named_head(self.model, method, None)
@@ -193,8 +205,8 @@ QUICK_GRID = GridSpec(
         regret=0.10,
     ),
 )
-"""Its steps take 2 to 8 ms. On a shared machine repetitions of one point differ by a tenth and more,
-so the limits are loose and only a broken model exceeds them."""
+"""Its steps take 2 to 8 ms. On a shared machine repetitions of one point differ by a tenth and
+more, so the limits are loose and only a broken model exceeds them."""
 VLLM_GRID = GridSpec(
     engine="vllm",
     clock="cpu",
@@ -212,8 +224,8 @@ VLLM_GRID = GridSpec(
 def choose_grid(
     path: Path | None, *, quick: bool, engine: Runtime | None, clock: Clock | None
 ) -> GridSpec:
-    """The grid of a file, or the one shipped for the engine. `engine` and `clock`, if given, replace
-    the file's."""
+    """The grid of a file, or the one shipped for the engine. `engine` and `clock`, if given,
+    replace the file's."""
     if quick:
         grid = QUICK_GRID
     elif path is None and engine == "vllm":

@@ -1,5 +1,5 @@
-"""Compares the shipped hardware profiles with tables of timed kernels, and tests how well their form
-predicts new shapes.
+"""Compares the shipped hardware profiles with tables of timed kernels, and tests how well their
+form predicts new shapes.
 
 Groups are device × table (× number format or engine). perfmodel/kernels/profile.py describes the
 tables. The figures of a group:

@@ -14,10 +14,9 @@ of steps that had a draft; vLLM's mean acceptance length counts those alone and 
 
     tokens_per_step = 1 + drafted_share · (tokens_per_drafted_step − 1)
 
-The prediction is a plan's: its acceptance is the row's measured tokens per step, or the belief about
-its draft and text. The median time between tokens (`tpot_p50_ms`) belongs to the median request,
-whose text is easier than the mean step's.
-"""
+The prediction is a plan's: its acceptance is the row's measured tokens per step, or the belief
+about its draft and text. The median time between tokens (`tpot_p50_ms`) belongs to the median
+request, whose text is easier than the mean step's."""
 
 from __future__ import annotations
 
@@ -97,10 +96,20 @@ REQUEST_SPREAD = 0.134
 """Standard deviation of the acceptance rate between the requests of a mixed load: the one number
 with which medians and means of 30 loads (gamma 1 to 7, 1 to 256 users) agree."""
 DRAFT_NAMES = {
-    "eagle-3": "eagle3", "eagle3.1": "eagle3", "eagle-3.1": "eagle3", "deepseek_mtp": "mtp", "deepseek-mtp": "mtp",
-    "nextn": "mtp", "n-gram": "ngram", "prompt-lookup": "ngram", "peagle": "p-eagle", "p_eagle": "p-eagle",
-    "d-flash": "dflash", "top-k": "topk", "vegas": "topk",
-}  # fmt: skip
+    "eagle-3": "eagle3",
+    "eagle3.1": "eagle3",
+    "eagle-3.1": "eagle3",
+    "deepseek_mtp": "mtp",
+    "deepseek-mtp": "mtp",
+    "nextn": "mtp",
+    "n-gram": "ngram",
+    "prompt-lookup": "ngram",
+    "peagle": "p-eagle",
+    "p_eagle": "p-eagle",
+    "d-flash": "dflash",
+    "top-k": "topk",
+    "vegas": "topk",
+}
 DRAFT_MODEL_NAMES = ("draft_model", "draft-model", "draft", "model", "standalone")
 QUANTIZED_SELF = ("quantized-self", "quantised-self", "quantized_self", "self-quantized")
 SHARES_HEAD = re.compile(r"eagle-?3\.1|full vocab|target'?s? (head|vocab)", re.IGNORECASE)
@@ -109,11 +118,26 @@ SHARES_HEAD = re.compile(r"eagle-?3\.1|full vocab|target'?s? (head|vocab)", re.I
 
 
 TEXTS = {
-    "summar": "summarisation", "humaneval": "code", "mbpp": "code", "livecodebench": "code", "swe-bench": "agentic",
-    "gsm8k": "math", "math": "math", "aime": "math", "mt-bench": "chat", "mt_bench": "chat", "mtbench": "chat",
-    "sharegpt": "chat", "chat": "chat", "rag": "rag", "pg19": "long-document", "pg-19": "long-document",
-    "longbench": "long-document", "code": "code", "translat": "translation",
-}  # fmt: skip
+    "summar": "summarisation",
+    "humaneval": "code",
+    "mbpp": "code",
+    "livecodebench": "code",
+    "swe-bench": "agentic",
+    "gsm8k": "math",
+    "math": "math",
+    "aime": "math",
+    "mt-bench": "chat",
+    "mt_bench": "chat",
+    "mtbench": "chat",
+    "sharegpt": "chat",
+    "chat": "chat",
+    "rag": "rag",
+    "pg19": "long-document",
+    "pg-19": "long-document",
+    "longbench": "long-document",
+    "code": "code",
+    "translat": "translation",
+}
 """Classes of text by a word of a row's note; the first that is found."""
 
 
@@ -539,9 +563,9 @@ def _predict_alike(setup: Setup, rows: Sequence[PairRow], tokens: Sequence[float
 
 def median_request(tokens: Array, gamma: Array) -> Array:
     """Tokens per step of the median request over those of all steps, where the rates of requests
-    differ by `REQUEST_SPREAD`: slow requests take more of the steps than of the requests. How much a
-    load's rates differ is not stated (requests of one kind hardly do), so this factor is as uncertain
-    as it is large."""
+    differ by `REQUEST_SPREAD`: slow requests take more of the steps than of the requests. How much
+    a load's rates differ is not stated (requests of one kind hardly do), so this factor is as
+    uncertain as it is large."""
     factors = []
     for expected, deepest in zip(tokens, gamma, strict=True):
         factors.append(_median_factor(float(expected), int(deepest)))

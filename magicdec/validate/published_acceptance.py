@@ -1,5 +1,5 @@
-"""Tests whether the law of acceptance extrapolates: fits it on blocks of up to 8 drafts and predicts
-the tokens per step at 16.
+"""Tests whether the law of acceptance extrapolates: fits it on blocks of up to 8 drafts and
+predicts the tokens per step at 16.
 
 Each (dataset, method, context, budget) has its own rate at position 1, drawn towards a power law in
 the budget for its group. All groups of a model share concentration, drift and drift depth. In a

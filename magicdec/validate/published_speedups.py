@@ -36,7 +36,8 @@ DEFAULT_TABLES = ("latency_8xa100_llama2_tinyllama.csv", "speedup_8xa100.csv")
 ENGINE = "magicdec-2024"
 GAMMAS = np.arange(1, MAX_GAMMA + 1)
 SAMPLING = SamplingSpec(temperature=1.0)
-"""The fitted cost of sampling in the engine profile includes the paper's filter of the vocabulary."""
+"""The fitted cost of sampling in the engine profile includes the paper's filter of the vocabulary.
+"""
 FITTED_CONTEXTS = (1024, 2048, 4000, 8000, 16000, 24000, 32000, 64000, 100000)
 FITTED_BATCHES = (32, 48, 64, 128, 256)
 FITTED_DEVICE, FITTED_TP, FITTED_BUDGET = "a100-sxm-80gb", 8, 512
@@ -45,9 +46,14 @@ FALLBACK_PROFILE = PROFILES_DIRECTORY / "llama-3.1-8b-streamingllm-pg19.json"
 Milliseconds = Annotated[float, msgspec.Meta(ge=1e-6, le=1e9)]
 RATE_RANGE = (0.05, 0.995)
 MEASURES = (
-    "speedup_mape", "latency_mape", "gamma_exact", "gamma_within_1", "gamma_regret", "acceptance_rate",
+    "speedup_mape",
+    "latency_mape",
+    "gamma_exact",
+    "gamma_within_1",
+    "gamma_regret",
+    "acceptance_rate",
     "speedup_coverage",
-)  # fmt: skip
+)
 
 
 class PublishedRow(

@@ -31,12 +31,34 @@ Positive = Annotated[float, msgspec.Meta(gt=0, le=LARGEST)]
 NEWEST = "9999"
 """The version of a row that states none."""
 FORMATS = {
-    "fp16": "bf16", "float16": "bf16", "bfloat16": "bf16", "half": "bf16", "auto": "bf16", "16bit": "bf16",
-    "float32": "fp32", "awq": "int4", "gptq": "int4", "w4a16": "int4", "awq_int4": "int4", "gptq_int4": "int4",
-    "int4_awq": "int4", "int4_gptq": "int4", "awq_marlin": "int4", "gptq_marlin": "int4", "w8a16": "int8",
-    "w8a8": "int8", "w8a8_int8": "int8", "w8a8_fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "float8": "fp8",
-    "fp8_dynamic": "fp8", "fp8_per_tensor": "fp8", "fp8_blockwise": "fp8_block", "fp4": "nvfp4",
-}  # fmt: skip
+    "fp16": "bf16",
+    "float16": "bf16",
+    "bfloat16": "bf16",
+    "half": "bf16",
+    "auto": "bf16",
+    "16bit": "bf16",
+    "float32": "fp32",
+    "awq": "int4",
+    "gptq": "int4",
+    "w4a16": "int4",
+    "awq_int4": "int4",
+    "gptq_int4": "int4",
+    "int4_awq": "int4",
+    "int4_gptq": "int4",
+    "awq_marlin": "int4",
+    "gptq_marlin": "int4",
+    "w8a16": "int8",
+    "w8a8": "int8",
+    "w8a8_int8": "int8",
+    "w8a8_fp8": "fp8",
+    "fp8_e4m3": "fp8",
+    "fp8_e5m2": "fp8",
+    "float8": "fp8",
+    "fp8_dynamic": "fp8",
+    "fp8_per_tensor": "fp8",
+    "fp8_blockwise": "fp8_block",
+    "fp4": "nvfp4",
+}
 """Number formats by the names that sources use, and the format that is priced."""
 
 

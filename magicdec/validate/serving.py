@@ -68,8 +68,13 @@ from magicdec.validate.rows import (
 from magicdec.validate.rows import weight_format as format_of_weights
 
 Metric = Literal[
-    "tpot_ms", "ttft_ms", "request_ms", "tokens_per_s", "output_tokens_per_s_with_prefill", "speedup"
-]  # fmt: skip
+    "tpot_ms",
+    "ttft_ms",
+    "request_ms",
+    "tokens_per_s",
+    "output_tokens_per_s_with_prefill",
+    "speedup",
+]
 ISOLATED_RATIO = 4.0
 """Output over prompt length from which a figure counts as decoding alone: the prefills of other
 requests are a few per cent of it."""
@@ -565,8 +570,8 @@ def deviation(log_error: Array, share: float = 0.9) -> float:
 
 def nested_deviations(rows: Sequence[ServingRow], log_error: Array, kind: str) -> Array:
     """The deviation that could be stated for each row before it was seen: that of the left-out
-    errors on the engine's rows of other devices (tps, models), or on all engines' rows if it has too
-    few."""
+    errors on the engine's rows of other devices (tps, models), or on all engines' rows if it has
+    too few."""
     key = _key(kind)
     values = np.array([str(key(row)) for row in rows])
     engines = np.array([row.engine for row in rows])

@@ -1,6 +1,7 @@
 """Compares the simulation with measured servers: under arrivals, and in closed loops with limits.
 
-A row is one load: engine, engine_version, model, gpu, quant, tp, output_len, any of the METRICS, and
+A row is one load: engine, engine_version, model, gpu, quant, tp, output_len, any of the METRICS,
+and
 
     open loop      rate_rps, prompt_len_mean; arrival (constant rate, or poisson), duration_s,
                    requests_failed, max_num_seqs, max_num_batched_tokens, cached_len
@@ -63,8 +64,9 @@ TTFT_P99_S, TPOT_P50_S = 2.0, 0.050
 MOST_USERS = 1024
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 METRICS = (
-    *(f"{what}_{which}_ms" for what in ("ttft", "tpot", "e2e") for which in ("mean", *QUANTILES)), "output_tok_s"
-)  # fmt: skip
+    *(f"{what}_{which}_ms" for what in ("ttft", "tpot", "e2e") for which in ("mean", *QUANTILES)),
+    "output_tok_s",
+)
 Users = Annotated[int, msgspec.Meta(ge=1, le=MOST_USERS)]
 Rate = Annotated[float, msgspec.Meta(ge=MIN_RATE, le=1e6)]
 
@@ -209,7 +211,8 @@ class LoadRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def _cached(self, server: Server) -> int:
         """Cached tokens of an arriving prompt. If the row does not state them, shared prompts are
-        cached up to their last block, provided the cache holds two rounds of prompts and answers."""
+        cached up to their last block, provided the cache holds two rounds of prompts and
+        answers."""
         if self.cached_len is not None:
             return min(round(self.cached_len), self.prompt_len - 1)
         limits = server.limits

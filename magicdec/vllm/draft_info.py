@@ -1,7 +1,8 @@
 """Names the draft in the server's metrics, since none of the engine's own does: a gauge of 1 with
 labels.
 
-    magicdec:draft_info{model_name="...",engine="0",draft="self",draft_method="streamingllm",draft_budget="512"} 1.0
+    magicdec:draft_info{model_name="...",engine="0",
+                        draft="self",draft_method="streamingllm",draft_budget="512"} 1.0
 
 The engine builds it in the process of its API server, from the group `vllm.stat_logger_plugins`,
 beside its own.

@@ -2,11 +2,12 @@
 query.
 
     average   a program per written token and KV head: that of a page's last slot averages the page,
-    others end
-    logits    scale · query · mean key of each candidate; each sequence's candidates are divided among programs
-    choose    a program per sequence: softmax over candidates, summed over heads; the best, by bisection of the bits of
-              their scores (of numbers that are not negative these have the same order); the draft's
-              table
+              others end
+    logits    scale · query · mean key of each candidate; each sequence's candidates are divided
+              among programs
+    choose    a program per sequence: softmax over candidates, summed over heads; the best, by
+              bisection of the bits of their scores (numbers that are not negative have the order of
+              their bits); the draft's table
 
 Their number depends on shapes alone, and nothing waits: launches can be captured in a graph.
 

@@ -1,10 +1,14 @@
 """Top-k over pages: each layer's draft reads the pages whose keys its query meets most, beside the
 sinks and the last.
 
-    score(page) = Σ over query heads of softmax over candidates of  scale · query · mean key of the page
-    candidates    the pages behind the sinks', `num_chosen` more than StreamingLLM leaves out (pages.py)
-    num_chosen    the pages of a budget without the sinks' and two: each window has as many, and the last full one
-    kept          the `num_chosen` best candidates (the earlier of equal ones), the sinks' pages, and all the last ones
+    score(page) = Σ over query heads of softmax over candidates of
+                  scale · query · mean key of the page
+    candidates    the pages behind the sinks', `num_chosen` more than StreamingLLM leaves out
+                  (pages.py)
+    num_chosen    a budget's pages less the sinks' and two: each window has as many, and the last
+                  full one
+    kept          the `num_chosen` best candidates (the earlier of equal ones), the sinks' pages,
+                  and all the last ones
 
 So the draft's table is StreamingLLM's with `num_chosen` of its entries replaced, and its lengths
 are the same. After Quest (arXiv 2406.10774), which bounds a page's keys instead of averaging.
@@ -124,7 +128,8 @@ def watch_layers(config: Any) -> dict[str, PageMeans]:
         BACKENDS
     ):
         raise ConfigError(
-            f"draft method topk in vLLM does not run with the attention backend {backend}; use --attention-backend "
+            f"draft method topk in vLLM does not run with the attention backend {backend}; use "
+            "--attention-backend "
             "FLASH_ATTN, or draft method streamingllm"
         )
     return {name: PageMeans(layer) for name, layer in layers.items()}

@@ -6,7 +6,8 @@ are stored rotated at their absolute positions, so that attention over any choic
 pages needs no more than another table: the chosen pages in order, and a length that is shorter by
 what is left out. Nothing is copied, and nothing but the draft's own tokens is written.
 
-    kept   first `sink_pages` pages, then the last ones: window = budget − sink_pages·page, begun at a page's edge
+    kept   first `sink_pages` pages, then the last ones: window = budget − sink_pages·page, begun at
+           a page's edge
     left   out: ceil((cached − budget) / page) pages, none while cached ≤ budget
 
 cached counts the tokens with keys and values, the pending token and the block's own drafts

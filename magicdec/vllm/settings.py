@@ -62,26 +62,31 @@ def read_settings(additional_config: Mapping[str, Any]) -> DraftSettings:
         if isinstance(error.__cause__, ConfigError):
             raise error.__cause__ from None
         raise ConfigError(
-            f"additional_config['{CONFIG_KEY}']: {error}; known keys: {', '.join(DraftSettings.__struct_fields__)}"
+            f"additional_config['{CONFIG_KEY}']: {error}; known keys: "
+            f"{', '.join(DraftSettings.__struct_fields__)}"
         ) from None
 
 
 def check_pages(settings: DraftSettings, *, page_size: int, max_gamma: int) -> None:
-    """Raises ConfigError where the budget holds no whole page of recent tokens besides the sinks."""
+    """Raises ConfigError where the budget holds no whole page of recent tokens besides the
+    sinks."""
     sink_pages = num_sink_pages(settings.num_sink_tokens, page_size=page_size)
     smallest = (sink_pages + 2) * page_size
     if settings.draft_budget < smallest:
         raise ConfigError(
-            f"draft budget {settings.draft_budget} is too small for pages of {page_size} tokens, of which "
+            f"draft budget {settings.draft_budget} is too small for pages of {page_size} tokens, "
+            "of which "
             f"{sink_pages} hold the sinks; use at least {smallest}, or a smaller --block-size"
         )
     table = settings.gamma_table
     if table is not None and table.max_gamma > max_gamma:
         raise ConfigError(
-            f"the gamma table asks for {table.max_gamma} drafts; set num_speculative_tokens to that, not {max_gamma}"
+            f"the gamma table asks for {table.max_gamma} drafts; set num_speculative_tokens to "
+            f"that, not {max_gamma}"
         )
 
 
 def num_sink_pages(num_sink_tokens: int, *, page_size: int) -> int:
-    """Pages that the sinks take: sinks are the first tokens, so these are a sequence's first pages."""
+    """Pages that the sinks take: sinks are the first tokens, so these are a sequence's first
+    pages."""
     return -(-num_sink_tokens // page_size)

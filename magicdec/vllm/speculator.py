@@ -44,7 +44,7 @@ prefilled.
 """
 
 
-class SparseSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # untyped where vLLM is not installed
+class SparseSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # untyped without vLLM
     """Built with the runner, before weights load; the runner hands it model, caches and buffers as
     it makes them.
     """

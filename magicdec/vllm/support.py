@@ -41,7 +41,8 @@ def check_version(version: str) -> None:
     """Raises ConfigError for a version of vLLM that this package was not tested with."""
     if not is_tested(version):
         raise ConfigError(
-            f"vLLM {version} is untested with magicdec's draft; tested: {', '.join(TESTED_VERSIONS)}"
+            f"vLLM {version} is untested with magicdec's draft; tested: "
+            f"{', '.join(TESTED_VERSIONS)}"
         )
 
 
@@ -54,7 +55,8 @@ def check_supported(config: VllmConfig) -> None:
     unsupported = list(_unsupported(config))
     if unsupported:
         raise ConfigError(
-            f"magicdec's draft in vLLM does not support {', '.join(unsupported)}; supported: {SUPPORTED}"
+            f"magicdec's draft in vLLM does not support {', '.join(unsupported)}; supported: "
+            f"{SUPPORTED}"
         )
 
 

@@ -49,7 +49,8 @@ def build_drafter(
 
     `draft_model` is the model or the head that drafts; for a self-draft it is the target's copy in
     `draft_weight_dtype`. Weights in another format are converted here, again for each drafter. With
-    a `draft_tp_size` below the target's, ranks beyond it have no draft model and receive the drafts.
+    a `draft_tp_size` below the target's, ranks beyond it have no draft model and receive the
+    drafts.
 
     Raises ConfigError when the method is unknown or does not go with the draft.
     """
@@ -74,7 +75,8 @@ def build_drafter(
 def _check_limits(spec: SpeculationSpec, engine: Engine) -> None:
     if spec.draft_budget is not None and spec.draft_budget > engine.max_len:
         raise ConfigError(
-            f"draft budget {spec.draft_budget} exceeds the longest sequence, {engine.max_len} tokens"
+            f"draft budget {spec.draft_budget} exceeds the longest sequence, {engine.max_len} "
+            "tokens"
         )
     if spec.gamma > engine.max_gamma:
         raise ConfigError(

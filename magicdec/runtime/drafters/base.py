@@ -83,7 +83,7 @@ class Drafter(ABC):
         """
         return None
 
-    def accept(self, outcome: Outcome, gamma: int) -> None:  # noqa: B027  # a method may keep nothing
+    def accept(self, outcome: Outcome, gamma: int) -> None:  # noqa: B027  (may keep nothing)
         """Keeps the draft's storage in step with what was accepted of the last proposal: by default
         there is none. Called before the engine advances: its lengths are still those that the block
         was drafted at. With gamma 0 nothing was proposed, and the target alone went one token on. A

@@ -131,7 +131,8 @@ class DraftModelDrafter(ModelDrafter):
 
 
 class WindowedPrefillPass:
-    """The kept tokens of one sequence, attending among themselves; token i is stored in slots_T[i]."""
+    """The kept tokens of one sequence, attending among themselves; token i is stored in
+    slots_T[i]."""
 
     def __init__(self, cache: KVCache, *, row: int, positions_T: Tensor, slots_T: Tensor) -> None:
         self._cache = cache
@@ -170,7 +171,8 @@ class SparseModelDrafter(ModelDrafter):
         longest = spec.draft_budget + spec.gamma + 1
         if longest > model.spec.max_position_embeddings:
             raise CapacityError(
-                f"draft {model.spec.name} holds {model.spec.max_position_embeddings} positions; a budget of "
+                f"draft {model.spec.name} holds {model.spec.max_position_embeddings} positions; a "
+                "budget of "
                 f"{spec.draft_budget} with gamma {spec.gamma} needs {longest}"
             )
         self.budget, self._num_sinks = spec.draft_budget, spec.num_sink_tokens

@@ -7,8 +7,8 @@ A query sees the sinks and the last W entries up to its own. The ring has room f
 pass writes ahead of its first query: entries of rejected tokens lie there until they are computed
 anew, and overwrite nothing that is still seen. Keys keep the rotation of their own positions.
 
-Shape suffixes: B sequences, T query tokens, A query heads, K KV heads, D head_dim, S slots, P parts.
-"""
+Shape suffixes: B sequences, T query tokens, A query heads, K KV heads, D head_dim, S slots, P
+parts."""
 
 from __future__ import annotations
 

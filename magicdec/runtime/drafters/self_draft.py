@@ -1,10 +1,10 @@
 """Self-drafting over a compact cache: the target's own weights, reading `budget` of its keys and
 values.
 
-    slots 0 .. budget-1              chosen tokens of the target's cache; the methods differ in which
-    slots budget .. budget+gamma     the block's own tokens
+    slots 0 .. budget-1            tokens of the target's cache, chosen by the method
+    slots budget .. budget+gamma   the block's own tokens
 
-Of methods with a ring, slots 0..num_fixed-1 stay as they are (attention sinks, or what was
+In methods with a ring, slots 0..num_fixed-1 stay as they are (attention sinks, or what was
 selected), and a token at position p goes to slot num_fixed + (p - origin) mod ring size. After each
 verification the accepted tokens' exact keys and values, just computed by the target, are copied
 there: no second prefill, no re-gathering, and nothing special when a whole block was accepted.

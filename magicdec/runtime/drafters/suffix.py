@@ -1,10 +1,11 @@
-"""Suffix decoding (arXiv 2411.04975) drafts from a tree of the sequence's own text and one of all responses.
+"""Suffix decoding (arXiv 2411.04975) drafts from a tree of the sequence's own text and one of all
+responses.
 
 The trees and the rule are those of magicdec/suffix_tree.py, which replays of logs use too, with
-vLLM's defaults: the tree of responses grows with every token that any sequence emits, and a request's
-first step, from its prompt alone, drafts nothing. A draft may be shorter than gamma; what fills it up
-is never accepted (`Proposal.num_drafted_B`). Each run begins with an empty tree of responses.
-"""
+vLLM's defaults: the tree of responses grows with every token that any sequence emits, and a
+request's first step, from its prompt alone, drafts nothing. A draft may be shorter than gamma; what
+fills it up is never accepted (`Proposal.num_drafted_B`). Each run begins with an empty tree of
+responses."""
 
 from __future__ import annotations
 

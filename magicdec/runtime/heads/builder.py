@@ -62,7 +62,8 @@ def load_head(
     check_tp(layout.spec, target.tp.size)
     if layout.draft_vocab_size % target.tp.size:
         raise ConfigError(
-            f"head {layout.name} has {layout.draft_vocab_size} tokens, which {target.tp.size} ranks "
+            f"head {layout.name} has {layout.draft_vocab_size} tokens, which {target.tp.size} "
+            "ranks "
             "cannot divide; use another --tp"
         )
     source: TensorSource
@@ -192,7 +193,8 @@ class HeadBuilder(Builder):
         if f"{name}.weight" not in self._source and not is_reduced:
             if spec.hidden_size != self._target.spec.hidden_size:
                 raise CheckpointError(
-                    f"head {layout.name} has no tensor {name}.weight, and its target's output layer "
+                    f"head {layout.name} has no tensor {name}.weight, and its target's output "
+                    "layer "
                     f"is of {self._target.spec.hidden_size} numbers, not of {spec.hidden_size}"
                 )
             return self._target.logits_of

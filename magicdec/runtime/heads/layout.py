@@ -156,7 +156,8 @@ def _method(document: dict[str, Any], file: Path, method: DraftMethod | None) ->
         found = method  # EAGLE's heads are published as plain Llama models
     if found is None:
         raise ConfigError(
-            f"{file} does not say what head it is; name the method, one of {', '.join(HEAD_METHODS)}"
+            f"{file} does not say what head it is; name the method, one of "
+            f"{', '.join(HEAD_METHODS)}"
         )
     if method is not None and found != method:
         raise ConfigError(f"{file} is of a head of {found}, not of {method}; use --draft {found}")

@@ -98,8 +98,8 @@ class Markov:
     gate: ColumnParallelLinear | None = None
     """Projection of the position's output and the token (a gated head)."""
     joint: ColumnParallelLinear | None = None
-    """Projections of a state, the token and the position's output: gate, candidate and output (a recurrent
-    head).
+    """Projections of a state, the token and the position's output: gate, candidate and output (a
+    recurrent head).
     """
 
     def first_state(self, output_BH: Tensor) -> Tensor:

@@ -23,7 +23,8 @@ def has_triton() -> bool:
 
 
 def can_fuse(x: Tensor) -> bool:
-    """Whether Triton's kernels take this tensor: on a GPU, of a dtype that fp32 arithmetic serves."""
+    """Whether Triton's kernels take this tensor: on a GPU, of a dtype that fp32 arithmetic
+    serves."""
     return x.is_cuda and x.dtype in TRITON_DTYPES and has_triton()
 
 

@@ -1,11 +1,11 @@
 """Decode and verify attention on a GPU, in Triton: each key and value is read once per sequence,
 whatever gamma is.
 
-    1. split    all T·G query rows of a KV head are one tile; the slots that a sequence sees are divided among
-                `num_splits` programs, each of which keeps a softmax of its own (flash-decoding,
-                arXiv 2311.01282 §5)
+    1. split    all T·G query rows of a KV head are one tile; the slots that a sequence sees are
+                divided among `num_splits` programs, each of which keeps a softmax of its own
+                (flash-decoding, arXiv 2311.01282 §5)
     2. combine  the splits' outputs, weighted by exp of their log-sum-exp
-    3. weigh    where probabilities are wanted: the keys once more, against the log-sum-exp now known
+    3. weigh    if probabilities are wanted: the keys once more, against the log-sum-exp now known
 
 Where sequences end is read on the device, and the number of splits depends on shapes alone, so that
 a launch can be captured in a graph. Short sequences are divided too: every program has the same

@@ -4,7 +4,8 @@ activations' dtype.
 
 Formats of the weights [N, K] (runtime/quantized.py):
     int8, fp8    one element per byte, one scale per row, applied to the sums
-    int4         two elements per byte, one scale per `group` columns: byte i of a group holds columns i and i + group/2
+    int4         two elements per byte, one scale per `group` columns: byte i of a group holds
+                 columns i and i + group/2
 
 Shape suffixes: M rows of activations, N output features, K input features, H bytes of a block.
 """

@@ -20,10 +20,17 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 
 WRAPPERS = {
-    "mistral3": "mistral", "gemma3": "gemma3_text", "llama4": "llama4_text", "qwen2_5_vl": "qwen2_5_vl_text",
-    "qwen3_vl": "qwen3_vl_text", "qwen3_vl_moe": "qwen3_vl_moe_text", "qwen3_5": "qwen3_5_text",
-    "qwen3_5_moe": "qwen3_5_moe_text", "kimi_k25": "kimi_k2", "cohere2_vision": "cohere2",
-}  # fmt: skip
+    "mistral3": "mistral",
+    "gemma3": "gemma3_text",
+    "llama4": "llama4_text",
+    "qwen2_5_vl": "qwen2_5_vl_text",
+    "qwen3_vl": "qwen3_vl_text",
+    "qwen3_vl_moe": "qwen3_vl_moe_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+    "kimi_k25": "kimi_k2",
+    "cohere2_vision": "cohere2",
+}
 """Models of several modalities: `text_config` describes their decoder, of this architecture where
 it names none.
 """
@@ -38,8 +45,10 @@ def architecture(model_type: str, where: str) -> Architecture:
         known = (*ARCHITECTURES, *WRAPPERS)
         near = get_close_matches(model_type, known, n=1, cutoff=0.0)[0]
         raise ConfigError(
-            f"{where}: model_type '{model_type}' is not known; the nearest by name is '{near}', and `magicdec models "
-            "--architectures` lists all. A model of layers that are known may be described in a file of magicdec's own "
+            f"{where}: model_type '{model_type}' is not known; the nearest by name is '{near}', "
+            "and `magicdec models "
+            "--architectures` lists all. A model of layers that are known may be described in a "
+            "file of magicdec's own "
             "schema (docs/extending.md, Describe a model)"
         )
     return rows[model_type]

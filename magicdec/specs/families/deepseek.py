@@ -16,7 +16,8 @@ from magicdec.specs.model import Norm, TensorNames
 
 
 def v2_latent(keys: Keys, kind: str) -> LatentAttention:
-    """DeepSeek-V2's code rotates complex numbers, which stand behind an even number of dimensions."""
+    """DeepSeek-V2's code rotates complex numbers, which stand behind an even number of
+    dimensions."""
     for key in ("qk_nope_head_dim", "kv_lora_rank"):
         if keys.size(key) % 2:
             raise keys.error(key, "even", keys.size(key))

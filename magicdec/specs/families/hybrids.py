@@ -24,9 +24,15 @@ from magicdec.specs.mixers import Attention, LightningAttention, Mamba2
 from magicdec.specs.model import Norm, TensorNames
 
 MAMBA_KEYS = (
-    "mamba_n_heads", "mamba_n_groups", "mamba_expand", "mamba_d_head", "mamba_d_state", "mamba_d_conv",
-    "mamba_conv_bias", "mamba_proj_bias",
-)  # fmt: skip
+    "mamba_n_heads",
+    "mamba_n_groups",
+    "mamba_expand",
+    "mamba_d_head",
+    "mamba_d_state",
+    "mamba_d_conv",
+    "mamba_conv_bias",
+    "mamba_proj_bias",
+)
 """Keys that a file without any recurrence has all the same."""
 
 
@@ -52,7 +58,8 @@ def granite_mamba(keys: Keys) -> Mamba2:
         head_dim = keys.size("mamba_d_head")
     if heads * head_dim != inner or heads % groups:
         raise ConfigError(
-            f"{keys.where}: mamba_n_heads {heads} in {groups} groups, of {head_dim} numbers each, do not fit "
+            f"{keys.where}: mamba_n_heads {heads} in {groups} groups, of {head_dim} numbers each, "
+            "do not fit "
             f"mamba_expand · hidden_size, {inner}"
         )
     return Mamba2(
@@ -137,17 +144,25 @@ def m2_attention(keys: Keys, kind: str) -> Attention:
 
 
 BLOCKS = {
-    "M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp", "mamba": "linear_attention",
-    "attention": "full_attention", "linear_attention": "linear_attention", "full_attention": "full_attention",
-    "moe": "moe", "mlp": "mlp",
-}  # fmt: skip
+    "M": "linear_attention",
+    "E": "moe",
+    "*": "full_attention",
+    "-": "mlp",
+    "mamba": "linear_attention",
+    "attention": "full_attention",
+    "linear_attention": "linear_attention",
+    "full_attention": "full_attention",
+    "moe": "moe",
+    "mlp": "mlp",
+}
 """Names of blocks in Nemotron-H's patterns and lists."""
 NAMELESS = ["linear_attention", "moe", "full_attention", "mlp"]
 """Blocks of a file that names none."""
 
 
 def h_layers(keys: Keys) -> list[Layer]:
-    """One block, and one norm, per layer: Mamba-2, attention without positions, an MLP, or experts."""
+    """One block, and one norm, per layer: Mamba-2, attention without positions, an MLP, or
+    experts."""
     return [
         h_block(keys, name)
         for name in blocks(keys, "hybrid_override_pattern", "layers_block_type", "layer_types")
@@ -295,8 +310,8 @@ ROWS = {
         mixer=minimax_mixer,
         mlp=parts.wide_experts(),
         kinds=minimax_kinds,
-        ignored="""full_attn_alpha_factor full_attn_beta_factor linear_attn_alpha_factor linear_attn_beta_factor
-            mlp_alpha_factor mlp_beta_factor""",
+        ignored="""full_attn_alpha_factor full_attn_beta_factor
+            linear_attn_alpha_factor linear_attn_beta_factor mlp_alpha_factor mlp_beta_factor""",
         names=TensorNames(mlp="block_sparse_moe", expert="w1"),
     ),
     "minimax_m2": Architecture(
@@ -331,7 +346,8 @@ ROWS = {
         # Spellings that another key has decided, and sizes of blocks that a pattern may lack.
         ignored="""use_bias mamba_proj_bias
             chunk_size mamba_chunk_size mamba_hidden_act norm_eps rms_norm_eps num_query_groups
-            intermediate_size moe_latent_size moe_intermediate_size moe_shared_expert_intermediate_size
+            intermediate_size moe_latent_size
+            moe_intermediate_size moe_shared_expert_intermediate_size
             n_shared_experts n_routed_experts num_experts_per_tok norm_topk_prob n_group topk_group
             routed_scaling_factor time_step_limit""",
     ),

@@ -56,9 +56,16 @@ no logit.
 """
 
 ACTIVATIONS: Mapping[str, Activation] = {
-    "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh", "relu": "relu", "relu2": "relu2", "xielu": "xielu",
-}  # fmt: skip
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+    "xielu": "xielu",
+}
 """transformers' names of activation functions (transformers/activations.py)."""
 
 KINDS = {
@@ -72,9 +79,14 @@ KINDS = {
 }
 """Names of JSON's kinds of value in the table of fields."""
 WORDS = {
-    "bool": "true or false", "int": "a whole number", "float": "a number written with a point", "str": "a string",
-    "null": "null", "list": "a list", "dict": "an object",
-}  # fmt: skip
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number written with a point",
+    "str": "a string",
+    "null": "null",
+    "list": "a list",
+    "dict": "an object",
+}
 _MISSING = object()
 
 
@@ -99,13 +111,17 @@ def fields_of(model_type: str) -> Fields:
     return Fields(**_known()[model_type])
 
 
+NO_FIELDS = Fields()
+
+
 class Keys:
     """A configuration's keys, those that are missing as transformers' class has them. Errors name
     the file and the key; `unread` lists the keys that no reader used. A key may be null where the
     class accepts null, and means what the class makes of it."""
 
-    def __init__(self, values: Mapping[str, Any], where: str, known: Fields = Fields()) -> None:  # noqa: B008  (frozen)
-        self._values, self.where = values, where
+    def __init__(self, values: Mapping[str, Any], where: str, known: Fields = NO_FIELDS) -> None:
+        self._values = values
+        self.where = where
         self._fields, self._aliases = known
         self._read: set[str] = set()
         for key, value in values.items():

@@ -18,7 +18,8 @@ from magicdec.specs.model import TensorNames
 
 
 def ministral3_attention(keys: Keys, kind: str) -> Attention:
-    """Queries grow with their position, as `llama_4_scaling_beta` among the rope's parameters says."""
+    """Queries grow with their position, as `llama_4_scaling_beta` among the rope's parameters
+    says."""
     mixer = GroupedQuery(rope=partial(read_rope, beside=("llama_4_scaling_beta",)))(keys, kind)
     rope = rope_parameters(keys)
     inside = Keys(rope, f"{keys.where}: rope")

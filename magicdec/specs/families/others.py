@@ -265,8 +265,9 @@ ROWS = {
             "use_rotary_pos_emb": (True,),
             "norm_type": ("rms", "hf_rms", "fused"),
         },
-        ignored="""add_classification_head cla_share_factor class_num dense_list eod_token_id im_end_id im_newline_id
-            im_start_id mask_init_id org_vocab_size pad_id pool_type text_end_id text_start_id""",
+        ignored="""add_classification_head cla_share_factor class_num dense_list
+            eod_token_id im_end_id im_newline_id im_start_id mask_init_id org_vocab_size pad_id
+            pool_type text_end_id text_start_id""",
         names=TensorNames(qk_norms=("query_layernorm", "key_layernorm")),
     ),
     "gpt_oss": Architecture(

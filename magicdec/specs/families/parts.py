@@ -19,9 +19,15 @@ from magicdec.specs.model import Norm, TensorNames
 Details = dict[str, Any]
 """Fields of ModelSpec beyond its tables, layers and norms."""
 KINDS = {
-    "full_attention": "full", "attention": "full", "sliding_attention": "window", "chunked_attention": "chunk",
-    "linear_attention": "linear", "mamba": "linear", "indexed_attention": "full", "deepseek_sparse_attention": "full",
-}  # fmt: skip
+    "full_attention": "full",
+    "attention": "full",
+    "sliding_attention": "window",
+    "chunked_attention": "chunk",
+    "linear_attention": "linear",
+    "mamba": "linear",
+    "indexed_attention": "full",
+    "deepseek_sparse_attention": "full",
+}
 """transformers' names of kinds of layers, older ones included."""
 INDEXED = ("indexed_attention", "deepseek_sparse_attention")
 SPAN_KEYS = {"window": "sliding_window", "chunk": "attention_chunk_size"}
@@ -58,7 +64,8 @@ def every_nth(n: int, *, other: str = "sliding_attention") -> Callable[[int], st
 
 
 def sized_windows(keys: Keys, default: Callable[[int], str]) -> list[str]:
-    """`listed_kinds` of architectures that need the size of a window even where no layer has one."""
+    """`listed_kinds` of architectures that need the size of a window even where no layer has
+    one."""
     keys.size("sliding_window")
     return listed_kinds(keys, default)
 
@@ -138,7 +145,8 @@ class GroupedQuery:
         kv_heads = keys.optional_size("num_key_value_heads") or heads
         if heads % kv_heads:
             raise ConfigError(
-                f"{keys.where}: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}"
+                f"{keys.where}: num_attention_heads {heads} is not a multiple of "
+                f"num_key_value_heads {kv_heads}"
             )
         mask = KINDS[kind]
         if mask == "linear" or kind in INDEXED:
@@ -338,7 +346,8 @@ def deepseek_experts(
         or mixture.num_experts_per_tok > reachable
     ):
         raise ConfigError(
-            f"{keys.where}: {mixture.num_experts} experts in {groups} groups, {num_chosen} chosen, do not fit "
+            f"{keys.where}: {mixture.num_experts} experts in {groups} groups, {num_chosen} chosen, "
+            "do not fit "
             f"num_experts_per_tok {mixture.num_experts_per_tok}"
         )
     return mixture

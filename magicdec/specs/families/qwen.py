@@ -70,7 +70,10 @@ def dual_chunk(keys: Keys) -> Details:
     positions = keys.size("max_position_embeddings")
     if length >= positions:
         return {}
-    limit = f"its attention to chunks, beyond {length} tokens, is not modelled; it reads {positions} in all with it"
+    limit = (
+        f"its attention to chunks, beyond {length} tokens, is not modelled; it reads {positions} "
+        "in all with it"
+    )
     return {"max_position_embeddings": length, "limit": limit}
 
 
@@ -116,7 +119,8 @@ def gated_delta_net(keys: Keys) -> GatedDeltaNet:
     )
     if net.num_value_heads % net.num_key_heads:
         raise ConfigError(
-            f"{keys.where}: linear_num_value_heads {net.num_value_heads} is not a multiple of linear_num_key_heads "
+            f"{keys.where}: linear_num_value_heads {net.num_value_heads} is not a multiple of "
+            "linear_num_key_heads "
             f"{net.num_key_heads}"
         )
     return net

@@ -18,9 +18,13 @@ from magicdec.specs.families.keys import Keys, is_number
 from magicdec.specs.mixers import Rope, RopeScaling, RopeType
 
 ROPE_TYPES: Mapping[str, RopeType | None] = {
-    "default": None, "linear": "linear", "dynamic": "dynamic", "yarn": "yarn", "longrope": "longrope",
+    "default": None,
+    "linear": "linear",
+    "dynamic": "dynamic",
+    "yarn": "yarn",
+    "longrope": "longrope",
     "llama3": "llama3",
-}  # fmt: skip
+}
 MULTIMODAL_TYPES: Mapping[str, RopeType | None] = {**ROPE_TYPES, "mrope": None}
 """Those of models of several modalities: of text, the three position indices of mrope are one."""
 LAYER_KINDS = ("full_attention", "sliding_attention", "chunked_attention", "linear_attention")
@@ -62,7 +66,8 @@ def read_rope(
     dim = int(head_dim * share)
     if dim < 2 or dim % 2:
         raise ConfigError(
-            f"{keys.where}: rotary embeddings need an even number of dimensions, not {dim} of {head_dim}"
+            f"{keys.where}: rotary embeddings need an even number of dimensions, not {dim} of "
+            f"{head_dim}"
         )
     inside.ignore(
         "rope_theta", "partial_rotary_factor", "type", "mrope_section", "mrope_interleaved", *beside
