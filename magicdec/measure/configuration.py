@@ -303,7 +303,9 @@ def _check_speculation(
     speculation.check_block_fits()
     if speculation.is_self and speculation.draft_method not in SPARSE_METHODS:
         raise unknown_choice(
-            "draft method of a self-draft", speculation.draft_method, SPARSE_METHODS
+            "draft method of a self-draft",
+            speculation.draft_method,
+            SPARSE_METHODS,
         )
     if speculation.draft_method in HEAD_METHODS:
         _check_head(request, speculation, target)
@@ -328,12 +330,17 @@ def _check_speculation(
 
 
 def _check_draft_model(
-    request: BenchmarkRequest, speculation: SpeculationSpec, draft: ModelSpec, target: ModelSpec
+    request: BenchmarkRequest,
+    speculation: SpeculationSpec,
+    draft: ModelSpec,
+    target: ModelSpec,
 ) -> None:
     """Refuses a model of another vocabulary, and one with too few positions."""
     if speculation.draft_method not in MODEL_METHODS:
         raise unknown_choice(
-            "draft method of a draft model", speculation.draft_method, MODEL_METHODS
+            "draft method of a draft model",
+            speculation.draft_method,
+            MODEL_METHODS,
         )
     if draft.vocab_size != target.vocab_size:
         raise ConfigError(
@@ -414,7 +421,8 @@ def model_setup(request: BenchmarkRequest, speculation: SpeculationSpec) -> Mode
         sampling=request.sampling,
         precision=Precision(weight_dtype=dtype, kv_dtype=dtype),
         draft_precision=Precision(
-            weight_dtype=speculation.draft_weight_dtype or dtype, kv_dtype=dtype
+            weight_dtype=speculation.draft_weight_dtype or dtype,
+            kv_dtype=dtype,
         ),
     )
 

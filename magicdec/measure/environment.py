@@ -117,7 +117,8 @@ class ReferenceKernels:
     def times(self) -> ReferenceTimes:
         """The median of a few times of each."""
         return ReferenceTimes(
-            memory_s=self._time_s(self._data.sum), compute_s=self._time_s(self._multiply)
+            memory_s=self._time_s(self._data.sum),
+            compute_s=self._time_s(self._multiply),
         )
 
     def _multiply(self) -> None:

@@ -139,7 +139,10 @@ def _with_last(
 
 
 def _lacking(
-    request: BenchmarkRequest, keys: Keys, known: Mapping[str, Record], tp: TensorParallel
+    request: BenchmarkRequest,
+    keys: Keys,
+    known: Mapping[str, Record],
+    tp: TensorParallel,
 ) -> set[SpeculationSpec]:
     """The configurations without a record, by what the first rank has read."""
     is_known = torch.tensor([key in known for key in keys], dtype=torch.long, device=request.device)
@@ -151,7 +154,10 @@ def _lacking(
 
 
 def _begun(
-    request: BenchmarkRequest, keys: Keys, rows: Mapping[str, list[Record]], tp: TensorParallel
+    request: BenchmarkRequest,
+    keys: Keys,
+    rows: Mapping[str, list[Record]],
+    tp: TensorParallel,
 ) -> Begun:
     """Rows of finished repetitions, by what the first rank has read. The other ranks get as many
     empty rows, which none of them reads."""
@@ -166,7 +172,10 @@ def _begun(
 
 
 def _measure_in_vllm(
-    request: BenchmarkRequest, known: dict[str, Record], records: Path | None, begun: Begun
+    request: BenchmarkRequest,
+    known: dict[str, Record],
+    records: Path | None,
+    begun: Begun,
 ) -> dict[str, Record]:
     from magicdec.measure.vllm_session import VllmSession
 
@@ -272,7 +281,11 @@ class TextStream:
     """Receives every step's tokens and writes one sequence's new text."""
 
     def __init__(
-        self, tokenizer: Tokenizer, write: Callable[[str], object], *, sequence: int = 0
+        self,
+        tokenizer: Tokenizer,
+        write: Callable[[str], object],
+        *,
+        sequence: int = 0,
     ) -> None:
         self._tokenizer = tokenizer
         self._write = write

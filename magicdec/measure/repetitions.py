@@ -188,7 +188,10 @@ def _runs(
 
 
 def _row(
-    session: Session, measurement: Measurement, number: int, bandwidth_bytes_per_s: float | None
+    session: Session,
+    measurement: Measurement,
+    number: int,
+    bandwidth_bytes_per_s: float | None,
 ) -> Record:
     """The measured row of one run of a configuration."""
     request = session.request

@@ -64,7 +64,11 @@ def elapsed_s(call: Callable[[], object], calls: int, device: str, clock: Clock 
 
 
 def bandwidth_bytes_per_s(
-    *, device: str, num_bytes: int = 256 * MIB, rounds: int = 7, clock: Clock = "wall"
+    *,
+    device: str,
+    num_bytes: int = 256 * MIB,
+    rounds: int = 7,
+    clock: Clock = "wall",
 ) -> float:
     """Bytes per second of reading memory: the best of a few passes over an array that no cache
     holds.
@@ -85,7 +89,12 @@ def copy_bytes_per_s(*, device: str, num_bytes: int = 2048 * MIB, rounds: int = 
 
 
 def peak_flops_per_s(
-    *, device: str, dtype: str, size: int = 1024, rounds: int = 5, clock: Clock = "wall"
+    *,
+    device: str,
+    dtype: str,
+    size: int = 1024,
+    rounds: int = 5,
+    clock: Clock = "wall",
 ) -> float:
     """FLOP/s of a square matrix product: the best of a few."""
     a = torch.randn(size, size, device=device, dtype=getattr(torch, dtype))
@@ -113,7 +122,11 @@ def phase_bytes(
     kv_len = float(np.mean(prompt_lens)) + request.gen_len / 2
     seen = draft_kv_tokens(setup, kv_len, speculation.draft_budget)
     needed = read_bytes(
-        setup, batch=request.batch_size, kv_len=kv_len, draft_kv_len=seen, gamma=speculation.gamma
+        setup,
+        batch=request.batch_size,
+        kv_len=kv_len,
+        draft_kv_len=seen,
+        gamma=speculation.gamma,
     )
     return {phase: float(num_bytes) for phase, num_bytes in needed.items()}
 

@@ -269,7 +269,12 @@ class VllmSession:
         }
 
     def _send(
-        self, prompts: list[list[int]], sampling: SamplingSpec, *, seed: int, gen_len: int
+        self,
+        prompts: list[list[int]],
+        sampling: SamplingSpec,
+        *,
+        seed: int,
+        gen_len: int,
     ) -> None:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -295,7 +300,9 @@ class VllmSession:
         start = time.perf_counter()
         for index, prompt in enumerate(self.prompts):
             self._core.add_request(
-                f"prefill {index}", {"prompt_token_ids": prompt}, SamplingParams(max_tokens=1)
+                f"prefill {index}",
+                {"prompt_token_ids": prompt},
+                SamplingParams(max_tokens=1),
             )
         while self._core.has_unfinished_requests():
             self._core.step()

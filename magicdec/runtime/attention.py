@@ -173,7 +173,11 @@ def reference_attention(
         torch.softmax(weights, dim=-1, out=weights)
     else:
         sinks = scoring.sinks_A.view(kv_heads, 1, -1, 1).expand(
-            num_sequences, -1, num_tokens, -1, 1
+            num_sequences,
+            -1,
+            num_tokens,
+            -1,
+            1,
         )
         by_token.copy_(
             torch.cat((by_token, sinks.to(weights.dtype)), dim=-1).softmax(dim=-1)[..., :-1]
@@ -190,7 +194,12 @@ def reference_attention(
 
 
 def prefill_attention(
-    query_BTAD: Tensor, keys_BKSD: Tensor, values_BKSD: Tensor, *, num_past: int, scoring: Scoring
+    query_BTAD: Tensor,
+    keys_BKSD: Tensor,
+    values_BKSD: Tensor,
+    *,
+    num_past: int,
+    scoring: Scoring,
 ) -> Tensor:
     """Attention of many query tokens after `num_past` cached ones, causal and at most a window
     back: [B, T, A·D].
@@ -226,7 +235,11 @@ def prefill_attention(
 
 
 def _reference_prefill(
-    query_BTAD: Tensor, keys: Tensor, values: Tensor, num_past: int, scoring: Scoring
+    query_BTAD: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    num_past: int,
+    scoring: Scoring,
 ) -> Tensor:
     """A few query tokens at a time, by the reference: their scores are in memory."""
     workspace = Workspace()

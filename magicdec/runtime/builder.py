@@ -67,7 +67,11 @@ class Builder:
     """One model on one shard."""
 
     def __init__(
-        self, spec: ModelSpec, tp: TensorParallel, source: TensorSource, device: torch.device
+        self,
+        spec: ModelSpec,
+        tp: TensorParallel,
+        source: TensorSource,
+        device: torch.device,
     ) -> None:
         self._spec = spec
         self._tp = tp
@@ -84,7 +88,9 @@ class Builder:
         root = self._root
         vocab = tp.slice_of(spec.vocab_size)
         embedding = self._read(
-            f"{root}.embed_tokens.weight", (spec.vocab_size, spec.hidden_size), vocab
+            f"{root}.embed_tokens.weight",
+            (spec.vocab_size, spec.hidden_size),
+            vocab,
         )
         head = self._head(embedding, vocab)
         built: list[Layer] = []
@@ -178,7 +184,13 @@ class Builder:
         return weight
 
     def _output(
-        self, name: str, inputs: int, part: slice, *, bias: bool, reduced_over: TensorParallel
+        self,
+        name: str,
+        inputs: int,
+        part: slice,
+        *,
+        bias: bool,
+        reduced_over: TensorParallel,
     ) -> RowParallelLinear:
         """A product whose inputs are divided. Its bias is added once, by the first shard."""
         hidden = self._spec.hidden_size
@@ -221,7 +233,8 @@ class Builder:
             kept=Kept(num_heads=num_kv_heads, head_dim=head_dim, span=span),
             num_heads=kind.num_heads // tp.size,
             qkv=ColumnParallelLinear(
-                weight=self._qkv_rows(prefix, kind, heads, "weight"), bias=qkv_bias
+                weight=self._qkv_rows(prefix, kind, heads, "weight"),
+                bias=qkv_bias,
             ),
             output=self._output(
                 f"{prefix}.o_proj",
@@ -282,7 +295,9 @@ class Builder:
         query = self._read(f"{name}.weight", (queries, inputs), rows(queries))
         expanded_size = kind.num_heads * (kind.qk_nope_head_dim + kind.v_head_dim)
         expanded = self._read(
-            f"{prefix}.kv_b_proj.weight", (expanded_size, rank), rows(expanded_size)
+            f"{prefix}.kv_b_proj.weight",
+            (expanded_size, rank),
+            rows(expanded_size),
         )
         by_head = expanded.unflatten(0, (kind.num_heads // self._tp.size, -1))
         keys_ADR, values_AVR = by_head.split((kind.qk_nope_head_dim, kind.v_head_dim), dim=1)
@@ -292,13 +307,20 @@ class Builder:
             num_heads=kind.num_heads // self._tp.size,
             query=ColumnParallelLinear(weight=_ordered(query, query_order)),
             latent=self._whole(
-                f"{prefix}.kv_a_proj_with_mqa", kind.latent_size, bias=kind.bias, order=kept_order
+                f"{prefix}.kv_a_proj_with_mqa",
+                kind.latent_size,
+                bias=kind.bias,
+                order=kept_order,
             ),
             latent_norm=self._latent_norm(f"{prefix}.kv_a_layernorm", rank),
             keys_ADR=keys_ADR.contiguous(),
             values_AVR=values_AVR.contiguous(),
             output=self._output(
-                f"{prefix}.o_proj", mixed, rows(mixed), bias=kind.bias, reduced_over=self._tp
+                f"{prefix}.o_proj",
+                mixed,
+                rows(mixed),
+                bias=kind.bias,
+                reduced_over=self._tp,
             ),
             scoring=Scoring(scale=kind.scale or kind.qk_head_dim**-0.5),
             rotary=self._rotary(kind.rope),
@@ -307,7 +329,12 @@ class Builder:
         )
 
     def _whole(
-        self, name: str, size: int, *, bias: bool, order: Tensor | None = None
+        self,
+        name: str,
+        size: int,
+        *,
+        bias: bool,
+        order: Tensor | None = None,
     ) -> ColumnParallelLinear:
         """A projection of the hidden states that every shard has whole."""
         weight = self._read(f"{name}.weight", (size, self._spec.hidden_size))
@@ -328,7 +355,11 @@ class Builder:
         return self._ropes.index(rope)
 
     def _qkv_rows(
-        self, prefix: str, kind: mixer_specs.Attention, heads: Heads, ending: str
+        self,
+        prefix: str,
+        kind: mixer_specs.Attention,
+        heads: Heads,
+        ending: str,
     ) -> Tensor:
         """Rows of queries, keys and values, then of gates where there are any, of the matrix or of
         its bias.
@@ -372,7 +403,10 @@ class Builder:
         return torch.cat((*all_rows, *gates))
 
     def _head_norm(
-        self, prefix: str, kind: mixer_specs.Attention, heads: Heads
+        self,
+        prefix: str,
+        kind: mixer_specs.Attention,
+        heads: Heads,
     ) -> Callable[[Tensor], Tensor] | None:
         """The norm of query and key heads, its weights in the order of the heads' dimensions
         here."""
@@ -403,7 +437,10 @@ class Builder:
         if kind.qk_norm == "layer":
             num_heads = heads[0].stop - heads[0].start
             return layers.AllHeadsNorm(
-                weight_ND=weight_ND, eps=eps, num_heads=num_heads, tp=self._tp
+                weight_ND=weight_ND,
+                eps=eps,
+                num_heads=num_heads,
+                tp=self._tp,
             )
         if kind.qk_norm.startswith("head"):
             return layers.HeadNorm(weight_ND=weight_ND, eps=eps)
@@ -480,7 +517,9 @@ class Builder:
         if kind.bias:
             down_bias = self._read(f"{prefix}.down_proj_bias", (count, hidden), one)[0]
             gate_up_bias = self._stacked_inner(
-                f"{prefix}.gate_up_proj_bias", (count, 2 * width), one
+                f"{prefix}.gate_up_proj_bias",
+                (count, 2 * width),
+                one,
             )
         if self._tp.rank > 0:  # the first shard adds it
             down_bias = None
@@ -544,7 +583,11 @@ class Builder:
         return layers.MLP(
             gate_up=ColumnParallelLinear(weight=torch.cat(weights), bias=bias),
             down=self._output(
-                f"{prefix}.{down}", width, part, bias=kind.bias, reduced_over=reduced_over
+                f"{prefix}.{down}",
+                width,
+                part,
+                bias=kind.bias,
+                reduced_over=reduced_over,
             ),
             activation=kind.activation,
             gated=kind.gated,

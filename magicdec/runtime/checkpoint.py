@@ -150,7 +150,11 @@ FORMATS: Mapping[str, Format] = {
             layouts=(*PER_BLOCK, *PER_MATRIX, (OUT, GROUPS), (OUT,)),
         ),
         "zeros": _one(
-            "weight_zero_point", *PER_MATRIX, (OUT, GROUPS), dtypes=("I8",), is_optional=True
+            "weight_zero_point",
+            *PER_MATRIX,
+            (OUT, GROUPS),
+            dtypes=("I8",),
+            is_optional=True,
         ),
     },
     "gptq": _gptq(zero_offset=1),
@@ -403,7 +407,11 @@ class _Matrix:
     """A matrix [outputs, inputs] that is published in fewer bits."""
 
     def __init__(
-        self, files: CheckpointDirectory, module: str, shape: tuple[int, int], scheme: Scheme
+        self,
+        files: CheckpointDirectory,
+        module: str,
+        shape: tuple[int, int],
+        scheme: Scheme,
     ) -> None:
         self._files = files
         self._module = module
@@ -450,7 +458,10 @@ class _Matrix:
         return groups
 
     def _aligned(
-        self, stored: Stored, part: tuple[range, range], groups: Tensor | None
+        self,
+        stored: Stored,
+        part: tuple[range, range],
+        groups: Tensor | None,
     ) -> Tensor | None:
         """One stored tensor cut to a part and expanded to [outputs, inputs]; a dimension stays 1 if
         all its outputs or inputs share an entry. None: an optional tensor is absent."""
@@ -596,7 +607,12 @@ class RandomTensors:
     agrees."""
 
     def __init__(
-        self, *, seed: int, device: torch.device, dtype: torch.dtype, norm_weight: float = 1.0
+        self,
+        *,
+        seed: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        norm_weight: float = 1.0,
     ) -> None:
         self._seed = seed
         self._device = device

@@ -349,7 +349,10 @@ class Engine:
             prompt.num_cached += count
             tokens_T = self._tokens[prompt.slot, start : prompt.num_cached + 1]
             part = PromptPart(
-                slot=prompt.slot, start=start, tokens_T=tokens_T[:-1], next_T=tokens_T[1:]
+                slot=prompt.slot,
+                start=start,
+                tokens_T=tokens_T[:-1],
+                next_T=tokens_T[1:],
             )
             parts.append(part)
         self.cache_parts(parts, followers)
@@ -367,7 +370,10 @@ class Engine:
         passes = []
         for part in parts:
             each = PrefillPass(
-                self.cache, row=part.slot, num_past=part.start, num_tokens=part.num_tokens
+                self.cache,
+                row=part.slot,
+                num_past=part.start,
+                num_tokens=part.num_tokens,
             )
             passes.append(each)
         tokens_N = torch.cat([part.tokens_T for part in parts])

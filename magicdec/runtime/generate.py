@@ -148,7 +148,10 @@ class DecodeResult:
 
 @torch.inference_mode()
 def decode(
-    engine: Engine, drafter: Drafter | None, sampling: SamplingSpec, options: DecodeOptions
+    engine: Engine,
+    drafter: Drafter | None,
+    sampling: SamplingSpec,
+    options: DecodeOptions,
 ) -> DecodeResult:
     """Decodes all sequences of the engine from where they stand.
 
@@ -252,7 +255,9 @@ class Step:
         if self._drafter is None:
             return self._engine.forward(block_BT)
         return self._engine.forward(
-            block_BT, observer=self._drafter.observer, taps=self._drafter.taps
+            block_BT,
+            observer=self._drafter.observer,
+            taps=self._drafter.taps,
         )
 
     @part("accept")
@@ -275,7 +280,9 @@ class Step:
         emitted_BT = outcome.next_token_B[:, None]
         if proposal is not None:
             emitted_BT = F.pad(proposal.tokens_BT, (0, 1)).scatter_(
-                1, outcome.num_accepted_B[:, None], emitted_BT
+                1,
+                outcome.num_accepted_B[:, None],
+                emitted_BT,
             )
         is_bad_B = ~logits_BTV.sum(dim=(1, 2), dtype=torch.float32).isfinite()
         packed = torch.cat((emitted_BT, outcome.num_accepted_B[:, None], is_bad_B[:, None]), dim=1)
@@ -296,7 +303,10 @@ class Step:
         self.graphs.begin(self._engine.num_active, self._graph_key(gamma))
 
     def read(
-        self, verdict: Verdict, proposal: Proposal | None, batch: Batch
+        self,
+        verdict: Verdict,
+        proposal: Proposal | None,
+        batch: Batch,
     ) -> tuple[np.ndarray, np.ndarray]:
         """The step's tokens [B, gamma + 1] and how many of them were accepted [B], on the host.
         Raises NumericalError for logits of the target that are not finite."""
@@ -495,7 +505,10 @@ class Batch:
             self._step_ends.append(self._decode_ends[-1])
 
     def _store(
-        self, sequences: np.ndarray, emitted: np.ndarray, num_accepted: np.ndarray
+        self,
+        sequences: np.ndarray,
+        emitted: np.ndarray,
+        num_accepted: np.ndarray,
     ) -> np.ndarray:
         """Keeps each sequence's tokens up to its limit or its end; whether it has reached
         either."""

@@ -54,7 +54,10 @@ class RankDiedError(MagicdecError):
 
 
 def launch(
-    function: Callable[..., T], tp_size: int, *arguments: Any, device_type: str = "cpu"
+    function: Callable[..., T],
+    tp_size: int,
+    *arguments: Any,
+    device_type: str = "cpu",
 ) -> T:
     """Runs `function(tp, *arguments)` on `tp_size` ranks and returns what rank 0 returned.
 
@@ -106,7 +109,10 @@ def _start(tp_size: int, work: bytes, ranks: dict[Connection, SpawnProcess]) -> 
         for name, value in (world | {"RANK": rank, "LOCAL_RANK": rank}).items():
             place[name] = str(value)
         process = context.Process(
-            target=_enter, args=(os.getpid(), place, sender, work), daemon=True, name=str(rank)
+            target=_enter,
+            args=(os.getpid(), place, sender, work),
+            daemon=True,
+            name=str(rank),
         )
         process.start()
         # the child holds its own end: when it dies, the receiver sees the end of the file

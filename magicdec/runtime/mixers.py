@@ -47,7 +47,11 @@ class Mixer(Protocol):
         """What is stored of each token."""
 
     def __call__(
-        self, x_BTH: Tensor, layer: int, attention: AttentionPass, rotations: Sequence[Tensor]
+        self,
+        x_BTH: Tensor,
+        layer: int,
+        attention: AttentionPass,
+        rotations: Sequence[Tensor],
     ) -> Tensor: ...
 
     def rotate_keys_(self, keys_BKSD: Tensor, rotations: Sequence[Tensor]) -> Tensor:
@@ -80,7 +84,11 @@ class GroupedAttention:
     """`qkv` gives gates behind the values: the output is multiplied with their sigmoid."""
 
     def __call__(
-        self, x_BTH: Tensor, layer: int, attention: AttentionPass, rotations: Sequence[Tensor]
+        self,
+        x_BTH: Tensor,
+        layer: int,
+        attention: AttentionPass,
+        rotations: Sequence[Tensor],
     ) -> Tensor:
         num_heads = self.num_heads
         kv_heads = self.kept.num_heads
@@ -97,7 +105,11 @@ class GroupedAttention:
         return self.output(mixed_BTN)
 
     def _tempered(
-        self, query_BTAD: Tensor, positions_BT: Tensor, strength: float, interval: float
+        self,
+        query_BTAD: Tensor,
+        positions_BT: Tensor,
+        strength: float,
+        interval: float,
     ) -> Tensor:
         """Queries, multiplied by their position's factor (see `temperature`)."""
         shifted_BT = positions_BT + self.temperature_offset
@@ -167,7 +179,11 @@ class LatentAttention:
     query_norm: Norm | None = None
 
     def __call__(
-        self, x_BTH: Tensor, layer: int, attention: AttentionPass, rotations: Sequence[Tensor]
+        self,
+        x_BTH: Tensor,
+        layer: int,
+        attention: AttentionPass,
+        rotations: Sequence[Tensor],
     ) -> Tensor:
         rank = self._rank
         num_rotated = self.kept.head_dim - rank

@@ -85,13 +85,21 @@ class PrefillPass:
         if ring is not None:
             return self._attend_in_ring(layer, ring, query_BTAD, kv_BTPKD, scoring)
         self._cache.write_row(
-            layer, self._row, slice(self._num_past, self._stop), kv_BTPKD[0].permute(1, 2, 0, 3)
+            layer,
+            self._row,
+            slice(self._num_past, self._stop),
+            kv_BTPKD[0].permute(1, 2, 0, 3),
         )
         keys, values = self._cache.read(layer, slice(self._row, self._row + 1), self._stop)
         return prefill_attention(query_BTAD, keys, values, num_past=self._num_past, scoring=scoring)
 
     def _attend_in_ring(
-        self, layer: int, ring: int, query_BTAD: Tensor, kv_BTPKD: Tensor, scoring: Scoring
+        self,
+        layer: int,
+        ring: int,
+        query_BTAD: Tensor,
+        kv_BTPKD: Tensor,
+        scoring: Scoring,
     ) -> Tensor:
         """Over the cached tokens that the first query sees and the pass's own, side by side; of
         these the ring then takes the last. Masks count from the first cached token that is seen,

@@ -169,7 +169,11 @@ def load_prompts(
 
 
 def _with_repeated_passage(
-    prompt: list[int], *, seed: int, passage: int = 256, cue: int = 24
+    prompt: list[int],
+    *,
+    seed: int,
+    passage: int = 256,
+    cue: int = 24,
 ) -> list[int]:
     """The prompt with its last `cue` tokens replaced by the start of a passage from its first half,
     so that what comes next is to be recalled from thousands of tokens back."""

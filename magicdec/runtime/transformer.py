@@ -122,7 +122,10 @@ class Transformer:
         return [rotary.turns(distances_BT) for rotary in self.rotaries]
 
     def hidden(
-        self, tokens_BT: Tensor, attention: AttentionPass, taps: Taps | None = None
+        self,
+        tokens_BT: Tensor,
+        attention: AttentionPass,
+        taps: Taps | None = None,
     ) -> Tensor:
         """The last layer's output after the final norm, [B, T, H]. `taps` take states on the
         way."""

@@ -80,7 +80,10 @@ def load_model(
                 "random weights"
             )
         source = CheckpointDirectory(
-            directory, device=torch_device, dtype=dtype, quantization=spec.quantization
+            directory,
+            device=torch_device,
+            dtype=dtype,
+            quantization=spec.quantization,
         )
     with torch.inference_mode():
         return Builder(spec, tp, source, torch_device).build()

@@ -417,7 +417,11 @@ class EngineProfile(
         )
 
     def speedup_error_for(
-        self, device: str, weight_dtype: str, kv_dtype: str, draft: str = ""
+        self,
+        device: str,
+        weight_dtype: str,
+        kv_dtype: str,
+        draft: str = "",
     ) -> float:
         """Relative error (one standard deviation) of a speedup, by where servers with speculation
         were measured, and with which kind of draft ("": one of them).

@@ -92,7 +92,11 @@ def model_from_hf_config(config: dict[str, Any], *, name: str, where: str) -> Mo
         norm=msgspec.structs.replace(row.norm, eps=keys.number(row.eps_key, most=1.0)),
         tie_word_embeddings=keys.flag("tie_word_embeddings"),
         quantization=read_quantization(
-            keys, layers=layers, hidden_size=hidden, vocab_size=vocabulary, names=row.names
+            keys,
+            layers=layers,
+            hidden_size=hidden,
+            vocab_size=vocabulary,
+            names=row.names,
         ),
         names=row.names,
         eos_token_ids=_token_ids(values.get("eos_token_id"), where),
@@ -131,7 +135,12 @@ def _decoder(config: dict[str, Any], where: str) -> dict[str, Any]:
         raise ConfigError(f"{where}: key 'text_config' must be an object, not {inside!r}")
     beside = Keys(config, where)
     beside.ignore(
-        "text_config", "vocab_size", "hidden_size", "ignore_index", "tie_word_embeddings", *BESIDE
+        "text_config",
+        "vocab_size",
+        "hidden_size",
+        "ignore_index",
+        "tie_word_embeddings",
+        *BESIDE,
     )
     unread = []
     for key in beside.unread():
@@ -230,7 +239,12 @@ class Read(NamedTuple):
 
 
 def read_quantization(
-    keys: Keys, *, layers: Sequence[Layer], hidden_size: int, vocab_size: int, names: TensorNames
+    keys: Keys,
+    *,
+    layers: Sequence[Layer],
+    hidden_size: int,
+    vocab_size: int,
+    names: TensorNames,
 ) -> Quantization | None:
     """The formats of a model's parts. None where its weights are in 16 or 32 bits. Raises
     ConfigError for an unknown method or format."""
@@ -314,7 +328,10 @@ def _format(sizes: Counter[Scheme | None], num_bytes: float) -> PartFormat:
 
 
 def _matrices(
-    layers: Sequence[Layer], hidden_size: int, vocab_size: int, names: TensorNames
+    layers: Sequence[Layer],
+    hidden_size: int,
+    vocab_size: int,
+    names: TensorNames,
 ) -> Iterator[tuple[str, str, tuple[int, int, int]]]:
     """(part, module, (how many, outputs, inputs)) of every matrix that may be published in fewer
     bits.
@@ -330,12 +347,18 @@ def _matrices(
                 yield "mixer", f"{prefix}.{module}", (1, *projection.shape)
         if layer.mlp is not None:
             yield from _feed_forward_matrices(
-                layer.mlp, hidden_size, f"{prefix}.{names.mlp}", names
+                layer.mlp,
+                hidden_size,
+                f"{prefix}.{names.mlp}",
+                names,
             )
 
 
 def _feed_forward_matrices(
-    mlp: FeedForward, hidden_size: int, prefix: str, names: TensorNames
+    mlp: FeedForward,
+    hidden_size: int,
+    prefix: str,
+    names: TensorNames,
 ) -> Iterator[tuple[str, str, tuple[int, int, int]]]:
     """(part, module, shape) of a feed-forward's matrices, as `_matrices` lists them."""
     for projection in mlp.projections(hidden_size):
@@ -501,7 +524,11 @@ MODELOPT: Mapping[str, Scheme] = {
     "FP8": Scheme(dtype="fp8", storage="scaled", bits=8, scale_bytes=4, is_per_tensor=True),
     "FP8_PER_CHANNEL_PER_TOKEN": Scheme(dtype="fp8", storage="scaled", bits=8, scale_bytes=4),
     "FP8_PB_WO": Scheme(
-        dtype="fp8_block", storage="scaled", bits=8, block=(128, 128), scale_bytes=4
+        dtype="fp8_block",
+        storage="scaled",
+        bits=8,
+        block=(128, 128),
+        scale_bytes=4,
     ),
     "NVFP4": Scheme(dtype="nvfp4", storage="nvfp4", bits=4, group_size=16, scale_bytes=1),
     "W4A16_NVFP4": Scheme(dtype="nvfp4", storage="nvfp4", bits=4, group_size=16, scale_bytes=1),

@@ -137,7 +137,10 @@ class MixtureOfExperts(Kind, frozen=True, kw_only=True, tag="mixture_of_experts"
         if not self.shared_width:
             return None
         return MLP(
-            width=self.shared_width, activation=self.activation, gated=self.gated, bias=False
+            width=self.shared_width,
+            activation=self.activation,
+            gated=self.gated,
+            bias=False,
         )
 
     def inner_size(self, hidden_size: int) -> int:

@@ -237,7 +237,11 @@ class Attention(Attending, frozen=True, kw_only=True, tag="attention"):
 
     def costing(self) -> Attention:
         return msgspec.structs.replace(
-            self, rope=None, scale=None, temperature=None, temperature_offset=1
+            self,
+            rope=None,
+            scale=None,
+            temperature=None,
+            temperature_offset=1,
         )
 
     @property

@@ -224,7 +224,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """One multi-token-prediction head; of a model without any, one with a layer like its
         own."""
         return msgspec.structs.replace(
-            self, layers=(*self.mtp_layers, self._last_whole_layer)[:1], mtp_layers=()
+            self,
+            layers=(*self.mtp_layers, self._last_whole_layer)[:1],
+            mtp_layers=(),
         )
 
     @cached_property

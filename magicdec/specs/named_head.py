@@ -28,7 +28,11 @@ class NamedHead:
 
 
 def named_head(
-    model: str, draft: str, draft_model: str | None, *, with_weights: bool = True
+    model: str,
+    draft: str,
+    draft_model: str | None,
+    *,
+    with_weights: bool = True,
 ) -> NamedHead | None:
     """The head of a target that `--draft` and `--draft-model` name; None where they name none.
 

@@ -77,7 +77,11 @@ TENSOR_PARALLEL = Parallelism()
 
 
 def spread_for(
-    *, tp_size: int, pp_size: int, ep_size: int | None, dp_attention: bool
+    *,
+    tp_size: int,
+    pp_size: int,
+    ep_size: int | None,
+    dp_attention: bool,
 ) -> Parallelism:
     """The spread that a plan's options request. Without data-parallel attention, the tp ranks
     divide the experts.

@@ -131,7 +131,10 @@ def validate_beliefs(
             )
     chosen = np.flatnonzero(is_counted)
     return validation(
-        [rates[row] for row in chosen], mean[chosen], deviation[chosen], leave_out=leave_out
+        [rates[row] for row in chosen],
+        mean[chosen],
+        deviation[chosen],
+        leave_out=leave_out,
     )
 
 
@@ -196,7 +199,11 @@ def _is_long_of_known(rates: Sequence[Rate]) -> npt.NDArray[np.bool_]:
 
 
 def validation(
-    rates: Sequence[Rate], mean: Array, deviation: Array, *, leave_out: str
+    rates: Sequence[Rate],
+    mean: Array,
+    deviation: Array,
+    *,
+    leave_out: str,
 ) -> AcceptanceValidation:
     """How well normal beliefs about the logits of some rates came true."""
     table = outcomes(rates, mean, deviation)

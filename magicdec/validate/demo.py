@@ -93,7 +93,11 @@ def run_demo(directory: Path, *, progress: Progress, quick: bool = False) -> Dem
     ended = _stage_clock(progress)
     others = other_drafts(MAIN.model)
     acceptance = AcceptanceRequest(
-        model=MAIN.model, draft_budgets=BUDGETS, num_prompts=24, gen_len=128, beside=others
+        model=MAIN.model,
+        draft_budgets=BUDGETS,
+        num_prompts=24,
+        gen_len=128,
+        beside=others,
     )
     if quick:
         acceptance = replace(acceptance, num_prompts=8, gen_len=48)
@@ -122,7 +126,10 @@ def run_demo(directory: Path, *, progress: Progress, quick: bool = False) -> Dem
     measured: list[Record] = []
     for number, request in enumerate(requests, 1):
         rows = benchmark(
-            request, records=records, references=references, progress=stages.stage(number)
+            request,
+            records=records,
+            references=references,
+            progress=stages.stage(number),
         )
         measured += rows
         best = max((row for row in rows if row.is_speculative), key=lambda row: row.speedup or 0.0)
@@ -262,7 +269,10 @@ def top_two_gap(
 ) -> float:
     """Difference between the target's two best next-token logits after the tokens, in float64."""
     model = load_model(
-        request.model, weights=request.weights, device=request.device, dtype="float64"
+        request.model,
+        weights=request.weights,
+        device=request.device,
+        dtype="float64",
     )
     tokens = [*prompt, *generated]
     engine = Engine(model, batch_size=1, max_len=len(tokens) + 1)

@@ -151,7 +151,9 @@ class GridSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             speculations = tuple(
                 SpeculationSpec(draft="self", draft_method=method, draft_budget=budget, gamma=gamma)
                 for method, budget, gamma in product(
-                    self.draft_methods, self.draft_budgets, self.gammas
+                    self.draft_methods,
+                    self.draft_budgets,
+                    self.gammas,
                 )
                 if budget < context
             )
@@ -222,7 +224,11 @@ VLLM_GRID = GridSpec(
 
 
 def choose_grid(
-    path: Path | None, *, quick: bool, engine: Runtime | None, clock: Clock | None
+    path: Path | None,
+    *,
+    quick: bool,
+    engine: Runtime | None,
+    clock: Clock | None,
 ) -> GridSpec:
     """The grid of a file, or the one shipped for the engine. `engine` and `clock`, if given,
     replace the file's."""
@@ -281,7 +287,10 @@ def run_grid(
 
     requests = list(grid.requests())
     profile = profile or _own_profile(
-        grid, records.with_suffix(".profile.toml"), quick=quick, progress=progress
+        grid,
+        records.with_suffix(".profile.toml"),
+        quick=quick,
+        progress=progress,
     )
     _warn_of_other_temperatures(grid, profile)
     predicted = freeze_predictions(requests, profile, records)

@@ -44,7 +44,12 @@ from magicdec.perfmodel.kernels.profile import (
 
 
 def refit_errors(
-    table: Table, hw: HardwareProfile, rows: Columns, train: Mask, test: Mask, variant: str
+    table: Table,
+    hw: HardwareProfile,
+    rows: Columns,
+    train: Mask,
+    test: Mask,
+    variant: str,
 ) -> ErrorSummary | None:
     """Errors on the counted `test` rows of the form fitted to `train`. None: too few rows of
     either."""
@@ -64,7 +69,11 @@ def _errors(table: Table, hw: HardwareProfile, rows: Columns, variant: str) -> E
 
 
 def _other_device_errors(
-    table: Table, hw: HardwareProfile, rows: Columns, variant: str, others: Sequence[str]
+    table: Table,
+    hw: HardwareProfile,
+    rows: Columns,
+    variant: str,
+    others: Sequence[str],
 ) -> list[float]:
     """Mean errors on the counted rows with the other devices' shipped curves, smallest first."""
     counted = select(rows, table.counted(rows))
@@ -78,7 +87,10 @@ def _other_device_errors(
 
 
 def extrapolation_error(
-    table: Table, hw: HardwareProfile, rows: Columns, variant: str
+    table: Table,
+    hw: HardwareProfile,
+    rows: Columns,
+    variant: str,
 ) -> float | None:
     """Error on the counted rows beyond the range of the refit. None: the file lacks either side."""
     near = table.is_near(rows)
@@ -146,7 +158,10 @@ def _unknown_group(table: Table, key: Group, rows: Columns, error: ConfigError) 
 
 
 def _errors_when_borrowed(
-    table: Table, key: Group, rows: Columns, devices: Iterable[Group]
+    table: Table,
+    key: Group,
+    rows: Columns,
+    devices: Iterable[Group],
 ) -> dict[str, float | None]:
     """Errors of the curves that a device without this table could borrow from the others."""
     others = []

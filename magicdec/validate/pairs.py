@@ -343,7 +343,8 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             engine=engine.of_version(self.engine_version or NEWEST),
             sampling=SamplingSpec(),
             precision=Precision(
-                weight_dtype=weight_format(model, self.weight_dtype), kv_dtype=kv_dtype
+                weight_dtype=weight_format(model, self.weight_dtype),
+                kv_dtype=kv_dtype,
             ),
             draft_precision=draft_precision,
             draft_model=draft_model,
@@ -356,13 +357,19 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if kind in SPARSE_METHODS:
             return _Drafting(
                 SpeculationSpec(
-                    draft=SELF, draft_method=kind, draft_budget=self.budget, gamma=self.gamma
+                    draft=SELF,
+                    draft_method=kind,
+                    draft_budget=self.budget,
+                    gamma=self.gamma,
                 )
             )
         if kind in QUANTIZED_SELF:
             own = self._stated_format() or "int4"
             spec = SpeculationSpec(
-                draft=SELF, draft_method="full", draft_weight_dtype=own, gamma=self.gamma
+                draft=SELF,
+                draft_method="full",
+                draft_weight_dtype=own,
+                gamma=self.gamma,
             )
             return _Drafting(spec, weight_dtype=own)
         if kind not in OWN_METHOD:
@@ -514,7 +521,10 @@ def _predict_alike(setup: Setup, rows: Sequence[PairRow], tokens: Sequence[float
         shares = np.array([row.share for row in rows])
         law = StatedTokens(np.array(tokens, dtype=np.float64), gamma, shares)
     alone = dataclasses.replace(
-        setup, speculation=AUTOREGRESSIVE, draft_model=None, draft_precision=None
+        setup,
+        speculation=AUTOREGRESSIVE,
+        draft_model=None,
+        draft_precision=None,
     )
 
     def at(which: Setup, gamma: Any, budget: Any) -> Points:
@@ -531,7 +541,12 @@ def _predict_alike(setup: Setup, rows: Sequence[PairRow], tokens: Sequence[float
         else:
             batch = np.minimum(users, most)
         return Points(
-            batch=batch, context=prompt_len, tp=tp, gamma=gamma, budget=budget, gen_len=output_len
+            batch=batch,
+            context=prompt_len,
+            tp=tp,
+            gamma=gamma,
+            budget=budget,
+            gen_len=output_len,
         )
 
     before = predict(alone, None, at(alone, np.zeros_like(gamma), None))
@@ -657,7 +672,10 @@ def _tokens_at(gamma: int, stated: Mapping[int, float]) -> float:
 
 
 def _group(
-    name: str, pairs: Sequence[PairRow], chosen: np.ndarray, predicted: Predicted
+    name: str,
+    pairs: Sequence[PairRow],
+    chosen: np.ndarray,
+    predicted: Predicted,
 ) -> dict[str, Any]:
     """Errors of the speedup and of both rates, and how often the sign is right outside a margin."""
     own = [pairs[index] for index in chosen]

@@ -96,7 +96,9 @@ def validate_acceptance(paths: Sequence[str | Path] | None = None) -> dict[str, 
             refused.append(f"{path}: rates without a gamma say nothing about deeper blocks")
             continue
         rows, lines = read_rows(
-            [path], Observation, one_of=("tokens_per_step", "accepted_over_drafted")
+            [path],
+            Observation,
+            one_of=("tokens_per_step", "accepted_over_drafted"),
         )
         for members in places([row.model] for row in rows).values():
             for group in _groups_of_model([rows[index] for index in members]):

@@ -266,7 +266,10 @@ def evaluate(
     """Every gamma for rows of one (device, target, draft, method, tp)."""
     first = rows[0]
     spec = SpeculationSpec(
-        draft=first.draft, draft_method=first.draft_method, draft_budget=FITTED_BUDGET, gamma=1
+        draft=first.draft,
+        draft_method=first.draft_method,
+        draft_budget=FITTED_BUDGET,
+        gamma=1,
     )
     setup = Setup.of(first.target, first.device, engine, spec, sampling=SAMPLING)
     check_tp(setup.model, first.tp_size, engine.vocabulary_multiple)

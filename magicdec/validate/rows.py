@@ -112,7 +112,10 @@ def read_rows(
 
 
 def _check_columns(
-    path: str | Path, line: dict[str, str], required: Sequence[str], one_of: Iterable[str]
+    path: str | Path,
+    line: dict[str, str],
+    required: Sequence[str],
+    one_of: Iterable[str],
 ) -> None:
     _, *columns = line  # the first is "where"
     lacking = sorted(set(required) - set(columns))

@@ -316,7 +316,12 @@ def row_steps(rows: Sequence[ServingRow], engine: EngineProfile) -> tuple[Setup,
     if rows[0].metric != "speedup":
         gamma = np.zeros(len(rows))
     terms = step_terms(
-        setup, batch=batch, kv_len=kv_len, draft_kv_len=kv_len, gamma=gamma, tp_size=tp
+        setup,
+        batch=batch,
+        kv_len=kv_len,
+        draft_kv_len=kv_len,
+        gamma=gamma,
+        tp_size=tp,
     )
     return setup, terms, tp
 
@@ -328,7 +333,11 @@ def _predict_alike(rows: Sequence[ServingRow], engine: EngineProfile) -> Array:
     if metric.endswith("_ms") and np.all(output > 0):
         setup = row_setup(rows[0], engine)
         time = serving_time(
-            setup, concurrency=batch, prompt_len=prompt, output_len=output, tp_size=tp
+            setup,
+            concurrency=batch,
+            prompt_len=prompt,
+            output_len=output,
+            tp_size=tp,
         )
         if metric == "tpot_ms":
             return time.tpot_s
@@ -445,7 +454,10 @@ class Joint:
     """
 
     def __init__(
-        self, rows: Sequence[ServingRow], bases: Engines, priors: Mapping[str, Free]
+        self,
+        rows: Sequence[ServingRow],
+        bases: Engines,
+        priors: Mapping[str, Free],
     ) -> None:
         self.priors = priors
         self.bases = bases

@@ -143,7 +143,12 @@ class LoadRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         engine = load_engine(engine_name(self.engine)).of_version(self.engine_version)
         weights = weight_format(model, self.quant)
         return Setup.of(
-            model, self.gpu, engine, AUTOREGRESSIVE, sampling=SamplingSpec(), weight_dtype=weights
+            model,
+            self.gpu,
+            engine,
+            AUTOREGRESSIVE,
+            sampling=SamplingSpec(),
+            weight_dtype=weights,
         )
 
     @property

@@ -80,11 +80,19 @@ class DraftSampler:
 
     @staticmethod
     def of(
-        metadata: SamplingMetadata, rows: Sequence[int], where: Rows, *, is_probabilistic: bool
+        metadata: SamplingMetadata,
+        rows: Sequence[int],
+        where: Rows,
+        *,
+        is_probabilistic: bool,
     ) -> DraftSampler:
         if metadata.all_greedy or not is_probabilistic:
             return DraftSampler(
-                temperature_B1=None, is_greedy_B=None, top_k_B=None, top_p_B=None, generators={}
+                temperature_B1=None,
+                is_greedy_B=None,
+                top_k_B=None,
+                top_p_B=None,
+                generators={},
             )
 
         def of_rows(values: Tensor | None) -> Tensor | None:
@@ -118,7 +126,9 @@ class DraftSampler:
         if self.temperature_B1 is None:
             return best_B, None
         scaled_BV = apply_top_k_top_p(
-            logits_BV.float() / self.temperature_B1, self.top_k_B, self.top_p_B
+            logits_BV.float() / self.temperature_B1,
+            self.top_k_B,
+            self.top_p_B,
         )
         draft_BV = scaled_BV.softmax(dim=-1)
         noise_BV = torch.empty_like(draft_BV).exponential_()
@@ -167,7 +177,10 @@ class SparseDraft:
             self._means = watch_layers(self._config)
 
     def propose(
-        self, runner: Any, sampled_token_ids: Sequence[Sequence[int]], sampling: SamplingMetadata
+        self,
+        runner: Any,
+        sampled_token_ids: Sequence[Sequence[int]],
+        sampling: SamplingMetadata,
     ) -> Proposal:
         """Drafts for each sequence that has just been given tokens; those still prefilling have
         none.
@@ -195,7 +208,12 @@ class SparseDraft:
         pending_B = [sampled_token_ids[row][-1] for row in rows]
         sampler = DraftSampler.of(sampling, rows, where, is_probabilistic=self._is_probabilistic)
         tokens_BT, probabilities_BTV = self._draft(
-            runner, where, cached_B, pending_B, gamma, sampler
+            runner,
+            where,
+            cached_B,
+            pending_B,
+            gamma,
+            sampler,
         )
         for row, tokens in zip(rows, tokens_BT.tolist(), strict=True):
             none[row] = tokens
@@ -224,7 +242,10 @@ class SparseDraft:
             else:
                 row_B = torch.tensor(where)
             block = self._selector_of(runner, passes).choosing(
-                block, pages, torch.from_numpy(cached_B), row_B
+                block,
+                pages,
+                torch.from_numpy(cached_B),
+                row_B,
             )
         token_B = torch.tensor(pending_B, dtype=torch.int32).to(runner.device, non_blocking=True)
         tokens = []

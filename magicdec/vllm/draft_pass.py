@@ -109,7 +109,9 @@ class DraftPasses:
         graph, num_padded = self.graph_of(len(table))
         if num_padded > len(table):
             slots_TB = torch.nn.functional.pad(
-                slots_TB, (0, num_padded - len(table)), value=PADDING_SLOT
+                slots_TB,
+                (0, num_padded - len(table)),
+                value=PADDING_SLOT,
             )
         lengths_TB = torch.sub(positions_TB + 1, window.num_left_out, alpha=size).int()
         device = self.input_ids.device
@@ -193,7 +195,9 @@ class DraftBlock:
         """Attention metadata by layer."""
         slots = self.slots_TB[step, :count]
         common = CommonAttentionMetadata(
-            **self._common, seq_lens=self.lengths_TB[step], slot_mapping=slots
+            **self._common,
+            seq_lens=self.lengths_TB[step],
+            slot_mapping=slots,
         )
         metadata: dict[str, Any] = {}
         for group in self.passes.groups:

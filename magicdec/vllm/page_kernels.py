@@ -57,7 +57,9 @@ def _average_kernel(
             slots_S = first + tl.arange(0, ROWS)
             mask_SD = (slots_S < PAGE)[:, None] & is_dim_D[None, :]
             keys_SD = tl.load(
-                keys + slots_S[:, None] * slot_stride + dims_D[None, :], mask=mask_SD, other=0.0
+                keys + slots_S[:, None] * slot_stride + dims_D[None, :],
+                mask=mask_SD,
+                other=0.0,
             )
             sum_D += tl.sum(keys_SD.to(tl.float32), axis=0)
         at = means + (page * tl.num_programs(1) + head) * HEAD_DIM
@@ -102,7 +104,9 @@ def _logits_kernel(
         columns_N = first + tl.arange(0, BLOCK)
         is_candidate_N = columns_N < end
         page_N = tl.load(
-            table + sequence * table_stride + columns_N, mask=is_candidate_N, other=0
+            table + sequence * table_stride + columns_N,
+            mask=is_candidate_N,
+            other=0,
         ).to(tl.int64)
         mean_N = means + (page_N * num_kv_heads + kv_head) * HEAD_DIM
         mean_mask_ND = is_candidate_N[:, None] & is_dim_D[None, :]
@@ -171,7 +175,9 @@ def _choose_pages_kernel(
     is_choice_M = (pages_M >= num_sinks) & (pages_M < choices_end)
     earlier_M = tl.load(kept + pages_M - num_sinks, mask=is_choice_M, other=0)
     source_M = tl.where(
-        is_choice_M, earlier_M, pages_M + tl.where(pages_M >= num_sinks, skipped, 0)
+        is_choice_M,
+        earlier_M,
+        pages_M + tl.where(pages_M >= num_sinks, skipped, 0),
     )
     is_written_M = (pages_M < num_pages) & ((pages_M < num_sinks) | (pages_M >= written_end))
     page_M = tl.load(own + tl.minimum(source_M, num_columns - 1), mask=is_written_M, other=0)
@@ -231,7 +237,11 @@ def choose_pages(
     batch, num_heads, head_dim = query_BAD.shape
     num_kv_heads, num_columns, num_pages = means_NKD.shape[1], table_BP.shape[1], found_BM.shape[1]
     logits = torch.empty(
-        batch, num_heads, num_columns, dtype=torch.float32, device=query_BAD.device
+        batch,
+        num_heads,
+        num_columns,
+        dtype=torch.float32,
+        device=query_BAD.device,
     )
     num_splits = min(triton.cdiv(num_columns, BLOCK), MAX_SPLITS)
     _logits_kernel[(batch, num_kv_heads, num_splits)](

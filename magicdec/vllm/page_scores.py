@@ -63,13 +63,22 @@ class PageMeans:
         layer.impl.forward = _with_choice(layer.impl.forward)
 
     def _write_and_average(
-        self, layer: Any, key: Tensor, value: Tensor, cache: Tensor, slots_T: Tensor
+        self,
+        layer: Any,
+        key: Tensor,
+        value: Tensor,
+        cache: Tensor,
+        slots_T: Tensor,
     ) -> None:
         self._write(layer, key, value, cache, slots_T)
         (num_pages, num_kv_heads, page_size, _), head_dim = cache.shape, self._layer.impl.head_size
         if len(self.means_NKD) != num_pages:  # not cleared: a capture would record that
             self.means_NKD = torch.empty(
-                num_pages, num_kv_heads, head_dim, dtype=cache.dtype, device=cache.device
+                num_pages,
+                num_kv_heads,
+                head_dim,
+                dtype=cache.dtype,
+                device=cache.device,
             )
         if cache.is_cuda:
             from magicdec.vllm.page_kernels import average_full_pages
@@ -191,7 +200,9 @@ class LayerChoice:
             order_BP = scores_BP.argsort(dim=1, descending=True, stable=True)
             best_BC = order_BP[:, :count].sort(dim=1).values.int()
             self.chosen_RC[self.row_B] = torch.where(
-                self.stop_B[:, None] > 0, best_BC, self.chosen_RC[self.row_B]
+                self.stop_B[:, None] > 0,
+                best_BC,
+                self.chosen_RC[self.row_B],
             )
         columns_M = torch.arange(self.table.shape[1])
         source_BM = columns_M + torch.where(columns_M >= first, self.left_out_B[:, None], 0)
@@ -227,14 +238,22 @@ class PageSelector:
         self._last_R = torch.full((num_rows + 1,), NEVER, device=device)
         self._age_R = torch.zeros_like(self._last_R)
         chosen = torch.zeros(
-            len(means), num_rows + 1, self._num_chosen, dtype=torch.int32, device=device
+            len(means),
+            num_rows + 1,
+            self._num_chosen,
+            dtype=torch.int32,
+            device=device,
         )
         num_places = num_rows * most_pages(budget=budget, page_size=size, gamma=max_gamma)
         tables = torch.zeros(len(means), num_places, dtype=torch.int32, device=device)
         self._kept = dict(zip(means, zip(chosen, tables, strict=True), strict=True))
 
     def choosing(
-        self, block: DraftBlock, table: Tensor, cached_B: Tensor, row_B: Tensor
+        self,
+        block: DraftBlock,
+        table: Tensor,
+        cached_B: Tensor,
+        row_B: Tensor,
     ) -> DraftBlock:
         """A block whose layers choose their pages themselves. row_B: where the runner keeps each
         sequence's state, negative for nobody's."""

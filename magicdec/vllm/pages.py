@@ -48,7 +48,13 @@ def memory_of_cache(num_bytes: int, *, page_size: int, num_scores: int) -> int:
 
 
 def streaming_window(
-    table: Tensor, cached: Tensor, *, budget: int, sink_pages: int, page_size: int, gamma: int
+    table: Tensor,
+    cached: Tensor,
+    *,
+    budget: int,
+    sink_pages: int,
+    page_size: int,
+    gamma: int,
 ) -> Window:
     """The sparse table of sequences with `cached` tokens each. Nothing of it depends on values that
     only a device has.
@@ -60,7 +66,8 @@ def streaming_window(
     columns = torch.arange(num_pages, device=table.device)
     source = columns + (columns >= sink_pages) * left_out[:, None]
     return Window(
-        table=table.gather(1, source.clamp(max=table.shape[1] - 1)), num_left_out=left_out
+        table=table.gather(1, source.clamp(max=table.shape[1] - 1)),
+        num_left_out=left_out,
     )
 
 

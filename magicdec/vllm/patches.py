@@ -205,7 +205,11 @@ def _without_discarded_seeds(original: Any) -> Any:
 
 
 def expand_batch_to_tokens(
-    values: Tensor, ends: Tensor, num_tokens: int, replace_from: float = 0, replace_to: float = 0
+    values: Tensor,
+    ends: Tensor,
+    num_tokens: int,
+    replace_from: float = 0,
+    replace_to: float = 0,
 ) -> Tensor:
     """Each sequence's value once for each of its drafted tokens, which end before `ends` of the
     flat batch.
@@ -424,7 +428,12 @@ def _with_runner(original: Any) -> Any:
     ) -> Any:
         if not is_asked_for(self.vllm_config):
             return original(
-                self, scheduler_output, sampled_token_ids, sampling_metadata, *rest, **named
+                self,
+                scheduler_output,
+                sampled_token_ids,
+                sampling_metadata,
+                *rest,
+                **named,
             )
         proposal = self.drafter.propose(self, sampled_token_ids, sampling_metadata)
         self._draft_probs, self._draft_prob_req_ids = proposal.probabilities, proposal.request_ids

@@ -96,7 +96,11 @@ class SparseSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # untyped w
         if self._means:
             rows, gamma = self.max_num_reqs, self.num_speculative_steps
             self._selector = PageSelector(
-                self._means, self.settings, self._passes, num_rows=rows, max_gamma=gamma
+                self._means,
+                self.settings,
+                self._passes,
+                num_rows=rows,
+                max_gamma=gamma,
             )
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
@@ -116,7 +120,10 @@ class SparseSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # untyped w
         else:
             mode = CUDAGraphMode.NONE
         self._blocks = SpeculatorCudaGraphManager(
-            self.vllm_config, self.device, mode, decode_query_len=1
+            self.vllm_config,
+            self.device,
+            mode,
+            decode_query_len=1,
         )
         table = self.settings.gamma_table
         if table is None:

@@ -90,7 +90,10 @@ def _check_method(spec: SpeculationSpec, known: dict[str, Make], whose: str) -> 
 
 
 def _drafter_of(
-    known: dict[str, Make], spec: SpeculationSpec, engine: Engine, model: Transformer
+    known: dict[str, Make],
+    spec: SpeculationSpec,
+    engine: Engine,
+    model: Transformer,
 ) -> Drafter:
     in_format = with_weight_dtype(model, spec.draft_weight_dtype)
     return known[spec.draft_method](engine, spec, in_format)

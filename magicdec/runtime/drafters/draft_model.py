@@ -145,7 +145,11 @@ class WindowedPrefillPass:
         self._cache.write_row(layer, self._row, self._slots_T, kv_PKTD)
         keys, values = keys_and_values(kv_PKTD[:, None], self._cache.kept[layer])
         return prefill_attention(
-            query_BTAD, keys, values, num_past=0, scoring=replace(scoring, window=None, chunk=None)
+            query_BTAD,
+            keys,
+            values,
+            num_past=0,
+            scoring=replace(scoring, window=None, chunk=None),
         )
 
 
@@ -213,7 +217,10 @@ class SparseModelDrafter(ModelDrafter):
         kept_T[: self._num_sinks] = self._slots_S[: min(self._num_sinks, num_kept)]
         slots_T = self._slots_of(kept_T)
         attention = WindowedPrefillPass(
-            self.cache, row=row, positions_T=positions_T, slots_T=slots_T
+            self.cache,
+            row=row,
+            positions_T=positions_T,
+            slots_T=slots_T,
         )
         self._model.hidden(self.engine.tokens_BS[row : row + 1, kept_T], attention)
 
@@ -233,14 +240,19 @@ class SparseModelDrafter(ModelDrafter):
             is_still_B = lengths_B <= self.budget
             for first, now in zip(self._first_sinks, self._sinks(count), strict=True):
                 first[:, :count] = torch.where(
-                    is_still_B[:, None, None, None], now, first[:, :count]
+                    is_still_B[:, None, None, None],
+                    now,
+                    first[:, :count],
                 )
         moved_B = (lengths_B - self.budget).clamp_min(0) - self._first_shift_B[:count]
         rotations = self._model.turns(
             moved_B[:, None]
         )  # [B, 1, 1, D/2], for every head and sink alike
         for block, first, now in zip(
-            self.cache.blocks, self._first_sinks, self._sinks(count), strict=True
+            self.cache.blocks,
+            self._first_sinks,
+            self._sinks(count),
+            strict=True,
         ):
             for index, layer in enumerate(block.layers):
                 mixer = self._model.layers[layer].mixer
@@ -323,7 +335,10 @@ class FewerRanksDrafter(Drafter):
     head."""
 
     def __init__(
-        self, engine: Engine, inner: Drafter | None, draft_tp: TensorParallel | None
+        self,
+        engine: Engine,
+        inner: Drafter | None,
+        draft_tp: TensorParallel | None,
     ) -> None:
         super().__init__(engine)
         self._inner = inner

@@ -95,7 +95,9 @@ class WindowDecodePass:
         self.positions_BT = lengths_B[:, None] + torch.arange(num_tokens, device=lengths_B.device)
         self._slots_BT = window.slots(self.positions_BT)
         self._visible = WindowVisible(
-            last_BT=self.positions_BT, stop=window.num_slots, geometry=window
+            last_BT=self.positions_BT,
+            stop=window.num_slots,
+            geometry=window,
         )
 
     def attend(self, layer: int, query_BTAD: Tensor, kv_BTPKD: Tensor, scoring: Scoring) -> Tensor:
@@ -116,7 +118,13 @@ class WindowPrefillPass:
     """Part of one sequence's prompt, over the window; the last entries of it are kept."""
 
     def __init__(
-        self, cache: KVCache, window: HeadWindow, *, row: int, num_past: int, num_tokens: int
+        self,
+        cache: KVCache,
+        window: HeadWindow,
+        *,
+        row: int,
+        num_past: int,
+        num_tokens: int,
     ) -> None:
         self._cache = cache
         self._window = window

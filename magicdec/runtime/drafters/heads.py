@@ -210,7 +210,10 @@ class HeadDrafter(Drafter):
             array[there] = array[back]
 
     def _pass(
-        self, lengths_B: Tensor, host_lengths: np.ndarray, num_tokens: int
+        self,
+        lengths_B: Tensor,
+        host_lengths: np.ndarray,
+        num_tokens: int,
     ) -> DecodePass | WindowDecodePass:
         """A pass over entries from these positions on."""
         if self._window is not None:

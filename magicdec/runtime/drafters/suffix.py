@@ -151,7 +151,12 @@ class SuffixDrafter(Drafter):
         """The draft with the higher score, of equal ones that of the sequence's own tree."""
         place = sequence.length - 1
         own, score = self._looked_up(
-            sequence.own, sequence.text, sequence, place=place, own_len=place + 1, gamma=gamma
+            sequence.own,
+            sequence.text,
+            sequence,
+            place=place,
+            own_len=place + 1,
+            gamma=gamma,
         )
         response_len = place + 1 - sequence.prompt_len
         others, others_score = self._looked_up(
@@ -165,7 +170,14 @@ class SuffixDrafter(Drafter):
         return others if others_score > score else own
 
     def _looked_up(
-        self, tree: Tree, texts: Ints, sequence: Sequence, *, place: int, own_len: int, gamma: int
+        self,
+        tree: Tree,
+        texts: Ints,
+        sequence: Sequence,
+        *,
+        place: int,
+        own_len: int,
+        gamma: int,
     ) -> tuple[npt.NDArray[np.int32], float]:
         scratch = np.zeros(gamma, dtype=np.int32)
         best = np.zeros(gamma, dtype=np.int32)

@@ -212,14 +212,23 @@ class HeadBuilder(Builder):
         if "t2d" in self._source:
             is_drafted_V = self._source.read_numbers("t2d", (whole,))
         vocabulary = reduced_vocabulary(
-            offsets_D, is_drafted_V, where=self._layout.name, tp=self._tp, vocab_size=whole
+            offsets_D,
+            is_drafted_V,
+            where=self._layout.name,
+            tp=self._tp,
+            vocab_size=whole,
         )
         if size == whole and not offsets_D.any():
             return None
         return vocabulary
 
     def _linear(
-        self, name: str, outputs: int, inputs: int, *, bias: bool = False
+        self,
+        name: str,
+        outputs: int,
+        inputs: int,
+        *,
+        bias: bool = False,
     ) -> ColumnParallelLinear:
         """A projection that every shard has whole."""
         if not bias:
@@ -227,7 +236,8 @@ class HeadBuilder(Builder):
         else:
             stored = self._read(f"{name}.bias", (outputs,))
         return ColumnParallelLinear(
-            weight=self._read(f"{name}.weight", (outputs, inputs)), bias=stored
+            weight=self._read(f"{name}.weight", (outputs, inputs)),
+            bias=stored,
         )
 
     def _norm_of(self, name: str, size: int) -> Norm:
@@ -290,7 +300,8 @@ class HeadBuilder(Builder):
             output=self._output_layer("lm_head"),
             vocabulary=self._vocabulary(),
             fusion=Fusion(
-                norms=self._fusion_norms(), linear=self._linear(f"{prefix}fc", hidden, states)
+                norms=self._fusion_norms(),
+                linear=self._linear(f"{prefix}fc", hidden, states),
             ),
             token_norm=self._norm(f"{first_name}.input_layernorm"),
             state_norm=self._norm(f"{first_name}.hidden_norm"),

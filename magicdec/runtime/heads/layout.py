@@ -139,7 +139,9 @@ def read_layout(path: Path, target: ModelSpec, *, method: DraftMethod | None = N
     if not isinstance(document, dict):
         raise ConfigError(f"{file} must hold a JSON object, not a {type(document).__name__}")
     own = converted(
-        {key: document[key] for key in OWN_KEYS & document.keys()}, _OwnKeys, where=str(file)
+        {key: document[key] for key in OWN_KEYS & document.keys()},
+        _OwnKeys,
+        where=str(file),
     )
     found = _method(document, file, method)
     spec = _layers(document, file)
@@ -207,7 +209,11 @@ def _check_target(own: _OwnKeys, spec: ModelSpec, target: ModelSpec, file: Path)
 
 
 def _layout(
-    method: DraftMethod, own: _OwnKeys, spec: ModelSpec, target: ModelSpec, file: Path
+    method: DraftMethod,
+    own: _OwnKeys,
+    spec: ModelSpec,
+    target: ModelSpec,
+    file: Path,
 ) -> HeadLayout:
     common: dict[str, Any] = {
         "method": method,

@@ -75,7 +75,12 @@ class BlockPass:
         if scoring.window is None:
             visible = Visible(last_BT=self._last_BT, stop=self._stop, num_open=self._num_open)
             return decode_attention(
-                query_BTAD, keys, values, visible, scoring=scoring, workspace=workspace
+                query_BTAD,
+                keys,
+                values,
+                visible,
+                scoring=scoring,
+                workspace=workspace,
             )[0]
         windowed = BlockVisible(
             last_BT=self.positions_BT if self._is_window_causal else self._last_BT,
@@ -84,7 +89,12 @@ class BlockPass:
         )
         plain = replace(scoring, window=None)
         return reference_attention(
-            query_BTAD, keys, values, windowed, scoring=plain, workspace=workspace
+            query_BTAD,
+            keys,
+            values,
+            windowed,
+            scoring=plain,
+            workspace=workspace,
         )[0]
 
 
@@ -106,7 +116,10 @@ class Markov:
         return output_BH.new_zeros(len(output_BH), self.tokens_VR.shape[1])
 
     def __call__(
-        self, tokens_B: Tensor, output_BH: Tensor, state_BR: Tensor
+        self,
+        tokens_B: Tensor,
+        output_BH: Tensor,
+        state_BR: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """The shift of the logits, [B, V], and the state for the next position."""
         token_BR = self.tokens_VR[tokens_B]

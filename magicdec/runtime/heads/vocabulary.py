@@ -37,7 +37,10 @@ class ReducedVocabulary:
         part = self.vocab_size // self.tp.size
         rows_D, is_here_D = self.tp.own_rows(self.target_D, part)
         spread_BV = torch.zeros(
-            *draft_BV.shape[:-1], part, dtype=draft_BV.dtype, device=draft_BV.device
+            *draft_BV.shape[:-1],
+            part,
+            dtype=draft_BV.dtype,
+            device=draft_BV.device,
         )
         return spread_BV.index_add_(-1, rows_D, whole_BD * is_here_D)
 

@@ -280,14 +280,26 @@ def _kernel(rows: int, head_dim: int) -> Any:
                         if first_row == 0:
                             _prefetch(values_at + at, group_floats)
                         _dot_products(
-                            tile, keys_at + at, tile_weights + 4 * j, rows, head_dim, block, LANES
+                            tile,
+                            keys_at + at,
+                            tile_weights + 4 * j,
+                            rows,
+                            head_dim,
+                            block,
+                            LANES,
                         )
                     for j in range(whole, count):
                         at = (slot + j) * row_bytes
                         if first_row == 0:
                             _prefetch(values_at + at, head_dim)
                         _dot_products(
-                            tile, keys_at + at, tile_weights + 4 * j, rows, head_dim, block, 1
+                            tile,
+                            keys_at + at,
+                            tile_weights + 4 * j,
+                            rows,
+                            head_dim,
+                            block,
+                            1,
                         )
                 for row in range(padded_rows):
                     line = weights[row]
@@ -325,12 +337,26 @@ def _kernel(rows: int, head_dim: int) -> Any:
                                     )
                             at = value_at + j * row_bytes
                             _accumulate(
-                                tile, tile_weights + 4 * j, at, rows, head_dim, width, block, 8
+                                tile,
+                                tile_weights + 4 * j,
+                                at,
+                                rows,
+                                head_dim,
+                                width,
+                                block,
+                                8,
                             )
                         for j in range(whole, count):
                             at = value_at + j * row_bytes
                             _accumulate(
-                                tile, tile_weights + 4 * j, at, rows, head_dim, width, block, 1
+                                tile,
+                                tile_weights + 4 * j,
+                                at,
+                                rows,
+                                head_dim,
+                                width,
+                                block,
+                                1,
                             )
                 position += count
             for row in range(padded_rows):
@@ -342,7 +368,9 @@ def _kernel(rows: int, head_dim: int) -> Any:
                         output[row, d] *= inverse
 
     compiler = partial(
-        numba.cfunc, types.void(types.int64, types.int64, types.int64), fastmath=RELAXED
+        numba.cfunc,
+        types.void(types.int64, types.int64, types.int64),
+        fastmath=RELAXED,
     )
     return kept(compiler, name=f"attend_{rows}_{head_dim}")(attend)
 
@@ -387,7 +415,10 @@ def _dot_products(typing_context, queries, keys, scores, rows, head_dim, stride,
                 if number > 1:
                     half = number // 2
                     return _add_up_pair(
-                        builder, sums(first, half), sums(first + half, half), number
+                        builder,
+                        sums(first, half),
+                        sums(first + half, half),
+                        number,
                     )
                 lanes = ir.Constant(_VECTOR, [0.0] * LANES)
                 for part, i in zip(query, columns, strict=True):
@@ -405,7 +436,13 @@ def _dot_products(typing_context, queries, keys, scores, rows, head_dim, stride,
         return context.get_dummy_value()
 
     return types.void(
-        types.int64, types.int64, types.int64, rows, head_dim, stride, count
+        types.int64,
+        types.int64,
+        types.int64,
+        rows,
+        head_dim,
+        stride,
+        count,
     ), generate
 
 
@@ -470,7 +507,14 @@ def _accumulate(typing_context, outputs, weights, values, rows, head_dim, width,
         return context.get_dummy_value()
 
     return types.void(
-        types.int64, types.int64, types.int64, rows, head_dim, width, stride, count
+        types.int64,
+        types.int64,
+        types.int64,
+        rows,
+        head_dim,
+        width,
+        stride,
+        count,
     ), generate
 
 

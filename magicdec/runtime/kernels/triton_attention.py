@@ -66,7 +66,12 @@ def _slots(positions_N, RING: tl.constexpr):
 
 @triton.jit
 def _is_visible(
-    slots_N, last_R, empty_first, empty_stop, WINDOW: tl.constexpr, HAS_EMPTY: tl.constexpr
+    slots_N,
+    last_R,
+    empty_first,
+    empty_stop,
+    WINDOW: tl.constexpr,
+    HAS_EMPTY: tl.constexpr,
 ):
     seen_RN = slots_N[None, :] <= last_R[:, None]
     if WINDOW > 0:
@@ -160,7 +165,11 @@ def _split_kernel(
     row.
     """
     sequence, kv_head, token_R, group_R = _tile(
-        tl.program_id(0), num_kv_heads, num_tokens, TOKENS_PAD, GROUP_PAD
+        tl.program_id(0),
+        num_kv_heads,
+        num_tokens,
+        TOKENS_PAD,
+        GROUP_PAD,
     )
     split = tl.program_id(1)
     dims_D = tl.arange(0, DIM_PAD)
@@ -256,7 +265,9 @@ def _combine_kernel(
     splits_P = tl.arange(0, SPLITS_PAD)
     dims_D = tl.arange(0, DIM_PAD)
     log_sum_P = tl.load(
-        partial_log_sum + splits_P * num_rows + row, mask=splits_P < num_splits, other=float("-inf")
+        partial_log_sum + splits_P * num_rows + row,
+        mask=splits_P < num_splits,
+        other=float("-inf"),
     )
     highest = tl.max(log_sum_P, axis=0)
     highest = tl.where(highest == float("-inf"), 0.0, highest)
@@ -311,7 +322,11 @@ def _weigh_kernel(
     slots].
     """
     sequence, kv_head, token_R, group_R = _tile(
-        tl.program_id(0), num_kv_heads, num_tokens, TOKENS_PAD, GROUP_PAD
+        tl.program_id(0),
+        num_kv_heads,
+        num_tokens,
+        TOKENS_PAD,
+        GROUP_PAD,
     )
     dims_D = tl.arange(0, DIM_PAD)
     is_token_R = token_R < num_tokens
@@ -330,7 +345,9 @@ def _weigh_kernel(
     row_R = (sequence.to(tl.int64) * num_tokens + token_R) * (num_kv_heads * GROUP) + head_R
     log_sum_R = tl.load(log_sum + row_R, mask=row_mask_R, other=float("inf"))
     log_sum_R = tl.where(
-        log_sum_R == float("-inf"), float("inf"), log_sum_R
+        log_sum_R == float("-inf"),
+        float("inf"),
+        log_sum_R,
     )  # a row that saw nothing weighs nothing
     hole = 0
     if HAS_EMPTY:
@@ -364,7 +381,9 @@ def _weigh_kernel(
         weights_TN = tl.sum(tl.reshape(weights_RN, [TOKENS_PAD, GROUP_PAD, BLOCK]), axis=1)
         mask_TN = (token_T < num_tokens)[:, None] & (slots_N < num_slots)[None, :]
         tl.store(
-            probabilities + row_T[:, None] * num_slots + slots_N[None, :], weights_TN, mask=mask_TN
+            probabilities + row_T[:, None] * num_slots + slots_N[None, :],
+            weights_TN,
+            mask=mask_TN,
         )
 
 
@@ -500,7 +519,12 @@ def decode_attention(
     weights = None
     if probabilities:
         weights = torch.empty(
-            num_sequences, kv_heads, num_tokens, num_slots, dtype=torch.float32, device=device
+            num_sequences,
+            kv_heads,
+            num_tokens,
+            num_slots,
+            dtype=torch.float32,
+            device=device,
         )
         share = BLOCKS_PER_WEIGHING_PROGRAM * constants["BLOCK"]
         _weigh_kernel[(num_programs, triton.cdiv(num_slots, share))](

@@ -22,7 +22,15 @@ GATED_ELEMENTS = 1024
 
 @triton.jit
 def _add_rms_norm_kernel(
-    hidden, delta, weight, output, hidden_stride, delta_stride, size, eps, BLOCK: tl.constexpr
+    hidden,
+    delta,
+    weight,
+    output,
+    hidden_stride,
+    delta_stride,
+    size,
+    eps,
+    BLOCK: tl.constexpr,
 ):
     """One token: hidden += delta, and the norm of the sum as it was stored."""
     token = tl.program_id(0).to(tl.int64)
@@ -115,7 +123,10 @@ def _rotate_kernel(
 
 
 def rotate_(
-    heads_BTND: Tensor, rotation_BTPJ: Tensor, weight_ND: Tensor | None, eps: float
+    heads_BTND: Tensor,
+    rotation_BTPJ: Tensor,
+    weight_ND: Tensor | None,
+    eps: float,
 ) -> None:
     """Each head, normalised over head_dim where there is a weight, and then its pairs (2i, 2i+1) of
     dimensions as complex numbers times the rotation's (fp32), in place. Either may be a strided

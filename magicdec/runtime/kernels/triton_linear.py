@@ -66,7 +66,9 @@ def _linear_kernel(
         weights_NH = tl.load(weights_N[:, None] + bytes_H[None, :], mask=weight_mask_NH, other=0.0)
         if GROUP == 0:
             activations_MH = tl.load(
-                activations_M[:, None] + bytes_H[None, :], mask=activation_mask_MH, other=0
+                activations_M[:, None] + bytes_H[None, :],
+                mask=activation_mask_MH,
+                other=0,
             )
             sums_NM = _widened_dot(weights_NH, activations_MH, sums_NM, WIDEN)
         else:
@@ -74,13 +76,17 @@ def _linear_kernel(
             low_H = group_H * GROUP + bytes_H % (GROUP // 2)
             scales_N = scales + n_N.to(tl.int64) * (num_inputs // GROUP)
             scales_NH = tl.load(
-                scales_N[:, None] + group_H[None, :], mask=weight_mask_NH, other=0.0
+                scales_N[:, None] + group_H[None, :],
+                mask=weight_mask_NH,
+                other=0.0,
             )
             scales_NH = scales_NH.to(tl.float32)
             low_NH = ((weights_NH & 15).to(tl.float32) - 8.0) * scales_NH
             high_NH = ((weights_NH >> 4).to(tl.float32) - 8.0) * scales_NH
             low_MH = tl.load(
-                activations_M[:, None] + low_H[None, :], mask=activation_mask_MH, other=0
+                activations_M[:, None] + low_H[None, :],
+                mask=activation_mask_MH,
+                other=0,
             )
             high_MH = tl.load(
                 activations_M[:, None] + low_H[None, :] + GROUP // 2,
@@ -98,7 +104,11 @@ def _linear_kernel(
 
 
 def tiling(
-    num_rows: int, num_outputs: int, num_multiprocessors: int, *, group: int = 0
+    num_rows: int,
+    num_outputs: int,
+    num_multiprocessors: int,
+    *,
+    group: int = 0,
 ) -> dict[str, Any]:
     """Blocks as large as leaves every multiprocessor one, so that all of the memory's bandwidth is
     asked for.

@@ -54,7 +54,9 @@ def _normalise_kernel(
     shares_C = tl.arange(0, SHARES_PAD)
     mask_C = shares_C < tl.num_programs(1)
     highest_C = tl.load(
-        highest + row * tl.num_programs(1) + shares_C, mask=mask_C, other=float("-inf")
+        highest + row * tl.num_programs(1) + shares_C,
+        mask=mask_C,
+        other=float("-inf"),
     )
     total_C = tl.load(total + row * tl.num_programs(1) + shares_C, mask=mask_C, other=0.0)
     top = tl.max(highest_C, axis=0)
@@ -150,7 +152,12 @@ def sample(weights_MV: Tensor, uniform_M: Tensor) -> Tensor:
     total = torch.empty(num_rows, num_shares, dtype=torch.float32, device=weights_MV.device)
     tokens_M = torch.empty(num_rows, dtype=torch.int64, device=weights_MV.device)
     _sum_shares_kernel[(num_rows, num_shares)](
-        weights_MV, total, size, weights_MV.stride(0), SHARE=SHARE, num_warps=NUM_WARPS
+        weights_MV,
+        total,
+        size,
+        weights_MV.stride(0),
+        SHARE=SHARE,
+        num_warps=NUM_WARPS,
     )
     _choose_kernel[(num_rows,)](
         weights_MV,

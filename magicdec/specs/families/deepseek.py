@@ -45,7 +45,10 @@ def indexed(keys: Keys, index: int) -> LatentAttention:
     count = num_layers(keys)
     parts.listed_kinds(keys, lambda i: "indexed_attention")
     types = keys.per_layer(
-        "indexer_types", count, lambda entry: entry in ("full", "shared"), "full, shared"
+        "indexer_types",
+        count,
+        lambda entry: entry in ("full", "shared"),
+        "full, shared",
     )
     keys.ignore("indexer_rope_interleave")
     if types is None:
@@ -131,7 +134,9 @@ ROWS = {
         ),
     ),
     "glm4_moe": Architecture(
-        mixer=glm4_moe_attention, mlp=parts.leading_dense, mtp_key="num_nextn_predict_layers"
+        mixer=glm4_moe_attention,
+        mlp=parts.leading_dense,
+        mtp_key="num_nextn_predict_layers",
     ),
     "dots1": Architecture(
         mixer=biased(qk_norm="head"),

@@ -103,7 +103,11 @@ def granite_layers(keys: Keys) -> list[Layer]:
                 mixer = msgspec.structs.replace(mixer, rope=None)
             layers.append(Layer(mixer=mixer, mlp=feed_forward))
     keys.ignore(
-        "normalization_function", "init_method", "rope_theta", "rope_parameters", "rope_scaling"
+        "normalization_function",
+        "init_method",
+        "rope_theta",
+        "rope_parameters",
+        "rope_scaling",
     )
     keys.ignore(*MAMBA_KEYS, "attention_multiplier", "num_key_value_heads", "attention_bias")
     return layers
@@ -125,13 +129,17 @@ def minimax_mixer(keys: Keys, kind: str) -> Attention | LightningAttention:
         return GroupedQuery()(keys, kind)
     keys.ignore("block_size", "sliding_window")
     return LightningAttention(
-        num_heads=keys.size("num_attention_heads"), head_dim=parts.head_size(keys)
+        num_heads=keys.size("num_attention_heads"),
+        head_dim=parts.head_size(keys),
     )
 
 
 def m2_attention(keys: Keys, kind: str) -> Attention:
     keys.per_layer(
-        "attn_type_list", num_layers(keys), lambda each: each == 1, "ones (full attention)"
+        "attn_type_list",
+        num_layers(keys),
+        lambda each: each == 1,
+        "ones (full attention)",
     )
     dim = keys.optional_size("rotary_dim")
     head_dim = parts.head_size(keys)
@@ -258,7 +266,10 @@ def nas_layers(keys: Keys) -> list[Layer]:
     hidden = keys.size("hidden_size")
     keys.ignore("num_key_value_heads", "intermediate_size")
     configs = keys.per_layer(
-        "block_configs", num_layers(keys), lambda entry: isinstance(entry, dict), "objects"
+        "block_configs",
+        num_layers(keys),
+        lambda entry: isinstance(entry, dict),
+        "objects",
     )
     if configs is None:
         raise ConfigError(f"{keys.where}: key 'block_configs' is missing")
@@ -282,7 +293,9 @@ def nas_layers(keys: Keys) -> list[Layer]:
         if not ffn.flag("no_op"):
             width = -(-int(2 * (factor or 1.0) * hidden / 3) // 256) * 256
             feed_forward = MLP(
-                width=width, activation=keys.activation(), bias=keys.flag("mlp_bias")
+                width=width,
+                activation=keys.activation(),
+                bias=keys.flag("mlp_bias"),
             )
         for part in (attention, ffn):
             if left := part.unread():
@@ -293,7 +306,9 @@ def nas_layers(keys: Keys) -> list[Layer]:
 
 ROWS = {
     "granite": Architecture(
-        mixer=granite_attention, mlp=parts.mlp(bias="mlp_bias"), details=granite_details
+        mixer=granite_attention,
+        mlp=parts.mlp(bias="mlp_bias"),
+        details=granite_details,
     ),
     "granitemoehybrid": Architecture(
         whole=granite_layers,
@@ -329,7 +344,9 @@ ROWS = {
         ignored="layernorm_full_attention_alpha layernorm_full_attention_beta",
         mtp_key="num_mtp_modules",
         names=TensorNames(
-            mlp="block_sparse_moe", expert="w1", correction_bias="e_score_correction_bias"
+            mlp="block_sparse_moe",
+            expert="w1",
+            correction_bias="e_score_correction_bias",
         ),
     ),
     "nemotron": Architecture(

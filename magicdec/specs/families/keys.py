@@ -235,7 +235,11 @@ class Keys:
         return self.choice(*(names or ("hidden_act",)), choices=ACTIVATIONS)
 
     def per_layer(
-        self, key: str, num_layers: int, item: Callable[[Any], bool], expected: str
+        self,
+        key: str,
+        num_layers: int,
+        item: Callable[[Any], bool],
+        expected: str,
     ) -> list[Any] | None:
         """A list with one entry for each layer; None where there is none."""
         value = self.raw(key, default=None)

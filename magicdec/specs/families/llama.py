@@ -125,7 +125,10 @@ ROWS = {
     "llama4_text": Architecture(
         whole=llama4_layers,
         names=TensorNames(
-            mlp="feed_forward", router="router", shared="shared_expert", experts="stacked"
+            mlp="feed_forward",
+            router="router",
+            shared="shared_expert",
+            experts="stacked",
         ),
     ),
     "arcee": Architecture(mlp=parts.mlp(gated=False, bias="mlp_bias")),

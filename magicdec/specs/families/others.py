@@ -53,7 +53,9 @@ def phimoe_rope(keys: Keys, head_dim: int, **options: Any) -> Rope:
     inside = Keys(rope_parameters(keys), f"{keys.where}: rope")
     inside.number("long_mscale")
     scaling = msgspec.structs.replace(
-        rope.scaling, attention_factor=inside.number("short_mscale"), long_factor=()
+        rope.scaling,
+        attention_factor=inside.number("short_mscale"),
+        long_factor=(),
     )
     return msgspec.structs.replace(rope, scaling=scaling)
 
@@ -62,7 +64,11 @@ def phimoe_experts(keys: Keys) -> MixtureOfExperts:
     """A router trained with noise chooses among the experts that noise might have chosen."""
     nearness = keys.number("router_jitter_noise", least=-1e-9, most=1.0)
     return parts.experts(
-        keys, width="intermediate_size", normalized=False, scoring="sparse_mixer", nearness=nearness
+        keys,
+        width="intermediate_size",
+        normalized=False,
+        scoring="sparse_mixer",
+        nearness=nearness,
     )
 
 
@@ -211,7 +217,9 @@ ROWS = {
     ),
     "olmo2": Architecture(mixer=biased(qk_norm="layer"), **AFTER),
     "olmo3": Architecture(
-        mixer=biased(qk_norm="layer", has_ropes=True), kinds=parts.every(4), **AFTER
+        mixer=biased(qk_norm="layer", has_ropes=True),
+        kinds=parts.every(4),
+        **AFTER,
     ),
     "olmoe": Architecture(
         mixer=biased(qk_norm="layer"),
@@ -253,7 +261,8 @@ ROWS = {
         ignored="moe_capacity",
         details=ernie_details,
         names=TensorNames(
-            correction_bias="moe_statics.e_score_correction_bias", correction_is_row=True
+            correction_bias="moe_statics.e_score_correction_bias",
+            correction_is_row=True,
         ),
     ),
     "hunyuan_v1_dense": Architecture(

@@ -203,7 +203,9 @@ def head_size(keys: Keys) -> int:
 
 
 biased: Callable[..., GroupedQuery] = partial(
-    GroupedQuery, bias="attention_bias", output_bias="attention_bias"
+    GroupedQuery,
+    bias="attention_bias",
+    output_bias="attention_bias",
 )
 """Grouped-query attention whose four projections have a bias where `attention_bias` is true."""
 
@@ -218,7 +220,9 @@ def latent(keys: Keys, kind: str = "full_attention") -> LatentAttention:
     heads = keys.size("num_attention_heads")
     if (keys.optional_size("num_key_value_heads") or heads) != heads:
         raise keys.error(
-            "num_key_value_heads", f"num_attention_heads, {heads}", keys.raw("num_key_value_heads")
+            "num_key_value_heads",
+            f"num_attention_heads, {heads}",
+            keys.raw("num_key_value_heads"),
         )
     if keys.knows("head_dim"):  # which the class sets itself
         keys.ignore("head_dim")
@@ -262,7 +266,11 @@ def in_every_layer(mlp: Callable[[Keys], FeedForward]) -> Callable[[Keys, int], 
 
 
 def dense(
-    keys: Keys, *, width: str = "intermediate_size", gated: bool = True, bias: bool | str = False
+    keys: Keys,
+    *,
+    width: str = "intermediate_size",
+    gated: bool = True,
+    bias: bool | str = False,
 ) -> MLP:
     """An MLP; `bias` may be the key that says it."""
     return MLP(

@@ -214,7 +214,9 @@ ROWS = {
 MULTIMODAL = {
     "qwen2_5_vl_text": QWEN2_VL,
     "qwen3_vl_text": replace(
-        QWEN3, mixer=biased(qk_norm="head", rope=MULTIMODAL_ROPE), kinds=parts.all_full
+        QWEN3,
+        mixer=biased(qk_norm="head", rope=MULTIMODAL_ROPE),
+        kinds=parts.all_full,
     ),
     "qwen3_vl_moe_text": replace(
         QWEN3_MOE,

@@ -70,7 +70,12 @@ def read_rope(
             f"{head_dim}"
         )
     inside.ignore(
-        "rope_theta", "partial_rotary_factor", "type", "mrope_section", "mrope_interleaved", *beside
+        "rope_theta",
+        "partial_rotary_factor",
+        "type",
+        "mrope_section",
+        "mrope_interleaved",
+        *beside,
     )
     name = inside.raw("rope_type", default=rope.get("type", "default"))
     if not isinstance(name, str) or name not in types:
@@ -138,13 +143,20 @@ def _object(keys: Keys, key: str) -> dict[str, Any] | None:
 
 
 def _scaling(
-    keys: Keys, inside: Keys, rope_type: RopeType | None, dim: int, *, nested: bool
+    keys: Keys,
+    inside: Keys,
+    rope_type: RopeType | None,
+    dim: int,
+    *,
+    nested: bool,
 ) -> RopeScaling | None:
     positions = keys.size("max_position_embeddings")
     if rope_type in ("linear", "dynamic"):
         inside.ignore("original_max_position_embeddings")
         return RopeScaling(
-            rope_type=rope_type, factor=_factor(inside), original_max_position_embeddings=positions
+            rope_type=rope_type,
+            factor=_factor(inside),
+            original_max_position_embeddings=positions,
         )
     own = inside.optional_size("original_max_position_embeddings") or positions
     if nested:
@@ -165,7 +177,10 @@ def _scaling(
         if nested:  # transformers looks for it among the kinds of layers
             inside.ignore("truncate")
         return _yarn(
-            inside, positions, original, truncate=nested or inside.raw("truncate", default=True)
+            inside,
+            positions,
+            original,
+            truncate=nested or inside.raw("truncate", default=True),
         )
     return _longrope(inside, positions, original, dim)
 
