@@ -190,7 +190,11 @@ def engines() -> list[str]:
 
 
 def simulate(
-    *, replicas: int = 1, policy: str = "by batch", seed: int = 0, **options: Any
+    *,
+    replicas: int = 1,
+    policy: str = "by batch",
+    seed: int = 0,
+    **options: Any,
 ) -> Outcome:
     """Replicas under arrivals: `plan`'s options with a rate or requests; arrays of every request's
     times.

@@ -51,7 +51,10 @@ class Counts:
 
     @classmethod
     def of_lists(
-        cls, steps: Sequence[Any], tried: Sequence[Any], accepted: Sequence[Any]
+        cls,
+        steps: Sequence[Any],
+        tried: Sequence[Any],
+        accepted: Sequence[Any],
     ) -> Counts:
         """From what `to_lists` gave."""
         return cls(steps=np.array(steps), tried=np.array(tried), accepted=np.array(accepted))

@@ -77,7 +77,11 @@ def either(names: Sequence[str]) -> str:
 
 
 def unknown_choice(
-    kind: str, value: object, choices: Iterable[str], *, or_else: str = ""
+    kind: str,
+    value: object,
+    choices: Iterable[str],
+    *,
+    or_else: str = "",
 ) -> ConfigError:
     """An error for `value`, which is none of `choices`, naming the closest of them (or all, when
     few). `or_else` says what else would do where none is close.

@@ -193,7 +193,11 @@ def strict_json(text: str | bytes) -> Any:
 
 
 def _document(
-    path: Path, what: str, form: str, decode: Callable[[str], Any], error: type[MagicdecError]
+    path: Path,
+    what: str,
+    form: str,
+    decode: Callable[[str], Any],
+    error: type[MagicdecError],
 ) -> Any:
     try:
         return bounded(decode, read_text(path, what, error=error))

@@ -532,7 +532,17 @@ def _match(tree, texts, text, place, num_matched):
 
 @numba.njit(cache=True, nogil=True)
 def speculate(
-    tree, texts, text, place, own_len, max_tokens, factor, min_probability, max_depth, draft, best
+    tree,
+    texts,
+    text,
+    place,
+    own_len,
+    max_tokens,
+    factor,
+    min_probability,
+    max_depth,
+    draft,
+    best,
 ):
     """Write the best draft of one tree into `best`; return its tokens and its score.
 

@@ -93,7 +93,11 @@ CUDA_MEMORY_SHARE = 0.7
 
 
 def engine_points(
-    model: Transformer, *, rounds: int, quick: bool = False, progress: Progress = lambda _: None
+    model: Transformer,
+    *,
+    rounds: int,
+    quick: bool = False,
+    progress: Progress = lambda _: None,
 ) -> list[Point]:
     """Times every shape once per round, after a round to warm up."""
     points: list[Point] = []
@@ -212,7 +216,10 @@ def _time_phases(engine: Engine, shape: EngineShape, sampling: SamplingSpec) -> 
 
 
 def _decode(
-    engine: Engine, shape: EngineShape, speculation: SpeculationSpec, sampling: SamplingSpec
+    engine: Engine,
+    shape: EngineShape,
+    speculation: SpeculationSpec,
+    sampling: SamplingSpec,
 ) -> DecodeResult:
     engine.fill_with_noise([shape.context_len] * shape.batch_size)
     drafter = None
@@ -273,7 +280,13 @@ def vllm_points(
 
 
 def _time_in_vllm(
-    model: str, shapes: Shapes, *, device: str, dtype: str, clock: Clock, rounds: int
+    model: str,
+    shapes: Shapes,
+    *,
+    device: str,
+    dtype: str,
+    clock: Clock,
+    rounds: int,
 ) -> list[Point]:
     session = VllmSession(
         BenchmarkRequest(
@@ -292,7 +305,10 @@ def _time_in_vllm(
 
 
 def _time_vllm_phases(
-    session: VllmSession, clock: Clock, shape: EngineShape, sampling: SamplingSpec
+    session: VllmSession,
+    clock: Clock,
+    shape: EngineShape,
+    sampling: SamplingSpec,
 ) -> dict[str, float]:
     """Mean seconds of each phase over the steps of one run of either kind."""
 
@@ -409,7 +425,9 @@ def fit_engine(
 
 
 def _unexplained_errors(
-    tables: dict[str, dict[str, Array]], terms: StepTerms, kernel_errors: dict[str, float]
+    tables: dict[str, dict[str, Array]],
+    terms: StepTerms,
+    kernel_errors: dict[str, float],
 ) -> tuple[float, float]:
     """Root mean square of what the kernels' own errors leave unexplained, over the timed shapes: of
     the times of whole steps, and of their ratio, autoregressive over speculative, in which errors
@@ -492,7 +510,10 @@ def _columns(points: Sequence[Point], table: str, *, greedy: bool = False) -> di
 
 
 def _fit_vocabulary(
-    points: Sequence[Point], *, vocabulary: int, base: EngineProfile
+    points: Sequence[Point],
+    *,
+    vocabulary: int,
+    base: EngineProfile,
 ) -> EngineProfile:
     """Fits the costs that are linear in the tokens: sampling and acceptance over the vocabulary."""
     (sample_base, sample), (_, greedy_sample), (accept_base, accept), (_, greedy_accept) = (

@@ -44,7 +44,11 @@ class Work:
 
 
 def time_interleaved(
-    works: Iterable[Work], *, device: str, rounds: int, clock: Clock = "wall"
+    works: Iterable[Work],
+    *,
+    device: str,
+    rounds: int,
+    clock: Clock = "wall",
 ) -> list[Point]:
     """Times every work once per round, after one call each to warm up."""
     works = list(works)
@@ -267,7 +271,10 @@ def attention_works(
 
 
 def _attend(
-    query_BTAD: torch.Tensor, visible: Visible, workspace: Workspace, cache: torch.Tensor
+    query_BTAD: torch.Tensor,
+    visible: Visible,
+    workspace: Workspace,
+    cache: torch.Tensor,
 ) -> None:
     keys, values = cache
     scoring = Scoring(scale=query_BTAD.shape[-1] ** -0.5)

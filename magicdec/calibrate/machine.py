@@ -184,7 +184,10 @@ def _precision(dtype: str) -> Precision:
 
 
 def _drift(
-    first: ReferenceTimes, then: ReferenceTimes, linear: Sequence[Point], again: Sequence[Point]
+    first: ReferenceTimes,
+    then: ReferenceTimes,
+    linear: Sequence[Point],
+    again: Sequence[Point],
 ) -> dict[str, float]:
     kernels = np.median([b.time_s / a.time_s for a, b in zip(linear, again, strict=True)])
     memory = then.memory_s / first.memory_s
@@ -267,7 +270,9 @@ def device_in_catalog(name: str) -> HardwareProfile | None:
 
 
 def _fit_hardware(
-    base: HardwareProfile, points: Sequence[Point], precision: Precision
+    base: HardwareProfile,
+    points: Sequence[Point],
+    precision: Precision,
 ) -> HardwareProfile:
     fitted_on = (
         f"micro-benchmarks on {base.name}, torch {torch.__version__}, "

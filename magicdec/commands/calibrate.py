@@ -192,7 +192,11 @@ def _runtime(engine: str | None, *, clock: str, weights: str) -> Literal["ours",
 
 
 def calibrate_machine(
-    measure: Callable[..., Calibration], output: Path, *, model: str, quiet: bool
+    measure: Callable[..., Calibration],
+    output: Path,
+    *,
+    model: str,
+    quiet: bool,
 ) -> None:
     """Runs the micro-benchmarks of this machine and writes its profiles and their points."""
     from magicdec.calibrate.local_profile import LocalProfile, save_points

@@ -275,7 +275,10 @@ def require(condition: bool, message: str) -> None:
 
 
 def print_as(
-    form: OutputFormat, document: Any, rows: Iterable[Mapping[str, Any]], table: Callable[[], None]
+    form: OutputFormat,
+    document: Any,
+    rows: Iterable[Mapping[str, Any]],
+    table: Callable[[], None],
 ) -> None:
     """Prints a result as JSON of its document, as CSV of its rows, or by its table."""
     from magicdec.files import rows_to_csv

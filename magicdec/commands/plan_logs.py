@@ -23,7 +23,11 @@ RULES = {"ngram": "ngram", "suffix": "suffix"}
 
 
 def options_from_logs(
-    logs: list[str], tokenizer: Path | None, given: dict[str, Any], *, says: bool
+    logs: list[str],
+    tokenizer: Path | None,
+    given: dict[str, Any],
+    *,
+    says: bool,
 ) -> dict[str, Any]:
     """Return a plan's options with those that the logs hold, and write what they were read into.
 
@@ -95,7 +99,10 @@ def cache_room(given: dict[str, Any]) -> int | None:
 
 
 def _replayed(
-    files: list[Path], tokenizer: Path | None, given: dict[str, Any], dataset: str
+    files: list[Path],
+    tokenizer: Path | None,
+    given: dict[str, Any],
+    dataset: str,
 ) -> list[AcceptanceProfile]:
     """Profiles of the look-ups that the plan considers; none where a request decodes no step."""
     asked = given.get("draft")

@@ -338,7 +338,11 @@ def _speculations(given: dict[str, Any]) -> tuple[SpeculationSpec, ...]:
 
 
 def _budgets(
-    method: str, text: str | None, *, context_len: int, has_head: bool
+    method: str,
+    text: str | None,
+    *,
+    context_len: int,
+    has_head: bool,
 ) -> list[int] | list[None]:
     """The budgets to measure in tokens, of which some may be asked for as shares of the context;
     None for a draft that keeps its whole cache.
@@ -434,7 +438,10 @@ def _run_under_torchrun(requests: list[BenchmarkRequest], outputs: Outputs) -> l
 
 
 def read_plan(
-    path: Path, *, is_draft_given: bool = False, is_dtype_given: bool = False
+    path: Path,
+    *,
+    is_draft_given: bool = False,
+    is_dtype_given: bool = False,
 ) -> list[dict[str, Any]]:
     """The options of the plan's best configuration and of its runner-up (the next best of the same
     batch, context and devices, where there is one), each with the plan's `gamma_table`.

@@ -167,7 +167,10 @@ def _requested_draft(draft: str | None, method: str | None, budget: int | None) 
 
 
 def _view(
-    draft: Draft | None, context: float | None, serving: Serving | None, acceptance: Path | None
+    draft: Draft | None,
+    context: float | None,
+    serving: Serving | None,
+    acceptance: Path | None,
 ) -> View:
     """The view to show, with advice where the server's device is known."""
     from magicdec.live.show import View
@@ -259,7 +262,12 @@ def _look(
 
 
 def _watch(
-    where: Address, view: View, *, target: str | None, seconds: float, interval: float
+    where: Address,
+    view: View,
+    *,
+    target: str | None,
+    seconds: float,
+    interval: float,
 ) -> None:
     from rich.live import Live
     from rich.text import Text
@@ -293,7 +301,12 @@ def _watch(
 
 
 def _print_imported(
-    path: Path, draft: Draft, model: str, context: float, dataset: str, output: Path | None
+    path: Path,
+    draft: Draft,
+    model: str,
+    context: float,
+    dataset: str,
+    output: Path | None,
 ) -> None:
     """Prints the acceptance that a trace holds, and writes it to `output` as a profile."""
     from magicdec.live.profile import imported_profile
@@ -429,7 +442,11 @@ def _trial_line(trial: Trial, predicted_s: float) -> str:
 
 
 def _trials_document(
-    trials: Sequence[Trial], predicted: Sequence[float], order: Sequence[int], *, advised: int
+    trials: Sequence[Trial],
+    predicted: Sequence[float],
+    order: Sequence[int],
+    *,
+    advised: int,
 ) -> dict[str, Any]:
     """The trials with their predictions, and the outcome of each gamma."""
     from magicdec.live.tune import outcomes, regret

@@ -252,7 +252,11 @@ def answer_of(choices: Sequence[Choice], in_use: int) -> Answer:
 
 
 def choices_at(
-    situation: Situation, batch: float, context: float, *, over: int
+    situation: Situation,
+    batch: float,
+    context: float,
+    *,
+    over: int,
 ) -> tuple[Choice, ...]:
     """Every gamma at one load, with its gain over another one. Between a gamma and 0 the interval
     is that of a plan's speedup.
@@ -291,7 +295,10 @@ def choices_at(
 
 
 def _gain_error(
-    prediction: Prediction, acceptance: AcceptanceProfile, gamma: int, over: int
+    prediction: Prediction,
+    acceptance: AcceptanceProfile,
+    gamma: int,
+    over: int,
 ) -> float:
     """One relative standard deviation of goodput(gamma) / goodput(over), both above 0. Of the
     engine's error of a speedup it has the share in which the two gammas differ.

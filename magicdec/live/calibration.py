@@ -399,7 +399,11 @@ def fit_server(
 
 
 def first_token_s(
-    points: Sequence[Measured], setup: Setup, engine: EngineProfile, *, tp_size: int
+    points: Sequence[Measured],
+    setup: Setup,
+    engine: EngineProfile,
+    *,
+    tp_size: int,
 ) -> Array:
     """Mean seconds to the first token of requests that are sent at once to an idle server: the
     first has a pass of its own, and the others fill the next ones."""
@@ -420,7 +424,10 @@ def first_token_s(
 
 
 def _with_prompts(
-    engine: EngineProfile, points: Sequence[Measured], setup: Setup, tp_size: int
+    engine: EngineProfile,
+    points: Sequence[Measured],
+    setup: Setup,
+    tp_size: int,
 ) -> EngineProfile:
     """The engine with what fits the first tokens of the loads that do not judge."""
     fitted = []
@@ -450,7 +457,12 @@ def _measured_steps(points: Sequence[Measured], gamma: int) -> list[float]:
 
 
 def predicted_steps(
-    points: Sequence[Measured], setup: Setup, engine: EngineProfile, *, tp_size: int, gamma: int
+    points: Sequence[Measured],
+    setup: Setup,
+    engine: EngineProfile,
+    *,
+    tp_size: int,
+    gamma: int,
 ) -> Array:
     """Seconds of each point's step, in which the share that was counted has a draft."""
     setup = dataclasses.replace(setup, engine=engine)
@@ -498,7 +510,10 @@ def _engine(values: dict[str, float], setup: Setup) -> EngineProfile:
 
 
 def save_fit(
-    fit: ServerFit, points: Sequence[Measured], origin: dict[str, Any], path: Path
+    fit: ServerFit,
+    points: Sequence[Measured],
+    origin: dict[str, Any],
+    path: Path,
 ) -> list[Path]:
     """Writes the profile, and the loads next to it with their origin; returns the files."""
     about = {
@@ -513,7 +528,10 @@ def save_fit(
 
 
 def save_loads(
-    points: Sequence[Measured], about: dict[str, Any], path: Path, errors: Sequence[float] = ()
+    points: Sequence[Measured],
+    about: dict[str, Any],
+    path: Path,
+    errors: Sequence[float] = (),
 ) -> Path:
     """Writes the loads next to where the profile is, or would be; without errors where nothing was
     fitted.

@@ -225,7 +225,10 @@ def _on_fit(request: PlanRequest, free: Plan) -> list[str]:
 
 
 def _refused(
-    command: ServeCommand, request: PlanRequest, assumed: list[str], problems: list[str]
+    command: ServeCommand,
+    request: PlanRequest,
+    assumed: list[str],
+    problems: list[str],
 ) -> Check:
     """The answer for a command that does not fit on its devices."""
     return Check(
@@ -428,7 +431,10 @@ _METHODS = ("ngram", "suffix", "eagle", "eagle3", "mtp", "dflash", "dspark", "p-
 
 
 def _on_speculation(
-    command: ServeCommand, drafted: Drafted, free: Plan, problems: list[str]
+    command: ServeCommand,
+    drafted: Drafted,
+    free: Plan,
+    problems: list[str],
 ) -> list[Change]:
     """Another gamma, no draft, another draft, a draft at all, or gamma by batch."""
     if command.speculation is None:
@@ -528,7 +534,10 @@ def _by_batch(command: ServeCommand, drafted: Drafted) -> list[Change]:
 
 
 def _on_batches(
-    command: ServeCommand, load: Load, request: PlanRequest, model: ModelSpec
+    command: ServeCommand,
+    load: Load,
+    request: PlanRequest,
+    model: ModelSpec,
 ) -> list[Change]:
     """max-num-seqs below the users there are or above what fits, and devices that hold them."""
     alone = msgspec.structs.replace(request, draft="none", acceptance_rate=None)
@@ -561,7 +570,10 @@ def _on_batches(
 
 
 def _more_devices(
-    command: ServeCommand, alone: PlanRequest, users: int, now: Candidate
+    command: ServeCommand,
+    alone: PlanRequest,
+    users: int,
+    now: Candidate,
 ) -> list[Change]:
     """The fewest devices of a replica that hold all users, or else those of a node."""
     if command.pp_size > 1:

@@ -299,7 +299,11 @@ async def _send_all(
 
 
 async def _send(
-    session: httpx.AsyncClient, address: Address, body: dict[str, Any], *, clock: Clock
+    session: httpx.AsyncClient,
+    address: Address,
+    body: dict[str, Any],
+    *,
+    clock: Clock,
 ) -> Answer:
     output_len: int = body["max_tokens"]
     events: list[float] = []
@@ -354,7 +358,10 @@ def _are_counts(tokens: list[int], output_len: int) -> bool:
 
 
 async def _lines(
-    response: httpx.Response, address: Address, *, limit_bytes: int
+    response: httpx.Response,
+    address: Address,
+    *,
+    limit_bytes: int,
 ) -> AsyncIterator[str]:
     """The lines of an answer. Raises ServerError for one that is too large."""
     size, rest = 0, b""

@@ -46,7 +46,11 @@ class Series:
 
 
 def _series(
-    engine: ServingEngine, prefix: str, counters: Labels, gauges: Labels, **labels: str
+    engine: ServingEngine,
+    prefix: str,
+    counters: Labels,
+    gauges: Labels,
+    **labels: str,
 ) -> Series:
     named = ({key: prefix + name for key, name in names.items()} for names in (counters, gauges))
     return Series(engine=engine, prefix=prefix, counters=next(named), gauges=next(named), **labels)

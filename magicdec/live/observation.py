@@ -335,7 +335,9 @@ def _by_position(before: Scrape, after: Scrape, target: Target, name: str) -> tu
 
 
 def _accepted(
-    drafts: float | None, output_tokens: float | None, requests: float | None
+    drafts: float | None,
+    output_tokens: float | None,
+    requests: float | None,
 ) -> float | None:
     """Accepted tokens, from the output: a verification emits one more than it accepts."""
     if not drafts or output_tokens is None or requests is None:

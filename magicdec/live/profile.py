@@ -148,7 +148,12 @@ def acceptance_profile(
 
 
 def imported_profile(
-    imported: ImportedAcceptance, draft: Draft, *, model: str, context: float, dataset: str = ""
+    imported: ImportedAcceptance,
+    draft: Draft,
+    *,
+    model: str,
+    context: float,
+    dataset: str = "",
 ) -> AcceptanceProfile:
     """The profile of a file's counts, at one length of sequences."""
     steps = imported.counts.steps
@@ -160,7 +165,12 @@ def imported_profile(
 
 
 def record(
-    observation: Observation, draft: Draft, *, model: str, hardware: str, tp_size: int
+    observation: Observation,
+    draft: Draft,
+    *,
+    model: str,
+    hardware: str,
+    tp_size: int,
 ) -> Record:
     """The observation as a measured record.
 

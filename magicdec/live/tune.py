@@ -109,7 +109,11 @@ def restart(command: str, gamma: int, *, limit_s: float = START_TIMEOUT_S) -> No
 
 
 def _await_server(
-    address: Address, *, other_than: float | None, limit_s: float, sleep: Callable[[float], None]
+    address: Address,
+    *,
+    other_than: float | None,
+    limit_s: float,
+    sleep: Callable[[float], None],
 ) -> None:
     """Waits until a process answers that was not there before the restart, if the server reports
     when it started.
@@ -133,7 +137,11 @@ def _await_server(
 
 
 def _await_load(
-    address: Address, target: str | None, *, at_most: float, sleep: Callable[[float], None]
+    address: Address,
+    target: str | None,
+    *,
+    at_most: float,
+    sleep: Callable[[float], None],
 ) -> None:
     """Waits until something runs: a window of an idle server says nothing."""
     waited = 0.0

@@ -54,7 +54,12 @@ class ModelReplay:
     """Replays requests under several gammas of one draft model."""
 
     def __init__(
-        self, draft: str, lookups: Sequence[Lookup], *, dtype: str = "float32", device: str = "cpu"
+        self,
+        draft: str,
+        lookups: Sequence[Lookup],
+        *,
+        dtype: str = "float32",
+        device: str = "cpu",
     ) -> None:
         """Load the draft's checkpoint.
 
@@ -96,7 +101,11 @@ class ModelReplay:
         return self._engine
 
     def replay(
-        self, text: Ints, prompt_len: int, *, max_len: int = 0
+        self,
+        text: Ints,
+        prompt_len: int,
+        *,
+        max_len: int = 0,
     ) -> tuple[Steps, npt.NDArray[np.int64]]:
         """Return the steps of one request, [gammas, steps, 3], and how many each gamma has."""
         steps = np.zeros((len(self.lookups), len(text) - prompt_len, 3), dtype=np.int32)

@@ -181,7 +181,10 @@ def read_load(
 
 
 def _requests(
-    shards: Sequence[Shard], account: Account, tokenizer: Path | None, progress: Progress
+    shards: Sequence[Shard],
+    account: Account,
+    tokenizer: Path | None,
+    progress: Progress,
 ) -> Iterator[LoggedRequest]:
     """Requests with a prompt and an output, or with their lengths."""
     companions = companions_of(shards)

@@ -68,7 +68,11 @@ class Lookup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def lookup(
-    rule: str, *, gamma: int, min_ngram: int | None = None, max_ngram: int | None = None
+    rule: str,
+    *,
+    gamma: int,
+    min_ngram: int | None = None,
+    max_ngram: int | None = None,
 ) -> Lookup:
     """Return the checked settings of one rule, with the engine's defaults in place of None.
 

@@ -79,7 +79,11 @@ class NgramReplay:
         self._steps = np.zeros((len(lookups), 0, 3), dtype=np.int32)
 
     def replay(
-        self, text: Ints, prompt_len: int, *, max_len: int = 0
+        self,
+        text: Ints,
+        prompt_len: int,
+        *,
+        max_len: int = 0,
     ) -> tuple[Steps, npt.NDArray[np.int64]]:
         """Return the steps of one request, [settings, steps, 3], and how many each setting has; both are valid until
         the next call.

@@ -94,7 +94,9 @@ def sweep(
 
 
 def _ranges(
-    rule: str, min_ngrams: Sequence[int], max_ngrams: Sequence[int]
+    rule: str,
+    min_ngrams: Sequence[int],
+    max_ngrams: Sequence[int],
 ) -> list[tuple[int, int]]:
     """Shortest and longest n-grams to replay under one rule."""
     given = [*min_ngrams, *max_ngrams]
@@ -117,7 +119,11 @@ def _in_order(shortest: Sequence[int], longest: Sequence[int]) -> list[tuple[int
 
 
 def profiles_of(
-    replay: LogReplay, *, model: str, dataset: str, draft: str = ""
+    replay: LogReplay,
+    *,
+    model: str,
+    dataset: str,
+    draft: str = "",
 ) -> list[AcceptanceProfile]:
     """Return one profile of each rule that was replayed; `draft` names a draft model.
 
@@ -136,7 +142,12 @@ def profiles_of(
 
 
 def _profile(
-    of_rule: Sequence[SettingCounts], account: Account, *, model: str, dataset: str, draft: str
+    of_rule: Sequence[SettingCounts],
+    account: Account,
+    *,
+    model: str,
+    dataset: str,
+    draft: str,
 ) -> AcceptanceProfile:
     rule = of_rule[0].lookup.rule
     groups: dict[tuple[int, int], list[SettingCounts]] = {}

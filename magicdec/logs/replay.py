@@ -71,7 +71,11 @@ class Replays(Protocol):
     """Takes the steps of requests, one after the other."""
 
     def replay(
-        self, text: Ints, prompt_len: int, *, max_len: int = 0
+        self,
+        text: Ints,
+        prompt_len: int,
+        *,
+        max_len: int = 0,
     ) -> tuple[Steps, npt.NDArray[np.int64]]:
         """The steps of each setting, [settings, steps, 3], and how many each has.
 
@@ -300,7 +304,11 @@ def _run(
 
 
 def _finished(
-    tasks: Sequence[ReplayTask], waiting: Sequence[int], companions: Companions, *, jobs: int
+    tasks: Sequence[ReplayTask],
+    waiting: Sequence[int],
+    companions: Companions,
+    *,
+    jobs: int,
 ) -> Iterator[tuple[int, Counted]]:
     """The waiting tasks' numbers and counts, as they end."""
     if min(jobs, len(waiting)) <= 1:

@@ -123,7 +123,11 @@ def _added(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
 
 
 def requests_of(
-    shard: Shard, account: Account, *, tokenizer: TextTokenizer | None, companions: Companions
+    shard: Shard,
+    account: Account,
+    *,
+    tokenizer: TextTokenizer | None,
+    companions: Companions,
 ) -> Iterator[LoggedRequest]:
     """Give the requests of a shard, and add to the account what was read and what was not."""
     for place, document in documents_of(shard):

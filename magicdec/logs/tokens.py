@@ -111,7 +111,10 @@ class TextTokenizer:
 
 
 def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    **options: Any,
 ) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 

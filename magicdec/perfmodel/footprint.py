@@ -26,7 +26,10 @@ PARTS: tuple[Literal["mixer", "mlp", "experts", "head"], ...] = ("mixer", "mlp",
 
 
 def weights_bytes(
-    model: ModelSpec, precision: Precision, tp_size: Any, spread: Parallelism = TENSOR_PARALLEL
+    model: ModelSpec,
+    precision: Precision,
+    tp_size: Any,
+    spread: Parallelism = TENSOR_PARALLEL,
 ) -> Array:
     """One rank's weights: heads, widths, experts and vocabulary rows split; what has none of these
     replicated, as are heads where there are more ranks than heads. Of a pipeline's first stage: one
@@ -38,41 +41,39 @@ def weights_bytes(
     tp = np.asarray(tp_size, dtype=np.float64)
     wide = precision.tables.weight_bytes
     mixer, mlp, experts, head = (model.part_format(part, precision).num_bytes for part in PARTS)
+    projected: Array = np.asarray(0.0)
+    num_projected = 0
+    for parts, num_bytes in ((model.mixers, mixer), (model.feed_forwards, mlp)):
+        for part, count in parts:
+            for projection in part.projections(model.hidden_size):
+                held = size(projection.outputs, tp) * size((projection.inputs,), tp)
+                element = num_bytes
+                if projection.name == "router":
+                    element = wide
+                projected = projected + count * held * element
+                num_projected += count * projection.num_parameters
     tables = model.embedding_parameters
-    others = (
-        model.num_parameters
-        - tables * (1 if model.tie_word_embeddings else 2)
-        - model.expert_parameters
-    )
-    narrow: Array = np.asarray(0.0)
-    for part, count, num_bytes in (
-        *((*each, mixer) for each in model.mixers),
-        *((*each, mlp) for each in model.feed_forwards),
-    ):
-        for projection in part.projections(model.hidden_size):
-            held = size(projection.outputs, tp) * size((projection.inputs,), tp)
-            narrow = narrow + count * held * (wide if projection.name == "router" else num_bytes)
-            others -= count * projection.num_parameters
-    layers = (
-        narrow
-        + others / tp * wide
-        + model.expert_parameters * expert_share(model, tp, spread) * experts
-    )
-    has_both = not model.tie_word_embeddings and spread.pp == 1
-    rows = tables / tp * (wide + (head if has_both else 0.0))
-    return np.asarray(
-        layers * (spread.stage_share(model.num_hidden_layers) if spread.pp > 1 else 1.0) + rows
-    )
+    num_tables = 2
+    if model.tie_word_embeddings:
+        num_tables = 1
+    others = model.num_parameters - tables * num_tables - model.expert_parameters - num_projected
+    of_experts = model.expert_parameters * expert_share(model, tp, spread) * experts
+    layers = projected + others / tp * wide + of_experts
+    if spread.pp > 1:
+        layers = layers * spread.stage_share(model.num_hidden_layers)
+    element = wide
+    if not model.tie_word_embeddings and spread.pp == 1:
+        element = wide + head
+    return np.asarray(layers + tables / tp * element)
 
 
 def expert_share(model: ModelSpec, tp_size: Any, spread: Parallelism) -> Any:
     """One rank's share of the routed experts' weights."""
+    tp = np.asarray(tp_size, dtype=np.float64)
     if not spread.whole_experts or not model.is_moe:
-        return 1.0 / np.asarray(tp_size, dtype=np.float64)
-    return (
-        np.ceil(model.most_experts / spread.ep_size(np.asarray(tp_size, dtype=np.float64)))
-        / model.most_experts
-    )
+        return 1.0 / tp
+    held = np.ceil(model.most_experts / spread.ep_size(tp))
+    return held / model.most_experts
 
 
 def kv_bytes(
@@ -90,39 +91,35 @@ def kv_bytes(
     request 40898, sglang 40563)."""
     slots = np.asarray(length, dtype=np.float64) + engine.spare_slots
     elements: Array = np.asarray(0.0)
+    keeps_windows = engine.window_cache == "window" and not is_head
     for cache, count in model.caches:
-        is_bounded = (
-            cache.max_tokens is not None and engine.window_cache == "window" and not is_head
-        )
-        if is_bounded:
-            kept = np.minimum(slots, float((cache.max_tokens or 0) + engine.window_slots))
-        else:
-            kept = slots
-        elements = (
-            elements + count * share(cache.num_heads, tp_size) * cache.elements_per_token * kept
-        )
+        kept = slots
+        if keeps_windows and cache.max_tokens is not None:
+            kept = np.minimum(slots, float(cache.max_tokens + engine.window_slots))
+        heads = count * share(cache.num_heads, tp_size)
+        elements = elements + heads * cache.elements_per_token * kept
     return elements * precision.kv_bytes
 
 
 def sparse_kv_bytes_per_token(model: ModelSpec, precision: Precision, tp_size: Any) -> Array:
     """One rank's keys and values of one token in the layers whose cache a sparse draft may thin
     out: full attention's. In the others it reads what the target keeps."""
-    thinned = ((cache, count) for cache, count in model.caches if cache.is_sparsifiable)
-    held = (
-        count * share(cache.num_heads, tp_size) * cache.elements_per_token
-        for cache, count in thinned
-    )
-    return sum(held, np.asarray(0.0)) * precision.kv_bytes
+    elements: Array = np.asarray(0.0)
+    for cache, count in model.caches:
+        if cache.is_sparsifiable:
+            heads = count * share(cache.num_heads, tp_size)
+            elements = elements + heads * cache.elements_per_token
+    return elements * precision.kv_bytes
 
 
 def state_bytes(model: ModelSpec, precision: Precision, tp_size: Any) -> Array:
     """One rank's recurrent states of one sequence, with the last inputs of its convolutions."""
     num_bytes: Array = np.asarray(0.0)
     for state, count in model.states:
-        each = (
-            state.recurrent_elements * FP32_BYTES + state.conv_elements * precision.activation_bytes
-        )
-        num_bytes = num_bytes + count * share(state.num_heads, tp_size) * each
+        recurrent = state.recurrent_elements * FP32_BYTES
+        conv = state.conv_elements * precision.activation_bytes
+        heads = count * share(state.num_heads, tp_size)
+        num_bytes = num_bytes + heads * (recurrent + conv)
     return num_bytes
 
 
@@ -136,20 +133,24 @@ def workspace_bytes(
     tp_size: Any,
     sampling: SamplingSpec,
 ) -> Array:
-    """Activations of a prefill pass, and what the verified tokens are chosen with: of each its fp32
-    logits; where it is sampled also its probabilities, the draft's, and the residual that a
-    rejection draws from; for top-p also the whole vocabulary in order."""
+    """Activations of a prefill pass, and the tables that verified tokens are chosen from.
+
+    A greedy token needs its fp32 logits. A sampled one also needs its probabilities, the draft's,
+    and the residual that a rejection draws from; with top-p, the sorted vocabulary too.
+    """
     tp = np.asarray(tp_size, dtype=np.float64)
     shard = np.asarray(1.0)
     if engine.vocabulary == "sharded":
         shard = tp
     batch = np.asarray(batch, dtype=np.float64)
     gamma = np.asarray(gamma, dtype=np.float64)
-    tables: Array = np.asarray((1.0 if sampling.is_greedy else 4.0) * FP32_BYTES / shard)
+    num_tables = 4.0
+    if sampling.is_greedy:
+        num_tables = 1.0
+    tables: Array = np.asarray(num_tables * FP32_BYTES / shard)
     if not sampling.is_greedy and sampling.top_p not in (None, 1.0):
         tables = tables + SORTING_BYTES
     choosing = batch * (gamma + 1.0) * model.vocab_size * tables
-    width = model.widest_feed_forward
-    element = precision.activation_bytes
-    activations = engine.prefill_tokens * (4.0 * model.hidden_size + 3.0 * width / tp) * element
+    width = 4.0 * model.hidden_size + 3.0 * model.widest_feed_forward / tp
+    activations = engine.prefill_tokens * width * precision.activation_bytes
     return np.asarray(engine.workspace_bytes + activations + choosing)

@@ -73,7 +73,9 @@ def one_token_pass(setup: Setup) -> ForwardTime:
 
 
 def relative_errors(
-    run: ForwardTime, hw: HardwareProfile, engine: EngineProfile
+    run: ForwardTime,
+    hw: HardwareProfile,
+    engine: EngineProfile,
 ) -> dict[str, float]:
     """One standard deviation of each kind of term of a pass, relative: that of its least sure
     kernel, and the engine's for fixed costs.
@@ -118,34 +120,36 @@ def step_errors(setup: Setup, terms: StepTerms, tp_size: Any) -> tuple[Array, Ar
     inside: the larger of both holds for a time. Any other engine's is what the kernels' errors
     leave unexplained, and adds to them.
     """
-    engine, hw = setup.engine, setup.hardware
+    engine = setup.engine
+    hw = setup.hardware
     alone, step = group_shares(terms)
     run = terms.autoregressive
-    variance = ratio_variance(setup, run, alone, step, tp_size) + reported_error(terms) ** 2
+    variance = ratio_variance(setup, run, alone, step, tp_size)
+    variance = variance + reported_error(terms) ** 2
     variance = variance + _unrun_share(setup, terms) ** 2
     of_speedup = np.sqrt(variance + engine_error(setup) ** 2)
-    own: Array = (
-        hw.memory_spread * step["attention"] + hw.compute_spread * (1.0 - step["attention"])
-    ) ** 2
+
+    attention = step["attention"]
+    machine = hw.memory_spread * attention + hw.compute_spread * (1.0 - attention)
+    own: Array = machine**2
     for group, error in group_errors(setup, run, tp_size).items():
         own = own + (error * step[group]) ** 2
     measured = engine.error_for(hw.name, setup.model.name)
     if engine.fitted_devices:
-        of_time = np.maximum(np.sqrt(own), measured)
-    else:
-        of_time = np.sqrt(own + measured**2)
-    return of_speedup, of_time
+        return of_speedup, np.maximum(np.sqrt(own), measured)
+    return of_speedup, np.sqrt(own + measured**2)
 
 
 def group_shares(terms: StepTerms) -> tuple[dict[str, Array], dict[str, Array]]:
     """The share of each kind of term in an autoregressive and in a speculative step."""
     alone_s = terms.autoregressive.total_s
-    alone = terms.autoregressive.group_seconds()
-    drafted = terms.step_seconds("group")
-    return (
-        {str(group): value / alone_s for group, value in alone.items()},
-        {group: value / terms.step_s for group, value in drafted.items()},
-    )
+    alone: dict[str, Array] = {}
+    for group, seconds in terms.autoregressive.group_seconds().items():
+        alone[group] = seconds / alone_s
+    drafted: dict[str, Array] = {}
+    for name, seconds in terms.step_seconds("group").items():
+        drafted[name] = seconds / terms.step_s
+    return alone, drafted
 
 
 def reported_error(terms: StepTerms) -> Array:
@@ -159,7 +163,10 @@ def reported_error(terms: StepTerms) -> Array:
 
 
 def log_shifts(
-    setup: Setup, run: ForwardTime, shares: Mapping[str, Any], tp_size: Any
+    setup: Setup,
+    run: ForwardTime,
+    shares: Mapping[str, Any],
+    tp_size: Any,
 ) -> dict[str, Array]:
     """The logarithm of a step's time that one standard deviation of each error adds, from the share
     of each kind of term in the step. `run`: a pass of the setup, which has its kernels' errors.
@@ -169,10 +176,9 @@ def log_shifts(
     """
     hw = setup.hardware
     attention = np.asarray(shares["attention"])
-    shifts = {
-        group: np.asarray(error * shares[group])
-        for group, error in group_errors(setup, run, tp_size).items()
-    }
+    shifts: dict[str, Array] = {}
+    for group, error in group_errors(setup, run, tp_size).items():
+        shifts[group] = np.asarray(error * shares[group])
     shifts[MACHINE] = hw.memory_spread * attention - hw.compute_spread * (1.0 - attention)
     return shifts
 
@@ -211,11 +217,9 @@ def group_errors(setup: Setup, run: ForwardTime, tp_size: Any) -> dict[str, Any]
     errors: dict[str, Any] = relative_errors(run, setup.hardware, setup.engine)
     errors["link"] = _link_error(setup, tp_size, errors["link"])
     if setup.spread.whole_experts:
-        is_fused = any(op.group == "experts" for op in run.ops)
-        group = "gemm"
-        if is_fused:
-            group = "experts"
-        errors[group] = np.hypot(errors[group], EXPERTS_ERROR)
+        groups = {op.group for op in run.ops}
+        of_experts = "experts" if "experts" in groups else "gemm"
+        errors[of_experts] = np.hypot(errors[of_experts], EXPERTS_ERROR)
     return errors
 
 
@@ -224,16 +228,21 @@ def interval(prediction: Prediction, tokens_relative_error: Any = 0.0) -> Interv
     `tokens_relative_error`.
     """
     gamma = prediction.terms.gamma
-    drafts = gamma > 0
-    expected = prediction.expected_tokens_per_step
     middle = prediction.middle_tokens_per_step
-    fewer, more = (
-        np.log(tokens_at(sigmas, middle, gamma, tokens_relative_error) / expected)
-        for sigmas in (-Z_90, Z_90)
+
+    def log_tokens(sigmas: float) -> Array:
+        tokens = tokens_at(sigmas, middle, gamma, tokens_relative_error)
+        return np.log(tokens / prediction.expected_tokens_per_step)
+
+    fewer = log_tokens(-Z_90)
+    more = log_tokens(Z_90)
+    speedup_error, time_error = step_errors(
+        prediction.setup,
+        prediction.terms,
+        prediction.points.tp,
     )
-    of_speedup, of_time = step_errors(prediction.setup, prediction.terms, prediction.points.tp)
-    of_speedup = np.where(drafts, Z_90 * of_speedup, 0.0)
-    of_tpot = Z_90 * of_time
+    of_speedup = np.where(gamma > 0, Z_90 * speedup_error, 0.0)
+    of_tpot = Z_90 * time_error
     return Interval(
         speedup_low=prediction.speedup * np.exp(-np.hypot(of_speedup, fewer)),
         speedup_high=prediction.speedup * np.exp(np.hypot(of_speedup, more)),
@@ -247,14 +256,13 @@ def chance_above(prediction: Prediction, tokens_relative_error: Any, least: Any 
     gamma = prediction.terms.gamma
     middle = prediction.middle_tokens_per_step
     deviation, _ = step_errors(prediction.setup, prediction.terms, prediction.points.tp)
+    deviation = np.maximum(deviation, LEAST_DEVIATION)
     per_token = prediction.speedup / prediction.expected_tokens_per_step / least
     total: Array = np.zeros(())
     for sigmas in QUANTILES:
         tokens = tokens_at(sigmas, middle, gamma, tokens_relative_error)
-        above = np.log(np.maximum(per_token * tokens, 1e-300)) / np.maximum(
-            deviation, LEAST_DEVIATION
-        )
-        total = total + normal_cdf(above)
+        log_ratio = np.log(np.maximum(per_token * tokens, 1e-300))
+        total = total + normal_cdf(log_ratio / deviation)
     return total / NUM_QUANTILES
 
 
@@ -285,9 +293,10 @@ def _link_error(setup: Setup, tp_size: Any, near: float) -> Any:
     """Relative error of what is sent between devices, by how far it goes."""
     if setup.hardware.kind != "gpu":
         return near
-    estimated = (np.asarray(tp_size) > setup.hardware.link.reach) | (setup.spread.pp > 1)
-    if np.any(estimated):
-        return np.where(estimated, max(near, ACROSS_NODES_ERROR), near)
+    is_far = np.asarray(tp_size) > setup.hardware.link.reach
+    is_estimated = is_far | (setup.spread.pp > 1)
+    if np.any(is_estimated):
+        return np.where(is_estimated, max(near, ACROSS_NODES_ERROR), near)
     return near
 
 
@@ -302,10 +311,9 @@ def tokens_error(prediction: Prediction, acceptance: AcceptanceProfile | None) -
     read = draft.tokens_read(kv_len, points.budget)
     seen = draft.context_seen(kv_len, points.budget)
     own_rates = acceptance.spread / np.sqrt(points.batch)
+    of_head = 0.0
     if is_one_head_of_many(acceptance):
         of_head = OTHER_HEAD_ERROR
-    else:
-        of_head = 0.0
     return acceptance.tokens_error(
         budget=read,
         context=seen,

@@ -84,7 +84,12 @@ def hits_of(setup: ModelSetup, cached: Cached, *, tp_size: Any, gamma: Any) -> C
 
 
 def found_tokens(
-    setup: ModelSetup, matched: Any, prompt_len: Any, *, tp_size: int, gamma: int
+    setup: ModelSetup,
+    matched: Any,
+    prompt_len: Any,
+    *,
+    tp_size: int,
+    gamma: int,
 ) -> Array:
     """Tokens that an engine finds of prompts whose first `matched` tokens are cached."""
     whole = hits_of(setup, Cached(share=1.0), tp_size=tp_size, gamma=gamma)
@@ -92,7 +97,11 @@ def found_tokens(
 
 
 def hit_tokens(
-    shared_tokens: int, prompt_tokens: int, *, unit_tokens: int, drops_last_unit: bool
+    shared_tokens: int,
+    prompt_tokens: int,
+    *,
+    unit_tokens: int,
+    drops_last_unit: bool,
 ) -> int:
     """Tokens of a prompt that need no prefill, its first `shared_tokens` having been cached."""
     cached = Cached(

@@ -115,7 +115,13 @@ class Cycle:
 
 
 def largest_active(
-    setup: Setup, *, prompt_len: Any, output_len: Any, tp_size: Any, budget: Any, gamma: Any
+    setup: Setup,
+    *,
+    prompt_len: Any,
+    output_len: Any,
+    tp_size: Any,
+    budget: Any,
+    gamma: Any,
 ) -> Array:
     """How many requests the cache holds at once, at the mean of their lengths or with all they may
     grow to.
@@ -191,7 +197,12 @@ def _for_prompts(setup: Setup) -> Where:
 
 
 def prefill_seconds(
-    setup: Setup, *, active: Any, prompt_len: Any, tp_size: Any, query_len: Any = 1.0
+    setup: Setup,
+    *,
+    active: Any,
+    prompt_len: Any,
+    tp_size: Any,
+    query_len: Any = 1.0,
 ) -> Array:
     """The time that one prompt adds to `active` requests that decode with `query_len` tokens each;
     of a replica of several groups and stages, to that of all, while every one of them has
@@ -237,7 +248,12 @@ def filled(setup: Setup, *, active: Any, prompt_len: Any) -> Array:
 
 
 def serving_time(
-    setup: Setup, *, concurrency: Any, prompt_len: Any, output_len: Any, tp_size: Any = 1
+    setup: Setup,
+    *,
+    concurrency: Any,
+    prompt_len: Any,
+    output_len: Any,
+    tp_size: Any = 1,
 ) -> Cycle:
     """The times of a request among `concurrency` that a server decodes autoregressively."""
     concurrency = np.asarray(concurrency, dtype=np.float64)
@@ -322,7 +338,10 @@ class WholeRequests:
 
 
 def whole_requests(
-    prediction: Prediction, *, output_len: Any, prompts: Sequence[tuple[float, float]] = ()
+    prediction: Prediction,
+    *,
+    output_len: Any,
+    prompts: Sequence[tuple[float, float]] = (),
 ) -> WholeRequests:
     """Requests with prompts of these (length, share), else of the points' context, and `output_len`
     tokens to generate on average."""

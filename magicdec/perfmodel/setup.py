@@ -52,7 +52,8 @@ class ModelSetup:
         if self.draft_model.vocab_size != self.model.vocab_size:
             raise ConfigError(
                 f"draft {self.draft_model.name} has a vocabulary of {self.draft_model.vocab_size}, "
-                f"{self.model.name} one of {self.model.vocab_size}: a draft needs its target's vocabulary"
+                f"{self.model.name} one of {self.model.vocab_size}: a draft needs its target's "
+                "vocabulary"
             )
 
 
@@ -63,17 +64,19 @@ def precision_of(
     weight_dtype: str | None = None,
     kv_dtype: str | None = None,
 ) -> Precision:
-    """The number formats that are meant where some are not given: those that the checkpoint is
-    published in, else bf16; on a CPU fp32, to which weights are widened. torch's names (float32)
-    are understood too."""
+    """The requested number formats, completed by defaults: on a GPU the formats that the checkpoint
+    is published in, else bf16; on a CPU fp32, to which weights are widened. torch's names
+    (float32) are accepted too."""
+    weights = "bf16"
+    kv = "bf16"
     if hardware.kind == "cpu":
-        default = "fp32"
-        published = None
-    else:
-        default = "bf16"
-        published = model.quantization
-    weights = weight_dtype or (published.weight_dtype if published else default)
-    kv = kv_dtype or (published and published.kv_dtype) or default
+        weights = "fp32"
+        kv = "fp32"
+    elif model.quantization is not None:
+        weights = model.quantization.weight_dtype
+        kv = model.quantization.kv_dtype or kv
+    weights = weight_dtype or weights
+    kv = kv_dtype or kv
     return Precision(
         weight_dtype=PROFILE_DTYPES.get(weights, weights),
         kv_dtype=PROFILE_DTYPES.get(kv, kv),
@@ -105,13 +108,18 @@ class Setup(ModelSetup):
             model = load_model_spec(model)
         if not isinstance(hardware, HardwareProfile):
             hardware = load_hardware(hardware)
+        if not isinstance(engine, EngineProfile):
+            engine = load_engine(engine)
+        draft_model = None
         draft = draft_model_name(speculation.draft)
+        if draft is not None:
+            draft_model = load_model_spec(draft)
         return cls(
             model=model,
             hardware=hardware,
-            engine=engine if isinstance(engine, EngineProfile) else load_engine(engine),
+            engine=engine,
             speculation=speculation,
-            draft_model=None if draft is None else load_model_spec(draft),
+            draft_model=draft_model,
             precision=precision_of(model, hardware, weight_dtype=weight_dtype, kv_dtype=kv_dtype),
             **more,
         )
@@ -126,12 +134,9 @@ class Setup(ModelSetup):
         """Whether the attention kernel keeps verification and drafting out of captured graphs:
         FlashAttention 2 reads no cache in 8 bits, and what takes its place there is captured for
         one query token only."""
-        is_older = AttentionCurve.of(self.hardware).splits == "grouped"
-        return (
-            self.engine.attention_kernel == "measured"
-            and is_older
-            and self.precision.kv_bytes < 2.0
-        )
+        if self.engine.attention_kernel != "measured" or self.precision.kv_bytes >= 2.0:
+            return False
+        return AttentionCurve.of(self.hardware).splits == "grouped"
 
 
 class Cached(NamedTuple):
@@ -205,8 +210,12 @@ class Points:
         """All combinations of five axes, in this order; `max_len` goes with the batch."""
 
         def axis(values: Any, position: int) -> Any:
-            return np.asarray(values).reshape([-1 if each == position else 1 for each in range(5)])
+            shape = [1] * 5
+            shape[position] = -1
+            return np.asarray(values).reshape(shape)
 
+        if max_len is not None:
+            max_len = axis(max_len, 0)
         return cls(
             batch=axis(batch, 0),
             context=axis(context, 1),
@@ -214,7 +223,7 @@ class Points:
             budget=axis(budget, 3),
             gamma=axis(gamma, 4),
             gen_len=gen_len,
-            max_len=None if max_len is None else axis(max_len, 0),
+            max_len=max_len,
             cached=cached,
             is_grid=True,
         )

@@ -280,7 +280,12 @@ class _Step(Block):
 
 
 def read_bytes(
-    setup: ModelSetup, *, batch: Any, kv_len: Any, draft_kv_len: Any, gamma: Any
+    setup: ModelSetup,
+    *,
+    batch: Any,
+    kv_len: Any,
+    draft_kv_len: Any,
+    gamma: Any,
 ) -> dict[str, Array]:
     """Bytes that the phases of a step must read: weights that its tokens touch, and what it sees of
     caches and states, each once, on all ranks together. `draft` is the block's gamma draft
@@ -303,7 +308,13 @@ def read_bytes(
 
 
 def looked_up_terms(
-    setup: Setup, *, batch: Any, kv_len: Any, gamma: Any, share: Any, tp_size: Any = 1
+    setup: Setup,
+    *,
+    batch: Any,
+    kv_len: Any,
+    gamma: Any,
+    share: Any,
+    tp_size: Any = 1,
 ) -> tuple[StepTerms, Array]:
     """The terms of a step with looked-up drafts, which each sequence has with probability `share`:
     by the number n of sequences that have one, on a last axis, and the probability of each.
@@ -359,7 +370,12 @@ def idle_step_s(setup: Setup, *, batch: Any, kv_len: Any, draft_kv_len: Any, tp_
 
 
 def prefill_terms(
-    setup: Setup, *, batch: Any, prompt_len: Any, tp_size: Any = 1, budget: Any = None
+    setup: Setup,
+    *,
+    batch: Any,
+    prompt_len: Any,
+    tp_size: Any = 1,
+    budget: Any = None,
 ) -> ForwardTime:
     """Prefill of `batch` prompts on one group of tp ranks, the draft's share included, while every
     group has as many.

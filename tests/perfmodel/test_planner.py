@@ -531,7 +531,7 @@ def test_what_does_not_fit_names_devices_and_formats_that_do() -> None:
     with pytest.raises(CapacityError, match=r"tp 4 or --weight-dtype int4 would"):
         plan(PlanRequest(**asked, hardware=("1x4090",)))
     notes = plan(PlanRequest(**asked, hardware=("rtx-5090",))).key_notes
-    assert any("one does with --weight-dtype fp8 or int4" in note for note in notes)
+    assert any("with --weight-dtype fp8 or int4 it fits on one" in note for note in notes)
 
 
 def test_devices_with_prices_are_offered_by_cost() -> None:

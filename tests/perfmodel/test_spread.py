@@ -219,7 +219,7 @@ def test_405b_over_two_nodes_compares_stages_with_tensor_parallelism() -> None:
     (unpublished,) = answer.needs_acceptance  # what vLLM runs with stages
     assert unpublished.draft_method == "eagle3"
     assert not answer.candidates
-    assert any("engine vllm runs eagle3 alone" in note for note in answer.notes)
+    assert any("engine vllm drafts with eagle3 only" in note for note in answer.notes)
     asked = plan(
         PlanRequest(
             **case, tp_size=8, pp_size=2, batch_sizes=(answer.best.batch_size,), draft="none"

@@ -123,7 +123,12 @@ class AcceptanceProfile(
             )
 
     def conditional_rates(
-        self, *, budget: Any, context: Any, gamma_max: int, num_sigma: float = 0.0
+        self,
+        *,
+        budget: Any,
+        context: Any,
+        gamma_max: int,
+        num_sigma: float = 0.0,
     ) -> Array:
         """P(position i accepted | all before accepted), of shape broadcast(budget, context) +
         (gamma_max,).
@@ -213,7 +218,12 @@ class AcceptanceProfile(
         return fit_runs(tuple(self.measured[0].rates), tuple(self.measured[0].stderr))
 
     def tokens_per_step(
-        self, *, budget: Any, context: Any, gamma: Any, shift: Any = 0.0
+        self,
+        *,
+        budget: Any,
+        context: Any,
+        gamma: Any,
+        shift: Any = 0.0,
     ) -> tuple[Array, Array]:
         """Expected tokens per step, E(gamma), and the probability that all `gamma` drafts are
         accepted; arrays broadcast. By the runs of the counts where they have some, else by the law.
@@ -236,7 +246,12 @@ class AcceptanceProfile(
         return runs.tokens_per_step(gamma, shift=_logit(first + shift) - _logit(counted))
 
     def _replayed_tokens(
-        self, *, budget: Any, context: Any, gamma: Array, shift: Any
+        self,
+        *,
+        budget: Any,
+        context: Any,
+        gamma: Array,
+        shift: Any,
     ) -> tuple[Array, Array]:
         """Tokens per step as replayed at each gamma; a shift moves their gain as it moves the law's."""
         assert self.replay is not None
@@ -249,7 +264,12 @@ class AcceptanceProfile(
         return np.where(gamma > 0, expected, 1.0), everything
 
     def tokens_error(
-        self, *, budget: Any, context: Any, gamma: Any, shifts: Sequence[Any] = ()
+        self,
+        *,
+        budget: Any,
+        context: Any,
+        gamma: Any,
+        shifts: Sequence[Any] = (),
     ) -> Array:
         """One relative standard deviation of E(gamma): from the law's errors and, by runs, that of
         E(gamma) over the counted gamma's; and from each of `shifts` of the rates."""
@@ -282,7 +302,13 @@ class AcceptanceProfile(
         return np.sqrt(variance)
 
     def ratio_error(
-        self, gamma: int, over: int, *, budget: Any, context: Any, shift: float = 0.0
+        self,
+        gamma: int,
+        over: int,
+        *,
+        budget: Any,
+        context: Any,
+        shift: float = 0.0,
     ) -> float:
         """One standard deviation of log(E(gamma) / E(over)): rates of positions that both draft
         cancel.

@@ -88,7 +88,9 @@ def read_acceptance(path: Path, *, gamma: int | None = None) -> ImportedAcceptan
 
 
 def _read_all(
-    path: Path, documents: list[tuple[int, Any]], read: Callable[[Any], list[Any]]
+    path: Path,
+    documents: list[tuple[int, Any]],
+    read: Callable[[Any], list[Any]],
 ) -> list[Any]:
     found: list[Any] = []
     for number, document in documents:

@@ -124,34 +124,41 @@ class _Cells:
 def _cells(rows: Sequence[Measurement]) -> _Cells:
     groups = _grouped(rows, "budget", "context", "position")
     budget, context, position = np.array(list(groups), dtype=np.float64).T
-    trials, accepted = (
-        np.array(
-            [sum(getattr(row, name) for row in cell) for cell in groups.values()],
-            dtype=np.float64,
-        )
-        for name in ("trials", "accepted")
-    )
+    sums = []
+    for cell in groups.values():
+        trials_of_cell = sum(row.trials for row in cell)
+        accepted_of_cell = sum(row.accepted for row in cell)
+        sums.append((trials_of_cell, accepted_of_cell))
+    trials, accepted = np.array(sums, dtype=np.float64).T
     weights = trials * np.where(budget < context, 1.0, 1e-6)
-    centers = (
-        float(np.exp(np.average(np.log(each), weights=weights))) for each in (budget, context)
-    )
     return _Cells(
         budget=budget,
         context=context,
         position=position.astype(np.int64),
         trials=trials,
         accepted=accepted,
-        reference_budget=next(centers),
-        reference_context=next(centers),
+        reference_budget=_center(budget, weights),
+        reference_context=_center(context, weights),
     )
+
+
+def _center(values: Array, weights: Array) -> float:
+    """Weighted geometric mean."""
+    log_mean = np.average(np.log(values), weights=weights)
+    return float(np.exp(log_mean))
 
 
 def _law_of(values: Mapping[str, float], cells: _Cells) -> Law:
     """The law whose `rejection` is that at the cells' reference point."""
     left_out = max(1.0 - cells.reference_budget / cells.reference_context, 1e-3)
-    rejection = min(values["rejection"] * left_out ** -values["fill_exponent"], 1e3)
-    reference = {name: getattr(cells, name) for name in ("reference_budget", "reference_context")}
-    return Law(**{"floor": 0.0, **values, "rejection": rejection, **reference})
+    rejection = values["rejection"] * left_out ** -values["fill_exponent"]
+    constants: dict[str, Any] = {"floor": 0.0, **values}
+    constants["rejection"] = min(rejection, 1e3)
+    return Law(
+        **constants,
+        reference_budget=cells.reference_budget,
+        reference_context=cells.reference_context,
+    )
 
 
 def _predicted(law: Law, cells: _Cells) -> Array:
@@ -167,11 +174,13 @@ def _predicted(law: Law, cells: _Cells) -> Array:
 def _deviance_residuals(predicted: Array, trials: Array, accepted: Array) -> Array:
     """Signed roots of 2·(log-likelihood of the observed rate − of the predicted one)."""
     observed = accepted / trials
+    rejected = trials - accepted
     with np.errstate(divide="ignore", invalid="ignore"):
-        hit = np.where(accepted > 0, accepted * np.log(observed / predicted), 0.0)
-        missed = trials - accepted
-        miss = np.where(missed > 0, missed * np.log((1.0 - observed) / (1.0 - predicted)), 0.0)
-    return np.sign(observed - predicted) * np.sqrt(np.maximum(2.0 * (hit + miss), 0.0))
+        of_accepted = accepted * np.log(observed / predicted)
+        of_rejected = rejected * np.log((1.0 - observed) / (1.0 - predicted))
+    gained = np.where(accepted > 0, of_accepted, 0.0) + np.where(rejected > 0, of_rejected, 0.0)
+    deviance = np.maximum(2.0 * gained, 0.0)
+    return np.sign(observed - predicted) * np.sqrt(deviance)
 
 
 def fit_law(
@@ -184,32 +193,35 @@ def fit_law(
     """The law of one method's counts, its errors, the spread between sequences, and the rates' root
     mean square misfit. `cluster_factor` is the variance inflation when it is known."""
     cells = _cells(rows)
-    free = {name: each for name, each in FREE.items() if name != "floor" or not is_self}
+    free = dict(FREE)
+    if is_self:
+        del free["floor"]
     solution = _fitted(cells, free, inflation=1.0)
-    predicted = _predicted(_law_of(solution.values, cells), cells)
-    inflation = _overdispersion(predicted, cells, num_parameters=len(free))
-    if (
-        inflation > 1.0
-    ):  # the priors' weight against the data's follows from the data's true information
-        solution = _fitted(cells, free, inflation=inflation)
-        predicted = _predicted(_law_of(solution.values, cells), cells)
     law = _law_of(solution.values, cells)
+    predicted = _predicted(law, cells)
+    inflation = _overdispersion(predicted, cells, num_parameters=len(free))
+    if inflation > 1.0:
+        # the priors' weight against the data's follows from the data's true information
+        solution = _fitted(cells, free, inflation=inflation)
+        law = _law_of(solution.values, cells)
+        predicted = _predicted(law, cells)
     between, clustering = _between_sequences(rows, law)
-    clustering = max(clustering if cluster_factor is None else cluster_factor, 1.0)
-    error = _errors(solution, cells, math.sqrt(max(clustering / max(inflation, 1.0), 1.0)))
-    misfit = float(
-        np.average((cells.accepted / cells.trials - predicted) ** 2, weights=cells.trials)
-    )
-    return law, error, between if spread is None else spread, math.sqrt(misfit)
+    if spread is None:
+        spread = between
+    if cluster_factor is None:
+        cluster_factor = clustering
+    widening = max(cluster_factor, 1.0) / max(inflation, 1.0)
+    error = _errors(solution, cells, math.sqrt(max(widening, 1.0)))
+    missed = (cells.accepted / cells.trials - predicted) ** 2
+    misfit = float(np.average(missed, weights=cells.trials))
+    return law, error, spread, math.sqrt(misfit)
 
 
 def _fitted(cells: _Cells, free: Mapping[str, Free], *, inflation: float) -> Solution:
     def residuals(values: dict[str, float]) -> Array:
-        data = _deviance_residuals(
-            _predicted(_law_of(values, cells), cells),
-            cells.trials,
-            cells.accepted,
-        )
+        law = _law_of(values, cells)
+        predicted = _predicted(law, cells)
+        data = _deviance_residuals(predicted, cells.trials, cells.accepted)
         return data / math.sqrt(inflation)
 
     overall = 1.0 - (cells.accepted.sum() + 0.5) / (cells.trials.sum() + 1.0)
@@ -222,8 +234,10 @@ def _overdispersion(predicted: Array, cells: _Cells, *, num_parameters: int) -> 
     if predicted.size <= num_parameters:
         return 1.0
     variance = np.maximum(cells.trials * predicted * (1.0 - predicted), 0.05)
-    chi_square = float(np.sum((cells.accepted - cells.trials * predicted) ** 2 / variance))
-    return max(1.0, chi_square / (predicted.size - num_parameters))
+    excess = cells.accepted - cells.trials * predicted
+    chi_square = float(np.sum(excess**2 / variance))
+    freedom = predicted.size - num_parameters
+    return max(1.0, chi_square / freedom)
 
 
 def _between_sequences(rows: Sequence[Measurement], law: Law) -> tuple[float, float]:
@@ -235,11 +249,8 @@ def _between_sequences(rows: Sequence[Measurement], law: Law) -> tuple[float, fl
     for row in rows:
         if row.sequence is None:
             continue
-        rate = float(
-            law.conditional_rates(budget=row.budget, context=row.context, gamma_max=gamma)[
-                row.position - 1
-            ]
-        )
+        rates = law.conditional_rates(budget=row.budget, context=row.context, gamma_max=gamma)
+        rate = float(rates[row.position - 1])
         first = float(row.position == 1)
         excess = row.accepted - row.trials * rate
         variance = row.trials * rate * (1.0 - rate)
@@ -248,14 +259,18 @@ def _between_sequences(rows: Sequence[Measurement], law: Law) -> tuple[float, fl
     if len(totals) < 2:
         return 0.0, 1.0
     excess, variance, first_excess, first_variance, trials = np.array(list(totals.values())).T
-    inflation = (
-        float(np.sum(excess**2) / max(np.sum(variance), 1e-9)) * len(totals) / (len(totals) - 1)
-    )
-    seen = trials > 0
-    if seen.sum() < 2:
+    num = len(totals)
+    ratio = float(np.sum(excess**2) / max(np.sum(variance), 1e-9))
+    inflation = ratio * num / (num - 1)
+    has_first = trials > 0
+    num = has_first.sum()
+    if num < 2:
         return 0.0, inflation
-    squares = (first_excess[seen] / trials[seen]) ** 2 - first_variance[seen] / trials[seen] ** 2
-    between = float(np.average(squares, weights=trials[seen])) * seen.sum() / (seen.sum() - 1)
+    weights = trials[has_first]
+    of_rate = (first_excess[has_first] / weights) ** 2
+    of_counting = first_variance[has_first] / weights**2
+    mean = float(np.average(of_rate - of_counting, weights=weights))
+    between = mean * num / (num - 1)
     return math.sqrt(min(max(between, 0.0), 0.25)), inflation
 
 
@@ -269,21 +284,23 @@ def _errors(solution: Solution, cells: _Cells, factor: float) -> LawError:
             context=cells.reference_context,
             gamma_max=position,
         )
-        return math.log(max(-math.log(max(float(rates[-1]), 1e-12)), 1e-12))
+        hazard = -math.log(max(float(rates[-1]), 1e-12))
+        return math.log(max(hazard, 1e-12))
 
-    first, last = (
-        factor * solution.deviation_of(partial(log_hazard, position=position))
-        for position in (1, deepest)
-    )
-    of_budget, of_context = (
-        min(factor * solution.deviation_of(itemgetter(name)), 10.0)
-        for name in ("budget_exponent", "context_exponent")
-    )
+    def hazard_error(position: int) -> float:
+        return factor * solution.deviation_of(partial(log_hazard, position=position))
+
+    def constant_error(name: str) -> float:
+        return min(factor * solution.deviation_of(itemgetter(name)), 10.0)
+
+    first = hazard_error(1)
+    last = hazard_error(deepest)
+    growth = math.sqrt(max(last**2 - first**2, 0.0)) / math.log(deepest)
     return LawError(
         log_rejection=min(first, 10.0),
-        budget_exponent=of_budget,
-        context_exponent=of_context,
-        depth=min(math.sqrt(max(last**2 - first**2, 0.0)) / math.log(deepest), 10.0),
+        budget_exponent=constant_error("budget_exponent"),
+        context_exponent=constant_error("context_exponent"),
+        depth=min(growth, 10.0),
     )
 
 
@@ -295,33 +312,40 @@ def measurements_of(
     context: float,
     temperature: float | None = None,
 ) -> list[Measurement]:
-    """Counts at one budget and context as rows to fit; several clusters are told apart, and from
-    other contexts'.
+    """Counts at one budget and context as rows to fit. Each of several clusters is a sequence of
+    its own, apart from those of other contexts.
     """
-    return [
-        Measurement(
-            draft_method=draft_method,
-            budget=budget,
-            context=context,
-            position=position,
-            trials=tried,
-            accepted=accepted,
-            temperature=temperature,
-            sequence=f"{context:g}:{cluster}" if len(counts.steps) > 1 else None,
+    rows = []
+    for cluster, position, tried, accepted in counts.cells():
+        sequence = None
+        if len(counts.steps) > 1:
+            sequence = f"{context:g}:{cluster}"
+        rows.append(
+            Measurement(
+                draft_method=draft_method,
+                budget=budget,
+                context=context,
+                position=position,
+                trials=tried,
+                accepted=accepted,
+                temperature=temperature,
+                sequence=sequence,
+            )
         )
-        for cluster, position, tried, accepted in counts.cells()
-    ]
+    return rows
 
 
 def measured_rates(rows: Sequence[Measurement]) -> list[MeasuredRates]:
     """The counts as rates with standard errors, by budget and context."""
     tables = []
     for (budget, context), cell in _grouped(rows, "budget", "context").items():
-        by_position = map(_rate, _grouped(cell, "position").values())
-        rates, stderr, trials = (list(values) for values in zip(*by_position, strict=True))
-        tables.append(
-            MeasuredRates(budget=budget, context=context, rates=rates, stderr=stderr, trials=trials)
-        )
+        table = MeasuredRates(budget=budget, context=context, rates=[], stderr=[], trials=[])
+        for counts in _grouped(cell, "position").values():
+            rate, stderr, trials = _rate(counts)
+            table.rates.append(rate)
+            table.stderr.append(stderr)
+            table.trials.append(trials)
+        tables.append(table)
     return tables
 
 
@@ -338,24 +362,35 @@ def _rate(rows: Sequence[Measurement]) -> tuple[float, float, float]:
 
 
 def held_out(rows: Sequence[Measurement], *, is_self: bool) -> tuple[float, float] | None:
-    """How far the law misses rates of budgets that it was not fitted on, each between the smallest
-    and the largest left out in turn (mean absolute, weighted by trials, positions apart and
-    contexts together); and how far it would on average if it were right, from the rates' standard
-    errors. None with fewer than three budgets."""
-    misses = []
-    for budget in sorted({row.budget for row in rows})[1:-1]:
-        law = fit_law([row for row in rows if row.budget != budget], is_self=is_self)[0]
-        for position, chosen in _grouped(
-            (row for row in rows if row.budget == budget), "position"
-        ).items():
+    """The mean absolute error of the law on rates of budgets that it was not fitted on, and the
+    error that the rates' own standard errors would leave if the law were right.
+
+    Each budget between the smallest and the largest is left out in turn. Rates are weighted by
+    trials, positions apart and contexts together. None with fewer than three budgets.
+    """
+    errors = []
+    noises = []
+    weights = []
+    by_budget = _grouped(rows, "budget")
+    for budget in sorted(by_budget)[1:-1]:
+        others = [row for row in rows if row.budget != budget]
+        law, *_ = fit_law(others, is_self=is_self)
+        for position, chosen in _grouped(by_budget[budget], "position").items():
             rate, stderr, trials = _rate(chosen)
-            contexts = np.array([row.context for row in chosen])
-            rates = law.conditional_rates(budget=budget, context=contexts, gamma_max=position)[
-                :, -1
-            ]
-            predicted = float(np.average(rates, weights=[row.trials for row in chosen]))
-            misses.append((abs(rate - predicted), MEAN_ABSOLUTE_NORMAL * stderr, trials))
-    if not misses:
+            predicted = _mean_rate(law, chosen, budget=budget, position=position)
+            errors.append(abs(rate - predicted))
+            noises.append(MEAN_ABSOLUTE_NORMAL * stderr)
+            weights.append(trials)
+    if not errors:
         return None
-    errors, noises, weights = zip(*misses, strict=True)
-    return float(np.average(errors, weights=weights)), float(np.average(noises, weights=weights))
+    error = np.average(errors, weights=weights)
+    noise = np.average(noises, weights=weights)
+    return float(error), float(noise)
+
+
+def _mean_rate(law: Law, rows: Sequence[Measurement], *, budget: float, position: int) -> float:
+    """The law's rate at a position, averaged over the contexts of the rows by their trials."""
+    contexts = np.array([row.context for row in rows])
+    rates = law.conditional_rates(budget=budget, context=contexts, gamma_max=position)
+    trials = [row.trials for row in rows]
+    return float(np.average(rates[:, -1], weights=trials))

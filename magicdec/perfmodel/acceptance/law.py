@@ -112,38 +112,45 @@ class Law(
     def first_rate(self, *, budget: Any, context: Any) -> Array:
         """α: P(first drafted token accepted), of shape broadcast(budget, context)."""
         rejected, growth = self.rejected(budget=budget, context=context)
-        return (1.0 - self.floor) * (1.0 - _grown(np.minimum(rejected, 1.0), growth))
+        grown = _grown(np.minimum(rejected, 1.0), growth)
+        return (1.0 - self.floor) * (1.0 - grown)
 
     def rejected(self, *, budget: Any, context: Any) -> tuple[Array, Array]:
         """r and g of the equations above."""
         context = sanitize(context, 1.0)
         budget = np.minimum(sanitize(budget, 1.0), context)
-        kept = self.rejection * (budget / self.reference_budget) ** -self.budget_exponent
-        growth = (
-            np.clip(context, self.flat_below, self.flat_beyond) / self.reference_context
-        ) ** self.context_exponent
-        return kept * (1.0 - budget / context) ** self.fill_exponent, growth
+        by_budget = (budget / self.reference_budget) ** -self.budget_exponent
+        by_fill = (1.0 - budget / context) ** self.fill_exponent
+        counted = np.clip(context, self.flat_below, self.flat_beyond)
+        growth = (counted / self.reference_context) ** self.context_exponent
+        return self.rejection * by_budget * by_fill, growth
 
     def conditional_rates(self, *, budget: Any, context: Any, gamma_max: int) -> Array:
         """P(position i accepted | all before accepted), i = 1..gamma_max, on a last axis."""
-        return self.rates_after(self.first_rate(budget=budget, context=context), gamma_max)
+        first = self.first_rate(budget=budget, context=context)
+        return self.rates_after(first, gamma_max)
 
     def rates_after(self, first_rate: Any, gamma_max: int) -> Array:
         """The law by position for a given rate at position 1; shape (..., gamma_max)."""
-        alpha = np.clip(np.asarray(first_rate, dtype=np.float64), 0.0, 1.0)[..., None]
+        first = np.asarray(first_rate, dtype=np.float64)
+        alpha = np.clip(first, 0.0, 1.0)[..., None]
         if self.by_position:
             return self._given_rates(alpha, gamma_max)
         before: Array = np.arange(gamma_max).astype(np.float64)
-        if self.concentration is not None:
-            alpha = (alpha * self.concentration + before) / (self.concentration + before)
-        exponent = 1.0 + self.drift * -np.expm1(-before / self.drift_depth)
+        k = self.concentration
+        if k is not None:
+            alpha = (alpha * k + before) / (k + before)
+        drifted = -np.expm1(-before / self.drift_depth)
+        exponent = 1.0 + self.drift * drifted
         return alpha**exponent
 
     def _given_rates(self, alpha: Array, gamma_max: int) -> Array:
-        last = len(self.by_position) - 1
-        given = np.array([self.by_position[min(position, last)] for position in range(gamma_max)])
+        by_position = np.array(self.by_position)
+        places = np.minimum(np.arange(gamma_max), len(by_position) - 1)
+        given = by_position[places]
         first = np.clip(given[:1], 1e-12, 1.0 - 1e-12)
-        power = np.log(np.clip(alpha, 1e-12, 1.0 - 1e-12)) / np.log(first)
+        wanted = np.clip(alpha, 1e-12, 1.0 - 1e-12)
+        power = np.log(wanted) / np.log(first)
         return np.asarray(given**power)
 
 
@@ -171,19 +178,21 @@ class LawError(
         """
         context = sanitize(context, 1.0)
         budget = np.minimum(sanitize(budget, 1.0), context)
+        counted = np.maximum(context, law.flat_below)
+        positions = np.arange(1, gamma_max + 1, dtype=np.float64)
         by_budget = self.budget_exponent * np.log(budget / law.reference_budget)
-        by_context = self.context_exponent * np.log(
-            np.maximum(context, law.flat_below) / law.reference_context
-        )
-        variance = np.asarray(self.log_rejection**2 + by_budget**2 + by_context**2)[..., None]
-        by_depth = self.depth * np.log(np.arange(1, gamma_max + 1, dtype=np.float64))
-        return np.sqrt(variance + by_depth**2)
+        by_context = self.context_exponent * np.log(counted / law.reference_context)
+        by_depth = self.depth * np.log(positions)
+        variance = self.log_rejection**2 + by_budget**2 + by_context**2
+        return np.sqrt(np.asarray(variance)[..., None] + by_depth**2)
 
 
 def _grown(rejected: Array, growth: Array) -> Array:
-    x = np.minimum(rejected * growth, 1e6)
-    held = (1.0 + rejected**SATURATION) / (1.0 + x**SATURATION)
-    return np.minimum(np.where(growth == 1.0, x, x * held ** (1.0 / SATURATION)), 1.0)
+    product = np.minimum(rejected * growth, 1e6)
+    held = (1.0 + rejected**SATURATION) / (1.0 + product**SATURATION)
+    saturated = product * held ** (1.0 / SATURATION)
+    grown = np.where(growth == 1.0, product, saturated)
+    return np.minimum(grown, 1.0)
 
 
 def rejected_before(share: float, growth: float) -> float:
@@ -191,7 +200,8 @@ def rejected_before(share: float, growth: float) -> float:
     y = share**SATURATION
     g = growth**SATURATION
     root = math.sqrt((1.0 - y) ** 2 + 4.0 * y / g)
-    return float(((root - (1.0 - y)) / 2.0) ** (1.0 / SATURATION))
+    solution = (root - (1.0 - y)) / 2.0
+    return float(solution ** (1.0 / SATURATION))
 
 
 def _check(name: str, value: float, low: float, high: float) -> None:
@@ -203,8 +213,11 @@ def sanitize(value: Any, low: float) -> Array:
     """A float array without NaN, infinity, or values below `low`. None is "all": as large as can
     be.
     """
-    array = np.asarray(LARGEST if value is None else value, dtype=np.float64)
-    return np.clip(np.nan_to_num(array, nan=low, posinf=LARGEST, neginf=low), low, LARGEST)
+    if value is None:
+        value = LARGEST
+    array = np.asarray(value, dtype=np.float64)
+    finite = np.nan_to_num(array, nan=low, posinf=LARGEST, neginf=low)
+    return np.clip(finite, low, LARGEST)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,27 +237,38 @@ class Runs:
         shifts, row = np.unique(shift, return_inverse=True)
         gammas, column = np.unique(gamma, return_inverse=True)
         longer = _longer(self.x[0] + shifts[:, None], self.x[1])
-        steps = np.stack([longer[:, :: each + 1].sum(axis=-1) for each in gammas], axis=-1)
-        whole = np.stack([longer[:, each :: each + 1].sum(axis=-1) for each in gammas], axis=-1)
+        by_gamma = (len(shifts), len(gammas))
+        steps = np.empty(by_gamma)
+        whole = np.empty(by_gamma)
+        for place, drafted in enumerate(gammas):
+            steps[:, place] = longer[:, :: drafted + 1].sum(axis=-1)
+            whole[:, place] = longer[:, drafted :: drafted + 1].sum(axis=-1)
+        tokens = longer.sum(axis=-1)[:, None]
         where = row.reshape(shift.shape), column.reshape(gamma.shape)
-        return (longer.sum(axis=-1)[:, None] / steps)[where], (whole / steps)[where]
+        return (tokens / steps)[where], (whole / steps)[where]
 
     def log_ratio_error(self, gamma: Any, over: Any) -> Array:
         """One standard deviation of log(E(gamma) / E(over)); arrays broadcast."""
         gamma, over = np.broadcast_arrays(gamma, over)
         ratio = self._log_tokens[:, gamma] - self._log_tokens[:, over]
         gradient = (ratio[1:3] - ratio[3:5]) / (2 * STEP)
-        counted = np.einsum("i...,ij,j...", gradient, self.covariance, gradient)
-        return np.asarray(np.sqrt(np.maximum(counted, 0.0) + (SHAPE_ERROR * ratio[0]) ** 2))
+        of_counts = np.einsum("i...,ij,j...", gradient, self.covariance, gradient)
+        of_shape = (SHAPE_ERROR * ratio[0]) ** 2
+        return np.asarray(np.sqrt(np.maximum(of_counts, 0.0) + of_shape))
 
     @cached_property
     def _log_tokens(self) -> Array:
         """log E of gamma = 0..MAX_GAMMA on the last axis, at x and a STEP up and down in either of
         its parts.
         """
+        gammas = np.arange(MAX_GAMMA + 1)
         steps = np.eye(2) * STEP
-        moved = [self, *(replace(self, x=self.x + step) for step in (*steps, *-steps))]
-        return np.log([runs.tokens_per_step(np.arange(MAX_GAMMA + 1))[0] for runs in moved])
+        tokens = []
+        for step in (np.zeros(2), *steps, *-steps):
+            moved = replace(self, x=self.x + step)
+            expected, _ = moved.tokens_per_step(gammas)
+            tokens.append(expected)
+        return np.log(tokens)
 
 
 @lru_cache(maxsize=64)
@@ -262,17 +286,24 @@ def fit_runs(rates: tuple[float, ...], stderr: tuple[float, ...]) -> Runs | None
 
     def residuals(x: Array) -> Array:
         survivors = _survivors(x, gamma)
-        missed = (survivors[1:] / survivors[:-1] - counted) / error
-        return np.append(missed, (x[1] - PRIOR[0]) / PRIOR[1])
+        predicted = survivors[1:] / survivors[:-1]
+        of_counts = (predicted - counted) / error
+        of_prior = (x[1] - PRIOR[0]) / PRIOR[1]
+        return np.append(of_counts, of_prior)
 
+    first_logit = math.log(rates[0] / (1.0 - rates[0]))
     solved = least_squares(
         residuals,
-        [math.log(rates[0] / (1.0 - rates[0])), 1.0],
+        [first_logit, 1.0],
         bounds=([-12, -4], [12, 12]),
     )
     jacobian = np.asarray(solved.jac, dtype=np.float64)
-    covariance = np.asarray(np.linalg.pinv(jacobian.T @ jacobian), dtype=np.float64)
-    return Runs(x=np.asarray(solved.x, dtype=np.float64), covariance=covariance, counted=gamma)
+    covariance = np.linalg.pinv(jacobian.T @ jacobian)
+    return Runs(
+        x=np.asarray(solved.x, dtype=np.float64),
+        covariance=np.asarray(covariance, dtype=np.float64),
+        counted=gamma,
+    )
 
 
 def _longer(logit: Any, log_k: float) -> Array:
@@ -280,15 +311,20 @@ def _longer(logit: Any, log_k: float) -> Array:
     a = 1.0 / (1.0 + np.exp(-np.asarray(logit)))
     k = math.exp(log_k)
     i = np.arange(1, LONGEST)
-    later = np.cumprod((a * k + i - 1.0) / (k + i - 1.0), axis=-1)
-    return np.concatenate([np.ones((*later.shape[:-1], 1)), later], axis=-1)
+    goes_on = (a * k + i - 1.0) / (k + i - 1.0)
+    later = np.cumprod(goes_on, axis=-1)
+    begins = np.ones((*later.shape[:-1], 1))
+    return np.concatenate([begins, later], axis=-1)
 
 
 def _survivors(x: Array, gamma: int) -> Array:
     """S_i of i = 0..gamma."""
     longer = _longer(x[0], x[1])
-    steps = np.append(longer, np.zeros(-len(longer) % (gamma + 1))).reshape(-1, gamma + 1)
-    return np.asarray(steps.sum(axis=0) / steps[:, 0].sum())
+    missing = -len(longer) % (gamma + 1)
+    padded = np.append(longer, np.zeros(missing))
+    steps = padded.reshape(-1, gamma + 1)
+    survivors = steps.sum(axis=0) / steps[:, 0].sum()
+    return np.asarray(survivors)
 
 
 def sequence_rates(mean: float, spread: float) -> tuple[Array, Array]:
@@ -303,15 +339,21 @@ def sequence_rates(mean: float, spread: float) -> tuple[Array, Array]:
     low = max(0.0, mean - reach)
     high = min(1.0, mean + reach)
     nodes = low + (high - low) * (np.arange(NUM_NODES) + 0.5) / NUM_NODES
-    log_density = (mean * total - 1.0) * np.log(nodes) + ((1.0 - mean) * total - 1.0) * np.log1p(
-        -nodes
-    )
+    of_accepting = (mean * total - 1.0) * np.log(nodes)
+    of_rejecting = ((1.0 - mean) * total - 1.0) * np.log1p(-nodes)
+    log_density = of_accepting + of_rejecting
     weights = np.exp(log_density - log_density.max())
     return nodes, weights / weights.sum()
 
 
 def static_batch_efficiency(
-    profile: Any, *, budget: Any, context: float, gamma: int, batch_size: int, gen_len: int
+    profile: Any,
+    *,
+    budget: Any,
+    context: float,
+    gamma: int,
+    batch_size: int,
+    gen_len: int,
 ) -> float:
     """Share of the steady-state throughput that a static batch of equal lengths keeps (1 where
     nothing is drafted).
@@ -324,27 +366,32 @@ def static_batch_efficiency(
 
     if batch_size < 1 or gen_len < 1 or gamma < 0:
         raise ConfigError(
-            "a static batch needs batch size and generated length of at least 1, and gamma of at least 0"
+            "a static batch needs batch size and generated length of at least 1, and gamma of at "
+            "least 0"
         )
     if gamma == 0:
         return 1.0
     law = profile.law
-    first_rate = float(profile.law.first_rate(budget=budget, context=context))
+    first_rate = float(law.first_rate(budget=budget, context=context))
+    of_mean_rate = survival(law.rates_after(first_rate, gamma))
+    expected = 1.0 + float(of_mean_rate.sum())
+
     nodes, weights = sequence_rates(first_rate, profile.spread)
     survivors = survival(law.rates_after(nodes, gamma))
     accepted = survivors.sum(axis=-1)
-    variance = (survivors * (2.0 * np.arange(1, gamma + 1) - 1.0)).sum(axis=-1) - accepted**2
-    expected = 1.0 + float(survival(law.rates_after(first_rate, gamma)).sum())
-    mean = np.clip(
-        (1.0 + accepted) * expected / float(weights @ (1.0 + accepted)),
-        1.0,
-        gamma + 1.0,
-    )
-    slowest = fewest = float(math.ceil(gen_len / (gamma + 1)))
+    odd = 2.0 * np.arange(1, gamma + 1) - 1.0
+    variance = (survivors * odd).sum(axis=-1) - accepted**2
+    emitted = 1.0 + accepted
+    mean = np.clip(emitted * expected / float(weights @ emitted), 1.0, gamma + 1.0)
+
+    fewest = float(math.ceil(gen_len / (gamma + 1)))
+    slowest = fewest
     stride = max(1, math.ceil((gen_len - fewest) / MAX_STEPS_EVALUATED))
-    steps = np.arange(fewest, gen_len, stride, dtype=np.float64)
+    steps = np.arange(fewest, gen_len, stride, dtype=np.float64)[:, None]
     if steps.size:
-        deviation = np.sqrt(np.maximum(steps[:, None] * np.maximum(variance, 0.0), 1e-9))
-        finished = ndtr((steps[:, None] * mean - gen_len + 0.5) / deviation) @ weights
-        slowest += stride * float(np.sum(1.0 - np.clip(finished, 0.0, 1.0) ** batch_size))
+        deviation = np.sqrt(np.maximum(steps * np.maximum(variance, 0.0), 1e-9))
+        beyond = steps * mean - gen_len + 0.5
+        finished = ndtr(beyond / deviation) @ weights
+        all_finished = np.clip(finished, 0.0, 1.0) ** batch_size
+        slowest += stride * float(np.sum(1.0 - all_finished))
     return min(1.0, gen_len / (expected * slowest))

@@ -237,7 +237,11 @@ class AttentionCurve(Curve, frozen=True, kw_only=True):
         return not variant or hw.computes_in(variant) or variant in WEIGHT_ONLY
 
     def seconds(
-        self, hw: Device, work: Attended, working_set: WorkingSet = None, tiles: Tiles | None = None
+        self,
+        hw: Device,
+        work: Attended,
+        working_set: WorkingSet = None,
+        tiles: Tiles | None = None,
     ) -> OpTime:
         """`tiles`: how the kernel's query rows are cut, where that is known."""
         kv_dtype, kernel = work.kv_dtype, work.kernel
@@ -468,7 +472,12 @@ def _last_wave(hw: Device, engine: EngineProfile, *, blocks: Any) -> Any:
 
 
 def attention(
-    at: Where, work: Attended, *, count: Any = 1.0, factor: Any = 1.0, is_expanded: bool = False
+    at: Where,
+    work: Attended,
+    *,
+    count: Any = 1.0,
+    factor: Any = 1.0,
+    is_expanded: bool = False,
 ) -> Op:
     """`count` layers of attention of `query_len` tokens per sequence over `kv_len` cached ones, or
     a window of them. `is_expanded`: latents expanded to keys and values of each head, as in

@@ -299,14 +299,22 @@ class Curve(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
         return msgspec.structs.replace(hw, **{self.key: value})
 
     def at_overhead(
-        self, busy_s: Array, memory_s: Array, compute_s: Array, overhead_s: float
+        self,
+        busy_s: Array,
+        memory_s: Array,
+        compute_s: Array,
+        overhead_s: float,
     ) -> OpTime:
         fixed_s = np.full(busy_s.shape, overhead_s)
         return OpTime(fixed_s + busy_s, memory_s, compute_s, fixed_s)
 
 
 def cache_speedup(
-    hw: Device, fraction: float, ratio: float, own_bytes: Array, working_set: WorkingSet
+    hw: Device,
+    fraction: float,
+    ratio: float,
+    own_bytes: Array,
+    working_set: WorkingSet,
 ) -> Array | float:
     """How many times shorter reading data again is: `ratio` if it stayed in the cache's share, 1 if
     not.
@@ -402,7 +410,11 @@ def best_fit(
 
 
 def with_fit(
-    curve: Constants, num_parameters: int, rows: Rows, predicted: Array, fitted_on: str
+    curve: Constants,
+    num_parameters: int,
+    rows: Rows,
+    predicted: Array,
+    fitted_on: str,
 ) -> Constants:
     """The curve with a note of its fit and the spread of its errors."""
     rms = float(
@@ -420,7 +432,9 @@ def with_fit(
 
 
 def that_matter(
-    parameters: Parameters, curve: Constants, predict: Callable[[Constants], Array]
+    parameters: Parameters,
+    curve: Constants,
+    predict: Callable[[Constants], Array],
 ) -> dict[str, Free]:
     """The parameters that some row's prediction depends on."""
     known = with_priors(parameters, type(curve)())

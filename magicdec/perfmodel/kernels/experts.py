@@ -81,7 +81,10 @@ def _of_three_matrices(rows: dict[str, Array]) -> dict[str, Array]:
 
 
 def experts_touched(
-    num_experts: Any, num_experts_per_tok: Any, tokens: Any, independence: float = 1.0
+    num_experts: Any,
+    num_experts_per_tok: Any,
+    tokens: Any,
+    independence: float = 1.0,
 ) -> Array:
     """How many experts `tokens` tokens choose: E·(1 − (1 − k/E)^(tokens^c)). c = 1: each chooses
     evenly, alone.

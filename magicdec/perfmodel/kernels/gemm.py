@@ -201,7 +201,13 @@ class GemmCurve(Curve, frozen=True, kw_only=True):
         return K_SPLITS.reshape(-1, *[1] * m.ndim), rows, columns
 
     def _in_tiles(
-        self, hw: Device, work: Product, *, memory_s: Array, rate: float, used_rows: Array
+        self,
+        hw: Device,
+        work: Product,
+        *,
+        memory_s: Array,
+        rate: float,
+        used_rows: Array,
     ) -> Array:
         """Time of the cheapest choice of output tile and split of k.
 
@@ -331,7 +337,14 @@ def matrix_dtype(hw: Device, engine: EngineProfile, precision: Precision) -> str
 
 
 def linear(
-    name: str, at: Where, *, m: Any, n: Any, k: Any, count: Any = 1.0, is_beside: bool = False
+    name: str,
+    at: Where,
+    *,
+    m: Any,
+    n: Any,
+    k: Any,
+    count: Any = 1.0,
+    is_beside: bool = False,
 ) -> Op:
     """`count` linear layers of m tokens through weights n × k. `is_beside`: they run next to
     another operation, so their work is paid and their launches are not."""
@@ -393,7 +406,12 @@ class ElementwiseCurve(Curve, frozen=True, kw_only=True):
 
 
 def streaming(
-    name: str, at: Where, *, num_bytes: Any, num_kernels: Any = 1.0, count: Any = 1.0
+    name: str,
+    at: Where,
+    *,
+    num_bytes: Any,
+    num_kernels: Any = 1.0,
+    count: Any = 1.0,
 ) -> Op:
     """`count` times `num_kernels` kernels that stream `num_bytes` in all."""
     num_bytes = np.asarray(num_bytes, dtype=np.float64)

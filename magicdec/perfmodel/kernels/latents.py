@@ -83,7 +83,10 @@ def _latent_kernels(frame: Any) -> Any:
 
 
 def latent_seconds(
-    curve: AttentionCurve, hw: Device, work: Latents, working_set: WorkingSet = None
+    curve: AttentionCurve,
+    hw: Device,
+    work: Latents,
+    working_set: WorkingSet = None,
 ) -> OpTime:
     """Grouped-query attention over one KV head, of the same bytes and FLOPs; several query tokens
     are to the kernel as many times the heads."""
@@ -106,9 +109,8 @@ def _tiles(curve: AttentionCurve, work: Latents) -> Tiles | None:
     """Rows are padded to whole tiles, but not in a kernel of narrow ones."""
     if curve.tile_rows <= 0:
         return None
-    heads, query_len, value_dim = (
-        as_array(value) for value in (work.num_heads, work.query_len, work.row)
-    )
+    heads = as_array(work.num_heads)
+    query_len = as_array(work.query_len)
     rows = np.maximum(heads * query_len, 1e-9)
     if curve.narrow_heads > 0:
         is_narrow = heads <= curve.narrow_heads
@@ -119,12 +121,8 @@ def _tiles(curve: AttentionCurve, work: Latents) -> Tiles | None:
         count = np.ceil(rows / curve.tile_rows)
         padding = count * curve.tile_rows / rows
     reads = 1.0 + curve.tile_traffic * np.maximum(count - 1.0, 0.0)
-    return Tiles(
-        count,
-        padding,
-        reads,
-        np.minimum(rows, curve.tile_rows) * value_dim * PARTIAL_BYTES,
-    )
+    partial_bytes = np.minimum(rows, curve.tile_rows) * as_array(work.row) * PARTIAL_BYTES
+    return Tiles(count, padding, reads, partial_bytes)
 
 
 class LatentCurve(AttentionCurve, frozen=True, kw_only=True):
@@ -158,10 +156,12 @@ class LatentCurve(AttentionCurve, frozen=True, kw_only=True):
     @classmethod
     def of(cls, hw: Device, variant: str = "") -> Self:
         """The curve of latents in a format; unmeasured, of ordinary attention."""
+        known = cls.known(hw, variant)
+        if known is not None:
+            return known
         alike = AttentionCurve.of(hw, variant)
-        return cls.known(hw, variant) or cls(
-            **{name: getattr(alike, name) for name in alike.__struct_fields__}
-        )
+        constants = {name: getattr(alike, name) for name in alike.__struct_fields__}
+        return cls(**constants)
 
     @classmethod
     def may_borrow(cls, hw: Device, donor: Device, variant: str) -> bool:
@@ -188,10 +188,9 @@ class LatentCurve(AttentionCurve, frozen=True, kw_only=True):
         kernels of narrow tiles compute in its format."""
         start = msgspec.structs.replace(self, split_overhead_s=0.0)
         has_narrow = start.narrow_heads > 0
+        rate = 1.0
         if has_narrow:
             rate = hw.compute_rate(work.kv_dtype) / hw.compute_rate("bf16")
-        else:
-            rate = 1.0
         parameters = {**self.free(), "flops_efficiency": Free(prior=0.65 * rate, spread=0.2)}
         del parameters["split_overhead_s"]
         if start.combine_traffic > 0:
@@ -204,11 +203,11 @@ class LatentCurve(AttentionCurve, frozen=True, kw_only=True):
         if work.kv_dtype != "bf16" and wide is not None and start.combine_traffic > 0:
             parameters["bandwidth_efficiency"] = Free(prior=wide.bandwidth_efficiency, spread=0.03)
         starts = []
-        for each in LATENT_STARTS:
-            starts.append({name: value for name, value in each.items() if name in parameters})
-        curves = (
-            msgspec.structs.replace(start, blocks_per_multiprocessor=each) for each in LATENT_BLOCKS
-        )
+        for constants in LATENT_STARTS:
+            starts.append({name: constants[name] for name in constants if name in parameters})
+        curves = []
+        for blocks in LATENT_BLOCKS:
+            curves.append(msgspec.structs.replace(start, blocks_per_multiprocessor=blocks))
         return best_fit(
             curves,
             parameters,
@@ -221,7 +220,12 @@ class LatentCurve(AttentionCurve, frozen=True, kw_only=True):
 
 
 def latent_attention(
-    at: Where, work: Latents, *, name: str = "attention", count: Any = 1.0, factor: Any = 1.0
+    at: Where,
+    work: Latents,
+    *,
+    name: str = "attention",
+    count: Any = 1.0,
+    factor: Any = 1.0,
 ) -> Op:
     """`count` layers of many heads over one row of numbers per token: absorbed latent attention,
     whose heads all attend to the same latents, by their curve, which no factor of an engine is
@@ -240,8 +244,12 @@ def latent_attention(
     own = None
     if name == "attention":
         own = LatentCurve.known(hw, kv_dtype)
-    factor = factor * (engine.attention_factor if own is None else 1.0)
-    curve = own or AttentionCurve.of(hw, kv_dtype)
+    curve: AttentionCurve
+    if own is None:
+        factor = factor * engine.attention_factor
+        curve = AttentionCurve.of(hw, kv_dtype)
+    else:
+        curve = own
     work = work._replace(kv_dtype=kv_dtype, kv_reads=engine.kv_reads)
     time = latent_seconds(curve, hw, work)
     basis = unmeasured(name)
@@ -341,9 +349,13 @@ class IndexerCurve(Curve, frozen=True, kw_only=True):
             working_set,
         )
         memory_s = num_bytes / (self.bandwidth_efficiency * hw.memory_bytes_per_s) / speedup
-        rate = self.flops_efficiency * hw.compute_rate("fp8" if hw.computes_in("fp8") else "bf16")
+        dtype = "bf16"
+        if hw.computes_in("fp8"):
+            dtype = "fp8"
+        rate = self.flops_efficiency * hw.compute_rate(dtype)
         compute_s = 2.0 * batch * query * kv_len * heads * size / rate
-        busy_s = soft_max(memory_s, compute_s, self.ridge_power) + batch * query * self.row_s
+        rows_s = batch * query * self.row_s
+        busy_s = soft_max(memory_s, compute_s, self.ridge_power) + rows_s
         return self.at_overhead(busy_s, memory_s, compute_s, self.overhead_s)
 
 
@@ -378,13 +390,10 @@ class TopKCurve(Curve, frozen=True, kw_only=True):
         rows, kv_len = arrays(*work)
         block_s = self.row_s + kv_len * self.score_s
         chosen_s = waves(rows / hw.num_multiprocessors, self.wave_weight) * block_s
-        memory_s = rows * kv_len * SCORE_BYTES / (self.bandwidth_efficiency * hw.memory_bytes_per_s)
-        return self.at_overhead(
-            soft_max(chosen_s, memory_s, self.ridge_power),
-            memory_s,
-            chosen_s,
-            self.overhead_s,
-        )
+        bandwidth = self.bandwidth_efficiency * hw.memory_bytes_per_s
+        memory_s = rows * kv_len * SCORE_BYTES / bandwidth
+        busy_s = soft_max(chosen_s, memory_s, self.ridge_power)
+        return self.at_overhead(busy_s, memory_s, chosen_s, self.overhead_s)
 
 
 class SparseCurve(Curve, frozen=True, kw_only=True):
@@ -421,21 +430,12 @@ class SparseCurve(Curve, frozen=True, kw_only=True):
         tiles = np.ceil(heads / TILE_HEADS)
         tile_flops = TILE_HEADS * chosen * as_array(work.flops_per_pair)
         rate = as_array(self.flops_efficiency * hw.compute_rate("bf16") / hw.num_multiprocessors)
-        compute_s = (
-            waves(tokens * tiles / hw.num_multiprocessors, self.wave_weight) * tile_flops / rate
-        )
-        memory_s = (
-            tokens
-            * chosen
-            * as_array(work.row_bytes)
-            / (self.bandwidth_efficiency * hw.memory_bytes_per_s)
-        )
-        return self.at_overhead(
-            soft_max(compute_s, memory_s, self.ridge_power),
-            memory_s,
-            compute_s,
-            self.overhead_s,
-        )
+        filling = tokens * tiles / hw.num_multiprocessors
+        compute_s = waves(filling, self.wave_weight) * tile_flops / rate
+        bandwidth = self.bandwidth_efficiency * hw.memory_bytes_per_s
+        memory_s = tokens * chosen * as_array(work.row_bytes) / bandwidth
+        busy_s = soft_max(compute_s, memory_s, self.ridge_power)
+        return self.at_overhead(busy_s, memory_s, compute_s, self.overhead_s)
 
 
 def indexer(at: Where, work: Scores, *, top_k: int, count: Any = 1.0) -> list[Op]:
@@ -443,10 +443,8 @@ def indexer(at: Where, work: Scores, *, top_k: int, count: Any = 1.0) -> list[Op
     cached token, and of choosing the `top_k` best where there are more. By the curves of their
     kernels, whose keys are fp8; where none was measured as attention over one row, and choosing
     costs nothing."""
-    hw, (batch, query_len, kv_len) = (
-        at.hw,
-        (np.asarray(value, dtype=np.float64) for value in work[:3]),
-    )
+    hw = at.hw
+    batch, query_len, kv_len = (np.asarray(value, dtype=np.float64) for value in work[:3])
     curve = IndexerCurve.known(hw)
     pairs = 2.0 * (work.head_dim + 1)
     if curve is None:

@@ -419,7 +419,12 @@ def broadcast(at: Where, work: Message) -> Op:
 
 
 def exchange(
-    at: Where, work: Exchange, *, hidden_size: int, dispatch_element: float, count: Any
+    at: Where,
+    work: Exchange,
+    *,
+    hidden_size: int,
+    dispatch_element: float,
+    count: Any,
 ) -> list[Op]:
     """`count` times: each of a rank's tokens sent to the ranks of its experts, and their outputs
     back in 16 bits.

@@ -105,7 +105,9 @@ class Basis:
             return None
         for name, (low, high) in self.ranges.items():
             value = np.asarray(getattr(self.work, name))
-            if np.any((value < low * (1.0 - ROUNDING)) | (value > high * (1.0 + ROUNDING))):
+            is_below = value < low * (1.0 - ROUNDING)
+            is_above = value > high * (1.0 + ROUNDING)
+            if np.any(is_below | is_above):
                 return False
         return True
 
@@ -114,12 +116,11 @@ class Basis:
         if self.work is None:
             return self
         whole = np.maximum(np.sum(weight, axis=-1), LEAST_WEIGHT)
-        fields = {
-            name: np.sum(weight * value, axis=-1) / whole
-            for name, value in self.work._asdict().items()
-            if isinstance(value, np.ndarray)
-        }
-        return replace(self, work=self.work._replace(**fields))
+        means = {}
+        for name, value in self.work._asdict().items():
+            if isinstance(value, np.ndarray):
+                means[name] = np.sum(weight * value, axis=-1) / whole
+        return replace(self, work=self.work._replace(**means))
 
 
 class Where(NamedTuple):
@@ -190,15 +191,14 @@ def operation(
     peak: its rate is what one library's products reached, and another's may use vectors twice as
     wide.
     """
+    moved = cost.weight_bytes + cost.kv_bytes
     if group == "elementwise":
         moved = cost.activation_bytes
-    else:
-        moved = cost.weight_bytes + cost.kv_bytes
-    if at.hw.kind == "cpu":
-        peak = math.inf
-    else:
+    peak = math.inf
+    if at.hw.kind != "cpu":
         peak = at.hw.compute_rate(dtype)
-    least_s = np.maximum(moved / (REACHED_BANDWIDTH * at.hw.memory_bytes_per_s), cost.flops / peak)
+    memory_s = moved / (REACHED_BANDWIDTH * at.hw.memory_bytes_per_s)
+    least_s = np.maximum(memory_s, cost.flops / peak)
     least_s = np.minimum(time.time_s, least_s)
     scale = count * factor
     return Op(
@@ -244,16 +244,20 @@ def merged(operations: list[Op]) -> tuple[Op, ...]:
     by_name: dict[str, list[Op]] = {}
     for op in operations:
         by_name.setdefault(op.name, []).append(op)
-    return tuple(each[0] if len(each) == 1 else _sum(each) for each in by_name.values())
+    return tuple(map(_sum, by_name.values()))
 
 
 def _sum(operations: list[Op]) -> Op:
+    if len(operations) == 1:
+        return operations[0]
     seconds: Any = {}
     for key in SECONDS:
         seconds[key] = sum((getattr(op, key) for op in operations), np.asarray(0.0))
-    bases = tuple(basis for op in operations for basis in op.bases)
+    bases: list[Basis] = []
+    for op in operations:
+        bases.extend(op.bases)
     cost = total([op.cost for op in operations])
-    return replace(operations[0], cost=cost, bases=bases, **seconds)
+    return replace(operations[0], cost=cost, bases=tuple(bases), **seconds)
 
 
 @dataclass(frozen=True)
@@ -291,11 +295,9 @@ class ForwardTime:
             elif op.group == "link":
                 seconds["link"] = seconds["link"] + op.time_s
             else:
-                memory: BoundBy
+                memory: BoundBy = "weights"
                 if op.group == "attention":
                     memory = "kv"
-                else:
-                    memory = "weights"
                 work = np.maximum(op.time_s - op.overhead_s, 0.0)
                 by_compute = op.compute_s > op.memory_s
                 seconds["overhead"] = seconds["overhead"] + (op.time_s - work)
@@ -318,17 +320,17 @@ class ForwardTime:
             return np.sum(weight * value, axis=-1)
 
         def summed(op: Op) -> Op:
-            return replace(
-                op,
-                cost=Cost(*map(over, op.cost)),
-                bases=tuple(basis.averaged(weight) for basis in op.bases),
-                **{name: over(getattr(op, name)) for name in SECONDS},
-            )
+            bases = tuple(basis.averaged(weight) for basis in op.bases)
+            seconds: Any = {name: over(getattr(op, name)) for name in SECONDS}
+            return replace(op, cost=Cost(*map(over, op.cost)), bases=bases, **seconds)
 
         return ForwardTime(tuple(map(summed, self.ops)))
 
     def plus(self, *others: ForwardTime | Op) -> ForwardTime:
-        extra: list[Op] = []
+        ops = list(self.ops)
         for other in others:
-            extra.extend(other.ops if isinstance(other, ForwardTime) else [other])
-        return ForwardTime((*self.ops, *extra))
+            if isinstance(other, ForwardTime):
+                ops.extend(other.ops)
+            else:
+                ops.append(other)
+        return ForwardTime(tuple(ops))

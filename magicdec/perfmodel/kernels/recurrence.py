@@ -181,7 +181,12 @@ class LinearPrefillCurve(Curve, frozen=True, kw_only=True):
 
 
 def recurrence(
-    at: Where, work: Recurrence, *, is_in_table: bool, is_prefill: bool = False, count: Any = 1.0
+    at: Where,
+    work: Recurrence,
+    *,
+    is_in_table: bool,
+    is_prefill: bool = False,
+    count: Any = 1.0,
 ) -> Op:
     """`count` layers of a recurrence, by their kernel's curve; where none was measured, as
     streaming of the states. `is_in_table`: the curve is of this recurrence's own kernel.

@@ -69,8 +69,11 @@ def best_of_layouts(ways: list[Case], lacking: list[NeedsAcceptance]) -> Answer 
     """One case, spread in the way with the best configuration; None where nothing keeps the latency
     limits. Raises CapacityError where nothing fits.
     """
-    rows = [best_autoregressive(case) for case in ways]
-    baseline = max((row for row in rows if row is not None), key=_rate, default=None)
+    baseline = None
+    for case in ways:
+        row = best_autoregressive(case)
+        if row is not None and (baseline is None or row.rate > baseline.rate):
+            baseline = row
     answers: list[Answer] = []
     refused: list[CapacityError] = []
     for case in ways:
@@ -99,10 +102,6 @@ def _is_narrowed(case: Case, rankings: Sequence[Ranking]) -> bool:
     if not asked or case.searches_batch:
         return False
     return any(ranking.best.batch_size not in asked for ranking in rankings)
-
-
-def _rate(row: Candidate) -> float:
-    return row.rate
 
 
 def _objective_of_best(answer: Answer) -> tuple[bool, bool, float]:
@@ -230,7 +229,9 @@ def _place(ranking: Ranking) -> int:
 
 
 def _loads(
-    case: Case, alone: list[Candidate], drafted: list[Candidate]
+    case: Case,
+    alone: list[Candidate],
+    drafted: list[Candidate],
 ) -> list[tuple[int, list[Candidate], list[Candidate]]]:
     """The rows that compete: those of one given batch, or all where the batch is searched."""
     if case.searches_batch:
@@ -259,17 +260,13 @@ def _choice(
     outcome = outcome_of(best, left_out, lacks_acceptance=lacks_acceptance)
     runs_at = None
     if left_out is not None and outcome in ("no room", "over limits"):
-        option = next(each.option for each in found if left_out in each.rows)
-        assert option is not None  # a drafted row's
-        runs_at = largest_that_runs(case, option, left_out)
+        runs_at = largest_that_runs(case, _option_of(found, left_out), left_out)
     shown = left_out
     if best.is_speculative:
         shown = best
     better = None
     if shown is not None and case.request.gamma is not None:
-        option = next(each.option for each in found if _holds(each, shown))
-        assert option is not None  # a drafted row's
-        better = better_gamma(case, option, shown)
+        better = better_gamma(case, _option_of(found, shown), shown)
     gammas = []
     if best.is_speculative:
         gammas = table.policy.bands(best.context_len, most=best.batch_size)
@@ -288,8 +285,14 @@ def _choice(
     )
 
 
-def _holds(found: Found, row: Candidate) -> bool:
-    return any(same_configuration(row, other) for other in found.rows)
+def _option_of(found: list[Found], row: Candidate) -> DraftOption:
+    """The draft of a drafted row."""
+    for of_draft in found:
+        if of_draft.option is None:
+            continue
+        if any(same_configuration(row, other) for other in of_draft.rows):
+            return of_draft.option
+    raise LookupError(row.draft)
 
 
 def _limits(case: Case, best: Candidate) -> list[Limit]:
@@ -316,11 +319,11 @@ def _without_draft(
         if (row.tp_size, row.batch_size) == (best.tp_size, best.batch_size):
             return row
     at = dataclasses.replace(point, gamma=np.zeros_like(point.gamma), budget=None)
-    if baseline is None:
-        rate = None
-    else:
+    rate = None
+    if baseline is not None:
         rate = baseline.rate
-    return candidates(case, predict(case.setup(None), None, at), None, baseline=rate)[0]
+    (row,) = candidates(case, predict(case.setup(None), None, at), None, baseline=rate)
+    return row
 
 
 def _with_static_batch(case: Case, origin: Found, best: Candidate) -> Candidate:
@@ -345,11 +348,16 @@ def _with_static_batch(case: Case, origin: Found, best: Candidate) -> Candidate:
 
 
 def _memory(
-    case: Case, option: DraftOption | None, best: Candidate, prediction: Prediction
+    case: Case,
+    option: DraftOption | None,
+    best: Candidate,
+    prediction: Prediction,
 ) -> MemoryUse:
     where = case.tp_sizes.index(best.tp_size)
     drafted = case.largest_batches(option=option, budget=best.draft_budget, gamma=best.gamma)
-    use = {name: float(np.ravel(value)[0]) for name, value in vars(prediction.memory).items()}
+    use = {}
+    for name, value in vars(prediction.memory).items():
+        use[name] = float(np.ravel(value)[0])
     return MemoryUse(
         **use,
         largest_batch=float(drafted[where]),

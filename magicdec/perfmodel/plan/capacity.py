@@ -227,7 +227,10 @@ def _most_to_be_better(trial: Trial, best: Kept | None, most: int) -> int:
 
 
 def _in_parallel(
-    call: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], progress: Progress, what: str
+    call: Callable[..., Any],
+    jobs: Sequence[tuple[Any, ...]],
+    progress: Progress,
+    what: str,
 ) -> list[Any]:
     """The results of all jobs, by joblib's backend."""
     if get_active_backend()[0].supports_return_generator:

@@ -72,7 +72,11 @@ def deepest_gamma(acceptance: AcceptanceProfile) -> int:
 
 
 def best_of_each_batch(
-    score: Array, *, is_valid: BoolArray, is_within_limits: BoolArray, fits: BoolArray
+    score: Array,
+    *,
+    is_valid: BoolArray,
+    is_within_limits: BoolArray,
+    fits: BoolArray,
 ) -> npt.NDArray[np.int64]:
     """Flat index of the best point of each batch, which is the first axis of all arrays: valid
     points before others, then as `objective` orders them, with `score` for the rate.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,11 @@ RATE_BUDGET = 512
 
 
 def draft_options(
-    target: ModelSpec, request: PlanRequest, *, engine: EngineProfile, context: int
+    target: ModelSpec,
+    request: PlanRequest,
+    *,
+    engine: EngineProfile,
+    context: int,
 ) -> tuple[list[DraftOption], list[NeedsAcceptance]]:
     """The drafts to rank among those that the engine runs, and the drafts that lack a measured
     acceptance.
@@ -90,19 +94,16 @@ def draft_options(
         if not request.draft_budgets:
             usable = (min(RATE_BUDGET, max(8, context // 2)),)
     considered = _considered(target, request, context)
-    wanted: list[tuple[str, DraftMethod, ModelSpec | None, Question]] = []
-    lacking: list[NeedsAcceptance] = []
+    options = []
+    lacking = []
     for name, kind in _that_run(considered, engine, is_asked=request.names_a_draft):
         model = None
         if draft_model_name(name):
             model = _draft_model(name, target)
-        if not (request.names_a_draft or _exists(target, name, kind, request)):
+        if not request.names_a_draft and not _exists(target, name, kind, request):
             lacking.append(NeedsAcceptance(draft=name, draft_method=kind, reason=_untrained(kind)))
             continue
         question = _question(target, name, kind, request, context, head)
-        wanted.append((name, kind, model, question))
-    options = []
-    for name, kind, model, question in wanted:
         acceptance = _acceptance(target, name, kind, request, question)
         option = DraftOption(
             draft=name,
@@ -159,27 +160,32 @@ def _named_head(path: str, draft: str | None, target: ModelSpec) -> HeadSpec:
         )
     if head.hidden_size not in (None, target.hidden_size):
         raise ConfigError(
-            f"the head at {path} is made for a target of hidden size {head.hidden_size}, not {target.hidden_size} as "
-            f"{target.name}'s"
+            f"the head at {path} is made for a target of hidden size {head.hidden_size}, but "
+            f"{target.name} has {target.hidden_size}"
         )
     return head
 
 
 def _has_other_weights(
-    request: PlanRequest, target: ModelSpec, kind: DraftMethod, draft: str
+    request: PlanRequest,
+    target: ModelSpec,
+    kind: DraftMethod,
+    draft: str,
 ) -> bool:
     """Whether the draft's weights differ from those that its acceptance was published with. These
     are the target's own for a self-draft, and the published format or a wider one for a head or a
     draft model."""
     if request.draft_weight_dtype is None or kind in LOOKUP_METHODS:
         return False
+    of_target = "bf16"
     if target.quantization is not None:
-        own = target.quantization.weight_dtype
-    else:
-        own = "bf16"
+        of_target = target.quantization.weight_dtype
     if draft in (SELF, target.name):
-        return request.draft_weight_dtype != (request.weight_dtype or own)
-    return _is_narrower(request.draft_weight_dtype, own if kind == "mtp" else "bf16")
+        return request.draft_weight_dtype != (request.weight_dtype or of_target)
+    published = "bf16"
+    if kind == "mtp":
+        published = of_target
+    return _is_narrower(request.draft_weight_dtype, published)
 
 
 def _is_narrower(one: str, other: str) -> bool:
@@ -187,7 +193,7 @@ def _is_narrower(one: str, other: str) -> bool:
 
 
 def _exists(target: ModelSpec, draft: str, method: DraftMethod, request: PlanRequest) -> bool:
-    """Whether a draft is there to be run: a head has to be published for the target, or given."""
+    """Whether a draft can be run: a head must be published for the target, or given."""
     if method not in HEAD_METHODS or request.draft_model is not None:
         return True
     if request.acceptance_rate is not None or _measured(draft, method, request) is not None:
@@ -198,62 +204,74 @@ def _exists(target: ModelSpec, draft: str, method: DraftMethod, request: PlanReq
 
 
 def _untrained(method: DraftMethod) -> str:
+    name = KIND_NAMES.get(method, method)
     return (
-        f"no {KIND_NAMES.get(method, method)} head is published for this model: one would have to "
-        f"be trained first (--draft {method} plans with what other models' heads accept)"
+        f"no {name} head is published for this model: one would have to be trained first "
+        f"(--draft {method} plans with the acceptance of other models' heads)"
     )
 
 
 def _considered(
-    target: ModelSpec, request: PlanRequest, context: int
+    target: ModelSpec,
+    request: PlanRequest,
+    context: int,
 ) -> list[tuple[str, DraftMethod]]:
-    """The (draft, method) pairs that a plan is about: those asked for; else self-drafts, look-ups
-    and heads, and the draft models (and heads that come with some models only) whose acceptance on
-    this target is known, and the smallest draft models of its vocabulary, for the rate from which
-    they would pay."""
+    """The (draft, method) pairs that a plan compares: the requested ones, else
+
+    - self-drafts, look-ups and heads that any model may have,
+    - the model's own prediction heads, and a copy of it in requested narrower weights,
+    - drafts whose acceptance on this target is known,
+    - the smallest draft models of its vocabulary.
+    """
     if request.names_a_draft:
         return _pairs(request.draft, request.draft_method)
-    known: list[Any] = [(each.draft, each.draft_method) for each in request.acceptance]
-    known += laws.published_drafts(target.name)
-    known += [(kind, kind) for kind in kinds_of(target.name) if kind in HEAD_METHODS]
-    own: list[Any]
+    pairs: list[Any] = list(_pairs(None, None))
     if target.mtp_layers:
-        own = [("mtp", "mtp")]
-    else:
-        own = []
-    most = LARGEST_DRAFT_SHARE * target.num_parameters
-    able = (
-        name
-        for name in models_that_may_draft(target)
-        if (model := load_model_spec(name)).num_parameters <= most
-        and model.longest_context >= context
-    )
-    models: list[Any] = [(name, "full") for name in islice(able, NUM_DRAFT_MODELS)]
+        pairs.append(("mtp", "mtp"))
     is_narrower = _has_other_weights(request, target, "full", SELF)
     if is_narrower and target.name in model_names():
-        own += [(SELF, "full"), (target.name, "full")]  # a copy in these weights, as engines run it
-    return list(dict.fromkeys([*_pairs(None, None), *own, *known, *models]))
+        pairs += [(SELF, "full"), (target.name, "full")]  # a copy in these weights
+    for profile in request.acceptance:
+        pairs.append((profile.draft, profile.draft_method))
+    pairs += laws.published_drafts(target.name)
+    for kind in kinds_of(target.name):
+        if kind in HEAD_METHODS:
+            pairs.append((kind, kind))
+    for name in islice(_small_drafts(target, context), NUM_DRAFT_MODELS):
+        pairs.append((name, "full"))
+    return list(dict.fromkeys(pairs))
+
+
+def _small_drafts(target: ModelSpec, context: int) -> Iterator[str]:
+    """Catalog models of the target's vocabulary that are small enough and read the context."""
+    most = LARGEST_DRAFT_SHARE * target.num_parameters
+    for name in models_that_may_draft(target):
+        model = load_model_spec(name)
+        if model.num_parameters <= most and model.longest_context >= context:
+            yield name
 
 
 def _that_run(
-    pairs: list[tuple[str, DraftMethod]], engine: EngineProfile, *, is_asked: bool
+    pairs: list[tuple[str, DraftMethod]],
+    engine: EngineProfile,
+    *,
+    is_asked: bool,
 ) -> list[tuple[str, DraftMethod]]:
-    """Those that the engine runs. Raises ConfigError, naming engines that do, where none of what
-    was asked for does.
+    """The pairs that the engine runs. Raises ConfigError if it runs none of the requested ones, and
+    names engines that do.
     """
     able = [(name, kind) for name, kind in pairs if engine.runs(name, kind)]
-    if not able and is_asked:
-        name, kind = pairs[0]
-        others = engines_that_run(name, kind)
-        raise ConfigError(
-            f"engine {engine.name} does not run {draft_kind(name, kind)}; "
-            + (
-                f"--engine {', '.join(others)} {'do' if len(others) > 1 else 'does'}"
-                if others
-                else "no engine does"
-            )
-        )
-    return able
+    if able or not is_asked:
+        return able
+    name, kind = pairs[0]
+    others = engines_that_run(name, kind)
+    if not others:
+        instead = "no engine does"
+    elif len(others) == 1:
+        instead = f"--engine {others[0]} does"
+    else:
+        instead = f"--engine {', '.join(others)} do"
+    raise ConfigError(f"engine {engine.name} does not run {draft_kind(name, kind)}; {instead}")
 
 
 def _draft_model(name: str, target: ModelSpec) -> ModelSpec:
@@ -266,11 +284,14 @@ def _draft_model(name: str, target: ModelSpec) -> ModelSpec:
         raise unknown_choice("draft", name, names, or_else=known)
     model = load_model_spec(name)
     if model.vocab_size != target.vocab_size:
-        usable = map(load_model_spec, models_that_may_draft(target))
-        smaller = [each.name for each in usable if each.num_parameters < target.num_parameters / 2]
+        usable = []
+        for other in map(load_model_spec, models_that_may_draft(target)):
+            if other.num_parameters < target.num_parameters / 2:
+                usable.append(other.name)
         raise ConfigError(
-            f"draft {model.name} has a vocabulary of {model.vocab_size}, {target.name} one of {target.vocab_size}: "
-            f"a draft needs its target's vocabulary; in the catalog: {', '.join([*smaller, SELF])}"
+            f"draft {model.name} has a vocabulary of {model.vocab_size}, {target.name} one of "
+            f"{target.vocab_size}: a draft needs its target's vocabulary; in the catalog: "
+            f"{', '.join([*usable, SELF])}"
         )
     return model
 
@@ -284,7 +305,8 @@ def _pairs(draft: str | None, method: str | None) -> list[tuple[str, DraftMethod
         if method is not None:
             return [(SELF, chosen)]
         named: tuple[DraftMethod, ...] = (*LOOKUP_METHODS, "eagle", "eagle3")
-        return [*((SELF, each) for each in SPARSE_METHODS), *((str(each), each) for each in named)]
+        sparse: list[Any] = [(SELF, kind) for kind in SPARSE_METHODS]
+        return [*sparse, *((str(kind), kind) for kind in named)]
     if draft == SELF:
         return [(SELF, chosen or "streamingllm")]
     if draft in OWN_METHOD:
@@ -299,27 +321,32 @@ def _pairs(draft: str | None, method: str | None) -> list[tuple[str, DraftMethod
 
 
 def check_profiles(
-    profiles: Iterable[AcceptanceProfile], *, draft: str | None, method: str | None
+    profiles: Iterable[AcceptanceProfile],
+    *,
+    draft: str | None,
+    method: str | None,
 ) -> None:
     """Raises ConfigError for a profile of a draft that such a plan does not consider: it would not
     be used.
     """
-    if "none" in (draft, method):
-        pairs = []
-    else:
+    pairs = []
+    if "none" not in (draft, method):
         pairs = _pairs(draft, method)
     planned = " or ".join(f"{name} ({kind})" for name, kind in pairs) or "none"
     for profile in profiles:
         if (profile.draft, profile.draft_method) not in pairs:
             raise ConfigError(
-                f"an acceptance profile is of draft {profile.draft} ({profile.draft_method}), the plan is for "
-                f"{planned}; plan with --draft {profile.draft} --draft-method {profile.draft_method}, or leave the "
-                "profile out"
+                f"an acceptance profile is of draft {profile.draft} ({profile.draft_method}), the "
+                f"plan is for {planned}; plan with --draft {profile.draft} --draft-method "
+                f"{profile.draft_method}, or leave the profile out"
             )
 
 
 def load_profiles(
-    paths: Iterable[Path], *, draft: str | None, method: str | None
+    paths: Iterable[Path],
+    *,
+    draft: str | None,
+    method: str | None,
 ) -> tuple[AcceptanceProfile, ...]:
     """A user's profiles for a plan of these drafts. Raises ConfigError as `check_profiles` and
     `load_profile` do.
@@ -331,15 +358,10 @@ def load_profiles(
 
 def _measured(draft: str, method: DraftMethod, request: PlanRequest) -> AcceptanceProfile | None:
     """The user's profile of a draft."""
-    own = ((each.draft, each.draft_method) for each in request.acceptance)
-    return next(
-        (
-            profile
-            for profile, pair in zip(request.acceptance, own, strict=True)
-            if pair == (draft, method)
-        ),
-        None,
-    )
+    for profile in request.acceptance:
+        if (profile.draft, profile.draft_method) == (draft, method):
+            return profile
+    return None
 
 
 def _acceptance(
@@ -365,14 +387,16 @@ def _acceptance(
 
 
 def _of_copy(
-    target: ModelSpec, request: PlanRequest, *, is_narrower: bool
+    target: ModelSpec,
+    request: PlanRequest,
+    *,
+    is_narrower: bool,
 ) -> AcceptanceProfile | None:
-    """The acceptance of the target's own weights, or published of an int4 copy, which wider ones
-    exceed; None of a copy that nobody measured."""
+    """The acceptance of a copy of the target: exact for its own weights, and for narrower ones the
+    published acceptance of an int4 copy, which wider copies exceed. None: nobody measured it."""
+    dtype = ""
     if is_narrower:
         dtype = "int4"
-    else:
-        dtype = ""
     return laws.default_profile(
         target.name,
         "full",
@@ -392,10 +416,12 @@ def _question(
     """The draft, target and text as the belief is asked about them."""
     named = request.draft_name or ""
     model = draft_model_name(draft)
-    is_sparse = method in SPARSE_METHODS
     trained = None
-    if head is not None and (head.trained_len or LARGEST) < target.max_position_embeddings:
-        trained = head.trained_len
+    window = None
+    if head is not None:
+        window = head.window
+        if (head.trained_len or LARGEST) < target.max_position_embeddings:
+            trained = head.trained_len
     kind: str = method
     budget: float | None = None
     if model is not None:
@@ -403,7 +429,7 @@ def _question(
         named = model
     elif method == "full":
         kind = "self-quantised"
-    elif is_sparse:
+    elif method in SPARSE_METHODS:
         budget = float(RATE_BUDGET)
     return Question(
         model=target.name,
@@ -415,7 +441,7 @@ def _question(
         context=float(context),
         budget=budget,
         trained_len=trained,
-        window=None if head is None else head.window,
+        window=window,
     )
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from magicdec.counts import Array
@@ -55,12 +56,13 @@ def best_gammas(case: Case, option: DraftOption, points: Points, room: BoolArray
     length is generated, else of decoding. `room`: where autoregressive decoding fits."""
     result = predict(case.setup(option), option.acceptance, points)
     shape = room.shape
-    is_usable = result.full(result.valid & (result.memory.fits | ~room[..., None, None, None]))
-    is_usable = is_usable.reshape(*shape, -1)
-    ranked_by = _speedup(result, _requests(case, result)).reshape(is_usable.shape)
-    chosen = np.argmax(np.where(is_usable, ranked_by, 0.0), axis=-1)
-    rows = result.take(np.arange(chosen.size) * is_usable.shape[-1] + chosen.ravel())
-    is_usable = is_usable.any(axis=-1)
+    has_room = result.memory.fits | ~room[..., None, None, None]
+    can_run = result.full(result.valid & has_room).reshape(*shape, -1)
+    ranked_by = _speedup(result, _requests(case, result)).reshape(can_run.shape)
+    chosen = np.argmax(np.where(can_run, ranked_by, 0.0), axis=-1)
+    first_of_cell = np.arange(chosen.size) * can_run.shape[-1]
+    rows = result.take(first_of_cell + chosen.ravel())
+    is_usable = can_run.any(axis=-1)
     bounds = interval(rows, tokens_error(rows, option.acceptance))
     requests = _requests(case, rows)
     low = rows.full(bounds.speedup_low)
@@ -127,6 +129,10 @@ class Axes:
         return [*self.contexts, *self.fine]
 
     @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.batches), len(self.all_contexts)
+
+    @property
     def shown(self) -> slice:
         return slice(len(self.contexts))
 
@@ -152,7 +158,9 @@ class Cells:
 
 
 def gamma_table(
-    case: Case, best: Candidate, leading: Candidate | None
+    case: Case,
+    best: Candidate,
+    leading: Candidate | None,
 ) -> tuple[GammaTable, list[Reach]]:
     """The table of `leading`'s draft at the best candidate's tp, over usual batches and contexts and
     the candidate's own, and the reach of each draft at the candidate's batch.
@@ -162,34 +170,48 @@ def gamma_table(
     """
     axes = Axes.of(case, best)
     alone = predict(case.setup(None), None, _grid(case, best, axes.batches, axes.all_contexts))
-    shape = (len(axes.batches), len(axes.all_contexts))
-    room = alone.full(alone.memory.fits).reshape(shape)
+    room = alone.full(alone.memory.fits).reshape(axes.shape)
     option = _option_of(case, leading)
     row_of_best = room[axes.batches.index(best.batch_size), axes.between]
     reaches = _reaches(case, best, option, axes.fine[row_of_best][::2])
-    cells = _cells_without_draft(axes, room)
-    set_up: dict[str, Any] = {}
-    if option is not None and leading is not None:
-        points = _grid(case, best, axes.batches, axes.all_contexts, option, leading)
-        drafted = best_gammas(case, option, points, room)
-        cells = _cells_of(axes, drafted, room)
-        decoding, low, high = drafted.decoding[..., axes.shown]
-        set_up = {"speedup_low": low.tolist(), "speedup_high": high.tolist()}
-        if best.is_speculative:
-            idle = alone.full(_idle_speedup(case, option, leading, alone)).reshape(shape)
-            idle = idle[:, axes.shown]
-            chosen = drafted.rows.points.gamma.reshape(shape)[:, axes.shown]
-            followed = np.where(decoding > idle, chosen, 0)
-            set_up |= {"idle_speedup": idle.tolist(), "gamma_set_up": followed.tolist()}
+    if option is None or leading is None:
+        return _table(axes, best, leading, _cells_without_draft(axes, room)), reaches
+    points = _grid(case, best, axes.batches, axes.all_contexts, option, leading)
+    drafted = best_gammas(case, option, points, room)
+    table = _table(axes, best, leading, _cells_of(axes, drafted, room))
+    decoding, low, high = drafted.decoding[..., axes.shown]
+    table = msgspec.structs.replace(
+        table,
+        speedup_low=low.tolist(),
+        speedup_high=high.tolist(),
+    )
+    if not best.is_speculative:
+        return table, reaches
+    idle = alone.full(_idle_speedup(case, option, leading, alone))
+    idle = idle.reshape(axes.shape)[:, axes.shown]
+    chosen = drafted.rows.points.gamma.reshape(axes.shape)[:, axes.shown]
+    followed = np.where(decoding > idle, chosen, 0)
+    table = msgspec.structs.replace(
+        table,
+        idle_speedup=idle.tolist(),
+        gamma_set_up=followed.tolist(),
+    )
+    return table, reaches
+
+
+def _table(axes: Axes, best: Candidate, leading: Candidate | None, cells: Cells) -> GammaTable:
+    """The table of `leading`'s draft, without what is known of a loaded draft only."""
+    draft = "none"
+    draft_method = "none"
+    draft_budget = None
     if leading is not None:
-        set_up |= {
-            "draft": leading.draft,
-            "draft_method": leading.draft_method,
-            "draft_budget": leading.draft_budget,
-        }
-    else:
-        set_up |= {"draft": "none", "draft_method": "none"}
-    table = GammaTable(
+        draft = leading.draft
+        draft_method = leading.draft_method
+        draft_budget = leading.draft_budget
+    return GammaTable(
+        draft=draft,
+        draft_method=draft_method,
+        draft_budget=draft_budget,
         tp_size=best.tp_size,
         batch_sizes=axes.batches,
         context_lens=axes.contexts,
@@ -199,9 +221,7 @@ def gamma_table(
         fits=cells.fits[:, axes.shown].tolist(),
         break_even_gen_len=_whole_or_none(cells.break_even[:, axes.shown]),
         break_even_context=_break_even_contexts(axes, cells),
-        **set_up,
     )
-    return table, reaches
 
 
 def _option_of(case: Case, leading: Candidate | None) -> DraftOption | None:
@@ -231,16 +251,19 @@ def _cells_of(axes: Axes, drafted: Best, room: BoolArray) -> Cells:
     shape = room.shape
     rows = drafted.rows
     pays = drafted.speedup > 1.0
+    gamma = rows.points.gamma.reshape(shape)
     break_even = rows.full(rows.break_even_gen_len).reshape(shape)
+    is_valid = rows.full(rows.valid).reshape(shape)
+    fits = rows.full(rows.memory.fits).reshape(shape)
     verdicts = VERDICTS(drafted.low, drafted.high)
     decoding = drafted.decoding[0, :, axes.shown]
     return Cells(
         speedup=drafted.speedup,
-        gamma=np.where(pays, rows.points.gamma.reshape(shape), 0),
+        gamma=np.where(pays, gamma, 0),
         break_even=np.where(pays, break_even, np.inf),
-        is_counted=drafted.is_usable | ~rows.full(rows.valid).reshape(shape),
+        is_counted=drafted.is_usable | ~is_valid,
         verdict=np.where(pays, verdicts, np.full(shape, "does not pay")),
-        fits=np.where(pays, rows.full(rows.memory.fits).reshape(shape), room),
+        fits=np.where(pays, fits, room),
         decoding=np.where(pays[:, axes.shown], decoding, 1.0),
     )
 
@@ -249,7 +272,10 @@ def _whole_or_none(values: Array) -> list[list[int | None]]:
     """Whole numbers by row. None: not finite."""
     rows = []
     for row in values:
-        rows.append([int(value) if np.isfinite(value) else None for value in row])
+        whole: list[int | None] = []
+        for value in row:
+            whole.append(int(value) if np.isfinite(value) else None)
+        rows.append(whole)
     return rows
 
 
@@ -263,7 +289,10 @@ def _break_even_contexts(axes: Axes, cells: Cells) -> list[float | None]:
 
 
 def _reaches(
-    case: Case, best: Candidate, first: DraftOption | None, contexts: Array
+    case: Case,
+    best: Candidate,
+    first: DraftOption | None,
+    contexts: Array,
 ) -> list[Reach]:
     """The reaches of all drafts that draft, that of `first` before the others."""
     if not len(contexts):
@@ -329,7 +358,8 @@ def _reach(case: Case, option: DraftOption, best: Candidate, contexts: Array) ->
     drafted = best_gammas(case, option, points, np.ones((1, len(contexts)), dtype=np.bool_))
     if not drafted.is_usable.any():
         return None
-    upto = slice(int(np.flatnonzero(drafted.is_usable[0])[-1]) + 1)
+    longest = int(np.flatnonzero(drafted.is_usable[0])[-1])
+    upto = slice(longest + 1)
     contexts = contexts[upto]
     pays, surely, possibly = _spans(
         contexts,
@@ -357,7 +387,10 @@ def _break_even(contexts: Array, speedups: Array) -> int | None:
 
 
 def _spans(
-    contexts: Array, speedups: Array, low: Array, high: Array
+    contexts: Array,
+    speedups: Array,
+    low: Array,
+    high: Array,
 ) -> tuple[Span | None, Span | None, Span | None]:
     """The widest range of contexts that pays, the widest inside it that surely does, and the one
     around it that possibly does."""
@@ -396,7 +429,9 @@ def _span(contexts: Array, speedups: Array, run: Span) -> Span:
         is_at_end = not 0 <= outside < len(contexts)
         if is_at_end or speedups[outside] <= 0.0:  # 0: the draft cannot run there at all
             return round(float(contexts[inside]))
-        share = (speedups[inside] - 1.0) / (speedups[inside] - speedups[outside])
-        return round(float(contexts[inside] * (contexts[outside] / contexts[inside]) ** share))
+        gain = speedups[inside] - 1.0
+        share = gain / (speedups[inside] - speedups[outside])
+        ratio = contexts[outside] / contexts[inside]
+        return round(float(contexts[inside] * ratio**share))
 
     return edge(run[0], run[0] - 1), edge(run[1], run[1] + 1)

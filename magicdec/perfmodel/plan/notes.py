@@ -34,22 +34,37 @@ LEAST_LOSS = 0.03
 
 
 def notes(
-    cases: list[Case], case: Case, answer: CaseAnswer, drafted: list[Candidate]
+    cases: list[Case],
+    case: Case,
+    answer: CaseAnswer,
+    drafted: list[Candidate],
 ) -> tuple[list[str], list[str]]:
-    """The notes on a plan whose first case is answered, out of `drafted`: those that may change what
-    to do, and the others, which the intervals hold. `cases` of all devices.
+    """The notes on a plan: first those that may change what to do, then those on errors that the
+    intervals cover. `case` is the answered one among `cases` of all devices; `drafted` are its
+    speculative rows.
     """
     best = answer.best
-    key = [*_on_spread(case, answer), *_on_kernels(cases)]
-    key += [*_on_devices(cases, best), *_on_engine(case, best), *_on_hits(case, best)]
-    key += _on_window(case, best, drafted)
-    of_drafts, others = _on_drafts(case, best, drafted)
-    rest = [*_on_engine_fit(cases), *_on_measured(case, best), *_on_table(case, answer)]
-    return [*key, *of_drafts], [*rest, *others]
+    of_drafts, on_other_drafts = _on_drafts(case, best, drafted)
+    key = [
+        *_on_spread(case, answer),
+        *_on_kernels(cases),
+        *_on_devices(cases, best),
+        *_on_engine(case, best),
+        *_on_hits(case, best),
+        *_on_window(case, best, drafted),
+        *of_drafts,
+    ]
+    rest = [
+        *_on_engine_fit(cases),
+        *_on_measured(case, best),
+        *_on_table(case, answer),
+        *on_other_drafts,
+    ]
+    return key, rest
 
 
 def _on_devices(cases: list[Case], best: Candidate) -> Iterator[str]:
-    """Formats with which one device holds the model, where their number was not given."""
+    """Formats in which one device holds the model, for devices whose number was not given."""
     groups: dict[str, list[str]] = {}
     for case in cases:
         request = case.request
@@ -63,101 +78,115 @@ def _on_devices(cases: list[Case], best: Candidate) -> Iterator[str]:
         if formats:
             groups.setdefault(either(formats), []).append(f"{count} x {case.hardware.name}")
     for formats_text, devices in groups.items():
-        one_does = "one does" if len(devices) == 1 else "one of each does"
+        fewest = "one"
+        if len(devices) > 1:
+            fewest = "one of each"
         yield (
-            f"{', '.join(devices)} are the fewest that hold {cases[0].model.name} with weights in "
-            f"{cases[0].precision.weight_dtype}; {one_does} with --weight-dtype {formats_text}"
+            f"{cases[0].model.name} with {cases[0].precision.weight_dtype} weights needs at least "
+            f"{either(devices)}; with --weight-dtype {formats_text} it fits on {fewest}"
         )
 
 
 def _on_measured(case: Case, best: Candidate) -> Iterator[str]:
-    """Kernels that nobody timed on the device, and draft methods that no server was measured with."""
+    """Kernels that nobody timed on the device, and formats that no speculating server was measured
+    with."""
     engine = case.engine
     formats = case.precision
     hardware = case.hardware.name
-    if case.hardware.is_measured and (kernels := untimed(one_token_pass(case.setup(None)))):
-        yield f"no kernels were timed on {hardware} for {', '.join(kernels)}: intervals are wider for it"
-    if best.is_speculative and not engine.is_speculation_fitted(
-        hardware,
-        formats.weight_dtype,
-        formats.kv_dtype,
-    ):
+    if case.hardware.is_measured:
+        kernels = untimed(one_token_pass(case.setup(None)))
+        if kernels:
+            yield f"nobody timed {', '.join(kernels)} on {hardware}: intervals are wider"
+    if not best.is_speculative:
+        return
+    is_fitted = engine.is_speculation_fitted(hardware, formats.weight_dtype, formats.kv_dtype)
+    if not is_fitted:
         yield (
-            f"no {engine.name} server with speculation was measured on {hardware} with {formats.weight_dtype} weights "
-            f"and a {formats.kv_dtype} cache: the interval is wider for it"
+            f"no {engine.name} server with speculation was measured on {hardware} with "
+            f"{formats.weight_dtype} weights and a {formats.kv_dtype} cache: the interval is wider"
         )
 
 
 def _on_spread(case: Case, answer: CaseAnswer) -> Iterator[str]:
-    """How the best is spread over devices, and which of them it leaves idle."""
+    """How the best row is spread over devices, and how many of them it leaves idle."""
     best = answer.best
     spread = case.spread
     link = case.hardware.link
     given = case.request.num_gpus or 0
-    if idle := max(given - best.num_gpus * best.num_replicas, 0):
+    idle = given - best.num_gpus * best.num_replicas
+    if idle > 0:
+        stay = "stay"
+        if idle == 1:
+            stay = "stays"
         yield (
-            f"{idle} of the {given} GPUs given stay{'s' if idle == 1 else ''} idle: "
-            f"{best.layout.label} divides no more"
+            f"{idle} of the {given} GPUs given {stay} idle: {best.layout.label} runs on multiples "
+            f"of {best.num_gpus}"
         )
     if spread.is_spread and best.num_gpus > link.reach:
         rate = link.between_nodes_bytes_per_s
-        if rate is None:
-            over = "a network that is not known"
-        else:
+        over = "a network of unknown speed"
+        if rate is not None:
             over = f"a network of {rate / GIGA:.0f} GB/s per device"
-        yield f"{best.layout.label} spans nodes over {over}: " + (
-            "sends between stages are an unmeasured estimate, with wider intervals"
-            if spread.pp > 1
-            else "sending tokens to their experts is priced as DeepEP's kernels were measured"
-        )
+        estimate = "sending tokens to their experts is priced as DeepEP's kernels were measured"
+        if spread.pp > 1:
+            estimate = "sends between stages are an unmeasured estimate, with wider intervals"
+        yield f"{best.layout.label} spans nodes over {over}: {estimate}"
     if spread.pp > 1:
-        able = ", ".join(case.engine.staged_drafts)
+        able = case.engine.staged_drafts
         if able:
-            runs = f"{able} alone"
+            yield f"with pipeline stages, engine {case.engine.name} drafts with {either(able)} only"
         else:
-            runs = "no draft: decoding is autoregressive"
-        yield f"with stages engine {case.engine.name} runs {runs}"
+            yield f"with pipeline stages, engine {case.engine.name} cannot draft"
     if spread.whole_experts:
         yield (
-            f"the fullest rank's experts are taken to get {EXPERT_IMBALANCE:g} times the mean of tokens: an estimate, "
-            "within the interval from none to half as many more"
+            f"the busiest rank's experts are assumed to get {EXPERT_IMBALANCE:g} times the mean "
+            "number of tokens; the interval covers 1 to 1.5 times"
         )
 
 
 def _on_kernels(cases: list[Case]) -> Iterator[str]:
     """Devices whose times are estimates."""
-    unmeasured = [each.hardware.name for each in cases if not each.hardware.is_measured]
+    unmeasured = [case.hardware.name for case in cases if not case.hardware.is_measured]
     if unmeasured:
-        curves = (
-            "its curves are estimates" if len(unmeasured) == 1 else "their curves are estimates"
+        yield (
+            f"no kernels were timed on {', '.join(unmeasured)}: times are estimates, with wider "
+            "intervals"
         )
-        yield f"no kernels were measured on {', '.join(unmeasured)}: {curves}, with wider intervals"
-    for each in cases:
-        name, link = each.hardware.name, each.hardware.link
-        if each.hardware.kind == "gpu" and max(each.tp_sizes) > link.reach:
-            rate = link.between_nodes_bytes_per_s
-            yield f"tp {max(each.tp_sizes)} spans nodes of {link.reach} x {name}: " + (
-                "the network between them is not known, so its times are too short; give "
-                "link.between_nodes_bytes_per_s in a hardware profile"
-                if rate is None
-                else f"collectives over the network ({rate / GIGA:.0f} GB/s per device) are an estimate of which "
-                "nothing was measured, with wider intervals"
+    for case in cases:
+        link = case.hardware.link
+        widest = max(case.tp_sizes)
+        if case.hardware.kind != "gpu" or widest <= link.reach:
+            continue
+        spans = f"tp {widest} spans nodes of {link.reach} x {case.hardware.name}"
+        rate = link.between_nodes_bytes_per_s
+        if rate is None:
+            yield (
+                f"{spans}: the network between them is not known, so its times are too short; "
+                "give link.between_nodes_bytes_per_s in a hardware profile"
+            )
+        else:
+            yield (
+                f"{spans}: collectives over the network ({rate / GIGA:.0f} GB/s per device) are "
+                "an unmeasured estimate, with wider intervals"
             )
 
 
 def _on_engine_fit(cases: list[Case]) -> Iterator[str]:
-    """Engines whose fixed costs were not fitted, or elsewhere."""
+    """Engines whose fixed costs were not fitted, or fitted on another device."""
     engine = cases[0].engine
     if not engine.fitted_on:
-        yield f"engine profile {engine.name} is not fitted to measurements: its fixed costs are estimates"
+        yield (
+            f"engine profile {engine.name} is not fitted to measurements: its fixed costs are "
+            "estimates"
+        )
     elsewhere = []
-    for each in cases:
-        if not is_engine_fitted_on(each.hardware, each.engine):
-            elsewhere.append(each.hardware.name)
+    for case in cases:
+        if not is_engine_fitted_on(case.hardware, case.engine):
+            elsewhere.append(case.hardware.name)
     if elsewhere:
         yield (
-            f"engine profile {engine.name} was fitted on {engine.fitted_device}: "
-            f"its fixed costs on {', '.join(elsewhere)} are less sure, which is in the intervals"
+            f"engine profile {engine.name} was fitted on {engine.fitted_device}: its fixed costs on "
+            f"{', '.join(elsewhere)} are less certain, and intervals are wider"
         )
 
 
@@ -165,30 +194,26 @@ def _on_engine(case: Case, best: Candidate) -> Iterator[str]:
     """The engine's defaults that bear on the best configuration."""
     engine = case.engine
     if not best.step.is_captured:
+        tokens = ""
         if best.gamma and engine.captured_tokens:
             tokens = f" x {best.gamma + 1} tokens"
-        else:
-            tokens = ""
         yield (
-            f"engine {engine.name} captures no graph for batch {best.batch_size}{tokens} by default, and is priced as "
-            "if it did: raise its limit, as `magicdec export` does"
+            f"engine {engine.name} captures no graph for batch {best.batch_size}{tokens} by "
+            "default, but the plan assumes one: raise its limit, as `magicdec export` does"
         )
-    if best.is_speculative and (
-        about := engine.draft_notes.get(draft_kind(best.draft, best.draft_method))
-    ):
+    if not best.is_speculative:
+        return
+    about = engine.draft_notes.get(draft_kind(best.draft, best.draft_method))
+    if about:
         yield f"{best.draft}/{best.draft_method} {about}"
 
 
 def _on_hits(case: Case, best: Candidate) -> Iterator[str]:
-    """The prefix hits that the best row's draft loses, where that costs more than LEAST_LOSS."""
+    """The cost of the prefix hits that the best row's draft loses, if it is above LEAST_LOSS."""
     engine = case.engine
     if not best.is_speculative or best.draft_method not in engine.drops_last_unit:
         return
-    (option,) = [
-        each
-        for each in case.options
-        if (each.draft, each.method) == (best.draft, best.draft_method)
-    ]
+    option = _option_of(case, best)
     points = Points(
         batch=float(best.batch_size),
         context=case.lengths.prompt_len,
@@ -212,46 +237,57 @@ def _on_hits(case: Case, best: Candidate) -> Iterator[str]:
         yield hits_lost(case, best, f"{loss:.0%} {what}", int(losing.hits.unit_tokens))
 
 
+def _option_of(case: Case, row: Candidate) -> DraftOption:
+    """The draft of a speculative row."""
+    for option in case.options:
+        if (option.draft, option.method) == (row.draft, row.draft_method):
+            return option
+    raise LookupError(row.draft)
+
+
+def _has_the_draft_of(row: Candidate, best: Candidate) -> bool:
+    """Whether two rows differ in budget and gamma at most."""
+    return (
+        row.draft == best.draft
+        and row.draft_method == best.draft_method
+        and row.hardware == best.hardware
+        and row.tp_size == best.tp_size
+        and row.batch_size == best.batch_size
+        and row.context_len == best.context_len
+    )
+
+
 def _on_window(case: Case, best: Candidate, drafted: list[Candidate]) -> Iterator[str]:
-    """The gain of a head by the window that was chosen, against its whole cache."""
+    """The speedup of a head with the chosen window, compared with its whole cache."""
     flag = case.engine.draft_windows.get(best.draft_method)
     if not best.draft_budget or flag is None:
         return
-    same = ("draft", "draft_method", "hardware", "tp_size", "batch_size", "context_len")
-    whole = [
-        row
-        for row in drafted
-        if not row.draft_budget and all(getattr(row, each) == getattr(best, each) for each in same)
-    ]
+    whole = []
+    for row in drafted:
+        if not row.draft_budget and _has_the_draft_of(row, best):
+            whole.append(row)
     if not whole:
         return
-    row = max(whole, key=lambda each: each.speedup)
+    fastest = max(whole, key=lambda row: row.speedup)
     name = draft_name(best.draft, best.draft_method)
     yield (
-        f"{name} sees {best.draft_budget:,} of {best.context_len:,} tokens ({flag}){_why(case, best)}: "
-        f"{_pace(best)}; with its whole cache {_pace(row)}"
+        f"{name} sees {best.draft_budget:,} of {best.context_len:,} tokens ({flag})"
+        f"{_why(case, best)}: {_pace(best)}; with its whole cache {_pace(fastest)}"
     )
 
 
 def _why(case: Case, best: Candidate) -> str:
-    """Why a window raises acceptance: it is no longer than what the head was trained to."""
-    (option,) = [
-        each
-        for each in case.options
-        if (each.draft, each.method) == (best.draft, best.draft_method)
-    ]
-    trained = option.acceptance.trained_len
+    """The reason why a window raises acceptance: the head was trained on contexts of its length."""
+    trained = _option_of(case, best).acceptance.trained_len
     if trained is None or (best.draft_budget or 0) > trained:
         return ""
-    return f", within the {trained:,} that such heads are usually trained to"
+    return f", within the {trained:,} that such heads are usually trained on"
 
 
 def _pace(row: Candidate) -> str:
     step_ms = row.step.step_s / MILLI
-    return (
-        f"{row.drafting.tokens_per_step:.2f} tokens per step of {step_ms:.1f} ms at gamma {row.gamma}, "
-        f"{row.speedup:.2f}x"
-    )
+    tokens = row.drafting.tokens_per_step
+    return f"{tokens:.2f} tokens per {step_ms:.1f} ms step at gamma {row.gamma}, {row.speedup:.2f}x"
 
 
 def keeping_last_unit(case: Case) -> Case:
@@ -263,8 +299,8 @@ def hits_lost(case: Case, best: Candidate, cost: str, unit_tokens: int) -> str:
     """The cost of a draft's lost prefix hits, and the setting that keeps them."""
     name = draft_name(best.draft, best.draft_method)
     note = (
-        f"with {name} {case.engine.name} computes the last {unit_tokens:,} matched tokens of each "
-        f"prefix hit anew, which costs {cost}"
+        f"with {name}, {case.engine.name} recomputes the last {unit_tokens:,} matched tokens of "
+        f"each prefix hit, which costs {cost}"
     )
     if case.engine.keep_last_unit:
         note += f"; {case.engine.keep_last_unit} keeps them, and may lower the acceptance"
@@ -272,8 +308,8 @@ def hits_lost(case: Case, best: Candidate, cost: str, unit_tokens: int) -> str:
 
 
 def _on_table(case: Case, answer: CaseAnswer) -> Iterator[str]:
-    """The cost of batches that draft nothing once a draft is set up, and of a gamma that varies, up
-    to the best batch at its context."""
+    """The cost of a loaded draft at batches that draft nothing, and of a gamma that varies; up to
+    the best batch, at its context."""
     table = answer.gamma_table
     best = answer.best
     if table.gamma_set_up is None or table.idle_speedup is None:
@@ -287,24 +323,26 @@ def _on_table(case: Case, answer: CaseAnswer) -> Iterator[str]:
             lost.append(1.0 - row[column])
     if lost:
         yield (
-            f"where the table drafts nothing, having the draft set up costs up to {max(lost):.0%} of the speed of an "
-            "engine without it"
+            f"where the table says gamma 0, the loaded draft still costs up to {max(lost):.0%} of "
+            "the speed of an engine without it"
         )
     if len(set(gammas)) > 1 and case.engine.gamma_table_note:
         yield case.engine.gamma_table_note
 
 
 def _on_drafts(
-    case: Case, best: Candidate, drafted: list[Candidate]
+    case: Case,
+    best: Candidate,
+    drafted: list[Candidate],
 ) -> tuple[list[str], list[str]]:
-    """How well the acceptance of drafts is known: notes that bear on the answer, and the others."""
+    """How well the acceptance of drafts is known: notes on the best row's draft, and others."""
     key: list[str] = []
     others: list[str] = []
     for option in case.options:
         is_best = (option.draft, option.method) == (best.draft, best.draft_method)
-        others.extend(_on_full_cache(case, option, best.context_len))
         is_windowed = is_best and best.draft_budget is not None
-        gaps = list(_on_conditions(case, option, best.context_len, is_windowed=is_windowed))
+        gaps = _on_conditions(case, option, best.context_len, is_windowed=is_windowed)
+        others.extend(_on_full_cache(case, option, best.context_len))
         if is_best:
             key.extend(gaps)
         else:
@@ -321,15 +359,20 @@ def _on_full_cache(case: Case, option: DraftOption, context_len: int) -> Iterato
     limit = (option.model or case.model).max_position_embeddings
     if option.method == "full" and limit < context_len:
         yield (
-            f"{option.draft} was made for {limit} tokens: with its full cache it cannot follow "
-            "this context"
+            f"{option.draft} supports contexts up to {limit:,} tokens: with its full cache it "
+            "cannot draft at this one"
         )
 
 
 def _on_conditions(
-    case: Case, option: DraftOption, context_len: int, *, is_windowed: bool
+    case: Case,
+    option: DraftOption,
+    context_len: int,
+    *,
+    is_windowed: bool,
 ) -> Iterator[str]:
-    """Differences between this case and what acceptance was trained for or measured at."""
+    """Differences between this case and the length that a head was trained on, or the temperature
+    that its acceptance was measured at."""
     measured = option.acceptance
     asked = case.request.sampling.temperature
     if context_len > (measured.trained_len or LARGEST) and not is_windowed:
@@ -342,74 +385,65 @@ def _on_conditions(
 
 
 def _on_origin(case: Case, option: DraftOption, *, is_best: bool) -> Iterator[str]:
-    """Another model or another head from which acceptance is taken."""
+    """The other model or head that the acceptance was measured with."""
     measured = option.acceptance
     if measured.carried_from:
         yield (
             f"acceptance of {option.draft}/{option.method} was measured on {measured.carried_from} "
-            f"and is carried over to {case.model.name}, with a wider interval"
+            f"and is assumed for {case.model.name} too, with a wider interval"
         )
     if is_best and is_one_head_of_many(measured):
         head = "one published head"
         if measured.checkpoint:
             head = f"the head {measured.checkpoint}"
-        yield (
-            f"acceptance is that of {head}: the interval spans what other heads of a model accept"
-        )
+        yield f"acceptance was measured with {head}: the interval covers other heads of the model"
 
 
 def _on_length(option: DraftOption, measured: AcceptanceProfile, context: int) -> str:
-    """A head that was trained to fewer tokens than the context has."""
+    """A head that was trained on shorter contexts."""
     trained = measured.trained_len or 0
     name = draft_name(option.draft, option.method)
-    here, near = (
-        float(measured.law.first_rate(budget=None, context=each)) for each in (context, trained)
-    )
+    here = float(measured.law.first_rate(budget=None, context=context))
+    near = float(measured.law.first_rate(budget=None, context=trained))
+    subject = f"{name} heads are usually"
     if option.head is not None:
         subject = f"this {name} head is"
-    else:
-        subject = f"{name} heads are usually"
     return (
-        f"{subject} trained to {trained:,} tokens: at {context:,} the first drafted token is accepted in {here:.0%} of "
-        f"steps, {near:.0%} up to there"
+        f"{subject} trained on up to {trained:,} tokens: the first drafted token is accepted in "
+        f"{here:.0%} of steps at {context:,}, in {near:.0%} at {trained:,}"
     )
 
 
 def _extrapolation(measured: AcceptanceProfile, best: Candidate, drafted: list[Candidate]) -> str:
-    """Where the best row's acceptance was measured, and what the best row there is expected to do."""
+    """The range over which the best row's acceptance was measured, and the best row inside it."""
+    where = []
+    if measured.measured_budgets:
+        where.append(f"budget {_range(measured.measured_budgets)}")
+    if measured.measured_contexts:
+        where.append(f"context {_range(measured.measured_contexts)}")
     if measured.measured_gamma is not None:
-        deepest = [float(measured.measured_gamma)]
-    else:
-        deepest = []
-    axes = (
-        ("budget", measured.measured_budgets),
-        ("context", measured.measured_contexts),
-        ("gamma up to", deepest),
-    )
-    where = ", ".join(f"{what} {_range(values)}" for what, values in axes if values)
+        where.append(f"gamma up to {measured.measured_gamma}")
     note = (
-        f"acceptance of {best.draft}/{best.draft_method} was measured at {where}: the best row extrapolates it, "
-        "with a wider interval"
+        f"acceptance of {best.draft}/{best.draft_method} was measured at {', '.join(where)}: the "
+        "best row lies outside, and its interval is wider"
     )
-    same = ("draft", "draft_method", "hardware", "tp_size", "batch_size", "context_len")
-    inside = [
-        row
-        for row in drafted
-        if not row.drafting.is_extrapolated
-        and all(getattr(row, name) == getattr(best, name) for name in same)
-    ]
+    inside = []
+    for row in drafted:
+        if not row.drafting.is_extrapolated and _has_the_draft_of(row, best):
+            inside.append(row)
     if inside:
-        row = max(inside, key=lambda each: (each.within_limits, each.fits, each.rate_per_gpu))
+        row = max(inside, key=lambda row: (row.within_limits, row.fits, row.rate_per_gpu))
+        budget = ""
         if row.draft_budget:
             budget = f"budget {row.draft_budget}, "
-        else:
-            budget = ""
         note += (
-            f"; within it {budget}gamma {row.gamma} gives {row.gain.speedup:.2f}x "
+            f"; inside, {budget}gamma {row.gamma} gives {row.gain.speedup:.2f}x "
             f"({row.gain.low:.2f}-{row.gain.high:.2f})"
         )
     return note
 
 
 def _range(values: list[float]) -> str:
-    return f"{min(values):.0f}" + (f" to {max(values):.0f}" if len(values) > 1 else "")
+    if len(values) > 1:
+        return f"{min(values):.0f} to {max(values):.0f}"
+    return f"{values[0]:.0f}"

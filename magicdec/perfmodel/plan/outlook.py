@@ -75,7 +75,7 @@ def normals(num: int) -> Array:
     steps = root ** -np.arange(1.0, num + 1.0)
     places = (0.5 + np.outer(np.arange(1.0, NUM_PAIRS + 1.0), steps)) % 1.0
     quantile = NormalDist().inv_cdf
-    half = np.array([[quantile(each) for each in row] for row in places.tolist()])
+    half = np.vectorize(quantile)(places)
     own = np.linalg.cholesky(half.T @ half / NUM_PAIRS)
     half = np.linalg.solve(own, half.T).T  # none is correlated with another
     return np.concatenate([half, -half])
@@ -94,9 +94,11 @@ class Compared:
     @property
     def prefill_share(self) -> Array:
         """Share of time that prefills take, where requests are whole."""
-        return np.array(
-            [0.0 if row.requests is None else row.requests.prefill_share for row in self.rows]
-        )
+        shares = np.zeros(len(self.rows))
+        for place, row in enumerate(self.rows):
+            if row.requests is not None:
+                shares[place] = row.requests.prefill_share
+        return shares
 
     def rates(self, time_factor: Array) -> Array:
         """Rates where decoding takes this much longer: [draws, rows]."""
@@ -116,27 +118,38 @@ class Drawn(NamedTuple):
     noise: Array
     """Standard deviations of a measurement's own error: [draws]."""
 
+    def gain(self, place: int) -> Array:
+        """Logarithm of a configuration's rate over that without a draft, by draw."""
+        return np.log(self.rates[:, place] / self.rates[:, 0])
+
 
 def outlook(
-    case: Case, found: Sequence[Found], chosen: Candidate, weighed: Candidate | None
+    case: Case,
+    found: Sequence[Found],
+    chosen: Candidate,
+    weighed: Candidate | None,
 ) -> Outlook | None:
     """The outlook of a choice; `weighed` is the draft that is chosen, or that was left out. None
     where no draft competes."""
     if weighed is None:
         return None
-    compared = _compared(case, found, chosen, weighed)
+    compared = _compared(case, found, weighed)
     if len(compared) < 2:
         return None
-    options = [each.option for each in compared if each.option is not None]
+    options = [_option(of_draft) for of_draft in compared[1:]]
     levels = _levels(case, options)
     drawn = _drawn(compared, options, levels)
-    rows = [row for each in compared for row in each.rows]
-    place = _place(rows, weighed)
+    place = _place(compared, weighed)
     alone = drawn.rates[:, 0]
     own = drawn.rates[:, place]
-    taken, other = (own, alone) if chosen.is_speculative else (alone, own)
-    is_wrong = taken < other
-    lost = (1.0 - taken / other)[is_wrong]
+    if chosen.is_speculative:
+        kept_share = own / alone
+    else:
+        kept_share = alone / own
+    losses = 1.0 - kept_share[kept_share < 1.0]
+    loss_if_wrong = 0.0
+    if len(losses):
+        loss_if_wrong = float(losses.mean())
     return Outlook(
         draft=weighed.draft,
         draft_method=weighed.draft_method,
@@ -144,44 +157,40 @@ def outlook(
         gamma=weighed.gamma,
         pays=weighed.gain.probability,
         is_best=float((own >= drawn.rates.max(axis=1)).mean()),
-        loss_if_wrong=float(lost.mean()) if len(lost) else 0.0,
+        loss_if_wrong=loss_if_wrong,
         measurements=_measurements(case, compared, drawn, place),
         tasks=_tasks(case, compared, chosen, levels),
     )
 
 
-def _place(rows: Sequence[Candidate], row: Candidate) -> int:
-    return next(number for number, each in enumerate(rows) if same_configuration(each, row))
+def _place(compared: Sequence[Compared], row: Candidate) -> int:
+    """The number of a configuration among those of all drafts."""
+    number = 0
+    for of_draft in compared:
+        for other in of_draft.rows:
+            if same_configuration(other, row):
+                return number
+            number += 1
+    raise LookupError(row)
 
 
-def _compared(
-    case: Case, found: Sequence[Found], chosen: Candidate, weighed: Candidate
-) -> list[Compared]:
+def _compared(case: Case, found: Sequence[Found], weighed: Candidate) -> list[Compared]:
     """Decoding without a draft at the choice's batch and layout, then the fastest configurations of
     each draft that fit there and may be chosen, and the one that is weighed."""
     compared = []
-    for each in found:
-        places = [
-            number
-            for number, row in enumerate(each.rows)
-            if row is weighed
-            or (
-                (row.batch_size, row.tp_size) == (weighed.batch_size, weighed.tp_size)
-                and row.within_limits
-                and row.fits
-                and (each.option is None or case.admits(row))
-            )
-        ]
-        order = [-_order(each.rows[number], weighed) for number in places]
-        places = [places[rank] for rank in np.argsort(order, kind="stable")[:ROWS_OF_DRAFT]]
+    for of_draft in found:
+        option = of_draft.option
+        places = _fastest(case, of_draft, weighed)
         if not places:
             continue
-        prediction = each.prediction.take(np.array(places))
-        law = None if each.option is None else each.option.acceptance
+        prediction = of_draft.prediction.take(np.array(places))
+        law = None
+        if option is not None:
+            law = option.acceptance
         compared.append(
             Compared(
-                option=each.option,
-                rows=[each.rows[number] for number in places],
+                option=option,
+                rows=[of_draft.rows[place] for place in places],
                 prediction=prediction,
                 error=prediction.full(tokens_error(prediction, law)),
             )
@@ -191,8 +200,34 @@ def _compared(
     return compared
 
 
+def _fastest(case: Case, of_draft: Found, weighed: Candidate) -> list[int]:
+    """Places of a draft's fastest rows that compete with the weighed one, that one first."""
+    ranked = []
+    for place, row in enumerate(of_draft.rows):
+        if row is weighed or _competes(case, of_draft.option, row, weighed):
+            ranked.append((-_order(row, weighed), place))
+    ranked.sort()
+    return [place for _, place in ranked[:ROWS_OF_DRAFT]]
+
+
+def _competes(
+    case: Case,
+    option: DraftOption | None,
+    row: Candidate,
+    weighed: Candidate,
+) -> bool:
+    """Whether a row may be chosen instead, at the batch and on the devices of the weighed one."""
+    if (row.batch_size, row.tp_size) != (weighed.batch_size, weighed.tp_size):
+        return False
+    if not row.within_limits or not row.fits:
+        return False
+    return option is None or case.admits(row)
+
+
 def _order(row: Candidate, weighed: Candidate) -> float:
-    return math.inf if same_configuration(row, weighed) else row.rate
+    if same_configuration(row, weighed):
+        return math.inf
+    return row.rate
 
 
 def _drawn(compared: Sequence[Compared], options: Sequence[DraftOption], levels: Levels) -> Drawn:
@@ -201,22 +236,20 @@ def _drawn(compared: Sequence[Compared], options: Sequence[DraftOption], levels:
     draws = normals(len(sources) + len(options) + 1)
     of_cost = dict(zip(sources, draws.T, strict=False))
     acceptance = draws[:, len(sources) : -1] @ _loadings(len(options), levels).T
-    times = []
-    rates = []
-    number = 0
-    for each in compared:
-        time = _log_time(each, of_cost)
-        factor = np.exp(time)
-        if each.option is not None:
-            factor = factor / _tokens_factor(each, acceptance[:, number])
-            number += 1
+    alone = compared[0]
+    time = _log_time(alone, of_cost)
+    times = [time]
+    rates = [alone.rates(np.exp(time))]
+    for of_draft, sigmas in zip(compared[1:], acceptance.T, strict=True):
+        time = _log_time(of_draft, of_cost)
+        factor = np.exp(time) / _tokens_factor(of_draft, sigmas)
         times.append(time)
-        rates.append(each.rates(factor))
+        rates.append(of_draft.rates(factor))
     return Drawn(
-        np.hstack(rates),
-        acceptance,
-        np.hstack(times),
-        draws[:, -1],
+        rates=np.hstack(rates),
+        acceptance=acceptance,
+        time=np.hstack(times),
+        noise=draws[:, -1],
     )
 
 
@@ -240,12 +273,14 @@ def _log_time(of: Compared, draws: dict[str, Array]) -> Array:
     """Logarithm of the factor on each configuration's step: [draws, rows]."""
     prediction = of.prediction
     setup = prediction.setup
-    alone, drafted = group_shares(prediction.terms)
-    shares = alone if of.option is None else drafted
-    shifts = log_shifts(setup, prediction.terms.autoregressive, shares, prediction.points.tp)
+    terms = prediction.terms
+    shares, of_drafted = group_shares(terms)
+    if of.option is not None:
+        shares = of_drafted
+    shifts = log_shifts(setup, terms.autoregressive, shares, prediction.points.tp)
     if of.option is not None:
         shifts[ENGINE] = np.asarray(engine_error(setup))
-        shifts[REPORTED] = reported_error(prediction.terms)
+        shifts[REPORTED] = reported_error(terms)
     total = np.zeros((2 * NUM_PAIRS, len(of.rows)))
     for source, shift in shifts.items():
         total += np.outer(draws[source], prediction.full(shift))
@@ -275,29 +310,33 @@ class Levels(NamedTuple):
 
 
 def _levels(case: Case, options: Sequence[DraftOption]) -> Levels:
-    """The text that was named is the only one."""
-    places = [number for number, each in enumerate(options) if each.question is not None]
-    questions = [each.question for each in options if each.question is not None]
-    texts = ["", *TASKS]
-    if case.request.task is not None or len(places) < len(options):
-        texts = [case.request.task or ""]
+    """What is believed on each text. A text that was named is the only one."""
+    places = []
+    questions = []
+    for number, option in enumerate(options):
+        if option.question is not None:
+            places.append(number)
+            questions.append(option.question)
     num = len(questions)
     if not num:
         empty = np.zeros((1, 0))
         return Levels(places, empty, np.zeros((0, 0)), empty)
-    if len(texts) == 1:
+    if case.request.task is not None or num < len(options):
         _, covariance = joint_levels(questions)
         return Levels(places, np.zeros((1, num)), covariance, np.ones((1, num)))
     singly = [one_checkpoint(question) for question in questions]
-    on_texts = [question._replace(task=text) for text in texts for question in singly]
+    texts = ["", *TASKS]
+    on_texts = []
+    for text in texts:
+        on_texts += [question._replace(task=text) for question in singly]
     mean, covariance = joint_levels([*questions, *on_texts])
     deviation = np.sqrt(covariance.diagonal())
     shape = (len(texts), num)
     return Levels(
-        places,
-        mean[num:].reshape(shape),
-        covariance[:num, :num],
-        deviation[num:].reshape(shape),
+        places=places,
+        mean=mean[num:].reshape(shape),
+        covariance=covariance[:num, :num],
+        deviation=deviation[num:].reshape(shape),
     )
 
 
@@ -332,28 +371,39 @@ SERVER = "http://localhost:8000"
 
 
 def _measurements(
-    case: Case, compared: Sequence[Compared], drawn: Drawn, place: int
+    case: Case,
+    compared: Sequence[Compared],
+    drawn: Drawn,
+    place: int,
 ) -> list[Measurement]:
     """Measurements that can be made, the one to make first: the one that takes least of those that
     are worth nearly the most."""
-    gain = np.log(drawn.rates[:, place] / drawn.rates[:, 0])
+    gain = drawn.gain(place)
     now = normal_cdf(np.array([gain.mean() / max(float(gain.std()), 1e-9)]))
-    made = [
-        Measurement(
-            kind=each.kind,
-            drafts=each.drafts,
-            command=each.command,
-            effort=each.effort,
-            worth=_worth(drawn.rates, each.tells),
-            unclear_now=_share_unclear(now),
-            unclear_after=_share_unclear(_chance_after(gain, each.tells)),
+    measurements = []
+    for asked in _possible(case, compared, drawn, place):
+        after = _chance_after(gain, asked.tells)
+        measurements.append(
+            Measurement(
+                kind=asked.kind,
+                drafts=asked.drafts,
+                command=asked.command,
+                effort=asked.effort,
+                worth=_worth(drawn.rates, asked.tells),
+                unclear_now=_share_unclear(now),
+                unclear_after=_share_unclear(after),
+            )
         )
-        for each in _possible(case, compared, drawn, place)
-    ]
-    most = max((each.worth for each in made), default=0.0)
-    first = [each for each in made if each.worth >= NEARLY * most]
-    others = [each for each in made if each.worth < NEARLY * most]
-    return [*first, *sorted(others, key=_worth_of, reverse=True)]
+    most = max(map(_worth_of, measurements), default=0.0)
+    first = []
+    others = []
+    for measurement in measurements:
+        if measurement.worth >= NEARLY * most:
+            first.append(measurement)
+        else:
+            others.append(measurement)
+    others.sort(key=_worth_of, reverse=True)
+    return [*first, *others]
 
 
 def _worth_of(measurement: Measurement) -> float:
@@ -362,81 +412,91 @@ def _worth_of(measurement: Measurement) -> float:
 
 def _possible(case: Case, compared: Sequence[Compared], drawn: Drawn, place: int) -> list[Asked]:
     """Measurements that can be made, those that take least first."""
-    drafted = [each for each in compared if each.option is not None]
-    sigmas = dict(zip([id(each) for each in drafted], drawn.acceptance.T, strict=True))
-    told = {
-        key: sigmas[key] + drawn.noise * MEASURED_ERROR / max(float(each.error[0]), MEASURED_ERROR)
-        for key, each in ((id(each), each) for each in drafted)
-    }
-    lookups = [each for each in drafted if _option(each).method in LOOKUP_METHODS]
+    counted = [
+        (_option(of_draft), _counted(of_draft, sigmas, drawn.noise))
+        for of_draft, sigmas in zip(compared[1:], drawn.acceptance.T, strict=True)
+    ]
+    lookups = [(option, tells) for option, tells in counted if option.method in LOOKUP_METHODS]
+    others = [(option, tells) for option, tells in counted if option.method not in LOOKUP_METHODS]
     asked = []
     if lookups:
-        names = [_option(each).draft for each in lookups]
-        asked.append(
-            Asked(
-                kind="replay",
-                drafts=names,
-                command=f"magicdec profile-acceptance --outputs {LOGS} --draft {','.join(names)}",
-                effort="200 logged requests, a minute, no GPU",
-                tells=np.stack([told[id(each)] for each in lookups[:2]], axis=1),
-            )
-        )
-    for each in drafted:
-        option = _option(each)
+        asked.append(_replay_lookups(lookups))
+    for option, tells in counted:
         if option.model is not None and option.draft != SELF:
-            command = f"magicdec profile-acceptance --outputs {LOGS} --draft path/to/{option.draft}"
-            asked.append(
-                Asked(
-                    kind="replay",
-                    drafts=[option.draft],
-                    command=command,
-                    effort="200 logged requests, one pass of the draft over them",
-                    tells=told[id(each)][:, None],
-                )
-            )
-    for each in drafted:
-        option = _option(each)
-        if option.method not in LOOKUP_METHODS:
-            asked.append(
-                Asked(
-                    kind="observe",
-                    drafts=[option.draft],
-                    command=_observe(case, option),
-                    effort="10 minutes of a server that drafts with it",
-                    tells=told[id(each)][:, None],
-                )
-            )
-    gain = np.log(drawn.rates[:, place] / drawn.rates[:, 0])
+            asked.append(_replay_draft(option, tells))
+    for option, tells in others:
+        asked.append(_observe(case, option, tells))
     served = f"{SERVER} --model {case.model.name} --hardware {case.hardware.name}"
-    weighed = _owner(compared, place)
-    asked.append(
-        Asked(
-            kind="tune",
-            drafts=[weighed.draft],
-            command=f"magicdec tune {served} --draft {weighed.draft} --restart './serve {{gamma}}'",
-            effort="a quarter of an hour of a server that is restarted with 2 or 3 gammas",
-            tells=(gain + TUNED_ERROR * drawn.noise)[:, None],
-        )
-    )
-    asked.append(
-        Asked(
-            kind="calibrate",
-            drafts=[],
-            command=f"magicdec calibrate --server {served} -o local.engine.toml",
-            effort="some minutes of an idle server without a draft",
-            tells=(drawn.time[:, place] - drawn.time[:, 0] + TUNED_ERROR * drawn.noise)[:, None],
-        )
-    )
-    return asked
+    error = TUNED_ERROR * drawn.noise
+    tuned = drawn.gain(place) + error
+    calibrated = drawn.time[:, place] - drawn.time[:, 0] + error
+    return [
+        *asked,
+        _tune(served, _owner(compared, place), tuned),
+        _calibrate(served, calibrated),
+    ]
 
 
-def _observe(case: Case, option: DraftOption) -> str:
+def _counted(of_draft: Compared, sigmas: Array, noise: Array) -> Array:
+    """The acceptance that counting a draft's tokens would give, by draw, in standard deviations of
+    what is known now."""
+    known = max(float(of_draft.error[0]), MEASURED_ERROR)
+    return sigmas + noise * MEASURED_ERROR / known
+
+
+def _replay_lookups(lookups: Sequence[tuple[DraftOption, Array]]) -> Asked:
+    names = [option.draft for option, _ in lookups]
+    tells = [values for _, values in lookups[:2]]
+    return Asked(
+        kind="replay",
+        drafts=names,
+        command=f"magicdec profile-acceptance --outputs {LOGS} --draft {','.join(names)}",
+        effort="200 logged requests, a minute, no GPU",
+        tells=np.stack(tells, axis=1),
+    )
+
+
+def _replay_draft(option: DraftOption, tells: Array) -> Asked:
+    return Asked(
+        kind="replay",
+        drafts=[option.draft],
+        command=f"magicdec profile-acceptance --outputs {LOGS} --draft path/to/{option.draft}",
+        effort="200 logged requests, one pass of the draft over them",
+        tells=tells[:, None],
+    )
+
+
+def _observe(case: Case, option: DraftOption, tells: Array) -> Asked:
     draft = f"--draft {option.draft}"
     if option.draft == SELF:
         draft += f" --draft-method {option.method}"
-    return (
-        f"magicdec observe {SERVER} {draft} --model {case.model.name} --seconds 600 "
-        "-o acceptance.json"
+    command = f"magicdec observe {SERVER} {draft} --model {case.model.name} --seconds 600"
+    return Asked(
+        kind="observe",
+        drafts=[option.draft],
+        command=f"{command} -o acceptance.json",
+        effort="10 minutes of a server that drafts with it",
+        tells=tells[:, None],
+    )
+
+
+def _tune(served: str, option: DraftOption, tells: Array) -> Asked:
+    return Asked(
+        kind="tune",
+        drafts=[option.draft],
+        command=f"magicdec tune {served} --draft {option.draft} --restart './serve {{gamma}}'",
+        effort="a quarter of an hour of a server that is restarted with 2 or 3 gammas",
+        tells=tells[:, None],
+    )
+
+
+def _calibrate(served: str, tells: Array) -> Asked:
+    return Asked(
+        kind="calibrate",
+        drafts=[],
+        command=f"magicdec calibrate --server {served} -o local.engine.toml",
+        effort="some minutes of an idle server without a draft",
+        tells=tells[:, None],
     )
 
 
@@ -489,7 +549,9 @@ def _chance_after(gain: Array, tells: Array) -> Array:
 
 
 def _share_unclear(chances: Array) -> float:
-    return float(((chances > UNCLEAR[0]) & (chances < UNCLEAR[1])).mean())
+    low, high = UNCLEAR
+    is_unclear = (chances > low) & (chances < high)
+    return float(is_unclear.mean())
 
 
 # By task
@@ -497,21 +559,25 @@ def _share_unclear(chances: Array) -> float:
 
 
 def _tasks(
-    case: Case, compared: Sequence[Compared], chosen: Candidate, levels: Levels
+    case: Case,
+    compared: Sequence[Compared],
+    chosen: Candidate,
+    levels: Levels,
 ) -> list[OfTask]:
     """The choice on each class of text, where none was named; the one that it changes most first."""
     if len(levels.mean) == 1:
         return []
     usual = levels.deviation[0]
     shifts = (levels.mean - levels.mean[0]) / usual
-    found = []
+    by_task = []
     for number, task in enumerate(TASKS, start=1):
         widths = levels.deviation[number] / usual
         on_text = [compared[0]]
-        for each, shift, width in zip(compared[1:], shifts[number], widths, strict=True):
-            on_text.append(_on_task(each, float(shift), float(width)))
-        found.append(_best_on(case, task, compared, on_text, chosen))
-    return sorted(found, key=lambda each: -each.changes)
+        for of_draft, shift, width in zip(compared[1:], shifts[number], widths, strict=True):
+            on_text.append(_on_task(of_draft, float(shift), float(width)))
+        by_task.append(_best_on(case, task, compared, on_text, chosen))
+    by_task.sort(key=lambda answer: -answer.changes)
+    return by_task
 
 
 def _on_task(of: Compared, shift: float, width: float) -> Compared:
@@ -559,10 +625,14 @@ def _best_on(
     if of.option is not None:
         whole = requests_of(case, of.prediction)
         chances = chance_above(of.prediction, of.error, least_decoding(whole))
-        decoding = of.prediction.speedup
-        gains = decoding if whole is None else whole.speedup_at(decoding)
+        gains = of.prediction.speedup
+        if whole is not None:
+            gains = whole.speedup_at(gains)
         pays = float(of.prediction.full(chances)[place])
         speedup = float(of.prediction.full(gains)[place])
+    changes = 0.0
+    if kept_rate:
+        changes = max(best_rate / kept_rate - 1.0, 0.0)
     return OfTask(
         task=task,
         draft=row.draft,
@@ -571,5 +641,5 @@ def _best_on(
         gamma=row.gamma,
         speedup=speedup,
         pays=pays,
-        changes=max(best_rate / kept_rate - 1.0, 0.0) if kept_rate else 0.0,
+        changes=changes,
     )

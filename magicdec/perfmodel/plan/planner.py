@@ -42,6 +42,7 @@ from magicdec.plan_document import (
     Formats,
     Limit,
     NeedsAcceptance,
+    Percentiles,
     Plan,
     TrafficLoad,
 )
@@ -150,23 +151,27 @@ def _served(choice: Choice, load: TrafficLoad, request: PlanRequest) -> Choice:
     cost = Cost(per_million_tokens_usd=load.cost_per_million_tokens_usd)
     limits = []
     if request.ttft_p95_s is not None:
-        if load.ttft is None:
-            ttft_s = None
-        else:
-            ttft_s = load.ttft.p95
-        limits.append(Limit(of="p95 of first token", limit_s=request.ttft_p95_s, value_s=ttft_s))
+        value_s = _p95(load.ttft)
+        limits.append(Limit(of="p95 of first token", limit_s=request.ttft_p95_s, value_s=value_s))
     if request.tpot_p95_s is not None:
-        if load.tpot is None:
-            tpot_s = None
-        else:
-            tpot_s = load.tpot.p95
-        limits.append(Limit(of="p95 of time per token", limit_s=request.tpot_p95_s, value_s=tpot_s))
+        value_s = _p95(load.tpot)
+        limits.append(
+            Limit(of="p95 of time per token", limit_s=request.tpot_p95_s, value_s=value_s)
+        )
     row = msgspec.structs.replace(choice.row, cost=cost)
     return msgspec.structs.replace(choice, row=row, limits=limits)
 
 
+def _p95(times: Percentiles | None) -> float | None:
+    if times is None:
+        return None
+    return times.p95
+
+
 def answered(
-    request: PlanRequest, model: ModelSpec, refused: list[str]
+    request: PlanRequest,
+    model: ModelSpec,
+    refused: list[str],
 ) -> tuple[list[Answer], list[Case]]:
     """Every case that can be answered, and one case of each device, answered where one was;
     `refused` gets the others' reasons.
@@ -195,9 +200,11 @@ def answered(
                 answers.append(answer)
                 answered_here.append(answer.case)
         cases.append([*answered_here[::-1], *tried][0])
-    if not answers:
-        raise CapacityError("; ".join(refused)) if refused else _too_slow(request)
-    return answers, cases
+    if answers:
+        return answers, cases
+    if refused:
+        raise CapacityError("; ".join(refused))
+    raise _too_slow(request)
 
 
 def _too_slow(request: PlanRequest) -> CapacityError:
@@ -214,8 +221,8 @@ def _too_slow(request: PlanRequest) -> CapacityError:
     tpot = min(row.between_tokens_s for row in free.rows)
     ttft = min(row.first_token_s for row in free.rows)
     return CapacityError(
-        f"nothing keeps the limits on latency; at batch 1 it takes at least {format_seconds(tpot)} per token and "
-        f"{format_seconds(ttft)} to the first one"
+        f"nothing keeps the limits on latency; at batch 1 it takes at least {format_seconds(tpot)} "
+        f"per token and {format_seconds(ttft)} to the first one"
     )
 
 
@@ -224,51 +231,62 @@ def _readable(request: PlanRequest, model: ModelSpec) -> tuple[PlanRequest, list
     CapacityError where it can read none."""
 
     def refusal(longest: int) -> str:
+        text = (
+            f"{model.name} reads at most {room} tokens; {longest}, prompt and output together, is "
+            "too long"
+        )
         if model.is_unscaled:
-            stretch = (
+            text += (
                 "; if its publisher extends it, plan a config.json with that rope_scaling "
                 f"(yarn, factor {longest / room:.3g} or more)"
             )
-        else:
-            stretch = ""
-        return f"{model.name} reads at most {room} tokens; {longest}, prompt and output together, is too long{stretch}"
+        return text
 
     room = model.longest_context
     if request.workload is not None:
         if request.workload.max_len > room:
             raise CapacityError(refusal(request.workload.max_len))
         return request, []
-    kept = tuple(context for context in request.context_lens if context + request.gen_len <= room)
-    refused = [refusal(each + request.gen_len) for each in request.context_lens if each not in kept]
+    kept = []
+    refused = []
+    for context in request.context_lens:
+        longest = context + request.gen_len
+        if longest <= room:
+            kept.append(context)
+        else:
+            refused.append(refusal(longest))
     if not kept:
         raise CapacityError(refused[0])
     if model.extension is not None and max(kept) + request.gen_len > model.max_position_embeddings:
         refused.append(
-            f"{model.name} reads more than {model.max_position_embeddings} tokens with its publisher's rope_scaling "
-            f"({model.extension.rope_type}, factor {model.extension.factor:g}; see its model card) set in its "
-            "configuration only"
+            f"{model.name} reads more than {model.max_position_embeddings} tokens only if its "
+            f"configuration sets its publisher's rope_scaling ({model.extension.rope_type}, factor "
+            f"{model.extension.factor:g}; see its model card)"
         )
     if model.limit is not None:
         refused.append(f"{model.name}: {model.limit}")
-    return msgspec.structs.replace(request, context_lens=kept), refused
+    return msgspec.structs.replace(request, context_lens=tuple(kept)), refused
 
 
 def _with_paying_rate(answer: Answer, lacking: NeedsAcceptance) -> NeedsAcceptance:
-    """The least rate, alike at all positions, from which a draft would pay at the best row's batch,
-    context and tp (a sparse one with a budget of RATE_BUDGET); None where none does. Steps are
-    those at a rate of 0.8."""
+    """A draft with the least acceptance rate, equal at all positions, at which it would pay at the
+    best row's batch, context and tp; None if it pays at no rate. A sparse draft has a budget of
+    RATE_BUDGET. A step's time is that at a rate of 0.8."""
     case = answer.case
     context = answer.document.context_len
     method = lacking.draft_method
+    budget = 0
     if method in SPARSE_METHODS:
         budget = min(RATE_BUDGET, max(8, context // 2))
-    else:
-        budget = 0
+    model = None
+    name = draft_model_name(lacking.draft)
+    if name:
+        model = load_model_spec(name)
     usual = constant_profile(0.8)
     option = DraftOption(
         draft=lacking.draft,
         method=method,
-        model=load_model_spec(name) if (name := draft_model_name(lacking.draft)) else None,
+        model=model,
         budgets=(budget,),
         acceptance=usual,
         draft_tp_size=case.request.draft_tp_size,
@@ -276,14 +294,15 @@ def _with_paying_rate(answer: Answer, lacking: NeedsAcceptance) -> NeedsAcceptan
     gammas = np.arange(1, DEFAULT_MAX_GAMMA + 1)
     at = dataclasses.replace(answer.point, budget=float(budget), gamma=gammas)
     rates = np.linspace(0.0, 1.0, 201)
-    tokens = expected_tokens_per_step(np.repeat(rates[:, None, None], len(gammas), axis=-1), gammas)
+    by_position = np.repeat(rates[:, None, None], len(gammas), axis=-1)
+    tokens = expected_tokens_per_step(by_position, gammas)
     prediction = predict(case.setup(option), usual, at)
     speedups = dataclasses.replace(prediction, expected_tokens_per_step=tokens).speedup
     pays = np.flatnonzero(speedups.max(axis=-1) > 1.0)
-    return msgspec.structs.replace(
-        lacking,
-        break_even_acceptance_rate=float(rates[pays[0]]) if len(pays) else None,
-    )
+    least = None
+    if len(pays):
+        least = float(rates[pays[0]])
+    return msgspec.structs.replace(lacking, break_even_acceptance_rate=least)
 
 
 def _formats(answer: Answer) -> Formats:

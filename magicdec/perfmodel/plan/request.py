@@ -90,14 +90,18 @@ class PlanRequest(Request, frozen=True, kw_only=True):
     def record(self) -> Request:
         """The request in plain values, names for specs."""
         values = {name: getattr(self, name) for name in Request.__struct_fields__}
-        values |= {
-            "acceptance": [profile.name or profile.source for profile in self.acceptance],
-            "hardware": [each if isinstance(each, str) else each.name for each in self.hardware],
-            "workload": msgspec.to_builtins(self.workload),
-        }
-        for key, spec in (("model", self.model), ("engine", self.engine)):
-            values[key] = spec.name if isinstance(spec, ModelSpec | EngineProfile) else spec
+        values["model"] = _name_of(self.model)
+        values["engine"] = _name_of(self.engine)
+        values["hardware"] = [_name_of(hardware) for hardware in self.hardware]
+        values["acceptance"] = [profile.name or profile.source for profile in self.acceptance]
+        values["workload"] = msgspec.to_builtins(self.workload)
         return msgspec.convert(values, Request)
+
+
+def _name_of(given: str | ModelSpec | EngineProfile | HardwareProfile | None) -> str | None:
+    if given is None or isinstance(given, str):
+        return given
+    return given.name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,19 +115,17 @@ class DraftOption:
     acceptance: AcceptanceProfile
     draft_tp_size: int | None = None
     head: HeadSpec | None = None
-    """A trained head that was named; None: one as they are usually published."""
+    """Trained head given by --draft-model. None: the usual published head."""
     question: Question | None = None
-    """The question that its acceptance is the belief about; None: it was measured or given."""
+    """Question to which the belief answered with this acceptance. None: it was measured or given."""
 
     def speculation(self, *, budget: int | None = None) -> SpeculationSpec:
-        if budget is not None:
-            chosen = budget
-        else:
-            chosen = self.budgets[0]
+        if budget is None:
+            budget = self.budgets[0]
         return SpeculationSpec(
             draft=self.draft,
             draft_method=self.method,
-            draft_budget=chosen or None,
+            draft_budget=budget or None,
             draft_tp_size=self.draft_tp_size,
             head=self.head,
         )
@@ -138,7 +140,7 @@ considered.
 
 @dataclass(frozen=True, kw_only=True)
 class Lengths:
-    """Tokens of a slot of the batch: a prompt, over time half of `growth` more on average, at most
+    """Tokens in one slot of the batch: the prompt and, averaged over time, half of `growth`; at most
     `max_len`.
     """
 
@@ -155,7 +157,7 @@ class Lengths:
 
     @property
     def prompts(self) -> list[tuple[float, float]]:
-        """(length, share) of a mix of requests; none: all are as long as the context."""
+        """(length, share) for a mix of requests. Empty: all prompts are as long as the context."""
         if self.workload is None:
             return []
         return self.workload.prompt_groups()
@@ -173,15 +175,14 @@ class Lengths:
 def lengths_of(request: PlanRequest) -> list[Lengths]:
     """The lengths of each case on a device: one for each context, or one of a workload."""
     workload = request.workload
-    if workload is None:
-        return [
-            Lengths(prompt_len=float(c), growth=float(request.gen_len))
-            for c in request.context_lens
-        ]
-    prompt = workload.mean_prompt_len
-    return [
-        Lengths(prompt_len=prompt, growth=2.0 * (workload.mean_kv_len - prompt), workload=workload)
-    ]
+    if workload is not None:
+        prompt = workload.mean_prompt_len
+        growth = 2.0 * (workload.mean_kv_len - prompt)
+        return [Lengths(prompt_len=prompt, growth=growth, workload=workload)]
+    lengths = []
+    for context in request.context_lens:
+        lengths.append(Lengths(prompt_len=float(context), growth=float(request.gen_len)))
+    return lengths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,19 +215,22 @@ class Case:
         return replace(setup, draft_precision=self.drafting_precision(setup))
 
     def drafting_precision(self, setup: Setup) -> Precision:
-        """The draft's formats: those that were asked for, else the usual ones of such a draft."""
-        given = {
-            "weight_dtype": self.request.draft_weight_dtype,
-            "kv_dtype": self.request.draft_kv_dtype,
-        }
-        named = {}
-        for key, dtype in given.items():
-            if dtype is not None:
-                named[key] = PROFILE_DTYPES.get(dtype, dtype)
-        return msgspec.structs.replace(draft_of(setup).precision, **named)
+        """Draft formats: as requested, else the draft's defaults."""
+        precision = draft_of(setup).precision
+        weights = self.request.draft_weight_dtype or precision.weight_dtype
+        kv = self.request.draft_kv_dtype or precision.kv_dtype
+        return msgspec.structs.replace(
+            precision,
+            weight_dtype=PROFILE_DTYPES.get(weights, weights),
+            kv_dtype=PROFILE_DTYPES.get(kv, kv),
+        )
 
     def largest_batches(
-        self, *, option: DraftOption | None = None, budget: Any = None, gamma: int = 0
+        self,
+        *,
+        option: DraftOption | None = None,
+        budget: Any = None,
+        gamma: int = 0,
     ) -> Array:
         """The largest batch that fits, per tp size; autoregressive unless a draft is given. Groups
         of ranks hold as many sequences each."""
@@ -237,9 +241,10 @@ class Case:
         capacity = memory.capacity_bytes(self.hardware, self.engine)
         batch = np.ones(len(self.tp_sizes))
         tp = np.asarray(self.tp_sizes, dtype=np.float64)
-        for _ in range(
-            3 if lengths.workload is not None else 1
-        ):  # the tail of a batch shrinks as it grows
+        rounds = 1
+        if lengths.workload is not None:
+            rounds = 3  # the tail of a batch shrinks as it grows
+        for _ in range(rounds):
 
             def need(count: float, held: Array = held) -> Array:
                 return memory.memory_need(
@@ -268,8 +273,8 @@ class Case:
         return (row.draft, row.draft_method) in given
 
     def gammas_of(self, option: DraftOption | None) -> tuple[int, ...]:
-        """The gammas to search: as asked, else as deep as the draft's acceptance is good for; (0,)
-        drafts nothing.
+        """Gammas to search: the requested one, else all up to the deepest whose acceptance is known.
+        (0,) drafts nothing.
         """
         if option is None:
             return (0,)
@@ -279,15 +284,17 @@ class Case:
 
 
 def engine_of(request: PlanRequest, hardware: str | HardwareProfile) -> EngineProfile:
-    """The engine that a request means on one device."""
-    if isinstance(hardware, HardwareProfile):
-        hw = hardware
-    else:
-        hw = load_hardware(hardware)
-    engine = request.engine or (DEFAULT_CPU_ENGINE if hw.kind == "cpu" else DEFAULT_ENGINE)
+    """The requested engine, or the default one of a kind of device."""
+    engine = request.engine
     if isinstance(engine, EngineProfile):
         return engine
-    return load_engine(engine)
+    if engine:
+        return load_engine(engine)
+    if isinstance(hardware, str):
+        hardware = load_hardware(hardware)
+    if hardware.kind == "cpu":
+        return load_engine(DEFAULT_CPU_ENGINE)
+    return load_engine(DEFAULT_ENGINE)
 
 
 def resolve(
@@ -313,13 +320,16 @@ def resolve(
     if request.price_per_hour_usd is not None and not is_priced:
         hw = msgspec.structs.replace(hw, price_per_hour_usd=request.price_per_hour_usd)
 
-    def resolved(layout: Layout) -> Case:
-        return _resolved(request, model, hw, engine, options, layout, lengths)
-
     is_given = request.tp_size is not None or request.num_gpus is not None
-    if hw.kind == "cpu" or len(ways) > 1 or is_given or ways[0].spread != TENSOR_PARALLEL:
-        return [resolved(layout) for layout in ways]
-    return [_fewest(request, [resolved(layout) for layout in _smaller(ways[0], model, engine)])]
+    is_fixed = is_given or len(ways) > 1 or ways[0].spread != TENSOR_PARALLEL
+    if hw.kind != "cpu" and not is_fixed:
+        ways = _smaller(ways[0], model, engine)
+    cases = []
+    for layout in ways:
+        cases.append(_resolved(request, model, hw, engine, options, layout, lengths))
+    if hw.kind == "cpu" or is_fixed:
+        return cases
+    return [_fewest(request, cases)]
 
 
 def with_devices(request: PlanRequest, hardware: str) -> PlanRequest:
@@ -343,16 +353,19 @@ def _smaller(node: Layout, model: ModelSpec, engine: EngineProfile) -> list[Layo
 
 def _fewest(request: PlanRequest, tried: list[Case]) -> Case:
     """The fewest devices that hold the model and its batch for every length, or else the node."""
+    usual = DEFAULT_BATCH
     if tried[0].hardware.link.is_single:
         usual = 1
-    else:
-        usual = DEFAULT_BATCH
     batch = max(request.batch_sizes, default=usual)
     for case in tried:
-        same_layout = (replace(case, lengths=lengths) for lengths in lengths_of(request))
-        if all(each.largest_batches()[0] >= batch for each in same_layout):
+        if all(_holds(case, lengths, batch) for lengths in lengths_of(request)):
             return case
     return tried[-1]
+
+
+def _holds(case: Case, lengths: Lengths, batch: int) -> bool:
+    at_lengths = replace(case, lengths=lengths)
+    return bool(at_lengths.largest_batches()[0] >= batch)
 
 
 def _resolved(
@@ -378,8 +391,8 @@ def _resolved(
         weight_dtype=request.weight_dtype,
         kv_dtype=request.kv_dtype,
     )
-    limits = (request.tpot_limit_s, request.ttft_limit_s, request.num_gpus, request.workload)
-    has_limits = any(limit is not None for limit in limits)
+    limits = {request.tpot_limit_s, request.ttft_limit_s, request.num_gpus}
+    has_limits = limits != {None} or request.workload is not None
     case = Case(
         request=request,
         model=model,
@@ -398,7 +411,11 @@ def _resolved(
 
 
 def _check_draft_tp(
-    request: PlanRequest, engine: EngineProfile, layout: Layout, *, has_drafts: bool
+    request: PlanRequest,
+    engine: EngineProfile,
+    layout: Layout,
+    *,
+    has_drafts: bool,
 ) -> None:
     if request.draft_tp_size is None:
         return
@@ -432,7 +449,10 @@ class Layout:
 
 
 def layouts(
-    request: PlanRequest, model: ModelSpec, hw: HardwareProfile, engine: EngineProfile
+    request: PlanRequest,
+    model: ModelSpec,
+    hw: HardwareProfile,
+    engine: EngineProfile,
 ) -> list[Layout]:
     """The layouts to try, the usual one first. Raises ConfigError for a request that the model, the
     engine or the number of devices does not allow."""
@@ -440,7 +460,7 @@ def layouts(
     node = 1
     if hw.kind != "cpu":
         node = hw.link.num_gpus_per_node
-    if request.pp_size not in (None, 1) or request.ep_size not in (None, 1) or request.dp_attention:
+    if _asks_for_a_spread(request):
         return [_asked_for(request, model, engine, node)]
     num_gpus = request.num_gpus
     if request.tp_size is not None:
@@ -452,26 +472,34 @@ def layouts(
         return [Layout(tp_sizes=(largest_tp_at_most(model, node, multiple),))]
     if hw.kind == "gpu":
         node = max(node, min(USUAL_TP, hw.link.reach))
-    found = [Layout(tp_sizes=tuple(valid_tp_sizes(model, min(num_gpus, node), multiple)))]
+    within_node = valid_tp_sizes(model, min(num_gpus, node), multiple)
+    layouts = [Layout(tp_sizes=tuple(within_node))]
     is_known = hw.link.between_nodes_bytes_per_s is not None or num_gpus <= hw.link.reach
     if hw.kind == "gpu" and engine.spreads and is_known:
-        found.extend(_others(num_gpus, model, node, multiple))
-    return found
+        layouts.extend(_others(num_gpus, model, node, multiple))
+    return layouts
+
+
+def _asks_for_a_spread(request: PlanRequest) -> bool:
+    """Whether stages, whole experts or data-parallel attention are requested."""
+    has_stages = request.pp_size not in (None, 1)
+    has_whole_experts = request.ep_size not in (None, 1)
+    return has_stages or has_whole_experts or request.dp_attention
 
 
 def _asked_for(request: PlanRequest, model: ModelSpec, engine: EngineProfile, node: int) -> Layout:
     if not engine.spreads:
         raise ConfigError(
-            f"engine {engine.name} has neither stages nor data-parallel attention; try --engine vllm"
+            f"engine {engine.name} has neither stages nor data-parallel attention; try --engine "
+            "vllm"
         )
     multiple = engine.vocabulary_multiple
     pp = request.pp_size or 1
     tp = request.tp_size
     if tp is None:
+        tp = request.ep_size or largest_tp_at_most(model, node, multiple)
         if request.dp_attention:
             tp = 1
-        else:
-            tp = request.ep_size or largest_tp_at_most(model, node, multiple)
     check_tp(model, tp, multiple)
     ep = request.ep_size
     if request.dp_attention and ep is None:
@@ -487,20 +515,23 @@ def _asked_for(request: PlanRequest, model: ModelSpec, engine: EngineProfile, no
 
 
 def _others(num_gpus: int, model: ModelSpec, node: int, multiple: int) -> list[Layout]:
-    found: list[Layout] = []
+    """Layouts over more than a node, by tensor parallelism or in stages; then with whole experts."""
+    others: list[Layout] = []
     if num_gpus > node:
-        across = tuple(size for size in valid_tp_sizes(model, num_gpus, multiple) if size > node)
+        across = [size for size in valid_tp_sizes(model, num_gpus, multiple) if size > node]
         if across:
-            found += [Layout(tp_sizes=across)]
+            others.append(Layout(tp_sizes=tuple(across)))
         tp = largest_tp_at_most(model, node, multiple)
         stages = min(num_gpus // tp, model.num_hidden_layers)
         if stages > 1:
-            found += [Layout(tp_sizes=(tp,), spread=Parallelism(pp=stages))]
+            others.append(Layout(tp_sizes=(tp,), spread=Parallelism(pp=stages)))
+    if not model.is_moe:
+        return others
     for ranks in dict.fromkeys((min(num_gpus, node), num_gpus)):
-        if model.is_moe and 1 < ranks <= model.most_experts and model.most_experts % ranks == 0:
-            found += [
-                Layout(tp_sizes=(tp,), spread=Parallelism(dp=ranks // tp, whole_experts=True))
-                for tp in valid_tp_sizes(model, ranks // 2, multiple)
-                if ranks % tp == 0
-            ]
-    return found
+        if ranks == 1 or model.most_experts % ranks != 0:
+            continue
+        for tp in valid_tp_sizes(model, ranks // 2, multiple):
+            if ranks % tp == 0:
+                spread = Parallelism(dp=ranks // tp, whole_experts=True)
+                others.append(Layout(tp_sizes=(tp,), spread=spread))
+    return others

@@ -125,7 +125,10 @@ class AcceptanceColumns:
 
     @classmethod
     def of(
-        cls, prediction: Prediction, whole: WholeRequests | None, error: Array
+        cls,
+        prediction: Prediction,
+        whole: WholeRequests | None,
+        error: Array,
     ) -> AcceptanceColumns:
         expected = prediction.expected_tokens_per_step
         gamma = prediction.points.gamma
@@ -170,7 +173,11 @@ class RequestColumns:
 
     @classmethod
     def of(
-        cls, whole: WholeRequests, prediction: Prediction, bounds: Interval, pays: Array
+        cls,
+        whole: WholeRequests,
+        prediction: Prediction,
+        bounds: Interval,
+        pays: Array,
     ) -> RequestColumns:
         drafted = whole.drafted
         low, high = whole.speedup_bounds(bounds)
@@ -519,7 +526,10 @@ def reservations(setup: Setup, acceptance: AcceptanceProfile, context: float) ->
 
 
 def _is_extrapolated(
-    acceptance: AcceptanceProfile, budget: float, context: float, gamma: int
+    acceptance: AcceptanceProfile,
+    budget: float,
+    context: float,
+    gamma: int,
 ) -> bool:
     """Whether a profile is used outside the budgets or contexts that it was measured at, or for
     longer blocks.

@@ -63,12 +63,15 @@ def search(case: Case, baseline: Candidate | None) -> list[Found]:
     """
     batches = _searched_batches(case)
     _check_capacity(case)
-    if baseline is None:
-        rate = None
-    else:
+    rate = None
+    if baseline is not None:
         rate = baseline.rate
-    found = [_found(case, option, batches, rate) for option in (None, *case.options)]
-    return [each for each in found if each is not None]
+    searched = []
+    for option in (None, *case.options):
+        of_draft = _found(case, option, batches, rate)
+        if of_draft is not None:
+            searched.append(of_draft)
+    return searched
 
 
 def best_autoregressive(case: Case) -> Candidate | None:
@@ -82,9 +85,11 @@ def best_autoregressive(case: Case) -> Candidate | None:
     chosen = _worth_a_look(searching, whole)
     if not len(chosen):
         return None
-    rates = whole.full(Users.of(case, whole).rate_per_gpu * _used(case, whole)).ravel()[chosen]
-    best = candidates(case, whole.take(chosen[[np.argmax(rates)]]), None, baseline=None)[0]
-    return msgspec.structs.replace(best, speedup_vs_best_autoregressive=1.0)
+    of_all_gpus = Users.of(case, whole).rate_per_gpu * _used(case, whole)
+    rates = whole.full(of_all_gpus).ravel()[chosen]
+    best = whole.take(chosen[[np.argmax(rates)]])
+    (row,) = candidates(case, best, None, baseline=None)
+    return msgspec.structs.replace(row, speedup_vs_best_autoregressive=1.0)
 
 
 def largest_that_runs(case: Case, option: DraftOption, row: Candidate) -> Candidate | None:
@@ -152,13 +157,11 @@ def _searched_batches(case: Case) -> Array:
         return np.unique([most, min(alone, float(asked.min()))])
     largest = case.largest_batches().max(initial=0)
     if not case.searches_batch:
-        return np.asarray(
-            [
-                DEFAULT_BATCH
-                if largest < 1
-                else min(DEFAULT_BATCH, 2.0 ** np.floor(np.log2(largest)))
-            ]
-        )
+        usual = float(DEFAULT_BATCH)
+        if largest >= 1:
+            power_of_two = 2.0 ** np.floor(np.log2(largest))
+            usual = min(usual, float(power_of_two))
+        return np.asarray([usual])
     every = np.arange(1.0, min(largest, MAX_EVERY_BATCH) + 1.0)
     if largest <= MAX_EVERY_BATCH:
         return every
@@ -169,44 +172,55 @@ def _searched_batches(case: Case) -> Array:
 def most_that_fit(case: Case) -> float:
     """The largest batch, with the drafts where these leave room for nearly as many."""
     alone = float(case.largest_batches().max(initial=0))
-    drafted = []
+    most = alone
     for option in case.options:
-        drafted.append(
-            float(case.largest_batches(option=option, budget=max(option.budgets), gamma=1).max())
-        )
-    return min([alone, *(most for most in drafted if most >= NEARLY_AS_MANY * alone)])
+        budget = max(option.budgets)
+        drafted = float(case.largest_batches(option=option, budget=budget, gamma=1).max())
+        if drafted >= NEARLY_AS_MANY * alone:
+            most = min(most, drafted)
+    return most
 
 
 def _found(
-    case: Case, option: DraftOption | None, batches: Array, baseline: float | None
+    case: Case,
+    option: DraftOption | None,
+    batches: Array,
+    baseline: float | None,
 ) -> Found | None:
     """Every point of one draft, or where the batch is searched those worth a look; None where there
     are none.
     """
-    if not len(batches) or (option is not None and case.gammas_of(option) == (0,)):
+    if not len(batches):
         return None
-    if option is None:
-        law = None
-    else:
+    law = None
+    if option is not None:
+        if case.gammas_of(option) == (0,):
+            return None
         law = option.acceptance
     whole = predict(case.setup(option), law, _points(case, option, batches))
     if case.searches_batch:
         chosen = _worth_a_look(case, whole)
     else:
-        flat = np.flatnonzero(whole.full(whole.valid))
-        chosen = flat[
-            np.argsort(-whole.full(whole.speedup).ravel()[flat], kind="stable")
-        ]  # fastest first
-        if len(chosen) > MAX_CANDIDATES:
-            leading = _leading(case, whole)
-            chosen = np.concatenate(
-                [chosen[:MAX_CANDIDATES], np.setdiff1d(leading, chosen[:MAX_CANDIDATES])]
-            )
+        chosen = _fastest_first(case, whole)
     if not len(chosen):
         return None
     prediction = whole.take(chosen)
     rows = candidates(case, prediction, law, baseline=baseline)
     return Found(option=option, prediction=prediction, rows=rows)
+
+
+def _fastest_first(case: Case, whole: Prediction) -> npt.NDArray[np.int64]:
+    """Flat indices of all valid points by speedup; of too many the fastest, and those that lead at
+    each batch."""
+    valid = np.flatnonzero(whole.full(whole.valid))
+    speedup = whole.full(whole.speedup).ravel()[valid]
+    order = np.argsort(-speedup, kind="stable")
+    ranked: npt.NDArray[np.int64] = valid[order]
+    if len(ranked) <= MAX_CANDIDATES:
+        return ranked
+    fastest = ranked[:MAX_CANDIDATES]
+    others = np.setdiff1d(_leading(case, whole), fastest)
+    return np.concatenate([fastest, others])
 
 
 def with_best_settings(case: Case) -> Case:
@@ -238,10 +252,9 @@ def _at_best_setting(case: Case, option: DraftOption, batches: Array) -> DraftOp
 
 def _points(case: Case, option: DraftOption | None, batches: Array) -> Points:
     lengths = case.lengths
+    budgets: tuple[int, ...] = (0,)
     if option is not None:
         budgets = option.budgets
-    else:
-        budgets = (0,)
     return Points.grid(
         batch=batches,
         context=(lengths.prompt_len,),
@@ -255,28 +268,32 @@ def _points(case: Case, option: DraftOption | None, batches: Array) -> Points:
 
 
 def _leading(case: Case, result: Prediction) -> npt.NDArray[np.int64]:
-    """Flat indices, of each batch, of the point with the highest rate, so that a batch's answer does
-    not hang on how many were asked for."""
-    seen = Users.of(case, result)
+    """Flat index of the point with the highest rate at each batch, so a batch's answer does not
+    depend on which other batches were requested."""
+    users = Users.of(case, result)
     return best_of_each_batch(
-        result.full(seen.rate_per_gpu),
+        result.full(users.rate_per_gpu),
         is_valid=result.full(result.valid),
-        is_within_limits=result.full(seen.is_within_limits),
+        is_within_limits=result.full(users.is_within_limits),
         fits=result.full(result.memory.fits),
     )
 
 
 def _worth_a_look(case: Case, result: Prediction) -> npt.NDArray[np.int64]:
-    """Flat indices of those that fit, keep the limits, and that no other of this draft beats in
-    both latency and throughput of all devices."""
-    seen = Users.of(case, result)
-    flat = np.flatnonzero(result.full(result.memory.fits & result.valid & seen.is_within_limits))
-    rate = result.full(seen.rate_per_gpu * _used(case, result)).ravel()[flat]
-    latency = result.full(seen.between_s).ravel()[flat]
+    """Flat indices of the points that fit, keep the limits, and that no other point of this draft
+    beats in both latency and throughput of all devices."""
+    users = Users.of(case, result)
+    runs = result.memory.fits & result.valid & users.is_within_limits
+    able = np.flatnonzero(result.full(runs))
+    of_all_gpus = users.rate_per_gpu * _used(case, result)
+    rate = result.full(of_all_gpus).ravel()[able]
+    latency = result.full(users.between_s).ravel()[able]
     order = np.lexsort((-rate, latency))
-    highest = np.maximum.accumulate(np.concatenate([[0.0], rate[order][:-1]]))
-    found: npt.NDArray[np.int64] = flat[order[rate[order] > highest]]
-    return found
+    ordered = rate[order]
+    faster_in_latency = np.concatenate([[0.0], ordered[:-1]])
+    is_highest = ordered > np.maximum.accumulate(faster_in_latency)
+    undominated: npt.NDArray[np.int64] = able[order[is_highest]]
+    return undominated
 
 
 def _used(case: Case, result: Prediction) -> Array:
@@ -285,35 +302,33 @@ def _used(case: Case, result: Prediction) -> Array:
 
 
 def _check_capacity(case: Case) -> None:
-    """Refuses what cannot run even without a draft, naming the nearest that does."""
-    largest = case.largest_batches()
-    groups = case.spread.groups
-    name = case.model.name
-    hw = case.hardware.name
+    """Raises CapacityError for a case that does not fit even without a draft, and suggests the
+    nearest one that does."""
+    if case.largest_batches().max(initial=0) >= 1:
+        return
+    parts = []
+    for part, size in (("pp", case.spread.pp), ("dp", case.spread.dp)):
+        if size > 1:
+            parts.append(f"{part} {size}")
+    spread = ""
+    if parts:
+        spread = f" ({', '.join(parts)})"
     context = round(case.lengths.prompt_len)
-    if largest.max(initial=0) < 1:
-        parts = []
-        for part, size in (("pp", case.spread.pp), ("dp", case.spread.dp)):
-            if size > 1:
-                parts.append(f"{part} {size}")
-        if parts:
-            spread = f" ({', '.join(parts)})"
-        else:
-            spread = ""
-        raise CapacityError(
-            f"{name} with context {context} does not fit on {case.tp_sizes[-1] * groups} x {hw}{spread}; "
-            f"{_what_fits(case)}"
-        )
+    count = case.tp_sizes[-1] * case.spread.groups
+    raise CapacityError(
+        f"{case.model.name} with context {context} does not fit on {count} x {case.hardware.name}"
+        f"{spread}; {_what_fits(case)}"
+    )
 
 
 def _what_fits(case: Case) -> str:
-    """The smallest tp that holds one sequence, and the formats of the weights that do on these."""
+    """The smallest tp size that holds one sequence, and the weight formats that do at this one."""
     ways = []
     for size in valid_tp_sizes(case.model, MAX_SUGGESTED_TP, case.engine.vocabulary_multiple):
-        if (
-            size > max(case.tp_sizes)
-            and dataclasses.replace(case, tp_sizes=(size,)).largest_batches()[0] >= 1
-        ):
+        if size <= max(case.tp_sizes):
+            continue
+        wider = dataclasses.replace(case, tp_sizes=(size,))
+        if wider.largest_batches()[0] >= 1:
             ways.append(f"tp {size}")
             break
     ways += [f"--weight-dtype {dtype}" for dtype in formats_that_fit(case)]
@@ -327,15 +342,12 @@ def _what_fits(case: Case) -> str:
 def formats_that_fit(case: Case, *, batch: int = 1, kv_dtype: str | None = None) -> list[str]:
     """Narrower formats of the weights with which a batch fits, the widest first."""
     now = case.precision
-    return [
-        dtype
-        for dtype in ("fp8", "int4")
-        if bytes_per_element(dtype) < now.weight_bytes
-        and dataclasses.replace(
-            case,
-            precision=Precision(weight_dtype=dtype, kv_dtype=kv_dtype or now.kv_dtype),
-        )
-        .largest_batches()
-        .max(initial=0)
-        >= batch
-    ]
+    fitting = []
+    for dtype in ("fp8", "int4"):
+        if bytes_per_element(dtype) >= now.weight_bytes:
+            continue
+        precision = Precision(weight_dtype=dtype, kv_dtype=kv_dtype or now.kv_dtype)
+        narrower = dataclasses.replace(case, precision=precision)
+        if narrower.largest_batches().max(initial=0) >= batch:
+            fitting.append(dtype)
+    return fitting

@@ -123,7 +123,12 @@ class Trial:
         return rate * RATIO ** (failing - 1)
 
     def _breaking_the_busiest(
-        self, replicas: int, *, start: int, low: int, high: int
+        self,
+        replicas: int,
+        *,
+        start: int,
+        low: int,
+        high: int,
     ) -> int | None:
         """The first step of the rate at which a schedule's busiest part breaks the limits by
         itself; None for another load, and where no step does.

@@ -184,7 +184,13 @@ def _steps(
 
 
 def num_blocks(
-    setup: Setup, *, tp_size: int, mean_len: float, budget: int | None, gamma: int, block_size: int
+    setup: Setup,
+    *,
+    tp_size: int,
+    mean_len: float,
+    budget: int | None,
+    gamma: int,
+    block_size: int,
 ) -> int:
     """Blocks of KV that the memory of each data-parallel group holds next to the weights, for
     sequences of such a length; each takes its share of the draft's cache too."""

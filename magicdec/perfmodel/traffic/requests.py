@@ -18,7 +18,7 @@ of √burstiness (1: Poisson; 0: a constant rate). Read, as published or with co
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise
@@ -75,13 +75,15 @@ class Requests:
     @property
     def mean_len(self) -> float:
         """Tokens that a request holds, on average over the time in which it generates."""
-        weight = self.output_len / self.output_len.sum()
-        return float(((self.prompt_len + self.output_len / 2.0) * weight).sum())
+        weights = self.output_len / self.output_len.sum()
+        held = self.prompt_len + self.output_len / 2.0
+        return float((held * weights).sum())
 
     @property
     def lengths(self) -> tuple[int, int]:
         """The shortest prompt, and the longest request."""
-        return int(self.prompt_len.min()), int((self.prompt_len + self.output_len).max())
+        whole = self.prompt_len + self.output_len
+        return int(self.prompt_len.min()), int(whole.max())
 
     def at_rate(self, rate: float) -> Requests:
         """The requests at another mean rate, with their pattern."""
@@ -139,29 +141,37 @@ class Schedule:
         """From "2@0,8@600": 2 requests per second at first, 8 after ten minutes. Raises
         ConfigError.
         """
-        points = [each.partition("@") for each in text.split(",")]
+        rates: list[float] = []
+        times: list[float] = []
         try:
-            rates, times = np.array([(float(rate), float(at)) for rate, _, at in points]).T
+            for point in text.split(","):
+                rate, _, at = point.partition("@")
+                rates.append(float(rate))
+                times.append(float(at))
         except ValueError:
-            rates = np.zeros(1)
-            times = np.zeros(1)
-        if (
-            len(times) < 2
-            or times[0] != 0.0
-            or not np.all(np.diff(times) > 0.0)
-            or not times[-1] <= MAX_SECONDS
-            or not np.all((rates >= 0.0) & (rates <= MAX_RATE))
-            or not np.any(rates > 0.0)
-        ):
+            times = []
+        schedule = cls(times_s=np.array(times), rates=np.array(rates))
+        if not schedule._is_valid:
             raise ConfigError(
-                f"rate must be a number above 0, or rates at seconds that ascend from 0, like 2@0,8@600, not '{text}'"
+                "rate must be a number above 0, or rates at seconds that ascend from 0, like "
+                f"2@0,8@600, not '{text}'"
             )
-        return cls(times_s=times, rates=rates)
+        return schedule
+
+    @property
+    def _is_valid(self) -> bool:
+        times = self.times_s
+        if len(times) < 2 or times[0] != 0.0 or not times[-1] <= MAX_SECONDS:
+            return False
+        ascends = bool(np.all(np.diff(times) > 0.0))
+        in_range = bool(np.all((self.rates >= 0.0) & (self.rates <= MAX_RATE)))
+        return ascends and in_range and bool(np.any(self.rates > 0.0))
 
     @property
     def _arrived(self) -> Array:
         """Arrivals up to each point, on average."""
-        between = np.diff(self.times_s) * (self.rates[1:] + self.rates[:-1]) / 2.0
+        spans = np.diff(self.times_s)
+        between = spans * (self.rates[1:] + self.rates[:-1]) / 2.0
         return np.concatenate([[0.0], np.cumsum(between)])
 
     @property
@@ -193,25 +203,24 @@ class Schedule:
         its end.
         """
         arrived = self._arrived
-        found = requests.part(requests.arrival_s < arrived[-1])
-        place = np.searchsorted(arrived, found.arrival_s, side="right") - 1
-        rest = found.arrival_s - arrived[place]
+        in_time = requests.part(requests.arrival_s < arrived[-1])
+        place = np.searchsorted(arrived, in_time.arrival_s, side="right") - 1
+        rest = in_time.arrival_s - arrived[place]
         first = self.rates[place]
-        slope = (np.diff(self.rates) / np.diff(self.times_s))[place]
-        passed = (
-            2.0
-            * rest
-            / np.maximum(first + np.sqrt(np.maximum(first**2 + 2.0 * slope * rest, 0.0)), 1e-12)
-        )
-        return replace(found, arrival_s=self.times_s[place] + passed)
+        slopes = np.diff(self.rates) / np.diff(self.times_s)
+        # first · t + slope / 2 · t² = rest, solved for t without cancellation
+        root = np.sqrt(np.maximum(first**2 + 2.0 * slopes[place] * rest, 0.0))
+        passed = 2.0 * rest / np.maximum(first + root, 1e-12)
+        return replace(in_time, arrival_s=self.times_s[place] + passed)
 
 
 def alike(count: int, *, prompt_len: int, output_len: int, cached_len: int = 0) -> Requests:
     """Equal requests, all at time 0."""
-    full = (np.full(count, value, dtype=np.int64) for value in (prompt_len, output_len, cached_len))
     return Requests(
-        **dict(zip(("prompt_len", "output_len", "cached_len"), full, strict=True)),
         arrival_s=np.zeros(count),
+        prompt_len=np.full(count, prompt_len, dtype=np.int64),
+        output_len=np.full(count, output_len, dtype=np.int64),
+        cached_len=np.full(count, cached_len, dtype=np.int64),
     )
 
 
@@ -318,7 +327,9 @@ def _first(documents: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
 
 
 def _logged(
-    path: Path, documents: list[tuple[str, dict[str, Any]]], read: gateway.LogReader
+    path: Path,
+    documents: list[tuple[str, dict[str, Any]]],
+    read: gateway.LogReader,
 ) -> Requests:
     """The requests of a gateway's log, by arrival."""
     rows: list[Row] = []
@@ -335,20 +346,26 @@ def _logged(
     if not rows:
         raise ConfigError(f"{path} holds no request with tokens ({read.columns})")
     rows.sort(key=lambda row: row.arrival_s)
+    return _of_rows(rows)
+
+
+def _of_rows(rows: Sequence[Row]) -> Requests:
+    """Requests whose first arrives at time 0. The last token of a prompt is never cached."""
     arrival = np.array([row.arrival_s for row in rows])
     prompt = np.array([row.prompt for row in rows], dtype=np.int64)
+    output = np.array([row.output for row in rows], dtype=np.int64)
     cached = np.array([row.cached for row in rows], dtype=np.int64)
     return Requests(
         arrival_s=arrival - arrival[0],
         prompt_len=prompt,
-        output_len=np.array([row.output for row in rows], dtype=np.int64),
+        output_len=output,
         cached_len=np.minimum(cached, prompt - 1),
     )
 
 
 def read_requests(path: str | Path, columns: str | None = None) -> Requests:
-    """The requests of a file, whose format its columns tell; `columns` names those of a log. Raises
-    ConfigError, naming the line.
+    """The requests of a file, whose format is recognised by its columns; `columns` names those of a
+    log. Raises ConfigError, naming the line.
     """
     path = Path(path)
     documents = _documents(path)
@@ -373,15 +390,7 @@ def read_requests(path: str | Path, columns: str | None = None) -> Requests:
                 f"({rows[-1].arrival_s:g}); sort by arrival"
             )
         rows.append(row)
-    arrival = np.array([row.arrival_s for row in rows])
-    prompt = np.array([row.prompt for row in rows], dtype=np.int64)
-    cached = np.array([row.cached for row in rows], dtype=np.int64)
-    return Requests(
-        arrival_s=arrival - arrival[0],
-        prompt_len=prompt,
-        output_len=np.array([row.output for row in rows], dtype=np.int64),
-        cached_len=np.minimum(cached, prompt - 1),
-    )
+    return _of_rows(rows)
 
 
 def _csv_rows(path: Path, lines: list[str]) -> Iterable[tuple[str, dict[str, Any]]]:

@@ -300,7 +300,12 @@ def simulate(
 
 
 def simulate_closed(
-    server: Server, requests: Requests, *, users: int, seed: int = 0, work: Work | None = None
+    server: Server,
+    requests: Requests,
+    *,
+    users: int,
+    seed: int = 0,
+    work: Work | None = None,
 ) -> Outcome:
     """A closed loop: `users` requests at first, and the next whenever one ends.
 
