@@ -8,38 +8,59 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from magicdec.atlas.cells import Answer, Cell
+from magicdec.atlas.published import Published, published_of
 from magicdec.atlas.questions import Atlas
 from magicdec.naming import device_name
 from magicdec.reports.report import TEMPLATES as REPORT_TEMPLATES
 
 TEMPLATES = Path(__file__).parent / "templates"
 NO_VALUE = "–"
+BUILD = "magicdec atlas -o docs/atlas.html -o docs/atlas.md"
+"""The command that builds the pages of the documentation."""
+GAINS = (1.1, 1.25, 1.5, 2.0)
+"""Gains at which a cell's shade grows stronger."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """The answers for one model on one device, in three sentences and a table."""
+    """The answers for one model on one device in one format, in three sentences and a table."""
 
     anchor: str
     model: str
     device: str
+    weight_dtype: str
     sentences: tuple[str, ...]
     cells: tuple[Cell, ...]
+    published: tuple[Published, ...]
+    """What somebody measured of this model on this device."""
 
 
 def sections_of(cells: Sequence[Cell]) -> Iterator[Section]:
-    """One section for each model and device, in the order of the questions."""
+    """One section for each model, device and format, in the order of the questions."""
     groups: dict[tuple[str, str], list[Cell]] = defaultdict(list)
     for cell in cells:
         groups[cell.model, cell.device].append(cell)
+    formats = _formats_of(cells)
     for (model, device), group in groups.items():
+        weight_dtype = formats.get(model, "bf16")
         yield Section(
-            anchor=f"{model}--{device}",
+            anchor=f"{model}--{device}--{weight_dtype}",
             model=model,
             device=device_name(device),
+            weight_dtype=weight_dtype,
             sentences=tuple(_sentences(model, device, group)),
             cells=tuple(group),
+            published=tuple(published_of(model, device)),
         )
+
+
+def _formats_of(cells: Sequence[Cell]) -> dict[str, str]:
+    """The format of each model's weights, which is that of its checkpoint on every device."""
+    formats: dict[str, str] = {}
+    for cell in cells:
+        if cell.answer is not None:
+            formats.setdefault(cell.model, cell.answer.weight_dtype)
+    return formats
 
 
 def render_html(atlas: Atlas, cells: Sequence[Cell]) -> str:
@@ -54,11 +75,15 @@ def render_html(atlas: Atlas, cells: Sequence[Cell]) -> str:
     environment.filters["pays"] = pays_text
     environment.filters["dollars"] = dollars_text
     environment.filters["device"] = device_name
+    environment.filters["strength"] = strength_of
+    environment.filters["predicted"] = predicted_text
+    environment.filters["unit"] = unit_text
     loads = {load.name: load.title for load in atlas.loads}
     return environment.get_template("atlas.html").render(
         atlas=atlas,
         cells=cells,
         loads=loads,
+        grids=list(_grids(atlas, cells)),
         sections=list(sections_of(cells)),
         style=(REPORT_TEMPLATES / "report.css").read_text(encoding="utf-8"),
         script=(REPORT_TEMPLATES / "report.js").read_text(encoding="utf-8"),
@@ -74,8 +99,12 @@ def render_markdown(atlas: Atlas, cells: Sequence[Cell]) -> str:
         "",
         summary_of(cells),
         "",
-        f"Each cell: draft, gamma, gain (90 % interval). Prices: {prices.source}, "
-        f"read on {prices.read_on}. Built by `magicdec atlas`.",
+        "Each cell: the fewest devices that hold the model, the draft that a plan chooses, gamma, and "
+        "the gain over decoding without a draft at the same batch, with its 90 % interval. The "
+        "[page](atlas.html) adds dollars, times and each cell's command, and can be sorted and "
+        f"filtered. Prices: {prices.source}, read on {prices.read_on}. Both are built by",
+        "",
+        f"    {BUILD}",
         "",
     ]
     for load in atlas.loads:
@@ -84,6 +113,7 @@ def render_markdown(atlas: Atlas, cells: Sequence[Cell]) -> str:
         lines.append("")
         lines += _markdown_table(atlas, of_load)
         lines.append("")
+    lines += _markdown_published(cells)
     return "\n".join(lines)
 
 
@@ -103,7 +133,7 @@ def summary_of(cells: Sequence[Cell]) -> str:
         if gain.low > 1.0:
             sure += 1
     return (
-        f"Of {len(cells)} cells {answered} fit; a draft is expected to pay in {drafted} "
+        f"{answered} of {len(cells)} cells have an answer; a draft is expected to pay in {drafted} "
         f"of them, with its whole 90 % interval above 1 in {sure}."
     )
 
@@ -137,9 +167,11 @@ def _sentences(model: str, device: str, cells: Sequence[Cell]) -> Iterator[str]:
     """Say what pays, by how much, and what a million tokens cost."""
     answered = [cell for cell in cells if cell.answer is not None]
     if not answered:
-        yield f"{model} does not fit on {device_name(device)} under any of these loads."
+        yield f"{model} is served under none of these loads on {device_name(device)}."
+        yield f"{cells[0].refusal}."
         return
     yield _best_gain(model, device, answered, num_loads=len(cells))
+    yield _sure_gains(answered)
     yield from _lowest_price(answered)
 
 
@@ -160,9 +192,21 @@ def _best_gain(model: str, device: str, cells: Sequence[Cell], *, num_loads: int
     devices = f"{answer.num_gpus} × {device_name(device)}"
     drafting = f"{answer.draft}, gamma {answer.gamma}"
     return (
-        f"A draft pays under {num_drafted} of {num_loads} loads, most for {cell.load} on "
+        f"A draft is expected to pay under {num_drafted} of {num_loads} loads, most for {cell.load} on "
         f"{devices}: {drafting}, {gain_text(answer)}."
     )
+
+
+def _sure_gains(cells: Sequence[Cell]) -> str:
+    """Name the loads whose gain is above 1 with its whole interval."""
+    sure = []
+    for cell in cells:
+        gain = cell.answer.gain if cell.answer is not None else None
+        if gain is not None and gain.low > 1.0:
+            sure.append(cell.load)
+    if not sure:
+        return "Under none is the whole 90 % interval above 1: measure first."
+    return f"The whole 90 % interval is above 1 for {', '.join(sure)}."
 
 
 def _lowest_price(cells: Sequence[Cell]) -> Iterator[str]:
@@ -181,6 +225,86 @@ def _lowest_price(cells: Sequence[Cell]) -> Iterator[str]:
         f"A million generated tokens cost least for {cell.load}: {price}, "
         f"{without} without a draft."
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """The cells of one load: a row for each model, a column for each device."""
+
+    name: str
+    title: str
+    rows: tuple[tuple[str, tuple[Cell, ...]], ...]
+
+
+def _grids(atlas: Atlas, cells: Sequence[Cell]) -> Iterator[Grid]:
+    by_place = {(cell.load, cell.model, cell.device): cell for cell in cells}
+    for load in atlas.loads:
+        rows = []
+        for model in atlas.models:
+            row = [by_place[load.name, model.name, device.name] for device in atlas.devices]
+            rows.append((model.name, tuple(row)))
+        yield Grid(name=load.name, title=load.title, rows=tuple(rows))
+
+
+def strength_of(cell: Cell) -> int:
+    """Shade of a cell by its gain, from 0 without a draft to 5."""
+    if cell.answer is None or cell.answer.gain is None:
+        return 0
+    speedup = cell.answer.gain.speedup
+    return 1 + sum(speedup >= least for least in GAINS)
+
+
+def _markdown_published(cells: Sequence[Cell]) -> Iterator[str]:
+    """A table of published measurements of the cells' models and devices, hits and misses."""
+    places = dict.fromkeys((cell.model, cell.device) for cell in cells)
+    rows: list[Published] = []
+    for model, device in places:
+        rows += published_of(model, device)
+    if not rows:
+        return
+    hits = sum(row.is_hit for row in rows)
+    yield "## Published measurements"
+    yield ""
+    yield (
+        f"Speedups that others measured on these devices, next to what a plan believes of the same "
+        f"load, whose acceptance it does not know: {hits} of {len(rows)} lie in the 90 % interval. "
+        "Most of their sources are among those that the engine's profile was fitted to."
+    )
+    yield ""
+    head = ["model", "device", "engine", "draft", "users", "tokens in, out", "unit"]
+    yield _markdown_row([*head, "measured", "predicted (90 %)", "source"])
+    yield "|---" * (len(head) + 3) + "|"
+    for row in rows:
+        yield _markdown_row(
+            [
+                row.model,
+                f"{row.num_gpus} × {device_name(row.device)}",
+                row.engine,
+                f"{row.draft} γ {row.gamma}",
+                str(row.users),
+                f"{row.prompt_len}, {row.output_len}",
+                unit_text(row.unit),
+                f"{row.measured:.2f}x",
+                predicted_text(row),
+                row.source,
+            ]
+        )
+    yield ""
+
+
+def unit_text(unit: str) -> str:
+    """What a published row measured, in words."""
+    if unit == "tok_s":
+        return "tokens/s"
+    return "time per token"
+
+
+def predicted_text(row: Published) -> str:
+    """The predicted speedup with its interval, and whether the measured one is outside."""
+    text = f"{row.predicted:.2f}x ({row.predicted_low:.2f}–{row.predicted_high:.2f})"
+    if row.is_hit:
+        return text
+    return f"{text}, missed"
 
 
 def _markdown_table(atlas: Atlas, cells: Sequence[Cell]) -> Iterator[str]:

@@ -487,6 +487,30 @@ def prefill(
     Causal attention sees half of the prompt on average; logits are computed for the last token of
     each prompt.
     """
+    one = _of_prompts(at, batch=batch, prompt_len=prompt_len, tp=tp, spread=spread)
+    return forward_pass(model, one)
+
+
+def prompts_attention(
+    model: ModelSpec,
+    at: Where,
+    *,
+    batch: Any,
+    prompt_len: Any,
+    tp: Any = 1,
+    spread: Parallelism = TENSOR_PARALLEL,
+) -> ForwardTime:
+    """The attention of a prefill, without its other operations."""
+    one = _of_prompts(at, batch=batch, prompt_len=prompt_len, tp=tp, spread=spread).in_arrays()
+    operations = []
+    for mixer, count in model.mixers:
+        operations += mixer_ops(mixer, one, count=count)
+    attention = [op for op in operations if op.group == "attention"]
+    return ForwardTime(merged(attention))
+
+
+def _of_prompts(at: Where, *, batch: Any, prompt_len: Any, tp: Any, spread: Parallelism) -> Pass:
+    """The passes over whole prompts."""
     prompt = np.asarray(prompt_len, dtype=np.float64)
     engine = at.engine
     passes = np.ceil(np.asarray(batch, dtype=np.float64) * prompt / engine.prefill_tokens)
@@ -497,7 +521,7 @@ def prefill(
         verify_attention_factor=1.0,
         query_tile_reread=0.0,
     )
-    one = Pass(
+    return Pass(
         at=at._replace(engine=engine),
         batch=batch,
         query_len=prompt,
@@ -508,4 +532,3 @@ def prefill(
         is_prefill=True,
         spread=spread,
     )
-    return forward_pass(model, one)

@@ -34,7 +34,7 @@ import numpy as np
 
 from magicdec.counts import Z_90, Array
 from magicdec.perfmodel import memory
-from magicdec.perfmodel.forward import Pass, forward_pass, prefill
+from magicdec.perfmodel.forward import Pass, forward_pass, prefill, prompts_attention
 from magicdec.perfmodel.intervals import Interval, engine_error
 from magicdec.perfmodel.kernels.op import ForwardTime, Where
 from magicdec.perfmodel.setup import Cached, Setup
@@ -184,6 +184,20 @@ def prompt_time(setup: Setup, *, prompt_len: Any, tp_size: Any) -> ForwardTime:
     return alone.by(at.engine.prefill_factor)
 
 
+def _prompt_attention_s(setup: Setup, prompt_len: Any, tp_size: Any) -> Array:
+    """Seconds of attention of one prompt alone, by the factor of prompts."""
+    at = _for_prompts(setup)
+    attention = prompts_attention(
+        setup.model,
+        at,
+        batch=1.0,
+        prompt_len=prompt_len,
+        tp=tp_size,
+        spread=setup.spread,
+    )
+    return attention.by(at.engine.prefill_factor).group_seconds()["attention"]
+
+
 def _for_prompts(setup: Setup) -> Where:
     engine, attention = setup.engine, setup.engine.prefill_attention_factor
     engine = msgspec.structs.replace(
@@ -212,7 +226,6 @@ def prefill_seconds(
     spread = setup.spread
     prompt = np.asarray(prompt_len, dtype=np.float64)
     active = np.asarray(active, dtype=np.float64) / spread.groups
-    alone = prompt_time(setup, prompt_len=prompt, tp_size=tp_size)
     room = prompt_room(setup, active)
     chunks = np.maximum(np.ceil(prompt / room), 1.0)
     uncaptured_s = (
@@ -222,6 +235,7 @@ def prefill_seconds(
     if spread.pp > 1:
         uncaptured_s = uncaptured_s + send_op(setup, tokens=prompt, tp_size=tp_size).time_s
     if not engine.mixes_prefill:
+        alone = prompt_time(setup, prompt_len=prompt, tp_size=tp_size)
         whole: Array = alone.total_s + uncaptured_s
         return whole / spread.groups
 
@@ -230,7 +244,7 @@ def prefill_seconds(
 
     decoding = active * query_len
     added = chunks * (linear(decoding + prompt / chunks) - linear(decoding))
-    added = np.maximum(added, 0.0) + alone.group_seconds()["attention"]
+    added = np.maximum(added, 0.0) + _prompt_attention_s(setup, prompt, tp_size)
     seconds: Array = added + uncaptured_s
     return seconds / spread.groups
 
