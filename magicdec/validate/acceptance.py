@@ -11,6 +11,7 @@ given. Heads whose cache is a window have lines of their own.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,7 +43,9 @@ KEPT = "\0kept"
 
 
 def _long_context(at: Situation) -> str:
-    return at.checkpoint if (at.context or 0.0) > SHORT_CONTEXT else KEPT
+    if (at.context or 0.0) > SHORT_CONTEXT:
+        return at.checkpoint
+    return KEPT
 
 
 GROUPS: dict[str, Callable[[Situation], str]] = {
@@ -147,18 +150,19 @@ def _rates_of(paths: Sequence[str | Path]) -> list[Rate]:
 
 def _with_shipped_rows(asked: Sequence[Rate]) -> tuple[list[Rate], list[float]]:
     """The requested rates and after them the shipped table's other rows, with all their weights."""
+    shipped = distinct(read_rates(belief.RATES))
     shipped_weights = belief.fitted().coefficients.row_weights
-    wanted = {same_rate(rate) for rate in asked}
-    known: dict[object, float] = {}
-    others = []
-    weights_of_others = []
-    for rate, weight in zip(distinct(read_rates(belief.RATES)), shipped_weights, strict=True):
-        known[same_rate(rate)] = weight
-        if same_rate(rate) not in wanted:
-            others.append(rate)
-            weights_of_others.append(weight)
-    weights = [known.get(same_rate(rate), 1.0) for rate in asked]
-    return [*asked, *others], weights + weights_of_others
+    keys = [same_rate(rate) for rate in shipped]
+    known = dict(zip(keys, shipped_weights, strict=True))
+    requested = [same_rate(rate) for rate in asked]
+    rates = list(asked)
+    weights = [known.get(key, 1.0) for key in requested]
+    wanted = set(requested)
+    for rate, key in zip(shipped, keys, strict=True):
+        if key not in wanted:
+            rates.append(rate)
+            weights.append(known[key])
+    return rates, weights
 
 
 def _groups_of(
@@ -184,16 +188,22 @@ def holds_rates(path: str | Path) -> bool:
 
 def _has_other_tasks(rates: Sequence[Rate]) -> npt.NDArray[np.bool_]:
     """Whether a row's checkpoint was measured on another task too."""
-    tasks: dict[str, set[str]] = {}
-    for rate in rates:
-        tasks.setdefault(rate.situation.checkpoint, set()).add(rate.situation.task)
-    return np.array([len(tasks[rate.situation.checkpoint]) > 1 for rate in rates], dtype=np.bool_)
+    import pandas as pd
+
+    situations = [rate.situation for rate in rates]
+    checkpoints = pd.Series([at.checkpoint for at in situations])
+    tasks = pd.Series([at.task for at in situations])
+    num_tasks = tasks.groupby(checkpoints).transform("nunique")
+    return np.asarray(num_tasks > 1, dtype=np.bool_)
 
 
 def _is_long_of_known(rates: Sequence[Rate]) -> npt.NDArray[np.bool_]:
     """Whether a row is of a long context, and its checkpoint was measured at a short one too."""
-    lengths = [(rate.situation.checkpoint, rate.situation.context) for rate in rates]
-    known = {name for name, length in lengths if length is not None and length <= SHORT_CONTEXT}
+    known = set()
+    for rate in rates:
+        context = rate.situation.context
+        if context is not None and context <= SHORT_CONTEXT:
+            known.add(rate.situation.checkpoint)
     is_long = [_long_context(rate.situation) in known for rate in rates]
     return np.array(is_long, dtype=np.bool_)
 
@@ -227,30 +237,35 @@ def outcomes(rates: Sequence[Rate], mean: Array, deviation: Array) -> pd.DataFra
     """A row per rate: its value, its prediction, and the conditions of its measurement."""
     import pandas as pd  # only validation needs tables
 
-    gammas = np.array([rate.gamma for rate in rates])
-    tokens = np.array([rate.tokens for rate in rates])
+    rows = []
+    for rate in rates:
+        at = rate.situation
+        rows.append(
+            {
+                "gamma": rate.gamma,
+                "tokens": rate.tokens,
+                "is_chain": rate.is_chain,
+                "kind": at.kind,
+                "group": at.group,
+                "task": at.task_class,
+                "temperature": _temperature(at),
+                "context": _context(at),
+                "is_windowed": _is_windowed(at),
+                "checkpoint": at.checkpoint,
+            }
+        )
+    table = pd.DataFrame(rows)
+    gammas = table["gamma"].to_numpy()
+    tokens = table["tokens"].to_numpy()
     said = tokens_per_step(mean, gammas)
     low = tokens_per_step(mean - Z_90 * deviation, gammas)
     high = tokens_per_step(mean + Z_90 * deviation, gammas)
-    return pd.DataFrame(
-        {
-            "gamma": gammas,
-            "tokens": tokens,
-            "mean": mean,
-            "deviation": deviation,
-            "error": np.abs(said / tokens - 1.0),
-            "is_inside": (tokens >= low) & (tokens <= high),
-            "width": high / low,
-            "is_chain": [rate.is_chain for rate in rates],
-            "kind": [rate.situation.kind for rate in rates],
-            "group": [rate.situation.group for rate in rates],
-            "task": [rate.situation.task_class for rate in rates],
-            "temperature": [_temperature(rate.situation) for rate in rates],
-            "context": [_context(rate.situation) for rate in rates],
-            "is_windowed": [_is_windowed(rate.situation) for rate in rates],
-            "checkpoint": [rate.situation.checkpoint for rate in rates],
-        }
-    )
+    table["mean"] = mean
+    table["deviation"] = deviation
+    table["error"] = np.abs(said / tokens - 1.0)
+    table["is_inside"] = (tokens >= low) & (tokens <= high)
+    table["width"] = high / low
+    return table
 
 
 def tokens_per_step(logit: Array, gamma: Array) -> Array:
@@ -267,8 +282,11 @@ def _temperature(at: Situation) -> str:
 
 def _is_windowed(at: Situation) -> bool:
     """Whether the draft saw a window of a longer text, by an option or as it was trained."""
-    is_cut = at.window is not None and at.context is not None and at.context > at.window
-    return at.has_trained_window or is_cut
+    if at.has_trained_window:
+        return True
+    if at.window is None or at.context is None:
+        return False
+    return at.context > at.window
 
 
 def _context(at: Situation) -> str:
@@ -295,9 +313,15 @@ def _summary(table: pd.DataFrame, by: str, group: str) -> Summary:
 def _by_group(table: pd.DataFrame) -> list[Summary]:
     summaries = []
     chains = table[table["is_chain"]]
-    for by in ("group", "kind", "task", "temperature", "context"):
-        title = "sort" if by == "group" else by
-        for name, rows in chains.groupby(by):
+    titles = {
+        "group": "sort",
+        "kind": "kind",
+        "task": "task",
+        "temperature": "temperature",
+        "context": "context",
+    }
+    for column, title in titles.items():
+        for name, rows in chains.groupby(column):
             if len(rows) >= LEAST_ROWS:
                 summaries.append(_summary(rows, title, str(name)))
     rest = table[~table["is_chain"]]
@@ -311,10 +335,10 @@ def _of_windows(table: pd.DataFrame) -> list[Summary]:
     windowed = table[table["is_windowed"]]
     if windowed.empty:
         return []
-    found = [_summary(windowed, "window", "all checkpoints")]
+    summaries = [_summary(windowed, "window", "all checkpoints")]
     for name, rows in windowed.groupby("checkpoint"):
-        found.append(_summary(rows, "window", str(name)))
-    return found
+        summaries.append(_summary(rows, "window", str(name)))
+    return summaries
 
 
 def claimed(table: pd.DataFrame) -> pd.DataFrame:
@@ -322,15 +346,17 @@ def claimed(table: pd.DataFrame) -> pd.DataFrame:
     import pandas as pd
     from scipy.special import ndtr
 
-    means = table["mean"].to_numpy(dtype=np.float64)
-    deviations = table["deviation"].to_numpy(dtype=np.float64)
-    gammas = table["gamma"].to_numpy(dtype=np.int64)
-    said = []
-    for gamma, mean, deviation in zip(gammas, means, deviations, strict=True):
-        logits = np.array([_logit_of(least, int(gamma)) for least in THRESHOLDS])
-        said.append(ndtr((mean - logits) / deviation))
-    true = table["tokens"].to_numpy()[:, None] > THRESHOLDS
-    return pd.DataFrame({"said": np.ravel(said), "came_true": true.ravel().astype(float)})
+    logits = np.array([_logits_of_thresholds(int(gamma)) for gamma in table["gamma"]])
+    means = table[["mean"]].to_numpy(dtype=np.float64)
+    deviations = table[["deviation"]].to_numpy(dtype=np.float64)
+    said = ndtr((means - logits) / deviations)
+    came_true = table[["tokens"]].to_numpy() > THRESHOLDS
+    return pd.DataFrame({"said": said.ravel(), "came_true": came_true.ravel().astype(float)})
+
+
+@lru_cache(maxsize=64)
+def _logits_of_thresholds(gamma: int) -> Array:
+    return np.array([_logit_of(least, gamma) for least in THRESHOLDS])
 
 
 def _logit_of(tokens: float, gamma: int) -> float:
@@ -342,9 +368,9 @@ def _logit_of(tokens: float, gamma: int) -> float:
 
 
 def _deciles(claims: pd.DataFrame) -> list[Decile]:
-    place = np.minimum((claims["said"] * NUM_DECILES).astype(int), NUM_DECILES - 1)
+    tenths = (claims["said"] * NUM_DECILES).astype(int)
     deciles = []
-    for _, rows in claims.groupby(place):
+    for _, rows in claims.groupby(tenths.clip(upper=NUM_DECILES - 1)):
         said = float(rows["said"].mean())
         came_true = float(rows["came_true"].mean())
         deciles.append(Decile(claims=len(rows), said=said, came_true=came_true))

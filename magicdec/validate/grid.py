@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -308,26 +309,27 @@ def run_grid(
             references=references,
             progress=stages.stage(number),
         )
+    judged = measured
     if grid.clock == "cpu":
-        judged = [by_cpu_time(record) for record in measured]
-    else:
-        judged = measured
-    comparison = Comparison(pairs=pair_records([*predicted, *judged]))
+        judged = list(map(by_cpu_time, measured))
+    comparison = Comparison(pairs=pair_records(predicted + judged))
     failures = grid.thresholds.failures(comparison)
     return GridRun(predicted=predicted, measured=measured, comparison=comparison, failures=failures)
 
 
 def _warn_of_other_temperatures(grid: GridSpec, profile: LocalProfile) -> None:
     for law in profile.acceptance:
+        if law.temperature is None or law.draft_method not in grid.draft_methods:
+            continue
         others = []
-        for t in grid.temperatures:
-            if law.temperature is not None and t != law.temperature:
-                others.append(t)
-        if others and law.draft_method in grid.draft_methods:
+        for temperature in grid.temperatures:
+            if temperature != law.temperature:
+                others.append(f"{temperature:g}")
+        if others:
+            listed = ", ".join(others)
             warnings.warn(
                 f"acceptance of {law.draft_method} was measured at temperature "
-                f"{law.temperature:g}; predictions at {', '.join(f'{t:g}' for t in others)} use "
-                "it too",
+                f"{law.temperature:g}; predictions at {listed} use it too",
                 stacklevel=2,
             )
 
@@ -391,15 +393,15 @@ def _work(request: BenchmarkRequest, records: Path) -> float:
     plus a time proportional to its KV slots."""
     from magicdec.measure.rank import configuration_key, known_records
 
+    known = {}
     if records.exists():
         known = known_records(records, request.repetitions)
-    else:
-        known = {}
-    missing = []
+    num_missing = 0
     for speculation in request.speculations:
         if configuration_key(request, speculation) not in known:
-            missing.append(speculation)
-    return (request.batch_size * request.context_len + 8000.0) * len(missing)
+            num_missing += 1
+    slots = request.batch_size * request.context_len
+    return (slots + 8000.0) * num_missing
 
 
 def freeze_predictions(
@@ -410,23 +412,25 @@ def freeze_predictions(
 
     Raises ConfigError for a prediction in the file that was changed after it was written.
     """
+    written: dict[str, Record] = {}
     if records.exists():
-        known = {r.key: r for r in read_records(records) if r.source == "calibrated"}
-    else:
-        known = {}
+        for record in read_records(records):
+            if record.source == "calibrated":
+                written[record.key] = record
     frozen = []
     differs = False
-    for record in (record for request in requests for record in predict_records(request, profile)):
-        if record.key not in known:
-            known[record.key] = msgspec.structs.replace(record, notes=[prediction_note(record)])
-            append_record(records, known[record.key])
-        found = known[record.key]
-        if found.notes != [prediction_note(found)]:
-            raise ConfigError(
-                f"{records}: prediction {found.key} is not what was written before the measurements"
-            )
-        differs |= (found.step_s, found.speedup) != (record.step_s, record.speedup)
-        frozen.append(found)
+    for request in requests:
+        for record in predict_records(request, profile):
+            prediction = written.get(record.key)
+            if prediction is None:
+                note = prediction_note(record)
+                prediction = msgspec.structs.replace(record, notes=[note])
+                append_record(records, prediction)
+                written[record.key] = prediction
+            _check_unchanged(prediction, records)
+            if prediction.step_s != record.step_s or prediction.speedup != record.speedup:
+                differs = True
+            frozen.append(prediction)
     if differs:
         warnings.warn(
             f"{records} keeps its predictions, which are another profile's; give another --records "
@@ -434,6 +438,14 @@ def freeze_predictions(
             stacklevel=2,
         )
     return frozen
+
+
+def _check_unchanged(prediction: Record, records: Path) -> None:
+    if prediction.notes != [prediction_note(prediction)]:
+        raise ConfigError(
+            f"{records}: prediction {prediction.key} is not what was written before the "
+            "measurements"
+        )
 
 
 def prediction_note(record: Record) -> str:
@@ -480,6 +492,9 @@ def plan_local(
     of draft; None: the target's own drafts."""
     dtype = PROFILE_DTYPES[request.dtype]
     kind = kind or DraftKind()
+    draft_weight_dtype = kind.weight_dtype
+    if draft_weight_dtype is None and kind.checkpoint:
+        draft_weight_dtype = dtype
     return plan(
         PlanRequest(
             model=request.model,
@@ -499,7 +514,7 @@ def plan_local(
             acceptance=profile.acceptance,
             weight_dtype=dtype,
             kv_dtype=dtype,
-            draft_weight_dtype=kind.weight_dtype or (dtype if kind.checkpoint else None),
+            draft_weight_dtype=draft_weight_dtype,
         )
     )
 
@@ -510,15 +525,16 @@ def predict_records(request: BenchmarkRequest, profile: LocalProfile) -> list[Re
     slow = msgspec.structs.replace(
         hardware, memory_bytes_per_s=hardware.memory_bytes_per_s / SLOWER
     )
-    deepest = max((s.gamma for s in request.speculations), default=0)
-    if deepest > DEFAULT_MAX_GAMMA:
-        raise ConfigError(
-            f"predictions reach gamma {DEFAULT_MAX_GAMMA}, not {deepest}; measure it with "
-            "magicdec run"
-        )
-    by_kind: dict[DraftKind, list[SpeculationSpec]] = {}
+    machines = (profile, replace(profile, hardware=slow))
+    by_kind: dict[DraftKind, list[SpeculationSpec]] = defaultdict(list)
     for speculation in request.speculations:
-        by_kind.setdefault(_kind(speculation), []).append(speculation)
+        if speculation.gamma > DEFAULT_MAX_GAMMA:
+            raise ConfigError(
+                f"predictions reach gamma {DEFAULT_MAX_GAMMA}, not {speculation.gamma}; measure "
+                "it with magicdec run"
+            )
+        by_kind[_kind(speculation)].append(speculation)
+    measured_methods = {known.draft_method for known in profile.acceptance}
     predicted: list[Record] = []
     for kind, speculations in by_kind.items():
         budgets = set()
@@ -526,7 +542,7 @@ def predict_records(request: BenchmarkRequest, profile: LocalProfile) -> list[Re
             if speculation.draft_budget is not None:
                 budgets.add(speculation.draft_budget)
         documents = []
-        for machine in (profile, replace(profile, hardware=slow)):
+        for machine in machines:
             documents.append(
                 plan_local(
                     request,
@@ -536,7 +552,7 @@ def predict_records(request: BenchmarkRequest, profile: LocalProfile) -> list[Re
                     gen_len=request.gen_len,
                 )
             )
-        is_measured = any(known.draft_method == kind.method for known in profile.acceptance)
+        is_measured = kind.method in measured_methods
         if not is_measured or not documents[0].candidates:
             raise ConfigError(
                 f"no acceptance of {kind.method} on {request.model} is known; measure it with "
@@ -582,22 +598,19 @@ def _record(
     includes conditional acceptance rates if an acceptance profile describes the method."""
     row, slow_row = rows
     kind = (speculation.draft, speculation.draft_method)
-    rates = None
     law = None
     for acceptance in profile.acceptance:
         if (acceptance.draft, acceptance.draft_method) == kind:
             law = acceptance
             break
+    acceptance_by_position = None
     if law is not None and speculation.gamma:
         rates = law.conditional_rates(
             budget=speculation.draft_budget,
             context=request.context_len,
             gamma_max=speculation.gamma,
         )
-    if rates is None:
-        acceptance_by_position = None
-    else:
-        acceptance_by_position = [float(rate) for rate in rates]
+        acceptance_by_position = list(map(float, rates))
     memory_shares = {}
     for name in MEMORY_TERMS:
         seconds = column(row, name)

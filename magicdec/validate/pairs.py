@@ -247,7 +247,10 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def task(self) -> str:
         """The class of its text, by its note; "" where that does not say."""
         note = self.note.lower()
-        return next((task for word, task in TEXTS.items() if re.search(rf"\b{word}", note)), "")
+        for word, task in TEXTS.items():
+            if re.search(rf"\b{word}", note):
+                return task
+        return ""
 
     @property
     def is_rate(self) -> bool:
@@ -301,13 +304,16 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def labels(self) -> dict[str, str]:
         """The parts of its group's name, which ends with the figure compared."""
         precision = self.setup.precision
+        compared = "between tokens"
+        if self.is_rate:
+            compared = "whole requests"
         return {
             "source": self.origin,
             "model": self.model,
             "hardware": self.setup.hardware.name,
             "draft": self.draft,
             "formats": f"{precision.weight_dtype}, KV {precision.kv_dtype}",
-            "compared": "whole requests" if self.is_rate else "between tokens",
+            "compared": compared,
         }
 
     @property
@@ -317,12 +323,12 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         slots = re.search(r"budget\D*(\d+)", text)
         if slots:
             return int(slots[1])
-        share = re.search(r"([\d.]+) ?%", text)
-        if share:
-            part = float(share[1]) / 100.0
-        else:
-            part = SHARED_BUDGET
-        return max(int(part * (self.prompt_len + self.output_len / 2.0)), SMALLEST_BUDGET)
+        share = SHARED_BUDGET
+        percent = re.search(r"([\d.]+) ?%", text)
+        if percent:
+            share = float(percent[1]) / 100.0
+        context = self.prompt_len + self.output_len / 2.0
+        return max(int(share * context), SMALLEST_BUDGET)
 
     @cached_property
     def setup(self) -> Setup:
@@ -469,7 +475,9 @@ def predict_pairs(
     predicted = np.full((3, len(pairs)), np.nan)
     keys = []
     for pair, stated in zip(pairs, tokens, strict=True):
-        task = pair.task if stated is None else None
+        task = None
+        if stated is None:
+            task = pair.task
         keys.append([(*pair.alike, task)])
     for indices in places(keys).values():
         rows = [pairs[index] for index in indices]
@@ -488,12 +496,16 @@ def believed_acceptance(row: PairRow) -> AcceptanceProfile:
     model = setup.model.name
     spec = setup.speculation
     kind = spec.draft_method
-    draft = ""
-    if spec.draft_method == "full":
-        draft = "" if spec.draft == SELF else spec.draft
-        kind = "full" if draft else "self-quantised"
-    else:
+    if kind != "full":
         draft = checkpoint_in(f"{row.draft} {row.draft_detail}", model, kind)
+    elif spec.draft == SELF:
+        kind = "self-quantised"
+        draft = ""
+    else:
+        draft = spec.draft
+    budget = None
+    if spec.draft_budget is not None:
+        budget = float(spec.draft_budget)
     question = Question(
         model=model,
         kind=kind,
@@ -501,7 +513,7 @@ def believed_acceptance(row: PairRow) -> AcceptanceProfile:
         draft=draft,
         task=row.task,
         context=row.prompt_len,
-        budget=None if spec.draft_budget is None else float(spec.draft_budget),
+        budget=budget,
     )
     return profile_of(question, draft=spec.draft, method=spec.draft_method)
 
@@ -561,7 +573,8 @@ def _predict_alike(setup: Setup, rows: Sequence[PairRow], tokens: Sequence[float
     is_rate = np.array([row.is_rate for row in rows])
 
     def seconds_per_token(cycle: Cycle) -> Array:
-        return np.where(is_rate, cycle.in_slot_s / (cycle.active * output_len), cycle.tpot_s)
+        of_server_s = cycle.in_slot_s / (cycle.active * output_len)
+        return np.where(is_rate, of_server_s, cycle.tpot_s)
 
     baseline_s = seconds_per_token(whole_requests(before, output_len=output_len).alone)
     speculative_s = seconds_per_token(requests.drafted)
@@ -593,15 +606,22 @@ def _median_factor(expected: float, gamma: int) -> float:
     from scipy.optimize import brentq
 
     def of_requests(mean: float) -> tuple[Array, Array, float]:
+        """Tokens per step of the requests, their weights, and steps per token of all."""
         rates, weights = sequence_rates(mean, REQUEST_SPREAD)
-        tokens = expected_tokens_per_step(np.repeat(rates[:, None], gamma, axis=1), gamma)
+        by_position = np.repeat(rates[:, None], gamma, axis=1)
+        tokens = expected_tokens_per_step(by_position, gamma)
         return tokens, weights, float(weights @ (1.0 / tokens))
 
     within = float(np.clip(expected, 1.01, gamma + 0.99))
-    mean = brentq(lambda mean: 1.0 / of_requests(mean)[2] - within, 1e-3, 1.0 - 1e-3)
-    tokens, weights, steps = of_requests(float(mean))
+
+    def excess(mean: float) -> float:
+        _, _, steps_per_token = of_requests(mean)
+        return 1.0 / steps_per_token - within
+
+    mean = brentq(excess, 1e-3, 1.0 - 1e-3)
+    tokens, weights, steps_per_token = of_requests(float(mean))
     middle = np.searchsorted(np.cumsum(weights), 0.5)
-    return float(tokens[middle]) * steps
+    return float(tokens[middle]) * steps_per_token
 
 
 def validate_pairs(
@@ -667,8 +687,10 @@ def tokens_of_cells(pairs: Sequence[PairRow]) -> list[float | None]:
 def _tokens_at(gamma: int, stated: Mapping[int, float]) -> float:
     """Tokens per step at this gamma by the rate at the nearest stated one, the deeper of two."""
     near = min(stated, key=lambda other: (abs(other - gamma), -other))
-    rate = StatedTokens(np.array([stated[near]]), np.array([near])).rates
-    return float(expected_tokens_per_step(np.repeat(rate[:, None], gamma, axis=1), gamma)[0])
+    tokens = np.array([stated[near]])
+    rates = StatedTokens(tokens, np.array([near])).rates
+    by_position = np.repeat(rates[:, None], gamma, axis=1)
+    return float(expected_tokens_per_step(by_position, gamma)[0])
 
 
 def _group(

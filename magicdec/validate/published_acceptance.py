@@ -9,7 +9,7 @@ group without rows of gamma ≤ 8, one budget is left out instead and predicted 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -123,11 +123,13 @@ def _groups_of_model(rows: Sequence[Observation]) -> list[dict[str, Any]]:
     shape: dict[str, float] = {}
     if unfitted and fitted:
         measured = [row.tokens for row in unfitted]
-        of_law = fit_cells(fitted, has_shape=True)
-        of_constant = fit_cells(fitted, has_shape=False)
-        errors[""] = of_law.tokens(unfitted)[0] / measured - 1.0
-        errors["_iid"] = of_constant.tokens(unfitted)[0] / measured - 1.0
-        shape = {name: getattr(of_law.law, name) for name in SHAPE}
+        law_fit = fit_cells(fitted, has_shape=True)
+        constant_fit = fit_cells(fitted, has_shape=False)
+        tokens_of_law, _ = law_fit.tokens(unfitted)
+        tokens_of_constant, _ = constant_fit.tokens(unfitted)
+        errors[""] = tokens_of_law / measured - 1.0
+        errors["_iid"] = tokens_of_constant / measured - 1.0
+        shape = {name: getattr(law_fit.law, name) for name in SHAPE}
     groups = []
     for key, members in _by_group(rows):
         own = []
@@ -154,8 +156,9 @@ def _errors_of_deepest(
     unfitted: Sequence[Observation], own: Sequence[int], errors: Mapping[str, Array]
 ) -> dict[str, Any]:
     """A group's errors at the deepest gamma that was not fitted on."""
-    deepest = max((unfitted[index].gamma for index in own), default=None)
-    judged = [index for index in own if unfitted[index].gamma == deepest]
+    gammas = [unfitted[index].gamma for index in own]
+    deepest = max(gammas, default=None)
+    judged = [index for index, gamma in zip(own, gammas, strict=True) if gamma == deepest]
     figures: dict[str, Any] = {"gamma": deepest}
     for name, error in errors.items():
         mape = None
@@ -176,14 +179,17 @@ def split_rows(
     left_out = {}
     for group, members in _by_group(observations):
         rows = [observations[index] for index in members]
-        is_fitted = [row.gamma <= DEEPEST_FITTED for row in rows]
-        if not any(is_fitted):
+        has_short_blocks = min(row.gamma for row in rows) <= DEEPEST_FITTED
+        budget = None
+        if not has_short_blocks:
             budget = _budget_to_leave_out(rows)
             if budget is not None:
                 left_out[group] = budget
-            is_fitted = [row.budget != budget for row in rows]
-        for row, belongs in zip(rows, is_fitted, strict=True):
-            if belongs:
+        for row in rows:
+            is_fitted = row.budget != budget
+            if has_short_blocks:
+                is_fitted = row.gamma <= DEEPEST_FITTED
+            if is_fitted:
                 fitted.append(row)
             else:
                 unfitted.append(row)
@@ -197,18 +203,14 @@ def _budget_to_leave_out(rows: Sequence[Observation]) -> float | None:
     for row in rows:
         by_context[row.context].add(row.budget)
 
-    def num_inside(budget: float) -> int:
-        number = 0
-        for budgets in by_context.values():
-            if budget in budgets and min(budgets) < budget < max(budgets):
-                number += 1
-        return number
-
-    budgets = {row.budget for row in rows}
-    best = max(budgets, key=lambda budget: (num_inside(budget), -budget))
-    if num_inside(best):
-        return best
-    return None
+    num_inside: Counter[float] = Counter()
+    for budgets in by_context.values():
+        lowest = min(budgets)
+        highest = max(budgets)
+        num_inside.update(budget for budget in budgets if lowest < budget < highest)
+    if not num_inside:
+        return None
+    return max(num_inside, key=lambda budget: (num_inside[budget], -budget))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,18 +225,26 @@ class CellFit:
     @property
     def law(self) -> Law:
         """The shared shape, at no rate of its own."""
-        shape: dict[str, Any] = {name: self.values[name] for name in SHAPE if name in self.values}
+        shape: dict[str, Any] = {}
+        for name in SHAPE:
+            if name in self.values:
+                shape[name] = self.values[name]
         return Law(rejection=0.5, **shape)
 
     def first_rates(self, rows: Sequence[Observation]) -> Array:
-        return np.array([-math.expm1(min(self._log_rejection(row), -1e-9)) for row in rows])
+        """The rate at position 1 of each row, below 1."""
+        log_rejections = np.array([self._log_rejection(row) for row in rows])
+        return np.asarray(-np.expm1(np.minimum(log_rejections, -1e-9)))
 
     def _log_rejection(self, row: Observation) -> float:
-        nearest = min(
-            self.contexts[row.group], key=lambda context: abs(math.log(context / row.context))
-        )
-        by_budget = self.values[row.group] * math.log(row.budget / self.centre)
-        return self.values[row.group, nearest] - by_budget + self.values.get(row.cell, 0.0)
+        def distance(context: float) -> float:
+            return abs(math.log(context / row.context))
+
+        nearest = min(self.contexts[row.group], key=distance)
+        level = self.values[row.group, nearest]
+        slope = self.values[row.group]
+        deviation = self.values.get(row.cell, 0.0)
+        return level - slope * math.log(row.budget / self.centre) + deviation
 
     def tokens(self, rows: Sequence[Observation]) -> tuple[Array, Array]:
         """Mean tokens per step of the rows, and the variance of one step's."""
@@ -242,30 +252,36 @@ class CellFit:
         rates = self.law.rates_after(self.first_rates(rows), int(gammas.max()))
         positions = np.arange(1, rates.shape[-1] + 1)
         survivors = np.where(positions <= gammas[:, None], survival(rates), 0.0)
+        first_moment = survivors.sum(axis=-1)
         second_moment = (survivors * (2.0 * positions - 1.0)).sum(axis=-1)
-        variance: Array = second_moment - survivors.sum(axis=-1) ** 2
+        variance: Array = second_moment - first_moment**2
         return expected_tokens_per_step(rates, gammas), np.maximum(variance, 0.0)
+
+
+def _parameters(contexts: Mapping[Group, Sequence[float]], cells: set[Any]) -> dict[Any, Free]:
+    """Slopes of the groups, levels of their contexts, deviations of the cells."""
+    free: dict[Any, Free] = dict.fromkeys(contexts, SLOPE)
+    for group, of_group in contexts.items():
+        for context in of_group:
+            free[group, context] = LEVEL
+    for cell in sorted(cells):
+        free[cell] = DEVIATION
+    return free
 
 
 def fit_cells(rows: Sequence[Observation], *, has_shape: bool) -> CellFit:
     """Fits the law, or without a shape a constant rate per cell."""
-    contexts: dict[Group, set[float]] = defaultdict(set)
-    for row in rows:
-        contexts[row.group].add(row.context)
+    contexts: dict[Group, list[float]] = defaultdict(list)
+    for group, context in sorted({(row.group, row.context) for row in rows}):
+        contexts[group].append(context)
     free: dict[Any, Free] = {}
     if has_shape:
         free |= SHAPE
-    for group in sorted(contexts):
-        free[group] = SLOPE
-    for group in sorted(contexts):
-        for context in sorted(contexts[group]):
-            free[group, context] = LEVEL
-    for cell in sorted({row.cell for row in rows}):
-        free[cell] = DEVIATION
+    free |= _parameters(contexts, {row.cell for row in rows})
     log_budgets = [math.log(row.budget) for row in rows]
     fit = CellFit(
         values={key: parameter.prior or 0.0 for key, parameter in free.items()},
-        contexts={group: sorted(own) for group, own in contexts.items()},
+        contexts=contexts,
         centre=math.exp(float(np.mean(log_budgets))),
     )
     observed = np.array([row.tokens for row in rows])
@@ -276,7 +292,9 @@ def fit_cells(rows: Sequence[Observation], *, has_shape: bool) -> CellFit:
         noise = np.sqrt(of_sampling + (RELATIVE_FLOOR * tokens) ** 2)
 
         def residuals(values: dict[Any, float], fit: CellFit = fit, noise: Array = noise) -> Array:
-            return np.asarray((replace(fit, values=values).tokens(rows)[0] - observed) / noise)
+            tokens, _ = replace(fit, values=values).tokens(rows)
+            return np.asarray((tokens - observed) / noise)
 
-        fit = replace(fit, values=solve(free, residuals, starts=(fit.values,), max_nfev=60).values)
+        solution = solve(free, residuals, starts=(fit.values,), max_nfev=60)
+        fit = replace(fit, values=solution.values)
     return fit

@@ -140,10 +140,11 @@ class Evaluation(NamedTuple):
 
     def at_reported(self, rows: Sequence[PublishedRow], values: Array) -> Array:
         """One value per row: at its reported gamma, or at the predicted best one."""
-        gammas = []
+        places_of_gammas = []
         for row, best in zip(rows, self.best, strict=True):
-            gammas.append(row.gamma or int(best))
-        return np.asarray(values[np.arange(len(rows)), np.array(gammas) - 1])
+            gamma = row.gamma or int(best)
+            places_of_gammas.append(gamma - 1)
+        return np.asarray(values[np.arange(len(rows)), places_of_gammas])
 
 
 def validate_published(
@@ -180,10 +181,13 @@ def validate_published(
             group |= summarize([rows[index] for index in members], law, profile)
             group["acceptance"] = _origin(law, is_fitted=fit_acceptance)
         else:
-            group |= {"rows": len(members)} | dict.fromkeys(MEASURES) | {"refused": reason}
+            group["rows"] = len(members)
+            group |= dict.fromkeys(MEASURES)
+            group["refused"] = reason
         groups.append(group)
     if all("refused" in group for group in groups):
-        raise ConfigError(f"{rows[0].file}: {groups[0]['refused']}")
+        reason = groups[0]["refused"]
+        raise ConfigError(f"{rows[0].file}: {reason}")
     return {"groups": groups, "refused": lines}
 
 
@@ -285,14 +289,18 @@ def evaluate(
     )
     middle = predict(setup, acceptance, points)
     bounds = interval(middle, tokens_error(middle, acceptance))
-    shape = (len(rows), GAMMAS.size)
     rates = acceptance.conditional_rates(budget=budget, context=context, gamma_max=1)
+
+    def by_gamma(values: Array) -> Array:
+        return np.broadcast_to(values, (len(rows), GAMMAS.size))
+
+    autoregressive_s = by_gamma(middle.autoregressive_step_s)
     return Evaluation(
-        autoregressive_s=np.broadcast_to(middle.autoregressive_step_s, shape)[:, 0],
-        speculative_s=np.broadcast_to(middle.tpot_s, shape),
-        speedup=np.broadcast_to(middle.speedup, shape),
-        speedup_low=np.broadcast_to(bounds.speedup_low, shape),
-        speedup_high=np.broadcast_to(bounds.speedup_high, shape),
+        autoregressive_s=autoregressive_s[:, 0],
+        speculative_s=by_gamma(middle.tpot_s),
+        speedup=by_gamma(middle.speedup),
+        speedup_low=by_gamma(bounds.speedup_low),
+        speedup_high=by_gamma(bounds.speedup_high),
         first_rate=rates[:, 0, 0],
     )
 
@@ -318,15 +326,18 @@ def summarize(
     speedup = predicted.at_reported(rows, predicted.speedup)
     error = np.abs(speedup / measured - 1.0)
     speculative_s = np.array([row.speculative_s for row in rows])
-    token_error = predicted.at_reported(rows, predicted.speculative_s) / speculative_s - 1.0
+    predicted_s = predicted.at_reported(rows, predicted.speculative_s)
     low = predicted.at_reported(rows, predicted.speedup_low)
     high = predicted.at_reported(rows, predicted.speedup_high)
-    inside = np.where(np.isnan(measured), np.nan, (measured >= low) & (measured <= high))
-    is_given = np.array([row.gamma is not None for row in rows])
-    away = np.abs(predicted.best - [row.gamma or 0 for row in rows])[is_given]
-    regret = 1.0 - (speedup / predicted.speedup.max(axis=1))[is_given]
+    is_inside = (measured >= low) & (measured <= high)
+    inside = np.where(np.isnan(measured), np.nan, is_inside)
+    gammas = np.array([row.gamma or 0 for row in rows])
+    is_given = gammas > 0
+    away = np.abs(predicted.best - gammas)[is_given]
+    highest = predicted.speedup.max(axis=1)
+    regret = (1.0 - speedup / highest)[is_given]
     return summary | {
-        "speculative_latency_mape": _mean(np.abs(token_error)),
+        "speculative_latency_mape": _mean(np.abs(predicted_s / speculative_s - 1.0)),
         "speedup_mape": _mean(error),
         "speedup_mape_unfitted": _mean(error[unfitted]),
         "gamma_exact": _mean(away == 0),
@@ -359,7 +370,8 @@ def fit_rate(
     if not rows:
         return known
     shape = known or load_profile(FALLBACK_PROFILE)
-    context = float(np.exp(np.mean([np.log(row.context_len) for row in rows])))
+    log_contexts = np.log([row.context_len for row in rows])
+    context = float(np.exp(log_contexts.mean()))
     budget = min(rows[0].draft_budget, context)
     pairs = []
     for members in places([row.pair] for row in rows).values():
@@ -372,12 +384,14 @@ def fit_rate(
             evaluation = evaluate(members, law, engine)
             speedup = evaluation.at_reported(members, evaluation.speedup)
             measured = np.array([row.measured_speedup for row in members])
-            total += float(np.sum(np.abs(np.log(speedup / measured))))
+            log_errors = np.log(speedup / measured)
+            total += float(np.abs(log_errors).sum())
         return total
 
-    coarse = np.linspace(*RATE_RANGE, 25)
-    best = coarse[int(np.argmin([loss(rate) for rate in coarse]))]
+    lowest, highest = RATE_RANGE
+    coarse = np.linspace(lowest, highest, 25)
+    best = min(coarse, key=loss)
     width = coarse[1] - coarse[0]
-    bounds = (max(best - width, RATE_RANGE[0]), min(best + width, RATE_RANGE[1]))
-    rate = float(minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-4}).x)
-    return shape.at_rate(rate, budget=budget, context=context)
+    bounds = (max(best - width, lowest), min(best + width, highest))
+    optimum = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-4})
+    return shape.at_rate(float(optimum.x), budget=budget, context=context)

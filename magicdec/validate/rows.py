@@ -130,7 +130,8 @@ def _check_columns(
 def _row(line: dict[str, str], kind: type[T], required: Sequence[str]) -> T:
     missing = [column for column in required if not line[column]]
     if missing:
-        raise ConfigError(f"column '{', '.join(missing)}' is missing or empty")
+        names = ", ".join(missing)
+        raise ConfigError(f"column '{names}' is missing or empty")
     filled = {column: text for column, text in line.items() if text}
     return msgspec.convert(filled, kind, strict=False)
 
@@ -140,13 +141,15 @@ def _explained(message: str, line: dict[str, str], kind: type[msgspec.Struct]) -
     what, _, place = message.partition(" - at ")
     column = place.strip("`$.")
     if what.startswith("Invalid enum value"):
+        words = column.replace("_", " ")
         choices = _choices_of(column, kind)
-        return str(unknown_choice(column.replace("_", " "), line[column], choices))
+        return str(unknown_choice(words, line[column], choices))
+    if not column:
+        return what.replace("`", "'")
     expected = re.sub(r"Expected `(\w+)[^`]*`(, got .*)?", r"\1", what)
     expected = expected.replace("int", "a whole number").replace("float", "a number")
-    if column:
-        return f"column '{column}' must be {expected}, not '{line.get(column, '')}'"
-    return what.replace("`", "'")
+    stated = line.get(column, "")
+    return f"column '{column}' must be {expected}, not '{stated}'"
 
 
 def _choices_of(column: str, kind: type[msgspec.Struct]) -> tuple[str, ...]:
@@ -164,7 +167,10 @@ def by_cause(refused: Sequence[str]) -> list[str]:
         cause = re.sub(r"^.*?:\d+: ", "", line)
         first.setdefault(cause, line)
         counts[cause] += 1
-    return [line + _more_rows(counts[cause] - 1) for cause, line in first.items()]
+    lines = []
+    for cause, line in first.items():
+        lines.append(line + _more_rows(counts[cause] - 1))
+    return lines
 
 
 def _more_rows(number: int) -> str:
@@ -179,7 +185,7 @@ def places(keys: Iterable[Iterable[K]]) -> dict[K, list[int]]:
     """The places of the rows by key. A row may have several keys."""
     import pandas as pd
 
-    keys_of_rows = pd.Series([list(each) for each in keys], dtype=object)
+    keys_of_rows = pd.Series(list(map(list, keys)), dtype=object)
     key = keys_of_rows.explode().dropna()
     by_key = {}
     for name, rows in key.groupby(key, sort=False):
@@ -189,17 +195,22 @@ def places(keys: Iterable[Iterable[K]]) -> dict[K, list[int]]:
 
 def columns(rows: Sequence[object], *names: str) -> list[Array]:
     """One array per named field, over the rows."""
-    return [np.array([getattr(row, name) for row in rows], dtype=np.float64) for name in names]
+    arrays = []
+    for name in names:
+        values = [getattr(row, name) for row in rows]
+        arrays.append(np.array(values, dtype=np.float64))
+    return arrays
 
 
 @lru_cache(maxsize=256)
 def engine_name(text: str) -> str:
     """The profile of a named version ("vllm 0.12.0": vllm). Raises ConfigError, which suggests the
     nearest name."""
-    word = "".join(text.split()[:1]).lower().replace("tensorrt-llm", "trtllm")
-    if word not in engine_names():
+    name, _, _ = text.strip().partition(" ")
+    name = name.lower().replace("tensorrt-llm", "trtllm")
+    if name not in engine_names():
         raise unknown_choice("engine", text, engine_names())
-    return word
+    return name
 
 
 def format_name(text: str) -> str:

@@ -138,12 +138,13 @@ class ServingRow(msgspec.Struct, frozen=True, kw_only=True, rename=COLUMNS):
         which nearly all weights have ("moe_quant=fp8_block")."""
         msgspec.structs.force_setattr(self, "model", model_name(self.model))
         hardware = load_hardware(self.hardware)
-        stated = self.note.partition("moe_quant=")[2].partition(";")[0].strip() or self.weight_dtype
+        _, _, behind = self.note.partition("moe_quant=")
+        of_experts, _, _ = behind.partition(";")
+        stated = of_experts.strip() or self.weight_dtype
         weights = format_of_weights(load_model_spec(self.model), stated)
+        usual = "bf16"
         if weights == "mxfp4" and hardware.computes_in("mxfp4"):
             usual = "fp8"
-        else:
-            usual = "bf16"
         precision = Precision(weight_dtype=weights, kv_dtype=format_name(self.kv_dtype) or usual)
         names = {
             "hardware": hardware.name,
@@ -188,7 +189,7 @@ class ServingRow(msgspec.Struct, frozen=True, kw_only=True, rename=COLUMNS):
         """Whether its note says that requests queued, or that it lies below the bytes that must be
         read.
         """
-        return any(words in self.note for words in ("queue", "below"))
+        return "queue" in self.note or "below" in self.note
 
     @property
     def is_prefix_cached(self) -> bool:
@@ -260,8 +261,9 @@ def predict_rows(rows: Sequence[ServingRow], engines: Engines | None = None) -> 
             engine = engines[name]
         else:
             engine = load_engine(name)
-        engine = engine.of_version(group[0].engine_version.partition(" ")[2])
-        values = np.moveaxis(_predict_alike(group, engine), -1, 0)
+        _, _, version = group[0].engine_version.partition(" ")
+        predictions = _predict_alike(group, engine.of_version(version))
+        values = np.moveaxis(predictions, -1, 0)
         by_row.update(zip(indices, values, strict=True))
     in_order = [by_row[index] for index in range(len(rows))]
     return np.stack(np.broadcast_arrays(*in_order), axis=-1)
@@ -271,11 +273,9 @@ def row_setup(row: ServingRow, engine: EngineProfile) -> Setup:
     """The setup that a row was measured with. Server benchmarks sample greedily by default."""
     spec = SpeculationSpec()
     if row.draft != "none":
-        method: Any
+        method: Any = "full"
         if row.draft in OWN_METHOD:
             method = row.draft
-        else:
-            method = "full"
         spec = SpeculationSpec(draft=row.draft, draft_method=method, gamma=row.gamma)
     return Setup.of(
         row.model,
@@ -299,10 +299,13 @@ def tokens_per_step(row: ServingRow) -> float:
         value = float(words[-1])
     except (ValueError, IndexError):
         value = float("nan")
-    if row.acceptance.startswith("mean length") and 1.0 <= value <= row.gamma + 1.0:
+    is_length = row.acceptance.startswith("mean length")
+    if is_length and 1.0 <= value <= row.gamma + 1.0:
         return value
-    if len(words) == 1 and 0.0 <= value <= 1.0:
-        return float(expected_tokens_per_step(np.full(row.gamma, value), row.gamma))
+    is_rate = len(words) == 1
+    if is_rate and 0.0 <= value <= 1.0:
+        rates = np.full(row.gamma, value)
+        return float(expected_tokens_per_step(rates, row.gamma))
     raise ConfigError(
         "column 'acceptance' must be a rate, or 'mean length' and at most gamma + 1 tokens, "
         f"not '{row.acceptance}'"
@@ -360,11 +363,11 @@ def relative_errors(rows: Sequence[ServingRow]) -> Array:
     errors = np.zeros(len(rows))
     for indices in alike(rows):
         group = [rows[index] for index in indices]
-        of_speedup, of_time = step_errors(*row_steps(group, load_engine(group[0].engine)))
+        engine = load_engine(group[0].engine)
+        of_speedup, of_time = step_errors(*row_steps(group, engine))
+        errors[indices] = of_time
         if group[0].metric == "speedup":
             errors[indices] = of_speedup
-        else:
-            errors[indices] = of_time
     return errors
 
 
@@ -386,8 +389,10 @@ def validate_serving(paths: Sequence[Path], *, left_out: bool = False) -> dict[s
     if left_out:
         bases = _fitted_engines(rows)
         for kind in LEFT_OUT:
-            log_error = np.log(left_out_predictions(rows, bases, kind) / measured)
-            unseen[kind] = LeftOut(log_error, nested_deviations(rows, log_error, kind))
+            predicted = left_out_predictions(rows, bases, kind)
+            log_error = np.log(predicted / measured)
+            spread = nested_deviations(rows, log_error, kind)
+            unseen[kind] = LeftOut(log_error, spread)
     groups = []
     for name, chosen in sorted(places(map(_group_names, rows)).items()):
         group: dict[str, Any] = {"name": name}
@@ -408,10 +413,12 @@ class LeftOut(NamedTuple):
 
     def figures(self, chosen: Sequence[int]) -> tuple[float | None, float | None]:
         """Mean error and coverage over the chosen rows that could be predicted."""
-        known = [index for index in chosen if np.isfinite(self.log_error[index])]
-        if not known:
+        indices = np.asarray(chosen)
+        known = indices[np.isfinite(self.log_error[indices])]
+        if not len(known):
             return None, None
-        summary = ErrorSummary.of(np.expm1(self.log_error[known]), self.deviation[known])
+        error = np.expm1(self.log_error[known])
+        summary = ErrorSummary.of(error, self.deviation[known])
         return summary.mape, summary.coverage
 
 
@@ -426,7 +433,7 @@ def _fitted_engines(rows: Sequence[ServingRow]) -> dict[str, EngineProfile]:
 
 
 def _group_names(row: ServingRow) -> tuple[str, str, str]:
-    what = row.group.rsplit("/", 1)[1]
+    *_, what = row.group.split("/")
     return row.group, f"{row.group}/tp {row.tp_size}", f"all/{what}"
 
 
@@ -502,7 +509,7 @@ class Joint:
     def jacobian(self, codes: Array) -> Array:
         blocks = []
         # One code moves in each column but the last.
-        steps = CODE_STEP * np.concatenate([np.eye(self.size), np.zeros((self.size, 1))], axis=1)
+        steps = CODE_STEP * np.eye(self.size, self.size + 1)
         for name, own in self.rows.items():
             if not own:
                 continue
@@ -514,7 +521,8 @@ class Joint:
             block[:, : self.size] = slopes
             block[:, at : at + self.size] = OWN_SPREAD * slopes
             blocks.append(block)
-        of_priors = (1.0 + codes**2 / 2.0) / np.sqrt(1.0 + codes**2 / 4.0)
+        squares = codes**2
+        of_priors = (1.0 + squares / 2.0) / np.sqrt(1.0 + squares / 4.0)
         return np.concatenate([*blocks, np.diag(of_priors)])
 
     def minimised(self, start: Array) -> Any:
@@ -537,8 +545,13 @@ def fit_engines(
     """`bases` with those constants of `priors` that best explain all rows together. Their values in
     `bases` do not matter."""
     joint = Joint(rows, bases, priors)
-    codes = joint.minimised(np.zeros((len(bases) + 1) * joint.size)).x
-    return {name: joint.profile(name, joint.engine_codes(codes, name)) for name in bases}
+    start = np.zeros((len(bases) + 1) * joint.size)
+    codes = joint.minimised(start).x
+    engines = {}
+    for name in bases:
+        own_codes = joint.engine_codes(codes, name)
+        engines[name] = joint.profile(name, own_codes)
+    return engines
 
 
 def _key(kind: str) -> Callable[[ServingRow], Any]:
@@ -575,9 +588,10 @@ def deviation(log_error: Array, share: float = 0.9) -> float:
     """The standard deviation whose 90 % interval holds this share of the rows, given the errors of
     their logarithms. NaN errors are left out."""
     error = np.abs(log_error[np.isfinite(log_error)])
-    if error.size:
-        return max(LEAST_ERROR, float(np.quantile(error, share)) / Z_90)
-    return float("nan")
+    if not error.size:
+        return float("nan")
+    largest = float(np.quantile(error, share))
+    return max(LEAST_ERROR, largest / Z_90)
 
 
 def nested_deviations(rows: Sequence[ServingRow], log_error: Array, kind: str) -> Array:
@@ -590,12 +604,11 @@ def nested_deviations(rows: Sequence[ServingRow], log_error: Array, kind: str) -
     judged = np.array([row.is_fitted_on for row in rows]) & np.isfinite(log_error)
     widths = np.full(len(rows), np.nan)
     for value, engine in set(zip(values, engines, strict=True)):
-        other = judged & (values != value)
-        own = other & (engines == engine)
-        if own.sum() >= MIN_ROWS:
-            known = own
-        else:
-            known = other
+        has_value = values == value
+        has_engine = engines == engine
+        known = judged & ~has_value & has_engine
+        if known.sum() < MIN_ROWS:
+            known = judged & ~has_value
         spread = deviation(log_error[known], UNSEEN_SHARE)
-        widths[(values == value) & (engines == engine)] = spread
+        widths[has_value & has_engine] = spread
     return widths

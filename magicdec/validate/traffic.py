@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -63,8 +64,10 @@ each)."""
 TTFT_P99_S, TPOT_P50_S = 2.0, 0.050
 MOST_USERS = 1024
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+LATENCIES = ("ttft", "tpot", "e2e")
+STATISTICS = ("mean", *QUANTILES)
 METRICS = (
-    *(f"{what}_{which}_ms" for what in ("ttft", "tpot", "e2e") for which in ("mean", *QUANTILES)),
+    *(f"{latency}_{statistic}_ms" for latency, statistic in product(LATENCIES, STATISTICS)),
     "output_tok_s",
 )
 Users = Annotated[int, msgspec.Meta(ge=1, le=MOST_USERS)]
@@ -316,16 +319,18 @@ def _groups(rows: list[dict[str, Any]], largest: list[dict[str, Any]]) -> list[d
     groups: list[dict[str, Any]] = []
     for name, own in judged.groupby("name", sort=False):
         summary = ErrorSummary.of(own["error"].to_numpy(dtype=np.float64))
-        groups.append({"name": name, **summary.figures(), "median_error": summary.median_error})
+        group: dict[str, Any] = {"name": name}
+        group |= summary.figures()
+        group["median_error"] = summary.median_error
+        groups.append(group)
     return groups
 
 
 def _compared(load: LoadRow, predicted: dict[str, float]) -> list[dict[str, Any]]:
     """Every stated figure with its prediction."""
+    at = f"{load.concurrency} users"
     if load.rate_rps is not None:
         at = f"{load.rate_rps:g}/s"
-    else:
-        at = f"{load.concurrency} users"
     compared = []
     for metric in METRICS:
         measured = getattr(load, metric)
