@@ -78,7 +78,7 @@ class Builder:
         self._source = source
         self._device = device
         self._read = source.read
-        self._root = _first_stored(ROOTS, "embed_tokens.weight", source)
+        self._root = first_stored(ROOTS, "embed_tokens.weight", source)
         self._ropes: list[mixer_specs.Rope] = []
         self._mixer_inputs = spec.hidden_size
 
@@ -124,7 +124,7 @@ class Builder:
         must equal it.
         """
         spec = self._spec
-        name = _first_stored(HEADS, "weight", self._source)
+        name = first_stored(HEADS, "weight", self._source)
         weight = embedding
         if not spec.tie_word_embeddings or f"{name}.weight" in self._source:
             weight = self._read(f"{name}.weight", (spec.vocab_size, spec.hidden_size), vocab)
@@ -628,7 +628,7 @@ class _HeadRows(NamedTuple):
         return self.num_heads * self.size
 
 
-def _first_stored(prefixes: Sequence[str], ending: str, source: TensorSource) -> str:
+def first_stored(prefixes: Sequence[str], ending: str, source: TensorSource) -> str:
     """The first prefix under which a tensor of this ending is stored, else the first."""
     for prefix in prefixes:
         if f"{prefix}.{ending}" in source:

@@ -68,29 +68,48 @@ class TensorParallel:
 
     def all_reduce(self, tensor: Tensor, *, largest: bool = False) -> Tensor:
         """The sum over the shards, or the maximum, in place."""
-        if self.size > 1:
-            if largest:
-                operation = dist.ReduceOp.MAX
-            else:
-                operation = dist.ReduceOp.SUM
-            self.clock.run(
-                tensor.device, lambda: dist.all_reduce(tensor, op=operation, group=self.group)
-            )
+        if self.size == 1:
+            return tensor
+        operation = dist.ReduceOp.SUM
+        if largest:
+            operation = dist.ReduceOp.MAX
+
+        def reduce() -> None:
+            dist.all_reduce(tensor, op=operation, group=self.group)
+
+        self.clock.run(tensor.device, reduce)
         return tensor
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """The shards' tensors (of equal shape) stacked in a new first dimension."""
         if self.size == 1:
             return tensor[None]
-        parts = torch.empty(self.size, *tensor.shape, dtype=tensor.dtype, device=tensor.device)
+        shape = (self.size, *tensor.shape)
+        parts = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
         own = tensor.contiguous().view(-1)
-        self.clock.run(tensor.device, lambda: _gather(parts.view(-1), own, group=self.group))
+
+        def gather() -> None:
+            _gather(parts.view(-1), own, group=self.group)
+
+        self.clock.run(tensor.device, gather)
         return parts
+
+    def all_gather_last(self, tensor: Tensor) -> Tensor:
+        """The shards' tensors (of equal shape) side by side in the last dimension."""
+        if self.size == 1:
+            return tensor
+        parts = self.all_gather(tensor)
+        return parts.movedim(0, -2).flatten(-2)
 
     def broadcast(self, tensor: Tensor) -> Tensor:
         """Rank 0's tensor, in place."""
-        if self.size > 1:
-            self.clock.run(tensor.device, lambda: dist.broadcast(tensor, src=0, group=self.group))
+        if self.size == 1:
+            return tensor
+
+        def send() -> None:
+            dist.broadcast(tensor, src=0, group=self.group)
+
+        self.clock.run(tensor.device, send)
         return tensor
 
     def scatter(self, whole: Tensor | None, like: Tensor) -> Tensor:
@@ -101,11 +120,15 @@ class TensorParallel:
             assert whole is not None
             return whole
         part = torch.empty_like(like)
-        if whole is None:
-            parts = None
-        else:
-            parts = [chunk.contiguous() for chunk in whole.chunk(self.size, dim=-1)]
-        self.clock.run(part.device, lambda: dist.scatter(part, parts, src=0, group=self.group))
+        parts = None
+        if whole is not None:
+            chunks = whole.chunk(self.size, dim=-1)
+            parts = [chunk.contiguous() for chunk in chunks]
+
+        def scatter() -> None:
+            dist.scatter(part, parts, src=0, group=self.group)
+
+        self.clock.run(part.device, scatter)
         return part
 
     def first(self, size: int) -> TensorParallel | None:
@@ -123,13 +146,15 @@ class TensorParallel:
         """This shard's part of a dimension that the shards divide evenly."""
         assert total % self.size == 0, (total, self.size)
         part = total // self.size
-        return slice(self.rank * part, (self.rank + 1) * part)
+        start = self.rank * part
+        return slice(start, start + part)
 
     def own_rows(self, tokens: Tensor, size: int) -> tuple[Tensor, Tensor]:
-        """The rows of these tokens among this shard's `size` of the vocabulary, any row for another
-        shard's; and which are this shard's."""
+        """The tokens' rows among this shard's `size` of the vocabulary (any row for a token of
+        another shard), and which tokens are this shard's."""
         local = tokens - self.rank * size
-        return local.clamp(0, size - 1), (local >= 0) & (local < size)
+        is_here = (local >= 0) & (local < size)
+        return local.clamp(0, size - 1), is_here
 
 
 SINGLE = TensorParallel()
@@ -142,11 +167,11 @@ def join_world(device_type: str = "cpu") -> TensorParallel:
     if size == 1:
         return TensorParallel()
     if not dist.is_initialized():
+        backend = "gloo"
         if device_type == "cuda":
+            backend = "nccl"
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        dist.init_process_group(
-            "nccl" if device_type == "cuda" else "gloo", timeout=COLLECTIVE_TIMEOUT
-        )
+        dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
     return TensorParallel(rank=dist.get_rank(), size=dist.get_world_size())
 
 

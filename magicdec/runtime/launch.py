@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -78,14 +78,21 @@ def launch(
             _start(tp_size, pickle.dumps((function, arguments, device_type)), ranks)
         return _collect(ranks)
     finally:
-        deadline_s = time.monotonic() + (0.0 if sys.exc_info()[0] else GRACE_S)
-        for process in ranks.values():
-            process.join(max(0.0, deadline_s - time.monotonic()))
+        grace_s = GRACE_S
+        if sys.exc_info()[0] is not None:
+            grace_s = 0.0
+        _join_within(grace_s, ranks.values())
         for process in ranks.values():
             process.kill()
-        deadline_s = time.monotonic() + KILLED_S
-        for process in ranks.values():
-            process.join(max(0.0, deadline_s - time.monotonic()))
+        _join_within(KILLED_S, ranks.values())
+
+
+def _join_within(seconds: float, processes: Iterable[SpawnProcess]) -> None:
+    """Waits for the processes to end, all together no longer than this."""
+    deadline_s = time.monotonic() + seconds
+    for process in processes:
+        left_s = deadline_s - time.monotonic()
+        process.join(max(0.0, left_s))
 
 
 def _start(tp_size: int, work: bytes, ranks: dict[Connection, SpawnProcess]) -> None:
@@ -105,9 +112,8 @@ def _start(tp_size: int, work: bytes, ranks: dict[Connection, SpawnProcess]) -> 
     }
     for rank in range(tp_size):
         receiver, sender = context.Pipe(duplex=False)
-        place = {}
-        for name, value in (world | {"RANK": rank, "LOCAL_RANK": rank}).items():
-            place[name] = str(value)
+        variables = world | {"RANK": rank, "LOCAL_RANK": rank}
+        place = {name: str(value) for name, value in variables.items()}
         process = context.Process(
             target=_enter,
             args=(os.getpid(), place, sender, work),
@@ -185,7 +191,7 @@ def _deferred_signals() -> Iterator[None]:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         for number, handler in handlers.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            signal.signal(number, handler or signal.SIG_DFL)
         for caught in pending:
             signal.raise_signal(caught)
 
@@ -204,12 +210,14 @@ def _enter(parent: int, place: dict[str, str], sender: Connection, work: bytes) 
 
         from magicdec.runtime.distributed import join_world, leave_world
 
-        torch.set_num_threads(
-            int(os.environ["OMP_NUM_THREADS"])
-        )  # where the main module has loaded torch before
+        # the main module may have loaded torch before
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
         tp = join_world(device_type)
         value = function(tp, *arguments)
-        sender.send_bytes(pickle.dumps((None, value if tp.rank == 0 else None)))
+        answer = None
+        if tp.rank == 0:
+            answer = value
+        sender.send_bytes(pickle.dumps((None, answer)))
         leave_world()
         return
     except MagicdecError as error:
@@ -231,15 +239,17 @@ def take_own_cores() -> None:
     """
     rank = int(os.environ.get("LOCAL_RANK", "0"))
     num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    cores: list[int] = []
     if hasattr(os, "sched_getaffinity"):
         cores = sorted(os.sched_getaffinity(0))
-    else:
-        cores = []
     size = len(cores) // num_ranks
     if num_ranks > 1:
-        os.environ["OMP_NUM_THREADS"] = str(size or max(1, (os.cpu_count() or 1) // num_ranks))
+        num_cores = os.cpu_count() or 1
+        num_threads = size or max(1, num_cores // num_ranks)
+        os.environ["OMP_NUM_THREADS"] = str(num_threads)
     if size:
-        os.sched_setaffinity(0, cores[rank * size : (rank + 1) * size])
+        first = rank * size
+        os.sched_setaffinity(0, cores[first : first + size])
         os.environ.setdefault("OMP_PROC_BIND", "true")
     else:
         os.environ["OMP_PROC_BIND"] = "false"

@@ -32,7 +32,12 @@ _TEST_PARTS = frozenset({"test", "tests", "idle_test"})
 def is_held_out(relative_path: str) -> bool:
     """Whether the standard-library file (posix path relative to its root) was kept from
     training."""
-    return hashlib.sha256(relative_path.encode()).digest()[0] % HELD_OUT_ONE_IN == 0
+    first_byte = _digest(relative_path)[0]
+    return first_byte % HELD_OUT_ONE_IN == 0
+
+
+def _digest(relative_path: str) -> bytes:
+    return hashlib.sha256(relative_path.encode()).digest()
 
 
 def stdlib_documents(*, held_out: bool, tests: bool = False) -> Iterator[str]:
@@ -40,23 +45,21 @@ def stdlib_documents(*, held_out: bool, tests: bool = False) -> Iterator[str]:
     chooses the library's own test suite instead of its sources. Tables of character encodings are
     left out: they are not text."""
     root = Path(sysconfig.get_path("stdlib"))
-    if tests:
-        skipped = _SKIPPED_PARTS
-    else:
+    skipped = _SKIPPED_PARTS
+    if not tests:
         skipped = _SKIPPED_PARTS | _TEST_PARTS
     chosen = []
     for directory, names, files in os.walk(root):
-        names[:] = [
-            name for name in names if name not in skipped
-        ]  # of an installation, most files are of packages
+        # of an installation, most files are of packages
+        names[:] = [name for name in names if name not in skipped]
         place = Path(directory).relative_to(root)
-        if tests != bool(_TEST_PARTS.intersection(place.parts)):
+        is_test = bool(_TEST_PARTS.intersection(place.parts))
+        if is_test != tests:
             continue
-        for relative in (place / name for name in files if name.endswith(".py")):
-            if is_held_out(relative.as_posix()) == held_out:
-                chosen.append(
-                    (hashlib.sha256(relative.as_posix().encode()).digest(), root / relative)
-                )
+        for name in files:
+            relative = (place / name).as_posix()
+            if name.endswith(".py") and is_held_out(relative) == held_out:
+                chosen.append((_digest(relative), root / relative))
     for _, path in sorted(chosen):
         text = path.read_text(encoding="utf-8", errors="ignore")
         if text.strip():
@@ -85,9 +88,9 @@ def load_tokenizer(checkpoint: Path, *, vocab_size: int) -> Tokenizer:
 
 
 def generation_eos_token_ids(checkpoint: Path, *, vocab_size: int) -> tuple[int, ...] | None:
-    """The tokens that end a text, where the checkpoint's generation_config.json says it; it has the
-    last word on them, as in transformers. None where it does not. Raises CheckpointError when it
-    cannot be read, or names what is no token."""
+    """The tokens that end a text, by the checkpoint's generation_config.json, which has the last
+    word on them, as in transformers. None: the file does not state them. Raises CheckpointError for
+    a file that cannot be read or that lists no token."""
     file = checkpoint / "generation_config.json"
     if not file.is_file():
         return None
@@ -99,14 +102,14 @@ def generation_eos_token_ids(checkpoint: Path, *, vocab_size: int) -> tuple[int,
         ) from error
     if given is None:
         return None
-    if isinstance(given, list):
-        ids = given
-    else:
+    ids = given
+    if not isinstance(given, list):
         ids = [given]
-    if not all(type(each) is int and 0 <= each < vocab_size for each in ids):
-        raise CheckpointError(
-            f"{file}: eos_token_id {given} is no token, or list of them, of {vocab_size}"
-        )
+    for number in ids:
+        if type(number) is not int or not 0 <= number < vocab_size:
+            raise CheckpointError(
+                f"{file}: eos_token_id {given} is no token, or list of them, of {vocab_size}"
+            )
     return tuple(ids)
 
 
@@ -128,7 +131,8 @@ class PromptRequest:
     @property
     def lengths(self) -> list[int]:
         shortest = round(self.context_len * (1 - self.context_spread))
-        return [int(x) for x in np.linspace(shortest, self.context_len, self.count).round()]
+        spaced = np.linspace(shortest, self.context_len, self.count)
+        return list(map(int, spaced.round()))
 
 
 def load_prompts(
@@ -138,7 +142,10 @@ def load_prompts(
     cannot be read or is shorter than one prompt."""
     if request.source == "random":
         generator = np.random.default_rng(request.seed)
-        return [generator.integers(1, vocab_size, size=n).tolist() for n in request.lengths]
+        prompts = []
+        for length in request.lengths:
+            prompts.append(generator.integers(1, vocab_size, size=length).tolist())
+        return prompts
     if tokenizer is None:
         raise ConfigError(
             f"prompts '{request.source}' need a tokenizer; without one use --prompts random"
@@ -151,20 +158,20 @@ def load_prompts(
     if len(stream) < request.context_len:
         raise ConfigError(
             f"prompts '{request.source}' hold {len(stream)} tokens, fewer than one prompt of "
-            f"{request.context_len}; "
-            f"use a context of at most {len(stream)}"
+            f"{request.context_len}; use a context of at most {len(stream)}"
         )
     # Evenly spaced windows: disjoint where the text is long enough, overlapping otherwise.
     last = len(stream) - request.context_len
-    offset = np.random.default_rng(request.seed).integers(0, max(1, min(last, request.context_len)))
+    most = max(1, min(last, request.context_len))
+    offset = np.random.default_rng(request.seed).integers(0, most)
     spaced = np.linspace(0, last, request.count, endpoint=request.count == 1)
-    starts = [int(offset + x) % (last + 1) for x in spaced]
-    prompts = [stream[start : start + n] for start, n in zip(starts, request.lengths, strict=True)]
-    if request.source == "recall":
-        prompts = [
-            _with_repeated_passage(prompt, seed=request.seed + i)
-            for i, prompt in enumerate(prompts)
-        ]
+    prompts = []
+    for i, length in enumerate(request.lengths):
+        start = int(offset + spaced[i]) % (last + 1)
+        prompt = stream[start : start + length]
+        if request.source == "recall":
+            prompt = _with_repeated_passage(prompt, seed=request.seed + i)
+        prompts.append(prompt)
     return prompts
 
 
@@ -178,8 +185,9 @@ def _with_repeated_passage(
     """The prompt with its last `cue` tokens replaced by the start of a passage from its first half,
     so that what comes next is to be recalled from thousands of tokens back."""
     passage = min(passage, len(prompt) // 4)
-    start = int(np.random.default_rng(seed).integers(0, max(1, len(prompt) // 2 - passage)))
-    return [*prompt[:-cue], *prompt[start : start + cue]]
+    last = len(prompt) // 2 - passage
+    start = int(np.random.default_rng(seed).integers(0, max(1, last)))
+    return prompt[:-cue] + prompt[start : start + cue]
 
 
 def _token_stream(request: PromptRequest, tokenizer: Tokenizer) -> list[int]:
@@ -207,10 +215,9 @@ def _texts(source: str) -> Iterator[str]:
     path = Path(source)
     if not path.exists():
         raise unknown_choice("prompts", source, ("stdlib", "recall", "random"))
+    files = [path]
     if path.is_dir():
-        files = sorted(p for p in path.rglob("*") if p.is_file())
-    else:
-        files = [path]
+        files = sorted(filter(Path.is_file, path.rglob("*")))
     for file in files:
         try:
             text = read_text(file, limit_bytes=RESULTS_LIMIT_BYTES)

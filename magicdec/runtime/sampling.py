@@ -124,7 +124,7 @@ def _keep_top_k(logits: Tensor, k: int, tp: TensorParallel) -> Tensor:
     """Logits under the k-th largest become -inf; ties with it stay."""
     best = logits.topk(min(k, logits.shape[-1]), dim=-1).values
     if tp.size > 1:
-        best = tp.all_gather(best).movedim(0, -2).flatten(-2)
+        best = tp.all_gather_last(best)
         best = best.topk(min(k, best.shape[-1]), dim=-1).values
     is_below = logits < best[..., -1:]
     return logits.masked_fill(is_below, float("-inf"))
@@ -133,9 +133,7 @@ def _keep_top_k(logits: Tensor, k: int, tp: TensorParallel) -> Tensor:
 def _keep_top_p(logits: Tensor, top_p: float, tp: TensorParallel) -> Tensor:
     """Keeps the smallest set of most likely tokens whose probabilities reach top_p; ties are broken
     by the token's id. Needs the whole vocabulary in order, so the shards' logits are gathered."""
-    whole = logits
-    if tp.size > 1:
-        whole = tp.all_gather(logits).movedim(0, -2).flatten(-2)
+    whole = tp.all_gather_last(logits)
     ordered, order = whole.sort(dim=-1, descending=True, stable=True)
     cumulative = ordered.softmax(dim=-1).cumsum(dim=-1)
     is_behind = cumulative[..., :-1] >= top_p
@@ -143,7 +141,8 @@ def _keep_top_p(logits: Tensor, top_p: float, tp: TensorParallel) -> Tensor:
     kept = torch.empty_like(ordered).scatter_(-1, order, ordered)
     if tp.size == 1:
         return kept
-    return kept[..., tp.slice_of(kept.shape[-1])]
+    own = tp.slice_of(kept.shape[-1])
+    return kept[..., own]
 
 
 def sample(weights_BV: Tensor, uniform_B: Tensor, tp: TensorParallel) -> Tensor:
@@ -255,8 +254,8 @@ def verify(
     threshold_BT = uniforms[:, :gamma, ACCEPT]
     if proposal.token_probabilities_BT is not None:
         threshold_BT = threshold_BT * proposal.token_probabilities_BT
-    is_accepted_BT = threshold_BT < token_probabilities(target_BTV[:, :gamma], tokens_BT, tp)
-    is_accepted_BT = proposal.only_drafts(is_accepted_BT)
+    wanted_BT = token_probabilities(target_BTV[:, :gamma], tokens_BT, tp)
+    is_accepted_BT = proposal.only_drafts(threshold_BT < wanted_BT)
     num_accepted_B = _num_accepted(is_accepted_BT, uniforms, simulated_rates_T)
     target_BV = target_BTV[rows, num_accepted_B]
     is_rejected_B = num_accepted_B < gamma
@@ -275,8 +274,8 @@ def verify(
         difference_BV = target_BV - draft_BV * is_rejected_B[:, None]
         residual_BV = difference_BV.clamp_min_(0)
     # Where p and q agree up to rounding, a rejection leaves nothing: any choice from p is then as
-    # good. And where q is
-    # not a number, nothing was drawn from it, so that its token is rejected, and p is right.
+    # good. And where q is not a number, nothing was drawn from it, so its token is rejected, and p
+    # is right.
     total_B1 = tp.all_reduce(residual_BV.sum(dim=-1, keepdim=True))
     is_empty_B1 = ~(total_B1 > 0)
     residual_BV = torch.where(is_empty_B1, target_BV, residual_BV)

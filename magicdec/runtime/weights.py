@@ -94,7 +94,8 @@ def with_weight_dtype(model: Transformer, weight_dtype: str | None) -> Transform
     """The model with its linear layers and head in a narrower format (see quantized.py), everything
     else shared. The model itself where that is its format, or none is named. Raises ConfigError for
     an unknown format, and for a model that is in another one already."""
-    own = model.weight_dtype, PROFILE_DTYPES.get(str(model.dtype).removeprefix("torch."))
+    activations = str(model.dtype).removeprefix("torch.")
+    own = (model.weight_dtype, PROFILE_DTYPES.get(activations))
     if weight_dtype is None or weight_dtype in own:
         return model
     if model.weight_dtype is not None:
@@ -102,8 +103,12 @@ def with_weight_dtype(model: Transformer, weight_dtype: str | None) -> Transform
             f"{model.spec.name} is in {model.weight_dtype} already; load it again for "
             f"{weight_dtype}"
         )
-    layers, head = (_narrowed(part, weight_dtype) for part in (model.layers, model.head))
-    return replace(model, layers=layers, head=head, weight_dtype=weight_dtype)
+    return replace(
+        model,
+        layers=_narrowed(model.layers, weight_dtype),
+        head=_narrowed(model.head, weight_dtype),
+        weight_dtype=weight_dtype,
+    )
 
 
 def _narrowed(part: Any, weight_dtype: str) -> Any:
@@ -114,15 +119,13 @@ def _narrowed(part: Any, weight_dtype: str) -> Any:
         assert isinstance(part.weight, Tensor)
         return replace(part, weight=quantize(part.weight, weight_dtype))
     if isinstance(part, list | tuple):
-        return tuple(_narrowed(each, weight_dtype) for each in part)
+        return tuple(_narrowed(member, weight_dtype) for member in part)
     if isinstance(part, Layer | GroupedAttention | LatentAttention | MLP | Experts):
-        return replace(
-            part,
-            **{
-                each.name: _narrowed(getattr(part, each.name), weight_dtype)
-                for each in fields(part)
-            },
-        )
+        values = {}
+        for field in fields(part):
+            value = getattr(part, field.name)
+            values[field.name] = _narrowed(value, weight_dtype)
+        return replace(part, **values)
     return part
 
 

@@ -125,7 +125,8 @@ class ProposalBuilder:
         else:
             assert self._uniforms is not None
             draft_BV = probabilities(logits_BV, self._sampling, self._tp)
-            chosen_B = sample(draft_BV, self._uniforms[:, len(self._chosen), DRAFT], self._tp)
+            step = len(self._chosen)
+            chosen_B = sample(draft_BV, self._uniforms[:, step, DRAFT], self._tp)
             self._drafts.append(draft_BV)
         self._chosen.append(chosen_B)
         return self._to_target(chosen_B)
@@ -168,8 +169,9 @@ class ModelProposalBuilder(ProposalBuilder):
 
     def step(self, tokens_BT: Tensor, attention: AttentionPass) -> Tensor:
         """Drafts the token after `tokens_BT`, [B, 1]."""
-        hidden_BH = self._model.hidden(tokens_BT, attention)[:, -1]
-        return self.choose(self._model.logits_of(hidden_BH))[:, None]
+        hidden_BTH = self._model.hidden(tokens_BT, attention)
+        logits_BV = self._model.logits_of(hidden_BTH[:, -1])
+        return self.choose(logits_BV)[:, None]
 
 
 LONGEST_MATCH = 3

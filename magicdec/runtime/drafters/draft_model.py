@@ -394,9 +394,8 @@ class FewerRanksDrafter(Drafter):
         whole_BV = None
         if own is not None and self._draft_tp is not None:
             assert own.distribution is not None
-            whole_BV = (
-                self._draft_tp.all_gather(own.distribution(position_B)).movedim(0, -2).flatten(-2)
-            )
+            draft_BV = own.distribution(position_B)
+            whole_BV = self._draft_tp.all_gather_last(draft_BV)
         size = self.engine.model.spec.vocab_size // self._tp.size
         like = torch.empty(len(position_B), size, device=position_B.device)
         return self._tp.scatter(whole_BV if self._tp.rank == 0 else None, like)

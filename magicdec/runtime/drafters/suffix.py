@@ -101,8 +101,9 @@ class SuffixDrafter(Drafter):
 
     def end(self, sequence: int, output: np.ndarray) -> None:
         grown = self._sequences[sequence]
-        grown.text[grown.prompt_len : grown.prompt_len + len(output)] = output
-        self._learn(grown, grown.text[: grown.prompt_len + len(output)].copy())
+        stop = grown.prompt_len + len(output)
+        grown.text[grown.prompt_len : stop] = output
+        self._learn(grown, grown.text[:stop].copy())
 
     def _admit(self, number: int, prompt_len: int) -> None:
         """A new sequence, whose response gets a place of its own; the oldest leaves a full tree."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from magicdec.errors import CheckpointError, ConfigError
-from magicdec.runtime.builder import ROOTS, Builder
+from magicdec.runtime.builder import ROOTS, Builder, first_stored
 from magicdec.runtime.checkpoint import CheckpointDirectory, RandomTensors, TensorSource
 from magicdec.runtime.heads.chain import (
     Eagle3Head,
@@ -188,23 +188,26 @@ class HeadBuilder(Builder):
 
     def _output_layer(self, name: str) -> Callable[[Tensor], Tensor]:
         """The head's own, or the target's where it has the same tokens."""
-        layout, spec = self._layout, self._spec
+        layout = self._layout
+        spec = self._spec
         is_reduced = layout.draft_vocab_size < self._target.spec.vocab_size
         if f"{name}.weight" not in self._source and not is_reduced:
             if spec.hidden_size != self._target.spec.hidden_size:
                 raise CheckpointError(
                     f"head {layout.name} has no tensor {name}.weight, and its target's output "
-                    "layer "
-                    f"is of {self._target.spec.hidden_size} numbers, not of {spec.hidden_size}"
+                    f"layer is of {self._target.spec.hidden_size} numbers, not of "
+                    f"{spec.hidden_size}"
                 )
             return self._target.logits_of
         shape = (layout.draft_vocab_size, spec.hidden_size)
         rows = self._tp.slice_of(layout.draft_vocab_size)
-        return ColumnParallelLinear(weight=self._read(f"{name}.weight", shape, rows))
+        weight = self._read(f"{name}.weight", shape, rows)
+        return ColumnParallelLinear(weight=weight)
 
     def _vocabulary(self) -> ReducedVocabulary | None:
         """The choice of tokens that the head has; None where it has its target's."""
-        size, whole = self._layout.draft_vocab_size, self._target.spec.vocab_size
+        size = self._layout.draft_vocab_size
+        whole = self._target.spec.vocab_size
         if size == whole and "d2t" not in self._source:
             return None
         offsets_D = self._source.read_numbers("d2t", (size,))
@@ -231,9 +234,8 @@ class HeadBuilder(Builder):
         bias: bool = False,
     ) -> ColumnParallelLinear:
         """A projection that every shard has whole."""
-        if not bias:
-            stored = None
-        else:
+        stored = None
+        if bias:
             stored = self._read(f"{name}.bias", (outputs,))
         return ColumnParallelLinear(
             weight=self._read(f"{name}.weight", (outputs, inputs)),
@@ -241,7 +243,8 @@ class HeadBuilder(Builder):
         )
 
     def _norm_of(self, name: str, size: int) -> Norm:
-        return Norm(weight=self._norm_weight(f"{name}.weight", (size,)), eps=self._spec.norm.eps)
+        weight = self._norm_weight(f"{name}.weight", (size,))
+        return Norm(weight=weight, eps=self._spec.norm.eps)
 
     def _first_layer(self, prefix: str, kind: specs.Layer, *, inputs: int) -> Layer:
         """A layer whose attention reads `inputs` numbers, which are normed elsewhere or not."""
@@ -258,12 +261,15 @@ class HeadBuilder(Builder):
         )
 
     def _other_layers(self, start: int) -> list[Layer]:
-        kinds = self._spec.layers
         prefix = f"{self._prefix}layers"
-        return [self._layer(f"{prefix}.{i}", kinds[i]) for i in range(start, len(kinds))]
+        layers = []
+        for i, kind in enumerate(self._spec.layers[start:], start):
+            layers.append(self._layer(f"{prefix}.{i}", kind))
+        return layers
 
     def _eagle(self) -> EagleHead:
-        spec, prefix = self._spec, self._prefix
+        spec = self._spec
+        prefix = self._prefix
         hidden = spec.hidden_size
         if hidden != self._layout.target_hidden_size:
             raise ConfigError(
@@ -282,8 +288,11 @@ class HeadBuilder(Builder):
         )
 
     def _eagle3(self) -> Eagle3Head:
-        layout, spec, prefix = self._layout, self._spec, self._prefix
-        hidden, states = spec.hidden_size, layout.num_states * layout.target_hidden_size
+        layout = self._layout
+        spec = self._spec
+        prefix = self._prefix
+        hidden = spec.hidden_size
+        states = layout.num_states * layout.target_hidden_size
         first_name = f"{prefix}layers.0"
         if f"{prefix}midlayer.hidden_norm.weight" in self._source:
             first_name = f"{prefix}midlayer"
@@ -310,13 +319,16 @@ class HeadBuilder(Builder):
         )
 
     def _fusion_norms(self) -> list[Norm]:
-        layout, prefix = self._layout, self._prefix
+        layout = self._layout
+        prefix = self._prefix
         size = layout.target_hidden_size
         if layout.fusion_norm == "whole":
             return [self._norm_of(f"{prefix}input_norm", layout.num_states * size)]
+        norms: list[Norm] = []
         if layout.fusion_norm == "each":
-            return [self._norm_of(f"{prefix}fc_norm.{i}", size) for i in range(layout.num_states)]
-        return []
+            for i in range(layout.num_states):
+                norms.append(self._norm_of(f"{prefix}fc_norm.{i}", size))
+        return norms
 
     @property
     def _module(self) -> PredictionNames:
@@ -325,9 +337,9 @@ class HeadBuilder(Builder):
             return SPECULATORS_MODULE
         if self._target.spec.architecture.startswith("qwen"):
             return QWEN_MODULE
-        source = self._source
-        root = next((root for root in ROOTS if f"{root}.embed_tokens.weight" in source), ROOTS[0])
-        return deepseek_module(f"{root}.layers.{self._target.spec.num_hidden_layers}")
+        root = first_stored(ROOTS, "embed_tokens.weight", self._source)
+        layer = self._target.spec.num_hidden_layers
+        return deepseek_module(f"{root}.layers.{layer}")
 
     @property
     def _within(self) -> tuple[str, ...]:
@@ -361,11 +373,16 @@ class HeadBuilder(Builder):
         )
 
     def _block(self) -> BlockHead:
-        layout, spec = self._layout, self._spec
-        hidden, states = spec.hidden_size, layout.num_states * layout.target_hidden_size
+        layout = self._layout
+        hidden = self._spec.hidden_size
+        states = layout.num_states * layout.target_hidden_size
         layers = tuple(self._other_layers(0))
-        if not all(isinstance(layer.mixer, GroupedAttention) for layer in layers):
-            raise ConfigError(f"head {layout.name}: its attention is not run in parallel heads")
+        for layer in layers:
+            if not isinstance(layer.mixer, GroupedAttention):
+                raise ConfigError(f"head {layout.name}: its attention is not run in parallel heads")
+        markov = None
+        if layout.markov_rank:
+            markov = self._markov()
         return BlockHead(
             layout=layout,
             embedding=self._embedding("embed_tokens"),
@@ -376,13 +393,16 @@ class HeadBuilder(Builder):
             fusion=self._linear("fc", hidden, states),
             state_norm=self._norm("hidden_norm"),
             norm=self._norm("norm"),
-            markov=self._markov() if layout.markov_rank else None,
+            markov=markov,
         )
 
     def _markov(self) -> Markov:
-        layout, prefix = self._layout, "markov_head"
-        hidden, rank = self._spec.hidden_size, layout.markov_rank
-        gate = joint = None
+        layout = self._layout
+        prefix = "markov_head"
+        hidden = self._spec.hidden_size
+        rank = layout.markov_rank
+        gate = None
+        joint = None
         if layout.markov_kind == "gated":
             gate = self._linear(f"{prefix}.gate_proj", rank, hidden + rank, bias=True)
         if layout.markov_kind == "rnn":

@@ -46,8 +46,11 @@ class Head(ABC):
     @property
     def kept(self) -> dict[int, Kept]:
         """Storage of an entry in each layer."""
-        mixers = {index: layer.mixer for index, layer in enumerate(self.layers)}
-        return {index: mixer.kept for index, mixer in mixers.items() if mixer is not None}
+        kept = {}
+        for index, layer in enumerate(self.layers):
+            if layer.mixer is not None:
+                kept[index] = layer.mixer.kept
+        return kept
 
     def reserve(self, num_positions: int, *, longest: int) -> None:
         """Prepares rotations of positions 0..num_positions-1. A head reads beyond the length that
@@ -112,7 +115,8 @@ class Eagle3Head(ChainHead):
     def step(self, tokens_BT: Tensor, fused_BTH: Tensor, attention: AttentionPass) -> Tensor:
         rotations = self.rotations(attention)
         normed_BTH = self.state_norm(fused_BTH)
-        inputs = torch.cat((self.token_norm(self.embedding(tokens_BT)), normed_BTH), dim=-1)
+        embedded_BTH = self.token_norm(self.embedding(tokens_BT))
+        inputs = torch.cat((embedded_BTH, normed_BTH), dim=-1)
         residual_BTH = fused_BTH.clone()
         if self.layout.norm_before_residual:
             residual_BTH = normed_BTH
@@ -188,8 +192,11 @@ class PredictionHead(ChainHead):
     def step(self, tokens_BT: Tensor, fused_BTH: Tensor, attention: AttentionPass) -> Tensor:
         embedded_BTH = self.embedding(tokens_BT)
         if self.hides_first:
-            embedded_BTH = embedded_BTH * (attention.positions_BT > 0)[..., None]
-        inputs = torch.cat((self.token_norm(embedded_BTH), self.state_norm(fused_BTH)), dim=-1)
+            is_shown_BT = attention.positions_BT > 0
+            embedded_BTH = embedded_BTH * is_shown_BT[..., None]
+        tokens_BTH = self.token_norm(embedded_BTH)
+        states_BTH = self.state_norm(fused_BTH)
+        inputs = torch.cat((tokens_BTH, states_BTH), dim=-1)
         hidden_BTH, delta_BTH = through_layers(
             self.layers,
             self.projection(inputs),

@@ -35,8 +35,11 @@ class BlockVisible(Visible):
 
     @cached_property
     def is_hidden_BTS(self) -> Tensor | None:
-        slots_S = torch.arange(self.first + self.num_open, self.stop, device=self.last_BT.device)
-        return (slots_S > self.last_BT[..., None]) | (slots_S < self.floor_B[:, None, None])
+        start = self.first + self.num_open
+        slots_S = torch.arange(start, self.stop, device=self.last_BT.device)
+        is_behind_BTS = slots_S > self.last_BT[..., None]
+        is_before_BTS = slots_S < self.floor_B[:, None, None]
+        return is_behind_BTS | is_before_BTS
 
 
 class BlockPass:
@@ -60,8 +63,10 @@ class BlockPass:
         self._workspace = workspace
         self._is_window_causal = is_window_causal
         self._lengths_B = lengths_B
-        self.positions_BT = lengths_B[:, None] + torch.arange(num_tokens, device=lengths_B.device)
-        self._last_BT = self.positions_BT[:, -1:].expand_as(self.positions_BT).contiguous()
+        steps_T = torch.arange(num_tokens, device=lengths_B.device)
+        self.positions_BT = lengths_B[:, None] + steps_T
+        last_B1 = self.positions_BT[:, -1:]
+        self._last_BT = last_B1.expand_as(self.positions_BT).contiguous()
         self._stop = int(host_lengths.max()) + num_tokens
         self._num_open = int(host_lengths.min())
         if static_shapes:
@@ -124,13 +129,15 @@ class Markov:
         """The shift of the logits, [B, V], and the state for the next position."""
         token_BR = self.tokens_VR[tokens_B]
         if self.joint is not None:
-            mixed = self.joint(torch.cat((state_BR, token_BR, output_BH), dim=-1))
+            inputs = torch.cat((state_BR, token_BR, output_BH), dim=-1)
+            mixed = self.joint(inputs)
             gate, candidate, result = mixed.chunk(3, dim=-1)
             gate = gate.sigmoid()
             state_BR = gate * state_BR + (1.0 - gate) * candidate.tanh()
             return self.shift(result.tanh()), state_BR
         if self.gate is not None:
-            token_BR = self.gate(torch.cat((output_BH, token_BR), dim=-1)).sigmoid() * token_BR
+            inputs = torch.cat((output_BH, token_BR), dim=-1)
+            token_BR = self.gate(inputs).sigmoid() * token_BR
         return self.shift(token_BR), state_BR
 
 

@@ -33,7 +33,7 @@ class ReducedVocabulary:
         """Probabilities at the target's tokens; 0 at those that the head cannot choose."""
         whole_BD = draft_BV
         if self.tp.size > 1:
-            whole_BD = self.tp.all_gather(draft_BV).movedim(0, -2).flatten(-2)
+            whole_BD = self.tp.all_gather_last(draft_BV)
         part = self.vocab_size // self.tp.size
         rows_D, is_here_D = self.tp.own_rows(self.target_D, part)
         spread_BV = torch.zeros(
