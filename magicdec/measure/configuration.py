@@ -132,7 +132,7 @@ class BenchmarkRequest:
 
     @property
     def max_len(self) -> int:
-        """KV slots a sequence needs: its context, what it generates, and the block in flight."""
+        """KV slots a sequence needs: its context, the generated tokens, and the block in flight."""
         return self.context_len + self.gen_len + self.max_gamma + 1
 
 
@@ -148,7 +148,7 @@ class Outputs:
 
     @property
     def wants_decoding(self) -> bool:
-        """Whether something is decoded besides what is measured."""
+        """Whether the run decodes anything besides the measured configurations."""
         return self.save_output is not None or self.stream
 
     def check(self, **read: Path | None) -> None:
@@ -242,7 +242,7 @@ def _check_lengths(request: BenchmarkRequest, model: ModelSpec) -> None:
 
 
 def _check_for_vllm(request: BenchmarkRequest) -> None:
-    """Raises ConfigError for what is not run in vLLM."""
+    """Raises ConfigError for requests that vLLM cannot run."""
     refused = {
         "--tp above 1": request.tp_size > 1,
         "--queue": request.num_prompts is not None,
@@ -544,9 +544,8 @@ def inputs_digest(
     for_calibration: bool,
     head: str | None = None,
 ) -> str:
-    """Digest of all that a run reads: its models, in their order, a head's directory, and its
-    prompts' text, half of which it takes.
-    """
+    """Digest of all inputs of a run: its models in their order, a head's directory, and the half of
+    the prompts' text that it takes."""
     digests = [model_digest(model, with_weights=with_weights) for model in models]
     if head is not None:
         directory = Path(head)
@@ -558,11 +557,8 @@ def inputs_digest(
 
 
 def model_digest(model: str, *, with_weights: bool) -> str:
-    """Digest of a model argument: of its directory's settings and weights, or of its specification
-    alone.
-
-    Raises CheckpointError when a file of it cannot be read.
-    """
+    """Digest of a model argument: of its directory's settings and weights, or of its spec alone.
+    Raises CheckpointError for a file that cannot be read."""
     directory = checkpoint_directory(model)
     if directory is None or not with_weights:
         return _hash([repr(load_model_spec(model)).encode()])

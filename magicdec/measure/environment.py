@@ -138,8 +138,8 @@ class ReferenceKernels:
 
 
 def available_memory_bytes(device: str) -> float:
-    """Memory that can be taken now: the GPU's free memory; or what the kernel calls available, and
-    no more than this process's control groups leave it."""
+    """Memory that can be allocated now: the GPU's free memory; on a CPU the kernel's available
+    memory, within this process's control groups."""
     if device.startswith("cuda"):
         import torch
 

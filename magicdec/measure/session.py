@@ -44,7 +44,7 @@ from magicdec.specs.speculation import (
 
 WARM_UP_TOKENS = 4
 DraftKey = tuple[str, int, str | None]
-"""A drafting model's name, ranks, and weight format (None: as it is)."""
+"""A drafting model's name, ranks and weight format. None: the published format."""
 HeadKey = tuple[DraftMethod, str | None]
 """A head's method and directory (None: it is part of the target's checkpoint)."""
 
@@ -149,7 +149,7 @@ class BenchmarkSession:
         return heads
 
     def _draft_key(self, speculation: SpeculationSpec) -> DraftKey | None:
-        """Which model drafts; None where it is the target as it is, or none."""
+        """The model that drafts. None: the target itself, or no draft."""
         name = draft_model_name(speculation.draft)
         weight_dtype = speculation.draft_weight_dtype
         if name is None and (weight_dtype is None or not speculation.is_self):

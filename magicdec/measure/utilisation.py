@@ -48,7 +48,7 @@ def seconds_per_call(
 
 
 def elapsed_s(call: Callable[[], object], calls: int, device: str, clock: Clock = "wall") -> float:
-    """Seconds of so many calls by the clock, on a CUDA device by its events."""
+    """Seconds of `calls` calls by the clock; on a CUDA device by its events."""
     if is_cuda(device):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()

@@ -292,9 +292,8 @@ class VllmSession:
             self._core.add_request(str(index), {"prompt_token_ids": prompt}, wanted)
 
     def _prefill(self) -> float:
-        """Leaves the prompts in the engine's prefix cache, so that all sequences of a run begin
-        together.
-        """
+        """Fills the engine's prefix cache with the prompts, so that all sequences of a run begin
+        together."""
         from vllm import SamplingParams
 
         start = time.perf_counter()

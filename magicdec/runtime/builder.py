@@ -175,9 +175,8 @@ class Builder:
         )
 
     def _norm_weight(self, name: str, shape: tuple[int, ...], rows: slice = ALL) -> Tensor:
-        """The factor of a norm: the tensor, or one more than it, in 32 bits lest that be rounded
-        away.
-        """
+        """The factor of a norm: the stored tensor, or the tensor plus one, in 32 bits so that the
+        sum is not rounded."""
         weight = self._read(name, shape, rows)
         if self._spec.norm.kind.endswith("plus_one"):
             return weight.float() + 1.0
@@ -347,7 +346,7 @@ class Builder:
         return layers.Norm(weight=self._read(f"{name}.weight", (rank,)), eps=LATENT_NORM_EPS)
 
     def _rotary(self, rope: mixer_specs.Rope | None) -> int | None:
-        """The number of a rotary embedding; layers that rotate alike share one."""
+        """Index of a rotary embedding. Layers with equal settings share one."""
         if rope is None:
             return None
         if rope not in self._ropes:
@@ -361,9 +360,8 @@ class Builder:
         heads: Heads,
         ending: str,
     ) -> Tensor:
-        """Rows of queries, keys and values, then of gates where there are any, of the matrix or of
-        its bias.
-        """
+        """Rows of queries, keys and values, then of gates if the model has them; of the matrix or
+        of its bias."""
         query_heads, kv_heads = heads
         head_dim = kind.head_dim
         query_size = head_dim

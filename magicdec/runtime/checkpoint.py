@@ -198,7 +198,7 @@ class TensorSource(Protocol):
         """
 
     def read_numbers(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """A whole tensor of integers or booleans, as it is stored."""
+        """A whole tensor of integers or booleans, in its stored type."""
 
     def check_all_read(
         self, beside: tuple[str, ...] = (), *, within: tuple[str, ...] = ("",)
@@ -565,9 +565,8 @@ def _widened(parts: Mapping[str, Tensor], scheme: Scheme) -> Tensor:
 
 
 def _shard_files(directory: Path) -> list[Path]:
-    """The files that transformers would load: `model.safetensors`, else those of the index; else
-    the only one.
-    """
+    """The files that transformers would load: `model.safetensors`, else the index's files, else the
+    only file."""
     index = directory / INDEX_FILE
     single = directory / SINGLE_FILE
     if single.is_file():

@@ -45,7 +45,7 @@ class CollectiveClock:
 
 
 def now_s(device: torch.device) -> float:
-    """The clock, when the device has done what it was given."""
+    """The time once the device has finished its queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
@@ -161,8 +161,8 @@ SINGLE = TensorParallel()
 
 
 def join_world(device_type: str = "cpu") -> TensorParallel:
-    """This process's place in the world that its environment describes (torchrun's variables): all
-    ranks are one tensor-parallel group. A world of one where there is no such environment."""
+    """This process's place among the ranks of its environment (torchrun's variables), which are one
+    tensor-parallel group. Without such variables: a group of one."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         return TensorParallel()

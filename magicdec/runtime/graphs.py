@@ -60,9 +60,8 @@ class StepGraphs:
             self._chain = chain
 
     def run(self, name: str, part: Callable[[], T]) -> T:
-        """The part's results. Where it is replayed, `part` itself is not called: only what it
-        captured runs, so it must not depend on anything of the host that the step's key does not
-        tell."""
+        """The part's results. A replay runs only what was captured and does not call `part` itself,
+        so `part` must not depend on anything of the host that is not in the step's key."""
         chain = self._chain
         if chain is None:
             return part()

@@ -261,9 +261,8 @@ class Router:
         return F.linear(x_MH.float(), self.weight_EH.float(), bias_E)
 
     def _one_by_one(self, logits_ME: Tensor) -> tuple[Tensor, Tensor]:
-        """The best expert, by a softmax among those that are near it; then the best of the others,
-        and so on.
-        """
+        """The best expert, weighted by a softmax over experts near it; then the best of the others,
+        and so on."""
         nothing = float("-inf")
         left_ME = logits_ME
         weights = []
@@ -280,7 +279,7 @@ class Router:
         return torch.cat(weights, dim=1), torch.cat(experts, dim=1)
 
     def _among_best_groups(self, choice_ME: Tensor) -> Tensor:
-        """The scores, with those of experts outside the best groups at -inf."""
+        """The scores; experts outside the best groups get -inf."""
         kind = self.kind
         if kind.num_chosen_groups == kind.num_groups:
             return choice_ME

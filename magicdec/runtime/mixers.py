@@ -40,7 +40,7 @@ class AttentionPass(Protocol):
 
 
 class Mixer(Protocol):
-    """Reads the normed hidden states [B, T, H] and gives what is added to the residual stream."""
+    """Maps the normed hidden states [B, T, H] to the update of the residual stream."""
 
     @property
     def kept(self) -> Kept:
@@ -238,8 +238,8 @@ class RotaryEmbedding:
 
     def reserve(self, num_positions: int, *, longest: int) -> None:
         """Makes the table cover positions 0..num_positions-1, for sequences of at most `longest`
-        tokens. Raises CapacityError where the frequencies would have to change with a sequence's
-        length: what is cached was rotated by other ones."""
+        tokens. Raises CapacityError if the frequencies would have to change with a sequence's
+        length, because cached keys were rotated by the old ones."""
         scaling = self._rope.scaling
         kind = None
         original = longest
@@ -298,9 +298,8 @@ def _check_long(scaling: RopeScaling, original: int, longest: int) -> None:
 
 
 def rotate_(heads_BTND: Tensor, rotation: Tensor, norm: HeadNorm | None = None) -> Tensor:
-    """Normalises every head, where there is a norm, and applies `rotation` (from RotaryEmbedding)
-    to it, in place.
-    """
+    """Normalises every head, if there is a norm, and applies `rotation` (from RotaryEmbedding), in
+    place."""
     if kernels.can_fuse(heads_BTND):
         from magicdec.runtime.kernels import triton_fused
 
@@ -364,9 +363,8 @@ def rotary_frequencies(rope: Rope, device: torch.device, *, is_long: bool = Fals
 
 
 def _yarn_ramp(rope: Rope, scaling: RopeScaling) -> Tensor:
-    """How far each pair is stretched: 0 for those that turn `beta_fast` times or more, 1 for
-    `beta_slow` or fewer.
-    """
+    """How far each pair is stretched: 0 for pairs that turn `beta_fast` times or more, 1 for pairs
+    that turn `beta_slow` times or fewer."""
 
     def pair_that_turns(times: float) -> float:
         share = scaling.original_max_position_embeddings / (times * 2 * math.pi)

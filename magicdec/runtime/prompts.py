@@ -182,8 +182,8 @@ def _with_repeated_passage(
     passage: int = 256,
     cue: int = 24,
 ) -> list[int]:
-    """The prompt with its last `cue` tokens replaced by the start of a passage from its first half,
-    so that what comes next is to be recalled from thousands of tokens back."""
+    """The prompt with its last `cue` tokens replaced by the start of a passage from its first half:
+    the continuation has to be recalled from thousands of tokens back."""
     passage = min(passage, len(prompt) // 4)
     last = len(prompt) // 2 - passage
     start = int(np.random.default_rng(seed).integers(0, max(1, last)))

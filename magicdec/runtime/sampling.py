@@ -287,7 +287,8 @@ def verify(
 def _num_accepted(
     is_accepted_BT: Tensor, uniforms: Tensor | None, simulated_rates_T: Tensor | None
 ) -> Tensor:
-    """How many of the first drafted tokens stay; decided by simulated rates where there are any."""
+    """Number of accepted tokens before the first rejection; simulated rates, if given, decide
+    instead."""
     if simulated_rates_T is not None:
         assert uniforms is not None
         gamma = len(simulated_rates_T)

@@ -49,7 +49,8 @@ NORMED = -1
 
 
 class Taps:
-    """Takes states of the residual stream out of a pass: after so many layers each, or NORMED."""
+    """Takes states of the residual stream out of a pass: after each of these numbers of layers, or
+    NORMED."""
 
     def __init__(self, reads: Iterable[int]) -> None:
         self._reads = frozenset(reads)
@@ -118,7 +119,7 @@ class Transformer:
         return max((rotary.shortest for rotary in self.rotaries), default=1)
 
     def turns(self, distances_BT: Tensor) -> list[Tensor]:
-        """Rotations that move rotated keys on by so many positions, by rotary embedding."""
+        """Rotations that move rotated keys on by these distances, by rotary embedding."""
         return [rotary.turns(distances_BT) for rotary in self.rotaries]
 
     def hidden(

@@ -112,9 +112,8 @@ def with_weight_dtype(model: Transformer, weight_dtype: str | None) -> Transform
 
 
 def _narrowed(part: Any, weight_dtype: str) -> Any:
-    """Gives a part of a model with narrower linear layers; norms, routers and what latents absorb
-    keep their format.
-    """
+    """A part of a model with narrower linear layers. Norms, routers and absorbed projections of
+    latents keep their format."""
     if isinstance(part, ColumnParallelLinear):
         assert isinstance(part.weight, Tensor)
         return replace(part, weight=quantize(part.weight, weight_dtype))

@@ -63,7 +63,7 @@ def architecture_facts() -> tuple[ArchitectureFacts, ...]:
 
 
 def checkpoint_directory(model: str) -> Path | None:
-    """Where the weights of a model argument are, when it names a local checkpoint."""
+    """Directory of a model argument's weights. None: the argument is no local checkpoint."""
     if model == EMBEDDED:
         return EMBEDDED_DIRECTORY
     path = Path(model)
@@ -83,11 +83,9 @@ def served_checkpoint(model: str) -> str | None:
 
 
 def local_model(model: str, *, with_weights: bool) -> str:
-    """A model argument to run: the local directory of `owner/name`, downloaded on first use, where
-    its weights are asked for or the catalog does not have it; any other as it is.
-
-    Raises ConfigError when it cannot be fetched.
-    """
+    """The model argument that a run loads: for `owner/name` of the hub its local directory,
+    downloaded on first use, if weights are requested or the catalog lacks the model; any other
+    argument unchanged. Raises ConfigError if the download fails."""
     if not is_hub_name(model) or not (with_weights or resolve_name(model) is None):
         return model
     return hub_checkpoint(model, with_weights=with_weights)
@@ -141,10 +139,8 @@ def models_that_may_draft(target: ModelSpec) -> list[str]:
 
 
 def load_model_spec(model: str) -> ModelSpec:
-    """The spec of a model argument; a file is read anew each time.
-
-    Raises ConfigError when it is no known name, no file that can be read, and not on the hub.
-    """
+    """The spec of a model argument. A file is read anew each time. Raises ConfigError for a name
+    that is not known, a file that cannot be read, and a repository that the hub lacks."""
     if model == EMBEDDED:
         return _embedded()
     path = Path(model)
@@ -199,7 +195,7 @@ def _of_catalog(name: ModelName) -> ModelSpec:
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """These layers, in this order, so many times."""
+    """Layers in this order, repeated this often."""
 
     layers: tuple[str, ...]
     repeat: int = 1

@@ -98,9 +98,8 @@ LIMITS: dict[str, tuple[float, float]] = {
     "relative_error": (0, 10),
     "error": (0, 10),
 }
-"""Range of each number; others are from 0 to 1e18. Times are in seconds, so that none is a year by
-mistake.
-"""
+"""Range of each number; numbers that are not listed lie between 0 and 1e18. Times are in
+seconds."""
 
 
 class Link(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -117,9 +116,8 @@ class Link(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_def
     between_nodes_bytes_per_s: float | None = None
     """The network's, per device and direction; None: not known."""
     num_gpus_linked: int | None = None
-    """Devices that the link joins, where it reaches beyond a node (72 in a rack of GB200); None:
-    those of a node.
-    """
+    """Devices that the link joins if it reaches beyond a node (72 in a rack of GB200). None: those
+    of a node."""
 
     @property
     def reach(self) -> int:

@@ -83,8 +83,7 @@ class EngineProfile(
     attention_factor: float = 1.0
     split_attention_factor: float | None = None
     """`attention_factor` of kernels that split the context of any head over blocks (FlashAttention
-    3); None: alike.
-    """
+    3). None: `attention_factor`."""
     verify_attention_factor: float = 1.0
     """On top of `attention_factor`, where a pass has several query tokens per sequence."""
     query_tile_reread: float = 0.0
@@ -115,7 +114,8 @@ class EngineProfile(
     quantized_head: bool = False
     """Whether the head is as narrow as the other weights; else it is in 16 bits."""
     allreduce_kernels: str = ""
-    """Whose all-reduce kernels, where a device has a curve for them; else those of vLLM's table."""
+    """Library whose all-reduce kernels are used if the device has a curve for them; else vLLM's
+    table."""
 
     # Fixed costs
     forward_overhead_s: float = 0.0
@@ -174,8 +174,8 @@ class EngineProfile(
     checked and handed on.
     """
     scored_token_s: float = 0.0
-    """Per token of a verification pass that the engine scores as a sequence of its own, host time.
-    """
+    """Host time per token of a verification pass whose tokens the engine scores as sequences of
+    their own."""
     uncaptured_pass_s: float = 0.0
     """Per pass that runs outside captured graphs because its attention kernel cannot be captured
     with several query tokens (FlashInfer on devices before Hopper, whose FlashAttention reads no
@@ -226,29 +226,24 @@ class EngineProfile(
     drafts: tuple[str, ...] = DRAFT_KINDS
     """Kinds of drafts that it runs, among `DRAFT_KINDS` (specs/speculation.py)."""
     draft_calls: dict[str, dict[str, str | bool]] = {}
-    """By method: the settings that ask for it there; "model": those of a draft model, and of what
-    has none of its own.
-    """
+    """The engine's settings for each method. "model": for draft models and for methods without an
+    entry."""
     draft_windows: dict[str, str] = {}
     """By method of head: the setting that cuts its attention to a window there."""
     draft_sinks: dict[str, str] = {}
-    """By method of head: the setting of the first tokens that it sees beside its window; the window
-    alone counts without one.
-    """
+    """Setting, by method of head, of the first tokens that the head sees besides its window.
+    Without one the draft's budget is the window alone."""
     draft_sink_tokens: int = 4
-    """Those first tokens, which a budget of the head holds beside the window."""
+    """First tokens that a head's budget holds besides the window."""
     draft_window_cache: Literal["all", "ring"] = "all"
-    """The part of a head's cache that is kept with such a window: every token, or the window's
-    slots.
-    """
+    """Part of a windowed head's cache that the engine keeps: every token, or the window's slots."""
     draft_notes: dict[str, str] = {}
     """By kind of draft: what to know before it is run there."""
     gamma_table_note: str = ""
     """The cost of following a table of gammas by batch size there."""
     runner: str = ""
-    """Model runner of self-drafts, a key of `self_draft`; users may choose another. Empty: none is
-    told apart.
-    """
+    """Model runner of self-drafts, a key of `self_draft`; users may choose another. Empty: the
+    engine has one runner."""
     self_draft: dict[str, dict[str, float]] = {}
     """By the engine's model runner: constants that differ in speculative steps where the target
     drafts for itself.
@@ -304,9 +299,8 @@ class EngineProfile(
     workspace_bytes: float = 1e9
     """Context, library buffers and captured graphs, per device."""
     prefix_block_tokens: int = 0
-    """Tokens of a block of the prefix cache, of which hits are whole numbers; models with recurrent
-    states have larger ones (perfmodel/prefix_cache.py). 0: hits are counted by token.
-    """
+    """Tokens per block of the prefix cache; hits are whole blocks. Models with recurrent states
+    have larger blocks (perfmodel/prefix_cache.py). 0: hits are counted by token."""
     drops_last_unit: tuple[str, ...] = ()
     """Methods with which the last unit of each prefix hit is computed anew."""
     keep_last_unit: str = ""
@@ -324,7 +318,7 @@ class EngineProfile(
     prefill_layer_overhead_s: float = 0.0
     """Per layer of a pass with prompts in it: it runs outside captured graphs."""
     prefill_factor: float = 1.0
-    """On top of the other factors, in what a prompt adds to the time of others."""
+    """Further factor of the time that a prompt adds to other requests."""
     prefill_attention_factor: float | None = None
     """Attention over prompts against the hardware's curve; None: `attention_factor`."""
     request_latency_s: float = 0.0
@@ -336,9 +330,7 @@ class EngineProfile(
     share a core.
     """
     steps_ahead: float = 0.0
-    """Steps that are scheduled before the one that runs has ended: a request that comes waits for
-    them too.
-    """
+    """Steps scheduled before the running one has ended; an arriving request waits for them too."""
     admission: Literal["as_used", "whole"] = "as_used"
     """Whether a request is admitted while the cache has room for it now, or only with room for all
     its tokens.
@@ -350,20 +342,16 @@ class EngineProfile(
     speedup_relative_error: float = 0.04
     """Relative error of a speedup, in which part of the errors cancel."""
     other_speedup_error: float | None = None
-    """`speedup_relative_error` where no server with speculation was measured on such a device with
-    such formats; None: no wider."""
+    """`speedup_relative_error` on devices and formats on which no server with speculation was
+    measured. None: `speedup_relative_error`."""
     speculation_fitted: tuple[str, ...] = ()
     """Places where servers with speculation were measured: "device/weights/cache"."""
     speculation_fitted_drafts: tuple[str, ...] = ()
     """Kinds of drafts with which servers were measured; empty: any."""
     other_device_error: float | None = None
-    """Relative error of a server's time between tokens on a device that was not fitted on; None:
-    `relative_error`.
-    """
+    """Relative TPOT error on devices outside the fit. None: `relative_error`."""
     other_model_error: float | None = None
-    """Relative error of a server's time between tokens for a model that was not fitted on; None:
-    `relative_error`.
-    """
+    """Relative TPOT error for models outside the fit. None: `relative_error`."""
 
     before: dict[str, dict[str, float]] = {}
     """Constants of versions before these ("0.14"), where they differ; of several bounds the nearest
@@ -468,7 +456,7 @@ class EngineProfile(
         return self.draft_calls.get(method) or self.draft_calls.get("model", {})
 
     def runs_staged(self, draft: str, method: str, pp_size: int) -> bool:
-        """Whether it runs a draft with so many stages."""
+        """Whether the engine runs a draft with this many pipeline stages."""
         return pp_size == 1 or draft_kind(draft, method) in self.staged_drafts
 
     def __post_init__(self) -> None:
@@ -501,7 +489,7 @@ def engine_names() -> list[str]:
 
 
 def engines_that_run(draft: str, method: str) -> list[str]:
-    """Those of the catalog, the serving engines first."""
+    """Engines of the catalog, serving engines first."""
     able = [name for name in engine_names() if load_engine(name).runs(draft, method)]
     return sorted(able, key=lambda name: (name not in SERVING_ENGINES, name != "vllm", name))
 

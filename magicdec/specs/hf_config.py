@@ -246,8 +246,8 @@ def read_quantization(
     vocab_size: int,
     names: TensorNames,
 ) -> Quantization | None:
-    """The formats of a model's parts. None where its weights are in 16 or 32 bits. Raises
-    ConfigError for an unknown method or format."""
+    """Formats of a model's parts. None: weights in 16 or 32 bits. Raises ConfigError for an unknown
+    method or format."""
     value = keys.raw(KEY, "compression_config", default=None)
     if value is None:
         return None
@@ -539,7 +539,8 @@ MODELOPT: Mapping[str, Scheme] = {
     "INT8_SQ": Scheme(dtype="int8", storage=None, bits=8, scale_bytes=4),
     "W8A8_SQ_PER_CHANNEL": Scheme(dtype="int8", storage=None, bits=8, scale_bytes=4),
 }
-"""By `quant_algo`. Those that scale a layer's inputs as well (AWQ, SmoothQuant) are not widened."""
+"""Formats by `quant_algo`. Formats that also scale a layer's inputs (AWQ, SmoothQuant) are not
+widened."""
 
 
 def _modelopt(config: _Config) -> Read:
@@ -593,9 +594,9 @@ COMPRESSED: Mapping[Any, tuple[str, Storage]] = {
     **{(each, "float", 8): ("fp8", "scaled") for each in ("float-quantized", "naive-quantized")},
     **{(each, "int", 8): ("int8", "scaled") for each in ("int-quantized", "naive-quantized")},
 }
-"""(format, type, bits) of compressed-tensors: what a plan calls it, and how it is stored."""
+"""Formats of compressed-tensors by (format, type, bits): the plan's name, and the storage."""
 PLANNED = {"float8": "fp8", "float4": "nvfp4", "int8": "int8", "int4": "int4"}
-"""Formats, not widened, by the one that they are planned as."""
+"""The format that prices each of these, which are not widened."""
 
 
 def _compressed(config: _Config) -> Read:

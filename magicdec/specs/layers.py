@@ -108,7 +108,7 @@ class MixtureOfExperts(Kind, frozen=True, kw_only=True, tag="mixture_of_experts"
     """The chosen experts' weights are divided by their sum."""
     num_groups: int = 1
     num_chosen_groups: int = 1
-    """Experts are chosen among those of the best groups only (DeepSeek-V3)."""
+    """Experts are chosen from the best groups only (DeepSeek-V3)."""
     group_score: Literal["top2", "max"] = "top2"
     nearness: float = 0.01
     """Share of the best expert's score, twice which another may be below it and count as near

@@ -145,7 +145,7 @@ def matrices(projections: tuple[Projection, ...]) -> int:
 
 
 class Attending(BaseMixer, frozen=True, kw_only=True):
-    """A mixer whose queries attend to what is kept of each token."""
+    """A mixer whose queries attend to cached tokens."""
 
     num_heads: int
     rope: Rope | None = None
@@ -442,7 +442,7 @@ class Mamba2(BaseMixer, frozen=True, kw_only=True, tag="mamba2"):
 
     @property
     def in_size(self) -> int:
-        """Width of the input projection: gate, what is convolved, and a step per head."""
+        """Width of the input projection: gate, convolved inputs, and a step per head."""
         return self.inner_size + self.conv_size + self.num_heads
 
     def projections(self, hidden_size: int) -> tuple[Projection, ...]:

@@ -97,7 +97,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Tokens that a draft head can propose, where they are fewer than the target's."""
     quantization: Quantization | None = None
     extension: RopeScaling | None = None
-    """The publisher's scaling for contexts beyond those of the configuration."""
+    """The publisher's scaling for contexts beyond the configured one."""
     names: TensorNames = TensorNames()
     eos_token_ids: tuple[int, ...] = ()
 
@@ -196,9 +196,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def attention(self) -> Attention:
-        """The first attention of queries, keys and values by head; that of every layer, in many
-        models.
-        """
+        """The first attention with queries, keys and values by head; in many models every layer has
+        it."""
         return next(layer.mixer for layer in self.layers if isinstance(layer.mixer, Attention))
 
     @cached_property
@@ -221,7 +220,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def prediction_head(self) -> ModelSpec:
-        """One multi-token-prediction head; of a model without any, one with a layer like its
+        """One multi-token-prediction head. A model without heads is given one with a layer like its
         own."""
         return msgspec.structs.replace(
             self,
@@ -344,9 +343,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.kv_elements(1)
 
     def state_elements(self, *, tp_size: int = 1) -> tuple[int, int]:
-        """Numbers that one rank keeps per sequence of any length: (recurrent ones, in 32 bits;
-        those of convolutions).
-        """
+        """Numbers that one rank keeps per sequence, whatever its length: (recurrent states, in 32
+        bits; convolution states)."""
         recurrent = 0
         convolved = 0
         for state, count in self.states:

@@ -166,7 +166,7 @@ def resolve_name(text: str) -> ModelName | None:
 
 
 def model_name(text: str) -> str:
-    """The catalog's name for a model in whatever format; any other text as it is."""
+    """The catalog's name for a model in any format; other text unchanged."""
     name = resolve_name(text)
     if name is None:
         return text
@@ -174,7 +174,7 @@ def model_name(text: str) -> str:
 
 
 def catalog_name(text: str) -> str:
-    """The catalog's name for a model as published; any other text as it is."""
+    """The catalog's name for a model in its published format; other text unchanged."""
     name = resolve_name(text)
     if name is None or name.weight_format is not None:
         return text
@@ -215,7 +215,7 @@ def _without_format(name: str) -> tuple[str, str | None]:
 
 
 def _key(name: str) -> str:
-    """A name by which models are told apart, however its parts are divided."""
+    """A name that identifies a model, however its parts are separated."""
     parts = [part for part in name.split("-") if part not in SAID_IN_PASSING] or [name]
     if parts[0] in ("meta", "nvidia"):
         parts = parts[1:]

@@ -88,7 +88,7 @@ class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
     """Options that bear on speed, as written."""
     not_understood: list[str] = []
     problems: list[str] = []
-    """Settings that cannot be meant as they are written."""
+    """Settings whose written form cannot be what is meant."""
 
 
 # What engines call their options

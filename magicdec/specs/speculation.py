@@ -32,7 +32,7 @@ PARALLEL_METHODS = _of_sort("parallel")
 HEAD_METHODS = _of_sort("head", "parallel")
 """Heads trained on the target's hidden states."""
 SPARSE_METHODS = _of_sort("sparse")
-"""Those whose draft reads a part of the cache, of `draft_budget` slots."""
+"""Methods whose draft reads `draft_budget` slots of the cache."""
 MODEL_METHODS: tuple[DraftMethod, ...] = ("streamingllm", "full")
 """Methods by which our runtime runs a draft model."""
 NOT_RUN: tuple[DraftMethod, ...] = tuple(name for name in DRAFT_METHODS if not METHODS[name].is_run)
@@ -113,7 +113,8 @@ PUBLISHED_HEADS = {
     "dflash": HeadSpec(num_layers=5),
     "p-eagle": HeadSpec(num_layers=4),
 }
-"""Heads as they are usually published; others have one layer."""
+"""Usual published heads of these methods. Heads of other methods have one layer and the target's
+vocabulary."""
 
 
 class _HeadConfig(msgspec.Struct):
@@ -243,7 +244,7 @@ class SpeculationSpec(msgspec.Struct, frozen=True, kw_only=True):
     draft_tp_size: int | None = None
     draft_weight_dtype: str | None = None
     head: HeadSpec | None = None
-    """The trained head; None: one as they are usually published."""
+    """The trained head. None: the usual published head."""
     checkpoint: str | None = None
     """The directory of the head's weights; None: they are part of the target's checkpoint."""
     shares_vocabulary: bool = False

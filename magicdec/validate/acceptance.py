@@ -60,7 +60,7 @@ THRESHOLDS = np.arange(1.3, 3.01, 0.1)
 NUM_DECILES = 10
 CONTEXTS = (("up to 2k", 2048.0), ("2k to 8k", 8192.0), ("beyond 8k", float("inf")))
 LEAST_ROWS = 12
-"""Fewest rows of a group that gets a line of its own."""
+"""Fewest rows of a group with a line of its own."""
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):

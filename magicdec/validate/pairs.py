@@ -152,7 +152,7 @@ class _Drafting(NamedTuple):
 
 
 class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """One measured pair, as its line states it. Raises ConfigError for what is not known."""
+    """One measured pair of a table's line. Raises ConfigError for unknown names."""
 
     where: str = ""
     source: str
@@ -264,8 +264,8 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def measured(self) -> tuple[float, float]:
-        """Seconds per token without and with speculation. A rate gives those of the whole server,
-        a latency those of one request."""
+        """Seconds per token without and with speculation: of the whole server if the row states a
+        rate, of one request if it states a latency."""
         if self.is_rate:
             return 1.0 / self.baseline, 1.0 / self.speculative
         return self.baseline * MILLI, self.speculative * MILLI

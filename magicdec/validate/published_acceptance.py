@@ -224,7 +224,7 @@ class CellFit:
 
     @property
     def law(self) -> Law:
-        """The shared shape, at no rate of its own."""
+        """The shared shape, without a rate."""
         shape: dict[str, Any] = {}
         for name in SHAPE:
             if name in self.values:

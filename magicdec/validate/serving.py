@@ -111,7 +111,7 @@ Engines = Mapping[str, EngineProfile]
 
 
 class ServingRow(msgspec.Struct, frozen=True, kw_only=True, rename=COLUMNS):
-    """One measured configuration. Raises ConfigError for what is not known."""
+    """One measured configuration. Raises ConfigError for unknown names."""
 
     where: str = ""
     source: str
@@ -218,7 +218,7 @@ class ServingRow(msgspec.Struct, frozen=True, kw_only=True, rename=COLUMNS):
 
     @property
     def group(self) -> str:
-        """source / hardware / engine / what is in the figure."""
+        """source / hardware / engine / parts of a request in the figure."""
         if self.is_left_out:
             what = "queues or below the bytes"
         elif self.metric == "speedup":

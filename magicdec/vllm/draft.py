@@ -156,7 +156,7 @@ class SparseDraft:
     """
 
     def __init__(self, config: VllmConfig) -> None:
-        """Raises ConfigError for what is not supported."""
+        """Raises ConfigError for settings and models that are not supported."""
         self.settings = checked_settings(config)
         speculative = config.speculative_config
         assert speculative is not None

@@ -172,9 +172,8 @@ class DraftBlock:
 
     @cached_property
     def _common(self) -> dict[str, Any]:
-        """Metadata that all passes share. Its bounds of lengths are those of the table, so that no
-        device is asked.
-        """
+        """Metadata that all passes share. Its bounds of lengths are the table's, so no device is
+        asked."""
         passes = self.passes
         count = len(self.table)
         most = self.table.shape[1] * passes.page_size

@@ -123,11 +123,9 @@ class PageMeans:
 
 
 def watch_layers(config: Any) -> dict[str, PageMeans]:
-    """Keeps up the means of an engine's layers from now on: before any key is stored, and any graph
-    captured.
-
-    Raises ConfigError for a backend that does not read the pages that a table names.
-    """
+    """Maintains the mean keys of an engine's layers from now on. Call it before any key is stored
+    or graph captured. Raises ConfigError for an attention backend that does not read the pages of a
+    block table."""
     context = config.compilation_config.static_forward_context
     layers = {}
     for name, layer in context.items():
@@ -214,7 +212,7 @@ class LayerChoice:
 
 
 class PageSelector:
-    """Chooses pages for the sequences of a batch, layer by layer, and keeps what it chose."""
+    """Chooses pages for the sequences of a batch, layer by layer, and stores the choices."""
 
     def __init__(
         self,

@@ -153,9 +153,7 @@ def apply_patches() -> None:
 
 
 class NothingToVerify(SimpleNamespace):
-    """Stands for V1's metadata of a step's drafts where there are none: the rows of the logits
-    alone.
-    """
+    """Replaces V1's metadata of a step's drafts if there are none: the logits' rows alone."""
 
 
 class GammaOfSteps:

@@ -50,7 +50,7 @@ class SparseSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # untyped w
     """
 
     def __init__(self, config: VllmConfig, device: torch.device, states: RequestState) -> None:
-        """Raises ConfigError for what is not supported."""
+        """Raises ConfigError for settings and models that are not supported."""
         self.settings = checked_settings(config)
         super().__init__(config, device)
         self._states = states
@@ -78,7 +78,8 @@ class SparseSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # untyped w
         target_input_buffers: InputBuffers,
         *__: Any,
     ) -> None:
-        """Builders of metadata are its own: those of the target keep what its graphs read."""
+        """Builds metadata with builders of its own: the target's builders hold inputs of its
+        captured graphs."""
         check_cache(kv_cache_config)
         self.attn_groups, *_ = init_attn_backend(kv_cache_config, self.vllm_config, self.device)
         starts = torch.arange(self.max_num_reqs + 1, dtype=torch.int32)
@@ -182,7 +183,7 @@ class SparseSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # untyped w
         num_speculative_tokens: int | None = None,
         **others: Any,
     ) -> Tensor:
-        """Drafts [B, gamma_max], of which the first `num_speculative_tokens` are meant."""
+        """Drafts [B, gamma_max]; the first `num_speculative_tokens` count."""
         del (
             attn_metadata,
             slot_mappings,

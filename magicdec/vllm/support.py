@@ -61,8 +61,8 @@ def check_supported(config: VllmConfig) -> None:
 
 
 def _other_layers(model: ModelConfig) -> Iterator[str]:
-    """Features of a model for which the engine keeps several groups of caches, or others than pages
-    of each layer's keys and values."""
+    """Features of a model that make the engine keep several groups of caches, or caches that are
+    not pages of each layer's keys and values."""
     text = model.hf_text_config
     others = sorted(set(getattr(text, "layer_types", None) or ()) - set(FULL_ATTENTION))
     if others:

@@ -41,9 +41,7 @@ from magicdec.runtime.transformer import Transformer
 from magicdec.specs.speculation import SpeculationSpec, check_gamma
 
 PROBE_TOKENS = 4
-"""Observed tokens per pass: as many as a verification would take, so that scores need no more
-memory.
-"""
+"""Observed tokens per pass: about a verification's, so scores need no more memory than it does."""
 
 
 class SlotsPass:
@@ -166,9 +164,8 @@ class RingDrafter(CompactDrafter):
         self.cache.copy_tokens(slots_BT, self.engine.cache, positions_BT)
 
     def slots_of(self, positions_BT: Tensor) -> Tensor:
-        """The slots of tokens at these positions; those of the fixed part stay at their own
-        position.
-        """
+        """The slots of tokens at these positions. Tokens of the fixed part stay at their own
+        position."""
         origin_B1 = self.origin_B[: len(positions_BT), None]
         return ring_slots(positions_BT, self.num_fixed, self.ring_size, origin_B1)
 

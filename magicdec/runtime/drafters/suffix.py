@@ -106,7 +106,8 @@ class SuffixDrafter(Drafter):
         self._learn(grown, grown.text[:stop].copy())
 
     def _admit(self, number: int, prompt_len: int) -> None:
-        """A new sequence, whose response gets a place of its own; the oldest leaves a full tree."""
+        """Adds a new sequence, with a place for its response. A full tree drops its oldest
+        response."""
         room = self.engine.max_len - prompt_len + 1
         first = self._num_responses
         self._num_responses += room
@@ -149,7 +150,8 @@ class SuffixDrafter(Drafter):
         return self._tree._replace(active=sequence.active)
 
     def _draft(self, sequence: Sequence, gamma: int) -> npt.NDArray[np.int32]:
-        """The draft with the higher score, of equal ones that of the sequence's own tree."""
+        """The draft with the higher score. If both are equal: the one of the sequence's own
+        tree."""
         place = sequence.length - 1
         own, score = self._looked_up(
             sequence.own,

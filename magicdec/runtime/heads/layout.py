@@ -38,7 +38,7 @@ IRRELEVANT = frozenset(
     transformers_version
     """.split()  # noqa: SIM905  (as a list it would be a page)
 )
-"""Keys next to `transformer_layer_config` that change nothing of what is drafted."""
+"""Keys next to `transformer_layer_config` that do not affect drafts."""
 
 
 class _EagleConfig(msgspec.Struct):
@@ -75,7 +75,7 @@ class _OwnKeys(msgspec.Struct):
 
 OWN_KEYS = frozenset(_OwnKeys.__struct_fields__)
 FLAT_IRRELEVANT = frozenset({"num_target_layers", "target_model_type", "modules"})
-"""Keys of a flat configuration that change nothing of what is drafted."""
+"""Keys of a flat configuration that do not affect drafts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +167,7 @@ def _method(document: dict[str, Any], file: Path, method: DraftMethod | None) ->
 
 
 def _layers(document: dict[str, Any], file: Path) -> ModelSpec:
-    """The head's layers as a model, which refuses what it does not understand."""
+    """The head's layers as a model. Unknown settings are refused."""
     inner = document.get(LAYERS_KEY)
     if inner is None:
         inside = {key: value for key, value in document.items() if key not in OWN_KEYS}

@@ -40,10 +40,10 @@ class Visible:
     first: int = 0
     """No query sees an earlier slot."""
     num_open: int = 0
-    """So many slots, from `first`, are seen by every query."""
+    """Number of slots, from `first` on, that every query sees."""
     window: int | None = None
     chunk: int | None = None
-    """A query sees slots of its own chunk of so many only."""
+    """Size of chunks; a query sees only slots of its own chunk."""
     ring: int | None = None
     """The slots of a ring, which are then all read: `first` is 0, `stop` this, and none is open."""
     empty: tuple[Tensor, int] | None = None
@@ -53,9 +53,8 @@ class Visible:
 
     @cached_property
     def is_hidden_BTS(self) -> Tensor | None:
-        """For slots first + num_open .. stop - 1: whether a query does not see them. None where
-        there are none.
-        """
+        """Whether a query does not see a slot, for slots first + num_open .. stop - 1. None: every
+        query sees them all."""
         if self.first + self.num_open == self.stop:
             return None
         slots_S = torch.arange(self.first + self.num_open, self.stop, device=self.last_BT.device)

@@ -32,7 +32,7 @@ class SharedFolder:
 
     @classmethod
     def from_function(cls, function: Callable[..., Any], source: str) -> SharedFolder | None:
-        """None where there is no such folder and none can be made."""
+        """The cache's folder. None: it is missing and cannot be made."""
         try:
             folder = cls(Path(source))
             folder.ensure_cache_path()
@@ -60,9 +60,8 @@ class SharedFolder:
 def kept(
     compiler: Callable[..., Any], *, name: str | None = None
 ) -> Callable[[Callable[..., None]], Any]:
-    """Compiles at once with `compiler`, and keeps the result on disk, under `name`, where that can
-    be done. What is kept may be damaged, and the disk full: then it is compiled anew and not
-    kept."""
+    """Compiles at once with `compiler`, and caches the result on disk under `name` if possible. A
+    damaged cache entry or a full disk only costs a recompilation."""
 
     def decorate(function: Callable[..., None]) -> Any:
         function.__qualname__ = name or function.__name__

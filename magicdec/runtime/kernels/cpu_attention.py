@@ -43,12 +43,11 @@ from magicdec.runtime.kernels.compiled import kept
 numba.config.THREADING_LAYER_PRIORITY = ["omp", "workqueue", "tbb"]
 
 BLOCK_FLOATS = 4096
-"""Floats of keys per block: with as many of values, well within a second-level cache (16 KB each).
-"""
+"""Floats of keys per block. With equally many of values they fit a second-level cache (16 KB
+each)."""
 HIDDEN = -1e30
-"""The score of a slot that a query does not see: finite, so that a block in which it sees nothing
-gives no NaN.
-"""
+"""Score of a slot that a query does not see. It is finite, so a block in which a query sees nothing
+gives no NaN."""
 CACHE_LINE_FLOATS = 16
 
 
@@ -520,9 +519,8 @@ def _accumulate(typing_context, outputs, weights, values, rows, head_dim, width,
 
 @intrinsic(prefer_literal=True)
 def _prefetch(typing_context, address, num_floats):
-    """Asks for the cache lines of so many floats; into the second level, since the first can wait
-    for few at a time.
-    """
+    """Prefetches the cache lines of `num_floats` floats into the second level, since the first can
+    wait for few at a time."""
 
     def generate(context, builder, signature, arguments):
         byte, flag = ir.IntType(8).as_pointer(), ir.IntType(32)

@@ -416,9 +416,8 @@ def _num_multiprocessors(device: torch.device) -> int:
 
 
 def choose_num_splits(*, num_programs: int, num_slots: int, num_multiprocessors: int) -> int:
-    """As many splits as fill the device's multiprocessors several times over, unless they would
-    become too short.
-    """
+    """Number of splits: enough to fill the device's multiprocessors several times over, unless they
+    would become too short."""
     wanted = triton.cdiv(PROGRAMS_PER_MULTIPROCESSOR * num_multiprocessors, num_programs)
     return max(1, min(wanted, triton.cdiv(num_slots, MIN_SPLIT_SLOTS), MAX_SPLITS))
 

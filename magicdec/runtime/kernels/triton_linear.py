@@ -110,9 +110,8 @@ def tiling(
     *,
     group: int = 0,
 ) -> dict[str, Any]:
-    """Blocks as large as leaves every multiprocessor one, so that all of the memory's bandwidth is
-    asked for.
-    """
+    """The largest blocks that still give every multiprocessor one, so all of the memory's bandwidth
+    is used."""
     block_n = 64 if group else 128  # as many weights of either width in registers
     while block_n > 16 and triton.cdiv(num_outputs, block_n) < num_multiprocessors:
         block_n //= 2

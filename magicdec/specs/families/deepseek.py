@@ -63,9 +63,8 @@ def indexed(keys: Keys, index: int) -> LatentAttention:
 
 
 def indexer_types(keys: Keys, count: int) -> list[str]:
-    """Layers that choose, and those that take an earlier choice, as older files say it; all choose
-    in DeepSeek's.
-    """
+    """ "full" for layers that choose tokens, "shared" for layers that reuse an earlier choice, as
+    older files state them. In DeepSeek's models all layers choose."""
     if not keys.knows("indexer_types"):
         return ["full"] * count
     pattern = keys.raw("index_topk_pattern", default=None)

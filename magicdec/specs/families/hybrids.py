@@ -259,9 +259,8 @@ def h_details(keys: Keys) -> Details:
 
 
 def nas_layers(keys: Keys) -> list[Layer]:
-    """Each layer as `block_configs` says: KV heads of its own or no attention, an MLP of its own
-    width or none.
-    """
+    """Layers by `block_configs`: KV heads of their own or no attention, an MLP of their own width
+    or none."""
     heads = keys.size("num_attention_heads")
     hidden = keys.size("hidden_size")
     keys.ignore("num_key_value_heads", "intermediate_size")

@@ -94,7 +94,7 @@ class Fields(NamedTuple):
     """A configuration class of transformers, as scripts/config_defaults.py has written it down."""
 
     fields: Mapping[str, tuple[str, Any]] = MappingProxyType({})
-    """The kinds of value that a field accepts, and what it is where a file lacks it."""
+    """Kinds of values that a field accepts, and its value if a file lacks it."""
     aliases: Mapping[str, str] = MappingProxyType({})
     """Other spellings of fields, in both directions."""
 
@@ -138,8 +138,8 @@ class Keys:
 
     def raw(self, *names: str, default: Any = _MISSING) -> Any:
         """The value under the first of these names that the file has. Several names are spellings
-        of one key; those that the class lacks are not read. A file without any gives the class's
-        default, and a class without the key gives `default`."""
+        of one key; spellings that the class lacks are ignored. A file without any of them gives the
+        class's default; a class without the key gives `default`."""
         names = self._spellings(names) or names
         self._read.update(names)
         present = {name: self._values[name] for name in names if name in self._values}
@@ -191,7 +191,7 @@ class Keys:
         return value
 
     def optional_size(self, *names: str, least: int = 1) -> int | None:
-        """A whole number, or None where there is none, or null."""
+        """A whole number. None: the key is missing or null."""
         if self.raw(*names, default=None) is None:
             return None
         return self.size(*names, least=least)
@@ -241,7 +241,7 @@ class Keys:
         item: Callable[[Any], bool],
         expected: str,
     ) -> list[Any] | None:
-        """A list with one entry for each layer; None where there is none."""
+        """A list with one entry per layer. None: the key is missing."""
         value = self.raw(key, default=None)
         if value is None:
             return None

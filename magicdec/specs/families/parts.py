@@ -42,9 +42,8 @@ def num_layers(keys: Keys) -> int:
 
 
 def listed_kinds(keys: Keys, default: Callable[[int], str]) -> list[str]:
-    """`layer_types`, or what the architecture takes where there is none. Windows may have a size
-    and no layer.
-    """
+    """`layer_types`, or the architecture's own kinds if the file has none. A window's size may be
+    stated although no layer has a window."""
     count = num_layers(keys)
     keys.ignore("sliding_window", "sliding_window_pattern", "max_window_layers")
     listed = keys.per_layer(
@@ -87,7 +86,8 @@ def windowed(is_local: Callable[[int], bool]) -> Callable[[int], str]:
 
 
 def windows_from(keys: Keys, window: int | None) -> list[str]:
-    """Windows, where there is one, from layer `max_window_layers` on; or as `layer_types` says."""
+    """Kinds of layers: windows from layer `max_window_layers` on, if the model has a window, or
+    `layer_types`."""
     if window is None:
         first = 0
     else:
@@ -109,7 +109,7 @@ def always_window(keys: Keys) -> list[str]:
 
 
 def zeros_and_ones(keys: Keys, key: str, default: Callable[[int], bool]) -> list[bool]:
-    """A list with 0 or 1 for each layer, or what the architecture takes where there is none."""
+    """A list with 0 or 1 per layer, or the architecture's default."""
     count = num_layers(keys)
     listed = keys.per_layer(key, count, lambda entry: entry in (0, 1), "zeros and ones")
     if listed is None:

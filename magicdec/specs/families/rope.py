@@ -90,7 +90,7 @@ def read_rope(
 
 
 def rope_parameters(keys: Keys) -> dict[str, Any]:
-    """The one rope of all layers; where the file has none, that of its class."""
+    """The rope of all layers. A file without one has its class's."""
     scaling = _object(keys, "rope_scaling")
     own = _object(keys, "rope_parameters")
     if own is None:
@@ -186,7 +186,7 @@ def _scaling(
 
 
 def _factor(inside: Keys, default: float | None = None) -> float:
-    """How far positions are stretched; null is `default`, where there is one."""
+    """Factor by which positions are stretched. Null means `default`, if there is one."""
     if default is None:
         value = inside.raw("factor")
     else:
