@@ -407,7 +407,7 @@ class Batch:
         self._start_s = time.perf_counter()
         self._decode_ends: list[float] = []
         self._step_ends: list[float] = []
-        """Of each step, behind the refilling that follows it."""
+        """Ends of steps, the refilling behind each included."""
         self._steady_steps: int | None = None
 
     def _check_limits(self) -> np.ndarray:

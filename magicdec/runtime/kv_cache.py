@@ -21,7 +21,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """What a layer stores of each token on this shard: a key and a value per head. With
+    """A layer's storage per token on this shard: a key and a value per head. With
     `latent_value_dim`, one vector per head is the key, and its first `latent_value_dim` numbers are
     the value."""
 

@@ -44,7 +44,7 @@ class Mixer(Protocol):
 
     @property
     def kept(self) -> Kept:
-        """What is stored of each token."""
+        """Storage of each token's keys and values."""
 
     def __call__(
         self,

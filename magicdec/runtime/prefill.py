@@ -66,9 +66,8 @@ class PrefillFollower(Protocol):
         """The states that it reads (transformer.Taps), in the order in which they are joined."""
 
     def follow(self, parts: Sequence[PromptPart], states_NF: Tensor | None) -> None:
-        """What one pass took of prompts, and the target's states of these tokens; None for a
-        follower that reads none.
-        """
+        """Sees the parts of prompts that one pass took, with the target's states of their tokens
+        (None for a follower that reads no states)."""
 
 
 class PrefillPass:

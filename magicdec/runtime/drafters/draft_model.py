@@ -101,7 +101,7 @@ class DraftModelDrafter(ModelDrafter):
         self._prefill_count = engine.prefill_count
 
     def follow(self, parts: Sequence[PromptPart], states_NF: Tensor | None) -> None:
-        """Of a queued prompt, the draft processes what the target does."""
+        """The draft processes the same tokens of a queued prompt as the target."""
         self._own.cache_parts(parts)
         self._prefilled = None
 
