@@ -1,13 +1,13 @@
 """The configuration of a trained head, as its publisher wrote it.
 
 Two ways of writing are known: the speculators library's, with the layers' configuration inside
-`transformer_layer_config`; and a flat one (SafeAILab, SpecForge, z-lab), where the layers' keys
+`transformer_layer_config`; and a flat one (SafeAILab, SpecForge, z-lab, DeepSpec), where the layers' keys
 stand next to the head's own. Heads of multi-token prediction have no configuration of their own:
 they stand in their target's checkpoint.
 
 A state of the target is named by how many layers stand before it: speculators and vLLM write so.
-SGLang's `eagle_config` and z-lab's `dflash_config` name a state by the layer that it comes out of,
-one less.
+SGLang's `eagle_config`, z-lab's `dflash_config` and DeepSpec's `target_layer_ids` name a state by the
+layer that it comes out of, one less.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class _OwnKeys(msgspec.Struct):
     aux_hidden_state_layer_ids: list[Number] | None = None
     eagle_config: _EagleConfig | None = None
     dflash_config: _DFlashConfig | None = None
+    target_layer_ids: list[Number] | None = None
     norm_before_residual: bool = False
     norm_before_fc: bool = False
     fc_norm: bool = False
@@ -74,7 +75,12 @@ class _OwnKeys(msgspec.Struct):
 
 
 OWN_KEYS = frozenset(_OwnKeys.__struct_fields__)
-FLAT_IRRELEVANT = frozenset({"num_target_layers", "target_model_type", "modules"})
+FLAT_IRRELEVANT = frozenset(
+    """
+    confidence_head_alpha confidence_head_with_markov enable_confidence_head modules num_anchors
+    num_target_layers target_model_type
+    """.split()  # noqa: SIM905  (as above)
+)
 """Keys of a flat configuration that do not affect drafts."""
 
 
@@ -271,12 +277,12 @@ def _reads(method: DraftMethod, own: _OwnKeys, target: ModelSpec, file: Path) ->
 
 
 def _named_states(own: _OwnKeys) -> list[int] | None:
-    """Numbers of layers before the states. EAGLE's and DFlash's inner keys number the layers after
-    which the states are read, from 0."""
+    """Numbers of layers before the states. EAGLE's and DFlash's inner keys and DSpark's own number
+    the layers after which the states are read, from 0."""
     named = own.eagle_aux_hidden_state_layer_ids or own.aux_hidden_state_layer_ids
     if named:
         return named
-    layers = None
+    layers = own.target_layer_ids
     if own.eagle_config is not None:
         layers = own.eagle_config.eagle_aux_hidden_state_layer_ids
     if not layers and own.dflash_config is not None:
