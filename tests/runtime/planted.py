@@ -182,31 +182,30 @@ def campaign(
     tp_sizes: tuple[int, ...] = (1, 2),
     methods: tuple[str, ...] = HEAD_METHODS,
 ) -> Iterator[Run]:
-    """Every combination; several ranks with the first seed, where the model divides."""
-    for model_type in model_types:
+    """Every combination; on several ranks with the first seed, where the model divides: they are
+    started once for all models.
+    """
+    common: dict[str, Any] = {"gammas": gammas, "methods": methods}
+    for model_type in model_types if 1 in tp_sizes else ():
         for seed in seeds:
-            given: dict[str, Any] = {
-                "model_type": model_type,
-                "seed": seed,
-                "gammas": gammas,
-                "methods": methods,
-            }
-            for tp_size in tp_sizes:
-                if tp_size > 1 and seed != seeds[0]:
-                    continue
-                if tp_size == 1:
-                    yield from runs_of(TensorParallel(), **given)
-                elif divides(spec_of(model_type, seed), tp_size):
-                    yield from launch(Ranks(given), tp_size)
+            yield from runs_of(TensorParallel(), model_type=model_type, seed=seed, **common)
+    for tp_size in tp_sizes:
+        dividing = [one for one in model_types if divides(spec_of(one, seeds[0]), tp_size)]
+        if tp_size > 1 and dividing:
+            models = [{"model_type": one, "seed": seeds[0], **common} for one in dividing]
+            yield from launch(Ranks(models), tp_size)
 
 
 class Ranks(NamedTuple):
-    """The runs of one model, on each rank."""
+    """The runs of several models, on each rank."""
 
-    given: dict[str, Any]
+    models: list[dict[str, Any]]
 
     def __call__(self, tp: TensorParallel) -> list[Run]:
-        return runs_of(tp, **self.given)
+        found = []
+        for given in self.models:
+            found += runs_of(tp, **given)
+        return found
 
 
 def divides(spec: ModelSpec, tp_size: int) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from magicdec.specs.speculation import HEAD_METHODS
-from tests.runtime.planted import MODEL_TYPES, SHARE, Run, campaign, is_planted
+from tests.runtime.planted import GAMMAS, MODEL_TYPES, SHARE, Run, campaign, is_planted
 
 FAST = ("qwen3", "gemma3_text", "deepseek_v3")
+GROUPS = [MODEL_TYPES[first : first + 4] for first in range(0, len(MODEL_TYPES), 4)]
 
 
 def check(runs: list[Run]) -> None:
@@ -25,16 +26,19 @@ def test_heads_are_lossless_over_ragged_batches_and_queues() -> None:
 
 
 @pytest.mark.slow
-def test_heads_are_lossless_over_all_models() -> None:
-    """One seed and gamma of the whole campaign, whose runs are in results/heads_lossless.jsonl."""
-    runs = list(campaign(seeds=(0,), gammas=(3,), tp_sizes=(1,)))
-    assert {run.model_type for run in runs} == set(MODEL_TYPES)
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_heads_are_lossless_over_all_models(model_type: str) -> None:
+    """The whole campaign on one rank (`python -m tests.runtime.planted`), a model at a time."""
+    runs = list(campaign((model_type,), tp_sizes=(1,)))
+    assert len(runs) == 2 * len((*GAMMAS, 0)) * len(HEAD_METHODS)
     check(runs)
 
 
 @pytest.mark.slow
-def test_heads_are_lossless_on_two_ranks() -> None:
-    runs = list(campaign(FAST, seeds=(0,), gammas=(3,), tp_sizes=(2,)))
+@pytest.mark.parametrize("model_types", GROUPS, ids="-".join)
+def test_heads_are_lossless_on_two_ranks(model_types: tuple[str, ...]) -> None:
+    """The campaign's part on two ranks, which are started once for several models."""
+    runs = list(campaign(model_types, tp_sizes=(2,)))
     assert {run.tp_size for run in runs} == {2}
     check(runs)
 
