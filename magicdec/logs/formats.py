@@ -20,7 +20,7 @@ Spec-Bench      and EAGLE's answers: question_id, choices[].turns; the prompts f
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -79,7 +79,10 @@ def format_of(document: Any) -> str | None:
     """Return the name of the document's format; None where it is none of those known."""
     if not isinstance(document, dict):
         return None
-    return next((name for name, is_it, _ in FORMATS if is_it(document)), None)
+    for name, is_it, _ in FORMATS:
+        if is_it(document):
+            return name
+    return None
 
 
 def companion_of(document: Any) -> tuple[str, Any] | None:
@@ -117,37 +120,49 @@ OUTPUT_IDS = (
 
 
 def _is_token_ids(document: Mapping[str, Any]) -> bool:
+    if _first_ids(document, PROMPT_IDS) is None:
+        return False
+    if _first_ids(document, OUTPUT_IDS) is not None:
+        return True
     outputs = document.get("outputs")
-    has_outputs = isinstance(outputs, list) and bool(outputs) and "token_ids" in outputs[0]
-    has_output = any(_is_ids(document.get(name)) for name in OUTPUT_IDS)
-    return any(_is_ids(document.get(name)) for name in PROMPT_IDS) and (has_output or has_outputs)
+    return isinstance(outputs, list) and bool(outputs) and "token_ids" in outputs[0]
 
 
 def _is_ids(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(token, int) for token in value[:8])
 
 
+def _first_ids(document: Mapping[str, Any], names: Sequence[str]) -> list[int] | None:
+    """The first of these fields that holds token ids."""
+    for name in names:
+        value = document.get(name)
+        if _is_ids(value):
+            ids: list[int] = value
+            return ids
+    return None
+
+
 def _token_ids(document: Any, companions: Companions) -> list[Row]:
-    prompt = next(document[name] for name in PROMPT_IDS if _is_ids(document.get(name)))
+    prompt = _first_ids(document, PROMPT_IDS)
     arrival_s = _first_time(document, ARRIVALS)
-    outputs = [document[name] for name in OUTPUT_IDS if _is_ids(document.get(name))][:1]
-    if not outputs:
-        outputs = [choice["token_ids"] for choice in document["outputs"]]
-    return [Row(prompt=prompt, output=output, arrival_s=arrival_s) for output in outputs]
+    output = _first_ids(document, OUTPUT_IDS)
+    if output is not None:
+        return [Row(prompt=prompt, output=output, arrival_s=arrival_s)]
+    rows = []
+    for choice in document["outputs"]:
+        rows.append(Row(prompt=prompt, output=choice["token_ids"], arrival_s=arrival_s))
+    return rows
 
 
 def _is_rows_of_ids(document: Mapping[str, Any]) -> bool:
-    rows = document.get("rows")
-    return (
-        isinstance(rows, list)
-        and bool(rows)
-        and isinstance(rows[0], dict)
-        and _is_token_ids(rows[0])
-    )
+    return _is_token_ids(_first_object(document.get("rows")))
 
 
 def _rows_of_ids(document: Any, companions: Companions) -> list[Row]:
-    return [row for entry in document["rows"] for row in _token_ids(entry, companions)]
+    rows = []
+    for entry in document["rows"]:
+        rows += _token_ids(entry, companions)
+    return rows
 
 
 # ---------------------------------------------------------------- OpenAI
@@ -218,29 +233,30 @@ def _choices(document: Any, companions: Companions) -> list[Row]:
     if arrival_s is None:
         arrival_s = _first_time(response, ("created",))
     choices = response["choices"]
-    if len(choices) != 1:
-        output_len = None
-    else:
+    output_len = None
+    if len(choices) == 1:
         output_len = usage.get("completion_tokens")
-    return [
-        Row(
-            prompt=prompt,
-            output=choice.get("token_ids") or _text_of_choice(choice),
-            is_stopped=choice.get("finish_reason") == "stop",
-            arrival_s=arrival_s,
-            prompt_len=usage.get("prompt_tokens"),
-            output_len=output_len,
-            cached_len=details.get("cached_tokens"),
+    rows = []
+    for choice in choices:
+        rows.append(
+            Row(
+                prompt=prompt,
+                output=choice.get("token_ids") or _text_of_choice(choice),
+                is_stopped=choice.get("finish_reason") == "stop",
+                arrival_s=arrival_s,
+                prompt_len=usage.get("prompt_tokens"),
+                output_len=output_len,
+                cached_len=details.get("cached_tokens"),
+            )
         )
-        for choice in choices
-    ]
+    return rows
 
 
 def _prompt_of(request: Mapping[str, Any]) -> Prompt:
     if "messages" in request:
         return _messages(request["messages"])
     prompt = request["prompt"]
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
+    if _first_object(prompt):
         return _messages(prompt)
     if isinstance(prompt, str) or _is_ids(prompt):
         return prompt  # type: ignore[no-any-return]
@@ -297,11 +313,10 @@ def _messages(messages: Any) -> list[Message]:
 def _is_conversation(document: Mapping[str, Any]) -> bool:
     """Whether messages end in the answer, as in files to train on."""
     messages = _request_of(document).get("messages")
-    if isinstance(messages, list):
-        last = _first_object(messages[::-1])
-    else:
-        last = {}
-    return last.get("role") == "assistant" and not _has_output_text(document)
+    if not isinstance(messages, list) or _has_output_text(document):
+        return False
+    last = _first_object(messages[-1:])
+    return last.get("role") == "assistant"
 
 
 def _conversation(document: Any, companions: Companions) -> list[Row]:
@@ -316,7 +331,15 @@ def _conversation(document: Any, companions: Companions) -> list[Row]:
 
 
 def _has_output_text(document: Mapping[str, Any]) -> bool:
-    return any(isinstance(document.get(name), str) for name in OUTPUT_TEXTS)
+    return _output_text(document) is not None
+
+
+def _output_text(document: Mapping[str, Any]) -> str | None:
+    for name in OUTPUT_TEXTS:
+        text = document.get(name)
+        if isinstance(text, str):
+            return text
+    return None
 
 
 def _is_pair(document: Mapping[str, Any]) -> bool:
@@ -325,9 +348,9 @@ def _is_pair(document: Mapping[str, Any]) -> bool:
 
 
 def _pair(document: Any, companions: Companions) -> list[Row]:
-    output = next(document[name] for name in OUTPUT_TEXTS if isinstance(document.get(name), str))
+    prompt = _prompt_of(_request_of(document))
     arrival_s = _first_time(document, ARRIVALS)
-    return [Row(prompt=_prompt_of(_request_of(document)), output=output, arrival_s=arrival_s)]
+    return [Row(prompt=prompt, output=_output_text(document), arrival_s=arrival_s)]
 
 
 # ---------------------------------------------------------------- ShareGPT
@@ -357,7 +380,10 @@ def _sharegpt(document: Any, companions: Companions) -> list[Row]:
         role = ROLES.get(str(turn.get("from", turn.get("role"))).lower())
         if role is None:
             raise UnreadableError("a turn of an unknown speaker")
-        text = _text_of(turn["value"] if "value" in turn else turn["content"])
+        if "value" in turn:
+            text = _text_of(turn["value"])
+        else:
+            text = _text_of(turn["content"])
         if role == "assistant" and turns:
             rows.append(Row(prompt=list(turns), output=text, is_stopped=True))
         turns.append({"role": role, "content": text})
@@ -374,23 +400,28 @@ def _is_vllm_benchmark(document: Mapping[str, Any]) -> bool:
 
 
 def _vllm_benchmark(document: Any, companions: Companions) -> list[Row]:
-    lengths = document["input_lens"]
-    texts = document.get("generated_texts") or [None] * len(lengths)
-    errors = document.get("errors") or [""] * len(lengths)
-    starts = document.get("start_times") or [None] * len(lengths)
-    prompts = document.get("prompts") or [None] * len(lengths)
-    columns = zip(lengths, document["output_lens"], texts, errors, starts, prompts, strict=True)
-    return [
-        Row(
-            prompt=prompt,
-            output=text,
-            arrival_s=start,
-            prompt_len=int(prompt_len),
-            output_len=int(output_len),
+    prompt_lens = document["input_lens"]
+    output_lens = document["output_lens"]
+    unknown = [None] * len(prompt_lens)
+    texts = document.get("generated_texts") or unknown
+    errors = document.get("errors") or unknown
+    starts = document.get("start_times") or unknown
+    prompts = document.get("prompts") or unknown
+    columns = zip(prompt_lens, output_lens, texts, errors, starts, prompts, strict=True)
+    rows = []
+    for prompt_len, output_len, text, error, start, prompt in columns:
+        if error:
+            continue
+        rows.append(
+            Row(
+                prompt=prompt,
+                output=text,
+                arrival_s=start,
+                prompt_len=int(prompt_len),
+                output_len=int(output_len),
+            )
         )
-        for prompt_len, output_len, text, error, start, prompt in columns
-        if not error
-    ]
+    return rows
 
 
 def _is_guidellm(document: Mapping[str, Any]) -> bool:
@@ -411,10 +442,9 @@ def _guidellm_request(request: Mapping[str, Any]) -> Row:
     if isinstance(arguments, str):
         arguments = _decoded(arguments) or {}
     body = arguments.get("body") or arguments.get("payload") or arguments
+    prompt = None
     if "messages" in body or "prompt" in body:
         prompt = _prompt_of(body)
-    else:
-        prompt = None
     timings = (request.get("info") or {}).get("timings") or {}
     start = timings.get("request_start") or request.get("request_start_time")
     prompt_len = request.get("prompt_tokens")
@@ -438,13 +468,17 @@ def _spans(document: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], dic
     if not groups:
         attributes = document.get("attributes", document)
         if isinstance(attributes, list):
-            attributes = {entry["key"]: _any_value(entry["value"]) for entry in attributes}
+            attributes = _by_key(attributes)
         yield document, attributes
     for group in groups:
         for scope in [*group.get("scopeSpans", []), *group.get("scopeLogs", [])]:
             for span in [*scope.get("spans", []), *scope.get("logRecords", [])]:
-                listed = span.get("attributes", [])
-                yield span, {entry["key"]: _any_value(entry["value"]) for entry in listed}
+                yield span, _by_key(span.get("attributes", []))
+
+
+def _by_key(entries: Sequence[Any]) -> dict[str, Any]:
+    """A list of OTLP attributes as a mapping."""
+    return {entry["key"]: _any_value(entry["value"]) for entry in entries}
 
 
 def _any_value(value: Any) -> Any:
@@ -457,17 +491,20 @@ def _any_value(value: Any) -> Any:
     if kind == "arrayValue":
         return [_any_value(entry) for entry in inner.get("values", [])]
     if kind == "kvlistValue":
-        return {entry["key"]: _any_value(entry["value"]) for entry in inner.get("values", [])}
+        return _by_key(inner.get("values", []))
     return inner
 
 
 def _is_opentelemetry(document: Mapping[str, Any]) -> bool:
     if "resourceSpans" in document or "resourceLogs" in document:
         return True
+    names: Iterable[str] = ()
     attributes = document.get("attributes", document)
     if isinstance(attributes, list):
-        return any(str(entry.get("key", "")).startswith("gen_ai.") for entry in attributes)
-    return isinstance(attributes, dict) and any(name.startswith("gen_ai.") for name in attributes)
+        names = [str(entry.get("key", "")) for entry in attributes]
+    elif isinstance(attributes, dict):
+        names = attributes
+    return any(name.startswith("gen_ai.") for name in names)
 
 
 def _opentelemetry(document: Any, companions: Companions) -> list[Row]:
@@ -478,12 +515,11 @@ def _opentelemetry(document: Any, companions: Companions) -> list[Row]:
         outputs = _maybe_json(attributes["gen_ai.output.messages"])
         inputs = _maybe_json(attributes.get("gen_ai.input.messages"))
         system = _maybe_json(attributes.get("gen_ai.system_instructions"))
-        if not inputs:
-            prompt = None
-        else:
+        prompt = None
+        if inputs:
             prompt = _messages(inputs)
-        if prompt is not None and system:
-            prompt = [{"role": "system", "content": _text_of(system)}, *prompt]
+            if system:
+                prompt.insert(0, {"role": "system", "content": _text_of(system)})
         for message in outputs:
             content = message.get("content", message.get("parts"))
             rows.append(
@@ -511,8 +547,9 @@ def _maybe_json(value: Any) -> Any:
 
 
 def _is_langfuse(document: Mapping[str, Any]) -> bool:
-    has_time = "startTime" in document or "start_time" in document
-    return "input" in document and "output" in document and ("type" in document or has_time)
+    if "input" not in document or "output" not in document:
+        return False
+    return not {"type", "startTime", "start_time"}.isdisjoint(document)
 
 
 def _langfuse(document: Any, companions: Companions) -> list[Row]:
@@ -521,10 +558,9 @@ def _langfuse(document: Any, companions: Companions) -> list[Row]:
     sent = _maybe_json(document["input"])
     if isinstance(sent, dict):
         sent = sent.get("messages", sent.get("prompt"))
+    request = {"prompt": sent}
     if isinstance(sent, list):
         request = {"messages": sent}
-    else:
-        request = {"prompt": sent}
     usage = _langfuse_usage(document)
     return [
         Row(
@@ -565,21 +601,21 @@ def _is_lm_eval(document: Mapping[str, Any]) -> bool:
 def _lm_eval(document: Any, companions: Companions) -> list[Row]:
     arguments = _maybe_json(document["arguments"])
     responses = _maybe_json(document["resps"])
+    sent: list[Any] = []
     if isinstance(arguments, dict):
-        calls: Sequence[Any] = [
-            [call["arg_0"], call.get("arg_1")]
-            for call in (arguments[name] for name in sorted(arguments))
-        ]
+        for name in sorted(arguments):
+            sent.append(arguments[name]["arg_0"])
     else:
-        calls = arguments
+        sent.extend(call[0] for call in arguments)
     rows = []
-    for call, texts in zip(calls, responses, strict=False):
+    for written, texts in zip(sent, responses, strict=False):
         if not texts or not isinstance(texts[0], str):
             raise UnreadableError("an answer that was scored, not generated")
-        prompt = _maybe_json(call[0])
+        prompt = _maybe_json(written)
         if isinstance(prompt, list):
             prompt = _messages(prompt)
-        rows += [Row(prompt=prompt, output=text) for text in texts]
+        for text in texts:
+            rows.append(Row(prompt=prompt, output=text))
     return rows
 
 

@@ -1,9 +1,9 @@
-"""Replays of n-gram look-ups: every setting's steps on one request, from one index of the request's text.
+"""Replays of n-gram look-ups: every setting's steps on one request, from one index of its text.
 
-The index is a hash table of the n-grams of each length in use. An entry holds the first, the last and the last but one
-place where its n-gram ended, so that the earliest and the latest earlier place are found in constant time; places are
-compared token by token, so two n-grams of one hash are told apart. All settings share the index: each has a cursor, the
-token that its next step begins at.
+The index is a hash table of the n-grams of each length in use. An entry holds the first, the last
+and the last but one place where its n-gram ended, so the earliest and the latest earlier place are
+found in constant time. Places are compared token by token, so a hash collision does no harm. All
+settings share the index: each has a cursor, the token at which its next step begins.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from magicdec.logs.lookups import DRAFTS_BEFORE_FIRST_TOKEN, Lookup
 
 Ints = npt.NDArray[np.int32]
 Steps = npt.NDArray[np.int32]
-"""Steps of one setting on one request, [steps, 3]: index in the text of the last token emitted before the step, drafted
-tokens, accepted tokens as far as the log goes."""
+"""Steps of one setting on one request, [steps, 3]: index in the text of the last token emitted
+before the step, drafted tokens, accepted tokens as far as the log goes."""
 
 NGRAM, NGRAM_GPU, TRANSFORMERS, PLD, LLAMA = range(5)
 CODES = {
@@ -37,7 +37,7 @@ NO_PLACE = -1
 
 
 class Index(NamedTuple):
-    """A hash table of n-grams. Entries of earlier requests have another stamp, and count as empty."""
+    """A hash table of n-grams. Entries of earlier requests have another stamp and count as empty."""
 
     stamp: Ints
     length: Ints
@@ -54,26 +54,23 @@ def new_index(num_entries: int) -> Index:
 
 
 class NgramReplay:
-    """Replays requests under many n-gram settings at once, and keeps its memory from one to the next."""
+    """Replays requests under many n-gram settings at once; the requests share its memory."""
 
     def __init__(self, lookups: Sequence[Lookup]) -> None:
         self.lookups = tuple(lookups)
-        self._settings = np.array(
-            [(CODES[row.rule], row.gamma, row.min_ngram, row.max_ngram) for row in lookups],
-            dtype=np.int32,
-        )
+        settings = []
         lengths: set[int] = set()
+        early = []
         for row in lookups:
-            lengths.update(
-                [row.max_ngram]
-                if row.rule == "llama.cpp"
-                else range(row.min_ngram, row.max_ngram + 1)
-            )
+            settings.append((CODES[row.rule], row.gamma, row.min_ngram, row.max_ngram))
+            shortest = row.min_ngram
+            if row.rule == "llama.cpp":
+                shortest = row.max_ngram
+            lengths.update(range(shortest, row.max_ngram + 1))
+            early.append(row.rule in DRAFTS_BEFORE_FIRST_TOKEN)
+        self._settings = np.array(settings, dtype=np.int32)
         self._lengths = np.array(sorted(lengths), dtype=np.int32)
-        self._early = np.array(
-            [row.rule in DRAFTS_BEFORE_FIRST_TOKEN for row in lookups],
-            dtype=np.int32,
-        )
+        self._early = np.array(early, dtype=np.int32)
         self._index = new_index(1)
         self._stamp = 0
         self._steps = np.zeros((len(lookups), 0, 3), dtype=np.int32)
@@ -85,10 +82,10 @@ class NgramReplay:
         *,
         max_len: int = 0,
     ) -> tuple[Steps, npt.NDArray[np.int64]]:
-        """Return the steps of one request, [settings, steps, 3], and how many each setting has; both are valid until
-        the next call.
+        """Return the steps of one request, [settings, steps, 3], and how many each setting has. Both
+        are valid until the next call.
 
-        `text` is the prompt and the output; `max_len`, where it is not 0, the engine's longest sequence.
+        `text` is the prompt and the output, `max_len` the engine's longest sequence (0: any).
         """
         num_entries = len(text) * len(self._lengths)
         if 2 * num_entries > len(self._index.stamp):
@@ -154,7 +151,7 @@ def replay(text, cursors, settings, lengths, index, stamp, max_len, steps):
 
 @numba.njit(cache=True, nogil=True)
 def _enter(text, place, lengths, index, stamp, first, last, before_last):
-    """Enter the n-grams that end at `place`, and note for each length where its n-gram ended earlier."""
+    """Enter the n-grams that end at `place`, and note where each ended earlier."""
     mask = np.uint64(len(index.stamp) - 1)
     hashed = np.uint64(0)
     behind = 0
@@ -223,7 +220,7 @@ def _draft(code, gamma, low, high, place, first, last, before_last):
 
 @numba.njit(cache=True, nogil=True)
 def _draft_of_llama(gamma, length, place, last, before_last):
-    """llama.cpp's ngram-simple: the token just emitted is not yet in the history that it copies from."""
+    """llama.cpp's ngram-simple: its history lacks the token just emitted."""
     if place <= length + gamma + 1:
         return 0, 0
     ended = last[length]

@@ -130,9 +130,11 @@ def profiles_of(
     Raises:
         ConfigError: no request decodes more than one token.
     """
+    by_rule: dict[str, list[SettingCounts]] = {}
+    for counts in replay.settings:
+        by_rule.setdefault(counts.lookup.rule, []).append(counts)
     profiles = []
-    for rule in dict.fromkeys(counts.lookup.rule for counts in replay.settings):
-        of_rule = [counts for counts in replay.settings if counts.lookup.rule == rule]
+    for of_rule in by_rule.values():
         if not any(counts.num_steps for counts in of_rule):
             raise ConfigError("no logged output has two tokens, so no step drafted any")
         profiles.append(
@@ -194,7 +196,10 @@ def described(profile: AcceptanceProfile, group: Sequence[SettingCounts]) -> Acc
     setting = replay.setting
     counts = _shown(group)
     rates = setting.rates
-    law = Law(rejection=1.0 - rates[0], by_position=rates if len(rates) > 1 else [])
+    by_position: list[float] = []
+    if len(rates) > 1:
+        by_position = rates
+    law = Law(rejection=1.0 - rates[0], by_position=by_position)
     shown = setting.gammas.index(replay.gamma)
     relative = setting.tokens_stderr[shown] / setting.tokens_per_step[shown]
     return msgspec.structs.replace(
@@ -255,15 +260,16 @@ def _ranges_of(sums: Whole, bounds: Whole) -> list[RangeOfSteps]:
     ends: list[int | None] = [*bounds.tolist(), None]
     for upto, row in zip(ends, sums.tolist(), strict=True):
         steps = row[columns.STEPS]
-        if steps:
-            rows.append(
-                RangeOfSteps(
-                    upto=upto,
-                    steps=steps,
-                    tokens_per_step=row[columns.EMITTED] / steps,
-                    drafted_share=row[columns.DRAFTED_STEPS] / steps,
-                )
+        if not steps:
+            continue
+        rows.append(
+            RangeOfSteps(
+                upto=upto,
+                steps=steps,
+                tokens_per_step=row[columns.EMITTED] / steps,
+                drafted_share=row[columns.DRAFTED_STEPS] / steps,
             )
+        )
     return rows
 
 
@@ -271,27 +277,20 @@ def _by_context(counts: SettingCounts) -> list[MeasuredRates]:
     """Rates by position of each range of context, their errors widened by what requests differ."""
     widening = [_design_effect(rate.value, rate.stderr, rate.trials) for rate in counts.rates]
     tables = []
-    for place, table in enumerate(counts.context_positions.tolist()):
-        trials = [row[columns.TRIED] for row in table]
-        if trials[0] < MIN_TRIALS:
+    for place, by_position in enumerate(counts.context_positions.tolist()):
+        if by_position[0][columns.TRIED] < MIN_TRIALS:
             continue
         middle = _middle(place)
-        rows = [row for row in table if row[columns.TRIED]]
-        rates = [row[columns.ACCEPTED] / row[columns.TRIED] for row in rows]
-        stderr = []
-        for position, (rate, row) in enumerate(zip(rates, rows, strict=True)):
-            stderr.append(
-                math.sqrt(widening[position] * _binomial_variance(rate, row[columns.TRIED]))
-            )
-        tables.append(
-            MeasuredRates(
-                budget=middle,
-                context=middle,
-                rates=rates,
-                stderr=stderr,
-                trials=[float(row[columns.TRIED]) for row in rows],
-            )
-        )
+        table = MeasuredRates(budget=middle, context=middle, rates=[], stderr=[], trials=[])
+        tried = [row for row in by_position if row[columns.TRIED]]
+        for factor, row in zip(widening, tried, strict=False):
+            trials = row[columns.TRIED]
+            rate = row[columns.ACCEPTED] / trials
+            variance = factor * _binomial_variance(rate, trials)
+            table.rates.append(rate)
+            table.stderr.append(math.sqrt(variance))
+            table.trials.append(float(trials))
+        tables.append(table)
     return tables
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -54,7 +54,7 @@ from magicdec.specs.precision import Precision
 EXPERT_IMBALANCE = 1.2
 """Tokens of the fullest rank of whole experts, over the mean: an estimate. 1 is what routing that
 is balanced with copies of busy experts comes near to; intervals.py has its error."""
-PROJECTED: tuple[Literal["mixer"], Literal["mlp"]] = ("mixer", "mlp")
+
 FP8_SCALES = 1.0 + 4.0 / 128.0
 """Bytes of a dispatched number in fp8, with a scale in 32 bits per 128 of them."""
 
@@ -89,18 +89,19 @@ class Pass:
 
     def in_arrays(self) -> Pass:
         """The pass with every number as an array."""
-        if self.full_kv_len is None:
-            seen = self.kv_len
-        else:
-            seen = self.full_kv_len
-        given = {}
-        for name in ("batch", "query_len", "kv_len", "tp", "num_passes"):
-            given[name] = getattr(self, name)
-        given |= {"full_kv_len": seen, "attention_factor": self.attention_factor}
-        arrays: dict[str, Any] = {}
-        for name, value in given.items():
-            arrays[name] = np.asarray(value, dtype=np.float64)
-        return replace(self, **arrays)
+        full_kv_len = self.full_kv_len
+        if full_kv_len is None:
+            full_kv_len = self.kv_len
+        return replace(
+            self,
+            batch=np.asarray(self.batch, dtype=np.float64),
+            query_len=np.asarray(self.query_len, dtype=np.float64),
+            kv_len=np.asarray(self.kv_len, dtype=np.float64),
+            full_kv_len=np.asarray(full_kv_len, dtype=np.float64),
+            tp=np.asarray(self.tp, dtype=np.float64),
+            num_passes=np.asarray(self.num_passes, dtype=np.float64),
+            attention_factor=np.asarray(self.attention_factor, dtype=np.float64),
+        )
 
     @property
     def tokens(self) -> Array:
@@ -121,7 +122,10 @@ def share(num_heads: int, tp_size: Any) -> Array:
 
 def size(parts: Iterable[Part], tp_size: Any) -> Array:
     """One rank's share of one side of a matrix."""
-    return sum((share(part.num_heads, tp_size) * part.size for part in parts), np.asarray(0.0))
+    total: Array = np.asarray(0.0)
+    for part in parts:
+        total = total + share(part.num_heads, tp_size) * part.size
+    return total
 
 
 def attended(mixer: Attention, p: Pass) -> Any:
@@ -149,24 +153,35 @@ def attended(mixer: Attention, p: Pass) -> Any:
 def projection_ops(model: ModelSpec, p: Pass) -> list[Op]:
     """The matrix products that every token passes; those of one shape are timed once."""
     counts: Counter[tuple[Projection, Precision]] = Counter()
-    mixers, mlps = (model.part_precision(kind, p.at.precision) for kind in PROJECTED)
+    mixers = model.part_precision("mixer", p.at.precision)
+    mlps = model.part_precision("mlp", p.at.precision)
     for parts, precision in ((model.mixers, mixers), (model.feed_forwards, mlps)):
         for part, count in parts:
             for projection in _joined(part.projections(model.hidden_size)):
                 counts[projection, precision] += count
-    return [_linear(*each, p, count=count * p.num_passes) for each, count in counts.items()]
+    operations = []
+    for (projection, precision), count in counts.items():
+        operations.append(_linear(projection, precision, p, count=count * p.num_passes))
+    return operations
 
 
 def _joined(projections: Sequence[Projection]) -> list[Projection]:
     """The projections to the latents of queries and of the cache, which have one input, as one
     product.
     """
-    latent = [each for each in projections if each.name in ("q_a", "kv_a")]
+    latent = []
+    others = []
+    for projection in projections:
+        if projection.name in ("q_a", "kv_a"):
+            latent.append(projection)
+        else:
+            others.append(projection)
     if len(latent) < 2:
         return list(projections)
-    outputs = tuple(part for each in latent for part in each.outputs)
-    rest = [each for each in projections if each not in latent]
-    return [Projection("qkv_a", outputs, latent[0].inputs), *rest]
+    outputs: list[Part] = []
+    for projection in latent:
+        outputs.extend(projection.outputs)
+    return [Projection("qkv_a", tuple(outputs), latent[0].inputs), *others]
 
 
 def _linear(projection: Projection, precision: Precision, p: Pass, *, count: Any) -> Op:
@@ -175,35 +190,40 @@ def _linear(projection: Projection, precision: Precision, p: Pass, *, count: Any
     them: their work is paid, their launches are not."""
     n = p.size(*projection.outputs)
     k = p.size(projection.inputs)
-    at = p.at._replace(precision=precision.tables if projection.name == "router" else precision)
+    if projection.name == "router":
+        precision = precision.tables
+    at = p.at._replace(precision=precision)
     is_beside = p.at.engine.fused_experts and projection.name.startswith("shared_")
     return linear(projection.name, at, m=p.tokens, n=n, k=k, count=count, is_beside=is_beside)
 
 
 def _attention(mixer: Attention, p: Pass, *, count: int) -> list[Op]:
-    found = []
-    if (
-        mixer.qk_norm == "layer"
-    ):  # a norm over all heads adds up squares of queries and keys: two numbers per token
-        found = [
-            all_reduce(p.at, Message(p.tokens * 2.0 * FP32_BYTES, p.tp), count=count * p.num_passes)
-        ]
-    if p.is_prefill and (curve := PrefillCurve.known(p.at.hw)) is not None:
-        return [*found, _prefill(mixer, p, curve, count=count)]
-    several = np.where(p.query_len > 1, p.at.engine.verify_attention_factor, 1.0)
-    factor = several * (p.attention_factor if mixer.mask == "full" else 1.0)
-    read = attended(mixer, p)
-    is_window = mixer.mask == "window"
+    operations = []
+    if mixer.qk_norm == "layer":
+        # a norm over all heads adds up squares of queries and keys: two numbers per token
+        squares = Message(p.tokens * 2.0 * FP32_BYTES, p.tp)
+        operations.append(all_reduce(p.at, squares, count=count * p.num_passes))
+    curve = PrefillCurve.known(p.at.hw)
+    if p.is_prefill and curve is not None:
+        return [*operations, _prefill(mixer, p, curve, count=count)]
+    factor = np.where(p.query_len > 1, p.at.engine.verify_attention_factor, 1.0)
+    if mixer.mask == "full":
+        factor = factor * p.attention_factor
+    kv_len = attended(mixer, p)
+    window = None
+    if mixer.mask == "window":
+        window = kv_len
+        kv_len = p.kv_len
     work = Attended(
         p.batch,
         p.query_len,
-        p.kv_len if is_window else read,
+        kv_len,
         mixer.num_heads / p.tp,
         share(mixer.num_kv_heads, p.tp),
         mixer.head_dim,
-        window=read if is_window else None,
+        window=window,
     )
-    return [*found, attention(p.at, work, count=count, factor=factor)]
+    return [*operations, attention(p.at, work, count=count, factor=factor)]
 
 
 def _prefill(mixer: Attention, p: Pass, curve: PrefillCurve, *, count: int) -> Op:
@@ -220,9 +240,8 @@ def _prefill(mixer: Attention, p: Pass, curve: PrefillCurve, *, count: int) -> O
         share(mixer.num_kv_heads, p.tp),
         mixer.head_dim,
     )
-    if mixer.mask != "window":
-        window = None
-    else:
+    window = None
+    if mixer.mask == "window":
         window = mixer.span
     return prefill_attention(p.at, work, curve, num_chunks=p.num_passes, window=window, count=count)
 
@@ -232,17 +251,16 @@ def _latent(mixer: LatentAttention, p: Pass, *, count: int) -> list[Op]:
     With an indexer each query reads the tokens that are chosen for it."""
     heads = mixer.num_heads / p.tp
     kv_len = attended(Attention(num_heads=1, num_kv_heads=1, head_dim=1), p)
-    factor = (
-        np.where(p.query_len > 1, p.at.engine.verify_attention_factor, 1.0) * p.attention_factor
-    )
+    several = np.where(p.query_len > 1, p.at.engine.verify_attention_factor, 1.0)
+    factor = several * p.attention_factor
     row = mixer.latent_size
     pairs = 2.0 * (mixer.latent_size + mixer.kv_lora_rank)
     if mixer.indexer is not None:
         index = mixer.indexer
-        found = []
+        choosing = []
         if not index.is_shared:
             scores = Scores(p.batch, p.query_len, kv_len, index.num_heads, index.head_dim)
-            found = indexer(p.at, scores, top_k=index.top_k, count=count)
+            choosing = indexer(p.at, scores, top_k=index.top_k, count=count)
         chosen = Latents(
             p.batch,
             p.query_len,
@@ -251,12 +269,13 @@ def _latent(mixer: LatentAttention, p: Pass, *, count: int) -> list[Op]:
             row,
             pairs,
         )
-        return [*found, sparse_attention(p.at, chosen, count=count, factor=factor)]
+        return [*choosing, sparse_attention(p.at, chosen, count=count, factor=factor)]
     if not p.is_prefill:
         work = Latents(p.batch, p.query_len, kv_len, heads, row, pairs)
         return [latent_attention(p.at, work, count=count, factor=factor)]
     size = mixer.qk_head_dim + mixer.v_head_dim
-    if (curve := PrefillCurve.known(p.at.hw)) is not None:
+    curve = PrefillCurve.known(p.at.hw)
+    if curve is not None:
         expanded = Attention(
             num_heads=mixer.num_heads,
             num_kv_heads=mixer.num_heads,
@@ -278,14 +297,13 @@ def _recurrence(mixer: Mixer, p: Pass, *, count: int) -> list[Op]:
     """The state is read and written once per pass in prefill; verification keeps the state after
     every token, so a rejection can go back to the one it needs, and in some engines copies that
     one."""
-    states = mixer.states()
     is_in_table = isinstance(mixer, GatedDeltaNet)
-    recurrent = sum(
-        (share(each.num_heads, p.tp) * each.recurrent_elements for each in states), np.asarray(0.0)
-    )
-    conv = sum(
-        (share(each.num_heads, p.tp) * each.conv_elements for each in states), np.asarray(0.0)
-    )
+    recurrent: Array = np.asarray(0.0)
+    conv: Array = np.asarray(0.0)
+    for state in mixer.states():
+        heads = share(state.num_heads, p.tp)
+        recurrent = recurrent + heads * state.recurrent_elements
+        conv = conv + heads * state.conv_elements
     work = Recurrence(
         p.batch,
         p.query_len,
@@ -330,24 +348,21 @@ def expert_ops(model: ModelSpec, p: Pass) -> list[Op]:
     found: list[Op] = []
     at = p.at._replace(precision=model.part_precision("experts", p.at.precision))
     for mlp, count in model.feed_forwards:
-        if isinstance(mlp, MixtureOfExperts):
-            work = Experts(
-                p.tokens,
-                mlp.inner_size(model.hidden_size),
-                mlp.width / p.tp,
-                mlp.num_experts,
-                mlp.num_experts_per_tok,
-                num_matrices=mlp.expert.num_inner + 1.0,
-            )
-            if p.spread.whole_experts:
-                found += _whole_experts(
-                    work._replace(width=mlp.width),
-                    at,
-                    p,
-                    count=count * p.num_passes,
-                )
-            else:
-                found += experts(at, work, count=count * p.num_passes)
+        if not isinstance(mlp, MixtureOfExperts):
+            continue
+        work = Experts(
+            p.tokens,
+            mlp.inner_size(model.hidden_size),
+            mlp.width / p.tp,
+            mlp.num_experts,
+            mlp.num_experts_per_tok,
+            num_matrices=mlp.expert.num_inner + 1.0,
+        )
+        repeats = count * p.num_passes
+        if p.spread.whole_experts:
+            found += _whole_experts(work._replace(width=mlp.width), at, p, count=repeats)
+        else:
+            found += experts(at, work, count=repeats)
     return found
 
 
@@ -368,12 +383,10 @@ def _whole_experts(work: Experts, at: Where, p: Pass, *, count: Any) -> list[Op]
     )
     found = experts(at, of_rank, count=count)
     if p.spread.dp > 1:
-        is_narrow = matrix_dtype(at.hw, at.engine, at.precision) != at.precision.compute_dtype
         sent = Exchange(p.tokens / p.tp, chosen, ranks, once_per_node=p.is_prefill)
-        if is_narrow:
+        element = 2.0
+        if matrix_dtype(at.hw, at.engine, at.precision) != at.precision.compute_dtype:
             element = FP8_SCALES
-        else:
-            element = 2.0
         found += exchange(
             at,
             sent,
@@ -388,9 +401,13 @@ def num_reduced(model: ModelSpec, spread: Parallelism) -> int:
     """Sublayers whose outputs a group of tp ranks adds up. Where tokens are sent to whole experts,
     scattering before and gathering after them take the place of two such sums: one is left per
     layer."""
-    sublayers = sum(layer.num_sublayers for layer in model.layers)
-    exchanged = sum(count for mlp, count in model.feed_forwards if mlp.num_experts)
-    return sublayers - (exchanged if spread.dp > 1 else 0)
+    reduced = sum(layer.num_sublayers for layer in model.layers)
+    if spread.dp == 1:
+        return reduced
+    for mlp, count in model.feed_forwards:
+        if mlp.num_experts:
+            reduced -= count
+    return reduced
 
 
 def elementwise_size(model: ModelSpec, p: Pass) -> Array:
@@ -406,11 +423,14 @@ def elementwise_size(model: ModelSpec, p: Pass) -> Array:
 
 def _mixed_size(mixer: Mixer, p: Pass) -> Array:
     if isinstance(mixer, Attention):
-        return p.size(
-            Part(mixer.num_heads, mixer.head_dim), Part(mixer.num_kv_heads, mixer.head_dim)
-        )
-    inner = [projection for projection in mixer.projections(1) if projection.name != "o"]
-    return sum((p.size(*projection.outputs) for projection in inner), np.asarray(0.0))
+        queries = Part(mixer.num_heads, mixer.head_dim)
+        keys = Part(mixer.num_kv_heads, mixer.head_dim)
+        return p.size(queries, keys)
+    mixed: Array = np.asarray(0.0)
+    for projection in mixer.projections(1):
+        if projection.name != "o":
+            mixed = mixed + p.size(*projection.outputs)
+    return mixed
 
 
 BLOCK_COLUMNS = 128
@@ -423,17 +443,18 @@ def forward_pass(model: ModelSpec, p: Pass) -> ForwardTime:
     at = p.at
     layers = model.num_hidden_layers * p.num_passes
     activation = at.precision.activation_bytes
-    if at.engine.quantized_head:
-        head = at
-    else:
+    head = at
+    if not at.engine.quantized_head:
         head = at._replace(precision=at.precision.tables)
-    if p.logit_rows is None:
+    rows = p.logit_rows
+    if rows is None:
         rows = p.batch * p.query_len
-    else:
-        rows = p.logit_rows
-    operations = [
-        *projection_ops(model, p),
-        *(op for mixer, count in model.mixers for op in mixer_ops(mixer, p, count=count)),
+    layers_s = layers * at.engine.layer_overhead_s
+    passes_s = p.spread.pp * p.num_passes * at.engine.forward_overhead_s
+    operations = projection_ops(model, p)
+    for mixer, count in model.mixers:
+        operations += mixer_ops(mixer, p, count=count)
+    operations += [
         *expert_ops(model, p),
         streaming(
             "norms",
@@ -448,13 +469,7 @@ def forward_pass(model: ModelSpec, p: Pass) -> ForwardTime:
             count=num_reduced(model, p.spread) * p.num_passes,
         ),
         linear("lm_head", head, m=rows, n=model.vocab_size / p.tp, k=model.hidden_size),
-        fixed(
-            "overhead",
-            "overhead",
-            layers * at.engine.layer_overhead_s
-            + p.spread.pp * p.num_passes * at.engine.forward_overhead_s
-            + _block_experts_s(model, p),
-        ),
+        fixed("overhead", "overhead", layers_s + passes_s + _block_experts_s(model, p)),
     ]
     return ForwardTime(merged(operations))
 
@@ -462,13 +477,16 @@ def forward_pass(model: ModelSpec, p: Pass) -> ForwardTime:
 def _block_experts_s(model: ModelSpec, p: Pass) -> Array:
     """The time that fused experts in fp8_block add where a rank's columns fill whole blocks."""
     seconds: Array = np.zeros(())
-    dtype, layer_s = (
-        model.part_precision("experts", p.at.precision).weight_dtype,
-        p.at.engine.block_experts_layer_s,
-    )
-    for mlp, count in model.feed_forwards if dtype == "fp8_block" and layer_s else ():
+    layer_s = p.at.engine.block_experts_layer_s
+    precision = model.part_precision("experts", p.at.precision)
+    if not layer_s or precision.weight_dtype != "fp8_block":
+        return seconds
+    ranks = p.tp
+    if p.spread.whole_experts:
+        ranks = 1.0
+    for mlp, count in model.feed_forwards:
         if mlp.num_experts:
-            fills = mlp.width / (1.0 if p.spread.whole_experts else p.tp) % BLOCK_COLUMNS == 0
+            fills = mlp.width / ranks % BLOCK_COLUMNS == 0
             seconds = seconds + np.where(fills, 1.0, 0.0) * count * p.num_passes * layer_s
     return seconds
 

@@ -63,28 +63,38 @@ def read_acceptance(path: Path, *, gamma: int | None = None) -> ImportedAcceptan
     Raises ConfigError naming the file, and the line, where it is none of them.
     """
     text = read_bytes(path, limit_bytes=LIMIT_BYTES).decode("utf-8", errors="replace")
-    if logged := LOG_LINE.findall(text):
-        return ImportedAcceptance(
-            kind="vLLM log",
-            counts=Counts.of_survivors(_logged(*each) for each in logged),
-        )
+    logged = LOG_LINE.findall(text)
+    if logged:
+        counts = Counts.of_survivors([_logged(*line) for line in logged])
+        return ImportedAcceptance(kind="vLLM log", counts=counts)
     try:
         documents = json_documents(text)
     except ValueError as error:
         raise ConfigError(f"{path}, {error}") from None
     if not documents:
         raise ConfigError(f"{path} is empty")
-    first = documents[0][1]
+    _, first = documents[0]
     for kind, is_it, read in READERS:
         if is_it(first):
-            found = _read_all(path, documents, read)
-            if kind == SPEC_BENCH and not any(0 in lengths for lengths in found):
-                found = [[each - 1 for each in lengths] for lengths in found]
-            return ImportedAcceptance(kind=kind, counts=_counts(path, found, gamma))
+            sequences = _read_all(path, documents, read)
+            if kind == SPEC_BENCH:
+                sequences = _without_added(sequences)
+            return ImportedAcceptance(kind=kind, counts=_counts(path, sequences, gamma))
     raise ConfigError(
-        f"{path} is no trace (JSON lines of accepted_lengths), no vLLM benchmark or log with speculation, no SGLang "
-        "answers with a histogram of accepted drafts, no result of AIPerf or GuideLLM, and no Spec-Bench answers"
+        f"{path} is no trace (JSON lines of accepted_lengths), no vLLM benchmark or log with "
+        "speculation, no SGLang answers with a histogram of accepted drafts, no result of AIPerf "
+        "or GuideLLM, and no Spec-Bench answers"
     )
+
+
+def _without_added(sequences: list[list[int]]) -> list[list[int]]:
+    """Accepted drafts from tokens per step, unless a 0 shows that these are drafts already."""
+    if any(0 in lengths for lengths in sequences):
+        return sequences
+    drafts = []
+    for lengths in sequences:
+        drafts.append([length - 1 for length in lengths])
+    return drafts
 
 
 def _read_all(
@@ -108,11 +118,10 @@ def _counts(path: Path, found: list[Any], gamma: int | None) -> Counts:
     """From each sequence's accepted lengths (a list), or its survivors (a tuple)."""
     if not found:
         raise ConfigError(
-            f"{path} counts no accepted draft: was it measured with a draft, and did the server count them?"
+            f"{path} counts no accepted draft: was it measured with a draft, and did the server "
+            "count them?"
         )
-    deepest = max(
-        len(each) - 1 if isinstance(each, tuple) else max(each, default=0) for each in found
-    )
+    deepest = max(map(_deepest, found))
     if gamma is not None and deepest > gamma:
         raise ConfigError(
             f"{path} has steps with {deepest} accepted drafts, more than gamma {gamma}"
@@ -122,25 +131,39 @@ def _counts(path: Path, found: list[Any], gamma: int | None) -> Counts:
         raise ConfigError(
             f"{path} has steps with up to {depth} accepted drafts; 1 to {MAX_POSITIONS} are read"
         )
-    return Counts.of_survivors(
-        [each if isinstance(each, tuple) else _survivors(each, depth) for each in found]
-    )
+    survivors = []
+    for sequence in found:
+        if isinstance(sequence, tuple):
+            survivors.append(sequence)
+        else:
+            survivors.append(_survivors(sequence, depth))
+    return Counts.of_survivors(survivors)
+
+
+def _deepest(sequence: list[int] | tuple[float, ...]) -> int:
+    """The most drafts that a step accepted."""
+    if isinstance(sequence, tuple):
+        return len(sequence) - 1
+    return max(sequence, default=0)
 
 
 def _survivors(lengths: Sequence[int], depth: int) -> tuple[float, ...]:
-    return tuple(np.bincount(lengths, minlength=depth + 1)[::-1].cumsum()[::-1].tolist())
+    steps = np.bincount(lengths, minlength=depth + 1)
+    at_least = steps[::-1].cumsum()[::-1]
+    return tuple(at_least.tolist())
 
 
 def _lengths(values: Any) -> list[int]:
-    if not all(
-        isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in values
-    ):
-        raise ValueError("accepted lengths must be whole numbers from 0 on")
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ValueError("accepted lengths must be whole numbers from 0 on")
     return list(values)
 
 
 def _trace(document: Any) -> list[Any]:
-    return [_lengths(document["accepted_lengths"] if isinstance(document, dict) else document)]
+    if isinstance(document, dict):
+        document = document["accepted_lengths"]
+    return [_lengths(document)]
 
 
 def _vllm_benchmark(document: Any) -> list[Any]:
@@ -165,57 +188,67 @@ def _from_survival(drafts: float, rates: Sequence[float]) -> tuple[float, ...]:
 
 def _logged(mean: str, accepted: str, drafted: str, rates: str) -> tuple[float, ...]:
     by_position = [float(rate) for rate in rates.split(",")]
+    drafts = float(drafted) / len(by_position)
     emitted = float(mean) - 1.0
     if emitted > 0:
         drafts = float(accepted) / emitted
-    else:
-        drafts = float(drafted) / len(by_position)
     return _from_survival(max(drafts, 1.0), by_position)
 
 
 def _histogram_of(document: Any) -> Any:
+    meta = {}
     if isinstance(document, dict):
         meta = document.get("meta_info", document)
-    else:
-        meta = {}
     return meta.get("spec_correct_drafts_histogram") or meta.get("spec_accept_histogram")
 
 
-def _from_histogram(told: Any) -> list[Any]:
-    """Survivors from a request's acceptance_histogram, a list by accepted drafts or a mapping; []
-    where it has none.
+def _from_histogram(acceptance: Any) -> list[Any]:
+    """Survivors from a request's acceptance_histogram, a list by accepted drafts or a mapping. []:
+    it has none.
     """
-    histogram = (told or {}).get("acceptance_histogram")
+    if not acceptance:
+        return []
+    histogram = acceptance.get("acceptance_histogram")
     if not histogram:
         return []
     pairs: Iterable[tuple[Any, Any]] = enumerate(histogram)
     if isinstance(histogram, dict):
         pairs = histogram.items()
     counts = {int(accepted): int(steps) for accepted, steps in pairs}
-    depth = told.get("num_spec_tokens") or max(counts)
+    depth = acceptance.get("num_spec_tokens") or max(counts)
     if max(counts) > depth or min(counts.values()) < 0:
         raise ValueError(f"no histogram of at most {depth} accepted drafts: {histogram}")
-    return [tuple(float(sum(n for j, n in counts.items() if j >= i)) for i in range(depth + 1))]
+    survivors = [0.0] * (depth + 1)
+    for accepted, steps in counts.items():
+        for position in range(accepted + 1):
+            survivors[position] += steps
+    return [tuple(survivors)]
 
 
 def _guidellm(document: Any) -> list[Any]:
-    requests = []
+    sequences = []
     for benchmark in document["benchmarks"]:
-        for each in benchmark["requests"]["successful"]:
-            requests.append(each)
-    told = [(each.get("response_metrics") or {}).get("speculative_decoding") for each in requests]
-    return [steps for each in told for steps in _from_histogram(each)]
+        for request in benchmark["requests"]["successful"]:
+            metrics = request.get("response_metrics") or {}
+            sequences += _from_histogram(metrics.get("speculative_decoding"))
+    return sequences
 
 
 def _sglang(document: Any) -> list[Any]:
     histogram = _histogram_of(document)
     if not histogram:
         raise ValueError("no histogram of accepted drafts")
-    return [[number for number, steps in enumerate(histogram) for _ in range(int(steps))]]
+    lengths = []
+    for accepted, steps in enumerate(histogram):
+        lengths += [accepted] * int(steps)
+    return [lengths]
 
 
 def _is_mapping_with(*names: str) -> Callable[[Any], bool]:
-    return lambda document: isinstance(document, dict) and all(name in document for name in names)
+    def is_it(document: Any) -> bool:
+        return isinstance(document, dict) and set(names) <= set(document)
+
+    return is_it
 
 
 READERS: tuple[tuple[str, Callable[[Any], bool], Callable[[Any], list[Any]]], ...] = (

@@ -82,9 +82,10 @@ class Costs:
         """A step's seconds by context."""
         if (gamma, sequences) not in self.rows:
             first = (sequences - 1) // NUM_ROWS * NUM_ROWS + 1
-            batch = range(first, first + NUM_ROWS)
-            table = self.steps(gamma, np.asarray(batch, dtype=np.float64))
-            self.rows.update(((gamma, each), row) for each, row in zip(batch, table, strict=True))
+            batches = range(first, first + NUM_ROWS)
+            table = self.steps(gamma, np.asarray(batches, dtype=np.float64))
+            for batch, row in zip(batches, table, strict=True):
+                self.rows[gamma, batch] = row
         return self.rows[gamma, sequences]
 
     def step_s(self, gamma: int, sequences: int, context: float) -> float:
@@ -94,8 +95,10 @@ class Costs:
         if len(at) == 1:
             return float(row[0])
         place = min(max(bisect_right(at, context) - 1, 0), len(at) - 2)
-        share = (context - at[place]) / (at[place + 1] - at[place])
-        return float(row[place] + min(max(share, 0.0), 1.0) * (row[place + 1] - row[place]))
+        after = place + 1
+        share = (context - at[place]) / (at[after] - at[place])
+        share = min(max(share, 0.0), 1.0)
+        return float(row[place] + share * (row[after] - row[place]))
 
     def prompt_s(self, length: int) -> float:
         """Seconds of a prompt of such a length, between those of `prompts`."""
@@ -108,12 +111,12 @@ class Costs:
         tokens.
         """
         tokens = sum(ends) - sum(starts)
+        linear_s = 0.0
         if self.mixes:
-            added = self.linear[decoding + tokens] - self.linear[decoding]
-        else:
-            added = 0.0
-        own = sum(map(self.prompt_s, ends)) - sum(map(self.prompt_s, starts))
-        return max(added, 0.0) + own + self.pass_overhead_s + entering * self.request_overhead_s
+            linear_s = self.linear[decoding + tokens] - self.linear[decoding]
+        own_s = sum(map(self.prompt_s, ends)) - sum(map(self.prompt_s, starts))
+        entering_s = entering * self.request_overhead_s
+        return max(linear_s, 0.0) + own_s + self.pass_overhead_s + entering_s
 
 
 def tabulate(
@@ -132,27 +135,27 @@ def tabulate(
     engine = setup.engine
     spread = setup.spread
     tokens = np.arange(max_tokens + 1.0)
-    length = np.concatenate([[0.0], nodes(min(16, lengths[1]), lengths[1] + 1.0, 4 * NUM_CONTEXTS)])
+    longest = lengths[1]
+    between = nodes(min(16, longest), longest + 1.0, 4 * NUM_CONTEXTS)
+    length = np.concatenate([[0.0], between])
     prompt = np.maximum(length, 1.0)
     alone = prompt_time(setup, prompt_len=prompt, tp_size=tp_size)
+    own = alone.total_s
     if engine.mixes_prefill:
         own = alone.group_seconds()["attention"]
-    else:
-        own = alone.total_s
     if spread.pp > 1:
         own = own + send_op(setup, tokens=prompt, tp_size=tp_size).time_s
     if draft_of(setup).has_prefill:
         points = Points(batch=1.0, context=prompt, tp=tp_size, budget=budget, gamma=max_gamma)
         own = own + predict(setup, acceptance, points).draft_prefill_s
     linear = pass_seconds(setup, tokens=np.maximum(tokens, 1.0), tp_size=tp_size)
+    own = np.where(length > 0, np.broadcast_to(own, length.shape), 0.0)
     return Costs(
         contexts=context,
         steps=partial(_steps, setup, acceptance, tp_size=tp_size, budget=budget, context=context),
         linear=np.broadcast_to(linear, tokens.shape).tolist(),
         prompt_lens=length,
-        prompts=np.maximum.accumulate(
-            np.where(length > 0, np.broadcast_to(own, length.shape), 0.0)
-        ),
+        prompts=np.maximum.accumulate(own),
         pass_overhead_s=setup.model.num_hidden_layers * engine.prefill_layer_overhead_s,
         request_overhead_s=engine.request_overhead_s,
         mixes=engine.mixes_prefill,
@@ -172,15 +175,20 @@ def _steps(
     context: Array,
 ) -> Array:
     """A step's seconds: [batch, context]. With a draft set up that drafts nothing, an idle one."""
-    batch, shape = batch[:, None], (len(batch), len(context))
+    shape = (len(batch), len(context))
+    batch = batch[:, None]
     if gamma == 0 and draft_of(setup).drafts:
-        read = draft_kv_tokens(setup, context, budget)
-        return np.broadcast_to(
-            idle_step_s(setup, batch=batch, kv_len=context, draft_kv_len=read, tp_size=tp_size),
-            shape,
+        seconds = idle_step_s(
+            setup,
+            batch=batch,
+            kv_len=context,
+            draft_kv_len=draft_kv_tokens(setup, context, budget),
+            tp_size=tp_size,
         )
-    points = Points(batch=batch, context=context, tp=tp_size, budget=budget, gamma=gamma)
-    return np.broadcast_to(predict(setup, acceptance, points).step_s, shape)
+    else:
+        points = Points(batch=batch, context=context, tp=tp_size, budget=budget, gamma=gamma)
+        seconds = predict(setup, acceptance, points).step_s
+    return np.broadcast_to(seconds, shape)
 
 
 def num_blocks(
@@ -205,8 +213,10 @@ def num_blocks(
             tp_size=tp_size,
         ).total_bytes
 
-    free = memory.capacity_bytes(setup.hardware, setup.engine) - float(need(0.0))
-    return max(int(free / float(need(setup.spread.dp) - need(0.0)) * mean_len / block_size), 0)
+    fixed = need(0.0)
+    free = memory.capacity_bytes(setup.hardware, setup.engine) - float(fixed)
+    of_sequence = float(need(setup.spread.dp) - fixed)
+    return max(int(free / of_sequence * mean_len / block_size), 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,16 +246,19 @@ class Drafts:
         contexts = nodes(lengths[0], lengths[1], NUM_ACCEPTANCE_CONTEXTS)
         read = draft_kv_tokens(setup, contexts, budget)
         seen = draft_of(setup).context_seen(contexts, budget)
-        shift = profile.spread * ndtri((np.arange(NUM_CLASSES) + 0.5) / NUM_CLASSES)
+        quantiles = (np.arange(NUM_CLASSES) + 0.5) / NUM_CLASSES
+        shift = profile.spread * ndtri(quantiles)
         survivors = {}
         for gamma in set(gammas) - {0}:
             rates = profile.conditional_rates(budget=read, context=seen, gamma_max=gamma)
-            whole = survival(rates)
+            of_law = survival(rates)
             emitted, _ = profile.tokens_per_step(budget=read, context=seen, gamma=gamma)
-            whole = whole * ((emitted - 1.0) / np.maximum(whole.sum(axis=-1), 1e-12))[:, None]
-            each = survival(np.clip(rates[:, None, :] + shift[:, None], 0.0, 1.0))
-            scale = whole / np.maximum(each.mean(axis=1), 1e-12)
-            survivors[gamma] = np.minimum(each * scale[:, None, :], 1.0)
+            correction = (emitted - 1.0) / np.maximum(of_law.sum(axis=-1), 1e-12)
+            wanted = of_law * correction[:, None]
+            class_rates = np.clip(rates[:, None, :] + shift[:, None], 0.0, 1.0)
+            of_classes = survival(class_rates)
+            scale = wanted / np.maximum(of_classes.mean(axis=1), 1e-12)
+            survivors[gamma] = np.minimum(of_classes * scale[:, None, :], 1.0)
         return cls(contexts=contexts, survivors=survivors)
 
     @cached_property

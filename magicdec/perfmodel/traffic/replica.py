@@ -94,16 +94,15 @@ class Replica:
         users: int | None = None,
         work: Work | None = None,
     ) -> None:
-        """With `users`, a closed loop: so many requests at first, and the next whenever one ends."""
+        """With `users`, a closed loop: that many requests at first, and the next whenever one ends."""
         self.work = work or Work(MOST_WORK)
         self.requests = requests
         self.costs = costs
         self.limits = limits
         self.drafts = drafts
+        self.policy = policy
         if drafts is None:
             self.policy = None
-        else:
-            self.policy = policy
         count = len(requests)
         slots = limits.max_sequences
         self.first_s = np.full(count, np.nan)
@@ -153,10 +152,8 @@ class Replica:
     def submit(self, request: int, sent_s: float) -> None:
         """A request that a client sends at this time."""
         limits = self.limits
-        heappush(
-            self.coming,
-            (sent_s + limits.latency_s + limits.token_latency_s * self.known[request], request),
-        )
+        arrives_s = sent_s + limits.latency_s + limits.token_latency_s * self.known[request]
+        heappush(self.coming, (arrives_s, request))
 
     def run(self, until: float = float("inf")) -> None:
         """Runs every iteration that begins before `until`."""
@@ -185,14 +182,9 @@ class Replica:
         gamma = self._gamma()
         free = self._make_room(gamma)
         chunks, free = self._chunks(gamma, free)
-        self.timeline.append(
-            (
-                self.now,
-                self.n + len(chunks),
-                len(self.queue),
-                self.limits.num_blocks - free,
-            )
-        )
+        running = self.n + len(chunks)
+        used = self.limits.num_blocks - free
+        self.timeline.append((self.now, running, len(self.queue), used))
         if chunks:
             self._with_prompts(chunks, gamma)
         else:
@@ -265,16 +257,15 @@ class Replica:
         if not (self.parts or self.queue):
             return [], free
         costs = self.costs
-        found = list[Chunk]()
+        chunks: list[Chunk] = []
+        taken = 0
         if costs.mixes:
             taken = -(-self.n // costs.groups) * (gamma + 1)
-        else:
-            taken = 0
         room = [self.limits.max_tokens - taken] * costs.groups
         for request, start, group in self.parts:
             if room[group] > 0:
                 end = min(self.known[request], start + room[group])
-                found.append((request, start, end, group))
+                chunks.append((request, start, end, group))
                 room[group] -= end - start
         slots = self.limits.max_sequences - self.n - len(self.parts)
         while self.queue and slots > 0:
@@ -291,13 +282,12 @@ class Replica:
             known = self.known[request]
             group = room.index(most)
             start = min(self.cached[request], known - 1)
-            if not costs.mixes:
-                end = known
-            else:
+            end = known
+            if costs.mixes:
                 end = min(known, start + most)
-            found.append((request, start, end, group))
+            chunks.append((request, start, end, group))
             room[group] -= end - start
-        return found, free
+        return chunks, free
 
     # One iteration
 
@@ -428,17 +418,19 @@ class Replica:
             self.work.spend(steps * n * gamma)
             emitted, together = self._emitted(survivors, steps)
             means = (self.total + together) / n
-            times = self.now + np.interp(means[:-1], self.costs.contexts, row).cumsum()
+            seconds = np.interp(means[:-1], self.costs.contexts, row)
+            times = self.now + seconds.cumsum()
             taken = self._steps_until_change(emitted, means[1:], gamma)
             taken = min(taken, int(times.searchsorted(stop)) + 1)
             if taken > 1:
                 self.began = float(times[taken - 2])
             else:
                 self.began = self.now
-            self.now = float(times[taken - 1])
+            last = taken - 1
+            self.now = float(times[last])
             self.iterations += taken
-            context += emitted[taken - 1]
-            left -= emitted[taken - 1]
+            context += emitted[last]
+            left -= emitted[last]
             self.total += int(together[taken])
             room -= taken
             fewest = int(np.minimum.reduce(left))
@@ -465,19 +457,21 @@ class Replica:
             return taken
         edges, chosen = self._choices()
         if edges:
-            others = np.array(chosen)[np.searchsorted(edges, means, side="right")] != gamma
-            if others.any():
-                taken = min(taken, int(others.argmax()) + 1)
+            gammas = np.array(chosen)[np.searchsorted(edges, means, side="right")]
+            is_other = gammas != gamma
+            if is_other.any():
+                taken = min(taken, int(is_other.argmax()) + 1)
         return taken
 
     def _emitted(self, survivors: Array | None, steps: int) -> tuple[Whole, Whole]:
-        """Tokens of each sequence after so many steps, and of all together from before the first:
-        [steps (, n)], [steps + 1]."""
+        """Tokens of each sequence after each step, [steps (, n)], and of all together from before the
+        first, [steps + 1]."""
         if survivors is None:
             steps_taken = np.arange(steps + 1)
             return steps_taken[1:], self.n * steps_taken
-        accepted = self.random.random((steps, 1, self.n)) < survivors
-        emitted = (np.add.reduce(accepted, axis=1, dtype=np.int64) + 1).cumsum(axis=0)
+        is_accepted = self.random.random((steps, 1, self.n)) < survivors
+        accepted = np.add.reduce(is_accepted, axis=1, dtype=np.int64)
+        emitted = (accepted + 1).cumsum(axis=0)
         together = np.zeros(steps + 1, dtype=np.int64)
         together[1:] = np.add.reduce(emitted, axis=1)
         return emitted, together
