@@ -32,6 +32,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Self
 
 import msgspec
@@ -130,10 +131,12 @@ def pairing_key(record: Record) -> tuple[Any, ...]:
 
 def is_paired(one: Record, other: Record) -> bool:
     """Whether two records share a configuration; a condition that either leaves out matches any."""
-    pairs = zip(run_conditions(one), run_conditions(other), strict=True)
-    return setting_key(one) == setting_key(other) and all(
-        a == b or a is None or b is None for a, b in pairs
-    )
+    if setting_key(one) != setting_key(other):
+        return False
+    for stated, also in zip(run_conditions(one), run_conditions(other), strict=True):
+        if stated is not None and also is not None and stated != also:
+            return False
+    return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,13 +159,13 @@ class Pair:
         """The prediction for the machine's speed during the measurement; None where that is not
         known.
         """
+        scale = self._scale(term)
         if term == "speedup":
-            scales = self._scale("autoregressive_step_s"), self._scale("step_s")
             scale = None
-            if scales[0] and scales[1]:
-                scale = scales[0] / scales[1]
-        else:
-            scale = self._scale(term)
+            alone = self._scale("autoregressive_step_s")
+            drafted = self._scale("step_s")
+            if alone and drafted:
+                scale = alone / drafted
         predicted = getattr(self.predicted, term)
         if scale is None or predicted is None:
             return None
@@ -185,7 +188,9 @@ class Pair:
             samples = getattr(self.measured, SAMPLES[term])
         if samples is None or len(samples) < 2:
             return None
-        return abs(statistics.median(samples[::2]) / statistics.median(samples[1::2]) - 1.0) / 2.0
+        even = statistics.median(samples[::2])
+        odd = statistics.median(samples[1::2])
+        return abs(even / odd - 1.0) / 2.0
 
     @property
     def spread(self) -> float | None:
@@ -200,10 +205,11 @@ class Pair:
     @property
     def prompt_noise(self) -> float | None:
         """Relative standard error of the measured tokens per step over the sampled prompts."""
-        error, mean = self.measured.tokens_per_step_stderr, self.measured.expected_tokens_per_step
-        if error is not None and mean:
-            return error / mean
-        return None
+        error = self.measured.tokens_per_step_stderr
+        mean = self.measured.expected_tokens_per_step
+        if error is None or not mean:
+            return None
+        return error / mean
 
     @property
     def measured_interval(self) -> tuple[float, float] | None:
@@ -227,26 +233,19 @@ class Pair:
         record = self.measured
         row: dict[str, Any] = {name: getattr(record, name) for name in PAIRING_FIELDS}
         for term in TERMS:
-            row[f"predicted_{term}"], row[f"measured_{term}"] = (
-                getattr(self.predicted, term),
-                getattr(record, term),
-            )
+            row[f"predicted_{term}"] = getattr(self.predicted, term)
+            row[f"measured_{term}"] = getattr(record, term)
             row[f"error_{term}"] = self.error(term)
             if term != "expected_tokens_per_step":
                 row[f"normalised_error_{term}"] = self.normalised_error(term)
-        row["speedup_low"], row["speedup_high"] = (
-            self.predicted.speedup_low,
-            self.predicted.speedup_high,
-        )
-        row["measured_speedup_low"], row["measured_speedup_high"] = self.measured_interval or (
-            None,
-            None,
-        )
-        row |= {
-            "noise": self.repeat_noise("speedup"),
-            "prompt_noise": self.prompt_noise,
-            "is_covered": self.is_covered,
-        }
+        low, high = self.measured_interval or (None, None)
+        row["speedup_low"] = self.predicted.speedup_low
+        row["speedup_high"] = self.predicted.speedup_high
+        row["measured_speedup_low"] = low
+        row["measured_speedup_high"] = high
+        row["noise"] = self.repeat_noise("speedup")
+        row["prompt_noise"] = self.prompt_noise
+        row["is_covered"] = self.is_covered
         return row
 
 
@@ -258,8 +257,11 @@ def _relative(predicted: float | None, measured: float | None) -> float | None:
 
 def bootstrap_interval(samples: Sequence[float]) -> tuple[float, float]:
     """90 % percentile interval of the median. Few samples give at most their own range."""
-    chosen = np.random.default_rng(0).integers(0, len(samples), size=(NUM_RESAMPLES, len(samples)))
-    low, high = np.quantile(np.median(np.asarray(samples)[chosen], axis=1), [0.05, 0.95])
+    random = np.random.default_rng(0)
+    size = (NUM_RESAMPLES, len(samples))
+    chosen = random.integers(0, len(samples), size=size)
+    medians = np.median(np.asarray(samples)[chosen], axis=1)
+    low, high = np.quantile(medians, [0.05, 0.95])
     return float(low), float(high)
 
 
@@ -292,21 +294,31 @@ def pair_records(records: Iterable[Record]) -> list[Pair]:
         by_setting[setting_key(predicted)].append(predicted)
     pairs = []
     for measured in latest_measured(records):
-        conditions = run_conditions(measured)
-        found = []
-        for each in by_setting.get(setting_key(measured), ()):
-            stated = []
-            for own, other in zip(run_conditions(each), conditions, strict=True):
-                if own is not None:
-                    stated.append((own, other))
-            if all(own == other for own, other in stated):
-                is_here = each.hardware in (measured.hardware, measured.device)
-                found.append((len(stated), each.source == "calibrated", is_here, each))
-        if measured.is_speculative and found:
-            pairs.append(
-                Pair(predicted=max(found, key=lambda each: each[:3])[3], measured=measured)
-            )
+        if not measured.is_speculative:
+            continue
+        able = []
+        for predicted in by_setting.get(setting_key(measured), ()):
+            if _states_nothing_else(predicted, measured):
+                able.append(predicted)
+        if able:
+            best = max(able, key=partial(_preference, measured))
+            pairs.append(Pair(predicted=best, measured=measured))
     return pairs
+
+
+def _states_nothing_else(predicted: Record, measured: Record) -> bool:
+    """Whether each condition that a prediction states is the measurement's."""
+    for own, other in zip(run_conditions(predicted), run_conditions(measured), strict=True):
+        if own is not None and own != other:
+            return False
+    return True
+
+
+def _preference(measured: Record, predicted: Record) -> tuple[int, bool, bool]:
+    """Order of predictions of a measurement: by conditions stated, calibration, and device."""
+    stated = [condition for condition in run_conditions(predicted) if condition is not None]
+    is_here = predicted.hardware in (measured.hardware, measured.device)
+    return len(stated), predicted.source == "calibrated", is_here
 
 
 def by_cpu_time(record: Record) -> Record:
@@ -365,9 +377,9 @@ class ErrorSummary:
         errors = np.abs(signed)
         inside = None
         if deviation is not None:
-            inside = float(
-                np.mean(np.abs(np.log1p(np.maximum(signed, LEAST_ERROR))) <= Z_90 * deviation)
-            )
+            log_errors = np.log1p(np.maximum(signed, LEAST_ERROR))
+            is_inside = np.abs(log_errors) <= Z_90 * deviation
+            inside = float(np.mean(is_inside))
         return cls(
             points=len(errors),
             mape=float(np.mean(errors)),

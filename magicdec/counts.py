@@ -40,13 +40,17 @@ class Counts:
 
     @classmethod
     def of_survivors(cls, survivors: Iterable[Sequence[float] | Array]) -> Counts:
-        """From the steps of each cluster that accepted at least 0, 1, 2, … drafts, all of as many
-        drafts as that says; clusters of shorter blocks tried nothing beyond them."""
-        rows = [np.asarray(each, dtype=np.float64) for each in survivors]
+        """From the number of steps in each cluster that accepted at least 0, 1, 2, … drafts. All
+        steps of a cluster had one draft per position; nothing was tried beyond the last."""
+        rows = [np.asarray(row, dtype=np.float64) for row in survivors]
         width = max(map(len, rows))
-        reached = np.stack([np.pad(row, (0, width - len(row))) for row in rows])
-        lengths = np.array([len(row) - 1 for row in rows])[:, None]
-        tried = np.where(np.arange(width - 1) < lengths, reached[:, :-1], 0.0)
+        reached = np.zeros((len(rows), width))
+        for cluster, row in enumerate(rows):
+            reached[cluster, : len(row)] = row
+        positions = np.arange(width - 1)
+        lengths = np.array([len(row) - 1 for row in rows])
+        is_drafted = positions < lengths[:, None]
+        tried = np.where(is_drafted, reached[:, :-1], 0.0)
         return cls(steps=reached[:, 0], tried=tried, accepted=reached[:, 1:])
 
     @classmethod
@@ -66,7 +70,8 @@ class Counts:
     def of_histograms(cls, histograms: Any) -> Counts:
         """From how often 0, 1, … drafts were accepted: [clusters, positions + 1]."""
         counted = np.asarray(histograms, dtype=np.float64)
-        return cls.of_survivors(counted[:, ::-1].cumsum(axis=1)[:, ::-1])
+        at_least = counted[:, ::-1].cumsum(axis=1)[:, ::-1]
+        return cls.of_survivors(at_least)
 
     @classmethod
     def of_steps(cls, num_accepted: Any, drafted: Any, positions: int) -> Counts:
@@ -75,10 +80,13 @@ class Counts:
         accepted = np.asarray(num_accepted)[..., None]
         place = np.arange(positions)
         is_drafted = np.asarray(drafted)[:, None, None] > place
+        has_draft = accepted[..., 0] >= 0
+        is_tried = (accepted >= place) & is_drafted
+        is_accepted = accepted > place
         return cls(
-            steps=(accepted[..., 0] >= 0).sum(axis=0).astype(np.float64),
-            tried=((accepted >= place) & is_drafted).sum(axis=0).astype(np.float64),
-            accepted=(accepted > place).sum(axis=0).astype(np.float64),
+            steps=has_draft.sum(axis=0).astype(np.float64),
+            tried=is_tried.sum(axis=0).astype(np.float64),
+            accepted=is_accepted.sum(axis=0).astype(np.float64),
         )
 
     def __add__(self, other: Counts) -> Counts:
@@ -92,12 +100,9 @@ class Counts:
     def cells(self) -> Iterator[tuple[int, int, float, float]]:
         """(cluster, position from 1 on, tried, accepted) of all that were tried."""
         for cluster, position in np.argwhere(self.tried > 0).tolist():
-            yield (
-                cluster,
-                position + 1,
-                float(self.tried[cluster, position]),
-                float(self.accepted[cluster, position]),
-            )
+            tried = float(self.tried[cluster, position])
+            accepted = float(self.accepted[cluster, position])
+            yield cluster, position + 1, tried, accepted
 
     @property
     def trials(self) -> list[int]:
@@ -115,11 +120,13 @@ class Counts:
         return [stderr for _, stderr in self._rates()]
 
     def _rates(self) -> list[tuple[float, float]]:
-        columns = zip(self.accepted.T, self.tried.T, strict=True)
-        return [
-            rate_and_error(accepted, tried) if tried.sum() else (0.0, 0.5)
-            for accepted, tried in columns
-        ]
+        rates = []
+        for accepted, tried in zip(self.accepted.T, self.tried.T, strict=True):
+            if tried.sum():
+                rates.append(rate_and_error(accepted, tried))
+            else:
+                rates.append((0.0, 0.5))
+        return rates
 
     @property
     def histogram(self) -> list[int]:
@@ -150,12 +157,15 @@ class Counts:
 
 def clustered_stderr(above: Any, below: Any) -> float | None:
     """Standard error of Σ above / Σ below, by cluster; None for one cluster."""
-    above, below = (np.atleast_1d(np.asarray(each, dtype=np.float64)) for each in (above, below))
+    above = np.atleast_1d(np.asarray(above, dtype=np.float64))
+    below = np.atleast_1d(np.asarray(below, dtype=np.float64))
     clusters = len(below)
     if clusters < 2:
         return None
-    excess = above - below * above.sum() / below.sum()
-    return float(np.sqrt(clusters / (clusters - 1) * np.sum(excess**2)) / below.sum())
+    whole = below.sum()
+    excess = above - below * above.sum() / whole
+    variance = clusters / (clusters - 1) * np.sum(excess**2)
+    return float(np.sqrt(variance) / whole)
 
 
 def rate_and_error(accepted: Any, tried: Any) -> tuple[float, float]:
@@ -168,13 +178,15 @@ def rate_and_error(accepted: Any, tried: Any) -> tuple[float, float]:
     rate = float(np.sum(accepted)) / trials
     smooth = (rate * trials + 0.5) / (trials + 1.0)
     independent = math.sqrt(smooth * (1.0 - smooth) / trials)
-    return rate, max(independent, clustered_stderr(accepted, tried) or 0.0)
+    clustered = clustered_stderr(accepted, tried) or 0.0
+    return rate, max(independent, clustered)
 
 
 def survival(rates: Any) -> Array:
     """P(at least i drafts accepted), i = 1..γ: the running product of the conditional rates."""
     values: Array = np.asarray(rates, dtype=np.float64)
-    return np.asarray(np.cumprod(np.clip(values, 0.0, 1.0), axis=-1), dtype=np.float64)
+    valid = np.clip(values, 0.0, 1.0)
+    return np.asarray(np.cumprod(valid, axis=-1), dtype=np.float64)
 
 
 def expected_tokens_per_step(rates: Any, gamma: Any) -> Array:
@@ -186,13 +198,13 @@ def expected_tokens_per_step(rates: Any, gamma: Any) -> Array:
         raise ValueError(
             f"gamma must be between 0 and the {rates.shape[-1]} positions that rates has"
         )
-    first = np.ones((*rates.shape[:-1], 1))
-    totals = np.concatenate([first, 1.0 + np.cumsum(survival(rates), axis=-1)], axis=-1)
-    shape = np.broadcast_shapes(totals.shape[:-1], depth.shape)
-    totals = np.broadcast_to(totals, (*shape, totals.shape[-1]))
-    return np.asarray(
-        np.take_along_axis(totals, np.broadcast_to(depth, shape)[..., None], axis=-1)[..., 0]
-    )
+    undrafted = np.ones((*rates.shape[:-1], 1))
+    drafted = 1.0 + np.cumsum(survival(rates), axis=-1)
+    tokens = np.concatenate([undrafted, drafted], axis=-1)
+    shape = np.broadcast_shapes(tokens.shape[:-1], depth.shape)
+    tokens = np.broadcast_to(tokens, (*shape, tokens.shape[-1]))
+    chosen = np.broadcast_to(depth, shape)[..., None]
+    return np.asarray(np.take_along_axis(tokens, chosen, axis=-1)[..., 0])
 
 
 def constant_rate(tokens_per_step: Any, gamma: Any) -> Array:
@@ -201,9 +213,11 @@ def constant_rate(tokens_per_step: Any, gamma: Any) -> Array:
     """
     low = np.zeros_like(tokens_per_step, dtype=np.float64)
     high = np.full_like(tokens_per_step, 1.0, dtype=np.float64)
+    verified = np.asarray(gamma) + 1.0
     for _ in range(50):
         middle = 0.5 * (low + high)
-        is_low = (1.0 - middle ** (np.asarray(gamma) + 1.0)) / (1.0 - middle) < tokens_per_step
+        tokens = (1.0 - middle**verified) / (1.0 - middle)
+        is_low = tokens < tokens_per_step
         low = np.where(is_low, middle, low)
         high = np.where(is_low, high, middle)
     return np.asarray(0.5 * (low + high))

@@ -56,13 +56,15 @@ def closest(value: object, choices: Iterable[str]) -> list[str]:
     """
     known = sorted(choices)
     text = str(value).lower()
-    begun = [choice for choice in known if text and choice.lower().startswith(text)]
-    if begun:
-        return sorted(begun, key=len)[:MOST_NAMED]
+    if text:
+        begun = [choice for choice in known if choice.lower().startswith(text)]
+        if begun:
+            return sorted(begun, key=len)[:MOST_NAMED]
+    like = difflib.get_close_matches(text, known, n=1, cutoff=LIKE)
     first, _, version = text.partition(" ")
-    return difflib.get_close_matches(text, known, n=1, cutoff=LIKE) or (
-        difflib.get_close_matches(first, known, n=1, cutoff=LIKE) if version else []
-    )
+    if version and not like:
+        return difflib.get_close_matches(first, known, n=1, cutoff=LIKE)
+    return like
 
 
 def nearest(value: object, choices: Iterable[str]) -> str | None:
@@ -73,7 +75,9 @@ def nearest(value: object, choices: Iterable[str]) -> str | None:
 def either(names: Sequence[str]) -> str:
     """ "a", "a or b", "a, b or c"."""
     *first, last = names
-    return f"{', '.join(first)} or {last}" if first else last
+    if not first:
+        return last
+    return f"{', '.join(first)} or {last}"
 
 
 def unknown_choice(

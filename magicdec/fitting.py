@@ -98,29 +98,42 @@ class Solution:
     def deviation_of(self, function: Callable[[dict[str, float]], float]) -> float:
         """Standard deviation of what follows from the numbers, by its gradient."""
         steps = GRADIENT_STEP * np.maximum(np.abs(self.codes), 1.0)
+        low, high = self.bounds
         gradient = np.zeros(self.codes.size)
         for index, step in enumerate(np.diag(steps)):
-            up, down = (np.clip(self.codes + sign * step, *self.bounds) for sign in (1.0, -1.0))
+            up = np.clip(self.codes + step, low, high)
+            down = np.clip(self.codes - step, low, high)
             rise = function(decoded(self.free, up)) - function(decoded(self.free, down))
             gradient[index] = rise / (up[index] - down[index])
-        return math.sqrt(max(float(gradient @ self.covariance @ gradient), 0.0))
+        variance = float(gradient @ self.covariance @ gradient)
+        return math.sqrt(max(variance, 0.0))
 
     def intervals(self, error: float = 1.0) -> dict[str, tuple[float, float, float]]:
         """Each number with its 90 % interval, where residuals have this standard deviation."""
         deviation = np.sqrt(np.diag(self.covariance)) * error
-        low, high = (self.codes + sign * Z_90 * deviation for sign in (-1.0, 1.0))
-        found = zip(
-            *(decoded(self.free, codes).values() for codes in (self.codes, low, high)),
-            strict=True,
-        )
-        return dict(zip(self.free, found, strict=True))
+        half_width = Z_90 * deviation
+        middle = self.values
+        low = decoded(self.free, self.codes - half_width)
+        high = decoded(self.free, self.codes + half_width)
+        return {name: (middle[name], low[name], high[name]) for name in self.free}
 
 
 def decoded(free: Mapping[str, Free], codes: Array) -> dict[str, float]:
-    return {
-        name: each.decode(float(code))
-        for (name, each), code in zip(free.items(), codes, strict=True)
-    }
+    values = {}
+    for (name, number), code in zip(free.items(), codes, strict=True):
+        values[name] = number.decode(float(code))
+    return values
+
+
+def _limits(free: Mapping[str, Free]) -> tuple[Array, Array]:
+    """The least and the greatest code of each number."""
+    low = []
+    high = []
+    for number in free.values():
+        least, most = number.limits or (-math.inf, math.inf)
+        low.append(number.encode(least))
+        high.append(number.encode(most))
+    return np.array(low), np.array(high)
 
 
 def solve(
@@ -140,17 +153,15 @@ def solve(
     from scipy.optimize import least_squares
 
     names = list(free)
-    center, spread = (
-        np.array(each) for each in zip(*((f.center, f.spread) for f in free.values()), strict=True)
-    )
+    center = np.array([number.center for number in free.values()])
+    spread = np.array([number.spread for number in free.values()])
     if bounds is None:
-        limits = [
-            [f.encode(limit) for limit in f.limits or (-math.inf, math.inf)] for f in free.values()
-        ]
-        bounds = np.array(limits)[:, 0], np.array(limits)[:, 1]
+        bounds = _limits(free)
 
     def all_residuals(codes: Array) -> Array:
-        return np.concatenate([residuals(decoded(free, codes)), pull * (codes - center) / spread])
+        of_data = residuals(decoded(free, codes))
+        of_priors = pull * (codes - center) / spread
+        return np.concatenate([of_data, of_priors])
 
     best: Any = None
     for start in starts:

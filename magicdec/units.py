@@ -19,7 +19,7 @@ def printable(text: str) -> str:
     characters, lone halves of characters."""
     if text.isprintable():
         return text
-    return "".join(each if each.isprintable() else "?" for each in text)
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def format_bytes(num_bytes: float) -> str:
@@ -86,5 +86,7 @@ COUNT_SUFFIXES = {"k": KIB, "m": MIB}
 def parse_count(text: str) -> int:
     """ "32k" -> 32768; k is 1024, m its square. Raises ValueError."""
     text = text.strip().lower()
-    scale = COUNT_SUFFIXES.get(text[-1:], 1)
-    return int(text if scale == 1 else text[:-1]) * scale
+    scale = COUNT_SUFFIXES.get(text[-1:])
+    if scale is None:
+        return int(text)
+    return int(text[:-1]) * scale

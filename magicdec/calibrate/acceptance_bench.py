@@ -122,7 +122,13 @@ def measure_acceptance(
 
 def _speculations(request: AcceptanceRequest, context: int) -> list[SpeculationSpec]:
     """Every method × budget below a context, at the deepest gamma, which tells all positions."""
-    head = request.head
+    draft = request.draft
+    spec = None
+    checkpoint = None
+    if request.head is not None:
+        draft = request.head.method
+        spec = request.head.spec
+        checkpoint = request.head.checkpoint
     found = []
     for method in request.draft_methods:
         budgets: Sequence[int | None] = (None,)
@@ -131,12 +137,12 @@ def _speculations(request: AcceptanceRequest, context: int) -> list[SpeculationS
         for budget in budgets:
             found.append(
                 SpeculationSpec(
-                    draft=request.draft if head is None else head.method,
+                    draft=draft,
                     draft_method=method,
                     draft_budget=budget,
                     gamma=request.gamma,
-                    head=None if head is None else head.spec,
-                    checkpoint=None if head is None else head.checkpoint,
+                    head=spec,
+                    checkpoint=checkpoint,
                 )
             )
     beside = [msgspec.structs.replace(draft, gamma=request.gamma) for draft in request.beside]

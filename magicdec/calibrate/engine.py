@@ -31,7 +31,7 @@ from magicdec.fitting import Free, solve
 from magicdec.measure.configuration import BenchmarkRequest
 from magicdec.measure.environment import Clock, available_memory_bytes
 from magicdec.measure.vllm_session import VllmSession, in_own_process
-from magicdec.perfmodel.intervals import relative_errors
+from magicdec.perfmodel.intervals import group_shares, relative_errors
 from magicdec.perfmodel.kernels.profile import HardwareProfile
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.step import StepTerms, step_terms
@@ -136,16 +136,31 @@ def shape_groups(model: Transformer, *, quick: bool) -> list[Shapes]:
         slot_bytes = model.spec.kv_elements_per_token() * model.dtype.itemsize
         sampled_groups = cuda_shapes(free_bytes / slot_bytes, max_context=limit)
     else:
-        sampled_groups = [[shape for shape in SAMPLED_SHAPES if shape.context_len <= limit]]
+        sampled_groups = [_up_to(limit, SAMPLED_SHAPES)]
     groups: list[Shapes] = []
     for shapes in sampled_groups:
-        sampled = [(s, SamplingSpec(temperature=1.0)) for s in shapes[:: 2 if quick else 1]]
+        greedy = _up_to(limit, GREEDY_SHAPES)
         if is_cuda:
             greedy = shapes[::2]
-        else:
-            greedy = [shape for shape in GREEDY_SHAPES if shape.context_len <= limit]
-        groups.append(sampled + [(s, SamplingSpec()) for s in greedy])
+        groups.append(_sampled_and_greedy(shapes, greedy, quick=quick))
     return groups
+
+
+def _up_to(limit: int, shapes: Sequence[EngineShape]) -> list[EngineShape]:
+    """The shapes whose context is no longer than the limit."""
+    return [shape for shape in shapes if shape.context_len <= limit]
+
+
+def _sampled_and_greedy(
+    sampled: Sequence[EngineShape], greedy: Sequence[EngineShape], *, quick: bool
+) -> Shapes:
+    """Shapes to time with either kind of sampling; every second sampled one of a quick run."""
+    if quick:
+        sampled = sampled[::2]
+    shapes = [(shape, SamplingSpec(temperature=1.0)) for shape in sampled]
+    for shape in greedy:
+        shapes.append((shape, SamplingSpec()))
+    return shapes
 
 
 def cuda_shapes(num_tokens: float, *, max_context: int) -> list[list[EngineShape]]:
@@ -160,11 +175,12 @@ def cuda_shapes(num_tokens: float, *, max_context: int) -> list[list[EngineShape
         most = min(MAX_CUDA_BATCH, int(num_tokens / (context + max(budgets))))
         if context > max_context or most < 1:
             continue
-        batches = sorted({max(1, round(share * most)) for share in CUDA_BATCH_SHARES}, reverse=True)
-        pairs = zip(batches, cycle(budgets), gammas, strict=False)
-        groups.append(
-            [EngineShape(batch, context, budget, gamma) for batch, budget, gamma in pairs]
-        )
+        batches = {max(1, round(share * most)) for share in CUDA_BATCH_SHARES}
+        shapes = []
+        largest_first = sorted(batches, reverse=True)
+        for batch, budget, gamma in zip(largest_first, cycle(budgets), gammas, strict=False):
+            shapes.append(EngineShape(batch, context, budget, gamma))
+        groups.append(shapes)
     return groups
 
 
@@ -182,22 +198,25 @@ def _time_rounds(
 ) -> list[Point]:
     """Every shape once per round, after a round to warm up."""
     seconds: dict[tuple[str, EngineShape, bool], list[float]] = {}
+    total = (rounds + 1) * len(shapes)
+    done = 0
     for number in range(rounds + 1):
-        for index, (shape, sampling) in enumerate(shapes):
+        for shape, sampling in shapes:
             message = (
                 f"engine steps, round {number}/{rounds}: batch {shape.batch_size}, context "
                 f"{shape.context_len}"
             )
-            progress(
-                Step(message, done=number * len(shapes) + index, total=(rounds + 1) * len(shapes))
-            )
-            for phase, taken in time_phases(shape, sampling).items():
-                if number:
-                    seconds.setdefault((phase, shape, sampling.is_greedy), []).append(taken)
-    return [
-        Point(phase, shape.columns(is_greedy=is_greedy), taken)
-        for (phase, shape, is_greedy), taken in seconds.items()
-    ]
+            progress(Step(message, done=done, total=total))
+            done += 1
+            phases = time_phases(shape, sampling)
+            if number == 0:
+                continue
+            for phase, phase_s in phases.items():
+                seconds.setdefault((phase, shape, sampling.is_greedy), []).append(phase_s)
+    points = []
+    for (phase, shape, is_greedy), timed in seconds.items():
+        points.append(Point(phase, shape.columns(is_greedy=is_greedy), timed))
+    return points
 
 
 def _time_phases(engine: Engine, shape: EngineShape, sampling: SamplingSpec) -> dict[str, float]:
@@ -228,10 +247,10 @@ def _decode(
     simulate_acceptance = None
     if speculation.gamma:
         simulate_acceptance = [SIMULATED_RATE]
+    emitted = STEPS_PER_ROUND * (speculation.gamma + 1)
     options = DecodeOptions(
         gamma=speculation.gamma,
-        max_new_tokens=STEPS_PER_ROUND * (speculation.gamma + 1)
-        + 1,  # one that ended would be exchanged: upkeep
+        max_new_tokens=emitted + 1,  # a sequence that ended would be exchanged: upkeep
         fences=True,
         simulate_acceptance=simulate_acceptance,
         max_steps=STEPS_PER_ROUND,
@@ -262,11 +281,7 @@ def vllm_points(
     """Times every shape once per round, after a round to warm up, in an engine with a process of
     its own. `shapes` replaces those of calibrations."""
     if shapes is None:
-        sampled = [
-            (shape, SamplingSpec(temperature=1.0))
-            for shape in VLLM_SAMPLED_SHAPES[:: 2 if quick else 1]
-        ]
-        shapes = sampled + [(shape, SamplingSpec()) for shape in VLLM_GREEDY_SHAPES]
+        shapes = _sampled_and_greedy(VLLM_SAMPLED_SHAPES, VLLM_GREEDY_SHAPES, quick=quick)
     progress(f"steps of vLLM: {len(shapes)} shapes, {rounds} rounds")
     return in_own_process(
         _time_in_vllm,
@@ -388,17 +403,19 @@ def fit_engine(
     predict = partial(predicted_steps, model=model, hardware=hardware, precision=precision)
 
     def errors(candidate: EngineProfile) -> dict[str, Array]:
-        steps = {name: predict(tables[name], engine=candidate) for name in FITTED_PHASES}
-        return {
-            name: np.log(getattr(steps[name], name).total_s / tables[name]["time_s"])
-            for name in FITTED_PHASES
-        }
+        missed = {}
+        for name in FITTED_PHASES:
+            step = predict(tables[name], engine=candidate)
+            missed[name] = np.log(getattr(step, name).total_s / tables[name]["time_s"])
+        return missed
+
+    def residuals(values: dict[str, float]) -> Array:
+        missed = errors(msgspec.structs.replace(engine, **values))
+        return np.concatenate([*missed.values()])
 
     solution = solve(
         FREE,
-        lambda values: np.concatenate(
-            [*errors(msgspec.structs.replace(engine, **values)).values()]
-        ),
+        residuals,
         pull=PRIOR_WEIGHT,
         loss="soft_l1",
         f_scale=0.1,
@@ -408,20 +425,17 @@ def fit_engine(
     in_sample = np.sqrt(num_timings / max(num_timings - len(FREE), 1.0))
     terms = predict(tables["autoregressive"], engine=fitted)
     kernel_errors = relative_errors(terms.autoregressive, hardware, fitted)
-    of_step, of_speedup = (
-        float(np.clip(in_sample * error, SMALLEST_ERROR, LARGEST_ERROR))
-        for error in _unexplained_errors(tables, terms, kernel_errors)
+    unexplained = in_sample * np.array(_unexplained_errors(tables, terms, kernel_errors))
+    of_step, of_speedup = np.clip(unexplained, SMALLEST_ERROR, LARGEST_ERROR).tolist()
+    phase_error = {}
+    for name, missed in errors(fitted).items():
+        phase_error[name] = float(np.median(np.abs(np.expm1(missed))))
+    profile = msgspec.structs.replace(
+        fitted,
+        relative_error=of_step,
+        speedup_relative_error=of_speedup,
     )
-    return EngineFit(
-        profile=msgspec.structs.replace(
-            fitted,
-            relative_error=of_step,
-            speedup_relative_error=of_speedup,
-        ),
-        phase_error={
-            name: float(np.median(np.abs(np.expm1(each)))) for name, each in errors(fitted).items()
-        },
-    )
+    return EngineFit(profile=profile, phase_error=phase_error)
 
 
 def _unexplained_errors(
@@ -444,24 +458,19 @@ def _unexplained_errors(
     )
     missed_alone = np.log(terms.autoregressive.total_s / tables["autoregressive"]["time_s"])
     missed_step = np.log(terms.step_s / step_s)
-    alone_seconds = {
-        str(group): seconds for group, seconds in terms.autoregressive.group_seconds().items()
-    }
-    alone_share, share = (
-        np.stack([seconds[group] / total * error for group, error in kernels.items()])
-        for seconds, total in (
-            (alone_seconds, terms.autoregressive.total_s),
-            (terms.step_seconds("group"), terms.step_s),
-        )
-    )
+    shares_alone, shares_of_step = group_shares(terms)
+    explained_alone = np.stack([shares_alone[group] * error for group, error in kernels.items()])
+    explained_step = np.stack([shares_of_step[group] * error for group, error in kernels.items()])
 
     def left(missed: Array, explained: Array) -> float:
-        return float(np.sqrt(max(np.mean(missed**2) - np.mean(np.sum(explained**2, axis=0)), 0.0)))
+        variance = np.mean(missed**2) - np.mean(np.sum(explained**2, axis=0))
+        return float(np.sqrt(max(variance, 0.0)))
 
     of_step = left(
-        np.concatenate([missed_alone, missed_step]), np.concatenate([alone_share, share], axis=1)
+        np.concatenate([missed_alone, missed_step]),
+        np.concatenate([explained_alone, explained_step], axis=1),
     )
-    return of_step, left(missed_alone - missed_step, alone_share - share)
+    return of_step, left(missed_alone - missed_step, explained_alone - explained_step)
 
 
 def predicted_steps(
@@ -499,14 +508,15 @@ def predicted_steps(
 
 def _columns(points: Sequence[Point], table: str, *, greedy: bool = False) -> dict[str, Array]:
     chosen = []
-    for p in points:
-        if p.table == table and bool(p.shape["is_greedy"]) == greedy:
-            chosen.append(p)
-    columns = {
-        key: np.array([p.shape[key] for p in chosen], dtype=np.float64) for key in chosen[0].shape
-    }
+    for point in points:
+        if point.table == table and bool(point.shape["is_greedy"]) == greedy:
+            chosen.append(point)
+    columns = {}
+    for key in chosen[0].shape:
+        columns[key] = np.array([point.shape[key] for point in chosen], dtype=np.float64)
     columns["verified"] = columns["batch_size"] * (columns["gamma"] + 1)
-    return {**columns, "time_s": np.array([p.time_s for p in chosen])}
+    columns["time_s"] = np.array([point.time_s for point in chosen])
+    return columns
 
 
 def _fit_vocabulary(
@@ -516,11 +526,15 @@ def _fit_vocabulary(
     base: EngineProfile,
 ) -> EngineProfile:
     """Fits the costs that are linear in the tokens: sampling and acceptance over the vocabulary."""
-    (sample_base, sample), (_, greedy_sample), (accept_base, accept), (_, greedy_accept) = (
-        _line(columns[size] * vocabulary, columns["time_s"])
-        for table, size in (("sample", "batch_size"), ("accept", "verified"))
-        for columns in (_columns(points, table, greedy=greedy) for greedy in (False, True))
-    )
+
+    def line(table: str, size: str, *, greedy: bool) -> tuple[float, float]:
+        columns = _columns(points, table, greedy=greedy)
+        return _line(columns[size] * vocabulary, columns["time_s"])
+
+    sample_base, sample = line("sample", "batch_size", greedy=False)
+    _, greedy_sample = line("sample", "batch_size", greedy=True)
+    accept_base, accept = line("accept", "verified", greedy=False)
+    _, greedy_accept = line("accept", "verified", greedy=True)
     return msgspec.structs.replace(
         base,
         sampling_base_s=sample_base,
@@ -537,23 +551,28 @@ def _fit_upkeep(points: Sequence[Point], *, base: EngineProfile) -> EngineProfil
     the verified tokens; elsewhere what there is of a step beside its phases grows as the sequences,
     with and without a draft."""
     upkeep = _columns(points, "upkeep")
-    per_step, per_item = _line(
-        upkeep["batch_size" if base.streaming_in_place else "verified"], upkeep["time_s"]
-    )
     # what an autoregressive step does after sampling; its forward pass shares the constants of
     # verification
-    of_sequence = 0.0
+    bookkeeping = _columns(points, "bookkeeping")
+    after_sampling = bookkeeping["time_s"]
     if base.streaming_in_place:
-        of_sequence = per_item
-    bookkeeping = [
-        p.time_s - of_sequence * p.shape["batch_size"] for p in points if p.table == "bookkeeping"
-    ]
-    costs = {"autoregressive_overhead_s": max(float(np.median(bookkeeping)), 0.0)}
-    if base.streaming_in_place:
-        costs |= {"step_overhead_s": per_step, "sequence_overhead_s": per_item}
+        per_step, per_sequence = _line(upkeep["batch_size"], upkeep["time_s"])
+        after_sampling = after_sampling - per_sequence * bookkeeping["batch_size"]
+        base = msgspec.structs.replace(
+            base,
+            step_overhead_s=per_step,
+            sequence_overhead_s=per_sequence,
+        )
     else:
-        costs |= {"step_overhead_s": 0.0, "upkeep_base_s": per_step, "upkeep_s_per_token": per_item}
-    return msgspec.structs.replace(base, **costs)
+        per_step, per_token = _line(upkeep["verified"], upkeep["time_s"])
+        base = msgspec.structs.replace(
+            base,
+            step_overhead_s=0.0,
+            upkeep_base_s=per_step,
+            upkeep_s_per_token=per_token,
+        )
+    alone_s = max(float(np.median(after_sampling)), 0.0)
+    return msgspec.structs.replace(base, autoregressive_overhead_s=alone_s)
 
 
 def _line(x: Array, y: Array) -> tuple[float, float]:

@@ -64,9 +64,10 @@ def time_interleaved(
         for _ in range(rounds):
             for taken, call, work in zip(seconds, calls, works, strict=True):
                 taken.append(seconds_per_call(call, device=device, clock=clock) / work.repeats)
-    return [
-        Point(work.table, work.shape, taken) for work, taken in zip(works, seconds, strict=True)
-    ]
+    points = []
+    for work, timed in zip(works, seconds, strict=True):
+        points.append(Point(work.table, work.shape, timed))
+    return points
 
 
 def launch_points(*, device: str, rounds: int) -> list[Point]:
@@ -79,16 +80,16 @@ def launch_points(*, device: str, rounds: int) -> list[Point]:
         return lambda: [x.add_(1.0) for _ in range(count)]
 
     x.add_(1.0)
-    one, many = (capture(repeated(count), None)[0] for count in (1, 200))
-    calls = {0: (repeated(200), 200), 1: (one, 1), 200: (many, 200)}
-    return [
-        Point(
-            "launch",
-            {"graph_nodes": nodes},
-            [seconds_per_call(call, device=device) / n for _ in range(rounds)],
-        )
-        for nodes, (call, n) in calls.items()
-    ]
+    one, *_ = capture(repeated(1), None)
+    many, *_ = capture(repeated(200), None)
+    calls = ((0, repeated(200), 200), (1, one, 1), (200, many, 200))
+    points = []
+    for nodes, call, count in calls:
+        seconds = []
+        for _ in range(rounds):
+            seconds.append(seconds_per_call(call, device=device) / count)
+        points.append(Point("launch", {"graph_nodes": nodes}, seconds))
+    return points
 
 
 class MemoryPool:
@@ -229,7 +230,10 @@ def attention_works(
             (batch, kv_len) for batch, kv_len in CUDA_ATTENTION_SHAPES if batch * kv_len <= most
         )
     shapes = shapes or ATTENTION_SHAPES
-    query_lengths = query_lengths or (CUDA_QUERY_LENGTHS if is_cuda(device) else QUERY_LENGTHS)
+    if not query_lengths:
+        query_lengths = QUERY_LENGTHS
+        if is_cuda(device):
+            query_lengths = CUDA_QUERY_LENGTHS
     largest = max(batch * kv_len for batch, kv_len in shapes) * 2 * kv_heads * head_dim
     pool = MemoryPool(
         num_elements=max(num_caches * largest, 2 * l2_bytes(device)),
@@ -261,10 +265,9 @@ def attention_works(
                 "head_dim": head_dim,
                 "kv_len": kv_len,
             }
-            last_BT = (kv_len - query_len + torch.arange(query_len, device=device)).expand(
-                batch, -1
-            )
-            visible = Visible(last_BT=last_BT, stop=kv_len, num_open=kv_len - query_len + 1)
+            first = kv_len - query_len
+            last_T = first + torch.arange(query_len, device=device)
+            visible = Visible(last_BT=last_T.expand(batch, -1), stop=kv_len, num_open=first + 1)
             call = partial(_apply_to_each, partial(_attend, query, visible, workspace), caches)
             works.append(Work("attention", shape, call, repeats=len(caches)))
     return works

@@ -123,10 +123,9 @@ def describe_server(address: Address, spec: ModelSpec) -> Server:
         raise ServerError(
             f"{where} does not list a model: is this an OpenAI-compatible server?"
         ) from None
+    known = spec.max_position_embeddings
     if isinstance(longest, int):
-        known = min(spec.max_position_embeddings, longest)
-    else:
-        known = spec.max_position_embeddings
+        known = min(known, longest)
     scrape = _scrape(address)
     if scrape is None:
         return Server(model=name, max_len=known)
@@ -148,15 +147,14 @@ def estimated_seconds(plan: LoadPlan, setup: Setup, *, tp_size: int) -> float:
     """How long the loads take by the profiles as they are: prefills one after another, then the
     decoding.
     """
-    sizes = [
-        (float(load.concurrency), float(load.prompt_len), float(load.output_len))
-        for load in plan.loads
-    ]
-    batch, context, outputs = np.array(sizes).T
-    took = predict(setup, None, Points(batch=batch, context=context, tp=float(tp_size), gamma=0))
-    return plan.rounds * float(
-        np.sum(batch * took.full(took.ttft_s) + outputs * took.full(took.autoregressive_step_s))
-    )
+    batch = np.array([float(load.concurrency) for load in plan.loads])
+    context = np.array([float(load.prompt_len) for load in plan.loads])
+    outputs = np.array([float(load.output_len) for load in plan.loads])
+    points = Points(batch=batch, context=context, tp=float(tp_size), gamma=0)
+    prediction = predict(setup, None, points)
+    prefill_s = batch * prediction.full(prediction.ttft_s)
+    decoding_s = outputs * prediction.full(prediction.autoregressive_step_s)
+    return plan.rounds * float(np.sum(prefill_s + decoding_s))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,9 +183,8 @@ class Sent:
     @property
     def noise_line(self) -> str:
         rounds = noise(self.points)
-        if rounds is None:
-            between = "not known, no load was sent twice"
-        else:
+        between = "not known, no load was sent twice"
+        if rounds is not None:
             between = f"± {rounds:.1%} between rounds"
         if self.drift is None:
             return f"noise: {between}"
@@ -212,7 +209,8 @@ def send_plan(
     """
     rounds: dict[Load, list[Measured]] = {load: [] for load in plan.loads}
     skipped: dict[Load, str] = {}
-    order, stopped = plan.order, ""
+    order = plan.order
+    stopped = ""
     try:
         for number, load in enumerate(order, 1):
             if load in skipped:
@@ -228,10 +226,9 @@ def send_plan(
                 skipped[load] = str(error)
     except (MagicdecError, KeyboardInterrupt) as error:
         stopped = str(error) or "interrupted"
-    probe = rounds[order[0]]
-    whole = not stopped and order[0] not in skipped
     drift = None
-    if whole:
+    if not stopped and order[0] not in skipped:
+        probe = rounds[order[0]]
         drift = abs(math.log(_step_s(probe[-1]) / _step_s(probe[0])))
     points = []
     reasons = []
@@ -259,7 +256,8 @@ def _timed(address: Address, load: Load, seed: int, send: Sender, *, max_len: in
     if before is None or after is None:
         return measured
     observation = observe([before, after], choose_target(after, None))
-    share, tokens = observation.drafted_share, observation.counts.tokens_per_step
+    share = observation.drafted_share
+    tokens = observation.counts.tokens_per_step
     if not share or tokens is None:
         return measured
     return dataclasses.replace(
@@ -367,12 +365,17 @@ def fit_server(
     predicted = predicted_steps(points, setup, engine, tp_size=tp_size, gamma=gamma)
     missed = np.log(predicted) - np.log(_measured_steps(points, gamma))
     judges = np.array([point.load.is_judge for point in points])
-    unexplained = float(np.sqrt(np.sum(missed[~judges] ** 2) / max(len(chosen) - len(FREE), 1)))
+    freedom = max(len(chosen) - len(FREE), 1)
+    unexplained = float(np.sqrt(np.sum(missed[~judges] ** 2) / freedom))
     intervals = solved.intervals(max(unexplained, noise, 1e-6))
     constants = {}
-    for constant, (value, low, high) in intervals.items():
+    sources = {}
+    for constant, (value, below, above) in intervals.items():
         least, most = FREE[constant].limits or (0.0, math.inf)
-        constants[constant] = value, max(low, least), min(high, most)
+        low = max(below, least)
+        high = min(above, most)
+        constants[constant] = value, low, high
+        sources[constant] = f"{value:.4g} (90 % interval {low:.4g} to {high:.4g})"
     error = float(np.clip(max(unexplained, noise), MIN_ERROR, MAX_ERROR))
     engine = msgspec.structs.replace(
         engine,
@@ -383,10 +386,7 @@ def fit_server(
         fitted_models=(setup.model.name,),
         relative_error=error,
         speedup_relative_error=max(error, setup.engine.speedup_relative_error),
-        sources={
-            key: f"{value:.4g} (90 % interval {a:.4g} to {b:.4g})"
-            for key, (value, a, b) in constants.items()
-        },
+        sources=sources,
     )
     errors = np.expm1(missed)
     return ServerFit(
@@ -413,12 +413,13 @@ def first_token_s(
     alone = prompt_time(setup, prompt_len=prompt, tp_size=tp_size)
     tokens = others * prompt
     passes = np.maximum(np.ceil(tokens / engine.prefill_tokens), 1.0)
-    rest = passes * pass_seconds(setup, tokens=np.maximum(tokens, prompt) / passes, tp_size=tp_size)
+    per_pass = np.maximum(tokens, prompt) / passes
+    rest = passes * pass_seconds(setup, tokens=per_pass, tp_size=tp_size)
     rest = rest + others * (alone.group_seconds()["attention"] + engine.request_overhead_s)
-    share = prompt / engine.prefill_tokens
-    waited = np.array(
-        [np.ceil(np.arange(1, n + 1) * part).sum() for n, part in zip(others, share, strict=True)]
-    )
+    waited = np.zeros(len(points))
+    for place, share in enumerate(prompt / engine.prefill_tokens):
+        filled = np.arange(1, others[place] + 1) * share
+        waited[place] = np.ceil(filled).sum()
     first: Array = engine.request_latency_s + engine.request_overhead_s + alone.total_s
     return np.asarray(first + waited / passes / (others + 1.0) * rest)
 
@@ -471,9 +472,8 @@ def predicted_steps(
     share = np.array([point.drafted_share for point in points])
     gammas = np.full(len(points), gamma)
     steps: Array
-    if (
-        draft_of(setup).is_by_sequence or not gamma
-    ):  # each sequence has one or not; else all of a step have
+    if draft_of(setup).is_by_sequence or not gamma:
+        # each sequence of a step has a draft or none; below, all of a step have one
         terms, probability = looked_up_terms(
             setup,
             batch=batch,

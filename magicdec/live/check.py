@@ -395,9 +395,11 @@ def _drafted(command: ServeCommand, request: PlanRequest, model: ModelSpec) -> D
             "(--acceptance-rate)"
         )
         return Drafted(notes=(note,))
-    row = next(
-        (row for row in first.drafted if row.draft_budget == speculation.window), first.drafted[0]
-    )
+    row = first.drafted[0]
+    for other in first.drafted:
+        if other.draft_budget == speculation.window:
+            row = other
+            break
     notes = []
     if speculation.gamma is None:
         notes.append(f"gamma is the engine's default; {row.gamma}, the best, was taken")
@@ -444,9 +446,11 @@ def _on_speculation(
     row = drafted.row
     choices = drafted.choices(row.batch_size)
     changes = []
-    best = max(choices[1:], key=lambda choice: choice.gain)
+    best = max(choices[1:], key=_gain_of)
     if best.gamma != drafted.gamma:
-        steps = "shorter" if best.gamma < drafted.gamma else "longer"
+        steps = "longer"
+        if best.gamma < drafted.gamma:
+            steps = "shorter"
         changes.append(
             Change(
                 change=f"Draft {_tokens(best.gamma)} per step, not {drafted.gamma}",
@@ -510,13 +514,20 @@ def _deviation(row: Candidate) -> float:
     return math.log(row.speedup_high / row.speedup_low) / (2.0 * Z_90)
 
 
+def _gain_of(choice: Choice) -> float:
+    return choice.gain
+
+
 def _by_batch(command: ServeCommand, drafted: Drafted) -> list[Change]:
     """A table of gammas by batch, weighed where it differs most from one gamma."""
     assert drafted.row is not None
-    loads = [batch for batch in LIGHT_LOADS if batch < drafted.row.batch_size]
-    best = {batch: max(drafted.choices(batch), key=lambda choice: choice.gain) for batch in loads}
-    here = max(drafted.choices(drafted.row.batch_size), key=lambda choice: choice.gain)
-    if not best or len({choice.gamma for choice in (*best.values(), here)}) == 1:
+    best: dict[int, Choice] = {}
+    for batch in LIGHT_LOADS:
+        if batch < drafted.row.batch_size:
+            best[batch] = max(drafted.choices(batch), key=_gain_of)
+    here = max(drafted.choices(drafted.row.batch_size), key=_gain_of)
+    gammas = {choice.gamma for choice in best.values()}
+    if gammas <= {here.gamma}:
         return []
     batch, most = max(best.items(), key=lambda item: item[1].gain)
     table = ", ".join(f"{batch}: {choice.gamma}" for batch, choice in best.items())

@@ -94,22 +94,29 @@ class Counts:
     request_output_sum: float | None = None
 
     def __add__(self, other: Counts) -> Counts:
-        pairs = {
-            counter.name: (getattr(self, counter.name), getattr(other, counter.name))
-            for counter in fields(self)
-        }
-        by_position = itertools.zip_longest(*pairs.pop("accepted_by_position"), fillvalue=0.0)
-        sums = {name: None if None in pair else math.fsum(pair) for name, pair in pairs.items()}
+        by_position = itertools.zip_longest(
+            self.accepted_by_position,
+            other.accepted_by_position,
+            fillvalue=0.0,
+        )
+        sums: dict[str, float | None] = {}
+        for counter in fields(self):
+            if counter.name != "accepted_by_position":
+                one = getattr(self, counter.name)
+                two = getattr(other, counter.name)
+                sums[counter.name] = _sum(one, two)
         return Counts(accepted_by_position=tuple(map(sum, by_position)), **sums)
 
     @property
     def steps(self) -> float | None:
         """Decode steps of sequences, the drafted and the undrafted."""
+        drafts = self.drafts or 0.0
         if self.counted_steps is not None:
-            return max(self.counted_steps, self.drafts or 0.0)
+            return max(self.counted_steps, drafts)
         if self.output_tokens is None or self.requests is None:
             return self.drafts
-        return max(self.output_tokens - self.requests - (self.accepted or 0.0), self.drafts or 0.0)
+        accepted = self.accepted or 0.0
+        return max(self.output_tokens - self.requests - accepted, drafts)
 
     @property
     def tokens_per_step(self) -> float | None:
@@ -125,9 +132,8 @@ class Counts:
             if self.step_seconds and self.requests is not None:
                 return _ratio(self.step_seconds, self.output_tokens - self.requests)
             if self.decode_seconds:
-                return _ratio(
-                    self.decode_seconds, self.output_tokens - (self.decode_requests or 0.0)
-                )
+                after_first = self.output_tokens - (self.decode_requests or 0.0)
+                return _ratio(self.decode_seconds, after_first)
         return _ratio(self.mean_tpot_sum, self.mean_tpot_count)
 
     @property
@@ -135,10 +141,11 @@ class Counts:
         """Mean time of a sequence's step."""
         if self.step_seconds and self.counted_steps:
             return self.step_seconds / self.counted_steps
-        tokens, tpot = self.tokens_per_step, self.tpot_s
-        if tpot is not None and tokens is not None:
-            return tpot * tokens
-        return None
+        tokens = self.tokens_per_step
+        tpot = self.tpot_s
+        if tpot is None or tokens is None:
+            return None
+        return tpot * tokens
 
     @property
     def ttft_s(self) -> float | None:
@@ -157,9 +164,15 @@ class Counts:
 
 
 def _ratio(above: float | None, below: float | None) -> float | None:
-    if above is not None and below:
-        return above / below
-    return None
+    if above is None or not below:
+        return None
+    return above / below
+
+
+def _sum(one: float | None, two: float | None) -> float | None:
+    if one is None or two is None:
+        return None
+    return one + two
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,18 +204,19 @@ class Observation:
 
     @property
     def gamma(self) -> int | None:
-        """Drafted tokens per step at most: the positions counted, else the engine's own word, else
-        the mean. Positions without an accepted draft that lie beyond the mean are not used: of a K
-        table, other batches' ones."""
+        """Most drafted tokens per step: the number of counted positions, else the engine's setting,
+        else the mean. Positions beyond the mean at which nothing was accepted do not count: where
+        gamma follows a table, they belong to other batches."""
         mean = _ratio(self.counts.draft_tokens, self.counts.drafts)
-        if by_position := self.counts.accepted_by_position:
-            used = max(
-                (number for number, accepted in enumerate(by_position, 1) if accepted),
-                default=0,
-            )
-            if mean:
-                return max(used, min(math.ceil(mean), len(by_position)))
-            return len(by_position)
+        by_position = self.counts.accepted_by_position
+        if by_position:
+            if not mean:
+                return len(by_position)
+            gamma = min(math.ceil(mean), len(by_position))
+            for position, accepted in enumerate(by_position, 1):
+                if accepted:
+                    gamma = max(gamma, position)
+            return gamma
         if self.load.gamma:
             return self.load.gamma
         if mean:
@@ -223,10 +237,11 @@ class Observation:
         """Sequences per step of the engine: counted where it counts its steps, else the gauge's
         mean.
         """
-        steps, iterations = self.counts.steps, self.counts.iterations
-        if steps is not None and iterations:
-            return (steps + (self.counts.requests or 0.0)) / iterations
-        return self.load.running
+        steps = self.counts.steps
+        iterations = self.counts.iterations
+        if steps is None or not iterations:
+            return self.load.running
+        return (steps + (self.counts.requests or 0.0)) / iterations
 
     @property
     def context_len(self) -> float | None:
@@ -354,13 +369,16 @@ def _load(scrapes: Sequence[Scrape], target: Target) -> Load:
     def mean(name: str) -> float | None:
         return _mean(_gauge(scrape, target, name) for scrape in busy)
 
-    gamma = mean("gamma")
+    gamma = None
+    mean_gamma = mean("gamma")
+    if mean_gamma:
+        gamma = round(mean_gamma)
     return Load(
         running=mean("running"),
         waiting=mean("waiting"),
         kv_usage=mean("kv_usage"),
         context_len=_mean(_tokens_per_sequence(scrape, target) for scrape in busy),
-        gamma=round(gamma) if gamma else None,
+        gamma=gamma,
     )
 
 
@@ -431,15 +449,13 @@ def _check_budget(text: str, method: str, budget: int | None) -> None:
 
 def announced(scrape: Scrape, target: Target) -> Draft | None:
     """The draft that the server's own metrics name. Only magicdec's plugin of vLLM names one."""
-    infos = [own for own, _ in scrape.rows(DRAFT_INFO, target.labels)]
-    try:
-        return parse_draft(
-            SELF,
-            method=infos[0]["draft_method"],
-            budget=int(infos[0]["draft_budget"]),
-        )
-    except (IndexError, KeyError, ValueError, ConfigError):
-        return None
+    for info, _ in scrape.rows(DRAFT_INFO, target.labels):
+        try:
+            budget = int(info["draft_budget"])
+            return parse_draft(SELF, method=info["draft_method"], budget=budget)
+        except (KeyError, ValueError, ConfigError):
+            return None
+    return None
 
 
 def agreed(requested: Draft | None, server: Draft | None) -> Draft:

@@ -33,19 +33,17 @@ def measurements(observation: Observation, draft: Draft, *, context: float) -> l
     rows = []
     for counters in observation.segments:
         drafts = counters.drafts or 0.0
+        blocks = drafts
         if draft.may_be_absent:
             blocks = max(counters.steps or drafts, drafts)
-        else:
-            blocks = drafts
         rows.append(np.minimum.accumulate((blocks, *_survivors(observation, counters))))
     return _at(Counts.of_survivors(rows), draft, context)
 
 
 def _at(counts: Counts, draft: Draft, context: float) -> list[Measurement]:
+    budget = context
     if draft.budget:
         budget = min(float(draft.budget), context)
-    else:
-        budget = context
     return measurements_of(counts, draft_method=draft.method, budget=budget, context=context)
 
 
@@ -53,7 +51,8 @@ def _survivors(observation: Observation, counters: Counters) -> tuple[float, ...
     """Drafts accepted at each position; where only their sum is counted, as one rate for all
     positions would.
     """
-    drafts, gamma = counters.drafts, observation.gamma
+    drafts = counters.drafts
+    gamma = observation.gamma
     if counters.accepted_by_position:
         return counters.accepted_by_position[:gamma]
     if not drafts or not gamma or counters.accepted is None:
@@ -79,16 +78,18 @@ def tokens_stderr(observation: Observation) -> float | None:
 
     Independent: Var(N) = Σ (2i − 1)·S_i − (Σ S_i)², S_i = P(N ≥ i).
     """
-    counts, steps = observation.counts, observation.counts.steps
+    steps = observation.counts.steps
     if not steps:
         return None
-    survival = [value / steps for value in _survivors(observation, counts)]
-    second = math.fsum((2 * i - 1) * value for i, value in enumerate(survival, 1))
-    independent = math.sqrt(max(second - math.fsum(survival) ** 2, 0.0) / steps)
+    survival = np.array(_survivors(observation, observation.counts)) / steps
+    odd = 2.0 * np.arange(1, len(survival) + 1) - 1.0
+    variance = math.fsum(odd * survival) - math.fsum(survival) ** 2
+    independent = math.sqrt(max(variance, 0.0) / steps)
     if len(observation.segments) < 3:
         return independent
-    pairs = [(counts.accepted or 0.0, counts.steps or 0.0) for counts in observation.segments]
-    return max(independent, clustered_stderr(*zip(*pairs, strict=True)) or 0.0)
+    accepted = [counts.accepted or 0.0 for counts in observation.segments]
+    steps_of = [counts.steps or 0.0 for counts in observation.segments]
+    return max(independent, clustered_stderr(accepted, steps_of) or 0.0)
 
 
 def _context(observation: Observation, given: float | None) -> float:
@@ -139,9 +140,8 @@ def acceptance_profile(
         definition = "one rate for all positions, from the tokens per step that an engine counts"
     if draft.may_be_absent:
         definition += "; a step without a draft counts as one that was not accepted"
-        if observation.drafted_share is None:
-            share = 1.0
-        else:
+        share = 1.0
+        if observation.drafted_share is not None:
             share = min(observation.drafted_share, 1.0)
         profile = msgspec.structs.replace(profile, drafted_share=share)
     return msgspec.structs.replace(profile, definition=definition, name="observed")

@@ -200,39 +200,23 @@ def _value(value: float | None, form: str) -> str:
 
 def advice_lines(advice: Advice, measured_tpot_s: float | None) -> list[str]:
     """Every gamma at the observed load, what to do, and the best gamma by batch and context."""
-    situation, best = advice.situation, advice.best
+    situation = advice.situation
     heads = ("gamma", "tokens/step", "predicted per token", "over the gamma in use (90 % interval)")
-    rows = [
-        (
-            f"{choice.gamma}" + (" in use" if choice.gamma == situation.gamma else ""),
-            f"{choice.tokens_per_step:.2f}",
-            format_seconds(choice.tpot_s),
-            f"{choice.gain:.2f} ({choice.gain_low:.2f} to {choice.gain_high:.2f})",
+    rows = []
+    for choice in advice.choices:
+        name = f"{choice.gamma}"
+        if choice.gamma == situation.gamma:
+            name += " in use"
+        rows.append(
+            (
+                name,
+                f"{choice.tokens_per_step:.2f}",
+                format_seconds(choice.tpot_s),
+                f"{choice.gain:.2f} ({choice.gain_low:.2f} to {choice.gain_high:.2f})",
+            )
         )
-        for choice in advice.choices
-    ]
     lines = table_lines(heads, rows)
-    if best.gamma != situation.gamma:
-        shown = best
-    else:
-        shown = advice.rival
-    gain = (
-        f"{shown.gain - 1.0:+.0%} goodput, 90 % interval {shown.gain_low - 1.0:+.0%} to "
-        f"{shown.gain_high - 1.0:+.0%}"
-    )
-    doubt = (
-        f"gamma {advice.rival.gamma} may reach {advice.rival.gain_high - 1.0:+.0%}: `magicdec "
-        "tune` tries"
-    )
-    lines.append(
-        {
-            "keep": f"advice: keep gamma {situation.gamma}; gamma {shown.gamma} would change "
-            f"little ({gain})",
-            "change": f"advice: gamma {best.gamma} instead of {situation.gamma} ({gain})",
-            "unclear": f"advice: unclear; gamma {shown.gamma} against {situation.gamma} ({gain}); "
-            f"{doubt}",
-        }[advice.answer]
-    )
+    lines.append(_advice_line(advice))
     in_use = advice.in_use.tpot_s
     if measured_tpot_s and not 1 / MISFIT < in_use / measured_tpot_s < MISFIT:
         lines.append(
@@ -241,11 +225,35 @@ def advice_lines(advice: Advice, measured_tpot_s: float | None) -> list[str]:
             "fit the engine's profile to this server (magicdec calibrate --server)"
         )
     lines.append("best gamma by batch (down) and context (across); ? where it may not beat 0")
-    table = [
-        (str(batch), *(f"{gamma}" if sure else f"{gamma}?" for gamma, sure in row))
-        for batch, row in zip(advice.batch_sizes, advice.table, strict=True)
-    ]
+    table = []
+    for batch, row in zip(advice.batch_sizes, advice.table, strict=True):
+        cells = [str(batch)]
+        for gamma, is_sure in row:
+            cells.append(f"{gamma}" if is_sure else f"{gamma}?")
+        table.append(tuple(cells))
     return lines + table_lines(("", *map(str, advice.context_lens)), table)
+
+
+def _advice_line(advice: Advice) -> str:
+    """The gamma to run, and what it gains."""
+    now = advice.situation.gamma
+    best = advice.best
+    rival = advice.rival
+    shown = rival
+    if best.gamma != now:
+        shown = best
+    gain = (
+        f"{shown.gain - 1.0:+.0%} goodput, 90 % interval {shown.gain_low - 1.0:+.0%} to "
+        f"{shown.gain_high - 1.0:+.0%}"
+    )
+    if advice.answer == "keep":
+        return f"advice: keep gamma {now}; gamma {shown.gamma} would change little ({gain})"
+    if advice.answer == "change":
+        return f"advice: gamma {best.gamma} instead of {now} ({gain})"
+    return (
+        f"advice: unclear; gamma {shown.gamma} against {now} ({gain}); gamma {rival.gamma} may "
+        f"reach {rival.gain_high - 1.0:+.0%}: `magicdec tune` tries"
+    )
 
 
 def rates_text(measured: MeasuredRates) -> str:
@@ -261,7 +269,7 @@ def notes(observation: Observation, draft: Draft) -> list[str]:
         texts.append(
             f"the server restarted {observation.num_restarts} times; those intervals are left out"
         )
-    if not counts.output_tokens and not counts.drafts:
+    if _is_idle(observation):
         texts.append("nothing was generated in this window: the server was idle")
     elif not observation.is_speculative:
         texts.append(
@@ -269,33 +277,40 @@ def notes(observation: Observation, draft: Draft) -> list[str]:
         )
     elif not counts.accepted_by_position:
         texts.append(
-            "this engine does not count by position: one rate that gives the same tokens per step "
-            "is shown"
+            "this engine does not count by position: the rate shown is one for all positions, "
+            "with the same tokens per step"
         )
     if observation.is_speculative and counts.requests is None:
         texts.append(
-            "this engine does not count requests: tokens per step are over steps that had a draft"
+            "this engine does not count requests: tokens per step cover the steps with a draft only"
         )
     if observation.window_s is None:
         texts.append(
-            "saved scrapes hold no times: no tokens per second, and gauges are of these two "
-            "instants"
+            "saved scrapes hold no times: tokens per second are not known, and gauges are of "
+            "these two instants"
         )
     if _has_short_drafts(observation):
-        if draft.may_be_absent:
-            texts.append(
-                "positions that were not drafted count as not accepted: the rates give the real "
-                "tokens per step"
-            )
-        else:
-            texts.append(
-                "drafts were often shorter than gamma (a gamma that adapts?): deep rates are "
-                "underestimated"
-            )
+        texts.append(_on_short_drafts(draft))
     missing = _missing(observation)
     if missing:
         texts.append(missing)
     return [f"  note: {text}" for text in texts]
+
+
+def _is_idle(observation: Observation) -> bool:
+    counts = observation.counts
+    return not counts.output_tokens and not counts.drafts
+
+
+def _on_short_drafts(draft: Draft) -> str:
+    if draft.may_be_absent:
+        return (
+            "positions that were not drafted count as not accepted: the rates give the real "
+            "tokens per step"
+        )
+    return (
+        "drafts were often shorter than gamma (a gamma that adapts?): deep rates are underestimated"
+    )
 
 
 def _has_short_drafts(observation: Observation) -> bool:
@@ -317,8 +332,7 @@ def _missing(observation: Observation) -> str:
         "time to first token": counts.ttft_s,
     }
     names = ", ".join(name for name, value in values.items() if value is None)
-    is_idle = not counts.output_tokens and not counts.drafts
-    if not names or is_idle:
+    if not names or _is_idle(observation):
         return ""
     remedy = ""
     if observation.target.series.engine == "trtllm":
@@ -378,10 +392,7 @@ def trend_lines(history: Sequence[Observation]) -> list[str]:
     )
     lines = []
     for name, values, form in series:
-        known = []
-        for value in values:
-            if value is not None:
-                known.append(value)
+        known = [value for value in values if value is not None]
         if len(known) > 1:
             low = min(known)
             high = max(known)
@@ -391,13 +402,14 @@ def trend_lines(history: Sequence[Observation]) -> list[str]:
 
 def bars(values: Sequence[float | None]) -> str:
     """One character for each value; a space where it is not known."""
-    known = []
-    for value in values:
-        if value is not None:
-            known.append(value)
+    known = [value for value in values if value is not None]
     low = min(known)
-    width = (max(known) - min(known)) or 1.0
-    return "".join(
-        " " if value is None else BARS[min(int((value - low) / width * len(BARS)), len(BARS) - 1)]
-        for value in values
-    )
+    width = (max(known) - low) or 1.0
+    text = ""
+    for value in values:
+        if value is None:
+            text += " "
+            continue
+        height = int((value - low) / width * len(BARS))
+        text += BARS[min(height, len(BARS) - 1)]
+    return text

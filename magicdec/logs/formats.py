@@ -135,9 +135,8 @@ def _is_ids(value: Any) -> bool:
 def _first_ids(document: Mapping[str, Any], names: Sequence[str]) -> list[int] | None:
     """The first of these fields that holds token ids."""
     for name in names:
-        value = document.get(name)
-        if _is_ids(value):
-            ids: list[int] = value
+        if _is_ids(document.get(name)):
+            ids: list[int] = document[name]
             return ids
     return None
 

@@ -183,9 +183,9 @@ class ParallelHead(Head):
         network = self.network
         hidden = float(network.hidden_size)
         layers = float(network.num_hidden_layers)
-        cached = sum(
-            cache.num_heads * cache.elements_per_token * count for cache, count in network.caches
-        )
+        cached = 0
+        for cache, count in network.caches:
+            cached += count * cache.num_heads * cache.elements_per_token
         return [
             linear("fuse", at, m=tokens, n=hidden, k=layers * hidden),
             linear("features", at, m=tokens, n=cached / layers / tp, k=hidden, count=layers),

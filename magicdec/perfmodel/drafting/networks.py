@@ -87,10 +87,9 @@ class Network(Draft):
     def network_pass(self, block: Block, query_len: Any, *, logit_rows: Array) -> ForwardTime:
         """The network's pass of a draft step."""
         own = np.maximum(block.gamma - 1.0, 0.0) / 2.0
+        factor = 1.0
         if self.is_sparse:
             factor = self.setup.engine.draft_attention_factor
-        else:
-            factor = 1.0
         return forward_pass(
             self.network,
             Pass(
@@ -141,9 +140,8 @@ class Network(Draft):
         fewer = self.ranks(block.tp) < block.tp
         if not np.any(fewer):
             return []
-        if setup.sampling.is_greedy:
-            probabilities = 0.0
-        else:
+        probabilities = 0.0
+        if not setup.sampling.is_greedy:
             probabilities = setup.model.vocab_size * FP32_BYTES
         message = block.batch * block.gamma * (TOKEN_BYTES + probabilities)
         return [broadcast(setup.at, Message(message, np.where(fewer, block.tp, 1.0)))]

@@ -43,6 +43,8 @@ Rows = Mapping[str, Any]
 Parameters = Mapping[str, Free]
 Constants = TypeVar("Constants", bound=msgspec.Struct)
 MAX_PARAMETERS = 12
+MOST_SPREADS = 8.0
+"""Spreads from its prior beyond which a fit does not move a constant."""
 LOSS_SCALE = 0.05
 PRIOR_WEIGHT = 0.006
 """Weight of one prior per square root of a row: 0.6 % of a residual, negligible wherever rows
@@ -186,7 +188,10 @@ class Curve(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
     @classmethod
     def own(cls, hw: Device, variant: str = "") -> Self | None:
         """The device's curve of this kernel for this very variant (any, where it has none)."""
-        held: Any = getattr(hw, cls.variants_key if variant and cls.variants_key else cls.key)
+        key = cls.key
+        if variant and cls.variants_key:
+            key = cls.variants_key
+        held: Any = getattr(hw, key)
         if isinstance(held, dict):
             held = held.get(variant or "bf16")
         curve: Self | None = held
@@ -226,6 +231,9 @@ class Curve(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
             return unmeasured(kernel)
         fit = curve.fit
         is_own = curve is cls.own(hw, variant)
+        error = fit.relative_error
+        if not is_own:
+            error = borrowed_error(error)
         source: Source = "table"
         if not fit.fitted_on:
             source = "roofline"
@@ -234,7 +242,7 @@ class Curve(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
         return Basis(
             kernel=kernel,
             source=source,
-            relative_error=fit.relative_error if is_own else borrowed_error(fit.relative_error),
+            relative_error=error,
             work=work,
             ranges=fit.ranges,
         )
@@ -247,9 +255,12 @@ class Curve(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
     @classmethod
     def free(cls) -> dict[str, Free]:
         """The constants that a fit moves."""
-        hints = get_type_hints(cls, include_extras=True).items()
-        marks = ((name, each) for name, hint in hints for each in getattr(hint, "__metadata__", ()))
-        return {name: each for name, each in marks if isinstance(each, Free)}
+        free = {}
+        for name, hint in get_type_hints(cls, include_extras=True).items():
+            for mark in getattr(hint, "__metadata__", ()):
+                if isinstance(mark, Free):
+                    free[name] = mark
+        return free
 
     def seconds(self, hw: Device, work: Any, working_set: WorkingSet = None) -> OpTime:
         raise NotImplementedError
@@ -329,16 +340,18 @@ def cache_speedup(
         touched = np.maximum(as_array(working_set), own_bytes)
     if hw.l2_bytes * fraction <= 0:
         return 1.0
-    hit = 1.0 / (1.0 + np.minimum(touched / (hw.l2_bytes * fraction), 1e9) ** CACHE_SHARPNESS)
+    filling = np.minimum(touched / (hw.l2_bytes * fraction), 1e9)
+    hit = 1.0 / (1.0 + filling**CACHE_SHARPNESS)
     return 1.0 / (1.0 - hit * (1.0 - 1.0 / ratio))
 
 
 def with_priors(parameters: Parameters, generic: msgspec.Struct) -> dict[str, Free]:
     """The parameters, with the generic curve's values where they have no prior of their own."""
-    return {
-        name: replace(free, prior=getattr(generic, name)) if free.prior is None else free
-        for name, free in parameters.items()
-    }
+    with_prior = dict(parameters)
+    for name, free in parameters.items():
+        if free.prior is None:
+            with_prior[name] = replace(free, prior=getattr(generic, name))
+    return with_prior
 
 
 def minimise(
@@ -364,15 +377,13 @@ def minimise(
             f"cannot fit {type(start).__name__}: needs at least 3 rows with positive times"
         )
     log_seconds = np.log(seconds)
-    limits = {}
-    for name in parameters:
-        limits[name] = LIMITS.get(name, (0.0, 1.0 if name.endswith("_s") else 1e18))
-    codes = []
-    for name, each in parameters.items():
-        codes.append(
-            (each.encode(limits[name][0]), each.encode(limits[name][1]), each.center, each.spread)
-        )
-    low, high, center, spread = np.array(codes).T
+    bounds = []
+    for name, free in parameters.items():
+        usual = (0.0, 1.0) if name.endswith("_s") else (0.0, 1e18)
+        least, most = LIMITS.get(name, usual)
+        low = free.center - MOST_SPREADS * free.spread
+        high = free.center + MOST_SPREADS * free.spread
+        bounds.append((max(free.encode(least), low), min(free.encode(most), high)))
 
     def residuals(values: dict[str, float]) -> Array:
         predicted = predict(msgspec.structs.replace(start, **values))
@@ -383,7 +394,7 @@ def minimise(
         residuals,
         pull=PRIOR_WEIGHT * math.sqrt(seconds.size),
         starts=starts,
-        bounds=(np.maximum(low, center - 8 * spread), np.minimum(high, center + 8 * spread)),
+        bounds=(np.array(bounds)[:, 0], np.array(bounds)[:, 1]),
         loss="soft_l1",
         f_scale=LOSS_SCALE,
         max_nfev=120,
@@ -404,8 +415,8 @@ def best_fit(
     """The best of several curves, each with `parameters` fitted; their choice counts as
     `num_chosen` parameters.
     """
-    fits = [minimise(each, parameters, predict, rows, starts=starts) for each in curves]
-    curve = min(fits, key=lambda fit: fit[1])[0]
+    fits = [minimise(start, parameters, predict, rows, starts=starts) for start in curves]
+    curve, _ = min(fits, key=lambda fit: fit[1])
     return with_fit(curve, len(parameters) + num_chosen, rows, predict(curve), fitted_on)
 
 
@@ -417,9 +428,9 @@ def with_fit(
     fitted_on: str,
 ) -> Constants:
     """The curve with a note of its fit and the spread of its errors."""
-    rms = float(
-        np.sqrt(np.mean(np.log(predicted / np.asarray(rows["time_s"], dtype=np.float64)) ** 2))
-    )
+    measured = np.asarray(rows["time_s"], dtype=np.float64)
+    log_errors = np.log(predicted / measured)
+    rms = float(np.sqrt(np.mean(log_errors**2)))
     relative_error = min(max(rms, 0.02), 10.0)
     num_rows = len(predicted)
     fit = Fit(
@@ -438,13 +449,12 @@ def that_matter(
 ) -> dict[str, Free]:
     """The parameters that some row's prediction depends on."""
     known = with_priors(parameters, type(curve)())
-    generic = msgspec.structs.replace(curve, **{name: free.prior for name, free in known.items()})
+    priors = {name: free.prior for name, free in known.items()}
+    generic = msgspec.structs.replace(curve, **priors)
     usual = predict(generic)
-    return {
-        name: free
-        for name, free in known.items()
-        if np.any(
-            predict(msgspec.structs.replace(generic, **{name: free.decode(free.center + 0.4)}))
-            != usual
-        )
-    }
+    that_move = {}
+    for name, free in known.items():
+        moved = msgspec.structs.replace(generic, **{name: free.decode(free.center + 0.4)})
+        if np.any(predict(moved) != usual):
+            that_move[name] = free
+    return that_move

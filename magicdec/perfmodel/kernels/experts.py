@@ -89,8 +89,10 @@ def experts_touched(
     """How many experts `tokens` tokens choose: E·(1 − (1 − k/E)^(tokens^c)). c = 1: each chooses
     evenly, alone.
     """
-    share = np.minimum(as_array(num_experts_per_tok) / np.maximum(as_array(num_experts), 1.0), 1.0)
-    return as_array(num_experts) * (1.0 - (1.0 - share) ** (as_array(tokens) ** independence))
+    experts = as_array(num_experts)
+    share = np.minimum(as_array(num_experts_per_tok) / np.maximum(experts, 1.0), 1.0)
+    untouched = (1.0 - share) ** (as_array(tokens) ** independence)
+    return experts * (1.0 - untouched)
 
 
 class MoeCurve(Curve, frozen=True, kw_only=True):
@@ -151,26 +153,16 @@ class MoeCurve(Curve, frozen=True, kw_only=True):
         per_expert = work.num_matrices * hidden * width
         memory_s = touched * per_expert * bytes_per_element(work.weight_dtype)
         memory_s = memory_s / (self.bandwidth_efficiency * hw.memory_bytes_per_s)
-        fullest = np.where(
-            work.is_balanced,
-            1.0,
-            1.0 + self.imbalance * np.minimum(np.sqrt(rows / FULL_ROWS), 1.0),
-        )
+        uneven = 1.0 + self.imbalance * np.minimum(np.sqrt(rows / FULL_ROWS), 1.0)
+        fullest = np.where(work.is_balanced, 1.0, uneven)
         padded = np.sqrt(rows**2 + self.tile_rows**2) * fullest
-        compute_s = (
-            2.0
-            * touched
-            * per_expert
-            * padded
-            / (self.flops_efficiency * hw.compute_rate(work.compute_dtype))
-        )
-        if work.own_tokens is None:
-            own = tokens
-        else:
+        rate = self.flops_efficiency * hw.compute_rate(work.compute_dtype)
+        compute_s = 2.0 * touched * per_expert * padded / rate
+        own = tokens
+        if work.own_tokens is not None:
             own = as_array(work.own_tokens)
-        moved = 2.0 * (
-            own * 2.0 * hidden + tokens * chosen * (2.0 * hidden + work.num_matrices * width)
-        )
+        copies = tokens * chosen * (2.0 * hidden + work.num_matrices * width)
+        moved = 2.0 * (own * 2.0 * hidden + copies)
         moved_s = moved / (self.activation_efficiency * hw.memory_bytes_per_s)
         busy_s = soft_max(memory_s, compute_s, self.ridge_power) + moved_s
         fixed_s = self.overhead_s + hidden * self.hidden_overhead_s
@@ -193,7 +185,9 @@ def experts_curve(at: Where) -> MoeCurve | None:
         alike = ("fp8", "fp8_block")
     if own == "mxfp4" and matrix_dtype(*at) == own and "nvfp4" in known:
         alike = ("nvfp4",)
-    curves = [known[name] for name in alike if name in known and at.engine.fused_experts]
+    if not at.engine.fused_experts:
+        return None
+    curves = [known[name] for name in alike if name in known]
     return max(curves, key=lambda curve: curve.bandwidth_efficiency, default=None)
 
 
@@ -209,9 +203,8 @@ def experts(at: Where, work: Experts, *, count: Any = 1.0) -> list[Op]:
     tokens = np.asarray(work.tokens, dtype=np.float64)
     width = work.width
     curve = experts_curve(at)
-    if curve is None:
-        independence = 1.0
-    else:
+    independence = 1.0
+    if curve is not None:
         independence = curve.independence
     touched = experts_touched(work.num_experts, work.num_experts_per_tok, tokens, independence)
     shared = {"m": tokens * work.num_experts_per_tok / np.maximum(touched, 1e-9), "count": count}

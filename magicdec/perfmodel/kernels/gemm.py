@@ -151,13 +151,15 @@ class GemmCurve(Curve, frozen=True, kw_only=True):
         compute_dtype = work.compute_dtype
         weight_bytes = bytes_per_element(work.weight_dtype)
         element = bytes_per_element(compute_dtype)
-        num_bytes = n * k * weight_bytes + m * k * element + m * n * max(element, 2.0)
+        of_weights = n * k * weight_bytes
+        of_inputs = m * k * element
+        of_outputs = m * n * max(element, 2.0)
+        num_bytes = of_weights + of_inputs + of_outputs
         bandwidth = self.bandwidth_efficiency * hw.memory_bytes_per_s
         in_a_pass = not isinstance(working_set, str)
+        fraction = self.l2_fraction
         if self.tiled and in_a_pass:
-            fraction = max(self.l2_fraction, RESIDENT_FRACTION)
-        else:
-            fraction = self.l2_fraction
+            fraction = max(fraction, RESIDENT_FRACTION)
         speedup = cache_speedup(hw, fraction, self.l2_bandwidth_ratio, num_bytes, working_set)
         memory_s = num_bytes / bandwidth / speedup
         rate = self.flops_efficiency * hw.compute_rate(compute_dtype)
@@ -174,9 +176,8 @@ class GemmCurve(Curve, frozen=True, kw_only=True):
             busy_s = soft_max(memory_s, compute_s, self.ridge_power)
         time_s = overhead_s + np.where(m * n * k > 0, busy_s, 0.0)
         if not in_a_pass:
-            time_s = np.maximum(
-                time_s, np.where(m <= WEIGHT_ONLY_ROWS, self.host_few_s, self.host_s)
-            )
+            host_s = np.where(m <= WEIGHT_ONLY_ROWS, self.host_few_s, self.host_s)
+            time_s = np.maximum(time_s, host_s)
         return OpTime(time_s, memory_s, compute_s, overhead_s)
 
     def _skinny_tokens(self, m: Array) -> Array:
@@ -187,18 +188,22 @@ class GemmCurve(Curve, frozen=True, kw_only=True):
         if self.gemv_efficiency <= 0:
             return np.where(m > 0, matrix, 0.0)
         one_by_one = m * self.flops_efficiency / self.gemv_efficiency
-        return one_by_one / (1.0 + (one_by_one / np.maximum(matrix, 1e-300)) ** 4) ** 0.25
+        ratio = one_by_one / np.maximum(matrix, 1e-300)
+        return one_by_one / (1.0 + ratio**4) ** 0.25
 
     def _tile_choices(self, m: Array) -> tuple[Array, Array, Array]:
         """Splits of k, rows and columns of output tiles that the library chooses from; axes: tiles,
         splits, m's.
         """
+        each_m = [1] * m.ndim
         if self.tiles == "by_rows":
-            rows = np.where(m <= ROWS_OF_SMALL_TILES[1], 64.0, 128.0)
-            columns = np.where(m <= ROWS_OF_SMALL_TILES[0], 64.0, 128.0)
-            return np.ones((1,) + (1,) * m.ndim), rows[None, None], columns[None, None]
-        rows, columns = (side.reshape(-1, 1, *[1] * m.ndim) for side in TILES.T)
-        return K_SPLITS.reshape(-1, *[1] * m.ndim), rows, columns
+            few, more = ROWS_OF_SMALL_TILES
+            rows = np.where(m <= more, 64.0, 128.0)
+            columns = np.where(m <= few, 64.0, 128.0)
+            return np.ones((1, *each_m)), rows[None, None], columns[None, None]
+        rows = TILES[:, 0].reshape(-1, 1, *each_m)
+        columns = TILES[:, 1].reshape(-1, 1, *each_m)
+        return K_SPLITS.reshape(-1, *each_m), rows, columns
 
     def _in_tiles(
         self,
@@ -220,22 +225,18 @@ class GemmCurve(Curve, frozen=True, kw_only=True):
         stream_rate = self.stream_ratio * hw.memory_bytes_per_s / num_sm
         bandwidth = self.bandwidth_efficiency * hw.memory_bytes_per_s
         splits, rows, columns = self._tile_choices(m)
-        filling = np.ceil(m / rows) * np.ceil(n / columns) / num_sm * splits
-        operands_s = (
-            (np.minimum(m, rows) + columns) * bytes_per_element(work.compute_dtype) / stream_rate
-        )
-        per_k_s = soft_max(
-            2.0 * np.minimum(used_rows, rows) * columns / tile_rate,
-            operands_s,
-            TILE_RIDGE_POWER,
-        )
+        num_tiles = np.ceil(m / rows) * np.ceil(n / columns)
+        filling = num_tiles / num_sm * splits
+        element = bytes_per_element(work.compute_dtype)
+        operands_s = (np.minimum(m, rows) + columns) * element / stream_rate
+        products_s = 2.0 * np.minimum(used_rows, rows) * columns / tile_rate
+        per_k_s = soft_max(products_s, operands_s, TILE_RIDGE_POWER)
         k_per_split = np.maximum(k / splits, MIN_SPLIT_K)
         tiles_s = np.min(waves(filling, self.wave_weight) * k_per_split * per_k_s, axis=0)
         reduction_s = self.split_traffic * 8.0 * m * n / (REDUCTION_BANDWIDTH_RATIO * bandwidth)
         splitting_s = np.where(splits > 1, self.split_overhead_s + splits * reduction_s, 0.0)
-        return np.asarray(
-            np.min(soft_max(memory_s, tiles_s, self.ridge_power) + splitting_s, axis=0)
-        )
+        by_split = soft_max(memory_s, tiles_s, self.ridge_power) + splitting_s
+        return np.asarray(np.min(by_split, axis=0))
 
     def refitted(
         self,
@@ -263,11 +264,9 @@ class GemmCurve(Curve, frozen=True, kw_only=True):
             return curve.seconds(hw, work, None if rotated else "own").time_s
 
         if not tiled or work.compute_dtype in ("bf16", "fp16", "fp32"):
-            starts: tuple[dict[str, float], ...]
+            starts: list[dict[str, float]] = [{}, {"half_tokens": 1.0}, {"half_tokens": 30.0}]
             if tiled:
-                starts = ({}, {"wave_weight": 0.95})
-            else:
-                starts = ({}, {"half_tokens": 1.0}, {"half_tokens": 30.0})
+                starts = [{}, {"wave_weight": 0.95}]
             return best_fit(
                 [type(self)(tiled=tiled)],
                 parameters,
@@ -352,10 +351,9 @@ def linear(
     m, n, k = (np.asarray(value, dtype=np.float64) for value in (m, n, k))
     dtype = matrix_dtype(hw, engine, precision)
     read = bytes_per_element(dtype)
+    written = 2.0
     if dtype == "fp32":
         written = 4.0
-    else:
-        written = 2.0
     cost = Cost(
         flops=2.0 * m * n * k,
         weight_bytes=n * k * precision.weight_bytes,
@@ -366,10 +364,9 @@ def linear(
     if is_beside:
         work_s = np.maximum(time.time_s - time.overhead_s, 0.0)
         time = time._replace(time_s=work_s, overhead_s=np.zeros_like(time.overhead_s))
+    factor = engine.gemm_factor
     if dtype != precision.compute_dtype:
         factor = engine.narrow_gemm_factor
-    else:
-        factor = engine.gemm_factor
     basis = products_basis(at, work)
     return operation(name, "gemm", at, cost, time, dtype, basis=basis, count=count, factor=factor)
 
@@ -380,7 +377,9 @@ def products_basis(at: Where, work: Product) -> Basis:
     own = at.precision.weight_dtype
     if at.precision.weight_bytes >= 2.0:
         return GemmCurve.basis(at.hw, "products in 16 bits", work)
-    variant = own if work.compute_dtype == own else f"{own}, widened"
+    variant = own
+    if work.compute_dtype != own:
+        variant = f"{own}, widened"
     return GemmCurve.basis(at.hw, f"{own} products", work, variant)
 
 

@@ -227,20 +227,23 @@ class AllReduceCurve(Curve, frozen=True, kw_only=True):
         if is_own:
             curve, _, num_free = fit(self)
             return with_fit(curve, num_free, rows, predict(curve), fitted_on)
-        ranks = as_array(work.ranks)
-        few_and_wide = bool(np.any(ranks <= FEW_RANKS)) and bool(np.any(ranks > FEW_RANKS))
-        starts = []
-        for few in SWITCH_SIZES:
-            for wide in SWITCH_SIZES if few_and_wide else (few,):
-                starts.append(
-                    type(self)(
-                        library=self.library,
-                        direct_ranks=2 if is_ring else 8,
-                        direct_bytes=few,
-                        direct_bytes_wide=wide,
-                    )
-                )
-        curve, _, num_free = min((fit(each) for each in starts), key=lambda fitted: fitted[1])
+        is_few = as_array(work.ranks) <= FEW_RANKS
+        pairs = [(size, size) for size in SWITCH_SIZES]
+        if is_few.any() and not is_few.all():
+            pairs = [(few, wide) for few in SWITCH_SIZES for wide in SWITCH_SIZES]
+        direct_ranks = 8
+        if is_ring:
+            direct_ranks = 2
+        fits = []
+        for few, wide in pairs:
+            start = type(self)(
+                library=self.library,
+                direct_ranks=direct_ranks,
+                direct_bytes=few,
+                direct_bytes_wide=wide,
+            )
+            fits.append(fit(start))
+        curve, _, num_free = min(fits, key=lambda fitted: fitted[1])
         return with_fit(curve, num_free + 2, rows, predict(curve), fitted_on)
 
 
@@ -277,16 +280,16 @@ def _across_nodes(hw: Device, size: Array, ranks: Array) -> Array:
     if rate is None or ranks.max(initial=0.0) <= local:
         return np.zeros(())
     nodes = np.ceil(ranks / local)
-    added = (
-        RING_BASE_S
-        + 2.0 * (nodes - 1.0) * NETWORK_HOP_S
-        + 2.0 * (nodes - 1.0) / nodes * size / (local * rate)
-    )
-    return np.where(nodes > 1, added, 0.0)
+    others = nodes - 1.0
+    latency_s = RING_BASE_S + 2.0 * others * NETWORK_HOP_S
+    moved_s = 2.0 * others / nodes * size / (local * rate)
+    return np.where(nodes > 1, latency_s + moved_s, 0.0)
 
 
 def _inputs(work: Message) -> tuple[Array, Array]:
-    size, ranks = np.broadcast_arrays(as_array(work.message_bytes), as_array(work.ranks, least=1.0))
+    size = as_array(work.message_bytes)
+    ranks = as_array(work.ranks, least=1.0)
+    size, ranks = np.broadcast_arrays(size, ranks)
     return size, ranks
 
 
@@ -304,12 +307,13 @@ def all_reduce_time(hw: Device, work: Message, kernels: str = "") -> Array:
     if hw.link.between_nodes_bytes_per_s is not None:
         within = np.minimum(within, float(hw.link.reach))
     time = curve.table_seconds(hw, Message(size, within))
-    for switch in {
+    switches = {
         *ONE_SHOT_BYTES,
         curve.direct_bytes,
         curve.direct_bytes_wide,
         curve.in_switch_bytes,
-    }:
+    }
+    for switch in switches:
         after = curve.table_seconds(hw, Message(switch, within))
         time = np.where(size < switch, np.minimum(time, after), time)
     return time + across
@@ -359,18 +363,19 @@ def exchange_time(hw: Device, work: Exchange, token_bytes: float) -> Array:
     curve = ExchangeCurve.of(hw)
     link = hw.link
     chosen = work.num_experts_per_tok
-    sent, ranks = np.broadcast_arrays(
-        as_array(work.tokens) * token_bytes, as_array(work.num_ranks, least=1.0)
-    )
+    sent = as_array(work.tokens) * token_bytes
+    sent, ranks = np.broadcast_arrays(sent, as_array(work.num_ranks, least=1.0))
     near = np.minimum(link.reach, ranks) / ranks
     seconds = chosen * near * sent / (curve.link_efficiency * link.bytes_per_s)
     if link.between_nodes_bytes_per_s is not None:
         copies: Array = chosen * (1.0 - near)
         if work.once_per_node:
             nodes = np.ceil(ranks / link.reach)
-            copies = np.minimum(copies, (nodes - 1.0) * (1.0 - (1.0 - 1.0 / nodes) ** chosen))
+            chosen_there = 1.0 - (1.0 - 1.0 / nodes) ** chosen
+            copies = np.minimum(copies, (nodes - 1.0) * chosen_there)
         network_s = copies * sent / (curve.network_efficiency * link.between_nodes_bytes_per_s)
-        seconds = np.maximum(seconds, network_s) + np.where(near < 1, curve.network_overhead_s, 0.0)
+        network_overhead_s = np.where(near < 1, curve.network_overhead_s, 0.0)
+        seconds = np.maximum(seconds, network_s) + network_overhead_s
     return np.where(ranks > 1, curve.overhead_s + seconds, 0.0)
 
 
@@ -388,9 +393,11 @@ def _sent(
     beyond one rank. No factor makes one faster than a rank's link moves `wire` times the
     message."""
     size, ranks = (np.asarray(value, dtype=np.float64) for value in work)
-    least_s = np.minimum(seconds, np.where(ranks > 1, wire * size / at.hw.link.bytes_per_s, 0.0))
+    wire_s = wire * size / at.hw.link.bytes_per_s
+    least_s = np.minimum(seconds, np.where(ranks > 1, wire_s, 0.0))
     seconds = np.maximum(at.engine.collective_factor * seconds, least_s)
-    seconds = count * (seconds + np.where(ranks > 1, at.engine.collective_overhead_s, 0.0))
+    overhead_s = np.where(ranks > 1, at.engine.collective_overhead_s, 0.0)
+    seconds = count * (seconds + overhead_s)
     cost = Cost(collective_bytes=np.where(ranks > 1, size * count, 0.0))
     basis = AllReduceCurve.basis(at.hw, "all-reduce", work, kernels)
     if name != "all_reduce":
@@ -404,7 +411,8 @@ def all_reduce(at: Where, work: Message, *, count: Any = 1.0) -> Op:
     wire = 2.0 - 2.0 / ranks
     in_switch = AllReduceCurve.of(at.hw, kernels).in_switch_ranks
     if in_switch is not None:
-        wire = np.where(ranks >= in_switch, np.minimum(wire, 1.0 + 1.0 / ranks), wire)
+        through_switch = np.minimum(wire, 1.0 + 1.0 / ranks)
+        wire = np.where(ranks >= in_switch, through_switch, wire)
     seconds = all_reduce_time(at.hw, work, kernels)
     return _sent("all_reduce", at, work, seconds, kernels=kernels, wire=wire, count=count)
 
@@ -447,7 +455,8 @@ def send(at: Where, work: Message, *, is_far: Any) -> Op:
     which the ranks there then gather."""
     size, ranks = (np.asarray(value, dtype=np.float64) for value in work)
     link = at.hw.link
-    rate = np.where(is_far, link.between_nodes_bytes_per_s or link.bytes_per_s, link.bytes_per_s)
+    far_rate = link.between_nodes_bytes_per_s or link.bytes_per_s
+    rate = np.where(is_far, far_rate, link.bytes_per_s)
     seconds = SEND_BASE_S + as_array(size / ranks) / rate
     gathered = at.engine.collective_factor * one_way_time(at.hw, Message(size, ranks))
     cost = Cost(collective_bytes=size / ranks)

@@ -79,7 +79,9 @@ class HardwareProfile(Device, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         for kind in KERNELS:
-            for name in kind.variants(self) if kind.has_formats else ():
+            if not kind.has_formats:
+                continue
+            for name in kind.variants(self):
                 if name and name not in DTYPE_BYTES:
                     raise ValueError(
                         f"curves for the unknown dtype '{name}' (known: {', '.join(DTYPE_BYTES)})"
@@ -88,11 +90,10 @@ class HardwareProfile(Device, frozen=True, kw_only=True):
     @property
     def is_measured(self) -> bool:
         """Whether kernels of this very device were measured."""
-        curves = (self.gemm, self.attention)
-        return all(
-            curve is not None and curve.fit.fitted_on and not curve.fit.borrowed_from
-            for curve in curves
-        )
+        for curve in (self.gemm, self.attention):
+            if curve is None or not curve.fit.fitted_on or curve.fit.borrowed_from:
+                return False
+        return True
 
 
 KERNELS: tuple[type[Curve], ...] = (
@@ -222,16 +223,13 @@ def _load_file(path: Path) -> HardwareProfile:
             f"{path}: key 'num_multiprocessors' is missing: a GPU's kernels divide their work by "
             "them (multiProcessorCount; an AMD device's compute units)"
         )
-    if profile.curves_from:
-        if (
-            profile.curves_from not in hardware_aliases()
-            or hardware_aliases()[profile.curves_from] == path.stem
-        ):
-            raise ConfigError(
-                f"{path}: key 'curves_from': {unknown_choice('hardware', profile.curves_from, hardware_aliases())}"
-            )
-        profile = _borrow(profile, load_hardware(profile.curves_from))
-    return profile
+    lender = profile.curves_from
+    if not lender:
+        return profile
+    known = hardware_aliases()
+    if known.get(lender) in (None, path.stem):
+        raise ConfigError(f"{path}: key 'curves_from': {unknown_choice('hardware', lender, known)}")
+    return _borrow(profile, load_hardware(lender))
 
 
 def lent(curve: AnyCurve, donor: str) -> AnyCurve:
@@ -252,11 +250,11 @@ def _borrow(profile: HardwareProfile, donor: HardwareProfile) -> HardwareProfile
             mine = getattr(profile, key)
             theirs = getattr(donor, key)
             if isinstance(theirs, dict):
-                apt = {}
-                for name, each in theirs.items():
+                curves = {}
+                for name, curve in theirs.items():
                     if kind.may_borrow(profile, donor, name):
-                        apt[name] = each
-                changes[key] = {name: lent(each, donor.name) for name, each in apt.items()} | mine
+                        curves[name] = lent(curve, donor.name)
+                changes[key] = {**curves, **mine}
             elif mine is None and theirs is not None and kind.may_borrow(profile, donor, ""):
                 changes[key] = lent(theirs, donor.name)
     return msgspec.structs.replace(profile, **changes)
@@ -390,15 +388,15 @@ def held_out(table: Table, rows: Columns) -> Mask:
     """A quarter of the shapes, chosen by a hash of the shape, the same on every machine."""
     shapes = np.stack([rows[name] for name in table.shape], axis=1)
     unique, inverse = np.unique(shapes, axis=0, return_inverse=True)
-    chosen = np.array([_hash(row) % HELD_OUT_ONE_IN == 0 for row in unique], dtype=np.bool_)
-    mask: Mask = chosen[inverse.reshape(-1)]
+    hashes = np.array([_hash(shape) % HELD_OUT_ONE_IN for shape in unique])
+    mask: Mask = (hashes == 0)[inverse.reshape(-1)]
     return mask
 
 
 def _hash(values: Sequence[float]) -> int:
-    return int(
-        hashlib.sha256(",".join(str(int(value)) for value in values).encode()).hexdigest(), 16
-    )
+    text = ",".join(str(int(value)) for value in values)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return int(digest, 16)
 
 
 def curve_of(table: Table, hw: HardwareProfile, variant: str = "") -> Any:
@@ -418,13 +416,12 @@ def refit(
     """The profile with this table's curve fitted to `rows` (evenly thinned to `max_rows`)."""
     length = rows["time_s"].size
     if max_rows is not None and length > max_rows:
-        chosen = np.zeros(length, dtype=np.bool_)
-        chosen[np.random.default_rng(0).choice(length, size=max_rows, replace=False)] = True
-        rows = select(rows, chosen)
-    weighted: dict[str, Any] = {
-        **rows,
-        "weight": np.where(table.counted(rows), 1.0, table.other_weight),
-    }
+        drawn = np.random.default_rng(0).choice(length, size=max_rows, replace=False)
+        is_drawn = np.zeros(length, dtype=np.bool_)
+        is_drawn[drawn] = True
+        rows = select(rows, is_drawn)
+    weight = np.where(table.counted(rows), 1.0, table.other_weight)
+    weighted: dict[str, Any] = {**rows, "weight": weight}
     kind = CURVES[table.kind]
     work = table.work(rows, variant)
     is_own = kind.own(hw, variant) is not None
