@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,8 @@ LIMITS = {
     "gamma": (0.0, float(MAX_GAMMA)), "budget": (0.0, 1e12),
 }  # fmt: skip
 NAMES = {"budget": "draft budget", "gen_len": "gen-len"}
+SINGLE = (str, int, float, type(None), Setup)
+"""Types whose values are the same at every point."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,17 +181,35 @@ def _rows(value: Any, shape: tuple[int, ...], where: Any) -> Any:
         if value.size == 1:
             return value.reshape(-1)[0]
         return np.broadcast_to(value, shape)[where]
+    if isinstance(value, SINGLE):
+        return value
     if isinstance(value, tuple):
         taken = [_rows(entry, shape, where) for entry in value]
+        if all(rows is entry for rows, entry in zip(taken, value, strict=True)):
+            return value
         if hasattr(value, "_fields"):
             return type(value)(*taken)
         return tuple(taken)
-    if dataclasses.is_dataclass(value) and not isinstance(value, Setup | type):
-        fields = {}
-        for field in dataclasses.fields(value):
-            fields[field.name] = _rows(getattr(value, field.name), shape, where)
-        return dataclasses.replace(value, **fields)
-    return value
+    names = _names_of(type(value))
+    changed = {}
+    for name in names:
+        entry = getattr(value, name)
+        if isinstance(entry, SINGLE):
+            continue
+        rows = _rows(entry, shape, where)
+        if rows is not entry:
+            changed[name] = rows
+    if not changed:
+        return value
+    return dataclasses.replace(value, **changed)
+
+
+@cache
+def _names_of(kind: type) -> tuple[str, ...]:
+    """Names of the fields of a dataclass; none of other types."""
+    if not dataclasses.is_dataclass(kind):
+        return ()
+    return tuple(field.name for field in dataclasses.fields(kind))
 
 
 def _whole(setup: Setup, points: Points) -> Points:

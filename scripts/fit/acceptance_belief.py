@@ -61,6 +61,8 @@ NOT_FITTED = ("self",)
 conditioned on them as on all others."""
 LEAST_CHECKPOINTS = 3
 """Checkpoints that share a value of a level, for it to be fitted once for all."""
+LEAST_CHECKPOINTS_OF_CLASS = 2
+"""The same of a class of text: some are told of few look-ups."""
 ROW_WEIGHT = 0.25
 """Weight of single rows that others of their run are kept of: they tell the noise."""
 
@@ -265,8 +267,12 @@ def shared_levels(rates: Sequence[Rate]) -> dict[str, list[str]]:
         for rate in rates:
             key = level.key(rate.situation)
             checkpoints.setdefault(key, set()).add(rate.situation.checkpoint)
+        if level.name == "class":
+            least = LEAST_CHECKPOINTS_OF_CLASS
+        else:
+            least = LEAST_CHECKPOINTS
         shared[level.name] = sorted(
-            key for key, known in checkpoints.items() if key and len(known) >= LEAST_CHECKPOINTS
+            key for key, known in checkpoints.items() if key and len(known) >= least
         )
     return shared
 

@@ -26,7 +26,13 @@ from magicdec.perfmodel.acceptance.belief import (
     Point,
 )
 from magicdec.perfmodel.acceptance.law import LARGEST, Law, LawError
-from magicdec.perfmodel.acceptance.published import OTHER_CLASS, Situation, plain, plain_model
+from magicdec.perfmodel.acceptance.published import (
+    OTHER_CLASS,
+    Situation,
+    maker_of,
+    plain,
+    plain_model,
+)
 from magicdec.tasks import TASKS
 
 POSITIONS = 16
@@ -255,13 +261,11 @@ def _points(question: Question, draft: str) -> list[Point]:
 
 
 def _maker_of(question: Question, draft: str) -> str:
-    """Who made a published draft; prediction modules come with their model."""
+    """Who made a draft: as published, else as its name and kind tell."""
     for at in _published():
         if draft and at.draft == draft and at.kind == question.kind:
             return at.maker
-    if question.kind == "mtp":
-        return "vendor"
-    return ""
+    return maker_of(draft, question.kind)
 
 
 def _anchor(question: Question) -> float:

@@ -65,10 +65,11 @@ def _pair(one: str, other: str) -> str:
 
 
 def _by_text(at: Situation, text: str) -> str:
-    """A text's name; for a model that drafts for itself it is another one's: how much of a cache a
-    text needs says nothing of how well a smaller model guesses it."""
-    if at.group == "self":
-        return _pair(text, "self")
+    """A text's name, by what of the text the acceptance hangs on: how well a smaller model guesses
+    it, how much of a cache it needs (a model that drafts for itself), or how often it repeats
+    itself (look-ups)."""
+    if at.group in ("self", "lookup"):
+        return _pair(text, at.group)
     return text
 
 

@@ -108,7 +108,8 @@ def hardware_aliases() -> dict[str, str]:
     names: dict[str, str] = {}
     for path in sorted(HARDWARE_DIRECTORY.glob("*.toml")):
         names[path.stem] = path.stem
-        for alias in tomllib.loads(path.read_text(encoding="utf-8")).get("aliases", ()):
+        keys_of_top, _, _ = path.read_text(encoding="utf-8").partition("\n[")
+        for alias in tomllib.loads(keys_of_top).get("aliases", ()):
             names.setdefault(alias, path.stem)
     return names
 
