@@ -190,9 +190,9 @@ def _rows(value: Any, shape: tuple[int, ...], where: Any) -> Any:
         if hasattr(value, "_fields"):
             return type(value)(*taken)
         return tuple(taken)
-    names = _names_of(type(value))
+    kind: Any = type(value)
     changed = {}
-    for name in names:
+    for name in _names_of(kind):
         entry = getattr(value, name)
         if isinstance(entry, SINGLE):
             continue
