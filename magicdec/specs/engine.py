@@ -230,6 +230,8 @@ class EngineProfile(
     entry."""
     draft_windows: dict[str, str] = {}
     """By method of head: the setting that cuts its attention to a window there."""
+    draft_window_notes: dict[str, str] = {}
+    """By method of head: why its attention cannot be cut there, in the engine's newest release."""
     draft_sinks: dict[str, str] = {}
     """Setting, by method of head, of the first tokens that the head sees besides its window.
     Without one the draft's budget is the window alone."""

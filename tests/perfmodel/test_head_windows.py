@@ -75,8 +75,23 @@ def test_plan_searches_windows_where_the_engine_has_them_and_exports_its_flag() 
     assert note.startswith("EAGLE-3 sees 2,048 of 16,384 tokens")
     assert "with its whole cache" in note
     assert "at 16,384 the first drafted token" not in " ".join(plan.notes)
-    elsewhere = api.plan(**asked, engine="vllm")
-    assert {row.draft_budget for row in elsewhere.candidates} == {None}
+
+
+@pytest.mark.parametrize(("engine", "pull"), [("vllm", "53827"), ("trtllm", "14200")])
+def test_engines_without_a_released_window_get_none_and_the_plan_says_so(
+    engine: str, pull: str
+) -> None:
+    """Beyond the trained length, and wherever a budget is asked for."""
+    asked = {"model": TARGET, "hardware": "h100-sxm-80gb", "tp": 1, "draft": "eagle3"}
+    plan = api.plan(**asked, context=16_384, batch=BATCH, engine=engine)
+    assert {row.draft_budget for row in plan.candidates} == {None}
+    (note,) = [each for each in plan.notes if pull in each]
+    assert "usually trained on up to 2,048 tokens" in note
+    short = api.plan(**asked, context=1024, batch=BATCH, engine=engine)
+    assert not any(pull in each for each in short.notes)
+    budgeted = api.plan(**asked, context=1024, batch=BATCH, engine=engine, draft_budget=[512])
+    assert any("whatever --draft-budget says" in each and pull in each for each in budgeted.notes)
+    assert "window" not in export(engine, budgeted)
 
 
 LONG_HEAD = {

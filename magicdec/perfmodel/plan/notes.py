@@ -26,7 +26,7 @@ from magicdec.perfmodel.setup import Points
 from magicdec.perfmodel.speedup import predict
 from magicdec.plan_document import CaseAnswer
 from magicdec.plan_rows import Candidate
-from magicdec.specs.speculation import draft_kind
+from magicdec.specs.speculation import HEAD_METHODS, draft_kind
 from magicdec.units import GIGA, MILLI
 
 LEAST_LOSS = 0.03
@@ -345,6 +345,7 @@ def _on_drafts(
         others.extend(_on_full_cache(case, option, best.context_len))
         if is_best:
             key.extend(gaps)
+            key.extend(_on_budget(case, option))
         else:
             others.extend(gaps)
         if is_best and best.drafting.is_extrapolated:
@@ -353,6 +354,17 @@ def _on_drafts(
     if not best.is_speculative and drafted and max(row.speedup for row in drafted) <= 1.0:
         others.append("speculation does not pay here: decode autoregressively")
     return key, others
+
+
+def _on_budget(case: Case, option: DraftOption) -> Iterator[str]:
+    """A budget that was asked for, and that the engine cannot give to a head."""
+    method = option.method
+    if not case.request.draft_budgets or method not in HEAD_METHODS:
+        return
+    if method not in case.engine.draft_windows:
+        name = draft_name(option.draft, method)
+        why = case.engine.draft_window_notes.get(method, f"{case.engine.name} has no window for it")
+        yield f"{name} keeps its whole cache, whatever --draft-budget says: {why}"
 
 
 def _on_full_cache(case: Case, option: DraftOption, context_len: int) -> Iterator[str]:
@@ -376,7 +388,8 @@ def _on_conditions(
     measured = option.acceptance
     asked = case.request.sampling.temperature
     if context_len > (measured.trained_len or LARGEST) and not is_windowed:
-        yield _on_length(option, measured, context_len)
+        unavailable = case.engine.draft_window_notes.get(option.method)
+        yield _on_length(option, measured, context_len, unavailable)
     if measured.temperature not in (None, asked):
         yield (
             f"acceptance of {option.draft}/{option.method} was measured at temperature "
@@ -399,8 +412,13 @@ def _on_origin(case: Case, option: DraftOption, *, is_best: bool) -> Iterator[st
         yield f"acceptance was measured with {head}: the interval covers other heads of the model"
 
 
-def _on_length(option: DraftOption, measured: AcceptanceProfile, context: int) -> str:
-    """A head that was trained on shorter contexts."""
+def _on_length(
+    option: DraftOption,
+    measured: AcceptanceProfile,
+    context: int,
+    unavailable: str | None,
+) -> str:
+    """A head that was trained on shorter contexts, and why no window keeps it within them."""
     trained = measured.trained_len or 0
     name = draft_name(option.draft, option.method)
     here = float(measured.law.first_rate(budget=None, context=context))
@@ -408,10 +426,13 @@ def _on_length(option: DraftOption, measured: AcceptanceProfile, context: int) -
     subject = f"{name} heads are usually"
     if option.head is not None:
         subject = f"this {name} head is"
-    return (
+    note = (
         f"{subject} trained on up to {trained:,} tokens: the first drafted token is accepted in "
         f"{here:.0%} of steps at {context:,}, in {near:.0%} at {trained:,}"
     )
+    if unavailable is None:
+        return note
+    return f"{note}; {unavailable}"
 
 
 def _extrapolation(measured: AcceptanceProfile, best: Candidate, drafted: list[Candidate]) -> str:
