@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,9 @@ ROW = st.fixed_dictionaries(
         "arrival": st.floats(0.0, 1e6),
         "prompt": st.integers(2, 10**6),
         "output": st.integers(1, 10**6),
-        "cached": st.integers(0, 1),
+        "cached": st.integers(0, 9),
     }
-)
+).map(lambda row: row | {"cached": min(row["cached"], row["prompt"])})
 TOKENS = st.sampled_from(["prompt", "output", "cached"])
 BAD_TOKENS = st.one_of(
     st.integers(max_value=-1),
@@ -67,7 +68,8 @@ def test_what_is_written_is_read(name: str, rows: list[dict[str, Any]], tmp_path
     requests = read_requests(written(tmp_path / name, rows))
     assert requests.prompt_len.tolist() == [row["prompt"] for row in rows]
     assert requests.output_len.tolist() == [row["output"] for row in rows]
-    assert requests.cached_len.tolist() == [row["cached"] for row in rows]
+    read = [min(row["cached"], row["prompt"] - 1) for row in rows]
+    assert requests.cached_len.tolist() == read
     first = rows[0]["arrival"]
     assert requests.arrival_s.tolist() == [row["arrival"] - first for row in rows]
 
@@ -157,3 +159,53 @@ def test_tokens_that_requests_hold_are_weighted_by_the_time_they_generate(tmp_pa
     assert requests.mean_len == pytest.approx((10 * (100 + 5) + 40 * (200 + 20)) / 50)
     assert requests.arrival_s.tolist() == [0.0, 2.0]
     assert requests.lengths == (100, 240)
+
+
+BLOCKS = st.lists(st.integers(0, 6), max_size=5, unique=True)
+
+
+@SHARED_FOLDER
+@given(
+    prompts=st.lists(st.tuples(st.integers(1, 2600), BLOCKS), min_size=1, max_size=8),
+    gaps=st.lists(st.integers(0, 5000), min_size=8, max_size=8),
+)
+def test_blocks_that_came_before_are_cached_from_the_first_on(
+    prompts: list[tuple[int, list[int]]], gaps: list[int], tmp_path: Path
+) -> None:
+    """Mooncake's: 512 tokens each, and milliseconds; the last token of a prompt is computed."""
+    path = tmp_path / "mooncake.jsonl"
+    lines, cached, seen, time_ms = [], [], set[int](), 27_000
+    times = []
+    for (prompt, blocks), gap in zip(prompts, gaps, strict=False):
+        time_ms += gap
+        times.append(time_ms)
+        row = {"timestamp": time_ms, "input_length": prompt, "output_length": 3, "hash_ids": blocks}
+        lines.append(json.dumps(row))
+        known = len(list(takewhile(seen.__contains__, blocks)))
+        cached.append(min(512 * known, prompt - 1))
+        seen.update(blocks)
+    path.write_text("\n".join(lines))
+    requests = read_requests(path)
+    assert requests.cached_len.tolist() == cached
+    assert requests.prompt_len.tolist() == [prompt for prompt, _ in prompts]
+    seconds = [(time - times[0]) / 1000.0 for time in times]
+    assert requests.arrival_s.tolist() == pytest.approx(seconds, abs=1e-9)
+
+
+@SHARED_FOLDER
+@given(
+    names=st.lists(st.sampled_from(["a", "b", ""]), min_size=1, max_size=8),
+    shared=st.integers(0, 100),
+    own=st.integers(0, 100),
+)
+def test_a_prefix_is_cached_after_its_first_request(
+    names: list[str], shared: int, own: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "groups.csv"
+    rows = [f"{number},100,5,{own},{name},{shared}" for number, name in enumerate(names)]
+    path.write_text("\n".join(["arrival,prompt,output,cached,prefix,shared", *rows]))
+    expected = []
+    for number, name in enumerate(names):
+        is_known = bool(name) and name in names[:number]
+        expected.append(min(max(own, shared) if is_known else own, 99))
+    assert read_requests(path).cached_len.tolist() == expected

@@ -301,3 +301,91 @@ def test_a_queue_that_grows_towards_the_middle_is_an_overload_of_a_load_that_cha
     assert changing.is_overloaded == any(grows)
     if growth > 0.25 and spans % 2 == 0:
         assert changing.is_overloaded
+
+
+@settings(max_examples=40, deadline=None)
+@given(load=loads(), share=st.floats(0.0, 1.2))
+def test_requests_in_a_replica_are_those_that_came_and_have_not_ended(
+    load: tuple[Server, Requests, int, int], share: float
+) -> None:
+    """At any time, on their way, in the queue, in prefill or decoding; a balancer chooses by it."""
+    server, requests, _, seed = load
+    found = server.finding(requests)
+    replica = Replica(
+        found,
+        server.costs,
+        server.limits,
+        policy=server.policy,
+        drafts=server.drafts,
+        seed=seed,
+    )
+    until = share * float(simulate(server, requests, seed=seed).last_s.max())
+    sent = requests.arrival_s <= until
+    for number in np.flatnonzero(sent).tolist():
+        replica.submit(number, float(requests.arrival_s[number]))
+    assert replica.in_system == sent.sum()
+    replica.run(until)
+    ended = ~np.isnan(replica.last_s)
+    assert not np.any(ended & ~sent)
+    assert replica.in_system == sent.sum() - ended.sum()
+    held = [server.limits.num_blocks - replica._make_room(0)]
+    sizes = replica.context[: replica.n] + 1
+    parts = [replica._final(request) for request, _, _ in replica.parts]
+    assert held == [sum(-(-int(tokens) // 16) for tokens in (*sizes, *parts))]
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    count=st.integers(1, 40), replicas=st.integers(1, 5), gap_s=st.sampled_from([0.0, 1e-4, 9.0])
+)
+def test_the_replica_with_fewest_requests_takes_the_next(
+    count: int, replicas: int, gap_s: float
+) -> None:
+    """Equal requests at once are dealt evenly; the first replica takes all that come alone."""
+    requests = alike(count, prompt_len=200, output_len=30)
+    requests.arrival_s[:] = gap_s * np.arange(count)
+    server = Server.of(ALONE, requests, max_sequences=2)
+    outcome = simulate(server, requests, replicas=replicas, balance="least-loaded")
+    dealt = [int(np.sum(~np.isnan(replica.last_s))) for replica in outcome.replicas]
+    if gap_s > 1.0:
+        assert dealt == [count] + [0] * (replicas - 1)
+    else:
+        assert max(dealt) - min(dealt) <= 1
+    assert sum(dealt) == count
+    whole = simulate(server, requests, replicas=replicas, of_replicas=3 * replicas)
+    assert whole.share == pytest.approx(1.0 / 3.0)
+    span = float(whole.last_s.max() - requests.arrival_s[0])
+    assert whole.tokens_per_s == pytest.approx(3.0 * count * 30 / span)
+    assert (
+        whole.goodput(None, None)
+        == pytest.approx(3.0 * count / max(float(np.ptp(requests.arrival_s)), 1e-12))
+        or whole.is_overloaded
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    count=st.integers(1, 300),
+    rate=st.floats(0.1, 50.0),
+    factor=st.floats(0.2, 5.0),
+    shift=st.floats(0.0, 1e4),
+)
+def test_a_rate_is_gaps_over_their_time_and_scales(
+    count: int, rate: float, factor: float, shift: float
+) -> None:
+    requests = drawn(
+        count,
+        rate=rate,
+        workload=WorkloadSpec(requests=(RequestShape(prompt_len=9, gen_len=4),)),
+        cached_len=20,
+    )
+    assert requests.cached_len.tolist() == [8] * count
+    late = replace(requests, arrival_s=requests.arrival_s + shift)
+    if count == 1:
+        assert late.rate == 0.0
+        return
+    gaps = np.diff(late.arrival_s)
+    assert late.rate == pytest.approx(1.0 / gaps.mean())
+    scaled = requests.at_rate(factor * requests.rate)
+    assert scaled.rate == pytest.approx(factor * requests.rate)
+    np.testing.assert_allclose(scaled.arrival_s, requests.arrival_s / factor)
