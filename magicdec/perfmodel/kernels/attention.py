@@ -278,7 +278,11 @@ class AttentionCurve(Curve, frozen=True, kw_only=True):
             rows = np.ceil(query_len * group / QUERY_ROWS_PER_BLOCK)
             tiles = Tiles(rows, 1.0, 1.0 + reread * np.maximum(further, 0.0) / QUERY_TILE_ROWS, 0.0)
         bandwidth = self.bandwidth_efficiency * hw.memory_bytes_per_s
-        memory_s = (kv_bytes * tiles.reads + query_bytes) / bandwidth / speedup
+        if self.l2_bandwidth_ratio < 1.0:  # short reads, which queries are no part of
+            num_bytes = kv_bytes * tiles.reads / speedup + query_bytes
+        else:
+            num_bytes = (kv_bytes * tiles.reads + query_bytes) / speedup
+        memory_s = num_bytes / bandwidth
         rate = self.flops_efficiency * hw.compute_rate("fp32" if kv_dtype == "fp32" else "bf16")
         compute_s = 4.0 * batch * query_len * kv_len * num_heads * head_dim * tiles.padding / rate
 

@@ -341,8 +341,19 @@ def cache_speedup(
     if hw.l2_bytes * fraction <= 0:
         return 1.0
     filling = np.minimum(touched / (hw.l2_bytes * fraction), 1e9)
-    hit = 1.0 / (1.0 + filling**CACHE_SHARPNESS)
+    hit = 1.0 / (1.0 + filling ** _sharpness(ratio))
     return 1.0 / (1.0 - hit * (1.0 - 1.0 / ratio))
+
+
+def _sharpness(ratio: float) -> float:
+    """The power by which reads outgrow the cache; where the short ones are the slow ones, at most
+    that up to which more bytes never take less time: bytes · (1 + k hit), with k = 1 / ratio - 1,
+    grows everywhere where k (s - 1)² <= 4 s.
+    """
+    if ratio >= 1.0:
+        return CACHE_SHARPNESS
+    middle = 1.0 + 2.0 / (1.0 / ratio - 1.0)
+    return min(CACHE_SHARPNESS, middle + math.sqrt(middle**2 - 1.0))
 
 
 def with_priors(parameters: Parameters, generic: msgspec.Struct) -> dict[str, Free]:
