@@ -412,12 +412,15 @@ def _check_memory(request: BenchmarkRequest, model: ModelSpec, *, is_loaded: boo
 def model_setup(request: BenchmarkRequest, speculation: SpeculationSpec) -> ModelSetup:
     """One of a request's configurations as the performance model describes it."""
     draft = draft_model_name(speculation.draft)
+    draft_model = None
+    if draft is not None:
+        draft_model = load_model_spec(draft)
     dtype = PROFILE_DTYPES[request.dtype]
     return ModelSetup(
         model=load_model_spec(request.model),
         engine=load_engine("ours"),
         speculation=speculation,
-        draft_model=load_model_spec(draft) if draft is not None else None,
+        draft_model=draft_model,
         sampling=request.sampling,
         precision=Precision(weight_dtype=dtype, kv_dtype=dtype),
         draft_precision=Precision(
@@ -431,9 +434,12 @@ def planned_memory(
     request: BenchmarkRequest, speculation: SpeculationSpec, batch_size: int | None = None
 ) -> Memory:
     """Memory that one of a request's configurations needs on each rank."""
+    batch = request.batch_size
+    if batch_size is not None:
+        batch = batch_size
     return memory_need(
         model_setup(request, speculation),
-        batch=request.batch_size if batch_size is None else batch_size,
+        batch=batch,
         max_len=request.context_len + request.gen_len,
         budget=speculation.draft_budget,
         gamma=speculation.gamma,
@@ -443,13 +449,13 @@ def planned_memory(
 
 def choosing_bytes(request: BenchmarkRequest) -> float:
     """Bytes that each rank takes per sequence while the fullest configuration's tokens are chosen:
-    what of the planned workspace grows with the batch."""
-    every = (AUTOREGRESSIVE, *request.speculations)
-    one, two = (
-        [planned_memory(request, each, batch_size=n).workspace_bytes for each in every]
-        for n in (1, 2)
-    )
-    return max(float(more - less) for less, more in zip(one, two, strict=True))
+    the part of the planned workspace that grows with the batch."""
+    most = 0.0
+    for speculation in (AUTOREGRESSIVE, *request.speculations):
+        of_one = planned_memory(request, speculation, batch_size=1).workspace_bytes
+        of_two = planned_memory(request, speculation, batch_size=2).workspace_bytes
+        most = max(most, float(of_two - of_one))
+    return most
 
 
 def session_bytes(request: BenchmarkRequest) -> tuple[float, float]:
@@ -487,34 +493,46 @@ def _local_world_size(request: BenchmarkRequest) -> int:
 
 def configuration_fields(request: BenchmarkRequest, speculation: SpeculationSpec) -> dict[str, Any]:
     """The identity part of a record."""
-    draft = draft_model_name(speculation.draft)
-    simulated = request.simulate_acceptance if not speculation.is_autoregressive else None
-    table = None if speculation.is_autoregressive else request.gamma_table
     parts = (
         (request, REQUEST_FIELDS),
         (speculation, SPECULATION_FIELDS),
         (request.sampling, SAMPLING_FIELDS),
     )
-    return {name: getattr(part, name) for part, names in parts for name in names} | {
-        "model": load_model_spec(request.model).name,
-        "engine": installed_engine(request.engine),
-        "draft": speculation.draft if draft is None else load_model_spec(draft).name,
-        "simulated_acceptance": list(simulated) if simulated else None,
-        "adaptive": table is not None,
-        "gamma_table": None if table is None else table.digest,
-        "inputs_digest": inputs_digest(
-            (request.model, *([draft] if draft is not None else [])),
-            head=speculation.checkpoint,
-            with_weights=request.weights == "checkpoint",
-            prompts=request.prompts,
-            for_calibration=request.calibration_prompts,
-        ),
-    }
+    fields: dict[str, Any] = {}
+    for part, names in parts:
+        for name in names:
+            fields[name] = getattr(part, name)
+    models = [request.model]
+    fields["model"] = load_model_spec(request.model).name
+    fields["engine"] = installed_engine(request.engine)
+    fields["draft"] = speculation.draft
+    draft = draft_model_name(speculation.draft)
+    if draft is not None:
+        models.append(draft)
+        fields["draft"] = load_model_spec(draft).name
+    fields |= {"simulated_acceptance": None, "adaptive": False, "gamma_table": None}
+    if not speculation.is_autoregressive:
+        if request.simulate_acceptance:
+            fields["simulated_acceptance"] = list(request.simulate_acceptance)
+        if request.gamma_table is not None:
+            fields["adaptive"] = True
+            fields["gamma_table"] = request.gamma_table.digest
+    fields["inputs_digest"] = inputs_digest(
+        tuple(models),
+        head=speculation.checkpoint,
+        with_weights=request.weights == "checkpoint",
+        prompts=request.prompts,
+        for_calibration=request.calibration_prompts,
+    )
+    return fields
 
 
 def check_devices(request: BenchmarkRequest) -> None:
     """Raises ConfigError when this machine lacks the devices of its ranks."""
-    check_device(request.device, num_ranks=_local_world_size(request) if request.tp_size > 1 else 1)
+    num_ranks = 1
+    if request.tp_size > 1:
+        num_ranks = _local_world_size(request)
+    check_device(request.device, num_ranks=num_ranks)
 
 
 def check_device(device: str, *, num_ranks: int = 1) -> None:
@@ -549,11 +567,13 @@ def inputs_digest(
     digests = [model_digest(model, with_weights=with_weights) for model in models]
     if head is not None:
         directory = Path(head)
-        weights = sorted(directory.glob("*.safetensors")) if with_weights else []
-        digests.append(_files_digest(directory, [directory / "config.json", *weights]))
-    return _hash(
-        [each.encode() for each in (*digests, prompts_digest(prompts), str(for_calibration))]
-    )
+        files = [directory / "config.json"]
+        if with_weights:
+            files += sorted(directory.glob("*.safetensors"))
+        digests.append(_files_digest(directory, files))
+    digests.append(prompts_digest(prompts))
+    digests.append(str(for_calibration))
+    return _hash([digest.encode() for digest in digests])
 
 
 def model_digest(model: str, *, with_weights: bool) -> str:

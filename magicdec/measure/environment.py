@@ -86,10 +86,14 @@ def median_times(found: Iterable[ReferenceTimes]) -> ReferenceTimes:
 
 def spread_of_times(found: Iterable[ReferenceTimes]) -> ReferenceTimes:
     """Standard deviation of the logarithms of each kernel's times, 0 for fewer than two."""
-    memory_s, compute_s = ([math.log(each) for each in times] for times in zip(*found, strict=True))
-    if len(memory_s) < 2:
+    log_memory_s = []
+    log_compute_s = []
+    for times in found:
+        log_memory_s.append(math.log(times.memory_s))
+        log_compute_s.append(math.log(times.compute_s))
+    if len(log_memory_s) < 2:
         return ReferenceTimes(0.0, 0.0)
-    return ReferenceTimes(statistics.stdev(memory_s), statistics.stdev(compute_s))
+    return ReferenceTimes(statistics.stdev(log_memory_s), statistics.stdev(log_compute_s))
 
 
 class ReferenceKernels:

@@ -95,20 +95,22 @@ def benchmark(
     if resume and records is not None and records.exists():
         known = known_records(records, request.repetitions)
         rows = unfinished(read_rows(records))
-    speculations = (AUTOREGRESSIVE, *request.speculations)
-    keys = {configuration_key(request, one): one for one in speculations}
+    keys = {}
+    for speculation in (AUTOREGRESSIVE, *request.speculations):
+        keys[configuration_key(request, speculation)] = speculation
     lacking = _lacking(request, keys, known, tp)
     begun = _begun(request, keys, rows, tp)
-    todo = tuple(one for one in request.speculations if one in lacking)
-    wants_output = outputs is not None and outputs.wants_decoding
+    todo = tuple(filter(lacking.__contains__, request.speculations))
+    if outputs is not None and not outputs.wants_decoding:
+        outputs = None
     if request.engine == "vllm" and lacking:
         progress(f"vLLM: batch {request.batch_size}, context {request.context_len}")
         remaining = replace(request, speculations=todo)
         measured = in_own_process(_measure_in_vllm, remaining, known, records, begun)
-        known = {**measured, **known}
-    elif lacking or wants_output:
+        known = measured | known
+    elif lacking or outputs is not None:
         loaded = todo
-        if wants_output:
+        if outputs is not None:
             loaded = _with_last(request, todo)
         session = BenchmarkSession(replace(request, speculations=loaded), tp=tp, progress=progress)
         if lacking:
@@ -122,7 +124,7 @@ def benchmark(
                 references=references,
                 progress=progress,
             )
-        if outputs is not None and wants_output:
+        if outputs is not None:
             stream = _stream(session, wanted=outputs.stream)
             write_outputs(session, outputs.save_output, stream=stream)
     return [known[key] for key in keys if key in known]

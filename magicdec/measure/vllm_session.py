@@ -131,7 +131,11 @@ class VllmSession:
             (s.draft_budget or 0 for s in request.speculations),
             default=DraftSettings().draft_budget,
         )
-        page_size = next((size for size in PAGE_SIZES if smallest >= 3 * size), PAGE_SIZES[-1])
+        page_size = PAGE_SIZES[-1]
+        for size in PAGE_SIZES:
+            if smallest >= 3 * size:
+                page_size = size
+                break
         arguments: dict[str, Any] = {
             "model": str(self.checkpoint),
             "dtype": request.dtype,
@@ -153,10 +157,10 @@ class VllmSession:
                 "num_speculative_tokens": request.max_gamma,
                 "draft_sample_method": "probabilistic",
             }
-            methods = {
-                each.draft_method for each in request.speculations
-            }  # top-k prepares itself when it is started
-            method = "topk" if "topk" in methods else "streamingllm"
+            method = "streamingllm"
+            for speculation in request.speculations:
+                if speculation.draft_method == "topk":  # it prepares itself when it is started
+                    method = "topk"
             arguments["additional_config"] = {
                 CONFIG_KEY: {"draft_budget": smallest, "draft_method": method}
             }
@@ -256,17 +260,21 @@ class VllmSession:
         """A row's fields on process CPU time: on a machine that others use too, that is what
         repeats.
         """
-        run, baseline = measurement.run, measurement.baseline
-        is_speculative = not measurement.speculation.is_autoregressive
+        run = measurement.run
+        baseline = measurement.baseline
         speedup = baseline.cpu_s_per_token / run.cpu_s_per_token
-        return {
-            "accept_step_s": measurement.phases["sample"] if is_speculative else None,
+        fields: dict[str, Any] = {
+            "accept_step_s": None,
             "autoregressive_step_cpu_s": baseline.step_cpu_s,
             "step_cpu_s": run.step_cpu_s,
             "breakdown_cpu_s": run.phases_cpu_s,
             "speedup_cpu": speedup,
-            "speedup_cpu_samples": [speedup] if is_speculative else None,
+            "speedup_cpu_samples": None,
         }
+        if not measurement.speculation.is_autoregressive:
+            fields["accept_step_s"] = measurement.phases["sample"]
+            fields["speedup_cpu_samples"] = [speedup]
+        return fields
 
     def _send(
         self,
@@ -280,11 +288,14 @@ class VllmSession:
         from vllm.sampling_params import RequestOutputKind
 
         for index, prompt in enumerate(prompts):
+            own_seed = None
+            if not sampling.is_greedy:
+                own_seed = seed * len(prompts) + index
             wanted = SamplingParams(
                 temperature=sampling.temperature,
                 top_p=sampling.top_p or 1.0,
                 top_k=sampling.top_k or 0,
-                seed=None if sampling.is_greedy else seed * len(prompts) + index,
+                seed=own_seed,
                 max_tokens=gen_len,
                 ignore_eos=True,
                 output_kind=RequestOutputKind.DELTA,

@@ -363,11 +363,14 @@ class EngineProfile(
     def error_for(self, device: str, model: str) -> float:
         """Relative error (one standard deviation) of a server's times, by what the constants were
         fitted on. What an unseen device and an unseen model add to the variance are independent."""
-        variance = own = self.relative_error**2
+        own = self.relative_error**2
+        variance = own
         if self.fitted_devices and device not in self.fitted_devices:
-            variance += max((self.other_device_error or 0.0) ** 2 - own, 0.0)
+            of_devices = (self.other_device_error or 0.0) ** 2
+            variance += max(of_devices - own, 0.0)
         if self.fitted_models and model not in self.fitted_models:
-            variance += max((self.other_model_error or 0.0) ** 2 - own, 0.0)
+            of_models = (self.other_model_error or 0.0) ** 2
+            variance += max(of_models - own, 0.0)
         return math.sqrt(variance)
 
     def step_overheads(self, device: str) -> tuple[float, float]:
@@ -401,10 +404,9 @@ class EngineProfile(
         """Whether servers with speculation were measured on this device with these formats (or
         nothing says where).
         """
-        return (
-            not self.speculation_fitted
-            or f"{device}/{weight_dtype}/{kv_dtype}" in self.speculation_fitted
-        )
+        if not self.speculation_fitted:
+            return True
+        return f"{device}/{weight_dtype}/{kv_dtype}" in self.speculation_fitted
 
     def speedup_error_for(
         self,
@@ -416,12 +418,12 @@ class EngineProfile(
         """Relative error (one standard deviation) of a speedup, by where servers with speculation
         were measured, and with which kind of draft ("": one of them).
         """
-        is_known_place = self.is_speculation_fitted(device, weight_dtype, kv_dtype)
-        is_known_draft = not self.speculation_fitted_drafts or draft in (
-            "",
-            *self.speculation_fitted_drafts,
-        )
-        if self.other_speedup_error is None or (is_known_place and is_known_draft):
+        if self.other_speedup_error is None:
+            return self.speedup_relative_error
+        is_known = self.is_speculation_fitted(device, weight_dtype, kv_dtype)
+        if self.speculation_fitted_drafts and draft:
+            is_known = is_known and draft in self.speculation_fitted_drafts
+        if is_known:
             return self.speedup_relative_error
         return max(self.other_speedup_error, self.speedup_relative_error)
 
@@ -435,20 +437,20 @@ class EngineProfile(
         for bound in sorted(self.before, key=version_number, reverse=True):
             if number < version_number(bound):
                 profile = msgspec.structs.replace(profile, **self.before[bound])
-        if self.older_sequence_overhead_s is None or number >= version_number(
-            self.asynchronous_since
-        ):
+        older_s = self.older_sequence_overhead_s
+        if older_s is None or number >= version_number(self.asynchronous_since):
             return profile
-        return msgspec.structs.replace(profile, sequence_overhead_s=self.older_sequence_overhead_s)
+        return msgspec.structs.replace(profile, sequence_overhead_s=older_s)
 
     def is_captured(self, *, batch: int, gamma: int, tp_size: int) -> bool:
         """Whether a step's passes run as captured graphs, as the engine is set by default."""
-        if tp_size < 4:
-            most = self.captured_batch
-        else:
-            most = self.captured_batch_wide or self.captured_batch
+        most = self.captured_batch
+        if tp_size >= 4 and self.captured_batch_wide:
+            most = self.captured_batch_wide
+        if most is not None and batch > most:
+            return False
         tokens = self.captured_tokens
-        return (most is None or batch <= most) and (tokens is None or batch * (gamma + 1) <= tokens)
+        return tokens is None or batch * (gamma + 1) <= tokens
 
     def runs(self, draft: str, method: str) -> bool:
         return draft_kind(draft, method) in self.drafts
@@ -464,14 +466,15 @@ class EngineProfile(
     def __post_init__(self) -> None:
         for kind in (*self.drafts, *self.staged_drafts, *self.synchronous_drafts):
             if kind not in DRAFT_KINDS:
-                raise ValueError(f"'drafts' must be of {', '.join(DRAFT_KINDS)}, not '{kind}'")
+                known = ", ".join(DRAFT_KINDS)
+                raise ValueError(f"'drafts' must be of {known}, not '{kind}'")
         lengths = [float(tokens) for tokens in self.lookup_scan_s]
-        if lengths != sorted(set(lengths)) or min(self.lookup_scan_s.values(), default=0.0) < 0.0:
+        shortest_s = min(self.lookup_scan_s.values(), default=0.0)
+        if lengths != sorted(set(lengths)) or shortest_s < 0.0:
             raise ValueError("'lookup_scan_s' needs times of at least 0 by ascending lengths")
         if self.runner and self.runner not in self.self_draft:
-            raise ValueError(
-                f"'runner' must be one of {', '.join(self.self_draft)}, not '{self.runner}'"
-            )
+            known = ", ".join(self.self_draft)
+            raise ValueError(f"'runner' must be one of {known}, not '{self.runner}'")
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if isinstance(value, float | int) and not isinstance(value, bool):

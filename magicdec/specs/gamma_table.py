@@ -31,16 +31,15 @@ class TableGamma:
     gammas: tuple[tuple[int, ...], ...]
 
     def __post_init__(self) -> None:
-        axes = (self.batch_sizes, self.context_lens)
-        if any(not axis or min(axis) < 1 or list(axis) != sorted(set(axis)) for axis in axes):
-            raise ConfigError(
-                "a gamma table's batch sizes and contexts must be positive and ascending"
-            )
-        if len(self.gammas) != len(self.batch_sizes) or any(
-            len(row) != len(self.context_lens) for row in self.gammas
-        ):
+        for axis in (self.batch_sizes, self.context_lens):
+            if not axis or axis[0] < 1 or list(axis) != sorted(set(axis)):
+                raise ConfigError(
+                    "a gamma table's batch sizes and contexts must be positive and ascending"
+                )
+        lengths = [len(row) for row in self.gammas]
+        if lengths != [len(self.context_lens)] * len(self.batch_sizes):
             raise ConfigError("a gamma table's rows do not fit its batch sizes and contexts")
-        if any(gamma < 0 for row in self.gammas for gamma in row):
+        if min(map(min, self.gammas)) < 0:
             raise ConfigError("a gamma table's entries must be at least 0")
 
     def choose(self, *, batch_size: int, context_len: float) -> int:
@@ -58,29 +57,37 @@ class TableGamma:
 
     def is_one_at(self, contexts: tuple[float, float]) -> bool:
         """Whether gamma is by batch alone between these contexts."""
-        low, high = (nearest(self.context_lens, each) for each in contexts)
-        return all(len(set(row[low : high + 1])) == 1 for row in self.gammas)
+        low = nearest(self.context_lens, contexts[0])
+        high = nearest(self.context_lens, contexts[1])
+        for row in self.gammas:
+            between = set(row[low : high + 1])
+            if len(between) != 1:
+                return False
+        return True
 
     def bands(self, context_len: float, *, most: int | None = None) -> list[Band]:
         """Ranges of the batch size that `choose` gives one gamma each at a context, without gaps
         from batch 1 to `most` (default: the table's last batch).
         """
         column = nearest(self.context_lens, context_len)
-        if most is None:
+        end = most
+        if end is None:
             end = self.batch_sizes[-1]
-        else:
-            end = most
-        lasts = [math.isqrt(here * after) for here, after in pairwise(self.batch_sizes)]
+        lasts = []
+        for here, after in pairwise(self.batch_sizes):
+            lasts.append(math.isqrt(here * after))
+        lasts.append(end)
         bands: list[Band] = []
         first = 1
-        for row, last in zip(self.gammas, [*lasts, end], strict=True):
+        for row, last in zip(self.gammas, lasts, strict=True):
             gamma = row[column]
-            if min(last, end) < first:
+            last_within = min(last, end)
+            if last_within < first:
                 continue
             if bands and bands[-1].gamma == gamma:
-                bands[-1] = bands[-1]._replace(last=min(last, end))
+                bands[-1] = bands[-1]._replace(last=last_within)
             else:
-                bands.append(Band(first, min(last, end), gamma))
+                bands.append(Band(first, last_within, gamma))
             first = last + 1
         return bands
 
@@ -91,21 +98,22 @@ class TableGamma:
     @property
     def distinct_gammas(self) -> list[int]:
         """Every gamma that is chosen somewhere, the largest first."""
-        return sorted({gamma for row in self.gammas for gamma in row}, reverse=True)
+        gammas: set[int] = set().union(*self.gammas)
+        return sorted(gammas, reverse=True)
 
     @property
     def digest(self) -> str:
-        """Tells tables apart."""
-        return hashlib.sha256(
-            repr((self.batch_sizes, self.context_lens, self.gammas)).encode()
-        ).hexdigest()[:12]
+        """Identifies the table."""
+        text = repr((self.batch_sizes, self.context_lens, self.gammas))
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def nearest(values: Sequence[int], wanted: float) -> int:
     """Index of the value nearest to `wanted` in logarithm, the smaller of two as near; the values
     ascend.
     """
-    index = 0
-    while index + 1 < len(values) and wanted * wanted > values[index] * values[index + 1]:
-        index += 1
-    return index
+    squared = wanted * wanted
+    for index, (here, after) in enumerate(pairwise(values)):
+        if squared <= here * after:
+            return index
+    return len(values) - 1

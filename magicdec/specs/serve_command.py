@@ -12,7 +12,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -334,28 +334,43 @@ def _granted(nodes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 # From words to fields
 
 
-def _read(engine: str, words: Sequence[str], grants: dict[str, Any]) -> ServeCommand:
-    said: dict[str, str] = {}
-    written: dict[str, str] = {}
-    unknown: list[str] = []
+class _Said(NamedTuple):
+    """The options of a command line."""
+
+    meanings: dict[str, str]
+    """Values by what the option means."""
+    written: dict[str, str]
+    """Values by the option's name."""
+    unknown: list[str]
+
+
+def _said(engine: str, words: Sequence[str]) -> _Said:
+    said = _Said({}, {}, [])
     for option, value in _pairs(engine, words):
         if option is None:
-            said.setdefault("model", value or "")
+            said.meanings.setdefault("model", value or "")
             continue
         meaning = OPTIONS[engine].get(option)
         if meaning is None:
             if not HARMLESS.fullmatch(option.removeprefix("no-")):
-                unknown.append(f"--{option}")
+                said.unknown.append(f"--{option}")
             continue
-        if value is None:
-            given = "true"
-        else:
+        given = "true"
+        if value is not None:
             given = value
         if given.startswith("{"):
             given = json.dumps(_json_object(option, given))
-        said[meaning] = _joined(said.get(meaning), given)
-        name = "speculative-config" if meaning == "speculation" else option
-        written[f"--{name}"] = said[meaning]
+        given = _joined(said.meanings.get(meaning), given)
+        said.meanings[meaning] = given
+        name = option
+        if meaning == "speculation":
+            name = "speculative-config"
+        said.written[f"--{name}"] = given
+    return said
+
+
+def _read(engine: str, words: Sequence[str], grants: dict[str, Any]) -> ServeCommand:
+    said, written, unknown = _said(engine, words)
     problems: list[str] = []
     if "file" in said:
         said |= _trtllm_file(Path(said["file"]), problems)

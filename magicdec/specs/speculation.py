@@ -150,9 +150,12 @@ HEAD_SIGNS: dict[str, DraftMethod] = {
 
 
 def head_method(names: Iterable[str]) -> DraftMethod | None:
-    """The kind of head that a configuration's names tell; None where they tell of none."""
+    """The kind of head by a configuration's names. None: they name no head."""
     named = " ".join(names).lower().replace("-", "")
-    return next((method for sign, method in HEAD_SIGNS.items() if sign in named), None)
+    for sign, method in HEAD_SIGNS.items():
+        if sign in named:
+            return method
+    return None
 
 
 def is_head_directory(path: str) -> bool:
@@ -207,8 +210,10 @@ def load_head(path: Path, *, method: DraftMethod | None = None) -> HeadSpec:
 def _read_head(file: Path) -> _HeadConfig:
     """A head's configuration, with the keys of an inner one that the outer one does not have."""
     document = read_json(file)
-    if isinstance(document, dict) and isinstance(document.get("transformer_layer_config"), dict):
-        document = document["transformer_layer_config"] | document
+    if isinstance(document, dict):
+        inner = document.get("transformer_layer_config")
+        if isinstance(inner, dict):
+            document = inner | document
     return converted(document, _HeadConfig, where=str(file))
 
 
@@ -221,8 +226,10 @@ def _window(read: _HeadConfig) -> int | None:
 
 
 def _head_dim(read: _HeadConfig) -> int | None:
-    if read.head_dim is not None or not read.hidden_size or not read.num_attention_heads:
+    if read.head_dim is not None:
         return read.head_dim
+    if not read.hidden_size or not read.num_attention_heads:
+        return None
     return read.hidden_size // read.num_attention_heads
 
 
@@ -255,11 +262,9 @@ class SpeculationSpec(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.draft_method not in DRAFT_METHODS:
             raise unknown_choice("draft method", self.draft_method, DRAFT_METHODS)
-        if (
-            self.draft_weight_dtype is not None
-            and self.draft_weight_dtype not in DRAFT_WEIGHT_DTYPES
-        ):
-            raise unknown_choice("draft weight dtype", self.draft_weight_dtype, DRAFT_WEIGHT_DTYPES)
+        if self.draft_weight_dtype not in (None, *DRAFT_WEIGHT_DTYPES):
+            stated = str(self.draft_weight_dtype)
+            raise unknown_choice("draft weight dtype", stated, DRAFT_WEIGHT_DTYPES)
         if not 0 <= self.gamma <= MAX_GAMMA:
             raise ConfigError(f"gamma must be between 0 and {MAX_GAMMA}, not {self.gamma}")
         if self.draft_budget is not None and self.draft_budget <= self.num_sink_tokens:
@@ -272,13 +277,15 @@ class SpeculationSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_recent_slots(self) -> int | None:
-        """Slots of the budget for the latest tokens, where a verified block's go; None where no
-        such slots are set apart."""
-        if self.draft_budget is None or self.draft_method not in ("streamingllm", "snapkv"):
+        """Slots of the budget for the latest tokens, a verified block's among them. None: the
+        method reserves no such slots."""
+        if self.draft_budget is None:
             return None
-        return self.draft_budget - (
-            self.num_sink_tokens if self.draft_method == "streamingllm" else self.num_selected
-        )
+        if self.draft_method == "streamingllm":
+            return self.draft_budget - self.num_sink_tokens
+        if self.draft_method == "snapkv":
+            return self.draft_budget - self.num_selected
+        return None
 
     @property
     def num_selected(self) -> int:
@@ -312,8 +319,7 @@ def check_gamma(gamma: int, *, budget: int, num_recent: int) -> None:
     if gamma + 1 > num_recent:
         raise ConfigError(
             f"draft budget {budget} leaves {num_recent} slots for recent tokens, too few for gamma "
-            f"{gamma}; "
-            f"use a larger budget, or gamma at most {num_recent - 1}"
+            f"{gamma}; use a larger budget, or gamma at most {num_recent - 1}"
         )
 
 

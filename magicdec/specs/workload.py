@@ -5,6 +5,7 @@ file.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -60,23 +61,25 @@ class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def prompt_groups(self, most: int = 8) -> list[tuple[float, float]]:
         """(mean length, weight) of at most `most` groups of neighbouring prompt lengths. Where
         there are more lengths, the groups have about equal weight."""
-        weights: dict[int, float] = {}
+        weights: dict[int, float] = defaultdict(float)
         for request in self.requests:
-            weights[request.prompt_len] = weights.get(request.prompt_len, 0.0) + request.weight
-        if len(weights) <= most:
-            return [(float(length), weight) for length, weight in sorted(weights.items())]
+            weights[request.prompt_len] += request.weight
+        in_order = sorted(weights.items())
+        if len(in_order) <= most:
+            return [(float(length), weight) for length, weight in in_order]
         share = sum(weights.values()) / most
         weight_before = 0.0
-        groups: dict[int, list[tuple[int, float]]] = {}
-        for length, weight in sorted(weights.items()):
-            place = int((weight_before + weight / 2.0) / share)
-            groups.setdefault(min(place, most - 1), []).append((length, weight))
+        totals: dict[int, float] = defaultdict(float)
+        group_weights: dict[int, float] = defaultdict(float)
+        for length, weight in in_order:
+            middle = weight_before + weight / 2.0
+            group = min(int(middle / share), most - 1)
+            totals[group] += weight * length
+            group_weights[group] += weight
             weight_before += weight
         means = []
-        for group in groups.values():
-            group_weight = sum(weight for _, weight in group)
-            total = sum(weight * length for length, weight in group)
-            means.append((total / group_weight, group_weight))
+        for group, group_weight in group_weights.items():
+            means.append((totals[group] / group_weight, group_weight))
         return means
 
     @property
@@ -87,9 +90,8 @@ class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def mean_kv_len(self) -> float:
         """Tokens that a busy slot holds, on average over time: the prompt and half of the
         output."""
-        return self._mean(
-            [request.prompt_len + request.gen_len / 2.0 for request in self.requests], by_time=True
-        )
+        held = [request.prompt_len + request.gen_len / 2.0 for request in self.requests]
+        return self._mean(held, by_time=True)
 
     @property
     def max_len(self) -> int:
@@ -101,20 +103,21 @@ class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """
         final = [float(request.prompt_len + request.gen_len) for request in self.requests]
         mean = self._mean(final, by_time=True)
-        variance = self._mean([(value - mean) ** 2 for value in final], by_time=True)
-        return min(float(self.max_len), mean + Z_99 * math.sqrt(variance / max(batch, 1.0)))
+        squares = [(length - mean) ** 2 for length in final]
+        variance = self._mean(squares, by_time=True)
+        deviation = math.sqrt(variance / max(batch, 1.0))
+        return min(float(self.max_len), mean + Z_99 * deviation)
 
 
 def load_workload(path: Path) -> WorkloadSpec:
     """Reads {"requests": [{"prompt_len", "gen_len", "weight"}]} from JSON or TOML, or those columns
     from CSV. Raises ConfigError naming the file and the key."""
+    document: Any
     is_csv = path.suffix == ".csv"
     if is_csv:
-        document: Any = {"requests": read_csv(path, "workload")}
+        document = {"requests": read_csv(path, "workload")}
+    elif path.suffix == ".toml":
+        document = read_toml(path, "workload")
     else:
-        if path.suffix == ".toml":
-            read = read_toml
-        else:
-            read = read_json
-        document = read(path, "workload")
+        document = read_json(path, "workload")
     return converted(document, WorkloadSpec, where=str(path), strict=not is_csv)
