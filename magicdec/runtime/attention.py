@@ -68,7 +68,8 @@ class Workspace:
         size = math.prod(shape)
         buffer = self._buffers.get(name)
         if buffer is None or buffer.numel() < size:
-            buffer = self._buffers[name] = torch.empty(size, dtype=like.dtype, device=like.device)
+            buffer = torch.empty(size, dtype=like.dtype, device=like.device)
+            self._buffers[name] = buffer
         return buffer[:size].view(shape)
 
 
@@ -150,8 +151,9 @@ def reference_attention(
     num_slots = visible.stop - visible.first
     matrices = num_sequences * kv_heads
     rows = num_tokens * num_heads // kv_heads
-    query = (query_BTAD * scoring.scale).view(num_sequences, num_tokens, kv_heads, -1, head_dim)
-    query = query.transpose(1, 2).reshape(matrices, rows, head_dim)
+    scaled_BTAD = query_BTAD * scoring.scale
+    by_head = scaled_BTAD.view(num_sequences, num_tokens, kv_heads, -1, head_dim)
+    query = by_head.transpose(1, 2).reshape(matrices, rows, head_dim)
     keys, values = (
         kv[:, :, visible.first : visible.stop].flatten(0, 1) for kv in (keys_BKSD, values_BKSD)
     )
@@ -217,7 +219,8 @@ def prefill_attention(
             num_tokens, num_slots
         )  # a mask in memory would rule flash attention out
     elif num_past or needs_window:
-        positions_T1 = torch.arange(num_past, num_slots, device=query_BTAD.device)[:, None]
+        positions_T = torch.arange(num_past, num_slots, device=query_BTAD.device)
+        positions_T1 = positions_T[:, None]
         slots_S = torch.arange(num_slots, device=query_BTAD.device)
         mask = slots_S <= positions_T1
         if scoring.window is not None:
@@ -246,7 +249,8 @@ def _reference_prefill(
     outputs = []
     for start in range(0, query_BTAD.shape[1], REFERENCE_QUERIES):
         part = query_BTAD[:, start : start + REFERENCE_QUERIES]
-        positions_T = torch.arange(start, start + part.shape[1], device=part.device) + num_past
+        first = num_past + start
+        positions_T = torch.arange(first, first + part.shape[1], device=part.device)
         visible = Visible(
             last_BT=positions_T.expand(len(part), -1),
             stop=num_past + start + part.shape[1],

@@ -74,7 +74,8 @@ class DecodePass:
         self._shortest = int(host_lengths.min())
         self._longest = int(host_lengths.max())
         self._num_tokens, self._static_shapes = num_tokens, static_shapes
-        self.positions_BT = lengths_B[:, None] + torch.arange(num_tokens, device=lengths_B.device)
+        steps_T = torch.arange(num_tokens, device=lengths_B.device)
+        self.positions_BT = lengths_B[:, None] + steps_T
         self._visible: dict[tuple[int | None, int | None], Visible] = {}
         self._slots: dict[int | None, Tensor] = {None: self.positions_BT}
 
@@ -232,7 +233,8 @@ class Engine:
     @property
     def pending_B(self) -> Tensor:
         """The token each active sequence waits to process."""
-        return self.tokens_BS.gather(1, self.lengths_B[:, None]).squeeze(1)
+        last_B1 = self.lengths_B[:, None]
+        return self.tokens_BS.gather(1, last_B1).squeeze(1)
 
     @torch.inference_mode()
     def prefill(
@@ -440,7 +442,8 @@ class Engine:
         Returns this shard's logits [B, T, V]. Lengths do not change: `advance` says how much of it
         stays."""
         attention = self.decode_pass(tokens_BT.shape[1], observer=observer)
-        return self.model.logits_of(self.model.hidden(tokens_BT, attention, taps))
+        hidden_BTH = self.model.hidden(tokens_BT, attention, taps)
+        return self.model.logits_of(hidden_BTH)
 
     def first_bad_layer(self, tokens_BT: Tensor) -> int | None:
         """The first layer whose output holds NaN or infinity in a repetition of this pass; None
@@ -448,7 +451,8 @@ class Engine:
         """
         layers = range(1, len(self.model.layers) + 1)
         taps = Taps(layers)
-        self.model.hidden(tokens_BT, self.decode_pass(tokens_BT.shape[1]), taps)
+        attention = self.decode_pass(tokens_BT.shape[1])
+        self.model.hidden(tokens_BT, attention, taps)
         for layer in layers:
             if not taps.joined([layer]).isfinite().all():
                 return layer - 1
@@ -502,14 +506,17 @@ class Engine:
                 f"many, not {num_back}"
             )
         attention = self.decode_pass(num_tokens, ahead=-num_back, observer=observer, write=False)
-        self.model.hidden(self.tokens_BS.gather(1, attention.positions_BT), attention)
+        tokens_BT = self.tokens_BS.gather(1, attention.positions_BT)
+        self.model.hidden(tokens_BT, attention)
 
     def advance(self, emitted_BT: Tensor, num_emitted_B: Tensor) -> None:
         """Keeps the first `num_emitted` tokens of the last pass's block; the last of them becomes
         pending. What `emitted_BT` holds beyond them is overwritten by the next block. `count` has
         to follow."""
-        steps_T = torch.arange(1, emitted_BT.shape[1] + 1, device=emitted_BT.device)
-        self.tokens_BS.scatter_(1, self.lengths_B[:, None] + steps_T, emitted_BT)
+        num_tokens = emitted_BT.shape[1]
+        steps_T = torch.arange(1, num_tokens + 1, device=emitted_BT.device)
+        positions_BT = self.lengths_B[:, None] + steps_T
+        self.tokens_BS.scatter_(1, positions_BT, emitted_BT)
         self.lengths_B.add_(num_emitted_B)
 
     def count(self, num_emitted: np.ndarray) -> None:

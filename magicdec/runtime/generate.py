@@ -195,9 +195,12 @@ class Verdict(NamedTuple):
 
 def _by_position(rates: Sequence[float], gamma: int) -> list[float]:
     """Simulated acceptance rates of gamma positions; the last one holds for all further ones."""
-    if not len(rates) or not all(0.0 <= rate <= 1.0 for rate in rates):
+    are_rates = all(0.0 <= rate <= 1.0 for rate in rates)
+    if not len(rates) or not are_rates:
         raise ConfigError(f"simulated acceptance rates must lie between 0 and 1: {list(rates)}")
-    return [rates[min(position, len(rates) - 1)] for position in range(gamma)]
+    missing = max(gamma - len(rates), 0)
+    by_position = [*rates, *[rates[-1]] * missing]
+    return by_position[:gamma]
 
 
 class Step:
@@ -265,10 +268,10 @@ class Step:
         """The proposed tokens up to the first that does not fit stay, and one of the target's own
         follows them.
         """
-        if self._simulated_T is None:
-            simulated_T = None
-        else:
-            simulated_T = self._simulated_T[: logits_BTV.shape[1] - 1]
+        simulated_T = self._simulated_T
+        if simulated_T is not None:
+            gamma = logits_BTV.shape[1] - 1
+            simulated_T = simulated_T[:gamma]
         outcome = verify(
             logits_BTV,
             proposal,
@@ -284,8 +287,9 @@ class Step:
                 outcome.num_accepted_B[:, None],
                 emitted_BT,
             )
-        is_bad_B = ~logits_BTV.sum(dim=(1, 2), dtype=torch.float32).isfinite()
-        packed = torch.cat((emitted_BT, outcome.num_accepted_B[:, None], is_bad_B[:, None]), dim=1)
+        sums_B1 = logits_BTV.sum(dim=(1, 2), dtype=torch.float32)[:, None]
+        num_accepted_B1 = outcome.num_accepted_B[:, None]
+        packed = torch.cat((emitted_BT, num_accepted_B1, ~sums_B1.isfinite()), dim=1)
         return Verdict(outcome, packed)
 
     @part("upkeep")
@@ -411,7 +415,8 @@ class Batch:
         self._steady_steps: int | None = None
 
     def _check_limits(self) -> np.ndarray:
-        engine, wanted = self._engine, self._options.max_new_tokens
+        engine = self._engine
+        wanted = self._options.max_new_tokens
         count = engine.batch_size + len(self._queue)
         if isinstance(wanted, int):
             per_sequence = [wanted] * count
@@ -514,12 +519,14 @@ class Batch:
         either."""
         counts = self._counts[sequences]
         limits = self._limits[sequences]
-        columns = counts[:, None] + np.arange(emitted.shape[1])
+        positions = np.arange(emitted.shape[1])
+        columns = counts[:, None] + positions
         self._tokens[sequences[:, None], columns] = emitted
         num_kept = np.minimum(num_accepted + 1, limits - counts)
         is_ended = counts + num_kept == limits
         if self._eos.size:
-            is_eos = np.isin(emitted, self._eos) & (np.arange(emitted.shape[1]) < num_kept[:, None])
+            is_kept = positions < num_kept[:, None]
+            is_eos = np.isin(emitted, self._eos) & is_kept
             has_eos = is_eos.any(axis=1)
             num_kept = np.where(has_eos, is_eos.argmax(axis=1) + 1, num_kept)
             is_ended |= has_eos

@@ -39,7 +39,8 @@ class ModelDrafter(Drafter):
 
     def __init__(self, engine: Engine, model: Transformer) -> None:
         super().__init__(engine)
-        target, draft = engine.model.spec, model.spec
+        target = engine.model.spec
+        draft = model.spec
         if target.vocab_size != draft.vocab_size:
             raise ConfigError(
                 f"draft {draft.name} has a vocabulary of {draft.vocab_size}, "
@@ -73,8 +74,9 @@ class DraftModelDrafter(ModelDrafter):
 
     def begin(self) -> None:
         self._num_behind = 0
+        sequences = self.engine.sequence_of_slot[: self.engine.num_active]
         lengths = np.zeros(self.engine.batch_size, dtype=np.int64)
-        lengths[self.engine.sequence_of_slot[: self.engine.num_active]] = self.engine.host_lengths
+        lengths[sequences] = self.engine.host_lengths
         is_kept = self._prefilled is not None and np.array_equal(self._prefilled.lengths, lengths)
         if (
             self._prefilled is None
@@ -85,7 +87,8 @@ class DraftModelDrafter(ModelDrafter):
         else:
             self._own.restore(self._prefilled)
         for slot, sequence in enumerate(self.engine.sequence_of_slot.tolist()):
-            self._own.exchange(slot, int(np.flatnonzero(self._own.sequence_of_slot == sequence)[0]))
+            (own_slot,) = np.flatnonzero(self._own.sequence_of_slot == sequence).tolist()
+            self._own.exchange(slot, own_slot)
 
     def _prefill(self) -> None:
         """Processes each sequence's tokens; a slot that is no longer active gets a token to keep
@@ -95,7 +98,8 @@ class DraftModelDrafter(ModelDrafter):
         engine = self.engine
         by_sequence: list[list[int]] = [[0]] * engine.batch_size
         for slot, length in enumerate(engine.host_lengths.tolist()):
-            by_sequence[int(engine.sequence_of_slot[slot])] = tokens[slot, : length + 1].tolist()
+            sequence = int(engine.sequence_of_slot[slot])
+            by_sequence[sequence] = tokens[slot, : length + 1].tolist()
         self._own.prefill(by_sequence)
         self._prefilled = self._own.snapshot()
         self._prefill_count = engine.prefill_count
@@ -116,7 +120,8 @@ class DraftModelDrafter(ModelDrafter):
         most = engine.max_gamma + 1  # tokens of a pass, where a window is kept alone
         while num_back >= most:
             attention = self._own.decode_pass(most, ahead=-num_back, of=engine)
-            self._own.model.hidden(engine.tokens_BS.gather(1, attention.positions_BT), attention)
+            tokens_BT = engine.tokens_BS.gather(1, attention.positions_BT)
+            self._own.model.hidden(tokens_BT, attention)
             num_back -= most
         attention = self._own.decode_pass(num_back + 1, ahead=-num_back, of=engine)
         tokens_BT = engine.tokens_BS.gather(1, attention.positions_BT)
@@ -179,7 +184,8 @@ class SparseModelDrafter(ModelDrafter):
                 "budget of "
                 f"{spec.draft_budget} with gamma {spec.gamma} needs {longest}"
             )
-        self.budget, self._num_sinks = spec.draft_budget, spec.num_sink_tokens
+        self.budget = spec.draft_budget
+        self._num_sinks = spec.num_sink_tokens
         self._ring_size = self.budget - self._num_sinks
         self._model = model
         model.reserve(engine.max_len + engine.max_gamma + 1, longest=longest)
@@ -205,7 +211,7 @@ class SparseModelDrafter(ModelDrafter):
             self._prefill(row, length)
         for first, now in zip(self._first_sinks, self._sinks(count), strict=True):
             first[:, :count] = now
-        self._first_shift_B[:count] = (self.engine.lengths_B - self.budget).clamp_min(0)
+        self._first_shift_B[:count] = self._shift_B
 
     def _prefill(self, row: int, length: int) -> None:
         """Processes a sequence's sinks and the last tokens that its budget holds."""
@@ -224,16 +230,25 @@ class SparseModelDrafter(ModelDrafter):
         )
         self._model.hidden(self.engine.tokens_BS[row : row + 1, kept_T], attention)
 
+    @property
+    def _shift_B(self) -> Tensor:
+        """The position at which each sequence's window begins."""
+        return (self.engine.lengths_B - self.budget).clamp_min(0)
+
     def _slots_of(self, positions: Tensor) -> Tensor:
         return ring_slots(positions, self._num_sinks, self._ring_size, self._num_sinks)
 
     def _sinks(self, count: int) -> list[Tensor]:
         """The sinks' keys of the first sequences, views [L, B, K, S, D] of each block's layers."""
-        return [block.data[:, 0, :count, :, : self._num_sinks] for block in self.cache.blocks]
+        sinks = []
+        for block in self.cache.blocks:
+            sinks.append(block.data[:, 0, :count, :, : self._num_sinks])
+        return sinks
 
     def _move_sinks(self) -> None:
         """Rotates the sinks' keys from their first positions to where the window begins now."""
-        count, lengths_B = self.engine.num_active, self.engine.lengths_B
+        count = self.engine.num_active
+        lengths_B = self.engine.lengths_B
         if (
             self.engine.host_lengths.min() <= self.budget
         ):  # sinks that have not moved yet may still be coming in
@@ -244,7 +259,7 @@ class SparseModelDrafter(ModelDrafter):
                     now,
                     first[:, :count],
                 )
-        moved_B = (lengths_B - self.budget).clamp_min(0) - self._first_shift_B[:count]
+        moved_B = self._shift_B - self._first_shift_B[:count]
         rotations = self._model.turns(
             moved_B[:, None]
         )  # [B, 1, 1, D/2], for every head and sink alike
@@ -398,7 +413,9 @@ class FewerRanksDrafter(Drafter):
             whole_BV = self._draft_tp.all_gather_last(draft_BV)
         size = self.engine.model.spec.vocab_size // self._tp.size
         like = torch.empty(len(position_B), size, device=position_B.device)
-        return self._tp.scatter(whole_BV if self._tp.rank == 0 else None, like)
+        if self._tp.rank > 0:
+            whole_BV = None
+        return self._tp.scatter(whole_BV, like)
 
     def accept(self, outcome: Outcome, gamma: int) -> None:
         if self._inner is not None:

@@ -50,7 +50,9 @@ class HeadWindow:
     def is_seen(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
         """Whether queries see keys; both broadcast."""
         distance = query_positions - key_positions
-        return (distance >= 0) & ((distance < self.size) | (key_positions < self.num_sinks))
+        is_near = distance < self.size
+        is_sink = key_positions < self.num_sinks
+        return (distance >= 0) & (is_near | is_sink)
 
     def check(self, scoring: Scoring) -> None:
         if scoring.softcap is not None or scoring.sinks_A is not None or scoring.chunk is not None:
@@ -67,13 +69,16 @@ class WindowVisible(Visible):
 
     @cached_property
     def is_hidden_BTS(self) -> Tensor | None:
-        window, last_BT1 = self.geometry, self.last_BT[..., None]
+        window = self.geometry
+        last_BT1 = self.last_BT[..., None]
         slots_S = torch.arange(window.num_slots, device=self.last_BT.device)
+        is_sink_S = slots_S < window.num_sinks
         # The last position up to the query's that a slot of the ring can hold.
         behind_BTS = (last_BT1 - slots_S) % window.ring
-        positions_BTS = torch.where(slots_S < window.num_sinks, slots_S, last_BT1 - behind_BTS)
-        is_there_BTS = (slots_S < window.num_sinks) | (positions_BTS >= window.num_sinks)
-        return ~(window.is_seen(last_BT1, positions_BTS) & is_there_BTS)
+        positions_BTS = torch.where(is_sink_S, slots_S, last_BT1 - behind_BTS)
+        is_there_BTS = is_sink_S | (positions_BTS >= window.num_sinks)
+        is_seen_BTS = window.is_seen(last_BT1, positions_BTS)
+        return ~(is_seen_BTS & is_there_BTS)
 
 
 class WindowDecodePass:
@@ -145,11 +150,13 @@ class WindowPrefillPass:
         window = self._window
         window.check(scoring)
         kv_PKTD = kv_BTPKD[0].permute(1, 2, 0, 3)
-        past_PKSD = self._cache.of_row(layer, self._row, window.slots(self._past_S))
-        both = torch.cat((past_PKSD, kv_PKTD), dim=2)[:, None]
-        keys, values = keys_and_values(both, self._cache.kept[layer])
-        slots_T = window.slots(self.positions_BT[0, self._kept_T])
-        self._cache.write_row(layer, self._row, slots_T, kv_PKTD[:, :, self._kept_T])
+        past_slots_S = window.slots(self._past_S)
+        past_PKSD = self._cache.of_row(layer, self._row, past_slots_S)
+        both_PKSD = torch.cat((past_PKSD, kv_PKTD), dim=2)
+        keys, values = keys_and_values(both_PKSD[:, None], self._cache.kept[layer])
+        kept_positions_T = self.positions_BT[0, self._kept_T]
+        kept_PKTD = kv_PKTD[:, :, self._kept_T]
+        self._cache.write_row(layer, self._row, window.slots(kept_positions_T), kept_PKTD)
         output_BATD = F.scaled_dot_product_attention(
             query_BTAD.transpose(1, 2),
             keys,

@@ -189,7 +189,8 @@ class HeadDrafter(Drafter):
         if gamma == 0:  # nothing was proposed, so the last block still waits
             self._catch_up(max(self._width, 1))
         self._first_B[:count] = engine.lengths_B
-        self._block_BTH[:count, : gamma + 1] = self.head.fuse(self.taps.joined(self.reads))
+        states = self.taps.joined(self.reads)
+        self._block_BTH[:count, : gamma + 1] = self.head.fuse(states)
 
     def count(self, num_accepted: np.ndarray, gamma: int) -> None:
         self._host_first[: len(num_accepted)] = self.engine.host_lengths
@@ -247,21 +248,26 @@ class HeadDrafter(Drafter):
     def _block_pass(self, num_tokens: int) -> DecodePass | WindowDecodePass:
         """A pass over entries from the block's first on."""
         count = self.engine.num_active
-        return self._pass(self._first_B[:count], self._host_first[:count], num_tokens)
+        first_B = self._first_B[:count]
+        return self._pass(first_B, self._host_first[:count], num_tokens)
 
     @property
     def _last_valid_B(self) -> Tensor:
         """The place in the block of the last position whose next token is known."""
-        engine = self.engine
-        return (engine.lengths_B - 1 - self._first_B[: engine.num_active]).clamp_min(0)
+        first_B = self._first_B[: self.engine.num_active]
+        last_B = self.engine.lengths_B - 1
+        return (last_B - first_B).clamp_min(0)
 
     def _tokens_behind(self, positions_BT: Tensor) -> Tensor:
         """The tokens after these positions."""
         tokens_BS = self.engine.tokens_BS
-        return tokens_BS.gather(1, (positions_BT + 1).clamp_max(tokens_BS.shape[1] - 1))
+        last = tokens_BS.shape[1] - 1
+        next_BT = (positions_BT + 1).clamp_max(last)
+        return tokens_BS.gather(1, next_BT)
 
     def _builder(self, uniforms: Tensor | None) -> ProposalBuilder:
-        return ProposalBuilder(self.engine.model.tp, self.sampling, uniforms, self.head.vocabulary)
+        tp = self.engine.model.tp
+        return ProposalBuilder(tp, self.sampling, uniforms, self.head.vocabulary)
 
 
 class EntryDrafter(HeadDrafter):
@@ -281,9 +287,10 @@ class ChainDrafter(EntryDrafter):
         """Caches the block's entries. Returns the head's output at the last valid one."""
         attention = self._block_pass(width)
         tokens_BT = self._tokens_behind(attention.positions_BT)
-        block_BTH = self._block_BTH[: len(tokens_BT), :width]
+        count = len(tokens_BT)
+        block_BTH = self._block_BTH[:count, :width]
         output_BTH = self.head.step(tokens_BT, block_BTH, attention)
-        return output_BTH[self._rows_B[: len(tokens_BT)], self._last_valid_B]
+        return output_BTH[self._rows_B[:count], self._last_valid_B]
 
     def propose(self, gamma: int, uniforms: Tensor | None) -> Proposal:
         engine = self.engine
@@ -292,7 +299,8 @@ class ChainDrafter(EntryDrafter):
         token_B = builder.choose(self.head.logits(output_BH))
         for step in range(gamma - 1):
             attention = self._pass(engine.lengths_B + step, engine.host_lengths + step, 1)
-            output_BTH = self.head.step(token_B[:, None], output_BH[:, None], attention)
+            token_B1 = token_B[:, None]
+            output_BTH = self.head.step(token_B1, output_BH[:, None], attention)
             output_BH = output_BTH[:, 0]
             token_B = builder.choose(self.head.logits(output_BH))
         return builder.build()
@@ -310,7 +318,8 @@ class ParallelEagleDrafter(EntryDrafter):
         """The outputs of the block's entries and of masked ones behind the last valid one, [B, T,
         H], and the place of that one, [B, 1].
         """
-        head, mask_token = self.head, self.head.layout.mask_token
+        head = self.head
+        mask_token = head.layout.mask_token
         assert mask_token is not None
         assert head.mask_states_F is not None
         attention = self._block_pass(width + num_masked)
@@ -320,17 +329,20 @@ class ParallelEagleDrafter(EntryDrafter):
         places_T = torch.arange(width + num_masked, device=tokens_BT.device)
         is_masked_BT = places_T > last_B1
         mask_H = head.fuse(head.mask_states_F)
-        fused_BTH = F.pad(self._block_BTH[:count, :width], (0, 0, 0, num_masked))
+        block_BTH = self._block_BTH[:count, :width]
+        fused_BTH = F.pad(block_BTH, (0, 0, 0, num_masked))
         fused_BTH = torch.where(is_masked_BT[..., None], mask_H, fused_BTH)
         tokens_BT = tokens_BT.masked_fill(is_masked_BT, mask_token)
         return head.step(tokens_BT, fused_BTH, attention), last_B1
 
     def propose(self, gamma: int, uniforms: Tensor | None) -> Proposal:
         builder = self._builder(uniforms)
-        outputs_BTH, last_B1 = self._entries(max(self._width, gamma + 1), gamma - 1)
-        rows_B = self._rows_B[: len(last_B1)]
+        width = max(self._width, gamma + 1)
+        outputs_BTH, last_B1 = self._entries(width, gamma - 1)
+        last_B = last_B1[:, 0]
+        rows_B = self._rows_B[: len(last_B)]
         for step in range(gamma):
-            output_BH = outputs_BTH[rows_B, last_B1[:, 0] + step]
+            output_BH = outputs_BTH[rows_B, last_B + step]
             builder.choose(self.head.logits(output_BH))
         return builder.build()
 
@@ -362,7 +374,8 @@ class BlockDrafter(HeadDrafter):
             self.cache.write(layer, positions_BT, kv_BTPKD)
 
     def propose(self, gamma: int, uniforms: Tensor | None) -> Proposal:
-        engine, layout = self.engine, self.head.layout
+        engine = self.engine
+        layout = self.head.layout
         assert layout.mask_token is not None
         self._catch_up(max(self._width, gamma + 1))
         if layout.samples_anchor:
