@@ -29,18 +29,29 @@ TIGHTER_NODES_PER_LINE = {
     "commands": 5.0,
     "explore": 5.0,
     "live": 5.0,
-    "measure": 5.0,
+    "measure": 4.7,
     "reports": 5.25,
+    "runtime": 5.15,
+    "specs": 4.85,
+    "validate": 5.05,
+    "vllm": 4.2,
 }
 TIGHTER_IN_EXPRESSIONS = {
-    "atlas": 0.30,
+    "atlas": 0.40,
     "commands": 0.40,
     "explore": 0.40,
     "live": 0.44,
-    "measure": 0.42,
+    "measure": 0.36,
     "reports": 0.36,
+    "runtime": 0.30,
+    "specs": 0.40,
+    "validate": 0.38,
+    "vllm": 0.38,
 }
 """Limits of the folders that have reached them, or come near."""
+MOST_COLUMNS = 100
+WITHIN_COLUMNS = ("measure", "runtime", "specs", "validate", "vllm")
+"""Folders without a longer line, their docstrings and messages included."""
 MOST_BRANCHES = 12
 MOST_FUNCTIONS_ABOVE = 20
 MOST_BRANCHES_OF_ANY = 20
@@ -135,6 +146,16 @@ def test_code_is_not_packed(folder: str) -> None:
     assert packed <= MOST_PACKED_PER_1000_LINES * lines / 1000.0
     most_inside = TIGHTER_IN_EXPRESSIONS.get(folder, MOST_BRANCHES_IN_EXPRESSIONS)
     assert in_expressions <= most_inside * (in_statements + in_expressions)
+
+
+@pytest.mark.parametrize("folder", WITHIN_COLUMNS)
+def test_lines_are_short(folder: str) -> None:
+    long = []
+    for path in sorted((PACKAGE / folder).rglob("*.py")):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if len(line) > MOST_COLUMNS:
+                long.append(f"{path.relative_to(ROOT)}:{number}")
+    assert long == []
 
 
 def test_few_functions_branch_much() -> None:

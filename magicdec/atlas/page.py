@@ -32,7 +32,7 @@ class Section:
     sentences: tuple[str, ...]
     cells: tuple[Cell, ...]
     published: tuple[Published, ...]
-    """What somebody measured of this model on this device."""
+    """A published measurement of this model on this device."""
 
 
 def sections_of(cells: Sequence[Cell]) -> Iterator[Section]:
@@ -293,7 +293,7 @@ def _markdown_published(cells: Sequence[Cell]) -> Iterator[str]:
 
 
 def unit_text(unit: str) -> str:
-    """What a published row measured, in words."""
+    """A published row's measurement, in words."""
     if unit == "tok_s":
         return "tokens/s"
     return "time per token"

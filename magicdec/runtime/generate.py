@@ -47,14 +47,17 @@ class NumericalError(MagicdecError):
 class DecodeOptions:
     """How far to decode, and what to measure.
 
-    max_new_tokens: for all sequences, or for each. simulate_acceptance: conditional acceptance
-        rates by position that replace the verdict (the last one holds for all further positions).
-        stop_when_first_ends: end with the first sequence, so that the whole run is steady state.
-        on_step: hears, after each step, (sequence ids, their newly emitted tokens). queue: prompts
-        that take the place of sequences that end, numbered on from the batch's; max_new_tokens and
-        the result's tokens cover them too. prefill_tokens: how many of their tokens one pass takes
-        between two steps, while the other sequences go on. policy: chooses each step's gamma, `gamma` at most.
-    cuda_graphs: capture steps where the device can.
+    max_new_tokens: for all sequences, or for each.
+    simulate_acceptance: conditional acceptance rates by position that replace the verdict; the last
+        one holds for all further positions.
+    stop_when_first_ends: end with the first sequence, so that the whole run is steady state.
+    on_step: called after each step with (sequence ids, their newly emitted tokens).
+    queue: prompts that take the place of sequences that end, numbered on from the batch's;
+        max_new_tokens and the result's tokens cover them too.
+    prefill_tokens: tokens of queued prompts that one pass takes between two steps, while the other
+        sequences go on.
+    policy: chooses each step's gamma, at most `gamma`.
+    cuda_graphs: capture steps if the device can.
     """
 
     gamma: int = 0

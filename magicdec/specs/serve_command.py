@@ -180,7 +180,8 @@ HARMLESS = re.compile(
 """Options that a prediction does not need: names, ports, logs; memory, chunks and prefix caching,
 which every engine has by default and whose figures a profile holds."""
 VISIBLE = re.compile(
-    r"(?:CUDA|HIP|ROCR)_VISIBLE_DEVICES[\"']?\s*(?:[=:]|\s+value:)\s*[\"']?(?P<devices>\d+(?:,\d+)*)"
+    r"(?:CUDA|HIP|ROCR)_VISIBLE_DEVICES[\"']?\s*(?:[=:]|\s+value:)\s*"
+    r"[\"']?(?P<devices>\d+(?:,\d+)*)"
 )
 """Variable that names the devices of a process, in a shell or in an environment of YAML."""
 QUOTES_LOST = (

@@ -310,7 +310,7 @@ class Levels(NamedTuple):
 
 
 def _levels(case: Case, options: Sequence[DraftOption]) -> Levels:
-    """What is believed on each text. A text that was named is the only one."""
+    """The belief on each text. A named text is the only one."""
     places = []
     questions = []
     for number, option in enumerate(options):

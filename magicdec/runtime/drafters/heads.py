@@ -15,8 +15,8 @@ target's states are known.
 A prompt's entries are computed during the target's prefill, whose states the engine shows. With a
 draft budget only sinks and a window of entries are kept (head_window.py).
 
-Shape suffixes: B sequences, T entries, N entries of parts of prompts, H the head's hidden size, F the
-states that it reads.
+Shape suffixes: B sequences, T entries, N entries of parts of prompts, H the head's hidden size, F
+the states that it reads.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """The configuration of a trained head, as its publisher wrote it.
 
 Two ways of writing are known: the speculators library's, with the layers' configuration inside
-`transformer_layer_config`; and a flat one (SafeAILab, SpecForge, z-lab, DeepSpec), where the layers' keys
-stand next to the head's own. Heads of multi-token prediction have no configuration of their own:
-they stand in their target's checkpoint.
+`transformer_layer_config`; and a flat one (SafeAILab, SpecForge, z-lab, DeepSpec), where the
+layers' keys stand next to the head's own. Heads of multi-token prediction have no configuration of
+their own: they stand in their target's checkpoint.
 
-A state of the target is named by how many layers stand before it: speculators and vLLM write so.
-SGLang's `eagle_config`, z-lab's `dflash_config` and DeepSpec's `target_layer_ids` name a state by the
-layer that it comes out of, one less.
+A state of the target is named by the number of layers before it, as in speculators and vLLM.
+SGLang's `eagle_config`, z-lab's `dflash_config` and DeepSpec's `target_layer_ids` name a state by
+the layer that it comes out of, one less.
 """
 
 from __future__ import annotations
