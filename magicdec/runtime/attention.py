@@ -151,9 +151,9 @@ def reference_attention(
     num_slots = visible.stop - visible.first
     matrices = num_sequences * kv_heads
     rows = num_tokens * num_heads // kv_heads
-    scaled_BTAD = query_BTAD * scoring.scale
-    by_head = scaled_BTAD.view(num_sequences, num_tokens, kv_heads, -1, head_dim)
-    query = by_head.transpose(1, 2).reshape(matrices, rows, head_dim)
+    query = query_BTAD * scoring.scale
+    query = query.view(num_sequences, num_tokens, kv_heads, -1, head_dim)
+    query = query.transpose(1, 2).reshape(matrices, rows, head_dim)
     keys, values = (
         kv[:, :, visible.first : visible.stop].flatten(0, 1) for kv in (keys_BKSD, values_BKSD)
     )

@@ -155,9 +155,8 @@ class XIELU:
     eps: float = -1e-6
 
     def __call__(self, x: Tensor) -> Tensor:
-        above = self.positive_1 * x * x
         below = (torch.expm1(x.clamp(max=self.eps)) - x) * self.negative_1
-        curved = torch.where(x > 0, above, below)
+        curved = torch.where(x > 0, self.positive_1 * x * x, below)
         return (curved + self.beta * x).to(x.dtype)
 
 

@@ -123,9 +123,8 @@ def _quantize_int4(weight_NK: Tensor) -> QuantizedWeight:
     largest_NC1 = weight_NCW.gather(-1, place_NC1)
     scales_NC1 = (largest_NC1 / -8).to(torch.bfloat16)
     divisor_NC1 = torch.where(scales_NC1 == 0, 1, scales_NC1.float())
-    signed_NCW = (weight_NCW / divisor_NC1).round().clamp(-8, 7)
-    steps_NCW = signed_NCW.to(torch.int16) + INT4_MIDDLE
-    low, high = steps_NCW.to(torch.uint8).chunk(2, dim=-1)
+    steps_NCW = (weight_NCW / divisor_NC1).round_().clamp_(-8, 7)
+    low, high = (steps_NCW.to(torch.int16) + INT4_MIDDLE).to(torch.uint8).chunk(2, dim=-1)
     packed_NCH = low | high << 4
     return QuantizedWeight(
         data_NK=packed_NCH.flatten(1),

@@ -270,9 +270,9 @@ def verify(
         one_hot_BV = F.one_hot(rows_B, vocab_size).bool()
         residual_BV = target_BV.masked_fill(one_hot_BV & is_lost_B1, 0.0)
     else:
-        draft_BV = proposal.distribution(position_B)
-        difference_BV = target_BV - draft_BV * is_rejected_B[:, None]
-        residual_BV = difference_BV.clamp_min_(0)
+        lost_BV = proposal.distribution(position_B) * is_rejected_B[:, None]
+        residual_BV = (target_BV - lost_BV).clamp_min_(0)
+        del lost_BV  # as large as the probabilities; the planned memory does not count it
     # Where p and q agree up to rounding, a rejection leaves nothing: any choice from p is then as
     # good. And where q is not a number, nothing was drawn from it, so its token is rejected, and p
     # is right.
