@@ -12,7 +12,7 @@ VLLM_VENV := .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 HAS_VLLM_CPU := $(filter Linux-x86_64,$(shell uname -s)-$(shell uname -m))
 
-.PHONY: setup demo test test-slow mutants check docs clean
+.PHONY: setup demo test test-slow mutants check docs atlas clean
 
 setup: $(INSTALLED)
 
@@ -62,6 +62,10 @@ check: $(INSTALLED)
 
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+# Answers of docs/atlas.md and docs/atlas.html: five minutes of one processor.
+atlas: $(INSTALLED)
+	$(BIN)/magicdec atlas -o docs/atlas.html -o docs/atlas.md --jobs 2
 
 clean:
 	rm -rf $(VENV) $(VLLM_VENV) build dist site demo-output .pytest_cache .mypy_cache .ruff_cache

@@ -49,7 +49,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 def cell_of(question: Question) -> Cell:
     """Plan one question. A question that cannot be answered becomes a cell with its refusal."""
-    import magicdec
+    from magicdec.api import request_of
+    from magicdec.perfmodel.plan.planner import plan
 
     cell = Cell(
         model=question.model,
@@ -59,10 +60,11 @@ def cell_of(question: Question) -> Cell:
         command=command_of(question),
     )
     try:
-        plan = magicdec.plan(**question.options)
+        request = request_of(**question.options)
+        answered = plan(msgspec.structs.replace(request, finds_reaches=False))
     except MagicdecError as error:
         return msgspec.structs.replace(cell, refusal=str(error))
-    return msgspec.structs.replace(cell, answer=answer_of(plan))
+    return msgspec.structs.replace(cell, answer=answer_of(answered))
 
 
 def command_of(question: Question) -> str:

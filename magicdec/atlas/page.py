@@ -32,7 +32,7 @@ class Section:
     sentences: tuple[str, ...]
     cells: tuple[Cell, ...]
     published: tuple[Published, ...]
-    """A published measurement of this model on this device."""
+    """Measurements that others published of this model on this device."""
 
 
 def sections_of(cells: Sequence[Cell]) -> Iterator[Section]:
@@ -293,7 +293,7 @@ def _markdown_published(cells: Sequence[Cell]) -> Iterator[str]:
 
 
 def unit_text(unit: str) -> str:
-    """A published row's measurement, in words."""
+    """Name the quantity of a published row."""
     if unit == "tok_s":
         return "tokens/s"
     return "time per token"
@@ -318,7 +318,7 @@ def _markdown_table(atlas: Atlas, cells: Sequence[Cell]) -> Iterator[str]:
         texts = [model.name]
         for device in atlas.devices:
             cell = by_place[model.name, device.name]
-            texts.append(_markdown_cell(cell))
+            texts.append(markdown_cell(cell))
         yield _markdown_row(texts)
 
 
@@ -327,7 +327,8 @@ def _markdown_row(texts: Sequence[str]) -> str:
     return f"| {joined} |"
 
 
-def _markdown_cell(cell: Cell) -> str:
+def markdown_cell(cell: Cell) -> str:
+    """A cell of the Markdown table: devices, draft, gamma and gain."""
     if cell.answer is None:
         return NO_VALUE
     answer = cell.answer

@@ -65,8 +65,11 @@ from magicdec.reports.tables import Table, candidate_table
 
 TEMPLATES = Path(__file__).parent / "templates"
 OF_ARRIVALS = ("traffic", "goodput", "timeline")
-FIGURES = (*OF_ARRIVALS, "heatmap", "gamma", "budget", "limits", "memory")
+FIGURES = (*OF_ARRIVALS, "heatmap", "best", "gamma", "budget", "limits", "memory")
 """The figures of the page, in its order; those that a state holds nothing for are left out."""
+WIDE_BATCHES = (1, 4, 16, 64, 256)
+WIDE_CONTEXTS = (1024, 4096, 16_384, 65_536)
+"""Batches and contexts of the figure of best drafts, beside the state's own."""
 DRAFT_FIELDS = ("draft", "draft_method", "draft_budget")
 WAIT_S = 0.5
 STATUS_OF_ERRORS: dict[type[MagicdecError], HTTPStatus] = {
@@ -105,6 +108,7 @@ class Explorer:
         self.catalog = catalog
         self._templates = template_environment(TEMPLATES)
         self._at_once = lru_cache(maxsize=REMEMBERED)(lambda state: plan(catalog.request(state)))
+        self._wide = lru_cache(maxsize=REMEMBERED)(self._planned_wide)
         self._computations = Computations()
 
     def _render(self, name: str, **values: Any) -> str:
@@ -138,6 +142,22 @@ class Explorer:
             lambda: self.catalog.request(state),
             asker=asker,
             lasting_s=computing.PATIENCE_S,
+        )
+
+    def _planned_wide(self, state: Request, tp_size: int) -> Plan:
+        """The state's question at usual batches and contexts too, on as many ranks."""
+        request = self.catalog.request(state)
+        (context,) = state.context_lens
+        (batch,) = state.batch_sizes
+        contexts = {context, *WIDE_CONTEXTS}  # those that the model does not read are left out
+        return plan(
+            msgspec.structs.replace(
+                request,
+                tp_size=tp_size,
+                batch_sizes=tuple(sorted({batch, *WIDE_BATCHES})),
+                context_lens=tuple(sorted(contexts)),
+                finds_reaches=False,
+            )
         )
 
     def withdraw(self, query: str, page: str = "") -> None:
@@ -218,6 +238,11 @@ class Explorer:
         """One figure as a piece of the page, or as an SVG file; "" where the state holds nothing
         for it. Raises MagicdecError."""
         document = self.plan(query, client)
+        if name == "best":
+            state = self.catalog.read(query)
+            if state.has_arrivals:
+                return ""
+            document = self._wide(state, document.best.tp_size)
         with _drawing:
             chart = draw(name, _report_data(document))
             if chart is None:

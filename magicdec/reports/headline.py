@@ -67,8 +67,8 @@ def headline(data: ReportData) -> Headline:
     if reference.is_speculative:
         certainty = _certainty(measured, predicted)
     is_planned = data.plan is not None and data.plan.best.requests is not None
-    if is_planned and measured is None and certainty:
-        certainty = f"decoding alone: {certainty}"
+    if data.plan is not None and measured is None and certainty:
+        certainty = f"decoding alone: {certainty}" if is_planned else ""  # the answer's own
     better = ""
     if measured is not None:
         better = _better(data, measured)

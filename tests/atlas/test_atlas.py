@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import magicdec
 from magicdec.atlas.cells import cell_of, cells_of
 from magicdec.atlas.page import render_html, render_markdown, sections_of
+from magicdec.atlas.published import published_of
 from magicdec.atlas.questions import Atlas, read_atlas
 from magicdec.cli import app, register_commands
 from magicdec.errors import ConfigError
@@ -97,6 +98,17 @@ def test_the_tables_have_a_row_for_each_model_and_load(atlas: Atlas) -> None:
     text = render_markdown(atlas, list(cells_of(atlas)))
     rows = [line for line in text.splitlines() if line.startswith("| llama")]
     assert len(rows) == len(atlas.models) * len(atlas.loads)
+
+
+def test_each_section_has_its_format_and_what_was_measured_there(atlas: Atlas) -> None:
+    sections = list(sections_of(list(cells_of(atlas))))
+    assert all(section.anchor.endswith(f"--{section.weight_dtype}") for section in sections)
+    rows = published_of("llama-3.1-8b", "a100-sxm-80gb")
+    assert rows
+    for row in rows:
+        assert row.predicted_low < row.predicted < row.predicted_high
+        assert row.is_hit == (row.predicted_low <= row.measured <= row.predicted_high)
+    assert published_of("no such model", "a100-sxm-80gb") == []
 
 
 @pytest.mark.parametrize(

@@ -49,11 +49,32 @@ def charts(data: ReportData) -> dict[str, Chart]:
     under_arrivals = dataclasses.replace(
         data, plan=msgspec.structs.replace(data.plan, traffic=traffic())
     )
-    return {chart.name: chart for chart in draw_all(under_arrivals)}
+    charts = {chart.name: chart for chart in draw_all(under_arrivals)}
+    of_many = draw("best", ReportData.from_records([], plan_of_many()))
+    assert of_many is not None
+    return charts | {"best": of_many}
+
+
+def plan_of_many() -> magicdec.Plan:
+    """A plan for several batches and contexts."""
+    return magicdec.plan(
+        model="llama-3.1-8b", hardware="h100", context=[2048, 16384], batch=[4, 64]
+    )
 
 
 def test_everything_is_drawn_from_records_and_a_plan(charts: dict[str, Chart]) -> None:
     assert set(charts) == set(FIGURES)
+
+
+def test_best_drafts_are_the_choices_of_each_batch_and_context() -> None:
+    answer = plan_of_many()
+    chart = draw("best", ReportData.from_records([], answer))
+    assert chart is not None
+    chosen = [row for case in answer.cases for row in case.best_by_batch if row.fits]
+    assert len(chart.rows) == len(chosen)
+    for batch, context, _, gamma, speedup in chart.rows:
+        (row,) = (row for row in chosen if (row.batch_size, row.context_len) == (batch, context))
+        assert (gamma, speedup) == (row.gamma, row.gain.speedup)
 
 
 def test_a_plan_alone_draws_what_needs_no_measurement() -> None:

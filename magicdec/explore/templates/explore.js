@@ -19,7 +19,8 @@
 
   const drawFigures = async (state, signal) => {
     busy(true);
-    for (const holder of figures) {
+    const late = (holder) => holder.dataset.figure === "best"; // it asks for twenty plans
+    for (const holder of [...figures].sort((a, b) => late(a) - late(b))) {
       const response = await fetch("/figure/" + holder.dataset.figure + "?" + state, as(page, { signal }));
       holder.innerHTML = response.ok ? await response.text() : "";
       holder.classList.remove("stale");
@@ -122,8 +123,10 @@
     const [one, other] = [new URLSearchParams(query()), new URLSearchParams(pinned)];
     const value = (params, name) => params.get(name) ?? form.dataset[name] ?? "auto";
     const names = [...new Set([...one.keys(), ...other.keys()])].filter((name) => value(one, name) !== value(other, name));
-    const text = names.map((name) => `${name.replaceAll("_", " ")} ${value(other, name)} instead of ${value(one, name)}`);
-    document.getElementById("difference").textContent = text.length ? `${text.join(", ")}.` : "The same as this one so far.";
+    const label = (name) => document.querySelector(`label[for="control-${name}"]`)?.textContent ?? name;
+    const number = (text) => (/^\d{5,}$/.test(text) ? Number(text).toLocaleString("en").replaceAll(",", "\u202f") : text);
+    const text = names.map((name) => `${label(name)} was ${number(value(other, name))}, now ${number(value(one, name))}`);
+    document.getElementById("difference").textContent = text.length ? `${text.join("; ")}.` : "The same as this one so far.";
   };
   const showBeside = async () => {
     const pinned = new URLSearchParams(location.hash.slice(1)).get("setting");

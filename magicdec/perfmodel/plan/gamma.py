@@ -173,7 +173,9 @@ def gamma_table(
     room = alone.full(alone.memory.fits).reshape(axes.shape)
     option = _option_of(case, leading)
     row_of_best = room[axes.batches.index(best.batch_size), axes.between]
-    reaches = _reaches(case, best, option, axes.fine[row_of_best][::2])
+    reaches: list[Reach] = []
+    if case.request.finds_reaches:
+        reaches = _reaches(case, best, option, axes.fine[row_of_best][::2])
     if option is None or leading is None:
         return _table(axes, best, leading, _cells_without_draft(axes, room)), reaches
     points = _grid(case, best, axes.batches, axes.all_contexts, option, leading)

@@ -53,6 +53,8 @@ class PlanRequest(Request, frozen=True, kw_only=True):
     acceptance: tuple[AcceptanceProfile, ...] = ()  # type: ignore[assignment]
     workload: WorkloadSpec | None = None
     """Lengths of requests; replaces `context_lens` and `gen_len`."""
+    finds_reaches: bool = True
+    """Whether the contexts at which each draft pays are looked for, a third of a plan's time."""
 
     def __post_init__(self) -> None:
         plan_request.check(self)

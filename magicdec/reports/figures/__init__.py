@@ -15,6 +15,7 @@ __all__ = ["FIGURES", "Chart", "draw", "draw_all"]
 
 FIGURES: dict[str, Callable[[ReportData], Chart | None]] = {
     "heatmap": grids.speedup_heatmap,
+    "best": grids.best_drafts,
     "pareto": grids.throughput_latency,
     "scatter": measured.predicted_vs_measured,
     "phases": breakdown.step_phases,

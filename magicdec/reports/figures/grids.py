@@ -4,7 +4,7 @@ what users see as the rate of arrivals rises."""
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from itertools import groupby, product
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,6 +33,8 @@ class Cell(NamedTuple):
     speedup: float
     gamma: int
     verdict: Verdict
+    draft: str = ""
+    """Name of its draft, where the cells of a grid have several."""
 
 
 class Grid(NamedTuple):
@@ -58,7 +60,7 @@ def speedup_heatmap(data: ReportData) -> Chart | None:
     for cell in grid.cells.values():
         reach = max(reach, abs(math.log(cell.speedup)))
     for (b, c), cell in grid.cells.items():
-        chart.rows.append((batches[b], contexts[c], *cell))
+        chart.rows.append((batches[b], contexts[c], cell.speedup, cell.gamma, cell.verdict))
         place = f"batch {batches[b]}, context {contexts[c]}"
         _draw_cell(chart, (b, c), cell, reach, place)
     _break_even(axes, grid)
@@ -69,6 +71,60 @@ def speedup_heatmap(data: ReportData) -> Chart | None:
         table="Speedup by batch and context",
         columns=[BATCH, CONTEXT, SPEEDUP, GAMMA_COLUMN, Column("verdict", "Verdict")],
     )
+
+
+def best_drafts(data: ReportData) -> Chart | None:
+    """The draft and gamma that a plan of several batches and contexts chooses in each."""
+    grid = _chosen_grid(data)
+    if grid is None:
+        return None
+    batches = grid.batches
+    contexts = grid.contexts
+    chart = Chart("best", height=1.3 + 0.42 * len(batches))
+    (axes,) = chart.axes
+    reach = max(abs(math.log(cell.speedup)) for cell in grid.cells.values())
+    reach = max(reach, math.log(1.25))
+    for (b, c), cell in grid.cells.items():
+        chart.rows.append((batches[b], contexts[c], cell.draft, cell.gamma, cell.speedup))
+        place = f"batch {batches[b]}, context {contexts[c]}"
+        _draw_cell(chart, (b, c), cell, reach, place)
+    _grid_axes(axes, grid)
+    return chart.told(
+        title=_drafts_title(grid),
+        caption="Predicted gain of the plan's choice over decoding without a draft at the same "
+        "batch, with its draft and γ. ?: the 90 % interval reaches below 1; empty: does not fit.",
+        table="Best draft by batch and context",
+        columns=[BATCH, CONTEXT, Column("draft", "Draft"), GAMMA_COLUMN, SPEEDUP],
+    )
+
+
+def _chosen_grid(data: ReportData) -> Grid | None:
+    """The choices of a plan for several batches and several contexts on one device."""
+    if data.plan is None:
+        return None
+    cases = [case for case in data.plan.cases if case.hardware == data.plan.hardware]
+    contexts = sorted({case.context_len for case in cases})
+    rows = [row for case in cases for row in case.best_by_batch if row.fits]
+    batches = sorted({row.batch_size for row in rows})
+    if len(contexts) < 2 or len(batches) < 2:
+        return None
+    cells = {}
+    for row in rows:
+        place = (batches.index(row.batch_size), contexts.index(row.context_len))
+        gain = row.gain
+        verdict = verdict_of(speedup_low=gain.low, speedup_high=gain.high)
+        name = draft_name(row.draft, row.draft_method, row.draft_budget)
+        cells[place] = Cell(gain.speedup, row.gamma, verdict, name)
+    return Grid(batches, contexts, cells, "Predicted")
+
+
+def _drafts_title(grid: Grid) -> str:
+    names = [cell.draft for cell in grid.cells.values() if cell.gamma]
+    if not names:
+        return "No draft is expected to pay on this grid"
+    num_by_draft = Counter(names)
+    parts = [f"{name} in {number}" for name, number in num_by_draft.most_common(3)]
+    return f"Best draft: {', '.join(parts)} of {len(grid.cells)} settings"
 
 
 def _grid_axes(axes: Axes, grid: Grid) -> None:
@@ -174,6 +230,8 @@ def _draw_cell(chart: Chart, at: tuple[int, int], cell: Cell, reach: float, plac
     setting = "leave speculation off"
     if cell.gamma:
         setting = f"γ = {cell.gamma}, {cell.verdict}"
+        if cell.draft:
+            setting = f"{cell.draft}, {setting}"
     speedup = f"{cell.speedup:.2f}×"
     chart.tip(patch, f"{place}: {speedup}, {setting}")
     middle: dict[str, Any] = {"ha": "center", "va": "center"}
@@ -190,6 +248,8 @@ def _draw_cell(chart: Chart, at: tuple[int, int], cell: Cell, reach: float, plac
     if cell.verdict == "unclear":
         doubt = " ?"
     gamma = f"γ {cell.gamma}{doubt}"
+    if cell.draft:
+        gamma = f"{cell.draft} {cell.gamma}{doubt}"
     axes.text(c, b + 0.1, speedup, color=ink, **middle)
     axes.text(c, b - 0.24, gamma, color=ink, **middle)
 
