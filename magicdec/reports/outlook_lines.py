@@ -43,12 +43,12 @@ def _break_even(row: Candidate) -> str:
     least = row.drafting.break_even_tokens_per_step
     if least is None:
         return "no number of tokens per step breaks even"
-    even = f"even at {least:.2f} tokens per step"
+    even = f"breaks even at {least:.2f} tokens per step"
     most = row.gamma + 1
     if least > most:
         return f"{even}, at most {most} are made"
     expected = row.drafting.tokens_per_step
-    return f"{even}, {expected:.2f} expected"
+    return f"{even}; {expected:.2f} expected"
 
 
 def by_task(outlook: Outlook) -> str:

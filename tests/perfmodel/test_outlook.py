@@ -146,7 +146,7 @@ def test_what_is_known_is_not_worth_measuring() -> None:
     assert outlook.advice is None
     assert to_measure(outlook).startswith("measuring is not worth it")
     assert by_task(outlook) == ""
-    assert by_acceptance(known.best).startswith("even at")
+    assert by_acceptance(known.best).startswith("breaks even at")
 
 
 def test_acceptance_moves_the_gain_and_breaks_even_where_it_says(believed: Plan) -> None:
