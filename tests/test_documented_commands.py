@@ -148,13 +148,11 @@ def prepare(directory: Path) -> None:
         (directory / name).write_text(server.scrape())
     described = re.search(r"```toml\n(schema.*?)```", TEXTS["docs/extending.md"], re.DOTALL)
     (directory / "mine.toml").write_text(described[1])
-    (directory / "trace.jsonl").write_text('{"accepted_lengths": [2, 0, 3, 1]}\n[1, 3, 3]\n')
-    (directory / "requests.json").write_text(
-        '{"requests": [{"prompt_len": 8000, "gen_len": 500, "weight": 3}]}'
-    )
-    serve = "vllm serve Qwen/Qwen3-8B --max-num-seqs 16"
-    (directory / "serve.sh").write_text(f"{serve}\n")
-    (directory / "docker-compose.yml").write_text(f"services:\n  llm:\n    command: {serve}\n")
+    samples = ROOT / "docs" / "samples"
+    shutil.copy(samples / "trace.jsonl", directory / "trace.jsonl")
+    shutil.copy(samples / "workload.json", directory / "requests.json")
+    shutil.copy(samples / "serve.sh", directory / "serve.sh")
+    shutil.copy(samples / "docker-compose.yml", directory / "docker-compose.yml")
     (directory / "plan.json").write_text(plan(PlanRequest(batch_sizes=(64,))).to_json())
 
 

@@ -30,6 +30,10 @@ SAID: dict[str, tuple[str, ...]] = {
     "--draft ngram": ("n-gram", "acceptance on rag"),
     "Qwen3-0.6B": ("Serve 1 user on 1 x H200", "qwen3-0.6b"),
     "4k,16k,64k": ("A draft gains on average at ", " of 3 contexts", "EAGLE-3"),
+    "docker-compose.yml": ("Draft 5 tokens per step, not 8", "the command uses 4, and 8"),
+    "deployment.yaml": ("Draft 10 tokens per step, not 5", "the command uses 2, and 4"),
+    "sglang.sh": ("Draft 5 tokens per step, not 3", "the command uses 8, and 4 are there"),
+    "serve.sh": ("Draft with DSpark", "the command uses 1, and 2 are there"),
     "vllm serve": ("Draft 3 tokens per step, not 5", "as it is: EAGLE-3, gamma 5 on 2 x h100"),
 }
 """Parts of the first lines that answer the commands with these words."""
@@ -54,7 +58,10 @@ def test_every_question_of_the_page_has_its_answer_checked() -> None:
 @pytest.mark.parametrize(
     "words", [pytest.param(words, marks=_slow_if_simulated(words)) for words in SAID]
 )
-def test_a_question_is_answered_in_the_first_lines(words: str) -> None:
+def test_a_question_is_answered_in_the_first_lines(
+    words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(PAGE.parent.parent)
     (command,) = (command for command in COMMANDS if words in command)
     done = CliRunner().invoke(app, shlex.split(command), catch_exceptions=False)
     assert done.exit_code == 0, done.output
