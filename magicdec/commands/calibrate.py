@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 LOCAL_PROFILE = Path("local.toml")
 SERVER_PROFILE = Path("server.engine.toml")
+USUAL_BUDGETS = "64,128,256,512,1024"
 RUNTIMES: dict[str, Literal["ours", "vllm"]] = {"ours": "ours", "vllm": "vllm"}
 DRIFT_TO_WARN_OF = 0.1
 NOISE_TO_WARN_OF = 0.3
@@ -464,7 +465,9 @@ def profile_acceptance_command(
         str | None,
         option("streamingllm, snapkv, topk; a model's: full, streamingllm; a list measures each."),
     ] = None,
-    draft_budget: Annotated[str, option("Budgets to measure.")] = "64,128,256,512,1024",
+    draft_budget: Annotated[
+        str | None, option("Budgets to measure of a sparse draft; default: 64,128,256,512,1024.")
+    ] = None,
     context: Annotated[str, option("Contexts to measure.")] = "4096",
     num_prompts: Annotated[int, option("Prompts per context.", min=2)] = 32,
     gen_len: Annotated[int, option("Tokens to generate per prompt and budget.", min=1)] = 64,
@@ -542,6 +545,11 @@ def profile_acceptance_command(
 
     head = named_head(model, draft, draft_model)
     if head is not None:
+        require(
+            draft_budget is None,
+            "profile-acceptance measures a head over its whole cache; leave --draft-budget out "
+            "(run measures windows)",
+        )
         draft = head.method
         draft_method = draft_method or head.method
     usual = {SELF: "streamingllm", "ngram": "ngram", "suffix": "suffix"}
@@ -551,7 +559,7 @@ def profile_acceptance_command(
         draft=draft,
         head=head,
         draft_methods=tuple(methods.split(",")),  # AcceptanceRequest checks each
-        draft_budgets=tuple(parse_ints(draft_budget, "--draft-budget")),
+        draft_budgets=tuple(parse_ints(draft_budget or USUAL_BUDGETS, "--draft-budget")),
         context_lens=tuple(parse_ints(context, "--context")),
         num_prompts=num_prompts,
         gen_len=gen_len,

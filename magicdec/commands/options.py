@@ -54,7 +54,7 @@ def command(name: str, **given: Any) -> str:
         if not isinstance(value, list):
             values = [value]
         for single in filter(None, values):
-            words += [f"--{key}", str(single)]
+            words += [f"--{key.replace('_', '-')}", str(single)]
     return shlex.join(words)
 
 

@@ -203,3 +203,22 @@ def test_vllms_other_model_runner_is_not_timed(
     assert "unset VLLM_USE_V2_MODEL_RUNNER" in refusal(
         program, "--engine", "vllm", "--draft-budget", "64"
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--draft-budget", "2048"), "measures a head over its whole cache"),
+        (("--gamma", "3"), "it is another target's"),
+    ],
+)
+def test_heads_that_an_acceptance_is_not_measured_of(
+    options: tuple[str, ...], message: str, program: Program, tmp_path: Path
+) -> None:
+    profile = tmp_path / "own.toml"
+    small = ("--num-prompts", "2", "--context", "64", "--gen-len", "4", "-q", "-o", str(profile))
+    done = program("profile-acceptance", "--draft", EAGLE3, *small, *options)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())

@@ -132,6 +132,10 @@ def test_what_was_measured_is_named_for_the_next_command(tmp_path: Path) -> None
     (tmp_path / "local.engine.toml").touch()
     line = next_plan(profile, [measured], model="embedded", draft="self", context=4096)
     assert f"--hardware {profile} --engine {tmp_path / 'local.engine.toml'} --acceptance" in line
+    line = next_plan(
+        profile, [measured], model="m", draft="eagle3", draft_model="path/to/head", context=64
+    )
+    assert "--draft eagle3 --draft-model path/to/head --acceptance" in line
 
 
 @pytest.mark.parametrize(

@@ -174,6 +174,23 @@ def test_definitions_are_made_one(tmp_path) -> None:
     assert [rate.is_chain for rate in rates] == [True, True, False]
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ("2048,4,0", "line 2: trained_length must be at least 1, not 0"),
+        ("3,4,2048", "line 2: window 3 must exceed the 4 sinks beside it"),
+    ],
+)
+def test_lengths_that_no_head_can_have(fields: str, message: str, tmp_path) -> None:
+    path = tmp_path / "rates.csv"
+    path.write_text(
+        "model,draft_kind,gamma,mean_acceptance_length,window,sink,trained_length\n"
+        f"m,eagle3,5,2.0,{fields}\n"
+    )
+    with pytest.raises(ConfigError, match=message):
+        read_rates(path)
+
+
 def test_a_task_moves_the_answer_and_an_unknown_one_is_refused() -> None:
     case = {"batch_sizes": (1,), "draft": "eagle3", "gamma": 3, "context_lens": (1024,)}
     code, chat = (plan(PlanRequest(**case, task=task)).candidates[0] for task in ("code", "chat"))

@@ -194,10 +194,24 @@ def read_rates(path: str | Path) -> list[Rate]:
             )
             if lacking:
                 raise ConfigError(f"{path} has no column {', '.join(sorted(lacking))}")
-            rates = [_rate(line) for line in reader]
+            rates = []
+            for line in reader:
+                _check_window(line, f"{path}, line {reader.line_num}")
+                rates.append(_rate(line))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
     return [rate for rate in rates if rate is not None]
+
+
+def _check_window(line: Mapping[str, str | None], where: str) -> None:
+    """Refuses lengths that no head can have."""
+    trained = number(line.get("trained_length") or "")
+    if trained is not None and trained < 1.0:
+        raise ConfigError(f"{where}: trained_length must be at least 1, not {trained:g}")
+    window = number(line.get("window") or "")
+    sinks = number(line.get("sink") or "") or 0.0
+    if window is not None and window <= sinks:
+        raise ConfigError(f"{where}: window {window:g} must exceed the {sinks:g} sinks beside it")
 
 
 def _rate(line: Mapping[str, str | None]) -> Rate | None:
