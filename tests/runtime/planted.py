@@ -44,6 +44,8 @@ MODEL_TYPES = (
 PROMPT_LENGTHS = (1, 9, 40)
 QUEUED_LENGTHS = (5, 17)
 NUM_TOKENS = 24
+PREFILL_TOKENS = 8
+"""Tokens of queued prompts between two steps of a run with a head."""
 GAMMAS = (1, 3, 5)
 SHARE = 0.75
 """Share of drafted tokens that are the target's own."""
@@ -155,8 +157,10 @@ def runs_of(
     for method in methods:
         draft = SpeculationSpec(draft=method, draft_method=method, gamma=1)
         for gamma in (*gammas, 0):
-            given: dict[str, Any] = {"gamma": gamma or 3, "policy": None if gamma else TakesTurns()}
-            result = decoded(draft, texts, **given)
+            policy = None if gamma else TakesTurns()
+            result = decoded(
+                draft, texts, gamma=gamma or 3, policy=policy, prefill_tokens=PREFILL_TOKENS
+            )
             counted = result.num_accepted[result.num_accepted >= 0]
             partial = (result.num_accepted > 0) & (result.num_accepted < result.gammas[:, None])
             found.append(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+from torch import Tensor
 
 from magicdec.errors import CapacityError, ConfigError
 from magicdec.runtime.drafters import build_drafter
+from magicdec.runtime.engine import Engine
 from magicdec.runtime.generate import INACTIVE, DecodeOptions, DecodeResult, decode
 from magicdec.runtime.prefill import PREFILL_TOKENS
 from magicdec.runtime.transformer import Transformer
@@ -61,6 +65,27 @@ def test_prompts_in_chunks_let_the_others_go_on(
     assert result.full_steps == (active[: result.steady_steps] == BATCH).sum()
     assert 0 < result.full_steps < result.steady_steps
     assert 0 < result.full_s < result.steady_elapsed_s < result.elapsed_s
+
+
+def test_a_pass_is_filled_with_parts_of_several_prompts(
+    tiny_model: Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every pass but the last has as many tokens as it may, whatever the prompts' lengths."""
+    sizes: list[int] = []
+    hidden = Transformer.hidden
+
+    def counted(model: Transformer, tokens_BT: Tensor, *others: Any) -> Tensor:
+        sizes.append(tokens_BT.numel())
+        return hidden(model, tokens_BT, *others)
+
+    monkeypatch.setattr(Transformer, "hidden", counted)
+    engine = Engine(tiny_model, batch_size=len(PROMPTS), max_len=90)
+    done: list[int] = []
+    engine.prefill(PROMPTS, chunk=10, progress=done.append)
+    total = sum(len(prompt) - 1 for prompt in PROMPTS)
+    assert sizes == [10] * (total // 10) + [total % 10]
+    assert done == list(range(len(PROMPTS)))
+    assert engine.num_prompts == 0
 
 
 def queued(

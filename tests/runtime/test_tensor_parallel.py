@@ -81,10 +81,10 @@ def decode_cases(tp: TensorParallel) -> dict[str, list[list[int]]]:
 
 
 def decode_queue(tp: TensorParallel) -> list[list[list[int]]]:
-    """A queue at gammas that change, with a draft on one rank: tokens of each draft."""
+    """A queue, whose prompts come in chunks, at gammas that change: tokens of each draft, one of them on one rank."""
     found = []
     draft_group = tp.first(1)
-    for draft in (DRAFTS["streamingllm"], ONE_RANK_DRAFT):
+    for draft in (DRAFTS["streamingllm"], DRAFTS["ngram"], ONE_RANK_DRAFT):
         engine = started(load_model(SPEC, weights="random", seed=3, tp=tp), PROMPTS[1:], 90)
         draft_model = (
             load_model(DRAFT_SPEC, weights="random", seed=9, tp=draft_group)
@@ -93,7 +93,11 @@ def decode_queue(tp: TensorParallel) -> list[list[list[int]]]:
         )
         drafter = build_drafter(draft, engine, None if draft.is_self else draft_model)
         options = DecodeOptions(
-            gamma=3, max_new_tokens=[7, 20, 9, 12], queue=[[4, 5], [6] * 30], policy=TakesTurns()
+            gamma=3,
+            max_new_tokens=[7, 20, 9, 12],
+            queue=[[4, 5], [6] * 30],
+            prefill_tokens=7,
+            policy=TakesTurns(),
         )
         found.append(decode(engine, drafter, SAMPLINGS["greedy"], options).tokens)
     return found
