@@ -352,27 +352,25 @@ def _time_vllm_phases(
     }
 
 
+FACTOR = Free(prior=1.0, spread=0.25, limits=(math.exp(-1.5), math.exp(1.5)))
+"""A factor on kernels' times, expected to differ from 1 by its spread."""
+FIXED_COST = Free(
+    scale="linear",
+    prior=40 * MICRO,
+    spread=math.inf,
+    limits=(0.0, 40 * MILLI),
+    unit=200 * MICRO,
+)
 FREE = {
-    name: Free(prior=1.0, spread=0.25, limits=(math.exp(-1.5), math.exp(1.5)))
-    for name in (
-        "gemm_factor",
-        "attention_factor",
-        "verify_attention_factor",
-        "draft_attention_factor",
-    )
-} | {
-    name: Free(
-        scale="linear",
-        prior=40 * MICRO,
-        spread=math.inf,
-        limits=(0.0, 40 * MILLI),
-        unit=200 * MICRO,
-    )
-    for name in ("layer_overhead_s", "draft_step_overhead_s", "verify_overhead_s")
+    "gemm_factor": FACTOR,
+    "attention_factor": FACTOR,
+    "verify_attention_factor": FACTOR,
+    "draft_attention_factor": FACTOR,
+    "layer_overhead_s": FIXED_COST,
+    "draft_step_overhead_s": FIXED_COST,
+    "verify_overhead_s": FIXED_COST,
 }
-"""Factors on the kernels' times, which are expected to differ from 1 by their spread, and fixed
-costs.
-"""
+"""The fitted constants."""
 PRIOR_WEIGHT = 0.05
 FITTED_PHASES = ("autoregressive", "draft", "verify")
 SMALLEST_ERROR, LARGEST_ERROR = 0.03, 0.5
@@ -443,19 +441,19 @@ def _unexplained_errors(
     terms: StepTerms,
     kernel_errors: dict[str, float],
 ) -> tuple[float, float]:
-    """Root mean square of what the kernels' own errors leave unexplained, over the timed shapes: of
-    the times of whole steps, and of their ratio, autoregressive over speculative, in which errors
-    of terms that both have cancel.
+    """Root mean square errors over the timed shapes that the kernels' own errors do not explain: of
+    whole steps' times, and of the autoregressive over the speculative one, in which common terms'
+    errors cancel.
 
-    The kernels' part is the one that perfmodel/intervals.py takes into its intervals.
+    The kernels' part is the one in the intervals of perfmodel/intervals.py.
     """
     kernels = {}
     for group, error in kernel_errors.items():
         if group != "overhead":
             kernels[group] = error
-    step_s = tables["autoregressive"]["gamma"] * tables["draft"]["time_s"] + sum(
-        tables[name]["time_s"] for name in ("verify", "accept", "upkeep")
-    )
+    step_s = tables["autoregressive"]["gamma"] * tables["draft"]["time_s"]
+    for name in ("verify", "accept", "upkeep"):
+        step_s = step_s + tables[name]["time_s"]
     missed_alone = np.log(terms.autoregressive.total_s / tables["autoregressive"]["time_s"])
     missed_step = np.log(terms.step_s / step_s)
     shares_alone, shares_of_step = group_shares(terms)
@@ -547,9 +545,9 @@ def _fit_vocabulary(
 
 
 def _fit_upkeep(points: Sequence[Point], *, base: EngineProfile) -> EngineProfile:
-    """Fits what is paid once per step. Where the draft has a cache of its own, its upkeep grows as
-    the verified tokens; elsewhere what there is of a step beside its phases grows as the sequences,
-    with and without a draft."""
+    """Fits the costs that are paid once per step. The upkeep of a draft with its own cache grows with
+    the verified tokens. Without one, the part of a step outside its phases grows with the
+    sequences, drafted or not."""
     upkeep = _columns(points, "upkeep")
     # what an autoregressive step does after sampling; its forward pass shares the constants of
     # verification

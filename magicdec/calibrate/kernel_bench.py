@@ -136,10 +136,13 @@ def linear_works(models: Iterable[ModelSpec], *, device: str, dtype: str) -> lis
         device=device,
         dtype=dtype,
     )
+    tokens: tuple[int, ...] = LINEAR_TOKENS
+    if is_cuda(device):
+        tokens = CUDA_LINEAR_TOKENS
     works = []
     for n, k in sorted(shapes):
         weights = pool.cut((n, k))
-        for m in CUDA_LINEAR_TOKENS if is_cuda(device) else LINEAR_TOKENS:
+        for m in tokens:
             x = torch.randn(m, k, device=device, dtype=getattr(torch, dtype))
             call = partial(_apply_to_each, partial(F.linear, x), weights)
             works.append(Work("linear", {"m": m, "n": n, "k": k}, call, repeats=len(weights)))
@@ -290,9 +293,11 @@ def streaming_works(*, device: str) -> list[Work]:
     decoding, which a cache holds."""
     works = []
     repeats = 1
+    sizes_kib: tuple[int, ...] = (2, 8, 32, 128, 512)
     if is_cuda(device):
         repeats = 20
-    for kib in (2, 16, 64, 256, 1024, 4096, 16384) if is_cuda(device) else (2, 8, 32, 128, 512):
+        sizes_kib = (2, 16, 64, 256, 1024, 4096, 16384)
+    for kib in sizes_kib:
         x = torch.randn(kib * 256, device=device)
         shape = {"num_bytes": 2 * x.numel() * 4, "num_kernels": 1}
         call = partial(

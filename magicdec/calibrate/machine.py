@@ -237,9 +237,11 @@ def _cuda_ceilings(device: str, dtype: str) -> HardwareProfile:
     known = device_in_catalog(name)
     allreduce = None
     link = Link(bytes_per_s=bandwidth / 10, topology="pcie")
+    source = "assumed"
     if known:
         allreduce = known.allreduce
         link = known.link
+        source = f"the catalog's {known.name}"
     return HardwareProfile(
         name=name,
         kind="gpu",
@@ -253,7 +255,7 @@ def _cuda_ceilings(device: str, dtype: str) -> HardwareProfile:
         sources={
             "memory_bytes_per_s": f"{MEASURED}: bytes read and written per second of a copy",
             "flops_per_s": f"{MEASURED}: a product of {CUDA_PEAK_SIZE}-square matrices",
-            "link": f"the catalog's {known.name}" if known else "assumed",
+            "link": source,
         },
     )
 
@@ -317,10 +319,10 @@ def _rows(points: Sequence[Point], table: str) -> dict[str, np.ndarray]:
     for point in points:
         if point.table == table:
             chosen.append(point)
-    rows = {
-        key: np.array([p.shape[key] for p in chosen], dtype=np.float64) for key in chosen[0].shape
-    }
-    rows["time_s"] = np.array([p.time_s for p in chosen])
+    rows = {}
+    for key in chosen[0].shape:
+        rows[key] = np.array([point.shape[key] for point in chosen], dtype=np.float64)
+    rows["time_s"] = np.array([point.time_s for point in chosen])
     return rows
 
 

@@ -236,7 +236,7 @@ def sensitivity_command(
 ) -> None:
     """Show which input moves the speedup most.
 
-    And so what is best measured next.
+    That input is the one to measure next.
     """
     from magicdec.api import request_of
     from magicdec.perfmodel.plan.variations import sensitivity

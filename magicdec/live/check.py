@@ -39,13 +39,13 @@ PROMPT_LOOKUP_MAX = 4
 NOTEWORTHY = 1.01
 """Gains below this are not named."""
 LIGHT_LOADS = (1, 4, 16)
-"""Batches at which a table by batch is weighed, beside the asked one."""
+"""Batches at which a table by batch is compared, in addition to the requested one."""
 AS_PUBLISHED = ("compressed-tensors", "modelopt", "auto")
 """Values of --quantization that leave the format to the checkpoint."""
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """Load that a command does not say; None: a usual value, which is named."""
+    """The load, which a command does not state. None: a usual value, listed in the answer."""
 
     hardware: str | None = None
     batch: int | None = None
@@ -89,12 +89,12 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: int
     context_len: int
     assumed: list[str]
-    """Values that the command does not say, as they were taken."""
+    """Values that the command does not state and that were assumed."""
     as_it_is: Candidate | None
     """The command's own configuration; null: it does not fit, or no acceptance is known."""
     without_draft: Candidate | None
     changes: list[Change]
-    """The surest gain first; those that are not priced last."""
+    """Changes, the surest gain first; changes without a price last."""
     problems: list[str]
     not_understood: list[str]
     notes: list[str]
@@ -292,7 +292,7 @@ def _request(
 
 
 def _users(command: ServeCommand, load: Load, assumed: list[str]) -> int:
-    """Sequences decoded at once: as given or usual, and at most those that the command admits."""
+    """Sequences decoded at once: the requested or usual number, at most what the command admits."""
     most = command.max_num_seqs
     batch = load.batch
     if batch is None:
@@ -339,7 +339,7 @@ def _lengths(load: Load, longest: int, assumed: list[str]) -> tuple[int, int]:
 
 
 def _format(option: str, text: str | None, model: ModelSpec) -> str | None:
-    """The plan's name of a format; None: as the checkpoint is published."""
+    """The plan's name for a format. None: the format that the checkpoint is published in."""
     if text is None or text in AS_PUBLISHED:
         return None
     name = format_name(text)

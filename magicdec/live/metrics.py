@@ -52,14 +52,21 @@ def _series(
     gauges: Labels,
     **labels: str,
 ) -> Series:
-    named = ({key: prefix + name for key, name in names.items()} for names in (counters, gauges))
-    return Series(engine=engine, prefix=prefix, counters=next(named), gauges=next(named), **labels)
+    return Series(
+        engine=engine,
+        prefix=prefix,
+        counters={key: prefix + name for key, name in counters.items()},
+        gauges={key: prefix + name for key, name in gauges.items()},
+        **labels,
+    )
 
 
 def _histograms(**names: str) -> dict[str, str]:
-    return {
-        f"{key}_{end}": f"{name}_{end}" for key, name in names.items() for end in ("sum", "count")
-    }
+    series = {}
+    for key, name in names.items():
+        series[f"{key}_sum"] = f"{name}_sum"
+        series[f"{key}_count"] = f"{name}_count"
+    return series
 
 
 POSITIONS = {
@@ -179,12 +186,11 @@ class Scrape:
 
     def rows(self, name: str | None, labels: Labels) -> list[tuple[Labels, float]]:
         """A name's samples whose labels include `labels`."""
-        samples = self.samples.get(name or "", ())
-        return [
-            (own, value)
-            for own, value in samples
-            if all(own.get(key) == labels[key] for key in labels)
-        ]
+        rows = []
+        for own, value in self.samples.get(name or "", ()):
+            if all(own.get(key) == labels[key] for key in labels):
+                rows.append((own, value))
+        return rows
 
     def total(self, name: str | None, labels: Labels) -> float | None:
         """The sum of `rows`; None where there is none."""

@@ -184,11 +184,13 @@ def trial_of(observation: Observation, gamma: int) -> Trial:
 
 def in_turns(gammas: Sequence[int], repeats: int) -> list[int]:
     """There and back: 5 2 0, 0 2 5, 5 2 0."""
-    return [
-        gamma
-        for number in range(repeats)
-        for gamma in (gammas if number % 2 == 0 else gammas[::-1])
-    ]
+    turns: list[int] = []
+    for number in range(repeats):
+        if number % 2 == 0:
+            turns.extend(gammas)
+        else:
+            turns.extend(gammas[::-1])
+    return turns
 
 
 def try_in_turns(

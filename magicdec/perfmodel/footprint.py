@@ -31,12 +31,12 @@ def weights_bytes(
     tp_size: Any,
     spread: Parallelism = TENSOR_PARALLEL,
 ) -> Array:
-    """One rank's weights: heads, widths, experts and vocabulary rows split; what has none of these
-    replicated, as are heads where there are more ranks than heads. Of a pipeline's first stage: one
-    of the tables is on the last.
+    """One rank's weights, in the first stage of a pipeline.
 
-    With scales and zero points where this is the format that they are published in; embeddings,
-    routers and norms are in 16 bits where the other weights are narrower.
+    Heads, widths, experts and vocabulary rows are split over ranks. Everything else is replicated,
+    and so are heads if there are more ranks than heads. One of the two vocabulary tables is on the
+    last stage. Scales and zero points count if the model is published in this format. Embeddings,
+    routers and norms stay in 16 bits when other weights are narrower.
     """
     tp = np.asarray(tp_size, dtype=np.float64)
     wide = precision.tables.weight_bytes
@@ -102,8 +102,8 @@ def kv_bytes(
 
 
 def sparse_kv_bytes_per_token(model: ModelSpec, precision: Precision, tp_size: Any) -> Array:
-    """One rank's keys and values of one token in the layers whose cache a sparse draft may thin
-    out: full attention's. In the others it reads what the target keeps."""
+    """One rank's keys and values of one token in full-attention layers, whose cache a sparse draft
+    may thin out. In other layers it reads the target's cache."""
     elements: Array = np.asarray(0.0)
     for cache, count in model.caches:
         if cache.is_sparsifiable:

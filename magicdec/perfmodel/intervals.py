@@ -5,7 +5,7 @@ from them.
 
 The errors are taken as independent. Those of times are log-normal: 90 % of a time lies in time ·
 exp(± Z_90 · σ). Tokens per step stay between 1 and gamma + 1: what is accepted of gamma drafts
-moves on the logit (acceptance/uncertain.py). The end of a speedup's interval is as far as both together move it:
+moves on the logit (acceptance/uncertain.py). Both together give the ends of a speedup's interval:
 log(end / speedup)² = (Z_90 · σ)² + log(tokens at ± Z_90 / tokens)².
 """
 
@@ -37,8 +37,7 @@ OTHER_DEVICE_ERROR = 0.2
 clocks differ.
 """
 ACROSS_NODES_ERROR = 0.5
-"""Relative error of collectives over several nodes, and of sends between stages, of which nothing
-was measured.
+"""Relative error of collectives over several nodes and of sends between stages; none was measured.
 """
 EXPERTS_ERROR = 0.15
 """Relative error of matrix products where whole experts are divided over ranks: how unevenly they
@@ -92,8 +91,8 @@ def relative_errors(
 
 
 def untimed(run: ForwardTime) -> list[str]:
-    """The kernels of a pass's layers that nobody timed on its device, which another format's or
-    device's curve stands for.
+    """The kernels of a pass's layers that nobody timed on its device; curves of other formats or
+    devices stand in for them.
     """
     names: dict[str, None] = {}
     for op in run.ops:
@@ -184,8 +183,8 @@ def log_shifts(
 
 
 def _unrun_share(setup: Setup, terms: StepTerms) -> Array:
-    """Launches of a sparse self-draft that no release of the engine runs, in shares of a speculative
-    step, if none of its passes were captured."""
+    """The launches of a sparse self-draft outside captured graphs, as a share of a speculative step;
+    0 for drafts that a release of the engine runs."""
     speculation = setup.speculation
     kind = draft_kind(speculation.draft, speculation.draft_method)
     if speculation.draft_method not in SPARSE_METHODS or kind in setup.engine.drafts:
@@ -275,7 +274,7 @@ def normal_cdf(sigmas: Array) -> Array:
 
 
 def engine_error(setup: Setup) -> float:
-    """One standard deviation of a speedup that the engine's constants leave, by what they were
+    """One standard deviation of a speedup from the engine's constants; it depends on what they were
     fitted on.
     """
     precision = setup.precision
@@ -323,8 +322,8 @@ def tokens_error(prediction: Prediction, acceptance: AcceptanceProfile | None) -
 
 
 def is_one_head_of_many(acceptance: AcceptanceProfile) -> bool:
-    """Whether a profile is a published one of a head that anybody can train anew: the one that will
-    be served may be another. Prediction heads come with the model."""
+    """Whether a profile was published for a head that others may train differently, so the served
+    head may be another. Prediction heads come with the model."""
     method = METHODS.get(acceptance.draft_method)
     is_published = not acceptance.measured and not acceptance.is_assumed
     return method is not None and method.is_trained_apart and is_published

@@ -250,7 +250,7 @@ def prefill_seconds(
 
 
 def prompt_room(setup: Setup, active: Any) -> Array:
-    """Tokens of prompts that a pass has room for, beside so many that decode on a group of ranks."""
+    """Prompt tokens that fit in a pass next to the decoding sequences of a group of ranks."""
     tokens = setup.engine.prefill_tokens
     return np.maximum(tokens - np.asarray(active, dtype=np.float64), tokens / 4.0)
 

@@ -140,17 +140,17 @@ class Setup(ModelSetup):
 
 
 class Cached(NamedTuple):
-    """The beginning of each prompt whose keys and values are cached: so many tokens, or a share."""
+    """The cached beginning of each prompt, as a number of tokens or a share."""
 
     tokens: float = 0.0
     share: float = 0.0
     unit_tokens: Any = 1.0
-    """Tokens of which a hit is a whole number."""
+    """Granularity of hits, in tokens."""
     dropped_units: Any = 0.0
-    """Units at the end of each hit that are computed anew."""
+    """Units at the end of each hit that are recomputed."""
 
     def of(self, prompt_len: Any) -> Array:
-        """Cached tokens of prompts of such lengths; the last token is always computed."""
+        """Cached tokens of prompts with these lengths. The last token is always computed."""
         prompt = np.asarray(prompt_len, dtype=np.float64)
         wanted = np.maximum(self.tokens, np.floor(self.share * prompt))
         matched = np.minimum(wanted, np.maximum(prompt - 1.0, 0.0))

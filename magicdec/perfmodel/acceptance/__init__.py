@@ -78,7 +78,7 @@ class AcceptanceProfile(
     """Standard deviation of log(1 - alpha) added when the profile stands in for another target."""
     dataset: str = ""
     temperature: float | None = None
-    """None: the source does not say."""
+    """Sampling temperature. None: the source does not say."""
     top_p: float | None = None
     definition: str = ""
     """The source's definition of acceptance, and its gamma."""
@@ -202,8 +202,8 @@ class AcceptanceProfile(
 
     @property
     def max_gamma(self) -> int | None:
-        """The largest gamma to choose unasked: the measured one, where the profile has no counts
-        that tell how sure deeper ones are; None: any."""
+        """The deepest gamma that a plan chooses on its own. Without counts, the error of a deeper one
+        is not known, so it is the measured one. None: any."""
         if self.measured:
             return None
         return self.measured_gamma
@@ -310,7 +310,7 @@ class AcceptanceProfile(
         context: Any,
         shift: float = 0.0,
     ) -> float:
-        """One standard deviation of log(E(gamma) / E(over)): rates of positions that both draft
+        """One standard deviation of log(E(gamma) / E(over)). Errors at positions that both draft
         cancel.
         """
         if (runs := self.runs) is not None:

@@ -46,7 +46,7 @@ class LookupSetting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                     f"'{name}' needs one value for each of the {len(self.gammas)} gammas"
                 )
         if not len(self.rates) == len(self.stderr) == len(self.trials):
-            raise ValueError("'rates', 'stderr' and 'trials' must be as many")
+            raise ValueError("'rates', 'stderr' and 'trials' must have equal lengths")
 
     def tokens_at(self, gamma: Any) -> Array:
         """Return the tokens per step at these gammas; between replayed ones linear."""
@@ -74,7 +74,7 @@ class RangeOfSteps(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Steps of one range of context, or of place in the output, at the setting and gamma chosen."""
 
     upto: int | None
-    """Its last token; None: no end."""
+    """Last token of the range. None: no end."""
     steps: int
     tokens_per_step: float
     drafted_share: float

@@ -25,7 +25,7 @@ class Block:
     kv_len: Array
     """Cached tokens of each sequence."""
     draft_kv_len: Array
-    """Those of them that one draft step reads."""
+    """Tokens that one draft step reads."""
     gamma: Array
     tp: Array
 
@@ -98,7 +98,7 @@ class Draft:
 
     @property
     def tp_size(self) -> int | None:
-        """Most ranks that the draft runs on; None: all."""
+        """Largest number of ranks that the draft runs on. None: all."""
         return self.setup.speculation.draft_tp_size
 
     def ranks(self, tp_size: Any) -> Array:

@@ -25,12 +25,12 @@ from magicdec.specs.speculation import PUBLISHED_HEADS, HeadSpec
 
 @dataclass(frozen=True)
 class Head(SeparateNetwork):
-    """A trained head that drafts token by token. EAGLE's joins the target's last hidden state and
-    the last token's embedding."""
+    """A trained head that drafts token by token. EAGLE's input joins the target's last hidden state
+    and the last token's embedding."""
 
     @property
     def described(self) -> HeadSpec:
-        """The trained head, or one as they are usually published."""
+        """The given trained head, or the usual published one."""
         speculation = self.setup.speculation
         if speculation.head is not None:
             return speculation.head
@@ -177,8 +177,8 @@ class ParallelHead(Head):
         return [*self.features(prompt.setup, tokens=prompt.tokens, tp=prompt.tp)]
 
     def features(self, setup: Setup, *, tokens: Array, tp: Array) -> list[Op]:
-        """How it takes in tokens of the text: hidden states of as many of the target's layers as it
-        has are made one, from which each of its own layers computes keys and values."""
+        """How it takes in tokens of the text. Hidden states from one target layer per layer of its
+        own are fused, and each of its layers computes keys and values from the result."""
         at = self.at(setup)
         network = self.network
         hidden = float(network.hidden_size)

@@ -315,8 +315,8 @@ class DraftModel(SeparateNetwork):
         return self.setup.engine.standalone_draft_tp_size
 
     def ranks(self, tp_size: Any) -> Array:
-        """All ranks or as many as was said; a model that these do not split evenly, on the most
-        that do."""
+        """All ranks, or the requested number. A model that these do not split evenly runs on the
+        largest number that does."""
         ranks = super().ranks(tp_size)
         if not ranks.size or ranks.max() <= 1:
             return ranks

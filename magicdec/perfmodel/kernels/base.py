@@ -113,7 +113,7 @@ class Table:
     other_weight: float = 0.3
     """Weight in the fit of rows that do not count."""
     marks: tuple[str, ...] = ()
-    """Further columns that tell such a file from others."""
+    """Further columns by which the file is recognised."""
     flags: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Columns that are 1 where another has some text, else 0."""
     select: Callable[[Any], Any] = lambda frame: frame

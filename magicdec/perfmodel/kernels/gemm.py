@@ -39,7 +39,7 @@ from magicdec.specs.precision import Precision
 
 TILES = np.array([(64.0, 64.0), (64.0, 128.0), (128.0, 128.0), (128.0, 256.0), (256.0, 128.0)])
 ROWS_OF_SMALL_TILES = (64, 128)
-"""Up to so many tokens tiles are 64 × 64, and 64 × 128, where the library chooses by them alone."""
+"""Most tokens with tiles of 64 × 64, and of 64 × 128, in a library that chooses by tokens alone."""
 K_SPLITS = np.array([1.0, 2.0, 4.0, 8.0, 16.0])
 MIN_SPLIT_K = 64
 WEIGHT_ONLY_ROWS = 16

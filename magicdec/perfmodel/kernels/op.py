@@ -147,11 +147,11 @@ class Op:
     compute_s: Array
     overhead_s: Array
     least_s: Array
-    """The limit that no factor passes: its bytes and FLOPs at the device's peaks, or the time that
-    it has.
+    """Lower bound on the time: bytes and FLOPs at the device's peak rates. Operations without either
+    keep their own time.
     """
     bases: tuple[Basis, ...] = ()
-    """Where the time of each of its kernels comes from; none: an engine's constants."""
+    """Sources of its kernels' times. Empty: an engine's constants."""
 
     def times(self, count: Any) -> Op:
         """A share of the operation, or several of it."""
@@ -167,7 +167,7 @@ class Op:
         return replace(self, bases=tuple(bases))
 
     def by(self, factor: Any) -> Op:
-        """The operation run so many times slower, within its limits."""
+        """The operation `factor` times slower, but no faster than its lower bound."""
         return replace(self, time_s=np.maximum(self.time_s * factor, self.least_s))
 
 
@@ -240,7 +240,7 @@ def fixed(
 
 
 def merged(operations: list[Op]) -> tuple[Op, ...]:
-    """One operation for those of one name."""
+    """Operations of one name merged into one."""
     by_name: dict[str, list[Op]] = {}
     for op in operations:
         by_name.setdefault(op.name, []).append(op)
@@ -310,7 +310,7 @@ class ForwardTime:
         return ForwardTime(tuple(op.times(count) for op in self.ops))
 
     def by(self, factor: Any) -> ForwardTime:
-        """The pass run so many times slower, each operation within its limits."""
+        """The pass `factor` times slower, but no operation faster than its lower bound."""
         return ForwardTime(tuple(op.by(factor) for op in self.ops))
 
     def summed(self, weight: Array) -> ForwardTime:

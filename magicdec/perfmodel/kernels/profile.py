@@ -140,9 +140,9 @@ class Devices(NamedTuple):
 
     name: str
     num_gpus: int | None = None
-    """Their number; None: not given."""
+    """Number of devices. None: not given."""
     num_gpus_per_node: int | None = None
-    """Those of each node, where nodes are counted."""
+    """Number of devices per node, if nodes are given."""
     price_per_hour_usd: float | None = None
     """Dollars per device and hour; None: not given."""
 
@@ -187,7 +187,7 @@ def load_hardware(name_or_path: str | Path) -> HardwareProfile:
 
 
 def _key(name: str) -> str:
-    """A name by which devices are told apart, however its parts are divided."""
+    """A device's name without separators and vendor."""
     parts = re.split(r"[\s_-]+", name.strip().lower())
     return "".join(part for part in parts if part not in VENDORS)
 

@@ -97,7 +97,7 @@ def best_of_layouts(ways: list[Case], lacking: list[NeedsAcceptance]) -> Answer 
 
 
 def _is_narrowed(case: Case, rankings: Sequence[Ranking]) -> bool:
-    """Whether batches were tried in place of those that were asked for, which do not fit."""
+    """Whether smaller batches were tried because the requested ones do not fit."""
     asked = case.request.batch_sizes
     if not asked or case.searches_batch:
         return False
@@ -233,7 +233,7 @@ def _loads(
     alone: list[Candidate],
     drafted: list[Candidate],
 ) -> list[tuple[int, list[Candidate], list[Candidate]]]:
-    """The rows that compete: those of one given batch, or all where the batch is searched."""
+    """The rows that compete: the rows of each requested batch, or all rows if batches are searched."""
     if case.searches_batch:
         return [(0, alone, drafted)]
     batches = dict.fromkeys(row.batch_size for row in [*alone, *drafted])

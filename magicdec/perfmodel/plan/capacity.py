@@ -42,8 +42,7 @@ from magicdec.units import MEGA, SECONDS_PER_HOUR, format_seconds
 
 MOST_DEVICES = 4096
 CLOSE = 1.5
-"""Layouts are simulated that take up to so many times the fewest devices, by the analytic answer.
-"""
+"""Largest number of devices of a simulated layout, as a multiple of the analytic answer's fewest."""
 SEEDS = 3
 DISAGREEMENT = 0.1
 LEAST_GAIN = 0.01
@@ -246,7 +245,7 @@ def _in_parallel(
 
 
 def _nothing_keeps(load: Load, layouts: list[ServedLayout], most: int) -> CapacityError:
-    """The error for a load that so many devices do not keep, with the highest rate that they do."""
+    """The error for a load that exceeds the devices, with the highest rate that they serve."""
     best: Kept | None = None
     highest = 0.0
     for layout in layouts:
@@ -333,7 +332,7 @@ def _point(trial: Trial, replicas: int, rate: float) -> TrafficLoad:
 
 
 def _percentiles(seconds: Array) -> Percentiles | None:
-    """None where no request has such a time: an output of one token has none between tokens."""
+    """None if no request has this time, as outputs of one token have no time between tokens."""
     if not len(seconds):
         return None
     return Percentiles.of(seconds)
@@ -389,7 +388,9 @@ class _Repeats:
     slow: Outcome
     fast: Outcome
     factor: float
-    """Costs of `slow` over the predicted ones, and of these over those of `fast`."""
+    """Ratio of the costs in `slow` to the predicted ones, and of the predicted ones to those in
+    `fast`.
+    """
 
     @classmethod
     def of(cls, trial: Trial, replicas: int, rate: float) -> _Repeats:
@@ -454,7 +455,7 @@ def _other_policies(best: Kept) -> list[Trial]:
 
 
 def _timeline(outcome: Outcome) -> list[Moment]:
-    """The first replica's batch, queue and cache, at most so many moments."""
+    """The first replica's batch, queue and cache over time, at MAX_MOMENTS moments or fewer."""
     replica = outcome.replicas[0]
     interval = max(1, math.ceil(len(replica.timeline) / MAX_MOMENTS))
     blocks = replica.limits.num_blocks

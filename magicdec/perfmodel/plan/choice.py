@@ -93,7 +93,7 @@ class Ranking:
     """Rows that compete, ranked."""
 
     place: int
-    """Place among the loads that were asked for."""
+    """Place among the requested loads."""
     best: Candidate
     """The configuration to run."""
     drafted: list[Candidate]

@@ -52,9 +52,9 @@ from magicdec.specs.speculation import (
 GIGA = 1e9
 DEFAULT_BUDGETS = (64, 128, 256, 512, 1024, 2048, 4096)
 NUM_DRAFT_MODELS = 2
-"""Draft models of the catalog that a plan names without being asked."""
+"""Number of catalog draft models that a plan considers by default."""
 LARGEST_DRAFT_SHARE = 0.25
-"""Share of the target's parameters that such a draft model has at most."""
+"""Largest size of such a draft model, as a share of the target's parameters."""
 HEAD_WINDOWS = (2048, 4096)
 """Windows of heads to try: 2048 is the one that was measured most, and no shorter one was."""
 LONG_CONTEXT = 65_536
@@ -326,8 +326,8 @@ def check_profiles(
     draft: str | None,
     method: str | None,
 ) -> None:
-    """Raises ConfigError for a profile of a draft that such a plan does not consider: it would not
-    be used.
+    """Raises ConfigError for the profile of a draft that the plan does not consider, since it would
+    be ignored.
     """
     pairs = []
     if "none" not in (draft, method):

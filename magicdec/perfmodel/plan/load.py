@@ -38,14 +38,14 @@ MAX_REQUESTS = 3000
 SPAN_S = 400.0
 """Drawn requests are those of this time, within MIN_REQUESTS and MAX_REQUESTS."""
 ENOUGH_REQUESTS = 3000
-"""Replicas that receive so many, in SPAN_S of a constant rate, stand for all."""
+"""Replicas that receive this many requests in SPAN_S at a constant rate stand for all."""
 MAX_SHAPES = 512
 """Requests of a trace that stand for its lengths in the analytic answer."""
 MIN_SCHEDULED = 20
 MAX_SCHEDULED = 20_000
 LEAST_BALANCED = 8
 WINDOWS = 5
-"""Equal parts of a schedule, in each of which limits are to hold."""
+"""Equal parts of a schedule. Limits must hold in each."""
 MAX_WORK = 4_000_000
 """Passes of schedulers that one question may simulate: some minutes of one core."""
 
@@ -204,7 +204,7 @@ class Load:
         return dataclasses.replace(trace, arrival_s=arrivals.arrival_s)
 
     def kept_by(self, outcome: Outcome) -> bool:
-        """Whether an outcome keeps the limits; those of a schedule in each of its WINDOWS."""
+        """Whether an outcome keeps the limits; under a schedule, in each of its WINDOWS."""
         if outcome.is_overloaded:
             return False
         if self.schedule is None:

@@ -1,4 +1,4 @@
-"""How a choice hangs on what is not known, and which measurement is worth most.
+"""How a choice depends on what is not known, and which measurement is worth most.
 
 Costs and acceptance are drawn together, quasi-randomly, and every configuration is priced with the
 same draws: the rate of configuration a at draw n is
@@ -8,9 +8,9 @@ same draws: the rate of configuration a at draw n is
 where E_a(n) is the tokens per step of the drawn acceptance and T_a(n) the time of the drawn costs.
 Two drafts on one text share part of their acceptance, as the belief says.
 
-A measurement tells some of what is drawn. After it, the configuration with the highest mean rate
-given what it told would be chosen. Its worth is how much the mean of that rate exceeds the highest
-mean rate now; means given what a measurement told are regressions of the rates on it.
+A measurement reveals some of the drawn values. After it, one would choose the configuration with
+the highest mean rate given its result. Its worth is how much the mean of that rate exceeds the
+highest mean rate now. Means given a result are regressions of the rates on it.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def normals(num: int) -> Array:
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """Configurations of one draft (None: decoding without one) that are compared."""
+    """Competing configurations of one draft. `option` None: decoding without a draft."""
 
     option: DraftOption | None
     rows: list[Candidate]
@@ -164,7 +164,7 @@ def outlook(
 
 
 def _place(compared: Sequence[Compared], row: Candidate) -> int:
-    """The number of a configuration among those of all drafts."""
+    """The index of a configuration in the list of all drafts' rows."""
     number = 0
     for of_draft in compared:
         for other in of_draft.rows:
@@ -376,8 +376,7 @@ def _measurements(
     drawn: Drawn,
     place: int,
 ) -> list[Measurement]:
-    """Measurements that can be made, the one to make first: the one that takes least of those that
-    are worth nearly the most."""
+    """Possible measurements. First comes the easiest one whose worth is close to the highest."""
     gain = drawn.gain(place)
     now = normal_cdf(np.array([gain.mean() / max(float(gain.std()), 1e-9)]))
     measurements = []
@@ -411,7 +410,7 @@ def _worth_of(measurement: Measurement) -> float:
 
 
 def _possible(case: Case, compared: Sequence[Compared], drawn: Drawn, place: int) -> list[Asked]:
-    """Measurements that can be made, those that take least first."""
+    """Possible measurements, the easiest first."""
     counted = [
         (_option(of_draft), _counted(of_draft, sigmas, drawn.noise))
         for of_draft, sigmas in zip(compared[1:], drawn.acceptance.T, strict=True)

@@ -115,8 +115,8 @@ def _needed(answer: Answer) -> list[NeedsAcceptance]:
 
 
 def _under_arrivals(request: PlanRequest, model: ModelSpec, progress: Progress) -> Plan:
-    """The plan for a rate of arrivals: its best configuration is the one that the simulation
-    settled on, on as many devices as the rate takes.
+    """The plan for a rate of arrivals. A simulation chooses the configuration and the number of
+    devices.
     """
     from magicdec.perfmodel.plan.capacity import plan_traffic  # most plans need no simulator
 
@@ -208,7 +208,7 @@ def answered(
 
 
 def _too_slow(request: PlanRequest) -> CapacityError:
-    """The error for limits that nothing keeps, naming the least that one sequence alone reaches."""
+    """The error for limits that nothing keeps, with the times of a single sequence."""
     free = plan(
         msgspec.structs.replace(
             request,
@@ -227,8 +227,8 @@ def _too_slow(request: PlanRequest) -> CapacityError:
 
 
 def _readable(request: PlanRequest, model: ModelSpec) -> tuple[PlanRequest, list[str]]:
-    """The request with the contexts that the model can read, and why the others are refused. Raises
-    CapacityError where it can read none."""
+    """The request with the contexts that the model can read, and the reasons for refusing others.
+    Raises CapacityError if it can read none."""
 
     def refusal(longest: int) -> str:
         text = (

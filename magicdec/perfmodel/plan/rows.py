@@ -112,12 +112,12 @@ class Gains:
 
 
 PERCENTILES = (0.1, 0.5, 0.9)
-"""Percentiles of the acceptance at which a gain is told."""
+"""Percentiles of the acceptance for which gains are reported."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptanceColumns:
-    """How gains hang on the acceptance: [percentiles, rows], and the tokens to break even."""
+    """Gains by percentile of the acceptance, [percentiles, rows], and break-even tokens per step."""
 
     tokens: Array
     speedup: Array

@@ -43,8 +43,8 @@ MAX_SUGGESTED_TP = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """Candidates kept of one draft (None: autoregressive decoding) in one case, and their
-    prediction as rows in the same order."""
+    """The best candidates of one draft in one case, and their predictions in the same order.
+    `option` None: autoregressive decoding."""
 
     option: DraftOption | None
     prediction: Prediction
@@ -75,8 +75,8 @@ def search(case: Case, baseline: Candidate | None) -> list[Found]:
 
 
 def best_autoregressive(case: Case) -> Candidate | None:
-    """Autoregressive decoding at its own best batch and tp, within the latency limits; None where
-    it keeps them at no batch."""
+    """Autoregressive decoding at its own best batch and tp within the latency limits. None: no batch
+    keeps them."""
     searching = dataclasses.replace(case, searches_batch=True, options=())
     batches = _searched_batches(searching)
     if not len(batches):
@@ -144,9 +144,11 @@ def better_gamma(case: Case, option: DraftOption, row: Candidate) -> Candidate |
 
 
 def _searched_batches(case: Case) -> Array:
-    """The batch sizes to evaluate: the given ones, or where none of them fits the most that do,
-    with the drafts and without; a usual one, or the largest power of two that fits where that does
-    not; or where it is searched, a geometric range up to the largest that fits.
+    """The batch sizes to evaluate.
+
+    - Requested batches; if none fits, the largest that fit with and without drafts.
+    - Without a request, the default batch, or the largest smaller power of two that fits.
+    - If batches are searched, a range up to the largest that fits.
     """
     if case.request.batch_sizes and not case.searches_batch:
         asked = np.asarray(case.request.batch_sizes, dtype=np.float64)
@@ -170,7 +172,7 @@ def _searched_batches(case: Case) -> Array:
 
 
 def most_that_fit(case: Case) -> float:
-    """The largest batch, with the drafts where these leave room for nearly as many."""
+    """The largest batch that fits without a draft, or with the drafts if they cost few sequences."""
     alone = float(case.largest_batches().max(initial=0))
     most = alone
     for option in case.options:
@@ -187,7 +189,7 @@ def _found(
     batches: Array,
     baseline: float | None,
 ) -> Found | None:
-    """Every point of one draft, or where the batch is searched those worth a look; None where there
+    """Every point of one draft; if the batch is searched, the undominated points only. None: there
     are none.
     """
     if not len(batches):

@@ -84,7 +84,7 @@ class Trial:
         return most
 
     def fewest(self, most_devices: int) -> int | None:
-        """The fewest replicas that keep the limits; None where so many devices do not."""
+        """The fewest replicas that keep the limits. None: the devices are too few."""
         most = self.most_replicas(most_devices)
         needed = self.load.peak / max(self.layout.rate, 1e-9)
         if most < 1 or needed > BEYOND * most:

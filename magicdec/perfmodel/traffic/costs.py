@@ -44,9 +44,7 @@ NUM_ACCEPTANCE_CONTEXTS = 9
 
 
 def nodes(low: float, high: float, most: int = NUM_CONTEXTS) -> Array:
-    """At most so many whole numbers between two, spaced by their logarithm: all, where there are
-    few.
-    """
+    """Whole numbers between two, at most `most` of them, evenly spaced by their logarithm."""
     low = max(low, 1.0)
     high = max(high, low)
     if high - low < most:
@@ -62,7 +60,7 @@ class Costs:
     steps: Callable[[int, Array], Array]
     """Steps of a gamma: a row for each of these numbers of sequences, a column for each context."""
     linear: list[float]
-    """A pass over so many tokens, attention apart."""
+    """Time of a pass by its number of tokens, without attention."""
     prompt_lens: Array
     prompts: Array
     """Attention over a prompt of such a length, and the draft's prefill of it; the whole prefill
@@ -101,7 +99,7 @@ class Costs:
         return float(row[place] + share * (row[after] - row[place]))
 
     def prompt_s(self, length: int) -> float:
-        """Seconds of a prompt of such a length, between those of `prompts`."""
+        """Seconds of a prompt of this length, interpolated in `prompts`."""
         if length not in self.read:
             self.read[length] = float(np.interp(length, self.prompt_lens, self.prompts))
         return self.read[length]

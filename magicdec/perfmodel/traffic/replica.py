@@ -114,7 +114,7 @@ class Replica:
         was preempted.
         """
         self.emitted = [0] * count
-        """Tokens of those that do not decode now."""
+        """Tokens emitted by requests that do not decode now."""
         self.lag = [0.0] * count
         """Time by which a request's tokens leave the last stage after the others' of its round, as
         its prompt did.
@@ -136,9 +136,9 @@ class Replica:
         self.slots = np.zeros((3, slots), dtype=np.int64)
         self.ids, self.context, self.left = self.slots
         self.total = 0
-        """Tokens of those that decode."""
+        """Tokens held by decoding requests."""
         self.held = 0
-        """Blocks of those that decode."""
+        """Blocks held by decoding requests."""
         self.preemptions = 0
         self.iterations = 0
         self.timeline: list[tuple[float, int, int, int]] = []

@@ -111,7 +111,7 @@ class Turns:
         return self.mine / self.every
 
     def of(self, count: int) -> Whole:
-        """Their places among so many requests."""
+        """Their places among `count` requests."""
         places = np.arange(count)
         return places[places % self.every < self.mine]
 
@@ -188,7 +188,7 @@ class Schedule:
         return replace(self, rates=self.rates * (rate / self.mean))
 
     def parts(self, count: int) -> list[Schedule]:
-        """So many equal spans of time, each a schedule of its own."""
+        """`count` equal spans of time, each a schedule of its own."""
         edges = np.linspace(0.0, self.times_s[-1], count + 1)
         return [self._between(start, end) for start, end in pairwise(edges)]
 
