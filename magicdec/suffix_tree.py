@@ -427,7 +427,8 @@ def _stretch(tree, texts, place, node, child):
 
 @numba.njit(cache=True, nogil=True)
 def _split(tree, texts, place, child):
-    """Give the first token of an edge a node of its own, which takes the child's place; return it."""
+    """Give the first token of an edge a node of its own, which takes the child's place; return
+    it."""
     _leave(tree, child)
     parent = tree.parent[child]
     upper = _new_node(tree, parent, tree.token[child], 1, place, tree.counts[child])

@@ -18,18 +18,23 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "magicdec"
-KERNELS = {"runtime/kernels", "vllm/page_kernels.py"}
+KERNELS = {"runtime/kernels", "vllm/page_kernels.py", "suffix_tree.py"}
 """Code for compilers (numba, Triton), which take no smaller pieces."""
+TOP_LEVEL = "."
+"""Files of the package outside folders."""
 MOST_NODES_PER_LINE = 5.6
 MOST_PACKED_PER_1000_LINES = 2.0
 MOST_BRANCHES_IN_EXPRESSIONS = 0.58
 TIGHTER_NODES_PER_LINE = {
+    TOP_LEVEL: 5.0,
     "atlas": 5.0,
-    "calibrate": 5.0,
-    "commands": 5.0,
+    "calibrate": 4.5,
+    "commands": 4.3,
     "explore": 5.0,
-    "live": 5.0,
+    "live": 4.7,
+    "logs": 5.0,
     "measure": 4.7,
+    "perfmodel": 5.2,
     "reports": 5.25,
     "runtime": 5.15,
     "specs": 4.85,
@@ -37,11 +42,15 @@ TIGHTER_NODES_PER_LINE = {
     "vllm": 4.2,
 }
 TIGHTER_IN_EXPRESSIONS = {
+    TOP_LEVEL: 0.38,
     "atlas": 0.40,
+    "calibrate": 0.40,
     "commands": 0.40,
     "explore": 0.40,
-    "live": 0.44,
+    "live": 0.40,
+    "logs": 0.40,
     "measure": 0.36,
+    "perfmodel": 0.40,
     "reports": 0.36,
     "runtime": 0.30,
     "specs": 0.40,
@@ -50,7 +59,16 @@ TIGHTER_IN_EXPRESSIONS = {
 }
 """Limits of the folders that have reached them, or come near."""
 MOST_COLUMNS = 100
-WITHIN_COLUMNS = ("measure", "runtime", "specs", "validate", "vllm")
+WITHIN_COLUMNS = (
+    "calibrate",
+    "commands",
+    "live",
+    "measure",
+    "runtime",
+    "specs",
+    "validate",
+    "vllm",
+)
 """Folders without a longer line, their docstrings and messages included."""
 MOST_BRANCHES = 12
 MOST_FUNCTIONS_ABOVE = 20
@@ -67,8 +85,11 @@ FOLDERS = sorted(path.name for path in PACKAGE.iterdir() if (path / "__init__.py
 
 
 def sources(folder: str = "") -> Iterator[Path]:
-    """The package's files outside kernels, in one folder of it or in all."""
-    for path in sorted((PACKAGE / folder).rglob("*.py")):
+    """The package's files outside kernels: those of one folder, of the top level, or all."""
+    found = (PACKAGE / folder).rglob("*.py")
+    if folder == TOP_LEVEL:
+        found = PACKAGE.glob("*.py")
+    for path in sorted(found):
         inside = path.relative_to(PACKAGE).as_posix()
         if not any(inside.startswith(kernel) for kernel in KERNELS):
             yield path
@@ -126,7 +147,7 @@ def test_each_test_file_has_a_name_of_its_own() -> None:
     assert [name for name, count in names.items() if count > 1] == []
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("folder", [TOP_LEVEL, *FOLDERS])
 def test_code_is_not_packed(folder: str) -> None:
     lines = 0
     nodes = 0
@@ -156,6 +177,25 @@ def test_lines_are_short(folder: str) -> None:
             if len(line) > MOST_COLUMNS:
                 long.append(f"{path.relative_to(ROOT)}:{number}")
     assert long == []
+
+
+def test_lines_of_code_are_short() -> None:
+    """Tables at module level and formulas in docstrings may be wider."""
+    wide = []
+    for path in sources():
+        source = path.read_text(encoding="utf-8")
+        tree = ast.parse(source)
+        free: set[int] = set()
+        for node in tree.body:
+            if isinstance(node, ast.Assign | ast.AnnAssign):
+                free.update(range(node.lineno, node.end_lineno + 1))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+                free.update(range(node.lineno, node.end_lineno + 1))
+        for number, line in enumerate(source.splitlines(), 1):
+            if len(line) > MOST_COLUMNS and number not in free:
+                wide.append(f"{path.relative_to(ROOT)}:{number}")
+    assert wide == []
 
 
 def test_few_functions_branch_much() -> None:

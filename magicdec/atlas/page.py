@@ -99,8 +99,8 @@ def render_markdown(atlas: Atlas, cells: Sequence[Cell]) -> str:
         "",
         summary_of(cells),
         "",
-        "Each cell: the fewest devices that hold the model, the draft that a plan chooses, gamma, and "
-        "the gain over decoding without a draft at the same batch, with its 90 % interval. The "
+        "Each cell: the fewest devices that hold the model, the draft that a plan chooses, gamma, "
+        "and the gain over decoding without a draft at the same batch, with its 90 % interval. The "
         "[page](atlas.html) adds dollars, times and each cell's command, and can be sorted and "
         f"filtered. Prices: {prices.source}, read on {prices.read_on}. Both are built by",
         "",
@@ -192,8 +192,8 @@ def _best_gain(model: str, device: str, cells: Sequence[Cell], *, num_loads: int
     devices = f"{answer.num_gpus} × {device_name(device)}"
     drafting = f"{answer.draft}, gamma {answer.gamma}"
     return (
-        f"A draft is expected to pay under {num_drafted} of {num_loads} loads, most for {cell.load} on "
-        f"{devices}: {drafting}, {gain_text(answer)}."
+        f"A draft is expected to pay under {num_drafted} of {num_loads} loads, most for "
+        f"{cell.load} on {devices}: {drafting}, {gain_text(answer)}."
     )
 
 

@@ -545,8 +545,8 @@ def _fit_vocabulary(
 
 
 def _fit_upkeep(points: Sequence[Point], *, base: EngineProfile) -> EngineProfile:
-    """Fits the costs that are paid once per step. The upkeep of a draft with its own cache grows with
-    the verified tokens. Without one, the part of a step outside its phases grows with the
+    """Fits the costs that are paid once per step. The upkeep of a draft with its own cache grows
+    with the verified tokens. Without one, the part of a step outside its phases grows with the
     sequences, drafted or not."""
     upkeep = _columns(points, "upkeep")
     # what an autoregressive step does after sampling; its forward pass shares the constants of

@@ -1,8 +1,9 @@
-"""Answers from the requests that a server has logged: what look-ups accept, and what traffic is like.
+"""Answers from the requests that a server has logged: what look-ups accept, and what traffic is
+like.
 
 A look-up proposes one token at each position, so lossless verification accepts it exactly where it
-equals the token that was emitted next, whatever the temperature. Logged prompts and outputs therefore
-determine every accepted count (`replay`), without a model and without torch.
+equals the token that was emitted next, whatever the temperature. Logged prompts and outputs
+therefore determine every accepted count (`replay`), without a model and without torch.
 
     lookups     rules of the engines' look-ups and their settings
     ngram       numba kernels of the n-gram rules

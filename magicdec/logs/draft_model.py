@@ -1,12 +1,13 @@
-"""Replays of a draft model: one prefill of the draft over each logged text tells every gamma's acceptance.
+"""Replays of a draft model: one prefill of the draft over each logged text tells every gamma's
+acceptance.
 
-A draft that is decoded greedily is one token at each position. If all drafts before it were accepted, its text is the
-logged text, so with m_t = [the draft's argmax after token t is the logged token t + 1] a step that begins at t accepts
-the run of m from t on, cut at gamma. The target is never loaded.
+A draft that is decoded greedily is one token at each position. If all drafts before it were
+accepted, its text is the logged text, so with m_t = [the draft's argmax after token t is the logged
+token t + 1] a step that begins at t accepts the run of m from t on, cut at gamma. The target is
+never loaded.
 
-This holds for engines that draft greedily at every temperature (vLLM's V1 runner). An engine that samples its drafts
-accepts min(1, q/p) of them, which needs the target's probabilities.
-"""
+This holds for engines that draft greedily at every temperature (vLLM's V1 runner). An engine that
+samples its drafts accepts min(1, q/p) of them, which needs the target's probabilities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Readers of the formats in which requests are logged: one document of a file to the requests that it holds.
+"""Readers of the formats in which requests are logged: one document of a file to the requests that
+it holds.
 
 token ids       prompt_token_ids or prompt; output_token_ids, generated_token_ids, token_ids, output, or
                 outputs[].token_ids (vLLM's RequestOutput, SpecDecode-Bench)
@@ -26,7 +27,8 @@ from typing import Any
 import msgspec
 
 MILLISECONDS_FROM = 1e11
-"""A time stamp above this is in milliseconds, one above its 1000-fold in microseconds, and so on."""
+"""A time stamp above this is in milliseconds, one above its 1000-fold in microseconds, and so
+on."""
 Message = dict[str, Any]
 Prompt = list[int] | str | list[Message]
 

@@ -1,9 +1,10 @@
-"""The load of logged requests: arrivals, lengths, and the share of prompts that a prefix cache holds.
+"""The load of logged requests: arrivals, lengths, and the share of prompts that a prefix cache
+holds.
 
-A prompt's whole blocks are hashed in a chain, as vLLM hashes them, and looked up in the blocks of earlier requests in
-the order of arrival; the least recently used go where the cache is full. A request's blocks count as cached from its
-arrival on, so of requests that arrive together the second finds the first's.
-"""
+A prompt's whole blocks are hashed in a chain, as vLLM hashes them, and looked up in the blocks of
+earlier requests in the order of arrival; the least recently used go where the cache is full. A
+request's blocks count as cached from its arrival on, so of requests that arrive together the second
+finds the first's."""
 
 from __future__ import annotations
 
@@ -83,7 +84,8 @@ class LogLoad:
     prompt_len: Whole
     output_len: Whole
     cached_len: Whole
-    """Tokens of each prompt that the prefix cache holds: as the engine counted them, or as replayed."""
+    """Tokens of each prompt that the prefix cache holds: as the engine counted them, or as
+    replayed."""
     num_counted: int
     """Requests whose cached tokens the engine counted."""
     block_tokens: int
@@ -149,8 +151,8 @@ def read_load(
 ) -> LogLoad:
     """Read the load of logged requests.
 
-    `block_tokens` and `room_tokens` are the engine's prefix cache. What a draft loses of each hit is
-    left to the plan, which knows the draft.
+    `block_tokens` and `room_tokens` are the engine's prefix cache. What a draft loses of each hit
+    is left to the plan, which knows the draft.
 
     Raises:
         ConfigError: a file cannot be read, or none has a request with a prompt and an output.

@@ -37,7 +37,8 @@ NO_PLACE = -1
 
 
 class Index(NamedTuple):
-    """A hash table of n-grams. Entries of earlier requests have another stamp and count as empty."""
+    """A hash table of n-grams. Entries of earlier requests have another stamp and count as
+    empty."""
 
     stamp: Ints
     length: Ints
@@ -82,8 +83,8 @@ class NgramReplay:
         *,
         max_len: int = 0,
     ) -> tuple[Steps, npt.NDArray[np.int64]]:
-        """Return the steps of one request, [settings, steps, 3], and how many each setting has. Both
-        are valid until the next call.
+        """Return the steps of one request, [settings, steps, 3], and how many each setting has.
+        Both are valid until the next call.
 
         `text` is the prompt and the output, `max_len` the engine's longest sequence (0: any).
         """

@@ -74,7 +74,8 @@ def sweep(
     min_ngrams: Sequence[int] = (),
     max_ngrams: Sequence[int] = (),
 ) -> list[Lookup]:
-    """Return the settings to replay for these rules: all that are given, else a grid of those in use.
+    """Return the settings to replay for these rules: all that are given, else a grid of those in
+    use.
 
     Raises:
         ConfigError: a rule is unknown, or its settings do not go together.
@@ -332,7 +333,8 @@ def _spread(counts: SettingCounts) -> float:
 
 
 def _deviation(law: Law, gamma: int, relative: float) -> float:
-    """The law's error for which its tokens per step have this relative error: all rates move together."""
+    """The law's error for which its tokens per step have this relative error: all rates move
+    together."""
     largest = 3.0
 
     def excess(deviation: float) -> float:

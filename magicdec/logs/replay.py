@@ -1,8 +1,8 @@
 """Replays of whole logs: shards in several processes, and what the engine would have counted.
 
-Counts are whole numbers of requests, so those of shards add up to those of one pass. Suffix decoding's tree of
-responses lasts over all requests, so that replay is one task that reads the shards in their order.
-"""
+Counts are whole numbers of requests, so those of shards add up to those of one pass. Suffix
+decoding's tree of responses lasts over all requests, so that replay is one task that reads the
+shards in their order."""
 
 from __future__ import annotations
 
@@ -153,9 +153,9 @@ def replay_logs(
 ) -> LogReplay:
     """Replay these settings on the requests of files.
 
-    joblib runs the tasks: its processes on this machine, or a cluster's where the caller has chosen such a backend
-    (`joblib.parallel_config`). With `keep`, a folder, counts of parts are kept there, and a second call goes on from
-    them.
+    joblib runs the tasks: its processes on this machine, or a cluster's where the caller has chosen
+    such a backend (`joblib.parallel_config`). With `keep`, a folder, counts of parts are kept
+    there, and a second call goes on from them.
 
     Raises:
         ConfigError: a file cannot be read, or none has a request.

@@ -1,4 +1,5 @@
-"""Files of logged requests, in shards that are read as a stream: JSON lines, JSON, .gz, .zst and Parquet."""
+"""Files of logged requests, in shards that are read as a stream: JSON lines, JSON, .gz, .zst and
+Parquet."""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ def files_of(patterns: Sequence[str | Path]) -> list[Path]:
 
 
 def shards_of(files: Sequence[Path], *, shard_bytes: int = SHARD_BYTES) -> list[Shard]:
-    """Return the parts of these files, in order; a compressed file or a JSON document is one part."""
+    """Return the parts of these files, in order; a compressed file or a JSON document is one
+    part."""
     shards: list[Shard] = []
     for file in files:
         path = file.absolute()  # processes that read it may run elsewhere
@@ -235,7 +237,8 @@ def _table_rows(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
 
 
 def companions_of(shards: Sequence[Shard]) -> Companions:
-    """Return the prompts that stand in files of their own, by the id that joins them to their outputs.
+    """Return the prompts that stand in files of their own, by the id that joins them to their
+    outputs.
 
     Only files whose first row is such a prompt are read.
 
@@ -256,7 +259,8 @@ def companions_of(shards: Sequence[Shard]) -> Companions:
                 companions[joined[0]] = joined[1]
         if len(companions) > COMPANION_LIMIT:
             raise ConfigError(
-                f"more than {COMPANION_LIMIT} prompts stand apart from their outputs; join them, or split the files"
+                f"more than {COMPANION_LIMIT} prompts stand apart from their outputs; join them, "
+                "or split the files"
             )
     return companions
 

@@ -29,7 +29,8 @@ COMPACT_ABOVE = 1 << 20
 
 
 class SuffixReplay:
-    """Replays requests in their order under several gammas; the tree of responses lasts from one to the next."""
+    """Replays requests in their order under several gammas; the tree of responses lasts from one to
+    the next."""
 
     def __init__(self, lookups: Sequence[Lookup], settings: SuffixSettings | None = None) -> None:
         self.lookups = tuple(lookups)
@@ -52,9 +53,8 @@ class SuffixReplay:
         *,
         max_len: int = 0,
     ) -> tuple[Steps, npt.NDArray[np.int64]]:
-        """Return the steps of one request, [settings, steps, 3], and how many each setting has; both are valid until
-        the next call.
-        """
+        """Return the steps of one request, [settings, steps, 3], and how many each setting has;
+        both are valid until the next call."""
         output_len = len(text) - prompt_len
         depth = self.settings.max_depth
         self._prepare_local(len(text))

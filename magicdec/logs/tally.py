@@ -1,7 +1,8 @@
-"""Counts of replayed steps: whole numbers, so that those of shards add up to those of one pass to the last digit.
+"""Counts of replayed steps: whole numbers, so that those of shards add up to those of one pass to
+the last digit.
 
-What is kept of requests is sums and sums of products over them: the error of a ratio r = Σ a / Σ n over requests,
-se² = C / (C − 1) · Σ (a − r·n)² / (Σ n)², needs no more than Σ a², Σ a·n and Σ n².
+What is kept of requests is sums and sums of products over them: the error of a ratio r = Σ a / Σ n
+over requests, se² = C / (C − 1) · Σ (a − r·n)² / (Σ n)², needs no more than Σ a², Σ a·n and Σ n².
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from magicdec.logs.ngram import Steps
 
 Whole = npt.NDArray[np.int64]
 CONTEXT_BOUNDS = np.array([2**power for power in range(7, 21)], dtype=np.int64)
-"""Upper bounds, inclusive, of the ranges of context that are counted apart: 128, 256, … 1 M tokens."""
+"""Upper bounds, inclusive, of the ranges of context that are counted apart: 128, 256, … 1 M
+tokens."""
 OUTPUT_BOUNDS = np.array([16, 64, 256, 1024, 4096], dtype=np.int64)
 """Upper bounds, inclusive, of the ranges of place in the output that are counted apart."""
 Z_95 = 1.959963984540054
@@ -75,8 +77,8 @@ class SettingCounts:
 
     @property
     def accepted_tokens(self) -> tuple[int, int]:
-        """The least and the most that the engine's counter can hold: where the log ends within a draft that was right
-        so far, the engine may have accepted the rest of it."""
+        """The least and the most that the engine's counter can hold: where the log ends within a
+        draft that was right so far, the engine may have accepted the rest of it."""
         least = int(self.positions[:, columns.ACCEPTED].sum())
         return least, least + int(self.totals[columns.OPEN_DRAFTED])
 
@@ -106,7 +108,8 @@ class SettingCounts:
 
     @property
     def rates(self) -> list[Ratio]:
-        """P(draft i accepted | all before accepted) of all steps, up to the last position that was tried."""
+        """P(draft i accepted | all before accepted) of all steps, up to the last position that was
+        tried."""
         rates = []
         for sums in self.positions.tolist():
             if sums[columns.TRIED] == 0:
@@ -125,8 +128,8 @@ class SettingCounts:
         return rates
 
     def requests_for(self, relative: float = 0.05) -> int | None:
-        """Requests after which tokens per step are known to ± `relative` (95 %), as these spread; None of one request
-        or of none that decodes."""
+        """Requests after which tokens per step are known to ± `relative` (95 %), as these spread;
+        None of one request or of none that decodes."""
         ratio = self.tokens_per_step
         if ratio.stderr is None or ratio.value == 0.0:
             return None

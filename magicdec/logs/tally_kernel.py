@@ -9,7 +9,8 @@ STEPS, DRAFTED_STEPS, DRAFTED, EMITTED = range(4)
 """Columns of what is counted by context and by place in the output."""
 NUM_SUMS = 4
 REQUESTS, STEPS_SQUARED, STEPS_EMITTED, EMITTED_SQUARED, OPEN_DRAFTED, OPEN_STEPS = range(4, 10)
-"""Further columns of the totals: sums over requests from which errors follow, and what no log determines."""
+"""Further columns of the totals: sums over requests from which errors follow, and what no log
+determines."""
 NUM_TOTALS = 10
 TRIED, ACCEPTED, TRIED_SQUARED, TRIED_ACCEPTED, ACCEPTED_SQUARED = range(5)
 NUM_POSITION_SUMS = 5
@@ -31,10 +32,9 @@ def add_request(
 ):
     """Add `steps`, [settings, steps, 3], of which each setting has `counts`.
 
-    A draft's token is tried where all before it were accepted and the log has the token that was emitted there; a step
-    without a draft at a position tries it too, and does not accept it. So the rates by position give the tokens of
-    every step, whether it had a draft or not.
-    """
+    A draft's token is tried where all before it were accepted and the log has the token that was
+    emitted there; a step without a draft at a position tries it too, and does not accept it. So the
+    rates by position give the tokens of every step, whether it had a draft or not."""
     end = text_len - 1
     most = positions.shape[1]
     tried = np.zeros(most, np.int64)

@@ -61,7 +61,8 @@ FP8_SCALES = 1.0 + 4.0 / 128.0
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """A forward pass's sequences and tokens, where it runs, and how it is split; numbers broadcast."""
+    """A forward pass's sequences and tokens, where it runs, and how it is split; numbers
+    broadcast."""
 
     at: Where
     batch: Any
@@ -227,7 +228,8 @@ def _attention(mixer: Attention, p: Pass, *, count: int) -> list[Op]:
 
 
 def _prefill(mixer: Attention, p: Pass, curve: PrefillCurve, *, count: int) -> Op:
-    """Attention by the prefill kernel's own curve. Chunks of the context are prompts of their own."""
+    """Attention by the prefill kernel's own curve. Chunks of the context are prompts of their
+    own."""
     batch, prompt = p.batch, p.query_len
     if mixer.mask == "chunk" and mixer.span is not None:
         prompt = np.minimum(p.query_len, float(mixer.span))

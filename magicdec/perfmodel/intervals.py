@@ -50,8 +50,9 @@ QUANTILES = [NormalDist().inv_cdf((place + 0.5) / NUM_QUANTILES) for place in ra
 """Standard deviations of equally likely acceptances."""
 LEAST_DEVIATION = 1e-6
 UNRUN_LAYER_S = 0.5e-3
-"""Time that a layer of a sparse self-draft may take beyond its kernels in an engine whose releases do not
-run it: the launches of a layer outside captured graphs (`draft_model_layer_s` of vLLM before 0.24)."""
+"""Time that a layer of a sparse self-draft may take beyond its kernels in an engine whose releases
+do not run it: the launches of a layer outside captured graphs (`draft_model_layer_s` of vLLM before
+0.24)."""
 OTHER_HEAD_ERROR = 0.12
 """Acceptance rates of two heads of one model, and of one on two tasks, differ by about this much:
 1.25 and 2.0 tokens per step of gpt-oss-120b at 9k tokens and gamma 3, 2.3 and 1.4 of Qwen3-8B at
@@ -183,8 +184,8 @@ def log_shifts(
 
 
 def _unrun_share(setup: Setup, terms: StepTerms) -> Array:
-    """The launches of a sparse self-draft outside captured graphs, as a share of a speculative step;
-    0 for drafts that a release of the engine runs."""
+    """The launches of a sparse self-draft outside captured graphs, as a share of a speculative
+    step; 0 for drafts that a release of the engine runs."""
     speculation = setup.speculation
     kind = draft_kind(speculation.draft, speculation.draft_method)
     if speculation.draft_method not in SPARSE_METHODS or kind in setup.engine.drafts:

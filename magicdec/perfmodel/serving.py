@@ -307,7 +307,8 @@ def serving_time(
 
 @dataclass(frozen=True, kw_only=True)
 class WholeRequests:
-    """Requests at the points of a prediction, prefills included, with every slot of its batch busy."""
+    """Requests at the points of a prediction, prefills included, with every slot of its batch
+    busy."""
 
     prediction: Prediction
     alone: Cycle

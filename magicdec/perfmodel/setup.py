@@ -32,7 +32,8 @@ AT_TEMPERATURE_ONE = SamplingSpec(temperature=1.0)
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSetup:
-    """A model with its draft on an engine: what it holds and reads does not depend on the device."""
+    """A model with its draft on an engine: what it holds and reads does not depend on the
+    device."""
 
     model: ModelSpec
     engine: EngineProfile

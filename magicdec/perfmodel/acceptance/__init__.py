@@ -113,7 +113,8 @@ class AcceptanceProfile(
     def __post_init__(self) -> None:
         if self.schema_version != SCHEMA_VERSION:
             raise ValueError(
-                f"schema_version {self.schema_version} is not supported; this release reads {SCHEMA_VERSION}"
+                f"schema_version {self.schema_version} is not supported; this release reads "
+                f"{SCHEMA_VERSION}"
             )
         if not 0.0 <= self.spread <= 0.5:
             raise ValueError(f"'spread' must be between 0 and 0.5, not {self.spread!r}")
@@ -202,8 +203,8 @@ class AcceptanceProfile(
 
     @property
     def max_gamma(self) -> int | None:
-        """The deepest gamma that a plan chooses on its own. Without counts, the error of a deeper one
-        is not known, so it is the measured one. None: any."""
+        """The deepest gamma that a plan chooses on its own. Without counts, the error of a deeper
+        one is not known, so it is the measured one. None: any."""
         if self.measured:
             return None
         return self.measured_gamma
@@ -253,7 +254,8 @@ class AcceptanceProfile(
         gamma: Array,
         shift: Any,
     ) -> tuple[Array, Array]:
-        """Tokens per step as replayed at each gamma; a shift moves their gain as it moves the law's."""
+        """Tokens per step as replayed at each gamma; a shift moves their gain as it moves the
+        law's."""
         assert self.replay is not None
         deepest = max(int(gamma.max(initial=0)), 1)
         rates = self.law.conditional_rates(budget=budget, context=context, gamma_max=deepest)
@@ -485,7 +487,8 @@ def fit_profile(
     for what, values in (("draft method", methods), ("temperature", temperatures)):
         if len(values) > 1:
             raise ConfigError(
-                f"one profile describes one {what}; the measurements hold {sorted(map(str, values))}"
+                f"one profile describes one {what}; the measurements hold "
+                f"{sorted(map(str, values))}"
             )
     is_self = draft == "self"
     law, error, between, rms = fit_law(
@@ -578,12 +581,13 @@ def default_profile(
         if model_name in profile.applies_to:
             error = profile.error
             wider = (error.log_rejection**2 + profile.carried_error**2) ** 0.5
+            carried = f"measured on {profile.model}, carried over to {model_name}"
             return msgspec.structs.replace(
                 profile,
                 model=model_name,
                 carried_from=profile.model,
                 checkpoint="",
-                source=f"measured on {profile.model}, carried over to {model_name}: {profile.source}",
+                source=f"{carried}: {profile.source}",
                 error=msgspec.structs.replace(error, log_rejection=wider),
             )
     return None

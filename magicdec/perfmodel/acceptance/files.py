@@ -41,7 +41,8 @@ SPEC_BENCH = "Spec-Bench answers"
 LIMIT_BYTES = 256 * MIB
 """Size above which no file of acceptance is read."""
 LOG_LINE = re.compile(
-    r"SpecDecoding metrics: Mean acceptance length: ([\d.]+).*?Accepted: (\d+) tokens, Drafted: (\d+) tokens, "
+    r"SpecDecoding metrics: Mean acceptance length: ([\d.]+).*?"
+    r"Accepted: (\d+) tokens, Drafted: (\d+) tokens, "
     r"Per-position acceptance rate: ([\d., ]+?), (?:Avg|$)"
 )
 
@@ -251,17 +252,28 @@ def _is_mapping_with(*names: str) -> Callable[[Any], bool]:
     return is_it
 
 
+def _is_trace(document: Any) -> bool:
+    return isinstance(document, list) or _is_mapping_with("accepted_lengths")(document)
+
+
+def _is_sglang(document: Any) -> bool:
+    return bool(_histogram_of(document))
+
+
+def _aiperf(document: Any) -> list[Any]:
+    return _from_histogram(document.get("spec_decode_acceptance"))
+
+
+def _spec_bench(document: Any) -> list[Any]:
+    return [_lengths(choice["accept_lengths"]) for choice in document["choices"]]
+
+
+_is_vllm_benchmark = _is_mapping_with("spec_decode_per_position_acceptance_rates")
 READERS: tuple[tuple[str, Callable[[Any], bool], Callable[[Any], list[Any]]], ...] = (
-    ("trace", lambda document: isinstance(document, list) or _is_mapping_with("accepted_lengths")(document), _trace),
-    ("vLLM benchmark", _is_mapping_with("spec_decode_per_position_acceptance_rates"), _vllm_benchmark),
-    ("SGLang answers", lambda document: bool(_histogram_of(document)), _sglang),
-    (
-        "AIPerf records", _is_mapping_with("metadata", "metrics"),
-        lambda document: _from_histogram(document.get("spec_decode_acceptance")),
-    ),
+    ("trace", _is_trace, _trace),
+    ("vLLM benchmark", _is_vllm_benchmark, _vllm_benchmark),
+    ("SGLang answers", _is_sglang, _sglang),
+    ("AIPerf records", _is_mapping_with("metadata", "metrics"), _aiperf),
     ("GuideLLM report", _is_mapping_with("benchmarks"), _guidellm),
-    (
-        SPEC_BENCH, _is_mapping_with("choices", "question_id"),
-        lambda document: [_lengths(choice["accept_lengths"]) for choice in document["choices"]],
-    ),
-)  # fmt: skip
+    (SPEC_BENCH, _is_mapping_with("choices", "question_id"), _spec_bench),
+)

@@ -104,7 +104,8 @@ class Law(
             _check("concentration", self.concentration, 1e-3, 1e12)
         if len(self.by_position) > MAX_POSITIONS:
             raise ValueError(
-                f"'by_position' holds {len(self.by_position)} rates; at most {MAX_POSITIONS} are read"
+                f"'by_position' holds {len(self.by_position)} rates; at most {MAX_POSITIONS} are "
+                "read"
             )
         for rate in self.by_position:
             _check("by_position", rate, 0.0, 1.0)

@@ -1,8 +1,8 @@
-"""A look-up as replayed on logged requests: tokens per step, drafts and their spread for every setting.
+"""A look-up as replayed on logged requests: tokens per step, drafts and their spread for every
+setting.
 
-A step without a draft verifies one token, so what a batch verifies is the sum of drafted + 1 over its sequences: the
-drafted tokens per step, of all steps, stand beside the tokens per step.
-"""
+A step without a draft verifies one token, so what a batch verifies is the sum of drafted + 1 over
+its sequences: the drafted tokens per step, of all steps, stand beside the tokens per step."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class LookupSetting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Their standard errors, clustered by request."""
     trials: list[int]
     rates_gamma: int
-    """Gamma of the rates: a deeper one takes long runs in fewer steps, so its first rate is lower."""
+    """Gamma of the rates: a deeper one takes long runs in fewer steps, so its first rate is
+    lower."""
 
     def __post_init__(self) -> None:
         by_gamma = ("tokens_per_step", "tokens_stderr", "drafted_share", "drafted_per_step")
@@ -101,7 +102,8 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     requests_for_5_percent: int | None = None
     """Requests after which the tokens per step are known to ± 5 % (95 %), as these spread."""
     not_determined: int = 0
-    """Drafted tokens beyond the ends of the logs, of which the engine may have accepted some: they are not counted."""
+    """Drafted tokens beyond the ends of the logs, of which the engine may have accepted some: they
+    are not counted."""
     without_prompt: int = 0
     """Requests whose log lacks the prompt: what would be found in it is missed."""
 

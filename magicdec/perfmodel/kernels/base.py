@@ -93,7 +93,8 @@ def mean_waves(filling: Array) -> Array:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """How a file of timed kernels is read: its columns, the work of its rows, and which rows count."""
+    """How a file of timed kernels is read: its columns, the work of its rows, and which rows
+    count."""
 
     kind: str
     columns: tuple[str, ...]

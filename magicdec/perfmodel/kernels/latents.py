@@ -54,8 +54,8 @@ class Latents(NamedTuple):
 
 
 INDEXER_ERROR = 0.25
-"""Least relative error of an indexer's scores: the distance of such layers' growth with the context,
-timed in two engines, from the curves of their kernels (results/LOG.md)."""
+"""Least relative error of an indexer's scores: the distance of such layers' growth with the
+context, timed in two engines, from the curves of their kernels (results/LOG.md)."""
 LATENT_ROW = 512 + 64
 LATENT_FLOPS_PER_PAIR = 2.0 * (512 + 64 + 512)
 """Sizes of DeepSeek-V3's latents, and all since, whose kernels the tables hold."""

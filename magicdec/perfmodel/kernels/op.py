@@ -147,9 +147,8 @@ class Op:
     compute_s: Array
     overhead_s: Array
     least_s: Array
-    """Lower bound on the time: bytes and FLOPs at the device's peak rates. Operations without either
-    keep their own time.
-    """
+    """Lower bound on the time: bytes and FLOPs at the device's peak rates. Operations without
+    either keep their own time. """
     bases: tuple[Basis, ...] = ()
     """Sources of its kernels' times. Empty: an engine's constants."""
 

@@ -376,7 +376,8 @@ def _positive(frame: pd.DataFrame, name: str, path: Path) -> Array:
 
 
 def row_seconds(table: Table, hw: HardwareProfile, rows: Columns, variant: str = "") -> Array:
-    """Seconds of each row. Operands that fit stay in the L2, as where kernels are timed in a loop."""
+    """Seconds of each row. Operands that fit stay in the L2, as where kernels are timed in a
+    loop."""
     curve = CURVES[table.kind].of(hw, variant)
     return curve.table_seconds(hw, table.work(rows, variant))
 

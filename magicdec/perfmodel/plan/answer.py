@@ -233,7 +233,8 @@ def _loads(
     alone: list[Candidate],
     drafted: list[Candidate],
 ) -> list[tuple[int, list[Candidate], list[Candidate]]]:
-    """The rows that compete: the rows of each requested batch, or all rows if batches are searched."""
+    """The rows that compete: the rows of each requested batch, or all rows if batches are
+    searched."""
     if case.searches_batch:
         return [(0, alone, drafted)]
     batches = dict.fromkeys(row.batch_size for row in [*alone, *drafted])

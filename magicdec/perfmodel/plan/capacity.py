@@ -42,7 +42,8 @@ from magicdec.units import MEGA, SECONDS_PER_HOUR, format_seconds
 
 MOST_DEVICES = 4096
 CLOSE = 1.5
-"""Largest number of devices of a simulated layout, as a multiple of the analytic answer's fewest."""
+"""Largest number of devices of a simulated layout, as a multiple of the analytic answer's
+fewest."""
 SEEDS = 3
 DISAGREEMENT = 0.1
 LEAST_GAIN = 0.01
@@ -547,8 +548,8 @@ def _notes(best: Kept, chosen: TrafficLoad) -> list[str]:
     if load.schedule is not None:
         notes.append(
             f"rates are the means of a schedule, whose peak is {load.peak / load.rate:.3g} times "
-            f"as high ({load.peak:.3g} requests/s here); limits are kept in each of {WINDOWS} equal "
-            "parts of it"
+            f"as high ({load.peak:.3g} requests/s here); limits are kept in each of {WINDOWS} "
+            "equal parts of it"
         )
     if highest is None:
         notes.append(

@@ -140,7 +140,8 @@ def _speedup(row: Candidate) -> float:
 
 
 def outcome_of(best: Candidate, left_out: Candidate | None, *, lacks_acceptance: bool) -> Outcome:
-    """Whether speculation is chosen, or why not. `left_out`: the fastest draft that is not chosen."""
+    """Whether speculation is chosen, or why not. `left_out`: the fastest draft that is not
+    chosen."""
     if best.is_speculative:
         return "speculate"
     if left_out is None:

@@ -135,8 +135,8 @@ def _budgets_of(
     usable: tuple[int, ...],
     context: int,
 ) -> tuple[int, ...]:
-    """Budgets to try. For a sparse draft these are the usable ones; for a head, the windows that the
-    engine can cut its attention to, and last its whole cache. 0 is the whole cache."""
+    """Budgets to try. For a sparse draft these are the usable ones; for a head, the windows that
+    the engine can cut its attention to, and last its whole cache. 0 is the whole cache."""
     if method in SPARSE_METHODS:
         return usable
     if method not in engine.draft_windows:
@@ -450,7 +450,8 @@ def _budgets(asked: tuple[int | str, ...], context: int) -> tuple[int, ...]:
     for budget in budgets:
         if budget >= context:
             raise ConfigError(
-                f"draft budget {budget} must be below the context {context}; for instance {max(8, context // 8)}"
+                f"draft budget {budget} must be below the context {context}; for instance "
+                f"{max(8, context // 8)}"
             )
     if budgets:
         return tuple(sorted(set(budgets)))

@@ -1,14 +1,13 @@
 """The best gamma of a draft by batch and context, with its speedup and verdict, and the contexts at
 which drafts pay.
 
-A table describes the draft and budget of the best configuration, or of the leading draft if the best
-is autoregressive. An engine with this draft set up can follow it. Such an engine pays for the draft
-even when it drafts nothing, so the table has two more rows: `idle_speedup`, and the best gamma
-compared with drafting nothing on that engine. With a generated length, whole requests decide whether
-a draft pays, as in the ranking. The speedups shown are those of decoding, which is what is measured.
-A draft's reach is the widest range of contexts in which its best gamma and budget beat decoding
-without it.
-"""
+A table describes the draft and budget of the best configuration, or of the leading draft if the
+best is autoregressive. An engine with this draft set up can follow it. Such an engine pays for the
+draft even when it drafts nothing, so the table has two more rows: `idle_speedup`, and the best
+gamma compared with drafting nothing on that engine. With a generated length, whole requests decide
+whether a draft pays, as in the ranking. The speedups shown are those of decoding, which is what is
+measured. A draft's reach is the widest range of contexts in which its best gamma and budget beat
+decoding without it."""
 
 from __future__ import annotations
 
@@ -37,7 +36,8 @@ TABLE_CONTEXTS = (512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
 
 @dataclass(frozen=True, kw_only=True)
 class Best:
-    """A draft at its best gamma and budget of each batch and context; arrays are [batch, context]."""
+    """A draft at its best gamma and budget of each batch and context; arrays are [batch,
+    context]."""
 
     rows: Prediction
     is_usable: BoolArray
@@ -162,12 +162,11 @@ def gamma_table(
     best: Candidate,
     leading: Candidate | None,
 ) -> tuple[GammaTable, list[Reach]]:
-    """The table of `leading`'s draft at the best candidate's tp, over usual batches and contexts and
-    the candidate's own, and the reach of each draft at the candidate's batch.
+    """The table of `leading`'s draft at the best candidate's tp, over usual batches and contexts
+    and the candidate's own, and the reach of each draft at the candidate's batch.
 
-    It covers what fits in memory. A cell where not even autoregressive decoding fits says what would
-    be best if it did. Without a `leading` row nothing is drafted anywhere.
-    """
+    It covers what fits in memory. A cell where not even autoregressive decoding fits says what
+    would be best if it did. Without a `leading` row nothing is drafted anywhere."""
     axes = Axes.of(case, best)
     alone = predict(case.setup(None), None, _grid(case, best, axes.batches, axes.all_contexts))
     room = alone.full(alone.memory.fits).reshape(axes.shape)

@@ -191,7 +191,8 @@ class Load:
         return found
 
     def _traced(self, trace: Requests, rate: float, seed: int) -> Requests:
-        """The trace at another rate; a trace whose requests all arrive at once takes drawn arrivals."""
+        """The trace at another rate; a trace whose requests all arrive at once takes drawn
+        arrivals."""
         if trace.rate:
             return trace.at_rate(rate)
         arrivals = drawn(

@@ -185,8 +185,8 @@ def _on_engine_fit(cases: list[Case]) -> Iterator[str]:
             elsewhere.append(case.hardware.name)
     if elsewhere:
         yield (
-            f"engine profile {engine.name} was fitted on {engine.fitted_device}: its fixed costs on "
-            f"{', '.join(elsewhere)} are less certain, and intervals are wider"
+            f"engine profile {engine.name} was fitted on {engine.fitted_device}: its fixed costs "
+            f"on {', '.join(elsewhere)} are less certain, and intervals are wider"
         )
 
 

@@ -52,8 +52,8 @@ NUM_PAIRS = 128
 ROWS_OF_DRAFT = 6
 """Configurations of a draft that are compared: its fastest."""
 MEASURED_ERROR = 0.042
-"""Relative error of tokens per step after some 200 logged requests, or ten minutes of a server: 90 %
-within a factor of 1.15."""
+"""Relative error of tokens per step after some 200 logged requests, or ten minutes of a server: 90
+% within a factor of 1.15."""
 TUNED_ERROR = 0.03
 """Relative error of a speedup that a server was timed with and without its draft for."""
 NEARLY = 0.8
@@ -352,7 +352,7 @@ def _loadings(num_drafts: int, levels: Levels) -> Array:
 
 
 # What measuring is worth
-# ------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------
 
 
 class Asked(NamedTuple):
@@ -554,7 +554,7 @@ def _share_unclear(chances: Array) -> float:
 
 
 # By task
-# ------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------
 
 
 def _tasks(
@@ -563,7 +563,8 @@ def _tasks(
     chosen: Candidate,
     levels: Levels,
 ) -> list[OfTask]:
-    """The choice on each class of text, where none was named; the one that it changes most first."""
+    """The choice on each class of text, where none was named; the one that it changes most
+    first."""
     if len(levels.mean) == 1:
         return []
     usual = levels.deviation[0]

@@ -1,7 +1,7 @@
 """The planner: which draft, method, budget and gamma, on how many devices and at which batch; or no
 speculation at all.
 
-    answer = plan(PlanRequest(model="llama-3.1-8b", hardware=("a100-sxm-80gb",), tp_size=8, batch_sizes=(64,)))
+    answer = plan(PlanRequest(model="llama-3.1-8b", hardware=("h100",), batch_sizes=(64,)))
     answer.best.gamma, answer.best.speedup, answer.best.verdict
 
 Each (case, context) is a case, answered for itself (search.py): tokens per second are compared

@@ -46,7 +46,8 @@ class PlanRequest(Request, frozen=True, kw_only=True):
     out of range.
     """
 
-    model: str | ModelSpec = "llama-3.1-8b"  # type: ignore[assignment]  # these five widen the document's plain types
+    # the ignored ones widen the document's plain types
+    model: str | ModelSpec = "llama-3.1-8b"  # type: ignore[assignment]
     hardware: tuple[str | HardwareProfile, ...] = ("a100-sxm-80gb",)  # type: ignore[assignment]
     engine: str | EngineProfile | None = None  # type: ignore[assignment]
     """The engine; None: "vllm" on GPUs, "ours" on a CPU."""
@@ -119,7 +120,8 @@ class DraftOption:
     head: HeadSpec | None = None
     """Trained head given by --draft-model. None: the usual published head."""
     question: Question | None = None
-    """Question to which the belief answered with this acceptance. None: it was measured or given."""
+    """Question to which the belief answered with this acceptance. None: it was measured or
+    given."""
 
     def speculation(self, *, budget: int | None = None) -> SpeculationSpec:
         if budget is None:
@@ -142,9 +144,8 @@ considered.
 
 @dataclass(frozen=True, kw_only=True)
 class Lengths:
-    """Tokens in one slot of the batch: the prompt and, averaged over time, half of `growth`; at most
-    `max_len`.
-    """
+    """Tokens in one slot of the batch: the prompt and, averaged over time, half of `growth`; at
+    most `max_len`."""
 
     prompt_len: float
     growth: float
@@ -275,9 +276,8 @@ class Case:
         return (row.draft, row.draft_method) in given
 
     def gammas_of(self, option: DraftOption | None) -> tuple[int, ...]:
-        """Gammas to search: the requested one, else all up to the deepest whose acceptance is known.
-        (0,) drafts nothing.
-        """
+        """Gammas to search: the requested one, else all up to the deepest whose acceptance is
+        known. (0,) drafts nothing."""
         if option is None:
             return (0,)
         if self.request.gamma is not None:
@@ -517,7 +517,8 @@ def _asked_for(request: PlanRequest, model: ModelSpec, engine: EngineProfile, no
 
 
 def _others(num_gpus: int, model: ModelSpec, node: int, multiple: int) -> list[Layout]:
-    """Layouts over more than a node, by tensor parallelism or in stages; then with whole experts."""
+    """Layouts over more than a node, by tensor parallelism or in stages; then with whole
+    experts."""
     others: list[Layout] = []
     if num_gpus > node:
         across = [size for size in valid_tp_sizes(model, num_gpus, multiple) if size > node]

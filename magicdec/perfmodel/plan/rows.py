@@ -117,7 +117,8 @@ PERCENTILES = (0.1, 0.5, 0.9)
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptanceColumns:
-    """Gains by percentile of the acceptance, [percentiles, rows], and break-even tokens per step."""
+    """Gains by percentile of the acceptance, [percentiles, rows], and break-even tokens per
+    step."""
 
     tokens: Array
     speedup: Array

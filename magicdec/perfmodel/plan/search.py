@@ -75,8 +75,8 @@ def search(case: Case, baseline: Candidate | None) -> list[Found]:
 
 
 def best_autoregressive(case: Case) -> Candidate | None:
-    """Autoregressive decoding at its own best batch and tp within the latency limits. None: no batch
-    keeps them."""
+    """Autoregressive decoding at its own best batch and tp within the latency limits. None: no
+    batch keeps them."""
     searching = dataclasses.replace(case, searches_batch=True, options=())
     batches = _searched_batches(searching)
     if not len(batches):
@@ -172,7 +172,8 @@ def _searched_batches(case: Case) -> Array:
 
 
 def most_that_fit(case: Case) -> float:
-    """The largest batch that fits without a draft, or with the drafts if they cost few sequences."""
+    """The largest batch that fits without a draft, or with the drafts if they cost few
+    sequences."""
     alone = float(case.largest_batches().max(initial=0))
     most = alone
     for option in case.options:

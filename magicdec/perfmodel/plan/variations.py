@@ -57,8 +57,8 @@ def for_engine(
     the best one that the engine can run.
 
     On the engine that the plan was made for, gamma is the candidate's own. On another engine it is
-    the best gamma there. If the engine can run no candidate, or the one it can run does not pay, the
-    best is autoregressive decoding.
+    the best gamma there. If the engine can run no candidate, or the one it can run does not pay,
+    the best is autoregressive decoding.
 
     Raises:
         ConfigError: no candidate has that number; the engine cannot run the chosen one; or only the
@@ -181,7 +181,8 @@ def _device(original: Plan, row: Candidate, given: Path | None) -> HardwareProfi
         if profile.name == row.hardware:
             return profile
     raise ConfigError(
-        f"the plan's device '{row.hardware}' is not in the catalog; give its profile with --hardware"
+        f"the plan's device '{row.hardware}' is not in the catalog; give its profile with "
+        "--hardware"
     )
 
 
@@ -281,7 +282,8 @@ PROFILE = "count acceptance on your prompts (magicdec profile-acceptance)"
 
 
 class Input(msgspec.Struct, frozen=True, kw_only=True):
-    """One input's effect. `sigma` (relative) and `swing` are None where no uncertainty is stated."""
+    """One input's effect. `sigma` (relative) and `swing` are None where no uncertainty is
+    stated."""
 
     name: str
     elasticity: float

@@ -129,7 +129,8 @@ def recognised(first: Mapping[str, Any]) -> Columns | None:
 
 
 def _path(paths: Iterable[str], names: Iterable[str]) -> str | None:
-    """The path that ends with the first of the names that any ends with, the shortest of several."""
+    """The path that ends with the first of the names that any ends with, the shortest of
+    several."""
     by_end: dict[str, list[str]] = {}
     for path in paths:
         end = path.rpartition(".")[2].lower().replace("-", "_").replace(" ", "_")

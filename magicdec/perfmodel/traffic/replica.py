@@ -80,7 +80,8 @@ class Limits:
 
 
 class Replica:
-    """One replica at work. `first_s` and `last_s` are when a request's first and last token came."""
+    """One replica at work. `first_s` and `last_s` are when a request's first and last token
+    came."""
 
     def __init__(
         self,
@@ -94,7 +95,8 @@ class Replica:
         users: int | None = None,
         work: Work | None = None,
     ) -> None:
-        """With `users`, a closed loop: that many requests at first, and the next whenever one ends."""
+        """With `users`, a closed loop: that many requests at first, and the next whenever one
+        ends."""
         self.work = work or Work(MOST_WORK)
         self.requests = requests
         self.costs = costs
@@ -395,7 +397,8 @@ class Replica:
     # Many iterations in which nothing else changes
 
     def _decode(self, until: float, gamma: int, free: int) -> None:
-        """Until one ends, an arrival, no room in the cache whatever is accepted, or another gamma."""
+        """Until one ends, an arrival, no room in the cache whatever is accepted, or another
+        gamma."""
         n = self.n
         stop = until
         if self.coming and not self.queue:
@@ -464,8 +467,8 @@ class Replica:
         return taken
 
     def _emitted(self, survivors: Array | None, steps: int) -> tuple[Whole, Whole]:
-        """Tokens of each sequence after each step, [steps (, n)], and of all together from before the
-        first, [steps + 1]."""
+        """Tokens of each sequence after each step, [steps (, n)], and of all together from before
+        the first, [steps + 1]."""
         if survivors is None:
             steps_taken = np.arange(steps + 1)
             return steps_taken[1:], self.n * steps_taken

@@ -234,9 +234,8 @@ def drawn(
     seed: int = 0,
     turns: Turns = ALL_TURNS,
 ) -> Requests:
-    """Requests of a mix at a rate, those of `turns` only. `cached_len` of each prompt is cached, but
-    for its last token.
-    """
+    """Requests of a mix at a rate, those of `turns` only. `cached_len` of each prompt is cached,
+    but for its last token."""
     random = np.random.default_rng(seed)
     gaps = turns.gaps(count)
     if burstiness > 0:

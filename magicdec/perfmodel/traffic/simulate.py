@@ -4,10 +4,9 @@
 
 A load is too much for a system where, over the second half of the arrivals, at least OVERLOAD of
 them add to those that wait and the queue has grown: no percentile is stated then, since it would
-only say how long was simulated. Where the rate changes, each span between `edges_s` is judged so too:
-a peak in the middle is over by the second half. Percentiles of drawn traffic leave out the first
-WARM_UP of the requests.
-"""
+only say how long was simulated. Where the rate changes, each span between `edges_s` is judged so
+too: a peak in the middle is over by the second half. Percentiles of drawn traffic leave out the
+first WARM_UP of the requests."""
 
 from __future__ import annotations
 
@@ -82,7 +81,8 @@ class Server:
         needed = int(requests.prompt_len[longest] + requests.output_len[longest]) + max(gammas) + 1
         if needed > blocks * BLOCK_SIZE:
             raise CapacityError(
-                f"request {longest + 1} ({requests.prompt_len[longest]} + {requests.output_len[longest]} tokens) does "
+                f"request {longest + 1} ({requests.prompt_len[longest]} + "
+                f"{requests.output_len[longest]} tokens) does "
                 f"not fit: the cache of {tp_size * spread.pp} x {setup.hardware.name} holds "
                 f"{blocks * BLOCK_SIZE} tokens"
             )
