@@ -431,13 +431,18 @@ def check(request: Request) -> None:
         raise unknown_choice("balance", request.balance, BALANCES)
     if request.task is not None and request.task not in TASKS:
         raise unknown_choice("task", request.task, TASKS)
+    _check_arrivals(request)
+    if not request.context_lens or not request.hardware:
+        raise ConfigError("a plan needs at least one context length and one device")
+
+
+def _check_arrivals(request: Request) -> None:
+    """Raises ConfigError for options of arrivals without any."""
     asked_of_rate = [name for name in OF_ARRIVALS if name in given(request)]
     if asked_of_rate and not request.has_arrivals:
         raise ConfigError(f"--{asked_of_rate[0].replace('_', '-')} goes with --rate or --requests")
     if request.columns is not None and request.requests is None:
         raise ConfigError("--columns names the columns of a log; give it as --requests")
-    if not request.context_lens or not request.hardware:
-        raise ConfigError("a plan needs at least one context length and one device")
 
 
 def _named(value: Any) -> Any:

@@ -115,11 +115,15 @@ def _print(result: Check) -> None:
         say(f"without a draft: {format_seconds(alone.between_tokens_s)} per token")
     if result.assumed:
         say(f"assumed: {', '.join(result.assumed)}")
-    for change in result.changes:
-        if change is first:
-            continue
+    others = [change for change in result.changes if change is not first]
+    for change in others:
         say(f"- {_gain(change)}: {change.change} ({change.reason})")
         print(f"    {change.option}")
+    _print_remarks(result)
+
+
+def _print_remarks(result: Check) -> None:
+    say = table_console().print
     for note in result.notes:
         say(f"note: {note}")
     if result.not_understood:

@@ -290,21 +290,26 @@ def _simulated_rates(text: str | None) -> list[float]:
     return parse_floats(text, "--simulate-acceptance")
 
 
-def _speculations(given: dict[str, Any]) -> tuple[SpeculationSpec, ...]:
-    """Every combination of budget, format of the draft's weights and gamma."""
-    draft = given["draft"]
-    method = given["draft_method"]
-    if draft == "none":
-        return ()
+def _draft_and_method(draft: str, method: str) -> tuple[str, str]:
+    """A draft and its method; a look-up is either. Raises ConfigError for a draft that is planned
+    for only."""
     for name in (draft, method):
         if name in NOT_RUN:
             raise ConfigError(
                 f"{name} is planned for but not run; use --draft self, ngram, a head or a model"
             )
-    for name in LOOKUP_METHODS:
-        if draft == name or (draft == SELF and method == name):
-            draft = name
-            method = name
+    if draft in LOOKUP_METHODS:
+        return draft, draft
+    if draft == SELF and method in LOOKUP_METHODS:
+        return method, method
+    return draft, method
+
+
+def _speculations(given: dict[str, Any]) -> tuple[SpeculationSpec, ...]:
+    """Every combination of budget, format of the draft's weights and gamma."""
+    if given["draft"] == "none":
+        return ()
+    draft, method = _draft_and_method(given["draft"], given["draft_method"])
     head: NamedHead | None = given.get("head")
     spec = None
     checkpoint = None

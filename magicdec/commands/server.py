@@ -102,19 +102,8 @@ def observe_command(
             records is None and not watch,
             "a trace holds acceptance only: --records and --watch need a server",
         )
-        require(
-            context is not None,
-            "a trace does not say how long its sequences are; give their length with --context",
-        )
-        trace_draft = agreed(requested, None)
-        _print_imported(
-            Path(source[0]),
-            trace_draft,
-            model or "",
-            context or 0.0,
-            dataset,
-            output,
-        )
+        trace = Path(source[0])
+        _observe_trace(trace, requested, model=model, context=context, dataset=dataset, to=output)
         return
     from magicdec.live.advice import Serving
     from magicdec.live.http import Address
@@ -155,6 +144,24 @@ def observe_command(
         context=context,
         dataset=dataset,
     )
+
+
+def _observe_trace(
+    trace: Path,
+    requested: Draft | None,
+    *,
+    model: str | None,
+    context: float | None,
+    dataset: str,
+    to: Path | None,
+) -> None:
+    from magicdec.live.observation import agreed
+
+    if context is None:
+        raise ConfigError(
+            "a trace does not say how long its sequences are; give their length with --context"
+        )
+    _print_imported(trace, agreed(requested, None), model or "", context, dataset, to)
 
 
 def _requested_draft(draft: str | None, method: str | None, budget: int | None) -> Draft | None:

@@ -99,14 +99,7 @@ def plan_traffic(request: PlanRequest, model: ModelSpec, progress: Progress) -> 
         CapacityError: no layout keeps the load (the message says what the best one keeps), or the
         simulation takes too long.
     """
-    if len(request.hardware) > 1:
-        raise ConfigError("a plan for a rate is of one kind of device; give one --hardware")
-    load = Load.of(request, model)
-    if load.schedule is not None and load.schedule.count > MAX_SCHEDULED:
-        raise ConfigError(
-            f"{load.schedule.count:.0f} requests are too many to plan with; a schedule may have "
-            f"{MAX_SCHEDULED}"
-        )
+    load = _load(request, model)
     layouts = served_layouts(load, model)
     most = request.num_gpus or MOST_DEVICES
     stages = Stages(progress, (1.0, 3.0, 4.0))
@@ -140,6 +133,19 @@ def plan_traffic(request: PlanRequest, model: ModelSpec, progress: Progress) -> 
         notes=[*_where_it_pays(curves), *_on_hits(best), *_notes(best, chosen)],
     )
     return Settled(traffic=traffic, layout=best.layout)
+
+
+def _load(request: PlanRequest, model: ModelSpec) -> Load:
+    """The load to plan for. Raises ConfigError for one that cannot be."""
+    if len(request.hardware) > 1:
+        raise ConfigError("a plan for a rate is of one kind of device; give one --hardware")
+    load = Load.of(request, model)
+    if load.schedule is not None and load.schedule.count > MAX_SCHEDULED:
+        raise ConfigError(
+            f"{load.schedule.count:.0f} requests are too many to plan with; a schedule may have "
+            f"{MAX_SCHEDULED}"
+        )
+    return load
 
 
 def simulated(

@@ -82,17 +82,10 @@ def draft_options(
         raise unknown_choice("draft method", request.draft_method, DRAFT_METHODS)
     if "none" in (request.draft, request.draft_method):
         return [], []
-    if request.draft is not None:
-        request = msgspec.structs.replace(request, draft=catalog_name(request.draft))
-    head = None
-    if request.draft_model is not None:
-        head = _named_head(request.draft_model, request.draft, target)
-        request = msgspec.structs.replace(request, draft=head.method)
+    request, head = _with_its_draft(request, target)
     usable = _budgets(request.draft_budgets, context)
-    if request.acceptance_rate is not None:
-        request = msgspec.structs.replace(request, draft=_draft_of_rate(request))
-        if not request.draft_budgets:
-            usable = (min(RATE_BUDGET, max(8, context // 2)),)
+    if request.acceptance_rate is not None and not request.draft_budgets:
+        usable = (min(RATE_BUDGET, max(8, context // 2)),)
     considered = _considered(target, request, context)
     options = []
     lacking = []
@@ -117,6 +110,23 @@ def draft_options(
         )
         options.append(option)
     return options, lacking
+
+
+def _with_its_draft(request: PlanRequest, target: ModelSpec) -> tuple[PlanRequest, HeadSpec | None]:
+    """The request with the catalog's name of its draft, or the draft that a head or an acceptance
+    rate stands for; and the head."""
+    draft = request.draft
+    if draft is not None:
+        draft = catalog_name(draft)
+    head = None
+    if request.draft_model is not None:
+        head = _named_head(request.draft_model, draft, target)
+        draft = head.method
+    if draft != request.draft:
+        request = msgspec.structs.replace(request, draft=draft)
+    if request.acceptance_rate is not None:
+        request = msgspec.structs.replace(request, draft=_draft_of_rate(request))
+    return request, head
 
 
 def _draft_of_rate(request: PlanRequest) -> str:

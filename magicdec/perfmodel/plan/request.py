@@ -311,17 +311,11 @@ def resolve(
     Raises ConfigError for what cannot be split, or a draft that does not go with the target or the
     engine.
     """
-    if isinstance(hardware, HardwareProfile):
-        hw = hardware
-    else:
-        hw = load_hardware(hardware)
+    if isinstance(hardware, str):
         request = with_devices(request, hardware)
+    hw = _at_its_price(request, hardware)
     engine = engine_of(request, hw)
     ways = layouts(request, model, hw, engine)
-    is_priced = isinstance(hardware, str) and counted(hardware).price_per_hour_usd is not None
-    if request.price_per_hour_usd is not None and not is_priced:
-        hw = msgspec.structs.replace(hw, price_per_hour_usd=request.price_per_hour_usd)
-
     is_given = request.tp_size is not None or request.num_gpus is not None
     is_fixed = is_given or len(ways) > 1 or ways[0].spread != TENSOR_PARALLEL
     if hw.kind != "cpu" and not is_fixed:
@@ -332,6 +326,17 @@ def resolve(
     if hw.kind == "cpu" or is_fixed:
         return cases
     return [_fewest(request, cases)]
+
+
+def _at_its_price(request: PlanRequest, hardware: str | HardwareProfile) -> HardwareProfile:
+    """A device's profile with the price in its name ("b200=5"), else the request's."""
+    is_priced = False
+    if isinstance(hardware, str):
+        is_priced = counted(hardware).price_per_hour_usd is not None
+        hardware = load_hardware(hardware)
+    if request.price_per_hour_usd is None or is_priced:
+        return hardware
+    return msgspec.structs.replace(hardware, price_per_hour_usd=request.price_per_hour_usd)
 
 
 def with_devices(request: PlanRequest, hardware: str) -> PlanRequest:
