@@ -23,7 +23,7 @@ from magicdec.counts import Array
 from magicdec.fitting import Free
 from magicdec.perfmodel.kernels.base import (
     Columns,
-    Curve,
+    KernelCurve,
     Parameters,
     Rows,
     Table,
@@ -137,10 +137,10 @@ def _full_attention(rows: dict[str, Array]) -> dict[str, Array]:
 
 
 ATTENTION_COLUMNS = ("batch_size", "num_heads", "num_kv_heads", "head_dim", "kv_len")
-SomeCurve = TypeVar("SomeCurve", bound=Curve)
+SomeCurve = TypeVar("SomeCurve", bound=KernelCurve)
 
 
-class AttentionCurve(Curve, frozen=True, kw_only=True):
+class AttentionCurve(KernelCurve, frozen=True, kw_only=True):
     """Time of one layer's attention over a KV cache with one kernel library."""
 
     key: ClassVar[str] = "attention"
@@ -562,7 +562,7 @@ def causal_pairs(query_len: Any, kv_len: Any) -> Array:
     )
 
 
-class PrefillCurve(Curve, frozen=True, kw_only=True):
+class PrefillCurve(KernelCurve, frozen=True, kw_only=True):
     """Time of one layer's causal attention of whole prompts, or chunks of them."""
 
     key: ClassVar[str] = "prefill"

@@ -20,6 +20,7 @@ constants that the rows do not determine. NaN and negative inputs of a work coun
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self, TypeVar, get_type_hints
@@ -172,7 +173,7 @@ class Fit(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defa
 
 
 class Curve(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A kernel's seconds on a device. Fields are its constants."""
+    """The constants of a kernel's time on a device, by which a profile holds and lends them."""
 
     key: ClassVar[str]
     """The field of a hardware profile that holds the curve, or one for each variant."""
@@ -263,12 +264,31 @@ class Curve(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
                     free[name] = mark
         return free
 
-    def seconds(self, hw: Device, work: Any, working_set: WorkingSet = None) -> OpTime:
-        raise NotImplementedError
+    def over(self, work: Any) -> Self:
+        """The curve with the shapes of the work that it was fitted to."""
+        fit = msgspec.structs.replace(self.fit, ranges=ranges_of(work))
+        return msgspec.structs.replace(self, fit=fit)
 
+    def placed(self, hw: Any, variant: str = "") -> Any:
+        """The device's profile with this curve for a variant."""
+        if self.variants_key and variant:
+            return msgspec.structs.replace(
+                hw,
+                **{self.variants_key: {**getattr(hw, self.variants_key), variant: self}},
+            )
+        held = getattr(hw, self.key)
+        value: Any = self
+        if isinstance(held, dict):
+            value = {**held, variant or "bf16": self}
+        return msgspec.structs.replace(hw, **{self.key: value})
+
+
+class FittedCurve(Curve, frozen=True, kw_only=True):
+    """A curve that a table of timed kernels is fitted to."""
+
+    @abstractmethod
     def table_seconds(self, hw: Device, work: Any) -> Array:
         """Seconds of a table's rows, which were timed in a loop: what fits stays in the cache."""
-        return self.seconds(hw, work, "own").time_s
 
     def refitted(
         self,
@@ -292,23 +312,16 @@ class Curve(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
             fitted_on,
         )
 
-    def over(self, work: Any) -> Self:
-        """The curve with the shapes of the work that it was fitted to."""
-        fit = msgspec.structs.replace(self.fit, ranges=ranges_of(work))
-        return msgspec.structs.replace(self, fit=fit)
 
-    def placed(self, hw: Any, variant: str = "") -> Any:
-        """The device's profile with this curve for a variant."""
-        if self.variants_key and variant:
-            return msgspec.structs.replace(
-                hw,
-                **{self.variants_key: {**getattr(hw, self.variants_key), variant: self}},
-            )
-        held = getattr(hw, self.key)
-        value: Any = self
-        if isinstance(held, dict):
-            value = {**held, variant or "bf16": self}
-        return msgspec.structs.replace(hw, **{self.key: value})
+class KernelCurve(FittedCurve, frozen=True, kw_only=True):
+    """A curve with the ceilings of memory and compute."""
+
+    @abstractmethod
+    def seconds(self, hw: Device, work: Any, working_set: WorkingSet = None) -> OpTime:
+        """Seconds of some work, and the ceilings that they come from."""
+
+    def table_seconds(self, hw: Device, work: Any) -> Array:
+        return self.seconds(hw, work, "own").time_s
 
     def at_overhead(
         self,

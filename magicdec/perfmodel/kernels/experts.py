@@ -20,7 +20,7 @@ from magicdec.counts import Array
 from magicdec.fitting import Free
 from magicdec.perfmodel.kernels.base import (
     Columns,
-    Curve,
+    KernelCurve,
     Table,
     WorkingSet,
     arrays,
@@ -95,7 +95,7 @@ def experts_touched(
     return experts * (1.0 - untouched)
 
 
-class MoeCurve(Curve, frozen=True, kw_only=True):
+class MoeCurve(KernelCurve, frozen=True, kw_only=True):
     """Time of one layer's routed experts by fused kernels."""
 
     key: ClassVar[str] = "moe"

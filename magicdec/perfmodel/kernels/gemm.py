@@ -19,7 +19,7 @@ import numpy as np
 from magicdec.counts import Array
 from magicdec.fitting import Free
 from magicdec.perfmodel.kernels.base import (
-    Curve,
+    KernelCurve,
     Parameters,
     Rows,
     Table,
@@ -76,7 +76,7 @@ class Product(NamedTuple):
     compute_dtype: str = "bf16"
 
 
-class GemmCurve(Curve, frozen=True, kw_only=True):
+class GemmCurve(KernelCurve, frozen=True, kw_only=True):
     """Time of one linear layer. The defaults are a generic GPU library's."""
 
     key: ClassVar[str] = "gemm"
@@ -390,7 +390,7 @@ class Stream(NamedTuple):
     num_kernels: Any = 1.0
 
 
-class ElementwiseCurve(Curve, frozen=True, kw_only=True):
+class ElementwiseCurve(KernelCurve, frozen=True, kw_only=True):
     """Time of kernels that stream their operands once."""
 
     key: ClassVar[str] = "elementwise"

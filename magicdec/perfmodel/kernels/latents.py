@@ -23,7 +23,7 @@ from magicdec.errors import ConfigError
 from magicdec.fitting import Free
 from magicdec.perfmodel.kernels.attention import Attended, AttentionCurve, KvReads, Tiles
 from magicdec.perfmodel.kernels.base import (
-    Curve,
+    KernelCurve,
     Rows,
     Table,
     WorkingSet,
@@ -304,7 +304,7 @@ class Chosen(NamedTuple):
     row_bytes: Any
 
 
-class IndexerCurve(Curve, frozen=True, kw_only=True):
+class IndexerCurve(KernelCurve, frozen=True, kw_only=True):
     """Time of an indexer's scores over a paged cache of fp8 keys."""
 
     key: ClassVar[str] = "indexer"
@@ -359,7 +359,7 @@ class IndexerCurve(Curve, frozen=True, kw_only=True):
         return self.at_overhead(busy_s, memory_s, compute_s, self.overhead_s)
 
 
-class TopKCurve(Curve, frozen=True, kw_only=True):
+class TopKCurve(KernelCurve, frozen=True, kw_only=True):
     """Time of choosing the tokens that a sparse attention reads; a block chooses for one query
     token.
     """
@@ -396,7 +396,7 @@ class TopKCurve(Curve, frozen=True, kw_only=True):
         return self.at_overhead(busy_s, memory_s, chosen_s, self.overhead_s)
 
 
-class SparseCurve(Curve, frozen=True, kw_only=True):
+class SparseCurve(KernelCurve, frozen=True, kw_only=True):
     """Time of attention to chosen latents; a block takes 64 heads of one query token."""
 
     key: ClassVar[str] = "sparse"

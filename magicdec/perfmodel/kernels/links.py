@@ -37,6 +37,7 @@ from magicdec.counts import Array
 from magicdec.fitting import Free
 from magicdec.perfmodel.kernels.base import (
     Curve,
+    FittedCurve,
     Parameters,
     Rows,
     Table,
@@ -82,7 +83,7 @@ class Message(NamedTuple):
     ranks: Any
 
 
-class AllReduceCurve(Curve, frozen=True, kw_only=True):
+class AllReduceCurve(FittedCurve, frozen=True, kw_only=True):
     """Time of one all-reduce over the ranks of a node."""
 
     key: ClassVar[str] = "allreduce"

@@ -28,7 +28,7 @@ from magicdec.counts import Array
 from magicdec.errors import ConfigError, either, unknown_choice
 from magicdec.files import converted, read_toml, write_atomic
 from magicdec.perfmodel.kernels.attention import AttentionCurve, PrefillCurve
-from magicdec.perfmodel.kernels.base import Columns, Curve, Table, borrowed_error
+from magicdec.perfmodel.kernels.base import Columns, Curve, FittedCurve, Table, borrowed_error
 from magicdec.perfmodel.kernels.experts import MoeCurve
 from magicdec.perfmodel.kernels.gemm import ElementwiseCurve, GemmCurve
 from magicdec.perfmodel.kernels.latents import IndexerCurve, LatentCurve, SparseCurve, TopKCurve
@@ -280,14 +280,18 @@ VARIANTS = {
 """The tables' names of what profiles call otherwise. Eager kernels are left out: decoding runs
 captured graphs.
 """
-CURVES: dict[str, type[Curve]] = {table.kind: curve for curve in KERNELS for table in curve.tables}
-TABLES: tuple[Table, ...] = tuple(
-    sorted(
-        (table for curve in KERNELS for table in curve.tables),
-        key=lambda table: -len(table.columns),
-    )
+CURVES: dict[str, type[FittedCurve]] = {}
+"""The curve that is fitted to each kind of table."""
+for kernel in KERNELS:
+    if issubclass(kernel, FittedCurve):
+        CURVES |= {table.kind: kernel for table in kernel.tables}
+
+
+TABLES = sorted(
+    (table for kernel in KERNELS for table in kernel.tables),
+    key=lambda table: -len(table.columns),
 )
-"""A file is read as the first whose columns it has: the one with most."""
+"""Tables by the number of their columns. A file is read as the first whose columns it has."""
 
 
 class Group(NamedTuple):

@@ -16,7 +16,7 @@ import numpy as np
 from magicdec.fitting import Free
 from magicdec.perfmodel.kernels.base import (
     Columns,
-    Curve,
+    KernelCurve,
     Table,
     WorkingSet,
     arrays,
@@ -70,7 +70,7 @@ def _of_rows(rows: Columns, query_len: str) -> Recurrence:
     )
 
 
-class LinearCurve(Curve, frozen=True, kw_only=True):
+class LinearCurve(KernelCurve, frozen=True, kw_only=True):
     """Time of one layer's recurrence over a few tokens, decoding or verifying, and of its short
     convolution.
     """
@@ -122,7 +122,7 @@ class LinearCurve(Curve, frozen=True, kw_only=True):
         )
 
 
-class LinearPrefillCurve(Curve, frozen=True, kw_only=True):
+class LinearPrefillCurve(KernelCurve, frozen=True, kw_only=True):
     """Time of one layer's recurrence over whole prompts, in chunks of 64 tokens that wait for each
     other.
     """
