@@ -2,13 +2,11 @@
 
     import magicdec
 
-    plan = magicdec.plan(model="llama-3.1-8b", hardware="h100-sxm-80gb", context=32768, batch=[16,
-    64])
+    plan = magicdec.plan(model="llama-3.1-8b", hardware="h100", context="32k", batch=[16, 64])
     plan.best.speedup, plan.best.verdict
-    plan.to_frame()                                     # every candidate, as a pandas table
+    plan.to_frame()             # every candidate, as a pandas table
     magicdec.predict(batch=64, context=32768, draft_budget=512, gamma=3).tpot_s
-    magicdec.simulate(rate=4, replicas=2, tp=4, workload="rag.csv").ttft_s      # every request's,
-    under arrivals
+    magicdec.simulate(rate=4, replicas=2, tp=4, workload="rag.csv").ttft_s      # of every request
     magicdec.load_records("results.jsonl").to_frame()
     magicdec.report("report.html", plan=plan)
     magicdec.models(), magicdec.hardware(), magicdec.engines()
@@ -19,39 +17,29 @@ specs are all taken, and for a model the dictionary of its config.json.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from magicdec import plan_request
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.kernels.profile import (
-    EVERY_GPU,
-    every_gpu,
-    hardware_names,
-    load_hardware,
-)
-from magicdec.perfmodel.plan.drafts import load_profiles
+from magicdec.perfmodel.kernels.profile import hardware_names
 from magicdec.perfmodel.plan.planner import plan as answer
-from magicdec.perfmodel.plan.request import PlanRequest
+from magicdec.perfmodel.plan.planner import request_of
 from magicdec.perfmodel.plan.variations import Sensitivity
 from magicdec.perfmodel.plan.variations import sensitivity as vary
 from magicdec.plan_document import Plan
 from magicdec.plan_document import load_plan as read_plan
-from magicdec.plan_request import fields_of
 from magicdec.plan_rows import Candidate
 from magicdec.records import Record, read_many, record_rows
 from magicdec.specs.catalog import load_model_spec, model_names
 from magicdec.specs.engine import engine_names
-from magicdec.specs.hf_config import model_from_hf_config
 from magicdec.specs.model import ModelSpec
-from magicdec.specs.workload import load_workload
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from magicdec.perfmodel.acceptance import AcceptanceProfile
     from magicdec.perfmodel.traffic.simulate import Outcome
 
 T = TypeVar("T")
@@ -64,45 +52,6 @@ IDENTITY = (
     "draft_budget",
     "gamma",
 )
-
-
-def request_of(**options: Any) -> PlanRequest:
-    """The planner's request for plain options, files read. Raises ConfigError."""
-    model = options.get("model")
-    if isinstance(model, dict):
-        name = str(model.get("_name_or_path") or model.get("model_type") or "model")
-        spec = model_from_hf_config(model, name=name, where="the model's configuration")
-        options["model"] = spec
-    values = fields_of(options)
-    values["acceptance"] = _profiles(values)
-    if EVERY_GPU in values.get("hardware", ()):
-        values["hardware"] = _with_every_gpu(values["hardware"])
-    workload = values.get("workload")
-    if isinstance(workload, str):
-        values["workload"] = load_workload(Path(workload))
-    return PlanRequest(**values)
-
-
-def _profiles(values: Mapping[str, Any]) -> tuple[AcceptanceProfile, ...]:
-    """The acceptance profiles that were given, then those of the files that were."""
-    profiles = []
-    files = []
-    for profile in values.get("acceptance", ()):
-        if isinstance(profile, str):
-            files.append(Path(profile))
-        else:
-            profiles.append(profile)
-    draft = values.get("draft")
-    loaded = load_profiles(files, draft=draft, method=values.get("draft_method"))
-    return (*profiles, *loaded)
-
-
-def _with_every_gpu(hardware: Iterable[str]) -> tuple[str, ...]:
-    """The named devices, which may have a price, then every other GPU of the catalog."""
-    named = [name for name in hardware if name != EVERY_GPU]
-    known = {load_hardware(name).name for name in named}
-    others = [name for name in every_gpu() if name not in known]
-    return (*named, *others)
 
 
 def _shows_options(function: Callable[..., T]) -> Callable[..., T]:

@@ -173,9 +173,8 @@ def plan_command(
 
     For a model, devices, contexts and batches; each answer has a 90 % interval.
     """
-    from magicdec.api import request_of
     from magicdec.files import check_writable, write_atomic
-    from magicdec.perfmodel.plan.planner import plan
+    from magicdec.perfmodel.plan.planner import plan, request_of
 
     if output is not None:
         check_writable(output)
@@ -238,7 +237,7 @@ def sensitivity_command(
 
     That input is the one to measure next.
     """
-    from magicdec.api import request_of
+    from magicdec.perfmodel.plan.planner import request_of
     from magicdec.perfmodel.plan.variations import sensitivity
 
     read = {name: _read(name, value) for name, value in given.items()}

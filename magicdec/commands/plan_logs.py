@@ -76,8 +76,8 @@ def cache_room(given: dict[str, Any]) -> int | None:
     """Tokens that the cache of one replica holds, by the plan's model and device; None where the
     model does not fit as it is asked for.
     """
-    from magicdec.api import request_of
     from magicdec.errors import CapacityError
+    from magicdec.perfmodel.plan.planner import request_of
     from magicdec.perfmodel.plan.request import lengths_of, resolve
     from magicdec.specs.catalog import load_model_spec
     from magicdec.specs.model import ModelSpec

@@ -12,6 +12,8 @@ searched too, under the latency limits and the memory.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,11 +21,11 @@ import numpy as np
 
 from magicdec.counts import expected_tokens_per_step
 from magicdec.errors import CapacityError
-from magicdec.perfmodel.acceptance import constant_profile
-from magicdec.perfmodel.kernels.profile import counted, load_hardware
+from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile
+from magicdec.perfmodel.kernels.profile import EVERY_GPU, counted, every_gpu, load_hardware
 from magicdec.perfmodel.plan.answer import Answer, answer_of, best_of_layouts
 from magicdec.perfmodel.plan.choice import DEFAULT_MAX_GAMMA
-from magicdec.perfmodel.plan.drafts import RATE_BUDGET, draft_options
+from magicdec.perfmodel.plan.drafts import RATE_BUDGET, draft_options, load_profiles
 from magicdec.perfmodel.plan.notes import notes
 from magicdec.perfmodel.plan.request import (
     Case,
@@ -46,14 +48,56 @@ from magicdec.plan_document import (
     Plan,
     TrafficLoad,
 )
+from magicdec.plan_request import fields_of
 from magicdec.plan_rows import Cost
 from magicdec.progress import Progress
 from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.hf_config import model_from_hf_config
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.speculation import SPARSE_METHODS, draft_model_name
+from magicdec.specs.workload import load_workload
 from magicdec.units import format_seconds
 
-__all__ = ["Plan", "PlanRequest", "plan"]
+__all__ = ["Plan", "PlanRequest", "plan", "request_of"]
+
+
+def request_of(**options: Any) -> PlanRequest:
+    """The planner's request for plain options, files read. Raises ConfigError."""
+    model = options.get("model")
+    if isinstance(model, dict):
+        name = str(model.get("_name_or_path") or model.get("model_type") or "model")
+        spec = model_from_hf_config(model, name=name, where="the model's configuration")
+        options["model"] = spec
+    values = fields_of(options)
+    values["acceptance"] = _profiles(values)
+    if EVERY_GPU in values.get("hardware", ()):
+        values["hardware"] = _with_every_gpu(values["hardware"])
+    workload = values.get("workload")
+    if isinstance(workload, str):
+        values["workload"] = load_workload(Path(workload))
+    return PlanRequest(**values)
+
+
+def _profiles(values: Mapping[str, Any]) -> tuple[AcceptanceProfile, ...]:
+    """The acceptance profiles that were given, then those of the files that were."""
+    profiles = []
+    files = []
+    for profile in values.get("acceptance", ()):
+        if isinstance(profile, str):
+            files.append(Path(profile))
+        else:
+            profiles.append(profile)
+    draft = values.get("draft")
+    loaded = load_profiles(files, draft=draft, method=values.get("draft_method"))
+    return (*profiles, *loaded)
+
+
+def _with_every_gpu(hardware: Iterable[str]) -> tuple[str, ...]:
+    """The named devices, which may have a price, then every other GPU of the catalog."""
+    named = [name for name in hardware if name != EVERY_GPU]
+    known = {load_hardware(name).name for name in named}
+    others = [name for name in every_gpu() if name not in known]
+    return (*named, *others)
 
 
 def plan(request: PlanRequest, progress: Progress = lambda _: None) -> Plan:
