@@ -49,8 +49,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 def cell_of(question: Question) -> Cell:
     """Plan one question. A question that cannot be answered becomes a cell with its refusal."""
-    from magicdec.perfmodel.plan.planner import request_of
-    from magicdec.perfmodel.plan.planner import plan
+    from magicdec.perfmodel.plan.planner import plan, request_of
 
     cell = Cell(
         model=question.model,
