@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from magicdec.errors import ConfigError
+from magicdec.files import bounded
 from magicdec.units import parse_count
 
 ENGINES = ("vllm", "sglang", "trtllm")
@@ -188,6 +189,12 @@ QUOTES_LOST = (
     "a shell takes quotes away: give the command in a file, through a pipe (magicdec check -), or "
     "in the other sort of quotes"
 )
+MOST_TEXT = 1_000_000
+MOST_NODES = 100_000
+"""Values of a manifest with every alias written out; a few lines can stand for billions."""
+MOST_DEPTH = 100
+SHOWN = 80
+"""Characters of a value that an error shows."""
 FLAGS = frozenset(("eager", "experts"))
 """Options that are given without a value."""
 
@@ -198,6 +205,8 @@ def read_serve_command(text: str) -> ServeCommand:
     Raises ConfigError where it starts none, names no model, or gives an option a value that cannot
     be read.
     """
+    if len(text) > MOST_TEXT:
+        raise ConfigError(f"a command of {len(text)} characters is too long; {MOST_TEXT} are read")
     grants: dict[str, Any] = {}
     words = _words_of_yaml(text, grants) or _words_of_shell(text)
     if words is None:
@@ -272,8 +281,11 @@ def _words_of_yaml(text: str, grants: dict[str, Any]) -> tuple[str, list[str]] |
 
     try:
         documents = [each for each in yaml.safe_load_all(text) if isinstance(each, dict)]
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):  # a date or a number that is none
         return None
+    except RecursionError:
+        raise ConfigError(f"the manifest nests more than {MOST_DEPTH} deep") from None
+    _check_size(documents)
     for container, around in (pair for each in documents for pair in _containers(each, [])):
         words = _container_words(container)
         found = _engine_in(words)
@@ -282,6 +294,26 @@ def _words_of_yaml(text: str, grants: dict[str, Any]) -> tuple[str, list[str]] |
             engine, start = found
             return engine, words[start:]
     return None
+
+
+def _check_size(documents: list[Any]) -> None:
+    """Raises ConfigError for documents of more values or depth than a manifest has."""
+    count = 0
+    level = list(documents)
+    for _ in range(MOST_DEPTH):
+        inner: list[Any] = []
+        for node in level:
+            if isinstance(node, Mapping):
+                inner += node.values()
+            elif isinstance(node, list):
+                inner += node
+        count += len(inner)
+        if count > MOST_NODES:
+            raise ConfigError(f"the manifest stands for more than {MOST_NODES} values")
+        if not inner:
+            return
+        level = inner
+    raise ConfigError(f"the manifest nests more than {MOST_DEPTH} deep")
 
 
 def _containers(
@@ -303,7 +335,7 @@ def _container_words(container: Mapping[str, Any]) -> list[str]:
     for key in ("entrypoint", "command", "args"):
         value = container.get(key)
         if isinstance(value, str):
-            words += shlex.split(value.replace("\\\n", " "))
+            words += _split(value.replace("\\\n", " "))
         elif isinstance(value, list):
             words += [str(word) for word in value]
     if len(words) > 2 and words[-2] in ("-c", "-lc", "-ec"):  # sh -c "vllm serve ..."
@@ -315,13 +347,22 @@ def _container_words(container: Mapping[str, Any]) -> list[str]:
     return words
 
 
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"the command cannot be read as a shell reads it: {error}") from error
+
+
 def _granted(nodes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Devices that a manifest grants: their number, and their name where it is selected."""
     text = json.dumps([dict(node) for node in nodes], default=str)
     granted: dict[str, Any] = {}
-    count = re.search(r'"(?:nvidia|amd)\.com/gpu": "?(\d+)', text)
+    count = re.search(r'"(?:nvidia|amd)\.com/gpu": "?(\d{1,6})\b', text)
     if count is None:
-        count = re.search(r'"count": "?(\d+)"?, "capabilities": \["gpu"|"count": "?(\d+)', text)
+        count = re.search(
+            r'"count": "?(\d{1,6})\b"?, "capabilities": \["gpu"|"count": "?(\d{1,6})\b', text
+        )
     if count is not None:
         granted["num_gpus"] = int(next(group for group in count.groups() if group))
     name = re.search(
@@ -438,7 +479,7 @@ def _joined(before: str | None, given: str) -> str:
 
 def _scalar(text: str) -> Any:
     try:
-        return json.loads(text)
+        return bounded(json.loads, text)
     except ValueError:
         return text
 
@@ -450,7 +491,7 @@ def _count(said: Mapping[str, str], name: str) -> int | None:
     try:
         value = parse_count(text)
     except ValueError:
-        raise ConfigError(f"{name} must be a whole number, not '{text}'") from None
+        raise ConfigError(f"{name} must be a whole number, not '{text[:SHOWN]}'") from None
     if value < 1:
         raise ConfigError(f"{name} must be at least 1, not {value}")
     return value
@@ -458,23 +499,26 @@ def _count(said: Mapping[str, str], name: str) -> int | None:
 
 def _captured(said: Mapping[str, str]) -> int | None:
     if "captured" in said:
-        sizes = re.findall(r"\d+", said["captured"])
+        sizes = re.findall(r"\b\d{1,9}\b", said["captured"])
         return max(map(int, sizes), default=None)
     config = said.get("compilation", "")
     if not config.startswith("{"):
         return None
     values = _json_object("compilation-config", config)
     sizes = values.get("cudagraph_capture_sizes") or [values.get("max_cudagraph_capture_size")]
-    return max((int(size) for size in sizes if size), default=None)
+    if not isinstance(sizes, list):
+        return None
+    whole = [size for size in sizes if isinstance(size, int) and size]
+    return max(whole, default=None)
 
 
 def _json_object(name: str, text: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
+        value = bounded(json.loads, text)
     except ValueError:
         value = _without_quotes(text)
     if not isinstance(value, dict):
-        raise ConfigError(f"--{name} must be a JSON object, not {text}; {QUOTES_LOST}")
+        raise ConfigError(f"--{name} must be a JSON object, not {text[:SHOWN]}; {QUOTES_LOST}")
     return value
 
 
@@ -485,7 +529,7 @@ def _without_quotes(text: str) -> Any:
         is_json = word[0] in '"{}[],:' or isinstance(_scalar(word), int | float | None)
         words.append(word if is_json else json.dumps(word))
     try:
-        return json.loads("".join(words))
+        return bounded(json.loads, "".join(words))
     except ValueError:
         return None
 
@@ -554,17 +598,24 @@ def _draft(method: str, checkpoint: Any, problems: list[str]) -> str:
     return checkpoint
 
 
+def _is_here(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # no name of a file
+        return False
+
+
 def _trtllm_file(path: Path, problems: list[str]) -> dict[str, str]:
     """TensorRT-LLM's options file as options of a command; a file that is not here adds a
     problem."""
     import yaml
 
-    if not path.exists():
+    if not _is_here(path):
         problems.append(f"{path} is not here, so its settings, speculation too, are not known")
         return {}
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold options by name")

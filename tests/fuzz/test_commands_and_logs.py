@@ -1,0 +1,242 @@
+"""Serve commands and logged requests as nobody would write them: an answer or one line, within a
+minute and two GB.
+
+MAGICDEC_FUZZ multiplies the cases.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from magicdec.logs import formats
+from magicdec.specs import serve_command
+from tests.fuzz.surfaces import Case, judge
+from tests.fuzz.test_loads import MANY, NUMBER, right, text_of
+
+DRAWN = settings(
+    max_examples=6 * MANY,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+STARTS = {
+    "vllm": "vllm serve llama-3.1-8b",
+    "sglang": "python -m sglang.launch_server --model-path llama-3.1-8b",
+    "trtllm": "trtllm-serve llama-3.1-8b",
+}
+VALUES = st.one_of(
+    NUMBER.map(text_of),
+    st.sampled_from(
+        [
+            "{}",
+            "[]",
+            "null",
+            "fp8",
+            "auto",
+            "eagle3",
+            '{"method": "eagle3"}',
+            '{"method": "ngram", "num_speculative_tokens": 1e400}',
+            '{"method": 7, "model": [1], "num_speculative_tokens": "x"}',
+            '{"method": "mtp", "num_speculative_tokens": -3}',
+            '{"model": "/no/such/model"}',
+            '{"a":' * 5000 + "1" + "}" * 5000,
+            "[" * 100_000,
+            "1," * 20_000,
+            "'",
+            "$(x)",
+            "\u202e",
+        ]
+    ),
+)
+NESTED = "\n".join(f"{' ' * depth}a:" for depth in range(3000))
+BOMB = "\n".join(
+    ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
+)
+MANIFESTS = (
+    "services:\n  s:\n    image: vllm/vllm-openai\n    command: {command}\n",
+    "spec:\n  containers:\n  - image: vllm/vllm-openai\n    args: [{command}]\n"
+    "    resources: {{limits: {{nvidia.com/gpu: {number}}}}}\n",
+    "command: vllm serve llama-3.1-8b '\nimage: x\n",
+    BOMB + "\ncommand: vllm serve llama-3.1-8b\n",
+    BOMB + "\nspec: [{{command: vllm serve llama-3.1-8b, x: *a11}}]\n",
+    NESTED + "\n",
+    "a: " + "[" * 20_000 + "\n",
+    "a: &a\n  command: vllm serve llama-3.1-8b\n  b: *a\n",
+    "command: 7\nargs: {{a: 1}}\n",
+)
+
+
+def checked(folder: Path, text: str) -> Case:
+    path = folder / "serve.yaml"
+    path.write_text(text, encoding="utf-8", errors="surrogatepass")
+    options = ("--hardware", "h100-sxm-80gb", "--batch", "4", "--context", "512")
+    return Case(f"check {text[:200]!r}", ("check", str(path), *options))
+
+
+@DRAWN
+@given(
+    engine=st.sampled_from(sorted(STARTS)),
+    chosen=st.lists(st.tuples(st.integers(0, 40), VALUES), min_size=1, max_size=3),
+    join=st.sampled_from([" ", "=", " \\\n"]),
+)
+def test_serve_commands(
+    engine: str, chosen: list[tuple[int, str]], join: str, tmp_path: Path
+) -> None:
+    names = sorted(serve_command.OPTIONS[engine])
+    words = [STARTS[engine]]
+    for place, value in chosen:
+        words.append(f"--{names[place % len(names)]}{join}'{value}'")
+    right(checked(tmp_path, " ".join(words)), "serve commands")
+
+
+@DRAWN
+@given(
+    manifest=st.sampled_from(MANIFESTS),
+    value=VALUES,
+    number=NUMBER.map(text_of),
+    repeated=st.sampled_from([1, 1, 40]),
+)
+def test_manifests(manifest: str, value: str, number: str, repeated: int, tmp_path: Path) -> None:
+    command = json.dumps(f"vllm serve llama-3.1-8b --max-num-seqs {value[:2000]}")
+    text = manifest.format(command=command, number=json.dumps(number))
+    right(checked(tmp_path, "---\n".join([text] * repeated)), "manifests")
+
+
+@pytest.mark.parametrize("manifest", MANIFESTS)
+def test_every_manifest_ends(manifest: str, tmp_path: Path) -> None:
+    text = manifest.format(command="vllm serve llama-3.1-8b", number="9" * 400)
+    right(checked(tmp_path, text), "manifests")
+
+
+ROWS: tuple[dict[str, Any], ...] = (
+    {"prompt_token_ids": [1, 2, 3] * 9, "output_token_ids": [4, 5, 6] * 9},
+    {"prompt": "a b c d e f", "completion": "a b c d e f g"},
+    {
+        "messages": [{"role": "user", "content": "hi"}],
+        "choices": [{"message": {"role": "assistant", "content": "hello"}}],
+        "usage": {"prompt_tokens": 9, "completion_tokens": 4},
+        "created": 1_700_000_000,
+    },
+    {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
+    {
+        "input_lens": [9, 9],
+        "output_lens": [3, 3],
+        "generated_texts": ["a", "b"],
+        "errors": ["", ""],
+    },
+    {"type": "GENERATION", "input": "a", "output": "b", "startTime": "2026-01-01T00:00:00Z"},
+    {"custom_id": "a", "response": {"body": {"choices": [{"text": "b"}]}}},
+    {"attributes": {"gen_ai.input.messages": "[]", "gen_ai.usage.output_tokens": 3}},
+    {"arguments": [["a", {}]], "resps": [["b"]]},
+    {"question_id": 1, "choices": [{"turns": ["a", "b"]}]},
+)
+ODD = st.one_of(
+    NUMBER,
+    st.sampled_from(
+        [[], {}, [[]], [None], {"a": {}}, [1e308, 2], [-1, 2**70], ["a", 1], "a" * 99999]
+    ),
+)
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    found = [at] if at else []
+    inner = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, each in inner:
+        if isinstance(each, dict | list):
+            found += places(each, (*at, key))
+        else:
+            found.append((*at, key))
+    return found
+
+
+def with_odd(row: dict[str, Any], place: int, odd: Any) -> dict[str, Any]:
+    changed: dict[str, Any] = json.loads(json.dumps(row))
+    every = places(changed)
+    *path, last = every[place % len(every)]
+    inner: Any = changed
+    for step in path:
+        inner = inner[step]
+    inner[last] = odd
+    return changed
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> tuple[str, bytes]:
+    """A file's ending and its bytes: rows of one format or two, one of them odd, or no rows."""
+    row = draw(st.sampled_from(ROWS))
+    odd = with_odd(row, draw(st.integers(0, 30)), draw(ODD))
+    rows = [row, odd, draw(st.sampled_from([row, *ROWS]))] * draw(st.sampled_from([1, 1, 30]))
+    text = "".join(json.dumps(each) + "\n" for each in rows)
+    if draw(st.booleans()):
+        text = draw(
+            st.sampled_from(
+                [
+                    "",
+                    "\x00",
+                    "[" * 50_000,
+                    '{"prompt":' * 2000,
+                    text[: len(text) // 2],
+                    "NaN\n",
+                    "\ufeff",
+                ]
+            )
+        )
+    data = text.encode("utf-8", "surrogatepass")
+    ending = draw(st.sampled_from([".jsonl", ".json", ".jsonl.gz", ".parquet", ".jsonl.zst"]))
+    if ending.endswith(".gz") and draw(st.booleans()):
+        data = gzip.compress(data)
+    return ending, data
+
+
+@DRAWN
+@given(log=logs(), draft=st.sampled_from(["ngram", "suffix", "ngram,suffix"]))
+def test_logs_replayed(log: tuple[str, bytes], draft: str, tmp_path: Path) -> None:
+    ending, data = log
+    path = tmp_path / f"log{ending}"
+    path.write_bytes(data)
+    options = ("--draft", draft, "--jobs", "1", "-q", "-o", str(tmp_path / "out.toml"))
+    case = Case(
+        f"{ending} {data[:200]!r}", ("profile-acceptance", "--outputs", str(path), *options)
+    )
+    right(case, "logs replayed")
+
+
+@DRAWN
+@given(log=logs(), rate=st.sampled_from([(), ("--rate", "2"), ("--rate", "1e6")]))
+def test_logs_planned(log: tuple[str, bytes], rate: tuple[str, ...], tmp_path: Path) -> None:
+    ending, data = log
+    path = tmp_path / f"log{ending}"
+    path.write_bytes(data)
+    served = ("--model", "llama-3.1-8b", "--hardware", "h100-sxm-80gb", "--draft", "none")
+    case = Case(f"{ending} {data[:200]!r}", ("plan", *served, "--logs", str(path), *rate))
+    right(case, "logs planned")
+
+
+def test_planted_faults_of_commands_and_logs_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader that takes the first device's name as a number, and one of rows without their keys."""
+    case = checked(tmp_path, STARTS["vllm"])
+    assert judge(case, "planted").fault == ""
+
+    def broken(text: str) -> serve_command.ServeCommand:
+        return serve_command.ServeCommand(engine="vllm", model=text[10**6])
+
+    monkeypatch.setattr(serve_command, "read_serve_command", broken)
+    assert "a traceback" in judge(case, "planted").fault
+    path = tmp_path / "log.jsonl"
+    path.write_text(json.dumps(ROWS[0]) + "\n")
+    options = ("--draft", "ngram", "--jobs", "1", "-q", "-o", str(tmp_path / "out.toml"))
+    replayed = Case("log", ("profile-acceptance", "--outputs", str(path), *options))
+    assert judge(replayed, "planted").fault == ""
+    monkeypatch.setattr(formats, "FORMATS", ((1, 2),))
+    assert "a traceback" in judge(replayed, "planted").fault
