@@ -389,3 +389,38 @@ def test_a_rate_is_gaps_over_their_time_and_scales(
     scaled = requests.at_rate(factor * requests.rate)
     assert scaled.rate == pytest.approx(factor * requests.rate)
     np.testing.assert_allclose(scaled.arrival_s, requests.arrival_s / factor)
+
+
+def test_requests_that_grow_in_number_but_wait_no_longer_are_no_overload() -> None:
+    """A second apart, ten seconds to each first token, and answers that take ever longer."""
+    requests = alike(200, prompt_len=10, output_len=2)
+    requests.arrival_s[:] = np.arange(200)
+    first = requests.arrival_s + 10.5
+    last = first + np.arange(200)
+    outcome = Outcome(requests=requests, first_s=first, last_s=last, replicas=[])
+    assert not outcome.is_overloaded
+    grows = replace(outcome, first_s=last - 0.1)
+    assert grows.is_overloaded
+
+
+@settings(max_examples=30, deadline=None)
+@given(prompt=st.integers(1, 300), output=st.integers(1, 100), is_drafted=st.booleans())
+def test_a_request_alone_runs_in_the_blocks_that_it_needs(
+    prompt: int, output: int, is_drafted: bool
+) -> None:
+    """With one block less it would never end; a draft's tokens need room too."""
+    requests = alike(1, prompt_len=prompt, output_len=output)
+    server = Server.of(
+        EAGLE if is_drafted else ALONE,
+        requests,
+        acceptance=constant_profile(1.0) if is_drafted else None,
+        policy=TABLE if is_drafted else None,
+    )
+    tokens = prompt + output
+    if is_drafted and output > 1:
+        tokens = max(prompt + 1 + step + 6 for step in range(0, output - 1, 6))
+    blocks = max(-(-tokens // 16), -(-prompt // 16))
+    limits = replace(server.limits, num_blocks=blocks)
+    outcome = simulate(replace(server, limits=limits), requests)
+    assert outcome.preemptions == 0
+    assert outcome.replicas[0].emitted == [output]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from magicdec.commands.validate import app
-from magicdec.errors import ConfigError
+from magicdec.errors import CapacityError, ConfigError
 from magicdec.perfmodel.traffic.replica import Work
 from magicdec.perfmodel.traffic.simulate import simulate_closed
 from magicdec.validate import traffic
@@ -254,3 +254,14 @@ def test_the_most_users_keep_the_limits_and_one_more_does_not() -> None:
     assert most > 2
     assert keeps(most)
     assert not keeps(most + 1)
+
+
+def test_rows_that_take_more_than_the_allowed_work_end_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(OPEN + "vllm,0.30,Qwen/Qwen3-8B,h100,1,2,200,20,20,20,7,\n" * 2)
+    assert not validate_traffic([path])["refused"]
+    monkeypatch.setattr(traffic, "MOST_WORK", 10)
+    with pytest.raises(CapacityError, match="more than 10 passes"):
+        validate_traffic([path])
