@@ -71,6 +71,10 @@ MEMORY = {
 }
 
 
+SHARE_OF_CHARACTER = 0.03
+"""Width of a character of a part's text, as a share of the longest bar."""
+
+
 class Bar(NamedTuple):
     """Seconds by part, and the total at its end: by default that of the parts."""
 
@@ -85,6 +89,8 @@ def _stacked(
     kinds: Mapping[str, Part],
     unit: float = MILLI,
     written: Callable[[float], str] = format_seconds,
+    *,
+    has_totals: bool = True,
 ) -> None:
     """Stacked horizontal bars with the total at the end of each, and their key."""
     (axes,) = chart.axes
@@ -95,8 +101,9 @@ def _stacked(
         total = bar.total
         if total is None:
             total = end
-        right = (end + 0.015 * longest) / unit
-        axes.text(right, place, written(total), va="center", fontweight="bold")
+        if has_totals:
+            right = (end + 0.015 * longest) / unit
+            axes.text(right, place, written(total), va="center", fontweight="bold")
     labels = [bar.label for bar in bars]
     axes.set_yticks(range(len(bars)), labels=labels)
     axes.set_ylim(len(bars) - 0.5, -0.5)
@@ -132,7 +139,7 @@ def _draw_parts(
             lw=0,
         )
         chart.tip(patch, f"{line}: {kind.title} {text}")
-        if value > 0.15 * longest:
+        if value > SHARE_OF_CHARACTER * len(text) * longest:
             middle = (left + value / 2) / unit
             axes.text(middle, place, text, ha="center", va="center", color=ON_COLOUR)
         chart.rows.append((line, kind.title, value))
@@ -534,7 +541,8 @@ def memory_bar(data: ReportData) -> Chart | None:
     (axes,) = chart.axes
     capacity = memory.capacity_bytes
     total = sum(parts.values())
-    _stacked(chart, [Bar("memory", parts)], MEMORY, GIB, format_bytes)
+    bars = [Bar("memory", parts)]
+    _stacked(chart, bars, MEMORY, GIB, format_bytes, has_totals=False)  # the title has it
     if capacity:
         axes.axvline(capacity / GIB, color=INK, lw=1.4)
         chart.rows.append(("memory", "capacity", capacity))

@@ -500,11 +500,28 @@ def latency_by_rate(data: ReportData) -> Chart | None:
         )
     return chart.told(
         title=answer[0].upper() + answer[1:],
-        caption="95th percentiles of the time to the first token and between tokens on "
-        f"{_devices(traffic)}, "
-        "simulated. Dashed: the limits. A line ends where the queue would grow without bound.",
+        caption=_latency_caption(traffic, has_limits=_has_limits(data)),
         table="Latency by rate of arrivals",
         columns=columns,
+    )
+
+
+def _has_limits(data: ReportData) -> bool:
+    """Whether a 95th percentile is limited."""
+    if data.plan is None:
+        return False
+    request = data.plan.request
+    return request.ttft_p95_s is not None or request.tpot_p95_s is not None
+
+
+def _latency_caption(traffic: Traffic, *, has_limits: bool) -> str:
+    limits = ""
+    if has_limits:
+        limits = "Dashed: the limits. "
+    return (
+        "95th percentiles of the time to the first token and between tokens on "
+        f"{_devices(traffic)}, simulated. {limits}A line ends where the queue would grow without "
+        "bound."
     )
 
 
@@ -587,15 +604,21 @@ def goodput_by_policy(data: ReportData) -> Chart | None:
         lw=0.8,
         ls=":",
     )
-    axes.set(xlabel=ARRIVALS, ylabel="kept within limits (per second)")
+    has_limits = _has_limits(data)
+    label = "kept within limits (per second)" if has_limits else "served (per second)"
+    axes.set(xlabel=ARRIVALS, ylabel=label)
     axes.legend(loc="best")
     best = max(traffic.curves, key=lambda load: load.goodput_per_s)
     rate = format_number(best.goodput_per_s)
     devices = _devices(traffic)
+    title = f"At most {rate} requests/s are served on {devices}: {load_name(best)}"
+    kept = "are served"
+    if has_limits:
+        title = f"At most {rate} requests/s keep the limits on {devices}: {load_name(best)}"
+        kept = "keep the limits"
     return chart.told(
-        title=f"At most {rate} requests/s keep the limits on {devices}: {load_name(best)}",
-        caption=f"Requests per second that keep both limits on {devices}, simulated; dotted: all "
-        "that "
+        title=title,
+        caption=f"Requests per second that {kept} on {devices}, simulated; dotted: all that "
         "arrive. A policy is one gamma, or the plan's table of gammas by batch, or by batch and "
         "context.",
         table="Goodput by policy",
