@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import magicdec
 from magicdec.atlas.cells import cell_of, cells_of
-from magicdec.atlas.page import render_html, render_markdown, sections_of
+from magicdec.atlas.page import markdown_cell, render_html, render_markdown, sections_of
 from magicdec.atlas.published import published_of
 from magicdec.atlas.questions import Atlas, read_atlas
 from magicdec.cli import app, register_commands
@@ -43,6 +43,10 @@ name = "llama-3.1-8b"
 [[models]]
 name = "llama-3.1-70b"
 """
+
+
+DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
+NUM_FAST_CELLS = 6
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +113,43 @@ def test_each_section_has_its_format_and_what_was_measured_there(atlas: Atlas) -
         assert row.predicted_low < row.predicted < row.predicted_high
         assert row.is_hit == (row.predicted_low <= row.measured <= row.predicted_high)
     assert published_of("no such model", "a100-sxm-80gb") == []
+
+
+# The shipped pages: a change of an answer is a change of docs/atlas.md. Built anew by `make atlas`.
+
+
+def test_cells_of_the_shipped_page_are_what_plans_say_now() -> None:
+    atlas = read_atlas()
+    shown = shipped_cells(atlas)
+    questions = list(atlas.questions())
+    step = len(questions) // NUM_FAST_CELLS - 1  # of no common factor with the devices and loads
+    for question in questions[::step][:NUM_FAST_CELLS]:
+        place = (question.load.name, question.model, question.device.name)
+        assert markdown_cell(cell_of(question)) == shown[place], question.anchor
+
+
+@pytest.mark.slow
+def test_the_shipped_pages_are_what_the_command_builds() -> None:
+    atlas = read_atlas()
+    cells = list(cells_of(atlas))
+    assert render_markdown(atlas, cells) == (DOCS / "atlas.md").read_text(encoding="utf-8")
+    assert render_html(atlas, cells) == (DOCS / "atlas.html").read_text(encoding="utf-8")
+
+
+def shipped_cells(atlas: Atlas) -> dict[tuple[str, str, str], str]:
+    """The cells of docs/atlas.md by load, model and device."""
+    text = (DOCS / "atlas.md").read_text(encoding="utf-8")
+    shown = {}
+    for load in atlas.loads:
+        _, _, part = text.partition(f"## {load.title}\n")
+        table, _, _ = part.partition("\n## ")
+        for line in table.splitlines():
+            texts = [cell.strip() for cell in line.strip("|").split("|")]
+            for model in atlas.models:
+                if texts[0] == model.name:
+                    for device, cell in zip(atlas.devices, texts[1:], strict=True):
+                        shown[load.name, model.name, device.name] = cell
+    return shown
 
 
 @pytest.mark.parametrize(
