@@ -88,13 +88,12 @@ def benchmark(
     writes the file for all. vLLM has a process of its own.
     """
     check_devices(request)
-    known: dict[str, Record] = {}
-    rows: dict[str, list[Record]] = {}
     if tp.rank > 0:
         records = None
-    if resume and records is not None and records.exists():
-        known = known_records(records, request.repetitions)
-        rows = unfinished(read_rows(records))
+    known: dict[str, Record] = {}
+    rows: dict[str, list[Record]] = {}
+    if resume:
+        known, rows = _stored(records, request.repetitions)
     keys = {}
     for speculation in (AUTOREGRESSIVE, *request.speculations):
         keys[configuration_key(request, speculation)] = speculation
@@ -128,6 +127,15 @@ def benchmark(
             stream = _stream(session, wanted=outputs.stream)
             write_outputs(session, outputs.save_output, stream=stream)
     return [known[key] for key in keys if key in known]
+
+
+def _stored(
+    records: Path | None, repetitions: int
+) -> tuple[dict[str, Record], dict[str, list[Record]]]:
+    """The complete records of a file, and the rows of runs that were not finished."""
+    if records is None or not records.exists():
+        return {}, {}
+    return known_records(records, repetitions), unfinished(read_rows(records))
 
 
 def _with_last(

@@ -360,7 +360,10 @@ def comment(lines: Sequence[str]) -> str:
             wrapped.append(line)
         else:
             wrapped += textwrap.wrap(
-                line, COMMENT_WIDTH - 2, break_long_words=False, break_on_hyphens=False
+                line,
+                COMMENT_WIDTH - 2,
+                break_long_words=False,
+                break_on_hyphens=False,
             )
     return "".join(f"# {line}\n" for line in wrapped)
 

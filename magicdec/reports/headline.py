@@ -99,7 +99,10 @@ def _without_drafts(baseline: Record) -> Headline:
 
 
 def _headline_answer(
-    data: ReportData, reference: Record, measured: Record | None, predicted: Record | None
+    data: ReportData,
+    reference: Record,
+    measured: Record | None,
+    predicted: Record | None,
 ) -> str:
     """The plan's choice, unless its configuration was measured."""
     if data.plan is not None and measured is None:
@@ -433,24 +436,30 @@ def _when_not_by_table(table: GammaTable, reference: Record) -> str:
     never = [batch for batch, of_batch in verdicts.items() if of_batch == {"does not pay"}]
     unsure = [batch for batch, of_batch in verdicts.items() if _is_unsure(of_batch)]
     longest = thousands(max(table.context_lens))
+    sentences = []
+    where = _where_to_leave_it_off(table, reference.batch_size, never)
+    if where:
+        sentences.append(f"Leave it off {where}.")
+    elif all_verdicts == {"pays"}:
+        return "It pays at every batch size and context that was planned."
+    if unsure:
+        batches = _listing(unsure)
+        sentences.append(
+            f"At batch {batches} it may pay, but surely at no context up to {longest}."
+        )
+    return " ".join(sentences)
+
+
+def _where_to_leave_it_off(table: GammaTable, batch: int, never: Sequence[int]) -> str:
+    """Batches at which the draft pays nowhere, and shorter contexts at the answer's batch."""
+    longest = thousands(max(table.context_lens))
     parts = []
     if never:
-        batches = _listing(never)
-        parts.append(f"at batch {batches}, where it pays at no context up to {longest}")
-    batch = reference.batch_size
+        parts.append(f"at batch {_listing(never)}, where it pays at no context up to {longest}")
     start = _break_even_of(table, batch)
     if start is not None and batch not in never:
         parts.append(f"below a context of {_about(start)} at batch {batch}")
-    doubt = ""
-    if unsure:
-        batches = _listing(unsure)
-        doubt = f"At batch {batches} it may pay, but surely at no context up to {longest}."
-    if parts:
-        where = "; and ".join(parts)
-        return f"Leave it off {where}. {doubt}".strip()
-    if all_verdicts == {"pays"}:
-        return "It pays at every batch size and context that was planned."
-    return doubt
+    return "; and ".join(parts)
 
 
 def _is_unsure(verdicts: set[str]) -> bool:

@@ -244,7 +244,11 @@ def error_table(comparison: Comparison) -> Table | None:
     if total:
         note += f" {inside} of {total} measured speedups lie inside their predicted 90 % interval."
     table = Table.of(
-        "errors", "Error of the predictions, term by term", columns, summaries.items(), note=note
+        "errors",
+        "Error of the predictions, term by term",
+        columns,
+        summaries.items(),
+        note=note,
     )
     return table.without_empty("normalised_median_error", "normalised_p90_error", "noise_floor")
 
@@ -352,10 +356,17 @@ def result_table(data: ReportData) -> Table | None:
     )
     rows = sorted(data.measured, key=_result_order)
     table = Table.of(
-        "results", "Measured configurations", columns, rows, note=_result_note(data.measured)
+        "results",
+        "Measured configurations",
+        columns,
+        rows,
+        note=_result_note(data.measured),
     )
     return table.without_empty(
-        "baseline_mbu", "speedup_static_batch", "refilled_tokens_per_s", "speedup_refilled"
+        "baseline_mbu",
+        "speedup_static_batch",
+        "refilled_tokens_per_s",
+        "speedup_refilled",
     )
 
 
@@ -417,7 +428,10 @@ def candidate_table(data: ReportData) -> Table | None:
         *map(_spread_column, SPREAD_FIELDS),
         Column("step_s", "Step", "seconds"),
         Column(
-            "tokens_per_step", "Tokens/step", "number", lambda row: row.drafting.tokens_per_step
+            "tokens_per_step",
+            "Tokens/step",
+            "number",
+            lambda row: row.drafting.tokens_per_step,
         ),
         Column("break_even_tokens_per_step", "Even at", "number"),
         Column("by_acceptance", "At 10/50/90 % acceptance", value=_by_acceptance),

@@ -121,7 +121,13 @@ class Chart:
         self.rows: list[tuple[Value, ...]] = []
 
     def told(
-        self, *, title: str, caption: str, table: str, columns: Sequence[Column], name: str = ""
+        self,
+        *,
+        title: str,
+        caption: str,
+        table: str,
+        columns: Sequence[Column],
+        name: str = "",
     ) -> Chart:
         """The finished figure; `table` is the title of its values, which have the figure's name by
         default.
@@ -166,7 +172,12 @@ class Chart:
         self.tip(artist, text, series)
 
     def interval(
-        self, axes: Axes, at: tuple[float, float], ends: Ends, series: str, colour: str
+        self,
+        axes: Axes,
+        at: tuple[float, float],
+        ends: Ends,
+        series: str,
+        colour: str,
     ) -> None:
         """The bar from one end of an interval to the other, where both are known."""
         spread = spread_of(at[1], ends)

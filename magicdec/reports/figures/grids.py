@@ -356,7 +356,11 @@ def _autoregressive_points(rows: Sequence[Record]) -> list[Point]:
 
 
 def _draw_frontier(
-    chart: Chart, points: Sequence[Point], colour: str, marker: str, name: str
+    chart: Chart,
+    points: Sequence[Point],
+    colour: str,
+    marker: str,
+    name: str,
 ) -> None:
     (axes,) = chart.axes
     milliseconds = [point.seconds / MILLI for point in points]

@@ -191,7 +191,11 @@ def _speedup(row: Record) -> float:
 
 
 def _drawn(
-    name: str, column: Column, lines: Sequence[Line], setting: str, word: Callable[[Record], str]
+    name: str,
+    column: Column,
+    lines: Sequence[Line],
+    setting: str,
+    word: Callable[[Record], str],
 ) -> Chart:
     """Two panels over one axis; a single line's predictions and measurements are shown and hidden
     each.
@@ -276,7 +280,12 @@ def _draw_predicted(panel: Panel, line: Line, series: str, colour: str) -> None:
 
 
 def _draw_measured(
-    panel: Panel, line: Line, series: str, colour: str, marker: str, axis_title: str
+    panel: Panel,
+    line: Line,
+    series: str,
+    colour: str,
+    marker: str,
+    axis_title: str,
 ) -> None:
     """Points, with the ends of their repetitions."""
     chart = panel.chart
