@@ -386,12 +386,12 @@ def _check_head(request: BenchmarkRequest, speculation: SpeculationSpec, target:
 
 def _check_memory(request: BenchmarkRequest, model: ModelSpec, *, is_loaded: bool) -> None:
     """On a CPU the ranks of a machine share its memory; on GPUs each rank has its own."""
+    on_device = 1
     if request.device == "cpu":
         on_device = min(request.tp_size, _local_world_size(request))
-    else:
-        on_device = 1
-    fixed, per_sequence = (on_device * each for each in session_bytes(request))
-    per_sequence += on_device * choosing_bytes(request)
+    weights, caches = session_bytes(request)
+    fixed = on_device * weights
+    per_sequence = on_device * (caches + choosing_bytes(request))
     if is_loaded:
         fixed -= on_device * float(planned_memory(request, AUTOREGRESSIVE).weights_bytes)
     needed = fixed + per_sequence * request.batch_size

@@ -78,17 +78,17 @@ class ReferenceTimes(NamedTuple):
         return REFERENCE_BYTES / self.memory_s
 
 
-def median_times(found: Iterable[ReferenceTimes]) -> ReferenceTimes:
+def median_times(times: Iterable[ReferenceTimes]) -> ReferenceTimes:
     """The median of each kernel's times, at least one."""
-    memory_s, compute_s = zip(*found, strict=True)
+    memory_s, compute_s = zip(*times, strict=True)
     return ReferenceTimes(statistics.median(memory_s), statistics.median(compute_s))
 
 
-def spread_of_times(found: Iterable[ReferenceTimes]) -> ReferenceTimes:
+def spread_of_times(runs: Iterable[ReferenceTimes]) -> ReferenceTimes:
     """Standard deviation of the logarithms of each kernel's times, 0 for fewer than two."""
     log_memory_s = []
     log_compute_s = []
-    for times in found:
+    for times in runs:
         log_memory_s.append(math.log(times.memory_s))
         log_compute_s.append(math.log(times.compute_s))
     if len(log_memory_s) < 2:
@@ -162,7 +162,7 @@ def cgroup_free_bytes(
 ) -> list[float]:
     """Memory that each control group of this process, of either version, still grants; those
     without a limit are left out. File pages that the kernel would drop count as free."""
-    found = []
+    free_bytes = []
     try:
         lines = [line.split(":", 2) for line in own.read_text().splitlines()]
     except OSError:
@@ -187,5 +187,5 @@ def cgroup_free_bytes(
                 statistics_of = dict(
                     line.split() for line in (directory / "memory.stat").read_text().splitlines()
                 )
-                found.append(max(0.0, limit - used + float(statistics_of.get(dropped, 0))))
-    return found
+                free_bytes.append(max(0.0, limit - used + float(statistics_of.get(dropped, 0))))
+    return free_bytes

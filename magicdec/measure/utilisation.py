@@ -120,12 +120,12 @@ def phase_bytes(
     """
     setup = model_setup(request, speculation)
     kv_len = float(np.mean(prompt_lens)) + request.gen_len / 2
-    seen = draft_kv_tokens(setup, kv_len, speculation.draft_budget)
+    draft_tokens = draft_kv_tokens(setup, kv_len, speculation.draft_budget)
     needed = read_bytes(
         setup,
         batch=request.batch_size,
         kv_len=kv_len,
-        draft_kv_len=seen,
+        draft_kv_len=draft_tokens,
         gamma=speculation.gamma,
     )
     return {phase: float(num_bytes) for phase, num_bytes in needed.items()}

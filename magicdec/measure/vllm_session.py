@@ -322,12 +322,12 @@ class VllmSession:
         """Drafts that the engine counted so far."""
         if self._draft is None:
             return 0.0
-        found = {
+        counts = {
             metric.name: metric.value
             for metric in self._llm.get_metrics()
             if metric.name == DRAFTS_METRIC
         }
-        return float(found[DRAFTS_METRIC])
+        return float(counts[DRAFTS_METRIC])
 
 
 @dataclass(kw_only=True)

@@ -269,7 +269,7 @@ class Engine:
         self._begin(sequence, prompt)
 
     def _begin(self, sequence: int, prompt: Sequence[int]) -> None:
-        taken = {each.slot for each in self._prompts}
+        taken = {prompt.slot for prompt in self._prompts}
         slot = min(set(range(self.num_active, self.batch_size)) - taken)
         self._is_noise = False
         self.prefill_count += 1

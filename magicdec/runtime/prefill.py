@@ -120,15 +120,16 @@ class JoinedPass:
 
     def __init__(self, passes: Sequence[AttentionPass]) -> None:
         self._passes = passes
-        self._sizes = [each.positions_BT.shape[1] for each in passes]
-        self.positions_BT = torch.cat([each.positions_BT for each in passes], dim=1)
+        positions = [part.positions_BT for part in passes]
+        self._sizes = [positions_1T.shape[1] for positions_1T in positions]
+        self.positions_BT = torch.cat(positions, dim=1)
 
     def attend(self, layer: int, query_BTAD: Tensor, kv_BTPKD: Tensor, scoring: Scoring) -> Tensor:
         queries = query_BTAD.split(self._sizes, dim=1)
         stored = kv_BTPKD.split(self._sizes, dim=1)
         outputs = []
-        for each, query_1TAD, kv_1TPKD in zip(self._passes, queries, stored, strict=True):
-            outputs.append(each.attend(layer, query_1TAD, kv_1TPKD, scoring))
+        for part, query_1TAD, kv_1TPKD in zip(self._passes, queries, stored, strict=True):
+            outputs.append(part.attend(layer, query_1TAD, kv_1TPKD, scoring))
         return torch.cat(outputs, dim=1)
 
 

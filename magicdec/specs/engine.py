@@ -483,10 +483,10 @@ class EngineProfile(
 
 def version_number(version: str) -> tuple[int, ...]:
     """(0, 12) of "0.12.0rc1": what orders versions."""
-    found = re.match(r"\D*(\d+)(?:\.(\d+))?", version)
-    if found is None:
+    numbers = re.match(r"\D*(\d+)(?:\.(\d+))?", version)
+    if numbers is None:
         return ()
-    return tuple(int(part) for part in found.groups() if part)
+    return tuple(int(part) for part in numbers.groups() if part)
 
 
 def engine_names() -> list[str]:

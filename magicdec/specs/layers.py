@@ -152,18 +152,18 @@ class MixtureOfExperts(Kind, frozen=True, kw_only=True, tag="mixture_of_experts"
     def projections(self, hidden_size: int) -> tuple[Projection, ...]:
         """Matrices that every token passes; the routed experts are apart."""
         hidden = whole(hidden_size)
-        found = [Projection("router", (whole(self.num_experts),), hidden)]
+        projections = [Projection("router", (whole(self.num_experts),), hidden)]
         if self.latent_size is not None:
             latent = whole(self.latent_size)
-            found += [
+            projections += [
                 Projection("latent_down", (latent,), hidden),
                 Projection("latent_up", (hidden,), latent),
             ]
         if self.shared is not None:
-            found += self.shared.projections(hidden_size, "shared_")
+            projections += self.shared.projections(hidden_size, "shared_")
         if self.shared_gate:
-            found.append(Projection("shared_gate", (whole(1),), hidden))
-        return tuple(found)
+            projections.append(Projection("shared_gate", (whole(1),), hidden))
+        return tuple(projections)
 
     def expert_parameters(self, hidden_size: int) -> int:
         """Weights of all routed experts."""

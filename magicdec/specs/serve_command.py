@@ -7,6 +7,7 @@ understood.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shlex
@@ -229,12 +230,12 @@ def _words_of_shell(text: str) -> tuple[str, list[str]] | None:
         words = list(lexer)
     except ValueError as error:
         raise ConfigError(f"the command cannot be read as a shell reads it: {error}") from error
-    found = _engine_in(words)
-    if found is None:
+    server = _engine_in(words)
+    if server is None:
         return None
-    engine, start = found
-    end = next((i for i in range(start, len(words)) if words[i] in SEPARATORS), len(words))
-    return engine, words[start:end]
+    engine, start = server
+    command = itertools.takewhile(lambda word: word not in SEPARATORS, words[start:])
+    return engine, list(command)
 
 
 def _engine_in(words: Sequence[str]) -> tuple[str, int] | None:
@@ -279,19 +280,23 @@ def _words_of_yaml(text: str, grants: dict[str, Any]) -> tuple[str, list[str]] |
         return None
     import yaml
 
+    documents: list[Mapping[str, Any]] = []
     try:
-        documents = [each for each in yaml.safe_load_all(text) if isinstance(each, dict)]
+        for document in yaml.safe_load_all(text):
+            if isinstance(document, dict):
+                documents.append(document)
     except (yaml.YAMLError, ValueError):  # a date or a number that is none
         return None
     except RecursionError:
         raise ConfigError(f"the manifest nests more than {MOST_DEPTH} deep") from None
     _check_size(documents)
-    for container, around in (pair for each in documents for pair in _containers(each, [])):
+    containers = [pair for document in documents for pair in _containers(document, [])]
+    for container, around in containers:
         words = _container_words(container)
-        found = _engine_in(words)
-        if found is not None:
+        server = _engine_in(words)
+        if server is not None:
             grants |= _granted([container, *around])
-            engine, start = found
+            engine, start = server
             return engine, words[start:]
     return None
 
@@ -339,9 +344,9 @@ def _container_words(container: Mapping[str, Any]) -> list[str]:
         elif isinstance(value, list):
             words += [str(word) for word in value]
     if len(words) > 2 and words[-2] in ("-c", "-lc", "-ec"):  # sh -c "vllm serve ..."
-        found = _words_of_shell(words[-1])
-        if found is not None:
-            engine, arguments = found
+        server = _words_of_shell(words[-1])
+        if server is not None:
+            engine, arguments = server
             start = {"vllm": ["vllm", "serve"], "sglang": ["sglang.launch_server"]}
             return [*start.get(engine, ["trtllm-serve"]), *arguments]
     return words

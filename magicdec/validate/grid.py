@@ -176,12 +176,12 @@ class GridSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def head_drafts(self) -> tuple[SpeculationSpec, ...]:
         """The heads at every gamma. Raises ConfigError for one that does not ship with the
         model."""
-        found = []
+        heads = []
         for method, gamma in product(self.heads, self.gammas):
             head = named_head(self.model, method, None)
             if head is None:
                 raise ConfigError(f"no head of {method} ships with {self.model}")
-            found.append(
+            heads.append(
                 SpeculationSpec(
                     draft=head.method,
                     draft_method=head.method,
@@ -190,7 +190,7 @@ class GridSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                     checkpoint=head.checkpoint,
                 )
             )
-        return tuple(found)
+        return tuple(heads)
 
 
 BUILT_IN_GRID = GridSpec(cases=((1, 512), (8, 2048), (32, 4096)))

@@ -98,8 +98,8 @@ class PageMeans:
         page of known
         numbers: CPUs pack pages in ways of their own."""
         numbers_KSD = torch.arange(shape[0] * shape[1] * shape[2]).reshape(shape)
-        found = torch.zeros(cache[0].numel(), dtype=torch.long)
-        is_key = torch.zeros_like(found, dtype=torch.bool)
+        numbers = torch.zeros(cache[0].numel(), dtype=torch.long)
+        is_key = torch.zeros_like(numbers, dtype=torch.bool)
         scale = 1
         while scale < numbers_KSD.numel():
             page = torch.zeros_like(cache[:1])
@@ -115,10 +115,10 @@ class PageMeans:
             )
             read = page.reshape(-1).long()
             is_key = read > 0
-            found += torch.where(is_key, read - 1, 0) * scale
+            numbers += torch.where(is_key, read - 1, 0) * scale
             scale *= DIGIT
         places = torch.empty(numbers_KSD.numel(), dtype=torch.long)
-        places[found[is_key]] = is_key.nonzero().squeeze(1)
+        places[numbers[is_key]] = is_key.nonzero().squeeze(1)
         return places.reshape(shape)
 
 
@@ -258,8 +258,8 @@ class PageSelector:
         if not self._num_chosen:
             return block
         own_BP, cached_B, left_out_B, row_B = (
-            each.to(self._last_R.device, non_blocking=True)
-            for each in (table, cached_B, block.num_left_out, row_B)
+            tensor.to(self._last_R.device, non_blocking=True)
+            for tensor in (table, cached_B, block.num_left_out, row_B)
         )
         row_B = torch.where(row_B < 0, self._num_rows, row_B).long()
         is_new_B = self._is_due(cached_B, left_out_B, row_B)

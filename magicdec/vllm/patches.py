@@ -322,16 +322,16 @@ def _with_every_gamma(original: Any) -> Any:
     def _init_candidates(self: Any) -> None:
         original(self)
         captured = [
-            each
+            graph_size
             for sizes in self._capture_descs.values()
-            for each in sizes
-            if each.uniform_token_count
+            for graph_size in sizes
+            if graph_size.uniform_token_count
         ]
         for (num_tokens, _), offered in (
             self._candidates.items() if is_asked_for(self.vllm_config) else ()
         ):
-            known = {each.uniform_token_count for each in offered}
-            for graph in sorted(captured, key=lambda each: each.num_tokens):
+            known = {graph_size.uniform_token_count for graph_size in offered}
+            for graph in sorted(captured, key=lambda graph_size: graph_size.num_tokens):
                 length = graph.uniform_token_count
                 if (
                     graph.num_tokens >= num_tokens
@@ -361,18 +361,21 @@ def _with_gamma_table(original: Any) -> Any:
 def _without_means(original: Any) -> Any:
     @wraps(original)
     def determine_available_memory(self: Any) -> list[int]:
-        found: list[int] = original(self)
+        available: list[int] = original(self)
         config = self.vllm_config
         if not (
             is_asked_for(config) and read_settings(config.additional_config).draft_method == "topk"
         ):
-            return found
+            return available
         model, size = config.model_config, config.cache_config.block_size
         scores = model.get_num_attention_heads(config.parallel_config) * -(
             -model.max_model_len // size
         )
         scores *= config.scheduler_config.max_num_seqs
-        return [memory_of_cache(each, page_size=size, num_scores=scores) for each in found]
+        return [
+            memory_of_cache(memory_bytes, page_size=size, num_scores=scores)
+            for memory_bytes in available
+        ]
 
     return determine_available_memory
 

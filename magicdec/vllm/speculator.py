@@ -133,8 +133,8 @@ class SparseSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # untyped w
             gammas = [gamma for gamma in table.distinct_gammas if gamma]
         self._blocks._capture_descs = {
             mode: [
-                SpeculatorBatchDescriptor(**vars(each), num_speculative_tokens=gamma)
-                for each in sizes
+                SpeculatorBatchDescriptor(**vars(size), num_speculative_tokens=gamma)
+                for size in sizes
                 for gamma in gammas
             ]
             for mode, sizes in self._blocks._capture_descs.items()

@@ -123,9 +123,9 @@ class HeadDrafter(Drafter):
         """Aligns the slots with the engine's, whose sequences other runs may have exchanged."""
         engine = self.engine
         for slot, sequence in enumerate(engine.sequence_of_slot.tolist()):
-            found = np.flatnonzero(self._sequence_of_slot == sequence)
-            if len(found):
-                self._exchange(slot, int(found[0]))
+            slots = np.flatnonzero(self._sequence_of_slot == sequence)
+            if len(slots):
+                self._exchange(slot, int(slots[0]))
         if engine.is_noise:
             self.cache.fill_with_noise(NOISE_SEED)
             self._sequence_of_slot = engine.sequence_of_slot.copy()

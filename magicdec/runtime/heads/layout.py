@@ -149,27 +149,27 @@ def read_layout(path: Path, target: ModelSpec, *, method: DraftMethod | None = N
         _OwnKeys,
         where=str(file),
     )
-    found = _method(document, file, method)
+    kind = _method(document, file, method)
     spec = _layers(document, file)
     _check_target(own, spec, target, file)
-    return _layout(found, own, spec, target, file)
+    return _layout(kind, own, spec, target, file)
 
 
 def _method(document: dict[str, Any], file: Path, method: DraftMethod | None) -> DraftMethod:
     """The kind of head that a configuration describes."""
     named = [document.get("model_type"), document.get("speculators_model_type")]
     named += document.get("architectures") or []
-    found = head_method(str(name) for name in named)
-    if found is None:
-        found = method  # EAGLE's heads are published as plain Llama models
-    if found is None:
+    kind = head_method(str(name) for name in named)
+    if kind is None:
+        kind = method  # EAGLE's heads are published as plain Llama models
+    if kind is None:
         raise ConfigError(
             f"{file} does not say what head it is; name the method, one of "
             f"{', '.join(HEAD_METHODS)}"
         )
-    if method is not None and found != method:
-        raise ConfigError(f"{file} is of a head of {found}, not of {method}; use --draft {found}")
-    return found
+    if method is not None and kind != method:
+        raise ConfigError(f"{file} is of a head of {kind}, not of {method}; use --draft {kind}")
+    return kind
 
 
 def _layers(document: dict[str, Any], file: Path) -> ModelSpec:
