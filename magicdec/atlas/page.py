@@ -201,8 +201,9 @@ def _sure_gains(cells: Sequence[Cell]) -> str:
     """Name the loads whose gain is above 1 with its whole interval."""
     sure = []
     for cell in cells:
-        gain = cell.answer.gain if cell.answer is not None else None
-        if gain is not None and gain.low > 1.0:
+        if cell.answer is None or cell.answer.gain is None:
+            continue
+        if cell.answer.gain.low > 1.0:
             sure.append(cell.load)
     if not sure:
         return "Under none is the whole 90 % interval above 1: measure first."

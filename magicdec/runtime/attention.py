@@ -251,16 +251,23 @@ def _reference_prefill(
         part = query_BTAD[:, start : start + REFERENCE_QUERIES]
         first = num_past + start
         positions_T = torch.arange(first, first + part.shape[1], device=part.device)
+        first_seen = 0
+        if scoring.window is not None:
+            first_seen = max(0, first + 1 - scoring.window)
         visible = Visible(
             last_BT=positions_T.expand(len(part), -1),
-            stop=num_past + start + part.shape[1],
-            first=0 if scoring.window is None else max(0, num_past + start + 1 - scoring.window),
+            stop=first + part.shape[1],
+            first=first_seen,
             window=scoring.window,
             chunk=scoring.chunk,
         )
-        outputs.append(
-            reference_attention(part, keys, values, visible, scoring=scoring, workspace=workspace)[
-                0
-            ]
+        output, _ = reference_attention(
+            part,
+            keys,
+            values,
+            visible,
+            scoring=scoring,
+            workspace=workspace,
         )
+        outputs.append(output)
     return torch.cat(outputs, dim=1)

@@ -321,12 +321,14 @@ class Step:
         is_bad = host[:, -1].astype(bool)
         if is_bad.any():
             layer = self._engine.first_bad_layer(self._block(proposal))
+            first = "the head"
+            if layer is not None:
+                first = f"layer {layer}"
+            sequences = ", ".join(map(str, batch.sequences[is_bad]))
             raise NumericalError(
                 f"logits of {self._engine.model.spec.name} are not finite at step "
-                f"{batch.num_steps} in sequence(s) "
-                f"{', '.join(map(str, batch.sequences[is_bad]))}; first in "
-                f"{'the head' if layer is None else f'layer {layer}'}; check the weights, or use a "
-                "wider dtype"
+                f"{batch.num_steps} in sequence(s) {sequences}; first in {first}; check the "
+                "weights, or use a wider dtype"
             )
         return host[:, :-2], host[:, -2]
 

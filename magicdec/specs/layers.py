@@ -188,9 +188,11 @@ class MixtureOfExperts(Kind, frozen=True, kw_only=True, tag="mixture_of_experts"
     def why_not_run(self) -> str | None:
         if self.activation == "xielu":
             return "feed-forwards with xIELU that are gated or experts"
-        return self.expert.why_not_run or (
-            None if self.latent_size is None else "experts of a latent"
-        )
+        if self.expert.why_not_run:
+            return self.expert.why_not_run
+        if self.latent_size is not None:
+            return "experts of a latent"
+        return None
 
 
 FeedForward = MLP | MixtureOfExperts

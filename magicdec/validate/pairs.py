@@ -562,7 +562,10 @@ def _predict_alike(setup: Setup, rows: Sequence[PairRow], tokens: Sequence[float
         )
 
     before = predict(alone, None, at(alone, np.zeros_like(gamma), None))
-    after = predict(setup, law, at(setup, gamma, None if spec.draft_budget is None else budgets))
+    budget = None
+    if spec.draft_budget is not None:
+        budget = budgets
+    after = predict(setup, law, at(setup, gamma, budget))
     sure = interval(after, tokens_error(after, profile))
     log_width = np.log(sure.speedup_high / sure.speedup_low) / (2.0 * Z_90)
     if rows[0].is_decoding:

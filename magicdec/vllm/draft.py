@@ -256,9 +256,10 @@ class SparseDraft:
             tokens.append(token_B)
             if draft_BV is not None:
                 distributions.append(draft_BV)
-        return torch.stack(tokens, dim=1), torch.stack(
-            distributions, dim=1
-        ) if distributions else None
+        drafts_BT = torch.stack(tokens, dim=1)
+        if not distributions:
+            return drafts_BT, None
+        return drafts_BT, torch.stack(distributions, dim=1)
 
     def _selector_of(self, runner: Any, passes: DraftPasses) -> PageSelector:
         assert self._means, "an engine chooses pages only if it was started with topk"

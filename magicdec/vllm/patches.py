@@ -321,23 +321,19 @@ def _with_every_gamma(original: Any) -> Any:
     @wraps(original)
     def _init_candidates(self: Any) -> None:
         original(self)
-        captured = [
-            graph_size
-            for sizes in self._capture_descs.values()
-            for graph_size in sizes
-            if graph_size.uniform_token_count
-        ]
-        for (num_tokens, _), offered in (
-            self._candidates.items() if is_asked_for(self.vllm_config) else ()
-        ):
-            known = {graph_size.uniform_token_count for graph_size in offered}
-            for graph in sorted(captured, key=lambda graph_size: graph_size.num_tokens):
+        if not is_asked_for(self.vllm_config):
+            return
+        captured = []
+        for graphs in self._capture_descs.values():
+            captured += [graph for graph in graphs if graph.uniform_token_count]
+        captured.sort(key=lambda graph: graph.num_tokens)
+        for (num_tokens, _), offered in self._candidates.items():
+            known = {graph.uniform_token_count for graph in offered}
+            for graph in captured:
                 length = graph.uniform_token_count
-                if (
-                    graph.num_tokens >= num_tokens
-                    and length not in known
-                    and num_tokens % length == 0
-                ):
+                if graph.num_tokens < num_tokens or length in known:
+                    continue
+                if num_tokens % length == 0:
                     offered.insert(0, graph)
                     known.add(length)
 

@@ -308,12 +308,13 @@ class SparseModelDrafter(ModelDrafter):
         last_BT = torch.full_like(positions_BT, num_slots - 1)
         if is_catching_up:
             last_BT[:, 0].fill_(self.budget - 1)  # the token before the pending one does not see it
-        visible = Visible(
-            last_BT=last_BT,
-            stop=num_slots,
-            num_open=0 if is_unfilled or is_catching_up else num_slots,
-            empty=(self.engine.lengths_B, self.budget) if is_unfilled else None,
-        )
+        num_open = num_slots
+        if is_unfilled or is_catching_up:
+            num_open = 0
+        empty = None
+        if is_unfilled:
+            empty = (self.engine.lengths_B, self.budget)
+        visible = Visible(last_BT=last_BT, stop=num_slots, num_open=num_open, empty=empty)
         workspace = self._workspace
         return SlotsPass(
             self.cache,

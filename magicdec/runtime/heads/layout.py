@@ -235,12 +235,13 @@ def _layout(
         first = msgspec.structs.replace(spec, layers=spec.layers[-1:])
         return HeadLayout(reads=(NORMED,), **{**common, "spec": first})
     common["reads"] = _reads(method, own, target, file)
+    if method == "p-eagle":
+        common["mask_token"] = _mask_token(own, target, file)
     if method in ("eagle3", "p-eagle"):
         return HeadLayout(
             norm_before_residual=own.norm_before_residual,
-            fusion_norm="whole" if own.norm_before_fc else "each" if own.fc_norm else "none",
+            fusion_norm=_fusion_norm(own),
             norm_output=own.norm_output,
-            mask_token=_mask_token(own, target, file) if method == "p-eagle" else None,
             **common,
         )
     if own.block_size is None or own.block_size < 2:
@@ -248,15 +249,26 @@ def _layout(
     samples_anchor = own.sample_from_anchor
     if samples_anchor is None:
         samples_anchor = method == "dspark"
+    markov_rank = 0
+    if method == "dspark":
+        markov_rank = own.markov_rank
     return HeadLayout(
         mask_token=_mask_token(own, target, file),
         block_size=own.block_size,
         samples_anchor=samples_anchor,
         is_window_causal=not own.sliding_window_non_causal,
-        markov_rank=own.markov_rank if method == "dspark" else 0,
+        markov_rank=markov_rank,
         markov_kind=own.markov_head_type,
         **common,
     )
+
+
+def _fusion_norm(own: _OwnKeys) -> Literal["none", "whole", "each"]:
+    if own.norm_before_fc:
+        return "whole"
+    if own.fc_norm:
+        return "each"
+    return "none"
 
 
 def _reads(method: DraftMethod, own: _OwnKeys, target: ModelSpec, file: Path) -> tuple[int, ...]:
