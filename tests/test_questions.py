@@ -32,8 +32,8 @@ SAID: dict[str, tuple[str, ...]] = {
     "4k,16k,64k": ("A draft gains on average at ", " of 3 contexts", "EAGLE-3"),
     "docker-compose.yml": ("Draft 5 tokens per step, not 8", "the command uses 4, and 8"),
     "deployment.yaml": ("Draft 10 tokens per step, not 5", "the command uses 2, and 4"),
-    "sglang.sh": ("Draft 5 tokens per step, not 3", "the command uses 8, and 4 are there"),
-    "serve.sh": ("Draft with DSpark", "the command uses 1, and 2 are there"),
+    "sglang.sh": ("Draft 5 tokens per step, not 3", "the command uses 8, but 4 are given"),
+    "serve.sh": ("Draft with DSpark", "the command uses 1, but 2 are given"),
     "vllm serve": ("Draft 3 tokens per step, not 5", "as it is: EAGLE-3, gamma 5 on 2 x h100"),
 }
 """Parts of the first lines that answer the commands with these words."""

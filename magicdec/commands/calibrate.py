@@ -90,8 +90,7 @@ def calibrate_command(
     prompt_len: Annotated[
         str | None,
         option(
-            "Prompt lengths to send, a list; default: 256,1024,2048, or as many that the server "
-            "takes."
+            "Prompt lengths to send, a list; default: 256,1024,2048, shortened to fit the server."
         ),
     ] = None,
     output_len: Annotated[int, option("Tokens to generate per request.")] = 48,
@@ -112,7 +111,7 @@ def calibrate_command(
         require(not dry_run, "--dry-run goes with --server")
         require(
             weight_dtype is None and kv_dtype is None,
-            "--weight-dtype and --kv-dtype are a server's; give --dtype",
+            "--weight-dtype and --kv-dtype describe a server; give --dtype for this machine",
         )
         runtime = _runtime(engine, clock=clock, weights=weights)
         from magicdec.measure.environment import bind_threads, prepare

@@ -279,7 +279,9 @@ def _print_sensitivity(model: str, result: Sensitivity) -> None:
 def explore_command(
     model: Annotated[str | None, option("Catalog name, config.json or its directory.")] = None,
     hardware: Annotated[str | None, option("Catalog name or TOML file.")] = None,
-    engine: Annotated[str | None, option("Of that hardware: catalog name or TOML file.")] = None,
+    engine: Annotated[
+        str | None, option("Engine on that hardware: catalog name or TOML file.")
+    ] = None,
     acceptance: Annotated[
         list[Path] | None, option("Measured acceptance profile of that model; repeatable.")
     ] = None,

@@ -47,11 +47,11 @@ def observe_command(
     draft: Annotated[
         str | None,
         option(
-            "What it drafts with: ngram, eagle, self, or a model; default: as it says, or ngram."
+            "The server's draft: ngram, eagle, self, or a model; default: as announced, or ngram."
         ),
     ] = None,
     draft_method: Annotated[
-        str | None, option("Of a sparse draft: streamingllm, snapkv, topk.")
+        str | None, option("Method of a sparse draft: streamingllm, snapkv, topk.")
     ] = None,
     draft_budget: Annotated[
         int | None, option("KV slots that a sparse draft reads.", min=1)
@@ -345,7 +345,7 @@ def tune_command(
     hardware: Annotated[str, option("The server's device.")],
     draft: Annotated[
         str | None,
-        option("What it drafts with: ngram, eagle, or a model; default: as it says, or ngram."),
+        option("The server's draft: ngram, eagle, or a model; default: as announced, or ngram."),
     ] = None,
     engine: Annotated[str | None, option("Engine profile.")] = None,
     tp: options.ServerTp = 1,

@@ -203,8 +203,8 @@ def _require_no_draft(run: Sequence[Request]) -> None:
     is_drafted = any(request.is_drafted for request in run)
     if is_drafted or per_event > MAX_TOKENS_PER_EVENT:
         raise ConfigError(
-            f"{per_event:.2f} tokens came with each event of these requests, which had a draft: "
-            "an engine's costs are fitted to runs without"
+            f"these requests drafted ({per_event:.2f} tokens per event): an engine's costs are "
+            "fitted to runs without a draft"
         )
 
 

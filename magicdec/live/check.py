@@ -263,7 +263,7 @@ def _request(
     needed = command.tp_size * command.pp_size * command.dp_size
     granted = counted(hardware).num_gpus or command.num_gpus
     if granted is not None and granted != needed:
-        problems.append(f"devices: the command uses {needed}, and {granted} are there")
+        problems.append(f"devices: the command uses {needed}, but {granted} are given")
     batch = _users(command, load, assumed)
     longest = _longest(command, model, problems)
     context, gen_len = _lengths(load, longest, assumed)

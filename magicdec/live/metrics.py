@@ -294,9 +294,7 @@ def parse_source(arguments: Sequence[str]) -> Source:
         return parse_address(arguments[0])
     if len(arguments) == 2 and not any("://" in argument for argument in arguments):
         return Path(arguments[0]), Path(arguments[1])
-    raise ConfigError(
-        "observe takes one address, or two saved scrapes (the earlier one first): counters need two"
-    )
+    raise ConfigError("observe takes one address, or two saved scrapes, the earlier one first")
 
 
 def scrapes(
@@ -372,7 +370,7 @@ def choose_target(scrape: Scrape, wanted: str | None) -> Target:
         if len(there) > 1:
             names = ", ".join(target.name for target in there)
             raise ConfigError(
-                f"{scrape.where} is of {len(there)} engines, whose batches are apart: {names}; "
+                f"{scrape.where} has {len(there)} engines with batches of their own: {names}; "
                 "choose one with --target"
             )
         return there[0]

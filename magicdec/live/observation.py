@@ -260,7 +260,7 @@ def observe(scrapes: Sequence[Scrape], target: Target) -> Observation:
     """
     if len(scrapes) < 2:
         raise ConfigError(
-            "an observation needs two scrapes; counters say what happened between them"
+            "an observation needs two scrapes: it reads what counters gained between them"
         )
     intervals = list(itertools.pairwise(scrapes))
     unbroken = []

@@ -181,8 +181,8 @@ def record(
     context = observation.context_len
     if not batch or not context:
         raise ConfigError(
-            "a record needs the running batch and the sequences' length, which this window does "
-            "not show"
+            "a record needs the running batch and the sequences' length; this window does not show "
+            "both"
         )
     measured = None
     if observation.is_speculative:

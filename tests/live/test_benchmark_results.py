@@ -229,7 +229,7 @@ def test_where_no_step_is_free_of_prefill_it_says_so(tmp_path: Path) -> None:
 def test_a_run_with_a_draft_is_refused(runs: list[list[Served]], tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     path.write_text(aiperf([dataclasses.replace(each, output=3 * each.output) for each in runs[0]]))
-    with pytest.raises(ConfigError, match=r"3\.\d\d tokens came with each event"):
+    with pytest.raises(ConfigError, match=r"3\.\d\d tokens per event"):
         points_of(read_runs(path))
 
 
@@ -362,7 +362,7 @@ def test_acceptance_in_real_files_is_what_the_servers_metrics_counted(
 
 @pytest.mark.parametrize("name", DRAFTED)
 def test_a_speculating_servers_files_are_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="had a draft"):
+    with pytest.raises(ConfigError, match="these requests drafted"):
         points_of(read_runs(unpacked(name, tmp_path)))
 
 

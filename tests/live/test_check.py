@@ -147,7 +147,7 @@ def test_strict_fails_where_a_change_surely_gains() -> None:
 
 def test_devices_that_the_command_does_not_use_are_named() -> None:
     result = checked("vllm serve Qwen/Qwen3-8B", hardware="4xh100")
-    assert result.problems == ["devices: the command uses 1, and 4 are there"]
+    assert result.problems == ["devices: the command uses 1, but 4 are given"]
     assert checked("vllm serve Qwen/Qwen3-8B -tp 4", hardware="4xh100").problems == []
 
 

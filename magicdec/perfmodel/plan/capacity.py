@@ -138,7 +138,7 @@ def plan_traffic(request: PlanRequest, model: ModelSpec, progress: Progress) -> 
 def _load(request: PlanRequest, model: ModelSpec) -> Load:
     """The load to plan for. Raises ConfigError for one that cannot be."""
     if len(request.hardware) > 1:
-        raise ConfigError("a plan for a rate is of one kind of device; give one --hardware")
+        raise ConfigError("a plan for a rate takes one kind of device; give one --hardware")
     load = Load.of(request, model)
     if load.schedule is not None and load.schedule.count > MAX_SCHEDULED:
         raise ConfigError(
