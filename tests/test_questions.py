@@ -28,7 +28,7 @@ SAID: dict[str, tuple[str, ...]] = {
     ),
     "1x5090 --quantization fp8": ("Serve 1 user on 1 x RTX 5090", "acceptance on chat"),
     "--draft ngram": ("n-gram", "acceptance on rag"),
-    "Qwen3-0.6B": ("Serve 1 user on 1 x H200", "qwen3-0.6b"),
+    "Qwen3-0.6B": ("1 user on 1 x H200", "qwen3-0.6b"),
     "4k,16k,64k": ("A draft gains on average at ", " of 3 contexts", "EAGLE-3"),
     "docker-compose.yml": ("Draft 5 tokens per step, not 8", "the command uses 4, and 8"),
     "deployment.yaml": ("Draft 10 tokens per step, not 5", "the command uses 2, and 4"),

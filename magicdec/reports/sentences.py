@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from magicdec.naming import device_name, draft_name, method_name
+from magicdec.naming import METHODS, device_name, draft_name, method_name
 from magicdec.plan_document import (
     CaseAnswer,
     Choice,
@@ -280,7 +280,7 @@ def _verification(case: CaseAnswer) -> str:
     before_ms = once.get(name, 0.0) / MILLI
     after_ms = verified[name] / MILLI
     times = f"{format_number(after_ms)} ms instead of {format_number(before_ms)}"
-    return f"{line}: {name} alone takes {times}"
+    return f"{line}: {times} for {name} alone"
 
 
 def _seconds_by_operation(case: CaseAnswer, name: str) -> dict[str, float]:
@@ -296,6 +296,8 @@ def _worth_profiling(plan: Plan, case: CaseAnswer) -> str:
         return ""
     if case.choice.is_speculative and case.choice.row.gain.probability > QUITE_SURE:
         return ""
+    if any(METHODS[row.draft_method].is_trained_apart for row in plan.candidates):
+        return ""  # a published head is ranked already
     rates: dict[str, float] = {}
     for draft in plan.needs_acceptance:
         if draft.break_even_acceptance_rate is not None:
