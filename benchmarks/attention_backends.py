@@ -39,7 +39,11 @@ CASES = (
     Case(heads=4, kv_heads=4, head_dim=64, tokens=8, slots=300, window=100),
     Case(heads=4, kv_heads=2, head_dim=64, tokens=16, slots=300, hole_stop=150),
 )
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 WARM_UP, ROUNDS = 3, 10
 
 
@@ -53,7 +57,9 @@ def backends(device: str) -> dict[str, Backend]:
     return found
 
 
-def reference(inputs: Inputs, probabilities: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+def reference(
+    inputs: Inputs, probabilities: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     return reference_attention(
         **inputs.arguments,
         scoring=Scoring(scale=inputs.query_BTAD.shape[-1] ** -0.5),
@@ -62,10 +68,16 @@ def reference(inputs: Inputs, probabilities: bool) -> tuple[torch.Tensor, torch.
     )
 
 
-def on_cpu(inputs: Inputs, probabilities: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-    if not cpu_attention.supports(inputs.query_BTAD, inputs.keys_BKSD, inputs.values_BKSD):
+def on_cpu(
+    inputs: Inputs, probabilities: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    if not cpu_attention.supports(
+        inputs.query_BTAD, inputs.keys_BKSD, inputs.values_BKSD
+    ):
         raise NotImplementedError
-    return cpu_attention.decode_attention(**inputs.arguments, probabilities=probabilities)
+    return cpu_attention.decode_attention(
+        **inputs.arguments, probabilities=probabilities
+    )
 
 
 def in_triton(
@@ -106,8 +118,12 @@ def error(
 def layer_inputs(batch: int, context: int, tokens: int) -> Inputs:
     """A layer's keys and values of a full batch, all of them as long as the context."""
     shape = (batch, KV_HEADS, context, HEAD_DIM)
-    keys, values = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    query = torch.randn(batch, tokens, HEADS, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
+    keys, values = (
+        torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2)
+    )
+    query = torch.randn(
+        batch, tokens, HEADS, HEAD_DIM, device="cuda", dtype=torch.bfloat16
+    )
     last_BT = (context - tokens + torch.arange(tokens, device="cuda")).expand(batch, -1)
     return Inputs(
         query_BTAD=query,
@@ -125,7 +141,10 @@ def time_s(call: Callable[[], Any]) -> float:
         call()
     seconds = []
     for _ in range(ROUNDS):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start, end = (
+            torch.cuda.Event(enable_timing=True),
+            torch.cuda.Event(enable_timing=True),
+        )
         start.record()
         call()
         end.record()
@@ -151,7 +170,9 @@ class Attempts:
             return None
 
 
-def timings(batch: int, context: int, limit_s: float, attempts: Attempts) -> list[dict[str, Any]]:
+def timings(
+    batch: int, context: int, limit_s: float, attempts: Attempts
+) -> list[dict[str, Any]]:
     """Each kernel with 1 to 8 query tokens; Triton's with other numbers of splits and with probabilities too."""
     end_s = time.perf_counter() + limit_s
     rows: list[dict[str, Any]] = []
@@ -195,7 +216,9 @@ def main() -> None:
     )
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--context", type=int, default=16384)
-    parser.add_argument("--seconds", type=float, default=120, help="for the timings on a GPU")
+    parser.add_argument(
+        "--seconds", type=float, default=120, help="for the timings on a GPU"
+    )
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     attempts = Attempts()
@@ -207,11 +230,15 @@ def main() -> None:
         "benchmark": "attention_backends",
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "torch": torch.__version__,
-        "max_error": {name: error for name, error in errors.items() if error is not None},
+        "max_error": {
+            name: error for name, error in errors.items() if error is not None
+        },
     }
     if device == "cuda":
         result |= {"batch_size": options.batch, "context_len": options.context}
-        result["times"] = timings(options.batch, options.context, options.seconds, attempts)
+        result["times"] = timings(
+            options.batch, options.context, options.seconds, attempts
+        )
     print(json.dumps(result | {"failed": attempts.failed}))
     sys.exit(1 if attempts.failed else 0)
 

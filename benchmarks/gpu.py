@@ -34,7 +34,14 @@ sys.path.insert(
     0, str(Path(__file__).resolve().parent.parent)
 )  # the package, where it is not installed
 
-PARTS = ("calibrate", "llama-3.1-8b", "llama-2-7b-32k", "embedded", "transformers", "report")
+PARTS = (
+    "calibrate",
+    "llama-3.1-8b",
+    "llama-2-7b-32k",
+    "embedded",
+    "transformers",
+    "report",
+)
 
 
 def main() -> None:
@@ -52,7 +59,9 @@ def main() -> None:
         help="may be given several times; default: all parts",
     )
     chosen.add_argument(
-        "--expect", metavar="DEVICE", help="write down what is expected on it, without a GPU"
+        "--expect",
+        metavar="DEVICE",
+        help="write down what is expected on it, without a GPU",
     )
     parser.add_argument("--output", type=Path, default=Path("gpu-results"))
     parser.add_argument("--device", default="cuda")
@@ -64,15 +73,21 @@ def main() -> None:
     parser.add_argument(
         "--minutes", type=float, default=8.0, help="for all parts of this call together"
     )
-    parser.add_argument("--budget-minutes", type=float, default=40.0, help="for this call of --all")
+    parser.add_argument(
+        "--budget-minutes", type=float, default=40.0, help="for this call of --all"
+    )
     parser.add_argument(
         "--tiny",
         action="store_true",
         help="tiny models and shapes: the same commands, on any machine",
     )
-    parser.add_argument("--cuda-graphs", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument(
+        "--cuda-graphs", action=argparse.BooleanOptionalAction, default=True
+    )
     options = parser.parse_args()
-    options.dtype = options.dtype or ("float32" if options.device == "cpu" else "bfloat16")
+    options.dtype = options.dtype or (
+        "float32" if options.device == "cpu" else "bfloat16"
+    )
     if options.expect:
         from gpu_expected import write_expected
 
@@ -83,8 +98,16 @@ def main() -> None:
         from gpu_all import run_all
 
         arguments = ["--device", options.device, "--dtype", options.dtype]
-        arguments += ["--tiny"] * options.tiny + ["--no-cuda-graphs"] * (not options.cuda_graphs)
-        sys.exit(run_all(options.output.resolve(), arguments, budget_s=60 * options.budget_minutes))
+        arguments += ["--tiny"] * options.tiny + ["--no-cuda-graphs"] * (
+            not options.cuda_graphs
+        )
+        sys.exit(
+            run_all(
+                options.output.resolve(),
+                arguments,
+                budget_s=60 * options.budget_minutes,
+            )
+        )
     from gpu_parts import run_parts
 
     run_parts(options.part or PARTS, options)

@@ -98,7 +98,11 @@ def stages(output: Path, arguments: Sequence[str]) -> list[Stage]:
     """Together 38 minutes at most, those of vLLM 10 more, the report apart; a trial on a CPU may take longer."""
     is_trial = "--tiny" in arguments or "cpu" in arguments
     gpu = ("benchmarks/gpu.py", "--output", str(output), *arguments)
-    gpu_tests = ["tests/runtime"] if not is_trial else ["tests/runtime/test_device_discipline.py"]
+    gpu_tests = (
+        ["tests/runtime"]
+        if not is_trial
+        else ["tests/runtime/test_device_discipline.py"]
+    )
     shipped = output / "catalog"
     ship = (
         "scripts/ship_gpu_profile.py",
@@ -168,13 +172,17 @@ def run_all(output: Path, arguments: Sequence[str], *, budget_s: float) -> int:
     """Runs what is not done yet for as long as the budget allows, and sums up. Returns the exit status: 0 when all is
     done, 1 when something failed, 3 when another call has to go on."""
     end_s = time.monotonic() + budget_s
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what is running ends with this process
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(1)
+    )  # what is running ends with this process
     is_gpu = any(argument.startswith("cuda") for argument in arguments)
     state = output / "state.json"
     known = json.loads(state.read_text()) if state.exists() else {}
     planned = stages(output, arguments)
     outcomes = {stage.name: Outcome(**known.get(stage.name, {})) for stage in planned}
-    for stage in sorted(planned, key=lambda stage: outcomes[stage.name].state == "failed"):
+    for stage in sorted(
+        planned, key=lambda stage: outcomes[stage.name].state == "failed"
+    ):
         left_s = end_s - REPORT_S - time.monotonic()
         outcome = outcomes[stage.name]
         if outcome.state == "done" or left_s < LEAST_S:
@@ -192,7 +200,9 @@ def _run_stage(stage: Stage, before: Outcome, output: Path, limit_s: float) -> O
         command += ["--minutes", f"{max(0.5 * limit_s, limit_s - STOP_S) / 60:.3f}"]
     say(f"{stage.name}, {limit_s / 60:.1f} minutes at most: {stage.measures}")
     started_s = time.monotonic()
-    status = run_bounded(command, output / f"{stage.name}.log", limit_s, python=stage.python)
+    status = run_bounded(
+        command, output / f"{stage.name}.log", limit_s, python=stage.python
+    )
     elapsed_s = time.monotonic() - started_s
     text = (output / f"{stage.name}.log").read_text(errors="replace")
     result = last_json(text)
@@ -223,7 +233,9 @@ def run_bounded(
     it started is left."""
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        ),
         "PYTHONUNBUFFERED": "1",
         "HF_HUB_OFFLINE": "1",
     }
@@ -267,7 +279,10 @@ def _sum_up(
     records = output / "records.jsonl"
     if records.exists():
         command = ["-m", "magicdec", "report", str(records)]
-        if run_bounded([*command, "-o", str(output / "report.html")], log, limit_s) != 0:
+        if (
+            run_bounded([*command, "-o", str(output / "report.html")], log, limit_s)
+            != 0
+        ):
             problems.append(f"no report: {_last_line(log.read_text())}")
     lines = ["# Stages", "", "| stage | state | seconds | |", "|---|---|---|---|"]
     for stage in planned:
@@ -280,7 +295,14 @@ def _sum_up(
     print("\n".join(lines), flush=True)
     states = {name: outcome.state for name, outcome in outcomes.items()}
     print(
-        json.dumps({"benchmark": "gpu --all", "stages": states, "rows": rows, "problems": problems})
+        json.dumps(
+            {
+                "benchmark": "gpu --all",
+                "stages": states,
+                "rows": rows,
+                "problems": problems,
+            }
+        )
     )
     if problems or "failed" in states.values():
         return 1

@@ -47,7 +47,12 @@ def time_messages(
         for _ in range(rounds):
             tp.all_reduce(torch.zeros(1, device=device))
             seconds.append(elapsed_s(work, REPEATS, device) / REPEATS**2)
-        rows.append({"message_bytes": num_bytes, "latency_us": statistics.median(seconds) / MICRO})
+        rows.append(
+            {
+                "message_bytes": num_bytes,
+                "latency_us": statistics.median(seconds) / MICRO,
+            }
+        )
     return rows
 
 
@@ -66,7 +71,9 @@ def _device_name(device: str) -> str:
     """The catalog's name where it has the device, else what the driver calls it."""
     if not is_cuda(device):
         return device
-    name = re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_properties(0).name.lower()).strip("-")
+    name = re.sub(
+        r"[^a-z0-9]+", "-", torch.cuda.get_device_properties(0).name.lower()
+    ).strip("-")
     known = device_in_catalog(name)
     return known.name if known else name
 
@@ -79,7 +86,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="CSV file to write")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument(
-        "--sizes", help="bytes of the messages, comma-separated; default: 1 KiB to 64 MiB"
+        "--sizes",
+        help="bytes of the messages, comma-separated; default: 1 KiB to 64 MiB",
     )
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
@@ -87,7 +95,11 @@ def main() -> None:
         sys.exit(
             f"error: {options.tp} ranks need as many GPUs, and here are {torch.cuda.device_count()}"
         )
-    sizes = tuple(int(size) for size in options.sizes.split(",")) if options.sizes else SIZES
+    sizes = (
+        tuple(int(size) for size in options.sizes.split(","))
+        if options.sizes
+        else SIZES
+    )
     try:
         rows = launch(
             time_messages,
@@ -109,7 +121,12 @@ def main() -> None:
         sys.exit(f"error: {error}")
     print(
         json.dumps(
-            {"benchmark": "gpu_all_reduce", "device": name, "tp_size": options.tp, "rows": rows}
+            {
+                "benchmark": "gpu_all_reduce",
+                "device": name,
+                "tp_size": options.tp,
+                "rows": rows,
+            }
         )
     )
 

@@ -58,7 +58,9 @@ def write_expected(name: str, models: tuple[str, ...]) -> None:
     profile = LocalProfile(hardware=hardware, engine=load_engine("ours"), acceptance=())
     rows: list[dict[str, str]] = [
         _row(
-            "calibrate", "copy bandwidth, at most", f"{hardware.memory_bytes_per_s / GIGA:.0f} GB/s"
+            "calibrate",
+            "copy bandwidth, at most",
+            f"{hardware.memory_bytes_per_s / GIGA:.0f} GB/s",
         ),
         _row(
             "calibrate",
@@ -81,7 +83,9 @@ def write_expected(name: str, models: tuple[str, ...]) -> None:
             profile.save(Path(directory) / f"{model}.toml")
             rows += [
                 _row(model, row.what, row.measured, row.beside)
-                for row in model_rows(Path(directory), model, found, _attention(model, profile))
+                for row in model_rows(
+                    Path(directory), model, found, _attention(model, profile)
+                )
                 if row.value is not None
             ]
     records += (in_vllm := _in_vllm(profile))
@@ -122,7 +126,11 @@ def _predicted(item: Item, profile: LocalProfile) -> list[Record]:
     found = predict_records(
         item.request, dataclasses.replace(profile, acceptance=(item.acceptance,))
     )
-    at = Where(profile.hardware, profile.engine, Precision(weight_dtype="bf16", kv_dtype="bf16"))
+    at = Where(
+        profile.hardware,
+        profile.engine,
+        Precision(weight_dtype="bf16", kv_dtype="bf16"),
+    )
     measured = []
     for record in found:
         kv_len = record.context_len + (record.gen_len or 0) / 2
@@ -130,8 +138,15 @@ def _predicted(item: Item, profile: LocalProfile) -> list[Record]:
             load_model_spec(record.model),
             Pass(at=at, batch=record.batch_size, query_len=1, kv_len=kv_len),
         ).cost
-        least_s = float(cost.weight_bytes + cost.kv_bytes) / profile.hardware.memory_bytes_per_s
-        share = least_s / record.autoregressive_step_s if record.autoregressive_step_s else None
+        least_s = (
+            float(cost.weight_bytes + cost.kv_bytes)
+            / profile.hardware.memory_bytes_per_s
+        )
+        share = (
+            least_s / record.autoregressive_step_s
+            if record.autoregressive_step_s
+            else None
+        )
         measured.append(
             msgspec.structs.replace(record, source="measured", autoregressive_mbu=share)
         )
@@ -141,7 +156,11 @@ def _predicted(item: Item, profile: LocalProfile) -> list[Record]:
 def _attention(model: str, profile: LocalProfile) -> dict[str, Any]:
     """What gpu_parts.attention_facts would note."""
     spec, (batch, context) = load_model_spec(model), FULL.attention_case
-    at = Where(profile.hardware, profile.engine, Precision(weight_dtype="bf16", kv_dtype="bf16"))
+    at = Where(
+        profile.hardware,
+        profile.engine,
+        Precision(weight_dtype="bf16", kv_dtype="bf16"),
+    )
     seconds = {
         n: float(
             forward_pass(

@@ -20,8 +20,16 @@ from gpu_shapes import FULL, TINY, Item, Shapes, model_items
 from gpu_table import print_report
 
 from magicdec.calibrate import kernel_bench
-from magicdec.calibrate.acceptance_bench import AcceptanceRequest, fit_profiles, measure_acceptance
-from magicdec.calibrate.local_profile import LocalProfile, load_local_profile, save_points
+from magicdec.calibrate.acceptance_bench import (
+    AcceptanceRequest,
+    fit_profiles,
+    measure_acceptance,
+)
+from magicdec.calibrate.local_profile import (
+    LocalProfile,
+    load_local_profile,
+    save_points,
+)
 from magicdec.calibrate.machine import Calibration, calibrate, device_in_catalog
 from magicdec.errors import MagicdecError
 from magicdec.files import write_atomic
@@ -76,7 +84,9 @@ class Job:
         """The catalog's name, or a directory with the configuration of a tiny model of the same make."""
         if self.shapes is FULL or name == "embedded":
             return name
-        config = json.loads((MODELS_DIRECTORY / f"{name}.json").read_text()) | TINY_CHANGES
+        config = (
+            json.loads((MODELS_DIRECTORY / f"{name}.json").read_text()) | TINY_CHANGES
+        )
         if config["num_key_value_heads"] == config["num_attention_heads"]:
             config |= {"num_attention_heads": 4, "num_key_value_heads": 4}
         else:
@@ -132,10 +142,14 @@ def calibrated(job: Job, name: str, model: Transformer) -> LocalProfile:
         quick=job.shapes.quick,
         progress=say,
     )
-    profile = LocalProfile(hardware=result.hardware, engine=result.engine, acceptance=())
+    profile = LocalProfile(
+        hardware=result.hardware, engine=result.engine, acceptance=()
+    )
     profile.save(path)
     save_points(result.points, path)
-    job.note(f"calibration {name}", {"tiny": job.shapes is TINY} | calibration_facts(result))
+    job.note(
+        f"calibration {name}", {"tiny": job.shapes is TINY} | calibration_facts(result)
+    )
     release()
     return profile
 
@@ -194,16 +208,26 @@ def model_part(job: Job, name: str) -> bool:
         )
         if published is not None:
             freeze_predictions(
-                [item.request], replace(published, acceptance=(item.acceptance,)), job.published
+                [item.request],
+                replace(published, acceptance=(item.acceptance,)),
+                job.published,
             )
     return go_on(
-        job, items, lambda item: measure_item(job, model, item, profile.hardware.memory_bytes_per_s)
+        job,
+        items,
+        lambda item: measure_item(
+            job, model, item, profile.hardware.memory_bytes_per_s
+        ),
     )
 
 
 def published_profile(job: Job, own: LocalProfile) -> LocalProfile | None:
     """What the catalog says of this device from published tables; a trial takes the H200's, whatever it runs on."""
-    known = load_hardware("h200") if job.shapes is TINY else device_in_catalog(own.hardware.name)
+    known = (
+        load_hardware("h200")
+        if job.shapes is TINY
+        else device_in_catalog(own.hardware.name)
+    )
     return (
         None
         if known is None
@@ -234,7 +258,9 @@ def measure_item(job: Job, model: Transformer, item: Item, bandwidth: float) -> 
     started = time.monotonic()
     known = {r.key for r in read_records(job.records) if r.source == "measured"}
     request = item.request
-    missing = tuple(s for s in request.speculations if configuration_key(request, s) not in known)
+    missing = tuple(
+        s for s in request.speculations if configuration_key(request, s) not in known
+    )
     if not missing:
         return 0.0
     session = BenchmarkSession(replace(request, speculations=missing), model=model)
@@ -242,7 +268,9 @@ def measure_item(job: Job, model: Transformer, item: Item, bandwidth: float) -> 
         if record.is_speculative or record.key not in known:
             append_record(
                 job.records,
-                msgspec.structs.replace(record, notes=[*record.notes, "caches of seeded noise"]),
+                msgspec.structs.replace(
+                    record, notes=[*record.notes, "caches of seeded noise"]
+                ),
             )
     del session
     release()
@@ -253,10 +281,16 @@ def attention_facts(job: Job, name: str, model: Transformer) -> None:
     """Time of verification's attention over that of decoding, by gamma, at the shape of the table."""
     batch, context = job.shapes.attention_case
     slot_bytes = (
-        model.spec.kv_elements_per_token() / model.spec.num_hidden_layers * model.dtype.itemsize
+        model.spec.kv_elements_per_token()
+        / model.spec.num_hidden_layers
+        * model.dtype.itemsize
     )
     batch = max(
-        1, min(batch, int(0.4 * available_memory_bytes(job.device) / (slot_bytes * context)))
+        1,
+        min(
+            batch,
+            int(0.4 * available_memory_bytes(job.device) / (slot_bytes * context)),
+        ),
     )
     lengths = range(1, 9)
     works = kernel_bench.attention_works(
@@ -274,7 +308,9 @@ def attention_facts(job: Job, name: str, model: Transformer) -> None:
             "batch_size": batch,
             "context_len": context,
             "decode_s": seconds[1],
-            "verify_over_decode": {str(n - 1): seconds[n] / seconds[1] for n in lengths if n > 1},
+            "verify_over_decode": {
+                str(n - 1): seconds[n] / seconds[1] for n in lengths if n > 1
+            },
             "bytes_per_s": slot_bytes * batch * context / seconds[1],
         },
     )
@@ -282,7 +318,9 @@ def attention_facts(job: Job, name: str, model: Transformer) -> None:
 
 def embedded_part(job: Job) -> None:
     """Real acceptance: profiled on other prompts and contexts than those of the grid."""
-    grid = msgspec.structs.replace(job.shapes.embedded_grid, device=job.device, dtype=job.dtype)
+    grid = msgspec.structs.replace(
+        job.shapes.embedded_grid, device=job.device, dtype=job.dtype
+    )
     path = job.profile_path("embedded")
     if not path.exists():
         request = AcceptanceRequest(
@@ -324,7 +362,11 @@ def run_parts(names: Sequence[str], options: argparse.Namespace) -> None:
                 unfinished.append(name)
             release()
         path = job.profile_path(MAIN_MODEL)
-        known = device_in_catalog(load_local_profile(path).hardware.name) if path.exists() else None
+        known = (
+            device_in_catalog(load_local_profile(path).hardware.name)
+            if path.exists()
+            else None
+        )
         expected = {} if known is None else expected_rows(known.name)
         print_report(
             job.output,

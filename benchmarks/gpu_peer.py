@@ -45,7 +45,10 @@ def transformers_part(job: PeerJob, model_argument: str) -> None:
     if importlib.util.find_spec("transformers") is None:
         job.note(
             "transformers",
-            {"model": load_model_spec(model_argument).name, "missing": "no transformers here"},
+            {
+                "model": load_model_spec(model_argument).name,
+                "missing": "no transformers here",
+            },
         )
         print("transformers is not installed: its row stays open", file=sys.stderr)
         return
@@ -57,7 +60,9 @@ def _compare(job: PeerJob, model_argument: str, directory: Path) -> dict[str, An
     batch, context = job.shapes.peer_case
     gen_len, repetitions = job.shapes.gen_len, job.shapes.repetitions
     spec = load_model_spec(model_argument)
-    peer = Peer(model_argument, directory, job, batch=batch, context=context, gen_len=gen_len)
+    peer = Peer(
+        model_argument, directory, job, batch=batch, context=context, gen_len=gen_len
+    )
     model = load_model(str(directory), device=job.device, dtype=job.dtype)
     request = BenchmarkRequest(
         model=model_argument, weights="random", prompts=NOISE, dtype=job.dtype, device=job.device, batch_size=batch,
@@ -74,15 +79,25 @@ def _compare(job: PeerJob, model_argument: str, directory: Path) -> dict[str, An
         for name, work in works.items():
             if name in failed:
                 continue
-            if name != "ours" and job.seconds_left < SECONDS_OF_A_WAY and repetition < 0:
+            if (
+                name != "ours"
+                and job.seconds_left < SECONDS_OF_A_WAY
+                and repetition < 0
+            ):
                 failed[name] = "no time was left"
                 continue
             print(
-                f"transformers: {name}, repetition {repetition + 1}/{repetitions}", file=sys.stderr
+                f"transformers: {name}, repetition {repetition + 1}/{repetitions}",
+                file=sys.stderr,
             )
             try:
                 rate = work()
-            except (RuntimeError, ValueError, NotImplementedError, ImportError) as error:
+            except (
+                RuntimeError,
+                ValueError,
+                NotImplementedError,
+                ImportError,
+            ) as error:
                 if name == "ours":
                     raise
                 failed[name] = (
@@ -93,10 +108,16 @@ def _compare(job: PeerJob, model_argument: str, directory: Path) -> dict[str, An
             if repetition >= 0:
                 rates[name].append(rate)
     found = {
-        name: statistics.median(each) for name, each in rates.items() if each and name not in failed
+        name: statistics.median(each)
+        for name, each in rates.items()
+        if each and name not in failed
     }
     if set(found) == {"ours"}:
-        return {"model": spec.name, "missing": "none of transformers' ways ran", "failed": failed}
+        return {
+            "model": spec.name,
+            "missing": "none of transformers' ways ran",
+            "failed": failed,
+        }
     best = max((name for name in found if name != "ours"), key=lambda name: found[name])
     pairs = zip(rates["ours"], rates[best], strict=True)
     return {
@@ -133,8 +154,12 @@ class Peer:
         torch.manual_seed(0)
         self._dtype = getattr(torch, job.dtype)
         with torch.device(job.device):
-            self._model = AutoModelForCausalLM.from_config(config, dtype=self._dtype).eval()
-        self._model.generation_config = GenerationConfig(eos_token_id=None, pad_token_id=0)
+            self._model = AutoModelForCausalLM.from_config(
+                config, dtype=self._dtype
+            ).eval()
+        self._model.generation_config = GenerationConfig(
+            eos_token_id=None, pad_token_id=0
+        )
         self._model.save_pretrained(directory)
         self._config, self._device = config, job.device
         self._batch, self._context, self._gen_len = batch, context, gen_len
@@ -168,10 +193,13 @@ class Peer:
             else StaticCache(config=config, max_cache_len=length)
         )
         head_dim = (
-            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+            getattr(config, "head_dim", None)
+            or config.hidden_size // config.num_attention_heads
         )
         shape = (self._batch, config.num_key_value_heads, self._context - 1, head_dim)
-        noise = torch.empty(shape, dtype=self._dtype, device=self._device).uniform_(-1, 1)
+        noise = torch.empty(shape, dtype=self._dtype, device=self._device).uniform_(
+            -1, 1
+        )
         for layer in range(config.num_hidden_layers):
             cache.update(noise, noise, layer)
         return cache
@@ -185,11 +213,15 @@ class Peer:
             def __init__(self) -> None:
                 self.marks: list[tuple[float, int]] = []
 
-            def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+            def __call__(
+                self, input_ids: torch.Tensor, scores: Any, **_: Any
+            ) -> torch.Tensor:
                 if input_ids.is_cuda:
                     torch.cuda.synchronize()
                 self.marks.append((time.perf_counter(), input_ids.shape[1]))
-                return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+                return torch.zeros(
+                    len(input_ids), dtype=torch.bool, device=input_ids.device
+                )
 
         clock = Clock()
         self._model.set_attn_implementation(attention)

@@ -10,12 +10,21 @@ import msgspec
 from magicdec.calibrate.local_profile import LocalProfile
 from magicdec.measure.configuration import NOISE, BenchmarkRequest
 from magicdec.naming import describe
-from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile, default_profile
+from magicdec.perfmodel.acceptance import (
+    AcceptanceProfile,
+    constant_profile,
+    default_profile,
+)
 from magicdec.perfmodel.acceptance.law import LawError
 from magicdec.specs.device import bytes_per_element
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.precision import PROFILE_DTYPES
-from magicdec.specs.speculation import MAX_GAMMA, DraftMethod, SamplingSpec, SpeculationSpec
+from magicdec.specs.speculation import (
+    MAX_GAMMA,
+    DraftMethod,
+    SamplingSpec,
+    SpeculationSpec,
+)
 from magicdec.validate.grid import GridSpec, predict_records
 
 PUBLISHED_PROFILE_OF = "llama-3.1-8b"
@@ -109,7 +118,9 @@ class Item:
     @property
     def work(self) -> float:
         """Runs of configurations."""
-        return float((1 + len(self.request.speculations)) * (self.request.repetitions + 1))
+        return float(
+            (1 + len(self.request.speculations)) * (self.request.repetitions + 1)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +145,10 @@ class _Maker:
         return min(wanted, int(MEMORY_SHARE * self.free_bytes / per_sequence))
 
     def fits(self, context: int) -> bool:
-        return context + self.shapes.gen_len + MAX_GAMMA <= self.spec.max_position_embeddings
+        return (
+            context + self.shapes.gen_len + MAX_GAMMA
+            <= self.spec.max_position_embeddings
+        )
 
     def item(
         self,
@@ -163,7 +177,9 @@ class _Maker:
             cuda_graphs=self.cuda_graphs,
         )
         return Item(
-            what="; ".join(map(describe, speculations)), request=request, acceptance=acceptance
+            what="; ".join(map(describe, speculations)),
+            request=request,
+            acceptance=acceptance,
         )
 
 
@@ -204,13 +220,19 @@ def model_items(
     published = default_profile(PUBLISHED_PROFILE_OF, "streamingllm")
     assert published is not None
     # The runs follow the law's middle exactly, however deep.
-    prescribed = msgspec.structs.replace(published, error=LawError(), measured_gamma=MAX_GAMMA)
+    prescribed = msgspec.structs.replace(
+        published, error=LawError(), measured_gamma=MAX_GAMMA
+    )
     for wanted, context in shapes.cases:
-        batch = maker.batch_that_fits(wanted, context, max(budget for budget, _ in shapes.points))
+        batch = maker.batch_that_fits(
+            wanted, context, max(budget for budget, _ in shapes.points)
+        )
         if not maker.fits(context) or batch < 1:
             continue
         for budget, gammas in shapes.points:
-            speculations = tuple(_self_draft("streamingllm", budget, gamma) for gamma in gammas)
+            speculations = tuple(
+                _self_draft("streamingllm", budget, gamma) for gamma in gammas
+            )
             items.append(maker.item(batch, context, speculations, prescribed))
     return [item for item in items if item is not None]
 
@@ -225,7 +247,9 @@ def _best_of(
     weight_dtype: str | None = None,
 ) -> Item | None:
     """The gammas around the best predicted one, at the batch and context of the best predicted speedup."""
-    acceptance = constant_profile(rate, model=maker.spec.name, draft_method=method, source="stated")
+    acceptance = constant_profile(
+        rate, model=maker.spec.name, draft_method=method, source="stated"
+    )
     budget, found = maker.shapes.best_budget, []
     if weight_dtype is not None:  # a copy of the weights takes memory from the caches
         copy_bytes = maker.spec.num_parameters * bytes_per_element(weight_dtype)
@@ -235,16 +259,21 @@ def _best_of(
         if batch < 1:
             continue
         speculations = tuple(
-            _self_draft(method, budget, gamma, weight_dtype) for gamma in range(1, BEST_GAMMA + 1)
+            _self_draft(method, budget, gamma, weight_dtype)
+            for gamma in range(1, BEST_GAMMA + 1)
         )
         item = maker.item(batch, context, speculations, acceptance)
-        records = predict_records(item.request, replace(profile, acceptance=(acceptance,)))
+        records = predict_records(
+            item.request, replace(profile, acceptance=(acceptance,))
+        )
         best = max(records, key=lambda record: record.speedup or 0.0)
         found.append((best.speedup or 0.0, best.gamma, batch, context))
     if not found:
         return None
     _, gamma, batch, context = max(found)
-    gammas = sorted({max(1, gamma - 1), max(1, gamma), min(max(1, gamma) + 1, BEST_GAMMA)})
+    gammas = sorted(
+        {max(1, gamma - 1), max(1, gamma), min(max(1, gamma) + 1, BEST_GAMMA)}
+    )
     chosen = tuple(_self_draft(method, budget, each, weight_dtype) for each in gammas)
     return maker.item(batch, context, chosen, acceptance)
 

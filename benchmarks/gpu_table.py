@@ -72,7 +72,10 @@ def print_report(
     for report in reports:
         if report.profile is None:
             continue
-        lines += [f"\n## {report.title}\n", "| what | wanted | expected | measured | | beside it |"]
+        lines += [
+            f"\n## {report.title}\n",
+            "| what | wanted | expected | measured | | beside it |",
+        ]
         lines += ["|---|---|---|---|---|---|"]
         own = report.rows()
         lines += [
@@ -82,16 +85,21 @@ def print_report(
         ]
         rows += [(report.name, row) for row in own]
         comparisons[report.name] = report.comparison().to_document()
-    comparison = Comparison(pairs=pair_records(r for r in records if r.model == "embedded"))
+    comparison = Comparison(
+        pairs=pair_records(r for r in records if r.model == "embedded")
+    )
     if comparison.pairs:
         comparisons["embedded"] = comparison.to_document()
         row = _prediction_row(comparison)
         lines += ["\n## embedded, real acceptance\n"]
-        lines += [f"{row.what}: {row.measured} ({row.beside}); {row.target}: {row.verdict}"]
+        lines += [
+            f"{row.what}: {row.measured} ({row.beside}); {row.target}: {row.verdict}"
+        ]
         rows.append(("embedded", row))
     if is_tiny:
         lines.insert(
-            0, "Tiny models and shapes: that the commands work, and nothing about any machine."
+            0,
+            "Tiny models and shapes: that the commands work, and nothing about any machine.",
         )
     text = "\n".join(lines).strip() + "\n"
     write_atomic(output / "table.md", text)
@@ -140,7 +148,9 @@ def _prediction_row(comparison: Comparison) -> Row:
     beside += [] if coverage is None else [f"{coverage:.0%} inside their intervals"]
     beside += [] if regret is None else [f"the planned gamma loses {regret:.1%}"]
     median = speedup.median_error
-    return replace(row, value=median, measured=f"{median:.1%}", beside=", ".join(beside))
+    return replace(
+        row, value=median, measured=f"{median:.1%}", beside=", ".join(beside)
+    )
 
 
 class _ModelReport:
@@ -159,7 +169,9 @@ class _ModelReport:
         self.profile: LocalProfile | None = (
             load_local_profile(profile_path) if profile_path.exists() else None
         )
-        self._spec = load_model_spec(str(tiny_directory) if tiny_directory.exists() else name)
+        self._spec = load_model_spec(
+            str(tiny_directory) if tiny_directory.exists() else name
+        )
         self._records = [r for r in records if r.model == self._spec.name]
         self._measured = [r for r in self._records if r.source == "measured"]
         self._published = [r for r in published if r.model == self._spec.name]
@@ -188,9 +200,14 @@ class _ModelReport:
 
     def _published_row(self) -> Row:
         """What the catalog's profile of the device, from published tables, would have missed by."""
-        row = _prediction_row(Comparison(pairs=pair_records([*self._published, *self._measured])))
+        row = _prediction_row(
+            Comparison(pairs=pair_records([*self._published, *self._measured]))
+        )
         return replace(
-            row, what="the same, predicted from published tables", target="stated", bound=None
+            row,
+            what="the same, predicted from published tables",
+            target="stated",
+            bound=None,
         )
 
     def _autoregressive(self) -> Row:
@@ -214,7 +231,11 @@ class _ModelReport:
         )
 
     def _attention(self) -> Row:
-        row = Row(what="attention of 4 to 8 tokens over that of one", target="<= 1.15", bound=1.15)
+        row = Row(
+            what="attention of 4 to 8 tokens over that of one",
+            target="<= 1.15",
+            bound=1.15,
+        )
         fact = self._facts.get(f"attention {self.name}")
         if fact is None:
             return row
@@ -234,14 +255,21 @@ class _ModelReport:
             target="<= 1.25",
             bound=1.25,
         )
-        found = [r for r in self._measured if r.draft_step_s and r.draft_method == "streamingllm"]
+        found = [
+            r
+            for r in self._measured
+            if r.draft_step_s and r.draft_method == "streamingllm"
+        ]
         found = [r for r in found if r.draft_weight_dtype is None]
-        at_row = [r for r in found if r.draft_budget == 512 and r.context_len == 16_384] or found
+        at_row = [
+            r for r in found if r.draft_budget == 512 and r.context_len == 16_384
+        ] or found
         if not at_row or self.profile is None:
             return row
         best = max(at_row, key=lambda r: (r.batch_size, r.gamma))
         bound_s = (
-            self._bytes(best, 1, self._draft_len(best)) / self.profile.hardware.memory_bytes_per_s
+            self._bytes(best, 1, self._draft_len(best))
+            / self.profile.hardware.memory_bytes_per_s
         )
         ratio = (best.draft_step_s or 0) / bound_s
         return replace(
@@ -253,9 +281,15 @@ class _ModelReport:
         )
 
     def _speedup(
-        self, method: str, rate: float, bound: float | None, weight_dtype: str | None = None
+        self,
+        method: str,
+        rate: float,
+        bound: float | None,
+        weight_dtype: str | None = None,
     ) -> Row:
-        weights = f"{weight_dtype} draft weights" if weight_dtype else "the target's weights"
+        weights = (
+            f"{weight_dtype} draft weights" if weight_dtype else "the target's weights"
+        )
         row = Row(
             what=f"best speedup, {method}, {weights}, stated acceptance {rate}",
             target="stated" if bound is None else f">= {bound} x",
@@ -316,7 +350,11 @@ class _ModelReport:
         return tokens * self._bytes(record, 1, kv_len) / step
 
     def _bytes(
-        self, record: Record, query_len: int, kv_len: float, weight_dtype: str | None = None
+        self,
+        record: Record,
+        query_len: int,
+        kv_len: float,
+        weight_dtype: str | None = None,
     ) -> float:
         """Of weights and KV that a pass of the record's batch reads."""
         assert self.profile is not None
@@ -327,6 +365,7 @@ class _ModelReport:
             Precision(weight_dtype=weight_dtype or dtype, kv_dtype=dtype),
         )
         cost = forward_pass(
-            self._spec, Pass(at=at, batch=record.batch_size, query_len=query_len, kv_len=kv_len)
+            self._spec,
+            Pass(at=at, batch=record.batch_size, query_len=query_len, kv_len=kv_len),
         ).cost
         return float(cost.weight_bytes + cost.kv_bytes)

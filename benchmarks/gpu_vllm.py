@@ -59,11 +59,15 @@ class SimulatedSession(VllmSession):
     def traced(self, speculation: SpeculationSpec) -> dict[str, float]:
         """Kernels per step, their seconds, and the seconds of a step in which none runs."""
         self._configure(speculation)
-        self._send(self.prompts, self.request.sampling, seed=0, gen_len=self.request.gen_len)
+        self._send(
+            self.prompts, self.request.sampling, seed=0, gen_len=self.request.gen_len
+        )
         begun: set[str] = set()
         while len(begun) < len(self.prompts):
             begun |= {
-                output.request_id for output in self._core.step() if output.outputs[0].token_ids
+                output.request_id
+                for output in self._core.step()
+                if output.outputs[0].token_ids
             }
         is_gpu = self.request.device != "cpu"
         kinds = [
@@ -76,7 +80,9 @@ class SimulatedSession(VllmSession):
         self._core.abort_request([str(index) for index in range(len(self.prompts))])
         while self._core.has_unfinished_requests():
             self._core.step()
-        wanted = torch.autograd.DeviceType.CUDA if is_gpu else torch.autograd.DeviceType.CPU
+        wanted = (
+            torch.autograd.DeviceType.CUDA if is_gpu else torch.autograd.DeviceType.CPU
+        )
         spans = np.array(
             [
                 (event.time_range.start, event.time_range.end)
@@ -133,7 +139,8 @@ def main() -> None:
         })  # fmt: skip
     best = max(rows, key=lambda row: row["tokens_per_s"])
     chosen = next(
-        (s for s in request.speculations if s.gamma == best["gamma"]), request.speculations[-1]
+        (s for s in request.speculations if s.gamma == best["gamma"]),
+        request.speculations[-1],
     )
     traces = {
         "autoregressive": session.traced(AUTOREGRESSIVE),

@@ -46,15 +46,28 @@ def cold_start() -> dict[str, float]:
     for _ in range(REPETITIONS):
         started = time.perf_counter()
         subprocess.run(
-            [sys.executable, "-m", "magicdec", "plan"], check=True, stdout=subprocess.DEVNULL
+            [sys.executable, "-m", "magicdec", "plan"],
+            check=True,
+            stdout=subprocess.DEVNULL,
         )
         times.append(time.perf_counter() - started)
-    return {"median_s": round(statistics.median(times), 3), "best_s": round(min(times), 3)}
+    return {
+        "median_s": round(statistics.median(times), 3),
+        "best_s": round(min(times), 3),
+    }
 
 
 def throughput() -> dict[str, float]:
-    law = Law(rejection=0.2, budget_exponent=0.3, fill_exponent=0.5, concentration=20.0, drift=0.4)
-    acceptance = AcceptanceProfile(model="llama-3.1-8b", draft_method="streamingllm", law=law)
+    law = Law(
+        rejection=0.2,
+        budget_exponent=0.3,
+        fill_exponent=0.5,
+        concentration=20.0,
+        drift=0.4,
+    )
+    acceptance = AcceptanceProfile(
+        model="llama-3.1-8b", draft_method="streamingllm", law=law
+    )
     grids = [
         Points.grid(
             batch=np.unique(np.round(np.geomspace(1, 512, 48))), context=np.geomspace(1024, 131_072, 24), tp=(tp,),
@@ -62,7 +75,10 @@ def throughput() -> dict[str, float]:
         )
         for tp in (1, 2, 4, 8)
     ]  # fmt: skip
-    points, rates = len(SPARSE_METHODS) * sum(int(np.prod(grid.shape)) for grid in grids), []
+    points, rates = (
+        len(SPARSE_METHODS) * sum(int(np.prod(grid.shape)) for grid in grids),
+        [],
+    )
     for _ in range(REPETITIONS):
         started = time.perf_counter()
         for method in SPARSE_METHODS:
@@ -104,6 +120,8 @@ def page() -> dict[str, float]:
 if __name__ == "__main__":
     for measure in (cold_start, throughput, page):
         print(
-            json.dumps({"benchmark": measure.__name__, "repetitions": REPETITIONS, **measure()}),
+            json.dumps(
+                {"benchmark": measure.__name__, "repetitions": REPETITIONS, **measure()}
+            ),
             flush=True,
         )

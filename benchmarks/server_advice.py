@@ -82,13 +82,19 @@ class Engine:
 
         inner = self.core.engine_core.engine_core
         if self.draft == "ngram":
-            inner.scheduler.dynamic_sd_lookup = [gamma] * len(inner.scheduler.dynamic_sd_lookup)
+            inner.scheduler.dynamic_sd_lookup = [gamma] * len(
+                inner.scheduler.dynamic_sd_lookup
+            )
         elif self.draft == "streamingllm":
             drafter = inner.model_executor.driver_worker.worker.model_runner.drafter
             table = TableGamma(batch_sizes=(1,), context_lens=(1,), gammas=((gamma,),))
-            drafter.settings = msgspec.structs.replace(drafter.settings, gamma_table=table)
+            drafter.settings = msgspec.structs.replace(
+                drafter.settings, gamma_table=table
+            )
 
-    def decode(self, prompts: list[list[int]], *, gamma: int, tokens: int) -> dict[str, float]:
+    def decode(
+        self, prompts: list[list[int]], *, gamma: int, tokens: int
+    ) -> dict[str, float]:
         """Runs a batch until all prompts are in, then, timed, until `tokens` more are out per sequence on average;
         then drops it."""
         from vllm import SamplingParams
@@ -183,7 +189,17 @@ class Worker:
 def calibrated(directory: Path) -> tuple[str, str]:
     """Profiles of this machine and of the engine on it."""
     path = directory / "vllm.toml"
-    words = ["calibrate", "--engine", "vllm", "--quick", "--clock", "cpu", "-q", "-o", str(path)]
+    words = [
+        "calibrate",
+        "--engine",
+        "vllm",
+        "--quick",
+        "--clock",
+        "cpu",
+        "-q",
+        "-o",
+        str(path),
+    ]
     subprocess.run(
         [sys.executable, "-m", "magicdec", *words],
         check=True,
@@ -192,7 +208,9 @@ def calibrated(directory: Path) -> tuple[str, str]:
     return str(path), str(path.with_suffix(".engine.toml"))
 
 
-def advised(worker: Worker, load: tuple[int, int], given: argparse.Namespace) -> dict[str, Any]:
+def advised(
+    worker: Worker, load: tuple[int, int], given: argparse.Namespace
+) -> dict[str, Any]:
     """The observation of one load, and what follows from it."""
     from magicdec.live.advice import Serving, advise, situation_of
     from magicdec.live.metrics import choose_target, parse
@@ -212,7 +230,9 @@ def advised(worker: Worker, load: tuple[int, int], given: argparse.Namespace) ->
     )
     # dropped requests are in no histogram of lengths, and steps beside prefills in the mean batch
     advice = advise(
-        situation_of(seen, draft, serving, context=used["context_len"], batch=float(load[0]))
+        situation_of(
+            seen, draft, serving, context=used["context_len"], batch=float(load[0])
+        )
     )
     return {
         "draft": worker.draft, "load": load, "in_use": given.in_use, "advised": advice.best.gamma,
@@ -233,16 +253,22 @@ def swept(
             jobs = [("none", 0)]
             for draft in DRAFTS:
                 mine = gammas | {
-                    e["advised"] for e in advice if (e["draft"], e["load"]) == (draft, load)
+                    e["advised"]
+                    for e in advice
+                    if (e["draft"], e["load"]) == (draft, load)
                 } - {0}
                 jobs += [(draft, gamma) for gamma in sorted(mine)]
             for draft, gamma in choose.sample(jobs, len(jobs)):
                 found = workers[draft].decode(load, gamma, given.tokens)
-                if (
-                    number
-                ):  # the first round warms up: prompts come from the prefix cache from then on
+                if number:  # the first round warms up: prompts come from the prefix cache from then on
                     rows.append(
-                        {"draft": draft, "load": load, "gamma": gamma, "round": number, **found}
+                        {
+                            "draft": draft,
+                            "load": load,
+                            "gamma": gamma,
+                            "round": number,
+                            **found,
+                        }
                     )
     return rows
 
@@ -259,7 +285,9 @@ def judged(advice: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]
         tpot.setdefault(row["gamma"], []).append(row["tpot_s"])
     means = {gamma: statistics.median(values) for gamma, values in sorted(tpot.items())}
     best = min(means, key=means.__getitem__)
-    rounds = [a / b - 1.0 for a, b in zip(tpot[advice["advised"]], tpot[best], strict=True)]
+    rounds = [
+        a / b - 1.0 for a, b in zip(tpot[advice["advised"]], tpot[best], strict=True)
+    ]
     kept = advice["in_use"] if advice["answer"] == "keep" else advice["advised"]
     return {
         "draft": advice["draft"], "load": advice["load"], "advised": advice["advised"], "answer": advice["answer"],
@@ -275,7 +303,9 @@ def judged(advice: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--output", type=Path, required=True)
-    parser.add_argument("--hardware", help="a calibration's profile; default: calibrate first")
+    parser.add_argument(
+        "--hardware", help="a calibration's profile; default: calibrate first"
+    )
     parser.add_argument("--engine", help="the same of the engine")
     parser.add_argument("--in-use", type=int, default=3)
     parser.add_argument("--gammas", default="1,2,3,4,5,6,8,10,12")
@@ -291,9 +321,12 @@ def main() -> None:
             worker.answer()
         for draft in DRAFTS:  # the first decoding of an engine takes longer
             workers[draft].decode(LOADS[0], given.in_use, given.tokens)
-        advice = [advised(workers[draft], load, given) for draft in DRAFTS for load in LOADS]
+        advice = [
+            advised(workers[draft], load, given) for draft in DRAFTS for load in LOADS
+        ]
     written = json.dumps(
-        {"advised_utc": time.strftime("%FT%TZ", time.gmtime()), "advice": advice}, indent=1
+        {"advised_utc": time.strftime("%FT%TZ", time.gmtime()), "advice": advice},
+        indent=1,
     )
     before = given.output.with_suffix(".advice.json")
     before.write_text(written)
@@ -324,7 +357,8 @@ def main() -> None:
     for each in verdicts:
         low, high = min(each["loss_by_round"]), max(each["loss_by_round"])
         times = ", ".join(
-            f"{gamma}: {tpot * 1e3:.2f}" for gamma, tpot in each["measured_tpot_s"].items()
+            f"{gamma}: {tpot * 1e3:.2f}"
+            for gamma, tpot in each["measured_tpot_s"].items()
         )
         print(
             f"{each['draft']}, {each['load'][0]} x {each['load'][1]}: advised {each['advised']} ({each['answer']}), "

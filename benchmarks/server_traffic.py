@@ -90,7 +90,9 @@ ENVIRONMENT = {
 
 def run(words: list[Any], core: int, **options: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        ["taskset", "-c", str(core), *map(str, words)], env=os.environ | ENVIRONMENT, **options
+        ["taskset", "-c", str(core), *map(str, words)],
+        env=os.environ | ENVIRONMENT,
+        **options,
     )
 
 
@@ -101,7 +103,9 @@ def done(words: list[Any], core: int) -> None:
 
 def scrape() -> str:
     return str(
-        urllib.request.urlopen(f"http://127.0.0.1:{PORT}/metrics", timeout=10).read().decode()
+        urllib.request.urlopen(f"http://127.0.0.1:{PORT}/metrics", timeout=10)
+        .read()
+        .decode()
     )
 
 
@@ -130,10 +134,15 @@ def slowness(kind: str, name: str, directory: Path) -> float:
 
     def medians(name: str) -> list[float]:
         start, end = json.loads((directory / f"{name}.moment").read_text())
-        seen = [json.loads(line) for line in (directory / f"{kind}.speed").read_text().splitlines()]
+        seen = [
+            json.loads(line)
+            for line in (directory / f"{kind}.speed").read_text().splitlines()
+        ]
         return [
             statistics.median(times)
-            for times in zip(*(row[1:] for row in seen if start <= row[0] <= end), strict=True)
+            for times in zip(
+                *(row[1:] for row in seen if start <= row[0] <= end), strict=True
+            )
         ]
 
     pairs = zip(medians(name), medians(f"{kind}-fit"), strict=True)
@@ -142,7 +151,10 @@ def slowness(kind: str, name: str, directory: Path) -> float:
 
 @contextmanager
 def server(kind: str, given: argparse.Namespace) -> Iterator[None]:
-    options = [f"--{name}-config={json.dumps(each)}" for name, each in SPECULATION[kind].items()]
+    options = [
+        f"--{name}-config={json.dumps(each)}"
+        for name, each in SPECULATION[kind].items()
+    ]
     words = [
         sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", MODEL, "--served-model-name", "embedded",
         "--dtype", "float32", "--enforce-eager", "--block-size", PAGE, "--max-model-len", 4096, "--port", PORT,
@@ -151,7 +163,11 @@ def server(kind: str, given: argparse.Namespace) -> Iterator[None]:
     ]  # fmt: skip
     with (given.directory / f"{kind}.log").open("w") as log:
         process = run(
-            words, given.server_core, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            words,
+            given.server_core,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         try:
             for _ in range(300):
@@ -161,7 +177,9 @@ def server(kind: str, given: argparse.Namespace) -> Iterator[None]:
                     break
                 except OSError:
                     if process.poll() is not None:
-                        raise SystemExit(f"the server did not start: see {log.name}") from None
+                        raise SystemExit(
+                            f"the server did not start: see {log.name}"
+                        ) from None
             yield
         finally:
             os.killpg(process.pid, signal.SIGTERM)
@@ -181,12 +199,16 @@ def prompts(directory: Path, seed: int) -> Path:
         for each in load_prompts(request, tokenizer=tokenizer, vocab_size=2048)
     ]
     random.Random(seed).shuffle(texts)
-    rows = [json.dumps({"prompt": text, "output_tokens_count": OUTPUT}) for text in texts]
+    rows = [
+        json.dumps({"prompt": text, "output_tokens_count": OUTPUT}) for text in texts
+    ]
     path.write_text("\n".join(rows) + "\n")
     return path
 
 
-def load(rate: float, seed: int, count: int, name: str, given: argparse.Namespace) -> None:
+def load(
+    rate: float, seed: int, count: int, name: str, given: argparse.Namespace
+) -> None:
     """Sends Poisson arrivals by vLLM's own load generator; its results are in the file of this name."""
     done([
         sys.executable, "-c", GENERATOR, "--backend", "openai", "--base-url",
@@ -203,7 +225,9 @@ def arrivals(rate: float, seed: int, count: int) -> Any:
     import numpy as np
 
     np.random.seed(seed)
-    sent = np.cumsum([np.random.gamma(shape=1.0, scale=1.0 / rate) for _ in range(count)])
+    sent = np.cumsum(
+        [np.random.gamma(shape=1.0, scale=1.0 / rate) for _ in range(count)]
+    )
     return sent * (count / rate / sent[-1])
 
 
@@ -269,10 +293,16 @@ def simulated(
     ).setup(draft)  # fmt: skip
     acceptance = None
     if draft is not None:
-        names = [f"{kind}-fit-{fitted}.{end}" for fitted in FITTED for end in ("before", "after")]
+        names = [
+            f"{kind}-fit-{fitted}.{end}"
+            for fitted in FITTED
+            for end in ("before", "after")
+        ]
         scrapes = [parse((directory / name).read_text(), where=name) for name in names]
         seen = observe(scrapes, choose_target(scrapes[-1], None))
-        acceptance = acceptance_profile(seen, draft, model="embedded", context=PROMPT + OUTPUT / 2)
+        acceptance = acceptance_profile(
+            seen, draft, model="embedded", context=PROMPT + OUTPUT / 2
+        )
         acceptance = msgspec.structs.replace(acceptance, spread=spread(kind, directory))
     full = np.full(count, 1, dtype=np.int64)
     requests = Requests(
@@ -288,13 +318,18 @@ def simulated(
     )  # fmt: skip
     found = []
     for slower in SLOWNESS:
-        sent = dataclasses.replace(requests, arrival_s=arrivals(rate, seed, count) / slower)
-        outcomes = [simulate(server, sent, seed=each) for each in range(5 if draft else 1)]
+        sent = dataclasses.replace(
+            requests, arrival_s=arrivals(rate, seed, count) / slower
+        )
+        outcomes = [
+            simulate(server, sent, seed=each) for each in range(5 if draft else 1)
+        ]
         times = ("ttft_s", "tpot_s", "e2e_s")
         found.append(
             figures(
                 **{
-                    name: slower * np.concatenate([getattr(each, name) for each in outcomes])
+                    name: slower
+                    * np.concatenate([getattr(each, name) for each in outcomes])
                     for name in times
                 }
             )
@@ -308,9 +343,14 @@ def spread(kind: str, directory: Path) -> float:
 
     from magicdec.counts import constant_rate
 
-    told = [json.loads((directory / f"{kind}-fit-{rate}.json").read_text()) for rate in FITTED]
+    told = [
+        json.loads((directory / f"{kind}-fit-{rate}.json").read_text())
+        for rate in FITTED
+    ]
     steps = np.array([len(gaps) for each in told for gaps in each["itls"]], dtype=float)
-    tokens = np.array([length - 1 for each in told for length in each["output_lens"]], dtype=float)
+    tokens = np.array(
+        [length - 1 for each in told for length in each["output_lens"]], dtype=float
+    )
     rates = constant_rate(np.clip(tokens / steps, 1.0, GAMMA + 1.0), GAMMA)
     trials = tokens  # each step tries its accepted drafts, and the one that is not
     drawn = float(np.mean(rates * (1.0 - rates) / trials))
@@ -324,7 +364,8 @@ def figures(ttft_s: Any, tpot_s: Any, e2e_s: Any) -> dict[str, float]:
     for name, values in (("ttft", ttft_s), ("tpot", tpot_s), ("e2e", e2e_s)):
         found[f"{name}_mean_ms"] = float(np.mean(values)) * 1e3
         found |= {
-            f"{name}_p{at}_ms": float(np.percentile(values, at)) * 1e3 for at in (50, 90, 95, 99)
+            f"{name}_p{at}_ms": float(np.percentile(values, at)) * 1e3
+            for at in (50, 90, 95, 99)
         }
     return found
 
@@ -347,7 +388,8 @@ def predict(kind: str, directory: Path) -> None:
         )
     ]
     text = json.dumps(
-        {"predicted_utc": time.strftime("%FT%TZ", time.gmtime()), "rows": rows}, indent=1
+        {"predicted_utc": time.strftime("%FT%TZ", time.gmtime()), "rows": rows},
+        indent=1,
     )
     (directory / f"predictions-{kind}.json").write_text(text)
     print(kind, "predicted:", hashlib.sha256(text.encode()).hexdigest(), flush=True)
@@ -367,7 +409,8 @@ def told_at(rows: list[dict[str, Any]], slower: float) -> dict[str, float]:
 
 def compare(given: argparse.Namespace) -> None:
     texts = {
-        kind: (given.directory / f"predictions-{kind}.json").read_text() for kind in given.kinds
+        kind: (given.directory / f"predictions-{kind}.json").read_text()
+        for kind in given.kinds
     }
     told: dict[tuple[str, float], list[dict[str, Any]]] = {}
     for text in texts.values():
@@ -377,7 +420,9 @@ def compare(given: argparse.Namespace) -> None:
     for number, rates in enumerate((JUDGED, REPEATED)):
         for kind in given.kinds:
             for rate, count in rates.items():
-                slower = slowness(kind, name := f"{kind}-{rate}-{number}", given.directory)
+                slower = slowness(
+                    kind, name := f"{kind}-{rate}-{number}", given.directory
+                )
                 guesses = {
                     "predicted": told_at(told[kind, rate], slower),
                     "at_fitted_speed": told_at(told[kind, rate], 1.0),
@@ -389,10 +434,16 @@ def compare(given: argparse.Namespace) -> None:
                     "round": number,
                     "slowness": slower,
                 }
-                rows.append({**found, "measured": measured(name, given.directory), **guesses})
-    digests = {kind: hashlib.sha256(text.encode()).hexdigest() for kind, text in texts.items()}
+                rows.append(
+                    {**found, "measured": measured(name, given.directory), **guesses}
+                )
+    digests = {
+        kind: hashlib.sha256(text.encode()).hexdigest() for kind, text in texts.items()
+    }
     document = {"predictions_sha256": digests, "rows": rows}
-    (given.directory / "compared.json").write_text(json.dumps(document, indent=1) + "\n")
+    (given.directory / "compared.json").write_text(
+        json.dumps(document, indent=1) + "\n"
+    )
     shown = ("ttft_p50_ms", "ttft_p95_ms", "tpot_mean_ms", "tpot_p95_ms", "e2e_mean_ms")
     for which in ("predicted", "at_fitted_speed"):
         errors: dict[str, list[float]] = {name: [] for name in shown}
@@ -409,7 +460,9 @@ def compare(given: argparse.Namespace) -> None:
             )
         print(
             f"{which}: "
-            + ", ".join(f"{name} {statistics.median(each):.1%}" for name, each in errors.items())
+            + ", ".join(
+                f"{name} {statistics.median(each):.1%}" for name, each in errors.items()
+            )
         )
     for rate in JUDGED:
         here = [row for row in rows if row["rate"] == rate and row["round"] == 0]
@@ -418,7 +471,9 @@ def compare(given: argparse.Namespace) -> None:
             for which in ("predicted", "measured")
         )
         loss = picked["measured"]["e2e_mean_ms"] / best["measured"]["e2e_mean_ms"] - 1.0
-        print(f"at {rate}/s picked {picked['kind']}, best {best['kind']}, loses {loss:.1%}")
+        print(
+            f"at {rate}/s picked {picked['kind']}, best {best['kind']}, loses {loss:.1%}"
+        )
 
 
 def main() -> None:
@@ -427,7 +482,9 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--server-core", type=int, default=0)
     parser.add_argument("--client-core", type=int, default=1)
-    parser.add_argument("--kinds", type=lambda text: text.split(","), default=list(SPECULATION))
+    parser.add_argument(
+        "--kinds", type=lambda text: text.split(","), default=list(SPECULATION)
+    )
     given = parser.parse_args()
     given.directory.mkdir(parents=True, exist_ok=True)
     globals()[given.stage](given)

@@ -111,7 +111,9 @@ def main() -> None:
     given = parser.parse_args()
     port, folder = free_port(), Path(tempfile.mkdtemp(prefix="serve-"))
     script = folder / "serve.sh"
-    script.write_text(SERVE.format(folder=folder, python=sys.executable, model=MODEL, port=port))
+    script.write_text(
+        SERVE.format(folder=folder, python=sys.executable, model=MODEL, port=port)
+    )
     script.chmod(0o755)
     environment = {**os.environ, **ENVIRONMENT}
     subprocess.run([str(script), str(given.in_use)], check=True, env=environment)
@@ -133,10 +135,13 @@ def main() -> None:
             f"{given.seconds:g}", "--yes", "-q",
         ]  # fmt: skip
         print(
-            "$ magicdec " + " ".join(f"'{word}'" if " " in word else word for word in words),
+            "$ magicdec "
+            + " ".join(f"'{word}'" if " " in word else word for word in words),
             flush=True,
         )
-        subprocess.run([sys.executable, "-m", "magicdec", *words], check=True, env=environment)
+        subprocess.run(
+            [sys.executable, "-m", "magicdec", *words], check=True, env=environment
+        )
         print(f"{load.num_answered} requests were answered meanwhile")
     finally:
         load.is_over.set()

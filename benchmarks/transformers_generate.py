@@ -73,7 +73,9 @@ class Peer:
             for name in ATTENTIONS
         }
         for model in self._models.values():
-            model.generation_config = GenerationConfig(eos_token_id=None, pad_token_id=0, top_k=0)
+            model.generation_config = GenerationConfig(
+                eos_token_id=None, pad_token_id=0, top_k=0
+            )
         self._ids = torch.tensor(prompts)
         self._gen_len = gen_len
         self._key_values = self._prefill()
@@ -84,10 +86,15 @@ class Peer:
         found: list[KeyValues] = []
         for row in self._ids:
             cache = DynamicCache()
-            self._models["sdpa"].model(row[None, :-1], past_key_values=cache, use_cache=True)
+            self._models["sdpa"].model(
+                row[None, :-1], past_key_values=cache, use_cache=True
+            )
             found.append([(layer.keys, layer.values) for layer in cache.layers])
         return [
-            (torch.cat([keys for keys, _ in layer]), torch.cat([values for _, values in layer]))
+            (
+                torch.cat([keys for keys, _ in layer]),
+                torch.cat([values for _, values in layer]),
+            )
             for layer in zip(*found, strict=True)
         ]
 
@@ -147,15 +154,21 @@ def check_same_tokens(session: BenchmarkSession, peer: Peer) -> float:
     ).tokens
     rows = len(session.prompts)
     theirs = [
-        peer.generate(attention, kind, num_rows=rows, gen_len=CHECKED_TOKENS, do_sample=False)[0]
+        peer.generate(
+            attention, kind, num_rows=rows, gen_len=CHECKED_TOKENS, do_sample=False
+        )[0]
         for attention in ATTENTIONS
         for kind in CACHES
     ]
-    return min(float((torch.tensor(ours) == tokens).float().mean()) for tokens in theirs)
+    return min(
+        float((torch.tensor(ours) == tokens).float().mean()) for tokens in theirs
+    )
 
 
 def interleave(
-    works: dict[str, Callable[[int], float]], repetitions: int, note: Callable[[str], None]
+    works: dict[str, Callable[[int], float]],
+    repetitions: int,
+    note: Callable[[str], None],
 ) -> Any:
     """Tokens per second of each work in each repetition, after one run of each to warm up."""
     rates: dict[str, list[float]] = {name: [] for name in works}
@@ -182,7 +195,10 @@ def summary(rates: dict[str, list[float]]) -> dict[str, dict[str, float]]:
 def ratio(rates: dict[str, list[float]], name: str, against: str) -> float:
     """The median of the repetitions' own ratios: what a slow moment of the machine does to both cancels."""
     return round(
-        statistics.median(a / b for a, b in zip(rates[name], rates[against], strict=True)), 3
+        statistics.median(
+            a / b for a, b in zip(rates[name], rates[against], strict=True)
+        ),
+        3,
     )
 
 
@@ -230,11 +246,15 @@ def measure(
         "ours speculative": ours(speculation),
     }
     works |= {
-        f"generate {kind} {name}": theirs(name, kind) for kind in CACHES for name in ATTENTIONS
+        f"generate {kind} {name}": theirs(name, kind)
+        for kind in CACHES
+        for name in ATTENTIONS
     }
     if batch == 1:
         works |= {
-            f"assisted lookup {tokens}": theirs("sdpa", "dynamic", prompt_lookup_num_tokens=tokens)
+            f"assisted lookup {tokens}": theirs(
+                "sdpa", "dynamic", prompt_lookup_num_tokens=tokens
+            )
             for tokens in LOOKUP_TOKENS
         }
     same = check_same_tokens(session, peer)
@@ -250,10 +270,14 @@ def measure(
         "tokens_per_s": summary(rates),
         "best_of_generate": peer_best,
         "autoregressive_ratio": ratio(rates, "ours autoregressive", peer_best),
-        "speculative_over_autoregressive": ratio(rates, "ours speculative", "ours autoregressive"),
+        "speculative_over_autoregressive": ratio(
+            rates, "ours speculative", "ours autoregressive"
+        ),
         "speculative_over_generate": ratio(rates, "ours speculative", peer_best),
         "bandwidth_bytes_per_s": [round(each) for each in sorted(bandwidths)],
-        "autoregressive_mbu": mbu(rates["ours autoregressive"], step_bytes, batch, bandwidths),
+        "autoregressive_mbu": mbu(
+            rates["ours autoregressive"], step_bytes, batch, bandwidths
+        ),
         "generate_mbu": mbu(rates[peer_best], step_bytes, batch, bandwidths),
     }
     if batch == 1:
@@ -262,11 +286,15 @@ def measure(
             "best_assisted": assisted,
             "speculative_over_assisted": ratio(rates, "ours speculative", assisted),
         }
-        result["autoregressive_over_assisted"] = ratio(rates, "ours autoregressive", assisted)
+        result["autoregressive_over_assisted"] = ratio(
+            rates, "ours autoregressive", assisted
+        )
     return result
 
 
-def mbu(rates: list[float], step_bytes: float, batch: int, bandwidths: list[float]) -> float:
+def mbu(
+    rates: list[float], step_bytes: float, batch: int, bandwidths: list[float]
+) -> float:
     """Share of the bandwidth measured in the same repetition at which a step's bytes (weights and KV, once) are read:
     the median over the repetitions."""
     shares = (
@@ -309,7 +337,9 @@ def main() -> None:
         "batched": measure(
             options.batch, options, note, gen_len=gen_len, peer_gen_len=gen_len // 2
         ),
-        "single": measure(1, options, note, gen_len=4 * gen_len, peer_gen_len=4 * gen_len),
+        "single": measure(
+            1, options, note, gen_len=4 * gen_len, peer_gen_len=4 * gen_len
+        ),
     }
     print(json.dumps(result))
 

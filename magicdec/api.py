@@ -61,7 +61,9 @@ def _shows_options(function: Callable[..., T]) -> Callable[..., T]:
     asked = plan_request.options()
     lines = [f"        {name}: {option.help}" for name, option in asked.items()]
     before, raises, after = (function.__doc__ or "").partition("\n    Raises:")
-    function.__doc__ = "\n".join([before.rstrip(), "", "    Options:", *lines, raises + after])
+    function.__doc__ = "\n".join(
+        [before.rstrip(), "", "    Options:", *lines, raises + after]
+    )
     parameters = []
     for name, option in asked.items():
         parameter = Parameter(
@@ -108,7 +110,9 @@ def predict(**options: Any) -> Candidate:
         for name in IDENTITY:
             if len({getattr(row, name) for row in wanted}) > 1:
                 varied.append(name)
-        raise ConfigError(f"predict takes one configuration; give one {', one '.join(varied)}")
+        raise ConfigError(
+            f"predict takes one configuration; give one {', one '.join(varied)}"
+        )
     return wanted[0]
 
 
@@ -156,7 +160,9 @@ def simulate(
         unknown.
         CapacityError: a request that does not fit.
     """
-    from magicdec.perfmodel.plan.capacity import simulated  # most callers need no simulator
+    from magicdec.perfmodel.plan.capacity import (
+        simulated,
+    )  # most callers need no simulator
 
     request = request_of(**options)
     if not request.has_arrivals:

@@ -41,7 +41,10 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # its tables cut the names of long options off at 80 columns
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDEST_HELP},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": WIDEST_HELP,
+    },
 )
 
 
@@ -173,7 +176,9 @@ def _run() -> object:
 def _require_utf8(word: str) -> None:
     """Refuses an argument with surrogates, which no output could hold."""
     if any("\ud800" <= character <= "\udfff" for character in word):
-        raise ConfigError(f"'{word}' is not UTF-8 text; give a file with such a name another one")
+        raise ConfigError(
+            f"'{word}' is not UTF-8 text; give a file with such a name another one"
+        )
 
 
 def _fail_for_missing(error: ModuleNotFoundError) -> None:
@@ -194,7 +199,9 @@ def _fail_for_output(error: OSError) -> None:
         _fail(f"{error.filename}: too long for the name of a file")
     if error.errno not in NO_MORE_OUTPUT or error.filename is not None:
         raise error
-    with open(os.devnull, "w") as nowhere:  # the rest of the output would fail again at the end
+    with open(
+        os.devnull, "w"
+    ) as nowhere:  # the rest of the output would fail again at the end
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
     if error.errno == errno.EPIPE:  # the reader has closed the pipe
         sys.exit(1)
@@ -215,7 +222,9 @@ def _defaults() -> dict[str, str]:
             if name not in DEFAULT_OPTIONS:
                 raise unknown_choice(f"default in {path}", name, DEFAULT_OPTIONS)
             if not isinstance(value, str):
-                raise ConfigError(f"{path}: {name} must be a name in quotes, not {value!r}")
+                raise ConfigError(
+                    f"{path}: {name} must be a name in quotes, not {value!r}"
+                )
         return found
     return {}
 

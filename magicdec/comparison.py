@@ -88,8 +88,22 @@ CONDITION_FIELDS = (
 """Conditions of a run that a prediction may leave out (None), as a plan's candidates do; it then
 holds for any.
 """
-DRAFT_FIELDS = {"draft", "draft_method", "draft_budget", "gamma", "draft_weight_dtype", "adaptive"}
-CASE_FIELDS = ("model", "tp_size", *SPREAD_FIELDS, "batch_size", "context_len", "temperature")
+DRAFT_FIELDS = {
+    "draft",
+    "draft_method",
+    "draft_budget",
+    "gamma",
+    "draft_weight_dtype",
+    "adaptive",
+}
+CASE_FIELDS = (
+    "model",
+    "tp_size",
+    *SPREAD_FIELDS,
+    "batch_size",
+    "context_len",
+    "temperature",
+)
 """Fields that a user is given; draft, budget and gamma are what the plan chooses."""
 NUM_RESAMPLES = 2000
 LEAST_ERROR = -0.999
@@ -174,7 +188,9 @@ class Pair:
     def _scale(self, term: str) -> float | None:
         share = (self.predicted.memory_shares or {}).get(term)
         memory = _relative(self.measured.reference_s, self.predicted.reference_s)
-        compute = _relative(self.measured.compute_reference_s, self.predicted.compute_reference_s)
+        compute = _relative(
+            self.measured.compute_reference_s, self.predicted.compute_reference_s
+        )
         if share is None or memory is None:
             return None
         return 1.0 + share * memory + (1.0 - share) * (compute or 0.0)
@@ -308,7 +324,9 @@ def pair_records(records: Iterable[Record]) -> list[Pair]:
 
 def _states_nothing_else(predicted: Record, measured: Record) -> bool:
     """Whether each condition that a prediction states is the measurement's."""
-    for own, other in zip(run_conditions(predicted), run_conditions(measured), strict=True):
+    for own, other in zip(
+        run_conditions(predicted), run_conditions(measured), strict=True
+    ):
         if own is not None and own != other:
             return False
     return True
@@ -316,7 +334,9 @@ def _states_nothing_else(predicted: Record, measured: Record) -> bool:
 
 def _preference(measured: Record, predicted: Record) -> tuple[int, bool, bool]:
     """Order of predictions of a measurement: by conditions stated, calibration, and device."""
-    stated = [condition for condition in run_conditions(predicted) if condition is not None]
+    stated = [
+        condition for condition in run_conditions(predicted) if condition is not None
+    ]
     is_here = predicted.hardware in (measured.hardware, measured.device)
     return len(stated), predicted.source == "calibrated", is_here
 
@@ -330,7 +350,9 @@ def by_cpu_time(record: Record) -> Record:
     if record.source != "measured":
         return record
     if seconds is None or not record.step_cpu_s:
-        raise ConfigError(f"record {record.key} has no process CPU times; leave --clock cpu out")
+        raise ConfigError(
+            f"record {record.key} has no process CPU times; leave --clock cpu out"
+        )
     is_fixed = record.is_speculative and not record.adaptive
     samples = record.speedup_cpu_samples or []
     accept_step_s = None
@@ -392,7 +414,12 @@ class ErrorSummary:
 
     def figures(self) -> dict[str, Any]:
         """A group's row in the documents of `validate`."""
-        figures = {"rows": self.points, "mape": self.mape, "bias": self.bias, "p90": self.p90_error}
+        figures = {
+            "rows": self.points,
+            "mape": self.mape,
+            "bias": self.bias,
+            "p90": self.p90_error,
+        }
         if self.coverage is None:
             return figures
         return {**figures, "coverage": self.coverage}
@@ -496,7 +523,9 @@ class Comparison:
     def cases(self) -> list[Case]:
         by_case: dict[tuple[Any, ...], list[Pair]] = defaultdict(list)
         for pair in self.pairs:
-            by_case[tuple(getattr(pair.measured, name) for name in CASE_FIELDS)].append(pair)
+            by_case[tuple(getattr(pair.measured, name) for name in CASE_FIELDS)].append(
+                pair
+            )
         return list(map(summarise_case, by_case.values()))
 
     @property
@@ -511,7 +540,9 @@ class Comparison:
         """Rows and statistics as plain data."""
         return {
             "rows": [pair.to_row() for pair in self.pairs],
-            "summary": {term: asdict(summary) for term, summary in self.summaries.items()},
+            "summary": {
+                term: asdict(summary) for term, summary in self.summaries.items()
+            },
             "coverage": self.coverage,
             "noise": self.noise,
             "prompt_noise": self.prompt_noise,
@@ -546,7 +577,9 @@ def summarise_case(pairs: Sequence[Pair]) -> Case:
         p90_error=None,
     )
     if summary is not None:
-        case = replace(case, median_error=summary.median_error, p90_error=summary.p90_error)
+        case = replace(
+            case, median_error=summary.median_error, p90_error=summary.p90_error
+        )
     samples = [pair.measured.speedup_samples or [] for pair in pairs]
     if min(map(len, samples)) < 2:
         return case

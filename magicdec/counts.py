@@ -61,7 +61,9 @@ class Counts:
         accepted: Sequence[Any],
     ) -> Counts:
         """From what `to_lists` gave."""
-        return cls(steps=np.array(steps), tried=np.array(tried), accepted=np.array(accepted))
+        return cls(
+            steps=np.array(steps), tried=np.array(tried), accepted=np.array(accepted)
+        )
 
     def to_lists(self) -> tuple[Any, Any, Any]:
         return self.steps.tolist(), self.tried.tolist(), self.accepted.tolist()

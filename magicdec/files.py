@@ -30,7 +30,9 @@ RESULTS_LIMIT_BYTES = 1024 * MIB
 """Size above which no records and no result file of another tool are read."""
 MAX_DEPTH = 100
 TOO_DEEP = f"it nests more than {MAX_DEPTH} deep"
-LONG_KEY = re.compile(r"""(?:\.\s*(?:[\w-]+|"[^"\n]*"|'[^'\n]*')\s*)""" + f"{{{MAX_DEPTH}}}")
+LONG_KEY = re.compile(
+    r"""(?:\.\s*(?:[\w-]+|"[^"\n]*"|'[^'\n]*')\s*)""" + f"{{{MAX_DEPTH}}}"
+)
 T = TypeVar("T")
 
 
@@ -68,7 +70,10 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         os.chmod(temporary, 0o666 & ~mask)
         os.replace(temporary, path)
         temporary = ""
-    except (OSError, RuntimeError) as error:  # the latter of links that go round in a circle
+    except (
+        OSError,
+        RuntimeError,
+    ) as error:  # the latter of links that go round in a circle
         raise StorageError(
             f"cannot write {path}: {getattr(error, 'strerror', None) or error}"
         ) from error
@@ -106,12 +111,17 @@ def read_bytes(
             data = begun or b""
             if begun != b"":
                 data += file.read(limit_bytes)
-    except (OSError, ValueError) as failure:  # the latter of names that no file can have
+    except (
+        OSError,
+        ValueError,
+    ) as failure:  # the latter of names that no file can have
         raise error(
             f"cannot read {named}: {getattr(failure, 'strerror', None) or failure}"
         ) from failure
     if len(data) > limit_bytes:
-        raise error(f"{named} has more than the {format_bytes(limit_bytes)} that are read")
+        raise error(
+            f"{named} has more than the {format_bytes(limit_bytes)} that are read"
+        )
     return data
 
 
@@ -124,7 +134,9 @@ def read_text(
 ) -> str:
     """The UTF-8 text of a file, as `read_bytes`."""
     try:
-        return read_bytes(path, what, limit_bytes=limit_bytes, error=error).decode("utf-8-sig")
+        return read_bytes(path, what, limit_bytes=limit_bytes, error=error).decode(
+            "utf-8-sig"
+        )
     except UnicodeDecodeError as failure:
         raise error(
             f"{path} is not UTF-8 text: {failure.reason} at byte {failure.start}"
@@ -149,9 +161,15 @@ def read_csv(path: Path, what: str = "") -> list[dict[str, str]]:
         raise ConfigError(f"{path} is not a UTF-8 text table: {failure}") from failure
     for number, row in enumerate(rows, 2):
         if any(row.get(None, [])):  # where csv keeps surplus cells
-            raise ConfigError(f"{path}:{number} has more cells than the header has columns")
+            raise ConfigError(
+                f"{path}:{number} has more cells than the header has columns"
+            )
     return [
-        {name.strip(): cell or "" for name, cell in row.items() if isinstance(name, str)}
+        {
+            name.strip(): cell or ""
+            for name, cell in row.items()
+            if isinstance(name, str)
+        }
         for row in rows
     ]
 
@@ -160,7 +178,9 @@ def read_toml(path: Path, what: str = "") -> dict[str, Any]:
     """The values of a TOML file. Raises ConfigError naming the file, and `what` it is."""
 
     def loads(text: str) -> dict[str, Any]:
-        if LONG_KEY.search(text):  # tomllib's time grows with the square of a key's parts
+        if LONG_KEY.search(
+            text
+        ):  # tomllib's time grows with the square of a key's parts
             raise ValueError(TOO_DEEP)
         return tomllib.loads(text)
 
@@ -302,10 +322,14 @@ def check_apart(files: Mapping[str, Path | None]) -> None:
             identities.append((status.st_dev, status.st_ino))
         for identity in identities:
             if seen.setdefault(identity, option) != option:
-                raise StorageError(f"{option} and {seen[identity]} are one file, {path}; give two")
+                raise StorageError(
+                    f"{option} and {seen[identity]} are one file, {path}; give two"
+                )
 
 
-def rows_to_csv(rows: Iterable[Mapping[str, Any]], names: Iterable[str] | None = None) -> str:
+def rows_to_csv(
+    rows: Iterable[Mapping[str, Any]], names: Iterable[str] | None = None
+) -> str:
     """Rows under `names`, or else the union of their keys in the order they first appear. Lists and
     mappings are JSON; what is None or empty is an empty cell."""
 
@@ -319,7 +343,11 @@ def rows_to_csv(rows: Iterable[Mapping[str, Any]], names: Iterable[str] | None =
         return value
 
     rows = list(rows)
-    names = list(names if names is not None else dict.fromkeys(key for row in rows for key in row))
+    names = list(
+        names
+        if names is not None
+        else dict.fromkeys(key for row in rows for key in row)
+    )
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(
         [names, *([cell(row.get(name)) for name in names] for row in rows)]

@@ -7,7 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-ENGINE_TITLES = {"vllm": "vLLM 0.32", "sglang": "SGLang 0.5.23", "trtllm": "TensorRT-LLM 1.2"}
+ENGINE_TITLES = {
+    "vllm": "vLLM 0.32",
+    "sglang": "SGLang 0.5.23",
+    "trtllm": "TensorRT-LLM 1.2",
+}
 """Serving engines, with the versions that exports are written for."""
 
 
@@ -112,7 +116,11 @@ def device_name(hardware: str) -> str:
     words = [word for word in hardware.split("-") if word != "cpu"] or [hardware]
     sizes = (re.fullmatch(r"(\d+)gb", word) for word in words)
     return " ".join(
-        f"{size[1]}\u00a0GB" if size else word if re.fullmatch(r"x\d+", word) else word.upper()
+        f"{size[1]}\u00a0GB"
+        if size
+        else word
+        if re.fullmatch(r"x\d+", word)
+        else word.upper()
         for word, size in zip(words, sizes, strict=True)
     )
 
@@ -125,7 +133,9 @@ def describe(configuration: Configuration, *, symbol: str = "gamma") -> str:
     method = configuration.draft_method
     weights = configuration.draft_weight_dtype
     words = ("" if draft in ("self", method) else f"{draft} ") + method_name(method)
-    words += "" if configuration.draft_budget is None else f" {configuration.draft_budget}"
+    words += (
+        "" if configuration.draft_budget is None else f" {configuration.draft_budget}"
+    )
     words += "" if weights is None else f", {weights} draft"
     return (
         f"{words}, {symbol} "

@@ -97,18 +97,33 @@ class GammaTable(msgspec.Struct, frozen=True, kw_only=True):
         num_batches = len(self.batch_sizes)
         width = {len(self.context_lens)}
         optional = ("idle_speedup", "gamma_set_up", "speedup_low", "speedup_high")
-        for name in ("gamma", "speedup", "verdict", "fits", "break_even_gen_len", *optional):
+        for name in (
+            "gamma",
+            "speedup",
+            "verdict",
+            "fits",
+            "break_even_gen_len",
+            *optional,
+        ):
             rows = getattr(self, name)
             if rows is not None and (
-                len(rows) != num_batches or {len(row) for row in rows} != width or width == {0}
+                len(rows) != num_batches
+                or {len(row) for row in rows} != width
+                or width == {0}
             ):
                 raise ValueError(
                     f"gamma_table: {name} must have a row per batch size and a column per context"
                 )
         if len(self.break_even_context) != num_batches:
-            raise ValueError("gamma_table: break_even_context must have one entry per batch size")
-        if any(axis != sorted(set(axis)) for axis in (self.batch_sizes, self.context_lens)):
-            raise ValueError("gamma_table: batch_sizes and context_lens must be in rising order")
+            raise ValueError(
+                "gamma_table: break_even_context must have one entry per batch size"
+            )
+        if any(
+            axis != sorted(set(axis)) for axis in (self.batch_sizes, self.context_lens)
+        ):
+            raise ValueError(
+                "gamma_table: batch_sizes and context_lens must be in rising order"
+            )
 
 
 Span = tuple[Count, Count]
@@ -221,7 +236,13 @@ class Formats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Outcome = Literal[
-    "speculate", "no gain", "no room", "over limits", "needs plugin", "no acceptance", "not asked"
+    "speculate",
+    "no gain",
+    "no room",
+    "over limits",
+    "needs plugin",
+    "no acceptance",
+    "not asked",
 ]
 """Whether speculation is chosen, or why not: it is chosen; no draft is faster; the fastest draft
 does not fit in
@@ -233,7 +254,9 @@ has a known acceptance; no draft was asked for.
 class Limit(msgspec.Struct, frozen=True, kw_only=True):
     """A limit on a latency, with the choice's value."""
 
-    of: Literal["time per token", "first token", "p95 of time per token", "p95 of first token"]
+    of: Literal[
+        "time per token", "first token", "p95 of time per token", "p95 of first token"
+    ]
     limit_s: Positive
     value_s: Number | None
     """Null: a load that grows without bound."""
@@ -392,7 +415,9 @@ class CaseAnswer(msgspec.Struct, frozen=True, kw_only=True):
         if row.is_speculative:
             gammas = self.gamma_table.policy.bands(row.context_len, most=row.batch_size)
         outcome: Outcome = "speculate" if row.is_speculative else "no gain"
-        return msgspec.structs.replace(self.choice, row=row, outcome=outcome, gammas=gammas)
+        return msgspec.structs.replace(
+            self.choice, row=row, outcome=outcome, gammas=gammas
+        )
 
 
 class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -546,7 +571,9 @@ class Plan(CaseAnswer, frozen=True, kw_only=True):
         costs = [row.cost.per_million_tokens_usd for row in first.values()]
         if None in costs:
             return sorted(first.values(), key=lambda row: -row.rate_per_gpu)
-        return sorted(first.values(), key=lambda row: row.cost.per_million_tokens_usd or 0.0)
+        return sorted(
+            first.values(), key=lambda row: row.cost.per_million_tokens_usd or 0.0
+        )
 
     @property
     def rows(self) -> list[Candidate]:

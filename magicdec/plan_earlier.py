@@ -58,7 +58,9 @@ def _row(row: Any) -> Any:
     if not isinstance(row, dict):
         return row
     document = nested(row)
-    document.setdefault("drafting", {})["needs_plugin"] = PLUGIN in (row.get("marks") or [])
+    document.setdefault("drafting", {})["needs_plugin"] = PLUGIN in (
+        row.get("marks") or []
+    )
     return document
 
 

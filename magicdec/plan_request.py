@@ -74,7 +74,9 @@ class Option:
         """
         if self.is_many:
             return self._values(name, given)
-        if self.is_whole or (self.kind == COUNT_OR_SHARE and not str(given).endswith("%")):
+        if self.is_whole or (
+            self.kind == COUNT_OR_SHARE and not str(given).endswith("%")
+        ):
             return _count(name, given)
         if self.kind == NUMBER_OR_TEXT and isinstance(given, str):
             return _number(given)
@@ -134,15 +136,18 @@ class Option:
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """A plan's request in plain values; None leaves a choice to the planner."""
 
-    model: Annotated[str, Option(help="Catalog name, config.json or its directory.")] = (
-        "llama-3.1-8b"
-    )
+    model: Annotated[
+        str, Option(help="Catalog name, config.json or its directory.")
+    ] = "llama-3.1-8b"
     hardware: Annotated[
         tuple[str, ...],
-        Option(help="Names (4xh100, h100=2.5 with a price), TOML files, or all; a list."),
+        Option(
+            help="Names (4xh100, h100=2.5 with a price), TOML files, or all; a list."
+        ),
     ] = ("a100-sxm-80gb",)
     engine: Annotated[
-        str | None, Option(help="vllm (GPUs), ours (CPUs), sglang, trtllm, a TOML file.")
+        str | None,
+        Option(help="vllm (GPUs), ours (CPUs), sglang, trtllm, a TOML file."),
     ] = None
     tp_size: Annotated[
         int | None,
@@ -155,7 +160,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     num_gpus: Annotated[
         int | None,
-        Option(name="gpus", help="Devices to use: searches tp and replicas.", least=1, most=10**6),
+        Option(
+            name="gpus",
+            help="Devices to use: searches tp and replicas.",
+            least=1,
+            most=10**6,
+        ),
     ] = None
     pp_size: Annotated[
         int | None,
@@ -189,20 +199,32 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     ] = ()
     context_lens: Annotated[
         tuple[int, ...],
-        Option(name="context", help="Prompt lengths in tokens, a list.", least=1, most=MAX_CONTEXT),
+        Option(
+            name="context",
+            help="Prompt lengths in tokens, a list.",
+            least=1,
+            most=MAX_CONTEXT,
+        ),
     ] = (DEFAULT_CONTEXT,)
     gen_len: Annotated[
-        int, Option(help="Tokens generated after the prompt.", least=0, most=MAX_CONTEXT)
+        int,
+        Option(help="Tokens generated after the prompt.", least=0, most=MAX_CONTEXT),
     ] = 0
     gamma: Annotated[
         int | None, Option(help="Drafted tokens per step; default: searched.", least=0)
     ] = None
-    draft: Annotated[str | None, Option(help="self, none, ngram, eagle3, or model.")] = None
-    plugin: Annotated[bool, Option(help="Admit drafts that need magicdec's vLLM plugin.")] = False
+    draft: Annotated[
+        str | None, Option(help="self, none, ngram, eagle3, or model.")
+    ] = None
+    plugin: Annotated[
+        bool, Option(help="Admit drafts that need magicdec's vLLM plugin.")
+    ] = False
     draft_model: Annotated[
         str | None, Option(help="Trained head: its config.json or directory.")
     ] = None
-    draft_method: Annotated[str | None, Option(help="streamingllm, snapkv, topk or full.")] = None
+    draft_method: Annotated[
+        str | None, Option(help="streamingllm, snapkv, topk or full.")
+    ] = None
     draft_budgets: Annotated[
         tuple[int | str, ...],
         Option(
@@ -228,12 +250,16 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
             "long-document."
         ),
     ] = None
-    draft_name: Annotated[str | None, Option(help="Published checkpoint of the draft.")] = None
+    draft_name: Annotated[
+        str | None, Option(help="Published checkpoint of the draft.")
+    ] = None
     temperature: Annotated[float, Option(help="0 is greedy.", least=0, most=100)] = 1.0
     top_p: Annotated[
         float | None, Option(help="Nucleus sampling.", least=0, most=1, is_open=True)
     ] = None
-    top_k: Annotated[int | None, Option(help="Sampling from the k most likely.", least=1)] = None
+    top_k: Annotated[
+        int | None, Option(help="Sampling from the k most likely.", least=1)
+    ] = None
     acceptance_rate: Annotated[
         float | tuple[float, ...] | None,
         Option(help="One rate for every position, or a list by position."),
@@ -241,9 +267,15 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     acceptance: Annotated[
         tuple[str, ...], Option(help="Measured acceptance profile; repeatable.")
     ] = ()
-    weight_dtype: Annotated[str | None, Option(help=f"Weights: {WEIGHT_FORMATS}.")] = None
-    kv_dtype: Annotated[str | None, Option(help="KV cache: bf16, fp16, fp8, int4 or fp32.")] = None
-    draft_weight_dtype: Annotated[str | None, Option(help="Weights of the draft.")] = None
+    weight_dtype: Annotated[str | None, Option(help=f"Weights: {WEIGHT_FORMATS}.")] = (
+        None
+    )
+    kv_dtype: Annotated[
+        str | None, Option(help="KV cache: bf16, fp16, fp8, int4 or fp32.")
+    ] = None
+    draft_weight_dtype: Annotated[str | None, Option(help="Weights of the draft.")] = (
+        None
+    )
     draft_kv_dtype: Annotated[str | None, Option(help="KV cache of the draft.")] = None
     tpot_limit_s: Annotated[
         float | None,
@@ -267,9 +299,17 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     price_per_hour_usd: Annotated[
         float | None,
-        Option(name="price", help="Dollars per device and hour.", least=0, most=1e6, is_open=True),
+        Option(
+            name="price",
+            help="Dollars per device and hour.",
+            least=0,
+            most=1e6,
+            is_open=True,
+        ),
     ] = None
-    workload: Annotated[Any, Option(help="Distribution of prompt and output lengths.")] = None
+    workload: Annotated[
+        Any, Option(help="Distribution of prompt and output lengths.")
+    ] = None
     rate: Annotated[
         float | str | None,
         Option(
@@ -281,14 +321,21 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     burstiness: Annotated[
         float,
-        Option(help="Squared variation of gaps between arrivals; 1: Poisson.", least=0, most=1e4),
+        Option(
+            help="Squared variation of gaps between arrivals; 1: Poisson.",
+            least=0,
+            most=1e4,
+        ),
     ] = 1.0
     columns: Annotated[
         str | None,
-        Option(help="A log's columns: arrival=NAME,prompt=NAME,output=NAME[,cached=NAME]."),
+        Option(
+            help="A log's columns: arrival=NAME,prompt=NAME,output=NAME[,cached=NAME]."
+        ),
     ] = None
     requests: Annotated[
-        str | None, Option(help="Requests to serve: CSV, JSONL, Azure or Mooncake trace.")
+        str | None,
+        Option(help="Requests to serve: CSV, JSONL, Azure or Mooncake trace."),
     ] = None
     cached_len: Annotated[
         int | str,
@@ -319,9 +366,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
             is_open=True,
         ),
     ] = None
-    balance: Annotated[str, Option(help="Over replicas: round-robin or least-loaded.")] = (
-        "round-robin"
-    )
+    balance: Annotated[
+        str, Option(help="Over replicas: round-robin or least-loaded.")
+    ] = "round-robin"
 
     @property
     def has_arrivals(self) -> bool:
@@ -440,7 +487,9 @@ def _check_arrivals(request: Request) -> None:
     """Raises ConfigError for options of arrivals without any."""
     asked_of_rate = [name for name in OF_ARRIVALS if name in given(request)]
     if asked_of_rate and not request.has_arrivals:
-        raise ConfigError(f"--{asked_of_rate[0].replace('_', '-')} goes with --rate or --requests")
+        raise ConfigError(
+            f"--{asked_of_rate[0].replace('_', '-')} goes with --rate or --requests"
+        )
     if request.columns is not None and request.requests is None:
         raise ConfigError("--columns names the columns of a log; give it as --requests")
 
@@ -475,7 +524,9 @@ def _count(name: str, value: Any) -> int:
         try:
             return parse_count(value)
         except ValueError:
-            raise ConfigError(f"{name} must be a number like 4096 or 32k, not '{value}'") from None
+            raise ConfigError(
+                f"{name} must be a number like 4096 or 32k, not '{value}'"
+            ) from None
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise ConfigError(f"{name} must be a whole number, not {value!r}")
     return operator.index(value)

@@ -62,7 +62,9 @@ class Gain(msgspec.Struct, frozen=True, kw_only=True):
         if self.high <= self.low or self.low <= 0.0:
             return float(self.speedup > 1.0)
         deviation = math.log(self.high / self.low) / (2.0 * Z_90)
-        return 0.5 * (1.0 + math.erf(math.log(self.speedup) / deviation / math.sqrt(2.0)))
+        return 0.5 * (
+            1.0 + math.erf(math.log(self.speedup) / deviation / math.sqrt(2.0))
+        )
 
 
 NO_GAIN = Gain(speedup=1.0, low=1.0, high=1.0)

@@ -57,7 +57,9 @@ class Stages:
                 return
             if isinstance(message, Step):
                 inside = max(inside, message.done / message.total)
-            self._progress(Step(message, done=int(PARTS * (before + share * inside)), total=PARTS))
+            self._progress(
+                Step(message, done=int(PARTS * (before + share * inside)), total=PARTS)
+            )
 
         return show
 
@@ -73,7 +75,9 @@ def shown_progress(quiet: bool) -> Iterator[Progress]:
     if not sys.stderr.isatty():
         yield (
             lambda message: (
-                print(message, file=sys.stderr, flush=True) if isinstance(message, Done) else None
+                print(message, file=sys.stderr, flush=True)
+                if isinstance(message, Done)
+                else None
             )
         )
         return
@@ -90,7 +94,8 @@ def shown_progress(quiet: bool) -> Iterator[Progress]:
 
     bar = Progress(
         TextColumn(
-            "{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)
+            "{task.description}",
+            table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1),
         ),
         BarColumn(bar_width=12),
         TimeElapsedColumn(),
@@ -108,7 +113,10 @@ def shown_progress(quiet: bool) -> Iterator[Progress]:
         if isinstance(message, Done):
             bar.console.print(escape(message), highlight=False, soft_wrap=True)
         elif isinstance(message, Step):
-            if bar.tasks[0].total != message.total or message.done < bar.tasks[0].completed:
+            if (
+                bar.tasks[0].total != message.total
+                or message.done < bar.tasks[0].completed
+            ):
                 bar.reset(task, total=message.total)
             bar.update(task, completed=message.done, description=escape(message))
         else:

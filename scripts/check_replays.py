@@ -29,16 +29,24 @@ def check_run(path: Path) -> None:
         replay: Any = SuffixReplay([lookup("suffix-local", gamma=resolved["k"])])
     else:
         low, high = resolved["min"], resolved["max"]
-        replay = NgramReplay([lookup("ngram", gamma=resolved["k"], min_ngram=low, max_ngram=high)])
+        replay = NgramReplay(
+            [lookup("ngram", gamma=resolved["k"], min_ngram=low, max_ngram=high)]
+        )
     steps = differing = drafts = drafted_tokens = least = most = 0
     for row in run["rows"]:
         text = np.array(row["prompt"] + row["output"], dtype=np.int32)
-        own = replay.steps(text, len(row["prompt"]), max_len=run["max_model_len"])[0].tolist()
+        own = replay.steps(text, len(row["prompt"]), max_len=run["max_model_len"])[
+            0
+        ].tolist()
         recorded = row["steps"][1:]
         differing += abs(len(own) - len(recorded))
-        for (place, drafted, accepted), (draft, emitted) in zip(own, recorded, strict=False):
+        for (place, drafted, accepted), (draft, emitted) in zip(
+            own, recorded, strict=False
+        ):
             left = len(text) - 1 - place
-            is_alike = drafted == len(draft) and min(accepted + 1, left) == min(len(emitted), left)
+            is_alike = drafted == len(draft) and min(accepted + 1, left) == min(
+                len(emitted), left
+            )
             differing += not is_alike
             steps += 1
             drafts += drafted > 0
@@ -69,7 +77,9 @@ def check_places(path: Path) -> None:
                 continue
             places += 1
             alike += counted[place - len(prompt) + 1] == accepted + 1
-    print(f"{path.name}: {alike} of {places} places alike, {beyond} reach beyond the log")
+    print(
+        f"{path.name}: {alike} of {places} places alike, {beyond} reach beyond the log"
+    )
 
 
 def main(paths: list[str]) -> None:

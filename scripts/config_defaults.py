@@ -35,7 +35,11 @@ NAMES = {
 }
 PROBE = 7.5
 """A rope's base that no class has: where it comes back, the file's own governs."""
-OTHERS_CLASS = {"kimi_k2": "deepseek_v3", "nemotron-nas": "llama", "qwen2_5_vl": "qwen2_5_vl_text"}
+OTHERS_CLASS = {
+    "kimi_k2": "deepseek_v3",
+    "nemotron-nas": "llama",
+    "qwen2_5_vl": "qwen2_5_vl_text",
+}
 """Architectures whose configurations are read by another's class."""
 OWN = {
     "nemotron-nas": {
@@ -80,7 +84,9 @@ def of_older_files(cls: type) -> dict[str, list[Any]]:
     for method in ("__post_init__", "convert_rope_params_to_dict"):
         if method not in vars(cls):
             continue
-        for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(vars(cls)[method])))):
+        for node in ast.walk(
+            ast.parse(textwrap.dedent(inspect.getsource(vars(cls)[method])))
+        ):
             match node:
                 case ast.Call(
                     func=ast.Attribute(
@@ -125,7 +131,9 @@ def entry(cls: type) -> dict[str, Any]:
         if each.name not in SOFTWARE and each.default is not dataclasses.MISSING
     }
     mapped = {
-        name: other for name, other in cls.attribute_map.items() if {name, other} & set(fields)
+        name: other
+        for name, other in cls.attribute_map.items()
+        if {name, other} & set(fields)
     }
     return {
         "fields": {**fields, **of_older_files(cls), **rope(cls)},
@@ -150,7 +158,8 @@ def written(content: dict[str, Any]) -> str:
     types_ = []
     for name, each in content["model_types"].items():
         fields = ",\n".join(
-            f"   {json.dumps(key)}: {json.dumps(value)}" for key, value in each["fields"].items()
+            f"   {json.dumps(key)}: {json.dumps(value)}"
+            for key, value in each["fields"].items()
         )
         aliases = json.dumps(each["aliases"])
         types_.append(
@@ -158,7 +167,9 @@ def written(content: dict[str, Any]) -> str:
         )
     version = json.dumps(content["transformers"])
     return (
-        f'{{\n "transformers": {version},\n "model_types": {{\n' + ",\n".join(types_) + "\n }\n}\n"
+        f'{{\n "transformers": {version},\n "model_types": {{\n'
+        + ",\n".join(types_)
+        + "\n }\n}\n"
     )
 
 

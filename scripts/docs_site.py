@@ -16,7 +16,10 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
-BESIDE_DOCS = {"results/LOG.md": "log.md", "magicdec/data/embedded/README.md": "embedded-model.md"}
+BESIDE_DOCS = {
+    "results/LOG.md": "log.md",
+    "magicdec/data/embedded/README.md": "embedded-model.md",
+}
 FORMULA = re.compile(r"^\$\$\n?(.+?)\n?\$\$$", re.DOTALL | re.MULTILINE)
 INLINE = re.compile(r"(?<![$\\w`])\$([^$\n`]+?)\$(?![$\w`])")
 """A formula within a line; a price ("$2") has no second sign right after its text."""
@@ -26,12 +29,16 @@ OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./([^)#]+)(#[^)]*)?\)")
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for source, name in BESIDE_DOCS.items():
         files.append(
-            File.generated(config, name, content=(ROOT / source).read_text(encoding="utf-8"))
+            File.generated(
+                config, name, content=(ROOT / source).read_text(encoding="utf-8")
+            )
         )
     return files
 
 
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+def on_page_markdown(
+    markdown: str, page: Page, config: MkDocsConfig, files: Files
+) -> str:
     def link(match: re.Match[str]) -> str:
         text, target, anchor = match.groups()
         return (
@@ -40,6 +47,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             else f"`{text.strip('`')}`"
         )
 
-    formulas = FORMULA.sub(lambda match: convert(match.group(1), display="block"), markdown)
-    formulas = INLINE.sub(lambda match: convert(match.group(1), display="inline"), formulas)
+    formulas = FORMULA.sub(
+        lambda match: convert(match.group(1), display="block"), markdown
+    )
+    formulas = INLINE.sub(
+        lambda match: convert(match.group(1), display="inline"), formulas
+    )
     return OUTSIDE.sub(link, formulas)

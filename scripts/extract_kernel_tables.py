@@ -45,10 +45,14 @@ def read(systems: Path, system: str, table: str) -> pd.DataFrame | None:
     return frame.assign(device=SYSTEMS[system], latency_us=frame["latency"] * 1e3)
 
 
-def linear(frame: pd.DataFrame, lane: str, phases: tuple[str, ...], layer: str) -> pd.DataFrame:
+def linear(
+    frame: pd.DataFrame, lane: str, phases: tuple[str, ...], layer: str
+) -> pd.DataFrame:
     """A layer's two kernels, the short convolution and the recurrence, added up."""
     frame = frame[frame["phase"].isin(phases)]
-    frame = frame.rename(columns={"num_k_heads": "num_key_heads", "num_v_heads": "num_value_heads"})
+    frame = frame.rename(
+        columns={"num_k_heads": "num_key_heads", "num_v_heads": "num_value_heads"}
+    )
     shape = ["device", "batch_size", "seq_len", *HEADS]
     is_recurrence = frame["kernel_source"].str.startswith(RECURRENCES)
     is_conv = frame["kernel_source"].str.contains("conv1d")
@@ -58,7 +62,9 @@ def linear(frame: pd.DataFrame, lane: str, phases: tuple[str, ...], layer: str) 
     return both.assign(layer=layer, source=f"{PACKAGE}, {lane} lane")
 
 
-def linear_tables(systems: Path, system: str) -> tuple[list[pd.DataFrame], list[pd.DataFrame]]:
+def linear_tables(
+    systems: Path, system: str
+) -> tuple[list[pd.DataFrame], list[pd.DataFrame]]:
     """Decoding and verification, and prefill. Verification is timed of Kimi's delta attention only, which keeps the
     same state and has one more gate."""
     decode, prefill = [], []
@@ -76,7 +82,9 @@ def linear_tables(systems: Path, system: str) -> tuple[list[pd.DataFrame], list[
         )
         if layer == "gated delta net":
             prefill.append(
-                linear(frame, lane, ("context",), layer).rename(columns={"seq_len": "prompt_len"})
+                linear(frame, lane, ("context",), layer).rename(
+                    columns={"seq_len": "prompt_len"}
+                )
             )
     return decode, prefill
 
@@ -84,7 +92,9 @@ def linear_tables(systems: Path, system: str) -> tuple[list[pd.DataFrame], list[
 def indexer(systems: Path, system: str) -> pd.DataFrame | None:
     """Scores over a paged cache of fp8 keys; `step` tokens are cached, `isl` are new."""
     frame = read(
-        systems, system, "sparse_attention/vllm/0.24.0/dsv4_paged_mqa_logits_module_perf.parquet"
+        systems,
+        system,
+        "sparse_attention/vllm/0.24.0/dsv4_paged_mqa_logits_module_perf.parquet",
     )
     if frame is None:
         return None
@@ -94,12 +104,22 @@ def indexer(systems: Path, system: str) -> pd.DataFrame | None:
     )  # fmt: skip
     frame = frame[(frame["kv_len"] > 0) & (frame["query_len"] <= 16)]
     return frame[
-        ["device", "batch_size", "query_len", "kv_len", "num_index_heads", "latency_us", "source"]
+        [
+            "device",
+            "batch_size",
+            "query_len",
+            "kv_len",
+            "num_index_heads",
+            "latency_us",
+            "source",
+        ]
     ]
 
 
 def top_k(systems: Path, system: str) -> pd.DataFrame | None:
-    frame = read(systems, system, "sparse_attention/sglang/0.5.14/glm5_topk_module_perf.parquet")
+    frame = read(
+        systems, system, "sparse_attention/sglang/0.5.14/glm5_topk_module_perf.parquet"
+    )
     if frame is None:
         return None
     frame = frame[frame["latency"] > 0]
@@ -109,14 +129,25 @@ def top_k(systems: Path, system: str) -> pd.DataFrame | None:
     )  # fmt: skip
     frame = frame[frame["query_len"] <= 16]
     return frame[
-        ["device", "batch_size", "query_len", "kv_len", "top_k", "scores", "latency_us", "source"]
+        [
+            "device",
+            "batch_size",
+            "query_len",
+            "kv_len",
+            "top_k",
+            "scores",
+            "latency_us",
+            "source",
+        ]
     ]
 
 
 def sparse(systems: Path, system: str) -> pd.DataFrame | None:
     """Attention to the chosen latents, of a cache in 16 bits: a block takes one query token's."""
     frame = read(
-        systems, system, "sparse_attention/sglang/0.5.14/glm5_dsa_attn_module_perf.parquet"
+        systems,
+        system,
+        "sparse_attention/sglang/0.5.14/glm5_dsa_attn_module_perf.parquet",
     )
     if frame is None:
         return None
@@ -140,12 +171,18 @@ def sparse(systems: Path, system: str) -> pd.DataFrame | None:
 
 
 def window(systems: Path, system: str) -> pd.DataFrame | None:
-    frame = read(systems, system, "attention/vllm/0.24.0/generation_attention_perf.parquet")
+    frame = read(
+        systems, system, "attention/vllm/0.24.0/generation_attention_perf.parquet"
+    )
     if frame is None or "window_size" not in frame:
         return None
-    frame = frame[frame["window_size"] > 0].rename(columns={"num_key_value_heads": "num_kv_heads"})
+    frame = frame[frame["window_size"] > 0].rename(
+        columns={"num_key_value_heads": "num_kv_heads"}
+    )
     frame = frame.assign(
-        kv_len=frame["step"] + 1, kv_dtype=frame["kv_cache_dtype"], source=f"{PACKAGE}, {VLLM} lane"
+        kv_len=frame["step"] + 1,
+        kv_dtype=frame["kv_cache_dtype"],
+        source=f"{PACKAGE}, {VLLM} lane",
     )
     columns = [
         "batch_size",
@@ -168,15 +205,23 @@ def write(path: Path, frames: list[pd.DataFrame | None]) -> None:
 
 def main(systems: Path, directory: Path) -> None:
     pairs = [linear_tables(systems, system) for system in SYSTEMS]
-    write(directory / "linear_attention.csv.gz", [each for decode, _ in pairs for each in decode])
-    write(directory / "linear_prefill.csv.gz", [each for _, prefill in pairs for each in prefill])
+    write(
+        directory / "linear_attention.csv.gz",
+        [each for decode, _ in pairs for each in decode],
+    )
+    write(
+        directory / "linear_prefill.csv.gz",
+        [each for _, prefill in pairs for each in prefill],
+    )
     for name, table in (
         ("indexer", indexer),
         ("top_k", top_k),
         ("sparse_attention", sparse),
         ("window_attention", window),
     ):
-        write(directory / f"{name}.csv.gz", [table(systems, system) for system in SYSTEMS])
+        write(
+            directory / f"{name}.csv.gz", [table(systems, system) for system in SYSTEMS]
+        )
 
 
 if __name__ == "__main__":

@@ -26,7 +26,11 @@ import msgspec
 import numpy as np
 
 from magicdec.counts import Array
-from magicdec.perfmodel.acceptance import PROFILES_DIRECTORY, AcceptanceProfile, save_profile
+from magicdec.perfmodel.acceptance import (
+    PROFILES_DIRECTORY,
+    AcceptanceProfile,
+    save_profile,
+)
 from magicdec.perfmodel.acceptance.law import Law, LawError
 from magicdec.specs.engine import ENGINES_DIRECTORY, EngineProfile, save_engine
 from magicdec.validate import published_acceptance as depth
@@ -106,7 +110,10 @@ def budget_exponent(directory: Path) -> tuple[float, float]:
         ):
             cells[row.group, row.context][row.budget] = 1.0 - float(rate)
         for (_, context), rejections in cells.items():
-            budgets, values = np.array(list(rejections)), np.array(list(rejections.values()))
+            budgets, values = (
+                np.array(list(rejections)),
+                np.array(list(rejections.values())),
+            )
             if len(budgets) > 2 and values.max() < LARGEST_REJECTION:
                 level = np.log(values) - FILL_EXPONENT * np.log1p(-budgets / context)
                 exponents.append(-float(np.polyfit(np.log(budgets), level, 1)[0]))
@@ -133,7 +140,9 @@ def engine_from(values: dict[str, float]) -> EngineProfile:
     )
 
 
-def fit_engine(rows: list[PublishedRow], law: Law) -> tuple[EngineProfile, AcceptanceProfile]:
+def fit_engine(
+    rows: list[PublishedRow], law: Law
+) -> tuple[EngineProfile, AcceptanceProfile]:
     """Constants and rate by least squares on the logs of both latencies, with weak priors."""
     from scipy.optimize import least_squares
 
@@ -151,17 +160,25 @@ def fit_engine(rows: list[PublishedRow], law: Law) -> tuple[EngineProfile, Accep
             name: float(m * np.exp(x[i]) if kind == "log" else m * max(x[i], 0.0))
             for i, (name, (m, _, kind)) in enumerate(PARAMETERS.items())
         }
-        return engine_from(values), pair_profile(rows[0], law, float(1.0 / (1.0 + np.exp(-x[-1]))))
+        return engine_from(values), pair_profile(
+            rows[0], law, float(1.0 / (1.0 + np.exp(-x[-1])))
+        )
 
     def residuals(x: Array) -> Array:
         engine, acceptance = unpack(x)
         result = evaluate(rows, acceptance, engine)
         best = result.speculative_s.min(axis=1)
-        data = np.concatenate([np.log(result.autoregressive_s / alone), np.log(best / token)])
-        return np.concatenate([data / ROW_ERROR, (x - np.array(middle)) / np.array(width)])
+        data = np.concatenate(
+            [np.log(result.autoregressive_s / alone), np.log(best / token)]
+        )
+        return np.concatenate(
+            [data / ROW_ERROR, (x - np.array(middle)) / np.array(width)]
+        )
 
     fits = []
-    for verify in VERIFY_STARTS:  # the best gamma jumps, so that there are several minima
+    for (
+        verify
+    ) in VERIFY_STARTS:  # the best gamma jumps, so that there are several minima
         start = np.array(middle)
         start[list(PARAMETERS).index("verify_attention_factor")] = verify
         fits.append(least_squares(residuals, start, diff_step=1e-3, max_nfev=40))
@@ -185,11 +202,17 @@ def pair_profile(row: PublishedRow, law: Law, rate: float) -> AcceptanceProfile:
         fill_exponent=FILL_EXPONENT if row.draft == "self" else 0.0,
     )
     return AcceptanceProfile(
-        model=row.target, draft=row.draft, draft_method=row.draft_method, law=scaled, fitted=True
+        model=row.target,
+        draft=row.draft,
+        draft_method=row.draft_method,
+        law=scaled,
+        fitted=True,
     )
 
 
-def held_contexts(rows: list[PublishedRow]) -> list[tuple[list[PublishedRow], list[PublishedRow]]]:
+def held_contexts(
+    rows: list[PublishedRow],
+) -> list[tuple[list[PublishedRow], list[PublishedRow]]]:
     """The rows split once per context: the others to fit on, and that context's to predict."""
     contexts = sorted({row.context_len for row in rows})
     return [
@@ -216,9 +239,14 @@ def engine_errors(rows: list[PublishedRow], law: Law) -> EngineErrors:
         engine, acceptance = fit_engine(kept, law)
         result = evaluate(out, acceptance, engine)
         latency.extend(
-            np.log(result.autoregressive_s / np.array([row.autoregressive_s for row in out]))
+            np.log(
+                result.autoregressive_s
+                / np.array([row.autoregressive_s for row in out])
+            )
         )
-        speedup.extend(np.log(result.speedup.max(axis=1) / [row.measured_speedup for row in out]))
+        speedup.extend(
+            np.log(result.speedup.max(axis=1) / [row.measured_speedup for row in out])
+        )
         levels.append(np.log(acceptance.law.rejection))
     return EngineErrors(
         latency=float(np.sqrt(np.mean(np.square(latency)))),
@@ -245,13 +273,16 @@ def rejection_error(
             )
         )
         more = msgspec.structs.replace(fitted.law, rejection=1.1 * fitted.law.rejection)
-        shifted = evaluate(out, msgspec.structs.replace(fitted, law=more), engine).speedup[
-            each, gammas
-        ]
+        shifted = evaluate(
+            out, msgspec.structs.replace(fitted, law=more), engine
+        ).speedup[each, gammas]
         slopes.extend(
-            np.log(shifted / evaluate(out, fitted, engine).speedup[each, gammas]) / np.log(1.1)
+            np.log(shifted / evaluate(out, fitted, engine).speedup[each, gammas])
+            / np.log(1.1)
         )
-    beyond = max(float(np.mean(np.square(errors))) - engine.speedup_relative_error**2, 0.0)
+    beyond = max(
+        float(np.mean(np.square(errors))) - engine.speedup_relative_error**2, 0.0
+    )
     return float(np.sqrt(beyond / np.mean(np.square(slopes))))
 
 
@@ -297,7 +328,10 @@ def write_self_profile(
 
 
 def write_pair_profile(
-    profile: AcceptanceProfile, rows: list[PublishedRow], level_error: float, budget_error: float
+    profile: AcceptanceProfile,
+    rows: list[PublishedRow],
+    level_error: float,
+    budget_error: float,
 ) -> None:
     described = describe(
         profile,
@@ -334,7 +368,8 @@ def write_snapkv_profile(directory: Path) -> None:
         np.log([getattr(row, name) for row in chosen]) for name in ("budget", "context")
     )
     matrix = np.stack(
-        [np.ones(len(chosen)), -(budget - np.log(1024.0)), context - np.log(8192.0)], axis=1
+        [np.ones(len(chosen)), -(budget - np.log(1024.0)), context - np.log(8192.0)],
+        axis=1,
     )
     fill = np.log(1.0 - np.exp(budget - context))
     level, by_budget, by_context = np.linalg.lstsq(
@@ -360,7 +395,9 @@ def write_snapkv_profile(directory: Path) -> None:
         "harness than the StreamingLLM rates",
         source="result logs of praisechan/MagicDec (https://github.com/praisechan/MagicDec), 80 tokens of 10 prompts",
         law=law,
-        error=LawError(log_rejection=0.8, budget_exponent=0.1, context_exponent=0.2, depth=0.1),
+        error=LawError(
+            log_rejection=0.8, budget_exponent=0.1, context_exponent=0.2, depth=0.1
+        ),
         measured_budgets=sorted({row.budget for row in chosen}),
         measured_contexts=sorted({row.context for row in chosen}),
         measured_gamma=16,
@@ -392,7 +429,10 @@ def write_engine(engine: EngineProfile, errors: EngineErrors) -> EngineProfile:
 
 
 def report(
-    name: str, rows: list[PublishedRow], profile: AcceptanceProfile, engine: EngineProfile
+    name: str,
+    rows: list[PublishedRow],
+    profile: AcceptanceProfile,
+    engine: EngineProfile,
 ) -> None:
     held_out = [row for row in rows if not row.is_fitted_on]
     for part, members in (("all", rows), ("held out", held_out)):
@@ -404,7 +444,11 @@ def report(
         print(
             name,
             part,
-            {key: round(value, 4) for key, value in numbers.items() if value is not None},
+            {
+                key: round(value, 4)
+                for key, value in numbers.items()
+                if value is not None
+            },
         )
 
 

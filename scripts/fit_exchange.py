@@ -27,7 +27,11 @@ NEAR = ("overhead_s", "link_efficiency")
 FAR = (*NEAR, "network_overhead_s", "network_efficiency")
 START = {
     name: Free(
-        scale="linear", prior=value, spread=math.inf, limits=(0.01 * value, 6.0 * value), unit=value
+        scale="linear",
+        prior=value,
+        spread=math.inf,
+        limits=(0.01 * value, 6.0 * value),
+        unit=value,
     )
     for name, value in zip(FAR, (1.5e-5, 0.6, 1e-5, 0.9), strict=True)
 }
@@ -41,7 +45,9 @@ def tables() -> dict[str, Table]:
     numbers = [name for name in rows[0] if name not in ("device", "framework")]
     return {
         device: {
-            name: np.array([float(row[name]) for row in rows if row["device"] == device])
+            name: np.array(
+                [float(row[name]) for row in rows if row["device"] == device]
+            )
             for name in numbers
         }
         for device in sorted({row["device"] for row in rows})
@@ -58,7 +64,9 @@ def log_errors(hw: HardwareProfile, curve: ExchangeCurve, table: Table) -> Array
             table["num_ranks"], strict=True,
         )
     ]  # fmt: skip
-    errors: Array = np.log(np.array(predicted, dtype=np.float64) * 1e6 / table["latency_us"])
+    errors: Array = np.log(
+        np.array(predicted, dtype=np.float64) * 1e6 / table["latency_us"]
+    )
     return errors
 
 
@@ -69,7 +77,8 @@ def mean_error(hw: HardwareProfile, curve: ExchangeCurve, table: Table) -> float
 def fitted(hw: HardwareProfile, table: Table) -> ExchangeCurve:
     """Least soft-L1 loss of the logarithms, as for the kernels' curves."""
     free = {
-        name: START[name] for name in (FAR if table["num_ranks"].max() > hw.link.reach else NEAR)
+        name: START[name]
+        for name in (FAR if table["num_ranks"].max() > hw.link.reach else NEAR)
     }
     own = ExchangeCurve.of(hw)
     found = solve(
@@ -84,7 +93,9 @@ def fitted(hw: HardwareProfile, table: Table) -> ExchangeCurve:
 def without(table: Table, ranks: float) -> tuple[Table, Table]:
     """The rows of other numbers of ranks, and those of this one."""
     left_out = table["num_ranks"] == ranks
-    return {k: v[~left_out] for k, v in table.items()}, {k: v[left_out] for k, v in table.items()}
+    return {k: v[~left_out] for k, v in table.items()}, {
+        k: v[left_out] for k, v in table.items()
+    }
 
 
 def main() -> None:
@@ -98,7 +109,9 @@ def main() -> None:
         several = sorted(set(table["num_ranks"].tolist()))
         for ranks in several if len(several) > 1 else []:
             kept, left_out = without(table, ranks)
-            print(f"  {ranks:.0f} ranks left out: {mean_error(hw, fitted(hw, kept), left_out):.1%}")
+            print(
+                f"  {ranks:.0f} ranks left out: {mean_error(hw, fitted(hw, kept), left_out):.1%}"
+            )
 
 
 if __name__ == "__main__":

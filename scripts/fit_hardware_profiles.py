@@ -47,7 +47,11 @@ FILES = (
 SOURCE = "aiconfigurator-core 0.12.0 measured-kernel tables, {lane} lane, {dtype}"
 ENGINE_LANES = {
     "sglang": ("SGLang 0.5.14", "SGLang 0.5.10", "SGLang's custom all-reduce"),
-    "trtllm": ("TensorRT-LLM 1.3.0rc20", "TensorRT-LLM 1.0.0", "TensorRT-LLM's all-reduce"),
+    "trtllm": (
+        "TensorRT-LLM 1.3.0rc20",
+        "TensorRT-LLM 1.0.0",
+        "TensorRT-LLM's all-reduce",
+    ),
 }
 SERVERS_ALL_REDUCE = {"b200-sxm-192gb": "sglang"}
 """Devices whose table for vLLM has a hump (26 us at 256 KiB on eight B200s, 17 us at 1 MiB) that measured servers do
@@ -94,7 +98,9 @@ LATENT_TILES = {
     "l40s-48gb": LatentCurve(tile_rows=64.0),
     "h100-sxm-80gb": LatentCurve(tile_rows=64.0, combine_traffic=1.0),
     "h200-sxm-141gb": LatentCurve(tile_rows=64.0, combine_traffic=1.0),
-    "b200-sxm-192gb": LatentCurve(tile_rows=128.0, narrow_heads=32.0, combine_traffic=1.0),
+    "b200-sxm-192gb": LatentCurve(
+        tile_rows=128.0, narrow_heads=32.0, combine_traffic=1.0
+    ),
 }
 """Query rows of TensorRT-LLM's kernels for latents: instructions of 64 rows; on Blackwell a kernel of 16 rows up to 32
 heads and above it one of 64 rows, or 128 on two multiprocessors (its selectMlaGenerationKernel). On Ampere and Ada one
@@ -128,7 +134,9 @@ def source_of(table: Table, key: Group) -> str:
         )
     if table.kind == "latent":
         version = LATENT_VERSIONS.get(key.device, "1.3.0rc20")
-        return SOURCE.format(lane=f"TensorRT-LLM {version}", dtype=key.variant or "bf16")
+        return SOURCE.format(
+            lane=f"TensorRT-LLM {version}", dtype=key.variant or "bf16"
+        )
     if table.kind in LAYER_LANES:
         return SOURCE.format(lane=LAYER_LANES[table.kind], dtype=key.variant or "bf16")
     versions = ALL_REDUCE_VERSIONS if table.kind == "allreduce" else VERSIONS
@@ -146,7 +154,12 @@ def fit_table(
     error = refit_error(table, profile, rows, ~test, test, variant)
     extrapolated = extrapolation_error(table, profile, rows, variant)
     fitted = refit(
-        table, profile, rows, variant=variant, fitted_on=source_of(table, key), max_rows=MAX_ROWS
+        table,
+        profile,
+        rows,
+        variant=variant,
+        fitted_on=source_of(table, key),
+        max_rows=MAX_ROWS,
     )
     curve = curve_of(table, fitted, variant)
     counted = table.counted(rows)
@@ -193,10 +206,14 @@ def start(profile: HardwareProfile, table: Table, key: Group) -> HardwareProfile
                 "vLLM 0.24.0's default decode kernel for the device, fp8 cache",
                 "always",
             )
-        return AttentionCurve(library=library, splits=splits).placed(profile, key.variant)
+        return AttentionCurve(library=library, splits=splits).placed(
+            profile, key.variant
+        )
     if table.kind == "latent":
         tiles = LATENT_TILES[key.device]
-        curve = msgspec.structs.replace(tiles, library="TensorRT-LLM's kernel for latents")
+        curve = msgspec.structs.replace(
+            tiles, library="TensorRT-LLM's kernel for latents"
+        )
         return curve.placed(profile, key.variant)
     if table.kind in LAYER_LIBRARIES:
         known = CURVES[table.kind](library=LAYER_LIBRARIES[table.kind])
@@ -206,7 +223,9 @@ def start(profile: HardwareProfile, table: Table, key: Group) -> HardwareProfile
     if not key.variant:
         return msgspec.structs.replace(profile, allreduce=ALL_REDUCE.get(key.device))
     engines = {
-        name: curve for name, curve in profile.allreduce_engines.items() if name != key.variant
+        name: curve
+        for name, curve in profile.allreduce_engines.items()
+        if name != key.variant
     }
     return msgspec.structs.replace(profile, allreduce_engines=engines)
 
@@ -216,17 +235,22 @@ def main(directory: Path, files: Sequence[str]) -> None:
     for file in files:
         table, by_group = read_table(directory / file)
         for key, rows in by_group.items():
-            profile = start(profiles.get(key.device) or load_hardware(key.device), table, key)
+            profile = start(
+                profiles.get(key.device) or load_hardware(key.device), table, key
+            )
             fitted = fit_table(profile, table, key, rows)
             if key.variant and SERVERS_ALL_REDUCE.get(key.device) == key.variant:
                 fitted = curve_of(table, fitted, key.variant).placed(fitted, "vllm")
             profiles[key.device] = fitted
-            save_hardware(profiles[key.device], HARDWARE_DIRECTORY / f"{key.device}.toml")
+            save_hardware(
+                profiles[key.device], HARDWARE_DIRECTORY / f"{key.device}.toml"
+            )
     for kind, (device, donor) in LENT.items():
         profile = profiles.get(device) or load_hardware(device)
         curve = lent(getattr(profiles.get(donor) or load_hardware(donor), kind), donor)
         save_hardware(
-            msgspec.structs.replace(profile, **{kind: curve}), HARDWARE_DIRECTORY / f"{device}.toml"
+            msgspec.structs.replace(profile, **{kind: curve}),
+            HARDWARE_DIRECTORY / f"{device}.toml",
         )
 
 

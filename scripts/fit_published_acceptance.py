@@ -55,7 +55,10 @@ WINDOWED = ("dspark",)
 """Heads that attend over a window, as published ones do."""
 COPY_DTYPE = "int4"
 """The only format in which acceptance of a narrower copy of the target is published."""
-DRIFT_DONORS = {"eagle3": ("llama-3.1-8b", "eagle3", 0.0), "mtp": ("qwen3.5-397b-a17b", "mtp", 0.6)}
+DRIFT_DONORS = {
+    "eagle3": ("llama-3.1-8b", "eagle3", 0.0),
+    "mtp": ("qwen3.5-397b-a17b", "mtp", 0.6),
+}
 CONTEXT_DONORS = {
     "eagle3": ("qwen3-8b", "eagle3"),
     "eagle": ("llama-3.1-8b", "eagle3"),
@@ -94,7 +97,11 @@ APPLIES_TO = {
     ],
     ("deepseek-v3", "mtp"): ["deepseek-r1", "deepseek-v3.1", "deepseek-v3.2"],
     ("glm-5.2", "mtp"): ["glm-5"],
-    ("qwen3.5-397b-a17b", "mtp"): ["qwen3.5-122b-a10b", "qwen3.5-35b-a3b", "qwen3.5-27b"],
+    ("qwen3.5-397b-a17b", "mtp"): [
+        "qwen3.5-122b-a10b",
+        "qwen3.5-35b-a3b",
+        "qwen3.5-27b",
+    ],
 }
 """Targets of the same family that a head of the same kind is taken to do for, with a wider error."""
 
@@ -148,10 +155,14 @@ def tokens(rejection: float, drift: float, gamma: int) -> float:
 
 def rejection_of(length: float, drift: float, gamma: int) -> float:
     """The 1 - alpha at which so many tokens per step come out."""
-    return float(brentq(lambda value: tokens(value, drift, gamma) - length, 1e-9, 1.0 - 1e-9))
+    return float(
+        brentq(lambda value: tokens(value, drift, gamma) - length, 1e-9, 1.0 - 1e-9)
+    )
 
 
-def fit_datasets(figures: list[Figure], drift: float | None) -> tuple[dict[str, float], float]:
+def fit_datasets(
+    figures: list[Figure], drift: float | None
+) -> tuple[dict[str, float], float]:
     """The rejection of each dataset, and the drift (given, or fitted with them)."""
     by_dataset: dict[str, list[Figure]] = defaultdict(list)
     for figure in figures:
@@ -164,7 +175,9 @@ def fit_datasets(figures: list[Figure], drift: float | None) -> tuple[dict[str, 
                         [
                             np.log(
                                 rejection_of(
-                                    each.tokens_per_step, drift, each.gamma or UNSTATED_GAMMA
+                                    each.tokens_per_step,
+                                    drift,
+                                    each.gamma or UNSTATED_GAMMA,
                                 )
                             )
                             for each in rows
@@ -179,15 +192,19 @@ def fit_datasets(figures: list[Figure], drift: float | None) -> tuple[dict[str, 
     def misses(values: Any) -> Any:
         drift = float(np.exp(values[-1]))
         return [
-            tokens(float(np.exp(value)), drift, each.gamma or UNSTATED_GAMMA) - each.tokens_per_step
+            tokens(float(np.exp(value)), drift, each.gamma or UNSTATED_GAMMA)
+            - each.tokens_per_step
             for name, value in zip(names, values[:-1], strict=True)
             for each in by_dataset[name]
         ]
 
     start = [np.log(0.25)] * len(names) + [0.0]
-    fit = least_squares(misses, start, bounds=([-8.0] * len(start), [-1e-6] * len(names) + [2.0]))
+    fit = least_squares(
+        misses, start, bounds=([-8.0] * len(start), [-1e-6] * len(names) + [2.0])
+    )
     return {
-        name: float(np.exp(value)) for name, value in zip(names, fit.x[:-1], strict=True)
+        name: float(np.exp(value))
+        for name, value in zip(names, fit.x[:-1], strict=True)
     }, float(np.exp(fit.x[-1]))
 
 
@@ -195,7 +212,10 @@ def law_by_position(rows: list[Figure]) -> Law:
     """Of lengths at every gamma from 1 on: whether a look-up finds anything is in position 1, so no law is fitted."""
     lengths = [
         1.0,
-        *(each.tokens_per_step for each in sorted(rows, key=lambda each: each.gamma or 0)),
+        *(
+            each.tokens_per_step
+            for each in sorted(rows, key=lambda each: each.gamma or 0)
+        ),
     ]
     survival = np.concatenate([[1.0], np.diff(lengths)])
     rates = [round(float(each), 3) for each in survival[1:] / survival[:-1]]
@@ -216,8 +236,12 @@ def context_exponent(long: list[Figure], level: float, drift: float) -> float:
         total = 0.0
         for each in long:
             gamma = each.gamma or UNSTATED_GAMMA
-            rates = law.conditional_rates(budget=None, context=each.context, gamma_max=gamma)
-            total += (float(expected_tokens_per_step(rates, gamma)) - each.tokens_per_step) ** 2
+            rates = law.conditional_rates(
+                budget=None, context=each.context, gamma_max=gamma
+            )
+            total += (
+                float(expected_tokens_per_step(rates, gamma)) - each.tokens_per_step
+            ) ** 2
         return total
 
     exponents = np.linspace(0.0, 2.0, 2001)
@@ -233,7 +257,9 @@ def main() -> None:
         else:
             groups[figure.model, figure.draft_method, figure.temperature].append(figure)
     for key in [each for each in groups if each[2] is None]:
-        stated = [each for each in groups if each[:2] == key[:2] and each[2] is not None]
+        stated = [
+            each for each in groups if each[:2] == key[:2] and each[2] is not None
+        ]
         for other in stated:
             groups[other] = groups[key] + groups[other]
         if stated:
@@ -242,7 +268,9 @@ def main() -> None:
         key: len({each.gamma for each in rows}) > 1 and key[1] not in LOOKUP_METHODS
         for key, rows in groups.items()
     }
-    drifts = {key: fit_datasets(rows, None)[1] for key, rows in groups.items() if several[key]}
+    drifts = {
+        key: fit_datasets(rows, None)[1] for key, rows in groups.items() if several[key]
+    }
     exponents: dict[tuple[str, str], float] = {}
     for (model, method), rows in long.items():
         alike = [each for each in groups if each[:2] == (model, method)]
@@ -272,13 +300,16 @@ def write(
     spread = float(np.std(logs, ddof=1)) if len(logs) > 1 else 0.0
     if (
         len(levels) == 1
-        and len({each.tokens_per_step for each in rows if each.gamma == rows[0].gamma}) > 1
+        and len({each.tokens_per_step for each in rows if each.gamma == rows[0].gamma})
+        > 1
     ):
         spread = (
             float(
                 np.ptp(
                     [
-                        np.log(rejection_of(each.tokens_per_step, drift, each.gamma or 1))
+                        np.log(
+                            rejection_of(each.tokens_per_step, drift, each.gamma or 1)
+                        )
                         for each in rows
                     ]
                 )
@@ -292,7 +323,9 @@ def write(
         (model, method), exponents[CONTEXT_DONORS[method]] if is_whole else 0.0
     )
     gamma = max(each.gamma or UNSTATED_GAMMA for each in rows)
-    notes = [f"tokens per step at gamma {', '.join(sorted({str(each.gamma) for each in rows}))}"]
+    notes = [
+        f"tokens per step at gamma {', '.join(sorted({str(each.gamma) for each in rows}))}"
+    ]
     if key not in drifts and donor:
         notes.append(f"fall by position as on {donor[0]} ({donor[1]})")
     if is_whole:
@@ -307,8 +340,12 @@ def write(
             f"the target's own weights in {COPY_DTYPE}; over 0.9 at contexts of 4k to 128k (arXiv 2502.10424)"
         )
     elif is_head:
-        notes.append("over a window of its own, so taken as constant beyond the contexts measured")
-    error_of_context = CONTEXT_ERROR if is_whole else WINDOWED_CONTEXT_ERROR if is_head else 0.0
+        notes.append(
+            "over a window of its own, so taken as constant beyond the contexts measured"
+        )
+    error_of_context = (
+        CONTEXT_ERROR if is_whole else WINDOWED_CONTEXT_ERROR if is_head else 0.0
+    )
     name = "-".join(
         [
             model,
@@ -325,7 +362,9 @@ def write(
         draft_weight_dtype=COPY_DTYPE if is_copy else "",
         checkpoint=rows[0].checkpoint,
         applies_to=APPLIES_TO.get((model, method), []),
-        dataset=", ".join([*levels, *sorted({each.dataset for each in long} - {*levels})]),
+        dataset=", ".join(
+            [*levels, *sorted({each.dataset for each in long} - {*levels})]
+        ),
         temperature=temperature,
         definition="; ".join(notes),
         source=", ".join(dict.fromkeys(each.source for each in [*rows, *long])),
@@ -346,7 +385,9 @@ def write(
             context_exponent=error_of_context,
             depth=UNKNOWN_DEPTH_ERROR if gamma == 1 else DEPTH_ERROR,
         ),
-        measured_contexts=sorted({1.0, SHORT, *(each.context for each in long if each.context)})
+        measured_contexts=sorted(
+            {1.0, SHORT, *(each.context for each in long if each.context)}
+        )
         if is_head
         else [],
         measured_gamma=gamma,

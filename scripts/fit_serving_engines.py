@@ -99,7 +99,12 @@ def errors_of(rows: list[ServingRow], fitted: Engines) -> dict[str, dict[str, fl
         chosen = np.array([row.engine == name for row in rows])
         mine = [row for row in rows if row.engine == name]
         for what, values in predicted.items():
-            report(name, what if what == "fitted" else f"{what} left out", mine, values[chosen])
+            report(
+                name,
+                what if what == "fitted" else f"{what} left out",
+                mine,
+                values[chosen],
+            )
         measured = np.array([row.measured for row in mine])
         spread = {
             what: deviation(
@@ -130,7 +135,9 @@ def described(
     )
 
 
-def fit_drafts(profiles: list[EngineProfile], rows: list[ServingRow]) -> list[EngineProfile]:
+def fit_drafts(
+    profiles: list[EngineProfile], rows: list[ServingRow]
+) -> list[EngineProfile]:
     """The profiles with the costs of drafts, from speculative rows of the engine; without any, vLLM's on top of the
     engine's own step."""
     result: list[EngineProfile] = []
@@ -140,11 +147,13 @@ def fit_drafts(profiles: list[EngineProfile], rows: list[ServingRow]) -> list[En
             result.append(profile)
             continue
         if mine:
-            fitted = fit_engines(mine, {profile.name: profile}, DRAFT_PRIORS)[profile.name]
-            costs = {name: float(f"{getattr(fitted, name):.3g}") for name in DRAFT_PRIORS}
-            source = (
-                f"fitted to {len(mine)} chains: {', '.join(sorted({row.source for row in mine}))}"
-            )
+            fitted = fit_engines(mine, {profile.name: profile}, DRAFT_PRIORS)[
+                profile.name
+            ]
+            costs = {
+                name: float(f"{getattr(fitted, name):.3g}") for name in DRAFT_PRIORS
+            }
+            source = f"fitted to {len(mine)} chains: {', '.join(sorted({row.source for row in mine}))}"
         else:
             vllm = result[0]
             costs = {name: getattr(vllm, name) for name in DRAFT_PRIORS}
@@ -164,7 +173,9 @@ def fit_drafts(profiles: list[EngineProfile], rows: list[ServingRow]) -> list[En
                 / np.array([row.measured for row in mine])
                 - 1.0
             )
-            print(f"{profile.name:7} speedup of {len(mine)} chains: {np.abs(error).mean():.1%}")
+            print(
+                f"{profile.name:7} speedup of {len(mine)} chains: {np.abs(error).mean():.1%}"
+            )
     return result
 
 
@@ -177,10 +188,15 @@ def fitted_profiles(paths: list[Path]) -> list[EngineProfile]:
         [row for row in rows if row.is_fitted_on and row.engine in SERVING_ENGINES]
     )
     bases = {name: load_engine(name) for name in SERVING_ENGINES}
-    fitted = {name: rounded(profile, PRIORS) for name, profile in fit_engines(used, bases).items()}
+    fitted = {
+        name: rounded(profile, PRIORS)
+        for name, profile in fit_engines(used, bases).items()
+    }
     errors = errors_of(used, fitted)
     of_engine = {name: [row for row in used if row.engine == name] for name in fitted}
-    profiles = [described(fitted[name], of_engine[name], errors[name]) for name in fitted]
+    profiles = [
+        described(fitted[name], of_engine[name], errors[name]) for name in fitted
+    ]
     return fit_drafts(profiles, [row for row in rows if row.metric == "speedup"])
 
 

@@ -60,7 +60,9 @@ LEFT_OUT: dict[str, Callable[[PairRow], str]] = {
     "source": lambda pair: pair.origin,
     "model": lambda pair: pair.model,
     "device": lambda pair: pair.setup.hardware.name,
-    "format": lambda pair: f"{pair.setup.precision.weight_dtype}/{pair.setup.precision.kv_dtype}",
+    "format": lambda pair: (
+        f"{pair.setup.precision.weight_dtype}/{pair.setup.precision.kv_dtype}"
+    ),
 }
 
 
@@ -75,13 +77,18 @@ class Rows:
     def log_errors(self, profile: EngineProfile) -> Array:
         measured = np.array([pair.speedup for pair in self.pairs])
         return np.asarray(
-            np.log(predict_pairs(self.pairs, self.tokens, {ENGINE: profile}).speedup / measured)
+            np.log(
+                predict_pairs(self.pairs, self.tokens, {ENGINE: profile}).speedup
+                / measured
+            )
         )
 
     def where(self, chosen: BoolArray) -> Rows:
         kept = np.flatnonzero(chosen).tolist()
         return Rows(
-            [self.pairs[i] for i in kept], [self.tokens[i] for i in kept], self.is_fitted[chosen]
+            [self.pairs[i] for i in kept],
+            [self.tokens[i] for i in kept],
+            self.is_fitted[chosen],
         )
 
 
@@ -101,9 +108,12 @@ def read(paths: Sequence[Path]) -> Rows:
         and (pair.tokens_per_step or expands(pair))
     ]
     is_head = [
-        pair.setup.speculation.draft_method in HEAD_METHODS or expands(pair) for pair, _ in known
+        pair.setup.speculation.draft_method in HEAD_METHODS or expands(pair)
+        for pair, _ in known
     ]
-    return Rows([pair for pair, _ in known], [tokens for _, tokens in known], np.array(is_head))
+    return Rows(
+        [pair for pair, _ in known], [tokens for _, tokens in known], np.array(is_head)
+    )
 
 
 def at(codes: Array) -> EngineProfile:
@@ -117,7 +127,9 @@ def at(codes: Array) -> EngineProfile:
         }
 
     older = profile.before | {EXPANDS_BEFORE: decoded(EXPANDING_PRIORS, codes[split:])}
-    return msgspec.structs.replace(profile, **decoded(PRIORS, codes[:split]), before=older)
+    return msgspec.structs.replace(
+        profile, **decoded(PRIORS, codes[:split]), before=older
+    )
 
 
 def fit(rows: Rows) -> EngineProfile:
@@ -144,7 +156,9 @@ def rounded(profile: EngineProfile) -> EngineProfile:
 
     older = profile.before | {EXPANDS_BEFORE: short(profile.before[EXPANDS_BEFORE])}
     return msgspec.structs.replace(
-        profile, **short({name: getattr(profile, name) for name in PRIORS}), before=older
+        profile,
+        **short({name: getattr(profile, name) for name in PRIORS}),
+        before=older,
     )
 
 
@@ -154,7 +168,9 @@ def groups(rows: Rows) -> dict[tuple[int, ...], list[str]]:
     for key in LEFT_OUT.values():
         for value in dict.fromkeys(map(key, rows.pairs)):
             names[
-                tuple(index for index, pair in enumerate(rows.pairs) if key(pair) == value)
+                tuple(
+                    index for index, pair in enumerate(rows.pairs) if key(pair) == value
+                )
             ].append(value)
     return names
 
@@ -163,11 +179,18 @@ def report(rows: Rows, fitted: EngineProfile) -> None:
     """One line for each source, model, device and format: mean errors as fitted, and with its rows left out."""
     in_sample = np.abs(np.expm1(rows.log_errors(fitted)))
     is_rate = np.array([pair.is_rate for pair in rows.pairs])
-    print(f"{'left out':92} rows  whole requests   between tokens     (fitted, left out)")
-    for indices, names in {tuple(range(len(rows.pairs))): ["nothing"], **groups(rows)}.items():
+    print(
+        f"{'left out':92} rows  whole requests   between tokens     (fitted, left out)"
+    )
+    for indices, names in {
+        tuple(range(len(rows.pairs))): ["nothing"],
+        **groups(rows),
+    }.items():
         out = np.isin(np.arange(len(rows.pairs)), indices)
         without = (
-            fit(rows.where(~out)) if np.any(out & rows.is_fitted) and not out.all() else fitted
+            fit(rows.where(~out))
+            if np.any(out & rows.is_fitted) and not out.all()
+            else fitted
         )
         left_out = np.full(out.size, np.nan)
         left_out[out] = np.abs(np.expm1(rows.where(out).log_errors(without)))
@@ -186,14 +209,17 @@ def main(arguments: Sequence[str]) -> None:
         or published("speculation_pairs.csv")
     )
     fitted = rounded(fit(rows))
-    print({name: getattr(fitted, name) for name in PRIORS}, fitted.before[EXPANDS_BEFORE])
+    print(
+        {name: getattr(fitted, name) for name in PRIORS}, fitted.before[EXPANDS_BEFORE]
+    )
     if "--write" in arguments:
         source = f"fitted to {int(rows.is_fitted.sum())} pairs of measured servers (scripts/fit_speculation.py)"
         sources = fitted.sources | {
             "draft costs": f"{source}; from 0.8 to 0.13 to 5 chains: vLLM issue 20780"
         }
         save_engine(
-            msgspec.structs.replace(fitted, sources=sources), ENGINES_DIRECTORY / f"{ENGINE}.toml"
+            msgspec.structs.replace(fitted, sources=sources),
+            ENGINES_DIRECTORY / f"{ENGINE}.toml",
         )
     report(rows, fitted)
 

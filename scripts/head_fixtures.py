@@ -62,7 +62,9 @@ def seeded(module: torch.nn.Module, seed: int) -> torch.nn.Module:
             elif parameter.dim() == 1:
                 parameter.normal_(std=0.3, generator=generator)
             else:
-                parameter.normal_(std=1.3 * parameter.shape[-1] ** -0.5, generator=generator)
+                parameter.normal_(
+                    std=1.3 * parameter.shape[-1] ** -0.5, generator=generator
+                )
     return module.eval()
 
 
@@ -116,7 +118,9 @@ def fused(model: Any, states: Tensor) -> Tensor:
         states = model.input_norm(states)
     if model.fc_norm is not None:
         chunks = states.chunk(len(model.fc_norm), dim=-1)
-        states = torch.cat([norm(c) for norm, c in zip(model.fc_norm, chunks, strict=True)], -1)
+        states = torch.cat(
+            [norm(c) for norm, c in zip(model.fc_norm, chunks, strict=True)], -1
+        )
     return model.fc(states)
 
 
@@ -137,11 +141,15 @@ def eagle_layers(model: Any, embedded: Tensor, hidden: Tensor) -> Tensor:
     return x
 
 
-def draft_eagle3(model: Any, states: Tensor, tokens: list[int], drafted: Drafted) -> None:
+def draft_eagle3(
+    model: Any, states: Tensor, tokens: list[int], drafted: Drafted
+) -> None:
     hidden = fused(model, states[None])
     entries = list(tokens)
     for _ in range(GAMMA):
-        output = eagle_layers(model, model.embed_tokens(torch.tensor([entries])), hidden)
+        output = eagle_layers(
+            model, model.embed_tokens(torch.tensor([entries])), hidden
+        )
         if model.config.norm_output:
             output = model.norm(output)
             logits = model.lm_head(output)
@@ -151,7 +159,9 @@ def draft_eagle3(model: Any, states: Tensor, tokens: list[int], drafted: Drafted
         hidden = torch.cat((hidden, output[:, -1:]), dim=1)
 
 
-def draft_peagle(model: Any, states: Tensor, tokens: list[int], drafted: Drafted) -> None:
+def draft_peagle(
+    model: Any, states: Tensor, tokens: list[int], drafted: Drafted
+) -> None:
     masks = model.mask_hidden[0].expand(GAMMA - 1, -1)
     hidden = fused(model, torch.cat((states, masks))[None])
     entries = [*tokens, *[MASK] * (GAMMA - 1)]
@@ -181,20 +191,25 @@ def block_outputs(model: Any, states: Tensor, pending: int, count: int) -> Tenso
     return model.norm(x)
 
 
-def draft_dflash(model: Any, states: Tensor, tokens: list[int], drafted: Drafted) -> None:
+def draft_dflash(
+    model: Any, states: Tensor, tokens: list[int], drafted: Drafted
+) -> None:
     output = block_outputs(model, states, tokens[-1], GAMMA + 1)
     for logits in model.lm_head(output)[0, 1:]:
         drafted.choose(logits)
 
 
-def draft_dspark(model: Any, states: Tensor, tokens: list[int], drafted: Drafted) -> None:
+def draft_dspark(
+    model: Any, states: Tensor, tokens: list[int], drafted: Drafted
+) -> None:
     """Each position's logits are shifted by the token before it, found one after another."""
     output = block_outputs(model, states, tokens[-1], GAMMA)
     plain = model.lm_head(output)
     previous = [tokens[-1]]
     for place in range(GAMMA):
         shift = model.markov_head.block_bias(
-            prev_token_ids=torch.tensor([previous]), hidden_states=output[:, : place + 1]
+            prev_token_ids=torch.tensor([previous]),
+            hidden_states=output[:, : place + 1],
         )
         previous.append(drafted.choose(plain[0, place] + shift[0, -1]))
 
@@ -268,18 +283,26 @@ def heads() -> dict[str, tuple[type, Any, Draft]]:
         **eagle,
     )
     mtp = MTPSpeculatorConfig(
-        transformer_layer_config=layers_config(qwen, 1), speculators_config=library_config("mtp")
+        transformer_layer_config=layers_config(qwen, 1),
+        speculators_config=library_config("mtp"),
     )
     return {
         "eagle3": eagle3(layers_config(llama, 1)),
         "eagle3-normed": eagle3(
-            layers_config(llama, 2), norm_before_residual=True, fc_norm=True, norm_output=True
+            layers_config(llama, 2),
+            norm_before_residual=True,
+            fc_norm=True,
+            norm_output=True,
         ),
-        "eagle3-qwen": eagle3(layers_config(qwen, 1), norm_before_fc=True, draft_vocab_size=VOCAB),
+        "eagle3-qwen": eagle3(
+            layers_config(qwen, 1), norm_before_fc=True, draft_vocab_size=VOCAB
+        ),
         "p-eagle": (PEagleDraftModel, peagle, draft_peagle),
         "mtp": (MTPDraftModel, mtp, draft_mtp),
         "dflash": dflash(layers_config(qwen, 2)),
-        "dflash-windowed": dflash(layers_config(qwen, 2, **windowed), draft_vocab_size=DRAFTED),
+        "dflash-windowed": dflash(
+            layers_config(qwen, 2, **windowed), draft_vocab_size=DRAFTED
+        ),
         "dspark": dspark("vanilla", layers_config(qwen, 2)),
         "dspark-gated": dspark("gated", layers_config(qwen, 1)),
         "dspark-rnn": dspark("rnn", layers_config(qwen, 1)),
@@ -290,7 +313,9 @@ def give_target_tables(model: Any, target: LlamaForCausalLM, seed: int) -> None:
     """What a head does not store is its target's; a smaller vocabulary is a choice of its own."""
     with torch.no_grad():
         if model.use_draft_vocab:
-            chosen = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(seed))
+            chosen = torch.randperm(
+                VOCAB, generator=torch.Generator().manual_seed(seed)
+            )
             chosen = chosen[: model.draft_vocab_size].sort().values
             model.d2t.copy_(chosen - torch.arange(len(chosen)))
             model.t2d.zero_()
@@ -301,7 +326,9 @@ def give_target_tables(model: Any, target: LlamaForCausalLM, seed: int) -> None:
                 model.lm_head.weight.copy_(target.lm_head.weight)
 
 
-def target_states(target: LlamaForCausalLM, tokens: list[int], layers: list[int] | None) -> Tensor:
+def target_states(
+    target: LlamaForCausalLM, tokens: list[int], layers: list[int] | None
+) -> Tensor:
     """The states of all tokens but the pending one, side by side; None: the normed last one."""
     with torch.no_grad():
         states = target.model(torch.tensor([tokens[:-1]]), output_hidden_states=True)
@@ -314,22 +341,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("output", type=Path)
     output = parser.parse_args().output
-    target = seeded(LlamaForCausalLM(layers_config(LlamaConfig, 4, tie_word_embeddings=False)), 1)
+    target = seeded(
+        LlamaForCausalLM(layers_config(LlamaConfig, 4, tie_word_embeddings=False)), 1
+    )
     assert isinstance(target, LlamaForCausalLM)
     target.save_pretrained(output / "target")
     (output / "target" / "generation_config.json").unlink(missing_ok=True)
     generator = torch.Generator().manual_seed(2)
-    prompts = [torch.randint(VOCAB, (n,), generator=generator).tolist() for n in PROMPT_LENGTHS]
+    prompts = [
+        torch.randint(VOCAB, (n,), generator=generator).tolist() for n in PROMPT_LENGTHS
+    ]
     for seed, (name, (kind, config, draft)) in enumerate(heads().items()):
         model = seeded(kind(config), 10 + seed)
         give_target_tables(model, target, 20 + seed)
         directory = output / name
         shutil.rmtree(directory, ignore_errors=True)
         model.save_pretrained(directory)
-        if isinstance(model, MTPDraftModel):  # the class keeps it, and its own loading drops it
+        if isinstance(
+            model, MTPDraftModel
+        ):  # the class keeps it, and its own loading drops it
             weights = load_file(directory / "model.safetensors")
             weights.pop("verifier_lm_head.weight", None)
-            save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+            save_file(
+                weights, directory / "model.safetensors", metadata={"format": "pt"}
+            )
         layers = getattr(config, "eagle_aux_hidden_state_layer_ids", None)
         layers = layers or getattr(config, "aux_hidden_state_layer_ids", None)
         expected: dict[str, Tensor] = {}
@@ -342,7 +377,9 @@ def main() -> None:
             expected[f"logits.{number}"] = torch.stack(drafted.logits)
         save_file(expected, directory / "expected.safetensors")
         (directory / "expected.json").write_text(json.dumps(rows) + "\n")
-        (directory / "config.py").unlink(missing_ok=True)  # the class's source, which it copies
+        (directory / "config.py").unlink(
+            missing_ok=True
+        )  # the class's source, which it copies
         print(name, rows[-1]["drafted"])
 
 

@@ -20,7 +20,9 @@ from magicdec.specs.hf_config import model_from_hf_config
 from magicdec.specs.model_names import NamedModel, named_models
 
 OTHERWISE: dict[str, dict[str, Any]] = {
-    "qwen2.5-0.5b": {"tie_word_embeddings": True},  # megatron-bridge 0.3.1, as the next two
+    "qwen2.5-0.5b": {
+        "tie_word_embeddings": True
+    },  # megatron-bridge 0.3.1, as the next two
     "qwen2.5-1.5b": {"tie_word_embeddings": True},
     "qwen2.5-3b": {"tie_word_embeddings": True},
     "smollm2-135m": {"tie_word_embeddings": True},  # mlc-llm's presets, as the next two
@@ -48,7 +50,9 @@ TYPES = {
 
 
 def model_type(name: str) -> str:
-    return next((kind for start, kind in TYPES.items() if name.startswith(start)), "llama")
+    return next(
+        (kind for start, kind in TYPES.items() if name.startswith(start)), "llama"
+    )
 
 
 def hf_config(theirs: Any, name: str) -> dict[str, Any]:
@@ -77,7 +81,9 @@ def hf_config(theirs: Any, name: str) -> dict[str, Any]:
     if theirs.rope_adjustments is not None:
         scaling = dict(theirs.rope_adjustments)
         if "original_max_seq_len" in scaling:
-            scaling["original_max_position_embeddings"] = scaling.pop("original_max_seq_len")
+            scaling["original_max_position_embeddings"] = scaling.pop(
+                "original_max_seq_len"
+            )
             config["rope_scaling"] = {"rope_type": "llama3", **scaling}
         else:
             config["rope_scaling"] = {"rope_type": "linear", **scaling}

@@ -112,7 +112,9 @@ class Mutation(ast.NodeTransformer):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
         node.args.defaults = [self.visit(each) for each in node.args.defaults]
-        node.args.kw_defaults = [each and self.visit(each) for each in node.args.kw_defaults]
+        node.args.kw_defaults = [
+            each and self.visit(each) for each in node.args.kw_defaults
+        ]
         node.body = [self.visit(each) for each in node.body]
         return node
 
@@ -126,7 +128,9 @@ class Mutation(ast.NodeTransformer):
         if (
             other is None
             or is_text
-            or not self._is_wanted(node, f"{type(node.op).__name__} -> {other.__name__}")
+            or not self._is_wanted(
+                node, f"{type(node.op).__name__} -> {other.__name__}"
+            )
         ):
             return node
         return ast.copy_location(ast.BinOp(node.left, other(), node.right), node)
@@ -155,7 +159,10 @@ class Mutation(ast.NodeTransformer):
             isinstance(node.test, ast.Compare) and len(node.test.ops) == 1
         ):  # x if x > 0 else 0: alike where they are equal
             sides = {ast.dump(node.test.left), ast.dump(node.test.comparators[0])}
-            node.test.chooses_its_own_side = sides == {ast.dump(node.body), ast.dump(node.orelse)}  # type: ignore[attr-defined]
+            node.test.chooses_its_own_side = sides == {
+                ast.dump(node.body),
+                ast.dump(node.orelse),
+            }  # type: ignore[attr-defined]
         self.generic_visit(node)
         if self._is_wanted(node, "the other branch"):
             node.body, node.orelse = node.orelse, node.body
@@ -178,7 +185,11 @@ class Mutation(ast.NodeTransformer):
         self.generic_visit(node)
         other = FUNCTIONS.get(node.attr)
         of_numpy = isinstance(node.value, ast.Name) and node.value.id == "np"
-        if of_numpy and other is not None and self._is_wanted(node, f"{node.attr} -> {other}"):
+        if (
+            of_numpy
+            and other is not None
+            and self._is_wanted(node, f"{node.attr} -> {other}")
+        ):
             node.attr = other
         return node
 
@@ -233,7 +244,9 @@ def install(mutant: Mutant) -> None:
 
     def changed(self: SourceFileLoader, fullname: str) -> CodeType | None:
         return (
-            compile(mutant.source, path, "exec") if self.path == path else get_code(self, fullname)
+            compile(mutant.source, path, "exec")
+            if self.path == path
+            else get_code(self, fullname)
         )
 
     SourceFileLoader.get_code = changed  # type: ignore[method-assign]
@@ -245,7 +258,9 @@ def forked(work: Callable[[], Any]) -> Any:
         file = Path(folder, "said")
         if not (child := os.fork()):
             try:
-                resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, resource.RLIM_INFINITY))
+                resource.setrlimit(
+                    resource.RLIMIT_DATA, (MOST_BYTES, resource.RLIM_INFINITY)
+                )
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
                 file.write_bytes(pickle.dumps(work()))
             except BaseException as error:
@@ -257,7 +272,9 @@ def forked(work: Callable[[], Any]) -> Any:
 
 
 def run_tests(names: list[str], plugin: object, *options: str) -> None:
-    pytest.main(["-q", "--tb=no", "-p", "no:cacheprovider", *options, *names], plugins=[plugin])
+    pytest.main(
+        ["-q", "--tb=no", "-p", "no:cacheprovider", *options, *names], plugins=[plugin]
+    )
 
 
 Lines = set[tuple[str, int]]
@@ -282,7 +299,8 @@ class Recorded:
                 for name in self.executed.get((path, line), ()):
                     ranks.setdefault(name, rank)
         ranks = {
-            name: ranks.get(name, len(spans)) for name in (self.seconds if runs_before else ranks)
+            name: ranks.get(name, len(spans))
+            for name in (self.seconds if runs_before else ranks)
         }
         return [
             (rank, self.seconds[name] / (1 + 3 * ("test_golden" in name)), name)
@@ -321,7 +339,9 @@ def empty_caches() -> None:
     """Of perfmodel, so whichever test needs a value works it out."""
     for name in [each for each in sys.modules if each.startswith("magicdec.perfmodel")]:
         for value in vars(sys.modules[name]).values():
-            if hasattr(value, "cache_clear") and value.__module__.startswith("magicdec.perfmodel"):
+            if hasattr(value, "cache_clear") and value.__module__.startswith(
+                "magicdec.perfmodel"
+            ):
                 value.cache_clear()
 
 
@@ -359,8 +379,12 @@ class Judge:
     """Runs mutants' tests."""
 
     def __init__(self, files: list[str]) -> None:
-        sources = sorted([*PACKAGE.parent.rglob("*.py"), *PACKAGE.parent.rglob("*.toml")])
-        package = hashlib.sha256(b"".join(each.read_bytes() for each in sources)).digest()
+        sources = sorted(
+            [*PACKAGE.parent.rglob("*.py"), *PACKAGE.parent.rglob("*.toml")]
+        )
+        package = hashlib.sha256(
+            b"".join(each.read_bytes() for each in sources)
+        ).digest()
         self.files = []
         for file in files:
             kept = (
@@ -374,7 +398,9 @@ class Judge:
                 kept.write_bytes(pickle.dumps(found))
             self.files.append(pickle.loads(kept.read_bytes()))
         self.seconds = {
-            name: seconds for file in self.files for name, seconds in file.seconds.items()
+            name: seconds
+            for file in self.files
+            for name, seconds in file.seconds.items()
         }
         self.passes: dict[str, bool] = {}
 
@@ -384,7 +410,9 @@ class Judge:
         near = sorted(each for file in self.files for each in file.around(path, spans))
         total = accumulate(self.seconds[name] for _, _, name in near)
         names = [
-            name for (_, _, name), until in zip(near, total, strict=True) if until <= MOST_SECONDS
+            name
+            for (_, _, name), until in zip(near, total, strict=True)
+            if until <= MOST_SECONDS
         ]
         names = [name for name in names if self.passes.get(name, True)]
 
@@ -397,7 +425,9 @@ class Judge:
                 return "a golden answer" if "test_golden" in found else "a test", found
             names.remove(found)
         return (
-            ("a crash", "") if found is None else ("survives", f"{len(names)} of {len(near)} tests")
+            ("a crash", "")
+            if found is None
+            else ("survives", f"{len(names)} of {len(near)} tests")
         )
 
     def _passes(self, name: str) -> bool:
@@ -421,14 +451,17 @@ def warmed_up(named: list[str]) -> list[str]:
         str(each.relative_to(ROOT))
         for folder in FOLDERS
         for each in sorted((ROOT / "tests" / folder).glob("test_*.py"))
-        if "perfmodel" in (text := each.read_text(encoding="utf-8")) or "proof_golden" in text
+        if "perfmodel" in (text := each.read_text(encoding="utf-8"))
+        or "proof_golden" in text
         if not named or any(part in each.name for part in named)
     ]
     with contextlib.redirect_stdout(io.StringIO()):
         run_tests(files, object(), "--collect-only")
     for name, module in list(sys.modules.items()):
         where = str(getattr(module, "__file__", None))
-        if where.startswith((f"{ROOT}/magicdec/", f"{ROOT}/tests/", f"{ROOT}/scripts/proof")):
+        if where.startswith(
+            (f"{ROOT}/magicdec/", f"{ROOT}/tests/", f"{ROOT}/scripts/proof")
+        ):
             del sys.modules[name]
     gc.freeze()
     return files
@@ -436,7 +469,8 @@ def warmed_up(named: list[str]) -> list[str]:
 
 def cpu_seconds() -> float:
     return sum(
-        sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        sum(resource.getrusage(who)[:2])
+        for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     )
 
 
@@ -447,20 +481,32 @@ def main() -> int:
     parser.add_argument("--number", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--only", default="", metavar="PATH", help="mutants of files whose path holds this"
+        "--only",
+        default="",
+        metavar="PATH",
+        help="mutants of files whose path holds this",
     )
     parser.add_argument(
-        "--tests", nargs="*", default=[], metavar="PART", help="judge by test files so named alone"
+        "--tests",
+        nargs="*",
+        default=[],
+        metavar="PART",
+        help="judge by test files so named alone",
     )
     parser.add_argument(
-        "--verbose", action="store_true", help="also which test notices each of the others"
+        "--verbose",
+        action="store_true",
+        help="also which test notices each of the others",
     )
     given = parser.parse_args()
     found = mutants(given.number, given.seed, given.only)
     counts = dict.fromkeys(OUTCOMES, 0)
     of_traffic = dict.fromkeys(OUTCOMES, 0)
     judge, ready_s = Judge(warmed_up(given.tests)), cpu_seconds()
-    print(f"{len(judge.seconds)} tests; ready in {ready_s:.0f} s of processor time", flush=True)
+    print(
+        f"{len(judge.seconds)} tests; ready in {ready_s:.0f} s of processor time",
+        flush=True,
+    )
     for number, mutant in enumerate(found, 1):
         kind, by = judge.outcome(mutant)
         counts[kind] += 1
@@ -474,11 +520,15 @@ def main() -> int:
                 .strip()
             )
             print(
-                f"{mutant.path}:{mutant.line}: {mutant.what}: {text}\n    {kind} ({by})", flush=True
+                f"{mutant.path}:{mutant.line}: {mutant.what}: {text}\n    {kind} ({by})",
+                flush=True,
             )
         if number % 20 == 0 or number == len(found):
             each_s = (cpu_seconds() - ready_s) / number
-            print(f"  {number}: {counts}; {each_s:.1f} s of processor time each", flush=True)
+            print(
+                f"  {number}: {counts}; {each_s:.1f} s of processor time each",
+                flush=True,
+            )
     share = 1.0 - counts["survives"] / max(len(found), 1)
     print(f"{len(found)} mutants: {share:.1%} found")
     number = sum(of_traffic.values())

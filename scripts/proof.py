@@ -68,7 +68,10 @@ def answers(revision: str, requests: list[dict[str, Any]]) -> list[dict[str, Any
     """What the package of a revision answers; that of a commit is kept in the temporary folder."""
     text = json.dumps(requests)
     script = (GOLDEN / "proof_answers.py").read_text(encoding="utf-8")
-    kept = KEPT / f"{revision}-{hashlib.sha256((text + script).encode()).hexdigest()[:16]}.npz"
+    kept = (
+        KEPT
+        / f"{revision}-{hashlib.sha256((text + script).encode()).hexdigest()[:16]}.npz"
+    )
     if revision and kept.exists():
         return proof_answers.read(kept)
     KEPT.mkdir(exist_ok=True)
@@ -76,8 +79,15 @@ def answers(revision: str, requests: list[dict[str, Any]]) -> list[dict[str, Any
         asked, answered = Path(folder, "requests.json"), Path(folder, "answers.npz")
         asked.write_text(text, encoding="utf-8")
         environment = os.environ | {"PYTHONPATH": str(package), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, str(GOLDEN / "proof_answers.py"), str(asked), str(answered)]
-        if subprocess.run(command, env=environment, cwd=package, check=False).returncode:
+        command = [
+            sys.executable,
+            str(GOLDEN / "proof_answers.py"),
+            str(asked),
+            str(answered),
+        ]
+        if subprocess.run(
+            command, env=environment, cwd=package, check=False
+        ).returncode:
             raise SystemExit(
                 f"proof: {revision or 'the working tree'} did not answer; its traceback is above"
             )
@@ -104,16 +114,24 @@ def surfaces(revision: str) -> dict[str, list[str]]:
 
 def difference(before: Any, after: Any) -> tuple[float, str] | None:
     """The largest relative change of one term and its first values that differ; None where there is none."""
-    if isinstance(before, list) or isinstance(after, list) or before is None or after is None:
+    if (
+        isinstance(before, list)
+        or isinstance(after, list)
+        or before is None
+        or after is None
+    ):
         before, after = ([] if each is None else list(each) for each in (before, after))
         if before == after:
             return None
         first = next(
-            (pair for pair in zip(before, after, strict=False) if pair[0] != pair[1]), None
+            (pair for pair in zip(before, after, strict=False) if pair[0] != pair[1]),
+            None,
         )
         return (
             np.inf,
-            f"{first[0]!r} -> {first[1]!r}" if first else f"{len(before)} -> {len(after)} values",
+            f"{first[0]!r} -> {first[1]!r}"
+            if first
+            else f"{len(before)} -> {len(after)} values",
         )
     if before.shape != after.shape:
         return np.inf, f"{before.size} -> {after.size} values"
@@ -152,7 +170,9 @@ def show(moved: Moved, requests: list[dict[str, Any]], counts: str) -> None:
     for term, places in sorted(moved.items(), key=lambda item: item[1][0][0]):
         number, _, values = places[0]
         largest = max(change for _, change, _ in places)
-        print(f"{term:{width}}  {len(places):8}  {largest:14.3g}  {number}: {values[:150]}")
+        print(
+            f"{term:{width}}  {len(places):8}  {largest:14.3g}  {number}: {values[:150]}"
+        )
     first = min(place[0] for places in moved.values() for place in places)
     term, values = next(
         (term, places[0][2]) for term, places in moved.items() if places[0][0] == first
@@ -169,25 +189,43 @@ def main() -> int:
     parser.add_argument(
         "part", nargs="?", choices=("predictions", "surfaces"), default="predictions"
     )
-    parser.add_argument("--base", help="a revision; without it the merge base of main and the head")
-    parser.add_argument("--head", default="", help="a revision; without it the working tree")
+    parser.add_argument(
+        "--base", help="a revision; without it the merge base of main and the head"
+    )
+    parser.add_argument(
+        "--head", default="", help="a revision; without it the working tree"
+    )
     parser.add_argument("--requests", type=int, default=3000)
     parser.add_argument(
-        "--kernels", action="store_true", help="kernels on random works, and their refits"
+        "--kernels",
+        action="store_true",
+        help="kernels on random works, and their refits",
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--ignore", nargs="+", default=[], metavar="TERM", help="terms that are not compared"
+        "--ignore",
+        nargs="+",
+        default=[],
+        metavar="TERM",
+        help="terms that are not compared",
     )
-    parser.add_argument("--only", type=int, help="one request, by its number: its terms that moved")
-    parser.add_argument("--jobs", type=int, default=1, help="2: both sides at the same time")
+    parser.add_argument(
+        "--only", type=int, help="one request, by its number: its terms that moved"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="2: both sides at the same time"
+    )
     parser.add_argument("--update-golden", action="store_true")
     given = parser.parse_args()
     if given.update_golden:
         update_golden()
         return 0
     head = git("rev-parse", given.head) if given.head else ""
-    base = git("rev-parse", given.base) if given.base else git("merge-base", "main", head or "HEAD")
+    base = (
+        git("rev-parse", given.base)
+        if given.base
+        else git("merge-base", "main", head or "HEAD")
+    )
     if given.part == "surfaces":
         old, new = surfaces(base), surfaces(head)
         changed = compare([old], [new], tuple(given.ignore))
@@ -198,17 +236,26 @@ def main() -> int:
     if given.kernels:
         requests = draw_kernels(given.seed)
     else:
-        requests = draw(given.requests if given.only is None else given.only + 1, seed=given.seed)
+        requests = draw(
+            given.requests if given.only is None else given.only + 1, seed=given.seed
+        )
     requests = requests if given.only is None else [requests[given.only]]
     with ThreadPoolExecutor(given.jobs) as pool:
-        before, after = pool.map(lambda revision: answers(revision, requests), (base, head))
+        before, after = pool.map(
+            lambda revision: answers(revision, requests), (base, head)
+        )
     moved = compare(before, after, tuple(given.ignore))
     numbers = sum(
-        values.size for each in before for values in each.values() if isinstance(values, np.ndarray)
+        values.size
+        for each in before
+        for values in each.values()
+        if isinstance(values, np.ndarray)
     )
     refused = sum("refused" in each for each in before)
     versions = f"{base[:9]} -> {head[:9] or 'working tree'}"
-    counts = f"{len(requests)} requests ({refused} refused), {numbers:,} numbers, {versions}"
+    counts = (
+        f"{len(requests)} requests ({refused} refused), {numbers:,} numbers, {versions}"
+    )
     show(moved, requests, counts)
     return int(bool(moved))
 

@@ -49,7 +49,9 @@ MEASURED = re.compile(
 
 def called(arguments: tuple[str, ...], folder: Path) -> str:
     command = [sys.executable, "-m", "magicdec", *arguments]
-    found = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    found = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=False
+    )
     return f"{found.returncode}\n{found.stdout}\n{found.stderr}"
 
 
@@ -60,7 +62,11 @@ def surfaces() -> dict[str, str]:
         folder = Path(name)
         for arguments in SHOWN:
             found[" ".join(arguments)] = called(arguments, folder)
-        text = found[" ".join((*PLAN, "--format", "json"))].partition("\n")[2].rpartition("\n\n")[0]
+        text = (
+            found[" ".join((*PLAN, "--format", "json"))]
+            .partition("\n")[2]
+            .rpartition("\n\n")[0]
+        )
         (folder / "plan.json").write_text(text, encoding="utf-8")
         for arguments in WRITTEN:
             is_run = arguments[0] == "run"
@@ -92,14 +98,21 @@ def tokens() -> dict[str, str]:
         with tempfile.TemporaryDirectory() as folder:
             drawn.write(Path(folder), config, seed=0)
             prompts = drawn.prompts_for(config, 0)
-            engine = Engine(load_model(folder), batch_size=len(prompts), max_len=80, **drawn.NARROW)
+            engine = Engine(
+                load_model(folder), batch_size=len(prompts), max_len=80, **drawn.NARROW
+            )
             engine.prefill(prompts, chunk=7)
             snapshot = engine.snapshot()
             logits = engine.forward(torch.tensor([prompt[-1:] for prompt in prompts]))
-            found[f"{name}: logits"] = hashlib.sha256(logits.float().numpy().tobytes()).hexdigest()
+            found[f"{name}: logits"] = hashlib.sha256(
+                logits.float().numpy().tobytes()
+            ).hexdigest()
             for draft in (
                 None,
-                *(list(DRAFTS.values())[(turn + each) % len(DRAFTS)] for each in (0, 3)),
+                *(
+                    list(DRAFTS.values())[(turn + each) % len(DRAFTS)]
+                    for each in (0, 3)
+                ),
             ):
                 engine.restore(snapshot)
                 found[f"{name}: {draft.draft_method if draft else 'alone'}"] = str(

@@ -25,7 +25,13 @@ from magicdec.specs.engine import load_engine
 from magicdec.specs.parallel import Parallelism
 from magicdec.specs.precision import Precision
 
-ROWS = Path(__file__).parents[1] / "tests" / "data" / "systems" / "wide_expert_parallel.csv"
+ROWS = (
+    Path(__file__).parents[1]
+    / "tests"
+    / "data"
+    / "systems"
+    / "wide_expert_parallel.csv"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,21 +56,32 @@ def systems() -> list[System]:
 
 
 def _system(row: dict[str, str]) -> System:
-    batch, tokens, gpus = float(row["batch_per_gpu"]), float(row["tokens"]), int(row["num_gpus"])
+    batch, tokens, gpus = (
+        float(row["batch_per_gpu"]),
+        float(row["tokens"]),
+        int(row["num_gpus"]),
+    )
     engine, per_node = load_engine(row["engine"]), int(row["gpus_per_node"])
     if row["phase"] == "prefill":
-        engine = msgspec.structs.replace(engine, prefill_tokens=int(batch * tokens))  # one pass
+        engine = msgspec.structs.replace(
+            engine, prefill_tokens=int(batch * tokens)
+        )  # one pass
     setup = Setup(
         model=load_model_spec(row["model"]), hardware=load_hardware(row["hardware"]), engine=engine,
         precision=Precision(weight_dtype="fp8_block", kv_dtype="bf16"),
         spread=Parallelism(dp=gpus, whole_experts=True),
     )  # fmt: skip
     if row["phase"] == "prefill":
-        time, done = prefill_terms(setup, batch=batch, prompt_len=tokens), batch * tokens
+        time, done = (
+            prefill_terms(setup, batch=batch, prompt_len=tokens),
+            batch * tokens,
+        )
         lowest = highest = 1.0
     else:
         points = Points(
-            batch=np.array([batch * gpus]), context=np.array([tokens]), tp=np.array([1.0])
+            batch=np.array([batch * gpus]),
+            context=np.array([tokens]),
+            tp=np.array([1.0]),
         )
         prediction = predict(setup, None, points)
         time, done = prediction.terms.autoregressive, batch
@@ -89,7 +106,11 @@ def main() -> None:
         "| installation | GPUs | published | predicted (90 %) | error | with sends hidden |\n|---|---|---|---|---|---|"
     )
     for each in systems():
-        bounds = f" ({each.low / 1e3:.1f} to {each.high / 1e3:.1f})" if each.low < each.high else ""
+        bounds = (
+            f" ({each.low / 1e3:.1f} to {each.high / 1e3:.1f})"
+            if each.low < each.high
+            else ""
+        )
         error = each.predicted / each.published - 1
         print(
             f"| {each.source}, {each.phase} | {each.num_gpus} | {each.published / 1e3:.1f}k | "

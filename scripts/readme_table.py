@@ -20,7 +20,12 @@ import magicdec
 from magicdec.comparison import Comparison, Pair, pair_records
 from magicdec.plan_request import options
 from magicdec.records import read_records
-from magicdec.reports.data import WEAK_BASELINE, WEAK_BASELINE_NOTE, ReportData, has_weak_baseline
+from magicdec.reports.data import (
+    WEAK_BASELINE,
+    WEAK_BASELINE_NOTE,
+    ReportData,
+    has_weak_baseline,
+)
 from magicdec.reports.figures import draw
 from magicdec.reports.figures.chart import PAPER, raw_svg
 from magicdec.reports.terminal_plan import print_plan
@@ -40,7 +45,12 @@ SHORT_HEADINGS = (
     "inside",
 )
 SHOWN_GAMMA = 3
-PLAN = {"model": "llama-3.1-8b", "hardware": "h100-sxm-80gb", "context": 2048, "batch": 16}
+PLAN = {
+    "model": "llama-3.1-8b",
+    "hardware": "h100-sxm-80gb",
+    "context": 2048,
+    "batch": 16,
+}
 TOLERANCE = 0.02
 """Relative, of the numbers in README's plan."""
 EXAMPLE_CASES = ((1, 512), (8, 2048), (32, 4096))
@@ -73,7 +83,8 @@ def summary() -> str:
         for case in EXAMPLE_CASES
         for pair in comparison.pairs
         if (pair.measured.batch_size, pair.measured.context_len) == case
-        if (pair.measured.draft_budget, pair.measured.gamma) == (EXAMPLE_BUDGET, SHOWN_GAMMA)
+        if (pair.measured.draft_budget, pair.measured.gamma)
+        == (EXAMPLE_BUDGET, SHOWN_GAMMA)
     ]
     where = f"{RECORDS.parent.name}/{RECORDS.name}"
     lines = [
@@ -144,7 +155,9 @@ def _row(pair: Pair) -> str:
     predicted = f"{p.speedup:.2f} ({p.speedup_low:.2f} to {p.speedup_high:.2f})"
     measured = f"{m.speedup:.2f} ({m.speedup_low:.2f} to {m.speedup_high:.2f})"
     then = f"{pair.normalised('speedup') or 0:.2f}"
-    baseline = f"{m.autoregressive_mbu or 0:.0%}" + f" {WEAK_BASELINE}" * has_weak_baseline(m)
+    baseline = (
+        f"{m.autoregressive_mbu or 0:.0%}" + f" {WEAK_BASELINE}" * has_weak_baseline(m)
+    )
     cells = (
         m.batch_size,
         m.context_len,
@@ -185,7 +198,10 @@ def example() -> str:
 
 def plan_options() -> str:
     """A row per option of `magicdec.plan`."""
-    rows = [f"| `{name}` | {asked.help} | {asked.default!r} |" for name, asked in options().items()]
+    rows = [
+        f"| `{name}` | {asked.help} | {asked.default!r} |"
+        for name, asked in options().items()
+    ]
     return "\n".join(["| option | what it is | default |", "|---|---|---|", *rows, ""])
 
 
@@ -236,14 +252,17 @@ def main() -> None:
     )
     readme, worked, validation, api, home = (ROOT / name for name in names)
     old = {
-        path: path.read_text(encoding="utf-8") for path in (readme, worked, validation, api, home)
+        path: path.read_text(encoding="utf-8")
+        for path in (readme, worked, validation, api, home)
     }
     files = {
         readme: between_markers(old[readme], plan_output(), "plan"),
         home: between_markers(old[home], plan_output(), "plan"),
         api: between_markers(old[api], plan_options(), "options"),
         worked: between_markers(old[worked], example()),
-        validation: between_markers(between_markers(old[validation], summary(), "demo"), table()),
+        validation: between_markers(
+            between_markers(old[validation], summary(), "demo"), table()
+        ),
         PICTURE: picture(),
     }
     for path, text in files.items():

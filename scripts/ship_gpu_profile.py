@@ -31,9 +31,18 @@ from magicdec.calibrate.local_profile import LocalProfile, load_local_profile
 from magicdec.calibrate.machine import device_in_catalog
 from magicdec.comparison import pair_records
 from magicdec.errors import ConfigError, MagicdecError
-from magicdec.perfmodel.kernels.profile import HARDWARE_DIRECTORY, HardwareProfile, save_hardware
+from magicdec.perfmodel.kernels.profile import (
+    HARDWARE_DIRECTORY,
+    HardwareProfile,
+    save_hardware,
+)
 from magicdec.records import Environment, Record, read_records
-from magicdec.specs.engine import ENGINES_DIRECTORY, EngineProfile, load_engine, save_engine
+from magicdec.specs.engine import (
+    ENGINES_DIRECTORY,
+    EngineProfile,
+    load_engine,
+    save_engine,
+)
 
 CURVES = ("gemm", "attention", "elementwise")
 FEWEST_PAIRS = 12
@@ -73,7 +82,9 @@ class Measured:
         environment = self.environment
         names = ("torch", "triton", "magicdec")
         versions = [
-            f"{name} {environment.versions[name]}" for name in names if name in environment.versions
+            f"{name} {environment.versions[name]}"
+            for name in names
+            if name in environment.versions
         ]
         commit = [f"commit {environment.commit}"] if environment.commit else []
         return ", ".join([environment.created_utc[:10], *versions, *commit])
@@ -82,7 +93,9 @@ class Measured:
         if allow_cpu:
             return
         if self.profile.hardware.kind != "gpu":
-            raise ConfigError(f"{self.device} is no GPU; --allow-cpu takes it all the same")
+            raise ConfigError(
+                f"{self.device} is no GPU; --allow-cpu takes it all the same"
+            )
         if is_tiny:
             raise ConfigError(
                 "measured with tiny models, whose times say nothing of a device; measure without --tiny"
@@ -96,7 +109,10 @@ class Measured:
                 raise ConfigError(
                     f"{path} has predictions for {other}, but the profile is of {self.device}"
                 )
-            if record.source == "measured" and record.device.partition(":")[0] != own_device:
+            if (
+                record.source == "measured"
+                and record.device.partition(":")[0] != own_device
+            ):
                 raise ConfigError(
                     f"{path} has runs on {record.device}, but the profile is of {self.device}"
                 )
@@ -109,7 +125,9 @@ def _read_facts(path: Path, key: str) -> dict[str, Any]:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
     except (json.JSONDecodeError, KeyError) as error:
         raise ConfigError(f"{path} does not hold '{key}'") from error
-    missing = [name for name in ("environment", "fit_error", "tiny") if name not in facts]
+    missing = [
+        name for name in ("environment", "fit_error", "tiny") if name not in facts
+    ]
     if missing:
         raise ConfigError(
             f"{path}: '{key}' does not say {', '.join(missing)}; calibrate again with this release"
@@ -123,7 +141,9 @@ def shipped_hardware(
     """The calibrated profile under the catalog's name of the device, with what it was measured with."""
     own = measured.profile.hardware
     how = f"measured by benchmarks/gpu.py, {measured.versions}"
-    link = known.sources.get("link", f"the catalog's {known.name}") if known else "assumed"
+    link = (
+        known.sources.get("link", f"the catalog's {known.name}") if known else "assumed"
+    )
     sources = {
         "memory_bytes": f"{how}: what the driver tells",
         "memory_bytes_per_s": f"{how}: bytes read and written per second of a copy",
@@ -142,7 +162,8 @@ def shipped_hardware(
     for field in CURVES:
         curve = _rounded(getattr(own, field))
         fit = msgspec.structs.replace(
-            curve.fit, fitted_on=f"micro-benchmarks on {measured.device}, {measured.versions}"
+            curve.fit,
+            fitted_on=f"micro-benchmarks on {measured.device}, {measured.versions}",
         )
         curves[field] = msgspec.structs.replace(curve, fit=_rounded(fit))
     of_that_machine = {
@@ -153,7 +174,9 @@ def shipped_hardware(
     )
 
 
-def shipped_engine(measured: Measured, *, hardware_name: str, name: str) -> EngineProfile:
+def shipped_engine(
+    measured: Measured, *, hardware_name: str, name: str
+) -> EngineProfile:
     """Our engine's constants on the device; its errors no less than what predicted runs missed by."""
     own = measured.profile.engine
     errors = ", ".join(
@@ -166,8 +189,13 @@ def shipped_engine(measured: Measured, *, hardware_name: str, name: str) -> Engi
         "fit": f"median error of the timed phases: {errors}",
     }
     widened = {}
-    for field, term in (("relative_error", "step_s"), ("speedup_relative_error", "speedup")):
-        missed = [error for pair in measured.pairs if (error := pair.error(term)) is not None]
+    for field, term in (
+        ("relative_error", "step_s"),
+        ("speedup_relative_error", "speedup"),
+    ):
+        missed = [
+            error for pair in measured.pairs if (error := pair.error(term)) is not None
+        ]
         if len(missed) >= FEWEST_PAIRS:
             rms = float(np.sqrt(np.mean(np.square(missed))))
             widened[field] = round(max(getattr(own, field), rms), 4)
@@ -180,7 +208,9 @@ def shipped_engine(measured: Measured, *, hardware_name: str, name: str) -> Engi
         description=f"The runtime of this package on {measured.device}",
         fitted_on=f"single engine steps on {measured.device}, {measured.versions}",
         fitted_device=hardware_name,
-        workspace_bytes=load_engine("ours").workspace_bytes,  # which calibration does not measure
+        workspace_bytes=load_engine(
+            "ours"
+        ).workspace_bytes,  # which calibration does not measure
         sources=sources,
         **widened,
     )
@@ -199,7 +229,11 @@ def _rounded(struct: Any) -> Any:
         for name in struct.__struct_fields__
         if not name.endswith("_bytes")
     }
-    changes = {name: rounded(value) for name, value in fields.items() if rounded(value) != value}
+    changes = {
+        name: rounded(value)
+        for name, value in fields.items()
+        if rounded(value) != value
+    }
     return msgspec.structs.replace(struct, **changes)
 
 
@@ -207,9 +241,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("directory", type=Path, help="the --output of benchmarks/gpu.py")
     parser.add_argument(
-        "--profile", default="llama-3.1-8b", help="whose calibration: the name of a TOML file there"
+        "directory", type=Path, help="the --output of benchmarks/gpu.py"
+    )
+    parser.add_argument(
+        "--profile",
+        default="llama-3.1-8b",
+        help="whose calibration: the name of a TOML file there",
     )
     parser.add_argument("--hardware-directory", type=Path, default=HARDWARE_DIRECTORY)
     parser.add_argument("--engines-directory", type=Path, default=ENGINES_DIRECTORY)
@@ -218,11 +256,15 @@ def main() -> None:
     )
     options = parser.parse_args()
     try:
-        measured = Measured(options.directory, options.profile, allow_cpu=options.allow_cpu)
+        measured = Measured(
+            options.directory, options.profile, allow_cpu=options.allow_cpu
+        )
         known = device_in_catalog(measured.device)
         device = known.name if known else measured.device
         hardware = shipped_hardware(measured, known, f"{device}-measured")
-        engine = shipped_engine(measured, hardware_name=hardware.name, name=f"ours-{device}")
+        engine = shipped_engine(
+            measured, hardware_name=hardware.name, name=f"ours-{device}"
+        )
         files = (
             options.hardware_directory / f"{hardware.name}.toml",
             options.engines_directory / f"{engine.name}.toml",

@@ -116,7 +116,9 @@ def positions_with_gaps(length: int, rng: random.Random) -> Tensor:
     return positions
 
 
-def make_batch(stream: Tensor, stage: Stage, rng: random.Random) -> tuple[Tensor, Tensor]:
+def make_batch(
+    stream: Tensor, stage: Stage, rng: random.Random
+) -> tuple[Tensor, Tensor]:
     sequences, positions = [], []
     for _ in range(stage.batch_size):
         start = rng.randrange(len(stream) - stage.length)
@@ -144,16 +146,28 @@ def token_nll(model: LlamaForCausalLM, sequence: Tensor) -> Tensor:
 
 
 def bits_per_byte(
-    model: LlamaForCausalLM, stream: Tensor, bytes_per_token: float, length: int, count: int
+    model: LlamaForCausalLM,
+    stream: Tensor,
+    bytes_per_token: float,
+    length: int,
+    count: int,
 ) -> float:
     stride = max(1, (len(stream) - length) // count)
     windows = [stream[i * stride : i * stride + length] for i in range(count)]
-    nll = torch.stack([token_nll(model, window).mean() for window in windows]).mean().item()
+    nll = (
+        torch.stack([token_nll(model, window).mean() for window in windows])
+        .mean()
+        .item()
+    )
     return nll / math.log(2) / bytes_per_token
 
 
 def recall(
-    model: LlamaForCausalLM, stream: Tensor, distance: int, count: int = 24, size: int = 64
+    model: LlamaForCausalLM,
+    stream: Tensor,
+    distance: int,
+    count: int = 24,
+    size: int = 64,
 ) -> tuple[float, float]:
     """Mean nll (nats per token) of a passage whose copy stands `distance` tokens earlier, and of the same passage
     after the same text without that copy."""
@@ -174,11 +188,15 @@ def recall(
     return sum(with_copy) / count, sum(without) / count
 
 
-def evaluate(model: LlamaForCausalLM, stream: Tensor, bytes_per_token: float) -> dict[str, object]:
+def evaluate(
+    model: LlamaForCausalLM, stream: Tensor, bytes_per_token: float
+) -> dict[str, object]:
     model.eval()
     result: dict[str, object] = {
         "held_out_bits_per_byte": {
-            length: round(bits_per_byte(model, stream, bytes_per_token, length, count), 3)
+            length: round(
+                bits_per_byte(model, stream, bytes_per_token, length, count), 3
+            )
             for length, count in ((512, 64), (2048, 24), (4096, 16), (5120, 12))
         },
         "repeated_passage_nll": {
@@ -245,7 +263,10 @@ def main() -> None:
     rng = random.Random(arguments.seed)
     texts, held_out_texts = training_texts(), list(stdlib_documents(held_out=True))
     tokenizer = train_tokenizer(texts)
-    stream, held_out = encode_all(tokenizer, texts), encode_all(tokenizer, held_out_texts)
+    stream, held_out = (
+        encode_all(tokenizer, texts),
+        encode_all(tokenizer, held_out_texts),
+    )
     bytes_per_token = sum(len(text.encode()) for text in held_out_texts) / len(held_out)
     print(
         f"{len(stream)} training tokens, {len(held_out)} held out, {bytes_per_token:.2f} bytes per token",
@@ -254,8 +275,12 @@ def main() -> None:
 
     model = build_model()
     parameters = sum(p.numel() for p in model.parameters())
-    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
-    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
+    matrices = [
+        p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name
+    ]
+    others = [
+        p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name
+    ]
     optimisers = [
         torch.optim.Muon(matrices, lr=0.012, weight_decay=0.0, momentum=0.95),
         torch.optim.AdamW(others, lr=2.4e-3, betas=(0.9, 0.98), weight_decay=0.0),
@@ -274,7 +299,9 @@ def main() -> None:
                 optimiser.param_groups[0]["lr"] = rate * factor
             batch, positions = make_batch(stream, stage, rng)
             with torch.autocast("cpu", dtype=torch.bfloat16):
-                logits = model(input_ids=batch, position_ids=positions, use_cache=False).logits
+                logits = model(
+                    input_ids=batch, position_ids=positions, use_cache=False
+                ).logits
             loss = torch.nn.functional.cross_entropy(
                 logits[:, :-1].float().flatten(0, 1), batch[:, 1:].flatten()
             )
@@ -290,7 +317,10 @@ def main() -> None:
                     f"step {step} length {stage.length} loss {running:.3f} {time.monotonic() - started:.0f} s",
                     flush=True,
                 )
-            if step % arguments.save_every == 0 or step in (total, arguments.stop_after):
+            if step % arguments.save_every == 0 or step in (
+                total,
+                arguments.stop_after,
+            ):
                 note = {
                     "seed": arguments.seed,
                     "steps": step,

@@ -111,13 +111,17 @@ class Attention(nn.Module):
         heads = self.q_proj(x_BTH).unflatten(-1, (self._shape.heads, -1))
         return rotated(self.q_norm(heads).transpose(1, 2), positions_BT)
 
-    def keys_and_values(self, x_BTH: Tensor, positions_BT: Tensor) -> tuple[Tensor, Tensor]:
+    def keys_and_values(
+        self, x_BTH: Tensor, positions_BT: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """One of each for every query head."""
         shape = self._shape
         keys = self.k_norm(self.k_proj(x_BTH).unflatten(-1, (shape.kv_heads, -1)))
         values = self.v_proj(x_BTH).unflatten(-1, (shape.kv_heads, -1))
         group = shape.heads // shape.kv_heads
-        keys = rotated(keys.transpose(1, 2), positions_BT).repeat_interleave(group, dim=1)
+        keys = rotated(keys.transpose(1, 2), positions_BT).repeat_interleave(
+            group, dim=1
+        )
         return keys, values.transpose(1, 2).repeat_interleave(group, dim=1)
 
     def output(self, mixed_BNTD: Tensor) -> Tensor:
@@ -139,7 +143,9 @@ class MLP(nn.Module):
 class Layer(nn.Module):
     """A decoder layer; its attention is called from outside."""
 
-    def __init__(self, shape: Shape, *, inputs: int | None = None, has_norm: bool = False) -> None:
+    def __init__(
+        self, shape: Shape, *, inputs: int | None = None, has_norm: bool = False
+    ) -> None:
         super().__init__()
         self.input_layernorm = Norm(shape.hidden)
         self.self_attn = Attention(shape, inputs or shape.hidden, has_norm=has_norm)
@@ -169,7 +175,9 @@ class Entries:
         scale = query.shape[-1] ** -0.5
         scores = (query * scale) @ text_keys.transpose(-1, -2)
         scores = scores.masked_fill(self._hidden_TS, float("-inf"))
-        own = [(query * later * scale).sum(-1, keepdim=True) for later, _ in self._kept[1:]]
+        own = [
+            (query * later * scale).sum(-1, keepdim=True) for later, _ in self._kept[1:]
+        ]
         weights = torch.cat((scores, *own), dim=-1).softmax(-1)
         size = scores.shape[-1]
         mixed = weights[..., :size] @ text_values
@@ -225,7 +233,9 @@ class ChainHead(Head):
     def fuse(self, states: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def step(self, embedded: Tensor, fused: Tensor, positions: Tensor, entries: Entries) -> Tensor:
+    def step(
+        self, embedded: Tensor, fused: Tensor, positions: Tensor, entries: Entries
+    ) -> Tensor:
         raise NotImplementedError
 
     def drafted(self, output: Tensor, tables: Tables) -> Tensor:
@@ -238,7 +248,9 @@ class ChainHead(Head):
         total = torch.zeros(())
         equal = []
         for step in range(self._steps):
-            embedded = F.embedding(batch.tokens[:, 1 + step :][:, :length], tables.embedding_VH)
+            embedded = F.embedding(
+                batch.tokens[:, 1 + step :][:, :length], tables.embedding_VH
+            )
             positions = batch.positions[:, step:][:, :length]
             fused = self.step(embedded, fused, positions, entries)
             wanted = batch.logits[:, 1 + step :][:, :length]
@@ -253,7 +265,9 @@ class Eagle3(ChainHead):
 
     method = "eagle3"
 
-    def __init__(self, shape: Shape, reads: Sequence[int], tables: Tables, steps: int) -> None:
+    def __init__(
+        self, shape: Shape, reads: Sequence[int], tables: Tables, steps: int
+    ) -> None:
         super().__init__(steps)
         self.reads = tuple(reads)
         self.fc = linear(shape.hidden, len(self.reads) * shape.hidden)
@@ -269,9 +283,13 @@ class Eagle3(ChainHead):
     def fuse(self, states: Tensor) -> Tensor:
         return self.fc(states)
 
-    def step(self, embedded: Tensor, fused: Tensor, positions: Tensor, entries: Entries) -> Tensor:
+    def step(
+        self, embedded: Tensor, fused: Tensor, positions: Tensor, entries: Entries
+    ) -> Tensor:
         layer = self.layers[0]
-        x = torch.cat((layer.input_layernorm(embedded), layer.hidden_norm(fused)), dim=-1)
+        x = torch.cat(
+            (layer.input_layernorm(embedded), layer.hidden_norm(fused)), dim=-1
+        )
         attention = layer.self_attn
         keys, values = attention.keys_and_values(x, positions)
         mixed = entries.attend(attention.queries(x, positions), keys, values)
@@ -301,7 +319,9 @@ class Prediction(ChainHead):
     def fuse(self, states: Tensor) -> Tensor:
         return states
 
-    def step(self, embedded: Tensor, fused: Tensor, positions: Tensor, entries: Entries) -> Tensor:
+    def step(
+        self, embedded: Tensor, fused: Tensor, positions: Tensor, entries: Entries
+    ) -> Tensor:
         layer = self.mtp_layers[0]
         both = (layer.token_layernorm(embedded), layer.hidden_layernorm(fused))
         residual = layer.input_proj(torch.cat(both, dim=-1))
@@ -336,7 +356,9 @@ class DFlash(Head):
         self._mask = mask
         self.fc = linear(shape.hidden, len(self.reads) * shape.hidden)
         self.hidden_norm = Norm(shape.hidden)
-        self.layers = nn.ModuleList([Layer(shape, has_norm=True) for _ in range(layers)])
+        self.layers = nn.ModuleList(
+            [Layer(shape, has_norm=True) for _ in range(layers)]
+        )
         self.norm = Norm(shape.hidden)
         self.norm.weight.data.copy_(tables.norm_H)
 
@@ -354,7 +376,9 @@ class DFlash(Head):
         is_seen = torch.cat((before, blocks[:, None] == blocks), dim=1)
         for layer in self.layers:
             attention, normed = layer.self_attn, layer.input_layernorm(x)
-            far_keys, far_values = attention.keys_and_values(context, batch.positions[:, :length])
+            far_keys, far_values = attention.keys_and_values(
+                context, batch.positions[:, :length]
+            )
             near_keys, near_values = attention.keys_and_values(normed, positions)
             mixed = F.scaled_dot_product_attention(
                 attention.queries(normed, positions),
@@ -364,7 +388,9 @@ class DFlash(Head):
             )
             x = layer.behind(x, attention.output(mixed))
         drafted = F.linear(self.norm(x), tables.output_VH).unflatten(1, (-1, size))
-        wanted = batch.logits[:, (places - 1).clamp_max(length - 1)].unflatten(1, (-1, size))
+        wanted = batch.logits[:, (places - 1).clamp_max(length - 1)].unflatten(
+            1, (-1, size)
+        )
         total = torch.zeros(())
         equal = []
         for step in range(1, size):
@@ -400,7 +426,9 @@ def states_of(
         joined = torch.cat(collected.parts).unflatten(0, (len(tokens), -1))
         normed = joined[..., -target.spec.hidden_size :]
         logits = target.logits_of(normed).float()
-        states = normed if tuple(reads) == (NORMED,) else joined[..., : -normed.shape[-1]]
+        states = (
+            normed if tuple(reads) == (NORMED,) else joined[..., : -normed.shape[-1]]
+        )
     return states.clone(), logits.clone(), tokens
 
 
@@ -425,8 +453,14 @@ def rate_factor(step: int, total: int) -> float:
 
 def optimisers_of(head: nn.Module, scale: float) -> list[torch.optim.Optimizer]:
     """Muon for the matrices inside, AdamW for norms and the output layer."""
-    inside = [p for name, p in head.named_parameters() if p.ndim == 2 and "lm_head" not in name]
-    others = [p for name, p in head.named_parameters() if p.ndim != 2 or "lm_head" in name]
+    inside = [
+        p
+        for name, p in head.named_parameters()
+        if p.ndim == 2 and "lm_head" not in name
+    ]
+    others = [
+        p for name, p in head.named_parameters() if p.ndim != 2 or "lm_head" in name
+    ]
     return [
         torch.optim.Muon(inside, lr=0.012 * scale, weight_decay=0.0, momentum=0.95),
         torch.optim.AdamW(others, lr=1e-3 * scale, betas=(0.9, 0.98), weight_decay=0.0),
@@ -462,7 +496,9 @@ def train(
             target, torch.stack([texts[i] for i in chosen]), head.reads
         )
         spread = [spread_positions(tokens.shape[1], positions, rng) for _ in chosen]
-        batch = Batch(tokens=tokens, states=states, logits=logits, positions=torch.stack(spread))
+        batch = Batch(
+            tokens=tokens, states=states, logits=logits, positions=torch.stack(spread)
+        )
         loss, equal = head.loss(batch, tables)
         loss.backward()
         nn.utils.clip_grad_norm_(head.parameters(), 1.0)
@@ -473,7 +509,10 @@ def train(
         if log and (step % LOG_EVERY == LOG_EVERY - 1 or step == steps - 1):
             shown = " ".join(f"{rate:.3f}" for rate in equal)
             spent = time.monotonic() - started
-            print(f"step {step + 1} loss {loss.item():.3f} equal {shown} {spent:.0f} s", flush=True)
+            print(
+                f"step {step + 1} loss {loss.item():.3f} equal {shown} {spent:.0f} s",
+                flush=True,
+            )
     return equal
 
 
@@ -528,14 +567,20 @@ def config_of(head: Head, shape: Shape, *, block: int, mask: int) -> dict[str, A
     }
 
 
-def save(head: Head, directory: Path, config: dict[str, Any], dtype: torch.dtype) -> None:
+def save(
+    head: Head, directory: Path, config: dict[str, Any], dtype: torch.dtype
+) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    tensors = {name: p.detach().to(dtype).contiguous() for name, p in head.named_parameters()}
+    tensors = {
+        name: p.detach().to(dtype).contiguous() for name, p in head.named_parameters()
+    }
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     (directory / "config.json").write_text(json.dumps(config, indent=1) + "\n")
 
 
-def build(kind: str, shape: Shape, target: Transformer, arguments: argparse.Namespace) -> Head:
+def build(
+    kind: str, shape: Shape, target: Transformer, arguments: argparse.Namespace
+) -> Head:
     count = len(target.layers)
     reads = arguments.reads or sorted({1, (count + 1) // 2, count})
     if kind == "eagle3":
@@ -547,7 +592,9 @@ def build(kind: str, shape: Shape, target: Transformer, arguments: argparse.Name
     return DFlash(shape, reads, tables, block=block, mask=arguments.mask, layers=2)
 
 
-def text_windows(checkpoint: Path, vocab_size: int, length: int, seed: int) -> list[Tensor]:
+def text_windows(
+    checkpoint: Path, vocab_size: int, length: int, seed: int
+) -> list[Tensor]:
     """Windows of the standard library's texts, without those kept out."""
     tokenizer = load_tokenizer(checkpoint, vocab_size=vocab_size)
     ids: list[int] = []
@@ -589,7 +636,9 @@ def main() -> None:
         vocab=spec.vocab_size,
     )
     head = build(arguments.kind, shape, target, arguments)
-    texts = text_windows(arguments.target, spec.vocab_size, arguments.length, arguments.seed)
+    texts = text_windows(
+        arguments.target, spec.vocab_size, arguments.length, arguments.seed
+    )
     started = time.monotonic()
     equal = train(
         head,
@@ -600,7 +649,9 @@ def main() -> None:
         seed=arguments.seed,
         positions=spec.max_position_embeddings,
     )
-    config = config_of(head, shape, block=arguments.draft_steps + 1, mask=arguments.mask)
+    config = config_of(
+        head, shape, block=arguments.draft_steps + 1, mask=arguments.mask
+    )
     save(head, arguments.output, config, torch.float16)
     note = {
         "seed": arguments.seed,

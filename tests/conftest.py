@@ -33,7 +33,9 @@ else:
 
 
 @pytest.fixture
-def program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Program:
+def program(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Program:
     """`magicdec` as a user starts it, but in this process: a start of its own takes seconds where torch is needed."""
     from magicdec.cli import main, register_commands
 

@@ -16,12 +16,12 @@ from selenium.webdriver.common.actions.action_builder import ActionBuilder
 from selenium.webdriver.remote.webelement import WebElement
 
 BROWSER = (
-    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    shutil.which("chromium")
+    or shutil.which("chromium-browser")
+    or shutil.which("google-chrome")
 )
 DRIVER = shutil.which("chromedriver") or shutil.which("chromium-driver")
-REASON = (
-    "no chromium with its chromedriver on PATH (install the packages chromium and chromium-driver)"
-)
+REASON = "no chromium with its chromedriver on PATH (install the packages chromium and chromium-driver)"
 PHONE, DESKTOP = (390, 844), (1280, 900)
 
 
@@ -33,8 +33,15 @@ def opened(
     scripts: bool = True,
     dark: bool = False,
 ) -> webdriver.Chrome:
-    driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": not scripts})
-    metrics = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": size[0] < 500}
+    driver.execute_cdp_cmd(
+        "Emulation.setScriptExecutionDisabled", {"value": not scripts}
+    )
+    metrics = {
+        "width": size[0],
+        "height": size[1],
+        "deviceScaleFactor": 1,
+        "mobile": size[0] < 500,
+    }
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
     still = {"name": "prefers-reduced-motion", "value": "reduce"}
@@ -55,7 +62,9 @@ def scroll_to(page: webdriver.Chrome, element: WebElement) -> None:
 
 def point_at(page: webdriver.Chrome, element: WebElement) -> None:
     """Moves the mouse to the middle of an element in view, without scrolling on the way."""
-    box = page.execute_script("return arguments[0].getBoundingClientRect().toJSON()", element)
+    box = page.execute_script(
+        "return arguments[0].getBoundingClientRect().toJSON()", element
+    )
     mouse = ActionBuilder(page)
     mouse.pointer_action.move_to_location(
         int(box["x"] + box["width"] / 2), int(box["y"] + box["height"] / 2)
@@ -114,7 +123,9 @@ def driver() -> Iterator[webdriver.Chrome]:
         "--no-first-run",
     ):
         options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    options.set_capability(
+        "goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"}
+    )
     browser = webdriver.Chrome(options=options, service=Service(DRIVER))
     yield browser
     browser.quit()

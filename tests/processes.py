@@ -98,7 +98,9 @@ class Watched:
             if parent in below:
                 below.add(pid)
         self._descendants |= below
-        return [pid for pid in sorted(below - {self.process.pid}) if marker in rows[pid][1]]
+        return [
+            pid for pid in sorted(below - {self.process.pid}) if marker in rows[pid][1]
+        ]
 
     def wait(self) -> int:
         """The exit code; what is shown until then is kept."""
@@ -136,7 +138,10 @@ def _processes() -> dict[int, tuple[int, str]]:
             try:
                 parent = int(_stat(int(entry.name))[1])
                 command = (
-                    (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                    (entry / "cmdline")
+                    .read_bytes()
+                    .replace(b"\0", b" ")
+                    .decode(errors="replace")
                 )
             except (OSError, IndexError):
                 continue
@@ -165,6 +170,8 @@ def is_alive(pid: int) -> bool:
 def still_alive_after(seconds: float, pids: list[int]) -> list[int]:
     """Those that run on for so long."""
     deadline_s = time.monotonic() + seconds
-    while (left := [pid for pid in pids if is_alive(pid)]) and time.monotonic() < deadline_s:
+    while (
+        left := [pid for pid in pids if is_alive(pid)]
+    ) and time.monotonic() < deadline_s:
         time.sleep(0.05)
     return left

@@ -33,14 +33,19 @@ def test_plan_answers_as_the_command_does() -> None:
         "json",
     )
     printed = subprocess.run(
-        [sys.executable, "-m", "magicdec", *command], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "magicdec", *command],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     plan = magicdec.plan(batch=[8, 64], context=["4k", 32768], tpot_ms=80)
     assert_same(json.loads(plan.to_json()), json.loads(printed.stdout))
 
 
 def test_one_value_stands_for_a_list_of_one() -> None:
-    one = magicdec.plan(batch=64, context=32768, hardware="a100-sxm-80gb", draft_budget=512)
+    one = magicdec.plan(
+        batch=64, context=32768, hardware="a100-sxm-80gb", draft_budget=512
+    )
     several = magicdec.plan(
         batch=[64], context=(32768,), hardware=["a100-sxm-80gb"], draft_budget=[512]
     )
@@ -49,7 +54,9 @@ def test_one_value_stands_for_a_list_of_one() -> None:
 
 def test_predict_is_the_plans_row_of_that_configuration() -> None:
     plan = magicdec.plan(batch=64, context=32768, draft_method="streamingllm")
-    (row,) = [row for row in plan.candidates if (row.draft_budget, row.gamma) == (512, 3)]
+    (row,) = [
+        row for row in plan.candidates if (row.draft_budget, row.gamma) == (512, 3)
+    ]
     found = magicdec.predict(
         batch=64, context=32768, draft_method="streamingllm", draft_budget=512, gamma=3
     )
@@ -70,7 +77,10 @@ def test_predict_is_the_plans_row_of_that_configuration() -> None:
         ),
         ({"batch": "many"}, "batch must be a number like 4096 or 32k, not 'many'"),
         ({"batch": True}, "batch must be a whole number, not True"),
-        ({"batch": 64, "draft_method": "streamingllm", "gamma": 3}, "give one draft_budget"),
+        (
+            {"batch": 64, "draft_method": "streamingllm", "gamma": 3},
+            "give one draft_budget",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_nearest_that_can(
@@ -87,7 +97,9 @@ def test_tables_hold_every_row_and_field() -> None:
     assert set(frame) == {*COLUMNS, "verdict"}
     assert frame["speedup"].max() == max(row.speedup for row in plan.rows)
     records = magicdec.load_records(RECORDS)
-    assert len(records.to_frame()) == len(records) == len(RECORDS.read_text().splitlines())
+    assert (
+        len(records.to_frame()) == len(records) == len(RECORDS.read_text().splitlines())
+    )
 
 
 def test_the_interface_is_listed_explained_and_short(tmp_path: Path) -> None:
@@ -123,7 +135,9 @@ def test_the_interface_is_listed_explained_and_short(tmp_path: Path) -> None:
 
 def test_a_model_may_be_the_dictionary_of_its_configuration() -> None:
     config = json.loads((MODELS_DIRECTORY / "qwen3-8b.json").read_text())
-    assert magicdec.plan(model=config, batch=8, draft="none").best.tpot_s == pytest.approx(
+    assert magicdec.plan(
+        model=config, batch=8, draft="none"
+    ).best.tpot_s == pytest.approx(
         magicdec.plan(model="qwen3-8b", batch=8, draft="none").best.tpot_s
     )
 

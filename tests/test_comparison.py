@@ -29,7 +29,11 @@ from magicdec.validate.grid import Thresholds
 
 
 def row(
-    source: str, gamma: int, speedup: float, samples: list[float] | None = None, **changes: object
+    source: str,
+    gamma: int,
+    speedup: float,
+    samples: list[float] | None = None,
+    **changes: object,
 ) -> Record:
     base = Record(
         source="measured" if source == "measured" else "calibrated", model="embedded", draft="self",
@@ -66,9 +70,9 @@ def test_records_pair_whatever_their_hardware_device_and_seed() -> None:
         {"gamma": 4}, {"draft_budget": 128}, {"batch_size": 9}, {"context_len": 1}, {"temperature": 0.5},
         {"adaptive": True}, {"draft_weight_dtype": "int8"}, {"draft_tp_size": 2}, {"simulated_acceptance": [0.8]},
     ):  # fmt: skip
-        assert pairing_key(measured) != pairing_key(msgspec.structs.replace(measured, **change)), (
-            change
-        )
+        assert pairing_key(measured) != pairing_key(
+            msgspec.structs.replace(measured, **change)
+        ), change
 
 
 def test_cpu_times_take_the_place_of_the_wall_clocks() -> None:
@@ -84,7 +88,9 @@ def test_cpu_times_take_the_place_of_the_wall_clocks() -> None:
         "speedup_cpu_samples": [1.2, 1.3],
     }
     measured = row("measured", 3, 2.0, [1.0, 3.0], **times)
-    predicted = row("calibrated", 3, 1.0, step_s=0.06, draft_step_s=0.011, verify_step_s=0.012)
+    predicted = row(
+        "calibrated", 3, 1.0, step_s=0.06, draft_step_s=0.011, verify_step_s=0.012
+    )
     (pair,) = pair_records(map(by_cpu_time, [predicted, measured]))
     assert pair.error("speedup") == pytest.approx(1.0 / 1.25 - 1.0)
     assert pair.error("step_s") == pytest.approx(0.2)
@@ -95,15 +101,21 @@ def test_cpu_times_take_the_place_of_the_wall_clocks() -> None:
         by_cpu_time(row("measured", 3, 2.0))
 
 
-def test_every_field_of_the_configuration_is_paired_on_or_named_as_free_to_differ() -> None:
+def test_every_field_of_the_configuration_is_paired_on_or_named_as_free_to_differ() -> (
+    None
+):
     assert set(CONFIGURATION_FIELDS) >= MAY_DIFFER
     assert set(PAIRING_FIELDS) | MAY_DIFFER == set(CONFIGURATION_FIELDS)
     assert set(CASE_FIELDS) | DRAFT_FIELDS <= set(PAIRING_FIELDS)
 
 
-def test_a_draft_on_all_ranks_and_an_autoregressive_record_have_one_key_however_written() -> None:
+def test_a_draft_on_all_ranks_and_an_autoregressive_record_have_one_key_however_written() -> (
+    None
+):
     on_all = row("measured", 3, 1.4, tp_size=4)
-    assert pairing_key(on_all) == pairing_key(msgspec.structs.replace(on_all, draft_tp_size=4))
+    assert pairing_key(on_all) == pairing_key(
+        msgspec.structs.replace(on_all, draft_tp_size=4)
+    )
     alone = row("measured", 0, 1.0)
     assert pairing_key(alone) == pairing_key(
         msgspec.structs.replace(alone, draft="none", draft_method="none")
@@ -114,8 +126,13 @@ def test_simulated_acceptances_pair_with_their_own_prediction_or_else_with_an_un
     None
 ):
     """One configuration measured at two simulated acceptances and one predicted for one of them and for none."""
-    predicted = [row("calibrated", 2, 1.5), row("calibrated", 2, 1.8, simulated_acceptance=[0.9])]
-    measured = [row("measured", 2, 1.7, simulated_acceptance=[rate]) for rate in (0.9, 0.7)]
+    predicted = [
+        row("calibrated", 2, 1.5),
+        row("calibrated", 2, 1.8, simulated_acceptance=[0.9]),
+    ]
+    measured = [
+        row("measured", 2, 1.7, simulated_acceptance=[rate]) for rate in (0.9, 0.7)
+    ]
     pairs = pair_records([*predicted, *measured])
     assert [pair.predicted.speedup for pair in pairs] == [1.8, 1.5]
     assert is_paired(predicted[0], measured[0])
@@ -135,19 +152,27 @@ def test_predictions_for_several_devices_stand_side_by_side_and_a_measurement_ta
 ):
     """A plan over two devices has one candidate of a setting on each."""
     plans = [
-        row("calibrated", 2, speedup, hardware=name) for name, speedup in (("a", 1.5), ("b", 1.8))
+        row("calibrated", 2, speedup, hardware=name)
+        for name, speedup in (("a", 1.5), ("b", 1.8))
     ]
     for records in (plans, plans[::-1]):
-        assert sorted(each.hardware for each in latest_predicted(records).values()) == ["a", "b"]
+        assert sorted(each.hardware for each in latest_predicted(records).values()) == [
+            "a",
+            "b",
+        ]
         for name, speedup in (("a", 1.5), ("b", 1.8)):
             (pair,) = pair_records([*records, row("measured", 2, 1.6, hardware=name)])
             assert pair.predicted.speedup == speedup
 
 
 def test_coverage_counts_measured_speedups_inside_the_interval() -> None:
-    predicted = [row("calibrated", g, 1.5, speedup_low=1.2, speedup_high=1.6) for g in (1, 2)]
+    predicted = [
+        row("calibrated", g, 1.5, speedup_low=1.2, speedup_high=1.6) for g in (1, 2)
+    ]
     comparison = Comparison(
-        pairs=pair_records([*predicted, row("measured", 1, 1.59), row("measured", 2, 1.61)])
+        pairs=pair_records(
+            [*predicted, row("measured", 1, 1.59), row("measured", 2, 1.61)]
+        )
     )
     assert comparison.coverage == 0.5
 
@@ -179,7 +204,10 @@ def test_noise_alone_gives_no_regret() -> None:
         samples = 1.5 * np.exp(rng.normal(0.0, 0.05, (10, 4)))
         measured = [row("measured", g, 1.5, list(samples[g - 1])) for g in range(1, 11)]
         pairs = pair_records(
-            [*(row("calibrated", g, 1.5 + 0.1 * (g == 4)) for g in range(1, 11)), *measured]
+            [
+                *(row("calibrated", g, 1.5 + 0.1 * (g == 4)) for g in range(1, 11)),
+                *measured,
+            ]
         )
         losses.append(regret(pairs))
         medians = np.median(samples, axis=1)
@@ -190,10 +218,16 @@ def test_noise_alone_gives_no_regret() -> None:
 
 def test_regret_of_speculating_where_it_does_not_pay() -> None:
     """Autoregressive decoding is among the choices, with a speedup of 1."""
-    pairs = pair_records([row("calibrated", 2, 1.5), row("measured", 2, 0.8, [0.8, 0.8])])
+    pairs = pair_records(
+        [row("calibrated", 2, 1.5), row("measured", 2, 0.8, [0.8, 0.8])]
+    )
     assert regret(pairs) == pytest.approx(0.2)
     assert (
-        regret(pair_records([row("calibrated", 2, 0.9), row("measured", 2, 0.8, [0.8, 0.8])]))
+        regret(
+            pair_records(
+                [row("calibrated", 2, 0.9), row("measured", 2, 0.8, [0.8, 0.8])]
+            )
+        )
         == 0.0
     )
 
@@ -235,7 +269,9 @@ def test_the_noise_floor_is_the_error_of_a_perfect_prediction() -> None:
     for budget in range(1, 401):
         samples = list(1.5 * np.exp(rng.normal(0.0, 0.1, 8)))
         predicted.append(row("calibrated", 2, 1.5, draft_budget=budget))
-        measured.append(row("measured", 2, float(np.median(samples)), samples, draft_budget=budget))
+        measured.append(
+            row("measured", 2, float(np.median(samples)), samples, draft_budget=budget)
+        )
     summary = summarise("speedup", pair_records([*predicted, *measured]))
     assert summary.noise_floor == pytest.approx(summary.median_error, rel=0.2)
 
@@ -243,38 +279,55 @@ def test_the_noise_floor_is_the_error_of_a_perfect_prediction() -> None:
 def test_the_bootstrap_holds_the_median_about_as_often_as_it_says() -> None:
     """Of 300 samples of 15, a 90 % interval holding the true median in fewer than 240 would be an accident of 1e-7."""
     rng = np.random.default_rng(2)
-    intervals = [bootstrap_interval(np.exp(rng.normal(0.0, 0.1, 15))) for _ in range(300)]
+    intervals = [
+        bootstrap_interval(np.exp(rng.normal(0.0, 0.1, 15))) for _ in range(300)
+    ]
     assert sum(low <= 1.0 <= high for low, high in intervals) >= 240
     assert bootstrap_interval([1.2, 1.2]) == (1.2, 1.2)
 
 
 def test_thresholds_fail_with_what_was_found() -> None:
-    pairs = pair_records([row("calibrated", 2, 1.5), row("measured", 2, 1.2, [1.2, 1.2])])
+    pairs = pair_records(
+        [row("calibrated", 2, 1.5), row("measured", 2, 1.2, [1.2, 1.2])]
+    )
     assert not Thresholds(median_speedup_error=0.3).failures(Comparison(pairs=pairs))
     failing = Thresholds(median_speedup_error=0.2, regret=0.5)
-    assert failing.failures(Comparison(pairs=pairs)) == ["median speedup error 0.250 exceeds 0.200"]
+    assert failing.failures(Comparison(pairs=pairs)) == [
+        "median speedup error 0.250 exceeds 0.200"
+    ]
     assert Thresholds().failures(Comparison(pairs=[]))
 
 
 @pytest.mark.parametrize(
     ("measured", "failure"),
-    [(1.1, []), (1.3, ["coverage 0.500 is below 0.800"]), (1.0, ["coverage 1.000 exceeds 0.900"])],
+    [
+        (1.1, []),
+        (1.3, ["coverage 0.500 is below 0.800"]),
+        (1.0, ["coverage 1.000 exceeds 0.900"]),
+    ],
 )
 def test_intervals_that_hold_too_few_or_too_many_points_fail(
     measured: float, failure: list[str]
 ) -> None:
-    predicted = [row("calibrated", g, 1.0, speedup_low=0.9, speedup_high=1.2) for g in range(1, 7)]
+    predicted = [
+        row("calibrated", g, 1.0, speedup_low=0.9, speedup_high=1.2)
+        for g in range(1, 7)
+    ]
     rows = [row("measured", g, 1.0 if g % 2 else measured) for g in range(1, 7)]
     limits = (0.8, 0.9) if failure and "exceeds" in failure[0] else (0.8, 1.0)
     assert (
-        Thresholds(coverage=limits).failures(Comparison(pairs=pair_records([*predicted, *rows])))
+        Thresholds(coverage=limits).failures(
+            Comparison(pairs=pair_records([*predicted, *rows]))
+        )
         == failure
     )
 
 
 def test_a_threshold_that_cannot_be_checked_does_not_pass() -> None:
     pairs = pair_records([row("calibrated", 2, 1.5), row("measured", 2, 1.5)])
-    failing = Thresholds(median_draft_step_error=0.1, regret=0.1).failures(Comparison(pairs=pairs))
+    failing = Thresholds(median_draft_step_error=0.1, regret=0.1).failures(
+        Comparison(pairs=pairs)
+    )
     assert failing == [
         "median draft step error could not be computed",
         "regret could not be computed",
@@ -284,8 +337,12 @@ def test_a_threshold_that_cannot_be_checked_does_not_pass() -> None:
 def test_the_spread_of_reference_times_is_that_of_their_logarithms() -> None:
     """400 times with standard deviations of 0.2 and 0.05: found within a fifth (their standard error is 3.5 %)."""
     rng = np.random.default_rng(3)
-    memory, compute = (0.008 * np.exp(rng.normal(0.0, sigma, 400)) for sigma in (0.2, 0.05))
-    spread = spread_of_times(ReferenceTimes(m, c) for m, c in zip(memory, compute, strict=True))
+    memory, compute = (
+        0.008 * np.exp(rng.normal(0.0, sigma, 400)) for sigma in (0.2, 0.05)
+    )
+    spread = spread_of_times(
+        ReferenceTimes(m, c) for m, c in zip(memory, compute, strict=True)
+    )
     assert spread.memory_s == pytest.approx(0.2, rel=0.2)
     assert spread.compute_s == pytest.approx(0.05, rel=0.2)
     assert spread_of_times([ReferenceTimes(0.008, 0.01)]) == (0.0, 0.0)

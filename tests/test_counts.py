@@ -16,7 +16,9 @@ from magicdec.counts import (
 )
 
 
-def test_counts_of_steps_histograms_and_survivors_are_those_of_the_steps_themselves() -> None:
+def test_counts_of_steps_histograms_and_survivors_are_those_of_the_steps_themselves() -> (
+    None
+):
     """Three sequences of up to 200 steps, some ended, at gamma 0 to 4 a step: each draft by itself."""
     rng = np.random.default_rng(3)
     drafted = rng.integers(0, 5, 200)
@@ -32,13 +34,17 @@ def test_counts_of_steps_histograms_and_survivors_are_those_of_the_steps_themsel
             ]
             tried = sum(each >= position and gamma > position for each, gamma in pairs)
             assert counts.tried[sequence, position] == tried
-            assert counts.accepted[sequence, position] == sum(each > position for each, _ in pairs)
+            assert counts.accepted[sequence, position] == sum(
+                each > position for each, _ in pairs
+            )
     assert counts.steps.tolist() == [200, 150, 200]
     assert counts.histogram == np.bincount(steps[steps >= 0], minlength=5).tolist()
     assert counts.tokens_per_step == pytest.approx(1 + steps[steps >= 0].mean())
     assert counts.trials == [round(each) for each in counts.tried.sum(axis=0)]
     whole = Counts.of_steps(steps, np.full(200, 4), 4)
-    histograms = [np.bincount(steps[steps[:, i] >= 0, i], minlength=5) for i in range(3)]
+    histograms = [
+        np.bincount(steps[steps[:, i] >= 0, i], minlength=5) for i in range(3)
+    ]
     again = Counts.of_histograms(histograms)
     for name in ("steps", "tried", "accepted"):
         assert np.array_equal(getattr(again, name), getattr(whole, name)), name
@@ -53,7 +59,9 @@ def test_shorter_blocks_tried_nothing_beyond_them() -> None:
     assert list(counts.cells()) == [(0, 1, 10, 6), (0, 2, 6, 3), (1, 1, 20, 5)]
 
 
-def test_the_error_of_a_rate_is_that_of_resampled_sequences_and_never_of_certainty() -> None:
+def test_the_error_of_a_rate_is_that_of_resampled_sequences_and_never_of_certainty() -> (
+    None
+):
     """40 sequences with rates of their own, 5,000 times: the spread of the pooled rate within 5 % (its own error 1 %;
     that of the linearised error about 2 %)."""
     rng = np.random.default_rng(0)
@@ -65,7 +73,9 @@ def test_the_error_of_a_rate_is_that_of_resampled_sequences_and_never_of_certain
         found.append(rate)
         errors.append(error)
     assert np.mean(errors) == pytest.approx(np.std(found), rel=0.05)
-    assert rate_and_error([50], [50]) == pytest.approx((1.0, math.sqrt(50.5 * 0.5 / 51**2 / 50)))
+    assert rate_and_error([50], [50]) == pytest.approx(
+        (1.0, math.sqrt(50.5 * 0.5 / 51**2 / 50))
+    )
     assert clustered_stderr([3.0], [5.0]) is None
 
 
@@ -73,6 +83,8 @@ def test_tokens_per_step_are_a_sum_of_products_and_one_rate_gives_them_back() ->
     rates = [0.9, 0.7, 0.8]
     wanted = [1.0, 1.9, 1.9 + 0.63, 1.9 + 0.63 + 0.504]
     assert expected_tokens_per_step(rates, np.arange(4)) == pytest.approx(wanted)
-    assert constant_rate(float(expected_tokens_per_step([0.6] * 5, 5)), 5) == pytest.approx(0.6)
+    assert constant_rate(
+        float(expected_tokens_per_step([0.6] * 5, 5)), 5
+    ) == pytest.approx(0.6)
     with pytest.raises(ValueError, match="3 positions"):
         expected_tokens_per_step(rates, 4)

@@ -13,7 +13,11 @@ import pytest
 from magicdec.specs.catalog import load_model_spec
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 EXAMPLE = (ROOT / "docs" / "worked-example.md").read_text(encoding="utf-8")
 
 
@@ -29,12 +33,17 @@ def test_links_lead_somewhere(document: Path) -> None:
 def test_the_image_plans() -> None:
     if (
         shutil.which("docker") is None
-        or subprocess.run(["docker", "info"], check=False, capture_output=True).returncode
+        or subprocess.run(
+            ["docker", "info"], check=False, capture_output=True
+        ).returncode
     ):
         pytest.skip("needs docker and its daemon")
     subprocess.run(["docker", "build", "--tag", "magicdec-test", str(ROOT)], check=True)
     done = subprocess.run(
-        ["docker", "run", "--rm", "magicdec-test"], check=True, capture_output=True, text=True
+        ["docker", "run", "--rm", "magicdec-test"],
+        check=True,
+        capture_output=True,
+        text=True,
     )
     assert "next: " in done.stdout
 
@@ -45,7 +54,9 @@ def test_the_readme_is_short() -> None:
 
 def test_files_and_names_that_extending_points_at_exist() -> None:
     text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
-    paths = set(re.findall(r"`((?:magicdec|tests|scripts|docs)/[\w/.-]+\.(?:py|toml))`", text))
+    paths = set(
+        re.findall(r"`((?:magicdec|tests|scripts|docs)/[\w/.-]+\.(?:py|toml))`", text)
+    )
     assert len(paths) > 8
     for path in paths:
         assert (ROOT / path).is_file(), path
@@ -86,7 +97,11 @@ def test_the_worked_example_says_what_the_model_holds() -> None:
     model = load_model_spec("embedded")
     assert f"{model.num_parameters / 1e6:.1f} million parameters" in EXAMPLE
     per_token = (
-        2 * model.num_hidden_layers * model.num_key_value_heads * model.attention.head_dim * 4
+        2
+        * model.num_hidden_layers
+        * model.num_key_value_heads
+        * model.attention.head_dim
+        * 4
     )
     assert (
         f"{model.num_hidden_layers} layers × {model.num_key_value_heads} heads × {model.attention.head_dim}"
@@ -121,7 +136,9 @@ def test_docstrings_can_be_read_alone() -> None:
     found = []
     for path in sorted((ROOT / "magicdec").rglob("*.py")):
         strings = [
-            node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Expr)
+            node
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Expr)
         ]
         texts = [
             (node.lineno, node.value.value)

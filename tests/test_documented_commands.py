@@ -116,10 +116,14 @@ def prepare(directory: Path) -> None:
         shutil.copy(ENGINES_DIRECTORY / "ours.toml", directory / name)
     law = constant_profile(0.8, model="embedded", draft_method="streamingllm")
     save_profile(law, directory / "local.acceptance.streamingllm.json")
-    save_profile(constant_profile(0.85, draft_method="snapkv"), directory / "snapkv.json")
+    save_profile(
+        constant_profile(0.85, draft_method="snapkv"), directory / "snapkv.json"
+    )
     (directory / "path" / "to").mkdir(parents=True)
     (directory / "path" / "to" / "checkpoint").symlink_to(EMBEDDED_DIRECTORY)
-    shutil.copy(MODELS_DIRECTORY / "qwen3-8b.json", directory / "path" / "to" / "config.json")
+    shutil.copy(
+        MODELS_DIRECTORY / "qwen3-8b.json", directory / "path" / "to" / "config.json"
+    )
     head = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "num_hidden_layers": 1,
@@ -130,7 +134,9 @@ def prepare(directory: Path) -> None:
     (directory / "path" / "to" / "head" / "config.json").write_text(json.dumps(head))
     for name in ("texts", "path/to/texts"):
         (directory / name).mkdir()
-        text = "".join(path.read_text() for path in Path(os.__file__).parent.glob("a*.py"))
+        text = "".join(
+            path.read_text() for path in Path(os.__file__).parent.glob("a*.py")
+        )
         (directory / name / "library.txt").write_text(text)
     (directory / "results").symlink_to(ROOT / "results")
     (directory / "docs").symlink_to(ROOT / "docs")
@@ -146,7 +152,9 @@ def prepare(directory: Path) -> None:
     for name, batch in (("before.txt", 1), ("after.txt", 2)):
         server.serve(random_requests(batch))
         (directory / name).write_text(server.scrape())
-    described = re.search(r"```toml\n(schema.*?)```", TEXTS["docs/extending.md"], re.DOTALL)
+    described = re.search(
+        r"```toml\n(schema.*?)```", TEXTS["docs/extending.md"], re.DOTALL
+    )
     (directory / "mine.toml").write_text(described[1])
     samples = ROOT / "docs" / "samples"
     shutil.copy(samples / "trace.jsonl", directory / "trace.jsonl")
@@ -177,8 +185,12 @@ def test_every_command_has_examples_of_itself() -> None:
         assert any(kind(command) == name for command in commands(text)), name
 
 
-@pytest.mark.parametrize("where", [name for name, text in TEXTS.items() if commands(text)])
-def test_commands_that_do_not_measure_run_as_they_are_written(where: str, place: Path) -> None:
+@pytest.mark.parametrize(
+    "where", [name for name, text in TEXTS.items() if commands(text)]
+)
+def test_commands_that_do_not_measure_run_as_they_are_written(
+    where: str, place: Path
+) -> None:
     runner = CliRunner()
     key = read_records(RECORDS)[0].key
     for command in commands(TEXTS[where].replace(EXAMPLE_KEY, key)):
@@ -189,19 +201,25 @@ def test_commands_that_do_not_measure_run_as_they_are_written(where: str, place:
                 for each in called(kind(command)).params
                 for option in (*each.opts, *each.secondary_opts)
             }
-            assert {word for word in command.split() if word.startswith("--")} <= known, command
+            assert {
+                word for word in command.split() if word.startswith("--")
+            } <= known, command
             continue
         words, _, target = command.partition(" > ")
         done = runner.invoke(app, shlex.split(words)[1:])
         allowed = (0, 1) if kind(command).split()[0] in MAY_FAIL else (0,)
-        assert done.exit_code in allowed, f"{where}: {command}: {done.output} {done.exception!r}"
+        assert done.exit_code in allowed, (
+            f"{where}: {command}: {done.output} {done.exception!r}"
+        )
         assert done.stdout, command
         if target:
             (place / target.strip()).write_text(done.stdout)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", [name for name, text in TEXTS.items() if commands(text)])
+@pytest.mark.parametrize(
+    "where", [name for name, text in TEXTS.items() if commands(text)]
+)
 def test_commands_that_measure_run_with_smaller_numbers(
     where: str, place: Path, done_before: set[str]
 ) -> None:
@@ -230,10 +248,17 @@ def test_commands_that_measure_run_with_smaller_numbers(
         done_before.add(command)
         words = [*shlex.split(command)[1:], *SMALLER[which].split()]
         if which == "validate grid" and "--quick" not in words:
-            words = ["grid-small.toml" if word == "docs/grid.toml" else word for word in words]
+            words = [
+                "grid-small.toml" if word == "docs/grid.toml" else word
+                for word in words
+            ]
             words += [] if "grid-small.toml" in words else ["--quick"]
         done = subprocess.run(
-            [*magicdec, *words], capture_output=True, text=True, check=False, timeout=600
+            [*magicdec, *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
         )
         allowed = (0, 1) if which == "validate grid" else (0,)
         assert done.returncode in allowed, f"{where}: {command}: {done.stderr}"

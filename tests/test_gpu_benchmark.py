@@ -24,7 +24,9 @@ from magicdec.validate.kernels import read_table
 from tests.processes import still_alive_after
 
 ROOT = Path(__file__).resolve().parent.parent
-H200 = LocalProfile(hardware=load_hardware("h200"), engine=load_engine("ours"), acceptance=())
+H200 = LocalProfile(
+    hardware=load_hardware("h200"), engine=load_engine("ours"), acceptance=()
+)
 
 
 @pytest.fixture
@@ -46,12 +48,21 @@ def test_what_is_measured_on_an_h200_fits_it_and_covers_the_grid(
         gpu_shapes.FULL, name=name, model_argument=name, spec=spec, device="cuda", dtype="bfloat16",
         free_bytes=free_bytes, profile=H200, cuda_graphs=True,
     )  # fmt: skip
-    slot_bytes = 2 * 2 * spec.num_hidden_layers * spec.num_key_value_heads * spec.attention.head_dim
+    slot_bytes = (
+        2
+        * 2
+        * spec.num_hidden_layers
+        * spec.num_key_value_heads
+        * spec.attention.head_dim
+    )
     for item in items:
         request = item.request
         for speculation in request.speculations:
             slots = (
-                request.context_len + request.gen_len + speculation.gamma + speculation.draft_budget
+                request.context_len
+                + request.gen_len
+                + speculation.gamma
+                + speculation.draft_budget
             )
             copy = speculation.draft_weight_dtype
             needed = request.batch_size * slots * slot_bytes
@@ -59,7 +70,10 @@ def test_what_is_measured_on_an_h200_fits_it_and_covers_the_grid(
             assert needed < 0.95 * free_bytes
         assert request.context_len + request.gen_len < spec.max_position_embeddings
     grid = [
-        s for item in items for s in item.request.speculations if item.acceptance.source != "stated"
+        s
+        for item in items
+        for s in item.request.speculations
+        if item.acceptance.source != "stated"
     ]
     assert len(grid) >= 24
     assert {s.gamma for s in grid} == set(range(1, 7))
@@ -68,7 +82,9 @@ def test_what_is_measured_on_an_h200_fits_it_and_covers_the_grid(
     assert [(i.request.speculations[0].draft_method, i.request.speculations[0].draft_weight_dtype) for i in stated] == [
         ("streamingllm", None), ("streamingllm", "fp8"), ("snapkv", None),
     ]  # fmt: skip
-    assert {rate for item in stated[:2] for rate in item.request.simulate_acceptance} == {0.81}
+    assert {
+        rate for item in stated[:2] for rate in item.request.simulate_acceptance
+    } == {0.81}
     if name == "llama-3.1-8b":
         assert (32, 16_384) in {
             (item.request.batch_size, item.request.context_len) for item in items
@@ -77,7 +93,9 @@ def test_what_is_measured_on_an_h200_fits_it_and_covers_the_grid(
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-def test_one_command_does_everything_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_one_command_does_everything_and_goes_on_where_it_stopped(
+    tmp_path: Path,
+) -> None:
     """On a CPU. Every stage is done; predictions stand in the file before any measurement; a second call measures
     nothing again."""
     result = _run_all(tmp_path)
@@ -89,9 +107,13 @@ def test_one_command_does_everything_and_goes_on_where_it_stopped(tmp_path: Path
     assert "calibrated" not in [record.source for record in main[first_measured:]]
     measured = [record for record in main if record.source == "measured"]
     assert sum(record.gamma > 0 for record in measured) >= 12
-    assert all(record.prompts == "noise" and record.weights == "random" for record in measured)
+    assert all(
+        record.prompts == "noise" and record.weights == "random" for record in measured
+    )
     assert all(record.simulated_acceptance for record in measured if record.gamma)
-    verdicts = {row["verdict"] for row in result["rows"] if row["model"] == "llama-3.1-8b"}
+    verdicts = {
+        row["verdict"] for row in result["rows"] if row["model"] == "llama-3.1-8b"
+    }
     assert verdicts <= {"reached", "missed", "-"}
     assert {row["model"] for row in result["rows"]} == {
         "llama-3.1-8b",
@@ -115,7 +137,11 @@ def _run_all(output: Path) -> dict:
         "--tiny",
     ]
     done = subprocess.run(
-        [*command, "--output", str(output)], capture_output=True, text=True, check=False, cwd=output
+        [*command, "--output", str(output)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=output,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
@@ -130,28 +156,43 @@ def test_every_configuration_is_predicted_before_the_first_run(
     monkeypatch.setattr(module, "RESULTS", tmp_path)
     module.write_expected("h200", ("llama-3.1-8b",))
     document = json.loads(module.expected_path("h200-sxm-141gb").read_text())
-    grid = [row for row in document["predictions"] if row["engine"] == "ours" and row["gamma"]]
+    grid = [
+        row
+        for row in document["predictions"]
+        if row["engine"] == "ours" and row["gamma"]
+    ]
     assert {row["gamma"] for row in grid} == set(range(1, 7))
-    assert all(row["speedup_low"] < row["speedup"] < row["speedup_high"] for row in grid)
+    assert all(
+        row["speedup_low"] < row["speedup"] < row["speedup_high"] for row in grid
+    )
     assert len(module.expected_rows("h200-sxm-141gb")) == len(document["rows"]) >= 12
     assert module.expected_rows("a device without a run") == {}
 
 
 def test_the_wheels_to_carry_are_the_tested_versions() -> None:
     def versions(path: Path) -> dict[str, str]:
-        lines = [line.split("==") for line in path.read_text().splitlines() if "==" in line]
+        lines = [
+            line.split("==") for line in path.read_text().splitlines() if "==" in line
+        ]
         return {name.lower().replace("_", "-"): version for name, version in lines}
 
     carried, tested = (
         versions(ROOT / "benchmarks" / "gpu-wheels.txt"),
         versions(ROOT / "constraints.txt"),
     )
-    assert {"numba", "safetensors", "tokenizers", "transformers", "pytest", "msgspec"} <= set(
-        carried
-    )
+    assert {
+        "numba",
+        "safetensors",
+        "tokenizers",
+        "transformers",
+        "pytest",
+        "msgspec",
+    } <= set(carried)
     assert not {"torch", "triton"} & set(carried)
     assert {
-        name: version for name, version in carried.items() if tested.get(name, version) != version
+        name: version
+        for name, version in carried.items()
+        if tested.get(name, version) != version
     } == {}
 
 
@@ -171,7 +212,10 @@ def _call(
     """One call with Python programs as stages; and what is known of them afterwards."""
     stages = [
         gpu_all.Stage(
-            name=name, measures="", command=("-c", program), limit_s=options.get("limit_s", 60)
+            name=name,
+            measures="",
+            command=("-c", program),
+            limit_s=options.get("limit_s", 60),
         )
         for name, program in programs.items()
     ]
@@ -179,7 +223,9 @@ def _call(
     monkeypatch.setattr(gpu_all, "REPORT_S", 0.0)
     monkeypatch.setattr(gpu_all, "LEAST_S", 0.0)
     monkeypatch.setattr(gpu_all, "run_bounded", _without_report(gpu_all.run_bounded))
-    status = gpu_all.run_all(output, ["--device", "cuda"], budget_s=options.get("budget_s", 60))
+    status = gpu_all.run_all(
+        output, ["--device", "cuda"], budget_s=options.get("budget_s", 60)
+    )
     state = output / "state.json"
     return status, json.loads(state.read_text()) if state.exists() else {}
 
@@ -225,11 +271,18 @@ def test_a_stage_ends_at_its_limit_with_its_children(
     """The child would sleep for ten minutes. Where the machine is too busy to start it in time, there is more time."""
     started = tmp_path / "started"
     child = f"import os, time; open({str(started)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
-    program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    program = (
+        f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    )
     for limit_s in (1.0, 10.0, 100.0):
         (tmp_path / "state.json").unlink(missing_ok=True)
         status, state = _call(
-            gpu_all, tmp_path, monkeypatch, {"slow": program}, limit_s=limit_s, budget_s=600
+            gpu_all,
+            tmp_path,
+            monkeypatch,
+            {"slow": program},
+            limit_s=limit_s,
+            budget_s=600,
         )
         assert (status, state["slow"]["state"], state["slow"]["why"]) == (
             1,
@@ -241,11 +294,15 @@ def test_a_stage_ends_at_its_limit_with_its_children(
     assert not still_alive_after(30, [int(started.read_text())])
 
 
-def test_all_stages_together_take_40_minutes_at_most(gpu_all: ModuleType, tmp_path: Path) -> None:
+def test_all_stages_together_take_40_minutes_at_most(
+    gpu_all: ModuleType, tmp_path: Path
+) -> None:
     stages = gpu_all.stages(tmp_path, ["--device", "cuda"])
     ours = [stage for stage in stages if not stage.name.startswith("vllm")]
     assert sum(stage.limit_s for stage in ours) + gpu_all.REPORT_S <= 40 * 60
-    for_vllm = gpu_all.vllm_stages(tmp_path, ["--device", "cuda"], sys.executable, is_trial=False)
+    for_vllm = gpu_all.vllm_stages(
+        tmp_path, ["--device", "cuda"], sys.executable, is_trial=False
+    )
     assert sum(stage.limit_s for stage in for_vllm) <= 10 * 60
     assert stages[0].name == "attention"
     for stage in stages:
@@ -271,4 +328,6 @@ def test_all_reduces_are_timed_by_message_size(tmp_path: Path) -> None:
     table, groups = read_table(tmp_path / "all-reduce.csv")
     (columns,) = (columns for group, columns in groups.items() if group.device == "cpu")
     assert table.kind == "allreduce"
-    assert columns["time_s"] == pytest.approx([row["latency_us"] * 1e-6 for row in rows], rel=1e-3)
+    assert columns["time_s"] == pytest.approx(
+        [row["latency_us"] * 1e-6 for row in rows], rel=1e-3
+    )

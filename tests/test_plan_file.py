@@ -14,8 +14,12 @@ from magicdec.plan_document import load_plan
 
 QUESTIONS = st.fixed_dictionaries(
     {
-        "model": st.sampled_from(["llama-3.1-8b", "qwen3-30b-a3b", "gemma-3-27b", "deepseek-v3"]),
-        "hardware": st.sampled_from(["h100-sxm-80gb", "a100-sxm-80gb", "l4-24gb", "h200-141gb"]),
+        "model": st.sampled_from(
+            ["llama-3.1-8b", "qwen3-30b-a3b", "gemma-3-27b", "deepseek-v3"]
+        ),
+        "hardware": st.sampled_from(
+            ["h100-sxm-80gb", "a100-sxm-80gb", "l4-24gb", "h200-141gb"]
+        ),
         "context": st.integers(1, 100_000),
     },
     optional={

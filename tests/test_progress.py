@@ -35,7 +35,9 @@ def test_a_terminal_shows_the_message_and_the_time_left_and_a_pipe_what_stays(
     assert "a stage [1] that has ended" in shown
     last = shown[shown.rindex("repetition 9") :]
     assert len(re.findall(r"\d:\d\d:\d\d", last.partition("\r")[0])) == 2, last
-    piped = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, check=True)
+    piped = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, check=True
+    )
     assert piped.stderr == b"a stage [1] that has ended\n"
 
 
@@ -57,5 +59,12 @@ def test_stages_are_one_whole_that_never_goes_back() -> None:
     inner = Stages(second, [1.0, 1.0]).stage(1)
     inner(Step("three quarters", done=1, total=2))
     second("a word")
-    assert [step.done / PARTS for step in shown] == [0.0, 0.125, 0.125, 0.25, 0.8125, 0.8125]
+    assert [step.done / PARTS for step in shown] == [
+        0.0,
+        0.125,
+        0.125,
+        0.25,
+        0.8125,
+        0.8125,
+    ]
     assert [str(step) for step in shown][-1] == "a word"

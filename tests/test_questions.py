@@ -15,10 +15,16 @@ from magicdec.reports.sentences import first_line
 
 register_commands()
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "questions.md"
-COMMANDS = re.findall(r"^    magicdec (.*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+COMMANDS = re.findall(
+    r"^    magicdec (.*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE
+)
 SAID: dict[str, tuple[str, ...]] = {
     "Qwen2.5-72B": ("on 4 x H100", "64 users do not fit at once", "acceptance on chat"),
-    "Llama-3.3-70B": ("on 8 x H200", "acceptance on summarisation", "no draft gains over"),
+    "Llama-3.3-70B": (
+        "on 8 x H200",
+        "acceptance on summarisation",
+        "no draft gains over",
+    ),
     "gpt-oss-120b": ("on 1 x H100", "acceptance on agentic", "pays with"),
     "DeepSeek-V3": ("Serve 6 requests/s on", "multi-token prediction", "headroom"),
     "h100=2.5": ("Buy ", "per million tokens", "the least of 4 devices"),
@@ -30,11 +36,20 @@ SAID: dict[str, tuple[str, ...]] = {
     "--draft ngram": ("n-gram", "acceptance on rag"),
     "Qwen3-0.6B": ("1 user on 1 x H200", "qwen3-0.6b"),
     "4k,16k,64k": ("A draft gains on average at ", " of 3 contexts", "EAGLE-3"),
-    "docker-compose.yml": ("Draft 5 tokens per step, not 8", "the command uses 4, but 8"),
+    "docker-compose.yml": (
+        "Draft 5 tokens per step, not 8",
+        "the command uses 4, but 8",
+    ),
     "deployment.yaml": ("Draft 10 tokens per step, not 5", "the command uses 2, but 4"),
-    "sglang.sh": ("Draft 5 tokens per step, not 3", "the command uses 8, but 4 are given"),
+    "sglang.sh": (
+        "Draft 5 tokens per step, not 3",
+        "the command uses 8, but 4 are given",
+    ),
     "serve.sh": ("Draft with DSpark", "the command uses 1, but 2 are given"),
-    "vllm serve": ("Draft 3 tokens per step, not 5", "as it is: EAGLE-3, gamma 5 on 2 x h100"),
+    "vllm serve": (
+        "Draft 3 tokens per step, not 5",
+        "as it is: EAGLE-3, gamma 5 on 2 x h100",
+    ),
 }
 """Parts of the first lines that answer the commands with these words."""
 FIRST_LINES = 7
@@ -72,8 +87,12 @@ def test_a_question_is_answered_in_the_first_lines(
         assert said in text
 
 
-@pytest.mark.parametrize("words", ["Qwen3-0.6B", "--draft ngram", "1x5090 --quantization fp8"])
-def test_the_first_line_is_what_json_and_export_hold(words: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "words", ["Qwen3-0.6B", "--draft ngram", "1x5090 --quantization fp8"]
+)
+def test_the_first_line_is_what_json_and_export_hold(
+    words: str, tmp_path: Path
+) -> None:
     (command,) = (command for command in COMMANDS if words in command)
     path = tmp_path / "plan.json"
     done = CliRunner().invoke(app, [*shlex.split(command), "-o", str(path)])

@@ -40,7 +40,9 @@ def test_tables_and_picture_are_what_the_records_give() -> None:
 )
 def test_a_plan_that_is_out_of_date_is_found(old: str, new: str, is_same: bool) -> None:
     """Its words, rows and verdicts in their order, and its numbers to 2 %."""
-    texts = [f"# x\n<!-- plan -->\n{shown}\n<!-- /plan -->\nrest" for shown in (old, new)]
+    texts = [
+        f"# x\n<!-- plan -->\n{shown}\n<!-- /plan -->\nrest" for shown in (old, new)
+    ]
     assert agree(*texts) == is_same
     assert not agree(texts[0], texts[0].replace("rest", "2 rests"))
 
@@ -50,7 +52,9 @@ def errors(path: Path) -> dict[str, np.ndarray]:
     reference kernels, and whether each speedup is inside its interval: from the file's JSON alone."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     fields = ("batch_size", "context_len", "draft_method", "draft_budget", "gamma")
-    predicted = {tuple(r.get(f) for f in fields): r for r in rows if r["source"] == "calibrated"}
+    predicted = {
+        tuple(r.get(f) for f in fields): r for r in rows if r["source"] == "calibrated"
+    }
     measured = [r for r in rows if r["source"] == "measured" and r.get("gamma", 0) > 0]
     pairs = [(predicted[tuple(m.get(f) for f in fields)], m) for m in measured]
 
@@ -60,12 +64,17 @@ def errors(path: Path) -> dict[str, np.ndarray]:
     memory = times(1, "reference_s") / times(0, "reference_s")
     compute = times(1, "compute_reference_s") / times(0, "compute_reference_s")
     steps = ("autoregressive_step_s", "draft_step_s", "verify_step_s", "step_s")
-    shares = {name: np.array([p["memory_shares"][name] for p, _ in pairs]) for name in steps}
-    scale = {name: shares[name] * memory + (1 - shares[name]) * compute for name in steps}
+    shares = {
+        name: np.array([p["memory_shares"][name] for p, _ in pairs]) for name in steps
+    }
+    scale = {
+        name: shares[name] * memory + (1 - shares[name]) * compute for name in steps
+    }
     scale["speedup"] = scale["autoregressive_step_s"] / scale["step_s"]
     found = {name: times(0, name) / times(1, name) - 1 for name in scale}
     found |= {
-        f"normalised {name}": factor * (found[name] + 1) - 1 for name, factor in scale.items()
+        f"normalised {name}": factor * (found[name] + 1) - 1
+        for name, factor in scale.items()
     }
     measured_speedup = times(1, "speedup")
     inside = (times(0, "speedup_low") <= measured_speedup) & (
@@ -134,14 +143,18 @@ def test_the_conditions_stated_of_the_grid_are_those_of_its_records() -> None:
     ]
     measured = [r for r in rows if r["source"] == "measured" and r.get("gamma", 0) > 0]
     bandwidths = [r["memory_bytes_per_s"] / 1e9 for r in measured]
-    spreads = [np.ptp(r["speedup_samples"]) / np.median(r["speedup_samples"]) for r in measured]
+    spreads = [
+        np.ptp(r["speedup_samples"]) / np.median(r["speedup_samples"]) for r in measured
+    ]
     assert stated(r"varied between (\d+) and (\d+) GB/s, and repetitions of one point spread by (\d+) %") == [
         f"{min(bandwidths):.0f}", f"{max(bandwidths):.0f}", f"{100 * np.median(spreads):.0f}",
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["demo-2-cores", "grid-2-cores"])
-def test_validate_records_prints_what_numpy_computes(name: str, runner: CliRunner) -> None:
+def test_validate_records_prints_what_numpy_computes(
+    name: str, runner: CliRunner
+) -> None:
     """Medians, 90th percentiles, coverage and regret, from the records' JSON."""
     path = ROOT / "results" / f"{name}.jsonl"
     found = errors(path)
@@ -170,7 +183,9 @@ def test_the_regret_stated_of_the_grid_is_that_of_its_records() -> None:
     ]
     fields = ("batch_size", "context_len", "draft_method", "draft_budget", "gamma")
     predicted = {
-        tuple(r.get(f) for f in fields): r["speedup"] for r in rows if r["source"] == "calibrated"
+        tuple(r.get(f) for f in fields): r["speedup"]
+        for r in rows
+        if r["source"] == "calibrated"
     }
     cases: dict[tuple[int, int], list[tuple[float, list[float]]]] = {}
     for r in rows:
@@ -180,11 +195,17 @@ def test_the_regret_stated_of_the_grid_is_that_of_its_records() -> None:
     losses = []
     for points in cases.values():
         even, odd = (
-            np.array([1.0, *(np.median(samples[k::2]) for _, samples in points)]) for k in (0, 1)
+            np.array([1.0, *(np.median(samples[k::2]) for _, samples in points)])
+            for k in (0, 1)
         )
         planned = np.argmax([1.0, *(guess for guess, _ in points)])
-        losses += [1 - odd[planned] / odd[even.argmax()], 1 - even[planned] / even[odd.argmax()]]
-    assert stated(r"following the plan lost ([\d.]+) %") == [f"{100 * np.mean(losses):.1f}"]
+        losses += [
+            1 - odd[planned] / odd[even.argmax()],
+            1 - even[planned] / even[odd.argmax()],
+        ]
+    assert stated(r"following the plan lost ([\d.]+) %") == [
+        f"{100 * np.mean(losses):.1f}"
+    ]
 
 
 @pytest.fixture(scope="module")

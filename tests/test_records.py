@@ -22,14 +22,19 @@ from magicdec.records import (
 
 
 def make(batch_size: int, **changes: object) -> Record:
-    base = Record(source="measured", model="embedded", batch_size=batch_size, context_len=128)
+    base = Record(
+        source="measured", model="embedded", batch_size=batch_size, context_len=128
+    )
     return msgspec.structs.replace(base, **changes)
 
 
 def test_records_round_trip_with_their_environment(tmp_path: Path) -> None:
     file = tmp_path / "deep" / "r.jsonl"
     record = make(
-        4, speedup=1.5, acceptance_by_position=[0.9, 0.8], environment=current_environment()
+        4,
+        speedup=1.5,
+        acceptance_by_position=[0.9, 0.8],
+        environment=current_environment(),
     )
     append_record(file, record)
     append_record(file, make(8))
@@ -39,18 +44,40 @@ def test_records_round_trip_with_their_environment(tmp_path: Path) -> None:
 
 def test_key_depends_on_the_configuration_alone() -> None:
     assert make(4, speedup=1.0).key == make(4, speedup=2.0, notes=["x"]).key
-    assert len({make(4).key, make(5).key, make(4, gamma=1).key, make(4, temperature=1.0).key}) == 4
+    assert (
+        len(
+            {
+                make(4).key,
+                make(5).key,
+                make(4, gamma=1).key,
+                make(4, temperature=1.0).key,
+            }
+        )
+        == 4
+    )
 
 
 def test_a_spread_over_devices_is_part_of_the_key_and_earlier_keys_stay() -> None:
     record = Record(
-        source="analytical", model="llama-3.1-8b", batch_size=4, context_len=1000, tp_size=2
+        source="analytical",
+        model="llama-3.1-8b",
+        batch_size=4,
+        context_len=1000,
+        tp_size=2,
     )
-    assert record.key == "44716d9f22b4b58b"  # as before records knew of stages and groups
-    spreads = [{}, {"pp_size": 2}, {"dp_size": 2}, {"dp_size": 2, "ep_size": 4}, {"ep_size": 2}]
-    assert len({msgspec.structs.replace(record, **spread).key for spread in spreads}) == len(
-        spreads
-    )
+    assert (
+        record.key == "44716d9f22b4b58b"
+    )  # as before records knew of stages and groups
+    spreads = [
+        {},
+        {"pp_size": 2},
+        {"dp_size": 2},
+        {"dp_size": 2, "ep_size": 4},
+        {"ep_size": 2},
+    ]
+    assert len(
+        {msgspec.structs.replace(record, **spread).key for spread in spreads}
+    ) == len(spreads)
     assert msgspec.structs.replace(record, pp_size=3, dp_size=4).num_devices == 24
 
 
@@ -73,12 +100,17 @@ def _append_many(path: Path, start: int) -> None:
 def test_two_processes_appending_lose_nothing(tmp_path: Path) -> None:
     file = tmp_path / "r.jsonl"
     context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=_append_many, args=(file, start)) for start in (1, 1001)]
+    workers = [
+        context.Process(target=_append_many, args=(file, start)) for start in (1, 1001)
+    ]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
-    assert sorted(r.batch_size for r in read_records(file)) == [*range(1, 51), *range(1001, 1051)]
+    assert sorted(r.batch_size for r in read_records(file)) == [
+        *range(1, 51),
+        *range(1001, 1051),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +121,10 @@ def test_two_processes_appending_lose_nothing(tmp_path: Path) -> None:
 def test_a_file_of_others_is_refused_and_stays(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / "mine.txt"
     file.write_bytes(content)
-    for refuse in (lambda: append_record(file, make(1)), lambda: check_records_file(file)):
+    for refuse in (
+        lambda: append_record(file, make(1)),
+        lambda: check_records_file(file),
+    ):
         with pytest.raises(StorageError, match="left as it is"):
             refuse()
     assert file.read_bytes() == content
@@ -108,7 +143,11 @@ def test_files_of_ours_are_known_whatever_else_is_in_them(tmp_path: Path) -> Non
         check_records_file(file)
         append_record(file, make(2))
         assert file.read_bytes().startswith(before)
-        with pytest.warns(UserWarning, match="line") if before else contextlib.nullcontext():
+        with (
+            pytest.warns(UserWarning, match="line")
+            if before
+            else contextlib.nullcontext()
+        ):
             assert read_records(file)[-1] == make(2)
 
 

@@ -19,7 +19,9 @@ from magicdec.tasks import ALIASES, TASKS, USUAL_LENGTHS, task_named
 register_commands()
 
 
-@pytest.mark.parametrize("text", ["Summarization", "summary", "coding", "code agent", "RAG"])
+@pytest.mark.parametrize(
+    "text", ["Summarization", "summary", "coding", "code agent", "RAG"]
+)
 def test_a_task_is_read_in_any_spelling(text: str) -> None:
     assert task_named(text) in TASKS
 
@@ -30,7 +32,9 @@ def test_every_alias_names_a_task_and_hides_none() -> None:
 
 
 def test_an_unknown_task_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="unknown task 'poetry': known: agentic, chat"):
+    with pytest.raises(
+        ConfigError, match="unknown task 'poetry': known: agentic, chat"
+    ):
         magicdec.plan(task="poetry")
 
 
@@ -58,7 +62,9 @@ def test_lengths_are_the_task_s_where_none_are_given(
 def test_the_command_assumes_what_python_assumes(tmp_path: Any) -> None:
     """An option that is left out is not one that is given its default."""
     path = tmp_path / "plan.json"
-    command = f"plan --model llama-3.1-8b --hardware h100 --task summarization -o {path}"
+    command = (
+        f"plan --model llama-3.1-8b --hardware h100 --task summarization -o {path}"
+    )
     done = CliRunner().invoke(app, shlex.split(command), catch_exceptions=False)
     assert done.exit_code == 0, done.output
     written: Plan = magicdec.load_plan(path)
@@ -66,4 +72,6 @@ def test_the_command_assumes_what_python_assumes(tmp_path: Any) -> None:
     assert written.best == asked.best
     usual = USUAL_LENGTHS["summarisation"]
     assert written.request.gen_len == usual.output_len
-    assert f"{usual.output_len} out (usual for summarisation)" in " ".join(done.stdout.split())
+    assert f"{usual.output_len} out (usual for summarisation)" in " ".join(
+        done.stdout.split()
+    )

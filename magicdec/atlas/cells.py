@@ -99,7 +99,9 @@ def answer_of(plan: Plan) -> Answer:
     )
 
 
-def cells_of(atlas: Atlas, *, jobs: int = 1, backend: str | None = None) -> Iterator[Cell]:
+def cells_of(
+    atlas: Atlas, *, jobs: int = 1, backend: str | None = None
+) -> Iterator[Cell]:
     """The cells in the order of the questions, by joblib (`jobs` processes, or another backend's
     workers).
     """

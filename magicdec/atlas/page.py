@@ -175,7 +175,9 @@ def _sentences(model: str, device: str, cells: Sequence[Cell]) -> Iterator[str]:
     yield from _lowest_price(answered)
 
 
-def _best_gain(model: str, device: str, cells: Sequence[Cell], *, num_loads: int) -> str:
+def _best_gain(
+    model: str, device: str, cells: Sequence[Cell], *, num_loads: int
+) -> str:
     """Name the load that gains most from a draft."""
     best: tuple[float, Cell, Answer] | None = None
     num_drafted = 0
@@ -242,7 +244,9 @@ def _grids(atlas: Atlas, cells: Sequence[Cell]) -> Iterator[Grid]:
     for load in atlas.loads:
         rows = []
         for model in atlas.models:
-            row = [by_place[load.name, model.name, device.name] for device in atlas.devices]
+            row = [
+                by_place[load.name, model.name, device.name] for device in atlas.devices
+            ]
             rows.append((model.name, tuple(row)))
         yield Grid(name=load.name, title=load.title, rows=tuple(rows))
 

@@ -76,4 +76,6 @@ def published_rows() -> tuple[Published, ...]:
 
 def published_of(model: str, device: str) -> list[Published]:
     """The published measurements of one model on one device."""
-    return [row for row in published_rows() if (row.model, row.device) == (model, device)]
+    return [
+        row for row in published_rows() if (row.model, row.device) == (model, device)
+    ]

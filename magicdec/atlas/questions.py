@@ -85,7 +85,9 @@ class Atlas(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         for model in self.models:
             for device in self.devices:
                 for load in self.loads:
-                    yield Question(model=model.name, device=device, load=load, engine=self.engine)
+                    yield Question(
+                        model=model.name, device=device, load=load, engine=self.engine
+                    )
 
 
 def read_atlas(path: Path = SHIPPED) -> Atlas:
@@ -104,5 +106,7 @@ def read_atlas(path: Path = SHIPPED) -> Atlas:
     for load in atlas.loads:
         for name in OWN_OPTIONS:
             if name in load.options:
-                raise ConfigError(f"{path}: load {load.name} sets {name}, which the atlas sets")
+                raise ConfigError(
+                    f"{path}: load {load.name} sets {name}, which the atlas sets"
+                )
     return atlas

@@ -68,7 +68,9 @@ class AcceptanceRequest:
 
     def __post_init__(self) -> None:
         if self.num_prompts < 2:
-            raise ConfigError("at least 2 prompts are needed to tell the spread between sequences")
+            raise ConfigError(
+                "at least 2 prompts are needed to tell the spread between sequences"
+            )
         allowed = DRAFTS_METHODS.get(self.draft, MODEL_METHODS)
         if self.head is not None:
             allowed = (self.head.method,)
@@ -145,7 +147,9 @@ def _speculations(request: AcceptanceRequest, context: int) -> list[SpeculationS
                     checkpoint=checkpoint,
                 )
             )
-    beside = [msgspec.structs.replace(draft, gamma=request.gamma) for draft in request.beside]
+    beside = [
+        msgspec.structs.replace(draft, gamma=request.gamma) for draft in request.beside
+    ]
     return found + beside
 
 

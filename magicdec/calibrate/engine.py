@@ -128,7 +128,9 @@ Shapes = list[tuple[EngineShape, SamplingSpec]]
 def shape_groups(model: Transformer, *, quick: bool) -> list[Shapes]:
     """Groups of shapes timed side by side, in one engine each: on a GPU one group per context, with
     as many sequences as fit."""
-    limit = model.spec.max_position_embeddings - room_for(max(s.gamma for s in SAMPLED_SHAPES))
+    limit = model.spec.max_position_embeddings - room_for(
+        max(s.gamma for s in SAMPLED_SHAPES)
+    )
     is_cuda = model.device.type == "cuda"
     if is_cuda:
         torch.cuda.empty_cache()
@@ -178,7 +180,9 @@ def cuda_shapes(num_tokens: float, *, max_context: int) -> list[list[EngineShape
         batches = {max(1, round(share * most)) for share in CUDA_BATCH_SHARES}
         shapes = []
         largest_first = sorted(batches, reverse=True)
-        for batch, budget, gamma in zip(largest_first, cycle(budgets), gammas, strict=False):
+        for batch, budget, gamma in zip(
+            largest_first, cycle(budgets), gammas, strict=False
+        ):
             shapes.append(EngineShape(batch, context, budget, gamma))
         groups.append(shapes)
     return groups
@@ -212,14 +216,18 @@ def _time_rounds(
             if number == 0:
                 continue
             for phase, phase_s in phases.items():
-                seconds.setdefault((phase, shape, sampling.is_greedy), []).append(phase_s)
+                seconds.setdefault((phase, shape, sampling.is_greedy), []).append(
+                    phase_s
+                )
     points = []
     for (phase, shape, is_greedy), timed in seconds.items():
         points.append(Point(phase, shape.columns(is_greedy=is_greedy), timed))
     return points
 
 
-def _time_phases(engine: Engine, shape: EngineShape, sampling: SamplingSpec) -> dict[str, float]:
+def _time_phases(
+    engine: Engine, shape: EngineShape, sampling: SamplingSpec
+) -> dict[str, float]:
     """Mean seconds of each phase over a few steps, the first left out."""
     sampled = _decode(engine, shape, AUTOREGRESSIVE, sampling).phases_s
     phases = _decode(engine, shape, _speculation(shape), sampling).phases_s
@@ -281,7 +289,9 @@ def vllm_points(
     """Times every shape once per round, after a round to warm up, in an engine with a process of
     its own. `shapes` replaces those of calibrations."""
     if shapes is None:
-        shapes = _sampled_and_greedy(VLLM_SAMPLED_SHAPES, VLLM_GREEDY_SHAPES, quick=quick)
+        shapes = _sampled_and_greedy(
+            VLLM_SAMPLED_SHAPES, VLLM_GREEDY_SHAPES, quick=quick
+        )
     progress(f"steps of vLLM: {len(shapes)} shapes, {rounds} rounds")
     return in_own_process(
         _time_in_vllm,
@@ -312,11 +322,15 @@ def _time_in_vllm(
             batch_size=max(shape.batch_size for shape, _ in shapes),
             context_len=max(shape.context_len for shape, _ in shapes),
             gen_len=max(VLLM_STEPS_PER_RUN * (shape.gamma + 1) for shape, _ in shapes),
-            speculations=tuple(dict.fromkeys(_speculation(shape) for shape, _ in shapes)),
+            speculations=tuple(
+                dict.fromkeys(_speculation(shape) for shape, _ in shapes)
+            ),
             calibration_prompts=True,
         )
     )
-    return _time_rounds(shapes, partial(_time_vllm_phases, session, clock), rounds=rounds)
+    return _time_rounds(
+        shapes, partial(_time_vllm_phases, session, clock), rounds=rounds
+    )
 
 
 def _time_vllm_phases(
@@ -397,8 +411,12 @@ def fit_engine(
     engine = _fit_upkeep(
         points, base=_fit_vocabulary(points, vocabulary=model.vocab_size, base=base)
     )
-    tables = {name: _columns(points, name) for name in (*FITTED_PHASES, "accept", "upkeep")}
-    predict = partial(predicted_steps, model=model, hardware=hardware, precision=precision)
+    tables = {
+        name: _columns(points, name) for name in (*FITTED_PHASES, "accept", "upkeep")
+    }
+    predict = partial(
+        predicted_steps, model=model, hardware=hardware, precision=precision
+    )
 
     def errors(candidate: EngineProfile) -> dict[str, Array]:
         missed = {}
@@ -423,7 +441,9 @@ def fit_engine(
     in_sample = np.sqrt(num_timings / max(num_timings - len(FREE), 1.0))
     terms = predict(tables["autoregressive"], engine=fitted)
     kernel_errors = relative_errors(terms.autoregressive, hardware, fitted)
-    unexplained = in_sample * np.array(_unexplained_errors(tables, terms, kernel_errors))
+    unexplained = in_sample * np.array(
+        _unexplained_errors(tables, terms, kernel_errors)
+    )
     of_step, of_speedup = np.clip(unexplained, SMALLEST_ERROR, LARGEST_ERROR).tolist()
     phase_error = {}
     for name, missed in errors(fitted).items():
@@ -454,11 +474,17 @@ def _unexplained_errors(
     step_s = tables["autoregressive"]["gamma"] * tables["draft"]["time_s"]
     for name in ("verify", "accept", "upkeep"):
         step_s = step_s + tables[name]["time_s"]
-    missed_alone = np.log(terms.autoregressive.total_s / tables["autoregressive"]["time_s"])
+    missed_alone = np.log(
+        terms.autoregressive.total_s / tables["autoregressive"]["time_s"]
+    )
     missed_step = np.log(terms.step_s / step_s)
     shares_alone, shares_of_step = group_shares(terms)
-    explained_alone = np.stack([shares_alone[group] * error for group, error in kernels.items()])
-    explained_step = np.stack([shares_of_step[group] * error for group, error in kernels.items()])
+    explained_alone = np.stack(
+        [shares_alone[group] * error for group, error in kernels.items()]
+    )
+    explained_step = np.stack(
+        [shares_of_step[group] * error for group, error in kernels.items()]
+    )
 
     def left(missed: Array, explained: Array) -> float:
         variance = np.mean(missed**2) - np.mean(np.sum(explained**2, axis=0))
@@ -504,14 +530,18 @@ def predicted_steps(
     )
 
 
-def _columns(points: Sequence[Point], table: str, *, greedy: bool = False) -> dict[str, Array]:
+def _columns(
+    points: Sequence[Point], table: str, *, greedy: bool = False
+) -> dict[str, Array]:
     chosen = []
     for point in points:
         if point.table == table and bool(point.shape["is_greedy"]) == greedy:
             chosen.append(point)
     columns = {}
     for key in chosen[0].shape:
-        columns[key] = np.array([point.shape[key] for point in chosen], dtype=np.float64)
+        columns[key] = np.array(
+            [point.shape[key] for point in chosen], dtype=np.float64
+        )
     columns["verified"] = columns["batch_size"] * (columns["gamma"] + 1)
     columns["time_s"] = np.array([point.time_s for point in chosen])
     return columns

@@ -58,12 +58,16 @@ def time_interleaved(
         for work in works:
             work.call()
             calls.append(work.call)
-            if is_cuda(device):  # results are dropped, so all graphs can share their memory
+            if is_cuda(
+                device
+            ):  # results are dropped, so all graphs can share their memory
                 calls[-1], _, pool = capture(work.call, pool)
         seconds: list[list[float]] = [[] for _ in works]
         for _ in range(rounds):
             for taken, call, work in zip(seconds, calls, works, strict=True):
-                taken.append(seconds_per_call(call, device=device, clock=clock) / work.repeats)
+                taken.append(
+                    seconds_per_call(call, device=device, clock=clock) / work.repeats
+                )
     points = []
     for work, timed in zip(works, seconds, strict=True):
         points.append(Point(work.table, work.shape, timed))
@@ -98,10 +102,14 @@ class MemoryPool:
     """
 
     def __init__(self, *, num_elements: int, device: str, dtype: str) -> None:
-        self._data = torch.randn(num_elements, device=device, dtype=getattr(torch, dtype))
+        self._data = torch.randn(
+            num_elements, device=device, dtype=getattr(torch, dtype)
+        )
         self._l2_bytes = l2_bytes(device)
 
-    def cut(self, shape: tuple[int, ...], *, least: int = 1, most: int = 64) -> list[torch.Tensor]:
+    def cut(
+        self, shape: tuple[int, ...], *, least: int = 1, most: int = 64
+    ) -> list[torch.Tensor]:
         """Tensors of the shape, side by side: as many as exceed the L2 fourfold, where the pool
         holds them.
         """
@@ -145,7 +153,9 @@ def linear_works(models: Iterable[ModelSpec], *, device: str, dtype: str) -> lis
         for m in tokens:
             x = torch.randn(m, k, device=device, dtype=getattr(torch, dtype))
             call = partial(_apply_to_each, partial(F.linear, x), weights)
-            works.append(Work("linear", {"m": m, "n": n, "k": k}, call, repeats=len(weights)))
+            works.append(
+                Work("linear", {"m": m, "n": n, "k": k}, call, repeats=len(weights))
+            )
     return works
 
 
@@ -230,7 +240,9 @@ def attention_works(
         slot_bytes = 2 * kv_heads * head_dim * getattr(torch, dtype).itemsize
         most = CUDA_ATTENTION_SHARE * available_memory_bytes(device) / slot_bytes
         shapes = tuple(
-            (batch, kv_len) for batch, kv_len in CUDA_ATTENTION_SHAPES if batch * kv_len <= most
+            (batch, kv_len)
+            for batch, kv_len in CUDA_ATTENTION_SHAPES
+            if batch * kv_len <= most
         )
     shapes = shapes or ATTENTION_SHAPES
     if not query_lengths:
@@ -270,8 +282,12 @@ def attention_works(
             }
             first = kv_len - query_len
             last_T = first + torch.arange(query_len, device=device)
-            visible = Visible(last_BT=last_T.expand(batch, -1), stop=kv_len, num_open=first + 1)
-            call = partial(_apply_to_each, partial(_attend, query, visible, workspace), caches)
+            visible = Visible(
+                last_BT=last_T.expand(batch, -1), stop=kv_len, num_open=first + 1
+            )
+            call = partial(
+                _apply_to_each, partial(_attend, query, visible, workspace), caches
+            )
             works.append(Work("attention", shape, call, repeats=len(caches)))
     return works
 
@@ -284,7 +300,9 @@ def _attend(
 ) -> None:
     keys, values = cache
     scoring = Scoring(scale=query_BTAD.shape[-1] ** -0.5)
-    decode_attention(query_BTAD, keys, values, visible, scoring=scoring, workspace=workspace)
+    decode_attention(
+        query_BTAD, keys, values, visible, scoring=scoring, workspace=workspace
+    )
 
 
 def streaming_works(*, device: str) -> list[Work]:

@@ -23,7 +23,11 @@ import msgspec
 from magicdec.errors import ConfigError
 from magicdec.files import write_atomic
 from magicdec.perfmodel.acceptance import AcceptanceProfile, load_profile, save_profile
-from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware, save_hardware
+from magicdec.perfmodel.kernels.profile import (
+    HardwareProfile,
+    load_hardware,
+    save_hardware,
+)
 from magicdec.specs.engine import EngineProfile, load_engine, save_engine
 from magicdec.specs.speculation import SELF
 
@@ -79,7 +83,9 @@ class LocalProfile:
         save_engine(self.engine, engine_path(path))
         files = [path, engine_path(path)]
         for profile in self.acceptance:
-            files.append(acceptance_path(path, profile.draft_method, draft=profile.draft))
+            files.append(
+                acceptance_path(path, profile.draft_method, draft=profile.draft)
+            )
             save_profile(profile, files[-1])
         return files
 
@@ -100,7 +106,9 @@ def save_points(points: Sequence[Point], path: Path) -> Path:
         }
         for p in points
     ]
-    write_atomic(file, b"[\n" + b",\n".join(msgspec.json.encode(row) for row in rows) + b"\n]\n")
+    write_atomic(
+        file, b"[\n" + b",\n".join(msgspec.json.encode(row) for row in rows) + b"\n]\n"
+    )
     return file
 
 

@@ -17,12 +17,21 @@ import numpy as np
 import torch
 
 from magicdec.calibrate import kernel_bench
-from magicdec.calibrate.acceptance_bench import AcceptanceRequest, fit_profiles, measure_acceptance
+from magicdec.calibrate.acceptance_bench import (
+    AcceptanceRequest,
+    fit_profiles,
+    measure_acceptance,
+)
 from magicdec.calibrate.engine import engine_points, fit_engine, vllm_points
 from magicdec.calibrate.kernel_bench import Work
 from magicdec.calibrate.local_profile import LocalProfile, Point
 from magicdec.errors import unknown_choice
-from magicdec.measure.configuration import Runtime, Weights, check_device, installed_engine
+from magicdec.measure.configuration import (
+    Runtime,
+    Weights,
+    check_device,
+    installed_engine,
+)
 from magicdec.measure.environment import (
     Clock,
     ReferenceKernels,
@@ -38,7 +47,11 @@ from magicdec.measure.utilisation import (
 )
 from magicdec.perfmodel.kernels.attention import Attended, AttentionCurve
 from magicdec.perfmodel.kernels.gemm import ElementwiseCurve, GemmCurve, Product, Stream
-from magicdec.perfmodel.kernels.profile import HardwareProfile, hardware_names, load_hardware
+from magicdec.perfmodel.kernels.profile import (
+    HardwareProfile,
+    hardware_names,
+    load_hardware,
+)
 from magicdec.progress import Progress, Stages, Step
 from magicdec.records import current_environment
 from magicdec.runtime.transformer import Transformer
@@ -105,7 +118,9 @@ def calibrate(
     if engine == "vllm" and isinstance(model, str):
         spec = load_model_spec(model)
         name = installed_engine(engine)
-        time_steps = partial(vllm_points, model, device=device, dtype=dtype, clock=clock)
+        time_steps = partial(
+            vllm_points, model, device=device, dtype=dtype, clock=clock
+        )
     else:
         if not isinstance(model, Transformer):
             model = load_model(model, weights=weights, device=device, dtype=dtype)
@@ -130,7 +145,11 @@ def calibrate(
     for number, (table, works_of) in enumerate(kinds.items()):
         works = works_of()
         show_kernels(
-            Step(f"{table}: {len(works)} shapes, {rounds} rounds", done=number, total=len(kinds))
+            Step(
+                f"{table}: {len(works)} shapes, {rounds} rounds",
+                done=number,
+                total=len(kinds),
+            )
         )
         tables.append(timed(works, rounds=rounds))
         before.append(kernels.times())
@@ -189,17 +208,29 @@ def _drift(
     linear: Sequence[Point],
     again: Sequence[Point],
 ) -> dict[str, float]:
-    kernels = np.median([b.time_s / a.time_s for a, b in zip(linear, again, strict=True)])
+    kernels = np.median(
+        [b.time_s / a.time_s for a, b in zip(linear, again, strict=True)]
+    )
     memory = then.memory_s / first.memory_s
     compute = then.compute_s / first.compute_s
-    return {"kernels": float(kernels) - 1.0, "memory": memory - 1.0, "compute": compute - 1.0}
+    return {
+        "kernels": float(kernels) - 1.0,
+        "memory": memory - 1.0,
+        "compute": compute - 1.0,
+    }
 
 
-def _kernels(spec: ModelSpec, *, device: str, dtype: str) -> dict[str, Callable[[], list[Work]]]:
+def _kernels(
+    spec: ModelSpec, *, device: str, dtype: str
+) -> dict[str, Callable[[], list[Work]]]:
     """The kernels that are timed by themselves, table by table."""
     return {
-        "linear layers": partial(kernel_bench.linear_works, [spec], device=device, dtype=dtype),
-        "attention": partial(kernel_bench.attention_works, spec, device=device, dtype=dtype),
+        "linear layers": partial(
+            kernel_bench.linear_works, [spec], device=device, dtype=dtype
+        ),
+        "attention": partial(
+            kernel_bench.attention_works, spec, device=device, dtype=dtype
+        ),
         "streaming passes": partial(kernel_bench.streaming_works, device=device),
     }
 
@@ -216,11 +247,15 @@ def _cpu_ceilings(dtype: str, clock: Clock) -> HardwareProfile:
         memory_bytes=float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
         memory_bytes_per_s=bandwidth,
         flops_per_s={
-            PROFILE_DTYPES[dtype]: peak_flops_per_s(device="cpu", dtype=dtype, clock=clock)
+            PROFILE_DTYPES[dtype]: peak_flops_per_s(
+                device="cpu", dtype=dtype, clock=clock
+            )
         },
         num_multiprocessors=torch.get_num_threads(),
         l2_bytes=_last_level_cache_bytes(),
-        link=Link(bytes_per_s=bandwidth / 4, topology="shared-memory", num_gpus_per_node=1),
+        link=Link(
+            bytes_per_s=bandwidth / 4, topology="shared-memory", num_gpus_per_node=1
+        ),
         sources={"memory_bytes_per_s": MEASURED, "flops_per_s": MEASURED},
     )
 
@@ -290,7 +325,9 @@ def _fit_hardware(
         dtype,
         dtype,
     )
-    gemm = GemmCurve().refitted(base, products, rows, rotated=rotated, fitted_on=fitted_on)
+    gemm = GemmCurve().refitted(
+        base, products, rows, rotated=rotated, fitted_on=fitted_on
+    )
     rows = _rows(points, "attention")
     known = AttentionCurve(library="magicdec")
     attended = Attended(
@@ -302,7 +339,9 @@ def _fit_hardware(
         rows["head_dim"],
         precision.kv_dtype,
     )
-    attention = known.refitted(base, attended, rows, rotated=rotated, fitted_on=fitted_on)
+    attention = known.refitted(
+        base, attended, rows, rotated=rotated, fitted_on=fitted_on
+    )
     rows = _rows(points, "elementwise")
     streams = Stream(rows["num_bytes"], rows["num_kernels"])
     elementwise = ElementwiseCurve().refitted(base, streams, rows, fitted_on=fitted_on)
@@ -389,4 +428,6 @@ def obtain_profile(
     )
     request = request or AcceptanceRequest(model=model, dtype=dtype, device=device)
     laws = fit_profiles(request, measure_acceptance(request, progress=stages.stage(1)))
-    return LocalProfile(hardware=found.hardware, engine=found.engine, acceptance=tuple(laws))
+    return LocalProfile(
+        hardware=found.hardware, engine=found.engine, acceptance=tuple(laws)
+    )

@@ -20,7 +20,8 @@ SUFFIXES = (".html", ".md", ".json")
 
 def atlas_command(
     questions: Annotated[
-        Path | None, typer.Argument(help="TOML file of the questions; default: the shipped one.")
+        Path | None,
+        typer.Argument(help="TOML file of the questions; default: the shipped one."),
     ] = None,
     output: Annotated[
         list[Path] | None, option("atlas.html, atlas.md, atlas.json.", "--output", "-o")
@@ -53,7 +54,9 @@ def atlas_command(
     with shown_progress(quiet) as progress:
         for cell in cells_of(atlas, jobs=jobs):
             cells.append(cell)
-            progress(Step(f"{cell.model} on {cell.device}", done=len(cells), total=total))
+            progress(
+                Step(f"{cell.model} on {cell.device}", done=len(cells), total=total)
+            )
     for path in paths:
         suffix = path.suffix.lower()
         if suffix == ".json":

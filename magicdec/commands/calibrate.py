@@ -56,7 +56,9 @@ PROFILE_EPILOG = options.examples(
 
 
 def calibrate_command(
-    output: Annotated[Path, option("Profile to write (TOML).", "--output", "-o")] = LOCAL_PROFILE,
+    output: Annotated[
+        Path, option("Profile to write (TOML).", "--output", "-o")
+    ] = LOCAL_PROFILE,
     model: options.Checkpoint = "embedded",
     weights: Annotated[
         Literal["checkpoint", "random"], option("checkpoint, or random.")
@@ -69,7 +71,8 @@ def calibrate_command(
         str | None, option("Fit an engine profile to this running server instead.")
     ] = None,
     results: Annotated[
-        list[Path] | None, option("Fit to GuideLLM's or AIPerf's results instead; repeatable.")
+        list[Path] | None,
+        option("Fit to GuideLLM's or AIPerf's results instead; repeatable."),
     ] = None,
     hardware: Annotated[
         str | None, option("The server's device; with --server or --results.")
@@ -105,7 +108,8 @@ def calibrate_command(
     By micro-benchmarks of this machine, or by timing a running server from outside.
     """
     require(
-        server is None or not results, "--server is timed, --results are read: give one of them"
+        server is None or not results,
+        "--server is timed, --results are read: give one of them",
     )
     if server is None and not results:
         require(not dry_run, "--dry-run goes with --server")
@@ -137,10 +141,12 @@ def calibrate_command(
     from magicdec.live.http import parse_address
 
     require(
-        hardware is not None, "--server and --results need the server's device: give --hardware"
+        hardware is not None,
+        "--server and --results need the server's device: give --hardware",
     )
     require(
-        not (results and dry_run), "--dry-run goes with --server: nothing is sent for --results"
+        not (results and dry_run),
+        "--dry-run goes with --server: nothing is sent for --results",
     )
     _check_dtype(dtype)
     serving = Serving(
@@ -179,14 +185,17 @@ def _check_dtype(dtype: str | None) -> None:
         raise unknown_choice("dtype", dtype, PROFILE_DTYPES)
 
 
-def _runtime(engine: str | None, *, clock: str, weights: str) -> Literal["ours", "vllm"]:
+def _runtime(
+    engine: str | None, *, clock: str, weights: str
+) -> Literal["ours", "vllm"]:
     """The runtime to calibrate. Raises ConfigError for options that it does not take."""
     runtime = RUNTIMES.get(engine or "ours")
     if runtime is None:
         raise unknown_choice("engine to calibrate", engine or "", RUNTIMES)
     require(clock == "wall" or runtime == "vllm", "--clock cpu goes with --engine vllm")
     require(
-        weights == "checkpoint" or runtime == "ours", "--weights random goes with --engine ours"
+        weights == "checkpoint" or runtime == "ours",
+        "--weights random goes with --engine ours",
     )
     return runtime
 
@@ -205,7 +214,9 @@ def calibrate_machine(
     check_writable(output)
     with shown_progress(quiet) as show:
         result = measure(progress=show)
-    profile = LocalProfile(hardware=result.hardware, engine=result.engine, acceptance=())
+    profile = LocalProfile(
+        hardware=result.hardware, engine=result.engine, acceptance=()
+    )
     files = [*profile.save(output), save_points(result.points, output)]
     _print_machine(result)
     print("wrote " + ", ".join(map(str, files)))
@@ -249,7 +260,9 @@ def calibrate_server(
     drafts = "no draft"
     if server.gamma:
         drafts = f"gamma {server.gamma} by {server.draft}"
-    print(f"{address}: {printable(server.model)}, {server.engine or 'an unknown engine'}, {drafts}")
+    print(
+        f"{address}: {printable(server.model)}, {server.engine or 'an unknown engine'}, {drafts}"
+    )
     seconds = format_seconds(estimated_seconds(loads, setup, tp_size=tp))
     _print_loads(loads, f"about {seconds} by the {setup.engine.name} profile")
     if dry_run:
@@ -257,7 +270,9 @@ def calibrate_server(
         return
 
     def send(load: Load, seed: int) -> Measured:
-        return drive(address, load, model=server.model, vocab_size=spec.vocab_size, seed=seed)
+        return drive(
+            address, load, model=server.model, vocab_size=spec.vocab_size, seed=seed
+        )
 
     with shown_progress(quiet) as show:
         sent = send_plan(address, loads, send, max_len=server.max_len, progress=show)
@@ -334,7 +349,9 @@ def calibrate_results(paths: Sequence[Path], serving: Serving, output: Path) -> 
             "the requests differ much: the server or its machine did other work; measure again "
             "when it is quieter"
         )
-    origin = {"read": {"files": [path.name for path in paths], "requests": num_requests}}
+    origin = {
+        "read": {"files": [path.name for path in paths], "requests": num_requests}
+    }
     _save_fit(fit, points, origin, serving, output)
 
 
@@ -349,11 +366,15 @@ def _save_fit(
 
     files = save_fit(fit, points, origin, output)
     print("wrote " + ", ".join(map(str, files)))
-    command = options.command("plan", model=serving.model, hardware=serving.hardware, engine=output)
+    command = options.command(
+        "plan", model=serving.model, hardware=serving.hardware, engine=output
+    )
     print(f"next: {command}")
 
 
-def _print_fit(fit: ServerFit, points: Sequence[Measured], *, between: str = "rounds") -> None:
+def _print_fit(
+    fit: ServerFit, points: Sequence[Measured], *, between: str = "rounds"
+) -> None:
     """Every load with its error, the constants with their intervals, and the two medians."""
     for point, error in zip(points, fit.errors, strict=True):
         role = "fitted"
@@ -382,7 +403,9 @@ def _print_machine(result: Calibration) -> None:
     _print_hardware(result)
     _print_engine(result.engine)
     drifts = ", ".join(f"{name} {drift:+.1%}" for name, drift in result.drift.items())
-    print(f"noise between rounds {result.noise:.1%}; from the first pass to the second: {drifts}")
+    print(
+        f"noise between rounds {result.noise:.1%}; from the first pass to the second: {drifts}"
+    )
     if result.noise > NOISE_TO_WARN_OF:
         print(
             "the machine is too noisy for predictions to be trusted; calibrate again when it is "
@@ -403,9 +426,13 @@ def _print_hardware(result: Calibration) -> None:
     for name, rate in machine.flops_per_s.items():
         rates.append(f"{format_rate(rate, 'FLOP')} {name}")
     print(f"{machine.name}: {size} at {bandwidth}, {', '.join(rates)}")
-    errors = ", ".join(f"{phase} {error:.1%}" for phase, error in result.phase_error.items())
+    errors = ", ".join(
+        f"{phase} {error:.1%}" for phase, error in result.phase_error.items()
+    )
     seconds = format_seconds(result.elapsed_s)
-    print(f"{len(result.points)} points in {seconds}; median error of the fit: {errors}")
+    print(
+        f"{len(result.points)} points in {seconds}; median error of the fit: {errors}"
+    )
     curves = {
         "linear": machine.gemm,
         "attention": machine.attention,
@@ -439,13 +466,18 @@ def _print_engine(engine: EngineProfile) -> None:
         "autoregressive step": engine.autoregressive_overhead_s,
         "sequence of a step": engine.sequence_overhead_s,
     }
-    fixed = ", ".join(f"{name} {format_seconds(value)}" for name, value in costs.items())
+    fixed = ", ".join(
+        f"{name} {format_seconds(value)}" for name, value in costs.items()
+    )
     print(f"fixed costs per {fixed}")
 
 
 def profile_acceptance_command(
     output: Annotated[
-        Path, option("PROFILE.toml; acceptance files are written next to it.", "--output", "-o")
+        Path,
+        option(
+            "PROFILE.toml; acceptance files are written next to it.", "--output", "-o"
+        ),
     ] = LOCAL_PROFILE,
     model: options.Checkpoint = "embedded",
     outputs: options.LoggedOutputs = None,
@@ -457,37 +489,50 @@ def profile_acceptance_command(
         ),
     ] = SELF,
     draft_model: Annotated[
-        str | None, option("A trained head's directory; of --draft mtp: default, the target's.")
+        str | None,
+        option("A trained head's directory; of --draft mtp: default, the target's."),
     ] = None,
     tokenizer: options.LogTokenizer = None,
     draft_method: Annotated[
         str | None,
-        option("streamingllm, snapkv, topk; a model's: full, streamingllm; a list measures each."),
+        option(
+            "streamingllm, snapkv, topk; a model's: full, streamingllm; a list measures each."
+        ),
     ] = None,
     draft_budget: Annotated[
-        str | None, option("Budgets to measure of a sparse draft; default: 64,128,256,512,1024.")
+        str | None,
+        option("Budgets to measure of a sparse draft; default: 64,128,256,512,1024."),
     ] = None,
     context: Annotated[str, option("Contexts to measure.")] = "4096",
     num_prompts: Annotated[int, option("Prompts per context.", min=2)] = 32,
-    gen_len: Annotated[int, option("Tokens to generate per prompt and budget.", min=1)] = 64,
+    gen_len: Annotated[
+        int, option("Tokens to generate per prompt and budget.", min=1)
+    ] = 64,
     gamma: Annotated[int, option("Deepest position to measure.", min=1)] = 6,
     temperature: options.Temperature = 1.0,
     seed: Annotated[int, option("Seeds prompts and sampling.")] = 1,
-    prompts: Annotated[str, option("stdlib, recall, or a text file or directory.")] = "stdlib",
+    prompts: Annotated[
+        str, option("stdlib, recall, or a text file or directory.")
+    ] = "stdlib",
     dtype: options.Dtype = "float32",
     device: options.DeviceName = "cpu",
     gammas: Annotated[
-        str | None, option("With --outputs: gammas to replay, a list; default: those in use.")
+        str | None,
+        option("With --outputs: gammas to replay, a list; default: those in use."),
     ] = None,
     lookup_min: Annotated[
-        str | None, option("With --outputs: shortest n-grams to replay, a list; default: 1 to 5.")
+        str | None,
+        option("With --outputs: shortest n-grams to replay, a list; default: 1 to 5."),
     ] = None,
     lookup_max: Annotated[
-        str | None, option("With --outputs: longest n-grams to replay, a list; default: 3 to 8.")
+        str | None,
+        option("With --outputs: longest n-grams to replay, a list; default: 3 to 8."),
     ] = None,
     max_model_len: Annotated[
         int | None,
-        option("With --outputs: the engine's longest sequence, which cuts drafts.", min=2),
+        option(
+            "With --outputs: the engine's longest sequence, which cuts drafts.", min=2
+        ),
     ] = None,
     jobs: Annotated[
         int | None, option("With --outputs: processes; default: one per core.", min=1)
@@ -558,7 +603,9 @@ def profile_acceptance_command(
         draft=draft,
         head=head,
         draft_methods=tuple(methods.split(",")),  # AcceptanceRequest checks each
-        draft_budgets=tuple(parse_ints(draft_budget or USUAL_BUDGETS, "--draft-budget")),
+        draft_budgets=tuple(
+            parse_ints(draft_budget or USUAL_BUDGETS, "--draft-budget")
+        ),
         context_lens=tuple(parse_ints(context, "--context")),
         num_prompts=num_prompts,
         gen_len=gen_len,
@@ -627,7 +674,9 @@ def _print_profile(profile: AcceptanceProfile) -> None:
     """Counted rates with their 90 % intervals, the fitted law's rates, and the error of the law."""
     from magicdec.counts import Z_90
 
-    print(f"{profile.draft_method}: accepted by position, ± half a 90 % interval (the law)")
+    print(
+        f"{profile.draft_method}: accepted by position, ± half a 90 % interval (the law)"
+    )
     for counted in profile.measured:
         law = profile.conditional_rates(
             budget=counted.budget,
@@ -635,7 +684,9 @@ def _print_profile(profile: AcceptanceProfile) -> None:
             gamma_max=len(counted.rates),
         )
         cells = []
-        for rate, stderr, fitted in zip(counted.rates, counted.stderr, law, strict=True):
+        for rate, stderr, fitted in zip(
+            counted.rates, counted.stderr, law, strict=True
+        ):
             cells.append(f"{rate:.2f}±{Z_90 * stderr:.2f} ({fitted:.2f})")
         print(f"  {counted.budget:5.0f} at {counted.context:.0f}: {'  '.join(cells)}")
     if profile.held_out_error is not None:

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from magicdec.specs.model import ModelSpec
 
 Format = Annotated[Literal["table", "json"], option("table or json.", "--format")]
-MODELS_EPILOG = options.examples("models", "models --format json", "models --architectures")
+MODELS_EPILOG = options.examples(
+    "models", "models --format json", "models --architectures"
+)
 HARDWARE_EPILOG = options.examples("hardware")
 ENGINES_EPILOG = options.examples("engines")
 PROSE = ("layers", "fitted on", "models", "run")
@@ -30,7 +32,8 @@ HEADINGS = {
 
 def models_command(
     architectures: Annotated[
-        bool, option("The architectures that are understood, instead.", "--architectures")
+        bool,
+        option("The architectures that are understood, instead.", "--architectures"),
     ] = False,
     output: Format = "table",
 ) -> None:

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from magicdec.commands import options
-from magicdec.commands.options import OutputFormat, option, parse_rates, print_as, table_console
+from magicdec.commands.options import (
+    OutputFormat,
+    option,
+    parse_rates,
+    print_as,
+    table_console,
+)
 from magicdec.errors import ConfigError
 from magicdec.tasks import task_named
 from magicdec.units import format_seconds
@@ -39,14 +45,19 @@ def check_command(
     context: Annotated[int | None, option("Prompt length in tokens.", min=1)] = None,
     gen_len: Annotated[int, option("Tokens generated after the prompt.", min=0)] = 0,
     task: Annotated[
-        str | None, option("Text that is served: chat, code, rag, ...; brings usual lengths.")
+        str | None,
+        option("Text that is served: chat, code, rag, ...; brings usual lengths."),
     ] = None,
     temperature: options.Temperature = 1.0,
     acceptance_rate: Annotated[
-        str | None, option("Of its draft: one rate for every position, or a list by position.")
+        str | None,
+        option("Of its draft: one rate for every position, or a list by position."),
     ] = None,
     strict: Annotated[
-        bool, option("Exit with 1 where a change gains more than its uncertainty.", "--strict")
+        bool,
+        option(
+            "Exit with 1 where a change gains more than its uncertainty.", "--strict"
+        ),
     ] = False,
     output_format: options.Format = OutputFormat.TABLE,
 ) -> None:

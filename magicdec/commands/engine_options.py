@@ -71,7 +71,9 @@ KILO = 1000.0
 COUNT = re.compile(r"\d+[kKmM]")
 
 
-def as_ours(args: list[str], *, names: Iterable[str], counts: Iterable[str]) -> list[str]:
+def as_ours(
+    args: list[str], *, names: Iterable[str], counts: Iterable[str]
+) -> list[str]:
     """A command line with engines' options under our names, and numbers like "32k" written out.
 
     `names` are the command's options, `counts` those that take a whole number. Raises ConfigError
@@ -89,7 +91,9 @@ def as_ours(args: list[str], *, names: Iterable[str], counts: Iterable[str]) -> 
                 read.append("--tpot-ms")
                 read += [_milliseconds(option, value)] if equals else []
                 continue
-            read.append(f"{option}={_value(option, value, numbers)}" if equals else option)
+            read.append(
+                f"{option}={_value(option, value, numbers)}" if equals else option
+            )
             continue
         if option in RECIPROCALS:
             read.append(_milliseconds(option, word))

@@ -120,11 +120,15 @@ def _sorted_drafts(drafts: tuple[str, ...]) -> tuple[list[str], list[str]]:
     return rules, models
 
 
-def _profile_lookups(request: LogRequest, rules: list[str]) -> list[tuple[AcceptanceProfile, str]]:
+def _profile_lookups(
+    request: LogRequest, rules: list[str]
+) -> list[tuple[AcceptanceProfile, str]]:
     try:
         import numba  # noqa: F401  # the replays' only compiled dependency
     except ImportError:
-        raise ConfigError("replaying logs needs a package: pip install 'magicdec[logs]'") from None
+        raise ConfigError(
+            "replaying logs needs a package: pip install 'magicdec[logs]'"
+        ) from None
     from magicdec.logs.profiles import profiles_of, sweep
     from magicdec.logs.replay import replay_logs
     from magicdec.logs.sources import cpu_count, files_of
@@ -180,7 +184,9 @@ def _profile_model(request: LogRequest, draft: str) -> tuple[AcceptanceProfile, 
     gammas = request.gammas or MODEL_GAMMAS
     lookups = [Lookup(rule=DRAFT_MODEL, gamma=gamma) for gamma in gammas]
     with shown_progress(request.quiet) as show:
-        replays = ModelReplay(draft, lookups, dtype=request.dtype, device=request.device)
+        replays = ModelReplay(
+            draft, lookups, dtype=request.dtype, device=request.device
+        )
         replay = replay_draft_model(
             files,
             replays,
@@ -190,7 +196,9 @@ def _profile_model(request: LogRequest, draft: str) -> tuple[AcceptanceProfile, 
             progress=show,
         )
     name = replays.model.spec.name
-    profile = profiles_of(replay, model=request.model, dataset=dataset_of(files), draft=draft)[0]
+    profile = profiles_of(
+        replay, model=request.model, dataset=dataset_of(files), draft=draft
+    )[0]
     print_account(replay.account, num_files=len(files))
     _print_pace(replay)
     assert profile.replay is not None
@@ -221,7 +229,11 @@ def print_account(account: Account, *, num_files: int) -> None:
     )
     for reason, count in account.unreadable.items():
         named = "; ".join(account.examples.get(reason, []))
-        print(printable(f"not read: {count} of {account.num_rows} rows, {reason} ({named})"))
+        print(
+            printable(
+                f"not read: {count} of {account.num_rows} rows, {reason} ({named})"
+            )
+        )
     if account.without_prompt:
         print(
             f"{account.without_prompt} requests have no prompt in the log: look-ups into it are "
@@ -229,7 +241,9 @@ def print_account(account: Account, *, num_files: int) -> None:
             "accepted is a lower bound"
         )
     if account.lengths_only:
-        print(f"{account.lengths_only} requests have lengths alone, and cannot be replayed")
+        print(
+            f"{account.lengths_only} requests have lengths alone, and cannot be replayed"
+        )
     if account.tokenized:
         line = (
             f"{account.tokenized} requests are text, tokenized here: the engine's own ids may "
@@ -280,7 +294,9 @@ def _print_settings(replay: Replay) -> None:
     chosen = replay.setting
     others = [setting for setting in replay.settings if setting is not chosen]
     others.sort(key=lambda setting: max(setting.tokens_per_step), reverse=True)
-    gammas = [gamma for gamma in SHOWN_GAMMAS if gamma in chosen.gammas] or chosen.gammas
+    gammas = [
+        gamma for gamma in SHOWN_GAMMAS if gamma in chosen.gammas
+    ] or chosen.gammas
     print("  gamma      " + "".join(f"{gamma:>15}" for gamma in gammas))
     for setting in [chosen, *others[:SHOWN_SETTINGS]]:
         label = f"{setting.min_ngram}..{setting.max_ngram}"
@@ -329,5 +345,7 @@ def _write(request: LogRequest, profiles: list[tuple[AcceptanceProfile, str]]) -
         print(f"wrote {path}")
         files.append(path)
     draft = profiles[0][0].draft if len(profiles) == 1 else None
-    command = options.command("plan", model=request.model, draft=draft, acceptance=files)
+    command = options.command(
+        "plan", model=request.model, draft=draft, acceptance=files
+    )
     print(f"next: {command}")

@@ -29,7 +29,9 @@ TEXT_WIDTH = 100
 
 def examples(*lines: str) -> str:
     """The end of a command's help: each example within 80 columns."""
-    return "\b\nExamples:\n" + "".join(f"  {_folded(f'magicdec {line}')}\n" for line in lines)
+    return "\b\nExamples:\n" + "".join(
+        f"  {_folded(f'magicdec {line}')}\n" for line in lines
+    )
 
 
 def _folded(line: str) -> str:
@@ -92,7 +94,9 @@ Hardware = Annotated[str, option("Catalog name or TOML file.")]
 Temperature = Annotated[float, option("0 is greedy.")]
 
 # What is run here
-Checkpoint = Annotated[str, option("Catalog name, or a Hugging Face checkpoint directory.")]
+Checkpoint = Annotated[
+    str, option("Catalog name, or a Hugging Face checkpoint directory.")
+]
 Runtime = Literal["ours", "vllm"]
 Dtype = Annotated[str, option("float32, bfloat16 or float16.", callback=as_dtype)]
 OptionalDtype = Annotated[
@@ -108,27 +112,39 @@ CLOCK_HELP = "wall, or cpu: the processor time of one thread, which other proces
 # A server
 ServedModel = Annotated[str, option("The target, as plans call it.")]
 ServerFormat = Annotated[
-    str | None, option("The server's; default as published, on a CPU fp32.", callback=as_formats)
+    str | None,
+    option("The server's; default as published, on a CPU fp32.", callback=as_formats),
 ]
 ServerTp = Annotated[int, option("The server's tensor-parallel size.", min=1)]
 ServerTemperature = Annotated[float, option("Of its requests; 0 is greedy.")]
-Target = Annotated[str | None, option("MODEL or MODEL/ENGINE, where an address has several.")]
+Target = Annotated[
+    str | None, option("MODEL or MODEL/ENGINE, where an address has several.")
+]
 
 # Logged requests
 LoggedOutputs = Annotated[
     list[str] | None,
-    option("Logged requests to replay (JSON lines, JSON, .gz, .zst, .parquet; globs); repeatable."),
+    option(
+        "Logged requests to replay (JSON lines, JSON, .gz, .zst, .parquet; globs); repeatable."
+    ),
 ]
 LogTokenizer = Annotated[
     Path | None,
-    option("With logs of text: the model's tokenizer.json, or its directory.", "--tokenizer"),
+    option(
+        "With logs of text: the model's tokenizer.json, or its directory.",
+        "--tokenizer",
+    ),
 ]
 
 # Files and output
 Quiet = Annotated[bool, option("No progress display.", "--quiet", "-q")]
 Format = Annotated[OutputFormat, option("table, json or csv.", "--format")]
-Output = Annotated[Path | None, option("Write to this file, not to stdout.", "--output", "-o")]
-PlanFile = Annotated[Path | None, option("A plan document (magicdec plan --format json).")]
+Output = Annotated[
+    Path | None, option("Write to this file, not to stdout.", "--output", "-o")
+]
+PlanFile = Annotated[
+    Path | None, option("A plan document (magicdec plan --format json).")
+]
 
 
 FEW_OPTIONS = 9
@@ -171,7 +187,9 @@ class Command(TyperCommand):
             record = param.get_help_record(ctx)
             if record is not None:
                 records[str(param.name)] = record
-        has_arguments = any(param.param_type_name == "argument" for param in self.params)
+        has_arguments = any(
+            param.param_type_name == "argument" for param in self.params
+        )
         if has_arguments or len(records) <= FEW_OPTIONS:
             super().format_options(ctx, formatter)
             return
@@ -245,7 +263,9 @@ def parse_counts(text: str, option: str) -> list[int | str]:
         if not share.endswith("%"):
             values += parse_ints(share, option)
         elif parse_share(share) is None:
-            raise ConfigError(f"{option} must be above 0% and up to 100%, not '{share}'")
+            raise ConfigError(
+                f"{option} must be above 0% and up to 100%, not '{share}'"
+            )
         else:
             values.append(share)
     return values
@@ -256,7 +276,9 @@ def parse_floats(text: str, option: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        raise ConfigError(f"{option} must be numbers like 0.8 or 0.9,0.85, not '{text}'") from None
+        raise ConfigError(
+            f"{option} must be numbers like 0.8 or 0.9,0.85, not '{text}'"
+        ) from None
 
 
 def parse_rates(text: str | None) -> float | tuple[float, ...] | None:

@@ -86,10 +86,13 @@ def asks_plan(*names: str) -> Callable[[Callable[..., None]], Callable[..., None
             if not names or name in names
         }
         made = [
-            own.pop(name) if name in own else _parameter(name, each) for name, each in asked.items()
+            own.pop(name) if name in own else _parameter(name, each)
+            for name, each in asked.items()
         ]
         command.__signature__ = Signature([*made, *own.values()])  # type: ignore[attr-defined]
-        command.__annotations__ = {each.name: each.annotation for each in (*made, *own.values())}
+        command.__annotations__ = {
+            each.name: each.annotation for each in (*made, *own.values())
+        }
         return command
 
     return decorate
@@ -117,7 +120,9 @@ def _parameter(name: str, asked: Option) -> Parameter:
     shown = option(asked.help, *names, callback=reads)
     # made at run time
     annotation = Annotated.__class_getitem__((kind, shown))  # type: ignore[attr-defined]
-    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    return Parameter(
+        name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )
 
 
 def _read(name: str, value: Any) -> Any:
@@ -154,17 +159,23 @@ def plan_command(
     *,
     invocation: typer.Context,
     record: Annotated[
-        Path | None, option("Append the evaluated grid as records.", "--record", "--records")
+        Path | None,
+        option("Append the evaluated grid as records.", "--record", "--records"),
     ] = None,
     output_format: options.Format = OutputFormat.TABLE,
     output: Annotated[
-        Path | None, option("Also write the plan, as JSON, to this file.", "--output", "-o")
+        Path | None,
+        option("Also write the plan, as JSON, to this file.", "--output", "-o"),
     ] = None,
     why: Annotated[bool, option("Show the breakdown by operation.", "--why")] = False,
-    every: Annotated[bool, option("Show all rows, layouts, gammas and notes.", "--all")] = False,
+    every: Annotated[
+        bool, option("Show all rows, layouts, gammas and notes.", "--all")
+    ] = False,
     logs: Annotated[
         list[str] | None,
-        option("Logged requests: arrivals, lengths, cached prefixes and look-ups' acceptance."),
+        option(
+            "Logged requests: arrivals, lengths, cached prefixes and look-ups' acceptance."
+        ),
     ] = None,
     tokenizer: options.LogTokenizer = None,
     **given: Any,
@@ -178,7 +189,9 @@ def plan_command(
 
     if output is not None:
         check_writable(output)
-    asked = {name: _read(name, value) for name, value in _stated(invocation, given).items()}
+    asked = {
+        name: _read(name, value) for name, value in _stated(invocation, given).items()
+    }
     if logs:
         from magicdec.commands.plan_logs import options_from_logs
 
@@ -224,7 +237,9 @@ def _record(answer: Plan, path: Path) -> None:
     environment = current_environment()
     for row in answer.rows:
         planned = candidate_record(answer, row)
-        append_record(path, msgspec.structs.replace(planned, kind="plan", environment=environment))
+        append_record(
+            path, msgspec.structs.replace(planned, kind="plan", environment=environment)
+        )
 
 
 @asks_plan(*SENSITIVITY_OPTIONS)
@@ -259,7 +274,9 @@ def _print_sensitivity(model: str, result: Sensitivity) -> None:
         budget = f" {best.draft_budget}"
     else:
         budget = ""
-    print(f"{model}: {best.draft_method}{budget}, gamma {best.gamma}: {result.speedup:.2f}x")
+    print(
+        f"{model}: {best.draft_method}{budget}, gamma {best.gamma}: {result.speedup:.2f}x"
+    )
     rows = [
         (
             each.name,
@@ -277,20 +294,25 @@ def _print_sensitivity(model: str, result: Sensitivity) -> None:
 
 
 def explore_command(
-    model: Annotated[str | None, option("Catalog name, config.json or its directory.")] = None,
+    model: Annotated[
+        str | None, option("Catalog name, config.json or its directory.")
+    ] = None,
     hardware: Annotated[str | None, option("Catalog name or TOML file.")] = None,
     engine: Annotated[
         str | None, option("Engine on that hardware: catalog name or TOML file.")
     ] = None,
     acceptance: Annotated[
-        list[Path] | None, option("Measured acceptance profile of that model; repeatable.")
+        list[Path] | None,
+        option("Measured acceptance profile of that model; repeatable."),
     ] = None,
     host: Annotated[
         str, option("Address to listen on; beyond loopback it needs --allow-host.")
     ] = "127.0.0.1",
     allow_host: Annotated[
         list[str] | None,
-        option("A host name that requests may ask for, such as a container's; repeatable."),
+        option(
+            "A host name that requests may ask for, such as a container's; repeatable."
+        ),
     ] = None,
     port: Annotated[int, option("Port; 0 takes a free one.", min=0, max=65535)] = 8642,
     browser: Annotated[bool, option("Open the page.", "--browser/--no-browser")] = True,
@@ -310,7 +332,9 @@ def explore_command(
         engine=engine,
         acceptance=[str(path) for path in acceptance or ()],
     )
-    with Server(Explorer(catalog), host, port, allowed_hosts=allow_host or ()) as server:
+    with Server(
+        Explorer(catalog), host, port, allowed_hosts=allow_host or ()
+    ) as server:
         print(f"{server.url}  (Ctrl-C stops it)", flush=True)
         if browser:
             webbrowser.open(server.url)

@@ -123,7 +123,9 @@ def _replayed(
     return profiles_of(replay, model=str(model), dataset=dataset)
 
 
-def _written(profiles: list[AcceptanceProfile], folder: Path, *, says: bool) -> list[str]:
+def _written(
+    profiles: list[AcceptanceProfile], folder: Path, *, says: bool
+) -> list[str]:
     from magicdec.perfmodel.acceptance import save_profile
 
     paths = []
@@ -155,7 +157,9 @@ def _print_load(load: LogLoad, given: dict[str, Any]) -> None:
     )
     if load.arrival_s is not None and load.arrival_s[-1] > 0.0:
         rate = (len(load.arrival_s) - 1) / load.arrival_s[-1]
-        print(f"arrivals: {rate:.3g} requests per second over {load.arrival_s[-1]:.0f} s")
+        print(
+            f"arrivals: {rate:.3g} requests per second over {load.arrival_s[-1]:.0f} s"
+        )
     else:
         print(
             f"arrivals: not in the log ({load.num_timed} of {len(load.prompt_len)} requests have a "
@@ -170,7 +174,9 @@ def _print_load(load: LogLoad, given: dict[str, Any]) -> None:
         )
         return
     if load.account.without_prompt == load.account.num_requests:
-        print("prefix cache: not known, the log has no prompts; assumed instead: nothing is found")
+        print(
+            "prefix cache: not known, the log has no prompts; assumed instead: nothing is found"
+        )
         return
     room = "unknown room"
     if load.room_tokens is not None:

@@ -39,7 +39,9 @@ LISTED = (
         "records ls grid.jsonl", "records ls grid.jsonl --format csv > grid.csv"
     ),
 )
-def ls_command(files: Files, output_format: options.Format = options.OutputFormat.TABLE) -> None:
+def ls_command(
+    files: Files, output_format: options.Format = options.OutputFormat.TABLE
+) -> None:
     """List records, one line each.
 
     As JSON and CSV with every field, lists and mappings as JSON, the environment in fields of their
@@ -64,7 +66,9 @@ def ls_command(files: Files, output_format: options.Format = options.OutputForma
             "speedup",
         )
         table_console().print(
-            text_table(heads, [_cells(row) for row in rows], wraps=("source", "model", "draft"))
+            text_table(
+                heads, [_cells(row) for row in rows], wraps=("source", "model", "draft")
+            )
         )
         print(f"{len(rows)} records")
 
@@ -92,7 +96,8 @@ def _cells(record: dict[str, Any]) -> list[str]:
 
 @app.command("show", epilog=options.examples("records show 3f2a grid.jsonl"))
 def show_command(
-    key: Annotated[str, typer.Argument(help="A record's key, or its beginning.")], files: Files
+    key: Annotated[str, typer.Argument(help="A record's key, or its beginning.")],
+    files: Files,
 ) -> None:
     """Show one record in full, as JSON.
 

@@ -55,7 +55,8 @@ PICTURES = (PlotFormat.SVG, PlotFormat.PNG)
 
 
 Records = Annotated[
-    list[Path] | None, typer.Argument(help="Record files (JSON lines), measured and predicted.")
+    list[Path] | None,
+    typer.Argument(help="Record files (JSON lines), measured and predicted."),
 ]
 
 
@@ -64,9 +65,13 @@ def report_command(
     plan: options.PlanFile = None,
     output: Annotated[
         list[Path] | None,
-        option("report.html, report.pdf (needs magicdec[pdf]), or both.", "--output", "-o"),
+        option(
+            "report.html, report.pdf (needs magicdec[pdf]), or both.", "--output", "-o"
+        ),
     ] = None,
-    title: Annotated[str, option("Title of the report.")] = "Speculative decoding report",
+    title: Annotated[
+        str, option("Title of the report.")
+    ] = "Speculative decoding report",
 ) -> None:
     """Turn records into an HTML report, a PDF, or both.
 
@@ -89,7 +94,9 @@ def report_command(
         print(path)
 
 
-def load_report_data(records: list[Path], plan: Path | None, *, title: str = "") -> ReportData:
+def load_report_data(
+    records: list[Path], plan: Path | None, *, title: str = ""
+) -> ReportData:
     """Reads what a report is made from. Raises StorageError or ConfigError naming the file."""
     import shlex
     import sys
@@ -118,7 +125,9 @@ def load_report_data(records: list[Path], plan: Path | None, *, title: str = "")
 
 
 def plot_command(
-    name: Annotated[str, typer.Argument(help="A figure or a table; `list` names them all.")],
+    name: Annotated[
+        str, typer.Argument(help="A figure or a table; `list` names them all.")
+    ],
     records: Records = None,
     plan: options.PlanFile = None,
     output: options.Output = None,
@@ -150,7 +159,9 @@ def plot_command(
         print(content, end="")
 
 
-def _format(is_figure: bool, output: Path | None, given: PlotFormat | None) -> PlotFormat:
+def _format(
+    is_figure: bool, output: Path | None, given: PlotFormat | None
+) -> PlotFormat:
     """The format asked for, or the one of the file's name; SVG for a figure and Markdown for a
     table otherwise.
     """
@@ -163,7 +174,9 @@ def _format(is_figure: bool, output: Path | None, given: PlotFormat | None) -> P
             )
     kind = kind or (PlotFormat.SVG if is_figure else PlotFormat.MARKDOWN)
     if kind in PICTURES and not is_figure:
-        raise ConfigError(f"a table is not written as {kind}: use markdown, csv or json")
+        raise ConfigError(
+            f"a table is not written as {kind}: use markdown, csv or json"
+        )
     if kind is PlotFormat.PNG and output is None:
         raise ConfigError("a PNG is written to a file: give -o FILE.png")
     return kind
@@ -177,7 +190,9 @@ def _content(name: str, data: ReportData, kind: PlotFormat) -> str | bytes:
     if name in FIGURES:
         chart = draw(name, data)
         if chart is None:
-            raise ConfigError(f"the records and the plan hold nothing to draw '{name}' from")
+            raise ConfigError(
+                f"the records and the plan hold nothing to draw '{name}' from"
+            )
         if kind is PlotFormat.SVG:
             return raw_svg(chart.standalone(), background=PAPER)
         if kind is PlotFormat.PNG:
@@ -193,10 +208,14 @@ def _content(name: str, data: ReportData, kind: PlotFormat) -> str | bytes:
 
 def export_command(
     engine: Annotated[str, typer.Argument(help="vllm, sglang or trtllm.")],
-    plan: Annotated[Path, typer.Argument(help="A plan document (magicdec plan --format json).")],
+    plan: Annotated[
+        Path, typer.Argument(help="A plan document (magicdec plan --format json).")
+    ],
     candidate: Annotated[
         int | None,
-        option("Of the plan's candidates, from 1; default: the best that the engine runs."),
+        option(
+            "Of the plan's candidates, from 1; default: the best that the engine runs."
+        ),
     ] = None,
     acceptance: Annotated[
         list[Path] | None, option("Acceptance profile of the plan; repeatable.")

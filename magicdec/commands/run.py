@@ -98,22 +98,31 @@ def run_command(
         option("checkpoint, or random (seeded) for a model without one."),
     ] = "checkpoint",
     draft: Annotated[
-        str, option("self, none, ngram, suffix, a head's method or directory, or a draft model.")
+        str,
+        option(
+            "self, none, ngram, suffix, a head's method or directory, or a draft model."
+        ),
     ] = "self",
     draft_model: Annotated[
-        str | None, option("A trained head's directory; of --draft mtp: default, the target's.")
+        str | None,
+        option("A trained head's directory; of --draft mtp: default, the target's."),
     ] = None,
     draft_method: Annotated[
         str, option("streamingllm, snapkv or topk; of a model: full, streamingllm.")
     ] = "streamingllm",
     draft_budget: Annotated[
-        str | None, option("KV slots a draft step reads, or shares (7%); a list measures each.")
+        str | None,
+        option("KV slots a draft step reads, or shares (7%); a list measures each."),
     ] = "256",
-    gamma: Annotated[str, option("Drafted tokens per step; a list measures each.")] = "3",
+    gamma: Annotated[
+        str, option("Drafted tokens per step; a list measures each.")
+    ] = "3",
     plan: Annotated[
         Path | None, option("Run a plan's best and runner-up; options override.")
     ] = None,
-    tp: Annotated[int, option("Ranks that share the model; starts them itself.", min=1)] = 1,
+    tp: Annotated[
+        int, option("Ranks that share the model; starts them itself.", min=1)
+    ] = 1,
     draft_tp: Annotated[
         int | None, option("Ranks of the draft model; default: all.", min=1)
     ] = None,
@@ -127,7 +136,8 @@ def run_command(
     batch: Annotated[int, option("Sequences decoded together.", min=1)] = 8,
     context: Annotated[int, option("Tokens of the longest prompt.", min=2)] = 2048,
     context_spread: Annotated[
-        float, option("Shorten prompts by up to this share, evenly spread.", min=0, max=0.9)
+        float,
+        option("Shorten prompts by up to this share, evenly spread.", min=0, max=0.9),
     ] = 0,
     gen_len: Annotated[int, option("Tokens to generate per sequence.", min=1)] = 64,
     temperature: options.Temperature = 1.0,
@@ -135,7 +145,9 @@ def run_command(
     top_p: Annotated[
         float | None, option("Sample from the smallest set with this probability.")
     ] = None,
-    seed: Annotated[int, option("Seeds prompts, weights and sampling.", min=0, max=2**63 - 1)] = 0,
+    seed: Annotated[
+        int, option("Seeds prompts, weights and sampling.", min=0, max=2**63 - 1)
+    ] = 0,
     dtype: options.Dtype = "float32",
     device: options.DeviceName = "cpu",
     prompts: Annotated[
@@ -146,27 +158,40 @@ def run_command(
     ] = None,
     queue: Annotated[
         int | None,
-        option("Prompts in all; those that wait refill free slots.", min=1, max=MAX_COUNT),
+        option(
+            "Prompts in all; those that wait refill free slots.", min=1, max=MAX_COUNT
+        ),
     ] = None,
     adaptive: Annotated[
-        bool, option("Choose gamma each step, up to --gamma, from --plan's table.", "--adaptive")
+        bool,
+        option(
+            "Choose gamma each step, up to --gamma, from --plan's table.", "--adaptive"
+        ),
     ] = False,
     cuda_graphs: Annotated[
         bool, option("Replay steps as captured graphs, on a CUDA device.")
     ] = True,
-    repetitions: Annotated[int, option("Interleaved repetitions.", min=1, max=MAX_COUNT)] = 3,
-    run_to_end: Annotated[bool, option("Also measure the drain of a static batch.")] = False,
+    repetitions: Annotated[
+        int, option("Interleaved repetitions.", min=1, max=MAX_COUNT)
+    ] = 3,
+    run_to_end: Annotated[
+        bool, option("Also measure the drain of a static batch.")
+    ] = False,
     stop_at_eos: Annotated[
         bool, option("Let a sequence end at its end-of-sequence token.")
     ] = False,
     records: Annotated[
         Path | None, option("Append one record per configuration to this file.")
     ] = None,
-    resume: Annotated[bool, option("Skip what the records file already holds.")] = False,
+    resume: Annotated[
+        bool, option("Skip what the records file already holds.")
+    ] = False,
     save_output: Annotated[
         Path | None, option("Write prompts and generated text as JSON lines.")
     ] = None,
-    stream: Annotated[bool, option("At the end, show one sequence's text.", "--stream")] = False,
+    stream: Annotated[
+        bool, option("At the end, show one sequence's text.", "--stream")
+    ] = False,
     quiet: options.Quiet = False,
     output_format: options.Format = OutputFormat.TABLE,
 ) -> None:
@@ -179,7 +204,9 @@ def run_command(
     planned: list[dict[str, Any]] = [{}]
     if plan is not None:
         is_draft_given = bool(explicit & {"draft", "draft_method"})
-        planned = read_plan(plan, is_draft_given=is_draft_given, is_dtype_given="dtype" in explicit)
+        planned = read_plan(
+            plan, is_draft_given=is_draft_given, is_dtype_given="dtype" in explicit
+        )
     wanted = []
     for row in planned:
         from_plan = {name: value for name, value in row.items() if name not in explicit}
@@ -258,11 +285,15 @@ def _request(given: dict[str, Any], explicit: set[str]) -> BenchmarkRequest:
     table = None
     if given["adaptive"]:
         table = given.get("gamma_table")
-        require(table is not None, "--adaptive reads a plan's table of gammas; give --plan too")
+        require(
+            table is not None,
+            "--adaptive reads a plan's table of gammas; give --plan too",
+        )
     if table is not None and "gamma" not in explicit:
         given = {**given, "gamma": str(max(table.max_gamma, 1))}
     require(
-        all(0 <= rate <= 1 for rate in rates), "--simulate-acceptance must be rates between 0 and 1"
+        all(0 <= rate <= 1 for rate in rates),
+        "--simulate-acceptance must be rates between 0 and 1",
     )
     sampling = SamplingSpec(
         temperature=given["temperature"],
@@ -378,7 +409,9 @@ def _merge(requests: list[BenchmarkRequest]) -> list[BenchmarkRequest]:
     """Joins requests that differ only in their drafts, which are then measured side by side."""
     merged: dict[BenchmarkRequest, list[SpeculationSpec]] = {}
     for request in requests:
-        merged.setdefault(replace(request, speculations=()), []).extend(request.speculations)
+        merged.setdefault(replace(request, speculations=()), []).extend(
+            request.speculations
+        )
     joined = []
     for request, speculations in merged.items():
         joined.append(replace(request, speculations=tuple(dict.fromkeys(speculations))))
@@ -413,7 +446,9 @@ def _run(requests: list[BenchmarkRequest], outputs: Outputs) -> list[Record] | N
     return results
 
 
-def _run_under_torchrun(requests: list[BenchmarkRequest], outputs: Outputs) -> list[Record] | None:
+def _run_under_torchrun(
+    requests: list[BenchmarkRequest], outputs: Outputs
+) -> list[Record] | None:
     """One error of all ranks is printed by the first alone: it fails at once, and torchrun then
     ends the others.
     """
@@ -491,7 +526,8 @@ def _check_runs(path: Path, plan: Plan) -> None:
         )
     if not plan.candidates and plan.needs_acceptance:
         drafts = ", ".join(
-            f"{unknown.draft}/{unknown.draft_method}" for unknown in plan.needs_acceptance
+            f"{unknown.draft}/{unknown.draft_method}"
+            for unknown in plan.needs_acceptance
         )
         first = plan.needs_acceptance[0]
         example = first.draft

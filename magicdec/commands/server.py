@@ -42,7 +42,9 @@ USUAL_INTERVAL_S = 5.0
 def observe_command(
     source: Annotated[
         list[str],
-        typer.Argument(help="A server's address, two saved scrapes of its /metrics, or a trace."),
+        typer.Argument(
+            help="A server's address, two saved scrapes of its /metrics, or a trace."
+        ),
     ],
     draft: Annotated[
         str | None,
@@ -61,12 +63,15 @@ def observe_command(
     ] = None,
     seconds: Annotated[float, option("How long to look.")] = 30.0,
     interval: Annotated[
-        float | None, option("Seconds between scrapes; default 5, or half of a shorter window.")
+        float | None,
+        option("Seconds between scrapes; default 5, or half of a shorter window."),
     ] = None,
     target: options.Target = None,
     context: Annotated[
         float | None,
-        option("Length of sequences, for servers that do not count it.", min=1, max=10**9),
+        option(
+            "Length of sequences, for servers that do not count it.", min=1, max=10**9
+        ),
     ] = None,
     dataset: Annotated[str, option("What the requests were, for the profile.")] = "",
     hardware: Annotated[str | None, option("The server's device: adds advice.")] = None,
@@ -81,7 +86,9 @@ def observe_command(
     watch: Annotated[
         bool, option("Keep looking, with the trend, until stopped.", "--watch")
     ] = False,
-    output: Annotated[Path | None, option("Acceptance profile to write.", "--output", "-o")] = None,
+    output: Annotated[
+        Path | None, option("Acceptance profile to write.", "--output", "-o")
+    ] = None,
     records: Annotated[Path | None, option("Append a measured record.")] = None,
     output_format: options.Format = OutputFormat.TABLE,
     quiet: options.Quiet = False,
@@ -103,7 +110,9 @@ def observe_command(
             "a trace holds acceptance only: --records and --watch need a server",
         )
         trace = Path(source[0])
-        _observe_trace(trace, requested, model=model, context=context, dataset=dataset, to=output)
+        _observe_trace(
+            trace, requested, model=model, context=context, dataset=dataset, to=output
+        )
         return
     from magicdec.live.advice import Serving
     from magicdec.live.http import Address
@@ -130,7 +139,9 @@ def observe_command(
             raise ConfigError("--watch shows an address, and writes nothing")
         _watch(where, view, target=target, seconds=seconds, interval=interval)
         return
-    observation = _look(where, target=target, seconds=seconds, interval=interval, quiet=quiet)
+    observation = _look(
+        where, target=target, seconds=seconds, interval=interval, quiet=quiet
+    )
     _print_observation(observation, view, output_format)
     _write_observation(
         observation,
@@ -164,12 +175,17 @@ def _observe_trace(
     _print_imported(trace, agreed(requested, None), model or "", context, dataset, to)
 
 
-def _requested_draft(draft: str | None, method: str | None, budget: int | None) -> Draft | None:
+def _requested_draft(
+    draft: str | None, method: str | None, budget: int | None
+) -> Draft | None:
     from magicdec.live.observation import parse_draft
 
     if draft is not None:
         return parse_draft(draft, method=method, budget=budget)
-    require(method is None and budget is None, "--draft-method and --draft-budget go with --draft")
+    require(
+        method is None and budget is None,
+        "--draft-method and --draft-budget go with --draft",
+    )
     return None
 
 
@@ -191,7 +207,9 @@ def _view(
     return view
 
 
-def _print_observation(observation: Observation, view: View, output_format: OutputFormat) -> None:
+def _print_observation(
+    observation: Observation, view: View, output_format: OutputFormat
+) -> None:
     """Prints the lines of a view, or its document."""
     if output_format is OutputFormat.TABLE:
         print("\n".join(view.lines(observation)))
@@ -236,10 +254,14 @@ def _write_observation(
             dataset=dataset,
         )
         save_profile(measured, profile)
-        command = options.command("plan", model=model, hardware=hardware, acceptance=profile)
+        command = options.command(
+            "plan", model=model, hardware=hardware, acceptance=profile
+        )
         print(f"wrote {profile}\nnext: {command}", file=file)
     if records is not None:
-        row = record(observation, draft, model=model, hardware=hardware or "", tp_size=tp_size)
+        row = record(
+            observation, draft, model=model, hardware=hardware or "", tp_size=tp_size
+        )
         append_record(records, row)
         print(f"appended to {records}", file=file)
 
@@ -264,7 +286,10 @@ def _look(
     except ServerError as error:
         if len(taken) < 2:
             raise
-        print(f"the window ends early, after {len(taken)} scrapes: {error}", file=sys.stderr)
+        print(
+            f"the window ends early, after {len(taken)} scrapes: {error}",
+            file=sys.stderr,
+        )
     return observe(taken, choose_target(taken[-1], target))
 
 
@@ -291,13 +316,17 @@ def _watch(
     ) as screen:
 
         def show(lines: list[str]) -> None:
-            screen.update(Text("\n".join([*lines, "", *trend_lines(history)])), refresh=True)
+            screen.update(
+                Text("\n".join([*lines, "", *trend_lines(history)])), refresh=True
+            )
 
         def missed(error: ServerError) -> None:
             show([f"{error}; asked again every {format_seconds(interval)}"])
 
         try:
-            for taken in windows(where, seconds=seconds, interval_s=interval, missed=missed):
+            for taken in windows(
+                where, seconds=seconds, interval_s=interval, missed=missed
+            ):
                 try:
                     history.append(observe(taken, choose_target(taken[-1], target)))
                     show(view.lines(history[-1], with_setting=False))
@@ -331,21 +360,29 @@ def _print_imported(
         dataset=dataset,
     )
     steps = trace.counts.steps
-    print(f"{trace.kind}: {steps.sum():.0f} steps of {len(steps)} sequences, drafted by {draft}")
+    print(
+        f"{trace.kind}: {steps.sum():.0f} steps of {len(steps)} sequences, drafted by {draft}"
+    )
     print(f"  accepted     {rates_text(profile.measured[0])}")
     if output is not None:
         save_profile(profile, output)
-        print(f"wrote {output}\nnext: {options.command('plan', model=model, acceptance=output)}")
+        print(
+            f"wrote {output}\nnext: {options.command('plan', model=model, acceptance=output)}"
+        )
 
 
 def tune_command(
     server: Annotated[str, typer.Argument(help="The server's address.")],
-    restart: Annotated[str, option("Command that restarts it, with {gamma} in it; 0 is no draft.")],
+    restart: Annotated[
+        str, option("Command that restarts it, with {gamma} in it; 0 is no draft.")
+    ],
     model: options.ServedModel,
     hardware: Annotated[str, option("The server's device.")],
     draft: Annotated[
         str | None,
-        option("The server's draft: ngram, eagle, or a model; default: as announced, or ngram."),
+        option(
+            "The server's draft: ngram, eagle, or a model; default: as announced, or ngram."
+        ),
     ] = None,
     engine: Annotated[str | None, option("Engine profile.")] = None,
     tp: options.ServerTp = 1,
@@ -353,8 +390,12 @@ def tune_command(
     target: options.Target = None,
     seconds: Annotated[float, option("How long to look at each gamma.")] = 60.0,
     interval: Annotated[float, option("Seconds between scrapes.")] = 5.0,
-    repeats: Annotated[int, option("Times that each gamma is tried, in turns.", min=1, max=20)] = 2,
-    limit: Annotated[float, option("Seconds after which no more is tried.", min=1.0)] = 1800.0,
+    repeats: Annotated[
+        int, option("Times that each gamma is tried, in turns.", min=1, max=20)
+    ] = 2,
+    limit: Annotated[
+        float, option("Seconds after which no more is tried.", min=1.0)
+    ] = 1800.0,
     yes: Annotated[bool, option("Restart without asking.", "--yes")] = False,
     output_format: options.Format = OutputFormat.TABLE,
     quiet: options.Quiet = False,
@@ -435,7 +476,9 @@ def tune_command(
         ended = error  # raised once the trials before it are shown
     document = _trials_document(trials, predicted, order, advised=gammas[0])
     lines = outcome_lines(trials, order)
-    print_as(output_format, document, document["trials"], lambda: print("\n".join(lines)))
+    print_as(
+        output_format, document, document["trials"], lambda: print("\n".join(lines))
+    )
     if ended is not None:
         raise ended
 
@@ -460,7 +503,9 @@ def _trials_document(
 
     rows = []
     for trial in trials:
-        rows.append(dataclasses.asdict(trial) | {"predicted_tpot_s": predicted[trial.gamma]})
+        rows.append(
+            dataclasses.asdict(trial) | {"predicted_tpot_s": predicted[trial.gamma]}
+        )
     by_gamma = outcomes(trials)
     return {
         "planned": order,

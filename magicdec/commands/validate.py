@@ -15,7 +15,14 @@ import typer
 from msgspec import to_builtins
 
 from magicdec.commands import options
-from magicdec.commands.options import CommandGroup, OutputFormat, console, option, print_as, require
+from magicdec.commands.options import (
+    CommandGroup,
+    OutputFormat,
+    console,
+    option,
+    print_as,
+    require,
+)
 from magicdec.progress import Done, shown_progress
 from magicdec.units import format_seconds
 
@@ -40,8 +47,12 @@ OptionalFiles = Annotated[
 Clock = Annotated[Literal["wall", "cpu"] | None, option(options.CLOCK_HELP)]
 
 
-@app.command("kernels", epilog=options.examples("validate kernels gemm.csv attention.csv.gz"))
-def kernels_command(files: Files, output_format: options.Format = OutputFormat.TABLE) -> None:
+@app.command(
+    "kernels", epilog=options.examples("validate kernels gemm.csv attention.csv.gz")
+)
+def kernels_command(
+    files: Files, output_format: options.Format = OutputFormat.TABLE
+) -> None:
     """Predicted kernels against measured ones.
 
     Error of the shipped hardware profiles on tables of GEMM, attention and all-reduce.
@@ -51,12 +62,17 @@ def kernels_command(files: Files, output_format: options.Format = OutputFormat.T
     _print_groups(validate_kernels(files), output_format)
 
 
-@app.command("serving", epilog=options.examples("validate serving server_tpot.csv --format json"))
+@app.command(
+    "serving", epilog=options.examples("validate serving server_tpot.csv --format json")
+)
 def serving_command(
     files: Files,
     left_out: Annotated[
         bool,
-        option("Errors also with the row's device, tp or model left out of the fit.", "--left-out"),
+        option(
+            "Errors also with the row's device, tp or model left out of the fit.",
+            "--left-out",
+        ),
     ] = False,
     output_format: options.Format = OutputFormat.TABLE,
 ) -> None:
@@ -71,13 +87,17 @@ def serving_command(
 
 @app.command(
     "pairs",
-    epilog=options.examples("validate pairs", "validate pairs --acceptance shipped --format json"),
+    epilog=options.examples(
+        "validate pairs", "validate pairs --acceptance shipped --format json"
+    ),
 )
 def pairs_command(
     files: OptionalFiles = None,
     acceptance: Annotated[
         Literal["measured", "shipped"],
-        option("Tokens per step as each row measured them, or by the acceptance that ships."),
+        option(
+            "Tokens per step as each row measured them, or by the acceptance that ships."
+        ),
     ] = "measured",
     output_format: options.Format = OutputFormat.TABLE,
 ) -> None:
@@ -89,7 +109,9 @@ def pairs_command(
     from magicdec.validate.pairs import validate_pairs
     from magicdec.validate.rows import published
 
-    document = validate_pairs(files or published("speculation_pairs.csv"), acceptance=acceptance)
+    document = validate_pairs(
+        files or published("speculation_pairs.csv"), acceptance=acceptance
+    )
     _print_groups(document, output_format)
     if output_format is OutputFormat.TABLE and document["choice"]["cells"]:
         choice = document["choice"]
@@ -103,7 +125,8 @@ def pairs_command(
 
 
 @app.command(
-    "traffic", epilog=options.examples("validate traffic open_loop.csv closed_loop_slo.csv")
+    "traffic",
+    epilog=options.examples("validate traffic open_loop.csv closed_loop_slo.csv"),
 )
 def traffic_command(
     files: Files,
@@ -123,19 +146,25 @@ def traffic_command(
 
 
 @app.command(
-    "published", epilog=options.examples("validate published", "validate published --format csv")
+    "published",
+    epilog=options.examples("validate published", "validate published --format csv"),
 )
 def published_command(
     files: OptionalFiles = None,
     fit_acceptance: Annotated[
-        bool, option("Fit one acceptance rate per pair to the given rows.", "--fit-acceptance")
+        bool,
+        option(
+            "Fit one acceptance rate per pair to the given rows.", "--fit-acceptance"
+        ),
     ] = False,
     output_format: options.Format = OutputFormat.TABLE,
 ) -> None:
     """Predictions against published speedups and latencies."""
     from magicdec.validate.published_speedups import validate_published
 
-    _print_groups(validate_published(files or None, fit_acceptance=fit_acceptance), output_format)
+    _print_groups(
+        validate_published(files or None, fit_acceptance=fit_acceptance), output_format
+    )
 
 
 @app.command(
@@ -147,7 +176,8 @@ def published_command(
 def acceptance_command(
     files: OptionalFiles = None,
     leave_out: Annotated[
-        Literal["model", "source", "checkpoint", "checkpoint-task", "long-context"] | None,
+        Literal["model", "source", "checkpoint", "checkpoint-task", "long-context"]
+        | None,
         option(
             "Predict each group of rows from all others; long-context: what is beyond 2k of a "
             "checkpoint whose shorter ones are given.",
@@ -177,9 +207,13 @@ def acceptance_command(
     if not of_beliefs and leave_out is None:
         _print_groups(validate_acceptance(files or None), output_format)
         return
-    require(not of_law, f"{', '.join(map(str, of_law))}: no column mean_acceptance_length")
+    require(
+        not of_law, f"{', '.join(map(str, of_law))}: no column mean_acceptance_length"
+    )
     with shown_progress(quiet) as show:
-        validation = validate_beliefs(of_beliefs, leave_out=leave_out or "", progress=show)
+        validation = validate_beliefs(
+            of_beliefs, leave_out=leave_out or "", progress=show
+        )
     print_as(
         output_format,
         to_builtins(validation),
@@ -213,7 +247,9 @@ def _print_beliefs(validation: AcceptanceValidation) -> None:
     print('"more than c tokens per step", c of 1.3 to 3: said, came true, claims')
     claims = []
     for decile in validation.deciles:
-        claims.append((f"{decile.said:.0%}", f"{decile.came_true:.0%}", str(decile.claims)))
+        claims.append(
+            (f"{decile.said:.0%}", f"{decile.came_true:.0%}", str(decile.claims))
+        )
     console().print(text_table(("said", "came true", "claims"), claims))
 
 
@@ -227,14 +263,16 @@ def _print_beliefs(validation: AcceptanceValidation) -> None:
 )
 def grid_command(
     grid: Annotated[
-        Path | None, typer.Argument(help="A grid file (TOML); default: a small built-in grid.")
+        Path | None,
+        typer.Argument(help="A grid file (TOML); default: a small built-in grid."),
     ] = None,
     profile: Annotated[
-        Path | None, option("PROFILE.toml of `magicdec calibrate`; default: calibrate first.")
+        Path | None,
+        option("PROFILE.toml of `magicdec calibrate`; default: calibrate first."),
     ] = None,
-    records: Annotated[Path, option("Predictions, then measurements are appended to it.")] = Path(
-        "grid.jsonl"
-    ),
+    records: Annotated[
+        Path, option("Predictions, then measurements are appended to it.")
+    ] = Path("grid.jsonl"),
     engine: Annotated[
         options.Runtime | None,
         option(
@@ -256,7 +294,10 @@ def grid_command(
     from magicdec.measure.environment import bind_threads, prepare
     from magicdec.validate.grid import choose_grid, run_grid
 
-    require(not (quick and grid), "--quick is a grid of its own: give it or a grid file, not both")
+    require(
+        not (quick and grid),
+        "--quick is a grid of its own: give it or a grid file, not both",
+    )
     spec = choose_grid(grid, quick=quick, engine=engine, clock=clock)
     prepare(spec.clock, spec.device)
     bind_threads()
@@ -267,7 +308,9 @@ def grid_command(
         if profile:
             local = load_local_profile(profile)
         run = run_grid(spec, profile=local, records=records, quick=quick, progress=show)
-    _print_comparison(run.comparison, output_format, verdict=(spec.thresholds, run.failures))
+    _print_comparison(
+        run.comparison, output_format, verdict=(spec.thresholds, run.failures)
+    )
     if run.failures:
         raise typer.Exit(1)
 
@@ -283,7 +326,9 @@ def grid_command(
 def records_command(
     files: Annotated[
         list[Path],
-        typer.Argument(help="Records files (JSON lines) with predictions and measurements."),
+        typer.Argument(
+            help="Records files (JSON lines) with predictions and measurements."
+        ),
     ],
     clock: Clock = None,
     output_format: options.Format = OutputFormat.TABLE,
@@ -349,10 +394,14 @@ def _print_groups(document: dict[str, Any], output_format: OutputFormat) -> None
 
 def demo_command(
     output: Annotated[
-        Path, option("Directory for profile, plan, records and report.", "--output", "-o")
+        Path,
+        option("Directory for profile, plan, records and report.", "--output", "-o"),
     ] = Path("demo-output"),
     quick: Annotated[
-        bool, option("Fewer shapes, prompts and configurations: about 90 seconds.", "--quick")
+        bool,
+        option(
+            "Fewer shapes, prompts and configurations: about 90 seconds.", "--quick"
+        ),
     ] = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -424,7 +473,9 @@ def _print_chosen(result: DemoResult) -> None:
         f"speedup: predicted {best.speedup:.2f}x ({interval}), measured {chosen.speedup:.2f}x "
         f"(repetitions {samples})"
     )
-    pair = next(pair for pair in result.comparison.pairs if pair.measured.key == chosen.key)
+    pair = next(
+        pair for pair in result.comparison.pairs if pair.measured.key == chosen.key
+    )
     rescaled = pair.normalised("speedup")
     if rescaled is not None:
         print(
@@ -433,8 +484,12 @@ def _print_chosen(result: DemoResult) -> None:
         )
 
 
-def _print_summary(result: DemoResult, output: Path, elapsed_s: float, *, has_pdf: bool) -> None:
-    small = next(row for row in result.measured if row.batch_size == 1 and row.gamma > 0)
+def _print_summary(
+    result: DemoResult, output: Path, elapsed_s: float, *, has_pdf: bool
+) -> None:
+    small = next(
+        row for row in result.measured if row.batch_size == 1 and row.gamma > 0
+    )
     verdict = "pays"
     if result.small_plan.best.gamma == 0:
         verdict = "does not pay"
@@ -445,7 +500,9 @@ def _print_summary(result: DemoResult, output: Path, elapsed_s: float, *, has_pd
     for check in result.greedy:
         print(f"greedy output against autoregressive, {check}")
     if result.plan.best.gamma == 0:
-        print("batch 32, context 4096: the plan says speculation does not pay on this machine")
+        print(
+            "batch 32, context 4096: the plan says speculation does not pay on this machine"
+        )
     else:
         _print_chosen(result)
     if has_pdf:

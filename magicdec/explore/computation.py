@@ -74,7 +74,11 @@ class Computation:
     @property
     def doing(self) -> str:
         if self._began is None and self.ahead:
-            others = "1 other question" if self.ahead == 1 else f"{self.ahead} other questions"
+            others = (
+                "1 other question"
+                if self.ahead == 1
+                else f"{self.ahead} other questions"
+            )
             return f"waiting for {others}"
         return self._doing
 
@@ -126,7 +130,9 @@ class Computation:
         """Runs until the answer is there, or nobody waits for it any more."""
         messages, sender = _spawn.Pipe(duplex=False)
         self._began = time.monotonic()
-        self._process = _spawn.Process(target=_answer, args=(self.request, sender), daemon=True)
+        self._process = _spawn.Process(
+            target=_answer, args=(self.request, sender), daemon=True
+        )
         self._process.start()
         sender.close()
         while self.is_wanted and not self.is_over.is_set():
@@ -170,7 +176,12 @@ class Computations:
         self._lock = threading.Lock()
 
     def of(
-        self, state: Request, request: Callable[[], PlanRequest], *, asker: str, lasting_s: float
+        self,
+        state: Request,
+        request: Callable[[], PlanRequest],
+        *,
+        asker: str,
+        lasting_s: float,
     ) -> Computation:
         """The computation of a state, which the asker joins; begun or queued if there is none.
 
@@ -204,9 +215,13 @@ class Computations:
             self._start_next()
 
     def _queued(self, state: Request, request: PlanRequest) -> Computation:
-        unfinished = [each for each in self._by_state.values() if not each.is_over.is_set()]
+        unfinished = [
+            each for each in self._by_state.values() if not each.is_over.is_set()
+        ]
         if len(unfinished) >= MOST_RUNNING + MOST_WAITING:
-            raise BusyError(f"{len(unfinished)} questions wait already; ask again later")
+            raise BusyError(
+                f"{len(unfinished)} questions wait already; ask again later"
+            )
         computation = Computation(request)
         self._by_state[state] = computation
         return computation
@@ -214,7 +229,9 @@ class Computations:
     def _start_next(self) -> None:
         """Starts the next computations, and forgets the oldest answers. Called under the lock."""
         unfinished = self._unfinished()
-        waiting = [computation for computation in unfinished if not computation.is_running]
+        waiting = [
+            computation for computation in unfinished if not computation.is_running
+        ]
         free = MOST_RUNNING - (len(unfinished) - len(waiting))
         for computation in waiting:
             if not computation.is_wanted:

@@ -60,7 +60,12 @@ from magicdec.reports.figures import draw
 from magicdec.reports.figures.chart import PAPER, raw_svg
 from magicdec.reports.headline import headline
 from magicdec.reports.report import TEMPLATES as REPORT_TEMPLATES
-from magicdec.reports.report import chart_view, notes_of, table_view, template_environment
+from magicdec.reports.report import (
+    chart_view,
+    notes_of,
+    table_view,
+    template_environment,
+)
 from magicdec.reports.tables import Table, candidate_table
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -107,7 +112,9 @@ class Explorer:
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
         self._templates = template_environment(TEMPLATES)
-        self._at_once = lru_cache(maxsize=REMEMBERED)(lambda state: plan(catalog.request(state)))
+        self._at_once = lru_cache(maxsize=REMEMBERED)(
+            lambda state: plan(catalog.request(state))
+        )
         self._wide = lru_cache(maxsize=REMEMBERED)(self._planned_wide)
         self._computations = Computations()
 
@@ -149,7 +156,10 @@ class Explorer:
         request = self.catalog.request(state)
         (context,) = state.context_lens
         (batch,) = state.batch_sizes
-        contexts = {context, *WIDE_CONTEXTS}  # those that the model does not read are left out
+        contexts = {
+            context,
+            *WIDE_CONTEXTS,
+        }  # those that the model does not read are left out
         return plan(
             msgspec.structs.replace(
                 request,
@@ -198,7 +208,9 @@ class Explorer:
             of_rate=RATE_CONTROLS,
             example=EXAMPLE,
             start={
-                name: text for name, text in shown(self.catalog.start).items() if "_" not in name
+                name: text
+                for name, text in shown(self.catalog.start).items()
+                if "_" not in name
             },
             values=values,
             choices=choices,
@@ -206,7 +218,11 @@ class Explorer:
             not_shown=() if state.has_arrivals else OF_ARRIVALS,
             **answered,
         )
-        return HTTPStatus.BAD_REQUEST if "error" in answered else HTTPStatus.OK, HTML, page
+        return (
+            HTTPStatus.BAD_REQUEST if "error" in answered else HTTPStatus.OK,
+            HTML,
+            page,
+        )
 
     def _answered(self, query: str, client: Client) -> dict[str, Any]:
         state = self.catalog.read(query)
@@ -233,7 +249,12 @@ class Explorer:
         }
 
     def figure(
-        self, name: str, query: str, client: Client | None = None, *, is_picture: bool = False
+        self,
+        name: str,
+        query: str,
+        client: Client | None = None,
+        *,
+        is_picture: bool = False,
     ) -> str:
         """One figure as a piece of the page, or as an SVG file; "" where the state holds nothing
         for it. Raises MagicdecError."""
@@ -274,9 +295,9 @@ def style() -> str:
 
 
 def _text(report: str, own: str) -> str:
-    return (REPORT_TEMPLATES / report).read_text(encoding="utf-8") + (TEMPLATES / own).read_text(
-        encoding="utf-8"
-    )
+    return (REPORT_TEMPLATES / report).read_text(encoding="utf-8") + (
+        TEMPLATES / own
+    ).read_text(encoding="utf-8")
 
 
 def _report_data(document: Plan) -> ReportData:
@@ -405,9 +426,13 @@ class Handler(BaseHTTPRequestHandler):
             self._send(status, HTML, self.server.explorer.error(error))
         except ConnectionAbortedError:
             self.close_connection = True  # nobody reads an answer
-        except Exception:  # a bug: its traceback is shown here, and the client gets an answer
+        except (
+            Exception
+        ):  # a bug: its traceback is shown here, and the client gets an answer
             traceback.print_exc(file=sys.stderr)
-            failure = FailedError("this question failed; its traceback is in the server's output")
+            failure = FailedError(
+                "this question failed; its traceback is in the server's output"
+            )
             failed = self.server.explorer.error(failure)
             self._send(HTTPStatus.INTERNAL_SERVER_ERROR, HTML, failed)
 

@@ -59,9 +59,14 @@ CONTROLS: dict[str, Control] = {
     "model": Control(label="Model", kind="choice"),
     "hardware": Control(label="Hardware", kind="choice"),
     "batch": Control(
-        label="Batch", kind="whole", empty="64", hint="sequences; at a rate it is searched"
+        label="Batch",
+        kind="whole",
+        empty="64",
+        hint="sequences; at a rate it is searched",
     ),
-    "context": Control(label="Context", kind="whole", hint="tokens of the prompt, as 32k"),
+    "context": Control(
+        label="Context", kind="whole", hint="tokens of the prompt, as 32k"
+    ),
     "draft": Control(label="Draft", kind="choice", empty="all"),
     "acceptance": Control(
         label="Acceptance",
@@ -72,7 +77,10 @@ CONTROLS: dict[str, Control] = {
     ),
     "task": Control(label="Task", kind="choice", empty="any text"),
     "rate": Control(
-        label="Requests per second", kind="number", empty="a full batch", hint="empty: a full batch"
+        label="Requests per second",
+        kind="number",
+        empty="a full batch",
+        hint="empty: a full batch",
     ),
     "gen_len": Control(
         label="Output",
@@ -81,10 +89,16 @@ CONTROLS: dict[str, Control] = {
         hint="tokens of a request; empty: decoding alone, or the task's",
     ),
     "p95_ttft_ms": Control(
-        label="Limit to 1st token, p95", kind="milliseconds", empty="none", hint="ms; empty: none"
+        label="Limit to 1st token, p95",
+        kind="milliseconds",
+        empty="none",
+        hint="ms; empty: none",
     ),
     "p95_tpot_ms": Control(
-        label="Limit per token, p95", kind="milliseconds", empty="none", hint="ms; empty: none"
+        label="Limit per token, p95",
+        kind="milliseconds",
+        empty="none",
+        hint="ms; empty: none",
     ),
     "engine": Control(label="Engine", kind="choice", empty="the device's"),
     "tp": Control(
@@ -113,23 +127,39 @@ CONTROLS: dict[str, Control] = {
         hint="ranks of the draft; empty: all",
     ),
     "gamma": Control(
-        label="γ", kind="whole", empty="searched", hint="drafted per step; empty: searched"
+        label="γ",
+        kind="whole",
+        empty="searched",
+        hint="drafted per step; empty: searched",
     ),
     "temperature": Control(
         label="Temperature", kind="number", empty="1", hint="0 is greedy; empty: 1"
     ),
     "weight_dtype": Control(label="Weights", kind="choice", empty="the default"),
     "kv_dtype": Control(label="KV cache", kind="choice", empty="the default"),
-    "draft_weight_dtype": Control(label="Draft's weights", kind="choice", empty="the default"),
-    "draft_kv_dtype": Control(label="Draft's KV cache", kind="choice", empty="the default"),
+    "draft_weight_dtype": Control(
+        label="Draft's weights", kind="choice", empty="the default"
+    ),
+    "draft_kv_dtype": Control(
+        label="Draft's KV cache", kind="choice", empty="the default"
+    ),
     "tpot_ms": Control(
-        label="Limit per token", kind="milliseconds", empty="none", hint="ms; empty: none"
+        label="Limit per token",
+        kind="milliseconds",
+        empty="none",
+        hint="ms; empty: none",
     ),
     "ttft_ms": Control(
-        label="Limit to first token", kind="milliseconds", empty="none", hint="ms; empty: none"
+        label="Limit to first token",
+        kind="milliseconds",
+        empty="none",
+        hint="ms; empty: none",
     ),
     "price": Control(
-        label="Price", kind="dollars", empty="none", hint="dollars per device and hour; empty: none"
+        label="Price",
+        kind="dollars",
+        empty="none",
+        hint="dollars per device and hour; empty: none",
     ),
 }
 """The page's controls in order, under their names in a link; `draft` holds the plan's draft or
@@ -156,7 +186,10 @@ def shown(state: Request) -> dict[str, str]:
         "context": state.context_lens,
     } | given(state)
     values["draft"] = state.draft_method or state.draft
-    return {name: _text(values.get(control.option or name)) for name, control in CONTROLS.items()}
+    return {
+        name: _text(values.get(control.option or name))
+        for name, control in CONTROLS.items()
+    }
 
 
 def _text(value: Any) -> str:
@@ -176,7 +209,9 @@ def link(state: Request) -> str:
     """
     start = shown(START)
     always = ["model", "hardware"]
-    if state.task is not None or state.has_arrivals:  # which would bring a context of their own
+    if (
+        state.task is not None or state.has_arrivals
+    ):  # which would bring a context of their own
         always.append("context")
     differing = {}
     for name, text in shown(state).items():
@@ -219,7 +254,9 @@ class Catalog:
         device = load_hardware(hardware or START.hardware[0])
         paths = tuple(acceptance)
         return cls(
-            start=msgspec.structs.replace(START, model=spec.name, hardware=(device.name,)),
+            start=msgspec.structs.replace(
+                START, model=spec.name, hardware=(device.name,)
+            ),
             models={spec.name: spec},
             hardware={device.name: device},
             engine=load_engine(engine) if engine else None,
@@ -259,7 +296,9 @@ class Catalog:
             values[CONTROLS[name].option or name] = self._value(name, text.strip())
         if values.get("draft") in METHODS:
             values["draft_method"] = values.pop("draft")
-        if values.get("rate") is None:  # what a page still says of a rate that was taken away
+        if (
+            values.get("rate") is None
+        ):  # what a page still says of a rate that was taken away
             for name in OF_ARRIVALS:
                 values.pop(name, None)
         state = msgspec.structs.replace(self.start, **fields_of(values))

@@ -142,7 +142,9 @@ def situation_of(
     gamma = 0
     if observation.is_speculative and (observation.counts.drafts or 0.0) >= MIN_DRAFTS:
         gamma = observation.gamma or 0
-        acceptance = acceptance_profile(observation, draft, model=serving.model, context=context)
+        acceptance = acceptance_profile(
+            observation, draft, model=serving.model, context=context
+        )
     elif acceptance is None:
         raise ConfigError(
             "no advice without acceptance, and this server verified no drafts: give a profile with "
@@ -197,14 +199,18 @@ class Advice:
     @property
     def rival(self) -> Choice:
         """The other gamma whose interval over the one in use reaches highest."""
-        others = [choice for choice in self.choices if choice.gamma != self.situation.gamma]
+        others = [
+            choice for choice in self.choices if choice.gamma != self.situation.gamma
+        ]
         return max(others, key=lambda choice: choice.gain_high)
 
 
 def advise(situation: Situation) -> Advice:
     """Raises ConfigError where the load is none."""
     if situation.batch_size < 1e-3 or situation.context_len < 1:
-        raise ConfigError("there is no load to advise on: nothing decoded in this window")
+        raise ConfigError(
+            "there is no load to advise on: nothing decoded in this window"
+        )
     batch = max(situation.batch_size, 1.0)
     context = situation.context_len
     choices = choices_at(situation, batch, context, over=situation.gamma)
@@ -213,7 +219,10 @@ def advise(situation: Situation) -> Advice:
     contexts = _around(context)
     table = []
     for row_batch in batches:
-        row = [_best_at(situation, row_batch, column_context) for column_context in contexts]
+        row = [
+            _best_at(situation, row_batch, column_context)
+            for column_context in contexts
+        ]
         table.append(tuple(row))
     return Advice(
         situation=situation,
@@ -234,7 +243,9 @@ def _around(value: float) -> tuple[int, ...]:
 
 def _best_at(situation: Situation, batch: float, context: float) -> tuple[int, bool]:
     """The best gamma at a load, and whether it surely gains."""
-    best = max(choices_at(situation, batch, context, over=0), key=lambda choice: choice.gain)
+    best = max(
+        choices_at(situation, batch, context, over=0), key=lambda choice: choice.gain
+    )
     return best.gamma, best.gamma == 0 or best.gain_low > 1.0
 
 
@@ -245,7 +256,9 @@ def answer_of(choices: Sequence[Choice], in_use: int) -> Answer:
     best = max(choices, key=lambda choice: choice.gain)
     if best.gamma != in_use and best.gain >= WORTH_A_CHANGE and best.gain_low > 1.0:
         return "change"
-    is_far = all(choice.gain_high < MAY_MATTER for choice in choices if choice.gamma != in_use)
+    is_far = all(
+        choice.gain_high < MAY_MATTER for choice in choices if choice.gamma != in_use
+    )
     if is_far and (best.gamma == in_use or best.gain < WORTH_A_CHANGE):
         return "keep"
     return "unclear"
@@ -274,7 +287,10 @@ def choices_at(
     low = speedup_low
     high = speedup_high
     if over != 0:
-        errors = [_gain_error(prediction, acceptance, gamma, over) for gamma in gammas.tolist()]
+        errors = [
+            _gain_error(prediction, acceptance, gamma, over)
+            for gamma in gammas.tolist()
+        ]
         width = np.exp(Z_90 * np.array(errors))
         low = gains / width
         high = gains * width
@@ -344,8 +360,9 @@ def bands(advice: Advice) -> tuple[Band, ...]:
 def setting(advice: Advice, engine: str) -> str:
     """The text that starts `engine` with the advised gamma, by batch where the best differs."""
     if engine not in ENGINE_TITLES:
+        gamma = advice.best.gamma
         return (
-            f"# {engine}: draft {advice.best.gamma} tokens per step (0: start it without a draft)\n"
+            f"# {engine}: draft {gamma} tokens per step (0: start it without a draft)\n"
         )
     situation = advice.situation
     best = advice.best
@@ -381,7 +398,9 @@ def setting(advice: Advice, engine: str) -> str:
     deployment = Deployment(
         model=name,
         best=record,
-        verdict=verdict_of(speedup_low=speedup.gain_low, speedup_high=speedup.gain_high),
+        verdict=verdict_of(
+            speedup_low=speedup.gain_low, speedup_high=speedup.gain_high
+        ),
         bands=gammas,
         site=Site(checkpoints=checkpoints, is_cpu=setup.hardware.kind == "cpu"),
         weight_dtype=setup.precision.weight_dtype,

@@ -104,7 +104,9 @@ def read_runs(path: Path) -> list[list[Request]]:
             f"{what}"
         ) from None
     if not any(len(request.events_s) > MIN_STEPS for run in runs for request in run):
-        raise ConfigError(f"{path} holds no streamed request of more than {MIN_STEPS} events")
+        raise ConfigError(
+            f"{path} holds no streamed request of more than {MIN_STEPS} events"
+        )
     return runs
 
 
@@ -122,12 +124,16 @@ def _guidellm(report: Any) -> list[list[Request]]:
             requests.append(
                 Request(
                     start_s=float(timings["request_start"]),
-                    events_s=np.linspace(float(first), float(last), max(int(events), 1)),
+                    events_s=np.linspace(
+                        float(first), float(last), max(int(events), 1)
+                    ),
                     prompt_len=int(entry["prompt_tokens"]),
                     output_len=int(entry["output_tokens"]),
                     is_timed=False,
                     is_drafted=bool(
-                        (entry.get("response_metrics") or {}).get("speculative_decoding")
+                        (entry.get("response_metrics") or {}).get(
+                            "speculative_decoding"
+                        )
                     ),
                 )
             )
@@ -240,7 +246,9 @@ def _decoding(request: Request, run: Sequence[Request]) -> _Decoding | None:
 
     def shared(start: float, end: float) -> Array:
         """Seconds of each gap that lie between `start` and `end`."""
-        return np.asarray(np.clip(np.minimum(after, end) - np.maximum(before, start), 0.0, None))
+        return np.asarray(
+            np.clip(np.minimum(after, end) - np.maximum(before, start), 0.0, None)
+        )
 
     waits = np.zeros(steps)
     decodes = np.zeros(steps)

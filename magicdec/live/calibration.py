@@ -51,7 +51,9 @@ from magicdec.units import MILLI
 
 FREE = {
     "gemm_factor": Free(prior=1.0, spread=1.0, limits=(math.exp(-3.0), math.exp(3.0))),
-    "attention_factor": Free(prior=1.0, spread=1.0, limits=(math.exp(-3.0), math.exp(3.0))),
+    "attention_factor": Free(
+        prior=1.0, spread=1.0, limits=(math.exp(-3.0), math.exp(3.0))
+    ),
     "forward_overhead_s": Free(
         scale="linear",
         prior=MILLI,
@@ -69,8 +71,12 @@ FREE = {
 }
 """Factors on another engine's kernels, and fixed costs, of which nothing is expected."""
 PROMPT_FREE = {
-    "prefill_factor": Free(prior=1.0, spread=1.0, limits=(math.exp(-3.0), math.exp(3.0))),
-    "prefill_attention_factor": Free(prior=1.0, spread=1.0, limits=(math.exp(-3.0), math.exp(3.0))),
+    "prefill_factor": Free(
+        prior=1.0, spread=1.0, limits=(math.exp(-3.0), math.exp(3.0))
+    ),
+    "prefill_attention_factor": Free(
+        prior=1.0, spread=1.0, limits=(math.exp(-3.0), math.exp(3.0))
+    ),
     "request_latency_s": Free(
         scale="linear",
         prior=MILLI,
@@ -188,9 +194,8 @@ class Sent:
             between = f"± {rounds:.1%} between rounds"
         if self.drift is None:
             return f"noise: {between}"
-        return (
-            f"noise: {between}, {self.drift:.1%} between the first load and the same one at the end"
-        )
+        drift = f"{self.drift:.1%} between the first load and the same one at the end"
+        return f"noise: {between}, {drift}"
 
 
 def send_plan(
@@ -216,7 +221,11 @@ def send_plan(
             if load in skipped:
                 continue
             progress(
-                Step(f"load {number} of {len(order)}: {load}", done=number - 1, total=len(order))
+                Step(
+                    f"load {number} of {len(order)}: {load}",
+                    done=number - 1,
+                    total=len(order),
+                )
             )
             try:
                 rounds[load].append(
@@ -240,7 +249,9 @@ def send_plan(
     return Sent(points=points, drift=drift, skipped=reasons, stopped=stopped)
 
 
-def _timed(address: Address, load: Load, seed: int, send: Sender, *, max_len: int) -> Measured:
+def _timed(
+    address: Address, load: Load, seed: int, send: Sender, *, max_len: int
+) -> Measured:
     """One round of a load. A step of a server that drafts is as many tokens as it counts: its
     stream may send several steps in one event."""
     before = _scrape(address)
@@ -350,7 +361,9 @@ def fit_server(
     measured = np.log(_measured_steps(chosen, gamma))
 
     def residuals(values: dict[str, float]) -> Array:
-        steps = predicted_steps(chosen, setup, _engine(values, setup), tp_size=tp_size, gamma=gamma)
+        steps = predicted_steps(
+            chosen, setup, _engine(values, setup), tp_size=tp_size, gamma=gamma
+        )
         return np.asarray(np.log(steps) - measured)
 
     solved = solve(
@@ -415,7 +428,9 @@ def first_token_s(
     passes = np.maximum(np.ceil(tokens / engine.prefill_tokens), 1.0)
     per_pass = np.maximum(tokens, prompt) / passes
     rest = passes * pass_seconds(setup, tokens=per_pass, tp_size=tp_size)
-    rest = rest + others * (alone.group_seconds()["attention"] + engine.request_overhead_s)
+    rest = rest + others * (
+        alone.group_seconds()["attention"] + engine.request_overhead_s
+    )
     waited = np.zeros(len(points))
     for place, share in enumerate(prompt / engine.prefill_tokens):
         filled = np.arange(1, others[place] + 1) * share
@@ -439,7 +454,9 @@ def _with_prompts(
 
     def residuals(values: dict[str, float]) -> Array:
         at = msgspec.structs.replace(engine, prompt_token_latency_s=0.0, **values)
-        return np.asarray(np.log(first_token_s(fitted, setup, at, tp_size=tp_size)) - measured)
+        return np.asarray(
+            np.log(first_token_s(fitted, setup, at, tp_size=tp_size)) - measured
+        )
 
     solved = solve(
         PROMPT_FREE,
@@ -547,6 +564,8 @@ def save_loads(
         rows.append(row)
     beside = path.with_suffix(".loads.json")
     write_atomic(
-        beside, msgspec.json.format(msgspec.json.encode({**about, "loads": rows}), indent=2) + b"\n"
+        beside,
+        msgspec.json.format(msgspec.json.encode({**about, "loads": rows}), indent=2)
+        + b"\n",
     )
     return beside

@@ -153,7 +153,9 @@ def check_command(command: ServeCommand, load: Load) -> Check:
         *_on_batches(command, load, request, model),
         *_on_graphs(command, drafted, free),
     ]
-    named = [change for change in changes if change.gain is None or change.gain >= NOTEWORTHY]
+    named = [
+        change for change in changes if change.gain is None or change.gain >= NOTEWORTHY
+    ]
     as_it_is: Candidate | None = free.autoregressive
     if command.speculation is not None:
         as_it_is = drafted.row
@@ -169,7 +171,11 @@ def check_command(command: ServeCommand, load: Load) -> Check:
         changes=sorted(named, key=_order),
         problems=problems,
         not_understood=command.not_understood,
-        notes=[*drafted.notes, *_on_fit(request, free), *_if_more_wait(command, load, request)],
+        notes=[
+            *drafted.notes,
+            *_on_fit(request, free),
+            *_if_more_wait(command, load, request),
+        ],
     )
 
 
@@ -384,7 +390,9 @@ def _drafted(command: ServeCommand, request: PlanRequest, model: ModelSpec) -> D
     speculation = command.speculation
     if speculation is None:
         return Drafted()
-    asked = msgspec.structs.replace(request, draft=speculation.draft, gamma=speculation.gamma)
+    asked = msgspec.structs.replace(
+        request, draft=speculation.draft, gamma=speculation.gamma
+    )
     if speculation.draft not in _METHODS:
         asked = msgspec.structs.replace(asked, draft_method="full")
     first = answered(asked, model, [])[0][0]
@@ -479,7 +487,9 @@ def _on_speculation(
     return changes
 
 
-def _another_draft(command: ServeCommand, now: Candidate, free: Plan, verb: str) -> list[Change]:
+def _another_draft(
+    command: ServeCommand, now: Candidate, free: Plan, verb: str
+) -> list[Change]:
     """The best draft of a plan, where it is another than the command's."""
     others = []
     for row in free.candidates:
@@ -576,7 +586,9 @@ def _on_batches(
         row = plan(msgspec.structs.replace(alone, batch_sizes=(wider,))).best
         reason = "the others wait; each token then takes longer"
         served = f"Serve {min(users, fits)} users at once, not {most}"
-        changes.append(_throughput(served, f"{option} {min(users, fits)}", reason, row, now))
+        changes.append(
+            _throughput(served, f"{option} {min(users, fits)}", reason, row, now)
+        )
     return changes
 
 
@@ -608,7 +620,9 @@ def _more_devices(
     ]
 
 
-def _throughput(change: str, option: str, reason: str, row: Candidate, now: Candidate) -> Change:
+def _throughput(
+    change: str, option: str, reason: str, row: Candidate, now: Candidate
+) -> Change:
     """A change of how many are served at once, by tokens per second of a replica."""
     gain = row.tokens_per_s / now.tokens_per_s
     return Change(
@@ -677,7 +691,9 @@ def _gamma_option(command: ServeCommand, gamma: int) -> str:
 
 def _draft_option(command: ServeCommand, row: Candidate) -> str:
     """The setting that asks for another draft; a head's checkpoint is left to fill in."""
-    call: dict[str, object] = dict(load_engine(command.engine).draft_call(row.draft_method))
+    call: dict[str, object] = dict(
+        load_engine(command.engine).draft_call(row.draft_method)
+    )
     checkpoint = ""
     if row.draft not in ("self", row.draft_method):
         checkpoint = row.draft
@@ -687,7 +703,9 @@ def _draft_option(command: ServeCommand, row: Candidate) -> str:
         words = [f"--speculative-algorithm {call['algorithm']}"]
         words += [f"--speculative-draft-model-path {checkpoint}"] if checkpoint else []
         if METHODS[row.draft_method].sort != "lookup":
-            words.append(f"--speculative-num-steps {row.gamma} --speculative-eagle-topk 1")
+            words.append(
+                f"--speculative-num-steps {row.gamma} --speculative-eagle-topk 1"
+            )
         words.append(f"--speculative-num-draft-tokens {row.gamma + 1}")
         return " ".join(words)
     if command.engine == "vllm":
@@ -700,7 +718,9 @@ def _draft_option(command: ServeCommand, row: Candidate) -> str:
     return f"speculative_config ({row.draft_method}, gamma {row.gamma})"
 
 
-def _table_option(command: ServeCommand, drafted: Drafted, choices: list[Choice]) -> str:
+def _table_option(
+    command: ServeCommand, drafted: Drafted, choices: list[Choice]
+) -> str:
     assert drafted.row is not None
     batches = [batch for batch in LIGHT_LOADS if batch < drafted.row.batch_size]
     table = TableGamma(

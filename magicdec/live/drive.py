@@ -157,7 +157,9 @@ def plan_loads(
         most = max(concurrencies, default=1)
         while longest > 8 and longest + outputs(most, longest) > max_len:
             longest = longest * 3 // 4
-        prompt_lens = tuple(length * longest // USUAL_PROMPTS[-1] for length in USUAL_PROMPTS)
+        prompt_lens = tuple(
+            length * longest // USUAL_PROMPTS[-1] for length in USUAL_PROMPTS
+        )
     loads = []
     for row, concurrency in enumerate(sorted(set(concurrencies))):
         for column, prompt_len in enumerate(sorted(set(prompt_lens))):
@@ -183,7 +185,9 @@ def plan_loads(
 
 def check_enough(loads: Sequence[Load]) -> None:
     """Raises ConfigError for too few loads to fit four constants and to judge them."""
-    if sum(not load.is_judge for load in loads) < 4 or not any(load.is_judge for load in loads):
+    if sum(not load.is_judge for load in loads) < 4 or not any(
+        load.is_judge for load in loads
+    ):
         raise ConfigError(
             f"{len(loads)} loads are too few: with 3 concurrencies and 3 prompt lengths 5 are "
             "fitted and 4 judge"
@@ -246,7 +250,10 @@ def drive(
     Raises ServerError for the first answer that is an error, ends early or stays silent.
     """
     return measure(
-        load, asyncio.run(_send_all(address, load, model, vocab_size, random.Random(seed), clock))
+        load,
+        asyncio.run(
+            _send_all(address, load, model, vocab_size, random.Random(seed), clock)
+        ),
     )
 
 
@@ -264,7 +271,8 @@ async def _send_all(
         {
             "model": model,
             "prompt": [
-                generator.randrange(FIRST_TOKEN_ID, vocab_size) for _ in range(load.prompt_len)
+                generator.randrange(FIRST_TOKEN_ID, vocab_size)
+                for _ in range(load.prompt_len)
             ],
             "max_tokens": load.output_len,
             "min_tokens": load.output_len,
@@ -277,7 +285,10 @@ async def _send_all(
     ]
     limits = httpx.Limits(max_connections=load.concurrency, max_keepalive_connections=0)
     async with client(address, timeout_s=SILENCE_S, limits=limits) as session:
-        tasks = [asyncio.create_task(_send(session, address, body, clock=clock)) for body in bodies]
+        tasks = [
+            asyncio.create_task(_send(session, address, body, clock=clock))
+            for body in bodies
+        ]
         try:
             async with asyncio.timeout(ANSWER_S):
                 return list(await asyncio.gather(*tasks))
@@ -345,7 +356,9 @@ async def _send(
     if len(counted) == len(events):
         tokens = counted
     if not _are_counts(tokens, output_len):
-        raise ServerError(f"{address} counts the tokens of an answer in a way that no engine does")
+        raise ServerError(
+            f"{address} counts the tokens of an answer in a way that no engine does"
+        )
     return Answer(sent_s=sent, events_s=events, num_tokens=num_tokens, tokens=tokens)
 
 
@@ -389,7 +402,9 @@ def _event(line: str, address: Address) -> dict[str, Any]:
     try:
         event = decode_json(text)
     except msgspec.DecodeError:
-        raise ServerError(f"{address} streams what is not JSON; nothing more was sent") from None
+        raise ServerError(
+            f"{address} streams what is not JSON; nothing more was sent"
+        ) from None
     if not isinstance(event, dict) or "error" in event:
         raise ServerError(f"{address} answers with an error; nothing more was sent")
     return event
@@ -429,7 +444,8 @@ def measure(load: Load, answers: list[Answer]) -> Measured:
         tpot_s=step_s * steps / tokens,
         tokens_per_step=tokens / steps,
         context_len=held / len(answers),
-        ttft_s=sum(answer.events_s[0] - answer.sent_s for answer in answers) / len(answers),
+        ttft_s=sum(answer.events_s[0] - answer.sent_s for answer in answers)
+        / len(answers),
         num_steps=steps,
     )
 
@@ -438,4 +454,6 @@ def _slope(times_s: list[float]) -> float:
     """Seconds per event: the median over pairs half a window apart, which a reader that lags now
     and then (and finds several events at once) does not move."""
     half = len(times_s) // 2
-    return median((times_s[i + half] - times_s[i]) / half for i in range(len(times_s) - half))
+    return median(
+        (times_s[i + half] - times_s[i]) / half for i in range(len(times_s) - half)
+    )

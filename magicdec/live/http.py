@@ -28,8 +28,14 @@ TIMEOUT_S = 10.0
 LIMIT_BYTES = 16 * MIB
 MAX_REDIRECTS = 3
 DEFAULT_PORTS = {"http": 80, "https": 443}
-WANTS_TOKEN = f": it wants a token; give it in the environment variable {TOKEN_VARIABLE}"
-HINTS = {401: WANTS_TOKEN, 403: WANTS_TOKEN, 404: ": is this the server's metrics address?"}
+WANTS_TOKEN = (
+    f": it wants a token; give it in the environment variable {TOKEN_VARIABLE}"
+)
+HINTS = {
+    401: WANTS_TOKEN,
+    403: WANTS_TOKEN,
+    404: ": is this the server's metrics address?",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +76,9 @@ def parse_address(text: str) -> Address:
             f"a token is read from the environment variable {TOKEN_VARIABLE}"
         )
     if parts.scheme not in DEFAULT_PORTS or not parts.hostname:
-        raise ConfigError(f"'{text}' is not an http or https address like http://localhost:8000")
+        raise ConfigError(
+            f"'{text}' is not an http or https address like http://localhost:8000"
+        )
     path = ""
     if parts.path != "/":
         path = parts.path
@@ -92,7 +100,9 @@ def token() -> str | None:
     """
     value = os.environ.get(TOKEN_VARIABLE, "").strip()
     if not value.isascii() or not value.isprintable():
-        raise ConfigError(f"{TOKEN_VARIABLE} holds characters that a header cannot carry")
+        raise ConfigError(
+            f"{TOKEN_VARIABLE} holds characters that a header cannot carry"
+        )
     return value or None
 
 
@@ -118,7 +128,9 @@ def client(address: Address, *, timeout_s: float, **options: Any) -> httpx.Async
     )
 
 
-def get(address: Address, *, timeout_s: float = TIMEOUT_S, limit_bytes: int = LIMIT_BYTES) -> bytes:
+def get(
+    address: Address, *, timeout_s: float = TIMEOUT_S, limit_bytes: int = LIMIT_BYTES
+) -> bytes:
     """The body of an address's answer.
 
     Raises ServerError: unreachable, slower than `timeout_s` in all, larger than `limit_bytes`, cut
@@ -127,7 +139,10 @@ def get(address: Address, *, timeout_s: float = TIMEOUT_S, limit_bytes: int = LI
     import httpx
 
     async def answer() -> bytes:
-        async with asyncio.timeout(timeout_s), client(address, timeout_s=timeout_s) as session:
+        async with (
+            asyncio.timeout(timeout_s),
+            client(address, timeout_s=timeout_s) as session,
+        ):
             request = session.build_request("GET", str(address))
             for _ in range(MAX_REDIRECTS + 1):
                 response = await session.send(request, stream=True)
@@ -155,7 +170,9 @@ def get(address: Address, *, timeout_s: float = TIMEOUT_S, limit_bytes: int = LI
         OSError,
         ValueError,
     ) as error:  # the last two of a damaged Location
-        raise ServerError(f"cannot read {address}: {str(error) or type(error).__name__}") from None
+        raise ServerError(
+            f"cannot read {address}: {str(error) or type(error).__name__}"
+        ) from None
 
 
 def _following(response: httpx.Response, address: Address) -> httpx.Request:
@@ -164,10 +181,16 @@ def _following(response: httpx.Response, address: Address) -> httpx.Request:
     """
     request, status = response.next_request, response.status_code
     if request is None:
-        raise ServerError(f"{response.url} answers with status {status}{HINTS.get(status, '')}")
+        raise ServerError(
+            f"{response.url} answers with status {status}{HINTS.get(status, '')}"
+        )
     url = request.url
     origin = url.scheme, url.host, url.port or DEFAULT_PORTS.get(url.scheme)
-    if origin != (address.scheme, address.host, address.port) or url.userinfo or url.query:
+    if (
+        origin != (address.scheme, address.host, address.port)
+        or url.userinfo
+        or url.query
+    ):
         raise ServerError(
             f"{response.url} redirects to another address, which is not followed; give that one "
             "itself"

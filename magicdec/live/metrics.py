@@ -79,7 +79,9 @@ VLLM = _series(
     "vllm",
     "vllm:",
     POSITIONS
-    | _histograms(ttft="time_to_first_token_seconds", prompt_tokens="request_prompt_tokens")
+    | _histograms(
+        ttft="time_to_first_token_seconds", prompt_tokens="request_prompt_tokens"
+    )
     | {
         "output_tokens": "generation_tokens_total",
         "requests": "time_to_first_token_seconds_count",
@@ -120,7 +122,9 @@ SGLANG = _series(
 TRTLLM = _series(
     "trtllm",
     "trtllm_",
-    _histograms(mean_tpot="time_per_output_token_seconds", ttft="time_to_first_token_seconds")
+    _histograms(
+        mean_tpot="time_per_output_token_seconds", ttft="time_to_first_token_seconds"
+    )
     | {
         "draft_tokens": "spec_decode_num_draft_tokens_total",
         "accepted": "spec_decode_num_accepted_tokens_total",
@@ -199,7 +203,9 @@ class Scrape:
             return math.fsum(values)
         return None
 
-    def by_label(self, name: str | None, label: str, labels: Labels) -> dict[str, float]:
+    def by_label(
+        self, name: str | None, label: str, labels: Labels
+    ) -> dict[str, float]:
         """The sums by the value of one label."""
         sums: dict[str, float] = {}
         for own, value in self.rows(name, labels):
@@ -238,7 +244,10 @@ class Target:
 
     @property
     def name(self) -> str:
-        return "/".join(part for part in (self.model, self.replica) if part) or self.series.engine
+        return (
+            "/".join(part for part in (self.model, self.replica) if part)
+            or self.series.engine
+        )
 
 
 def parse(text: str, *, where: str, time_s: float | None = None) -> Scrape:
@@ -251,14 +260,22 @@ def parse(text: str, *, where: str, time_s: float | None = None) -> Scrape:
             for sample in family.samples:
                 if not math.isfinite(sample.value):
                     continue
-                if abs(sample.value) > LARGEST_NUMBER and sample.name.startswith(PREFIXES):
+                if abs(sample.value) > LARGEST_NUMBER and sample.name.startswith(
+                    PREFIXES
+                ):
                     raise ServerError(
                         f"{where} counts {sample.value:g} of {sample.name}, which no engine has"
                     )
-                labels = {name: printable(value) for name, value in sample.labels.items()}
-                samples.setdefault(sample.name, []).append((labels, float(sample.value)))
+                labels = {
+                    name: printable(value) for name, value in sample.labels.items()
+                }
+                samples.setdefault(sample.name, []).append(
+                    (labels, float(sample.value))
+                )
     except (ValueError, KeyError, IndexError, TypeError, OverflowError) as error:
-        raise ServerError(f"{where} is not in Prometheus's text format: {error}") from None
+        raise ServerError(
+            f"{where} is not in Prometheus's text format: {error}"
+        ) from None
     if not samples:
         raise ServerError(f"{where} holds no metrics in Prometheus's text format")
     return Scrape(
@@ -283,7 +300,9 @@ def read_address(address: Address) -> Scrape:
                 time_s=time.monotonic(),
             )
         except ServerError as error:
-            if number == len(paths) or not any(text in str(error) for text in NO_METRICS):
+            if number == len(paths) or not any(
+                text in str(error) for text in NO_METRICS
+            ):
                 raise
     raise AssertionError("no path was tried")
 
@@ -294,7 +313,9 @@ def parse_source(arguments: Sequence[str]) -> Source:
         return parse_address(arguments[0])
     if len(arguments) == 2 and not any("://" in argument for argument in arguments):
         return Path(arguments[0]), Path(arguments[1])
-    raise ConfigError("observe takes one address, or two saved scrapes, the earlier one first")
+    raise ConfigError(
+        "observe takes one address, or two saved scrapes, the earlier one first"
+    )
 
 
 def scrapes(
@@ -343,7 +364,9 @@ def targets(scrape: Scrape) -> list[Target]:
             listed += _targets_of(scrape, series)
     if not listed:
         known = ", ".join(f"{series.engine} ({series.prefix}...)" for series in ENGINES)
-        raise ServerError(f"{scrape.where} has no metrics of a known engine; known: {known}")
+        raise ServerError(
+            f"{scrape.where} has no metrics of a known engine; known: {known}"
+        )
     return listed
 
 
@@ -406,8 +429,13 @@ def restarted(before: Scrape, after: Scrape, target: Target) -> bool:
     if None not in started and started[0] != started[1]:
         return True
     for name in target.series.counters.values():
-        now = {frozenset(own.items()): value for own, value in after.rows(name, target.labels)}
+        now = {
+            frozenset(own.items()): value
+            for own, value in after.rows(name, target.labels)
+        }
         was = before.rows(name, target.labels)
-        if any(now.get(frozenset(own.items()), -math.inf) < count for own, count in was):
+        if any(
+            now.get(frozenset(own.items()), -math.inf) < count for own, count in was
+        ):
             return True
     return False

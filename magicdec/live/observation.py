@@ -332,7 +332,9 @@ def _increase(before: Scrape, after: Scrape, target: Target, name: str) -> float
     return end - start
 
 
-def _by_position(before: Scrape, after: Scrape, target: Target, name: str) -> tuple[float, ...]:
+def _by_position(
+    before: Scrape, after: Scrape, target: Target, name: str
+) -> tuple[float, ...]:
     """Increases of a counter that has one value per draft position, in their order."""
     counter = target.series.counters.get(name)
     label = target.series.position_label
@@ -409,7 +411,9 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return None
 
 
-def parse_draft(text: str, *, method: str | None = None, budget: int | None = None) -> Draft:
+def parse_draft(
+    text: str, *, method: str | None = None, budget: int | None = None
+) -> Draft:
     """ "ngram", "eagle" and the like, a draft model's name (with its full cache unless a sparse
     method is given), or "self" with a sparse method and its budget.
 
@@ -417,7 +421,9 @@ def parse_draft(text: str, *, method: str | None = None, budget: int | None = No
     """
     if text in OWN_METHOD:
         if method not in (None, text) or budget is not None:
-            raise ConfigError(f"draft {text} has its own method and no budget; give neither")
+            raise ConfigError(
+                f"draft {text} has its own method and no budget; give neither"
+            )
         return Draft(name=text, method=text)
     if method is not None and method not in DRAFT_METHODS:
         raise unknown_choice("draft method", method, SPARSE_METHODS)
@@ -436,10 +442,14 @@ def _check_budget(text: str, method: str, budget: int | None) -> None:
     is_sparse = method in SPARSE_METHODS
     if budget is None:
         if is_sparse:
-            raise ConfigError(f"draft {text} with method {method} needs a --draft-budget")
+            raise ConfigError(
+                f"draft {text} with method {method} needs a --draft-budget"
+            )
         return
     if not 0 < budget <= MAX_CONTEXT:
-        raise ConfigError(f"a draft's budget is between 1 and {MAX_CONTEXT} tokens, not {budget}")
+        raise ConfigError(
+            f"a draft's budget is between 1 and {MAX_CONTEXT} tokens, not {budget}"
+        )
     if not is_sparse:
         raise ConfigError(
             f"--draft-budget goes with a sparse method ({', '.join(SPARSE_METHODS)}), "

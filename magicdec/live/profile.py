@@ -26,7 +26,9 @@ MIN_DRAFTS = 20
 """Fewer drafts than this say next to nothing; a profile is not written from them."""
 
 
-def measurements(observation: Observation, draft: Draft, *, context: float) -> list[Measurement]:
+def measurements(
+    observation: Observation, draft: Draft, *, context: float
+) -> list[Measurement]:
     """Counts by position and interval between scrapes, which is a cluster, since its sequences are
     alike. Trials of position 1 are the verified drafts, or all steps where a draft may be
     absent."""
@@ -44,7 +46,9 @@ def _at(counts: Counts, draft: Draft, context: float) -> list[Measurement]:
     budget = context
     if draft.budget:
         budget = min(float(draft.budget), context)
-    return measurements_of(counts, draft_method=draft.method, budget=budget, context=context)
+    return measurements_of(
+        counts, draft_method=draft.method, budget=budget, context=context
+    )
 
 
 def _survivors(observation: Observation, counters: Counters) -> tuple[float, ...]:
@@ -125,7 +129,9 @@ def acceptance_profile(
             "this engine does not say how long its sequences are; give their length with --context"
         )
     engine = observation.target.series.engine
-    source = f"observed on {engine}: {counts.drafts:.0f} drafts, {counts.steps:.0f} steps"
+    source = (
+        f"observed on {engine}: {counts.drafts:.0f} drafts, {counts.steps:.0f} steps"
+    )
     rows = measurements(observation, draft, context=_context(observation, context))
     profile = fit_profile(
         rows,
@@ -137,7 +143,9 @@ def acceptance_profile(
     )
     definition = "conditional rate by position, from an engine's counters"
     if not counts.accepted_by_position:
-        definition = "one rate for all positions, from the tokens per step that an engine counts"
+        definition = (
+            "one rate for all positions, from the tokens per step that an engine counts"
+        )
     if draft.may_be_absent:
         definition += "; a step without a draft counts as one that was not accepted"
         share = 1.0
@@ -159,7 +167,9 @@ def imported_profile(
     steps = imported.counts.steps
     source = f"{imported.kind}: {steps.sum():.0f} steps of {len(steps)} sequences"
     rows = _at(imported.counts, draft, context)
-    profile = fit_profile(rows, model=model, draft=draft.name, dataset=dataset, source=source)
+    profile = fit_profile(
+        rows, model=model, draft=draft.name, dataset=dataset, source=source
+    )
     definition = f"conditional rate by position, from {imported.kind}"
     return msgspec.structs.replace(profile, definition=definition, name="observed")
 
@@ -195,7 +205,9 @@ def record(
             "draft_budget": draft.budget,
             "gamma": observation.gamma or 0,
             "acceptance_by_position": measured.rates,
-            "acceptance_trials_by_position": [round(trials) for trials in measured.trials],
+            "acceptance_trials_by_position": [
+                round(trials) for trials in measured.trials
+            ],
         }
     return Record(
         kind="observed",
@@ -212,7 +224,10 @@ def record(
         tpot_s=counts.tpot_s,
         ttft_s=counts.ttft_s,
         tokens_per_s=observation.tokens_per_s,
-        notes=[f"{observation.num_scrapes} scrapes", f"{counts.output_tokens or 0:.0f} tokens"],
+        notes=[
+            f"{observation.num_scrapes} scrapes",
+            f"{counts.output_tokens or 0:.0f} tokens",
+        ],
         environment=current_environment(),
         **speculation,
     )

@@ -40,11 +40,15 @@ class View:
     acceptance: AcceptanceProfile | None = None
     context: float | None = None
 
-    def lines(self, observation: Observation, *, with_setting: bool = True) -> list[str]:
+    def lines(
+        self, observation: Observation, *, with_setting: bool = True
+    ) -> list[str]:
         """Raises ConfigError where advice is asked for and cannot be given, or the server drafts
         with another draft.
         """
-        lines = observation_lines(observation, agreed(self.draft, observation.announced))
+        lines = observation_lines(
+            observation, agreed(self.draft, observation.announced)
+        )
         advice = self.advice(observation)
         if advice is None:
             return lines
@@ -105,7 +109,9 @@ class View:
             "tokens_per_step": counts.tokens_per_step,
             "acceptance_rates": acceptance_rates,
             "advice": _advice_document(advice),
-            "notes": [line.removeprefix("  note: ") for line in notes(observation, draft)],
+            "notes": [
+                line.removeprefix("  note: ") for line in notes(observation, draft)
+            ],
         }
 
 
@@ -201,7 +207,12 @@ def _value(value: float | None, form: str) -> str:
 def advice_lines(advice: Advice, measured_tpot_s: float | None) -> list[str]:
     """Every gamma at the observed load, what to do, and the best gamma by batch and context."""
     situation = advice.situation
-    heads = ("gamma", "tokens/step", "predicted per token", "over the gamma in use (90 % interval)")
+    heads = (
+        "gamma",
+        "tokens/step",
+        "predicted per token",
+        "over the gamma in use (90 % interval)",
+    )
     rows = []
     for choice in advice.choices:
         name = f"{choice.gamma}"
@@ -224,7 +235,9 @@ def advice_lines(advice: Advice, measured_tpot_s: float | None) -> list[str]:
             f"{format_seconds(measured_tpot_s)}: "
             "fit the engine's profile to this server (magicdec calibrate --server)"
         )
-    lines.append("best gamma by batch (down) and context (across); ? where it may not beat 0")
+    lines.append(
+        "best gamma by batch (down) and context (across); ? where it may not beat 0"
+    )
     table = []
     for batch, row in zip(advice.batch_sizes, advice.table, strict=True):
         cells = [str(batch)]
@@ -258,7 +271,10 @@ def _advice_line(advice: Advice) -> str:
 
 def rates_text(measured: MeasuredRates) -> str:
     cells = zip(measured.rates, measured.stderr, strict=True)
-    return "  ".join(f"{rate:.3f}±{Z_90 * error:.3f}" for rate, error in cells) + " by position"
+    return (
+        "  ".join(f"{rate:.3f}±{Z_90 * error:.3f}" for rate, error in cells)
+        + " by position"
+    )
 
 
 def notes(observation: Observation, draft: Draft) -> list[str]:
@@ -309,7 +325,8 @@ def _on_short_drafts(draft: Draft) -> str:
             "tokens per step"
         )
     return (
-        "drafts were often shorter than gamma (a gamma that adapts?): deep rates are underestimated"
+        "drafts were often shorter than gamma (a gamma that adapts?): "
+        "deep rates are underestimated"
     )
 
 
@@ -383,7 +400,11 @@ def trend_lines(history: Sequence[Observation]) -> list[str]:
     latest = [observation.segments[-1] for observation in history]
     series = (
         ("batch", [observation.load.running for observation in history], "{:.1f}"),
-        ("tokens/step", [observation.tokens_per_step for observation in latest], "{:.2f}"),
+        (
+            "tokens/step",
+            [observation.tokens_per_step for observation in latest],
+            "{:.2f}",
+        ),
         (
             "ms per token",
             [observation.tpot_s and observation.tpot_s * 1e3 for observation in latest],
@@ -396,7 +417,9 @@ def trend_lines(history: Sequence[Observation]) -> list[str]:
         if len(known) > 1:
             low = min(known)
             high = max(known)
-            lines.append(f"  {name:<12} {bars(values)} {form.format(low)} to {form.format(high)}")
+            lines.append(
+                f"  {name:<12} {bars(values)} {form.format(low)} to {form.format(high)}"
+            )
     return lines
 
 

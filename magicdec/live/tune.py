@@ -89,7 +89,9 @@ def try_gamma(
     deadline = time.monotonic() + max(limit_s - 2.0 * seconds, POLL_S)
     started = read_address(address).total(PROCESS_START, {})
     restart(command, gamma, limit_s=deadline - time.monotonic())
-    _await_server(address, other_than=started, limit_s=deadline - time.monotonic(), sleep=sleep)
+    _await_server(
+        address, other_than=started, limit_s=deadline - time.monotonic(), sleep=sleep
+    )
     _await_load(address, target, at_most=seconds, sleep=sleep)
     taken = list(scrapes(address, seconds=seconds, interval_s=interval_s, sleep=sleep))
     return trial_of(observe(taken, choose_target(taken[-1], target)), gamma)
@@ -99,7 +101,9 @@ def restart(command: str, gamma: int, *, limit_s: float = START_TIMEOUT_S) -> No
     """Runs the command. Raises ConfigError where it fails."""
     words = [word.replace(PLACE, str(gamma)) for word in shlex.split(command)]
     try:
-        done = subprocess.run(words, check=False, timeout=limit_s, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            words, check=False, timeout=limit_s, stdin=subprocess.DEVNULL
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"the restart command failed: {error}") from None
     if done.returncode:
@@ -237,7 +241,9 @@ def outcomes(trials: Sequence[Trial]) -> list[Outcome]:
         middle = median(times)
         high = max(times)
         spread = (high - low) / 2.0 / middle
-        results.append(Outcome(gamma=gamma, tpot_s=middle, low_s=low, high_s=high, spread=spread))
+        results.append(
+            Outcome(gamma=gamma, tpot_s=middle, low_s=low, high_s=high, spread=spread)
+        )
     return results
 
 

@@ -82,7 +82,9 @@ class ModelReplay:
         """
         limit = self.model.spec.max_position_embeddings
         if len(text) > limit:
-            raise UnreadableError(f"longer than the {limit} tokens that the draft model reads")
+            raise UnreadableError(
+                f"longer than the {limit} tokens that the draft model reads"
+            )
         if text.max() >= self.model.spec.vocab_size:
             raise ConfigError(
                 f"the logs hold token {text.max()}, and the draft's vocabulary ends at "

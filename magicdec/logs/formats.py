@@ -72,9 +72,17 @@ def rows_of(document: Any, companions: Companions) -> list[Row]:
         if is_it(document):
             try:
                 return read(document, companions)
-            except (KeyError, TypeError, ValueError, AttributeError, IndexError) as failure:
+            except (
+                KeyError,
+                TypeError,
+                ValueError,
+                AttributeError,
+                IndexError,
+            ) as failure:
                 raise UnreadableError(_reason(failure)) from None
-    raise UnreadableError("no known format: neither token ids nor a prompt with its output")
+    raise UnreadableError(
+        "no known format: neither token ids nor a prompt with its output"
+    )
 
 
 def format_of(document: Any) -> str | None:
@@ -102,7 +110,11 @@ def companion_of(document: Any) -> tuple[str, Any] | None:
 
 def _reason(failure: Exception) -> str:
     """A reason without the row's text: the kind of the failure, and of a key its name."""
-    if isinstance(failure, KeyError) and failure.args and isinstance(failure.args[0], str):
+    if (
+        isinstance(failure, KeyError)
+        and failure.args
+        and isinstance(failure.args[0], str)
+    ):
         return f"no {failure.args[0]!r}"
     return "a field has another form than this format's"
 
@@ -131,7 +143,9 @@ def _is_token_ids(document: Mapping[str, Any]) -> bool:
 
 
 def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(token, int) for token in value[:8])
+    return isinstance(value, list) and all(
+        isinstance(token, int) for token in value[:8]
+    )
 
 
 def _first_ids(document: Mapping[str, Any], names: Sequence[str]) -> list[int] | None:
@@ -178,7 +192,9 @@ def _request_of(document: Mapping[str, Any]) -> Mapping[str, Any]:
         part = document.get(name)
         if isinstance(part, str):
             part = _decoded(part)
-        if isinstance(part, dict) and ("messages" in part or "prompt" in part or "body" in part):
+        if isinstance(part, dict) and (
+            "messages" in part or "prompt" in part or "body" in part
+        ):
             return _request_of(part)
     return document
 
@@ -220,7 +236,11 @@ def _is_choices(document: Mapping[str, Any]) -> bool:
 def _choices(document: Any, companions: Companions) -> list[Row]:
     request = _request_of(document)
     response = _response_of(document)
-    if "custom_id" in document and "messages" not in request and "prompt" not in request:
+    if (
+        "custom_id" in document
+        and "messages" not in request
+        and "prompt" not in request
+    ):
         known = companions.get(f"custom:{document['custom_id']}")
         if known is None:
             raise UnreadableError(
@@ -274,7 +294,9 @@ def _answer(message: Mapping[str, Any]) -> str:
     """The text of an answer, its reasoning before it, as reasoning models emit it."""
     content = message.get("content")
     if not content and message.get("tool_calls"):
-        raise UnreadableError("the output is a tool call, whose tokens the log does not have")
+        raise UnreadableError(
+            "the output is a tool call, whose tokens the log does not have"
+        )
     text = _text_of(content or "")
     reasoning = message.get("reasoning_content") or message.get("reasoning")
     if reasoning:
@@ -325,7 +347,9 @@ def _conversation(document: Any, companions: Companions) -> list[Row]:
     rows = []
     for number, message in enumerate(messages):
         if message.get("role") == "assistant" and number > 0:
-            rows.append(Row(prompt=messages[:number], output=_answer(message), is_stopped=True))
+            rows.append(
+                Row(prompt=messages[:number], output=_answer(message), is_stopped=True)
+            )
     if not rows:
         raise UnreadableError("a conversation that begins with its answer")
     return rows
@@ -463,7 +487,9 @@ def _guidellm_request(request: Mapping[str, Any]) -> Row:
 # ---------------------------------------------------------------- traces
 
 
-def _spans(document: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], dict[str, Any]]]:
+def _spans(
+    document: Mapping[str, Any],
+) -> Iterator[tuple[Mapping[str, Any], dict[str, Any]]]:
     """Spans or log records with their attributes, of OTLP JSON or of a flat record."""
     groups = [*document.get("resourceSpans", []), *document.get("resourceLogs", [])]
     if not groups:
@@ -621,7 +647,9 @@ def _lm_eval(document: Any, companions: Companions) -> list[Row]:
 
 
 def _is_spec_bench(document: Mapping[str, Any]) -> bool:
-    return "question_id" in document and "turns" in _first_object(document.get("choices"))
+    return "question_id" in document and "turns" in _first_object(
+        document.get("choices")
+    )
 
 
 def _spec_bench(document: Any, companions: Companions) -> list[Row]:
@@ -642,7 +670,15 @@ def _spec_bench(document: Any, companions: Companions) -> list[Row]:
 # ---------------------------------------------------------------- times
 
 
-ARRIVALS = ("arrival_s", "arrival_time", "arrival", "timestamp", "start_time", "created_at", "time")
+ARRIVALS = (
+    "arrival_s",
+    "arrival_time",
+    "arrival",
+    "timestamp",
+    "start_time",
+    "created_at",
+    "time",
+)
 SPAN_STARTS = (
     "startTimeUnixNano",
     "start_time_unix_nano",

@@ -160,10 +160,15 @@ def read_load(
     shards = shards_of(files_of(patterns))
     account = Account()
     cache = PrefixCache(block_tokens=block_tokens, room_tokens=room_tokens)
-    rows = [_entry(request, cache) for request in _requests(shards, account, tokenizer, progress)]
+    rows = [
+        _entry(request, cache)
+        for request in _requests(shards, account, tokenizer, progress)
+    ]
     if not rows:
         raise ConfigError(nothing_read(account, [shard.path for shard in shards]))
-    times = np.array([np.nan if row.arrival_s is None else row.arrival_s for row in rows])
+    times = np.array(
+        [np.nan if row.arrival_s is None else row.arrival_s for row in rows]
+    )
     arrival_s = None
     if not np.isnan(times).any():
         order = np.argsort(times, kind="stable")
@@ -196,7 +201,9 @@ def _requests(
         loaded = TextTokenizer(tokenizer)
     for number, shard in enumerate(shards):
         progress(Step("reading the load", done=number, total=len(shards)))
-        for request in requests_of(shard, account, tokenizer=loaded, companions=companions):
+        for request in requests_of(
+            shard, account, tokenizer=loaded, companions=companions
+        ):
             if request.logged_prompt_len >= 1 and request.logged_output_len >= 1:
                 yield request
 

@@ -64,7 +64,9 @@ class Lookup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def __str__(self) -> str:
         if not self.max_ngram:
             return f"{self.rule} gamma {self.gamma}"
-        return f"{self.rule} gamma {self.gamma} look-up {self.min_ngram}..{self.max_ngram}"
+        return (
+            f"{self.rule} gamma {self.gamma} look-up {self.min_ngram}..{self.max_ngram}"
+        )
 
 
 def lookup(
@@ -87,7 +89,9 @@ def lookup(
         raise ConfigError(f"a look-up drafts 1 to {MAX_GAMMA} tokens, not {gamma}")
     if rule in SUFFIX_RULES:
         if min_ngram is not None or max_ngram is not None:
-            raise ConfigError("suffix decoding has no shortest or longest n-gram; give neither")
+            raise ConfigError(
+                "suffix decoding has no shortest or longest n-gram; give neither"
+            )
         return Lookup(rule=rule, gamma=gamma)  # type: ignore[arg-type]  # checked above
     default_min, default_max = DEFAULT_NGRAMS[rule]
     if rule in ("ngram", "ngram-gpu") and (min_ngram is None) != (max_ngram is None):

@@ -94,7 +94,9 @@ class NgramReplay:
             self._stamp = 0
         output_len = len(text) - prompt_len
         if output_len > self._steps.shape[1]:
-            self._steps = np.zeros((len(self.lookups), 2 * output_len, 3), dtype=np.int32)
+            self._steps = np.zeros(
+                (len(self.lookups), 2 * output_len, 3), dtype=np.int32
+            )
         self._stamp += 1
         cursors = np.maximum(prompt_len - self._early, 0)
         counts = replay(
@@ -112,7 +114,9 @@ class NgramReplay:
     def steps(self, text: Ints, prompt_len: int, *, max_len: int = 0) -> list[Steps]:
         """Return each setting's steps on one request; valid until the next call."""
         steps, counts = self.replay(text, prompt_len, max_len=max_len)
-        return [rows[:count] for rows, count in zip(steps, counts.tolist(), strict=True)]
+        return [
+            rows[:count] for rows, count in zip(steps, counts.tolist(), strict=True)
+        ]
 
 
 @numba.njit(cache=True, nogil=True)
@@ -133,7 +137,9 @@ def replay(text, cursors, settings, lengths, index, stamp, max_len, steps):
             code, gamma, low, high = settings[number]
             if max_len > 0:
                 gamma = min(gamma, max_len - place - 2)
-            start, drafted = _draft(code, gamma, low, high, place, first, last, before_last)
+            start, drafted = _draft(
+                code, gamma, low, high, place, first, last, before_last
+            )
             accepted = 0
             while accepted < drafted and place + accepted < end:
                 source = start + accepted
@@ -172,7 +178,9 @@ def _enter(text, place, lengths, index, stamp, first, last, before_last):
         key ^= key >> np.uint64(29)
         slot = np.int64(key & mask)
         while index.stamp[slot] == stamp:
-            if index.length[slot] == length and _same(text, index.first[slot], place, length):
+            if index.length[slot] == length and _same(
+                text, index.first[slot], place, length
+            ):
                 break
             slot = np.int64((np.uint64(slot) + np.uint64(1)) & mask)
         if index.stamp[slot] == stamp:

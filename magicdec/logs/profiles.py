@@ -84,7 +84,9 @@ def sweep(
     for rule in rules:
         if rule.startswith("suffix"):
             if min_ngrams or max_ngrams:
-                raise ConfigError(f"{rule} has no shortest or longest n-gram; give neither")
+                raise ConfigError(
+                    f"{rule} has no shortest or longest n-gram; give neither"
+                )
             for gamma in gammas or SUFFIX_GAMMAS:
                 lookups[lookup(rule, gamma=gamma)] = None
             continue
@@ -102,7 +104,9 @@ def _ranges(
     """Shortest and longest n-grams to replay under one rule."""
     given = [*min_ngrams, *max_ngrams]
     if given and not 1 <= min(given) <= max(given) <= MAX_NGRAM:
-        raise ConfigError(f"n-grams are 1 to {MAX_NGRAM} tokens, not {min(given)} to {max(given)}")
+        raise ConfigError(
+            f"n-grams are 1 to {MAX_NGRAM} tokens, not {min(given)} to {max(given)}"
+        )
     if rule == "llama.cpp":
         lengths = given or LLAMA_LENGTHS
         return [(length, length) for length in lengths]
@@ -155,7 +159,9 @@ def _profile(
     rule = of_rule[0].lookup.rule
     groups: dict[tuple[int, int], list[SettingCounts]] = {}
     for counts in of_rule:
-        groups.setdefault((counts.lookup.min_ngram, counts.lookup.max_ngram), []).append(counts)
+        groups.setdefault(
+            (counts.lookup.min_ngram, counts.lookup.max_ngram), []
+        ).append(counts)
     settings = [_setting(group) for group in groups.values()]
     chosen = max(range(len(settings)), key=lambda number: _worth(settings[number]))
     group = list(groups.values())[chosen]
@@ -190,7 +196,9 @@ def _profile(
     return described(profile, group)
 
 
-def described(profile: AcceptanceProfile, group: Sequence[SettingCounts]) -> AcceptanceProfile:
+def described(
+    profile: AcceptanceProfile, group: Sequence[SettingCounts]
+) -> AcceptanceProfile:
     """Return the profile with the law, errors and counts of the setting that its replay chose."""
     replay = profile.replay
     assert replay is not None
@@ -276,13 +284,17 @@ def _ranges_of(sums: Whole, bounds: Whole) -> list[RangeOfSteps]:
 
 def _by_context(counts: SettingCounts) -> list[MeasuredRates]:
     """Rates by position of each range of context, their errors widened by what requests differ."""
-    widening = [_design_effect(rate.value, rate.stderr, rate.trials) for rate in counts.rates]
+    widening = [
+        _design_effect(rate.value, rate.stderr, rate.trials) for rate in counts.rates
+    ]
     tables = []
     for place, by_position in enumerate(counts.context_positions.tolist()):
         if by_position[0][columns.TRIED] < MIN_TRIALS:
             continue
         middle = _middle(place)
-        table = MeasuredRates(budget=middle, context=middle, rates=[], stderr=[], trials=[])
+        table = MeasuredRates(
+            budget=middle, context=middle, rates=[], stderr=[], trials=[]
+        )
         tried = [row for row in by_position if row[columns.TRIED]]
         for factor, row in zip(widening, tried, strict=False):
             trials = row[columns.TRIED]
@@ -347,5 +359,7 @@ def _deviation(law: Law, gamma: int, relative: float) -> float:
 
 
 def _tokens(law: Law, gamma: int, shift: float) -> float:
-    rates = law.conditional_rates(budget=1.0, context=1.0, gamma_max=gamma) ** math.exp(-shift)
+    rates = law.conditional_rates(budget=1.0, context=1.0, gamma_max=gamma) ** math.exp(
+        -shift
+    )
     return float(1.0 + np.cumprod(rates).sum())

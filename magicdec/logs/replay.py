@@ -108,7 +108,9 @@ def count(
         tokenizer = TextTokenizer(task.tokenizer)
     replay_s = 0.0
     for shard in task.shards:
-        for request in requests_of(shard, account, tokenizer=tokenizer, companions=companions):
+        for request in requests_of(
+            shard, account, tokenizer=tokenizer, companions=companions
+        ):
             if len(request.text) - request.prompt_len < 2:
                 continue
             begun = time.perf_counter()
@@ -166,7 +168,9 @@ def replay_logs(
     shards = shards_of(files_of(patterns))
     companions = companions_of(shards)
     chosen = suffix or SuffixSettings()
-    tasks = tasks_of(shards, lookups, suffix=chosen, tokenizer=tokenizer, max_len=max_len)
+    tasks = tasks_of(
+        shards, lookups, suffix=chosen, tokenizer=tokenizer, max_len=max_len
+    )
     if tokenizer is not None:
         TextTokenizer(tokenizer)  # one error here rather than one in every process
     parts = _run(tasks, companions, jobs=jobs, keep=keep, progress=progress)
@@ -177,7 +181,9 @@ def replay_logs(
     account = next(iter(totals.values())).account
     if not account.num_requests:
         raise ConfigError(nothing_read(account, [shard.path for shard in shards]))
-    settings = {row.lookup: row for counted in totals.values() for row in counted.tally.settings}
+    settings = {
+        row.lookup: row for counted in totals.values() for row in counted.tally.settings
+    }
     num_tokens = account.prompt_tokens + account.output_tokens
     return LogReplay(
         account=account,
@@ -265,7 +271,9 @@ def nothing_read(account: Account, paths: Sequence[Path]) -> str:
     named = ", ".join(path.name for path in dict.fromkeys(paths))
     if not account.num_rows:
         return f"{named}: no row"
-    reason, number = max(account.unreadable.items(), key=lambda item: item[1], default=("", 0))
+    reason, number = max(
+        account.unreadable.items(), key=lambda item: item[1], default=("", 0)
+    )
     place = "; ".join(account.examples.get(reason, []))
     if reason:
         why = f": {number} times {reason} ({place})"
@@ -283,7 +291,9 @@ def _run(
     progress: Progress,
 ) -> list[Counted]:
     """The counts of every task; those kept from before are not counted again."""
-    files = [keep / f"{_key(task)}.part" if keep is not None else None for task in tasks]
+    files = [
+        keep / f"{_key(task)}.part" if keep is not None else None for task in tasks
+    ]
     results: dict[int, Counted] = {}
     for number, file in enumerate(files):
         part = _kept(file)
@@ -317,11 +327,17 @@ def _finished(
         return
     from joblib import Parallel, delayed
 
-    calls = (delayed(_numbered)(number, tasks[number], companions) for number in waiting)
-    yield from Parallel(n_jobs=min(jobs, len(waiting)), return_as="generator_unordered")(calls)
+    calls = (
+        delayed(_numbered)(number, tasks[number], companions) for number in waiting
+    )
+    yield from Parallel(
+        n_jobs=min(jobs, len(waiting)), return_as="generator_unordered"
+    )(calls)
 
 
-def _numbered(number: int, task: ReplayTask, companions: Companions) -> tuple[int, Counted]:
+def _numbered(
+    number: int, task: ReplayTask, companions: Companions
+) -> tuple[int, Counted]:
     return number, count_task(task, companions)
 
 

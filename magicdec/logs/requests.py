@@ -159,7 +159,9 @@ def requests_of(
             yield request
 
 
-def _request(row: Row, account: Account, tokenizer: TextTokenizer | None) -> LoggedRequest:
+def _request(
+    row: Row, account: Account, tokenizer: TextTokenizer | None
+) -> LoggedRequest:
     if row.output is None:
         return _lengths_alone(row)
     begun = time.perf_counter()
@@ -203,7 +205,9 @@ def _lengths_alone(row: Row) -> LoggedRequest:
     )
 
 
-def _ids(text: Any, tokenizer: TextTokenizer | None, *, is_prompt: bool = False) -> Ints:
+def _ids(
+    text: Any, tokenizer: TextTokenizer | None, *, is_prompt: bool = False
+) -> Ints:
     """Token ids of a prompt or an output."""
     if isinstance(text, list) and (not text or isinstance(text[0], int)):
         return _checked(text)

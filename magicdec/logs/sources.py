@@ -60,7 +60,9 @@ def files_of(patterns: Sequence[str | Path]) -> list[Path]:
         matches = sorted(Path(name) for name in glob.glob(str(pattern), recursive=True))
         matches = [match for match in matches if match.is_file()]
         if not matches:
-            raise ConfigError(f"{pattern} is no file, and no pattern that any file matches")
+            raise ConfigError(
+                f"{pattern} is no file, and no pattern that any file matches"
+            )
         files.update(dict.fromkeys(matches))
     return list(files)
 
@@ -75,15 +77,21 @@ def shards_of(files: Sequence[Path], *, shard_bytes: int = SHARD_BYTES) -> list[
             status = path.stat()
             shards += _parts(path, status.st_size, status.st_mtime_ns, shard_bytes)
         except OSError as failure:
-            raise ConfigError(f"cannot read {path}: {failure.strerror or failure}") from None
+            raise ConfigError(
+                f"cannot read {path}: {failure.strerror or failure}"
+            ) from None
     return shards
 
 
 def _parts(path: Path, size: int, modified_ns: int, shard_bytes: int) -> list[Shard]:
     if path.suffix == ".parquet":
-        return [Shard(path=path, kind="parquet", num_bytes=size, modified_ns=modified_ns)]
+        return [
+            Shard(path=path, kind="parquet", num_bytes=size, modified_ns=modified_ns)
+        ]
     if not has_lines(path):
-        return [Shard(path=path, kind="document", num_bytes=size, modified_ns=modified_ns)]
+        return [
+            Shard(path=path, kind="document", num_bytes=size, modified_ns=modified_ns)
+        ]
     if path.suffix in (".gz", ".zst") or size <= shard_bytes:
         return [Shard(path=path, kind="lines", num_bytes=size, modified_ns=modified_ns)]
     return [
@@ -143,9 +151,13 @@ def _zstandard(file: IO[bytes]) -> Iterator[IO[bytes]]:
     try:
         import zstandard
     except ImportError:
-        raise ConfigError("reading .zst needs a package: pip install 'magicdec[logs]'") from None
+        raise ConfigError(
+            "reading .zst needs a package: pip install 'magicdec[logs]'"
+        ) from None
     try:
-        with zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True) as reader:
+        with zstandard.ZstdDecompressor().stream_reader(
+            file, read_across_frames=True
+        ) as reader:
             yield io.BufferedReader(reader)
     except zstandard.ZstdError as failure:
         raise ConfigError(f"a .zst file is damaged: {failure}") from None
@@ -155,7 +167,9 @@ Place = int
 """Line, or row, from 1 on within its shard."""
 
 
-def documents_of(shard: Shard) -> Iterator[tuple[Place, dict[str, Any] | UnreadableError]]:
+def documents_of(
+    shard: Shard,
+) -> Iterator[tuple[Place, dict[str, Any] | UnreadableError]]:
     """Give each document of a shard, or why it cannot be read, with its place."""
     if shard.kind == "parquet":
         yield from _table_rows(shard.path)
@@ -214,7 +228,10 @@ def _whole(path: Path) -> Iterator[tuple[Place, dict[str, Any] | UnreadableError
     else:
         rows = [document]
     for place, row in enumerate(rows, 1):
-        yield place, row if isinstance(row, dict) else UnreadableError("not a JSON object")
+        yield (
+            place,
+            row if isinstance(row, dict) else UnreadableError("not a JSON object"),
+        )
 
 
 def _table_rows(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:

@@ -32,12 +32,16 @@ class SuffixReplay:
     """Replays requests in their order under several gammas; the tree of responses lasts from one to
     the next."""
 
-    def __init__(self, lookups: Sequence[Lookup], settings: SuffixSettings | None = None) -> None:
+    def __init__(
+        self, lookups: Sequence[Lookup], settings: SuffixSettings | None = None
+    ) -> None:
         self.lookups = tuple(lookups)
         self.settings = settings or SuffixSettings()
         self._gammas = np.array([row.gamma for row in lookups], dtype=np.int32)
         cached = self.settings.max_cached_requests
-        self._is_global = np.array([row.rule == "suffix" and cached != 0 for row in lookups])
+        self._is_global = np.array(
+            [row.rule == "suffix" and cached != 0 for row in lookups]
+        )
         self._has_global = bool(self._is_global.any())
         self._local = new_tree(1024, self.settings.max_depth)
         self._global = new_tree(1024, self.settings.max_depth)
@@ -63,7 +67,9 @@ class SuffixReplay:
             self._prepare_global(output_len)
             start = self._num_response_tokens
         if output_len > self._steps.shape[1]:
-            self._steps = np.zeros((len(self.lookups), 2 * output_len, 3), dtype=np.int32)
+            self._steps = np.zeros(
+                (len(self.lookups), 2 * output_len, 3), dtype=np.int32
+            )
         counts = replay(
             text,
             prompt_len,
@@ -88,7 +94,9 @@ class SuffixReplay:
     def steps(self, text: Ints, prompt_len: int, *, max_len: int = 0) -> list[Steps]:
         """Return each setting's steps on one request; valid until the next call."""
         steps, counts = self.replay(text, prompt_len, max_len=max_len)
-        return [rows[:count] for rows, count in zip(steps, counts.tolist(), strict=True)]
+        return [
+            rows[:count] for rows, count in zip(steps, counts.tolist(), strict=True)
+        ]
 
     def _prepare_local(self, text_len: int) -> None:
         num_nodes = 2 * text_len + 2 * self.settings.max_depth + 16
@@ -102,7 +110,9 @@ class SuffixReplay:
         while limit >= 0 and len(self._live) + 1 > limit:
             start, length = self._live.popleft()
             remove(self._global, self._responses, start, start + length)
-        live_tokens = sum(length for _, length in self._live) if self._is_sparse() else None
+        live_tokens = (
+            sum(length for _, length in self._live) if self._is_sparse() else None
+        )
         if live_tokens is not None:
             self._compact(live_tokens)
         needed = self._num_response_tokens + output_len

@@ -137,7 +137,9 @@ class SettingCounts:
         return math.ceil(self.num_requests * (now / relative) ** 2)
 
 
-def _ratio(*, emitted: int, steps: int, squares: tuple[int, int, int], clusters: int) -> Ratio:
+def _ratio(
+    *, emitted: int, steps: int, squares: tuple[int, int, int], clusters: int
+) -> Ratio:
     """The ratio of two sums over requests, from `squares`: Σ a², Σ a·n, Σ n²."""
     if steps == 0:
         return Ratio(value=0.0, stderr=None)
@@ -146,7 +148,9 @@ def _ratio(*, emitted: int, steps: int, squares: tuple[int, int, int], clusters:
         return Ratio(value=value, stderr=None, trials=steps)
     of_a, of_both, of_n = squares
     # whole numbers, so that what cancels cancels exactly
-    spread = of_a * steps * steps - 2 * of_both * emitted * steps + of_n * emitted * emitted
+    spread = (
+        of_a * steps * steps - 2 * of_both * emitted * steps + of_n * emitted * emitted
+    )
     variance = clusters / (clusters - 1) * (spread / steps**4)
     return Ratio(value=value, stderr=math.sqrt(max(variance, 0.0)), trials=steps)
 
@@ -187,7 +191,9 @@ class Tally:
             by_output=np.zeros((num, outputs, columns.NUM_SUMS), dtype=np.int64),
         )
 
-    def add(self, steps: Steps, counts: Whole, *, text_len: int, prompt_len: int) -> None:
+    def add(
+        self, steps: Steps, counts: Whole, *, text_len: int, prompt_len: int
+    ) -> None:
         """Add a request's steps, [settings, steps, 3]."""
         columns.add_request(
             steps,

@@ -8,7 +8,9 @@ import numpy as np
 STEPS, DRAFTED_STEPS, DRAFTED, EMITTED = range(4)
 """Columns of what is counted by context and by place in the output."""
 NUM_SUMS = 4
-REQUESTS, STEPS_SQUARED, STEPS_EMITTED, EMITTED_SQUARED, OPEN_DRAFTED, OPEN_STEPS = range(4, 10)
+REQUESTS, STEPS_SQUARED, STEPS_EMITTED, EMITTED_SQUARED, OPEN_DRAFTED, OPEN_STEPS = (
+    range(4, 10)
+)
 """Further columns of the totals: sums over requests from which errors follow, and what no log
 determines."""
 NUM_TOTALS = 10

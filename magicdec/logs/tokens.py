@@ -16,7 +16,14 @@ from magicdec.logs.formats import UnreadableError
 from magicdec.logs.ngram import Ints
 
 TEMPLATE_FILE = "chat_template.jinja"
-SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
+SPECIAL_TOKENS = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "pad_token",
+    "sep_token",
+    "cls_token",
+)
 
 
 class TextTokenizer:
@@ -41,7 +48,9 @@ class TextTokenizer:
         text = read_text(file, "tokenizer")
         try:
             self._tokenizer = Tokenizer.from_str(text)
-        except Exception as failure:  # the library raises plain Exception for any file that is none
+        except (
+            Exception
+        ) as failure:  # the library raises plain Exception for any file that is none
             raise ConfigError(f"{file} is no tokenizer.json: {failure}") from None
         self._folder = file.parent
         config_file = self._folder / "tokenizer_config.json"
@@ -83,7 +92,9 @@ class TextTokenizer:
             raise UnreadableError(
                 f"the chat template refuses its messages ({type(failure).__name__})"
             ) from None
-        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
+        return np.array(
+            self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32
+        )
 
     def _compiled(self, source: str | None) -> Any:
         """The chat template as the libraries that serve models render it."""
@@ -107,7 +118,9 @@ class TextTokenizer:
         try:
             return environment.from_string(source)
         except TemplateError as failure:
-            raise ConfigError(f"the chat template of {self._folder}: {failure}") from None
+            raise ConfigError(
+                f"the chat template of {self._folder}: {failure}"
+            ) from None
 
 
 def _to_json(

@@ -108,7 +108,9 @@ class BenchmarkRequest:
     context_spread: float = 0.0
     gen_len: int = 64
     speculations: tuple[SpeculationSpec, ...] = ()
-    sampling: SamplingSpec = field(default_factory=lambda: SamplingSpec(temperature=1.0))
+    sampling: SamplingSpec = field(
+        default_factory=lambda: SamplingSpec(temperature=1.0)
+    )
     prompts: str = "stdlib"
     calibration_prompts: bool = False
     repetitions: int = 3
@@ -158,7 +160,9 @@ class Outputs:
         Raises StorageError.
         """
         inputs = {f"--{name}": path for name, path in read.items()}
-        check_apart({"--records": self.records, "--save-output": self.save_output, **inputs})
+        check_apart(
+            {"--records": self.records, "--save-output": self.save_output, **inputs}
+        )
         if self.records is not None:
             check_records_file(self.records)
         if (path := self.save_output) is None:
@@ -169,13 +173,19 @@ class Outputs:
                 with path.open("rb") as file:
                     first = file.readline(MAX_LINE_BYTES)
             except OSError as error:
-                raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
+                raise StorageError(
+                    f"cannot read {path}: {error.strerror or error}"
+                ) from error
             if first and b'"generated_ids"' not in first:
                 wrong = "holds something else than a run's output"
-                raise StorageError(f"{path} {wrong}, and is left as it is; give another file")
+                raise StorageError(
+                    f"{path} {wrong}, and is left as it is; give another file"
+                )
 
 
-def check_request(request: BenchmarkRequest, model: ModelSpec, *, is_loaded: bool = False) -> None:
+def check_request(
+    request: BenchmarkRequest, model: ModelSpec, *, is_loaded: bool = False
+) -> None:
     """Refuses what cannot be run, before anything is allocated; `is_loaded`: but the target's
     weights.
 
@@ -359,7 +369,9 @@ def _check_draft_model(
         )
 
 
-def _check_head(request: BenchmarkRequest, speculation: SpeculationSpec, target: ModelSpec) -> None:
+def _check_head(
+    request: BenchmarkRequest, speculation: SpeculationSpec, target: ModelSpec
+) -> None:
     """Refuses a head that is another target's, and options that are not run for heads."""
     from magicdec.runtime.heads.layout import layout_of
 
@@ -384,7 +396,9 @@ def _check_head(request: BenchmarkRequest, speculation: SpeculationSpec, target:
         )
 
 
-def _check_memory(request: BenchmarkRequest, model: ModelSpec, *, is_loaded: bool) -> None:
+def _check_memory(
+    request: BenchmarkRequest, model: ModelSpec, *, is_loaded: bool
+) -> None:
     """On a CPU the ranks of a machine share its memory; on GPUs each rank has its own."""
     on_device = 1
     if request.device == "cpu":
@@ -393,7 +407,9 @@ def _check_memory(request: BenchmarkRequest, model: ModelSpec, *, is_loaded: boo
     fixed = on_device * weights
     per_sequence = on_device * (caches + choosing_bytes(request))
     if is_loaded:
-        fixed -= on_device * float(planned_memory(request, AUTOREGRESSIVE).weights_bytes)
+        fixed -= on_device * float(
+            planned_memory(request, AUTOREGRESSIVE).weights_bytes
+        )
     needed = fixed + per_sequence * request.batch_size
     available = available_memory_bytes(request.device)
     if needed > available:
@@ -431,7 +447,9 @@ def model_setup(request: BenchmarkRequest, speculation: SpeculationSpec) -> Mode
 
 
 def planned_memory(
-    request: BenchmarkRequest, speculation: SpeculationSpec, batch_size: int | None = None
+    request: BenchmarkRequest,
+    speculation: SpeculationSpec,
+    batch_size: int | None = None,
 ) -> Memory:
     """Memory that one of a request's configurations needs on each rank."""
     batch = request.batch_size
@@ -483,7 +501,9 @@ def session_bytes(request: BenchmarkRequest) -> tuple[float, float]:
             compact = max(compact, float(need.draft_kv_bytes))
         else:
             caches[(*held, speculation.draft_budget)] = float(need.draft_kv_bytes)
-    return float(alone.weights_bytes) + sum(weights.values()), kv + sum(caches.values()) + compact
+    return float(alone.weights_bytes) + sum(weights.values()), kv + sum(
+        caches.values()
+    ) + compact
 
 
 def _local_world_size(request: BenchmarkRequest) -> int:
@@ -491,7 +511,9 @@ def _local_world_size(request: BenchmarkRequest) -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", request.tp_size))
 
 
-def configuration_fields(request: BenchmarkRequest, speculation: SpeculationSpec) -> dict[str, Any]:
+def configuration_fields(
+    request: BenchmarkRequest, speculation: SpeculationSpec
+) -> dict[str, Any]:
     """The identity part of a record."""
     parts = (
         (request, REQUEST_FIELDS),
@@ -629,7 +651,9 @@ def _samples(path: Path, size: int) -> Iterator[bytes]:
         if size <= SAMPLED_ABOVE_BYTES:
             yield file.read()
             return
-        length = int.from_bytes(file.read(8), "little")  # of the header, in a safetensors file
+        length = int.from_bytes(
+            file.read(8), "little"
+        )  # of the header, in a safetensors file
         yield file.read(min(length, SAMPLED_ABOVE_BYTES))
         for number in range(NUM_SAMPLES):
             file.seek((size - SAMPLE_BYTES) * number // (NUM_SAMPLES - 1))

@@ -93,7 +93,9 @@ def spread_of_times(runs: Iterable[ReferenceTimes]) -> ReferenceTimes:
         log_compute_s.append(math.log(times.compute_s))
     if len(log_memory_s) < 2:
         return ReferenceTimes(0.0, 0.0)
-    return ReferenceTimes(statistics.stdev(log_memory_s), statistics.stdev(log_compute_s))
+    return ReferenceTimes(
+        statistics.stdev(log_memory_s), statistics.stdev(log_compute_s)
+    )
 
 
 class ReferenceKernels:
@@ -182,10 +184,17 @@ def cgroup_free_bytes(
         for directory in (group, *group.parents):
             if not directory.is_relative_to(base):
                 break
-            with suppress(OSError, ValueError):  # no limit is a word, or a file that is not there
-                limit, used = (float(int((directory / name).read_text())) for name in names)
-                statistics_of = dict(
-                    line.split() for line in (directory / "memory.stat").read_text().splitlines()
+            with suppress(
+                OSError, ValueError
+            ):  # no limit is a word, or a file that is not there
+                limit, used = (
+                    float(int((directory / name).read_text())) for name in names
                 )
-                free_bytes.append(max(0.0, limit - used + float(statistics_of.get(dropped, 0))))
+                statistics_of = dict(
+                    line.split()
+                    for line in (directory / "memory.stat").read_text().splitlines()
+                )
+                free_bytes.append(
+                    max(0.0, limit - used + float(statistics_of.get(dropped, 0)))
+                )
     return free_bytes

@@ -29,7 +29,14 @@ from magicdec.measure.session import BenchmarkSession
 from magicdec.measure.utilisation import all_ranks_bandwidth_bytes_per_s
 from magicdec.measure.vllm_session import in_own_process
 from magicdec.progress import Stages, shown_progress
-from magicdec.records import UNFINISHED, Record, append_record, read_records, read_rows, unfinished
+from magicdec.records import (
+    UNFINISHED,
+    Record,
+    append_record,
+    read_records,
+    read_rows,
+    unfinished,
+)
 from magicdec.runtime.distributed import SINGLE, TensorParallel
 from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
 
@@ -54,9 +61,13 @@ def measure_request(
         references = None
         if request.engine == "ours":
             if request.device == "cpu" and tp.size == 1:
-                references = ReferenceKernels()  # measures the bandwidth during the runs
+                references = (
+                    ReferenceKernels()
+                )  # measures the bandwidth during the runs
             else:
-                bandwidth_bytes_per_s = all_ranks_bandwidth_bytes_per_s(tp, request.device)
+                bandwidth_bytes_per_s = all_ranks_bandwidth_bytes_per_s(
+                    tp, request.device
+                )
         return benchmark(
             request,
             records=outputs.records,
@@ -111,7 +122,9 @@ def benchmark(
         loaded = todo
         if outputs is not None:
             loaded = _with_last(request, todo)
-        session = BenchmarkSession(replace(request, speculations=loaded), tp=tp, progress=progress)
+        session = BenchmarkSession(
+            replace(request, speculations=loaded), tp=tp, progress=progress
+        )
         if lacking:
             _measure_groups(
                 session,
@@ -155,9 +168,13 @@ def _lacking(
     tp: TensorParallel,
 ) -> set[SpeculationSpec]:
     """The configurations without a record, by what the first rank has read."""
-    is_known = torch.tensor([key in known for key in keys], dtype=torch.long, device=request.device)
+    is_known = torch.tensor(
+        [key in known for key in keys], dtype=torch.long, device=request.device
+    )
     lacking = set()
-    for speculation, is_there in zip(keys.values(), tp.broadcast(is_known).tolist(), strict=True):
+    for speculation, is_there in zip(
+        keys.values(), tp.broadcast(is_known).tolist(), strict=True
+    ):
         if not is_there:
             lacking.add(speculation)
     return lacking
@@ -175,7 +192,9 @@ def _begun(
     counts = torch.tensor(lengths, dtype=torch.long, device=request.device)
     empty = Record(source="measured", model="", batch_size=0, context_len=0)
     begun = {}
-    for (key, speculation), count in zip(keys.items(), tp.broadcast(counts).tolist(), strict=True):
+    for (key, speculation), count in zip(
+        keys.items(), tp.broadcast(counts).tolist(), strict=True
+    ):
         if count:
             begun[speculation] = rows.get(key, [empty] * count)
     return begun
@@ -189,7 +208,9 @@ def _measure_in_vllm(
 ) -> dict[str, Record]:
     from magicdec.measure.vllm_session import VllmSession
 
-    _measure_groups(VllmSession(request), request.speculations, known, records, begun=begun)
+    _measure_groups(
+        VllmSession(request), request.speculations, known, records, begun=begun
+    )
     return known
 
 
@@ -260,7 +281,9 @@ def write_outputs(
     speculation = AUTOREGRESSIVE
     if request.speculations:
         speculation = request.speculations[-1]
-    result = session.run(speculation, seed=request.sampling.seed, run_to_end=True, on_step=stream)
+    result = session.run(
+        speculation, seed=request.sampling.seed, run_to_end=True, on_step=stream
+    )
     if stream is not None:
         stream.end()
     if path is None or session.model.tp.rank > 0:

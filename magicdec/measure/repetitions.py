@@ -71,7 +71,9 @@ def prompts_of(request: BenchmarkRequest) -> tuple[Tokenizer | None, list[list[i
     if request.num_prompts is None:
         return tokenizer, prompts
     order = np.random.default_rng(request.sampling.seed).permutation(len(prompts))
-    return tokenizer, [prompts[i] for i in order]  # lengths come sorted; a queue's are mixed
+    return tokenizer, [
+        prompts[i] for i in order
+    ]  # lengths come sorted; a queue's are mixed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +105,9 @@ class Measurement:
             return {}
         phases = {}
         for name in timed[0]:
-            phases[name] = statistics.median(times[name] for times in timed if name in times)
+            phases[name] = statistics.median(
+                times[name] for times in timed if name in times
+            )
         return phases
 
 
@@ -141,9 +145,8 @@ def measure(
     for repetition in range(request.repetitions):
         for number, speculation in enumerate(measured):
             if len(rows[speculation]) <= repetition:
-                message = (
-                    f"repetition {repetition + 1}/{request.repetitions}: {describe(speculation)}"
-                )
+                place = f"{repetition + 1}/{request.repetitions}"
+                message = f"repetition {place}: {describe(speculation)}"
                 done = repetition * len(measured) + number
                 total = request.repetitions * len(measured)
                 progress(Step(message, done=done, total=total))
@@ -217,7 +220,9 @@ def _row(
         "repetition": number,
     }
     if not measurement.speculation.is_autoregressive:
-        fields |= _speculative_fields(measurement, is_adaptive=request.gamma_table is not None)
+        fields |= _speculative_fields(
+            measurement, is_adaptive=request.gamma_table is not None
+        )
     if measurement.references:
         speed = median_times(measurement.references)
         fields["reference_s"] = speed.memory_s
@@ -225,11 +230,15 @@ def _row(
         if request.device == "cpu":
             # during these runs: it changes within seconds
             bandwidth_bytes_per_s = speed.memory_bytes_per_s
-    fields |= session.record_fields(measurement, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
+    fields |= session.record_fields(
+        measurement, bandwidth_bytes_per_s=bandwidth_bytes_per_s
+    )
     return Record(source="measured", **fields, environment=current_environment())
 
 
-def _speculative_fields(measurement: Measurement, *, is_adaptive: bool) -> dict[str, Any]:
+def _speculative_fields(
+    measurement: Measurement, *, is_adaptive: bool
+) -> dict[str, Any]:
     """A row's fields that only drafting fills. A draft step has a time of its own where every step
     drafts as many tokens.
     """

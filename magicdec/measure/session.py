@@ -76,9 +76,13 @@ class BenchmarkSession:
         self._draft_models = self._load_drafts(tp)
         self._heads = self._load_heads()
         self._kept_drafters: dict[SpeculationSpec, Drafter] = {}
-        self._eos_token_ids = _eos_token_ids(self.spec, checkpoint_directory(request.model))
+        self._eos_token_ids = _eos_token_ids(
+            self.spec, checkpoint_directory(request.model)
+        )
         self.tokenizer, self.prompts = prompts_of(request)
-        windows = [speculation.observation_window for speculation in request.speculations]
+        windows = [
+            speculation.observation_window for speculation in request.speculations
+        ]
         self.engine = Engine(
             self.model,
             batch_size=request.batch_size,
@@ -88,7 +92,9 @@ class BenchmarkSession:
         for speculation in request.speculations:
             if _head_key(speculation) is not None:
                 self._drafter(speculation)  # which sees the prefill
-        progress(f"prefilling {request.batch_size} prompts of {request.context_len} tokens")
+        progress(
+            f"prefilling {request.batch_size} prompts of {request.context_len} tokens"
+        )
         self.prefill_s = self._prefill()
         self.snapshot = self.engine.snapshot()
 
@@ -154,7 +160,11 @@ class BenchmarkSession:
         weight_dtype = speculation.draft_weight_dtype
         if name is None and (weight_dtype is None or not speculation.is_self):
             return None
-        return name or SELF, speculation.draft_tp_size or self.request.tp_size, weight_dtype
+        return (
+            name or SELF,
+            speculation.draft_tp_size or self.request.tp_size,
+            weight_dtype,
+        )
 
     def _drafter(self, speculation: SpeculationSpec) -> Drafter | None:
         """A new drafter, but the kept one of a draft model or a head: its prefill serves every
@@ -167,7 +177,9 @@ class BenchmarkSession:
             draft_model = self._heads[head_key]
         elif draft_key is not None:
             draft_model = self._draft_models[draft_key]
-        has_network = head_key is not None or draft_model_name(speculation.draft) is not None
+        has_network = (
+            head_key is not None or draft_model_name(speculation.draft) is not None
+        )
         if speculation.is_autoregressive or not has_network:
             return build_drafter(speculation, self.engine, draft_model)
         key = self._deepest_alike(speculation)
@@ -184,13 +196,16 @@ class BenchmarkSession:
         for other in self.request.speculations:
             if msgspec.structs.replace(other, gamma=0) == draft:
                 gammas.append(other.gamma)
-        return msgspec.structs.replace(speculation, gamma=max(gammas, default=speculation.gamma))
+        return msgspec.structs.replace(
+            speculation, gamma=max(gammas, default=speculation.gamma)
+        )
 
     def _prefill(self) -> float:
         start = _clock(self.request.device)
         if self.request.prompts == NOISE:
             self.engine.fill_with_noise(
-                [len(prompt) - 1 for prompt in self.prompts], seed=self.request.sampling.seed
+                [len(prompt) - 1 for prompt in self.prompts],
+                seed=self.request.sampling.seed,
             )
         else:
             self.engine.prefill(self.prompts[: self.request.batch_size])
@@ -204,10 +219,14 @@ class BenchmarkSession:
         """Decodes a few tokens; returns a run whose phases are timed apart where measured runs' are
         not.
         """
-        self.run(speculation, gen_len=min(WARM_UP_TOKENS, self.request.gen_len), fences=False)
+        self.run(
+            speculation, gen_len=min(WARM_UP_TOKENS, self.request.gen_len), fences=False
+        )
         if self._is_fenced:
             return None
-        return self.run(speculation, seed=self.request.sampling.seed, fences=True, run_to_end=False)
+        return self.run(
+            speculation, seed=self.request.sampling.seed, fences=True, run_to_end=False
+        )
 
     def run(
         self,
@@ -280,7 +299,11 @@ class BenchmarkSession:
             "peak_memory_bytes": self.memory.peak_bytes(),
             **self._memory_use(measurement, bandwidth_bytes_per_s),
         }
-        if speculative and request.sampling.is_greedy and request.simulate_acceptance is None:
+        if (
+            speculative
+            and request.sampling.is_greedy
+            and request.simulate_acceptance is None
+        ):
             fields["num_divergences"] = _num_divergences(run.tokens, base.tokens)
         if request.run_to_end:
             fields["static_batch_tokens_per_s"] = run.num_tokens / run.elapsed_s
@@ -288,16 +311,23 @@ class BenchmarkSession:
                 fields["speedup_static_batch"] = base.elapsed_s / run.elapsed_s
         if request.num_prompts is not None:
             fields["refilled_tokens_per_s"] = run.refilled_tokens_per_s
-            fields["speedup_refilled"] = run.refilled_tokens_per_s / base.refilled_tokens_per_s
+            fields["speedup_refilled"] = (
+                run.refilled_tokens_per_s / base.refilled_tokens_per_s
+            )
         return fields
 
-    def _memory_use(self, measurement: Measurement, bandwidth: float | None) -> dict[str, Any]:
+    def _memory_use(
+        self, measurement: Measurement, bandwidth: float | None
+    ) -> dict[str, Any]:
         """A row's fields on memory bandwidth."""
         speculation = measurement.speculation
         is_adaptive = self.request.gamma_table is not None
-        needed = phase_bytes(self.request, [len(prompt) for prompt in self.prompts], speculation)
+        needed = phase_bytes(
+            self.request, [len(prompt) for prompt in self.prompts], speculation
+        )
         achieved = {
-            "autoregressive": needed.pop("autoregressive") / measurement.baseline.steady_step_s
+            "autoregressive": needed.pop("autoregressive")
+            / measurement.baseline.steady_step_s
         }
         if not speculation.is_autoregressive and not is_adaptive:
             times_s = measurement.phases
@@ -305,7 +335,10 @@ class BenchmarkSession:
                 if times_s.get(phase):
                     achieved[phase] = num_bytes / times_s[phase]
             achieved["step"] = sum(needed.values()) / measurement.run.steady_step_s
-        fields: dict[str, Any] = {"achieved_bytes_per_s": achieved, "memory_bytes_per_s": bandwidth}
+        fields: dict[str, Any] = {
+            "achieved_bytes_per_s": achieved,
+            "memory_bytes_per_s": bandwidth,
+        }
         if bandwidth is None:
             return fields
         autoregressive_mbu = achieved["autoregressive"] / bandwidth

@@ -44,10 +44,14 @@ def seconds_per_call(
         elapsed = elapsed_s(call, calls, device, clock)
         if elapsed >= min_s or calls >= max_calls:
             return elapsed / calls
-        calls = min(max_calls, max(calls * 2, int(calls * 1.2 * min_s / max(elapsed, 1e-7))))
+        calls = min(
+            max_calls, max(calls * 2, int(calls * 1.2 * min_s / max(elapsed, 1e-7)))
+        )
 
 
-def elapsed_s(call: Callable[[], object], calls: int, device: str, clock: Clock = "wall") -> float:
+def elapsed_s(
+    call: Callable[[], object], calls: int, device: str, clock: Clock = "wall"
+) -> float:
     """Seconds of `calls` calls by the clock; on a CUDA device by its events."""
     if is_cuda(device):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -80,11 +84,16 @@ def bandwidth_bytes_per_s(
     )
 
 
-def copy_bytes_per_s(*, device: str, num_bytes: int = 2048 * MIB, rounds: int = 7) -> float:
+def copy_bytes_per_s(
+    *, device: str, num_bytes: int = 2048 * MIB, rounds: int = 7
+) -> float:
     """Bytes read plus bytes written per second of a copy, the best of a few."""
     source = torch.ones(num_bytes // 4, device=device)
     target = torch.empty_like(source)
-    best = min(seconds_per_call(lambda: target.copy_(source), device=device) for _ in range(rounds))
+    best = min(
+        seconds_per_call(lambda: target.copy_(source), device=device)
+        for _ in range(rounds)
+    )
     return 2 * num_bytes / best
 
 
@@ -99,14 +108,19 @@ def peak_flops_per_s(
     """FLOP/s of a square matrix product: the best of a few."""
     a = torch.randn(size, size, device=device, dtype=getattr(torch, dtype))
     b = torch.randn(size, size, device=device, dtype=getattr(torch, dtype))
-    best = min(seconds_per_call(lambda: a @ b, device=device, clock=clock) for _ in range(rounds))
+    best = min(
+        seconds_per_call(lambda: a @ b, device=device, clock=clock)
+        for _ in range(rounds)
+    )
     return 2 * size**3 / best
 
 
 def all_ranks_bandwidth_bytes_per_s(tp: TensorParallel, device: str) -> float:
     """Memory bandwidth that the ranks reach together: each reads at the same time."""
     tp.all_reduce(torch.zeros(1, device=device))
-    own = torch.tensor(bandwidth_bytes_per_s(device=device), dtype=torch.float64, device=device)
+    own = torch.tensor(
+        bandwidth_bytes_per_s(device=device), dtype=torch.float64, device=device
+    )
     return float(tp.all_reduce(own))
 
 
@@ -133,7 +147,10 @@ def phase_bytes(
 
 def planned_memory_bytes(request: BenchmarkRequest) -> float:
     """Memory that the fullest configuration of a request needs on each rank, by the planner."""
-    needs = [planned_memory(request, each) for each in (AUTOREGRESSIVE, *request.speculations)]
+    needs = [
+        planned_memory(request, each)
+        for each in (AUTOREGRESSIVE, *request.speculations)
+    ]
     return max(float(need.total_bytes) for need in needs)
 
 
@@ -148,7 +165,9 @@ class MemoryMeter:
             self._before_bytes = float(torch.cuda.memory_allocated())
         else:
             try:
-                Path("/proc/self/clear_refs").write_text("5")  # the kernel's peak starts anew
+                Path("/proc/self/clear_refs").write_text(
+                    "5"
+                )  # the kernel's peak starts anew
                 self._before_bytes = _status_bytes("VmRSS")
             except OSError:
                 pass  # not Linux: the peak then counts from the process's start

@@ -53,7 +53,11 @@ ENVIRONMENT = {
 PAGE_SIZES = (64, 32)
 """Page sizes of the engine's cache, the first that the budgets allow: larger pages are read faster,
 smaller ones fill a budget better."""
-PHASES = {"propose_draft_token_ids": "draft", "_model_forward": "verify", "_sample": "sample"}
+PHASES = {
+    "propose_draft_token_ids": "draft",
+    "_model_forward": "verify",
+    "_sample": "sample",
+}
 """The runner's calls, and the phases that they belong to; the logits of the target's pass belong to
 `verify` too.
 """
@@ -101,7 +105,10 @@ class VllmSession:
     """
 
     def __init__(
-        self, request: BenchmarkRequest, *, progress: Callable[[str], None] = lambda _: None
+        self,
+        request: BenchmarkRequest,
+        *,
+        progress: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.request = request
         self.spec = load_model_spec(request.model)
@@ -122,7 +129,9 @@ class VllmSession:
         for name, phase in PHASES.items():
             setattr(runner, name, self._timed(getattr(runner, name), phase))
         runner.model.compute_logits = self._timed(runner.model.compute_logits, "verify")
-        progress(f"prefilling {request.batch_size} prompts of {request.context_len} tokens")
+        progress(
+            f"prefilling {request.batch_size} prompts of {request.context_len} tokens"
+        )
         self.prefill_s = self._prefill()
 
     def _engine_arguments(self) -> dict[str, Any]:
@@ -159,7 +168,9 @@ class VllmSession:
             }
             method = "streamingllm"
             for speculation in request.speculations:
-                if speculation.draft_method == "topk":  # it prepares itself when it is started
+                if (
+                    speculation.draft_method == "topk"
+                ):  # it prepares itself when it is started
                     method = "topk"
             arguments["additional_config"] = {
                 CONFIG_KEY: {"draft_budget": smallest, "draft_method": method}
@@ -190,9 +201,13 @@ class VllmSession:
     def _configure(self, speculation: SpeculationSpec) -> None:
         if self._draft is None:
             return
-        table = TableGamma(batch_sizes=(1,), context_lens=(1,), gammas=((speculation.gamma,),))
+        table = TableGamma(
+            batch_sizes=(1,), context_lens=(1,), gammas=((speculation.gamma,),)
+        )
         if speculation.is_autoregressive:
-            self._draft.settings = msgspec.structs.replace(self._draft.settings, gamma_table=table)
+            self._draft.settings = msgspec.structs.replace(
+                self._draft.settings, gamma_table=table
+            )
             return
         table = self.request.gamma_table or table
         assert speculation.draft_budget is not None
@@ -245,9 +260,12 @@ class VllmSession:
         phases: list[dict[str, float]] = []
         for index, whole_s in enumerate(elapsed):
             known = {
-                name: seconds[index] / steps.num_steps for name, seconds in self._phases.items()
+                name: seconds[index] / steps.num_steps
+                for name, seconds in self._phases.items()
             }
-            phases.append({**known, REST: whole_s / steps.num_steps - sum(known.values())})
+            phases.append(
+                {**known, REST: whole_s / steps.num_steps - sum(known.values())}
+            )
         return VllmRun(steps.num_steps, steps.num_tokens, counts, *elapsed, *phases)
 
     def warm_up(self, speculation: SpeculationSpec) -> None:
@@ -365,11 +383,15 @@ class _Steps:
             if count:
                 self._begun.add(output.request_id)
                 self.num_tokens += count
-                self.accepted[int(output.request_id), min(count, self.max_gamma + 1) - 1] += 1
+                self.accepted[
+                    int(output.request_id), min(count, self.max_gamma + 1) - 1
+                ] += 1
             self.has_ended |= output.finished
 
 
-def in_own_process(function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+def in_own_process(
+    function: Callable[P, T], *arguments: P.args, **named: P.kwargs
+) -> T:
     """The call's result, or its exception, from a process of its own. The function is one of a
     module; its arguments can be pickled.
 

@@ -22,7 +22,12 @@ SORTING_BYTES = 4 + 8 + 4 + 4 + 4
 """Per token of the vocabulary, to keep the likeliest: logits in order, their indices,
 probabilities, sums, and back.
 """
-PARTS: tuple[Literal["mixer", "mlp", "experts", "head"], ...] = ("mixer", "mlp", "experts", "head")
+PARTS: tuple[Literal["mixer", "mlp", "experts", "head"], ...] = (
+    "mixer",
+    "mlp",
+    "experts",
+    "head",
+)
 
 
 def weights_bytes(
@@ -40,7 +45,9 @@ def weights_bytes(
     """
     tp = np.asarray(tp_size, dtype=np.float64)
     wide = precision.tables.weight_bytes
-    mixer, mlp, experts, head = (model.part_format(part, precision).num_bytes for part in PARTS)
+    mixer, mlp, experts, head = (
+        model.part_format(part, precision).num_bytes for part in PARTS
+    )
     projected: Array = np.asarray(0.0)
     num_projected = 0
     for parts, num_bytes in ((model.mixers, mixer), (model.feed_forwards, mlp)):
@@ -56,7 +63,12 @@ def weights_bytes(
     num_tables = 2
     if model.tie_word_embeddings:
         num_tables = 1
-    others = model.num_parameters - tables * num_tables - model.expert_parameters - num_projected
+    others = (
+        model.num_parameters
+        - tables * num_tables
+        - model.expert_parameters
+        - num_projected
+    )
     of_experts = model.expert_parameters * expert_share(model, tp, spread) * experts
     layers = projected + others / tp * wide + of_experts
     if spread.pp > 1:
@@ -101,7 +113,9 @@ def kv_bytes(
     return elements * precision.kv_bytes
 
 
-def sparse_kv_bytes_per_token(model: ModelSpec, precision: Precision, tp_size: Any) -> Array:
+def sparse_kv_bytes_per_token(
+    model: ModelSpec, precision: Precision, tp_size: Any
+) -> Array:
     """One rank's keys and values of one token in full-attention layers, whose cache a sparse draft
     may thin out. In other layers it reads the target's cache."""
     elements: Array = np.asarray(0.0)

@@ -34,7 +34,14 @@ from magicdec.perfmodel.kernels.latents import (
     sparse_attention,
 )
 from magicdec.perfmodel.kernels.links import Exchange, Message, all_reduce, exchange
-from magicdec.perfmodel.kernels.op import FP32_BYTES, ForwardTime, Op, Where, fixed, merged
+from magicdec.perfmodel.kernels.op import (
+    FP32_BYTES,
+    ForwardTime,
+    Op,
+    Where,
+    fixed,
+    merged,
+)
 from magicdec.perfmodel.kernels.recurrence import Recurrence, recurrence
 from magicdec.specs.layers import MixtureOfExperts
 from magicdec.specs.mixers import (
@@ -195,7 +202,9 @@ def _linear(projection: Projection, precision: Precision, p: Pass, *, count: Any
         precision = precision.tables
     at = p.at._replace(precision=precision)
     is_beside = p.at.engine.fused_experts and projection.name.startswith("shared_")
-    return linear(projection.name, at, m=p.tokens, n=n, k=k, count=count, is_beside=is_beside)
+    return linear(
+        projection.name, at, m=p.tokens, n=n, k=k, count=count, is_beside=is_beside
+    )
 
 
 def _attention(mixer: Attention, p: Pass, *, count: int) -> list[Op]:
@@ -245,7 +254,9 @@ def _prefill(mixer: Attention, p: Pass, curve: PrefillCurve, *, count: int) -> O
     window = None
     if mixer.mask == "window":
         window = mixer.span
-    return prefill_attention(p.at, work, curve, num_chunks=p.num_passes, window=window, count=count)
+    return prefill_attention(
+        p.at, work, curve, num_chunks=p.num_passes, window=window, count=count
+    )
 
 
 def _latent(mixer: LatentAttention, p: Pass, *, count: int) -> list[Op]:
@@ -261,7 +272,9 @@ def _latent(mixer: LatentAttention, p: Pass, *, count: int) -> list[Op]:
         index = mixer.indexer
         choosing = []
         if not index.is_shared:
-            scores = Scores(p.batch, p.query_len, kv_len, index.num_heads, index.head_dim)
+            scores = Scores(
+                p.batch, p.query_len, kv_len, index.num_heads, index.head_dim
+            )
             choosing = indexer(p.at, scores, top_k=index.top_k, count=count)
         chosen = Latents(
             p.batch,
@@ -316,8 +329,14 @@ def _recurrence(mixer: Mixer, p: Pass, *, count: int) -> list[Op]:
     if p.is_prefill:
         work = work._replace(query_len=p.query_len / p.num_passes)
         count = count * p.num_passes
-        return [recurrence(p.at, work, is_in_table=is_in_table, is_prefill=True, count=count)]
-    copied = np.where(p.query_len > 1, 2.0 * p.at.engine.states_beside, 0.0)  # read and written
+        return [
+            recurrence(
+                p.at, work, is_in_table=is_in_table, is_prefill=True, count=count
+            )
+        ]
+    copied = np.where(
+        p.query_len > 1, 2.0 * p.at.engine.states_beside, 0.0
+    )  # read and written
     work = work._replace(states_written=p.query_len + copied)
     return [recurrence(p.at, work, is_in_table=is_in_table, count=count)]
 
@@ -362,7 +381,9 @@ def expert_ops(model: ModelSpec, p: Pass) -> list[Op]:
         )
         repeats = count * p.num_passes
         if p.spread.whole_experts:
-            found += _whole_experts(work._replace(width=mlp.width), at, p, count=repeats)
+            found += _whole_experts(
+                work._replace(width=mlp.width), at, p, count=repeats
+            )
         else:
             found += experts(at, work, count=repeats)
     return found
@@ -489,7 +510,9 @@ def _block_experts_s(model: ModelSpec, p: Pass) -> Array:
     for mlp, count in model.feed_forwards:
         if mlp.num_experts:
             fills = mlp.width / ranks % BLOCK_COLUMNS == 0
-            seconds = seconds + np.where(fills, 1.0, 0.0) * count * p.num_passes * layer_s
+            seconds = (
+                seconds + np.where(fills, 1.0, 0.0) * count * p.num_passes * layer_s
+            )
     return seconds
 
 
@@ -521,7 +544,9 @@ def prompts_attention(
     spread: Parallelism = TENSOR_PARALLEL,
 ) -> ForwardTime:
     """The attention of a prefill, without its other operations."""
-    one = _of_prompts(at, batch=batch, prompt_len=prompt_len, tp=tp, spread=spread).in_arrays()
+    one = _of_prompts(
+        at, batch=batch, prompt_len=prompt_len, tp=tp, spread=spread
+    ).in_arrays()
     operations = []
     for mixer, count in model.mixers:
         operations += mixer_ops(mixer, one, count=count)
@@ -529,11 +554,15 @@ def prompts_attention(
     return ForwardTime(merged(attention))
 
 
-def _of_prompts(at: Where, *, batch: Any, prompt_len: Any, tp: Any, spread: Parallelism) -> Pass:
+def _of_prompts(
+    at: Where, *, batch: Any, prompt_len: Any, tp: Any, spread: Parallelism
+) -> Pass:
     """The passes over whole prompts."""
     prompt = np.asarray(prompt_len, dtype=np.float64)
     engine = at.engine
-    passes = np.ceil(np.asarray(batch, dtype=np.float64) * prompt / engine.prefill_tokens)
+    passes = np.ceil(
+        np.asarray(batch, dtype=np.float64) * prompt / engine.prefill_tokens
+    )
     # a prefill kernel reads KV once per tile of queries whatever the engine's decode kernel does
     engine = msgspec.structs.replace(
         engine,

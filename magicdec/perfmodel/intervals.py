@@ -46,7 +46,10 @@ are chosen.
 MACHINE = "machine"
 """Error of a calibrated machine's speeds, which drift between repetitions."""
 NUM_QUANTILES = 48
-QUANTILES = [NormalDist().inv_cdf((place + 0.5) / NUM_QUANTILES) for place in range(NUM_QUANTILES)]
+QUANTILES = [
+    NormalDist().inv_cdf((place + 0.5) / NUM_QUANTILES)
+    for place in range(NUM_QUANTILES)
+]
 """Standard deviations of equally likely acceptances."""
 LEAST_DEVIATION = 1e-6
 UNRUN_LAYER_S = 0.5e-3
@@ -98,7 +101,9 @@ def untimed(run: ForwardTime) -> list[str]:
     names: dict[str, None] = {}
     for op in run.ops:
         if op.group in ("gemm", "experts", "attention"):
-            names |= {basis.kernel: None for basis in op.bases if basis.source != "table"}
+            names |= {
+                basis.kernel: None for basis in op.bases if basis.source != "table"
+            }
     return list(names)
 
 
@@ -179,7 +184,9 @@ def log_shifts(
     shifts: dict[str, Array] = {}
     for group, error in group_errors(setup, run, tp_size).items():
         shifts[group] = np.asarray(error * shares[group])
-    shifts[MACHINE] = hw.memory_spread * attention - hw.compute_spread * (1.0 - attention)
+    shifts[MACHINE] = hw.memory_spread * attention - hw.compute_spread * (
+        1.0 - attention
+    )
     return shifts
 
 
@@ -251,7 +258,9 @@ def interval(prediction: Prediction, tokens_relative_error: Any = 0.0) -> Interv
     )
 
 
-def chance_above(prediction: Prediction, tokens_relative_error: Any, least: Any = 1.0) -> Array:
+def chance_above(
+    prediction: Prediction, tokens_relative_error: Any, least: Any = 1.0
+) -> Array:
     """The probability that the speedup of decoding is above `least`, over all errors together."""
     gamma = prediction.terms.gamma
     middle = prediction.middle_tokens_per_step

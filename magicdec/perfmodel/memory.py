@@ -18,7 +18,12 @@ import numpy as np
 
 from magicdec.counts import Array
 from magicdec.perfmodel.drafting import Kept, draft_of
-from magicdec.perfmodel.footprint import kv_bytes, state_bytes, weights_bytes, workspace_bytes
+from magicdec.perfmodel.footprint import (
+    kv_bytes,
+    state_bytes,
+    weights_bytes,
+    workspace_bytes,
+)
 from magicdec.perfmodel.kernels.profile import HardwareProfile
 from magicdec.perfmodel.setup import ModelSetup
 from magicdec.specs.engine import EngineProfile
@@ -75,7 +80,9 @@ def memory_need(
     draft = draft_of(setup)
     kept = Kept(batch=batch, length=length, budget=budget, gamma=gamma, tp=tp)
     states = draft.states_of(gamma) * state_bytes(setup.model, setup.precision, tp)
-    per_sequence = kv_bytes(setup.model, setup.engine, setup.precision, length, tp) + states
+    per_sequence = (
+        kv_bytes(setup.model, setup.engine, setup.precision, length, tp) + states
+    )
     workspace = workspace_bytes(
         setup.model,
         setup.engine,
@@ -101,7 +108,9 @@ def _exchange_bytes(setup: ModelSetup, tokens: Array, tp: Array) -> Array:
     """Buffers in 16 bits in which a rank's tokens are sent to all experts and received, two of each
     (DeepEP)."""
     of_rank = tokens / setup.spread.pp / tp
-    buffers: Array = 4.0 * setup.model.most_experts * of_rank * setup.model.hidden_size * 2.0
+    buffers: Array = (
+        4.0 * setup.model.most_experts * of_rank * setup.model.hidden_size * 2.0
+    )
     return buffers
 
 

@@ -52,7 +52,9 @@ def hit_unit_tokens(
     block_tokens: int = BLOCK_TOKENS,
 ) -> int:
     """Tokens of the smallest prefix that the cache can hold and find again."""
-    states = [_state_bytes(mixer, precision, tp_size, gamma) for mixer, _ in model.mixers]
+    states = [
+        _state_bytes(mixer, precision, tp_size, gamma) for mixer, _ in model.mixers
+    ]
     largest_state = max(states, default=0.0)
     kv_bytes = _kv_bytes_per_token_and_layer(model, precision, tp_size)
     if largest_state == 0.0 or kv_bytes == 0.0:
@@ -120,14 +122,20 @@ def _state_bytes(mixer: Mixer, precision: Precision, tp_size: int, gamma: int) -
         columns = 0.0
         if kernel:
             columns = state.conv_elements / kernel * (kernel - 1 + gamma)
-        head_bytes = state.recurrent_elements * FP32_BYTES + columns * precision.activation_bytes
+        head_bytes = (
+            state.recurrent_elements * FP32_BYTES + columns * precision.activation_bytes
+        )
         num_bytes += float(share(state.num_heads, tp_size)) * head_bytes
     return num_bytes
 
 
-def _kv_bytes_per_token_and_layer(model: ModelSpec, precision: Precision, tp_size: int) -> float:
+def _kv_bytes_per_token_and_layer(
+    model: ModelSpec, precision: Precision, tp_size: int
+) -> float:
     """One rank's keys and values of one token in the layer that keeps most of them."""
     elements = []
     for cache, _ in model.caches:
-        elements.append(float(share(cache.num_heads, tp_size)) * cache.elements_per_token)
+        elements.append(
+            float(share(cache.num_heads, tp_size)) * cache.elements_per_token
+        )
     return max(elements, default=0.0) * precision.kv_bytes

@@ -76,7 +76,8 @@ class Cycle:
     def _rest_s(self) -> Array:
         """The request's own part of its time: D · t + F in the equations above."""
         first = (
-            self.prompt_s * (self.groups + (self.active - 1.0) * (1.0 - self.between_share))
+            self.prompt_s
+            * (self.groups + (self.active - 1.0) * (1.0 - self.between_share))
             + 1.5 * self.step_s
         )
         return np.asarray(self.gaps * self.token_s + first)
@@ -147,10 +148,14 @@ def largest_active(
         ).total_bytes
 
     capacity = memory.capacity_bytes(setup.hardware, setup.engine)
-    return np.maximum(groups * memory.largest_batch(need(0.0), need(1.0), capacity), 1.0)
+    return np.maximum(
+        groups * memory.largest_batch(need(0.0), need(1.0), capacity), 1.0
+    )
 
 
-def pass_seconds(setup: Setup, *, tokens: Any, tp_size: Any, logit_rows: Any = 1.0) -> Array:
+def pass_seconds(
+    setup: Setup, *, tokens: Any, tp_size: Any, logit_rows: Any = 1.0
+) -> Array:
     """One pass over `tokens` tokens, prompts among them, but for its attention.
 
     The engine's factors are those of its decoding kernels, and do not hold here; `prefill_factor`
@@ -233,7 +238,9 @@ def prefill_seconds(
         + engine.request_overhead_s
     )
     if spread.pp > 1:
-        uncaptured_s = uncaptured_s + send_op(setup, tokens=prompt, tp_size=tp_size).time_s
+        uncaptured_s = (
+            uncaptured_s + send_op(setup, tokens=prompt, tp_size=tp_size).time_s
+        )
     if not engine.mixes_prefill:
         alone = prompt_time(setup, prompt_len=prompt, tp_size=tp_size)
         whole: Array = alone.total_s + uncaptured_s
@@ -257,7 +264,9 @@ def prompt_room(setup: Setup, active: Any) -> Array:
 
 def filled(setup: Setup, *, active: Any, prompt_len: Any) -> Array:
     """The share of the passes that a prompt takes of its own."""
-    room = prompt_room(setup, np.asarray(active, dtype=np.float64) / setup.spread.groups)
+    room = prompt_room(
+        setup, np.asarray(active, dtype=np.float64) / setup.spread.groups
+    )
     return np.minimum(np.asarray(prompt_len, dtype=np.float64) / room, 1.0)
 
 
@@ -298,7 +307,9 @@ def serving_time(
         active=active,
         gaps=output - 1.0,
         between_share=setup.engine.prefill_share,
-        prompt_s=prefill_seconds(setup, active=active, prompt_len=prompt, tp_size=tp_size),
+        prompt_s=prefill_seconds(
+            setup, active=active, prompt_len=prompt, tp_size=tp_size
+        ),
         filled=filled(setup, active=active, prompt_len=prompt),
         groups=setup.spread.groups,
         rounds=np.maximum(concurrency / active, 1.0),
@@ -321,7 +332,9 @@ class WholeRequests:
         alone had this speedup. At the ends of its interval it gives theirs: an error of the prefill
         moves both times alike."""
         prefills_s = self.drafted.active * self.drafted.prompt_s
-        decoding_s = (self.drafted.in_slot_s - prefills_s) * self.prediction.speedup / decoding
+        decoding_s = (
+            (self.drafted.in_slot_s - prefills_s) * self.prediction.speedup / decoding
+        )
         return self.alone.in_slot_s / (prefills_s + decoding_s)
 
     @property
@@ -331,25 +344,32 @@ class WholeRequests:
         prefills_s = self.drafted.active * self.drafted.prompt_s
         decoding_s = (self.drafted.in_slot_s - prefills_s) * self.prediction.speedup
         room_s = self.alone.in_slot_s - prefills_s
-        return np.where(room_s > 0.0, decoding_s / np.where(room_s > 0.0, room_s, 1.0), np.inf)
+        return np.where(
+            room_s > 0.0, decoding_s / np.where(room_s > 0.0, room_s, 1.0), np.inf
+        )
 
     def speedup_bounds(self, decoding: Interval) -> tuple[Array, Array]:
         """The 90 % interval, of decoding's: no narrower than what the engine's constants leave,
         since prompts share passes with verified tokens."""
         low, middle, high = map(
-            self.speedup_at, (decoding.speedup_low, self.prediction.speedup, decoding.speedup_high)
+            self.speedup_at,
+            (decoding.speedup_low, self.prediction.speedup, decoding.speedup_high),
         )
         width = np.where(
             self.prediction.points.gamma > 0,
             Z_90 * engine_error(self.prediction.setup),
             0.0,
         )
-        return np.minimum(low, middle * np.exp(-width)), np.maximum(high, middle * np.exp(width))
+        return np.minimum(low, middle * np.exp(-width)), np.maximum(
+            high, middle * np.exp(width)
+        )
 
     @cached_property
     def output_tokens_per_s(self) -> Array:
         """Output tokens per second of one replica."""
-        return np.asarray(self.drafted.active * self.output_len / self.drafted.in_slot_s)
+        return np.asarray(
+            self.drafted.active * self.output_len / self.drafted.in_slot_s
+        )
 
 
 def whole_requests(
@@ -363,7 +383,11 @@ def whole_requests(
     points, setup = prediction.points, prediction.setup
 
     def prompt_s(query_len: Any, hits: Cached) -> Array:
-        at: dict[str, Any] = {"active": points.batch, "tp_size": points.tp, "query_len": query_len}
+        at: dict[str, Any] = {
+            "active": points.batch,
+            "tp_size": points.tp,
+            "query_len": query_len,
+        }
 
         def whole_s(prompt_len: Any) -> Array:
             return prefill_seconds(setup, prompt_len=prompt_len, **at)
@@ -405,4 +429,6 @@ def whole_requests(
         filled=passes_filled(prediction.hits),
         **common,
     )
-    return WholeRequests(prediction=prediction, output_len=output_len, alone=alone, drafted=drafted)
+    return WholeRequests(
+        prediction=prediction, output_len=output_len, alone=alone, drafted=drafted
+    )

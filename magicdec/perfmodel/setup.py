@@ -121,7 +121,9 @@ class Setup(ModelSetup):
             engine=engine,
             speculation=speculation,
             draft_model=draft_model,
-            precision=precision_of(model, hardware, weight_dtype=weight_dtype, kv_dtype=kv_dtype),
+            precision=precision_of(
+                model, hardware, weight_dtype=weight_dtype, kv_dtype=kv_dtype
+            ),
             **more,
         )
 
@@ -158,7 +160,9 @@ class Cached(NamedTuple):
         units = np.floor(matched / self.unit_tokens) - self.dropped_units
         return np.asarray(np.maximum(units, 0.0) * self.unit_tokens)
 
-    def seconds_of_rest(self, seconds: Callable[[Any], Array], prompt_len: Any) -> Array:
+    def seconds_of_rest(
+        self, seconds: Callable[[Any], Array], prompt_len: Any
+    ) -> Array:
         """Time of prompts without what is cached of them, of `seconds` for whole ones: the rest
         attends to the cached tokens, and is at least a prompt of its own length.
         """
@@ -231,8 +235,17 @@ class Points:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        given = (self.batch, self.context, self.tp, self.budget, self.gamma, self.gen_len)
-        return np.broadcast_shapes(*(np.shape(each) for each in given if each is not None))
+        given = (
+            self.batch,
+            self.context,
+            self.tp,
+            self.budget,
+            self.gamma,
+            self.gen_len,
+        )
+        return np.broadcast_shapes(
+            *(np.shape(each) for each in given if each is not None)
+        )
 
 
 def microbatch(setup: Setup, batch: Any) -> Array:

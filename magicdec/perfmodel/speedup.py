@@ -26,7 +26,12 @@ from magicdec.perfmodel.drafting import draft_of
 from magicdec.perfmodel.memory import Memory, capacity_bytes, memory_need
 from magicdec.perfmodel.prefix_cache import hits_of
 from magicdec.perfmodel.setup import Cached, Points, Setup
-from magicdec.perfmodel.step import StepTerms, looked_up_terms, prefill_terms, step_terms
+from magicdec.perfmodel.step import (
+    StepTerms,
+    looked_up_terms,
+    prefill_terms,
+    step_terms,
+)
 from magicdec.specs.speculation import AUTOREGRESSIVE, MAX_GAMMA, SPARSE_METHODS
 
 BoolArray = npt.NDArray[np.bool_]
@@ -141,11 +146,15 @@ class Prediction:
     @cached_property
     def draft_prefill_s(self) -> Array:
         """The part of `ttft_s` that the draft adds to the target's prefill of one request."""
-        alone = dataclasses.replace(self.setup, speculation=AUTOREGRESSIVE, draft_model=None)
+        alone = dataclasses.replace(
+            self.setup, speculation=AUTOREGRESSIVE, draft_model=None
+        )
         at = self.points
 
         def whole_s(prompt_len: Any) -> Array:
-            return prefill_terms(alone, batch=1.0, prompt_len=prompt_len, tp_size=at.tp).total_s
+            return prefill_terms(
+                alone, batch=1.0, prompt_len=prompt_len, tp_size=at.tp
+            ).total_s
 
         without = self.hits.seconds_of_rest(whole_s, at.context)
         return np.maximum(self.ttft_s - without, 0.0)
@@ -156,7 +165,9 @@ class Prediction:
         request after another; infinite where a step saves nothing."""
         extra = self.points.batch * self.draft_prefill_s / self.setup.spread.groups
         saved = self.autoregressive_step_s - self.tpot_s
-        return np.where(saved > 0, np.ceil(extra / np.where(saved > 0, saved, 1.0)), np.inf)
+        return np.where(
+            saved > 0, np.ceil(extra / np.where(saved > 0, saved, 1.0)), np.inf
+        )
 
     def full(self, values: Any) -> Any:
         """`values` at every point."""
@@ -172,7 +183,9 @@ class Prediction:
         for name, axis in vars(self.points).items():
             if axis is not None and name not in ("is_grid", "cached"):
                 points[name] = np.broadcast_to(axis, shape)[where]
-        return dataclasses.replace(taken, points=Points(**points, cached=self.points.cached))
+        return dataclasses.replace(
+            taken, points=Points(**points, cached=self.points.cached)
+        )
 
 
 def _rows(value: Any, shape: tuple[int, ...], where: Any) -> Any:
@@ -224,7 +237,9 @@ def _whole(setup: Setup, points: Points) -> Points:
             value = own.get(name)
         else:
             value = given
-        axes[name] = array = None if value is None else np.asarray(value, dtype=np.float64)
+        axes[name] = array = (
+            None if value is None else np.asarray(value, dtype=np.float64)
+        )
         if array is None or name not in LIMITS:
             continue
         low, high = LIMITS[name]
@@ -240,7 +255,9 @@ def _whole(setup: Setup, points: Points) -> Points:
     return dataclasses.replace(points, **axes | {"gamma": gamma})
 
 
-def predict(setup: Setup, acceptance: AcceptanceProfile | None, points: Points) -> Prediction:
+def predict(
+    setup: Setup, acceptance: AcceptanceProfile | None, points: Points
+) -> Prediction:
     """Every point; each term is evaluated on the axes that it depends on, and only then broadcast.
 
     Raises ConfigError for a number out of range, and without an acceptance where something is
@@ -260,7 +277,9 @@ def predict(setup: Setup, acceptance: AcceptanceProfile | None, points: Points) 
                 f"draft {spec.draft} ({spec.draft_method}) needs an acceptance rate or profile"
             )
         seen = draft.context_seen(kv_len, at.budget)
-        middle, everything = acceptance.tokens_per_step(budget=read, context=seen, gamma=at.gamma)
+        middle, everything = acceptance.tokens_per_step(
+            budget=read, context=seen, gamma=at.gamma
+        )
         expected = middle
         if acceptance.is_assumed:
             error = acceptance.tokens_error(budget=read, context=seen, gamma=at.gamma)

@@ -79,7 +79,9 @@ class StepTerms:
         draft = split(self.draft)
         alone = split(self.autoregressive)
         return {
-            key: np.where(self.gamma > 0, self.gamma * draft[key] + once[key], alone[key])
+            key: np.where(
+                self.gamma > 0, self.gamma * draft[key] + once[key], alone[key]
+            )
             for key in once
         }
 
@@ -90,7 +92,9 @@ class StepTerms:
         return StepTerms(
             autoregressive=self.autoregressive.summed(probability),
             draft=self.draft.summed(drafts),
-            verify=self.verify.summed(drafts).plus(self.undrafted.summed(probability - drafts)),
+            verify=self.verify.summed(drafts).plus(
+                self.undrafted.summed(probability - drafts)
+            ),
             accept=self.accept.summed(drafts),
             upkeep=self.upkeep.summed(drafts),
             gamma=gamma,
@@ -172,10 +176,18 @@ class _Step(Block):
         step_s, _ = engine.step_overheads(setup.hardware.name)
         alone = self._target_pass(1.0)
         time = alone.plus(
-            *sampling_ops(setup, rows=self.batch, ranks=self.tp, vocab_size=setup.model.vocab_size),
-            fixed("step overhead", "overhead", step_s + self.batch * engine.sequence_overhead_s),
+            *sampling_ops(
+                setup, rows=self.batch, ranks=self.tp, vocab_size=setup.model.vocab_size
+            ),
+            fixed(
+                "step overhead",
+                "overhead",
+                step_s + self.batch * engine.sequence_overhead_s,
+            ),
         )
-        return time.plus(*self.in_stages(time.total_s, [(alone, np.ones(()), np.ones(()))]))
+        return time.plus(
+            *self.in_stages(time.total_s, [(alone, np.ones(()), np.ones(()))])
+        )
 
     def verify(self) -> ForwardTime:
         """The target's pass over a block of each sequence."""
@@ -234,7 +246,9 @@ class _Step(Block):
         engine = self.drafter.constants
         sequence_s = engine.sequence_overhead_s + engine.speculation_sequence_s
         _, step_s = engine.step_overheads(self.setup.hardware.name)
-        bookkeeping = fixed("step overhead", "overhead", step_s + self.batch * sequence_s)
+        bookkeeping = fixed(
+            "step overhead", "overhead", step_s + self.batch * sequence_s
+        )
         return ForwardTime((bookkeeping, *self.drafter.upkeep(self)))
 
     def catch_up(self, draft: ForwardTime, full_acceptance: Any) -> list[Op]:
@@ -267,7 +281,9 @@ class _Step(Block):
                 (op.time_s for op in time.ops if op.name == "lm_head"), np.asarray(0.0)
             )  # on the last stage
             layers_s = layers_s + count * (time.total_s - head_s)
-            sends.append(fixed("send", "link", count * send.time_s, send.cost.times(count)))
+            sends.append(
+                fixed("send", "link", count * send.time_s, send.cost.times(count))
+            )
         sends_s: Array = sum((op.time_s for op in sends), np.asarray(0.0))
         waiting = waiting_op(
             self.setup,
@@ -291,11 +307,20 @@ def read_bytes(
     caches and states, each once, on all ranks together. `draft` is the block's gamma draft
     steps."""
     engine = msgspec.structs.replace(setup.engine, kv_reads="per_sequence")
-    fields = {each.name: getattr(setup, each.name) for each in dataclasses.fields(setup)}
+    fields = {
+        each.name: getattr(setup, each.name) for each in dataclasses.fields(setup)
+    }
     counted = Setup(
-        **{**fields, "engine": engine, "spread": TENSOR_PARALLEL, "hardware": ANY_DEVICE}
+        **{
+            **fields,
+            "engine": engine,
+            "spread": TENSOR_PARALLEL,
+            "hardware": ANY_DEVICE,
+        }
     )
-    terms = step_terms(counted, batch=batch, kv_len=kv_len, draft_kv_len=draft_kv_len, gamma=gamma)
+    terms = step_terms(
+        counted, batch=batch, kv_len=kv_len, draft_kv_len=draft_kv_len, gamma=gamma
+    )
 
     def read(time: ForwardTime) -> Array:
         return np.asarray(time.cost.weight_bytes + time.cost.kv_bytes, dtype=np.float64)
@@ -330,7 +355,9 @@ def looked_up_terms(
     count = np.maximum(np.round(batch), 1.0)
     number = np.arange(min(int(count.max()), MOST_EXACT) + 1.0)
     few = np.minimum(count, MOST_EXACT)
-    ways = np.vectorize(math.comb, otypes=[np.float64])(few.astype(int), number.astype(int))
+    ways = np.vectorize(math.comb, otypes=[np.float64])(
+        few.astype(int), number.astype(int)
+    )
     exact = ways * share**number * (1.0 - share) ** np.maximum(few - number, 0.0)
     quantiles = (number + 0.5) / len(number)
     sigmas = np.array([NormalDist().inv_cdf(each) for each in quantiles])
@@ -351,7 +378,9 @@ def looked_up_terms(
     return terms, probability
 
 
-def idle_step_s(setup: Setup, *, batch: Any, kv_len: Any, draft_kv_len: Any, tp_size: Any) -> Array:
+def idle_step_s(
+    setup: Setup, *, batch: Any, kv_len: Any, draft_kv_len: Any, tp_size: Any
+) -> Array:
     """A step of an engine that has this draft set up and drafts nothing (K = 0): an autoregressive
     one with the bookkeeping of speculation, and one step of a draft with a cache of its own, which
     must know every token."""
@@ -417,11 +446,15 @@ def send_op(setup: Setup, *, tokens: Any, tp_size: Any) -> Op:
     return fixed("send", "link", spread.pp * one.time_s, one.cost.times(spread.pp))
 
 
-def waiting_op(setup: Setup, *, batch: Any, layers_s: Any, last_s: Any, sends_s: Any) -> Op:
+def waiting_op(
+    setup: Setup, *, batch: Any, layers_s: Any, last_s: Any, sends_s: Any
+) -> Op:
     """The time that a step of all microbatches takes beyond one of them passing all stages:
     `layers_s` and `sends_s`, spread over the stages, and `last_s` on the last."""
     spread = setup.spread
-    counts = np.asarray(spread.stage_layers(setup.model.num_hidden_layers), dtype=np.float64)
+    counts = np.asarray(
+        spread.stage_layers(setup.model.num_hidden_layers), dtype=np.float64
+    )
     shares = counts / counts.sum()
     slowest = (
         np.maximum(shares[:-1].max() * layers_s, shares[-1] * layers_s + last_s)
@@ -430,4 +463,6 @@ def waiting_op(setup: Setup, *, batch: Any, layers_s: Any, last_s: Any, sends_s:
     per_group = np.ceil(np.asarray(batch, dtype=np.float64) / spread.dp)
     num_microbatches = np.minimum(per_group, float(spread.pp))
     through = layers_s + last_s + sends_s
-    return fixed("waiting", "overhead", np.maximum(num_microbatches * slowest - through, 0.0))
+    return fixed(
+        "waiting", "overhead", np.maximum(num_microbatches * slowest - through, 0.0)
+    )

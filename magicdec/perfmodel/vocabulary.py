@@ -11,7 +11,9 @@ from magicdec.perfmodel.kernels.op import FP32_BYTES, Op, fixed
 from magicdec.perfmodel.setup import Setup
 
 
-def sampling_ops(setup: Setup, *, rows: Array, ranks: Array, vocab_size: int) -> list[Op]:
+def sampling_ops(
+    setup: Setup, *, rows: Array, ranks: Array, vocab_size: int
+) -> list[Op]:
     """One token drawn from each of `rows` rows of logits (or the greatest taken)."""
     engine = setup.engine
     if setup.sampling.is_greedy:
@@ -64,13 +66,22 @@ def vocabulary_ops(
     elif passes + sort:
         num_bytes = elements * FP32_BYTES * (passes + sort)
         operations.append(
-            streaming(name, at, num_bytes=num_bytes, num_kernels=np.ceil((passes + sort) / 2.0))
+            streaming(
+                name,
+                at,
+                num_bytes=num_bytes,
+                num_kernels=np.ceil((passes + sort) / 2.0),
+            )
         )
     if np.any(ranks > 1):
         if gathers:
             operations.append(
-                all_gather(at, Message(elements * setup.precision.activation_bytes, ranks))
+                all_gather(
+                    at, Message(elements * setup.precision.activation_bytes, ranks)
+                )
             )
         else:  # maximum and sum of each row
-            operations.append(all_reduce(at, Message(rows * 2.0 * FP32_BYTES, ranks), count=2.0))
+            operations.append(
+                all_reduce(at, Message(rows * 2.0 * FP32_BYTES, ranks), count=2.0)
+            )
     return operations

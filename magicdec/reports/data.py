@@ -105,7 +105,9 @@ class ReportData:
         return _first_paired(self.predicted, row)
 
 
-def _not_predicted(candidates: Iterable[Record], rows: Iterable[Record]) -> list[Record]:
+def _not_predicted(
+    candidates: Iterable[Record], rows: Iterable[Record]
+) -> list[Record]:
     """The candidates of settings and devices that no row predicts."""
     predicted = set()
     for row in rows:

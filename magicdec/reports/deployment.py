@@ -93,7 +93,9 @@ class Deployment:
         return len({gamma for _, _, gamma in self.bands}) > 1
 
 
-def read_deployment(plan: Plan, *, reason: str = "", site: Site = UNKNOWN_SITE) -> Deployment:
+def read_deployment(
+    plan: Plan, *, reason: str = "", site: Site = UNKNOWN_SITE
+) -> Deployment:
     """Raises ConfigError where the plan cannot be run, or names what no command line can hold."""
     best = plan.best
     if not best.fits:
@@ -104,7 +106,9 @@ def read_deployment(plan: Plan, *, reason: str = "", site: Site = UNKNOWN_SITE) 
     record = candidate_record(plan, best)
     for name in (record.model, record.draft):
         if not name or not name.isprintable():
-            raise ConfigError(f"the plan's name {name!r} cannot be written into a command")
+            raise ConfigError(
+                f"the plan's name {name!r} cannot be written into a command"
+            )
     limit = _longest_with_room(plan, record)
     max_len = None
     if _needs_limit(plan.gamma_table, limit, site):
@@ -160,7 +164,9 @@ def _cache_bytes(plan: Plan, record: Record, length: int) -> int:
     return MIB * math.ceil(needed / MIB)
 
 
-def reachable(table: GammaTable, *, max_batch: int, max_len: int) -> dict[str, list[Any]] | None:
+def reachable(
+    table: GammaTable, *, max_batch: int, max_len: int
+) -> dict[str, list[Any]] | None:
     """The part of a table that a server with at most `max_batch` sequences of `max_len` tokens
     looks up, as the plugin reads it.
 
@@ -332,7 +338,9 @@ def head_name(plan: Deployment, lines: list[str]) -> str:
         return plan.candidate.drafting.checkpoint
     if best.draft == best.draft_method:
         name = f"YOUR-{best.draft.upper()}-HEAD-OF-{plan.model}"
-        lines.append(f"{name} is a placeholder: magicdec knows no published head of this model.")
+        lines.append(
+            f"{name} is a placeholder: magicdec knows no published head of this model."
+        )
         return name
     known: str | None = plan.site.checkpoints.get(best.draft)
     if known:

@@ -50,7 +50,9 @@ PLUGIN_PAGE_SIZE, PLUGIN_SMALLEST_BUDGET = 32, 96
 PROMPT_LOOKUP_MAX = 4
 
 
-def export(engine: str, plan: Plan, *, reason: str = "", site: Site = UNKNOWN_SITE) -> str:
+def export(
+    engine: str, plan: Plan, *, reason: str = "", site: Site = UNKNOWN_SITE
+) -> str:
     """The text to paste for `engine`: comments, then a command or a configuration file.
 
     `plan` is priced on this engine (perfmodel/plan/variations.py); `reason` says why its best is
@@ -99,7 +101,9 @@ def _vllm_speculation(plan: Deployment, lines: list[str]) -> dict[str, Any]:
     """The value of --speculative-config; `lines` says what of the plan it holds."""
     best = plan.best
     method = METHODS[best.draft_method]
-    by_batch = plan.varies and plan.rank_batch == best.batch_size  # not with data parallelism
+    by_batch = (
+        plan.varies and plan.rank_batch == best.batch_size
+    )  # not with data parallelism
     gamma = best.gamma
     if by_batch:
         gamma = plan.max_gamma
@@ -118,7 +122,9 @@ def _vllm_speculation(plan: Deployment, lines: list[str]) -> dict[str, Any]:
         lines.append("Not supported with data parallelism: gamma by batch size.")
         lines += schedule_note(plan)
         return config
-    config["num_speculative_tokens_per_batch_size"] = [list(band) for band in plan.bands]
+    config["num_speculative_tokens_per_batch_size"] = [
+        list(band) for band in plan.bands
+    ]
     lines += [
         "Supported: gamma by batch size (num_speculative_tokens_per_batch_size; not with data "
         "parallelism).",
@@ -168,7 +174,10 @@ def _vllm_plugin(plan: Deployment) -> str:
             f"Changed: the budget holds at least three pages of {PLUGIN_PAGE_SIZE} tokens, so "
             f"{budget}."
         )
-    settings: dict[str, Any] = {"draft_method": best.draft_method, "draft_budget": budget}
+    settings: dict[str, Any] = {
+        "draft_method": best.draft_method,
+        "draft_budget": budget,
+    }
     config: dict[str, Any] = {
         "method": "custom_class",
         "model": PLUGIN_CLASS,
@@ -187,7 +196,8 @@ def _vllm_plugin(plan: Deployment) -> str:
             ]
         gamma = max(map(max, plan.table["gammas"]))
         draft = _plugin_words(
-            config | {"num_speculative_tokens": gamma}, settings | {"gamma_table": plan.table}
+            config | {"num_speculative_tokens": gamma},
+            settings | {"gamma_table": plan.table},
         )
     words = [
         *vllm_words(plan, lines),
@@ -244,7 +254,10 @@ def _sglang(plan: Deployment) -> str:
         ["python3", "-m", "sglang.launch_server"],
         ["--model-path", shlex.quote(plan.name)],
         *sglang_words(plan, lines),
-        ["--max-running-requests", str(plan.best.batch_size)],  # speculation would reset it to 48
+        [
+            "--max-running-requests",
+            str(plan.best.batch_size),
+        ],  # speculation would reset it to 48
     ]
     if not plan.is_captured:
         words.append(["--cuda-graph-max-bs", str(plan.rank_batch)])
@@ -438,7 +451,9 @@ def _trtllm_draft(plan: Deployment, lines: list[str]) -> dict[str, Any]:
     best = plan.best
     config: dict[str, Any] = dict(load_engine("trtllm").draft_call(best.draft_method))
     if best.draft_method == "ngram":
-        return config | {"max_matching_ngram_size": _lookup_lengths(plan)["prompt_lookup_max"]}
+        return config | {
+            "max_matching_ngram_size": _lookup_lengths(plan)["prompt_lookup_max"]
+        }
     if best.draft_method == "mtp":
         return config | {"num_nextn_predict_layers": best.gamma}
     return config | {"speculative_model": head_name(plan, lines)}

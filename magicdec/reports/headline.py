@@ -68,7 +68,9 @@ def headline(data: ReportData) -> Headline:
         certainty = _certainty(measured, predicted)
     is_planned = data.plan is not None and data.plan.best.requests is not None
     if data.plan is not None and measured is None and certainty:
-        certainty = f"decoding alone: {certainty}" if is_planned else ""  # the answer's own
+        certainty = (
+            f"decoding alone: {certainty}" if is_planned else ""
+        )  # the answer's own
     better = ""
     if measured is not None:
         better = _better(data, measured)
@@ -107,7 +109,9 @@ def _headline_answer(
     """The plan's choice, unless its configuration was measured."""
     if data.plan is not None and measured is None:
         return first_line(data.plan).removesuffix(".")
-    if not any(row.is_speculative for row in data.rows):  # a plan without acceptance rates
+    if not any(
+        row.is_speculative for row in data.rows
+    ):  # a plan without acceptance rates
         return UNKNOWN
     return _answer(reference, measured, predicted)
 
@@ -169,7 +173,9 @@ def _capital(line: str) -> str:
     return line
 
 
-def _latency_fact(name: str, latency: Percentiles | None, limit: float | None) -> list[Fact]:
+def _latency_fact(
+    name: str, latency: Percentiles | None, limit: float | None
+) -> list[Fact]:
     """The 95th percentile of a latency and its limit; nothing if the queue grows without bound."""
     if latency is None:
         return []
@@ -200,7 +206,9 @@ def _question(record: Record) -> str:
     return f"Does speculative decoding pay for {model}{where}, at {load}?"
 
 
-def _answer(reference: Record, measured: Record | None, predicted: Record | None) -> str:
+def _answer(
+    reference: Record, measured: Record | None, predicted: Record | None
+) -> str:
     if not reference.is_speculative:
         return "No: no draft that was considered pays"
     draft = _draft(reference)
@@ -209,7 +217,9 @@ def _answer(reference: Record, measured: Record | None, predicted: Record | None
         best = measured
     speedup = best.speedup or 0.0
     if speedup <= 1:
-        return f"No: {draft} is no faster than decoding without a draft ({speedup:.2f}×)"
+        return (
+            f"No: {draft} is no faster than decoding without a draft ({speedup:.2f}×)"
+        )
     low = best.speedup_low or speedup
     high = best.speedup_high or speedup
     verdict = verdict_of(speedup_low=low, speedup_high=high)
@@ -247,11 +257,15 @@ def _measured_certainty(measured: Record) -> str:
     if has_weak_baseline(measured):
         mbu = percent(measured.autoregressive_mbu or 0.0)
         floor = percent(BASELINE_MBU_FLOOR)
-        text += f", over a baseline at {mbu} of the memory's bandwidth (less than {floor})"
+        text += (
+            f", over a baseline at {mbu} of the memory's bandwidth (less than {floor})"
+        )
     return text
 
 
-def _facts(reference: Record, measured: Record | None, predicted: Record | None) -> Iterable[Fact]:
+def _facts(
+    reference: Record, measured: Record | None, predicted: Record | None
+) -> Iterable[Fact]:
     best = measured or predicted or reference
     if reference.is_speculative:
         yield from _speedup_fact("Measured", measured)
@@ -347,7 +361,9 @@ def _plan_facts(data: ReportData) -> Iterable[Fact]:
         yield Fact(label="Whole request", value=seconds, detail=detail)
         if best.cost.per_million_tokens_usd is not None:
             cost = f"${best.cost.per_million_tokens_usd:.2f}"
-            yield Fact(label="Per million tokens", value=cost, detail="prefill included")
+            yield Fact(
+                label="Per million tokens", value=cost, detail="prefill included"
+            )
     ceiling = data.plan.best_autoregressive
     ratio = best.speedup_vs_best_autoregressive
     if not best.is_speculative or ceiling is None or ratio is None:
@@ -422,7 +438,9 @@ def _when_not_planned(plan: Plan, reference: Record) -> str:
         sentence = f"With {table.draft_name}: {continued}"
     length = plan.request.gen_len
     if length:
-        sentence += f" This counts whole requests, with {thousands(length)} output tokens."
+        sentence += (
+            f" This counts whole requests, with {thousands(length)} output tokens."
+        )
     return sentence
 
 
@@ -433,7 +451,9 @@ def _when_not_by_table(table: GammaTable, reference: Record) -> str:
         all_verdicts |= of_batch
     if "pays" not in all_verdicts:
         return "It surely pays at no batch size and context that was planned."
-    never = [batch for batch, of_batch in verdicts.items() if of_batch == {"does not pay"}]
+    never = [
+        batch for batch, of_batch in verdicts.items() if of_batch == {"does not pay"}
+    ]
     unsure = [batch for batch, of_batch in verdicts.items() if _is_unsure(of_batch)]
     longest = thousands(max(table.context_lens))
     sentences = []
@@ -455,7 +475,9 @@ def _where_to_leave_it_off(table: GammaTable, batch: int, never: Sequence[int]) 
     longest = thousands(max(table.context_lens))
     parts = []
     if never:
-        parts.append(f"at batch {_listing(never)}, where it pays at no context up to {longest}")
+        parts.append(
+            f"at batch {_listing(never)}, where it pays at no context up to {longest}"
+        )
     start = _break_even_of(table, batch)
     if start is not None and batch not in never:
         parts.append(f"below a context of {_about(start)} at batch {batch}")

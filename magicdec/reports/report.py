@@ -191,7 +191,9 @@ def table_view(table: Table) -> dict[str, Any]:
                 sort_key = ""
             cells.append({"text": text, "sort": sort_key, "number": column.is_number})
         rows.append(cells)
-    columns = [{"title": column.title, "number": column.is_number} for column in table.columns]
+    columns = [
+        {"title": column.title, "number": column.is_number} for column in table.columns
+    ]
     return {
         "name": table.name,
         "title": table.title,

@@ -143,7 +143,9 @@ def _waiting(plan: Plan, case: CaseAnswer) -> str:
     served = case.best.batch_size
     if asked <= served or not case.best_by_batch:
         return ""
-    line = f"{asked} users do not fit at once: the answer is for {served}, the others wait"
+    line = (
+        f"{asked} users do not fit at once: the answer is for {served}, the others wait"
+    )
     alone = int(case.memory.largest_autoregressive_batch)
     if alone > served:
         return f"{line} (without a draft {alone} fit)"
@@ -199,9 +201,8 @@ def _plugin(choice: Choice) -> str:
     if row is None:
         return ""
     drafting = f"{drafting_of(row)} with {users_of(row)}"
-    return (
-        f"--plugin admits magicdec's own draft, never measured on a GPU: {drafting}, {gain_of(row)}"
-    )
+    own = f"{drafting}, {gain_of(row)}"
+    return f"--plugin admits magicdec's own draft, never measured on a GPU: {own}"
 
 
 def plugin_lines(cases: Sequence[CaseAnswer]) -> list[str]:
@@ -535,7 +536,9 @@ def traffic_line(traffic: Traffic) -> str:
     if alone is None:
         return f"{line}; without a draft no number of devices keeps the limits"
     if drafted is None:
-        return f"{line}; no draft keeps the limits there, or none has a known acceptance"
+        return (
+            f"{line}; no draft keeps the limits there, or none has a known acceptance"
+        )
     other = drafted
     if best.is_speculative:
         other = alone

@@ -202,9 +202,8 @@ def _rate(per_s: float) -> str:
 
 
 def label_of(record: Record) -> str:
-    return (
-        f"batch {record.batch_size}, context {record.context_len}, {describe(record, symbol=GAMMA)}"
-    )
+    at = f"batch {record.batch_size}, context {record.context_len}"
+    return f"{at}, {describe(record, symbol=GAMMA)}"
 
 
 def error_table(comparison: Comparison) -> Table | None:
@@ -236,7 +235,9 @@ def error_table(comparison: Comparison) -> Table | None:
     )
     inside, total = comparison.covered
     note = "Error is predicted / measured − 1; the bias is the median of the signed errors."
-    if any(summary.normalised_median_error is not None for summary in summaries.values()):
+    if any(
+        summary.normalised_median_error is not None for summary in summaries.values()
+    ):
         note += (
             " Normalised: with every prediction rescaled to the machine's speed during the "
             "measurement."
@@ -250,7 +251,9 @@ def error_table(comparison: Comparison) -> Table | None:
         summaries.items(),
         note=note,
     )
-    return table.without_empty("normalised_median_error", "normalised_p90_error", "noise_floor")
+    return table.without_empty(
+        "normalised_median_error", "normalised_p90_error", "noise_floor"
+    )
 
 
 def case_table(comparison: Comparison) -> Table:
@@ -285,7 +288,9 @@ def point_table(comparison: Comparison) -> Table:
         Column("measured", "Measured", "ratio", lambda pair: pair.measured.speedup),
         Column("error", "Error", "signed_percent", lambda pair: pair.error("speedup")),
     )
-    return Table.of("points", "Predicted and measured speedups", columns, comparison.pairs)
+    return Table.of(
+        "points", "Predicted and measured speedups", columns, comparison.pairs
+    )
 
 
 # Results
@@ -341,7 +346,12 @@ def result_table(data: ReportData) -> Table | None:
         BATCH,
         CONTEXT,
         Column("step_s", "Step", "seconds"),
-        Column("tokens_per_step", "Tokens per step", "number", drafted("expected_tokens_per_step")),
+        Column(
+            "tokens_per_step",
+            "Tokens per step",
+            "number",
+            drafted("expected_tokens_per_step"),
+        ),
         Column(
             "tokens_per_s",
             "Tokens/s",

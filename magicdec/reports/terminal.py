@@ -26,7 +26,13 @@ from magicdec.units import format_bytes, format_rate, format_seconds
 if TYPE_CHECKING:
     from rich.console import Console
 
-GROUP_CONSTANTS = {"acceptance_rate", "acceptance", "concentration", "drift", "drift_depth"}
+GROUP_CONSTANTS = {
+    "acceptance_rate",
+    "acceptance",
+    "concentration",
+    "drift",
+    "drift_depth",
+}
 """Fitted constants, which are in JSON and CSV and left out of the text."""
 GROUP_LABELS = {"name", "source", "model", "hardware", "draft", "formats", "compared"}
 """Parts of a group's name."""

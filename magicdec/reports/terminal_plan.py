@@ -65,7 +65,9 @@ BREAKING = ("device", "layout", DRAFT, MARK)
 """Headings of the columns that may break over lines."""
 
 
-def print_plan(answer: Plan, console: Console, *, why: bool = False, every: bool = False) -> None:
+def print_plan(
+    answer: Plan, console: Console, *, why: bool = False, every: bool = False
+) -> None:
     """The answer of each case; `every` adds all rows, layouts, gammas and notes, `why` the
     breakdown and the memory.
     """
@@ -76,7 +78,8 @@ def print_plan(answer: Plan, console: Console, *, why: bool = False, every: bool
     _print_all_cases(console, answer, every=every)
     if _has_extrapolated(answer, every=every):
         console.print(
-            "* acceptance extrapolated beyond the budgets, contexts or gammas measured", style="dim"
+            "* acceptance extrapolated beyond the budgets, contexts or gammas measured",
+            style="dim",
         )
     if why:
         _print_why(console, answer)
@@ -213,7 +216,9 @@ def _offered(row: Candidate) -> str:
     return f"{row.num_gpus} x {row.hardware} {drafting}"
 
 
-def _print_case(console: Console, answer: Plan, case: CaseAnswer, *, every: bool) -> None:
+def _print_case(
+    console: Console, answer: Plan, case: CaseAnswer, *, every: bool
+) -> None:
     """One device and context: the answer, what was compared, and where it changes."""
     console.print(f"[bold]{first_line(case)}[/bold]")
     for line in further_lines(answer, case):
@@ -279,7 +284,9 @@ def _setting(answer: Plan, case: CaseAnswer) -> list[str]:
         lines.append(f"without a draft {without}{per_replica}")
     lines[-1] += _best_batch(answer, case)
     if best.requests is None and best.cost.per_million_tokens_usd is not None:
-        lines.append("$/Mtok is of decoding alone; --gen-len or --workload adds whole requests")
+        lines.append(
+            "$/Mtok is of decoding alone; --gen-len or --workload adds whole requests"
+        )
     return lines
 
 
@@ -329,7 +336,9 @@ def _whole_requests(case: CaseAnswer, *, every: bool) -> str:
         parts.append(f"the draft's prefill is paid back from {break_even} tokens")
     static = best.decoding.speedup_static_batch
     if every and best.is_speculative and static is not None:
-        parts.append(f"with a static batch, which waits for its slowest sequence: {static:.2f}x")
+        parts.append(
+            f"with a static batch, which waits for its slowest sequence: {static:.2f}x"
+        )
     return "; ".join(parts)
 
 
@@ -361,7 +370,9 @@ def _for_latency(best: Candidate, quickest: Candidate) -> list[str]:
     if quickest.is_speculative:
         draft = drafting_of(quickest)
     per_token = _ms(quickest.between_tokens_s)
-    return [f"for latency alone: batch {quickest.batch_size}, {draft}, {per_token} ms per token"]
+    return [
+        f"for latency alone: batch {quickest.batch_size}, {draft}, {per_token} ms per token"
+    ]
 
 
 def _reaches(case: CaseAnswer, *, every: bool) -> list[Reach]:
@@ -521,7 +532,9 @@ def _over_best_batch(row: Candidate) -> str:
 
 COLUMNS = (
     Column("device", lambda row: row.hardware, _differs("hardware")),
-    Column("context", lambda row: format_tokens(row.context_len), _differs("context_len")),
+    Column(
+        "context", lambda row: format_tokens(row.context_len), _differs("context_len")
+    ),
     Column("layout", lambda row: row.layout.label, _differs("layout")),
     Column("batch", lambda row: str(row.batch_size), _differs("batch_size")),
     Column(DRAFT, _with_budget),
@@ -529,10 +542,17 @@ COLUMNS = (
     Column("draft ms", lambda row: _ms(row.step.draft_s), rank=6),
     Column("verify ms", lambda row: _ms(row.step.verify_s), rank=6),
     Column("tokens", lambda row: f"{row.drafting.tokens_per_step:.2f}", rank=3),
-    Column("1st tok", lambda row: format_seconds(row.first_token_s), _any("request_s"), 3),
+    Column(
+        "1st tok", lambda row: format_seconds(row.first_token_s), _any("request_s"), 3
+    ),
     Column("ms/tok", lambda row: _ms(row.between_tokens_s), rank=1),
     Column("request", _request_seconds, _any("request_s"), 2),
-    Column("tok/s/GPU", lambda row: format_number(row.rate_per_gpu), _differs("batch_size"), 3),
+    Column(
+        "tok/s/GPU",
+        lambda row: format_number(row.rate_per_gpu),
+        _differs("batch_size"),
+        3,
+    ),
     Column("GPU-h/Mreq", _gpu_hours, _any("request_s"), 7),
     Column("$/Mtok", _dollars, _any("cost_per_million_tokens_usd")),
     Column("speedup (90%)", _speedup),
@@ -547,7 +567,9 @@ COLUMNS = (
 """Every column of every table of candidates: shown where it tells rows apart, and there is room."""
 
 
-def _table(rows: Sequence[Any], width: int, columns: Sequence[Column] = COLUMNS) -> Table:
+def _table(
+    rows: Sequence[Any], width: int, columns: Sequence[Column] = COLUMNS
+) -> Table:
     """Names and marks break over lines between words, so nothing is cut off; numbers do not."""
     shown = [column for column in columns if column.shown(rows)]
 
@@ -645,7 +667,9 @@ def _memory_line(answer: Plan) -> str:
 # --------------------------------------------------------------------------------------------------
 
 
-def _print_traffic(answer: Plan, traffic: Traffic, console: Console, *, every: bool) -> None:
+def _print_traffic(
+    answer: Plan, traffic: Traffic, console: Console, *, every: bool
+) -> None:
     """The devices, the percentiles of the layouts compared, and what to note; `every` adds all
     rates.
     """
@@ -664,7 +688,9 @@ def _print_traffic(answer: Plan, traffic: Traffic, console: Console, *, every: b
     at_rate = [load for load in traffic.curves if load.rate_per_s == traffic.rate_per_s]
     _print_loads(console, f"at {rate}/s, the fewest devices of each", compared)
     if every:
-        _print_loads(console, f"the policies on {traffic.best.num_gpus} devices", at_rate)
+        _print_loads(
+            console, f"the policies on {traffic.best.num_gpus} devices", at_rate
+        )
         _print_loads(console, "over rates", traffic.curves)
     for note in traffic.notes:
         console.print(f"note: {note}", style="dim")
@@ -688,14 +714,20 @@ def _percentiles(latency: str, unit: float) -> Callable[[TrafficLoad], str]:
 
 
 TRAFFIC_COLUMNS = (
-    Column("requests/s", lambda load: format_number(load.rate_per_s), _differs("rate_per_s")),
+    Column(
+        "requests/s",
+        lambda load: format_number(load.rate_per_s),
+        _differs("rate_per_s"),
+    ),
     Column(DRAFT, load_name),
     Column("devices", lambda load: str(load.num_gpus)),
     Column("TTFT ms", _percentiles("ttft", MILLI)),
     Column("TPOT ms", _percentiles("tpot", MILLI)),
     Column("request s", _percentiles("request", 1.0)),
     Column("kept/s", lambda load: format_number(load.goodput_per_s)),
-    Column("waiting", lambda load: format_number(load.mean_waiting), _differs("rate_per_s")),
+    Column(
+        "waiting", lambda load: format_number(load.mean_waiting), _differs("rate_per_s")
+    ),
     Column("preempted", lambda load: str(load.preemptions), _differs("rate_per_s")),
 )
 """Percentiles are p50/p95/p99; a table of one rate fits 80 characters."""

@@ -37,7 +37,10 @@ def compact_tokens(value: float) -> str:
 
 
 def needed_width(
-    heads: Sequence[str], rows: Sequence[Sequence[str]], *, wraps: Container[str] | None = None
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    wraps: Container[str] | None = None,
 ) -> int:
     """The smallest width of a `text_table`, with its breaking columns broken between all words."""
     width = 0
@@ -60,7 +63,10 @@ def _widest(head: str, texts: Sequence[str], wraps: Container[str] | None) -> in
 
 
 def text_table(
-    heads: Sequence[str], rows: Sequence[Sequence[str]], *, wraps: Container[str] | None = None
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    wraps: Container[str] | None = None,
 ) -> Table:
     """A table with numbers to the right and nothing cut off.
 

@@ -155,7 +155,8 @@ def reference_attention(
     query = query.view(num_sequences, num_tokens, kv_heads, -1, head_dim)
     query = query.transpose(1, 2).reshape(matrices, rows, head_dim)
     keys, values = (
-        kv[:, :, visible.first : visible.stop].flatten(0, 1) for kv in (keys_BKSD, values_BKSD)
+        kv[:, :, visible.first : visible.stop].flatten(0, 1)
+        for kv in (keys_BKSD, values_BKSD)
     )
     scores = workspace.take("scores", (matrices, num_slots, rows), query)
     torch.bmm(keys, query.transpose(1, 2), out=scores)
@@ -182,7 +183,9 @@ def reference_attention(
             1,
         )
         by_token.copy_(
-            torch.cat((by_token, sinks.to(weights.dtype)), dim=-1).softmax(dim=-1)[..., :-1]
+            torch.cat((by_token, sinks.to(weights.dtype)), dim=-1).softmax(dim=-1)[
+                ..., :-1
+            ]
         )
     output = (
         torch.bmm(weights, values)
@@ -213,7 +216,9 @@ def prefill_attention(
     needs_window = scoring.window is not None and num_slots > scoring.window
     mask: Tensor | None = None
     if num_past and not needs_window and query_BTAD.is_cuda:
-        from torch.nn.attention.bias import causal_lower_right  # which loads torch's compiler
+        from torch.nn.attention.bias import (
+            causal_lower_right,
+        )  # which loads torch's compiler
 
         mask = causal_lower_right(
             num_tokens, num_slots

@@ -22,8 +22,18 @@ from magicdec.runtime.attention import Scoring
 from magicdec.runtime.checkpoint import ALL, TensorSource
 from magicdec.runtime.distributed import SINGLE, TensorParallel
 from magicdec.runtime.kv_cache import Kept
-from magicdec.runtime.layers import ColumnParallelLinear, Experts, Router, RowParallelLinear
-from magicdec.runtime.mixers import GroupedAttention, LatentAttention, Mixer, RotaryEmbedding
+from magicdec.runtime.layers import (
+    ColumnParallelLinear,
+    Experts,
+    Router,
+    RowParallelLinear,
+)
+from magicdec.runtime.mixers import (
+    GroupedAttention,
+    LatentAttention,
+    Mixer,
+    RotaryEmbedding,
+)
 from magicdec.runtime.transformer import Layer, Transformer
 from magicdec.specs import layers as specs
 from magicdec.specs import mixers as mixer_specs
@@ -47,7 +57,10 @@ BESIDE_THE_DECODER = (
 """Modules that text does not pass: what turns images into embeddings, and Qwen's prediction
 modules, which draft.
 """
-EXPERT_MATRICES = {"gate_proj": ("gate_proj", "up_proj", "down_proj"), "w1": ("w1", "w3", "w2")}
+EXPERT_MATRICES = {
+    "gate_proj": ("gate_proj", "up_proj", "down_proj"),
+    "w1": ("w1", "w3", "w2"),
+}
 """Names of gate, up and down, by TensorNames.expert."""
 LATENT_NORM_EPS = 1e-6
 """Epsilon of latents' norms, whatever the other norms have (DeepSeek-V3's published code)."""
@@ -127,7 +140,9 @@ class Builder:
         name = first_stored(HEADS, "weight", self._source)
         weight = embedding
         if not spec.tie_word_embeddings or f"{name}.weight" in self._source:
-            weight = self._read(f"{name}.weight", (spec.vocab_size, spec.hidden_size), vocab)
+            weight = self._read(
+                f"{name}.weight", (spec.vocab_size, spec.hidden_size), vocab
+            )
         if spec.tie_word_embeddings and weight is not embedding:
             if not torch.equal(weight, embedding):
                 raise CheckpointError(
@@ -159,7 +174,9 @@ class Builder:
             mlp = self._mlp(mlp_prefix, layer.mlp, self._tp, self._spec.names.matrices)
         elif layer.mlp is not None:
             mlp = self._mixture(mlp_prefix, layer.mlp)
-        return Layer(mixer=mixer, mlp=mlp, is_parallel=norm.placement == "parallel", **norms)
+        return Layer(
+            mixer=mixer, mlp=mlp, is_parallel=norm.placement == "parallel", **norms
+        )
 
     def _norm(self, name: str) -> layers.Norm:
         norm = self._spec.norm
@@ -174,7 +191,9 @@ class Builder:
             bias=bias,
         )
 
-    def _norm_weight(self, name: str, shape: tuple[int, ...], rows: slice = ALL) -> Tensor:
+    def _norm_weight(
+        self, name: str, shape: tuple[int, ...], rows: slice = ALL
+    ) -> Tensor:
         """The factor of a norm: the stored tensor, or the tensor plus one, in 32 bits so that the
         sum is not rounded."""
         weight = self._read(name, shape, rows)
@@ -252,7 +271,9 @@ class Builder:
             gated=kind.gated,
         )
 
-    def _scoring(self, prefix: str, kind: mixer_specs.Attention, queries: slice) -> Scoring:
+    def _scoring(
+        self, prefix: str, kind: mixer_specs.Attention, queries: slice
+    ) -> Scoring:
         window = None
         if kind.mask == "window":
             window = kind.span
@@ -270,7 +291,9 @@ class Builder:
             sinks_A=sinks_A,
         )
 
-    def _latent(self, prefix: str, kind: mixer_specs.LatentAttention) -> LatentAttention:
+    def _latent(
+        self, prefix: str, kind: mixer_specs.LatentAttention
+    ) -> LatentAttention:
         hidden = self._spec.hidden_size
         rank = kind.kv_lora_rank
         query_rank = kind.q_lora_rank
@@ -299,7 +322,9 @@ class Builder:
             rows(expanded_size),
         )
         by_head = expanded.unflatten(0, (kind.num_heads // self._tp.size, -1))
-        keys_ADR, values_AVR = by_head.split((kind.qk_nope_head_dim, kind.v_head_dim), dim=1)
+        keys_ADR, values_AVR = by_head.split(
+            (kind.qk_nope_head_dim, kind.v_head_dim), dim=1
+        )
         mixed = kind.num_heads * kind.v_head_dim
         return LatentAttention(
             kept=Kept(num_heads=1, head_dim=kind.latent_size, latent_value_dim=rank),
@@ -343,7 +368,9 @@ class Builder:
         return ColumnParallelLinear(weight=_ordered(weight, order), bias=stored)
 
     def _latent_norm(self, name: str, rank: int) -> layers.Norm:
-        return layers.Norm(weight=self._read(f"{name}.weight", (rank,)), eps=LATENT_NORM_EPS)
+        return layers.Norm(
+            weight=self._read(f"{name}.weight", (rank,)), eps=LATENT_NORM_EPS
+        )
 
     def _rotary(self, rope: mixer_specs.Rope | None) -> int | None:
         """Index of a rotary embedding. Layers with equal settings share one."""
@@ -417,7 +444,9 @@ class Builder:
         weights = []
         order = _rotated_order(kind.rope, head_dim)
         counts = (kind.num_heads, kind.num_kv_heads)
-        for norm, total, chosen in zip(self._spec.names.qk_norms, counts, heads, strict=True):
+        for norm, total, chosen in zip(
+            self._spec.names.qk_norms, counts, heads, strict=True
+        ):
             name = f"{prefix}.{norm}.weight"
             if kind.qk_norm.startswith("head"):
                 num_heads = chosen.stop - chosen.start
@@ -442,7 +471,9 @@ class Builder:
             )
         if kind.qk_norm.startswith("head"):
             return layers.HeadNorm(weight_ND=weight_ND, eps=eps)
-        return lambda heads_BTND: F.layer_norm(heads_BTND, (head_dim,), None, None, eps) * weight_ND
+        return lambda heads_BTND: (
+            F.layer_norm(heads_BTND, (head_dim,), None, None, eps) * weight_ND
+        )
 
     def _mixture(self, prefix: str, kind: specs.MixtureOfExperts) -> Experts:
         names = self._spec.names
@@ -464,7 +495,9 @@ class Builder:
             shared = self._mlp(f"{prefix}.{names.shared}", kind.shared, SINGLE)
         shared_gate = None
         if kind.shared_gate:
-            shared_gate = self._read(f"{prefix}.{names.shared}_gate.weight", (1, hidden))
+            shared_gate = self._read(
+                f"{prefix}.{names.shared}_gate.weight", (1, hidden)
+            )
         return Experts(
             router=self._router(prefix, kind),
             experts=mlps,
@@ -501,7 +534,9 @@ class Builder:
             correction_E=correction,
         )
 
-    def _stacked_expert(self, prefix: str, index: int, kind: specs.MixtureOfExperts) -> layers.MLP:
+    def _stacked_expert(
+        self, prefix: str, index: int, kind: specs.MixtureOfExperts
+    ) -> layers.MLP:
         """An expert from tensors that hold all of them, inputs first."""
         hidden = self._spec.hidden_size
         width = kind.width
@@ -509,7 +544,9 @@ class Builder:
         part = self._tp.slice_of(width)
         one = slice(index, index + 1)
         down = self._read(f"{prefix}.down_proj", (count, width, hidden), one, part)[0].T
-        gate_up = self._stacked_inner(f"{prefix}.gate_up_proj", (count, hidden, 2 * width), one)
+        gate_up = self._stacked_inner(
+            f"{prefix}.gate_up_proj", (count, hidden, 2 * width), one
+        )
         down_bias = None
         gate_up_bias = None
         if kind.bias:
@@ -569,7 +606,9 @@ class Builder:
                 matrix = f"{prefix}.{self._spec.names.gate_up}"
                 total = 2 * width
                 rows = slice(index * width + part.start, index * width + part.stop)
-            weights.append(self._read(f"{matrix}.weight", (total, self._spec.hidden_size), rows))
+            weights.append(
+                self._read(f"{matrix}.weight", (total, self._spec.hidden_size), rows)
+            )
             if kind.bias:
                 biases.append(self._read(f"{matrix}.bias", (total,), rows))
         bias = None

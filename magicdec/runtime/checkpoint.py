@@ -62,7 +62,24 @@ UNUSED_SCALES = (
 """Suffixes of tensors that quantise activations or a cache, which stay wide here, or that repeat
 what other tensors state; ignored.
 """
-E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+E2M1 = (
+    0.0,
+    0.5,
+    1.0,
+    1.5,
+    2.0,
+    3.0,
+    4.0,
+    6.0,
+    -0.0,
+    -0.5,
+    -1.0,
+    -1.5,
+    -2.0,
+    -3.0,
+    -4.0,
+    -6.0,
+)
 """The values of the sixteen codes."""
 MX_EXPONENT_BIAS = 127
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -103,7 +120,10 @@ ALL_OUT = Side(0, "all")
 ALL_IN = Side(1, "all")
 Layout = tuple[Side, ...]
 PER_MATRIX: tuple[Layout, ...] = ((), (ALL_OUT,), (ALL_OUT, ALL_IN))
-PER_BLOCK: tuple[Layout, ...] = ((BLOCK_OUT, BLOCK_IN), (BLOCK_OUT, ALL_OUT, BLOCK_IN, ALL_IN))
+PER_BLOCK: tuple[Layout, ...] = (
+    (BLOCK_OUT, BLOCK_IN),
+    (BLOCK_OUT, ALL_OUT, BLOCK_IN, ALL_IN),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +141,9 @@ class Stored:
     """Added to every code of a word before they are taken apart: a carry goes to the next one."""
 
 
-def _one(name: str, *layouts: Layout, dtypes: tuple[str, ...] = FLOATS, **options: Any) -> Stored:
+def _one(
+    name: str, *layouts: Layout, dtypes: tuple[str, ...] = FLOATS, **options: Any
+) -> Stored:
     return Stored(names=(name,), layouts=layouts, dtypes=dtypes, **options)
 
 
@@ -138,7 +160,9 @@ def _gptq(zero_offset: int) -> Format:
         "codes": _one("qweight", (WORDS_IN, OUT), dtypes=("I32",)),
         "groups": _one("g_idx", (IN,), dtypes=("I32", "I64"), is_optional=True),
         "scales": _SCALES,
-        "zeros": _one("qzeros", (GROUPS, WORDS_OUT), dtypes=("I32",), increment=zero_offset),
+        "zeros": _one(
+            "qzeros", (GROUPS, WORDS_OUT), dtypes=("I32",), increment=zero_offset
+        ),
     }
 
 
@@ -168,7 +192,9 @@ FORMATS: Mapping[str, Format] = {
         "codes": _one("weight_packed", (OUT, WORDS_IN), dtypes=("I32",)),
         "groups": _one("weight_g_idx", (IN,), dtypes=("I32", "I64"), is_optional=True),
         "scales": _one("weight_scale", (OUT, GROUPS), *PER_MATRIX),
-        "zeros": _one("weight_zero_point", (WORDS_OUT, GROUPS), dtypes=("I32",), is_optional=True),
+        "zeros": _one(
+            "weight_zero_point", (WORDS_OUT, GROUPS), dtypes=("I32",), is_optional=True
+        ),
     },
     "nvfp4": {
         "codes": _one("weight", (OUT, WORDS_IN), dtypes=("U8",)),
@@ -184,7 +210,10 @@ FORMATS: Mapping[str, Format] = {
         "codes": _one("weight_packed", (OUT, WORDS_IN), dtypes=("U8",)),
         "exponents": _EXPONENTS,
     },
-    "mxfp8": {"codes": _one("weight", (OUT, IN), dtypes=("F8_E4M3",)), "exponents": _EXPONENTS},
+    "mxfp8": {
+        "codes": _one("weight", (OUT, IN), dtypes=("F8_E4M3",)),
+        "exponents": _EXPONENTS,
+    },
 }
 """By Scheme.storage."""
 
@@ -304,7 +333,9 @@ class CheckpointDirectory:
         offset = touched.start * MX_GROUP
         return wide[..., first - offset : stop - offset].transpose(1, 2)
 
-    def view(self, name: str, shapes: Sequence[tuple[int, ...]], dtypes: tuple[str, ...]) -> Any:
+    def view(
+        self, name: str, shapes: Sequence[tuple[int, ...]], dtypes: tuple[str, ...]
+    ) -> Any:
         """A tensor that is not read yet, of one of these shapes. Raises CheckpointError where it is
         absent, misshapen or of another format."""
         if name not in self._files:
@@ -359,7 +390,11 @@ class CheckpointDirectory:
     def _is_empty_bias(self, name: str) -> bool:
         """Whether it is one of the zeros that AutoGPTQ wrote for layers without a bias."""
         module = name.removesuffix(".bias")
-        if self._quantization is None or module == name or f"{module}.qweight" not in self:
+        if (
+            self._quantization is None
+            or module == name
+            or f"{module}.qweight" not in self
+        ):
             return False
         return not self._files[name].get_tensor(name).any()
 
@@ -373,7 +408,9 @@ class _Fit(NamedTuple):
     shape: tuple[int, ...]
 
 
-def _cut(view: Any, fit: _Fit, part: tuple[range, range], *, is_ordered: bool) -> Tensor:
+def _cut(
+    view: Any, fit: _Fit, part: tuple[range, range], *, is_ordered: bool
+) -> Tensor:
     """The entries that a part needs: of groups in an order of their own all."""
     wanted = []
     for side, step in zip(fit.layout, fit.steps, strict=True):
@@ -530,7 +567,9 @@ class _Matrix:
         return torch.tensor(word, dtype=torch.int64).to(torch.int32)
 
 
-def _codes(words: Tensor, dim: int, count: int, bits: int, order: tuple[int, ...] | None) -> Tensor:
+def _codes(
+    words: Tensor, dim: int, count: int, bits: int, order: tuple[int, ...] | None
+) -> Tensor:
     """The codes that words hold, side by side in the words' dimension."""
     places = torch.arange(count)
     if order is not None:

@@ -88,7 +88,9 @@ class DecodePass:
                 first = 0
             else:
                 first = max(0, self._shortest + 1 - window)
-            is_hidden_early = (window is not None and stop > window) or chunk is not None
+            is_hidden_early = (
+                window is not None and stop > window
+            ) or chunk is not None
             if is_hidden_early:
                 num_open = 0
             else:
@@ -108,7 +110,9 @@ class DecodePass:
             )
         return self._visible[window, chunk]
 
-    def attend(self, layer: int, query_BTAD: Tensor, kv_BTPKD: Tensor, scoring: Scoring) -> Tensor:
+    def attend(
+        self, layer: int, query_BTAD: Tensor, kv_BTPKD: Tensor, scoring: Scoring
+    ) -> Tensor:
         ring = self._cache.ring(layer)
         if self._write:
             if (
@@ -174,7 +178,9 @@ class Engine:
                 f"{max_len}"
             )
         if batch_size < 1 or max_len < 1:
-            raise ConfigError(f"batch size {batch_size} and length {max_len} must be at least 1")
+            raise ConfigError(
+                f"batch size {batch_size} and length {max_len} must be at least 1"
+            )
         self.model = model
         self.batch_size = batch_size
         self.max_len = max_len
@@ -184,7 +190,9 @@ class Engine:
             self.static_shapes = model.device.type == "cuda"
         else:
             self.static_shapes = static_shapes
-        num_slots = max_len + max_gamma  # a block drafted at the very end reaches this far
+        num_slots = (
+            max_len + max_gamma
+        )  # a block drafted at the very end reaches this far
         model.reserve(num_slots, longest=max_len)
         self.cache = KVCache(
             model.kept,
@@ -200,8 +208,12 @@ class Engine:
         """Not yet active, the earliest first."""
         self.sequence_of_slot = np.arange(batch_size)
         self._lengths = np.zeros(batch_size, dtype=np.int64)
-        self._device_lengths = torch.zeros(batch_size, dtype=torch.long, device=model.device)
-        self._tokens = torch.zeros(batch_size, num_slots + 1, dtype=torch.long, device=model.device)
+        self._device_lengths = torch.zeros(
+            batch_size, dtype=torch.long, device=model.device
+        )
+        self._tokens = torch.zeros(
+            batch_size, num_slots + 1, dtype=torch.long, device=model.device
+        )
         self.prefill_count = 0
         self._is_noise = False
         self._followers: list[ref[PrefillFollower]] = []
@@ -249,7 +261,9 @@ class Engine:
         Raises CapacityError when a prompt is empty, or longer than the engine's `max_len`
         allows."""
         if len(prompts) != self.batch_size:
-            raise ConfigError(f"{len(prompts)} prompts given for a batch of {self.batch_size}")
+            raise ConfigError(
+                f"{len(prompts)} prompts given for a batch of {self.batch_size}"
+            )
         self._check_prompts(prompts)
         self._prompts.clear()
         self.num_active = 0
@@ -274,7 +288,9 @@ class Engine:
         self._is_noise = False
         self.prefill_count += 1
         self.sequence_of_slot[slot] = sequence
-        self._tokens[slot, : len(prompt)] = torch.tensor(prompt, device=self.model.device)
+        self._tokens[slot, : len(prompt)] = torch.tensor(
+            prompt, device=self.model.device
+        )
         self._prompts.append(Prompt(slot=slot, length=len(prompt)))
 
     @property
@@ -283,7 +299,9 @@ class Engine:
         return len(self._prompts)
 
     @torch.inference_mode()
-    def prefill_part(self, max_tokens: int, followers: Sequence[PrefillFollower] = ()) -> None:
+    def prefill_part(
+        self, max_tokens: int, followers: Sequence[PrefillFollower] = ()
+    ) -> None:
         """One pass over at most so many tokens of the prompts that were begun, for these followers
         to see.
         """
@@ -296,7 +314,9 @@ class Engine:
         if not self._prompts or self._prompts[0].num_left:
             return None
         prompt = self._prompts.pop(0)
-        self._lengths[prompt.slot] = self._device_lengths[prompt.slot] = prompt.num_cached
+        self._lengths[prompt.slot] = self._device_lengths[prompt.slot] = (
+            prompt.num_cached
+        )
         place = self.num_active
         self.exchange(prompt.slot, place)
         self.num_active += 1
@@ -415,7 +435,9 @@ class Engine:
         return Snapshot(
             lengths=self._lengths[order],
             prefill_count=self.prefill_count,
-            rings=tuple(data[:, :, order].to("cpu", copy=True) for data in self.cache.rings),
+            rings=tuple(
+                data[:, :, order].to("cpu", copy=True) for data in self.cache.rings
+            ),
         )
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -490,7 +512,9 @@ class Engine:
         )
 
     @torch.inference_mode()
-    def probe(self, num_tokens: int, observer: AttentionObserver, *, num_back: int) -> None:
+    def probe(
+        self, num_tokens: int, observer: AttentionObserver, *, num_back: int
+    ) -> None:
         """Shows the observer how `num_tokens` cached tokens, the first of them `num_back` before
         the end, attend.
 
@@ -505,7 +529,9 @@ class Engine:
                 "here; observe at most so "
                 f"many, not {num_back}"
             )
-        attention = self.decode_pass(num_tokens, ahead=-num_back, observer=observer, write=False)
+        attention = self.decode_pass(
+            num_tokens, ahead=-num_back, observer=observer, write=False
+        )
         tokens_BT = self.tokens_BS.gather(1, attention.positions_BT)
         self.model.hidden(tokens_BT, attention)
 

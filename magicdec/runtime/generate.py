@@ -163,7 +163,9 @@ def decode(
         CapacityError: the tokens asked for exceed the engine's length.
     """
     if options.gamma and drafter is None:
-        raise ConfigError(f"gamma {options.gamma} needs a drafter; without one use gamma 0")
+        raise ConfigError(
+            f"gamma {options.gamma} needs a drafter; without one use gamma 0"
+        )
     if not options.gamma:
         drafter = None
     batch = Batch(engine, drafter, options)
@@ -200,7 +202,9 @@ def _by_position(rates: Sequence[float], gamma: int) -> list[float]:
     """Simulated acceptance rates of gamma positions; the last one holds for all further ones."""
     are_rates = all(0.0 <= rate <= 1.0 for rate in rates)
     if not len(rates) or not are_rates:
-        raise ConfigError(f"simulated acceptance rates must lie between 0 and 1: {list(rates)}")
+        raise ConfigError(
+            f"simulated acceptance rates must lie between 0 and 1: {list(rates)}"
+        )
     missing = max(gamma - len(rates), 0)
     by_position = [*rates, *[rates[-1]] * missing]
     return by_position[:gamma]
@@ -226,7 +230,9 @@ class Step:
         self._gamma = options.gamma
         self.timer = PhaseTimer(model.device, enabled=options.fences)
         can_capture = (
-            engine.static_shapes and model.can_capture and graphs.can_capture(model.device)
+            engine.static_shapes
+            and model.can_capture
+            and graphs.can_capture(model.device)
         )
         self.graphs = graphs.StepGraphs(enabled=options.cuda_graphs and can_capture)
         # The clock would wait within a graph.
@@ -236,7 +242,9 @@ class Step:
             by_position = _by_position(options.simulate_acceptance, options.gamma)
             self._simulated_T = torch.tensor(by_position, device=model.device)
         self._stream: UniformStream | None = None
-        self._numbers: Tensor | None = None  # in a place that captured steps can read them from
+        self._numbers: Tensor | None = (
+            None  # in a place that captured steps can read them from
+        )
         if not sampling.is_greedy or options.simulate_acceptance is not None:
             self._stream = UniformStream(
                 seed=sampling.seed,
@@ -244,7 +252,9 @@ class Step:
                 width=self._gamma + 1,
                 device=model.device,
             )
-            self._numbers = torch.zeros(engine.batch_size, self._gamma + 1, 3, device=model.device)
+            self._numbers = torch.zeros(
+                engine.batch_size, self._gamma + 1, 3, device=model.device
+            )
 
     @part("draft")
     def propose(self, gamma: int) -> Proposal:
@@ -393,7 +403,9 @@ class Batch:
     them.
     """
 
-    def __init__(self, engine: Engine, drafter: Drafter | None, options: DecodeOptions) -> None:
+    def __init__(
+        self, engine: Engine, drafter: Drafter | None, options: DecodeOptions
+    ) -> None:
         self._engine = engine
         self._drafter = drafter
         self._options = options
@@ -406,7 +418,8 @@ class Batch:
         self._limits = self._check_limits()
         self.num_sequences = len(self._limits)
         self._tokens = np.zeros(
-            (self.num_sequences, int(self._limits.max()) + self.gamma + 1), dtype=np.int64
+            (self.num_sequences, int(self._limits.max()) + self.gamma + 1),
+            dtype=np.int64,
         )
         self._counts = np.zeros(self.num_sequences, dtype=np.int64)
         self._eos = np.array(options.eos_token_ids, dtype=np.int64)
@@ -438,7 +451,9 @@ class Batch:
             )
         sequences = engine.sequence_of_slot[: engine.num_active]
         if sequences.max(initial=0) >= engine.batch_size:
-            raise ConfigError("a run with a queue cannot be continued; prefill new prompts")
+            raise ConfigError(
+                "a run with a queue cannot be continued; prefill new prompts"
+            )
         if any(len(prompt) < 2 for prompt in self._queue):
             raise ConfigError("a queued prompt needs at least 2 tokens")
         limits = np.array(per_sequence, dtype=np.int64)
@@ -448,7 +463,9 @@ class Batch:
             np.array([len(prompt) for prompt in self._queue], dtype=np.int64)
             + limits[engine.batch_size :]
         )
-        longest = int(np.concatenate((engine.host_lengths + 1 + limits[sequences], queued)).max())
+        longest = int(
+            np.concatenate((engine.host_lengths + 1 + limits[sequences], queued)).max()
+        )
         if longest > engine.max_len:
             raise CapacityError(
                 f"prompt and output together reach {longest} tokens, but the engine holds "
@@ -486,7 +503,9 @@ class Batch:
         if policy is None or self._drafter is None:
             return self.gamma
         return min(
-            policy.choose(batch_size=len(lengths), context_len=float(lengths.mean()) + 1),
+            policy.choose(
+                batch_size=len(lengths), context_len=float(lengths.mean()) + 1
+            ),
             self.gamma,
         )
 
@@ -549,17 +568,21 @@ class Batch:
         """
         if len(slots) > len(self._queue) and self._steady_steps is None:
             self._steady_steps = self.num_steps
-        for slot in slots[
-            ::-1
-        ].tolist():  # from the last, so that an exchange brings in a sequence that goes on
+        for slot in (
+            slots[::-1].tolist()
+        ):  # from the last, so that an exchange brings in a sequence that goes on
             self._swap_drafts(slot, self._engine.retire(slot))
 
     def _refill(self) -> None:
         """Queued prompts take free slots, and one pass goes over what it can hold of them: the rest
         waits for the next step, as does everything where no sequence is active."""
         engine = self._engine
-        while self._queue and engine.num_active + engine.num_prompts < engine.batch_size:
-            engine.begin_prompt(self.num_sequences - len(self._queue), self._queue.pop(0))
+        while (
+            self._queue and engine.num_active + engine.num_prompts < engine.batch_size
+        ):
+            engine.begin_prompt(
+                self.num_sequences - len(self._queue), self._queue.pop(0)
+            )
         while engine.num_prompts:
             followers = [] if self._drafter is None else [self._drafter]
             engine.prefill_part(self._options.prefill_tokens, followers)
@@ -594,7 +617,9 @@ class Batch:
 
     def result(self, phases: dict[str, list[float]]) -> DecodeResult:
         steps, count = self.num_steps, self.num_sequences
-        num_accepted = np.array(self._num_accepted, dtype=np.int64).reshape(steps, count)
+        num_accepted = np.array(self._num_accepted, dtype=np.int64).reshape(
+            steps, count
+        )
         begins = np.array([self._start_s, *self._step_ends])
         decode_ends = np.array(self._decode_ends)
         steady = self._steady_steps or steps

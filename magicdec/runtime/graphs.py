@@ -142,7 +142,9 @@ def capture(part: Callable[[], T], pool: Any) -> tuple[Replay, T, Any]:
             finally:
                 graph.capture_end()
     except RuntimeError as error:
-        error.add_note("while a CUDA graph was captured; --no-cuda-graphs decodes without any")
+        error.add_note(
+            "while a CUDA graph was captured; --no-cuda-graphs decodes without any"
+        )
         raise
     finally:
         if is_collecting:

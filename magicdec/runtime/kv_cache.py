@@ -135,7 +135,9 @@ class KVCache:
             device=self.device,
         )
 
-    def read(self, layer: int, rows: slice, stop: int | None = None) -> tuple[Tensor, Tensor]:
+    def read(
+        self, layer: int, rows: slice, stop: int | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Views of the keys and values [B, K, S, D] of some sequences, all slots or those before
         `stop`.
         """
@@ -169,7 +171,9 @@ class KVCache:
         rows_B1 = self._rows_B1[: len(slots_BT)]
         self._layers[layer][:, rows_B1, :, slots_BT] = kv_BTPKD
 
-    def write_row(self, layer: int, row: int, slots: Tensor | slice, kv_PKTD: Tensor) -> None:
+    def write_row(
+        self, layer: int, row: int, slots: Tensor | slice, kv_PKTD: Tensor
+    ) -> None:
         """Stores tokens of one sequence in these slots."""
         row_PKSD = self._layers[layer][:, row]
         row_PKSD[:, :, slots] = kv_PKTD
@@ -191,7 +195,9 @@ class KVCache:
         for block in self.blocks:
             block.data.uniform_(-1.0, 1.0, generator=generator)
 
-    def copy_tokens(self, slots_BT: Tensor, source: KVCache, source_slots_BT: Tensor) -> None:
+    def copy_tokens(
+        self, slots_BT: Tensor, source: KVCache, source_slots_BT: Tensor
+    ) -> None:
         """Stores another cache's tokens of the first B sequences, all own layers, in these
         slots."""
         rows_B1 = self._rows_B1[: len(slots_BT)]

@@ -178,14 +178,19 @@ def _deferred_signals() -> Iterator[None]:
     """Handles interrupts and terminations that come within the block at its end, when all processes
     that it starts are known to those that must end them. A process started within hears of an
     interrupt in `end_with_parent` first."""
-    if threading.current_thread() is not threading.main_thread():  # where no signal is handled
+    if (
+        threading.current_thread() is not threading.main_thread()
+    ):  # where no signal is handled
         yield
         return
     pending: list[int] = []
     handlers = {
-        number: signal.signal(number, lambda got, _: pending.append(got)) for number in ENDING
+        number: signal.signal(number, lambda got, _: pending.append(got))
+        for number in ENDING
     }
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a new process inherits it
+    blocked = signal.pthread_sigmask(
+        signal.SIG_BLOCK, {signal.SIGINT}
+    )  # a new process inherits it
     try:
         yield
     finally:
@@ -205,7 +210,9 @@ def _enter(parent: int, place: dict[str, str], sender: Connection, work: bytes) 
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     take_own_cores()
     try:
-        function, arguments, device_type = pickle.loads(work)  # from our own parent process
+        function, arguments, device_type = pickle.loads(
+            work
+        )  # from our own parent process
         import torch
 
         from magicdec.runtime.distributed import join_world, leave_world
@@ -227,7 +234,9 @@ def _enter(parent: int, place: dict[str, str], sender: Connection, work: bytes) 
     sender.send_bytes(pickle.dumps((time.monotonic(), failure)))
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(1)  # an orderly exit would wait for collectives that no other rank will join
+    os._exit(
+        1
+    )  # an orderly exit would wait for collectives that no other rank will join
 
 
 def take_own_cores() -> None:

@@ -94,7 +94,9 @@ class AllHeadsNorm:
         means = self.tp.all_reduce(own_means) / self.tp.size
         scales = torch.rsqrt(means + self.eps).to(heads_BTND.dtype)
         num_heads = heads_BTND.shape[2]
-        counts = torch.tensor([queries.shape[-1], keys.shape[-1]], device=heads_BTND.device)
+        counts = torch.tensor(
+            [queries.shape[-1], keys.shape[-1]], device=heads_BTND.device
+        )
         scales_BTN = scales.repeat_interleave(counts, dim=-1, output_size=num_heads)
         return heads_BTND * scales_BTN[..., None] * self.weight_ND
 

@@ -24,7 +24,12 @@ from magicdec.errors import CapacityError
 from magicdec.runtime import kernels
 from magicdec.runtime.attention import Scoring
 from magicdec.runtime.kv_cache import Kept
-from magicdec.runtime.layers import ColumnParallelLinear, HeadNorm, Norm, RowParallelLinear
+from magicdec.runtime.layers import (
+    ColumnParallelLinear,
+    HeadNorm,
+    Norm,
+    RowParallelLinear,
+)
 from magicdec.specs.mixers import Rope, RopeScaling
 
 
@@ -35,7 +40,9 @@ class AttentionPass(Protocol):
     def positions_BT(self) -> Tensor:
         """The positions that the pass's tokens are rotated to."""
 
-    def attend(self, layer: int, query_BTAD: Tensor, kv_BTPKD: Tensor, scoring: Scoring) -> Tensor:
+    def attend(
+        self, layer: int, query_BTAD: Tensor, kv_BTPKD: Tensor, scoring: Scoring
+    ) -> Tensor:
         """Stores the tokens' keys and values, and attends: [B, T, A·D]."""
 
 
@@ -98,7 +105,9 @@ class GroupedAttention:
         query_BTAD, kv_BTND, gates_BTAD = heads.split(sizes, dim=2)
         kv_BTPKD = kv_BTND.unflatten(2, (2, kv_heads))
         if self.temperature is not None:
-            query_BTAD = self._tempered(query_BTAD, attention.positions_BT, *self.temperature)
+            query_BTAD = self._tempered(
+                query_BTAD, attention.positions_BT, *self.temperature
+            )
         mixed_BTN = attention.attend(layer, query_BTAD, kv_BTPKD, self.scoring)
         if self.gated:
             mixed_BTN = mixed_BTN * gates_BTAD.flatten(2).sigmoid()
@@ -126,7 +135,9 @@ class GroupedAttention:
         kv_BTND = heads[:, :, num_heads : num_heads + 2 * kv_heads]
         return kv_BTND.unflatten(2, (2, kv_heads))
 
-    def _norm_and_rotate_(self, heads_BTND: Tensor, rotations: Sequence[Tensor]) -> None:
+    def _norm_and_rotate_(
+        self, heads_BTND: Tensor, rotations: Sequence[Tensor]
+    ) -> None:
         is_whole = self.rotary is not None and self.num_rotated == self.kept.head_dim
         fused = None
         if is_whole and isinstance(self.norm, HeadNorm):
@@ -262,7 +273,9 @@ class RotaryEmbedding:
             self.shortest = original + 1
         if len(self._table) < num_positions:
             frequencies = rotary_frequencies(self._rope, self._device, is_long=is_long)
-            positions = torch.arange(num_positions, dtype=torch.float32, device=self._device)
+            positions = torch.arange(
+                num_positions, dtype=torch.float32, device=self._device
+            )
             angles = torch.outer(positions, frequencies).to(self._dtype)
             sizes = torch.full_like(angles, self._attention_factor)
             self._table = torch.polar(sizes, angles)
@@ -300,7 +313,9 @@ def _check_long(scaling: RopeScaling, original: int, longest: int) -> None:
         )
 
 
-def rotate_(heads_BTND: Tensor, rotation: Tensor, norm: HeadNorm | None = None) -> Tensor:
+def rotate_(
+    heads_BTND: Tensor, rotation: Tensor, norm: HeadNorm | None = None
+) -> Tensor:
     """Normalises every head, if there is a norm, and applies `rotation` (from RotaryEmbedding), in
     place."""
     if kernels.can_fuse(heads_BTND):
@@ -330,7 +345,9 @@ def rotate_(heads_BTND: Tensor, rotation: Tensor, norm: HeadNorm | None = None) 
     return heads_BTND
 
 
-def rotary_frequencies(rope: Rope, device: torch.device, *, is_long: bool = False) -> Tensor:
+def rotary_frequencies(
+    rope: Rope, device: torch.device, *, is_long: bool = False
+) -> Tensor:
     """The angle per position of each pair, [D/2], stretched to longer contexts.
 
     linear: all divided by `factor`. llama3: wavelengths beyond original/low_freq_factor are divided

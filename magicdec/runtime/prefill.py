@@ -73,13 +73,19 @@ class PrefillFollower(Protocol):
 class PrefillPass:
     """`num_tokens` tokens of one sequence, after `num_past` cached ones."""
 
-    def __init__(self, cache: KVCache, *, row: int, num_past: int, num_tokens: int) -> None:
+    def __init__(
+        self, cache: KVCache, *, row: int, num_past: int, num_tokens: int
+    ) -> None:
         self._cache, self._row = cache, row
         self._num_past = num_past
         self._stop = num_past + num_tokens
-        self.positions_BT = torch.arange(num_past, self._stop, device=cache.device)[None]
+        self.positions_BT = torch.arange(num_past, self._stop, device=cache.device)[
+            None
+        ]
 
-    def attend(self, layer: int, query_BTAD: Tensor, kv_BTPKD: Tensor, scoring: Scoring) -> Tensor:
+    def attend(
+        self, layer: int, query_BTAD: Tensor, kv_BTPKD: Tensor, scoring: Scoring
+    ) -> Tensor:
         ring = self._cache.ring(layer)
         if ring is not None:
             return self._attend_in_ring(layer, ring, query_BTAD, kv_BTPKD, scoring)
@@ -89,8 +95,12 @@ class PrefillPass:
             slice(self._num_past, self._stop),
             kv_BTPKD[0].permute(1, 2, 0, 3),
         )
-        keys, values = self._cache.read(layer, slice(self._row, self._row + 1), self._stop)
-        return prefill_attention(query_BTAD, keys, values, num_past=self._num_past, scoring=scoring)
+        keys, values = self._cache.read(
+            layer, slice(self._row, self._row + 1), self._stop
+        )
+        return prefill_attention(
+            query_BTAD, keys, values, num_past=self._num_past, scoring=scoring
+        )
 
     def _attend_in_ring(
         self,
@@ -109,7 +119,9 @@ class PrefillPass:
         keys, values = keys_and_values(
             torch.cat((past_PBKTD, kv_PBKTD), dim=3), self._cache.kept[layer]
         )
-        output = prefill_attention(query_BTAD, keys, values, num_past=num_seen, scoring=scoring)
+        output = prefill_attention(
+            query_BTAD, keys, values, num_past=num_seen, scoring=scoring
+        )
         slots_T = self.positions_BT[0, -ring:] % ring
         self._cache.write_row(layer, self._row, slots_T, kv_PBKTD[:, 0, :, -ring:])
         return output
@@ -124,11 +136,15 @@ class JoinedPass:
         self._sizes = [positions_1T.shape[1] for positions_1T in positions]
         self.positions_BT = torch.cat(positions, dim=1)
 
-    def attend(self, layer: int, query_BTAD: Tensor, kv_BTPKD: Tensor, scoring: Scoring) -> Tensor:
+    def attend(
+        self, layer: int, query_BTAD: Tensor, kv_BTPKD: Tensor, scoring: Scoring
+    ) -> Tensor:
         queries = query_BTAD.split(self._sizes, dim=1)
         stored = kv_BTPKD.split(self._sizes, dim=1)
         outputs = []
-        for part, query_1TAD, kv_1TPKD in zip(self._passes, queries, stored, strict=True):
+        for part, query_1TAD, kv_1TPKD in zip(
+            self._passes, queries, stored, strict=True
+        ):
             outputs.append(part.attend(layer, query_1TAD, kv_1TPKD, scoring))
         return torch.cat(outputs, dim=1)
 

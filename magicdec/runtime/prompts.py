@@ -87,7 +87,9 @@ def load_tokenizer(checkpoint: Path, *, vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def generation_eos_token_ids(checkpoint: Path, *, vocab_size: int) -> tuple[int, ...] | None:
+def generation_eos_token_ids(
+    checkpoint: Path, *, vocab_size: int
+) -> tuple[int, ...] | None:
     """The tokens that end a text, by the checkpoint's generation_config.json, which has the last
     word on them, as in transformers. None: the file does not state them. Raises CheckpointError for
     a file that cannot be read or that lists no token."""

@@ -124,7 +124,9 @@ def _quantize_int4(weight_NK: Tensor) -> QuantizedWeight:
     scales_NC1 = (largest_NC1 / -8).to(torch.bfloat16)
     divisor_NC1 = torch.where(scales_NC1 == 0, 1, scales_NC1.float())
     steps_NCW = (weight_NCW / divisor_NC1).round_().clamp_(-8, 7)
-    low, high = (steps_NCW.to(torch.int16) + INT4_MIDDLE).to(torch.uint8).chunk(2, dim=-1)
+    low, high = (
+        (steps_NCW.to(torch.int16) + INT4_MIDDLE).to(torch.uint8).chunk(2, dim=-1)
+    )
     packed_NCH = low | high << 4
     return QuantizedWeight(
         data_NK=packed_NCH.flatten(1),

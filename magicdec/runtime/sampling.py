@@ -49,7 +49,9 @@ class UniformStream:
     sequence.
     """
 
-    def __init__(self, *, seed: int, num_sequences: int, width: int, device: torch.device) -> None:
+    def __init__(
+        self, *, seed: int, num_sequences: int, width: int, device: torch.device
+    ) -> None:
         self._generators: list[np.random.Generator] = []
         for sequence in range(num_sequences):
             philox = np.random.Philox(key=[seed % 2**64, sequence])
@@ -183,7 +185,9 @@ def _just_below(x: Tensor) -> Tensor:
     return torch.nextafter(x, torch.zeros((), dtype=x.dtype, device=x.device))
 
 
-def token_probabilities(probabilities_BTV: Tensor, tokens_BT: Tensor, tp: TensorParallel) -> Tensor:
+def token_probabilities(
+    probabilities_BTV: Tensor, tokens_BT: Tensor, tp: TensorParallel
+) -> Tensor:
     """The probability of one token at each position, [B, T]."""
     if tp.size == 1:
         return probabilities_BTV.gather(-1, tokens_BT[..., None]).squeeze(-1)
@@ -238,7 +242,9 @@ def verify(
         best_BT = greedy(logits_BTV, tp)
         if proposal is None:
             first_B = best_BT[:, 0]
-            return Outcome(num_accepted_B=torch.zeros_like(first_B), next_token_B=first_B)
+            return Outcome(
+                num_accepted_B=torch.zeros_like(first_B), next_token_B=first_B
+            )
         is_accepted_BT = proposal.only_drafts(proposal.tokens_BT == best_BT[:, :-1])
         num_accepted_B = _num_accepted(is_accepted_BT, uniforms, simulated_rates_T)
         next_token_B = best_BT.gather(1, num_accepted_B[:, None]).squeeze(1)
@@ -272,7 +278,9 @@ def verify(
     else:
         lost_BV = proposal.distribution(position_B) * is_rejected_B[:, None]
         residual_BV = (target_BV - lost_BV).clamp_min_(0)
-        del lost_BV  # as large as the probabilities; the planned memory does not count it
+        del (
+            lost_BV
+        )  # as large as the probabilities; the planned memory does not count it
     # Where p and q agree up to rounding, a rejection leaves nothing: any choice from p is then as
     # good. And where q is not a number, nothing was drawn from it, so its token is rejected, and p
     # is right.

@@ -56,7 +56,9 @@ class Taps:
         self._reads = frozenset(reads)
         self._states: dict[int, Tensor] = {}
 
-    def see(self, num_layers: int, hidden_BTH: Tensor, delta_BTH: Tensor | None) -> None:
+    def see(
+        self, num_layers: int, hidden_BTH: Tensor, delta_BTH: Tensor | None
+    ) -> None:
         """The stream after `num_layers` layers, in the parts that `through_layers` has."""
         if num_layers not in self._reads:
             return

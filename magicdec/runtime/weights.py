@@ -68,7 +68,9 @@ def load_model(
             norm_weight = 0.0
         else:
             norm_weight = 1.0
-        source = RandomTensors(seed=seed, device=torch_device, dtype=dtype, norm_weight=norm_weight)
+        source = RandomTensors(
+            seed=seed, device=torch_device, dtype=dtype, norm_weight=norm_weight
+        )
     else:
         if isinstance(model, ModelSpec):
             directory = None

@@ -22,14 +22,21 @@ from magicdec.specs.hf_config import load_hf_config, model_from_hf_config
 from magicdec.specs.hub import hub_checkpoint, hub_config, is_hub_name
 from magicdec.specs.layers import Layer
 from magicdec.specs.model import ModelSpec, Norm
-from magicdec.specs.model_names import ModelName, checkpoint_of, named_models, resolve_name
+from magicdec.specs.model_names import (
+    ModelName,
+    checkpoint_of,
+    named_models,
+    resolve_name,
+)
 
 PACKAGE_DIRECTORY = Path(__file__).resolve().parent.parent
 MODELS_DIRECTORY = PACKAGE_DIRECTORY / "specs" / "data" / "models"
 ARCHITECTURES_FILE = PACKAGE_DIRECTORY / "specs" / "data" / "architectures.json"
 """Facts of every architecture, written by scripts/architectures_table.py."""
 EMBEDDED = "embedded"
-OTHER_MODELS = "magicdec models lists the known; a config.json or a Hugging Face id does too"
+OTHER_MODELS = (
+    "magicdec models lists the known; a config.json or a Hugging Face id does too"
+)
 EMBEDDED_DIRECTORY = PACKAGE_DIRECTORY / "data" / "embedded"
 
 
@@ -42,7 +49,9 @@ def model_shapes() -> list[str]:
     return sorted(path.stem for path in MODELS_DIRECTORY.glob("*.json"))
 
 
-class ArchitectureFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ArchitectureFacts(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
+):
     """Facts of an architecture: the kinds of its layers, whether it is run, how it is tested."""
 
     architecture: str
@@ -110,7 +119,9 @@ class _Size(msgspec.Struct):
 @lru_cache(maxsize=1)
 def _sizes() -> dict[str, _Size]:
     return {
-        name: msgspec.json.decode((MODELS_DIRECTORY / f"{name}.json").read_bytes(), type=_Size)
+        name: msgspec.json.decode(
+            (MODELS_DIRECTORY / f"{name}.json").read_bytes(), type=_Size
+        )
         for name in model_shapes()
     }
 
@@ -134,7 +145,8 @@ def models_that_may_draft(target: ModelSpec) -> list[str]:
         and family in (None, named_models()[name].tokenizer_family(name))
     ]
     return sorted(
-        able, key=lambda name: sizes[name].hidden_size ** 2 * sizes[name].num_hidden_layers
+        able,
+        key=lambda name: sizes[name].hidden_size ** 2 * sizes[name].num_hidden_layers,
     )
 
 
@@ -163,7 +175,12 @@ def load_model_spec(model: str) -> ModelSpec:
 
 def is_model(text: str) -> bool:
     """Whether a text names a model, rather than being no name at all."""
-    return text == EMBEDDED or "/" in text or Path(text).exists() or resolve_name(text) is not None
+    return (
+        text == EMBEDDED
+        or "/" in text
+        or Path(text).exists()
+        or resolve_name(text) is not None
+    )
 
 
 @lru_cache(maxsize=1)
@@ -186,7 +203,9 @@ def _of_catalog(name: ModelName) -> ModelSpec:
             config["quantization_config"] = quantization
         spec = model_from_hf_config(config, name=name.model, where=str(path))
     if row.max_position_embeddings is not None:
-        spec = msgspec.structs.replace(spec, max_position_embeddings=row.max_position_embeddings)
+        spec = msgspec.structs.replace(
+            spec, max_position_embeddings=row.max_position_embeddings
+        )
     return msgspec.structs.replace(spec, extension=row.extension)
 
 
@@ -234,7 +253,9 @@ def load_model_file(path: Path) -> ModelSpec:
             f"{', '.join(file.layers)}"
         )
     if not 1 <= sum(run.repeat * len(run.layers) for run in file.pattern) <= MAX_LAYERS:
-        raise ConfigError(f"{path}: the pattern must have between 1 and {MAX_LAYERS} layers")
+        raise ConfigError(
+            f"{path}: the pattern must have between 1 and {MAX_LAYERS} layers"
+        )
     fields = msgspec.structs.asdict(file)
     for name in ("schema", "layers", "pattern"):
         del fields[name]

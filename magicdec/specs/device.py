@@ -56,7 +56,9 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if isinstance(value, float | int) and not isinstance(value, bool):
-                low, high = LIMITS.get(name, (0.0, 1e4 if name.endswith("_s") else 1e18))
+                low, high = LIMITS.get(
+                    name, (0.0, 1e4 if name.endswith("_s") else 1e18)
+                )
                 if not (math.isfinite(value) and low <= value <= high):
                     raise ValueError(
                         f"'{name}' must be between {low:g} and {high:g}, not {value!r}"
@@ -65,11 +67,17 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
 
 LIMITS: dict[str, tuple[float, float]] = {
     **dict.fromkeys(
-        ("memory_bytes", "memory_bytes_per_s", "bytes_per_s", "between_nodes_bytes_per_s"),
+        (
+            "memory_bytes",
+            "memory_bytes_per_s",
+            "bytes_per_s",
+            "between_nodes_bytes_per_s",
+        ),
         (1, 1e18),
     ),
     **dict.fromkeys(
-        ("num_multiprocessors", "num_gpus_per_node", "num_gpus_linked", "max_splits"), (1, 1e6)
+        ("num_multiprocessors", "num_gpus_per_node", "num_gpus_linked", "max_splits"),
+        (1, 1e6),
     ),
     **dict.fromkeys(
         (
@@ -102,7 +110,9 @@ LIMITS: dict[str, tuple[float, float]] = {
 seconds."""
 
 
-class Link(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class Link(
+    Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """The link that joins devices. `bytes_per_s` is per device and direction."""
 
     bytes_per_s: float
@@ -125,7 +135,9 @@ class Link(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_def
         return self.num_gpus_linked or self.num_gpus_per_node
 
 
-class Device(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class Device(
+    Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """One device: the ceilings of its datasheet."""
 
     name: str
@@ -161,11 +173,15 @@ class Device(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
                     f"{', '.join(DTYPE_BYTES)})"
                 )
             if not (math.isfinite(rate) and 1 <= rate <= 1e21):
-                raise ValueError(f"'flops_per_s.{dtype}' must be a positive number, not {rate!r}")
+                raise ValueError(
+                    f"'flops_per_s.{dtype}' must be a positive number, not {rate!r}"
+                )
 
     def computes_in(self, dtype: str) -> bool:
         """Whether products of two operands in `dtype` have a rate of their own here."""
-        return dtype in self.flops_per_s or (dtype == "fp8_block" and "fp8" in self.flops_per_s)
+        return dtype in self.flops_per_s or (
+            dtype == "fp8_block" and "fp8" in self.flops_per_s
+        )
 
     def compute_rate(self, dtype: str) -> float:
         """Peak FLOP/s in `dtype`, or in what the device widens it to. Raises ConfigError for a

@@ -40,11 +40,17 @@ def _check_constant(name: str, value: float) -> None:
     is_inside = math.isfinite(value) and 0 <= value <= limit
     if not is_inside or (is_positive and value == 0):
         least = "above" if is_positive else "at least"
-        raise ValueError(f"'{name}' must be {least} 0 and at most {limit:g}, not {value!r}")
+        raise ValueError(
+            f"'{name}' must be {least} 0 and at most {limit:g}, not {value!r}"
+        )
 
 
 class EngineProfile(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
 ):
     """One runtime. Times in seconds; factors multiply the hardware profile's time of that kind of
     operation.
@@ -400,7 +406,9 @@ class EngineProfile(
             step_overhead_s=self.step_overhead_s + self.synchronous_step_overhead_s,
         )
 
-    def is_speculation_fitted(self, device: str, weight_dtype: str, kv_dtype: str) -> bool:
+    def is_speculation_fitted(
+        self, device: str, weight_dtype: str, kv_dtype: str
+    ) -> bool:
         """Whether servers with speculation were measured on this device with these formats (or
         nothing says where).
         """
@@ -471,7 +479,9 @@ class EngineProfile(
         lengths = [float(tokens) for tokens in self.lookup_scan_s]
         shortest_s = min(self.lookup_scan_s.values(), default=0.0)
         if lengths != sorted(set(lengths)) or shortest_s < 0.0:
-            raise ValueError("'lookup_scan_s' needs times of at least 0 by ascending lengths")
+            raise ValueError(
+                "'lookup_scan_s' needs times of at least 0 by ascending lengths"
+            )
         if self.runner and self.runner not in self.self_draft:
             known = ", ".join(self.self_draft)
             raise ValueError(f"'runner' must be one of {known}, not '{self.runner}'")
@@ -496,7 +506,9 @@ def engine_names() -> list[str]:
 def engines_that_run(draft: str, method: str) -> list[str]:
     """Engines of the catalog, serving engines first."""
     able = [name for name in engine_names() if load_engine(name).runs(draft, method)]
-    return sorted(able, key=lambda name: (name not in SERVING_ENGINES, name != "vllm", name))
+    return sorted(
+        able, key=lambda name: (name not in SERVING_ENGINES, name != "vllm", name)
+    )
 
 
 def load_engine(name_or_path: str | Path) -> EngineProfile:

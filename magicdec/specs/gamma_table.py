@@ -38,7 +38,9 @@ class TableGamma:
                 )
         lengths = [len(row) for row in self.gammas]
         if lengths != [len(self.context_lens)] * len(self.batch_sizes):
-            raise ConfigError("a gamma table's rows do not fit its batch sizes and contexts")
+            raise ConfigError(
+                "a gamma table's rows do not fit its batch sizes and contexts"
+            )
         if min(map(min, self.gammas)) < 0:
             raise ConfigError("a gamma table's entries must be at least 0")
 

@@ -64,7 +64,9 @@ def model_from_hf_config(config: dict[str, Any], *, name: str, where: str) -> Mo
     values = _decoder(config, where)
     model_type = values.get("model_type")
     if not isinstance(model_type, str):
-        raise ConfigError(f"{where}: key 'model_type' must be a string, not {model_type!r}")
+        raise ConfigError(
+            f"{where}: key 'model_type' must be a string, not {model_type!r}"
+        )
     if values is config and model_type == "mistral" and "layer_types" in config:
         model_type = "ministral"  # as transformers' AutoConfig takes it
     row = architecture(model_type, where)
@@ -132,7 +134,9 @@ def _decoder(config: dict[str, Any], where: str) -> dict[str, Any]:
     if not isinstance(model_type, str) or model_type not in WRAPPERS or inside is None:
         return config
     if not isinstance(inside, dict):
-        raise ConfigError(f"{where}: key 'text_config' must be an object, not {inside!r}")
+        raise ConfigError(
+            f"{where}: key 'text_config' must be an object, not {inside!r}"
+        )
     beside = Keys(config, where)
     beside.ignore(
         "text_config",
@@ -186,7 +190,9 @@ def load_hf_config(path: Path, *, name: str | None = None) -> ModelSpec:
         config = {**config, KEY: formats}
     if name is None:
         name = file.stem
-        if file.name == "config.json":  # a link keeps the user's name, so it is not resolved
+        if (
+            file.name == "config.json"
+        ):  # a link keeps the user's name, so it is not resolved
             name = Path(os.path.abspath(file)).parent.name
         name = printable(name)
     return model_from_hf_config(config, name=name, where=str(file))
@@ -203,7 +209,9 @@ def _has_formats(config: dict[str, Any]) -> bool:
 def _json_object(file: Path) -> dict[str, Any]:
     config = read_json(file, decode=json.loads)  # transformers writes infinities
     if not isinstance(config, dict):
-        raise ConfigError(f"{file} must hold a JSON object, not a {type(config).__name__}")
+        raise ConfigError(
+            f"{file} must hold a JSON object, not a {type(config).__name__}"
+        )
     return config
 
 
@@ -377,7 +385,11 @@ def _feed_forward_matrices(
         last = names.expert
         if projection.name == "down":
             last = {"gate_proj": "down_proj", "w1": "w2"}[names.expert]
-        yield "experts", f"{prefix}.experts.0.{last}", (mlp.num_experts, *projection.shape)
+        yield (
+            "experts",
+            f"{prefix}.experts.0.{last}",
+            (mlp.num_experts, *projection.shape),
+        )
 
 
 class _Config:
@@ -411,7 +423,9 @@ class _Config:
             if self.values.get(name) is not None:
                 value = self.values[name]
                 break
-        if not isinstance(value, list) or not all(isinstance(pattern, str) for pattern in value):
+        if not isinstance(value, list) or not all(
+            isinstance(pattern, str) for pattern in value
+        ):
             raise self.error(f"with a list of modules as '{names[0]}'", value)
         for pattern in value:
             if not pattern.startswith(REGEX):
@@ -432,16 +446,32 @@ class _Config:
 
 
 def _fp8(config: _Config) -> Read:
-    kept = ("lm_head", *config.patterns("modules_to_not_convert", "ignored_layers", "ignore"))
+    kept = (
+        "lm_head",
+        *config.patterns("modules_to_not_convert", "ignored_layers", "ignore"),
+    )
     block = config.values.get("weight_block_size")
     if not block:
         return Read(
-            (Scheme(dtype="fp8", storage="scaled", bits=8, scale_bytes=4, is_per_tensor=True),),
+            (
+                Scheme(
+                    dtype="fp8",
+                    storage="scaled",
+                    bits=8,
+                    scale_bytes=4,
+                    is_per_tensor=True,
+                ),
+            ),
             kept,
         )
     size = config.block(block, "weight_block_size")
     return Read(
-        (Scheme(dtype="fp8_block", storage="scaled", bits=8, block=size, scale_bytes=4),), kept
+        (
+            Scheme(
+                dtype="fp8_block", storage="scaled", bits=8, block=size, scale_bytes=4
+            ),
+        ),
+        kept,
     )
 
 
@@ -452,7 +482,9 @@ def _fbgemm(config: _Config) -> Read:
 
 def _mxfp4(config: _Config) -> Read:
     """gpt-oss: the routed experts alone."""
-    scheme = Scheme(dtype="mxfp4", storage="stacked_mxfp4", bits=4, group_size=32, scale_bytes=1)
+    scheme = Scheme(
+        dtype="mxfp4", storage="stacked_mxfp4", bits=4, group_size=32, scale_bytes=1
+    )
     return Read((scheme,), config.patterns("modules_to_not_convert"), experts_only=True)
 
 
@@ -516,13 +548,26 @@ def _bitsandbytes(config: _Config) -> Read:
     else:
         scale_bytes = 4.0
     return Read(
-        (Scheme(dtype="int4", storage=None, bits=4, group_size=64, scale_bytes=scale_bytes),), kept
+        (
+            Scheme(
+                dtype="int4",
+                storage=None,
+                bits=4,
+                group_size=64,
+                scale_bytes=scale_bytes,
+            ),
+        ),
+        kept,
     )
 
 
 MODELOPT: Mapping[str, Scheme] = {
-    "FP8": Scheme(dtype="fp8", storage="scaled", bits=8, scale_bytes=4, is_per_tensor=True),
-    "FP8_PER_CHANNEL_PER_TOKEN": Scheme(dtype="fp8", storage="scaled", bits=8, scale_bytes=4),
+    "FP8": Scheme(
+        dtype="fp8", storage="scaled", bits=8, scale_bytes=4, is_per_tensor=True
+    ),
+    "FP8_PER_CHANNEL_PER_TOKEN": Scheme(
+        dtype="fp8", storage="scaled", bits=8, scale_bytes=4
+    ),
     "FP8_PB_WO": Scheme(
         dtype="fp8_block",
         storage="scaled",
@@ -530,10 +575,16 @@ MODELOPT: Mapping[str, Scheme] = {
         block=(128, 128),
         scale_bytes=4,
     ),
-    "NVFP4": Scheme(dtype="nvfp4", storage="nvfp4", bits=4, group_size=16, scale_bytes=1),
-    "W4A16_NVFP4": Scheme(dtype="nvfp4", storage="nvfp4", bits=4, group_size=16, scale_bytes=1),
+    "NVFP4": Scheme(
+        dtype="nvfp4", storage="nvfp4", bits=4, group_size=16, scale_bytes=1
+    ),
+    "W4A16_NVFP4": Scheme(
+        dtype="nvfp4", storage="nvfp4", bits=4, group_size=16, scale_bytes=1
+    ),
     "MXFP8": Scheme(dtype="fp8", storage="mxfp8", bits=8, group_size=32, scale_bytes=1),
-    "NVFP4_AWQ": Scheme(dtype="nvfp4", storage=None, bits=4, group_size=16, scale_bytes=1),
+    "NVFP4_AWQ": Scheme(
+        dtype="nvfp4", storage=None, bits=4, group_size=16, scale_bytes=1
+    ),
     "W4A16_AWQ": Scheme(dtype="int4", storage=None, bits=4, group_size=128),
     "W4A8_AWQ": Scheme(dtype="int4", storage=None, bits=4, group_size=128),
     "INT8_SQ": Scheme(dtype="int8", storage=None, bits=8, scale_bytes=4),
@@ -569,7 +620,9 @@ def _mixed_schemes(config: _Config, layers: Any) -> tuple[Scheme, ...]:
         raise config.error(expected, layers)
     if not all(isinstance(settings, dict) for settings in layers.values()):
         raise config.error(expected, layers)
-    _Config({"quantized_layers": list(layers)}, config.keys).patterns("quantized_layers")
+    _Config({"quantized_layers": list(layers)}, config.keys).patterns(
+        "quantized_layers"
+    )
     modules_of: dict[str, list[str]] = {}
     for module, settings in layers.items():
         algorithm = str(settings.get("quant_algo", "")).upper()
@@ -582,7 +635,9 @@ def _mixed_schemes(config: _Config, layers: Any) -> tuple[Scheme, ...]:
 
 def _of_algorithm(config: _Config, name: str, targets: tuple[str, ...]) -> Scheme:
     if name not in MODELOPT:
-        raise config.error(f"of an algorithm that is known ({', '.join(MODELOPT)})", name)
+        raise config.error(
+            f"of an algorithm that is known ({', '.join(MODELOPT)})", name
+        )
     return msgspec.structs.replace(MODELOPT[name], targets=targets)
 
 
@@ -591,8 +646,14 @@ COMPRESSED: Mapping[Any, tuple[str, Storage]] = {
     ("nvfp4-pack-quantized", "float", 4): ("nvfp4", "nvfp4_inverse"),
     ("mxfp4-pack-quantized", "float", 4): ("mxfp4", "mxfp4"),
     ("mxfp8-quantized", "float", 8): ("fp8", "mxfp8"),
-    **{(each, "float", 8): ("fp8", "scaled") for each in ("float-quantized", "naive-quantized")},
-    **{(each, "int", 8): ("int8", "scaled") for each in ("int-quantized", "naive-quantized")},
+    **{
+        (each, "float", 8): ("fp8", "scaled")
+        for each in ("float-quantized", "naive-quantized")
+    },
+    **{
+        (each, "int", 8): ("int8", "scaled")
+        for each in ("int-quantized", "naive-quantized")
+    },
 }
 """Formats of compressed-tensors by (format, type, bits): the plan's name, and the storage."""
 PLANNED = {"float8": "fp8", "float4": "nvfp4", "int8": "int8", "int4": "int4"}
@@ -609,7 +670,9 @@ def _compressed(config: _Config) -> Read:
         if isinstance(group, dict) and group.get("weights"):
             schemes.append(_group(config, group))
     if not schemes:
-        raise config.error("compressed-tensors with groups of weights (config_groups)", groups)
+        raise config.error(
+            "compressed-tensors with groups of weights (config_groups)", groups
+        )
     cache = config.values.get("kv_cache_scheme")
     sparse = config.values.get("sparsity_config")
     is_sparse = isinstance(sparse, dict) and sparse.get("format", "dense") != "dense"
@@ -623,20 +686,28 @@ def _compressed(config: _Config) -> Read:
     kv_dtype = None
     if cache:
         kv_dtype = "fp8"
-    return Read(tuple(schemes), config.patterns("ignore"), kv_dtype=kv_dtype, reason=reason)
+    return Read(
+        tuple(schemes), config.patterns("ignore"), kv_dtype=kv_dtype, reason=reason
+    )
 
 
 def _group(config: _Config, group: Mapping[str, Any]) -> Scheme:
     weights = group["weights"]
     if not isinstance(weights, dict):
-        raise config.error("compressed-tensors with groups of weights (config_groups)", weights)
+        raise config.error(
+            "compressed-tensors with groups of weights (config_groups)", weights
+        )
     kind = weights.get("type", "int")
     bits = weights.get("num_bits", 8)
     strategy = weights.get("strategy")
     written = group.get("format") or config.values.get("format")
     if f"{kind}{bits}" not in PLANNED:
-        raise config.error("compressed-tensors with weights of 4 or 8 bits", f"{kind}{bits}")
-    dtype, storage = COMPRESSED.get((str(written), kind, bits), (PLANNED[f"{kind}{bits}"], None))
+        raise config.error(
+            "compressed-tensors with weights of 4 or 8 bits", f"{kind}{bits}"
+        )
+    dtype, storage = COMPRESSED.get(
+        (str(written), kind, bits), (PLANNED[f"{kind}{bits}"], None)
+    )
     block = None
     if strategy == "block":
         block = weights.get("block_structure")

@@ -36,7 +36,9 @@ def hub_config(name: str) -> Path:
     cached = client.try_to_load_from_cache(name, CONFIG)
     if isinstance(cached, str):
         return Path(cached)
-    return Path(_fetched(name, CONFIG, client, lambda: client.hf_hub_download(name, CONFIG)))
+    return Path(
+        _fetched(name, CONFIG, client, lambda: client.hf_hub_download(name, CONFIG))
+    )
 
 
 def hub_checkpoint(name: str, *, with_weights: bool) -> str:
@@ -50,7 +52,11 @@ def hub_checkpoint(name: str, *, with_weights: bool) -> str:
     if with_weights:
         patterns += WEIGHTS
     try:  # a copy that is whole needs no network
-        return str(client.snapshot_download(name, allow_patterns=patterns, local_files_only=True))
+        return str(
+            client.snapshot_download(
+                name, allow_patterns=patterns, local_files_only=True
+            )
+        )
     except (OSError, ValueError):
         pass
     if with_weights:

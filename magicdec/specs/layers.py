@@ -50,7 +50,11 @@ class MLP(Kind, frozen=True, kw_only=True, tag="mlp"):
 
     def projections(self, hidden_size: int, prefix: str = "") -> tuple[Projection, ...]:
         return (
-            Projection(f"{prefix}gate_up", (Part(self.width, self.num_inner),), whole(hidden_size)),
+            Projection(
+                f"{prefix}gate_up",
+                (Part(self.width, self.num_inner),),
+                whole(hidden_size),
+            ),
             Projection(f"{prefix}down", (whole(hidden_size),), Part(self.width, 1)),
         )
 
@@ -130,7 +134,12 @@ class MixtureOfExperts(Kind, frozen=True, kw_only=True, tag="mixture_of_experts"
 
     @property
     def expert(self) -> MLP:
-        return MLP(width=self.width, activation=self.activation, gated=self.gated, bias=self.bias)
+        return MLP(
+            width=self.width,
+            activation=self.activation,
+            gated=self.gated,
+            bias=self.bias,
+        )
 
     @property
     def shared(self) -> MLP | None:
@@ -167,7 +176,9 @@ class MixtureOfExperts(Kind, frozen=True, kw_only=True, tag="mixture_of_experts"
 
     def expert_parameters(self, hidden_size: int) -> int:
         """Weights of all routed experts."""
-        return self.num_experts * self.expert.num_parameters(self.inner_size(hidden_size))
+        return self.num_experts * self.expert.num_parameters(
+            self.inner_size(hidden_size)
+        )
 
     @property
     def label(self) -> str:
@@ -176,13 +187,17 @@ class MixtureOfExperts(Kind, frozen=True, kw_only=True, tag="mixture_of_experts"
     def num_parameters(self, hidden_size: int) -> int:
         biases = self.num_experts * (self.router_bias + self.correction_bias)
         return (
-            matrices(self.projections(hidden_size)) + self.expert_parameters(hidden_size) + biases
+            matrices(self.projections(hidden_size))
+            + self.expert_parameters(hidden_size)
+            + biases
         )
 
     def active_parameters(self, hidden_size: int) -> int:
         """Weights that one token passes."""
         idle = 1.0 - self.num_experts_per_tok / self.num_experts
-        return self.num_parameters(hidden_size) - round(idle * self.expert_parameters(hidden_size))
+        return self.num_parameters(hidden_size) - round(
+            idle * self.expert_parameters(hidden_size)
+        )
 
     @property
     def why_not_run(self) -> str | None:

@@ -66,7 +66,13 @@ class State(msgspec.Struct, frozen=True):
     conv_elements: int = 0
 
 
-class Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="none"):
+class Kind(
+    msgspec.Struct,
+    frozen=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="none",
+):
     """A part of a layer; files tell its kinds apart by `kind`."""
 
     @property
@@ -265,7 +271,9 @@ class Indexer(msgspec.Struct, frozen=True, kw_only=True):
             return ()
         hidden = whole(hidden_size)
         return (
-            Projection("index_q", (whole(self.num_heads * self.head_dim),), whole(query_rank)),
+            Projection(
+                "index_q", (whole(self.num_heads * self.head_dim),), whole(query_rank)
+            ),
             Projection("index_k", (whole(self.head_dim + self.num_heads),), hidden),
         )
 
@@ -315,8 +323,14 @@ class LatentAttention(Attending, frozen=True, kw_only=True, tag="latent_attentio
             *own,
             Projection("q_b", queries, query_input),
             Projection("kv_a", (whole(self.latent_size),), hidden),
-            Projection("absorb_k", (Part(heads, self.qk_nope_head_dim),), whole(self.kv_lora_rank)),
-            Projection("absorb_v", (Part(heads, self.v_head_dim),), whole(self.kv_lora_rank)),
+            Projection(
+                "absorb_k",
+                (Part(heads, self.qk_nope_head_dim),),
+                whole(self.kv_lora_rank),
+            ),
+            Projection(
+                "absorb_v", (Part(heads, self.v_head_dim),), whole(self.kv_lora_rank)
+            ),
             Projection("o", (hidden,), Part(heads, self.v_head_dim)),
             *indexing,
         )
@@ -329,7 +343,9 @@ class LatentAttention(Attending, frozen=True, kw_only=True, tag="latent_attentio
 
     def num_parameters(self, hidden_size: int) -> int:
         rank = self.q_lora_rank or 0
-        count = matrices(self.projections(hidden_size)) + rank + self.kv_lora_rank  # norms
+        count = (
+            matrices(self.projections(hidden_size)) + rank + self.kv_lora_rank
+        )  # norms
         if self.bias:
             count += rank + self.latent_size + hidden_size
         if self.indexer is not None and not self.indexer.is_shared:
@@ -362,7 +378,8 @@ class GatedDeltaNet(BaseMixer, frozen=True, kw_only=True, tag="gated_delta_net")
     @property
     def conv_size(self) -> int:
         return (
-            2 * self.num_key_heads * self.key_head_dim + self.num_value_heads * self.value_head_dim
+            2 * self.num_key_heads * self.key_head_dim
+            + self.num_value_heads * self.value_head_dim
         )
 
     def projections(self, hidden_size: int) -> tuple[Projection, ...]:
@@ -373,7 +390,11 @@ class GatedDeltaNet(BaseMixer, frozen=True, kw_only=True, tag="gated_delta_net")
         )
         return (
             Projection("linear_in", inside, whole(hidden_size)),
-            Projection("o", (whole(hidden_size),), Part(self.num_value_heads, self.value_head_dim)),
+            Projection(
+                "o",
+                (whole(hidden_size),),
+                Part(self.num_value_heads, self.value_head_dim),
+            ),
         )
 
     def num_parameters(self, hidden_size: int) -> int:
@@ -395,7 +416,9 @@ class GatedDeltaNet(BaseMixer, frozen=True, kw_only=True, tag="gated_delta_net")
         )
 
 
-class LightningAttention(BaseMixer, frozen=True, kw_only=True, tag="lightning_attention"):
+class LightningAttention(
+    BaseMixer, frozen=True, kw_only=True, tag="lightning_attention"
+):
     """Linear attention with a fixed decay per head (arXiv 2401.04658; MiniMax-01): a state of D × D
     per head; fused q, k, v, an output gate, and a norm of the heads' outputs."""
 
@@ -404,7 +427,11 @@ class LightningAttention(BaseMixer, frozen=True, kw_only=True, tag="lightning_at
 
     def projections(self, hidden_size: int) -> tuple[Projection, ...]:
         return (
-            Projection("linear_in", (Part(self.num_heads, 4 * self.head_dim),), whole(hidden_size)),
+            Projection(
+                "linear_in",
+                (Part(self.num_heads, 4 * self.head_dim),),
+                whole(hidden_size),
+            ),
             Projection("o", (whole(hidden_size),), Part(self.num_heads, self.head_dim)),
         )
 
@@ -461,15 +488,21 @@ class Mamba2(BaseMixer, frozen=True, kw_only=True, tag="mamba2"):
         return "mamba-2"
 
     def num_parameters(self, hidden_size: int) -> int:
-        count = matrices(self.projections(hidden_size)) + self.conv_size * self.conv_kernel
+        count = (
+            matrices(self.projections(hidden_size)) + self.conv_size * self.conv_kernel
+        )
         if self.conv_bias:
             count += self.conv_size
         if self.bias:
             count += self.in_size + hidden_size
-        return count + 3 * self.num_heads + self.inner_size  # decay, skip and step's bias; norm
+        return (
+            count + 3 * self.num_heads + self.inner_size
+        )  # decay, skip and step's bias; norm
 
     def states(self) -> tuple[State, ...]:
-        conv = (self.inner_size // self.num_groups + 2 * self.state_size) * self.conv_kernel
+        conv = (
+            self.inner_size // self.num_groups + 2 * self.state_size
+        ) * self.conv_kernel
         recurrent = self.num_heads // self.num_groups * self.head_dim * self.state_size
         return (State(self.num_groups, recurrent, conv),)
 

@@ -129,7 +129,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Longest context in tokens, with the publisher's extension."""
         if self.extension is None:
             return self.max_position_embeddings
-        reach = round(self.extension.factor * self.extension.original_max_position_embeddings)
+        reach = round(
+            self.extension.factor * self.extension.original_max_position_embeddings
+        )
         return max(self.max_position_embeddings, reach)
 
     @property
@@ -151,7 +153,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def summary(self) -> str:
         """Number of layers of each kind, as text."""
         return ", ".join(
-            f"{count} {part.label}" for part, count in (*self.mixers, *self.feed_forwards)
+            f"{count} {part.label}"
+            for part, count in (*self.mixers, *self.feed_forwards)
         )
 
     @property
@@ -198,7 +201,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def attention(self) -> Attention:
         """The first attention with queries, keys and values by head; in many models every layer has
         it."""
-        return next(layer.mixer for layer in self.layers if isinstance(layer.mixer, Attention))
+        return next(
+            layer.mixer for layer in self.layers if isinstance(layer.mixer, Attention)
+        )
 
     @cached_property
     def _last_whole_layer(self) -> Layer:
@@ -253,7 +258,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def num_attention_heads(self) -> int:
         """The most query heads (heads of a recurrence, where nothing attends) of any layer."""
         attending = max((mixer.query_heads for mixer, _ in self.mixers), default=0)
-        return attending or max((state.num_heads for state, _ in self.states), default=1)
+        return attending or max(
+            (state.num_heads for state, _ in self.states), default=1
+        )
 
     @property
     def num_key_value_heads(self) -> int:
@@ -278,7 +285,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def has_window(self) -> bool:
         """Whether every layer that attends sees a window or a chunk only."""
-        return bool(self.caches) and all(cache.max_tokens is not None for cache, _ in self.caches)
+        return bool(self.caches) and all(
+            cache.max_tokens is not None for cache, _ in self.caches
+        )
 
     @cached_property
     def embedding_parameters(self) -> int:
@@ -291,7 +300,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         for part in (layer.mixer, layer.mlp):
             if part is not None:
                 parameters += part.num_parameters(self.hidden_size)
-        return parameters + self.norm.num_in(layer) * self.norm.num_parameters(self.hidden_size)
+        return parameters + self.norm.num_in(layer) * self.norm.num_parameters(
+            self.hidden_size
+        )
 
     @cached_property
     def num_parameters(self) -> int:
@@ -313,7 +324,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def expert_parameters(self) -> int:
         """Weights of all routed experts."""
         return sum(
-            count * mlp.expert_parameters(self.hidden_size) for mlp, count in self.feed_forwards
+            count * mlp.expert_parameters(self.hidden_size)
+            for mlp, count in self.feed_forwards
         )
 
     @cached_property
@@ -321,7 +333,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Weights that one token passes, tables included."""
         active = self.num_parameters
         for mlp, count in self.feed_forwards:
-            idle = mlp.num_parameters(self.hidden_size) - mlp.active_parameters(self.hidden_size)
+            idle = mlp.num_parameters(self.hidden_size) - mlp.active_parameters(
+                self.hidden_size
+            )
             active -= count * idle
         return active
 

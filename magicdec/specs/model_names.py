@@ -27,17 +27,31 @@ PER_CHANNEL = {
     "config_groups": {
         "group_0": {
             "targets": ["Linear"],
-            "weights": {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True},
+            "weights": {
+                "num_bits": 8,
+                "type": "float",
+                "strategy": "channel",
+                "symmetric": True,
+            },
         }
     },
     "ignore": ["lm_head"],
 }
-BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+BLOCKS = {
+    "quant_method": "fp8",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [128, 128],
+}
 
 
 def _integers(bits: int) -> dict[str, Any]:
     """compressed-tensors with integer weights: groups of 128 in 4 bits, channels in 8."""
-    weights = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": "channel"}
+    weights = {
+        "num_bits": bits,
+        "type": "int",
+        "symmetric": True,
+        "strategy": "channel",
+    }
     if bits == 4:
         weights |= {"strategy": "group", "group_size": 128}
     return {
@@ -48,8 +62,20 @@ def _integers(bits: int) -> dict[str, Any]:
     }
 
 
-AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
-GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}
+AWQ = {
+    "quant_method": "awq",
+    "bits": 4,
+    "group_size": 128,
+    "zero_point": True,
+    "version": "gemm",
+}
+GPTQ = {
+    "quant_method": "gptq",
+    "bits": 4,
+    "group_size": 128,
+    "desc_act": False,
+    "sym": True,
+}
 NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}
 FORMATS: dict[str, dict[str, Any] | None] = {
     "fp8-static-pertensor": {

@@ -115,7 +115,11 @@ def divided(model: ModelSpec, vocabulary_multiple: int = 1) -> dict[str, set[int
     rows = set()
     if vocabulary_multiple:
         rows = {-(-model.vocab_size // vocabulary_multiple) * vocabulary_multiple}
-    return {"num_attention_heads": queries, "intermediate_size": widths, "vocab_size": rows}
+    return {
+        "num_attention_heads": queries,
+        "intermediate_size": widths,
+        "vocab_size": rows,
+    }
 
 
 def divides(model: ModelSpec, tp_size: int, vocabulary_multiple: int = 1) -> bool:
@@ -132,7 +136,9 @@ def divides(model: ModelSpec, tp_size: int, vocabulary_multiple: int = 1) -> boo
     return not any(size % tp_size for size in cut)
 
 
-def valid_tp_sizes(model: ModelSpec, max_gpus: int, vocabulary_multiple: int = 1) -> list[int]:
+def valid_tp_sizes(
+    model: ModelSpec, max_gpus: int, vocabulary_multiple: int = 1
+) -> list[int]:
     """The tensor-parallel sizes up to `max_gpus` that split the model evenly, in increasing
     order."""
     most = min(max_gpus, model.num_attention_heads)
@@ -164,7 +170,9 @@ def check_tp(model: ModelSpec, tp_size: int, vocabulary_multiple: int = 1) -> No
         )
 
 
-def largest_tp_at_most(model: ModelSpec, tp_size: int, vocabulary_multiple: int = 1) -> int:
+def largest_tp_at_most(
+    model: ModelSpec, tp_size: int, vocabulary_multiple: int = 1
+) -> int:
     """The largest size not above `tp_size` that splits the model evenly, for a small draft of a
     larger target.
     """

@@ -101,7 +101,9 @@ class Quantization(msgspec.Struct, frozen=True, kw_only=True):
         return scheme_of(module, self.schemes, self.kept)
 
 
-def scheme_of(module: str, schemes: tuple[Scheme, ...], wide: tuple[str, ...]) -> Scheme | None:
+def scheme_of(
+    module: str, schemes: tuple[Scheme, ...], wide: tuple[str, ...]
+) -> Scheme | None:
     """The scheme that lists the module, else the first one that lists a class of layers or nothing.
     None for a module that matches a pattern of `wide`."""
     if any(matches(pattern, module) for pattern in wide):

@@ -207,11 +207,15 @@ def read_serve_command(text: str) -> ServeCommand:
     be read.
     """
     if len(text) > MOST_TEXT:
-        raise ConfigError(f"a command of {len(text)} characters is too long; {MOST_TEXT} are read")
+        raise ConfigError(
+            f"a command of {len(text)} characters is too long; {MOST_TEXT} are read"
+        )
     grants: dict[str, Any] = {}
     words = _words_of_yaml(text, grants) or _words_of_shell(text)
     if words is None:
-        raise ConfigError(f"no server is started here: give {STARTS}, or a file with one")
+        raise ConfigError(
+            f"no server is started here: give {STARTS}, or a file with one"
+        )
     visible = VISIBLE.search(text)
     if visible is not None:
         grants["num_gpus"] = len(visible["devices"].split(","))
@@ -229,7 +233,9 @@ def _words_of_shell(text: str) -> tuple[str, list[str]] | None:
         lexer.whitespace_split = True
         words = list(lexer)
     except ValueError as error:
-        raise ConfigError(f"the command cannot be read as a shell reads it: {error}") from error
+        raise ConfigError(
+            f"the command cannot be read as a shell reads it: {error}"
+        ) from error
     server = _engine_in(words)
     if server is None:
         return None
@@ -356,7 +362,9 @@ def _split(text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
-        raise ConfigError(f"the command cannot be read as a shell reads it: {error}") from error
+        raise ConfigError(
+            f"the command cannot be read as a shell reads it: {error}"
+        ) from error
 
 
 def _granted(nodes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -366,12 +374,14 @@ def _granted(nodes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     count = re.search(r'"(?:nvidia|amd)\.com/gpu": "?(\d{1,6})\b', text)
     if count is None:
         count = re.search(
-            r'"count": "?(\d{1,6})\b"?, "capabilities": \["gpu"|"count": "?(\d{1,6})\b', text
+            r'"count": "?(\d{1,6})\b"?, "capabilities": \["gpu"|"count": "?(\d{1,6})\b',
+            text,
         )
     if count is not None:
         granted["num_gpus"] = int(next(group for group in count.groups() if group))
     name = re.search(
-        r'"(?:nvidia\.com/gpu\.product|cloud\.google\.com/gke-accelerator)": "([^"]+)', text
+        r'"(?:nvidia\.com/gpu\.product|cloud\.google\.com/gke-accelerator)": "([^"]+)',
+        text,
     )
     if name is not None:
         granted["hardware"] = re.sub(r"^nvidia-(tesla-)?", "", name[1].lower())
@@ -444,7 +454,9 @@ def _read(engine: str, words: Sequence[str], grants: dict[str, Any]) -> ServeCom
     )
 
 
-def _pairs(engine: str, words: Sequence[str]) -> Iterator[tuple[str | None, str | None]]:
+def _pairs(
+    engine: str, words: Sequence[str]
+) -> Iterator[tuple[str | None, str | None]]:
     """(option, value) of words; the option of a positional argument is None."""
     place = 0
     while place < len(words):
@@ -467,10 +479,18 @@ def _pairs(engine: str, words: Sequence[str]) -> Iterator[tuple[str | None, str 
             continue
         is_flag = OPTIONS[engine].get(option) in FLAGS
         values: list[str] = []
-        while not is_flag and place < len(words) and not re.match(r"--?[A-Za-z]", words[place]):
+        while (
+            not is_flag
+            and place < len(words)
+            and not re.match(r"--?[A-Za-z]", words[place])
+        ):
             values.append(words[place])
             place += 1
-            if option not in ("cuda-graph-sizes", "cuda-graph-bs", "cudagraph-capture-sizes"):
+            if option not in (
+                "cuda-graph-sizes",
+                "cuda-graph-bs",
+                "cudagraph-capture-sizes",
+            ):
                 break
         yield option, " ".join(values) if values else None
 
@@ -496,7 +516,9 @@ def _count(said: Mapping[str, str], name: str) -> int | None:
     try:
         value = parse_count(text)
     except ValueError:
-        raise ConfigError(f"{name} must be a whole number, not '{text[:SHOWN]}'") from None
+        raise ConfigError(
+            f"{name} must be a whole number, not '{text[:SHOWN]}'"
+        ) from None
     if value < 1:
         raise ConfigError(f"{name} must be at least 1, not {value}")
     return value
@@ -510,7 +532,9 @@ def _captured(said: Mapping[str, str]) -> int | None:
     if not config.startswith("{"):
         return None
     values = _json_object("compilation-config", config)
-    sizes = values.get("cudagraph_capture_sizes") or [values.get("max_cudagraph_capture_size")]
+    sizes = values.get("cudagraph_capture_sizes") or [
+        values.get("max_cudagraph_capture_size")
+    ]
     if not isinstance(sizes, list):
         return None
     whole = [size for size in sizes if isinstance(size, int) and size]
@@ -523,7 +547,9 @@ def _json_object(name: str, text: str) -> dict[str, Any]:
     except ValueError:
         value = _without_quotes(text)
     if not isinstance(value, dict):
-        raise ConfigError(f"--{name} must be a JSON object, not {text[:SHOWN]}; {QUOTES_LOST}")
+        raise ConfigError(
+            f"--{name} must be a JSON object, not {text[:SHOWN]}; {QUOTES_LOST}"
+        )
     return value
 
 
@@ -541,7 +567,9 @@ def _without_quotes(text: str) -> Any:
 
 def _speculation(said: Mapping[str, str], problems: list[str]) -> Speculation | None:
     if "speculation" in said:
-        return _of_config(_json_object("speculative-config", said["speculation"]), problems)
+        return _of_config(
+            _json_object("speculative-config", said["speculation"]), problems
+        )
     if "algorithm" in said:
         method = said["algorithm"].lower()
         gamma = _count(said, "gamma")
@@ -556,7 +584,9 @@ def _speculation(said: Mapping[str, str], problems: list[str]) -> Speculation | 
         )
     if "draft" in said:
         draft = _draft("", said["draft"], problems)
-        return Speculation(draft=draft, gamma=_count(said, "gamma"), checkpoint=said["draft"])
+        return Speculation(
+            draft=draft, gamma=_count(said, "gamma"), checkpoint=said["draft"]
+        )
     return None
 
 
@@ -568,12 +598,18 @@ def _of_config(config: Mapping[str, Any], problems: list[str]) -> Speculation | 
     gamma = config.get("num_speculative_tokens")
     if gamma is None and table:
         gamma = max(int(row[-1]) for row in table)
-    if gamma is not None and (isinstance(gamma, bool) or not isinstance(gamma, int) or gamma < 0):
-        raise ConfigError(f"num_speculative_tokens must be a whole number, not {gamma!r}")
+    if gamma is not None and (
+        isinstance(gamma, bool) or not isinstance(gamma, int) or gamma < 0
+    ):
+        raise ConfigError(
+            f"num_speculative_tokens must be a whole number, not {gamma!r}"
+        )
     if gamma == 0:
         return None
     if gamma is None and method not in ("suffix", "mtp"):
-        problems.append("--speculative-config has no num_speculative_tokens; vLLM does not start")
+        problems.append(
+            "--speculative-config has no num_speculative_tokens; vLLM does not start"
+        )
     return Speculation(
         draft=_draft(method, checkpoint, problems),
         gamma=gamma,
@@ -589,16 +625,22 @@ def _draft(method: str, checkpoint: Any, problems: list[str]) -> str:
         return DRAFT_NAMES[key]
     if key and key not in OF_A_MODEL:
         known = ", ".join(sorted({*DRAFT_NAMES, *OF_A_MODEL}))
-        raise ConfigError(f"speculative method '{method}' is not planned for; known: {known}")
+        raise ConfigError(
+            f"speculative method '{method}' is not planned for; known: {known}"
+        )
     if not isinstance(checkpoint, str) or not checkpoint:
-        raise ConfigError("the speculative configuration names neither a method nor a model")
+        raise ConfigError(
+            "the speculative configuration names neither a method nor a model"
+        )
     if checkpoint in ("ngram", "[ngram]"):
         return "ngram"
     name = checkpoint.lower()
     for part in ("eagle3", "eagle", "dflash", "dspark"):
         if part in name:
             if not key:
-                problems.append(f"no method is given; by its name {checkpoint} is {part}")
+                problems.append(
+                    f"no method is given; by its name {checkpoint} is {part}"
+                )
             return part
     return checkpoint
 
@@ -616,7 +658,9 @@ def _trtllm_file(path: Path, problems: list[str]) -> dict[str, str]:
     import yaml
 
     if not _is_here(path):
-        problems.append(f"{path} is not here, so its settings, speculation too, are not known")
+        problems.append(
+            f"{path} is not here, so its settings, speculation too, are not known"
+        )
         return {}
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -630,7 +674,8 @@ def _trtllm_file(path: Path, problems: list[str]) -> dict[str, str]:
         gamma = inside.get("max_draft_len") or inside.get("num_nextn_predict_layers")
         config = {
             "method": str(inside.get("decoding_type", "")).lower(),
-            "model": inside.get("speculative_model_dir") or inside.get("speculative_model"),
+            "model": inside.get("speculative_model_dir")
+            or inside.get("speculative_model"),
             "num_speculative_tokens": gamma,
         }
         said["speculation"] = json.dumps(config)

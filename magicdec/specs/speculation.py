@@ -35,7 +35,9 @@ SPARSE_METHODS = _of_sort("sparse")
 """Methods whose draft reads `draft_budget` slots of the cache."""
 MODEL_METHODS: tuple[DraftMethod, ...] = ("streamingllm", "full")
 """Methods by which our runtime runs a draft model."""
-NOT_RUN: tuple[DraftMethod, ...] = tuple(name for name in DRAFT_METHODS if not METHODS[name].is_run)
+NOT_RUN: tuple[DraftMethod, ...] = tuple(
+    name for name in DRAFT_METHODS if not METHODS[name].is_run
+)
 """Methods that are planned for and not run."""
 OWN_METHOD = _of_sort("lookup", "head", "parallel")
 """Drafts whose name is their method."""
@@ -182,14 +184,18 @@ def load_head(path: Path, *, method: DraftMethod | None = None) -> HeadSpec:
             f"no configuration of a head at {path}: give its config.json or its directory"
         )
     read = _read_head(file)
-    stated = head_method((*read.architectures, read.model_type, read.speculators_model_type))
+    stated = head_method(
+        (*read.architectures, read.model_type, read.speculators_model_type)
+    )
     kind = stated or method
     if kind is None:
         raise ConfigError(
             f"{file} is of no trained head that is known ({', '.join(HEAD_SIGNS.values())})"
         )
     if method is not None and kind != method:
-        raise ConfigError(f"{file} is of a head of {kind}, not of {method}; use --draft {kind}")
+        raise ConfigError(
+            f"{file} is of a head of {kind}, not of {method}; use --draft {kind}"
+        )
     num_layers = read.num_hidden_layers
     if kind == "mtp":
         num_layers = 1
@@ -266,7 +272,9 @@ class SpeculationSpec(msgspec.Struct, frozen=True, kw_only=True):
             stated = str(self.draft_weight_dtype)
             raise unknown_choice("draft weight dtype", stated, DRAFT_WEIGHT_DTYPES)
         if not 0 <= self.gamma <= MAX_GAMMA:
-            raise ConfigError(f"gamma must be between 0 and {MAX_GAMMA}, not {self.gamma}")
+            raise ConfigError(
+                f"gamma must be between 0 and {MAX_GAMMA}, not {self.gamma}"
+            )
         if self.draft_budget is not None and self.draft_budget <= self.num_sink_tokens:
             raise ConfigError(
                 f"draft budget {self.draft_budget} must exceed the {self.num_sink_tokens} sink "
@@ -298,7 +306,9 @@ class SpeculationSpec(msgspec.Struct, frozen=True, kw_only=True):
         ones are kept.
         """
         if self.draft_budget is not None and self.num_recent_slots is not None:
-            check_gamma(self.gamma, budget=self.draft_budget, num_recent=self.num_recent_slots)
+            check_gamma(
+                self.gamma, budget=self.draft_budget, num_recent=self.num_recent_slots
+            )
 
     @property
     def is_autoregressive(self) -> bool:
@@ -333,7 +343,9 @@ class SamplingSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature <= 100.0:
-            raise ConfigError(f"temperature must be between 0 and 100, not {self.temperature}")
+            raise ConfigError(
+                f"temperature must be between 0 and 100, not {self.temperature}"
+            )
         if self.top_k is not None and self.top_k < 1:
             raise ConfigError(f"top-k must be at least 1, not {self.top_k}")
         if self.top_p is not None and not 0.0 < self.top_p <= 1.0:

@@ -19,7 +19,9 @@ Z_99 = 2.3263478740408408
 """
 
 
-class RequestShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RequestShape(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
+):
     """One kind of request, and how often it comes relative to the others."""
 
     prompt_len: int
@@ -29,12 +31,16 @@ class RequestShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         for name, value in (("prompt_len", self.prompt_len), ("gen_len", self.gen_len)):
             if not 1 <= value <= MAX_TOKENS:
-                raise ValueError(f"'{name}' must be between 1 and {MAX_TOKENS}, not {value}")
+                raise ValueError(
+                    f"'{name}' must be between 1 and {MAX_TOKENS}, not {value}"
+                )
         if not (math.isfinite(self.weight) and 0 < self.weight <= 1e12):
             raise ValueError(f"'weight' must be above 0, not {self.weight!r}")
 
 
-class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WorkloadSpec(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
+):
     """A mix of requests. A slot of the batch is busy with a request for as many steps as it
     generates tokens, so the mean over *time* of what a slot holds weighs each request by its
     output; memory must hold the tail of what a batch holds together."""
@@ -56,7 +62,9 @@ class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def mean_prompt_len(self) -> float:
-        return self._mean([float(request.prompt_len) for request in self.requests], by_time=False)
+        return self._mean(
+            [float(request.prompt_len) for request in self.requests], by_time=False
+        )
 
     def prompt_groups(self, most: int = 8) -> list[tuple[float, float]]:
         """(mean length, weight) of at most `most` groups of neighbouring prompt lengths. Where
@@ -84,7 +92,9 @@ class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def mean_gen_len(self) -> float:
-        return self._mean([float(request.gen_len) for request in self.requests], by_time=False)
+        return self._mean(
+            [float(request.gen_len) for request in self.requests], by_time=False
+        )
 
     @property
     def mean_kv_len(self) -> float:
@@ -101,7 +111,9 @@ class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Tokens per slot that a batch stays below with probability 0.99, if its slots are
         independent.
         """
-        final = [float(request.prompt_len + request.gen_len) for request in self.requests]
+        final = [
+            float(request.prompt_len + request.gen_len) for request in self.requests
+        ]
         mean = self._mean(final, by_time=True)
         squares = [(length - mean) ** 2 for length in final]
         variance = self._mean(squares, by_time=True)

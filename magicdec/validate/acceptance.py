@@ -99,7 +99,10 @@ class AcceptanceValidation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def validate_beliefs(
-    paths: Sequence[str | Path] = (), *, leave_out: str = "", progress: Progress = lambda _: None
+    paths: Sequence[str | Path] = (),
+    *,
+    leave_out: str = "",
+    progress: Progress = lambda _: None,
 ) -> AcceptanceValidation:
     """Compares beliefs with the rates of some tables, or of the shipped table if none is given.
 
@@ -326,7 +329,9 @@ def _by_group(table: pd.DataFrame) -> list[Summary]:
                 summaries.append(_summary(rows, title, str(name)))
     rest = table[~table["is_chain"]]
     if len(rest) >= LEAST_ROWS:
-        summaries.append(_summary(rest, "all", "trees, unknown gammas, accepted shares"))
+        summaries.append(
+            _summary(rest, "all", "trees, unknown gammas, accepted shares")
+        )
     return summaries
 
 
@@ -351,7 +356,9 @@ def claimed(table: pd.DataFrame) -> pd.DataFrame:
     deviations = table[["deviation"]].to_numpy(dtype=np.float64)
     said = ndtr((means - logits) / deviations)
     came_true = table[["tokens"]].to_numpy() > THRESHOLDS
-    return pd.DataFrame({"said": said.ravel(), "came_true": came_true.ravel().astype(float)})
+    return pd.DataFrame(
+        {"said": said.ravel(), "came_true": came_true.ravel().astype(float)}
+    )
 
 
 @lru_cache(maxsize=64)

@@ -57,8 +57,12 @@ GREEDY = BenchmarkRequest(
     sampling=SamplingSpec(),
     stop_at_eos=True,
     speculations=(
-        SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget=64, gamma=5),
-        SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget=256, gamma=2),
+        SpeculationSpec(
+            draft="self", draft_method="streamingllm", draft_budget=64, gamma=5
+        ),
+        SpeculationSpec(
+            draft="self", draft_method="streamingllm", draft_budget=256, gamma=2
+        ),
     ),
 )
 
@@ -80,7 +84,9 @@ class DemoResult(NamedTuple):
         names = ("batch_size", "draft_budget", "gamma")
         wanted = [getattr(self.plan.best, name) for name in names]
         return next(
-            row for row in self.measured if [getattr(row, name) for name in names] == wanted
+            row
+            for row in self.measured
+            if [getattr(row, name) for name in names] == wanted
         )
 
 
@@ -101,7 +107,9 @@ def run_demo(directory: Path, *, progress: Progress, quick: bool = False) -> Dem
     )
     if quick:
         acceptance = replace(acceptance, num_prompts=8, gen_len=48)
-    profile = obtain_profile(MAIN.model, request=acceptance, quick=quick, progress=stages.stage(0))
+    profile = obtain_profile(
+        MAIN.model, request=acceptance, quick=quick, progress=stages.stage(0)
+    )
     profile.save(directory / "local.toml")
     ended(f"calibrated this machine: {directory / 'local.toml'}")
     stages.stage(1)("planning")
@@ -132,7 +140,10 @@ def run_demo(directory: Path, *, progress: Progress, quick: bool = False) -> Dem
             progress=stages.stage(number),
         )
         measured += rows
-        best = max((row for row in rows if row.is_speculative), key=lambda row: row.speedup or 0.0)
+        best = max(
+            (row for row in rows if row.is_speculative),
+            key=lambda row: row.speedup or 0.0,
+        )
         ended(
             f"measured {len(rows)} configurations at batch {request.batch_size}, context "
             f"{request.context_len}: "
@@ -142,7 +153,9 @@ def run_demo(directory: Path, *, progress: Progress, quick: bool = False) -> Dem
     if quick:
         workload = replace(workload, gen_len=24)
     greedy = check_greedy(workload, progress=stages.stage(4))
-    ended(f"compared greedy outputs: {sum(check.num_divergences for check in greedy)} divergences")
+    ended(
+        f"compared greedy outputs: {sum(check.num_divergences for check in greedy)} divergences"
+    )
     comparison = Comparison(pairs=pair_records([*predicted, *measured]))
     return DemoResult(plan, small_plan, predicted, measured, comparison, greedy)
 
@@ -240,7 +253,9 @@ def check_greedy(
         progress(f"greedy: {describe(speculation)}")
         tokens = session.run(speculation, run_to_end=True).tokens
         gaps = []
-        for prompt, wanted, decoded in zip(session.prompts, expected, tokens, strict=False):
+        for prompt, wanted, decoded in zip(
+            session.prompts, expected, tokens, strict=False
+        ):
             position = first_divergence(wanted, decoded)
             if position is not None:
                 gaps.append(top_two_gap(request, prompt, wanted[:position]))

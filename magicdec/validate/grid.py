@@ -24,7 +24,11 @@ from magicdec.calibrate.local_profile import LocalProfile, load_local_profile
 from magicdec.comparison import Comparison, by_cpu_time, pair_records
 from magicdec.errors import ConfigError
 from magicdec.files import converted, read_toml
-from magicdec.measure.configuration import BenchmarkRequest, Runtime, configuration_fields
+from magicdec.measure.configuration import (
+    BenchmarkRequest,
+    Runtime,
+    configuration_fields,
+)
 from magicdec.measure.environment import Clock, ReferenceKernels
 from magicdec.perfmodel.plan.choice import DEFAULT_MAX_GAMMA
 from magicdec.perfmodel.plan.planner import Plan, PlanRequest, plan
@@ -150,7 +154,9 @@ class GridSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             sorted(cases, key=lambda case: case[0] * case[1]), self.temperatures
         ):
             speculations = tuple(
-                SpeculationSpec(draft="self", draft_method=method, draft_budget=budget, gamma=gamma)
+                SpeculationSpec(
+                    draft="self", draft_method=method, draft_budget=budget, gamma=gamma
+                )
                 for method, budget, gamma in product(
                     self.draft_methods,
                     self.draft_budgets,
@@ -239,7 +245,9 @@ def choose_grid(
         grid = VLLM_GRID
     else:
         grid = load_grid(path)
-    grid = msgspec.structs.replace(grid, engine=engine or grid.engine, clock=clock or grid.clock)
+    grid = msgspec.structs.replace(
+        grid, engine=engine or grid.engine, clock=clock or grid.clock
+    )
     if grid.clock == "cpu" and grid.engine != "vllm":
         raise ConfigError(
             "--clock cpu goes with --engine vllm: our runtime's steps are timed by the wall clock"
@@ -314,7 +322,9 @@ def run_grid(
         judged = list(map(by_cpu_time, measured))
     comparison = Comparison(pairs=pair_records(predicted + judged))
     failures = grid.thresholds.failures(comparison)
-    return GridRun(predicted=predicted, measured=measured, comparison=comparison, failures=failures)
+    return GridRun(
+        predicted=predicted, measured=measured, comparison=comparison, failures=failures
+    )
 
 
 def _warn_of_other_temperatures(grid: GridSpec, profile: LocalProfile) -> None:
@@ -334,7 +344,9 @@ def _warn_of_other_temperatures(grid: GridSpec, profile: LocalProfile) -> None:
             )
 
 
-def _own_profile(grid: GridSpec, path: Path, *, quick: bool, progress: Progress) -> LocalProfile:
+def _own_profile(
+    grid: GridSpec, path: Path, *, quick: bool, progress: Progress
+) -> LocalProfile:
     if path.exists():
         return load_local_profile(path)
     from magicdec.calibrate.machine import obtain_profile
@@ -428,7 +440,10 @@ def freeze_predictions(
                 append_record(records, prediction)
                 written[record.key] = prediction
             _check_unchanged(prediction, records)
-            if prediction.step_s != record.step_s or prediction.speedup != record.speedup:
+            if (
+                prediction.step_s != record.step_s
+                or prediction.speedup != record.speedup
+            ):
                 differs = True
             frozen.append(prediction)
     if differs:
@@ -574,7 +589,9 @@ def _speculative_records(
     """The predictions of one draft's configurations, from its plans on both memories."""
     rows_of_plans = []
     for document in documents:
-        rows_of_plans.append({(row.draft_budget, row.gamma): row for row in document.candidates})
+        rows_of_plans.append(
+            {(row.draft_budget, row.gamma): row for row in document.candidates}
+        )
     records = []
     for speculation in speculations:
         key = (speculation.draft_budget, speculation.gamma)
@@ -615,7 +632,9 @@ def _record(
     for name in MEMORY_TERMS:
         seconds = column(row, name)
         if seconds:
-            memory_shares[name] = (column(slow_row, name) / seconds - 1.0) / (SLOWER - 1.0)
+            memory_shares[name] = (column(slow_row, name) / seconds - 1.0) / (
+                SLOWER - 1.0
+            )
     return Record(
         source="calibrated",
         hardware=profile.hardware.name,

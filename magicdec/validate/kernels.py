@@ -60,7 +60,9 @@ def refit_errors(
     return _errors(table, refitted, select(rows, test), variant)
 
 
-def _errors(table: Table, hw: HardwareProfile, rows: Columns, variant: str) -> ErrorSummary | None:
+def _errors(
+    table: Table, hw: HardwareProfile, rows: Columns, variant: str
+) -> ErrorSummary | None:
     """Errors of a profile. None: no rows."""
     if not rows["time_s"].size:
         return None
@@ -107,7 +109,9 @@ def extrapolation_error(
     return None
 
 
-def _validate_group(table: Table, key: Group, rows: Columns, *, with_refit: bool) -> dict[str, Any]:
+def _validate_group(
+    table: Table, key: Group, rows: Columns, *, with_refit: bool
+) -> dict[str, Any]:
     """One device × table × variant: errors of the shipped profile and, if asked, of refits of its
     form.
     """
@@ -147,7 +151,9 @@ def _validate_group(table: Table, key: Group, rows: Columns, *, with_refit: bool
     return group
 
 
-def _unknown_group(table: Table, key: Group, rows: Columns, error: ConfigError) -> dict[str, Any]:
+def _unknown_group(
+    table: Table, key: Group, rows: Columns, error: ConfigError
+) -> dict[str, Any]:
     return {
         "name": key.name(table.kind),
         "rows": int(rows["time_s"].size),
@@ -168,13 +174,17 @@ def _errors_when_borrowed(
     for other in devices:
         if other != key and other.variant == key.variant:
             others.append(other.device)
-    errors = _other_device_errors(table, load_hardware(key.device), rows, key.variant, others)
+    errors = _other_device_errors(
+        table, load_hardware(key.device), rows, key.variant, others
+    )
     if not errors:
         return {"mape_nearest_device": None, "mape_farthest_device": None}
     return {"mape_nearest_device": errors[0], "mape_farthest_device": errors[-1]}
 
 
-def validate_kernels(paths: Sequence[Path], *, with_refit: bool = True) -> dict[str, Any]:
+def validate_kernels(
+    paths: Sequence[Path], *, with_refit: bool = True
+) -> dict[str, Any]:
     """Errors of the shipped profiles on the files' rows: {"groups": [{"name": "device/table",
     "rows", "mape", …}]}.
 

@@ -111,8 +111,15 @@ DRAFT_NAMES = {
     "vegas": "topk",
 }
 DRAFT_MODEL_NAMES = ("draft_model", "draft-model", "draft", "model", "standalone")
-QUANTIZED_SELF = ("quantized-self", "quantised-self", "quantized_self", "self-quantized")
-SHARES_HEAD = re.compile(r"eagle-?3\.1|full vocab|target'?s? (head|vocab)", re.IGNORECASE)
+QUANTIZED_SELF = (
+    "quantized-self",
+    "quantised-self",
+    "quantized_self",
+    "self-quantized",
+)
+SHARES_HEAD = re.compile(
+    r"eagle-?3\.1|full vocab|target'?s? (head|vocab)", re.IGNORECASE
+)
 """Details of heads that propose tokens of the whole vocabulary, by the target's own output layer.
 """
 
@@ -183,8 +190,12 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             msgspec.structs.force_setattr(self, "prompt_len", prompt_len)
         if isnan(self.output_len):
             msgspec.structs.force_setattr(self, "output_len", output_len)
-        if self.unit != "tok_s" and not re.fullmatch(r"(tpot|itl)(_\w+)?_ms", self.unit):
-            raise ConfigError(f"unknown unit '{self.unit}': did you mean tok_s or tpot_mean_ms?")
+        if self.unit != "tok_s" and not re.fullmatch(
+            r"(tpot|itl)(_\w+)?_ms", self.unit
+        ):
+            raise ConfigError(
+                f"unknown unit '{self.unit}': did you mean tok_s or tpot_mean_ms?"
+            )
         self._check_tokens()
         _ = self.setup  # an unknown name is refused here
 
@@ -199,10 +210,14 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         for name in ("tokens_per_step", "tokens_per_drafted_step"):
             tokens = getattr(self, name)
             if tokens is not None and not 0.0 <= tokens <= self.gamma + 1.0:
-                raise ConfigError(f"column '{name}' must be at most gamma + 1, not {tokens:g}")
+                raise ConfigError(
+                    f"column '{name}' must be at most gamma + 1, not {tokens:g}"
+                )
         share = self.drafted_share
         if share is not None and not 0.0 < share <= 1.0:
-            raise ConfigError(f"column 'drafted_share' must be above 0, at most 1, not {share:g}")
+            raise ConfigError(
+                f"column 'drafted_share' must be above 0, at most 1, not {share:g}"
+            )
         drafted = self.tokens_per_drafted_step
         if drafted is None:
             return
@@ -260,7 +275,9 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def is_decoding(self) -> bool:
         """Whether a rate leaves out prefill."""
-        return self.is_rate and re.search(r"decod\w* (only|alone)", self.note) is not None
+        return (
+            self.is_rate and re.search(r"decod\w* (only|alone)", self.note) is not None
+        )
 
     @property
     def measured(self) -> tuple[float, float]:
@@ -342,7 +359,9 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             draft_model = load_model_spec(drafting.model)
         draft_precision = None
         if drafting.weight_dtype:
-            draft_precision = Precision(weight_dtype=drafting.weight_dtype, kv_dtype=kv_dtype)
+            draft_precision = Precision(
+                weight_dtype=drafting.weight_dtype, kv_dtype=kv_dtype
+            )
         return Setup(
             model=model,
             hardware=load_hardware(self.hardware),
@@ -436,7 +455,9 @@ class StatedTokens:
 
     @cached_property
     def rates(self) -> Array:
-        return np.where(self.tokens < 1.0, self.tokens, constant_rate(self.tokens, self.gamma))
+        return np.where(
+            self.tokens < 1.0, self.tokens, constant_rate(self.tokens, self.gamma)
+        )
 
     def drafted_share_at(self, gamma: Any) -> Array:
         return np.asarray(self.drafted_share, dtype=np.float64)
@@ -444,7 +465,9 @@ class StatedTokens:
     def draft_len_at(self, gamma: Any) -> Array:
         return np.asarray(gamma, dtype=np.float64)
 
-    def tokens_per_step(self, *, budget: Any, context: Any, gamma: Any) -> tuple[Array, Array]:
+    def tokens_per_step(
+        self, *, budget: Any, context: Any, gamma: Any
+    ) -> tuple[Array, Array]:
         """The stated tokens, and the probability that all drafts are accepted."""
         expected = expected_tokens_per_step(
             np.repeat(self.rates[:, None], int(self.gamma.max()), axis=1), self.gamma
@@ -483,7 +506,9 @@ def predict_pairs(
         rows = [pairs[index] for index in indices]
         setup = rows[0].setup
         if engines is not None and setup.engine.name in engines:
-            profile = engines[setup.engine.name].of_version(rows[0].engine_version or NEWEST)
+            profile = engines[setup.engine.name].of_version(
+                rows[0].engine_version or NEWEST
+            )
             setup = dataclasses.replace(setup, engine=profile)
         tokens_of_rows = [tokens[index] for index in indices]
         predicted[:, indices] = _predict_alike(setup, rows, tokens_of_rows)
@@ -518,7 +543,9 @@ def believed_acceptance(row: PairRow) -> AcceptanceProfile:
     return profile_of(question, draft=spec.draft, method=spec.draft_method)
 
 
-def _predict_alike(setup: Setup, rows: Sequence[PairRow], tokens: Sequence[float | None]) -> Array:
+def _predict_alike(
+    setup: Setup, rows: Sequence[PairRow], tokens: Sequence[float | None]
+) -> Array:
     """Rows of one setup: baseline seconds, speculative seconds, and the standard deviation of the
     logarithm of their ratio."""
     names = ("users", "prompt_len", "output_len", "tp", "budget")
@@ -570,7 +597,9 @@ def _predict_alike(setup: Setup, rows: Sequence[PairRow], tokens: Sequence[float
     log_width = np.log(sure.speedup_high / sure.speedup_low) / (2.0 * Z_90)
     if rows[0].is_decoding:
         return np.array(
-            np.broadcast_arrays(1.0 / before.tokens_per_s, 1.0 / after.tokens_per_s, log_width)
+            np.broadcast_arrays(
+                1.0 / before.tokens_per_s, 1.0 / after.tokens_per_s, log_width
+            )
         )
     requests = whole_requests(after, output_len=output_len)
     is_rate = np.array([row.is_rate for row in rows])
@@ -759,7 +788,9 @@ def _policy(gamma: int) -> str:
     return f"k{gamma}"
 
 
-def _swept_loads(pairs: Sequence[PairRow], speedup: Array) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _swept_loads(
+    pairs: Sequence[PairRow], speedup: Array
+) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Predicted and measured speedups of the loads measured at several gammas, by load and gamma;
     gamma 0 among them.
     """

@@ -62,7 +62,9 @@ class Observation(
 
     def __post_init__(self) -> None:
         if self.tokens_per_step is None and self.accepted_over_drafted is None:
-            raise ConfigError("columns 'tokens_per_step' and 'accepted_over_drafted' are empty")
+            raise ConfigError(
+                "columns 'tokens_per_step' and 'accepted_over_drafted' are empty"
+            )
         if not self.tokens <= self.gamma + 1.0 + 1e-6:
             raise ConfigError(
                 f"column 'tokens_per_step' must be at most gamma + 1, not {self.tokens:g}"
@@ -93,7 +95,9 @@ def validate_acceptance(paths: Sequence[str | Path] | None = None) -> dict[str, 
     for path in paths or published("acceptance_snapkv.csv"):
         columns = read_lines(path)[0]
         if "gamma" not in columns and "acceptance_rate" in columns:
-            refused.append(f"{path}: rates without a gamma say nothing about deeper blocks")
+            refused.append(
+                f"{path}: rates without a gamma say nothing about deeper blocks"
+            )
             continue
         rows, lines = read_rows(
             [path],
@@ -158,7 +162,9 @@ def _errors_of_deepest(
     """A group's errors at the deepest gamma that was not fitted on."""
     gammas = [unfitted[index].gamma for index in own]
     deepest = max(gammas, default=None)
-    judged = [index for index, gamma in zip(own, gammas, strict=True) if gamma == deepest]
+    judged = [
+        index for index, gamma in zip(own, gammas, strict=True) if gamma == deepest
+    ]
     figures: dict[str, Any] = {"gamma": deepest}
     for name, error in errors.items():
         mape = None
@@ -258,7 +264,9 @@ class CellFit:
         return expected_tokens_per_step(rates, gammas), np.maximum(variance, 0.0)
 
 
-def _parameters(contexts: Mapping[Group, Sequence[float]], cells: set[Any]) -> dict[Any, Free]:
+def _parameters(
+    contexts: Mapping[Group, Sequence[float]], cells: set[Any]
+) -> dict[Any, Free]:
     """Slopes of the groups, levels of their contexts, deviations of the cells."""
     free: dict[Any, Free] = dict.fromkeys(contexts, SLOPE)
     for group, of_group in contexts.items():
@@ -291,7 +299,9 @@ def fit_cells(rows: Sequence[Observation], *, has_shape: bool) -> CellFit:
         of_sampling = DESIGN_EFFECT * variance * tokens / TOKENS_PER_ROW
         noise = np.sqrt(of_sampling + (RELATIVE_FLOOR * tokens) ** 2)
 
-        def residuals(values: dict[Any, float], fit: CellFit = fit, noise: Array = noise) -> Array:
+        def residuals(
+            values: dict[Any, float], fit: CellFit = fit, noise: Array = noise
+        ) -> Array:
             tokens, _ = replace(fit, values=values).tokens(rows)
             return np.asarray((tokens - observed) / noise)
 

@@ -28,7 +28,13 @@ from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import predict
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.parallel import check_tp
-from magicdec.specs.speculation import MAX_GAMMA, SELF, DraftMethod, SamplingSpec, SpeculationSpec
+from magicdec.specs.speculation import (
+    MAX_GAMMA,
+    SELF,
+    DraftMethod,
+    SamplingSpec,
+    SpeculationSpec,
+)
 from magicdec.units import MILLI
 from magicdec.validate.rows import Count, columns, places, published, read_rows
 
@@ -57,7 +63,10 @@ MEASURES = (
 
 
 class PublishedRow(
-    msgspec.Struct, frozen=True, kw_only=True, rename={"draft_budget": "draft_budget_tokens"}
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    rename={"draft_budget": "draft_budget_tokens"},
 ):
     """One measured configuration. None: its table does not give the value."""
 
@@ -116,7 +125,10 @@ class PublishedRow(
         gives_rate = self.target == "llama-3.1-8b" and self.draft == SELF
         if not gives_constants and not gives_rate:
             return False
-        if self.context_len not in FITTED_CONTEXTS or self.batch_size not in FITTED_BATCHES:
+        if (
+            self.context_len not in FITTED_CONTEXTS
+            or self.batch_size not in FITTED_BATCHES
+        ):
             return False
         column = FITTED_CONTEXTS.index(self.context_len)
         row = FITTED_BATCHES.index(self.batch_size)
@@ -148,7 +160,10 @@ class Evaluation(NamedTuple):
 
 
 def validate_published(
-    paths: Sequence[str | Path] | None = None, fit_acceptance: bool = False, *, engine: str = ENGINE
+    paths: Sequence[str | Path] | None = None,
+    fit_acceptance: bool = False,
+    *,
+    engine: str = ENGINE,
 ) -> dict[str, Any]:
     """One group per file × (device, target, draft); fractions are plain numbers. Without paths: the
     shipped tables.
@@ -199,7 +214,9 @@ def _origin(law: AcceptanceProfile | None, *, is_fitted: bool) -> str:
     return f"profile {law.name}"
 
 
-def _refusals(rows: Sequence[PublishedRow], profile: EngineProfile) -> dict[Any, str | None]:
+def _refusals(
+    rows: Sequence[PublishedRow], profile: EngineProfile
+) -> dict[Any, str | None]:
     """The reason why the rows of a pair cannot be predicted, by pair. None: they can."""
     first_of_pair: dict[Any, PublishedRow] = {}
     for row in rows:
@@ -229,7 +246,9 @@ def _laws(
     return laws
 
 
-def _group_name(file: Path, pair: tuple[Any, ...], pairs: Sequence[tuple[Any, ...]]) -> str:
+def _group_name(
+    file: Path, pair: tuple[Any, ...], pairs: Sequence[tuple[Any, ...]]
+) -> str:
     """File, device, target and draft of a group. Ranks and method follow if they alone tell it from
     another group of the file."""
     device, target, draft, method, tp = pair
@@ -261,7 +280,9 @@ def read_published(path: str | Path) -> tuple[list[PublishedRow], list[str]]:
     """Rows of a table of speedups (`speedup`, `gamma`) or latencies (`autoregressive_ms_per_token`,
     …).
     """
-    return read_rows([path], PublishedRow, one_of=("speedup", "autoregressive_ms_per_token"))
+    return read_rows(
+        [path], PublishedRow, one_of=("speedup", "autoregressive_ms_per_token")
+    )
 
 
 def evaluate(
@@ -306,7 +327,9 @@ def evaluate(
 
 
 def summarize(
-    rows: Sequence[PublishedRow], acceptance: AcceptanceProfile | None, engine: EngineProfile
+    rows: Sequence[PublishedRow],
+    acceptance: AcceptanceProfile | None,
+    engine: EngineProfile,
 ) -> dict[str, Any]:
     """The errors over rows of one pair. None: the table or the acceptance does not give the
     figure."""
@@ -393,5 +416,7 @@ def fit_rate(
     best = min(coarse, key=loss)
     width = coarse[1] - coarse[0]
     bounds = (max(best - width, lowest), min(best + width, highest))
-    optimum = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-4})
+    optimum = minimize_scalar(
+        loss, bounds=bounds, method="bounded", options={"xatol": 1e-4}
+    )
     return shape.at_rate(float(optimum.x), budget=budget, context=context)

@@ -95,7 +95,9 @@ def read_rows(
     """
     rows: list[T] = []
     refused: list[str] = []
-    required = [field.encode_name for field in msgspec.structs.fields(kind) if field.required]
+    required = [
+        field.encode_name for field in msgspec.structs.fields(kind) if field.required
+    ]
     for path in paths:
         lines = read_lines(path)
         _check_columns(path, lines[0], required, one_of)
@@ -124,7 +126,9 @@ def _check_columns(
             f"{path} lacks the column(s) {', '.join(lacking)}; it has {', '.join(columns)}"
         )
     if one_of and not set(one_of) & set(columns):
-        raise ConfigError(f"{path} lacks the columns {' and '.join(one_of)}: it needs one of them")
+        raise ConfigError(
+            f"{path} lacks the columns {' and '.join(one_of)}: it needs one of them"
+        )
 
 
 def _row(line: dict[str, str], kind: type[T], required: Sequence[str]) -> T:

@@ -145,7 +145,9 @@ class ServingRow(msgspec.Struct, frozen=True, kw_only=True, rename=COLUMNS):
         usual = "bf16"
         if weights == "mxfp4" and hardware.computes_in("mxfp4"):
             usual = "fp8"
-        precision = Precision(weight_dtype=weights, kv_dtype=format_name(self.kv_dtype) or usual)
+        precision = Precision(
+            weight_dtype=weights, kv_dtype=format_name(self.kv_dtype) or usual
+        )
         names = {
             "hardware": hardware.name,
             "weight_dtype": precision.weight_dtype,
@@ -172,7 +174,9 @@ class ServingRow(msgspec.Struct, frozen=True, kw_only=True, rename=COLUMNS):
     @property
     def is_isolated(self) -> bool:
         """Whether hardly any prefill of others is inside its figures."""
-        is_long = self.prompt_len > 0 and self.output_len >= ISOLATED_RATIO * self.prompt_len
+        is_long = (
+            self.prompt_len > 0 and self.output_len >= ISOLATED_RATIO * self.prompt_len
+        )
         return self.isolated_decode == "yes" or is_long
 
     @property
@@ -198,7 +202,9 @@ class ServingRow(msgspec.Struct, frozen=True, kw_only=True, rename=COLUMNS):
         an H100 where decoding alone fills the time between tokens), so most of each prompt was in
         the prefix cache."""
         engine = self.engine_version.startswith(("vllm", "trtllm 1.2.0rc6"))
-        return engine and self.source.startswith("NVIDIA") and self.weight_dtype == "fp8"
+        return (
+            engine and self.source.startswith("NVIDIA") and self.weight_dtype == "fp8"
+        )
 
     @property
     def is_capped(self) -> bool:
@@ -312,10 +318,14 @@ def tokens_per_step(row: ServingRow) -> float:
     )
 
 
-def row_steps(rows: Sequence[ServingRow], engine: EngineProfile) -> tuple[Setup, StepTerms, Array]:
+def row_steps(
+    rows: Sequence[ServingRow], engine: EngineProfile
+) -> tuple[Setup, StepTerms, Array]:
     """The steps of rows that differ in numbers only, with their setup and tp sizes."""
     setup = row_setup(rows[0], engine)
-    tp, kv_len, batch, gamma = columns(rows, "tp_size", "context_len", "batch_size", "gamma")
+    tp, kv_len, batch, gamma = columns(
+        rows, "tp_size", "context_len", "batch_size", "gamma"
+    )
     if rows[0].metric != "speedup":
         gamma = np.zeros(len(rows))
     terms = step_terms(
@@ -332,7 +342,9 @@ def row_steps(rows: Sequence[ServingRow], engine: EngineProfile) -> tuple[Setup,
 def _predict_alike(rows: Sequence[ServingRow], engine: EngineProfile) -> Array:
     """Rows that differ in numbers only."""
     metric = rows[0].metric
-    batch, tp, prompt, output = columns(rows, "batch_size", "tp_size", "prompt_len", "output_len")
+    batch, tp, prompt, output = columns(
+        rows, "batch_size", "tp_size", "prompt_len", "output_len"
+    )
     if metric.endswith("_ms") and np.all(output > 0):
         setup = row_setup(rows[0], engine)
         time = serving_time(
@@ -371,7 +383,9 @@ def relative_errors(rows: Sequence[ServingRow]) -> Array:
     return errors
 
 
-def validate_serving(paths: Sequence[Path], *, left_out: bool = False) -> dict[str, Any]:
+def validate_serving(
+    paths: Sequence[Path], *, left_out: bool = False
+) -> dict[str, Any]:
     """{"groups": […], "refused": [one line per row that cannot be judged]}.
 
     `left_out` adds two figures per kind of group (device, tp, model): the error of each row when
@@ -562,7 +576,9 @@ def _key(kind: str) -> Callable[[ServingRow], Any]:
     return lambda row: row.tp_size
 
 
-def left_out_predictions(rows: Sequence[ServingRow], bases: Engines, kind: str) -> Array:
+def left_out_predictions(
+    rows: Sequence[ServingRow], bases: Engines, kind: str
+) -> Array:
     """The prediction for each row by profiles fitted without its device (tp, model). NaN: too few
     other rows."""
     key = _key(kind)

@@ -33,7 +33,12 @@ from magicdec.errors import ConfigError, MagicdecError
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.traffic.replica import Work
 from magicdec.perfmodel.traffic.requests import MAX_TOKENS, MIN_RATE, Requests, alike
-from magicdec.perfmodel.traffic.simulate import Outcome, Server, simulate, simulate_closed
+from magicdec.perfmodel.traffic.simulate import (
+    Outcome,
+    Server,
+    simulate,
+    simulate_closed,
+)
 from magicdec.progress import Progress, Step
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
@@ -67,7 +72,10 @@ QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 LATENCIES = ("ttft", "tpot", "e2e")
 STATISTICS = ("mean", *QUANTILES)
 METRICS = (
-    *(f"{latency}_{statistic}_ms" for latency, statistic in product(LATENCIES, STATISTICS)),
+    *(
+        f"{latency}_{statistic}_ms"
+        for latency, statistic in product(LATENCIES, STATISTICS)
+    ),
     "output_tok_s",
 )
 Users = Annotated[int, msgspec.Meta(ge=1, le=MOST_USERS)]
@@ -120,11 +128,15 @@ class LoadRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if (self.rate_rps is None) == (self.concurrency is None):
             raise ConfigError("a load is a rate_rps or a concurrency")
         if self.prompt_len_mean is None and self.input_len is None:
-            raise ConfigError("column 'prompt_len_mean' or 'input_len' is missing or empty")
+            raise ConfigError(
+                "column 'prompt_len_mean' or 'input_len' is missing or empty"
+            )
         for metric in METRICS:
             measured = getattr(self, metric)
             if measured and measured < LEAST_MEASURED:
-                raise ConfigError(f"column '{metric}' must be 0 or at least {LEAST_MEASURED:g}")
+                raise ConfigError(
+                    f"column '{metric}' must be 0 or at least {LEAST_MEASURED:g}"
+                )
         self._check_size()
         _ = self.setup  # an unknown name is refused here
 
@@ -164,10 +176,28 @@ class LoadRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def simulated_alike(self) -> tuple[object, ...]:
         """Equal for rows whose simulations are the same."""
-        server = (self.engine, self.engine_version, self.model, self.gpu, self.quant, self.tp)
-        lengths = (self.prompt_len, self.output_len, self.cached_len, "shared-prefix" in self.note)
+        server = (
+            self.engine,
+            self.engine_version,
+            self.model,
+            self.gpu,
+            self.quant,
+            self.tp,
+        )
+        lengths = (
+            self.prompt_len,
+            self.output_len,
+            self.cached_len,
+            "shared-prefix" in self.note,
+        )
         load = (self.rate_rps, self.concurrency, self.arrival, self.duration_s)
-        return (*server, *lengths, *load, self.max_num_seqs, self.max_num_batched_tokens)
+        return (
+            *server,
+            *lengths,
+            *load,
+            self.max_num_seqs,
+            self.max_num_batched_tokens,
+        )
 
     @property
     def prompt_len(self) -> int:
@@ -215,7 +245,9 @@ class LoadRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         )
 
     def _requests(self, count: int) -> Requests:
-        return alike(count, prompt_len=self.prompt_len, output_len=round(self.output_len))
+        return alike(
+            count, prompt_len=self.prompt_len, output_len=round(self.output_len)
+        )
 
     def _cached(self, server: Server) -> int:
         """Cached tokens of an arriving prompt. If the row does not state them, shared prompts are
@@ -245,7 +277,9 @@ def measures(outcome: Outcome) -> dict[str, float]:
     return figures
 
 
-def validate_traffic(paths: Sequence[Path], progress: Progress = lambda _: None) -> dict[str, Any]:
+def validate_traffic(
+    paths: Sequence[Path], progress: Progress = lambda _: None
+) -> dict[str, Any]:
     """{"groups": errors by table and figure, "rows": each figure, "largest_loads": by shape,
     "refused": [lines]}. Equal rows are simulated once.
 
@@ -284,7 +318,12 @@ def validate_traffic(paths: Sequence[Path], progress: Progress = lambda _: None)
                 "agree": float(np.mean(overloads)),
             }
         )
-    return {"groups": groups, "rows": rows, "largest_loads": largest, "refused": refused}
+    return {
+        "groups": groups,
+        "rows": rows,
+        "largest_loads": largest,
+        "refused": refused,
+    }
 
 
 class Judged(NamedTuple):
@@ -306,7 +345,9 @@ def _judged(load: LoadRow, *, is_first: bool, work: Work) -> Judged | str:
     return Judged(measures(outcome), outcome.is_overloaded)
 
 
-def _groups(rows: list[dict[str, Any]], largest: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _groups(
+    rows: list[dict[str, Any]], largest: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
     """Errors by table and figure."""
     import pandas as pd
 
@@ -361,7 +402,9 @@ def _largest_loads(loads: Sequence[LoadRow], work: Work) -> list[dict[str, Any]]
         kept = [load.concurrency or 0 for load in rows if load.slo_pass]
         if kept and len(kept) < len(rows):
             predicted = _most_users(rows[0], work)
-            largest.append({"shape": shape, "measured": max(kept), "predicted": predicted})
+            largest.append(
+                {"shape": shape, "measured": max(kept), "predicted": predicted}
+            )
     return largest
 
 

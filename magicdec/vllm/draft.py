@@ -200,13 +200,17 @@ class SparseDraft:
         cached_B = runner.input_batch.num_tokens_no_spec[where].astype(np.int64) - 1
         table = self.settings.gamma_table
         if table:
-            gamma = table.choose(batch_size=len(rows), context_len=max(cached_B.mean(), 1.0))
+            gamma = table.choose(
+                batch_size=len(rows), context_len=max(cached_B.mean(), 1.0)
+            )
         else:
             gamma = self.gamma
         if gamma == 0:
             return Proposal(token_ids=none)
         pending_B = [sampled_token_ids[row][-1] for row in rows]
-        sampler = DraftSampler.of(sampling, rows, where, is_probabilistic=self._is_probabilistic)
+        sampler = DraftSampler.of(
+            sampling, rows, where, is_probabilistic=self._is_probabilistic
+        )
         tokens_BT, probabilities_BTV = self._draft(
             runner,
             where,
@@ -220,7 +224,9 @@ class SparseDraft:
         if probabilities_BTV is None:
             return Proposal(token_ids=none)
         request_ids = [runner.input_batch.req_ids[row] for row in rows]
-        return Proposal(token_ids=none, probabilities=probabilities_BTV, request_ids=request_ids)
+        return Proposal(
+            token_ids=none, probabilities=probabilities_BTV, request_ids=request_ids
+        )
 
     def _draft(
         self,
@@ -234,7 +240,9 @@ class SparseDraft:
         if self._passes is None:
             self._passes = _passes_of(runner)
         passes = self._passes
-        pages = torch.from_numpy(runner.input_batch.block_table[0].block_table.np[where])
+        pages = torch.from_numpy(
+            runner.input_batch.block_table[0].block_table.np[where]
+        )
         block = passes.block(pages, torch.from_numpy(cached_B), self.settings, gamma)
         if self.settings.draft_method == "topk":
             if isinstance(where, slice):
@@ -247,7 +255,9 @@ class SparseDraft:
                 torch.from_numpy(cached_B),
                 row_B,
             )
-        token_B = torch.tensor(pending_B, dtype=torch.int32).to(runner.device, non_blocking=True)
+        token_B = torch.tensor(pending_B, dtype=torch.int32).to(
+            runner.device, non_blocking=True
+        )
         tokens = []
         distributions = []
         for step in range(gamma):

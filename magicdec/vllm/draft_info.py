@@ -27,7 +27,9 @@ LABELS = ("model_name", "engine", "draft", "draft_method", "draft_budget")
 
 @cache
 def _gauge() -> Gauge:
-    return Gauge(NAME, "What magicdec's draft is", LABELS, multiprocess_mode="mostrecent")
+    return Gauge(
+        NAME, "What magicdec's draft is", LABELS, multiprocess_mode="mostrecent"
+    )
 
 
 class DraftInfo(StatLoggerBase):  # type: ignore[misc]  # untyped where vLLM is not installed

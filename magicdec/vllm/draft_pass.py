@@ -67,7 +67,9 @@ class DraftPasses:
     @cached_property
     def layers(self) -> dict[str, Any]:
         context = self.config.compilation_config.static_forward_context
-        return {name: context[name] for group in self.groups for name in group.layer_names}
+        return {
+            name: context[name] for group in self.groups for name in group.layer_names
+        }
 
     @property
     def longest(self) -> int:
@@ -202,7 +204,9 @@ class DraftBlock:
         for group in self.passes.groups:
             built = group.build_metadata_for_drafting(common, draft_index=step)
             metadata |= dict.fromkeys(group.layer_names, built)
-        return {name: self._with_choice(name, each, step) for name, each in metadata.items()}
+        return {
+            name: self._with_choice(name, each, step) for name, each in metadata.items()
+        }
 
     def _with_choice(self, layer_name: str, metadata: Any, step: int) -> Any:
         """A layer's own metadata, with the table that it chose, or in the first pass will choose by

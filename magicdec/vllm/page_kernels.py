@@ -88,7 +88,10 @@ def _logits_kernel(
 ):
     sequence, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     num_kv_heads, end = tl.num_programs(1), tl.load(stop + sequence).to(tl.int32)
-    share = tl.cdiv(tl.cdiv(tl.maximum(end - num_sinks, 0), tl.num_programs(2)), BLOCK) * BLOCK
+    share = (
+        tl.cdiv(tl.cdiv(tl.maximum(end - num_sinks, 0), tl.num_programs(2)), BLOCK)
+        * BLOCK
+    )
     begin = num_sinks + tl.program_id(2) * share
     end = tl.minimum(begin + share, end)
     group_G, dims_D = tl.arange(0, GROUP_PAD), tl.arange(0, DIM_PAD)
@@ -110,7 +113,9 @@ def _logits_kernel(
         ).to(tl.int64)
         mean_N = means + (page_N * num_kv_heads + kv_head) * HEAD_DIM
         mean_mask_ND = is_candidate_N[:, None] & is_dim_D[None, :]
-        means_ND = tl.load(mean_N[:, None] + dims_D[None, :], mask=mean_mask_ND, other=0.0)
+        means_ND = tl.load(
+            mean_N[:, None] + dims_D[None, :], mask=mean_mask_ND, other=0.0
+        )
         if WIDEN:  # Triton's interpreter cannot multiply bfloat16
             query_GD, means_ND = query_GD.to(tl.float32), means_ND.to(tl.float32)
         logits_GN = tl.dot(query_GD, tl.trans(means_ND), input_precision="ieee") * scale
@@ -138,7 +143,10 @@ def _choose_pages_kernel(
     PAGES_PAD: tl.constexpr,
 ):
     sequence = tl.program_id(0).to(tl.int64)
-    end, skipped = tl.load(stop + sequence).to(tl.int32), tl.load(left_out + sequence).to(tl.int32)
+    end, skipped = (
+        tl.load(stop + sequence).to(tl.int32),
+        tl.load(left_out + sequence).to(tl.int32),
+    )
     own = table + sequence * table_stride
     found = drafts_table + sequence * num_pages
     kept = chosen + tl.load(rows + sequence).to(tl.int64) * num_chosen
@@ -148,7 +156,9 @@ def _choose_pages_kernel(
         score_P = tl.zeros([COLUMNS_PAD], dtype=tl.float32)
         for head in range(num_heads):
             row = logits + (sequence * num_heads + head) * num_columns
-            logits_P = tl.load(row + columns_P, mask=is_candidate_P, other=float("-inf"))
+            logits_P = tl.load(
+                row + columns_P, mask=is_candidate_P, other=float("-inf")
+            )
             weights_P = tl.exp2(logits_P - tl.max(logits_P, axis=0))
             score_P += weights_P / tl.sum(weights_P, axis=0)
         score_P = tl.where(score_P > 0, score_P, 0.0)
@@ -161,7 +171,9 @@ def _choose_pages_kernel(
             step = step >> 1
         is_above_P, is_tied_P = bits_P > threshold, bits_P == threshold
         room = num_chosen - tl.sum(is_above_P.to(tl.int32), axis=0)
-        is_chosen_P = is_above_P | (is_tied_P & (tl.cumsum(is_tied_P.to(tl.int32), axis=0) <= room))
+        is_chosen_P = is_above_P | (
+            is_tied_P & (tl.cumsum(is_tied_P.to(tl.int32), axis=0) <= room)
+        )
         place_P = tl.cumsum(is_chosen_P.to(tl.int32), axis=0) - 1
         tl.store(kept + place_P, columns_P, mask=is_chosen_P)
         tl.store(
@@ -179,8 +191,12 @@ def _choose_pages_kernel(
         earlier_M,
         pages_M + tl.where(pages_M >= num_sinks, skipped, 0),
     )
-    is_written_M = (pages_M < num_pages) & ((pages_M < num_sinks) | (pages_M >= written_end))
-    page_M = tl.load(own + tl.minimum(source_M, num_columns - 1), mask=is_written_M, other=0)
+    is_written_M = (pages_M < num_pages) & (
+        (pages_M < num_sinks) | (pages_M >= written_end)
+    )
+    page_M = tl.load(
+        own + tl.minimum(source_M, num_columns - 1), mask=is_written_M, other=0
+    )
     tl.store(found + pages_M, page_M, mask=is_written_M)
 
 
@@ -235,7 +251,11 @@ def choose_pages(
     LayerChoice).
     """
     batch, num_heads, head_dim = query_BAD.shape
-    num_kv_heads, num_columns, num_pages = means_NKD.shape[1], table_BP.shape[1], found_BM.shape[1]
+    num_kv_heads, num_columns, num_pages = (
+        means_NKD.shape[1],
+        table_BP.shape[1],
+        found_BM.shape[1],
+    )
     logits = torch.empty(
         batch,
         num_heads,

@@ -71,7 +71,10 @@ class PageMeans:
         slots_T: Tensor,
     ) -> None:
         self._write(layer, key, value, cache, slots_T)
-        (num_pages, num_kv_heads, page_size, _), head_dim = cache.shape, self._layer.impl.head_size
+        (num_pages, num_kv_heads, page_size, _), head_dim = (
+            cache.shape,
+            self._layer.impl.head_size,
+        )
         if len(self.means_NKD) != num_pages:  # not cleared: a capture would record that
             self.means_NKD = torch.empty(
                 num_pages,
@@ -86,11 +89,20 @@ class PageMeans:
             average_full_pages(cache[..., :head_dim], slots_T, self.means_NKD)
             return
         if self._place_KSD is None:
-            self._place_KSD = self._places_of_keys(cache, (num_kv_heads, page_size, head_dim))
-        pages = slots_T[(slots_T >= 0) & (slots_T % page_size == page_size - 1)] // page_size
+            self._place_KSD = self._places_of_keys(
+                cache, (num_kv_heads, page_size, head_dim)
+            )
+        pages = (
+            slots_T[(slots_T >= 0) & (slots_T % page_size == page_size - 1)]
+            // page_size
+        )
         if len(pages):
             self.means_NKD[pages] = (
-                cache[pages].flatten(1)[:, self._place_KSD].float().mean(dim=2).to(cache.dtype)
+                cache[pages]
+                .flatten(1)[:, self._place_KSD]
+                .float()
+                .mean(dim=2)
+                .to(cache.dtype)
             )
 
     def _places_of_keys(self, cache: Tensor, shape: tuple[int, int, int]) -> Tensor:
@@ -131,9 +143,9 @@ def watch_layers(config: Any) -> dict[str, PageMeans]:
     for name, layer in context.items():
         if hasattr(layer, "attn_backend"):
             layers[name] = layer
-    for backend in {layer.attn_backend.get_name() for layer in layers.values()}.difference(
-        BACKENDS
-    ):
+    for backend in {
+        layer.attn_backend.get_name() for layer in layers.values()
+    }.difference(BACKENDS):
         raise ConfigError(
             f"draft method topk in vLLM does not run with the attention backend {backend}; use "
             "--attention-backend "
@@ -190,11 +202,18 @@ class LayerChoice:
             is_candidate_BP = (columns_P >= first) & (columns_P < self.stop_B[:, None])
             means_BPKD = means_NKD[self.own_BP[:, :longest]].float()
             query_BKGD = query_BAD.float().unflatten(1, (means_BPKD.shape[2], -1))
-            logits_BKGP = torch.einsum("bkgd,bpkd->bkgp", query_BKGD, means_BPKD) * self.means.scale
+            logits_BKGP = (
+                torch.einsum("bkgd,bpkd->bkgp", query_BKGD, means_BPKD)
+                * self.means.scale
+            )
             shares_BKGP = logits_BKGP.masked_fill(
                 ~is_candidate_BP[:, None, None], -torch.inf
             ).softmax(dim=-1)
-            scores_BP = shares_BKGP.nan_to_num().sum(dim=(1, 2)).masked_fill(~is_candidate_BP, -1.0)
+            scores_BP = (
+                shares_BKGP.nan_to_num()
+                .sum(dim=(1, 2))
+                .masked_fill(~is_candidate_BP, -1.0)
+            )
             order_BP = scores_BP.argsort(dim=1, descending=True, stable=True)
             best_BC = order_BP[:, :count].sort(dim=1).values.int()
             self.chosen_RC[self.row_B] = torch.where(
@@ -203,12 +222,18 @@ class LayerChoice:
                 self.chosen_RC[self.row_B],
             )
         columns_M = torch.arange(self.table.shape[1])
-        source_BM = columns_M + torch.where(columns_M >= first, self.left_out_B[:, None], 0)
+        source_BM = columns_M + torch.where(
+            columns_M >= first, self.left_out_B[:, None], 0
+        )
         chosen_BC = source_BM[:, first : first + count]
         chosen_BC.copy_(
-            torch.where(self.left_out_B[:, None] > 0, self.chosen_RC[self.row_B], chosen_BC)
+            torch.where(
+                self.left_out_B[:, None] > 0, self.chosen_RC[self.row_B], chosen_BC
+            )
         )
-        self.table.copy_(self.own_BP.gather(1, source_BM.clamp(max=self.own_BP.shape[1] - 1)))
+        self.table.copy_(
+            self.own_BP.gather(1, source_BM.clamp(max=self.own_BP.shape[1] - 1))
+        )
 
 
 class PageSelector:
@@ -232,7 +257,9 @@ class PageSelector:
         self._num_rows = num_rows
         self._max_gamma = max_gamma
         self._num_sinks = num_sink_pages(settings.num_sink_tokens, page_size=size)
-        self._num_chosen = max(min(budget // size - 2, passes.longest // size) - self._num_sinks, 0)
+        self._num_chosen = max(
+            min(budget // size - 2, passes.longest // size) - self._num_sinks, 0
+        )
         self._last_R = torch.full((num_rows + 1,), NEVER, device=device)
         self._age_R = torch.zeros_like(self._last_R)
         chosen = torch.zeros(
@@ -242,7 +269,9 @@ class PageSelector:
             dtype=torch.int32,
             device=device,
         )
-        num_places = num_rows * most_pages(budget=budget, page_size=size, gamma=max_gamma)
+        num_places = num_rows * most_pages(
+            budget=budget, page_size=size, gamma=max_gamma
+        )
         tables = torch.zeros(len(means), num_places, dtype=torch.int32, device=device)
         self._kept = dict(zip(means, zip(chosen, tables, strict=True), strict=True))
 

@@ -62,7 +62,9 @@ def streaming_window(
     table: [B, pages] of each sequence's own; cached: [B].
     """
     left_out = ((cached + (page_size - 1 - budget)) // page_size).clamp(min=0)
-    num_pages = min(most_pages(budget=budget, page_size=page_size, gamma=gamma), table.shape[1])
+    num_pages = min(
+        most_pages(budget=budget, page_size=page_size, gamma=gamma), table.shape[1]
+    )
     columns = torch.arange(num_pages, device=table.device)
     source = columns + (columns >= sink_pages) * left_out[:, None]
     return Window(

@@ -140,8 +140,12 @@ def apply_patches() -> None:
     VllmConfig._get_v2_model_runner_unsupported_features = _with_custom_class(features)
     VllmConfig.__post_init__ = _with_async_scheduling(VllmConfig.__post_init__)
     Scheduler.__init__ = _with_gamma_table(Scheduler.__init__)
-    Executor.determine_available_memory = _without_means(Executor.determine_available_memory)
-    GPUModelRunner.propose_draft_token_ids = _with_runner(GPUModelRunner.propose_draft_token_ids)
+    Executor.determine_available_memory = _without_means(
+        Executor.determine_available_memory
+    )
+    GPUModelRunner.propose_draft_token_ids = _with_runner(
+        GPUModelRunner.propose_draft_token_ids
+    )
     GPUModelRunner._calc_spec_decode_metadata = _without_nothing_to_verify(
         GPUModelRunner._calc_spec_decode_metadata
     )
@@ -171,7 +175,9 @@ class GammaOfSteps:
         ] or running
         lengths = [r.num_computed_tokens for r in decoding] or [1]
         context = sum(lengths) / len(lengths)
-        return self._table.choose(batch_size=len(lengths), context_len=max(context, 1.0))
+        return self._table.choose(
+            batch_size=len(lengths), context_len=max(context, 1.0)
+        )
 
 
 def repair_cpu_sampling() -> None:
@@ -183,7 +189,11 @@ def repair_cpu_sampling() -> None:
         return
     rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
     for name in ("_sample", "_bookkeeping_sync"):
-        setattr(GPUModelRunner, name, _without_discarded_seeds(getattr(GPUModelRunner, name)))
+        setattr(
+            GPUModelRunner,
+            name,
+            _without_discarded_seeds(getattr(GPUModelRunner, name)),
+        )
 
 
 def _without_discarded_seeds(original: Any) -> Any:
@@ -192,7 +202,11 @@ def _without_discarded_seeds(original: Any) -> Any:
         generators = self.input_batch.generators
         if not generators:
             return original(self, *arguments, **named)
-        discarded = self.discard_request_mask.np[: self.input_batch.num_reqs].nonzero()[0].tolist()
+        discarded = (
+            self.discard_request_mask.np[: self.input_batch.num_reqs]
+            .nonzero()[0]
+            .tolist()
+        )
         hidden = {row: generators.pop(row) for row in discarded if row in generators}
         try:
             return original(self, *arguments, **named)
@@ -244,7 +258,11 @@ def _with_custom_class(original: Any) -> Any:
     @wraps(original)
     def unsupported_features(self: Any) -> list[str]:
         found: list[str] = original(self)
-        return [each for each in found if not (is_asked_for(self) and "custom_class" in each)]
+        return [
+            each
+            for each in found
+            if not (is_asked_for(self) and "custom_class" in each)
+        ]
 
     return unsupported_features
 
@@ -265,11 +283,17 @@ def _with_async_scheduling(original: Any) -> Any:
         original(self)
         if self.use_v2_model_runner and not has_own_sizes:
             capture_the_largest_batch(self)
-        if asked is None and self.use_v2_model_runner and self.device_config.device_type != "cpu":
+        if (
+            asked is None
+            and self.use_v2_model_runner
+            and self.device_config.device_type != "cpu"
+        ):
             from vllm.v1.executor.abstract import Executor
 
             asked = Executor.get_class(self).supports_async_scheduling()
-        scheduling.async_scheduling = bool(asked)  # with V1 the draft refuses it (support.py)
+        scheduling.async_scheduling = bool(
+            asked
+        )  # with V1 the draft refuses it (support.py)
 
     return __post_init__
 
@@ -360,7 +384,8 @@ def _without_means(original: Any) -> Any:
         available: list[int] = original(self)
         config = self.vllm_config
         if not (
-            is_asked_for(config) and read_settings(config.additional_config).draft_method == "topk"
+            is_asked_for(config)
+            and read_settings(config.additional_config).draft_method == "topk"
         ):
             return available
         model, size = config.model_config, config.cache_config.block_size
@@ -385,8 +410,12 @@ def _with_speculator(original: Any) -> Any:
         from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
 
         if not hasattr(CudaGraphManager._init_candidates, "__wrapped__"):
-            CudaGraphManager._init_candidates = _with_every_gamma(CudaGraphManager._init_candidates)
-        return resolve_obj_by_qualname(SPECULATOR_CLASS)(vllm_config, device, req_states)
+            CudaGraphManager._init_candidates = _with_every_gamma(
+                CudaGraphManager._init_candidates
+            )
+        return resolve_obj_by_qualname(SPECULATOR_CLASS)(
+            vllm_config, device, req_states
+        )
 
     return init_speculator
 
@@ -398,7 +427,9 @@ def _without_nothing_to_verify(original: Any) -> Any:
             return original(self, num_draft_tokens, ends)
         from vllm.utils.torch_utils import async_tensor_h2d
 
-        return NothingToVerify(logits_indices=async_tensor_h2d(ends - 1, device=self.device))
+        return NothingToVerify(
+            logits_indices=async_tensor_h2d(ends - 1, device=self.device)
+        )
 
     return _calc_spec_decode_metadata
 
@@ -433,7 +464,10 @@ def _with_runner(original: Any) -> Any:
                 **named,
             )
         proposal = self.drafter.propose(self, sampled_token_ids, sampling_metadata)
-        self._draft_probs, self._draft_prob_req_ids = proposal.probabilities, proposal.request_ids
+        self._draft_probs, self._draft_prob_req_ids = (
+            proposal.probabilities,
+            proposal.request_ids,
+        )
         return proposal.token_ids
 
     return propose_draft_token_ids

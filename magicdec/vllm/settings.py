@@ -28,7 +28,11 @@ SPECULATOR_CLASS = "magicdec.vllm.speculator.SparseSpeculator"
 
 
 class DraftSettings(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
 ):
     """Budget and sinks count KV slots as in specs/speculation.py; in the engine they come in whole
     pages.
@@ -45,9 +49,13 @@ class DraftSettings(
         if self.draft_method not in METHODS:
             raise unknown_choice("draft method in vLLM", self.draft_method, METHODS)
         if self.num_sink_tokens < 0:
-            raise ConfigError(f"num_sink_tokens must be at least 0, not {self.num_sink_tokens}")
+            raise ConfigError(
+                f"num_sink_tokens must be at least 0, not {self.num_sink_tokens}"
+            )
         if self.refresh < 1:
-            raise ConfigError(f"refresh must be at least 1 block of drafts, not {self.refresh}")
+            raise ConfigError(
+                f"refresh must be at least 1 block of drafts, not {self.refresh}"
+            )
         if self.refresh > 1 and self.draft_method != "topk":
             raise ConfigError(
                 f"draft method {self.draft_method} chooses no pages; leave refresh out, or use topk"

@@ -25,7 +25,10 @@ from torch import Tensor
 from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.v1.worker.gpu.attn_utils import init_attn_backend
 from vllm.v1.worker.gpu.block_table import BlockTables
-from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, CudaGraphManager
+from vllm.v1.worker.gpu.cudagraph_utils import (
+    BatchExecutionDescriptor,
+    CudaGraphManager,
+)
 from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import (
@@ -49,7 +52,9 @@ class SparseSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # untyped w
     it makes them.
     """
 
-    def __init__(self, config: VllmConfig, device: torch.device, states: RequestState) -> None:
+    def __init__(
+        self, config: VllmConfig, device: torch.device, states: RequestState
+    ) -> None:
         """Raises ConfigError for settings and models that are not supported."""
         self.settings = checked_settings(config)
         super().__init__(config, device)
@@ -81,7 +86,9 @@ class SparseSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # untyped w
         """Builds metadata with builders of its own: the target's builders hold inputs of its
         captured graphs."""
         check_cache(kv_cache_config)
-        self.attn_groups, *_ = init_attn_backend(kv_cache_config, self.vllm_config, self.device)
+        self.attn_groups, *_ = init_attn_backend(
+            kv_cache_config, self.vllm_config, self.device
+        )
         starts = torch.arange(self.max_num_reqs + 1, dtype=torch.int32)
         self._tables = block_tables
         self._passes = DraftPasses(
@@ -152,10 +159,14 @@ class SparseSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # untyped w
             del warmup
             assert isinstance(size, SpeculatorBatchDescriptor)
             assert size.num_reqs is not None
-            return lambda _: self._draft(size.num_reqs or 0, size.num_speculative_tokens)
+            return lambda _: self._draft(
+                size.num_reqs or 0, size.num_speculative_tokens
+            )
 
         if self._blocks.needs_capture():
-            CudaGraphManager.capture(self._blocks, block_of, "Capturing blocks of drafts")
+            CudaGraphManager.capture(
+                self._blocks, block_of, "Capturing blocks of drafts"
+            )
         self._has_graphs = True
 
     def _graph_of(self, count: int) -> tuple[Any, int]:
@@ -203,7 +214,9 @@ class SparseSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # untyped w
             return drafts_BT
         self._copy_request_inputs(count, input_batch.idx_mapping, temperature, seeds)
         self.idx_mapping[:count].masked_fill_(num_sampled <= 0, NOBODY)
-        size = self._blocks.dispatch(count, count, uniform_token_count=1, num_active_loras=0)
+        size = self._blocks.dispatch(
+            count, count, uniform_token_count=1, num_active_loras=0
+        )
         size = self._blocks.specialize_spec_tokens(size, gamma)
         if size.cg_mode is CUDAGraphMode.FULL:
             self._blocks.run_fullgraph(size)
@@ -218,7 +231,9 @@ class SparseSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # untyped w
         index_B = row_B.clamp(min=0)
         cached_B = self._states.num_computed_tokens.gpu[index_B].long() * is_drafting_B
         pages = self._tables.block_tables[0].gpu[index_B]
-        block = self._passes.block(pages, cached_B, self.settings, gamma, drafts_B=is_drafting_B)
+        block = self._passes.block(
+            pages, cached_B, self.settings, gamma, drafts_B=is_drafting_B
+        )
         if self._selector is not None:
             block = self._selector.choosing(block, pages, cached_B, row_B)
         token_B = self._states.last_sampled_tokens.view(-1)[index_B]

@@ -15,7 +15,9 @@ TESTED_VERSIONS = ("0.32",)
 """Series of vLLM that are known to have the private parts that are patched."""
 FULL_ATTENTION = ("full_attention", "attention")
 """Names that configurations of models give to layers that see all tokens."""
-SUPPORTED = "decoder-only models with one group of full attention, with tensor parallelism"
+SUPPORTED = (
+    "decoder-only models with one group of full attention, with tensor parallelism"
+)
 
 
 def checked_settings(config: VllmConfig) -> DraftSettings:
@@ -47,7 +49,10 @@ def check_version(version: str) -> None:
 
 
 def is_tested(version: str) -> bool:
-    return any(version == tested or version.startswith(f"{tested}.") for tested in TESTED_VERSIONS)
+    return any(
+        version == tested or version.startswith(f"{tested}.")
+        for tested in TESTED_VERSIONS
+    )
 
 
 def check_supported(config: VllmConfig) -> None:
@@ -86,7 +91,10 @@ def _other_parallelism(config: VllmConfig) -> Iterator[str]:
     parallel = config.parallel_config
     if parallel.pipeline_parallel_size > 1:
         yield "pipeline parallelism"
-    if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
+    if (
+        parallel.decode_context_parallel_size > 1
+        or parallel.prefill_context_parallel_size > 1
+    ):
         yield "context parallelism"
     if parallel.data_parallel_size > 1:
         yield "data parallelism within one engine (start one engine per replica)"

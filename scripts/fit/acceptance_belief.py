@@ -31,7 +31,12 @@ from magicdec.counts import Array
 from magicdec.files import write_atomic
 from magicdec.perfmodel.acceptance import belief
 from magicdec.perfmodel.acceptance.belief import HEAVY, LEVELS, Evidence, Point, Scales
-from magicdec.perfmodel.acceptance.published import Rate, Situation, distinct, read_rates
+from magicdec.perfmodel.acceptance.published import (
+    Rate,
+    Situation,
+    distinct,
+    read_rates,
+)
 from magicdec.validate.acceptance import summary_line, validation
 
 USUAL_SD = 0.2
@@ -116,7 +121,8 @@ def fit(rates: Sequence[Rate]) -> Fit:
     return Fit(
         scales=Scales(
             levels={
-                level.name: float(np.exp(log_sd)) for level, log_sd in zip(LEVELS, x, strict=False)
+                level.name: float(np.exp(log_sd))
+                for level, log_sd in zip(LEVELS, x, strict=False)
             },
             noise=float(np.exp(x[-2])),
             rough=float(np.exp(x[-1])),
@@ -157,7 +163,9 @@ def _most_likely(data: Prepared) -> tuple[Array, Array, dict[str, dict[str, floa
         likelihood = 0.5 * data.logits @ scaled + np.log(np.diag(factor[0])).sum()
         away = at - data.usual
         prior = 0.5 * (data.held * away**2).sum()
-        return likelihood + prior, np.exp(2.0 * at) * np.array(gradient) + data.held * away
+        return likelihood + prior, np.exp(2.0 * at) * np.array(
+            gradient
+        ) + data.held * away
 
     x = np.full(len(data.usual), np.log(START_SD))
     for number in range(ROUNDS):
@@ -189,11 +197,19 @@ def _best_left_out(
     situations = [rate.situation for rate in rates]
     is_counted = np.array([rate.is_chain for rate in rates])
     groups = [
-        (weight, [torch.from_numpy(rows) for rows in _groups([key(at) for at in situations])])
+        (
+            weight,
+            [
+                torch.from_numpy(rows)
+                for rows in _groups([key(at) for at in situations])
+            ],
+        )
         for weight, key in LEFT_OUT
     ]
     runs = _groups([belief.run_of(at) for at in situations])
-    siblings = torch.from_numpy(np.concatenate([rows for rows in runs if len(rows) > 1]))
+    siblings = torch.from_numpy(
+        np.concatenate([rows for rows in runs if len(rows) > 1])
+    )
     counted = torch.from_numpy(is_counted)
     logits = torch.from_numpy(data.logits)
     features = torch.from_numpy(data.features)
@@ -209,7 +225,9 @@ def _best_left_out(
 
     def loss(at: Array) -> tuple[float, Array]:
         x = torch.tensor(at, requires_grad=True)
-        total = features + sum(torch.exp(2.0 * sd) * match for sd, match in zip(x, matches))  # noqa: B905
+        total = features
+        for sd, match in zip(x[: len(matches)], matches, strict=True):
+            total = total + torch.exp(2.0 * sd) * match
         noise = (torch.exp(2.0 * x[-2]) + rough * torch.exp(2.0 * x[-1])) / trust
         inverse = torch.linalg.inv(total + torch.diag(noise))
         scaled = inverse @ logits
@@ -219,7 +237,9 @@ def _best_left_out(
                 within = torch.linalg.inv(inverse[rows][:, rows])
                 seen = counted[rows]
                 missed = (within @ scaled[rows])[seen]
-                sum_of = sum_of + weight * surprise(missed, torch.diagonal(within)[seen])
+                sum_of = sum_of + weight * surprise(
+                    missed, torch.diagonal(within)[seen]
+                )
         alone = 1.0 / torch.diagonal(inverse)[siblings]
         sum_of = sum_of + ROW_WEIGHT * surprise(alone * scaled[siblings], alone)
         sum_of.backward()
@@ -228,12 +248,16 @@ def _best_left_out(
     return _minimum(loss, start, LEFT_OUT_STEPS)
 
 
-def _minimum(loss: Callable[[Array], tuple[float, Array]], start: Array, steps: int) -> Array:
+def _minimum(
+    loss: Callable[[Array], tuple[float, Array]], start: Array, steps: int
+) -> Array:
     most = [MOST_SD if level.covariate == "one" else MOST_SLOPE_SD for level in LEVELS]
     bounds = [(-6.0, float(np.log(sd))) for sd in (*most, MOST_SD, MOST_SD)]
     start = np.minimum(start, [high for _, high in bounds])
     options = {"maxiter": steps}
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+    found = minimize(
+        loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options
+    )
     return np.asarray(found.x)
 
 
@@ -244,7 +268,11 @@ def _groups(keys: Sequence[str]) -> list[Array]:
 
 
 def _level_weights(
-    keys: list[str], weights: dict[str, float], log_sd: float, inverse: Array, scaled: Array
+    keys: list[str],
+    weights: dict[str, float],
+    log_sd: float,
+    inverse: Array,
+    scaled: Array,
 ) -> dict[str, float]:
     """Weights of a level's values under Student's t, from how far each lies from 0."""
     names = sorted(set(keys))
@@ -295,7 +323,9 @@ def write(rates: Sequence[Rate], *, is_fitted: bool = False) -> None:
         found = fit_of(rates)
     row_weights = found.row_weights
     further = distinct(read_rates(belief.FURTHER_RATES))
-    coefficients = belief.posterior(rates, row_weights, shared_levels(rates), found.scales, further)
+    coefficients = belief.posterior(
+        rates, row_weights, shared_levels(rates), found.scales, further
+    )
     text = belief.packed(coefficients)
     write_atomic(belief.COEFFICIENTS, text)
     print(f"{belief.COEFFICIENTS.name}: {len(rates)} rows, {len(text)} bytes")
@@ -323,9 +353,13 @@ def check(rates: Sequence[Rate], folds: int) -> None:
         weights[~is_out] = fitted.row_weights
         evidence = Evidence.of(rates, fitted.scales, weights)
         groups = ["out" if out else f"kept {row}" for row, out in enumerate(is_out)]
-        mean[is_out], deviation[is_out] = belief.given(evidence, groups, "out", fitted.scales)
+        mean[is_out], deviation[is_out] = belief.given(
+            evidence, groups, "out", fitted.scales
+        )
         of_all = Evidence.of(rates, shipped.scales, np.array(shipped.row_weights))
-        known[is_out], sure[is_out] = belief.given(of_all, groups, "out", shipped.scales)
+        known[is_out], sure[is_out] = belief.given(
+            of_all, groups, "out", shipped.scales
+        )
     chosen = np.flatnonzero([rate.situation.group not in NOT_FITTED for rate in rates])
     some = [rates[row] for row in chosen]
     found = validation(some, mean[chosen], deviation[chosen], leave_out="model")
@@ -339,7 +373,9 @@ def check(rates: Sequence[Rate], folds: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--folds", type=int, default=0)
-    parser.add_argument("--is-fitted", action="store_true", help="keep the shipped deviations")
+    parser.add_argument(
+        "--is-fitted", action="store_true", help="keep the shipped deviations"
+    )
     parser.add_argument("tables", nargs="*", type=Path, default=[belief.RATES])
     given = parser.parse_args()
     rates = distinct([rate for path in given.tables for rate in read_rates(path)])

@@ -76,13 +76,17 @@ def test_a_cell_is_the_plan_that_its_command_asks_for(atlas: Atlas) -> None:
     assert plan["model"] == question.model
     again = magicdec.plan(**question.options)
     assert cell.answer.gamma == again.best.gamma
-    assert cell.answer.ms_per_token == pytest.approx(1000.0 * again.best.between_tokens_s)
+    assert cell.answer.ms_per_token == pytest.approx(
+        1000.0 * again.best.between_tokens_s
+    )
 
 
 def test_a_model_that_does_not_fit_is_a_cell_with_its_reason(atlas: Atlas) -> None:
     cells = list(cells_of(atlas))
     refused = [cell for cell in cells if cell.answer is None]
-    assert {(cell.model, cell.device) for cell in refused} >= {("llama-3.1-70b", "rtx-4090-24gb")}
+    assert {(cell.model, cell.device) for cell in refused} >= {
+        ("llama-3.1-70b", "rtx-4090-24gb")
+    }
     assert all(cell.refusal for cell in refused)
 
 
@@ -106,7 +110,9 @@ def test_the_tables_have_a_row_for_each_model_and_load(atlas: Atlas) -> None:
 
 def test_each_section_has_its_format_and_what_was_measured_there(atlas: Atlas) -> None:
     sections = list(sections_of(list(cells_of(atlas))))
-    assert all(section.anchor.endswith(f"--{section.weight_dtype}") for section in sections)
+    assert all(
+        section.anchor.endswith(f"--{section.weight_dtype}") for section in sections
+    )
     rows = published_of("llama-3.1-8b", "a100-sxm-80gb")
     assert rows
     for row in rows:
@@ -122,7 +128,9 @@ def test_cells_of_the_shipped_page_are_what_plans_say_now() -> None:
     atlas = read_atlas()
     shown = shipped_cells(atlas)
     questions = list(atlas.questions())
-    step = len(questions) // NUM_FAST_CELLS - 1  # of no common factor with the devices and loads
+    step = (
+        len(questions) // NUM_FAST_CELLS - 1
+    )  # of no common factor with the devices and loads
     for question in questions[::step][:NUM_FAST_CELLS]:
         place = (question.load.name, question.model, question.device.name)
         assert markdown_cell(cell_of(question)) == shown[place], question.anchor
@@ -132,8 +140,12 @@ def test_cells_of_the_shipped_page_are_what_plans_say_now() -> None:
 def test_the_shipped_pages_are_what_the_command_builds() -> None:
     atlas = read_atlas()
     cells = list(cells_of(atlas))
-    assert render_markdown(atlas, cells) == (DOCS / "atlas.md").read_text(encoding="utf-8")
-    assert render_html(atlas, cells) == (DOCS / "atlas.html").read_text(encoding="utf-8")
+    assert render_markdown(atlas, cells) == (DOCS / "atlas.md").read_text(
+        encoding="utf-8"
+    )
+    assert render_html(atlas, cells) == (DOCS / "atlas.html").read_text(
+        encoding="utf-8"
+    )
 
 
 def shipped_cells(atlas: Atlas) -> dict[tuple[str, str, str], str]:
@@ -165,7 +177,9 @@ def test_a_bad_file_is_refused_in_one_line(
     tmp_path: Path, old: str, new: str, message: str
 ) -> None:
     path = tmp_path / "bad.toml"
-    path.write_text(SMALL.replace(old, new, 1) if old != "[[models]]" else SMALL.replace(old, new))
+    path.write_text(
+        SMALL.replace(old, new, 1) if old != "[[models]]" else SMALL.replace(old, new)
+    )
     with pytest.raises(ConfigError, match=message) as refused:
         read_atlas(path)
     assert "\n" not in str(refused.value)

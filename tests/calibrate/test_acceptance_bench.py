@@ -52,7 +52,9 @@ def test_all_budgets_and_methods_of_a_context_share_one_prefill(
     assert prefills == [REQUEST.num_prompts] * len(REQUEST.context_lens)
 
 
-def test_counts_are_those_of_whole_blocks_of_every_prompt(counts: list[Measurement]) -> None:
+def test_counts_are_those_of_whole_blocks_of_every_prompt(
+    counts: list[Measurement],
+) -> None:
     """A block reaches position 2 when position 1 was accepted; every prompt emits at least gen_len tokens."""
     by_sequence: dict[tuple[object, ...], dict[int, tuple[int, int]]] = {}
     for row in counts:
@@ -64,14 +66,26 @@ def test_counts_are_those_of_whole_blocks_of_every_prompt(counts: list[Measureme
         deeper, accepted_deeper = positions.get(2, (0, 0))
         assert deeper == accepted
         assert blocks + accepted + accepted_deeper >= REQUEST.gen_len
-    assert len({row.sequence for row in counts}) == 2 * 3  # a context's prompts are its own
+    assert (
+        len({row.sequence for row in counts}) == 2 * 3
+    )  # a context's prompts are its own
 
 
-def test_a_profile_for_each_method_holds_the_counted_rates(counts: list[Measurement]) -> None:
+def test_a_profile_for_each_method_holds_the_counted_rates(
+    counts: list[Measurement],
+) -> None:
     for profile in fit_profiles(REQUEST, counts):
-        rows = [r for r in counts if r.draft_method == profile.draft_method and r.position == 1]
+        rows = [
+            r
+            for r in counts
+            if r.draft_method == profile.draft_method and r.position == 1
+        ]
         for measured in profile.measured:
-            cell = [r for r in rows if (r.budget, r.context) == (measured.budget, measured.context)]
+            cell = [
+                r
+                for r in rows
+                if (r.budget, r.context) == (measured.budget, measured.context)
+            ]
             assert measured.trials[0] == sum(r.trials for r in cell)
             assert measured.rates[0] == pytest.approx(
                 sum(r.accepted for r in cell) / measured.trials[0]
@@ -106,12 +120,16 @@ def looked_up(tokens: list[int], gamma: int) -> list[int]:
     return [tokens[-1]] * gamma
 
 
-def replayed(prompt: list[int], emitted: list[int], *, gamma: int, gen_len: int) -> list[int]:
+def replayed(
+    prompt: list[int], emitted: list[int], *, gamma: int, gen_len: int
+) -> list[int]:
     """Accepted drafts of each step, for a text that is known beforehand."""
     lengths, done = [], 0
     while done < gen_len:
         proposed = looked_up(prompt + emitted[:done], gamma)
-        accepted = next((i for i in range(gamma) if proposed[i] != emitted[done + i]), gamma)
+        accepted = next(
+            (i for i in range(gamma) if proposed[i] != emitted[done + i]), gamma
+        )
         lengths.append(accepted)
         done += accepted + 1
     return lengths
@@ -140,8 +158,12 @@ def test_ngram_counts_are_those_of_lookups_in_the_emitted_text() -> None:
     rows = measure_acceptance(request)
     for position in (1, 2):
         cell = [row for row in rows if row.position == position]
-        assert sum(row.trials for row in cell) == sum(each >= position - 1 for each in lengths)
-        assert sum(row.accepted for row in cell) == sum(each >= position for each in lengths)
+        assert sum(row.trials for row in cell) == sum(
+            each >= position - 1 for each in lengths
+        )
+        assert sum(row.accepted for row in cell) == sum(
+            each >= position for each in lengths
+        )
 
 
 def test_methods_that_do_not_go_with_a_draft_are_refused() -> None:

@@ -31,7 +31,9 @@ def seconds(kernel: str, batch: Array, kv_len: Array, query_len: Array) -> Array
     tile = np.ceil(query_len / np.ceil(query_len / 4))
     flops = 4.0 * batch * HEADS * kv_len * HEAD_DIM
     busy_s = {
-        "overlapped": (read_s**4 + (flops * np.ceil(query_len / tile) * tile / 1.1e11) ** 4)
+        "overlapped": (
+            read_s**4 + (flops * np.ceil(query_len / tile) * tile / 1.1e11) ** 4
+        )
         ** 0.25,
         "in turn": read_s + flops * query_len / 6e10,
         "slow single rows": np.where(
@@ -52,9 +54,14 @@ def test_the_form_fits_kernels_of_any_cost_per_query_token(kernel: str) -> None:
         "num_kv_heads": np.full_like(batch, HEADS), "head_dim": np.full_like(batch, HEAD_DIM),
         "time_s": seconds(kernel, batch, kv_len, query_len),
     }  # fmt: skip
-    fitted = msgspec.structs.replace(CPU, attention=fit_attention(rows, CPU, kv_dtype="fp32"))
+    fitted = msgspec.structs.replace(
+        CPU, attention=fit_attention(rows, CPU, kv_dtype="fp32")
+    )
     unseen = [
-        (b, s, q) for b in (4, 16, 64) for s in (256, 1024, 2048, 4096) for q in (1, 2, 3, 4, 5, 7)
+        (b, s, q)
+        for b in (4, 16, 64)
+        for s in (256, 1024, 2048, 4096)
+        for q in (1, 2, 3, 4, 5, 7)
     ]
     batch, kv_len, query_len = np.array(
         [each for each in unseen if each[0] * each[1] >= 16_000], float

@@ -40,7 +40,9 @@ GRID_CONTEXTS = {256 * n for n in range(1, 17)}
 def test_engine_shapes_share_no_batch_and_context_with_grids_of_round_numbers() -> None:
     """Users' grids are made of powers of two and multiples of 256; calibration keeps clear of all of them."""
     for shape in (*SHAPES["ours"], *SHAPES["vllm"]):
-        assert not (shape.batch_size in GRID_BATCHES and shape.context_len in GRID_CONTEXTS), shape
+        assert not (
+            shape.batch_size in GRID_BATCHES and shape.context_len in GRID_CONTEXTS
+        ), shape
         assert shape.draft_budget not in GRID_BUDGETS, shape
 
 
@@ -57,7 +59,9 @@ def test_shipped_grids_are_not_calibrated_on(name: str) -> None:
     """No calibration point, of kernels or of engine steps, shares its (batch, context) or (budget, gamma) with one."""
     measured = list(GRIDS[name].requests())
     cases = {(request.batch_size, request.context_len) for request in measured}
-    choices = {(s.draft_budget, s.gamma) for request in measured for s in request.speculations}
+    choices = {
+        (s.draft_budget, s.gamma) for request in measured for s in request.speculations
+    }
     shapes = SHAPES[GRIDS[name].engine]
     assert not cases & {(s.batch_size, s.context_len) for s in shapes}
     assert not cases & set(ATTENTION_SHAPES)
@@ -83,7 +87,9 @@ def test_acceptance_of_shipped_grids_is_profiled_apart(name: str, quick: bool) -
 
 
 def test_the_demo_is_not_calibrated_on() -> None:
-    calibrated = {(s.batch_size, s.context_len) for s in (*SAMPLED_SHAPES, *GREEDY_SHAPES)}
+    calibrated = {
+        (s.batch_size, s.context_len) for s in (*SAMPLED_SHAPES, *GREEDY_SHAPES)
+    }
     assert not calibrated & {
         (r.batch_size, r.context_len) for r in (demo.MAIN, demo.MIDDLE, demo.SMALL)
     }
@@ -98,7 +104,9 @@ def test_calibration_prompts_share_no_text_with_measured_ones() -> None:
     tokenizer = load_tokenizer(checkpoint, vocab_size=spec.vocab_size)
     profiled = acceptance_request(grid)
 
-    def windows(context: int, count: int, seed: int, calibration: bool) -> set[tuple[int, ...]]:
+    def windows(
+        context: int, count: int, seed: int, calibration: bool
+    ) -> set[tuple[int, ...]]:
         request = PromptRequest(
             count=count, context_len=context, seed=seed, calibration=calibration
         )
@@ -109,9 +117,15 @@ def test_calibration_prompts_share_no_text_with_measured_ones() -> None:
             for i in range(0, len(p) - 16, 16 if calibration else 1)
         }
 
-    calibration = windows(profiled.context_lens[-1], profiled.num_prompts, profiled.seed, True)
-    largest = max(grid.requests(), key=lambda request: request.batch_size * request.context_len)
-    measured = windows(largest.context_len, largest.batch_size, largest.sampling.seed, False)
+    calibration = windows(
+        profiled.context_lens[-1], profiled.num_prompts, profiled.seed, True
+    )
+    largest = max(
+        grid.requests(), key=lambda request: request.batch_size * request.context_len
+    )
+    measured = windows(
+        largest.context_len, largest.batch_size, largest.sampling.seed, False
+    )
     assert len(calibration & measured) < 0.02 * len(calibration)
 
 

@@ -22,7 +22,9 @@ BARE = msgspec.structs.replace(H200, gemm=None, attention=None)
 
 
 @pytest.mark.parametrize("num_tokens", [30_000, 200_000, 800_000])
-def test_engine_shapes_fit_into_the_kv_cache_and_are_no_round_numbers(num_tokens: int) -> None:
+def test_engine_shapes_fit_into_the_kv_cache_and_are_no_round_numbers(
+    num_tokens: int,
+) -> None:
     groups = cuda_shapes(num_tokens, max_context=100_000)
     shapes = [shape for group in groups for shape in group]
     assert len({shape.context_len for shape in shapes}) == len(groups) >= 3
@@ -43,7 +45,9 @@ def test_engine_shapes_fit_into_the_kv_cache_and_are_no_round_numbers(num_tokens
     ("name", "expected"),
     [("nvidia-h200", "h200-sxm-141gb"), ("nvidia-h100-80gb-hbm3", "h100-sxm-80gb")],
 )
-def test_links_come_from_the_catalog_where_it_knows_the_device(name: str, expected: str) -> None:
+def test_links_come_from_the_catalog_where_it_knows_the_device(
+    name: str, expected: str
+) -> None:
     """By what the driver calls the device."""
     found = device_in_catalog(name)
     assert found.name == expected
@@ -63,9 +67,9 @@ def test_operands_are_cut_side_by_side_until_they_exceed_the_cache(
     monkeypatch.setattr(kernel_bench, "l2_bytes", lambda device: 0)
     assert (
         len(
-            kernel_bench.MemoryPool(num_elements=9000, device="cpu", dtype="float32").cut(
-                (3000,), least=3
-            )
+            kernel_bench.MemoryPool(
+                num_elements=9000, device="cpu", dtype="float32"
+            ).cut((3000,), least=3)
         )
         == 3
     )
@@ -76,7 +80,9 @@ def test_rotated_linear_layers_are_fitted_without_a_cache() -> None:
     m, n, k = (
         axis.ravel()
         for axis in np.meshgrid(
-            [1.0, 4, 16, 64, 112, 320, 1024], [1024.0, 4096, 6144, 28_672], [1024.0, 4096, 14_336]
+            [1.0, 4, 16, 64, 112, 320, 1024],
+            [1024.0, 4096, 6144, 28_672],
+            [1024.0, 4096, 14_336],
         )
     )
     truth = gemm_time(H200, m=m, n=n, k=k).time_s
@@ -95,12 +101,23 @@ def test_rotated_attention_is_fitted_over_several_query_tokens() -> None:
         for b, s in ((1, 2900), (6, 23_000), (24, 5500), (40, 13_000), (90, 700))
         for q in (1, 2, 5, 8)
     ]
-    batch, kv_len, query_len = (np.array(each, dtype=float) for each in zip(*shapes, strict=True))
+    batch, kv_len, query_len = (
+        np.array(each, dtype=float) for each in zip(*shapes, strict=True)
+    )
     fixed = {"num_heads": 32.0, "num_kv_heads": 8.0, "head_dim": 128.0}
-    truth = attention_time(H200, batch=batch, query_len=query_len, kv_len=kv_len, **fixed).time_s
-    rows = {"batch_size": batch, "kv_len": kv_len, "query_len": query_len, "time_s": truth}
+    truth = attention_time(
+        H200, batch=batch, query_len=query_len, kv_len=kv_len, **fixed
+    ).time_s
+    rows = {
+        "batch_size": batch,
+        "kv_len": kv_len,
+        "query_len": query_len,
+        "time_s": truth,
+    }
     rows |= {name: np.full(len(shapes), value) for name, value in fixed.items()}
     curve = fit_attention(rows, BARE, rotated=True)
     profile = msgspec.structs.replace(H200, attention=curve)
-    again = attention_time(profile, batch=batch, query_len=query_len, kv_len=kv_len, **fixed).time_s
+    again = attention_time(
+        profile, batch=batch, query_len=query_len, kv_len=kv_len, **fixed
+    ).time_s
     assert np.mean(np.abs(again / truth - 1)) < 0.06

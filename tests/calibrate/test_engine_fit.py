@@ -24,7 +24,10 @@ from magicdec.specs.precision import BF16
 MODEL = load_model_spec("llama-3.1-8b")
 HARDWARE = load_hardware("a100-sxm-80gb")
 BASE = msgspec.structs.replace(
-    load_engine("ours"), attention_kernel="measured", forward_overhead_s=0.0, step_overhead_s=0.0
+    load_engine("ours"),
+    attention_kernel="measured",
+    forward_overhead_s=0.0,
+    step_overhead_s=0.0,
 )
 TRUTH = msgspec.structs.replace(
     BASE, gemm_factor=1.3, attention_factor=0.8, verify_attention_factor=1.25, draft_attention_factor=1.1,
@@ -38,8 +41,12 @@ UNSEEN = {
 }  # fmt: skip
 
 
-def phases(columns: dict[str, np.ndarray], engine: EngineProfile) -> dict[str, np.ndarray]:
-    terms = predicted_steps(columns, model=MODEL, hardware=HARDWARE, precision=BF16, engine=engine)
+def phases(
+    columns: dict[str, np.ndarray], engine: EngineProfile
+) -> dict[str, np.ndarray]:
+    terms = predicted_steps(
+        columns, model=MODEL, hardware=HARDWARE, precision=BF16, engine=engine
+    )
     return {
         name: getattr(terms, name).total_s
         for name in ("autoregressive", "draft", "verify", "accept", "upkeep")
@@ -51,27 +58,37 @@ def timed(truth: EngineProfile, *, noise: float = 0.0, seed: int = 0) -> list[Po
     rng = np.random.default_rng(seed)
     vocabulary = MODEL.vocab_size
     points = []
-    for shape, is_greedy in [*((s, 0) for s in SAMPLED_SHAPES), *((s, 1) for s in GREEDY_SHAPES)]:
+    for shape, is_greedy in [
+        *((s, 0) for s in SAMPLED_SHAPES),
+        *((s, 1) for s in GREEDY_SHAPES),
+    ]:
         row = {
             "batch_size": shape.batch_size, "context_len": shape.context_len, "draft_budget": shape.draft_budget,
             "gamma": shape.gamma, "is_greedy": is_greedy,
         }  # fmt: skip
         columns = {name: np.array([float(value)]) for name, value in row.items()}
-        seconds = {name: float(seconds[0]) for name, seconds in phases(columns, truth).items()}
-        per_element = truth.greedy_s_per_element if is_greedy else truth.sampling_s_per_element
+        seconds = {
+            name: float(seconds[0]) for name, seconds in phases(columns, truth).items()
+        }
+        per_element = (
+            truth.greedy_s_per_element if is_greedy else truth.sampling_s_per_element
+        )
         verified = shape.batch_size * (shape.gamma + 1) * vocabulary
         if is_greedy:
             seconds["accept"] = (
-                truth.accept_base_s + (truth.greedy_accept_s_per_element or 0.0) * verified
+                truth.accept_base_s
+                + (truth.greedy_accept_s_per_element or 0.0) * verified
             )
         seconds["sample"] = (
             truth.sampling_base_s + (per_element or 0.0) * shape.batch_size * vocabulary
         )
         seconds["bookkeeping"] = (
-            truth.autoregressive_overhead_s + truth.sequence_overhead_s * shape.batch_size
+            truth.autoregressive_overhead_s
+            + truth.sequence_overhead_s * shape.batch_size
         )
         points += [
-            Point(name, row, [s * np.exp(noise * rng.normal())] * 3) for name, s in seconds.items()
+            Point(name, row, [s * np.exp(noise * rng.normal())] * 3)
+            for name, s in seconds.items()
         ]
     return points
 

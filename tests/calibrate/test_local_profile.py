@@ -8,14 +8,21 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from magicdec.calibrate.local_profile import LocalProfile, Point, load_local_profile, save_points
+from magicdec.calibrate.local_profile import (
+    LocalProfile,
+    Point,
+    load_local_profile,
+    save_points,
+)
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import constant_profile
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.specs.engine import load_engine
 
 
-def test_a_profile_comes_back_from_its_files_whatever_lies_beside_them(tmp_path: Path) -> None:
+def test_a_profile_comes_back_from_its_files_whatever_lies_beside_them(
+    tmp_path: Path,
+) -> None:
     hardware = msgspec.structs.replace(
         load_hardware("a100-sxm-80gb"), reference_s=0.0065, compute_reference_s=0.01
     )
@@ -23,9 +30,13 @@ def test_a_profile_comes_back_from_its_files_whatever_lies_beside_them(tmp_path:
         constant_profile(0.8, model="embedded", draft_method=name)
         for name in ("snapkv", "streamingllm")
     )
-    profile = LocalProfile(hardware=hardware, engine=load_engine("ours"), acceptance=laws)
+    profile = LocalProfile(
+        hardware=hardware, engine=load_engine("ours"), acceptance=laws
+    )
     profile.save(tmp_path / "local.toml")
-    file = save_points([Point("linear", {"m": 4}, [1.0, 2.0, 3.0, 4.0])], tmp_path / "local.toml")
+    file = save_points(
+        [Point("linear", {"m": 4}, [1.0, 2.0, 3.0, 4.0])], tmp_path / "local.toml"
+    )
     assert load_local_profile(tmp_path / "local.toml") == profile
     (point,) = json.loads(file.read_text())
     assert point == {

@@ -29,7 +29,12 @@ FACTS: dict[str, Any] = {
         "created_utc": "2026-03-05T10:00:00+00:00",
         "versions": {"torch": "2.11.0", "triton": "3.6.0"},
     },
-    "fit_error": {"autoregressive": 0.021, "draft": 0.034, "verify": 0.028, "gemm": 0.05},
+    "fit_error": {
+        "autoregressive": 0.021,
+        "draft": 0.034,
+        "verify": 0.028,
+        "gemm": 0.05,
+    },
 }
 RUN: dict[str, Any] = {"model": "llama-3.1-8b", "batch_size": 8, "context_len": 4096}
 
@@ -50,10 +55,14 @@ def write_results(
     LocalProfile(hardware=hardware, engine=engine, acceptance=()).save(
         directory / "llama-3.1-8b.toml"
     )
-    (directory / "facts.json").write_text(json.dumps({"calibration llama-3.1-8b": FACTS | facts}))
+    (directory / "facts.json").write_text(
+        json.dumps({"calibration llama-3.1-8b": FACTS | facts})
+    )
 
 
-def write_runs(directory: Path, count: int, *, error: float, device: str = "nvidia-h200") -> None:
+def write_runs(
+    directory: Path, count: int, *, error: float, device: str = "nvidia-h200"
+) -> None:
     """Predicted runs, and measured ones that took so much longer."""
     for gamma in range(1, count + 1):
         shared = RUN | {
@@ -62,8 +71,12 @@ def write_runs(directory: Path, count: int, *, error: float, device: str = "nvid
             "gamma": gamma,
             "device": "cuda",
         }
-        predicted = Record(source="calibrated", hardware=device, step_s=0.01, speedup=1.5, **shared)
-        measured = Record(source="measured", step_s=0.01 * (1 + error), speedup=1.5, **shared)
+        predicted = Record(
+            source="calibrated", hardware=device, step_s=0.01, speedup=1.5, **shared
+        )
+        measured = Record(
+            source="measured", step_s=0.01 * (1 + error), speedup=1.5, **shared
+        )
         for record in (predicted, measured):
             append_record(directory / "records.jsonl", record)
 
@@ -82,7 +95,9 @@ def ship(
             "--engines-directory",
             directory / "engines",
         ]
-        monkeypatch.setattr(sys, "argv", [str(path), str(directory), *options, *map(str, places)])
+        monkeypatch.setattr(
+            sys, "argv", [str(path), str(directory), *options, *map(str, places)]
+        )
         try:
             ship_gpu_profile.main()
         except SystemExit as ended:
@@ -128,7 +143,9 @@ def test_a_measured_gpu_goes_under_the_catalogs_name_with_date_versions_and_erro
     assert (engine.name, engine.fitted_device) == ("ours-h200-sxm-141gb", hardware.name)
     assert engine.relative_error == 0.06
     assert engine.workspace_bytes == load_engine("ours").workspace_bytes
-    assert engine.sources["fit"].endswith("autoregressive 2.1%, draft 3.4%, verify 2.8%")
+    assert engine.sources["fit"].endswith(
+        "autoregressive 2.1%, draft 3.4%, verify 2.8%"
+    )
 
 
 def test_errors_are_no_less_than_what_predicted_runs_missed_by(
@@ -159,7 +176,10 @@ def test_a_device_that_the_catalog_does_not_know_goes_under_its_own_name(
         ("no profile", "llama-3.1-8b.toml is missing"),
         ("cpu", "nvidia-h200 is no GPU; --allow-cpu"),
         ("tiny", "tiny models"),
-        ("another device", "has predictions for nvidia-a100, but the profile is of nvidia-h200"),
+        (
+            "another device",
+            "has predictions for nvidia-a100, but the profile is of nvidia-h200",
+        ),
         ("runs on a cpu", "has runs on cpu, but the profile is of nvidia-h200"),
         ("older facts", "does not say environment, tiny; calibrate again"),
         ("no facts", "cannot read"),
@@ -169,11 +189,15 @@ def test_what_cannot_be_shipped_is_refused_in_one_line(
     case: str, message: str, tmp_path: Path, ship: Callable[..., Done]
 ) -> None:
     if case != "no profile":
-        write_results(tmp_path, kind="cpu" if case == "cpu" else "gpu", tiny=case == "tiny")
+        write_results(
+            tmp_path, kind="cpu" if case == "cpu" else "gpu", tiny=case == "tiny"
+        )
     if case == "another device":
         write_runs(tmp_path, 1, error=0.0, device="nvidia-a100")
     if case == "runs on a cpu":
-        append_record(tmp_path / "records.jsonl", Record(source="measured", device="cpu", **RUN))
+        append_record(
+            tmp_path / "records.jsonl", Record(source="measured", device="cpu", **RUN)
+        )
     if case == "older facts":
         (tmp_path / "facts.json").write_text(
             json.dumps({"calibration llama-3.1-8b": {"fit_error": {}}})
@@ -203,7 +227,10 @@ def test_what_a_calibration_leaves_is_shipped_and_planned_with(
         "calibrate",
     ]
     done = subprocess.run(
-        [*command, "--output", str(tmp_path)], capture_output=True, text=True, check=False
+        [*command, "--output", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert ship(tmp_path).returncode == 2
@@ -212,7 +239,13 @@ def test_what_a_calibration_leaves_is_shipped_and_planned_with(
         (tmp_path / "hardware").glob("*.toml"),
         (tmp_path / "engines").glob("*.toml"),
     )
-    plan = ("plan", "--model", str(tmp_path / "tiny-llama-3.1-8b"), "--hardware", str(hardware))
+    plan = (
+        "plan",
+        "--model",
+        str(tmp_path / "tiny-llama-3.1-8b"),
+        "--hardware",
+        str(hardware),
+    )
     plan += (
         "--engine",
         str(engine),

@@ -9,20 +9,29 @@ from magicdec.errors import ConfigError
 from magicdec.specs.speculation import budget_at
 from tests.processes import Program
 
-ASKED = {"model": "llama-3.1-8b", "hardware": "h100-sxm-80gb", "draft": "self", "batch": 8}
+ASKED = {
+    "model": "llama-3.1-8b",
+    "hardware": "h100-sxm-80gb",
+    "draft": "self",
+    "batch": 8,
+}
 
 
 def test_a_share_is_its_part_of_each_context() -> None:
     """Tokens and shares in one list; the answer names both for each row."""
     plan = magicdec.plan(**ASKED, context=(8192, 16_384), draft_budget=("7%", 512))
     budgets = {
-        context: {row.draft_budget for row in plan.candidates if row.context_len == context}
+        context: {
+            row.draft_budget for row in plan.candidates if row.context_len == context
+        }
         for context in (8192, 16_384)
     }
     assert budgets == {8192: {573, 512}, 16_384: {1147, 512}}
     for row in plan.candidates:
         assert row.draft_budget is not None
-        assert row.drafting.budget_share == pytest.approx(row.draft_budget / row.context_len)
+        assert row.drafting.budget_share == pytest.approx(
+            row.draft_budget / row.context_len
+        )
     assert plan.request.draft_budgets == ("7%", 512)
 
 

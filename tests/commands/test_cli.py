@@ -14,7 +14,10 @@ from tests.processes import Program, magicdec
 
 
 def test_the_program_itself_ends_with_a_line_and_exit_code_2() -> None:
-    assert "did you mean llama-3.1-8b" in magicdec("plan", "--model", "llama-3.1-8x").refusal
+    assert (
+        "did you mean llama-3.1-8b"
+        in magicdec("plan", "--model", "llama-3.1-8x").refusal
+    )
 
 
 def test_run_prints_and_records_and_reports(tmp_path: Path, program: Program) -> None:
@@ -57,9 +60,7 @@ def test_version_and_help(program: Program) -> None:
 
 
 ROOT = Path(__file__).resolve().parents[2]
-WITHOUT = (
-    "import sys; sys.modules.update(dict.fromkeys({missing!r})); import magicdec.cli as c; c.main()"
-)
+WITHOUT = "import sys; sys.modules.update(dict.fromkeys({missing!r})); import magicdec.cli as c; c.main()"
 """None in `sys.modules` makes Python say that there is no such module."""
 
 
@@ -85,6 +86,9 @@ def test_planning_and_reports_need_no_extra(tmp_path: Path) -> None:
     plan, report = tmp_path / "plan.json", tmp_path / "report.html"
     plan.write_text(done.stdout)
     assert (
-        run(["typst", "pandas"], "report", "--plan", str(plan), "-o", str(report)).returncode == 0
+        run(
+            ["typst", "pandas"], "report", "--plan", str(plan), "-o", str(report)
+        ).returncode
+        == 0
     )
     assert report.stat().st_size > 10_000

@@ -28,13 +28,37 @@ def answer(*args: str) -> dict:
 
 def test_a_plan_asked_with_vllms_options_is_the_one_asked_with_ours() -> None:
     theirs = answer(
-        *("--model", "Qwen/Qwen2.5-7B-Instruct", "--gpu", "h100", "--tensor_parallel_size=2"),
+        *(
+            "--model",
+            "Qwen/Qwen2.5-7B-Instruct",
+            "--gpu",
+            "h100",
+            "--tensor_parallel_size=2",
+        ),
         *("--max-num-seqs", "16", "--input-len", "4k", "--output-len", "256"),
         *("--quantization", "awq", "--kv-cache-dtype", "fp8_e4m3"),
     )
     ours = answer(
-        *("--model", "qwen2.5-7b", "--hardware", "h100-sxm-80gb", "--tp", "2", "--batch", "16"),
-        *("--context", "4096", "--gen-len", "256", "--weight-dtype", "int4", "--kv-dtype", "fp8"),
+        *(
+            "--model",
+            "qwen2.5-7b",
+            "--hardware",
+            "h100-sxm-80gb",
+            "--tp",
+            "2",
+            "--batch",
+            "16",
+        ),
+        *(
+            "--context",
+            "4096",
+            "--gen-len",
+            "256",
+            "--weight-dtype",
+            "int4",
+            "--kv-dtype",
+            "fp8",
+        ),
     )
     assert theirs["choice"] == ours["choice"]
     assert theirs["precision"] == ours["precision"]
@@ -58,11 +82,21 @@ def test_an_option_without_a_counterpart_is_answered_with_ours(theirs: str) -> N
 def test_all_commands_read_32k() -> None:
     done = CliRunner().invoke(
         app,
-        ["sensitivity", "--context", "2k", "--acceptance-rate", "0.8", "--hardware", "h100"],
+        [
+            "sensitivity",
+            "--context",
+            "2k",
+            "--acceptance-rate",
+            "0.8",
+            "--hardware",
+            "h100",
+        ],
         catch_exceptions=False,
     )
     assert done.exit_code == 0, done.output
-    assert as_ours(["--n", "2k", "--m", "2k"], names=["--n", "--m"], counts=["--n"]) == [
+    assert as_ours(
+        ["--n", "2k", "--m", "2k"], names=["--n", "--m"], counts=["--n"]
+    ) == [
         "--n",
         "2048",
         "--m",

@@ -36,7 +36,9 @@ def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from magicdec.perfmodel.plan.planner import PlanRequest, plan
 
     path.write_text(
-        plan(PlanRequest(batch_sizes=(8,), context_lens=(2048,), draft="eagle")).to_json()
+        plan(
+            PlanRequest(batch_sizes=(8,), context_lens=(2048,), draft="eagle")
+        ).to_json()
     )
     return path
 
@@ -72,7 +74,9 @@ def ordinary_user() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("what", WRITERS)
-def test_a_full_disk(what: str, plan_file: Path, tmp_path: Path, program: Program) -> None:
+def test_a_full_disk(
+    what: str, plan_file: Path, tmp_path: Path, program: Program
+) -> None:
     file = tmp_path / f"out.{SUFFIX[what]}"
     assert outcome(what, file, plan_file, program)[0] == 0
     before = file.read_bytes()
@@ -88,14 +92,20 @@ def test_a_full_disk(what: str, plan_file: Path, tmp_path: Path, program: Progra
     assert list(tmp_path.iterdir()) == [file]
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full is needed")
+@pytest.mark.skipif(
+    not Path("/dev/full").exists(), reason="a device that is always full is needed"
+)
 @pytest.mark.parametrize(
-    "arguments", [("plan", *QUICK), ("plan", *QUICK, "--format", "json"), ("models",)], ids=str
+    "arguments",
+    [("plan", *QUICK), ("plan", *QUICK, "--format", "json"), ("models",)],
+    ids=str,
 )
 def test_a_full_disk_behind_the_standard_output(arguments: tuple[str, ...]) -> None:
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-m", "magicdec", *arguments]
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
     assert (done.returncode, done.stderr) == (
         2,
         "magicdec: cannot write the output: No space left on device\n",
@@ -107,7 +117,9 @@ def test_a_reader_that_is_gone() -> None:
     reads, writes = os.pipe()
     os.close(reads)
     command = [sys.executable, "-m", "magicdec", "plan", "--format", "json", *QUICK]
-    done = subprocess.run(command, stdout=writes, stderr=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(
+        command, stdout=writes, stderr=subprocess.PIPE, text=True, check=False
+    )
     os.close(writes)
     assert (done.returncode, done.stderr) == (1, "")
 

@@ -39,7 +39,10 @@ def test_csv_has_a_header_and_a_row_per_candidate() -> None:
     rows = list(csv.DictReader(io.StringIO(run("--format", "csv"))))
     assert len(rows) == 13
     assert float(rows[1]["speedup"]) > 0
-    assert "speedup_static_batch" in run("--format", "csv", "--gen-len", "100").splitlines()[0]
+    assert (
+        "speedup_static_batch"
+        in run("--format", "csv", "--gen-len", "100").splitlines()[0]
+    )
 
 
 def test_records_hold_the_evaluated_grid(tmp_path: Path) -> None:
@@ -48,7 +51,9 @@ def test_records_hold_the_evaluated_grid(tmp_path: Path) -> None:
     records = read_records(path)
     assert len(records) == 2 * 13
     assert {record.source for record in records} <= {"analytical", "calibrated"}
-    assert all(record.tpot_s and record.hardware == "a100-sxm-80gb" for record in records)
+    assert all(
+        record.tpot_s and record.hardware == "a100-sxm-80gb" for record in records
+    )
 
 
 def test_a_plan_imports_neither_torch_nor_plotting_nor_scipy() -> None:
@@ -59,7 +64,9 @@ def test_a_plan_imports_neither_torch_nor_plotting_nor_scipy() -> None:
         "print(sorted({name.split('.')[0] for name in sys.modules} & "
         "{'torch', 'pandas', 'matplotlib', 'scipy', 'transformers'}), file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert done.stderr.strip() == "[]"
     assert re.match(r"\{", done.stdout)
 
@@ -87,12 +94,17 @@ def test_a_locally_calibrated_machine_is_planned_from_its_files(tmp_path: Path) 
     )
     save_hardware(hardware, tmp_path / "hardware.toml")
     engine = EngineProfile(
-        name="local", layer_overhead_s=2e-4, accept_s_per_element=1e-8, workspace_bytes=0.0
+        name="local",
+        layer_overhead_s=2e-4,
+        accept_s_per_element=1e-8,
+        workspace_bytes=0.0,
     )
     save_engine(engine, tmp_path / "engine.toml")
     law = Law(rejection=0.2, budget_exponent=0.3, reference_budget=256)
     save_profile(
-        AcceptanceProfile(model="small", draft_method="streamingllm", law=law, source="measured"),
+        AcceptanceProfile(
+            model="small", draft_method="streamingllm", law=law, source="measured"
+        ),
         tmp_path / "acceptance.json",
     )
     arguments = [
@@ -111,7 +123,15 @@ def test_a_locally_calibrated_machine_is_planned_from_its_files(tmp_path: Path) 
     ]
     result = CliRunner().invoke(
         app,
-        [*arguments, "--draft-method", "streamingllm", "--context", "4096", "--format", "json"],
+        [
+            *arguments,
+            "--draft-method",
+            "streamingllm",
+            "--context",
+            "4096",
+            "--format",
+            "json",
+        ],
         catch_exceptions=False,
     )
     document = json.loads(result.output)
@@ -120,6 +140,7 @@ def test_a_locally_calibrated_machine_is_planned_from_its_files(tmp_path: Path) 
     assert best["layout"]["tp_size"] == 1
     assert drafting["method"] == "streamingllm"
     assert (
-        document["memory"]["kv_bytes"] == 32 * (4096 + drafting["gamma"] + 1) * 3 * 2 * 8 * 32 * 4
+        document["memory"]["kv_bytes"]
+        == 32 * (4096 + drafting["gamma"] + 1) * 3 * 2 * 8 * 32 * 4
     )  # fp32 on a CPU
     assert best["decoding"]["gain"]["speedup"] > 1.2

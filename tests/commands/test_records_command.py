@@ -48,7 +48,9 @@ def test_ls_fits_80_columns_and_shows_every_record(file: Path) -> None:
         assert sum(line.startswith(record.key[:8]) for line in lines) == 1
 
 
-def test_show_accepts_the_beginning_of_a_key_and_names_the_nearest_unknown(file: Path) -> None:
+def test_show_accepts_the_beginning_of_a_key_and_names_the_nearest_unknown(
+    file: Path,
+) -> None:
     record = read_records(file)[1]
     assert json.loads(run("show", record.key[:10], str(file))) == {
         "key": record.key, "schema_version": 1, **msgspec.to_builtins(record),

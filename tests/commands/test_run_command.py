@@ -18,7 +18,11 @@ pytest.importorskip("torch")
 
 from magicdec.commands.run import read_plan
 from magicdec.errors import CapacityError, ConfigError
-from magicdec.measure.configuration import BenchmarkRequest, check_request, session_bytes
+from magicdec.measure.configuration import (
+    BenchmarkRequest,
+    check_request,
+    session_bytes,
+)
 from magicdec.perfmodel.plan.planner import PlanRequest, plan
 from magicdec.plan_document import Formats, GammaTable, NeedsAcceptance, Plan
 from magicdec.plan_rows import Candidate, columns, nested
@@ -56,7 +60,9 @@ def generated(path: Path) -> list[list[int]]:
     return [json.loads(line)["generated_ids"] for line in path.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("launcher", ["ours", pytest.param("torchrun", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "launcher", ["ours", pytest.param("torchrun", marks=pytest.mark.slow)]
+)
 def test_one_rank_and_two_generate_the_same(
     launcher: str, tmp_path: Path, program: Program
 ) -> None:
@@ -75,7 +81,10 @@ def test_one_rank_and_two_generate_the_same(
     extra = ("--draft-tp", "1", *(("--tp", "2") if launcher == "ours" else ()))
     start = program if launcher == "ours" else partial(magicdec, launcher=TORCHRUN)
     outputs, rows = [], []
-    for name, arguments, run in (("one", options, program), ("two", (*options, *extra), start)):
+    for name, arguments, run in (
+        ("one", options, program),
+        ("two", (*options, *extra), start),
+    ):
         records, output = tmp_path / f"{name}.jsonl", tmp_path / f"{name}-output.jsonl"
         files = ("--records", str(records), "--save-output", str(output))
         rows.append(rows_of(run("run", *arguments, *files)))
@@ -140,7 +149,8 @@ def test_a_plan_runs_its_best_and_runner_up_and_options_override(
         ("snapkv", 3),
     ]
     assert {
-        (r["batch_size"], r["context_len"], r["gen_len"], r.get("temperature", 0.0)) for r in rows
+        (r["batch_size"], r["context_len"], r["gen_len"], r.get("temperature", 0.0))
+        for r in rows
     } == {(2, 120, 5, 0.0)}
 
 
@@ -167,21 +177,31 @@ def test_a_plan_whose_draft_cannot_be_run_names_what_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The plan's own best that is run; without any known acceptance, what to give; a draft named here is enough."""
-    monkeypatch.setattr("magicdec.commands.run.NOT_RUN", ("suffix",))  # as of a planned method
+    monkeypatch.setattr(
+        "magicdec.commands.run.NOT_RUN", ("suffix",)
+    )  # as of a planned method
     answer = plan_of()
-    suffix = changed(answer.best, draft="suffix", draft_method="suffix", draft_budget=None, gamma=4)
-    path = plan_file(tmp_path / "plan.json", best=suffix, candidates=[suffix, *answer.candidates])
-    instead = (
-        "its best that is run: --draft self --draft-method streamingllm --draft-budget 32 --gamma 2"
+    suffix = changed(
+        answer.best, draft="suffix", draft_method="suffix", draft_budget=None, gamma=4
     )
+    path = plan_file(
+        tmp_path / "plan.json", best=suffix, candidates=[suffix, *answer.candidates]
+    )
+    instead = "its best that is run: --draft self --draft-method streamingllm --draft-budget 32 --gamma 2"
     with pytest.raises(ConfigError, match=instead):
         read_plan(path)
     runner_up = read_plan(path, is_draft_given=True)[1]
-    assert (runner_up["draft_method"], runner_up["draft_budget"]) == ("streamingllm", "32")
-    unknown = [NeedsAcceptance(draft="self", draft_method="snapkv", reason="not published")]
+    assert (runner_up["draft_method"], runner_up["draft_budget"]) == (
+        "streamingllm",
+        "32",
+    )
+    unknown = [
+        NeedsAcceptance(draft="self", draft_method="snapkv", reason="not published")
+    ]
     plan_file(path, best=answer.autoregressive, candidates=[], needs_acceptance=unknown)
     with pytest.raises(
-        ConfigError, match="acceptance of self/snapkv on embedded is not known; plan with"
+        ConfigError,
+        match="acceptance of self/snapkv on embedded is not known; plan with",
     ):
         read_plan(path)
     (options,) = read_plan(path, is_draft_given=True)
@@ -206,9 +226,13 @@ def test_the_dtype_of_a_plan(tmp_path: Path) -> None:
             {"dtype": "bfloat16", "draft_weight_dtype": "fp8"},
         ),
     ):
-        for row in read_plan(plan_file(tmp_path / "plan.json", precision=Formats(**formats))):
+        for row in read_plan(
+            plan_file(tmp_path / "plan.json", precision=Formats(**formats))
+        ):
             assert {
-                name: row[name] for name in ("dtype", "draft_weight_dtype") if name in row
+                name: row[name]
+                for name in ("dtype", "draft_weight_dtype")
+                if name in row
             } == options
     request = PlanRequest(
         model="llama-3.1-8b", hardware=("a100-sxm-80gb",), batch_sizes=(64,), context_lens=(32_768,),
@@ -217,7 +241,11 @@ def test_the_dtype_of_a_plan(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text(plan(request).to_json())
     row = read_plan(path)[0]
-    assert (row["draft"], row["dtype"], row["draft_weight_dtype"]) == ("self", "bfloat16", "fp8")
+    assert (row["draft"], row["dtype"], row["draft_weight_dtype"]) == (
+        "self",
+        "bfloat16",
+        "fp8",
+    )
 
 
 def test_a_plan_in_a_format_that_cannot_be_run(tmp_path: Path) -> None:
@@ -231,13 +259,17 @@ def test_a_plan_in_a_format_that_cannot_be_run(tmp_path: Path) -> None:
             "plans a KV cache in fp8 and a draft's KV cache in int4",
         ),
     ):
-        path = plan_file(tmp_path / "plan.json", precision=Formats(**(FORMATS | formats)))
+        path = plan_file(
+            tmp_path / "plan.json", precision=Formats(**(FORMATS | formats))
+        )
         with pytest.raises(ConfigError, match=message):
             read_plan(path)
         assert "dtype" not in read_plan(path, is_dtype_given=True)[0]
 
 
-def test_bfloat16_on_a_device_without_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_on_a_device_without_it_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     import torch
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
@@ -248,7 +280,8 @@ def test_bfloat16_on_a_device_without_it_is_refused(monkeypatch: pytest.MonkeyPa
         model="embedded", batch_size=1, context_len=100, device="cuda", dtype="bfloat16"
     )
     with pytest.raises(
-        ConfigError, match="does not compute in bfloat16; use --dtype float16 or float32"
+        ConfigError,
+        match="does not compute in bfloat16; use --dtype float16 or float32",
     ):
         check_request(request, load_model_spec("embedded"))
 
@@ -287,13 +320,17 @@ def test_gamma_is_chosen_from_a_plans_table(tmp_path: Path, program: Program) ->
 def test_the_memory_check_counts_the_draft_model_and_its_cache() -> None:
     """Against the specs' own numbers: embedded drafting for itself over a full cache doubles everything."""
     target = load_model_spec("embedded")
-    alone = BenchmarkRequest(model="embedded", batch_size=2, context_len=100, gen_len=10)
+    alone = BenchmarkRequest(
+        model="embedded", batch_size=2, context_len=100, gen_len=10
+    )
     spec = SpeculationSpec(draft="embedded", draft_method="full", gamma=3)
     drafted = BenchmarkRequest(
         model="embedded", batch_size=2, context_len=97, gen_len=10, speculations=(spec,)
     )
     assert session_bytes(alone)[0] == 4 * target.num_parameters
-    assert session_bytes(drafted) == pytest.approx([2 * x for x in session_bytes(alone)])
+    assert session_bytes(drafted) == pytest.approx(
+        [2 * x for x in session_bytes(alone)]
+    )
     sparse = SpeculationSpec(draft="llama-68m", draft_method="full", gamma=3)
     long = BenchmarkRequest(
         model="llama-2-7b",
@@ -304,7 +341,8 @@ def test_the_memory_check_counts_the_draft_model_and_its_cache() -> None:
         speculations=(sparse,),
     )
     with pytest.raises(
-        CapacityError, match="llama-68m holds 2048 positions, 3104 are needed; use --draft-method"
+        CapacityError,
+        match="llama-68m holds 2048 positions, 3104 are needed; use --draft-method",
     ):
         check_request(long, load_model_spec("llama-2-7b"))
 
@@ -318,7 +356,9 @@ def test_threads_are_bound_before_torch_is_loaded() -> None:
         "environment.bind_threads = check\n"
         "from magicdec.cli import main; sys.argv[1:] = ['run', '--batch', '1', '--context', '100']; main()\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
     assert done.stdout.strip() == "False", done.stderr
 
 
@@ -354,13 +394,17 @@ def test_hundreds_of_tokens_after_prompts_of_mixed_lengths(
     rows = rows_of(program("run", *options, "--save-output", str(drafted)))
     assert generated(drafted) == generated(alone)
     assert [len(tokens) for tokens in generated(drafted)] == [520] * 3
-    prompts = [json.loads(line)["prompt_ids"] for line in drafted.read_text().splitlines()]
+    prompts = [
+        json.loads(line)["prompt_ids"] for line in drafted.read_text().splitlines()
+    ]
     assert [len(prompt) for prompt in prompts] == [150, 225, 300]
     assert rows[1]["static_batch_tokens_per_s"] < rows[1]["tokens_per_s"]
     assert rows[1]["speedup_static_batch"] > 0
 
 
-def test_a_queue_is_recorded_and_changes_no_token(tmp_path: Path, program: Program) -> None:
+def test_a_queue_is_recorded_and_changes_no_token(
+    tmp_path: Path, program: Program
+) -> None:
     """Greedy, with 5 prompts through 2 slots: the tokens are those of a batch of 5; the text of one is streamed."""
     options = (
         "--context-spread",
@@ -381,7 +425,9 @@ def test_a_queue_is_recorded_and_changes_no_token(tmp_path: Path, program: Progr
     assert drafted["speedup_refilled"] > 0
     first = json.loads(queued.read_text().splitlines()[0])
     assert done.stderr.strip() == first["generated"].strip()
-    rows_of(program("run", *SMALL, *options, "--batch", "5", "--save-output", str(whole)))
+    rows_of(
+        program("run", *SMALL, *options, "--batch", "5", "--save-output", str(whole))
+    )
     assert sorted(generated(queued)) == sorted(generated(whole))
 
 
@@ -413,7 +459,9 @@ def test_each_format_of_a_drafts_weights_is_measured_and_recorded(
 
 
 @pytest.mark.slow
-def test_two_nodes_generate_what_one_process_does(tmp_path: Path, program: Program) -> None:
+def test_two_nodes_generate_what_one_process_does(
+    tmp_path: Path, program: Program
+) -> None:
     """Two torchrun processes that meet at a rendezvous on loopback, one rank each; only the first node writes."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -436,12 +484,19 @@ def test_two_nodes_generate_what_one_process_does(tmp_path: Path, program: Progr
         "127.0.0.1",
         "-m",
     )
-    one, outputs = tmp_path / "one.jsonl", [tmp_path / f"node{i}.jsonl" for i in range(2)]
+    one, outputs = (
+        tmp_path / "one.jsonl",
+        [tmp_path / f"node{i}.jsonl" for i in range(2)],
+    )
     records, options = tmp_path / "records.jsonl", ("run", *DRAFTED)
     assert program(*options, "--save-output", str(one)).returncode == 0
     with ThreadPoolExecutor() as pool:
-        start = partial(magicdec, *options, "--records", str(records), launcher=torchrun)
-        nodes = list(pool.map(lambda output: start("--save-output", str(output)), outputs))
+        start = partial(
+            magicdec, *options, "--records", str(records), launcher=torchrun
+        )
+        nodes = list(
+            pool.map(lambda output: start("--save-output", str(output)), outputs)
+        )
     assert [node.returncode for node in nodes] == [0, 0], nodes
     written = [path for path in outputs if path.exists()]
     assert len(written) == 1

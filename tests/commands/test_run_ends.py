@@ -100,13 +100,17 @@ def test_ranks_end_with_their_parent(number: signal.Signals, moment: str) -> Non
         run.process.send_signal(number)
         assert run.wait() == EXIT_CODES[number]
         everything = sorted({*ranks, *run.descendants()})
-        expect_none_left(f"{number.name} to magicdec run --tp 2, {moment}", run, everything)
+        expect_none_left(
+            f"{number.name} to magicdec run --tp 2, {moment}", run, everything
+        )
         assert "Traceback" not in run.shown
 
 
 @LATER
 @pytest.mark.parametrize(("number", "moment"), [(KILL, "decoding"), (TERM, "starting")])
-def test_ranks_end_with_torchrun(number: signal.Signals, moment: str, recorded: Path) -> None:
+def test_ranks_end_with_torchrun(
+    number: signal.Signals, moment: str, recorded: Path
+) -> None:
     """Killed, it cannot end them itself; and what has just been started has to load its first modules for that. What
     was recorded before stays."""
     before = recorded.read_bytes()
@@ -119,12 +123,16 @@ def test_ranks_end_with_torchrun(number: signal.Signals, moment: str, recorded: 
         if number != KILL:
             assert run.wait() not in (0, None)
         within_s = ENDS_WITHIN_S if moment == "decoding" else 30
-        expect_none_left(f"{number.name} to torchrun, {moment}", run, ranks, within_s=within_s)
+        expect_none_left(
+            f"{number.name} to torchrun, {moment}", run, ranks, within_s=within_s
+        )
     assert recorded.read_bytes().startswith(before)
 
 
 @LAUNCHERS
-def test_a_killed_rank_ends_the_run(recorded: Path, launcher: tuple[str, ...], marker: str) -> None:
+def test_a_killed_rank_ends_the_run(
+    recorded: Path, launcher: tuple[str, ...], marker: str
+) -> None:
     """Within seconds, with a failing exit code and the reason; what was recorded before stays, and of
     the run itself only its repetitions are recorded."""
     before = recorded.read_bytes()
@@ -137,11 +145,21 @@ def test_a_killed_rank_ends_the_run(recorded: Path, launcher: tuple[str, ...], m
         expect_none_left(f"SIGKILL to a rank of {name}, decoding", run, ranks)
         assert "SIGKILL" in run.shown
         if marker == OURS[1]:
-            assert "magicdec: rank 1 died: its process was ended by SIGKILL" in " ".join(
-                run.shown.split()
+            assert (
+                "magicdec: rank 1 died: its process was ended by SIGKILL"
+                in " ".join(run.shown.split())
             )
     assert recorded.read_bytes().startswith(before)
-    assert len([record for record in read_records(recorded) if UNFINISHED not in record.notes]) == 1
+    assert (
+        len(
+            [
+                record
+                for record in read_records(recorded)
+                if UNFINISHED not in record.notes
+            ]
+        )
+        == 1
+    )
 
 
 @LATER

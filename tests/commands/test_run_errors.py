@@ -78,12 +78,24 @@ def test_a_checkpoint_that_cannot_be_used(
             ("--draft", "llama-68m", "--draft-method", "full"),
             "a vocabulary of 32000, target embedded of 2048",
         ),
-        (("--draft-budget", "101"), "draft budget 101 exceeds the context 100; the largest is 100"),
+        (
+            ("--draft-budget", "101"),
+            "draft budget 101 exceeds the context 100; the largest is 100",
+        ),
         (("--gamma", "33"), "gamma must be between 0 and 32"),
-        (("--draft", "eagle"), "needs a head that was trained for embedded: give its directory"),
+        (
+            ("--draft", "eagle"),
+            "needs a head that was trained for embedded: give its directory",
+        ),
         (("--draft", "mtp"), "embedded has no module of multi-token prediction"),
-        (("--draft", "eagle3", "--draft-model", "{tmp_path}"), "no configuration of a head at"),
-        (("--draft", "mtp", "--draft-model", EAGLE3), "is of a head of eagle3, not of mtp"),
+        (
+            ("--draft", "eagle3", "--draft-model", "{tmp_path}"),
+            "no configuration of a head at",
+        ),
+        (
+            ("--draft", "mtp", "--draft-model", EAGLE3),
+            "is of a head of eagle3, not of mtp",
+        ),
         (("--draft", EAGLE3), "states of 16 numbers; those of embedded have 192"),
         (("--prompts", "{tmp_path}"), "hold no text"),
         (("--dtype", "float8"), "known: bfloat16, float16, float32"),
@@ -96,7 +108,10 @@ def test_a_checkpoint_that_cannot_be_used(
         (("--draft-method", "full"), "unknown draft method of a self-draft"),
         (("--plan", "/nonexistent.json"), "cannot read plan"),
         (("--draft-weight-dtype", "int3"), "unknown draft weight dtype 'int3'"),
-        (("--draft", "ngram", "--draft-weight-dtype", "int8"), "draft 'ngram' has none"),
+        (
+            ("--draft", "ngram", "--draft-weight-dtype", "int8"),
+            "draft 'ngram' has none",
+        ),
         (("--simulate-acceptance", "2"), "rates between 0 and 1"),
         (("--records", "{tmp_path}"), "it is a directory"),
         (("--save-output", "{tmp_path}"), "it is a directory"),
@@ -150,7 +165,10 @@ def test_an_option_that_cannot_be_used(
             ("--save-output", "{tmp_path}/text"),
             "holds something else than a run's output, and is left as it is",
         ),
-        (("--prompts", "{tmp_path}/text", "--save-output", "{tmp_path}/text"), "are one file"),
+        (
+            ("--prompts", "{tmp_path}/text", "--save-output", "{tmp_path}/text"),
+            "are one file",
+        ),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
@@ -190,7 +208,12 @@ def test_a_plan_of_a_pipeline_is_not_run_as_something_else(
 ) -> None:
     path = tmp_path / "plan.json"
     answer = magicdec.plan(
-        model="llama-3.1-70b", hardware="h100-sxm-80gb", tp=4, pp=2, batch=8, context=4096
+        model="llama-3.1-70b",
+        hardware="h100-sxm-80gb",
+        tp=4,
+        pp=2,
+        batch=8,
+        context=4096,
     )
     path.write_bytes(msgspec.json.encode(answer))
     assert "spreads a replica as tp 4 x pp 2" in refusal(program, "--plan", str(path))
@@ -216,7 +239,17 @@ def test_heads_that_an_acceptance_is_not_measured_of(
     options: tuple[str, ...], message: str, program: Program, tmp_path: Path
 ) -> None:
     profile = tmp_path / "own.toml"
-    small = ("--num-prompts", "2", "--context", "64", "--gen-len", "4", "-q", "-o", str(profile))
+    small = (
+        "--num-prompts",
+        "2",
+        "--context",
+        "64",
+        "--gen-len",
+        "4",
+        "-q",
+        "-o",
+        str(profile),
+    )
     done = program("profile-acceptance", "--draft", EAGLE3, *small, *options)
     assert done.returncode == 2
     assert message in done.stderr

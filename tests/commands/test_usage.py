@@ -33,26 +33,47 @@ REFUSALS = [
         ("records", "ls", "r.jsonl", "--fromat", "csv"),
         "unknown option '--fromat': did you mean --format?$",
     ),
-    (("explore", "--no-browsr"), "unknown option '--no-browsr': did you mean --no-browser?$"),
-    (("calibrate", "--zzzz"), "unknown option '--zzzz': see magicdec calibrate --help$"),
+    (
+        ("explore", "--no-browsr"),
+        "unknown option '--no-browsr': did you mean --no-browser?$",
+    ),
+    (
+        ("calibrate", "--zzzz"),
+        "unknown option '--zzzz': see magicdec calibrate --help$",
+    ),
     (("--verson",), "unknown option '--verson': did you mean --version?$"),
     (("plan", "--gamma"), "--gamma needs a value$"),
     (("demo", "--quiet=yes"), "--quiet takes no value$"),
     (("pln",), "unknown command 'pln': did you mean plan?"),
-    (("sensitvity", "--batch", "3"), "unknown command 'sensitvity': did you mean sensitivity?"),
+    (
+        ("sensitvity", "--batch", "3"),
+        "unknown command 'sensitvity': did you mean sensitivity?",
+    ),
     (("validate", "krnels"), "unknown command 'krnels': did you mean kernels?"),
     (("records", "list"), "unknown command 'list': did you mean ls?"),
-    (("validate", "xyz"), "unknown command 'xyz': known: acceptance, grid, kernels, pairs"),
+    (
+        ("validate", "xyz"),
+        "unknown command 'xyz': known: acceptance, grid, kernels, pairs",
+    ),
     (("run", "--batch", "0"), "--batch must be a whole number of at least 1, not '0'"),
-    (("run", "--batch", "abc"), "--batch must be a whole number of at least 1, not 'abc'"),
-    (("run", "--context-spread", "2"), "--context-spread must be a number from 0 to 0.9, not '2'"),
+    (
+        ("run", "--batch", "abc"),
+        "--batch must be a whole number of at least 1, not 'abc'",
+    ),
+    (
+        ("run", "--context-spread", "2"),
+        "--context-spread must be a number from 0 to 0.9, not '2'",
+    ),
     (("plan", "--gamma", "many"), "--gamma must be a whole number, not 'many'"),
     (("plan", "--price", "cheap"), "--price must be a number, not 'cheap'"),
     (
         ("sensitivity", "--batch", "1.5"),
         "--batch must be numbers like 4, 32k or 1,2,4-6, not '1.5'",
     ),
-    (("explore", "--port", "99999"), "--port must be a whole number from 0 to 65535, not '99999'"),
+    (
+        ("explore", "--port", "99999"),
+        "--port must be a whole number from 0 to 65535, not '99999'",
+    ),
     (
         ("run", "--format", "jsn"),
         "unknown --format 'jsn': did you mean json?; known: csv, json, table",
@@ -62,14 +83,23 @@ REFUSALS = [
         ("run", "--weights", "rand"),
         "unknown --weights 'rand': did you mean random?; known: checkpoint, random",
     ),
-    (("calibrate", "--weights", "none"), "unknown --weights 'none': known: checkpoint, random"),
+    (
+        ("calibrate", "--weights", "none"),
+        "unknown --weights 'none': known: checkpoint, random",
+    ),
     (
         ("calibrate", "--engine", "sglang"),
         "unknown engine to calibrate 'sglang': known: ours, vllm",
     ),
     (("calibrate", "--clock", "cpu"), "--clock cpu goes with --engine vllm"),
-    (("validate", "grid", "--quick", "--clock", "cpu"), "--clock cpu goes with --engine vllm"),
-    (("tune", "http://localhost"), "magicdec tune needs --restart: Command that restarts it"),
+    (
+        ("validate", "grid", "--quick", "--clock", "cpu"),
+        "--clock cpu goes with --engine vllm",
+    ),
+    (
+        ("tune", "http://localhost"),
+        "magicdec tune needs --restart: Command that restarts it",
+    ),
     (("export",), "magicdec export needs 'engine': vllm, sglang or trtllm"),
     (
         ("export", "vllm"),
@@ -83,7 +113,10 @@ REFUSALS = [
         ("plan", "llama-3.1-8b"),
         "magicdec plan takes no argument 'llama-3.1-8b': see magicdec plan --help",
     ),
-    (("plan", "model", "x"), "magicdec plan takes no argument 'model': did you mean --model?"),
+    (
+        ("plan", "model", "x"),
+        "magicdec plan takes no argument 'model': did you mean --model?",
+    ),
 ]
 
 
@@ -99,7 +132,9 @@ def test_what_cannot_be_is_one_line_that_names_the_nearest(
 
 
 @pytest.mark.parametrize("arguments", [(), ("records",), ("validate",)])
-def test_a_group_alone_shows_its_whole_help(arguments: tuple[str, ...], program: Program) -> None:
+def test_a_group_alone_shows_its_whole_help(
+    arguments: tuple[str, ...], program: Program
+) -> None:
     done = program(*arguments)
     assert done.returncode == 0
     assert "\nCommands:\n" in done.stdout
@@ -107,7 +142,10 @@ def test_a_group_alone_shows_its_whole_help(arguments: tuple[str, ...], program:
 
 
 def test_defaults_come_from_the_users_file(
-    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line_of: Callable[..., str]
+    program: Program,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    line_of: Callable[..., str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
@@ -116,7 +154,10 @@ def test_defaults_come_from_the_users_file(
         'model = "qwen3-8b"\nhardware = "h100-sxm-80gb"\n'
     )
     assert "qwen3-8b on 8 x h100-sxm-80gb" in program("plan").stdout
-    assert "qwen3-8b on 8 x a100-sxm-80gb" in program("plan", "--hardware", "a100-sxm-80gb").stdout
+    assert (
+        "qwen3-8b on 8 x a100-sxm-80gb"
+        in program("plan", "--hardware", "a100-sxm-80gb").stdout
+    )
     (tmp_path / "magicdec.toml").write_text('hardwear = "h100-sxm-80gb"\n')
     assert line_of("plan").startswith(
         "unknown default in magicdec.toml 'hardwear': did you mean hardware?"
@@ -125,15 +166,28 @@ def test_defaults_come_from_the_users_file(
 
 def test_what_was_measured_is_named_for_the_next_command(tmp_path: Path) -> None:
     """The line that `profile-acceptance` ends with names files that are there."""
-    profile, measured = tmp_path / "local.toml", tmp_path / "local.acceptance.streamingllm.json"
+    profile, measured = (
+        tmp_path / "local.toml",
+        tmp_path / "local.acceptance.streamingllm.json",
+    )
     line = next_plan(profile, [measured], model="embedded", draft="self", context=4096)
-    assert line == f"magicdec plan --model embedded --acceptance {measured} --context 4096"
+    assert (
+        line == f"magicdec plan --model embedded --acceptance {measured} --context 4096"
+    )
     profile.touch()
     (tmp_path / "local.engine.toml").touch()
     line = next_plan(profile, [measured], model="embedded", draft="self", context=4096)
-    assert f"--hardware {profile} --engine {tmp_path / 'local.engine.toml'} --acceptance" in line
+    assert (
+        f"--hardware {profile} --engine {tmp_path / 'local.engine.toml'} --acceptance"
+        in line
+    )
     line = next_plan(
-        profile, [measured], model="m", draft="eagle3", draft_model="path/to/head", context=64
+        profile,
+        [measured],
+        model="m",
+        draft="eagle3",
+        draft_model="path/to/head",
+        context=64,
     )
     assert "--draft eagle3 --draft-model path/to/head --acceptance" in line
 
@@ -159,15 +213,21 @@ def test_what_is_no_list_of_numbers_or_a_far_too_long_one_is_refused_by_the_opti
         parse_ints(text, "--gamma")
 
 
-def test_a_number_format_goes_by_torchs_name_and_by_the_profiles(program: Program) -> None:
+def test_a_number_format_goes_by_torchs_name_and_by_the_profiles(
+    program: Program,
+) -> None:
     formats = {
         "--weight-dtype": "bfloat16",
         "--kv-dtype": "float16",
         "--draft-weight-dtype": "bf16",
     }
     words = [word for pair in formats.items() for word in pair]
-    planned = json.loads(program("plan", *words, "--format", "json").stdout)["precision"]
-    assert [planned[name] for name in ("weight_dtype", "kv_dtype", "draft_weight_dtype")] == [
+    planned = json.loads(program("plan", *words, "--format", "json").stdout)[
+        "precision"
+    ]
+    assert [
+        planned[name] for name in ("weight_dtype", "kv_dtype", "draft_weight_dtype")
+    ] == [
         "bf16",
         "fp16",
         "bf16",

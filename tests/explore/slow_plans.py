@@ -11,7 +11,9 @@ from magicdec.perfmodel.plan.request import PlanRequest
 from magicdec.plan_document import Plan
 
 
-def answer_when_told(folder: str, document: Plan, request: PlanRequest, sender: Connection) -> None:
+def answer_when_told(
+    folder: str, document: Plan, request: PlanRequest, sender: Connection
+) -> None:
     sender.send(("simulating", 0.5))
     Path(folder, f"begun-{request.rate:g}-{os.getpid()}").touch()
     while not Path(folder, f"end-{request.rate:g}").exists():

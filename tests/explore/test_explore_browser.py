@@ -39,7 +39,9 @@ def says(page: webdriver.Chrome, text: str) -> None:
 
 @pytest.fixture
 def page(driver: webdriver.Chrome, server: Server) -> webdriver.Chrome:
-    return settled(opened(driver, f"{server.url}?context=4096"))  # where the usual batch fits
+    return settled(
+        opened(driver, f"{server.url}?context=4096")
+    )  # where the usual batch fits
 
 
 def test_it_opens_with_an_answer_figures_and_no_errors(
@@ -74,7 +76,9 @@ def test_a_control_moves_the_answer_and_the_address(page: webdriver.Chrome) -> N
     assert again.find_element(By.NAME, "batch").get_attribute("value") == "1"
 
 
-def test_back_undoes_a_control_and_forward_does_it_again(page: webdriver.Chrome) -> None:
+def test_back_undoes_a_control_and_forward_does_it_again(
+    page: webdriver.Chrome,
+) -> None:
     field = page.find_element(By.NAME, "batch")
     field.clear()
     field.send_keys("16")
@@ -87,7 +91,9 @@ def test_back_undoes_a_control_and_forward_does_it_again(page: webdriver.Chrome)
     assert field.get_attribute("value") == "16"
 
 
-def test_two_settings_stand_side_by_side_and_the_link_holds_both(page: webdriver.Chrome) -> None:
+def test_two_settings_stand_side_by_side_and_the_link_holds_both(
+    page: webdriver.Chrome,
+) -> None:
     page.find_element(By.ID, "pin").click()
     WebDriverWait(page, PATIENCE_S).until(
         lambda p: "batch 64" in p.find_element(By.ID, "beside").text
@@ -113,11 +119,13 @@ def test_buttons_double_and_halve_from_the_keyboard(page: webdriver.Chrome) -> N
     more.send_keys(Keys.ENTER)
     assert page.find_element(By.NAME, "batch").get_attribute("value") == "128"
     says(page, "batch 128")
-    page.find_element(By.CSS_SELECTOR, '[data-for="batch"][data-step="-1"]').send_keys(Keys.SPACE)
-    says(page, "batch 64")
-    page.find_element(By.CSS_SELECTOR, '[data-for="acceptance"][data-step="1"]').send_keys(
-        Keys.ENTER
+    page.find_element(By.CSS_SELECTOR, '[data-for="batch"][data-step="-1"]').send_keys(
+        Keys.SPACE
     )
+    says(page, "batch 64")
+    page.find_element(
+        By.CSS_SELECTOR, '[data-for="acceptance"][data-step="1"]'
+    ).send_keys(Keys.ENTER)
     assert page.find_element(By.NAME, "acceptance").get_attribute("value") == "0.8"
     WebDriverWait(page, PATIENCE_S).until(lambda p: "acceptance=0.8" in p.current_url)
 
@@ -192,13 +200,17 @@ def test_the_answer_and_the_first_figure_are_on_the_first_screen(
 ) -> None:
     page = settled(opened(driver, server.url, size))
     top = "return document.querySelector(arguments[0]).getBoundingClientRect().top"
-    assert page.execute_script(top, ".facts") < page.execute_script("return window.innerHeight")
+    assert page.execute_script(top, ".facts") < page.execute_script(
+        "return window.innerHeight"
+    )
     height = page.execute_script("return window.innerHeight")
     assert page.execute_script(top, "#figures svg") < height - 100
 
 
 @pytest.mark.parametrize("size", [PHONE, (320, 640), DESKTOP])
-def test_nothing_overflows(driver: webdriver.Chrome, server: Server, size: tuple[int, int]) -> None:
+def test_nothing_overflows(
+    driver: webdriver.Chrome, server: Server, size: tuple[int, int]
+) -> None:
     page = settled(opened(driver, server.url, size))
     assert too_wide(page) == []
     assert page.execute_script("return document.documentElement.scrollWidth") <= size[0]
@@ -244,7 +256,10 @@ def test_axe_finds_no_serious_fault(
     page = settled(opened(driver, server.url, size, dark=dark))
     page.find_element(By.ID, "pin").click()
     WebDriverWait(page, PATIENCE_S).until(
-        lambda p: "batch 64" in str(p.find_element(By.ID, "beside").get_attribute("textContent"))
+        lambda p: (
+            "batch 64"
+            in str(p.find_element(By.ID, "beside").get_attribute("textContent"))
+        )
     )
     page.execute_script(
         "document.querySelectorAll('details').forEach((each) => { each.open = true })"

@@ -30,7 +30,9 @@ FIXED = "draft=streamingllm&budget=512&gamma=3&batch=48&context=65536"
 
 def get(server: Server, path: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(server.url + path.removeprefix("/"), timeout=60) as response:
+        with urllib.request.urlopen(
+            server.url + path.removeprefix("/"), timeout=60
+        ) as response:
             return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -66,22 +68,32 @@ def test_the_page_holds_the_answer_without_scripts(server: Server) -> None:
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        ("model=llama-3.1-8x", "unknown model 'llama-3.1-8x': did you mean llama-3.1-8b?"),
+        (
+            "model=llama-3.1-8x",
+            "unknown model 'llama-3.1-8x': did you mean llama-3.1-8b?",
+        ),
         ("batch=0", "batch must be between 1 and 65536, not 0"),
         ("tp=3", "nearest that do"),
         ("context=900000", "reads at most 131072 tokens"),
         ("budget=32768", "must be below the context"),
         ("acceptance=2", "must be between 0 and 1"),
-        ("draft=tinyllama-1.1b&acceptance=0.7", "a draft needs its target's vocabulary"),
+        (
+            "draft=tinyllama-1.1b&acceptance=0.7",
+            "a draft needs its target's vocabulary",
+        ),
         ("gamma=<script>alert(1)</script>", "must be a whole number"),
     ],
 )
-def test_bad_input_is_one_line_and_status_400(server: Server, query: str, message: str) -> None:
+def test_bad_input_is_one_line_and_status_400(
+    server: Server, query: str, message: str
+) -> None:
     quoted = query.replace("<", "%3C").replace(">", "%3E")
     for path in ("/answer", "/"):
         status, text = get(server, f"{path}?{quoted}")
         assert status == 400
-        lines = re.findall(r'<p class="error" role="alert">(.*?)</p>', text, flags=re.DOTALL)
+        lines = re.findall(
+            r'<p class="error" role="alert">(.*?)</p>', text, flags=re.DOTALL
+        )
         assert len(lines) == 1
         assert message in unescape(lines[0])
         assert "<script>alert" not in text
@@ -93,11 +105,19 @@ def test_figures_are_the_reports(server: Server) -> None:
         assert status == 200
         assert (f'<figure id="figure-{name}">' in text) == (name not in OF_ARRIVALS)
     assert get(server, "/figure/memory.svg")[1].startswith("<?xml")
-    assert get(server, f"/figure/gamma?{FIXED}") == (200, "")  # one gamma makes no curve
+    assert get(server, f"/figure/gamma?{FIXED}") == (
+        200,
+        "",
+    )  # one gamma makes no curve
 
 
 def test_other_addresses_are_not_there(server: Server) -> None:
-    for path in ("/favicon.ico", "/figure/residuals", "/figure/../state.py", "/static/explore.js"):
+    for path in (
+        "/favicon.ico",
+        "/figure/residuals",
+        "/figure/../state.py",
+        "/static/explore.js",
+    ):
         assert get(server, path)[0] == 404
 
 
@@ -111,7 +131,9 @@ def test_a_page_of_elsewhere_cannot_ask(server: Server) -> None:
         ("[::1]", 200),
         ("[", 403),
     ):
-        connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=60)
+        connection = http.client.HTTPConnection(
+            "127.0.0.1", server.server_address[1], timeout=60
+        )
         connection.request("GET", "/explore.css", headers={"Host": host})
         assert connection.getresponse().status == expected, host
         connection.close()
@@ -133,7 +155,9 @@ def test_beyond_loopback_it_answers_to_allowed_names_only(explorer: Explorer) ->
 
 
 def test_formats_limits_and_the_engine_are_the_plans(server: Server) -> None:
-    query = "hardware=h100-sxm-80gb&weight_dtype=fp8&kv_dtype=fp8&tpot_ms=30&engine=vllm"
+    query = (
+        "hardware=h100-sxm-80gb&weight_dtype=fp8&kv_dtype=fp8&tpot_ms=30&engine=vllm"
+    )
     status, text = get(server, f"/plan.json?{query}")
     assert status == 200
     answer = magicdec.plan(
@@ -148,7 +172,9 @@ def test_formats_limits_and_the_engine_are_the_plans(server: Server) -> None:
     assert get(server, "/answer?tpot_ms=soon")[0] == 400
 
 
-def test_a_port_that_is_taken_is_the_users_error(server: Server, explorer: Explorer) -> None:
+def test_a_port_that_is_taken_is_the_users_error(
+    server: Server, explorer: Explorer
+) -> None:
     with pytest.raises(ConfigError, match="--port 0 takes a free one"):
         Server(explorer, port=server.server_address[1])
 
@@ -159,7 +185,8 @@ def test_answers_come_within_a_fifth_of_a_second(explorer: Explorer) -> None:
     for query in ("draft=streamingllm&context={}", "acceptance=0.8&context={}", sparse):
         states = (query.format(context) for context in range(20_000, 20_005))
         assert (
-            cpu_seconds(lambda states=states: explorer.answer(next(states))) < 0.2 * slowness()
+            cpu_seconds(lambda states=states: explorer.answer(next(states)))
+            < 0.2 * slowness()
         ), query
 
 
@@ -204,5 +231,7 @@ def test_the_command_serves_on_loopback_until_it_is_stopped(tmp_path: Path) -> N
 
 
 def test_what_cannot_be_listened_on_is_one_line(program: Program) -> None:
-    done = program("explore", "--host", "203.0.113.7", "--allow-host", "a", "--no-browser")
+    done = program(
+        "explore", "--host", "203.0.113.7", "--allow-host", "a", "--no-browser"
+    )
     assert done.refusal.startswith("cannot listen on 203.0.113.7")

@@ -37,11 +37,16 @@ class SlowPlans:
         self.folder = folder
 
     def begun(self) -> list[float]:
-        files = sorted(self.folder.glob("begun-*"), key=lambda file: file.stat().st_mtime_ns)
+        files = sorted(
+            self.folder.glob("begun-*"), key=lambda file: file.stat().st_mtime_ns
+        )
         return [float(file.name.split("-")[1]) for file in files]
 
     def processes(self, rate: float) -> list[int]:
-        return [int(file.name.split("-")[2]) for file in self.folder.glob(f"begun-{rate:g}-*")]
+        return [
+            int(file.name.split("-")[2])
+            for file in self.folder.glob(f"begun-{rate:g}-*")
+        ]
 
     def end(self, rate: float) -> None:
         (self.folder / f"end-{rate:g}").touch()
@@ -53,7 +58,9 @@ def document() -> Plan:
 
 
 @pytest.fixture
-def slow_plans(document: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlowPlans:
+def slow_plans(
+    document: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> SlowPlans:
     planner = partial(answer_when_told, str(tmp_path), document)
     monkeypatch.setattr(computation, "_answer", planner)
     return SlowPlans(tmp_path)
@@ -74,7 +81,9 @@ def page(slow_plans: SlowPlans) -> Iterator[Server]:
 def ask(
     server: Server, path: str, *, asker: str = "", method: str = "GET", **headers: str
 ) -> tuple[int, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=60)
+    connection = http.client.HTTPConnection(
+        "127.0.0.1", server.server_address[1], timeout=60
+    )
     if asker:
         headers["X-Asker"] = asker
     named = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -126,7 +135,9 @@ def test_many_askers_of_one_state_share_one_computation(
     page: Server, slow_plans: SlowPlans
 ) -> None:
     with ThreadPoolExecutor(8) as pool:
-        documents = [pool.submit(ask, page, "/plan.json?" + QUESTION.format(2)) for _ in range(6)]
+        documents = [
+            pool.submit(ask, page, "/plan.json?" + QUESTION.format(2)) for _ in range(6)
+        ]
         until(lambda: bool(slow_plans.begun()))
         assert answer(page, 2, asker="a page")[0] == 202
         slow_plans.end(2)
@@ -134,7 +145,9 @@ def test_many_askers_of_one_state_share_one_computation(
     assert slow_plans.begun() == [2.0]
 
 
-def test_who_withdraws_takes_no_answer_from_others(page: Server, slow_plans: SlowPlans) -> None:
+def test_who_withdraws_takes_no_answer_from_others(
+    page: Server, slow_plans: SlowPlans
+) -> None:
     with ThreadPoolExecutor(2) as pool:
         figure = pool.submit(ask, page, "/plan.json?" + QUESTION.format(3))
         assert answer(page, 3, asker="one")[0] == 202
@@ -152,7 +165,9 @@ def test_the_last_who_withdraws_ends_it_and_its_own_wait_is_a_conflict(
     page: Server, slow_plans: SlowPlans
 ) -> None:
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(ask, page, "/figure/traffic?" + QUESTION.format(4), asker="one")
+        waiting = pool.submit(
+            ask, page, "/figure/traffic?" + QUESTION.format(4), asker="one"
+        )
         until(lambda: bool(slow_plans.begun()))
         (process,) = slow_plans.processes(4)
         answer(page, 4, asker="one", method="DELETE")
@@ -164,8 +179,12 @@ def test_the_last_who_withdraws_ends_it_and_its_own_wait_is_a_conflict(
     until(lambda: len(slow_plans.begun()) == 2)
 
 
-def test_a_client_that_has_gone_no_longer_waits(page: Server, slow_plans: SlowPlans) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", page.server_address[1], timeout=60)
+def test_a_client_that_has_gone_no_longer_waits(
+    page: Server, slow_plans: SlowPlans
+) -> None:
+    connection = http.client.HTTPConnection(
+        "127.0.0.1", page.server_address[1], timeout=60
+    )
     connection.request("GET", "/plan.json?" + QUESTION.format(5))
     until(lambda: bool(slow_plans.begun()))
     (process,) = slow_plans.processes(5)
@@ -187,7 +206,9 @@ def test_a_killed_process_gives_a_line_and_the_next_question_begins_anew(
     assert len(slow_plans.begun()) == 2
 
 
-def test_the_line_of_a_killed_process_names_the_signal(page: Server, slow_plans: SlowPlans) -> None:
+def test_the_line_of_a_killed_process_names_the_signal(
+    page: Server, slow_plans: SlowPlans
+) -> None:
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(ask, page, "/plan.json?" + QUESTION.format(7))
         until(lambda: bool(slow_plans.begun()))
@@ -201,9 +222,21 @@ def test_the_line_of_a_killed_process_names_the_signal(page: Server, slow_plans:
 @pytest.mark.parametrize(
     "headers",
     [
-        {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "no-cors", "Sec_Fetch_Dest": "image"},
-        {"Sec_Fetch_Site": "same-site", "Sec_Fetch_Mode": "cors", "Sec_Fetch_Dest": "empty"},
-        {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate", "Sec_Fetch_Dest": "iframe"},
+        {
+            "Sec_Fetch_Site": "cross-site",
+            "Sec_Fetch_Mode": "no-cors",
+            "Sec_Fetch_Dest": "image",
+        },
+        {
+            "Sec_Fetch_Site": "same-site",
+            "Sec_Fetch_Mode": "cors",
+            "Sec_Fetch_Dest": "empty",
+        },
+        {
+            "Sec_Fetch_Site": "cross-site",
+            "Sec_Fetch_Mode": "navigate",
+            "Sec_Fetch_Dest": "iframe",
+        },
         {"Origin": "https://elsewhere.example"},
         {"Origin": "null"},
         {"Origin": "http://["},

@@ -31,7 +31,9 @@ def awaited(server: Server, query: str) -> tuple[int, str, list[float]]:
         status, text = get(server, f"/answer?{query}")
         if status != HTTPStatus.ACCEPTED:
             return status, text, shares
-        shares.append(float(re.findall(r'<progress max="1" value="([0-9.]+)"', text)[0]))
+        shares.append(
+            float(re.findall(r'<progress max="1" value="([0-9.]+)"', text)[0])
+        )
         time.sleep(0.1)
     raise AssertionError("no answer")
 
@@ -74,23 +76,34 @@ def test_progress_comes_first_then_the_answer_of_plan(server: Server) -> None:
     assert "requests/s, and does a draft help?" in text
     assert all(note in unescape(text) for note in answer.traffic.notes)
     for name in ("traffic", "goodput", "timeline"):
-        assert f'<figure id="figure-{name}">' in get(server, f"/figure/{name}?{EXAMPLE}")[1]
+        assert (
+            f'<figure id="figure-{name}">'
+            in get(server, f"/figure/{name}?{EXAMPLE}")[1]
+        )
     assert "http-equiv" not in get(server, f"/?{EXAMPLE}")[1]
 
 
-def test_a_question_that_is_given_up_ends_and_the_page_answers_meanwhile(server: Server) -> None:
+def test_a_question_that_is_given_up_ends_and_the_page_answers_meanwhile(
+    server: Server,
+) -> None:
     query = EXAMPLE.replace("rate=1", "rate=2")
     before = set(multiprocessing.active_children())
     status, page = get(server, f"/?{query}")
-    assert (status, '<noscript><meta http-equiv="refresh"' in page) == (HTTPStatus.OK, True)
+    assert (status, '<noscript><meta http-equiv="refresh"' in page) == (
+        HTTPStatus.OK,
+        True,
+    )
     process = begun(before)
     assert get(server, "/answer?batch=16")[0] == HTTPStatus.OK
     assert process.is_alive()
     urllib.request.urlopen(
-        urllib.request.Request(f"{server.url}answer?{query}", method="DELETE"), timeout=60
+        urllib.request.Request(f"{server.url}answer?{query}", method="DELETE"),
+        timeout=60,
     ).close()
     assert gone(process)
-    assert get(server, f"/answer?{query}")[0] == HTTPStatus.ACCEPTED  # asked anew, it begins anew
+    assert (
+        get(server, f"/answer?{query}")[0] == HTTPStatus.ACCEPTED
+    )  # asked anew, it begins anew
     begun(before).terminate()
 
 
@@ -99,7 +112,10 @@ def test_one_that_nobody_asks_for_any_more_ends_too(
 ) -> None:
     monkeypatch.setattr(computation, "PATIENCE_S", 0.5)
     before = set(multiprocessing.active_children())
-    assert get(server, f"/answer?{EXAMPLE.replace('rate=1', 'rate=3')}")[0] == HTTPStatus.ACCEPTED
+    assert (
+        get(server, f"/answer?{EXAMPLE.replace('rate=1', 'rate=3')}")[0]
+        == HTTPStatus.ACCEPTED
+    )
     process = begun(before)
     assert gone(process)
 

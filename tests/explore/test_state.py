@@ -75,7 +75,9 @@ def test_a_bad_link_says_what_is_wrong(query: str, message: str) -> None:
 
 
 def test_values_are_read_as_the_command_line_reads_them() -> None:
-    state = CATALOG.read("hardware=a100&context=32k&gpus=8&temperature=0.5&draft_weight_dtype=fp8")
+    state = CATALOG.read(
+        "hardware=a100&context=32k&gpus=8&temperature=0.5&draft_weight_dtype=fp8"
+    )
     assert (state.hardware, state.context_lens, state.num_gpus) == (
         ("a100-sxm-80gb",),
         (32_768,),
@@ -86,7 +88,8 @@ def test_values_are_read_as_the_command_line_reads_them() -> None:
 
 
 @pytest.mark.parametrize(
-    "query", ["", "draft=streamingllm&budget=512&gamma=3", "acceptance=0.8&batch=16&tp=4"]
+    "query",
+    ["", "draft=streamingllm&budget=512&gamma=3", "acceptance=0.8&batch=16&tp=4"],
 )
 def test_the_command_line_shown_gives_the_same_plan(query: str) -> None:
     explorer = Explorer(CATALOG)
@@ -119,9 +122,14 @@ def test_profiles_go_only_with_what_they_were_given_with(tmp_path: Path) -> None
     from magicdec.perfmodel.acceptance import constant_profile, save_profile
 
     path = tmp_path / "a.json"
-    save_profile(constant_profile(0.9, model="llama-3.1-8b", draft_method="snapkv"), path)
+    save_profile(
+        constant_profile(0.9, model="llama-3.1-8b", draft_method="snapkv"), path
+    )
     catalog = Catalog.given(
-        model="llama-3.1-8b", hardware="l4-24gb", engine="magicdec-2024", acceptance=[str(path)]
+        model="llama-3.1-8b",
+        hardware="l4-24gb",
+        engine="magicdec-2024",
+        acceptance=[str(path)],
     )
     own = catalog.request(catalog.read(""))
     assert own.engine is not None
@@ -132,7 +140,9 @@ def test_profiles_go_only_with_what_they_were_given_with(tmp_path: Path) -> None
 
 
 def test_every_control_is_an_option_and_every_method_one_of_the_planners() -> None:
-    assert {control.option or name for name, control in CONTROLS.items()} <= set(options())
+    assert {control.option or name for name, control in CONTROLS.items()} <= set(
+        options()
+    )
     from magicdec.specs.speculation import DRAFT_METHODS
 
     assert set(METHODS) <= set(DRAFT_METHODS)
@@ -142,9 +152,7 @@ def test_an_output_length_and_a_price_give_whole_requests_on_the_page() -> None:
     from magicdec.explore.server import Explorer
 
     explorer = Explorer(Catalog())
-    query = (
-        "model=llama-3.1-8b&hardware=h100-sxm-80gb&tp=1&batch=8&context=8192&gen_len=200&price=2"
-    )
+    query = "model=llama-3.1-8b&hardware=h100-sxm-80gb&tp=1&batch=8&context=8192&gen_len=200&price=2"
     best = explorer.plan(query).best
     _, _, page = explorer.answer(query)
     assert best.requests.request_s is not None

@@ -46,7 +46,9 @@ def with_value(document: Any, place: Path, value: Any) -> Any:
 
 def damaged(document: Any, *, count: int, seed: int) -> Iterator[tuple[str, Any]]:
     """`count` copies with one field damaged, each named by what was done; fields and values in seeded random order."""
-    choices = [(place, value) for place in places(document) for value in (*NASTY, DELETED)]
+    choices = [
+        (place, value) for place in places(document) for value in (*NASTY, DELETED)
+    ]
     random.Random(seed).shuffle(choices)
     for place, value in choices[:count]:
         name = "/".join(map(str, place))
@@ -60,11 +62,16 @@ def damaged_bytes(text: bytes, *, count: int, seed: int) -> Iterator[tuple[str, 
     """`count` copies with bytes cut off, flipped, doubled or put in."""
     rng = random.Random(seed)
     for _ in range(count):
-        at, kind = rng.randrange(len(text)), rng.choice(("cut", "flip", "double", "insert"))
+        at, kind = (
+            rng.randrange(len(text)),
+            rng.choice(("cut", "flip", "double", "insert")),
+        )
         if kind == "cut":
             changed = text[:at]
         elif kind == "flip":
-            changed = text[:at] + bytes([text[at] ^ rng.randrange(1, 256)]) + text[at + 1 :]
+            changed = (
+                text[:at] + bytes([text[at] ^ rng.randrange(1, 256)]) + text[at + 1 :]
+            )
         elif kind == "double":
             changed = text[: at + 1] + text[at // 2 :]
         else:

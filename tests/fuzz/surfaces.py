@@ -115,7 +115,9 @@ def _judged(case: Case) -> Verdict:
     def hang(*_: object) -> None:
         raise Hang
 
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    handlers = {
+        number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)
+    }
     out, err, code = io.StringIO(), io.StringIO(), 0
     before = signal.signal(signal.SIGALRM, hang), signal.alarm(HANGS_S)
     try:
@@ -130,7 +132,9 @@ def _judged(case: Case) -> Verdict:
     except Hang:
         return Verdict(-1, f"a hang: {case.what}")
     except Exception:
-        return Verdict(1, f"a traceback: {case.what}: {traceback.format_exc().splitlines()[-1]}")
+        return Verdict(
+            1, f"a traceback: {case.what}: {traceback.format_exc().splitlines()[-1]}"
+        )
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before[0])
@@ -146,7 +150,11 @@ def _fault(case: Case, code: int, out: str, err: str) -> str:
         return f"an escape sequence: {case.what}"
     if code == 2:
         line = err.splitlines()[-1] if err else ""
-        if not line.startswith("magicdec: ") or len(line) >= LONGEST_LINE or "Traceback" in err:
+        if (
+            not line.startswith("magicdec: ")
+            or len(line) >= LONGEST_LINE
+            or "Traceback" in err
+        ):
             return f"no line of an error: {case.what}: {err[:300]!r}"
     elif case.is_json and not finite_everywhere(parsed(out)):
         return f"a number that is none: {case.what}"
@@ -164,7 +172,10 @@ def model_configurations(folder: Path, count: int) -> Iterator[Case]:
     file = folder / "config.json"
     for name in ("llama-3.1-8b", "qwen3-30b-a3b", "mistral-7b-v0.1"):
         document = json.loads((MODELS_DIRECTORY / f"{name}.json").read_text())
-        for what, changed in [("as it is", document), *damaged(document, count=3 * count, seed=1)]:
+        for what, changed in [
+            ("as it is", document),
+            *damaged(document, count=3 * count, seed=1),
+        ]:
             file.write_text(json.dumps(changed))
             yield Case(f"{name}: {what}", (*QUICK_PLAN, "--model", str(file)), True)
 
@@ -186,11 +197,15 @@ def profiles(folder: Path, count: int) -> Iterator[Case]:
             except (TypeError, ValueError, RecursionError):  # TOML has no such value
                 continue
             yield Case(f"{name}: {what}", (*QUICK_PLAN, option, str(file)), True)
-    document = json.loads((PROFILES_DIRECTORY / "llama-3.1-8b-streamingllm-pg19.json").read_text())
+    document = json.loads(
+        (PROFILES_DIRECTORY / "llama-3.1-8b-streamingllm-pg19.json").read_text()
+    )
     acceptance = folder / "acceptance.json"
     for what, changed in damaged(document, count=3 * count, seed=3):
         acceptance.write_text(json.dumps(changed))
-        yield Case(f"acceptance: {what}", (*QUICK_PLAN, "--acceptance", str(acceptance)), True)
+        yield Case(
+            f"acceptance: {what}", (*QUICK_PLAN, "--acceptance", str(acceptance)), True
+        )
 
 
 def records(folder: Path, count: int) -> Iterator[Case]:
@@ -202,9 +217,13 @@ def records(folder: Path, count: int) -> Iterator[Case]:
     good, file = json.dumps(rows[0]), folder / "records.jsonl"
     for what, changed in damaged(rows[-1], count=4 * count, seed=4):
         file.write_text(f"{json.dumps(changed)}\n{good}\n")
-        yield Case(f"ls as JSON: {what}", ("records", "ls", str(file), "--format", "json"))
+        yield Case(
+            f"ls as JSON: {what}", ("records", "ls", str(file), "--format", "json")
+        )
         yield Case(f"ls: {what}", ("records", "ls", str(file)))
-    yield Case("ls: no record", ("records", "ls", str(MODELS_DIRECTORY / "llama-3.1-8b.json")))
+    yield Case(
+        "ls: no record", ("records", "ls", str(MODELS_DIRECTORY / "llama-3.1-8b.json"))
+    )
     numbers = [name for name, value in rows[-1].items() if isinstance(value, float)]
     rng = random.Random(5)
     for _ in range(count // 6):
@@ -213,18 +232,29 @@ def records(folder: Path, count: int) -> Iterator[Case]:
         extreme[rng.randrange(len(rows))][name] = value
         file.write_text("".join(json.dumps(row) + "\n" for row in extreme))
         yield Case(
-            f"report: {name} = {value}", ("report", str(file), "-o", str(folder / "report.html"))
+            f"report: {name} = {value}",
+            ("report", str(file), "-o", str(folder / "report.html")),
         )
 
 
 def damaged_files(folder: Path, count: int) -> Iterator[Case]:
     for source, name, command in (
-        (MODELS_DIRECTORY / "llama-3.1-8b.json", "config.json", (*QUICK_PLAN, "--model")),
-        (HARDWARE_DIRECTORY / "a100-sxm-80gb.toml", "device.toml", (*QUICK_PLAN, "--hardware")),
+        (
+            MODELS_DIRECTORY / "llama-3.1-8b.json",
+            "config.json",
+            (*QUICK_PLAN, "--model"),
+        ),
+        (
+            HARDWARE_DIRECTORY / "a100-sxm-80gb.toml",
+            "device.toml",
+            (*QUICK_PLAN, "--hardware"),
+        ),
         (ENGINES_DIRECTORY / "ours.toml", "engine.toml", (*QUICK_PLAN, "--engine")),
         (RECORDS, "records.jsonl", ("records", "ls")),
     ):
-        for what, changed in damaged_bytes(source.read_bytes()[:20_000], count=2 * count, seed=6):
+        for what, changed in damaged_bytes(
+            source.read_bytes()[:20_000], count=2 * count, seed=6
+        ):
             (folder / name).write_bytes(changed)
             yield Case(f"{name}: {what}", (*command, str(folder / name)))
 
@@ -241,7 +271,10 @@ def options(folder: Path, count: int) -> Iterator[Case]:
               "\u00e9", "-", "..", "/", "8,16", "0.5", "bf16", "self", "32k", "%s", "a" * 5000, "\x1b[2J"]  # fmt: skip
     rng = random.Random(7)
     with contextlib.chdir(folder):  # options name files to write
-        for name, usual in {"plan": QUICK_PLAN, "sensitivity": ("sensitivity",)}.items():
+        for name, usual in {
+            "plan": QUICK_PLAN,
+            "sensitivity": ("sensitivity",),
+        }.items():
             names = [
                 each
                 for param in commands[name].params
@@ -249,14 +282,22 @@ def options(folder: Path, count: int) -> Iterator[Case]:
                 if each.startswith("--")
             ]
             flags = {
-                each for param in commands[name].params if param.is_flag for each in param.opts
+                each
+                for param in commands[name].params
+                if param.is_flag
+                for each in param.opts
             }
             for _ in range(4 * count):
                 chosen = rng.sample(
-                    sorted({*names} - flags - {"--output", "--format"}), rng.choice((1, 1, 2))
+                    sorted({*names} - flags - {"--output", "--format"}),
+                    rng.choice((1, 1, 2)),
                 )
-                given = [part for option in chosen for part in (option, rng.choice(values))]
-                yield Case(f"{name} {' '.join(given)[:200]}", (*usual, *given), name == "plan")
+                given = [
+                    part for option in chosen for part in (option, rng.choice(values))
+                ]
+                yield Case(
+                    f"{name} {' '.join(given)[:200]}", (*usual, *given), name == "plan"
+                )
 
 
 def plans(folder: Path, count: int) -> Iterator[Case]:
@@ -269,7 +310,10 @@ def plans(folder: Path, count: int) -> Iterator[Case]:
     )  # fmt: skip
     document, file = json.loads(msgspec.json.encode(answer)), folder / "plan.json"
     with mock.patch("magicdec.runtime.launch.launch", side_effect=SystemExit(0)):
-        for what, changed in [("as it is", document), *damaged(document, count=3 * count, seed=8)]:
+        for what, changed in [
+            ("as it is", document),
+            *damaged(document, count=3 * count, seed=8),
+        ]:
             file.write_text(json.dumps(changed))
             yield Case(f"run: {what}", ("run", "--quiet", "--plan", str(file)))
             yield Case(f"export: {what}", ("export", "vllm", str(file)))
@@ -288,8 +332,13 @@ def shards(folder: Path, count: int) -> Iterator[Case]:
         "--prompts=random",
     )
     rng = random.Random(9)
-    whole = sorted(path for path in QUANTIZED.iterdir() if (path / "model.safetensors").exists())
-    for source in (EMBEDDED_DIRECTORY, *rng.sample(whole, min(len(whole), max(1, count // 10)))):
+    whole = sorted(
+        path for path in QUANTIZED.iterdir() if (path / "model.safetensors").exists()
+    )
+    for source in (
+        EMBEDDED_DIRECTORY,
+        *rng.sample(whole, min(len(whole), max(1, count // 10))),
+    ):
         model = Path(shutil.copytree(source, folder / source.name, dirs_exist_ok=True))
         shard = model / "model.safetensors"
         data, command = shard.read_bytes(), ("run", "--model", str(model), *run)
@@ -299,7 +348,9 @@ def shards(folder: Path, count: int) -> Iterator[Case]:
         for cut in cuts:
             shard.write_bytes(data[:cut])
             yield Case(f"{source.name} cut at {cut} of {len(data)}", command)
-        for what, changed in damaged_bytes(data[:header], count=max(1, count // 3), seed=10):
+        for what, changed in damaged_bytes(
+            data[:header], count=max(1, count // 3), seed=10
+        ):
             shard.write_bytes(changed + data[header:])
             yield Case(f"{source.name}: {what}", command)
         shard.write_bytes(data)
@@ -307,7 +358,11 @@ def shards(folder: Path, count: int) -> Iterator[Case]:
 
 
 def scrape(
-    *, accepted: list[float], drafts: float = 100.0, tokens: float = 600.0, model: str = "m"
+    *,
+    accepted: list[float],
+    drafts: float = 100.0,
+    tokens: float = 600.0,
+    model: str = "m",
 ) -> str:
     """vLLM's metrics."""
     label = f'model_name="{model}",engine="0"'
@@ -321,11 +376,17 @@ def scrape(
     }  # fmt: skip
     lines = [f"vllm:{name}{{{label}}} {value}" for name, value in rows.items()]
     name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
-    lines += [f'{name}{{{label},position="{at}"}} {count}' for at, count in enumerate(accepted)]
+    lines += [
+        f'{name}{{{label},position="{at}"}} {count}'
+        for at, count in enumerate(accepted)
+    ]
     return "\n".join(lines) + "\n"
 
 
-MODELS = {"object": "list", "data": [{"id": "m", "object": "model", "max_model_len": 4096}]}
+MODELS = {
+    "object": "list",
+    "data": [{"id": "m", "object": "model", "max_model_len": 4096}],
+}
 EVENT = {
     "object": "text_completion",
     "choices": [{"text": "a", "index": 0}],
@@ -355,7 +416,9 @@ class Server:
         with contextlib.suppress(OSError):  # closed
             while True:
                 connection, _ = self._listener.accept()
-                threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+                threading.Thread(
+                    target=self._answer, args=(connection,), daemon=True
+                ).start()
 
     def _answer(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError, ValueError), connection:
@@ -364,14 +427,18 @@ class Server:
             while (line := file.readline()).strip():
                 name, _, value = line.partition(b":")
                 length = int(value) if name.lower() == b"content-length" else length
-            give = self.answers.get(path, lambda _: answer(b"", "HTTP/1.1 404 Not Found"))
+            give = self.answers.get(
+                path, lambda _: answer(b"", "HTTP/1.1 404 Not Found")
+            )
             connection.sendall(give(file.read(length)))
 
     def close(self) -> None:
         self._listener.close()
 
 
-def answer(body: bytes, head: str = "HTTP/1.1 200 OK", length: int | None = None) -> bytes:
+def answer(
+    body: bytes, head: str = "HTTP/1.1 200 OK", length: int | None = None
+) -> bytes:
     lines = f"{head}\r\nContent-Length: {len(body) if length is None else length}\r\nConnection: close\r\n\r\n"
     return lines.encode("utf-8", "surrogateescape") + body
 
@@ -380,13 +447,16 @@ def damaged_answers(
     body: bytes, others: Iterator[tuple[str, bytes]], *, count: int
 ) -> Iterator[tuple[str, bytes]]:
     """`count` raw answers: heads, lengths and redirects out of order, bodies cut, and `others` in whole answers."""
-    kinds = [(f"head {head[:40]!r}", head.encode() + b"\r\n\r\n" + body) for head in HEADS]
+    kinds = [
+        (f"head {head[:40]!r}", head.encode() + b"\r\n\r\n" + body) for head in HEADS
+    ]
     kinds += [
         (f"to {place[:40]!r}", answer(b"", f"HTTP/1.1 307 Go\r\nLocation: {place}"))
         for place in LOCATIONS
     ]
     kinds += [
-        (f"length {by:+}", answer(body, length=max(0, len(body) + by))) for by in (-10, -1, 1, 1000)
+        (f"length {by:+}", answer(body, length=max(0, len(body) + by)))
+        for by in (-10, -1, 1, 1000)
     ]
     kinds += [
         ("no end", answer(b"# \n" * 6_000_000)),
@@ -398,7 +468,8 @@ def damaged_answers(
         for what, changed in damaged_bytes(body, count=count // 4 + 1, seed=11)
     ]
     kinds += [
-        (what, answer(changed)) for (what, changed), _ in zip(others, range(count), strict=False)
+        (what, answer(changed))
+        for (what, changed), _ in zip(others, range(count), strict=False)
     ]
     random.Random(12).shuffle(kinds)
     yield from kinds[:count]
@@ -406,7 +477,19 @@ def damaged_answers(
 
 def _damaged_metrics(text: str) -> Iterator[tuple[str, bytes]]:
     rng, lines = random.Random(13), text.splitlines()
-    values = ("NaN", "1e308", "-1", "0", "1e-320", "+Inf", "x", "9" * 400, "0x1p3", "1e5 1e400", "")
+    values = (
+        "NaN",
+        "1e308",
+        "-1",
+        "0",
+        "1e-320",
+        "+Inf",
+        "x",
+        "9" * 400,
+        "0x1p3",
+        "1e5 1e400",
+        "",
+    )
     while True:
         at, value = rng.randrange(len(lines)), rng.choice(values)
         name, _, _ = lines[at].rpartition(" ")
@@ -461,10 +544,13 @@ def stream(body: bytes, damage: dict[int, bytes] | None = None) -> bytes:
     """The events that a request asks for, some of them replaced."""
     damage = damage or {}
     events = [
-        damage.get(at) or json.dumps(EVENT | {"usage": {"completion_tokens": at + 1}}).encode()
+        damage.get(at)
+        or json.dumps(EVENT | {"usage": {"completion_tokens": at + 1}}).encode()
         for at in range(json.loads(body)["max_tokens"])
     ]
-    return answer(b"".join(b"data: " + event + b"\n\n" for event in [*events, b"[DONE]"]))
+    return answer(
+        b"".join(b"data: " + event + b"\n\n" for event in [*events, b"[DONE]"])
+    )
 
 
 def calibration(
@@ -493,7 +579,9 @@ def calibrated_servers(folder: Path, count: int) -> Iterator[Case]:
     try:
         server.answers = dict(fine)
         yield Case("dry", (*command, "--dry-run"))
-        for what, raw in damaged_answers(json.dumps(MODELS).encode(), listed, count=count // 2):
+        for what, raw in damaged_answers(
+            json.dumps(MODELS).encode(), listed, count=count // 2
+        ):
             server.answers = fine | {"/v1/models": lambda _, raw=raw: raw}
             yield Case(f"models: {what}", (*command, "--dry-run"))
         for what, raw in damaged_answers(event, streamed, count=count // 4):

@@ -105,7 +105,9 @@ def test_serve_commands(
     number=NUMBER.map(text_of),
     repeated=st.sampled_from([1, 1, 40]),
 )
-def test_manifests(manifest: str, value: str, number: str, repeated: int, tmp_path: Path) -> None:
+def test_manifests(
+    manifest: str, value: str, number: str, repeated: int, tmp_path: Path
+) -> None:
     command = json.dumps(f"vllm serve llama-3.1-8b --max-num-seqs {value[:2000]}")
     text = manifest.format(command=command, number=json.dumps(number))
     right(checked(tmp_path, "---\n".join([text] * repeated)), "manifests")
@@ -133,7 +135,12 @@ ROWS: tuple[dict[str, Any], ...] = (
         "generated_texts": ["a", "b"],
         "errors": ["", ""],
     },
-    {"type": "GENERATION", "input": "a", "output": "b", "startTime": "2026-01-01T00:00:00Z"},
+    {
+        "type": "GENERATION",
+        "input": "a",
+        "output": "b",
+        "startTime": "2026-01-01T00:00:00Z",
+    },
     {"custom_id": "a", "response": {"body": {"choices": [{"text": "b"}]}}},
     {"attributes": {"gen_ai.input.messages": "[]", "gen_ai.usage.output_tokens": 3}},
     {"arguments": [["a", {}]], "resps": [["b"]]},
@@ -142,7 +149,17 @@ ROWS: tuple[dict[str, Any], ...] = (
 ODD = st.one_of(
     NUMBER,
     st.sampled_from(
-        [[], {}, [[]], [None], {"a": {}}, [1e308, 2], [-1, 2**70], ["a", 1], "a" * 99999]
+        [
+            [],
+            {},
+            [[]],
+            [None],
+            {"a": {}},
+            [1e308, 2],
+            [-1, 2**70],
+            ["a", 1],
+            "a" * 99999,
+        ]
     ),
 )
 
@@ -174,7 +191,9 @@ def logs(draw: st.DrawFn) -> tuple[str, bytes]:
     """A file's ending and its bytes: rows of one format or two, one of them odd, or no rows."""
     row = draw(st.sampled_from(ROWS))
     odd = with_odd(row, draw(st.integers(0, 30)), draw(ODD))
-    rows = [row, odd, draw(st.sampled_from([row, *ROWS]))] * draw(st.sampled_from([1, 1, 30]))
+    rows = [row, odd, draw(st.sampled_from([row, *ROWS]))] * draw(
+        st.sampled_from([1, 1, 30])
+    )
     text = "".join(json.dumps(each) + "\n" for each in rows)
     if draw(st.booleans()):
         text = draw(
@@ -191,7 +210,9 @@ def logs(draw: st.DrawFn) -> tuple[str, bytes]:
             )
         )
     data = text.encode("utf-8", "surrogatepass")
-    ending = draw(st.sampled_from([".jsonl", ".json", ".jsonl.gz", ".parquet", ".jsonl.zst"]))
+    ending = draw(
+        st.sampled_from([".jsonl", ".json", ".jsonl.gz", ".parquet", ".jsonl.zst"])
+    )
     if ending.endswith(".gz") and draw(st.booleans()):
         data = gzip.compress(data)
     return ending, data
@@ -205,19 +226,31 @@ def test_logs_replayed(log: tuple[str, bytes], draft: str, tmp_path: Path) -> No
     path.write_bytes(data)
     options = ("--draft", draft, "--jobs", "1", "-q", "-o", str(tmp_path / "out.toml"))
     case = Case(
-        f"{ending} {data[:200]!r}", ("profile-acceptance", "--outputs", str(path), *options)
+        f"{ending} {data[:200]!r}",
+        ("profile-acceptance", "--outputs", str(path), *options),
     )
     right(case, "logs replayed")
 
 
 @DRAWN
 @given(log=logs(), rate=st.sampled_from([(), ("--rate", "2"), ("--rate", "1e6")]))
-def test_logs_planned(log: tuple[str, bytes], rate: tuple[str, ...], tmp_path: Path) -> None:
+def test_logs_planned(
+    log: tuple[str, bytes], rate: tuple[str, ...], tmp_path: Path
+) -> None:
     ending, data = log
     path = tmp_path / f"log{ending}"
     path.write_bytes(data)
-    served = ("--model", "llama-3.1-8b", "--hardware", "h100-sxm-80gb", "--draft", "none")
-    case = Case(f"{ending} {data[:200]!r}", ("plan", *served, "--logs", str(path), *rate))
+    served = (
+        "--model",
+        "llama-3.1-8b",
+        "--hardware",
+        "h100-sxm-80gb",
+        "--draft",
+        "none",
+    )
+    case = Case(
+        f"{ending} {data[:200]!r}", ("plan", *served, "--logs", str(path), *rate)
+    )
     right(case, "logs planned")
 
 
@@ -235,7 +268,15 @@ def test_planted_faults_of_commands_and_logs_are_found(
     assert "a traceback" in judge(case, "planted").fault
     path = tmp_path / "log.jsonl"
     path.write_text(json.dumps(ROWS[0]) + "\n")
-    options = ("--draft", "ngram", "--jobs", "1", "-q", "-o", str(tmp_path / "out.toml"))
+    options = (
+        "--draft",
+        "ngram",
+        "--jobs",
+        "1",
+        "-q",
+        "-o",
+        str(tmp_path / "out.toml"),
+    )
     replayed = Case("log", ("profile-acceptance", "--outputs", str(path), *options))
     assert judge(replayed, "planted").fault == ""
     monkeypatch.setattr(formats, "FORMATS", ((1, 2),))

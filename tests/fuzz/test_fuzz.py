@@ -41,7 +41,9 @@ MANY = int(os.environ.get("MAGICDEC_FUZZ", "1"))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("surface", SURFACES)
-def test_damage_is_answered_or_refused_in_one_line(surface: str, tmp_path: Path) -> None:
+def test_damage_is_answered_or_refused_in_one_line(
+    surface: str, tmp_path: Path
+) -> None:
     if surface in ("plans", "shards of weights"):
         pytest.importorskip("torch")
     assert faults(SURFACES[surface](tmp_path, 40 * MANY), surface) == []
@@ -49,7 +51,15 @@ def test_damage_is_answered_or_refused_in_one_line(surface: str, tmp_path: Path)
 
 def test_nasty_values_are_of_every_kind() -> None:
     """So that the seeds do not quietly test one kind only."""
-    assert {type(value) for value in NASTY} == {type(None), bool, int, float, str, list, dict}
+    assert {type(value) for value in NASTY} == {
+        type(None),
+        bool,
+        int,
+        float,
+        str,
+        list,
+        dict,
+    }
 
 
 @pytest.mark.filterwarnings("ignore:.*set aside unreadable")
@@ -60,13 +70,21 @@ def test_planted_tracebacks_and_escape_sequences_are_found(
     assert faults(damaged_files(tmp_path, 4)) == []
     with monkeypatch.context() as planted:
         planted.setattr(
-            files, "_document", lambda path, what, form, decode, error: decode(path.read_text())
+            files,
+            "_document",
+            lambda path, what, form, decode, error: decode(path.read_text()),
         )
-        assert any(fault.startswith("a traceback") for fault in faults(damaged_files(tmp_path, 4)))
+        assert any(
+            fault.startswith("a traceback")
+            for fault in faults(damaged_files(tmp_path, 4))
+        )
     with monkeypatch.context() as planted:
         for module in ("cli", "errors", "reports.text"):
             planted.setattr(f"magicdec.{module}.printable", str)
-        assert any(fault.startswith("an escape sequence") for fault in faults(options(tmp_path, 4)))
+        assert any(
+            fault.startswith("an escape sequence")
+            for fault in faults(options(tmp_path, 4))
+        )
 
 
 BETWEEN = 8.0
@@ -94,25 +112,36 @@ def lines_of(case: Case) -> int:
 
 def growing(folder: Path, number: int) -> Iterator[Case]:
     """Documents with `number` entries each, of which a caller may take the first alone."""
-    rows, before, after = (folder / name for name in ("records.jsonl", "before.txt", "after.txt"))
-    rows.write_bytes(b"".join(RECORDS.read_bytes().splitlines(keepends=True)[:1] * number))
+    rows, before, after = (
+        folder / name for name in ("records.jsonl", "before.txt", "after.txt")
+    )
+    rows.write_bytes(
+        b"".join(RECORDS.read_bytes().splitlines(keepends=True)[:1] * number)
+    )
     yield Case("records", ("records", "ls", str(rows), "--format", "json"))
     for factor, file in ((1, before), (2, after)):
         models = [scrape(accepted=[80.0 * factor], drafts=100.0 * factor, tokens=600.0 * factor, model=f"m{each}")
                   for each in range(number)]  # fmt: skip
         file.write_text("".join(models))
     yield Case(
-        "metrics", ("observe", str(before), str(after), "--draft", "ngram", "--target", "m0")
+        "metrics",
+        ("observe", str(before), str(after), "--draft", "ngram", "--target", "m0"),
     )
 
 
 def growth(folder: Path, few: int, documents: int = 2) -> dict[str, float]:
     """How much more work four times as many entries are, beyond the work for hardly any."""
     least, less, more = (
-        {case.what: lines_of(case) for case in islice(growing(folder, number), documents)}
+        {
+            case.what: lines_of(case)
+            for case in islice(growing(folder, number), documents)
+        }
         for number in (1, few, 4 * few)
     )
-    return {what: (more[what] - least[what]) / max(less[what] - least[what], 1000) for what in less}
+    return {
+        what: (more[what] - least[what]) / max(less[what] - least[what], 1000)
+        for what in less
+    }
 
 
 def test_work_grows_with_its_input_and_planted_squares_are_found(
@@ -132,7 +161,9 @@ def test_work_grows_with_its_input_and_planted_squares_are_found(
     assert growth(tmp_path, 12, documents=1)["records"] > BETWEEN
 
 
-def lost_records(folder: Path, append: Callable[[Path, Record], None], count: int) -> list[int]:
+def lost_records(
+    folder: Path, append: Callable[[Path, Record], None], count: int
+) -> list[int]:
     """Cuts of a records file, as a kill leaves it, after which a whole line, or the next run's, cannot be read."""
     data, file = RECORDS.read_bytes(), folder / "records.jsonl"
     lines = data.splitlines(keepends=True)[:4]

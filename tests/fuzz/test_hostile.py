@@ -30,7 +30,14 @@ def observed(program: Program, tmp_path: Path) -> Callable[..., Any]:
             (tmp_path / name).write_text(text)
         files = (str(tmp_path / "before"), str(tmp_path / "after"))
         return program(
-            "observe", *files, "--draft", "ngram", *SERVED, "-o", str(tmp_path / "out.json"), *more
+            "observe",
+            *files,
+            "--draft",
+            "ngram",
+            *SERVED,
+            "-o",
+            str(tmp_path / "out.json"),
+            *more,
         )
 
     return observe
@@ -43,8 +50,16 @@ BEFORE = scrape(accepted=[80, 60, 40])
     ("after", "more", "said"),
     [
         (scrape(accepted=[160, 50, 90], drafts=200, tokens=900), (), "a counter fell"),
-        (scrape(accepted=[1e300, 1e299, 1e298], drafts=1e300), (), "counts 1e+300 of vllm:"),
-        (scrape(accepted=[160, 120, 80], drafts=200, tokens=1e13), (), "tokens, longer than any"),
+        (
+            scrape(accepted=[1e300, 1e299, 1e298], drafts=1e300),
+            (),
+            "counts 1e+300 of vllm:",
+        ),
+        (
+            scrape(accepted=[160, 120, 80], drafts=200, tokens=1e13),
+            (),
+            "tokens, longer than any",
+        ),
         (
             scrape(accepted=[99.0] * 10_000, drafts=200, tokens=900),
             (),
@@ -76,11 +91,16 @@ def test_what_a_server_calls_itself_cannot_act_on_the_terminal(
     """In a table of results, in an error, and in a line of records."""
     records = str(tmp_path / "records.jsonl")
     after = scrape(accepted=[160, 120, 80], drafts=200, tokens=900, model=ESCAPE)
-    done = observed(scrape(accepted=[80, 60, 40], model=ESCAPE), after, "--records", records)
+    done = observed(
+        scrape(accepted=[80, 60, 40], model=ESCAPE), after, "--records", records
+    )
     assert done.returncode == 0
     assert "?[2J?]0;owned?" in done.stdout
     refused = observed(
-        BEFORE, after + 'vllm:num_requests_running{model_name="\x1b[1mb"} 1\n', "--target", "x"
+        BEFORE,
+        after + 'vllm:num_requests_running{model_name="\x1b[1mb"} 1\n',
+        "--target",
+        "x",
     )
     for text in (
         done.stdout,
@@ -148,7 +168,10 @@ def test_a_pipe_is_read_while_something_writes_to_it_and_else_refused(
     config = (MODELS_DIRECTORY / "llama-3.1-8b.json").read_bytes()
     pipe = tmp_path / "config.json"
     os.mkfifo(pipe)
-    assert "is a pipe that nothing writes to" in program("plan", "--model", str(pipe)).refusal
+    assert (
+        "is a pipe that nothing writes to"
+        in program("plan", "--model", str(pipe)).refusal
+    )
     reads, writes = os.pipe()
     os.write(writes, config)
     os.close(writes)
@@ -156,7 +179,9 @@ def test_a_pipe_is_read_while_something_writes_to_it_and_else_refused(
     os.close(reads)
 
 
-def test_an_argument_that_is_no_text_is_refused(tmp_path: Path, program: Program) -> None:
+def test_an_argument_that_is_no_text_is_refused(
+    tmp_path: Path, program: Program
+) -> None:
     """A file's name may hold such bytes; a plan, a table and a figure would have to."""
     config = tmp_path / "x\udcff.json"
     config.write_bytes((MODELS_DIRECTORY / "llama-3.1-8b.json").read_bytes())
@@ -172,9 +197,14 @@ def test_a_list_in_a_list_of_kinds(
 ) -> None:
     file = tmp_path / "config.json"
     file.write_text(
-        json.dumps(json.loads((MODELS_DIRECTORY / "gpt-oss-20b.json").read_text()) | changed)
+        json.dumps(
+            json.loads((MODELS_DIRECTORY / "gpt-oss-20b.json").read_text()) | changed
+        )
     )
-    assert "key 'layer_types' must be a list of" in program("plan", "--model", str(file)).refusal
+    assert (
+        "key 'layer_types' must be a list of"
+        in program("plan", "--model", str(file)).refusal
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

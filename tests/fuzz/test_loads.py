@@ -40,7 +40,23 @@ NUMBER = st.one_of(
     st.integers(0, 5000),
     st.floats(0.0, 1e4),
     st.sampled_from(
-        [0, -1, 1, 1e-300, 5e-324, 1e300, 1e12, 10**400, 2**31, 1e-6, 100.7, True, None, "", "x"]
+        [
+            0,
+            -1,
+            1,
+            1e-300,
+            5e-324,
+            1e300,
+            1e12,
+            10**400,
+            2**31,
+            1e-6,
+            100.7,
+            True,
+            None,
+            "",
+            "x",
+        ]
     ),
     st.sampled_from(["nan", "inf", "1e400", "９", "9" * 5000, "\x1b[31m", "1_000"]),
 )
@@ -62,7 +78,12 @@ def requests(draw: st.DrawFn) -> tuple[str, str]:
     count = draw(st.sampled_from([1, 2, 7, 60]))
     gap = draw(st.sampled_from([0.0, 5e-324, 1e-300, 1e-9, 0.01, 1.0, 1e6]))
     rows: list[dict[str, Any]] = [
-        {"arrival": gap * number, "prompt": 100 + number, "output": 1 + number % 9, "cached": 0}
+        {
+            "arrival": gap * number,
+            "prompt": 100 + number,
+            "output": 1 + number % 9,
+            "cached": 0,
+        }
         for number in range(count)
     ]
     if draw(st.booleans()):
@@ -72,17 +93,24 @@ def requests(draw: st.DrawFn) -> tuple[str, str]:
         return ".jsonl", "".join(json.dumps(row) + "\n" for row in rows)
     lines = [",".join(text_of(cell) for cell in row.values()) for row in rows]
     surplus = draw(st.sampled_from(["", ",", ",3"]))
-    return ".csv", "\n".join(["arrival,prompt,output,cached", lines[0] + surplus, *lines[1:]])
+    return ".csv", "\n".join(
+        ["arrival,prompt,output,cached", lines[0] + surplus, *lines[1:]]
+    )
 
 
 @DRAWN
-@given(file=requests(), rate=st.none() | st.sampled_from(["5", "1e6", "1e-6", "1e-300", "nan"]))
+@given(
+    file=requests(),
+    rate=st.none() | st.sampled_from(["5", "1e6", "1e-6", "1e-300", "nan"]),
+)
 def test_traces(file: tuple[str, str], rate: str | None, tmp_path: Path) -> None:
     ending, text = file
     path = tmp_path / f"requests{ending}"
     path.write_text(text, encoding="utf-8")
     options = () if rate is None else ("--rate", rate)
-    case = Case(f"{rate}: {text[:300]!r}", ("plan", *SERVED, "--requests", str(path), *options))
+    case = Case(
+        f"{rate}: {text[:300]!r}", ("plan", *SERVED, "--requests", str(path), *options)
+    )
     right(case, "traces")
 
 
@@ -99,32 +127,53 @@ def test_schedules(rates: list[float], step: float, odd: Any, burstiness: str) -
         texts[-1] = f"{text_of(odd)}@{(len(rates) - 1) * step!r}"
     schedule = ",".join(texts)
     case = Case(
-        schedule, ("plan", *SERVED, *SHORT, f"--rate={schedule}", "--burstiness", burstiness)
+        schedule,
+        ("plan", *SERVED, *SHORT, f"--rate={schedule}", "--burstiness", burstiness),
     )
     right(case, "schedules")
 
 
 @DRAWN
 @given(
-    rate=st.sampled_from(["0.5", "30", "1e-6", "1e-300", "1e6", "inf", "-1", "9" * 400]),
+    rate=st.sampled_from(
+        ["0.5", "30", "1e-6", "1e-300", "1e6", "inf", "-1", "9" * 400]
+    ),
     gen_len=st.sampled_from(["1", "2", "300"]),
     limit=st.sampled_from(["--p95-tpot-ms", "--p95-ttft-ms", "--tpot-ms", "--ttft-ms"]),
     limit_ms=st.sampled_from(["1000", "100", "1e-9", "inf", "nan"]),
 )
 def test_rates(rate: str, gen_len: str, limit: str, limit_ms: str) -> None:
-    options = (f"--rate={rate}", "--context", "512", "--gen-len", gen_len, limit, limit_ms)
+    options = (
+        f"--rate={rate}",
+        "--context",
+        "512",
+        "--gen-len",
+        gen_len,
+        limit,
+        limit_ms,
+    )
     right(Case(" ".join(options), ("plan", *SERVED, *options)), "rates")
 
 
 @DRAWN
 @given(
     column=st.sampled_from(
-        ["tp", "output_len", "input_len", "concurrency", "tpot_p50_ms", "max_num_seqs", "engine"]
+        [
+            "tp",
+            "output_len",
+            "input_len",
+            "concurrency",
+            "tpot_p50_ms",
+            "max_num_seqs",
+            "engine",
+        ]
     ),
     value=NUMBER,
     copies=st.sampled_from([1, 300]),
 )
-def test_tables_of_servers(column: str, value: Any, copies: int, tmp_path: Path) -> None:
+def test_tables_of_servers(
+    column: str, value: Any, copies: int, tmp_path: Path
+) -> None:
     row = {
         "engine": "vllm",
         "model": "llama-3.1-8b",
@@ -140,7 +189,9 @@ def test_tables_of_servers(column: str, value: Any, copies: int, tmp_path: Path)
     lines = [",".join(cells.values()) for cells in (row, *(odd for _ in range(copies)))]
     path = tmp_path / "rows.csv"
     path.write_text("\n".join([",".join(row), *lines]), encoding="utf-8")
-    right(Case(f"{column}={value!r}"[:300], ("validate", "traffic", str(path))), "tables")
+    right(
+        Case(f"{column}={value!r}"[:300], ("validate", "traffic", str(path))), "tables"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -155,23 +206,36 @@ def page() -> Iterator[Server]:
 
 @DRAWN
 @given(
-    path=st.sampled_from(["/", "/answer", "/plan.json", "/figure/heatmap", "/figure/gamma.svg"]),
+    path=st.sampled_from(
+        ["/", "/answer", "/plan.json", "/figure/heatmap", "/figure/gamma.svg"]
+    ),
     given_values=st.dictionaries(
-        st.sampled_from([name for name in CONTROLS if name != "rate"]) | st.text(max_size=5),
+        st.sampled_from([name for name in CONTROLS if name != "rate"])
+        | st.text(max_size=5),
         NUMBER.map(text_of),
         max_size=3,
     ),
 )
-def test_questions_to_the_page(page: Server, path: str, given_values: dict[str, str]) -> None:
+def test_questions_to_the_page(
+    page: Server, path: str, given_values: dict[str, str]
+) -> None:
     began = time.perf_counter()
-    connection = http.client.HTTPConnection("127.0.0.1", page.server_address[1], timeout=60)
+    connection = http.client.HTTPConnection(
+        "127.0.0.1", page.server_address[1], timeout=60
+    )
     connection.request("GET", f"{path}?{urlencode(given_values)}")
     response = connection.getresponse()
     text = response.read().decode()
     connection.close()
     code = 0 if response.status == 200 else 2
-    fault = "" if response.status in (200, 400) else f"status {response.status}: {given_values}"
-    TALLIES.setdefault("page", Tally()).count(Verdict(code, fault), time.perf_counter() - began)
+    fault = (
+        ""
+        if response.status in (200, 400)
+        else f"status {response.status}: {given_values}"
+    )
+    TALLIES.setdefault("page", Tally()).count(
+        Verdict(code, fault), time.perf_counter() - began
+    )
     assert fault == ""
     assert response.status == 200 or 'class="error"' in text
 

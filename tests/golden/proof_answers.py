@@ -42,7 +42,10 @@ def find(name: str) -> Any:
     """The class or function of this name, in the module that defines it."""
     for module in _modules():
         value = getattr(module, name, None)
-        if value is not None and getattr(value, "__module__", module.__name__) == module.__name__:
+        if (
+            value is not None
+            and getattr(value, "__module__", module.__name__) == module.__name__
+        ):
             return value
     raise LookupError(f"no module of {', '.join(PACKAGES)} defines {name}")
 
@@ -68,7 +71,9 @@ def _plan(request: dict[str, Any]) -> Answer:
         options = options | {"plugin": True}
     if "workload" in options:
         options = options | {
-            "workload": msgspec.convert({"requests": options["workload"]}, find("WorkloadSpec"))
+            "workload": msgspec.convert(
+                {"requests": options["workload"]}, find("WorkloadSpec")
+            )
         }
     found: Answer = {}
     asked = api.sensitivity if request["kind"] == "sensitivity" else api.plan
@@ -96,7 +101,9 @@ def _in_columns(value: Any) -> Any:
         return [_in_columns(item) for item in value]
     if not isinstance(value, msgspec.Struct):
         return msgspec.to_builtins(value)
-    plain = {name: _in_columns(getattr(value, name)) for name in value.__struct_fields__}
+    plain = {
+        name: _in_columns(getattr(value, name)) for name in value.__struct_fields__
+    }
     if isinstance(value, CaseAnswer):
         del plain["choice"]
         plain["best"] = columns(value.best)
@@ -151,12 +158,21 @@ def _points(request: dict[str, Any]) -> Answer:
     batch, context, tp, gamma = (
         np.asarray(request[name]) for name in ("batch", "context", "tp", "gamma")
     )
-    budget = np.minimum(np.asarray(request["budget"], dtype=float), context) if is_sparse else None
+    budget = (
+        np.minimum(np.asarray(request["budget"], dtype=float), context)
+        if is_sparse
+        else None
+    )
     law = find("constant_profile")(
         request["rates"][0] if len(request["rates"]) == 1 else tuple(request["rates"])
     )
     points = find("Points")(
-        batch=batch, context=context, tp=tp, budget=budget, gamma=gamma, gen_len=request["gen_len"]
+        batch=batch,
+        context=context,
+        tp=tp,
+        budget=budget,
+        gamma=gamma,
+        gen_len=request["gen_len"],
     )
     prediction = find("predict")(setup, law, points)
     found: dict[str, Any] = {}
@@ -167,12 +183,18 @@ def _points(request: dict[str, Any]) -> Answer:
         found[name] = getattr(prediction, name)
     for name in ("autoregressive", "draft", "verify", "accept", "upkeep"):
         time = getattr(prediction.terms, name)
-        found |= {f"{name}.{group}_s": seconds for group, seconds in time.group_seconds().items()}
         found |= {
-            f"{name}.by_{bound}_s": seconds for bound, seconds in time.bound_seconds().items()
+            f"{name}.{group}_s": seconds
+            for group, seconds in time.group_seconds().items()
+        }
+        found |= {
+            f"{name}.by_{bound}_s": seconds
+            for bound, seconds in time.bound_seconds().items()
         }
         for op in time.ops:
-            found[f"{name}.ops.{op.name}_s"] = found.get(f"{name}.ops.{op.name}_s", 0.0) + op.time_s
+            found[f"{name}.ops.{op.name}_s"] = (
+                found.get(f"{name}.ops.{op.name}_s", 0.0) + op.time_s
+            )
         for part, value in zip(
             ("flops", "weight_bytes", "kv_bytes", "activation_bytes", "sent"),
             time.cost,
@@ -192,7 +214,9 @@ def _points(request: dict[str, Any]) -> Answer:
     }
 
 
-def _deeper(setup: Any, request: dict[str, Any], prediction: Any, budget: Any) -> dict[str, Any]:
+def _deeper(
+    setup: Any, request: dict[str, Any], prediction: Any, budget: Any
+) -> dict[str, Any]:
     """Whole requests, serving, idle steps and looked-up drafts."""
     at = prediction.points
     read = find("draft_kv_tokens")(setup, at.context, budget)
@@ -251,7 +275,9 @@ def _kernels(request: dict[str, Any]) -> Answer:
         for variant in request["variants"]:
             names = (*table.columns, *getattr(table, "flags", ()))
             limits = [
-                2.0 if name in table.flags else most.get(name, 2.0**14 if len(name) < 2 else 512.0)
+                2.0
+                if name in table.flags
+                else most.get(name, 2.0**14 if len(name) < 2 else 512.0)
                 for name in names
             ]
             rows = {
@@ -267,14 +293,20 @@ def _kernels(request: dict[str, Any]) -> Answer:
 def _refit(request: dict[str, Any]) -> Answer:
     """Constants of refits to the published rows of one table."""
     found: Answer = {}
-    table, groups = find("read_table")(Path(__file__).resolve().parents[2] / request["file"])
+    table, groups = find("read_table")(
+        Path(__file__).resolve().parents[2] / request["file"]
+    )
     for key, rows in groups.items():
         few = {name: values[: request["rows"]] for name, values in rows.items()}
-        profile = find("refit")(table, find("load_hardware")(key.device), few, variant=key.variant)
+        profile = find("refit")(
+            table, find("load_hardware")(key.device), few, variant=key.variant
+        )
         curve = find("curve_of")(table, profile, key.variant)
         for name in curve.__struct_fields__:
             if isinstance(getattr(curve, name), float):
-                found[f"{key.name(table.kind)}.{name}"] = np.array([getattr(curve, name)])
+                found[f"{key.name(table.kind)}.{name}"] = np.array(
+                    [getattr(curve, name)]
+                )
     return found
 
 
@@ -308,7 +340,8 @@ def _acceptance(request: dict[str, Any]) -> Answer:
     found["rates"] = profile.law.conditional_rates(**points, gamma_max=8).tolist()
     static = find("static_batch_efficiency")
     found["static"] = [
-        static(profile, **points, gamma=gamma, batch_size=8, gen_len=100) for gamma in (0, 1, 5)
+        static(profile, **points, gamma=gamma, batch_size=8, gen_len=100)
+        for gamma in (0, 1, 5)
     ]
     return found
 
@@ -322,11 +355,21 @@ def _traffic(request: dict[str, Any]) -> Answer:
     from magicdec.perfmodel.traffic import simulate as traffic
 
     draft, method = request["draft"]
-    spec = find("SpeculationSpec")(draft=draft, draft_method=method, draft_budget=request["budget"])
-    setup = find("Setup").of(request["model"], request["hardware"], request["engine"], spec)
+    spec = find("SpeculationSpec")(
+        draft=draft, draft_method=method, draft_budget=request["budget"]
+    )
+    setup = find("Setup").of(
+        request["model"], request["hardware"], request["engine"], spec
+    )
     workload = msgspec.convert({"requests": request["workload"]}, find("WorkloadSpec"))
-    requests = find("drawn")(request["number"], workload=workload, **request["arrivals"])
-    policy = msgspec.convert(request["policy"], find("TableGamma")) if request["policy"] else None
+    requests = find("drawn")(
+        request["number"], workload=workload, **request["arrivals"]
+    )
+    policy = (
+        msgspec.convert(request["policy"], find("TableGamma"))
+        if request["policy"]
+        else None
+    )
     server = traffic.Server.of(
         setup, requests, acceptance=find("constant_profile")(0.7) if policy else None, policy=policy,
         budget=request["budget"], **request["limits"],
@@ -338,10 +381,14 @@ def _traffic(request: dict[str, Any]) -> Answer:
     }
     for name, outcome in (
         ("open", traffic.simulate(small, requests, **request["replicas"])),
-        ("closed", traffic.simulate_closed(server, requests, users=request["users"], seed=3)),
+        (
+            "closed",
+            traffic.simulate_closed(server, requests, users=request["users"], seed=3),
+        ),
     ):
         found |= {
-            f"{name}.{term}": getattr(outcome, term) for term in ("ttft_s", "tpot_s", "e2e_s")
+            f"{name}.{term}": getattr(outcome, term)
+            for term in ("ttft_s", "tpot_s", "e2e_s")
         }
         numbers = (
             outcome.preemptions, outcome.tokens_per_s, outcome.is_overloaded, outcome.goodput(0.1, 0.012),
@@ -349,7 +396,10 @@ def _traffic(request: dict[str, Any]) -> Answer:
         )  # fmt: skip
         found[f"{name}.numbers"] = [float(value) for value in numbers]
         found[f"{name}.timeline"] = [
-            float(value) for one in outcome.replicas for row in one.timeline for value in row
+            float(value)
+            for one in outcome.replicas
+            for row in one.timeline
+            for value in row
         ]
     return found
 
@@ -371,7 +421,9 @@ def write(answers: list[Answer], path: Path) -> None:
                 terms[term] = values
             else:
                 terms[term] = len(values)
-                numbers += [np.nan if value is None else float(value) for value in values]
+                numbers += [
+                    np.nan if value is None else float(value) for value in values
+                ]
         index.append(terms)
     np.savez(
         path,

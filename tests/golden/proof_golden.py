@@ -55,13 +55,17 @@ def golden_requests() -> list[dict[str, Any]]:
 
 def digests(found: Answer) -> dict[str, float]:
     """One number per term."""
-    return {term: _digest(values) for term, values in found.items() if _is_compared(term)}
+    return {
+        term: _digest(values) for term, values in found.items() if _is_compared(term)
+    }
 
 
 def _is_compared(term: str) -> bool:
     if term.endswith(NOT_COMPARED):
         return False
-    return not term.startswith((*FREE_TEXTS, *REPEATED)) or term.endswith("notes.length")
+    return not term.startswith((*FREE_TEXTS, *REPEATED)) or term.endswith(
+        "notes.length"
+    )
 
 
 def _digest(values: list[Any]) -> float:
@@ -88,9 +92,13 @@ def update_golden() -> None:
         for term, value in each.items():
             row[place[term]] = value
     np.savez_compressed(
-        FILE, table=table, terms=np.frombuffer(json.dumps(terms).encode(), dtype=np.uint8)
+        FILE,
+        table=table,
+        terms=np.frombuffer(json.dumps(terms).encode(), dtype=np.uint8),
     )
-    print(f"{FILE}: {np.count_nonzero(~np.isnan(table))} values, {FILE.stat().st_size} bytes")
+    print(
+        f"{FILE}: {np.count_nonzero(~np.isnan(table))} values, {FILE.stat().st_size} bytes"
+    )
 
 
 @cache
@@ -99,6 +107,10 @@ def read_golden() -> list[dict[str, float]]:
         table, terms = file["table"], json.loads(file["terms"].tobytes())
     rows = [dict(zip(terms, row.tolist(), strict=True)) for row in table]
     return [
-        {term: value for term, value in row.items() if not np.isnan(value) and _is_compared(term)}
+        {
+            term: value
+            for term, value in row.items()
+            if not np.isnan(value) and _is_compared(term)
+        }
         for row in rows
     ]

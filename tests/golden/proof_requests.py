@@ -52,12 +52,23 @@ ENGINES = {
     "vllm": ("self/streamingllm", "model", "ngram", "suffix", "eagle", "eagle3", "mtp"),
     "sglang": ("model", "ngram", "eagle", "eagle3", "mtp"),
     "trtllm": ("model", "ngram", "eagle3", "mtp"),
-    "ours": ("self/streamingllm", "self/snapkv", "self/topk", "self/full", "model", "ngram"),
+    "ours": (
+        "self/streamingllm",
+        "self/snapkv",
+        "self/topk",
+        "self/full",
+        "model",
+        "ngram",
+    ),
     "magicdec-2024": ("self/streamingllm", "self/snapkv", "model"),
 }
 """The drafts that each engine runs."""
 SPARSE = ("streamingllm", "snapkv", "topk")
-TABLE = {"batch_sizes": [1, 8, 32], "context_lens": [128, 512], "gammas": [[3, 2], [2, 1], [0, 1]]}
+TABLE = {
+    "batch_sizes": [1, 8, 32],
+    "context_lens": [128, 512],
+    "gammas": [[3, 2], [2, 1], [0, 1]],
+}
 """Gammas by batch and context."""
 CORNERS: tuple[dict[str, Any], ...] = (
     {"kind": "plan", "options": {"model": "deepseek-v3", "hardware": ["gb200-nvl72"], "engine": "vllm", "gpus": 16,
@@ -122,7 +133,9 @@ def draw(number: int, *, seed: int = 0) -> list[dict[str, Any]]:
 def draw_kernels(seed: int = 0) -> list[dict[str, Any]]:
     """Each device's kernels on random works, and refits to the rows that are kept for tests."""
     files = sorted(
-        (Path(__file__).resolve().parents[2] / "tests" / "data" / "kernels").glob("*.csv.gz")
+        (Path(__file__).resolve().parents[2] / "tests" / "data" / "kernels").glob(
+            "*.csv.gz"
+        )
     )
     works = {
         "kind": "kernels",
@@ -130,7 +143,10 @@ def draw_kernels(seed: int = 0) -> list[dict[str, Any]]:
         "variants": ["", "fp8", "fp8_block", "nvfp4", "mxfp4"],
     }
     return [
-        *({**works, "hardware": name, "seed": seed + place} for place, name in enumerate(HARDWARE)),
+        *(
+            {**works, "hardware": name, "seed": seed + place}
+            for place, name in enumerate(HARDWARE)
+        ),
         *({"kind": "refit", "file": str(file), "rows": 150} for file in files),
     ]
 
@@ -159,7 +175,9 @@ def _between(rng: random.Random, low: float, high: float) -> int:
 def _device(model: str, rng: random.Random) -> str:
     """A device whose node may hold the model."""
     billions = MODELS[model][0]
-    able = [name for name, gigabytes in HARDWARE.items() if gigabytes * 8 > billions * 1.4]
+    able = [
+        name for name, gigabytes in HARDWARE.items() if gigabytes * 8 > billions * 1.4
+    ]
     return rng.choice(able)
 
 
@@ -192,7 +210,9 @@ def _drafted(
     """Which draft a plan is about, with a rate of acceptance mostly."""
     if is_staged and _chance(rng, 0.9):
         return (
-            {"draft": "eagle3", "acceptance_rate": 0.7} if engine == "vllm" else {"draft": "none"}
+            {"draft": "eagle3", "acceptance_rate": 0.7}
+            if engine == "vllm"
+            else {"draft": "none"}
         )
     if _chance(rng, 0.15):
         return {}
@@ -208,7 +228,9 @@ def _drafted(
     if kind == "model":
         found["draft"] = rng.choice(DRAFT_MODELS[MODELS[model][2]])
         method = (
-            rng.choice(("full", "streamingllm")) if engine in ("ours", "magicdec-2024") else "full"
+            rng.choice(("full", "streamingllm"))
+            if engine in ("ours", "magicdec-2024")
+            else "full"
         )
         found["draft_method"] = method
     elif kind.startswith("self"):
@@ -244,7 +266,11 @@ def _spread(model: str, device: str, engine: str, rng: random.Random) -> dict[st
             return {"pp": rng.choice((2, 3, 4)), "tp": rng.choice(able[-2:] or [8])}
         if _chance(rng, 0.08):
             return {"gpus": rng.choice((2, 3, 4, 8, 16, 24))}
-    return {} if _chance(rng, 0.25) or model == "qwen2.5-7b" else {"tp": rng.choice(able or [8])}
+    return (
+        {}
+        if _chance(rng, 0.25) or model == "qwen2.5-7b"
+        else {"tp": rng.choice(able or [8])}
+    )
 
 
 def _lengths(rng: random.Random) -> dict[str, Any]:
@@ -290,7 +316,9 @@ def _plan(model: str, rng: random.Random) -> dict[str, Any]:
         "engine": engine,
         "context": [context],
     }
-    options |= lengths | _formats(rng) | _sampling(rng) | _spread(model, device, engine, rng)
+    options |= (
+        lengths | _formats(rng) | _sampling(rng) | _spread(model, device, engine, rng)
+    )
     options |= _drafted(model, engine, context, "pp" in options, rng)
     if _chance(rng, 0.92):
         options["batch"] = [_between(rng, 1, max(2, min(256, 400_000 // context)))]
@@ -344,19 +372,24 @@ def _points(model: str, rng: random.Random) -> dict[str, Any]:
         "hardware": _device(model, rng),
         "engine": engine,
         "is_cpu": engine == "ours" and _chance(rng, 0.3),
-        "draft": draft_model or {"none": "none", "self": "self"}.get(kind.partition("/")[0], kind),
+        "draft": draft_model
+        or {"none": "none", "self": "self"}.get(kind.partition("/")[0], kind),
         "method": method,
         "draft_model": draft_model,
         "draft_tp_size": rng.choice((None, None, 1, 2)),
         "sampling": {"temperature": 1.0} | _sampling(rng),
-        "precision": {key: formats[key] for key in ("weight_dtype", "kv_dtype") if key in formats},
+        "precision": {
+            key: formats[key] for key in ("weight_dtype", "kv_dtype") if key in formats
+        },
         "draft_precision": {
             key.removeprefix("draft_"): value
             for key, value in formats.items()
             if key.startswith("draft_")
         },
         "spread": spread,
-        "rates": [round(rng.uniform(0.3, 0.98), 3) for _ in range(rng.choice((1, 1, 4)))],
+        "rates": [
+            round(rng.uniform(0.3, 0.98), 3) for _ in range(rng.choice((1, 1, 4)))
+        ],
         "tp": [rng.choice((1, 2, 4, 8)) if billions < 100 else 8 for _ in range(rows)],
         "batch": [_between(rng, 1, 400) for _ in range(rows)],
         "context": [_between(rng, 64, min(longest, 131_072)) for _ in range(rows)],

@@ -39,13 +39,22 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def serve() -> Iterator[
-    Callable[[dict[str, Callable[[Handler], None]]], tuple[ThreadingHTTPServer, Address]]
+    Callable[
+        [dict[str, Callable[[Handler], None]]], tuple[ThreadingHTTPServer, Address]
+    ]
 ]:
     running = []
 
-    def start(answers: dict[str, Callable[[Handler], None]]) -> tuple[ThreadingHTTPServer, Address]:
+    def start(
+        answers: dict[str, Callable[[Handler], None]],
+    ) -> tuple[ThreadingHTTPServer, Address]:
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        server.answers, server.seen, server.bodies, server.daemon_threads = answers, [], [], True
+        server.answers, server.seen, server.bodies, server.daemon_threads = (
+            answers,
+            [],
+            [],
+            True,
+        )
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         running.append(server)
         return server, parse_address(f"127.0.0.1:{server.server_address[1]}")
@@ -106,7 +115,8 @@ def engine(serve):
             number,
         )
         handler.wfile.write(
-            b'data: {"object": "text_completion", "choices": [], %s}\n\ndata: [DONE]\n\n' % usage
+            b'data: {"object": "text_completion", "choices": [], %s}\n\ndata: [DONE]\n\n'
+            % usage
         )
 
     models = b'{"data": [{"id": "m", "max_model_len": 4096}]}'

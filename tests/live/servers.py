@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
 
 STEP_S = 0.05
 TTFT_S = 0.4
@@ -52,7 +58,9 @@ def random_requests(
             while count < length and rng.random() < rates[count]:
                 count += 1
             accepted.append(count)
-        requests.append(Request(int(rng.integers(100, 200)), tuple(drafted), tuple(accepted)))
+        requests.append(
+            Request(int(rng.integers(100, 200)), tuple(drafted), tuple(accepted))
+        )
     return requests
 
 
@@ -74,7 +82,11 @@ class Engine:
 
 class Vllm(Engine):
     def __init__(
-        self, *, gamma: int | None = 3, model: str = "embedded", engines: tuple[str, ...] = ("0",)
+        self,
+        *,
+        gamma: int | None = 3,
+        model: str = "embedded",
+        engines: tuple[str, ...] = ("0",),
     ) -> None:
         super().__init__()
         self.gamma, self.model = gamma, model
@@ -82,7 +94,11 @@ class Vllm(Engine):
             labels: ClassVar = {"model_name": model, "engine": engine}
             sizes = {"block_size": "128", "num_gpu_blocks": "100", "engine": engine}
             self.at(Gauge, "vllm:cache_config_info", **sizes).set(1)
-            for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+            for name in (
+                "num_requests_running",
+                "num_requests_waiting",
+                "kv_cache_usage_perc",
+            ):
                 self.at(Gauge, f"vllm:{name}", **labels).set(0)
             for position in range(gamma or 0):
                 self.at(
@@ -118,7 +134,10 @@ class Vllm(Engine):
                     count("spec_decode_num_draft_tokens", drafted)
                     count("spec_decode_num_accepted_tokens", accepted)
                     for position in range(accepted):
-                        count("spec_decode_num_accepted_tokens_per_pos", position=str(position))
+                        count(
+                            "spec_decode_num_accepted_tokens_per_pos",
+                            position=str(position),
+                        )
         for request in requests:
             observe("request_prompt_tokens", request.prompt_len)
             observe("request_generation_tokens", request.output_len)
@@ -140,23 +159,30 @@ class SGLang(Engine):
         for number, request in enumerate(requests):
             labels = self.labels | {"is_streaming": "true" if number % 2 else "false"}
             tpot_s = STEP_S * len(request.accepted) / (request.output_len - 1)
-            self.at(Counter, "sglang:generation_tokens_total", **labels).inc(request.output_len)
+            self.at(Counter, "sglang:generation_tokens_total", **labels).inc(
+                request.output_len
+            )
             self.at(Counter, "sglang:num_requests_total", **labels).inc()
             self.at(Counter, "sglang:spec_verify_calls_total", **self.labels).inc(
                 len(request.accepted)
             )
-            self.at(Histogram, "sglang:time_to_first_token_seconds", **labels).observe(TTFT_S)
-            self.at(Histogram, "sglang:request_time_per_output_token_seconds", **labels).observe(
-                tpot_s
+            self.at(Histogram, "sglang:time_to_first_token_seconds", **labels).observe(
+                TTFT_S
             )
+            self.at(
+                Histogram, "sglang:request_time_per_output_token_seconds", **labels
+            ).observe(tpot_s)
             self.at(Histogram, "sglang:prompt_tokens_histogram", **self.labels).observe(
                 request.prompt_len
             )
-            self.at(Histogram, "sglang:generation_tokens_histogram", **self.labels).observe(
-                request.output_len
-            )
+            self.at(
+                Histogram, "sglang:generation_tokens_histogram", **self.labels
+            ).observe(request.output_len)
         held = sum(each.prompt_len for each in requests)
-        for name, value in (("num_running_reqs", len(requests)), ("decode_sum_seq_lens", held)):
+        for name, value in (
+            ("num_running_reqs", len(requests)),
+            ("decode_sum_seq_lens", held),
+        ):
             self.at(Gauge, f"sglang:{name}", **self.labels, tp_rank="0").set(value)
 
 
@@ -178,12 +204,19 @@ class TensorRT(Engine):
             count("prompt_tokens_total", request.prompt_len)
             count("generation_tokens_total", request.output_len)
             decode_s = STEP_S * len(request.accepted)
-            self.at(Histogram, "trtllm_request_decode_time_seconds", **self.labels).observe(
-                decode_s
-            )
-            for numbers, name in ((request.drafted, "drafted"), (request.accepted, "accepted")):
-                for position in (position for number in numbers for position in range(number)):
-                    count(f"spec_decode_{name}_tokens_total", token_position=str(position))
+            self.at(
+                Histogram, "trtllm_request_decode_time_seconds", **self.labels
+            ).observe(decode_s)
+            for numbers, name in (
+                (request.drafted, "drafted"),
+                (request.accepted, "accepted"),
+            ):
+                for position in (
+                    position for number in numbers for position in range(number)
+                ):
+                    count(
+                        f"spec_decode_{name}_tokens_total", token_position=str(position)
+                    )
         held = sum(each.prompt_len for each in requests) / 32
         for name, value in (
             ("num_generation_requests", len(requests)),
@@ -208,7 +241,9 @@ class LlamaCpp(Engine):
             count("prompt_tokens_total", request.prompt_len)
             count("tokens_predicted_total", request.output_len)
             count("tokens_predicted_seconds_total", STEP_S * len(request.accepted))
-            for drafted, accepted in zip(request.drafted, request.accepted, strict=True):
+            for drafted, accepted in zip(
+                request.drafted, request.accepted, strict=True
+            ):
                 if not drafted:
                     continue
                 count("spec_decode_num_drafts_total")

@@ -45,7 +45,9 @@ EAGLE, NGRAM = parse_draft("eagle"), parse_draft("ngram")
 
 
 def situation(**changes) -> Situation:
-    rates = constant_profile((0.8, 0.75, 0.7, 0.6, 0.5), draft="eagle", draft_method="eagle")
+    rates = constant_profile(
+        (0.8, 0.75, 0.7, 0.6, 0.5), draft="eagle", draft_method="eagle"
+    )
     usual = {
         "setup": SERVING.setup(EAGLE, "vllm"),
         "acceptance": rates,
@@ -86,7 +88,10 @@ def test_a_batch_verifies_the_drafts_of_those_that_have_one(batch, share):
     drafts all the same."""
     rates = msgspec.structs.replace(situation().acceptance, drafted_share=share)
     at = dataclasses.replace(
-        situation(), setup=SERVING.setup(NGRAM, "vllm"), batch_size=batch, acceptance=rates
+        situation(),
+        setup=SERVING.setup(NGRAM, "vllm"),
+        batch_size=batch,
+        acceptance=rates,
     )
     for choice in advise(at).choices[1:]:
         numbers = np.arange(batch + 1)
@@ -102,7 +107,9 @@ def test_a_batch_verifies_the_drafts_of_those_that_have_one(batch, share):
 
 def test_with_poor_drafts_at_a_large_batch_it_says_zero():
     poor = constant_profile(0.05, draft="eagle", draft_method="eagle")
-    advice = advise(situation(acceptance=poor, batch_size=512.0, context_len=512.0, gamma=5))
+    advice = advise(
+        situation(acceptance=poor, batch_size=512.0, context_len=512.0, gamma=5)
+    )
     assert (advice.best.gamma, advice.answer) == (0, "change")
     assert advice.best.gain_low > 1.0
 
@@ -114,15 +121,21 @@ def test_the_interval_is_that_of_sampled_errors():
         {"draft_method": "eagle", "budget": 4096, "context": 4096, "position": i, "trials": 300 * 0.7 ** (i - 1),
          "accepted": 300 * 0.7**i} for i in (1, 2, 3)
     ]  # fmt: skip
-    at = situation(acceptance=fit_profile(counts, draft="eagle", spread=0.0), batch_size=64.0)
+    at = situation(
+        acceptance=fit_profile(counts, draft="eagle", spread=0.0), batch_size=64.0
+    )
     gamma = 1
     (choice,) = [each for each in advise(at).choices if each.gamma == gamma]
     run = one_token_pass(at.setup)
     errors = relative_errors(run, at.setup.hardware, at.setup.engine)
     seconds = {}
     for each in (gamma, at.gamma):
-        one = predict(at.setup, at.acceptance, Points(batch=64.0, context=4096.0, gamma=each))
-        seconds[each] = {group: float(s) for group, s in one.terms.step_seconds("group").items()}
+        one = predict(
+            at.setup, at.acceptance, Points(batch=64.0, context=4096.0, gamma=each)
+        )
+        seconds[each] = {
+            group: float(s) for group, s in one.terms.step_seconds("group").items()
+        }
 
     def tokens(each: int, sigma: float) -> float:
         law = at.acceptance.conditional_rates(
@@ -132,18 +145,32 @@ def test_the_interval_is_that_of_sampled_errors():
 
     gains = []
     for _ in range(4000):
-        engine = np.exp(at.setup.engine.speedup_relative_error * 2 / 3 * rng.standard_normal())
-        moved = {group: np.exp(error * rng.standard_normal()) for group, error in errors.items()}
+        engine = np.exp(
+            at.setup.engine.speedup_relative_error * 2 / 3 * rng.standard_normal()
+        )
+        moved = {
+            group: np.exp(error * rng.standard_normal())
+            for group, error in errors.items()
+        }
         sigma = rng.standard_normal()
         step = {
-            each: sum(s * moved[group] for group, s in seconds[each].items()) for each in seconds
+            each: sum(s * moved[group] for group, s in seconds[each].items())
+            for each in seconds
         }
         gains.append(
-            engine * tokens(gamma, sigma) / step[gamma] * step[at.gamma] / tokens(at.gamma, sigma)
+            engine
+            * tokens(gamma, sigma)
+            / step[gamma]
+            * step[at.gamma]
+            / tokens(at.gamma, sigma)
         )
     low, high = np.quantile(gains, [0.05, 0.95])
-    assert np.log(choice.gain_low) == pytest.approx(np.log(low), abs=0.15 * np.log(high / low))
-    assert np.log(choice.gain_high) == pytest.approx(np.log(high), abs=0.15 * np.log(high / low))
+    assert np.log(choice.gain_low) == pytest.approx(
+        np.log(low), abs=0.15 * np.log(high / low)
+    )
+    assert np.log(choice.gain_high) == pytest.approx(
+        np.log(high), abs=0.15 * np.log(high / low)
+    )
 
 
 def test_unclear_is_said_where_the_interval_holds_one():
@@ -192,8 +219,9 @@ def test_keep_is_said_where_no_other_gamma_can_gain_much():
 
 def test_the_setting_is_exports_text_with_the_advised_gamma():
     advice = advise(situation())
-    assert f'"num_speculative_tokens": {max(gamma for *_, gamma in bands(advice))}' in setting(
-        advice, "vllm"
+    assert (
+        f'"num_speculative_tokens": {max(gamma for *_, gamma in bands(advice))}'
+        in setting(advice, "vllm")
     )
     assert "--speculative-algorithm EAGLE" in setting(advice, "sglang")
     assert "Eagle3" in setting(advice, "trtllm")
@@ -204,7 +232,9 @@ def test_the_setting_of_the_plugins_draft_names_its_budget():
     sparse = parse_draft("self", method="streamingllm", budget=512)
     profile = constant_profile(0.9, draft="self", draft_method="streamingllm")
     advice = advise(
-        situation(setup=SERVING.setup(sparse, "vllm"), acceptance=profile, context_len=32768.0)
+        situation(
+            setup=SERVING.setup(sparse, "vllm"), acceptance=profile, context_len=32768.0
+        )
     )
     assert advice.best.gamma > 0
     text = setting(advice, "vllm")
@@ -229,14 +259,19 @@ def test_a_situation_holds_what_was_observed():
     requests = random_requests(1, number=16, undrafted=0.25)
     seen = seen_on(Vllm(), requests)
     drafted = np.array([each.drafted for each in requests]) > 0
-    of_ngram, of_eagle = situation_of(seen, NGRAM, SERVING), situation_of(seen, EAGLE, SERVING)
+    of_ngram, of_eagle = (
+        situation_of(seen, NGRAM, SERVING),
+        situation_of(seen, EAGLE, SERVING),
+    )
     assert of_ngram.acceptance.drafted_share == pytest.approx(drafted.mean())
     assert of_eagle.acceptance.drafted_share == 1.0
     assert (of_ngram.batch_size, of_ngram.gamma) == (pytest.approx(16), 3)
 
 
 def test_a_server_without_speculation_needs_a_given_profile_of_that_draft():
-    plain = [Request(each.prompt_len, (0,) * 30, (0,) * 30) for each in random_requests(2)]
+    plain = [
+        Request(each.prompt_len, (0,) * 30, (0,) * 30) for each in random_requests(2)
+    ]
     seen = seen_on(Vllm(gamma=None), plain)
     with pytest.raises(ConfigError, match="--acceptance"):
         situation_of(seen, EAGLE, SERVING)
@@ -263,21 +298,29 @@ def test_an_idle_server_gets_no_advice():
 
 def test_a_prediction_far_from_what_is_measured_is_said():
     advice = advise(situation())
-    assert "calibrate --server" in "\n".join(advice_lines(advice, 10 * advice.in_use.tpot_s))
-    assert "calibrate --server" not in "\n".join(advice_lines(advice, 1.1 * advice.in_use.tpot_s))
+    assert "calibrate --server" in "\n".join(
+        advice_lines(advice, 10 * advice.in_use.tpot_s)
+    )
+    assert "calibrate --server" not in "\n".join(
+        advice_lines(advice, 1.1 * advice.in_use.tpot_s)
+    )
 
 
 def test_a_window_slides_and_its_trend_is_drawn(serve):
     """Scrapes older than the window are let go; the trend has a bar for each one seen."""
     engine = Vllm()
-    _, address = serve({"/metrics": lambda handler: handler.reply(engine.scrape().encode())})
+    _, address = serve(
+        {"/metrics": lambda handler: handler.reply(engine.scrape().encode())}
+    )
     seconds = iter(range(100))
 
     def sleep(_: float) -> None:
         engine.serve(random_requests(next(seconds), number=5))
 
     history = []
-    for number, taken in enumerate(windows(address, seconds=3600.0, interval_s=0.2, sleep=sleep)):
+    for number, taken in enumerate(
+        windows(address, seconds=3600.0, interval_s=0.2, sleep=sleep)
+    ):
         history.append(observe(taken, choose_target(taken[-1], None)))
         if number == 4:
             break
@@ -312,15 +355,22 @@ def test_the_command_advises_from_two_dumps(tmp_path, monkeypatch):
     assert "vllm serve meta-llama/Llama-3.1-8B-Instruct" in done.stdout
     save_profile(constant_profile(0.5), tmp_path / "x.json")
     assert (tmp_path / "r.jsonl").read_text().count("\n") == 1
-    document = json.loads(CliRunner().invoke(app, [*words[:-2], "--format", "json"]).stdout)
+    document = json.loads(
+        CliRunner().invoke(app, [*words[:-2], "--format", "json"]).stdout
+    )
     assert document["gamma"] == 3
-    assert [choice["gamma"] for choice in document["advice"]["choices"]] == list(range(13))
+    assert [choice["gamma"] for choice in document["advice"]["choices"]] == list(
+        range(13)
+    )
     assert len(document["acceptance_rates"]) == 3
-    table = CliRunner().invoke(app, [*words[:-2], "--format", "csv"]).stdout.splitlines()
+    table = (
+        CliRunner().invoke(app, [*words[:-2], "--format", "csv"]).stdout.splitlines()
+    )
     assert table[0].startswith("gamma,tokens_per_step")
     assert len(table) == 14
     refused = CliRunner().invoke(
-        app, [*words[:3], "--draft", "eagle", "--model", "llama-3.1-8b", "--format", "csv"]
+        app,
+        [*words[:3], "--draft", "eagle", "--model", "llama-3.1-8b", "--format", "csv"],
     )
     assert refused.exit_code != 0
 
@@ -335,7 +385,15 @@ def test_watching_ends_with_the_last_view_when_it_is_stopped(serve):
         handler.reply(engine.scrape().encode())
 
     server, address = serve({"/metrics": answer})
-    words = ["observe", str(address), "--draft", "eagle", "--hardware", "a100-sxm-80gb", "--watch"]
+    words = [
+        "observe",
+        str(address),
+        "--draft",
+        "eagle",
+        "--hardware",
+        "a100-sxm-80gb",
+        "--watch",
+    ]
     with subprocess.Popen(
         [sys.executable, "-m", "magicdec", *words, "--seconds", "2", "--interval", "0.2"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -360,12 +418,17 @@ def test_watching_outlasts_a_restart_of_the_server(serve):
             handler.send_error(503)
             return
         engines[at >= 8].serve(random_requests(at, number=5))
-        text = engines[at >= 8].scrape() + f"process_start_time_seconds {1.0 + (at >= 8)}\n"
+        text = (
+            engines[at >= 8].scrape()
+            + f"process_start_time_seconds {1.0 + (at >= 8)}\n"
+        )
         handler.reply(text.encode())
 
     _, address = serve({"/metrics": answer, "/prometheus/metrics": answer})
     errors: list[ServerError] = []
-    seen = windows(address, seconds=60.0, interval_s=0.2, sleep=slept.append, missed=errors.append)
+    seen = windows(
+        address, seconds=60.0, interval_s=0.2, sleep=slept.append, missed=errors.append
+    )
     for taken in seen:
         observed = observe(taken, choose_target(taken[-1], None))
         if len(taken) == 8:
@@ -379,7 +442,10 @@ def test_watching_outlasts_a_restart_of_the_server(serve):
 
 def test_a_plan_and_the_advice_choose_one_gamma_of_one_profile():
     """Rates that rise with the position, and a look-up that finds a draft in some of the steps."""
-    for draft, rates, share in ((EAGLE, (0.55, 0.68, 0.75), 1.0), (NGRAM, (0.55, 0.68, 0.75), 0.3)):
+    for draft, rates, share in (
+        (EAGLE, (0.55, 0.68, 0.75), 1.0),
+        (NGRAM, (0.55, 0.68, 0.75), 0.3),
+    ):
         left, rows = 4000.0, []
         for position, rate in enumerate(rates, 1):
             rows.append({"draft_method": draft.method, "budget": 4096, "context": 4096, "position": position,
@@ -391,7 +457,10 @@ def test_a_plan_and_the_advice_choose_one_gamma_of_one_profile():
         for batch in (4, 32, 96):
             setup = dataclasses.replace(SERVING, engine="vllm").setup(draft, "vllm")
             at = situation(
-                setup=setup, acceptance=profile, batch_size=float(batch), context_len=4096.0
+                setup=setup,
+                acceptance=profile,
+                batch_size=float(batch),
+                context_len=4096.0,
             )
             advice = advise(at)
             drafted = [choice for choice in advice.choices if choice.gamma]

@@ -28,9 +28,13 @@ from magicdec.perfmodel.speedup import predict
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
 
-TRUTH = EngineProfile(name="truth", gemm_factor=1.2, attention_factor=0.9, forward_overhead_s=3e-3)
+TRUTH = EngineProfile(
+    name="truth", gemm_factor=1.2, attention_factor=0.9, forward_overhead_s=3e-3
+)
 SETUP = Setup(
-    model=load_model_spec("llama-3.1-8b"), hardware=load_hardware("a100-sxm-80gb"), engine=TRUTH
+    model=load_model_spec("llama-3.1-8b"),
+    hardware=load_hardware("a100-sxm-80gb"),
+    engine=TRUTH,
 )
 EPOCH_S = 1.79e9
 Clock = Callable[[int, int], float]
@@ -63,7 +67,8 @@ def serve(
     differ by up to `spread`, so that the users fall out of step."""
     now, running, done = 0.0, [], []
     lengths = iter(
-        output + np.random.default_rng(concurrency).integers(-spread, spread + 1, num_requests)
+        output
+        + np.random.default_rng(concurrency).integers(-spread, spread + 1, num_requests)
     )
     waiting = [Served(prompt, int(next(lengths)), now) for _ in range(concurrency)]
     left = num_requests - concurrency
@@ -106,7 +111,9 @@ def aiperf(served: list[Served]) -> str:
         return json.dumps({"metadata": metadata, "metrics": metrics, "error": error})
 
     slow = dataclasses.replace(served[0], events=[10 * at for at in served[0].events])
-    return "\n".join([line(slow, "warmup"), line(slow, error={"type": "x"}), *map(line, served)])
+    return "\n".join(
+        [line(slow, "warmup"), line(slow, error={"type": "x"}), *map(line, served)]
+    )
 
 
 def guidellm(*runs: list[Served]) -> str:
@@ -126,7 +133,11 @@ def guidellm(*runs: list[Served]) -> str:
     benchmarks = [
         {
             "type_": "generative_benchmark",
-            "requests": {"successful": list(map(request, run)), "incomplete": [], "errored": []},
+            "requests": {
+                "successful": list(map(request, run)),
+                "incomplete": [],
+                "errored": [],
+            },
         }
         for run in runs
     ]
@@ -167,7 +178,9 @@ def test_step_batch_and_lengths_are_those_of_the_server(
         slack = (
             1e-6 if tool == "aiperf" else 0.08
         )  # GuideLLM has no times of events: some prefill is in them
-        assert measured.step_s == pytest.approx(true_step(concurrency, prompt + 100), rel=slack)
+        assert measured.step_s == pytest.approx(
+            true_step(concurrency, prompt + 100), rel=slack
+        )
         assert measured.context_len == prompt + 100
         assert measured.load.output_len == 200
     judges = {key for key, point in seen.items() if point.load.is_judge}
@@ -193,7 +206,9 @@ def test_an_engine_fitted_to_them_predicts_the_loads_that_judge(
     engine = load_engine(output)
     for concurrency, prompt in ((2, 1024), (8, 4096), (16, 1024)):
         at = Points(batch=float(concurrency), context=float(prompt), tp=1.0, gamma=0)
-        fitted = predict(dataclasses.replace(SETUP, engine=engine), constant_profile(0.5), at)
+        fitted = predict(
+            dataclasses.replace(SETUP, engine=engine), constant_profile(0.5), at
+        )
         assert float(fitted.autoregressive_step_s) == pytest.approx(
             true_step(concurrency, prompt), rel=0.03
         )
@@ -206,7 +221,9 @@ def test_steps_that_others_prefill_slows_are_left_out(tmp_path: Path) -> None:
     """A crowded server, on which most of a token's time is others' prefill: the naive mean is far off, and of the
     requests nearly all are left out; those of the last users, whom nobody follows, remain."""
     crowded = serve(16, 2048, 40, num_requests=160, prefill_s=50e-3, spread=15)
-    naive = np.median([(each.events[-1] - each.events[0]) / (each.output - 1) for each in crowded])
+    naive = np.median(
+        [(each.events[-1] - each.events[0]) / (each.output - 1) for each in crowded]
+    )
     assert naive > 1.5 * true_step(16, 2068)
     path = tmp_path / "benchmarks.json"
     path.write_text(guidellm(crowded))
@@ -214,7 +231,9 @@ def test_steps_that_others_prefill_slows_are_left_out(tmp_path: Path) -> None:
     kept = [found for request in run if (found := _decoding(request, run)) is not None]
     assert 0 < len(kept) < len(run) / 5
     for found in kept:
-        assert found.step_s == pytest.approx(true_step(round(found.batch), 2068), rel=0.15)
+        assert found.step_s == pytest.approx(
+            true_step(round(found.batch), 2068), rel=0.15
+        )
 
 
 def test_where_no_step_is_free_of_prefill_it_says_so(tmp_path: Path) -> None:
@@ -226,16 +245,28 @@ def test_where_no_step_is_free_of_prefill_it_says_so(tmp_path: Path) -> None:
         points_of(read_runs(path))
 
 
-def test_a_run_with_a_draft_is_refused(runs: list[list[Served]], tmp_path: Path) -> None:
+def test_a_run_with_a_draft_is_refused(
+    runs: list[list[Served]], tmp_path: Path
+) -> None:
     path = tmp_path / "r.jsonl"
-    path.write_text(aiperf([dataclasses.replace(each, output=3 * each.output) for each in runs[0]]))
+    path.write_text(
+        aiperf([dataclasses.replace(each, output=3 * each.output) for each in runs[0]])
+    )
     with pytest.raises(ConfigError, match=r"3\.\d\d tokens per event"):
         points_of(read_runs(path))
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{}", "[1]", '{"benchmarks": [{}]}', '{"benchmarks": 3}', "no json", '{"metadata": 1}'],
+    [
+        "",
+        "{}",
+        "[1]",
+        '{"benchmarks": [{}]}',
+        '{"benchmarks": 3}',
+        "no json",
+        '{"metadata": 1}',
+    ],
 )
 def test_a_file_of_another_kind_is_one_line(text: str, tmp_path: Path) -> None:
     path = tmp_path / "x.json"
@@ -260,11 +291,15 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
     folder = tmp_path_factory.mktemp("results")
     return {
         "guidellm": [unpacked(f"guidellm-{p}.json.gz", folder) for p in PROMPTS],
-        "aiperf": [unpacked(f"aiperf-{c}-{p}.jsonl.gz", folder) for p in PROMPTS for c in USERS],
+        "aiperf": [
+            unpacked(f"aiperf-{c}-{p}.jsonl.gz", folder) for p in PROMPTS for c in USERS
+        ],
     }
 
 
-@pytest.mark.parametrize(("tool", "sizes"), [("guidellm", (6, 6, 6)), ("aiperf", (3, 4, 6))])
+@pytest.mark.parametrize(
+    ("tool", "sizes"), [("guidellm", (6, 6, 6)), ("aiperf", (3, 4, 6))]
+)
 def test_real_files_hold_the_requests_that_were_sent(
     tool: str, sizes: tuple[int, ...], files: dict[str, list[Path]]
 ) -> None:
@@ -275,7 +310,9 @@ def test_real_files_hold_the_requests_that_were_sent(
         assert all(request.prompt_len == PROMPTS[number // 3] for request in run)
     several = [request.tokens_per_event for run in runs for request in run]
     assert min(several) == 1.0
-    assert max(several) > 1.05  # without a draft: an event of two tokens, or without text
+    assert (
+        max(several) > 1.05
+    )  # without a draft: an event of two tokens, or without text
 
 
 def test_a_lone_requests_step_is_what_each_tool_calls_its_latency_between_tokens(
@@ -284,11 +321,18 @@ def test_a_lone_requests_step_is_what_each_tool_calls_its_latency_between_tokens
     told = []
     for path in files["guidellm"]:
         (first, *_) = json.loads(path.read_text())["benchmarks"]
-        told.append([each["inter_token_latency_ms"] for each in first["requests"]["successful"]])
+        told.append(
+            [each["inter_token_latency_ms"] for each in first["requests"]["successful"]]
+        )
     for path in files["aiperf"][:: len(USERS)]:
-        records = [json.loads(line)["metrics"] for line in path.read_text().splitlines()]
+        records = [
+            json.loads(line)["metrics"] for line in path.read_text().splitlines()
+        ]
         told.append([each["inter_token_latency"]["value"] for each in records])
-    alone = [read_runs(path)[0] for path in (*files["guidellm"], *files["aiperf"][:: len(USERS)])]
+    alone = [
+        read_runs(path)[0]
+        for path in (*files["guidellm"], *files["aiperf"][:: len(USERS)])
+    ]
     for latencies_ms, run in zip(told, alone, strict=True):
         for latency_ms, request in zip(latencies_ms, run, strict=True):
             step_s = (request.last_s - request.first_s) / (request.output_len - 1)
@@ -323,7 +367,9 @@ def test_an_engine_is_fitted_to_real_files(
     fitted = [row for row in loads if not row["judges"]]
     engine = load_engine(output)
     for row in fitted:
-        cost = engine.forward_overhead_s + engine.sequence_overhead_s * row["concurrency"]
+        cost = (
+            engine.forward_overhead_s + engine.sequence_overhead_s * row["concurrency"]
+        )
         assert cost < (1 + row["error"]) * row["tpot_s"] < 1.2 * cost
 
 
@@ -357,7 +403,9 @@ def test_acceptance_in_real_files_is_what_the_servers_metrics_counted(
     counts = DRAFTED[name]
     assert f"{counts[0]} steps of 4 sequences" in done.output
     (measured,) = load_profile(output).measured
-    assert measured.rates == pytest.approx([after / before for before, after in pairwise(counts)])
+    assert measured.rates == pytest.approx(
+        [after / before for before, after in pairwise(counts)]
+    )
 
 
 @pytest.mark.parametrize("name", DRAFTED)
@@ -383,4 +431,8 @@ def test_a_dry_run_says_each_load_and_sends_nothing(
     )
     assert "4 x 128 + 48" in done.output
     assert "nothing was sent" in done.output
-    assert {path for path, _ in server.seen} == {"/v1/models", "/metrics", "/prometheus/metrics"}  # type: ignore[attr-defined]
+    assert {path for path, _ in server.seen} == {
+        "/v1/models",
+        "/metrics",
+        "/prometheus/metrics",
+    }  # type: ignore[attr-defined]

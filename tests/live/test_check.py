@@ -33,7 +33,9 @@ ASKED = {
 
 
 def checked(text: str, **changes: object) -> Check:
-    load = Load(**{name: getattr(LOAD, name) for name in Load.__struct_fields__} | changes)  # type: ignore[arg-type]
+    load = Load(
+        **{name: getattr(LOAD, name) for name in Load.__struct_fields__} | changes
+    )  # type: ignore[arg-type]
     return check_command(read_serve_command(text), load)
 
 
@@ -55,7 +57,10 @@ def test_a_command_as_it_is_is_the_plan_of_its_options() -> None:
 def test_each_change_gains_what_a_plan_says() -> None:
     result = checked(EAGLE % 7)
     now = planned(draft="eagle3", gamma=7)
-    rates = {gamma: planned(draft="eagle3", gamma=gamma).tokens_per_s for gamma in range(1, 8)}
+    rates = {
+        gamma: planned(draft="eagle3", gamma=gamma).tokens_per_s
+        for gamma in range(1, 8)
+    }
     best = max(rates, key=lambda gamma: rates[gamma])
     assert best != 7
     other = change(result, "not 7")
@@ -67,7 +72,9 @@ def test_each_change_gains_what_a_plan_says() -> None:
     assert f'"num_speculative_tokens": {best}' in other.option
     off = [each for each in result.changes if "Do not speculate" in each.change]
     alone = planned(draft="none").tokens_per_s / now.tokens_per_s
-    assert [each.gain for each in off] == ([pytest.approx(alone)] if alone >= 1.01 else [])
+    assert [each.gain for each in off] == (
+        [pytest.approx(alone)] if alone >= 1.01 else []
+    )
 
 
 def test_a_command_that_is_right_is_kept() -> None:
@@ -81,7 +88,13 @@ def test_few_sequences_at_once_while_users_wait_is_found() -> None:
     text = "vllm serve Qwen/Qwen3-32B -tp 2 --max-num-seqs 8"
     result = checked(text, hardware="h200", batch=32)
     found = change(result, "Serve 32 users at once, not 8")
-    asked = {"model": "qwen3-32b", "hardware": "h200", "tp": 2, "context": 4096, "draft": "none"}
+    asked = {
+        "model": "qwen3-32b",
+        "hardware": "h200",
+        "tp": 2,
+        "context": 4096,
+        "draft": "none",
+    }
     rates = [magicdec.predict(**asked, batch=batch).tokens_per_s for batch in (32, 8)]
     assert found.gain == pytest.approx(rates[0] / rates[1])
     assert found.is_sure
@@ -92,7 +105,9 @@ def test_what_does_not_fit_says_what_would() -> None:
     result = checked("vllm serve Qwen/Qwen2.5-72B-Instruct")
     assert result.as_it_is is None
     assert "tp 2" in result.headline
-    few = checked("vllm serve Qwen/Qwen2.5-72B-Instruct -tp 2", batch=64, context_len=8192)
+    few = checked(
+        "vllm serve Qwen/Qwen2.5-72B-Instruct -tp 2", batch=64, context_len=8192
+    )
     assert few.headline.startswith("Use tp 8")
 
 
@@ -101,7 +116,9 @@ def test_passes_without_a_captured_graph_are_found() -> None:
     found = change(checked(graphs), "Capture graphs")
     assert found.option == "--max-cudagraph-capture-size 48"
     assert found.gain is None
-    assert change(checked(EAGLE % 2 + " --enforce-eager"), "Capture graphs").gain is None
+    assert (
+        change(checked(EAGLE % 2 + " --enforce-eager"), "Capture graphs").gain is None
+    )
 
 
 def test_an_unknown_acceptance_is_said_and_one_given_is_used() -> None:
@@ -126,7 +143,9 @@ def test_the_command_reads_text_files_and_stdin(way: str, tmp_path: Path) -> Non
         (tmp_path / "serve.sh").write_text(text)
         argument = str(tmp_path / "serve.sh")
     elif way == "compose":
-        (tmp_path / "compose.yml").write_text(f"services:\n  llm:\n    command: {text}\n")
+        (tmp_path / "compose.yml").write_text(
+            f"services:\n  llm:\n    command: {text}\n"
+        )
         argument = str(tmp_path / "compose.yml")
     else:
         argument = "-" if way == "stdin" else text
@@ -140,8 +159,16 @@ def test_the_command_reads_text_files_and_stdin(way: str, tmp_path: Path) -> Non
 
 
 def test_strict_fails_where_a_change_surely_gains() -> None:
-    asked = ["check", "vllm serve Qwen/Qwen3-32B -tp 2 --max-num-seqs 8", "--batch", "32"]
-    assert CliRunner().invoke(app, [*asked, "--hardware", "h200", "--strict"]).exit_code == 1
+    asked = [
+        "check",
+        "vllm serve Qwen/Qwen3-32B -tp 2 --max-num-seqs 8",
+        "--batch",
+        "32",
+    ]
+    assert (
+        CliRunner().invoke(app, [*asked, "--hardware", "h200", "--strict"]).exit_code
+        == 1
+    )
     assert CliRunner().invoke(app, [*asked, "--hardware", "h200"]).exit_code == 0
 
 
@@ -160,7 +187,9 @@ def test_a_task_brings_the_lengths_of_a_usual_request() -> None:
     assert result.as_it_is.requests is not None
 
 
-def test_a_settings_file_that_is_not_here_is_a_problem_and_the_rest_is_answered() -> None:
+def test_a_settings_file_that_is_not_here_is_a_problem_and_the_rest_is_answered() -> (
+    None
+):
     text = "trtllm-serve meta-llama/Llama-3.1-8B-Instruct --extra_llm_api_options not-here.yaml"
     result = checked(text)
     assert any("not-here.yaml is not here" in problem for problem in result.problems)
@@ -183,7 +212,9 @@ def test_settings_of_changes_can_be_pasted(text: str) -> None:
         if found.option.startswith("--speculative-config"):
             configs.append(json.loads(shlex.split(found.option)[1]))
     assert configs
-    assert all(config["method"] and config["num_speculative_tokens"] > 0 for config in configs)
+    assert all(
+        config["method"] and config["num_speculative_tokens"] > 0 for config in configs
+    )
 
 
 def test_eagle_without_a_checkpoint_is_the_models_own_module_in_sglang() -> None:
@@ -194,7 +225,13 @@ def test_eagle_without_a_checkpoint_is_the_models_own_module_in_sglang() -> None
     result = checked(text, hardware="h200")
     assert result.as_it_is is not None
     assert result.as_it_is.draft_method == "mtp"
-    asked = {"model": "deepseek-v3", "engine": "sglang", "hardware": "h200", "tp": 8, "batch": 16}
+    asked = {
+        "model": "deepseek-v3",
+        "engine": "sglang",
+        "hardware": "h200",
+        "tp": 8,
+        "batch": 16,
+    }
     alone = magicdec.predict(**asked, context=4096, draft="mtp", gamma=3)
     assert result.as_it_is.tpot_s == pytest.approx(alone.tpot_s)
 
@@ -206,7 +243,9 @@ def test_a_head_reads_its_whole_cache_unless_the_command_has_a_window() -> None:
         "--speculative-num-steps 3"
     )
     whole = checked(text, context_len=32768).as_it_is
-    windowed = checked(f"{text} --speculative-draft-window-size 2048", context_len=32768).as_it_is
+    windowed = checked(
+        f"{text} --speculative-draft-window-size 2048", context_len=32768
+    ).as_it_is
     assert whole is not None
     assert windowed is not None
     assert (whole.draft_budget, windowed.draft_budget) == (None, 2048)
@@ -216,6 +255,10 @@ def test_fewer_sequences_than_usual_are_weighed_in_a_note() -> None:
     result = checked("vllm serve Qwen/Qwen3-8B --max-num-seqs 4", batch=None)
     (note,) = (note for note in result.notes if "users wait" in note)
     asked = {"model": "qwen3-8b", "hardware": "h100-sxm-80gb", "tp": 1, "context": 4096}
-    few, many = (magicdec.predict(**asked, batch=batch, draft="none") for batch in (4, 32))
+    few, many = (
+        magicdec.predict(**asked, batch=batch, draft="none") for batch in (4, 32)
+    )
     assert f"serves {many.tokens_per_s / few.tokens_per_s:.2g} times" in note
-    assert not any("users wait" in note for note in checked("vllm serve Qwen/Qwen3-8B").notes)
+    assert not any(
+        "users wait" in note for note in checked("vllm serve Qwen/Qwen3-8B").notes
+    )

@@ -24,7 +24,9 @@ from tests.live.servers import (
 NGRAM, EAGLE = parse_draft("ngram"), parse_draft("eagle")
 
 
-def observed(server, *batches: list[Request], wanted: str | None = None, seconds: float = 10.0):
+def observed(
+    server, *batches: list[Request], wanted: str | None = None, seconds: float = 10.0
+):
     """An observation with a scrape before each batch and after the last."""
     taken = [parse(server.scrape(), where="test", time_s=0.0)]
     for number, batch in enumerate(batches, 1):
@@ -42,7 +44,9 @@ def counted_rates(requests: list[Request], *, all_steps: bool) -> list[float]:
         if drafted or all_steps
     ]
     accepted = np.array([each for _, each in steps])
-    return [float((accepted >= i).sum() / (accepted >= i - 1).sum()) for i in range(1, 4)]
+    return [
+        float((accepted >= i).sum() / (accepted >= i - 1).sum()) for i in range(1, 4)
+    ]
 
 
 @pytest.mark.parametrize("server", [Vllm, TensorRT, LlamaCpp])
@@ -53,7 +57,9 @@ def test_rates_by_position_are_those_of_the_steps(server):
     engine.serve(before)
     seen = observed(engine, during)
     found = rates(seen, EAGLE)
-    assert found.rates == pytest.approx(counted_rates(during, all_steps=False), abs=1e-12)
+    assert found.rates == pytest.approx(
+        counted_rates(during, all_steps=False), abs=1e-12
+    )
     assert found.trials[0] == sum(len(each.accepted) for each in during)
 
 
@@ -62,12 +68,20 @@ def test_steps_without_a_draft_count_as_not_accepted_for_ngram_only():
     requests = random_requests(3, undrafted=0.4)
     seen = observed(Vllm(), requests)
     of_steps, of_drafts = rates(seen, NGRAM), rates(seen, EAGLE)
-    assert of_steps.rates == pytest.approx(counted_rates(requests, all_steps=True), abs=1e-12)
-    assert of_drafts.rates == pytest.approx(counted_rates(requests, all_steps=False), abs=1e-12)
+    assert of_steps.rates == pytest.approx(
+        counted_rates(requests, all_steps=True), abs=1e-12
+    )
+    assert of_drafts.rates == pytest.approx(
+        counted_rates(requests, all_steps=False), abs=1e-12
+    )
     accepted = [each for request in requests for each in request.accepted]
-    assert seen.counts.tokens_per_step == pytest.approx(1 + np.mean(accepted), abs=1e-12)
+    assert seen.counts.tokens_per_step == pytest.approx(
+        1 + np.mean(accepted), abs=1e-12
+    )
     drafted = [each for request in requests for each in request.drafted]
-    assert seen.drafted_share == pytest.approx(np.mean(np.array(drafted) > 0), abs=1e-12)
+    assert seen.drafted_share == pytest.approx(
+        np.mean(np.array(drafted) > 0), abs=1e-12
+    )
 
 
 def test_load_and_times_of_vllm_follow_from_its_counters():
@@ -75,13 +89,17 @@ def test_load_and_times_of_vllm_follow_from_its_counters():
     seen = observed(Vllm(), requests)
     accepted = np.array([each.accepted for each in requests])
     tokens = accepted.size + accepted.sum()
-    assert seen.counts.tpot_s == pytest.approx(STEP_S * accepted.size / tokens, rel=1e-9)
+    assert seen.counts.tpot_s == pytest.approx(
+        STEP_S * accepted.size / tokens, rel=1e-9
+    )
     assert seen.counts.ttft_s == pytest.approx(TTFT_S)
     assert seen.batch_size == pytest.approx(16)
     assert seen.context_len == pytest.approx(
         np.mean([each.prompt_len + each.output_len / 2 for each in requests])
     )
-    assert seen.tokens_per_s == pytest.approx(sum(each.output_len for each in requests) / 10.0)
+    assert seen.tokens_per_s == pytest.approx(
+        sum(each.output_len for each in requests) / 10.0
+    )
 
 
 def test_sglang_gives_one_rate_with_its_tokens_per_step():
@@ -92,7 +110,9 @@ def test_sglang_gives_one_rate_with_its_tokens_per_step():
     assert seen.counts.tokens_per_step == pytest.approx(1 + accepted.mean(), abs=1e-12)
     found = rates(seen, EAGLE)
     assert found.rates == pytest.approx([found.rates[0]] * 3)
-    assert 1 + sum(np.cumprod(found.rates)) == pytest.approx(1 + accepted.mean(), abs=1e-9)
+    assert 1 + sum(np.cumprod(found.rates)) == pytest.approx(
+        1 + accepted.mean(), abs=1e-9
+    )
     assert seen.context_len == pytest.approx(
         np.mean([each.prompt_len + each.output_len / 2 for each in requests])
     )
@@ -103,16 +123,23 @@ def test_intervals_hold_the_true_rates_nine_times_in_ten():
     """Coverage of rate 1's 90 % interval over 300 windows: between 0.84 and 0.96 (false alarm below 1e-3)."""
     held = 0
     for seed in range(300):
-        found = rates(observed(Vllm(), random_requests(seed, number=10, steps=20)), EAGLE)
+        found = rates(
+            observed(Vllm(), random_requests(seed, number=10, steps=20)), EAGLE
+        )
         held += abs(found.rates[0] - 0.8) <= 1.645 * found.stderr[0]
     assert 0.84 <= held / 300 <= 0.96
 
 
 def test_the_error_of_tokens_per_step_is_that_of_repeated_windows():
     """The standard error against the spread of 200 windows' own means (ratio's own error about 5 %)."""
-    seen = [observed(Vllm(), random_requests(seed, number=10, steps=20)) for seed in range(200)]
+    seen = [
+        observed(Vllm(), random_requests(seed, number=10, steps=20))
+        for seed in range(200)
+    ]
     spread = np.std([each.counts.tokens_per_step for each in seen])
-    assert np.mean([tokens_stderr(each) for each in seen]) == pytest.approx(spread, rel=0.2)
+    assert np.mean([tokens_stderr(each) for each in seen]) == pytest.approx(
+        spread, rel=0.2
+    )
 
 
 def test_intervals_between_scrapes_that_differ_widen_the_error():
@@ -133,10 +160,20 @@ def test_a_profile_reproduces_the_tokens_per_step_that_were_observed(tmp_path):
     requests = random_requests(6, undrafted=0.3)
     seen = observed(Vllm(), requests)
     profile = acceptance_profile(seen, NGRAM, model="embedded")
-    assert (profile.draft, profile.draft_method, profile.model) == ("ngram", "ngram", "embedded")
-    law = profile.conditional_rates(budget=seen.context_len, context=seen.context_len, gamma_max=3)
-    assert 1 + np.cumprod(law).sum() == pytest.approx(seen.counts.tokens_per_step, rel=0.02)
-    assert profile.measured[0].rates == pytest.approx(counted_rates(requests, all_steps=True))
+    assert (profile.draft, profile.draft_method, profile.model) == (
+        "ngram",
+        "ngram",
+        "embedded",
+    )
+    law = profile.conditional_rates(
+        budget=seen.context_len, context=seen.context_len, gamma_max=3
+    )
+    assert 1 + np.cumprod(law).sum() == pytest.approx(
+        seen.counts.tokens_per_step, rel=0.02
+    )
+    assert profile.measured[0].rates == pytest.approx(
+        counted_rates(requests, all_steps=True)
+    )
 
 
 def test_an_interval_with_a_restart_is_left_out_and_said():
@@ -167,7 +204,9 @@ def test_dumps_in_the_wrong_order_are_refused():
 
 
 def test_a_server_without_speculation_is_said_to_be_one():
-    plain = [Request(each.prompt_len, (0,) * 30, (0,) * 30) for each in random_requests(10)]
+    plain = [
+        Request(each.prompt_len, (0,) * 30, (0,) * 30) for each in random_requests(10)
+    ]
     seen = observed(Vllm(gamma=None), plain)
     assert seen.counts.tokens_per_step == 1.0
     assert seen.counts.tpot_s == pytest.approx(STEP_S)
@@ -191,7 +230,9 @@ def test_several_engines_at_one_address_must_be_chosen_from():
     for name, batch in requests.items():
         engine.serve(batch, engine=name)
     end = parse(engine.scrape(), where="http://server/metrics")
-    with pytest.raises(ConfigError, match="embedded/0, embedded/1; choose one with --target"):
+    with pytest.raises(
+        ConfigError, match="embedded/0, embedded/1; choose one with --target"
+    ):
         choose_target(end, None)
     found = rates(observe([start, end], choose_target(end, "embedded/1")), EAGLE)
     assert found.rates == pytest.approx(counted_rates(requests["1"], all_steps=False))
@@ -205,9 +246,9 @@ def test_missing_series_are_named():
     assert "not shown by this server: sequences' length, time to first token" in text
     with pytest.raises(ConfigError, match="--context"):
         acceptance_profile(seen, EAGLE, model="embedded")
-    assert acceptance_profile(seen, EAGLE, model="embedded", context=512).measured_contexts == [
-        512.0
-    ]
+    assert acceptance_profile(
+        seen, EAGLE, model="embedded", context=512
+    ).measured_contexts == [512.0]
 
 
 @pytest.mark.parametrize(
@@ -236,7 +277,9 @@ def test_a_record_carries_what_was_observed():
         40,
     )
     assert made.step_s == pytest.approx(STEP_S)
-    assert made.acceptance_by_position == pytest.approx(counted_rates(requests, all_steps=False))
+    assert made.acceptance_by_position == pytest.approx(
+        counted_rates(requests, all_steps=False)
+    )
 
 
 SPARSE = Draft(name="self", method="streamingllm", budget=512)
@@ -285,14 +328,21 @@ def test_the_servers_own_word_is_taken_for_its_own_model_only():
         ("embedded", "topk", "many", None),
     ):
         assert (
-            announced(parse(text + INFO.format(model, method, budget), where="x"), target) == draft
+            announced(
+                parse(text + INFO.format(model, method, budget), where="x"), target
+            )
+            == draft
         )
 
 
 def test_what_the_user_says_must_be_what_the_server_says():
-    assert agreed(None, SPARSE) == agreed(SPARSE, SPARSE) == agreed(SPARSE, None) == SPARSE
+    assert (
+        agreed(None, SPARSE) == agreed(SPARSE, SPARSE) == agreed(SPARSE, None) == SPARSE
+    )
     assert agreed(None, None).name == "ngram"
-    with pytest.raises(ConfigError, match=r"drafts with StreamingLLM, budget 512, not with n-gram"):
+    with pytest.raises(
+        ConfigError, match=r"drafts with StreamingLLM, budget 512, not with n-gram"
+    ):
         agreed(parse_draft("ngram"), SPARSE)
 
 
@@ -313,7 +363,9 @@ def test_a_profile_of_a_sparse_draft_holds_its_budget_and_predicts_its_rates():
         [64],
     )
     found = rates(seen, draft)
-    law = profile.conditional_rates(budget=64, context=profile.measured_contexts[0], gamma_max=3)
+    law = profile.conditional_rates(
+        budget=64, context=profile.measured_contexts[0], gamma_max=3
+    )
     assert law == pytest.approx(found.rates, abs=0.03)
 
 
@@ -329,14 +381,20 @@ def test_positions_that_only_other_batches_use_are_not_taken_as_rejected():
             "vllm:spec_decode_num_accepted_tokens_per_pos_total",
             'model_name="embedded",engine="0"',
         )
-        counts = "".join(f'{name}{{{labels},position="{at}"}} 0.0\n' for at in range(3, 8))
-        scrapes.append([parse(text + counts, where="x"), parse(wide.scrape(), where="x")])
+        counts = "".join(
+            f'{name}{{{labels},position="{at}"}} 0.0\n' for at in range(3, 8)
+        )
+        scrapes.append(
+            [parse(text + counts, where="x"), parse(wide.scrape(), where="x")]
+        )
     (table, alone) = (
-        observe(list(pair), choose_target(pair[1], None)) for pair in zip(*scrapes, strict=True)
+        observe(list(pair), choose_target(pair[1], None))
+        for pair in zip(*scrapes, strict=True)
     )
     assert len(table.counts.accepted_by_position) == 8
     assert table.gamma == alone.gamma == 3
     ours, theirs = (
-        acceptance_profile(each, parse_draft("eagle"), model="embedded") for each in (table, alone)
+        acceptance_profile(each, parse_draft("eagle"), model="embedded")
+        for each in (table, alone)
     )
     assert ours.law == theirs.law

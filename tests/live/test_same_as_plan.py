@@ -32,11 +32,17 @@ def test_an_observed_server_has_the_formats_and_times_of_its_plan(
     model: str, hardware: str, given: dict
 ) -> None:
     planned = plan(
-        model=model, hardware=hardware, tp=8, batch=8, context=4096, draft="none", **given
+        model=model,
+        hardware=hardware,
+        tp=8,
+        batch=8,
+        context=4096,
+        draft="none",
+        **given,
     )
-    setup = Serving(model=model, hardware=hardware, tp_size=8, engine="vllm", **given).setup(
-        parse_draft("ngram"), "vllm"
-    )
+    setup = Serving(
+        model=model, hardware=hardware, tp_size=8, engine="vllm", **given
+    ).setup(parse_draft("ngram"), "vllm")
     formats = (planned.precision.weight_dtype, planned.precision.kv_dtype)
     assert (setup.precision.weight_dtype, setup.precision.kv_dtype) == formats
     step_s = predict(
@@ -48,7 +54,9 @@ def test_an_observed_server_has_the_formats_and_times_of_its_plan(
 def test_an_engine_is_fitted_in_the_formats_of_its_plan(tmp_path: Path) -> None:
     """A server whose steps take what its plan says, on the engine's own factors of the kernels: the fit finds them."""
     register_commands()
-    loads = [(batch, context) for batch in (1, 8, 32) for context in (1024, 4096, 16384)]
+    loads = [
+        (batch, context) for batch in (1, 8, 32) for context in (1024, 4096, 16384)
+    ]
     paths = []
     for batch, context in loads:
         planned = plan(
@@ -56,7 +64,12 @@ def test_an_engine_is_fitted_in_the_formats_of_its_plan(tmp_path: Path) -> None:
             draft="none",
         )  # fmt: skip
         served = [
-            Served(context, 40, 0.0, [1.0 + planned.best.step_s * step for step in range(40)])
+            Served(
+                context,
+                40,
+                0.0,
+                [1.0 + planned.best.step_s * step for step in range(40)],
+            )
             for _ in range(batch)
         ]
         paths.append(tmp_path / f"{batch}-{context}.jsonl")

@@ -19,7 +19,9 @@ def run(*words: str) -> str:
     return done.stdout
 
 
-def test_a_servers_model_is_known_by_its_hub_name_to_advice_and_plans(tmp_path: Path) -> None:
+def test_a_servers_model_is_known_by_its_hub_name_to_advice_and_plans(
+    tmp_path: Path,
+) -> None:
     server = Vllm(model="meta-llama/Llama-3.1-8B-Instruct")
     scrapes = [tmp_path / "before.txt", tmp_path / "after.txt"]
     scrapes[0].write_text(server.scrape())
@@ -27,10 +29,24 @@ def test_a_servers_model_is_known_by_its_hub_name_to_advice_and_plans(tmp_path: 
     scrapes[1].write_text(server.scrape())
     profile = tmp_path / "acceptance.json"
     files = [str(path) for path in scrapes]
-    looking = ["observe", *files, "--draft", "eagle", "--context", "4096", "--hardware", "h100"]
+    looking = [
+        "observe",
+        *files,
+        "--draft",
+        "eagle",
+        "--context",
+        "4096",
+        "--hardware",
+        "h100",
+    ]
     run(*looking, "-o", str(profile))
     assert json.loads(profile.read_text())["model"] == "llama-3.1-8b"
-    asked = ["--model", "meta-llama/Llama-3.1-8B-Instruct", "--acceptance", str(profile)]
+    asked = [
+        "--model",
+        "meta-llama/Llama-3.1-8B-Instruct",
+        "--acceptance",
+        str(profile),
+    ]
     plan = run("plan", *asked, "--context", "4096", "--batch", "8", "--format", "json")
     rows = json.loads(plan)["candidates"]
     assert any(row["drafting"]["draft"] == "eagle" for row in rows)

@@ -23,7 +23,15 @@ from magicdec.live.calibration import (
     save_fit,
     send_plan,
 )
-from magicdec.live.drive import Answer, Load, Measured, WindowTooShort, drive, measure, plan_loads
+from magicdec.live.drive import (
+    Answer,
+    Load,
+    Measured,
+    WindowTooShort,
+    drive,
+    measure,
+    plan_loads,
+)
 from magicdec.live.http import TOKEN_VARIABLE
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.step import step_terms
@@ -41,14 +49,20 @@ PLAN = {
 }
 
 
-SPARSE = SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget=512, gamma=3)
+SPARSE = SpeculationSpec(
+    draft="self", draft_method="streamingllm", draft_budget=512, gamma=3
+)
 
 
 def setup_of(gamma: int = 0, draft: SpeculationSpec | None = None) -> Setup:
     ngram = draft or SpeculationSpec(draft="ngram", draft_method="ngram", gamma=gamma)
     spec = ngram if gamma else SpeculationSpec()
     return Setup.of(
-        "llama-3.1-8b", "a100-sxm-80gb", "ours", spec, sampling=SamplingSpec(temperature=0.0)
+        "llama-3.1-8b",
+        "a100-sxm-80gb",
+        "ours",
+        spec,
+        sampling=SamplingSpec(temperature=0.0),
     )
 
 
@@ -66,7 +80,9 @@ def true_points(
     rng = np.random.default_rng(seed)
     points = []
     for load in plan_loads(**PLAN, max_len=131072).loads:
-        numbers = np.arange(load.concurrency + 1)  # sequences of the batch that have a draft
+        numbers = np.arange(
+            load.concurrency + 1
+        )  # sequences of the batch that have a draft
         drafted = gamma * numbers / load.concurrency
         held = load.prompt_len + 32.0
         true = step_terms(
@@ -85,7 +101,9 @@ def true_points(
 def test_a_fit_finds_the_constants_that_its_loads_tell_apart():
     """At these batches products take as long as their weights' bytes do, so that only the sum with the fixed cost is
     seen: the prior decides between the two, and predictions do not depend on it."""
-    fit = fit_server(true_points(noise=0.0), setup=setup_of(), tp_size=1, gamma=0, name="fitted")
+    fit = fit_server(
+        true_points(noise=0.0), setup=setup_of(), tp_size=1, gamma=0, name="fitted"
+    )
     assert fit.held_out_error < 0.01
     expected = {"attention_factor": 0.8, "sequence_overhead_s": 50e-6}
     for name, value in expected.items():
@@ -138,7 +156,11 @@ def test_a_server_that_drafts_for_itself_is_fitted_as_such():
         step = float(step_terms(truth, **at, gamma=np.array(3.0)).step_s)
         points.append(
             dataclasses.replace(
-                point, step_s=step, tpot_s=step / 2.5, tokens_per_step=2.5, drafted_share=1.0
+                point,
+                step_s=step,
+                tpot_s=step / 2.5,
+                tokens_per_step=2.5,
+                drafted_share=1.0,
             )
         )
     fit = fit_server(points, setup=setup_of(draft=SPARSE), tp_size=1, gamma=3, name="x")
@@ -169,7 +191,9 @@ def test_intervals_of_constants_hold_the_truth_and_judges_do_not_move_the_fit():
     value, low, high = fit.constants["forward_overhead_s"]
     assert low <= 4e-3 <= high
     assert low < value < high
-    spoilt = [dataclasses.replace(p, step_s=9.0) if p.load.is_judge else p for p in points]
+    spoilt = [
+        dataclasses.replace(p, step_s=9.0) if p.load.is_judge else p for p in points
+    ]
     assert (
         fit_server(spoilt, setup=setup_of(), tp_size=1, gamma=0, name="x").constants
         == fit.constants
@@ -180,7 +204,10 @@ def test_the_file_holds_every_load_with_its_error_and_role(tmp_path):
     points = true_points(noise=0.03)
     fit = fit_server(points, setup=setup_of(), tp_size=1, gamma=0, name="x")
     profile, loads = save_fit(
-        fit, points, plan_loads(**PLAN, max_len=131072).about, tmp_path / "server.engine.toml"
+        fit,
+        points,
+        plan_loads(**PLAN, max_len=131072).about,
+        tmp_path / "server.engine.toml",
     )
     assert load_engine(profile).gemm_factor == fit.profile.gemm_factor
     assert "90 % interval" in load_engine(profile).sources["gemm_factor"]
@@ -193,10 +220,21 @@ def test_the_file_holds_every_load_with_its_error_and_role(tmp_path):
 def test_a_plan_says_what_it_costs_and_splits_as_a_chequerboard():
     plan = plan_loads(**PLAN, max_len=131072)
     assert plan.num_requests == 3 * (1 + 4 + 16 + 64) * 3 + 2
-    sizes = [c * (p + 64 + c * p // 2048) for c in (1, 4, 16, 64) for p in (512, 4096, 16384)]
+    sizes = [
+        c * (p + 64 + c * p // 2048) for c in (1, 4, 16, 64) for p in (512, 4096, 16384)
+    ]
     assert plan.num_tokens == 3 * sum(sizes) + 2 * (512 + 64)
-    judges = {(load.concurrency, load.prompt_len) for load in plan.loads if load.is_judge}
-    assert judges == {(1, 4096), (4, 512), (4, 16384), (16, 4096), (64, 512), (64, 16384)}
+    judges = {
+        (load.concurrency, load.prompt_len) for load in plan.loads if load.is_judge
+    }
+    assert judges == {
+        (1, 4096),
+        (4, 512),
+        (4, 16384),
+        (16, 4096),
+        (64, 512),
+        (64, 16384),
+    }
     smallest = plan.loads[0]
     assert plan.order[0] == plan.order[-1] == smallest
     assert sorted(map(str, plan.order[1:-1])) == sorted(
@@ -219,7 +257,10 @@ def test_a_plan_that_cannot_be_sent_is_refused():
         ({"concurrencies": (1,)}, "too few"),
         ({"output_len": 4}, "at least 8"),
         ({"rounds": 0}, "rounds"),
-        ({"prompt_lens": (100_000, 100_001, 100_002), "rounds": 90}, "tokens, more than"),
+        (
+            {"prompt_lens": (100_000, 100_001, 100_002), "rounds": 90},
+            "tokens, more than",
+        ),
     ):
         with pytest.raises(ConfigError, match=said):
             plan_loads(**({**PLAN, "max_len": 131072} | changed))
@@ -228,7 +269,11 @@ def test_a_plan_that_cannot_be_sent_is_refused():
 def test_the_usual_prompts_are_those_that_the_server_takes():
     for max_len in (160, 600, 2048, 131_072):
         plan = plan_loads(
-            concurrencies=(1, 2, 4), prompt_lens=(), output_len=48, rounds=1, max_len=max_len
+            concurrencies=(1, 2, 4),
+            prompt_lens=(),
+            output_len=48,
+            rounds=1,
+            max_len=max_len,
         )
         longest = max(load.prompt_len + load.output_len for load in plan.loads)
         assert 0.6 * min(max_len, 2048) < longest <= max_len
@@ -241,7 +286,9 @@ def test_the_window_has_neither_prefill_nor_the_end_in_it():
     answers = [
         Answer(
             sent_s=0.0,
-            events_s=[first + stall + step * i for i, stall in enumerate([0.0] + [wait] * 49)],
+            events_s=[
+                first + stall + step * i for i, stall in enumerate([0.0] + [wait] * 49)
+            ],
             num_tokens=50,
         )
         for first, wait in ((1.0, 4.0), (2.0, 3.0), (5.0, 0.0))
@@ -266,9 +313,14 @@ def test_a_reader_that_lags_does_not_change_the_step():
 
 
 def test_a_step_of_several_tokens_is_one_event():
-    answers = [Answer(sent_s=0.0, events_s=[0.2 * i for i in range(21)], num_tokens=41)] * 2
+    answers = [
+        Answer(sent_s=0.0, events_s=[0.2 * i for i in range(21)], num_tokens=41)
+    ] * 2
     found = measure(Load(concurrency=2, prompt_len=10, output_len=41), answers)
-    assert (found.step_s, found.tokens_per_step) == (pytest.approx(0.2), pytest.approx(2.0))
+    assert (found.step_s, found.tokens_per_step) == (
+        pytest.approx(0.2),
+        pytest.approx(2.0),
+    )
     assert found.tpot_s == pytest.approx(0.1)
 
 
@@ -285,13 +337,19 @@ def test_tokens_are_counted_where_events_hold_the_tokens_of_several_steps():
     assert found.context_len == pytest.approx(10 + (1 + 21) / 2)
     uncounted = dataclasses.replace(lagging, tokens=[])
     assert (
-        measure(Load(concurrency=2, prompt_len=10, output_len=41), [uncounted, short]).tpot_s
+        measure(
+            Load(concurrency=2, prompt_len=10, output_len=41), [uncounted, short]
+        ).tpot_s
         < 0.095
     )
 
 
 SMALL_PLAN = plan_loads(
-    concurrencies=(1, 2, 4), prompt_lens=(64, 128, 256), output_len=16, rounds=2, max_len=4096
+    concurrencies=(1, 2, 4),
+    prompt_lens=(64, 128, 256),
+    output_len=16,
+    rounds=2,
+    max_len=4096,
 )
 
 
@@ -344,14 +402,18 @@ def test_what_was_measured_is_kept_when_a_plan_ends_early(engine, error):
     assert len(found.points) == 9  # the first round is whole
     assert found.stopped in ("status 503", "interrupted")
     assert found.drift is None
-    assert found.points[1].spread is None, "a load that was sent once says nothing of noise"
+    assert found.points[1].spread is None, (
+        "a load that was sent once says nothing of noise"
+    )
     assert found.noise == 0.0, "of those that were sent twice"
 
 
 def test_the_noise_is_what_the_first_load_differs_by_at_the_end(engine):
     """A machine that slows down by 1 % per load: rounds differ by half of it, the ends by all."""
     count = iter(range(100))
-    found = sent_by(engine[1], lambda load, seed: timed(load, 0.1 * 1.01 ** next(count)))
+    found = sent_by(
+        engine[1], lambda load, seed: timed(load, 0.1 * 1.01 ** next(count))
+    )
     assert found.drift == pytest.approx(19 * np.log(1.01))
     assert found.noise >= found.drift / 2 > 0.09
 
@@ -370,7 +432,10 @@ def test_the_command_writes_what_it_measured(serve, tmp_path):
 
     models = b'{"data": [{"id": "m", "max_model_len": 4096}]}'
     _, address = serve(
-        {"/v1/completions": complete, "/v1/models": lambda handler: handler.reply(models)}
+        {
+            "/v1/completions": complete,
+            "/v1/models": lambda handler: handler.reply(models),
+        }
     )
     register_commands()
     words = ["calibrate", "--server", str(address), "--model", "embedded", "--hardware", "l40s-48gb", "--rounds", "1",
@@ -381,7 +446,9 @@ def test_the_command_writes_what_it_measured(serve, tmp_path):
     assert len(document["loads"]) == 9
     assert document["sent"]["requests"] == 3 * (1 + 2 + 4) + 2
     assert "noise: " in done.stdout
-    assert ("next: magicdec plan --model embedded" in done.stdout) == (done.exit_code == 0)
+    assert ("next: magicdec plan --model embedded" in done.stdout) == (
+        done.exit_code == 0
+    )
     limits = {"gemm_factor": np.exp(3.0), "attention_factor": np.exp(3.0)}
     assert all(
         document["constants"][name]["high"] <= most
@@ -409,7 +476,9 @@ def test_a_step_has_the_tokens_that_the_server_counts(serve):
     """Events of several steps: the server's counters between two scrapes say how long a step of it took."""
     server = Vllm()
     requests = [request for seed in range(5) for request in random_requests(seed)]
-    _, address = serve({"/metrics": lambda handler: handler.reply(server.scrape().encode())})
+    _, address = serve(
+        {"/metrics": lambda handler: handler.reply(server.scrape().encode())}
+    )
 
     def send(load, seed):
         server.serve(requests)
@@ -457,7 +526,9 @@ def test_a_load_is_not_sent_on_to_another_host(serve, monkeypatch):
             )
         }
     )
-    with pytest.raises(ServerError, match="status 307; nothing more was sent") as caught:
+    with pytest.raises(
+        ServerError, match="status 307; nothing more was sent"
+    ) as caught:
         drive(here, LOAD, model="m", vocab_size=100, seed=1)
     assert "s3cret" not in str(caught.value)
     assert set(server.seen) == {("/v1/completions", "Bearer s3cret")}
@@ -468,7 +539,9 @@ def test_a_load_is_not_sent_on_to_another_host(serve, monkeypatch):
     ("piece", "answer_s", "said"),
     [(b"x" * 4096, 3600.0, "more than 64 KiB"), (b": ping\n\n", 0.5, r"within 0\.5 s")],
 )
-def test_an_answer_is_bounded_in_size_and_in_time(serve, monkeypatch, piece, answer_s, said):
+def test_an_answer_is_bounded_in_size_and_in_time(
+    serve, monkeypatch, piece, answer_s, said
+):
     """Also a line that never ends, and signs of life that never end. Each meets its own bound alone: a line long before
     an hour is over, pings (five a second) long before they fill the bound."""
     monkeypatch.setattr(drive_module, "ANSWER_S", answer_s)

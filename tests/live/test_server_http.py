@@ -19,7 +19,11 @@ def test_a_redirect_to_another_host_is_not_followed(serve, monkeypatch):
     monkeypatch.setenv(TOKEN_VARIABLE, "s3cret")
     other, there = serve({"/metrics": lambda handler: handler.reply(b"vllm:x 1\n")})
     _, here = serve(
-        {"/metrics": lambda handler: handler.reply(b"", 302, Location=f"{there}/metrics")}
+        {
+            "/metrics": lambda handler: handler.reply(
+                b"", 302, Location=f"{there}/metrics"
+            )
+        }
     )
     with pytest.raises(ServerError, match="redirects to another address"):
         get(here.at("/metrics"))
@@ -76,7 +80,9 @@ def test_a_response_is_bounded_in_time_though_bytes_keep_coming(serve, part):
     started = time.monotonic()
     with pytest.raises(ServerError, match=r"did not answer within 0\.5 s"):
         get(address.at("/metrics"), timeout_s=0.5)
-    assert time.monotonic() - started < 30  # of the minute that the whole answer would take
+    assert (
+        time.monotonic() - started < 30
+    )  # of the minute that the whole answer would take
 
 
 def test_a_token_comes_from_the_environment_and_is_not_shown(serve, monkeypatch):
@@ -91,7 +97,9 @@ def test_a_token_comes_from_the_environment_and_is_not_shown(serve, monkeypatch)
     assert [each for _, each in server.seen] == ["Bearer s3cret", None]
 
 
-def test_a_token_is_in_nothing_that_is_printed_or_written(serve, monkeypatch, tmp_path, capfd):
+def test_a_token_is_in_nothing_that_is_printed_or_written(
+    serve, monkeypatch, tmp_path, capfd
+):
     """The profile, the record and the output of `observe`, of a server that shows what it was sent."""
     engine, tokens = Vllm(), []
 
@@ -115,7 +123,9 @@ def test_a_token_is_in_nothing_that_is_printed_or_written(serve, monkeypatch, tm
         "--interval",
         "0.2",
     ]
-    done = CliRunner().invoke(app, [*words, "-o", str(profile), "--records", str(records)])
+    done = CliRunner().invoke(
+        app, [*words, "-o", str(profile), "--records", str(records)]
+    )
     assert done.exit_code == 0, done.output
     printed = done.output + "".join(capfd.readouterr())
     assert set(tokens) == {"Bearer s3cret"}
@@ -136,7 +146,14 @@ def test_secrets_in_an_address_are_refused_without_being_repeated(text):
 
 
 @pytest.mark.parametrize(
-    "text", ["ftp://host", "http://", "http://host:port", "file:///etc/passwd", "http://host:99999"]
+    "text",
+    [
+        "ftp://host",
+        "http://",
+        "http://host:port",
+        "file:///etc/passwd",
+        "http://host:99999",
+    ],
 )
 def test_only_http_addresses_are_read(text):
     with pytest.raises(ConfigError, match="address"):
@@ -167,6 +184,10 @@ def test_a_scrape_that_takes_as_long_as_the_window_is_followed_by_another(serve)
     _, address = serve({"/metrics": lambda handler: handler.reply(b"x 1\n")})
     clock = iter(range(0, 1000, 10))
     taken = scrapes(
-        address, seconds=5.0, interval_s=1.0, sleep=lambda _: None, clock=lambda: float(next(clock))
+        address,
+        seconds=5.0,
+        interval_s=1.0,
+        sleep=lambda _: None,
+        clock=lambda: float(next(clock)),
     )
     assert len(list(taken)) == 2

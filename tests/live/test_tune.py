@@ -41,11 +41,16 @@ class Restarted:
     def answer(self, handler) -> None:
         gamma = int(self.path.read_text())
         if gamma != self.gamma:
-            self.gamma, self.engine = gamma, Vllm(gamma=gamma or None, model="llama-3.1-8b")
+            self.gamma, self.engine = (
+                gamma,
+                Vllm(gamma=gamma or None, model="llama-3.1-8b"),
+            )
         self.scrapes += 1
         for part in range(8):  # so many that two scrapes are enough
             self.engine.serve(
-                random_requests(8 * self.scrapes + part, number=8, gamma=gamma, rates=RATES)
+                random_requests(
+                    8 * self.scrapes + part, number=8, gamma=gamma, rates=RATES
+                )
             )
         handler.reply(self.engine.scrape().encode())
 
@@ -54,7 +59,9 @@ class Restarted:
 def server(tmp_path, serve):
     (tmp_path / "gamma").write_text("3")
     _, address = serve({"/metrics": Restarted(tmp_path / "gamma").answer})
-    return str(address), f"{sys.executable} -c \"open('{tmp_path}/gamma', 'w').write('{{gamma}}')\""
+    return str(
+        address
+    ), f"{sys.executable} -c \"open('{tmp_path}/gamma', 'w').write('{{gamma}}')\""
 
 
 def expected_tokens(gamma: int) -> float:
@@ -68,7 +75,9 @@ def expected_tokens(gamma: int) -> float:
 def test_a_trial_measures_the_gamma_it_restarted_with(server):
     address, command = server
     for gamma in (0, 1, 5):
-        trial = try_gamma(parse_address(address), command, gamma, seconds=1.0, interval_s=0.2)
+        trial = try_gamma(
+            parse_address(address), command, gamma, seconds=1.0, interval_s=0.2
+        )
         assert trial.tokens_per_step == pytest.approx(expected_tokens(gamma), rel=0.1)
         assert trial.tpot_s == pytest.approx(servers.STEP_S / trial.tokens_per_step)
         assert trial.batch_size == pytest.approx(8)
@@ -89,7 +98,11 @@ def trial_of(gamma: int, tpot: float) -> Trial:
 def test_regret_is_of_the_advised_one_and_repetitions_show_their_spread():
     times = {3: (1.1, 1.3), 2: (1.0, 1.0)}
     found = outcomes(
-        [trial_of(gamma, times[gamma][n]) for n in (0, 1) for gamma in in_turns((3, 2), 1)]
+        [
+            trial_of(gamma, times[gamma][n])
+            for n in (0, 1)
+            for gamma in in_turns((3, 2), 1)
+        ]
     )
     assert [(each.gamma, each.low_s, each.high_s) for each in found] == [
         (3, 1.1, 1.3),
@@ -110,7 +123,11 @@ def test_gammas_are_tried_there_and_back_until_the_time_is_up():
         now[0] += 30.0
         return trial_of(gamma, 1.0)
 
-    done = list(try_in_turns(in_turns((5, 2, 0), 2), try_one, limit_s=100.0, clock=lambda: now[0]))
+    done = list(
+        try_in_turns(
+            in_turns((5, 2, 0), 2), try_one, limit_s=100.0, clock=lambda: now[0]
+        )
+    )
     assert [trial.gamma for trial in done] == [5, 2, 0]
     assert lefts == [100.0, 70.0, 40.0]
 
@@ -203,14 +220,27 @@ def test_what_was_tried_is_shown_when_the_server_does_not_come_back(server, tmp_
 def test_a_trial_ends_in_the_time_it_is_given(server):
     command = f'{sys.executable} -c "import time; time.sleep(60)#{{gamma}}"'
     with pytest.raises(ConfigError, match="timed out"):
-        try_gamma(parse_address(server[0]), command, 1, seconds=0.4, interval_s=0.2, limit_s=3.0)
+        try_gamma(
+            parse_address(server[0]),
+            command,
+            1,
+            seconds=0.4,
+            interval_s=0.2,
+            limit_s=3.0,
+        )
 
 
 def test_a_server_without_load_cannot_be_tuned(serve):
     idle = Vllm().scrape().encode()
     _, address = serve({"/metrics": lambda handler: handler.reply(idle)})
     with pytest.raises(ServerError, match="no load"):
-        try_gamma(address, f"{sys.executable} -c pass#{{gamma}}", 1, seconds=0.4, interval_s=0.2)
+        try_gamma(
+            address,
+            f"{sys.executable} -c pass#{{gamma}}",
+            1,
+            seconds=0.4,
+            interval_s=0.2,
+        )
 
 
 @pytest.mark.parametrize(("gamma", "drafted"), [(5, 3), (0, 3)])
@@ -218,7 +248,9 @@ def test_a_command_that_starts_another_gamma_is_refused(server, gamma, drafted):
     """What was tried would be something else than what is reported."""
     address, command = server
     other = command.replace("{gamma}", str(drafted)) + " #{gamma}"
-    with pytest.raises(ConfigError, match=f"gamma {gamma} the server drafts {drafted} tokens"):
+    with pytest.raises(
+        ConfigError, match=f"gamma {gamma} the server drafts {drafted} tokens"
+    ):
         try_gamma(parse_address(address), other, gamma, seconds=1.0, interval_s=0.2)
 
 
@@ -234,7 +266,9 @@ def test_a_process_that_was_there_before_is_not_observed(serve):
             if busy or not late:
                 gamma = 4 if late else 2
                 (new if late else old).serve(
-                    random_requests(len(polled) * 8 + part, number=8, gamma=gamma, rates=RATES)
+                    random_requests(
+                        len(polled) * 8 + part, number=8, gamma=gamma, rates=RATES
+                    )
                 )
         text = (
             new if late else old

@@ -11,7 +11,11 @@ Step = tuple[int, int, int]
 def earlier_places(text: list[int], length: int) -> list[int]:
     """Where the last `length` tokens stand earlier in the text, from first to last; they may overlap themselves."""
     wanted = text[len(text) - length :]
-    return [start for start in range(len(text) - length) if text[start : start + length] == wanted]
+    return [
+        start
+        for start in range(len(text) - length)
+        if text[start : start + length] == wanted
+    ]
 
 
 def draft_of(rule: str, text: list[int], gamma: int, low: int, high: int) -> list[int]:
@@ -58,7 +62,13 @@ def accepted_of(draft: list[int], rest: list[int]) -> int:
 
 
 def ngram_steps(
-    rule: str, text: list[int], prompt_len: int, gamma: int, low: int, high: int, max_len: int = 0
+    rule: str,
+    text: list[int],
+    prompt_len: int,
+    gamma: int,
+    low: int,
+    high: int,
+    max_len: int = 0,
 ) -> list[Step]:
     """All steps of one n-gram rule on a request."""
     place = prompt_len - (1 if rule in ("transformers", "pld") else 0)
@@ -94,7 +104,9 @@ class PlainTree:
         """Places in the parent's list that have this count."""
         parent = key[:-1]
         tokens = self.following[parent]
-        return [i for i, token in enumerate(tokens) if self.count[(*parent, token)] == count]
+        return [
+            i for i, token in enumerate(tokens) if self.count[(*parent, token)] == count
+        ]
 
     def _rise(self, key: tuple[int, ...]) -> None:
         tokens = self.following.setdefault(key[:-1], [])
@@ -134,7 +146,9 @@ class PlainTree:
             key = tuple(text[len(text) - length :])
             if key not in self.count:
                 break
-            room = min(gamma, int(float(np.float32(length) * np.float32(factor)) + 1e-6))
+            room = min(
+                gamma, int(float(np.float32(length) * np.float32(factor)) + 1e-6)
+            )
             draft: list[int] = []
             score = np.float32(0)
             probability = np.float32(1)
@@ -165,7 +179,9 @@ class PlainSuffix:
         self.responses = PlainTree(depth)
         self.live: list[list[int]] = []
 
-    def steps(self, text: list[int], prompt_len: int, gamma: int, max_len: int = 0) -> list[Step]:
+    def steps(
+        self, text: list[int], prompt_len: int, gamma: int, max_len: int = 0
+    ) -> list[Step]:
         local = PlainTree(self.depth)
         for place in range(prompt_len):
             local.append(text[: place + 1])
@@ -189,7 +205,9 @@ class PlainSuffix:
             room = gamma if not max_len else min(gamma, max_len - place - 2)
             known = text[: place + 1]
             draft, score = local.speculate(known, room, self.factor, self.least)
-            others, others_score = self.responses.speculate(known, room, self.factor, self.least)
+            others, others_score = self.responses.speculate(
+                known, room, self.factor, self.least
+            )
             if others_score > score:
                 draft = others
             accepted = accepted_of(draft, text[place + 1 :])

@@ -27,7 +27,9 @@ SAMPLES = Path(__file__).parents[2] / "docs" / "samples" / "requests.jsonl"
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("draft"), FAMILIES["llama-gqa-tied"])
+    return write_checkpoint(
+        tmp_path_factory.mktemp("draft"), FAMILIES["llama-gqa-tied"]
+    )
 
 
 def texts(checkpoint: Path) -> list[tuple[list[int], int]]:
@@ -40,7 +42,9 @@ def texts(checkpoint: Path) -> list[tuple[list[int], int]]:
         with torch.no_grad():
             while len(text) < prompt_len + 40:
                 likeliest = int(model(torch.tensor([text])).logits[0, -1].argmax())
-                text.append(likeliest if rng.random() < 0.75 else int(rng.integers(0, 96)))
+                text.append(
+                    likeliest if rng.random() < 0.75 else int(rng.integers(0, 96))
+                )
         made.append((text, prompt_len))
     return made
 
@@ -63,27 +67,38 @@ def test_one_prefill_gives_the_steps_of_every_gamma(checkpoint: Path) -> None:
                 )[0, place + 1 :].tolist()
                 rest = text[place + 1 :]
                 accepted = 0
-                while accepted < min(gamma, len(rest)) and drafted[accepted] == rest[accepted]:
+                while (
+                    accepted < min(gamma, len(rest))
+                    and drafted[accepted] == rest[accepted]
+                ):
                     accepted += 1
                 expected.append((place, gamma, accepted))
                 place += accepted + 1
-            assert [tuple(row) for row in steps[number, : counts[number]].tolist()] == expected
+            assert [
+                tuple(row) for row in steps[number, : counts[number]].tolist()
+            ] == expected
 
 
 def test_runs_are_cut_near_the_engine_s_longest_sequence() -> None:
     """Drafts never reach beyond it."""
     steps = np.zeros((1, 10, 3), dtype=np.int32)
-    counts = step_runs(np.ones(10, dtype=bool), 2, np.array([4], dtype=np.int32), 11, steps)
+    counts = step_runs(
+        np.ones(10, dtype=bool), 2, np.array([4], dtype=np.int32), 11, steps
+    )
     assert steps[0, : counts[0]].tolist() == [[2, 4, 4], [7, 2, 2]]
 
 
 def test_a_token_outside_the_draft_s_vocabulary_is_refused(checkpoint: Path) -> None:
     """The draft is not of this target."""
     with pytest.raises(ConfigError, match="needs its target's vocabulary"):
-        ModelReplay(str(checkpoint), LOOKUPS).matches(np.array([1, 4000], dtype=np.int32))
+        ModelReplay(str(checkpoint), LOOKUPS).matches(
+            np.array([1, 4000], dtype=np.int32)
+        )
 
 
-def test_a_model_accepts_all_of_its_own_greedy_outputs(tmp_path: Path, program: Program) -> None:
+def test_a_model_accepts_all_of_its_own_greedy_outputs(
+    tmp_path: Path, program: Program
+) -> None:
     """A log of transformers' greedy outputs, replayed with the same model as the draft."""
     model = transformers.AutoModelForCausalLM.from_pretrained(
         EMBEDDED_DIRECTORY, dtype=torch.float32
@@ -91,9 +106,9 @@ def test_a_model_accepts_all_of_its_own_greedy_outputs(tmp_path: Path, program: 
     rows = []
     for line in SAMPLES.read_text().splitlines()[:4]:
         prompt = json.loads(line)["prompt_token_ids"]
-        whole = model.generate(torch.tensor([prompt]), max_new_tokens=30, do_sample=False)[
-            0
-        ].tolist()
+        whole = model.generate(
+            torch.tensor([prompt]), max_new_tokens=30, do_sample=False
+        )[0].tolist()
         rows.append({"prompt": prompt, "output": whole[len(prompt) :]})
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     done = program(
@@ -108,7 +123,9 @@ def test_a_model_accepts_all_of_its_own_greedy_outputs(tmp_path: Path, program: 
     assert profile.drafted_share == 1.0
 
 
-def test_a_text_longer_than_the_draft_reads_is_named(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_text_longer_than_the_draft_reads_is_named(
+    checkpoint: Path, tmp_path: Path
+) -> None:
     """It is counted as not read, and the others are replayed."""
     rows = [
         {"prompt": [1] * 600, "output": [2, 3, 4]},
@@ -118,7 +135,9 @@ def test_a_text_longer_than_the_draft_reads_is_named(checkpoint: Path, tmp_path:
     replay = replay_draft_model(
         [tmp_path / "log.jsonl"], ModelReplay(str(checkpoint), LOOKUPS), LOOKUPS
     )
-    assert replay.account.unreadable == {"longer than the 512 tokens that the draft model reads": 1}
+    assert replay.account.unreadable == {
+        "longer than the 512 tokens that the draft model reads": 1
+    }
     profile = profiles_of(replay, model="m", dataset="d", draft="x")[0]
     assert profile.replay is not None
     assert profile.replay.requests == 1

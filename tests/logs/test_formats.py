@@ -18,7 +18,9 @@ from magicdec.logs.requests import Account, LoggedRequest, requests_of
 from magicdec.logs.sources import companions_of, files_of, shards_of
 from magicdec.logs.tokens import TextTokenizer
 
-GUIDELLM = Path(__file__).parents[1] / "data" / "load_generators" / "guidellm-128.json.gz"
+GUIDELLM = (
+    Path(__file__).parents[1] / "data" / "load_generators" / "guidellm-128.json.gz"
+)
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}[{{ message['role'] }}] {{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}[assistant] {% endif %}"
@@ -34,8 +36,14 @@ TWO_TURNS = [
 def spans(value: Any) -> dict[str, Any]:
     """An OTLP export of one span."""
     attributes = [
-        {"key": "gen_ai.input.messages", "value": {"stringValue": json.dumps(value["input"])}},
-        {"key": "gen_ai.output.messages", "value": {"stringValue": json.dumps(value["output"])}},
+        {
+            "key": "gen_ai.input.messages",
+            "value": {"stringValue": json.dumps(value["input"])},
+        },
+        {
+            "key": "gen_ai.output.messages",
+            "value": {"stringValue": json.dumps(value["output"])},
+        },
         {"key": "gen_ai.usage.input_tokens", "value": {"intValue": "12"}},
     ]
     span = {"startTimeUnixNano": "1700000000500000000", "attributes": attributes}
@@ -170,13 +178,18 @@ def test_guidellm_s_report_is_read_with_prompts_outputs_and_times() -> None:
         report = json.load(file)
     rows = rows_of(report, {})
     requests = [
-        request for part in report["benchmarks"] for request in part["requests"]["successful"]
+        request
+        for part in report["benchmarks"]
+        for request in part["requests"]["successful"]
     ]
     assert len(rows) == len(requests)
     assert rows[0].output == requests[0]["output"]
     assert rows[0].arrival_s == requests[0]["info"]["timings"]["request_start"]
     assert rows[0].output_len == requests[0]["output_tokens"]
-    assert json.dumps(rows[0].prompt)[1:-1] in requests[0]["request_args"] or rows[0].prompt
+    assert (
+        json.dumps(rows[0].prompt)[1:-1] in requests[0]["request_args"]
+        or rows[0].prompt
+    )
 
 
 def test_prompts_in_a_file_of_their_own_are_joined(tmp_path: Path) -> None:
@@ -240,14 +253,18 @@ def write_lines(path: Path, documents: list[Any]) -> Path:
 
 
 def read_all(
-    patterns: list[str | Path], tokenizer: TextTokenizer | None = None, shard_bytes: int = 1 << 26
+    patterns: list[str | Path],
+    tokenizer: TextTokenizer | None = None,
+    shard_bytes: int = 1 << 26,
 ) -> tuple[list[LoggedRequest], Account]:
     account = Account()
     shards = shards_of(files_of(patterns), shard_bytes=shard_bytes)
     companions = companions_of(shards)
     requests: list[LoggedRequest] = []
     for shard in shards:
-        requests += requests_of(shard, account, tokenizer=tokenizer, companions=companions)
+        requests += requests_of(
+            shard, account, tokenizer=tokenizer, companions=companions
+        )
     return requests, account
 
 
@@ -270,7 +287,9 @@ def test_every_form_of_file_gives_the_same_requests(form: str, tmp_path: Path) -
         path.write_text(json.dumps(IDS, indent=1))
     else:
         arrow = pytest.importorskip("pyarrow")
-        pytest.importorskip("pyarrow.parquet").write_table(arrow.Table.from_pylist(IDS), path)
+        pytest.importorskip("pyarrow.parquet").write_table(
+            arrow.Table.from_pylist(IDS), path
+        )
     requests, account = read_all([path])
     assert [request.text.tolist() for request in requests] == [
         row["prompt"] + row["output"] for row in IDS
@@ -338,7 +357,9 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_messages_become_the_ids_that_transformers_makes(tokenizer_folder: Path) -> None:
+def test_messages_become_the_ids_that_transformers_makes(
+    tokenizer_folder: Path,
+) -> None:
     """The chat template is rendered as transformers renders it, and texts are encoded alike."""
     transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoTokenizer.from_pretrained(tokenizer_folder)
@@ -348,7 +369,10 @@ def test_messages_become_the_ids_that_transformers_makes(tokenizer_folder: Path)
             messages, add_generation_prompt=True, tokenize=True, return_dict=False
         )
         assert ours.message_ids(messages).tolist() == list(expected)
-    assert ours.text_ids("blue red", is_prompt=False).tolist() == theirs("blue red")["input_ids"]
+    assert (
+        ours.text_ids("blue red", is_prompt=False).tolist()
+        == theirs("blue red")["input_ids"]
+    )
     assert ours.stop_id == theirs.eos_token_id
 
 
@@ -362,7 +386,9 @@ def test_text_is_read_with_a_tokenizer(tokenizer_folder: Path, tmp_path: Path) -
     assert account.recounted == 1
     assert requests[0].text[-1] == tokenizer.stop_id
     assert requests[0].prompt_len == len(tokenizer.message_ids(ASKED))
-    assert np.array_equal(requests[1].text[1:], tokenizer.text_ids("b", is_prompt=False))
+    assert np.array_equal(
+        requests[1].text[1:], tokenizer.text_ids("b", is_prompt=False)
+    )
     assert kind == "OpenAI"
 
 
@@ -372,7 +398,9 @@ def test_a_template_that_refuses_its_messages_leaves_a_row_unread(
     """Templates may raise; the row then says so."""
     folder = tmp_path / "refusing"
     folder.mkdir()
-    (folder / "tokenizer.json").write_bytes((tokenizer_folder / "tokenizer.json").read_bytes())
+    (folder / "tokenizer.json").write_bytes(
+        (tokenizer_folder / "tokenizer.json").read_bytes()
+    )
     config = {"chat_template": "{{ raise_exception('no system role') }}"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     with pytest.raises(UnreadableError, match="refuses its messages"):

@@ -18,7 +18,9 @@ from magicdec.perfmodel.traffic.requests import read_requests
 from tests.processes import Program
 
 SAMPLES = Path(__file__).parents[2] / "docs" / "samples" / "requests.jsonl"
-texts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=40), min_size=1, max_size=12)
+texts = st.lists(
+    st.lists(st.integers(0, 2), min_size=1, max_size=40), min_size=1, max_size=12
+)
 
 
 @settings(max_examples=80, deadline=None)
@@ -32,7 +34,10 @@ def test_a_cache_with_room_finds_the_longest_prefix_in_whole_blocks(
         longest = 0
         for earlier in texts[:number]:
             common = 0
-            while common < min(len(text), len(earlier)) and text[common] == earlier[common]:
+            while (
+                common < min(len(text), len(earlier))
+                and text[common] == earlier[common]
+            ):
                 common += 1
             longest = max(longest, common // block * block)
         tokens = np.array(text, dtype=np.int32)
@@ -43,7 +48,9 @@ def test_a_cache_with_room_finds_the_longest_prefix_in_whole_blocks(
 def test_a_full_cache_drops_the_least_recently_used() -> None:
     """Of three texts of two blocks each, room for four blocks keeps the last two that were used."""
     cache = PrefixCache(block_tokens=2, room_tokens=8)
-    first, second, third = (np.array([start, 1, 2, 3], dtype=np.int32) for start in (10, 20, 30))
+    first, second, third = (
+        np.array([start, 1, 2, 3], dtype=np.int32) for start in (10, 20, 30)
+    )
     for text in (first, second):
         cache.add(text)
     assert cache.shared_tokens(first) == 4
@@ -51,7 +58,9 @@ def test_a_full_cache_drops_the_least_recently_used() -> None:
     assert [cache.shared_tokens(text) for text in (first, second, third)] == [4, 0, 4]
 
 
-def test_arrivals_and_cached_prefixes_become_requests_that_a_plan_reads(tmp_path: Path) -> None:
+def test_arrivals_and_cached_prefixes_become_requests_that_a_plan_reads(
+    tmp_path: Path,
+) -> None:
     """Sorted by arrival, with the hits of requests in that order, and in the form of --requests."""
     prompt = list(range(40))
     rows = [
@@ -83,7 +92,11 @@ def test_what_the_engine_counted_as_cached_is_taken(tmp_path: Path) -> None:
     row = {"prompt": [1, 2], "choices": choices, "usage": usage}
     (tmp_path / "log.jsonl").write_text(json.dumps(row) + "\n")
     load = read_load([tmp_path / "log.jsonl"])
-    assert (load.cached_len.tolist(), load.num_counted, load.hit_share) == ([48], 1, 0.96)
+    assert (load.cached_len.tolist(), load.num_counted, load.hit_share) == (
+        [48],
+        1,
+        0.96,
+    )
 
 
 def test_a_plan_takes_what_a_log_holds(
@@ -91,12 +104,15 @@ def test_a_plan_takes_what_a_log_holds(
 ) -> None:
     """Arrivals, lengths, cached prefixes and acceptance, said first; nothing is typed twice."""
     monkeypatch.chdir(tmp_path)
-    done = program("plan", "--model", "embedded", "--hardware", "l4", "--logs", str(SAMPLES))
+    done = program(
+        "plan", "--model", "embedded", "--hardware", "l4", "--logs", str(SAMPLES)
+    )
     assert done.returncode == 0, done.stderr
     first = done.stdout.splitlines()
     assert first[0].startswith("read 40 requests of 1 file (40 token ids)")
     assert any(
-        line.startswith("arrivals: ") and "requests per second" in line for line in first[:6]
+        line.startswith("arrivals: ") and "requests per second" in line
+        for line in first[:6]
     )
     assert any(line.startswith("prefix cache: ") for line in first[:6])
     folder = tmp_path / "requests.magicdec"
@@ -110,7 +126,10 @@ def test_a_log_without_times_gives_lengths_and_acceptance(
     """The plan is of a batch, and says that arrivals were not in the log."""
     monkeypatch.chdir(tmp_path)
     rows = [json.loads(line) for line in SAMPLES.read_text().splitlines()]
-    lines = [json.dumps({name: row[name] for name in row if name != "arrival_s"}) for row in rows]
+    lines = [
+        json.dumps({name: row[name] for name in row if name != "arrival_s"})
+        for row in rows
+    ]
     (tmp_path / "log.jsonl").write_text("\n".join(lines) + "\n")
     done = program(
         "plan", "--model", "embedded", "--hardware", "l4", "--logs", "log.jsonl", "--batch", "4", "--draft", "ngram",

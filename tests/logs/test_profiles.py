@@ -47,7 +47,8 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The requests of a run as JSON lines of token ids."""
     path = tmp_path_factory.mktemp("log") / "requests.jsonl"
     lines = [
-        json.dumps({"prompt": row["prompt"], "output": row["output"]}) for row in rows_of(GREEDY)
+        json.dumps({"prompt": row["prompt"], "output": row["output"]})
+        for row in rows_of(GREEDY)
     ]
     path.write_text("\n".join(lines) + "\n")
     return path
@@ -55,9 +56,9 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def profile(log: Path) -> AcceptanceProfile:
-    return profiles_of(replay_logs([log], sweep(["ngram"])), model="embedded", dataset="requests")[
-        0
-    ]
+    return profiles_of(
+        replay_logs([log], sweep(["ngram"])), model="embedded", dataset="requests"
+    )[0]
 
 
 def test_counts_are_those_of_the_steps(log: Path) -> None:
@@ -79,16 +80,23 @@ def test_counts_are_those_of_the_steps(log: Path) -> None:
     tokens = setting.tokens_per_step
     assert tokens.value == pytest.approx(value, rel=1e-12)
     assert tokens.stderr == pytest.approx(stderr, rel=1e-9)
-    assert setting.drafted_tokens == sum(drafted for _, taken in steps for _, drafted, _ in taken)
+    assert setting.drafted_tokens == sum(
+        drafted for _, taken in steps for _, drafted, _ in taken
+    )
     assert (
         setting.drafted_share
         == sum(d > 0 for _, taken in steps for _, d, _ in taken) / number.sum()
     )
     for position in range(3):
         tried = np.array(
-            [sum(a >= position and place + position < end for place, _, a in t) for end, t in steps]
+            [
+                sum(a >= position and place + position < end for place, _, a in t)
+                for end, t in steps
+            ]
         )
-        accepted = np.array([sum(a > position for _, _, a in taken) for _, taken in steps])
+        accepted = np.array(
+            [sum(a > position for _, _, a in taken) for _, taken in steps]
+        )
         rate, error = rate_and_error(accepted.astype(float), tried.astype(float))
         assert setting.rates[position].value == pytest.approx(rate, rel=1e-12)
         assert setting.rates[position].stderr == pytest.approx(error, rel=1e-9)
@@ -118,11 +126,15 @@ def test_shards_add_up_to_the_profile_of_one_pass(log: Path, tmp_path: Path) -> 
     for _ in range(2):
         split = replay_logs([tmp_path / "part*.jsonl"], LOOKUPS, jobs=2, keep=keep)
         assert profiles_of(split, model="m", dataset="d") == whole
-    assert len(list(keep.iterdir())) == 5  # four of n-gram, and one of the tree of responses
+    assert (
+        len(list(keep.iterdir())) == 5
+    )  # four of n-gram, and one of the tree of responses
 
 
 @pytest.mark.slow
-def test_two_dask_workers_give_the_profile_of_one_pass(log: Path, tmp_path: Path) -> None:
+def test_two_dask_workers_give_the_profile_of_one_pass(
+    log: Path, tmp_path: Path
+) -> None:
     """joblib's backend is the caller's: here two local processes of Dask."""
     joblib = pytest.importorskip("joblib")
     distributed = pytest.importorskip("distributed")
@@ -132,7 +144,9 @@ def test_two_dask_workers_give_the_profile_of_one_pass(log: Path, tmp_path: Path
         (tmp_path / f"part{number}.jsonl").write_text(
             "".join(lines[40 * number : 40 * number + 40])
         )
-    cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
+    cluster = distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address=None
+    )
     with cluster, distributed.Client(cluster), joblib.parallel_config(backend="dask"):
         split = replay_logs([tmp_path / "part*.jsonl"], LOOKUPS, jobs=2)
     assert profiles_of(split, model="m", dataset="d") == whole
@@ -148,7 +162,9 @@ def test_a_profile_gives_the_tokens_of_every_gamma(
     expected, _ = profile.tokens_per_step(budget=100, context=300, gamma=gammas)
     assert expected == pytest.approx(setting.tokens_per_step)
     errors = profile.tokens_error(budget=100, context=300, gamma=gammas)
-    assert errors == pytest.approx(np.array(setting.tokens_stderr) / setting.tokens_per_step)
+    assert errors == pytest.approx(
+        np.array(setting.tokens_stderr) / setting.tokens_per_step
+    )
     save_profile(profile, tmp_path / "p.json")
     assert load_profile(tmp_path / "p.json") == profile
 
@@ -168,7 +184,9 @@ def test_the_law_of_a_profile_gives_the_tokens_at_the_gamma_it_shows(
     shifted = [
         1.0
         + np.cumprod(
-            profile.conditional_rates(budget=100, context=300, gamma_max=gamma, num_sigma=s)
+            profile.conditional_rates(
+                budget=100, context=300, gamma_max=gamma, num_sigma=s
+            )
         ).sum()
         for s in (-1.0, 1.0)
     ]
@@ -223,7 +241,10 @@ def test_the_command_writes_profiles_that_a_plan_takes(
     [
         (["--draft", "eagle3"], "reads the target's hidden states"),
         (["--draft", "streamingllm"], "leave --outputs out"),
-        (["--draft", "ngram", "--lookup-min", "6", "--lookup-max", "2"], "no longest n-gram"),
+        (
+            ["--draft", "ngram", "--lookup-min", "6", "--lookup-max", "2"],
+            "no longest n-gram",
+        ),
         (["--draft", "suffix", "--lookup-min", "2"], "no shortest or longest n-gram"),
     ],
 )
@@ -253,7 +274,10 @@ def test_nothing_of_a_log_s_text_is_written(tmp_path: Path, program: Program) ->
     trained = tokenizers.Tokenizer(model)
     trained.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     trained.save(str(tmp_path / "tokenizer.json"))
-    lines = [{"prompt": " ".join(words), "completion": " ".join(words[:3] * 5)} for _ in range(4)]
+    lines = [
+        {"prompt": " ".join(words), "completion": " ".join(words[:3] * 5)}
+        for _ in range(4)
+    ]
     lines.append({"prompt": words[0], "messages": words[1]})
     lines.append({"unheard": {words[2]: words[3]}})
     (tmp_path / "log.jsonl").write_text(
@@ -280,7 +304,9 @@ def test_a_log_without_a_request_is_refused(tmp_path: Path) -> None:
         replay_logs([tmp_path / "log.jsonl"], LOOKUPS)
     (tmp_path / "one.jsonl").write_text('{"prompt": [1], "output": [2]}\n')
     with pytest.raises(ConfigError, match="no logged output has two tokens"):
-        profiles_of(replay_logs([tmp_path / "one.jsonl"], LOOKUPS), model="m", dataset="d")
+        profiles_of(
+            replay_logs([tmp_path / "one.jsonl"], LOOKUPS), model="m", dataset="d"
+        )
 
 
 def test_replays_are_fast(log: Path) -> None:
@@ -313,11 +339,15 @@ def test_reading_logs_does_not_import_torch() -> None:
         "import sys; from magicdec.logs import replay, profiles, tokens; "
         "print(sorted({'torch', 'pandas', 'transformers'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert re.fullmatch(r"\[\]", done.stdout.strip())
 
 
-def test_a_plan_chooses_the_setting_and_its_export_writes_it(log: Path, tmp_path: Path) -> None:
+def test_a_plan_chooses_the_setting_and_its_export_writes_it(
+    log: Path, tmp_path: Path
+) -> None:
     """Of the replayed settings a plan takes the fastest on its device; each alone is no faster."""
     from magicdec.reports.exports import export
 
@@ -331,11 +361,16 @@ def test_a_plan_chooses_the_setting_and_its_export_writes_it(log: Path, tmp_path
     def fastest(own: AcceptanceProfile, name: str) -> Any:
         save_profile(own, tmp_path / name)
         plan = magicdec.plan(**asked, acceptance=[tmp_path / name])
-        row = max((row for row in plan.rows if row.draft == "ngram"), key=lambda row: row.speedup)
+        row = max(
+            (row for row in plan.rows if row.draft == "ngram"),
+            key=lambda row: row.speedup,
+        )
         return plan, row
 
     plan, row = fastest(profile, "all.json")
-    lengths = [(setting.min_ngram, setting.max_ngram) for setting in profile.replay.settings]
+    lengths = [
+        (setting.min_ngram, setting.max_ngram) for setting in profile.replay.settings
+    ]
     chosen = lengths.index((row.drafting.lookup_min, row.drafting.lookup_max))
     for place in profile.replay.leading:
         setting = profile.with_setting(place)
@@ -363,7 +398,9 @@ def with_settings(profile: AcceptanceProfile, settings: list[Any]) -> Acceptance
     return msgspec.structs.replace(profile, replay=replay)
 
 
-def test_a_plan_prices_the_tokens_that_steps_really_draft(profile: AcceptanceProfile) -> None:
+def test_a_plan_prices_the_tokens_that_steps_really_draft(
+    profile: AcceptanceProfile,
+) -> None:
     """Mean drafted tokens of all steps are those of the replay at each gamma; a profile without one drafts gamma."""
     assert profile.replay is not None
     setting = profile.replay.setting
@@ -371,6 +408,8 @@ def test_a_plan_prices_the_tokens_that_steps_really_draft(profile: AcceptancePro
     drafted = profile.draft_len_at(gammas) * profile.drafted_share_at(gammas)
     assert drafted == pytest.approx(setting.drafted_per_step)
     assert np.all(profile.draft_len_at(gammas) <= gammas)
-    plain = AcceptanceProfile(draft_method="ngram", model="m", law=profile.law, drafted_share=0.4)
+    plain = AcceptanceProfile(
+        draft_method="ngram", model="m", law=profile.law, drafted_share=0.4
+    )
     assert plain.draft_len_at(gammas).tolist() == gammas.tolist()
     assert float(plain.drafted_share_at(3)) == 0.4

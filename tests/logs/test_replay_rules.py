@@ -36,7 +36,9 @@ def as_tuples(steps: np.ndarray) -> list[tuple[int, ...]]:
     return [tuple(row) for row in steps.tolist()]
 
 
-@pytest.mark.parametrize("rule", ["ngram", "ngram-gpu", "transformers", "pld", "llama.cpp"])
+@pytest.mark.parametrize(
+    "rule", ["ngram", "ngram-gpu", "transformers", "pld", "llama.cpp"]
+)
 @settings(max_examples=60, deadline=None)
 @given(
     text=texts,
@@ -57,7 +59,9 @@ def test_each_ngram_rule_takes_the_steps_that_a_plain_scan_takes(
         np.array(text, dtype=np.int32), prompt_len, max_len=max_len
     )
     for row, steps in zip(lookups, replayed, strict=True):
-        plain = ngram_steps(rule, text, prompt_len, gamma, row.min_ngram, row.max_ngram, max_len)
+        plain = ngram_steps(
+            rule, text, prompt_len, gamma, row.min_ngram, row.max_ngram, max_len
+        )
         assert as_tuples(steps) == plain
 
 
@@ -83,7 +87,9 @@ def test_suffix_decoding_takes_the_steps_of_plain_counts_of_every_sequence(
     chosen = SuffixSettings(max_depth=depth, max_cached_requests=cached, max_factor=1.5)
     gammas = (2, 5)
     replays = SuffixReplay([lookup("suffix", gamma=gamma) for gamma in gammas], chosen)
-    plain = [PlainSuffix(depth=depth, factor=1.5, least=0.1, cached=cached) for _ in gammas]
+    plain = [
+        PlainSuffix(depth=depth, factor=1.5, least=0.1, cached=cached) for _ in gammas
+    ]
     kept = suffix.COMPACT_ABOVE
     suffix.COMPACT_ABOVE = 20
     try:
@@ -107,7 +113,9 @@ def test_every_step_that_a_log_determines_is_the_engines(name: str) -> None:
         replay: Any = SuffixReplay([lookup("suffix-local", gamma=resolved["k"])])
     else:
         low, high = resolved["min"], resolved["max"]
-        replay = NgramReplay([lookup("ngram", gamma=resolved["k"], min_ngram=low, max_ngram=high)])
+        replay = NgramReplay(
+            [lookup("ngram", gamma=resolved["k"], min_ngram=low, max_ngram=high)]
+        )
     drafts = 0
     drafted_tokens = 0
     least_accepted = 0
@@ -130,7 +138,9 @@ def test_every_step_that_a_log_determines_is_the_engines(name: str) -> None:
     counters = run["counters"]
     assert drafts == counters["spec_decode_num_drafts"]
     assert drafted_tokens == counters["spec_decode_num_draft_tokens"]
-    assert least_accepted <= counters["spec_decode_num_accepted_tokens"] <= most_accepted
+    assert (
+        least_accepted <= counters["spec_decode_num_accepted_tokens"] <= most_accepted
+    )
 
 
 def test_settings_that_do_not_go_together_are_refused() -> None:

@@ -58,13 +58,18 @@ def test_a_clock_that_jumps_changes_no_measurement(
     jumps = count()
     monkeypatch.setattr(time, "time", lambda: (-1) ** next(jumps) * 3e7)
     began_s = time.monotonic()
-    records = benchmark(REQUEST, records=tmp_path / "r.jsonl", bandwidth_bytes_per_s=1e10)
+    records = benchmark(
+        REQUEST, records=tmp_path / "r.jsonl", bandwidth_bytes_per_s=1e10
+    )
     took_s = time.monotonic() - began_s
     for record in records:
         assert record.prefill_s is not None
         samples = record.step_samples_s or record.autoregressive_step_samples_s
         assert samples
-        assert all(0 < seconds < took_s for seconds in (record.tpot_s, record.prefill_s, *samples))
+        assert all(
+            0 < seconds < took_s
+            for seconds in (record.tpot_s, record.prefill_s, *samples)
+        )
         assert datetime.fromisoformat(record.environment.created_utc).year >= 2024
 
 

@@ -16,7 +16,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from magicdec.errors import CapacityError
 from magicdec.measure import configuration
-from magicdec.measure.configuration import BenchmarkRequest, check_request, choosing_bytes
+from magicdec.measure.configuration import (
+    BenchmarkRequest,
+    check_request,
+    choosing_bytes,
+)
 from magicdec.measure.environment import cgroup_free_bytes
 from magicdec.measure.session import BenchmarkSession
 from magicdec.specs.catalog import load_model_spec
@@ -34,7 +38,9 @@ CONFIG = {
 @pytest.fixture
 def request_(tmp_path: Path) -> BenchmarkRequest:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    draft = SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget=16, gamma=3)
+    draft = SpeculationSpec(
+        draft="self", draft_method="streamingllm", draft_budget=16, gamma=3
+    )
     return BenchmarkRequest(
         model=str(tmp_path / "config.json"), weights="random", prompts="random", batch_size=96, context_len=24,
         gen_len=8, speculations=(draft,), sampling=SamplingSpec(temperature=1.0, top_p=0.9),
@@ -48,8 +54,14 @@ def peak_tensor_bytes(work: Callable[[], object]) -> int:
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         work()
-    events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
-    return int(np.cumsum([e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]).max())
+    events = [
+        e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"
+    ]
+    return int(
+        np.cumsum(
+            [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]
+        ).max()
+    )
 
 
 @pytest.mark.parametrize("top_p", [None, pytest.param(0.9, marks=pytest.mark.slow)])

@@ -14,7 +14,11 @@ pytest.importorskip("torch")
 
 from magicdec.errors import CheckpointError, StorageError
 from magicdec.measure import configuration
-from magicdec.measure.configuration import BenchmarkRequest, Outputs, configuration_fields
+from magicdec.measure.configuration import (
+    BenchmarkRequest,
+    Outputs,
+    configuration_fields,
+)
 from magicdec.measure.rank import (
     TextStream,
     benchmark,
@@ -46,7 +50,9 @@ REQUEST = BenchmarkRequest(
 
 def test_records_hold_what_was_measured_and_resume_skips_it(tmp_path: Path) -> None:
     records = tmp_path / "r.jsonl"
-    rows = benchmark(replace(REQUEST, run_to_end=True), records=records, bandwidth_bytes_per_s=1e10)
+    rows = benchmark(
+        replace(REQUEST, run_to_end=True), records=records, bandwidth_bytes_per_s=1e10
+    )
     assert [r.gamma for r in rows] == [0, 2, 4]
     assert read_records(records) == [*rows[1:], rows[0]]  # as they were complete
     for record in rows[1:]:
@@ -54,7 +60,9 @@ def test_records_hold_what_was_measured_and_resume_skips_it(tmp_path: Path) -> N
         assert len(histogram) == record.gamma + 1
         assert len(rates) == record.gamma
         emitted = sum(n * (accepted + 1) for accepted, n in enumerate(histogram))
-        assert record.expected_tokens_per_step == pytest.approx(emitted / sum(histogram))
+        assert record.expected_tokens_per_step == pytest.approx(
+            emitted / sum(histogram)
+        )
         assert len(record.speedup_samples) == 2
         assert record.speedup_static_batch is not None
         assert record.autoregressive_mbu is not None
@@ -62,7 +70,10 @@ def test_records_hold_what_was_measured_and_resume_skips_it(tmp_path: Path) -> N
         assert record.environment.versions["torch"]
     loaded: list[str] = []
     again = benchmark(
-        replace(REQUEST, run_to_end=True), records=records, resume=True, progress=loaded.append
+        replace(REQUEST, run_to_end=True),
+        records=records,
+        resume=True,
+        progress=loaded.append,
     )
     assert loaded == []
     assert again == rows
@@ -101,7 +112,10 @@ def test_every_repetition_is_written_when_it_ends_and_none_is_measured_twice(
     assert left == {(2, 2, False), (0, 3, True), (4, 1, True)}
     said.clear()
     resumed = benchmark(
-        request, records=records, resume=True, progress=lambda message: said.append(str(message))
+        request,
+        records=records,
+        resume=True,
+        progress=lambda message: said.append(str(message)),
     )
     assert [each for each in said if each.startswith("repetition")] == [
         "repetition 2/2: StreamingLLM 64, gamma 4"
@@ -128,14 +142,18 @@ def test_every_repetition_is_written_when_it_ends_and_none_is_measured_twice(
 def test_another_configuration_is_not_taken_from_the_file(tmp_path: Path) -> None:
     """Whatever changes the result: nothing that the file holds is known then."""
     record = Record(
-        source="measured", repetitions=2, **configuration_fields(REQUEST, AUTOREGRESSIVE)
+        source="measured",
+        repetitions=2,
+        **configuration_fields(REQUEST, AUTOREGRESSIVE),
     )
     append_record(tmp_path / "r.jsonl", record)
     others = {
         "context_spread": 0.2, "stop_at_eos": True, "run_to_end": True, "cuda_graphs": False, "prompts": "recall",
         "calibration_prompts": True, "weights": "random", "repetitions": 3,
     }  # fmt: skip
-    for changed in (replace(REQUEST, **{name: value}) for name, value in others.items()):  # type: ignore[arg-type]
+    for changed in (
+        replace(REQUEST, **{name: value}) for name, value in others.items()
+    ):  # type: ignore[arg-type]
         known = known_records(tmp_path / "r.jsonl", changed.repetitions)
         assert configuration_key(changed, AUTOREGRESSIVE) not in known
     again = known_records(tmp_path / "r.jsonl", REQUEST.repetitions)
@@ -154,7 +172,8 @@ def test_models_are_told_apart_by_content_not_by_name(tmp_path: Path) -> None:
     save_file(tensors, places[2] / "model.safetensors")
     (places[3] / "generation_config.json").write_text('{"eos_token_id": [5, 6]}')
     keys = [
-        configuration_key(replace(REQUEST, model=str(place)), AUTOREGRESSIVE) for place in places
+        configuration_key(replace(REQUEST, model=str(place)), AUTOREGRESSIVE)
+        for place in places
     ]
     assert keys[0] == keys[1]
     assert len(set(keys)) == 3
@@ -174,11 +193,15 @@ def test_a_large_weights_file_is_known_by_samples_of_its_bytes(tmp_path: Path) -
         changed = data.copy()
         changed[start : start + length] = b"x" * length
         (tmp_path / "model.safetensors").write_bytes(changed)
-        digests.add(configuration._files_digest(tmp_path, [tmp_path / "model.safetensors"]))
+        digests.add(
+            configuration._files_digest(tmp_path, [tmp_path / "model.safetensors"])
+        )
     assert len(digests) == 4
 
 
-def test_what_is_known_is_still_decoded_for_what_is_asked_besides(tmp_path: Path) -> None:
+def test_what_is_known_is_still_decoded_for_what_is_asked_besides(
+    tmp_path: Path,
+) -> None:
     """A file that holds every configuration: the text is written all the same, of the request's last one."""
     records, output = tmp_path / "r.jsonl", tmp_path / "out.jsonl"
     request = replace(REQUEST, sampling=SamplingSpec(), repetitions=1)
@@ -240,10 +263,13 @@ def test_first_divergence_and_the_gap_that_would_excuse_it() -> None:
 def test_saved_output_is_prompt_and_text(tmp_path: Path) -> None:
     session = BenchmarkSession(REQUEST)
     write_outputs(session, tmp_path / "out.jsonl")
-    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()
+    ]
     assert [len(line["prompt_ids"]) for line in lines] == [180, 240, 300]
     assert all(
-        len(line["generated_ids"]) == 24 and isinstance(line["generated"], str) for line in lines
+        len(line["generated_ids"]) == 24 and isinstance(line["generated"], str)
+        for line in lines
     )
     with pytest.raises(StorageError, match="cannot write"):
         write_outputs(session, Path("/dev/null/out.jsonl"))

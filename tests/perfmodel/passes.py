@@ -16,9 +16,15 @@ from magicdec.specs.precision import Precision
 def forward_pass(
     model: ModelSpec, hw: HardwareProfile, engine: EngineProfile, **numbers: Any
 ) -> ForwardTime:
-    formats = {name: numbers.pop(name) for name in ("weight_dtype", "kv_dtype") if name in numbers}
+    formats = {
+        name: numbers.pop(name)
+        for name in ("weight_dtype", "kv_dtype")
+        if name in numbers
+    }
     at = Where(hw, engine, Precision(**formats))
-    return forward.forward_pass(model, Pass(at=at, tp=numbers.pop("tp_size", 1), **numbers))
+    return forward.forward_pass(
+        model, Pass(at=at, tp=numbers.pop("tp_size", 1), **numbers)
+    )
 
 
 def prefill(

@@ -36,19 +36,29 @@ laws = st.builds(
 
 
 def sampled_counts(
-    law: Law, *, blocks: int, gamma: int, seed: int, sequences: int = 0, spread: float = 0.0
+    law: Law,
+    *,
+    blocks: int,
+    gamma: int,
+    seed: int,
+    sequences: int = 0,
+    spread: float = 0.0,
 ) -> list[dict]:
     """Counts by position drawn from a law, block by block; `sequences` of their own rate where asked."""
     rng = np.random.default_rng(seed)
     rows = []
     for budget in (64, 128, 256, 512, 1024):
         for context in (2048, 4096):
-            rates = law.conditional_rates(budget=budget, context=context, gamma_max=gamma)
+            rates = law.conditional_rates(
+                budget=budget, context=context, gamma_max=gamma
+            )
             for sequence in range(max(sequences, 1)):
                 shift = rng.normal(0.0, spread) if sequences else 0.0
                 trials = blocks
                 for position in range(gamma):
-                    accepted = rng.binomial(trials, np.clip(rates[position] + shift, 0.0, 1.0))
+                    accepted = rng.binomial(
+                        trials, np.clip(rates[position] + shift, 0.0, 1.0)
+                    )
                     rows.append(
                         {
                             "draft_method": "streamingllm", "budget": budget, "context": context, "temperature": 1.0,
@@ -69,7 +79,9 @@ def test_without_drift_the_law_is_a_mixture_over_sequences() -> None:
     predicted = survival(
         Law(rejection=1 - alpha, concentration=concentration).rates_after(alpha, gamma)
     )
-    assert np.all(np.abs(alive - predicted) < 4 * np.sqrt(predicted * (1 - predicted) / blocks))
+    assert np.all(
+        np.abs(alive - predicted) < 4 * np.sqrt(predicted * (1 - predicted) / blocks)
+    )
 
 
 def test_heterogeneity_raises_and_drift_lowers_the_rate_with_depth() -> None:
@@ -94,7 +106,9 @@ def test_rates_are_probabilities_and_grow_with_the_budget(
 
 @given(value=st.sampled_from([np.nan, np.inf, -np.inf, -5.0, 0.0, 1e300, None]))
 def test_no_input_gives_a_number_that_is_not_a_probability(value: float | None) -> None:
-    rates = Law(rejection=0.2, budget_exponent=0.5, fill_exponent=1.0).conditional_rates(
+    rates = Law(
+        rejection=0.2, budget_exponent=0.5, fill_exponent=1.0
+    ).conditional_rates(
         budget=value, context=4096 if value is None else value, gamma_max=4
     )
     assert np.all((rates >= 0) & (rates <= 1))
@@ -103,7 +117,8 @@ def test_no_input_gives_a_number_that_is_not_a_probability(value: float | None) 
 def test_a_self_draft_with_the_whole_cache_accepts_everything() -> None:
     law = Law(rejection=0.3, budget_exponent=0.5, fill_exponent=1.0)
     assert np.all(
-        law.conditional_rates(budget=[None, 4096, 9999][1:], context=4096, gamma_max=5) == 1
+        law.conditional_rates(budget=[None, 4096, 9999][1:], context=4096, gamma_max=5)
+        == 1
     )
     assert np.all(law.conditional_rates(budget=None, context=4096, gamma_max=5) == 1)
 
@@ -118,10 +133,15 @@ def test_a_known_law_is_recovered_from_counts_at_budgets_not_measured() -> None:
     fitted = acceptance.fit_profile(counts, model="m")
     assert time.process_time() - started < 5 * slowness()
     at = {"budget": np.array([96, 384, 1536]), "context": 3000, "gamma_max": 8}
-    assert np.abs(fitted.conditional_rates(**at) - true.conditional_rates(**at)).max() < 0.02
+    assert (
+        np.abs(fitted.conditional_rates(**at) - true.conditional_rates(**at)).max()
+        < 0.02
+    )
 
 
-def test_the_interval_of_a_small_sample_holds_the_truth_about_as_often_as_it_says() -> None:
+def test_the_interval_of_a_small_sample_holds_the_truth_about_as_often_as_it_says() -> (
+    None
+):
     """40 samples of 40 blocks a cell: a 90 % interval that covers fewer than 28 would be an accident of 1e-4."""
     true = Law(
         rejection=0.25, budget_exponent=0.5, context_exponent=0.1, fill_exponent=1.0, reference_budget=256,
@@ -131,7 +151,9 @@ def test_the_interval_of_a_small_sample_holds_the_truth_about_as_often_as_it_say
     truth = expected_tokens_per_step(true.conditional_rates(**at, gamma_max=4), 4)
     covered = 0
     for seed in range(40):
-        fitted = acceptance.fit_profile(sampled_counts(true, blocks=40, gamma=4, seed=seed))
+        fitted = acceptance.fit_profile(
+            sampled_counts(true, blocks=40, gamma=4, seed=seed)
+        )
         low, high = (
             expected_tokens_per_step(
                 fitted.conditional_rates(**at, gamma_max=4, num_sigma=sigma), 4
@@ -153,7 +175,9 @@ def test_few_data_give_a_plain_law_with_wide_errors() -> None:
     }
     profile = acceptance.fit_profile([row])
     assert profile.error.log_rejection > 0.3
-    assert 0.7 < profile.conditional_rates(budget=256, context=4096, gamma_max=1)[0] < 0.95
+    assert (
+        0.7 < profile.conditional_rates(budget=256, context=4096, gamma_max=1)[0] < 0.95
+    )
 
 
 @pytest.mark.parametrize("accepted", [0, 500])
@@ -170,7 +194,9 @@ def test_all_or_nothing_accepted_does_not_break_the_fit(accepted: int) -> None:
         for b in (64, 256)
     ]
     rate = float(
-        acceptance.fit_profile(rows).conditional_rates(budget=128, context=4096, gamma_max=1)[0]
+        acceptance.fit_profile(rows).conditional_rates(
+            budget=128, context=4096, gamma_max=1
+        )[0]
     )
     assert abs(rate - accepted / 500) < 0.05
 
@@ -194,17 +220,22 @@ def test_errors_of_counted_rates_are_clustered_by_sequence() -> None:
     tables = [
         measured_rates(
             measurements_from_rows(
-                sampled_counts(law, blocks=60, gamma=1, seed=s, sequences=30, spread=0.08)
+                sampled_counts(
+                    law, blocks=60, gamma=1, seed=s, sequences=30, spread=0.08
+                )
             )
         )
         for s in range(200)
     ]
     for cell in range(3):
         rates, stated = (
-            np.array([getattr(t[cell], name)[0] for t in tables]) for name in ("rates", "stderr")
+            np.array([getattr(t[cell], name)[0] for t in tables])
+            for name in ("rates", "stderr")
         )
         assert np.mean(stated) == pytest.approx(np.std(rates), rel=0.2)
-        assert np.mean(stated) > 1.5 * np.sqrt(np.mean(rates) * (1 - np.mean(rates)) / 1800)
+        assert np.mean(stated) > 1.5 * np.sqrt(
+            np.mean(rates) * (1 - np.mean(rates)) / 1800
+        )
 
 
 def test_the_error_on_budgets_left_out_shows_a_law_that_does_not_hold() -> None:
@@ -224,7 +255,9 @@ def test_the_error_on_budgets_left_out_shows_a_law_that_does_not_hold() -> None:
         for row in rows
     ]
     assert (fit_profile(dented).held_out_error or 0.0) > 0.04
-    assert fit_profile([row for row in rows if row["budget"] < 200]).held_out_error is None
+    assert (
+        fit_profile([row for row in rows if row["budget"] < 200]).held_out_error is None
+    )
 
 
 @pytest.mark.parametrize(("change", "message"), [
@@ -232,7 +265,9 @@ def test_the_error_on_budgets_left_out_shows_a_law_that_does_not_hold() -> None:
     ({"budget": float("nan")}, "finite"), ({"trials": "many"}, "trials"),
     ({"trials": 0, "accepted": 0}, "no acceptance measurement"),
 ])  # fmt: skip
-def test_unusable_measurements_are_refused_in_one_line(change: dict, message: str) -> None:
+def test_unusable_measurements_are_refused_in_one_line(
+    change: dict, message: str
+) -> None:
     row = {
         "draft_method": "snapkv",
         "budget": 256,
@@ -262,7 +297,9 @@ def test_a_broken_file_is_refused_naming_file_and_key(
 ) -> None:
     path = tmp_path / "p.json"
     path.write_text(
-        json.dumps({"model": "m", "draft_method": "snapkv", "law": {"rejection": 0.1}} | change)
+        json.dumps(
+            {"model": "m", "draft_method": "snapkv", "law": {"rejection": 0.1}} | change
+        )
     )
     with pytest.raises(ConfigError, match=named) as caught:
         acceptance.load_profile(path)
@@ -271,7 +308,9 @@ def test_a_broken_file_is_refused_naming_file_and_key(
 
 def test_shipped_profiles_say_where_they_come_from() -> None:
     for name in acceptance.default_profile_names():
-        profile = acceptance.load_profile(acceptance.PROFILES_DIRECTORY / f"{name}.json")
+        profile = acceptance.load_profile(
+            acceptance.PROFILES_DIRECTORY / f"{name}.json"
+        )
         assert all((profile.dataset, profile.definition, profile.source))
         assert profile.name == name
         assert profile.error.log_rejection > 0
@@ -289,7 +328,9 @@ def test_the_default_rejection_grows_with_the_context_as_published() -> None:
         [4000, 8000, 16000, 32000, 64000, 100000],
         [0.84, 0.83, 0.82, 0.81, 0.79, 0.79],
     )
-    rejection = 1.0 - profile.conditional_rates(budget=512, context=contexts, gamma_max=1)[:, 0]
+    rejection = (
+        1.0 - profile.conditional_rates(budget=512, context=contexts, gamma_max=1)[:, 0]
+    )
     ratio = rejection / (1.0 - np.array(published))
     assert np.abs(ratio / ratio.mean() - 1).max() < 0.15
 
@@ -320,7 +361,9 @@ def tokens(rates: tuple[float, ...], gamma: int) -> float:
 def test_rates_by_position_give_the_tokens_per_step_they_mean():
     document = plan(PlanRequest(batch_sizes=(8,), draft="ngram", acceptance_rate=RATES))
     for row in document.candidates:
-        assert row.drafting.tokens_per_step == pytest.approx(tokens(RATES, row.gamma), rel=1e-12)
+        assert row.drafting.tokens_per_step == pytest.approx(
+            tokens(RATES, row.gamma), rel=1e-12
+        )
 
 
 def test_given_rates_survive_a_file_and_move_together(tmp_path):
@@ -337,7 +380,9 @@ def test_given_rates_survive_a_file_and_move_together(tmp_path):
     assert other == pytest.approx(np.array(RATES) ** power)
 
 
-@pytest.mark.parametrize("rates", [(), (0.5, 1.2), (-0.1,), (0.5,) * 65, (float("nan"), 0.5)])
+@pytest.mark.parametrize(
+    "rates", [(), (0.5, 1.2), (-0.1,), (0.5,) * 65, (float("nan"), 0.5)]
+)
 def test_rates_that_are_none_are_refused(rates):
     with pytest.raises(ConfigError, match="acceptance rate"):
         PlanRequest(acceptance_rate=rates)
@@ -345,11 +390,18 @@ def test_rates_that_are_none_are_refused(rates):
 
 @pytest.mark.parametrize(
     ("draft", "method"),
-    [("eagle", None), ("self", None), (None, "snapkv"), ("none", None), ("tinyllama-1.1b", None)],
+    [
+        ("eagle", None),
+        ("self", None),
+        (None, "snapkv"),
+        ("none", None),
+        ("tinyllama-1.1b", None),
+    ],
 )
 def test_a_profile_of_another_draft_is_refused_with_both_names(draft, method, tmp_path):
     save_profile(
-        constant_profile(0.8, draft="ngram", draft_method="ngram"), tmp_path / "ngram.json"
+        constant_profile(0.8, draft="ngram", draft_method="ngram"),
+        tmp_path / "ngram.json",
     )
     with pytest.raises(ConfigError) as caught:
         load_profiles([tmp_path / "ngram.json"], draft=draft, method=method)
@@ -359,26 +411,47 @@ def test_a_profile_of_another_draft_is_refused_with_both_names(draft, method, tm
 
 def test_a_profile_of_one_draft_model_is_not_taken_for_another(tmp_path):
     save_profile(
-        constant_profile(0.8, draft="llama-3.2-1b", draft_method="full"), tmp_path / "small.json"
+        constant_profile(0.8, draft="llama-3.2-1b", draft_method="full"),
+        tmp_path / "small.json",
     )
-    (profile,) = load_profiles([tmp_path / "small.json"], draft="llama-3.2-1b", method=None)
-    document = plan(PlanRequest(batch_sizes=(8,), draft="llama-3.2-3b", acceptance=(profile,)))
-    assert all(row.drafting.acceptance_source.startswith("assumed") for row in document.candidates)
-    own = plan(PlanRequest(batch_sizes=(8,), draft="llama-3.2-1b", acceptance=(profile,)))
+    (profile,) = load_profiles(
+        [tmp_path / "small.json"], draft="llama-3.2-1b", method=None
+    )
+    document = plan(
+        PlanRequest(batch_sizes=(8,), draft="llama-3.2-3b", acceptance=(profile,))
+    )
+    assert all(
+        row.drafting.acceptance_source.startswith("assumed")
+        for row in document.candidates
+    )
+    own = plan(
+        PlanRequest(batch_sizes=(8,), draft="llama-3.2-1b", acceptance=(profile,))
+    )
     sources = {
-        row.drafting.acceptance_source for row in own.candidates if row.draft_method == "full"
+        row.drafting.acceptance_source
+        for row in own.candidates
+        if row.draft_method == "full"
     }
     assert all(source.startswith("measured (yours)") for source in sources)
 
 
 def profile_with(spread: float, rate: float = 0.8) -> AcceptanceProfile:
     return AcceptanceProfile(
-        model="m", draft_method="streamingllm", law=Law(rejection=1 - rate), spread=spread
+        model="m",
+        draft_method="streamingllm",
+        law=Law(rejection=1 - rate),
+        spread=spread,
     )
 
 
 def simulated_efficiency(
-    rate: float, spread: float, *, gamma: int, batch_size: int, gen_len: int, repeats: int
+    rate: float,
+    spread: float,
+    *,
+    gamma: int,
+    batch_size: int,
+    gen_len: int,
+    repeats: int,
 ) -> float:
     rng = np.random.default_rng(11)
     slowest = []
@@ -394,19 +467,28 @@ def simulated_efficiency(
     return gen_len / (sum(rate**i for i in range(gamma + 1)) * float(np.mean(slowest)))
 
 
-@pytest.mark.parametrize(("spread", "batch_size"), [(0.0, 32), (0.03, 32), (0.05, 64), (0.1, 16)])
+@pytest.mark.parametrize(
+    ("spread", "batch_size"), [(0.0, 32), (0.03, 32), (0.05, 64), (0.1, 16)]
+)
 def test_the_drain_matches_simulated_batches(spread: float, batch_size: int) -> None:
     """Within 3 %: a sequence's steps are only nearly normal; the simulation's own error is below 0.5 %."""
     simulated = simulated_efficiency(
         0.8, spread, gamma=4, batch_size=batch_size, gen_len=128, repeats=200
     )
     predicted = static_batch_efficiency(
-        profile_with(spread), budget=512, context=8192, gamma=4, batch_size=batch_size, gen_len=128
+        profile_with(spread),
+        budget=512,
+        context=8192,
+        gamma=4,
+        batch_size=batch_size,
+        gen_len=128,
     )
     assert predicted == pytest.approx(simulated, rel=0.03)
 
 
-def test_the_drain_grows_with_the_batch_and_the_spread_and_shrinks_with_length() -> None:
+def test_the_drain_grows_with_the_batch_and_the_spread_and_shrinks_with_length() -> (
+    None
+):
     def at(spread: float, batch_size: int, gen_len: int) -> float:
         return static_batch_efficiency(
             profile_with(spread),

@@ -27,11 +27,15 @@ from magicdec.validate.acceptance import GROUPS, validate_beliefs
 HEAD = Question("llama-3.1-8b", "eagle3", 8.0, task="chat", temperature=0.0)
 
 
-def test_a_constant_rate_is_recovered_and_its_depth_is_the_derivative_of_the_tokens() -> None:
+def test_a_constant_rate_is_recovered_and_its_depth_is_the_derivative_of_the_tokens() -> (
+    None
+):
     step = 1e-5
     for gamma, logit in itertools.product((1, 3, 7), (-1.0, 0.5, 2.0)):
         tokens = beliefs.tokens_at(logit, gamma)
-        assert beliefs.constant_rate_logit(tokens, gamma) == pytest.approx(logit, abs=1e-6)
+        assert beliefs.constant_rate_logit(tokens, gamma) == pytest.approx(
+            logit, abs=1e-6
+        )
         places = np.log(np.arange(1, gamma + 1)) - beliefs.REFERENCE_DEPTH
         tilted = [
             np.cumprod(1.0 / (1.0 + np.exp(-(logit + slope * places)))).sum()
@@ -48,7 +52,9 @@ def test_what_is_shipped_predicts_as_conditioning_on_every_row_does() -> None:
     fitted = beliefs.fitted()
     weights = np.array(fitted.coefficients.row_weights)
     evidence = Evidence.of(rates, fitted.scales, weights)
-    at = Situation(kind="eagle3", model="new", draft="new", task_class="code", temperature=0.0)
+    at = Situation(
+        kind="eagle3", model="new", draft="new", task_class="code", temperature=0.0
+    )
     point = Point(at, 0.0)
     quick = beliefs.believed([point])
     whole = beliefs.noisy_covariance(evidence, fitted.scales)
@@ -57,7 +63,9 @@ def test_what_is_shipped_predicts_as_conditioning_on_every_row_does() -> None:
     own = beliefs.prior_covariance([point], [point], fitted.scales)[0, 0]
     assert quick.mean[0] == pytest.approx(gain @ evidence.logits, abs=0.02)
     width = beliefs.width_of(point)
-    assert quick.covariance[0, 0] == pytest.approx(width**2 * (own - gain @ cross), rel=0.03)
+    assert quick.covariance[0, 0] == pytest.approx(
+        width**2 * (own - gain @ cross), rel=0.03
+    )
 
 
 def test_a_known_head_on_a_known_text_is_surer_than_any_head_on_any_text() -> None:
@@ -77,7 +85,9 @@ def test_a_known_head_on_a_known_text_is_surer_than_any_head_on_any_text() -> No
 def test_origins_say_in_few_words_where_acceptance_comes_from() -> None:
     assert assumed(HEAD).origin.startswith("published for 7 heads of this model")
     assert assumed(HEAD).origin.endswith(" and such text")
-    assert assumed(Question("no such model", "mtp", 8.0)).origin.startswith("assumed from ")
+    assert assumed(Question("no such model", "mtp", 8.0)).origin.startswith(
+        "assumed from "
+    )
 
 
 def test_a_sharp_measurement_stands_and_a_weak_one_is_drawn_to_the_belief() -> None:
@@ -90,7 +100,9 @@ def test_a_sharp_measurement_stands_and_a_weak_one_is_drawn_to_the_belief() -> N
     ]  # fmt: skip
 
     def measured(trials: int):
-        counted = [row | {"trials": trials, "accepted": round(0.3 * trials)} for row in rows]
+        counted = [
+            row | {"trials": trials, "accepted": round(0.3 * trials)} for row in rows
+        ]
         return fit_profile(counted, model="llama-3.1-8b", draft="eagle3")
 
     def first(profile) -> float:
@@ -111,21 +123,26 @@ def test_a_sharp_measurement_stands_and_a_weak_one_is_drawn_to_the_belief() -> N
 def test_chat_measured_informs_code_through_the_task() -> None:
     """A head that accepts far less on chat than others do is expected to accept less on code too, and less surely."""
     poor = msgspec.structs.replace(
-        constant_profile(0.2, model="llama-3.1-8b", draft="eagle3", draft_method="eagle3"),
+        constant_profile(
+            0.2, model="llama-3.1-8b", draft="eagle3", draft_method="eagle3"
+        ),
         dataset="chat",
     )
     code = HEAD._replace(task="code")
     prior = profile_of(code, draft="eagle3", method="eagle3")
     after = updated_by(poor, code)
     rates = [
-        float(profile.law.first_rate(budget=None, context=1024)) for profile in (prior, after, poor)
+        float(profile.law.first_rate(budget=None, context=1024))
+        for profile in (prior, after, poor)
     ]
     assert rates[0] > rates[1] > rates[2]
     assert after.error.log_rejection > 0.1
     assert after.source.startswith("measured (yours) on chat")
 
 
-def test_groups_left_out_of_the_shipped_table_are_predicted_as_well_as_is_said() -> None:
+def test_groups_left_out_of_the_shipped_table_are_predicted_as_well_as_is_said() -> (
+    None
+):
     """The sorts of docs/acceptance.md: models left out."""
     found = validate_beliefs(leave_out="model")
     sorts = {group.group: group for group in found.groups if group.by == "sort"}
@@ -156,7 +173,13 @@ def test_rows_of_a_file_are_predicted_without_themselves(tmp_path) -> None:
     assert found.overall.median_error > 0.001
     with pytest.raises(ConfigError, match="group to leave out"):
         validate_beliefs([path], leave_out="models")
-    assert set(GROUPS) == {"model", "source", "checkpoint", "checkpoint-task", "long-context"}
+    assert set(GROUPS) == {
+        "model",
+        "source",
+        "checkpoint",
+        "checkpoint-task",
+        "long-context",
+    }
 
 
 def test_definitions_are_made_one(tmp_path) -> None:
@@ -193,7 +216,9 @@ def test_lengths_that_no_head_can_have(fields: str, message: str, tmp_path) -> N
 
 def test_a_task_moves_the_answer_and_an_unknown_one_is_refused() -> None:
     case = {"batch_sizes": (1,), "draft": "eagle3", "gamma": 3, "context_lens": (1024,)}
-    code, chat = (plan(PlanRequest(**case, task=task)).candidates[0] for task in ("code", "chat"))
+    code, chat = (
+        plan(PlanRequest(**case, task=task)).candidates[0] for task in ("code", "chat")
+    )
     assert code.drafting.tokens_per_step > chat.drafting.tokens_per_step
     with pytest.raises(ConfigError, match="unknown task"):
         PlanRequest(task="poetry")

@@ -19,13 +19,17 @@ RATES = np.array([0.8, 0.75, 0.7, 0.65])
 def sequences() -> list[list[int]]:
     rng = np.random.default_rng(5)
     return [
-        [int(np.cumprod(rng.random(GAMMA) < RATES).sum()) for _ in range(50)] for _ in range(12)
+        [int(np.cumprod(rng.random(GAMMA) < RATES).sum()) for _ in range(50)]
+        for _ in range(12)
     ]
 
 
 def counted(sequences: list[list[int]]) -> list[float]:
     lengths = np.array([each for sequence in sequences for each in sequence])
-    return [float((lengths >= i).sum() / (lengths >= i - 1).sum()) for i in range(1, GAMMA + 1)]
+    return [
+        float((lengths >= i).sum() / (lengths >= i - 1).sum())
+        for i in range(1, GAMMA + 1)
+    ]
 
 
 def survival(sequences: list[list[int]]) -> list[float]:
@@ -34,7 +38,9 @@ def survival(sequences: list[list[int]]) -> list[float]:
 
 
 def trace(sequences: list[list[int]]) -> str:
-    return "\n".join(json.dumps({"accepted_lengths": each, "id": 3}) for each in sequences)
+    return "\n".join(
+        json.dumps({"accepted_lengths": each, "id": 3}) for each in sequences
+    )
 
 
 def bare_trace(sequences: list[list[int]]) -> str:
@@ -65,8 +71,13 @@ def vllm_log(sequences: list[list[int]]) -> str:
     )
 
 
-def sglang(sequences: list[list[int]], name: str = "spec_correct_drafts_histogram") -> str:
-    answers = [{"text": "", "meta_info": {name: np.bincount(each).tolist()}} for each in sequences]
+def sglang(
+    sequences: list[list[int]], name: str = "spec_correct_drafts_histogram"
+) -> str:
+    answers = [
+        {"text": "", "meta_info": {name: np.bincount(each).tolist()}}
+        for each in sequences
+    ]
     return "\n".join(json.dumps(each) for each in answers)
 
 
@@ -86,8 +97,19 @@ def aiperf(sequences: list[list[int]]) -> str:
     ]
     for each in sequences:
         histogram = {str(j): int(n) for j, n in enumerate(np.bincount(each)) if n}
-        told = {"engine": "vllm", "acceptance_histogram": histogram, "num_spec_tokens": GAMMA}
-        lines.append({"metadata": {}, "metrics": {}, "spec_decode_acceptance": told, "error": None})
+        told = {
+            "engine": "vllm",
+            "acceptance_histogram": histogram,
+            "num_spec_tokens": GAMMA,
+        }
+        lines.append(
+            {
+                "metadata": {},
+                "metrics": {},
+                "spec_decode_acceptance": told,
+                "error": None,
+            }
+        )
     return "\n".join(map(json.dumps, lines))
 
 
@@ -103,7 +125,10 @@ def guidellm(sequences: list[list[int]]) -> str:
         }
         requests.append({"response_metrics": {"speculative_decoding": told}})
     return json.dumps(
-        {"metadata": {"version": 2}, "benchmarks": [{"requests": {"successful": requests}}]}
+        {
+            "metadata": {"version": 2},
+            "benchmarks": [{"requests": {"successful": requests}}],
+        }
     )
 
 
@@ -129,7 +154,9 @@ def spec_bench_without_bonus(sequences: list[list[int]]) -> str:
     (sglang, "SGLang answers", 1e-12), (older_sglang, "SGLang answers", 1e-12),
     (spec_bench, "Spec-Bench answers", 1e-12), (spec_bench_without_bonus, "Spec-Bench answers", 1e-12),
 ])  # fmt: skip
-def test_each_format_gives_the_rates_of_the_steps(write, kind, exact, sequences, tmp_path):
+def test_each_format_gives_the_rates_of_the_steps(
+    write, kind, exact, sequences, tmp_path
+):
     (tmp_path / "file").write_text(write(sequences))
     found = read_acceptance(tmp_path / "file")
     assert found.kind == kind

@@ -16,12 +16,18 @@ with (PROFILES_DIRECTORY / "published.csv").open(encoding="utf-8", newline="") a
     FIGURES = list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize("row", FIGURES, ids=lambda row: "-".join(list(row.values())[:7]))
-def test_a_published_figure_lies_within_two_deviations_of_its_profile(row: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "row", FIGURES, ids=lambda row: "-".join(list(row.values())[:7])
+)
+def test_a_published_figure_lies_within_two_deviations_of_its_profile(
+    row: dict[str, str],
+) -> None:
     temperature = float(row["temperature"]) if row["temperature"] else None
     method, gamma = row["draft_method"], int(row["gamma"] or 3)
     draft: dict[str, str] = (
-        {"draft": "self", "weight_dtype": "int4"} if method == "full" else {"draft": method}
+        {"draft": "self", "weight_dtype": "int4"}
+        if method == "full"
+        else {"draft": method}
     )
     profile = default_profile(row["model"], method, temperature=temperature, **draft)
     assert row["source"] in profile.source
@@ -44,31 +50,47 @@ def test_a_published_figure_lies_within_two_deviations_of_its_profile(row: dict[
 
 def test_a_head_that_nobody_published_is_not_ranked_and_said_to_need_training() -> None:
     document = plan(
-        PlanRequest(model="llama-3.1-70b", hardware=("h100-sxm-80gb",), batch_sizes=(4,))
+        PlanRequest(
+            model="llama-3.1-70b", hardware=("h100-sxm-80gb",), batch_sizes=(4,)
+        )
     )
     assert "eagle3" not in {row.draft for row in document.candidates}
-    (reason,) = [each.reason for each in document.needs_acceptance if each.draft == "eagle3"]
+    (reason,) = [
+        each.reason for each in document.needs_acceptance if each.draft == "eagle3"
+    ]
     assert "no EAGLE-3 head is published" in reason
     asked = plan(
         PlanRequest(
-            model="llama-3.1-70b", hardware=("h100-sxm-80gb",), batch_sizes=(4,), draft="eagle3"
+            model="llama-3.1-70b",
+            hardware=("h100-sxm-80gb",),
+            batch_sizes=(4,),
+            draft="eagle3",
         )
     )
     assert re.match(
-        r"assumed from \d+ EAGLE-3 drafts", asked.candidates[0].drafting.acceptance_source
+        r"assumed from \d+ EAGLE-3 drafts",
+        asked.candidates[0].drafting.acceptance_source,
     )
 
 
 def test_an_engine_that_cannot_run_a_draft_says_which_can() -> None:
-    with pytest.raises(ConfigError, match=r"sglang does not run self/streamingllm; --engine vllm"):
+    with pytest.raises(
+        ConfigError, match=r"sglang does not run self/streamingllm; --engine vllm"
+    ):
         plan(PlanRequest(engine="sglang", draft="self"))
     with pytest.raises(ConfigError, match="on all ranks"):
-        plan(PlanRequest(draft="llama-3.2-1b", acceptance_rate=0.8, draft_tp_size=1, tp_size=8))
+        plan(
+            PlanRequest(
+                draft="llama-3.2-1b", acceptance_rate=0.8, draft_tp_size=1, tp_size=8
+            )
+        )
 
 
 def test_every_look_up_is_ranked_and_its_text_moves_it() -> None:
     edited, translated = (
-        plan(PlanRequest(batch_sizes=(1,), draft="ngram", gamma=3, task=task)).candidates[0]
+        plan(
+            PlanRequest(batch_sizes=(1,), draft="ngram", gamma=3, task=task)
+        ).candidates[0]
         for task in ("code-edit", "translation")
     )
     assert edited.drafting.tokens_per_step > 1.1 * translated.drafting.tokens_per_step
@@ -113,5 +135,6 @@ def test_a_narrower_copy_of_the_target_is_ranked_by_its_published_acceptance() -
     own = plan(PlanRequest(**asked)).candidates[0]
     assert own.drafting.tokens_per_step == pytest.approx(own.gamma + 1)
     assert "qwen2.5-7b" not in {
-        row.draft for row in plan(PlanRequest(**case, draft_weight_dtype="bf16")).candidates
+        row.draft
+        for row in plan(PlanRequest(**case, draft_weight_dtype="bf16")).candidates
     }

@@ -20,17 +20,21 @@ REQUESTS = st.fixed_dictionaries(
         "hardware": st.just(("h100-sxm-80gb",)),
         "tp_size": st.sampled_from([1, 2, 8]),
         "gen_len": st.sampled_from([0, 200]),
-        "batch_sizes": st.lists(st.integers(1, 96), min_size=2, max_size=4, unique=True).map(tuple),
-        "context_lens": st.lists(st.integers(600, 20_000), min_size=1, max_size=2, unique=True).map(
-            tuple
-        ),
+        "batch_sizes": st.lists(
+            st.integers(1, 96), min_size=2, max_size=4, unique=True
+        ).map(tuple),
+        "context_lens": st.lists(
+            st.integers(600, 20_000), min_size=1, max_size=2, unique=True
+        ).map(tuple),
     },
     optional={"num_gpus": st.just(8), "tpot_limit_s": st.sampled_from([0.004, 0.02])},
 )
 
 
 def values(row: Candidate) -> dict[str, Any]:
-    return {name: value for name, value in columns(row).items() if name not in OF_THE_CASE}
+    return {
+        name: value for name, value in columns(row).items() if name not in OF_THE_CASE
+    }
 
 
 @settings(max_examples=2, deadline=None, phases=[Phase.explicit, Phase.generate])
@@ -50,7 +54,12 @@ def values(row: Candidate) -> dict[str, Any]:
     }
 )
 @example(
-    {"model": "llama-3.1-8b", "tp_size": 8, "batch_sizes": (16, 64), "context_lens": (5000, 40_000)}
+    {
+        "model": "llama-3.1-8b",
+        "tp_size": 8,
+        "batch_sizes": (16, 64),
+        "context_lens": (5000, 40_000),
+    }
 )
 def test_a_batch_and_context_are_answered_alike_alone_and_in_company(
     fields: dict[str, Any],
@@ -60,16 +69,24 @@ def test_a_batch_and_context_are_answered_alike_alone_and_in_company(
     except CapacityError:
         return
     for case in document.cases:
-        assert [row.batch_size for row in case.best_by_batch] == list(fields["batch_sizes"])
+        assert [row.batch_size for row in case.best_by_batch] == list(
+            fields["batch_sizes"]
+        )
         for row in case.best_by_batch[:2]:
-            one = {**fields, "batch_sizes": (row.batch_size,), "context_lens": (case.context_len,)}
+            one = {
+                **fields,
+                "batch_sizes": (row.batch_size,),
+                "context_lens": (case.context_len,),
+            }
             try:
                 alone = plan(PlanRequest(**one)).best
             except CapacityError:
                 assert not row.fits
                 continue
             expected = {
-                name: pytest.approx(value, rel=1e-12) if isinstance(value, float) else value
+                name: pytest.approx(value, rel=1e-12)
+                if isinstance(value, float)
+                else value
                 for name, value in values(row).items()
             }
             assert values(alone) == expected

@@ -16,19 +16,25 @@ from magicdec.perfmodel.plan.planner import PlanRequest, plan
 from magicdec.specs.catalog import model_names
 
 NUMBERS = st.one_of(
-    st.sampled_from([0, -1, 1, 3, 8, 10**6, 10**12, 0.5, 1e-9, math.nan, math.inf, -math.inf]),
+    st.sampled_from(
+        [0, -1, 1, 3, 8, 10**6, 10**12, 0.5, 1e-9, math.nan, math.inf, -math.inf]
+    ),
     st.integers(1, 512),
 )
 DTYPES = st.sampled_from(["bf16", "fp8", "int8", "int4", "fp32"])
 DRAFTS = st.sampled_from(
     ["self", "none", "ngram", "eagle", "llama-68m", "llama-3.2-1b", "tinyllama-1.1b"]
 )
-METHODS = st.sampled_from(["streamingllm", "snapkv", "topk", "full", "none", "eagle", "ngram"])
+METHODS = st.sampled_from(
+    ["streamingllm", "snapkv", "topk", "full", "none", "eagle", "ngram"]
+)
 REQUESTS = st.fixed_dictionaries(
     {
         "model": st.sampled_from(model_names()),
         "hardware": st.tuples(st.sampled_from(hardware_names())),
-        "context_lens": st.tuples(st.one_of(st.integers(1, 131_072), st.sampled_from([0, 10**9]))),
+        "context_lens": st.tuples(
+            st.one_of(st.integers(1, 131_072), st.sampled_from([0, 10**9]))
+        ),
     },
     optional={
         "batch_sizes": st.tuples(st.one_of(st.integers(1, 512), NUMBERS)),

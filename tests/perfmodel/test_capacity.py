@@ -43,14 +43,21 @@ def answer() -> Iterator[Plan]:
 def write_trace(path: Path) -> Path:
     """150 requests at 4/s, of which all but the first have a prefix cached."""
     rows = (
-        {"timestamp": 250 * i, "input_length": 900, "output_length": 30, "hash_ids": [1, i + 9]}
+        {
+            "timestamp": 250 * i,
+            "input_length": 900,
+            "output_length": 30,
+            "hash_ids": [1, i + 9],
+        }
         for i in range(150)
     )
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
-def test_the_answer_keeps_the_limits_and_one_replica_fewer_does_not(answer: Plan) -> None:
+def test_the_answer_keeps_the_limits_and_one_replica_fewer_does_not(
+    answer: Plan,
+) -> None:
     traffic = answer.traffic
     for point in (traffic.autoregressive, traffic.speculative):
         assert point.within_limits
@@ -60,16 +67,21 @@ def test_the_answer_keeps_the_limits_and_one_replica_fewer_does_not(answer: Plan
         assert (point.ttft_p95_low_s or 0.0) < point.ttft.p95
         assert point.ttft_p95_high_s is None or point.ttft_p95_high_s > point.ttft.p95
     alone = traffic.autoregressive
-    options = {name: CHAT[name] for name in ("model", "hardware", "context", "gen_len", "rate")}
+    options = {
+        name: CHAT[name] for name in ("model", "hardware", "context", "gen_len", "rate")
+    }
     for replicas in (alone.num_replicas, alone.num_replicas - 1):
         if replicas:
             outcome = magicdec.simulate(**options, tp=alone.tp_size, replicas=replicas)  # type: ignore[arg-type]
             slow = outcome.is_overloaded or (
-                np.quantile(outcome.ttft_s, 0.95) > 0.12 or np.quantile(outcome.tpot_s, 0.95) > 0.01
+                np.quantile(outcome.ttft_s, 0.95) > 0.12
+                or np.quantile(outcome.tpot_s, 0.95) > 0.01
             )
             assert slow == (replicas < alone.num_replicas)
     assert traffic.best.num_gpus == min(
-        each.num_gpus for each in (traffic.autoregressive, traffic.speculative) if each is not None
+        each.num_gpus
+        for each in (traffic.autoregressive, traffic.speculative)
+        if each is not None
     )
 
 
@@ -84,10 +96,14 @@ def test_the_rest_of_the_plan_is_of_the_devices_that_the_rate_takes(
     assert load_plan(tmp_path / "plan.json").traffic == answer.traffic
 
 
-def test_curves_rise_with_the_rate_and_an_overload_has_no_percentile(answer: Plan) -> None:
+def test_curves_rise_with_the_rate_and_an_overload_has_no_percentile(
+    answer: Plan,
+) -> None:
     for policy in {each.policy for each in answer.traffic.curves}:
         curve = [each for each in answer.traffic.curves if each.policy == policy]
-        assert [each.rate_per_s for each in curve] == sorted(each.rate_per_s for each in curve)
+        assert [each.rate_per_s for each in curve] == sorted(
+            each.rate_per_s for each in curve
+        )
         batches = [each.mean_batch for each in curve]
         assert batches == sorted(batches)
         for each in curve:
@@ -109,12 +125,15 @@ def test_the_drafts_simulated_at_each_tp_are_the_three_that_serve_most(
     """Each draft that a release runs, asked for by itself, has a rate by Little's law; the highest three are tried."""
     given = (("ngram", "ngram", 0.4), ("llama-3.2-1b", "full", 0.8))
     profiles = [
-        constant_profile(rate, draft=draft, draft_method=method) for draft, method, rate in given
+        constant_profile(rate, draft=draft, draft_method=method)
+        for draft, method, rate in given
     ]
     load = CHAT | {"gpus": 2, "acceptance": profiles}
     seen: list[layouts.ServedLayout] = []
     monkeypatch.setattr(capacity, "CLOSE", np.inf)
-    monkeypatch.setattr(trials.Trial, "fewest", lambda tried, _: seen.append(tried.layout))
+    monkeypatch.setattr(
+        trials.Trial, "fewest", lambda tried, _: seen.append(tried.layout)
+    )
     monkeypatch.setattr(trials.Trial, "highest_rate", lambda *_: 1.0)
 
     def tried(**draft: str) -> list[tuple[int, float]]:
@@ -129,17 +148,21 @@ def test_the_drafts_simulated_at_each_tp_are_the_three_that_serve_most(
         ]
 
     model = load_model_spec("llama-3.1-8b")
-    options, _ = draft_options(model, request_of(**load), engine=load_engine("vllm"), context=1000)
+    options, _ = draft_options(
+        model, request_of(**load), engine=load_engine("vllm"), context=1000
+    )
     alone = [
-        each for option in options for each in tried(draft=option.draft, draft_method=option.method)
+        each
+        for option in options
+        for each in tried(draft=option.draft, draft_method=option.method)
     ]
     free = tried()
     for tp in (1, 2):
         rates = sorted((rate for size, rate in alone if size == tp), reverse=True)
         assert len(rates) > layouts.MOST_DRAFTS
-        assert sorted((rate for size, rate in free if size == tp), reverse=True) == pytest.approx(
-            rates[:3]
-        )
+        assert sorted(
+            (rate for size, rate in free if size == tp), reverse=True
+        ) == pytest.approx(rates[:3])
 
 
 @pytest.mark.parametrize(("alone", "drafted", "said"), [
@@ -164,9 +187,9 @@ def test_a_note_says_up_to_which_rate_a_policy_pays(
         for rate, p50 in zip((1.0, 2.0, 4.0), medians, strict=True)
     ]  # fmt: skip
     notes = capacity._where_it_pays(curves)
-    assert [note.startswith("with gamma by batch, gamma 2: ") for note in notes] == [True] * len(
-        said
-    )
+    assert [note.startswith("with gamma by batch, gamma 2: ") for note in notes] == [
+        True
+    ] * len(said)
     assert all(note.endswith(end) for note, end in zip(notes, said, strict=True))
 
 
@@ -177,13 +200,16 @@ def test_devices_that_keep_the_rate_asked_for_keep_no_lower_one_at_most(
     model = load_model_spec("llama-3.1-8b")
     asked = load.Load.of(request_of(**CHAT | {"rate": 4.0}), model)
     trial = trials.Trial(load=asked, layout=layouts.served_layouts(asked, model)[0])
-    monkeypatch.setattr(trials.Trial, "keeps", lambda _, rate, __: rate < 3.7 or 4.0 <= rate <= 4.3)
+    monkeypatch.setattr(
+        trials.Trial, "keeps", lambda _, rate, __: rate < 3.7 or 4.0 <= rate <= 4.3
+    )
     assert 4.2 < trial.highest_rate(1) <= 4.3
 
 
 def test_more_load_than_the_devices_keep_is_refused_with_what_they_do() -> None:
     with pytest.raises(
-        CapacityError, match=r"1 device does not keep the limits at 400 requests/s; .* up to \d"
+        CapacityError,
+        match=r"1 device does not keep the limits at 400 requests/s; .* up to \d",
     ):
         magicdec.plan(**CHAT | {"rate": 400.0, "gpus": 1, "draft": "none"})
     with pytest.raises(CapacityError, match="nothing keeps the limits"):
@@ -202,7 +228,10 @@ def test_more_load_than_the_devices_keep_is_refused_with_what_they_do() -> None:
     ({"requests": "none.csv"}, "none.csv"),
 ])  # fmt: skip
 def test_what_cannot_be_simulated_is_one_line(
-    options: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("trace.csv").write_text("arrival,prompt,output\n0,100,10\n1,200000,10\n")
@@ -229,7 +258,9 @@ def test_a_rate_that_rises_takes_the_devices_of_its_peak_not_of_its_mean() -> No
     """From 2 to 30 requests per second, as many in all as at 16."""
     options = CHAT | {"draft": "none", "tp": 1}
     del options["rate"]
-    constant, rising = (magicdec.plan(**options, rate=rate).traffic for rate in (16.0, "2@0,30@60"))
+    constant, rising = (
+        magicdec.plan(**options, rate=rate).traffic for rate in (16.0, "2@0,30@60")
+    )
     assert constant is not None
     assert rising is not None
     assert rising.rate_per_s == pytest.approx(16.0)

@@ -34,7 +34,9 @@ def at_a_rate(request: pytest.FixtureRequest) -> Plan:
     return magicdec.plan(model="llama-3.1-8b", **RATES[request.param])
 
 
-def test_the_best_configuration_under_a_rate_is_the_simulated_one(at_a_rate: Plan) -> None:
+def test_the_best_configuration_under_a_rate_is_the_simulated_one(
+    at_a_rate: Plan,
+) -> None:
     load, best = at_a_rate.traffic.best, at_a_rate.best
     for name in ("tp_size", "pp_size", "dp_size", "ep_size", "num_replicas"):
         assert getattr(best.layout, name) == getattr(load, name)
@@ -69,18 +71,27 @@ def _situation(method: str, gamma: int) -> Situation:
     """A server whose acceptance is what a plan believes."""
     request = PlanRequest(model="llama-3.1-8b", draft=method)
     target = load_model_spec("llama-3.1-8b")
-    (option,), _ = draft_options(target, request, engine=load_engine("vllm"), context=4096)
+    (option,), _ = draft_options(
+        target, request, engine=load_engine("vllm"), context=4096
+    )
     profile = option.acceptance
     serving = Serving(model="llama-3.1-8b", hardware="h100-sxm-80gb", engine="vllm")
     setup = serving.setup(Draft(name=method, method=method))
-    return Situation(setup=setup, acceptance=profile, batch_size=16, context_len=4096, gamma=gamma)
+    return Situation(
+        setup=setup, acceptance=profile, batch_size=16, context_len=4096, gamma=gamma
+    )
 
 
 def test_advice_goes_no_deeper_than_a_plan() -> None:
     choices = choices_at(_situation("ngram", 3), 16, 4096, over=0)
     advised = max(choices, key=lambda choice: choice.gain)
     plan = magicdec.plan(
-        model="llama-3.1-8b", hardware="h100-sxm-80gb", tp=1, batch=16, context=4096, draft="ngram"
+        model="llama-3.1-8b",
+        hardware="h100-sxm-80gb",
+        tp=1,
+        batch=16,
+        context=4096,
+        draft="ngram",
     )
     planned = max(plan.candidates, key=lambda row: row.speedup)
     assert advised.gamma == planned.gamma
@@ -110,7 +121,10 @@ def test_the_best_of_each_batch_is_the_first_in_order() -> None:
     )
     for batch, flat in enumerate(found.tolist()):
         places = [(batch, *place) for place in product(range(3), range(5))]
-        best = max(places, key=lambda at: (is_valid[at], is_within_limits[at], fits[at], score[at]))
+        best = max(
+            places,
+            key=lambda at: (is_valid[at], is_within_limits[at], fits[at], score[at]),
+        )
         assert np.ravel_multi_index(best, shape) == flat
 
 
@@ -124,7 +138,9 @@ def test_a_document_of_schema_3_is_read_as_the_same_plan() -> None:
         gen_len=200,
         price=2,
     )
-    choice = msgspec.structs.replace(plan.choice, limits=[], left_out=None, with_plugin=None)
+    choice = msgspec.structs.replace(
+        plan.choice, limits=[], left_out=None, with_plugin=None
+    )
     told = msgspec.structs.replace(plan, choice=choice)
     assert _known_to_schema_3(plan_of(_earlier(plan))) == _known_to_schema_3(told)
     damaged = _earlier(plan)
@@ -143,7 +159,11 @@ def _known_to_schema_3(value: Any) -> Any:
     later = {"by_acceptance", "outlook", "kernels", "budget_share"}
     if {"speedup", "low", "high"} <= set(values):
         later.add("pays")
-    return {name: _known_to_schema_3(each) for name, each in values.items() if name not in later}
+    return {
+        name: _known_to_schema_3(each)
+        for name, each in values.items()
+        if name not in later
+    }
 
 
 def _earlier(plan: Plan) -> dict[str, Any]:
@@ -158,6 +178,12 @@ def _earlier(plan: Plan) -> dict[str, Any]:
         "best_autoregressive": columns(plan.best_autoregressive),
     }
     assert choice["row"]["drafting"]["gamma"] == document["best"]["gamma"]
-    for name in ("best_by_batch", "pareto", "layouts", "autoregressive_rows", "candidates"):
+    for name in (
+        "best_by_batch",
+        "pareto",
+        "layouts",
+        "autoregressive_rows",
+        "candidates",
+    ):
         document[name] = [columns(row) for row in getattr(plan, name)]
     return json.loads(json.dumps(document))

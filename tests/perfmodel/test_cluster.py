@@ -16,10 +16,17 @@ from magicdec.perfmodel.plan import capacity
 pytestmark = pytest.mark.slow
 
 
-def test_a_sweep_on_a_local_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_on_a_local_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trace = tmp_path / "trace.jsonl"
     rows = (
-        {"timestamp": 250 * i, "input_length": 900, "output_length": 30, "hash_ids": [i]}
+        {
+            "timestamp": 250 * i,
+            "input_length": 900,
+            "output_length": 30,
+            "hash_ids": [i],
+        }
         for i in range(100)
     )
     trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -43,5 +50,9 @@ def test_a_sweep_on_a_local_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ):
         assert len(client.scheduler_info()["workers"]) == 2
         shared = magicdec.plan(**request)
-        assert all(client.run(lambda: "magicdec.perfmodel.plan.capacity" in sys.modules).values())
+        assert all(
+            client.run(
+                lambda: "magicdec.perfmodel.plan.capacity" in sys.modules
+            ).values()
+        )
     assert shared.to_json() == alone.to_json()

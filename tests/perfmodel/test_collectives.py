@@ -18,7 +18,9 @@ from magicdec.specs.precision import Precision
 from tests.kernels import all_gather_time, all_reduce_time, broadcast_time
 
 devices = st.sampled_from(sorted(hardware_names()))
-number = st.one_of(st.floats(allow_nan=True, allow_infinity=True), st.integers(-5, 2**40))
+number = st.one_of(
+    st.floats(allow_nan=True, allow_infinity=True), st.integers(-5, 2**40)
+)
 
 
 @given(devices, number, number)
@@ -50,14 +52,17 @@ def test_an_all_reduce_is_never_faster_than_the_link(device, ranks, size):
 ])  # fmt: skip
 def test_published_all_reduces_are_met(device, ranks, size, microseconds, near):
     """The last two are of another harness, rounded to 1 us (https://github.com/vllm-project/vllm/pull/24111)."""
-    time = float(all_reduce_time(load_hardware(device), message_bytes=size, tp_size=ranks))
+    time = float(
+        all_reduce_time(load_hardware(device), message_bytes=size, tp_size=ranks)
+    )
     assert time * 1e6 == pytest.approx(microseconds, rel=near)
 
 
 def test_bulk_bandwidth_of_an_all_gather_is_about_twice_an_all_reduces():
     hw = load_hardware("h100")
     gather, reduce = (
-        float(f(hw, message_bytes=2**30, tp_size=8)) for f in (all_gather_time, all_reduce_time)
+        float(f(hw, message_bytes=2**30, tp_size=8))
+        for f in (all_gather_time, all_reduce_time)
     )
     assert reduce / gather == pytest.approx(2, rel=0.05)
 
@@ -65,7 +70,8 @@ def test_bulk_bandwidth_of_an_all_gather_is_about_twice_an_all_reduces():
 def test_more_than_two_ranks_on_pcie_are_a_ring_with_a_latency_per_hop():
     hw = load_hardware("l4")
     two, four, eight = (
-        float(all_reduce_time(hw, message_bytes=256, tp_size=ranks)) for ranks in (2, 4, 8)
+        float(all_reduce_time(hw, message_bytes=256, tp_size=ranks))
+        for ranks in (2, 4, 8)
     )
     assert two < four < eight
     hop = AllReduceCurve.of(hw).ring_hop_s
@@ -78,7 +84,8 @@ def test_without_measurements_the_link_latency_is_paid():
         hw, link=msgspec.structs.replace(hw.link, latency_s=hw.link.latency_s + 5e-6)
     )
     quick, late = (
-        float(all_reduce_time(profile, message_bytes=1024, tp_size=4)) for profile in (hw, slow)
+        float(all_reduce_time(profile, message_bytes=1024, tp_size=4))
+        for profile in (hw, slow)
     )
     assert late - quick == pytest.approx(5e-6)
 
@@ -89,7 +96,8 @@ def test_one_kernel_takes_longer_with_more_ranks(device, size):
     """Up to 128 KiB all three run the one-shot kernel."""
     hw = load_hardware(device)
     two, four, eight = (
-        float(all_reduce_time(hw, message_bytes=size, tp_size=ranks)) for ranks in (2, 4, 8)
+        float(all_reduce_time(hw, message_bytes=size, tp_size=ranks))
+        for ranks in (2, 4, 8)
     )
     assert two < four < eight
 
@@ -113,7 +121,11 @@ def test_sizes_at_which_the_algorithm_changes_are_whole_powers_of_two():
     """They are constants of the library; a rounded one would put the message of that very size on the wrong side."""
     for device in ("a100", "h100", "h200", "b200", "l40s"):
         curve = load_hardware(device).allreduce
-        for size in (curve.direct_bytes, curve.direct_bytes_wide, curve.in_switch_bytes):
+        for size in (
+            curve.direct_bytes,
+            curve.direct_bytes_wide,
+            curve.in_switch_bytes,
+        ):
             assert np.log2(size) % 1 == 0, device
 
 
@@ -121,7 +133,9 @@ def test_sizes_at_which_the_algorithm_changes_are_whole_powers_of_two():
 def test_no_message_takes_longer_than_a_larger_one(device):
     """400 sizes from 1 KiB to 1 GiB, by each engine's kernels, on 2 to 16 ranks."""
     hw = load_hardware(device)
-    sizes, ranks = np.meshgrid(2.0 ** np.linspace(10, 30, 400), np.arange(2.0, 17.0), indexing="ij")
+    sizes, ranks = np.meshgrid(
+        2.0 ** np.linspace(10, 30, 400), np.arange(2.0, 17.0), indexing="ij"
+    )
     for kernels in ("", *hw.allreduce_engines):
         time = all_reduce_time(hw, message_bytes=sizes, tp_size=ranks, kernels=kernels)
         assert np.all(np.diff(time, axis=0) >= 0), kernels
@@ -139,15 +153,18 @@ def test_a_sum_over_nodes_is_one_within_each_and_a_ring_across_them(
     within = float(all_reduce_time(H100, message_bytes=size, tp_size=8))
     hops = 2 * (nodes - 1)
     ring = 6.6e-6 + hops * 2.7e-6 + hops / nodes * (size / 8) / 50e9
-    assert float(all_reduce_time(H100, message_bytes=size, tp_size=8 * nodes)) == pytest.approx(
-        within + ring
-    )
+    assert float(
+        all_reduce_time(H100, message_bytes=size, tp_size=8 * nodes)
+    ) == pytest.approx(within + ring)
 
 
 def test_one_node_knows_no_network_and_more_nodes_take_longer() -> None:
     ranks = np.array([1, 2, 4, 8, 16, 32, 64])
     times = all_reduce_time(H100, message_bytes=1e6, tp_size=ranks)
-    alone = [float(all_reduce_time(H100, message_bytes=1e6, tp_size=int(each))) for each in ranks]
+    alone = [
+        float(all_reduce_time(H100, message_bytes=1e6, tp_size=int(each)))
+        for each in ranks
+    ]
     np.testing.assert_allclose(times, alone)
     assert np.all(np.diff(times[3:]) > 0)
     gathers = all_gather_time(H100, message_bytes=1e7, tp_size=ranks[3:])
@@ -165,7 +182,8 @@ def test_a_plan_over_nodes_says_that_it_is_an_estimate_and_is_less_sure() -> Non
     assert any("spans nodes of 8" in note and "estimate" in note for note in two.notes)
     assert not any("nodes" in note for note in one.notes)
     width = [
-        np.log(row.decoding.tpot_high_s / row.decoding.tpot_low_s) for row in (one.best, two.best)
+        np.log(row.decoding.tpot_high_s / row.decoding.tpot_low_s)
+        for row in (one.best, two.best)
     ]
     assert width[1] > 1.2 * width[0]
 
@@ -181,14 +199,17 @@ def test_without_a_known_network_a_plan_says_so() -> None:
         )
     )
     assert any(
-        "is not known" in note and "between_nodes_bytes_per_s" in note for note in document.notes
+        "is not known" in note and "between_nodes_bytes_per_s" in note
+        for note in document.notes
     )
 
 
 @pytest.mark.parametrize(("device", "ranks", "times"), [
     ("h100-sxm-80gb", 2, 1.0), ("h100-sxm-80gb", 8, 1.125), ("a100-sxm-80gb", 8, 1.75),
 ])  # fmt: skip
-def test_no_factor_of_an_engine_makes_an_all_reduce_faster_than_its_link(device, ranks, times):
+def test_no_factor_of_an_engine_makes_an_all_reduce_faster_than_its_link(
+    device, ranks, times
+):
     """A rank sends (p-1)/p of the message twice; where the switch adds, the message and 1/p of it."""
     engine = msgspec.structs.replace(
         load_engine("vllm"), collective_factor=1e-9, collective_overhead_s=0.0

@@ -53,7 +53,9 @@ def counted_passes(spec: ModelSpec, module: Any) -> Iterator[tuple[Any, int, int
     for query_len in QUERIES if verifies else (5, 1, 1):
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             tokens = torch.zeros(BATCH, query_len, dtype=torch.long)
-            cache = module(tokens, past_key_values=cache, use_cache=True).past_key_values
+            cache = module(
+                tokens, past_key_values=cache, use_cache=True
+            ).past_key_values
         length += query_len
         yield counter.get_flop_counts(), query_len, length
 
@@ -75,17 +77,24 @@ def absorbed(mixer: LatentAttention, query_len: int, kv_len: int) -> int:
     seen = kv_len if mixer.indexer is None else min(kv_len, mixer.indexer.top_k)
 
     def product(*shapes: tuple[int, int]) -> Any:
-        return torch.matmul(*(torch.empty(BATCH, heads, *shape, device="meta") for shape in shapes))
+        return torch.matmul(
+            *(torch.empty(BATCH, heads, *shape, device="meta") for shape in shapes)
+        )
 
     with FlopCounterMode(display=False) as counter:
         product((query_len, mixer.qk_nope_head_dim), (mixer.qk_nope_head_dim, rank))
-        product((query_len, rank + mixer.qk_rope_head_dim), (rank + mixer.qk_rope_head_dim, seen))
+        product(
+            (query_len, rank + mixer.qk_rope_head_dim),
+            (rank + mixer.qk_rope_head_dim, seen),
+        )
         product((query_len, seen), (seen, rank))
         product((query_len, rank), (rank, mixer.v_head_dim))
     return counter.get_total_flops()
 
 
-def as_served(counts: Any, layer: Layer, index: int, query_len: int, kv_len: int) -> float:
+def as_served(
+    counts: Any, layer: Layer, index: int, query_len: int, kv_len: int
+) -> float:
     """What to add to a layer's counted FLOPs for those of the algorithm that is served."""
     here, added = f"layers.{index}", 0.0
     if isinstance(layer.mixer, LatentAttention):
@@ -101,7 +110,10 @@ def as_served(counts: Any, layer: Layer, index: int, query_len: int, kv_len: int
         added -= of(counts, here, "bmm", "baddbmm", "convolution")
     elif isinstance(layer.mixer, Attention) and overstepped(layer, kv_len):
         added -= of(counts, f"{here}.self_attn", "bmm", "baddbmm")
-    if isinstance(layer.mlp, MixtureOfExperts) and layer.mlp.scoring == "sigmoid_of_input":
+    if (
+        isinstance(layer.mlp, MixtureOfExperts)
+        and layer.mlp.scoring == "sigmoid_of_input"
+    ):
         idle = 1.0 - layer.mlp.num_experts_per_tok / layer.mlp.num_experts
         added -= idle * of(counts, f"{here}.feed_forward", "bmm")
     return added
@@ -120,15 +132,21 @@ def overstepped(layer: Layer, kv_len: int) -> bool:
 
 def ours(spec: ModelSpec, query_len: int, kv_len: int) -> float:
     """Without the recurrences' own work, and without attention to part of a chunk."""
-    whole = forward_pass(spec, A100, ENGINE, batch=BATCH, query_len=query_len, kv_len=kv_len)
-    flops = sum(float(op.cost.flops) for op in whole.ops if op.name != "linear attention")
+    whole = forward_pass(
+        spec, A100, ENGINE, batch=BATCH, query_len=query_len, kv_len=kv_len
+    )
+    flops = sum(
+        float(op.cost.flops) for op in whole.ops if op.name != "linear attention"
+    )
     chunked = [layer for layer in spec.layers if overstepped(layer, kv_len)]
     for layer in chunked:
         alone = msgspec.structs.replace(spec, layers=(layer,))
         operations = forward_pass(
             alone, A100, ENGINE, batch=BATCH, query_len=query_len, kv_len=kv_len
         ).ops
-        flops -= next(float(op.cost.flops) for op in operations if op.name == "attention")
+        flops -= next(
+            float(op.cost.flops) for op in operations if op.name == "attention"
+        )
     return flops
 
 
@@ -136,12 +154,20 @@ def ours(spec: ModelSpec, query_len: int, kv_len: int) -> float:
     "seed", [0, *(pytest.param(each, marks=pytest.mark.slow) for each in (1, 2))]
 )
 @pytest.mark.parametrize("model_type", READ_BY_TRANSFORMERS)
-def test_flops_are_those_that_torch_counts_in_the_module(model_type: str, seed: int) -> None:
+def test_flops_are_those_that_torch_counts_in_the_module(
+    model_type: str, seed: int
+) -> None:
     config = draw(model_type, seed)
     spec = model_from_hf_config(config, name=model_type, where=model_type)
-    for counts, query_len, kv_len in counted_passes(spec, their_model(config, device="cpu")):
+    for counts, query_len, kv_len in counted_passes(
+        spec, their_model(config, device="cpu")
+    ):
         found = float(of(counts, "Global"))
         found += sum(
-            as_served(counts, layer, i, query_len, kv_len) for i, layer in enumerate(spec.layers)
+            as_served(counts, layer, i, query_len, kv_len)
+            for i, layer in enumerate(spec.layers)
         )
-        assert ours(spec, query_len, kv_len) == pytest.approx(found, rel=1e-12), (query_len, kv_len)
+        assert ours(spec, query_len, kv_len) == pytest.approx(found, rel=1e-12), (
+            query_len,
+            kv_len,
+        )

@@ -44,12 +44,17 @@ def local_cpu(l2_bytes: float = 0.0) -> HardwareProfile:
 
 
 def noisy(times, seed=0):
-    return np.asarray(times) * np.exp(np.random.default_rng(seed).normal(0, NOISE, np.shape(times)))
+    return np.asarray(times) * np.exp(
+        np.random.default_rng(seed).normal(0, NOISE, np.shape(times))
+    )
 
 
 def grid(**axes):
     mesh = np.meshgrid(*axes.values(), indexing="ij")
-    return {name: values.ravel().astype(float) for name, values in zip(axes, mesh, strict=True)}
+    return {
+        name: values.ravel().astype(float)
+        for name, values in zip(axes, mesh, strict=True)
+    }
 
 
 def test_a_cpus_linear_layers_are_fitted_although_they_are_not_flat_in_tokens():
@@ -73,7 +78,9 @@ def test_a_cpus_linear_layers_are_fitted_although_they_are_not_flat_in_tokens():
 
 def test_a_cpus_attention_finds_the_bandwidth_and_the_skinny_rate():
     """Bytes at 8 GB/s against FLOPs at 12 GFLOP/s in a 2-norm: four query tokens cost about 1.7 × one."""
-    rows = grid(batch_size=[1, 4, 16, 32], query_len=[1, 2, 4, 6], kv_len=[256, 1024, 4096])
+    rows = grid(
+        batch_size=[1, 4, 16, 32], query_len=[1, 2, 4, 6], kv_len=[256, 1024, 4096]
+    )
     rows |= {
         "num_heads": np.full(48, 8.0),
         "num_kv_heads": np.full(48, 8.0),
@@ -96,12 +103,16 @@ def test_a_cpus_attention_finds_the_bandwidth_and_the_skinny_rate():
         head_dim=32,
         kv_dtype="fp32",
     ).time_s
-    assert four / one == pytest.approx(np.hypot(1, 4 / 3) / np.hypot(1, 1 / 3), rel=0.08)
+    assert four / one == pytest.approx(
+        np.hypot(1, 4 / 3) / np.hypot(1, 1 / 3), rel=0.08
+    )
 
 
 def test_a_cpus_cache_is_found_where_its_size_is_known():
     """Reads of up to half of 32 MB run at 50 GB/s, larger ones at 8 GB/s."""
-    rows = grid(batch_size=[1, 2, 4, 8, 16, 32, 64], query_len=[1], kv_len=[256, 1024, 4096])
+    rows = grid(
+        batch_size=[1, 2, 4, 8, 16, 32, 64], query_len=[1], kv_len=[256, 1024, 4096]
+    )
     rows |= {
         "num_heads": np.full(21, 8.0),
         "num_kv_heads": np.full(21, 8.0),
@@ -114,18 +125,27 @@ def test_a_cpus_cache_is_found_where_its_size_is_known():
     )  # so that only bytes count
     curve = fit_attention(rows, fast, kv_dtype="fp32")
     assert curve.bandwidth_efficiency * 1e10 == pytest.approx(8e9, rel=0.15)
-    assert curve.bandwidth_efficiency * curve.l2_bandwidth_ratio * 1e10 == pytest.approx(
-        50e9, rel=0.2
+    assert (
+        curve.bandwidth_efficiency * curve.l2_bandwidth_ratio * 1e10
+        == pytest.approx(50e9, rel=0.2)
     )
 
 
 def test_a_gpus_matrix_product_curve_is_recovered():
     """Rows made by a known profile with 2 % noise: predictions on other shapes within 4 % on average, ceilings 5 %."""
     hw = load_hardware("h100")
-    rows = grid(m=[1, 8, 64, 192, 512, 1024, 4096], n=[512, 2048, 8192, 28672], k=[512, 2048, 8192])
-    truth = gemm_time(hw, m=rows["m"], n=rows["n"], k=rows["k"], working_set_bytes="own").time_s
+    rows = grid(
+        m=[1, 8, 64, 192, 512, 1024, 4096],
+        n=[512, 2048, 8192, 28672],
+        k=[512, 2048, 8192],
+    )
+    truth = gemm_time(
+        hw, m=rows["m"], n=rows["n"], k=rows["k"], working_set_bytes="own"
+    ).time_s
     curve = fit_gemm(rows | {"time_s": noisy(truth)}, hw)
-    assert curve.bandwidth_efficiency == pytest.approx(hw.gemm.bandwidth_efficiency, rel=0.05)
+    assert curve.bandwidth_efficiency == pytest.approx(
+        hw.gemm.bandwidth_efficiency, rel=0.05
+    )
     assert curve.flops_efficiency == pytest.approx(hw.gemm.flops_efficiency, rel=0.05)
     other = grid(m=[3, 100, 700], n=[1024, 5120], k=[1024, 14336])
     fitted = msgspec.structs.replace(hw, gemm=curve)
@@ -159,7 +179,9 @@ def test_a_gpus_attention_curve_is_recovered():
 def test_an_all_reduce_curve_is_recovered_with_its_knee():
     hw = load_hardware("a100")
     rows = grid(tp_size=[2, 8], message_bytes=2.0 ** np.arange(8, 27))
-    truth = all_reduce_time(hw, message_bytes=rows["message_bytes"], tp_size=rows["tp_size"])
+    truth = all_reduce_time(
+        hw, message_bytes=rows["message_bytes"], tp_size=rows["tp_size"]
+    )
     curve = fit_allreduce(rows | {"time_s": noisy(truth)}, hw)
     assert curve.direct_bytes == hw.allreduce.direct_bytes
     fitted = msgspec.structs.replace(hw, allreduce=curve)
@@ -177,7 +199,9 @@ def test_streaming_kernels_give_their_launch_cost_and_bandwidth():
     assert curve.overhead_s == pytest.approx(4e-6, rel=0.1)
     assert curve.bandwidth_efficiency * 1e10 == pytest.approx(7e9, rel=0.1)
     hw = msgspec.structs.replace(local_cpu(), elementwise=curve)
-    assert float(elementwise_time(hw, num_bytes=7e8).time_s) == pytest.approx(0.1, rel=0.1)
+    assert float(elementwise_time(hw, num_bytes=7e8).time_s) == pytest.approx(
+        0.1, rel=0.1
+    )
 
 
 def test_one_stalled_timing_among_many_does_not_move_the_fit():
@@ -202,7 +226,12 @@ def test_too_few_rows_and_times_that_are_no_positive_numbers_are_refused():
 def test_more_than_twelve_parameters_are_a_bug():
     parameters = {f"p{index}": Free(prior=1.0) for index in range(MAX_PARAMETERS + 1)}
     with pytest.raises(ValueError, match="at most 12"):
-        minimise(ElementwiseCurve(), parameters, lambda curve: np.ones(3), {"time_s": np.ones(3)})
+        minimise(
+            ElementwiseCurve(),
+            parameters,
+            lambda curve: np.ones(3),
+            {"time_s": np.ones(3)},
+        )
 
 
 def test_a_cpu_whose_kernel_has_its_own_speed_per_number_of_rows_is_recovered() -> None:
@@ -215,12 +244,26 @@ def test_a_cpu_whose_kernel_has_its_own_speed_per_number_of_rows_is_recovered() 
         flops_per_s={"fp32": 2e11},
     )
     factor = {1: 1.0, 2: 1.1, 3: 1.4, 4: 1.4, 5: 1.8}
-    shapes = [(b, s, q) for b in (4, 8, 16, 32) for s in (1000, 2000, 4000) for q in factor]
+    shapes = [
+        (b, s, q) for b in (4, 8, 16, 32) for s in (1000, 2000, 4000) for q in factor
+    ]
     batch, kv_len, query_len = (
         np.array(column, dtype=float) for column in zip(*shapes, strict=True)
     )
-    seconds = 2 * batch * kv_len * 6 * 64 * 4 / 4e10 * np.array([factor[int(q)] for q in query_len])
-    constant = {"num_heads": np.full(len(shapes), 6.0), "num_kv_heads": np.full(len(shapes), 6.0)}
+    seconds = (
+        2
+        * batch
+        * kv_len
+        * 6
+        * 64
+        * 4
+        / 4e10
+        * np.array([factor[int(q)] for q in query_len])
+    )
+    constant = {
+        "num_heads": np.full(len(shapes), 6.0),
+        "num_kv_heads": np.full(len(shapes), 6.0),
+    }
     rows = {
         "batch_size": batch,
         "kv_len": kv_len,
@@ -228,7 +271,9 @@ def test_a_cpu_whose_kernel_has_its_own_speed_per_number_of_rows_is_recovered() 
         "time_s": seconds,
         **constant,
     }
-    curve = fit_attention({**rows, "head_dim": np.full(len(shapes), 64.0)}, hw, kv_dtype="fp32")
+    curve = fit_attention(
+        {**rows, "head_dim": np.full(len(shapes), 64.0)}, hw, kv_dtype="fp32"
+    )
     assert len(curve.row_factors) == 5
     assert curve.fit.relative_error <= 0.05
 
@@ -239,7 +284,9 @@ def test_a_cpu_whose_kernel_has_its_own_speed_per_number_of_rows_is_recovered() 
 ])  # fmt: skip
 def test_a_fit_begins_at_the_generic_curve_and_stays_there_where_rows_agree(name):
     """One generic value per constant: timings that the generic curve gives are fitted by it."""
-    table, groups = read_table(Path(__file__).parents[1] / "data/kernels" / f"{name}.csv.gz")
+    table, groups = read_table(
+        Path(__file__).parents[1] / "data/kernels" / f"{name}.csv.gz"
+    )
     key, rows = next(
         (key, rows)
         for key, rows in groups.items()
@@ -250,7 +297,9 @@ def test_a_fit_begins_at_the_generic_curve_and_stays_there_where_rows_agree(name
     device = generic.placed(device, key.variant)
     rows = {column: values[:200] for column, values in rows.items()}
     rows["time_s"] = row_seconds(table, device, rows, key.variant)
-    fitted = curve_of(table, refit(table, device, rows, variant=key.variant), key.variant)
+    fitted = curve_of(
+        table, refit(table, device, rows, variant=key.variant), key.variant
+    )
     for constant in generic.__struct_fields__:
         value = getattr(generic, constant)
         if type(value) is float:
@@ -268,5 +317,8 @@ def test_rows_of_weight_only_formats_compute_in_16_bits() -> None:
         "num_experts_per_tok",
     )
     rows = {name: np.ones(2) for name in (*names, "is_balanced")}
-    formats = {dtype: _of_rows(rows, dtype).compute_dtype for dtype in ("", "fp8", *WEIGHT_ONLY)}
+    formats = {
+        dtype: _of_rows(rows, dtype).compute_dtype
+        for dtype in ("", "fp8", *WEIGHT_ONLY)
+    }
     assert formats == {"": "bf16", "fp8": "fp8"} | dict.fromkeys(WEIGHT_ONLY, "bf16")

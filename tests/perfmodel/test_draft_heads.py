@@ -18,7 +18,12 @@ from magicdec.perfmodel.step import StepTerms, step_terms
 from magicdec.plan_document import Plan
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
-from magicdec.specs.speculation import HeadSpec, SamplingSpec, SpeculationSpec, load_head
+from magicdec.specs.speculation import (
+    HeadSpec,
+    SamplingSpec,
+    SpeculationSpec,
+    load_head,
+)
 from magicdec.validate.rows import read_rows
 from magicdec.validate.serving import ServingRow, predict_rows
 
@@ -64,10 +69,15 @@ def test_the_weights_that_a_head_reads_are_counted_by_hand():
     keys and values, and a head of 32,000 tokens."""
     hidden, vocab = LLAMA.hidden_size, LLAMA.vocab_size
     attention = LLAMA.attention
-    qkv = hidden * (attention.num_heads + 2 * attention.num_kv_heads) * attention.head_dim
-    layer = qkv + attention.num_heads * attention.head_dim * hidden + 3 * hidden * 14_336
+    qkv = (
+        hidden * (attention.num_heads + 2 * attention.num_kv_heads) * attention.head_dim
+    )
+    layer = (
+        qkv + attention.num_heads * attention.head_dim * hidden + 3 * hidden * 14_336
+    )
     eagle, eagle3, mtp = (
-        float(terms(method).draft.cost.weight_bytes) / 2 for method in ("eagle", "eagle3", "mtp")
+        float(terms(method).draft.cost.weight_bytes) / 2
+        for method in ("eagle", "eagle3", "mtp")
     )
     assert eagle == pytest.approx(layer + 2 * hidden**2 + vocab * hidden)
     assert mtp == pytest.approx(eagle)
@@ -77,7 +87,9 @@ def test_the_weights_that_a_head_reads_are_counted_by_hand():
 def test_an_eagle3_step_joins_three_hidden_states_of_every_verified_token():
     gamma, batch = 5, 4
     upkeep = terms("eagle3", gamma=gamma, batch=batch).upkeep.cost
-    assert float(upkeep.flops) == pytest.approx(2 * batch * (gamma + 1) * 3 * LLAMA.hidden_size**2)
+    assert float(upkeep.flops) == pytest.approx(
+        2 * batch * (gamma + 1) * 3 * LLAMA.hidden_size**2
+    )
     assert float(terms("eagle", gamma=gamma, batch=batch).upkeep.cost.flops) == 0.0
 
 
@@ -105,12 +117,16 @@ def test_a_mixture_of_experts_with_eagle3_is_slowed_down():
     rows, _ = read_rows([CHAINS.with_name("speculative_moe.csv")], ServingRow)
     predicted = predict_rows(rows)
     assert np.all(predicted < 0.85)
-    assert np.abs(predicted / np.array([row.measured for row in rows]) - 1.0).mean() < 0.08
+    assert (
+        np.abs(predicted / np.array([row.measured for row in rows]) - 1.0).mean() < 0.08
+    )
 
 
 def test_a_dense_head_of_a_mixture_reads_no_experts():
     mixture = terms("eagle3", tp=2, model="qwen3-30b-a3b")
-    assert float(mixture.draft.cost.weight_bytes) < 0.2 * float(mixture.verify.cost.weight_bytes)
+    assert float(mixture.draft.cost.weight_bytes) < 0.2 * float(
+        mixture.verify.cost.weight_bytes
+    )
 
 
 def test_lookup_on_the_host_grows_with_the_batch_and_the_text():
@@ -119,7 +135,8 @@ def test_lookup_on_the_host_grows_with_the_batch_and_the_text():
     per_sequence = engine.older_sequence_overhead_s + engine.speculation_sequence_s
     for context, scan_s in ((8192, 17e-6), (32_768, 66e-6)):
         few, many = (
-            float(terms("ngram", batch=batch, context=context).upkeep.total_s) for batch in (1, 129)
+            float(terms("ngram", batch=batch, context=context).upkeep.total_s)
+            for batch in (1, 129)
         )
         assert many - few == pytest.approx(128 * (scan_s + per_sequence), rel=1e-3)
 
@@ -130,7 +147,11 @@ def test_a_step_for_which_nothing_was_found_still_searches_and_waits_for_the_hos
     looked_up = terms("ngram", batch=16, context=8192)
     extra = float(looked_up.undrafted.total_s - looked_up.autoregressive.total_s)
     apart = engine.older_sequence_overhead_s - engine.sequence_overhead_s
-    expected = engine.ngram_lookup_s + engine.synchronous_step_overhead_s + 16 * (17e-6 + apart)
+    expected = (
+        engine.ngram_lookup_s
+        + engine.synchronous_step_overhead_s
+        + 16 * (17e-6 + apart)
+    )
     assert extra == pytest.approx(expected, rel=1e-3)
     head = terms("eagle3", batch=16, context=8192)
     assert float(head.undrafted.total_s) == float(head.autoregressive.total_s)
@@ -148,7 +169,10 @@ def test_a_head_stays_in_16_bits_beside_a_narrow_target_with_its_published_accep
     assert narrow.step.autoregressive_s < 0.8 * wide.step.autoregressive_s
     said = planned(weight_dtype="fp8", draft_weight_dtype="bf16")
     assert said.candidates == [narrow]
-    assert (said.precision.weight_dtype, said.precision.draft_weight_dtype) == ("fp8", "bf16")
+    assert (said.precision.weight_dtype, said.precision.draft_weight_dtype) == (
+        "fp8",
+        "bf16",
+    )
     (quantised,) = planned(weight_dtype="fp8", draft_weight_dtype="int4").candidates
     widths = [row.speedup_high / row.speedup_low for row in (quantised, narrow)]
     assert widths[0] > widths[1]
@@ -166,7 +190,11 @@ def test_a_self_draft_in_another_format_than_its_target_is_less_sure():
             "draft_budget": 512,
         }
         plan = api.plan(
-            model="llama-3.1-8b", draft="self", draft_method="streamingllm", **asked, **formats
+            model="llama-3.1-8b",
+            draft="self",
+            draft_method="streamingllm",
+            **asked,
+            **formats,
         )
         (row,) = plan.candidates
         return row.speedup_high / row.speedup_low
@@ -198,7 +226,9 @@ def config(path: Path, **changes: object) -> Path:
     return path
 
 
-def test_a_named_heads_own_length_and_window_set_where_it_accepts_less(tmp_path: Path) -> None:
+def test_a_named_heads_own_length_and_window_set_where_it_accepts_less(
+    tmp_path: Path,
+) -> None:
     """Usual heads accept less from 2k on, one trained to 8k from there, one with a window nowhere."""
     usual = [
         planned(None, context).candidates[0].drafting.tokens_per_step
@@ -209,15 +239,23 @@ def test_a_named_heads_own_length_and_window_set_where_it_accepts_less(tmp_path:
     at_8k = planned(tmp_path, 8192)
     assert at_8k.candidates[0].drafting.tokens_per_step == pytest.approx(usual[0])
     assert usual[0] > longer.candidates[0].drafting.tokens_per_step > usual[2]
-    assert any("trained to 8,192 tokens: at 32,768" in note for note in longer.key_notes)
+    assert any(
+        "trained to 8,192 tokens: at 32,768" in note for note in longer.key_notes
+    )
     assert not any("trained to" in note for note in at_8k.key_notes)
     windowed = planned(
-        config(tmp_path / "window.json", sliding_window=2048, layer_types=["sliding_attention"]),
+        config(
+            tmp_path / "window.json",
+            sliding_window=2048,
+            layer_types=["sliding_attention"],
+        ),
         32_768,
     )
     assert windowed.candidates[0].drafting.tokens_per_step == pytest.approx(usual[0])
     assert windowed.candidates[0].step.draft_s < longer.candidates[0].step.draft_s
-    copied = planned(config(tmp_path / "copied.json", max_position_embeddings=40_960), 32_768)
+    copied = planned(
+        config(tmp_path / "copied.json", max_position_embeddings=40_960), 32_768
+    )
     assert copied.candidates[0].drafting.tokens_per_step == pytest.approx(usual[2])
 
 
@@ -230,7 +268,9 @@ def test_a_head_as_the_speculators_library_writes_it_is_read(tmp_path: Path) -> 
     }
     path = tmp_path / "config.json"
     path.write_text(
-        json.dumps({"speculators_model_type": "peagle", "transformer_layer_config": inner})
+        json.dumps(
+            {"speculators_model_type": "peagle", "transformer_layer_config": inner}
+        )
     )
     assert load_head(path) == HeadSpec(
         method="p-eagle", num_layers=4, trained_len=4096, hidden_size=4096

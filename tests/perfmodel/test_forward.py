@@ -29,7 +29,8 @@ def test_kv_bytes_are_the_cache_read_once() -> None:
 def test_a_kernel_that_reads_per_query_reads_the_cache_for_each_query_token() -> None:
     again = msgspec.structs.replace(ENGINE, kv_reads="per_query")
     once, each = (
-        forward_pass(LLAMA, A100, e, batch=4, query_len=5, kv_len=4096) for e in (ENGINE, again)
+        forward_pass(LLAMA, A100, e, batch=4, query_len=5, kv_len=4096)
+        for e in (ENGINE, again)
     )
     assert float(each.cost.kv_bytes) == 5 * float(once.cost.kv_bytes)
     assert float(each.total_s) > float(once.total_s)
@@ -37,7 +38,9 @@ def test_a_kernel_that_reads_per_query_reads_the_cache_for_each_query_token() ->
 
 def test_ranks_together_do_the_same_work_and_replicate_kv_beyond_the_kv_heads() -> None:
     one, eight, sixteen = (
-        forward_pass(LLAMA, A100, ENGINE, batch=4, query_len=1, kv_len=4096, tp_size=tp).cost
+        forward_pass(
+            LLAMA, A100, ENGINE, batch=4, query_len=1, kv_len=4096, tp_size=tp
+        ).cost
         for tp in (1, 8, 16)
     )
     assert float(eight.flops) * 8 == pytest.approx(float(one.flops))
@@ -49,7 +52,8 @@ def test_experts_touched_equals_monte_carlo() -> None:
     """4000 draws of 20 tokens: standard error of the mean under 0.03 of 16 experts; tolerance 0.15 (5 sigma)."""
     rng = np.random.default_rng(0)
     drawn = [
-        len(np.unique(np.argsort(rng.random((20, 16)), axis=1)[:, :2])) for _ in range(4000)
+        len(np.unique(np.argsort(rng.random((20, 16)), axis=1)[:, :2]))
+        for _ in range(4000)
     ]  # each token takes 2 of 16
     assert float(experts_touched(16, 2, 20)) == pytest.approx(np.mean(drawn), abs=0.15)
     assert float(experts_touched(16, 2, 1)) == pytest.approx(2.0)
@@ -77,14 +81,22 @@ def test_no_work_costs_only_overheads() -> None:
     assert 0.0 < float(time.total_s) < 0.1
 
 
-@pytest.mark.parametrize(("dtype", "ratio"), [("fp8", 0.5), ("int8", 0.5), ("int4", 0.25)])
-def test_quantised_weights_shrink_the_bytes_and_the_time(dtype: str, ratio: float) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "ratio"), [("fp8", 0.5), ("int8", 0.5), ("int4", 0.25)]
+)
+def test_quantised_weights_shrink_the_bytes_and_the_time(
+    dtype: str, ratio: float
+) -> None:
     wide, narrow = (
-        forward_pass(LLAMA, A100, ENGINE, batch=1, query_len=1, kv_len=128, weight_dtype=d)
+        forward_pass(
+            LLAMA, A100, ENGINE, batch=1, query_len=1, kv_len=128, weight_dtype=d
+        )
         for d in ("bf16", dtype)
     )
     head = 2.0 * LLAMA.vocab_size * LLAMA.hidden_size  # stays in 16 bits
-    assert float(narrow.cost.weight_bytes) - head == ratio * (float(wide.cost.weight_bytes) - head)
+    assert float(narrow.cost.weight_bytes) - head == ratio * (
+        float(wide.cost.weight_bytes) - head
+    )
     assert float(narrow.total_s) < float(wide.total_s)
 
 
@@ -92,10 +104,16 @@ def test_prefill_counts_causal_attention_and_one_row_of_logits() -> None:
     prompt = 2000
     ours = prefill(LLAMA, A100, ENGINE, batch=1, prompt_len=prompt).cost.flops
     parts = (*LLAMA.mixers, *LLAMA.feed_forwards)
-    matrices = sum(count * part.num_parameters(LLAMA.hidden_size) for part, count in parts)
+    matrices = sum(
+        count * part.num_parameters(LLAMA.hidden_size) for part, count in parts
+    )
     pairs = prompt * (prompt + 1) / 2
     attention = (
-        4 * pairs * LLAMA.attention.num_heads * LLAMA.attention.head_dim * LLAMA.num_hidden_layers
+        4
+        * pairs
+        * LLAMA.attention.num_heads
+        * LLAMA.attention.head_dim
+        * LLAMA.num_hidden_layers
     )
     assert float(ours) == pytest.approx(
         2 * prompt * matrices + attention + 2 * LLAMA.vocab_size * LLAMA.hidden_size
@@ -109,24 +127,33 @@ def test_prefill_of_a_sliding_window_counts_each_pair_once() -> None:
     time = prefill(mistral, A100, ENGINE, batch=1, prompt_len=prompt)
     attention = next(op for op in time.ops if op.name == "attention")
     per_pair = (
-        4 * mistral.attention.num_heads * mistral.attention.head_dim * mistral.num_hidden_layers
+        4
+        * mistral.attention.num_heads
+        * mistral.attention.head_dim
+        * mistral.num_hidden_layers
     )
     assert float(attention.cost.flops) == pytest.approx(pairs * per_pair, rel=1e-6)
 
 
 @pytest.mark.parametrize(("engine", "states"), [("vllm", 1 + 4), ("sglang", 1 + 4 + 2)])
-def test_verification_writes_a_recurrence_after_every_token(engine: str, states: int) -> None:
+def test_verification_writes_a_recurrence_after_every_token(
+    engine: str, states: int
+) -> None:
     """Four tokens: read once, written four times, and in SGLang the accepted state copied. At a batch whose states take
     milliseconds the time is in that proportion to decoding's two, within what is fixed."""
     model, hw = load_model_spec("qwen3.5-35b-a3b"), load_hardware("h200")
     passes = (
-        forward_pass(model, hw, load_engine(engine), batch=512, query_len=q, kv_len=1000)
+        forward_pass(
+            model, hw, load_engine(engine), batch=512, query_len=q, kv_len=1000
+        )
         for q in (1, 4)
     )
     decode, verify = (
         next(op for op in each.ops if op.name == "linear attention") for each in passes
     )
-    assert float(verify.cost.kv_bytes / decode.cost.kv_bytes) == pytest.approx(states / 2)
+    assert float(verify.cost.kv_bytes / decode.cost.kv_bytes) == pytest.approx(
+        states / 2
+    )
     assert float(verify.time_s / decode.time_s) == pytest.approx(states / 2, rel=0.05)
 
 
@@ -135,7 +162,11 @@ def test_chunks_are_seen_up_to_the_mean_place_of_a_batchs_contexts() -> None:
 
     def attended(span: int | None, kv_len: int) -> float:
         mixer = Attention(
-            num_heads=4, num_kv_heads=2, head_dim=8, mask="chunk" if span else "full", span=span
+            num_heads=4,
+            num_kv_heads=2,
+            head_dim=8,
+            mask="chunk" if span else "full",
+            span=span,
         )
         model = msgspec.structs.replace(
             LLAMA, layers=(msgspec.structs.replace(LLAMA.layers[0], mixer=mixer),)
@@ -145,7 +176,9 @@ def test_chunks_are_seen_up_to_the_mean_place_of_a_batchs_contexts() -> None:
 
     for context in range(1, 40):
         around = min(context - 1, 4)
-        places = [(each - 1) % 9 + 1 for each in range(context - around, context + around + 1)]
+        places = [
+            (each - 1) % 9 + 1 for each in range(context - around, context + around + 1)
+        ]
         assert attended(9, context) == pytest.approx(
             np.mean([attended(None, each) for each in places])
         )
@@ -174,10 +207,14 @@ def test_a_last_wave_that_is_not_full_costs_a_whole_one() -> None:
     np.testing.assert_allclose(longer, expected)
 
 
-@pytest.mark.parametrize(("said", "runtime", "ranks"), [(None, None, 4), (None, 1, 1), (2, 1, 2)])
+@pytest.mark.parametrize(
+    ("said", "runtime", "ranks"), [(None, None, 4), (None, 1, 1), (2, 1, 2)]
+)
 def test_a_standalone_draft_runs_where_it_is_said_or_where_the_runtime_puts_it(
     said: int | None, runtime: int | None, ranks: int
 ) -> None:
     engine = msgspec.structs.replace(SMOOTH, standalone_draft_tp_size=runtime)
-    spec = SpeculationSpec(draft="tinyllama-1.1b", draft_method="full", gamma=2, draft_tp_size=said)
+    spec = SpeculationSpec(
+        draft="tinyllama-1.1b", draft_method="full", gamma=2, draft_tp_size=said
+    )
     assert float(draft_tp(Setup.of("llama-2-7b-32k", A100, engine, spec), 4)) == ranks

@@ -29,21 +29,34 @@ def nested(arrival: float, prompt: int, output: int, cached: int) -> dict[str, o
         "total_tokens": prompt + output,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
-    return {"id": "x", "created_at": arrival, "response": {"model": "m", "usage": usage}}
+    return {
+        "id": "x",
+        "created_at": arrival,
+        "response": {"model": "m", "usage": usage},
+    }
 
 
 def iso(arrival: float, prompt: int, output: int, cached: int) -> dict[str, object]:
     stamp = f"2026-01-31T12:{int(arrival) // 60:02d}:{arrival % 60:06.3f}Z"
-    return {"Timestamp": stamp, "Input Tokens": prompt, "Output-Tokens": output, "n": cached}
+    return {
+        "Timestamp": stamp,
+        "Input Tokens": prompt,
+        "Output-Tokens": output,
+        "n": cached,
+    }
 
 
-def milliseconds(arrival: float, prompt: int, output: int, cached: int) -> dict[str, object]:
+def milliseconds(
+    arrival: float, prompt: int, output: int, cached: int
+) -> dict[str, object]:
     """Flat, with milliseconds since 1970."""
     start = int((1.77e9 + arrival) * 1000)
     return {"startTime": start, "promptTokens": prompt, "completionTokens": output}
 
 
-def opentelemetry(arrival: float, prompt: int, output: int, cached: int) -> dict[str, object]:
+def opentelemetry(
+    arrival: float, prompt: int, output: int, cached: int
+) -> dict[str, object]:
     return {
         "start_time": 1.77e9 + arrival,
         "gen_ai.usage.input_tokens": prompt,
@@ -51,13 +64,21 @@ def opentelemetry(arrival: float, prompt: int, output: int, cached: int) -> dict
     }
 
 
-def mooncake(arrival: float, prompt: int, output: int, cached: int) -> dict[str, object]:
-    return {"timestamp": arrival * 1000, "input_length": prompt, "output_length": output}
+def mooncake(
+    arrival: float, prompt: int, output: int, cached: int
+) -> dict[str, object]:
+    return {
+        "timestamp": arrival * 1000,
+        "input_length": prompt,
+        "output_length": output,
+    }
 
 
 @pytest.mark.parametrize("line", [nested, iso, milliseconds, opentelemetry, mooncake])
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
-def test_the_same_requests_are_read_from_every_log(line, kind: str, tmp_path: Path) -> None:
+def test_the_same_requests_are_read_from_every_log(
+    line, kind: str, tmp_path: Path
+) -> None:
     rows = [line(*request) for request in REQUESTS]
     path = tmp_path / f"log.{kind}"
     if kind == "jsonl":
@@ -67,7 +88,9 @@ def test_the_same_requests_are_read_from_every_log(line, kind: str, tmp_path: Pa
         table = csv.DictWriter(text, rows[0])
         table.writeheader()
         for row in rows:
-            cells = {k: json.dumps(v) if isinstance(v, dict) else v for k, v in row.items()}
+            cells = {
+                k: json.dumps(v) if isinstance(v, dict) else v for k, v in row.items()
+            }
             table.writerow(cells)
         path.write_text(text.getvalue())
     if line is mooncake and kind == "csv":
@@ -79,7 +102,9 @@ def test_the_same_requests_are_read_from_every_log(line, kind: str, tmp_path: Pa
     assert found.cached_len.tolist() == ([0, 1024, 0] if line is nested else [0, 0, 0])
 
 
-def test_a_log_in_order_of_ends_is_read_by_arrival_and_errors_are_left_out(tmp_path: Path) -> None:
+def test_a_log_in_order_of_ends_is_read_by_arrival_and_errors_are_left_out(
+    tmp_path: Path,
+) -> None:
     rows = [nested(*request) for request in reversed(REQUESTS)]
     rows.insert(1, {"id": "x", "created_at": 101.0, "response": {"error": "timeout"}})
     path = tmp_path / "log.jsonl"
@@ -111,7 +136,9 @@ def test_what_was_recognised_is_said(tmp_path: Path) -> None:
         "response.usage.completion_tokens",
         "response.usage.prompt_tokens_details.cached_tokens",
     )
-    assert str(columns).startswith("arrival from created_at, prompt from response.usage.prompt")
+    assert str(columns).startswith(
+        "arrival from created_at, prompt from response.usage.prompt"
+    )
     asked = ["plan", "--requests", str(path), "--columns", "prompt=nothing"]
     assert CliRunner().invoke(app, asked).exit_code != 0
     assert recognised({"created_at": 1, "prompt_tokens": 2}) is None
@@ -130,7 +157,9 @@ def test_what_was_recognised_is_said(tmp_path: Path) -> None:
         ("2026-01-31 12:00:00 UTC", 1769860800.0),
     ],
 )
-def test_times_are_read_in_the_units_that_logs_have(value: object, expected: float) -> None:
+def test_times_are_read_in_the_units_that_logs_have(
+    value: object, expected: float
+) -> None:
     assert seconds(value) == pytest.approx(expected, abs=1e-6)
 
 
@@ -143,5 +172,7 @@ def test_what_is_no_time_is_refused(value: object) -> None:
 def test_a_bad_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text("created_at,prompt_tokens,completion_tokens\n1,5,5\n2,5.5,5\n")
-    with pytest.raises(ConfigError, match=r"log\.csv:3: prompt_tokens must be a whole number"):
+    with pytest.raises(
+        ConfigError, match=r"log\.csv:3: prompt_tokens must be a whole number"
+    ):
         read_requests(path)

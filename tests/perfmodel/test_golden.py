@@ -21,7 +21,10 @@ TOLERANCES = {"refit": 1e-2, "acceptance": 1e-2}
 def test_answers_change_only_on_purpose(number: int) -> None:
     """If they were meant to: `python scripts/proof.py --update-golden`, and say what moved in the commit
     (`python scripts/proof.py` lists it)."""
-    request, wanted = proof_golden.golden_requests()[number], proof_golden.read_golden()[number]
+    request, wanted = (
+        proof_golden.golden_requests()[number],
+        proof_golden.read_golden()[number],
+    )
     with np.errstate(all="ignore"):
         present = proof_golden.digests(answer(request))
     moved = {
@@ -47,7 +50,10 @@ def test_golden_requests_reach_every_kind_of_layer_engine_draft_and_split() -> N
         "ours",
         "magicdec-2024",
     }
-    drafts = {each.get("draft_method") or each.get("method") or each.get("draft") for each in asked}
+    drafts = {
+        each.get("draft_method") or each.get("method") or each.get("draft")
+        for each in asked
+    }
     assert drafts >= {
         "streamingllm",
         "snapkv",

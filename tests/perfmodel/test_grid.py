@@ -64,7 +64,9 @@ def test_every_point_equals_its_own_prediction(method: str) -> None:
         assert float(rows.full(rows.memory.total_bytes)[index]) == pytest.approx(
             float(one.memory.total_bytes), 1e-12
         )
-        assert bool(result.full(result.memory.fits).ravel()[index]) == bool(one.memory.fits)
+        assert bool(result.full(result.memory.fits).ravel()[index]) == bool(
+            one.memory.fits
+        )
 
 
 def test_points_that_are_taken_keep_every_operation() -> None:
@@ -72,14 +74,19 @@ def test_points_that_are_taken_keep_every_operation() -> None:
     result = predict(setup_of("topk"), LAW, GRID)
     chosen = np.array([5, 40, 41, 70])
     rows = result.take(chosen)
-    for ours, all_of_it in zip(rows.terms.verify.ops, result.terms.verify.ops, strict=True):
+    for ours, all_of_it in zip(
+        rows.terms.verify.ops, result.terms.verify.ops, strict=True
+    ):
         np.testing.assert_array_equal(
             rows.full(ours.time_s), result.full(all_of_it.time_s).ravel()[chosen]
         )
         np.testing.assert_array_equal(
-            rows.full(ours.cost.flops), result.full(all_of_it.cost.flops).ravel()[chosen]
+            rows.full(ours.cost.flops),
+            result.full(all_of_it.cost.flops).ravel()[chosen],
         )
-    np.testing.assert_array_equal(rows.points.gamma, result.full(GRID.gamma).ravel()[chosen])
+    np.testing.assert_array_equal(
+        rows.points.gamma, result.full(GRID.gamma).ravel()[chosen]
+    )
 
 
 def test_a_grid_without_acceptance_holds_gamma_zero() -> None:

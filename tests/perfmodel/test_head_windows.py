@@ -32,8 +32,12 @@ def test_a_window_cuts_the_keys_and_values_that_a_draft_step_reads() -> None:
     own_drafts = (gamma - 1) / 2
     bytes_per_token = 2 * 8 * 128 * 2
     for window, tokens in ((None, CONTEXT), (WINDOW, WINDOW)):
-        read = float(predicted(CONTEXT, window=window, gamma=gamma).terms.draft.cost.kv_bytes)
-        assert read == pytest.approx(BATCH * bytes_per_token * (tokens + own_drafts), rel=1e-12)
+        read = float(
+            predicted(CONTEXT, window=window, gamma=gamma).terms.draft.cost.kv_bytes
+        )
+        assert read == pytest.approx(
+            BATCH * bytes_per_token * (tokens + own_drafts), rel=1e-12
+        )
 
 
 def test_a_head_accepts_with_a_window_what_it_accepts_at_that_context() -> None:
@@ -89,8 +93,13 @@ def test_engines_without_a_released_window_get_none_and_the_plan_says_so(
     assert "usually trained on up to 2,048 tokens" in note
     short = api.plan(**asked, context=1024, batch=BATCH, engine=engine)
     assert not any(pull in each for each in short.notes)
-    budgeted = api.plan(**asked, context=1024, batch=BATCH, engine=engine, draft_budget=[512])
-    assert any("whatever --draft-budget says" in each and pull in each for each in budgeted.notes)
+    budgeted = api.plan(
+        **asked, context=1024, batch=BATCH, engine=engine, draft_budget=[512]
+    )
+    assert any(
+        "whatever --draft-budget says" in each and pull in each
+        for each in budgeted.notes
+    )
     assert "window" not in export(engine, budgeted)
 
 

@@ -75,7 +75,9 @@ def test_requests_of_some_replicas_are_those_of_their_turns(
     """A constant rate of 1: each arrival's time is its number among those of all replicas."""
     turns = Turns(mine=mine, every=mine + more)
     places = turns.of(count * turns.every)
-    np.testing.assert_array_equal(np.cumsum(turns.gaps(len(places)))[:count], places[:count] + 1.0)
+    np.testing.assert_array_equal(
+        np.cumsum(turns.gaps(len(places)))[:count], places[:count] + 1.0
+    )
     alone = drawn(count, rate=1.0, workload=MIX, burstiness=0.0, turns=turns)
     np.testing.assert_allclose(alone.arrival_s, places[:count] + 1.0)
     assert len(turns.evenly(1000)) == pytest.approx(1000 * turns.share, abs=1.0)
@@ -108,7 +110,9 @@ def test_a_few_replicas_stand_for_all() -> None:
 def test_a_simulation_is_as_large_as_the_question_needs(
     rate: float, balance: str, replicas: int
 ) -> None:
-    load = Load.of(request_of(**CHAT, rate=rate, balance=balance), load_model_spec("llama-3.1-8b"))
+    load = Load.of(
+        request_of(**CHAT, rate=rate, balance=balance), load_model_spec("llama-3.1-8b")
+    )
     requests = load.requests(rate, replicas)
     simulated = load.replicas(rate, replicas)
     assert len(requests) <= ENOUGH_REQUESTS
@@ -135,7 +139,9 @@ def test_few_requests_have_an_answer_and_perhaps_no_highest_rate(
     assert traffic.best.num_replicas == 1
     highest = traffic.best.highest_rate_per_s
     assert highest is None or highest >= traffic.rate_per_s
-    assert (highest is None) == any("too few to exceed" in note for note in traffic.notes)
+    assert (highest is None) == any(
+        "too few to exceed" in note for note in traffic.notes
+    )
 
 
 @pytest.mark.parametrize("gap", [0.0, 1e-300, 5e-324])
@@ -160,7 +166,9 @@ def test_requests_that_come_at_once_take_a_rate_and_arrive_at_it(
         ("1000@0,1000@1e9", "requests are too many to plan with"),
     ],
 )
-def test_rates_that_nothing_can_be_simulated_at_are_refused(rate: Any, message: str) -> None:
+def test_rates_that_nothing_can_be_simulated_at_are_refused(
+    rate: Any, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         magicdec.plan(**CHAT, rate=rate)
 
@@ -225,7 +233,9 @@ def test_the_error_of_a_rate_is_that_of_a_steps_time() -> None:
     (layout,) = served_layouts(Load.of(request, model), model)
     setup = Setup.of("llama-3.1-70b", "mi300x-192gb", "vllm", sampling=SamplingSpec())
     length = layout.row.context_len
-    terms = step_terms(setup, batch=16, kv_len=length, draft_kv_len=length, gamma=0, tp_size=8)
+    terms = step_terms(
+        setup, batch=16, kv_len=length, draft_kv_len=length, gamma=0, tp_size=8
+    )
     _, of_time = step_errors(setup, terms, 8)
     found = capacity.step_error(layout, 16.0)
     assert found == pytest.approx(float(np.ravel(of_time)[0]), rel=0.01)
@@ -287,7 +297,11 @@ def test_the_highest_rate_of_a_schedule_is_that_of_all_of_it(schedule: str) -> N
 
 @pytest.mark.slow
 @settings(max_examples=6, deadline=None, derandomize=True)
-@given(peak=st.sampled_from([25, 40]), low=st.sampled_from([0, 2]), seconds=st.integers(120, 240))
+@given(
+    peak=st.sampled_from([25, 40]),
+    low=st.sampled_from([0, 2]),
+    seconds=st.integers(120, 240),
+)
 def test_a_peak_in_the_middle_takes_what_it_takes_at_the_end(
     peak: int, low: int, seconds: int
 ) -> None:
@@ -313,14 +327,18 @@ def test_the_busiest_part_is_the_one_with_most_requests() -> None:
 
 def test_a_gamma_table_is_by_batch_alone_where_contexts_choose_nothing() -> None:
     table = TableGamma(
-        batch_sizes=(1, 8), context_lens=(100, 1000, 10_000), gammas=((5, 5, 3), (2, 2, 2))
+        batch_sizes=(1, 8),
+        context_lens=(100, 1000, 10_000),
+        gammas=((5, 5, 3), (2, 2, 2)),
     )
     assert table.is_one_at((100.0, 2000.0))
     assert not table.is_one_at((100.0, 4000.0))
     assert table.is_one_at((4000.0, 90_000.0))
 
 
-def test_bursts_that_no_number_of_replicas_keeps_up_with_are_refused_within_bounds() -> None:
+def test_bursts_that_no_number_of_replicas_keeps_up_with_are_refused_within_bounds() -> (
+    None
+):
     """Gaps with a variation of 10^4: the requests of a minute come in one burst at its end."""
     trial = trial_of(rate="30@0,0@60", burstiness=1e4, context=512, gen_len=20)
     most = trial.most_replicas(4096)

@@ -36,15 +36,23 @@ def test_one_rank_holds_the_published_weights() -> None:
 
 
 def test_ranks_share_weights_and_replicate_kv_projections_beyond_the_kv_heads() -> None:
-    eight, sixteen = float(weights_bytes(LLAMA, BF16, 8)), float(weights_bytes(LLAMA, BF16, 16))
+    eight, sixteen = (
+        float(weights_bytes(LLAMA, BF16, 8)),
+        float(weights_bytes(LLAMA, BF16, 16)),
+    )
     assert eight * 8 == pytest.approx(2.0 * LLAMA.num_parameters)
     assert sixteen * 16 > 2.0 * LLAMA.num_parameters
 
 
 def test_kv_of_llama_3_1_is_128_kib_per_token() -> None:
     assert float(kv_bytes(LLAMA, PAPER, BF16, 1, 1)) == 128 * 1024
-    assert float(kv_bytes(LLAMA, PAPER, Precision(kv_dtype="int4"), 10, 1)) == 10 * 32 * 1024
-    assert float(kv_bytes(LLAMA, PAPER, BF16, 1, 16)) == float(kv_bytes(LLAMA, PAPER, BF16, 1, 8))
+    assert (
+        float(kv_bytes(LLAMA, PAPER, Precision(kv_dtype="int4"), 10, 1))
+        == 10 * 32 * 1024
+    )
+    assert float(kv_bytes(LLAMA, PAPER, BF16, 1, 16)) == float(
+        kv_bytes(LLAMA, PAPER, BF16, 1, 8)
+    )
 
 
 @pytest.mark.parametrize(
@@ -52,7 +60,9 @@ def test_kv_of_llama_3_1_is_128_kib_per_token() -> None:
 )
 def test_largest_batch_equals_counting_up(method: str, budget: int | None) -> None:
     spec = SpeculationSpec(
-        draft="none" if method == "none" else "self", draft_method=method, draft_budget=budget
+        draft="none" if method == "none" else "self",
+        draft_method=method,
+        draft_budget=budget,
     )  # type: ignore[arg-type]
     setup = Setup(model=LLAMA, hardware=A100, engine=ENGINE, speculation=spec)
 
@@ -76,7 +86,9 @@ def test_a_draft_takes_as_much_of_the_cache_as_servers_report() -> None:
     SGLang's DFlash of a 27B hybrid holds a quarter of the cache, 20 of 79.6 KiB per token, whatever its window (sglang
     pull request 40563)."""
 
-    def tokens(model: str, hardware: str, sequences: int, method: str, gamma: int) -> float:
+    def tokens(
+        model: str, hardware: str, sequences: int, method: str, gamma: int
+    ) -> float:
         spec = SpeculationSpec(draft=method, draft_method=method, gamma=gamma)  # type: ignore[arg-type]
         setup = Setup.of(model, hardware, "vllm", spec)
         need = memory_need(
@@ -107,35 +119,48 @@ def test_top_k_holds_the_attention_that_it_chooses_by() -> None:
     for method in ("streamingllm", "topk"):
         spec = SpeculationSpec(draft="self", draft_method=method, draft_budget=512)  # type: ignore[arg-type]
         setup = Setup(model=LLAMA, hardware=A100, engine=ENGINE, speculation=spec)
-        need[method] = memory_need(setup, batch=3, max_len=8192, budget=512, gamma=4, tp_size=1)
+        need[method] = memory_need(
+            setup, batch=3, max_len=8192, budget=512, gamma=4, tp_size=1
+        )
     more = float(need["topk"].workspace_bytes - need["streamingllm"].workspace_bytes)
     assert more == 32 * 8 * 3 * 5 * (8192 + 5) * 4
 
 
 def test_what_does_not_fit_at_all_has_no_batch() -> None:
     assert float(largest_batch(10.0, 11.0, 9.0)) == 0.0
-    np.testing.assert_array_equal(largest_batch(0.0, np.array([1.0, 3.0]), 9.0), [9.0, 3.0])
+    np.testing.assert_array_equal(
+        largest_batch(0.0, np.array([1.0, 3.0]), 9.0), [9.0, 3.0]
+    )
 
 
 def test_a_sliding_window_caps_the_cache_where_the_engine_keeps_it_so() -> None:
     """Mistral, 8 x 16,384 in bf16, one slot more than held: 128 KiB per token and sequence, or those of 4096 alone."""
     mistral = load_model_spec("mistral-7b-v0.1")
     for kept, tokens in (("all", 16_385), ("window", 4096)):
-        engine = msgspec.structs.replace(load_engine("magicdec-2024"), window_cache=kept)
+        engine = msgspec.structs.replace(
+            load_engine("magicdec-2024"), window_cache=kept
+        )
         setup = Setup(model=mistral, hardware=A100, engine=engine)
-        need = memory_need(setup, batch=8, max_len=16_384, budget=None, gamma=0, tp_size=1)
+        need = memory_need(
+            setup, batch=8, max_len=16_384, budget=None, gamma=0, tp_size=1
+        )
         assert float(need.kv_bytes) == 8 * tokens * 128 * 1024
 
 
 @pytest.mark.parametrize(
-    ("model", "context", "kept"), [("embedded", 4000, None), ("mistral-7b-v0.1", 8000, 4096)]
+    ("model", "context", "kept"),
+    [("embedded", 4000, None), ("mistral-7b-v0.1", 8000, 4096)],
 )
-def test_the_runtime_allocates_what_is_planned(model: str, context: int, kept: int | None) -> None:
+def test_the_runtime_allocates_what_is_planned(
+    model: str, context: int, kept: int | None
+) -> None:
     """The cache that an engine of this package makes for these lengths, counted: of a window, itself and 64 slots."""
     pytest.importorskip("torch")
     from magicdec.measure.configuration import BenchmarkRequest, session_bytes
 
-    request = BenchmarkRequest(model=model, batch_size=8, context_len=context, gen_len=64)
+    request = BenchmarkRequest(
+        model=model, batch_size=8, context_len=context, gen_len=64
+    )
     spec = load_model_spec(model)
     slots = (
         request.max_len + MAX_GAMMA if kept is None else kept + MAX_GAMMA + 32
@@ -152,22 +177,30 @@ def test_the_runtime_allocates_what_is_planned(model: str, context: int, kept: i
 
 
 @pytest.mark.parametrize(("engine", "beside"), [("vllm", 0), ("sglang", 1)])
-def test_a_recurrence_keeps_a_state_for_each_verified_token(engine: str, beside: int) -> None:
+def test_a_recurrence_keeps_a_state_for_each_verified_token(
+    engine: str, beside: int
+) -> None:
     """One of 32 × 128 × 128 fp32 numbers and a window of 4 × 8192 in 16 bits in each of 30 of Qwen3.5-35B's 40 layers;
     while speculating gamma + 1 of them, in SGLang beside the running one."""
     model = load_model_spec("qwen3.5-35b-a3b")
 
     def kept(draft: str, gamma: int) -> float:
-        spec = SpeculationSpec(draft="self" if draft == "ngram" else "none", draft_method=draft)  # type: ignore[arg-type]
+        spec = SpeculationSpec(
+            draft="self" if draft == "ngram" else "none", draft_method=draft
+        )  # type: ignore[arg-type]
         setup = Setup(
             model=model,
             hardware=load_hardware("h200"),
             engine=load_engine(engine),
             speculation=spec,
         )
-        need = memory_need(setup, batch=8, max_len=4096, budget=None, gamma=gamma, tp_size=1)
+        need = memory_need(
+            setup, batch=8, max_len=4096, budget=None, gamma=gamma, tp_size=1
+        )
         slots = 4096 + gamma + 1
-        return float(need.kv_bytes - 8 * kv_bytes(model, setup.engine, setup.precision, slots, 1))
+        return float(
+            need.kv_bytes - 8 * kv_bytes(model, setup.engine, setup.precision, slots, 1)
+        )
 
     state = 8 * 30 * (32 * 128 * 128 * 4 + 4 * 8192 * 2)
     assert kept("none", 0) == pytest.approx(state)
@@ -175,7 +208,9 @@ def test_a_recurrence_keeps_a_state_for_each_verified_token(engine: str, beside:
 
 
 @pytest.mark.parametrize("kv_dtype", ["bf16", "fp8"])
-def test_a_convolutions_state_is_in_16_bits_whatever_the_cache_is_in(kv_dtype: str) -> None:
+def test_a_convolutions_state_is_in_16_bits_whatever_the_cache_is_in(
+    kv_dtype: str,
+) -> None:
     """In memory, in the bytes of a pass and in its time: 30 layers of 32 × 128 × 128 in fp32 and 4 × 8192 in 16 bits,
     read once and written once."""
     model, hw = load_model_spec("qwen3.5-35b-a3b"), load_hardware("h200")
@@ -185,7 +220,13 @@ def test_a_convolutions_state_is_in_16_bits_whatever_the_cache_is_in(kv_dtype: s
         dtype: next(
             op
             for op in forward_pass(
-                model, hw, load_engine("vllm"), batch=8, query_len=1, kv_len=100, kv_dtype=dtype
+                model,
+                hw,
+                load_engine("vllm"),
+                batch=8,
+                query_len=1,
+                kv_len=100,
+                kv_dtype=dtype,
             ).ops
             if op.name == "linear attention"
         )

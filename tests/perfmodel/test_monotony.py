@@ -25,7 +25,9 @@ GAMMAS = np.arange(1.0, 9.0)
 CONTEXTS = np.unique(np.round(np.geomspace(16, 131_072, 300)))
 DRAFTS = {
     "full": SpeculationSpec(draft="self", draft_method="full"),
-    "streamingllm": SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget=64),
+    "streamingllm": SpeculationSpec(
+        draft="self", draft_method="streamingllm", draft_budget=64
+    ),
     "snapkv": SpeculationSpec(draft="self", draft_method="snapkv", draft_budget=64),
     "eagle": SpeculationSpec(draft="eagle", draft_method="eagle"),
     "mtp": SpeculationSpec(draft="mtp", draft_method="mtp"),
@@ -104,7 +106,9 @@ def check_acceptance(asked: dict[str, Any]) -> None:
         without = speedups[place + 1] * steps[place + 1] / (steps[place + 1] - slower)
         assert np.all(without >= speedups[place] * (1.0 - ROUNDING))
         if asked["draft"] not in ("full", "streamingllm", "snapkv", "model"):
-            assert np.max(speedups[place + 1]) >= np.max(speedups[place]) * (1.0 - ROUNDING)
+            assert np.max(speedups[place + 1]) >= np.max(speedups[place]) * (
+                1.0 - ROUNDING
+            )
 
 
 def check_context(asked: dict[str, Any]) -> None:
@@ -136,7 +140,9 @@ def test_a_longer_context_never_makes_a_step_shorter(asked: dict[str, Any]) -> N
 
 @pytest.mark.parametrize("device", ["b200-sxm-192gb", "h200-sxm-141gb"])
 @pytest.mark.parametrize("batch", [2, 3, 8, 37, 100])
-def test_short_reads_of_latents_take_no_longer_than_long_ones(device: str, batch: int) -> None:
+def test_short_reads_of_latents_take_no_longer_than_long_ones(
+    device: str, batch: int
+) -> None:
     """Their curves read small caches at a lower bandwidth, which ends within a factor of two."""
     asked = {"model": "deepseek-v3", "device": device, "engine": "vllm", "batch": batch}
     check_context(asked | {"weights": None, "cache": "fp8", "tp": 2})
@@ -152,5 +158,7 @@ def test_more_acceptance_is_never_slower_anywhere(asked: dict[str, Any]) -> None
 @pytest.mark.slow
 @settings(max_examples=3000, deadline=None)
 @given(asked=st.fixed_dictionaries(WHERE))
-def test_a_longer_context_never_makes_a_step_shorter_anywhere(asked: dict[str, Any]) -> None:
+def test_a_longer_context_never_makes_a_step_shorter_anywhere(
+    asked: dict[str, Any],
+) -> None:
     check_context(asked)

@@ -13,18 +13,34 @@ import magicdec
 from magicdec.perfmodel.acceptance import default_profile
 from magicdec.perfmodel.acceptance.law import LawError
 from magicdec.perfmodel.acceptance.uncertain import mean_tokens, tokens_at
-from magicdec.perfmodel.intervals import chance_above, normal_cdf, step_errors, tokens_error
+from magicdec.perfmodel.intervals import (
+    chance_above,
+    normal_cdf,
+    step_errors,
+    tokens_error,
+)
 from magicdec.perfmodel.plan.outlook import _chance_after, _worth, normals
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import predict
 from magicdec.plan_document import Plan
-from magicdec.reports.outlook_lines import by_acceptance, by_task, outlook_lines, to_measure
+from magicdec.reports.outlook_lines import (
+    by_acceptance,
+    by_task,
+    outlook_lines,
+    to_measure,
+)
 from magicdec.specs.speculation import SpeculationSpec
 from tests.perfmodel.test_planner import setup_of
 
 RNG = np.random.default_rng(5)
 MANY = RNG.standard_normal(200_000)
-CASE = {"model": "llama-3.1-8b", "hardware": "h100-sxm-80gb", "tp": 1, "context": 2048, "batch": 8}
+CASE = {
+    "model": "llama-3.1-8b",
+    "hardware": "h100-sxm-80gb",
+    "tp": 1,
+    "context": 2048,
+    "batch": 8,
+}
 
 
 @pytest.mark.parametrize("middle", [1.05, 1.5, 3.0, 4.6])
@@ -50,16 +66,19 @@ def test_a_rate_s_logit_is_normal_as_the_belief_has_it() -> None:
     low, high = np.exp(np.quantile(np.log(tokens), (0.1587, 0.8413)))
     error = 0.5 * math.log(high / low)
     ends = np.quantile(tokens, (0.05, 0.95))
-    assert tokens_at(np.array([-1.645, 1.645]), np.median(tokens), 4, error) == pytest.approx(
-        ends, rel=0.03
-    )
+    assert tokens_at(
+        np.array([-1.645, 1.645]), np.median(tokens), 4, error
+    ) == pytest.approx(ends, rel=0.03)
 
 
 def test_the_chance_to_pay_is_that_of_many_draws_of_costs_and_acceptance() -> None:
     profile = msgspec.structs.replace(
-        default_profile("llama-3.1-8b", "streamingllm"), error=LawError(log_rejection=0.8)
+        default_profile("llama-3.1-8b", "streamingllm"),
+        error=LawError(log_rejection=0.8),
     )
-    spec = SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget=512, gamma=3)
+    spec = SpeculationSpec(
+        draft="self", draft_method="streamingllm", draft_budget=512, gamma=3
+    )
     setup: Setup = setup_of(spec)
     points = Points(batch=np.array([16.0, 64.0, 128.0]), context=8192.0, tp=8, gamma=3)
     found = predict(setup, profile, points)
@@ -68,7 +87,9 @@ def test_the_chance_to_pay_is_that_of_many_draws_of_costs_and_acceptance() -> No
     costs = np.exp(RNG.standard_normal(len(MANY))[:, None] * deviation)
     tokens = tokens_at(MANY[:, None], found.middle_tokens_per_step, 3, error)
     drawn = found.speedup * tokens / found.expected_tokens_per_step * costs
-    assert chance_above(found, error) == pytest.approx((drawn > 1.0).mean(axis=0), abs=0.005)
+    assert chance_above(found, error) == pytest.approx(
+        (drawn > 1.0).mean(axis=0), abs=0.005
+    )
 
 
 def test_the_normal_distribution_is_close_to_the_exact_one() -> None:
@@ -83,14 +104,20 @@ def test_draws_are_standard_and_nearly_independent() -> None:
     assert draws.std(axis=0) == pytest.approx(np.ones(18))
     correlation = np.corrcoef(draws.T) - np.eye(18)
     assert np.abs(correlation).max() < 1e-9
-    assert np.quantile(draws, 0.95, axis=0) == pytest.approx(1.645 * np.ones(18), abs=0.3)
+    assert np.quantile(draws, 0.95, axis=0) == pytest.approx(
+        1.645 * np.ones(18), abs=0.3
+    )
 
 
-def test_measuring_is_worth_what_the_better_of_two_normals_exceeds_the_sure_one_by() -> None:
+def test_measuring_is_worth_what_the_better_of_two_normals_exceeds_the_sure_one_by() -> (
+    None
+):
     """E[max(1, 1 + 0.1 z)] - 1 = 0.1 phi(0); what tells nothing is worth nothing."""
     draws = normals(3)
     rates = np.stack([np.ones(len(draws)), 1.0 + 0.1 * draws[:, 0]], axis=1)
-    assert _worth(rates, draws[:, :1]) == pytest.approx(0.1 / math.sqrt(2.0 * math.pi), rel=0.03)
+    assert _worth(rates, draws[:, :1]) == pytest.approx(
+        0.1 / math.sqrt(2.0 * math.pi), rel=0.03
+    )
     assert _worth(rates, draws[:, 1:2]) < 0.01
     half = (draws[:, 0] + draws[:, 2])[:, None]  # as much noise as signal
     exact = 0.1 / math.sqrt(4.0 * math.pi)
@@ -102,7 +129,9 @@ def test_a_measurement_settles_what_it_tells_and_nothing_else() -> None:
     gain = 0.05 + 0.3 * draws[:, 0] + 0.02 * draws[:, 1]
     settled = _chance_after(gain, draws[:, :1])
     assert ((settled > 0.1) & (settled < 0.9)).mean() < 0.1
-    assert _chance_after(gain, draws[:, 2:]) == pytest.approx(0.566 * np.ones(len(draws)), abs=0.08)
+    assert _chance_after(gain, draws[:, 2:]) == pytest.approx(
+        0.566 * np.ones(len(draws)), abs=0.08
+    )
 
 
 @pytest.fixture(scope="module")
@@ -116,8 +145,14 @@ def test_a_plan_says_what_to_measure_and_which_text_changes_it(believed: Plan) -
     assert 0.0 < outlook.is_best <= 1.0
     assert outlook.advice is not None
     assert outlook.advice.worth == max(each.worth for each in outlook.measurements[:1])
-    assert outlook.advice.worth >= 0.8 * max(each.worth for each in outlook.measurements)
-    assert {each.kind for each in outlook.measurements} >= {"replay", "observe", "calibrate"}
+    assert outlook.advice.worth >= 0.8 * max(
+        each.worth for each in outlook.measurements
+    )
+    assert {each.kind for each in outlook.measurements} >= {
+        "replay",
+        "observe",
+        "calibrate",
+    }
     assert len(outlook.tasks) == 9
     changes = [each.changes for each in outlook.tasks]
     assert changes == sorted(changes, reverse=True)
@@ -149,7 +184,9 @@ def test_what_is_known_is_not_worth_measuring() -> None:
     assert by_acceptance(known.best).startswith("breaks even at")
 
 
-def test_acceptance_moves_the_gain_and_breaks_even_where_it_says(believed: Plan) -> None:
+def test_acceptance_moves_the_gain_and_breaks_even_where_it_says(
+    believed: Plan,
+) -> None:
     for row in believed.candidates[:50]:
         low, middle, high = row.by_acceptance.speedup
         assert low < middle < high

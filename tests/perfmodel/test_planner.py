@@ -13,7 +13,11 @@ import pytest
 
 import magicdec
 from magicdec.errors import CapacityError, ConfigError
-from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile, default_profile
+from magicdec.perfmodel.acceptance import (
+    AcceptanceProfile,
+    constant_profile,
+    default_profile,
+)
 from magicdec.perfmodel.acceptance.law import Law, LawError
 from magicdec.perfmodel.intervals import tokens_error
 from magicdec.perfmodel.plan.planner import PlanRequest, plan
@@ -68,17 +72,35 @@ def test_the_search_under_a_latency_limit_equals_brute_force() -> None:
     )  # fmt: skip
     document = plan(request)
     best: tuple[float, Any] = (0.0, None)
-    spec = SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget=512, gamma=1)
+    spec = SpeculationSpec(
+        draft="self", draft_method="streamingllm", draft_budget=512, gamma=1
+    )
     batches, gammas = np.arange(1, 140)[:, None], np.arange(13)
-    for tp in (1, 2, 4, 8):  # a grid of predictions is each of them by itself: test_grid.py
+    for tp in (
+        1,
+        2,
+        4,
+        8,
+    ):  # a grid of predictions is each of them by itself: test_grid.py
         rows = predict(
-            setup_of(spec), STREAMING, Points(batch=batches, context=16_384, tp=tp, gamma=gammas)
+            setup_of(spec),
+            STREAMING,
+            Points(batch=batches, context=16_384, tp=tp, gamma=gammas),
         )
         tpot = rows.full(rows.tpot_s)
-        for batch, gamma in np.argwhere(rows.full(rows.memory.fits) & (tpot <= limit)).tolist():
-            best = max(best, ((batch + 1) / float(tpot[batch, gamma]) / tp, (tp, batch + 1, gamma)))
+        for batch, gamma in np.argwhere(
+            rows.full(rows.memory.fits) & (tpot <= limit)
+        ).tolist():
+            best = max(
+                best,
+                ((batch + 1) / float(tpot[batch, gamma]) / tp, (tp, batch + 1, gamma)),
+            )
     assert document.best.tpot_s <= limit
-    assert (document.best.tp_size, document.best.batch_size, document.best.gamma) == best[1]
+    assert (
+        document.best.tp_size,
+        document.best.batch_size,
+        document.best.gamma,
+    ) == best[1]
     assert document.best.num_replicas == 8 // document.best.tp_size
 
 
@@ -95,11 +117,15 @@ def test_the_document_holds_what_was_promised() -> None:
     assert sum(r.time_s for r in document.breakdown["verify"]) == pytest.approx(
         document.best.step.verify_s
     )
-    assert len(plan(PlanRequest(**CASE)).to_csv().splitlines()) == 2 + len(document.candidates)
+    assert len(plan(PlanRequest(**CASE)).to_csv().splitlines()) == 2 + len(
+        document.candidates
+    )
 
 
 def test_where_speculation_does_not_pay_the_best_is_autoregressive() -> None:
-    best = plan(PlanRequest(**{**CASE, "batch_sizes": (1,), "context_lens": (1024,)})).best
+    best = plan(
+        PlanRequest(**{**CASE, "batch_sizes": (1,), "context_lens": (1024,)})
+    ).best
     assert (best.gamma, best.draft_method, best.speedup) == (0, "none", 1.0)
     assert best.speedup_low == best.speedup_high == 1.0
 
@@ -109,7 +135,11 @@ def test_a_draft_without_acceptance_is_listed_and_not_ranked() -> None:
     lacking = {(row.draft, row.draft_method) for row in document.needs_acceptance}
     assert ("eagle3", "eagle3") in lacking
     ranked = {(row.draft, row.draft_method) for row in document.candidates}
-    assert {("self", "streamingllm"), ("suffix", "suffix"), ("ngram", "ngram")} <= ranked
+    assert {
+        ("self", "streamingllm"),
+        ("suffix", "suffix"),
+        ("ngram", "ngram"),
+    } <= ranked
     assert not ranked & lacking
 
 
@@ -119,7 +149,11 @@ def test_a_draft_s_interval_does_not_depend_on_the_drafts_beside_it() -> None:
     )
     for method in ("streamingllm", "snapkv"):
         given = {**CASE, "acceptance": (SNAPKV if method == "snapkv" else STREAMING,)}
-        alone = plan(PlanRequest(**given, draft="self", draft_method=method, draft_budgets=(512,)))
+        alone = plan(
+            PlanRequest(
+                **given, draft="self", draft_method=method, draft_budgets=(512,)
+            )
+        )
         assert len(alone.candidates) >= 8
         assert all(row in together.candidates for row in alone.candidates)
 
@@ -133,11 +167,18 @@ def test_a_gamma_that_varies_with_the_batch_is_said_to_cost_where_it_does() -> N
         "gen_len": 256,
         "acceptance_rate": (0.8,),
     }
-    for batch, engine, is_said in ((64, "vllm", True), (4, "vllm", False), (64, "sglang", False)):
+    for batch, engine, is_said in (
+        (64, "vllm", True),
+        (4, "vllm", False),
+        (64, "sglang", False),
+    ):
         document = plan(PlanRequest(**case, batch_sizes=(batch,), engine=engine))
         table = document.gamma_table
         column = table.context_lens.index(1024)
-        below = {row[column] for row in table.gamma_of_steps[: table.batch_sizes.index(batch) + 1]}
+        below = {
+            row[column]
+            for row in table.gamma_of_steps[: table.batch_sizes.index(batch) + 1]
+        }
         assert any("piecewise graphs" in note for note in document.notes) == is_said
         assert engine == "sglang" or (len(below) > 1) == is_said
 
@@ -148,7 +189,9 @@ def test_the_source_with_the_highest_expected_rate_leads() -> None:
             SNAPKV, law=msgspec.structs.replace(SNAPKV.law, rejection=rejection)
         )
         best = plan(
-            PlanRequest(**{**CASE, "acceptance": (STREAMING, other)}, draft_budgets=(512,))
+            PlanRequest(
+                **{**CASE, "acceptance": (STREAMING, other)}, draft_budgets=(512,)
+            )
         ).best
         return str(best.draft_method)
 
@@ -175,11 +218,13 @@ def test_break_even_contexts_are_where_the_speedup_is_one() -> None:
     for batch, context in zip(table.batch_sizes, table.break_even_context, strict=True):
         if context is None:
             continue
-        spec = SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget=128, gamma=1)
-        points = Points(batch=batch, context=context, tp=8, gamma=np.arange(1, 13))
-        assert predict(setup_of(spec), STREAMING, points).speedup.max() == pytest.approx(
-            1.0, abs=0.03
+        spec = SpeculationSpec(
+            draft="self", draft_method="streamingllm", draft_budget=128, gamma=1
         )
+        points = Points(batch=batch, context=context, tp=8, gamma=np.arange(1, 13))
+        assert predict(
+            setup_of(spec), STREAMING, points
+        ).speedup.max() == pytest.approx(1.0, abs=0.03)
 
 
 def test_from_the_break_even_context_on_every_cell_drafts() -> None:
@@ -194,7 +239,10 @@ def test_from_the_break_even_context_on_every_cell_drafts() -> None:
         )
     )
     table = document.gamma_table
-    assert (table.draft, table.draft_method) == (document.best.draft, document.best.draft_method)
+    assert (table.draft, table.draft_method) == (
+        document.best.draft,
+        document.best.draft_method,
+    )
     assert any(0 < gammas.count(0) < len(gammas) for gammas in table.gamma)
     for gammas, start in zip(table.gamma, table.break_even_context, strict=True):
         drafting = [gamma > 0 for gamma in gammas]
@@ -210,13 +258,21 @@ def test_autoregressive_decoding_is_compared_at_its_own_best_batch() -> None:
     document = plan(PlanRequest(**CASE))
     alone = document.best_autoregressive
     assert alone.batch_size == document.memory.largest_autoregressive_batch > 64
-    ratio = document.best.decoding.tokens_per_s_per_gpu / alone.decoding.tokens_per_s_per_gpu
+    ratio = (
+        document.best.decoding.tokens_per_s_per_gpu
+        / alone.decoding.tokens_per_s_per_gpu
+    )
     assert document.best.speedup_vs_best_autoregressive == pytest.approx(ratio)
 
 
 def test_no_row_of_the_frontier_beats_another_in_both() -> None:
-    rows = plan(PlanRequest(num_gpus=8, context_lens=(8192,), acceptance=(STREAMING,))).pareto
-    latencies, rates = [r.tpot_s for r in rows], [r.decoding.tokens_per_s_per_gpu for r in rows]
+    rows = plan(
+        PlanRequest(num_gpus=8, context_lens=(8192,), acceptance=(STREAMING,))
+    ).pareto
+    latencies, rates = (
+        [r.tpot_s for r in rows],
+        [r.decoding.tokens_per_s_per_gpu for r in rows],
+    )
     assert latencies == sorted(latencies)
     assert rates == sorted(rates)
     assert len(rows) > 5
@@ -226,7 +282,10 @@ def test_each_case_is_answered_as_if_it_were_asked_alone() -> None:
     """Two contexts on two devices: best, table, frontier and baseline of each are those of a plan of its own."""
     devices, contexts = ("a100-sxm-80gb", "h100-sxm-80gb"), (4096, 65_536)
     together = plan(
-        PlanRequest(**{**CASE, "hardware": devices, "context_lens": contexts}, draft_budgets=(512,))
+        PlanRequest(
+            **{**CASE, "hardware": devices, "context_lens": contexts},
+            draft_budgets=(512,),
+        )
     )
     assert [(case.hardware, case.context_len) for case in together.cases] == list(
         itertools.product(devices, contexts)
@@ -243,22 +302,38 @@ def test_each_case_is_answered_as_if_it_were_asked_alone() -> None:
             assert getattr(case, name) == getattr(alone, name), name
 
 
-def test_where_a_longer_context_comes_from_is_said_and_how_to_ask_for_it(tmp_path: Path) -> None:
+def test_where_a_longer_context_comes_from_is_said_and_how_to_ask_for_it(
+    tmp_path: Path,
+) -> None:
     """Qwen3-8B's config.json says 40960; its model card, YaRN of factor 4 over 32768."""
-    config = json.loads((MODELS_DIRECTORY / "qwen3-8b.json").read_text(encoding="utf-8"))
+    config = json.loads(
+        (MODELS_DIRECTORY / "qwen3-8b.json").read_text(encoding="utf-8")
+    )
     file = tmp_path / "config.json"
-    case: dict[str, Any] = {"context_lens": (100_000,), "batch_sizes": (1,), "acceptance_rate": 0.8}
+    case: dict[str, Any] = {
+        "context_lens": (100_000,),
+        "batch_sizes": (1,),
+        "acceptance_rate": 0.8,
+    }
     file.write_text(json.dumps(config))
     with pytest.raises(
-        CapacityError, match=r"at most 40960 tokens; .* rope_scaling \(yarn, factor 2.4\d or more\)"
+        CapacityError,
+        match=r"at most 40960 tokens; .* rope_scaling \(yarn, factor 2.4\d or more\)",
     ):
         plan(PlanRequest(model=str(file), **case))
-    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    yarn = {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 32768,
+    }
     file.write_text(json.dumps({**config, "rope_scaling": yarn}))
     for model, is_noted in (("qwen3-8b", True), (str(file), False)):
         notes = plan(PlanRequest(model=model, **case)).notes
         assert (
-            any("rope_scaling (yarn, factor 4; see its model card)" in note for note in notes)
+            any(
+                "rope_scaling (yarn, factor 4; see its model card)" in note
+                for note in notes
+            )
             is is_noted
         )
 
@@ -276,7 +351,9 @@ def test_the_verdict() -> None:
         (0.5, 0.9): "does not pay",
         (1.0, 1.0): "does not pay",
     }
-    assert {ends: verdict_of(speedup_low=ends[0], speedup_high=ends[1]) for ends in cases} == cases
+    assert {
+        ends: verdict_of(speedup_low=ends[0], speedup_high=ends[1]) for ends in cases
+    } == cases
 
 
 def test_the_verdict_is_of_this_load_and_another_batch_is_another_statement() -> None:
@@ -309,7 +386,10 @@ def test_rows_and_table_give_one_verdict() -> None:
     """The table's cell at the best row's batch and context is that row's."""
     for context in (1024, 8192, 32_768):
         document = plan(PlanRequest(**{**CASE, "context_lens": (context,)}))
-        table, best = document.gamma_table, max(document.candidates, key=lambda row: row.speedup)
+        table, best = (
+            document.gamma_table,
+            max(document.candidates, key=lambda row: row.speedup),
+        )
         row, column = table.batch_sizes.index(64), table.context_lens.index(context)
         expected = best.verdict if best.speedup > 1.0 else "does not pay"
         assert (table.verdict[row][column], table.fits[row][column]) == (expected, True)
@@ -359,8 +439,12 @@ def test_the_impossible_gets_a_reason(fields: dict[str, Any], message: str) -> N
 
 
 def test_one_rate_belongs_to_the_draft_named_and_to_one_budget() -> None:
-    rows = plan(PlanRequest(**{**CASE, "acceptance": ()}, acceptance_rate=0.8)).candidates
-    assert {(row.draft_method, row.draft_budget) for row in rows} == {("streamingllm", 512)}
+    rows = plan(
+        PlanRequest(**{**CASE, "acceptance": ()}, acceptance_rate=0.8)
+    ).candidates
+    assert {(row.draft_method, row.draft_budget) for row in rows} == {
+        ("streamingllm", 512)
+    }
     assert constant_profile(0.8).source == rows[0].drafting.acceptance_source
 
 
@@ -379,8 +463,14 @@ def test_a_draft_that_the_ranks_do_not_split_runs_on_the_most_that_do() -> None:
     assert {row.drafting.tp_size for row in plan(request).candidates} == {4}
 
 
-def test_small_models_of_the_vocabulary_are_ranked_by_what_other_small_models_reach() -> None:
-    case = {"model": "llama-3.1-70b", "hardware": ("h100-sxm-80gb",), "engine": "sglang"}
+def test_small_models_of_the_vocabulary_are_ranked_by_what_other_small_models_reach() -> (
+    None
+):
+    case = {
+        "model": "llama-3.1-70b",
+        "hardware": ("h100-sxm-80gb",),
+        "engine": "sglang",
+    }
     document = plan(PlanRequest(**case, batch_sizes=(8,), context_lens=(4096,)))
     sources = {row.draft: row.drafting.acceptance_source for row in document.candidates}
     assert {"llama-3.2-1b", "llama-3.2-3b"} <= set(sources)
@@ -395,7 +485,9 @@ def test_a_head_to_be_trained_says_from_which_rate_it_would_pay() -> None:
         "engine": "vllm",
     }
     case |= {"batch_sizes": (8,), "context_lens": (1024,)}
-    lacking = {each.draft_method: each for each in plan(PlanRequest(**case)).needs_acceptance}
+    lacking = {
+        each.draft_method: each for each in plan(PlanRequest(**case)).needs_acceptance
+    }
     rate = lacking["eagle3"].break_even_acceptance_rate
     assert 0.05 < rate < 0.95
     above, below = (
@@ -427,18 +519,31 @@ def test_a_small_batch_is_less_certain_where_sequences_differ() -> None:
     assert widths[4096] < 0.002
 
 
-def test_where_a_draft_surely_pays_lies_inside_where_it_pays_and_that_inside_where_it_may() -> None:
+def test_where_a_draft_surely_pays_lies_inside_where_it_pays_and_that_inside_where_it_may() -> (
+    None
+):
     """With prompts in every pass the speedup crosses 1 several times; what pays lies within its reach."""
     for context in (2048, 32_768):
         given = (STREAMING,)
         answer = plan(
-            PlanRequest(gen_len=200, context_lens=(context,), tp_size=8, acceptance=given)
+            PlanRequest(
+                gen_len=200, context_lens=(context,), tp_size=8, acceptance=given
+            )
         )
         for each in answer.reach:
-            spans = [span for span in (each.surely, each.pays, each.possibly) if span is not None]
-            assert all(o[0] <= i[0] <= i[1] <= o[1] for i, o in itertools.pairwise(spans)), each
+            spans = [
+                span
+                for span in (each.surely, each.pays, each.possibly)
+                if span is not None
+            ]
+            assert all(
+                o[0] <= i[0] <= i[1] <= o[1] for i, o in itertools.pairwise(spans)
+            ), each
         for each in answer.reach:
-            if (each.draft, each.draft_method) == (answer.best.draft, answer.best.draft_method):
+            if (each.draft, each.draft_method) == (
+                answer.best.draft,
+                answer.best.draft_method,
+            ):
                 assert answer.best.gain.speedup >= 1.0
                 assert each.pays[0] <= context <= each.pays[1]
 
@@ -464,14 +569,20 @@ def test_a_draft_pays_within_its_reach_and_not_beyond_it() -> None:
         "draft": "self",
         "acceptance": (STREAMING,),
     }
-    (grown,) = plan(PlanRequest(**sparse, context_lens=(32_768,), draft_budgets=(512,))).reach
+    (grown,) = plan(
+        PlanRequest(**sparse, context_lens=(32_768,), draft_budgets=(512,))
+    ).reach
     for request, edge, pays_below in (
         (case, head.pays[1], True),
         (sparse | {"draft_budgets": (512,)}, grown.pays[0], False),
     ):
         for share in (0.97, 1.03):
-            rows = plan(PlanRequest(**request, context_lens=(round(edge * share),))).candidates
-            assert (max(row.speedup for row in rows) > 1.0) == (pays_below == (share < 1.0))
+            rows = plan(
+                PlanRequest(**request, context_lens=(round(edge * share),))
+            ).candidates
+            assert (max(row.speedup for row in rows) > 1.0) == (
+                pays_below == (share < 1.0)
+            )
     assert head.surely[1] < head.pays[1] < head.possibly[1]
     assert head.contexts[0] == head.pays[0] == 512
 
@@ -480,7 +591,10 @@ def test_a_break_even_leaves_out_contexts_where_the_draft_alone_has_no_room() ->
     """DeepSeek-V3 with its prediction layer on 8 x H200: decoding without it fits a little further."""
     table = plan(
         PlanRequest(
-            model="deepseek-v3", hardware=("h200-sxm-141gb",), batch_sizes=(16,), draft="mtp"
+            model="deepseek-v3",
+            hardware=("h200-sxm-141gb",),
+            batch_sizes=(16,),
+            draft="mtp",
         )
     ).gamma_table
     row = table.batch_sizes.index(16)
@@ -493,9 +607,15 @@ def test_a_break_even_leaves_out_contexts_where_the_draft_alone_has_no_room() ->
     assert table.break_even_context[row] in (None, 512)
 
 
-def test_a_bare_name_takes_the_fewest_devices_that_hold_the_model_and_its_batch() -> None:
+def test_a_bare_name_takes_the_fewest_devices_that_hold_the_model_and_its_batch() -> (
+    None
+):
     for batch, context in ((1, 4096), (64, 4096), (64, 32_768), (256, 32_768)):
-        asked = {"model": "llama-3.1-70b", "hardware": ("h100-sxm-80gb",), "draft": "none"}
+        asked = {
+            "model": "llama-3.1-70b",
+            "hardware": ("h100-sxm-80gb",),
+            "draft": "none",
+        }
         case = asked | {"batch_sizes": (batch,), "context_lens": (context,)}
         found = plan(PlanRequest(**case)).best
         if found.tp_size > 2 and found.batch_size == batch:
@@ -531,17 +651,26 @@ def test_what_does_not_fit_names_devices_and_formats_that_do() -> None:
     with pytest.raises(CapacityError, match=r"tp 4 or --weight-dtype int4 would"):
         plan(PlanRequest(**asked, hardware=("1x4090",)))
     notes = plan(PlanRequest(**asked, hardware=("rtx-5090",))).key_notes
-    assert any("with --weight-dtype fp8 or int4 it fits on one" in note for note in notes)
+    assert any(
+        "with --weight-dtype fp8 or int4 it fits on one" in note for note in notes
+    )
 
 
 def test_devices_with_prices_are_offered_by_cost() -> None:
-    asked = {"model": "qwen3-32b", "context_lens": (16_384,), "tpot_limit_s": 0.03, "draft": "none"}
+    asked = {
+        "model": "qwen3-32b",
+        "context_lens": (16_384,),
+        "tpot_limit_s": 0.03,
+        "draft": "none",
+    }
     names = ("h100=2.5", "b200=5", "h200=3.2")
     answer = plan(PlanRequest(**asked, hardware=names))
     costs = [offer.cost.per_million_tokens_usd for offer in answer.offers]
     assert costs == sorted(costs)
     for offer in answer.offers:
-        price = {"h100-sxm-80gb": 2.5, "b200-sxm-192gb": 5.0, "h200-sxm-141gb": 3.2}[offer.hardware]
+        price = {"h100-sxm-80gb": 2.5, "b200-sxm-192gb": 5.0, "h200-sxm-141gb": 3.2}[
+            offer.hardware
+        ]
         assert offer.cost.per_million_tokens_usd == pytest.approx(
             price / 3600.0 / offer.rate_per_gpu * 1e6
         )
@@ -553,7 +682,9 @@ def test_devices_with_prices_are_offered_by_cost() -> None:
 
 
 def test_devices_without_prices_are_offered_by_tokens_per_second_and_device() -> None:
-    answer = magicdec.plan(model="qwen3-8b", hardware="all", context=4096, batch=8, draft="none")
+    answer = magicdec.plan(
+        model="qwen3-8b", hardware="all", context=4096, batch=8, draft="none"
+    )
     rates = [offer.rate_per_gpu for offer in answer.offers]
     assert rates == sorted(rates, reverse=True)
     assert len(rates) >= 25

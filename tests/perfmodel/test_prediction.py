@@ -15,7 +15,12 @@ from magicdec.perfmodel.acceptance import constant_profile
 from magicdec.perfmodel.acceptance.law import Law
 from magicdec.perfmodel.drafting import draft_kv_tokens
 from magicdec.perfmodel.forward import Pass, forward_pass
-from magicdec.perfmodel.intervals import interval, one_token_pass, relative_errors, untimed
+from magicdec.perfmodel.intervals import (
+    interval,
+    one_token_pass,
+    relative_errors,
+    untimed,
+)
 from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
 from magicdec.perfmodel.memory import memory_need
 from magicdec.perfmodel.setup import Points, Setup
@@ -31,16 +36,25 @@ A100 = load_hardware("a100-sxm-80gb")
 ENGINE = load_engine("magicdec-2024")
 LLAMA = load_model_spec("llama-3.1-8b")
 LLAMA2, TINYLLAMA = load_model_spec("llama-2-7b-32k"), load_model_spec("tinyllama-1.1b")
-STREAMING = SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget=512, gamma=3)
+STREAMING = SpeculationSpec(
+    draft="self", draft_method="streamingllm", draft_budget=512, gamma=3
+)
 RATE = constant_profile(0.8)
 
 
 def step(
-    speculation: SpeculationSpec = STREAMING, engine: EngineProfile = ENGINE, **fields: Any
+    speculation: SpeculationSpec = STREAMING,
+    engine: EngineProfile = ENGINE,
+    **fields: Any,
 ) -> Prediction:
     """Llama-3.1-8B on 8 x A100, batch 64, context 32,000, a rate of 0.8; unless `fields` of setup or points differ."""
     acceptance = fields.pop("acceptance", RATE)
-    options = {"model": LLAMA, "hardware": A100, "engine": engine, "speculation": speculation}
+    options = {
+        "model": LLAMA,
+        "hardware": A100,
+        "engine": engine,
+        "speculation": speculation,
+    }
     numbers = {"batch": 64, "context": 32_000, "tp": 8}
     for name, value in fields.items():
         (numbers if name in Points.__dataclass_fields__ else options)[name] = value
@@ -58,7 +72,12 @@ def test_gamma_zero_is_autoregressive_decoding() -> None:
 
 def test_a_step_is_the_sum_of_its_terms() -> None:
     p = step(gamma=np.arange(1, 9))
-    terms = np.arange(1, 9) * p.draft_step_s + p.verify_step_s + p.accept_step_s + p.upkeep_step_s
+    terms = (
+        np.arange(1, 9) * p.draft_step_s
+        + p.verify_step_s
+        + p.accept_step_s
+        + p.upkeep_step_s
+    )
     np.testing.assert_allclose(p.step_s, terms)
     for by in ("group", "bound"):
         np.testing.assert_allclose(sum(p.terms.step_seconds(by).values()), p.step_s)
@@ -85,22 +104,29 @@ def test_sure_and_hopeless_drafts_are_the_limits() -> None:
 
 def test_short_contexts_make_speculation_lose() -> None:
     """With nothing in the cache a self-draft costs as much as the target, so no acceptance below 1 can pay."""
-    speedups = step(context=1.0, acceptance=constant_profile(0.99), gamma=np.arange(1, 9)).speedup
+    speedups = step(
+        context=1.0, acceptance=constant_profile(0.99), gamma=np.arange(1, 9)
+    ).speedup
     assert np.all(speedups < 1.0)
 
 
 def test_at_long_context_the_ratio_tends_to_tokens_per_step_over_verification() -> None:
     """As S grows drafts and overheads vanish beside the KV reads, which verification does once: speedup -> E."""
     p = step(
-        engine=msgspec.structs.replace(ENGINE, verify_attention_factor=1.0), context=3e7, batch=256
+        engine=msgspec.structs.replace(ENGINE, verify_attention_factor=1.0),
+        context=3e7,
+        batch=256,
     )
-    assert float(p.speedup) == pytest.approx(float(p.expected_tokens_per_step), rel=0.03)
+    assert float(p.speedup) == pytest.approx(
+        float(p.expected_tokens_per_step), rel=0.03
+    )
 
 
 def test_stored_logits_of_a_large_batch_reach_a_gigabyte() -> None:
     """Batch 256, gamma 7, a 128k vocabulary: 2048 rows of fp32 logits are 1.05 GB."""
     few, many = (
-        step(batch=b, gamma=7, sampling=SamplingSpec()).memory.workspace_bytes for b in (1, 256)
+        step(batch=b, gamma=7, sampling=SamplingSpec()).memory.workspace_bytes
+        for b in (1, 256)
     )
     assert float(many) - float(few) == pytest.approx(255 * 8 * 128_256 * 4)
 
@@ -132,7 +158,9 @@ def test_the_full_cache_of_a_standalone_draft_grows_with_the_context() -> None:
         speculation=SpeculationSpec(draft="tinyllama-1.1b", draft_method="full", gamma=2),
     )  # fmt: skip
     need = memory_need(setup, batch=4, max_len=1000, budget=None, gamma=0, tp_size=1)
-    assert float(need.draft_kv_bytes) == 4 * 1001 * TINYLLAMA.kv_elements_per_token() * 2
+    assert (
+        float(need.draft_kv_bytes) == 4 * 1001 * TINYLLAMA.kv_elements_per_token() * 2
+    )
     assert float(draft_kv_tokens(setup, 5000.0, 512)) == 5000.0
 
 
@@ -141,7 +169,9 @@ def test_snapkv_pays_for_its_selection_at_prefill() -> None:
         spec = SpeculationSpec(draft="self", draft_method=method, draft_budget=512)
         setup = Setup(model=LLAMA, hardware=A100, engine=ENGINE, speculation=spec)
         return float(
-            prefill_terms(setup, batch=1, prompt_len=32_000, tp_size=8, budget=512).total_s
+            prefill_terms(
+                setup, batch=1, prompt_len=32_000, tp_size=8, budget=512
+            ).total_s
         )
 
     none = Setup(model=LLAMA, hardware=A100, engine=ENGINE)
@@ -280,7 +310,9 @@ def errors(
     engine: EngineProfile = ENGINE,
     **precision: str,
 ) -> dict[str, float]:
-    setup = Setup(model=model, hardware=hardware, engine=engine, precision=Precision(**precision))
+    setup = Setup(
+        model=model, hardware=hardware, engine=engine, precision=Precision(**precision)
+    )
     return relative_errors(one_token_pass(setup), hardware, engine)
 
 
@@ -291,7 +323,9 @@ def test_experts_are_as_sure_as_the_fits_of_their_own_kernels() -> None:
         model = load_model_spec("qwen3-30b-a3b")
         return errors(model, b200, engine, weight_dtype=weight_dtype)["experts"]
 
-    assert of("bf16") == b200.moe["bf16"].fit.relative_error > b200.gemm.fit.relative_error
+    assert (
+        of("bf16") == b200.moe["bf16"].fit.relative_error > b200.gemm.fit.relative_error
+    )
     assert of("nvfp4") == b200.moe["nvfp4"].fit.relative_error
     unfused = msgspec.structs.replace(vllm, fused_experts=False)
     assert of("bf16", unfused) == b200.gemm.fit.relative_error
@@ -305,7 +339,9 @@ def test_kernels_that_no_table_holds_are_less_sure() -> None:
         return errors(load_model_spec(model), hw, kv_dtype=kv_dtype)["attention"]
 
     assert of("llama-3.1-8b") == hw.attention.fit.relative_error
-    assert of("qwen3.5-35b-a3b") == max(of("llama-3.1-8b"), hw.linear.fit.relative_error)
+    assert of("qwen3.5-35b-a3b") == max(
+        of("llama-3.1-8b"), hw.linear.fit.relative_error
+    )
     assert of("nemotron-3-nano-30b-a3b") == of("deepseek-v3.2", "fp8") == 0.3
     assert of("deepseek-v3") < of("deepseek-v3.2") < 0.3
 
@@ -331,9 +367,13 @@ def test_an_operation_says_whether_its_shape_was_timed() -> None:
     """Tables of decoding hold one query token and up to 4,096 rows; a device that borrows has none."""
     h100 = load_hardware("h100")
 
-    def inside(hardware: HardwareProfile, **shape: float) -> dict[str, tuple[str, bool | None]]:
+    def inside(
+        hardware: HardwareProfile, **shape: float
+    ) -> dict[str, tuple[str, bool | None]]:
         at = Setup(model=LLAMA, hardware=hardware, engine=ENGINE).at
-        run = forward_pass(LLAMA, Pass(at=at, **({"query_len": 1, "kv_len": 4096} | shape)))
+        run = forward_pass(
+            LLAMA, Pass(at=at, **({"query_len": 1, "kv_len": 4096} | shape))
+        )
         return {op.name: (b.source, b.is_inside) for op in run.ops for b in op.bases}
 
     decoding = inside(h100, batch=16)
@@ -356,7 +396,9 @@ def test_a_machine_whose_speed_moves_widens_the_interval() -> None:
 
     def sigma(hardware: HardwareProfile) -> float:
         bounds = interval(step(hardware=hardware))
-        return float(np.log(bounds.speedup_high / bounds.speedup_low)) / (2 * 1.6448536269514722)
+        return float(np.log(bounds.speedup_high / bounds.speedup_low)) / (
+            2 * 1.6448536269514722
+        )
 
     moving = msgspec.structs.replace(A100, memory_spread=memory, compute_spread=compute)
     added = np.sqrt(sigma(moving) ** 2 - sigma(A100) ** 2)
@@ -365,7 +407,9 @@ def test_a_machine_whose_speed_moves_widens_the_interval() -> None:
         prediction.terms.autoregressive.group_seconds(),
         prediction.terms.step_seconds("group"),
     )
-    faster = {group: np.exp(-memory if group == "attention" else compute) for group in whole}
+    faster = {
+        group: np.exp(-memory if group == "attention" else compute) for group in whole
+    }
     moved = sum(float(alone[g]) * faster[g] for g in whole) / sum(
         float(whole[g]) * faster[g] for g in whole
     )

@@ -16,7 +16,12 @@ FP8_KV = Precision(weight_dtype="fp8", kv_dtype="fp8")
 @pytest.mark.parametrize(
     ("model", "tp_size", "gamma", "unit"),
     [
-        ("qwen3.5-35b-a3b", 1, 3, 2144),  # vLLM issue 54360, the same shape as Qwen3.6-35B-A3B
+        (
+            "qwen3.5-35b-a3b",
+            1,
+            3,
+            2144,
+        ),  # vLLM issue 54360, the same shape as Qwen3.6-35B-A3B
         ("qwen3.5-27b", 2, 7, 1648),  # vLLM issue 53670, the same shape as Qwen3.8-27B
         ("llama-3.1-8b", 1, 3, 16),
         ("deepseek-v3", 8, 3, 16),
@@ -30,7 +35,8 @@ def test_the_unit_is_the_one_that_vllm_prints(
 
 
 @pytest.mark.parametrize(
-    ("prompt", "hit"), [(3784, 0), (7542, 4288), (11292, 8576), (15019, 12864), (18770, 15008)]
+    ("prompt", "hit"),
+    [(3784, 0), (7542, 4288), (11292, 8576), (15019, 12864), (18770, 15008)],
 )
 def test_a_repeated_prompt_hits_as_vllm_counted(prompt: int, hit: int) -> None:
     """vLLM issue 54360, comment of 2026-09-05: an exact repeat of each prompt with MTP."""
@@ -46,7 +52,9 @@ def test_a_unit_that_ends_with_the_prompt_is_not_found_whole() -> None:
     prompt=st.integers(1, 10**6),
     unit=st.integers(1, 5000).map(lambda blocks: 16 * blocks),
 )
-def test_a_draft_costs_one_unit_of_a_hit_and_no_more(shared: int, prompt: int, unit: int) -> None:
+def test_a_draft_costs_one_unit_of_a_hit_and_no_more(
+    shared: int, prompt: int, unit: int
+) -> None:
     plain = hit_tokens(shared, prompt, unit_tokens=unit, drops_last_unit=False)
     drafted = hit_tokens(shared, prompt, unit_tokens=unit, drops_last_unit=True)
     assert plain < prompt

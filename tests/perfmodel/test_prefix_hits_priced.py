@@ -45,7 +45,9 @@ def test_a_look_up_keeps_the_last_unit() -> None:
     assert np.all(found.hits.of(PROMPTS) > predicted("mtp").hits.of(PROMPTS))
 
 
-def test_the_lost_hits_delay_the_first_token_and_lower_the_speedup_of_requests() -> None:
+def test_the_lost_hits_delay_the_first_token_and_lower_the_speedup_of_requests() -> (
+    None
+):
     """SGLang's profile says nothing of units, so nothing is lost there."""
     lost = predicted("mtp")
     requests = whole_requests(lost, output_len=100.0)

@@ -31,18 +31,25 @@ COUNTED = [0, 4288, 8576, 12864, 15008]
 
 def multi_turn(folder: Path, turns: list[int]) -> str:
     """A log of one conversation, whose turns find all but the last token of the ones before."""
-    rows = [f"{20.0 * place:.1f},{cached + 1},60,{cached}" for place, cached in enumerate(turns)]
+    rows = [
+        f"{20.0 * place:.1f},{cached + 1},60,{cached}"
+        for place, cached in enumerate(turns)
+    ]
     path = folder / "turns.csv"
     path.write_text("arrival,prompt,output,cached\n" + "\n".join(rows) + "\n")
     return str(path)
 
 
-def layout_of(draft: str, requests: str, given: dict[str, Any]) -> tuple[Load, ServedLayout]:
+def layout_of(
+    draft: str, requests: str, given: dict[str, Any]
+) -> tuple[Load, ServedLayout]:
     request = request_of(**given, requests=requests, draft=draft)
     model = load_model_spec(given["model"])
     load = Load.of(request, model)
     layouts = served_layouts(load, model)
-    (layout, *_) = [each for each in layouts if (each.option is None) == (draft == "none")]
+    (layout, *_) = [
+        each for each in layouts if (each.option is None) == (draft == "none")
+    ]
     return load, layout
 
 
@@ -69,7 +76,9 @@ def test_a_plain_model_loses_one_block(tmp_path: Path) -> None:
         assert found(draft, requests, PLAIN) == wanted
 
 
-def traffic_notes(draft: str, requests: str, given: dict[str, Any], *, limit: float) -> list[str]:
+def traffic_notes(
+    draft: str, requests: str, given: dict[str, Any], *, limit: float
+) -> list[str]:
     """Notes on the traffic under a limit on the time between tokens that takes the draft."""
     plan = magicdec.plan(
         **given, requests=requests, draft=draft, acceptance_rate=0.9, p95_tpot_ms=limit
@@ -79,11 +88,15 @@ def traffic_notes(draft: str, requests: str, given: dict[str, Any], *, limit: fl
     return plan.traffic.notes
 
 
-def test_a_plan_for_a_log_names_what_the_hits_cost_and_the_option(tmp_path: Path) -> None:
+def test_a_plan_for_a_log_names_what_the_hits_cost_and_the_option(
+    tmp_path: Path,
+) -> None:
     """On the hybrid model; on the plain one a block of 16 tokens is not worth a sentence."""
     requests = multi_turn(tmp_path, SHARED)
     (note,) = [
-        each for each in traffic_notes("mtp", requests, HYBRID, limit=2.5) if "prefix hit" in each
+        each
+        for each in traffic_notes("mtp", requests, HYBRID, limit=2.5)
+        if "prefix hit" in each
     ]
     assert "2,144 matched tokens" in note
     assert "disable_eagle_block_drop" in note

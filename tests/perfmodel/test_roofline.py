@@ -11,11 +11,21 @@ from hypothesis import strategies as st
 from magicdec.perfmodel.kernels.attention import AttentionCurve
 from magicdec.perfmodel.kernels.base import soft_max
 from magicdec.perfmodel.kernels.gemm import ElementwiseCurve, GemmCurve
-from magicdec.perfmodel.kernels.profile import HardwareProfile, hardware_names, load_hardware
+from magicdec.perfmodel.kernels.profile import (
+    HardwareProfile,
+    hardware_names,
+    load_hardware,
+)
 from magicdec.specs.device import Link
 from tests.kernels import attention_time, elementwise_time, gemm_time
 
-MEASURED = ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-192gb", "l40s-48gb")
+MEASURED = (
+    "a100-sxm-80gb",
+    "h100-sxm-80gb",
+    "h200-sxm-141gb",
+    "b200-sxm-192gb",
+    "l40s-48gb",
+)
 dimension = st.one_of(
     st.integers(0, 2**20), st.floats(allow_nan=True, allow_infinity=True), st.just(-1)
 )
@@ -48,7 +58,9 @@ def test_products_take_the_time_of_their_bytes_or_of_their_flops(device):
         time = float(gemm_time(hw, m=m, n=n, k=16384).time_s)
         assert at_peak < time == pytest.approx(at_peak / efficiency, rel=0.15)
     ridge = rate * hw.gemm.flops_efficiency / (bandwidth * hw.gemm.bandwidth_efficiency)
-    below, above = (gemm_time(hw, m=ridge * factor, n=16384, k=16384) for factor in (1 / 3, 3))
+    below, above = (
+        gemm_time(hw, m=ridge * factor, n=16384, k=16384) for factor in (1 / 3, 3)
+    )
     assert below.memory_s > below.compute_s
     assert above.memory_s < above.compute_s
 
@@ -73,7 +85,9 @@ def test_empty_work_costs_its_overhead_only():
 )
 @settings(deadline=None)
 def test_more_tokens_never_take_less_time(device, first, second, n, k):
-    times = gemm_time(load_hardware(device), m=np.sort([first, second]), n=n, k=k).time_s
+    times = gemm_time(
+        load_hardware(device), m=np.sort([first, second]), n=n, k=k
+    ).time_s
     assert times[0] <= times[1] * (1 + 1e-9)
 
 
@@ -85,7 +99,9 @@ def test_more_tokens_never_take_less_time(device, first, second, n, k):
     st.sampled_from([1, 2, 8]),
 )
 @settings(deadline=None)
-def test_longer_contexts_never_take_less_time(device, batch, first, second, num_kv_heads):
+def test_longer_contexts_never_take_less_time(
+    device, batch, first, second, num_kv_heads
+):
     hw = load_hardware(device)
     times = attention_time(
         hw, batch=batch, query_len=1, kv_len=np.sort([first, second]), num_heads=8,
@@ -102,7 +118,9 @@ def test_longer_contexts_never_take_less_time(device, batch, first, second, num_
     st.booleans(),
 )
 @settings(deadline=None)
-def test_times_are_finite_and_not_negative_for_any_input(device, sizes, kernel, per_query):
+def test_times_are_finite_and_not_negative_for_any_input(
+    device, sizes, kernel, per_query
+):
     hw, names = (
         load_hardware(device),
         ("batch", "query_len", "kv_len", "num_heads", "num_kv_heads", "head_dim"),
@@ -146,7 +164,8 @@ def test_a_split_kernel_does_not_pay_for_idle_multiprocessors():
         "head_dim": 128,
     }
     unsplit, split = (
-        float(attention_time(hw, **shape, kernel=kernel).time_s) for kernel in ("measured", "split")
+        float(attention_time(hw, **shape, kernel=kernel).time_s)
+        for kernel in ("measured", "split")
     )
     read_s = 2 * 4 * 131072 * 128 * 2 / hw.memory_bytes_per_s
     assert unsplit > 5 * split
@@ -187,7 +206,12 @@ def test_on_a_cpu_few_tokens_go_one_by_one_and_many_at_the_matrix_rate():
                        bandwidth_efficiency=100.0)
     )  # fmt: skip
     times = gemm_time(
-        hw, m=np.array([1, 2, 64]), n=512, k=512, weight_dtype="fp32", compute_dtype="fp32"
+        hw,
+        m=np.array([1, 2, 64]),
+        n=512,
+        k=512,
+        weight_dtype="fp32",
+        compute_dtype="fp32",
     ).time_s
     token_s = 2 * 512 * 512 / 1e11
     assert times[0] == pytest.approx(5 * token_s, rel=0.05)
@@ -208,7 +232,9 @@ def test_on_a_cpu_attention_of_several_queries_follows_the_skinny_rate():
         "head_dim": 32,
         "kv_dtype": "fp32",
     }
-    times = attention_time(cpu(attention=curve), query_len=np.array([1, 2, 4]), **shape).time_s
+    times = attention_time(
+        cpu(attention=curve), query_len=np.array([1, 2, 4]), **shape
+    ).time_s
     read_s = (2 * 16 * 8 * 4096 * 32 + 2 * 16 * 8 * 32 * np.array([1, 2, 4])) * 4 / 1e10
     work_s = 4 * 16 * 8 * 4096 * 32 * np.array([1, 2, 4]) / 1e10
     np.testing.assert_allclose(times, np.hypot(read_s, work_s), rtol=1e-6)

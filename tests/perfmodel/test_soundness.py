@@ -8,7 +8,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from magicdec.perfmodel.kernels.profile import HardwareProfile, hardware_names, load_hardware
+from magicdec.perfmodel.kernels.profile import (
+    HardwareProfile,
+    hardware_names,
+    load_hardware,
+)
 from magicdec.perfmodel.serving import prefill_seconds, prompt_time, serving_time
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.step import step_terms
@@ -34,7 +38,10 @@ from tests.perfmodel.passes import forward_pass
 GPUS = [name for name in hardware_names() if load_hardware(name).kind == "gpu"]
 LONGER = np.unique(
     np.concatenate(
-        [2.0 ** np.linspace(6, 17, 45).round(2), *([n, n + 1.0] for n in (128, 4096, 8192))]
+        [
+            2.0 ** np.linspace(6, 17, 45).round(2),
+            *([n, n + 1.0] for n in (128, 4096, 8192)),
+        ]
     )
 )
 LARGER = np.concatenate(
@@ -67,15 +74,22 @@ def test_products_take_at_least_their_bytes_and_flops(device):
     """12 × 24 × 24 sizes in each format: 7,000 to 28,000 points a device."""
     hw = load_hardware(device)
     m, n, k = grid(
-        2.0 ** np.arange(12), 2.0 ** np.linspace(7, 16, 24), 2.0 ** np.linspace(7, 16, 24)
+        2.0 ** np.arange(12),
+        2.0 ** np.linspace(7, 16, 24),
+        2.0 ** np.linspace(7, 16, 24),
     )
     for dtype in formats(hw):
-        time = gemm_time(hw, m=m, n=n, k=k, weight_dtype=dtype, compute_dtype=dtype).time_s
+        time = gemm_time(
+            hw, m=m, n=n, k=k, weight_dtype=dtype, compute_dtype=dtype
+        ).time_s
         assert np.all(np.isfinite(time))
         assert np.all(
-            time * hw.memory_bytes_per_s * ABOVE_DATASHEET >= n * k * bytes_per_element(dtype)
+            time * hw.memory_bytes_per_s * ABOVE_DATASHEET
+            >= n * k * bytes_per_element(dtype)
         )
-        assert np.all(time * hw.compute_rate(dtype) * ABOVE_DATASHEET >= 2.0 * m * n * k)
+        assert np.all(
+            time * hw.compute_rate(dtype) * ABOVE_DATASHEET >= 2.0 * m * n * k
+        )
 
 
 @pytest.mark.parametrize("device", GPUS)
@@ -104,8 +118,12 @@ def test_attention_takes_at_least_its_bytes_and_flops(device):
     assert np.all(np.diff(prompt, axis=1) > 0)
 
 
-@pytest.mark.parametrize("device", [name for name in GPUS if load_hardware(name).latent])
-def test_latent_attention_takes_at_least_its_bytes_and_no_less_with_more_query_tokens(device):
+@pytest.mark.parametrize(
+    "device", [name for name in GPUS if load_hardware(name).latent]
+)
+def test_latent_attention_takes_at_least_its_bytes_and_no_less_with_more_query_tokens(
+    device,
+):
     """40 batches × 41 contexts × 4 numbers of heads × 6 of query tokens: 39,000 points a format and device."""
     hw = load_hardware(device)
     batch, length, heads, queries = grid(
@@ -123,13 +141,17 @@ def test_latent_attention_takes_at_least_its_bytes_and_no_less_with_more_query_t
         flops = batch * length * heads * queries * 2176.0
         assert np.all(
             time
-            * hw.compute_rate("fp8" if dtype == "fp8" and "fp8" in hw.flops_per_s else "bf16")
+            * hw.compute_rate(
+                "fp8" if dtype == "fp8" and "fp8" in hw.flops_per_s else "bf16"
+            )
             * 1.2
             >= flops
         )
 
 
-@pytest.mark.parametrize("device", [name for name in GPUS if load_hardware(name).linear])
+@pytest.mark.parametrize(
+    "device", [name for name in GPUS if load_hardware(name).linear]
+)
 def test_a_recurrence_takes_at_least_its_states_and_more_with_every_token(device):
     """States read once and written after every token; prompts no less than one chunk after the other."""
     hw = load_hardware(device)
@@ -160,23 +182,38 @@ def test_a_recurrence_takes_at_least_its_states_and_more_with_every_token(device
     ).time_s
     assert np.all(np.diff(time, axis=0) >= 0)
     assert np.all(np.diff(time, axis=2) > 0)
-    assert np.all(time * hw.compute_rate("bf16") >= 6.0 * batch * length * heads * 128**2)
+    assert np.all(
+        time * hw.compute_rate("bf16") >= 6.0 * batch * length * heads * 128**2
+    )
 
 
-@pytest.mark.parametrize("device", [name for name in GPUS if load_hardware(name).indexer])
+@pytest.mark.parametrize(
+    "device", [name for name in GPUS if load_hardware(name).indexer]
+)
 def test_an_indexer_and_what_it_chooses_take_at_least_their_work(device):
     hw = load_hardware(device)
     batch, length, queries = grid(BATCH, CONTEXT, np.array([1.0, 2.0, 4.0, 8.0]))
     time = indexer_time(
-        hw, hw.indexer, batch=batch, query_len=queries, kv_len=length, num_heads=64, head_dim=128
+        hw,
+        hw.indexer,
+        batch=batch,
+        query_len=queries,
+        kv_len=length,
+        num_heads=64,
+        head_dim=128,
     ).time_s
-    assert np.all(time * hw.memory_bytes_per_s * ABOVE_DATASHEET >= batch * length * 128)
-    assert np.all(time * hw.compute_rate("fp8") >= 2.0 * batch * queries * length * 64 * 128)
+    assert np.all(
+        time * hw.memory_bytes_per_s * ABOVE_DATASHEET >= batch * length * 128
+    )
+    assert np.all(
+        time * hw.compute_rate("fp8") >= 2.0 * batch * queries * length * 64 * 128
+    )
     assert np.all(np.diff(time, axis=2) > 0)
     for curve in hw.top_k.values():
         chosen = top_k_time(hw, curve, rows=batch * queries, kv_len=length).time_s
         assert np.all(
-            chosen * hw.memory_bytes_per_s * ABOVE_DATASHEET >= 4.0 * batch * queries * length
+            chosen * hw.memory_bytes_per_s * ABOVE_DATASHEET
+            >= 4.0 * batch * queries * length
         )
         assert np.all(np.diff(chosen, axis=1) > 0)
     for curve in hw.sparse.values():
@@ -191,7 +228,9 @@ def test_an_indexer_and_what_it_chooses_take_at_least_their_work(device):
 
 
 @pytest.mark.parametrize("device", [name for name in GPUS if load_hardware(name).moe])
-def test_experts_take_at_least_the_bytes_of_those_touched_and_no_less_with_more_tokens(device):
+def test_experts_take_at_least_the_bytes_of_those_touched_and_no_less_with_more_tokens(
+    device,
+):
     hw = load_hardware(device)
     tokens, width, experts, chosen = grid(
         2.0 ** np.arange(13),
@@ -207,7 +246,9 @@ def test_experts_take_at_least_the_bytes_of_those_touched_and_no_less_with_more_
         time = moe_time(hw, curve, **arguments).time_s
         assert np.all(np.isfinite(time))
         assert np.all(np.diff(time, axis=0) > 0)
-        least = chosen * 3 * 4096 * width * bytes_per_element(dtype)  # one token's experts
+        least = (
+            chosen * 3 * 4096 * width * bytes_per_element(dtype)
+        )  # one token's experts
         assert np.all(time * hw.memory_bytes_per_s * ABOVE_DATASHEET >= least)
 
 
@@ -230,21 +271,31 @@ def test_steps_grow_with_batch_and_context_and_take_at_least_their_bytes(engine)
         assert np.all(np.diff(total, axis=0) >= -DIP * total[:-1])
         assert np.all(np.diff(total, axis=1) >= -DIP * total[:, :-1])
         floor = (time.cost.weight_bytes + time.cost.kv_bytes) / hw.memory_bytes_per_s
-        assert np.all(total >= floor), (device, model, dtype, float(np.min(total / floor)))
+        assert np.all(total >= floor), (
+            device,
+            model,
+            dtype,
+            float(np.min(total / floor)),
+        )
 
 
 @pytest.mark.parametrize("engine", engine_names())
 @pytest.mark.parametrize("model", MODELS)
-def test_no_factor_of_an_engine_makes_any_operation_faster_than_the_device(engine, model):
+def test_no_factor_of_an_engine_makes_any_operation_faster_than_the_device(
+    engine, model
+):
     """Each operation takes 1 / 0.95 of its bytes at the memory's bandwidth and its FLOPs at the peak, a collective what
     a link needs, or what its kernel's curve alone says; every device, 3 formats, and factors of 0.3 too."""
     spec, profile = load_model_spec(model), load_engine(engine)
     factors = [name for name in profile.__struct_fields__ if name.endswith("_factor")]
     alone, hasty = (
-        msgspec.structs.replace(profile, **dict.fromkeys(factors, each)) for each in (1.0, 0.3)
+        msgspec.structs.replace(profile, **dict.fromkeys(factors, each))
+        for each in (1.0, 0.3)
     )
     batch, context, queries = grid(
-        np.array([1.0, 32.0, 512.0]), np.array([512.0, 8192.0, 131072.0]), np.array([1, 4])
+        np.array([1.0, 32.0, 512.0]),
+        np.array([512.0, 8192.0, 131072.0]),
+        np.array([1, 4]),
     )
     for device, dtypes in itertools.product(
         GPUS, (("bf16", "bf16"), ("fp8", "bf16"), ("fp8", "fp8"))
@@ -258,18 +309,24 @@ def test_no_factor_of_an_engine_makes_any_operation_faster_than_the_device(engin
             "attention_factor": 1.0,
         }
         shape |= {"weight_dtype": dtypes[0], "kv_dtype": dtypes[1]}
-        curve = {op.name: op.time_s for op in forward_pass(spec, hw, alone, **shape).ops}
+        curve = {
+            op.name: op.time_s for op in forward_pass(spec, hw, alone, **shape).ops
+        }
         for each in (profile, hasty):
             for op in forward_pass(spec, hw, each, **shape).ops:
                 if op.group == "overhead":
                     continue
                 moved = op.cost.weight_bytes + op.cost.kv_bytes
-                moved = moved + (op.cost.activation_bytes if op.group == "elementwise" else 0.0)
+                moved = moved + (
+                    op.cost.activation_bytes if op.group == "elementwise" else 0.0
+                )
                 least = np.maximum(
                     moved / (0.95 * hw.memory_bytes_per_s),
                     op.cost.flops / hw.compute_rate(dtypes[0]),
                 )
-                least = np.maximum(least, 0.75 * op.cost.collective_bytes / hw.link.bytes_per_s)
+                least = np.maximum(
+                    least, 0.75 * op.cost.collective_bytes / hw.link.bytes_per_s
+                )
                 least = np.minimum(least, curve[op.name])
                 assert np.all(op.time_s >= least * (1 - 1e-9)), (
                     device,
@@ -303,7 +360,11 @@ def test_an_engine_may_beat_the_rate_that_one_library_reached_on_a_cpu():
     model, slow = load_model_spec("llama-68m"), load_engine("ours")
     fast = msgspec.structs.replace(slow, prefill_factor=0.5)
     hw = HardwareProfile(
-        name="x", kind="cpu", memory_bytes=1e10, memory_bytes_per_s=4e10, flops_per_s={"fp32": 1e11}
+        name="x",
+        kind="cpu",
+        memory_bytes=1e10,
+        memory_bytes_per_s=4e10,
+        flops_per_s={"fp32": 1e11},
     )
     times = [
         prompt_time(
@@ -338,15 +399,26 @@ def test_speculative_steps_are_finite_and_grow_with_what_is_drafted(engine, meth
 def test_served_times_are_finite_and_no_work_is_lost(engine):
     """40 loads × 20 prompts × 20 outputs: 16,000 points; throughput is never above that of prefill or of decoding."""
     setup = Setup.of(
-        "llama-3.1-70b", "h200", engine, weight_dtype="fp8", kv_dtype="fp8", sampling=SamplingSpec()
+        "llama-3.1-70b",
+        "h200",
+        engine,
+        weight_dtype="fp8",
+        kv_dtype="fp8",
+        sampling=SamplingSpec(),
     )
-    load, prompt, output = grid(BATCH, 2.0 ** np.linspace(5, 15, 20), 2.0 ** np.linspace(2, 13, 20))
-    time = serving_time(setup, concurrency=load, prompt_len=prompt, output_len=output, tp_size=4)
+    load, prompt, output = grid(
+        BATCH, 2.0 ** np.linspace(5, 15, 20), 2.0 ** np.linspace(2, 13, 20)
+    )
+    time = serving_time(
+        setup, concurrency=load, prompt_len=prompt, output_len=output, tp_size=4
+    )
     for values in (time.tpot_s, time.ttft_s, time.request_s, time.requests_per_s):
         assert np.all(np.isfinite(values))
         assert np.all(values > 0)
     assert np.all(time.requests_per_s * time.prompt_s <= 1.0 + 1e-6)
-    assert np.all(time.requests_per_s * (output - 1) * time.token_s <= time.active * (1.0 + 1e-6))
+    assert np.all(
+        time.requests_per_s * (output - 1) * time.token_s <= time.active * (1.0 + 1e-6)
+    )
     assert np.all(time.prefill_share >= 0)
     assert np.all(time.prefill_share < 1)
 
@@ -369,8 +441,15 @@ def test_time_never_falls_with_context_or_batch(pp):
             (LARGER, np.array([[512.0], [16_384.0]])),
         ):
             terms = step_terms(
-                setup, batch=batch, kv_len=context, draft_kv_len=context, gamma=0.0, tp_size=tp
+                setup,
+                batch=batch,
+                kv_len=context,
+                draft_kv_len=context,
+                gamma=0.0,
+                tp_size=tp,
             )
             seconds = terms.autoregressive.total_s
-            worst = np.min(seconds[:, 1:] / np.maximum.accumulate(seconds, axis=1)[:, :-1])
+            worst = np.min(
+                seconds[:, 1:] / np.maximum.accumulate(seconds, axis=1)[:, :-1]
+            )
             assert worst >= 1.0 - 1e-9, (name, worst)

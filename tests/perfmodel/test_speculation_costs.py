@@ -27,7 +27,11 @@ from tests.kernels import attention_time
 
 
 def setup(
-    hardware: str = "a100", *, kv: str = "bf16", engine: str = "vllm", model: str = "llama-3.1-8b"
+    hardware: str = "a100",
+    *,
+    kv: str = "bf16",
+    engine: str = "vllm",
+    model: str = "llama-3.1-8b",
 ) -> Setup:
     setup = Setup.of(
         model,
@@ -43,7 +47,9 @@ def step(
     given: Setup, *, batch: float = 1.0, kv_len: float = 800.0, gamma: float = 5.0
 ) -> tuple[float, float]:
     """Seconds of an autoregressive and of a speculative step."""
-    terms = step_terms(given, batch=batch, kv_len=kv_len, draft_kv_len=kv_len, gamma=gamma)
+    terms = step_terms(
+        given, batch=batch, kv_len=kv_len, draft_kv_len=kv_len, gamma=gamma
+    )
     return float(terms.autoregressive.total_s), float(terms.step_s)
 
 
@@ -81,14 +87,21 @@ def test_a_self_draft_is_priced_as_the_model_runner_runs_it():
     assert step(dataclasses.replace(given, engine=v1)) == step(given)
     own = dataclasses.replace(
         given,
-        speculation=SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget=512),
+        speculation=SpeculationSpec(
+            draft="self", draft_method="streamingllm", draft_budget=512
+        ),
     )
     (alone, on_v2), (alone_v1, on_v1) = (
-        step(dataclasses.replace(own, engine=each), batch=16.0, gamma=3.0) for each in (engine, v1)
+        step(dataclasses.replace(own, engine=each), batch=16.0, gamma=3.0)
+        for each in (engine, v1)
     )
     assert alone == alone_v1
     layers, terms = given.model.num_hidden_layers, v1.self_drafting
-    extra = 3 * layers * terms.draft_model_layer_s + terms.step_overhead_s - engine.step_overhead_s
+    extra = (
+        3 * layers * terms.draft_model_layer_s
+        + terms.step_overhead_s
+        - engine.step_overhead_s
+    )
     assert on_v1 - on_v2 == pytest.approx(
         extra + 16 * (terms.sequence_overhead_s - engine.sequence_overhead_s)
     )
@@ -101,7 +114,10 @@ def test_an_engine_that_expands_its_batch_pays_for_each_scored_token():
     given = setup()
     older = dataclasses.replace(given, engine=given.engine.of_version("0.6.3"))
     newer = dataclasses.replace(given, engine=given.engine.of_version("0.9"))
-    seconds = [[step(each, batch=b, gamma=3.0)[1] for b in (1.0, 17.0)] for each in (older, newer)]
+    seconds = [
+        [step(each, batch=b, gamma=3.0)[1] for b in (1.0, 17.0)]
+        for each in (older, newer)
+    ]
     apart = (seconds[0][1] - seconds[0][0]) - (seconds[1][1] - seconds[1][0])
     assert apart == pytest.approx(64 * older.engine.scored_token_s, rel=1e-6)
     assert older.engine.scored_token_s > 0.0 == given.engine.scored_token_s
@@ -119,7 +135,8 @@ def test_flash_attention_2_neither_packs_nor_splits_several_query_tokens():
         "kernel": "measured",
     }
     one, two = (
-        float(attention_time(hw, batch=b, query_len=7.0, **shape).time_s) for b in (1.0, 2.0)
+        float(attention_time(hw, batch=b, query_len=7.0, **shape).time_s)
+        for b in (1.0, 2.0)
     )
     assert two == pytest.approx(one, rel=0.05)
     rate = HEAD_TILE_RATE * 0.6 * hw.flops_per_s["bf16"] / hw.num_multiprocessors
@@ -127,7 +144,9 @@ def test_flash_attention_2_neither_packs_nor_splits_several_query_tokens():
     alone = float(attention_time(hw, batch=1.0, query_len=1.0, **shape).time_s)
     assert one > 3.0 * alone
     hopper = load_hardware("h100")
-    ratio = attention_time(hopper, batch=8.0, query_len=np.array([1.0, 7.0]), **shape).time_s
+    ratio = attention_time(
+        hopper, batch=8.0, query_len=np.array([1.0, 7.0]), **shape
+    ).time_s
     assert ratio[1] < 1.2 * ratio[0]
 
 
@@ -144,12 +163,19 @@ def test_packed_heads_read_the_cache_again_for_rows_beyond_a_tile():
     )
     assert four == pytest.approx(one, rel=0.05)
     assert eight / four == pytest.approx(1.0 + given.engine.query_tile_reread, rel=0.1)
-    assert six / four == pytest.approx(1.0 + given.engine.query_tile_reread / 2, rel=0.1)
+    assert six / four == pytest.approx(
+        1.0 + given.engine.query_tile_reread / 2, rel=0.1
+    )
     assert given.engine.query_tile_reread > 0.2
 
 
 def test_an_8_bit_cache_leaves_captured_graphs_before_hopper():
-    for device, is_slower in (("a100", True), ("l40s", True), ("h100", False), ("b200", False)):
+    for device, is_slower in (
+        ("a100", True),
+        ("l40s", True),
+        ("h100", False),
+        ("b200", False),
+    ):
         wide, narrow = step(setup(device)), step(setup(device, kv="fp8"))
         assert (narrow[1] / narrow[0] > 1.1 * wide[1] / wide[0]) == is_slower, device
 
@@ -158,7 +184,11 @@ def test_prompts_cost_more_beside_verified_tokens():
     """Where decoding leaves arithmetic idle, prompts are computed in its shadow; verification leaves less of it."""
     given = setup("a100")
     seconds = [
-        float(prefill_seconds(given, active=32.0, prompt_len=256.0, tp_size=1, query_len=each))
+        float(
+            prefill_seconds(
+                given, active=32.0, prompt_len=256.0, tp_size=1, query_len=each
+            )
+        )
         for each in (1.0, 6.0)
     ]
     assert 1.02 < seconds[1] / seconds[0] < 1.6
@@ -170,12 +200,16 @@ def test_heads_that_share_the_vocabulary_read_the_whole_output_layer():
     shared = dataclasses.replace(own, speculation=spec)
     own_bytes, shared_bytes = (
         float(
-            step_terms(each, batch=1, kv_len=800, draft_kv_len=800, gamma=3).draft.cost.weight_bytes
+            step_terms(
+                each, batch=1, kv_len=800, draft_kv_len=800, gamma=3
+            ).draft.cost.weight_bytes
         )
         for each in (own, shared)
     )
     vocabulary, hidden = own.model.vocab_size, own.model.hidden_size
-    assert shared_bytes - own_bytes == pytest.approx(2.0 * (vocabulary - 32_000) * hidden)
+    assert shared_bytes - own_bytes == pytest.approx(
+        2.0 * (vocabulary - 32_000) * hidden
+    )
 
 
 def test_a_draft_model_is_launched_layer_by_layer():
@@ -190,7 +224,9 @@ def test_a_draft_model_is_launched_layer_by_layer():
             draft_model=load_model_spec("llama-3.1-8b"),
             speculation=SpeculationSpec(draft="llama-3.1-8b", draft_method="full"),
         )
-        terms = step_terms(given, batch=1, kv_len=800, draft_kv_len=800, gamma=5, tp_size=4)
+        terms = step_terms(
+            given, batch=1, kv_len=800, draft_kv_len=800, gamma=5, tp_size=4
+        )
         speedups.append(float(3.1 * terms.autoregressive.total_s / terms.step_s))
     assert 0.3 < speedups[0] < 0.5
     assert speedups[1] > 1.0
@@ -230,14 +266,21 @@ def test_mxfp4_is_computed_where_a_device_can_and_widened_elsewhere():
     model = load_model_spec("gpt-oss-120b")
     precision = model.part_precision("experts", Precision(weight_dtype="mxfp4"))
     engine = load_engine("vllm")
-    for device, format_of_curve in (("b200", "nvfp4"), ("gb200", "nvfp4"), ("h200", "mxfp4")):
+    for device, format_of_curve in (
+        ("b200", "nvfp4"),
+        ("gb200", "nvfp4"),
+        ("h200", "mxfp4"),
+    ):
         hw = load_hardware(device)
         assert experts_curve(Where(hw, engine, precision)) == hw.moe[format_of_curve]
 
 
 def test_a_step_costs_the_host_what_it_does_on_its_device():
     profile = EngineProfile(
-        name="x", autoregressive_overhead_s=1e-3, step_overhead_s=2e-3, overhead_on={"there": 4e-4}
+        name="x",
+        autoregressive_overhead_s=1e-3,
+        step_overhead_s=2e-3,
+        overhead_on={"there": 4e-4},
     )
     assert profile.step_overheads("here") == (1e-3, 2e-3)
     assert profile.step_overheads("there") == pytest.approx((4e-4, 1.4e-3))
@@ -247,7 +290,10 @@ def test_experts_that_fill_blocks_take_their_kernel_s_fixed_time():
     """MiniMax-M2.5: 192 columns of a rank of eight do not, 384 of four do."""
     given, engine = setup("h200", model="minimax-m2.5"), load_engine("vllm")
     without = msgspec.structs.replace(engine, block_experts_layer_s=0.0)
-    narrow = {"precision": Precision(weight_dtype="fp8_block"), "speculation": SpeculationSpec()}
+    narrow = {
+        "precision": Precision(weight_dtype="fp8_block"),
+        "speculation": SpeculationSpec(),
+    }
     for tp, layers in ((8, 0), (4, given.model.num_hidden_layers)):
         seconds = [
             float(
@@ -271,13 +317,19 @@ def test_no_single_sequence_more_costs_a_wave_of_verification() -> None:
     server = Setup.of("llama-3.1-8b", "a100-sxm-80gb", "vllm", spec)
     engine = msgspec.structs.replace(server.engine, has_mixed_lengths=False)
     equal = dataclasses.replace(server, engine=engine)
-    points = Points(batch=np.arange(40.0, 71.0), context=32_768, tp=8, gamma=4, budget=1024)
+    points = Points(
+        batch=np.arange(40.0, 71.0), context=32_768, tp=8, gamma=4, budget=1024
+    )
     growth = {}
     seconds = {}
     for name, setup in (("server", server), ("equal", equal)):
         prediction = predict(setup, constant_profile(0.8), points)
         seconds[name] = prediction.verify_step_s
-        growth[name] = float(np.max(prediction.verify_step_s[1:] / prediction.verify_step_s[:-1]))
+        growth[name] = float(
+            np.max(prediction.verify_step_s[1:] / prediction.verify_step_s[:-1])
+        )
     assert growth["server"] < 1.03
     assert growth["equal"] > 1.4
-    assert np.mean(seconds["server"]) == pytest.approx(np.mean(seconds["equal"]), rel=0.05)
+    assert np.mean(seconds["server"]) == pytest.approx(
+        np.mean(seconds["equal"]), rel=0.05
+    )

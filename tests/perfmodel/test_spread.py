@@ -65,14 +65,21 @@ def test_a_step_in_stages_takes_what_a_simulated_pipeline_takes(
     counts = setup.spread.stage_layers(126)
     times = [count / 126 * layers_s + sends_s / pp for count in counts]
     times[-1] += last_s
-    waiting = waiting_op(setup, batch=batch, layers_s=layers_s, last_s=last_s, sends_s=sends_s)
+    waiting = waiting_op(
+        setup, batch=batch, layers_s=layers_s, last_s=last_s, sends_s=sends_s
+    )
     expected = simulated(times, min(pp, batch))
-    assert float(layers_s + last_s + sends_s + waiting.time_s) == pytest.approx(expected, rel=1e-6)
+    assert float(layers_s + last_s + sends_s + waiting.time_s) == pytest.approx(
+        expected, rel=1e-6
+    )
 
 
 def test_two_stages_hold_half_the_layers_and_double_the_batch_that_fits() -> None:
     """405B: 126 layers of 8 KV heads of 128 numbers; a stage has one of the two tables of 128256 x 16384."""
-    table, total = 128_256 * 16_384, 405_853_388_800  # parameters as published, tables included
+    table, total = (
+        128_256 * 16_384,
+        405_853_388_800,
+    )  # parameters as published, tables included
     setup = Setup(model=LLAMA, hardware=H100, engine=VLLM, spread=Parallelism(pp=2))
     need = memory_need(setup, batch=10, max_len=4095, budget=None, gamma=0, tp_size=8)
     assert float(need.weights_bytes) == pytest.approx(
@@ -89,7 +96,9 @@ def test_a_rank_holds_its_experts_whole_and_the_rest_as_every_other_rank() -> No
     dense = total - 2 * table - 58 * 256 * EXPERT
     scaled, routers = 1 + 4 / 128**2, 58 * 256 * 7168
     expected = (dense + 58 * 16 * EXPERT - routers) * scaled + 2 * (routers + 2 * table)
-    assert float(weights_bytes(DEEPSEEK, FP8, 1, spread)) == pytest.approx(expected, rel=1e-4)
+    assert float(weights_bytes(DEEPSEEK, FP8, 1, spread)) == pytest.approx(
+        expected, rel=1e-4
+    )
     uneven = replace(spread, dp=24)  # 10 or 11 experts: the fullest has 11
     assert float(weights_bytes(DEEPSEEK, FP8, 1, uneven)) == pytest.approx(
         expected - 58 * 5 * EXPERT * scaled, rel=1e-4
@@ -102,10 +111,17 @@ def test_each_group_caches_its_own_sequences_only() -> None:
     spread = replace(alone, spread=Parallelism(dp=16, whole_experts=True))
     sequence = 61 * 576 * 2 * 4096
     caches = [
-        float(memory_need(setup, batch=40, max_len=4095, budget=None, gamma=0, tp_size=tp).kv_bytes)
+        float(
+            memory_need(
+                setup, batch=40, max_len=4095, budget=None, gamma=0, tp_size=tp
+            ).kv_bytes
+        )
         for setup, tp in ((alone, 16), (spread, 1))
     ]
-    assert caches == [40 * sequence, 3 * sequence]  # 40 sequences over 16 groups: 2 or 3
+    assert caches == [
+        40 * sequence,
+        3 * sequence,
+    ]  # 40 sequences over 16 groups: 2 or 3
 
 
 def test_a_rank_reads_the_experts_that_all_groups_tokens_choose_of_its_own(
@@ -117,13 +133,20 @@ def test_a_rank_reads_the_experts_that_all_groups_tokens_choose_of_its_own(
     mlp, count = next((mlp, count) for mlp, count in model.feed_forwards)
     engine = msgspec.structs.replace(VLLM, fused_experts=False)
     spread = Parallelism(dp=8, whole_experts=True)
-    time = forward_pass(model, H100, engine, batch=3, query_len=1, kv_len=64, spread=spread)
-    read = sum(float(op.cost.weight_bytes) for op in time.ops if op.name in ("gate_up", "down"))
+    time = forward_pass(
+        model, H100, engine, batch=3, query_len=1, kv_len=64, spread=spread
+    )
+    read = sum(
+        float(op.cost.weight_bytes) for op in time.ops if op.name in ("gate_up", "down")
+    )
     rng = np.random.default_rng(0)
     touched = []
     for _ in range(2000):
         chosen = np.concatenate(
-            [rng.permutation(mlp.num_experts)[: mlp.num_experts_per_tok] for _ in range(24)]
+            [
+                rng.permutation(mlp.num_experts)[: mlp.num_experts_per_tok]
+                for _ in range(24)
+            ]
         )
         touched.append(len(np.unique(chosen[chosen < mlp.num_experts // 8])))
     expected = count * np.mean(touched) * 3 * model.hidden_size * mlp.width * 2
@@ -140,12 +163,21 @@ def test_tokens_are_sent_to_their_experts_in_8_bits_and_come_back_in_16() -> Non
         "weight_dtype": "fp8_block",
     }
     time = forward_pass(DEEPSEEK, H100, VLLM, spread=spread, **arguments)
-    sent = {op.name: float(op.cost.collective_bytes) for op in time.ops if op.group == "link"}
+    sent = {
+        op.name: float(op.cost.collective_bytes)
+        for op in time.ops
+        if op.group == "link"
+    }
     assert sent["dispatch"] == 58 * 5 * 8 * (7168 + 7168 / 128 * 4)
     assert sent["combine"] == 58 * 5 * 8 * 7168 * 2
     assert sent["all_reduce"] == 0
     one_group = forward_pass(
-        DEEPSEEK, H100, VLLM, tp_size=8, spread=Parallelism(whole_experts=True), **arguments
+        DEEPSEEK,
+        H100,
+        VLLM,
+        tp_size=8,
+        spread=Parallelism(whole_experts=True),
+        **arguments,
     )
     assert not any(op.name in ("dispatch", "combine") for op in one_group.ops)
 
@@ -215,14 +247,20 @@ def test_405b_over_two_nodes_compares_stages_with_tensor_parallelism() -> None:
     assert [row.layout.label for row in answer.layouts] == ["tp 8 x pp 2", "tp 16"]
     assert answer.best.layout.label == "tp 8 x pp 2"
     assert answer.best.num_gpus == 16
-    assert answer.best.decoding.tokens_per_s_per_gpu == pytest.approx(answer.best.tokens_per_s / 16)
+    assert answer.best.decoding.tokens_per_s_per_gpu == pytest.approx(
+        answer.best.tokens_per_s / 16
+    )
     (unpublished,) = answer.needs_acceptance  # what vLLM runs with stages
     assert unpublished.draft_method == "eagle3"
     assert not answer.candidates
     assert any("engine vllm drafts with eagle3 only" in note for note in answer.notes)
     asked = plan(
         PlanRequest(
-            **case, tp_size=8, pp_size=2, batch_sizes=(answer.best.batch_size,), draft="none"
+            **case,
+            tp_size=8,
+            pp_size=2,
+            batch_sizes=(answer.best.batch_size,),
+            draft="none",
         )
     )
     assert asked.best.tokens_per_s == pytest.approx(answer.autoregressive.tokens_per_s)
@@ -230,7 +268,9 @@ def test_405b_over_two_nodes_compares_stages_with_tensor_parallelism() -> None:
         plan(PlanRequest(**case, tp_size=8, pp_size=2, draft="self"))
 
 
-def test_the_answer_is_the_best_of_the_layouts_listed_and_every_group_size_is_tried() -> None:
+def test_the_answer_is_the_best_of_the_layouts_listed_and_every_group_size_is_tried() -> (
+    None
+):
     case: dict[str, Any] = {
         "model": "deepseek-v3",
         "hardware": ("h200-sxm-141gb",),
@@ -247,7 +287,9 @@ def test_the_answer_is_the_best_of_the_layouts_listed_and_every_group_size_is_tr
     assert answer.best.rate_per_gpu == max(row.rate_per_gpu for row in answer.layouts)
     assert all(row.within_limits for row in answer.layouts)
     only_tp = next(row for row in answer.layouts if row.layout.label == "tp 8")
-    assert answer.best.batch_size > 3 * only_tp.batch_size  # eight caches in place of one
+    assert (
+        answer.best.batch_size > 3 * only_tp.batch_size
+    )  # eight caches in place of one
 
 
 def test_every_device_given_is_used_or_said_to_be_idle() -> None:
@@ -265,7 +307,8 @@ def test_every_device_given_is_used_or_said_to_be_idle() -> None:
     assert any("1 of the 3 GPUs given stays idle" in note for note in of_two.notes)
     text = StringIO()
     print_plan(
-        plan(PlanRequest(**case | {"num_gpus": 16, "tp_size": 4})), Console(file=text, width=100)
+        plan(PlanRequest(**case | {"num_gpus": 16, "tp_size": 4})),
+        Console(file=text, width=100),
     )
     shown = text.getvalue()
     assert "on 16 x a100-sxm-80gb in 4 replicas (tp 4)" in shown

@@ -38,7 +38,9 @@ BAD_TOKENS = st.one_of(
 BAD_ARRIVAL = st.sampled_from([-1.0, float("nan"), float("inf"), "soon", 1e300, True])
 
 
-def written(path: Path, rows: list[dict[str, Any]], extra: dict[int, str] | None = None) -> Path:
+def written(
+    path: Path, rows: list[dict[str, Any]], extra: dict[int, str] | None = None
+) -> Path:
     if path.suffix == ".jsonl":
         lines = [json.dumps(row) for row in rows]
     else:
@@ -64,7 +66,9 @@ def in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("name", ["requests.csv", "requests.jsonl"])
 @SHARED_FOLDER
 @given(rows=st.lists(ROW, min_size=1, max_size=8).map(in_order))
-def test_what_is_written_is_read(name: str, rows: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_what_is_written_is_read(
+    name: str, rows: list[dict[str, Any]], tmp_path: Path
+) -> None:
     requests = read_requests(written(tmp_path / name, rows))
     assert requests.prompt_len.tolist() == [row["prompt"] for row in rows]
     assert requests.output_len.tolist() == [row["output"] for row in rows]
@@ -100,7 +104,9 @@ def test_a_planted_number_that_is_none_is_refused_by_its_line(
 
 
 @SHARED_FOLDER
-@given(rows=st.lists(ROW, min_size=1, max_size=5).map(in_order), place=st.integers(0, 4))
+@given(
+    rows=st.lists(ROW, min_size=1, max_size=5).map(in_order), place=st.integers(0, 4)
+)
 def test_surplus_cells_are_refused_by_their_line(
     rows: list[dict[str, Any]], place: int, tmp_path: Path
 ) -> None:
@@ -117,7 +123,10 @@ def test_surplus_cells_are_refused_by_their_line(
         ("[" * 100_000 + "]" * 100_000, "Expected `object`"),
         ('{"arrival":1,"prompt":5,"output":true}', "output must be a whole number"),
         ('{"arrival":1,"prompt":100.7,"output":3}', "prompt must be a whole number"),
-        ('{"arrival":1,"prompt":9,"output":3,"prefix":"a","shared":-5}', "shared must be at least"),
+        (
+            '{"arrival":1,"prompt":9,"output":3,"prefix":"a","shared":-5}',
+            "shared must be at least",
+        ),
         ('{"arrival":1,"prompt":' + "9" * 4000 + ',"output":3}', ":1: "),
     ],
 )
@@ -151,7 +160,9 @@ def test_the_limits_of_a_request(row: str, is_taken: bool, tmp_path: Path) -> No
             read_requests(path)
 
 
-def test_tokens_that_requests_hold_are_weighted_by_the_time_they_generate(tmp_path: Path) -> None:
+def test_tokens_that_requests_hold_are_weighted_by_the_time_they_generate(
+    tmp_path: Path,
+) -> None:
     """A mean over every token generated of what its request holds halfway."""
     path = tmp_path / "requests.csv"
     path.write_text("arrival,prompt,output\n3,100,10\n5,200,40\n")
@@ -179,7 +190,12 @@ def test_blocks_that_came_before_are_cached_from_the_first_on(
     for (prompt, blocks), gap in zip(prompts, gaps, strict=False):
         time_ms += gap
         times.append(time_ms)
-        row = {"timestamp": time_ms, "input_length": prompt, "output_length": 3, "hash_ids": blocks}
+        row = {
+            "timestamp": time_ms,
+            "input_length": prompt,
+            "output_length": 3,
+            "hash_ids": blocks,
+        }
         lines.append(json.dumps(row))
         known = len(list(takewhile(seen.__contains__, blocks)))
         cached.append(min(512 * known, prompt - 1))
@@ -202,7 +218,9 @@ def test_a_prefix_is_cached_after_its_first_request(
     names: list[str], shared: int, own: int, tmp_path: Path
 ) -> None:
     path = tmp_path / "groups.csv"
-    rows = [f"{number},100,5,{own},{name},{shared}" for number, name in enumerate(names)]
+    rows = [
+        f"{number},100,5,{own},{name},{shared}" for number, name in enumerate(names)
+    ]
     path.write_text("\n".join(["arrival,prompt,output,cached,prefix,shared", *rows]))
     expected = []
     for number, name in enumerate(names):

@@ -19,8 +19,19 @@ from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import predict
 from magicdec.perfmodel.step import idle_step_s
 from magicdec.perfmodel.traffic.costs import NUM_CONTEXTS, nodes
-from magicdec.perfmodel.traffic.requests import Requests, Schedule, alike, drawn, read_requests
-from magicdec.perfmodel.traffic.simulate import Outcome, Server, simulate, simulate_closed
+from magicdec.perfmodel.traffic.requests import (
+    Requests,
+    Schedule,
+    alike,
+    drawn,
+    read_requests,
+)
+from magicdec.perfmodel.traffic.simulate import (
+    Outcome,
+    Server,
+    simulate,
+    simulate_closed,
+)
 from magicdec.specs.engine import load_engine
 from magicdec.specs.gamma_table import TableGamma
 from magicdec.specs.parallel import Parallelism
@@ -34,7 +45,10 @@ MIX = WorkloadSpec(
     )
 )
 PROMPT_ENGINE = msgspec.structs.replace(
-    load_engine("vllm"), steps_ahead=0.0, request_latency_s=0.0, prompt_token_latency_s=0.0
+    load_engine("vllm"),
+    steps_ahead=0.0,
+    request_latency_s=0.0,
+    prompt_token_latency_s=0.0,
 )
 """vLLM without what lies outside of its iterations."""
 AUTOREGRESSIVE = Setup.of("llama-3.1-8b", "h100-sxm-80gb", PROMPT_ENGINE)
@@ -51,10 +65,18 @@ def fixed(gamma: int) -> TableGamma:
 
 
 def eagle(
-    requests: Requests, *, rate: float = 0.7, policy: TableGamma | None = None, **limits: int
+    requests: Requests,
+    *,
+    rate: float = 0.7,
+    policy: TableGamma | None = None,
+    **limits: int,
 ) -> Server:
     return Server.of(
-        EAGLE, requests, acceptance=constant_profile(rate), policy=policy or fixed(3), **limits
+        EAGLE,
+        requests,
+        acceptance=constant_profile(rate),
+        policy=policy or fixed(3),
+        **limits,
     )
 
 
@@ -69,7 +91,9 @@ def check_conserved(outcome: Outcome) -> None:
         assert one._make_room(0) == one.limits.num_blocks
         assert min(waiting for _, _, waiting, _ in one.timeline) >= 0
         assert all(0 <= used <= one.limits.num_blocks for *_, used in one.timeline)
-    emitted = sum(np.where(np.isnan(one.last_s), 0, one.emitted) for one in outcome.replicas)
+    emitted = sum(
+        np.where(np.isnan(one.last_s), 0, one.emitted) for one in outcome.replicas
+    )
     np.testing.assert_array_equal(emitted, outcome.requests.output_len)
     assert np.all(outcome.first_s <= outcome.last_s)
     assert np.all(outcome.first_s > outcome.requests.arrival_s)
@@ -87,19 +111,28 @@ def test_tables_are_predictions_within_half_a_percent(
     requests = drawn(50, rate=1.0, workload=WorkloadSpec(requests=(
         RequestShape(prompt_len=100, gen_len=50), RequestShape(prompt_len=30_000, gen_len=2000))))  # fmt: skip
     server = Server.of(
-        setup, requests, acceptance=profile, policy=fixed(gamma) if profile else None, budget=budget
+        setup,
+        requests,
+        acceptance=profile,
+        policy=fixed(gamma) if profile else None,
+        budget=budget,
     )
     random = np.random.default_rng(3)
     batch = random.integers(1, server.limits.max_sequences + 1, 200)
     context = np.round(np.exp(random.uniform(np.log(101), np.log(32_000), 200)))
     if gamma == 0 and profile is not None:
-        exact = idle_step_s(setup, batch=batch, kv_len=context, draft_kv_len=context, tp_size=1)
+        exact = idle_step_s(
+            setup, batch=batch, kv_len=context, draft_kv_len=context, tp_size=1
+        )
     else:
         exact = predict(
-            setup, profile, Points(batch=batch, context=context, budget=budget, gamma=gamma)
+            setup,
+            profile,
+            Points(batch=batch, context=context, budget=budget, gamma=gamma),
         ).step_s
     found = [
-        server.costs.step_s(gamma, int(n), float(c)) for n, c in zip(batch, context, strict=True)
+        server.costs.step_s(gamma, int(n), float(c))
+        for n, c in zip(batch, context, strict=True)
     ]
     assert np.max(np.abs(np.array(found) / exact - 1.0)) < 0.005
 
@@ -107,19 +140,27 @@ def test_tables_are_predictions_within_half_a_percent(
 def test_one_request_alone_takes_what_predict_says() -> None:
     prompt, output = 500, 40
     outcome = simulate(
-        Server.of(AUTOREGRESSIVE, requests := alike(1, prompt_len=prompt, output_len=output)),
+        Server.of(
+            AUTOREGRESSIVE, requests := alike(1, prompt_len=prompt, output_len=output)
+        ),
         requests,
     )
     steps = predict(
         AUTOREGRESSIVE, None, Points(batch=1, context=prompt + np.arange(1.0, output))
     ).step_s
-    assert outcome.last_s[0] - outcome.first_s[0] == pytest.approx(float(steps.sum()), rel=1e-9)
+    assert outcome.last_s[0] - outcome.first_s[0] == pytest.approx(
+        float(steps.sum()), rel=1e-9
+    )
     wholly = constant_profile(1.0)
     outcome = simulate(eagle(requests, rate=1.0), requests)
     steps = predict(
-        EAGLE, wholly, Points(batch=1, context=prompt + np.arange(1.0, output, 4.0), gamma=3)
+        EAGLE,
+        wholly,
+        Points(batch=1, context=prompt + np.arange(1.0, output, 4.0), gamma=3),
     ).step_s
-    assert outcome.last_s[0] - outcome.first_s[0] == pytest.approx(float(steps.sum()), rel=1e-9)
+    assert outcome.last_s[0] - outcome.first_s[0] == pytest.approx(
+        float(steps.sum()), rel=1e-9
+    )
 
 
 @pytest.mark.parametrize(("prompt", "output", "users"), [
@@ -131,19 +172,29 @@ def test_many_equal_requests_in_a_closed_loop_are_the_serving_model(
 ) -> None:
     """Throughput and the time between tokens; with drafts, tokens per second."""
     requests = alike(8 * users, prompt_len=prompt, output_len=output)
-    told = serving_time(AUTOREGRESSIVE, concurrency=users, prompt_len=prompt, output_len=output)
-    outcome = simulate_closed(Server.of(AUTOREGRESSIVE, requests), requests, users=users)
+    told = serving_time(
+        AUTOREGRESSIVE, concurrency=users, prompt_len=prompt, output_len=output
+    )
+    outcome = simulate_closed(
+        Server.of(AUTOREGRESSIVE, requests), requests, users=users
+    )
     check_conserved(outcome)
-    assert outcome.tokens_per_s == pytest.approx(float(told.requests_per_s) * output, rel=0.05)
+    assert outcome.tokens_per_s == pytest.approx(
+        float(told.requests_per_s) * output, rel=0.05
+    )
     assert float(outcome.tpot_s.mean()) == pytest.approx(float(told.tpot_s), rel=0.05)
     profile = constant_profile(0.7)
     most = largest_active(
         EAGLE, prompt_len=prompt, output_len=output, tp_size=1, budget=None, gamma=3
     )
-    points = Points(batch=np.minimum(users, most), context=prompt, gamma=3, gen_len=float(output))
+    points = Points(
+        batch=np.minimum(users, most), context=prompt, gamma=3, gen_len=float(output)
+    )
     drafted = whole_requests(predict(EAGLE, profile, points), output_len=output).drafted
     outcome = simulate_closed(eagle(requests), requests, users=users)
-    assert outcome.tokens_per_s == pytest.approx(float(drafted.requests_per_s) * output, rel=0.08)
+    assert outcome.tokens_per_s == pytest.approx(
+        float(drafted.requests_per_s) * output, rel=0.08
+    )
 
 
 @pytest.mark.parametrize("balance", ["round-robin", "least-loaded"])
@@ -154,7 +205,9 @@ def test_tokens_and_blocks_are_conserved_also_where_the_cache_is_too_small(
 ) -> None:
     requests = drawn(150, rate=60.0, workload=MIX, seed=1)
     server = (
-        Server.of(AUTOREGRESSIVE, requests) if policy is None else eagle(requests, policy=policy)
+        Server.of(AUTOREGRESSIVE, requests)
+        if policy is None
+        else eagle(requests, policy=policy)
     )
     free = simulate(server, requests, replicas=2, balance=balance, seed=4)  # type: ignore[arg-type]
     tight = simulate(small(server, 60), requests, replicas=2, balance=balance, seed=4)  # type: ignore[arg-type]
@@ -167,21 +220,31 @@ def test_tokens_and_blocks_are_conserved_also_where_the_cache_is_too_small(
     np.testing.assert_array_equal(again.last_s, free.last_s)
 
 
-def test_drafts_are_accepted_as_often_as_the_profile_says_whatever_requests_differ_by() -> None:
+def test_drafts_are_accepted_as_often_as_the_profile_says_whatever_requests_differ_by() -> (
+    None
+):
     """Means over 400 requests of 400 tokens: within 2 % (about 6 standard errors of the spread between them)."""
     law = Law(rejection=0.3, concentration=4.0)
     for spread in (0.0, 0.1):
         profile = AcceptanceProfile(
-            model="llama-3.1-8b", draft="eagle3", draft_method="eagle3", law=law, spread=spread
+            model="llama-3.1-8b",
+            draft="eagle3",
+            draft_method="eagle3",
+            law=law,
+            spread=spread,
         )
         requests = alike(400, prompt_len=300, output_len=400)
         server = Server.of(EAGLE, requests, acceptance=profile, policy=fixed(3))
         told = float(
-            predict(EAGLE, profile, Points(batch=1, context=500, gamma=3)).expected_tokens_per_step
+            predict(
+                EAGLE, profile, Points(batch=1, context=500, gamma=3)
+            ).expected_tokens_per_step
         )
         assert server.drafts
         kinds = np.arange(3200) % 32
-        drawn_tokens = server.drafts.of_requests(3, kinds, np.full(3200, 500)).sum(axis=0) + 1.0
+        drawn_tokens = (
+            server.drafts.of_requests(3, kinds, np.full(3200, 500)).sum(axis=0) + 1.0
+        )
         assert drawn_tokens.mean() == pytest.approx(told, rel=0.002)
         assert (drawn_tokens.std() > 0.1) == (spread > 0)
         outcome = simulate_closed(server, requests, users=1)
@@ -195,7 +258,9 @@ def test_a_prompt_that_loses_its_room_goes_back_to_the_head_of_the_queue() -> No
     requests = alike(4, prompt_len=64, output_len=40)
     requests.prompt_len[2:] = 320
     requests.arrival_s[2:] = 0.01
-    outcome = simulate(small(Server.of(AUTOREGRESSIVE, requests, max_tokens=34), 29), requests)
+    outcome = simulate(
+        small(Server.of(AUTOREGRESSIVE, requests, max_tokens=34), 29), requests
+    )
     check_conserved(outcome)
     assert outcome.preemptions > 0
     assert outcome.last_s.argsort().tolist() == [0, 1, 2, 3]
@@ -212,14 +277,24 @@ def test_replicas_of_stages_and_groups_are_those_of_the_serving_model(
     setup = Setup.of(model, "h100-sxm-80gb", PROMPT_ENGINE, spread=spread)
     alone = alike(1, prompt_len=500, output_len=40)
     outcome = simulate(Server.of(setup, alone, tp_size=2), alone)
-    steps = predict(setup, None, Points(batch=1, context=500 + np.arange(1.0, 40), tp=2)).step_s
-    assert outcome.last_s[0] - outcome.first_s[0] == pytest.approx(float(steps.sum()), rel=1e-9)
+    steps = predict(
+        setup, None, Points(batch=1, context=500 + np.arange(1.0, 40), tp=2)
+    ).step_s
+    assert outcome.last_s[0] - outcome.first_s[0] == pytest.approx(
+        float(steps.sum()), rel=1e-9
+    )
     users, prompt, output = 48 * spread.groups, 512, 256
     requests = alike(6 * users, prompt_len=prompt, output_len=output)
-    outcome = simulate_closed(Server.of(setup, requests, tp_size=2), requests, users=users)
+    outcome = simulate_closed(
+        Server.of(setup, requests, tp_size=2), requests, users=users
+    )
     check_conserved(outcome)
-    told = serving_time(setup, concurrency=users, prompt_len=prompt, output_len=output, tp_size=2)
-    assert outcome.tokens_per_s == pytest.approx(float(told.requests_per_s) * output, rel=0.1)
+    told = serving_time(
+        setup, concurrency=users, prompt_len=prompt, output_len=output, tp_size=2
+    )
+    assert outcome.tokens_per_s == pytest.approx(
+        float(told.requests_per_s) * output, rel=0.1
+    )
 
 
 def test_least_loaded_replicas_share_what_turns_do_not() -> None:
@@ -243,7 +318,9 @@ def test_a_cached_prefix_is_not_computed_again() -> None:
     times = []
     for prompt, cached in ((52_000, 0), (52_000, 50_000), (2000, 0)):
         requests = alike(1, prompt_len=prompt, output_len=2, cached_len=cached)
-        times.append(float(simulate(Server.of(AUTOREGRESSIVE, requests), requests).ttft_s[0]))
+        times.append(
+            float(simulate(Server.of(AUTOREGRESSIVE, requests), requests).ttft_s[0])
+        )
     assert times[2] < times[1] < 0.2 * times[0]
 
 
@@ -261,7 +338,9 @@ def test_too_much_load_is_called_so_and_little_load_is_not() -> None:
 def test_a_request_that_never_fits_is_named() -> None:
     requests = alike(2, prompt_len=100, output_len=10)
     requests.prompt_len[1] = 900_000
-    with pytest.raises(CapacityError, match=r"request 2 \(900000 \+ 10 tokens\) does not fit"):
+    with pytest.raises(
+        CapacityError, match=r"request 2 \(900000 \+ 10 tokens\) does not fit"
+    ):
         Server.of(AUTOREGRESSIVE, requests)
 
 
@@ -297,7 +376,10 @@ def test_traces_are_read_as_published(name: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(found.arrival_s, [0.0, 1.0], atol=1e-6)
     assert found.prompt_len.tolist() == [100, 1200 if name.startswith("moon") else 200]
     assert found.output_len.tolist() == [20, 1]
-    assert found.cached_len.tolist() == [0, {"own": 150, "gro": 128, "moo": 512}.get(name[:3], 0)]
+    assert found.cached_len.tolist() == [
+        0,
+        {"own": 150, "gro": 128, "moo": 512}.get(name[:3], 0),
+    ]
 
 
 @pytest.mark.parametrize(("text", "message"), [
@@ -310,7 +392,9 @@ def test_traces_are_read_as_published(name: str, tmp_path: Path) -> None:
     ("time,tokens\n1,5\n", "has the columns time, tokens"),
     ("arrival,prompt,output\n", "holds no requests"),
 ])  # fmt: skip
-def test_a_bad_trace_is_refused_by_its_line(text: str, message: str, tmp_path: Path) -> None:
+def test_a_bad_trace_is_refused_by_its_line(
+    text: str, message: str, tmp_path: Path
+) -> None:
     (tmp_path / "bad.csv").write_text(text)
     with pytest.raises(ConfigError) as error:
         read_requests(tmp_path / "bad.csv")
@@ -336,7 +420,9 @@ def test_a_rate_that_changes_has_its_arrivals_where_it_says() -> None:
     "2:8", "2@0", "2@5,8@9", "2@0,8@0", "2@0,-1@9", "0@0,0@9", "a@0,1@2", "nan@0,1@2", "",
 ])  # fmt: skip
 def test_a_schedule_that_is_none_is_refused_with_one_that_is(text: str) -> None:
-    with pytest.raises(ConfigError, match="rates at seconds that ascend from 0, like 2@0,8@600"):
+    with pytest.raises(
+        ConfigError, match="rates at seconds that ascend from 0, like 2@0,8@600"
+    ):
         Schedule.of(text)
 
 
@@ -350,7 +436,11 @@ def test_nodes_are_all_whole_numbers_where_there_are_few() -> None:
 def test_gaps_between_arrivals_have_the_rate_and_the_burstiness() -> None:
     """Squared coefficient of variation of 20,000 gaps: within 10 % (beyond 4 standard errors at burstiness 4)."""
     for burstiness in (0.0, 0.5, 1.0, 4.0):
-        options = {"burstiness": burstiness} if burstiness != 1.0 else {}  # 1 is the default
+        options = (
+            {"burstiness": burstiness} if burstiness != 1.0 else {}
+        )  # 1 is the default
         gaps = np.diff(drawn(20_000, rate=5.0, workload=MIX, **options).arrival_s)
         assert gaps.mean() == pytest.approx(0.2, rel=0.06)
-        assert gaps.var() / gaps.mean() ** 2 == pytest.approx(burstiness, rel=0.1, abs=1e-9)
+        assert gaps.var() / gaps.mean() ** 2 == pytest.approx(
+            burstiness, rel=0.1, abs=1e-9
+        )

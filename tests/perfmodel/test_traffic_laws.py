@@ -25,7 +25,10 @@ from magicdec.specs.speculation import SpeculationSpec
 from magicdec.specs.workload import RequestShape, WorkloadSpec
 
 ENGINE = msgspec.structs.replace(
-    load_engine("vllm"), steps_ahead=0.0, request_latency_s=0.0, prompt_token_latency_s=0.0
+    load_engine("vllm"),
+    steps_ahead=0.0,
+    request_latency_s=0.0,
+    prompt_token_latency_s=0.0,
 )
 """vLLM without what lies outside of its iterations."""
 ALONE = Setup.of("llama-3.1-8b", "h100-sxm-80gb", ENGINE)
@@ -44,10 +47,14 @@ TABLE = TableGamma(
 def loads(draw: st.DrawFn) -> tuple[Server, Requests, int, int]:
     """A server, with a small cache or a large one, its requests, replicas and a seed."""
     shapes = draw(
-        st.lists(st.tuples(st.integers(20, 900), st.integers(1, 60)), min_size=1, max_size=3)
+        st.lists(
+            st.tuples(st.integers(20, 900), st.integers(1, 60)), min_size=1, max_size=3
+        )
     )
     workload = WorkloadSpec(
-        requests=tuple(RequestShape(prompt_len=prompt, gen_len=out) for prompt, out in shapes)
+        requests=tuple(
+            RequestShape(prompt_len=prompt, gen_len=out) for prompt, out in shapes
+        )
     )
     requests = drawn(
         draw(st.integers(1, 60)),
@@ -92,7 +99,9 @@ def test_every_request_ends_with_all_its_tokens_and_every_block_is_free_again(
     for place, replica in enumerate(outcome.replicas):
         mine = of_replica == place
         assert np.array_equal(np.isnan(replica.last_s), ~mine)
-        assert np.array_equal(np.array(replica.emitted)[mine], requests.output_len[mine])
+        assert np.array_equal(
+            np.array(replica.emitted)[mine], requests.output_len[mine]
+        )
         assert replica.in_system == 0
         assert replica.total == 0
         assert replica._make_room(0) == server.limits.num_blocks
@@ -206,7 +215,11 @@ def test_gamma_while_running_is_the_tables(
 ) -> None:
     requests, server = drafting
     replica = Replica(
-        requests, server.costs, server.limits, policy=server.policy, drafts=server.drafts
+        requests,
+        server.costs,
+        server.limits,
+        policy=server.policy,
+        drafts=server.drafts,
     )
     replica.n = batch
     replica.total = round(context * batch)
@@ -232,14 +245,18 @@ def test_an_outcomes_figures_are_those_of_its_requests(
         place = number - skipped
         first = float(outcome.first_s[number])
         assert outcome.ttft_s[place] == pytest.approx(first - arrival[number])
-        assert outcome.e2e_s[place] == pytest.approx(outcome.last_s[number] - arrival[number])
+        assert outcome.e2e_s[place] == pytest.approx(
+            outcome.last_s[number] - arrival[number]
+        )
         gaps = int(requests.output_len[number]) - 1
         between = (float(outcome.last_s[number]) - first) / gaps if gaps else 0.0
         kept += first - arrival[number] <= limits[0] and between <= limits[1]
     until = outcome.last_s[skipped:].max() if outcome.is_overloaded else arrival[-1]
     span = max(float(until - arrival[skipped]), 1e-12)
     assert outcome.goodput(*limits) == pytest.approx(kept / span)
-    assert outcome.goodput(None, None) == pytest.approx((len(requests) - skipped) / span)
+    assert outcome.goodput(None, None) == pytest.approx(
+        (len(requests) - skipped) / span
+    )
     assert outcome.goodput(limits[0], None) >= outcome.goodput(*limits)
     windows = outcome.windows(count)
     assert sum(len(window.ttft_s) for window in windows) == len(requests)
@@ -336,7 +353,9 @@ def test_requests_in_a_replica_are_those_that_came_and_have_not_ended(
 
 @settings(max_examples=20, deadline=None)
 @given(
-    count=st.integers(1, 40), replicas=st.integers(1, 5), gap_s=st.sampled_from([0.0, 1e-4, 9.0])
+    count=st.integers(1, 40),
+    replicas=st.integers(1, 5),
+    gap_s=st.sampled_from([0.0, 1e-4, 9.0]),
 )
 def test_the_replica_with_fewest_requests_takes_the_next(
     count: int, replicas: int, gap_s: float

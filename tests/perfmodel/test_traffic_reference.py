@@ -24,7 +24,9 @@ from magicdec.specs.workload import RequestShape, WorkloadSpec
 
 ENGINE = load_engine("vllm")
 EAGLE = SpeculationSpec(draft="eagle3", draft_method="eagle3", gamma=3)
-TABLE = TableGamma(batch_sizes=(1, 4, 16), context_lens=(8, 10), gammas=((5, 3), (3, 0), (1, 2)))
+TABLE = TableGamma(
+    batch_sizes=(1, 4, 16), context_lens=(8, 10), gammas=((5, 3), (3, 0), (1, 2))
+)
 """Its contexts are below all that are drawn: the simulation chooses gamma on a grid of contexts 1 %
 apart, so between two columns it may change a token earlier or later."""
 
@@ -73,7 +75,11 @@ class Scheduler:
     def run(self) -> None:
         while self.coming or self.queue or self.prompts or self.decoding:
             is_busy = bool(self.queue or self.prompts or self.decoding)
-            seen = self.began if is_busy and self.server.limits.schedules_ahead else self.now
+            seen = (
+                self.began
+                if is_busy and self.server.limits.schedules_ahead
+                else self.now
+            )
             arrived = [each for each in self.coming if each.seen_s <= seen]
             self.coming = [each for each in self.coming if each.seen_s > seen]
             self.queue += arrived
@@ -94,7 +100,9 @@ class Scheduler:
         gamma = 0
         if self.decoding and self.server.policy is not None:
             mean = sum(each.context for each in self.decoding) / len(self.decoding)
-            gamma = self.server.policy.choose(batch_size=len(self.decoding), context_len=mean)
+            gamma = self.server.policy.choose(
+                batch_size=len(self.decoding), context_len=mean
+            )
         free = self.free(gamma)
         while free < 0:
             self.preemptions += 1
@@ -149,7 +157,9 @@ class Scheduler:
             found.append((one, start, end, True))
         return found
 
-    def with_prompts(self, chunks: list[tuple[Sequence, int, int, bool]], gamma: int) -> None:
+    def with_prompts(
+        self, chunks: list[tuple[Sequence, int, int, bool]], gamma: int
+    ) -> None:
         costs = self.server.costs
         count = len(self.decoding)
         goes_on = costs.mixes and count > 0
@@ -223,7 +233,9 @@ def in_turns(server: Server, requests: Requests, replicas: int) -> list[Schedule
 @st.composite
 def loads(draw: st.DrawFn) -> tuple[Server, Requests]:
     shapes = draw(
-        st.lists(st.tuples(st.integers(20, 700), st.integers(1, 80)), min_size=1, max_size=3)
+        st.lists(
+            st.tuples(st.integers(20, 700), st.integers(1, 80)), min_size=1, max_size=3
+        )
     )
     requests = drawn(
         draw(st.integers(2, 50)),
@@ -237,7 +249,9 @@ def loads(draw: st.DrawFn) -> tuple[Server, Requests]:
     )
     is_drafted = draw(st.booleans())
     engine = msgspec.structs.replace(ENGINE, mixes_prefill=draw(st.booleans()))
-    setup = Setup.of("llama-3.1-8b", "h100-sxm-80gb", engine, *([EAGLE] if is_drafted else []))
+    setup = Setup.of(
+        "llama-3.1-8b", "h100-sxm-80gb", engine, *([EAGLE] if is_drafted else [])
+    )
     server = Server.of(
         setup,
         requests,
@@ -278,6 +292,8 @@ def test_the_scheduler_is_the_one_written_out_step_by_step(
     for scheduler, replica in zip(schedulers, outcome.replicas, strict=True):
         for number, first in scheduler.first.items():
             assert replica.first_s[number] == pytest.approx(first, rel=1e-9)
-            assert replica.last_s[number] == pytest.approx(scheduler.last[number], rel=1e-9)
+            assert replica.last_s[number] == pytest.approx(
+                scheduler.last[number], rel=1e-9
+            )
         assert replica.preemptions == scheduler.preemptions
     assert sum(len(each.last) for each in schedulers) == len(requests)

@@ -17,7 +17,13 @@ from magicdec.perfmodel.drafting import draft_kv_tokens, draft_of
 from magicdec.perfmodel.serving import pass_seconds, prompt_time
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.step import send_op
-from magicdec.perfmodel.traffic.costs import NUM_CLASSES, Costs, nodes, num_blocks, tabulate
+from magicdec.perfmodel.traffic.costs import (
+    NUM_CLASSES,
+    Costs,
+    nodes,
+    num_blocks,
+    tabulate,
+)
 from magicdec.perfmodel.traffic.requests import Requests, alike
 from magicdec.perfmodel.traffic.simulate import Server
 from magicdec.specs.engine import load_engine
@@ -30,9 +36,14 @@ EAGLE = SpeculationSpec(draft="eagle3", draft_method="eagle3", gamma=3)
 SETUPS = {
     "mixes": Setup.of("llama-3.1-8b", "h100-sxm-80gb", "vllm"),
     "prompts alone": Setup.of("llama-3.1-8b", "h100-sxm-80gb", "magicdec-2024"),
-    "stages": Setup.of("llama-3.1-8b", "h100-sxm-80gb", "vllm", spread=Parallelism(pp=2)),
+    "stages": Setup.of(
+        "llama-3.1-8b", "h100-sxm-80gb", "vllm", spread=Parallelism(pp=2)
+    ),
     "groups": Setup.of(
-        "gpt-oss-120b", "h100-sxm-80gb", "vllm", spread=Parallelism(dp=2, whole_experts=True)
+        "gpt-oss-120b",
+        "h100-sxm-80gb",
+        "vllm",
+        spread=Parallelism(dp=2, whole_experts=True),
     ),
 }
 PROFILE = AcceptanceProfile(
@@ -47,7 +58,9 @@ PROFILE = AcceptanceProfile(
 @cache
 def tables(name: str) -> tuple[Setup, Costs]:
     setup = SETUPS[name]
-    return setup, tabulate(setup, None, tp_size=1, lengths=(20, LONGEST), max_tokens=600)
+    return setup, tabulate(
+        setup, None, tp_size=1, lengths=(20, LONGEST), max_tokens=600
+    )
 
 
 @cache
@@ -63,7 +76,9 @@ NAMED = st.sampled_from(sorted(SETUPS))
 
 @settings(max_examples=150, deadline=None)
 @given(name=NAMED, length=st.integers(1, LONGEST))
-def test_a_prompt_takes_its_attention_or_all_of_its_prefill(name: str, length: int) -> None:
+def test_a_prompt_takes_its_attention_or_all_of_its_prefill(
+    name: str, length: int
+) -> None:
     """The send to the next stage is added where there is one."""
     setup, costs = tables(name)
     alone = prompt_time(setup, prompt_len=float(length), tp_size=1)
@@ -73,7 +88,9 @@ def test_a_prompt_takes_its_attention_or_all_of_its_prefill(name: str, length: i
     assert costs.prompt_s(0) == 0.0
     found = costs.prompt_s(length)
     if setup.spread.pp > 1:
-        exact += float(np.ravel(send_op(setup, tokens=float(length), tp_size=1).time_s)[0])
+        exact += float(
+            np.ravel(send_op(setup, tokens=float(length), tp_size=1).time_s)[0]
+        )
     if length >= 16:
         assert found == pytest.approx(exact, rel=0.02)
     else:
@@ -85,7 +102,9 @@ def test_a_prompt_takes_its_attention_or_all_of_its_prefill(name: str, length: i
 @given(
     name=NAMED,
     decoding=st.integers(1, 60),
-    cuts=st.lists(st.integers(1, LONGEST), min_size=2, max_size=4, unique=True).map(sorted),
+    cuts=st.lists(st.integers(1, LONGEST), min_size=2, max_size=4, unique=True).map(
+        sorted
+    ),
     entering=st.integers(0, 3),
 )
 def test_chunks_add_up_to_their_prompt(
@@ -100,7 +119,8 @@ def test_chunks_add_up_to_their_prompt(
     found = costs.chunks_s(decoding, starts, ends, entering)
     tokens = sum(end - start for start, end in zip(starts, ends, strict=True))
     expected = sum(
-        costs.prompt_s(end) - costs.prompt_s(start) for start, end in zip(starts, ends, strict=True)
+        costs.prompt_s(end) - costs.prompt_s(start)
+        for start, end in zip(starts, ends, strict=True)
     )
     if setup.engine.mixes_prefill:
         sizes = np.array([decoding + tokens, decoding], dtype=float)
@@ -127,8 +147,13 @@ def test_a_step_takes_no_less_with_more_tokens_and_is_constant_beyond_the_table(
     for context in contexts:
         told = np.interp(context, costs.contexts, row)
         assert costs.step_s(0, sequences, context) == pytest.approx(told, rel=1e-12)
-    assert costs.step_s(0, sequences + 1, low) >= costs.step_s(0, sequences, low) * (1 - 1e-3)
-    assert (costs.stages, costs.groups) == (setup.spread.pp, setup.spread.pp * setup.spread.dp)
+    assert costs.step_s(0, sequences + 1, low) >= costs.step_s(0, sequences, low) * (
+        1 - 1e-3
+    )
+    assert (costs.stages, costs.groups) == (
+        setup.spread.pp,
+        setup.spread.pp * setup.spread.dp,
+    )
 
 
 @settings(max_examples=40, deadline=None)
@@ -139,7 +164,9 @@ def test_a_step_takes_no_less_with_more_tokens_and_is_constant_beyond_the_table(
 )
 def test_blocks_fill_the_memory(mean_len: float, gamma: int, size: int) -> None:
     """Sequences that fill them fit, and those of two blocks more do not."""
-    setup = Setup.of("llama-3.1-8b", "h100-sxm-80gb", "vllm", EAGLE if gamma else AUTOREGRESSIVE)
+    setup = Setup.of(
+        "llama-3.1-8b", "h100-sxm-80gb", "vllm", EAGLE if gamma else AUTOREGRESSIVE
+    )
     found = num_blocks(
         setup, tp_size=1, mean_len=mean_len, budget=None, gamma=gamma, block_size=size
     )
@@ -157,7 +184,11 @@ def test_blocks_fill_the_memory(mean_len: float, gamma: int, size: int) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(context=st.integers(50, LONGEST), gamma=st.sampled_from([1, 3]), kind=st.integers(0, 31))
+@given(
+    context=st.integers(50, LONGEST),
+    gamma=st.sampled_from([1, 3]),
+    kind=st.integers(0, 31),
+)
 def test_requests_accept_by_class_and_as_the_profile_says_over_classes(
     context: int, gamma: int, kind: int
 ) -> None:
@@ -166,8 +197,12 @@ def test_requests_accept_by_class_and_as_the_profile_says_over_classes(
     drafts = server.drafts
     assert drafts is not None
     assert drafts.num_classes == NUM_CLASSES
-    every = drafts.of_requests(gamma, np.arange(NUM_CLASSES), np.full(NUM_CLASSES, context))
-    (node,) = [each for each in drafts.contexts if each >= context][:1] or [drafts.contexts[-1]]
+    every = drafts.of_requests(
+        gamma, np.arange(NUM_CLASSES), np.full(NUM_CLASSES, context)
+    )
+    (node,) = [each for each in drafts.contexts if each >= context][:1] or [
+        drafts.contexts[-1]
+    ]
     read = draft_kv_tokens(setup, np.array([node]), None)
     seen = draft_of(setup).context_seen(np.array([node]), None)
     told, _ = PROFILE.tokens_per_step(budget=read, context=seen, gamma=gamma)
@@ -206,7 +241,12 @@ def test_a_servers_limits_are_its_engines(
     limits = Server.of(setup, requests, max_sequences=most, max_tokens=tokens).limits
     usual = 1024 if setup.hardware.memory_bytes >= 70e9 else 256
     blocks = num_blocks(
-        setup, tp_size=1, mean_len=requests.mean_len, budget=None, gamma=0, block_size=16
+        setup,
+        tp_size=1,
+        mean_len=requests.mean_len,
+        budget=None,
+        gamma=0,
+        block_size=16,
     )
     fit = max(blocks // -(-min(prompts) // 16), 1)
     assert limits.max_sequences == dp * min(most or usual, fit)
@@ -217,7 +257,9 @@ def test_a_servers_limits_are_its_engines(
 
 
 @given(low=st.floats(0.1, 1e5), factor=st.floats(1.0, 1e3), most=st.integers(3, 200))
-def test_nodes_are_whole_ascend_and_hold_both_ends(low: float, factor: float, most: int) -> None:
+def test_nodes_are_whole_ascend_and_hold_both_ends(
+    low: float, factor: float, most: int
+) -> None:
     high = low * factor
     found = nodes(low, high, most)
     assert np.all(found == np.round(found))
@@ -229,5 +271,6 @@ def test_nodes_are_whole_ascend_and_hold_both_ends(low: float, factor: float, mo
         assert np.all(np.diff(found) == 1.0)
     else:
         assert np.all(
-            np.diff(found) <= 1.0 + found[:-1] * (max(high, 1) / max(low, 1)) ** (2 / most)
+            np.diff(found)
+            <= 1.0 + found[:-1] * (max(high, 1) / max(low, 1)) ** (2 / most)
         )

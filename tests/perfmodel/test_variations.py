@@ -17,7 +17,12 @@ from magicdec.plan_document import Plan, plan_of
 from magicdec.reports.exports import export
 from magicdec.specs.engine import load_engine
 
-CASE = {"model": "llama-3.1-8b", "hardware": ("h100-sxm-80gb",), "tp_size": 1, "batch_sizes": (8,)}
+CASE = {
+    "model": "llama-3.1-8b",
+    "hardware": ("h100-sxm-80gb",),
+    "tp_size": 1,
+    "batch_sizes": (8,),
+}
 
 
 @pytest.fixture(scope="module")
@@ -25,12 +30,16 @@ def planned() -> Plan:
     """As it comes from a file: with several drafts ranked, the best of which only some engines run."""
     return plan_of(
         json.loads(
-            plan(PlanRequest(engine="vllm", context_lens=(32_768,), plugin=True, **CASE)).to_json()
+            plan(
+                PlanRequest(engine="vllm", context_lens=(32_768,), plugin=True, **CASE)
+            ).to_json()
         )
     )
 
 
-def test_an_engine_gets_a_draft_that_it_runs_with_its_own_prediction(planned: Plan) -> None:
+def test_an_engine_gets_a_draft_that_it_runs_with_its_own_prediction(
+    planned: Plan,
+) -> None:
     assert not load_engine("sglang").runs(planned.best.draft, planned.best.draft_method)
     again = for_engine(planned, "sglang")
     assert "does not run" in again.reason
@@ -69,9 +78,13 @@ def test_the_gamma_table_shown_is_the_exported_one(planned: Plan) -> None:
     np.testing.assert_allclose(shown.speedup, again.speedup, rtol=1e-9)
 
 
-def test_a_chosen_candidate_is_exported_with_the_speedup_of_that_candidate(planned: Plan) -> None:
+def test_a_chosen_candidate_is_exported_with_the_speedup_of_that_candidate(
+    planned: Plan,
+) -> None:
     number, row = next(
-        (n, row) for n, row in enumerate(planned.candidates, 1) if row.draft_method == "eagle3"
+        (n, row)
+        for n, row in enumerate(planned.candidates, 1)
+        if row.draft_method == "eagle3"
     )
     again = for_engine(planned, "vllm", number=number)
     if again.plan.best.is_speculative:
@@ -81,17 +94,24 @@ def test_a_chosen_candidate_is_exported_with_the_speedup_of_that_candidate(plann
     text = export("vllm", again.plan, reason=again.reason)
     heading = " ".join(line[2:] for line in text.splitlines() if line.startswith("# "))
     said = (
-        "Predicted speedup of decoding" if again.plan.best.is_speculative else "Note: eagle3/eagle3"
+        "Predicted speedup of decoding"
+        if again.plan.best.is_speculative
+        else "Note: eagle3/eagle3"
     )
     assert (
-        f"{row.speedup:.2f}" in heading[heading.index(said) :].split(" times")[0].split(" (90")[0]
+        f"{row.speedup:.2f}"
+        in heading[heading.index(said) :].split(" times")[0].split(" (90")[0]
     )
 
 
 def test_below_one_speculation_is_left_off_and_the_reason_is_said() -> None:
     losing = plan(
         PlanRequest(
-            engine="sglang", context_lens=(2048,), draft="llama-3.2-1b", acceptance_rate=0.3, **CASE
+            engine="sglang",
+            context_lens=(2048,),
+            draft="llama-3.2-1b",
+            acceptance_rate=0.3,
+            **CASE,
         )
     )
     again = for_engine(plan_of(json.loads(losing.to_json())), "sglang", number=1)
@@ -122,7 +142,9 @@ def test_sglang_is_told_its_batch_limit_which_speculation_would_reset() -> None:
 def test_what_cannot_be_exported_is_refused(planned: Plan) -> None:
     with pytest.raises(ConfigError, match="has candidates 1 to"):
         for_engine(planned, "vllm", number=10**6)
-    self_draft = next(n for n, row in enumerate(planned.candidates, 1) if row.draft == "self")
+    self_draft = next(
+        n for n, row in enumerate(planned.candidates, 1) if row.draft == "self"
+    )
     with pytest.raises(ConfigError, match="engine sglang does not run self/"):
         for_engine(planned, "sglang", number=self_draft)
     own = msgspec.structs.replace(
@@ -150,7 +172,8 @@ def test_elasticities_are_the_differences_of_plans() -> None:
     def hardware(factor: float) -> PlanRequest:
         rate = HARDWARE.memory_bytes_per_s * factor
         return msgspec.structs.replace(
-            REQUEST, hardware=(msgspec.structs.replace(HARDWARE, memory_bytes_per_s=rate),)
+            REQUEST,
+            hardware=(msgspec.structs.replace(HARDWARE, memory_bytes_per_s=rate),),
         )
 
     def engine(factor: float) -> PlanRequest:

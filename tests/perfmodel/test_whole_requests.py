@@ -49,7 +49,9 @@ def simulated(
             state[2] += 1
             if state[2] == output:
                 sent, first, _ = decoding.pop(slot)
-                done.append((clock - sent, first - sent, (clock - first) / (output - 1)))
+                done.append(
+                    (clock - sent, first - sent, (clock - first) / (output - 1))
+                )
                 waiting.append((slot, clock))
         if prefilled is not None:
             slot, sent = prefilled
@@ -87,7 +89,11 @@ def test_the_closed_form_solves_the_equations_that_it_is_of() -> None:
     setup = Setup.of("llama-3.1-70b", "h100-sxm-80gb", "sglang")
     load = np.array([1.0, 4.0, 32.0])[:, None]
     time = serving_time(
-        setup, concurrency=load, prompt_len=np.array([128.0, 8192.0]), output_len=200, tp_size=4
+        setup,
+        concurrency=load,
+        prompt_len=np.array([128.0, 8192.0]),
+        output_len=200,
+        tp_size=4,
     )
     others, gaps, share = time.active - 1.0, 199.0, setup.engine.prefill_share
     alone_s = time.prompt_s * time.filled
@@ -97,13 +103,19 @@ def test_the_closed_form_solves_the_equations_that_it_is_of() -> None:
         * gaps
         / (gaps + (time.request_s - alone_s - gaps * time.tpot_s) / time.tpot_s)
     )
-    np.testing.assert_allclose(time.tpot_s, time.token_s + between * time.prompt_s / gaps)
     np.testing.assert_allclose(
-        time.ttft_s, time.prompt_s * (1.0 + others - between) + 1.5 * time.token_s, rtol=1e-9
+        time.tpot_s, time.token_s + between * time.prompt_s / gaps
+    )
+    np.testing.assert_allclose(
+        time.ttft_s,
+        time.prompt_s * (1.0 + others - between) + 1.5 * time.token_s,
+        rtol=1e-9,
     )
 
 
-LONG = PlanRequest(context_lens=(32_768,), gen_len=200, price_per_hour_usd=2.0, num_gpus=8)
+LONG = PlanRequest(
+    context_lens=(32_768,), gen_len=200, price_per_hour_usd=2.0, num_gpus=8
+)
 
 
 def test_every_number_of_a_request_follows_from_the_others() -> None:
@@ -113,7 +125,9 @@ def test_every_number_of_a_request_follows_from_the_others() -> None:
         assert row.requests.request_s == pytest.approx(
             row.requests.ttft_s + 199 * row.requests.tpot_s
         )
-        assert row.requests.output_tokens_per_s_per_gpu == pytest.approx(200 / per_request_gpu_s)
+        assert row.requests.output_tokens_per_s_per_gpu == pytest.approx(
+            200 / per_request_gpu_s
+        )
         assert row.cost.gpu_hours_per_million_requests == pytest.approx(
             per_request_gpu_s / HOUR_S * 1e6
         )
@@ -126,7 +140,9 @@ def test_every_number_of_a_request_follows_from_the_others() -> None:
         assert row.requests.requests_per_s == pytest.approx(
             8 // row.tp_size * row.batch_size / row.requests.request_s
         )
-        assert row.requests.gain.low <= row.requests.gain.speedup <= row.requests.gain.high
+        assert (
+            row.requests.gain.low <= row.requests.gain.speedup <= row.requests.gain.high
+        )
         assert 0 < row.requests.prefill_share < 1
     best, alone = document.best, document.autoregressive
     assert best.requests.gain.speedup == pytest.approx(
@@ -151,11 +167,16 @@ def test_a_mix_of_requests_prefills_each_of_its_prompts() -> None:
     """Its prefill is the mean over prompts, not that of the mean prompt."""
     shapes = ((1000, 300, 3.0), (30_000, 300, 1.0))
     mix = WorkloadSpec(
-        requests=tuple(RequestShape(prompt_len=p, gen_len=g, weight=w) for p, g, w in shapes)
+        requests=tuple(
+            RequestShape(prompt_len=p, gen_len=g, weight=w) for p, g, w in shapes
+        )
     )
     case = {"tp_size": 8, "batch_sizes": (8,), "draft": "none"}
     mixed = plan(PlanRequest(workload=mix, **case)).best
-    alone = [plan(PlanRequest(context_lens=(p,), gen_len=g, **case)).best for p, g, _ in shapes]
+    alone = [
+        plan(PlanRequest(context_lens=(p,), gen_len=g, **case)).best
+        for p, g, _ in shapes
+    ]
     prefill = [row.requests.prefill_share * row.requests.request_s for row in alone]
     assert mixed.requests.prefill_share * mixed.requests.request_s == pytest.approx(
         0.75 * prefill[0] + 0.25 * prefill[1], rel=1e-6
@@ -165,17 +186,25 @@ def test_a_mix_of_requests_prefills_each_of_its_prompts() -> None:
 def test_many_prompt_lengths_are_grouped_without_changing_their_mean() -> None:
     rng = np.random.default_rng(1)
     lengths = rng.integers(100, 50_000, size=500)
-    mix = WorkloadSpec(requests=tuple(RequestShape(prompt_len=int(n), gen_len=10) for n in lengths))
+    mix = WorkloadSpec(
+        requests=tuple(RequestShape(prompt_len=int(n), gen_len=10) for n in lengths)
+    )
     groups = mix.prompt_groups()
     assert len(groups) == 8
     assert sum(weight for _, weight in groups) == pytest.approx(500)
-    assert sum(length * weight for length, weight in groups) / 500 == pytest.approx(lengths.mean())
+    assert sum(length * weight for length, weight in groups) / 500 == pytest.approx(
+        lengths.mean()
+    )
 
 
 def test_limits_are_those_of_requests_that_share_the_server() -> None:
     limited = plan(
         PlanRequest(
-            context_lens=(8192,), gen_len=500, num_gpus=8, tpot_limit_s=0.03, ttft_limit_s=2.0
+            context_lens=(8192,),
+            gen_len=500,
+            num_gpus=8,
+            tpot_limit_s=0.03,
+            ttft_limit_s=2.0,
         )
     )
     for row in (limited.best, limited.best_autoregressive, *limited.pareto):
@@ -220,7 +249,9 @@ def test_drafting_nothing_costs_a_head_its_own_step_and_the_bookkeeping() -> Non
     fewest = min(document.candidates, key=lambda row: row.gamma)
     idle_s = alone_s / table.idle_speedup[where[0]][where[1]]
     assert idle_s > alone_s + engine.step_overhead_s + engine.eagle3_step_overhead_s
-    assert idle_s == pytest.approx(alone_s + fewest.step.draft_s + fewest.step.upkeep_s, rel=0.01)
+    assert idle_s == pytest.approx(
+        alone_s + fewest.step.draft_s + fewest.step.upkeep_s, rel=0.01
+    )
 
 
 def test_drafting_nothing_is_chosen_only_where_it_is_quicker_than_drafting() -> None:
@@ -231,14 +262,20 @@ def test_drafting_nothing_is_chosen_only_where_it_is_quicker_than_drafting() -> 
         "tp_size": 1,
         "acceptance_rate": (0.3,),
     }
-    table = plan(PlanRequest(**request, context_lens=(2048,), batch_sizes=(4,))).gamma_table
+    table = plan(
+        PlanRequest(**request, context_lens=(2048,), batch_sizes=(4,))
+    ).gamma_table
     assert any(0 in row for row in table.gamma)
     for context in (2048, 16_384):
-        rows = plan(PlanRequest(**request, context_lens=(context,), batch_sizes=(8,))).candidates
+        rows = plan(
+            PlanRequest(**request, context_lens=(context,), batch_sizes=(8,))
+        ).candidates
         cell = table.batch_sizes.index(8), table.context_lens.index(context)
         idle = table.idle_speedup[cell[0]][cell[1]]
         best = max(rows, key=lambda row: row.speedup)
-        assert table.gamma_set_up[cell[0]][cell[1]] == (best.gamma if best.speedup > idle else 0)
+        assert table.gamma_set_up[cell[0]][cell[1]] == (
+            best.gamma if best.speedup > idle else 0
+        )
 
 
 CACHED = {

@@ -14,7 +14,9 @@ from tests.headless import driver  # noqa: F401  # a fixture
 
 @pytest.fixture(scope="session")
 def data() -> ReportData:
-    return ReportData.from_records(grid(), plan(), command="magicdec report records.jsonl")
+    return ReportData.from_records(
+        grid(), plan(), command="magicdec report records.jsonl"
+    )
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,9 @@ DRAFTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def table(batches: list[int], contexts: list[int], gamma: list[list[int]]) -> GammaTable:
+def table(
+    batches: list[int], contexts: list[int], gamma: list[list[int]]
+) -> GammaTable:
     def cells(value: Any) -> list[list[Any]]:
         return [[value] * len(contexts) for _ in batches]
 
@@ -52,7 +54,11 @@ CPU = msgspec.structs.replace(SITE, is_cpu=True)
 
 def words_of(text: str) -> list[str]:
     """The command as a shell splits it."""
-    lines = [line.removesuffix("\\") for line in text.splitlines() if not line.startswith("#")]
+    lines = [
+        line.removesuffix("\\")
+        for line in text.splitlines()
+        if not line.startswith("#")
+    ]
     return shlex.split(" ".join(lines))
 
 
@@ -62,7 +68,9 @@ def planned(engine: str, **asked: Any) -> Plan:
     }  # fmt: skip
     document = make_plan(PlanRequest(**(case | asked)))
     return (
-        msgspec.structs.replace(document, choice=document.choosing(document.candidates[0]))
+        msgspec.structs.replace(
+            document, choice=document.choosing(document.candidates[0])
+        )
         if document.candidates
         else document
     )

@@ -73,11 +73,20 @@ def configuration(
     }
     if gamma == 0:
         return base
-    return base | {"draft": "self", "draft_method": method, "draft_budget": budget, "gamma": gamma}
+    return base | {
+        "draft": "self",
+        "draft_method": method,
+        "draft_budget": budget,
+        "gamma": gamma,
+    }
 
 
 def predicted(
-    batch: int, context: int, method: str = "streamingllm", budget: int = 256, gamma: int = 3
+    batch: int,
+    context: int,
+    method: str = "streamingllm",
+    budget: int = 256,
+    gamma: int = 3,
 ) -> Record:
     kv = batch * 6144 * context / 9.5e9
     dense = 3e-3 + 0.5e-3 * batch
@@ -114,7 +123,11 @@ def predicted(
 
 
 def measured(
-    batch: int, context: int, method: str = "streamingllm", budget: int = 256, gamma: int = 3
+    batch: int,
+    context: int,
+    method: str = "streamingllm",
+    budget: int = 256,
+    gamma: int = 3,
 ) -> Record:
     guess = predicted(batch, context, method, budget, gamma)
     noise = random.Random(f"{batch} {context} {method} {budget} {gamma}")
@@ -134,7 +147,9 @@ def measured(
             "tokens_per_s": batch / ar,
             "autoregressive_tokens_per_s": batch / ar,
         }
-        return Record(**configuration(batch, context, method, None, 0), **fields, speedup=1.0)
+        return Record(
+            **configuration(batch, context, method, None, 0), **fields, speedup=1.0
+        )
     step = near(guess.step_s or 0)
     trials, accepted, by_position, histogram = batch * 20, 0, [], []
     counts = [trials]
@@ -237,7 +252,10 @@ def gamma_table() -> GammaTable:
     batches, contexts = [1, 4, 16, 32, 64], [512, 1024, 2048, 4096]
     best = [
         [
-            max((predicted(b, c, "streamingllm", 256, g).speedup or 1, g) for g in range(7))
+            max(
+                (predicted(b, c, "streamingllm", 256, g).speedup or 1, g)
+                for g in range(7)
+            )
             for c in contexts
         ]
         for b in batches
@@ -249,13 +267,17 @@ def gamma_table() -> GammaTable:
         gamma=[[g for _, g in row] for row in best],
         speedup=[[s for s, _ in row] for row in best],
         verdict=[
-            [verdict_of(speedup_low=s * 0.92, speedup_high=s * 1.08 if g else 1) for s, g in row]
+            [
+                verdict_of(speedup_low=s * 0.92, speedup_high=s * 1.08 if g else 1)
+                for s, g in row
+            ]
             for row in best
         ],
         fits=[[True] * len(contexts) for _ in batches],
         break_even_gen_len=[[None] * len(contexts) for _ in batches],
         break_even_context=[
-            next((c for c, (_, g) in zip(contexts, row, strict=True) if g), None) for row in best
+            next((c for c, (_, g) in zip(contexts, row, strict=True) if g), None)
+            for row in best
         ],
     )
 

@@ -66,7 +66,9 @@ def test_a_table_sorts_by_its_values_up_and_down(page: webdriver.Chrome) -> None
 
 def test_unknown_values_sort_to_the_end(page: webdriver.Chrome) -> None:
     table = results(page)
-    button = table.find_elements(By.TAG_NAME, "th")[8 - 1].find_element(By.TAG_NAME, "button")
+    button = table.find_elements(By.TAG_NAME, "th")[8 - 1].find_element(
+        By.TAG_NAME, "button"
+    )
     for _ in range(2):
         button.click()
         values = column(table, 7)
@@ -77,13 +79,20 @@ def test_unknown_values_sort_to_the_end(page: webdriver.Chrome) -> None:
 def test_sorting_works_from_the_keyboard(page: webdriver.Chrome) -> None:
     button = results(page).find_element(By.CSS_SELECTOR, "th button")
     button.send_keys(Keys.ENTER)
-    assert results(page).find_element(By.TAG_NAME, "th").get_attribute("aria-sort") == "ascending"
+    assert (
+        results(page).find_element(By.TAG_NAME, "th").get_attribute("aria-sort")
+        == "ascending"
+    )
 
 
 def test_filtering_hides_the_other_rows(page: webdriver.Chrome) -> None:
     table = results(page)
     table.find_element(By.CSS_SELECTOR, "[data-filter]").send_keys("snapkv 512")
-    shown = [row for row in table.find_elements(By.CSS_SELECTOR, "tbody tr") if row.is_displayed()]
+    shown = [
+        row
+        for row in table.find_elements(By.CSS_SELECTOR, "tbody tr")
+        if row.is_displayed()
+    ]
     assert len(shown) == 1
     assert "SnapKV" in shown[0].text
 
@@ -102,7 +111,8 @@ def test_arrow_keys_walk_through_the_marks(page: webdriver.Chrome) -> None:
     figure = page.find_element(By.CSS_SELECTOR, "#figure-gamma svg")
     page.execute_script("arguments[0].focus()", figure)
     tips = [
-        mark.get_attribute("data-tip") for mark in figure.find_elements(By.CSS_SELECTOR, ".tip")
+        mark.get_attribute("data-tip")
+        for mark in figure.find_elements(By.CSS_SELECTOR, ".tip")
     ]
     for tip in tips[:2]:
         ActionChains(page).send_keys(Keys.ARROW_RIGHT).perform()
@@ -111,7 +121,9 @@ def test_arrow_keys_walk_through_the_marks(page: webdriver.Chrome) -> None:
         assert page.find_element(By.ID, "tooltip").text == tip
 
 
-def test_the_slider_shows_each_gamma_s_precomputed_values(page: webdriver.Chrome) -> None:
+def test_the_slider_shows_each_gamma_s_precomputed_values(
+    page: webdriver.Chrome,
+) -> None:
     slider = page.find_element(By.CSS_SELECTOR, ".slider input")
     output = page.find_element(By.CSS_SELECTOR, ".slider output")
     assert output.text.startswith("γ = 3: ")
@@ -151,7 +163,9 @@ def test_figures_stay_inside_their_frame_on_a_phone(
     assert outside == []
 
 
-def test_the_dark_theme_reaches_the_figures(driver: webdriver.Chrome, html_file: Path) -> None:
+def test_the_dark_theme_reaches_the_figures(
+    driver: webdriver.Chrome, html_file: Path
+) -> None:
     script = """
         const text = document.querySelector("#figure-gamma svg text");
         return [getComputedStyle(document.body).backgroundColor, getComputedStyle(text).fill];
@@ -167,7 +181,8 @@ def test_it_reads_with_scripts_off(driver: webdriver.Chrome, html_file: Path) ->
     try:
         assert page.find_element(By.TAG_NAME, "h1").text.startswith("Yes: StreamingLLM")
         assert not any(
-            e.is_displayed() for e in page.find_elements(By.CSS_SELECTOR, ".needs-script")
+            e.is_displayed()
+            for e in page.find_elements(By.CSS_SELECTOR, ".needs-script")
         )
         assert len(page.find_elements(By.CSS_SELECTOR, "svg .tip title")) > 100
         assert len(results(page).find_elements(By.CSS_SELECTOR, "tbody tr")) == 30
@@ -178,7 +193,10 @@ def test_it_reads_with_scripts_off(driver: webdriver.Chrome, html_file: Path) ->
 def test_a_series_can_be_hidden_and_shown(page: webdriver.Chrome) -> None:
     figure = page.find_element(By.ID, "figure-gamma")
     boxes = figure.find_elements(By.CSS_SELECTOR, ".series input")
-    assert [box.find_element(By.XPATH, "..").text for box in boxes] == ["predicted", "measured"]
+    assert [box.find_element(By.XPATH, "..").text for box in boxes] == [
+        "predicted",
+        "measured",
+    ]
     marks = figure.find_elements(By.CSS_SELECTOR, '[data-series="measured"]')
     others = figure.find_elements(By.CSS_SELECTOR, '[data-series="predicted"]')
     assert len(marks) > 6

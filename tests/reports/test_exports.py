@@ -13,7 +13,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from samples_exports import CPU, DRAFTS, SITE, planned, sample, spread_plan, table, words_of
+from samples_exports import (
+    CPU,
+    DRAFTS,
+    SITE,
+    planned,
+    sample,
+    spread_plan,
+    table,
+    words_of,
+)
 from samples_reports import changed, plan
 
 from magicdec.errors import ConfigError
@@ -35,7 +44,8 @@ GOLDEN = Path(__file__).parent / "golden"
 @pytest.mark.parametrize("engine", ENGINE_TITLES)
 def test_the_text_is_as_agreed(engine: str, draft: str) -> None:
     assert (
-        export(engine, sample(draft), site=SITE) == (GOLDEN / f"{engine}-{draft}.txt").read_text()
+        export(engine, sample(draft), site=SITE)
+        == (GOLDEN / f"{engine}-{draft}.txt").read_text()
     )
 
 
@@ -70,13 +80,17 @@ def test_the_plugins_own_reader_takes_what_is_exported_for_it() -> None:
     words = words_of(export("vllm", document))
     settings = read_settings(json.loads(words[words.index("--additional-config") + 1]))
     assert settings.draft_budget == document.best.draft_budget
-    assert [list(row) for row in settings.gamma_table.gammas] == document.gamma_table.gamma[:4]
+    assert [
+        list(row) for row in settings.gamma_table.gammas
+    ] == document.gamma_table.gamma[:4]
     speculation = json.loads(words[words.index("--speculative-config") + 1])
     assert speculation["num_speculative_tokens"] == settings.gamma_table.max_gamma
 
 
 @given(
-    gammas=st.lists(st.lists(st.integers(0, 8), min_size=4, max_size=4), min_size=4, max_size=4),
+    gammas=st.lists(
+        st.lists(st.integers(0, 8), min_size=4, max_size=4), min_size=4, max_size=4
+    ),
     room=st.lists(st.integers(0, 4), min_size=4, max_size=4),
     batch=st.integers(1, 16),
     context=st.integers(512, 32_768),
@@ -87,7 +101,9 @@ def test_a_trimmed_table_answers_as_the_whole_one_wherever_there_is_room(
     """Looked up at any batch and context within the limits; its greatest gamma is of a cell with room."""
     whole = table([1, 4, 8, 16], [512, 2048, 8192, 32_768], gammas)
     room = sorted(room, reverse=True)  # a larger batch has no more
-    whole = msgspec.structs.replace(whole, fits=[[j < most for j in range(4)] for most in room])
+    whole = msgspec.structs.replace(
+        whole, fits=[[j < most for j in range(4)] for most in room]
+    )
     trimmed = reachable(whole, max_batch=batch, max_len=context)
     fitting = [gammas[i][j] for i in range(4) for j in range(room[i])]
     if trimmed is None:
@@ -97,7 +113,9 @@ def test_a_trimmed_table_answers_as_the_whole_one_wherever_there_is_room(
     for b in range(1, batch + 1):
         row = min(range(4), key=lambda i: abs(np.log(whole.batch_sizes[i] / b)))
         for c in (512, context // 2, context):
-            column = min(range(4), key=lambda j: abs(np.log(whole.context_lens[j] / max(c, 1))))
+            column = min(
+                range(4), key=lambda j: abs(np.log(whole.context_lens[j] / max(c, 1)))
+            )
             if column < room[row]:
                 assert cells.choose(batch_size=b, context_len=c) == gammas[row][column]
 
@@ -135,7 +153,9 @@ def test_a_model_too_long_for_the_memory_is_served_shorter() -> None:
     """One sequence of the model's own length must fit, or vLLM does not start."""
     short = planned("vllm", hardware=("l4-24gb",), draft="none", batch_sizes=(1,))
     text = export("vllm", short)
-    (length,) = [int(line.split()[1]) for line in text.splitlines() if "--max-model-len" in line]
+    (length,) = [
+        int(line.split()[1]) for line in text.splitlines() if "--max-model-len" in line
+    ]
     assert short.context_len <= length < 131_072
     assert "--max-model-len" not in export(
         "vllm", planned("vllm", hardware=("h200-sxm-141gb",), draft="none")
@@ -146,7 +166,9 @@ def test_a_model_too_long_for_the_memory_is_served_shorter() -> None:
     gammas=st.lists(st.integers(0, 8), min_size=1, max_size=8),
     steps=st.lists(st.integers(1, 40), min_size=8, max_size=8),
 )
-def test_every_batch_size_has_the_gamma_of_the_table(gammas: list[int], steps: list[int]) -> None:
+def test_every_batch_size_has_the_gamma_of_the_table(
+    gammas: list[int], steps: list[int]
+) -> None:
     """Bands hold the gamma that the plugin, a run and a simulation look up at the same batch."""
     batches = [sum(steps[: i + 1]) for i in range(len(gammas))]
     policy = table(batches, [4096], [[gamma] for gamma in gammas]).policy
@@ -155,7 +177,11 @@ def test_every_batch_size_has_the_gamma_of_the_table(gammas: list[int], steps: l
         (gamma,) = [g for start, end, g in bands if start <= batch <= end]
         assert gamma == policy.choose(batch_size=batch, context_len=4096)
         distances = [abs(np.log(tabulated / batch)) for tabulated in batches]
-        as_near = {gammas[i] for i, far in enumerate(distances) if far <= min(distances) + 1e-12}
+        as_near = {
+            gammas[i]
+            for i, far in enumerate(distances)
+            if far <= min(distances) + 1e-12
+        }
         assert gamma in as_near
     schedule, changed = draft_len_schedule(bands)
     assert schedule[1] == max(gammas), "the engine refuses anything else"
@@ -167,7 +193,10 @@ def test_every_batch_size_has_the_gamma_of_the_table(gammas: list[int], steps: l
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"fits": False}, "does not fit"), ({"draft": "a\nrm -rf /"}, "cannot be written into")],
+    [
+        ({"fits": False}, "does not fit"),
+        ({"draft": "a\nrm -rf /"}, "cannot be written into"),
+    ],
 )
 def test_what_cannot_be_served_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -199,19 +228,30 @@ def test_a_hostile_model_name_stays_one_word() -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "flag"), [("vllm", '"model": "{}"'), ("sglang", "-path {}"), ("trtllm", '"{}"')]
+    ("engine", "flag"),
+    [("vllm", '"model": "{}"'), ("sglang", "-path {}"), ("trtllm", '"{}"')],
 )
-def test_a_head_is_the_checkpoint_whose_acceptance_was_planned_with(engine: str, flag: str) -> None:
+def test_a_head_is_the_checkpoint_whose_acceptance_was_planned_with(
+    engine: str, flag: str
+) -> None:
     text = export(engine, planned(engine, draft="eagle3", batch_sizes=(4,)))
     assert flag.format("yuhuili/EAGLE3-LLaMA3.1-Instruct-8B") in text
     assert "placeholder" not in text
 
 
 @pytest.mark.parametrize("engine", ENGINE_TITLES)
-def test_a_head_that_nobody_published_is_a_placeholder_that_says_so(engine: str) -> None:
+def test_a_head_that_nobody_published_is_a_placeholder_that_says_so(
+    engine: str,
+) -> None:
     text = export(
         engine,
-        planned(engine, model="gemma-3-27b", draft="eagle3", batch_sizes=(4,), acceptance_rate=0.7),
+        planned(
+            engine,
+            model="gemma-3-27b",
+            draft="eagle3",
+            batch_sizes=(4,),
+            acceptance_rate=0.7,
+        ),
     )
     assert text.count("YOUR-EAGLE3-HEAD-OF-gemma-3-27b") == 2
     assert "is a placeholder" in text
@@ -238,7 +278,11 @@ def test_a_batch_beyond_the_captured_graphs_raises_their_limit(
 
 @pytest.mark.parametrize(
     ("engine", "flag"),
-    [("vllm", "--kv-cache-dtype fp8"), ("sglang", "fp8_e4m3"), ("trtllm", "  dtype: fp8")],
+    [
+        ("vllm", "--kv-cache-dtype fp8"),
+        ("sglang", "fp8_e4m3"),
+        ("trtllm", "  dtype: fp8"),
+    ],
 )
 def test_the_cache_has_the_format_that_was_priced(engine: str, flag: str) -> None:
     assert flag in export(engine, planned(engine, kv_dtype="fp8"))
@@ -248,10 +292,14 @@ def test_the_cache_has_the_format_that_was_priced(engine: str, flag: str) -> Non
 @pytest.mark.parametrize("engine", ENGINE_TITLES)
 def test_comments_fit_a_terminal_and_state_the_whole_request(engine: str) -> None:
     document = planned(engine, gen_len=300, price_per_hour_usd=2.0, draft="eagle3")
-    comments = [line for line in export(engine, document).splitlines() if line.startswith("# ")]
+    comments = [
+        line for line in export(engine, document).splitlines() if line.startswith("# ")
+    ]
     assert all(len(line) < 80 for line in comments if not line.startswith("#  "))
     text = " ".join(line[2:] for line in comments)
-    assert f"${document.best.cost.per_million_tokens_usd:.2f} per million tokens" in text
+    assert (
+        f"${document.best.cost.per_million_tokens_usd:.2f} per million tokens" in text
+    )
     assert f"{document.best.requests.gain.speedup:.2f} times as fast as without" in text
 
 
@@ -278,4 +326,6 @@ def test_a_spread_replica_is_written_for_each_engine(spread: str) -> None:
     document = spread_plan(model, **how)
     for engine, wanted in flags.items():
         text = export(engine, document)
-        assert all(each in text for each in (*wanted.split("|"), spread, "2 nodes")), text
+        assert all(each in text for each in (*wanted.split("|"), spread, "2 nodes")), (
+            text
+        )

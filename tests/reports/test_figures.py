@@ -73,7 +73,11 @@ def test_best_drafts_are_the_choices_of_each_batch_and_context() -> None:
     chosen = [row for case in answer.cases for row in case.best_by_batch if row.fits]
     assert len(chart.rows) == len(chosen)
     for batch, context, _, gamma, speedup in chart.rows:
-        (row,) = (row for row in chosen if (row.batch_size, row.context_len) == (batch, context))
+        (row,) = (
+            row
+            for row in chosen
+            if (row.batch_size, row.context_len) == (batch, context)
+        )
         assert (gamma, speedup) == (row.gamma, row.gain.speedup)
 
 
@@ -84,7 +88,9 @@ def test_a_plan_alone_draws_what_needs_no_measurement() -> None:
 
 
 def test_measurements_alone_draw_what_needs_no_prediction() -> None:
-    drawn = names(ReportData.from_records([r for r in grid() if r.source == "measured"]))
+    drawn = names(
+        ReportData.from_records([r for r in grid() if r.source == "measured"])
+    )
     assert drawn >= {"gamma", "positions", "budget", "phases", "pareto", "heatmap"}
     assert not drawn & {"scatter", "limits", "roofline", "memory"}
 
@@ -101,8 +107,12 @@ def test_the_gamma_figure_holds_the_measured_and_the_predicted_values(
 ) -> None:
     for row in charts["gamma"].table.records:
         gamma = int(row["gamma"] or 0)
-        assert row["speedup_measured"] == pytest.approx(measured(32, 4096, gamma=gamma).speedup)
-        assert row["speedup_predicted"] == pytest.approx(predicted(32, 4096, gamma=gamma).speedup)
+        assert row["speedup_measured"] == pytest.approx(
+            measured(32, 4096, gamma=gamma).speedup
+        )
+        assert row["speedup_predicted"] == pytest.approx(
+            predicted(32, 4096, gamma=gamma).speedup
+        )
 
 
 def test_a_budget_s_speedup_is_that_of_its_best_configuration(data: ReportData) -> None:
@@ -110,7 +120,9 @@ def test_a_budget_s_speedup_is_that_of_its_best_configuration(data: ReportData) 
     chart = draw("budget", data)
     assert chart is not None
     pairs = [
-        (pair.predicted, pair.measured) for pair in data.comparison.pairs if pair.measured.speedup
+        (pair.predicted, pair.measured)
+        for pair in data.comparison.pairs
+        if pair.measured.speedup
     ]
     found = 0
     for row in chart.table.records:
@@ -129,7 +141,13 @@ def test_a_budget_s_speedup_is_that_of_its_best_configuration(data: ReportData) 
             "speedup_measured",
             "tokens_measured",
         )
-        expected = (p.speedup, p.speedup_low, p.speedup_high, m.speedup, m.expected_tokens_per_step)
+        expected = (
+            p.speedup,
+            p.speedup_low,
+            p.speedup_high,
+            m.speedup,
+            m.expected_tokens_per_step,
+        )
         assert tuple(row[name] for name in names) == expected
         found += 1
     assert found > 1
@@ -139,12 +157,17 @@ def test_gammas_of_a_plan_are_shown_at_its_answer_s_batch_or_not_at_all() -> Non
     """Where the batch is searched, candidates of other batches have more gammas."""
     document = plan()
     best = document.best
-    others = [each for each in document.candidates if each.batch_size != best.batch_size]
+    others = [
+        each for each in document.candidates if each.batch_size != best.batch_size
+    ]
     only = [
         best,
         *(changed(best, batch_size=2 * best.batch_size, gamma=g) for g in range(1, 8)),
     ]
-    assert draw("gamma", ReportData.from_records([], plan(candidates=[*others, *only]))) is None
+    assert (
+        draw("gamma", ReportData.from_records([], plan(candidates=[*others, *only])))
+        is None
+    )
     chart = draw("gamma", ReportData.from_records([], document))
     assert chart is not None
     assert f"batch {best.batch_size}," in chart.caption
@@ -164,9 +187,14 @@ def test_the_limits_figure_adds_up_to_the_predicted_time_per_token(
 
 def test_the_roof_of_a_plan_is_that_of_the_device_it_names() -> None:
     """Ridge and top of the drawn roof against the datasheet's numbers of an A100."""
-    answer = magicdec.plan(model="llama-3.1-8b", hardware="a100-sxm-80gb", context=4096, batch=8)
+    answer = magicdec.plan(
+        model="llama-3.1-8b", hardware="a100-sxm-80gb", context=4096, batch=8
+    )
     assert answer.ceilings is not None
-    assert (answer.ceilings.memory_bytes_per_s, answer.ceilings.flops_per_s) == (2.039e12, 312e12)
+    assert (answer.ceilings.memory_bytes_per_s, answer.ceilings.flops_per_s) == (
+        2.039e12,
+        312e12,
+    )
     chart = draw("roofline", ReportData.from_records([], answer))
     assert chart is not None
     (axes,) = chart.figure.axes
@@ -186,8 +214,13 @@ def test_the_heat_map_marks_where_speculation_is_off(charts: dict[str, Chart]) -
 def test_acceptance_has_the_clustered_intervals_that_its_record_holds() -> None:
     """90 % of a normal variable; an older record's trials are taken as independent, which is too narrow."""
     told = measured(8, 512, gamma=2)
-    rates, trials = told.acceptance_by_position or [], told.acceptance_trials_by_position or []
-    clustered = msgspec.structs.replace(told, acceptance_stderr_by_position=[0.03, 0.04])
+    rates, trials = (
+        told.acceptance_by_position or [],
+        told.acceptance_trials_by_position or [],
+    )
+    clustered = msgspec.structs.replace(
+        told, acceptance_stderr_by_position=[0.03, 0.04]
+    )
     (low, high), _ = rate_intervals(clustered)
     assert (low, high) == pytest.approx(
         (rates[0] - 1.645 * 0.03, min(rates[0] + 1.645 * 0.03, 1.0)), abs=1e-4
@@ -240,7 +273,9 @@ def test_an_unknown_figure_names_the_nearest(data: ReportData) -> None:
 def luminance(colour: str) -> float:
     """WCAG 2 relative luminance."""
     channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    linear = [
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels
+    ]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
@@ -256,7 +291,9 @@ def themes() -> list[dict[str, str]]:
     from magicdec.reports.report import TEMPLATES
 
     blocks = re.findall(r":root \{([^}]*)\}", (TEMPLATES / "report.css").read_text())
-    found = [dict(re.findall(r"(--[a-z-]+): (#[0-9a-f]{6})", block)) for block in blocks]
+    found = [
+        dict(re.findall(r"(--[a-z-]+): (#[0-9a-f]{6})", block)) for block in blocks
+    ]
     return [colours for colours in found[:2] if colours]
 
 
@@ -269,8 +306,12 @@ def test_colours_have_contrast_in_both_themes(theme: int) -> None:
         for ground in ("--paper", "--surface"):
             assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
     for series in SERIES:
-        assert contrast(colours[CSS_VARIABLES[series]], colours["--paper"]) >= 3.0, series
-        assert contrast(colours[CSS_VARIABLES[series]], colours["--on-colour"]) >= 3.0, series
+        assert contrast(colours[CSS_VARIABLES[series]], colours["--paper"]) >= 3.0, (
+            series
+        )
+        assert (
+            contrast(colours[CSS_VARIABLES[series]], colours["--on-colour"]) >= 3.0
+        ), series
 
 
 def load(rate: float, policy: str, *, overloaded: bool = False) -> TrafficLoad:
@@ -288,9 +329,14 @@ def load(rate: float, policy: str, *, overloaded: bool = False) -> TrafficLoad:
 def traffic() -> Traffic:
     policies = ("off", "by batch", "gamma 3", "by batch and context")
     curves = [
-        load(rate, policy, overloaded=rate > 5) for policy in policies for rate in (1.0, 4.0, 6.0)
+        load(rate, policy, overloaded=rate > 5)
+        for policy in policies
+        for rate in (1.0, 4.0, 6.0)
     ]
-    moments = [Moment(time_s=t, batch=t + 1, waiting=t / 2, kv_share=0.1) for t in (0.0, 1.0, 2.0)]
+    moments = [
+        Moment(time_s=t, batch=t + 1, waiting=t / 2, kv_share=0.1)
+        for t in (0.0, 1.0, 2.0)
+    ]
     return Traffic(
         rate_per_s=4, num_requests=100, best=load(4.0, "by batch"), autoregressive=load(4.0, "off"),
         speculative=load(4.0, "by batch"), curves=curves, timeline=moments, notes=[],
@@ -302,11 +348,15 @@ def test_a_plan_for_a_rate_draws_what_users_see_as_it_rises() -> None:
     request = msgspec.structs.replace(plan().request, ttft_p95_s=0.6, tpot_p95_s=None)
     drawn = {
         c.name: c
-        for c in draw_all(ReportData.from_records([], plan(traffic=traffic(), request=request)))
+        for c in draw_all(
+            ReportData.from_records([], plan(traffic=traffic(), request=request))
+        )
     }
     assert set(drawn) >= OF_ARRIVALS
     seen = drawn["traffic"].table
-    assert [row[:2] for row in seen.rows] == [(r, n) for n in NAMES[:2] for r in (1.0, 4.0, 6.0)]
+    assert [row[:2] for row in seen.rows] == [
+        (r, n) for n in NAMES[:2] for r in (1.0, 4.0, 6.0)
+    ]
     assert seen.rows[1][2:5] == (4 / 12, 4 / 8, 4 / 6)
     assert seen.rows[2][2:] == (None,) * 6
     assert len(drawn["traffic"].tips) == 2 * 2 * 2
@@ -332,7 +382,9 @@ def test_title_legends_and_axis_labels_lie_inside_the_figure_and_apart(
 
 @pytest.mark.parametrize("records", ["demo-2-cores", "grid-2-cores"])
 def test_so_they_do_in_the_figures_of_what_was_measured(records: str) -> None:
-    for chart in draw_all(ReportData.from_records(read_many([RESULTS / f"{records}.jsonl"]))):
+    for chart in draw_all(
+        ReportData.from_records(read_many([RESULTS / f"{records}.jsonl"]))
+    ):
         lies_inside_and_apart(chart)
 
 

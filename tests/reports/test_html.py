@@ -93,7 +93,9 @@ def test_it_reads_without_scripts(html_file: Path, data: ReportData) -> None:
 
 def test_hostile_texts_stay_texts() -> None:
     row = msgspec.structs.replace(
-        measured(4, 1024), model=NASTY, environment=Environment(command=NASTY, commit=NASTY)
+        measured(4, 1024),
+        model=NASTY,
+        environment=Environment(command=NASTY, commit=NASTY),
     )
     guess = msgspec.structs.replace(predicted(4, 1024), model=NASTY, hardware=NASTY)
     rows = [changed(each, bound_by=NASTY, draft=NASTY) for each in plan().candidates]
@@ -136,7 +138,10 @@ def test_a_speedup_over_a_weak_baseline_is_marked() -> None:
     assert table is not None
     column = next(i for i, c in enumerate(table.columns) if c.name == "baseline_mbu")
     place = [c.name for c in table.columns].index("batch_size")
-    cells = {row[place]: format_value(table.columns[column], row[column]) for row in table.rows}
+    cells = {
+        row[place]: format_value(table.columns[column], row[column])
+        for row in table.rows
+    }
     assert cells == {32: "59\u202f% †", 8: "60\u202f%"}
     assert "†" in table.note
     assert (
@@ -163,7 +168,11 @@ def test_refilled_static_and_adaptive_results_have_their_columns() -> None:
     assert not names & {c.name for c in without.columns}
     assert names <= {c.name for c in table.columns}
     row = dict(zip((c.name for c in table.columns), table.rows[1], strict=True))
-    assert (row["refilled_tokens_per_s"], row["speedup_refilled"], row["speedup_static_batch"]) == (
+    assert (
+        row["refilled_tokens_per_s"],
+        row["speedup_refilled"],
+        row["speedup_static_batch"],
+    ) == (
         812.0,
         1.21,
         1.1,
@@ -173,9 +182,15 @@ def test_refilled_static_and_adaptive_results_have_their_columns() -> None:
 
 def test_an_adaptive_run_is_not_paired_with_the_prediction_of_a_fixed_gamma() -> None:
     adaptive = msgspec.structs.replace(measured(32, 4096), adaptive=True)
-    assert ReportData.from_records([adaptive, predicted(32, 4096)]).comparison.pairs == []
     assert (
-        len(ReportData.from_records([measured(32, 4096), predicted(32, 4096)]).comparison.pairs)
+        ReportData.from_records([adaptive, predicted(32, 4096)]).comparison.pairs == []
+    )
+    assert (
+        len(
+            ReportData.from_records(
+                [measured(32, 4096), predicted(32, 4096)]
+            ).comparison.pairs
+        )
         == 1
     )
 

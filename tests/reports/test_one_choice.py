@@ -21,7 +21,13 @@ from magicdec.plan_document import Plan, plan_of
 from magicdec.reports.data import ReportData
 from magicdec.reports.exports import export
 from magicdec.reports.headline import headline
-from magicdec.reports.sentences import drafting_of, first_line, gain_of, load_name, traffic_line
+from magicdec.reports.sentences import (
+    drafting_of,
+    first_line,
+    gain_of,
+    load_name,
+    traffic_line,
+)
 from magicdec.reports.tables import gamma_table
 from magicdec.reports.terminal_plan import print_plan
 from magicdec.specs.engine import load_engine
@@ -38,9 +44,22 @@ DEVICES = ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "l4-24gb")
 SPECULATIVE_WORDS = ("--speculative", "speculative_config:")
 NUM_QUESTIONS, NUM_FAST = 60, 10
 RATES: tuple[dict[str, Any], ...] = (
-    {"context": 4096, "gen_len": 300, "rate": 4, "p95_tpot_ms": 20, "gpus": 8, "price": 3},
+    {
+        "context": 4096,
+        "gen_len": 300,
+        "rate": 4,
+        "p95_tpot_ms": 20,
+        "gpus": 8,
+        "price": 3,
+    },
     {"context": 1024, "gen_len": 100, "rate": 10, "p95_ttft_ms": 500},
-    {"context": 8192, "gen_len": 200, "rate": 1, "p95_tpot_ms": 30, "hardware": "a100-sxm-80gb"},
+    {
+        "context": 8192,
+        "gen_len": 200,
+        "rate": 1,
+        "p95_tpot_ms": 30,
+        "hardware": "a100-sxm-80gb",
+    },
 )
 
 
@@ -116,13 +135,22 @@ def check_choice(plan: Plan) -> None:
         admitted = plan.request.plugin or plan.request.draft is not None
         assert admitted or not row.drafting.needs_plugin
         if row.is_speculative:
-            assert row.gain.speedup > 1.0 or row.batch_size != choice.without_draft.batch_size
+            assert (
+                row.gain.speedup > 1.0
+                or row.batch_size != choice.without_draft.batch_size
+            )
             table = case.gamma_table
             assert (table.draft, table.draft_method, table.draft_budget) == (
                 row.draft, row.draft_method, row.draft_budget,
             )  # fmt: skip
-            (here,) = [band for band in choice.gammas if band.first <= row.batch_size <= band.last]
-            looked_up = table.policy.choose(batch_size=row.batch_size, context_len=row.context_len)
+            (here,) = [
+                band
+                for band in choice.gammas
+                if band.first <= row.batch_size <= band.last
+            ]
+            looked_up = table.policy.choose(
+                batch_size=row.batch_size, context_len=row.context_len
+            )
             assert here.gamma == looked_up == row.gamma
             continue
         left_out = choice.left_out
@@ -137,7 +165,11 @@ def check_document(plan: Plan) -> None:
     assert plan_of(json.loads(plan.to_json())) == plan
     assert len(plan.to_csv().splitlines()) == len(plan.rows) + 1
     best = plan.best
-    wanted = f"gamma {best.gamma}: {best.gain.speedup:.2f}x" if best.is_speculative else "no draft"
+    wanted = (
+        f"gamma {best.gamma}: {best.gain.speedup:.2f}x"
+        if best.is_speculative
+        else "no draft"
+    )
     assert wanted in repr(plan)
 
 
@@ -159,7 +191,9 @@ def check_terminal_and_report(plan: Plan) -> None:
     table = gamma_table(ReportData.from_records([], plan))
     assert table is not None
     if plan.best.is_speculative:
-        (row,) = [row for row in table.records if row["batch_size"] == plan.best.batch_size]
+        (row,) = [
+            row for row in table.records if row["batch_size"] == plan.best.batch_size
+        ]
         assert row[f"context_{plan.best.context_len}"] == plan.best.gamma
 
 
@@ -177,7 +211,9 @@ def check_exports(plan: Plan) -> None:
             assert not any(word in text for word in SPECULATIVE_WORDS)
             continue
         assert load_engine(engine).runs(best.draft, best.draft_method)
-        head = " ".join(line.removeprefix("# ") for line in text.splitlines() if line[:1] == "#")
+        head = " ".join(
+            line.removeprefix("# ") for line in text.splitlines() if line[:1] == "#"
+        )
         assert drafting_of(best).split(",")[0].split(" ")[0] in head
         gain = best.gain
         assert f"speedup of {best.gain_is_of} {gain.speedup:.2f} (90 % interval" in head
@@ -187,7 +223,11 @@ def check_exports(plan: Plan) -> None:
 
 
 def check_vllm(text: str, plan: Plan) -> None:
-    lines = [line.removesuffix("\\") for line in text.splitlines() if not line.startswith("#")]
+    lines = [
+        line.removesuffix("\\")
+        for line in text.splitlines()
+        if not line.startswith("#")
+    ]
     words = shlex.split(" ".join(lines))
     config = json.loads(words[words.index("--speculative-config") + 1])
     bands = config.get("num_speculative_tokens_per_batch_size")

@@ -40,7 +40,9 @@ def test_it_is_a_document_of_a_few_numbered_pages(document: PdfReader) -> None:
         assert f"page{number}of{count}" in flat(page.extract_text())
 
 
-def test_it_opens_with_the_answer_and_captions_every_figure(document: PdfReader) -> None:
+def test_it_opens_with_the_answer_and_captions_every_figure(
+    document: PdfReader,
+) -> None:
     pages = [flat(page.extract_text()) for page in document.pages]
     assert "Yes:StreamingLLM256,γ" in pages[0]
     assert "Leaveitoffatbatch1" in pages[0]
@@ -64,7 +66,9 @@ def test_figures_are_numbered_as_one_reads_and_captions_stay_with_their_tables(
 
 def test_figures_are_vectors_with_their_text(document: PdfReader) -> None:
     assert sum(len(page.images) for page in document.pages) == 0
-    assert "measuredspeedup" in flat("".join(page.extract_text() for page in document.pages))
+    assert "measuredspeedup" in flat(
+        "".join(page.extract_text() for page in document.pages)
+    )
 
 
 def test_long_tables_are_cut_and_say_so(document: PdfReader) -> None:
@@ -77,5 +81,7 @@ def test_hostile_texts_are_set_as_they_are() -> None:
         measured(4, 1024), model=NASTY, environment=Environment(command=NASTY)
     )
     pdf = render_pdf(ReportData.from_records([row], plan(notes=[NASTY]), title=NASTY))
-    text = flat("".join(page.extract_text() for page in PdfReader(io.BytesIO(pdf)).pages))
+    text = flat(
+        "".join(page.extract_text() for page in PdfReader(io.BytesIO(pdf)).pages)
+    )
     assert text.count('#panic("no")*x*') >= 2

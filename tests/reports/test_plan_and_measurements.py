@@ -16,7 +16,9 @@ from magicdec.reports.headline import headline
 from magicdec.reports.report import render_html
 from magicdec.specs.speculation import SpeculationSpec
 
-REQUEST = BenchmarkRequest(model="embedded", batch_size=32, context_len=4096, gen_len=64)
+REQUEST = BenchmarkRequest(
+    model="embedded", batch_size=32, context_len=4096, gen_len=64
+)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +43,10 @@ def drafted(planned: Plan) -> Record:
 def measured_like(row: Record, speedup: float, **changes: object) -> Record:
     """A measurement of a planned row, with the identity that `magicdec run` gives it."""
     speculation = SpeculationSpec(
-        draft="self", draft_method="streamingllm", draft_budget=row.draft_budget, gamma=row.gamma
+        draft="self",
+        draft_method="streamingllm",
+        draft_budget=row.draft_budget,
+        gamma=row.gamma,
     )
     request = replace(REQUEST, **changes)  # type: ignore[arg-type]
     return Record(
@@ -55,17 +60,24 @@ def test_a_report_with_a_plan_answers_with_what_was_measured(planned: Plan) -> N
     best_plan = msgspec.structs.replace(
         planned,
         choice=planned.choosing(
-            next(row for row in planned.candidates if candidate_record(planned, row) == best)
+            next(
+                row
+                for row in planned.candidates
+                if candidate_record(planned, row) == best
+            )
         ),
     )
     measured = measured_like(best, 1.67, run_to_end=True)
     data = ReportData.from_records([measured], plan=best_plan)
     answer = headline(data)
     assert "1.67× as fast" in answer.answer
-    assert answer.certainty.startswith("measured, 1.57–1.77 over 3 repetitions; predicted")
-    assert [(pair.predicted.speedup, pair.measured.speedup) for pair in data.comparison.pairs] == [
-        (best.speedup, 1.67)
-    ]
+    assert answer.certainty.startswith(
+        "measured, 1.57–1.77 over 3 repetitions; predicted"
+    )
+    assert [
+        (pair.predicted.speedup, pair.measured.speedup)
+        for pair in data.comparison.pairs
+    ] == [(best.speedup, 1.67)]
     page = render_html(data)
     assert "Measured speedup" in page
     assert data.find_measured(best) == measured
@@ -81,12 +93,16 @@ def test_a_candidate_pairs_with_each_way_that_its_configuration_was_run_and_with
         draft_weight_dtype="int8",
     )  # fmt: skip
     others = [measured_like(best, 1.3, batch_size=8)]
-    others += [Record(source="measured", **configuration_fields(REQUEST, narrow), speedup=1.5)]
+    others += [
+        Record(source="measured", **configuration_fields(REQUEST, narrow), speedup=1.5)
+    ]
     data = ReportData.from_records([*runs, *others], plan=planned)
     assert [pair.measured for pair in data.comparison.pairs] == runs
 
 
-def test_a_prediction_of_the_run_itself_takes_the_candidates_place(planned: Plan) -> None:
+def test_a_prediction_of_the_run_itself_takes_the_candidates_place(
+    planned: Plan,
+) -> None:
     """The page then holds one predicted row of that configuration, and the pair is with the one that states it."""
     best = drafted(planned)
     measured = measured_like(best, 1.67)

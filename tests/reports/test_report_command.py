@@ -43,7 +43,9 @@ def run(*arguments: object) -> str:
         "export": export_command,
     }.items():
         app.command(name)(command)
-    result = CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
+    result = CliRunner().invoke(
+        app, [str(a) for a in arguments], catch_exceptions=False
+    )
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -56,9 +58,10 @@ def test_writes_both_files_and_prints_their_paths(
     assert printed.split() == [str(html), str(pdf)]
     assert html.read_text().startswith("<!doctype html>")
     assert len(PdfReader(pdf).pages) >= 2
-    assert sorted(p.name for p in html.parent.iterdir()) == ["report.html", "report.pdf"], (
-        "no temporary file is left"
-    )
+    assert sorted(p.name for p in html.parent.iterdir()) == [
+        "report.html",
+        "report.pdf",
+    ], "no temporary file is left"
 
 
 @pytest.mark.parametrize(
@@ -92,7 +95,10 @@ def test_an_unwritable_path_is_refused_before_the_work(
     [
         ("{", "not valid JSON"),
         ("[]", "is no plan"),
-        ('{"kind": "plan", "schema_version": 99}', "schema version 99, this program reads 3"),
+        (
+            '{"kind": "plan", "schema_version": 99}',
+            "schema version 99, this program reads 3",
+        ),
         (
             '{"kind": "plan", "schema_version": 1, "model": "m"}',
             "schema version 1, this program reads 3",
@@ -103,7 +109,9 @@ def test_an_unwritable_path_is_refused_before_the_work(
         ),
     ],
 )
-def test_a_damaged_plan_is_refused_with_its_name(text: str, message: str, tmp_path: Path) -> None:
+def test_a_damaged_plan_is_refused_with_its_name(
+    text: str, message: str, tmp_path: Path
+) -> None:
     document = tmp_path / "plan.json"
     document.write_text(text)
     with pytest.raises(ConfigError, match=message) as error:
@@ -112,9 +120,14 @@ def test_a_damaged_plan_is_refused_with_its_name(text: str, message: str, tmp_pa
 
 
 ANYTHING = st.recursive(
-    st.none() | st.booleans() | st.integers(-2, 10**12) | st.floats() | st.text(max_size=5),
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 10**12)
+    | st.floats()
+    | st.text(max_size=5),
     lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=3), inner, max_size=3)
     ),
     max_leaves=6,
 )
@@ -126,7 +139,9 @@ PARTS = (
 
 @settings(max_examples=150, deadline=None)
 @given(part=st.sampled_from(PARTS), value=ANYTHING, data=st.data())
-def test_a_plan_is_refused_or_reported(part: str, value: object, data: st.DataObject) -> None:
+def test_a_plan_is_refused_or_reported(
+    part: str, value: object, data: st.DataObject
+) -> None:
     """Whatever stands in one part of a plan, or in one of that part's keys: an error of the user's, or a report."""
     document = json.loads(plan().to_json())
     if isinstance(document[part], dict) and data.draw(st.booleans()):
@@ -150,20 +165,24 @@ def test_a_figure_in_every_format(inputs: tuple[Path, Path], tmp_path: Path) -> 
     for suffix, check in {
         ".svg": lambda b: ET.fromstring(b).tag.endswith("svg"),
         ".png": lambda b: b.startswith(b"\x89PNG"),
-        ".csv": lambda b: b.startswith(b"batch_size,context_len,speedup,gamma,verdict\n"),
+        ".csv": lambda b: b.startswith(
+            b"batch_size,context_len,speedup,gamma,verdict\n"
+        ),
         ".json": lambda b: json.loads(b)["name"] == "heatmap",
         ".md": lambda b: b.startswith(b"| Batch | Context |"),
     }.items():
         path = tmp_path / f"figure{suffix}"
-        assert run("plot", "heatmap", inputs[0], "--plan", inputs[1], "-o", path).strip() == str(
-            path
-        )
+        assert run(
+            "plot", "heatmap", inputs[0], "--plan", inputs[1], "-o", path
+        ).strip() == str(path)
         assert check(path.read_bytes())
 
 
 def test_a_table_goes_to_stdout(inputs: tuple[Path, Path]) -> None:
     assert run("plot", "errors", inputs[0]).startswith("| Term |")
-    assert run("plot", "errors", inputs[0], "--format", "csv").startswith("term,points,")
+    assert run("plot", "errors", inputs[0], "--format", "csv").startswith(
+        "term,points,"
+    )
 
 
 def test_list_names_what_there_is() -> None:
@@ -199,12 +218,15 @@ def test_export_prints_or_writes(inputs: tuple[Path, Path], tmp_path: Path) -> N
     run("export", "vllm", planned, "-o", tmp_path / "flags.sh")
     assert (tmp_path / "flags.sh").read_text() == text
     with pytest.raises(
-        ConfigError, match="'local-cpu' is not in the catalog; give its profile with --hardware"
+        ConfigError,
+        match="'local-cpu' is not in the catalog; give its profile with --hardware",
     ):
         run("export", "vllm", inputs[1])
 
 
-def test_a_plan_among_the_records_is_taken_for_what_it_is(inputs: tuple[Path, Path]) -> None:
+def test_a_plan_among_the_records_is_taken_for_what_it_is(
+    inputs: tuple[Path, Path],
+) -> None:
     given = run("plot", "heatmap", inputs[0], "--plan", inputs[1], "--format", "csv")
     assert run("plot", "heatmap", inputs[1], inputs[0], "--format", "csv") == given
     with pytest.raises(ConfigError, match="one plan"):

@@ -21,13 +21,23 @@ from magicdec.records import Record, read_many, record_rows
 from magicdec.reports.data import ReportData, median_pair, plan_records
 from magicdec.reports.headline import headline
 from magicdec.reports.tables import all_tables, error_table, faster_from
-from magicdec.reports.terminal import print_comparison, print_groups, print_run, print_verdict
+from magicdec.reports.terminal import (
+    print_comparison,
+    print_groups,
+    print_run,
+    print_verdict,
+)
 
 
 def pair(real: float, guess: float, gamma: int, **fields: float) -> list[Record]:
     """A measured and a predicted row that differ in speedup alone."""
     row = msgspec.structs.replace(measured(4, 1024, gamma=gamma), speedup=real)
-    return [row, msgspec.structs.replace(predicted(4, 1024, gamma=gamma), speedup=guess, **fields)]
+    return [
+        row,
+        msgspec.structs.replace(
+            predicted(4, 1024, gamma=gamma), speedup=guess, **fields
+        ),
+    ]
 
 
 def test_a_calibrated_prediction_goes_before_an_analytical_one_and_a_later_measurement_before_an_earlier() -> (
@@ -84,7 +94,9 @@ def test_nothing_to_report_is_refused() -> None:
         ReportData.from_records([])
 
 
-def test_the_headline_answers_with_the_plan_and_what_was_measured_of_it(data: ReportData) -> None:
+def test_the_headline_answers_with_the_plan_and_what_was_measured_of_it(
+    data: ReportData,
+) -> None:
     real = data.find_measured(data.reference)  # type: ignore[arg-type]  # there is a plan
     summary = headline(data)
     assert summary.answer.startswith("Yes: StreamingLLM 256, γ\u00a0=\u00a03, decodes")
@@ -107,7 +119,9 @@ def test_the_headline_says_when_speculation_does_not_pay() -> None:
     )
     slow = ReportData.from_records(pair(0.8, 0.7, 3))
     assert "is no faster" in headline(slow).answer
-    assert headline(slow).when_not.startswith("Leave it off at batch 4 with context 1024")
+    assert headline(slow).when_not.startswith(
+        "Leave it off at batch 4 with context 1024"
+    )
 
 
 def printed(width: int = 80) -> Console:
@@ -116,7 +130,10 @@ def printed(width: int = 80) -> Console:
 
 def test_a_run_prints_within_80_columns() -> None:
     console = printed()
-    rows = [measured(32, 4096, gamma=0), *(measured(32, 4096, gamma=g) for g in (1, 3, 6))]
+    rows = [
+        measured(32, 4096, gamma=0),
+        *(measured(32, 4096, gamma=g) for g in (1, 3, 6)),
+    ]
     print_run(rows, console)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]  # a StringIO
     assert all(line.startswith("StreamingLLM") or len(line) <= 80 for line in lines)
@@ -140,7 +157,16 @@ def test_a_comparison_prints_its_figures_and_verdict() -> None:
 def test_groups_print_fractions_in_per_cent() -> None:
     console = printed()
     print_groups(
-        [{"name": "a100/gemm", "rows": 12, "mape": 0.0712, "drift": 0.0712, "bias": None}], console
+        [
+            {
+                "name": "a100/gemm",
+                "rows": 12,
+                "mape": 0.0712,
+                "drift": 0.0712,
+                "bias": None,
+            }
+        ],
+        console,
     )
     assert console.file.getvalue() == "a100/gemm\n  rows 12, mape 7.1%\n"  # type: ignore[attr-defined]
 
@@ -187,9 +213,14 @@ def test_the_headline_names_what_measured_better_than_the_plans_choice() -> None
     )
     guess = msgspec.structs.replace(predicted(8, 2048, gamma=3), speedup=1.9)
     rival = msgspec.structs.replace(
-        measured(8, 2048, budget=64, gamma=3), speedup=1.7, speedup_low=1.65, speedup_high=1.8
+        measured(8, 2048, budget=64, gamma=3),
+        speedup=1.7,
+        speedup_low=1.65,
+        speedup_high=1.8,
     )
-    elsewhere = msgspec.structs.replace(measured(8, 4096, budget=64, gamma=3), speedup=3.0)
+    elsewhere = msgspec.structs.replace(
+        measured(8, 4096, budget=64, gamma=3), speedup=3.0
+    )
     better = headline(ReportData.from_records([chosen, guess, rival, elsewhere])).better
     assert better.startswith("StreamingLLM 64, ")
     assert "1.70× (1.65–1.80) instead of 1.50× (1.40–1.60)." in better
@@ -212,7 +243,12 @@ def test_a_break_even_at_the_edge_of_the_grid_is_an_upper_bound() -> None:
 
 def test_a_report_of_a_pipeline_counts_all_of_its_devices() -> None:
     answer = magicdec.plan(
-        model="llama-3.3-70b", hardware="h100-sxm-80gb", tp=4, pp=2, batch=8, context=4096
+        model="llama-3.3-70b",
+        hardware="h100-sxm-80gb",
+        tp=4,
+        pp=2,
+        batch=8,
+        context=4096,
     )
     data = ReportData.from_records(plan_records(answer), plan=answer)
     (table,) = [each for each in all_tables(data) if each.name == "candidates"]

@@ -57,7 +57,11 @@ def test_a_context_of_break_even_at_the_tables_edge_is_a_bound(answer: Plan) -> 
 
 def test_no_speculation_is_compared_with_its_best_batch() -> None:
     alone = magicdec.plan(
-        model="llama-3.1-8b", hardware="a100-sxm-80gb", context=32768, batch=64, draft="none"
+        model="llama-3.1-8b",
+        hardware="a100-sxm-80gb",
+        context=32768,
+        batch=64,
+        draft="none",
     )
     best = alone.best_autoregressive
     assert f"best batch {best.batch_size}: " in " ".join(shown(alone, 80).split())
@@ -121,11 +125,18 @@ def test_a_draft_that_no_release_runs_is_marked_beside_the_best_that_one_does() 
     text = shown(plan, 80)
     for row in plan.candidates:
         assert ("plugin" in row.drafting.marks) == (row.draft == "self")
-        assert ("trained to 2k" in row.drafting.marks) == (row.draft in ("eagle", "eagle3"))
-    best = max((row for row in plan.candidates if row.draft != "self"), key=lambda row: row.rate)
+        assert ("trained to 2k" in row.drafting.marks) == (
+            row.draft in ("eagle", "eagle3")
+        )
+    best = max(
+        (row for row in plan.candidates if row.draft != "self"),
+        key=lambda row: row.rate,
+    )
     assert plan.choice.left_out == best
     assert not plan.best.is_speculative
-    assert plan.choice.with_plugin.speedup == max(row.speedup for row in plan.candidates)
+    assert plan.choice.with_plugin.speedup == max(
+        row.speedup for row in plan.candidates
+    )
     assert f"{drafting_of(best)}, is {best.speedup:.2f}x" in " ".join(text.split())
     assert "--plugin admits magicdec's own draft, never measured on a GPU" in text
     admitted = magicdec.plan(batch=64, plugin=True)
@@ -137,4 +148,9 @@ def test_a_draft_that_no_release_runs_is_marked_beside_the_best_that_one_does() 
 def test_cards_that_are_bought_alone_are_planned_alone(device: str) -> None:
     assert magicdec.plan(hardware=device, context=4096).best.num_gpus == 1
     assert magicdec.plan(hardware=device, context=4096, tp=2).best.num_gpus == 2
-    assert magicdec.plan(hardware=device, context=4096, model="llama-3.1-70b").best.num_gpus == 8
+    assert (
+        magicdec.plan(
+            hardware=device, context=4096, model="llama-3.1-70b"
+        ).best.num_gpus
+        == 8
+    )

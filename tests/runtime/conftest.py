@@ -40,13 +40,19 @@ LLAMA3_ROPE = {
 }  # fmt: skip
 
 FAMILIES: dict[str, PreTrainedConfig] = {
-    "llama-mha": LlamaConfig(**{**SMALL, "num_key_value_heads": 6}, tie_word_embeddings=False),
+    "llama-mha": LlamaConfig(
+        **{**SMALL, "num_key_value_heads": 6}, tie_word_embeddings=False
+    ),
     "llama-gqa-tied": LlamaConfig(**SMALL, tie_word_embeddings=True),
-    "llama-3.1-rope": LlamaConfig(**SMALL, rope_parameters=LLAMA3_ROPE, tie_word_embeddings=False),
+    "llama-3.1-rope": LlamaConfig(
+        **SMALL, rope_parameters=LLAMA3_ROPE, tie_word_embeddings=False
+    ),
     "llama-biases": LlamaConfig(
         **SMALL, attention_bias=True, mlp_bias=True, tie_word_embeddings=False
     ),
-    "mistral-window": MistralConfig(**SMALL, sliding_window=16, tie_word_embeddings=False),
+    "mistral-window": MistralConfig(
+        **SMALL, sliding_window=16, tie_word_embeddings=False
+    ),
     "qwen2": Qwen2Config(
         **{k: v for k, v in SMALL.items() if k != "head_dim"}, tie_word_embeddings=True
     ),
@@ -55,7 +61,11 @@ FAMILIES: dict[str, PreTrainedConfig] = {
 
 
 def write_checkpoint(
-    directory: Path, config: PreTrainedConfig, *, seed: int = 0, max_shard_size: str = "5GB"
+    directory: Path,
+    config: PreTrainedConfig,
+    *,
+    seed: int = 0,
+    max_shard_size: str = "5GB",
 ) -> Path:
     """A randomly initialised checkpoint of transformers' own model, biases and norms included in the randomness."""
     torch.manual_seed(seed)
@@ -73,7 +83,9 @@ def write_checkpoint(
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("checkpoints")
-    return {name: write_checkpoint(root / name, config) for name, config in FAMILIES.items()}
+    return {
+        name: write_checkpoint(root / name, config) for name, config in FAMILIES.items()
+    }
 
 
 def tiny_spec(name: str = "tiny", **changes: object) -> ModelSpec:
@@ -101,4 +113,6 @@ def started(
 
 def alone(engine: Engine, max_new_tokens: int | list[int]) -> list[list[int]]:
     """Greedy tokens without a draft, from where the engine stands."""
-    return decode(engine, None, SamplingSpec(), DecodeOptions(max_new_tokens=max_new_tokens)).tokens
+    return decode(
+        engine, None, SamplingSpec(), DecodeOptions(max_new_tokens=max_new_tokens)
+    ).tokens

@@ -14,7 +14,11 @@ from tests.runtime.heads import random_head
 
 DRAFTS = {
     "streamingllm": SpeculationSpec(
-        draft="self", draft_method="streamingllm", draft_budget=12, gamma=1, num_sink_tokens=2
+        draft="self",
+        draft_method="streamingllm",
+        draft_budget=12,
+        gamma=1,
+        num_sink_tokens=2,
     ),
     "snapkv": SpeculationSpec(
         draft="self",
@@ -27,23 +31,34 @@ DRAFTS = {
     "topk": SpeculationSpec(draft="self", draft_method="topk", draft_budget=8, gamma=1),
     "ngram": SpeculationSpec(draft="ngram", draft_method="ngram", gamma=1),
     "sparse-model": SpeculationSpec(
-        draft="small", draft_method="streamingllm", draft_budget=12, gamma=1, num_sink_tokens=2
+        draft="small",
+        draft_method="streamingllm",
+        draft_budget=12,
+        gamma=1,
+        num_sink_tokens=2,
     ),
     "suffix": SpeculationSpec(draft="suffix", draft_method="suffix", gamma=1),
     "model": SpeculationSpec(draft="small", draft_method="full", gamma=1),
     "eagle3": SpeculationSpec(draft="eagle3", draft_method="eagle3", gamma=1),
     "dspark": SpeculationSpec(draft="dspark", draft_method="dspark", gamma=1),
     "windowed-head": SpeculationSpec(
-        draft="p-eagle", draft_method="p-eagle", draft_budget=9, gamma=1, num_sink_tokens=2
+        draft="p-eagle",
+        draft_method="p-eagle",
+        draft_budget=9,
+        gamma=1,
+        num_sink_tokens=2,
     ),
 }
 HEADS = {
-    method: SpeculationSpec(draft=method, draft_method=method, gamma=1) for method in HEAD_METHODS
+    method: SpeculationSpec(draft=method, draft_method=method, gamma=1)
+    for method in HEAD_METHODS
 }
 """A head of every sort; two of them are among DRAFTS."""
 
 
-def draft_model_for(draft: SpeculationSpec, target: Transformer) -> Transformer | Head | None:
+def draft_model_for(
+    draft: SpeculationSpec, target: Transformer
+) -> Transformer | Head | None:
     """What drafts for a target, if it is not the target itself."""
     if draft.draft in ("none", "self", "ngram", "suffix"):
         return None

@@ -38,7 +38,9 @@ from tests.specs.architectures import READ_BY_TRANSFORMERS
 TOLERANCE = 1e-3
 COMPARED = 4
 """Last tokens whose logits are compared."""
-PROMPT = torch.randint(1, 90, (24,), generator=torch.Generator().manual_seed(1)).tolist()
+PROMPT = torch.randint(
+    1, 90, (24,), generator=torch.Generator().manual_seed(1)
+).tolist()
 NAMES = (*RUN, *(name for name in READ_BY_TRANSFORMERS if name not in RUN))
 YARN = {
     "rope_type": "yarn",
@@ -132,7 +134,10 @@ class Outcome(NamedTuple):
 def others(key: str, value: Any, num_layers: int = 6) -> list[Any]:
     """Other values of a key, by its name or its kind."""
     if key in OTHERS:
-        cut = [each[:num_layers] if isinstance(each, list) else each for each in OTHERS[key]]
+        cut = [
+            each[:num_layers] if isinstance(each, list) else each
+            for each in OTHERS[key]
+        ]
         return [deepcopy(each) for each in cut if each != value]
     if isinstance(value, bool):
         return [not value]
@@ -146,7 +151,9 @@ def flips(name: str, seed: int) -> Iterator[Flip]:
     keys of other architectures; and each key of each rope."""
     bare = drawn(name, seed)
     kept = {"model_type": bare["model_type"]}
-    whole = kept | json.loads(AutoConfig.for_model(**deepcopy(bare)).to_json_string(use_diff=False))
+    whole = kept | json.loads(
+        AutoConfig.for_model(**deepcopy(bare)).to_json_string(use_diff=False)
+    )
     count = bare["num_hidden_layers"]
     yield Flip("as drawn", bare)
     for form, config in (("bare", bare), ("whole", whole)):
@@ -159,7 +166,9 @@ def flips(name: str, seed: int) -> Iterator[Flip]:
     if "layer_types" in whole:
         full = {"layer_types": ["full_attention"] * count}
         yield Flip("all layers full", {**bare, **full})
-        yield Flip("all layers full, and no window", {**bare, **full, "sliding_window": None})
+        yield Flip(
+            "all layers full, and no window", {**bare, **full, "sliding_window": None}
+        )
     for key in OTHERS:
         if key not in whole:
             yield from (
@@ -170,7 +179,9 @@ def flips(name: str, seed: int) -> Iterator[Flip]:
         for rope in ROPES:
             for inner in rope:
                 less = {k: v for k, v in rope.items() if k != inner}
-                yield Flip(f"{place} {_short(rope)} less {inner}", {**bare, place: less})
+                yield Flip(
+                    f"{place} {_short(rope)} less {inner}", {**bare, place: less}
+                )
                 for new in (None, *others("", rope[inner])):
                     change = f"{place} {_short(rope)}, {inner} = {_short(new)}"
                     yield Flip(change, {**bare, place: {**rope, inner: new}})
@@ -180,7 +191,9 @@ def _short(value: Any) -> str:
     return json.dumps(value)[:70]
 
 
-def outcome(config: dict[str, Any], directory: Path, *, always: bool = False) -> Outcome:
+def outcome(
+    config: dict[str, Any], directory: Path, *, always: bool = False
+) -> Outcome:
     """What comes of a configuration; with `always`, refusals too are held against transformers."""
     directory.mkdir(exist_ok=True)
     file = directory / "config.json"
@@ -194,12 +207,20 @@ def outcome(config: dict[str, Any], directory: Path, *, always: bool = False) ->
             return Outcome("different" if "\n" in refusal else "refused", refusal)
     except Exception as error:
         return Outcome("different", f"a traceback: {error!r}")
-    theirs = _theirs(directory, config, is_run=refusal is not None or why_not_run(spec) is None)
+    theirs = _theirs(
+        directory, config, is_run=refusal is not None or why_not_run(spec) is None
+    )
     if refusal is not None:
-        return Outcome("refused", refusal if isinstance(theirs, str) else f"valid: {refusal}")
+        return Outcome(
+            "refused", refusal if isinstance(theirs, str) else f"valid: {refusal}"
+        )
     if isinstance(theirs, int):
         return Outcome(
-            *(("equal", "") if spec.num_parameters == theirs else ("different", "other weights"))
+            *(
+                ("equal", "")
+                if spec.num_parameters == theirs
+                else ("different", "other weights")
+            )
         )
     try:
         engine = Engine(load_model(directory), batch_size=1, max_len=40)
@@ -219,7 +240,9 @@ def outcome(config: dict[str, Any], directory: Path, *, always: bool = False) ->
     )
 
 
-def _theirs(directory: Path, config: dict[str, Any], *, is_run: bool) -> torch.Tensor | int | str:
+def _theirs(
+    directory: Path, config: dict[str, Any], *, is_run: bool
+) -> torch.Tensor | int | str:
     """transformers' logits, or its number of weights where ours is not run; or why it loads nothing."""
     torch.manual_seed(0)
     try:
@@ -229,13 +252,19 @@ def _theirs(directory: Path, config: dict[str, Any], *, is_run: bool) -> torch.T
             with torch.device("meta"):
                 model = AutoModelForCausalLM.from_config(read)
             model.tie_weights()
-            buffers = [value for name, value in model.named_buffers() if "correction_bias" in name]
+            buffers = [
+                value
+                for name, value in model.named_buffers()
+                if "correction_bias" in name
+            ]
             return sum(each.numel() for each in (*model.parameters(), *buffers))
         model = randomize(AutoModelForCausalLM.from_config(read).eval().float())
         model.save_pretrained(directory)
         (directory / "config.json").write_text(json.dumps(config))
         with torch.inference_mode():
-            logits = model(torch.tensor([PROMPT]), use_cache=False).logits[0, -COMPARED:]
+            logits = model(torch.tensor([PROMPT]), use_cache=False).logits[
+                0, -COMPARED:
+            ]
     except Exception as error:
         return f"{type(error).__name__}: {error}"[:200]
     return logits if bool(logits.isfinite().all()) else "logits that are not finite"
@@ -258,7 +287,10 @@ def outcomes(
     folder = "/dev/shm" if Path("/dev/shm").is_dir() else None
     for flip in chosen(name, seed, sample):
         with tempfile.TemporaryDirectory(dir=folder) as directory:
-            yield flip.change, outcome(flip.config, Path(directory) / "a", always=always)
+            yield (
+                flip.change,
+                outcome(flip.config, Path(directory) / "a", always=always),
+            )
 
 
 def main() -> None:
@@ -280,7 +312,10 @@ def main() -> None:
             found[kind] += 1
             if kind == "different" or why.startswith("valid:"):
                 print(f"  {name}: {change}: {why}", flush=True)
-        print(f"{name:32}{found['equal']:8}{found['refused']:9}{found['different']:11}", flush=True)
+        print(
+            f"{name:32}{found['equal']:8}{found['refused']:9}{found['different']:11}",
+            flush=True,
+        )
         total = {kind: total[kind] + found[kind] for kind in total}
     print(f"{'all':32}{total['equal']:8}{total['refused']:9}{total['different']:11}")
 

@@ -18,7 +18,9 @@ from magicdec.specs.speculation import DraftMethod
 BLOCK_SIZE = 7
 
 
-def layers_of(target: ModelSpec, *, model_type: str = "llama", count: int = 1) -> ModelSpec:
+def layers_of(
+    target: ModelSpec, *, model_type: str = "llama", count: int = 1
+) -> ModelSpec:
     """A model of small layers with the target's hidden size and vocabulary."""
     config = {
         "model_type": model_type,
@@ -65,7 +67,9 @@ class SpreadTensors(RandomTensors):
     """Random weights; a reduced vocabulary leaves out the tokens at the beginning."""
 
     def read_numbers(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        return torch.ones(shape, dtype=torch.long) if name == "d2t" else torch.zeros(shape)
+        return (
+            torch.ones(shape, dtype=torch.long) if name == "d2t" else torch.zeros(shape)
+        )
 
 
 def random_head(method: DraftMethod, target: Transformer, *, seed: int = 9) -> Head:

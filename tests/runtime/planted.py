@@ -77,7 +77,9 @@ class PlantedBuilder(ProposalBuilder):
     """Replaces a share of what is chosen greedily by the text that the target would write."""
 
     def __init__(self, drafter: HeadDrafter, texts: list[list[int]]) -> None:
-        super().__init__(drafter.engine.model.tp, drafter.sampling, None, drafter.head.vocabulary)
+        super().__init__(
+            drafter.engine.model.tp, drafter.sampling, None, drafter.head.vocabulary
+        )
         self._engine = drafter.engine
         self._texts = texts
         self._planted: list[Tensor] = []
@@ -114,12 +116,17 @@ def plant(drafter: HeadDrafter, texts: list[list[int]]) -> None:
 
 
 def spec_of(model_type: str, seed: int) -> ModelSpec:
-    return model_from_hf_config(draw(model_type, seed), name=model_type, where=model_type)
+    return model_from_hf_config(
+        draw(model_type, seed), name=model_type, where=model_type
+    )
 
 
 def prompts(vocab_size: int, lengths: tuple[int, ...], seed: int) -> list[list[int]]:
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(1, vocab_size, (n,), generator=generator).tolist() for n in lengths]
+    return [
+        torch.randint(1, vocab_size, (n,), generator=generator).tolist()
+        for n in lengths
+    ]
 
 
 def runs_of(
@@ -137,11 +144,15 @@ def runs_of(
     queued = prompts(spec.vocab_size, QUEUED_LENGTHS, seed + 100)
     engine = Engine(model, batch_size=len(first), max_len=80, max_gamma=5, max_back=5)
 
-    def decoded(draft: SpeculationSpec | None, texts: list[list[int]], **options: Any) -> Any:
+    def decoded(
+        draft: SpeculationSpec | None, texts: list[list[int]], **options: Any
+    ) -> Any:
         engine.prefill(first)
         drafter = None
         if draft is not None:
-            drafter = build_drafter(draft, engine, random_head(draft.draft_method, model))
+            drafter = build_drafter(
+                draft, engine, random_head(draft.draft_method, model)
+            )
             assert isinstance(drafter, HeadDrafter)
             plant(drafter, texts)
         return decode(
@@ -152,17 +163,26 @@ def runs_of(
         )
 
     expected = decoded(None, []).tokens
-    texts = [prompt + tokens for prompt, tokens in zip([*first, *queued], expected, strict=True)]
+    texts = [
+        prompt + tokens
+        for prompt, tokens in zip([*first, *queued], expected, strict=True)
+    ]
     found = []
     for method in methods:
         draft = SpeculationSpec(draft=method, draft_method=method, gamma=1)
         for gamma in (*gammas, 0):
             policy = None if gamma else TakesTurns()
             result = decoded(
-                draft, texts, gamma=gamma or 3, policy=policy, prefill_tokens=PREFILL_TOKENS
+                draft,
+                texts,
+                gamma=gamma or 3,
+                policy=policy,
+                prefill_tokens=PREFILL_TOKENS,
             )
             counted = result.num_accepted[result.num_accepted >= 0]
-            partial = (result.num_accepted > 0) & (result.num_accepted < result.gammas[:, None])
+            partial = (result.num_accepted > 0) & (
+                result.num_accepted < result.gammas[:, None]
+            )
             found.append(
                 Run(
                     model_type=model_type,
@@ -192,11 +212,17 @@ def campaign(
     common: dict[str, Any] = {"gammas": gammas, "methods": methods}
     for model_type in model_types if 1 in tp_sizes else ():
         for seed in seeds:
-            yield from runs_of(TensorParallel(), model_type=model_type, seed=seed, **common)
+            yield from runs_of(
+                TensorParallel(), model_type=model_type, seed=seed, **common
+            )
     for tp_size in tp_sizes:
-        dividing = [one for one in model_types if divides(spec_of(one, seeds[0]), tp_size)]
+        dividing = [
+            one for one in model_types if divides(spec_of(one, seeds[0]), tp_size)
+        ]
         if tp_size > 1 and dividing:
-            models = [{"model_type": one, "seed": seeds[0], **common} for one in dividing]
+            models = [
+                {"model_type": one, "seed": seeds[0], **common} for one in dividing
+            ]
             yield from launch(Ranks(models), tp_size)
 
 

@@ -76,7 +76,9 @@ class DeviceTensor(torch.Tensor):
     def __torch_dispatch__(
         cls, operation: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, DeviceTensor)]
+        tensors = [
+            t for t in tree_leaves((args, kwargs)) if isinstance(t, DeviceTensor)
+        ]
         return tensors[0].gpu.execute(operation, args, kwargs or {})
 
     def __repr__(self, **_: Any) -> str:
@@ -110,7 +112,11 @@ class _Functions(TorchFunctionMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         def renamed(value: Any) -> Any:
-            return BACKEND if isinstance(value, torch.device) and value.type == "cuda" else value
+            return (
+                BACKEND
+                if isinstance(value, torch.device) and value.type == "cuda"
+                else value
+            )
 
         kwargs = dict(kwargs or {})
         if isinstance(kwargs.get("device"), str):
@@ -167,10 +173,14 @@ class PretendGPU:
             return tuple(map(self.put, value))  # type: ignore[return-value]
         if type(value).__module__.startswith("magicdec.runtime"):
             value = copy.copy(value)
-            vars(value).update({name: self.put(each) for name, each in vars(value).items()})
+            vars(value).update(
+                {name: self.put(each) for name, each in vars(value).items()}
+            )
         return value
 
-    def capture(self, part: Callable[[], T], pool: Any) -> tuple[Callable[[], None], T, Any]:
+    def capture(
+        self, part: Callable[[], T], pool: Any
+    ) -> tuple[Callable[[], None], T, Any]:
         """Stands for graphs.capture: the part runs once, and what it did on the device can be replayed."""
         recording = self._recording = Recording()
         try:
@@ -188,7 +198,9 @@ class PretendGPU:
 
     def execute(self, operation: Any, args: Any, kwargs: Any) -> Any:
         """An operation on the held tensors; its results are of the device where its tensors are, or are asked to be."""
-        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        tensors = [
+            t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)
+        ]
         on_device = [isinstance(t, DeviceTensor) for t in tensors]
         wanted = kwargs.get("device")
         if not any(on_device) and (wanted is None or wanted.type == "cpu"):
@@ -206,10 +218,17 @@ class PretendGPU:
         return self._run(operation, args, kwargs, goes_to_device)
 
     def _check(
-        self, operation: Any, args: Any, tensors: list[torch.Tensor], goes_to_device: bool
+        self,
+        operation: Any,
+        args: Any,
+        tensors: list[torch.Tensor],
+        goes_to_device: bool,
     ) -> None:
         """Refuses, or counts, what CUDA would."""
-        name, of_host = str(operation), [t for t in tensors if not isinstance(t, DeviceTensor)]
+        name, of_host = (
+            str(operation),
+            [t for t in tensors if not isinstance(t, DeviceTensor)],
+        )
         if operation in READS_VALUES or (
             operation is aten.one_hot.default and args[1:] in ((), (-1,))
         ):
@@ -250,7 +269,11 @@ class PretendGPU:
         )
 
     def launch(
-        self, kernel: Callable[..., None], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        kernel: Callable[..., None],
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> None:
         """Stands for the launch of one of Triton's kernels, which reads and writes tensors of the device."""
         if any(
@@ -297,12 +320,16 @@ def install(monkeypatch: pytest.MonkeyPatch) -> PretendGPU:
 
     gpu = PretendGPU()
     monkeypatch.setattr(graphs, "capture", gpu.capture)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: gpu.wait("torch.cuda.synchronize"))
+    monkeypatch.setattr(
+        torch.cuda, "synchronize", lambda *_: gpu.wait("torch.cuda.synchronize")
+    )
     monkeypatch.setattr(triton_attention, "_num_multiprocessors", lambda device: 1)
     plain = interpreter.GridExecutor.__call__
 
     def launch(executor: Any, *args: Any, **kwargs: Any) -> None:
-        gpu.launch(lambda *a, **k: plain(executor, *a, **k), executor.fn.__name__, args, kwargs)
+        gpu.launch(
+            lambda *a, **k: plain(executor, *a, **k), executor.fn.__name__, args, kwargs
+        )
 
     monkeypatch.setattr(interpreter.GridExecutor, "__call__", launch)
     return gpu

@@ -38,7 +38,12 @@ DRAFTS = {
 
 
 def forced_text(
-    num_sequences: int, context_len: int, num_forced: int, *, is_repeated: bool, seed: int = 1
+    num_sequences: int,
+    context_len: int,
+    num_forced: int,
+    *,
+    is_repeated: bool,
+    seed: int = 1,
 ) -> Tensor:
     """[B, context_len + num_forced] tokens of held-out documents. Where a passage is repeated, its second copy begins
     `CUE` tokens before the context's end and goes on to the last token."""
@@ -55,17 +60,23 @@ def forced_text(
     return text_BT
 
 
-def measure(text_BT: Tensor, num_forced: int, budgets: Sequence[int]) -> list[dict[str, object]]:
+def measure(
+    text_BT: Tensor, num_forced: int, budgets: Sequence[int]
+) -> list[dict[str, object]]:
     """Each draft's acceptance over the last `num_forced` tokens, and its advantage over StreamingLLM's."""
     num_sequences, length = text_BT.shape
-    engine = Engine(load_model(EMBEDDED), batch_size=num_sequences, max_len=length, max_gamma=1)
+    engine = Engine(
+        load_model(EMBEDDED), batch_size=num_sequences, max_len=length, max_gamma=1
+    )
     engine.prefill(text_BT[:, :-num_forced].tolist())
     snapshot = engine.snapshot()
     rows: list[dict[str, object]] = []
     for budget in budgets:
         reference_B = None
         for name, settings in DRAFTS.items():
-            spec = SpeculationSpec(draft="self", draft_budget=budget, gamma=1, **settings)
+            spec = SpeculationSpec(
+                draft="self", draft_budget=budget, gamma=1, **settings
+            )
             rates_B = acceptance(engine, snapshot, spec, text_BT[:, -num_forced:])
             reference_B = rates_B if reference_B is None else reference_B
             gain_B = rates_B - reference_B
@@ -75,7 +86,9 @@ def measure(text_BT: Tensor, num_forced: int, budgets: Sequence[int]) -> list[di
                     "draft_budget": budget,
                     "acceptance_rate": round(float(rates_B.mean()), 4),
                     "gain": round(float(gain_B.mean()), 4),
-                    "gain_standard_error": round(float(gain_B.std()) / math.sqrt(num_sequences), 4),
+                    "gain_standard_error": round(
+                        float(gain_B.std()) / math.sqrt(num_sequences), 4
+                    ),
                 }
             )
     return rows
@@ -96,10 +109,12 @@ def acceptance(
     for forced_B in forced_BT.T:
         proposal = drafter.propose(1, uniforms)
         assert proposal.distribution is not None
-        target_BV = engine.forward(engine.pending_B[:, None], observer=drafter.observer)[
-            :, -1
-        ].softmax(dim=-1)
-        overlaps.append(torch.minimum(target_BV, proposal.distribution(none_B)).sum(dim=-1))
+        target_BV = engine.forward(
+            engine.pending_B[:, None], observer=drafter.observer
+        )[:, -1].softmax(dim=-1)
+        overlaps.append(
+            torch.minimum(target_BV, proposal.distribution(none_B)).sum(dim=-1)
+        )
         drafter.accept(Outcome(num_accepted_B=none_B, next_token_B=forced_B), 1)
         drafter.count(none_B.numpy(), 1)
         engine.advance(forced_B[:, None], none_B + 1)

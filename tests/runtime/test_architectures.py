@@ -42,7 +42,9 @@ GUIDE = Path(__file__).parents[2] / "docs" / "extending.md"
 
 def runs(model_type: str) -> bool:
     return (
-        why_not_run(model_from_hf_config(draw(model_type, 0), name=model_type, where=model_type))
+        why_not_run(
+            model_from_hf_config(draw(model_type, 0), name=model_type, where=model_type)
+        )
         is None
     )
 
@@ -53,7 +55,12 @@ RUN = (
     *(name for name in READ_BY_TRANSFORMERS if runs(name)),
     *(
         name + ATTENDING
-        for name in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid")
+        for name in (
+            "qwen3_next",
+            "qwen3_5_text",
+            "qwen3_5_moe_text",
+            "granitemoehybrid",
+        )
     ),
 )
 NOT_RUN = tuple(name for name in READ_BY_TRANSFORMERS if name not in RUN)
@@ -70,9 +77,9 @@ def drawn(name: str, seed: int) -> dict[str, Any]:
     config = draw(name.removesuffix(ATTENDING), seed)
     if name.endswith(ATTENDING):
         is_granite = name.startswith("granite")
-        config["layer_types"] = ["attention" if is_granite else "full_attention"] * config[
-            "num_hidden_layers"
-        ]
+        config["layer_types"] = [
+            "attention" if is_granite else "full_attention"
+        ] * config["num_hidden_layers"]
         config |= {"num_local_experts": 0} if is_granite else {}
     return config
 
@@ -122,7 +129,9 @@ def check(
     """A ragged batch, prefilled in parts, its windows in rings: each greedy token is the argmax of transformers' logits
     after the ones before it, and a verification's logits agree with theirs. The engine, and its state after the
     prompts."""
-    engine = Engine(load_model(directory), batch_size=len(prompts), max_len=max_len, **NARROW)
+    engine = Engine(
+        load_model(directory), batch_size=len(prompts), max_len=max_len, **NARROW
+    )
     engine.prefill(prompts, chunk=7)
     snapshot = engine.snapshot()
     tokens = greedy(engine, None)
@@ -133,7 +142,9 @@ def check(
     for row, (prompt, generated) in enumerate(zip(prompts, tokens, strict=True)):
         expected = their_logits(reference, prompt + generated)[len(prompt) - 1 :]
         assert generated == expected[:-1].argmax(-1).tolist()
-        torch.testing.assert_close(ours[row], expected[:6], atol=TOLERANCE, rtol=TOLERANCE)
+        torch.testing.assert_close(
+            ours[row], expected[:6], atol=TOLERANCE, rtol=TOLERANCE
+        )
     engine.restore(snapshot)
     return engine, snapshot
 
@@ -144,7 +155,9 @@ def greedy(
     drafter = None
     if draft is not None:
         drafter = build_drafter(draft, engine, draft_model_for(draft, engine.model))
-    options = DecodeOptions(gamma=0 if drafter is None else 3, max_new_tokens=num_tokens)
+    options = DecodeOptions(
+        gamma=0 if drafter is None else 3, max_new_tokens=num_tokens
+    )
     return decode(engine, drafter, SamplingSpec(), options).tokens
 
 
@@ -198,7 +211,12 @@ def test_stored_keys_move_on_as_if_they_had_been_computed_there(
     mixer, x = model.layers[0].mixer, torch.randn(1, 3, config["hidden_size"])
     here, there = KeysOf([0, 1, 2]), KeysOf([7, 8, 9])
     for attention in (here, there):
-        mixer(x, 0, attention, [rotary[attention.positions_BT] for rotary in model.rotaries])
+        mixer(
+            x,
+            0,
+            attention,
+            [rotary[attention.positions_BT] for rotary in model.rotaries],
+        )
     moved = mixer.rotate_keys_(here.keys_BKTD.clone(), model.turns(torch.tensor([[7]])))
     assert not torch.allclose(here.keys_BKTD, there.keys_BKTD, atol=0.01)
     torch.testing.assert_close(moved, there.keys_BKTD, atol=1e-5, rtol=1e-5)
@@ -210,7 +228,11 @@ YARN = {
     "factor": 4.0,
     "original_max_position_embeddings": 16,
 }
-LONG = {"rope_type": "longrope", "rope_theta": 10_000.0, "short_factor": [1.0, 1.1, 1.3, 1.5]}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "short_factor": [1.0, 1.1, 1.3, 1.5],
+}
 LONGROPE = {
     **{key: value for key, value in draw("phi3", 1).items() if key != "partial_rotary_factor"},
     "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32, "head_dim": 8, "sliding_window": None,
@@ -249,7 +271,9 @@ def test_every_rope_scaling_is_transformers(name: str, tmp_path: Path) -> None:
         }
         config |= {"sliding_window": None, "partial_rotary_factor": 1.0}
     if rope["rope_type"] == "longrope":
-        config["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
+        config["original_max_position_embeddings"] = rope[
+            "original_max_position_embeddings"
+        ]
     prompts = prompts_for(config, 3)
     check(
         tmp_path,
@@ -264,9 +288,13 @@ def test_frequencies_that_change_with_the_length_are_not_mixed(tmp_path: Path) -
     dynamic = model_from_hf_config(
         {**draw("llama", 1), "rope_parameters": rope}, name="a", where="a"
     )
-    with pytest.raises(CapacityError, match="can be planned but not run; run at most that many"):
+    with pytest.raises(
+        CapacityError, match="can be planned but not run; run at most that many"
+    ):
         Engine(load_model(dynamic, weights="random"), batch_size=1, max_len=300)
-    model = load_model(model_from_hf_config(LONGROPE, name="b", where="b"), weights="random")
+    model = load_model(
+        model_from_hf_config(LONGROPE, name="b", where="b"), weights="random"
+    )
     Engine(model, batch_size=1, max_len=30)
     Engine(model, batch_size=1, max_len=32)
     with pytest.raises(CapacityError, match="load the model again"):
@@ -279,7 +307,9 @@ def test_frequencies_that_change_with_the_length_are_not_mixed(tmp_path: Path) -
     }
     with pytest.raises(CapacityError, match="up to its original 32 tokens"):
         Engine(
-            load_model(model_from_hf_config(phimoe, name="c", where="c"), weights="random"),
+            load_model(
+                model_from_hf_config(phimoe, name="c", where="c"), weights="random"
+            ),
             batch_size=1,
             max_len=33,
         )
@@ -292,10 +322,12 @@ def test_longropes_factors_are_those_that_generate_takes(
     """Up to the original 32 tokens the short ones, for longer prompts the long ones, alone and with every draft; a
     sequence that would cross, whose cache `generate` computes anew, is refused."""
     model = write(tmp_path, LONGROPE, seed=3)
-    prompt = torch.randint(1, 90, (1, length), generator=torch.Generator().manual_seed(length))
-    expected = model.generate(prompt, max_new_tokens=generated, do_sample=False, use_cache=True)[
-        0, length:
-    ].tolist()
+    prompt = torch.randint(
+        1, 90, (1, length), generator=torch.Generator().manual_seed(length)
+    )
+    expected = model.generate(
+        prompt, max_new_tokens=generated, do_sample=False, use_cache=True
+    )[0, length:].tolist()
     engine = Engine(load_model(tmp_path), batch_size=1, max_len=length + generated)
     if length <= 32 < length + generated:
         with pytest.raises(CapacityError, match="change at 33: let all end before"):
@@ -316,12 +348,19 @@ def test_the_decoder_of_a_model_of_several_modalities_is_read_alone(
     config = draw("mistral", 0)
     reference = write(tmp_path, {**config, "tie_word_embeddings": False}, seed=1)
     tensors = load_file(tmp_path / WEIGHTS)
-    head = "lm_head.weight" if root.startswith("model.") else "language_model.lm_head.weight"
+    head = (
+        "lm_head.weight"
+        if root.startswith("model.")
+        else "language_model.lm_head.weight"
+    )
     renamed = {
         head if k == "lm_head.weight" else root + k.removeprefix("model"): v
         for k, v in tensors.items()
     }
-    save_file({**renamed, "vision_tower.patch_conv.weight": torch.ones(2, 2)}, tmp_path / WEIGHTS)
+    save_file(
+        {**renamed, "vision_tower.patch_conv.weight": torch.ones(2, 2)},
+        tmp_path / WEIGHTS,
+    )
     text = json.loads((tmp_path / "config.json").read_text())
     wrapper = {"model_type": "mistral3", "text_config": text, "vision_config": {}}
     (tmp_path / "config.json").write_text(json.dumps(wrapper))
@@ -339,7 +378,9 @@ def test_experts_that_a_tool_has_written_apart_are_read(tmp_path: Path) -> None:
     for name in [name for name in tensors if ".experts." in name]:
         prefix, matrix = name.rsplit(".", 1)
         for index, whole in enumerate(tensors.pop(name)):
-            parts = dict(zip(("gate_proj", "up_proj"), whole.chunk(2, dim=1), strict=True))
+            parts = dict(
+                zip(("gate_proj", "up_proj"), whole.chunk(2, dim=1), strict=True)
+            )
             for part, weight in (
                 parts if matrix == "gate_up_proj" else {"down_proj": whole}
             ).items():
@@ -348,17 +389,23 @@ def test_experts_that_a_tool_has_written_apart_are_read(tmp_path: Path) -> None:
     check(tmp_path, reference, prompts_for(config, 2))
 
 
-def test_layers_of_prediction_heads_stored_behind_the_model_are_not_run(tmp_path: Path) -> None:
+def test_layers_of_prediction_heads_stored_behind_the_model_are_not_run(
+    tmp_path: Path,
+) -> None:
     config = draw("deepseek_v3", 0)
     reference = write(tmp_path, config, seed=1)
     tensors = load_file(tmp_path / WEIGHTS)
     extra = f"model.layers.{config['num_hidden_layers']}.eh_proj.weight"
     save_file({**tensors, extra: torch.ones(2, 2)}, tmp_path / WEIGHTS)
     written = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**written, "num_nextn_predict_layers": 0}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({**written, "num_nextn_predict_layers": 0})
+    )
     with pytest.raises(CheckpointError, match="eh_proj"):
         load_model(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({**written, "num_nextn_predict_layers": 1}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({**written, "num_nextn_predict_layers": 1})
+    )
     check(tmp_path, reference, prompts_for(config, 2))
 
 
@@ -372,7 +419,9 @@ def test_the_row_that_the_guide_adds_is_read_and_run(
     with pytest.raises(ConfigError, match="olmo2"):
         load_model(tmp_path)
     (block,) = re.findall(
-        r'```python\n("olmo2": .*?)```', GUIDE.read_text(encoding="utf-8"), flags=re.DOTALL
+        r'```python\n("olmo2": .*?)```',
+        GUIDE.read_text(encoding="utf-8"),
+        flags=re.DOTALL,
     )
     rows = eval(f"{{{block}}}", vars(parts))
     monkeypatch.setitem(families.ARCHITECTURES, "olmo2", rows["olmo2"])
@@ -386,9 +435,14 @@ def decode_all(
     found = {}
     for turn, (name, directory) in enumerate(directories.items()):
         engine = Engine(
-            load_model(directory, tp=tp), batch_size=len(PROMPT_LENGTHS), max_len=80, **NARROW
+            load_model(directory, tp=tp),
+            batch_size=len(PROMPT_LENGTHS),
+            max_len=80,
+            **NARROW,
         )
-        engine.prefill(prompts_for({"vocab_size": engine.model.spec.vocab_size}, 5), chunk=16)
+        engine.prefill(
+            prompts_for({"vocab_size": engine.model.spec.vocab_size}, 5), chunk=16
+        )
         snapshot = engine.snapshot()
         tokens = [greedy(engine, None, num_tokens=6)]
         engine.restore(snapshot)
@@ -404,7 +458,9 @@ def divisible(model_type: str) -> dict[str, Any]:
     for seed in range(40):
         config = drawn(model_type, seed)
         try:
-            check_divisible(model_from_hf_config(config, name=model_type, where=model_type), 2)
+            check_divisible(
+                model_from_hf_config(config, name=model_type, where=model_type), 2
+            )
         except ConfigError:
             continue
         return config
@@ -427,6 +483,8 @@ def test_what_is_not_run_is_refused_in_one_line_that_says_that_it_is_planned(
     model_type: str,
 ) -> None:
     spec = model_from_hf_config(draw(model_type, 0), name=model_type, where=model_type)
-    with pytest.raises(ConfigError, match="which can be planned but not run") as refusal:
+    with pytest.raises(
+        ConfigError, match="which can be planned but not run"
+    ) as refusal:
         load_model(spec, weights="random")
     assert len(str(refusal.value).splitlines()) == 1

@@ -46,7 +46,9 @@ def teacher_forced_gaps(
     engine.prefill([prompt])
     block_BT = torch.tensor([[prompt[-1], *generated[:-1]]], device=model.device)
     logits_TV = engine.forward(block_BT)[0]
-    chosen_T = logits_TV.gather(1, torch.tensor(generated, device=model.device)[:, None]).squeeze(1)
+    chosen_T = logits_TV.gather(
+        1, torch.tensor(generated, device=model.device)[:, None]
+    ).squeeze(1)
     return logits_TV.amax(dim=-1) - chosen_T
 
 
@@ -84,7 +86,10 @@ def test_a_second_best_token_is_further_off_than_a_near_tie() -> None:
     )
     session = BenchmarkSession(request)
     tokens = session.run(AUTOREGRESSIVE, run_to_end=True).tokens[0]
-    gaps = [top_two_gap(request, session.prompts[0], tokens[:count]) for count in range(0, 32, 4)]
+    gaps = [
+        top_two_gap(request, session.prompts[0], tokens[:count])
+        for count in range(0, 32, 4)
+    ]
     assert np.mean(np.array(gaps) > NEAR_TIE) >= 0.6, gaps
 
 

@@ -86,7 +86,9 @@ def test_flips_find_a_planted_fault(
     assert outcome(every[change], tmp_path / "a").kind == "equal"
     monkeypatch.setitem(keys._known()[name]["fields"], key, field)
     if fault != "another default":
-        monkeypatch.setattr(keys.Keys, "flag", lambda self, each: self.raw(each) is not False)
+        monkeypatch.setattr(
+            keys.Keys, "flag", lambda self, each: self.raw(each) is not False
+        )
     assert outcome(every[change], tmp_path / "b").kind == "different"
 
 
@@ -112,7 +114,11 @@ def test_each_field_of_a_block_of_its_own(part: str, name: str, tmp_path: Path) 
     block[part][name] = BLOCKS[part, name]
     expected = logits_after_every_token(write(tmp_path, config, seed=1), PROMPT)[-1]
     found = compared(tmp_path, expected)
-    assert found == "equal" if name in UNDERSTOOD else found.startswith("refused in 1 line")
+    assert (
+        found == "equal"
+        if name in UNDERSTOOD
+        else found.startswith("refused in 1 line")
+    )
 
 
 @pytest.fixture
@@ -123,7 +129,9 @@ def directory(checkpoints: dict[str, Path], tmp_path: Path) -> Path:
 def test_one_rope_beside_those_of_kinds_of_layers_is_refused(directory: Path) -> None:
     """transformers reads the first in some architectures, and the others in others."""
     config = json.loads((directory / "config.json").read_text())
-    config["rope_parameters"] |= {"full_attention": {"rope_type": "default", "rope_theta": 1e6}}
+    config["rope_parameters"] |= {
+        "full_attention": {"rope_type": "default", "rope_theta": 1e6}
+    }
     (directory / "config.json").write_text(json.dumps(config))
     with pytest.raises(
         MagicdecError,
@@ -163,7 +171,9 @@ def test_a_tensor_without_a_place_is_refused_by_name(
 def test_weights_that_are_not_floating_point_are_refused(
     dtype: torch.dtype, directory: Path
 ) -> None:
-    altered(directory, model__layers__0__mlp__up_proj__weight=torch.ones(80, 48).to(dtype))
+    altered(
+        directory, model__layers__0__mlp__up_proj__weight=torch.ones(80, 48).to(dtype)
+    )
     with pytest.raises(MagicdecError, match="calls for F64 or F32 or F16 or BF16"):
         load_model(directory)
 
@@ -178,7 +188,9 @@ def test_a_stray_file_beside_the_model_is_not_read(directory: Path) -> None:
     torch.testing.assert_close(our_logits(directory), expected)
 
 
-def test_a_tied_head_that_differs_from_the_stored_one_is_refused(tmp_path: Path) -> None:
+def test_a_tied_head_that_differs_from_the_stored_one_is_refused(
+    tmp_path: Path,
+) -> None:
     directory = write_checkpoint(tmp_path / "a", FAMILIES["llama-gqa-tied"])
     altered(
         directory,

@@ -24,7 +24,13 @@ from magicdec.runtime.weights import load_model
 from magicdec.specs.speculation import SamplingSpec
 from tests.runtime.conftest import started, tiny_spec
 from tests.runtime.drafts import DRAFTS, TakesTurns, draft_model_for
-from tests.runtime.pretend_gpu import CLAIMED, MixedDevices, NotCapturable, PretendGPU, install
+from tests.runtime.pretend_gpu import (
+    CLAIMED,
+    MixedDevices,
+    NotCapturable,
+    PretendGPU,
+    install,
+)
 
 PROMPTS = [[7, 3, 9, 1] * 6, [5, 2, 8, 4, 6]]
 """Longer than a draft's budget, and shorter."""
@@ -63,18 +69,25 @@ def run(
     draft_model = None if spec is None else draft_model_for(spec, model)
     if gpu is not None:
         model, draft_model = gpu.put(model), gpu.put(draft_model)
-    if gpu is not None and isinstance(draft_model, Head):  # whose embeddings are its target's
+    if gpu is not None and isinstance(
+        draft_model, Head
+    ):  # whose embeddings are its target's
         output = draft_model.output if draft_model.vocabulary else model.logits_of
         draft_model = replace(draft_model, embedding=model.embedding, output=output)
     engine = started(model, PROMPTS, 64, max_gamma=3, max_back=5)
     drafter = None if spec is None else build_drafter(spec, engine, draft_model)
     options = {"max_new_tokens": [9, 14], "gamma": 0 if spec is None else 2, **options}
     return decode(
-        engine, drafter, SamplingSpec(temperature=temperature, seed=3), DecodeOptions(**options)
+        engine,
+        drafter,
+        SamplingSpec(temperature=temperature, seed=3),
+        DecodeOptions(**options),
     )
 
 
-def both(model: Transformer, draft: str | None, gpu: PretendGPU, **options: Any) -> None:
+def both(
+    model: Transformer, draft: str | None, gpu: PretendGPU, **options: Any
+) -> None:
     expected = run(model, draft, **options)
     with gpu:
         result = run(model, draft, gpu=gpu, **options)
@@ -112,10 +125,16 @@ def test_a_queue_and_changing_gammas_do_too(
 def test_rings_do_too(draft: str | None, gpu: PretendGPU) -> None:
     """A layer of full attention and one of a window, which the prompts have long left."""
     spec = tiny_spec(
-        model_type="qwen2", use_sliding_window=True, sliding_window=6, max_window_layers=1
+        model_type="qwen2",
+        use_sliding_window=True,
+        sliding_window=6,
+        max_window_layers=1,
     )
     model = load_model(spec, weights="random", seed=3)
-    assert Engine(model, batch_size=1, max_len=64, max_gamma=3, max_back=5).cache.ring(1) == 14
+    assert (
+        Engine(model, batch_size=1, max_len=64, max_gamma=3, max_back=5).cache.ring(1)
+        == 14
+    )
     both(model, draft, gpu)
 
 
@@ -136,16 +155,22 @@ def test_graphs_can_be_switched_off(model: Transformer, gpu: PretendGPU) -> None
     assert not gpu.captured
 
 
-@pytest.mark.parametrize(("draft", "temperature"), [("streamingllm", 0.0), ("snapkv", 1.0)])
+@pytest.mark.parametrize(
+    ("draft", "temperature"), [("streamingllm", 0.0), ("snapkv", 1.0)]
+)
 def test_the_gpus_kernels_are_launched_on_its_tensors_alone(
     draft: str, temperature: float, model: Transformer, triton_gpu: PretendGPU
 ) -> None:
     """Interpreted; sums in another order choose other tokens now and then, so only that they run is checked."""
     with triton_gpu:
-        result = run(model, draft, gpu=triton_gpu, temperature=temperature, max_new_tokens=3)
+        result = run(
+            model, draft, gpu=triton_gpu, temperature=temperature, max_new_tokens=3
+        )
     assert [len(tokens) for tokens in result.tokens] == [3, 3]
     assert triton_gpu.captured
-    wanted = {"_split_kernel"} | ({"_weigh_kernel", "_choose_kernel"} if temperature else set())
+    wanted = {"_split_kernel"} | (
+        {"_weigh_kernel", "_choose_kernel"} if temperature else set()
+    )
     assert wanted < triton_gpu.launched
 
 
@@ -246,10 +271,14 @@ def test_devices_mix_where_torch_says_so(
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
-        is_allowed = _succeeds(lambda: operate(torch.zeros(2, 2, device="cuda"), torch.zeros(2, 2)))
+        is_allowed = _succeeds(
+            lambda: operate(torch.zeros(2, 2, device="cuda"), torch.zeros(2, 2))
+        )
     with gpu:
         assert (
-            _succeeds(lambda: operate(torch.zeros(2, 2, device=CLAIMED), torch.zeros(2, 2)))
+            _succeeds(
+                lambda: operate(torch.zeros(2, 2, device=CLAIMED), torch.zeros(2, 2))
+            )
             == is_allowed
         )
 
@@ -271,7 +300,9 @@ def test_on_a_gpu_captured_steps_decode_what_plain_steps_decode(
 ) -> None:
     """The same kernels in the same shapes; several gammas, and a queue."""
     model = load_model(tiny_spec(head_dim=16), weights="random", seed=3, device="cuda")
-    small = tiny_spec(name="small", hidden_size=16, num_hidden_layers=1, intermediate_size=32)
+    small = tiny_spec(
+        name="small", hidden_size=16, num_hidden_layers=1, intermediate_size=32
+    )
     spec = None if draft is None else DRAFTS[draft]
     draft_model = None if spec is None else draft_model_for(spec, model)
     if isinstance(draft_model, Transformer):
@@ -285,7 +316,9 @@ def test_on_a_gpu_captured_steps_decode_what_plain_steps_decode(
             policy=None if drafter is None else TakesTurns(), cuda_graphs=cuda_graphs,
         )  # fmt: skip
         results.append(
-            decode(engine, drafter, SamplingSpec(temperature=temperature, seed=3), options)
+            decode(
+                engine, drafter, SamplingSpec(temperature=temperature, seed=3), options
+            )
         )
     assert results[0].tokens == results[1].tokens
     assert np.array_equal(results[0].num_accepted, results[1].num_accepted)

@@ -11,7 +11,12 @@ import torch
 from magicdec.errors import CapacityError, ConfigError
 from magicdec.runtime.drafters import build_drafter
 from magicdec.runtime.engine import Engine
-from magicdec.runtime.generate import DecodeOptions, DecodeResult, NumericalError, decode
+from magicdec.runtime.generate import (
+    DecodeOptions,
+    DecodeResult,
+    NumericalError,
+    decode,
+)
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model
 from magicdec.specs.gamma_table import TableGamma
@@ -36,7 +41,9 @@ def speculate(engine: Engine, options: DecodeOptions, *, seed: int = 0) -> Decod
 def test_each_sequence_stops_at_its_own_limit_or_end_token(engine: Engine) -> None:
     """No sequence is longer than its limit; the end token ends one and is its last."""
     limits = [1, 2, 30, 70, 5, 100]
-    result = speculate(engine, DecodeOptions(gamma=4, max_new_tokens=limits, eos_token_ids=(9, 33)))
+    result = speculate(
+        engine, DecodeOptions(gamma=4, max_new_tokens=limits, eos_token_ids=(9, 33))
+    )
     for tokens, limit in zip(result.tokens, limits, strict=True):
         assert len(tokens) <= limit
         ends = [i for i, token in enumerate(tokens) if token in (9, 33)]
@@ -47,14 +54,19 @@ def test_each_sequence_stops_at_its_own_limit_or_end_token(engine: Engine) -> No
 
 def test_counts_agree_with_each_other(engine: Engine) -> None:
     """Histogram, rates by position, tokens and steady state all follow from the accepted counts."""
-    result = speculate(engine, DecodeOptions(gamma=3, max_new_tokens=[40, 50, 60, 70, 80, 90]))
+    result = speculate(
+        engine, DecodeOptions(gamma=3, max_new_tokens=[40, 50, 60, 70, 80, 90])
+    )
     active = result.num_accepted >= 0
     assert sum(result.counts.histogram) == active.sum()
     assert result.counts.trials[0] == active.sum()
     for position in range(3):
         reached = result.num_accepted >= position
         assert result.counts.trials[position] == reached.sum()
-        assert result.counts.accepted[:, position].sum() == (result.num_accepted > position).sum()
+        assert (
+            result.counts.accepted[:, position].sum()
+            == (result.num_accepted > position).sum()
+        )
     emitted = np.where(active, result.num_accepted + 1, 0).sum(axis=0)
     lengths = np.array([len(t) for t in result.tokens])
     assert (lengths <= emitted).all()
@@ -72,8 +84,12 @@ def test_counts_agree_with_each_other(engine: Engine) -> None:
     assert not result.phases
 
 
-def test_stopping_with_the_first_end_makes_all_of_it_steady_state(engine: Engine) -> None:
-    result = speculate(engine, DecodeOptions(gamma=2, max_new_tokens=25, stop_when_first_ends=True))
+def test_stopping_with_the_first_end_makes_all_of_it_steady_state(
+    engine: Engine,
+) -> None:
+    result = speculate(
+        engine, DecodeOptions(gamma=2, max_new_tokens=25, stop_when_first_ends=True)
+    )
     assert result.steady_steps == result.num_steps
     assert result.steady_tokens == result.num_tokens
     assert max(map(len, result.tokens)) == 25
@@ -85,7 +101,9 @@ def test_fences_give_every_phase_of_every_step(engine: Engine) -> None:
     missed = []
     for _ in range(8):
         engine.prefill(PROMPTS)
-        result = speculate(engine, DecodeOptions(gamma=2, max_new_tokens=12, fences=True))
+        result = speculate(
+            engine, DecodeOptions(gamma=2, max_new_tokens=12, fences=True)
+        )
         assert set(result.phases) == {"draft", "verify", "accept", "upkeep"}
         assert all(len(times) == result.num_steps for times in result.phases.values())
         missed.append(abs(sum(map(sum, result.phases.values())) / result.elapsed_s - 1))
@@ -93,12 +111,16 @@ def test_fences_give_every_phase_of_every_step(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_simulated_acceptance_follows_the_given_rates(engine: Engine, temperature: float) -> None:
+def test_simulated_acceptance_follows_the_given_rates(
+    engine: Engine, temperature: float
+) -> None:
     """Conditional rates by position; 5 standard errors (false alarm under 1e-5)."""
     rates = [0.9, 0.5, 0.7]
     sampling = SamplingSpec(temperature=temperature, seed=2)
     options = DecodeOptions(gamma=3, max_new_tokens=150, simulate_acceptance=rates)
-    result = decode(engine, build_drafter(DRAFTS["streamingllm"], engine), sampling, options)
+    result = decode(
+        engine, build_drafter(DRAFTS["streamingllm"], engine), sampling, options
+    )
     pairs = zip(result.counts.rates, result.counts.trials, rates, strict=True)
     for measured, trials, rate in pairs:
         assert trials > 50
@@ -113,7 +135,8 @@ def test_on_step_hears_every_token(engine: Engine) -> None:
             heard[sequence] += new
 
     result = speculate(
-        engine, DecodeOptions(gamma=3, max_new_tokens=[9, 8, 20, 3, 30, 11], on_step=listen)
+        engine,
+        DecodeOptions(gamma=3, max_new_tokens=[9, 8, 20, 3, 30, 11], on_step=listen),
     )
     assert heard == result.tokens
 
@@ -135,7 +158,9 @@ def test_a_table_is_read_at_the_nearest_batch_and_context(
     batch_size: int, context_len: int, gamma: int
 ) -> None:
     """Nearest in logarithm (between 1 and 32 that is 5.66, between 512 and 4096 it is 1448), and at the ends beyond."""
-    table = TableGamma(batch_sizes=(1, 32), context_lens=(512, 4096), gammas=((0, 1), (3, 4)))
+    table = TableGamma(
+        batch_sizes=(1, 32), context_lens=(512, 4096), gammas=((0, 1), (3, 4))
+    )
     assert table.choose(batch_size=batch_size, context_len=context_len) == gamma
 
 
@@ -145,12 +170,20 @@ def test_a_run_can_be_continued(engine: Engine) -> None:
     whole = alone(engine, 40)
     for name in ("streamingllm", "snapkv", "topk", "ngram", "model"):
         engine.restore(snapshot)
-        drafter = build_drafter(DRAFTS[name], engine, draft_model_for(DRAFTS[name], engine.model))
+        drafter = build_drafter(
+            DRAFTS[name], engine, draft_model_for(DRAFTS[name], engine.model)
+        )
         first = decode(
-            engine, drafter, SamplingSpec(), DecodeOptions(gamma=2, max_new_tokens=60, max_steps=8)
+            engine,
+            drafter,
+            SamplingSpec(),
+            DecodeOptions(gamma=2, max_new_tokens=60, max_steps=8),
         )
         second = decode(
-            engine, drafter, SamplingSpec(), DecodeOptions(gamma=2, max_new_tokens=60, max_steps=8)
+            engine,
+            drafter,
+            SamplingSpec(),
+            DecodeOptions(gamma=2, max_new_tokens=60, max_steps=8),
         )
         for one, a, b in zip(whole, first.tokens, second.tokens, strict=True):
             length = min(len(one), len(a) + len(b))
@@ -187,7 +220,9 @@ def test_refusals_say_what_is_valid(tiny_model: Transformer, engine: Engine) -> 
         "between 0 and 1": lambda: speculate(
             engine, DecodeOptions(gamma=2, max_new_tokens=5, simulate_acceptance=[1.5])
         ),
-        "1024 tokens of prompt and output": lambda: Engine(tiny_model, batch_size=1, max_len=1025),
+        "1024 tokens of prompt and output": lambda: Engine(
+            tiny_model, batch_size=1, max_len=1025
+        ),
         "prompt 0 has 11 tokens": lambda: small.prefill([[1] * 11]),
         "outside the model's vocabulary of 64": lambda: small.prefill([[1, 64]]),
         "2 prompts given for a batch of 1": lambda: small.prefill([[1], [2]]),

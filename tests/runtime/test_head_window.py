@@ -26,7 +26,11 @@ from tests.runtime.heads import random_head
 FIXTURES = Path(__file__).parents[1] / "data" / "heads"
 SINKS, BUDGET, GAMMA = 2, 9, 3
 SPEC = SpeculationSpec(
-    draft="eagle3", draft_method="eagle3", draft_budget=BUDGET, gamma=GAMMA, num_sink_tokens=SINKS
+    draft="eagle3",
+    draft_method="eagle3",
+    draft_budget=BUDGET,
+    gamma=GAMMA,
+    num_sink_tokens=SINKS,
 )
 PROMPTS = [[1, 2, 3], [5, 9, 30, 7] * 4, list(range(2, 37))]
 
@@ -59,7 +63,9 @@ def target() -> Transformer:
     return load_model(FIXTURES / "target")
 
 
-def drafts_without_cache(head: Eagle3Head, target: Transformer, text: list[int]) -> list[int]:
+def drafts_without_cache(
+    head: Eagle3Head, target: Transformer, text: list[int]
+) -> list[int]:
     """The greedy drafts after a text, from all its entries computed at once."""
     engine = Engine(target, batch_size=1, max_len=128)
     engine.prefill([[0]])
@@ -75,14 +81,20 @@ def drafts_without_cache(head: Eagle3Head, target: Transformer, text: list[int])
             output = head.step(torch.tensor([entries]), fused, attention)
             logits = head.logits(output[:, -1])
             chosen = logits.argmax(-1)
-            token = int(head.vocabulary.to_target(chosen)) if head.vocabulary else int(chosen)
+            token = (
+                int(head.vocabulary.to_target(chosen))
+                if head.vocabulary
+                else int(chosen)
+            )
             drafted.append(token)
             entries.append(token)
             fused = torch.cat((fused, output[:, -1:]), dim=1)
     return drafted
 
 
-def test_a_windowed_head_drafts_as_a_masked_one_without_a_cache(target: Transformer) -> None:
+def test_a_windowed_head_drafts_as_a_masked_one_without_a_cache(
+    target: Transformer,
+) -> None:
     """At every step of a ragged batch, prefilled in parts, with rejections, and in a second run."""
     head = load_head(FIXTURES / "eagle3", target)
     assert isinstance(head, Eagle3Head)
@@ -108,11 +120,18 @@ def test_a_windowed_head_drafts_as_a_masked_one_without_a_cache(target: Transfor
     drafter.propose = check  # type: ignore[assignment]
     for _ in range(2):
         engine.restore(snapshot)
-        decode(engine, drafter, SamplingSpec(), DecodeOptions(gamma=GAMMA, max_new_tokens=20))
+        decode(
+            engine,
+            drafter,
+            SamplingSpec(),
+            DecodeOptions(gamma=GAMMA, max_new_tokens=20),
+        )
     assert compared > 60
 
 
-def test_a_window_that_holds_every_entry_changes_nothing(tiny_model: Transformer) -> None:
+def test_a_window_that_holds_every_entry_changes_nothing(
+    tiny_model: Transformer,
+) -> None:
     head = random_head("eagle3", tiny_model)
     accepted: list[np.ndarray] = []
     for budget in (None, 500):
@@ -122,15 +141,22 @@ def test_a_window_that_holds_every_entry_changes_nothing(tiny_model: Transformer
         if drafter is None:
             with pytest.raises(ConfigError, match="exceeds the longest sequence"):
                 build_drafter(spec, engine, head)
-            drafter = build_drafter(msgspec.structs.replace(SPEC, draft_budget=88), engine, head)
+            drafter = build_drafter(
+                msgspec.structs.replace(SPEC, draft_budget=88), engine, head
+            )
         result = decode(
-            engine, drafter, SamplingSpec(), DecodeOptions(gamma=GAMMA, max_new_tokens=30)
+            engine,
+            drafter,
+            SamplingSpec(),
+            DecodeOptions(gamma=GAMMA, max_new_tokens=30),
         )
         accepted.append(result.num_accepted)
     assert np.array_equal(*accepted)
 
 
-def test_a_budget_is_refused_where_the_window_is_trained_in(tiny_model: Transformer) -> None:
+def test_a_budget_is_refused_where_the_window_is_trained_in(
+    tiny_model: Transformer,
+) -> None:
     engine = started(tiny_model, PROMPTS, 90)
     spec = msgspec.structs.replace(SPEC, draft="dflash", draft_method="dflash")
     with pytest.raises(ConfigError, match="whose window is trained in"):

@@ -38,7 +38,13 @@ def z_lab(own: Config, layers: Config) -> Config:
 
 def deep_spec(own: Config, layers: Config) -> Config:
     """DSpark's authors: all keys side by side, those of the estimate of acceptance among them."""
-    kept = ("block_size", "draft_vocab_size", "mask_token_id", "markov_rank", "markov_head_type")
+    kept = (
+        "block_size",
+        "draft_vocab_size",
+        "mask_token_id",
+        "markov_rank",
+        "markov_head_type",
+    )
     return {
         **layers, **{key: own[key] for key in kept}, "architectures": ["Qwen3DSparkModel"],
         "target_layer_ids": [place - 1 for place in own["aux_hidden_state_layer_ids"]], "num_target_layers": 4,
@@ -64,7 +70,9 @@ def as_is(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
-LAYOUTS: dict[str, tuple[Callable[[Config, Config], Config], Callable[..., dict[str, Tensor]]]] = {
+LAYOUTS: dict[
+    str, tuple[Callable[[Config, Config], Config], Callable[..., dict[str, Tensor]]]
+] = {
     "dflash": (z_lab, as_is),
     "dspark": (deep_spec, as_is),
     "eagle3": (spec_forge, as_middle),
@@ -78,7 +86,8 @@ def test_a_flat_checkpoint_drafts_the_same(name: str, tmp_path: Path) -> None:
     flat = write(own, own["transformer_layer_config"])
     (tmp_path / "config.json").write_text(json.dumps(flat))
     save_file(
-        rename(load_file(FIXTURES / name / "model.safetensors")), tmp_path / "model.safetensors"
+        rename(load_file(FIXTURES / name / "model.safetensors")),
+        tmp_path / "model.safetensors",
     )
     assert load_head_spec(tmp_path).method == name
     target = load_model(FIXTURES / "target")

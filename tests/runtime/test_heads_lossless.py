@@ -44,5 +44,7 @@ def test_heads_are_lossless_on_two_ranks(model_types: tuple[str, ...]) -> None:
 
 
 def test_the_share_that_is_planted() -> None:
-    planted = [is_planted(sequence, place) for sequence in range(50) for place in range(200)]
+    planted = [
+        is_planted(sequence, place) for sequence in range(50) for place in range(200)
+    ]
     assert sum(planted) / len(planted) == pytest.approx(SHARE, abs=0.03)

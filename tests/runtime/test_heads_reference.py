@@ -23,7 +23,9 @@ from magicdec.runtime.weights import load_model
 from magicdec.specs.speculation import SpeculationSpec
 
 FIXTURES = Path(__file__).parents[1] / "data" / "heads"
-NAMES = sorted(path.name for path in FIXTURES.iterdir() if (path / "expected.json").is_file())
+NAMES = sorted(
+    path.name for path in FIXTURES.iterdir() if (path / "expected.json").is_file()
+)
 GAMMA = 4
 TOLERANCE = 1e-5
 
@@ -34,12 +36,16 @@ def spec_of(head: Head) -> SpeculationSpec:
 
 
 def rows_of(name: str) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = json.loads((FIXTURES / name / "expected.json").read_text())
+    rows: list[dict[str, Any]] = json.loads(
+        (FIXTURES / name / "expected.json").read_text()
+    )
     return rows
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("is_early", [True, False], ids=["before the prefill", "after it"])
+@pytest.mark.parametrize(
+    "is_early", [True, False], ids=["before the prefill", "after it"]
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_proposals_and_logits_are_the_librarys(
     name: str, is_early: bool, dtype: str, monkeypatch: pytest.MonkeyPatch

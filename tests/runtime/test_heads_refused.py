@@ -31,7 +31,9 @@ def head_in(directory: Path, name: str = "eagle3") -> Path:
     return Path(shutil.copytree(FIXTURES / name, directory / name))
 
 
-def change_weights(head: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+def change_weights(
+    head: Path, change: Callable[[dict[str, torch.Tensor]], None]
+) -> None:
     weights = load_file(head / "model.safetensors")
     change(weights)
     save_file(weights, head / "model.safetensors")
@@ -70,8 +72,14 @@ def forget_a_token(weights: dict[str, torch.Tensor]) -> None:
         (drop("fc.weight"), "no tensor fc.weight"),
         (drop("d2t"), "no tensor d2t"),
         (drop("layers.0.hidden_norm.weight"), "no tensor layers.0.hidden_norm.weight"),
-        (lambda weights: weights.update(surplus=torch.zeros(2)), "tensor surplus has no place"),
-        (lambda weights: weights.update(d2t=torch.zeros(23, dtype=torch.long)), "d2t has shape"),
+        (
+            lambda weights: weights.update(surplus=torch.zeros(2)),
+            "tensor surplus has no place",
+        ),
+        (
+            lambda weights: weights.update(d2t=torch.zeros(23, dtype=torch.long)),
+            "d2t has shape",
+        ),
         (point_outside, "d2t maps the head's token 23 to 1023, outside"),
         (point_twice, "maps two of the head's tokens to one"),
         (forget_a_token, "t2d and d2t disagree"),
@@ -90,7 +98,9 @@ def test_tensors_that_do_not_fit(
 
 
 @pytest.mark.parametrize("size", [0, 5, 4000])
-def test_a_checkpoint_that_is_cut_short(size: int, target: Transformer, tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_cut_short(
+    size: int, target: Transformer, tmp_path: Path
+) -> None:
     head = head_in(tmp_path)
     file = head / "model.safetensors"
     file.write_bytes(file.read_bytes()[:size])
@@ -104,11 +114,17 @@ def test_a_checkpoint_that_is_cut_short(size: int, target: Transformer, tmp_path
         ({"hidden_size": 24}, "states of 24 numbers; those of target have 16"),
         ({"vocab_size": 50}, "vocabulary of 50; that of target has 40"),
         ({"draft_vocab_size": 41}, "exceeds the vocabulary of 40"),
-        ({"eagle_aux_hidden_state_layer_ids": [1, 2, 9]}, "target has 4: it is another target's"),
+        (
+            {"eagle_aux_hidden_state_layer_ids": [1, 2, 9]},
+            "target has 4: it is another target's",
+        ),
         ({"eagle_aux_hidden_state_layer_ids": [1, 1, 2]}, "it is another target's"),
         ({"norm_before_fc": "yes"}, "norm_before_fc"),
         ({"something_new": 1}, "key 'something_new' is not known for a head"),
-        ({"speculators_model_type": "medusa", "architectures": ["Medusa"]}, "what head it is"),
+        (
+            {"speculators_model_type": "medusa", "architectures": ["Medusa"]},
+            "what head it is",
+        ),
         ({"transformer_layer_config": 3}, "must be an object"),
     ],
 )
@@ -132,7 +148,11 @@ def test_configurations_of_another_target_or_head(
     ],
 )
 def test_parallel_heads_and_modules_that_are_not_run(
-    name: str, changes: dict[str, Any], message: str, target: Transformer, tmp_path: Path
+    name: str,
+    changes: dict[str, Any],
+    message: str,
+    target: Transformer,
+    tmp_path: Path,
 ) -> None:
     head = head_in(tmp_path, name)
     change_config(head, **changes)

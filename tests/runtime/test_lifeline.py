@@ -22,13 +22,17 @@ def ends_with(
 ) -> subprocess.CompletedProcess[str]:
     """The child keeps its parent's standard error open, which is read to its end: so it waits for both."""
     code = PARENT.format(ask_kernel=ask_kernel, parent=parent, then=then)
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
 
 
 @pytest.mark.parametrize("ask_kernel", [True, False])
 def test_a_child_ends_when_its_parent_is_killed(ask_kernel: bool) -> None:
     """Without the kernel's help by its own watching, as on other systems than Linux."""
-    done = ends_with("child.stdout.readline(); os.kill(os.getpid(), 9)", ask_kernel=ask_kernel)
+    done = ends_with(
+        "child.stdout.readline(); os.kill(os.getpid(), 9)", ask_kernel=ask_kernel
+    )
     assert done.returncode == -signal.SIGKILL
     assert not done.stderr
 

@@ -29,14 +29,22 @@ FALSE_ALARM_OF_HEADS = 1e-3
 ALL_DRAFTS = DRAFTS | HEADS
 
 
-def ragged_prompts(count: int, vocab_size: int, *, longest: int = 60) -> list[list[int]]:
+def ragged_prompts(
+    count: int, vocab_size: int, *, longest: int = 60
+) -> list[list[int]]:
     generator = np.random.default_rng(count)
     lengths = np.linspace(1, longest, count).round().astype(int)
-    return [generator.integers(0, vocab_size, n).tolist() for n in generator.permutation(lengths)]
+    return [
+        generator.integers(0, vocab_size, n).tolist()
+        for n in generator.permutation(lengths)
+    ]
 
 
 def run(
-    engine: Engine, draft: SpeculationSpec, sampling: SamplingSpec, options: DecodeOptions
+    engine: Engine,
+    draft: SpeculationSpec,
+    sampling: SamplingSpec,
+    options: DecodeOptions,
 ) -> DecodeResult:
     drafter = build_drafter(draft, engine, draft_model_for(draft, engine.model))
     return decode(engine, drafter, sampling, options)
@@ -48,7 +56,10 @@ def run(
         (1, 5),
         (3, 1),
         (6, 5),
-        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((1, 1), (3, 5), (6, 1))),
+        *(
+            pytest.param(*pair, marks=pytest.mark.slow)
+            for pair in ((1, 1), (3, 5), (6, 1))
+        ),
     ],
 )
 @pytest.mark.parametrize("draft", DRAFTS)
@@ -62,19 +73,28 @@ def test_greedy_speculation_equals_autoregressive(
     options = {"max_new_tokens": limits, "eos_token_ids": (7, 30)}
     expected = decode(engine, None, SamplingSpec(), DecodeOptions(**options))
     engine.restore(snapshot)
-    result = run(engine, DRAFTS[draft], SamplingSpec(), DecodeOptions(gamma=gamma, **options))
+    result = run(
+        engine, DRAFTS[draft], SamplingSpec(), DecodeOptions(gamma=gamma, **options)
+    )
     assert result.tokens == expected.tokens
     assert engine.num_active == 0
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
-def test_long_greedy_generation_slides_the_draft_cache(draft: str, tiny_model: Transformer) -> None:
+def test_long_greedy_generation_slides_the_draft_cache(
+    draft: str, tiny_model: Transformer
+) -> None:
     """Hundreds of tokens, many times the draft's budget, from prompts shorter and longer than it."""
     engine = started(tiny_model, [[3], [5, 9] * 4, [1, 2, 3] * 20], 400)
     snapshot = engine.snapshot()
     expected = alone(engine, 300)
     engine.restore(snapshot)
-    result = run(engine, DRAFTS[draft], SamplingSpec(), DecodeOptions(gamma=4, max_new_tokens=300))
+    result = run(
+        engine,
+        DRAFTS[draft],
+        SamplingSpec(),
+        DecodeOptions(gamma=4, max_new_tokens=300),
+    )
     assert result.tokens == expected
 
 
@@ -107,7 +127,9 @@ def exact_joint(model: Transformer, sampling: SamplingSpec) -> np.ndarray:
         conditionals = {}
         for prefix in itertools.product(range(VOCAB), repeat=prefix_length):
             block = torch.tensor([[PROMPT[-1], *prefix]])
-            conditionals[prefix] = warped(engine.forward(block)[0, -1].double().numpy(), sampling)
+            conditionals[prefix] = warped(
+                engine.forward(block)[0, -1].double().numpy(), sampling
+            )
         joint *= [conditionals[s[:prefix_length]][s[prefix_length]] for s in sequences]
     return joint
 
@@ -133,7 +155,9 @@ def chi_square_p_value(counts: np.ndarray, expected: np.ndarray) -> float:
     keep = wanted > 0
     assert observed[~keep].sum() == 0
     return float(
-        stats.chisquare(observed[keep], wanted[keep] * observed.sum() / wanted[keep].sum()).pvalue
+        stats.chisquare(
+            observed[keep], wanted[keep] * observed.sum() / wanted[keep].sum()
+        ).pvalue
     )
 
 
@@ -142,7 +166,9 @@ def sampled_cases() -> Iterator[Any]:
     turn, for the drafts that all tests go through; the others in the slow tests."""
     for number, draft in enumerate([None, *ALL_DRAFTS]):
         for turn, name in enumerate(SAMPLINGS):
-            is_slow = number % len(SAMPLINGS) != turn or (draft is not None and draft not in DRAFTS)
+            is_slow = number % len(SAMPLINGS) != turn or (
+                draft is not None and draft not in DRAFTS
+            )
             yield pytest.param(draft, name, marks=[pytest.mark.slow] if is_slow else [])
 
 
@@ -165,7 +191,9 @@ def test_sampled_tokens_follow_the_exact_joint_distribution(
         least = FALSE_ALARM_OF_HEADS
     assert chi_square_p_value(counts, counts.sum() * expected) > least
     if draft is not None:
-        assert 0.02 < np.mean(accepted) < 0.98, "a draft that is perfect or useless proves nothing"
+        assert 0.02 < np.mean(accepted) < 0.98, (
+            "a draft that is perfect or useless proves nothing"
+        )
 
 
 def sampled_counts(
@@ -178,9 +206,14 @@ def sampled_counts(
     for turn in range(rounds):
         engine.restore(snapshot)
         seeded = msgspec.structs.replace(sampling, seed=sampling.seed + 100 * turn)
-        options = DecodeOptions(gamma=0 if draft is None else 2, max_new_tokens=NUM_TOKENS)
+        options = DecodeOptions(
+            gamma=0 if draft is None else 2, max_new_tokens=NUM_TOKENS
+        )
         result = run(
-            engine, SpeculationSpec() if draft is None else ALL_DRAFTS[draft], seeded, options
+            engine,
+            SpeculationSpec() if draft is None else ALL_DRAFTS[draft],
+            seeded,
+            options,
         )
         np.add.at(counts, np.array(result.tokens) @ place, 1)
         accepted += [] if draft is None else result.counts.rates
@@ -197,7 +230,10 @@ def test_a_seed_repeats_a_run_and_another_does_not(tiny_model: Transformer) -> N
         options = DecodeOptions(gamma=3, max_new_tokens=[30, 10, 40, 20])
         outputs.append(
             run(
-                engine, DRAFTS["streamingllm"], SamplingSpec(temperature=1.0, seed=seed), options
+                engine,
+                DRAFTS["streamingllm"],
+                SamplingSpec(temperature=1.0, seed=seed),
+                options,
             ).tokens
         )
     assert outputs[0] == outputs[2]
@@ -205,7 +241,9 @@ def test_a_seed_repeats_a_run_and_another_does_not(tiny_model: Transformer) -> N
 
 
 @pytest.mark.parametrize("bad", ["nan", "inf", "-inf"])
-def test_a_draft_that_is_not_a_number_costs_no_token(bad: str, tiny_model: Transformer) -> None:
+def test_a_draft_that_is_not_a_number_costs_no_token(
+    bad: str, tiny_model: Transformer
+) -> None:
     """One row of the draft's head spoilt: nothing that it drafts is accepted, and the output's distribution is the
     target's own, against the softmax of its logits (chi-square)."""
     draft = load_model(small_draft(64).spec, weights="random", seed=9)
@@ -214,7 +252,9 @@ def test_a_draft_that_is_not_a_number_costs_no_token(bad: str, tiny_model: Trans
     count = 3000
     engine = started(tiny_model, [[4, 5, 6]] * count, 12)
     expected = (
-        torch.softmax(engine.forward(engine.pending_B[:, None])[0, -1], dim=-1).double().numpy()
+        torch.softmax(engine.forward(engine.pending_B[:, None])[0, -1], dim=-1)
+        .double()
+        .numpy()
     )
     sampling = SamplingSpec(temperature=1.0, seed=11)
     drafter = build_drafter(DRAFTS["model"], engine, draft)
@@ -224,11 +264,15 @@ def test_a_draft_that_is_not_a_number_costs_no_token(bad: str, tiny_model: Trans
     if bad != "-inf":  # one token that is never drafted is no error
         assert result.counts.rates[0] == 0.0
     counts = np.bincount([tokens[0] for tokens in result.tokens], minlength=64)
-    assert stats.chisquare(counts, expected / expected.sum() * count).pvalue > FALSE_ALARM
+    assert (
+        stats.chisquare(counts, expected / expected.sum() * count).pvalue > FALSE_ALARM
+    )
 
 
 @pytest.mark.parametrize("temperature", [1e-20, 1e-38, 1e-45, 1e-300])
-def test_the_lowest_temperatures_are_greedy(temperature: float, tiny_model: Transformer) -> None:
+def test_the_lowest_temperatures_are_greedy(
+    temperature: float, tiny_model: Transformer
+) -> None:
     """Alone, speculative, and with top-p: no logits of a random model tie."""
     engine = started(tiny_model, [[3], [5, 9] * 4, [1, 2, 3] * 6], 80)
     snapshot = engine.snapshot()
@@ -238,6 +282,8 @@ def test_the_lowest_temperatures_are_greedy(temperature: float, tiny_model: Tran
         spec, options = (DRAFTS[draft], 2) if draft else (SpeculationSpec(), 0)
         sampling = SamplingSpec(temperature=temperature, top_p=top_p)
         assert (
-            run(engine, spec, sampling, DecodeOptions(gamma=options, max_new_tokens=20)).tokens
+            run(
+                engine, spec, sampling, DecodeOptions(gamma=options, max_new_tokens=20)
+            ).tokens
             == expected
         )

@@ -55,7 +55,12 @@ class Module:
     def tensors(self, index: int) -> dict[str, torch.Tensor]:
         """By their published names."""
         if self._is_qwen:
-            names = ("mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm")
+            names = (
+                "mtp.fc",
+                "mtp.pre_fc_norm_embedding",
+                "mtp.pre_fc_norm_hidden",
+                "mtp.norm",
+            )
         else:
             prefix = f"model.layers.{index}"
             ends = ("eh_proj", "enorm", "hnorm", "shared_head.norm")
@@ -73,16 +78,23 @@ class Module:
         eps = self._model.config.rms_norm_eps
         return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
-    def step(self, entries: list[int], states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def step(
+        self, entries: list[int], states: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """The last entry's logits, and what the next step reads of it."""
         inner = self._model.model
         positions = torch.arange(len(entries))[None]
         embedded = inner.embed_tokens(torch.tensor([entries]))
         if not self._is_qwen:
             embedded[:, 0] = 0.0  # as engines do
-        both = (self._normed(embedded, "token_norm"), self._normed(states, "state_norm"))
+        both = (
+            self._normed(embedded, "token_norm"),
+            self._normed(states, "state_norm"),
+        )
         hidden = F.linear(torch.cat(both, dim=-1), self.weights["projection"])
-        mask = torch.full((len(entries),) * 2, float("-inf"), dtype=hidden.dtype).triu(1)
+        mask = torch.full((len(entries),) * 2, float("-inf"), dtype=hidden.dtype).triu(
+            1
+        )
         output = self.layer(
             hidden,
             attention_mask=mask[None, None],
@@ -124,7 +136,9 @@ def write(directory: Path, name: str) -> tuple[Any, Module]:
     return model.double(), module
 
 
-def expected_drafts(model: Any, module: Module, prompt: list[int]) -> list[torch.Tensor]:
+def expected_drafts(
+    model: Any, module: Module, prompt: list[int]
+) -> list[torch.Tensor]:
     """The logits of each greedy draft after a prompt, by a plain loop."""
     with torch.no_grad():
         text = torch.tensor([prompt[:-1]])
@@ -171,7 +185,9 @@ def test_a_prediction_module_drafts_as_transformers_layers_do(
         ours = torch.stack([logits[row] for logits in seen])
         torch.testing.assert_close(ours, expected, atol=TOLERANCE, rtol=TOLERANCE)
     snapshot = engine.snapshot()
-    plain = decode(engine, None, SamplingSpec(), DecodeOptions(max_new_tokens=24)).tokens
+    plain = decode(
+        engine, None, SamplingSpec(), DecodeOptions(max_new_tokens=24)
+    ).tokens
     engine.restore(snapshot)
     options = DecodeOptions(gamma=GAMMA, max_new_tokens=24)
     assert decode(engine, drafter, SamplingSpec(), options).tokens == plain

@@ -23,7 +23,9 @@ from magicdec.runtime.prompts import (
 @pytest.fixture(scope="module")
 def byte_tokenizer() -> Tokenizer:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer = Tokenizer(
+        models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[])
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     return tokenizer
 
@@ -57,7 +59,9 @@ def test_lengths_are_spread_and_end_at_the_context() -> None:
 def test_prompts_have_the_asked_lengths_and_repeat_with_the_seed(
     source: str, byte_tokenizer: Tokenizer
 ) -> None:
-    request = PromptRequest(source=source, count=3, context_len=600, context_spread=0.5, seed=4)
+    request = PromptRequest(
+        source=source, count=3, context_len=600, context_spread=0.5, seed=4
+    )
     prompts = load_prompts(request, tokenizer=byte_tokenizer, vocab_size=256)
     assert [len(p) for p in prompts] == request.lengths
     assert prompts == load_prompts(request, tokenizer=byte_tokenizer, vocab_size=256)
@@ -67,7 +71,9 @@ def test_prompts_have_the_asked_lengths_and_repeat_with_the_seed(
 def test_calibration_prompts_share_no_text_with_measured_ones(
     byte_tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    (tmp_path / "a.txt").write_text("".join(chr(33 + i % 90) + str(i) for i in range(3000)))
+    (tmp_path / "a.txt").write_text(
+        "".join(chr(33 + i % 90) + str(i) for i in range(3000))
+    )
     requests = [
         PromptRequest(source=str(tmp_path), count=2, context_len=2000, calibration=c)
         for c in (False, True)
@@ -76,10 +82,14 @@ def test_calibration_prompts_share_no_text_with_measured_ones(
         load_prompts(r, tokenizer=byte_tokenizer, vocab_size=256) for r in requests
     )
     chunks = {tuple(p[i : i + 40]) for p in measured for i in range(len(p) - 40)}
-    assert not any(tuple(p[i : i + 40]) in chunks for p in calibration for i in range(len(p) - 40))
+    assert not any(
+        tuple(p[i : i + 40]) in chunks for p in calibration for i in range(len(p) - 40)
+    )
 
 
-def test_recall_prompt_ends_with_a_passage_of_its_first_half(byte_tokenizer: Tokenizer) -> None:
+def test_recall_prompt_ends_with_a_passage_of_its_first_half(
+    byte_tokenizer: Tokenizer,
+) -> None:
     request = PromptRequest(source="recall", count=1, context_len=2000)
     prompt = load_prompts(request, tokenizer=byte_tokenizer, vocab_size=256)[0]
     cue = prompt[-24:]
@@ -87,7 +97,9 @@ def test_recall_prompt_ends_with_a_passage_of_its_first_half(byte_tokenizer: Tok
     assert starts
 
 
-def test_unusable_sources_are_one_line_errors(byte_tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_unusable_sources_are_one_line_errors(
+    byte_tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     short, binary = tmp_path / "short.txt", tmp_path / "b.bin"
     short.write_text("tiny")
     binary.write_bytes(b"\xff\xfe\x00")
@@ -114,6 +126,8 @@ def test_snapkv_beats_streamingllm_on_a_recalled_passage() -> None:
     what selecting by attention is for."""
     from tests.runtime.recall import forced_text, measure
 
-    _, snapkv, widely_pooled = measure(forced_text(12, 2600, 40, is_repeated=True), 40, [512])
+    _, snapkv, widely_pooled = measure(
+        forced_text(12, 2600, 40, is_repeated=True), 40, [512]
+    )
     assert snapkv["gain"] > 0
     assert widely_pooled["gain"] > 2 * widely_pooled["gain_standard_error"]

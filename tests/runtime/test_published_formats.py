@@ -34,15 +34,22 @@ from magicdec.specs.quantization import Quantization
 DIRECTORY = Path(__file__).resolve().parents[1] / "data" / "quantized"
 FORMATS = sorted(path.name for path in DIRECTORY.iterdir())
 MODEL, EXPECTED = "model.safetensors", "expected.safetensors"
-DIVIDED = ("gptq-ordered", "awq", "ct-packed-int4-ordered", "ct-fp8-block", "ct-mxfp4", "kimi-k2.5")
+DIVIDED = (
+    "gptq-ordered",
+    "awq",
+    "ct-packed-int4-ordered",
+    "ct-fp8-block",
+    "ct-mxfp4",
+    "kimi-k2.5",
+)
 NOT_WEIGHTS = (*UNUSED_SCALES, "g_idx")
 CPU = torch.device("cpu")
 
 
 def test_every_way_of_storing_has_a_checkpoint_that_a_library_wrote() -> None:
-    assert {scheme.storage for name in FORMATS for scheme in quantization_of(name).schemes} == set(
-        STORAGES
-    )
+    assert {
+        scheme.storage for name in FORMATS for scheme in quantization_of(name).schemes
+    } == set(STORAGES)
 
 
 def quantization_of(name: str) -> Quantization:
@@ -73,13 +80,18 @@ def test_two_ranks_compute_what_one_does() -> None:
     """Half of q's heads and of o's inputs, of each way of packing; in groups of 32 a shard begins within a group."""
     found = launch(all_logits, 2)
     for name in DIVIDED:
-        torch.testing.assert_close(torch.tensor(found[name]), logits_of(name), atol=2e-5, rtol=2e-5)
+        torch.testing.assert_close(
+            torch.tensor(found[name]), logits_of(name), atol=2e-5, rtol=2e-5
+        )
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_any_part_of_a_matrix_is_a_part_of_the_whole(name: str) -> None:
     source = CheckpointDirectory(
-        DIRECTORY / name, device=CPU, dtype=torch.float32, quantization=quantization_of(name)
+        DIRECTORY / name,
+        device=CPU,
+        dtype=torch.float32,
+        quantization=quantization_of(name),
     )
     module, shape = "model.layers.0.self_attn.q_proj", (32, 32)
     if name.startswith("kimi"):
@@ -91,7 +103,8 @@ def test_any_part_of_a_matrix_is_a_part_of_the_whole(name: str) -> None:
     for rows in parts:
         for columns in (ALL, *parts):
             assert torch.equal(
-                source.read(f"{module}.weight", shape, rows, columns), whole[rows, columns]
+                source.read(f"{module}.weight", shape, rows, columns),
+                whole[rows, columns],
             )
 
 
@@ -119,14 +132,20 @@ def test_a_rank_reads_its_share(name: str, monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(CheckpointDirectory, "view", counted)
     source = CheckpointDirectory(
-        DIRECTORY / name, device=CPU, dtype=torch.float32, quantization=quantization_of(name)
+        DIRECTORY / name,
+        device=CPU,
+        dtype=torch.float32,
+        quantization=quantization_of(name),
     )
     module = (
         "language_model.model.layers.1.mlp.experts.2."
         if name.startswith("kimi")
         else "model.layers.0.mlp."
     )
-    for last, part in (("gate_proj", (slice(16, 32),)), ("down_proj", (ALL, slice(0, 16)))):
+    for last, part in (
+        ("gate_proj", (slice(16, 32),)),
+        ("down_proj", (ALL, slice(0, 16))),
+    ):
         read.clear()
         source.read(f"{module}{last}.weight", (32, 32), *part)
         codes = {
@@ -150,7 +169,9 @@ def test_a_plan_counts_the_bytes_that_are_in_the_file(name: str) -> None:
             tensor = file.get_tensor(key)
             if not key.endswith(NOT_WEIGHTS):
                 stored += tensor.nbytes
-    planned = float(weights_bytes(spec, Precision(weight_dtype=published.weight_dtype), 1))
+    planned = float(
+        weights_bytes(spec, Precision(weight_dtype=published.weight_dtype), 1)
+    )
     # k_proj alone is left in 16 bits; a plan takes qkv, which engines fuse, as q is.
     wide = 16 * 32 * 2 if not name.startswith("kimi") else 0
     narrow = published.schemes[0].num_bytes(16, 32) if wide else 0
@@ -193,7 +214,9 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("case", MALFORMED)
-def test_a_malformed_checkpoint_is_refused_in_one_line(case: str, tmp_path: Path) -> None:
+def test_a_malformed_checkpoint_is_refused_in_one_line(
+    case: str, tmp_path: Path
+) -> None:
     name, changes, message = MALFORMED[case]
     with pytest.raises(CheckpointError, match=message) as refusal:
         load_model(copied(tmp_path, name, **changes))
@@ -221,14 +244,20 @@ def test_biases_of_zeros_that_autogptq_wrote_are_passed_over_and_others_are_not(
     copied(tmp_path, "gptq")
     stored = load_file(tmp_path / MODEL)
     key = "model.layers.0.self_attn.q_proj.bias"
-    save_file({**stored, key: torch.zeros(32).half()}, tmp_path / MODEL, {"format": "pt"})
+    save_file(
+        {**stored, key: torch.zeros(32).half()}, tmp_path / MODEL, {"format": "pt"}
+    )
     load_model(tmp_path)
-    save_file({**stored, key: torch.ones(32).half()}, tmp_path / MODEL, {"format": "pt"})
+    save_file(
+        {**stored, key: torch.ones(32).half()}, tmp_path / MODEL, {"format": "pt"}
+    )
     with pytest.raises(CheckpointError, match=r"q_proj.bias has no place"):
         load_model(tmp_path)
 
 
-def test_modelopts_own_file_is_read_where_the_configuration_says_nothing(tmp_path: Path) -> None:
+def test_modelopts_own_file_is_read_where_the_configuration_says_nothing(
+    tmp_path: Path,
+) -> None:
     copied(tmp_path, "modelopt-nvfp4")
     file = tmp_path / "config.json"
     config = json.loads(file.read_text())
@@ -242,8 +271,12 @@ def test_modelopts_own_file_is_read_where_the_configuration_says_nothing(tmp_pat
         "exclude_modules": ["lm_head", "*k_proj"],
     }
     file = tmp_path / "hf_quant_config.json"
-    file.write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": inside}))
-    models = [load_model(directory) for directory in (tmp_path, DIRECTORY / "modelopt-nvfp4")]
+    file.write_text(
+        json.dumps({"producer": {"name": "modelopt"}, "quantization": inside})
+    )
+    models = [
+        load_model(directory) for directory in (tmp_path, DIRECTORY / "modelopt-nvfp4")
+    ]
     assert torch.equal(*(model.layers[0].mixer.qkv.weight for model in models))
     assert models[0].spec.quantization.kv_dtype == "fp8"
 
@@ -258,12 +291,16 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_planned_and_not_widened_is_refused_in_one_line(case: str, tmp_path: Path) -> None:
+def test_what_is_planned_and_not_widened_is_refused_in_one_line(
+    case: str, tmp_path: Path
+) -> None:
     quantization, message = REFUSED[case]
     copied(tmp_path, "gptq")
     file = tmp_path / "config.json"
     file.write_text(
-        json.dumps({**json.loads(file.read_text()), "quantization_config": quantization})
+        json.dumps(
+            {**json.loads(file.read_text()), "quantization_config": quantization}
+        )
     )
     assert load_model_spec(str(tmp_path)).quantization is not None
     with pytest.raises(
@@ -279,12 +316,17 @@ def test_kimi_k2_5_runs_and_only_its_experts_are_planned_in_4_bits() -> None:
     assert why_not_run(spec) is None
     published = spec.quantization
     assert (published.experts.dtype, published.experts.num_bytes) == ("int4", 0.5625)
-    assert [part.num_bytes for part in (published.mixer, published.mlp, published.head)] == [
+    assert [
+        part.num_bytes for part in (published.mixer, published.mlp, published.head)
+    ] == [
         2.0,
         2.0,
         2.0,
     ]
-    expected = spec.expert_parameters * 0.5625 + (spec.num_parameters - spec.expert_parameters) * 2
-    assert float(weights_bytes(spec, Precision(weight_dtype="int4"), 1)) == pytest.approx(
-        expected, rel=1e-12
+    expected = (
+        spec.expert_parameters * 0.5625
+        + (spec.num_parameters - spec.expert_parameters) * 2
     )
+    assert float(
+        weights_bytes(spec, Precision(weight_dtype="int4"), 1)
+    ) == pytest.approx(expected, rel=1e-12)

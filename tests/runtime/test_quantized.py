@@ -14,7 +14,11 @@ from magicdec.runtime.generate import DecodeOptions, decode
 from magicdec.runtime.quantized import QuantizedWeight, check_fp8, quantize
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import with_weight_dtype
-from magicdec.specs.speculation import DRAFT_WEIGHT_DTYPES, SamplingSpec, SpeculationSpec
+from magicdec.specs.speculation import (
+    DRAFT_WEIGHT_DTYPES,
+    SamplingSpec,
+    SpeculationSpec,
+)
 from tests.runtime.conftest import alone, started
 from tests.runtime.drafts import DRAFTS, draft_model_for
 
@@ -25,7 +29,8 @@ RELATIVE_STEP = {"bf16": 2.0**-8, "fp8": 2.0**-4}
 def random_weight(outputs: int = 96, inputs: int = 192) -> torch.Tensor:
     generator = torch.Generator().manual_seed(4)
     return (
-        torch.randn(outputs, inputs, generator=generator) * torch.logspace(-3, 1, outputs)[:, None]
+        torch.randn(outputs, inputs, generator=generator)
+        * torch.logspace(-3, 1, outputs)[:, None]
     )
 
 
@@ -39,7 +44,9 @@ def test_rounding_is_to_the_nearest_number_of_the_format() -> None:
     assert (error["bf16"] <= RELATIVE_STEP["bf16"] * weight.abs()).all()
     largest = weight.abs().amax(dim=1, keepdim=True)
     is_normal = weight.abs() > largest / 448 * 2**-6
-    assert (error["fp8"] <= RELATIVE_STEP["fp8"] * weight.abs() * 1.001)[is_normal].all()
+    assert (error["fp8"] <= RELATIVE_STEP["fp8"] * weight.abs() * 1.001)[
+        is_normal
+    ].all()
     assert (error["int8"] <= 0.5001 * largest / 127).all()
     grouped, lost = weight.unflatten(1, (-1, 64)), error["int4"].unflatten(1, (-1, 64))
     step = grouped.abs().amax(dim=-1, keepdim=True) / 8
@@ -50,7 +57,9 @@ def test_rounding_is_to_the_nearest_number_of_the_format() -> None:
 @pytest.mark.parametrize(
     ("name", "bytes_per_weight"), [("bf16", 2), ("fp8", 1), ("int8", 1), ("int4", 0.5)]
 )
-def test_memory_is_that_of_the_format_and_its_scales(name: str, bytes_per_weight: float) -> None:
+def test_memory_is_that_of_the_format_and_its_scales(
+    name: str, bytes_per_weight: float
+) -> None:
     weight = random_weight()
     scales = {
         "bf16": 0,
@@ -59,15 +68,15 @@ def test_memory_is_that_of_the_format_and_its_scales(name: str, bytes_per_weight
         "int4": 2 * weight.numel() // 64,
     }
     narrow = quantize(weight, name)
-    found = narrow.data_NK.nbytes + (0 if narrow.scales is None else narrow.scales.nbytes)
+    found = narrow.data_NK.nbytes + (
+        0 if narrow.scales is None else narrow.scales.nbytes
+    )
     assert found == bytes_per_weight * weight.numel() + scales[name]
 
 
 def test_a_gpu_that_cannot_widen_fp8_says_so_and_newer_ones_take_it() -> None:
     for major, minor in ((7, 5), (8, 0), (8, 6)):
-        message = (
-            f"need compute capability 8.9 or newer, this GPU has {major}.{minor}; use int8 or int4"
-        )
+        message = f"need compute capability 8.9 or newer, this GPU has {major}.{minor}; use int8 or int4"
         with pytest.raises(ConfigError, match=message):
             check_fp8((major, minor))
     for capability in ((8, 9), (9, 0), (10, 0), (12, 0)):
@@ -83,7 +92,9 @@ def test_int4_keeps_what_it_can_represent() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", DRAFT_WEIGHT_DTYPES)
-def test_a_product_is_that_of_the_dequantised_weight(name: str, dtype: torch.dtype) -> None:
+def test_a_product_is_that_of_the_dequantised_weight(
+    name: str, dtype: torch.dtype
+) -> None:
     quantized = quantize(random_weight(), name)
     x, bias = torch.randn(3, 2, 192).to(dtype), torch.randn(96).to(dtype)
     expected = x.double() @ quantized.dequantized(torch.float64).T + bias.double()
@@ -127,22 +138,30 @@ def test_greedy_output_does_not_depend_on_the_drafts_weights(
 ) -> None:
     """Ragged prompts, shorter and longer than the budget: every token is that of autoregressive decoding."""
     generator = np.random.default_rng(1)
-    engine = started(tiny_model, [generator.integers(0, 64, n).tolist() for n in (3, 20, 60)], 160)
+    engine = started(
+        tiny_model, [generator.integers(0, 64, n).tolist() for n in (3, 20, 60)], 160
+    )
     snapshot = engine.snapshot()
     expected = alone(engine, 60)
     engine.restore(snapshot)
     spec = msgspec.structs.replace(DRAFTS[draft], draft_weight_dtype=weight_dtype)
     drafter = build_drafter(spec, engine, draft_model_for(spec, engine.model))
-    result = decode(engine, drafter, SamplingSpec(), DecodeOptions(gamma=3, max_new_tokens=60))
+    result = decode(
+        engine, drafter, SamplingSpec(), DecodeOptions(gamma=3, max_new_tokens=60)
+    )
     assert result.tokens == expected
     if isinstance(drafter, CompactDrafter):
         assert drafter.model.weight_dtype == weight_dtype
 
 
-def test_a_draft_that_reads_everything_errs_by_its_rounding_only(tiny_model: Transformer) -> None:
+def test_a_draft_that_reads_everything_errs_by_its_rounding_only(
+    tiny_model: Transformer,
+) -> None:
     """With a budget beyond the sequence the exact draft is always right; int8 nearly; int4 less often."""
     generator = np.random.default_rng(2)
-    engine = started(tiny_model, [generator.integers(0, 64, 40).tolist() for _ in range(4)], 160)
+    engine = started(
+        tiny_model, [generator.integers(0, 64, 40).tolist() for _ in range(4)], 160
+    )
     snapshot = engine.snapshot()
     rates = {}
     for weight_dtype in (None, "int8", "int4"):

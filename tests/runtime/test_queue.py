@@ -110,7 +110,9 @@ def queued(
     return decode(engine, drafter, SamplingSpec(), options)
 
 
-def test_the_draft_of_a_queued_sequence_sees_its_prompt(tiny_model: Transformer) -> None:
+def test_the_draft_of_a_queued_sequence_sees_its_prompt(
+    tiny_model: Transformer,
+) -> None:
     """The target as its own draft over a full cache is accepted always, admitted sequences and gamma 0 included."""
     engine = started(tiny_model, PROMPTS[:BATCH], 90)
     drafter = build_drafter(DRAFTS["model"], engine, tiny_model)
@@ -127,12 +129,22 @@ def test_the_draft_of_a_queued_sequence_sees_its_prompt(tiny_model: Transformer)
 def test_refusals_say_what_is_valid(tiny_model: Transformer) -> None:
     engine = started(tiny_model, [[1, 2, 3]], 20)
     with pytest.raises(ConfigError, match="at least 2 tokens"):
-        decode(engine, None, SamplingSpec(), DecodeOptions(max_new_tokens=4, queue=[[1]]))
+        decode(
+            engine, None, SamplingSpec(), DecodeOptions(max_new_tokens=4, queue=[[1]])
+        )
     with pytest.raises(CapacityError, match="reach 22 tokens"):
-        decode(engine, None, SamplingSpec(), DecodeOptions(max_new_tokens=4, queue=[[1] * 18]))
+        decode(
+            engine,
+            None,
+            SamplingSpec(),
+            DecodeOptions(max_new_tokens=4, queue=[[1] * 18]),
+        )
     with pytest.raises(ConfigError, match="batch of 1 and a queue of 2"):
         decode(
-            engine, None, SamplingSpec(), DecodeOptions(max_new_tokens=[4], queue=[[1, 2], [3, 4]])
+            engine,
+            None,
+            SamplingSpec(),
+            DecodeOptions(max_new_tokens=[4], queue=[[1, 2], [3, 4]]),
         )
     options = DecodeOptions(max_new_tokens=2, queue=[[1, 2]], max_steps=3)
     decode(engine, None, SamplingSpec(), options)

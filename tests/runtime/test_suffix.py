@@ -32,12 +32,18 @@ def prompts(count: int, vocab_size: int) -> list[list[int]]:
 
 
 def decoded(
-    model: Transformer, texts: list[list[int]], *, batch_size: int, sampling: SamplingSpec
+    model: Transformer,
+    texts: list[list[int]],
+    *,
+    batch_size: int,
+    sampling: SamplingSpec,
 ) -> DecodeResult:
     engine = Engine(model, batch_size=batch_size, max_len=160)
     engine.prefill(texts[:batch_size])
     drafter = build_drafter(SUFFIX, engine)
-    options = DecodeOptions(gamma=GAMMA, max_new_tokens=NUM_TOKENS, queue=texts[batch_size:])
+    options = DecodeOptions(
+        gamma=GAMMA, max_new_tokens=NUM_TOKENS, queue=texts[batch_size:]
+    )
     return decode(engine, drafter, sampling, options)
 
 
@@ -55,7 +61,9 @@ def test_steps_are_those_of_a_replay_of_the_same_texts(
     for number, (prompt, tokens) in enumerate(zip(texts, result.tokens, strict=True)):
         ours = result.num_accepted[:, number]
         ours = ours[ours >= 0]
-        (steps,) = replay.steps(np.array([*prompt, *tokens], dtype=np.int32), len(prompt))
+        (steps,) = replay.steps(
+            np.array([*prompt, *tokens], dtype=np.int32), len(prompt)
+        )
         assert ours[0] == 0
         assert len(ours) == len(steps) + 1
         assert ours[1:-1].tolist() == steps[:-1, 2].tolist()
@@ -75,7 +83,9 @@ def test_a_batch_with_a_queue_writes_what_autoregressive_decoding_writes(
     assert decoded(tiny_model, texts, batch_size=3, sampling=GREEDY).tokens == expected
     engine.prefill(texts[:3])
     turns = DecodeOptions(gamma=3, policy=TakesTurns(), **options)
-    assert decode(engine, build_drafter(SUFFIX, engine), GREEDY, turns).tokens == expected
+    assert (
+        decode(engine, build_drafter(SUFFIX, engine), GREEDY, turns).tokens == expected
+    )
 
 
 def test_what_fills_a_draft_up_is_never_accepted(tiny_model: Transformer) -> None:

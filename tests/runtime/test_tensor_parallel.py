@@ -32,7 +32,9 @@ SAMPLINGS = {
     "top-k": SamplingSpec(temperature=1.0, top_k=5, seed=5),
     "top-p": SamplingSpec(temperature=1.0, top_p=0.7, seed=6),
 }
-ONE_RANK_DRAFT = SpeculationSpec(draft="small", draft_method="full", gamma=1, draft_tp_size=1)
+ONE_RANK_DRAFT = SpeculationSpec(
+    draft="small", draft_method="full", gamma=1, draft_tp_size=1
+)
 CASES = {
     **{f"{draft}, greedy": (DRAFTS[draft], SAMPLINGS["greedy"]) for draft in DRAFTS},
     **{
@@ -41,18 +43,27 @@ CASES = {
     },
     "draft model, temperature": (DRAFTS["model"], SAMPLINGS["temperature"]),
     **{f"{head}, greedy": (HEADS[head], SAMPLINGS["greedy"]) for head in HEADS},
-    **{f"{head}, top-p": (HEADS[head], SAMPLINGS["top-p"]) for head in ("p-eagle", "dspark")},
+    **{
+        f"{head}, top-p": (HEADS[head], SAMPLINGS["top-p"])
+        for head in ("p-eagle", "dspark")
+    },
     "eagle3, temperature": (HEADS["eagle3"], SAMPLINGS["temperature"]),
     "draft on one rank, greedy": (ONE_RANK_DRAFT, SAMPLINGS["greedy"]),
     "draft on one rank, temperature": (ONE_RANK_DRAFT, SAMPLINGS["temperature"]),
     "autoregressive": (SpeculationSpec(), SAMPLINGS["temperature"]),
 }
 PLAIN = tiny_spec(
-    num_attention_heads=8, num_key_value_heads=2, vocab_size=64, attention_bias=True, mlp_bias=True
+    num_attention_heads=8,
+    num_key_value_heads=2,
+    vocab_size=64,
+    attention_bias=True,
+    mlp_bias=True,
 )
 LAYER = replace(PLAIN.layers[0], mixer=replace(PLAIN.attention, qk_norm="head"))
 SPEC = replace(PLAIN, layers=(LAYER,) * 2)
-DRAFT_SPEC = tiny_spec(name="small", hidden_size=16, num_hidden_layers=1, intermediate_size=32)
+DRAFT_SPEC = tiny_spec(
+    name="small", hidden_size=16, num_hidden_layers=1, intermediate_size=32
+)
 
 
 def decode_cases(tp: TensorParallel) -> dict[str, list[list[int]]]:
@@ -85,7 +96,9 @@ def decode_queue(tp: TensorParallel) -> list[list[list[int]]]:
     found = []
     draft_group = tp.first(1)
     for draft in (DRAFTS["streamingllm"], DRAFTS["ngram"], ONE_RANK_DRAFT):
-        engine = started(load_model(SPEC, weights="random", seed=3, tp=tp), PROMPTS[1:], 90)
+        engine = started(
+            load_model(SPEC, weights="random", seed=3, tp=tp), PROMPTS[1:], 90
+        )
         draft_model = (
             load_model(DRAFT_SPEC, weights="random", seed=9, tp=draft_group)
             if draft_group
@@ -103,7 +116,9 @@ def decode_queue(tp: TensorParallel) -> list[list[list[int]]]:
     return found
 
 
-def decode_all(tp: TensorParallel) -> tuple[dict[str, list[list[int]]], list[list[list[int]]]]:
+def decode_all(
+    tp: TensorParallel,
+) -> tuple[dict[str, list[list[int]]], list[list[list[int]]]]:
     return decode_cases(tp), decode_queue(tp)
 
 
@@ -114,7 +129,9 @@ def test_ranks_decode_the_same_tokens_as_one(tp_size: int) -> None:
     assert launch(decode_all, tp_size) == decode_all(TensorParallel())
 
 
-def fail_on(tp: TensorParallel, *, rank: int, how: str, others: str, told: Path) -> None:
+def fail_on(
+    tp: TensorParallel, *, rank: int, how: str, others: str, told: Path
+) -> None:
     """The rank fails, once it has told when; the others would be busy for another minute."""
     if tp.rank == rank:
         told.write_text(str(time.monotonic()))
@@ -133,7 +150,11 @@ def fail_on(tp: TensorParallel, *, rank: int, how: str, others: str, told: Path)
     [
         ("user", "in a collective", ConfigError, "no such thing"),
         pytest.param(
-            "bug", "in a collective", RankError, "rank 1: (?s:.*)a bug", marks=pytest.mark.slow
+            "bug",
+            "in a collective",
+            RankError,
+            "rank 1: (?s:.*)a bug",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             "kill",
@@ -143,7 +164,11 @@ def fail_on(tp: TensorParallel, *, rank: int, how: str, others: str, told: Path)
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            "kill", "computing", RankDiedError, "rank 1 died: .* SIGKILL", marks=pytest.mark.slow
+            "kill",
+            "computing",
+            RankDiedError,
+            "rank 1 died: .* SIGKILL",
+            marks=pytest.mark.slow,
         ),
     ],
 )

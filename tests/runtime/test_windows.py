@@ -15,7 +15,10 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import LlamaConfig
-from transformers.masking_utils import create_chunked_causal_mask, create_sliding_window_causal_mask
+from transformers.masking_utils import (
+    create_chunked_causal_mask,
+    create_sliding_window_causal_mask,
+)
 
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.footprint import kv_bytes
@@ -46,7 +49,11 @@ def their_mask(mask: Mask) -> Tensor:
     config = LlamaConfig(num_attention_heads=HEADS)
     config._attn_implementation = "eager"  # whose masks are added to the scores
     config.sliding_window = config.attention_chunk_size = SPAN
-    make = create_sliding_window_causal_mask if mask == "window" else create_chunked_causal_mask
+    make = (
+        create_sliding_window_causal_mask
+        if mask == "window"
+        else create_chunked_causal_mask
+    )
     added = make(
         config=config, inputs_embeds=torch.zeros(1, LENGTH, 8), attention_mask=None, past_key_values=None,
         position_ids=torch.arange(LENGTH)[None],
@@ -64,7 +71,9 @@ class Text:
     output_BNE: Tensor
 
     def part(self, row: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        return self.query_BNAD[row : row + 1, start:stop], self.kv_BNPKD[row : row + 1, start:stop]
+        return self.query_BNAD[row : row + 1, start:stop], self.kv_BNPKD[
+            row : row + 1, start:stop
+        ]
 
 
 def random_text(mask: Mask, head_dim: int) -> Text:
@@ -102,7 +111,9 @@ def test_passes_see_what_transformers_masks_show(
     for row, length in enumerate(PROMPTS):
         for start in range(0, length, part):
             stop = min(start + part, length)
-            prefill = PrefillPass(cache, row=row, num_past=start, num_tokens=stop - start)
+            prefill = PrefillPass(
+                cache, row=row, num_past=start, num_tokens=stop - start
+            )
             found = prefill.attend(0, *text.part(row, start, stop), scoring)[0]
             torch.testing.assert_close(
                 found, text.output_BNE[row, start:stop], atol=1e-5, rtol=1e-5
@@ -122,12 +133,16 @@ def test_passes_see_what_transformers_masks_show(
         found = attention.attend(0, query, kv, scoring)
         for row, count in enumerate(num_right):
             expected = text.output_BNE[row, lengths[row] : lengths[row] + count]
-            torch.testing.assert_close(found[row, :count], expected, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(
+                found[row, :count], expected, atol=1e-5, rtol=1e-5
+            )
         lengths = lengths + num_right
 
 
 TINY: dict[str, object] = {"num_hidden_layers": 3, "sliding_window": 6}
-WINDOWED = tiny_spec(model_type="qwen2", use_sliding_window=True, max_window_layers=1, **TINY)
+WINDOWED = tiny_spec(
+    model_type="qwen2", use_sliding_window=True, max_window_layers=1, **TINY
+)
 """A layer of full attention, and two of windows."""
 LONGER = {"max_gamma": GAMMA, "max_back": 1000}
 """Of an engine: no ring is shorter than the context."""
@@ -142,14 +157,19 @@ def windowed() -> Transformer:
 @pytest.fixture(scope="module")
 def windowed_draft() -> Transformer:
     return load_model(
-        tiny_spec(model_type="mistral", hidden_size=16, **TINY), weights="random", seed=9
+        tiny_spec(model_type="mistral", hidden_size=16, **TINY),
+        weights="random",
+        seed=9,
     )
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("draft", [None, *DRAFTS])
 def test_rings_decode_what_whole_caches_do(
-    draft: str | None, temperature: float, windowed: Transformer, windowed_draft: Transformer
+    draft: str | None,
+    temperature: float,
+    windowed: Transformer,
+    windowed_draft: Transformer,
 ) -> None:
     """The same tokens, and as many accepted: ragged prompts that end at different times, gammas that change (0
     included), a queue, and a second run from the same prompts with the same drafter."""
@@ -173,7 +193,12 @@ def test_rings_decode_what_whole_caches_do(
                 policy=None if drafter is None else TakesTurns(),
             )  # fmt: skip
             results.append(
-                decode(engine, drafter, SamplingSpec(temperature=temperature, seed=5), options)
+                decode(
+                    engine,
+                    drafter,
+                    SamplingSpec(temperature=temperature, seed=5),
+                    options,
+                )
             )
     for whole, ring in zip(results[:2], results[2:], strict=True):
         assert ring.tokens == whole.tokens
@@ -193,7 +218,9 @@ def test_a_draft_model_that_has_long_been_left_behind_catches_up_in_its_ring(
             self.step += 1
             return 0 if self.step % 30 < 23 else GAMMA
 
-    engine = started(windowed_draft, [[1, 5, 9] * 12, [4, 8]], 200, max_gamma=GAMMA, max_back=0)
+    engine = started(
+        windowed_draft, [[1, 5, 9] * 12, [4, 8]], 200, max_gamma=GAMMA, max_back=0
+    )
     drafter = build_drafter(DRAFTS["model"], engine, windowed_draft)
     options = DecodeOptions(gamma=GAMMA, max_new_tokens=120, policy=AloneForLong())
     result = decode(engine, drafter, SamplingSpec(temperature=1.0, seed=2), options)
@@ -208,8 +235,12 @@ def test_what_has_left_a_ring_is_not_observed(windowed: Transformer) -> None:
     engine = started(windowed, [[1, 2, 3] * 9], 60, **SHORTER)
     spec = msgspec.structs.replace(DRAFTS["snapkv"], observation_window=6)
     drafter = build_drafter(spec, engine, None)
-    with pytest.raises(ConfigError, match="the last 5 tokens here; observe at most so many, not 6"):
-        decode(engine, drafter, SamplingSpec(), DecodeOptions(gamma=1, max_new_tokens=3))
+    with pytest.raises(
+        ConfigError, match="the last 5 tokens here; observe at most so many, not 6"
+    ):
+        decode(
+            engine, drafter, SamplingSpec(), DecodeOptions(gamma=1, max_new_tokens=3)
+        )
 
 
 @pytest.mark.parametrize(
@@ -222,12 +253,16 @@ def test_an_engine_allocates_what_the_planner_counts(model_type: str) -> None:
     model = load_model(spec, weights="random")
     for length in (20, 3000):
         cache = Engine(model, batch_size=2, max_len=length).cache
-        planned = kv_bytes(spec, load_engine("ours"), Precision(kv_dtype="fp32"), length, 1)
+        planned = kv_bytes(
+            spec, load_engine("ours"), Precision(kv_dtype="fp32"), length, 1
+        )
         assert sum(block.data.nbytes for block in cache.blocks) == 2 * float(planned)
         slots = {layer: cache.read(layer, slice(1))[0].shape[2] for layer in cache.kept}
         for layer, kind in enumerate(spec.layers):
             span = getattr(kind.mixer, "span", None)
-            assert slots[layer] == min(length + 32, length + 32 if span is None else span + 64)
+            assert slots[layer] == min(
+                length + 32, length + 32 if span is None else span + 64
+            )
     assert (len(set(slots.values())) > 1) == (
         model_type in ("gemma3_text", "gpt_oss", "llama4_text")
     )

@@ -34,7 +34,11 @@ def _own_head_dim(config: Config) -> Config:
 
 
 def _experts(rng: random.Random, count: str = "num_experts") -> Config:
-    return {count: rng.choice((4, 6)), "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    return {
+        count: rng.choice((4, 6)),
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+    }
 
 
 def _latent(rng: random.Random) -> Config:
@@ -88,7 +92,11 @@ def variant(model_type: str, rng: random.Random) -> Config:
     biased = rng.random() < 0.5
     own: dict[str, Config] = {
         "glm": {"attention_bias": biased, "partial_rotary_factor": 0.5},
-        "smollm3": {"no_rope_layer_interval": 2, "attention_bias": biased, "mlp_bias": not biased}
+        "smollm3": {
+            "no_rope_layer_interval": 2,
+            "attention_bias": biased,
+            "mlp_bias": not biased,
+        }
         | ({**_window(rng), "use_sliding_window": True} if rng.random() < 0.5 else {}),
         "seed_oss": {
             "attention_bias": biased,
@@ -220,13 +228,29 @@ def draw(model_type: str, seed: int) -> Config:
             "mlp_only_layers": rng.choice(([], [1])),
             "norm_topk_prob": biased,
         },
-        "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+        "mixtral": {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": None,
+        },
         "phi3": {**_window(rng), "partial_rotary_factor": rng.choice((0.5, 1.0))},
         "gemma": {},
-        "gemma2": {**_window(rng), "query_pre_attn_scalar": 24, "attention_bias": biased},
-        "gemma3_text": {**_window(rng), "query_pre_attn_scalar": 24, "sliding_window_pattern": 3},
+        "gemma2": {
+            **_window(rng),
+            "query_pre_attn_scalar": 24,
+            "attention_bias": biased,
+        },
+        "gemma3_text": {
+            **_window(rng),
+            "query_pre_attn_scalar": 24,
+            "sliding_window_pattern": 3,
+        },
         "cohere": {"use_qk_norm": biased, "logit_scale": 0.25},
-        "cohere2": {**_window(rng), "sliding_window_pattern": 2, "attention_bias": biased},
+        "cohere2": {
+            **_window(rng),
+            "sliding_window_pattern": 2,
+            "attention_bias": biased,
+        },
         "olmo2": {"attention_bias": biased},
         "olmo3": _window(rng),
         "granite": {
@@ -241,7 +265,11 @@ def draw(model_type: str, seed: int) -> Config:
             "attention_bias": not biased,
             "partial_rotary_factor": 0.5,
         },
-        "minimax_m2": {"num_local_experts": 4, "num_experts_per_tok": 2, "rotary_dim": 4},
+        "minimax_m2": {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "rotary_dim": 4,
+        },
         "gpt_oss": {**_window(rng), "num_local_experts": 4, "num_experts_per_tok": 2},
         "llama4_text": {
             "num_local_experts": 4,
@@ -265,7 +293,8 @@ def draw(model_type: str, seed: int) -> Config:
             "intermediate_size": None,
             "num_key_value_heads": None,
             "block_configs": [
-                _block(rng, base["num_attention_heads"]) for _ in range(base["num_hidden_layers"])
+                _block(rng, base["num_attention_heads"])
+                for _ in range(base["num_hidden_layers"])
             ],
         },
         "deepseek_v2": {
@@ -279,7 +308,11 @@ def draw(model_type: str, seed: int) -> Config:
         "deepseek_v32": {**_latent(rng), **_shared(rng), **_indexed(rng)},
         "glm_moe_dsa": {**_latent(rng), **_shared(rng), **_indexed(rng)},
         "qwen2_moe": {**_experts(rng), "shared_expert_intermediate_size": 16},
-        "qwen3_next": {**_experts(rng), **_delta_net(rng), "shared_expert_intermediate_size": 16},
+        "qwen3_next": {
+            **_experts(rng),
+            **_delta_net(rng),
+            "shared_expert_intermediate_size": 16,
+        },
         "qwen3_5_text": _delta_net(rng),
         "qwen3_5_moe_text": {
             **_experts(rng),
@@ -307,7 +340,10 @@ def draw(model_type: str, seed: int) -> Config:
             "tie_word_embeddings": False,
         },
     }
-    config = {**base, **(own[model_type] if model_type in own else variant(model_type, rng))}
+    config = {
+        **base,
+        **(own[model_type] if model_type in own else variant(model_type, rng)),
+    }
     if model_type in (
         "qwen2",
         "phi3",

@@ -18,7 +18,9 @@ def counted_parameters(config: dict[str, Any]) -> int:
     beside = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
     text = {**beside, **config["text_config"]} if "text_config" in config else config
     kept = {
-        key: value for key, value in text.items() if key not in ("quantization_config", "auto_map")
+        key: value
+        for key, value in text.items()
+        if key not in ("quantization_config", "auto_map")
     }
     kept["model_type"] = OTHERS_ROW.get(kept["model_type"], kept["model_type"])
     with torch.device("meta"):
@@ -26,5 +28,7 @@ def counted_parameters(config: dict[str, Any]) -> int:
             transformers.AutoConfig.for_model(**kept)
         )
     theirs.tie_weights()
-    buffers = [value for key, value in theirs.named_buffers() if "correction_bias" in key]
+    buffers = [
+        value for key, value in theirs.named_buffers() if "correction_bias" in key
+    ]
     return sum(each.numel() for each in (*theirs.parameters(), *buffers))

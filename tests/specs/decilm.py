@@ -12,7 +12,11 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
-from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaMLP,
+    LlamaRMSNorm,
+)
 
 MULTIPLE = 256
 """Widths are rounded up to it."""
@@ -35,7 +39,9 @@ class DeciLMBlock(nn.Module):
             own.num_key_value_heads = (
                 config.num_attention_heads // block["attention"]["n_heads_in_group"]
             )
-            self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+            self.input_layernorm = LlamaRMSNorm(
+                config.hidden_size, eps=config.rms_norm_eps
+            )
             self.self_attn = LlamaAttention(own, index)
         if not block["ffn"]["no_op"]:
             width = int(2 * block["ffn"]["ffn_mult"] * config.hidden_size / 3)
@@ -48,10 +54,13 @@ class DeciLMBlock(nn.Module):
     def forward(self, hidden_states: Tensor, **given: Any) -> Tensor:
         if self.self_attn is not None:
             hidden_states = (
-                hidden_states + self.self_attn(self.input_layernorm(hidden_states), **given)[0]
+                hidden_states
+                + self.self_attn(self.input_layernorm(hidden_states), **given)[0]
             )
         if self.mlp is not None:
-            hidden_states = hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
+            hidden_states = hidden_states + self.mlp(
+                self.post_attention_layernorm(hidden_states)
+            )
         return hidden_states
 
 

@@ -23,8 +23,14 @@ def test_the_file_and_the_page_are_up_to_date() -> None:
     assert page == architectures_table.page(KNOWN)
 
 
-def test_every_model_of_the_catalog_has_the_parameters_that_transformers_counts() -> None:
-    ours = {name: count for row in architecture_facts() for name, count in row.models.items()}
+def test_every_model_of_the_catalog_has_the_parameters_that_transformers_counts() -> (
+    None
+):
+    ours = {
+        name: count
+        for row in architecture_facts()
+        for name, count in row.models.items()
+    }
     assert set(ours) == set(model_shapes())
     assert KNOWN["counted"] == ours
 
@@ -32,9 +38,9 @@ def test_every_model_of_the_catalog_has_the_parameters_that_transformers_counts(
 @pytest.mark.slow
 def test_transformers_counts_what_the_file_says() -> None:
     pytest.importorskip("transformers")
-    assert {name: architectures_table.counted(name) for name in KNOWN["counted"]} == KNOWN[
-        "counted"
-    ]
+    assert {
+        name: architectures_table.counted(name) for name in KNOWN["counted"]
+    } == KNOWN["counted"]
 
 
 def test_the_command_lists_every_architecture() -> None:
@@ -43,8 +49,13 @@ def test_the_command_lists_every_architecture() -> None:
     printed = CliRunner().invoke(app, ["models", "--architectures"]).stdout
     assert max(map(len, printed.splitlines())) <= 80
     rows = json.loads(
-        CliRunner().invoke(app, ["models", "--architectures", "--format", "json"]).stdout
+        CliRunner()
+        .invoke(app, ["models", "--architectures", "--format", "json"])
+        .stdout
     )
     assert {row["architecture"] for row in rows} == set(ARCHITECTURES)
     assert all(name in printed for name in ARCHITECTURES)
-    assert all(bool(row["parity_configurations"]) == (row["why_not_run"] is None) for row in rows)
+    assert all(
+        bool(row["parity_configurations"]) == (row["why_not_run"] is None)
+        for row in rows
+    )

@@ -17,7 +17,10 @@ def test_every_shipped_profile_loads_under_its_own_name(name: str) -> None:
 
 def test_a_saved_profile_reads_back_equal(tmp_path: Path) -> None:
     profile = EngineProfile(
-        name="mine", layer_overhead_s=1.5e-5, sampling_s_per_element=3e-10, sources={"a": "b"}
+        name="mine",
+        layer_overhead_s=1.5e-5,
+        sampling_s_per_element=3e-10,
+        sources={"a": "b"},
     )
     save_engine(profile, tmp_path / "mine.toml")
     assert load_engine(tmp_path / "mine.toml") == profile
@@ -37,7 +40,9 @@ def test_a_saved_profile_reads_back_equal(tmp_path: Path) -> None:
         ("name = ", "not valid TOML"),
     ],
 )
-def test_a_bad_file_is_refused_naming_file_and_key(tmp_path: Path, text: str, named: str) -> None:
+def test_a_bad_file_is_refused_naming_file_and_key(
+    tmp_path: Path, text: str, named: str
+) -> None:
     path = tmp_path / "bad.toml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:

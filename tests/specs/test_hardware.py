@@ -51,7 +51,9 @@ def local_profile() -> HardwareProfile:
 
 def test_every_device_of_the_catalog_has_its_datasheet_values():
     """Those that stand under a name of their own because they were measured (`h200-…-measured`) aside."""
-    assert {name for name in hardware_names() if not name.endswith("-measured")} == set(DATASHEETS)
+    assert {name for name in hardware_names() if not name.endswith("-measured")} == set(
+        DATASHEETS
+    )
     for name, (gigabytes, bandwidth, tflops) in DATASHEETS.items():
         profile = load_hardware(name)
         assert profile.memory_bytes == pytest.approx(gigabytes * 1e9, rel=0.08)
@@ -169,9 +171,21 @@ def test_a_saved_profile_reads_back_equal_and_leaves_no_temporary_file(tmp_path)
     ("old", "new", "message"),
     [
         ("memory_bytes = ", "memory_byts = ", "memory_byts"),
-        ("memory_bytes_per_s = 15000000000.0", 'memory_bytes_per_s = "fast"', "memory_bytes_per_s"),
-        ("memory_bytes_per_s = 15000000000.0", "memory_bytes_per_s = nan", "memory_bytes_per_s"),
-        ("memory_bytes_per_s = 15000000000.0", "memory_bytes_per_s = -1.0", "memory_bytes_per_s"),
+        (
+            "memory_bytes_per_s = 15000000000.0",
+            'memory_bytes_per_s = "fast"',
+            "memory_bytes_per_s",
+        ),
+        (
+            "memory_bytes_per_s = 15000000000.0",
+            "memory_bytes_per_s = nan",
+            "memory_bytes_per_s",
+        ),
+        (
+            "memory_bytes_per_s = 15000000000.0",
+            "memory_bytes_per_s = -1.0",
+            "memory_bytes_per_s",
+        ),
         ("memory_bytes_per_s = 15000000000.0", "", "memory_bytes_per_s"),
         ('topology = "shared-memory"', 'topology = "rope"', "link.topology"),
         ("fp32 = ", "fp33 = ", "fp33"),
@@ -195,17 +209,32 @@ def test_a_bad_value_names_the_file_and_the_key(tmp_path, old, new, message):
 
 def test_a_file_that_changed_is_read_anew(tmp_path):
     """Of the same name and length, written at once: hardware, model, engine and acceptance."""
-    from magicdec.perfmodel.acceptance import constant_profile, load_profile, save_profile
+    from magicdec.perfmodel.acceptance import (
+        constant_profile,
+        load_profile,
+        save_profile,
+    )
 
-    device, engine, law = tmp_path / "device.toml", tmp_path / "engine.toml", tmp_path / "law.json"
+    device, engine, law = (
+        tmp_path / "device.toml",
+        tmp_path / "engine.toml",
+        tmp_path / "law.json",
+    )
     model = tmp_path / "model" / "config.json"
     model.parent.mkdir()
     config = json.loads((MODELS_DIRECTORY / "llama-3.1-8b.json").read_text())
     found = []
-    for layers, memory_bytes, factor, rate in ((32, 1e10, 1.5, 0.5), (16, 2e10, 2.5, 0.7)):
+    for layers, memory_bytes, factor, rate in (
+        (32, 1e10, 1.5, 0.5),
+        (16, 2e10, 2.5, 0.7),
+    ):
         model.write_text(json.dumps(config | {"num_hidden_layers": layers}))
-        save_hardware(msgspec.structs.replace(local_profile(), memory_bytes=memory_bytes), device)
-        save_engine(msgspec.structs.replace(load_engine("ours"), gemm_factor=factor), engine)
+        save_hardware(
+            msgspec.structs.replace(local_profile(), memory_bytes=memory_bytes), device
+        )
+        save_engine(
+            msgspec.structs.replace(load_engine("ours"), gemm_factor=factor), engine
+        )
         save_profile(constant_profile(rate), law)
         rates = load_profile(law).conditional_rates(
             budget=np.array([512]), context=4096, gamma_max=1
@@ -218,7 +247,8 @@ def test_a_file_that_changed_is_read_anew(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "named"), [("h100-sxm-80g", "h100-sxm-80gb"), ("nowhere.toml", r"nowhere\.toml")]
+    ("name", "named"),
+    [("h100-sxm-80g", "h100-sxm-80gb"), ("nowhere.toml", r"nowhere\.toml")],
 )
 def test_an_unknown_device_names_the_nearest_and_a_missing_file_is_named(name, named):
     with pytest.raises(ConfigError, match=named):

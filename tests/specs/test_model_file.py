@@ -14,7 +14,9 @@ GUIDE = Path(__file__).parents[2] / "docs" / "extending.md"
 
 
 def example() -> str:
-    found = re.search(r"```toml\n(schema = .*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+    found = re.search(
+        r"```toml\n(schema = .*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL
+    )
     return found[1]
 
 
@@ -39,7 +41,9 @@ def test_the_documented_example_is_what_it_says(tmp_path: Path) -> None:
         ('kind = "mlp"', 'kind = "mlq"', "mlq"),
     ],
 )
-def test_what_breaks_the_schema_is_named(old: str, new: str, named: str, tmp_path: Path) -> None:
+def test_what_breaks_the_schema_is_named(
+    old: str, new: str, named: str, tmp_path: Path
+) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(example().replace(old, new))
     with pytest.raises(ConfigError, match=named):

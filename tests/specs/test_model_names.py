@@ -10,7 +10,12 @@ import pytest
 
 from magicdec.errors import ConfigError, closest
 from magicdec.specs import catalog, hub
-from magicdec.specs.catalog import MODELS_DIRECTORY, load_model_spec, model_names, model_shapes
+from magicdec.specs.catalog import (
+    MODELS_DIRECTORY,
+    load_model_spec,
+    model_names,
+    model_shapes,
+)
 from magicdec.specs.hf_config import model_from_hf_config
 from magicdec.specs.model_names import (
     FORMATS,
@@ -88,7 +93,11 @@ def test_a_popular_model_is_known_by_its_hub_name(repository: str) -> None:
         ("Qwen/Qwen3-32B-FP8", "qwen3-32b", "fp8_block"),
         ("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", "llama-3.3-70b", "fp8"),
         ("Qwen/Qwen2.5-72B-Instruct-AWQ", "qwen2.5-72b", "int4"),
-        ("hugging-quants/Meta-Llama-3.1-70B-Instruct-GPTQ-INT4", "llama-3.1-70b", "int4"),
+        (
+            "hugging-quants/Meta-Llama-3.1-70B-Instruct-GPTQ-INT4",
+            "llama-3.1-70b",
+            "int4",
+        ),
         ("nvidia/Qwen3-235B-A22B-NVFP4", "qwen3-235b-a22b", "nvfp4"),
         ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a8", "llama-3.1-8b", "int8"),
         ("unsloth/Llama-3.3-70B-Instruct-bnb-4bit", "llama-3.3-70b", "int4"),
@@ -96,7 +105,9 @@ def test_a_popular_model_is_known_by_its_hub_name(repository: str) -> None:
         ("openai/gpt-oss-120b", "gpt-oss-120b", "mxfp4"),
     ],
 )
-def test_a_suffix_sets_the_format_of_the_weights(text: str, model: str, dtype: str | None) -> None:
+def test_a_suffix_sets_the_format_of_the_weights(
+    text: str, model: str, dtype: str | None
+) -> None:
     spec = load_model_spec(text)
     assert spec.name == model
     assert (spec.quantization and spec.quantization.weight_dtype) == dtype
@@ -130,7 +141,9 @@ def test_a_suffix_stands_for_what_the_checkpoint_publishes(repository: str) -> N
     assert ours is not None
     config = json.loads((MODELS_DIRECTORY / f"{name.model}.json").read_text())
     config["quantization_config"] = PUBLISHED[repository]
-    theirs = model_from_hf_config(config, name="published", where="config.json").quantization
+    theirs = model_from_hf_config(
+        config, name="published", where="config.json"
+    ).quantization
     assert theirs is not None
     assert (ours.mixer, ours.mlp, ours.experts, ours.head) == (
         theirs.mixer,
@@ -141,7 +154,9 @@ def test_a_suffix_stands_for_what_the_checkpoint_publishes(repository: str) -> N
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
-def test_every_format_is_read_for_a_dense_model_and_for_one_of_experts(suffix: str) -> None:
+def test_every_format_is_read_for_a_dense_model_and_for_one_of_experts(
+    suffix: str,
+) -> None:
     for model in ("llama-3.1-8b", "qwen3-30b-a3b"):
         assert load_model_spec(f"owner/{model}-{suffix}").name == model
 
@@ -157,7 +172,10 @@ def test_a_model_that_shares_a_shape_is_one_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("mistral-small", ["mistral-small-24b", "mistral-small-2409", "mistral-small-3.1-24b"]),
+        (
+            "mistral-small",
+            ["mistral-small-24b", "mistral-small-2409", "mistral-small-3.1-24b"],
+        ),
         ("llama-3.1-9b", ["llama-3.1-8b"]),
         ("gpt-4", []),
         ("claude-opus", []),
@@ -190,11 +208,14 @@ def test_a_model_of_the_local_hub_cache_needs_no_network(
     assert spec.layers == load_model_spec("llama-3.2-3b").layers
 
 
-def test_a_model_that_nobody_has_says_what_to_download(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_nobody_has_says_what_to_download(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     huggingface_hub = pytest.importorskip("huggingface_hub")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(
-        ConfigError, match=r"download https://huggingface.co/nobody/nothing/resolve/main/config.js"
+        ConfigError,
+        match=r"download https://huggingface.co/nobody/nothing/resolve/main/config.js",
     ):
         load_model_spec("nobody/nothing")
 
@@ -211,5 +232,9 @@ def test_drafts_of_a_model_have_its_tokenizer() -> None:
     small = catalog.models_that_may_draft(load_model_spec("mistral-small-24b"))
     assert "ministral-3-3b" in small
     assert not any(name.startswith("falcon") for name in small)
-    assert "open-llama-3b" not in catalog.models_that_may_draft(load_model_spec("llama-2-70b"))
-    assert catalog.models_that_may_draft(load_model_spec("qwen3-32b"))[0] == "qwen3-0.6b"
+    assert "open-llama-3b" not in catalog.models_that_may_draft(
+        load_model_spec("llama-2-70b")
+    )
+    assert (
+        catalog.models_that_may_draft(load_model_spec("qwen3-32b"))[0] == "qwen3-0.6b"
+    )

@@ -16,7 +16,13 @@ from magicdec.specs.hf_config import model_from_hf_config
 
 
 def dense(
-    hidden: int, width: int, layers: int, heads: int, kv_heads: int, vocab: int, **more: Any
+    hidden: int,
+    width: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    vocab: int,
+    **more: Any,
 ) -> dict[str, Any]:
     return {
         "hidden_size": hidden, "intermediate_size": width, "num_hidden_layers": layers, "num_attention_heads": heads,
@@ -26,7 +32,12 @@ def dense(
 
 @pytest.mark.parametrize(
     ("model_type", "near"),
-    [("kimi_linear", "kimi_k2"), ("gemma3n", "gemma3"), ("longcat_flash", ""), ("xyz", "")],
+    [
+        ("kimi_linear", "kimi_k2"),
+        ("gemma3n", "gemma3"),
+        ("longcat_flash", ""),
+        ("xyz", ""),
+    ],
 )
 def test_an_architecture_that_is_not_known_is_refused_with_the_nearest_and_what_to_do(
     model_type: str, near: str
@@ -98,27 +109,45 @@ VALID: dict[str, tuple[dict[str, Any], str]] = {
         sparse("glm4_moe", first_k_dense_replace=0),
         "4 full, 4 2 of 8 experts",
     ),
-    "dense layers that the class counts": (sparse("kimi_k2"), "4 latent, 3 mlp, 1 2 of 8 experts"),
+    "dense layers that the class counts": (
+        sparse("kimi_k2"),
+        "4 latent, 3 mlp, 1 2 of 8 experts",
+    ),
 }
 """Configurations that transformers loads, and their layers."""
 
 
 @pytest.mark.parametrize("name", VALID)
-def test_keys_without_a_layer_that_they_concern_are_no_reason_to_refuse(name: str) -> None:
+def test_keys_without_a_layer_that_they_concern_are_no_reason_to_refuse(
+    name: str,
+) -> None:
     config, layers = VALID[name]
     assert model_from_hf_config(config, name=name, where=name).summary() == layers
 
 
-def test_attention_to_chunks_is_planned_up_to_their_length_with_a_note(tmp_path: Path) -> None:
+def test_attention_to_chunks_is_planned_up_to_their_length_with_a_note(
+    tmp_path: Path,
+) -> None:
     """Qwen2.5-1M's, as published."""
-    chunks = {"chunk_size": 262144, "local_size": 8192, "original_max_position_embeddings": 262144}
-    config = json.loads((MODELS_DIRECTORY / "qwen2.5-14b.json").read_text(encoding="utf-8"))
-    config |= {"max_position_embeddings": 1010000, "dual_chunk_attention_config": chunks}
+    chunks = {
+        "chunk_size": 262144,
+        "local_size": 8192,
+        "original_max_position_embeddings": 262144,
+    }
+    config = json.loads(
+        (MODELS_DIRECTORY / "qwen2.5-14b.json").read_text(encoding="utf-8")
+    )
+    config |= {
+        "max_position_embeddings": 1010000,
+        "dual_chunk_attention_config": chunks,
+    }
     file = tmp_path / "qwen2.5-14b-1m.json"
     file.write_text(json.dumps(config))
     request = PlanRequest(
         model=str(file), batch_sizes=(8,), context_lens=(131072,), acceptance_rate=0.8
     )
-    assert any("beyond 262144 tokens, is not modelled" in note for note in plan(request).notes)
+    assert any(
+        "beyond 262144 tokens, is not modelled" in note for note in plan(request).notes
+    )
     with pytest.raises(CapacityError, match="reads at most 262144 tokens"):
         plan(msgspec.structs.replace(request, context_lens=(300000,)))

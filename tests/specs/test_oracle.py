@@ -41,7 +41,9 @@ def test_parameters_are_those_of_the_module(model_type: str) -> None:
         config = draw(model_type, seed)
         theirs = their_model(config)
         theirs.tie_weights()
-        buffers = [value for name, value in theirs.named_buffers() if "correction_bias" in name]
+        buffers = [
+            value for name, value in theirs.named_buffers() if "correction_bias" in name
+        ]
         expected = sum(each.numel() for each in (*theirs.parameters(), *buffers))
         for written in (config, theirs.config.to_dict()):
             spec = model_from_hf_config(written, name=model_type, where=model_type)
@@ -58,7 +60,9 @@ def cached_elements(cache: Any) -> tuple[int, int]:
             tokens += count if key in ("keys", "values", "indexer_keys") else 0
             states += count if key in ("conv_states", "recurrent_states") else 0
     own = getattr(cache, "linear_cache", [])  # MiniMax's
-    return tokens, states + sum(each.numel() for each in own if isinstance(each, torch.Tensor))
+    return tokens, states + sum(
+        each.numel() for each in own if isinstance(each, torch.Tensor)
+    )
 
 
 @pytest.mark.parametrize("model_type", READ_BY_TRANSFORMERS)
@@ -69,7 +73,9 @@ def test_kv_and_states_are_what_its_own_cache_holds(model_type: str) -> None:
         spec = model_from_hf_config(config, name=model_type, where=model_type)
         module = their_model(config, device="cpu")
         with torch.no_grad():
-            cache = module(torch.zeros(1, 11, dtype=torch.long), use_cache=True).past_key_values
+            cache = module(
+                torch.zeros(1, 11, dtype=torch.long), use_cache=True
+            ).past_key_values
         tokens, states = cached_elements(cache)
         short = sum(
             count * each.num_heads * each.elements_per_token
@@ -89,7 +95,13 @@ def test_windows_are_where_transformers_has_them() -> None:
             "chunk": "chunked_attention",
             "full": "full_attention",
         }
-        ours = [masks[each.mixer.mask] for each in spec.layers if isinstance(each.mixer, Attention)]
+        ours = [
+            masks[each.mixer.mask]
+            for each in spec.layers
+            if isinstance(each.mixer, Attention)
+        ]
         theirs = getattr(their_config(config), "layer_types", None)
         if theirs is not None:
-            assert ours in ([each for each in theirs if each in masks.values()], []), model_type
+            assert ours in ([each for each in theirs if each in masks.values()], []), (
+                model_type
+            )

@@ -35,26 +35,36 @@ def test_kv_heads_may_be_replicated_but_not_split_unevenly() -> None:
 
 
 def test_a_bad_size_is_refused_with_the_nearest_that_work() -> None:
-    with pytest.raises(ConfigError, match=r"tp 3 does not divide llama-3.1-8b .*: 1, 2, 4"):
+    with pytest.raises(
+        ConfigError, match=r"tp 3 does not divide llama-3.1-8b .*: 1, 2, 4"
+    ):
         check_tp(load_model_spec("llama-3.1-8b"), 3)
 
 
 def test_a_draft_takes_the_largest_size_that_splits_it() -> None:
     assert largest_tp_at_most(load_model_spec("llama-68m"), 8) == 4
-    assert largest_tp_at_most(load_model_spec("llama-68m"), 8, vocabulary_multiple=0) == 6
+    assert (
+        largest_tp_at_most(load_model_spec("llama-68m"), 8, vocabulary_multiple=0) == 6
+    )
 
 
 @pytest.mark.parametrize(
-    ("engine", "sizes"), [("ours", [1, 2, 4]), ("vllm", [1, 2, 4]), ("trtllm", [1, 2, 3, 4, 6, 12])]
+    ("engine", "sizes"),
+    [("ours", [1, 2, 4]), ("vllm", [1, 2, 4]), ("trtllm", [1, 2, 3, 4, 6, 12])],
 )
-def test_a_plan_offers_the_sizes_that_its_engine_runs(engine: str, sizes: list[int]) -> None:
+def test_a_plan_offers_the_sizes_that_its_engine_runs(
+    engine: str, sizes: list[int]
+) -> None:
     """llama-68m: 12 heads, and 32,000 rows of vocabulary, which 3 does not divide unless they are padded for it."""
     found: list[int] = []
     for num_gpus in (1, 2, 3, 4, 6, 12):
         asked = PlanRequest(tp_size=num_gpus)
         with contextlib.suppress(ConfigError):
             found += layouts(
-                asked, load_model_spec("llama-68m"), load_hardware("a100"), load_engine(engine)
+                asked,
+                load_model_spec("llama-68m"),
+                load_hardware("a100"),
+                load_engine(engine),
             )[0].tp_sizes
     assert found == sizes
 
@@ -95,7 +105,9 @@ def test_stages_are_even_with_fewer_layers_beside_the_tables(
         ({"tp_size": 4, "pp_size": 2, "ep_size": 16, "dp_attention": True}, 8, 16),
     ],
 )
-def test_what_the_options_mean(options: dict[str, Any], groups: int, ranks: int) -> None:
+def test_what_the_options_mean(
+    options: dict[str, Any], groups: int, ranks: int
+) -> None:
     spread = spread_for(**options)
     assert spread.groups == groups
     assert spread.ep_size(options["tp_size"]) == ranks

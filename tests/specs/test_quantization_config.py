@@ -52,7 +52,11 @@ def test_parts_have_the_format_of_most_of_their_weights() -> None:
             "modules_to_not_convert": ["model.layers.0.mlp", "self_attn", "lm_head"],
         }
     )
-    assert [part.dtype for part in (found.mixer, found.mlp, found.head)] == ["bf16", "fp8", "bf16"]
+    assert [part.dtype for part in (found.mixer, found.mlp, found.head)] == [
+        "bf16",
+        "fp8",
+        "bf16",
+    ]
     down, up = 1 + 4 / 512, 1 + 4 / 256  # an fp32 scale per row
     assert found.mlp.num_bytes == pytest.approx((2 + 2 * (down + 2 * up) / 3) / 3)
 
@@ -70,7 +74,11 @@ def test_groups_of_one_configuration_have_formats_of_their_own() -> None:
             "ignore": [],
         }
     )
-    assert [part.dtype for part in (found.mixer, found.mlp, found.head)] == ["int8", "int4", "int4"]
+    assert [part.dtype for part in (found.mixer, found.mlp, found.head)] == [
+        "int8",
+        "int4",
+        "int4",
+    ]
     assert found.weight_dtype == "int4"
     assert found.scheme_of("model.layers.1.self_attn.q_proj") is found.schemes[0]
 
@@ -84,8 +92,16 @@ def test_groups_of_one_configuration_have_formats_of_their_own() -> None:
         ("model.layers.1", "model.layers.10.mlp.up_proj", False),
         ("model.layers.*.self_attn", "model.layers.7.self_attn.k_proj", True),
         ("*self_attn*", "model.layers.7.self_attn.k_proj", True),
-        ("re:.*mlp\\.(gate|up|gate_up|down)_proj.*", "model.layers.0.mlp.up_proj", True),
-        ("re:.*mlp\\.(gate|up|gate_up|down)_proj.*", "model.layers.1.mlp.experts.3.up_proj", False),
+        (
+            "re:.*mlp\\.(gate|up|gate_up|down)_proj.*",
+            "model.layers.0.mlp.up_proj",
+            True,
+        ),
+        (
+            "re:.*mlp\\.(gate|up|gate_up|down)_proj.*",
+            "model.layers.1.mlp.experts.3.up_proj",
+            False,
+        ),
     ],
 )
 def test_patterns_name_modules_as_their_libraries_read_them(
@@ -118,7 +134,9 @@ ODD = (None, True, -7, 0, 1.5, "", "x", "re:(", [], [None], ["re:("], {}, {"a": 
 )
 def test_odd_values_are_read_or_refused_in_one_line(name: str) -> None:
     """Each key of a real configuration, and of what is inside it, with each odd value."""
-    value = json.loads((FIXTURES / name / "config.json").read_text())["quantization_config"]
+    value = json.loads((FIXTURES / name / "config.json").read_text())[
+        "quantization_config"
+    ]
     assert value["quant_method"] in READERS
     count, refusals = 0, []
     for changed in _changed(value):

@@ -50,7 +50,9 @@ def test_a_script_is_read_as_a_shell_reads_it() -> None:
     command = read_serve_command(SCRIPT)
     assert (command.engine, command.tp_size) == ("vllm", 2)
     assert command.model == "meta-llama/Llama-3.1-8B-Instruct"
-    assert command.speculation == Speculation(draft="eagle3", gamma=5, checkpoint="yuhuili/EAGLE3")
+    assert command.speculation == Speculation(
+        draft="eagle3", gamma=5, checkpoint="yuhuili/EAGLE3"
+    )
     assert command.not_understood == []
 
 
@@ -79,7 +81,11 @@ def test_a_script_is_read_as_a_shell_reads_it() -> None:
             Speculation(draft="mtp", gamma=3, is_tree=True),
         ),
         ("mpirun -n 2 trtllm-serve serve m --tp_size 2", "trtllm", None),
-        ("docker run --gpus all -p 80:80 vllm/vllm-openai:v0.12 --model m", "vllm", None),
+        (
+            "docker run --gpus all -p 80:80 vllm/vllm-openai:v0.12 --model m",
+            "vllm",
+            None,
+        ),
         (
             'vllm serve m --speculative-config \'{"model": "Qwen/Qwen3-0.6B", '
             '"num_speculative_tokens": 3}\'',
@@ -88,9 +94,15 @@ def test_a_script_is_read_as_a_shell_reads_it() -> None:
         ),
     ],
 )
-def test_what_engines_draft_with(text: str, engine: str, speculation: Speculation | None) -> None:
+def test_what_engines_draft_with(
+    text: str, engine: str, speculation: Speculation | None
+) -> None:
     command = read_serve_command(text)
-    assert (command.engine, command.model, command.speculation) == (engine, "m", speculation)
+    assert (command.engine, command.model, command.speculation) == (
+        engine,
+        "m",
+        speculation,
+    )
 
 
 def test_manifests_say_devices_and_their_number() -> None:
@@ -98,7 +110,12 @@ def test_manifests_say_devices_and_their_number() -> None:
     assert (compose.engine, compose.tp_size, compose.num_gpus) == ("vllm", 4, 4)
     assert compose.max_num_seqs == 64
     pod = read_serve_command(KUBERNETES)
-    assert (pod.engine, pod.model, pod.tp_size, pod.num_gpus) == ("sglang", "Qwen/Qwen3-8B", 2, 2)
+    assert (pod.engine, pod.model, pod.tp_size, pod.num_gpus) == (
+        "sglang",
+        "Qwen/Qwen3-8B",
+        2,
+        2,
+    )
     assert pod.hardware == "h100-80gb-hbm3"
     assert pod.max_num_seqs == 32
 
@@ -168,7 +185,9 @@ def test_devices_that_are_visible_are_counted(text: str) -> None:
 def test_an_object_whose_quotes_a_shell_took_is_read() -> None:
     config = "{method:eagle3,model:a/b-1.5,num_speculative_tokens:3}"
     command = read_serve_command(f"vllm serve Qwen/Qwen3-8B -sc {config}")
-    assert command.speculation == Speculation(draft="eagle3", gamma=3, checkpoint="a/b-1.5")
+    assert command.speculation == Speculation(
+        draft="eagle3", gamma=3, checkpoint="a/b-1.5"
+    )
     assert command.read["--speculative-config"].startswith('{"method": "eagle3"')
     with pytest.raises(ConfigError, match="magicdec check -"):
         read_serve_command("vllm serve Qwen/Qwen3-8B -sc method:eagle3")
@@ -179,4 +198,6 @@ def test_a_window_of_a_head_is_read() -> None:
         "python -m sglang.launch_server --model-path Qwen/Qwen3-8B --speculative-algorithm EAGLE3 "
         "--speculative-num-steps 3 --speculative-draft-window-size 2048"
     )
-    assert read_serve_command(text).speculation == Speculation(draft="eagle3", gamma=3, window=2048)
+    assert read_serve_command(text).speculation == Speculation(
+        draft="eagle3", gamma=3, window=2048
+    )

@@ -28,7 +28,9 @@ def test_mean_over_time_equals_a_simulated_slot() -> None:
     assert MIX.mean_kv_len == pytest.approx(held / steps, rel=0.02)
 
 
-def test_the_tail_lies_between_the_mean_and_the_longest_and_shrinks_with_the_batch() -> None:
+def test_the_tail_lies_between_the_mean_and_the_longest_and_shrinks_with_the_batch() -> (
+    None
+):
     tails = [MIX.tail_len(batch) for batch in (1, 4, 16, 256)]
     assert tails == sorted(tails, reverse=True)
     assert tails[0] <= MIX.max_len
@@ -39,9 +41,13 @@ def test_formats_agree(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(
         '{"requests": [{"prompt_len": 10, "gen_len": 5, "weight": 2}]}'
     )
-    (tmp_path / "a.toml").write_text("[[requests]]\nprompt_len = 10\ngen_len = 5\nweight = 2.0\n")
+    (tmp_path / "a.toml").write_text(
+        "[[requests]]\nprompt_len = 10\ngen_len = 5\nweight = 2.0\n"
+    )
     (tmp_path / "a.csv").write_text("prompt_len,gen_len,weight\n10,5,2\n")
-    loaded = [load_workload(tmp_path / f"a.{suffix}") for suffix in ("json", "toml", "csv")]
+    loaded = [
+        load_workload(tmp_path / f"a.{suffix}") for suffix in ("json", "toml", "csv")
+    ]
     assert loaded[0] == loaded[1] == loaded[2]
 
 
@@ -56,7 +62,9 @@ def test_formats_agree(tmp_path: Path) -> None:
         ("{", "is not valid JSON"),
     ],
 )
-def test_a_bad_file_names_itself_and_the_key(tmp_path: Path, text: str, named: str) -> None:
+def test_a_bad_file_names_itself_and_the_key(
+    tmp_path: Path, text: str, named: str
+) -> None:
     path = tmp_path / "w.json"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:

@@ -39,7 +39,9 @@ def run(file: Path) -> None:
     )  # fmt: skip
     law = constant_profile(0.8, model="embedded", draft_method="streamingllm")
     profile = LocalProfile(
-        hardware=load_hardware("a100-sxm-80gb"), engine=load_engine("ours"), acceptance=(law,)
+        hardware=load_hardware("a100-sxm-80gb"),
+        engine=load_engine("ours"),
+        acceptance=(law,),
     )
     run_grid(grid, profile=profile, records=file)
 
@@ -53,11 +55,14 @@ def measured(file: Path) -> list[Record]:
 
 
 @pytest.mark.slow
-def test_a_killed_grid_resumes_without_losing_or_doubling_a_point(tmp_path: Path) -> None:
+def test_a_killed_grid_resumes_without_losing_or_doubling_a_point(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "grid.jsonl"
     code = f"from pathlib import Path; from {__name__} import run; run(Path({str(file)!r}))"
     running = subprocess.Popen(
-        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     try:
         while not measured(file) and running.poll() is None:
@@ -75,20 +80,32 @@ def test_a_killed_grid_resumes_without_losing_or_doubling_a_point(tmp_path: Path
         "calibrated": NUM_POINTS,
         "measured": NUM_POINTS,
     }
-    assert all(record.reference_s and record.compute_reference_s for record in measured(file))
+    assert all(
+        record.reference_s and record.compute_reference_s for record in measured(file)
+    )
     sources = [record.source for record in after]
-    assert sources == sorted(sources)  # every prediction is written before the first measurement
+    assert sources == sorted(
+        sources
+    )  # every prediction is written before the first measurement
 
 
 GRID_FILE = Path(__file__).resolve().parents[2] / "docs" / "grid.toml"
 
 
-def test_a_profile_without_the_acceptance_of_a_method_is_a_one_line_error(tmp_path: Path) -> None:
+def test_a_profile_without_the_acceptance_of_a_method_is_a_one_line_error(
+    tmp_path: Path,
+) -> None:
     profile = LocalProfile(
-        hardware=load_hardware("a100-sxm-80gb"), engine=load_engine("ours"), acceptance=()
+        hardware=load_hardware("a100-sxm-80gb"),
+        engine=load_engine("ours"),
+        acceptance=(),
     )
-    with pytest.raises(ConfigError, match="profile-acceptance --draft-method streamingllm"):
-        freeze_predictions(list(load_grid(GRID_FILE).requests()), profile, tmp_path / "grid.jsonl")
+    with pytest.raises(
+        ConfigError, match="profile-acceptance --draft-method streamingllm"
+    ):
+        freeze_predictions(
+            list(load_grid(GRID_FILE).requests()), profile, tmp_path / "grid.jsonl"
+        )
 
 
 def test_the_shipped_grid_spans_what_it_says() -> None:
@@ -111,7 +128,9 @@ def test_the_shipped_grid_spans_what_it_says() -> None:
         ("regret = 'low'", "regret"),
     ],
 )
-def test_a_broken_threshold_is_refused_naming_it(tmp_path: Path, line: str, named: str) -> None:
+def test_a_broken_threshold_is_refused_naming_it(
+    tmp_path: Path, line: str, named: str
+) -> None:
     file = tmp_path / "grid.toml"
     file.write_text(f"cases = [[1, 128]]\n[thresholds]\n{line}\n")
     with pytest.raises(ConfigError, match=named):
@@ -123,12 +142,16 @@ def frozen(records: Path, *, rate: float = 0.8) -> list[Record]:
     hardware = msgspec.structs.replace(
         load_hardware("a100-sxm-80gb"), reference_s=0.01, compute_reference_s=0.02
     )
-    profile = LocalProfile(hardware=hardware, engine=load_engine("ours"), acceptance=(law,))
+    profile = LocalProfile(
+        hardware=hardware, engine=load_engine("ours"), acceptance=(law,)
+    )
     grid = GridSpec(cases=((4, 1024), (64, 4096)), draft_budgets=(64,), gammas=(1, 3))
     return freeze_predictions(list(grid.requests()), profile, records)
 
 
-def test_predictions_are_frozen_with_what_their_normalisation_needs(tmp_path: Path) -> None:
+def test_predictions_are_frozen_with_what_their_normalisation_needs(
+    tmp_path: Path,
+) -> None:
     predicted = frozen(tmp_path / "grid.jsonl")
     assert predicted == read_records(tmp_path / "grid.jsonl")
     for record in predicted:
@@ -137,14 +160,17 @@ def test_predictions_are_frozen_with_what_their_normalisation_needs(tmp_path: Pa
         shares = record.memory_shares or {}
         assert 0.0 <= shares["autoregressive_step_s"] <= 1.01
     small, large = (
-        next(r for r in predicted if r.batch_size == batch and not r.gamma) for batch in (4, 64)
+        next(r for r in predicted if r.batch_size == batch and not r.gamma)
+        for batch in (4, 64)
     )
-    assert (small.memory_shares or {})["autoregressive_step_s"] < (large.memory_shares or {})[
-        "autoregressive_step_s"
-    ]
+    assert (small.memory_shares or {})["autoregressive_step_s"] < (
+        large.memory_shares or {}
+    )["autoregressive_step_s"]
 
 
-def test_another_profile_does_not_change_frozen_predictions_and_says_so(tmp_path: Path) -> None:
+def test_another_profile_does_not_change_frozen_predictions_and_says_so(
+    tmp_path: Path,
+) -> None:
     first = frozen(tmp_path / "grid.jsonl")
     with pytest.warns(UserWarning, match="another profile's"):
         assert frozen(tmp_path / "grid.jsonl", rate=0.6) == first
@@ -153,17 +179,25 @@ def test_another_profile_does_not_change_frozen_predictions_and_says_so(tmp_path
 def test_a_prediction_that_was_changed_afterwards_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "grid.jsonl"
     changed = [msgspec.structs.replace(record, speedup=9.0) for record in frozen(file)]
-    file.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in changed))
-    with pytest.raises(ConfigError, match="is not what was written before the measurements"):
+    file.write_bytes(
+        b"".join(msgspec.json.encode(record) + b"\n" for record in changed)
+    )
+    with pytest.raises(
+        ConfigError, match="is not what was written before the measurements"
+    ):
         frozen(file)
 
 
-def test_acceptance_of_another_temperature_is_used_with_a_warning(tmp_path: Path) -> None:
+def test_acceptance_of_another_temperature_is_used_with_a_warning(
+    tmp_path: Path,
+) -> None:
     law = msgspec.structs.replace(
         constant_profile(0.8, model="embedded", draft_method="streamingllm"), temperature=1.0
     )  # fmt: skip
     profile = LocalProfile(
-        hardware=load_hardware("a100-sxm-80gb"), engine=load_engine("ours"), acceptance=(law,)
+        hardware=load_hardware("a100-sxm-80gb"),
+        engine=load_engine("ours"),
+        acceptance=(law,),
     )
     grid = GridSpec(
         cases=((1, 64),),
@@ -173,7 +207,9 @@ def test_acceptance_of_another_temperature_is_used_with_a_warning(tmp_path: Path
         repetitions=1,
         temperatures=(0.0,),
     )
-    with pytest.warns(UserWarning, match=r"measured at temperature 1; predictions at 0 use it"):
+    with pytest.warns(
+        UserWarning, match=r"measured at temperature 1; predictions at 0 use it"
+    ):
         run = run_grid(grid, profile=profile, records=tmp_path / "grid.jsonl")
     assert [record.gamma for record in run.measured] == [0, 1]
 
@@ -181,9 +217,13 @@ def test_acceptance_of_another_temperature_is_used_with_a_warning(tmp_path: Path
 @pytest.mark.parametrize("name", ["grid-2-cores", "demo-2-cores"])
 def test_shipped_predictions_are_what_was_committed_to(name: str) -> None:
     """Each predicted row still has the hash that was written before the first measurement."""
-    records = read_records(Path(__file__).resolve().parents[2] / "results" / f"{name}.jsonl")
+    records = read_records(
+        Path(__file__).resolve().parents[2] / "results" / f"{name}.jsonl"
+    )
     predicted = [
-        each for each in records if each.notes and each.notes[0].startswith("prediction sha256")
+        each
+        for each in records
+        if each.notes and each.notes[0].startswith("prediction sha256")
     ]
     assert len(predicted) in (15, 135)
     assert all(each.notes == [prediction_note(each)] for each in predicted)

@@ -9,7 +9,12 @@ import numpy as np
 import pytest
 
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.kernels.profile import TABLES, held_out, load_hardware, read_table
+from magicdec.perfmodel.kernels.profile import (
+    TABLES,
+    held_out,
+    load_hardware,
+    read_table,
+)
 from magicdec.validate.kernels import validate_kernels
 from tests.kernels import gemm_time
 
@@ -23,7 +28,12 @@ TARGETS = {
         "b200-sxm-192gb": 10,
         "l40s-48gb": 12,
     },
-    "gemm/fp8": {"h100-sxm-80gb": 11, "h200-sxm-141gb": 12, "b200-sxm-192gb": 16, "l40s-48gb": 17},
+    "gemm/fp8": {
+        "h100-sxm-80gb": 11,
+        "h200-sxm-141gb": 12,
+        "b200-sxm-192gb": 16,
+        "l40s-48gb": 17,
+    },
     "gemm/fp8_block": {
         "h100-sxm-80gb": 9,
         "h200-sxm-141gb": 9,
@@ -72,16 +82,31 @@ TARGETS = {
         "b200-sxm-192gb": 14,
         "l40s-48gb": 19,
     },
-    "moe/fp8": {"h100-sxm-80gb": 14, "h200-sxm-141gb": 16, "b200-sxm-192gb": 15, "l40s-48gb": 25},
+    "moe/fp8": {
+        "h100-sxm-80gb": 14,
+        "h200-sxm-141gb": 16,
+        "b200-sxm-192gb": 15,
+        "l40s-48gb": 25,
+    },
     "moe/fp8_block": {
         "h100-sxm-80gb": 11,
         "h200-sxm-141gb": 11,
         "b200-sxm-192gb": 13,
         "l40s-48gb": 20,
     },
-    "moe/mxfp4": {"h100-sxm-80gb": 11, "h200-sxm-141gb": 11, "b200-sxm-192gb": 19, "l40s-48gb": 20},
+    "moe/mxfp4": {
+        "h100-sxm-80gb": 11,
+        "h200-sxm-141gb": 11,
+        "b200-sxm-192gb": 19,
+        "l40s-48gb": 20,
+    },
     "moe/nvfp4": {"b200-sxm-192gb": 15},
-    "linear": {"h100-sxm-80gb": 6, "h200-sxm-141gb": 6, "b200-sxm-192gb": 9, "l40s-48gb": 9},
+    "linear": {
+        "h100-sxm-80gb": 6,
+        "h200-sxm-141gb": 6,
+        "b200-sxm-192gb": 9,
+        "l40s-48gb": 9,
+    },
     "linear_prefill": {
         "h100-sxm-80gb": 6,
         "h200-sxm-141gb": 6,
@@ -93,7 +118,12 @@ TARGETS = {
     "top_k/top_last": {"h100-sxm-80gb": 13, "h200-sxm-141gb": 13, "b200-sxm-192gb": 13},
     "sparse": {"h100-sxm-80gb": 9, "h200-sxm-141gb": 9, "b200-sxm-192gb": 12},
     # priced by the curve of ordinary attention; Ada's kernel reads a window for each query head
-    "window": {"h100-sxm-80gb": 15, "h200-sxm-141gb": 15, "b200-sxm-192gb": 10, "l40s-48gb": 50},
+    "window": {
+        "h100-sxm-80gb": 15,
+        "h200-sxm-141gb": 15,
+        "b200-sxm-192gb": 10,
+        "l40s-48gb": 50,
+    },
     "window/fp8": {
         "h100-sxm-80gb": 17,
         "h200-sxm-141gb": 20,
@@ -108,10 +138,24 @@ TARGETS = {
         "l40s-48gb": 20,
     },
     "allreduce/sglang": dict.fromkeys(
-        ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-192gb", "l40s-48gb"), 12
+        (
+            "a100-sxm-80gb",
+            "h100-sxm-80gb",
+            "h200-sxm-141gb",
+            "b200-sxm-192gb",
+            "l40s-48gb",
+        ),
+        12,
     ),
     "allreduce/trtllm": dict.fromkeys(
-        ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-192gb", "l40s-48gb"), 12
+        (
+            "a100-sxm-80gb",
+            "h100-sxm-80gb",
+            "h200-sxm-141gb",
+            "b200-sxm-192gb",
+            "l40s-48gb",
+        ),
+        12,
     ),
 }
 
@@ -122,7 +166,9 @@ def write(path: Path, header: str, *lines: str) -> Path:
 
 
 def test_the_shipped_profiles_are_within_the_targets_on_the_sample():
-    groups = validate_kernels(sorted(SAMPLE.glob("*.csv.gz")), with_refit=False)["groups"]
+    groups = validate_kernels(sorted(SAMPLE.glob("*.csv.gz")), with_refit=False)[
+        "groups"
+    ]
     assert {group["name"] for group in groups} == {
         f"{device}/{kind}" for kind in TARGETS for device in TARGETS[kind]
     }
@@ -131,7 +177,10 @@ def test_the_shipped_profiles_are_within_the_targets_on_the_sample():
         assert group["mape"] < TARGETS[kind][device] / 100, group
         assert group["num_parameters"] <= 12
         assert group["fitted_on"]
-        if not kind.startswith("allreduce") and group["mape_shipped_held_out"] is not None:
+        if (
+            not kind.startswith("allreduce")
+            and group["mape_shipped_held_out"] is not None
+        ):
             assert group["mape_shipped_held_out"] < TARGETS[kind][device] / 100
 
 
@@ -142,17 +191,25 @@ def test_the_shipped_profiles_are_within_the_targets_on_the_sample():
     ("linear_attention", "h200", {"extrapolated": 0.2}),
     ("allreduce_bf16", "h100", {"8_from_2": 0.15}),
 ])  # fmt: skip
-def test_the_form_predicts_shapes_and_sizes_it_was_not_fitted_on(tmp_path, file, device, limits):
+def test_the_form_predicts_shapes_and_sizes_it_was_not_fitted_on(
+    tmp_path, file, device, limits
+):
     """Refitted on the sample alone: shapes held out; longer contexts and larger products; of latent attention 128 heads
     from 64, and what several query tokens are to the kernel (of two kernels the one of narrow tiles is left above 32
     heads, without which the error was 37 and 68 %); of a recurrence nine states for eight tokens, of which the fit saw
     at most three; eight ranks from two."""
-    lines = gzip.decompress((SAMPLE / f"{file}.csv.gz").read_bytes()).decode().splitlines()
-    path = write(tmp_path / "one.csv", lines[0], *(line for line in lines if device in line))
+    lines = (
+        gzip.decompress((SAMPLE / f"{file}.csv.gz").read_bytes()).decode().splitlines()
+    )
+    path = write(
+        tmp_path / "one.csv", lines[0], *(line for line in lines if device in line)
+    )
     groups = validate_kernels([path])["groups"]
     assert len(groups) == (2 if file == "mla_decode" else 1)
     for group in groups:
-        assert {kind for kind, limit in limits.items() if group[f"mape_{kind}"] >= limit} == set()
+        assert {
+            kind for kind, limit in limits.items() if group[f"mape_{kind}"] >= limit
+        } == set()
 
 
 def test_errors_are_means_over_the_rows_that_count(tmp_path):
@@ -177,7 +234,9 @@ def test_errors_are_means_over_the_rows_that_count(tmp_path):
 
 
 def test_a_group_without_rows_that_count_has_no_error(tmp_path):
-    path = write(tmp_path / "small.csv", "device,m,n,k,latency_us", "h100,8,256,256,3.0")
+    path = write(
+        tmp_path / "small.csv", "device,m,n,k,latency_us", "h100,8,256,256,3.0"
+    )
     (group,) = validate_kernels([path], with_refit=False)["groups"]
     assert group["rows"] == 0
     assert group["mape"] is None
@@ -199,7 +258,9 @@ def test_no_shape_is_on_both_sides_of_the_hold_out():
 
 
 def test_an_unknown_device_is_named_with_the_file(tmp_path):
-    path = write(tmp_path / "x.csv", "device,tp_size,message_bytes,latency_us", "h999,2,1024,5")
+    path = write(
+        tmp_path / "x.csv", "device,tp_size,message_bytes,latency_us", "h999,2,1024,5"
+    )
     with pytest.raises(ConfigError, match=r"x\.csv: unknown hardware 'h999'"):
         validate_kernels([path])
 
@@ -221,7 +282,9 @@ def test_files_that_are_no_tables_are_refused(tmp_path):
         validate_kernels([write(tmp_path / "x.csv", "a,b", "1,2")])
     with pytest.raises(ConfigError, match="cannot read"):
         validate_kernels([tmp_path / "missing.csv"])
-    (tmp_path / "torn.csv.gz").write_bytes(gzip.compress(b"device,m,n,k,latency_us\n" * 1000)[:40])
+    (tmp_path / "torn.csv.gz").write_bytes(
+        gzip.compress(b"device,m,n,k,latency_us\n" * 1000)[:40]
+    )
     with pytest.raises(ConfigError, match="torn"):
         validate_kernels([tmp_path / "torn.csv.gz"])
 

@@ -26,9 +26,7 @@ HEADER = (
     "source,model,hardware,engine,engine_version,tp,concurrency,prompt_len,output_len,draft,draft_detail,gamma,"
     "tokens_per_step,weight_dtype,kv_dtype,unit,baseline,speculative,note"
 )
-LINE = (
-    "mine run 1,llama-3.1-8b,h100,vllm,0.24.0,1,8,1024,256,eagle3,,3,2.5,bf16,bf16,tok_s,800,1200,"
-)
+LINE = "mine run 1,llama-3.1-8b,h100,vllm,0.24.0,1,8,1024,256,eagle3,,3,2.5,bf16,bf16,tok_s,800,1200,"
 
 
 def write(path: Path, *lines: str) -> Path:
@@ -40,7 +38,9 @@ def test_the_shipped_sample_is_judged_whole():
     document = validate_pairs(published("speculation_pairs.csv"))
     assert not document["refused"]
     assert document["choice"]["cells"] >= 5
-    groups = [group for group in document["groups"] if not group["name"].startswith("all/")]
+    groups = [
+        group for group in document["groups"] if not group["name"].startswith("all/")
+    ]
     assert sum(group["rows"] for group in groups) == 42
 
 
@@ -48,7 +48,8 @@ def test_errors_are_of_predicted_over_measured_speedups(tmp_path):
     (pair,), _ = read_rows([write(tmp_path / "one.csv", LINE)], PairRow)
     speedup = float(predict_pairs([pair], [2.5]).speedup[0])
     lines = [
-        LINE.replace("800,1200", f"800,{800 * speedup * factor:.9g}") for factor in (0.8, 1.0, 2.0)
+        LINE.replace("800,1200", f"800,{800 * speedup * factor:.9g}")
+        for factor in (0.8, 1.0, 2.0)
     ]
     (group,) = [
         group
@@ -73,7 +74,11 @@ def test_errors_are_of_predicted_over_measured_speedups(tmp_path):
         ("eagle3", "eaglet", r"x\.csv:3: unknown draft 'eaglet'"),
         (",bf16,bf16,", ",bf17,bf16,", r"x\.csv:3: unknown dtype 'bf17'"),
         ("tok_s", "tokens", r"x\.csv:3: unknown unit 'tokens'"),
-        (",2.5,", ",4.5,", r"x\.csv:3: column 'tokens_per_step' must be at most gamma \+ 1"),
+        (
+            ",2.5,",
+            ",4.5,",
+            r"x\.csv:3: column 'tokens_per_step' must be at most gamma \+ 1",
+        ),
         (",800,", ",fast,", r"x\.csv:3: .*baseline"),
     ],
 )
@@ -82,7 +87,10 @@ def test_a_bad_row_is_one_line_and_leaves_the_others(tmp_path, old, new, match):
     (line,) = document["refused"]
     with pytest.raises(ConfigError, match=match):
         raise ConfigError(line)
-    assert next(group for group in document["groups"] if "all/" in group["name"])["rows"] == 1
+    assert (
+        next(group for group in document["groups"] if "all/" in group["name"])["rows"]
+        == 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -118,7 +126,9 @@ def test_names_are_read_as_sources_write_them(tmp_path, changes, expected):
     ) == expected
 
 
-def test_lengths_that_a_row_leaves_out_are_those_of_the_workload_that_it_names(tmp_path):
+def test_lengths_that_a_row_leaves_out_are_those_of_the_workload_that_it_names(
+    tmp_path,
+):
     without = LINE.replace(",1024,256,", ",,,")
     lines = (without + "ShareGPT; greedy", without + "chat", LINE + "ShareGPT")
     pairs, _ = read_rows([write(tmp_path / "x.csv", *lines)], PairRow)
@@ -176,11 +186,15 @@ def test_a_parallel_head_takes_one_pass_for_its_block(tmp_path):
     def drafting(method: str, gamma: int) -> float:
         line = LINE.replace("eagle3,", f"{method},").replace(",3,2.5,", f",{gamma},2,")
         (pair,), _ = read_rows([write(tmp_path / "x.csv", line)], PairRow)
-        terms = step_terms(pair.setup, batch=1, kv_len=1000, draft_kv_len=1000, gamma=gamma)
+        terms = step_terms(
+            pair.setup, batch=1, kv_len=1000, draft_kv_len=1000, gamma=gamma
+        )
         return float(gamma * terms.draft.total_s)
 
     assert drafting("dflash", 7) < 1.05 * drafting("dflash", 3)
-    assert drafting("eagle3", 7) == pytest.approx(7 / 3 * drafting("eagle3", 3), rel=0.01)
+    assert drafting("eagle3", 7) == pytest.approx(
+        7 / 3 * drafting("eagle3", 3), rel=0.01
+    )
 
 
 def test_the_command_prints_groups_and_what_was_skipped(tmp_path):
@@ -209,9 +223,13 @@ LOOKUP_HEADER = (
 LOOKUP = "s,llama-3.1-8b,h100-sxm-80gb,vllm,{version},1,{users},2000,200,ngram,5,{tokens},tok_s,100,150\n"
 
 
-def lookup_rows(tmp_path: Path, *tokens: str, users: str = "8", version: str = "0.32") -> list:
+def lookup_rows(
+    tmp_path: Path, *tokens: str, users: str = "8", version: str = "0.32"
+) -> list:
     path = tmp_path / "lookups.csv"
-    lines = [LOOKUP.format(tokens=each, users=users, version=version) for each in tokens]
+    lines = [
+        LOOKUP.format(tokens=each, users=users, version=version) for each in tokens
+    ]
     path.write_text(LOOKUP_HEADER + "".join(lines))
     rows, refused = read_rows([path], PairRow)
     assert refused == []
@@ -220,7 +238,9 @@ def lookup_rows(tmp_path: Path, *tokens: str, users: str = "8", version: str = "
 
 def test_two_of_the_three_figures_of_a_look_up_give_the_third(tmp_path: Path) -> None:
     """3.31 tokens in drafted steps, 2.18 in all: 51 % of the steps had a draft."""
-    both, share, counted = lookup_rows(tmp_path, "2.18,,3.31", "2.18,0.51,", ",0.51,3.31")
+    both, share, counted = lookup_rows(
+        tmp_path, "2.18,,3.31", "2.18,0.51,", ",0.51,3.31"
+    )
     assert both.share == pytest.approx(1.18 / 2.31)
     assert share.share == 0.51
     assert counted.tokens_per_step == pytest.approx(1.0 + 0.51 * 2.31)
@@ -246,6 +266,8 @@ def test_a_look_up_without_its_share_is_judged_and_named(tmp_path: Path) -> None
 @pytest.mark.parametrize("tokens", ["1.6,0,", "1.6,1.2,", "1.6,,9"])
 def test_a_share_that_cannot_be_is_refused(tmp_path: Path, tokens: str) -> None:
     path = tmp_path / "bad.csv"
-    path.write_text(LOOKUP_HEADER + LOOKUP.format(tokens=tokens, users="1", version="0.32"))
+    path.write_text(
+        LOOKUP_HEADER + LOOKUP.format(tokens=tokens, users="1", version="0.32")
+    )
     with pytest.raises(ConfigError, match="drafted"):
         read_rows([path], PairRow)

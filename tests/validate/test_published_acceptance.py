@@ -21,7 +21,9 @@ from magicdec.validate.rows import published
 HEADER = "model,dataset,draft_method,context_len,draft_budget_tokens,gamma,accepted_over_drafted,tokens_per_step\n"
 
 
-def test_tokens_at_gamma_16_are_predicted_from_short_blocks_of_the_published_tables() -> None:
+def test_tokens_at_gamma_16_are_predicted_from_short_blocks_of_the_published_tables() -> (
+    None
+):
     groups = {group["name"]: group for group in validate_acceptance()["groups"]}
     for name, group in groups.items():
         if group["tokens_per_step_mape"] is not None:
@@ -33,13 +35,21 @@ def test_tokens_at_gamma_16_are_predicted_from_short_blocks_of_the_published_tab
 
 
 def test_a_group_without_short_blocks_leaves_an_inner_budget_out_and_says_so() -> None:
-    groups = [group for group in validate_acceptance()["groups"] if "longbench" in group["name"]]
+    groups = [
+        group
+        for group in validate_acceptance()["groups"]
+        if "longbench" in group["name"]
+    ]
     assert groups[0]["held_out"] == "budget 1025"
 
 
 @pytest.mark.parametrize(
     "law",
-    [Law(rejection=0.2), Law(rejection=0.2, drift=1.5), Law(rejection=0.2, concentration=3.0)],
+    [
+        Law(rejection=0.2),
+        Law(rejection=0.2, drift=1.5),
+        Law(rejection=0.2, concentration=3.0),
+    ],
     ids=["constant", "drifting", "mixed"],
 )
 def test_known_laws_extrapolate_from_8_to_16(law: Law) -> None:
@@ -60,19 +70,29 @@ def test_known_laws_extrapolate_from_8_to_16(law: Law) -> None:
     ]
     fitted, unfitted, _ = split_rows(rows)
     predicted = fit_cells(fitted, has_shape=True).tokens(unfitted)[0]
-    assert np.mean(np.abs(predicted / np.array([row.tokens for row in unfitted]) - 1)) < 0.08
+    assert (
+        np.mean(np.abs(predicted / np.array([row.tokens for row in unfitted]) - 1))
+        < 0.08
+    )
 
 
 def test_accepted_over_drafted_stands_in_for_tokens_per_step(tmp_path: Path) -> None:
     """Tokens per step = 1 + gamma · accepted / drafted."""
-    lines = ["m,d,s,8000,256,2,0.9,2.8", "m,d,s,8000,256,4,0.85,4.4", "m,d,s,8000,256,16,0.6,10.6"]
+    lines = [
+        "m,d,s,8000,256,2,0.9,2.8",
+        "m,d,s,8000,256,4,0.85,4.4",
+        "m,d,s,8000,256,16,0.6,10.6",
+    ]
     both, one = tmp_path / "both.csv", tmp_path / "one.csv"
     both.write_text(HEADER + "\n".join(lines))
     one.write_text(
-        HEADER.rsplit(",", 1)[0] + "\n" + "\n".join(line.rsplit(",", 1)[0] for line in lines)
+        HEADER.rsplit(",", 1)[0]
+        + "\n"
+        + "\n".join(line.rsplit(",", 1)[0] for line in lines)
     )
     errors = [
-        validate_acceptance([path])["groups"][0]["tokens_per_step_mape"] for path in (both, one)
+        validate_acceptance([path])["groups"][0]["tokens_per_step_mape"]
+        for path in (both, one)
     ]
     assert errors[0] == pytest.approx(errors[1], rel=1e-6)
 

@@ -19,7 +19,9 @@ from magicdec.validate.published_speedups import (
 )
 from magicdec.validate.rows import published
 
-LATENCY, SPEEDUP = published("latency_8xa100_llama2_tinyllama.csv", "speedup_8xa100.csv")
+LATENCY, SPEEDUP = published(
+    "latency_8xa100_llama2_tinyllama.csv", "speedup_8xa100.csv"
+)
 HEADER = "target,draft,draft_method,draft_budget_tokens,device,tp_size,context_len,batch_size,gamma,speedup\n"
 
 
@@ -58,7 +60,9 @@ def test_the_intervals_hold_about_nine_rows_of_ten(groups: dict) -> None:
 
 def test_self_speculation_loses_at_4k_at_every_batch() -> None:
     rows = [
-        row for row in read_published(SPEEDUP)[0] if row.draft == "self" and row.context_len == 4000
+        row
+        for row in read_published(SPEEDUP)[0]
+        if row.draft == "self" and row.context_len == 4000
     ]
     profile = default_profile("llama-3.1-8b", "streamingllm")
     assert profile is not None
@@ -69,7 +73,9 @@ def test_self_speculation_loses_at_4k_at_every_batch() -> None:
 def test_half_of_the_latency_table_is_held_out() -> None:
     fitted = [row.is_fitted_on for row in read_published(LATENCY)[0]]
     assert 0.4 <= np.mean(fitted) <= 0.6
-    assert not any(row.is_fitted_on for row in read_published(SPEEDUP)[0] if row.draft != "self")
+    assert not any(
+        row.is_fitted_on for row in read_published(SPEEDUP)[0] if row.draft != "self"
+    )
 
 
 def test_a_fitted_rate_is_marked_and_recovers_the_rate_behind_synthetic_speedups(
@@ -83,7 +89,9 @@ def test_a_fitted_rate_is_marked_and_recovers_the_rate_behind_synthetic_speedups
         for row in read_published(SPEEDUP)[0]
         if row.draft == "self" and row.context_len == 32000
     ]
-    truth = evaluate(rows, profile.at_rate(0.8, budget=512, context=32000), load_engine(ENGINE))
+    truth = evaluate(
+        rows, profile.at_rate(0.8, budget=512, context=32000), load_engine(ENGINE)
+    )
     lines = [
         f"llama-3.1-8b,self,streamingllm,512,a100-sxm-80gb,8,32000,{row.batch_size},3,{speedup}"
         for row, speedup in zip(rows, truth.speedup[:, 2], strict=True)
@@ -108,7 +116,9 @@ def test_other_devices_are_predicted_by_their_own_profile(tmp_path: Path) -> Non
     assert groups[0]["speedup_mape"] != groups[1]["speedup_mape"]
 
 
-def test_a_pair_without_acceptance_says_so_and_still_has_its_latency(tmp_path: Path) -> None:
+def test_a_pair_without_acceptance_says_so_and_still_has_its_latency(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "table.csv"
     path.write_text(
         "target,draft,draft_method,draft_budget_tokens,device,tp_size,context_len,batch_size,autoregressive_ms_per_token\n"
@@ -132,22 +142,30 @@ def test_a_pair_without_acceptance_says_so_and_still_has_its_latency(tmp_path: P
         ("llama-3.1-8b,self,streamingllm,512,a100,8,32000,64,3,fast", "speedup"),
     ],
 )
-def test_unusable_rows_are_refused_in_one_line(tmp_path: Path, line: str, message: str) -> None:
+def test_unusable_rows_are_refused_in_one_line(
+    tmp_path: Path, line: str, message: str
+) -> None:
     path = tmp_path / "table.csv"
     path.write_text(HEADER + line + "\n")
     with pytest.raises(ConfigError, match=message):
         validate_published([path])
 
 
-def test_a_row_that_cannot_be_used_is_one_line_and_leaves_the_others(tmp_path: Path) -> None:
+def test_a_row_that_cannot_be_used_is_one_line_and_leaves_the_others(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "table.csv"
     good = "llama-3.1-8b,self,streamingllm,512,a100,8,32000,64,3,1.3"
     path.write_text(
         HEADER
-        + "\n".join((good, good.replace("streamingllm", "streamingl"), good.replace("1.3", "")))
+        + "\n".join(
+            (good, good.replace("streamingllm", "streamingl"), good.replace("1.3", ""))
+        )
     )
     document = validate_published([path])
-    assert [group["rows"] for group in document["groups"]] == [2]  # one without a speedup
+    assert [group["rows"] for group in document["groups"]] == [
+        2
+    ]  # one without a speedup
     (line,) = document["refused"]
     assert line.startswith(
         f"{path}:3: unknown draft method 'streamingl': did you mean streamingllm"
@@ -195,18 +213,23 @@ def test_a_group_that_cannot_be_predicted_says_why_and_leaves_the_others(tmp_pat
         ):
             assert word in group["refused"]
             assert group["speedup_mape"] is None
-    path.write_text(f"{SPEEDUP_HEADER}\nllama-3.1-8b,self,streamingllm,512,v100,8,32000,64,3,1.3\n")
+    path.write_text(
+        f"{SPEEDUP_HEADER}\nllama-3.1-8b,self,streamingllm,512,v100,8,32000,64,3,1.3\n"
+    )
     with pytest.raises(ConfigError, match="v100"):
         validate_published([path])
 
 
 def test_a_draft_without_acceptance_has_every_key_and_no_numbers(tmp_path):
     path = tmp_path / "new.csv"
-    path.write_text(f"{SPEEDUP_HEADER}\nqwen2.5-7b,self,snapkv,1024,h200,4,16000,16,14,0.6\n")
+    path.write_text(
+        f"{SPEEDUP_HEADER}\nqwen2.5-7b,self,snapkv,1024,h200,4,16000,16,14,0.6\n"
+    )
     (group,) = validate_published([path])["groups"]
     assert group["acceptance"] == "needs acceptance"
     assert [
-        group[name] for name in ("speedup_mape", "gamma_exact", "gamma_regret", "speedup_coverage")
+        group[name]
+        for name in ("speedup_mape", "gamma_exact", "gamma_regret", "speedup_coverage")
     ] == [None] * 4
     (fitted,) = validate_published([path], fit_acceptance=True)["groups"]
     assert fitted["acceptance"] == "fitted"

@@ -27,7 +27,9 @@ def test_decoding_is_predicted_within_a_quarter_and_mostly_within_its_interval(
     assert sum(each.low <= each.published <= each.high for each in decoding) >= 3
 
 
-def test_what_is_published_lies_between_sends_in_turn_and_sends_hidden(systems: list[Any]) -> None:
+def test_what_is_published_lies_between_sends_in_turn_and_sends_hidden(
+    systems: list[Any],
+) -> None:
     """The published engines overlap two half batches, which is not modelled: predictions err on one side."""
     for each in systems:
         assert each.predicted < each.published < 1.06 * each.hidden, each.source
@@ -42,6 +44,8 @@ def test_the_documents_hold_the_table_of_the_script(systems: list[Any]) -> None:
             for row in document.splitlines()
             if row.startswith(f"| {each.source}, {each.phase} ")
         )
-        published, predicted = (float(cell.split("k")[0]) * 1e3 for cell in line.split("|")[3:5])
+        published, predicted = (
+            float(cell.split("k")[0]) * 1e3 for cell in line.split("|")[3:5]
+        )
         assert published == pytest.approx(each.published, rel=0.005)
         assert predicted == pytest.approx(each.predicted, rel=0.03)

@@ -100,7 +100,10 @@ def test_groups_count_each_row_once_by_kind_and_once_by_tp():
 def test_errors_are_of_predicted_over_measured(tmp_path):
     row = read_rows([write(tmp_path / "one.csv", LINE)], ServingRow)[0][0]
     predicted_ms = float(predict_rows([row])[0]) * 1e3
-    lines = [LINE.replace("10.0", f"{predicted_ms * factor:.9g}") for factor in (0.8, 1.0, 2.0)]
+    lines = [
+        LINE.replace("10.0", f"{predicted_ms * factor:.9g}")
+        for factor in (0.8, 1.0, 2.0)
+    ]
     groups = {
         group["name"]: group
         for group in validate_serving([write(tmp_path / "x.csv", *lines)])["groups"]
@@ -124,7 +127,11 @@ def test_errors_are_of_predicted_over_measured(tmp_path):
             r"x\.csv:3: unknown model 'llama-3.1-9b': did you mean llama-3.1-8b",
         ),
         ("h100", "h10", r"x\.csv:3: unknown hardware 'h10'"),
-        ("vllm 0.12.0", "vlm 0.12", r"x\.csv:3: unknown engine 'vlm 0.12': did you mean vllm"),
+        (
+            "vllm 0.12.0",
+            "vlm 0.12",
+            r"x\.csv:3: unknown engine 'vlm 0.12': did you mean vllm",
+        ),
         ("tpot_ms", "tpot", r"x\.csv:3: unknown metric 'tpot': did you mean tpot_ms"),
         (",bf16,bf16,", ",bf17,bf16,", r"x\.csv:3: unknown dtype 'bf17'"),
         (",10.0,", ",fast,", r"x\.csv:3: column 'value' must be"),
@@ -137,17 +144,25 @@ def test_a_bad_row_is_one_line_and_leaves_the_others(tmp_path, old, new, match):
     assert "\n" not in line
     with pytest.raises(ConfigError, match=match):
         raise ConfigError(line)
-    assert next(group for group in document["groups"] if "/tp " in group["name"])["rows"] == 1
+    assert (
+        next(group for group in document["groups"] if "/tp " in group["name"])["rows"]
+        == 1
+    )
 
 
 def test_names_of_publishers_and_engines_are_those_of_the_catalog(tmp_path):
     theirs = LINE.replace("llama-3.1-8b", "meta-llama/Llama-3.1-8B-Instruct").replace(
         "vllm 0.12.0", "vLLM 0.12.0"
     )
-    path = write(tmp_path / "x.csv", LINE, theirs.replace(",bf16,bf16,", ",float16,auto,"))
+    path = write(
+        tmp_path / "x.csv", LINE, theirs.replace(",bf16,bf16,", ",float16,auto,")
+    )
     ours, same = read_rows([path], ServingRow)[0]
     assert (
-        msgspec.structs.replace(same, where=ours.where, engine_version=ours.engine_version) == ours
+        msgspec.structs.replace(
+            same, where=ours.where, engine_version=ours.engine_version
+        )
+        == ours
     )
     assert predict_rows([ours]) == predict_rows([same])
 
@@ -171,12 +186,16 @@ def test_the_command_prints_groups_and_says_what_it_skipped(tmp_path):
 def test_one_request_alone_sees_no_prefill_between_its_tokens(tmp_path):
     row = read_rows([write(tmp_path / "x.csv", LINE)], ServingRow)[0][0]
     setup = row_setup(row, load_engine("vllm"))
-    time = serving_time(setup, concurrency=1.0, prompt_len=4096, output_len=256, tp_size=2)
+    time = serving_time(
+        setup, concurrency=1.0, prompt_len=4096, output_len=256, tp_size=2
+    )
     step = step_terms(
         setup, batch=1, kv_len=4096 + 128, draft_kv_len=0, gamma=0, tp_size=2
     ).autoregressive.total_s
     assert float(time.tpot_s) == pytest.approx(float(step))
-    assert float(time.request_s) == pytest.approx(float(time.ttft_s + 255 * time.tpot_s))
+    assert float(time.request_s) == pytest.approx(
+        float(time.ttft_s + 255 * time.tpot_s)
+    )
 
 
 def test_requests_beyond_the_memory_wait():
@@ -207,7 +226,9 @@ def test_a_fit_finds_constants_that_it_did_not_start_from():
         for row, seconds in zip(rows, truth, strict=True)
     ]
     before = np.abs(predict_rows(made, {"trtllm": start}) / truth - 1.0).mean()
-    after = np.abs(predict_rows(made, fit_engines(made, {"trtllm": start})) / truth - 1.0).mean()
+    after = np.abs(
+        predict_rows(made, fit_engines(made, {"trtllm": start})) / truth - 1.0
+    ).mean()
     assert after < before / 4
 
 
@@ -251,7 +272,8 @@ def test_an_engine_without_rows_takes_the_constants_that_the_others_share():
     fitted = fit_engines(rows, {name: load_engine(name) for name in ("vllm", "trtllm")})
     for name, prior in PRIORS.items():
         own, borrowed = (
-            prior.deviations(getattr(fitted[engine], name)) for engine in ("trtllm", "vllm")
+            prior.deviations(getattr(fitted[engine], name))
+            for engine in ("trtllm", "vllm")
         )
         assert abs(borrowed) <= abs(own) + 1e-9
         assert own * borrowed >= -1e-9
@@ -265,12 +287,17 @@ def improvement(rows: list[ServingRow], engines: dict[str, EngineProfile]) -> fl
         for name, engine in engines.items()
     }
     known = {
-        name: msgspec.structs.replace(engine, **{key: PRIORS[key].prior for key in unset[name]})
+        name: msgspec.structs.replace(
+            engine, **{key: PRIORS[key].prior for key in unset[name]}
+        )
         for name, engine in engines.items()
     }
     joint = Joint(rows, known, PRIORS)
     own = np.array(
-        [[each.deviations(getattr(e, key)) for key, each in PRIORS.items()] for e in known.values()]
+        [
+            [each.deviations(getattr(e, key)) for key, each in PRIORS.items()]
+            for e in known.values()
+        ]
     )
     shared = own.sum(axis=0) / (OWN_SPREAD**2 + len(engines))
     start = np.concatenate([shared, ((own - shared) / OWN_SPREAD).reshape(-1)])
@@ -282,14 +309,18 @@ def improvement(rows: list[ServingRow], engines: dict[str, EngineProfile]) -> fl
 def test_shipped_constants_are_what_a_fit_of_the_shipped_rows_gives():
     """Further rounds of the fit from the shipped constants lower what it minimises by less than 1 %."""
     rows, _ = read_rows(
-        [SAMPLE.parent / name for name in ("server_tpot.csv.gz", "server_tpot_moe.csv.gz")],
+        [
+            SAMPLE.parent / name
+            for name in ("server_tpot.csv.gz", "server_tpot_moe.csv.gz")
+        ],
         ServingRow,
     )
     used = without_copies([row for row in rows if row.is_fitted_on])
     shipped = {name: load_engine(name) for name in ("vllm", "sglang", "trtllm")}
     assert improvement(used, shipped) < 0.01
     worse = {
-        name: msgspec.structs.replace(engine, gemm_factor=1.2) for name, engine in shipped.items()
+        name: msgspec.structs.replace(engine, gemm_factor=1.2)
+        for name, engine in shipped.items()
     }
     assert improvement(used, worse) > 0.05
 
@@ -375,7 +406,9 @@ def test_a_compressed_file_holds_the_same_rows(tmp_path):
 
 
 def test_rows_that_queue_have_a_group_of_their_own(tmp_path):
-    path = write(tmp_path / "x.csv", LINE, LINE + "does not fit together: requests queue")
+    path = write(
+        tmp_path / "x.csv", LINE, LINE + "does not fit together: requests queue"
+    )
     names = [group["name"] for group in validate_serving([path])["groups"]]
     assert "mine/h100-sxm-80gb/vllm/queues or below the bytes" in names
 

@@ -33,12 +33,16 @@ def test_figures_are_compared_in_their_own_units_and_the_largest_load_is_searche
     opened, closed = tmp_path / "open.csv", tmp_path / "closed.csv"
     row = "vllm,0.30,Qwen/Qwen3-8B,h100,1,4,600,100,30,{},{},\n"
     opened.write_text(OPEN + row.format(1.0, 1.0))
-    (first, between) = (each["predicted"] for each in validate_traffic([opened])["rows"])
+    (first, between) = (
+        each["predicted"] for each in validate_traffic([opened])["rows"]
+    )
     assert 10 < first < 100
     assert 5 < between < 10
     users = "vllm,0.30,Qwen/Qwen3-8B,h100,fp8,1,8192,64,{},,,{}\n"
     opened.write_text(OPEN + row.format(first, 2.0 * between))
-    closed.write_text(CLOSED + "".join(users.format(*each) for each in ((1, 1), (4, 1), (64, 0))))
+    closed.write_text(
+        CLOSED + "".join(users.format(*each) for each in ((1, 1), (4, 1), (64, 0)))
+    )
     document = validate_traffic([opened, closed])
     errors = {each["metric"]: each["error"] for each in document["rows"]}
     assert errors == {
@@ -52,7 +56,9 @@ def test_figures_are_compared_in_their_own_units_and_the_largest_load_is_searche
     assert not document["refused"]
 
 
-def test_a_load_that_failed_is_judged_by_whether_it_is_called_too_much(tmp_path: Path) -> None:
+def test_a_load_that_failed_is_judged_by_whether_it_is_called_too_much(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "open.csv"
     rows = "".join(
         f"vllm,,llama-2-7b,h100,1,{rate},1000,1400,600,{failed},50\n"
@@ -63,7 +69,9 @@ def test_a_load_that_failed_is_judged_by_whether_it_is_called_too_much(tmp_path:
         + rows
     )
     document = validate_traffic([path])
-    overload = next(each for each in document["groups"] if each["name"] == "open loop/overload")
+    overload = next(
+        each for each in document["groups"] if each["name"] == "open loop/overload"
+    )
     assert (overload["rows"], overload["agree"]) == (2, 1.0)
     assert len(document["rows"]) == 1
 
@@ -71,7 +79,9 @@ def test_a_load_that_failed_is_judged_by_whether_it_is_called_too_much(tmp_path:
 def test_the_command_skips_bad_rows_by_their_line(tmp_path: Path) -> None:
     path = tmp_path / "open.csv"
     good = "vllm,0.30,Qwen/Qwen3-8B,h100,1,2,200,20,20,20,7,\n"
-    path.write_text(OPEN + good + good.replace("h100", "h1000") + good.replace(",2,200", ",-2,200"))
+    path.write_text(
+        OPEN + good + good.replace("h100", "h1000") + good.replace(",2,200", ",-2,200")
+    )
     result = CliRunner().invoke(app, ["traffic", str(path), "--format", "json"])
     assert result.exit_code == 0
     assert json.loads(result.stdout)["rows"][0]["metric"] == "ttft_p50_ms"
@@ -93,7 +103,9 @@ def test_a_server_has_nothing_cached_before_its_first_row(tmp_path: Path) -> Non
     assert first > 1.2 * second
 
 
-def test_equal_rows_are_simulated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_rows_are_simulated_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     simulations: list[int] = []
 
     def counted(*args: Any, **options: Any) -> Any:
@@ -212,7 +224,9 @@ def test_shared_prefixes_are_cached_after_a_servers_first_prompts() -> None:
     assert load.simulated(is_first=False).requests.cached_len.tolist() == [96] * 100
     alone = row(rate_rps=5.0, duration_s=20.0).simulated(is_first=False)
     assert not alone.requests.cached_len.any()
-    large = row(rate_rps=1.0, duration_s=3.0, prompt_len_mean=6000, note="shared-prefix")
+    large = row(
+        rate_rps=1.0, duration_s=3.0, prompt_len_mean=6000, note="shared-prefix"
+    )
     assert not large.simulated(is_first=False).requests.cached_len.any()
 
 

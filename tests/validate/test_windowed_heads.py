@@ -40,7 +40,15 @@ def table(path: Path, heads: dict[tuple[str, str], dict[int, float]]) -> Path:
         writer.writerow(COLUMNS)
         for (draft, window), rows in heads.items():
             for context, tokens in rows.items():
-                shown = ("Some-Model-8B", "eagle3", draft, "its task", "summarisation", 3, "chain")
+                shown = (
+                    "Some-Model-8B",
+                    "eagle3",
+                    draft,
+                    "its task",
+                    "summarisation",
+                    3,
+                    "chain",
+                )
                 writer.writerow([*shown, tokens, context, window, 2048, "its source"])
     return path
 

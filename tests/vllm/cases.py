@@ -30,7 +30,9 @@ ENGINE = {
 }
 
 
-def prompts(count: int, length: int, *, seed: int = 0, source: str = "stdlib") -> list[list[int]]:
+def prompts(
+    count: int, length: int, *, seed: int = 0, source: str = "stdlib"
+) -> list[list[int]]:
     tokenizer = load_tokenizer(MODEL, vocab_size=VOCABULARY)
     request = PromptRequest(source=source, count=count, context_len=length, seed=seed)
     return load_prompts(request, tokenizer=tokenizer, vocab_size=VOCABULARY)
@@ -76,9 +78,15 @@ def greedy_requests(count: int, *, seed: int) -> list[dict[str, Any]]:
 
 def crowd_requests(count: int) -> list[dict[str, Any]]:
     """Prompts that fit into the cache together, and outputs that do not: some must be preempted."""
-    sampling = {"temperature": 0.0, "max_tokens": 110, "ignore_eos": True, "logprobs": 2}
+    sampling = {
+        "temperature": 0.0,
+        "max_tokens": 110,
+        "ignore_eos": True,
+        "logprobs": 2,
+    }
     return [
-        {"prompt": text, "sampling": sampling} for text in prompts(count, 5 * PAGE_SIZE - 8, seed=9)
+        {"prompt": text, "sampling": sampling}
+        for text in prompts(count, 5 * PAGE_SIZE - 8, seed=9)
     ]
 
 

@@ -14,7 +14,9 @@ import pytest
 
 ENGINE_TESTS = ["test_engine_*.py"]
 FOUND = importlib.util.find_spec("vllm")
-HAS_VLLM = FOUND is not None and FOUND.origin is not None  # without an origin it is this folder
+HAS_VLLM = (
+    FOUND is not None and FOUND.origin is not None
+)  # without an origin it is this folder
 collect_ignore_glob = [] if HAS_VLLM else ENGINE_TESTS
 
 
@@ -34,7 +36,9 @@ class Served:
 
     def __init__(self, llm: Any) -> None:
         self.llm = llm
-        worker = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+        worker = (
+            llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+        )
         self.runner = worker.model_runner
         self.draft = self.runner.drafter
 
@@ -67,7 +71,9 @@ def reference(
     from cases import ENGINE
     from serving import EngineProcess
 
-    reference = EngineProcess(ENGINE, greedy_cases, tmp_path_factory.mktemp("reference"))
+    reference = EngineProcess(
+        ENGINE, greedy_cases, tmp_path_factory.mktemp("reference")
+    )
     yield reference
     reference.close()
 
@@ -81,7 +87,9 @@ def v2_engines(
 ) -> Iterator[dict[str, Any]]:
     from test_engine_v2 import sampled_requests, start_engines
 
-    engines = start_engines(greedy_cases, sampled_requests(prompt), tmp_path_factory.mktemp("v2"))
+    engines = start_engines(
+        greedy_cases, sampled_requests(prompt), tmp_path_factory.mktemp("v2")
+    )
     yield engines
     for engine in engines.values():
         engine.close()
@@ -90,7 +98,11 @@ def v2_engines(
 @pytest.fixture(scope="session")
 def served(request: pytest.FixtureRequest) -> Served:
     """Started while the engines of other processes are at work, where a test needs these."""
-    wanted = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
+    wanted = {
+        name
+        for item in request.session.items
+        for name in getattr(item, "fixturenames", ())
+    }
     for name in ("reference", "v2_engines"):
         if name in wanted:
             request.getfixturevalue(name)
@@ -109,7 +121,9 @@ def served(request: pytest.FixtureRequest) -> Served:
         "magicdec": {"draft_budget": 128, "draft_method": "topk"}
     }  # so that means are kept from the start
     return Served(
-        start_engine({**ENGINE, "speculative_config": speculation, "additional_config": settings})
+        start_engine(
+            {**ENGINE, "speculative_config": speculation, "additional_config": settings}
+        )
     )
 
 

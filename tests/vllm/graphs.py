@@ -27,7 +27,9 @@ class Counted(TorchDispatchMode):
         super().__init__()
         self.launches = self.allocations = self.waits = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         out = func(*args, **(kwargs or {}))
         is_new = bool(storages(out) - storages((args, kwargs)))
         self.waits += func is torch.ops.aten._local_scalar_dense.default
@@ -45,7 +47,9 @@ class RecordedGraph(TorchDispatchMode):
         self._calls: list[Any] = []
         self.replays = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         from vllm import forward_context
 
         assert func is not torch.ops.aten._local_scalar_dense.default, (
@@ -56,7 +60,9 @@ class RecordedGraph(TorchDispatchMode):
         if func._schema.is_mutable or storages(out) - storages(
             (args, given)
         ):  # views need not run again
-            self._calls.append((func, args, given, out, forward_context._forward_context))
+            self._calls.append(
+                (func, args, given, out, forward_context._forward_context)
+            )
         return out
 
     @property
@@ -79,7 +85,9 @@ class RecordedGraph(TorchDispatchMode):
             for kept, new in zip(tree_leaves(out), tree_leaves(found), strict=True):
                 if not isinstance(kept, torch.Tensor):
                     assert kept == new
-                elif "scheduler_metadata" in func._schema.name:  # a CPU's, which points into itself
+                elif (
+                    "scheduler_metadata" in func._schema.name
+                ):  # a CPU's, which points into itself
                     kept.set_(new)
                 else:
                     kept.copy_(new)
@@ -97,11 +105,16 @@ def capture_blocks(runner: Any) -> Any:
             yield
 
     type(current_platform)._global_graph_pool = object()
-    cudagraph_utils.graph_capture = cudagraph_utils.capture_pool = lambda *_, **__: nullcontext()
+    cudagraph_utils.graph_capture = cudagraph_utils.capture_pool = lambda *_, **__: (
+        nullcontext()
+    )
     cudagraph_utils.current_stream = lambda: None
     torch.cuda.CUDAGraph, torch.cuda.graph = RecordedGraph, recording  # type: ignore[misc, assignment]
     compilation = runner.vllm_config.compilation_config
-    compilation.cudagraph_capture_sizes, compilation.max_cudagraph_capture_size = [1, 4, 16], 16
+    compilation.cudagraph_capture_sizes, compilation.max_cudagraph_capture_size = (
+        [1, 4, 16],
+        16,
+    )
     speculator = runner.speculator
     for group in speculator.attn_groups[0]:
         group.get_metadata_builder().supports_draft_decode_metadata_update = True
@@ -136,11 +149,15 @@ def takes_of_a_step(llm: Any, runner: Any, prompts: list[list[int]]) -> dict[str
     """What one step of the runner takes in which each of these sequences decodes."""
     from serving import serve
 
-    methods = {name: getattr(runner, name) for name in ("execute_model", "sample_tokens")}
+    methods = {
+        name: getattr(runner, name) for name in ("execute_model", "sample_tokens")
+    }
     parts = [counting(runner, name) for name in methods]
     sampling = {"temperature": 0.0, "max_tokens": 6, "ignore_eos": True}
     serve(llm, [{"prompt": prompt, "sampling": sampling} for prompt in prompts])
     for name, method in methods.items():
         setattr(runner, name, method)
-    first, second = (calls[-2] for calls in parts)  # the last one may follow the last token
+    first, second = (
+        calls[-2] for calls in parts
+    )  # the last one may follow the last token
     return {name: first[name] + second[name] for name in first}

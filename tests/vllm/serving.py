@@ -56,7 +56,9 @@ def interpret_triton() -> None:
     def patch_once(kernel: Any) -> Any:
         """The language stays patched: going through all of it at each call within a kernel takes half the time."""
         seen = tuple(
-            id(each) for each in kernel.__globals__.values() if each in (language, language.core)
+            id(each)
+            for each in kernel.__globals__.values()
+            if each in (language, language.core)
         )
         return patched.get(seen) or patched.setdefault(
             seen, (patch_lang(kernel), SimpleNamespace(restore=int))[1]
@@ -66,7 +68,9 @@ def interpret_triton() -> None:
     for name, mask_at in (("create_masked_load", 1), ("create_masked_store", 2)):
         original = getattr(interpreter.InterpreterBuilder, name)
 
-        def masked(self: Any, *given: Any, _original: Any = original, _at: int = mask_at) -> Any:
+        def masked(
+            self: Any, *given: Any, _original: Any = original, _at: int = mask_at
+        ) -> Any:
             given[_at].data = given[_at].data.astype(bool)
             return _original(self, *given)
 
@@ -90,7 +94,9 @@ def serve(
     step = 0
     while waiting or engine.has_unfinished_requests():
         while waiting and (
-            arrivals is None or arrivals[waiting[0]] <= step or not engine.has_unfinished_requests()
+            arrivals is None
+            or arrivals[waiting[0]] <= step
+            or not engine.has_unfinished_requests()
         ):
             index = waiting.pop(0)
             sampling = SamplingParams(
@@ -195,7 +201,9 @@ def main(question: Path, answer: Path) -> None:
         arrivals=[request.get("arrives", 0) for request in asked["requests"]],
     )
     is_reference = "speculative_config" not in asked["engine"]
-    plain = takes_of_a_step(llm, worker.model_runner, few_prompts()) if is_reference else {}
+    plain = (
+        takes_of_a_step(llm, worker.model_runner, few_prompts()) if is_reference else {}
+    )
     answer.write_text(json.dumps({
         "outputs": outputs, "counters": counters(llm), "runner": type(worker.model_runner).__module__,
         "blocks": blocks, "plain": plain,

@@ -9,7 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 
-def stream(address: str, prompt: list[int], max_tokens: int, *, model: str) -> list[int]:
+def stream(
+    address: str, prompt: list[int], max_tokens: int, *, model: str
+) -> list[int]:
     """Sends one greedy request, and gives the tokens in each event of its answer; an event is a step of the engine,
     unless the reader lags."""
     body = {
@@ -17,9 +19,14 @@ def stream(address: str, prompt: list[int], max_tokens: int, *, model: str) -> l
         "stream": True, "return_token_ids": True,
     }  # fmt: skip
     where = urlsplit(address)
-    connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=300)
+    connection = http.client.HTTPConnection(
+        where.hostname or "", where.port, timeout=300
+    )
     connection.request(
-        "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
+        "POST",
+        "/v1/completions",
+        json.dumps(body),
+        {"Content-Type": "application/json"},
     )
     response = connection.getresponse()
     assert response.status == 200, response.read()[:500]

@@ -30,13 +30,22 @@ def test_the_engines_steps_are_timed_phase_by_phase() -> None:
     ] = {}  # another job on the machine lengthens what it spoils
     for _ in range(4):
         points = vllm_points(
-            "embedded", device="cpu", dtype="float32", clock="cpu", rounds=2, shapes=shapes
+            "embedded",
+            device="cpu",
+            dtype="float32",
+            clock="cpu",
+            rounds=2,
+            shapes=shapes,
         )
         for p in points:
             place = p.shape["batch_size"], p.table
             least[place] = min(p.time_s, least.get(place, p.time_s))
         small, large = (
-            {table: time_s for (size, table), time_s in least.items() if size == shape.batch_size}
+            {
+                table: time_s
+                for (size, table), time_s in least.items()
+                if size == shape.batch_size
+            }
             for shape in (SMALL, LARGE)
         )
         assert set(small) == {
@@ -78,7 +87,9 @@ def run_small_grid(records: Path) -> tuple[list[Record], list[float | None]]:
     )
     acceptance = (constant_profile(0.7, model="embedded", draft_method="streamingllm"),)
     profile = LocalProfile(
-        hardware=load_hardware("a100-sxm-80gb"), engine=load_engine("ours"), acceptance=acceptance
+        hardware=load_hardware("a100-sxm-80gb"),
+        engine=load_engine("ours"),
+        acceptance=acceptance,
     )
     run = run_grid(grid, profile=profile, records=records)
     return run.measured, [pair.measured.speedup for pair in run.comparison.pairs]
@@ -88,12 +99,19 @@ def test_a_grid_is_predicted_and_measured_in_the_engine(tmp_path: Path) -> None:
     """Predictions are written first; records name the engine, and hold CPU times of both kinds of decoding."""
     measured, compared = in_own_process(run_small_grid, tmp_path / "grid.jsonl")
     written = read_records(tmp_path / "grid.jsonl")
-    assert [record.source for record in written] == ["calibrated"] * 3 + ["measured"] * 3
+    assert [record.source for record in written] == ["calibrated"] * 3 + [
+        "measured"
+    ] * 3
     for record in measured[1:]:
         assert record.engine.startswith("vllm ")
         assert record.step_cpu_s
         assert record.autoregressive_step_cpu_s
-        assert set(record.breakdown_cpu_s or {}) == {"draft", "verify", "sample", "rest"}
+        assert set(record.breakdown_cpu_s or {}) == {
+            "draft",
+            "verify",
+            "sample",
+            "rest",
+        }
         assert sum((record.breakdown_cpu_s or {}).values()) == pytest.approx(
             record.step_cpu_s, rel=0.2
         )

@@ -20,7 +20,9 @@ def poison_all_but(runner: Any, row: int, length: int) -> None:
     size = table.block_size
     own = table.block_table.np[row]
     positions = np.arange(length)
-    keep = set((own[positions // size].astype(np.int64) * size + positions % size).tolist())
+    keep = set(
+        (own[positions // size].astype(np.int64) * size + positions % size).tolist()
+    )
     for layer in runner.compilation_config.static_forward_context.values():
         cache, head_size = layer.kv_cache, layer.impl.head_size
         slots = torch.tensor([s for s in range(cache.shape[0] * size) if s not in keep])
@@ -62,7 +64,9 @@ def test_no_draft_reads_a_slot_that_is_not_its_sequences(
                 continue
             for cache, before in zip(caches(runner), saved, strict=True):
                 cache.copy_(before)
-            poison_all_but(runner, row, int(runner.input_batch.num_tokens_no_spec[row]) - 1)
+            poison_all_but(
+                runner, row, int(runner.input_batch.num_tokens_no_spec[row]) - 1
+            )
             alone = original(
                 runner, [t if i == row else [] for i, t in enumerate(sampled)], sampling
             )
@@ -77,7 +81,10 @@ def test_no_draft_reads_a_slot_that_is_not_its_sequences(
     sampling = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True}
     serve(
         served.llm,
-        [{"prompt": t[:n], "sampling": sampling} for t, n in zip(texts, lengths, strict=True)],
+        [
+            {"prompt": t[:n], "sampling": sampling}
+            for t, n in zip(texts, lengths, strict=True)
+        ],
     )
     assert len(checked) > 25
     assert all(checked)
@@ -113,14 +120,22 @@ def test_gamma_follows_the_table_of_batch_and_context(served: Any) -> None:
 
     from magicdec.specs.gamma_table import TableGamma
 
-    table = TableGamma(batch_sizes=(1, 4), context_lens=(64, 1024), gammas=((0, 3), (2, 5)))
+    table = TableGamma(
+        batch_sizes=(1, 4), context_lens=(64, 1024), gammas=((0, 3), (2, 5))
+    )
     sampling = {"temperature": 0.0, "max_tokens": 13, "ignore_eos": True}
     for batch, context, gamma in ((1, 64, 0), (1, 1000, 3), (4, 64, 2), (4, 1000, 5)):
         served.configure(budget=128, gamma=0)
-        served.draft.settings = msgspec.structs.replace(served.draft.settings, gamma_table=table)
+        served.draft.settings = msgspec.structs.replace(
+            served.draft.settings, gamma_table=table
+        )
         before = counters(served.llm)
         serve(
-            served.llm, [{"prompt": text, "sampling": sampling} for text in prompts(batch, context)]
+            served.llm,
+            [
+                {"prompt": text, "sampling": sampling}
+                for text in prompts(batch, context)
+            ],
         )
         after = counters(served.llm)
         drafts, tokens = (
@@ -215,19 +230,31 @@ def test_acceptance_is_that_of_our_own_runtime(served: Any) -> None:
     served.configure(budget=budget + PAGE_SIZE // 2, gamma=gamma)
     before = counters(served.llm)
     sampling = {"temperature": 1.0, "max_tokens": length, "ignore_eos": True}
-    serve(served.llm, [{"prompt": prompt, "sampling": sampling} for prompt in session.prompts])
+    serve(
+        served.llm,
+        [{"prompt": prompt, "sampling": sampling} for prompt in session.prompts],
+    )
     after = counters(served.llm)
-    accepted = np.array(after["spec_decode_num_accepted_tokens_per_pos"][:gamma], dtype=float)
+    accepted = np.array(
+        after["spec_decode_num_accepted_tokens_per_pos"][:gamma], dtype=float
+    )
     accepted -= before["spec_decode_num_accepted_tokens_per_pos"][:gamma]
     reached = np.array(
-        [after["spec_decode_num_drafts"] - before["spec_decode_num_drafts"], *accepted[:-1]]
+        [
+            after["spec_decode_num_drafts"] - before["spec_decode_num_drafts"],
+            *accepted[:-1],
+        ]
     )
     clustering = (counts.tokens_stderr or 0.0) / binomial_stderr(rates, trials)
     for position, rate in enumerate(accepted / reached):
         variance = (
-            rates[position] * (1 - rates[position]) * (1 / trials[position] + 1 / reached[position])
+            rates[position]
+            * (1 - rates[position])
+            * (1 / trials[position] + 1 / reached[position])
         )
-        assert abs(rate - rates[position]) < 4 * max(clustering, 1.0) * np.sqrt(variance)
+        assert abs(rate - rates[position]) < 4 * max(clustering, 1.0) * np.sqrt(
+            variance
+        )
 
 
 def binomial_stderr(rates: list[float], trials: list[int]) -> float:
@@ -251,20 +278,26 @@ def test_means_are_those_of_the_keys_that_were_stored(
     means = list(served.draft._means.values())[1]
     store, propose, checked = means._write, served.draft.propose, []
     num_pages, kv_heads, *_ = means._layer.kv_cache.shape
-    keys = torch.full((num_pages * PAGE_SIZE, kv_heads, means._layer.impl.head_size), torch.nan)
+    keys = torch.full(
+        (num_pages * PAGE_SIZE, kv_heads, means._layer.impl.head_size), torch.nan
+    )
 
     def write(layer: Any, key: Any, value: Any, cache: Any, slots: Any) -> None:
         keys[slots[slots >= 0]] = key[: len(slots)][slots >= 0]
         store(layer, key, value, cache, slots)
 
     def check(runner: Any, sampled: Any, sampling: Any) -> Any:
-        for row, length in enumerate(runner.input_batch.num_tokens_no_spec[: len(sampled)]):
+        for row, length in enumerate(
+            runner.input_batch.num_tokens_no_spec[: len(sampled)]
+        ):
             if sampled[row]:
                 pages = runner.input_batch.block_table[0].block_table.np[
                     row, : (length - 1) // PAGE_SIZE
                 ]
                 exact = keys.unflatten(0, (num_pages, PAGE_SIZE))[pages].mean(dim=1)
-                checked.append(torch.allclose(means.means_NKD[pages], exact, rtol=1e-4, atol=1e-5))
+                checked.append(
+                    torch.allclose(means.means_NKD[pages], exact, rtol=1e-4, atol=1e-5)
+                )
         return propose(runner, sampled, sampling)
 
     monkeypatch.setattr(means, "_write", write)

@@ -19,7 +19,9 @@ COMMAND = ["python", "-m", "vllm.entrypoints.openai.api_server", "--model"]
 PLANS = {name: lambda name=name: sample(name) for name in DRAFTS} | {
     "stages": lambda: spread_plan("llama-3.1-405b", tp_size=8, pp_size=2),
     "experts": lambda: spread_plan("deepseek-v3", ep_size=16, dp_attention=True),
-    "beyond the captured graphs": lambda: planned("vllm", draft="eagle3", batch_sizes=(300,)),
+    "beyond the captured graphs": lambda: planned(
+        "vllm", draft="eagle3", batch_sizes=(300,)
+    ),
     "fp8 cache": lambda: planned("vllm", kv_dtype="fp8"),
     "a short memory": lambda: planned(
         "vllm", hardware=("l4-24gb",), draft="none", batch_sizes=(1,)
@@ -45,11 +47,15 @@ def test_the_engine_knows_every_argument(name: str) -> None:
         assert arguments.max_num_seqs == -(
             -document.best.batch_size // document.best.layout.dp_size
         )
-        assert (arguments.speculative_config is None) == ("--speculative-config" not in words)
+        assert (arguments.speculative_config is None) == (
+            "--speculative-config" not in words
+        )
 
 
 @pytest.mark.parametrize("is_fixed", [False, True], ids=["gamma table", "fixed gamma"])
-def test_the_draft_takes_the_configuration_that_the_engine_makes_of_it(is_fixed: bool) -> None:
+def test_the_draft_takes_the_configuration_that_the_engine_makes_of_it(
+    is_fixed: bool,
+) -> None:
     """On this machine: a CPU, the embedded model, fp32. The table and the fixed gamma that stands in the comments."""
     from vllm.engine.arg_utils import EngineArgs
 
@@ -58,9 +64,20 @@ def test_the_draft_takes_the_configuration_that_the_engine_makes_of_it(is_fixed:
     text = export("vllm", sample("sparse-self"), site=SITE if is_fixed else CPU)
     words = words_of(text)[3 if is_fixed else len(COMMAND) :]
     if is_fixed:
-        (at,) = [i for i, line in enumerate(text.splitlines()) if "Gamma 3 at every step" in line]
-        instead = [line.lstrip("# ") for line in text.splitlines()[at:] if line.startswith("#  ")]
-        words = [*words[: words.index("--speculative-config")], *words_of("\n".join(instead))]
+        (at,) = [
+            i
+            for i, line in enumerate(text.splitlines())
+            if "Gamma 3 at every step" in line
+        ]
+        instead = [
+            line.lstrip("# ")
+            for line in text.splitlines()[at:]
+            if line.startswith("#  ")
+        ]
+        words = [
+            *words[: words.index("--speculative-config")],
+            *words_of("\n".join(instead)),
+        ]
         words += ["--enforce-eager"]
     config = EngineArgs.from_cli_args(
         parsed(["--model", str(MODEL), *words])

@@ -41,7 +41,9 @@ def differs(output: dict[str, Any], wanted: dict[str, Any]) -> str | None:
     for key in ("token_ids", "text", "finish_reason", "stop_reason"):
         if output[key] != wanted[key]:
             return f"{key} is {output[key]!r}, not {wanted[key]!r}"
-    for ranked, expected_ranked in zip(output["logprobs"], wanted["logprobs"], strict=True):
+    for ranked, expected_ranked in zip(
+        output["logprobs"], wanted["logprobs"], strict=True
+    ):
         if abs(ranked[0][1] - expected_ranked[0][1]) > 1e-3:
             return f"logprob {ranked} instead of {expected_ranked}"
     return None
@@ -55,14 +57,19 @@ def wanted(reference: Any, served: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("group", range(len(GROUPS)))
 def test_greedy_output_is_the_engines_own(
-    served: Any, greedy_cases: list[dict[str, Any]], wanted: list[dict[str, Any]], group: int
+    served: Any,
+    greedy_cases: list[dict[str, Any]],
+    wanted: list[dict[str, Any]],
+    group: int,
 ) -> None:
     """22 requests of all kinds, which arrive while others decode or prefill, beside others that sample."""
     from serving import counters, serve
 
     budget, gamma = GROUPS[group]
     method = "topk" if group in REFRESHES else "streamingllm"
-    served.configure(budget=budget, gamma=gamma, method=method, refresh=REFRESHES.get(group, 1))
+    served.configure(
+        budget=budget, gamma=gamma, method=method, refresh=REFRESHES.get(group, 1)
+    )
     chosen = range(group, NUM_MIXED, len(GROUPS))
     requests = [greedy_cases[i] for i in chosen]
     beside = [
@@ -74,14 +81,21 @@ def test_greedy_output_is_the_engines_own(
     before = counters(served.llm)
     outputs = serve(served.llm, requests + beside, arrivals=arrivals)
     after = counters(served.llm)
-    assert after["spec_decode_num_draft_tokens"] > before["spec_decode_num_draft_tokens"]
+    assert (
+        after["spec_decode_num_draft_tokens"] > before["spec_decode_num_draft_tokens"]
+    )
     pairs = zip(chosen, outputs, (wanted[i] for i in chosen), strict=False)
-    assert not {i: why for i, output, expected in pairs if (why := differs(output, expected))}
+    assert not {
+        i: why for i, output, expected in pairs if (why := differs(output, expected))
+    }
 
 
 @pytest.mark.parametrize("gamma", [1, 5])
 def test_preempted_requests_resume_as_if_nothing_had_been(
-    served: Any, greedy_cases: list[dict[str, Any]], wanted: list[dict[str, Any]], gamma: int
+    served: Any,
+    greedy_cases: list[dict[str, Any]],
+    wanted: list[dict[str, Any]],
+    gamma: int,
 ) -> None:
     """More tokens than the cache holds: sequences are thrown out and come back."""
     from serving import counters, serve
@@ -105,8 +119,13 @@ def test_the_cases_above_cover_what_they_are_for(
     reasons = [output["finish_reason"] for output in wanted]
     assert reasons.count("stop") > 20
     lengths = [
-        len(c["prompt"]) + len(w["token_ids"]) for c, w in zip(greedy_cases, wanted, strict=True)
+        len(c["prompt"]) + len(w["token_ids"])
+        for c, w in zip(greedy_cases, wanted, strict=True)
     ]
     assert max(lengths) >= 1536
-    gaps = [first[1] - second[1] for output in wanted for first, second in output["logprobs"]]
+    gaps = [
+        first[1] - second[1]
+        for output in wanted
+        for first, second in output["logprobs"]
+    ]
     assert sum(gap < NEAR_TIE for gap in gaps) < 0.005 * len(gaps)

@@ -26,7 +26,10 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     script = Path(__file__).with_name("observed.py")
     environment = {**os.environ, **ENVIRONMENT}
     subprocess.run(
-        [sys.executable, str(script), str(output)], check=True, env=environment, timeout=600
+        [sys.executable, str(script), str(output)],
+        check=True,
+        env=environment,
+        timeout=600,
     )
     return dict(json.loads(output.read_text()))
 
@@ -40,10 +43,14 @@ def seen(document: dict[str, Any]) -> Observation:
 @pytest.fixture(scope="module")
 def accepted(document: dict[str, Any]) -> np.ndarray:
     """Drafts accepted in every step after a request's first token."""
-    return np.array([tokens - 1 for steps in document["emitted"].values() for tokens in steps[1:]])
+    return np.array(
+        [tokens - 1 for steps in document["emitted"].values() for tokens in steps[1:]]
+    )
 
 
-def test_acceptance_is_that_of_the_emitted_tokens(seen: Observation, accepted: np.ndarray) -> None:
+def test_acceptance_is_that_of_the_emitted_tokens(
+    seen: Observation, accepted: np.ndarray
+) -> None:
     found = rates(seen, NGRAM)
     assert found is not None
     assert accepted.size > 150
@@ -54,13 +61,17 @@ def test_acceptance_is_that_of_the_emitted_tokens(seen: Observation, accepted: n
         assert found.rates[position - 1] == (accepted >= position).sum() / tried
 
 
-def test_tokens_per_step_are_those_emitted(seen: Observation, accepted: np.ndarray) -> None:
+def test_tokens_per_step_are_those_emitted(
+    seen: Observation, accepted: np.ndarray
+) -> None:
     assert seen.counts.steps == accepted.size
     assert seen.counts.tokens_per_step == pytest.approx(1 + accepted.mean(), abs=1e-12)
     assert 0.0 < (seen.drafted_share or 0.0) < 1.0
 
 
-def test_the_batch_is_that_of_the_steps(seen: Observation, document: dict[str, Any]) -> None:
+def test_the_batch_is_that_of_the_steps(
+    seen: Observation, document: dict[str, Any]
+) -> None:
     outputs = sum(len(steps) for steps in document["emitted"].values())
     assert seen.counts.iterations is not None
     assert seen.batch_size == pytest.approx(outputs / seen.counts.iterations)

@@ -36,7 +36,9 @@ def exact_distribution(
 
     likely: dict[tuple[int, ...], float] = {(): 1.0}
     with torch.inference_mode():
-        seen = model(torch.tensor([prompt[:-1]]), use_cache=True, logits_to_keep=1).past_key_values
+        seen = model(
+            torch.tensor([prompt[:-1]]), use_cache=True, logits_to_keep=1
+        ).past_key_values
     for _ in range(LENGTH):
         before, cache = list(likely), deepcopy(seen)
         cache.batch_repeat_interleave(len(before))
@@ -71,9 +73,15 @@ def mixed_requests(
 ) -> list[dict[str, Any]]:
     """The same request many times, with greedy and `hot` ones in the same batches."""
     wanted = {**sampling, "max_tokens": LENGTH, "ignore_eos": True}
-    others = [{"temperature": 0.0, "max_tokens": 9}, {"temperature": 1.7, **hot, "max_tokens": 5}]
+    others = [
+        {"temperature": 0.0, "max_tokens": 9},
+        {"temperature": 1.7, **hot, "max_tokens": 5},
+    ]
     requests = [{"prompt": prompt, "sampling": wanted}] * count
-    beside = [{"prompt": prompt[: 50 + i], "sampling": others[i % 2]} for i in range(count // 20)]
+    beside = [
+        {"prompt": prompt[: 50 + i], "sampling": others[i % 2]}
+        for i in range(count // 20)
+    ]
     return [
         request
         for i in range(len(beside))
@@ -95,7 +103,11 @@ def continuations(
 
 @pytest.mark.parametrize(
     "sampling",
-    [{"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.9}, {"temperature": 1.3, "top_k": 5}],
+    [
+        {"temperature": 1.0},
+        {"temperature": 0.7, "top_p": 0.9},
+        {"temperature": 1.3, "top_k": 5},
+    ],
     ids=["temperature 1", "top-p", "top-k"],
 )
 def test_sampled_output_follows_the_models_distribution(
@@ -110,15 +122,21 @@ def test_sampled_output_follows_the_models_distribution(
     counts = continuations(requests, serve(served.llm, requests))
     after = counters(served.llm)
     drafted, accepted = (
-        after[f"spec_decode_num_{kind}_tokens"] - before[f"spec_decode_num_{kind}_tokens"]
+        after[f"spec_decode_num_{kind}_tokens"]
+        - before[f"spec_decode_num_{kind}_tokens"]
         for kind in ("draft", "accepted")
     )
-    assert 0.1 < accepted / drafted < 0.97  # both branches of the rejection rule are at work
+    assert (
+        0.1 < accepted / drafted < 0.97
+    )  # both branches of the rejection rule are at work
     assert chi_square(counts, model, prompt, sampling) > FALSE_ALARM
 
 
 def chi_square(
-    counts: Counter[tuple[int, ...]], model: Any, prompt: list[int], sampling: dict[str, Any]
+    counts: Counter[tuple[int, ...]],
+    model: Any,
+    prompt: list[int],
+    sampling: dict[str, Any],
 ) -> float:
     """The probability of counts as far from the model's own distribution, were they drawn from it."""
     total = counts.total()
@@ -127,7 +145,10 @@ def chi_square(
     observed = [counts[tokens] for tokens in expected]
     rest = total - sum(expected.values())
     if rest > 1e-6:
-        observed, wanted = [*observed, total - sum(observed)], [*expected.values(), rest]
+        observed, wanted = (
+            [*observed, total - sum(observed)],
+            [*expected.values(), rest],
+        )
     else:
         wanted = list(expected.values())
     assert len(wanted) >= 4
@@ -150,6 +171,11 @@ def test_a_seeded_request_comes_out_the_same_again(
         "skip_reading_prefix_cache": True,
     }
     seeded = {"prompt": prompt * copies, "sampling": sampling}
-    company = [{"prompt": prompt[:99], "sampling": {"temperature": 1.0, "max_tokens": 30}}] * 5
-    alone, again = serve(served.llm, [seeded])[0], serve(served.llm, [*company, seeded])[-1]
+    company = [
+        {"prompt": prompt[:99], "sampling": {"temperature": 1.0, "max_tokens": 30}}
+    ] * 5
+    alone, again = (
+        serve(served.llm, [seeded])[0],
+        serve(served.llm, [*company, seeded])[-1],
+    )
     assert alone["token_ids"] == again["token_ids"]

@@ -49,10 +49,15 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         model="embedded", best=best, verdict="pays", bands=(), max_model_len=2048,
         site=Site(checkpoints={"embedded": str(MODEL)}, is_cpu=True), cache_bytes=2**28, weight_dtype="fp32",
     )  # fmt: skip
-    text = [line.removesuffix("\\") for line in write_settings("vllm", deployment).splitlines()]
+    text = [
+        line.removesuffix("\\")
+        for line in write_settings("vllm", deployment).splitlines()
+    ]
     words = shlex.split(" ".join(line for line in text if not line.startswith("#")))
     command = [sys.executable, *words[1:], "--host", "127.0.0.1", "--port", str(port)]
-    environment = {k: v for k, v in (os.environ | ENVIRONMENT).items() if k not in NOT_SERVED}
+    environment = {
+        k: v for k, v in (os.environ | ENVIRONMENT).items() if k not in NOT_SERVED
+    }
     log = tmp_path_factory.mktemp("server") / "log.txt"
     with log.open("w") as output:
         process = subprocess.Popen(
@@ -92,7 +97,9 @@ def test_the_server_answers_and_counts(address: str) -> None:
         "ignore_eos": True,
     }
     request = urllib.request.Request(
-        address + "/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        address + "/v1/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
     )
     answer = json.load(urllib.request.urlopen(request, timeout=300))
     assert [choice["finish_reason"] for choice in answer["choices"]] == ["length"] * 3
@@ -105,9 +112,13 @@ def test_the_server_answers_and_counts(address: str) -> None:
             re.M,
         )
     )
-    (drafts,) = re.findall(r"^vllm:spec_decode_num_drafts_total\{.*\} (\S+)$", metrics, re.M)
+    (drafts,) = re.findall(
+        r"^vllm:spec_decode_num_drafts_total\{.*\} (\S+)$", metrics, re.M
+    )
     accepted = [float(by_position[str(position)]) for position in range(3)]
-    assert float(drafts) > accepted[0] >= accepted[1] >= accepted[2] > 0.3 * float(drafts)
+    assert (
+        float(drafts) > accepted[0] >= accepted[1] >= accepted[2] > 0.3 * float(drafts)
+    )
 
 
 def observed(address: str, asked: list[int]) -> tuple[Observation, list[list[int]]]:
@@ -117,7 +128,9 @@ def observed(address: str, asked: list[int]) -> tuple[Observation, list[list[int
 
     where = parse_address(address)
     before = read_address(where)
-    events = stream_all(address, prompts(NUM_REQUESTS, 900, seed=9), asked, model=str(MODEL))
+    events = stream_all(
+        address, prompts(NUM_REQUESTS, 900, seed=9), asked, model=str(MODEL)
+    )
     for _ in range(100):  # an answer's last step may be counted after it was sent
         after = read_address(where)
         seen = observe([before, after], choose_target(after, None))
@@ -139,8 +152,13 @@ def steps(address: str) -> tuple[Observation, np.ndarray]:
     for _ in range(8):
         whole = [events[:-1] for events in earlier]
         seen, events = observed(address, [sum(each) for each in whole])
-        if events == whole and sum(len(each) - 1 for each in events) == seen.counts.steps:
-            return seen, np.array([tokens - 1 for each in events for tokens in each[1:]])
+        if (
+            events == whole
+            and sum(len(each) - 1 for each in events) == seen.counts.steps
+        ):
+            return seen, np.array(
+                [tokens - 1 for each in events for tokens in each[1:]]
+            )
         earlier = observed(address, [80] * NUM_REQUESTS)[1]
     raise AssertionError("the reader always lagged")
 
@@ -150,7 +168,9 @@ def test_observed_acceptance_is_that_of_the_streamed_answers(
 ) -> None:
     seen, accepted = steps
     assert seen.announced == Draft(name="self", method="streamingllm", budget=BUDGET)
-    assert seen.counts.drafts == accepted.size > 50  # a step of this draft has always one
+    assert (
+        seen.counts.drafts == accepted.size > 50
+    )  # a step of this draft has always one
     assert seen.counts.tokens_per_step == pytest.approx(1 + accepted.mean(), abs=1e-12)
     found = rates(seen, agreed(None, seen.announced))
     assert found is not None
@@ -162,10 +182,14 @@ def test_observed_acceptance_is_that_of_the_streamed_answers(
 
 def magicdec(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "magicdec", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=300
+    )
 
 
-def test_the_profile_is_taken_for_plans_of_this_draft_only(address: str, tmp_path: Path) -> None:
+def test_the_profile_is_taken_for_plans_of_this_draft_only(
+    address: str, tmp_path: Path
+) -> None:
     """`observe` knows the draft from the server; a plan for another one refuses the profile with both names."""
     from cases import MODEL, prompts
     from streaming import stream_all
@@ -173,27 +197,50 @@ def test_the_profile_is_taken_for_plans_of_this_draft_only(address: str, tmp_pat
     profile = str(tmp_path / "acceptance.json")
     metrics = [tmp_path / "before.txt", tmp_path / "after.txt"]
     for number, path in enumerate(metrics):
-        path.write_bytes(urllib.request.urlopen(address + "/metrics", timeout=60).read())
+        path.write_bytes(
+            urllib.request.urlopen(address + "/metrics", timeout=60).read()
+        )
         if number == 0:
             stream_all(
-                address, prompts(NUM_REQUESTS, 900, seed=9), [40] * NUM_REQUESTS, model=str(MODEL)
+                address,
+                prompts(NUM_REQUESTS, 900, seed=9),
+                [40] * NUM_REQUESTS,
+                model=str(MODEL),
             )
-    done = magicdec("observe", *map(str, metrics), "--model", "embedded", "-q", "-o", profile)
+    done = magicdec(
+        "observe", *map(str, metrics), "--model", "embedded", "-q", "-o", profile
+    )
     assert done.returncode == 0, done.stderr
     assert "by StreamingLLM, budget 256 (as the server says), gamma 3" in done.stdout
     assert json.loads(Path(profile).read_text())["measured"][0]["budget"] == BUDGET
-    plan = ("plan", "--model", "embedded", "--engine", "ours", "--batch", "4", "--context", "900")
+    plan = (
+        "plan",
+        "--model",
+        "embedded",
+        "--engine",
+        "ours",
+        "--batch",
+        "4",
+        "--context",
+        "900",
+    )
     taken = magicdec(
         *plan, "--draft", "self", "--draft-budget", str(BUDGET), "--acceptance", profile
     )
     assert taken.returncode == 0, taken.stderr
-    for words, other in ((("--draft", "ngram"), "ngram"), (("--draft-method", "snapkv"), "snapkv")):
+    for words, other in (
+        (("--draft", "ngram"), "ngram"),
+        (("--draft-method", "snapkv"), "snapkv"),
+    ):
         refused = magicdec(*plan, *words, "--acceptance", profile)
         assert refused.returncode == 2
         assert "self (streamingllm)" in refused.stderr
         assert other in refused.stderr
-    wrong = magicdec("observe", *map(str, metrics), "--draft", "ngram", "--model", "embedded", "-q")
+    wrong = magicdec(
+        "observe", *map(str, metrics), "--draft", "ngram", "--model", "embedded", "-q"
+    )
     assert wrong.returncode == 2
-    assert "the server drafts with StreamingLLM, budget 256, not with n-gram" in " ".join(
-        wrong.stderr.split()
+    assert (
+        "the server drafts with StreamingLLM, budget 256, not with n-gram"
+        in " ".join(wrong.stderr.split())
     )

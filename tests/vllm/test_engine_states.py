@@ -48,7 +48,9 @@ def test_a_state_for_each_verified_token_is_charged_as_it_is_allocated(
         (each, count) for each, count in MODEL.mixers if isinstance(each, GatedDeltaNet)
     ]
     own = count * allocated(mixer, gamma, tp)
-    assert float((gamma + 1) * state_bytes(MODEL, BF16, tp)) == pytest.approx(own, rel=tolerance)
+    assert float((gamma + 1) * state_bytes(MODEL, BF16, tp)) == pytest.approx(
+        own, rel=tolerance
+    )
     needs = []
     for draft in ("none", "self"):
         method = "none" if draft == "none" else "ngram"
@@ -57,7 +59,9 @@ def test_a_state_for_each_verified_token_is_charged_as_it_is_allocated(
             speculation=SpeculationSpec(draft=draft, draft_method=method),  # type: ignore[arg-type]
         )  # fmt: skip
         needs.append(
-            memory_need(setup, batch=1, max_len=1000, budget=None, gamma=gamma, tp_size=tp).kv_bytes
+            memory_need(
+                setup, batch=1, max_len=1000, budget=None, gamma=gamma, tp_size=tp
+            ).kv_bytes
         )
     assert float(needs[1] - needs[0]) == pytest.approx(
         own * gamma / (gamma + 1), rel=2 * tolerance + 1e-9

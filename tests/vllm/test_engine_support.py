@@ -18,13 +18,19 @@ def engine_config(**arguments: Any) -> Any:
     from cases import ENGINE
     from vllm.engine.arg_utils import EngineArgs
 
-    known = {name: value for name, value in ENGINE.items() if name != "disable_log_stats"}
+    known = {
+        name: value for name, value in ENGINE.items() if name != "disable_log_stats"
+    }
     return EngineArgs(**{**known, **arguments}).create_engine_config()
 
 
 @pytest.fixture
 def config() -> Any:
-    speculation = {"method": "custom_class", "model": DRAFT_CLASS, "num_speculative_tokens": 3}
+    speculation = {
+        "method": "custom_class",
+        "model": DRAFT_CLASS,
+        "num_speculative_tokens": 3,
+    }
     return engine_config(speculative_config=speculation)
 
 
@@ -60,7 +66,12 @@ def config() -> Any:
             "layers that share keys and values",
         ),
         ("model_config", "attention_chunk_size", 8192, "chunked local attention"),
-        ("speculative_config", "num_speculative_tokens", 3, "set num_speculative_tokens"),
+        (
+            "speculative_config",
+            "num_speculative_tokens",
+            3,
+            "set num_speculative_tokens",
+        ),
     ],
 )
 def test_what_is_not_supported_is_refused_in_one_line(
@@ -81,7 +92,9 @@ def test_what_is_not_supported_is_refused_in_one_line(
 def test_a_model_with_layers_without_attention_is_refused(config: Any) -> None:
     from magicdec.vllm.draft import SparseDraft
 
-    config.model_config._model_info = replace(config.model_config._model_info, is_hybrid=True)
+    config.model_config._model_info = replace(
+        config.model_config._model_info, is_hybrid=True
+    )
     with pytest.raises(ConfigError, match="layers without attention"):
         SparseDraft(config)
 
@@ -111,9 +124,15 @@ def test_asynchronous_scheduling_is_refused_on_v1_only(
 
     from magicdec.vllm.support import check_supported
 
-    speculation = {"method": "custom_class", "model": DRAFT_CLASS, "num_speculative_tokens": 3}
+    speculation = {
+        "method": "custom_class",
+        "model": DRAFT_CLASS,
+        "num_speculative_tokens": 3,
+    }
     asked = engine_config(speculative_config=speculation, async_scheduling=True)
-    with pytest.raises(ConfigError, match="asynchronous scheduling on the V1 model runner"):
+    with pytest.raises(
+        ConfigError, match="asynchronous scheduling on the V1 model runner"
+    ):
         check_supported(asked)
     assert config.scheduler_config.async_scheduling is False
     disable_envs_cache()  # an engine that started in this process has stopped vLLM from reading the environment
@@ -122,7 +141,9 @@ def test_asynchronous_scheduling_is_refused_on_v1_only(
 
 
 @pytest.mark.parametrize("most", [1, 2, 8])
-def test_v2_captures_graphs_for_every_gamma_of_the_table(config: Any, most: int) -> None:
+def test_v2_captures_graphs_for_every_gamma_of_the_table(
+    config: Any, most: int
+) -> None:
     """By the engine's own reading of its table; the largest gammas where there are fewer sequences than gammas."""
     from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
@@ -131,7 +152,11 @@ def test_v2_captures_graphs_for_every_gamma_of_the_table(config: Any, most: int)
     config.scheduler_config.max_num_seqs = most
     capture_every_gamma(config)
     assert config.speculative_config.num_speculative_tokens_per_batch_size is None
-    table = {"batch_sizes": [1, 8], "context_lens": [64, 1024], "gammas": [[0, 3], [1, 3]]}
+    table = {
+        "batch_sizes": [1, 8],
+        "context_lens": [64, 1024],
+        "gammas": [[0, 3], [1, 3]],
+    }
     config.additional_config = {"magicdec": {"gamma_table": table}}
     capture_every_gamma(config)
     found = build_dynamic_sd_schedule_lookup(
@@ -164,9 +189,15 @@ def test_v2_has_a_whole_step_graph_for_every_batch_and_gamma(
     config.model_config.enforce_eager, compilation.cudagraph_mode = False, mode
     compilation.cudagraph_capture_sizes = compilation.max_cudagraph_capture_size = None
     config.scheduler_config.max_num_seqs = most
-    table = {"batch_sizes": [1, 8], "context_lens": [64, 1024], "gammas": [[0, 3], [2, 3]]}
+    table = {
+        "batch_sizes": [1, 8],
+        "context_lens": [64, 1024],
+        "gammas": [[0, 3], [2, 3]],
+    }
     config.additional_config = {"magicdec": {"gamma_table": table}}
-    monkeypatch.setattr(type(current_platform), "_global_graph_pool", object(), raising=False)
+    monkeypatch.setattr(
+        type(current_platform), "_global_graph_pool", object(), raising=False
+    )
 
     def uncovered() -> int:
         manager = CudaGraphManager(
@@ -185,7 +216,9 @@ def test_v2_has_a_whole_step_graph_for_every_batch_and_gamma(
     without = uncovered()
     capture_the_largest_batch(config)
     monkeypatch.setattr(
-        CudaGraphManager, "_init_candidates", _with_every_gamma(CudaGraphManager._init_candidates)
+        CudaGraphManager,
+        "_init_candidates",
+        _with_every_gamma(CudaGraphManager._init_candidates),
     )
     assert without > 0
     assert uncovered() == 0
@@ -201,7 +234,9 @@ def test_an_untested_version_stays_as_it_is_and_refuses_the_draft(
     from magicdec.vllm.plugin import register
 
     patched = VllmConfig.num_lookahead_tokens
-    monkeypatch.setattr(VllmConfig, "num_lookahead_tokens", property(patched.fget.__wrapped__))
+    monkeypatch.setattr(
+        VllmConfig, "num_lookahead_tokens", property(patched.fget.__wrapped__)
+    )
     monkeypatch.setattr(vllm, "__version__", "0.99.0")
     register()
     assert config.num_lookahead_tokens == 0
@@ -213,7 +248,9 @@ def test_top_k_pages_take_their_memory_from_the_cache(config: Any) -> None:
     """A mean key for each page of 32 tokens, and fp32 scores of 16 sequences, 6 heads and 48 pages."""
     from vllm.v1.executor.abstract import Executor
 
-    executor: Any = SimpleNamespace(vllm_config=config, collective_rpc=lambda _: [10_000_000])
+    executor: Any = SimpleNamespace(
+        vllm_config=config, collective_rpc=lambda _: [10_000_000]
+    )
     assert Executor.determine_available_memory(executor) == [10_000_000]
     config.additional_config = {"magicdec": {"draft_method": "topk"}}
     assert Executor.determine_available_memory(executor) == [

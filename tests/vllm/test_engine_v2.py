@@ -14,10 +14,20 @@ import pytest
 
 pytestmark = pytest.mark.timeout(1500)
 NUM_CROWD, GAMMA = 14, 5
-TABLE = {"batch_sizes": [1, 6], "context_lens": [64, 1024], "gammas": [[0, 3], [2, GAMMA]]}
-GRAPHS, TOP_K, SAMPLED = "whole graphs by a table", "top-k pages, whole graphs", "pass by pass"
+TABLE = {
+    "batch_sizes": [1, 6],
+    "context_lens": [64, 1024],
+    "gammas": [[0, 3], [2, GAMMA]],
+}
+GRAPHS, TOP_K, SAMPLED = (
+    "whole graphs by a table",
+    "top-k pages, whole graphs",
+    "pass by pass",
+)
 NUM_MIXED = {GRAPHS: 40, TOP_K: 20, SAMPLED: 0}
-SAMPLING = {"temperature": 0.9}  # the kernel of top-k and top-p does not run in the interpreter
+SAMPLING = {
+    "temperature": 0.9
+}  # the kernel of top-k and top-p does not run in the interpreter
 
 
 def start_engines(
@@ -44,38 +54,60 @@ def start_engines(
         }
         engine["async_scheduling"] = True
         (own := folder / name).mkdir()
-        return EngineProcess(engine, requests, own, runner="V2", has_graphs=name != SAMPLED)
+        return EngineProcess(
+            engine, requests, own, runner="V2", has_graphs=name != SAMPLED
+        )
 
     def arriving(name: str) -> list[dict[str, Any]]:
         choose = random.Random(3)
-        arrivals = [choose.randint(0, 60) for _ in range(NUM_MIXED[name])] + [30] * NUM_CROWD
+        arrivals = [choose.randint(0, 60) for _ in range(NUM_MIXED[name])] + [
+            30
+        ] * NUM_CROWD
         return [
-            {**each, "arrives": at} for each, at in zip(chosen(greedy, name), arrivals, strict=True)
+            {**each, "arrives": at}
+            for each, at in zip(chosen(greedy, name), arrivals, strict=True)
         ]
 
     return {
-        GRAPHS: start(GRAPHS, arriving(GRAPHS), GAMMA, draft_budget=128, gamma_table=TABLE),
-        TOP_K: start(
-            TOP_K, arriving(TOP_K), GAMMA, draft_budget=160, draft_method="topk", refresh=3
+        GRAPHS: start(
+            GRAPHS, arriving(GRAPHS), GAMMA, draft_budget=128, gamma_table=TABLE
         ),
-        SAMPLED: start(SAMPLED, [*sampled, *chosen(greedy, SAMPLED)], 2, draft_budget=96),
+        TOP_K: start(
+            TOP_K,
+            arriving(TOP_K),
+            GAMMA,
+            draft_budget=160,
+            draft_method="topk",
+            refresh=3,
+        ),
+        SAMPLED: start(
+            SAMPLED, [*sampled, *chosen(greedy, SAMPLED)], 2, draft_budget=96
+        ),
     }
 
 
 @pytest.mark.parametrize("name", NUM_MIXED)
 def test_greedy_output_is_the_engines_own(
-    v2_engines: dict[str, Any], greedy_cases: list[dict[str, Any]], reference: Any, name: str
+    v2_engines: dict[str, Any],
+    greedy_cases: list[dict[str, Any]],
+    reference: Any,
+    name: str,
 ) -> None:
     """Token for token what V1 gives without speculation: chunked prefill, stops, penalties, preemption. A draft that
     read a wrong page, or a wrong length, would hardly be accepted: the model's greedy text repeats itself."""
     from test_engine_lossless import differs
 
-    answer, wanted = v2_engines[name].answer(), chosen(reference.answer()["outputs"], name)
+    answer, wanted = (
+        v2_engines[name].answer(),
+        chosen(reference.answer()["outputs"], name),
+    )
     assert answer["runner"].startswith("vllm.v1.worker.cpu.model_runner")
     assert answer["is_async"]
     pairs = zip(answer["outputs"][-len(wanted) :], wanted, strict=True)
     assert not [
-        (i, why) for i, (output, expected) in enumerate(pairs) if (why := differs(output, expected))
+        (i, why)
+        for i, (output, expected) in enumerate(pairs)
+        if (why := differs(output, expected))
     ]
     found = answer["counters"]
     assert found["num_preemptions"] > 0
@@ -134,7 +166,8 @@ def test_sampled_output_follows_the_models_distribution(
     found = answer["counters"]
     assert (
         0.1
-        < found["spec_decode_num_accepted_tokens"] / found["spec_decode_num_draft_tokens"]
+        < found["spec_decode_num_accepted_tokens"]
+        / found["spec_decode_num_draft_tokens"]
         < 0.97
     )
     requests = sampled_requests(prompt)

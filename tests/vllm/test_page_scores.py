@@ -57,7 +57,9 @@ def write(layer: Any, key: Tensor, value: Tensor, cache: Tensor, slots: Tensor) 
 
 
 def make_means(head_dim: int) -> PageMeans:
-    impl = SimpleNamespace(do_kv_cache_update=write, forward=None, head_size=head_dim, scale=SCALE)
+    impl = SimpleNamespace(
+        do_kv_cache_update=write, forward=None, head_size=head_dim, scale=SCALE
+    )
     return PageMeans(SimpleNamespace(impl=impl))
 
 
@@ -84,17 +86,24 @@ def test_every_full_page_has_the_mean_of_what_it_holds(
             sequences.append(([], 0))
         slots = [-1]
         for index, (pages, cached) in enumerate(sequences):
-            count = int(rng.integers(1, 3 * size)) if cached < size else int(rng.integers(1, 9))
+            count = (
+                int(rng.integers(1, 3 * size))
+                if cached < size
+                else int(rng.integers(1, 9))
+            )
             while len(pages) * size < cached + count and free:
                 pages.append(free.pop())
             count = min(count, len(pages) * size - cached)
             slots += [
-                int(pages[at // size]) * size + at % size for at in range(cached, cached + count)
+                int(pages[at // size]) * size + at % size
+                for at in range(cached, cached + count)
             ]
             kept = count if cached < size else int(rng.integers(0, count + 1))
             sequences[index] = (pages, cached + kept)
         slots_T = torch.tensor(slots, device=DEVICE)
-        key, value = torch.randn(2, len(slots), kv_heads, head_dim, device=DEVICE).to(dtype)
+        key, value = torch.randn(2, len(slots), kv_heads, head_dim, device=DEVICE).to(
+            dtype
+        )
         means._write_and_average(None, key, value, cache, slots_T)
         average_full_pages(cache[..., :head_dim], slots_T, by_kernel)
         for pages, cached in sequences:
@@ -136,12 +145,16 @@ class Batch:
         self.columns = 2400 // size
         self.generator = torch.Generator().manual_seed(size + group)
         count = len(cached) * self.columns
-        own = torch.randperm(count, generator=self.generator).view(len(cached), self.columns)
+        own = torch.randperm(count, generator=self.generator).view(
+            len(cached), self.columns
+        )
         self.own_BP = own.int().to(DEVICE)
         self.cached_B = torch.tensor(cached, device=DEVICE)
         self.means = make_means(self.head_dim)
         self.means.means_NKD = self.random(count, kv_heads, self.head_dim)
-        passes: Any = SimpleNamespace(page_size=size, longest=2400, starts=self.cached_B)
+        passes: Any = SimpleNamespace(
+            page_size=size, longest=2400, starts=self.cached_B
+        )
         self.selector = PageSelector(
             {"layer": self.means}, settings, passes, num_rows=9, max_gamma=4
         )
@@ -157,7 +170,9 @@ class Batch:
             gamma=4,
         )  # fmt: skip
         block: Any = Block(window.table, window.num_left_out)
-        choice = self.selector.choosing(block, self.own_BP, self.cached_B, row_B).choices["layer"]
+        choice = self.selector.choosing(
+            block, self.own_BP, self.cached_B, row_B
+        ).choices["layer"]
         query = self.random(
             len(self.own_BP) + 1, self.heads, self.head_dim
         )  # a graph's may be longer than the batch
@@ -212,7 +227,9 @@ def test_the_best_pages_are_read_beside_the_sinks_and_the_last(
         last = own.index(found[first + count])
         assert (last + 1) * size <= length  # the last full page is read
         columns = [own.index(page) for page in found[first : first + count]]
-        assert columns == sorted(set(columns)) == choice.chosen_RC[row_B[index]].tolist()
+        assert (
+            columns == sorted(set(columns)) == choice.chosen_RC[row_B[index]].tolist()
+        )
         assert first <= columns[0] <= columns[-1] < last
         scores = exact_scores(
             query[index], batch.means.means_NKD[batch.own_BP[index, first:last].long()]
@@ -233,7 +250,9 @@ def test_a_choice_serves_as_many_blocks_as_asked(
         pytest.skip("plain torch serves CPUs")
     monkeypatch.setenv("TRITON_INTERPRET", str(int(is_kernel)))
     settings = DraftSettings(draft_method="topk", draft_budget=160, refresh=refresh)
-    batch = Batch([900, 150, 400], size=16, group=2, dtype=torch.float32, settings=settings)
+    batch = Batch(
+        [900, 150, 400], size=16, group=2, dtype=torch.float32, settings=settings
+    )
     row_B = torch.tensor([5, 0, 2], device=DEVICE)
     passes, kept = np.zeros(3, dtype=int), {}
     for step in range(12):
@@ -264,8 +283,11 @@ def test_means_and_scores_take_their_share_of_the_memory() -> None:
 def test_backends_that_keep_pages_elsewhere_are_refused() -> None:
     layer = SimpleNamespace(attn_backend=SimpleNamespace(get_name=lambda: "FLASHINFER"))
     context = {"experts": SimpleNamespace(), "attention": layer}
-    config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=context))
+    config = SimpleNamespace(
+        compilation_config=SimpleNamespace(static_forward_context=context)
+    )
     with pytest.raises(
-        ConfigError, match="attention backend FLASHINFER; use --attention-backend FLASH_ATTN"
+        ConfigError,
+        match="attention backend FLASHINFER; use --attention-backend FLASH_ATTN",
     ):
         watch_layers(config)

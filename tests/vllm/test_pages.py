@@ -24,7 +24,9 @@ def tokens_read(
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_draft_reads_its_own_sinks_and_its_last_tokens_within_the_budget(seed: int) -> None:
+def test_a_draft_reads_its_own_sinks_and_its_last_tokens_within_the_budget(
+    seed: int,
+) -> None:
     """Ragged sequences with pages all over a cache; rows are padded with pages of nobody, as the engine's are."""
     rng = np.random.default_rng(seed)
     sink_pages, gamma = int(rng.integers(0, 3)), int(rng.integers(1, 8))
@@ -36,7 +38,10 @@ def test_a_draft_reads_its_own_sinks_and_its_last_tokens_within_the_budget(seed:
     owner: dict[int, tuple[int, int]] = {}
     for sequence, count in enumerate(pages_of):
         table[sequence, :count], ids = ids[:count], ids[count:]
-        owner |= {int(id_): (sequence, page) for page, id_ in enumerate(table[sequence, :count])}
+        owner |= {
+            int(id_): (sequence, page)
+            for page, id_ in enumerate(table[sequence, :count])
+        }
     window = streaming_window(
         torch.from_numpy(table), torch.from_numpy(cached), budget=budget, sink_pages=sink_pages, page_size=PAGE,
         gamma=gamma,
@@ -75,7 +80,9 @@ def test_a_window_is_found_without_waiting_for_the_device(batch: int) -> None:
     table = torch.zeros(batch, 4096, dtype=torch.int32, device="meta")
     cached = torch.zeros(batch, dtype=torch.int64, device="meta")
     with Counted() as counted:
-        window = streaming_window(table, cached, budget=512, sink_pages=1, page_size=16, gamma=4)
+        window = streaming_window(
+            table, cached, budget=512, sink_pages=1, page_size=16, gamma=4
+        )
         slots_of(table, cached[:, None] + torch.arange(4, device="meta"), page_size=16)
     assert window.table.shape == (batch, most_pages(budget=512, page_size=16, gamma=4))
     assert counted.launches <= 15

@@ -10,7 +10,13 @@ from magicdec.errors import ConfigError
 from magicdec.naming import ENGINE_TITLES
 from magicdec.reports import exports
 from magicdec.specs.gamma_table import TableGamma
-from magicdec.vllm.settings import DRAFT_CLASS, METHODS, DraftSettings, check_pages, read_settings
+from magicdec.vllm.settings import (
+    DRAFT_CLASS,
+    METHODS,
+    DraftSettings,
+    check_pages,
+    read_settings,
+)
 from magicdec.vllm.support import TESTED_VERSIONS, check_version
 
 
@@ -34,16 +40,30 @@ def test_settings_are_read_from_the_engines_configuration() -> None:
         ({"refresh": 3}, "streamingllm chooses no pages"),
         ({"refresh": 0, "draft_method": "topk"}, "at least 1 block"),
         (
-            {"gamma_table": {"batch_sizes": [1], "context_lens": [1], "gammas": [[1, 2]]}},
+            {
+                "gamma_table": {
+                    "batch_sizes": [1],
+                    "context_lens": [1],
+                    "gammas": [[1, 2]],
+                }
+            },
             "rows do not fit",
         ),
         (
-            {"gamma_table": {"batch_sizes": [8, 1], "context_lens": [1], "gammas": [[1], [2]]}},
+            {
+                "gamma_table": {
+                    "batch_sizes": [8, 1],
+                    "context_lens": [1],
+                    "gammas": [[1], [2]],
+                }
+            },
             "ascending",
         ),
     ],
 )
-def test_settings_that_cannot_be_used_are_refused(given: dict[str, Any], message: str) -> None:
+def test_settings_that_cannot_be_used_are_refused(
+    given: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         read_settings({"magicdec": given})
 

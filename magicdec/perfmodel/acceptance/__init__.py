@@ -39,7 +39,9 @@ from magicdec.perfmodel.acceptance.replayed import Replay
 from magicdec.perfmodel.acceptance.uncertain import mean_tokens
 from magicdec.specs.speculation import HEAD_METHODS, LOOKUP_METHODS, HeadSpec
 
-PROFILES_DIRECTORY = Path(__file__).resolve().parents[2] / "specs" / "data" / "acceptance"
+PROFILES_DIRECTORY = (
+    Path(__file__).resolve().parents[2] / "specs" / "data" / "acceptance"
+)
 SCHEMA_VERSION = 1
 WINDOWED_CONTEXT_ERROR = 0.15
 """Error of the context exponent, 0, of a head that attends over a window: long texts differ (see
@@ -52,7 +54,11 @@ in replays of logged requests."""
 
 
 class AcceptanceProfile(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
 ):
     """Acceptance of one (target, draft, method) on one dataset, at one way of sampling."""
 
@@ -137,7 +143,9 @@ class AcceptanceProfile(
         `num_sigma` standard deviations above (below, when negative) the middle; ±1.645 spans a 90 %
         interval. A budget of None is the full cache.
         """
-        rates = self.law.conditional_rates(budget=budget, context=context, gamma_max=gamma_max)
+        rates = self.law.conditional_rates(
+            budget=budget, context=context, gamma_max=gamma_max
+        )
         if not num_sigma:
             return rates
         deviation = self.error.deviation(
@@ -155,7 +163,11 @@ class AcceptanceProfile(
 
     def drafted_share_at(self, gamma: Any) -> Array:
         """Share of the steps that have a draft: as replayed at each gamma, else the profile's."""
-        if self.replay is None and self.is_assumed and self.draft_method in LOOKUP_METHODS:
+        if (
+            self.replay is None
+            and self.is_assumed
+            and self.draft_method in LOOKUP_METHODS
+        ):
             return self._believed_share(gamma)
         if self.replay is None:
             return np.asarray(self.drafted_share, dtype=np.float64)
@@ -177,7 +189,9 @@ class AcceptanceProfile(
         if self.replay is None:
             return depth
         share = np.maximum(self.replay.setting.drafted_share_at(gamma), 1e-9)
-        lengths: Array = np.minimum(self.replay.setting.drafted_at(gamma) / share, depth)
+        lengths: Array = np.minimum(
+            self.replay.setting.drafted_at(gamma) / share, depth
+        )
         return lengths
 
     def with_setting(self, chosen: int) -> AcceptanceProfile:
@@ -186,7 +200,9 @@ class AcceptanceProfile(
         """
         if self.replay is None or chosen == self.replay.chosen:
             return self
-        replay = msgspec.structs.replace(self.replay, chosen=chosen, by_context=[], by_output=[])
+        replay = msgspec.structs.replace(
+            self.replay, chosen=chosen, by_context=[], by_output=[]
+        )
         setting = replay.setting
         law = Law(
             rejection=1.0 - setting.rates[0],
@@ -233,18 +249,24 @@ class AcceptanceProfile(
         """
         gamma = np.asarray(gamma, dtype=np.int64)
         if self.replay is not None:
-            return self._replayed_tokens(budget=budget, context=context, gamma=gamma, shift=shift)
+            return self._replayed_tokens(
+                budget=budget, context=context, gamma=gamma, shift=shift
+            )
         runs = self.runs
         if runs is None:
             deepest = max(int(gamma.max(initial=0)), 1)
-            rates = self.law.conditional_rates(budget=budget, context=context, gamma_max=deepest)
+            rates = self.law.conditional_rates(
+                budget=budget, context=context, gamma_max=deepest
+            )
             return _by_position(_shifted(rates, shift), gamma)
         first = self.law.first_rate(budget=budget, context=context)
         counted = self.law.first_rate(
             budget=self.measured[0].budget,
             context=self.measured[0].context,
         )
-        return runs.tokens_per_step(gamma, shift=_logit(first + shift) - _logit(counted))
+        return runs.tokens_per_step(
+            gamma, shift=_logit(first + shift) - _logit(counted)
+        )
 
     def _replayed_tokens(
         self,
@@ -258,7 +280,9 @@ class AcceptanceProfile(
         law's."""
         assert self.replay is not None
         deepest = max(int(gamma.max(initial=0)), 1)
-        rates = self.law.conditional_rates(budget=budget, context=context, gamma_max=deepest)
+        rates = self.law.conditional_rates(
+            budget=budget, context=context, gamma_max=deepest
+        )
         of_law, _ = _by_position(rates, gamma)
         moved, everything = _by_position(_shifted(rates, shift), gamma)
         gain = (moved - 1.0) / np.maximum(of_law - 1.0, 1e-12)
@@ -287,7 +311,10 @@ class AcceptanceProfile(
             for sigma in (-1.0, 1.0)
         )
         own = _half_range(
-            *(_by_position(rates, gamma if runs is None else deepest)[0] for rates in (low, high))
+            *(
+                _by_position(rates, gamma if runs is None else deepest)[0]
+                for rates in (low, high)
+            )
         )
         if runs is not None:
             own = np.hypot(own, runs.log_ratio_error(gamma, deepest))
@@ -329,7 +356,9 @@ class AcceptanceProfile(
             return float(np.log(one / other))
 
         own = (log_ratio(1.0, 0.0) - log_ratio(-1.0, 0.0)) / 2.0
-        return float(np.hypot(own, (log_ratio(0.0, shift) - log_ratio(0.0, -shift)) / 2.0))
+        return float(
+            np.hypot(own, (log_ratio(0.0, shift) - log_ratio(0.0, -shift)) / 2.0)
+        )
 
     @property
     def trained_len(self) -> int | None:
@@ -363,10 +392,14 @@ class AcceptanceProfile(
         own = float(head.trained_len)
         return msgspec.structs.replace(
             self,
-            law=msgspec.structs.replace(self.law, flat_below=own, reference_context=own),
+            law=msgspec.structs.replace(
+                self.law, flat_below=own, reference_context=own
+            ),
         )
 
-    def at_rate(self, rate: float, *, budget: float, context: float) -> AcceptanceProfile:
+    def at_rate(
+        self, rate: float, *, budget: float, context: float
+    ) -> AcceptanceProfile:
         """The profile scaled so position 1 at (budget, context) is accepted at `rate`; without an
         error of its own.
         """
@@ -380,7 +413,9 @@ class AcceptanceProfile(
                 draft_method=self.draft_method,
             )
         floor = min(floor, 0.5 * (1.0 - rate))
-        now, growth = (float(each) for each in self.law.rejected(budget=budget, context=context))
+        now, growth = (
+            float(each) for each in self.law.rejected(budget=budget, context=context)
+        )
         then = rejected_before((1.0 - rate - floor) / (1.0 - floor), growth)
         law = msgspec.structs.replace(
             self.law,
@@ -403,7 +438,8 @@ def _by_position(rates: Array, gamma: Any) -> tuple[Array, Array]:
     a last axis.
     """
     expected, without_last = (
-        expected_tokens_per_step(rates, each) for each in (gamma, np.maximum(gamma - 1, 0))
+        expected_tokens_per_step(rates, each)
+        for each in (gamma, np.maximum(gamma - 1, 0))
     )
     return expected, np.where(gamma > 0, expected - without_last, 1.0)
 
@@ -527,7 +563,8 @@ def default_profile_names() -> list[str]:
 @lru_cache(maxsize=1)
 def _defaults() -> tuple[AcceptanceProfile, ...]:
     return tuple(
-        load_profile(PROFILES_DIRECTORY / f"{name}.json") for name in default_profile_names()
+        load_profile(PROFILES_DIRECTORY / f"{name}.json")
+        for name in default_profile_names()
     )
 
 
@@ -535,8 +572,12 @@ def published_drafts(model_name: str) -> list[tuple[str, str]]:
     """The (draft, method) pairs with a shipped profile of this target, or of one that stands in for
     it.
     """
-    known = (each for each in _defaults() if model_name in (each.model, *each.applies_to))
-    pairs = ((each.draft, each.draft_method) for each in known if not each.draft_weight_dtype)
+    known = (
+        each for each in _defaults() if model_name in (each.model, *each.applies_to)
+    )
+    pairs = (
+        (each.draft, each.draft_method) for each in known if not each.draft_weight_dtype
+    )
     return list(dict.fromkeys(pairs))
 
 

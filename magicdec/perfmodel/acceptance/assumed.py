@@ -163,7 +163,9 @@ def assumed(question: Question, further: Evidence | None = None) -> Assumed:
     depths = np.log(np.arange(1, POSITIONS + 1)) - REFERENCE_DEPTH
     rates = np.clip(_logistic(level + trend * depths), LEAST_RATE, MOST_RATE)
     law = _law(question, rates, trend, far)
-    variance = covariance[0, 0] + (OTHER_FORMAT_DEVIATION**2 if question.is_other_format else 0.0)
+    variance = covariance[0, 0] + (
+        OTHER_FORMAT_DEVIATION**2 if question.is_other_format else 0.0
+    )
     of_growth = covariance[0, 0] + covariance[2, 2] - 2.0 * covariance[0, 2]
     of_trend = covariance[0, 0] + covariance[1, 1] - 2.0 * covariance[0, 1]
     factor = _log_deviation(float(_logistic(level)))
@@ -234,7 +236,9 @@ def _named(question: Question) -> list[str]:
     known = known_checkpoints(question.model, question.kind)
     if question.draft:
         wanted = plain(question.draft)
-        return [name for name in known if wanted in name or (name and name in wanted)] or [wanted]
+        return [
+            name for name in known if wanted in name or (name and name in wanted)
+        ] or [wanted]
     return known or [""]
 
 
@@ -286,7 +290,9 @@ def _far(question: Question) -> float:
 def _mixed(mean: Array, covariance: Array, num_drafts: int) -> tuple[Array, Array]:
     """Mean and covariance of three logits, of one of several drafts that are as likely."""
     each = mean.reshape(num_drafts, 3)
-    own = np.stack([covariance[3 * n : 3 * n + 3, 3 * n : 3 * n + 3] for n in range(num_drafts)])
+    own = np.stack(
+        [covariance[3 * n : 3 * n + 3, 3 * n : 3 * n + 3] for n in range(num_drafts)]
+    )
     middle = each.mean(axis=0)
     between = (each - middle).T @ (each - middle) / num_drafts
     return middle, own.mean(axis=0) + between
@@ -295,7 +301,9 @@ def _mixed(mean: Array, covariance: Array, num_drafts: int) -> tuple[Array, Arra
 def _law(question: Question, rates: Array, trend: float, far: float) -> Law:
     """The law with these rates by position at the question's context, and the logit `far` of the
     usual depth at a far one."""
-    far_rate = float(np.clip(_logistic(far - trend * REFERENCE_DEPTH), LEAST_RATE, MOST_RATE))
+    far_rate = float(
+        np.clip(_logistic(far - trend * REFERENCE_DEPTH), LEAST_RATE, MOST_RATE)
+    )
     group = Situation(kind=question.kind).group
     if group == "lookup":
         start = 0.0
@@ -380,7 +388,9 @@ def profile_of(question: Question, *, draft: str, method: str) -> AcceptanceProf
             rate = _first_rate(shape.law, found.law)
             shaped = shape.at_rate(rate, budget=budget, context=_anchor(question))
             law = shaped.law
-            error = msgspec.structs.replace(shaped.error, log_rejection=found.error.log_rejection)
+            error = msgspec.structs.replace(
+                shaped.error, log_rejection=found.error.log_rejection
+            )
     return AcceptanceProfile(
         model=question.model,
         draft=draft,
@@ -419,12 +429,16 @@ def updated_by(measured: AcceptanceProfile, question: Question) -> AcceptancePro
         task = question.task
     named = plain(question.draft or measured.checkpoint or "yours")
     on_text = question._replace(draft=named, task=task)
-    rate = float(measured.law.first_rate(budget=question.budget, context=question.context))
+    rate = float(
+        measured.law.first_rate(budget=question.budget, context=question.context)
+    )
     if 0.0 < rate < 1.0:
         logit = math.log(rate / (1.0 - rate))
     else:
         logit = 0.0
-    deviation = measured.error.log_rejection / _log_deviation(min(max(rate, 1e-6), 1.0 - 1e-6))
+    deviation = measured.error.log_rejection / _log_deviation(
+        min(max(rate, 1e-6), 1.0 - 1e-6)
+    )
     variance = deviation**2
     point = _points(on_text, named)[0]._replace(depth=-REFERENCE_DEPTH)
     prior = belief.believed([point])
@@ -438,11 +452,17 @@ def updated_by(measured: AcceptanceProfile, question: Question) -> AcceptancePro
         variance=np.array([variance]),
         usual_variance=np.array([variance]),
     )
-    asked = _points(question._replace(draft=named), named)[0]._replace(depth=-REFERENCE_DEPTH)
+    asked = _points(question._replace(draft=named), named)[0]._replace(
+        depth=-REFERENCE_DEPTH
+    )
     after = belief.believed([asked], seen)
     updated = float(_logistic(after.mean[0]))
-    moved = measured.at_rate(updated, budget=question.budget or LARGEST, context=question.context)
-    spread = math.sqrt(max(float(after.covariance[0, 0]), 0.0)) * _log_deviation(updated)
+    moved = measured.at_rate(
+        updated, budget=question.budget or LARGEST, context=question.context
+    )
+    spread = math.sqrt(max(float(after.covariance[0, 0]), 0.0)) * _log_deviation(
+        updated
+    )
     if is_same_text:
         where = YOURS
     else:

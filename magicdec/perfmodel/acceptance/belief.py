@@ -265,7 +265,9 @@ def features_of(point: Point) -> dict[str, float]:
     if group == "self" and at.budget is not None:
         found["budget of self"] = math.log2(at.budget / USUAL_BUDGET)
         if at.context is not None:
-            found["fill of self"] = -math.log(1.0 - min(at.budget / at.context, FULL_SHARE))
+            found["fill of self"] = -math.log(
+                1.0 - min(at.budget / at.context, FULL_SHARE)
+            )
     return found
 
 
@@ -317,10 +319,14 @@ class Evidence:
     """Variance of the noise before the rows' weights."""
 
     @classmethod
-    def of(cls, rates: Sequence[Rate], scales: Scales, weights: Array | None = None) -> Evidence:
+    def of(
+        cls, rates: Sequence[Rate], scales: Scales, weights: Array | None = None
+    ) -> Evidence:
         read = [point_of(rate) for rate in rates]
         rough = np.array([rate.is_rough for rate in rates], dtype=np.float64)
-        is_self = np.array([rate.situation.group == "self" for rate in rates], dtype=np.float64)
+        is_self = np.array(
+            [rate.situation.group == "self" for rate in rates], dtype=np.float64
+        )
         usual = scales.noise**2 + scales.rough**2 * rough + SELF_NOISE**2 * is_self
         return cls(
             points=[point for point, _ in read],
@@ -393,11 +399,15 @@ def level_covariance(
     match = level_matches(left, right, level, outside)
     weights = scales.weights.get(level.name)
     if weights:
-        match /= np.array([weights.get(key, 1.0) for key in level_keys(left, level)])[:, None]
+        match /= np.array([weights.get(key, 1.0) for key in level_keys(left, level)])[
+            :, None
+        ]
     return scales.levels[level.name] ** 2 * match
 
 
-def prior_covariance(left: Sequence[Point], right: Sequence[Point], scales: Scales) -> Array:
+def prior_covariance(
+    left: Sequence[Point], right: Sequence[Point], scales: Scales
+) -> Array:
     """Prior covariance of the logits at two sets of points, of all features and levels."""
     total = feature_matrix(left) @ feature_matrix(right).T
     for level in LEVELS:
@@ -417,7 +427,11 @@ class Normal(NamedTuple):
 
 
 def given(
-    evidence: Evidence, groups: Sequence[str], name: str, scales: Scales, whole: Array | None = None
+    evidence: Evidence,
+    groups: Sequence[str],
+    name: str,
+    scales: Scales,
+    whole: Array | None = None,
 ) -> tuple[Array, Array]:
     """Mean and standard deviation of the logit of each row of a group, its noise with it, given the
     rows of all other groups: exact, all levels at once. What is left out lends no weight to its own
@@ -431,7 +445,10 @@ def given(
     gain = np.linalg.solve(whole[np.ix_(kept, kept)], cross)
     points = [evidence.points[row] for row in out]
     unweighted = msgspec.structs.replace(scales, weights={})
-    own = np.diag(prior_covariance(points, points, unweighted)) + evidence.usual_variance[out]
+    own = (
+        np.diag(prior_covariance(points, points, unweighted))
+        + evidence.usual_variance[out]
+    )
     variance = own - np.einsum("ij,ij->j", cross, gain)
     deviation = widths_of(points) * np.sqrt(np.maximum(variance, 1e-6))
     return gain.T @ evidence.logits[kept], deviation
@@ -513,7 +530,9 @@ class Fitted:
     def runs_of(self, checkpoints: Sequence[str]) -> Evidence:
         """The published runs of some checkpoints."""
         wanted = set(checkpoints)
-        runs = [run for run in self.coefficients.runs if run.situation.checkpoint in wanted]
+        runs = [
+            run for run in self.coefficients.runs if run.situation.checkpoint in wanted
+        ]
         variance = np.array([run.variance for run in runs])
         return Evidence(
             points=[run.point for run in runs],
@@ -541,7 +560,9 @@ def shared_matrix(
             key = level.key(point.situation)
             number = place.get((level.name, key))
             if number is not None:
-                matrix[row, number] += sd * value(point) / math.sqrt(weights.get(key, 1.0))
+                matrix[row, number] += (
+                    sd * value(point) / math.sqrt(weights.get(key, 1.0))
+                )
     return matrix
 
 
@@ -555,7 +576,9 @@ def local_covariance(
     ones that are not shared."""
     total = np.zeros((len(left), len(right)))
     for level in LEVELS:
-        total += level_covariance(left, right, level, scales, outside.get(level.name, frozenset()))
+        total += level_covariance(
+            left, right, level, scales, outside.get(level.name, frozenset())
+        )
     return total
 
 
@@ -663,7 +686,12 @@ def believed(
 
 
 def _given_known(
-    of: Fitted, known: Evidence, points: Sequence[Point], matrix: Array, mean: Array, alone: Array
+    of: Fitted,
+    known: Evidence,
+    points: Sequence[Point],
+    matrix: Array,
+    mean: Array,
+    alone: Array,
 ) -> tuple[Array, Array, Array]:
     """Shares of points in the shared levels, their means, and what is left of their own covariance,
     once the rows of their checkpoints are known."""

@@ -169,7 +169,9 @@ def _trace(document: Any) -> list[Any]:
 
 def _vllm_benchmark(document: Any) -> list[Any]:
     drafts = float(document["spec_decode_num_drafts"])
-    rates = [float(rate) for rate in document["spec_decode_per_position_acceptance_rates"]]
+    rates = [
+        float(rate) for rate in document["spec_decode_per_position_acceptance_rates"]
+    ]
     return [_from_survival(drafts, rates)]
 
 
@@ -180,7 +182,9 @@ def _from_survival(drafts: float, rates: Sequence[float]) -> tuple[float, ...]:
     survivors = [drafts]
     for rate in rates:
         if not 0.0 <= rate <= 1.0 + 1e-9:
-            raise ValueError(f"an acceptance rate must be between 0 and 1, not {rate:g}")
+            raise ValueError(
+                f"an acceptance rate must be between 0 and 1, not {rate:g}"
+            )
         survivors.append(min(drafts * rate, survivors[-1]))
     if drafts < 1 or len(survivors) < 2:
         raise ValueError("no draft was verified")
@@ -200,7 +204,9 @@ def _histogram_of(document: Any) -> Any:
     meta = {}
     if isinstance(document, dict):
         meta = document.get("meta_info", document)
-    return meta.get("spec_correct_drafts_histogram") or meta.get("spec_accept_histogram")
+    return meta.get("spec_correct_drafts_histogram") or meta.get(
+        "spec_accept_histogram"
+    )
 
 
 def _from_histogram(acceptance: Any) -> list[Any]:
@@ -218,7 +224,9 @@ def _from_histogram(acceptance: Any) -> list[Any]:
     counts = {int(accepted): int(steps) for accepted, steps in pairs}
     depth = acceptance.get("num_spec_tokens") or max(counts)
     if max(counts) > depth or min(counts.values()) < 0:
-        raise ValueError(f"no histogram of at most {depth} accepted drafts: {histogram}")
+        raise ValueError(
+            f"no histogram of at most {depth} accepted drafts: {histogram}"
+        )
     survivors = [0.0] * (depth + 1)
     for accepted, steps in counts.items():
         for position in range(accepted + 1):

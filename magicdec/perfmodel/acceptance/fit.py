@@ -57,7 +57,9 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         numbers = (self.budget, self.context, self.trials, self.accepted)
         if not all(math.isfinite(value) for value in numbers):
-            raise ValueError("budget, context, trials and accepted must be finite numbers")
+            raise ValueError(
+                "budget, context, trials and accepted must be finite numbers"
+            )
         if self.budget < 1 or self.context < 1 or self.position < 1:
             raise ValueError("budget, context and position must be at least 1")
         if not 0 <= self.accepted <= self.trials:
@@ -66,7 +68,9 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-class MeasuredRates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MeasuredRates(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
+):
     """Counted rates of one (budget, context) by position, as they are before any law."""
 
     budget: float
@@ -79,7 +83,9 @@ class MeasuredRates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     trials: list[float]
 
 
-def measurements_from_rows(rows: Iterable[Measurement | Mapping[str, Any]]) -> list[Measurement]:
+def measurements_from_rows(
+    rows: Iterable[Measurement | Mapping[str, Any]],
+) -> list[Measurement]:
     """Measurements of rows; those without trials are dropped. Raises ConfigError naming the row."""
     kept: list[Measurement] = []
     for number, row in enumerate(rows, 1):
@@ -178,7 +184,9 @@ def _deviance_residuals(predicted: Array, trials: Array, accepted: Array) -> Arr
     with np.errstate(divide="ignore", invalid="ignore"):
         of_accepted = accepted * np.log(observed / predicted)
         of_rejected = rejected * np.log((1.0 - observed) / (1.0 - predicted))
-    gained = np.where(accepted > 0, of_accepted, 0.0) + np.where(rejected > 0, of_rejected, 0.0)
+    gained = np.where(accepted > 0, of_accepted, 0.0) + np.where(
+        rejected > 0, of_rejected, 0.0
+    )
     deviance = np.maximum(2.0 * gained, 0.0)
     return np.sign(observed - predicted) * np.sqrt(deviance)
 
@@ -249,16 +257,22 @@ def _between_sequences(rows: Sequence[Measurement], law: Law) -> tuple[float, fl
     for row in rows:
         if row.sequence is None:
             continue
-        rates = law.conditional_rates(budget=row.budget, context=row.context, gamma_max=gamma)
+        rates = law.conditional_rates(
+            budget=row.budget, context=row.context, gamma_max=gamma
+        )
         rate = float(rates[row.position - 1])
         first = float(row.position == 1)
         excess = row.accepted - row.trials * rate
         variance = row.trials * rate * (1.0 - rate)
-        entry = np.array([excess, variance, first * excess, first * variance, first * row.trials])
+        entry = np.array(
+            [excess, variance, first * excess, first * variance, first * row.trials]
+        )
         totals[row.sequence] = totals.get(row.sequence, np.zeros(5)) + entry
     if len(totals) < 2:
         return 0.0, 1.0
-    excess, variance, first_excess, first_variance, trials = np.array(list(totals.values())).T
+    excess, variance, first_excess, first_variance, trials = np.array(
+        list(totals.values())
+    ).T
     num = len(totals)
     ratio = float(np.sum(excess**2) / max(np.sum(variance), 1e-9))
     inflation = ratio * num / (num - 1)
@@ -339,7 +353,9 @@ def measured_rates(rows: Sequence[Measurement]) -> list[MeasuredRates]:
     """The counts as rates with standard errors, by budget and context."""
     tables = []
     for (budget, context), cell in _grouped(rows, "budget", "context").items():
-        table = MeasuredRates(budget=budget, context=context, rates=[], stderr=[], trials=[])
+        table = MeasuredRates(
+            budget=budget, context=context, rates=[], stderr=[], trials=[]
+        )
         for counts in _grouped(cell, "position").values():
             rate, stderr, trials = _rate(counts)
             table.rates.append(rate)
@@ -361,7 +377,9 @@ def _rate(rows: Sequence[Measurement]) -> tuple[float, float, float]:
     return *rate_and_error(accepted, tried), float(tried.sum())
 
 
-def held_out(rows: Sequence[Measurement], *, is_self: bool) -> tuple[float, float] | None:
+def held_out(
+    rows: Sequence[Measurement], *, is_self: bool
+) -> tuple[float, float] | None:
     """The mean absolute error of the law on rates of budgets that it was not fitted on, and the
     error that the rates' own standard errors would leave if the law were right.
 
@@ -388,7 +406,9 @@ def held_out(rows: Sequence[Measurement], *, is_self: bool) -> tuple[float, floa
     return float(error), float(noise)
 
 
-def _mean_rate(law: Law, rows: Sequence[Measurement], *, budget: float, position: int) -> float:
+def _mean_rate(
+    law: Law, rows: Sequence[Measurement], *, budget: float, position: int
+) -> float:
     """The law's rate at a position, averaged over the contexts of the rows by their trials."""
     contexts = np.array([row.context for row in rows])
     rates = law.conditional_rates(budget=budget, context=contexts, gamma_max=position)

@@ -63,7 +63,11 @@ MAX_STEPS_EVALUATED = 2048
 
 
 class Law(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
 ):
     """The constants of the equations above."""
 
@@ -156,7 +160,11 @@ class Law(
 
 
 class LawError(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
 ):
     """One standard deviation of log(1 − α) at the reference point, and how it grows away from it.
 
@@ -173,7 +181,9 @@ class LawError(
         for name in self.__struct_fields__:
             _check(name, getattr(self, name), 0.0, 50.0)
 
-    def deviation(self, law: Law, *, budget: Any, context: Any, gamma_max: int) -> Array:
+    def deviation(
+        self, law: Law, *, budget: Any, context: Any, gamma_max: int
+    ) -> Array:
         """Standard deviation of log(−log rate_i), of shape broadcast(budget, context) +
         (gamma_max,).
         """
@@ -207,7 +217,9 @@ def rejected_before(share: float, growth: float) -> float:
 
 def _check(name: str, value: float, low: float, high: float) -> None:
     if not (math.isfinite(value) and low <= value <= high):
-        raise ValueError(f"'{name}' must be between {low:g} and {high:g}, not {value!r}")
+        raise ValueError(
+            f"'{name}' must be between {low:g} and {high:g}, not {value!r}"
+        )
 
 
 def sanitize(value: Any, low: float) -> Array:
@@ -363,7 +375,9 @@ def static_batch_efficiency(
 
     Raises ConfigError for a batch or a length below 1.
     """
-    from scipy.special import ndtr  # most plans need no drain, and need not wait for the import
+    from scipy.special import (
+        ndtr,
+    )  # most plans need no drain, and need not wait for the import
 
     if batch_size < 1 or gen_len < 1 or gamma < 0:
         raise ConfigError(

@@ -134,7 +134,9 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def is_chain(self) -> bool:
         """Whether it is a chain of a length that the source states, as are its tokens per step."""
-        return not (self.situation.is_tree or self.is_gamma_assumed or self.is_from_share)
+        return not (
+            self.situation.is_tree or self.is_gamma_assumed or self.is_from_share
+        )
 
 
 def plain(name: str) -> str:
@@ -207,11 +209,15 @@ def _check_window(line: Mapping[str, str | None], where: str) -> None:
     """Refuses lengths that no head can have."""
     trained = number(line.get("trained_length") or "")
     if trained is not None and trained < 1.0:
-        raise ConfigError(f"{where}: trained_length must be at least 1, not {trained:g}")
+        raise ConfigError(
+            f"{where}: trained_length must be at least 1, not {trained:g}"
+        )
     window = number(line.get("window") or "")
     sinks = number(line.get("sink") or "") or 0.0
     if window is not None and window <= sinks:
-        raise ConfigError(f"{where}: window {window:g} must exceed the {sinks:g} sinks beside it")
+        raise ConfigError(
+            f"{where}: window {window:g} must exceed the {sinks:g} sinks beside it"
+        )
 
 
 def _rate(line: Mapping[str, str | None]) -> Rate | None:
@@ -242,7 +248,9 @@ def _rate(line: Mapping[str, str | None]) -> Rate | None:
     is_rough = text.get("secondary") == "True" or bool(ROUGH.search(remarks))
     counts_drafted = group == "lookup" and _counts_drafted_steps(definition)
     return Rate(
-        situation=_situation(text, kind, draft, is_tree=is_tree, counts_drafted=counts_drafted),
+        situation=_situation(
+            text, kind, draft, is_tree=is_tree, counts_drafted=counts_drafted
+        ),
         gamma=gamma,
         tokens=tokens,
         is_gamma_assumed=is_assumed,
@@ -258,7 +266,9 @@ def _stated_tokens(text: Mapping[str, str]) -> float | None:
     if of_all is not None:
         return float(of_all.group(1))
     tokens = number(text["mean_acceptance_length"])
-    if tokens is not None and re.search(r"accepted only|bonus excluded", definition, re.I):
+    if tokens is not None and re.search(
+        r"accepted only|bonus excluded", definition, re.I
+    ):
         tokens += 1.0
     return tokens
 
@@ -278,7 +288,12 @@ def _assumed_gamma(group: str, *, is_tree: bool) -> int:
 
 
 def _situation(
-    text: Mapping[str, str], kind: str, draft: str, *, is_tree: bool, counts_drafted: bool
+    text: Mapping[str, str],
+    kind: str,
+    draft: str,
+    *,
+    is_tree: bool,
+    counts_drafted: bool,
 ) -> Situation:
     source = text.get("source", "")
     task = plain_task(text.get("task", ""))
@@ -304,7 +319,9 @@ def _situation(
         is_tree=is_tree,
         is_thinking="thinking_on" in text.get("task", ""),
         counts_drafted=counts_drafted,
-        source=plain(re.sub(r"results?/.*|results\.json|find_string id|excerpt", "", source))[:60],
+        source=plain(
+            re.sub(r"results?/.*|results\.json|find_string id|excerpt", "", source)
+        )[:60],
     )
 
 

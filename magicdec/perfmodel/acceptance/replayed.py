@@ -14,7 +14,9 @@ import numpy as np
 from magicdec.counts import Array
 
 
-class LookupSetting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LookupSetting(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
+):
     """One shortest and longest n-gram, at each gamma that was replayed."""
 
     min_ngram: int = 0
@@ -40,7 +42,12 @@ class LookupSetting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     lower."""
 
     def __post_init__(self) -> None:
-        by_gamma = ("tokens_per_step", "tokens_stderr", "drafted_share", "drafted_per_step")
+        by_gamma = (
+            "tokens_per_step",
+            "tokens_stderr",
+            "drafted_share",
+            "drafted_per_step",
+        )
         for name in by_gamma:
             if len(getattr(self, name)) != len(self.gammas) or not self.gammas:
                 raise ValueError(
@@ -67,11 +74,17 @@ class LookupSetting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def _at(self, gamma: Any, values: list[float], *, at_zero: float) -> Array:
         return np.asarray(
-            np.interp(np.asarray(gamma, dtype=np.float64), [0, *self.gammas], [at_zero, *values])
+            np.interp(
+                np.asarray(gamma, dtype=np.float64),
+                [0, *self.gammas],
+                [at_zero, *values],
+            )
         )
 
 
-class RangeOfSteps(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RangeOfSteps(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
+):
     """Steps of one range of context, or of place in the output, at the setting and gamma chosen."""
 
     upto: int | None
@@ -109,7 +122,9 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def __post_init__(self) -> None:
         if not 0 <= self.chosen < len(self.settings):
-            raise ValueError(f"'chosen' must be below {len(self.settings)}, not {self.chosen}")
+            raise ValueError(
+                f"'chosen' must be below {len(self.settings)}, not {self.chosen}"
+            )
 
     @property
     def setting(self) -> LookupSetting:
@@ -120,8 +135,12 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Places of the settings that a plan compares: no other has more tokens per step with no
         more drafted tokens at the gamma of the ranges.
         """
-        tokens = np.array([float(setting.tokens_at(self.gamma)) for setting in self.settings])
-        drafted = np.array([float(setting.drafted_at(self.gamma)) for setting in self.settings])
+        tokens = np.array(
+            [float(setting.tokens_at(self.gamma)) for setting in self.settings]
+        )
+        drafted = np.array(
+            [float(setting.drafted_at(self.gamma)) for setting in self.settings]
+        )
         places = []
         for place in range(len(self.settings)):
             is_better = (tokens >= tokens[place]) & (drafted <= drafted[place])

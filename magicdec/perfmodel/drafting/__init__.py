@@ -10,12 +10,25 @@ from typing import Any
 from magicdec.counts import Array
 from magicdec.naming import METHODS
 from magicdec.perfmodel.drafting.base import Block, Draft, Kept, Prompt
-from magicdec.perfmodel.drafting.heads import Eagle3Head, Head, ParallelHead, PredictionHead
+from magicdec.perfmodel.drafting.heads import (
+    Eagle3Head,
+    Head,
+    ParallelHead,
+    PredictionHead,
+)
 from magicdec.perfmodel.drafting.lookup import LookUp
 from magicdec.perfmodel.drafting.networks import DraftModel, SelfDraft
 from magicdec.perfmodel.setup import ModelSetup
 
-__all__ = ["Block", "Draft", "Kept", "Prompt", "draft_kv_tokens", "draft_of", "draft_tp"]
+__all__ = [
+    "Block",
+    "Draft",
+    "Kept",
+    "Prompt",
+    "draft_kv_tokens",
+    "draft_of",
+    "draft_tp",
+]
 
 OWN_CLASSES: dict[str, type[Draft]] = {"eagle3": Eagle3Head, "mtp": PredictionHead}
 """Classes of methods that differ from others of their sort."""

@@ -82,12 +82,17 @@ class Head(SeparateNetwork):
         the target's."""
         network = self.network
         hidden = self.setup.model.hidden_size
-        own = sum(network.layer_parameters(layer) for layer in network.layers) + 2.0 * hidden**2
+        own = (
+            sum(network.layer_parameters(layer) for layer in network.layers)
+            + 2.0 * hidden**2
+        )
         if network.vocab_size < self.setup.model.vocab_size:
             own += network.vocab_size * hidden
         experts = network.expert_parameters
         ranks = self.ranks(tp)
-        held = (own - experts) / ranks + experts * expert_share(network, ranks, self.spread)
+        held = (own - experts) / ranks + experts * expert_share(
+            network, ranks, self.spread
+        )
         return held * self.precision.weight_bytes
 
     def cache_of_sequence(self, tokens: Array, ranks: Array) -> Array:
@@ -141,7 +146,9 @@ class Eagle3Head(Head):
         heads = size(mixer.projections(hidden)[0].outputs, ranks)
         return [
             linear("fuse", self.at(block.setup), m=block.batch, n=heads, k=hidden),
-            fixed("draft overhead", "overhead", self.setup.engine.eagle3_draft_overhead_s),
+            fixed(
+                "draft overhead", "overhead", self.setup.engine.eagle3_draft_overhead_s
+            ),
         ]
 
     def upkeep(self, block: Block) -> list[Op]:
@@ -149,7 +156,9 @@ class Eagle3Head(Head):
         at = self.at(block.setup)
         return [
             linear("fuse", at, m=block.verified, n=hidden, k=3.0 * hidden),
-            fixed("step overhead", "overhead", self.setup.engine.eagle3_step_overhead_s),
+            fixed(
+                "step overhead", "overhead", self.setup.engine.eagle3_step_overhead_s
+            ),
             *super().upkeep(block),
         ]
 
@@ -188,16 +197,24 @@ class ParallelHead(Head):
             cached += count * cache.num_heads * cache.elements_per_token
         return [
             linear("fuse", at, m=tokens, n=hidden, k=layers * hidden),
-            linear("features", at, m=tokens, n=cached / layers / tp, k=hidden, count=layers),
+            linear(
+                "features", at, m=tokens, n=cached / layers / tp, k=hidden, count=layers
+            ),
         ]
 
 
-def as_trained(head: ModelSpec, described: HeadSpec, *, shares_vocabulary: bool) -> ModelSpec:
+def as_trained(
+    head: ModelSpec, described: HeadSpec, *, shares_vocabulary: bool
+) -> ModelSpec:
     """A model's head with the layers, window and vocabulary that its publisher gave it."""
     layer = _as_shaped(head.layers[0], described)
     rows = head.vocab_size
     mixer = layer.mixer
-    if described.window is not None and isinstance(mixer, Attention) and mixer.mask == "full":
+    if (
+        described.window is not None
+        and isinstance(mixer, Attention)
+        and mixer.mask == "full"
+    ):
         windowed = msgspec.structs.replace(mixer, mask="window", span=described.window)
         layer = msgspec.structs.replace(layer, mixer=windowed)
     if described.vocab_size is not None and not shares_vocabulary:
@@ -209,7 +226,11 @@ def as_trained(head: ModelSpec, described: HeadSpec, *, shares_vocabulary: bool)
 def _as_shaped(layer: Layer, described: HeadSpec) -> Layer:
     """A layer with the heads and the width that a head's own configuration gives."""
     num_heads, num_kv_heads = described.num_heads, described.num_kv_heads
-    if num_heads is not None and num_kv_heads is not None and described.head_dim is not None:
+    if (
+        num_heads is not None
+        and num_kv_heads is not None
+        and described.head_dim is not None
+    ):
         attention = Attention(
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,

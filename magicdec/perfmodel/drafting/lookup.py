@@ -26,7 +26,9 @@ class LookUp(Draft):
         """The search, and scheduling that no longer overlaps with the device."""
         plain = self.setup.engine
         own = self.constants
-        of_sequences_s = block.batch * (own.sequence_overhead_s - plain.sequence_overhead_s)
+        of_sequences_s = block.batch * (
+            own.sequence_overhead_s - plain.sequence_overhead_s
+        )
         waiting_s = own.step_overhead_s - plain.step_overhead_s + of_sequences_s
         return [self.search(block), fixed("step overhead", "overhead", waiting_s)]
 
@@ -36,6 +38,8 @@ class LookUp(Draft):
         each_s: Any = engine.ngram_lookup_s_per_sequence
         if engine.lookup_scan_s:
             lengths = np.array([float(tokens) for tokens in engine.lookup_scan_s])
-            each_s = np.interp(block.kv_len, lengths, list(engine.lookup_scan_s.values()))
+            each_s = np.interp(
+                block.kv_len, lengths, list(engine.lookup_scan_s.values())
+            )
         seconds: Array = np.asarray(engine.ngram_lookup_s + block.batch * each_s)
         return fixed("lookup", "overhead", seconds)

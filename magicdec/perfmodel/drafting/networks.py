@@ -10,7 +10,14 @@ import numpy as np
 
 from magicdec.counts import Array
 from magicdec.naming import METHODS
-from magicdec.perfmodel.drafting.base import Block, Draft, Kept, Prompt, StagedPass, uncaptured
+from magicdec.perfmodel.drafting.base import (
+    Block,
+    Draft,
+    Kept,
+    Prompt,
+    StagedPass,
+    uncaptured,
+)
 from magicdec.perfmodel.footprint import (
     kv_bytes,
     sparse_kv_bytes_per_token,
@@ -20,7 +27,14 @@ from magicdec.perfmodel.footprint import (
 from magicdec.perfmodel.forward import Pass, forward_pass, prefill, share
 from magicdec.perfmodel.kernels.gemm import streaming
 from magicdec.perfmodel.kernels.links import Message, broadcast
-from magicdec.perfmodel.kernels.op import FP32_BYTES, Basis, ForwardTime, Op, Where, fixed
+from magicdec.perfmodel.kernels.op import (
+    FP32_BYTES,
+    Basis,
+    ForwardTime,
+    Op,
+    Where,
+    fixed,
+)
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.vocabulary import sampling_ops
 from magicdec.specs.model import ModelSpec
@@ -84,7 +98,9 @@ class Network(Draft):
         network = self.network_pass(block, query_len, logit_rows=block.batch)
         return network.plus(*self.beside_network(block, drawn=block.batch))
 
-    def network_pass(self, block: Block, query_len: Any, *, logit_rows: Array) -> ForwardTime:
+    def network_pass(
+        self, block: Block, query_len: Any, *, logit_rows: Array
+    ) -> ForwardTime:
         """The network's pass of a draft step."""
         own = np.maximum(block.gamma - 1.0, 0.0) / 2.0
         factor = 1.0
@@ -123,7 +139,9 @@ class Network(Draft):
             if setup.engine.vocabulary == "sharded":
                 shards = ranks
             stored = block.batch * vocabulary * FP32_BYTES / shards
-            operations.append(streaming("store distribution", setup.at, num_bytes=stored))
+            operations.append(
+                streaming("store distribution", setup.at, num_bytes=stored)
+            )
         return operations
 
     def launches(self, block: Block) -> list[Op]:
@@ -195,7 +213,9 @@ class SelfDraft(Network):
         if not self.keeps_cache:
             return 0.0
         slots = self.tokens_kept(kept) + self.setup.engine.spare_slots
-        per_token = sparse_kv_bytes_per_token(self.network, self.precision, self.ranks(kept.tp))
+        per_token = sparse_kv_bytes_per_token(
+            self.network, self.precision, self.ranks(kept.tp)
+        )
         of_stage = self.setup.spread.stage_share(self.setup.model.num_hidden_layers)
         return kept.batch * slots * per_token * of_stage
 
@@ -218,7 +238,9 @@ class SelfDraft(Network):
             operations.append(fixed("upkeep", "elementwise", seconds))
         else:
             moved = 2.0 * block.verified * per_token
-            operations.append(streaming("upkeep", setup.at, num_bytes=moved, num_kernels=layers))
+            operations.append(
+                streaming("upkeep", setup.at, num_bytes=moved, num_kernels=layers)
+            )
         if self.selects == "each_block":
             heads = setup.model.num_attention_heads / block.tp
             scores = block.batch * block.kv_len * heads * FP32_BYTES
@@ -280,7 +302,9 @@ class SeparateNetwork(Network):
     def cache_bytes(self, kept: Kept) -> Any:
         ranks = self.ranks(kept.tp)
         states = state_bytes(self.network, self.precision, ranks)
-        return kept.batch * (self.cache_of_sequence(self.tokens_kept(kept), ranks) + states)
+        return kept.batch * (
+            self.cache_of_sequence(self.tokens_kept(kept), ranks) + states
+        )
 
     def cache_of_sequence(self, tokens: Array, ranks: Array) -> Array:
         """One rank's slots for the keys and values of a sequence."""

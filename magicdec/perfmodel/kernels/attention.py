@@ -154,7 +154,9 @@ class AttentionCurve(KernelCurve, frozen=True, kw_only=True):
             variant="kv_dtype",
             work=_of_rows,
             counted=lambda rows: (
-                (rows["kv_len"] >= 1024) & (rows["batch_size"] >= 8) & (rows["head_dim"] <= 128)
+                (rows["kv_len"] >= 1024)
+                & (rows["batch_size"] >= 8)
+                & (rows["head_dim"] <= 128)
             ),
             is_near=lambda rows: rows["kv_len"] <= 16384,
             other_weight=0.35,
@@ -227,7 +229,10 @@ class AttentionCurve(KernelCurve, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not all(math.isfinite(factor) and 0.05 <= factor <= 20.0 for factor in self.row_factors):
+        if not all(
+            math.isfinite(factor) and 0.05 <= factor <= 20.0
+            for factor in self.row_factors
+        ):
             raise ValueError(
                 f"'row_factors' must be between 0.05 and 20, not {list(self.row_factors)!r}"
             )
@@ -276,15 +281,31 @@ class AttentionCurve(KernelCurve, frozen=True, kw_only=True):
             else:
                 reread = work.reread
             rows = np.ceil(query_len * group / QUERY_ROWS_PER_BLOCK)
-            tiles = Tiles(rows, 1.0, 1.0 + reread * np.maximum(further, 0.0) / QUERY_TILE_ROWS, 0.0)
+            tiles = Tiles(
+                rows,
+                1.0,
+                1.0 + reread * np.maximum(further, 0.0) / QUERY_TILE_ROWS,
+                0.0,
+            )
         bandwidth = self.bandwidth_efficiency * hw.memory_bytes_per_s
         if self.l2_bandwidth_ratio < 1.0:  # short reads, which queries are no part of
             num_bytes = kv_bytes * tiles.reads / speedup + query_bytes
         else:
             num_bytes = (kv_bytes * tiles.reads + query_bytes) / speedup
         memory_s = num_bytes / bandwidth
-        rate = self.flops_efficiency * hw.compute_rate("fp32" if kv_dtype == "fp32" else "bf16")
-        compute_s = 4.0 * batch * query_len * kv_len * num_heads * head_dim * tiles.padding / rate
+        rate = self.flops_efficiency * hw.compute_rate(
+            "fp32" if kv_dtype == "fp32" else "bf16"
+        )
+        compute_s = (
+            4.0
+            * batch
+            * query_len
+            * kv_len
+            * num_heads
+            * head_dim
+            * tiles.padding
+            / rate
+        )
 
         blocks = batch * num_kv_heads * tiles.count
         can_split = (group > 1.0) | (self.splits == "always" or kernel == "split")
@@ -317,7 +338,9 @@ class AttentionCurve(KernelCurve, frozen=True, kw_only=True):
         parts = self._splits(hw, batch * num_kv_heads, kv_len)
         moved = 2.0 * batch * num_kv_heads * (parts - 1.0) * tiles.part_bytes
         splitting_s = splitting_s + self.combine_traffic * moved / hw.memory_bytes_per_s
-        busy_s = np.where(kv_bytes > 0, soft_max(busy_s, compute_s, self.ridge_power), 0.0)
+        busy_s = np.where(
+            kv_bytes > 0, soft_max(busy_s, compute_s, self.ridge_power), 0.0
+        )
         if self.row_factors:
             busy_s = busy_s * np.interp(
                 query_len * group,
@@ -330,7 +353,9 @@ class AttentionCurve(KernelCurve, frozen=True, kw_only=True):
     def _splits(self, hw: Device, blocks: Array, kv_len: Array) -> Array:
         """Parts that each of so many blocks is split into, to fill the device."""
         slots = hw.num_multiprocessors * self.blocks_per_multiprocessor
-        most = np.minimum(self.max_splits, np.maximum(kv_len / self.min_split_tokens, 1.0))
+        most = np.minimum(
+            self.max_splits, np.maximum(kv_len / self.min_split_tokens, 1.0)
+        )
         return np.clip(slots / np.maximum(blocks, 1e-9), 1.0, most)
 
     def _blocks(
@@ -348,8 +373,16 @@ class AttentionCurve(KernelCurve, frozen=True, kw_only=True):
         slots = hw.num_multiprocessors * self.blocks_per_multiprocessor
         splits = np.where(can_split, self._splits(hw, blocks, kv_len), 1.0)
         filling = blocks * splits / slots
-        block_s = kv_len / splits * row_bytes * slots / (self.stream_ratio * hw.memory_bytes_per_s)
-        even_s = soft_max(memory_s, block_s * np.maximum(filling, 1.0), self.ridge_power)
+        block_s = (
+            kv_len
+            / splits
+            * row_bytes
+            * slots
+            / (self.stream_ratio * hw.memory_bytes_per_s)
+        )
+        even_s = soft_max(
+            memory_s, block_s * np.maximum(filling, 1.0), self.ridge_power
+        )
         if self.wave_weight > 0:
             full = np.floor(filling)
             part = filling - np.floor(filling)
@@ -359,7 +392,9 @@ class AttentionCurve(KernelCurve, frozen=True, kw_only=True):
                 np.where(part > 1e-9, block_s, 0.0),
                 self.ridge_power,
             )
-            stepped_s = full * soft_max(wave_memory_s, block_s, self.ridge_power) + tail_s
+            stepped_s = (
+                full * soft_max(wave_memory_s, block_s, self.ridge_power) + tail_s
+            )
             even_s = np.where(
                 filling > 1.0,
                 even_s + self.wave_weight * (stepped_s - even_s),
@@ -409,13 +444,18 @@ class AttentionCurve(KernelCurve, frozen=True, kw_only=True):
                 stream_ratio=1e6,
                 max_splits=1.0,
             )
-            curve, _ = minimise(start, parameters, predict, rows, starts=({}, {"ridge_power": 6.0}))
+            curve, _ = minimise(
+                start, parameters, predict, rows, starts=({}, {"ridge_power": 6.0})
+            )
             ratios = np.asarray(rows["time_s"], dtype=np.float64) / predict(curve)
             factors = _row_factors(
-                query_len * as_array(work.num_heads) / as_array(work.num_kv_heads), ratios
+                query_len * as_array(work.num_heads) / as_array(work.num_kv_heads),
+                ratios,
             )
             curve = msgspec.structs.replace(curve, row_factors=factors)
-            return with_fit(curve, len(parameters) + len(factors), rows, predict(curve), fitted_on)
+            return with_fit(
+                curve, len(parameters) + len(factors), rows, predict(curve), fitted_on
+            )
         starts: Sequence[Mapping[str, float]] = (
             {},
             {"wave_weight": 0.9, "bandwidth_efficiency": 0.78},
@@ -424,7 +464,9 @@ class AttentionCurve(KernelCurve, frozen=True, kw_only=True):
             msgspec.structs.replace(start, blocks_per_multiprocessor=each)
             for each in BLOCKS_PER_MULTIPROCESSOR
         )
-        return best_fit(curves, parameters, predict, rows, fitted_on, starts=starts, num_chosen=1)
+        return best_fit(
+            curves, parameters, predict, rows, fitted_on, starts=starts, num_chosen=1
+        )
 
 
 UNTILED: Parameters = {
@@ -436,13 +478,20 @@ UNTILED: Parameters = {
 SEVERAL_QUERIES: Parameters = {"flops_efficiency": Free(spread=1.0)}
 
 
-def _with_window_tile(known: SomeCurve, hw: Device, work: Attended, rows: Rows) -> SomeCurve:
+def _with_window_tile(
+    known: SomeCurve, hw: Device, work: Attended, rows: Rows
+) -> SomeCurve:
     def error(curve: SomeCurve) -> float:
         predicted = curve.table_seconds(hw, work)
-        return float(np.mean(rows["weight"] * np.abs(np.log(predicted / rows["time_s"]))))
+        return float(
+            np.mean(rows["weight"] * np.abs(np.log(predicted / rows["time_s"])))
+        )
 
     return min(
-        (msgspec.structs.replace(known, window_tile_tokens=tokens) for tokens in WINDOW_TILES),
+        (
+            msgspec.structs.replace(known, window_tile_tokens=tokens)
+            for tokens in WINDOW_TILES
+        ),
         key=error,
     )
 
@@ -470,7 +519,9 @@ def _last_wave(hw: Device, engine: EngineProfile, *, blocks: Any) -> Any:
     if per_multiprocessor is None:
         return 1.0
     filling = np.maximum(
-        np.asarray(blocks, dtype=np.float64) / (per_multiprocessor * hw.num_multiprocessors), 1.0
+        np.asarray(blocks, dtype=np.float64)
+        / (per_multiprocessor * hw.num_multiprocessors),
+        1.0,
     )
     return 1.0 + engine.attention_wave_weight * (np.ceil(filling) / filling - 1.0)
 
@@ -558,7 +609,8 @@ def causal_pairs(query_len: Any, kv_len: Any) -> Array:
     query_len = as_array(query_len)
     kv_len = as_array(kv_len)
     return np.asarray(
-        query_len * np.maximum(kv_len - query_len, 0.0) + query_len * (query_len + 1.0) / 2.0
+        query_len * np.maximum(kv_len - query_len, 0.0)
+        + query_len * (query_len + 1.0) / 2.0
     )
 
 
@@ -569,7 +621,13 @@ class PrefillCurve(KernelCurve, frozen=True, kw_only=True):
     tables: ClassVar[tuple[Table, ...]] = (
         Table(
             kind="prefill",
-            columns=("batch_size", "num_heads", "num_kv_heads", "head_dim", "prompt_len"),
+            columns=(
+                "batch_size",
+                "num_heads",
+                "num_kv_heads",
+                "head_dim",
+                "prompt_len",
+            ),
             shape=("num_heads", "num_kv_heads", "head_dim"),
             variant="kv_dtype",
             work=lambda rows, dtype: Prompts(
@@ -580,7 +638,9 @@ class PrefillCurve(KernelCurve, frozen=True, kw_only=True):
                 rows["num_kv_heads"],
                 rows["head_dim"],
             ),
-            counted=lambda rows: (rows["prompt_len"] >= 512) & (rows["head_dim"] <= 128),
+            counted=lambda rows: (
+                (rows["prompt_len"] >= 512) & (rows["head_dim"] <= 128)
+            ),
             is_near=lambda rows: rows["prompt_len"] <= 4096,
         ),
     )
@@ -597,7 +657,9 @@ class PrefillCurve(KernelCurve, frozen=True, kw_only=True):
     bandwidth_efficiency: Annotated[float, Free(spread=0.7)] = 0.4
     ridge_power: Annotated[float, Free(scale="above_one")] = 1.2
 
-    def seconds(self, hw: Device, work: Prompts, working_set: WorkingSet = None) -> OpTime:
+    def seconds(
+        self, hw: Device, work: Prompts, working_set: WorkingSet = None
+    ) -> OpTime:
         batch, query_len, kv_len, num_heads, num_kv_heads, head_dim = arrays(*work[:6])
         element = bytes_per_element(work.kv_dtype)
         if work.kv_dtype == "fp32":
@@ -622,7 +684,14 @@ class PrefillCurve(KernelCurve, frozen=True, kw_only=True):
             seen = as_array(work.pairs)
         whole_tiles = seen + query_len * np.maximum(tile - 1.0, 0.0) / 2.0
         compute_s = 4.0 * batch * whole_tiles * num_heads * head_dim / rate
-        block_s = 4.0 * QUERY_ROWS_PER_BLOCK * kv_len * head_dim / rate * hw.num_multiprocessors
+        block_s = (
+            4.0
+            * QUERY_ROWS_PER_BLOCK
+            * kv_len
+            * head_dim
+            / rate
+            * hw.num_multiprocessors
+        )
         num_bytes = (
             2.0
             * batch
@@ -684,7 +753,12 @@ def prefill_attention(
         seen = np.minimum(seen, window + chunk)
     cost = Cost(
         flops=4.0 * batch * pairs / num_chunks * work.num_heads * work.head_dim,
-        kv_bytes=2.0 * batch * seen * work.num_kv_heads * work.head_dim * precision.kv_bytes,
+        kv_bytes=2.0
+        * batch
+        * seen
+        * work.num_kv_heads
+        * work.head_dim
+        * precision.kv_bytes,
     )
     work = work._replace(
         query_len=chunk,

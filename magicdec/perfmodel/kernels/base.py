@@ -82,7 +82,9 @@ def waves(filling: Array, weight: float) -> Array:
     """Time in waves for work that fills the device `filling` times; a part of one wave takes a
     whole one's time.
     """
-    return np.where(filling <= 1.0, 1.0, filling + weight * (np.ceil(filling) - filling))
+    return np.where(
+        filling <= 1.0, 1.0, filling + weight * (np.ceil(filling) - filling)
+    )
 
 
 def mean_waves(filling: Array) -> Array:
@@ -155,7 +157,9 @@ def ranges_of(work: Any) -> dict[str, tuple[float, float]]:
     return ranges
 
 
-class Fit(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class Fit(
+    Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """Where a curve comes from and how right it is."""
 
     fitted_on: str = ""
@@ -172,7 +176,9 @@ class Fit(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defa
     """Least and greatest value of each field of the work that was timed."""
 
 
-class Curve(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class Curve(
+    Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """The constants of a kernel's time on a device, by which a profile holds and lends them."""
 
     key: ClassVar[str]
@@ -274,7 +280,9 @@ class Curve(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
         if self.variants_key and variant:
             return msgspec.structs.replace(
                 hw,
-                **{self.variants_key: {**getattr(hw, self.variants_key), variant: self}},
+                **{
+                    self.variants_key: {**getattr(hw, self.variants_key), variant: self}
+                },
             )
         held = getattr(hw, self.key)
         value: Any = self
@@ -412,7 +420,9 @@ def minimise(
 
     def residuals(values: dict[str, float]) -> Array:
         predicted = predict(msgspec.structs.replace(start, **values))
-        return np.asarray(weights * (np.log(np.maximum(predicted, 1e-12)) - log_seconds))
+        return np.asarray(
+            weights * (np.log(np.maximum(predicted, 1e-12)) - log_seconds)
+        )
 
     solution = solve(
         parameters,
@@ -440,9 +450,13 @@ def best_fit(
     """The best of several curves, each with `parameters` fitted; their choice counts as
     `num_chosen` parameters.
     """
-    fits = [minimise(start, parameters, predict, rows, starts=starts) for start in curves]
+    fits = [
+        minimise(start, parameters, predict, rows, starts=starts) for start in curves
+    ]
     curve, _ = min(fits, key=lambda fit: fit[1])
-    return with_fit(curve, len(parameters) + num_chosen, rows, predict(curve), fitted_on)
+    return with_fit(
+        curve, len(parameters) + num_chosen, rows, predict(curve), fitted_on
+    )
 
 
 def with_fit(
@@ -479,7 +493,9 @@ def that_matter(
     usual = predict(generic)
     that_move = {}
     for name, free in known.items():
-        moved = msgspec.structs.replace(generic, **{name: free.decode(free.center + 0.4)})
+        moved = msgspec.structs.replace(
+            generic, **{name: free.decode(free.center + 0.4)}
+        )
         if np.any(predict(moved) != usual):
             that_move[name] = free
     return that_move

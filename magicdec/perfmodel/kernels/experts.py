@@ -111,7 +111,12 @@ class MoeCurve(KernelCurve, frozen=True, kw_only=True):
                 "num_experts",
                 "tp_size",
             ),
-            shape=("hidden_size", "moe_intermediate_size", "num_experts_per_tok", "num_experts"),
+            shape=(
+                "hidden_size",
+                "moe_intermediate_size",
+                "num_experts_per_tok",
+                "num_experts",
+            ),
             variant="dtype",
             flags={"is_balanced": ("distribution", "balanced")},
             work=_of_rows,
@@ -141,7 +146,9 @@ class MoeCurve(KernelCurve, frozen=True, kw_only=True):
     def may_borrow(cls, hw: Device, donor: Device, variant: str) -> bool:
         return hw.computes_in(variant) or variant in WEIGHT_ONLY
 
-    def seconds(self, hw: Device, work: Experts, working_set: WorkingSet = None) -> OpTime:
+    def seconds(
+        self, hw: Device, work: Experts, working_set: WorkingSet = None
+    ) -> OpTime:
         tokens, hidden, width, experts, chosen = arrays(*work[:5])
         even = np.minimum(experts, chosen * tokens)
         touched = np.where(
@@ -206,11 +213,18 @@ def experts(at: Where, work: Experts, *, count: Any = 1.0) -> list[Op]:
     independence = 1.0
     if curve is not None:
         independence = curve.independence
-    touched = experts_touched(work.num_experts, work.num_experts_per_tok, tokens, independence)
-    shared = {"m": tokens * work.num_experts_per_tok / np.maximum(touched, 1e-9), "count": count}
+    touched = experts_touched(
+        work.num_experts, work.num_experts_per_tok, tokens, independence
+    )
+    shared = {
+        "m": tokens * work.num_experts_per_tok / np.maximum(touched, 1e-9),
+        "count": count,
+    }
     num_inner = work.num_matrices - 1.0
     parts = [
-        linear("gate_up", at, n=num_inner * touched * width, k=work.hidden_size, **shared),
+        linear(
+            "gate_up", at, n=num_inner * touched * width, k=work.hidden_size, **shared
+        ),
         linear("down", at, n=work.hidden_size, k=touched * width, **shared),
     ]
     if curve is None:

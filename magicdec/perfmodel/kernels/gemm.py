@@ -37,7 +37,9 @@ from magicdec.specs.device import WEIGHT_ONLY, Device, bytes_per_element
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.precision import Precision
 
-TILES = np.array([(64.0, 64.0), (64.0, 128.0), (128.0, 128.0), (128.0, 256.0), (256.0, 128.0)])
+TILES = np.array(
+    [(64.0, 64.0), (64.0, 128.0), (128.0, 128.0), (128.0, 256.0), (256.0, 128.0)]
+)
 ROWS_OF_SMALL_TILES = (64, 128)
 """Most tokens with tiles of 64 × 64, and of 64 × 128, in a library that chooses by tokens alone."""
 K_SPLITS = np.array([1.0, 2.0, 4.0, 8.0, 16.0])
@@ -95,7 +97,9 @@ class GemmCurve(KernelCurve, frozen=True, kw_only=True):
                 dtype or "bf16",
                 dtype or "bf16",
             ),
-            counted=lambda rows: (rows["m"] <= 1024) & (rows["n"] >= 512) & (rows["k"] >= 512),
+            counted=lambda rows: (
+                (rows["m"] <= 1024) & (rows["n"] >= 512) & (rows["k"] >= 512)
+            ),
             is_near=lambda rows: rows["m"] <= 256,
         ),
     )
@@ -146,7 +150,9 @@ class GemmCurve(KernelCurve, frozen=True, kw_only=True):
     def may_borrow(cls, hw: Device, donor: Device, variant: str) -> bool:
         return not variant or hw.computes_in(variant) or variant in WEIGHT_ONLY
 
-    def seconds(self, hw: Device, work: Product, working_set: WorkingSet = None) -> OpTime:
+    def seconds(
+        self, hw: Device, work: Product, working_set: WorkingSet = None
+    ) -> OpTime:
         m, n, k = arrays(*work[:3])
         compute_dtype = work.compute_dtype
         weight_bytes = bytes_per_element(work.weight_dtype)
@@ -160,7 +166,9 @@ class GemmCurve(KernelCurve, frozen=True, kw_only=True):
         fraction = self.l2_fraction
         if self.tiled and in_a_pass:
             fraction = max(fraction, RESIDENT_FRACTION)
-        speedup = cache_speedup(hw, fraction, self.l2_bandwidth_ratio, num_bytes, working_set)
+        speedup = cache_speedup(
+            hw, fraction, self.l2_bandwidth_ratio, num_bytes, working_set
+        )
         memory_s = num_bytes / bandwidth / speedup
         rate = self.flops_efficiency * hw.compute_rate(compute_dtype)
         overhead_s = np.full(memory_s.shape, self.overhead_s)
@@ -170,7 +178,9 @@ class GemmCurve(KernelCurve, frozen=True, kw_only=True):
                 rate = WEIGHT_ONLY_RATE * rate
                 used_rows = np.ceil(m / WEIGHT_ONLY_ROWS) * WEIGHT_ONLY_ROWS
             compute_s = 2.0 * m * n * k / rate
-            busy_s = self._in_tiles(hw, work, memory_s=memory_s, rate=rate, used_rows=used_rows)
+            busy_s = self._in_tiles(
+                hw, work, memory_s=memory_s, rate=rate, used_rows=used_rows
+            )
         else:
             compute_s = 2.0 * n * k * self._skinny_tokens(m) / rate
             busy_s = soft_max(memory_s, compute_s, self.ridge_power)
@@ -232,9 +242,15 @@ class GemmCurve(KernelCurve, frozen=True, kw_only=True):
         products_s = 2.0 * np.minimum(used_rows, rows) * columns / tile_rate
         per_k_s = soft_max(products_s, operands_s, TILE_RIDGE_POWER)
         k_per_split = np.maximum(k / splits, MIN_SPLIT_K)
-        tiles_s = np.min(waves(filling, self.wave_weight) * k_per_split * per_k_s, axis=0)
-        reduction_s = self.split_traffic * 8.0 * m * n / (REDUCTION_BANDWIDTH_RATIO * bandwidth)
-        splitting_s = np.where(splits > 1, self.split_overhead_s + splits * reduction_s, 0.0)
+        tiles_s = np.min(
+            waves(filling, self.wave_weight) * k_per_split * per_k_s, axis=0
+        )
+        reduction_s = (
+            self.split_traffic * 8.0 * m * n / (REDUCTION_BANDWIDTH_RATIO * bandwidth)
+        )
+        splitting_s = np.where(
+            splits > 1, self.split_overhead_s + splits * reduction_s, 0.0
+        )
         by_split = soft_max(memory_s, tiles_s, self.ridge_power) + splitting_s
         return np.asarray(np.min(by_split, axis=0))
 
@@ -258,13 +274,19 @@ class GemmCurve(KernelCurve, frozen=True, kw_only=True):
         else:
             parameters = {**UNTILED, **cache_parameters(hw)}
         if rotated:
-            parameters = without(parameters, [name for name in parameters if name[:3] == "l2_"])
+            parameters = without(
+                parameters, [name for name in parameters if name[:3] == "l2_"]
+            )
 
         def predict(curve: Self) -> Array:
             return curve.seconds(hw, work, None if rotated else "own").time_s
 
         if not tiled or work.compute_dtype in ("bf16", "fp16", "fp32"):
-            starts: list[dict[str, float]] = [{}, {"half_tokens": 1.0}, {"half_tokens": 30.0}]
+            starts: list[dict[str, float]] = [
+                {},
+                {"half_tokens": 1.0},
+                {"half_tokens": 30.0},
+            ]
             if tiled:
                 starts = [{}, {"wave_weight": 0.95}]
             return best_fit(
@@ -281,13 +303,18 @@ class GemmCurve(KernelCurve, frozen=True, kw_only=True):
             host_bound = ("overhead_s",)
         for tiles, unused in NARROW_TILES:
             free = without({**parameters, **NARROW}, unused + host_bound)
-            curve, loss = minimise(type(self)(tiles=tiles, overhead_s=6e-6), free, predict, rows)
+            curve, loss = minimise(
+                type(self)(tiles=tiles, overhead_s=6e-6), free, predict, rows
+            )
             fits.append((curve, loss, len(free)))
         curve, _, num_free = min(fits, key=lambda fit: fit[1])
         return with_fit(curve, num_free + 1, rows, predict(curve), fitted_on)
 
 
-IN_A_LOOP: Parameters = {"l2_fraction": Free(), "l2_bandwidth_ratio": Free(scale="above_one")}
+IN_A_LOOP: Parameters = {
+    "l2_fraction": Free(),
+    "l2_bandwidth_ratio": Free(scale="above_one"),
+}
 NARROW: Parameters = {
     "overhead_s": Free(prior=6e-6, spread=0.2),
     "bandwidth_efficiency": Free(spread=0.1),
@@ -368,7 +395,9 @@ def linear(
     if dtype != precision.compute_dtype:
         factor = engine.narrow_gemm_factor
     basis = products_basis(at, work)
-    return operation(name, "gemm", at, cost, time, dtype, basis=basis, count=count, factor=factor)
+    return operation(
+        name, "gemm", at, cost, time, dtype, basis=basis, count=count, factor=factor
+    )
 
 
 def products_basis(at: Where, work: Product) -> Basis:
@@ -397,11 +426,15 @@ class ElementwiseCurve(KernelCurve, frozen=True, kw_only=True):
     overhead_s: Annotated[float, Free(spread=2.0)] = 3e-6
     bandwidth_efficiency: Annotated[float, Free(spread=1.0)] = 0.75
 
-    def seconds(self, hw: Device, work: Stream, working_set: WorkingSet = None) -> OpTime:
+    def seconds(
+        self, hw: Device, work: Stream, working_set: WorkingSet = None
+    ) -> OpTime:
         num_bytes, num_kernels = arrays(*work)
         memory_s = num_bytes / (self.bandwidth_efficiency * hw.memory_bytes_per_s)
         overhead_s = num_kernels * self.overhead_s
-        return OpTime(memory_s + overhead_s, memory_s, np.zeros_like(memory_s), overhead_s)
+        return OpTime(
+            memory_s + overhead_s, memory_s, np.zeros_like(memory_s), overhead_s
+        )
 
 
 def streaming(

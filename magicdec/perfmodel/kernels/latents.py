@@ -21,7 +21,12 @@ import numpy as np
 from magicdec.counts import Array
 from magicdec.errors import ConfigError
 from magicdec.fitting import Free
-from magicdec.perfmodel.kernels.attention import Attended, AttentionCurve, KvReads, Tiles
+from magicdec.perfmodel.kernels.attention import (
+    Attended,
+    AttentionCurve,
+    KvReads,
+    Tiles,
+)
 from magicdec.perfmodel.kernels.base import (
     KernelCurve,
     Rows,
@@ -90,7 +95,11 @@ def latent_seconds(
 ) -> OpTime:
     """Grouped-query attention over one KV head, of the same bytes and FLOPs; several query tokens
     are to the kernel as many times the heads."""
-    heads = as_array(work.num_heads) * as_array(work.flops_per_pair) / (2.0 * as_array(work.row))
+    heads = (
+        as_array(work.num_heads)
+        * as_array(work.flops_per_pair)
+        / (2.0 * as_array(work.row))
+    )
     row = as_array(work.row) / 2.0
     alike = Attended(
         work.batch,
@@ -121,7 +130,9 @@ def _tiles(curve: AttentionCurve, work: Latents) -> Tiles | None:
         count = np.ceil(rows / curve.tile_rows)
         padding = count * curve.tile_rows / rows
     reads = 1.0 + curve.tile_traffic * np.maximum(count - 1.0, 0.0)
-    partial_bytes = np.minimum(rows, curve.tile_rows) * as_array(work.row) * PARTIAL_BYTES
+    partial_bytes = (
+        np.minimum(rows, curve.tile_rows) * as_array(work.row) * PARTIAL_BYTES
+    )
     return Tiles(count, padding, reads, partial_bytes)
 
 
@@ -191,7 +202,10 @@ class LatentCurve(AttentionCurve, frozen=True, kw_only=True):
         rate = 1.0
         if has_narrow:
             rate = hw.compute_rate(work.kv_dtype) / hw.compute_rate("bf16")
-        parameters = {**self.free(), "flops_efficiency": Free(prior=0.65 * rate, spread=0.2)}
+        parameters = {
+            **self.free(),
+            "flops_efficiency": Free(prior=0.65 * rate, spread=0.2),
+        }
         del parameters["split_overhead_s"]
         if start.combine_traffic > 0:
             parameters["combine_traffic"] = Free(prior=0.5, spread=0.7)
@@ -201,13 +215,19 @@ class LatentCurve(AttentionCurve, frozen=True, kw_only=True):
             del parameters["block_overhead_s"]
         wide = self.known(hw, "bf16")
         if work.kv_dtype != "bf16" and wide is not None and start.combine_traffic > 0:
-            parameters["bandwidth_efficiency"] = Free(prior=wide.bandwidth_efficiency, spread=0.03)
+            parameters["bandwidth_efficiency"] = Free(
+                prior=wide.bandwidth_efficiency, spread=0.03
+            )
         starts = []
         for constants in LATENT_STARTS:
-            starts.append({name: constants[name] for name in constants if name in parameters})
+            starts.append(
+                {name: constants[name] for name in constants if name in parameters}
+            )
         curves = []
         for blocks in LATENT_BLOCKS:
-            curves.append(msgspec.structs.replace(start, blocks_per_multiprocessor=blocks))
+            curves.append(
+                msgspec.structs.replace(start, blocks_per_multiprocessor=blocks)
+            )
         return best_fit(
             curves,
             parameters,
@@ -231,7 +251,9 @@ def latent_attention(
     whose heads all attend to the same latents, by their curve, which no factor of an engine is
     about; an indexer (`name`) by the curve of ordinary attention."""
     hw, engine, precision = at
-    batch, query_len, kv_len, heads = (np.asarray(value, dtype=np.float64) for value in work[:4])
+    batch, query_len, kv_len, heads = (
+        np.asarray(value, dtype=np.float64) for value in work[:4]
+    )
     if engine.kv_reads == "per_query":
         reads = query_len
     else:
@@ -337,7 +359,9 @@ class IndexerCurve(KernelCurve, frozen=True, kw_only=True):
     """Time of each query token, whatever it scores."""
     ridge_power: Annotated[float, Free(scale="above_one")] = 2.0
 
-    def seconds(self, hw: Device, work: Scores, working_set: WorkingSet = None) -> OpTime:
+    def seconds(
+        self, hw: Device, work: Scores, working_set: WorkingSet = None
+    ) -> OpTime:
         batch, query, kv_len, heads, size = arrays(*work)
         key_bytes = batch * kv_len * size * KEY_BYTES
         num_bytes = key_bytes + batch * query * kv_len * SCORE_BYTES
@@ -348,7 +372,9 @@ class IndexerCurve(KernelCurve, frozen=True, kw_only=True):
             num_bytes,
             working_set,
         )
-        memory_s = num_bytes / (self.bandwidth_efficiency * hw.memory_bytes_per_s) / speedup
+        memory_s = (
+            num_bytes / (self.bandwidth_efficiency * hw.memory_bytes_per_s) / speedup
+        )
         dtype = "bf16"
         if hw.computes_in("fp8"):
             dtype = "fp8"
@@ -371,7 +397,9 @@ class TopKCurve(KernelCurve, frozen=True, kw_only=True):
             columns=("batch_size", "query_len", "kv_len", "top_k"),
             shape=("batch_size", "query_len"),
             variant="scores",
-            work=lambda rows, _: Choice(rows["batch_size"] * rows["query_len"], rows["kv_len"]),
+            work=lambda rows, _: Choice(
+                rows["batch_size"] * rows["query_len"], rows["kv_len"]
+            ),
             counted=lambda rows: rows["kv_len"] >= 2 * rows["top_k"],
             is_near=lambda rows: rows["kv_len"] <= 32768,
             is_borrowed=True,
@@ -386,7 +414,9 @@ class TopKCurve(KernelCurve, frozen=True, kw_only=True):
     bandwidth_efficiency: Annotated[float, Free(spread=0.7)] = 0.3
     ridge_power: Annotated[float, Free(scale="above_one")] = 3.0
 
-    def seconds(self, hw: Device, work: Choice, working_set: WorkingSet = None) -> OpTime:
+    def seconds(
+        self, hw: Device, work: Choice, working_set: WorkingSet = None
+    ) -> OpTime:
         rows, kv_len = arrays(*work)
         block_s = self.row_s + kv_len * self.score_s
         chosen_s = waves(rows / hw.num_multiprocessors, self.wave_weight) * block_s
@@ -425,11 +455,15 @@ class SparseCurve(KernelCurve, frozen=True, kw_only=True):
     bandwidth_efficiency: Annotated[float, Free(spread=0.1)] = 0.8
     ridge_power: Annotated[float, Free(scale="above_one")] = 4.0
 
-    def seconds(self, hw: Device, work: Chosen, working_set: WorkingSet = None) -> OpTime:
+    def seconds(
+        self, hw: Device, work: Chosen, working_set: WorkingSet = None
+    ) -> OpTime:
         tokens, chosen, heads = arrays(*work[:3])
         tiles = np.ceil(heads / TILE_HEADS)
         tile_flops = TILE_HEADS * chosen * as_array(work.flops_per_pair)
-        rate = as_array(self.flops_efficiency * hw.compute_rate("bf16") / hw.num_multiprocessors)
+        rate = as_array(
+            self.flops_efficiency * hw.compute_rate("bf16") / hw.num_multiprocessors
+        )
         filling = tokens * tiles / hw.num_multiprocessors
         compute_s = waves(filling, self.wave_weight) * tile_flops / rate
         bandwidth = self.bandwidth_efficiency * hw.memory_bytes_per_s
@@ -444,7 +478,9 @@ def indexer(at: Where, work: Scores, *, top_k: int, count: Any = 1.0) -> list[Op
     kernels, whose keys are fp8; where none was measured as attention over one row, and choosing
     costs nothing."""
     hw = at.hw
-    batch, query_len, kv_len = (np.asarray(value, dtype=np.float64) for value in work[:3])
+    batch, query_len, kv_len = (
+        np.asarray(value, dtype=np.float64) for value in work[:3]
+    )
     curve = IndexerCurve.known(hw)
     pairs = 2.0 * (work.head_dim + 1)
     if curve is None:
@@ -457,26 +493,36 @@ def indexer(at: Where, work: Scores, *, top_k: int, count: Any = 1.0) -> list[Op
     basis = IndexerCurve.basis(hw, "indexer", work)
     basis = replace(basis, relative_error=max(basis.relative_error, INDEXER_ERROR))
     time = curve.seconds(hw, work)
-    scores = operation("indexer", "attention", at, cost, time, "fp8", basis=basis, count=count)
+    scores = operation(
+        "indexer", "attention", at, cost, time, "fp8", basis=basis, count=count
+    )
     choice = Choice(batch * query_len, kv_len)
     chosen = [each.seconds(hw, choice) for each in TopKCurve.variants(hw).values()]
     if not chosen:
         return [scores]
-    mean = OpTime(*(np.mean(np.stack(part), axis=0) for part in zip(*chosen, strict=True)))
+    mean = OpTime(
+        *(np.mean(np.stack(part), axis=0) for part in zip(*chosen, strict=True))
+    )
     needed = np.where(kv_len > top_k, 1.0, 0.0)
     cost = Cost(activation_bytes=SCORE_BYTES * choice.rows * kv_len)
     basis = TopKCurve.basis(hw, "top k", choice, next(iter(TopKCurve.variants(hw))))
     count = count * needed
-    choosing = operation("top k", "attention", at, cost, mean, "bf16", basis=basis, count=count)
+    choosing = operation(
+        "top k", "attention", at, cost, mean, "bf16", basis=basis, count=count
+    )
     return [scores, choosing]
 
 
-def sparse_attention(at: Where, work: Latents, *, count: Any = 1.0, factor: Any = 1.0) -> Op:
+def sparse_attention(
+    at: Where, work: Latents, *, count: Any = 1.0, factor: Any = 1.0
+) -> Op:
     """`count` layers of attention of each query token to latents chosen for it alone, by the
     kernel's own curve; where none was measured, as latent attention that reads the latents once per
     query token."""
     precision = at.precision
-    batch, query_len, kv_len = (np.asarray(value, dtype=np.float64) for value in work[:3])
+    batch, query_len, kv_len = (
+        np.asarray(value, dtype=np.float64) for value in work[:3]
+    )
     tokens = batch * query_len
     curve = SparseCurve.known(at.hw, precision.kv_dtype)
     if curve is None:
@@ -485,7 +531,10 @@ def sparse_attention(at: Where, work: Latents, *, count: Any = 1.0, factor: Any 
         return replace(dense, bases=(unmeasured("attention", "carried over"),))
     row_bytes = work.row * precision.kv_bytes
     cost = Cost(
-        flops=tokens * kv_len * np.asarray(work.num_heads, dtype=np.float64) * work.flops_per_pair,
+        flops=tokens
+        * kv_len
+        * np.asarray(work.num_heads, dtype=np.float64)
+        * work.flops_per_pair,
         kv_bytes=tokens * kv_len * row_bytes,
     )
     chosen = Chosen(tokens, kv_len, work.num_heads, work.flops_per_pair, row_bytes)

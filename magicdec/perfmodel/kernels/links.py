@@ -181,19 +181,29 @@ class AllReduceCurve(FittedCurve, frozen=True, kw_only=True):
 
         passes_s = self.one_shot_pass_s * np.maximum(size / GRID_BYTES - 1.0, 0.0)
         one_shot = base + others * size / (self.one_shot_efficiency * link) + passes_s
-        two_shot = base + self.two_shot_overhead_s + self.two_shot_rank_overhead_s * more
+        two_shot = (
+            base + self.two_shot_overhead_s + self.two_shot_rank_overhead_s * more
+        )
         two_shot = two_shot + two_way / (self.two_shot_efficiency * link)
         one_shot_bytes = np.where(ranks <= FEW_RANKS, *ONE_SHOT_BYTES)
         direct = np.where((ranks <= 2) | (size < one_shot_bytes), one_shot, two_shot)
         bulk = base + self.bulk_overhead_s + self.bulk_rank_overhead_s * more + bulk_s
-        is_bulk = size >= np.where(ranks <= FEW_RANKS, self.direct_bytes, self.direct_bytes_wide)
+        is_bulk = size >= np.where(
+            ranks <= FEW_RANKS, self.direct_bytes, self.direct_bytes_wide
+        )
         time = np.where(is_bulk, bulk, direct)
         if self.in_switch_ranks is not None:
             added_s = (1.0 + 1.0 / ranks) * size / (self.in_switch_efficiency * link)
-            in_switch = (ranks >= self.in_switch_ranks) & (size < self.in_switch_bytes) & is_bulk
+            in_switch = (
+                (ranks >= self.in_switch_ranks)
+                & (size < self.in_switch_bytes)
+                & is_bulk
+            )
             time = np.where(in_switch, base + self.in_switch_overhead_s + added_s, time)
 
-        ring_s = np.where(is_bulk, bulk_s, two_way * widening / (self.two_shot_efficiency * link))
+        ring_s = np.where(
+            is_bulk, bulk_s, two_way * widening / (self.two_shot_efficiency * link)
+        )
         ring = RING_BASE_S + 2.0 * others * self.ring_hop_s + ring_s
         time = np.where(ranks > max(self.direct_ranks, 1), ring, time)
         return np.where(ranks > 1, time, 0.0)
@@ -333,7 +343,9 @@ def one_way_time(hw: Device, work: Message, *, is_broadcast: bool = False) -> Ar
         share = (ranks - 1.0) / ranks
     latency = all_reduce_time(hw, Message(0.0, ranks))
     latency = (
-        latency + (_across_nodes(hw, size, ranks) - _across_nodes(hw, np.zeros(()), ranks)) / 2.0
+        latency
+        + (_across_nodes(hw, size, ranks) - _across_nodes(hw, np.zeros(()), ranks))
+        / 2.0
     )
     widening = (np.maximum(ranks, 2.0) / 2.0) ** curve.rank_exponent
     return latency + np.where(
@@ -374,7 +386,9 @@ def exchange_time(hw: Device, work: Exchange, token_bytes: float) -> Array:
             nodes = np.ceil(ranks / link.reach)
             chosen_there = 1.0 - (1.0 - 1.0 / nodes) ** chosen
             copies = np.minimum(copies, (nodes - 1.0) * chosen_there)
-        network_s = copies * sent / (curve.network_efficiency * link.between_nodes_bytes_per_s)
+        network_s = (
+            copies * sent / (curve.network_efficiency * link.between_nodes_bytes_per_s)
+        )
         network_overhead_s = np.where(near < 1, curve.network_overhead_s, 0.0)
         seconds = np.maximum(seconds, network_s) + network_overhead_s
     return np.where(ranks > 1, curve.overhead_s + seconds, 0.0)
@@ -415,7 +429,9 @@ def all_reduce(at: Where, work: Message, *, count: Any = 1.0) -> Op:
         through_switch = np.minimum(wire, 1.0 + 1.0 / ranks)
         wire = np.where(ranks >= in_switch, through_switch, wire)
     seconds = all_reduce_time(at.hw, work, kernels)
-    return _sent("all_reduce", at, work, seconds, kernels=kernels, wire=wire, count=count)
+    return _sent(
+        "all_reduce", at, work, seconds, kernels=kernels, wire=wire, count=count
+    )
 
 
 def all_gather(at: Where, work: Message) -> Op:

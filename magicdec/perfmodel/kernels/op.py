@@ -31,7 +31,14 @@ engine's constants.
 """
 Group = Literal["gemm", "experts", "attention", "elementwise", "link", "overhead"]
 BoundBy = Literal["weights", "kv", "compute", "link", "overhead"]
-GROUPS: tuple[Group, ...] = ("gemm", "experts", "attention", "elementwise", "link", "overhead")
+GROUPS: tuple[Group, ...] = (
+    "gemm",
+    "experts",
+    "attention",
+    "elementwise",
+    "link",
+    "overhead",
+)
 BOUNDS: tuple[BoundBy, ...] = ("weights", "kv", "compute", "link", "overhead")
 ROUNDING = 1e-6
 LEAST_WEIGHT = 1e-300
@@ -300,7 +307,9 @@ class ForwardTime:
                 work = np.maximum(op.time_s - op.overhead_s, 0.0)
                 by_compute = op.compute_s > op.memory_s
                 seconds["overhead"] = seconds["overhead"] + (op.time_s - work)
-                seconds["compute"] = seconds["compute"] + np.where(by_compute, work, 0.0)
+                seconds["compute"] = seconds["compute"] + np.where(
+                    by_compute, work, 0.0
+                )
                 seconds[memory] = seconds[memory] + np.where(by_compute, 0.0, work)
         return seconds
 

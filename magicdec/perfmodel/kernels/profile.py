@@ -28,10 +28,21 @@ from magicdec.counts import Array
 from magicdec.errors import ConfigError, either, unknown_choice
 from magicdec.files import converted, read_toml, write_atomic
 from magicdec.perfmodel.kernels.attention import AttentionCurve, PrefillCurve
-from magicdec.perfmodel.kernels.base import Columns, Curve, FittedCurve, Table, borrowed_error
+from magicdec.perfmodel.kernels.base import (
+    Columns,
+    Curve,
+    FittedCurve,
+    Table,
+    borrowed_error,
+)
 from magicdec.perfmodel.kernels.experts import MoeCurve
 from magicdec.perfmodel.kernels.gemm import ElementwiseCurve, GemmCurve
-from magicdec.perfmodel.kernels.latents import IndexerCurve, LatentCurve, SparseCurve, TopKCurve
+from magicdec.perfmodel.kernels.latents import (
+    IndexerCurve,
+    LatentCurve,
+    SparseCurve,
+    TopKCurve,
+)
 from magicdec.perfmodel.kernels.links import AllReduceCurve, ExchangeCurve
 from magicdec.perfmodel.kernels.recurrence import LinearCurve, LinearPrefillCurve
 from magicdec.specs import device
@@ -126,7 +137,9 @@ def hardware_names() -> list[str]:
 
 VENDORS = frozenset(("nvidia", "amd", "instinct", "geforce", "tesla"))
 """Parts of a device's name, as a driver prints it, that tell no device."""
-COUNTED = re.compile(r"(?:(?P<nodes>\d+)\s*[x*]\s*)?(?P<count>\d+)\s*[x*]\s*(?P<name>.*)")
+COUNTED = re.compile(
+    r"(?:(?P<nodes>\d+)\s*[x*]\s*)?(?P<count>\d+)\s*[x*]\s*(?P<name>.*)"
+)
 
 
 COUNTED_AFTER = re.compile(r"(?P<name>[^/]*[a-z][^/]*?)\s*[:x*]\s*(?P<count>\d{1,3})")
@@ -151,7 +164,9 @@ def counted(text: str) -> Devices:
     """The name, number and price of devices: "2x8xh200=3.5" is 16 in nodes of 8, "h200:8" are 8."""
     priced = PRICED.fullmatch(text.strip())
     if priced is not None:
-        return counted(priced["name"])._replace(price_per_hour_usd=float(priced["price"]))
+        return counted(priced["name"])._replace(
+            price_per_hour_usd=float(priced["price"])
+        )
     lowered = text.strip().lower()
     match = COUNTED.fullmatch(lowered)
     if match is None:
@@ -162,7 +177,9 @@ def counted(text: str) -> Devices:
     count = int(match["count"])
     if match["nodes"] is None:
         return Devices(match["name"], num_gpus=count)
-    return Devices(match["name"], num_gpus=int(match["nodes"]) * count, num_gpus_per_node=count)
+    return Devices(
+        match["name"], num_gpus=int(match["nodes"]) * count, num_gpus_per_node=count
+    )
 
 
 def load_hardware(name_or_path: str | Path) -> HardwareProfile:
@@ -182,7 +199,9 @@ def load_hardware(name_or_path: str | Path) -> HardwareProfile:
         profile = msgspec.structs.replace(profile, price_per_hour_usd=price)
     if devices.num_gpus_per_node is None:
         return profile
-    link = msgspec.structs.replace(profile.link, num_gpus_per_node=devices.num_gpus_per_node)
+    link = msgspec.structs.replace(
+        profile.link, num_gpus_per_node=devices.num_gpus_per_node
+    )
     return msgspec.structs.replace(profile, link=link)
 
 
@@ -229,7 +248,9 @@ def _load_file(path: Path) -> HardwareProfile:
         return profile
     known = hardware_aliases()
     if known.get(lender) in (None, path.stem):
-        raise ConfigError(f"{path}: key 'curves_from': {unknown_choice('hardware', lender, known)}")
+        raise ConfigError(
+            f"{path}: key 'curves_from': {unknown_choice('hardware', lender, known)}"
+        )
     return _borrow(profile, load_hardware(lender))
 
 
@@ -256,7 +277,11 @@ def _borrow(profile: HardwareProfile, donor: HardwareProfile) -> HardwareProfile
                     if kind.may_borrow(profile, donor, name):
                         curves[name] = lent(curve, donor.name)
                 changes[key] = {**curves, **mine}
-            elif mine is None and theirs is not None and kind.may_borrow(profile, donor, ""):
+            elif (
+                mine is None
+                and theirs is not None
+                and kind.may_borrow(profile, donor, "")
+            ):
                 changes[key] = lent(theirs, donor.name)
     return msgspec.structs.replace(profile, **changes)
 
@@ -333,7 +358,9 @@ def read_table(path: Path) -> tuple[Table, dict[Group, dict[str, Array]]]:
     for key in dict.fromkeys(zip(devices, variants, strict=True)):
         group = Group(*key)
         if group.variant != EAGER:
-            rows = select(numbers, (devices == group.device) & (variants == group.variant))
+            rows = select(
+                numbers, (devices == group.device) & (variants == group.variant)
+            )
             groups[group] = table.select_group(rows)
     return table, groups
 
@@ -368,7 +395,9 @@ def _table_of(frame: pd.DataFrame, path: Path) -> Table:
 def _positive(frame: pd.DataFrame, name: str, path: Path) -> Array:
     import pandas as pd
 
-    values: Array = pd.to_numeric(frame[name], errors="coerce").to_numpy(dtype=np.float64)
+    values: Array = pd.to_numeric(frame[name], errors="coerce").to_numpy(
+        dtype=np.float64
+    )
     is_bad = ~(np.isfinite(values) & (values > 0))
     if is_bad.any():
         line = int(np.argmax(is_bad))
@@ -379,7 +408,9 @@ def _positive(frame: pd.DataFrame, name: str, path: Path) -> Array:
     return values
 
 
-def row_seconds(table: Table, hw: HardwareProfile, rows: Columns, variant: str = "") -> Array:
+def row_seconds(
+    table: Table, hw: HardwareProfile, rows: Columns, variant: str = ""
+) -> Array:
     """Seconds of each row. Operands that fit stay in the L2, as where kernels are timed in a
     loop."""
     curve = CURVES[table.kind].of(hw, variant)
@@ -431,7 +462,9 @@ def refit(
     kind = CURVES[table.kind]
     work = table.work(rows, variant)
     is_own = kind.own(hw, variant) is not None
-    curve = kind.of(hw, variant).refitted(hw, work, weighted, fitted_on=fitted_on, is_own=is_own)
+    curve = kind.of(hw, variant).refitted(
+        hw, work, weighted, fitted_on=fitted_on, is_own=is_own
+    )
     if table.kind != "window":
         curve = curve.over(work)
     fitted: HardwareProfile = curve.placed(hw, variant)

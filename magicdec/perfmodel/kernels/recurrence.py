@@ -50,7 +50,9 @@ class Recurrence(NamedTuple):
 
     def cost(self) -> Cost:
         """Per element a decay, an outer product and a read-out: 6 FLOPs."""
-        batch, query, state, conv = (np.asarray(value, dtype=np.float64) for value in self[:4])
+        batch, query, state, conv = (
+            np.asarray(value, dtype=np.float64) for value in self[:4]
+        )
         slot_bytes = state * FP32_BYTES + conv * self.conv_element
         return Cost(
             flops=6.0 * batch * query * state,
@@ -96,7 +98,9 @@ class LinearCurve(KernelCurve, frozen=True, kw_only=True):
     """Time of one token: those of a sequence go one after the other, however little is read."""
     ridge_power: Annotated[float, Free(scale="above_one")] = 2.5
 
-    def seconds(self, hw: Device, work: Recurrence, working_set: WorkingSet = None) -> OpTime:
+    def seconds(
+        self, hw: Device, work: Recurrence, working_set: WorkingSet = None
+    ) -> OpTime:
         batch, query, state, conv, written = arrays(*work[:4], work.states_written)
         slot_bytes = batch * (state * FP32_BYTES + conv * work.conv_element)
         resident = slot_bytes * np.maximum(written, 1.0)
@@ -153,14 +157,18 @@ class LinearPrefillCurve(KernelCurve, frozen=True, kw_only=True):
     l2_bandwidth_ratio: Annotated[float, Free(scale="above_one")] = 2.0
     ridge_power: Annotated[float, Free(scale="above_one")] = 3.0
 
-    def seconds(self, hw: Device, work: Recurrence, working_set: WorkingSet = None) -> OpTime:
+    def seconds(
+        self, hw: Device, work: Recurrence, working_set: WorkingSet = None
+    ) -> OpTime:
         batch, query, state, conv, kernel = arrays(*work[:5])
         states = batch * state / STATE_ROW**2
         chunks = np.ceil(query / CHUNK_TOKENS)
         chain_s = waves(states / hw.num_multiprocessors, self.wave_weight) * (
             self.block_s + chunks * self.chunk_s
         )
-        conv_bytes = 2.0 * work.conv_element * batch * query * (conv / np.maximum(kernel, 1.0))
+        conv_bytes = (
+            2.0 * work.conv_element * batch * query * (conv / np.maximum(kernel, 1.0))
+        )
         speedup = cache_speedup(
             hw,
             self.l2_fraction,
@@ -168,7 +176,9 @@ class LinearPrefillCurve(KernelCurve, frozen=True, kw_only=True):
             conv_bytes,
             working_set,
         )
-        conv_s = conv_bytes / (self.bandwidth_efficiency * hw.memory_bytes_per_s) / speedup
+        conv_s = (
+            conv_bytes / (self.bandwidth_efficiency * hw.memory_bytes_per_s) / speedup
+        )
         moved = 4.0 * 2.0 * STATE_ROW * states * query
         memory_s = self.passes * moved / hw.memory_bytes_per_s / speedup
         busy_s = conv_s + soft_max(chain_s, memory_s, self.ridge_power)

@@ -137,7 +137,9 @@ def answer_of(
         rankings = [ranking]
         alone = [row for row in alone if row.batch_size == ranking.best.batch_size]
     if settled is not None:
-        row = next(row for row in [*alone, *drafted] if same_configuration(row, settled))
+        row = next(
+            row for row in [*alone, *drafted] if same_configuration(row, settled)
+        )
         ranking = dataclasses.replace(ranking, best=row)
     origin = _origin_of(found, ranking.best)
     prediction = origin.of(ranking.best)
@@ -193,7 +195,9 @@ def _origin_of(found: list[Found], row: Candidate) -> Found:
     return next(of_option for of_option in found if row in of_option.rows)
 
 
-def _rankings(case: Case, alone: list[Candidate], drafted: list[Candidate]) -> list[Ranking]:
+def _rankings(
+    case: Case, alone: list[Candidate], drafted: list[Candidate]
+) -> list[Ranking]:
     """The ranking of each load, the best first."""
     rankings = []
     for place, alone_here, drafted_here in _loads(case, alone, drafted):
@@ -307,10 +311,14 @@ def _limits(case: Case, best: Candidate) -> list[Limit]:
     limits = []
     if request.tpot_limit_s is not None:
         between_s = best.between_tokens_s
-        limits.append(Limit(of="time per token", limit_s=request.tpot_limit_s, value_s=between_s))
+        limits.append(
+            Limit(of="time per token", limit_s=request.tpot_limit_s, value_s=between_s)
+        )
     if request.ttft_limit_s is not None:
         first_s = best.first_token_s
-        limits.append(Limit(of="first token", limit_s=request.ttft_limit_s, value_s=first_s))
+        limits.append(
+            Limit(of="first token", limit_s=request.ttft_limit_s, value_s=first_s)
+        )
     return limits
 
 
@@ -350,7 +358,9 @@ def _with_static_batch(case: Case, origin: Found, best: Candidate) -> Candidate:
         batch_size=best.batch_size,
         gen_len=gen_len,
     )
-    decoding = msgspec.structs.replace(best.decoding, speedup_static_batch=best.speedup * kept)
+    decoding = msgspec.structs.replace(
+        best.decoding, speedup_static_batch=best.speedup * kept
+    )
     return msgspec.structs.replace(best, decoding=decoding)
 
 
@@ -361,7 +371,9 @@ def _memory(
     prediction: Prediction,
 ) -> MemoryUse:
     where = case.tp_sizes.index(best.tp_size)
-    drafted = case.largest_batches(option=option, budget=best.draft_budget, gamma=best.gamma)
+    drafted = case.largest_batches(
+        option=option, budget=best.draft_budget, gamma=best.gamma
+    )
     use = {}
     for name, value in vars(prediction.memory).items():
         use[name] = float(np.ravel(value)[0])

@@ -48,7 +48,9 @@ def _first(value: Any) -> float:
 
 def _operation(setup: Setup, op: Op, tp_size: int) -> Operation:
     hw = setup.hardware
-    flops, weight_bytes, kv_bytes, activation_bytes, sent = (_first(value) for value in op.cost)
+    flops, weight_bytes, kv_bytes, activation_bytes, sent = (
+        _first(value) for value in op.cost
+    )
     num_bytes = weight_bytes + kv_bytes + activation_bytes
     wire = 2.0 * (tp_size - 1) / tp_size * sent / hw.link.bytes_per_s
     ceiling = max(

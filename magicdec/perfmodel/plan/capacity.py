@@ -138,7 +138,9 @@ def plan_traffic(request: PlanRequest, model: ModelSpec, progress: Progress) -> 
 def _load(request: PlanRequest, model: ModelSpec) -> Load:
     """The load to plan for. Raises ConfigError for one that cannot be."""
     if len(request.hardware) > 1:
-        raise ConfigError("a plan for a rate takes one kind of device; give one --hardware")
+        raise ConfigError(
+            "a plan for a rate takes one kind of device; give one --hardware"
+        )
     load = Load.of(request, model)
     if load.schedule is not None and load.schedule.count > MAX_SCHEDULED:
         raise ConfigError(
@@ -164,7 +166,9 @@ def simulated(
     """
     if policy not in POLICIES:
         raise unknown_choice("policy", policy, POLICIES)
-    is_drafted = request.names_a_draft and request.draft != "none" and request.gamma != 0
+    is_drafted = (
+        request.names_a_draft and request.draft != "none" and request.gamma != 0
+    )
     if not is_drafted:
         request = msgspec.structs.replace(request, draft="none", draft_method=None)
     request = msgspec.structs.replace(
@@ -187,7 +191,9 @@ def simulated(
     return Trial(load=load, layout=layout).at(load.rate, replicas, seed=seed)
 
 
-def _fewest(load: Load, layouts: list[ServedLayout], most: int, progress: Progress) -> Kept | None:
+def _fewest(
+    load: Load, layouts: list[ServedLayout], most: int, progress: Progress
+) -> Kept | None:
     """The layout and number of replicas with the fewest devices. The best by the analytic answer is
     simulated first, and the others on no more devices than they would need to be better.
     """
@@ -494,7 +500,9 @@ def _where_it_pays(curves: list[TrafficLoad]) -> list[str]:
     return [f"with {', '.join(names)}: {paying}" for paying, names in policies.items()]
 
 
-def _gains(curve: list[TrafficLoad], alone: dict[float, TrafficLoad]) -> list[tuple[float, float]]:
+def _gains(
+    curve: list[TrafficLoad], alone: dict[float, TrafficLoad]
+) -> list[tuple[float, float]]:
     """(rate, how many times as fast the median request is), at rates known without a draft too. A
     gain of 0 stands for an overloaded server."""
     gains = []

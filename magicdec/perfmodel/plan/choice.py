@@ -139,7 +139,9 @@ def _speedup(row: Candidate) -> float:
     return row.gain.speedup
 
 
-def outcome_of(best: Candidate, left_out: Candidate | None, *, lacks_acceptance: bool) -> Outcome:
+def outcome_of(
+    best: Candidate, left_out: Candidate | None, *, lacks_acceptance: bool
+) -> Outcome:
     """Whether speculation is chosen, or why not. `left_out`: the fastest draft that is not
     chosen."""
     if best.is_speculative:
@@ -178,7 +180,12 @@ def same_configuration(row: Candidate, other: Candidate) -> bool:
 def configuration(row: Candidate) -> tuple[object, ...]:
     """The draft, gamma, layout and batch of a row: what tells configurations of a case apart."""
     draft = (row.draft, row.draft_method, row.draft_budget, row.gamma)
-    layout = (row.layout.tp_size, row.layout.pp_size, row.layout.dp_size, row.layout.ep_size)
+    layout = (
+        row.layout.tp_size,
+        row.layout.pp_size,
+        row.layout.dp_size,
+        row.layout.ep_size,
+    )
     return (*draft, *layout, row.batch_size)
 
 

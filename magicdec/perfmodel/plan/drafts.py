@@ -94,7 +94,9 @@ def draft_options(
         if draft_model_name(name):
             model = _draft_model(name, target)
         if not request.names_a_draft and not _exists(target, name, kind, request):
-            lacking.append(NeedsAcceptance(draft=name, draft_method=kind, reason=_untrained(kind)))
+            lacking.append(
+                NeedsAcceptance(draft=name, draft_method=kind, reason=_untrained(kind))
+            )
             continue
         question = _question(target, name, kind, request, context, head)
         acceptance = _acceptance(target, name, kind, request, question)
@@ -112,7 +114,9 @@ def draft_options(
     return options, lacking
 
 
-def _with_its_draft(request: PlanRequest, target: ModelSpec) -> tuple[PlanRequest, HeadSpec | None]:
+def _with_its_draft(
+    request: PlanRequest, target: ModelSpec
+) -> tuple[PlanRequest, HeadSpec | None]:
     """The request with the catalog's name of its draft, or the draft that a head or an acceptance
     rate stands for; and the head."""
     draft = request.draft
@@ -199,14 +203,22 @@ def _has_other_weights(
 
 
 def _is_narrower(one: str, other: str) -> bool:
-    return Precision(weight_dtype=one).weight_bytes < Precision(weight_dtype=other).weight_bytes
+    return (
+        Precision(weight_dtype=one).weight_bytes
+        < Precision(weight_dtype=other).weight_bytes
+    )
 
 
-def _exists(target: ModelSpec, draft: str, method: DraftMethod, request: PlanRequest) -> bool:
+def _exists(
+    target: ModelSpec, draft: str, method: DraftMethod, request: PlanRequest
+) -> bool:
     """Whether a draft can be run: a head must be published for the target, or given."""
     if method not in HEAD_METHODS or request.draft_model is not None:
         return True
-    if request.acceptance_rate is not None or _measured(draft, method, request) is not None:
+    if (
+        request.acceptance_rate is not None
+        or _measured(draft, method, request) is not None
+    ):
         return True
     if method == "mtp":
         return bool(target.mtp_layers)
@@ -281,7 +293,9 @@ def _that_run(
         instead = f"--engine {others[0]} does"
     else:
         instead = f"--engine {', '.join(others)} do"
-    raise ConfigError(f"engine {engine.name} does not run {draft_kind(name, kind)}; {instead}")
+    raise ConfigError(
+        f"engine {engine.name} does not run {draft_kind(name, kind)}; {instead}"
+    )
 
 
 def _draft_model(name: str, target: ModelSpec) -> ModelSpec:
@@ -290,7 +304,9 @@ def _draft_model(name: str, target: ModelSpec) -> ModelSpec:
     """
     if not is_model(name):
         names = [*NAMED_DRAFTS, *model_names()]
-        known = f"known: {', '.join(NAMED_DRAFTS)}, or a model of the target's vocabulary"
+        known = (
+            f"known: {', '.join(NAMED_DRAFTS)}, or a model of the target's vocabulary"
+        )
         raise unknown_choice("draft", name, names, or_else=known)
     model = load_model_spec(name)
     if model.vocab_size != target.vocab_size:
@@ -366,7 +382,9 @@ def load_profiles(
     return profiles
 
 
-def _measured(draft: str, method: DraftMethod, request: PlanRequest) -> AcceptanceProfile | None:
+def _measured(
+    draft: str, method: DraftMethod, request: PlanRequest
+) -> AcceptanceProfile | None:
     """The user's profile of a draft."""
     for profile in request.acceptance:
         if (profile.draft, profile.draft_method) == (draft, method):
@@ -393,7 +411,9 @@ def _acceptance(
             return copy
     if measured is not None:
         return updated_by(measured, question)
-    return profile_of(question._replace(is_other_format=other_format), draft=draft, method=method)
+    return profile_of(
+        question._replace(is_other_format=other_format), draft=draft, method=method
+    )
 
 
 def _of_copy(

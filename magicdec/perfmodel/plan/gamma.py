@@ -29,7 +29,9 @@ from magicdec.plan_document import GammaTable, Reach, Span
 from magicdec.plan_rows import Candidate, verdict_of
 
 NUM_BREAK_EVEN_CONTEXTS = 65
-VERDICTS = np.vectorize(lambda low, high: verdict_of(speedup_low=low, speedup_high=high))
+VERDICTS = np.vectorize(
+    lambda low, high: verdict_of(speedup_low=low, speedup_high=high)
+)
 TABLE_BATCHES = (1, 4, 8, 16, 32, 64, 128, 256)
 TABLE_CONTEXTS = (512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
 
@@ -51,7 +53,9 @@ class Best:
     """Speedup of decoding and the ends of its interval, [3, batch, context]. 0: it cannot run."""
 
 
-def best_gammas(case: Case, option: DraftOption, points: Points, room: BoolArray) -> Best:
+def best_gammas(
+    case: Case, option: DraftOption, points: Points, room: BoolArray
+) -> Best:
     """The gamma with the highest speedup, for tables and reaches alike: of whole requests if a
     length is generated, else of decoding. `room`: where autoregressive decoding fits."""
     result = predict(case.setup(option), option.acceptance, points)
@@ -168,7 +172,9 @@ def gamma_table(
     It covers what fits in memory. A cell where not even autoregressive decoding fits says what
     would be best if it did. Without a `leading` row nothing is drafted anywhere."""
     axes = Axes.of(case, best)
-    alone = predict(case.setup(None), None, _grid(case, best, axes.batches, axes.all_contexts))
+    alone = predict(
+        case.setup(None), None, _grid(case, best, axes.batches, axes.all_contexts)
+    )
     room = alone.full(alone.memory.fits).reshape(axes.shape)
     option = _option_of(case, leading)
     row_of_best = room[axes.batches.index(best.batch_size), axes.between]
@@ -200,7 +206,9 @@ def gamma_table(
     return table, reaches
 
 
-def _table(axes: Axes, best: Candidate, leading: Candidate | None, cells: Cells) -> GammaTable:
+def _table(
+    axes: Axes, best: Candidate, leading: Candidate | None, cells: Cells
+) -> GammaTable:
     """The table of `leading`'s draft, without what is known of a loaded draft only."""
     draft = "none"
     draft_method = "none"
@@ -336,7 +344,9 @@ def _grid(
     )
 
 
-def _idle_speedup(case: Case, option: DraftOption, leading: Candidate, alone: Prediction) -> Any:
+def _idle_speedup(
+    case: Case, option: DraftOption, leading: Candidate, alone: Prediction
+) -> Any:
     """Speedup over autoregressive decoding of an engine that has this draft set up but drafts
     nothing."""
     setup = case.setup(option)
@@ -352,11 +362,15 @@ def _idle_speedup(case: Case, option: DraftOption, leading: Candidate, alone: Pr
     )
 
 
-def _reach(case: Case, option: DraftOption, best: Candidate, contexts: Array) -> Reach | None:
+def _reach(
+    case: Case, option: DraftOption, best: Candidate, contexts: Array
+) -> Reach | None:
     """The contexts at which a draft pays at the best candidate's batch and tp, up to the longest at
     which it can run. None: it cannot run."""
     points = _grid(case, best, (best.batch_size,), contexts, option)
-    drafted = best_gammas(case, option, points, np.ones((1, len(contexts)), dtype=np.bool_))
+    drafted = best_gammas(
+        case, option, points, np.ones((1, len(contexts)), dtype=np.bool_)
+    )
     if not drafted.is_usable.any():
         return None
     longest = int(np.flatnonzero(drafted.is_usable[0])[-1])
@@ -397,7 +411,9 @@ def _spans(
     around it that possibly does."""
 
     def widest(runs: list[Span]) -> Span | None:
-        return max(runs, key=lambda run: contexts[run[1]] / contexts[run[0]], default=None)
+        return max(
+            runs, key=lambda run: contexts[run[1]] / contexts[run[0]], default=None
+        )
 
     def span(values: Array, run: Span | None) -> Span | None:
         if run is None:
@@ -428,7 +444,9 @@ def _span(contexts: Array, speedups: Array, run: Span) -> Span:
 
     def edge(inside: int, outside: int) -> int:
         is_at_end = not 0 <= outside < len(contexts)
-        if is_at_end or speedups[outside] <= 0.0:  # 0: the draft cannot run there at all
+        if (
+            is_at_end or speedups[outside] <= 0.0
+        ):  # 0: the draft cannot run there at all
             return round(float(contexts[inside]))
         gain = speedups[inside] - 1.0
         share = gain / (speedups[inside] - speedups[outside])

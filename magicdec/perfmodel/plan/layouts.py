@@ -89,7 +89,9 @@ class ServedLayout:
         if self.option is None:
             return None
         if self.follows == "fixed":
-            return TableGamma(batch_sizes=(1,), context_lens=(1,), gammas=((self.row.gamma,),))
+            return TableGamma(
+                batch_sizes=(1,), context_lens=(1,), gammas=((self.row.gamma,),)
+            )
         case = dataclasses.replace(self.case, options=(self.option,))
         table, _ = gamma_table(case, self.row, self.row)
         if self.follows == "by batch":
@@ -97,7 +99,9 @@ class ServedLayout:
         return table.policy
 
 
-def served_layouts(load: Load, model: ModelSpec, *, widest: bool = False) -> list[ServedLayout]:
+def served_layouts(
+    load: Load, model: ModelSpec, *, widest: bool = False
+) -> list[ServedLayout]:
     """Each way to spread a replica without a draft, and with the drafts that serve most there, of
     those that a release of the engine runs unless one was requested. `widest`: the usual way at its
     largest tp size alone.
@@ -138,7 +142,9 @@ def _cases(load: Load, model: ModelSpec, *, widest: bool) -> list[Case]:
     )
     hardware = request.hardware[0]
     engine = engine_of(request, hardware)
-    options, _ = draft_options(model, request, engine=engine, context=int(lengths.prompt_len))
+    options, _ = draft_options(
+        model, request, engine=engine, context=int(lengths.prompt_len)
+    )
     ways = resolve(request, model, hardware, options, lengths)
     if widest:
         largest = max(ways[0].tp_sizes)
@@ -157,7 +163,9 @@ def _rows_of_released(case: Case) -> list[ServedLayout]:
     request = case.request
     if request.names_a_draft or request.plugin or request.acceptance_rate is not None:
         return _best_rows(case)
-    options = tuple(option for option in case.options if _is_released(option, case.engine))
+    options = tuple(
+        option for option in case.options if _is_released(option, case.engine)
+    )
     return _best_rows(dataclasses.replace(case, options=options))
 
 

@@ -78,7 +78,12 @@ class Load:
                 f"rate must be at least {MIN_RATE:g} requests/s, not {request.rate:g}"
             )
         if request.requests is None:
-            return cls(request=request, workload=_workload(request), trace=None, schedule=schedule)
+            return cls(
+                request=request,
+                workload=_workload(request),
+                trace=None,
+                schedule=schedule,
+            )
         trace = read_requests(request.requests, request.columns)
         if request.workload is not None or request.cached_len:
             raise ConfigError(
@@ -120,7 +125,9 @@ class Load:
         if self.schedule is None or self.schedule.count < MIN_REQUESTS:
             return None
         parts = self.schedule.parts(WINDOWS)
-        return dataclasses.replace(self, schedule=max(parts, key=lambda part: part.count))
+        return dataclasses.replace(
+            self, schedule=max(parts, key=lambda part: part.count)
+        )
 
     def edges_s(self, requests: Requests) -> Array | None:
         """Times between which a load that changes is judged: the WINDOWS of a schedule or a trace,
@@ -158,7 +165,9 @@ class Load:
         is_in_turns = self.request.balance != "least-loaded"
         if self.trace is not None:
             traced = self._traced(self.trace, rate, seed)
-            return traced.part(turns.of(len(traced)) if is_in_turns else turns.evenly(len(traced)))
+            return traced.part(
+                turns.of(len(traced)) if is_in_turns else turns.evenly(len(traced))
+            )
         count = min(max(rate * turns.share * SPAN_S, MIN_REQUESTS), MAX_REQUESTS)
         if not is_in_turns:
             rate = rate * turns.share
@@ -182,7 +191,9 @@ class Load:
     def _scheduled(self, schedule: Schedule, turns: Turns, seed: int) -> Requests:
         """Raises ConfigError where chance draws none."""
         mean = schedule.count * turns.share
-        enough = mean + 10.0 * math.sqrt(mean * max(self.request.burstiness, 1.0)) + 10.0
+        enough = (
+            mean + 10.0 * math.sqrt(mean * max(self.request.burstiness, 1.0)) + 10.0
+        )
         found = schedule.paced(self._drawn(int(enough), 1.0, turns, seed))
         if not len(found):
             raise ConfigError(
@@ -214,8 +225,12 @@ class Load:
 
     def _is_kept(self, outcome: Outcome) -> bool:
         asked = self.request
-        is_prompt = _is_within(outcome.ttft_s, mean=asked.ttft_limit_s, p95=asked.ttft_p95_s)
-        is_fast = _is_within(outcome.tpot_s, mean=asked.tpot_limit_s, p95=asked.tpot_p95_s)
+        is_prompt = _is_within(
+            outcome.ttft_s, mean=asked.ttft_limit_s, p95=asked.ttft_p95_s
+        )
+        is_fast = _is_within(
+            outcome.tpot_s, mean=asked.tpot_limit_s, p95=asked.tpot_p95_s
+        )
         return is_prompt and is_fast
 
     @property
@@ -249,8 +264,12 @@ def _workload(request: PlanRequest) -> WorkloadSpec:
         )
     (context, *others) = request.context_lens
     if others:
-        raise ConfigError("a plan for a rate takes one --context; a --workload holds several")
-    return WorkloadSpec(requests=(RequestShape(prompt_len=context, gen_len=request.gen_len),))
+        raise ConfigError(
+            "a plan for a rate takes one --context; a --workload holds several"
+        )
+    return WorkloadSpec(
+        requests=(RequestShape(prompt_len=context, gen_len=request.gen_len),)
+    )
 
 
 def _check_lengths(trace: Requests, path: str, model: ModelSpec) -> None:

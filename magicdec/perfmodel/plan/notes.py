@@ -76,7 +76,9 @@ def _on_devices(cases: list[Case], best: Candidate) -> Iterator[str]:
         batch = max(request.batch_sizes, default=best.batch_size)
         formats = formats_that_fit(one, batch=batch)
         if formats:
-            groups.setdefault(either(formats), []).append(f"{count} x {case.hardware.name}")
+            groups.setdefault(either(formats), []).append(
+                f"{count} x {case.hardware.name}"
+            )
     for formats_text, devices in groups.items():
         fewest = "one"
         if len(devices) > 1:
@@ -99,7 +101,9 @@ def _on_measured(case: Case, best: Candidate) -> Iterator[str]:
             yield f"nobody timed {', '.join(kernels)} on {hardware}: intervals are wider"
     if not best.is_speculative:
         return
-    is_fitted = engine.is_speculation_fitted(hardware, formats.weight_dtype, formats.kv_dtype)
+    is_fitted = engine.is_speculation_fitted(
+        hardware, formats.weight_dtype, formats.kv_dtype
+    )
     if not is_fitted:
         yield (
             f"no {engine.name} server with speculation was measured on {hardware} with "
@@ -129,7 +133,9 @@ def _on_spread(case: Case, answer: CaseAnswer) -> Iterator[str]:
             over = f"a network of {rate / GIGA:.0f} GB/s per device"
         estimate = "sending tokens to their experts is priced as DeepEP's kernels were measured"
         if spread.pp > 1:
-            estimate = "sends between stages are an unmeasured estimate, with wider intervals"
+            estimate = (
+                "sends between stages are an unmeasured estimate, with wider intervals"
+            )
         yield f"{best.layout.label} spans nodes over {over}: {estimate}"
     if spread.pp > 1:
         able = case.engine.staged_drafts
@@ -292,7 +298,9 @@ def _pace(row: Candidate) -> str:
 
 def keeping_last_unit(case: Case) -> Case:
     """The case on an engine whose drafts keep the last unit of each prefix hit."""
-    return replace(case, engine=msgspec.structs.replace(case.engine, drops_last_unit=()))
+    return replace(
+        case, engine=msgspec.structs.replace(case.engine, drops_last_unit=())
+    )
 
 
 def hits_lost(case: Case, best: Candidate, cost: str, unit_tokens: int) -> str:
@@ -303,7 +311,9 @@ def hits_lost(case: Case, best: Candidate, cost: str, unit_tokens: int) -> str:
         f"each prefix hit, which costs {cost}"
     )
     if case.engine.keep_last_unit:
-        note += f"; {case.engine.keep_last_unit} keeps them, and may lower the acceptance"
+        note += (
+            f"; {case.engine.keep_last_unit} keeps them, and may lower the acceptance"
+        )
     return note
 
 
@@ -351,7 +361,11 @@ def _on_drafts(
         if is_best and best.drafting.is_extrapolated:
             key.append(_extrapolation(option.acceptance, best, drafted))
         others.extend(_on_origin(case, option, is_best=is_best))
-    if not best.is_speculative and drafted and max(row.speedup for row in drafted) <= 1.0:
+    if (
+        not best.is_speculative
+        and drafted
+        and max(row.speedup for row in drafted) <= 1.0
+    ):
         others.append("speculation does not pay here: decode autoregressively")
     return key, others
 
@@ -363,7 +377,9 @@ def _on_budget(case: Case, option: DraftOption) -> Iterator[str]:
         return
     if method not in case.engine.draft_windows:
         name = draft_name(option.draft, method)
-        why = case.engine.draft_window_notes.get(method, f"{case.engine.name} has no window for it")
+        why = case.engine.draft_window_notes.get(
+            method, f"{case.engine.name} has no window for it"
+        )
         yield f"{name} keeps its whole cache, whatever --draft-budget says: {why}"
 
 
@@ -435,7 +451,9 @@ def _on_length(
     return f"{note}; {unavailable}"
 
 
-def _extrapolation(measured: AcceptanceProfile, best: Candidate, drafted: list[Candidate]) -> str:
+def _extrapolation(
+    measured: AcceptanceProfile, best: Candidate, drafted: list[Candidate]
+) -> str:
     """The range over which the best row's acceptance was measured, and the best row inside it."""
     where = []
     if measured.measured_budgets:
@@ -453,7 +471,9 @@ def _extrapolation(measured: AcceptanceProfile, best: Candidate, drafted: list[C
         if not row.drafting.is_extrapolated and _has_the_draft_of(row, best):
             inside.append(row)
     if inside:
-        row = max(inside, key=lambda row: (row.within_limits, row.fits, row.rate_per_gpu))
+        row = max(
+            inside, key=lambda row: (row.within_limits, row.fits, row.rate_per_gpu)
+        )
         budget = ""
         if row.draft_budget:
             budget = f"budget {row.draft_budget}, "

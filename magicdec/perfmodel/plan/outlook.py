@@ -230,7 +230,9 @@ def _order(row: Candidate, weighed: Candidate) -> float:
     return row.rate
 
 
-def _drawn(compared: Sequence[Compared], options: Sequence[DraftOption], levels: Levels) -> Drawn:
+def _drawn(
+    compared: Sequence[Compared], options: Sequence[DraftOption], levels: Levels
+) -> Drawn:
     """The rates of all configurations under the same draws."""
     sources = _sources(compared[0].prediction)
     draws = normals(len(sources) + len(options) + 1)
@@ -346,7 +348,9 @@ def _loadings(num_drafts: int, levels: Levels) -> Array:
     correlation = np.eye(num_drafts)
     places = np.array(levels.places, dtype=np.int64)
     deviation = np.sqrt(levels.covariance.diagonal())
-    correlation[np.ix_(places, places)] = levels.covariance / np.outer(deviation, deviation)
+    correlation[np.ix_(places, places)] = levels.covariance / np.outer(
+        deviation, deviation
+    )
     values, vectors = np.linalg.eigh(correlation)
     return np.asarray(vectors * np.sqrt(np.maximum(values, 0.0)))
 
@@ -409,14 +413,22 @@ def _worth_of(measurement: Measurement) -> float:
     return measurement.worth
 
 
-def _possible(case: Case, compared: Sequence[Compared], drawn: Drawn, place: int) -> list[Asked]:
+def _possible(
+    case: Case, compared: Sequence[Compared], drawn: Drawn, place: int
+) -> list[Asked]:
     """Possible measurements, the easiest first."""
     counted = [
         (_option(of_draft), _counted(of_draft, sigmas, drawn.noise))
         for of_draft, sigmas in zip(compared[1:], drawn.acceptance.T, strict=True)
     ]
-    lookups = [(option, tells) for option, tells in counted if option.method in LOOKUP_METHODS]
-    others = [(option, tells) for option, tells in counted if option.method not in LOOKUP_METHODS]
+    lookups = [
+        (option, tells) for option, tells in counted if option.method in LOOKUP_METHODS
+    ]
+    others = [
+        (option, tells)
+        for option, tells in counted
+        if option.method not in LOOKUP_METHODS
+    ]
     asked = []
     if lookups:
         asked.append(_replay_lookups(lookups))
@@ -469,7 +481,9 @@ def _observe(case: Case, option: DraftOption, tells: Array) -> Asked:
     draft = f"--draft {option.draft}"
     if option.draft == SELF:
         draft += f" --draft-method {option.method}"
-    command = f"magicdec observe {SERVER} {draft} --model {case.model.name} --seconds 600"
+    command = (
+        f"magicdec observe {SERVER} {draft} --model {case.model.name} --seconds 600"
+    )
     return Asked(
         kind="observe",
         drafts=[option.draft],
@@ -573,7 +587,9 @@ def _tasks(
     for number, task in enumerate(TASKS, start=1):
         widths = levels.deviation[number] / usual
         on_text = [compared[0]]
-        for of_draft, shift, width in zip(compared[1:], shifts[number], widths, strict=True):
+        for of_draft, shift, width in zip(
+            compared[1:], shifts[number], widths, strict=True
+        ):
             on_text.append(_on_task(of_draft, float(shift), float(width)))
         by_task.append(_best_on(case, task, compared, on_text, chosen))
     by_task.sort(key=lambda answer: -answer.changes)

@@ -22,7 +22,12 @@ import numpy as np
 from magicdec.counts import expected_tokens_per_step
 from magicdec.errors import CapacityError
 from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile
-from magicdec.perfmodel.kernels.profile import EVERY_GPU, counted, every_gpu, load_hardware
+from magicdec.perfmodel.kernels.profile import (
+    EVERY_GPU,
+    counted,
+    every_gpu,
+    load_hardware,
+)
 from magicdec.perfmodel.plan.answer import Answer, answer_of, best_of_layouts
 from magicdec.perfmodel.plan.choice import DEFAULT_MAX_GAMMA
 from magicdec.perfmodel.plan.drafts import RATE_BUDGET, draft_options, load_profiles
@@ -162,7 +167,9 @@ def _under_arrivals(request: PlanRequest, model: ModelSpec, progress: Progress) 
     """The plan for a rate of arrivals. A simulation chooses the configuration and the number of
     devices.
     """
-    from magicdec.perfmodel.plan.capacity import plan_traffic  # most plans need no simulator
+    from magicdec.perfmodel.plan.capacity import (
+        plan_traffic,
+    )  # most plans need no simulator
 
     request = _with_one_device(request)
     settled = plan_traffic(request, model, progress)
@@ -196,11 +203,15 @@ def _served(choice: Choice, load: TrafficLoad, request: PlanRequest) -> Choice:
     limits = []
     if request.ttft_p95_s is not None:
         value_s = _p95(load.ttft)
-        limits.append(Limit(of="p95 of first token", limit_s=request.ttft_p95_s, value_s=value_s))
+        limits.append(
+            Limit(of="p95 of first token", limit_s=request.ttft_p95_s, value_s=value_s)
+        )
     if request.tpot_p95_s is not None:
         value_s = _p95(load.tpot)
         limits.append(
-            Limit(of="p95 of time per token", limit_s=request.tpot_p95_s, value_s=value_s)
+            Limit(
+                of="p95 of time per token", limit_s=request.tpot_p95_s, value_s=value_s
+            )
         )
     row = msgspec.structs.replace(choice.row, cost=cost)
     return msgspec.structs.replace(choice, row=row, limits=limits)
@@ -230,7 +241,9 @@ def answered(
         engine = engine_of(request, hardware)
         for lengths in lengths_of(request):
             context = int(lengths.prompt_len)
-            options, lacking = draft_options(model, request, engine=engine, context=context)
+            options, lacking = draft_options(
+                model, request, engine=engine, context=context
+            )
             ways = []
             for way in resolve(request, model, hardware, options, lengths):
                 ways.append(with_best_settings(way))
@@ -301,7 +314,10 @@ def _readable(request: PlanRequest, model: ModelSpec) -> tuple[PlanRequest, list
             refused.append(refusal(longest))
     if not kept:
         raise CapacityError(refused[0])
-    if model.extension is not None and max(kept) + request.gen_len > model.max_position_embeddings:
+    if (
+        model.extension is not None
+        and max(kept) + request.gen_len > model.max_position_embeddings
+    ):
         refused.append(
             f"{model.name} reads more than {model.max_position_embeddings} tokens only if its "
             f"configuration sets its publisher's rope_scaling ({model.extension.rope_type}, factor "

@@ -20,7 +20,12 @@ from magicdec.perfmodel.plan.choice import deepest_gamma
 from magicdec.perfmodel.setup import Cached, Setup, precision_of
 from magicdec.plan_request import Request
 from magicdec.plan_rows import Candidate
-from magicdec.specs.engine import DEFAULT_CPU_ENGINE, DEFAULT_ENGINE, EngineProfile, load_engine
+from magicdec.specs.engine import (
+    DEFAULT_CPU_ENGINE,
+    DEFAULT_ENGINE,
+    EngineProfile,
+    load_engine,
+)
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.parallel import (
     TENSOR_PARALLEL,
@@ -60,11 +65,15 @@ class PlanRequest(Request, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         plan_request.check(self)
         if self.gamma is not None and self.gamma > MAX_GAMMA:
-            raise ConfigError(f"gamma must be between 0 and {MAX_GAMMA}, not {self.gamma}")
+            raise ConfigError(
+                f"gamma must be between 0 and {MAX_GAMMA}, not {self.gamma}"
+            )
         _ = self.cached  # what is no number or share is refused here
         _ = self.sampling  # a way of sampling out of range is refused here
         if self.acceptance_rate is not None:
-            constant_profile(self.acceptance_rate)  # a rate out of range is refused here
+            constant_profile(
+                self.acceptance_rate
+            )  # a rate out of range is refused here
 
     @property
     def cached(self) -> Cached:
@@ -84,7 +93,9 @@ class PlanRequest(Request, frozen=True, kw_only=True):
 
     @property
     def sampling(self) -> SamplingSpec:
-        return SamplingSpec(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
+        return SamplingSpec(
+            temperature=self.temperature, top_k=self.top_k, top_p=self.top_p
+        )
 
     @property
     def names_a_draft(self) -> bool:
@@ -96,12 +107,16 @@ class PlanRequest(Request, frozen=True, kw_only=True):
         values["model"] = _name_of(self.model)
         values["engine"] = _name_of(self.engine)
         values["hardware"] = [_name_of(hardware) for hardware in self.hardware]
-        values["acceptance"] = [profile.name or profile.source for profile in self.acceptance]
+        values["acceptance"] = [
+            profile.name or profile.source for profile in self.acceptance
+        ]
         values["workload"] = msgspec.to_builtins(self.workload)
         return msgspec.convert(values, Request)
 
 
-def _name_of(given: str | ModelSpec | EngineProfile | HardwareProfile | None) -> str | None:
+def _name_of(
+    given: str | ModelSpec | EngineProfile | HardwareProfile | None,
+) -> str | None:
     if given is None or isinstance(given, str):
         return given
     return given.name
@@ -172,7 +187,9 @@ class Lengths:
         batch = np.asarray(batch, dtype=np.float64)
         if self.workload is None:
             return np.full(batch.shape, self.prompt_len + self.growth)
-        return np.asarray(np.vectorize(self.workload.tail_len, otypes=[np.float64])(batch))
+        return np.asarray(
+            np.vectorize(self.workload.tail_len, otypes=[np.float64])(batch)
+        )
 
 
 def lengths_of(request: PlanRequest) -> list[Lengths]:
@@ -184,7 +201,9 @@ def lengths_of(request: PlanRequest) -> list[Lengths]:
         return [Lengths(prompt_len=prompt, growth=growth, workload=workload)]
     lengths = []
     for context in request.context_lens:
-        lengths.append(Lengths(prompt_len=float(context), growth=float(request.gen_len)))
+        lengths.append(
+            Lengths(prompt_len=float(context), growth=float(request.gen_len))
+        )
     return lengths
 
 
@@ -214,7 +233,9 @@ class Case:
         )
         if option is None:
             return setup
-        setup = replace(setup, speculation=option.speculation(), draft_model=option.model)
+        setup = replace(
+            setup, speculation=option.speculation(), draft_model=option.model
+        )
         return replace(setup, draft_precision=self.drafting_precision(setup))
 
     def drafting_precision(self, setup: Setup) -> Precision:
@@ -270,9 +291,15 @@ class Case:
         if not row.drafting.needs_plugin:
             return True
         request = self.request
-        if request.plugin or request.names_a_draft or request.acceptance_rate is not None:
+        if (
+            request.plugin
+            or request.names_a_draft
+            or request.acceptance_rate is not None
+        ):
             return True
-        given = [(profile.draft, profile.draft_method) for profile in request.acceptance]
+        given = [
+            (profile.draft, profile.draft_method) for profile in request.acceptance
+        ]
         return (row.draft, row.draft_method) in given
 
     def gammas_of(self, option: DraftOption | None) -> tuple[int, ...]:
@@ -328,7 +355,9 @@ def resolve(
     return [_fewest(request, cases)]
 
 
-def _at_its_price(request: PlanRequest, hardware: str | HardwareProfile) -> HardwareProfile:
+def _at_its_price(
+    request: PlanRequest, hardware: str | HardwareProfile
+) -> HardwareProfile:
     """A device's profile with the price in its name ("b200=5"), else the request's."""
     is_priced = False
     if isinstance(hardware, str):
@@ -336,7 +365,9 @@ def _at_its_price(request: PlanRequest, hardware: str | HardwareProfile) -> Hard
         hardware = load_hardware(hardware)
     if request.price_per_hour_usd is None or is_priced:
         return hardware
-    return msgspec.structs.replace(hardware, price_per_hour_usd=request.price_per_hour_usd)
+    return msgspec.structs.replace(
+        hardware, price_per_hour_usd=request.price_per_hour_usd
+    )
 
 
 def with_devices(request: PlanRequest, hardware: str) -> PlanRequest:
@@ -348,7 +379,9 @@ def with_devices(request: PlanRequest, hardware: str) -> PlanRequest:
     if count is None or count == request.num_gpus:
         return request
     if request.num_gpus is not None:
-        raise ConfigError(f"{hardware} is {count} devices, and --gpus {request.num_gpus}")
+        raise ConfigError(
+            f"{hardware} is {count} devices, and --gpus {request.num_gpus}"
+        )
     return msgspec.structs.replace(request, num_gpus=count)
 
 
@@ -473,7 +506,9 @@ def layouts(
     if request.tp_size is not None:
         check_tp(model, request.tp_size, multiple)
         if num_gpus is not None and request.tp_size > num_gpus:
-            raise ConfigError(f"tp {request.tp_size} needs more than the {num_gpus} GPUs given")
+            raise ConfigError(
+                f"tp {request.tp_size} needs more than the {num_gpus} GPUs given"
+            )
         return [Layout(tp_sizes=(request.tp_size,))]
     if num_gpus is None:
         return [Layout(tp_sizes=(largest_tp_at_most(model, node, multiple),))]
@@ -481,7 +516,9 @@ def layouts(
         node = max(node, min(USUAL_TP, hw.link.reach))
     within_node = valid_tp_sizes(model, min(num_gpus, node), multiple)
     layouts = [Layout(tp_sizes=tuple(within_node))]
-    is_known = hw.link.between_nodes_bytes_per_s is not None or num_gpus <= hw.link.reach
+    is_known = (
+        hw.link.between_nodes_bytes_per_s is not None or num_gpus <= hw.link.reach
+    )
     if hw.kind == "gpu" and engine.spreads and is_known:
         layouts.extend(_others(num_gpus, model, node, multiple))
     return layouts
@@ -494,7 +531,9 @@ def _asks_for_a_spread(request: PlanRequest) -> bool:
     return has_stages or has_whole_experts or request.dp_attention
 
 
-def _asked_for(request: PlanRequest, model: ModelSpec, engine: EngineProfile, node: int) -> Layout:
+def _asked_for(
+    request: PlanRequest, model: ModelSpec, engine: EngineProfile, node: int
+) -> Layout:
     if not engine.spreads:
         raise ConfigError(
             f"engine {engine.name} has neither stages nor data-parallel attention; try --engine "
@@ -511,7 +550,9 @@ def _asked_for(request: PlanRequest, model: ModelSpec, engine: EngineProfile, no
     ep = request.ep_size
     if request.dp_attention and ep is None:
         ep = max(tp, (request.num_gpus or node) // pp)
-    spread = spread_for(tp_size=tp, pp_size=pp, ep_size=ep, dp_attention=request.dp_attention)
+    spread = spread_for(
+        tp_size=tp, pp_size=pp, ep_size=ep, dp_attention=request.dp_attention
+    )
     spread.check(model, tp)
     needed = tp * spread.groups
     if request.num_gpus is not None and needed > request.num_gpus:
@@ -526,7 +567,9 @@ def _others(num_gpus: int, model: ModelSpec, node: int, multiple: int) -> list[L
     experts."""
     others: list[Layout] = []
     if num_gpus > node:
-        across = [size for size in valid_tp_sizes(model, num_gpus, multiple) if size > node]
+        across = [
+            size for size in valid_tp_sizes(model, num_gpus, multiple) if size > node
+        ]
         if across:
             others.append(Layout(tp_sizes=tuple(across)))
         tp = largest_tp_at_most(model, node, multiple)

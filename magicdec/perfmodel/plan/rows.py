@@ -54,7 +54,9 @@ class Users:
 
     @classmethod
     def of(cls, case: Case, prediction: Prediction) -> Users:
-        return cls(case=case, prediction=prediction, whole=requests_of(case, prediction))
+        return cls(
+            case=case, prediction=prediction, whole=requests_of(case, prediction)
+        )
 
     @property
     def between_s(self) -> Array:
@@ -90,7 +92,9 @@ def requests_of(case: Case, prediction: Prediction) -> WholeRequests | None:
     lengths = case.lengths
     if not lengths.output_len:
         return None
-    return whole_requests(prediction, prompts=lengths.prompts, output_len=lengths.output_len)
+    return whole_requests(
+        prediction, prompts=lengths.prompts, output_len=lengths.output_len
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +201,9 @@ class RequestColumns:
                 pays=column(pays),
             ),
             prefill_share=column(drafted.prefill_share),
-            output_tokens_per_s_per_gpu=column(whole.output_tokens_per_s / prediction.num_gpus),
+            output_tokens_per_s_per_gpu=column(
+                whole.output_tokens_per_s / prediction.num_gpus
+            ),
         )
 
 
@@ -250,7 +256,9 @@ class Columns:
             batch_size=column(points.batch.astype(np.int64)),
             context_len=column(points.context.astype(np.int64)),
             tp_size=column(points.tp.astype(np.int64)),
-            ep_size=column(np.asarray(prediction.setup.spread.ep_size(points.tp), dtype=np.int64)),
+            ep_size=column(
+                np.asarray(prediction.setup.spread.ep_size(points.tp), dtype=np.int64)
+            ),
             gamma=column(points.gamma),
             budget=column(0.0 if points.budget is None else points.budget),
             draft_tp_size=column(draft_tp(prediction.setup, points.tp)),
@@ -339,7 +347,9 @@ class RowBuilder:
             rate_per_gpu = requests.output_tokens_per_s_per_gpu
         over_best = None
         if self.baseline is not None:
-            over_best = rate_per_gpu * layout.num_gpus * layout.num_replicas / self.baseline
+            over_best = (
+                rate_per_gpu * layout.num_gpus * layout.num_replicas / self.baseline
+            )
         return Candidate(
             hardware=self.setup.hardware.name,
             batch_size=columns.batch_size[place],
@@ -349,10 +359,14 @@ class RowBuilder:
             step=self._step(place),
             decoding=decoding,
             requests=requests,
-            memory=Memory(bytes_per_gpu=columns.bytes_per_gpu[place], fits=columns.fits[place]),
+            memory=Memory(
+                bytes_per_gpu=columns.bytes_per_gpu[place], fits=columns.fits[place]
+            ),
             cost=self._cost(rate_per_gpu, is_of_requests=requests is not None),
             within_limits=columns.is_within_limits[place],
-            by_acceptance=columns.by_acceptance.at(place) if self._is_drafted(place) else None,
+            by_acceptance=columns.by_acceptance.at(place)
+            if self._is_drafted(place)
+            else None,
             speedup_vs_best_autoregressive=over_best,
         )
 
@@ -406,7 +420,9 @@ class RowBuilder:
             checkpoint=self._checkpoint(acceptance),
             lookup_min=None if lengths is None else lengths.min_ngram,
             lookup_max=None if lengths is None else lengths.max_ngram,
-            is_extrapolated=_is_extrapolated(acceptance, budget, seen, columns.gamma[place]),
+            is_extrapolated=_is_extrapolated(
+                acceptance, budget, seen, columns.gamma[place]
+            ),
             needs_plugin=PLUGIN in marks,
             marks=marks,
         )
@@ -502,14 +518,18 @@ class RowBuilder:
         )
 
 
-def reservations(setup: Setup, acceptance: AcceptanceProfile, context: float) -> list[str]:
+def reservations(
+    setup: Setup, acceptance: AcceptanceProfile, context: float
+) -> list[str]:
     """Reservations about a draft: no release of the engine runs it, no server was measured with it,
     its head was trained on shorter texts.
     """
     engine = setup.engine
     speculation = setup.speculation
     formats = setup.precision
-    needs_plugin = draft_kind(speculation.draft, speculation.draft_method) in engine.draft_notes
+    needs_plugin = (
+        draft_kind(speculation.draft, speculation.draft_method) in engine.draft_notes
+    )
     is_tested = engine.is_speculation_fitted(
         setup.hardware.name,
         formats.weight_dtype,

@@ -92,7 +92,9 @@ def best_autoregressive(case: Case) -> Candidate | None:
     return msgspec.structs.replace(row, speedup_vs_best_autoregressive=1.0)
 
 
-def largest_that_runs(case: Case, option: DraftOption, row: Candidate) -> Candidate | None:
+def largest_that_runs(
+    case: Case, option: DraftOption, row: Candidate
+) -> Candidate | None:
     """The best row of a draft at the largest batch at which it fits and keeps the limits, with the
     budget and on the tp size of `row`; None where it runs at no batch.
     """
@@ -105,8 +107,12 @@ def largest_that_runs(case: Case, option: DraftOption, row: Candidate) -> Candid
     largest = int(narrowed.largest_batches(option=option, budget=row.draft_budget)[0])
     if largest < 1:
         return None
-    batches = np.unique(np.round(np.geomspace(1.0, min(largest, MAX_BATCH), NUM_TRIED_BATCHES)))
-    whole = predict(narrowed.setup(option), option.acceptance, _points(narrowed, option, batches))
+    batches = np.unique(
+        np.round(np.geomspace(1.0, min(largest, MAX_BATCH), NUM_TRIED_BATCHES))
+    )
+    whole = predict(
+        narrowed.setup(option), option.acceptance, _points(narrowed, option, batches)
+    )
     users = Users.of(narrowed, whole)
     runs = whole.full(whole.valid & whole.memory.fits & users.is_within_limits)
     able = np.flatnonzero(runs)
@@ -130,9 +136,13 @@ def better_gamma(case: Case, option: DraftOption, row: Candidate) -> Candidate |
     )
     narrowed = dataclasses.replace(option, budgets=(row.draft_budget or 0,))
     batches = np.asarray([float(row.batch_size)])
-    whole = predict(free.setup(option), option.acceptance, _points(free, narrowed, batches))
+    whole = predict(
+        free.setup(option), option.acceptance, _points(free, narrowed, batches)
+    )
     users = Users.of(free, whole)
-    runs = np.flatnonzero(whole.full(whole.valid & whole.memory.fits & users.is_within_limits))
+    runs = np.flatnonzero(
+        whole.full(whole.valid & whole.memory.fits & users.is_within_limits)
+    )
     if not len(runs):
         return None
     rate = whole.full(users.rate_per_gpu).ravel()[runs]
@@ -167,7 +177,9 @@ def _searched_batches(case: Case) -> Array:
     every = np.arange(1.0, min(largest, MAX_EVERY_BATCH) + 1.0)
     if largest <= MAX_EVERY_BATCH:
         return every
-    beyond = np.geomspace(MAX_EVERY_BATCH, min(largest, MAX_BATCH), NUM_SEARCHED_BATCHES)
+    beyond = np.geomspace(
+        MAX_EVERY_BATCH, min(largest, MAX_BATCH), NUM_SEARCHED_BATCHES
+    )
     return np.unique([*every, *np.round(beyond)])
 
 
@@ -178,7 +190,9 @@ def most_that_fit(case: Case) -> float:
     most = alone
     for option in case.options:
         budget = max(option.budgets)
-        drafted = float(case.largest_batches(option=option, budget=budget, gamma=1).max())
+        drafted = float(
+            case.largest_batches(option=option, budget=budget, gamma=1).max()
+        )
         if drafted >= NEARLY_AS_MANY * alone:
             most = min(most, drafted)
     return most
@@ -301,7 +315,9 @@ def _worth_a_look(case: Case, result: Prediction) -> npt.NDArray[np.int64]:
 
 def _used(case: Case, result: Prediction) -> Array:
     """Devices that all replicas use."""
-    return result.num_gpus * np.maximum(1.0, (case.request.num_gpus or 1) // result.num_gpus)
+    return result.num_gpus * np.maximum(
+        1.0, (case.request.num_gpus or 1) // result.num_gpus
+    )
 
 
 def _check_capacity(case: Case) -> None:
@@ -327,7 +343,9 @@ def _check_capacity(case: Case) -> None:
 def _what_fits(case: Case) -> str:
     """The smallest tp size that holds one sequence, and the weight formats that do at this one."""
     ways = []
-    for size in valid_tp_sizes(case.model, MAX_SUGGESTED_TP, case.engine.vocabulary_multiple):
+    for size in valid_tp_sizes(
+        case.model, MAX_SUGGESTED_TP, case.engine.vocabulary_multiple
+    ):
         if size <= max(case.tp_sizes):
             continue
         wider = dataclasses.replace(case, tp_sizes=(size,))
@@ -342,7 +360,9 @@ def _what_fits(case: Case) -> str:
     return "it takes a device with more memory, or a shorter context"
 
 
-def formats_that_fit(case: Case, *, batch: int = 1, kv_dtype: str | None = None) -> list[str]:
+def formats_that_fit(
+    case: Case, *, batch: int = 1, kv_dtype: str | None = None
+) -> list[str]:
     """Narrower formats of the weights with which a batch fits, the widest first."""
     now = case.precision
     fitting = []

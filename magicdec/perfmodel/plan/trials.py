@@ -18,7 +18,13 @@ from typing import cast
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.plan.layouts import ServedLayout
 from magicdec.perfmodel.plan.load import Load
-from magicdec.perfmodel.traffic.simulate import WARM_UP, Balance, Outcome, Server, simulate
+from magicdec.perfmodel.traffic.simulate import (
+    WARM_UP,
+    Balance,
+    Outcome,
+    Server,
+    simulate,
+)
 
 BEYOND = 4.0
 """No replicas keep so many times the rate of Little's law."""
@@ -115,7 +121,9 @@ class Trial:
         def fails(step: int) -> bool:
             return not self.keeps(rate * RATIO**step, replicas)
 
-        failing = least(fails, start=start if breaking is None else breaking, low=low, high=high)
+        failing = least(
+            fails, start=start if breaking is None else breaking, low=low, high=high
+        )
         if failing is None:
             return None
         if failing == low < 1:
@@ -139,7 +147,9 @@ class Trial:
 
         def fails(step: int) -> bool:
             try:
-                outcome = self._simulated(busiest, busiest.rate * RATIO**step, replicas, 0)
+                outcome = self._simulated(
+                    busiest, busiest.rate * RATIO**step, replicas, 0
+                )
             except ConfigError:  # chance draws no request there
                 return False
             return not busiest.kept_by(outcome)
@@ -152,7 +162,9 @@ def _steps(ratio: float) -> int:
     return math.floor(math.log(ratio) / math.log(RATIO))
 
 
-def least(holds: Callable[[int], bool], *, start: int, low: int, high: int) -> int | None:
+def least(
+    holds: Callable[[int], bool], *, start: int, low: int, high: int
+) -> int | None:
     """The least number from `low` to `high` that holds, where all above it do; None: not even
     `high` does. It is looked for in doubling steps away from `start`, then by halves.
     """

@@ -67,7 +67,9 @@ def for_engine(
     is_same_engine = engine == original.engine
     wanted = _chosen(original, number)
     if number is None and is_same_engine:
-        return Replanned(plan=original, site=_site(original, _device(original, wanted, hardware)))
+        return Replanned(
+            plan=original, site=_site(original, _device(original, wanted, hardware))
+        )
     chosen = wanted
     reason = ""
     if wanted.is_speculative and not _runs(load_engine(engine), wanted):
@@ -108,7 +110,10 @@ def _instead(original: Plan, wanted: Candidate, engine: str) -> tuple[Candidate,
     best = original.best
     reason = f"{engine} does not run the plan's best draft, {_draft_of(wanted)}"
     for row in original.candidates:
-        is_same_case = (row.hardware, row.context_len) == (best.hardware, best.context_len)
+        is_same_case = (row.hardware, row.context_len) == (
+            best.hardware,
+            best.context_len,
+        )
         if is_same_case and row.fits and _runs(profile, row):
             return row, reason
     return original.autoregressive, f"{reason}, nor another that it ranked"
@@ -147,7 +152,9 @@ def _site(again: Plan, device: HardwareProfile) -> Site:
     named = {asked: asked, again.model: asked, again.best.draft: again.best.draft}
     served = {name: served_checkpoint(model) for name, model in named.items()}
     return Site(
-        checkpoints={name: known for name, known in served.items() if known is not None},
+        checkpoints={
+            name: known for name, known in served.items() if known is not None
+        },
         longest_context=load_model_spec(asked).longest_context,
         is_cpu=is_cpu,
     )
@@ -165,7 +172,9 @@ def _chosen(original: Plan, number: int | None) -> Candidate:
     if number is None:
         return original.best
     if not 1 <= number <= len(original.candidates):
-        raise ConfigError(f"the plan has candidates 1 to {len(original.candidates)}, not {number}")
+        raise ConfigError(
+            f"the plan has candidates 1 to {len(original.candidates)}, not {number}"
+        )
     return original.candidates[number - 1]
 
 
@@ -344,30 +353,47 @@ def sensitivity(request: PlanRequest) -> Sensitivity:
     found = []
     for name, change, sigma, measure in _inputs(state):
 
-        def rise(up: float, down: float, change: Callable[[State, float], State] = change) -> float:
+        def rise(
+            up: float, down: float, change: Callable[[State, float], State] = change
+        ) -> float:
             return log_speedup(change, up) - log_speedup(change, down)
 
-        elasticity = rise(1.0 + STEP, 1.0 - STEP) / (math.log(1.0 + STEP) - math.log(1.0 - STEP))
+        elasticity = rise(1.0 + STEP, 1.0 - STEP) / (
+            math.log(1.0 + STEP) - math.log(1.0 - STEP)
+        )
         if sigma is None:
             swing = None
         else:
             swing = abs(rise(math.exp(sigma), math.exp(-sigma))) / 2.0
         found.append(
-            Input(name=name, elasticity=elasticity, sigma=sigma, swing=swing, measure=measure)
+            Input(
+                name=name,
+                elasticity=elasticity,
+                sigma=sigma,
+                swing=swing,
+                measure=measure,
+            )
         )
     found.sort(key=lambda each: (each.swing or 0.0, abs(each.elasticity)), reverse=True)
     speedup = math.exp(log_speedup(lambda unchanged, _: unchanged, 1.0))
     return Sensitivity(configuration=best, speedup=speedup, inputs=tuple(found))
 
 
-def _inputs(state: State) -> list[tuple[str, Callable[[State, float], State], float | None, str]]:
+def _inputs(
+    state: State,
+) -> list[tuple[str, Callable[[State, float], State], float | None, str]]:
     """Name, how it is scaled, its relative standard deviation, and how to measure it; inputs at 0
     are left out.
     """
     setup, acceptance = state
     errors = relative_errors(one_token_pass(setup), setup.hardware, setup.engine)
     inputs: list[tuple[str, Callable[[State, float], State], float | None, str]] = [
-        ("memory bandwidth", _scaler("hardware", "memory_bytes_per_s"), None, CALIBRATE),
+        (
+            "memory bandwidth",
+            _scaler("hardware", "memory_bytes_per_s"),
+            None,
+            CALIBRATE,
+        ),
         ("compute rate", _scaler("hardware", "flops_per_s"), None, CALIBRATE),
     ]
     for field, (name, group) in ENGINE_INPUTS.items():

@@ -73,7 +73,9 @@ class Costs:
     stages: int
     groups: int
     """Microbatches of all data-parallel groups: each has prompts of its own."""
-    rows: dict[tuple[int, int], Array] = field(default_factory=dict, compare=False, repr=False)
+    rows: dict[tuple[int, int], Array] = field(
+        default_factory=dict, compare=False, repr=False
+    )
     read: dict[int, float] = field(default_factory=dict, compare=False, repr=False)
 
     def row(self, gamma: int, sequences: int) -> Array:
@@ -104,7 +106,9 @@ class Costs:
             self.read[length] = float(np.interp(length, self.prompt_lens, self.prompts))
         return self.read[length]
 
-    def chunks_s(self, decoding: int, starts: list[int], ends: list[int], entering: int) -> float:
+    def chunks_s(
+        self, decoding: int, starts: list[int], ends: list[int], entering: int
+    ) -> float:
         """The time that chunks of prompts, from a token to another, add to a pass over `decoding`
         tokens.
         """
@@ -144,13 +148,17 @@ def tabulate(
     if spread.pp > 1:
         own = own + send_op(setup, tokens=prompt, tp_size=tp_size).time_s
     if draft_of(setup).has_prefill:
-        points = Points(batch=1.0, context=prompt, tp=tp_size, budget=budget, gamma=max_gamma)
+        points = Points(
+            batch=1.0, context=prompt, tp=tp_size, budget=budget, gamma=max_gamma
+        )
         own = own + predict(setup, acceptance, points).draft_prefill_s
     linear = pass_seconds(setup, tokens=np.maximum(tokens, 1.0), tp_size=tp_size)
     own = np.where(length > 0, np.broadcast_to(own, length.shape), 0.0)
     return Costs(
         contexts=context,
-        steps=partial(_steps, setup, acceptance, tp_size=tp_size, budget=budget, context=context),
+        steps=partial(
+            _steps, setup, acceptance, tp_size=tp_size, budget=budget, context=context
+        ),
         linear=np.broadcast_to(linear, tokens.shape).tolist(),
         prompt_lens=length,
         prompts=np.maximum.accumulate(own),
@@ -184,7 +192,9 @@ def _steps(
             tp_size=tp_size,
         )
     else:
-        points = Points(batch=batch, context=context, tp=tp_size, budget=budget, gamma=gamma)
+        points = Points(
+            batch=batch, context=context, tp=tp_size, budget=budget, gamma=gamma
+        )
         seconds = predict(setup, acceptance, points).step_s
     return np.broadcast_to(seconds, shape)
 
@@ -248,7 +258,9 @@ class Drafts:
         shift = profile.spread * ndtri(quantiles)
         survivors = {}
         for gamma in set(gammas) - {0}:
-            rates = profile.conditional_rates(budget=read, context=seen, gamma_max=gamma)
+            rates = profile.conditional_rates(
+                budget=read, context=seen, gamma_max=gamma
+            )
             of_law = survival(rates)
             emitted, _ = profile.tokens_per_step(budget=read, context=seen, gamma=gamma)
             correction = (emitted - 1.0) / np.maximum(of_law.sum(axis=-1), 1e-12)

@@ -90,7 +90,9 @@ class Columns(NamedTuple):
 
     def __str__(self) -> str:
         named = zip(ROLES, self, strict=True)
-        return ", ".join(f"{role} from {path}" for role, path in named if path is not None)
+        return ", ".join(
+            f"{role} from {path}" for role, path in named if path is not None
+        )
 
 
 class Logged(NamedTuple):
@@ -203,7 +205,9 @@ def _tokens(line: Mapping[str, Any], column: str) -> int | None:
     try:
         number = float(value)
     except (TypeError, ValueError):
-        raise ConfigError(f"{column} must be a number of tokens, not '{value}'") from None
+        raise ConfigError(
+            f"{column} must be a number of tokens, not '{value}'"
+        ) from None
     if isinstance(value, bool) or not number.is_integer() or number < 0:
         raise ConfigError(f"{column} must be a whole number of tokens, not {value}")
     return int(number)

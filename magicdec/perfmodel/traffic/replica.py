@@ -154,7 +154,9 @@ class Replica:
     def submit(self, request: int, sent_s: float) -> None:
         """A request that a client sends at this time."""
         limits = self.limits
-        arrives_s = sent_s + limits.latency_s + limits.token_latency_s * self.known[request]
+        arrives_s = (
+            sent_s + limits.latency_s + limits.token_latency_s * self.known[request]
+        )
         heappush(self.coming, (arrives_s, request))
 
     def run(self, until: float = float("inf")) -> None:
@@ -230,7 +232,9 @@ class Replica:
         last; the blocks that are left."""
         size = self.limits.block_size
         while True:
-            self.held = int(np.add.reduce((self.context[: self.n] + (gamma + size)) // size))
+            self.held = int(
+                np.add.reduce((self.context[: self.n] + (gamma + size)) // size)
+            )
             free = self.limits.num_blocks - self.held
             for request, _, _ in self.parts:
                 free -= self._blocks(self._final(request))

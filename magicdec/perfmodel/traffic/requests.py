@@ -214,7 +214,9 @@ class Schedule:
         return replace(in_time, arrival_s=self.times_s[place] + passed)
 
 
-def alike(count: int, *, prompt_len: int, output_len: int, cached_len: int = 0) -> Requests:
+def alike(
+    count: int, *, prompt_len: int, output_len: int, cached_len: int = 0
+) -> Requests:
     """Equal requests, all at time 0."""
     return Requests(
         arrival_s=np.zeros(count),
@@ -279,7 +281,9 @@ class Row(NamedTuple):
                     f"{name} must be between {least} and {MAX_TOKENS} tokens, not {tokens:.10g}"
                 )
         if self.cached > self.prompt:
-            raise ConfigError(f"{self.cached} tokens cached, of a prompt of {self.prompt}")
+            raise ConfigError(
+                f"{self.cached} tokens cached, of a prompt of {self.prompt}"
+            )
 
 
 Reader = Callable[[dict[str, Any], set[Any]], Row]
@@ -396,8 +400,13 @@ def _csv_rows(path: Path, lines: list[str]) -> Iterable[tuple[str, dict[str, Any
     try:
         for number, row in enumerate(csv.DictReader(lines), 2):
             if None in row:
-                raise ConfigError(f"{path}:{number} has more cells than the header has columns")
-            yield f"{path}:{number}", {name.strip(): value for name, value in row.items()}
+                raise ConfigError(
+                    f"{path}:{number} has more cells than the header has columns"
+                )
+            yield (
+                f"{path}:{number}",
+                {name.strip(): value for name, value in row.items()},
+            )
     except csv.Error as error:
         raise ConfigError(f"{path} is not a table: {error}") from error
 
@@ -502,5 +511,7 @@ def _tokens(values: dict[str, Any], name: str) -> int:
     value = values[name]
     number = float(value)
     if isinstance(value, bool) or not number.is_integer():
-        raise ConfigError(f"{name} must be a whole number of tokens, not {str(value).lower()}")
+        raise ConfigError(
+            f"{name} must be a whole number of tokens, not {str(value).lower()}"
+        )
     return int(number)

@@ -78,7 +78,11 @@ class Server:
             block_size=BLOCK_SIZE,
         )
         longest = int(np.argmax(requests.prompt_len + requests.output_len))
-        needed = int(requests.prompt_len[longest] + requests.output_len[longest]) + max(gammas) + 1
+        needed = (
+            int(requests.prompt_len[longest] + requests.output_len[longest])
+            + max(gammas)
+            + 1
+        )
         if needed > blocks * BLOCK_SIZE:
             raise CapacityError(
                 f"request {longest + 1} ({requests.prompt_len[longest]} + "
@@ -92,7 +96,8 @@ class Server:
             usual = 256
         fewest = -(-int(requests.prompt_len.min()) // BLOCK_SIZE)
         limits = Limits(
-            max_sequences=spread.dp * min(max_sequences or usual, max(blocks // fewest, 1)),
+            max_sequences=spread.dp
+            * min(max_sequences or usual, max(blocks // fewest, 1)),
             max_tokens=max_tokens or round(setup.engine.prefill_tokens),
             num_blocks=spread.dp * blocks,
             block_size=BLOCK_SIZE,
@@ -114,7 +119,9 @@ class Server:
         )
         drafts = None
         if acceptance is not None and max(gammas):
-            drafts = Drafts.of(setup, acceptance, budget=budget, gammas=gammas, lengths=span)
+            drafts = Drafts.of(
+                setup, acceptance, budget=budget, gammas=gammas, lengths=span
+            )
         return cls(
             setup=setup,
             tp_size=tp_size,
@@ -188,7 +195,8 @@ class Outcome:
         """The requests of equal spans of time, but of those in which none arrived."""
         arrival = self.requests.arrival_s
         place = np.minimum(
-            (arrival - arrival[0]) * (count / max(float(np.ptp(arrival)), 1e-12)), count - 1
+            (arrival - arrival[0]) * (count / max(float(np.ptp(arrival)), 1e-12)),
+            count - 1,
         ).astype(int)
         parts = [place == each for each in np.unique(place)]
         return [
@@ -241,8 +249,12 @@ class Outcome:
     def _grows(self, start_s: float, end_s: float) -> bool:
         """Whether OVERLOAD of the requests that arrive in a span of time add to the queue."""
         arrival = self.requests.arrival_s
-        present = _present(arrival, self.last_s, end_s) - _present(arrival, self.last_s, start_s)
-        waiting = _present(arrival, self.first_s, end_s) - _present(arrival, self.first_s, start_s)
+        present = _present(arrival, self.last_s, end_s) - _present(
+            arrival, self.last_s, start_s
+        )
+        waiting = _present(arrival, self.first_s, end_s) - _present(
+            arrival, self.first_s, start_s
+        )
         arrived = int(((arrival >= start_s) & (arrival <= end_s)).sum())
         return min(present, waiting) > max(OVERLOAD * arrived, 3.0)
 
@@ -293,7 +305,9 @@ def simulate(
     for replica in simulated:
         replica.run()
     share = replicas / (of_replicas or replicas)
-    outcome = _outcome(requests, simulated, skipped=int(warm_up * len(requests)), share=share)
+    outcome = _outcome(
+        requests, simulated, skipped=int(warm_up * len(requests)), share=share
+    )
     if edges_s is None:
         return outcome
     return replace(outcome, edges_s=edges_s)
@@ -328,7 +342,9 @@ def simulate_closed(
     return _outcome(requests, [replica], skipped=0, share=1.0)
 
 
-def _outcome(requests: Requests, replicas: list[Replica], *, skipped: int, share: float) -> Outcome:
+def _outcome(
+    requests: Requests, replicas: list[Replica], *, skipped: int, share: float
+) -> Outcome:
     """Each request is of one replica; the others know nothing of it."""
     return Outcome(
         requests=requests,

@@ -493,9 +493,15 @@ def _draw_roofs(axes: Axes, ceilings: Ceilings, intensities: Sequence[float]) ->
     low = min(*intensities, ridge) / 3
     high = max(*intensities, ridge) * 4
     _draw_roof(axes, (low, high), bandwidth, peak, "-")
-    _draw_roof(axes, (low, high), ceilings.gemm_bytes_per_s, ceilings.gemm_flops_per_s, "--")
+    _draw_roof(
+        axes, (low, high), ceilings.gemm_bytes_per_s, ceilings.gemm_flops_per_s, "--"
+    )
     middle = (low * peak / bandwidth) ** 0.5
-    look: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "color": MUTED}
+    look: dict[str, Any] = {
+        "textcoords": "offset points",
+        "ha": "right",
+        "color": MUTED,
+    }
     slope_label = format_rate(bandwidth, "B")
     axes.annotate(
         slope_label,
@@ -513,7 +519,9 @@ def _draw_roofs(axes: Axes, ceilings: Ceilings, intensities: Sequence[float]) ->
     axes.set_ylim(top=max(peak / GIGA * 2.5, top))
 
 
-def _draw_roof(axes: Axes, ends: tuple[float, float], slope: float, top: float, style: str) -> None:
+def _draw_roof(
+    axes: Axes, ends: tuple[float, float], slope: float, top: float, style: str
+) -> None:
     """The line of a memory's rate up to a peak, then the peak."""
     low, high = ends
     intensities = [low, top / slope, high]
@@ -542,7 +550,9 @@ def memory_bar(data: ReportData) -> Chart | None:
     capacity = memory.capacity_bytes
     total = sum(parts.values())
     bars = [Bar("memory", parts)]
-    _stacked(chart, bars, MEMORY, GIB, format_bytes, has_totals=False)  # the title has it
+    _stacked(
+        chart, bars, MEMORY, GIB, format_bytes, has_totals=False
+    )  # the title has it
     if capacity:
         axes.axvline(capacity / GIB, color=INK, lw=1.4)
         chart.rows.append(("memory", "capacity", capacity))

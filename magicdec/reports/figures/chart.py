@@ -107,13 +107,17 @@ class Chart:
     caption: str
     table: Table
 
-    def __init__(self, name: str, *, height: float = 3.1, rows: int = 1, **options: Any) -> None:
+    def __init__(
+        self, name: str, *, height: float = 3.1, rows: int = 1, **options: Any
+    ) -> None:
         """Axes one above the other."""
         from matplotlib.figure import Figure
 
         self.name = name
         self.figure: Figure = Figure(figsize=(WIDTH_IN, height), layout="constrained")
-        self.axes: list[Axes] = list(self.figure.subplots(rows, 1, squeeze=False, **options)[:, 0])
+        self.axes: list[Axes] = list(
+            self.figure.subplots(rows, 1, squeeze=False, **options)[:, 0]
+        )
         self.tips: dict[str, str] = {}
         """The value of each mark, by the mark's identifier."""
         self.series: dict[str, str] = {}
@@ -270,7 +274,9 @@ def png(figure: Figure, *, dpi: int = 200) -> bytes:
 
     out = io.BytesIO()
     with matplotlib.rc_context(RC):
-        figure.savefig(out, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
+        figure.savefig(
+            out, format="png", dpi=dpi, facecolor="white", metadata={"Software": None}
+        )
     return out.getvalue()
 
 

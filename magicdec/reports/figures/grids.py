@@ -14,7 +14,17 @@ from magicdec.plan_document import Traffic, TrafficLoad
 from magicdec.plan_rows import Verdict, verdict_of
 from magicdec.records import Record
 from magicdec.reports.data import ReportData
-from magicdec.reports.figures.chart import BLUE, GREY, GRID, INK, MARKERS, MUTED, RED, SERIES, Chart
+from magicdec.reports.figures.chart import (
+    BLUE,
+    GREY,
+    GRID,
+    INK,
+    MARKERS,
+    MUTED,
+    RED,
+    SERIES,
+    Chart,
+)
 from magicdec.reports.sentences import load_name, traffic_line
 from magicdec.reports.tables import BATCH, CONTEXT, GAMMA_COLUMN, SPEEDUP, Column
 from magicdec.reports.text import GAMMA, compact_tokens, percent, thousands
@@ -60,7 +70,9 @@ def speedup_heatmap(data: ReportData) -> Chart | None:
     for cell in grid.cells.values():
         reach = max(reach, abs(math.log(cell.speedup)))
     for (b, c), cell in grid.cells.items():
-        chart.rows.append((batches[b], contexts[c], cell.speedup, cell.gamma, cell.verdict))
+        chart.rows.append(
+            (batches[b], contexts[c], cell.speedup, cell.gamma, cell.verdict)
+        )
         place = f"batch {batches[b]}, context {contexts[c]}"
         _draw_cell(chart, (b, c), cell, reach, place)
     _break_even(axes, grid)
@@ -85,7 +97,9 @@ def best_drafts(data: ReportData) -> Chart | None:
     reach = max(abs(math.log(cell.speedup)) for cell in grid.cells.values())
     reach = max(reach, math.log(1.25))
     for (b, c), cell in grid.cells.items():
-        chart.rows.append((batches[b], contexts[c], cell.draft, cell.gamma, cell.speedup))
+        chart.rows.append(
+            (batches[b], contexts[c], cell.draft, cell.gamma, cell.speedup)
+        )
         place = f"batch {batches[b]}, context {contexts[c]}"
         _draw_cell(chart, (b, c), cell, reach, place)
     _grid_axes(axes, grid)
@@ -209,7 +223,9 @@ def _best_cells(rows: Sequence[Record]) -> dict[tuple[int, int], Cell]:
     return best
 
 
-def _draw_cell(chart: Chart, at: tuple[int, int], cell: Cell, reach: float, place: str) -> None:
+def _draw_cell(
+    chart: Chart, at: tuple[int, int], cell: Cell, reach: float, place: str
+) -> None:
     from matplotlib.colors import LinearSegmentedColormap, to_hex
     from matplotlib.patches import Rectangle
 
@@ -273,7 +289,9 @@ def _draw_edge(axes: Axes, x: list[float], y: list[float]) -> None:
 
 
 def _heatmap_title(grid: Grid) -> str:
-    paying = {place: cell for place, cell in grid.cells.items() if cell.verdict == "pays"}
+    paying = {
+        place: cell for place, cell in grid.cells.items() if cell.verdict == "pays"
+    }
     if not paying:
         return "Speculation surely pays nowhere on this grid"
     (b, c), cell = max(paying.items(), key=lambda item: item[1].speedup)
@@ -441,9 +459,8 @@ def _pareto_title(baselines: Sequence[Point], drafted: Sequence[Point]) -> str:
     gain = highest / alone
     if gain > 1:
         return f"Speculation lifts the highest throughput by {percent(gain - 1)}, to {best}"
-    return (
-        f"Autoregressive decoding reaches the highest throughput, {alone:.0f} tokens/s per device"
-    )
+    most = f"{alone:.0f} tokens/s per device"
+    return f"Autoregressive decoding reaches the highest throughput, {most}"
 
 
 # Under arrivals
@@ -462,7 +479,9 @@ def _traffic(data: ReportData) -> Traffic | None:
 
 
 def _series(traffic: Traffic) -> list[tuple[str, list[TrafficLoad]]]:
-    return [(name, list(loads)) for name, loads in groupby(traffic.curves, key=load_name)]
+    return [
+        (name, list(loads)) for name, loads in groupby(traffic.curves, key=load_name)
+    ]
 
 
 def _devices(traffic: Traffic) -> str:
@@ -618,7 +637,9 @@ def goodput_by_policy(data: ReportData) -> Chart | None:
     title = f"At most {rate} requests/s are served on {devices}: {load_name(best)}"
     kept = "are served"
     if has_limits:
-        title = f"At most {rate} requests/s keep the limits on {devices}: {load_name(best)}"
+        title = (
+            f"At most {rate} requests/s keep the limits on {devices}: {load_name(best)}"
+        )
         kept = "keep the limits"
     return chart.told(
         title=title,

@@ -11,7 +11,15 @@ from magicdec.counts import Z_90, rate_and_error
 from magicdec.naming import describe, draft_name
 from magicdec.records import Record
 from magicdec.reports.data import ReportData
-from magicdec.reports.figures.chart import GREY, INK, MARKERS, MUTED, SERIES, Chart, spread_of
+from magicdec.reports.figures.chart import (
+    GREY,
+    INK,
+    MARKERS,
+    MUTED,
+    SERIES,
+    Chart,
+    spread_of,
+)
 from magicdec.reports.tables import Column, label_of
 from magicdec.reports.text import GAMMA, percent
 
@@ -149,7 +157,9 @@ def _position_title(row: Record) -> str:
     return f"{first}, {trend} of those that reach position {len(rates)}: {last}"
 
 
-def _deepest_per_method(rows: Sequence[Record], reference: Record | None) -> list[Record]:
+def _deepest_per_method(
+    rows: Sequence[Record], reference: Record | None
+) -> list[Record]:
     """For each draft, the measured row nearest to the reference's setting, then with the most
     positions.
     """
@@ -177,7 +187,9 @@ def _deepest_per_method(rows: Sequence[Record], reference: Record | None) -> lis
     return sorted(deepest.values(), key=place)[:4]
 
 
-def _position_series(chart: Chart, row: Record, guess: Record | None, index: int) -> None:
+def _position_series(
+    chart: Chart, row: Record, guess: Record | None, index: int
+) -> None:
     """Draws one draft: its measured rates with their intervals, and the predicted ones dashed."""
     axes = chart.axes[0]
     colour = SERIES[index % len(SERIES)]
@@ -214,7 +226,9 @@ def _position_series(chart: Chart, row: Record, guess: Record | None, index: int
 def _tried_positions(row: Record) -> list[tuple[int, float, int | None]]:
     """Position, rate and number of trials, without positions that no draft reached."""
     rates = row.acceptance_by_position or []
-    trials: Sequence[int | None] = row.acceptance_trials_by_position or [None] * len(rates)
+    trials: Sequence[int | None] = row.acceptance_trials_by_position or [None] * len(
+        rates
+    )
     tried = []
     for position, (rate, count) in enumerate(zip(rates, trials, strict=False), 1):
         if count != 0:
@@ -251,7 +265,9 @@ def predicted_vs_measured(data: ReportData) -> Chart | None:
     """Speedup of every configuration: measured across, predicted upwards; on the diagonal they
     agree.
     """
-    pairs = [pair for pair in data.comparison.pairs if pair.error("speedup") is not None]
+    pairs = [
+        pair for pair in data.comparison.pairs if pair.error("speedup") is not None
+    ]
     summary = summarise("speedup", pairs)
     if summary is None:
         return None
@@ -317,7 +333,9 @@ def _draw_pair(chart: Chart, pair: Pair, draft: str, colour: str, marker: str) -
         measured.speedup,
         predicted.speedup,
         xerr=spread_of(measured.speedup, (measured.speedup_low, measured.speedup_high)),
-        yerr=spread_of(predicted.speedup, (predicted.speedup_low, predicted.speedup_high)),
+        yerr=spread_of(
+            predicted.speedup, (predicted.speedup_low, predicted.speedup_high)
+        ),
         fmt="none",
         ecolor=GREY,
         lw=0.7,

@@ -12,7 +12,14 @@ from magicdec.comparison import is_paired
 from magicdec.naming import draft_name
 from magicdec.records import Record
 from magicdec.reports.data import ReportData, fastest, siblings
-from magicdec.reports.figures.chart import GREY, MARKERS, MUTED, SERIES, Chart, plain_ticks
+from magicdec.reports.figures.chart import (
+    GREY,
+    MARKERS,
+    MUTED,
+    SERIES,
+    Chart,
+    plain_ticks,
+)
 from magicdec.reports.tables import BUDGET, GAMMA_COLUMN, Column, Value
 from magicdec.reports.text import GAMMA_IS
 
@@ -116,7 +123,9 @@ def speedup_by_budget(data: ReportData) -> Chart | None:
     """
     reference = data.reference
     if reference is None or not reference.is_speculative:
-        reference = fastest(row for row in data.rows if row.is_speculative and row.speedup)
+        reference = fastest(
+            row for row in data.rows if row.is_speculative and row.speedup
+        )
     if reference is None:
         return None
     lines = []
@@ -143,7 +152,9 @@ def _draft_and_budget(row: Record) -> str:
     return f"{name} {row.draft_budget}"
 
 
-def _by_draft(rows: Iterable[Record], reference: Record) -> dict[tuple[str, str], list[Record]]:
+def _by_draft(
+    rows: Iterable[Record], reference: Record
+) -> dict[tuple[str, str], list[Record]]:
     """The rows with a budget that are of the reference's setting, by draft and method."""
     by_draft: dict[tuple[str, str], list[Record]] = defaultdict(list)
     for row in rows:
@@ -176,7 +187,9 @@ def _best_line(rows: Sequence[Record], name: str) -> Line:
     return Line(name, predicted, measured)
 
 
-def _pairs(guesses: Sequence[Record], rows: Sequence[Record]) -> list[tuple[Record, Record]]:
+def _pairs(
+    guesses: Sequence[Record], rows: Sequence[Record]
+) -> list[tuple[Record, Record]]:
     """Predictions with the measurements of the same configuration."""
     pairs = []
     for guess in guesses:
@@ -250,7 +263,9 @@ class Panel(NamedTuple):
     across: str
     upwards: str
 
-    def spots(self, rows: Iterable[Record], upwards: str = "") -> list[tuple[float, float]]:
+    def spots(
+        self, rows: Iterable[Record], upwards: str = ""
+    ) -> list[tuple[float, float]]:
         """The points of the rows that have the value."""
         points = []
         for row in rows:
@@ -275,7 +290,9 @@ def _draw_predicted(panel: Panel, line: Line, series: str, colour: str) -> None:
     if len(low) == len(high) == len(points):
         lower = [value for _, value in low]
         upper = [value for _, value in high]
-        band = panel.axes.fill_between(places, lower, upper, color=colour, alpha=0.15, lw=0)
+        band = panel.axes.fill_between(
+            places, lower, upper, color=colour, alpha=0.15, lw=0
+        )
         panel.chart.part(series, band)
 
 

@@ -17,7 +17,11 @@ from magicdec.runtime.drafters.heads import (
     HeadDrafter,
     ParallelEagleDrafter,
 )
-from magicdec.runtime.drafters.self_draft import SnapKVDrafter, StreamingLLMDrafter, TopKDrafter
+from magicdec.runtime.drafters.self_draft import (
+    SnapKVDrafter,
+    StreamingLLMDrafter,
+    TopKDrafter,
+)
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.heads.chain import Head
 from magicdec.runtime.transformer import Transformer
@@ -30,7 +34,10 @@ SELF_DRAFTERS: dict[str, Make] = {
     "snapkv": SnapKVDrafter,
     "topk": TopKDrafter,
 }
-MODEL_DRAFTERS: dict[str, Make] = {"streamingllm": SparseModelDrafter, "full": DraftModelDrafter}
+MODEL_DRAFTERS: dict[str, Make] = {
+    "streamingllm": SparseModelDrafter,
+    "full": DraftModelDrafter,
+}
 
 HEAD_DRAFTERS: dict[str, type[HeadDrafter]] = {
     "eagle": ChainDrafter,

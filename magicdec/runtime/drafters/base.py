@@ -163,7 +163,9 @@ class ProposalBuilder:
 class ModelProposalBuilder(ProposalBuilder):
     """Runs draft steps of a model, each on the token that the one before it chose."""
 
-    def __init__(self, model: Transformer, sampling: SamplingSpec, uniforms: Tensor | None) -> None:
+    def __init__(
+        self, model: Transformer, sampling: SamplingSpec, uniforms: Tensor | None
+    ) -> None:
         super().__init__(model.tp, sampling, uniforms)
         self._model = model
 

@@ -59,7 +59,9 @@ class ModelDrafter(Drafter):
 class DraftModelDrafter(ModelDrafter):
     """Keeps a full KV cache. Its prefill is kept, for runs from the same prompts."""
 
-    def __init__(self, engine: Engine, spec: SpeculationSpec, model: Transformer) -> None:
+    def __init__(
+        self, engine: Engine, spec: SpeculationSpec, model: Transformer
+    ) -> None:
         super().__init__(engine, model)
         self._own = Engine(
             model,
@@ -77,7 +79,9 @@ class DraftModelDrafter(ModelDrafter):
         sequences = self.engine.sequence_of_slot[: self.engine.num_active]
         lengths = np.zeros(self.engine.batch_size, dtype=np.int64)
         lengths[sequences] = self.engine.host_lengths
-        is_kept = self._prefilled is not None and np.array_equal(self._prefilled.lengths, lengths)
+        is_kept = self._prefilled is not None and np.array_equal(
+            self._prefilled.lengths, lengths
+        )
         if (
             self._prefilled is None
             or not is_kept
@@ -87,7 +91,9 @@ class DraftModelDrafter(ModelDrafter):
         else:
             self._own.restore(self._prefilled)
         for slot, sequence in enumerate(self.engine.sequence_of_slot.tolist()):
-            (own_slot,) = np.flatnonzero(self._own.sequence_of_slot == sequence).tolist()
+            (own_slot,) = np.flatnonzero(
+                self._own.sequence_of_slot == sequence
+            ).tolist()
             self._own.exchange(slot, own_slot)
 
     def _prefill(self) -> None:
@@ -139,13 +145,17 @@ class WindowedPrefillPass:
     """The kept tokens of one sequence, attending among themselves; token i is stored in
     slots_T[i]."""
 
-    def __init__(self, cache: KVCache, *, row: int, positions_T: Tensor, slots_T: Tensor) -> None:
+    def __init__(
+        self, cache: KVCache, *, row: int, positions_T: Tensor, slots_T: Tensor
+    ) -> None:
         self._cache = cache
         self._row = row
         self._slots_T = slots_T
         self.positions_BT = positions_T[None]
 
-    def attend(self, layer: int, query_BTAD: Tensor, kv_BTPKD: Tensor, scoring: Scoring) -> Tensor:
+    def attend(
+        self, layer: int, query_BTAD: Tensor, kv_BTPKD: Tensor, scoring: Scoring
+    ) -> Tensor:
         kv_PKTD = kv_BTPKD[0].permute(1, 2, 0, 3)
         self._cache.write_row(layer, self._row, self._slots_T, kv_PKTD)
         keys, values = keys_and_values(kv_PKTD[:, None], self._cache.kept[layer])
@@ -174,7 +184,9 @@ class SparseModelDrafter(ModelDrafter):
     the ring.
     """
 
-    def __init__(self, engine: Engine, spec: SpeculationSpec, model: Transformer) -> None:
+    def __init__(
+        self, engine: Engine, spec: SpeculationSpec, model: Transformer
+    ) -> None:
         super().__init__(engine, model)
         assert spec.draft_budget is not None
         longest = spec.draft_budget + spec.gamma + 1
@@ -197,7 +209,9 @@ class SparseModelDrafter(ModelDrafter):
             device=model.device,
         )
         self._first_sinks = [keys.clone() for keys in self._sinks(engine.batch_size)]
-        self._first_shift_B = torch.zeros(engine.batch_size, dtype=torch.long, device=model.device)
+        self._first_shift_B = torch.zeros(
+            engine.batch_size, dtype=torch.long, device=model.device
+        )
         self._slots_S = torch.arange(self.cache.num_slots, device=model.device)
         self._workspace = Workspace()
 
@@ -307,14 +321,18 @@ class SparseModelDrafter(ModelDrafter):
         is_unfilled = bool(self.engine.host_lengths.min() < self.budget)
         last_BT = torch.full_like(positions_BT, num_slots - 1)
         if is_catching_up:
-            last_BT[:, 0].fill_(self.budget - 1)  # the token before the pending one does not see it
+            last_BT[:, 0].fill_(
+                self.budget - 1
+            )  # the token before the pending one does not see it
         num_open = num_slots
         if is_unfilled or is_catching_up:
             num_open = 0
         empty = None
         if is_unfilled:
             empty = (self.engine.lengths_B, self.budget)
-        visible = Visible(last_BT=last_BT, stop=num_slots, num_open=num_open, empty=empty)
+        visible = Visible(
+            last_BT=last_BT, stop=num_slots, num_open=num_open, empty=empty
+        )
         workspace = self._workspace
         return SlotsPass(
             self.cache,

@@ -55,7 +55,11 @@ class HeadWindow:
         return (distance >= 0) & (is_near | is_sink)
 
     def check(self, scoring: Scoring) -> None:
-        if scoring.softcap is not None or scoring.sinks_A is not None or scoring.chunk is not None:
+        if (
+            scoring.softcap is not None
+            or scoring.sinks_A is not None
+            or scoring.chunk is not None
+        ):
             raise ConfigError(
                 "a draft budget is run for heads of plain attention; leave --draft-budget out"
             )
@@ -97,7 +101,9 @@ class WindowDecodePass:
         self._cache = cache
         self._workspace = workspace
         self._window = window
-        self.positions_BT = lengths_B[:, None] + torch.arange(num_tokens, device=lengths_B.device)
+        self.positions_BT = lengths_B[:, None] + torch.arange(
+            num_tokens, device=lengths_B.device
+        )
         self._slots_BT = window.slots(self.positions_BT)
         self._visible = WindowVisible(
             last_BT=self.positions_BT,
@@ -105,7 +111,9 @@ class WindowDecodePass:
             geometry=window,
         )
 
-    def attend(self, layer: int, query_BTAD: Tensor, kv_BTPKD: Tensor, scoring: Scoring) -> Tensor:
+    def attend(
+        self, layer: int, query_BTAD: Tensor, kv_BTPKD: Tensor, scoring: Scoring
+    ) -> Tensor:
         self._window.check(scoring)
         self._cache.write(layer, self._slots_BT, kv_BTPKD)
         keys, values = self._cache.read(layer, slice(len(query_BTAD)))
@@ -146,7 +154,9 @@ class WindowPrefillPass:
         is_last_T = positions_T >= num_past + num_tokens - window.ring
         self._kept_T = (is_sink_T | is_last_T).nonzero()[:, 0]
 
-    def attend(self, layer: int, query_BTAD: Tensor, kv_BTPKD: Tensor, scoring: Scoring) -> Tensor:
+    def attend(
+        self, layer: int, query_BTAD: Tensor, kv_BTPKD: Tensor, scoring: Scoring
+    ) -> Tensor:
         window = self._window
         window.check(scoring)
         kv_PKTD = kv_BTPKD[0].permute(1, 2, 0, 3)
@@ -156,7 +166,9 @@ class WindowPrefillPass:
         keys, values = keys_and_values(both_PKSD[:, None], self._cache.kept[layer])
         kept_positions_T = self.positions_BT[0, self._kept_T]
         kept_PKTD = kv_PKTD[:, :, self._kept_T]
-        self._cache.write_row(layer, self._row, window.slots(kept_positions_T), kept_PKTD)
+        self._cache.write_row(
+            layer, self._row, window.slots(kept_positions_T), kept_PKTD
+        )
         output_BATD = F.scaled_dot_product_attention(
             query_BTAD.transpose(1, 2),
             keys,

@@ -61,7 +61,9 @@ class HeadDrafter(Drafter):
         self.head = head
         self.reads = head.layout.reads
         self.taps = Taps(self.reads)
-        num_slots = engine.cache.num_slots + engine.max_gamma + 1  # of a block, and masks behind it
+        num_slots = (
+            engine.cache.num_slots + engine.max_gamma + 1
+        )  # of a block, and masks behind it
         head.reserve(num_slots, longest=engine.max_len)
         self._window = None
         if spec.draft_budget is not None:
@@ -86,7 +88,9 @@ class HeadDrafter(Drafter):
         states = (engine.batch_size, engine.max_gamma + 1, size)
         self._block_BTH = torch.zeros(states, dtype=model.dtype, device=model.device)
         """Inputs of the head from the target's states at the block's positions."""
-        self._first_B = torch.zeros(engine.batch_size, dtype=torch.long, device=model.device)
+        self._first_B = torch.zeros(
+            engine.batch_size, dtype=torch.long, device=model.device
+        )
         """The block's first position."""
         self._host_first = np.zeros(engine.batch_size, dtype=np.int64)
         self._width = 1
@@ -238,7 +242,11 @@ class HeadDrafter(Drafter):
         """A pass over entries of parts of prompts."""
         passes: list[AttentionPass] = []
         for part in parts:
-            where = {"row": part.slot, "num_past": part.start, "num_tokens": part.num_tokens}
+            where = {
+                "row": part.slot,
+                "num_past": part.start,
+                "num_tokens": part.num_tokens,
+            }
             if self._window is None:
                 passes.append(PrefillPass(self.cache, **where))
             else:
@@ -298,7 +306,9 @@ class ChainDrafter(EntryDrafter):
         output_BH = self._catch_up(max(self._width, gamma + 1))
         token_B = builder.choose(self.head.logits(output_BH))
         for step in range(gamma - 1):
-            attention = self._pass(engine.lengths_B + step, engine.host_lengths + step, 1)
+            attention = self._pass(
+                engine.lengths_B + step, engine.host_lengths + step, 1
+            )
             token_B1 = token_B[:, None]
             output_BTH = self.head.step(token_B1, output_BH[:, None], attention)
             output_BH = output_BTH[:, 0]
@@ -363,7 +373,9 @@ class BlockDrafter(HeadDrafter):
         for layer, kv_BNPKD in enumerate(stored):
             by_part = kv_BNPKD[0].split(sizes)
             for part, positions_T, kv_TPKD in zip(parts, places, by_part, strict=True):
-                self.cache.write_row(layer, part.slot, positions_T, kv_TPKD.permute(1, 2, 0, 3))
+                self.cache.write_row(
+                    layer, part.slot, positions_T, kv_TPKD.permute(1, 2, 0, 3)
+                )
 
     def _catch_up(self, width: int) -> None:
         count = self.engine.num_active

@@ -65,7 +65,9 @@ class SlotsPass:
         self._workspace = workspace
         self.positions_BT = positions_BT
 
-    def attend(self, layer: int, query_BTAD: Tensor, kv_BTPKD: Tensor, scoring: Scoring) -> Tensor:
+    def attend(
+        self, layer: int, query_BTAD: Tensor, kv_BTPKD: Tensor, scoring: Scoring
+    ) -> Tensor:
         if self._target is not None and layer not in self._cache.kept:
             return self._target.attend(layer, query_BTAD, kv_BTPKD, scoring)
         self._cache.write(layer, self._slots_BT, kv_BTPKD)
@@ -86,7 +88,9 @@ class CompactDrafter(Drafter):
     up.
     """
 
-    def __init__(self, engine: Engine, spec: SpeculationSpec, model: Transformer) -> None:
+    def __init__(
+        self, engine: Engine, spec: SpeculationSpec, model: Transformer
+    ) -> None:
         """`model` drafts: the target, or a copy with its weights in a narrower format."""
         super().__init__(engine)
         assert spec.draft_budget is not None
@@ -126,7 +130,9 @@ class CompactDrafter(Drafter):
                 self.cache,
                 positions_BT=target.positions_BT,
                 slots_BT=self.slots_S[stop - 1].expand_as(last_BT),
-                visible=Visible(last_BT=last_BT, stop=stop, num_open=num_open, empty=empty),
+                visible=Visible(
+                    last_BT=last_BT, stop=stop, num_open=num_open, empty=empty
+                ),
                 workspace=engine.workspace,
                 target=target,
             )
@@ -142,12 +148,16 @@ class RingDrafter(CompactDrafter):
     the start.
     """
 
-    def __init__(self, engine: Engine, spec: SpeculationSpec, model: Transformer) -> None:
+    def __init__(
+        self, engine: Engine, spec: SpeculationSpec, model: Transformer
+    ) -> None:
         super().__init__(engine, spec, model)
         assert spec.num_recent_slots is not None
         self.num_fixed = self.budget - spec.num_recent_slots
         self.ring_size = spec.num_recent_slots
-        self.origin_B = torch.full((engine.batch_size,), self.num_fixed, device=engine.model.device)
+        self.origin_B = torch.full(
+            (engine.batch_size,), self.num_fixed, device=engine.model.device
+        )
 
     def propose(self, gamma: int, uniforms: Tensor | None) -> Proposal:
         check_gamma(gamma, budget=self.budget, num_recent=self.ring_size)
@@ -174,7 +184,9 @@ class RingDrafter(CompactDrafter):
         self.origin_B[[first, second]] = self.origin_B[[second, first]]
 
 
-def ring_slots(positions: Tensor, num_fixed: int, ring_size: int, origin: Tensor | int) -> Tensor:
+def ring_slots(
+    positions: Tensor, num_fixed: int, ring_size: int, origin: Tensor | int
+) -> Tensor:
     """Positions under `num_fixed` at themselves, the others in the ring behind them, beginning with
     `origin`.
     """
@@ -215,7 +227,9 @@ class SnapKVDrafter(RingDrafter):
     they fill the ring, it holds a sliding window of the most recent ones.
     """
 
-    def __init__(self, engine: Engine, spec: SpeculationSpec, model: Transformer) -> None:
+    def __init__(
+        self, engine: Engine, spec: SpeculationSpec, model: Transformer
+    ) -> None:
         super().__init__(engine, spec, model)
         self._window = min(spec.observation_window, self.ring_size)
         self._kernel = spec.pooling_kernel
@@ -281,7 +295,9 @@ class TopKDrafter(CompactDrafter):
     most, per KV head. The verification computes that attention anyway; re-gathering the chosen keys
     and values is this method's upkeep."""
 
-    def __init__(self, engine: Engine, spec: SpeculationSpec, model: Transformer) -> None:
+    def __init__(
+        self, engine: Engine, spec: SpeculationSpec, model: Transformer
+    ) -> None:
         super().__init__(engine, spec, model)
         self._scores: dict[int, Tensor] = {}
         # Keeps a layer's attention, without a copy, until `accept` says which query counts. Where a

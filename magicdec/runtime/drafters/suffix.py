@@ -133,7 +133,9 @@ class SuffixDrafter(Drafter):
         """Adds the tokens that are new to both trees; the prompt's to its own alone."""
         depth = self._settings.max_depth
         sequence.text[: len(text)] = text
-        self._tree = with_room(self._tree, (depth + 1) * 2 * len(text[sequence.length :]))
+        self._tree = with_room(
+            self._tree, (depth + 1) * 2 * len(text[sequence.length :])
+        )
         tree = self._enter(sequence)
         for place in range(sequence.length, len(text)):
             append(sequence.own, sequence.text, place, depth)

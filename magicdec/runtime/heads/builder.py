@@ -78,7 +78,9 @@ def load_head(
     else:
         place = directory or target_directory
         if place is None:
-            raise CheckpointError(f"there are no weights of {spec.name}'s prediction module here")
+            raise CheckpointError(
+                f"there are no weights of {spec.name}'s prediction module here"
+            )
         source = CheckpointDirectory(
             place if place.is_dir() else place.parent,
             device=target.device,
@@ -140,7 +142,9 @@ def deepseek_module(prefix: str) -> PredictionNames:
 class HeadBuilder(Builder):
     """One head on one shard."""
 
-    def __init__(self, layout: HeadLayout, target: Transformer, source: TensorSource) -> None:
+    def __init__(
+        self, layout: HeadLayout, target: Transformer, source: TensorSource
+    ) -> None:
         super().__init__(layout.spec, target.tp, source, target.device)
         self._layout = layout
         self._target = target
@@ -253,10 +257,14 @@ class HeadBuilder(Builder):
         mixer = self._mixer(f"{prefix}.self_attn", kind.mixer)
         self._mixer_inputs = self._spec.hidden_size
         if not isinstance(kind.mlp, specs.MLP):
-            raise ConfigError(f"head {self._layout.name}: a mixture of experts is not run in heads")
+            raise ConfigError(
+                f"head {self._layout.name}: a mixture of experts is not run in heads"
+            )
         return Layer(
             mixer=mixer,
-            mlp=self._mlp(f"{prefix}.mlp", kind.mlp, self._tp, self._spec.names.matrices),
+            mlp=self._mlp(
+                f"{prefix}.mlp", kind.mlp, self._tp, self._spec.names.matrices
+            ),
             mlp_norm=self._norm(f"{prefix}.post_attention_layernorm"),
         )
 
@@ -379,7 +387,9 @@ class HeadBuilder(Builder):
         layers = tuple(self._other_layers(0))
         for layer in layers:
             if not isinstance(layer.mixer, GroupedAttention):
-                raise ConfigError(f"head {layout.name}: its attention is not run in parallel heads")
+                raise ConfigError(
+                    f"head {layout.name}: its attention is not run in parallel heads"
+                )
         markov = None
         if layout.markov_rank:
             markov = self._markov()
@@ -406,11 +416,15 @@ class HeadBuilder(Builder):
         if layout.markov_kind == "gated":
             gate = self._linear(f"{prefix}.gate_proj", rank, hidden + rank, bias=True)
         if layout.markov_kind == "rnn":
-            joint = self._linear(f"{prefix}.joint_proj", 3 * rank, 2 * rank + hidden, bias=True)
+            joint = self._linear(
+                f"{prefix}.joint_proj", 3 * rank, 2 * rank + hidden, bias=True
+            )
         rows = self._tp.slice_of(layout.draft_vocab_size)
         shape = (layout.draft_vocab_size, rank)
         return Markov(
-            tokens_VR=self._read(f"{prefix}.markov_w1.weight", (self._spec.vocab_size, rank)),
+            tokens_VR=self._read(
+                f"{prefix}.markov_w1.weight", (self._spec.vocab_size, rank)
+            ),
             shift=ColumnParallelLinear(
                 weight=self._read(f"{prefix}.markov_w2.weight", shape, rows)
             ),

@@ -72,7 +72,9 @@ class ChainHead(Head):
     """A head that drafts token by token."""
 
     @abstractmethod
-    def step(self, tokens_BT: Tensor, fused_BTH: Tensor, attention: AttentionPass) -> Tensor:
+    def step(
+        self, tokens_BT: Tensor, fused_BTH: Tensor, attention: AttentionPass
+    ) -> Tensor:
         """The entries' outputs, which the next step reads as `fused_BTH`: [B, T, H]."""
 
     @abstractmethod
@@ -112,7 +114,9 @@ class Eagle3Head(ChainHead):
     def fuse(self, states: Tensor) -> Tensor:
         return self.fusion(states)
 
-    def step(self, tokens_BT: Tensor, fused_BTH: Tensor, attention: AttentionPass) -> Tensor:
+    def step(
+        self, tokens_BT: Tensor, fused_BTH: Tensor, attention: AttentionPass
+    ) -> Tensor:
         rotations = self.rotations(attention)
         normed_BTH = self.state_norm(fused_BTH)
         embedded_BTH = self.token_norm(self.embedding(tokens_BT))
@@ -154,7 +158,9 @@ class EagleHead(ChainHead):
     def fuse(self, states: Tensor) -> Tensor:
         return states
 
-    def step(self, tokens_BT: Tensor, fused_BTH: Tensor, attention: AttentionPass) -> Tensor:
+    def step(
+        self, tokens_BT: Tensor, fused_BTH: Tensor, attention: AttentionPass
+    ) -> Tensor:
         inputs = torch.cat((self.embedding(tokens_BT), fused_BTH), dim=-1)
         hidden_BTH, delta_BTH = through_layers(
             self.layers,
@@ -189,7 +195,9 @@ class PredictionHead(ChainHead):
     def fuse(self, states: Tensor) -> Tensor:
         return states
 
-    def step(self, tokens_BT: Tensor, fused_BTH: Tensor, attention: AttentionPass) -> Tensor:
+    def step(
+        self, tokens_BT: Tensor, fused_BTH: Tensor, attention: AttentionPass
+    ) -> Tensor:
         embedded_BTH = self.embedding(tokens_BT)
         if self.hides_first:
             is_shown_BT = attention.positions_BT > 0

@@ -24,7 +24,12 @@ from magicdec.files import converted, read_json
 from magicdec.runtime.transformer import NORMED
 from magicdec.specs.hf_config import model_from_hf_config
 from magicdec.specs.model import ModelSpec, why_not_run
-from magicdec.specs.speculation import HEAD_METHODS, DraftMethod, SpeculationSpec, head_method
+from magicdec.specs.speculation import (
+    HEAD_METHODS,
+    DraftMethod,
+    SpeculationSpec,
+    head_method,
+)
 
 Size = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 Number = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
@@ -130,7 +135,9 @@ class HeadLayout:
         return self.block_size - 1
 
 
-def read_layout(path: Path, target: ModelSpec, *, method: DraftMethod | None = None) -> HeadLayout:
+def read_layout(
+    path: Path, target: ModelSpec, *, method: DraftMethod | None = None
+) -> HeadLayout:
     """The head in a directory. `method`: what it is, where its configuration need not say so.
 
     Raises ConfigError for a configuration that is not understood, or of another target.
@@ -143,7 +150,9 @@ def read_layout(path: Path, target: ModelSpec, *, method: DraftMethod | None = N
         raise ConfigError(f"no configuration of a head at {path}: give its directory")
     document = read_json(file, decode=json.loads)
     if not isinstance(document, dict):
-        raise ConfigError(f"{file} must hold a JSON object, not a {type(document).__name__}")
+        raise ConfigError(
+            f"{file} must hold a JSON object, not a {type(document).__name__}"
+        )
     own = converted(
         {key: document[key] for key in OWN_KEYS & document.keys()},
         _OwnKeys,
@@ -155,7 +164,9 @@ def read_layout(path: Path, target: ModelSpec, *, method: DraftMethod | None = N
     return _layout(kind, own, spec, target, file)
 
 
-def _method(document: dict[str, Any], file: Path, method: DraftMethod | None) -> DraftMethod:
+def _method(
+    document: dict[str, Any], file: Path, method: DraftMethod | None
+) -> DraftMethod:
     """The kind of head that a configuration describes."""
     named = [document.get("model_type"), document.get("speculators_model_type")]
     named += document.get("architectures") or []
@@ -168,7 +179,9 @@ def _method(document: dict[str, Any], file: Path, method: DraftMethod | None) ->
             f"{', '.join(HEAD_METHODS)}"
         )
     if method is not None and kind != method:
-        raise ConfigError(f"{file} is of a head of {kind}, not of {method}; use --draft {kind}")
+        raise ConfigError(
+            f"{file} is of a head of {kind}, not of {method}; use --draft {kind}"
+        )
     return kind
 
 
@@ -177,7 +190,9 @@ def _layers(document: dict[str, Any], file: Path) -> ModelSpec:
     inner = document.get(LAYERS_KEY)
     if inner is None:
         inside = {key: value for key, value in document.items() if key not in OWN_KEYS}
-        layers = {key: value for key, value in inside.items() if key not in FLAT_IRRELEVANT}
+        layers = {
+            key: value for key, value in inside.items() if key not in FLAT_IRRELEVANT
+        }
     elif isinstance(inner, dict):
         layers = inner
         unknown = document.keys() - OWN_KEYS - IRRELEVANT - {LAYERS_KEY, "model_type"}
@@ -187,14 +202,18 @@ def _layers(document: dict[str, Any], file: Path) -> ModelSpec:
                 "drafts; remove it if it does not"
             )
     else:
-        raise ConfigError(f"{file}: key '{LAYERS_KEY}' must be an object, not {inner!r}")
+        raise ConfigError(
+            f"{file}: key '{LAYERS_KEY}' must be an object, not {inner!r}"
+        )
     spec = model_from_hf_config(layers, name=file.parent.name, where=str(file))
     if reason := why_not_run(spec):
         raise ConfigError(f"{file}: a head with {reason} is not run")
     return spec
 
 
-def _check_target(own: _OwnKeys, spec: ModelSpec, target: ModelSpec, file: Path) -> None:
+def _check_target(
+    own: _OwnKeys, spec: ModelSpec, target: ModelSpec, file: Path
+) -> None:
     """Refuses a head that was trained for another model."""
     hidden_size = own.target_hidden_size or spec.hidden_size
     if hidden_size != target.hidden_size:
@@ -245,7 +264,9 @@ def _layout(
             **common,
         )
     if own.block_size is None or own.block_size < 2:
-        raise ConfigError(f"{file}: a head of {method} needs a block_size of at least 2")
+        raise ConfigError(
+            f"{file}: a head of {method} needs a block_size of at least 2"
+        )
     samples_anchor = own.sample_from_anchor
     if samples_anchor is None:
         samples_anchor = method == "dspark"
@@ -271,7 +292,9 @@ def _fusion_norm(own: _OwnKeys) -> Literal["none", "whole", "each"]:
     return "none"
 
 
-def _reads(method: DraftMethod, own: _OwnKeys, target: ModelSpec, file: Path) -> tuple[int, ...]:
+def _reads(
+    method: DraftMethod, own: _OwnKeys, target: ModelSpec, file: Path
+) -> tuple[int, ...]:
     """The target's states that a head names, by the layers before them."""
     count = target.num_hidden_layers
     named = _named_states(own)
@@ -335,7 +358,9 @@ def native_layout(target: ModelSpec) -> HeadLayout:
         )
     spec = msgspec.structs.replace(target, layers=target.mtp_layers[:1], mtp_layers=())
     if reason := why_not_run(spec):
-        raise ConfigError(f"{target.name}: a prediction module with {reason} is not run")
+        raise ConfigError(
+            f"{target.name}: a prediction module with {reason} is not run"
+        )
     return HeadLayout(
         method="mtp",
         name=target.name,
@@ -356,4 +381,6 @@ def layout_of(speculation: SpeculationSpec, target: ModelSpec) -> HeadLayout:
             f"draft {speculation.draft_method} needs a head that was trained for {target.name}: "
             "give its directory as --draft-model"
         )
-    return read_layout(Path(speculation.checkpoint), target, method=speculation.draft_method)
+    return read_layout(
+        Path(speculation.checkpoint), target, method=speculation.draft_method
+    )

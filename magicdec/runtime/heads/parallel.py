@@ -18,7 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from magicdec.runtime.attention import Scoring, Workspace, decode_attention, reference_attention
+from magicdec.runtime.attention import (
+    Scoring,
+    Workspace,
+    decode_attention,
+    reference_attention,
+)
 from magicdec.runtime.heads.chain import Head
 from magicdec.runtime.kernels import Visible
 from magicdec.runtime.kv_cache import KVCache
@@ -73,12 +78,16 @@ class BlockPass:
             self._stop = cache.num_slots
             self._num_open = 0
 
-    def attend(self, layer: int, query_BTAD: Tensor, kv_BTPKD: Tensor, scoring: Scoring) -> Tensor:
+    def attend(
+        self, layer: int, query_BTAD: Tensor, kv_BTPKD: Tensor, scoring: Scoring
+    ) -> Tensor:
         self._cache.write(layer, self.positions_BT, kv_BTPKD)
         keys, values = self._cache.read(layer, slice(len(query_BTAD)))
         workspace = self._workspace
         if scoring.window is None:
-            visible = Visible(last_BT=self._last_BT, stop=self._stop, num_open=self._num_open)
+            visible = Visible(
+                last_BT=self._last_BT, stop=self._stop, num_open=self._num_open
+            )
             return decode_attention(
                 query_BTAD,
                 keys,

@@ -65,10 +65,16 @@ def reduced_vocabulary(
             f"target's vocabulary of {vocab_size}: it is another target's, or damaged"
         )
     if len(target_D.unique()) < len(target_D):
-        raise CheckpointError(f"{where}: d2t maps two of the head's tokens to one of the target's")
+        raise CheckpointError(
+            f"{where}: d2t maps two of the head's tokens to one of the target's"
+        )
     if is_drafted_V is not None:
         expected_V = torch.zeros(vocab_size, dtype=torch.bool)
         expected_V[target_D] = True
         if not torch.equal(expected_V, is_drafted_V.bool().cpu()):
-            raise CheckpointError(f"{where}: t2d and d2t disagree on the tokens that the head has")
-    return ReducedVocabulary(target_D=target_D.to(offsets_D.device), vocab_size=vocab_size, tp=tp)
+            raise CheckpointError(
+                f"{where}: t2d and d2t disagree on the tokens that the head has"
+            )
+    return ReducedVocabulary(
+        target_D=target_D.to(offsets_D.device), vocab_size=vocab_size, tp=tp
+    )

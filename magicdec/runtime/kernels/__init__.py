@@ -57,7 +57,9 @@ class Visible:
         query sees them all."""
         if self.first + self.num_open == self.stop:
             return None
-        slots_S = torch.arange(self.first + self.num_open, self.stop, device=self.last_BT.device)
+        slots_S = torch.arange(
+            self.first + self.num_open, self.stop, device=self.last_BT.device
+        )
         if self.ring is not None:
             # A slot holds the token so many places back from a query as it is behind the query's
             # slot; or a later one,
@@ -67,7 +69,9 @@ class Visible:
                 num_seen_BT = num_seen_BT.clamp_max(self.window)
             if self.chunk is not None:
                 num_seen_BT = self.last_BT % self.chunk + 1
-            return (self.last_BT[..., None] - slots_S) % self.ring >= num_seen_BT[..., None]
+            return (self.last_BT[..., None] - slots_S) % self.ring >= num_seen_BT[
+                ..., None
+            ]
         hidden_BTS = slots_S > self.last_BT[..., None]
         if self.window is not None:
             hidden_BTS |= slots_S <= self.last_BT[..., None] - self.window

@@ -26,12 +26,17 @@ class SharedFolder:
     """
 
     def __init__(self, source: Path) -> None:
-        processor = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
+        processor = (
+            binding.get_host_cpu_name(),
+            binding.get_host_cpu_features().flatten(),
+        )
         made_by = repr((sys.version_info[:3], numba.__version__, processor)).encode()
         self._digest = hashlib.sha256(made_by + source.read_bytes()).hexdigest()[:16]
 
     @classmethod
-    def from_function(cls, function: Callable[..., Any], source: str) -> SharedFolder | None:
+    def from_function(
+        cls, function: Callable[..., Any], source: str
+    ) -> SharedFolder | None:
         """The cache's folder. None: it is missing and cannot be made."""
         try:
             folder = cls(Path(source))
@@ -66,7 +71,9 @@ def kept(
     def decorate(function: Callable[..., None]) -> Any:
         function.__qualname__ = name or function.__name__
         before = getattr(numba.config, "CACHE_LOCATOR_CLASSES", "")
-        numba.config.CACHE_LOCATOR_CLASSES = f"{SharedFolder.__module__}.{SharedFolder.__name__}"
+        numba.config.CACHE_LOCATOR_CLASSES = (
+            f"{SharedFolder.__module__}.{SharedFolder.__name__}"
+        )
         try:
             return compiler(cache=True)(function)
         except (

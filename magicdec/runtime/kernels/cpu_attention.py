@@ -90,7 +90,10 @@ def decode_attention(
     scale is 1/√D if not given. With `probabilities`, which a ring does not give, also the attention
     paid to each slot by each query, summed over the query heads of a KV head, [B, K, T, S]. The
     windows of all tokens fit into a ring."""
-    keys_BKSD, values_BKSD = keys_BKSD[:, :, : visible.stop], values_BKSD[:, :, : visible.stop]
+    keys_BKSD, values_BKSD = (
+        keys_BKSD[:, :, : visible.stop],
+        values_BKSD[:, :, : visible.stop],
+    )
     window, ring, last = visible.window, visible.ring, visible.last_BT.numpy()
     num_sequences, num_tokens, num_heads, head_dim = query_BTAD.shape
     kv_heads, num_slots = keys_BKSD.shape[1:3]
@@ -104,12 +107,16 @@ def decode_attention(
         .view(num_sequences, num_tokens, kv_heads, -1, head_dim)
         .transpose(1, 2)
     )
-    query[:, :, :rows].view(num_sequences, kv_heads, num_tokens, -1, head_dim).copy_(by_head)
+    query[:, :, :rows].view(num_sequences, kv_heads, num_tokens, -1, head_dim).copy_(
+        by_head
+    )
     threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
     splits = -(-threads // units)
     output = query.new_empty(units, splits, padded_rows, head_dim)
     log_sums = query.new_empty(units, splits, padded_rows)
-    scores = query.new_full((units, padded_rows, num_slots) if probabilities else (1, 1, 1), HIDDEN)
+    scores = query.new_full(
+        (units, padded_rows, num_slots) if probabilities else (1, 1, 1), HIDDEN
+    )
     empty_first, empty_stop = last[:, 0], 0
     if visible.empty is not None:
         empty_first, empty_stop = visible.empty[0].numpy(), visible.empty[1]
@@ -130,7 +137,10 @@ def decode_attention(
             empty_first.ctypes.data,
             keys_BKSD.data_ptr(),
             values_BKSD.data_ptr(),
-            *(4 * stride for stride in (*keys_BKSD.stride()[:2], *values_BKSD.stride()[:2])),
+            *(
+                4 * stride
+                for stride in (*keys_BKSD.stride()[:2], *values_BKSD.stride()[:2])
+            ),
             num_sequences,
             kv_heads,
             rows,
@@ -154,8 +164,12 @@ def decode_attention(
     weights = None
     if probabilities:
         weights = scores.sub_(log_sum[..., None]).exp_()[:, :rows]
-        weights = weights.view(num_sequences, kv_heads, num_tokens, -1, num_slots).sum(dim=3)
-    return by_row.transpose(1, 2).reshape(num_sequences, num_tokens, num_heads * head_dim), weights
+        weights = weights.view(num_sequences, kv_heads, num_tokens, -1, num_slots).sum(
+            dim=3
+        )
+    return by_row.transpose(1, 2).reshape(
+        num_sequences, num_tokens, num_heads * head_dim
+    ), weights
 
 
 RELAXED = {"contract", "reassoc", "nsz", "arcp", "afn"}
@@ -170,7 +184,9 @@ def _call(typing_context, function, first_item, stop_item, arguments):
 
     def generate(context, builder, signature, arguments):
         function_type = ir.FunctionType(ir.VoidType(), [_INT] * 3)
-        builder.call(builder.inttoptr(arguments[0], function_type.as_pointer()), arguments[1:])
+        builder.call(
+            builder.inttoptr(arguments[0], function_type.as_pointer()), arguments[1:]
+        )
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64, types.int64), generate
@@ -182,7 +198,9 @@ def _array_at(dtype):
     @intrinsic
     def pointer(typing_context, address):
         def generate(context, builder, signature, arguments):
-            return builder.inttoptr(arguments[0], context.get_value_type(types.CPointer(dtype)))
+            return builder.inttoptr(
+                arguments[0], context.get_value_type(types.CPointer(dtype))
+            )
 
         return types.CPointer(dtype)(types.int64), generate
 
@@ -221,8 +239,18 @@ def _kernel(rows: int, head_dim: int) -> Any:
     def attend(first_item, stop_item, arguments):
         given = numba.carray(_integers_at(arguments), 22)
         query_base, output_base, keys, values = given[0], given[1], given[6], given[7]
-        key_batch, key_head, value_batch, value_head = given[8], given[9], given[10], given[11]
-        num_sequences, kv_heads, num_rows, padded_rows = given[12], given[13], given[14], given[15]
+        key_batch, key_head, value_batch, value_head = (
+            given[8],
+            given[9],
+            given[10],
+            given[11],
+        )
+        num_sequences, kv_heads, num_rows, padded_rows = (
+            given[12],
+            given[13],
+            given[14],
+            given[15],
+        )
         num_slots, splits, window, empty_stop, keep_scores = (
             given[16],
             given[17],
@@ -232,7 +260,9 @@ def _kernel(rows: int, head_dim: int) -> Any:
         )
         ring = given[21]
         units, row_bytes = num_sequences * kv_heads, 4 * head_dim
-        output_UIMD = numba.carray(_floats_at(output_base), (units, splits, padded_rows, head_dim))
+        output_UIMD = numba.carray(
+            _floats_at(output_base), (units, splits, padded_rows, head_dim)
+        )
         log_sums_UIM = numba.carray(_floats_at(given[2]), (units, splits, padded_rows))
         scores_UMS = numba.carray(_floats_at(given[3]), (units, padded_rows, num_slots))
         last_BM = numba.carray(_integers_at(given[4]), (num_sequences, num_rows))
@@ -240,7 +270,10 @@ def _kernel(rows: int, head_dim: int) -> Any:
         weights = np.empty((padded_rows, block), np.float32)
         weights_base = weights.ctypes.data
         powers = np.empty(block, np.int32)
-        top, total = np.empty(padded_rows, np.float32), np.empty(padded_rows, np.float32)
+        top, total = (
+            np.empty(padded_rows, np.float32),
+            np.empty(padded_rows, np.float32),
+        )
         for item in range(first_item, stop_item):
             unit, split = item // splits, item % splits
             sequence, head = unit // kv_heads, unit % kv_heads
@@ -252,7 +285,10 @@ def _kernel(rows: int, head_dim: int) -> Any:
             output[:] = 0
             top[:] = HIDDEN
             total[:] = 0
-            begin, end = max(0, last_BM[sequence].min() - window + 1), last_BM[sequence].max() + 1
+            begin, end = (
+                max(0, last_BM[sequence].min() - window + 1),
+                last_BM[sequence].max() + 1,
+            )
             length = -(-(end - begin) // (splits * block)) * block
             begin, end = begin + split * length, min(end, begin + (split + 1) * length)
             hole = min(empty_first_B[sequence], empty_stop)
@@ -309,7 +345,9 @@ def _kernel(rows: int, head_dim: int) -> Any:
                         for j in range(min(count, stop - window - position)):
                             line[j] = HIDDEN
                     if keep_scores:
-                        scores_UMS[unit, row, position : position + count] = line[:count]
+                        scores_UMS[unit, row, position : position + count] = line[
+                            :count
+                        ]
                     for j in range(count, block):
                         line[j] = HIDDEN
                     highest = line[0]
@@ -332,7 +370,8 @@ def _kernel(rows: int, head_dim: int) -> Any:
                             if first_row == 0 and first == 0:
                                 for i in range(8):
                                     _prefetch(
-                                        keys_at + (slot + block + j + i) * row_bytes, head_dim
+                                        keys_at + (slot + block + j + i) * row_bytes,
+                                        head_dim,
                                     )
                             at = value_at + j * row_bytes
                             _accumulate(
@@ -361,7 +400,9 @@ def _kernel(rows: int, head_dim: int) -> Any:
             for row in range(padded_rows):
                 log_sums_UIM[unit, split, row] = HIDDEN
                 if total[row] > 0:
-                    log_sums_UIM[unit, split, row] = top[row] + np.float32(math.log(total[row]))
+                    log_sums_UIM[unit, split, row] = top[row] + np.float32(
+                        math.log(total[row])
+                    )
                     inverse = 1 / total[row]
                     for d in range(head_dim):
                         output[row, d] *= inverse
@@ -384,9 +425,18 @@ def _exponentials(line, highest, powers):
         whole = np.floor(x + np.float32(0.5))
         f = x - whole
         y = np.float32(1.5403530e-4)
-        for factor in (1.3333558e-3, 9.6181291e-3, 5.5504109e-2, 2.4022651e-1, 6.9314718e-1, 1.0):
+        for factor in (
+            1.3333558e-3,
+            9.6181291e-3,
+            5.5504109e-2,
+            2.4022651e-1,
+            6.9314718e-1,
+            1.0,
+        ):
             y = y * f + np.float32(factor)
-        powers[j] = (np.int32(whole) + np.int32(127)) << np.int32(23)  # the bits of 2^whole
+        powers[j] = (np.int32(whole) + np.int32(127)) << np.int32(
+            23
+        )  # the bits of 2^whole
         line[j] = y
     total = np.float32(0)
     scale = powers.view(np.float32)
@@ -421,17 +471,22 @@ def _dot_products(typing_context, queries, keys, scores, rows, head_dim, stride,
                     )
                 lanes = ir.Constant(_VECTOR, [0.0] * LANES)
                 for part, i in zip(query, columns, strict=True):
-                    lanes = _fma(builder, part, _load(builder, key_at, first * size + i), lanes)
+                    lanes = _fma(
+                        builder, part, _load(builder, key_at, first * size + i), lanes
+                    )
                 return lanes
 
             found = sums(0, count.literal_value)
             offset = m * stride.literal_value
             if count.literal_value == 1:
                 builder.store(
-                    _sum_of_lanes(builder, found), _pointer(builder, score_at, offset, _FLOAT)
+                    _sum_of_lanes(builder, found),
+                    _pointer(builder, score_at, offset, _FLOAT),
                 )
             else:
-                builder.store(found, _pointer(builder, score_at, offset, _VECTOR), align=4)
+                builder.store(
+                    found, _pointer(builder, score_at, offset, _VECTOR), align=4
+                )
         return context.get_dummy_value()
 
     return types.void(
@@ -464,9 +519,12 @@ def _add_up_pair(builder: Any, a: Any, b: Any, number: int) -> Any:
         shift = 4
     lane = ir.IntType(32)
     first, second = (
-        ir.Constant(ir.VectorType(lane, LANES), [i + by for i in low]) for by in (0, shift)
+        ir.Constant(ir.VectorType(lane, LANES), [i + by for i in low])
+        for by in (0, shift)
     )
-    return builder.fadd(builder.shuffle_vector(a, b, first), builder.shuffle_vector(a, b, second))
+    return builder.fadd(
+        builder.shuffle_vector(a, b, first), builder.shuffle_vector(a, b, second)
+    )
 
 
 def _sum_of_lanes(builder: Any, lanes: Any) -> Any:
@@ -475,11 +533,15 @@ def _sum_of_lanes(builder: Any, lanes: Any) -> Any:
         ir.FunctionType(_FLOAT, [_FLOAT, _VECTOR]),
     )
     add_up = cgutils.get_or_insert_function(builder.module, function_type, name)
-    return builder.call(add_up, [ir.Constant(_FLOAT, 0.0), lanes], fastmath=("reassoc", "nsz"))
+    return builder.call(
+        add_up, [ir.Constant(_FLOAT, 0.0), lanes], fastmath=("reassoc", "nsz")
+    )
 
 
 @intrinsic(prefer_literal=True)
-def _accumulate(typing_context, outputs, weights, values, rows, head_dim, width, stride, count):
+def _accumulate(
+    typing_context, outputs, weights, values, rows, head_dim, width, stride, count
+):
     """outputs[m] += Σ_j weights[m · stride + j] · values[j], over `count` values and `width` of
     their floats.
     """
@@ -502,7 +564,9 @@ def _accumulate(typing_context, outputs, weights, values, rows, head_dim, width,
                 for i in columns:
                     sums[m, i] = _fma(builder, weight_lanes, parts[i], sums[m, i])
         for (m, i), lanes in sums.items():
-            builder.store(lanes, _pointer(builder, output_at, m * size + i, _VECTOR), align=4)
+            builder.store(
+                lanes, _pointer(builder, output_at, m * size + i, _VECTOR), align=4
+            )
         return context.get_dummy_value()
 
     return types.void(
@@ -525,7 +589,9 @@ def _prefetch(typing_context, address, num_floats):
     def generate(context, builder, signature, arguments):
         byte, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
         function_type = ir.FunctionType(ir.VoidType(), [byte, flag, flag, flag])
-        prefetch = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
+        prefetch = cgutils.get_or_insert_function(
+            builder.module, function_type, "llvm.prefetch.p0"
+        )
         to_read, second_level, data = (ir.Constant(flag, value) for value in (0, 2, 1))
         for first in range(0, num_floats.literal_value, CACHE_LINE_FLOATS):
             builder.call(
@@ -556,12 +622,19 @@ def _load(builder: Any, address: Any, offset_floats: int) -> Any:
 def _fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
     function_type = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
     return builder.call(
-        cgutils.get_or_insert_function(builder.module, function_type, f"llvm.fma.v{LANES}f32"),
+        cgutils.get_or_insert_function(
+            builder.module, function_type, f"llvm.fma.v{LANES}f32"
+        ),
         [a, b, c],
     )
 
 
 def _splat(builder: Any, value: Any) -> Any:
-    undefined, first = ir.Constant(_VECTOR, ir.Undefined), ir.Constant(ir.IntType(32), 0)
+    undefined, first = (
+        ir.Constant(_VECTOR, ir.Undefined),
+        ir.Constant(ir.IntType(32), 0),
+    )
     zeros = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
-    return builder.shuffle_vector(builder.insert_element(undefined, value, first), undefined, zeros)
+    return builder.shuffle_vector(
+        builder.insert_element(undefined, value, first), undefined, zeros
+    )

@@ -106,13 +106,16 @@ def _block_scores(
     keys_ND = tl.load(key_N[:, None] + dims_D[None, :], mask=key_mask_ND, other=0.0)
     scores_RN = _dot(query_RD, tl.trans(keys_ND), WIDEN) * scale
     seen_RN = (
-        _is_visible(slots_N, last_R, empty_first, empty_stop, WINDOW, HAS_EMPTY) & inside_N[None, :]
+        _is_visible(slots_N, last_R, empty_first, empty_stop, WINDOW, HAS_EMPTY)
+        & inside_N[None, :]
     )
     return tl.where(seen_RN, scores_RN, float("-inf"))
 
 
 @triton.jit
-def _tile(pid, num_kv_heads, num_tokens, TOKENS_PAD: tl.constexpr, GROUP_PAD: tl.constexpr):
+def _tile(
+    pid, num_kv_heads, num_tokens, TOKENS_PAD: tl.constexpr, GROUP_PAD: tl.constexpr
+):
     """A program's sequence and KV head, and the token and query head (within the group) of each of
     its rows.
     """
@@ -194,13 +197,19 @@ def _split_kernel(
     stop = end if RING > 0 else tl.minimum(end, num_slots)
     begin = 0
     if WINDOW > 0:
-        begin = tl.maximum(tl.min(tl.where(is_token_R, last_R, end), axis=0) + 1 - WINDOW, 0)
-    share = tl.cdiv(tl.cdiv(tl.maximum(stop - begin, 0), tl.num_programs(1)), BLOCK) * BLOCK
+        begin = tl.maximum(
+            tl.min(tl.where(is_token_R, last_R, end), axis=0) + 1 - WINDOW, 0
+        )
+    share = (
+        tl.cdiv(tl.cdiv(tl.maximum(stop - begin, 0), tl.num_programs(1)), BLOCK) * BLOCK
+    )
     begin = begin + split * share
     stop = tl.minimum(begin + share, stop)
 
     keys += sequence.to(tl.int64) * key_stride_b + kv_head.to(tl.int64) * key_stride_k
-    values += sequence.to(tl.int64) * value_stride_b + kv_head.to(tl.int64) * value_stride_k
+    values += (
+        sequence.to(tl.int64) * value_stride_b + kv_head.to(tl.int64) * value_stride_k
+    )
     highest_R = tl.full([TOKENS_PAD * GROUP_PAD], float("-inf"), dtype=tl.float32)
     total_R = tl.zeros([TOKENS_PAD * GROUP_PAD], dtype=tl.float32)
     sum_RD = tl.zeros([TOKENS_PAD * GROUP_PAD, DIM_PAD], dtype=tl.float32)
@@ -226,9 +235,13 @@ def _split_kernel(
         )
         value_mask_ND = inside_N[:, None] & (dims_D < HEAD_DIM)[None, :]
         value_N = values + _slots(slots_N, RING) * value_stride_s
-        values_ND = tl.load(value_N[:, None] + dims_D[None, :], mask=value_mask_ND, other=0.0)
+        values_ND = tl.load(
+            value_N[:, None] + dims_D[None, :], mask=value_mask_ND, other=0.0
+        )
         new_R = tl.maximum(highest_R, tl.max(scores_RN, axis=1))
-        shift_R = tl.where(new_R == float("-inf"), 0.0, new_R)  # a row that has seen nothing yet
+        shift_R = tl.where(
+            new_R == float("-inf"), 0.0, new_R
+        )  # a row that has seen nothing yet
         rescale_R = tl.exp2(highest_R - shift_R)
         weights_RN = tl.exp2(scores_RN - shift_R[:, None])
         total_R = total_R * rescale_R + tl.sum(weights_RN, axis=1)
@@ -243,7 +256,11 @@ def _split_kernel(
         (split * num_sequences + sequence).to(tl.int64) * num_tokens + token_R
     ) * num_heads + head_R
     result_RD = (sum_RD / safe_R[:, None]).to(output.dtype.element_ty)
-    tl.store(output + row_R[:, None] * HEAD_DIM + dims_D[None, :], result_RD, mask=row_mask_RD)
+    tl.store(
+        output + row_R[:, None] * HEAD_DIM + dims_D[None, :],
+        result_RD,
+        mask=row_mask_RD,
+    )
     log_sum_R = tl.where(is_seen_R, highest_R + tl.log2(safe_R), float("-inf"))
     tl.store(log_sum + row_R, log_sum_R, mask=row_mask_R)
 
@@ -275,7 +292,9 @@ def _combine_kernel(
     total = tl.sum(weight_P, axis=0)
     safe = tl.where(total > 0, total, 1.0)
     mask_PD = (weight_P > 0)[:, None] & (dims_D < HEAD_DIM)[None, :]
-    offset_PD = (splits_P.to(tl.int64) * num_rows + row)[:, None] * HEAD_DIM + dims_D[None, :]
+    offset_PD = (splits_P.to(tl.int64) * num_rows + row)[:, None] * HEAD_DIM + dims_D[
+        None, :
+    ]
     partial_PD = tl.load(partial + offset_PD, mask=mask_PD, other=0.0)
     result_D = tl.sum(partial_PD * weight_P[:, None], axis=0) / safe
     tl.store(
@@ -342,7 +361,9 @@ def _weigh_kernel(
     query_RD = tl.load(query_R[:, None] + dims_D[None, :], mask=row_mask_RD, other=0.0)
     last_at_R = last + sequence * last_stride_b + token_R * last_stride_t
     last_R = tl.load(last_at_R, mask=is_token_R, other=-1).to(tl.int32)
-    row_R = (sequence.to(tl.int64) * num_tokens + token_R) * (num_kv_heads * GROUP) + head_R
+    row_R = (sequence.to(tl.int64) * num_tokens + token_R) * (
+        num_kv_heads * GROUP
+    ) + head_R
     log_sum_R = tl.load(log_sum + row_R, mask=row_mask_R, other=float("inf"))
     log_sum_R = tl.where(
         log_sum_R == float("-inf"),
@@ -378,7 +399,9 @@ def _weigh_kernel(
             WIDEN,
         )
         weights_RN = tl.exp2(scores_RN - log_sum_R[:, None])
-        weights_TN = tl.sum(tl.reshape(weights_RN, [TOKENS_PAD, GROUP_PAD, BLOCK]), axis=1)
+        weights_TN = tl.sum(
+            tl.reshape(weights_RN, [TOKENS_PAD, GROUP_PAD, BLOCK]), axis=1
+        )
         mask_TN = (token_T < num_tokens)[:, None] & (slots_N < num_slots)[None, :]
         tl.store(
             probabilities + row_T[:, None] * num_slots + slots_N[None, :],
@@ -387,11 +410,16 @@ def _weigh_kernel(
         )
 
 
-def tiling(*, group: int, head_dim: int, num_tokens: int, element_bytes: int) -> dict[str, int]:
+def tiling(
+    *, group: int, head_dim: int, num_tokens: int, element_bytes: int
+) -> dict[str, int]:
     """Compile-time sizes: those that tensor cores and tl.arange ask to be powers of two, and at
     least 16 rows.
     """
-    group_pad, dim_pad = triton.next_power_of_2(group), max(16, triton.next_power_of_2(head_dim))
+    group_pad, dim_pad = (
+        triton.next_power_of_2(group),
+        max(16, triton.next_power_of_2(head_dim)),
+    )
     most = max(1, MAX_TILE_ROWS // group_pad)
     tokens_pad = max(min(triton.next_power_of_2(num_tokens), most), 16 // group_pad, 1)
     return {
@@ -415,10 +443,14 @@ def _num_multiprocessors(device: torch.device) -> int:
     )
 
 
-def choose_num_splits(*, num_programs: int, num_slots: int, num_multiprocessors: int) -> int:
+def choose_num_splits(
+    *, num_programs: int, num_slots: int, num_multiprocessors: int
+) -> int:
     """Number of splits: enough to fill the device's multiprocessors several times over, unless they
     would become too short."""
-    wanted = triton.cdiv(PROGRAMS_PER_MULTIPROCESSOR * num_multiprocessors, num_programs)
+    wanted = triton.cdiv(
+        PROGRAMS_PER_MULTIPROCESSOR * num_multiprocessors, num_programs
+    )
     return max(1, min(wanted, triton.cdiv(num_slots, MIN_SPLIT_SLOTS), MAX_SPLITS))
 
 
@@ -461,7 +493,9 @@ def decode_attention(
         num_tokens=num_tokens,
         element_bytes=keys_BKSD.element_size(),
     )
-    num_programs = num_sequences * kv_heads * triton.cdiv(num_tokens, constants["TOKENS_PAD"])
+    num_programs = (
+        num_sequences * kv_heads * triton.cdiv(num_tokens, constants["TOKENS_PAD"])
+    )
     if num_splits is None:
         num_splits = choose_num_splits(
             num_programs=num_programs,
@@ -473,8 +507,12 @@ def decode_attention(
     log_sum = torch.empty(rows, dtype=torch.float32, device=device)
     partial, partial_log_sum = output, log_sum
     if num_splits > 1:
-        partial = torch.empty(num_splits, *rows, head_dim, dtype=torch.float32, device=device)
-        partial_log_sum = torch.empty(num_splits, *rows, dtype=torch.float32, device=device)
+        partial = torch.empty(
+            num_splits, *rows, head_dim, dtype=torch.float32, device=device
+        )
+        partial_log_sum = torch.empty(
+            num_splits, *rows, dtype=torch.float32, device=device
+        )
     scale = (scale or head_dim**-0.5) * math.log2(math.e)
     constants |= {
         "WINDOW": window or 0,

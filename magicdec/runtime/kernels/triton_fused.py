@@ -37,7 +37,9 @@ def _add_rms_norm_kernel(
     dims_H = tl.arange(0, BLOCK)
     mask_H = dims_H < size
     hidden_H = hidden + token * hidden_stride + dims_H
-    delta_H = tl.load(delta + token * delta_stride + dims_H, mask=mask_H, other=0.0).to(tl.float32)
+    delta_H = tl.load(delta + token * delta_stride + dims_H, mask=mask_H, other=0.0).to(
+        tl.float32
+    )
     sum_H = tl.load(hidden_H, mask=mask_H, other=0.0).to(tl.float32) + delta_H
     sum_H = sum_H.to(hidden.dtype.element_ty)
     tl.store(hidden_H, sum_H, mask=mask_H)
@@ -51,9 +53,14 @@ def _add_rms_norm_kernel(
     )
 
 
-def add_rms_norm_(hidden: Tensor, delta: Tensor, weight_H: Tensor, eps: float) -> Tensor:
+def add_rms_norm_(
+    hidden: Tensor, delta: Tensor, weight_H: Tensor, eps: float
+) -> Tensor:
     """hidden += delta, both [.., H]. Returns hidden / sqrt(mean(hidden²) + eps) · weight."""
-    hidden_MH, delta_MH = hidden.view(-1, hidden.shape[-1]), delta.reshape(-1, hidden.shape[-1])
+    hidden_MH, delta_MH = (
+        hidden.view(-1, hidden.shape[-1]),
+        delta.reshape(-1, hidden.shape[-1]),
+    )
     num_tokens, size = hidden_MH.shape
     assert hidden_MH.stride(1) == delta_MH.stride(1) == 1
     output = hidden.new_empty(hidden.shape)
@@ -105,14 +112,18 @@ def _rotate_kernel(
     dims_PJ = 2 * pairs_P[:, None] + tl.arange(0, 2)[None, :]
     heads += sequence * heads_stride_b + token * heads_stride_t
     at_NPJ = heads + heads_N[:, None, None] * heads_stride_n + dims_PJ[None, :, :]
-    real_NP, imaginary_NP = tl.split(tl.load(at_NPJ, mask=mask_NP1, other=0.0).to(tl.float32))
+    real_NP, imaginary_NP = tl.split(
+        tl.load(at_NPJ, mask=mask_NP1, other=0.0).to(tl.float32)
+    )
     rotation += sequence * rotation_stride_b + token * rotation_stride_t
     cosine_P, sine_P = tl.split(tl.load(rotation + dims_PJ, mask=inside_P1, other=0.0))
     if HAS_NORM:
         weight_at_NPJ = weight + heads_N[:, None, None] * HEAD_DIM + dims_PJ[None, :, :]
         weight_NPJ = tl.load(weight_at_NPJ, mask=mask_NP1, other=0.0).to(tl.float32)
         real_weight_NP, imaginary_weight_NP = tl.split(weight_NPJ)
-        mean_N = tl.sum(real_NP * real_NP + imaginary_NP * imaginary_NP, axis=1) / HEAD_DIM
+        mean_N = (
+            tl.sum(real_NP * real_NP + imaginary_NP * imaginary_NP, axis=1) / HEAD_DIM
+        )
         scale_N1 = tl.rsqrt(mean_N + eps)[:, None]
         real_NP = real_NP * scale_N1 * real_weight_NP
         imaginary_NP = imaginary_NP * scale_N1 * imaginary_weight_NP
@@ -136,7 +147,9 @@ def rotate_(
     assert rotation_BTPJ.stride(-2) == 2
     assert weight_ND is None or weight_ND.is_contiguous()
     tiling = rotation_tiling(num_heads, head_dim)
-    _rotate_kernel[(num_sequences * num_tokens, triton.cdiv(num_heads, tiling["HEADS"]))](
+    _rotate_kernel[
+        (num_sequences * num_tokens, triton.cdiv(num_heads, tiling["HEADS"]))
+    ](
         heads_BTND,
         rotation_BTPJ,
         heads_BTND if weight_ND is None else weight_ND,
@@ -157,10 +170,16 @@ def _silu_mul_kernel(gate_up, output, size, stride, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     at_F = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask_F = at_F < size
-    gate_F = tl.load(gate_up + token * stride + at_F, mask=mask_F, other=0.0).to(tl.float32)
-    up_F = tl.load(gate_up + token * stride + size + at_F, mask=mask_F, other=0.0).to(tl.float32)
+    gate_F = tl.load(gate_up + token * stride + at_F, mask=mask_F, other=0.0).to(
+        tl.float32
+    )
+    up_F = tl.load(gate_up + token * stride + size + at_F, mask=mask_F, other=0.0).to(
+        tl.float32
+    )
     product_F = gate_F / (1.0 + tl.exp(-gate_F)) * up_F
-    tl.store(output + token * size + at_F, product_F.to(output.dtype.element_ty), mask=mask_F)
+    tl.store(
+        output + token * size + at_F, product_F.to(output.dtype.element_ty), mask=mask_F
+    )
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
@@ -170,7 +189,9 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     assert rows_MF.stride(1) == 1
     output = gate_up.new_empty(*gate_up.shape[:-1], size)
     grid = (num_tokens, triton.cdiv(size, GATED_ELEMENTS))
-    _silu_mul_kernel[grid](rows_MF, output, size, rows_MF.stride(0), BLOCK=GATED_ELEMENTS)
+    _silu_mul_kernel[grid](
+        rows_MF, output, size, rows_MF.stride(0), BLOCK=GATED_ELEMENTS
+    )
     return output
 
 
@@ -182,5 +203,7 @@ def num_warps(num_elements: int) -> int:
 def rotation_tiling(num_heads: int, head_dim: int) -> dict[str, int]:
     """Compile-time sizes of the rotation."""
     pairs_pad = triton.next_power_of_2(head_dim // 2)
-    heads = min(triton.next_power_of_2(num_heads), max(1, ROTATED_ELEMENTS // (2 * pairs_pad)))
+    heads = min(
+        triton.next_power_of_2(num_heads), max(1, ROTATED_ELEMENTS // (2 * pairs_pad))
+    )
     return {"HEADS": heads, "PAIRS_PAD": pairs_pad}

@@ -63,7 +63,9 @@ def _linear_kernel(
         inside_H = bytes_H < row_bytes
         weight_mask_NH = (n_N < num_outputs)[:, None] & inside_H[None, :]
         activation_mask_MH = (m_M < num_rows)[:, None] & inside_H[None, :]
-        weights_NH = tl.load(weights_N[:, None] + bytes_H[None, :], mask=weight_mask_NH, other=0.0)
+        weights_NH = tl.load(
+            weights_N[:, None] + bytes_H[None, :], mask=weight_mask_NH, other=0.0
+        )
         if GROUP == 0:
             activations_MH = tl.load(
                 activations_M[:, None] + bytes_H[None, :],
@@ -117,10 +119,18 @@ def tiling(
         block_n //= 2
     block_m = min(64, max(16, triton.next_power_of_2(num_rows)))
     block = BLOCK_WEIGHTS // 2 if group else BLOCK_WEIGHTS
-    return {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK": block, "num_warps": 4, "num_stages": 3}
+    return {
+        "BLOCK_M": block_m,
+        "BLOCK_N": block_n,
+        "BLOCK": block,
+        "num_warps": 4,
+        "num_stages": 3,
+    }
 
 
-def weight_only_linear(x: Tensor, weights: Tensor, scales: Tensor, *, group: int) -> Tensor:
+def weight_only_linear(
+    x: Tensor, weights: Tensor, scales: Tensor, *, group: int
+) -> Tensor:
     """x [.., K] times quantised weights: [.., N]. `group` is the int4 groups' size, 0 for the 8-bit
     formats.
     """

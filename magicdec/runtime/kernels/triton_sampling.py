@@ -22,16 +22,22 @@ NUM_WARPS = 8
 
 
 @triton.jit
-def _weigh_shares_kernel(logits, highest, total, size, stride, temperature, SHARE: tl.constexpr):
+def _weigh_shares_kernel(
+    logits, highest, total, size, stride, temperature, SHARE: tl.constexpr
+):
     """A share's largest logit, and the sum of exponentials relative to it."""
     row = tl.program_id(0).to(tl.int64)
     at_V = tl.program_id(1) * SHARE + tl.arange(0, SHARE)
     logits_V = (
-        tl.load(logits + row * stride + at_V, mask=at_V < size, other=float("-inf")).to(tl.float32)
+        tl.load(logits + row * stride + at_V, mask=at_V < size, other=float("-inf")).to(
+            tl.float32
+        )
         / temperature
     )
     top = tl.max(logits_V, axis=0)
-    shift = tl.where(top == float("-inf"), 0.0, top)  # of a share without a finite logit
+    shift = tl.where(
+        top == float("-inf"), 0.0, top
+    )  # of a share without a finite logit
     share = row * tl.num_programs(1) + tl.program_id(1)
     tl.store(highest + share, top)
     tl.store(total + share, tl.sum(tl.exp(logits_V - shift), axis=0))
@@ -58,16 +64,24 @@ def _normalise_kernel(
         mask=mask_C,
         other=float("-inf"),
     )
-    total_C = tl.load(total + row * tl.num_programs(1) + shares_C, mask=mask_C, other=0.0)
+    total_C = tl.load(
+        total + row * tl.num_programs(1) + shares_C, mask=mask_C, other=0.0
+    )
     top = tl.max(highest_C, axis=0)
     sum_of_row = tl.sum(total_C * tl.exp(highest_C - top), axis=0)
     at_V = tl.program_id(1) * SHARE + tl.arange(0, SHARE)
     mask_V = at_V < size
     logits_V = (
-        tl.load(logits + row * stride + at_V, mask=mask_V, other=float("-inf")).to(tl.float32)
+        tl.load(logits + row * stride + at_V, mask=mask_V, other=float("-inf")).to(
+            tl.float32
+        )
         / temperature
     )
-    tl.store(probabilities + row * size + at_V, tl.exp(logits_V - top) / sum_of_row, mask=mask_V)
+    tl.store(
+        probabilities + row * size + at_V,
+        tl.exp(logits_V - top) / sum_of_row,
+        mask=mask_V,
+    )
 
 
 def softmax(logits: Tensor, temperature: float) -> Tensor:
@@ -78,12 +92,16 @@ def softmax(logits: Tensor, temperature: float) -> Tensor:
     num_rows, size = rows_MV.shape
     assert rows_MV.stride(1) == 1
     num_shares = triton.cdiv(size, SHARE)
-    highest = torch.empty(num_rows, num_shares, dtype=torch.float32, device=logits.device)
+    highest = torch.empty(
+        num_rows, num_shares, dtype=torch.float32, device=logits.device
+    )
     total = torch.empty_like(highest)
     probabilities = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
     grid = (num_rows, num_shares)
     given = (size, rows_MV.stride(0), temperature)
-    _weigh_shares_kernel[grid](rows_MV, highest, total, *given, SHARE=SHARE, num_warps=NUM_WARPS)
+    _weigh_shares_kernel[grid](
+        rows_MV, highest, total, *given, SHARE=SHARE, num_warps=NUM_WARPS
+    )
     _normalise_kernel[grid](
         rows_MV,
         highest,
@@ -101,8 +119,12 @@ def softmax(logits: Tensor, temperature: float) -> Tensor:
 def _sum_shares_kernel(weights, total, size, stride, SHARE: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at_V = tl.program_id(1) * SHARE + tl.arange(0, SHARE)
-    weights_V = tl.load(weights + row * stride + at_V, mask=at_V < size, other=0.0).to(tl.float32)
-    tl.store(total + row * tl.num_programs(1) + tl.program_id(1), tl.sum(weights_V, axis=0))
+    weights_V = tl.load(weights + row * stride + at_V, mask=at_V < size, other=0.0).to(
+        tl.float32
+    )
+    tl.store(
+        total + row * tl.num_programs(1) + tl.program_id(1), tl.sum(weights_V, axis=0)
+    )
 
 
 @triton.jit
@@ -134,13 +156,20 @@ def _choose_kernel(
     """One row: first the share in which its uniform number falls, then the token in that share."""
     row = tl.program_id(0).to(tl.int64)
     shares_C = tl.arange(0, SHARES_PAD)
-    total_C = tl.load(total + row * num_shares + shares_C, mask=shares_C < num_shares, other=0.0)
+    total_C = tl.load(
+        total + row * num_shares + shares_C, mask=shares_C < num_shares, other=0.0
+    )
     threshold = tl.load(uniform + row * uniform_stride) * tl.sum(total_C, axis=0)
     share = _first_above(total_C, threshold, SHARES_PAD)
     threshold -= tl.sum(tl.where(shares_C < share, total_C, 0.0), axis=0)
     at_V = share * SHARE + tl.arange(0, SHARE)
-    weights_V = tl.load(weights + row * stride + at_V, mask=at_V < size, other=0.0).to(tl.float32)
-    tl.store(tokens + row, (share * SHARE + _first_above(weights_V, threshold, SHARE)).to(tl.int64))
+    weights_V = tl.load(weights + row * stride + at_V, mask=at_V < size, other=0.0).to(
+        tl.float32
+    )
+    tl.store(
+        tokens + row,
+        (share * SHARE + _first_above(weights_V, threshold, SHARE)).to(tl.int64),
+    )
 
 
 def sample(weights_MV: Tensor, uniform_M: Tensor) -> Tensor:
@@ -149,7 +178,9 @@ def sample(weights_MV: Tensor, uniform_M: Tensor) -> Tensor:
     num_rows, size = weights_MV.shape
     assert weights_MV.stride(1) == 1
     num_shares = triton.cdiv(size, SHARE)
-    total = torch.empty(num_rows, num_shares, dtype=torch.float32, device=weights_MV.device)
+    total = torch.empty(
+        num_rows, num_shares, dtype=torch.float32, device=weights_MV.device
+    )
     tokens_M = torch.empty(num_rows, dtype=torch.int64, device=weights_MV.device)
     _sum_shares_kernel[(num_rows, num_shares)](
         weights_MV,

@@ -25,7 +25,9 @@ def v2_latent(keys: Keys, kind: str) -> LatentAttention:
 
 
 def v2_experts(keys: Keys) -> MixtureOfExperts:
-    greedy = keys.choice("topk_method", choices={"greedy": True, "group_limited_greedy": False})
+    greedy = keys.choice(
+        "topk_method", choices={"greedy": True, "group_limited_greedy": False}
+    )
     changes: dict[str, Any]
     if greedy:
         changes = {"num_groups": 1, "num_chosen_groups": 1}
@@ -71,13 +73,18 @@ def indexer_types(keys: Keys, count: int) -> list[str]:
     frequency = keys.size("index_topk_freq")
     offset = keys.size("index_skip_topk_offset", least=0)
     if pattern is None:
-        return ["shared" if max(i - offset + 1, 0) % frequency else "full" for i in range(count)]
+        return [
+            "shared" if max(i - offset + 1, 0) % frequency else "full"
+            for i in range(count)
+        ]
     if (
         not isinstance(pattern, str | list)
         or len(pattern) != count
         or not all(entry in INDEXING for entry in pattern)
     ):
-        raise keys.error("index_topk_pattern", f"{count} of {', '.join(INDEXING)}", pattern)
+        raise keys.error(
+            "index_topk_pattern", f"{count} of {', '.join(INDEXING)}", pattern
+        )
     return [INDEXING[entry] for entry in pattern]
 
 
@@ -140,7 +147,9 @@ ROWS = {
     "dots1": Architecture(
         mixer=biased(qk_norm="head"),
         mlp=partial(parts.leading_dense, mixture=DOTS1_EXPERTS),
-        kinds=lambda keys: parts.windows_from(keys, keys.optional_size("sliding_window")),
+        kinds=lambda keys: parts.windows_from(
+            keys, keys.optional_size("sliding_window")
+        ),
         ignored="use_sliding_window",
     ),
 }

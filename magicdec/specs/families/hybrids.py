@@ -37,7 +37,9 @@ MAMBA_KEYS = (
 
 
 def granite_attention(keys: Keys, kind: str) -> Attention:
-    return msgspec.structs.replace(biased()(keys, kind), scale=keys.number("attention_multiplier"))
+    return msgspec.structs.replace(
+        biased()(keys, kind), scale=keys.number("attention_multiplier")
+    )
 
 
 def granite_details(keys: Keys) -> Details:
@@ -109,14 +111,18 @@ def granite_layers(keys: Keys) -> list[Layer]:
         "rope_parameters",
         "rope_scaling",
     )
-    keys.ignore(*MAMBA_KEYS, "attention_multiplier", "num_key_value_heads", "attention_bias")
+    keys.ignore(
+        *MAMBA_KEYS, "attention_multiplier", "num_key_value_heads", "attention_bias"
+    )
     return layers
 
 
 def minimax_kinds(keys: Keys) -> list[str]:
     """Lightning in every second layer, or as `layer_types` says. Residuals are of normed inputs,
     which only lightning layers tell: without any, the model would be taken for another."""
-    kinds = parts.listed_kinds(keys, lambda i: "linear_attention" if i % 2 else "full_attention")
+    kinds = parts.listed_kinds(
+        keys, lambda i: "linear_attention" if i % 2 else "full_attention"
+    )
     if all(KINDS[kind] != "linear" for kind in kinds):
         raise ConfigError(
             f"{keys.where}: layer_types of minimax without linear_attention is not understood"
@@ -173,7 +179,9 @@ def h_layers(keys: Keys) -> list[Layer]:
     experts."""
     return [
         h_block(keys, name)
-        for name in blocks(keys, "hybrid_override_pattern", "layers_block_type", "layer_types")
+        for name in blocks(
+            keys, "hybrid_override_pattern", "layers_block_type", "layer_types"
+        )
     ]
 
 
@@ -211,7 +219,9 @@ def h_block(keys: Keys, name: str) -> Layer:
     activation = keys.activation("mlp_hidden_act")
     if name == "mlp":
         return Layer(
-            mlp=MLP(width=keys.size("intermediate_size"), activation=activation, gated=False)
+            mlp=MLP(
+                width=keys.size("intermediate_size"), activation=activation, gated=False
+            )
         )
     keys.require("n_shared_experts", 1)
     routed = parts.deepseek_experts(
@@ -245,7 +255,10 @@ def mamba2(keys: Keys) -> Mamba2:
 def h_details(keys: Keys) -> Details:
     heads = keys.size("num_nextn_predict_layers", least=0)
     names = ["full_attention", "moe"]
-    if keys.raw("mtp_hybrid_override_pattern", "mtp_layers_block_type", default=None) is not None:
+    if (
+        keys.raw("mtp_hybrid_override_pattern", "mtp_layers_block_type", default=None)
+        is not None
+    ):
         names = blocks(keys, "mtp_hybrid_override_pattern", "mtp_layers_block_type")
     if heads == 0:
         return {"mtp_layers": ()}
@@ -288,7 +301,9 @@ def nas_layers(keys: Keys) -> list[Layer]:
         group = attention.optional_size("n_heads_in_group")
         factor = ffn.optional_number("ffn_mult")
         if not attention.flag("no_op"):
-            mixer = msgspec.structs.replace(biased()(keys), num_kv_heads=heads // (group or 1))
+            mixer = msgspec.structs.replace(
+                biased()(keys), num_kv_heads=heads // (group or 1)
+            )
         if not ffn.flag("no_op"):
             width = -(-int(2 * (factor or 1.0) * hidden / 3) // 256) * 256
             feed_forward = MLP(

@@ -119,13 +119,17 @@ class Keys:
     the file and the key; `unread` lists the keys that no reader used. A key may be null where the
     class accepts null, and means what the class makes of it."""
 
-    def __init__(self, values: Mapping[str, Any], where: str, known: Fields = NO_FIELDS) -> None:
+    def __init__(
+        self, values: Mapping[str, Any], where: str, known: Fields = NO_FIELDS
+    ) -> None:
         self._values = values
         self.where = where
         self._fields, self._aliases = known
         self._read: set[str] = set()
         for key, value in values.items():
-            field = self._fields.get(key) or self._fields.get(self._aliases.get(key, ""))
+            field = self._fields.get(key) or self._fields.get(
+                self._aliases.get(key, "")
+            )
             if field:
                 kinds = field[0].split("|")
             else:
@@ -134,7 +138,9 @@ class Keys:
                 raise self.error(key, " or ".join(WORDS[kind] for kind in kinds), value)
 
     def error(self, key: str, expected: str, value: object) -> ConfigError:
-        return ConfigError(f"{self.where}: key '{key}' must be {expected}, not {_shown(value)}")
+        return ConfigError(
+            f"{self.where}: key '{key}' must be {expected}, not {_shown(value)}"
+        )
 
     def raw(self, *names: str, default: Any = _MISSING) -> Any:
         """The value under the first of these names that the file has. Several names are spellings
@@ -208,7 +214,9 @@ class Keys:
             raise self.error(names[0], f"above {least:g} and at most {most:g}", value)
         return float(value)
 
-    def optional_number(self, *names: str, least: float = 0.0, most: float = 1e15) -> float | None:
+    def optional_number(
+        self, *names: str, least: float = 0.0, most: float = 1e15
+    ) -> float | None:
         if self.raw(*names, default=None) is None:
             return None
         return self.number(*names, least=least, most=most)

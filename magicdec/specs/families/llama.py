@@ -20,25 +20,34 @@ from magicdec.specs.model import TensorNames
 def ministral3_attention(keys: Keys, kind: str) -> Attention:
     """Queries grow with their position, as `llama_4_scaling_beta` among the rope's parameters
     says."""
-    mixer = GroupedQuery(rope=partial(read_rope, beside=("llama_4_scaling_beta",)))(keys, kind)
+    mixer = GroupedQuery(rope=partial(read_rope, beside=("llama_4_scaling_beta",)))(
+        keys, kind
+    )
     rope = rope_parameters(keys)
     inside = Keys(rope, f"{keys.where}: rope")
     beta = inside.number("llama_4_scaling_beta", least=-1e-9)
     length = inside.size("original_max_position_embeddings")
     keys.require("original_max_position_embeddings", length)
-    return msgspec.structs.replace(mixer, temperature=(beta, float(length)), temperature_offset=0)
+    return msgspec.structs.replace(
+        mixer, temperature=(beta, float(length)), temperature_offset=0
+    )
 
 
 def smollm3_layers(keys: Keys) -> list[Layer]:
     """Every n-th layer has no positions; it may have a window instead, or the layers that
     `layer_types` says do, even where `use_sliding_window` is false."""
     interval = keys.size("no_rope_layer_interval")
-    rotated = parts.zeros_and_ones(keys, "no_rope_layers", lambda i: (i + 1) % interval != 0)
+    rotated = parts.zeros_and_ones(
+        keys, "no_rope_layers", lambda i: (i + 1) % interval != 0
+    )
     has_window = (
-        keys.flag("use_sliding_window") and keys.optional_size("sliding_window") is not None
+        keys.flag("use_sliding_window")
+        and keys.optional_size("sliding_window") is not None
     )
     keys.ignore("sliding_window", "max_window_layers")
-    kinds = parts.listed_kinds(keys, parts.windowed(lambda i: has_window and not rotated[i]))
+    kinds = parts.listed_kinds(
+        keys, parts.windowed(lambda i: has_window and not rotated[i])
+    )
     head = biased()
     feed_forward = parts.dense(keys, bias="mlp_bias")
     mixers = [head(keys, kind) for kind in kinds]

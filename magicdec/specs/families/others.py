@@ -11,7 +11,13 @@ import msgspec
 
 from magicdec.specs.families import parts
 from magicdec.specs.families.keys import Keys
-from magicdec.specs.families.parts import Architecture, Details, GroupedQuery, biased, num_layers
+from magicdec.specs.families.parts import (
+    Architecture,
+    Details,
+    GroupedQuery,
+    biased,
+    num_layers,
+)
 from magicdec.specs.families.rope import read_rope, rope_parameters
 from magicdec.specs.layers import MLP, FeedForward, Layer, MixtureOfExperts
 from magicdec.specs.mixers import Attention, Rope
@@ -31,7 +37,9 @@ def exaone4_kinds(keys: Keys) -> list[str]:
     """
     if keys.raw("layer_types") is None:
         keys.size("sliding_window")
-        return parts.listed_kinds(keys, parts.every_nth(keys.size("sliding_window_pattern")))
+        return parts.listed_kinds(
+            keys, parts.every_nth(keys.size("sliding_window_pattern"))
+        )
     return parts.listed_kinds(keys, lambda index: "")
 
 
@@ -99,7 +107,10 @@ def ernie_experts(keys: Keys, index: int) -> FeedForward:
 def ernie_details(keys: Keys) -> Details:
     """Prediction heads of a dense layer, whatever the model's are (vLLM's ernie_mtp.py)."""
     heads = keys.optional_size("num_nextn_predict_layers", least=0) or 0
-    return {"mtp_layers": (Layer(mixer=ERNIE_ATTENTION(keys), mlp=parts.dense(keys)),) * heads}
+    return {
+        "mtp_layers": (Layer(mixer=ERNIE_ATTENTION(keys), mlp=parts.dense(keys)),)
+        * heads
+    }
 
 
 def hunyuan_rope(keys: Keys, head_dim: int, **options: Any) -> Rope:
@@ -111,7 +122,9 @@ def hunyuan_rope(keys: Keys, head_dim: int, **options: Any) -> Rope:
     beside = ("alpha", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
     rope = read_rope(keys, head_dim, beside=beside, **options)
     if head_dim < 4:
-        raise keys.error("head_dim", "at least 4 where 'alpha' stretches the rotary base", head_dim)
+        raise keys.error(
+            "head_dim", "at least 4 where 'alpha' stretches the rotary base", head_dim
+        )
     alpha = Keys(parameters, f"{keys.where}: rope").number("alpha")
     return Rope(dim=head_dim, theta=rope.theta * alpha ** (head_dim / (head_dim - 2)))
 
@@ -141,7 +154,9 @@ COHERE: dict[str, Any] = {
 }
 AFTER: dict[str, Any] = {
     "norm": Norm(placement="after"),
-    "names": TensorNames(norms=("post_attention_layernorm", "post_feedforward_layernorm")),
+    "names": TensorNames(
+        norms=("post_attention_layernorm", "post_feedforward_layernorm")
+    ),
 }
 
 
@@ -256,7 +271,9 @@ ROWS = {
             "moe_use_aux_free": (True,),
             "moe_gate": ("topk",),
             "use_rmsnorm": (True,),
-            "moe_norm_min": (1e-12,),  # less than the chosen experts' probabilities add up to
+            "moe_norm_min": (
+                1e-12,
+            ),  # less than the chosen experts' probabilities add up to
         },
         ignored="moe_capacity",
         details=ernie_details,

@@ -182,7 +182,9 @@ class GroupedQuery:
             rope_kind = kind
             if is_full:
                 rope_kind = "full_attention"
-        rope = self.rope(keys, head_dim, kind=rope_kind, partial=self.partial, pairs=self.pairs)
+        rope = self.rope(
+            keys, head_dim, kind=rope_kind, partial=self.partial, pairs=self.pairs
+        )
         if is_full and self.rotated == "window":
             return None
         return rope
@@ -226,7 +228,9 @@ def latent(keys: Keys, kind: str = "full_attention") -> LatentAttention:
         )
     if keys.knows("head_dim"):  # which the class sets itself
         keys.ignore("head_dim")
-    elif (head_dim := keys.raw("head_dim", default=False)) is not False and head_dim != rotated:
+    elif (
+        head_dim := keys.raw("head_dim", default=False)
+    ) is not False and head_dim != rotated:
         raise keys.error("head_dim", f"qk_rope_head_dim, {rotated}", head_dim)
     if not keys.knows("rope_interleave"):
         keys.require("rope_interleave", True)
@@ -261,7 +265,9 @@ def _score_scale(keys: Keys) -> float:
 # Feed-forwards: readers that take the layer's index as well
 
 
-def in_every_layer(mlp: Callable[[Keys], FeedForward]) -> Callable[[Keys, int], FeedForward]:
+def in_every_layer(
+    mlp: Callable[[Keys], FeedForward],
+) -> Callable[[Keys, int], FeedForward]:
     return lambda keys, index: mlp(keys)
 
 
@@ -295,7 +301,9 @@ def experts(
     **changes: Any,
 ) -> MixtureOfExperts:
     """A mixture; `normalized` None reads norm_topk_prob."""
-    count = keys.size("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    count = keys.size(
+        "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"
+    )
     num_chosen = keys.size("num_experts_per_tok", "moe_k")
     if num_chosen > count:
         raise ConfigError(
@@ -316,7 +324,9 @@ def experts(
 def wide_experts(**options: Any) -> Callable[[Keys, int], FeedForward]:
     """Experts of `intermediate_size` in every layer, their weights normalised."""
     return in_every_layer(
-        partial(experts, **{"width": "intermediate_size", "normalized": True, **options})
+        partial(
+            experts, **{"width": "intermediate_size", "normalized": True, **options}
+        )
     )
 
 
@@ -362,7 +372,9 @@ def deepseek_experts(
 
 
 def leading_dense(
-    keys: Keys, index: int, mixture: Callable[[Keys], MixtureOfExperts] = deepseek_experts
+    keys: Keys,
+    index: int,
+    mixture: Callable[[Keys], MixtureOfExperts] = deepseek_experts,
 ) -> FeedForward:
     """A dense MLP in the first `first_k_dense_replace` layers, or where `mlp_layer_types` names
     one; then experts.
@@ -391,7 +403,10 @@ BIASED = biased()
 MLP_IN_ALL = mlp()
 RMS = Norm()
 LLAMA_NAMES = TensorNames()
-NO_BIAS: Mapping[str, tuple[Any, ...]] = {"attention_bias": (False,), "mlp_bias": (False,)}
+NO_BIAS: Mapping[str, tuple[Any, ...]] = {
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -426,5 +441,6 @@ class Architecture:
         kinds = self.kinds(keys)
         mixers = {kind: self.mixer(keys, kind) for kind in dict.fromkeys(kinds)}
         return [
-            Layer(mixer=mixers[kind], mlp=self.mlp(keys, index)) for index, kind in enumerate(kinds)
+            Layer(mixer=mixers[kind], mlp=self.mlp(keys, index))
+            for index, kind in enumerate(kinds)
         ]

@@ -45,14 +45,18 @@ def second_window_kinds(keys: Keys) -> list[str]:
     return only_if(
         used,
         keys,
-        parts.listed_kinds(keys, parts.windowed(lambda i: used and i % 2 == 0 and i < last)),
+        parts.listed_kinds(
+            keys, parts.windowed(lambda i: used and i % 2 == 0 and i < last)
+        ),
     )
 
 
 def only_if(used: bool, keys: Keys, kinds: list[str]) -> list[str]:
     """These kinds; refuses windows that `use_sliding_window` takes the size away from."""
     if not used and "sliding_attention" in kinds:
-        raise ConfigError(f"{keys.where}: layer_types has windows, and use_sliding_window is false")
+        raise ConfigError(
+            f"{keys.where}: layer_types has windows, and use_sliding_window is false"
+        )
     return kinds
 
 
@@ -66,7 +70,9 @@ def dual_chunk(keys: Keys) -> Details:
     if not isinstance(config, dict):
         raise keys.error("dual_chunk_attention_config", "an object or null", config)
     inside = Keys(config, f"{keys.where}: dual_chunk_attention_config")
-    length = min(inside.size("chunk_size"), inside.size("original_max_position_embeddings"))
+    length = min(
+        inside.size("chunk_size"), inside.size("original_max_position_embeddings")
+    )
     positions = keys.size("max_position_embeddings")
     if length >= positions:
         return {}
@@ -98,7 +104,8 @@ def linear_kinds(keys: Keys) -> list[str]:
     )
     keys.ignore("linear_value_head_dim")
     return parts.listed_kinds(
-        keys, parts.every_nth(keys.size("full_attention_interval"), other="linear_attention")
+        keys,
+        parts.every_nth(keys.size("full_attention_interval"), other="linear_attention"),
     )
 
 
@@ -126,7 +133,9 @@ def gated_delta_net(keys: Keys) -> GatedDeltaNet:
     return net
 
 
-def sparse_step(mixture: Callable[[Keys], MixtureOfExperts]) -> Callable[[Keys, int], FeedForward]:
+def sparse_step(
+    mixture: Callable[[Keys], MixtureOfExperts],
+) -> Callable[[Keys, int], FeedForward]:
     """Experts in every `decoder_sparse_step`-th layer that `mlp_only_layers` does not name."""
 
     def read(keys: Keys, index: int) -> FeedForward:
@@ -144,7 +153,9 @@ def sparse_step(mixture: Callable[[Keys], MixtureOfExperts]) -> Callable[[Keys, 
 
 def shared_experts(keys: Keys, *, normalized: bool | None = None) -> MixtureOfExperts:
     width = keys.size("shared_expert_intermediate_size", least=0)
-    return parts.experts(keys, normalized=normalized, shared_width=width, shared_gate=width > 0)
+    return parts.experts(
+        keys, normalized=normalized, shared_width=width, shared_gate=width > 0
+    )
 
 
 QWEN2 = Architecture(
@@ -164,7 +175,11 @@ QWEN3_MOE = Architecture(
     mixer=biased(qk_norm="head"),
     mlp=sparse_step(parts.experts),
     kinds=moe_kinds,
-    fixed={"mlp_bias": (False,), "shared_expert_intermediate_size": (0,), "use_qk_norm": (True,)},
+    fixed={
+        "mlp_bias": (False,),
+        "shared_expert_intermediate_size": (0,),
+        "use_qk_norm": (True,),
+    },
     ignored="qkv_bias",
 )
 MULTIMODAL_ROPE = partial(read_rope, types=MULTIMODAL_TYPES)

@@ -27,7 +27,12 @@ ROPE_TYPES: Mapping[str, RopeType | None] = {
 }
 MULTIMODAL_TYPES: Mapping[str, RopeType | None] = {**ROPE_TYPES, "mrope": None}
 """Those of models of several modalities: of text, the three position indices of mrope are one."""
-LAYER_KINDS = ("full_attention", "sliding_attention", "chunked_attention", "linear_attention")
+LAYER_KINDS = (
+    "full_attention",
+    "sliding_attention",
+    "chunked_attention",
+    "linear_attention",
+)
 
 
 def read_rope(
@@ -85,7 +90,9 @@ def read_rope(
     else:
         scaling = _scaling(keys, inside, types[name], dim, nested=kind is not None)
     if left := inside.unread():
-        raise ConfigError(f"{keys.where}: key '{left[0]}' of the {name} rope is not understood")
+        raise ConfigError(
+            f"{keys.where}: key '{left[0]}' of the {name} rope is not understood"
+        )
     return Rope(dim=dim, theta=base, scaling=scaling, pairs=pairs)
 
 
@@ -110,7 +117,10 @@ def rope_by_kind(keys: Keys) -> dict[str, dict[str, Any]]:
     layers; windows have `rope_local_base_freq`, or their class's own base."""
     scaling = _object(keys, "rope_scaling")
     own = _object(keys, "rope_parameters")
-    by_kind = {kind: {"rope_type": "default"} for kind in ("full_attention", "sliding_attention")}
+    by_kind = {
+        kind: {"rope_type": "default"}
+        for kind in ("full_attention", "sliding_attention")
+    }
     for kind, rope in (own or {}).items():
         if kind not in by_kind:
             raise ConfigError(
@@ -119,7 +129,9 @@ def rope_by_kind(keys: Keys) -> dict[str, dict[str, Any]]:
         if rope is None:
             continue
         if not isinstance(rope, dict):
-            raise keys.error("rope_parameters", "an object for each kind of layer", rope)
+            raise keys.error(
+                "rope_parameters", "an object for each kind of layer", rope
+            )
         by_kind[kind] = rope
     if scaling is not None and own is not None and own.get("full_attention") is None:
         raise ConfigError(
@@ -200,7 +212,9 @@ def _factor(inside: Keys, default: float | None = None) -> float:
     return factor
 
 
-def _yarn(inside: Keys, positions: int, original: int, *, truncate: bool) -> RopeScaling:
+def _yarn(
+    inside: Keys, positions: int, original: int, *, truncate: bool
+) -> RopeScaling:
     inside.raw("factor")  # may be null, and not absent
     inside.ignore("finetuned", "max_position_embeddings")
     factor = _factor(inside, positions / original)
@@ -252,7 +266,9 @@ def _longrope(inside: Keys, positions: int, original: int, dim: int) -> RopeScal
     for key in ("short_factor", "long_factor"):
         values = inside.raw(key)
         is_list = isinstance(values, list) and len(values) == dim // 2
-        if not is_list or not all(is_number(value) and 0 < value < 1e6 for value in values):
+        if not is_list or not all(
+            is_number(value) and 0 < value < 1e6 for value in values
+        ):
             raise inside.error(key, f"a list of {dim // 2} positive numbers", values)
         lists[key] = tuple(map(float, values))
     return RopeScaling(
@@ -273,4 +289,6 @@ def reach(rope: Rope | None, positions: int) -> int:
     scaling = rope.scaling
     if scaling.rope_type not in ("yarn", "dynamic"):
         return positions
-    return max(positions, round(scaling.factor * scaling.original_max_position_embeddings))
+    return max(
+        positions, round(scaling.factor * scaling.original_max_position_embeddings)
+    )

@@ -13,7 +13,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from magicdec.runtime.kernels import triton_attention, triton_fused, triton_linear, triton_sampling
+from magicdec.runtime.kernels import (
+    triton_attention,
+    triton_fused,
+    triton_linear,
+    triton_sampling,
+)
 from magicdec.vllm import page_kernels
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -35,7 +40,14 @@ FLOATS = ("output", "partial", "log_sum", "partial_log_sum", "probabilities")
 
 def main() -> None:
     for capability, dtype, tokens, group, head_dim, extra in (
-        (90, "bf16", 1, 4, 128, {"num_tokens": 1, "num_kv_heads": 1, "num_sequences": 1}),
+        (
+            90,
+            "bf16",
+            1,
+            4,
+            128,
+            {"num_tokens": 1, "num_kv_heads": 1, "num_sequences": 1},
+        ),
         (90, "bf16", 8, 4, 128, {"WINDOW": 4096, "HAS_EMPTY": True}),
         (90, "bf16", 8, 4, 128, {"WINDOW": 1024, "RING": 1088}),
         (90, "bf16", 16, 8, 128, {}),
@@ -67,7 +79,11 @@ def main() -> None:
             show(kernel, dtype, types, constants, capability)
     for weights, group in (("i8", 0), ("fp8e4nv", 0), ("u8", 64)):
         for num_outputs in (4096, 128256):
-            types = {"activations": "*bf16", "weights": f"*{weights}", "output": "*bf16"}
+            types = {
+                "activations": "*bf16",
+                "weights": f"*{weights}",
+                "output": "*bf16",
+            }
             types["scales"] = "*bf16" if group else "*fp32"
             constants = triton_linear.tiling(32, num_outputs, 132, group=group) | {
                 "GROUP": group,
@@ -114,7 +130,8 @@ def show_pages(
 
 def show_fused(dtype: str, capability: int, hidden: int, head_dim: int) -> None:
     types = dict.fromkeys(
-        ("hidden", "delta", "weight", "output", "heads", "gate_up", "logits"), f"*{dtype}"
+        ("hidden", "delta", "weight", "output", "heads", "gate_up", "logits"),
+        f"*{dtype}",
     )
     types |= dict.fromkeys(
         ("rotation", "highest", "total", "probabilities", "weights", "uniform"), "*fp32"
@@ -125,7 +142,12 @@ def show_fused(dtype: str, capability: int, hidden: int, head_dim: int) -> None:
     show(triton_fused._add_rms_norm_kernel, dtype, types, norm, capability)
     for has_norm in (False, True):
         rotation = triton_fused.rotation_tiling(40, head_dim)
-        rotation |= {"HEAD_DIM": head_dim, "HAS_NORM": has_norm, "num_warps": 4, "num_stages": 3}
+        rotation |= {
+            "HEAD_DIM": head_dim,
+            "HAS_NORM": has_norm,
+            "num_warps": 4,
+            "num_stages": 3,
+        }
         show(triton_fused._rotate_kernel, dtype, types, rotation, capability)
     gate = {"BLOCK": triton_fused.GATED_ELEMENTS, "num_warps": 4, "num_stages": 3}
     show(triton_fused._silu_mul_kernel, dtype, types, gate, capability)
@@ -145,11 +167,22 @@ def show_fused(dtype: str, capability: int, hidden: int, head_dim: int) -> None:
 
 
 def show(
-    kernel: Any, dtype: str, types: dict[str, str], constants: dict[str, Any], capability: int
+    kernel: Any,
+    dtype: str,
+    types: dict[str, str],
+    constants: dict[str, Any],
+    capability: int,
 ) -> None:
     report = compile_kernel(kernel, types, constants, capability)
     print(
-        json.dumps({"kernel": kernel.__name__, "dtype": dtype, "capability": capability, **report})
+        json.dumps(
+            {
+                "kernel": kernel.__name__,
+                "dtype": dtype,
+                "capability": capability,
+                **report,
+            }
+        )
     )
 
 
@@ -158,7 +191,9 @@ def compile_kernel(
 ) -> dict[str, int]:
     names = kernel.arg_names
     given = {name: value for name, value in constants.items() if name in names}
-    signature = {name: "constexpr" if name in given else types.get(name, "i32") for name in names}
+    signature = {
+        name: "constexpr" if name in given else types.get(name, "i32") for name in names
+    }
     aligned = [
         n
         for n in names
@@ -169,14 +204,21 @@ def compile_kernel(
         kernel, signature, {(names.index(n),): v for n, v in given.items()}, attributes
     )
     options = {name: constants[name] for name in ("num_warps", "num_stages")}
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    compiled = triton.compile(
+        source, target=GPUTarget("cuda", capability, 32), options=options
+    )
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
         usage = subprocess.run(
-            [CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True
+            [CUOBJDUMP, "-res-usage", file.name],
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
-    found = {name: int(value) for name, value in re.findall(r"(REG|STACK):(\d+)", usage)}
+    found = {
+        name: int(value) for name, value in re.findall(r"(REG|STACK):(\d+)", usage)
+    }
     return {
         "shared_bytes": compiled.metadata.shared,
         "registers": found["REG"],

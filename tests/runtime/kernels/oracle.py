@@ -62,7 +62,9 @@ class Inputs:
         """The same, but with keys and values in a ring of so many slots, in the order in which they came."""
         if ring is None:
             return self
-        keys, values = (kv[:, :, :ring].clone() for kv in (self.keys_BKSD, self.values_BKSD))
+        keys, values = (
+            kv[:, :, :ring].clone() for kv in (self.keys_BKSD, self.values_BKSD)
+        )
         for row, stop in enumerate((self.last_BT.amax(1) + 1).tolist()):
             for start in range(0, stop, ring):
                 part = slice(start, min(start + ring, stop))
@@ -71,7 +73,9 @@ class Inputs:
         return replace(self, keys_BKSD=keys, values_BKSD=values, ring=ring)
 
 
-def random_inputs(case: Case, dtype: torch.dtype, *, seed: int = 0, device: str = "cpu") -> Inputs:
+def random_inputs(
+    case: Case, dtype: torch.dtype, *, seed: int = 0, device: str = "cpu"
+) -> Inputs:
     """The longest sequence ends at the last slot, the shortest at its first tokens (but behind a hole)."""
     generator = torch.Generator().manual_seed(seed)
     shape = (2, case.sequences, case.kv_heads, case.slots + 5, case.head_dim)
@@ -84,7 +88,10 @@ def random_inputs(case: Case, dtype: torch.dtype, *, seed: int = 0, device: str 
     lengths_B = torch.linspace(lowest, case.slots - case.tokens, case.sequences).long()
     empty = None
     if case.hole_stop is not None:
-        empty = torch.linspace(1, case.hole_stop, case.sequences).long().to(device), case.hole_stop
+        empty = (
+            torch.linspace(1, case.hole_stop, case.sequences).long().to(device),
+            case.hole_stop,
+        )
     return Inputs(
         query_BTAD=fused.to(device, dtype)[:, :, : case.heads], keys_BKSD=keys, values_BKSD=values,
         last_BT=(lengths_B[:, None] + torch.arange(case.tokens)).to(device), window=case.window, empty=empty,
@@ -99,7 +106,10 @@ def exact_attention(inputs: Inputs) -> tuple[Tensor, Tensor]:
     num_tokens, num_heads = query.shape[1:3]
     num_sequences, kv_heads, num_slots, head_dim = keys.shape
     group = num_heads // kv_heads
-    keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
+    keys, values = (
+        keys.repeat_interleave(group, dim=1),
+        values.repeat_interleave(group, dim=1),
+    )
     scores = torch.einsum("btad,basd->bats", query, keys) / head_dim**0.5
     slots_S = torch.arange(num_slots, device=query.device)
     seen_BTS = slots_S <= inputs.last_BT[..., None]
@@ -110,4 +120,6 @@ def exact_attention(inputs: Inputs) -> tuple[Tensor, Tensor]:
         seen_BTS &= ((slots_S < first_B[:, None]) | (slots_S >= stop))[:, None]
     weights = scores.masked_fill(~seen_BTS[:, None], -torch.inf).softmax(-1)
     output = torch.einsum("bats,basd->btad", weights, values).flatten(2)
-    return output, weights.view(num_sequences, kv_heads, group, num_tokens, num_slots).sum(2)
+    return output, weights.view(
+        num_sequences, kv_heads, group, num_tokens, num_slots
+    ).sum(2)

@@ -51,11 +51,14 @@ def checkout(directory: Path, source: str = SOURCE) -> ModuleType:
 def hits(module: ModuleType) -> list[int]:
     """Of each kernel, how often it was found."""
     return [
-        sum(each.stats.cache_hits.values()) for each in (module.increase, module.two, module.three)
+        sum(each.stats.cache_hits.values())
+        for each in (module.increase, module.two, module.three)
     ]
 
 
-def test_another_checkout_finds_what_one_has_compiled(kept: Path, tmp_path: Path) -> None:
+def test_another_checkout_finds_what_one_has_compiled(
+    kept: Path, tmp_path: Path
+) -> None:
     """Each kernel by an index of its own, so that no process can take one for another; a changed source by none."""
     assert hits(checkout(tmp_path / "one")) == [0, 0, 0]
     assert hits(checkout(tmp_path / "two")) == [1, 1, 1]

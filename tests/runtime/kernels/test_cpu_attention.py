@@ -17,8 +17,26 @@ CASES = [
     Case(heads=8, kv_heads=1, head_dim=64, tokens=17, slots=200, sequences=2),
     Case(heads=6, kv_heads=3, head_dim=16, tokens=3, slots=40, window=7),
     Case(heads=8, kv_heads=2, head_dim=64, tokens=5, slots=333, window=100, ring=104),
-    Case(heads=6, kv_heads=3, head_dim=16, tokens=3, slots=40, window=7, ring=9, sequences=7),
-    Case(heads=1, kv_heads=1, head_dim=64, tokens=2, slots=1000, window=300, ring=340, sequences=1),
+    Case(
+        heads=6,
+        kv_heads=3,
+        head_dim=16,
+        tokens=3,
+        slots=40,
+        window=7,
+        ring=9,
+        sequences=7,
+    ),
+    Case(
+        heads=1,
+        kv_heads=1,
+        head_dim=64,
+        tokens=2,
+        slots=1000,
+        window=300,
+        ring=340,
+        sequences=1,
+    ),
     Case(
         heads=1, kv_heads=1, head_dim=96, tokens=1, slots=1000, sequences=1
     ),  # split along the context
@@ -36,18 +54,29 @@ def test_agrees_with_exact_attention(case: Case, kernel: str) -> None:
         "values_BKSD": stored.values_BKSD.contiguous(),
     }
     if kernel == "cpu":
-        assert cpu_attention.supports(given["query_BTAD"], given["keys_BKSD"], given["values_BKSD"])
-        output, paid = cpu_attention.decode_attention(**given, probabilities=case.ring is None)
+        assert cpu_attention.supports(
+            given["query_BTAD"], given["keys_BKSD"], given["values_BKSD"]
+        )
+        output, paid = cpu_attention.decode_attention(
+            **given, probabilities=case.ring is None
+        )
     else:
         scoring = Scoring(scale=case.head_dim**-0.5)
         output, paid = reference_attention(
-            **given, scoring=scoring, workspace=Workspace(), probabilities=case.ring is None
+            **given,
+            scoring=scoring,
+            workspace=Workspace(),
+            probabilities=case.ring is None,
         )
     exact, exact_paid = exact_attention(inputs)
-    torch.testing.assert_close(output.double(), exact, rtol=0, atol=TOLERANCE[torch.float32])
+    torch.testing.assert_close(
+        output.double(), exact, rtol=0, atol=TOLERANCE[torch.float32]
+    )
     if case.ring is not None:
         return
-    torch.testing.assert_close(paid.double(), exact_paid, rtol=0, atol=TOLERANCE[torch.float32])
+    torch.testing.assert_close(
+        paid.double(), exact_paid, rtol=0, atol=TOLERANCE[torch.float32]
+    )
 
 
 def test_nan_in_a_query_or_a_key_reaches_the_output() -> None:

@@ -50,12 +50,18 @@ def kernel_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     ("draft", "window"), [("streamingllm", 16), ("snapkv", None), ("topk", None)]
 )
 def test_greedy_output_and_acceptance_are_the_references(
-    draft: str, window: int | None, kernel_calls: list[bool], monkeypatch: pytest.MonkeyPatch
+    draft: str,
+    window: int | None,
+    kernel_calls: list[bool],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ragged prompts, shorter and longer than the budget: holes, selection by probabilities, and the model's window."""
     model = load_model(
         tiny_spec(
-            model_type="mistral", sliding_window=window, num_hidden_layers=1, num_key_value_heads=1
+            model_type="mistral",
+            sliding_window=window,
+            num_hidden_layers=1,
+            num_key_value_heads=1,
         ),
         weights="random",
         seed=3,
@@ -70,7 +76,9 @@ def test_greedy_output_and_acceptance_are_the_references(
         if is_reference:
             monkeypatch.setattr(attention, "fastest_kernel", lambda *_: None)
         engine.restore(snapshot)
-        drafter = build_drafter(DRAFTS[draft], engine, draft_model_for(DRAFTS[draft], engine.model))
+        drafter = build_drafter(
+            DRAFTS[draft], engine, draft_model_for(DRAFTS[draft], engine.model)
+        )
         options = DecodeOptions(gamma=2, max_new_tokens=6)
         results.append(decode(engine, drafter, SamplingSpec(), options))
     assert results[0].tokens == results[1].tokens

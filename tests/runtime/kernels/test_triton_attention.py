@@ -17,7 +17,10 @@ from tests.runtime.kernels.oracle import TOLERANCE, Case, exact_attention, rando
 triton = pytest.importorskip("triton")
 
 from magicdec.runtime.kernels import triton_attention  # noqa: E402
-from magicdec.runtime.kernels.triton_attention import choose_num_splits, decode_attention  # noqa: E402
+from magicdec.runtime.kernels.triton_attention import (  # noqa: E402
+    choose_num_splits,
+    decode_attention,
+)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [
@@ -33,22 +36,32 @@ CASES = {
     "verify-2": Case(heads=8, kv_heads=2, head_dim=32, tokens=2, slots=150),
     "verify-5": Case(heads=4, kv_heads=1, head_dim=128, tokens=5, slots=150),
     "verify-8": Case(heads=8, kv_heads=2, head_dim=64, tokens=8, slots=140),
-    "verify-16": Case(heads=6, kv_heads=6, head_dim=16, tokens=16, slots=100, sequences=2),
-    "two-tiles": Case(heads=16, kv_heads=1, head_dim=16, tokens=16, slots=60, sequences=2),
+    "verify-16": Case(
+        heads=6, kv_heads=6, head_dim=16, tokens=16, slots=100, sequences=2
+    ),
+    "two-tiles": Case(
+        heads=16, kv_heads=1, head_dim=16, tokens=16, slots=60, sequences=2
+    ),
     "group-of-3": Case(heads=6, kv_heads=2, head_dim=16, tokens=3, slots=90),
     "group-of-7": Case(heads=7, kv_heads=1, head_dim=16, tokens=4, slots=90),
     "head-dim-80": Case(heads=2, kv_heads=1, head_dim=80, tokens=3, slots=130),
     "head-dim-8": Case(heads=2, kv_heads=2, head_dim=8, tokens=2, slots=40),
     "window": Case(heads=4, kv_heads=2, head_dim=16, tokens=4, slots=300, window=37),
-    "ring": Case(heads=4, kv_heads=2, head_dim=16, tokens=4, slots=300, window=37, ring=45),
+    "ring": Case(
+        heads=4, kv_heads=2, head_dim=16, tokens=4, slots=300, window=37, ring=45
+    ),
     "hole": Case(heads=4, kv_heads=2, head_dim=16, tokens=4, slots=260, hole_stop=140),
-    "one-sequence": Case(heads=2, kv_heads=1, head_dim=16, tokens=1, slots=33, sequences=1),
+    "one-sequence": Case(
+        heads=2, kv_heads=1, head_dim=16, tokens=1, slots=33, sequences=1
+    ),
 }
 
 
 @pytest.mark.parametrize("num_splits", [1, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", CASES)
-def test_output_and_probabilities_equal_the_definition(case: str, num_splits: int) -> None:
+def test_output_and_probabilities_equal_the_definition(
+    case: str, num_splits: int
+) -> None:
     """fp32, ragged, with one split and with several (in half precision: two)."""
     inputs = random_inputs(CASES[case], torch.float32, seed=len(case), device=DEVICE)
     stored, has_weights = inputs.in_ring(CASES[case].ring), CASES[case].ring is None
@@ -64,10 +77,14 @@ def test_output_and_probabilities_equal_the_definition(case: str, num_splits: in
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("case", ["decode", "verify-5", "window", "hole"])
-def test_half_precision_stays_within_its_rounding(case: str, dtype: torch.dtype) -> None:
+def test_half_precision_stays_within_its_rounding(
+    case: str, dtype: torch.dtype
+) -> None:
     """The inputs' own rounding is shared with the oracle: what remains is the probabilities' and the output's."""
     inputs = random_inputs(CASES[case], dtype, device=DEVICE)
-    output, weights = decode_attention(**inputs.arguments, probabilities=True, num_splits=2)
+    output, weights = decode_attention(
+        **inputs.arguments, probabilities=True, num_splits=2
+    )
     expected, expected_weights = exact_attention(inputs)
     assert output.dtype == dtype
     assert (output - expected).abs().max() < TOLERANCE[dtype]
@@ -87,7 +104,9 @@ def test_what_is_cached_behind_a_sequence_does_not_matter() -> None:
     for b, last in enumerate(inputs.last_BT[:, -1].tolist()):
         inputs.keys_BKSD[b, :, last + 1 :] = torch.nan
         inputs.values_BKSD[b, :, last + 1 :] = torch.nan
-    output, weights = decode_attention(**inputs.arguments, probabilities=True, num_splits=2)
+    output, weights = decode_attention(
+        **inputs.arguments, probabilities=True, num_splits=2
+    )
     assert (output - expected).abs().max() < TOLERANCE[torch.float32]
     assert bool(weights.isfinite().all())
 
@@ -95,10 +114,14 @@ def test_what_is_cached_behind_a_sequence_does_not_matter() -> None:
 def test_a_row_that_sees_nothing_gives_zeros() -> None:
     inputs = random_inputs(CASES["verify-2"], torch.float32, device=DEVICE)
     inputs.last_BT[0] = -1
-    output, weights = decode_attention(**inputs.arguments, probabilities=True, num_splits=2)
+    output, weights = decode_attention(
+        **inputs.arguments, probabilities=True, num_splits=2
+    )
     assert not output[0].any()
     assert not weights[0].any()
-    assert (output[1:] - exact_attention(inputs)[0][1:]).abs().max() < TOLERANCE[torch.float32]
+    assert (output[1:] - exact_attention(inputs)[0][1:]).abs().max() < TOLERANCE[
+        torch.float32
+    ]
 
 
 @pytest.mark.parametrize("group", [1, 2, 4, 5, 7, 8])
@@ -115,11 +138,20 @@ def test_one_tile_holds_every_row_up_to_sixteen_tokens(group: int) -> None:
 def test_splits_fill_the_device_but_stay_long() -> None:
     """One sequence of 8 KV heads on 132 multiprocessors is divided, a batch of 256 is not, a short one hardly."""
     assert (
-        choose_num_splits(num_programs=8, num_slots=131072, num_multiprocessors=132) * 8 >= 4 * 132
+        choose_num_splits(num_programs=8, num_slots=131072, num_multiprocessors=132) * 8
+        >= 4 * 132
     )
-    assert choose_num_splits(num_programs=2048, num_slots=131072, num_multiprocessors=132) == 1
-    assert choose_num_splits(num_programs=8, num_slots=512, num_multiprocessors=132) == 2
-    assert choose_num_splits(num_programs=1, num_slots=10_000_000, num_multiprocessors=132) == 128
+    assert (
+        choose_num_splits(num_programs=2048, num_slots=131072, num_multiprocessors=132)
+        == 1
+    )
+    assert (
+        choose_num_splits(num_programs=8, num_slots=512, num_multiprocessors=132) == 2
+    )
+    assert (
+        choose_num_splits(num_programs=1, num_slots=10_000_000, num_multiprocessors=132)
+        == 128
+    )
 
 
 @pytest.mark.slow
@@ -127,14 +159,27 @@ def test_kernels_compile_for_gpus(tmp_path: Path) -> None:
     """Those of the other modules too, for sm_80 and sm_90: within their shared memory, with copies that overlap the
     products where there are any, and bf16 without spilled registers."""
     script = Path(__file__).with_name("compile_kernels.py")
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    environment = {
+        **os.environ,
+        "TRITON_INTERPRET": "0",
+        "TRITON_CACHE_DIR": str(tmp_path),
+    }
     done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, check=True, env=environment
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
     )
     compiled = [json.loads(line) for line in done.stdout.splitlines()]
     with_products = {"_split_kernel", "_weigh_kernel", "_linear_kernel"}
     fused = {"_add_rms_norm_kernel", "_rotate_kernel", "_silu_mul_kernel"}
-    sampling = {"_weigh_shares_kernel", "_normalise_kernel", "_sum_shares_kernel", "_choose_kernel"}
+    sampling = {
+        "_weigh_shares_kernel",
+        "_normalise_kernel",
+        "_sum_shares_kernel",
+        "_choose_kernel",
+    }
     pages = {"_average_kernel", "_logits_kernel", "_choose_pages_kernel"}
     assert {row["kernel"] for row in compiled} == {
         "_combine_kernel"

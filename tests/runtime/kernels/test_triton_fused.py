@@ -44,7 +44,9 @@ TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(
+        DEVICE, dtype
+    )
 
 
 def assert_near(found: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
@@ -71,18 +73,30 @@ def test_the_sum_is_stored_and_its_norm_returned(
     assert_near(hidden, kept[..., :size].double() + delta.double(), dtype)
     assert torch.equal(whole[..., size:], kept[..., size:])
     stored = hidden.double()
-    exact = stored / (stored.square().mean(-1, keepdim=True) + 1e-2).sqrt() * weight.double()
+    exact = (
+        stored
+        / (stored.square().mean(-1, keepdim=True) + 1e-2).sqrt()
+        * weight.double()
+    )
     assert_near(normed, exact, dtype)
 
 
-def exact_rotation(heads: Tensor, angles_BTP: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+def exact_rotation(
+    heads: Tensor, angles_BTP: Tensor, weight: Tensor | None, eps: float
+) -> Tensor:
     """Dimensions 2i and 2i+1 of a head as a point of the plane turned by angle i, after the norm."""
     heads = heads.double()
     if weight is not None:
-        heads = heads / (heads.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
+        heads = (
+            heads
+            / (heads.square().mean(-1, keepdim=True) + eps).sqrt()
+            * weight.double()
+        )
     cosine, sine = angles_BTP.cos()[:, :, None], angles_BTP.sin()[:, :, None]
     even, odd = heads[..., 0::2], heads[..., 1::2]
-    return torch.stack((even * cosine - odd * sine, even * sine + odd * cosine), dim=-1).flatten(-2)
+    return torch.stack(
+        (even * cosine - odd * sine, even * sine + odd * cosine), dim=-1
+    ).flatten(-2)
 
 
 @pytest.mark.parametrize("has_norm", [False, True])
@@ -101,12 +115,16 @@ def test_heads_are_normalised_and_turned_in_place(
     angles = 3 * random(2, 1 if is_shared else 3, head_dim // 2, seed=1).double()
     weight = random(heads, head_dim, dtype=dtype, seed=2) if has_norm else None
     norm = None if weight is None else layers.HeadNorm(weight_ND=weight, eps=1e-2)
-    rotation = torch.polar(torch.ones_like(angles), angles).to(torch.complex64)[:, :, None]
+    rotation = torch.polar(torch.ones_like(angles), angles).to(torch.complex64)[
+        :, :, None
+    ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "can_fuse", lambda x: True)
         mixers.rotate_(projected[:, :, :heads], rotation, norm)
     assert_near(
-        projected[:, :, :heads], exact_rotation(kept[:, :, :heads], angles, weight, 1e-2), dtype
+        projected[:, :, :heads],
+        exact_rotation(kept[:, :, :heads], angles, weight, 1e-2),
+        dtype,
     )
     assert torch.equal(projected[:, :, heads:], kept[:, :, heads:])
 
@@ -142,7 +160,9 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     }
     for module, names in by_module.items():
         for name in names:
-            monkeypatch.setattr(module, name, counted(calls, name, getattr(module, name)))
+            monkeypatch.setattr(
+                module, name, counted(calls, name, getattr(module, name))
+            )
     monkeypatch.setattr(kernels, "can_fuse", lambda x: True)
     return calls
 
@@ -161,7 +181,9 @@ def prefill_and_verify(model: Transformer) -> list[Tensor]:
     generator = np.random.default_rng(1)
     prompts = [generator.integers(1, 90, n).tolist() for n in (23, 6)]
     first = PrefillPass(engine.cache, row=0, num_past=0, num_tokens=23)
-    logits = [model.logits_of(model.hidden(torch.tensor([prompts[0]], device=DEVICE), first))]
+    logits = [
+        model.logits_of(model.hidden(torch.tensor([prompts[0]], device=DEVICE), first))
+    ]
     engine.prefill(prompts, chunk=8)
     logits += [
         engine.forward(torch.tensor(block, device=DEVICE))
@@ -217,7 +239,9 @@ def test_each_layers_whole_output_is_inspected(
 
     def run(layers: int, taps: Taps | None) -> Tensor:
         attention = PrefillPass(engine.cache, row=0, num_past=0, num_tokens=4)
-        return replace(model, layers=model.layers[:layers]).hidden(tokens, attention, taps)
+        return replace(model, layers=model.layers[:layers]).hidden(
+            tokens, attention, taps
+        )
 
     taps = Taps(range(1, 4))
     assert torch.equal(run(3, taps), run(3, None))
@@ -230,14 +254,19 @@ def test_each_layers_whole_output_is_inspected(
 
 
 @pytest.mark.parametrize("draft", ["streamingllm", "sparse-model"])
-@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.8])
+@pytest.mark.parametrize(
+    "temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.8]
+)
 def test_decoding_on_fused_kernels_gives_the_same_tokens(
     draft: str, temperature: float, fused: Counter[str]
 ) -> None:
     """Greedy and sampled with the same random numbers; sinks of a cache are turned by the same kernel, one rotation for
     all heads of a sequence."""
     model = load_model(
-        tiny_spec(model_type="qwen3", num_hidden_layers=1), weights="random", seed=3, device=DEVICE
+        tiny_spec(model_type="qwen3", num_hidden_layers=1),
+        weights="random",
+        seed=3,
+        device=DEVICE,
     )
     sampling = SamplingSpec(temperature=temperature, seed=2)
 
@@ -245,8 +274,12 @@ def test_decoding_on_fused_kernels_gives_the_same_tokens(
         engine = Engine(model, batch_size=2, max_len=60)
         generator = np.random.default_rng(5)
         engine.prefill([generator.integers(0, 64, n).tolist() for n in (4, 30)])
-        drafter = build_drafter(DRAFTS[draft], engine, draft_model_for(DRAFTS[draft], engine.model))
-        return decode(engine, drafter, sampling, DecodeOptions(gamma=2, max_new_tokens=8))
+        drafter = build_drafter(
+            DRAFTS[draft], engine, draft_model_for(DRAFTS[draft], engine.model)
+        )
+        return decode(
+            engine, drafter, sampling, DecodeOptions(gamma=2, max_new_tokens=8)
+        )
 
     result = run()
     calls = dict(fused)
@@ -261,6 +294,11 @@ def test_decoding_on_fused_kernels_gives_the_same_tokens(
 def test_other_tensors_are_not_taken() -> None:
     """Those on a CPU, and fp64 anywhere."""
     assert not kernels.can_fuse(torch.ones(2))
-    on_gpu = {torch.float64: False, torch.int64: False, torch.bfloat16: True, torch.float32: True}
+    on_gpu = {
+        torch.float64: False,
+        torch.int64: False,
+        torch.bfloat16: True,
+        torch.float32: True,
+    }
     for dtype, is_taken in on_gpu.items():
         assert kernels.can_fuse(SimpleNamespace(is_cuda=True, dtype=dtype)) == is_taken  # type: ignore[arg-type]

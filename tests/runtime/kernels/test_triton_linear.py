@@ -24,7 +24,9 @@ pytestmark = [
 
 def on_device(weight: QuantizedWeight) -> QuantizedWeight:
     return QuantizedWeight(
-        data_NK=weight.data_NK.to(DEVICE), scales=weight.scales.to(DEVICE), group=weight.group
+        data_NK=weight.data_NK.to(DEVICE),
+        scales=weight.scales.to(DEVICE),
+        group=weight.group,
     )
 
 
@@ -38,10 +40,14 @@ def test_the_product_is_that_of_the_dequantised_weight(
 ) -> None:
     """Outputs and inputs that no block divides, few rows and many."""
     generator = torch.Generator().manual_seed(rows)
-    quantized = on_device(quantize(torch.randn(outputs, inputs, generator=generator), weight_dtype))
+    quantized = on_device(
+        quantize(torch.randn(outputs, inputs, generator=generator), weight_dtype)
+    )
     x = torch.randn(rows, inputs + 8, generator=generator).to(DEVICE)[:, :inputs]
     assert quantized.scales is not None
-    output = weight_only_linear(x, quantized.data_NK, quantized.scales, group=quantized.group)
+    output = weight_only_linear(
+        x, quantized.data_NK, quantized.scales, group=quantized.group
+    )
     expected = x.double() @ quantized.dequantized(torch.float64).T
     assert (output - expected).abs().max() < 2e-4
 
@@ -49,10 +55,14 @@ def test_the_product_is_that_of_the_dequantised_weight(
 @pytest.mark.parametrize("weight_dtype", ["int8", "fp8", "int4"])
 def test_bfloat16_activations_lose_their_own_rounding_only(weight_dtype: str) -> None:
     generator = torch.Generator().manual_seed(0)
-    quantized = on_device(quantize(torch.randn(48, 128, generator=generator), weight_dtype))
+    quantized = on_device(
+        quantize(torch.randn(48, 128, generator=generator), weight_dtype)
+    )
     x = torch.randn(2, 3, 128, generator=generator).to(DEVICE, torch.bfloat16)
     assert quantized.scales is not None
-    output = weight_only_linear(x, quantized.data_NK, quantized.scales, group=quantized.group)
+    output = weight_only_linear(
+        x, quantized.data_NK, quantized.scales, group=quantized.group
+    )
     expected = x.double() @ quantized.dequantized(torch.float64).T
     assert output.shape == (2, 3, 48)
     assert output.dtype == torch.bfloat16

@@ -26,14 +26,19 @@ pytestmark = [
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(
+        DEVICE, dtype
+    )
 
 
 @pytest.mark.parametrize("dtype", kernels.TRITON_DTYPES)
 @pytest.mark.parametrize(
-    "shape", [(2, 3, 100), (3, 2 * triton_sampling.SHARE + 77), (1, triton_sampling.SHARE)]
+    "shape",
+    [(2, 3, 100), (3, 2 * triton_sampling.SHARE + 77), (1, triton_sampling.SHARE)],
 )
-def test_probabilities_are_the_softmax(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_probabilities_are_the_softmax(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
     """In one share and in several, one of which has -inf alone; fp32 whatever the logits' dtype."""
     logits = 8 * random(*shape[:-1], shape[-1] + 3, dtype=dtype)[..., : shape[-1]]
     logits[..., triton_sampling.SHARE : 2 * triton_sampling.SHARE] = -torch.inf
@@ -54,7 +59,9 @@ def test_nan_in_a_logit_reaches_all_of_its_row() -> None:
     assert found[1].isnan().all()
 
 
-@pytest.mark.parametrize("size", [7, triton_sampling.SHARE + 5, 3 * triton_sampling.SHARE])
+@pytest.mark.parametrize(
+    "size", [7, triton_sampling.SHARE + 5, 3 * triton_sampling.SHARE]
+)
 def test_a_token_is_where_the_cumulative_sum_passes(size: int) -> None:
     """Strided rows of weights that are not normalised, a third of them 0; numbers from 0 to the last below 1."""
     numbers = torch.cat(
@@ -89,7 +96,11 @@ def test_only_tokens_with_a_weight_are_chosen() -> None:
         assert tokens.tolist() == [only] * 3
     for value in (0.0, torch.nan):
         weights = torch.full((1, size), value, device=DEVICE)
-        assert 0 <= int(triton_sampling.sample(weights, torch.tensor([0.5], device=DEVICE))) < size
+        assert (
+            0
+            <= int(triton_sampling.sample(weights, torch.tensor([0.5], device=DEVICE)))
+            < size
+        )
 
 
 def test_a_number_at_the_border_of_two_shares_gives_a_token_with_a_weight() -> None:
@@ -106,7 +117,9 @@ def test_a_number_at_the_border_of_two_shares_gives_a_token_with_a_weight() -> N
     assert ((from_border >= -4) & (from_border <= 12)).all()
 
 
-def test_truncated_distributions_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_truncated_distributions_are_left_to_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     calls: list[float] = []
 
     def softmax(logits: Tensor, temperature: float) -> Tensor:
