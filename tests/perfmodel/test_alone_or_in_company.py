@@ -68,10 +68,12 @@ def test_a_batch_and_context_are_answered_alike_alone_and_in_company(
         document = plan(PlanRequest(**fields))
     except CapacityError:
         return
+    asked = list(fields["batch_sizes"])
     for case in document.cases:
-        assert [row.batch_size for row in case.best_by_batch] == list(
-            fields["batch_sizes"]
-        )
+        shown = [row.batch_size for row in case.best_by_batch]
+        if shown != asked:  # none fits: answered for as many as do
+            assert len(shown) == 1
+            assert shown[0] < min(asked)
         for row in case.best_by_batch[:2]:
             one = {
                 **fields,

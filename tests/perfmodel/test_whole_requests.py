@@ -157,10 +157,15 @@ def test_every_number_of_a_request_follows_from_the_others() -> None:
 
 def test_long_prompts_with_short_answers_cost_what_their_prefill_does() -> None:
     """32k to read and 200 to write: ten times what decoding alone would cost."""
-    best = plan(msgspec.structs.replace(LONG, plugin=True)).best
+    document = plan(msgspec.structs.replace(LONG, plugin=True))
+    best = document.best
     decoding_only = 2.0 / HOUR_S / best.decoding.tokens_per_s_per_gpu * 1e6
     assert best.cost.per_million_tokens_usd > 5 * decoding_only
-    assert 1.0 < best.requests.gain.speedup < 1.0 + (best.speedup - 1.0) / 3
+    drafting = [row for row in document.rows if row.is_speculative]
+    fastest = max(drafting, key=lambda row: row.speedup)
+    assert fastest.speedup > 1.0
+    assert fastest.requests.prefill_share > 0.5
+    assert fastest.requests.gain.speedup < 1.0 + (fastest.speedup - 1.0) / 2
 
 
 def test_a_mix_of_requests_prefills_each_of_its_prompts() -> None:
