@@ -49,10 +49,10 @@ MAY_FAIL = ("validate", "check")
 """Exit with 1 where a threshold is missed, which on a busy machine a small grid may, or with --strict."""
 NEEDS = (
     "localhost", "--engine vllm", "calibrate --results", "acceptance windows.csv", "acceptance rates.csv",
-    "path/to/head",
+    "path/to/head", "path/to/deepseek-v3-like",
 )  # fmt: skip
 """A command that names one of these needs a running server, vLLM, results of a load generator (tests/live,
-tests/vllm), or a table of the reader's (tests/validate)."""
+tests/vllm), a table of the reader's (tests/validate), or a checkpoint that does not ship (tests/runtime)."""
 
 
 def program() -> Any:
