@@ -141,6 +141,8 @@ class Computation:
             try:
                 message = messages.recv()
             except (EOFError, OSError):
+                if self.is_over.is_set() or not self.is_wanted:
+                    break  # it was ended here, since nobody waits any more
                 message = self._failure()
             if not isinstance(message, tuple):
                 self._answer = message

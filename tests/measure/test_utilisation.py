@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from magicdec.measure.environment import (
     ReferenceTimes,
 )
 from magicdec.measure.rank import measure_request
-from magicdec.measure.utilisation import MemoryMeter, phase_bytes, planned_memory_bytes
+from magicdec.measure.utilisation import phase_bytes, planned_memory_bytes
 from magicdec.perfmodel.plan.planner import PlanRequest, plan
 from magicdec.records import Record, read_records
 from magicdec.reports.terminal import print_run
@@ -137,14 +138,23 @@ def test_planned_memory_is_what_plan_says() -> None:
     reason="the peak starts anew on Linux only",
 )
 def test_the_meter_sees_what_was_taken_and_given_back() -> None:
-    """Between the two sizes by far: the process itself comes and goes with a few tens of MiB."""
-    gc.collect()  # what other tests left would be given back in between
-    first = np.ones(600 * MIB // 8)
-    del first
-    meter = MemoryMeter("cpu")
-    second = np.ones(200 * MIB // 8)
-    del second
-    assert 120 * MIB < meter.peak_bytes() < 450 * MIB
+    """Between the two sizes by far: the process itself comes and goes with a few tens of MiB. In a
+    process of its own, where nothing that other tests hold is given back in between.
+    """
+    program = """
+import numpy as np
+from magicdec.measure.utilisation import MemoryMeter
+first = np.ones(600 * 2**20 // 8)
+del first
+meter = MemoryMeter("cpu")
+second = np.ones(200 * 2**20 // 8)
+del second
+print(meter.peak_bytes())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert 120 * MIB < float(done.stdout) < 450 * MIB
 
 
 def test_a_run_records_its_use_of_memory_and_marks_a_slow_baseline(
