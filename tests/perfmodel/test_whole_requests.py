@@ -161,11 +161,12 @@ def test_long_prompts_with_short_answers_cost_what_their_prefill_does() -> None:
     best = document.best
     decoding_only = 2.0 / HOUR_S / best.decoding.tokens_per_s_per_gpu * 1e6
     assert best.cost.per_million_tokens_usd > 5 * decoding_only
-    drafting = [row for row in document.rows if row.is_speculative]
-    fastest = max(drafting, key=lambda row: row.speedup)
-    assert fastest.speedup > 1.0
-    assert fastest.requests.prefill_share > 0.5
-    assert fastest.requests.gain.speedup < 1.0 + (fastest.speedup - 1.0) / 2
+    of_several = [
+        row for row in document.rows if row.is_speculative and row.batch_size > 1
+    ]
+    fastest = max(of_several, key=lambda row: row.speedup)
+    gain = fastest.requests.gain.speedup
+    assert 1.0 < gain < 1.0 + (fastest.speedup - 1.0) / 3
 
 
 def test_a_mix_of_requests_prefills_each_of_its_prompts() -> None:
