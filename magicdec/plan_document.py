@@ -23,6 +23,7 @@ from magicdec.plan_rows import (
     COLUMNS,
     Candidate,
     Count,
+    Gamma,
     Layout,
     Number,
     Positive,
@@ -71,6 +72,12 @@ class GammaTable(msgspec.Struct, frozen=True, kw_only=True):
     it; null: the best has no draft."""
     gamma_set_up: list[list[Annotated[int, msgspec.Meta(ge=0)]]] | None = None
     """The best gamma once the draft is set up: 0 only where drafting nothing is faster."""
+    speedup_set_up: list[list[Number]] | None = None
+    """Speedup of decoding by `gamma_set_up`, before what the engine takes for following a table."""
+    one_gamma: Gamma | None = None
+    """The configuration's own gamma."""
+    speedup_of_one_gamma: list[list[Number]] | None = None
+    """Speedup of decoding with that gamma at every batch and context; 0 where it cannot run."""
 
     @property
     def gamma_of_steps(self) -> list[list[int]]:
@@ -96,7 +103,14 @@ class GammaTable(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         num_batches = len(self.batch_sizes)
         width = {len(self.context_lens)}
-        optional = ("idle_speedup", "gamma_set_up", "speedup_low", "speedup_high")
+        optional = (
+            "idle_speedup",
+            "gamma_set_up",
+            "speedup_set_up",
+            "speedup_of_one_gamma",
+            "speedup_low",
+            "speedup_high",
+        )
         for name in (
             "gamma",
             "speedup",
@@ -332,6 +346,39 @@ WORTH_MEASURING = 0.01
 """Expected gain of tokens per second from which a measurement is advised."""
 
 
+class OneGamma(msgspec.Struct, frozen=True, kw_only=True):
+    """One gamma at every batch, against the table of gammas by batch at the same context: tokens
+    per second over the table's batches up to the configuration's, each as often.
+    """
+
+    gamma: Gamma
+    most: Count
+    """The configuration's batch."""
+    by_batch: Positive
+    """Times as fast by the table, if following it were free."""
+    cost: Number
+    """Share by which the engine's steps take longer while they follow a table."""
+    cost_low: Number
+    cost_high: Number
+
+    @property
+    def gain(self) -> float:
+        """Times as fast by the table, after its cost."""
+        return self.by_batch / (1.0 + self.cost)
+
+    @property
+    def gain_ends(self) -> tuple[float, float]:
+        """The ends of that, by the cost's interval."""
+        return self.by_batch / (1.0 + self.cost_high), self.by_batch / (
+            1.0 + self.cost_low
+        )
+
+    @property
+    def follows_table(self) -> bool:
+        """Whether the table is faster after its cost, so that it is exported."""
+        return self.gain > 1.0
+
+
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """The one answer that every table, export and page shows: a configuration, its baseline and
     why.
@@ -346,7 +393,9 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """Autoregressive decoding at its own best layout and batch; null: it keeps the limits at none.
     """
     gammas: list[Band]
-    """(first batch, last batch, gamma) at the configuration's context, up to its batch."""
+    """(first batch, last batch, gamma) to run at the configuration's context, up to its batch."""
+    one_gamma: OneGamma | None = None
+    """Whether these are one gamma or the table's; null: the table has one."""
     limits: list[Limit] = []
     left_out: Candidate | None = None
     """The fastest drafted configuration at the same batch, where speculation is not chosen;
@@ -412,12 +461,22 @@ class CaseAnswer(msgspec.Struct, frozen=True, kw_only=True):
     def choosing(self, row: Candidate) -> Choice:
         """The choice with another configuration to run, by the table of this answer."""
         gammas = []
+        one = self.choice.one_gamma
+        if one is not None and row.gamma != one.gamma:
+            one = None
         if row.is_speculative:
-            gammas = self.gamma_table.policy.bands(row.context_len, most=row.batch_size)
+            gammas = bands_of(row, self.gamma_table, one)
         outcome: Outcome = "speculate" if row.is_speculative else "no gain"
         return msgspec.structs.replace(
-            self.choice, row=row, outcome=outcome, gammas=gammas
+            self.choice, row=row, outcome=outcome, gammas=gammas, one_gamma=one
         )
+
+
+def bands_of(row: Candidate, table: GammaTable, one: OneGamma | None) -> list[Band]:
+    """The gammas to run by batch: the table's where it is worth its cost, else the row's own."""
+    if one is not None and one.follows_table:
+        return table.policy.bands(row.context_len, most=row.batch_size)
+    return [Band(1, row.batch_size, row.gamma)]
 
 
 class Percentiles(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ both draft.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -348,13 +349,29 @@ def _gain_error(
 
 
 def bands(advice: Advice) -> tuple[Band, ...]:
-    """(first batch, last batch, gamma) at the observed context, without gaps from batch 1 on."""
+    """(first batch, last batch, gamma) at the observed context, without gaps from batch 1 on; one
+    gamma where the engine takes more for following several than they gain over these batches.
+    """
+    if _gain_by_batch(advice) <= 1.0:
+        return (Band(1, advice.batch_sizes[-1], advice.best.gamma),)
     policy = TableGamma(
         batch_sizes=advice.batch_sizes,
         context_lens=advice.context_lens,
         gammas=tuple(tuple(gamma for gamma, _ in row) for row in advice.table),
     )
     return tuple(policy.bands(advice.situation.context_len))
+
+
+def _gain_by_batch(advice: Advice) -> float:
+    """Times as fast by the table's gammas as by the best one alone, after the engine's cost."""
+    situation = advice.situation
+    context = situation.context_len
+    gains = []
+    for batch in advice.batch_sizes:
+        choices = choices_at(situation, batch, context, over=advice.best.gamma)
+        gains.append(max(choice.gain for choice in choices))
+    cost, _, _ = situation.setup.engine.table_costs(situation.setup.speculation.draft)
+    return statistics.geometric_mean(gains) / (1.0 + cost)
 
 
 def setting(advice: Advice, engine: str) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from typing import NamedTuple
 
 import msgspec
@@ -540,18 +541,33 @@ def _by_batch(command: ServeCommand, drafted: Drafted) -> list[Change]:
     if gammas <= {here.gamma}:
         return []
     batch, most = max(best.items(), key=lambda item: item[1].gain)
+    assert drafted.case is not None
+    cost, cost_low, cost_high = drafted.case.engine.table_costs(drafted.row.draft)
+    gains = [choice.gain for choice in (*best.values(), here)]
+    if statistics.geometric_mean(gains) < NOTEWORTHY * (1.0 + cost):
+        return []
+    gain = most.gain / (1.0 + cost)
     table = ", ".join(f"{batch}: {choice.gamma}" for batch, choice in best.items())
     return [
         Change(
             change=f"Let gamma follow the batch ({table}, {drafted.row.batch_size}: {here.gamma})",
             option=_table_option(command, drafted, [*best.values(), here]),
-            reason="few sequences leave more room for drafts",
-            gain=most.gain,
-            gain_low=most.gain_low,
-            gain_high=most.gain_high,
+            reason="few sequences leave more room for drafts" + _paid(cost),
+            gain=gain,
+            gain_low=most.gain_low / (1.0 + cost_high),
+            gain_high=most.gain_high / (1.0 + cost_low),
             at_batch=batch,
         )
     ]
+
+
+def _paid(cost: float) -> str:
+    """The cost of following a table, in words; it is paid at every batch."""
+    if not cost:
+        return ""
+    return (
+        f"; following a table makes every step {cost:.0%} longer, which is counted here"
+    )
 
 
 def _on_batches(

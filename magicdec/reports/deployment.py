@@ -14,7 +14,7 @@ from magicdec.plan_document import UNKNOWN_SITE, GammaTable, Plan, Site, Traffic
 from magicdec.plan_rows import Candidate, Verdict
 from magicdec.records import Record
 from magicdec.reports.data import candidate_record
-from magicdec.reports.sentences import percentiles_line
+from magicdec.reports.sentences import gamma_by_batch, percentiles_line
 from magicdec.specs.gamma_table import Band, nearest
 from magicdec.units import MIB, MILLI, format_number, format_seconds
 
@@ -34,6 +34,8 @@ class Deployment:
     """
     reason: str = ""
     """Why this is not what the plan chose, where it is not."""
+    by_batch: str = ""
+    """Whether gamma follows the batch, and what that is worth."""
     site: Site = UNKNOWN_SITE
     table: dict[str, list[Any]] | None = None
     """The plan's gammas that a server of this size can reach, for an engine that can be told them
@@ -126,6 +128,7 @@ def read_deployment(
         verdict=best.verdict,
         bands=tuple(plan.choice.gammas),
         reason=reason,
+        by_batch=gamma_by_batch(plan.choice),
         site=site,
         table=reachable(plan.gamma_table, max_batch=best.batch_size, max_len=length),
         max_model_len=max_len,
@@ -226,6 +229,8 @@ def heading(engine: str, plan: Deployment) -> list[str]:
         lines.append(f"{traffic_times(plan.load)}.")
     elif plan.candidate is not None:
         lines.append(_times(plan.candidate))
+    if plan.by_batch:
+        lines.append(f"{plan.by_batch[0].upper()}{plan.by_batch[1:]}.")
     if plan.reason:
         lines.append(f"Note: {plan.reason}.")
     if plan.name == plan.model:

@@ -130,6 +130,7 @@ def further_lines(plan: Plan, case: CaseAnswer) -> list[str]:
         _prefill_bound(case.choice),
         _where_it_fits(case.choice),
         _better_gamma(case.choice),
+        gamma_by_batch(case.choice),
         _worth_profiling(plan, case),
         _verification(case),
         _plugin(case.choice),
@@ -194,6 +195,28 @@ def _better_gamma(choice: Choice) -> str:
     gain = row.gain
     interval = f"{gain.low:.2f}-{gain.high:.2f}"
     return f"gamma {row.gamma} is better: {gain.speedup:.2f}x ({interval})"
+
+
+def gamma_by_batch(choice: Choice) -> str:
+    """Whether gamma follows the batch, and by how much that is better or worse than one gamma."""
+    one = choice.one_gamma
+    if one is None or not choice.is_speculative:
+        return ""
+    users = counted(one.most, "user")
+    gain = f"{one.by_batch - 1.0:.0%} more tokens/s on average over 1 to {users}"
+    if not one.cost:
+        return f"gamma by batch: {gain} than gamma {one.gamma} throughout"
+    low = one.cost_low * PERCENT
+    cost = f"{one.cost:.0%} ({low:.0f}-{one.cost_high:.0%})"
+    if one.follows_table:
+        return (
+            f"gamma by batch: {gain} than gamma {one.gamma} throughout, for steps "
+            f"that take {cost} longer"
+        )
+    return (
+        f"gamma {one.gamma} at every batch: a table by batch gives {gain}, but makes "
+        f"the engine's steps {cost} longer"
+    )
 
 
 def _plugin(choice: Choice) -> str:

@@ -26,6 +26,7 @@ from magicdec.reports.data import (
     has_weak_baseline,
     median_pair,
 )
+from magicdec.reports.sentences import gamma_by_batch
 from magicdec.reports.text import GAMMA, percent, thousands, whole
 from magicdec.units import format_bytes, format_seconds
 
@@ -550,10 +551,12 @@ def gamma_table(data: ReportData) -> Table | None:
         start = faster_from(grid.break_even_context[row], grid.context_lens[0])
         rows.append((batch, *gammas, start))
     note = (
-        f"Best γ of {grid.draft_name} for each batch size (rows) and context length (columns), as "
-        "exported; 0 = draft "
-        "nothing; empty = does not fit in memory."
+        f"Best γ of {grid.draft_name} for each batch size (rows) and context length (columns); 0 = "
+        "draft nothing; empty = does not fit in memory."
     )
+    line = gamma_by_batch(data.plan.choice)
+    if line:
+        note += f" {line[0].upper()}{line[1:]}."
     columns = [BATCH]
     for context in grid.context_lens:
         columns.append(Column(f"context_{context}", thousands(context), "integer"))

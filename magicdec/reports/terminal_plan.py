@@ -251,7 +251,7 @@ def _print_further_tables(console: Console, case: CaseAnswer) -> None:
     _print_rows(console, "layouts of a replica, each at its best", case.layouts)
     if any(map(any, case.gamma_table.gamma)):
         console.print(
-            f"[bold]gamma of {case.gamma_table.draft_name} by batch and context, as exported; 0: "
+            f"[bold]gamma of {case.gamma_table.draft_name} by batch and context; 0: "
             "off, ?: unclear, !: slower than without it, -: no room[/bold]"
         )
         console.print(_gamma_table(case.gamma_table, console.width))

@@ -247,8 +247,12 @@ class EngineProfile(
     """Part of a windowed head's cache that the engine keeps: every token, or the window's slots."""
     draft_notes: dict[str, str] = {}
     """By kind of draft: what to know before it is run there."""
-    gamma_table_note: str = ""
-    """The cost of following a table of gammas by batch size there."""
+    gamma_table_cost: float = 0.0
+    """Share by which every step takes longer while gamma follows a table by batch size there."""
+    gamma_table_cost_low: float = 0.0
+    """Lower end of its 90 % interval."""
+    gamma_table_cost_high: float = 0.0
+    """Upper end."""
     runner: str = ""
     """Model runner of self-drafts, a key of `self_draft`; users may choose another. Empty: the
     engine has one runner."""
@@ -386,6 +390,18 @@ class EngineProfile(
         less = self.autoregressive_overhead_s - self.overhead_on[device]
         return self.overhead_on[device], self.step_overhead_s - less
 
+    def table_costs(self, draft: str) -> tuple[float, float, float]:
+        """`gamma_table_cost` with the ends of its interval. Self-drafts follow a table of their own
+        (magicdec/vllm), whose graphs are captured for every gamma.
+        """
+        if draft == "self":
+            return 0.0, 0.0, 0.0
+        return (
+            self.gamma_table_cost,
+            self.gamma_table_cost_low,
+            self.gamma_table_cost_high,
+        )
+
     @property
     def self_drafting(self) -> EngineProfile:
         """The constants of speculative steps with a self-draft."""
@@ -485,6 +501,12 @@ class EngineProfile(
         if self.runner and self.runner not in self.self_draft:
             known = ", ".join(self.self_draft)
             raise ValueError(f"'runner' must be one of {known}, not '{self.runner}'")
+        if not (
+            self.gamma_table_cost_low
+            <= self.gamma_table_cost
+            <= self.gamma_table_cost_high
+        ):
+            raise ValueError("'gamma_table_cost' must lie in its interval")
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if isinstance(value, float | int) and not isinstance(value, bool):

@@ -29,6 +29,7 @@ from magicdec.reports.data import ReportData
 from magicdec.reports.headline import headline
 from magicdec.reports.terminal_plan import to_buy
 from magicdec.specs.catalog import MODELS_DIRECTORY, load_model_spec
+from magicdec.specs.engine import load_engine
 from magicdec.specs.speculation import SpeculationSpec
 
 LLAMA = load_model_spec("llama-3.1-8b")
@@ -158,29 +159,38 @@ def test_a_draft_s_interval_does_not_depend_on_the_drafts_beside_it() -> None:
         assert all(row in together.candidates for row in alone.candidates)
 
 
-def test_a_gamma_that_varies_with_the_batch_is_said_to_cost_where_it_does() -> None:
+def test_one_gamma_is_weighed_against_the_table_by_batch() -> None:
+    """Against predictions of each batch of its own, and the engine's cost of following a table."""
     case = {
         "hardware": ("a100-sxm-80gb",),
         "tp_size": 1,
         "draft": "eagle3",
         "context_lens": (1024,),
-        "gen_len": 256,
         "acceptance_rate": (0.8,),
     }
-    for batch, engine, is_said in (
-        (64, "vllm", True),
-        (4, "vllm", False),
-        (64, "sglang", False),
-    ):
+    for batch, engine in ((64, "vllm"), (4, "vllm"), (64, "sglang")):
         document = plan(PlanRequest(**case, batch_sizes=(batch,), engine=engine))
-        table = document.gamma_table
-        column = table.context_lens.index(1024)
-        below = {
-            row[column]
-            for row in table.gamma_of_steps[: table.batch_sizes.index(batch) + 1]
-        }
-        assert any("piecewise graphs" in note for note in document.notes) == is_said
-        assert engine == "sglang" or (len(below) > 1) == is_said
+        choice = document.choice
+        best = document.best
+        one = choice.one_gamma
+        gammas = {band.gamma for band in choice.gammas}
+        if batch == 4:
+            assert one is None
+            assert gammas == {best.gamma}
+            continue
+        ratios = []
+        for at in (1, 4, 8, 16, 32, 64):
+            asked = {**case, "batch_sizes": (at,), "engine": engine}
+            free = plan(PlanRequest(**asked)).best.speedup
+            fixed = plan(PlanRequest(**asked, gamma=best.gamma))
+            (row,) = [row for row in fixed.candidates if row.gamma == best.gamma]
+            ratios.append(free / row.speedup)
+        assert one.by_batch == pytest.approx(np.exp(np.log(ratios).mean()), rel=1e-6)
+        cost = load_engine(engine).gamma_table_cost
+        assert one.gain == pytest.approx(one.by_batch / (1.0 + cost))
+        assert one.gain_ends[0] <= one.gain <= one.gain_ends[1]
+        assert one.follows_table == (engine == "sglang")
+        assert (len(gammas) > 1) == one.follows_table
 
 
 def test_the_source_with_the_highest_expected_rate_leads() -> None:

@@ -74,6 +74,25 @@ def test_vllm_reads_back_the_plan(draft: str) -> None:
     assert all(a[1] + 1 == b[0] for a, b in pairwise(bands))
 
 
+def test_one_gamma_is_exported_where_the_table_costs_more_than_it_gains() -> None:
+    document = sample("eagle")
+    one = document.choice.one_gamma
+    for cost, is_table in ((0.19, True), (0.21, False)):
+        weighed = msgspec.structs.replace(one, cost=cost, cost_high=0.3)
+        choice = msgspec.structs.replace(document.choice, one_gamma=weighed)
+        again = msgspec.structs.replace(document, choice=choice)
+        again = msgspec.structs.replace(again, choice=again.choosing(again.best))
+        text = export("vllm", again)
+        config = json.loads(
+            words_of(text)[words_of(text).index("--speculative-config") + 1]
+        )
+        assert ("num_speculative_tokens_per_batch_size" in config) == is_table
+        assert is_table or config["num_speculative_tokens"] == document.best.gamma
+        comment = " ".join(line.strip("# ") for line in text.splitlines())
+        assert f"{cost:.0%} (5-30%) longer" in comment
+        assert "20% more tokens/s on average over 1 to 32 users" in comment
+
+
 def test_the_plugins_own_reader_takes_what_is_exported_for_it() -> None:
     """The plan's budget and its table of gamma, by batch and context, without the batches that never run."""
     document = sample("sparse-self")

@@ -23,6 +23,7 @@ from magicdec.perfmodel.plan.choice import (
     same_configuration,
 )
 from magicdec.perfmodel.plan.gamma import gamma_table
+from magicdec.perfmodel.plan.one_gamma import one_gamma
 from magicdec.perfmodel.plan.outlook import outlook
 from magicdec.perfmodel.plan.request import Case, DraftOption
 from magicdec.perfmodel.plan.rows import candidates
@@ -42,6 +43,7 @@ from magicdec.plan_document import (
     Limit,
     MemoryUse,
     NeedsAcceptance,
+    bands_of,
 )
 from magicdec.plan_rows import Candidate
 
@@ -278,15 +280,18 @@ def _choice(
     better = None
     if shown is not None and case.request.gamma is not None:
         better = better_gamma(case, _option_of(found, shown), shown)
+    one = None
     gammas = []
     if best.is_speculative:
-        gammas = table.policy.bands(best.context_len, most=best.batch_size)
+        one = one_gamma(case.engine, table, best)
+        gammas = bands_of(best, table, one)
     return Choice(
         row=best,
         outcome=outcome,
         without_draft=without_draft,
         best_without_draft=baseline,
         gammas=gammas,
+        one_gamma=one,
         limits=_limits(case, best),
         left_out=left_out,
         left_out_fits=runs_at,

@@ -2,8 +2,8 @@
 
 A first answer is analytic (layouts.py). Layouts near the fewest devices are then simulated, with
 fewer and more replicas, and the simulation decides (trials.py). A draft is run by the plan's table
-of gammas by batch, which engines can follow as they are; its other policies are simulated at the
-requested rate where it is best: one gamma, and the table by batch and context.
+of gammas by batch, or by one gamma where following a table costs its engine more than it gains
+(one_gamma.py); its other policies are simulated at the requested rate where it is best.
 
 The interval of a percentile is of repeats with other seeds, and of all costs being larger or
 smaller by the error of a step's time: costs that are f times as large are arrivals f times as fast,
@@ -454,17 +454,22 @@ def _curves(kept: list[Kept], best: Kept, progress: Progress) -> list[TrafficLoa
 
 
 def _other_policies(best: Kept) -> list[Trial]:
-    """One gamma, and the table by batch and context: simulated by batch already, where contexts
-    choose nothing.
+    """The policies beside the best one's; the table by batch and context has what by batch was
+    simulated, where contexts choose nothing.
     """
     load = best.trial.load
-    fixed = Trial(load=load, layout=best.layout.with_policy("fixed"))
-    layout = best.layout.with_policy("by batch and context")
-    assert layout.policy is not None
-    by_context = Trial(load=load, layout=layout)
-    if layout.policy.is_one_at(load.requests(load.rate).lengths):
-        by_context = dataclasses.replace(by_context, outcomes=best.trial.outcomes)
-    return [fixed, by_context]
+    trials = {best.layout.follows: best.trial}
+    for name in POLICIES:
+        if name not in trials:
+            layout = best.layout.with_policy(name)
+            trials[name] = Trial(load=load, layout=layout)
+    by_context = trials["by batch and context"]
+    assert by_context.layout.policy is not None
+    if by_context.layout.policy.is_one_at(load.requests(load.rate).lengths):
+        trials["by batch and context"] = dataclasses.replace(
+            by_context, outcomes=trials["by batch"].outcomes
+        )
+    return [trials[name] for name in POLICIES if name != best.layout.follows]
 
 
 def _timeline(outcome: Outcome) -> list[Moment]:

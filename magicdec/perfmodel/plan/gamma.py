@@ -11,7 +11,7 @@ decoding without it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -202,8 +202,24 @@ def gamma_table(
         table,
         idle_speedup=idle.tolist(),
         gamma_set_up=followed.tolist(),
+        speedup_set_up=np.maximum(decoding, idle).tolist(),
+        one_gamma=best.gamma,
+        speedup_of_one_gamma=_with_one_gamma(case, best, axes, option).tolist(),
     )
     return table, reaches
+
+
+def _with_one_gamma(
+    case: Case, best: Candidate, axes: Axes, option: DraftOption
+) -> Array:
+    """Speedup of decoding with the best candidate's gamma, [batch, context]; 0: it cannot run."""
+    request = msgspec.structs.replace(case.request, gamma=best.gamma)
+    fixed = replace(case, request=request)
+    points = _grid(fixed, best, axes.batches, axes.contexts, option, best)
+    result = predict(case.setup(option), option.acceptance, points)
+    runs = result.full(result.valid & result.memory.fits)
+    speedup = np.where(runs, result.full(result.speedup), 0.0)
+    return np.reshape(speedup, (len(axes.batches), len(axes.contexts)))
 
 
 def _table(

@@ -17,6 +17,7 @@ from magicdec.perfmodel.plan.choice import objective
 from magicdec.perfmodel.plan.drafts import draft_options
 from magicdec.perfmodel.plan.gamma import gamma_table
 from magicdec.perfmodel.plan.load import Load
+from magicdec.perfmodel.plan.one_gamma import one_gamma
 from magicdec.perfmodel.plan.request import (
     Case,
     DraftOption,
@@ -29,6 +30,7 @@ from magicdec.perfmodel.plan.request import (
 from magicdec.perfmodel.plan.search import search
 from magicdec.perfmodel.traffic.requests import Requests
 from magicdec.perfmodel.traffic.simulate import Server
+from magicdec.plan_document import GammaTable
 from magicdec.plan_rows import Candidate
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.gamma_table import TableGamma
@@ -83,6 +85,25 @@ class ServedLayout:
             return f"gamma {self.row.gamma}"
         return self.follows
 
+    def with_usual_policy(self) -> ServedLayout:
+        """The layout with its gamma by batch where that is worth what the engine takes for it,
+        else fixed.
+        """
+        cost, _, _ = self.case.engine.table_costs(self.row.draft)
+        if not cost:
+            return self.with_policy("by batch")
+        one = one_gamma(self.case.engine, self._table, self.row)
+        if one is not None and one.follows_table:
+            return self.with_policy("by batch")
+        return self.with_policy("fixed")
+
+    @cached_property
+    def _table(self) -> GammaTable:
+        """The table of gammas of its draft alone."""
+        assert self.option is not None
+        case = dataclasses.replace(self.case, options=(self.option,))
+        return gamma_table(case, self.row, self.row)[0]
+
     @cached_property
     def policy(self) -> TableGamma | None:
         """The gammas that it runs; None without a draft."""
@@ -92,11 +113,9 @@ class ServedLayout:
             return TableGamma(
                 batch_sizes=(1,), context_lens=(1,), gammas=((self.row.gamma,),)
             )
-        case = dataclasses.replace(self.case, options=(self.option,))
-        table, _ = gamma_table(case, self.row, self.row)
         if self.follows == "by batch":
-            return table.policy.at_context(self.row.context_len)
-        return table.policy
+            return self._table.policy.at_context(self.row.context_len)
+        return self._table.policy
 
 
 def served_layouts(
@@ -120,7 +139,7 @@ def served_layouts(
         drafted = [layout for layout in rows if layout.row.is_speculative]
         drafted.sort(key=lambda layout: layout.rate)
         layouts += [layout for layout in rows if layout.option is None]
-        layouts += [layout.with_policy("by batch") for layout in drafted[-MOST_DRAFTS:]]
+        layouts += [layout.with_usual_policy() for layout in drafted[-MOST_DRAFTS:]]
     if layouts:
         return layouts
     if refused:

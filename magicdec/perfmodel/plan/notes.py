@@ -57,7 +57,7 @@ def notes(
     rest = [
         *_on_engine_fit(cases),
         *_on_measured(case, best),
-        *_on_table(case, answer),
+        *_on_table(answer),
         *on_other_drafts,
     ]
     return key, rest
@@ -317,9 +317,10 @@ def hits_lost(case: Case, best: Candidate, cost: str, unit_tokens: int) -> str:
     return note
 
 
-def _on_table(case: Case, answer: CaseAnswer) -> Iterator[str]:
-    """The cost of a loaded draft at batches that draft nothing, and of a gamma that varies; up to
-    the best batch, at its context."""
+def _on_table(answer: CaseAnswer) -> Iterator[str]:
+    """The cost of a loaded draft at batches that draft nothing, up to the best batch, at its
+    context.
+    """
     table = answer.gamma_table
     best = answer.best
     if table.gamma_set_up is None or table.idle_speedup is None:
@@ -336,8 +337,6 @@ def _on_table(case: Case, answer: CaseAnswer) -> Iterator[str]:
             f"where the table says gamma 0, the loaded draft still costs up to {max(lost):.0%} of "
             "the speed of an engine without it"
         )
-    if len(set(gammas)) > 1 and case.engine.gamma_table_note:
-        yield case.engine.gamma_table_note
 
 
 def _on_drafts(

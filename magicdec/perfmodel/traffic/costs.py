@@ -130,9 +130,11 @@ def tabulate(
     budget: int | None = None,
     lengths: tuple[int, int],
     max_tokens: int,
+    step_factor: float = 1.0,
 ) -> Costs:
     """The tables of contexts between these lengths (the shortest prompt, the longest request), and
-    of passes over at most so many tokens."""
+    of passes over at most so many tokens. `step_factor`: of every step, where gamma follows a table.
+    """
     context = nodes(lengths[0], lengths[1] + 1.0)
     engine = setup.engine
     spread = setup.spread
@@ -157,7 +159,13 @@ def tabulate(
     return Costs(
         contexts=context,
         steps=partial(
-            _steps, setup, acceptance, tp_size=tp_size, budget=budget, context=context
+            _steps,
+            setup,
+            acceptance,
+            tp_size=tp_size,
+            budget=budget,
+            context=context,
+            factor=step_factor,
         ),
         linear=np.broadcast_to(linear, tokens.shape).tolist(),
         prompt_lens=length,
@@ -179,6 +187,7 @@ def _steps(
     tp_size: int,
     budget: int | None,
     context: Array,
+    factor: float,
 ) -> Array:
     """A step's seconds: [batch, context]. With a draft set up that drafts nothing, an idle one."""
     shape = (len(batch), len(context))
@@ -196,7 +205,7 @@ def _steps(
             batch=batch, context=context, tp=tp_size, budget=budget, gamma=gamma
         )
         seconds = predict(setup, acceptance, points).step_s
-    return np.broadcast_to(seconds, shape)
+    return np.broadcast_to(seconds * factor, shape)
 
 
 def num_blocks(

@@ -116,6 +116,7 @@ class Server:
             budget=budget,
             lengths=span,
             max_tokens=limits.max_tokens + 1,
+            step_factor=_table_factor(setup, gammas),
         )
         drafts = None
         if acceptance is not None and max(gammas):
@@ -160,6 +161,14 @@ class Server:
             gamma=self.deepest_gamma,
         )
         return replace(requests, cached_len=found.astype(np.int64))
+
+
+def _table_factor(setup: Setup, gammas: list[int]) -> float:
+    """The factor of steps in an engine whose gamma follows a table of several."""
+    if len(gammas) < 2:
+        return 1.0
+    cost, _, _ = setup.engine.table_costs(setup.speculation.draft)
+    return 1.0 + cost
 
 
 @dataclass(frozen=True, kw_only=True)
