@@ -18,11 +18,9 @@ from magicdec.commands.options import (
 )
 from magicdec.errors import ConfigError
 from magicdec.tasks import task_named
-from magicdec.units import format_seconds
 
 if TYPE_CHECKING:
-    from magicdec.live.check import Change, Check
-    from magicdec.plan_rows import Candidate
+    from magicdec.live.check import Check
 
 EPILOG = options.examples(
     "check 'vllm serve Qwen/Qwen3-32B -tp 2 --max-num-seqs 64' --hardware h100",
@@ -106,60 +104,11 @@ def _text(words: list[str]) -> str:
 
 
 def _print(result: Check) -> None:
-    from magicdec.reports.sentences import acceptance_of
+    from magicdec.live.check_text import lines_of
 
     say = table_console().print
-    say(result.headline)
-    first = result.first
-    if first is not None:
-        print(f"    {first.option}")  # to copy, so in one line
-        say(f"why: {first.reason}")
-    for problem in result.problems:
-        if problem != result.headline:
-            say(f"wrong: {problem}")
-    if result.as_it_is is not None:
-        say(f"as it is: {_described(result, result.as_it_is)}")
-        if result.as_it_is.is_speculative:
-            say(acceptance_of(result.as_it_is.drafting))
-    alone = result.without_draft
-    if alone is not None and result.command.speculation is not None:
-        say(f"without a draft: {format_seconds(alone.between_tokens_s)} per token")
-    if result.assumed:
-        say(f"assumed: {', '.join(result.assumed)}")
-    others = [change for change in result.changes if change is not first]
-    for change in others:
-        say(f"- {_gain(change)}: {change.change} ({change.reason})")
-        print(f"    {change.option}")
-    _print_remarks(result)
-
-
-def _print_remarks(result: Check) -> None:
-    say = table_console().print
-    for note in result.notes:
-        say(f"note: {note}")
-    if result.not_understood:
-        say(f"not understood: {', '.join(result.not_understood)}")
-
-
-def _gain(change: Change) -> str:
-    if change.gain is None:
-        return "not priced"
-    at = "" if change.at_batch is None else f" at batch {change.at_batch}"
-    return f"{change.gain:.2f}x ({change.gain_low:.2f} to {change.gain_high:.2f}){at}"
-
-
-def _described(result: Check, row: Candidate) -> str:
-    """The command's own configuration in words."""
-    from magicdec.naming import draft_name
-
-    draft = draft_name(row.draft, row.draft_method, row.draft_budget)
-    drafting = f"{draft}, gamma {row.gamma}" if row.is_speculative else "no draft"
-    speedup = ""
-    if row.is_speculative:
-        low, high = row.speedup_low, row.speedup_high
-        speedup = f", {row.speedup:.2f}x over no draft (90%: {low:.2f} to {high:.2f})"
-    return (
-        f"{drafting} on {result.num_gpus} x {result.hardware} (tp {row.tp_size}), engine "
-        f"{result.command.engine}, batch {row.batch_size}, context {row.context_len}: "
-        f"{format_seconds(row.between_tokens_s)} per token{speedup}"
-    )
+    for line in lines_of(result):
+        if line.is_option:
+            print(f"    {line.text}")  # to copy, so in one line
+        else:
+            say(line.text)

@@ -323,7 +323,8 @@ def explore_command(
     """
     import webbrowser
 
-    from magicdec.explore.server import Explorer, Server
+    from magicdec.explore.explorer import Explorer
+    from magicdec.explore.server import Server
     from magicdec.explore.state import Catalog
 
     catalog = Catalog.given(

@@ -1,5 +1,5 @@
-"""Plans that take seconds: each made once in a process of its own, first come first served, for as
-long as somebody waits for it.
+"""Answers that take seconds: each made once in a process of its own, first come first served, for
+as long as somebody waits for it.
 
 Whoever asks is an asker: a page by the name that it sends, or one request by itself. A page asks
 again and again, and is forgotten PATIENCE_S after its last question. A computation ends when no
@@ -13,12 +13,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from multiprocessing.connection import Connection
+from typing import Any
 
 from magicdec.errors import MagicdecError
-from magicdec.perfmodel.plan.planner import Plan, PlanRequest, plan
-from magicdec.plan_request import Request
+from magicdec.explore.jobs import Job
 from magicdec.progress import Step
 
 PATIENCE_S = 10.0
@@ -44,10 +44,10 @@ class FailedError(MagicdecError):
 
 
 class Computation:
-    """The planner's answer to a request: waiting, running, or over."""
+    """The answer of a job: waiting, running, or over."""
 
-    def __init__(self, request: PlanRequest) -> None:
-        self.request = request
+    def __init__(self, job: Job) -> None:
+        self.job = job
         self.ahead = 0
         """Computations that run or wait before this one can run."""
         self.is_over = threading.Event()
@@ -55,7 +55,7 @@ class Computation:
         self._doing = "reading the request"
         self._share = 0.0
         self._began: float | None = None
-        self._answer: Plan | MagicdecError | None = None
+        self._answer: Any = None
         self._process: multiprocessing.process.BaseProcess | None = None
 
     @property
@@ -114,8 +114,8 @@ class Computation:
         now = time.monotonic()
         return any(until > now for until in list(self._askers.values()))
 
-    def answer(self) -> Plan | None:
-        """The plan; None where it is not made yet. Raises MagicdecError as the planner does, and
+    def answer(self) -> Any:
+        """The answer; None where it is not made yet. Raises MagicdecError as the planner does, and
         WithdrawnError where it ended without an answer since nobody waited.
         """
         if not self.is_over.is_set():
@@ -131,7 +131,7 @@ class Computation:
         messages, sender = _spawn.Pipe(duplex=False)
         self._began = time.monotonic()
         self._process = _spawn.Process(
-            target=_answer, args=(self.request, sender), daemon=True
+            target=_answer, args=(self.job, sender), daemon=True
         )
         self._process.start()
         sender.close()
@@ -170,17 +170,17 @@ class Computation:
 
 
 class Computations:
-    """Computations by their state: at most MOST_RUNNING run, and the next in turn follows."""
+    """Computations by what they answer: at most MOST_RUNNING run, and the next in turn follows."""
 
     def __init__(self) -> None:
-        self._by_state: dict[Request, Computation] = {}
+        self._by_state: dict[Hashable, Computation] = {}
         """In the order of their first question."""
         self._lock = threading.Lock()
 
     def of(
         self,
-        state: Request,
-        request: Callable[[], PlanRequest],
+        state: Hashable,
+        job: Callable[[], Job],
         *,
         asker: str,
         lasting_s: float,
@@ -200,12 +200,12 @@ class Computations:
                 else:
                     computation = None
             if computation is None:
-                computation = self._queued(state, request())
+                computation = self._queued(state, job())
             computation.join(asker, lasting_s=lasting_s)
             self._start_next()
             return computation
 
-    def leave(self, state: Request, asker: str) -> None:
+    def leave(self, state: Hashable, asker: str) -> None:
         """The asker waits no more; a computation that nobody waits for ends."""
         with self._lock:
             computation = self._by_state.get(state)
@@ -216,7 +216,7 @@ class Computations:
                 computation.stop()
             self._start_next()
 
-    def _queued(self, state: Request, request: PlanRequest) -> Computation:
+    def _queued(self, state: Hashable, job: Job) -> Computation:
         unfinished = [
             each for each in self._by_state.values() if not each.is_over.is_set()
         ]
@@ -224,7 +224,7 @@ class Computations:
             raise BusyError(
                 f"{len(unfinished)} questions wait already; ask again later"
             )
-        computation = Computation(request)
+        computation = Computation(job)
         self._by_state[state] = computation
         return computation
 
@@ -271,8 +271,8 @@ class Computations:
                 self._start_next()
 
 
-def _answer(request: PlanRequest, sender: Connection) -> None:
-    """Sends (what is being done, share done) over and over, then the plan or the user's error."""
+def _answer(job: Job, sender: Connection) -> None:
+    """Sends (what is being done, share done) over and over, then the answer or the user's error."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
 
@@ -281,7 +281,7 @@ def _answer(request: PlanRequest, sender: Connection) -> None:
             sender.send((str(message), message.done / message.total))
 
     try:
-        sender.send(plan(request, tell))
+        sender.send(job(tell))
     except MagicdecError as error:
         sender.send(error)
 

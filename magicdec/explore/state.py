@@ -6,170 +6,34 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 import msgspec
 
 from magicdec.errors import ConfigError, unknown_choice
+from magicdec.explore.controls import CHOICES, CONTROLS, YES, read_value
+from magicdec.explore.uploads import Uploads
 from magicdec.perfmodel.acceptance import AcceptanceProfile, load_profile
 from magicdec.perfmodel.kernels.profile import (
     HardwareProfile,
+    counted,
     hardware_aliases,
     hardware_names,
     load_hardware,
 )
-from magicdec.perfmodel.plan.request import PlanRequest
+from magicdec.perfmodel.plan.drafts import offered
+from magicdec.perfmodel.plan.request import PlanRequest, engine_of
 from magicdec.plan_request import OF_ARRIVALS, Request, fields_of, given, plan_command
 from magicdec.specs.catalog import load_model_spec, model_names
-from magicdec.specs.device import DTYPE_BYTES
-from magicdec.specs.engine import EngineProfile, engine_names, load_engine
+from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.model import ModelSpec
+from magicdec.specs.model_names import named_models, resolve_name
 from magicdec.specs.speculation import OWN_METHOD, SPARSE_METHODS
-from magicdec.tasks import TASKS
-from magicdec.units import GIGA, parse_count
 
 METHODS = (*SPARSE_METHODS, "full", *OWN_METHOD)
-MAX_DRAFT_PARAMETERS = 4 * GIGA
-MAX_DIGITS = 12
-FORMATS = ("weight_dtype", "kv_dtype", "draft_weight_dtype", "draft_kv_dtype")
-EXAMPLES = {
-    "whole": "a whole number like 64 or 32k",
-    "number": "a number like 0.7",
-    "share": "a number from 0 to 1, like 0.8",
-    "milliseconds": "a number of milliseconds like 30",
-    "dollars": "a number of dollars like 2.5",
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Control:
-    """One control: its label, how it is read, and what it may be left empty for."""
-
-    label: str
-    kind: Literal["choice", "whole", "number", "share", "milliseconds", "dollars"]
-    empty: str = ""
-    """Meaning of an empty control; "" where it must be filled."""
-    hint: str = ""
-    option: str = ""
-    """The plan's option, where it is not the control's name."""
-
-
-CONTROLS: dict[str, Control] = {
-    "model": Control(label="Model", kind="choice"),
-    "hardware": Control(label="Hardware", kind="choice"),
-    "batch": Control(
-        label="Batch",
-        kind="whole",
-        empty="64",
-        hint="sequences; at a rate it is searched",
-    ),
-    "context": Control(
-        label="Context", kind="whole", hint="tokens of the prompt, as 32k"
-    ),
-    "draft": Control(label="Draft", kind="choice", empty="all"),
-    "acceptance": Control(
-        label="Acceptance",
-        kind="share",
-        empty="as known",
-        hint="0 to 1; empty: as measured, published or believed",
-        option="acceptance_rate",
-    ),
-    "task": Control(label="Task", kind="choice", empty="any text"),
-    "rate": Control(
-        label="Requests per second",
-        kind="number",
-        empty="a full batch",
-        hint="empty: a full batch",
-    ),
-    "gen_len": Control(
-        label="Output",
-        kind="whole",
-        empty="decoding alone",
-        hint="tokens of a request; empty: decoding alone, or the task's",
-    ),
-    "p95_ttft_ms": Control(
-        label="Limit to 1st token, p95",
-        kind="milliseconds",
-        empty="none",
-        hint="ms; empty: none",
-    ),
-    "p95_tpot_ms": Control(
-        label="Limit per token, p95",
-        kind="milliseconds",
-        empty="none",
-        hint="ms; empty: none",
-    ),
-    "engine": Control(label="Engine", kind="choice", empty="the device's"),
-    "tp": Control(
-        label="Tensor parallel",
-        kind="whole",
-        empty="the whole node",
-        hint="ranks; empty: the whole node",
-    ),
-    "gpus": Control(
-        label="GPUs",
-        kind="whole",
-        empty="tensor parallel's",
-        hint="in all; empty: tensor parallel's",
-    ),
-    "budget": Control(
-        label="Draft budget",
-        kind="whole",
-        empty="searched",
-        hint="KV slots per draft step; empty: searched",
-        option="draft_budget",
-    ),
-    "draft_tp": Control(
-        label="Draft tensor parallel",
-        kind="whole",
-        empty="all ranks",
-        hint="ranks of the draft; empty: all",
-    ),
-    "gamma": Control(
-        label="γ",
-        kind="whole",
-        empty="searched",
-        hint="drafted per step; empty: searched",
-    ),
-    "temperature": Control(
-        label="Temperature", kind="number", empty="1", hint="0 is greedy; empty: 1"
-    ),
-    "weight_dtype": Control(label="Weights", kind="choice", empty="the default"),
-    "kv_dtype": Control(label="KV cache", kind="choice", empty="the default"),
-    "draft_weight_dtype": Control(
-        label="Draft's weights", kind="choice", empty="the default"
-    ),
-    "draft_kv_dtype": Control(
-        label="Draft's KV cache", kind="choice", empty="the default"
-    ),
-    "tpot_ms": Control(
-        label="Limit per token",
-        kind="milliseconds",
-        empty="none",
-        hint="ms; empty: none",
-    ),
-    "ttft_ms": Control(
-        label="Limit to first token",
-        kind="milliseconds",
-        empty="none",
-        hint="ms; empty: none",
-    ),
-    "price": Control(
-        label="Price",
-        kind="dollars",
-        empty="none",
-        hint="dollars per device and hour; empty: none",
-    ),
-}
-"""The page's controls in order, under their names in a link; `draft` holds the plan's draft or
-draft method.
-"""
-MAIN_CONTROLS = tuple(CONTROLS)[:7]
-RATE_CONTROLS = tuple(CONTROLS)[7:11]
-"""Controls that are always shown, and controls for a rate of requests. The latter and all others
-stay folded until one is set.
-"""
+NO_DRAFT = "none"
 EXAMPLE = (
     "model=llama-3.1-8b&hardware=l4-24gb&context=1024&gen_len=64&rate=1&p95_ttft_ms=1500"
     "&p95_tpot_ms=80"
@@ -196,8 +60,10 @@ def _text(value: Any) -> str:
     """A control's text; of a list, which has one value on the page, that one's."""
     if isinstance(value, tuple):
         value = None if not value else value[0]
-    if value is None:
+    if value is None or value is False:
         return ""
+    if value is True:
+        return YES
     if isinstance(value, float):
         return f"{value:.12g}"
     return str(value)
@@ -235,6 +101,7 @@ class Catalog:
     acceptance: tuple[AcceptanceProfile, ...] = ()
     sources: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The words on the command line for what was given, by option."""
+    uploads: Uploads = field(default_factory=Uploads, compare=False)
 
     @classmethod
     def given(
@@ -269,27 +136,39 @@ class Catalog:
             },
         )
 
-    def choices(self, name: str) -> list[str]:
-        """Choices of a control of kind "choice", besides empty."""
-        if name == "model":
-            return list(dict.fromkeys((*self.models, *model_names())))
+    def suggestions(self, name: str) -> dict[str, str]:
+        """Names to type ahead, each with what it is called else."""
         if name == "hardware":
-            return list(dict.fromkeys((*self.hardware, *hardware_names())))
-        if name == "engine":
-            return engine_names()
-        if name == "task":
-            return list(TASKS)
-        if name in FORMATS:
-            return list(DTYPE_BYTES)
-        drafts: list[str] = list(METHODS)
+            return self._devices()
+        found = dict.fromkeys(self.models, "given when the page was started")
         for model in model_names():
-            if load_model_spec(model).num_parameters <= MAX_DRAFT_PARAMETERS:
-                drafts.append(model)
-        return drafts
+            row = named_models().get(model)
+            checkpoints = () if row is None else row.checkpoints
+            found.setdefault(model, ", ".join(checkpoints))
+        return found
+
+    def _devices(self) -> dict[str, str]:
+        found = dict.fromkeys(self.hardware, "")
+        others: dict[str, list[str]] = {name: [] for name in hardware_names()}
+        for alias, name in hardware_aliases().items():
+            if alias != name:
+                others[name].append(alias)
+        for name, aliases in others.items():
+            found[name] = ", ".join(aliases)
+        return found
+
+    def drafts(self, state: Request) -> list[str]:
+        """The drafts that can exist for a state's model and that its engine runs."""
+        request = self.request(state)
+        model = request.model
+        if not isinstance(model, ModelSpec):
+            model = load_model_spec(model)
+        engine = engine_of(request, request.hardware[0])
+        return [NO_DRAFT, *offered(model, request, engine)]
 
     def read(self, query: str) -> Request:
         """The request of a link. Raises ConfigError for an unknown control, choice or number."""
-        values = dict[str, str | int | float | None]()
+        values = dict[str, Any]()
         for name, text in parse_qsl(query, keep_blank_values=True):
             if name not in CONTROLS:
                 raise unknown_choice("control", name, CONTROLS)
@@ -297,37 +176,65 @@ class Catalog:
         if values.get("draft") in METHODS:
             values["draft_method"] = values.pop("draft")
         if (
-            values.get("rate") is None
+            values.get("rate") is None and values.get("requests") is None
         ):  # what a page still says of a rate that was taken away
             for name in OF_ARRIVALS:
                 values.pop(name, None)
+        if values.get("requests") is None:
+            values.pop("columns", None)
         state = msgspec.structs.replace(self.start, **fields_of(values))
         if state.has_arrivals:
             return msgspec.structs.replace(state, batch_sizes=())
         return state
 
-    def _value(self, name: str, text: str) -> str | int | float | None:
+    def _value(self, name: str, text: str) -> Any:
         control = CONTROLS[name]
         if not text:
             if not control.empty:
                 raise ConfigError(f"{name} must be given")
             return None
-        if control.kind == "choice":
-            if name == "hardware":
-                text = hardware_aliases().get(text, text)
-            choices = self.choices(name)
-            if text not in choices:
-                raise unknown_choice(name, text, choices)
+        if control.kind == "file":
+            return self.uploads.checked(text)
+        if name == "hardware":
+            return self.device(text)
+        if name == "model":
+            return self.model(text)
+        if name == "draft":
+            return text if text in (NO_DRAFT, *METHODS) else self.model(text, "draft")
+        if control.kind == "choice" and name != "task" and text not in CHOICES[name]:
+            raise unknown_choice(name, text, CHOICES[name])
+        if control.kind == "choice" and name != "task":
             return text
-        try:
-            if len(text) > MAX_DIGITS:
-                raise ValueError(text)
-            if control.kind == "whole":
-                return parse_count(text)
-            return float(text)
-        except ValueError:
-            example = EXAMPLES[control.kind]
-            raise ConfigError(f"{name} must be {example}, not '{text[:40]}'") from None
+        return read_value(name, text)
+
+    def model(self, text: str, what: str = "model") -> str:
+        """A model's name as typed: the catalog's, or a checkpoint's. Raises ConfigError."""
+        if text in self.models:
+            return text
+        if text not in model_names() and resolve_name(text) is None:
+            known = [*self.suggestions("model")]
+            if what == "draft":
+                known += METHODS
+            raise unknown_choice(what, text, known, or_else=_elsewhere(text))
+        if text not in model_names() and Path(text).exists():
+            raise ConfigError(f"{text} is a file here, and a page reads none by name")
+        return text
+
+    def device(self, text: str) -> str:
+        """A device's name in the catalog, with the number and price that were typed."""
+        if text in self.hardware:
+            return text
+        devices = counted(text)
+        if "/" in text or text.endswith(".toml"):
+            raise unknown_choice("hardware", text, self.suggestions("hardware"))
+        name = load_hardware(devices.name).name
+        if devices.num_gpus is not None:
+            each = devices.num_gpus_per_node
+            nodes = "" if each is None else f"{devices.num_gpus // each}x"
+            name = f"{nodes}{each or devices.num_gpus}x{name}"
+        if devices.price_per_hour_usd is not None:
+            name = f"{name}={devices.price_per_hour_usd:.12g}"
+        return name
 
     def request(self, state: Request) -> PlanRequest:
         """The planner's request. Raises ConfigError for numbers out of range."""
@@ -352,6 +259,8 @@ class Catalog:
             "hardware": state.hardware,
             "batch": state.batch_sizes,
         } | given(state)
+        if state.requests is not None:
+            values["requests"] = self.uploads.name_of(state.requests)
         if state.hardware == self.start.hardware:
             values |= self._given("hardware")
             values.setdefault("engine", self.sources.get("engine", ()))
@@ -362,3 +271,12 @@ class Catalog:
     def _given(self, *names: str) -> dict[str, tuple[str, ...]]:
         """The words on the command line for what was given."""
         return {name: self.sources[name] for name in names if name in self.sources}
+
+
+def _elsewhere(text: str) -> str:
+    """What to do about a model that the catalog lacks."""
+    if text.count("/") == 1:
+        return (
+            f"the page does not fetch models: magicdec explore --model {text[:80]} does"
+        )
+    return "type a part of its name to search"

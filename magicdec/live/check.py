@@ -29,7 +29,7 @@ from magicdec.specs.engine import load_engine
 from magicdec.specs.gamma_table import TableGamma
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.precision import format_name
-from magicdec.specs.serve_command import ServeCommand
+from magicdec.specs.serve_command import ServeCommand, Speculation
 from magicdec.tasks import usual_lengths
 
 USUAL_HARDWARE = "h100-sxm-80gb"
@@ -178,6 +178,16 @@ def check_command(command: ServeCommand, load: Load) -> Check:
             *_if_more_wait(command, load, request),
         ],
     )
+
+
+def as_asked(command: ServeCommand, load: Load) -> PlanRequest:
+    """The plan's request for a command as it is, its draft and gamma included."""
+    model = load_model_spec(command.model)
+    request = _request(command, load, model, [], [])
+    speculation = _with_own_head(command, model).speculation
+    if speculation is None:
+        return request
+    return _with_draft(request, speculation)
 
 
 def _with_own_head(command: ServeCommand, model: ModelSpec) -> ServeCommand:
@@ -391,11 +401,7 @@ def _drafted(command: ServeCommand, request: PlanRequest, model: ModelSpec) -> D
     speculation = command.speculation
     if speculation is None:
         return Drafted()
-    asked = msgspec.structs.replace(
-        request, draft=speculation.draft, gamma=speculation.gamma
-    )
-    if speculation.draft not in _METHODS:
-        asked = msgspec.structs.replace(asked, draft_method="full")
+    asked = _with_draft(request, speculation)
     first = answered(asked, model, [])[0][0]
     if not first.drafted:
         break_even = _break_even(asked)
@@ -424,6 +430,16 @@ def _drafted(command: ServeCommand, request: PlanRequest, model: ModelSpec) -> D
         gamma=row.gamma,
         notes=tuple(notes),
     )
+
+
+def _with_draft(request: PlanRequest, speculation: Speculation) -> PlanRequest:
+    """The request for a command's own draft."""
+    asked = msgspec.structs.replace(
+        request, draft=speculation.draft, gamma=speculation.gamma
+    )
+    if speculation.draft not in _METHODS:
+        asked = msgspec.structs.replace(asked, draft_method="full")
+    return asked
 
 
 def _break_even(request: PlanRequest) -> str:

@@ -200,8 +200,9 @@ FLAGS = frozenset(("eager", "experts"))
 """Options that are given without a value."""
 
 
-def read_serve_command(text: str) -> ServeCommand:
-    """The server that a command line, a script, or the text of a YAML file starts.
+def read_serve_command(text: str, *, reads_files: bool = True) -> ServeCommand:
+    """The server that a command line, a script, or the text of a YAML file starts; `reads_files`:
+    with the file of options that it names.
 
     Raises ConfigError where it starts none, names no model, or gives an option a value that cannot
     be read.
@@ -220,7 +221,7 @@ def read_serve_command(text: str) -> ServeCommand:
     if visible is not None:
         grants["num_gpus"] = len(visible["devices"].split(","))
     engine, arguments = words
-    return _read(engine, arguments, grants)
+    return _read(engine, arguments, grants, reads_files=reads_files)
 
 
 # From text to the words of one command
@@ -426,11 +427,21 @@ def _said(engine: str, words: Sequence[str]) -> _Said:
     return said
 
 
-def _read(engine: str, words: Sequence[str], grants: dict[str, Any]) -> ServeCommand:
+def _read(
+    engine: str,
+    words: Sequence[str],
+    grants: dict[str, Any],
+    *,
+    reads_files: bool,
+) -> ServeCommand:
     said, written, unknown = _said(engine, words)
     problems: list[str] = []
-    if "file" in said:
+    if "file" in said and reads_files:
         said |= _trtllm_file(Path(said["file"]), problems)
+    elif "file" in said:
+        problems.append(
+            f"the settings in {said['file'][:SHOWN]} are not read here: magicdec check reads them"
+        )
     if not said.get("model"):
         raise ConfigError(f"the command names no model; {STARTS} take one")
     return ServeCommand(
@@ -469,9 +480,10 @@ def _pairs(
         head, dot, inside = name.partition(".")  # --speculative-config.method ngram
         option = head.replace("_", "-")
         if dot:
-            value = json.dumps({inside: _scalar(value if equals else words[place])})
             if not equals:
+                value = "".join(words[place : place + 1])
                 place += 1
+            value = json.dumps({inside: _scalar(value)})
             yield option, value
             continue
         if equals:
@@ -593,11 +605,13 @@ def _speculation(said: Mapping[str, str], problems: list[str]) -> Speculation | 
 def _of_config(config: Mapping[str, Any], problems: list[str]) -> Speculation | None:
     """vLLM's --speculative-config."""
     checkpoint = config.get("model")
+    if checkpoint is not None and not isinstance(checkpoint, str):
+        raise ConfigError(f"the draft's model must be a name, not {checkpoint!r:.80}")
     method = str(config.get("method") or "").lower()
     table = config.get("num_speculative_tokens_per_batch_size")
     gamma = config.get("num_speculative_tokens")
     if gamma is None and table:
-        gamma = max(int(row[-1]) for row in table)
+        gamma = _deepest(table)
     if gamma is not None and (
         isinstance(gamma, bool) or not isinstance(gamma, int) or gamma < 0
     ):
@@ -616,6 +630,17 @@ def _of_config(config: Mapping[str, Any], problems: list[str]) -> Speculation | 
         checkpoint=checkpoint,
         by_batch=bool(table),
     )
+
+
+def _deepest(table: Any) -> int:
+    """The largest gamma of a table by batch, rows of (first batch, last batch, gamma)."""
+    try:
+        return max(int(row[-1]) for row in table)
+    except (TypeError, ValueError, LookupError):
+        raise ConfigError(
+            "num_speculative_tokens_per_batch_size must be rows of whole numbers, not "
+            f"{str(table)[:SHOWN]}"
+        ) from None
 
 
 def _draft(method: str, checkpoint: Any, problems: list[str]) -> str:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from magicdec.explore.server import Explorer, Server
+from magicdec.explore.explorer import Explorer
+from magicdec.explore.server import Server
 from magicdec.explore.state import Catalog
 from tests.headless import driver  # noqa: F401  # a fixture
 

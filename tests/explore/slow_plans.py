@@ -7,13 +7,14 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from magicdec.perfmodel.plan.request import PlanRequest
+from magicdec.explore.jobs import Planned
 from magicdec.plan_document import Plan
 
 
 def answer_when_told(
-    folder: str, document: Plan, request: PlanRequest, sender: Connection
+    folder: str, document: Plan, job: Planned, sender: Connection
 ) -> None:
+    request = job.request
     sender.send(("simulating", 0.5))
     Path(folder, f"begun-{request.rate:g}-{os.getpid()}").touch()
     while not Path(folder, f"end-{request.rate:g}").exists():

@@ -11,7 +11,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
-from magicdec.explore.server import FIGURES, OF_ARRIVALS, Server
+from magicdec.explore.explorer import FIGURES, OF_ARRIVALS
+from magicdec.explore.server import Server
 from tests.headless import DESKTOP, PHONE, accessibility_faults, opened, too_wide
 from tests.processes import still_alive_after
 

@@ -19,7 +19,8 @@ import pytest
 
 import magicdec
 from magicdec.errors import ConfigError
-from magicdec.explore.server import FIGURES, OF_ARRIVALS, Explorer, Server
+from magicdec.explore.explorer import FIGURES, OF_ARRIVALS, Explorer
+from magicdec.explore.server import Server
 from magicdec.perfmodel.plan.planner import PlanRequest, plan
 from magicdec.plan_document import Choice
 from tests.pace import cpu_seconds, slowness

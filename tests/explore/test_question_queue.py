@@ -22,7 +22,8 @@ import pytest
 from slow_plans import answer_when_told
 
 from magicdec.explore import computation
-from magicdec.explore.server import Explorer, Server
+from magicdec.explore.explorer import Explorer
+from magicdec.explore.server import Server
 from magicdec.explore.state import Catalog
 from magicdec.perfmodel.plan.planner import Plan, PlanRequest, plan
 

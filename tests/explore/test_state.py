@@ -14,19 +14,22 @@ from typer.testing import CliRunner
 
 from magicdec.cli import app, register_commands
 from magicdec.errors import ConfigError, MagicdecError
-from magicdec.explore.server import Explorer
-from magicdec.explore.state import CONTROLS, METHODS, Catalog, link
+from magicdec.explore.controls import CONTROLS
+from magicdec.explore.explorer import Explorer
+from magicdec.explore.state import METHODS, Catalog, link
 from magicdec.plan_request import Request, options
 from magicdec.specs.catalog import EMBEDDED_DIRECTORY
 from magicdec.units import MILLI
 
 CATALOG = Catalog.given()
 
-models = [each for each in CATALOG.choices("draft") if each not in METHODS]
+models = [*CATALOG.suggestions("model")]
 states = st.builds(
     Request,
-    model=st.sampled_from(CATALOG.choices("model")),
-    hardware=st.sampled_from(CATALOG.choices("hardware")).map(lambda name: (name,)),
+    model=st.sampled_from(models),
+    hardware=st.sampled_from([*CATALOG.suggestions("hardware")]).map(
+        lambda name: (name,)
+    ),
     tp_size=st.none() | st.integers(1, 64),
     batch_sizes=st.integers(1, 65_536).map(lambda count: (count,)),
     context_lens=st.integers(1, 2**20).map(lambda count: (count,)),
@@ -106,7 +109,7 @@ def test_what_was_given_at_the_start_can_be_chosen_and_nothing_else_read() -> No
     directory = str(EMBEDDED_DIRECTORY)
     catalog = Catalog.given(model=directory)
     name = catalog.start.model
-    assert name in catalog.choices("model")
+    assert name in catalog.suggestions("model")
     assert catalog.request(catalog.read("")).model == catalog.models[name]
     assert shlex.split(catalog.command(catalog.start))[:4] == [
         "magicdec",
@@ -149,7 +152,7 @@ def test_every_control_is_an_option_and_every_method_one_of_the_planners() -> No
 
 
 def test_an_output_length_and_a_price_give_whole_requests_on_the_page() -> None:
-    from magicdec.explore.server import Explorer
+    from magicdec.explore.explorer import Explorer
 
     explorer = Explorer(Catalog())
     query = "model=llama-3.1-8b&hardware=h100-sxm-80gb&tp=1&batch=8&context=8192&gen_len=200&price=2"

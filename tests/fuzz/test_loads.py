@@ -20,8 +20,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from magicdec.explore.server import Explorer, Server
-from magicdec.explore.state import CONTROLS, Catalog
+from magicdec.explore.controls import CONTROLS
+from magicdec.explore.explorer import Explorer
+from magicdec.explore.server import Server
+from magicdec.explore.state import Catalog
 from magicdec.perfmodel.traffic import requests as traffic_requests
 from tests.fuzz.surfaces import TALLIES, Case, Tally, Verdict, judge
 

@@ -34,9 +34,11 @@ from magicdec.specs.model import ModelSpec
 from magicdec.specs.model_names import catalog_name
 from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import (
+    ANY_MODEL,
     DRAFT_METHODS,
     HEAD_METHODS,
     LOOKUP_METHODS,
+    MODEL_METHODS,
     NAMED_DRAFTS,
     OWN_METHOD,
     SELF,
@@ -488,3 +490,23 @@ def _budgets(asked: tuple[int | str, ...], context: int) -> tuple[int, ...]:
     return tuple(budget for budget in DEFAULT_BUDGETS if budget <= context // 2) or (
         max(8, context // 2),
     )
+
+
+def offered(
+    target: ModelSpec, request: PlanRequest, engine: EngineProfile
+) -> list[str]:
+    """The drafts that a user can name for a target: ways to draft that exist for it and that the
+    engine runs, then the catalog's models of its vocabulary that are small enough.
+    """
+    ways: list[tuple[str, DraftMethod]] = [(SELF, kind) for kind in SPARSE_METHODS]
+    if _has_other_weights(request, target, "full", SELF):
+        ways.append((SELF, "full"))
+    ways += [(kind, kind) for kind in OWN_METHOD]
+    found: list[str] = []
+    for name, kind in ways:
+        if engine.runs(name, kind) and _exists(target, name, kind, request):
+            found.append(kind)
+    (context, *_) = request.context_lens
+    if any(engine.runs(ANY_MODEL, kind) for kind in MODEL_METHODS):
+        found += _small_drafts(target, context)
+    return found

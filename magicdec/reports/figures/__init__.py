@@ -4,14 +4,15 @@ not.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from magicdec.errors import unknown_choice
+from magicdec.plan_document import Plan
 from magicdec.reports.data import ReportData
 from magicdec.reports.figures import breakdown, grids, measured, sweeps
 from magicdec.reports.figures.chart import RC, Chart
 
-__all__ = ["FIGURES", "Chart", "draw", "draw_all"]
+__all__ = ["FIGURES", "Chart", "draw", "draw_all", "draw_by_device"]
 
 FIGURES: dict[str, Callable[[ReportData], Chart | None]] = {
     "heatmap": grids.speedup_heatmap,
@@ -40,6 +41,14 @@ def draw(name: str, data: ReportData) -> Chart | None:
         raise unknown_choice("figure", name, FIGURES)
     with matplotlib.rc_context(RC):
         return FIGURES[name](data)
+
+
+def draw_by_device(plans: Sequence[Plan]) -> list[Chart]:
+    """The best drafts of one question on several devices, a small figure each."""
+    import matplotlib
+
+    with matplotlib.rc_context(RC):
+        return grids.best_drafts_by_device(plans)
 
 
 def draw_all(data: ReportData) -> list[Chart]:

@@ -108,13 +108,19 @@ class Chart:
     table: Table
 
     def __init__(
-        self, name: str, *, height: float = 3.1, rows: int = 1, **options: Any
+        self,
+        name: str,
+        *,
+        height: float = 3.1,
+        width: float = WIDTH_IN,
+        rows: int = 1,
+        **options: Any,
     ) -> None:
         """Axes one above the other."""
         from matplotlib.figure import Figure
 
         self.name = name
-        self.figure: Figure = Figure(figsize=(WIDTH_IN, height), layout="constrained")
+        self.figure: Figure = Figure(figsize=(width, height), layout="constrained")
         self.axes: list[Axes] = list(
             self.figure.subplots(rows, 1, squeeze=False, **options)[:, 0]
         )

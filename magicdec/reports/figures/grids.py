@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from itertools import groupby, product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from magicdec.naming import describe, draft_name
-from magicdec.plan_document import Traffic, TrafficLoad
+from magicdec.naming import describe, device_name, draft_name
+from magicdec.plan_document import Plan, Traffic, TrafficLoad
 from magicdec.plan_rows import Verdict, verdict_of
 from magicdec.records import Record
 from magicdec.reports.data import ReportData
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 LOSS, NEUTRAL, GAIN = "#c9500b", "#f4f2ee", "#0069a9"
 CELL_INK, CELL_PAPER = "#15181b", "#fffffe"
+SMALL_WIDTH_IN = 3.6
+SMALL_SIZE = 6.5
+"""Width of one of several figures, and points of the text in its cells."""
 
 
 class Cell(NamedTuple):
@@ -90,21 +93,53 @@ def best_drafts(data: ReportData) -> Chart | None:
     grid = _chosen_grid(data)
     if grid is None:
         return None
+    chart = Chart("best", height=1.3 + 0.42 * len(grid.batches))
+    _draw_drafts(chart, grid, _reach(grid))
+    return _told_drafts(chart, _drafts_title(grid))
+
+
+def best_drafts_by_device(plans: Sequence[Plan]) -> list[Chart]:
+    """The same for one question on several devices: small figures of one scale of colours."""
+    grids = []
+    for plan in plans:
+        grid = _chosen_grid(ReportData.from_records([], plan))
+        if grid is not None:
+            grids.append((plan, grid))
+    reach = max((_reach(grid) for _, grid in grids), default=0.0)
+    charts = []
+    for plan, grid in grids:
+        chart = Chart(
+            f"best-{plan.hardware}",
+            height=1.0 + 0.36 * len(grid.batches),
+            width=SMALL_WIDTH_IN,
+        )
+        _draw_drafts(chart, grid, reach, size=SMALL_SIZE)
+        devices = f"{plan.best.num_gpus} x {device_name(plan.hardware)}"
+        charts.append(_told_drafts(chart, f"{devices}: {_most_often(grid)}"))
+    return charts
+
+
+def _reach(grid: Grid) -> float:
+    """The logarithm of the speedup that has the deepest colour."""
+    deepest = max(abs(math.log(cell.speedup)) for cell in grid.cells.values())
+    return max(deepest, math.log(1.25))
+
+
+def _draw_drafts(chart: Chart, grid: Grid, reach: float, size: float = 9.0) -> None:
     batches = grid.batches
     contexts = grid.contexts
-    chart = Chart("best", height=1.3 + 0.42 * len(batches))
-    (axes,) = chart.axes
-    reach = max(abs(math.log(cell.speedup)) for cell in grid.cells.values())
-    reach = max(reach, math.log(1.25))
     for (b, c), cell in grid.cells.items():
         chart.rows.append(
             (batches[b], contexts[c], cell.draft, cell.gamma, cell.speedup)
         )
         place = f"batch {batches[b]}, context {contexts[c]}"
-        _draw_cell(chart, (b, c), cell, reach, place)
-    _grid_axes(axes, grid)
+        _draw_cell(chart, (b, c), cell, reach, place, size=size)
+    _grid_axes(chart.axes[0], grid)
+
+
+def _told_drafts(chart: Chart, title: str) -> Chart:
     return chart.told(
-        title=_drafts_title(grid),
+        title=title,
         caption="Predicted gain of the plan's choice over decoding without a draft at the same "
         "batch, with its draft and γ. ?: the 90 % interval reaches below 1; empty: does not fit.",
         table="Best draft by batch and context",
@@ -130,6 +165,16 @@ def _chosen_grid(data: ReportData) -> Grid | None:
         name = draft_name(row.draft, row.draft_method, row.draft_budget)
         cells[place] = Cell(gain.speedup, row.gamma, verdict, name)
     return Grid(batches, contexts, cells, "Predicted")
+
+
+def _most_often(grid: Grid) -> str:
+    """The draft that is best most often, with its largest gain."""
+    names = [cell.draft for cell in grid.cells.values() if cell.gamma]
+    if not names:
+        return "no draft is expected to pay"
+    ((name, _),) = Counter(names).most_common(1)
+    gains = [cell.speedup for cell in grid.cells.values() if cell.draft == name]
+    return f"mostly {name}, up to {max(gains):.2f}×"
 
 
 def _drafts_title(grid: Grid) -> str:
@@ -224,7 +269,13 @@ def _best_cells(rows: Sequence[Record]) -> dict[tuple[int, int], Cell]:
 
 
 def _draw_cell(
-    chart: Chart, at: tuple[int, int], cell: Cell, reach: float, place: str
+    chart: Chart,
+    at: tuple[int, int],
+    cell: Cell,
+    reach: float,
+    place: str,
+    *,
+    size: float = 9.0,
 ) -> None:
     from matplotlib.colors import LinearSegmentedColormap, to_hex
     from matplotlib.patches import Rectangle
@@ -250,7 +301,7 @@ def _draw_cell(
             setting = f"{cell.draft}, {setting}"
     speedup = f"{cell.speedup:.2f}×"
     chart.tip(patch, f"{place}: {speedup}, {setting}")
-    middle: dict[str, Any] = {"ha": "center", "va": "center"}
+    middle: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": size}
     if not cell.gamma:
         patch.set_facecolor(GRID)
         axes.text(c, b, "off", color=MUTED, **middle)

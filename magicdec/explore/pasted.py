@@ -1,0 +1,84 @@
+"""A serve command pasted into the page: read and weighed as `magicdec check` does, and turned into
+the page's controls.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from magicdec.explore.state import METHODS, Catalog, link
+from magicdec.live.check import Load, as_asked, check_command
+from magicdec.live.check_text import Line, lines_of
+from magicdec.plan_request import Request
+from magicdec.specs.serve_command import ServeCommand, read_serve_command
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pasted:
+    """What the page says of a command."""
+
+    lines: list[Line]
+    """The first is the advice."""
+    query: str
+    """The command's question as a link."""
+
+
+def pasted(catalog: Catalog, state: Request, text: str) -> Pasted:
+    """A command under the load that the page's controls were moved to.
+
+    Raises MagicdecError for what cannot be read or planned. No file is read that it names, and
+    nothing is fetched.
+    """
+    command = _within(catalog, read_serve_command(text.strip(), reads_files=False))
+    load = _load(catalog, state, command)
+    result = check_command(command, load)
+    asked = as_asked(command, load).record()
+    if asked.draft in METHODS:
+        asked = msgspec.structs.replace(asked, draft=None, draft_method=asked.draft)
+    if state.price_per_hour_usd is not None:
+        asked = msgspec.structs.replace(
+            asked, price_per_hour_usd=state.price_per_hour_usd
+        )
+    return Pasted(lines=list(lines_of(result)), query=link(asked))
+
+
+def _within(catalog: Catalog, command: ServeCommand) -> ServeCommand:
+    """The command, which may name what a link may."""
+    hardware = command.hardware
+    if hardware is not None:
+        hardware = catalog.device(hardware)
+    speculation = command.speculation
+    if speculation is not None and speculation.draft not in METHODS:
+        draft = catalog.model(speculation.draft, "draft")
+        speculation = msgspec.structs.replace(speculation, draft=draft)
+    return msgspec.structs.replace(
+        command,
+        model=catalog.model(command.model),
+        hardware=hardware,
+        speculation=speculation,
+    )
+
+
+def _load(catalog: Catalog, state: Request, command: ServeCommand) -> Load:
+    """What the controls say of the load, where they were moved."""
+    start = catalog.start
+    hardware: str | None = state.hardware[0]
+    if state.hardware == start.hardware and command.hardware is not None:
+        hardware = None  # the manifest names its own
+    batch = None
+    if state.batch_sizes and state.batch_sizes != start.batch_sizes:
+        batch = state.batch_sizes[0]
+    context = None
+    if state.context_lens != start.context_lens:
+        context = state.context_lens[0]
+    return Load(
+        hardware=hardware,
+        batch=batch,
+        context_len=context,
+        gen_len=state.gen_len,
+        task=state.task,
+        temperature=state.temperature,
+        acceptance_rate=state.acceptance_rate,
+    )

@@ -1,0 +1,77 @@
+"""A checked command in words, for the terminal and the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from magicdec.live.check import Change, Check
+from magicdec.naming import draft_name
+from magicdec.plan_rows import Candidate
+from magicdec.reports.sentences import acceptance_of
+from magicdec.units import format_seconds
+
+
+class Line(NamedTuple):
+    """A line of text, or an option to copy."""
+
+    text: str
+    is_option: bool = False
+
+
+def lines_of(result: Check) -> Iterator[Line]:
+    """What to say of a command: what to change first, and what was not understood last."""
+    yield Line(result.headline)
+    first = result.first
+    if first is not None:
+        yield Line(first.option, is_option=True)
+        yield Line(f"why: {first.reason}")
+    for problem in result.problems:
+        if problem != result.headline:
+            yield Line(f"wrong: {problem}")
+    yield from _as_it_is(result)
+    if result.assumed:
+        yield Line(f"assumed: {', '.join(result.assumed)}")
+    for change in result.changes:
+        if change is not first:
+            yield Line(f"- {_gain(change)}: {change.change} ({change.reason})")
+            yield Line(change.option, is_option=True)
+    for note in result.notes:
+        yield Line(f"note: {note}")
+    if result.not_understood:
+        yield Line(f"not understood: {', '.join(result.not_understood)}")
+
+
+def _as_it_is(result: Check) -> Iterator[Line]:
+    row = result.as_it_is
+    if row is not None:
+        yield Line(f"as it is: {_described(result, row)}")
+        if row.is_speculative:
+            yield Line(acceptance_of(row.drafting))
+    alone = result.without_draft
+    if alone is not None and result.command.speculation is not None:
+        yield Line(
+            f"without a draft: {format_seconds(alone.between_tokens_s)} per token"
+        )
+
+
+def _gain(change: Change) -> str:
+    if change.gain is None:
+        return "not priced"
+    at = "" if change.at_batch is None else f" at batch {change.at_batch}"
+    return f"{change.gain:.2f}x ({change.gain_low:.2f} to {change.gain_high:.2f}){at}"
+
+
+def _described(result: Check, row: Candidate) -> str:
+    """The command's own configuration in words."""
+    draft = draft_name(row.draft, row.draft_method, row.draft_budget)
+    drafting = f"{draft}, gamma {row.gamma}" if row.is_speculative else "no draft"
+    speedup = ""
+    if row.is_speculative:
+        low, high = row.speedup_low, row.speedup_high
+        speedup = f", {row.speedup:.2f}x over no draft (90%: {low:.2f} to {high:.2f})"
+    return (
+        f"{drafting} on {result.num_gpus} x {result.hardware} (tp {row.tp_size}), engine "
+        f"{result.command.engine}, batch {row.batch_size}, context {row.context_len}: "
+        f"{format_seconds(row.between_tokens_s)} per token{speedup}"
+    )

@@ -1,0 +1,92 @@
+"""The page, its JSON, and `plan --format json` of the command that the page shows: one answer to the last digit."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from html import unescape
+
+import pytest
+from test_http import get
+from test_rate import awaited
+from typer.testing import CliRunner
+
+from magicdec.cli import app, register_commands
+from magicdec.explore.server import Server
+from magicdec.explore.state import EXAMPLE
+from magicdec.plan_document import Plan, plan_of
+from magicdec.reports.sentences import acceptance_line, first_line
+from magicdec.units import format_seconds
+from tests.same import assert_same
+
+QUESTIONS = (
+    "model=Qwen/Qwen2.5-72B-Instruct&hardware=4xh100&context=8k&batch=57&task=chat",
+    "model=llama-3.3-70b&hardware=8xh200&context=64k&batch=8&task=summarisation&gen_len=300",
+    "model=gpt-oss-120b&hardware=h100&task=agentic&cached=90%25&batch=8",
+    "model=mistral-small-24b&hardware=rtx-5090&batch=1&context=4096&tpot_ms=30&ttft_ms=3000",
+    "model=llama-3.1-8b&hardware=l4-24gb&context=6k&gen_len=300&draft=ngram&batch=4&price=0.8",
+    "model=qwen3-32b&hardware=h100&draft=qwen3-0.6b&batch=1&context=2048&gamma=4",
+    "model=deepseek-v3&hardware=8xb200&draft=mtp&batch=16&context=4096&tpot_ms=20",
+    "model=qwen3-8b&hardware=a100&acceptance=0.7&batch=16&engine=sglang&draft=eagle3",
+)
+
+
+def command_of(page: str) -> list[str]:
+    match = re.search(r"<code>(magicdec plan [^<]*)</code>", page)
+    assert match is not None
+    return shlex.split(unescape(match[1]))
+
+
+def on_the_command_line(words: list[str]) -> tuple[dict[str, object], str]:
+    """Its JSON, and what it says on a terminal."""
+    if not app.registered_commands:
+        register_commands()
+    done = CliRunner().invoke(app, [*words[1:], "--format", "json"])
+    assert done.exit_code == 0, done.output
+    said = CliRunner().invoke(app, words[1:], env={"COLUMNS": "200"})
+    return json.loads(done.stdout), said.output
+
+
+def check_page(page: str, plan: Plan) -> None:
+    """The page's words and facts are the document's."""
+    text = re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]+>", " ", page)))
+    best = plan.best
+    for limit in plan.choice.limits:
+        assert limit.of in text
+    facts = dict(re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)", page.replace("\n", " ")))
+    if plan.traffic is None:
+        assert re.sub(r"\s+", " ", first_line(plan)).rstrip(".") in text
+    if best.is_speculative and plan.traffic is None:
+        low, high = best.decoding.gain.low, best.decoding.gain.high
+        speedup = facts["Predicted speedup"]
+        assert unescape(speedup) == f"{best.decoding.gain.speedup:.2f}×"
+        assert f"{low:.2f}–{high:.2f}" in text
+        assert acceptance_line(plan.choice)[1:] in text
+    if best.requests is None and plan.traffic is None:
+        assert facts["First token"] == format_seconds(best.ttft_s)
+        tokens = facts["Tokens per second"].replace("\u202f", "")
+        assert int(tokens) == round(best.tokens_per_s)
+
+
+@pytest.mark.parametrize("query", QUESTIONS)
+def test_page_and_command_line_agree(server: Server, query: str) -> None:
+    status, page = get(server, f"/answer?{query}")
+    assert status == 200, page
+    shown = json.loads(get(server, f"/plan.json?{query}")[1])
+    answered, said = on_the_command_line(command_of(page))
+    assert answered == shown
+    plan = plan_of(shown)
+    check_page(page, plan)
+    first = re.sub(r"\s+", " ", first_line(plan))
+    assert first in re.sub(r"\s+", " ", said)
+
+
+@pytest.mark.slow
+def test_a_rate_agrees_too(server: Server) -> None:
+    status, page, _ = awaited(server, EXAMPLE)
+    assert status == 200
+    shown = json.loads(get(server, f"/plan.json?{EXAMPLE}")[1])
+    answered, _ = on_the_command_line(command_of(page))
+    assert_same(answered, shown)
+    check_page(page, plan_of(shown))
