@@ -1,4 +1,4 @@
-"""What changed between two settings of the page, in words: the controls, then the answers."""
+"""Changes between two settings of the page, in words: the controls, then the answers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _said(name: str, text: str) -> str:
 
 
 def changed_answers(before: Plan, now: Plan) -> str:
-    """What became of the answer: the draft, and the facts under its headline."""
+    """Changes of the answer: the draft, and the facts under its headline."""
     parts = []
     earlier = _answers(before)
     for name, value in _answers(now).items():

@@ -224,12 +224,12 @@ class Explorer:
         return self._drafts(self.catalog.read(query))
 
     def check(self, query: str, command: str) -> Reply:
-        """What to change in a server's command, as a piece of the page. Raises MagicdecError."""
+        """Changes to a server's command, as a piece of the page. Raises MagicdecError."""
         found = pasted(self.catalog, self.catalog.read(query), command)
         return HTTPStatus.OK, HTML, self._render("check.html", pasted=found)
 
     def changed(self, before: str, now: str) -> str:
-        """What changed between two links, in words. Raises MagicdecError."""
+        """Changes between two links, in words. Raises MagicdecError."""
         was = self.catalog.read(before)
         became = self.catalog.read(now)
         sentences = [changed_controls(was, became) or "The same question."]

@@ -1,4 +1,4 @@
-"""What the page asks that takes seconds: each a value that a process of its own can run."""
+"""Questions of the page that take seconds: each a value that a process of its own can run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class OnEachGpu:
-    """The same question on several GPUs, each at usual batches and contexts too."""
+    """One question on several GPUs, each at usual batches and contexts too."""
 
     requests: tuple[PlanRequest, ...]
 

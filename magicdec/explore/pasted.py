@@ -17,7 +17,7 @@ from magicdec.specs.serve_command import ServeCommand, read_serve_command
 
 @dataclass(frozen=True, kw_only=True)
 class Pasted:
-    """What the page says of a command."""
+    """The page's words on a command."""
 
     lines: list[Line]
     """The first is the advice."""
@@ -62,7 +62,7 @@ def _within(catalog: Catalog, command: ServeCommand) -> ServeCommand:
 
 
 def _load(catalog: Catalog, state: Request, command: ServeCommand) -> Load:
-    """What the controls say of the load, where they were moved."""
+    """The load as the controls have it, where they were moved."""
     start = catalog.start
     hardware: str | None = state.hardware[0]
     if state.hardware == start.hardware and command.hardware is not None:

@@ -243,7 +243,7 @@ class Handler(BaseHTTPRequestHandler):
         return HTTPStatus.OK, HTML, explorer.figure(name, query, client)
 
     def _changed(self, query: str) -> str:
-        """What changed from the link in `was` to the rest of the query."""
+        """Changes from the link in `was` to the rest of the query."""
         now = []
         was = ""
         for name, value in parse_qsl(query, keep_blank_values=True):
@@ -273,7 +273,7 @@ class Handler(BaseHTTPRequestHandler):
         return explorer.page(state, self._client, command)
 
     def _body(self, most: int, refusal: str) -> Iterator[bytes]:
-        """What the client sends, in pieces. Raises ConfigError for more than `most` bytes."""
+        """The body that the client sends, in pieces. Raises ConfigError for more than `most` bytes."""
         try:
             left = int(self.headers.get("Content-Length", ""))
         except ValueError:

@@ -274,7 +274,7 @@ class Catalog:
 
 
 def _elsewhere(text: str) -> str:
-    """What to do about a model that the catalog lacks."""
+    """Advice on a model that the catalog lacks."""
     if text.count("/") == 1:
         return (
             f"the page does not fetch models: magicdec explore --model {text[:80]} does"

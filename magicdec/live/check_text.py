@@ -20,7 +20,7 @@ class Line(NamedTuple):
 
 
 def lines_of(result: Check) -> Iterator[Line]:
-    """What to say of a command: what to change first, and what was not understood last."""
+    """A command in words: what to change first, and what was not understood last."""
     yield Line(result.headline)
     first = result.first
     if first is not None:

@@ -99,7 +99,7 @@ def best_drafts(data: ReportData) -> Chart | None:
 
 
 def best_drafts_by_device(plans: Sequence[Plan]) -> list[Chart]:
-    """The same for one question on several devices: small figures of one scale of colours."""
+    """Best drafts of one question on several devices: small figures of one scale of colours."""
     grids = []
     for plan in plans:
         grid = _chosen_grid(ReportData.from_records([], plan))
