@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from magicdec.errors import ConfigError, closest
+from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.specs import catalog, hub
 from magicdec.specs.catalog import (
     MODELS_DIRECTORY,
@@ -25,6 +26,7 @@ from magicdec.specs.model_names import (
     names_file,
     resolve_name,
 )
+from scripts import names_table
 
 POPULAR = (
     "meta-llama/Llama-3.3-70B-Instruct",
@@ -65,6 +67,19 @@ def test_the_catalog_covers_150_models_each_with_a_source_and_a_shape() -> None:
         assert (row.shape or name) in model_shapes(), name
         assert all(checkpoint.count("/") == 1 for checkpoint in row.checkpoints), name
     assert set(model_shapes()) <= set(file.models)
+
+
+def test_the_page_of_names_is_what_the_catalog_says() -> None:
+    """Otherwise: python scripts/names_table.py"""
+    page = names_table.PAGE.read_text(encoding="utf-8")
+    assert page == names_table.page()
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    models = [row for row in rows if len(row) == 7]
+    assert len(models) >= 150
+    for name, checkpoint, *_ in models:
+        assert model_name(checkpoint) == name.strip("| `")
+    devices = [row[0].strip("| `") for row in rows if len(row) == 6]
+    assert [load_hardware(name).name for name in devices] == devices
 
 
 def test_every_name_and_checkpoint_stands_for_its_model_alone() -> None:
