@@ -60,7 +60,7 @@ def cell_of(question: Question) -> Cell:
     )
     try:
         request = request_of(**question.options)
-        answered = plan(msgspec.structs.replace(request, finds_reaches=False))
+        answered = plan(msgspec.structs.replace(request, reaches="none"))
     except MagicdecError as error:
         return msgspec.structs.replace(cell, refusal=str(error))
     return msgspec.structs.replace(cell, answer=answer_of(answered))

@@ -8,8 +8,9 @@ import sys
 from collections.abc import Callable, Mapping
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import msgspec
 import typer
 
 from magicdec import plan_request
@@ -27,6 +28,7 @@ from magicdec.plan_request import Option
 from magicdec.progress import shown_progress
 
 if TYPE_CHECKING:
+    from magicdec.perfmodel.plan.request import PlanRequest
     from magicdec.perfmodel.plan.variations import Sensitivity
     from magicdec.plan_document import Plan
 
@@ -200,6 +202,8 @@ def plan_command(
     else:
         options.require(tokenizer is None, "--tokenizer goes with --logs")
     request = request_of(**asked)
+    if output_format is OutputFormat.TABLE and output is None and not every:
+        request = _as_shown(request)
     if request.requests is not None and not logs:
         _say_columns(request.requests, request.columns)
     with shown_progress(not request.has_arrivals) as show:
@@ -216,6 +220,15 @@ def plan_command(
         from magicdec.reports.terminal_plan import print_plan
 
         print_plan(answer, table_console(), why=why, every=every)
+
+
+def _as_shown(request: PlanRequest) -> PlanRequest:
+    """The request without the reaches that the terminal leaves out: of several devices or contexts
+    all, of one those of drafts that are not chosen."""
+    reaches: Literal["chosen", "none"] = "chosen"
+    if len(request.hardware) * len(request.context_lens) > 1:
+        reaches = "none"
+    return msgspec.structs.replace(request, reaches=reaches)
 
 
 def _say_columns(path: str, given: str | None) -> None:

@@ -64,6 +64,6 @@ def planned_wide(request: PlanRequest, tp_size: int) -> Plan:
             tp_size=tp_size,
             batch_sizes=tuple(sorted(batches)),
             context_lens=tuple(sorted(contexts)),
-            finds_reaches=False,
+            reaches="none",
         )
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -463,6 +464,61 @@ def forward_pass(model: ModelSpec, p: Pass) -> ForwardTime:
     """Time of one pass of one group of tp ranks, through all stages of the layers in turn, while
     every group has as much to do."""
     p = p.in_arrays()
+    asked = _AskedPass(model, p)
+    if asked.num_numbers > MOST_KEPT_NUMBERS:
+        return _timed(asked)
+    return _kept(asked)
+
+
+class _AskedPass:
+    """A pass of a model as a key: drafts of one plan are compared with the same passes of the
+    target. Equal are passes of one model and device with equal numbers."""
+
+    def __init__(self, model: ModelSpec, p: Pass) -> None:
+        self.model = model
+        self.p = p
+        numbers = (
+            p.batch,
+            p.query_len,
+            p.kv_len,
+            p.full_kv_len,
+            p.tp,
+            p.num_passes,
+            p.attention_factor,
+            np.asarray(p.logit_rows, dtype=np.float64),
+        )
+        self.num_numbers = sum(array.size for array in numbers)
+        self._numbers = tuple((array.shape, array.tobytes()) for array in numbers)
+
+    def __hash__(self) -> int:
+        return hash((id(self.model), self._numbers))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _AskedPass):
+            return NotImplemented
+        return (
+            self.model is other.model
+            and self._numbers == other._numbers
+            and self.p.at.hw is other.p.at.hw
+            and self.p.at.engine == other.p.at.engine
+            and self.p.at.precision == other.p.at.precision
+            and self.p.spread == other.p.spread
+            and self.p.is_prefill == other.p.is_prefill
+        )
+
+
+MOST_KEPT_NUMBERS = 1024
+"""A pass with more numbers is not kept: its arrays are large, and nobody asks for it again."""
+
+
+@lru_cache(maxsize=128)
+def _kept(asked: _AskedPass) -> ForwardTime:
+    return _timed(asked)
+
+
+def _timed(asked: _AskedPass) -> ForwardTime:
+    model = asked.model
+    p = asked.p
     at = p.at
     layers = model.num_hidden_layers * p.num_passes
     activation = at.precision.activation_bytes

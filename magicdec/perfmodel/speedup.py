@@ -175,46 +175,75 @@ class Prediction:
 
     def take(self, chosen: Any) -> Prediction:
         """The predictions of some points, by their flat indices, as rows."""
-        shape = self.points.shape
-        where = np.unravel_index(chosen, shape)
+        rows = _Rows(self.points.shape, chosen)
         without_points = dataclasses.replace(self, points=Points(batch=0, context=0))
-        taken: Prediction = _rows(without_points, shape, where)
+        taken: Prediction = rows.of(without_points)
         points: dict[str, Any] = {}
         for name, axis in vars(self.points).items():
             if axis is not None and name not in ("is_grid", "cached"):
-                points[name] = np.broadcast_to(axis, shape)[where]
+                points[name] = rows.of_axis(np.asarray(axis))
         return dataclasses.replace(
             taken, points=Points(**points, cached=self.points.cached)
         )
 
 
-def _rows(value: Any, shape: tuple[int, ...], where: Any) -> Any:
-    """Every array inside a value at some points of a grid; single numbers stay single."""
-    if isinstance(value, np.ndarray):
-        if value.size == 1:
-            return value.reshape(-1)[0]
-        return np.broadcast_to(value, shape)[where]
-    if isinstance(value, SINGLE):
-        return value
-    if isinstance(value, tuple):
-        taken = [_rows(entry, shape, where) for entry in value]
+class _Rows:
+    """Some points of a grid, taken from whatever holds arrays over it."""
+
+    def __init__(self, shape: tuple[int, ...], chosen: Any) -> None:
+        self._shape = shape
+        self._where = np.unravel_index(chosen, shape)
+        self._taken: dict[int, tuple[Any, Any]] = {}
+        """Rows of values that are held in several places, by identity, with the values."""
+
+    def of(self, value: Any) -> Any:
+        """Every array inside a value at the chosen points; single numbers stay single."""
+        if isinstance(value, SINGLE):
+            return value
+        known = self._taken.get(id(value))
+        if known is not None:
+            return known[1]
+        rows = self._of(value)
+        self._taken[id(value)] = (value, rows)
+        return rows
+
+    def _of(self, value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            if value.size == 1:
+                return value.reshape(-1)[0]
+            return self.of_axis(value)
+        if isinstance(value, tuple):
+            return self._of_tuple(value)
+        changed = {}
+        kind: Any = type(value)
+        for name in _names_of(kind):
+            entry = getattr(value, name)
+            rows = self.of(entry)
+            if rows is not entry:
+                changed[name] = rows
+        if not changed:
+            return value
+        return dataclasses.replace(value, **changed)
+
+    def _of_tuple(self, value: tuple[Any, ...]) -> tuple[Any, ...]:
+        taken = [self.of(entry) for entry in value]
         if all(rows is entry for rows, entry in zip(taken, value, strict=True)):
             return value
         if hasattr(value, "_fields"):
-            return type(value)(*taken)
+            named: tuple[Any, ...] = type(value)(*taken)
+            return named
         return tuple(taken)
-    kind: Any = type(value)
-    changed = {}
-    for name in _names_of(kind):
-        entry = getattr(value, name)
-        if isinstance(entry, SINGLE):
-            continue
-        rows = _rows(entry, shape, where)
-        if rows is not entry:
-            changed[name] = rows
-    if not changed:
-        return value
-    return dataclasses.replace(value, **changed)
+
+    def of_axis(self, array: Array) -> Array:
+        """An array that broadcasts over the grid, at the chosen points."""
+        if array.size == 1:
+            return np.full(self._where[0].shape, array.reshape(-1)[0])
+        own = self._where[len(self._shape) - array.ndim :]
+        place = []
+        for length, index in zip(array.shape, own, strict=True):
+            place.append(index if length > 1 else 0)
+        rows: Array = array[tuple(place)]
+        return rows
 
 
 @cache
@@ -284,16 +313,6 @@ def predict(
         if acceptance.is_assumed:
             error = acceptance.tokens_error(budget=read, context=seen, gamma=at.gamma)
             expected = mean_tokens(middle, at.gamma, error)
-    is_uncut = at.is_grid and setup.speculation.draft_method in SPARSE_METHODS
-    terms = step_terms(
-        setup,
-        batch=at.batch,
-        kv_len=kv_len,
-        draft_kv_len=at.budget if is_uncut else read,
-        gamma=at.gamma,
-        tp_size=at.tp,
-        full_acceptance=everything,
-    )
     if draft.is_by_sequence and acceptance is not None and acceptance.is_partly_drafted:
         by_number, probability = looked_up_terms(
             setup,
@@ -304,6 +323,17 @@ def predict(
             tp_size=at.tp,
         )
         terms = by_number.averaged(probability, at.gamma)
+    else:
+        is_uncut = at.is_grid and setup.speculation.draft_method in SPARSE_METHODS
+        terms = step_terms(
+            setup,
+            batch=at.batch,
+            kv_len=kv_len,
+            draft_kv_len=at.budget if is_uncut else read,
+            gamma=at.gamma,
+            tp_size=at.tp,
+            full_acceptance=everything,
+        )
     if at.max_len is None:
         held = at.context + at.gen_len
     else:

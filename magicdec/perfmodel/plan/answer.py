@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import msgspec
 import numpy as np
@@ -22,9 +23,10 @@ from magicdec.perfmodel.plan.choice import (
     pareto,
     same_configuration,
 )
-from magicdec.perfmodel.plan.gamma import gamma_table
+from magicdec.perfmodel.plan.gamma import gamma_table, option_of
 from magicdec.perfmodel.plan.one_gamma import one_gamma
 from magicdec.perfmodel.plan.outlook import outlook
+from magicdec.perfmodel.plan.reach import reaches_of
 from magicdec.perfmodel.plan.request import Case, DraftOption
 from magicdec.perfmodel.plan.rows import candidates
 from magicdec.perfmodel.plan.search import (
@@ -72,26 +74,27 @@ def best_of_layouts(ways: list[Case], lacking: list[NeedsAcceptance]) -> Answer 
     limits. Raises CapacityError where nothing fits.
     """
     baseline = _best_autoregressive_of(ways)
-    answers: list[Answer] = []
+    ranked: list[_Ranked] = []
     refused: list[CapacityError] = []
     for case in ways:
         try:
-            answer = answer_of(case, baseline, lacking)
+            of_way = _ranked(case, baseline)
         except CapacityError as error:
             refused.append(error)
             continue
-        if answer is not None:
-            answers.append(answer)
-    if not answers and refused:
+        if of_way is not None:
+            ranked.append(of_way)
+    if not ranked and refused:
         raise refused[0]
-    if not answers:
+    if not ranked:
         return None
-    ranked = sorted(answers, key=_objective_of_best, reverse=True)
+    ranked.sort(key=_objective_of_best, reverse=True)
+    answer = _answer(ranked[0], baseline, lacking)
     if len(ways) == 1:
-        return ranked[0]
-    layouts = [answer.document.best for answer in ranked]
-    document = msgspec.structs.replace(ranked[0].document, layouts=layouts)
-    return dataclasses.replace(ranked[0], document=document)
+        return answer
+    layouts = [of_way.best for of_way in ranked]
+    document = msgspec.structs.replace(answer.document, layouts=layouts)
+    return dataclasses.replace(answer, document=document)
 
 
 def _best_autoregressive_of(ways: list[Case]) -> Candidate | None:
@@ -112,8 +115,29 @@ def _is_narrowed(case: Case, rankings: Sequence[Ranking]) -> bool:
     return any(ranking.best.batch_size not in asked for ranking in rankings)
 
 
-def _objective_of_best(answer: Answer) -> tuple[bool, bool, float]:
-    return objective(answer.document.best)
+def _objective_of_best(ranked: _Ranked) -> tuple[bool, bool, float]:
+    return objective(ranked.best)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ranked:
+    """One case spread in one way, with its best configuration."""
+
+    case: Case
+    found: list[Found]
+    alone: list[Candidate]
+    drafted: list[Candidate]
+    rankings: list[Ranking]
+    """Of each load, the best first."""
+    row: Candidate
+    """The best configuration, as it was found."""
+    origin: Found
+    """Where it was found."""
+
+    @cached_property
+    def best(self) -> Candidate:
+        """The best configuration."""
+        return _with_static_batch(self.case, self.origin, self.row)
 
 
 def answer_of(
@@ -128,6 +152,18 @@ def answer_of(
     `baseline` is autoregressive decoding at its best. `settled` is the configuration to run if a
     simulation chose it. Raises CapacityError if nothing fits.
     """
+    ranked = _ranked(case, baseline, settled=settled)
+    if ranked is None:
+        return None
+    return _answer(ranked, baseline, lacking)
+
+
+def _ranked(
+    case: Case, baseline: Candidate | None, *, settled: Candidate | None = None
+) -> _Ranked | None:
+    """Everything that competes, and the best of it. None: nothing keeps the latency limits.
+
+    Raises CapacityError if nothing fits."""
     found = search(case, baseline)
     alone = _rows_of(found, is_drafted=False)
     drafted = _rows_of(found, is_drafted=True)
@@ -138,23 +174,41 @@ def answer_of(
     if _is_narrowed(case, rankings):
         rankings = [ranking]
         alone = [row for row in alone if row.batch_size == ranking.best.batch_size]
+    best = ranking.best
     if settled is not None:
-        row = next(
+        best = next(
             row for row in [*alone, *drafted] if same_configuration(row, settled)
         )
-        ranking = dataclasses.replace(ranking, best=row)
-    origin = _origin_of(found, ranking.best)
-    prediction = origin.of(ranking.best)
-    best = _with_static_batch(case, origin, ranking.best)
     drafted = []
     for of_load in rankings:
         drafted.extend(of_load.drafted)
-    table, reach = gamma_table(case, best, _leading(case, best, drafted))
-    without_draft = _without_draft(case, prediction.points, alone, best, baseline)
+    return _Ranked(
+        case=case,
+        found=found,
+        alone=alone,
+        drafted=drafted,
+        rankings=rankings,
+        row=best,
+        origin=_origin_of(found, best),
+    )
+
+
+def _answer(
+    ranked: _Ranked, baseline: Candidate | None, lacking: list[NeedsAcceptance]
+) -> Answer:
+    """The best configuration with the tables around it."""
+    case = ranked.case
+    best = ranked.best
+    prediction = ranked.origin.of(ranked.row)
+    leading = _leading(case, best, ranked.drafted)
+    table = gamma_table(case, best, leading)
+    without_draft = _without_draft(
+        case, prediction.points, ranked.alone, best, baseline
+    )
     choice = _choice(
         case,
-        dataclasses.replace(ranking, best=best),
-        found,
+        dataclasses.replace(ranked.rankings[0], best=best),
+        ranked.found,
         table=table,
         without_draft=without_draft,
         baseline=baseline,
@@ -164,21 +218,21 @@ def answer_of(
         hardware=case.hardware.name,
         context_len=best.context_len,
         choice=choice,
-        best_by_batch=_by_batch(case, rankings),
-        pareto=pareto([*alone, *filter(case.admits, drafted)]),
+        best_by_batch=_by_batch(case, ranked.rankings),
+        pareto=pareto([*ranked.alone, *filter(case.admits, ranked.drafted)]),
         gamma_table=table,
-        reach=reach,
-        breakdown=breakdown(_shown(found, choice, prediction)),
-        memory=_memory(case, origin.option, best, prediction),
+        reach=reaches_of(case, best, _reaching(case, choice, leading)),
+        breakdown=breakdown(_shown(ranked.found, choice, prediction)),
+        memory=_memory(case, ranked.origin.option, best, prediction),
         ceilings=ceilings(prediction.setup),
     )
     return Answer(
         case=case,
         document=document,
-        alone=alone,
-        drafted=drafted,
-        option=origin.option,
-        found=found,
+        alone=ranked.alone,
+        drafted=ranked.drafted,
+        option=ranked.origin.option,
+        found=ranked.found,
         point=prediction.points,
         lacking=lacking,
     )
@@ -215,6 +269,24 @@ def _leading(case: Case, best: Candidate, drafted: list[Candidate]) -> Candidate
     if drafted and case.admits(drafted[0]):
         return drafted[0]
     return None
+
+
+def _reaching(
+    case: Case, choice: Choice, leading: Candidate | None
+) -> list[DraftOption]:
+    """The drafts whose reaches are asked for, that of the gamma table before the others."""
+    asked = case.request.reaches
+    shown = choice.left_out or choice.row
+    options = []
+    for option in case.options:
+        is_shown = (option.draft, option.method) == (shown.draft, shown.draft_method)
+        if asked == "none" or (asked == "chosen" and not is_shown):
+            continue
+        if case.gammas_of(option) != (0,):
+            options.append(option)
+    first = option_of(case, leading)
+    options.sort(key=lambda option: option is not first)
+    return options
 
 
 def _shown(found: list[Found], choice: Choice, prediction: Prediction) -> Prediction:

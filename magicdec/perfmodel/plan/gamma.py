@@ -1,13 +1,11 @@
-"""The best gamma of a draft by batch and context, with its speedup and verdict, and the contexts at
-which drafts pay.
+"""The best gamma of a draft by batch and context, with its speedup and verdict.
 
 A table describes the draft and budget of the best configuration, or of the leading draft if the
 best is autoregressive. An engine with this draft set up can follow it. Such an engine pays for the
 draft even when it drafts nothing, so the table has two more rows: `idle_speedup`, and the best
 gamma compared with drafting nothing on that engine. With a generated length, whole requests decide
 whether a draft pays, as in the ranking. The speedups shown are those of decoding, which is what is
-measured. A draft's reach is the widest range of contexts in which its best gamma and budget beat
-decoding without it."""
+measured."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ from magicdec.perfmodel.serving import WholeRequests, whole_requests
 from magicdec.perfmodel.setup import Points
 from magicdec.perfmodel.speedup import BoolArray, Prediction, predict
 from magicdec.perfmodel.step import idle_step_s
-from magicdec.plan_document import GammaTable, Reach, Span
+from magicdec.plan_document import GammaTable, Span
 from magicdec.plan_rows import Candidate, verdict_of
 
 NUM_BREAK_EVEN_CONTEXTS = 65
@@ -165,25 +163,21 @@ def gamma_table(
     case: Case,
     best: Candidate,
     leading: Candidate | None,
-) -> tuple[GammaTable, list[Reach]]:
+) -> GammaTable:
     """The table of `leading`'s draft at the best candidate's tp, over usual batches and contexts
-    and the candidate's own, and the reach of each draft at the candidate's batch.
+    and the candidate's own.
 
     It covers what fits in memory. A cell where not even autoregressive decoding fits says what
     would be best if it did. Without a `leading` row nothing is drafted anywhere."""
     axes = Axes.of(case, best)
     alone = predict(
-        case.setup(None), None, _grid(case, best, axes.batches, axes.all_contexts)
+        case.setup(None), None, grid_of(case, best, axes.batches, axes.all_contexts)
     )
     room = alone.full(alone.memory.fits).reshape(axes.shape)
-    option = _option_of(case, leading)
-    row_of_best = room[axes.batches.index(best.batch_size), axes.between]
-    reaches: list[Reach] = []
-    if case.request.finds_reaches:
-        reaches = _reaches(case, best, option, axes.fine[row_of_best][::2])
+    option = option_of(case, leading)
     if option is None or leading is None:
-        return _table(axes, best, leading, _cells_without_draft(axes, room)), reaches
-    points = _grid(case, best, axes.batches, axes.all_contexts, option, leading)
+        return _table(axes, best, leading, _cells_without_draft(axes, room))
+    points = grid_of(case, best, axes.batches, axes.all_contexts, option, leading)
     drafted = best_gammas(case, option, points, room)
     table = _table(axes, best, leading, _cells_of(axes, drafted, room))
     decoding, low, high = drafted.decoding[..., axes.shown]
@@ -193,12 +187,12 @@ def gamma_table(
         speedup_high=high.tolist(),
     )
     if not best.is_speculative:
-        return table, reaches
+        return table
     idle = alone.full(_idle_speedup(case, option, leading, alone))
     idle = idle.reshape(axes.shape)[:, axes.shown]
     chosen = drafted.rows.points.gamma.reshape(axes.shape)[:, axes.shown]
     followed = np.where(decoding > idle, chosen, 0)
-    table = msgspec.structs.replace(
+    return msgspec.structs.replace(
         table,
         idle_speedup=idle.tolist(),
         gamma_set_up=followed.tolist(),
@@ -206,7 +200,6 @@ def gamma_table(
         one_gamma=best.gamma,
         speedup_of_one_gamma=_with_one_gamma(case, best, axes, option).tolist(),
     )
-    return table, reaches
 
 
 def _with_one_gamma(
@@ -249,7 +242,7 @@ def _table(
     )
 
 
-def _option_of(case: Case, leading: Candidate | None) -> DraftOption | None:
+def option_of(case: Case, leading: Candidate | None) -> DraftOption | None:
     """The draft that a row drafts with. None: it drafts nothing."""
     if leading is None or leading.gamma == 0:
         return None
@@ -313,26 +306,7 @@ def _break_even_contexts(axes: Axes, cells: Cells) -> list[float | None]:
     return contexts
 
 
-def _reaches(
-    case: Case,
-    best: Candidate,
-    first: DraftOption | None,
-    contexts: Array,
-) -> list[Reach]:
-    """The reaches of all drafts that draft, that of `first` before the others."""
-    if not len(contexts):
-        return []
-    drafting = [option for option in case.options if case.gammas_of(option) != (0,)]
-    drafting.sort(key=lambda option: option is not first)
-    reaches = []
-    for option in drafting:
-        reach = _reach(case, option, best, contexts)
-        if reach is not None:
-            reaches.append(reach)
-    return reaches
-
-
-def _grid(
+def grid_of(
     case: Case,
     best: Candidate,
     batches: Any,
@@ -378,76 +352,15 @@ def _idle_speedup(
     )
 
 
-def _reach(
-    case: Case, option: DraftOption, best: Candidate, contexts: Array
-) -> Reach | None:
-    """The contexts at which a draft pays at the best candidate's batch and tp, up to the longest at
-    which it can run. None: it cannot run."""
-    points = _grid(case, best, (best.batch_size,), contexts, option)
-    drafted = best_gammas(
-        case, option, points, np.ones((1, len(contexts)), dtype=np.bool_)
-    )
-    if not drafted.is_usable.any():
-        return None
-    longest = int(np.flatnonzero(drafted.is_usable[0])[-1])
-    upto = slice(longest + 1)
-    contexts = contexts[upto]
-    pays, surely, possibly = _spans(
-        contexts,
-        drafted.speedup[0, upto],
-        drafted.low[0, upto],
-        drafted.high[0, upto],
-    )
-    return Reach(
-        draft=option.draft,
-        draft_method=option.method,
-        batch_size=best.batch_size,
-        pays=pays,
-        surely=surely,
-        possibly=possibly,
-        contexts=(round(float(contexts[0])), round(float(contexts[-1]))),
-    )
-
-
 def _break_even(contexts: Array, speedups: Array) -> int | None:
     """The context from which on the speedup is at least 1 up to the longest. None: it is not."""
-    runs = _runs(speedups)
+    runs = runs_of(speedups)
     if runs and runs[-1][1] == len(contexts) - 1:
-        return _span(contexts, speedups, runs[-1])[0]
+        return span_of(contexts, speedups, runs[-1])[0]
     return None
 
 
-def _spans(
-    contexts: Array,
-    speedups: Array,
-    low: Array,
-    high: Array,
-) -> tuple[Span | None, Span | None, Span | None]:
-    """The widest range of contexts that pays, the widest inside it that surely does, and the one
-    around it that possibly does."""
-
-    def widest(runs: list[Span]) -> Span | None:
-        return max(
-            runs, key=lambda run: contexts[run[1]] / contexts[run[0]], default=None
-        )
-
-    def span(values: Array, run: Span | None) -> Span | None:
-        if run is None:
-            return None
-        return _span(contexts, values, run)
-
-    pays = widest(_runs(speedups))
-    around = _runs(high)
-    inside: list[Span] = []
-    if pays is not None:
-        inside = [run for run in _runs(low) if pays[0] <= run[0] <= pays[1]]
-        around = [run for run in around if run[0] <= pays[0] <= run[1]]
-    surely = widest(inside)
-    possibly = widest(around)
-    return span(speedups, pays), span(low, surely), span(high, possibly)
-
-
-def _runs(speedups: Array) -> list[Span]:
+def runs_of(speedups: Array) -> list[Span]:
     """First and last index of each run of contexts with a speedup of at least 1."""
     pays = np.concatenate(([False], speedups >= 1.0, [False]))
     starts = np.flatnonzero(pays[1:] & ~pays[:-1])
@@ -455,7 +368,7 @@ def _runs(speedups: Array) -> list[Span]:
     return list(zip(starts.tolist(), ends.tolist(), strict=True))
 
 
-def _span(contexts: Array, speedups: Array, run: Span) -> Span:
+def span_of(contexts: Array, speedups: Array, run: Span) -> Span:
     """The contexts at which a run begins and ends, by interpolation in log(context)."""
 
     def edge(inside: int, outside: int) -> int:

@@ -102,7 +102,7 @@ class ServedLayout:
         """The table of gammas of its draft alone."""
         assert self.option is not None
         case = dataclasses.replace(self.case, options=(self.option,))
-        return gamma_table(case, self.row, self.row)[0]
+        return gamma_table(case, self.row, self.row)
 
     @cached_property
     def policy(self) -> TableGamma | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -59,8 +59,9 @@ class PlanRequest(Request, frozen=True, kw_only=True):
     acceptance: tuple[AcceptanceProfile, ...] = ()  # type: ignore[assignment]
     workload: WorkloadSpec | None = None
     """Lengths of requests; replaces `context_lens` and `gen_len`."""
-    finds_reaches: bool = True
-    """Whether the contexts at which each draft pays are looked for, a third of a plan's time."""
+    reaches: Literal["all", "chosen", "none"] = "all"
+    """The drafts whose contexts at which they pay are looked for, which takes time: all, or only
+    the chosen one, or the fastest if none is chosen."""
 
     def __post_init__(self) -> None:
         plan_request.check(self)

@@ -22,6 +22,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -258,13 +259,11 @@ class Drafts:
         """Requests differ by the profile's spread: each has one rate for all of its steps, of
         NUM_CLASSES.
         """
-        from scipy.special import ndtri
-
         contexts = nodes(lengths[0], lengths[1], NUM_ACCEPTANCE_CONTEXTS)
         read = draft_kv_tokens(setup, contexts, budget)
         seen = draft_of(setup).context_seen(contexts, budget)
         quantiles = (np.arange(NUM_CLASSES) + 0.5) / NUM_CLASSES
-        shift = profile.spread * ndtri(quantiles)
+        shift = profile.spread * np.array(list(map(NormalDist().inv_cdf, quantiles)))
         survivors = {}
         for gamma in set(gammas) - {0}:
             rates = profile.conditional_rates(
