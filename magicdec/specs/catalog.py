@@ -9,6 +9,7 @@ Hugging Face hub.
 from __future__ import annotations
 
 import json
+import math
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
@@ -115,6 +116,11 @@ class _Size(msgspec.Struct):
     hidden_size: int = 0
     num_hidden_layers: int = 0
 
+    @property
+    def least_parameters(self) -> int:
+        """A bound from below: each layer has more than one square matrix of the hidden size."""
+        return self.hidden_size**2 * self.num_hidden_layers
+
 
 @lru_cache(maxsize=1)
 def _sizes() -> dict[str, _Size]:
@@ -126,8 +132,11 @@ def _sizes() -> dict[str, _Size]:
     }
 
 
-def models_that_may_draft(target: ModelSpec) -> list[str]:
-    """The catalog's models with the target's vocabulary, the smallest first by width and depth.
+def models_that_may_draft(
+    target: ModelSpec, *, most_parameters: float = math.inf
+) -> list[str]:
+    """The catalog's models with the target's vocabulary, the smallest first by width and depth,
+    without those that surely have more than `most_parameters`.
 
     Two families may have vocabularies of one size; where the catalog has the target, its family
     decides.
@@ -142,12 +151,10 @@ def models_that_may_draft(target: ModelSpec) -> list[str]:
         name
         for name, size in sizes.items()
         if size.vocab_size == target.vocab_size
+        and size.least_parameters <= most_parameters
         and family in (None, named_models()[name].tokenizer_family(name))
     ]
-    return sorted(
-        able,
-        key=lambda name: sizes[name].hidden_size ** 2 * sizes[name].num_hidden_layers,
-    )
+    return sorted(able, key=lambda name: sizes[name].least_parameters)
 
 
 def load_model_spec(model: str) -> ModelSpec:

@@ -269,7 +269,7 @@ def _considered(
 def _small_drafts(target: ModelSpec, context: int) -> Iterator[str]:
     """Catalog models of the target's vocabulary that are small enough and read the context."""
     most = LARGEST_DRAFT_SHARE * target.num_parameters
-    for name in models_that_may_draft(target):
+    for name in models_that_may_draft(target, most_parameters=most):
         model = load_model_spec(name)
         if model.num_parameters <= most and model.longest_context >= context:
             yield name
