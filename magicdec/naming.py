@@ -49,7 +49,7 @@ METHODS: Mapping[str, Method] = {
     "snapkv": Method(text="SnapKV", sort="sparse", selects="after_prompt"),
     "topk": Method(text="top-k", sort="sparse", selects="each_block"),
     "ngram": Method(text="n-gram", sort="lookup", has_checkpoint=False),
-    "suffix": Method(text="suffix", sort="lookup", has_checkpoint=False),
+    "suffix": Method(text="suffix decoding", sort="lookup", has_checkpoint=False),
     "eagle": Method(text="EAGLE", sort="head"),
     "eagle3": Method(text="EAGLE-3", sort="head"),
     "mtp": Method(text="multi-token prediction", sort="head", has_checkpoint=False),
@@ -86,11 +86,13 @@ def method_name(method: str) -> str:
 
 
 def draft_name(draft: str, method: str, budget: int | None = None) -> str:
-    """A draft in text: "StreamingLLM 512", "tinyllama-1.1b, full KV", or "none"."""
+    """A draft in text: "StreamingLLM 512", "draft model tinyllama-1.1b", or "none"."""
     if "none" in (method, draft):
         return "none"
     if draft in ("self", method):
         name = method_name(method)
+    elif method == "full":
+        name = f"draft model {draft}"
     else:
         name = f"{draft}, {method_name(method)}"
     if budget:

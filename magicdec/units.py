@@ -90,3 +90,10 @@ def parse_count(text: str) -> int:
     if scale is None:
         return int(text)
     return int(text[:-1]) * scale
+
+
+def format_count(number: int, noun: str) -> str:
+    """A number with its noun: "1 user", "8 users"."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number} {noun}s"

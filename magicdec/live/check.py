@@ -22,7 +22,6 @@ from magicdec.perfmodel.plan.search import most_that_fit
 from magicdec.plan_document import Plan
 from magicdec.plan_rows import Candidate
 from magicdec.reports.sentences import acceptance_of
-from magicdec.reports.sentences import counted as counted_text
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.device import DTYPE_BYTES
 from magicdec.specs.engine import load_engine
@@ -31,6 +30,7 @@ from magicdec.specs.model import ModelSpec
 from magicdec.specs.precision import format_name
 from magicdec.specs.serve_command import ServeCommand, Speculation
 from magicdec.tasks import usual_lengths
+from magicdec.units import format_count
 
 USUAL_HARDWARE = "h100-sxm-80gb"
 USUAL_BATCH = 32
@@ -533,7 +533,7 @@ def _another_draft(
 
 
 def _tokens(gamma: int) -> str:
-    return counted_text(gamma, "token")
+    return format_count(gamma, "token")
 
 
 def _deviation(row: Candidate) -> float:

@@ -20,7 +20,14 @@ from magicdec.plan_document import (
 from magicdec.plan_request import DEFAULT_CONTEXT, Request
 from magicdec.plan_rows import Candidate, Drafting
 from magicdec.tasks import NO_TASK, usual_lengths
-from magicdec.units import MILLI, PERCENT, format_number, format_seconds, format_tokens
+from magicdec.units import (
+    MILLI,
+    PERCENT,
+    format_count,
+    format_number,
+    format_seconds,
+    format_tokens,
+)
 
 LOW_RATE = 0.6
 """Published drafts accept at least this share of first tokens on the text they were trained for."""
@@ -37,6 +44,8 @@ FEW_NAMED = 4
 """Loads without a draft that are still named one by one."""
 USUAL_FORMAT = "bf16"
 """Format of weights that goes without saying."""
+GIVEN = "given"
+"""Source of an acceptance rate that was asked with."""
 SLOW_VERIFICATION = 1.5
 """Decode steps that a verification takes, from which it is said."""
 
@@ -69,7 +78,7 @@ def probability_of(row: Candidate) -> str:
 
 def users_of(row: Candidate) -> str:
     """Users that are served at once, of all replicas."""
-    return counted(row.batch_size * row.num_replicas, "user")
+    return format_count(row.batch_size * row.num_replicas, "user")
 
 
 def devices_of(row: Candidate) -> str:
@@ -80,13 +89,6 @@ def devices_of(row: Candidate) -> str:
     if row.num_replicas > 1:
         return f"{devices} ({row.num_replicas} replicas)"
     return devices
-
-
-def counted(number: int, noun: str) -> str:
-    """A number with its noun: "1 user", "8 users"."""
-    if number == 1:
-        return f"1 {noun}"
-    return f"{number} {noun}s"
 
 
 def first_line(case: CaseAnswer) -> str:
@@ -169,7 +171,9 @@ def acceptance_of(drafting: Drafting) -> str:
     more = ""
     if others:
         more = f" and {len(others)} more"
-    text = drafting.acceptance_text or "no one text (--task names yours)"
+    if source == GIVEN:
+        return "acceptance as given"
+    text = drafting.acceptance_text or "text in general (--task names yours)"
     return f"acceptance on {text}: {source}{more}"
 
 
@@ -183,7 +187,7 @@ def _where_it_fits(choice: Choice) -> str:
     row = choice.left_out_fits
     if row is None:
         return f"{name} {verb} with no number of users"
-    users = counted(row.batch_size, "user")
+    users = format_count(row.batch_size, "user")
     gain = f"gamma {row.gamma}, {gain_of(row)}"
     return f"{name} {verb} with up to {users}: {gain}"
 
@@ -549,8 +553,8 @@ def load_name(load: TrafficLoad) -> str:
 def traffic_line(traffic: Traffic) -> str:
     """The devices for a rate, and what speculation changes."""
     best = traffic.best
-    devices = counted(best.num_gpus, "device")
-    replicas = counted(best.num_replicas, "replica")
+    devices = format_count(best.num_gpus, "device")
+    replicas = format_count(best.num_replicas, "replica")
     rate = format_number(traffic.rate_per_s)
     spread = f"{devices} ({replicas}, {best.layout})"
     line = f"Serve {rate} requests/s on {spread} with {load_name(best)}"

@@ -26,6 +26,7 @@ from magicdec.reports.sentences import (
     arrivals_line,
     asked_line,
     asked_of_traffic,
+    devices_of,
     drafting_of,
     first_line,
     further_lines,
@@ -158,14 +159,18 @@ def _next(answer: Plan, *, every: bool) -> str:
 def _print_cases(console: Console, answer: Plan) -> None:
     """Several devices or contexts: which to buy, and one row of each."""
     lines = loads_lines(answer)
+    contexts = {case.context_len for case in answer.cases}
     if answer.offers:
-        lines.insert(0, to_buy(answer.offers, num_asked=len(answer.request.hardware)))
+        load = ""
+        if len(contexts) > 1:
+            load = f" at {format_tokens(answer.offers[0].context_len)}"
+        num_asked = len(answer.request.hardware)
+        lines.insert(0, to_buy(answer.offers, num_asked=num_asked, load=load))
     first, *others = lines
     console.print(f"[bold]{first}[/bold]")
     for line in others:
         console.print(line)
     place = f"{model_text(answer)}, {answer.engine}"
-    contexts = {case.context_len for case in answer.cases}
     if len(contexts) == 1:
         lengths = lengths_text(answer.request, answer.context_len)
         place += f": {lengths}"
@@ -186,9 +191,9 @@ def _by_offer(answer: Plan) -> list[Candidate]:
     return sorted(loads, key=lambda row: places.get(row.hardware, len(places)))
 
 
-def to_buy(offers: Sequence[Candidate], *, num_asked: int = 0) -> str:
+def to_buy(offers: Sequence[Candidate], *, num_asked: int = 0, load: str = "") -> str:
     """The best of several devices, and the next, in a sentence. `num_asked` counts those that
-    cannot serve the load, too.
+    cannot serve the load, too; `load` names the load among several.
     """
     best, following = offers[:2]
     cost = best.cost.per_million_tokens_usd
@@ -196,7 +201,7 @@ def to_buy(offers: Sequence[Candidate], *, num_asked: int = 0) -> str:
     if cost is None or other_cost is None:
         other_rate = f"{_offered(following)}: {following.rate_per_gpu:.0f}"
         return (
-            f"Most tokens per device: {_offered(best)}, {best.rate_per_gpu:.0f} per second "
+            f"Most tokens per device{load}: {_offered(best)}, {best.rate_per_gpu:.0f} per second "
             f"({other_rate}); prices (h100=2.5,b200=5) would say which to buy."
         )
     more = other_cost / cost - 1.0
@@ -204,7 +209,7 @@ def to_buy(offers: Sequence[Candidate], *, num_asked: int = 0) -> str:
     if num_asked > len(offers):
         compared = f"the {len(offers)} devices that can serve it"
     return (
-        f"Buy {_offered(best)}: ${cost:.2f} per million tokens, the least of {compared} "
+        f"Buy {_offered(best)}: ${cost:.2f} per million tokens{load}, the least of {compared} "
         f"({_offered(following)}: {more:.0%} more)."
     )
 
@@ -213,7 +218,7 @@ def _offered(row: Candidate) -> str:
     drafting = "without a draft"
     if row.is_speculative:
         drafting = f"with {drafting_of(row)}"
-    return f"{row.num_gpus} x {row.hardware} {drafting}"
+    return f"{devices_of(row)} {drafting}"
 
 
 def _print_case(

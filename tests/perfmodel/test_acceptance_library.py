@@ -68,7 +68,7 @@ def test_a_head_that_nobody_published_is_not_ranked_and_said_to_need_training() 
         )
     )
     assert re.match(
-        r"assumed from \d+ EAGLE-3 drafts",
+        r"assumed from \d+ published EAGLE-3 heads",
         asked.candidates[0].drafting.acceptance_source,
     )
 

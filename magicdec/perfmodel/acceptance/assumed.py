@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import NamedTuple
@@ -34,6 +35,7 @@ from magicdec.perfmodel.acceptance.published import (
     plain_model,
 )
 from magicdec.tasks import TASKS
+from magicdec.units import format_count
 
 POSITIONS = 16
 """Positions that the belief gives rates of; later ones are as the last."""
@@ -58,8 +60,9 @@ MOST_CLASSES = 3
 """Classes of text that the source of a belief names."""
 KIND_NAMES = {
     "eagle": "EAGLE", "eagle3": "EAGLE-3", "p-eagle": "P-EAGLE", "mtp": "MTP", "dflash": "DFlash",
-    "dspark": "DSpark", "ngram": "n-gram", "suffix": "suffix", "full": "draft-model",
-    "streamingllm": "StreamingLLM", "snapkv": "SnapKV", "topk": "top-k",
+    "dspark": "DSpark", "ngram": "n-gram look-ups", "suffix": "suffix decoding", "full": "draft models",
+    "streamingllm": "StreamingLLM drafts", "snapkv": "SnapKV drafts", "topk": "top-k drafts",
+    "self-quantised": "quantised copies",
 }  # fmt: skip
 
 
@@ -110,22 +113,31 @@ def checkpoint_in(text: str, model: str, kind: str) -> str:
     return max(named, key=len, default="")
 
 
-def num_drafts(kind: str) -> int:
-    """Published drafts of a kind, of all targets."""
-    return len({at.checkpoint for at in _published() if at.kind == kind})
+def _assumed_from(kind: str) -> str:
+    """What a belief about a draft that nobody measured on its target comes from."""
+    of_kind = [at for at in _published() if at.kind == kind]
+    name = KIND_NAMES.get(kind, kind)
+    if Situation(kind=kind).group in HEAD_GROUPS:
+        num_heads = len({at.checkpoint for at in of_kind})
+        return f"assumed from {format_count(num_heads, f'published {name} head')}"
+    num_models = len({at.model for at in of_kind})
+    return f"assumed from {name} measured on {format_count(num_models, 'model')}"
 
 
 @cache
 def _hub_ids() -> dict[str, tuple[str, int]]:
     """Hub ids of published drafts by their plain names, with the rows of each in the tables."""
-    ids: dict[str, tuple[str, int]] = {}
+    rows: Counter[str] = Counter()
     for path in (belief.RATES, belief.FURTHER_RATES):
         with path.open(encoding="utf-8", newline="") as file:
-            for row in csv.DictReader(file):
-                name = row["draft_name"]
-                if HUB_ID.fullmatch(name):
-                    _, rows = ids.get(plain(name), (name, 0))
-                    ids[plain(name)] = (name, rows + 1)
+            header, *lines = csv.reader(file)
+            column = header.index("draft_name")
+            rows.update(line[column] for line in lines)
+    ids: dict[str, tuple[str, int]] = {}
+    for name, num_rows in rows.items():
+        if HUB_ID.fullmatch(name):
+            first, known = ids.get(plain(name), (name, 0))
+            ids[plain(name)] = (first, known + num_rows)
     return ids
 
 
@@ -331,10 +343,9 @@ def _logistic(logit: Array | float) -> Array:
 
 def _origin(question: Question, named: Sequence[str]) -> str:
     """The source of a belief, in few words."""
-    name = KIND_NAMES.get(question.kind, question.kind)
     own = _published_of(question, named)
     if not own:
-        return f"assumed from {num_drafts(question.kind)} {name} drafts"
+        return _assumed_from(question.kind)
     drafts = {at.draft for at in own}
     if Situation(kind=question.kind).group in ("lookup", "self", "model"):
         which = "this model"
@@ -352,7 +363,7 @@ def _origin(question: Question, named: Sequence[str]) -> str:
 def _text_of(at: Situation) -> str:
     """A class of text in words."""
     if at.task_class == OTHER_CLASS:
-        return "other text"
+        return "text of other kinds"
     return at.task_class
 
 
