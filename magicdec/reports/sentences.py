@@ -206,7 +206,7 @@ def gamma_by_batch(choice: Choice) -> str:
     one = choice.one_gamma
     if one is None or not choice.is_speculative:
         return ""
-    users = counted(one.most, "user")
+    users = format_count(one.most, "user")
     gain = f"{one.by_batch - 1.0:.0%} more tokens/s on average over 1 to {users}"
     if not one.cost:
         return f"gamma by batch: {gain} than gamma {one.gamma} throughout"

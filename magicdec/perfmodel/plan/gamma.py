@@ -208,7 +208,7 @@ def _with_one_gamma(
     """Speedup of decoding with the best candidate's gamma, [batch, context]; 0: it cannot run."""
     request = msgspec.structs.replace(case.request, gamma=best.gamma)
     fixed = replace(case, request=request)
-    points = _grid(fixed, best, axes.batches, axes.contexts, option, best)
+    points = grid_of(fixed, best, axes.batches, axes.contexts, option, best)
     result = predict(case.setup(option), option.acceptance, points)
     runs = result.full(result.valid & result.memory.fits)
     speedup = np.where(runs, result.full(result.speedup), 0.0)
