@@ -114,7 +114,7 @@ def checkpoint_in(text: str, model: str, kind: str) -> str:
 
 
 def _assumed_from(kind: str) -> str:
-    """What a belief about a draft that nobody measured on its target comes from."""
+    """The source of a belief about a draft that nobody measured on its target."""
     of_kind = [at for at in _published() if at.kind == kind]
     name = KIND_NAMES.get(kind, kind)
     if Situation(kind=kind).group in HEAD_GROUPS:

@@ -128,7 +128,7 @@ class _Ranked:
     alone: list[Candidate]
     drafted: list[Candidate]
     rankings: list[Ranking]
-    """Of each load, the best first."""
+    """The rankings of each load, the best first."""
     row: Candidate
     """The best configuration, as it was found."""
     origin: Found
