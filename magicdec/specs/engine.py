@@ -514,11 +514,11 @@ class EngineProfile(
 
 
 def version_number(version: str) -> tuple[int, ...]:
-    """(0, 12) of "0.12.0rc1": what orders versions."""
-    numbers = re.match(r"\D*(\d+)(?:\.(\d+))?", version)
+    """(0, 12, 0) of "0.12.0rc1": what orders versions."""
+    numbers = re.match(r"\D*(\d+(?:\.\d+)*)", version)
     if numbers is None:
         return ()
-    return tuple(int(part) for part in numbers.groups() if part)
+    return tuple(int(part) for part in numbers[1].split("."))
 
 
 def engine_names() -> list[str]:

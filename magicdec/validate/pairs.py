@@ -801,6 +801,8 @@ def _swept_loads(
         if pair.is_rate and np.isfinite(predicted):
             load = repr((*pair.load, pair.users))
             rows.append((load, pair.gamma, float(predicted), pair.speedup))
+    if not rows:
+        return pd.DataFrame(), pd.DataFrame()
     table = pd.DataFrame(rows, columns=["load", "gamma", "predicted", "measured"])
     table = table.drop_duplicates(["load", "gamma"], keep="last")
     cells = table.pivot(index="load", columns="gamma")

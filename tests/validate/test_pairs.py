@@ -216,6 +216,15 @@ def test_the_command_prints_groups_and_what_was_skipped(tmp_path):
     assert "h1000" in result.stderr
 
 
+def test_a_table_of_times_alone_has_no_gamma_to_choose(tmp_path: Path) -> None:
+    line = LINE.replace("tok_s,800,1200", "tpot_mean_ms,8,6")
+    path = write(tmp_path / "x.csv", line, line.replace(",3,2.5,", ",5,2.9,"))
+    document = validate_pairs([path])
+    assert document["choice"]["cells"] == 0
+    assert document["groups"][0]["rows"] == 2
+    assert CliRunner().invoke(app, ["pairs", str(path)]).exit_code == 0
+
+
 LOOKUP_HEADER = (
     "source,model,hardware,engine,engine_version,tp,concurrency,prompt_len,output_len,draft,gamma,"
     "tokens_per_step,drafted_share,tokens_per_drafted_step,unit,baseline,speculative\n"
