@@ -2,8 +2,8 @@
 
     python scripts/fit_hardware_profiles.py DIRECTORY [FILE…]
 
-The directory holds FILES, below (or only the named ones are fitted). Each curve is fitted twice: on three quarters of
-the shapes, for the error on the others, which the profile states; then on all rows.
+The directory holds FILES, below (or only the named ones are fitted), of any devices. Each curve is fitted twice: on
+three quarters of the shapes, for the error on the others, which the profile states; then on all rows.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from magicdec.perfmodel.kernels.links import AllReduceCurve
 from magicdec.perfmodel.kernels.profile import (
     CURVES,
     HARDWARE_DIRECTORY,
+    KERNELS,
     Group,
     HardwareProfile,
     curve_of,
@@ -34,16 +35,17 @@ from magicdec.perfmodel.kernels.profile import (
     refit,
     row_seconds,
     save_hardware,
+    select,
 )
 from magicdec.units import KIB, MIB
-from magicdec.validate.kernels import extrapolation_error, refit_error
+from magicdec.validate.kernels import extrapolation_error, refit_errors
 
 FILES = (
-    "gemm_bf16.csv.gz", "gemm_quantized.csv.gz", "decode_attention_bf16.csv.gz", "decode_attention_fp8.csv.gz",
-    "mla_decode.csv.gz", "prefill_attention_bf16.csv.gz", "moe.csv.gz", "allreduce_bf16.csv.gz",
-    "allreduce_engines.csv.gz", "linear_attention.csv.gz", "linear_prefill.csv.gz", "indexer.csv.gz", "top_k.csv.gz",
+    "gemm.csv.gz", "decode_attention.csv.gz", "mla_decode.csv.gz", "prefill_attention.csv.gz", "moe.csv.gz",
+    "allreduce.csv.gz", "linear_attention.csv.gz", "linear_prefill.csv.gz", "indexer.csv.gz", "top_k.csv.gz",
     "sparse_attention.csv.gz", "window_attention.csv.gz",
 )  # fmt: skip
+"""What scripts/extract_kernel_tables.py writes; `window` after `decode_attention`, whose curve it completes."""
 SOURCE = "aiconfigurator-core 0.12.0 measured-kernel tables, {lane} lane, {dtype}"
 ENGINE_LANES = {
     "sglang": ("SGLang 0.5.14", "SGLang 0.5.10", "SGLang's custom all-reduce"),
@@ -53,12 +55,19 @@ ENGINE_LANES = {
         "TensorRT-LLM's all-reduce",
     ),
 }
-SERVERS_ALL_REDUCE = {"b200-sxm-192gb": "sglang"}
-"""Devices whose table for vLLM has a hump (26 us at 256 KiB on eight B200s, 17 us at 1 MiB) that measured servers do
-not show: there vLLM's servers get this engine's curve, the lowest of the three tables within 10 %."""
+SERVERS_ALL_REDUCE = dict.fromkeys(
+    ("b200-sxm-192gb", "b300-sxm-288gb", "gb200-nvl72", "gb300-nvl72"), "sglang"
+)
+"""Devices whose table for vLLM has a hump (26 us at 256 KiB on eight B200s, 17 us at 1 MiB; B300 alike) that measured
+servers on B200 do not show: there vLLM's servers get this engine's curve, lowest of the three tables within 10 %."""
+MOST_RANKS = {"gb300-nvl72": 4, "gb200-nvl72": 4}
+"""Ranks of a tray: between trays SGLang's and vLLM's all-reduces are others (30 us at 16 KiB on eight GB300s in SGLang
+0.5.14 where four take 4 us), which no curve here holds."""
 OLDER_LANE = {"sglang": (), "trtllm": ("a100-sxm-80gb",)}
 VERSIONS = {"a100-sxm-80gb": "0.14.0"}
-ALL_REDUCE_VERSIONS = {"a100-sxm-80gb": "0.14.0", "l40s-48gb": "0.14.0"}
+ALL_REDUCE_VERSIONS = {
+    "a100-sxm-80gb": "0.14.0", "l40s-48gb": "0.14.0", "rtx-pro-6000-96gb": "0.24.0",
+}  # fmt: skip
 LATENT_VERSIONS = {"a100-sxm-80gb": "1.0.0", "l40s-48gb": "1.0.0"}
 ATTENTION = {
     "a100-sxm-80gb": (
@@ -66,6 +75,10 @@ ATTENTION = {
         "grouped",
     ),
     "l40s-48gb": (
+        "FlashAttention 2 (vLLM 0.24.0): splits the context with grouped heads only",
+        "grouped",
+    ),
+    "rtx-pro-6000-96gb": (
         "FlashAttention 2 (vLLM 0.24.0): splits the context with grouped heads only",
         "grouped",
     ),
@@ -77,14 +90,18 @@ HOPPER = AllReduceCurve(
     in_switch_bytes=64.0 * MIB,
     two_shot_overhead_s=4.4e-6, two_shot_efficiency=0.62,
 )  # fmt: skip
+BLACKWELL = AllReduceCurve(
+    library=VLLM_SWITCH, direct_bytes=2.0 * MIB, direct_bytes_wide=1.0 * MIB, in_switch_ranks=6,
+    in_switch_bytes=128.0 * MIB, two_shot_rank_overhead_s=1.5e-6,
+)  # fmt: skip
 ALL_REDUCE = {
     "a100-sxm-80gb": AllReduceCurve(library=VLLM),
     "h100-sxm-80gb": HOPPER,
     "h200-sxm-141gb": HOPPER,
-    "b200-sxm-192gb": AllReduceCurve(
-        library=VLLM_SWITCH, direct_bytes=2.0 * MIB, direct_bytes_wide=1.0 * MIB, in_switch_ranks=6,
-        in_switch_bytes=128.0 * MIB, two_shot_rank_overhead_s=1.5e-6,
-    ),
+    "b200-sxm-192gb": BLACKWELL,
+    "b300-sxm-288gb": BLACKWELL,
+    "gb200-nvl72": BLACKWELL,
+    "gb300-nvl72": BLACKWELL,
     "l40s-48gb": AllReduceCurve(library=VLLM, direct_ranks=2, direct_bytes=2.0 * MIB, direct_bytes_wide=2.0 * MIB),
 }  # fmt: skip
 """Which algorithm vLLM takes for which size: its all_reduce_utils.py (L40S: where NCCL's step is in the table).
@@ -93,14 +110,17 @@ The tables here hold two and eight ranks. What only lies between, the two-shot k
 its growth with the ranks on Blackwell, is from the timings in https://github.com/vllm-project/vllm/pull/24111, less the
 1 us by which that benchmark exceeds the tables where both have a row.
 """
+BLACKWELL_LATENTS = LatentCurve(tile_rows=128.0, narrow_heads=32.0, combine_traffic=1.0)
 LATENT_TILES = {
+    "b300-sxm-288gb": BLACKWELL_LATENTS,
+    "gb200-nvl72": BLACKWELL_LATENTS,
+    "gb300-nvl72": BLACKWELL_LATENTS,
+    "rtx-pro-6000-96gb": LatentCurve(tile_rows=64.0),
     "a100-sxm-80gb": LatentCurve(tile_rows=64.0),
     "l40s-48gb": LatentCurve(tile_rows=64.0),
     "h100-sxm-80gb": LatentCurve(tile_rows=64.0, combine_traffic=1.0),
     "h200-sxm-141gb": LatentCurve(tile_rows=64.0, combine_traffic=1.0),
-    "b200-sxm-192gb": LatentCurve(
-        tile_rows=128.0, narrow_heads=32.0, combine_traffic=1.0
-    ),
+    "b200-sxm-192gb": BLACKWELL_LATENTS,
 }
 """Query rows of TensorRT-LLM's kernels for latents: instructions of 64 rows; on Blackwell a kernel of 16 rows up to 32
 heads and above it one of 64 rows, or 128 on two multiprocessors (its selectMlaGenerationKernel). On Ampere and Ada one
@@ -151,7 +171,8 @@ def fit_table(
 ) -> HardwareProfile:
     """The profile with one curve fitted, and its error on shapes left out."""
     test, variant = held_out(table, rows), key.variant
-    error = refit_error(table, profile, rows, ~test, test, variant)
+    held = refit_errors(table, profile, rows, ~test, test, variant)
+    error = None if held is None else held.mape
     extrapolated = extrapolation_error(table, profile, rows, variant)
     fitted = refit(
         table,
@@ -230,13 +251,41 @@ def start(profile: HardwareProfile, table: Table, key: Group) -> HardwareProfile
     return msgspec.structs.replace(profile, allreduce_engines=engines)
 
 
+def own_profile(name: str) -> HardwareProfile:
+    """A profile of the catalog without the curves that it borrows."""
+    profile = load_hardware(name)
+    if not profile.curves_from:
+        return profile
+    changes: dict[str, Any] = {}
+    for kind in KERNELS:
+        for key in filter(None, (kind.key, kind.variants_key)):
+            held = getattr(profile, key)
+            if isinstance(held, dict):
+                changes[key] = {
+                    variant: curve
+                    for variant, curve in held.items()
+                    if not curve.fit.borrowed_from
+                }
+            elif held is not None and held.fit.borrowed_from:
+                changes[key] = None
+    return msgspec.structs.replace(profile, **changes)
+
+
 def main(directory: Path, files: Sequence[str]) -> None:
     profiles: dict[str, HardwareProfile] = {}
     for file in files:
+        if not (directory / file).is_file():
+            continue
         table, by_group = read_table(directory / file)
-        for key, rows in by_group.items():
+        for key, every in by_group.items():
+            rows = every
+            if table.kind == "allreduce" and key.device in MOST_RANKS:
+                rows = select(every, every["tp_size"] <= MOST_RANKS[key.device])
+            if np.count_nonzero(table.counted(rows)) < table.least_rows:
+                print(f"{key.name(table.kind)}: too few rows that matter")
+                continue
             profile = start(
-                profiles.get(key.device) or load_hardware(key.device), table, key
+                profiles.get(key.device) or own_profile(key.device), table, key
             )
             fitted = fit_table(profile, table, key, rows)
             if key.variant and SERVERS_ALL_REDUCE.get(key.device) == key.variant:
@@ -246,8 +295,11 @@ def main(directory: Path, files: Sequence[str]) -> None:
                 profiles[key.device], HARDWARE_DIRECTORY / f"{key.device}.toml"
             )
     for kind, (device, donor) in LENT.items():
+        if device not in profiles:
+            continue
         profile = profiles.get(device) or load_hardware(device)
-        curve = lent(getattr(profiles.get(donor) or load_hardware(donor), kind), donor)
+        lender = profiles.get(donor) or load_hardware(donor)
+        curve = lent(getattr(lender, kind), lender, profile)
         save_hardware(
             msgspec.structs.replace(profile, **{kind: curve}),
             HARDWARE_DIRECTORY / f"{device}.toml",

@@ -1,7 +1,7 @@
 """How sure a prediction is: the errors of calibration, engine and acceptance, and the intervals
 from them.
 
-    σ² = Σ_g (σ_g · (share_AR,g − share_SD,g))² + σ_machine² + σ_engine²
+    σ² = Σ_g (σ_g · (share_AR,g − share_SD,g))² + σ_machine² + σ_engine² + σ_blocks²
 
 The errors are taken as independent. Those of times are log-normal: 90 % of a time lies in time ·
 exp(± Z_90 · σ). Tokens per step stay between 1 and gamma + 1: what is accepted of gamma drafts
@@ -131,12 +131,13 @@ def step_errors(setup: Setup, terms: StepTerms, tp_size: Any) -> tuple[Array, Ar
     run = terms.autoregressive
     variance = ratio_variance(setup, run, alone, step, tp_size)
     variance = variance + reported_error(terms) ** 2
-    variance = variance + _unrun_share(setup, terms) ** 2
+    blocks = terms.spread_s / terms.step_s
+    variance = variance + _unrun_share(setup, terms) ** 2 + blocks**2
     of_speedup = np.sqrt(variance + engine_error(setup) ** 2)
 
     attention = step["attention"]
     machine = hw.memory_spread * attention + hw.compute_spread * (1.0 - attention)
-    own: Array = machine**2
+    own: Array = machine**2 + blocks**2
     for group, error in group_errors(setup, run, tp_size).items():
         own = own + (error * step[group]) ** 2
     measured = engine.error_for(hw.name, setup.model.name)

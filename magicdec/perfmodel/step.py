@@ -67,6 +67,13 @@ class StepTerms:
             self.autoregressive.total_s,
         )
 
+    @property
+    def spread_s(self) -> Array:
+        """One standard deviation of a step's time over batches and lengths like the ones asked."""
+        drafted = self.gamma * self.draft.spread_s + self.verify.spread_s
+        alone = self.autoregressive.spread_s
+        return np.asarray(np.where(self.gamma > 0, drafted, alone))
+
     def step_seconds(self, by: Literal["group", "bound"]) -> dict[str, Array]:
         """The step's seconds by kind of term, or by what binds."""
 

@@ -143,6 +143,8 @@ class Device(
     name: str
     aliases: tuple[str, ...] = ()
     kind: Literal["gpu", "cpu"] = "gpu"
+    generation: str = ""
+    """Its vendor's name of the architecture; "": not known."""
     memory_bytes: float
     memory_bytes_per_s: float
     flops_per_s: dict[str, float]

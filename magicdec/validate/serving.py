@@ -32,6 +32,7 @@ appear in several dumps).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -45,7 +46,7 @@ from magicdec.errors import ConfigError
 from magicdec.fitting import Free
 from magicdec.perfmodel.forward import prefill
 from magicdec.perfmodel.intervals import step_errors
-from magicdec.perfmodel.kernels.profile import load_hardware
+from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
 from magicdec.perfmodel.serving import serving_time
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.step import StepTerms, step_terms
@@ -108,6 +109,7 @@ PRIORS = {
     "prefill_share": Free(prior=0.9, spread=1.0, scale="unit"),
 }
 Engines = Mapping[str, EngineProfile]
+Devices = Mapping[str, HardwareProfile]
 
 
 class ServingRow(msgspec.Struct, frozen=True, kw_only=True, rename=COLUMNS):
@@ -253,9 +255,13 @@ def alike(rows: Sequence[ServingRow]) -> list[list[int]]:
     return list(places(keys).values())
 
 
-def predict_rows(rows: Sequence[ServingRow], engines: Engines | None = None) -> Array:
-    """Seconds or speedup of each row, as `measured`; `engines` replaces profiles of the catalog by
-    name.
+def predict_rows(
+    rows: Sequence[ServingRow],
+    engines: Engines | None = None,
+    devices: Devices | None = None,
+) -> Array:
+    """Seconds or speedup of each row, as `measured`; `engines` and `devices` replace profiles of
+    the catalog by name.
 
     An engine's constants may be columns of n values: the result then is (n, rows).
     """
@@ -268,14 +274,16 @@ def predict_rows(rows: Sequence[ServingRow], engines: Engines | None = None) -> 
         else:
             engine = load_engine(name)
         _, _, version = group[0].engine_version.partition(" ")
-        predictions = _predict_alike(group, engine.of_version(version))
+        predictions = _predict_alike(group, engine.of_version(version), devices)
         values = np.moveaxis(predictions, -1, 0)
         by_row.update(zip(indices, values, strict=True))
     in_order = [by_row[index] for index in range(len(rows))]
     return np.stack(np.broadcast_arrays(*in_order), axis=-1)
 
 
-def row_setup(row: ServingRow, engine: EngineProfile) -> Setup:
+def row_setup(
+    row: ServingRow, engine: EngineProfile, devices: Devices | None = None
+) -> Setup:
     """The setup that a row was measured with. Server benchmarks sample greedily by default."""
     spec = SpeculationSpec()
     if row.draft != "none":
@@ -283,7 +291,7 @@ def row_setup(row: ServingRow, engine: EngineProfile) -> Setup:
         if row.draft in OWN_METHOD:
             method = row.draft
         spec = SpeculationSpec(draft=row.draft, draft_method=method, gamma=row.gamma)
-    return Setup.of(
+    setup = Setup.of(
         row.model,
         row.hardware,
         engine,
@@ -292,6 +300,9 @@ def row_setup(row: ServingRow, engine: EngineProfile) -> Setup:
         weight_dtype=row.weight_dtype,
         kv_dtype=row.kv_dtype,
     )
+    if devices and row.hardware in devices:
+        return replace(setup, hardware=devices[row.hardware])
+    return setup
 
 
 def tokens_per_step(row: ServingRow) -> float:
@@ -319,10 +330,10 @@ def tokens_per_step(row: ServingRow) -> float:
 
 
 def row_steps(
-    rows: Sequence[ServingRow], engine: EngineProfile
+    rows: Sequence[ServingRow], engine: EngineProfile, devices: Devices | None = None
 ) -> tuple[Setup, StepTerms, Array]:
     """The steps of rows that differ in numbers only, with their setup and tp sizes."""
-    setup = row_setup(rows[0], engine)
+    setup = row_setup(rows[0], engine, devices)
     tp, kv_len, batch, gamma = columns(
         rows, "tp_size", "context_len", "batch_size", "gamma"
     )
@@ -339,14 +350,16 @@ def row_steps(
     return setup, terms, tp
 
 
-def _predict_alike(rows: Sequence[ServingRow], engine: EngineProfile) -> Array:
+def _predict_alike(
+    rows: Sequence[ServingRow], engine: EngineProfile, devices: Devices | None = None
+) -> Array:
     """Rows that differ in numbers only."""
     metric = rows[0].metric
     batch, tp, prompt, output = columns(
         rows, "batch_size", "tp_size", "prompt_len", "output_len"
     )
     if metric.endswith("_ms") and np.all(output > 0):
-        setup = row_setup(rows[0], engine)
+        setup = row_setup(rows[0], engine, devices)
         time = serving_time(
             setup,
             concurrency=batch,
@@ -359,7 +372,7 @@ def _predict_alike(rows: Sequence[ServingRow], engine: EngineProfile) -> Array:
         if metric == "ttft_ms":
             return time.ttft_s
         return time.request_s
-    setup, terms, _ = row_steps(rows, engine)
+    setup, terms, _ = row_steps(rows, engine, devices)
     step_s: Array = terms.autoregressive.total_s
     if metric == "speedup":
         tokens = np.array([tokens_per_step(row) for row in rows])

@@ -62,6 +62,7 @@ GROUPED_MAX_SPLITS = 128.0
 BLOCKS_PER_MULTIPROCESSOR = (1.0, 2.0, 2.25, 2.5, 3.0)
 """Searched, not descended: time steps with it. Counts as a parameter."""
 MIN_ROW_TIMINGS = 4
+TINY_S = 1e-30
 WINDOW_TILES = (0.0, 32.0, 64.0, 128.0, 192.0)
 """Searched: what windows add to the curve of ordinary attention."""
 WINDOWED_SHARE = 0.25
@@ -308,6 +309,7 @@ class AttentionCurve(KernelCurve, frozen=True, kw_only=True):
         )
 
         blocks = batch * num_kv_heads * tiles.count
+        spread_s: Array = np.zeros(())
         can_split = (group > 1.0) | (self.splits == "always" or kernel == "split")
         if kernel == "measured" and self.splits == "grouped":
             by_head = query_len > 1.0
@@ -323,7 +325,8 @@ class AttentionCurve(KernelCurve, frozen=True, kw_only=True):
             )
             filling = blocks / hw.num_multiprocessors
             if work.has_mixed_lengths:
-                num_waves = mean_waves(filling)
+                num_waves, deviation = mean_waves(filling)
+                spread_s = np.where(by_head, block_s * deviation, 0.0)
             else:
                 num_waves = waves(filling, 1.0)
             compute_s = np.where(by_head, block_s * num_waves, compute_s)
@@ -341,6 +344,8 @@ class AttentionCurve(KernelCurve, frozen=True, kw_only=True):
         busy_s = np.where(
             kv_bytes > 0, soft_max(busy_s, compute_s, self.ridge_power), 0.0
         )
+        by_compute = compute_s / np.maximum(busy_s, compute_s + TINY_S)
+        spread_s = spread_s * by_compute ** (self.ridge_power - 1.0)
         if self.row_factors:
             busy_s = busy_s * np.interp(
                 query_len * group,
@@ -348,7 +353,7 @@ class AttentionCurve(KernelCurve, frozen=True, kw_only=True):
                 self.row_factors,
             )
         overhead_s = self.overhead_s + np.where(kv_bytes > 0, splitting_s, 0.0)
-        return OpTime(overhead_s + busy_s, memory_s, compute_s, overhead_s)
+        return OpTime(overhead_s + busy_s, memory_s, compute_s, overhead_s, spread_s)
 
     def _splits(self, hw: Device, blocks: Array, kv_len: Array) -> Array:
         """Parts that each of so many blocks is split into, to fill the device."""

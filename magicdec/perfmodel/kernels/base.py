@@ -40,6 +40,11 @@ WorkingSet = Any
 LARGEST = 1e15
 CACHE_SHARPNESS = 8.0
 BORROWED_ERROR_FACTOR = 2.0
+BORROWED_ERROR = 0.1
+OTHER_GENERATION_ERROR = 0.25
+"""Least relative errors of curves of another device: of its generation, as H100 and H200, or B200
+and B300, are to each other (0.06 to 0.15 for most kernels), and of another, as L40S is to RTX PRO
+6000 (0.12 to 0.27). results/LOG.md has the table."""
 Rows = Mapping[str, Any]
 Parameters = Mapping[str, Free]
 Constants = TypeVar("Constants", bound=msgspec.Struct)
@@ -87,11 +92,17 @@ def waves(filling: Array, weight: float) -> Array:
     )
 
 
-def mean_waves(filling: Array) -> Array:
-    """Waves of blocks of unequal length: the mean number of whole waves over loads of half a wave
-    less to half a wave more. No single block more or less adds a wave then.
+WAVES_DEVIATION = 12.0**-0.5
+"""Standard deviation of what rounding up to whole waves adds, which is uniform between 0 and 1."""
+
+
+def mean_waves(filling: Array) -> tuple[Array, Array]:
+    """Waves of blocks of unequal length, and their standard deviation: the mean number of whole
+    waves over loads of half a wave less to half a wave more. No single block more or less adds a
+    wave then; where lengths are equal it does, which the deviation covers.
     """
-    return np.maximum(filling + 0.5, 1.0)
+    deviation = np.where(filling > 0.5, WAVES_DEVIATION, 0.0)
+    return np.maximum(filling + 0.5, 1.0), deviation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,11 +141,11 @@ class Table:
     """
 
 
-def borrowed_error(error: float) -> float:
+def borrowed_error(error: float, least: float = BORROWED_ERROR) -> float:
     """The error of a curve that was fitted to another device's or another format's kernel with this
     error.
     """
-    return min(10.0, max(0.1, BORROWED_ERROR_FACTOR * error))
+    return min(10.0, max(least, BORROWED_ERROR_FACTOR * error))
 
 
 def unmeasured(kernel: str, source: Source = "roofline") -> Basis:
@@ -189,6 +200,11 @@ class Curve(
     """
     has_formats: ClassVar[bool] = False
     """Whether variants are number formats."""
+    borrowed_errors: ClassVar[tuple[float, float]] = (
+        BORROWED_ERROR,
+        OTHER_GENERATION_ERROR,
+    )
+    """Least relative error on another device of the same generation, and of another."""
     tables: ClassVar[tuple[Table, ...]] = ()
     fit: Fit = Fit()
     library: str = "generic"

@@ -81,13 +81,14 @@ class OpTime(NamedTuple):
     soft).
 
     `memory_s` and `compute_s` are the two ceilings at the fitted efficiencies, `overhead_s` the
-    fixed cost.
+    fixed cost. `spread_s`: one standard deviation over batches and lengths like the ones asked.
     """
 
     time_s: Array
     memory_s: Array
     compute_s: Array
     overhead_s: Array
+    spread_s: Any = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +139,7 @@ class Where(NamedTuple):
     precision: Precision
 
 
-SECONDS = ("time_s", "memory_s", "compute_s", "overhead_s", "least_s")
+SECONDS = ("time_s", "memory_s", "compute_s", "overhead_s", "least_s", "spread_s")
 """The fields of an operation that are seconds."""
 
 
@@ -156,6 +157,9 @@ class Op:
     least_s: Array
     """Lower bound on the time: bytes and FLOPs at the device's peak rates. Operations without
     either keep their own time. """
+    spread_s: Any = 0.0
+    """One standard deviation of the time over batches and lengths like the ones asked: where its
+    blocks happen to end."""
     bases: tuple[Basis, ...] = ()
     """Sources of its kernels' times. Empty: an engine's constants."""
 
@@ -174,7 +178,11 @@ class Op:
 
     def by(self, factor: Any) -> Op:
         """The operation `factor` times slower, but no faster than its lower bound."""
-        return replace(self, time_s=np.maximum(self.time_s * factor, self.least_s))
+        return replace(
+            self,
+            time_s=np.maximum(self.time_s * factor, self.least_s),
+            spread_s=self.spread_s * factor,
+        )
 
 
 def operation(
@@ -216,6 +224,7 @@ def operation(
         compute_s=time.compute_s * scale,
         overhead_s=time.overhead_s * scale,
         least_s=least_s * count,
+        spread_s=time.spread_s * scale,
         bases=(basis,),
     )
 
@@ -278,6 +287,11 @@ class ForwardTime:
         for op in sorted(self.ops, key=lambda op: op.time_s.size):
             seconds = seconds + op.time_s
         return seconds
+
+    @property
+    def spread_s(self) -> Any:
+        """One standard deviation of the total: all layers' blocks end alike."""
+        return sum(op.spread_s for op in self.ops)
 
     @property
     def cost(self) -> Cost:

@@ -254,12 +254,17 @@ def _load_file(path: Path) -> HardwareProfile:
     return _borrow(profile, load_hardware(lender))
 
 
-def lent(curve: AnyCurve, donor: str) -> AnyCurve:
-    """A curve measured on another device, marked so and with a wider error."""
+def lent(curve: AnyCurve, donor: HardwareProfile, to: Device) -> AnyCurve:
+    """A curve measured on another device, marked so and with a wider error, that of another
+    generation's wider still."""
+    of_generation, of_other = curve.borrowed_errors
+    least = of_generation
+    if donor.generation != to.generation:
+        least = of_other
     fit = msgspec.structs.replace(
         curve.fit,
-        relative_error=borrowed_error(curve.fit.relative_error),
-        borrowed_from=donor,
+        relative_error=borrowed_error(curve.fit.relative_error, least),
+        borrowed_from=donor.name,
     )
     return msgspec.structs.replace(curve, fit=fit)
 
@@ -275,14 +280,14 @@ def _borrow(profile: HardwareProfile, donor: HardwareProfile) -> HardwareProfile
                 curves = {}
                 for name, curve in theirs.items():
                     if kind.may_borrow(profile, donor, name):
-                        curves[name] = lent(curve, donor.name)
+                        curves[name] = lent(curve, donor, profile)
                 changes[key] = {**curves, **mine}
             elif (
                 mine is None
                 and theirs is not None
                 and kind.may_borrow(profile, donor, "")
             ):
-                changes[key] = lent(theirs, donor.name)
+                changes[key] = lent(theirs, donor, profile)
     return msgspec.structs.replace(profile, **changes)
 
 

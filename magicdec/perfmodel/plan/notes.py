@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
 import msgspec
 import numpy as np
 
+from magicdec.counts import Z_90
 from magicdec.errors import either
 from magicdec.naming import draft_name
 from magicdec.perfmodel.acceptance import AcceptanceProfile
@@ -19,6 +21,7 @@ from magicdec.perfmodel.intervals import (
     one_token_pass,
     untimed,
 )
+from magicdec.perfmodel.kernels.gemm import GemmCurve
 from magicdec.perfmodel.plan.request import Case, DraftOption, lengths_of
 from magicdec.perfmodel.plan.rows import Users
 from magicdec.perfmodel.plan.search import formats_that_fit
@@ -152,11 +155,14 @@ def _on_spread(case: Case, answer: CaseAnswer) -> Iterator[str]:
 
 def _on_kernels(cases: list[Case]) -> Iterator[str]:
     """Devices whose times are estimates."""
-    unmeasured = [case.hardware.name for case in cases if not case.hardware.is_measured]
+    unmeasured = [case.hardware for case in cases if not case.hardware.is_measured]
     if unmeasured:
+        names = ", ".join(hardware.name for hardware in unmeasured)
+        error = max(GemmCurve.of(each).fit.relative_error for each in unmeasured)
+        factor = math.exp(Z_90 * error)
         yield (
-            f"no kernels were timed on {', '.join(unmeasured)}: times are estimates, with wider "
-            "intervals"
+            f"no kernels were timed on {names}: times are estimates, 90 % of them within a factor "
+            f"of {factor:.1f}"
         )
     for case in cases:
         link = case.hardware.link
