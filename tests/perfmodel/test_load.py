@@ -217,13 +217,13 @@ def test_work_beyond_its_bound_is_refused_in_one_line() -> None:
 
 
 def test_the_error_of_a_rate_is_that_of_a_steps_time() -> None:
-    """As intervals of steady plans: of kernels and engine, which for an MI300X is larger than the
+    """As intervals of steady plans: of kernels and engine, which for an MI355X is larger than the
     engine's alone.
     """
     model = load_model_spec("llama-3.1-70b")
     request = request_of(
         model="llama-3.1-70b",
-        hardware="mi300x-192gb",
+        hardware="mi355x-288gb",
         tp=8,
         context=4096,
         gen_len=200,
@@ -231,7 +231,7 @@ def test_the_error_of_a_rate_is_that_of_a_steps_time() -> None:
         draft="none",
     )
     (layout,) = served_layouts(Load.of(request, model), model)
-    setup = Setup.of("llama-3.1-70b", "mi300x-192gb", "vllm", sampling=SamplingSpec())
+    setup = Setup.of("llama-3.1-70b", "mi355x-288gb", "vllm", sampling=SamplingSpec())
     length = layout.row.context_len
     terms = step_terms(
         setup, batch=16, kv_len=length, draft_kv_len=length, gamma=0, tp_size=8
@@ -239,7 +239,7 @@ def test_the_error_of_a_rate_is_that_of_a_steps_time() -> None:
     _, of_time = step_errors(setup, terms, 8)
     found = capacity.step_error(layout, 16.0)
     assert found == pytest.approx(float(np.ravel(of_time)[0]), rel=0.01)
-    assert found > 1.5 * setup.engine.error_for("mi300x-192gb", "llama-3.1-70b")
+    assert found > 1.5 * setup.engine.error_for("mi355x-288gb", "llama-3.1-70b")
 
 
 @settings(max_examples=5, deadline=None)
