@@ -44,6 +44,7 @@ from magicdec.perfmodel.kernels.op import (
     merged,
 )
 from magicdec.perfmodel.kernels.recurrence import Recurrence, recurrence
+from magicdec.specs.engine import EngineProfile
 from magicdec.specs.layers import MixtureOfExperts
 from magicdec.specs.mixers import (
     Attention,
@@ -465,9 +466,16 @@ def forward_pass(model: ModelSpec, p: Pass) -> ForwardTime:
     every group has as much to do."""
     p = p.in_arrays()
     asked = _AskedPass(model, p)
-    if asked.num_numbers > MOST_KEPT_NUMBERS:
+    if asked.num_numbers > MOST_KEPT_NUMBERS or has_columns(p.at.engine):
         return _timed(asked)
     return _kept(asked)
+
+
+def has_columns(engine: EngineProfile) -> bool:
+    """Whether constants are columns of several values, as in the fits of engines, by which profiles
+    cannot be compared."""
+    values = (getattr(engine, name) for name in engine.__struct_fields__)
+    return any(isinstance(value, np.ndarray) for value in values)
 
 
 class _AskedPass:
