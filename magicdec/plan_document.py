@@ -497,6 +497,16 @@ class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
         return cls(mean=float(np.mean(seconds)), p50=p50, p95=p95, p99=p99)
 
 
+class Reason(msgspec.Struct, frozen=True, kw_only=True):
+    """The highest rate in a simulation that differs from the load in some ways: `of` is what the
+    next one, or the load itself, has beside them.
+    """
+
+    of: Literal["waves and prompts", "arrivals that bunch", "percentiles"]
+    rate_per_s: Number
+    """The rate without it."""
+
+
 class TrafficLoad(msgspec.Struct, frozen=True, kw_only=True):
     """Replicas under arrivals, simulated."""
 
@@ -534,6 +544,10 @@ class TrafficLoad(msgspec.Struct, frozen=True, kw_only=True):
     cost_per_million_tokens_usd: Number | None = None
     highest_rate_per_s: Number | None = None
     """Rate up to which these devices keep the limits."""
+    reasons: list[Reason] = []
+    """Where it differs from `analytic_rate_per_s`: from the steady answer, each simulation nearer
+    to the load. Empty: it differs little.
+    """
     ttft_p95_low_s: Number | None = None
     ttft_p95_high_s: Number | None = None
     """From repeats and the costs' own error; null: they may be too few."""

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import msgspec
@@ -60,9 +60,9 @@ class Cycle:
     """Share of the passes over a prompt that it fills, so no other's prefill falls in them: A / dT
     above.
     """
-    groups: int = 1
-    """Groups and stages that prefill beside each other: a prompt takes one of them so many times
-    `prompt_s`.
+    groups: Any = 1
+    """Groups and stages that prefill beside each other, on average: a prompt takes one of them so
+    many times `prompt_s`.
     """
     rounds: Any = 1.0
     """Requests in the system for each slot: all but one wait."""
@@ -161,6 +161,18 @@ def pass_seconds(
     The engine's factors are those of its decoding kernels, and do not hold here; `prefill_factor`
     does, and makes no operation faster than the device's memory, processor and links.
     """
+    own_s, shared_s = pass_parts(
+        setup, tokens=tokens, tp_size=tp_size, logit_rows=logit_rows
+    )
+    return own_s + shared_s
+
+
+def pass_parts(
+    setup: Setup, *, tokens: Any, tp_size: Any, logit_rows: Any = 1.0
+) -> tuple[Array, Array]:
+    """`pass_seconds` in two: what a group computes for its own tokens, and the experts that all
+    data-parallel groups share, which have those of all: `tokens` is a group's mean there.
+    """
     at = _for_prompts(setup)
     one = Pass(
         at=at,
@@ -172,7 +184,12 @@ def pass_seconds(
         spread=setup.spread,
     )
     time = forward_pass(setup.model, one).by(at.engine.prefill_factor)
-    return time.total_s - time.group_seconds()["attention"]
+    seconds = time.group_seconds()
+    total_s = time.total_s - seconds["attention"]
+    shared_s = np.zeros(())
+    if setup.spread.dp > 1 and setup.spread.whole_experts:
+        shared_s = np.asarray(seconds["experts"])
+    return total_s - shared_s, shared_s
 
 
 def prompt_time(setup: Setup, *, prompt_len: Any, tp_size: Any) -> ForwardTime:
@@ -222,10 +239,11 @@ def prefill_seconds(
     prompt_len: Any,
     tp_size: Any,
     query_len: Any = 1.0,
+    passes: Any = None,
 ) -> Array:
-    """The time that one prompt adds to `active` requests that decode with `query_len` tokens each;
-    of a replica of several groups and stages, to that of all, while every one of them has
-    prompts."""
+    """The time that one prompt adds to `active` requests that decode with `query_len` tokens each,
+    in so many passes: of a replica of several groups and stages, to that of all (`unevenness`).
+    """
     model = setup.model
     engine = setup.engine
     spread = setup.spread
@@ -241,25 +259,86 @@ def prefill_seconds(
         uncaptured_s = (
             uncaptured_s + send_op(setup, tokens=prompt, tp_size=tp_size).time_s
         )
+    per_pass = _prompts_per_pass(setup, active, chunks, passes)
+    uneven = unevenness(per_pass, spread.dp) / spread.pp
     if not engine.mixes_prefill:
         alone = prompt_time(setup, prompt_len=prompt, tp_size=tp_size)
         whole: Array = alone.total_s + uncaptured_s
-        return whole / spread.groups
+        return whole * uneven
 
-    def linear(tokens: Any) -> Array:
-        return pass_seconds(setup, tokens=tokens, tp_size=tp_size, logit_rows=active)
+    def parts(tokens: Any) -> tuple[Array, Array]:
+        return pass_parts(setup, tokens=tokens, tp_size=tp_size, logit_rows=active)
 
     decoding = active * query_len
-    added = chunks * (linear(decoding + prompt / chunks) - linear(decoding))
+    own_before, shared_before = parts(decoding)
+    own_after, _ = parts(decoding + prompt / chunks)
+    added = chunks * (own_after - own_before)
     added = np.maximum(added, 0.0) + _prompt_attention_s(setup, prompt, tp_size)
-    seconds: Array = added + uncaptured_s
-    return seconds / spread.groups
+    seconds: Array = (added + uncaptured_s) * uneven
+    if spread.dp == 1:
+        return seconds
+    together = np.minimum(np.maximum(per_pass, 1.0), spread.dp)
+    _, shared_after = parts(decoding + prompt / chunks * together / spread.dp)
+    shared_s = np.maximum(shared_after - shared_before, 0.0) * chunks / together
+    return seconds + shared_s / spread.pp
+
+
+def _prompts_per_pass(setup: Setup, active: Array, chunks: Array, passes: Any) -> Array:
+    """Chunks of prompts that share a pass of the data-parallel groups, on average, where each group
+    decodes `active` requests: one comes whenever one has gone through its `passes`. Infinite: so
+    many that each group always has some.
+    """
+    if passes is None:
+        return np.asarray(np.inf)
+    return np.asarray(
+        active * setup.spread.dp * chunks / np.maximum(np.asarray(passes), 1e-9)
+    )
+
+
+def unevenness(per_pass: Any, groups: int) -> Array:
+    """The fullest group's prompts in a pass over those of all groups, E[ceil(N / groups)] / E[N]
+    with N from a Poisson distribution: all groups wait for the fullest, to which prompts are
+    handed evenly. 1 / groups where each always has some, 1 where prompts come one at a time.
+    """
+    per_pass = np.asarray(per_pass, dtype=np.float64)
+    if groups == 1:
+        return np.ones(per_pass.shape)
+    means, ratios = _uneven(groups)
+    known = np.clip(per_pass, means[0], means[-1])
+    ends = np.where(per_pass > means[-1], 1.0 / groups, 1.0)
+    inside = (per_pass >= means[0]) & (per_pass <= means[-1])
+    return np.where(inside, np.interp(np.log(known), np.log(means), ratios), ends)
+
+
+@cache
+def _uneven(groups: int) -> tuple[Array, Array]:
+    """`unevenness` between one prompt in a thousand passes and a thousand of each group in one."""
+    means = np.geomspace(1e-3, 1e3 * groups, 200)
+    ratios = []
+    for mean in means:
+        counts = np.arange(1.0, np.ceil(mean + 10.0 * np.sqrt(mean) + 10.0))
+        log_chance = counts * np.log(mean) - mean - np.cumsum(np.log(counts))
+        ratios.append(
+            float((np.exp(log_chance) * np.ceil(counts / groups)).sum() / mean)
+        )
+    return means, np.array(ratios)
 
 
 def prompt_room(setup: Setup, active: Any) -> Array:
     """Prompt tokens that fit in a pass next to the decoding sequences of a group of ranks."""
     tokens = setup.engine.prefill_tokens
     return np.maximum(tokens - np.asarray(active, dtype=np.float64), tokens / 4.0)
+
+
+def beside(setup: Setup, *, active: Any, prompt_len: Any, passes: Any) -> Array:
+    """Groups and stages that prefill beside each other, on average."""
+    if setup.spread.groups == 1:
+        return np.ones(())
+    of_group = np.asarray(active, dtype=np.float64) / setup.spread.groups
+    prompt = np.asarray(prompt_len, dtype=np.float64)
+    chunks = np.maximum(np.ceil(prompt / prompt_room(setup, of_group)), 1.0)
+    per_pass = _prompts_per_pass(setup, of_group, chunks, passes)
+    return setup.spread.pp / unevenness(per_pass, setup.spread.dp)
 
 
 def filled(setup: Setup, *, active: Any, prompt_len: Any) -> Array:
@@ -308,10 +387,10 @@ def serving_time(
         gaps=output - 1.0,
         between_share=setup.engine.prefill_share,
         prompt_s=prefill_seconds(
-            setup, active=active, prompt_len=prompt, tp_size=tp_size
+            setup, active=active, prompt_len=prompt, tp_size=tp_size, passes=output
         ),
         filled=filled(setup, active=active, prompt_len=prompt),
-        groups=setup.spread.groups,
+        groups=beside(setup, active=active, prompt_len=prompt, passes=output),
         rounds=np.maximum(concurrency / active, 1.0),
     )
 
@@ -382,11 +461,17 @@ def whole_requests(
     tokens to generate on average."""
     points, setup = prediction.points, prediction.setup
 
-    def prompt_s(query_len: Any, hits: Cached) -> Array:
+    alone_s = prediction.autoregressive_step_s
+    step_s = prediction.step_s
+    passes_alone = np.maximum(output_len, 1.0)
+    passes = passes_alone * prediction.tpot_s / step_s
+
+    def prompt_s(query_len: Any, hits: Cached, passes: Any) -> Array:
         at: dict[str, Any] = {
             "active": points.batch,
             "tp_size": points.tp,
             "query_len": query_len,
+            "passes": passes,
         }
 
         def whole_s(prompt_len: Any) -> Array:
@@ -403,23 +488,29 @@ def whole_requests(
         "active": points.batch,
         "gaps": np.maximum(output_len - 1.0, 0.0),
         "between_share": setup.engine.prefill_share,
-        "groups": setup.spread.groups,
     }
 
-    def passes_filled(hits: Cached) -> Any:
-        computed = points.context - hits.of(points.context)
-        return filled(setup, active=points.batch, prompt_len=computed)
+    def computed(hits: Cached) -> Any:
+        return points.context - hits.of(points.context)
 
-    alone_s = prediction.autoregressive_step_s
-    step_s = prediction.step_s
+    def passes_filled(hits: Cached) -> Any:
+        return filled(setup, active=points.batch, prompt_len=computed(hits))
+
+    def groups(hits: Cached, passes: Any) -> Array:
+        return beside(
+            setup, active=points.batch, prompt_len=computed(hits), passes=passes
+        )
+
     drafts = points.gamma > 0
-    drafts_s = np.where(drafts, prediction.draft_prefill_s / setup.spread.groups, 0.0)
-    drafted_s = prompt_s(points.gamma + 1.0, prediction.hits) + drafts_s
+    beside_drafts = groups(prediction.hits, passes)
+    drafts_s = np.where(drafts, prediction.draft_prefill_s / beside_drafts, 0.0)
+    drafted_s = prompt_s(points.gamma + 1.0, prediction.hits, passes) + drafts_s
     alone = Cycle(
         token_s=alone_s,
         step_s=alone_s,
-        prompt_s=prompt_s(1.0, prediction.hits_alone),
+        prompt_s=prompt_s(1.0, prediction.hits_alone, passes_alone),
         filled=passes_filled(prediction.hits_alone),
+        groups=groups(prediction.hits_alone, passes_alone),
         **common,
     )
     drafted = Cycle(
@@ -427,6 +518,7 @@ def whole_requests(
         step_s=step_s,
         prompt_s=drafted_s,
         filled=passes_filled(prediction.hits),
+        groups=beside_drafts,
         **common,
     )
     return WholeRequests(

@@ -38,8 +38,14 @@ BOUND_WORTH_SAYING = 0.5
 MOST_SURE = 0.99
 QUITE_SURE = 0.9
 """Probability of a gain above which no other draft is suggested."""
-DISAGREEMENT = 0.25
-"""Share by which a steady figure exceeds the simulated one, from which that is said."""
+LEAST_NAMED = 0.02
+"""Change of a rate from which its reason is named."""
+REASONS = {
+    "waves and prompts": "whole steps, chunks of prompts and replicas of their own",
+    "arrivals that bunch": "arrivals that bunch",
+    "percentiles": "limits on percentiles instead of means",
+}
+"""Words for the parts of what lies between steady batches and a simulation."""
 FEW_NAMED = 4
 """Loads without a draft that are still named one by one."""
 USUAL_FORMAT = "bf16"
@@ -593,16 +599,24 @@ def percentiles_line(load: TrafficLoad) -> str:
 
 
 def arrivals_line(load: TrafficLoad) -> str:
-    """Why the simulation needs more devices than steady, full batches would."""
+    """How far the simulated rate is from that of steady, full batches, and from what."""
     highest = load.highest_rate_per_s
-    if not highest or load.analytic_rate_per_s / highest < 1.0 + DISAGREEMENT:
+    if not highest:
         return ""
     steady = format_number(load.analytic_rate_per_s)
     left = format_number(highest)
-    return (
-        f"batches that are always full would serve {steady} requests/s on these devices; arrivals "
-        f"bunch, wait, and hold up others with their prompts, which leaves {left}"
+    line = (
+        f"batches that are always full would serve {steady} requests/s on these devices"
     )
+    if not load.reasons:
+        return f"{line}, the simulation keeps {left}"
+    kept = [reason.rate_per_s for reason in load.reasons[1:]] + [highest]
+    parts = []
+    for reason, after in zip(load.reasons, kept, strict=True):
+        change = after / max(reason.rate_per_s, 1e-9) - 1.0
+        if abs(change) >= LEAST_NAMED:
+            parts.append(f"{REASONS[reason.of]} {change:+.0%}")
+    return f"{line}, the simulation keeps {left}: {', '.join(parts)}"
 
 
 def _p50_and_p95(name: str, times: Percentiles) -> str:

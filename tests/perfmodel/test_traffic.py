@@ -273,7 +273,9 @@ def test_a_prompt_that_loses_its_room_goes_back_to_the_head_of_the_queue() -> No
 def test_replicas_of_stages_and_groups_are_those_of_the_serving_model(
     model: str, spread: Parallelism
 ) -> None:
-    """With many sequences in each group, whose prompts then even out; one alone takes what `predict` says."""
+    """One alone takes what `predict` says; of many, whose lengths vary so that they do not begin together,
+    groups wait for the one with the most prompts as often as the serving model says.
+    """
     setup = Setup.of(model, "h100-sxm-80gb", PROMPT_ENGINE, spread=spread)
     alone = alike(1, prompt_len=500, output_len=40)
     outcome = simulate(Server.of(setup, alone, tp_size=2), alone)
@@ -284,7 +286,10 @@ def test_replicas_of_stages_and_groups_are_those_of_the_serving_model(
         float(steps.sum()), rel=1e-9
     )
     users, prompt, output = 48 * spread.groups, 512, 256
-    requests = alike(6 * users, prompt_len=prompt, output_len=output)
+    requests = alike(12 * users, prompt_len=prompt, output_len=output)
+    if spread.dp > 1:
+        lengths = np.random.default_rng(0).integers(128, 385, len(requests))
+        requests.output_len[:] = lengths
     outcome = simulate_closed(
         Server.of(setup, requests, tp_size=2), requests, users=users
     )

@@ -14,7 +14,7 @@ from magicdec.perfmodel import memory
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.acceptance.law import Law
 from magicdec.perfmodel.drafting import draft_kv_tokens, draft_of
-from magicdec.perfmodel.serving import pass_seconds, prompt_time
+from magicdec.perfmodel.serving import pass_parts, pass_seconds, prompt_time
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.step import send_op
 from magicdec.perfmodel.traffic.costs import (
@@ -124,8 +124,13 @@ def test_chunks_add_up_to_their_prompt(
     )
     if setup.engine.mixes_prefill:
         sizes = np.array([decoding + tokens, decoding], dtype=float)
-        both = pass_seconds(setup, tokens=sizes, tp_size=1)
-        expected += max(float(both[0] - both[1]), 0.0)
+        own, shared = pass_parts(setup, tokens=sizes, tp_size=1)
+        expected += max(float(np.ptp(own)), 0.0)
+        whole = pass_seconds(setup, tokens=sizes, tp_size=1)
+        assert whole == pytest.approx(own + shared, rel=1e-12)
+        found_shared = costs.experts_s(decoding, tokens)
+        assert found_shared == pytest.approx(float(np.ptp(shared * np.ones(2))))
+        assert (found_shared > 0) == (name == "groups")
     expected += setup.model.num_hidden_layers * setup.engine.prefill_layer_overhead_s
     expected += entering * setup.engine.request_overhead_s
     assert found == pytest.approx(expected, rel=1e-9)

@@ -13,7 +13,7 @@ from magicdec.commands.plan import plan_command
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.plan.planner import plan
 from magicdec.perfmodel.plan.request import PlanRequest
-from magicdec.perfmodel.serving import Cycle, serving_time
+from magicdec.perfmodel.serving import Cycle, serving_time, unevenness
 from magicdec.perfmodel.setup import Setup
 from magicdec.specs.engine import load_engine
 from magicdec.specs.workload import RequestShape, WorkloadSpec
@@ -322,3 +322,17 @@ def test_more_of_a_prompt_cached_is_never_slower() -> None:
 def test_no_number_and_no_share_is_refused(given: str) -> None:
     with pytest.raises(ConfigError, match="cached must be tokens"):
         PlanRequest(**CACHED, cached_len=given)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 8])
+@pytest.mark.parametrize("per_pass", [0.01, 0.3, 2.0, 40.0])
+def test_groups_wait_for_the_one_with_most_prompts(
+    groups: int, per_pass: float
+) -> None:
+    """Against prompts drawn and handed out one by one to the group with the fewest."""
+    drawn = np.random.default_rng(0).poisson(per_pass, 200_000)
+    held = np.array([-(-count // groups) for count in range(drawn.max() + 1)])
+    expected = held[drawn].mean() / drawn.mean()
+    assert float(unevenness(per_pass, groups)) == pytest.approx(expected, rel=0.03)
+    assert float(unevenness(np.inf, groups)) == pytest.approx(1.0 / groups)
+    assert float(unevenness(1e-9, groups)) == pytest.approx(1.0)

@@ -35,7 +35,13 @@ from magicdec.perfmodel.plan.trials import Trial
 from magicdec.perfmodel.setup import Points
 from magicdec.perfmodel.speedup import predict
 from magicdec.perfmodel.traffic.simulate import Outcome
-from magicdec.plan_document import Moment, Percentiles, Traffic, TrafficLoad
+from magicdec.plan_document import (
+    Moment,
+    Percentiles,
+    Reason,
+    Traffic,
+    TrafficLoad,
+)
 from magicdec.progress import Progress, Stages, Step
 from magicdec.specs.model import ModelSpec
 from magicdec.units import MEGA, SECONDS_PER_HOUR, format_seconds
@@ -294,14 +300,50 @@ def _full_point(answer: Kept) -> TrafficLoad:
         repeats = _Repeats.of(answer.trial, answer.replicas, rate)
         ttft = repeats.band(lambda outcome: outcome.ttft_s)
         tpot = repeats.band(lambda outcome: outcome.tpot_s)
+    highest = answer.trial.highest_rate(answer.replicas)
     return msgspec.structs.replace(
         point,
-        highest_rate_per_s=answer.trial.highest_rate(answer.replicas),
+        highest_rate_per_s=highest,
+        reasons=_reasons(answer, point.analytic_rate_per_s, highest),
         ttft_p95_low_s=ttft.low,
         ttft_p95_high_s=ttft.high,
         tpot_p95_low_s=tpot.low,
         tpot_p95_high_s=tpot.high,
     )
+
+
+def _reasons(answer: Kept, steady: float, highest: float | None) -> list[Reason]:
+    """Simulations between the steady answer and the load: limits on means and regular arrivals
+    first, then the arrivals asked for. None where little lies between.
+    """
+    if not highest or abs(steady / highest - 1.0) < DISAGREEMENT:
+        return []
+    load = answer.trial.load
+    request = load.request
+    reasons = [Reason(of="waves and prompts", rate_per_s=steady)]
+    of_means = msgspec.structs.replace(
+        request,
+        ttft_p95_s=None,
+        tpot_p95_s=None,
+        ttft_limit_s=load.ttft_limit_s,
+        tpot_limit_s=load.tpot_limit_s,
+    )
+    is_drawn = load.trace is None and load.schedule is None
+    if is_drawn and request.burstiness:
+        regular = msgspec.structs.replace(of_means, burstiness=0.0)
+        rate = _highest(answer, regular)
+        reasons.append(Reason(of="arrivals that bunch", rate_per_s=rate))
+    if request.ttft_p95_s is not None or request.tpot_p95_s is not None:
+        rate = _highest(answer, of_means)
+        reasons.append(Reason(of="percentiles", rate_per_s=rate))
+    return reasons
+
+
+def _highest(answer: Kept, request: PlanRequest) -> float:
+    """The highest rate that the same replicas keep by another request's limits and arrivals."""
+    load = dataclasses.replace(answer.trial.load, request=request)
+    trial = dataclasses.replace(answer.trial, load=load, outcomes={})
+    return trial.highest_rate(answer.replicas) or 0.0
 
 
 def _point(trial: Trial, replicas: int, rate: float) -> TrafficLoad:

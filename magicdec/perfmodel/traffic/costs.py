@@ -11,13 +11,15 @@ prefill: chunks add up to the whole, and a cached prefix is left out of it.
 Contexts are interpolated linearly between at most NUM_CONTEXTS nodes; all numbers of sequences and
 of tokens have entries of their own, made when first asked for.
 
-Data-parallel groups run in step, so the one with most prompts decides; decoding sequences are
-spread evenly over groups and microbatches. Of pp microbatches one at a time is on a stage: a prompt
+Data-parallel groups run in step, so the one with most prompts decides; whole experts that they share
+have the tokens of all, so that their time goes by the mean. Decoding sequences are spread evenly
+over groups and microbatches. Of pp microbatches one at a time is on a stage: a prompt
 delays the others by its share of one stage, and its own first token by all of them.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -31,7 +33,7 @@ from magicdec.counts import Array, survival
 from magicdec.perfmodel import memory
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.drafting import draft_kv_tokens, draft_of
-from magicdec.perfmodel.serving import pass_seconds, prompt_time
+from magicdec.perfmodel.serving import pass_parts, prompt_time
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import predict
 from magicdec.perfmodel.step import idle_step_s, send_op
@@ -61,7 +63,9 @@ class Costs:
     steps: Callable[[int, Array], Array]
     """Steps of a gamma: a row for each of these numbers of sequences, a column for each context."""
     linear: list[float]
-    """Time of a pass by its number of tokens, without attention."""
+    """Time of a pass by a group's number of tokens, without attention and shared experts."""
+    shared: list[float]
+    """Time of the experts that data-parallel groups share, by the tokens of a group on average."""
     prompt_lens: Array
     prompts: Array
     """Attention over a prompt of such a length, and the draft's prefill of it; the whole prefill
@@ -121,6 +125,14 @@ class Costs:
         entering_s = entering * self.request_overhead_s
         return max(linear_s, 0.0) + own_s + self.pass_overhead_s + entering_s
 
+    def experts_s(self, decoding: int, added: float) -> float:
+        """The time that prompts add to shared experts: so many tokens of each group on average."""
+        if not self.mixes:
+            return 0.0
+        return max(
+            self.shared[decoding + math.ceil(added)] - self.shared[decoding], 0.0
+        )
+
 
 def tabulate(
     setup: Setup,
@@ -155,7 +167,7 @@ def tabulate(
             batch=1.0, context=prompt, tp=tp_size, budget=budget, gamma=max_gamma
         )
         own = own + predict(setup, acceptance, points).draft_prefill_s
-    linear = pass_seconds(setup, tokens=np.maximum(tokens, 1.0), tp_size=tp_size)
+    linear, shared = pass_parts(setup, tokens=np.maximum(tokens, 1.0), tp_size=tp_size)
     own = np.where(length > 0, np.broadcast_to(own, length.shape), 0.0)
     return Costs(
         contexts=context,
@@ -169,6 +181,7 @@ def tabulate(
             factor=step_factor,
         ),
         linear=np.broadcast_to(linear, tokens.shape).tolist(),
+        shared=np.broadcast_to(shared, tokens.shape).tolist(),
         prompt_lens=length,
         prompts=np.maximum.accumulate(own),
         pass_overhead_s=setup.model.num_hidden_layers * engine.prefill_layer_overhead_s,

@@ -309,7 +309,8 @@ class Replica:
         elif costs.mixes:
             self.now += costs.step_s(0, 1, float(chunks[0][2]))
         own = self._own_s(chunks, decoding)
-        self.now += self._fullest_s(own) / costs.stages
+        fullest_s = self._fullest_s(own, chunks, decoding)
+        self.now += fullest_s / costs.stages
         self.iterations += 1
         if decodes:
             emitted, together = self._emitted(self._survivors(gamma), 1)
@@ -325,12 +326,20 @@ class Replica:
             else:
                 self._start_decoding(request, own[group])
 
-    def _fullest_s(self, own: list[float]) -> float:
-        """The longest time of the groups at each stage, added up."""
+    def _fullest_s(self, own: list[float], chunks: list[Chunk], decoding: int) -> float:
+        """The longest time of the groups at each stage, and that of the experts that they share,
+        added up.
+        """
         per_stage = self.costs.groups // self.costs.stages
+        added = [0] * self.costs.groups
+        for _, start, end, group in chunks:
+            added[group] += end - start
         total = 0.0
         for first in range(0, self.costs.groups, per_stage):
-            total += max(own[first : first + per_stage])
+            last = first + per_stage
+            mean = sum(added[first:last]) / per_stage
+            shared_s = self.costs.experts_s(decoding, mean)
+            total += max(own[first:last]) + shared_s
         return total
 
     def _start_decoding(self, request: int, prompt_s: float) -> None:
