@@ -20,8 +20,10 @@ from magicdec.reports.sentences import (
     first_line,
     further_lines,
     limits_text,
+    loads_lines,
     traffic_line,
 )
+from magicdec.reports.terminal_plan import to_buy
 from magicdec.reports.text import GAMMA, GAMMA_IS, percent, thousands, whole
 from magicdec.units import format_number, format_seconds
 
@@ -48,6 +50,8 @@ class Headline:
     facts: tuple[Fact, ...]
     setting: str = ""
     """The plan's devices, engine, lengths and limits, as asked for."""
+    cases: tuple[str, ...] = ()
+    """The answer of each of several devices and contexts."""
     further: tuple[str, ...] = ()
     """Further sentences of the plan on its choice, most important first."""
 
@@ -74,14 +78,16 @@ def headline(data: ReportData) -> Headline:
     better = ""
     if measured is not None:
         better = _better(data, measured)
+    of = " of decoding" if is_planned else ""
     return Headline(
-        question=_question(reference),
+        question=_question(reference, data.plan),
         answer=_headline_answer(data, reference, measured, predicted),
         certainty=certainty,
         when_not=when_not(data, reference),
         better=better,
-        facts=(*_facts(reference, measured, predicted), *_plan_facts(data)),
+        facts=(*_facts(reference, measured, predicted, of=of), *_plan_facts(data)),
         setting=_setting(data.plan),
+        cases=tuple(_cases(data.plan)),
         further=tuple(_further(data.plan)),
     )
 
@@ -108,12 +114,29 @@ def _headline_answer(
 ) -> str:
     """The plan's choice, unless its configuration was measured."""
     if data.plan is not None and measured is None:
-        return first_line(data.plan).removesuffix(".")
+        return _first_line(data.plan).removesuffix(".")
     if not any(
         row.is_speculative for row in data.rows
     ):  # a plan without acceptance rates
         return UNKNOWN
     return _answer(reference, measured, predicted)
+
+
+def _first_line(plan: Plan) -> str:
+    """The line that an answer begins with on the terminal, too."""
+    if len(plan.cases) == 1:
+        return first_line(plan)
+    if plan.offers:
+        return to_buy(plan.offers, num_asked=len(plan.request.hardware))
+    return loads_lines(plan)[0]
+
+
+def _cases(plan: Plan | None) -> Iterable[str]:
+    """The answer at each context, on each device, where there are several."""
+    if plan is None or len(plan.cases) == 1:
+        return
+    for case in plan.cases:
+        yield f"Context {thousands(case.context_len)}: {first_line(case)}"
 
 
 def _under_arrivals(plan: Plan, traffic: Traffic, reference: Record) -> Headline:
@@ -152,7 +175,8 @@ def _setting(plan: Plan | None) -> str:
     if plan is None:
         return ""
     limits = limits_text(plan.request)
-    return f"{asked_line(plan, plan)}; limits {limits}"
+    first = "" if len(plan.cases) == 1 else "the figures are of the first: "
+    return f"{first}{asked_line(plan, plan)}; limits {limits}"
 
 
 def _further(plan: Plan | None) -> Iterable[str]:
@@ -191,7 +215,7 @@ def _latency_fact(
     ]
 
 
-def _question(record: Record) -> str:
+def _question(record: Record, plan: Plan | None = None) -> str:
     model = record.model
     if model == "embedded":
         model = "the embedded model"
@@ -201,8 +225,14 @@ def _question(record: Record) -> str:
         if record.num_devices > 1:
             device = f"{record.num_devices} × {device}"
         where = f" on {device}"
-    context = thousands(record.context_len)
-    load = f"batch {record.batch_size} and context {context}"
+    contexts = [record.context_len]
+    if plan is not None and len(plan.cases) > 1:
+        contexts = list(dict.fromkeys(case.context_len for case in plan.cases))
+        devices = dict.fromkeys(device_name(case.hardware) for case in plan.cases)
+        where = f" on {_listing([*devices])}" if len(devices) > 1 else where
+    noun = "context" if len(contexts) == 1 else "contexts"
+    texts = _listing([thousands(context) for context in contexts])
+    load = f"batch {record.batch_size} and {noun} {texts}"
     return f"Does speculative decoding pay for {model}{where}, at {load}?"
 
 
@@ -264,12 +294,17 @@ def _measured_certainty(measured: Record) -> str:
 
 
 def _facts(
-    reference: Record, measured: Record | None, predicted: Record | None
+    reference: Record,
+    measured: Record | None,
+    predicted: Record | None,
+    *,
+    of: str = "",
 ) -> Iterable[Fact]:
+    """`of`: of which quantity the speedups are, where the answer is of another."""
     best = measured or predicted or reference
     if reference.is_speculative:
-        yield from _speedup_fact("Measured", measured)
-        yield from _speedup_fact("Predicted", predicted)
+        yield from _speedup_fact("Measured", measured, of)
+        yield from _speedup_fact("Predicted", predicted, of)
         if best.expected_tokens_per_step:
             tokens = f"{best.expected_tokens_per_step:.2f}"
             detail = f"of at most {reference.gamma + 1}"
@@ -282,10 +317,10 @@ def _facts(
         yield Fact(label="Tokens per second", value=whole(rate), detail=detail)
 
 
-def _speedup_fact(title: str, row: Record | None) -> Iterable[Fact]:
+def _speedup_fact(title: str, row: Record | None, of: str) -> Iterable[Fact]:
     if row is not None and row.speedup:
         speedup = f"{row.speedup:.2f}×"
-        yield Fact(label=f"{title} speedup", value=speedup, detail=_range(row))
+        yield Fact(label=f"{title} speedup{of}", value=speedup, detail=_range(row))
 
 
 def _better(data: ReportData, chosen: Record) -> str:

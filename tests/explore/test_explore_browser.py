@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import re
+from pathlib import Path
 
 import pytest
 from selenium import webdriver
@@ -238,7 +239,7 @@ def test_it_answers_with_scripts_off(driver: webdriver.Chrome, server: Server) -
         field = page.find_element(By.NAME, "batch")
         field.clear()
         field.send_keys("16")
-        page.find_element(By.CSS_SELECTOR, "button[type=submit]").click()
+        page.find_element(By.CSS_SELECTOR, "button.without-script").click()
         says(page, "batch 16")
         pictures = page.find_elements(By.CSS_SELECTOR, "#figures img")
         assert len(pictures) == len(FIGURES) - len(OF_ARRIVALS)
@@ -271,3 +272,174 @@ def test_axe_finds_no_serious_fault(
     field.send_keys("9000000")
     says(page, "llama-3.1-8b reads at most 131072 tokens")
     assert accessibility_faults(page) == []
+
+
+def test_names_are_found_as_they_are_typed(page: webdriver.Chrome) -> None:
+    """By parts of a name, or of what it is called else; with the keyboard and the mouse."""
+    model = page.find_element(By.NAME, "model")
+    model.click()
+    rows = "#list-model [role=option]"
+    assert len(page.find_elements(By.CSS_SELECTOR, rows)) > 20
+    model.send_keys("Qwen/Qwen2.5 72B")
+    shown = [row.text for row in page.find_elements(By.CSS_SELECTOR, rows)]
+    assert shown[0].startswith("qwen2.5-72b\nQwen/Qwen2.5-72B-Instruct")
+    model.send_keys(Keys.ARROW_DOWN)
+    chosen = model.get_attribute("aria-activedescendant")
+    assert (
+        page.find_element(By.ID, str(chosen)).get_attribute("aria-selected") == "true"
+    )
+    model.send_keys(Keys.ENTER)
+    says(page, "for qwen2.5-72b")
+    assert not page.find_element(By.ID, "list-model").is_displayed()
+    hardware = page.find_element(By.NAME, "hardware")
+    hardware.click()
+    hardware.send_keys("4xh200")
+    page.find_element(
+        By.CSS_SELECTOR, '#list-hardware [data-value="4xh200-sxm-141gb"]'
+    ).click()
+    says(page, "H200 SXM")
+    model.click()
+    model.send_keys("meta-llama/Llama-3.1-8B-Instruct", Keys.TAB)
+    says(page, "for llama-3.1-8b")
+    model.click()
+    model.send_keys("nothing like it")
+    assert "none by this name" in page.find_element(By.ID, "list-model").text
+    model.send_keys(Keys.ESCAPE)
+    assert not page.find_element(By.ID, "list-model").is_displayed()
+
+
+def test_the_drafts_follow_the_model(page: webdriver.Chrome) -> None:
+    def drafts() -> set[str]:
+        return {
+            option.text
+            for option in Select(page.find_element(By.NAME, "draft")).options
+        }
+
+    assert "eagle3" in drafts()
+    assert "mtp" not in drafts()
+    model = page.find_element(By.NAME, "model")
+    model.click()
+    model.send_keys("deepseek-v3", Keys.TAB)
+    hardware = page.find_element(By.NAME, "hardware")
+    hardware.click()
+    hardware.send_keys("8xb200", Keys.TAB)
+    says(page, "for deepseek-v3")
+    WebDriverWait(page, PATIENCE_S).until(lambda _: "mtp" in drafts())
+    assert "eagle3" not in drafts()
+
+
+@pytest.mark.parametrize("size", [PHONE, DESKTOP])
+def test_task_limits_and_rate_are_on_the_first_screen(
+    driver: webdriver.Chrome, server: Server, size: tuple[int, int]
+) -> None:
+    page = settled(opened(driver, f"{server.url}?context=4096", size))
+    bottom = (
+        "return document.querySelector(arguments[0]).getBoundingClientRect().bottom"
+    )
+    for name in ("task", "rate", "ttft_ms", "tpot_ms", "gen_len"):
+        field = f"#control-{name}"
+        assert page.find_element(By.CSS_SELECTOR, field).is_displayed()
+        assert page.execute_script(bottom, field) < size[1]
+    assert page.execute_script(bottom, ".is-file .pick") < size[1]
+    assert not page.find_element(By.NAME, "p95_ttft_ms").is_displayed()
+
+
+def test_limits_become_percentiles_at_a_rate_and_back(page: webdriver.Chrome) -> None:
+    page.find_element(By.NAME, "tpot_ms").send_keys("80")
+    says(page, "context 4096")
+    rate = page.find_element(By.NAME, "rate")
+    rate.send_keys("1@0,2@60")
+    WebDriverWait(page, PATIENCE_S).until(lambda p: "p95_tpot_ms=80" in p.current_url)
+    assert "&tpot_ms" not in page.current_url
+    assert page.find_element(By.NAME, "p95_tpot_ms").is_displayed()
+    rate.clear()
+    WebDriverWait(page, PATIENCE_S).until(lambda p: "&tpot_ms=80" in p.current_url)
+
+
+def test_a_pasted_command_says_what_to_change_and_fills_the_controls(
+    page: webdriver.Chrome,
+) -> None:
+    page.find_element(By.CSS_SELECTOR, "#paste summary").click()
+    page.find_element(By.ID, "command").send_keys(
+        "vllm serve Qwen/Qwen3-8B --max-num-seqs 16 --frobnicate 1 "
+        '--speculative-config \'{"method": "ngram", "num_speculative_tokens": 8}\''
+    )
+    page.find_element(By.CSS_SELECTOR, "#paste button").click()
+    WebDriverWait(page, PATIENCE_S).until(
+        lambda p: (
+            "not understood: --frobnicate" in p.find_element(By.ID, "checked").text
+        )
+    )
+    says(page, "for qwen3-8b")
+    values = {
+        name: page.find_element(By.NAME, name).get_attribute("value")
+        for name in ("model", "batch", "draft", "gamma", "engine")
+    }
+    assert values == {
+        "model": "Qwen/Qwen3-8B",
+        "batch": "16",
+        "draft": "ngram",
+        "gamma": "8",
+        "engine": "vllm",
+    }
+    page.find_element(By.ID, "command").send_keys(Keys.CONTROL, "a")
+    page.find_element(By.ID, "command").send_keys("ls -la")
+    page.find_element(By.CSS_SELECTOR, "#paste button").click()
+    WebDriverWait(page, PATIENCE_S).until(
+        lambda p: "no server is started here" in p.find_element(By.ID, "checked").text
+    )
+
+
+def test_a_trace_is_uploaded_planned_and_taken_away(
+    page: webdriver.Chrome, tmp_path: Path
+) -> None:
+    trace = tmp_path / "monday.csv"
+    rows = [f"{place / 2},{200 + place % 50},{40 + place % 9}" for place in range(120)]
+    trace.write_text("\n".join(["arrival,prompt,output", *rows]))
+    page.find_element(By.CSS_SELECTOR, "input[type=file]").send_keys(str(trace))
+    says(page, "device")
+    assert "monday.csv" in page.find_element(By.CSS_SELECTOR, ".pick").text
+    assert "-monday.csv" in page.current_url
+    page.find_element(By.CSS_SELECTOR, ".drop").click()
+    says(page, "context 4096")
+    bad = tmp_path / "bad.csv"
+    bad.write_text("name,age\nx,3\n")
+    page.find_element(By.CSS_SELECTOR, "input[type=file]").send_keys(str(bad))
+    says(page, "bad.csv has the columns name, age")
+    page.find_element(By.CSS_SELECTOR, ".drop").click()
+    says(page, "context 4096")
+
+
+def test_other_gpus_are_drawn_on_request(page: webdriver.Chrome) -> None:
+    page.find_element(By.ID, "compare").click()
+    WebDriverWait(page, PATIENCE_S).until(
+        lambda p: p.find_elements(By.CSS_SELECTOR, "#each-gpu progress")
+    )
+    WebDriverWait(page, PATIENCE_S).until(
+        lambda p: len(p.find_elements(By.CSS_SELECTOR, "#each-gpu figure svg")) > 5
+    )
+    titles = [each.text for each in page.find_elements(By.CSS_SELECTOR, ".gpus h4")]
+    assert len({title.partition(":")[0] for title in titles}) == len(titles)
+    assert too_wide(page) == []
+    field = page.find_element(By.NAME, "batch")
+    field.clear()
+    field.send_keys("16")
+    says(page, "batch 16")
+    assert page.find_elements(By.CSS_SELECTOR, "#each-gpu figure") == []
+
+
+def test_what_changed_since_the_kept_answer_is_said(page: webdriver.Chrome) -> None:
+    page.find_element(By.ID, "pin").click()
+    field = page.find_element(By.NAME, "context")
+    field.clear()
+    field.send_keys("64k")
+    batch = page.find_element(By.NAME, "batch")
+    batch.clear()
+    batch.send_keys("8")
+    WebDriverWait(page, PATIENCE_S).until(
+        lambda p: (
+            "Batch was 64, now 8; Context was 4096, now 65,536."
+            in p.find_element(By.ID, "difference").text
+        )
+    )
+    assert "Tokens per second was" in page.find_element(By.ID, "difference").text

@@ -16,7 +16,7 @@ from magicdec.cli import app, register_commands
 from magicdec.explore.server import Server
 from magicdec.explore.state import EXAMPLE
 from magicdec.plan_document import Plan, plan_of
-from magicdec.reports.sentences import acceptance_line, first_line
+from magicdec.reports.sentences import acceptance_line, first_line, traffic_line
 from magicdec.units import format_seconds
 from tests.same import assert_same
 
@@ -53,13 +53,16 @@ def check_page(page: str, plan: Plan) -> None:
     text = re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]+>", " ", page)))
     best = plan.best
     for limit in plan.choice.limits:
-        assert limit.of in text
+        assert limit.of in text or plan.traffic is not None
+    if plan.traffic is not None:
+        assert re.sub(r"\s+", " ", traffic_line(plan.traffic)) in text
     facts = dict(re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)", page.replace("\n", " ")))
     if plan.traffic is None:
         assert re.sub(r"\s+", " ", first_line(plan)).rstrip(".") in text
     if best.is_speculative and plan.traffic is None:
         low, high = best.decoding.gain.low, best.decoding.gain.high
-        speedup = facts["Predicted speedup"]
+        of = "" if best.requests is None else " of decoding"
+        speedup = facts[f"Predicted speedup{of}"]
         assert unescape(speedup) == f"{best.decoding.gain.speedup:.2f}×"
         assert f"{low:.2f}–{high:.2f}" in text
         assert acceptance_line(plan.choice)[1:] in text

@@ -235,7 +235,7 @@
       list.hidden = false;
       input.setAttribute("aria-expanded", "true");
     };
-    input.addEventListener("click", () => { if (list.hidden) { input.select(); open(""); } });
+    input.addEventListener("click", () => { if (list.hidden) { open(""); setTimeout(() => input.select()); } });
     input.addEventListener("input", () => open(input.value));
     input.addEventListener("keydown", (event) => {
       if (event.key === "ArrowDown" || event.key === "ArrowUp") {

@@ -56,6 +56,8 @@ class Grid(NamedTuple):
     cells: dict[tuple[int, int], Cell]
     """By the indices of batch and context."""
     word: str
+    is_planned: bool = False
+    """Whether a plan tried every setting, so that a missing cell does not fit."""
 
 
 def speedup_heatmap(data: ReportData) -> Chart | None:
@@ -207,13 +209,22 @@ def _grid_axes(axes: Axes, grid: Grid) -> None:
 def _heatmap_caption(data: ReportData, grid: Grid) -> str:
     caption = (
         f"{grid.word} speedup of the best γ (in small print) over autoregressive decoding at the "
-        "same batch. Blue gains, orange loses; the heavy line is around what pays; ?: unclear; "
-        "empty: does not fit or was not tried."
+        "same batch. Blue gains, orange loses; the heavy line is around what pays; ?: unclear"
+        f"{_hole(grid)}."
     )
     if data.plan is not None and data.plan.request.gen_len:
         length = thousands(data.plan.request.gen_len)
         caption += f" What pays is judged by whole requests of {length} tokens."
     return caption
+
+
+def _hole(grid: Grid) -> str:
+    """The settings that the map leaves empty, and why."""
+    empty = len(grid.batches) * len(grid.contexts) - len(grid.cells)
+    if not empty:
+        return ""
+    why = "does not fit in memory" if grid.is_planned else "was not tried"
+    return f"; empty, in {empty} of {len(grid.cells) + empty} settings: {why}"
 
 
 def _planned_grid(data: ReportData) -> Grid | None:
@@ -230,7 +241,9 @@ def _planned_grid(data: ReportData) -> Grid | None:
                     table.verdict[b][c],
                 )
     if len(cells) > 1:
-        return Grid(table.batch_sizes, table.context_lens, cells, "Predicted")
+        return Grid(
+            table.batch_sizes, table.context_lens, cells, "Predicted", is_planned=True
+        )
     return None
 
 
