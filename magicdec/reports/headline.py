@@ -78,7 +78,9 @@ def headline(data: ReportData) -> Headline:
     better = ""
     if measured is not None:
         better = _better(data, measured)
-    of = " of decoding" if is_planned else ""
+    of = ""
+    if is_planned:
+        of = " of decoding"
     return Headline(
         question=_question(reference, data.plan),
         answer=_headline_answer(data, reference, measured, predicted),
@@ -175,7 +177,9 @@ def _setting(plan: Plan | None) -> str:
     if plan is None:
         return ""
     limits = limits_text(plan.request)
-    first = "" if len(plan.cases) == 1 else "the figures are of the first: "
+    first = ""
+    if len(plan.cases) > 1:
+        first = "the figures are of the first: "
     return f"{first}{asked_line(plan, plan)}; limits {limits}"
 
 
@@ -229,8 +233,11 @@ def _question(record: Record, plan: Plan | None = None) -> str:
     if plan is not None and len(plan.cases) > 1:
         contexts = list(dict.fromkeys(case.context_len for case in plan.cases))
         devices = dict.fromkeys(device_name(case.hardware) for case in plan.cases)
-        where = f" on {_listing([*devices])}" if len(devices) > 1 else where
-    noun = "context" if len(contexts) == 1 else "contexts"
+        if len(devices) > 1:
+            where = f" on {_listing([*devices])}"
+    noun = "contexts"
+    if len(contexts) == 1:
+        noun = "context"
     texts = _listing([thousands(context) for context in contexts])
     load = f"batch {record.batch_size} and {noun} {texts}"
     return f"Does speculative decoding pay for {model}{where}, at {load}?"

@@ -127,7 +127,12 @@ def _reach(grid: Grid) -> float:
     return max(deepest, math.log(1.25))
 
 
-def _draw_drafts(chart: Chart, grid: Grid, reach: float, size: float = 9.0) -> None:
+def _draw_drafts(
+    chart: Chart,
+    grid: Grid,
+    reach: float,
+    size: float = 9.0,
+) -> None:
     batches = grid.batches
     contexts = grid.contexts
     for (b, c), cell in grid.cells.items():
@@ -175,7 +180,10 @@ def _most_often(grid: Grid) -> str:
     if not names:
         return "no draft is expected to pay"
     ((name, _),) = Counter(names).most_common(1)
-    gains = [cell.speedup for cell in grid.cells.values() if cell.draft == name]
+    gains = []
+    for cell in grid.cells.values():
+        if cell.draft == name:
+            gains.append(cell.speedup)
     return f"mostly {name}, up to {max(gains):.2f}×"
 
 
@@ -223,7 +231,9 @@ def _hole(grid: Grid) -> str:
     empty = len(grid.batches) * len(grid.contexts) - len(grid.cells)
     if not empty:
         return ""
-    why = "does not fit in memory" if grid.is_planned else "was not tried"
+    why = "was not tried"
+    if grid.is_planned:
+        why = "does not fit in memory"
     return f"; empty, in {empty} of {len(grid.cells) + empty} settings: {why}"
 
 
