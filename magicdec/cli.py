@@ -340,8 +340,20 @@ def _extra_arguments(error: Any) -> str:
     found = EXTRA_ARGUMENTS.match(error.format_message())
     if found is None:
         return str(error.format_message())
-    hint = _hint(error.ctx, _options(error.ctx).get(found[1]))
+    hint = _meant(found[1]) or _hint(error.ctx, _options(error.ctx).get(found[1]))
     return f"{error.ctx.command_path} takes no argument '{found[1]}': {hint}"
+
+
+def _meant(word: str) -> str:
+    """The option that a word without one is a value of; "" where it is no name of the catalog."""
+    from magicdec.perfmodel.kernels.profile import counted, hardware_aliases
+    from magicdec.specs.model_names import resolve_name
+
+    if resolve_name(word) is not None:
+        return f"did you mean --model {word}?"
+    if counted(word).name.lower() in hardware_aliases():
+        return f"did you mean --hardware {word}?"
+    return ""
 
 
 def _name(param: Any) -> str:

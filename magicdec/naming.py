@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -64,6 +65,28 @@ the positions of its block and has a window; DFlash is a block diffusion; P-EAGL
 EAGLE-3."""
 
 
+DRAFT_NAMES = {
+    "ngram": "ngram",
+    "ngram_gpu": "ngram",
+    "prompt_lookup": "ngram",
+    "suffix": "suffix",
+    "suffix_decoding": "suffix",
+    "eagle": "eagle",
+    "eagle3": "eagle3",
+    "dflash": "dflash",
+    "dspark": "dspark",
+    "p_eagle": "p-eagle",
+    "mtp": "mtp",
+    "nextn": "mtp",
+    "deepseek_mtp": "mtp",
+    "qwen3_next_mtp": "mtp",
+    "glm4_moe_mtp": "mtp",
+    "ernie_mtp": "mtp",
+    "mimo_mtp": "mtp",
+}
+"""Engines' names of drafts by ours."""
+
+
 class Configuration(Protocol):
     """A record, a specification or a plan's candidate."""
 
@@ -77,6 +100,26 @@ class Configuration(Protocol):
     def draft_weight_dtype(self) -> str | None: ...
     @property
     def gamma(self) -> int: ...
+
+
+def draft_by_name(text: str) -> str | None:
+    """Our name of a draft that an engine, or the name of a head's repository, calls otherwise; None
+    where the name is no such one."""
+    key = text.strip().lower().replace("-", "_").replace(" ", "_")
+    for spelling in (key, key.replace("_", ""), key.strip("[]")):
+        if spelling in DRAFT_NAMES:
+            return DRAFT_NAMES[spelling]
+    if text.count("/") == 1 and not os.path.exists(text):
+        return head_named_in(text)
+    return None
+
+
+def head_named_in(checkpoint: str) -> str | None:
+    """The sort of head that a repository's name tells."""
+    for part in ("eagle3", "eagle", "dflash", "dspark"):
+        if part in checkpoint.lower().replace("-", ""):
+            return part
+    return None
 
 
 def method_name(method: str) -> str:

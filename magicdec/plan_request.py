@@ -21,6 +21,7 @@ from typing import Annotated, Any, get_type_hints
 import msgspec
 
 from magicdec.errors import ConfigError, unknown_choice
+from magicdec.naming import draft_by_name
 from magicdec.tasks import TASKS, task_named, usual_lengths
 from magicdec.units import MILLI, parse_count, parse_share
 
@@ -409,7 +410,19 @@ def fields_of(values: Mapping[str, Any]) -> dict[str, Any]:
             fields[option.field] = option.value(name, value)
     if "task" in fields:
         fields["task"] = task_named(fields["task"])
+    if "draft" in fields:
+        fields |= _draft_fields(fields["draft"])
     return _assumed_lengths(fields) | fields
+
+
+def _draft_fields(draft: str) -> dict[str, Any]:
+    """A draft under our name: engines have other spellings, and a head's repository names its sort."""
+    ours = draft_by_name(draft)
+    if ours is None:
+        return {}
+    if "/" in draft:
+        return {"draft": ours, "draft_name": draft}
+    return {"draft": ours}
 
 
 def _needs_lengths(fields: Mapping[str, Any]) -> bool:

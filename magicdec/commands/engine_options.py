@@ -1,10 +1,12 @@
-"""Options under the names of vLLM, SGLang and TensorRT-LLM: read as ours, or answered with ours."""
+"""Options under the names of vLLM, SGLang and TensorRT-LLM: read as ours, answered with ours, or left
+out where they change no prediction.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from magicdec.errors import ConfigError, either
 from magicdec.units import parse_count
@@ -47,40 +49,59 @@ OURS: Mapping[str, tuple[str, ...]] = {
     "speculative-algorithm": ("draft",),
     "quantization": ("weight-dtype",),
     "kv-cache-dtype": ("kv-dtype",),
+    "speculative-draft-model-path": ("draft",),
+    "speculative-algo": ("draft",),
     "request-rate": ("rate",),
+    "requests-per-second": ("rate",),
+    "qps": ("rate",),
+    "rps": ("rate",),
+    "tpot": ("tpot-ms",),
+    "itl": ("tpot-ms",),
+    "ttft": ("ttft-ms",),
+    "users": ("batch",),
 }
 """Engines' options by ours that mean the same; of several the first that a command has."""
 ANSWERS: Mapping[str, str] = {
-    "max-model-len": "give the prompt as --context and the output as --gen-len",
-    "max-seq-len": "give the prompt as --context and the output as --gen-len",
-    "context-length": "give the prompt as --context and the output as --gen-len",
     "gpu-memory-utilization": "it is `memory_fraction` of an engine profile (--engine FILE)",
     "mem-fraction-static": "it is `memory_fraction` of an engine profile (--engine FILE)",
-    "speculative-config": "magicdec check reads a whole serve command; here --draft and --gamma",
     "data-parallel-size": "give all devices as --gpus, and --tp for each replica",
     "dp-size": "give all devices as --gpus, and --tp for each replica",
     "enable-expert-parallel": "give the ranks that experts are divided over as --ep",
-    "enable-prefix-caching": "give the tokens of a prompt that are cached as --cached",
     "dtype": "give the weights as --weight-dtype and the cache as --kv-dtype",
 }
 """Engines' options that no single one of ours means."""
+LONGEST = ("max-model-len", "max-seq-len", "context-length")
+"""Engines' limit on a request, which stands for the context where nothing else gives the load."""
+LOADS = ("--context", "--task", "--workload", "--requests", "--logs")
+"""Options of ours that give the lengths of requests."""
+SPECULATION = ("speculative-config", "sc")
 RATES_OF_USERS = ("tok-s-user", "tps-per-user", "interactivity")
 """Tokens per second that each user sees: the reciprocal of --tpot-ms."""
 RECIPROCALS = tuple(f"--{name}" for name in RATES_OF_USERS)
 KILO = 1000.0
 COUNT = re.compile(r"\d+[kKmM]")
+TIME = re.compile(r"(?P<number>\d+(?:\.\d+)?|\.\d+)\s*(?P<unit>ms|s)")
+RATE = re.compile(r"(?P<number>\d+(?:\.\d+)?|\.\d+)\s*(?:/s|rps|qps|req/s|requests/s)")
+Say = Callable[[str], None]
 
 
 def as_ours(
-    args: list[str], *, names: Iterable[str], counts: Iterable[str]
+    args: list[str],
+    *,
+    names: Iterable[str],
+    counts: Iterable[str],
+    say: Say = lambda _: None,
 ) -> list[str]:
     """A command line with engines' options under our names, and numbers like "32k" written out.
 
-    `names` are the command's options, `counts` those that take a whole number. Raises ConfigError
-    for an option of an engine that no single one of ours means.
+    `names` are the command's options, `counts` those that take a whole number; `say` hears what is
+    left out, or read as something else. Raises ConfigError for an option of an engine that nothing
+    of ours means.
     """
     known = set(names)
     numbers = set(counts)
+    if "--context" in known:
+        args = _for_planning(args, known, say)
     read: list[str] = []
     option = ""
     for word in args:
@@ -100,6 +121,58 @@ def as_ours(
         else:
             read.append(_value(option, word, numbers))
         option = ""
+    return read
+
+
+def _for_planning(args: list[str], known: set[str], say: Say) -> list[str]:
+    """Engines' options that several of ours mean, or none, in a command that plans."""
+    gives_load = any(word.partition("=")[0] in LOADS for word in args)
+    read: list[str] = []
+    place = 0
+    while place < len(args):
+        word = args[place]
+        place += 1
+        written, equals, value = word.partition("=")
+        name = written.removeprefix("--").replace("_", "-")
+        if not written.startswith("--") or not _is_engines_own(written, name, known):
+            read.append(word)
+            continue
+        if not equals and place < len(args) and not args[place].startswith("--"):
+            value = args[place]
+            place += 1
+        if name in SPECULATION:
+            read += _drafting(value)
+        elif name in LONGEST and not gives_load:
+            say(f"{written} is read as --context {value}, the prompt of each request")
+            read += ["--context", value]
+        else:
+            say(f"{written} changes no plan, and is left out")
+    return read
+
+
+def _is_engines_own(written: str, name: str, known: set[str]) -> bool:
+    """Whether an option is an engine's that none of ours is the name of."""
+    if written in known or name in OURS or name in ANSWERS or name in RATES_OF_USERS:
+        return False
+    if name in LONGEST or name in SPECULATION:
+        return True
+    from magicdec.specs.serve_command import HARMLESS  # few command lines have one
+
+    return HARMLESS.fullmatch(name) is not None
+
+
+def _drafting(text: str) -> list[str]:
+    """Our options for vLLM's --speculative-config."""
+    from magicdec.specs.serve_command import speculation_of
+
+    asked = speculation_of(text)
+    if asked is None:
+        return ["--draft", "none"]
+    read = ["--draft", asked.draft]
+    if asked.gamma is not None:
+        read += ["--gamma", str(asked.gamma)]
+    if asked.checkpoint and asked.checkpoint != asked.draft:
+        read += ["--draft-name", asked.checkpoint]
     return read
 
 
@@ -135,4 +208,11 @@ def _milliseconds(option: str, text: str) -> str:
 def _value(option: str, text: str, numbers: set[str]) -> str:
     if option in numbers and COUNT.fullmatch(text):
         return str(parse_count(text))
+    time = TIME.fullmatch(text) if option.endswith("-ms") else None
+    if time is not None:
+        scale = KILO if time["unit"] == "s" else 1.0
+        return f"{scale * float(time['number']):.12g}"
+    rate = RATE.fullmatch(text) if option == "--rate" else None
+    if rate is not None:
+        return rate["number"]
     return text

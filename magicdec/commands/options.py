@@ -179,7 +179,8 @@ class Command(TyperCommand):
             names += [*param.opts, *param.secondary_opts]
             if _is_whole(param):
                 counts += param.opts
-        return super().parse_args(ctx, as_ours(args, names=names, counts=counts))
+        read = as_ours(args, names=names, counts=counts, say=_say)
+        return super().parse_args(ctx, read)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         records = {}
@@ -197,6 +198,10 @@ class Command(TyperCommand):
             if rows:
                 with formatter.section(head):
                     formatter.write_dl(rows)
+
+
+def _say(note: str) -> None:
+    print(f"magicdec: {note}", file=sys.stderr)
 
 
 def _by_section(records: Mapping[str, Any]) -> dict[str, list[Any]]:

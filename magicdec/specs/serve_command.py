@@ -19,6 +19,7 @@ import msgspec
 
 from magicdec.errors import ConfigError
 from magicdec.files import bounded
+from magicdec.naming import DRAFT_NAMES, head_named_in
 from magicdec.units import parse_count
 
 ENGINES = ("vllm", "sglang", "trtllm")
@@ -26,25 +27,6 @@ STARTS = "vllm serve, python -m sglang.launch_server or trtllm-serve"
 IMAGES = {"vllm/vllm-openai": "vllm", "lmsysorg/sglang": "sglang"}
 """Container images whose entry point is the server."""
 SEPARATORS = frozenset((";", "&&", "||", "|", "&"))
-DRAFT_NAMES = {
-    "ngram": "ngram",
-    "ngram_gpu": "ngram",
-    "prompt_lookup": "ngram",
-    "suffix": "suffix",
-    "eagle": "eagle",
-    "eagle3": "eagle3",
-    "dflash": "dflash",
-    "dspark": "dspark",
-    "p_eagle": "p-eagle",
-    "mtp": "mtp",
-    "nextn": "mtp",
-    "deepseek_mtp": "mtp",
-    "qwen3_next_mtp": "mtp",
-    "glm4_moe_mtp": "mtp",
-    "ernie_mtp": "mtp",
-    "mimo_mtp": "mtp",
-}
-"""Engines' names of drafts by ours."""
 OF_A_MODEL = ("draft_model", "standalone", "drafttarget")
 
 
@@ -577,6 +559,11 @@ def _without_quotes(text: str) -> Any:
         return None
 
 
+def speculation_of(text: str) -> Speculation | None:
+    """vLLM's --speculative-config; None: it drafts nothing. Raises ConfigError."""
+    return _of_config(_json_object("speculative-config", text), [])
+
+
 def _speculation(said: Mapping[str, str], problems: list[str]) -> Speculation | None:
     if "speculation" in said:
         return _of_config(
@@ -659,14 +646,11 @@ def _draft(method: str, checkpoint: Any, problems: list[str]) -> str:
         )
     if checkpoint in ("ngram", "[ngram]"):
         return "ngram"
-    name = checkpoint.lower()
-    for part in ("eagle3", "eagle", "dflash", "dspark"):
-        if part in name:
-            if not key:
-                problems.append(
-                    f"no method is given; by its name {checkpoint} is {part}"
-                )
-            return part
+    part = head_named_in(checkpoint)
+    if part is not None:
+        if not key:
+            problems.append(f"no method is given; by its name {checkpoint} is {part}")
+        return part
     return checkpoint
 
 

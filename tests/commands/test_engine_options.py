@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
 from importlib import import_module
 
 import pytest
 from typer.testing import CliRunner
 
 from magicdec import plan_request
-from magicdec.cli import COMMANDS, app, register_commands
+from magicdec.cli import COMMANDS, app, describe, register_commands
 from magicdec.commands.engine_options import ANSWERS, OURS, as_ours
 from magicdec.errors import ConfigError
+from magicdec.naming import draft_by_name
 from magicdec.specs.device import DTYPE_BYTES, WEIGHT_ONLY
 from magicdec.specs.precision import ENGINE_FORMATS
 
@@ -77,6 +79,94 @@ def test_every_engines_option_leads_to_one_of_ours() -> None:
 def test_an_option_without_a_counterpart_is_answered_with_ours(theirs: str) -> None:
     with pytest.raises(ConfigError, match=f"--{theirs} is an engine's option"):
         as_ours([f"--{theirs}", "1"], names=NAMES, counts=[])
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("--max-model-len 32768", "--context 32768"),
+        ("--max-model-len 32768 --task chat", "--task chat"),
+        ("--context 4k --max-model-len=8192", "--context 4k"),
+        (
+            """--sc '{"method":"mtp","num_speculative_tokens":1}'""",
+            "--draft mtp --gamma 1",
+        ),
+        (
+            """--speculative-config '{"model":"o/X-EAGLE3","num_speculative_tokens":4}'""",
+            "--draft eagle3 --gamma 4 --draft-name o/X-EAGLE3",
+        ),
+        (
+            """--speculative-config '{"method":"ngram","num_speculative_tokens":0}'""",
+            "--draft none",
+        ),
+        (
+            "--speculative-algo NEXTN --speculative-num-steps 3",
+            "--draft NEXTN --gamma 3",
+        ),
+        ("--tpot 20ms --ttft-ms 0.5s", "--tpot-ms 20 --ttft-ms 500"),
+        ("--tpot-ms=.02s --qps 3/s", "--tpot-ms=20 --rate 3"),
+        ("--trust-remote-code --port 80 --gpus 4", "--gpus 4"),
+        ("--enable-prefix-caching --draft none", "--draft none"),
+    ],
+)
+def test_what_engines_and_people_write_is_read(theirs: str, ours: str) -> None:
+    assert as_ours(shlex.split(theirs), names=NAMES, counts=[]) == ours.split()
+
+
+def test_what_is_left_out_or_read_as_something_else_is_said() -> None:
+    said: list[str] = []
+    args = shlex.split("--max-model-len 4096 --enable-chunked-prefill --batch 4")
+    as_ours(args, names=NAMES, counts=[], say=said.append)
+    assert said == [
+        "--max-model-len is read as --context 4096, the prompt of each request",
+        "--enable-chunked-prefill changes no plan, and is left out",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("written", "draft"),
+    [
+        ("EAGLE-3", "eagle3"),
+        ("EAGLE3", "eagle3"),
+        ("NEXTN", "mtp"),
+        ("deepseek_mtp", "mtp"),
+        ("[ngram]", "ngram"),
+        ("Suffix decoding", "suffix"),
+        ("P-EAGLE", "p-eagle"),
+        ("yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "eagle3"),
+        ("z-lab/Qwen3-8B-DFlash-b16", "dflash"),
+        ("Qwen/Qwen3-0.6B", None),
+        ("self", None),
+        ("qwen3-0.6b", None),
+    ],
+)
+def test_a_draft_is_known_by_engines_names_and_by_its_repositorys(
+    written: str, draft: str | None
+) -> None:
+    assert draft_by_name(written) == draft
+    fields = plan_request.fields_of({"draft": written})
+    assert fields["draft"] == (draft or written)
+    assert ("draft_name" in fields) == (draft is not None and "/" in written)
+
+
+def test_a_plan_for_a_published_head_is_the_one_for_its_draft_name() -> None:
+    head = "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"
+    load = ("--hardware", "h100", "--batch", "8", "--task", "chat", "--format", "json")
+    plans = []
+    for draft in (("--draft", head), ("--draft", "eagle3", "--draft-name", head)):
+        done = CliRunner().invoke(app, ["plan", *draft, *load])
+        assert done.exit_code == 0, done.output
+        plans.append(json.loads(done.stdout)["choice"])
+    assert plans[0] == plans[1]
+    assert plans[0]["row"]["drafting"]["draft"] == "eagle3"
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [("llama-3.1-8b", "--model"), ("4xh100", "--hardware")]
+)
+def test_a_name_without_its_option_is_answered_with_it(word: str, meant: str) -> None:
+    done = CliRunner().invoke(app, ["plan", word], standalone_mode=False)
+    assert f"did you mean {meant} {word}?" in describe(done.exception)
 
 
 def test_all_commands_read_32k() -> None:
