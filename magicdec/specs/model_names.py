@@ -84,11 +84,15 @@ FORMATS: dict[str, dict[str, Any] | None] = {
         "ignore": ["lm_head"],
     },
     "fp8-dynamic": PER_CHANNEL,
+    "fp8-kv": PER_CHANNEL | {"kv_cache_scheme": {"num_bits": 8, "type": "float"}},
     "fp8": PER_CHANNEL,
     "awq-int4": AWQ,
+    "awq-4bit": AWQ,
     "awq": AWQ,
     "gptq-int4": GPTQ,
     "gptq-int8": GPTQ | {"bits": 8},
+    "gptq-4b-128g": GPTQ,
+    "gptq-4bit": GPTQ,
     "gptq": GPTQ,
     "nvfp4": NVFP4,
     "fp4": NVFP4,
@@ -98,8 +102,10 @@ FORMATS: dict[str, dict[str, Any] | None] = {
     "quantized.w8a8": _integers(8),
     "w8a8": _integers(8),
     "int8": _integers(8),
+    "unsloth-bnb-4bit": {"quant_method": "bitsandbytes", "load_in_4bit": True},
     "bnb-4bit": {"quant_method": "bitsandbytes", "load_in_4bit": True},
     "bnb-8bit": {"quant_method": "bitsandbytes", "load_in_8bit": True},
+    "qat-q4-0-unquantized": None,
     "bf16": None,
     "fp16": None,
 }
@@ -185,7 +191,8 @@ def resolve_name(text: str) -> ModelName | None:
     if text in named_models():
         return ModelName(model=text)
     short, weight_format = _without_format(_plain(text))
-    model = _keys().get(_key(short))
+    key = _key(short)
+    model = _keys().get(key) or _keys_without_dots().get(key)
     if model is None:
         return None
     return ModelName(model=model, weight_format=weight_format)
@@ -256,3 +263,14 @@ def _keys() -> dict[str, str]:
         for checkpoint in row.checkpoints:
             keys.setdefault(_key(_plain(checkpoint)), model)
     return keys
+
+
+@cache
+def _keys_without_dots() -> dict[str, str | None]:
+    """Models by their keys as clouds write them ("llama-3-1-8b"); None where two would be alike."""
+    models: dict[str, str | None] = {}
+    for key, model in _keys().items():
+        short = key.replace(".", "")
+        if models.setdefault(short, model) != model:
+            models[short] = None
+    return models

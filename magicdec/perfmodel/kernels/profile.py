@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from magicdec.counts import Array
-from magicdec.errors import ConfigError, either, unknown_choice
+from magicdec.errors import ConfigError, closest, either, unknown_choice
 from magicdec.files import converted, read_toml, write_atomic
 from magicdec.perfmodel.kernels.attention import AttentionCurve, PrefillCurve
 from magicdec.perfmodel.kernels.base import (
@@ -232,7 +232,14 @@ def _unknown_hardware(given: str) -> ConfigError:
         if same:
             meant = either(same)
             return ConfigError(f"unknown hardware '{given}': did you mean {meant}?")
-    return unknown_choice("hardware", given, hardware_aliases(), or_else=OTHER_HARDWARE)
+    known = hardware_aliases()
+    words = [word for word in given.split() if word.lower() not in VENDORS]
+    if not closest(given, known):  # a driver's name has more words than ours
+        beginnings = ("-".join(words[:length]).lower() for length in (3, 2, 1))
+        like = next((name for name in beginnings if name in known), None)
+        if like is not None:
+            return ConfigError(f"unknown hardware '{given}': did you mean {like}?")
+    return unknown_choice("hardware", given, known, or_else=OTHER_HARDWARE)
 
 
 def _load_file(path: Path) -> HardwareProfile:
