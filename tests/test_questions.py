@@ -29,7 +29,7 @@ SAID: dict[str, tuple[str, ...]] = {
     "DeepSeek-V3": ("Serve 6 requests/s on", "multi-token prediction", "headroom"),
     "h100=2.5": ("Buy ", "per million tokens", "the least of 4 devices"),
     "Mistral-Small-24B-Instruct-2501 --hardware 4090,5090": (
-        "2 x rtx-5090-32gb",
+        "2 x RTX 5090 32 GB",
         "acceptance on chat",
     ),
     "1x5090 --quantization fp8": ("Serve 1 user on 1 x RTX 5090", "acceptance on chat"),

@@ -115,6 +115,12 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
         """The change to make, in one line."""
         if self.as_it_is is None and self.problems:
             return self.problems[0]
+        if self.command.unread is not None and self.command.speculation is None:
+            return f"If {self.command.unread} sets no draft: {self._advice}"
+        return self._advice
+
+    @property
+    def _advice(self) -> str:
         change = self.first
         if change is None:
             return "Keep it as it is: no change gains."
@@ -148,7 +154,10 @@ def check_command(command: ServeCommand, load: Load) -> Check:
     except CapacityError as error:
         return _refused(command, request, assumed, [str(error), *problems])
     command = _with_own_head(command, model)
-    drafted = _drafted(command, request, model)
+    fitting = msgspec.structs.replace(
+        request, batch_sizes=(free.autoregressive.batch_size,)
+    )  # every draft is compared with as many users
+    drafted = _drafted(command, fitting, model)
     changes = [
         *_on_speculation(command, drafted, free, problems),
         *_on_batches(command, load, request, model),

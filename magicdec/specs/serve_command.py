@@ -73,6 +73,8 @@ class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
     not_understood: list[str] = []
     problems: list[str] = []
     """Settings whose written form cannot be what is meant."""
+    unread: str | None = None
+    """File of further options, which is not here."""
 
 
 # What engines call their options
@@ -426,7 +428,11 @@ def _read(
         )
     if not said.get("model"):
         raise ConfigError(f"the command names no model; {STARTS} take one")
+    unread = said.get("file")
+    if unread is not None and reads_files and _is_here(Path(unread)):
+        unread = None
     return ServeCommand(
+        unread=unread,
         engine=engine,
         model=said["model"],
         tp_size=_count(said, "tp") or 1,

@@ -111,7 +111,7 @@ REFUSALS = [
     ),
     (
         ("plan", "llama-3.1-8b"),
-        "magicdec plan takes no argument 'llama-3.1-8b': see magicdec plan --help",
+        "magicdec plan takes no argument 'llama-3.1-8b': did you mean --model llama-3.1-8b?",
     ),
     (
         ("plan", "model", "x"),

@@ -262,3 +262,27 @@ def test_fewer_sequences_than_usual_are_weighed_in_a_note() -> None:
     assert not any(
         "users wait" in note for note in checked("vllm serve Qwen/Qwen3-8B").notes
     )
+
+
+def test_a_command_that_serves_fewer_is_compared_at_as_many_users() -> None:
+    """Two L40S hold 16 sequences of this model with n-gram alone, fewer with other drafts."""
+    command = read_serve_command(
+        "vllm serve Qwen/Qwen3-32B --tensor-parallel-size 2 --speculative-config "
+        """'{"method": "ngram", "num_speculative_tokens": 5}'"""
+    )
+    check = check_command(command, Load(hardware="l40s"))
+    assert check.as_it_is is not None
+    assert check.without_draft is not None
+    assert check.batch_size < 32
+    assert check.as_it_is.batch_size == check.without_draft.batch_size
+    assert check.as_it_is.batch_size == check.batch_size
+    ratio = check.without_draft.between_tokens_s / check.as_it_is.between_tokens_s
+    assert ratio == pytest.approx(check.as_it_is.speedup, rel=1e-6)
+
+
+def test_a_file_of_options_that_is_not_here_is_said_first() -> None:
+    command = read_serve_command(
+        "trtllm-serve deepseek-ai/DeepSeek-V3 --tp_size 8 --extra_llm_api_options none.yml"
+    )
+    check = check_command(command, Load(hardware="b200"))
+    assert check.headline.startswith("If none.yml sets no draft: Speculate with ")
