@@ -168,11 +168,18 @@ def kernels_of(device: HardwareProfile) -> str:
     if device.is_measured:
         return "timed"
     lenders = []
+    own = []
     for curve in (device.gemm, device.attention):
-        if curve is not None and curve.fit.borrowed_from not in ("", *lenders):
+        if curve is None:
+            continue
+        if curve.fit.borrowed_from not in ("", *lenders):
             lenders.append(curve.fit.borrowed_from)
+        elif curve.fit.fitted_on and not curve.fit.borrowed_from:
+            own.append(curve.fit.fitted_on)
     if lenders:
         return f"of {', '.join(lenders)}"
+    if own:
+        return f"fitted to {', '.join(own)}"
     return "datasheet alone"
 
 
