@@ -57,8 +57,8 @@ number of them stands in front (`4xh100`; `2x8xh200` are two nodes of eight) or 
 device and hour after `=`.
 
 Memory, bandwidth and dense bf16 rate are datasheets' unless the device's file says that they were measured; each
-number's source stands there. *Kernels*: timed on this device, or carried over from the named one with a wider
-error.
+number's source stands there. *Kernels*: timed on this device, fitted to servers on it, or
+carried over from the named device with a wider error.
 
 | device | memory | bandwidth | bf16 | kernels | also |
 |---|---|---|---|---|---|
