@@ -105,6 +105,7 @@
       from.value = "";
     }
     document.getElementById("each-gpu").hidden = isRate;
+    form.elements.gen_len.placeholder = form.elements.task.value ? "task's" : "decoding";
   };
 
   let waiting;

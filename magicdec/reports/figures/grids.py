@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from itertools import groupby, product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from magicdec.naming import describe, device_name, draft_name
+from magicdec.naming import describe, device_name, draft_name, method_name
 from magicdec.plan_document import Plan, Traffic, TrafficLoad
-from magicdec.plan_rows import Verdict, verdict_of
+from magicdec.plan_rows import Candidate, Verdict, verdict_of
 from magicdec.records import Record
 from magicdec.reports.data import ReportData
 from magicdec.reports.figures.chart import (
@@ -35,6 +35,13 @@ if TYPE_CHECKING:
 
 LOSS, NEUTRAL, GAIN = "#c9500b", "#f4f2ee", "#0069a9"
 CELL_INK, CELL_PAPER = "#15181b", "#fffffe"
+SHORT_NAMES = {
+    "suffix": "suffix",
+    "mtp": "MTP",
+    "streamingllm": "StrLLM",
+    "full": "copy",
+}
+"""Methods in a cell, where their name is long."""
 SMALL_WIDTH_IN = 3.6
 SMALL_SIZE = 6.5
 """Width of one of several figures, and points of the text in its cells."""
@@ -48,6 +55,8 @@ class Cell(NamedTuple):
     verdict: Verdict
     draft: str = ""
     """Name of its draft, where the cells of a grid have several."""
+    short: str = ""
+    """A name of that draft that fits into a cell."""
 
 
 class Grid(NamedTuple):
@@ -148,7 +157,8 @@ def _told_drafts(chart: Chart, title: str) -> Chart:
     return chart.told(
         title=title,
         caption="Predicted gain of the plan's choice over decoding without a draft at the same "
-        "batch, with its draft and γ. ?: the 90 % interval reaches below 1; empty: does not fit.",
+        "batch, with its draft (a draft model by its size) and γ. ?: the 90 % interval reaches "
+        "below 1; empty: does not fit.",
         table="Best draft by batch and context",
         columns=[BATCH, CONTEXT, Column("draft", "Draft"), GAMMA_COLUMN, SPEEDUP],
     )
@@ -170,8 +180,17 @@ def _chosen_grid(data: ReportData) -> Grid | None:
         gain = row.gain
         verdict = verdict_of(speedup_low=gain.low, speedup_high=gain.high)
         name = draft_name(row.draft, row.draft_method, row.draft_budget)
-        cells[place] = Cell(gain.speedup, row.gamma, verdict, name)
+        cells[place] = Cell(gain.speedup, row.gamma, verdict, name, _short_name(row))
     return Grid(batches, contexts, cells, "Predicted")
+
+
+def _short_name(row: Candidate) -> str:
+    """A draft in a cell: its method, or the size at the end of a draft model's name."""
+    if row.draft not in ("self", row.draft_method):
+        return row.draft.rpartition("-")[2]
+    if row.draft_method in SHORT_NAMES:
+        return SHORT_NAMES[row.draft_method]
+    return method_name(row.draft_method)
 
 
 def _most_often(grid: Grid) -> str:
@@ -339,7 +358,7 @@ def _draw_cell(
         doubt = " ?"
     gamma = f"γ {cell.gamma}{doubt}"
     if cell.draft:
-        gamma = f"{cell.draft} {cell.gamma}{doubt}"
+        gamma = f"{cell.short} {cell.gamma}{doubt}"
     axes.text(c, b + 0.1, speedup, color=ink, **middle)
     axes.text(c, b - 0.24, gamma, color=ink, **middle)
 
