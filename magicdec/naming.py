@@ -157,17 +157,20 @@ def draft_id(draft: str, method: str, budget: int | None = None) -> str:
 
 
 def device_name(hardware: str) -> str:
-    """A device in text: "A100 SXM 80 GB", "AMD EPYC x2"."""
+    """A device in text: "A100 SXM 80 GB", "GB200 (NVL72)", "AMD EPYC x2"."""
     words = [word for word in hardware.split("-") if word != "cpu"] or [hardware]
-    sizes = (re.fullmatch(r"(\d+)gb", word) for word in words)
-    return " ".join(
-        f"{size[1]}\u00a0GB"
-        if size
-        else word
-        if re.fullmatch(r"x\d+", word)
-        else word.upper()
-        for word, size in zip(words, sizes, strict=True)
-    )
+    return " ".join(map(_word_of_device, words))
+
+
+def _word_of_device(word: str) -> str:
+    size = re.fullmatch(r"(\d+)gb", word)
+    if size is not None:
+        return f"{size[1]}\u00a0GB"
+    if re.fullmatch(r"nvl\d+", word):  # one device of a domain of so many
+        return f"({word.upper()})"
+    if re.fullmatch(r"x\d+", word):
+        return word
+    return word.upper()
 
 
 def describe(configuration: Configuration, *, symbol: str = "gamma") -> str:
