@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import numpy as np
 import pytest
 
+from magicdec.perfmodel import forward
 from magicdec.perfmodel.drafting import draft_tp
+from magicdec.perfmodel.forward import Pass
 from magicdec.perfmodel.kernels.experts import experts_touched
+from magicdec.perfmodel.kernels.op import Where
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.setup import Setup
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.mixers import Attention
+from magicdec.specs.parallel import Parallelism
+from magicdec.specs.precision import BF16
 from magicdec.specs.speculation import SpeculationSpec
 from tests.perfmodel.passes import forward_pass, prefill
 
@@ -218,3 +225,38 @@ def test_a_standalone_draft_runs_where_it_is_said_or_where_the_runtime_puts_it(
         draft="tinyllama-1.1b", draft_method="full", gamma=2, draft_tp_size=said
     )
     assert float(draft_tp(Setup.of("llama-2-7b-32k", A100, engine, spec), 4)) == ranks
+
+
+def test_a_pass_that_is_kept_is_the_one_that_was_asked_for() -> None:
+    """Passes that differ in one thing alone, each against itself timed anew."""
+    h100 = load_hardware("h100-sxm-80gb")
+    fp8 = msgspec.structs.replace(BF16, weight_dtype="fp8")
+    engines = (ENGINE, msgspec.structs.replace(ENGINE, layer_overhead_s=1e-4))
+    wide = Parallelism(pp=2)
+    usual = Pass(at=Where(A100, ENGINE, BF16), batch=4.0, query_len=1.0, kv_len=1000.0)
+    passes = [
+        (LLAMA, usual),
+        (load_model_spec("llama-3.2-1b"), usual),
+        (LLAMA, replace(usual, at=Where(h100, ENGINE, BF16))),
+        (LLAMA, replace(usual, at=Where(A100, engines[1], BF16))),
+        (LLAMA, replace(usual, at=Where(A100, ENGINE, fp8))),
+        (LLAMA, replace(usual, batch=8.0)),
+        (LLAMA, replace(usual, query_len=5.0)),
+        (LLAMA, replace(usual, kv_len=np.array([1000.0, 2000.0]))),
+        (LLAMA, replace(usual, kv_len=np.array([[1000.0], [2000.0]]))),
+        (LLAMA, replace(usual, tp=2)),
+        (LLAMA, replace(usual, num_passes=2.0)),
+        (LLAMA, replace(usual, logit_rows=1.0)),
+        (LLAMA, replace(usual, is_prefill=True)),
+        (LLAMA, replace(usual, attention_factor=2.0)),
+        (LLAMA, replace(usual, spread=wide)),
+    ]
+    kept = [forward.forward_pass(model, p).total_s for model, p in [*passes, *passes]]
+    assert forward._kept.cache_info().hits >= len(passes)
+    anew = []
+    for model, p in passes:
+        forward._kept.cache_clear()
+        anew.append(forward.forward_pass(model, p).total_s)
+    for one, other in zip(kept, [*anew, *anew], strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert len({time.tobytes() for time in anew}) >= len(passes) - 2

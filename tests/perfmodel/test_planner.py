@@ -558,6 +558,22 @@ def test_where_a_draft_surely_pays_lies_inside_where_it_pays_and_that_inside_whe
                 assert each.pays[0] <= context <= each.pays[1]
 
 
+def test_fewer_reaches_are_those_of_all_and_change_nothing_else() -> None:
+    request = PlanRequest(model="llama-3.2-1b", hardware=("l40s-48gb",))
+    every = plan(request)
+    row = every.choice.left_out or every.best
+    shown = [
+        reach
+        for reach in every.reach
+        if (reach.draft, reach.draft_method) == (row.draft, row.draft_method)
+    ]
+    assert len(every.reach) > len(shown) == 1
+    for reaches, expected in (("chosen", shown), ("none", [])):
+        fewer = plan(msgspec.structs.replace(request, reaches=reaches))
+        assert fewer.reach == expected
+        assert msgspec.structs.replace(fewer, reach=every.reach) == every
+
+
 def test_a_draft_pays_within_its_reach_and_not_beyond_it() -> None:
     """Plans on either side of where a head stops paying and a sparse cache starts, each at its best gamma."""
     published = default_profile("qwen3-8b", "eagle3", draft="eagle3")
