@@ -20,10 +20,12 @@ and, for how a replica is spread, of
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from magicdec.counts import Z_90
 from magicdec.errors import unknown_choice
 from magicdec.naming import ENGINE_TITLES, METHODS
 from magicdec.plan_document import UNKNOWN_SITE, Plan, Site
@@ -40,8 +42,9 @@ from magicdec.reports.deployment import (
     schedule_note,
     unsupported,
 )
-from magicdec.specs.engine import load_engine
+from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.gamma_table import Band
+from magicdec.units import MICRO
 
 PLUGIN_CLASS = "magicdec.vllm.draft.SparseDraft"
 PLUGIN_METHODS = ("streamingllm",)
@@ -222,12 +225,28 @@ def _json_word(value: dict[str, Any]) -> str:
 
 def _vllm_draft(plan: Deployment, lines: list[str]) -> dict[str, Any]:
     method = plan.best.draft_method
-    config: dict[str, Any] = dict(load_engine("vllm").draft_call(method))
+    engine = load_engine("vllm")
+    lines += _vllm_path(engine, method)
+    config: dict[str, Any] = dict(engine.draft_call(method))
     if method == "ngram":
         config |= _lookup_lengths(plan)
     if METHODS[method].has_checkpoint:
         config["model"] = head_name(plan, lines)
     return config
+
+
+def _vllm_path(engine: EngineProfile, method: str) -> list[str]:
+    """How vLLM runs a draft that is no head, as it was priced."""
+    if method in engine.synchronous_drafts:
+        return ["Priced: searched on the host, without asynchronous scheduling."]
+    if method != "full":
+        return []
+    layer_us = engine.draft_model_layer_s / MICRO
+    factor = math.exp(Z_90 * engine.draft_model_layer_error)
+    return [
+        f"Priced: the draft model outside captured graphs, {layer_us:.0f} us of launches a layer "
+        f"(90 % within a factor of {factor:.1f})."
+    ]
 
 
 def _lookup_lengths(plan: Deployment) -> dict[str, int]:
