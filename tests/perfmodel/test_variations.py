@@ -110,7 +110,7 @@ def test_below_one_speculation_is_left_off_and_the_reason_is_said() -> None:
             engine="sglang",
             context_lens=(2048,),
             draft="llama-3.2-1b",
-            acceptance_rate=0.3,
+            acceptance_rate=0.1,
             **CASE,
         )
     )
