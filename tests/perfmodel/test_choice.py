@@ -138,8 +138,15 @@ def test_a_document_of_schema_3_is_read_as_the_same_plan() -> None:
         gen_len=200,
         price=2,
     )
+    policy = plan.gamma_table.policy
+    by_table = policy.bands(plan.best.context_len, most=plan.best.batch_size)
     choice = msgspec.structs.replace(
-        plan.choice, limits=[], left_out=None, with_plugin=None
+        plan.choice,
+        limits=[],
+        left_out=None,
+        with_plugin=None,
+        one_gamma=None,
+        gammas=by_table,
     )
     told = msgspec.structs.replace(plan, choice=choice)
     assert _known_to_schema_3(plan_of(_earlier(plan))) == _known_to_schema_3(told)
