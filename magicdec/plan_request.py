@@ -31,6 +31,7 @@ DEFAULT_CONTEXT = 32_768
 MAX_BATCH = 65_536
 MAX_CONTEXT = 2**26
 BALANCES = ("round-robin", "least-loaded")
+PREFILLS = ("here", "elsewhere")
 NUMBER_OR_TEXT: Any = float | str | None
 COUNT_OR_SHARE: Any = int | str
 COUNTS_OR_SHARES: Any = tuple[int | str, ...]
@@ -298,6 +299,21 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
             is_open=True,
         ),
     ] = None
+    prefill: Annotated[
+        str,
+        Option(
+            help="here, or elsewhere: a pool that only decodes, sent its keys and values."
+        ),
+    ] = "here"
+    kv_link_gb_s: Annotated[
+        float,
+        Option(
+            help="GB/s per device on which keys and values of prompts arrive from elsewhere.",
+            least=0,
+            most=1e6,
+            is_open=True,
+        ),
+    ] = 50.0
     price_per_hour_usd: Annotated[
         float | None,
         Option(
@@ -489,6 +505,10 @@ def check(request: Request) -> None:
         asked.check(getattr(request, asked.field))
     if request.balance not in BALANCES:
         raise unknown_choice("balance", request.balance, BALANCES)
+    if request.prefill not in PREFILLS:
+        raise unknown_choice("prefill", request.prefill, PREFILLS)
+    if request.prefill == "here" and "kv_link_gb_s" in given(request):
+        raise ConfigError("--kv-link-gb-s goes with --prefill elsewhere")
     if request.task is not None and request.task not in TASKS:
         raise unknown_choice("task", request.task, TASKS)
     _check_arrivals(request)

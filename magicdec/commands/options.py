@@ -153,6 +153,7 @@ SECTIONS = {
     "Model and devices": "model hardware engine tp gpus pp ep dp_attention weights weight_dtype "
     "kv_dtype dtype device",
     "Load and limits": "batch context context_spread gen_len workload tpot_ms ttft_ms price "
+    "prefill kv_link_gb_s "
     "prompts queue num_prompts",
     "Arrivals": "rate burstiness requests cached balance p95_ttft_ms p95_tpot_ms",
     "Draft": "draft draft_model draft_method draft_budget draft_tp gamma draft_weight_dtype "

@@ -50,7 +50,16 @@ HTML = "text/html"
 Reply = tuple[HTTPStatus, str, str]
 """Status, kind and content."""
 OF_ARRIVALS = ("traffic", "goodput", "timeline")
-FIGURES = (*OF_ARRIVALS, "best", "heatmap", "gamma", "limits", "budget", "memory")
+FIGURES = (
+    *OF_ARRIVALS,
+    "best",
+    "pareto",
+    "heatmap",
+    "gamma",
+    "limits",
+    "budget",
+    "memory",
+)
 """The figures of the page, in its order; those that a state holds nothing for are left out."""
 COMPARED_GPUS = (
     "h100-sxm-80gb",

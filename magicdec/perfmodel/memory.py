@@ -104,6 +104,29 @@ def memory_need(
     )
 
 
+def prompt_bytes(
+    setup: ModelSetup, *, prompt_len: Any, budget: Any, gamma: Any, tp_size: Any
+) -> Array:
+    """Keys and values of one prompt, the draft's too, on each device of its group and stage."""
+
+    block = (
+        np.asarray(gamma, dtype=np.float64) + 1.0
+    )  # in flight, on top of what is held
+
+    def held(batch: float) -> Array:
+        need = memory_need(
+            setup,
+            batch=batch,
+            max_len=prompt_len - block,
+            budget=budget,
+            gamma=gamma,
+            tp_size=tp_size,
+        )
+        return need.kv_bytes + need.draft_kv_bytes
+
+    return held(setup.spread.dp) - held(0.0)
+
+
 def _exchange_bytes(setup: ModelSetup, tokens: Array, tp: Array) -> Array:
     """Buffers in 16 bits in which a rank's tokens are sent to all experts and received, two of each
     (DeepEP)."""

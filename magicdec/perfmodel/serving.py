@@ -66,6 +66,10 @@ class Cycle:
     """
     rounds: Any = 1.0
     """Requests in the system for each slot: all but one wait."""
+    elsewhere_s: Any = 0.0
+    """Prefill of a request elsewhere, before it comes."""
+    received_s: Any = 0.0
+    """Time in its slot in which the keys and values of its prompt arrive."""
 
     @property
     def _spread_s(self) -> Array:
@@ -79,6 +83,7 @@ class Cycle:
             self.prompt_s
             * (self.groups + (self.active - 1.0) * (1.0 - self.between_share))
             + 1.5 * self.step_s
+            + self.received_s
         )
         return np.asarray(self.gaps * self.token_s + first)
 
@@ -98,7 +103,7 @@ class Cycle:
     @property
     def request_s(self) -> Array:
         """From being sent to the last token."""
-        return np.asarray(self.in_slot_s * self.rounds)
+        return np.asarray(self.in_slot_s * self.rounds + self.elsewhere_s)
 
     @property
     def ttft_s(self) -> Array:
@@ -501,6 +506,8 @@ def whole_requests(
             setup, active=points.batch, prompt_len=computed(hits), passes=passes
         )
 
+    if setup.kv_link_bytes_per_s is not None:
+        return _decoding_alone(prediction, output_len, common)
     drafts = points.gamma > 0
     beside_drafts = groups(prediction.hits, passes)
     drafts_s = np.where(drafts, prediction.draft_prefill_s / beside_drafts, 0.0)
@@ -523,4 +530,24 @@ def whole_requests(
     )
     return WholeRequests(
         prediction=prediction, output_len=output_len, alone=alone, drafted=drafted
+    )
+
+
+def _decoding_alone(
+    prediction: Prediction, output_len: Any, common: dict[str, Any]
+) -> WholeRequests:
+    """Requests of a pool that only decodes: prompts take a slot while they arrive, and nothing else.
+    They are prefilled one by one on as many devices of the same kind.
+    """
+    common = common | {
+        "prompt_s": np.zeros(()),
+        "elsewhere_s": prediction.prefill_s,
+        "received_s": prediction.transfer_s,
+    }
+    alone_s = prediction.autoregressive_step_s
+    return WholeRequests(
+        prediction=prediction,
+        output_len=output_len,
+        alone=Cycle(token_s=alone_s, step_s=alone_s, **common),
+        drafted=Cycle(token_s=prediction.tpot_s, step_s=prediction.step_s, **common),
     )

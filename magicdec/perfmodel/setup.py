@@ -89,6 +89,10 @@ class Setup(ModelSetup):
     """Everything about a configuration but its numbers of sequences, tokens and ranks."""
 
     hardware: HardwareProfile
+    kv_link_bytes_per_s: float | None = None
+    """Rate per device at which keys and values of prompts arrive that were prefilled elsewhere.
+    None: prompts are prefilled here.
+    """
 
     @classmethod
     def of(

@@ -23,7 +23,12 @@ from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.acceptance.uncertain import mean_tokens
 from magicdec.perfmodel.drafting import draft_of
-from magicdec.perfmodel.memory import Memory, capacity_bytes, memory_need
+from magicdec.perfmodel.memory import (
+    Memory,
+    capacity_bytes,
+    memory_need,
+    prompt_bytes,
+)
 from magicdec.perfmodel.prefix_cache import hits_of
 from magicdec.perfmodel.setup import Cached, Points, Setup
 from magicdec.perfmodel.step import (
@@ -124,9 +129,32 @@ class Prediction:
         at = self.points
         return hits_of(self.setup, at.cached, tp_size=at.tp, gamma=0)
 
-    @cached_property
+    @property
     def ttft_s(self) -> Array:
-        """Seconds to the first token of one request, the draft's prefill included."""
+        """Seconds to the first token of one request, the draft's prefill included, and where it is
+        prefilled elsewhere the way of its keys and values.
+        """
+        return self.prefill_s + self.transfer_s
+
+    @cached_property
+    def transfer_s(self) -> Array:
+        """Seconds in which the keys and values of one prompt arrive from elsewhere."""
+        rate = self.setup.kv_link_bytes_per_s
+        if rate is None:
+            return np.zeros(())
+        at = self.points
+        sent = prompt_bytes(
+            self.setup,
+            prompt_len=at.context,
+            budget=at.budget,
+            gamma=at.gamma,
+            tp_size=at.tp,
+        )
+        return sent / rate
+
+    @cached_property
+    def prefill_s(self) -> Array:
+        """Seconds of the prefill of one request alone, the draft's included."""
         at = self.points
         budget = None
         if draft_of(self.setup).drafts:
@@ -145,7 +173,11 @@ class Prediction:
 
     @cached_property
     def draft_prefill_s(self) -> Array:
-        """The part of `ttft_s` that the draft adds to the target's prefill of one request."""
+        """The part of `prefill_s` that the draft adds to the target's own; none where prompts are
+        prefilled elsewhere.
+        """
+        if self.setup.kv_link_bytes_per_s is not None:
+            return np.zeros(())
         alone = dataclasses.replace(
             self.setup, speculation=AUTOREGRESSIVE, draft_model=None
         )
@@ -157,7 +189,7 @@ class Prediction:
             ).total_s
 
         without = self.hits.seconds_of_rest(whole_s, at.context)
-        return np.maximum(self.ttft_s - without, 0.0)
+        return np.maximum(self.prefill_s - without, 0.0)
 
     @cached_property
     def break_even_gen_len(self) -> Array:

@@ -19,6 +19,12 @@ from magicdec.specs.gamma_table import Band, nearest
 from magicdec.units import MIB, MILLI, format_number, format_seconds
 
 COMMENT_WIDTH = 79
+RECEIVING = {
+    "vllm": "add --kv-transfer-config with your connector (NixlConnector, for instance)",
+    "sglang": "add --disaggregation-mode decode and your --disaggregation-transfer-backend",
+    "trtllm": "set cache_transceiver_config, and start it as a generation server",
+}
+"""The settings of a pool that only decodes, which a plan cannot know."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +40,8 @@ class Deployment:
     """
     reason: str = ""
     """Why this is not what the plan chose, where it is not."""
+    receives_prompts: bool = False
+    """Whether prompts are prefilled elsewhere."""
     by_batch: str = ""
     """Whether gamma follows the batch, and what that is worth."""
     site: Site = UNKNOWN_SITE
@@ -128,6 +136,7 @@ def read_deployment(
         verdict=best.verdict,
         bands=tuple(plan.choice.gammas),
         reason=reason,
+        receives_prompts=plan.request.prefill == "elsewhere",
         by_batch=gamma_by_batch(plan.choice),
         site=site,
         table=reachable(plan.gamma_table, max_batch=best.batch_size, max_len=length),
@@ -231,6 +240,8 @@ def heading(engine: str, plan: Deployment) -> list[str]:
         lines.append(_times(plan.candidate))
     if plan.by_batch:
         lines.append(f"{plan.by_batch[0].upper()}{plan.by_batch[1:]}.")
+    if plan.receives_prompts:
+        lines.append(f"Prompts come from a prefilling pool: {RECEIVING[engine]}.")
     if plan.reason:
         lines.append(f"Note: {plan.reason}.")
     if plan.name == plan.model:

@@ -31,6 +31,8 @@ from magicdec.units import (
 
 LOW_RATE = 0.6
 """Published drafts accept at least this share of first tokens on the text they were trained for."""
+LEAST_BY_BATCH = 1.005
+"""Gain of a table of gammas by batch from which it is said."""
 WORTH_A_TRY = 0.4
 """Rate up to which a draft of unknown acceptance that pays from there is suggested."""
 BOUND_WORTH_SAYING = 0.5
@@ -132,6 +134,7 @@ def _why_not(choice: Choice) -> str:
 def further_lines(plan: Plan, case: CaseAnswer) -> list[str]:
     """The lines after the first, most important first."""
     lines = [
+        at_limit(plan, case),
         _waiting(plan, case),
         acceptance_line(case.choice),
         *_limits(case.choice),
@@ -144,6 +147,36 @@ def further_lines(plan: Plan, case: CaseAnswer) -> list[str]:
         _plugin(case.choice),
     ]
     return [line for line in lines if line]
+
+
+def at_limit(plan: Plan, case: CaseAnswer) -> str:
+    """Throughput of a device where each user gets the tokens per second asked for, with and without
+    a draft, each at its own batch and layout.
+    """
+    limit_s = plan.request.tpot_limit_s
+    if not limit_s or case.best_by_batch or plan.traffic is not None:
+        return ""
+    alone = case.best_autoregressive
+    users = f"at {format_number(1.0 / limit_s)} tokens/s per user"
+    best = case.best
+    if alone is None:
+        without = "without a draft no batch keeps it"
+    else:
+        without = f"{_per_device(alone)} without a draft"
+    if not best.is_speculative:
+        return f"{users}: {without}"
+    line = f"{users}: {_per_device(best)} with {drafting_of(best)}, {without}"
+    ratio = best.speedup_vs_best_autoregressive
+    if ratio is None:
+        return line
+    return f"{line}, {ratio:.2f} times as many"
+
+
+def _per_device(row: Candidate) -> str:
+    """Tokens per second of a device, and the users that share a replica."""
+    rate = format_number(row.rate_per_gpu)
+    users = format_count(row.batch_size, "user")
+    return f"{rate} tokens/s per device ({row.layout.label}, {users} a replica)"
 
 
 def _waiting(plan: Plan, case: CaseAnswer) -> str:
@@ -210,7 +243,7 @@ def _better_gamma(choice: Choice) -> str:
 def gamma_by_batch(choice: Choice) -> str:
     """Whether gamma follows the batch, and by how much that is better or worse than one gamma."""
     one = choice.one_gamma
-    if one is None or not choice.is_speculative:
+    if one is None or not choice.is_speculative or one.by_batch < LEAST_BY_BATCH:
         return ""
     users = format_count(one.most, "user")
     gain = f"{one.by_batch - 1.0:.0%} more tokens/s on average over 1 to {users}"

@@ -30,7 +30,7 @@ from magicdec.perfmodel.speedup import predict
 from magicdec.plan_document import CaseAnswer
 from magicdec.plan_rows import Candidate
 from magicdec.specs.speculation import HEAD_METHODS, draft_kind
-from magicdec.units import GIGA, MILLI
+from magicdec.units import GIGA, MILLI, format_seconds
 
 LEAST_LOSS = 0.03
 """Share of the speed that lost prefix hits cost before a plan says so."""
@@ -49,6 +49,7 @@ def notes(
     best = answer.best
     of_drafts, on_other_drafts = _on_drafts(case, best, drafted)
     key = [
+        *_on_pool(case, best),
         *_on_spread(case, answer),
         *_on_kernels(cases),
         *_on_devices(cases, best),
@@ -64,6 +65,35 @@ def notes(
         *on_other_drafts,
     ]
     return key, rest
+
+
+def _on_pool(case: Case, best: Candidate) -> Iterator[str]:
+    """A pool that only decodes: when prompts come, and what is not in the answer."""
+    if case.request.prefill == "here":
+        return
+    setup = case.setup(None)
+    option = None
+    if best.is_speculative:
+        option = _option_of(case, best)
+        setup = case.setup(option)
+    points = Points(
+        batch=1.0,
+        context=float(best.context_len),
+        tp=best.tp_size,
+        budget=best.draft_budget or 0,
+        gamma=best.gamma,
+    )
+    law = None if option is None else option.acceptance
+    arrival = predict(setup, law, points)
+    transfer_s = float(np.ravel(arrival.transfer_s)[0])
+    prefill_s = float(np.ravel(arrival.prefill_s)[0])
+    rate = f"{case.request.kv_link_gb_s:g} GB/s per device"
+    yield (
+        "this pool only decodes: a prompt is prefilled elsewhere, taken as alone on as "
+        f"many of these devices ({format_seconds(prefill_s)}), and its keys and values "
+        f"arrive at {rate} ({format_seconds(transfer_s)}); the prefilling pool's queue and "
+        "devices are not in the answer"
+    )
 
 
 def _on_devices(cases: list[Case], best: Candidate) -> Iterator[str]:

@@ -44,6 +44,7 @@ from magicdec.specs.speculation import (
     SpeculationSpec,
 )
 from magicdec.specs.workload import WorkloadSpec
+from magicdec.units import GIGA
 
 
 class PlanRequest(Request, frozen=True, kw_only=True):
@@ -91,6 +92,13 @@ class PlanRequest(Request, frozen=True, kw_only=True):
                 f"cached must be tokens like 4096 or 32k, or 0% to 100%, not '{given}'"
             )
         return Cached(share=share)
+
+    @property
+    def kv_link_bytes_per_s(self) -> float | None:
+        """Rate per device at which prompts arrive computed; None: they are prefilled here."""
+        if self.prefill == "here":
+            return None
+        return self.kv_link_gb_s * GIGA
 
     @property
     def sampling(self) -> SamplingSpec:
@@ -231,6 +239,7 @@ class Case:
             sampling=self.request.sampling,
             precision=self.precision,
             spread=self.spread,
+            kv_link_bytes_per_s=self.request.kv_link_bytes_per_s,
         )
         if option is None:
             return setup

@@ -17,9 +17,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -77,6 +79,10 @@ class Limits:
     """From a client to the scheduler, and from the first token back."""
     token_latency_s: float
     """Per token of the prompt on that way."""
+    elsewhere_s: Callable[[Any, Any], Array] | None = None
+    """Time of prompts, of which so many tokens are cached, before they come prefilled from elsewhere;
+    None: they are prefilled here.
+    """
 
 
 class Replica:
@@ -125,6 +131,11 @@ class Replica:
         self.kinds = self.random.integers(0, 2**31, count)
         if drafts is not None:
             self.kinds %= drafts.num_classes
+        self.before_s = np.zeros(count)
+        """Time of each prompt elsewhere, and of its keys and values on their way."""
+        if limits.elsewhere_s is not None:
+            self.before_s = limits.elsewhere_s(requests.prompt_len, requests.cached_len)
+            self.cached = requests.prompt_len.tolist()
         self.now = 0.0
         self.began = 0.0
         """When the last iteration began."""
@@ -156,7 +167,7 @@ class Replica:
         limits = self.limits
         arrives_s = (
             sent_s + limits.latency_s + limits.token_latency_s * self.known[request]
-        )
+        ) + float(self.before_s[request])
         heappush(self.coming, (arrives_s, request))
 
     def run(self, until: float = float("inf")) -> None:

@@ -10,22 +10,27 @@ first WARM_UP of the requests."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from magicdec.counts import Array
 from magicdec.errors import CapacityError
 from magicdec.perfmodel.acceptance import AcceptanceProfile
+from magicdec.perfmodel.memory import prompt_bytes
 from magicdec.perfmodel.prefix_cache import found_tokens, hits_of
-from magicdec.perfmodel.setup import Cached, Setup
-from magicdec.perfmodel.traffic.costs import Costs, Drafts, num_blocks, tabulate
+from magicdec.perfmodel.setup import Cached, Points, Setup
+from magicdec.perfmodel.speedup import predict
+from magicdec.perfmodel.traffic.costs import Costs, Drafts, nodes, num_blocks, tabulate
 from magicdec.perfmodel.traffic.replica import Limits, Replica, Work
 from magicdec.perfmodel.traffic.requests import Requests
 from magicdec.specs.gamma_table import TableGamma
+from magicdec.specs.speculation import AUTOREGRESSIVE
 
 OVERLOAD = 0.05
 WARM_UP = 0.1
@@ -105,6 +110,9 @@ class Server:
             schedules_ahead=setup.engine.steps_ahead > 0,
             latency_s=setup.engine.request_latency_s,
             token_latency_s=setup.engine.prompt_token_latency_s,
+            elsewhere_s=_elsewhere(
+                setup, requests, tp_size=tp_size, budget=budget, gamma=max(gammas)
+            ),
         )
         low, high = requests.lengths
         span = (low, high + max(gammas) + 1)
@@ -161,6 +169,37 @@ class Server:
             gamma=self.deepest_gamma,
         )
         return replace(requests, cached_len=found.astype(np.int64))
+
+
+def _elsewhere(
+    setup: Setup,
+    requests: Requests,
+    *,
+    tp_size: int,
+    budget: int | None,
+    gamma: int,
+) -> Callable[[Any, Any], Array] | None:
+    """The time of prompts, of which so many tokens are cached, before they come: their prefill alone
+    on as many devices, and the way of their keys and values. None: they are prefilled here.
+    """
+    if setup.kv_link_bytes_per_s is None:
+        return None
+    lengths = nodes(1.0, float(requests.prompt_len.max()))
+    points = Points(batch=1.0, context=lengths, tp=tp_size, budget=budget, gamma=gamma)
+    alone = dataclasses.replace(setup, speculation=AUTOREGRESSIVE, draft_model=None)
+    prefill_s = np.broadcast_to(predict(alone, None, points).prefill_s, lengths.shape)
+    sent = prompt_bytes(
+        setup, prompt_len=lengths, budget=budget, gamma=gamma, tp_size=tp_size
+    )
+    sent_s = np.broadcast_to(sent / setup.kv_link_bytes_per_s, lengths.shape)
+
+    def before_s(prompt_len: Any, cached_len: Any) -> Array:
+        whole_s = np.interp(prompt_len, lengths, prefill_s)
+        found_s = np.interp(cached_len, lengths, prefill_s)
+        computed_s = whole_s - np.where(np.asarray(cached_len) > 0, found_s, 0.0)
+        return np.asarray(computed_s + np.interp(prompt_len, lengths, sent_s))
+
+    return before_s
 
 
 def _table_factor(setup: Setup, gammas: list[int]) -> float:

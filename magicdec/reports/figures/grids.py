@@ -13,7 +13,7 @@ from magicdec.naming import describe, device_name, draft_name, method_name
 from magicdec.plan_document import Plan, Traffic, TrafficLoad
 from magicdec.plan_rows import Candidate, Verdict, verdict_of
 from magicdec.records import Record
-from magicdec.reports.data import ReportData
+from magicdec.reports.data import ReportData, candidate_record
 from magicdec.reports.figures.chart import (
     BLUE,
     GREY,
@@ -28,7 +28,7 @@ from magicdec.reports.figures.chart import (
 from magicdec.reports.sentences import load_name, traffic_line
 from magicdec.reports.tables import BATCH, CONTEXT, GAMMA_COLUMN, SPEEDUP, Column
 from magicdec.reports.text import GAMMA, compact_tokens, percent, thousands
-from magicdec.units import MILLI, format_number, format_seconds
+from magicdec.units import MILLI, format_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -406,6 +406,7 @@ class Point(NamedTuple):
     rate: float
     """Tokens per second and device."""
     row: Record
+    is_drafted: bool = False
 
 
 # Throughput and latency
@@ -413,56 +414,91 @@ class Point(NamedTuple):
 
 
 def throughput_latency(data: ReportData) -> Chart | None:
-    """Tokens per second against the time between tokens; the frontier of each way to decode."""
-    rows = _one_context(data)
-    baselines = _frontier(_autoregressive_points(rows))
-    drafted = _frontier([_point(row) for row in rows if row.is_speculative])
-    points = baselines + drafted
-    batches = {point.row.batch_size for point in points}
+    """Tokens per second of a device against those of each user; the frontier with and without a
+    draft, as operators buy: what a device serves where every user gets so much.
+    """
+    points = _planned_points(data) or _recorded_points(data)
+    baselines = _frontier([point for point in points if not point.is_drafted])
+    drafted = _frontier([point for point in points if point.is_drafted])
+    batches = {point.row.batch_size for point in baselines + drafted}
     if len(drafted) < 2 or len(batches) < 2:
         return None
     chart = Chart("pareto", height=3.4)
     (axes,) = chart.axes
     if baselines:
-        _draw_frontier(chart, baselines, GREY, "s", "autoregressive")
-    _draw_frontier(chart, drafted, RED, "o", "speculative")
-    axes.set(xlabel="time per token and sequence (ms)", ylabel="tokens/s per device")
+        _draw_frontier(chart, baselines, GREY, "s", "without a draft")
+    _draw_frontier(chart, drafted, RED, "o", "with a draft")
+    axes.set(xlabel="tokens/s per user", ylabel="tokens/s per device")
     axes.margins(0.12)
     axes.set_ylim(bottom=0)
     axes.legend(loc="best")
     word = "Predicted"
-    if rows[0].source == "measured":
+    if drafted[0].row.source == "measured":
         word = "Measured"
+    caption = (
+        f"{word}, context {thousands(drafted[0].row.context_len)}. Only points that no other point "
+        "of the same line beats in both are drawn. Up and to the right is better."
+    )
+    limit_s = None if data.plan is None else data.plan.request.tpot_limit_s
+    if limit_s:
+        chart.part("limit", axes.axvline(1.0 / limit_s, color=GREY, lw=0.8, ls=":"))
+        caption += f" Dotted: the limit, {1.0 / limit_s:.3g} tokens/s per user."
     return chart.told(
         title=_pareto_title(baselines, drafted),
-        caption=f"{word}, context {thousands(rows[0].context_len)}. Only points that no other "
-        "point of the same line "
-        "beats in both are drawn. Up and to the left is better.",
-        table="Throughput and latency",
+        caption=caption,
+        table="Throughput at so many tokens/s per user",
         columns=[
             Column("decoding", "Decoding"),
             BATCH,
             CONTEXT,
             Column("configuration", "Configuration"),
             Column("tokens_per_s", "Tokens/s per device", "rate"),
-            Column("tpot_s", "Time per token", "seconds"),
+            Column("tokens_per_s_per_user", "Tokens/s per user", "rate"),
         ],
     )
 
 
-def _autoregressive_points(rows: Sequence[Record]) -> list[Point]:
-    """Points of the autoregressive rows, then those that the speculative rows imply."""
-    points = [_point(row) for row in rows if not row.is_speculative]
-    for row in rows:
-        step = row.autoregressive_step_s
-        if row.is_speculative and step:
-            points.append(
-                Point(
-                    step,
-                    row.batch_size / step / row.tp_size,
-                    row,
-                )
+def _planned_points(data: ReportData) -> list[Point]:
+    """The plan's rows on its first device and context, as users see them: whole requests where
+    their lengths are known. None where measured rows hold several batches.
+    """
+    plan = data.plan
+    measured = {row.batch_size for row in data.measured if row.is_speculative}
+    if plan is None or len(measured) >= 2:
+        return []
+    where = (plan.hardware, plan.context_len)
+    points = []
+    for row in plan.rows:
+        if not row.fits or (row.hardware, row.context_len) != where:
+            continue
+        seconds = row.between_tokens_s
+        rate = row.rate_per_gpu
+        record = candidate_record(plan, row)
+        point = Point(
+            seconds,
+            rate,
+            record,
+            is_drafted=row.is_speculative,
+        )
+        points.append(point)
+    return points
+
+
+def _recorded_points(data: ReportData) -> list[Point]:
+    """The points of records, then those without a draft that the speculative ones imply."""
+    points = []
+    for row in _one_context(data):
+        points.append(_point(row))
+        step_s = row.autoregressive_step_s
+        if row.is_speculative and step_s:
+            rate = row.batch_size / step_s / row.num_devices
+            alone = Point(
+                step_s,
+                rate,
+                row,
+                is_drafted=False,
             )
+            points.append(alone)
     return points
 
 
@@ -474,27 +510,27 @@ def _draw_frontier(
     name: str,
 ) -> None:
     (axes,) = chart.axes
-    milliseconds = [point.seconds / MILLI for point in points]
+    users = [1.0 / point.seconds for point in points]
     rates = [point.rate for point in points]
-    chart.part(name, *axes.plot(milliseconds, rates, color=colour, lw=1.4))
+    chart.part(name, *axes.plot(users, rates, color=colour, lw=1.4))
     for point in points:
         row = point.row
-        at = (point.seconds / MILLI, point.rate)
+        at = (1.0 / point.seconds, point.rate)
         configuration = describe(row, symbol=GAMMA)
         decoding = name
-        if name == "speculative":
+        if point.is_drafted:
             decoding = configuration
         tip = (
             f"batch {row.batch_size}, context {row.context_len}, {decoding}: "
-            f"{point.rate:.0f} tokens/s, {format_seconds(point.seconds)} per token"
+            f"{point.rate:.0f} tokens/s per device, {1.0 / point.seconds:.3g} per user"
         )
         chart.mark(axes, at, marker, tip, name, color=colour, mew=0.5)
         load = (row.batch_size, row.context_len)
-        chart.rows.append((name, *load, configuration, point.rate, point.seconds))
+        chart.rows.append((name, *load, configuration, point.rate, 1.0 / point.seconds))
     last = points[-1]
     note = axes.annotate(
         f"batch {last.row.batch_size}",
-        (last.seconds / MILLI, last.rate),
+        (1.0 / last.seconds, last.rate),
         xytext=(5, 5),
         textcoords="offset points",
         color=colour,
@@ -526,8 +562,8 @@ def _one_context(data: ReportData) -> list[Record]:
 
 
 def _point(row: Record) -> Point:
-    rate = (row.tokens_per_s or 0.0) / row.tp_size
-    return Point(row.tpot_s or 0.0, rate, row)
+    rate = (row.tokens_per_s or 0.0) / row.num_devices
+    return Point(row.tpot_s or 0.0, rate, row, row.is_speculative)
 
 
 def _frontier(points: Sequence[Point]) -> list[Point]:

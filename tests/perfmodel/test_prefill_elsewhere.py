@@ -1,0 +1,85 @@
+"""A pool that only decodes: its steps hold no prompts, which arrive over a link of a stated rate."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from magicdec.errors import ConfigError
+from magicdec.perfmodel.plan.planner import plan, request_of
+from magicdec.perfmodel.serving import whole_requests
+from magicdec.perfmodel.setup import Points, Setup
+from magicdec.perfmodel.speedup import predict
+from magicdec.perfmodel.traffic.requests import alike
+from magicdec.perfmodel.traffic.simulate import Server, simulate, simulate_closed
+from magicdec.specs.speculation import AUTOREGRESSIVE
+
+LINK = 25e9
+HERE = Setup.of("llama-3.1-8b", "h100-sxm-80gb", "vllm", AUTOREGRESSIVE)
+ELSEWHERE = dataclasses.replace(HERE, kv_link_bytes_per_s=LINK)
+BYTES_PER_TOKEN = 2 * 32 * 8 * 128 * 2
+"""Keys and values of 32 layers with 8 heads of 128 in 16 bits."""
+
+
+@pytest.mark.parametrize("tp_size", [1, 4])
+def test_a_prompt_takes_its_bytes_over_the_link(tp_size: int) -> None:
+    points = Points(batch=1, context=4096.0, tp=tp_size)
+    here = predict(HERE, None, points)
+    sent = predict(ELSEWHERE, None, points)
+    seconds = 4096 * BYTES_PER_TOKEN / tp_size / LINK
+    assert float(sent.transfer_s) == pytest.approx(seconds, rel=1e-9)
+    assert float(sent.ttft_s - here.ttft_s) == pytest.approx(seconds, rel=1e-9)
+    assert float(here.transfer_s) == 0.0
+
+
+def test_steps_without_prompts_are_those_of_decoding() -> None:
+    points = Points(batch=32, context=2048.0, gen_len=256.0)
+    decoding = predict(ELSEWHERE, None, points)
+    cycle = whole_requests(decoding, output_len=256.0).drafted
+    assert float(cycle.tpot_s) == pytest.approx(float(decoding.tpot_s), rel=1e-12)
+    assert float(cycle.prefill_share) == 0.0
+    first_s = float(decoding.ttft_s) + 1.5 * float(decoding.step_s)
+    assert float(cycle.ttft_s) == pytest.approx(first_s, rel=1e-9)
+    beside_prompts = whole_requests(predict(HERE, None, points), output_len=256.0)
+    assert cycle.tpot_s < beside_prompts.drafted.tpot_s
+
+
+def test_a_simulated_pool_agrees_with_the_steady_one() -> None:
+    """In a closed loop whose users wait for prefill and transfer outside the batch."""
+    prompt, output, users = 2048, 256, 32
+    requests = alike(6 * users, prompt_len=prompt, output_len=output)
+    requests.output_len[:] = np.random.default_rng(0).integers(128, 385, len(requests))
+    outcome = simulate_closed(Server.of(ELSEWHERE, requests), requests, users=users)
+    points = Points(batch=float(users), context=float(prompt), gen_len=float(output))
+    told = predict(ELSEWHERE, None, points)
+    assert outcome.tpot_s.mean() == pytest.approx(float(told.tpot_s), rel=0.1)
+    alone = alike(1, prompt_len=prompt, output_len=output)
+    single = simulate(Server.of(ELSEWHERE, alone), alone)
+    least_s = float(
+        predict(ELSEWHERE, None, Points(batch=1, context=float(prompt))).ttft_s
+    )
+    assert least_s < single.ttft_s[0] < least_s + 0.05
+
+
+def test_the_plan_says_what_it_leaves_out_and_refuses_what_cannot_be() -> None:
+    asked = {
+        "model": "llama-3.1-8b",
+        "hardware": "h100",
+        "context": 4096,
+        "gen_len": 256,
+        "tpot_ms": 15,
+        "draft": "none",
+    }
+    here = plan(request_of(**asked))
+    pool = plan(request_of(**asked, prefill="elsewhere", kv_link_gb_s=10))
+    assert pool.best.rate > 1.5 * here.best.rate
+    assert any("10 GB/s per device" in note for note in pool.key_notes)
+    for wrong in (
+        {"prefill": "there"},
+        {"kv_link_gb_s": 10},
+        {"prefill": "elsewhere", "kv_link_gb_s": 0},
+    ):
+        with pytest.raises(ConfigError):
+            request_of(**asked, **wrong)
