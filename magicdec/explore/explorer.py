@@ -26,7 +26,7 @@ from magicdec.explore.computation import (
     WithdrawnError,
 )
 from magicdec.explore.controls import CHOICES, CONTROLS, FOLDED, MAIN
-from magicdec.explore.jobs import Job, OnEachGpu, Planned, planned_wide
+from magicdec.explore.jobs import Job, OnEachGpu, Planned, planned_batches, planned_wide
 from magicdec.explore.pasted import pasted
 from magicdec.explore.state import EXAMPLE, Catalog, link, shown
 from magicdec.perfmodel.kernels.profile import counted
@@ -108,6 +108,9 @@ class Explorer:
         )
         self._wide = lru_cache(maxsize=REMEMBERED)(
             lambda state, tp_size: planned_wide(catalog.request(state), tp_size)
+        )
+        self._over_batches = lru_cache(maxsize=REMEMBERED)(
+            lambda state: planned_batches(catalog.request(state))
         )
         self._computations = Computations()
 
@@ -290,6 +293,8 @@ class Explorer:
             if state.has_arrivals:
                 return ""
             document = self._wide(state, document.best.tp_size)
+        if name == "pareto" and document.traffic is None:
+            document = self._over_batches(self.catalog.read(query))
         with _drawing:
             chart = draw(name, _report_data(document))
             if chart is None:

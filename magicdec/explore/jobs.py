@@ -67,3 +67,15 @@ def planned_wide(request: PlanRequest, tp_size: int) -> Plan:
             reaches="none",
         )
     )
+
+
+def planned_batches(request: PlanRequest) -> Plan:
+    """A question's answer at usual batches too, as far as they fit, on its own device and context."""
+    batches = {*request.batch_sizes, *WIDE_BATCHES}
+    return plan(
+        msgspec.structs.replace(
+            request,
+            batch_sizes=tuple(sorted(batches)),
+            reaches="none",
+        )
+    )

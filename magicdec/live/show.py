@@ -13,6 +13,7 @@ from typing import Any
 from magicdec.counts import Z_90
 from magicdec.errors import ServerError
 from magicdec.live.advice import Advice, Serving, advise, setting, situation_of
+from magicdec.live.faults import fault_of
 from magicdec.live.http import Address
 from magicdec.live.metrics import MAX_WINDOW_S, Scrape, scrapes
 from magicdec.live.observation import Draft, Observation, agreed
@@ -235,6 +236,9 @@ def advice_lines(advice: Advice, measured_tpot_s: float | None) -> list[str]:
             f"{format_seconds(measured_tpot_s)}: "
             "fit the engine's profile to this server (magicdec calibrate --server)"
         )
+    fault = fault_of(advice, measured_tpot_s)
+    if fault is not None:
+        lines.append(f"  note: {fault.line}")
     lines.append(
         "best gamma by batch (down) and context (across); ? where it may not beat 0"
     )

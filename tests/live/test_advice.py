@@ -29,6 +29,7 @@ from magicdec.live.advice import (
     setting,
     situation_of,
 )
+from magicdec.live.faults import fault_of
 from magicdec.live.metrics import choose_target, parse
 from magicdec.live.observation import observe, parse_draft
 from magicdec.live.show import advice_lines, bars, trend_lines, windows
@@ -38,6 +39,7 @@ from magicdec.perfmodel.plan.planner import PlanRequest, plan
 from magicdec.perfmodel.setup import Points
 from magicdec.perfmodel.speedup import predict
 from magicdec.perfmodel.step import step_terms
+from magicdec.specs.engine import load_engine
 from tests.live.servers import Request, Vllm, random_requests
 
 SERVING = Serving(model="llama-3.1-8b", hardware="a100-sxm-80gb", engine="ours")
@@ -483,3 +485,36 @@ def test_a_plan_and_the_advice_choose_one_gamma_of_one_profile():
                 assert (choice.gain_low, choice.gain_high) == pytest.approx(
                     (row.speedup_low, row.speedup_high), rel=1e-9
                 )
+
+
+def test_a_server_slower_than_its_acceptance_says_has_a_fault_with_sized_causes():
+    """A time per token made of the predicted step and a known excess; one as predicted has none."""
+    engine = load_engine("vllm")
+    at = situation(
+        setup=Serving(model="llama-3.1-8b", hardware="h100", engine="vllm").setup(
+            EAGLE, "vllm"
+        )
+    )
+    advice = advise(at)
+    now = advice.in_use
+    assert fault_of(advice, now.tpot_s) is None
+    excess_s = 20e-3
+    tpot_s = now.tpot_s + excess_s / now.tokens_per_step
+    fault = fault_of(advice, tpot_s)
+    assert fault.excess_s == pytest.approx(excess_s)
+    assert fault.accepted_share == pytest.approx((now.tokens_per_step - 1.0) / 3)
+    assert fault.gain == pytest.approx(advice.choices[0].tpot_s / tpot_s)
+    assert fault.gain < fault.expected_low < fault.expected
+    late_s = 8.0 * (engine.older_sequence_overhead_s - engine.sequence_overhead_s)
+    assert fault.causes[
+        "scheduling between steps (asynchronous scheduling off)"
+    ] == pytest.approx(late_s)
+    assert list(fault.causes.values()) == sorted(
+        fault.causes.values(), key=lambda seconds: abs(seconds - excess_s)
+    )
+    assert any(
+        "look for an eager drafter" in line or "eager drafter" in line
+        for line in advice_lines(advice, tpot_s)
+    )
+    poor = constant_profile(0.1, draft="eagle", draft_method="eagle")
+    assert fault_of(advise(situation(acceptance=poor)), 1.0) is None

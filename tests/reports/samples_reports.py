@@ -296,7 +296,8 @@ def plan(**changes: Any) -> Plan:
     request = dict.fromkeys(Request.__struct_fields__) | {
         "model": "embedded", "hardware": ["local-cpu"], "batch_sizes": [32], "context_lens": [4096], "gen_len": 0,
         "draft_budgets": [], "temperature": 1.0, "acceptance": [], "dp_attention": False,
-        "plugin": False, "burstiness": 1.0, "cached_len": 0, "balance": "round-robin", "prefill": "here", "kv_link_gb_s": 50.0,
+        "plugin": False, "burstiness": 1.0, "cached_len": 0, "balance": "round-robin",
+        "prefill": "here", "kv_link_gb_s": 50.0,
     }  # fmt: skip
     table = gamma_table()
     whole = Plan(

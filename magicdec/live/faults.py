@@ -1,0 +1,108 @@
+"""Signs of an engine at fault: drafts are accepted, and steps are slower than they should be.
+
+Acceptance says how much faster a draft should make a server at the observed load, the time per
+token how much faster it is. Where the second is below the first one's 90 % interval, every step
+takes so much longer than predicted, and causes that engines are known to have are sized beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from magicdec.live.advice import Advice, choices_at
+from magicdec.perfmodel.drafting import draft_of
+from magicdec.specs.engine import EngineProfile
+from magicdec.units import MILLI
+
+EAGER_LAYER_S = 0.5e-3
+"""A layer of a drafter that is launched operation by operation (`draft_model_layer_s` of vLLM
+before 0.24).
+"""
+PIECEWISE = "verification outside whole graphs (a downgrade to PIECEWISE in its log)"
+BETWEEN_STEPS = "scheduling between steps (asynchronous scheduling off)"
+EAGER = "an eager drafter (enforce_eager)"
+LEAST_ACCEPTED = 0.3
+"""Share of drafts from which few of them are no reason for a small gain."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """A server that gains less from its draft than what it accepts of it should give."""
+
+    accepted_share: float
+    gain: float
+    """Over the predicted time per token without a draft."""
+    expected: float
+    expected_low: float
+    excess_s: float
+    """Time of each step beyond the predicted one."""
+    causes: dict[str, float]
+    """Seconds that a step would take longer by each known cause, the likeliest first."""
+
+    @property
+    def line(self) -> str:
+        sized = []
+        for name, seconds in self.causes.items():
+            sized.append(f"{name} (about {seconds / MILLI:.1f} ms)")
+        return (
+            f"{self.accepted_share:.0%} of the drafts are accepted, which should make it "
+            f"{self.expected:.2f}x as fast as without (at least {self.expected_low:.2f}x), and it "
+            f"is {self.gain:.2f}x: each step takes {self.excess_s / MILLI:.1f} ms longer than "
+            f"predicted; look for {', '.join(sized)}"
+        )
+
+
+def fault_of(advice: Advice, tpot_s: float | None) -> Fault | None:
+    """None where the server is as fast as its acceptance says, or little is accepted."""
+    situation = advice.situation
+    gamma = situation.gamma
+    if not tpot_s or not gamma:
+        return None
+    batch = max(situation.batch_size, 1.0)
+    choices = choices_at(situation, batch, situation.context_len, over=0)
+    now = choices[gamma]
+    accepted_share = (now.tokens_per_step - 1.0) / gamma
+    gain = choices[0].tpot_s / tpot_s
+    if accepted_share < LEAST_ACCEPTED or gain >= now.gain_low:
+        return None
+    excess_s = (tpot_s - now.tpot_s) * now.tokens_per_step
+    return Fault(
+        accepted_share=accepted_share,
+        gain=gain,
+        expected=now.gain,
+        expected_low=now.gain_low,
+        excess_s=excess_s,
+        causes=_causes(advice, batch, excess_s),
+    )
+
+
+def _causes(advice: Advice, batch: float, excess_s: float) -> dict[str, float]:
+    """Known causes by how near to the excess each alone comes."""
+    situation = advice.situation
+    setup = situation.setup
+    engine = setup.engine
+    layers = setup.model.num_hidden_layers
+    causes = {
+        PIECEWISE: layers * engine.prefill_layer_overhead_s,
+        BETWEEN_STEPS: batch * _synchronous_s(engine),
+    }
+    if draft_of(setup).has_prefill:
+        drafted = 1
+        if setup.draft_model is not None:
+            drafted = setup.draft_model.num_hidden_layers
+        passes = situation.gamma * drafted
+        causes[EAGER] = passes * EAGER_LAYER_S
+    known = {name: seconds for name, seconds in causes.items() if seconds > 0.0}
+
+    def distance(name: str) -> float:
+        return abs(known[name] - excess_s)
+
+    return {name: known[name] for name in sorted(known, key=distance)}
+
+
+def _synchronous_s(engine: EngineProfile) -> float:
+    """Time that a sequence adds to a step that is scheduled between others."""
+    older_s = engine.older_sequence_overhead_s
+    if older_s is None:
+        return 0.0
+    return max(older_s - engine.sequence_overhead_s, 0.0)
