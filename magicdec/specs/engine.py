@@ -247,6 +247,12 @@ class EngineProfile(
     """Part of a windowed head's cache that the engine keeps: every token, or the window's slots."""
     draft_notes: dict[str, str] = {}
     """By kind of draft: what to know before it is run there."""
+    adaptive_settings: dict[str, str] = {}
+    """By method: the setting with which the engine adapts how many drafts a step verifies."""
+    adaptive_gains: dict[str, dict[str, float]] = {}
+    """By method and number of sequences: times as many tokens per second as with a fixed gamma."""
+    adaptive_measured: dict[str, str] = {}
+    """By method: the server that was measured, and its fixed gamma."""
     gamma_table_cost: float = 0.0
     """Share by which every step takes longer while gamma follows a table by batch size there."""
     gamma_table_cost_low: float = 0.0

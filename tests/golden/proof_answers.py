@@ -377,7 +377,9 @@ def _traffic(request: dict[str, Any]) -> Answer:
     blocks = request["blocks"] or server.limits.num_blocks
     small = replace(server, limits=replace(server.limits, num_blocks=blocks))
     found: Answer = {
-        f"limits.{name}": [float(value)] for name, value in vars(server.limits).items()
+        f"limits.{name}": [float(value)]
+        for name, value in vars(server.limits).items()
+        if value is not None
     }
     for name, outcome in (
         ("open", traffic.simulate(small, requests, **request["replicas"])),

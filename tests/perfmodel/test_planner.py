@@ -193,6 +193,21 @@ def test_one_gamma_is_weighed_against_the_table_by_batch() -> None:
         assert (len(gammas) > 1) == one.follows_table
 
 
+def test_depths_that_an_engine_adapts_are_noted_as_measured() -> None:
+    case = {"hardware": ("b200",), "draft": "dspark", "context_lens": (1024,)}
+    for batch, gain in ((4, "-7%"), (128, "+18%"), (4000, "+70%")):
+        document = plan(
+            PlanRequest(**case, batch_sizes=(batch,), acceptance_rate=(0.8,))
+        )
+        told = [note for note in document.notes if "enable_adaptive" in note]
+        assert len(told) == document.best.is_speculative
+        if told:
+            assert f"{gain} tokens/s measured" in told[0]
+    engine = load_engine("sglang")
+    assert set(engine.adaptive_gains) == set(engine.adaptive_settings)
+    assert set(engine.adaptive_gains) == set(engine.adaptive_measured)
+
+
 def test_the_source_with_the_highest_expected_rate_leads() -> None:
     def method(rejection: float) -> str:
         other = msgspec.structs.replace(

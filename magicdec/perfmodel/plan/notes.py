@@ -62,6 +62,7 @@ def notes(
         *_on_engine_fit(cases),
         *_on_measured(case, best),
         *_on_table(answer),
+        *_on_adaptive(case, best),
         *on_other_drafts,
     ]
     return key, rest
@@ -373,6 +374,24 @@ def _on_table(answer: CaseAnswer) -> Iterator[str]:
             f"where the table says gamma 0, the loaded draft still costs up to {max(lost):.0%} of "
             "the speed of an engine without it"
         )
+
+
+def _on_adaptive(case: Case, best: Candidate) -> Iterator[str]:
+    """Depths that the engine adapts itself, as measured on another server."""
+    engine = case.engine
+    gains = engine.adaptive_gains.get(best.draft_method)
+    if not best.is_speculative or not gains:
+        return
+    batches = np.log([float(batch) for batch in gains])
+    at = np.interp(np.log(best.batch_size), batches, list(gains.values()))
+    users = f"{best.batch_size} sequences"
+    if len(gains) == 1:
+        users = f"{next(iter(gains))} sequences"
+    yield (
+        f"{engine.adaptive_settings[best.draft_method]} adapts how many drafts a step verifies: "
+        f"{float(at) - 1.0:+.0%} tokens/s measured at about {users} "
+        f"({engine.adaptive_measured[best.draft_method]}); elsewhere its worth is not known"
+    )
 
 
 def _on_drafts(
