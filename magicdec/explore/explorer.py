@@ -103,9 +103,7 @@ class Explorer:
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
         self._templates = template_environment(TEMPLATES)
-        self._at_once = lru_cache(maxsize=REMEMBERED)(
-            lambda state: plan(catalog.request(state))
-        )
+        self._at_once = lru_cache(maxsize=REMEMBERED)(self._planned_at_once)
         self._wide = lru_cache(maxsize=REMEMBERED)(
             lambda state, tp_size: planned_wide(catalog.request(state), tp_size)
         )
@@ -113,6 +111,19 @@ class Explorer:
             lambda state: planned_batches(catalog.request(state))
         )
         self._computations = Computations()
+        self._first = threading.Lock()
+        self._has_planned = False
+        msgspec.json.Decoder(Plan)  # threads that build its types at once crash msgspec
+
+    def _planned_at_once(self, state: Request) -> Plan:
+        """The first question is planned alone: it builds the types of the files that it reads."""
+        request = self.catalog.request(state)
+        if self._has_planned:
+            return plan(request)
+        with self._first:
+            document = plan(request)
+        self._has_planned = True
+        return document
 
     def _render(self, name: str, **values: Any) -> str:
         return self._templates.get_template(name).render(**values)

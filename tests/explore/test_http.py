@@ -236,3 +236,35 @@ def test_what_cannot_be_listened_on_is_one_line(program: Program) -> None:
         "explore", "--host", "203.0.113.7", "--allow-host", "a", "--no-browser"
     )
     assert done.refusal.startswith("cannot listen on 203.0.113.7")
+
+
+FIRST_DOCUMENTS = """
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from magicdec.explore.explorer import Explorer
+from magicdec.explore.state import Catalog
+
+explorer = Explorer(Catalog.given())
+document = explorer.plan("context=1024&batch=4&gen_len=100")
+together = threading.Barrier(16)
+
+def write(_):
+    together.wait()
+    return document.to_json()
+
+with ThreadPoolExecutor(16) as pool:
+    print(len(set(pool.map(write, range(16)))))
+"""
+
+
+@pytest.mark.slow
+def test_many_ask_for_the_first_document_at_once() -> None:
+    """Types that several threads build at once crash the process, about one time in three."""
+    for _ in range(8):
+        done = subprocess.run(
+            [sys.executable, "-c", FIRST_DOCUMENTS],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stdout.strip()) == (0, "1"), done.stderr
