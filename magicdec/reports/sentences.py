@@ -52,6 +52,8 @@ FEW_NAMED = 4
 """Loads without a draft that are still named one by one."""
 USUAL_FORMAT = "bf16"
 """Format of weights that goes without saying."""
+ROUNDED_AWAY = 0.005
+"""Shares below this are 0 %."""
 GIVEN = "given"
 """Source of an acceptance rate that was asked with."""
 SLOW_VERIFICATION = 1.5
@@ -246,7 +248,13 @@ def gamma_by_batch(choice: Choice) -> str:
     if one is None or not choice.is_speculative or one.by_batch < LEAST_BY_BATCH:
         return ""
     users = format_count(one.most, "user")
-    gain = f"{one.by_batch - 1.0:.0%} more tokens/s on average over 1 to {users}"
+    more = one.by_batch - 1.0
+    if abs(more) < ROUNDED_AWAY:
+        gain = f"as many tokens/s on average over 1 to {users}"
+    elif more > 0.0:
+        gain = f"{more:.0%} more tokens/s on average over 1 to {users}"
+    else:
+        gain = f"{-more:.0%} fewer tokens/s on average over 1 to {users}"
     if not one.cost:
         return f"gamma by batch: {gain} than gamma {one.gamma} throughout"
     low = one.cost_low * PERCENT
@@ -257,7 +265,7 @@ def gamma_by_batch(choice: Choice) -> str:
             f"that take {cost} longer"
         )
     return (
-        f"gamma {one.gamma} at every batch: a table by batch gives {gain}, but makes "
+        f"gamma {one.gamma} at every batch: a table by batch gives {gain} and makes "
         f"the engine's steps {cost} longer"
     )
 

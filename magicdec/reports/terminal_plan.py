@@ -146,6 +146,8 @@ def _next(answer: Plan, *, every: bool) -> str:
     more = " (--all, --why: more)"
     if every:
         more = ""
+    if len(answer.cases) > 1:
+        return f"plan one alone with -o plan.json to export it{more}"
     if answer.best.is_speculative:
         use = "run --plan plan.json"
         if answer.engine in ENGINE_TITLES:
