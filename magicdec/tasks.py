@@ -6,10 +6,11 @@ The lengths are round numbers of ours, not measurements: an answer that rests on
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from magicdec.errors import unknown_choice
+from magicdec.errors import ConfigError, unknown_choice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +80,44 @@ ALIASES: Mapping[str, str] = {
 
 
 def task_named(text: str) -> str:
-    """The task that people call so. Raises ConfigError naming the nearest."""
+    """The task that people call so, or a mixture of tasks by shares ("chat=70,code=30"). Raises
+    ConfigError naming the nearest.
+    """
+    if "=" not in text:
+        return _one_named(text)
+    parts = [f"{name}={share:.4g}" for name, share in _parts(text).items()]
+    return ",".join(parts)
+
+
+def shares_of(task: str) -> dict[str, float]:
+    """The tasks of a mixture with their shares of generated tokens, which add up to 1. Raises
+    ConfigError.
+    """
+    if "=" not in task:
+        return {_one_named(task): 1.0}
+    parts = _parts(task)
+    total = sum(parts.values())
+    return {name: share / total for name, share in parts.items()}
+
+
+def _parts(text: str) -> dict[str, float]:
+    parts: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, given = part.partition("=")
+        try:
+            share = float(given.strip().removesuffix("%"))
+        except ValueError:
+            share = 0.0
+        if not 0.0 < share < math.inf:
+            raise ConfigError(
+                f"a mixture of tasks is like chat=70,code=30, not '{text}'"
+            )
+        task = _one_named(name)
+        parts[task] = parts.get(task, 0.0) + share
+    return parts
+
+
+def _one_named(text: str) -> str:
     name = text.strip().lower().replace("_", "-").replace(" ", "-")
     name = ALIASES.get(name, name)
     if name not in USUAL_LENGTHS:
@@ -88,5 +126,14 @@ def task_named(text: str) -> str:
 
 
 def usual_lengths(task: str | None) -> Lengths:
-    """Lengths of a usual request of the task, or of a chat where none is named."""
-    return USUAL_LENGTHS[task or NO_TASK]
+    """Lengths of a usual request of the task, of a chat where none is named, or their means over a
+    mixture.
+    """
+    shares = shares_of(task or NO_TASK)
+    prompt = sum(
+        share * USUAL_LENGTHS[name].prompt_len for name, share in shares.items()
+    )
+    output = sum(
+        share * USUAL_LENGTHS[name].output_len for name, share in shares.items()
+    )
+    return Lengths(prompt_len=round(prompt), output_len=round(output))

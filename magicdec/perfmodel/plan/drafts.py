@@ -17,10 +17,10 @@ from magicdec.perfmodel.acceptance.assumed import (
     Question,
     kinds_of,
     known_checkpoints,
-    profile_of,
     updated_by,
 )
 from magicdec.perfmodel.acceptance.law import LARGEST
+from magicdec.perfmodel.acceptance.mixed import profile_on
 from magicdec.perfmodel.plan.request import DraftOption, PlanRequest
 from magicdec.plan_document import NeedsAcceptance
 from magicdec.specs.catalog import (
@@ -50,6 +50,7 @@ from magicdec.specs.speculation import (
     draft_model_name,
     load_head,
 )
+from magicdec.tasks import shares_of
 
 GIGA = 1e9
 DEFAULT_BUDGETS = (64, 128, 256, 512, 1024, 2048, 4096)
@@ -110,7 +111,7 @@ def draft_options(
             acceptance=acceptance,
             draft_tp_size=request.draft_tp_size,
             head=head,
-            question=question if acceptance.is_assumed else None,
+            question=_on_most(question) if acceptance.is_assumed else None,
         )
         options.append(option)
     return options, lacking
@@ -412,10 +413,18 @@ def _acceptance(
         if copy is not None:
             return copy
     if measured is not None:
-        return updated_by(measured, question)
-    return profile_of(
+        return updated_by(measured, _on_most(question))
+    return profile_on(
         question._replace(is_other_format=other_format), draft=draft, method=method
     )
+
+
+def _on_most(question: Question) -> Question:
+    """The question on the task of a mixture that most tokens are of."""
+    if "=" not in question.task:
+        return question
+    shares = shares_of(question.task)
+    return question._replace(task=max(shares, key=lambda task: shares[task]))
 
 
 def _of_copy(
