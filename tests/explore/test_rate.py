@@ -22,6 +22,8 @@ from tests.processes import still_alive_after
 from tests.same import assert_same
 
 PATIENCE_S = 300
+ASKED = EXAMPLE.replace("gen_len=64", "gen_len=60")
+"""A rate that no other test asks for: its answer is not there yet."""
 
 
 def awaited(server: Server, query: str) -> tuple[int, str, list[float]]:
@@ -61,26 +63,25 @@ def gone(process: multiprocessing.process.BaseProcess) -> bool:
 
 
 def test_progress_comes_first_then_the_answer_of_plan(server: Server) -> None:
-    status, text, shares = awaited(server, EXAMPLE)
+    status, text, shares = awaited(server, ASKED)
     assert status == HTTPStatus.OK
     assert shares == sorted(shares)
     assert len(set(shares)) > 2
     asked = {
         name: float(text) if name.startswith(("rate", "p95")) else text
-        for name, text in parse_qsl(EXAMPLE)
+        for name, text in parse_qsl(ASKED)
     }
     answer = magicdec.plan(**asked)
-    shown = json.loads(get(server, f"/plan.json?{EXAMPLE}")[1])
+    shown = json.loads(get(server, f"/plan.json?{ASKED}")[1])
     assert_same(shown, json.loads(answer.to_json()))
     assert answer.traffic is not None
     assert "requests/s, and does a draft help?" in text
     assert all(note in unescape(text) for note in answer.traffic.notes)
     for name in ("traffic", "goodput", "timeline"):
         assert (
-            f'<figure id="figure-{name}">'
-            in get(server, f"/figure/{name}?{EXAMPLE}")[1]
+            f'<figure id="figure-{name}">' in get(server, f"/figure/{name}?{ASKED}")[1]
         )
-    assert "http-equiv" not in get(server, f"/?{EXAMPLE}")[1]
+    assert "http-equiv" not in get(server, f"/?{ASKED}")[1]
 
 
 def test_a_question_that_is_given_up_ends_and_the_page_answers_meanwhile(
