@@ -16,6 +16,7 @@ from magicdec.plan_request import (
     BALANCES,
     COUNT_OR_SHARE,
     OF_ARRIVALS,
+    PREFILLS,
     Option,
     options,
 )
@@ -177,6 +178,12 @@ OWN: dict[str, Control] = {
     "balance": Control(
         label="Balance", kind="choice", empty="round-robin", of="arrivals"
     ),
+    "prefill": Control(
+        label="Prefill",
+        kind="choice",
+        empty="here",
+        hint="elsewhere: a pool that only decodes, sent its keys and values",
+    ),
     "columns": Control(
         label="Trace's columns",
         kind="text",
@@ -190,6 +197,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "engine": tuple(engine_names()),
     "task": TASKS,
     "balance": BALANCES,
+    "prefill": PREFILLS,
     **dict.fromkeys(
         ("weight_dtype", "kv_dtype", "draft_weight_dtype", "draft_kv_dtype"),
         tuple(DTYPE_BYTES),

@@ -28,6 +28,7 @@ QUESTIONS = (
     "model=llama-3.1-8b&hardware=l4-24gb&context=6k&gen_len=300&draft=ngram&batch=4&price=0.8",
     "model=qwen3-32b&hardware=h100&draft=qwen3-0.6b&batch=1&context=2048&gamma=4",
     "model=deepseek-v3&hardware=8xb200&draft=mtp&batch=16&context=4096&tpot_ms=20",
+    "model=llama-3.1-8b&hardware=h100&batch=16&context=4096&gen_len=200&prefill=elsewhere",
     "model=qwen3-8b&hardware=a100&acceptance=0.7&batch=16&engine=sglang&draft=eagle3",
 )
 
