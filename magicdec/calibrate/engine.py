@@ -39,9 +39,11 @@ from magicdec.progress import Progress, Stages, Step
 from magicdec.runtime.drafters import build_drafter
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.generate import DecodeOptions, DecodeResult, decode
+from magicdec.runtime.heads.chain import Head
 from magicdec.runtime.transformer import Transformer
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.model import ModelSpec
+from magicdec.specs.named_head import NamedHead
 from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec, SpeculationSpec
 from magicdec.units import MICRO, MILLI
@@ -57,6 +59,12 @@ SAMPLED_SHAPES = (
     EngineShape(20, 2600, 96, 3), EngineShape(28, 1500, 320, 2), EngineShape(28, 3300, 160, 5),
     EngineShape(40, 700, 72, 4), EngineShape(40, 2300, 384, 1), EngineShape(40, 3100, 640, 3),
 )  # fmt: skip
+HEAD_SHAPES = (
+    EngineShape(1, 500, 0, 2), EngineShape(2, 2900, 0, 4), EngineShape(5, 1300, 0, 1), EngineShape(7, 2200, 0, 3),
+    EngineShape(11, 1600, 0, 5), EngineShape(14, 800, 0, 2), EngineShape(14, 2700, 0, 4), EngineShape(22, 500, 0, 3),
+    EngineShape(22, 1700, 0, 1),
+)  # fmt: skip
+"""Shapes of a trained head, which has no budget."""
 GREEDY_SHAPES = (
     EngineShape(3, 1500, 96, 2),
     EngineShape(20, 900, 96, 5),
@@ -96,14 +104,21 @@ def engine_points(
     model: Transformer,
     *,
     rounds: int,
+    head: TimedHead | None = None,
     quick: bool = False,
     progress: Progress = lambda _: None,
 ) -> list[Point]:
-    """Times every shape once per round, after a round to warm up."""
+    """Times every shape once per round, after a round to warm up: steps without a draft, with the
+    target drafting for itself, and with its trained head, if it has one."""
     points: list[Point] = []
-    groups = shape_groups(model, quick=quick)
-    stages = Stages(progress, [float(len(group)) for group in groups])
-    for number, group in enumerate(groups):
+    timed: list[tuple[Shapes, TimePhases]] = []
+    for group in shape_groups(model, quick=quick):
+        timed.append((group, _time_phases))
+    if head is not None:
+        for group in head_shape_groups(model, quick=quick):
+            timed.append((group, partial(_time_head_phases, head)))
+    stages = Stages(progress, [float(len(group)) for group, _ in timed])
+    for number, (group, time_phases) in enumerate(timed):
         longest = max(shape.context_len + room_for(shape.gamma) for shape, _ in group)
         engine = Engine(
             model,
@@ -112,7 +127,7 @@ def engine_points(
         )
         points += _time_rounds(
             group,
-            partial(_time_phases, engine),
+            partial(time_phases, engine),
             rounds=rounds,
             progress=stages.stage(number),
         )
@@ -122,7 +137,43 @@ def engine_points(
     return points
 
 
+class TimedHead(NamedTuple):
+    """A trained head of the calibrated model, and its weights."""
+
+    named: NamedHead
+    weights: Head
+
+    @property
+    def speculation(self) -> SpeculationSpec:
+        return speculation_of(self.named, gamma=1)
+
+
+def speculation_of(head: NamedHead, *, gamma: int) -> SpeculationSpec:
+    """Speculation with a trained head."""
+    return SpeculationSpec(
+        draft=head.method,
+        draft_method=head.method,
+        gamma=gamma,
+        head=head.spec,
+        checkpoint=head.checkpoint,
+    )
+
+
 Shapes = list[tuple[EngineShape, SamplingSpec]]
+TimePhases = Callable[[Engine, EngineShape, SamplingSpec], dict[str, float]]
+
+
+def head_shape_groups(model: Transformer, *, quick: bool) -> list[Shapes]:
+    """Groups of shapes to time with a trained head, as `shape_groups`."""
+    if model.device.type == "cuda":
+        groups = []
+        for shapes in shape_groups(model, quick=quick):
+            groups.append([each for each in shapes if not each[1].is_greedy])
+        return groups
+    limit = model.spec.max_position_embeddings - room_for(
+        max(s.gamma for s in HEAD_SHAPES)
+    )
+    return [_sampled_and_greedy(_up_to(limit, HEAD_SHAPES), [], quick=quick)]
 
 
 def shape_groups(model: Transformer, *, quick: bool) -> list[Shapes]:
@@ -242,16 +293,30 @@ def _time_phases(
     }
 
 
+def _time_head_phases(
+    head: TimedHead, engine: Engine, shape: EngineShape, sampling: SamplingSpec
+) -> dict[str, float]:
+    """Mean seconds of the phases that a trained head has of its own."""
+    speculation = speculation_of(head.named, gamma=shape.gamma)
+    phases = _decode(engine, shape, speculation, sampling, head=head.weights).phases_s
+    return {
+        "head draft": phases["draft"] / shape.gamma,
+        "head upkeep": phases["upkeep"],
+    }
+
+
 def _decode(
     engine: Engine,
     shape: EngineShape,
     speculation: SpeculationSpec,
     sampling: SamplingSpec,
+    *,
+    head: Head | None = None,
 ) -> DecodeResult:
     engine.fill_with_noise([shape.context_len] * shape.batch_size)
     drafter = None
     if not speculation.is_autoregressive:
-        drafter = build_drafter(speculation, engine)
+        drafter = build_drafter(speculation, engine, head)
     simulate_acceptance = None
     if speculation.gamma:
         simulate_acceptance = [SIMULATED_RATE]
@@ -385,6 +450,12 @@ FREE = {
     "verify_overhead_s": FIXED_COST,
 }
 """The fitted constants."""
+FREE_WITH_HEAD = FREE | {
+    "forward_overhead_s": FIXED_COST,
+    "head_block_overhead_s": FIXED_COST,
+}
+"""The fitted constants where a head was timed too: its pass has fewer layers than the target's, which
+tells what a pass costs from what its layers cost."""
 PRIOR_WEIGHT = 0.05
 FITTED_PHASES = ("autoregressive", "draft", "verify")
 SMALLEST_ERROR, LARGEST_ERROR = 0.03, 0.5
@@ -406,14 +477,19 @@ def fit_engine(
     hardware: HardwareProfile,
     precision: Precision,
     base: EngineProfile,
+    head: SpeculationSpec | None = None,
 ) -> EngineFit:
-    """Fits `base`'s constants to the engine's timed phases."""
+    """Fits `base`'s constants to the engine's timed phases, among them those of a trained head."""
     engine = _fit_upkeep(
         points, base=_fit_vocabulary(points, vocabulary=model.vocab_size, base=base)
     )
     tables = {
         name: _columns(points, name) for name in (*FITTED_PHASES, "accept", "upkeep")
     }
+    free = FREE
+    if head is not None:
+        free = FREE_WITH_HEAD
+        tables["head draft"] = _columns(points, "head draft")
     predict = partial(
         predicted_steps, model=model, hardware=hardware, precision=precision
     )
@@ -423,6 +499,10 @@ def fit_engine(
         for name in FITTED_PHASES:
             step = predict(tables[name], engine=candidate)
             missed[name] = np.log(getattr(step, name).total_s / tables[name]["time_s"])
+        if head is not None:
+            table = tables["head draft"]
+            step = predict(table, engine=candidate, speculation=head)
+            missed["head draft"] = np.log(step.draft.total_s / table["time_s"])
         return missed
 
     def residuals(values: dict[str, float]) -> Array:
@@ -430,7 +510,7 @@ def fit_engine(
         return np.concatenate([*missed.values()])
 
     solution = solve(
-        FREE,
+        free,
         residuals,
         pull=PRIOR_WEIGHT,
         loss="soft_l1",
@@ -438,7 +518,7 @@ def fit_engine(
     )
     fitted = msgspec.structs.replace(engine, **solution.values)
     num_timings = sum(tables[name]["time_s"].size for name in FITTED_PHASES)
-    in_sample = np.sqrt(num_timings / max(num_timings - len(FREE), 1.0))
+    in_sample = np.sqrt(num_timings / max(num_timings - len(free), 1.0))
     terms = predict(tables["autoregressive"], engine=fitted)
     kernel_errors = relative_errors(terms.autoregressive, hardware, fitted)
     unexplained = in_sample * np.array(
@@ -448,6 +528,13 @@ def fit_engine(
     phase_error = {}
     for name, missed in errors(fitted).items():
         phase_error[name] = float(np.median(np.abs(np.expm1(missed))))
+    if head is not None and head.draft_method == "eagle3":
+        kept = _columns(points, "head upkeep")
+        known = predict(kept, engine=fitted, speculation=head)
+        left_s = float(np.median(kept["time_s"] - known.upkeep.total_s))
+        fitted = msgspec.structs.replace(
+            fitted, eagle3_step_overhead_s=max(left_s, 0.0)
+        )
     profile = msgspec.structs.replace(
         fitted,
         relative_error=of_step,
@@ -497,6 +584,11 @@ def _unexplained_errors(
     return of_step, left(missed_alone - missed_step, explained_alone - explained_step)
 
 
+SELF_DRAFT = SpeculationSpec(
+    draft="self", draft_method="streamingllm", draft_budget=64, gamma=1
+)
+
+
 def predicted_steps(
     columns: dict[str, Array],
     *,
@@ -504,18 +596,17 @@ def predicted_steps(
     hardware: HardwareProfile,
     precision: Precision,
     engine: EngineProfile,
+    speculation: SpeculationSpec = SELF_DRAFT,
 ) -> StepTerms:
     """Predictions of the steps at the columns' shapes."""
+    reads = columns["context_len"]
+    if speculation.draft_budget is not None:
+        reads = np.minimum(columns["draft_budget"], reads)
     setup = Setup(
         model=model,
         hardware=hardware,
         engine=engine,
-        speculation=SpeculationSpec(
-            draft="self",
-            draft_method="streamingllm",
-            draft_budget=64,
-            gamma=1,
-        ),
+        speculation=speculation,
         sampling=SamplingSpec(temperature=1.0),
         precision=precision,
     )
@@ -523,7 +614,7 @@ def predicted_steps(
         setup,
         batch=columns["batch_size"],
         kv_len=columns["context_len"],
-        draft_kv_len=np.minimum(columns["draft_budget"], columns["context_len"]),
+        draft_kv_len=reads,
         gamma=columns["gamma"],
         tp_size=1,
         full_acceptance=0.0,

@@ -22,7 +22,12 @@ from magicdec.calibrate.acceptance_bench import (
     fit_profiles,
     measure_acceptance,
 )
-from magicdec.calibrate.engine import engine_points, fit_engine, vllm_points
+from magicdec.calibrate.engine import (
+    TimedHead,
+    engine_points,
+    fit_engine,
+    vllm_points,
+)
 from magicdec.calibrate.kernel_bench import Work
 from magicdec.calibrate.local_profile import LocalProfile, Point
 from magicdec.errors import unknown_choice
@@ -54,15 +59,19 @@ from magicdec.perfmodel.kernels.profile import (
 )
 from magicdec.progress import Progress, Stages, Step
 from magicdec.records import current_environment
+from magicdec.runtime.heads.builder import load_head
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model
-from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.catalog import checkpoint_directory, load_model_spec
 from magicdec.specs.device import Link
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.model import ModelSpec
+from magicdec.specs.named_head import NamedHead
 from magicdec.specs.precision import PROFILE_DTYPES, Precision
 from magicdec.units import KIB, MIB
 
+HEAD_QUERY_LENGTHS = (1, 2, 4, 6)
+"""Tokens per sequence at which a head's attention is timed."""
 STAGE_SHARES = (1.0, 12.0, 18.0, 3.0)
 """About how the time goes: ceilings, kernels, the engine's steps, the second pass and the fit."""
 CALIBRATION_SHARE = 0.6
@@ -102,10 +111,12 @@ def calibrate(
     quick: bool = False,
     engine: Runtime = "ours",
     clock: Clock = "wall",
+    head: NamedHead | None = None,
     progress: Progress = lambda _: None,
 ) -> Calibration:
     """Measures and fits, with a model's shapes (a name, which vLLM loads itself, or a loaded model
-    of the device and dtype). `quick` times every other engine shape, in fewer rounds."""
+    of the device and dtype). `quick` times every other engine shape, in fewer rounds. `head`: a
+    trained head of the model, whose steps are timed too."""
     precision = _precision(dtype)
     check_device(device)
     started = time.perf_counter()
@@ -115,6 +126,7 @@ def calibrate(
     if quick:
         rounds = max(3, rounds // 2)
     time_steps: Callable[..., list[Point]]
+    timed_head = None
     if engine == "vllm" and isinstance(model, str):
         spec = load_model_spec(model)
         name = installed_engine(engine)
@@ -122,10 +134,14 @@ def calibrate(
             vllm_points, model, device=device, dtype=dtype, clock=clock
         )
     else:
+        directory = None
         if not isinstance(model, Transformer):
+            directory = checkpoint_directory(model)
             model = load_model(model, weights=weights, device=device, dtype=dtype)
         spec, name = model.spec, "ours"
-        time_steps = partial(engine_points, model)
+        if head is not None:
+            timed_head = _loaded(head, model, weights=weights, inside=directory)
+        time_steps = partial(engine_points, model, head=timed_head)
     show_first, show_kernels, show_engine, show_last = map(
         Stages(progress, STAGE_SHARES).stage, range(4)
     )
@@ -141,7 +157,10 @@ def calibrate(
 
     tables = []
     timed = partial(kernel_bench.time_interleaved, device=device, clock=clock)
-    kinds = _kernels(spec, device=device, dtype=dtype)
+    networks = [spec]
+    if timed_head is not None:
+        networks.append(timed_head.weights.layout.spec)
+    kinds = _kernels(networks, device=device, dtype=dtype)
     for number, (table, works_of) in enumerate(kinds.items()):
         works = works_of()
         show_kernels(
@@ -177,6 +196,7 @@ def calibrate(
         hardware=hardware,
         precision=precision,
         base=_base_engine(name, base.name),
+        head=None if timed_head is None else timed_head.speculation,
     )
     hardware = msgspec.structs.replace(
         hardware,
@@ -193,6 +213,26 @@ def calibrate(
         then,
         drift,
         elapsed_s,
+    )
+
+
+def _loaded(
+    head: NamedHead, model: Transformer, *, weights: Weights, inside: Path | None
+) -> TimedHead:
+    """A head with its weights, random ones beside a target of random ones. `inside`: the target's
+    checkpoint, where the head is a part of it."""
+    place = None
+    if head.checkpoint is not None:
+        place = Path(head.checkpoint)
+    return TimedHead(
+        head,
+        load_head(
+            place,
+            model,
+            method=head.method,
+            weights=weights,
+            target_directory=inside,
+        ),
     )
 
 
@@ -221,16 +261,25 @@ def _drift(
 
 
 def _kernels(
-    spec: ModelSpec, *, device: str, dtype: str
+    networks: Sequence[ModelSpec], *, device: str, dtype: str
 ) -> dict[str, Callable[[], list[Work]]]:
-    """The kernels that are timed by themselves, table by table."""
+    """The kernels that are timed by themselves, table by table, at the shapes of the target and of
+    its head."""
+
+    def attention_works() -> list[Work]:
+        target, *heads = networks
+        works = kernel_bench.attention_works(target, device=device, dtype=dtype)
+        for head in heads:
+            works += kernel_bench.attention_works(
+                head, device=device, dtype=dtype, query_lengths=HEAD_QUERY_LENGTHS
+            )
+        return works
+
     return {
         "linear layers": partial(
-            kernel_bench.linear_works, [spec], device=device, dtype=dtype
+            kernel_bench.linear_works, networks, device=device, dtype=dtype
         ),
-        "attention": partial(
-            kernel_bench.attention_works, spec, device=device, dtype=dtype
-        ),
+        "attention": attention_works,
         "streaming passes": partial(kernel_bench.streaming_works, device=device),
     }
 
@@ -413,6 +462,7 @@ def obtain_profile(
     clock: Clock = "wall",
     request: AcceptanceRequest | None = None,
     quick: bool = False,
+    head: NamedHead | None = None,
     progress: Progress = lambda _: None,
 ) -> LocalProfile:
     """Calibrates this machine and measures the model's acceptance on it."""
@@ -424,6 +474,7 @@ def obtain_profile(
         quick=quick,
         engine=engine,
         clock=clock,
+        head=head,
         progress=stages.stage(0),
     )
     request = request or AcceptanceRequest(model=model, dtype=dtype, device=device)

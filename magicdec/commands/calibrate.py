@@ -123,7 +123,11 @@ def calibrate_command(
         prepare(clock, device)
         bind_threads()
         from magicdec.calibrate.machine import calibrate
+        from magicdec.specs.named_head import head_beside
 
+        head = None
+        if runtime == "ours":
+            head = head_beside(model)
         measure = partial(
             calibrate,
             model=model,
@@ -133,6 +137,7 @@ def calibrate_command(
             quick=quick,
             engine=runtime,
             clock=clock,
+            head=head,
         )
         calibrate_machine(measure, output, model=model, quiet=quiet)
         return

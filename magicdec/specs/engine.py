@@ -164,6 +164,8 @@ class EngineProfile(
     """
     head_layer_s: float = 0.0
     """Per layer of a trained head's pass, where it is launched outside captured graphs."""
+    head_block_overhead_s: float = 0.0
+    """Per block of a trained head, before its first pass."""
     eagle3_draft_overhead_s: float = 0.0
     """Per draft step of an EAGLE-3 head on top of that (its logits are scattered to the target's
     vocabulary).

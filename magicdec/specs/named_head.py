@@ -58,3 +58,11 @@ def named_head(
     if method is not None:
         return NamedHead(method=method)
     return None
+
+
+def head_beside(model: str) -> NamedHead | None:
+    """The head that ships with a model, if any."""
+    for method in HEAD_METHODS:
+        if shipped_head(model, method) is not None:
+            return named_head(model, method, None)
+    return None

@@ -32,7 +32,7 @@ from magicdec.progress import Done, Progress, Stages
 from magicdec.records import Record
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.weights import load_model
-from magicdec.specs.named_head import named_head
+from magicdec.specs.named_head import head_beside, named_head
 from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec, SpeculationSpec
 from magicdec.units import format_seconds
 from magicdec.validate.grid import freeze_predictions, plan_local
@@ -108,7 +108,11 @@ def run_demo(directory: Path, *, progress: Progress, quick: bool = False) -> Dem
     if quick:
         acceptance = replace(acceptance, num_prompts=8, gen_len=48)
     profile = obtain_profile(
-        MAIN.model, request=acceptance, quick=quick, progress=stages.stage(0)
+        MAIN.model,
+        request=acceptance,
+        quick=quick,
+        head=head_beside(MAIN.model),
+        progress=stages.stage(0),
     )
     profile.save(directory / "local.toml")
     ended(f"calibrated this machine: {directory / 'local.toml'}")

@@ -351,6 +351,9 @@ def _own_profile(
         return load_local_profile(path)
     from magicdec.calibrate.machine import obtain_profile
 
+    head = None
+    if grid.heads:
+        head = named_head(grid.model, grid.heads[0], None)
     profile = obtain_profile(
         grid.model,
         dtype=grid.dtype,
@@ -359,6 +362,7 @@ def _own_profile(
         clock=grid.clock,
         request=acceptance_request(grid, quick=quick),
         quick=quick,
+        head=head,
         progress=progress,
     )
     profile.save(path)

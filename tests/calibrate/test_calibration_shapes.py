@@ -11,6 +11,7 @@ pytest.importorskip("torch")
 from magicdec.calibrate.acceptance_bench import AcceptanceRequest
 from magicdec.calibrate.engine import (
     GREEDY_SHAPES,
+    HEAD_SHAPES,
     SAMPLED_SHAPES,
     VLLM_GREEDY_SHAPES,
     VLLM_SAMPLED_SHAPES,
@@ -29,7 +30,7 @@ from magicdec.validate.grid import (
 
 GRID_FILE = Path(__file__).resolve().parents[2] / "docs" / "grid.toml"
 SHAPES = {
-    "ours": (*SAMPLED_SHAPES, *GREEDY_SHAPES),
+    "ours": (*SAMPLED_SHAPES, *GREEDY_SHAPES, *HEAD_SHAPES),
     "vllm": (*VLLM_SAMPLED_SHAPES, *VLLM_GREEDY_SHAPES),
 }
 GRID_BUDGETS = {2**n for n in range(5, 13)}
@@ -54,15 +55,19 @@ GRIDS = {
 }
 
 
-@pytest.mark.parametrize("name", GRIDS)
+HEADS_GRID = {"docs/grid-heads.toml": load_grid(GRID_FILE.with_name("grid-heads.toml"))}
+
+
+@pytest.mark.parametrize("name", GRIDS | HEADS_GRID)
 def test_shipped_grids_are_not_calibrated_on(name: str) -> None:
     """No calibration point, of kernels or of engine steps, shares its (batch, context) or (budget, gamma) with one."""
-    measured = list(GRIDS[name].requests())
+    grid = (GRIDS | HEADS_GRID)[name]
+    measured = list(grid.requests())
     cases = {(request.batch_size, request.context_len) for request in measured}
     choices = {
         (s.draft_budget, s.gamma) for request in measured for s in request.speculations
     }
-    shapes = SHAPES[GRIDS[name].engine]
+    shapes = SHAPES[grid.engine]
     assert not cases & {(s.batch_size, s.context_len) for s in shapes}
     assert not cases & set(ATTENTION_SHAPES)
     assert not choices & {(s.draft_budget, s.gamma) for s in shapes}
@@ -88,7 +93,8 @@ def test_acceptance_of_shipped_grids_is_profiled_apart(name: str, quick: bool) -
 
 def test_the_demo_is_not_calibrated_on() -> None:
     calibrated = {
-        (s.batch_size, s.context_len) for s in (*SAMPLED_SHAPES, *GREEDY_SHAPES)
+        (s.batch_size, s.context_len)
+        for s in (*SAMPLED_SHAPES, *GREEDY_SHAPES, *HEAD_SHAPES)
     }
     assert not calibrated & {
         (r.batch_size, r.context_len) for r in (demo.MAIN, demo.MIDDLE, demo.SMALL)

@@ -10,6 +10,7 @@ pytest.importorskip("torch")
 
 from magicdec.calibrate.engine import (
     GREEDY_SHAPES,
+    HEAD_SHAPES,
     SAMPLED_SHAPES,
     EngineFit,
     fit_engine,
@@ -20,6 +21,7 @@ from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.precision import BF16
+from magicdec.specs.speculation import HeadSpec, SpeculationSpec
 
 MODEL = load_model_spec("llama-3.1-8b")
 HARDWARE = load_hardware("a100-sxm-80gb")
@@ -127,6 +129,57 @@ def test_an_engine_that_drafts_in_place_pays_per_sequence() -> None:
     assert found.sequence_overhead_s == pytest.approx(6e-5, rel=0.02)
     assert found.autoregressive_overhead_s == pytest.approx(1.2e-3, rel=0.02)
     assert missed(found, truth).max() < 0.03
+
+
+HEAD = SpeculationSpec(
+    draft="eagle3", draft_method="eagle3", gamma=1, head=HeadSpec(vocab_size=32_000)
+)
+WITH_HEAD = msgspec.structs.replace(
+    TRUTH,
+    forward_overhead_s=6e-4,
+    head_block_overhead_s=4e-4,
+    eagle3_step_overhead_s=3e-4,
+)
+
+
+def head_phases(
+    columns: dict[str, np.ndarray], engine: EngineProfile
+) -> dict[str, np.ndarray]:
+    terms = predicted_steps(
+        columns,
+        model=MODEL,
+        hardware=HARDWARE,
+        precision=BF16,
+        engine=engine,
+        speculation=HEAD,
+    )
+    return {"head draft": terms.draft.total_s, "head upkeep": terms.upkeep.total_s}
+
+
+def timed_head(truth: EngineProfile) -> list[Point]:
+    points = []
+    for shape in HEAD_SHAPES:
+        row = shape.columns(is_greedy=False)
+        columns = {name: np.array([float(value)]) for name, value in row.items()}
+        for name, seconds in head_phases(columns, truth).items():
+            points.append(Point(name, row, [float(seconds[0])] * 3))
+    return points
+
+
+def test_a_head_tells_what_a_pass_costs_from_what_its_layers_cost() -> None:
+    """With 32 layers or one the same fixed cost of a pass: without the head it goes into the layers'."""
+    points = timed(WITH_HEAD)
+    common = {"model": MODEL, "hardware": HARDWARE, "precision": BF16, "base": BASE}
+    columns = {name: np.array(values) for name, values in UNSEEN.items()}
+    true_s = head_phases(columns, WITH_HEAD)["head draft"]
+    alone = fit_engine(points, **common).profile
+    assert np.all(head_phases(columns, alone)["head draft"] < 0.9 * true_s)
+    found = fit_engine([*points, *timed_head(WITH_HEAD)], **common, head=HEAD).profile
+    np.testing.assert_allclose(
+        head_phases(columns, found)["head draft"], true_s, rtol=0.03
+    )
+    assert found.eagle3_step_overhead_s == pytest.approx(3e-4, rel=0.05)
+    assert missed(found, WITH_HEAD).max() < 0.03
 
 
 @pytest.mark.slow

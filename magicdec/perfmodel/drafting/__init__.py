@@ -13,6 +13,7 @@ from magicdec.perfmodel.drafting.base import Block, Draft, Kept, Prompt
 from magicdec.perfmodel.drafting.heads import (
     Eagle3Head,
     Head,
+    ParallelEagleHead,
     ParallelHead,
     PredictionHead,
 )
@@ -30,7 +31,11 @@ __all__ = [
     "draft_tp",
 ]
 
-OWN_CLASSES: dict[str, type[Draft]] = {"eagle3": Eagle3Head, "mtp": PredictionHead}
+OWN_CLASSES: dict[str, type[Draft]] = {
+    "eagle3": Eagle3Head,
+    "mtp": PredictionHead,
+    "p-eagle": ParallelEagleHead,
+}
 """Classes of methods that differ from others of their sort."""
 SORTS: dict[str, type[Draft]] = {
     "none": Draft,

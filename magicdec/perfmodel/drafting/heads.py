@@ -14,7 +14,7 @@ from magicdec.perfmodel.drafting.networks import SeparateNetwork
 from magicdec.perfmodel.footprint import expert_share, kv_bytes
 from magicdec.perfmodel.forward import size
 from magicdec.perfmodel.kernels.gemm import linear
-from magicdec.perfmodel.kernels.op import ForwardTime, Op, fixed
+from magicdec.perfmodel.kernels.op import ForwardTime, Op, fixed, merged
 from magicdec.perfmodel.setup import Setup
 from magicdec.specs.layers import MLP, Layer
 from magicdec.specs.mixers import Attention
@@ -110,10 +110,34 @@ class Head(SeparateNetwork):
         """Its layers' launches, in versions that do not capture its passes."""
         return self.launched(self.constants.head_layer_s)
 
-    def inputs(self, block: Block, ranks: Array) -> list[Op]:
+    def step(self, block: Block, query_len: Any = 1.0) -> ForwardTime:
+        """Its share of the block's passes: the first takes in every verified token of the step
+        before, accepted or not, and drafts one token; each of the others takes in the one drafted
+        before."""
+        gamma = np.maximum(block.gamma, 1.0)
+        first = self.pass_over(block, own=0.0, query_len=block.gamma + 1.0)
+        later = self.pass_over(block, own=gamma / 2.0, query_len=1.0)
+        passes = [*first.ops, *later.times(gamma - 1.0).ops, self.set_up()]
+        whole = ForwardTime(merged(passes))
+        return whole.times(1.0 / gamma).plus(
+            *self.beside_network(block, drawn=block.batch)
+        )
+
+    def set_up(self) -> Op:
+        """What comes before the first pass of a block."""
+        return fixed("set-up", "overhead", self.constants.head_block_overhead_s)
+
+    def pass_over(self, block: Block, *, own: Any, query_len: Any) -> ForwardTime:
+        """One pass over this many tokens of each sequence, with its input."""
+        network = self.pass_after(own, block, query_len, logit_rows=block.batch)
+        return network.plus(*self.inputs(block, query_len))
+
+    def inputs(self, block: Block, query_len: Any) -> list[Op]:
+        """Hidden state and embedding of each token made one."""
         hidden = self.network.hidden_size
+        tokens = block.batch * query_len
         at = self.at(block.setup)
-        return [linear("fuse", at, m=block.batch, n=hidden, k=2 * hidden)]
+        return [linear("fuse", at, m=tokens, n=hidden, k=2 * hidden)]
 
 
 @dataclass(frozen=True)
@@ -140,12 +164,13 @@ class Eagle3Head(Head):
     """EAGLE-3: its layer projects hidden state and embedding to queries, keys and values; hidden
     states of three of the target's layers are made one for each verified token."""
 
-    def inputs(self, block: Block, ranks: Array) -> list[Op]:
+    def inputs(self, block: Block, query_len: Any) -> list[Op]:
         hidden = self.network.hidden_size
+        tokens = block.batch * query_len
         ((mixer, _),) = self.network.mixers
-        heads = size(mixer.projections(hidden)[0].outputs, ranks)
+        heads = size(mixer.projections(hidden)[0].outputs, self.ranks(block.tp))
         return [
-            linear("fuse", self.at(block.setup), m=block.batch, n=heads, k=hidden),
+            linear("fuse", self.at(block.setup), m=tokens, n=heads, k=hidden),
             fixed(
                 "draft overhead", "overhead", self.setup.engine.eagle3_draft_overhead_s
             ),
@@ -164,6 +189,25 @@ class Eagle3Head(Head):
 
 
 @dataclass(frozen=True)
+class ParallelEagleHead(Eagle3Head):
+    """P-EAGLE (arXiv 2602.01469): EAGLE-3 whose one pass takes in the verified tokens and gamma - 1
+    masked ones behind them."""
+
+    def step(self, block: Block, query_len: Any = 1.0) -> ForwardTime:
+        """Each step's share of the block's one pass."""
+        gamma = np.maximum(block.gamma, 1.0)
+        drawn = block.batch * gamma
+        tokens = block.gamma + gamma
+        network = self.pass_after(gamma - 1.0, block, tokens, logit_rows=drawn)
+        whole = network.plus(
+            self.set_up(),
+            *self.inputs(block, tokens),
+            *self.beside_network(block, drawn=drawn),
+        )
+        return whole.times(1.0 / gamma)
+
+
+@dataclass(frozen=True)
 class ParallelHead(Head):
     """A head that proposes a block in one pass of gamma masked positions and the last token."""
 
@@ -171,11 +215,8 @@ class ParallelHead(Head):
         """Each step's share of the block's one pass."""
         drawn = block.batch * block.gamma
         network = self.network_pass(block, block.gamma + 1.0, logit_rows=drawn)
-        whole = network.plus(*self.beside_network(block, drawn=drawn))
+        whole = network.plus(self.set_up(), *self.beside_network(block, drawn=drawn))
         return whole.times(1.0 / np.maximum(block.gamma, 1.0))
-
-    def inputs(self, block: Block, ranks: Array) -> list[Op]:
-        return []
 
     def upkeep(self, block: Block) -> list[Op]:
         taken_in = self.features(block.setup, tokens=block.verified, tp=block.tp)

@@ -101,8 +101,14 @@ class Network(Draft):
     def network_pass(
         self, block: Block, query_len: Any, *, logit_rows: Array
     ) -> ForwardTime:
-        """The network's pass of a draft step."""
+        """The network's pass of a draft step, over half of the block's own drafts on average."""
         own = np.maximum(block.gamma - 1.0, 0.0) / 2.0
+        return self.pass_after(own, block, query_len, logit_rows=logit_rows)
+
+    def pass_after(
+        self, own: Any, block: Block, query_len: Any, *, logit_rows: Array
+    ) -> ForwardTime:
+        """The network's pass when `own` tokens of the block are in its cache."""
         factor = 1.0
         if self.is_sparse:
             factor = self.setup.engine.draft_attention_factor
@@ -130,7 +136,6 @@ class Network(Draft):
             *sampling_ops(setup, rows=drawn, ranks=ranks, vocab_size=vocabulary),
             fixed("draft overhead", "overhead", self.constants.draft_step_overhead_s),
             *self.launches(block),
-            *self.inputs(block, ranks),
         ]
         if setup.leaves_graphs:
             operations.append(uncaptured(setup, self.network.num_hidden_layers))
@@ -146,10 +151,6 @@ class Network(Draft):
 
     def launches(self, block: Block) -> list[Op]:
         """The launches of its layers, where its passes are not captured."""
-        return []
-
-    def inputs(self, block: Block, ranks: Array) -> list[Op]:
-        """How a draft step takes in what is not in the network's own layers."""
         return []
 
     def upkeep(self, block: Block) -> list[Op]:

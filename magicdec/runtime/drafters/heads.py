@@ -321,6 +321,12 @@ class ParallelEagleDrafter(EntryDrafter):
 
     head: Eagle3Head
 
+    def __init__(self, engine: Engine, spec: SpeculationSpec, head: Eagle3Head) -> None:
+        super().__init__(engine, spec, head)
+        assert head.mask_states_F is not None
+        self._mask_H = head.fuse(head.mask_states_F)
+        """The input of the head where the target's states are not known."""
+
     def _catch_up(self, width: int) -> Tensor:
         return self._entries(width, 0)[0]
 
@@ -331,17 +337,15 @@ class ParallelEagleDrafter(EntryDrafter):
         head = self.head
         mask_token = head.layout.mask_token
         assert mask_token is not None
-        assert head.mask_states_F is not None
         attention = self._block_pass(width + num_masked)
         tokens_BT = self._tokens_behind(attention.positions_BT)
         count = len(tokens_BT)
         last_B1 = self._last_valid_B[:, None]
         places_T = torch.arange(width + num_masked, device=tokens_BT.device)
         is_masked_BT = places_T > last_B1
-        mask_H = head.fuse(head.mask_states_F)
         block_BTH = self._block_BTH[:count, :width]
         fused_BTH = F.pad(block_BTH, (0, 0, 0, num_masked))
-        fused_BTH = torch.where(is_masked_BT[..., None], mask_H, fused_BTH)
+        fused_BTH = torch.where(is_masked_BT[..., None], self._mask_H, fused_BTH)
         tokens_BT = tokens_BT.masked_fill(is_masked_BT, mask_token)
         return head.step(tokens_BT, fused_BTH, attention), last_B1
 
@@ -381,7 +385,8 @@ class BlockDrafter(HeadDrafter):
         count = self.engine.num_active
         steps_T = torch.arange(width, device=self._first_B.device)
         positions_BT = self._first_B[:count, None] + steps_T
-        stored = self.head.context(self._block_BTH[:count, :width], positions_BT)
+        block_BTH = self._block_BTH[:count, :width].contiguous()
+        stored = self.head.context(block_BTH, positions_BT)
         for layer, kv_BTPKD in enumerate(stored):
             self.cache.write(layer, positions_BT, kv_BTPKD)
 
