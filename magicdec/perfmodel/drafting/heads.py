@@ -124,7 +124,7 @@ class Head(SeparateNetwork):
         )
 
     def set_up(self) -> Op:
-        """What comes before the first pass of a block."""
+        """The time before the first pass of a block."""
         return fixed("set-up", "overhead", self.constants.head_block_overhead_s)
 
     def pass_over(self, block: Block, *, own: Any, query_len: Any) -> ForwardTime:
