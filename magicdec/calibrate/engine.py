@@ -60,9 +60,9 @@ SAMPLED_SHAPES = (
     EngineShape(40, 700, 72, 4), EngineShape(40, 2300, 384, 1), EngineShape(40, 3100, 640, 3),
 )  # fmt: skip
 HEAD_SHAPES = (
-    EngineShape(1, 500, 0, 2), EngineShape(2, 2900, 0, 4), EngineShape(5, 1300, 0, 1), EngineShape(7, 2200, 0, 3),
-    EngineShape(11, 1600, 0, 5), EngineShape(14, 800, 0, 2), EngineShape(14, 2700, 0, 4), EngineShape(22, 500, 0, 3),
-    EngineShape(22, 1700, 0, 1),
+    EngineShape(1, 500, 0, 2), EngineShape(2, 2900, 0, 4), EngineShape(5, 1300, 0, 1),
+    EngineShape(7, 2200, 0, 3), EngineShape(11, 1600, 0, 5), EngineShape(14, 800, 0, 2),
+    EngineShape(14, 2700, 0, 4), EngineShape(22, 500, 0, 3), EngineShape(22, 1700, 0, 1),
 )  # fmt: skip
 """Shapes of a trained head, which has no budget."""
 GREEDY_SHAPES = (
@@ -454,8 +454,8 @@ FREE_WITH_HEAD = FREE | {
     "forward_overhead_s": FIXED_COST,
     "head_block_overhead_s": FIXED_COST,
 }
-"""The fitted constants where a head was timed too: its pass has fewer layers than the target's, which
-tells what a pass costs from what its layers cost."""
+"""The fitted constants where a head was timed too: its pass has fewer layers than the target's,
+which tells what a pass costs from what its layers cost."""
 PRIOR_WEIGHT = 0.05
 FITTED_PHASES = ("autoregressive", "draft", "verify")
 SMALLEST_ERROR, LARGEST_ERROR = 0.03, 0.5
