@@ -135,6 +135,20 @@ def test_the_errors_stated_of_the_grid_are_those_of_its_records() -> None:
     ]  # fmt: skip
 
 
+def test_the_errors_stated_of_heads_are_those_of_their_records() -> None:
+    found = errors(ROOT / "results" / "grid-heads-2-cores.jsonl")
+
+    def bias(name: str) -> str:
+        return f"{100 * np.median(found[name]):+.1f}"
+
+    assert stated(r"a head's predicted speedup was ([\d.]+) %, its bias (\S+) %, and (\d+) of the (\d+)") == [
+        percent(found["speedup"]), bias("speedup"), str(found["inside"].sum()), str(found["inside"].size),
+    ]  # fmt: skip
+    assert stated(r"own step was off by ([\d.]+) %, with a bias of (\S+) %") == [
+        percent(found["draft_step_s"]), bias("draft_step_s"),
+    ]  # fmt: skip
+
+
 def test_the_conditions_stated_of_the_grid_are_those_of_its_records() -> None:
     """Lowest and highest memory bandwidth, and the median spread of a speedup's repetitions."""
     rows = [
