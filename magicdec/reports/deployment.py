@@ -114,7 +114,8 @@ def read_deployment(
             "smaller batch"
         )
     record = candidate_record(plan, best)
-    for name in (record.model, record.draft):
+    formats = (plan.precision.weight_dtype, plan.precision.kv_dtype)
+    for name in (record.model, record.draft, *formats):
         if not name or not name.isprintable():
             raise ConfigError(
                 f"the plan's name {name!r} cannot be written into a command"

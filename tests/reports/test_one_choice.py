@@ -214,7 +214,8 @@ def check_exports(plan: Plan) -> None:
         head = " ".join(
             line.removeprefix("# ") for line in text.splitlines() if line[:1] == "#"
         )
-        assert drafting_of(best).split(",")[0].split(" ")[0] in head
+        name = drafting_of(best).removeprefix("draft model ")
+        assert name.split(",")[0].split(" ")[0] in head
         gain = best.gain
         assert f"speedup of {best.gain_is_of} {gain.speedup:.2f} (90 % interval" in head
         assert f"{gain.low:.2f} to {gain.high:.2f}): {gain.verdict}." in head

@@ -508,8 +508,10 @@ def _other_policies(best: Kept) -> list[Trial]:
     by_context = trials["by batch and context"]
     assert by_context.layout.policy is not None
     if by_context.layout.policy.is_one_at(load.requests(load.rate).lengths):
+        by_batch = trials["by batch"]
+        by_batch.at(load.rate, best.replicas)  # here: processes do not share outcomes
         trials["by batch and context"] = dataclasses.replace(
-            by_context, outcomes=trials["by batch"].outcomes
+            by_context, outcomes=by_batch.outcomes
         )
     return [trials[name] for name in POLICIES if name != best.layout.follows]
 
