@@ -145,18 +145,7 @@ class TimedHead(NamedTuple):
 
     @property
     def speculation(self) -> SpeculationSpec:
-        return speculation_of(self.named, gamma=1)
-
-
-def speculation_of(head: NamedHead, *, gamma: int) -> SpeculationSpec:
-    """Speculation with a trained head."""
-    return SpeculationSpec(
-        draft=head.method,
-        draft_method=head.method,
-        gamma=gamma,
-        head=head.spec,
-        checkpoint=head.checkpoint,
-    )
+        return self.named.speculation(gamma=1)
 
 
 Shapes = list[tuple[EngineShape, SamplingSpec]]
@@ -297,7 +286,7 @@ def _time_head_phases(
     head: TimedHead, engine: Engine, shape: EngineShape, sampling: SamplingSpec
 ) -> dict[str, float]:
     """Mean seconds of the phases that a trained head has of its own."""
-    speculation = speculation_of(head.named, gamma=shape.gamma)
+    speculation = head.named.speculation(gamma=shape.gamma)
     phases = _decode(engine, shape, speculation, sampling, head=head.weights).phases_s
     return {
         "head draft": phases["draft"] / shape.gamma,

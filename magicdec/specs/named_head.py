@@ -12,6 +12,7 @@ from magicdec.specs.speculation import (
     HEAD_METHODS,
     DraftMethod,
     HeadSpec,
+    SpeculationSpec,
     is_head_directory,
     load_head,
 )
@@ -25,6 +26,16 @@ class NamedHead:
     spec: HeadSpec | None = None
     checkpoint: str | None = None
     """Its directory; None: its weights are part of the target's checkpoint."""
+
+    def speculation(self, *, gamma: int) -> SpeculationSpec:
+        """Speculation with this head."""
+        return SpeculationSpec(
+            draft=self.method,
+            draft_method=self.method,
+            gamma=gamma,
+            head=self.spec,
+            checkpoint=self.checkpoint,
+        )
 
 
 def named_head(

@@ -182,14 +182,7 @@ def other_drafts(model: str) -> tuple[SpeculationSpec, ...]:
     head = named_head(model, "eagle3", None)
     assert head is not None
     lookup = SpeculationSpec(draft="ngram", draft_method="ngram", gamma=OTHERS_GAMMA)
-    trained = SpeculationSpec(
-        draft=head.method,
-        draft_method=head.method,
-        gamma=OTHERS_GAMMA,
-        head=head.spec,
-        checkpoint=head.checkpoint,
-    )
-    return lookup, trained
+    return lookup, head.speculation(gamma=OTHERS_GAMMA)
 
 
 def around(

@@ -187,15 +187,7 @@ class GridSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             head = named_head(self.model, method, None)
             if head is None:
                 raise ConfigError(f"no head of {method} ships with {self.model}")
-            heads.append(
-                SpeculationSpec(
-                    draft=head.method,
-                    draft_method=head.method,
-                    gamma=gamma,
-                    head=head.spec,
-                    checkpoint=head.checkpoint,
-                )
-            )
+            heads.append(head.speculation(gamma=gamma))
         return tuple(heads)
 
 
