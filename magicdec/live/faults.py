@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from magicdec.live.advice import Advice, choices_at
 from magicdec.perfmodel.drafting import draft_of
-from magicdec.specs.engine import EngineProfile
+from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.units import MILLI
 
-EAGER_LAYER_S = 0.5e-3
-"""A layer of a drafter that is launched operation by operation (`draft_model_layer_s` of vLLM
-before 0.24).
+EAGER_VERSION = "0.23"
+"""A version of vLLM that launches a draft model's layers operation by operation, as any eager
+drafter's are.
 """
 PIECEWISE = "verification outside whole graphs (a downgrade to PIECEWISE in its log)"
 BETWEEN_STEPS = "scheduling between steps (asynchronous scheduling off)"
@@ -91,7 +91,8 @@ def _causes(advice: Advice, batch: float, excess_s: float) -> dict[str, float]:
         if setup.draft_model is not None:
             drafted = setup.draft_model.num_hidden_layers
         passes = situation.gamma * drafted
-        causes[EAGER] = passes * EAGER_LAYER_S
+        eager = load_engine("vllm").of_version(EAGER_VERSION)
+        causes[EAGER] = passes * eager.draft_model_layer_s
     known = {name: seconds for name, seconds in causes.items() if seconds > 0.0}
 
     def distance(name: str) -> float:
