@@ -120,10 +120,11 @@ def _parameter(name: str, asked: Option) -> Parameter:
         names = (f"--{name.replace('_', '-')}",)
     reads = options.as_formats if name.endswith("dtype") else None
     shown = option(asked.help, *names, callback=reads)
-    # made at run time
-    annotation = Annotated.__class_getitem__((kind, shown))  # type: ignore[attr-defined]
     return Parameter(
-        name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+        name,
+        Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[kind, shown],
     )
 
 
