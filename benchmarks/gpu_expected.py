@@ -26,7 +26,7 @@ from magicdec.perfmodel.acceptance import constant_profile
 from magicdec.perfmodel.forward import Pass, forward_pass
 from magicdec.perfmodel.kernels.op import Where
 from magicdec.perfmodel.kernels.profile import load_hardware
-from magicdec.records import Record
+from magicdec.schema.record import Record
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
 from magicdec.specs.precision import Precision

@@ -38,9 +38,9 @@ from magicdec.measure.rank import configuration_key
 from magicdec.measure.repetitions import measure
 from magicdec.measure.session import BenchmarkSession
 from magicdec.perfmodel.kernels.profile import load_hardware
-from magicdec.records import append_record, current_environment, read_records
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model
+from magicdec.schema.record import append_record, current_environment, read_records
 from magicdec.specs.catalog import MODELS_DIRECTORY, load_model_spec
 from magicdec.specs.engine import load_engine
 from magicdec.validate.grid import freeze_predictions, run_grid

@@ -12,12 +12,12 @@ from typing import Any
 from gpu_shapes import NARROW_DRAFT, SNAPKV_RATE, STREAMING_RATE
 
 from magicdec.calibrate.local_profile import LocalProfile, load_local_profile
-from magicdec.comparison import Comparison, pair_records
 from magicdec.counts import expected_tokens_per_step
 from magicdec.files import write_atomic
 from magicdec.perfmodel.forward import Pass, forward_pass
 from magicdec.perfmodel.kernels.op import Where
-from magicdec.records import Record, read_records
+from magicdec.schema.comparison import Comparison, pair_records
+from magicdec.schema.record import Record, read_records
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.precision import PROFILE_DTYPES, Precision
 

@@ -26,7 +26,7 @@ import torch
 from magicdec.measure.configuration import BenchmarkRequest
 from magicdec.measure.repetitions import measure
 from magicdec.measure.vllm_session import VllmSession
-from magicdec.records import append_record
+from magicdec.schema.record import append_record
 from magicdec.specs.catalog import MODELS_DIRECTORY
 from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
 

@@ -78,7 +78,7 @@ class Engine:
     def set_gamma(self, gamma: int) -> None:
         import msgspec
 
-        from magicdec.specs.gamma_table import TableGamma
+        from magicdec.schema.gamma_table import TableGamma
 
         inner = self.core.engine_core.engine_core
         if self.draft == "ngram":

@@ -278,9 +278,9 @@ def simulated(
     from magicdec.live.metrics import choose_target, parse
     from magicdec.live.observation import observe, parse_draft
     from magicdec.live.profile import acceptance_profile
-    from magicdec.perfmodel.traffic.requests import Requests
-    from magicdec.perfmodel.traffic.simulate import Server, simulate
-    from magicdec.specs.gamma_table import TableGamma
+    from magicdec.perfmodel.rate.requests import Requests
+    from magicdec.perfmodel.rate.simulate import Server, simulate
+    from magicdec.schema.gamma_table import TableGamma
 
     drafts = {
         "ngram": parse_draft("ngram"),

@@ -22,17 +22,17 @@ from inspect import Parameter, Signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from magicdec import plan_request
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.kernels.profile import hardware_names
-from magicdec.perfmodel.plan.planner import plan as answer
-from magicdec.perfmodel.plan.planner import request_of
-from magicdec.perfmodel.plan.variations import Sensitivity
-from magicdec.perfmodel.plan.variations import sensitivity as vary
-from magicdec.plan_document import Plan
-from magicdec.plan_document import load_plan as read_plan
-from magicdec.plan_rows import Candidate
-from magicdec.records import Record, read_many, record_rows
+from magicdec.perfmodel.planner import plan as answer
+from magicdec.perfmodel.planner import request_of
+from magicdec.perfmodel.variations import Sensitivity
+from magicdec.perfmodel.variations import sensitivity as vary
+from magicdec.schema import request as plan_request
+from magicdec.schema.plan import Plan
+from magicdec.schema.plan import load_plan as read_plan
+from magicdec.schema.record import Record, read_many, record_rows
+from magicdec.schema.row import Candidate
 from magicdec.specs.catalog import load_model_spec, model_names
 from magicdec.specs.engine import engine_names
 from magicdec.specs.model import ModelSpec
@@ -40,7 +40,7 @@ from magicdec.specs.model import ModelSpec
 if TYPE_CHECKING:
     import pandas as pd
 
-    from magicdec.perfmodel.traffic.simulate import Outcome
+    from magicdec.perfmodel.rate.simulate import Outcome
 
 T = TypeVar("T")
 IDENTITY = (
@@ -160,7 +160,7 @@ def simulate(
         unknown.
         CapacityError: a request that does not fit.
     """
-    from magicdec.perfmodel.plan.capacity import (
+    from magicdec.perfmodel.rate.capacity import (
         simulated,
     )  # most callers need no simulator
 

@@ -46,7 +46,7 @@ PACKAGE = ROOT / "magicdec" / "perfmodel"
 BESIDE = (ROOT / "magicdec" / "validate" / "traffic.py",)
 """Modules outside of perfmodel that are changed too."""
 WATCHED = (str(PACKAGE), *map(str, BESIDE))
-TRAFFIC = ("magicdec/perfmodel/traffic/", "magicdec/validate/traffic.py")
+TRAFFIC = ("magicdec/perfmodel/rate/", "magicdec/validate/traffic.py")
 """Files that are reported by themselves."""
 KEPT = Path(tempfile.gettempdir()) / f"magicdec-mutants-{os.getuid()}"
 FOLDERS = ("perfmodel", "validate")

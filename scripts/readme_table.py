@@ -17,9 +17,6 @@ from pathlib import Path
 from rich.console import Console
 
 import magicdec
-from magicdec.comparison import Comparison, Pair, pair_records
-from magicdec.plan_request import options
-from magicdec.records import read_records
 from magicdec.reports.data import (
     WEAK_BASELINE,
     WEAK_BASELINE_NOTE,
@@ -29,6 +26,9 @@ from magicdec.reports.data import (
 from magicdec.reports.figures import draw
 from magicdec.reports.figures.chart import PAPER, raw_svg
 from magicdec.reports.terminal_plan import print_plan
+from magicdec.schema.comparison import Comparison, Pair, pair_records
+from magicdec.schema.record import read_records
+from magicdec.schema.request import options
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "results" / "demo-2-cores.jsonl"

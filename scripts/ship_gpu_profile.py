@@ -29,14 +29,14 @@ import numpy as np
 
 from magicdec.calibrate.local_profile import LocalProfile, load_local_profile
 from magicdec.calibrate.machine import device_in_catalog
-from magicdec.comparison import pair_records
 from magicdec.errors import ConfigError, MagicdecError
 from magicdec.perfmodel.kernels.profile import (
     HARDWARE_DIRECTORY,
     HardwareProfile,
     save_hardware,
 )
-from magicdec.records import Environment, Record, read_records
+from magicdec.schema.comparison import pair_records
+from magicdec.schema.record import Environment, Record, read_records
 from magicdec.specs.engine import (
     ENGINES_DIRECTORY,
     EngineProfile,

@@ -12,8 +12,8 @@ import pytest
 
 import magicdec
 from magicdec.errors import ConfigError
-from magicdec.plan_request import options
-from magicdec.plan_rows import COLUMNS
+from magicdec.schema.request import options
+from magicdec.schema.row import COLUMNS
 from magicdec.specs.catalog import MODELS_DIRECTORY
 from tests.same import assert_same
 

@@ -6,7 +6,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from magicdec.comparison import (
+from magicdec.errors import ConfigError
+from magicdec.measure.environment import ReferenceTimes, spread_of_times
+from magicdec.schema.comparison import (
     CASE_FIELDS,
     DRAFT_FIELDS,
     MAY_DIFFER,
@@ -22,9 +24,7 @@ from magicdec.comparison import (
     summarise,
     summarise_case,
 )
-from magicdec.errors import ConfigError
-from magicdec.measure.environment import ReferenceTimes, spread_of_times
-from magicdec.records import CONFIGURATION_FIELDS, Record
+from magicdec.schema.record import CONFIGURATION_FIELDS, Record
 from magicdec.validate.grid import Thresholds
 
 

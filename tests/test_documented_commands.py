@@ -23,9 +23,9 @@ from typer.testing import CliRunner
 from magicdec.cli import app, register_commands
 from magicdec.perfmodel.acceptance import constant_profile, save_profile
 from magicdec.perfmodel.kernels.profile import HARDWARE_DIRECTORY
-from magicdec.perfmodel.plan import load
-from magicdec.perfmodel.plan.planner import PlanRequest, plan
-from magicdec.records import read_records
+from magicdec.perfmodel.planner import PlanRequest, plan
+from magicdec.perfmodel.rate import load
+from magicdec.schema.record import read_records
 from magicdec.specs.catalog import EMBEDDED_DIRECTORY, MODELS_DIRECTORY
 from magicdec.specs.engine import ENGINES_DIRECTORY
 from tests.live.servers import Vllm, random_requests

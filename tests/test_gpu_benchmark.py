@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 
 from magicdec.calibrate.local_profile import LocalProfile
 from magicdec.perfmodel.kernels.profile import load_hardware
-from magicdec.records import read_records
+from magicdec.schema.record import read_records
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.device import bytes_per_element
 from magicdec.specs.engine import load_engine

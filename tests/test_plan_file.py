@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import magicdec
 from magicdec.errors import MagicdecError
-from magicdec.plan_document import load_plan
+from magicdec.schema.plan import load_plan
 
 QUESTIONS = st.fixed_dictionaries(
     {

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from magicdec.cli import app, register_commands
-from magicdec.plan_document import load_plan
 from magicdec.reports.sentences import first_line
+from magicdec.schema.plan import load_plan
 
 register_commands()
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "questions.md"

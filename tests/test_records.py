@@ -12,7 +12,7 @@ import pytest
 
 from magicdec.errors import StorageError
 from magicdec.files import check_apart, check_writable, write_atomic
-from magicdec.records import (
+from magicdec.schema.record import (
     Record,
     append_record,
     check_records_file,

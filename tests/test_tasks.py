@@ -12,8 +12,8 @@ import magicdec
 from magicdec.api import request_of
 from magicdec.cli import app, register_commands
 from magicdec.errors import ConfigError
-from magicdec.plan_document import Plan
-from magicdec.plan_request import given
+from magicdec.schema.plan import Plan
+from magicdec.schema.request import given
 from magicdec.tasks import ALIASES, TASKS, USUAL_LENGTHS, task_named
 
 register_commands()

@@ -11,8 +11,8 @@ import msgspec
 from magicdec.atlas.questions import Atlas, Question
 from magicdec.errors import MagicdecError
 from magicdec.naming import draft_name
-from magicdec.plan_document import Plan
-from magicdec.plan_rows import Candidate, Gain
+from magicdec.schema.plan import Plan
+from magicdec.schema.row import Candidate, Gain
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +49,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 def cell_of(question: Question) -> Cell:
     """Plan one question. A question that cannot be answered becomes a cell with its refusal."""
-    from magicdec.perfmodel.plan.planner import plan, request_of
+    from magicdec.perfmodel.planner import plan, request_of
 
     cell = Cell(
         model=question.model,

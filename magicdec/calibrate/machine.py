@@ -58,10 +58,10 @@ from magicdec.perfmodel.kernels.profile import (
     load_hardware,
 )
 from magicdec.progress import Progress, Stages, Step
-from magicdec.records import current_environment
 from magicdec.runtime.heads.builder import load_head
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model
+from magicdec.schema.record import current_environment
 from magicdec.specs.catalog import checkpoint_directory, load_model_spec
 from magicdec.specs.device import Link
 from magicdec.specs.engine import EngineProfile, load_engine

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 import typer
 
-from magicdec import plan_request
 from magicdec.commands import options
 from magicdec.commands.options import (
     OutputFormat,
@@ -24,13 +23,14 @@ from magicdec.commands.options import (
     print_as,
     table_console,
 )
-from magicdec.plan_request import Option
 from magicdec.progress import shown_progress
+from magicdec.schema import request as plan_request
+from magicdec.schema.request import Option
 
 if TYPE_CHECKING:
     from magicdec.perfmodel.plan.request import PlanRequest
-    from magicdec.perfmodel.plan.variations import Sensitivity
-    from magicdec.plan_document import Plan
+    from magicdec.perfmodel.variations import Sensitivity
+    from magicdec.schema.plan import Plan
 
 AS_TEXT = (
     tuple[int, ...],
@@ -73,7 +73,7 @@ SENSITIVITY_OPTIONS = (
 
 
 def asks_plan(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command these options of a plan, or all, in place of its `**given`, as plan_request
+    """Gives a command these options of a plan, or all, in place of its `**given`, as schema/request.py
     declares them. A parameter of its own with the same name stands for that option."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -188,7 +188,7 @@ def plan_command(
     For a model, devices, contexts and batches; each answer has a 90 % interval.
     """
     from magicdec.files import check_writable, write_atomic
-    from magicdec.perfmodel.plan.planner import plan, request_of
+    from magicdec.perfmodel.planner import plan, request_of
 
     if output is not None:
         check_writable(output)
@@ -234,7 +234,7 @@ def _as_shown(request: PlanRequest) -> PlanRequest:
 
 def _say_columns(path: str, given: str | None) -> None:
     """Says on stderr where the columns of a log were recognised."""
-    from magicdec.perfmodel.traffic.requests import log_columns
+    from magicdec.perfmodel.rate.requests import log_columns
 
     columns = log_columns(path, given)
     if columns is not None:
@@ -245,8 +245,8 @@ def _record(answer: Plan, path: Path) -> None:
     """Appends every evaluated row as a record of `source: analytical`."""
     import msgspec
 
-    from magicdec.records import append_record, current_environment
     from magicdec.reports.data import candidate_record
+    from magicdec.schema.record import append_record, current_environment
 
     environment = current_environment()
     for row in answer.rows:
@@ -266,8 +266,8 @@ def sensitivity_command(
 
     That input is the one to measure next.
     """
-    from magicdec.perfmodel.plan.planner import request_of
-    from magicdec.perfmodel.plan.variations import sensitivity
+    from magicdec.perfmodel.planner import request_of
+    from magicdec.perfmodel.variations import sensitivity
 
     read = {name: _read(name, value) for name, value in given.items()}
     result = sensitivity(request_of(**read))

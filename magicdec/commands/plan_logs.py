@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from magicdec.commands.options import require
 from magicdec.errors import ConfigError
 from magicdec.files import write_atomic
-from magicdec.plan_request import options
 from magicdec.progress import shown_progress
+from magicdec.schema.request import options
 from magicdec.specs.speculation import LOOKUP_METHODS
 
 if TYPE_CHECKING:
@@ -77,8 +77,8 @@ def cache_room(given: dict[str, Any]) -> int | None:
     model does not fit as it is asked for.
     """
     from magicdec.errors import CapacityError
-    from magicdec.perfmodel.plan.planner import request_of
     from magicdec.perfmodel.plan.request import lengths_of, resolve
+    from magicdec.perfmodel.planner import request_of
     from magicdec.specs.catalog import load_model_spec
     from magicdec.specs.model import ModelSpec
 

@@ -101,9 +101,9 @@ def load_report_data(
     import shlex
     import sys
 
-    from magicdec.plan_document import load_plan
-    from magicdec.records import read_many
     from magicdec.reports.data import ReportData
+    from magicdec.schema.plan import load_plan
+    from magicdec.schema.record import read_many
 
     plans = []
     for path in records:
@@ -231,9 +231,9 @@ def export_command(
     """
     from magicdec.files import write_atomic
     from magicdec.perfmodel.acceptance import load_profile
-    from magicdec.perfmodel.plan.variations import for_engine
-    from magicdec.plan_document import load_plan
+    from magicdec.perfmodel.variations import for_engine
     from magicdec.reports.exports import check_engine, export
+    from magicdec.schema.plan import load_plan
 
     check_engine(engine)
     profiles = tuple(map(load_profile, acceptance or ()))

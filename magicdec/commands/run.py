@@ -39,9 +39,9 @@ from magicdec.specs.speculation import (
 
 if TYPE_CHECKING:
     from magicdec.measure.configuration import BenchmarkRequest, Outputs
-    from magicdec.plan_document import Formats, Plan
-    from magicdec.plan_rows import Candidate
-    from magicdec.records import Record
+    from magicdec.schema.plan import Formats, Plan
+    from magicdec.schema.record import Record
+    from magicdec.schema.row import Candidate
     from magicdec.specs.named_head import NamedHead
 
 EPILOG = options.examples(
@@ -240,8 +240,8 @@ def run_command(
 
 
 def _print_results(results: list[Record], output_format: OutputFormat) -> None:
-    from magicdec.records import record_rows
     from magicdec.reports.terminal import print_run
+    from magicdec.schema.record import record_rows
 
     print_as(
         output_format,
@@ -491,7 +491,7 @@ def read_plan(
     Raises ConfigError when the file is no plan, or plans a draft, a number format or a spread over
     devices that cannot be run; StorageError when it cannot be read.
     """
-    from magicdec.plan_document import load_plan
+    from magicdec.schema.plan import load_plan
 
     plan = load_plan(path)
     if plan.best.num_gpus != plan.best.tp_size:
@@ -594,7 +594,7 @@ def _runner_up(plan: Plan) -> list[Candidate]:
 
 
 def _options_of_row(row: Candidate) -> dict[str, Any]:
-    from magicdec.plan_rows import column
+    from magicdec.schema.row import column
 
     return {option: column(row, name) for name, option in OPTION_OF_KEY.items()}
 

@@ -240,7 +240,7 @@ def _write_observation(
     table, or on stderr where a document is printed."""
     from magicdec.live.profile import acceptance_profile, record
     from magicdec.perfmodel.acceptance import save_profile
-    from magicdec.records import append_record
+    from magicdec.schema.record import append_record
 
     file = sys.stderr
     if is_table:

@@ -27,7 +27,7 @@ from magicdec.progress import Done, shown_progress
 from magicdec.units import format_seconds
 
 if TYPE_CHECKING:
-    from magicdec.comparison import Comparison
+    from magicdec.schema.comparison import Comparison
     from magicdec.validate.acceptance import AcceptanceValidation
     from magicdec.validate.demo import DemoResult
     from magicdec.validate.grid import Thresholds
@@ -337,8 +337,8 @@ def records_command(
 
     Errors by term and case, coverage of the intervals, and what following the predictions loses.
     """
-    from magicdec.comparison import Comparison, by_cpu_time, pair_records
-    from magicdec.records import read_many
+    from magicdec.schema.comparison import Comparison, by_cpu_time, pair_records
+    from magicdec.schema.record import read_many
 
     rows = read_many(files)
     if clock == "cpu":

@@ -5,10 +5,10 @@ from __future__ import annotations
 from magicdec.explore.controls import CONTROLS, YES
 from magicdec.explore.state import shown
 from magicdec.naming import draft_name
-from magicdec.plan_document import Plan
-from magicdec.plan_request import Request
 from magicdec.reports.data import ReportData
 from magicdec.reports.headline import headline
+from magicdec.schema.plan import Plan
+from magicdec.schema.request import Request
 
 SHORT_NUMBER = 5
 """Digits from which a whole number is divided into thousands."""

@@ -1,6 +1,6 @@
 """The controls of the page: one for each of a plan's options that a link may set.
 
-What an option means, and its limits, stand in plan_request.py; here are labels, and how a control's
+What an option means, and its limits, stand in schema/request.py; here are labels, and how a control's
 text is read. Numbers and switches without a row in OWN get a control of their own by themselves.
 Text that could name a file is no control.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from magicdec.errors import ConfigError
-from magicdec.plan_request import (
+from magicdec.schema.request import (
     BALANCES,
     COUNT_OR_SHARE,
     OF_ARRIVALS,

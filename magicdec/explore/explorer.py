@@ -30,9 +30,7 @@ from magicdec.explore.jobs import Job, OnEachGpu, Planned, planned_batches, plan
 from magicdec.explore.pasted import pasted
 from magicdec.explore.state import EXAMPLE, Catalog, link, shown
 from magicdec.perfmodel.kernels.profile import counted
-from magicdec.perfmodel.plan.planner import Plan, plan
-from magicdec.plan_request import Request
-from magicdec.plan_rows import Candidate
+from magicdec.perfmodel.planner import Plan, plan
 from magicdec.reports.data import ReportData
 from magicdec.reports.figures import draw, draw_by_device
 from magicdec.reports.figures.chart import PAPER, raw_svg
@@ -44,6 +42,8 @@ from magicdec.reports.report import (
     template_environment,
 )
 from magicdec.reports.tables import Table, candidate_table
+from magicdec.schema.request import Request
+from magicdec.schema.row import Candidate
 
 TEMPLATES = Path(__file__).parent / "templates"
 HTML = "text/html"

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from magicdec.errors import CapacityError
-from magicdec.perfmodel.plan.planner import Plan, PlanRequest, plan
+from magicdec.perfmodel.planner import Plan, PlanRequest, plan
 from magicdec.progress import Progress, Step
 
 WIDE_BATCHES = (1, 4, 16, 64, 256)

@@ -11,7 +11,7 @@ import msgspec
 from magicdec.explore.state import METHODS, Catalog, link
 from magicdec.live.check import Load, as_asked, check_command
 from magicdec.live.check_text import Line, lines_of
-from magicdec.plan_request import Request
+from magicdec.schema.request import Request
 from magicdec.specs.serve_command import ServeCommand, read_serve_command
 
 

@@ -25,7 +25,7 @@ from magicdec.perfmodel.kernels.profile import (
 )
 from magicdec.perfmodel.plan.drafts import offered
 from magicdec.perfmodel.plan.request import PlanRequest, engine_of
-from magicdec.plan_request import OF_ARRIVALS, Request, fields_of, given, plan_command
+from magicdec.schema.request import OF_ARRIVALS, Request, fields_of, given, plan_command
 from magicdec.specs.catalog import load_model_spec, model_names
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.model import ModelSpec

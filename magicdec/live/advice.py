@@ -37,14 +37,14 @@ from magicdec.perfmodel.plan.choice import deepest_gamma
 from magicdec.perfmodel.plan.drafts import check_profiles
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import Prediction, predict
-from magicdec.plan_document import Site
-from magicdec.plan_rows import verdict_of
-from magicdec.records import Record
 from magicdec.reports.deployment import Deployment
 from magicdec.reports.exports import write_settings
+from magicdec.schema.gamma_table import Band, TableGamma
+from magicdec.schema.plan import Site
+from magicdec.schema.record import Record
+from magicdec.schema.row import verdict_of
 from magicdec.specs.catalog import served_checkpoint
 from magicdec.specs.engine import engine_names
-from magicdec.specs.gamma_table import Band, TableGamma
 from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec, SpeculationSpec
 
 WORTH_A_CHANGE = 1.02

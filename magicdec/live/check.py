@@ -16,16 +16,16 @@ from magicdec.errors import CapacityError, ConfigError
 from magicdec.live.advice import Choice, Situation, choices_at
 from magicdec.naming import METHODS, draft_name, method_name
 from magicdec.perfmodel.kernels.profile import counted, load_hardware
-from magicdec.perfmodel.plan.planner import answered, plan
 from magicdec.perfmodel.plan.request import Case, DraftOption, PlanRequest
 from magicdec.perfmodel.plan.search import most_that_fit
-from magicdec.plan_document import Plan
-from magicdec.plan_rows import Candidate
+from magicdec.perfmodel.planner import answered, plan
 from magicdec.reports.sentences import acceptance_of
+from magicdec.schema.gamma_table import TableGamma
+from magicdec.schema.plan import Plan
+from magicdec.schema.row import Candidate
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.device import DTYPE_BYTES
 from magicdec.specs.engine import load_engine
-from magicdec.specs.gamma_table import TableGamma
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.precision import format_name
 from magicdec.specs.serve_command import ServeCommand, Speculation

@@ -20,7 +20,7 @@ from magicdec.perfmodel.acceptance.fit import (
     measured_rates,
     measurements_of,
 )
-from magicdec.records import Record, current_environment
+from magicdec.schema.record import Record, current_environment
 
 MIN_DRAFTS = 20
 """Fewer drafts than this say next to nothing; a profile is not written from them."""

@@ -31,10 +31,10 @@ from magicdec.files import check_apart, check_writable
 from magicdec.measure.environment import available_memory_bytes
 from magicdec.perfmodel.memory import Memory, memory_need
 from magicdec.perfmodel.setup import ModelSetup
-from magicdec.records import check_records_file
+from magicdec.schema.gamma_table import TableGamma
+from magicdec.schema.record import check_records_file
 from magicdec.specs.catalog import checkpoint_directory, load_model_spec
 from magicdec.specs.engine import load_engine
-from magicdec.specs.gamma_table import TableGamma
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.precision import PROFILE_DTYPES, Precision
 from magicdec.specs.speculation import (

@@ -29,7 +29,8 @@ from magicdec.measure.session import BenchmarkSession
 from magicdec.measure.utilisation import all_ranks_bandwidth_bytes_per_s
 from magicdec.measure.vllm_session import in_own_process
 from magicdec.progress import Stages, shown_progress
-from magicdec.records import (
+from magicdec.runtime.distributed import SINGLE, TensorParallel
+from magicdec.schema.record import (
     UNFINISHED,
     Record,
     append_record,
@@ -37,7 +38,6 @@ from magicdec.records import (
     read_rows,
     unfinished,
 )
-from magicdec.runtime.distributed import SINGLE, TensorParallel
 from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
 
 Begun = Mapping[SpeculationSpec, Sequence[Record]]

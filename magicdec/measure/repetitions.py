@@ -20,8 +20,8 @@ from magicdec.measure.configuration import NOISE, BenchmarkRequest, configuratio
 from magicdec.measure.environment import ReferenceKernels, ReferenceTimes, median_times
 from magicdec.naming import describe
 from magicdec.progress import Step
-from magicdec.records import Record, current_environment, summary
 from magicdec.runtime.prompts import PromptRequest, load_prompts, load_tokenizer
+from magicdec.schema.record import Record, current_environment, summary
 from magicdec.specs.catalog import checkpoint_directory, load_model_spec
 from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
 

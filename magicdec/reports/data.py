@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from magicdec.comparison import (
+from magicdec.errors import ConfigError
+from magicdec.schema.comparison import (
     Comparison,
     is_paired,
     latest_measured,
@@ -20,10 +21,9 @@ from magicdec.comparison import (
     pair_records,
     setting_key,
 )
-from magicdec.errors import ConfigError
-from magicdec.plan_document import Plan
-from magicdec.plan_rows import COLUMNS, Candidate, column
-from magicdec.records import BASELINE_MBU_FLOOR, Record
+from magicdec.schema.plan import Plan
+from magicdec.schema.record import BASELINE_MBU_FLOOR, Record
+from magicdec.schema.row import COLUMNS, Candidate, column
 
 WEAK_BASELINE = "†"
 WEAK_BASELINE_NOTE = (

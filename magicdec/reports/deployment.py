@@ -10,12 +10,12 @@ from typing import Any
 
 from magicdec.errors import ConfigError
 from magicdec.naming import ENGINE_TITLES, describe
-from magicdec.plan_document import UNKNOWN_SITE, GammaTable, Plan, Site, TrafficLoad
-from magicdec.plan_rows import Candidate, Verdict
-from magicdec.records import Record
 from magicdec.reports.data import candidate_record
 from magicdec.reports.sentences import gamma_by_batch, percentiles_line
-from magicdec.specs.gamma_table import Band, nearest
+from magicdec.schema.gamma_table import Band, nearest
+from magicdec.schema.plan import UNKNOWN_SITE, GammaTable, Plan, Site, TrafficLoad
+from magicdec.schema.record import Record
+from magicdec.schema.row import Candidate, Verdict
 from magicdec.units import MIB, MILLI, format_number, format_seconds
 
 COMMENT_WIDTH = 79

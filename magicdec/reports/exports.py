@@ -28,8 +28,6 @@ from typing import Any
 from magicdec.counts import Z_90
 from magicdec.errors import unknown_choice
 from magicdec.naming import ENGINE_TITLES, METHODS
-from magicdec.plan_document import UNKNOWN_SITE, Plan, Site
-from magicdec.records import Record
 from magicdec.reports.deployment import (
     Deployment,
     cache_note,
@@ -42,8 +40,10 @@ from magicdec.reports.deployment import (
     schedule_note,
     unsupported,
 )
+from magicdec.schema.gamma_table import Band
+from magicdec.schema.plan import UNKNOWN_SITE, Plan, Site
+from magicdec.schema.record import Record
 from magicdec.specs.engine import EngineProfile, load_engine
-from magicdec.specs.gamma_table import Band
 from magicdec.units import MICRO
 
 PLUGIN_CLASS = "magicdec.vllm.draft.SparseDraft"
@@ -58,7 +58,7 @@ def export(
 ) -> str:
     """The text to paste for `engine`: comments, then a command or a configuration file.
 
-    `plan` is priced on this engine (perfmodel/plan/variations.py); `reason` says why its best is
+    `plan` is priced on this engine (perfmodel/variations.py); `reason` says why its best is
     not the first plan's.
     Raises ConfigError for an unknown engine, and for a plan that does not fit in memory.
     """

@@ -6,10 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from magicdec.naming import describe, device_name
-from magicdec.plan_document import GammaTable, Percentiles, Plan, Traffic
-from magicdec.plan_request import given, plan_command
-from magicdec.plan_rows import verdict_of
-from magicdec.records import BASELINE_MBU_FLOOR, Record
 from magicdec.reports.data import ReportData, fastest, has_weak_baseline, median_pair
 from magicdec.reports.outlook_lines import outlook_lines
 from magicdec.reports.sentences import (
@@ -25,6 +21,10 @@ from magicdec.reports.sentences import (
 )
 from magicdec.reports.terminal_plan import to_buy
 from magicdec.reports.text import GAMMA, GAMMA_IS, percent, thousands, whole
+from magicdec.schema.plan import GammaTable, Percentiles, Plan, Traffic
+from magicdec.schema.record import BASELINE_MBU_FLOOR, Record
+from magicdec.schema.request import given, plan_command
+from magicdec.schema.row import verdict_of
 from magicdec.units import format_number, format_seconds
 
 

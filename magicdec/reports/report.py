@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from magicdec.files import write_atomic
-from magicdec.plan_document import Plan
 from magicdec.reports.data import ReportData
 from magicdec.reports.figures import Chart, draw_all
 from magicdec.reports.figures.chart import inline_svg, raw_svg
 from magicdec.reports.headline import commands_to_reproduce, headline
 from magicdec.reports.tables import UNKNOWN, Column, Table, all_tables, format_value
+from magicdec.schema.plan import Plan
 
 if TYPE_CHECKING:
     import jinja2

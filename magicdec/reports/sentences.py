@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from magicdec.naming import METHODS, device_name, draft_name, method_name
-from magicdec.plan_document import (
+from magicdec.schema.plan import (
     CaseAnswer,
     Choice,
     Percentiles,
@@ -17,8 +17,8 @@ from magicdec.plan_document import (
     Traffic,
     TrafficLoad,
 )
-from magicdec.plan_request import DEFAULT_CONTEXT, Request
-from magicdec.plan_rows import Candidate, Drafting
+from magicdec.schema.request import DEFAULT_CONTEXT, Request
+from magicdec.schema.row import Candidate, Drafting
 from magicdec.tasks import NO_TASK, usual_lengths
 from magicdec.units import (
     MILLI,

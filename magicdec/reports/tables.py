@@ -12,12 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any, Literal
 
-from magicdec.comparison import TERMS, Comparison, Pair
 from magicdec.files import rows_to_csv
 from magicdec.naming import describe, draft_name
-from magicdec.plan_rows import Candidate
-from magicdec.plan_rows import column as value_of
-from magicdec.records import BASELINE_MBU_FLOOR, SPREAD_FIELDS, Record
 from magicdec.reports.data import (
     WEAK_BASELINE,
     WEAK_BASELINE_NOTE,
@@ -28,6 +24,10 @@ from magicdec.reports.data import (
 )
 from magicdec.reports.sentences import gamma_by_batch
 from magicdec.reports.text import GAMMA, percent, thousands, whole
+from magicdec.schema.comparison import TERMS, Comparison, Pair
+from magicdec.schema.record import BASELINE_MBU_FLOOR, SPREAD_FIELDS, Record
+from magicdec.schema.row import Candidate
+from magicdec.schema.row import column as value_of
 from magicdec.units import format_bytes, format_seconds
 
 UNKNOWN = "–"

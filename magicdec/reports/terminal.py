@@ -7,9 +7,7 @@ from itertools import accumulate, compress
 from operator import mul
 from typing import TYPE_CHECKING, Any
 
-from magicdec.comparison import Comparison
 from magicdec.naming import describe
-from magicdec.records import Record
 from magicdec.reports.data import WEAK_BASELINE, WEAK_BASELINE_NOTE, has_weak_baseline
 from magicdec.reports.tables import (
     Column,
@@ -21,6 +19,8 @@ from magicdec.reports.tables import (
     point_table,
 )
 from magicdec.reports.text import GAMMA, needed_width, text_table
+from magicdec.schema.comparison import Comparison
+from magicdec.schema.record import Record
 from magicdec.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:

@@ -8,19 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from magicdec.naming import ENGINE_TITLES, draft_id
-from magicdec.plan_document import (
-    CaseAnswer,
-    GammaTable,
-    NeedsAcceptance,
-    Operation,
-    Plan,
-    Reach,
-    Traffic,
-    TrafficLoad,
-)
-from magicdec.plan_rows import COLUMNS as COLUMNS_OF_ROWS
-from magicdec.plan_rows import Candidate
-from magicdec.plan_rows import column as value_of
 from magicdec.reports.outlook_lines import outlook_lines
 from magicdec.reports.sentences import (
     arrivals_line,
@@ -44,6 +31,19 @@ from magicdec.reports.sentences import (
     traffic_line,
 )
 from magicdec.reports.text import needed_width, text_table
+from magicdec.schema.plan import (
+    CaseAnswer,
+    GammaTable,
+    NeedsAcceptance,
+    Operation,
+    Plan,
+    Reach,
+    Traffic,
+    TrafficLoad,
+)
+from magicdec.schema.row import COLUMNS as COLUMNS_OF_ROWS
+from magicdec.schema.row import Candidate
+from magicdec.schema.row import column as value_of
 from magicdec.units import (
     GIB,
     MILLI,

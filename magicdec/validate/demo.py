@@ -21,17 +21,17 @@ import torch
 
 from magicdec.calibrate.acceptance_bench import AcceptanceRequest
 from magicdec.calibrate.machine import obtain_profile
-from magicdec.comparison import Comparison, pair_records
 from magicdec.measure.configuration import BenchmarkRequest
 from magicdec.measure.environment import ReferenceKernels
 from magicdec.measure.rank import benchmark
 from magicdec.measure.session import BenchmarkSession
 from magicdec.naming import describe
-from magicdec.plan_document import Plan
 from magicdec.progress import Done, Progress, Stages
-from magicdec.records import Record
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.weights import load_model
+from magicdec.schema.comparison import Comparison, pair_records
+from magicdec.schema.plan import Plan
+from magicdec.schema.record import Record
 from magicdec.specs.named_head import head_beside, named_head
 from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec, SpeculationSpec
 from magicdec.units import format_seconds

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from magicdec.calibrate.local_profile import LocalProfile, load_local_profile
-from magicdec.comparison import Comparison, by_cpu_time, pair_records
 from magicdec.errors import ConfigError
 from magicdec.files import converted, read_toml
 from magicdec.measure.configuration import (
@@ -31,10 +30,16 @@ from magicdec.measure.configuration import (
 )
 from magicdec.measure.environment import Clock, ReferenceKernels
 from magicdec.perfmodel.plan.choice import DEFAULT_MAX_GAMMA
-from magicdec.perfmodel.plan.planner import Plan, PlanRequest, plan
-from magicdec.plan_rows import Candidate, column
+from magicdec.perfmodel.planner import Plan, PlanRequest, plan
 from magicdec.progress import Progress, Stages
-from magicdec.records import Record, append_record, current_environment, read_records
+from magicdec.schema.comparison import Comparison, by_cpu_time, pair_records
+from magicdec.schema.record import (
+    Record,
+    append_record,
+    current_environment,
+    read_records,
+)
+from magicdec.schema.row import Candidate, column
 from magicdec.specs.named_head import named_head
 from magicdec.specs.precision import PROFILE_DTYPES
 from magicdec.specs.speculation import (

@@ -26,7 +26,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from magicdec.comparison import ErrorSummary
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.kernels.base import Columns, Table
 from magicdec.perfmodel.kernels.profile import (
@@ -41,6 +40,7 @@ from magicdec.perfmodel.kernels.profile import (
     row_seconds,
     select,
 )
+from magicdec.schema.comparison import ErrorSummary
 
 
 def refit_errors(

@@ -33,7 +33,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from magicdec.comparison import ErrorSummary
 from magicdec.counts import Z_90, Array, constant_rate, expected_tokens_per_step
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.perfmodel.acceptance import (
@@ -48,6 +47,7 @@ from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.serving import Cycle, largest_active, whole_requests
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import predict
+from magicdec.schema.comparison import ErrorSummary
 from magicdec.specs.catalog import load_model_spec, model_names
 from magicdec.specs.engine import EngineProfile, load_engine, version_number
 from magicdec.specs.model_names import model_name

@@ -40,7 +40,6 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from magicdec.comparison import ErrorSummary
 from magicdec.counts import Z_90, Array, expected_tokens_per_step
 from magicdec.errors import ConfigError
 from magicdec.fitting import Free
@@ -50,6 +49,7 @@ from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
 from magicdec.perfmodel.serving import serving_time
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.step import StepTerms, step_terms
+from magicdec.schema.comparison import ErrorSummary
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.model_names import model_name

@@ -28,18 +28,18 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from magicdec.comparison import ErrorSummary
 from magicdec.errors import ConfigError, MagicdecError
-from magicdec.perfmodel.setup import Setup
-from magicdec.perfmodel.traffic.replica import Work
-from magicdec.perfmodel.traffic.requests import MAX_TOKENS, MIN_RATE, Requests, alike
-from magicdec.perfmodel.traffic.simulate import (
+from magicdec.perfmodel.rate.replica import Work
+from magicdec.perfmodel.rate.requests import MAX_TOKENS, MIN_RATE, Requests, alike
+from magicdec.perfmodel.rate.simulate import (
     Outcome,
     Server,
     simulate,
     simulate_closed,
 )
+from magicdec.perfmodel.setup import Setup
 from magicdec.progress import Progress, Step
+from magicdec.schema.comparison import ErrorSummary
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
 from magicdec.specs.model_names import model_name

@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 from magicdec.calibrate.local_profile import LocalProfile
 from magicdec.perfmodel.kernels.gemm import ElementwiseCurve
 from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
-from magicdec.records import Record, append_record
+from magicdec.schema.record import Record, append_record
 from magicdec.specs.engine import EngineProfile, load_engine
 from scripts import ship_gpu_profile
 from tests.processes import Done, magicdec

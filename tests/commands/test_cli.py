@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from magicdec.records import read_records
+from magicdec.schema.record import read_records
 from tests.processes import Program, magicdec
 
 

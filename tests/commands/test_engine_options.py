@@ -9,11 +9,11 @@ from importlib import import_module
 import pytest
 from typer.testing import CliRunner
 
-from magicdec import plan_request
 from magicdec.cli import COMMANDS, app, describe, register_commands
 from magicdec.commands.engine_options import ANSWERS, OURS, as_ours
 from magicdec.errors import ConfigError
 from magicdec.naming import draft_by_name
+from magicdec.schema import request as plan_request
 from magicdec.specs.device import DTYPE_BYTES, WEIGHT_ONLY
 from magicdec.specs.precision import ENGINE_FORMATS
 

@@ -33,7 +33,7 @@ SUFFIX = {"a record": "jsonl", "a report": "html", "a figure": "svg", "an export
 @pytest.fixture(scope="module")
 def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("plan") / "plan.json"
-    from magicdec.perfmodel.plan.planner import PlanRequest, plan
+    from magicdec.perfmodel.planner import PlanRequest, plan
 
     path.write_text(
         plan(

@@ -14,7 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 from magicdec.commands.plan import plan_command
-from magicdec.records import read_records
+from magicdec.schema.record import read_records
 
 app = typer.Typer()
 app.command()(plan_command)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from magicdec.commands.records import app
 from magicdec.errors import ConfigError
-from magicdec.records import Environment, Record, append_record, read_records
+from magicdec.schema.record import Environment, Record, append_record, read_records
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "records.md"
 

@@ -23,10 +23,10 @@ from magicdec.measure.configuration import (
     check_request,
     session_bytes,
 )
-from magicdec.perfmodel.plan.planner import PlanRequest, plan
-from magicdec.plan_document import Formats, GammaTable, NeedsAcceptance, Plan
-from magicdec.plan_rows import Candidate, columns, nested
-from magicdec.records import read_records
+from magicdec.perfmodel.planner import PlanRequest, plan
+from magicdec.schema.plan import Formats, GammaTable, NeedsAcceptance, Plan
+from magicdec.schema.record import read_records
+from magicdec.schema.row import Candidate, columns, nested
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.speculation import SpeculationSpec
 from tests.processes import Done, Program, magicdec

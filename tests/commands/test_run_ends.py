@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from magicdec.records import UNFINISHED, read_records
+from magicdec.schema.record import UNFINISHED, read_records
 from tests.processes import Program, Watched, command_line, still_alive_after, watched
 
 pytestmark = pytest.mark.skipif(

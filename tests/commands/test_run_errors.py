@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 from safetensors.torch import load_file, save_file
 
 import magicdec
-from magicdec.records import Record, append_record
+from magicdec.schema.record import Record, append_record
 from magicdec.specs.catalog import EMBEDDED_DIRECTORY
 from tests.processes import Program
 from tests.processes import magicdec as start

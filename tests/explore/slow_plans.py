@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from magicdec.explore.jobs import Planned
-from magicdec.plan_document import Plan
+from magicdec.schema.plan import Plan
 
 
 def answer_when_told(

@@ -21,8 +21,8 @@ import magicdec
 from magicdec.errors import ConfigError
 from magicdec.explore.explorer import FIGURES, OF_ARRIVALS, Explorer
 from magicdec.explore.server import Server
-from magicdec.perfmodel.plan.planner import PlanRequest, plan
-from magicdec.plan_document import Choice
+from magicdec.perfmodel.planner import PlanRequest, plan
+from magicdec.schema.plan import Choice
 from tests.pace import cpu_seconds, slowness
 from tests.processes import Program
 

@@ -18,7 +18,7 @@ from magicdec.explore.controls import CONTROLS, MAIN
 from magicdec.explore.server import Server
 from magicdec.explore.state import METHODS, Catalog, link
 from magicdec.perfmodel.kernels.profile import hardware_aliases
-from magicdec.plan_request import options
+from magicdec.schema.request import options
 from magicdec.specs.model_names import named_models, resolve_name
 
 CATALOG = Catalog.given()

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from magicdec.cli import app, register_commands
 from magicdec.explore.server import Server
 from magicdec.explore.state import EXAMPLE
-from magicdec.plan_document import Plan, plan_of
 from magicdec.reports.sentences import acceptance_line, first_line, traffic_line
+from magicdec.schema.plan import Plan, plan_of
 from magicdec.units import format_seconds
 from tests.same import assert_same
 

@@ -25,7 +25,7 @@ from magicdec.explore import computation
 from magicdec.explore.explorer import Explorer
 from magicdec.explore.server import Server
 from magicdec.explore.state import Catalog
-from magicdec.perfmodel.plan.planner import Plan, PlanRequest, plan
+from magicdec.perfmodel.planner import Plan, PlanRequest, plan
 
 QUESTION = "gen_len=100&context=1024&rate={}"
 PATIENCE_S = 120.0

@@ -17,7 +17,7 @@ from magicdec.errors import ConfigError, MagicdecError
 from magicdec.explore.controls import CONTROLS
 from magicdec.explore.explorer import Explorer
 from magicdec.explore.state import METHODS, Catalog, link
-from magicdec.plan_request import Request, options
+from magicdec.schema.request import Request, options
 from magicdec.specs.catalog import EMBEDDED_DIRECTORY
 from magicdec.units import MILLI
 

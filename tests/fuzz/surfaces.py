@@ -31,7 +31,7 @@ from unittest import mock
 import msgspec
 import tomli_w
 
-from magicdec.records import read_many
+from magicdec.schema.record import read_many
 from magicdec.specs.catalog import EMBEDDED_DIRECTORY, MODELS_DIRECTORY
 from magicdec.specs.engine import ENGINES_DIRECTORY
 from tests.fuzz.damage import damaged, damaged_bytes, finite_everywhere, parsed

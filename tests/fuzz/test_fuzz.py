@@ -21,7 +21,7 @@ import pytest
 
 from magicdec import files
 from magicdec.errors import StorageError
-from magicdec.records import Record, append_record, decode_record, read_rows
+from magicdec.schema.record import Record, append_record, decode_record, read_rows
 from tests.fuzz.damage import NASTY
 from tests.fuzz.surfaces import (
     RECORDS,
@@ -157,7 +157,7 @@ def test_work_grows_with_its_input_and_planted_squares_are_found(
             pass
         return decode_record(line)
 
-    monkeypatch.setattr("magicdec.records.decode_record", slow)
+    monkeypatch.setattr("magicdec.schema.record.decode_record", slow)
     assert growth(tmp_path, 12, documents=1)["records"] > BETWEEN
 
 

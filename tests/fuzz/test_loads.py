@@ -24,7 +24,7 @@ from magicdec.explore.controls import CONTROLS
 from magicdec.explore.explorer import Explorer
 from magicdec.explore.server import Server
 from magicdec.explore.state import Catalog
-from magicdec.perfmodel.traffic import requests as traffic_requests
+from magicdec.perfmodel.rate import requests as traffic_requests
 from tests.fuzz.surfaces import TALLIES, Case, Tally, Verdict, judge
 
 MANY = int(os.environ.get("MAGICDEC_FUZZ", "1"))

@@ -64,7 +64,7 @@ def _plan(request: dict[str, Any]) -> Answer:
     import msgspec
 
     from magicdec import api
-    from magicdec.perfmodel.plan import load
+    from magicdec.perfmodel.rate import load
 
     options = request["options"]
     if request["kind"] == "plan":
@@ -92,8 +92,8 @@ def _in_columns(value: Any) -> Any:
     """Plain data, each candidate as its columns, and the parts of a choice beside the others."""
     import msgspec
 
-    from magicdec.plan_document import CaseAnswer
-    from magicdec.plan_rows import Candidate, columns
+    from magicdec.schema.plan import CaseAnswer
+    from magicdec.schema.row import Candidate, columns
 
     if isinstance(value, Candidate):
         return columns(value)
@@ -352,7 +352,7 @@ def _traffic(request: dict[str, Any]) -> Answer:
 
     import msgspec
 
-    from magicdec.perfmodel.traffic import simulate as traffic
+    from magicdec.perfmodel.rate import simulate as traffic
 
     draft, method = request["draft"]
     spec = find("SpeculationSpec")(

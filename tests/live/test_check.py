@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import magicdec
 from magicdec.cli import app, register_commands
 from magicdec.live.check import Check, Load, check_command
-from magicdec.plan_rows import Candidate
+from magicdec.schema.row import Candidate
 from magicdec.specs.serve_command import read_serve_command
 from magicdec.tasks import usual_lengths
 

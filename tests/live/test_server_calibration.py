@@ -33,10 +33,10 @@ from magicdec.live.drive import (
     plan_loads,
 )
 from magicdec.live.http import TOKEN_VARIABLE
+from magicdec.perfmodel.rate.requests import alike
+from magicdec.perfmodel.rate.simulate import Server, simulate
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.step import step_terms
-from magicdec.perfmodel.traffic.requests import alike
-from magicdec.perfmodel.traffic.simulate import Server, simulate
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
 from tests.live.servers import Vllm, random_requests

@@ -14,7 +14,7 @@ pytest.importorskip("numba")
 
 from magicdec.logs.load import PrefixCache, read_load
 from magicdec.perfmodel.acceptance import load_profile
-from magicdec.perfmodel.traffic.requests import read_requests
+from magicdec.perfmodel.rate.requests import read_requests
 from tests.processes import Program
 
 SAMPLES = Path(__file__).parents[2] / "docs" / "samples" / "requests.jsonl"

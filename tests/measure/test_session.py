@@ -28,9 +28,9 @@ from magicdec.measure.rank import (
     write_outputs,
 )
 from magicdec.measure.session import BenchmarkSession
-from magicdec.records import UNFINISHED, Record, append_record, read_records
 from magicdec.runtime.distributed import SINGLE
 from magicdec.runtime.prompts import generation_eos_token_ids, load_tokenizer
+from magicdec.schema.record import UNFINISHED, Record, append_record, read_records
 from magicdec.specs.catalog import EMBEDDED_DIRECTORY, load_model_spec
 from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec, SpeculationSpec
 from magicdec.validate.demo import check_greedy, first_divergence, top_two_gap

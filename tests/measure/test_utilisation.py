@@ -22,10 +22,10 @@ from magicdec.measure.environment import (
 )
 from magicdec.measure.rank import measure_request
 from magicdec.measure.utilisation import phase_bytes, planned_memory_bytes
-from magicdec.perfmodel.plan.planner import PlanRequest, plan
-from magicdec.records import Record, read_records
+from magicdec.perfmodel.planner import PlanRequest, plan
 from magicdec.reports.terminal import print_run
 from magicdec.runtime.distributed import SINGLE
+from magicdec.schema.record import Record, read_records
 from magicdec.specs.catalog import EMBEDDED_DIRECTORY, load_model_spec
 from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
 from magicdec.units import MIB

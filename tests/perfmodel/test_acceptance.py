@@ -25,7 +25,7 @@ from magicdec.perfmodel.acceptance import (
 from magicdec.perfmodel.acceptance.fit import measured_rates, measurements_from_rows
 from magicdec.perfmodel.acceptance.law import Law, LawError, static_batch_efficiency
 from magicdec.perfmodel.plan.drafts import load_profiles
-from magicdec.perfmodel.plan.planner import PlanRequest, plan
+from magicdec.perfmodel.planner import PlanRequest, plan
 from tests.pace import slowness
 
 laws = st.builds(

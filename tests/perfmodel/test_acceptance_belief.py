@@ -21,7 +21,7 @@ from magicdec.perfmodel.acceptance.assumed import (
 )
 from magicdec.perfmodel.acceptance.belief import Evidence, Point
 from magicdec.perfmodel.acceptance.published import Situation, distinct, read_rates
-from magicdec.perfmodel.plan.planner import PlanRequest, plan
+from magicdec.perfmodel.planner import PlanRequest, plan
 from magicdec.validate.acceptance import GROUPS, validate_beliefs
 
 HEAD = Question("llama-3.1-8b", "eagle3", 8.0, task="chat", temperature=0.0)

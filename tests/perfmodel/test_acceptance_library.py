@@ -10,7 +10,7 @@ import pytest
 from magicdec.counts import expected_tokens_per_step
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import PROFILES_DIRECTORY, default_profile
-from magicdec.perfmodel.plan.planner import PlanRequest, plan
+from magicdec.perfmodel.planner import PlanRequest, plan
 
 with (PROFILES_DIRECTORY / "published.csv").open(encoding="utf-8", newline="") as file:
     FIGURES = list(csv.DictReader(file))

@@ -9,8 +9,8 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from magicdec.errors import CapacityError
-from magicdec.perfmodel.plan.planner import PlanRequest, plan
-from magicdec.plan_rows import Candidate, columns
+from magicdec.perfmodel.planner import PlanRequest, plan
+from magicdec.schema.row import Candidate, columns
 
 OF_THE_CASE = ("speedup_static_batch",)
 """What only a case's best has."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from magicdec.errors import ConfigError, MagicdecError
 from magicdec.perfmodel.kernels.profile import hardware_names
-from magicdec.perfmodel.plan.planner import PlanRequest, plan
+from magicdec.perfmodel.planner import PlanRequest, plan
 from magicdec.specs.catalog import model_names
 
 NUMBERS = st.one_of(

@@ -19,9 +19,9 @@ from magicdec.api import request_of
 from magicdec.commands.plan import plan_command
 from magicdec.errors import CapacityError, ConfigError
 from magicdec.perfmodel.acceptance import constant_profile
-from magicdec.perfmodel.plan import capacity, layouts, load, trials
 from magicdec.perfmodel.plan.drafts import draft_options
-from magicdec.plan_document import Percentiles, Plan, load_plan
+from magicdec.perfmodel.rate import capacity, layouts, load, trials
+from magicdec.schema.plan import Percentiles, Plan, load_plan
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
 

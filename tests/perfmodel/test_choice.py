@@ -18,8 +18,8 @@ from magicdec.live.observation import Draft
 from magicdec.perfmodel.plan.choice import best_of_each_batch
 from magicdec.perfmodel.plan.drafts import draft_options
 from magicdec.perfmodel.plan.request import PlanRequest
-from magicdec.plan_document import Plan, plan_of
-from magicdec.plan_rows import columns
+from magicdec.schema.plan import Plan, plan_of
+from magicdec.schema.row import columns
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
 

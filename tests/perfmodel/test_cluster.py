@@ -11,7 +11,7 @@ import pytest
 from dask.distributed import Client, LocalCluster
 
 import magicdec
-from magicdec.perfmodel.plan import capacity
+from magicdec.perfmodel.rate import capacity
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +52,7 @@ def test_a_sweep_on_a_local_cluster(
         shared = magicdec.plan(**request)
         assert all(
             client.run(
-                lambda: "magicdec.perfmodel.plan.capacity" in sys.modules
+                lambda: "magicdec.perfmodel.rate.capacity" in sys.modules
             ).values()
         )
     assert shared.to_json() == alone.to_json()

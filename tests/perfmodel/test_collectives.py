@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from magicdec.perfmodel.kernels.links import AllReduceCurve, Message, all_reduce
 from magicdec.perfmodel.kernels.op import Where
 from magicdec.perfmodel.kernels.profile import hardware_names, load_hardware
-from magicdec.perfmodel.plan.planner import plan
 from magicdec.perfmodel.plan.request import PlanRequest
+from magicdec.perfmodel.planner import plan
 from magicdec.specs.engine import load_engine
 from magicdec.specs.precision import Precision
 from tests.kernels import all_gather_time, all_reduce_time, broadcast_time

@@ -11,11 +11,11 @@ import pytest
 
 from magicdec import api
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.plan.planner import plan
 from magicdec.perfmodel.plan.request import PlanRequest
+from magicdec.perfmodel.planner import plan
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.step import StepTerms, step_terms
-from magicdec.plan_document import Plan
+from magicdec.schema.plan import Plan
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
 from magicdec.specs.speculation import (

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from magicdec.cli import app, register_commands
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.traffic.gateway import Columns, recognised, seconds
-from magicdec.perfmodel.traffic.requests import log_columns, read_requests
+from magicdec.perfmodel.rate.gateway import Columns, recognised, seconds
+from magicdec.perfmodel.rate.requests import log_columns, read_requests
 
 register_commands()
 REQUESTS = [(100.0, 512, 64, 0), (100.5, 2048, 128, 1024), (103.25, 300, 7, 0)]

@@ -14,17 +14,17 @@ import magicdec
 from magicdec.api import request_of
 from magicdec.errors import CapacityError, ConfigError
 from magicdec.perfmodel.intervals import step_errors
-from magicdec.perfmodel.plan import capacity
-from magicdec.perfmodel.plan.layouts import served_layouts
-from magicdec.perfmodel.plan.load import ENOUGH_REQUESTS, Load
-from magicdec.perfmodel.plan.trials import Trial, bisect, least
+from magicdec.perfmodel.rate import capacity
+from magicdec.perfmodel.rate.layouts import served_layouts
+from magicdec.perfmodel.rate.load import ENOUGH_REQUESTS, Load
+from magicdec.perfmodel.rate.replica import Work
+from magicdec.perfmodel.rate.requests import Schedule, Turns, drawn
+from magicdec.perfmodel.rate.simulate import simulate
+from magicdec.perfmodel.rate.trials import Trial, bisect, least
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.step import step_terms
-from magicdec.perfmodel.traffic.replica import Work
-from magicdec.perfmodel.traffic.requests import Schedule, Turns, drawn
-from magicdec.perfmodel.traffic.simulate import simulate
+from magicdec.schema.gamma_table import TableGamma
 from magicdec.specs.catalog import load_model_spec
-from magicdec.specs.gamma_table import TableGamma
 from magicdec.specs.speculation import SamplingSpec
 from magicdec.specs.workload import RequestShape, WorkloadSpec
 

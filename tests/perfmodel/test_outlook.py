@@ -22,13 +22,13 @@ from magicdec.perfmodel.intervals import (
 from magicdec.perfmodel.plan.outlook import _chance_after, _worth, normals
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import predict
-from magicdec.plan_document import Plan
 from magicdec.reports.outlook_lines import (
     by_acceptance,
     by_task,
     outlook_lines,
     to_measure,
 )
+from magicdec.schema.plan import Plan
 from magicdec.specs.speculation import SpeculationSpec
 from tests.perfmodel.test_planner import setup_of
 

@@ -20,14 +20,14 @@ from magicdec.perfmodel.acceptance import (
 )
 from magicdec.perfmodel.acceptance.law import Law, LawError
 from magicdec.perfmodel.intervals import tokens_error
-from magicdec.perfmodel.plan.planner import PlanRequest, plan
+from magicdec.perfmodel.planner import PlanRequest, plan
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import predict
-from magicdec.plan_document import CaseAnswer, plan_of
-from magicdec.plan_rows import verdict_of
 from magicdec.reports.data import ReportData
 from magicdec.reports.headline import headline
 from magicdec.reports.terminal_plan import to_buy
+from magicdec.schema.plan import CaseAnswer, plan_of
+from magicdec.schema.row import verdict_of
 from magicdec.specs.catalog import MODELS_DIRECTORY, load_model_spec
 from magicdec.specs.engine import load_engine
 from magicdec.specs.speculation import SpeculationSpec

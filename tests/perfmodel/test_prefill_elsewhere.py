@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.plan.planner import plan, request_of
+from magicdec.perfmodel.planner import plan, request_of
+from magicdec.perfmodel.rate.requests import alike
+from magicdec.perfmodel.rate.simulate import Server, simulate, simulate_closed
 from magicdec.perfmodel.serving import whole_requests
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import predict
-from magicdec.perfmodel.traffic.requests import alike
-from magicdec.perfmodel.traffic.simulate import Server, simulate, simulate_closed
 from magicdec.specs.speculation import AUTOREGRESSIVE
 
 LINK = 25e9

@@ -9,10 +9,10 @@ import pytest
 
 import magicdec
 from magicdec.api import request_of
-from magicdec.perfmodel.plan.layouts import ServedLayout, served_layouts
-from magicdec.perfmodel.plan.load import Load
-from magicdec.perfmodel.plan.trials import Trial
 from magicdec.perfmodel.prefix_cache import hit_tokens
+from magicdec.perfmodel.rate.layouts import ServedLayout, served_layouts
+from magicdec.perfmodel.rate.load import Load
+from magicdec.perfmodel.rate.trials import Trial
 from magicdec.specs.catalog import load_model_spec
 
 HYBRID: dict[str, Any] = {

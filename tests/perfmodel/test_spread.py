@@ -19,8 +19,8 @@ from magicdec.perfmodel import forward
 from magicdec.perfmodel.footprint import weights_bytes
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.memory import memory_need
-from magicdec.perfmodel.plan.planner import plan
 from magicdec.perfmodel.plan.request import PlanRequest
+from magicdec.perfmodel.planner import plan
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.step import step_terms, waiting_op
 from magicdec.reports.terminal_plan import print_plan

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.traffic.requests import MAX_TOKENS, read_requests
+from magicdec.perfmodel.rate.requests import MAX_TOKENS, read_requests
 
 SHARED_FOLDER = settings(
     max_examples=60,

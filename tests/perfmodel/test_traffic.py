@@ -14,26 +14,26 @@ import pytest
 from magicdec.errors import CapacityError, ConfigError
 from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile
 from magicdec.perfmodel.acceptance.law import Law
-from magicdec.perfmodel.serving import largest_active, serving_time, whole_requests
-from magicdec.perfmodel.setup import Points, Setup
-from magicdec.perfmodel.speedup import predict
-from magicdec.perfmodel.step import idle_step_s
-from magicdec.perfmodel.traffic.costs import NUM_CONTEXTS, nodes
-from magicdec.perfmodel.traffic.requests import (
+from magicdec.perfmodel.rate.costs import NUM_CONTEXTS, nodes
+from magicdec.perfmodel.rate.requests import (
     Requests,
     Schedule,
     alike,
     drawn,
     read_requests,
 )
-from magicdec.perfmodel.traffic.simulate import (
+from magicdec.perfmodel.rate.simulate import (
     Outcome,
     Server,
     simulate,
     simulate_closed,
 )
+from magicdec.perfmodel.serving import largest_active, serving_time, whole_requests
+from magicdec.perfmodel.setup import Points, Setup
+from magicdec.perfmodel.speedup import predict
+from magicdec.perfmodel.step import idle_step_s
+from magicdec.schema.gamma_table import TableGamma
 from magicdec.specs.engine import load_engine
-from magicdec.specs.gamma_table import TableGamma
 from magicdec.specs.parallel import Parallelism
 from magicdec.specs.speculation import SpeculationSpec
 from magicdec.specs.workload import RequestShape, WorkloadSpec

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magicdec.perfmodel.acceptance import constant_profile
+from magicdec.perfmodel.rate.costs import Costs
+from magicdec.perfmodel.rate.replica import Replica
+from magicdec.perfmodel.rate.requests import Requests, alike, drawn
+from magicdec.perfmodel.rate.simulate import Outcome, Server, simulate
 from magicdec.perfmodel.setup import Setup
-from magicdec.perfmodel.traffic.costs import Costs
-from magicdec.perfmodel.traffic.replica import Replica
-from magicdec.perfmodel.traffic.requests import Requests, alike, drawn
-from magicdec.perfmodel.traffic.simulate import Outcome, Server, simulate
+from magicdec.schema.gamma_table import TableGamma
 from magicdec.specs.engine import load_engine
-from magicdec.specs.gamma_table import TableGamma
 from magicdec.specs.speculation import SpeculationSpec
 from magicdec.specs.workload import RequestShape, WorkloadSpec
 

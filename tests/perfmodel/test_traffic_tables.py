@@ -14,20 +14,20 @@ from magicdec.perfmodel import memory
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.acceptance.law import Law
 from magicdec.perfmodel.drafting import draft_kv_tokens, draft_of
-from magicdec.perfmodel.serving import pass_parts, pass_seconds, prompt_time
-from magicdec.perfmodel.setup import Setup
-from magicdec.perfmodel.step import send_op
-from magicdec.perfmodel.traffic.costs import (
+from magicdec.perfmodel.rate.costs import (
     NUM_CLASSES,
     Costs,
     nodes,
     num_blocks,
     tabulate,
 )
-from magicdec.perfmodel.traffic.requests import Requests, alike
-from magicdec.perfmodel.traffic.simulate import Server
+from magicdec.perfmodel.rate.requests import Requests, alike
+from magicdec.perfmodel.rate.simulate import Server
+from magicdec.perfmodel.serving import pass_parts, pass_seconds, prompt_time
+from magicdec.perfmodel.setup import Setup
+from magicdec.perfmodel.step import send_op
+from magicdec.schema.gamma_table import TableGamma
 from magicdec.specs.engine import load_engine
-from magicdec.specs.gamma_table import TableGamma
 from magicdec.specs.parallel import Parallelism
 from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
 

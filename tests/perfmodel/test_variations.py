@@ -11,10 +11,10 @@ import pytest
 
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.kernels.profile import load_hardware
-from magicdec.perfmodel.plan.planner import PlanRequest, plan
-from magicdec.perfmodel.plan.variations import for_engine, sensitivity
-from magicdec.plan_document import Plan, plan_of
+from magicdec.perfmodel.planner import PlanRequest, plan
+from magicdec.perfmodel.variations import for_engine, sensitivity
 from magicdec.reports.exports import export
+from magicdec.schema.plan import Plan, plan_of
 from magicdec.specs.engine import load_engine
 
 CASE = {

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from magicdec.commands.plan import plan_command
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.plan.planner import plan
 from magicdec.perfmodel.plan.request import PlanRequest
+from magicdec.perfmodel.planner import plan
 from magicdec.perfmodel.serving import Cycle, serving_time, unevenness
 from magicdec.perfmodel.setup import Setup
 from magicdec.specs.engine import load_engine

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 from samples_reports import changed, plan
 
-from magicdec.perfmodel.plan.planner import PlanRequest
-from magicdec.perfmodel.plan.planner import plan as make_plan
-from magicdec.plan_document import GammaTable, Plan, Site
+from magicdec.perfmodel.planner import PlanRequest
+from magicdec.perfmodel.planner import plan as make_plan
+from magicdec.schema.plan import GammaTable, Plan, Site
 
 DRAFTS: dict[str, dict[str, Any]] = {
     "sparse-self": {},

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from magicdec.plan_document import (
+from magicdec.schema.plan import (
     Choice,
     Formats,
     GammaTable,
@@ -23,7 +23,8 @@ from magicdec.plan_document import (
     Plan,
     Request,
 )
-from magicdec.plan_rows import (
+from magicdec.schema.record import Environment, Record
+from magicdec.schema.row import (
     Candidate,
     Cost,
     Decoding,
@@ -36,7 +37,6 @@ from magicdec.plan_rows import (
     nested,
     verdict_of,
 )
-from magicdec.records import Environment, Record
 
 ENVIRONMENT = Environment(
     created_utc="2026-01-02T03:04:05+00:00",

@@ -27,14 +27,14 @@ from samples_reports import changed, plan
 
 from magicdec.errors import ConfigError
 from magicdec.naming import ENGINE_TITLES
-from magicdec.perfmodel.plan.planner import PlanRequest
-from magicdec.perfmodel.plan.planner import plan as make_plan
-from magicdec.perfmodel.plan.variations import for_engine
-from magicdec.plan_document import plan_of
+from magicdec.perfmodel.planner import PlanRequest
+from magicdec.perfmodel.planner import plan as make_plan
+from magicdec.perfmodel.variations import for_engine
 from magicdec.reports.deployment import reachable
 from magicdec.reports.exports import draft_len_schedule, export
+from magicdec.schema.gamma_table import TableGamma
+from magicdec.schema.plan import plan_of
 from magicdec.specs.catalog import MODELS_DIRECTORY, model_names, served_checkpoint
-from magicdec.specs.gamma_table import TableGamma
 from magicdec.vllm.settings import read_settings
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -17,8 +17,6 @@ from samples_reports import changed, grid, measured, plan, predicted
 import magicdec
 from magicdec.errors import ConfigError
 from magicdec.naming import method_name
-from magicdec.plan_document import Moment, Percentiles, Traffic, TrafficLoad
-from magicdec.records import read_many
 from magicdec.reports.data import ReportData
 from magicdec.reports.figures import FIGURES, Chart, draw, draw_all
 from magicdec.reports.figures.chart import (
@@ -33,6 +31,8 @@ from magicdec.reports.figures.chart import (
     raw_svg,
 )
 from magicdec.reports.figures.measured import acceptance_by_position, rate_intervals
+from magicdec.schema.plan import Moment, Percentiles, Traffic, TrafficLoad
+from magicdec.schema.record import read_many
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 OF_ARRIVALS = {"traffic", "goodput", "timeline"}

@@ -16,8 +16,7 @@ import magicdec
 from magicdec.commands.run import read_plan
 from magicdec.errors import CapacityError, ConfigError
 from magicdec.naming import ENGINE_TITLES
-from magicdec.perfmodel.plan.variations import for_engine
-from magicdec.plan_document import Plan, plan_of
+from magicdec.perfmodel.variations import for_engine
 from magicdec.reports.data import ReportData
 from magicdec.reports.exports import export
 from magicdec.reports.headline import headline
@@ -30,6 +29,7 @@ from magicdec.reports.sentences import (
 )
 from magicdec.reports.tables import gamma_table
 from magicdec.reports.terminal_plan import print_plan
+from magicdec.schema.plan import Plan, plan_of
 from magicdec.specs.engine import load_engine
 
 MODELS = (

@@ -10,9 +10,9 @@ import pytest
 from pypdf import PdfReader
 from samples_reports import measured, plan
 
-from magicdec.records import Environment
 from magicdec.reports.data import ReportData
 from magicdec.reports.report import MAX_ROWS, render_pdf
+from magicdec.schema.record import Environment
 
 pytestmark = pytest.mark.slow
 NASTY = '#panic("no") *x* $y$ \\ [z] "quoted" <label> @ref // comment'

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from magicdec.measure.configuration import BenchmarkRequest, configuration_fields
-from magicdec.perfmodel.plan.planner import PlanRequest, plan
-from magicdec.plan_document import Plan
-from magicdec.records import Record
+from magicdec.perfmodel.planner import PlanRequest, plan
 from magicdec.reports.data import ReportData, candidate_record
 from magicdec.reports.headline import headline
 from magicdec.reports.report import render_html
+from magicdec.schema.plan import Plan
+from magicdec.schema.record import Record
 from magicdec.specs.speculation import SpeculationSpec
 
 REQUEST = BenchmarkRequest(

@@ -18,12 +18,12 @@ from typer.testing import CliRunner
 import magicdec
 from magicdec.commands.report import export_command, plot_command, report_command
 from magicdec.errors import ConfigError, MagicdecError, StorageError
-from magicdec.plan_document import plan_of
-from magicdec.records import append_record
 from magicdec.reports.data import ReportData
 from magicdec.reports.exports import export
 from magicdec.reports.headline import headline
 from magicdec.reports.tables import all_tables
+from magicdec.schema.plan import plan_of
+from magicdec.schema.record import append_record
 
 
 @pytest.fixture

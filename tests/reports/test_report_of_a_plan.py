@@ -8,10 +8,10 @@ from html import unescape
 import pytest
 
 import magicdec
-from magicdec.plan_document import Plan
 from magicdec.reports.data import ReportData
 from magicdec.reports.report import render_html
 from magicdec.reports.sentences import acceptance_line, first_line, loads_lines
+from magicdec.schema.plan import Plan
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,6 @@ import magicdec
 from magicdec.errors import ConfigError
 from magicdec.files import rows_to_csv
 from magicdec.naming import describe
-from magicdec.records import Record, read_many, record_rows
 from magicdec.reports.data import ReportData, median_pair, plan_records
 from magicdec.reports.headline import headline
 from magicdec.reports.tables import all_tables, error_table, faster_from
@@ -27,6 +26,7 @@ from magicdec.reports.terminal import (
     print_run,
     print_verdict,
 )
+from magicdec.schema.record import Record, read_many, record_rows
 
 
 def pair(real: float, guess: float, gamma: int, **fields: float) -> list[Record]:

@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 import magicdec
-from magicdec.plan_document import Plan
 from magicdec.reports.sentences import drafting_of, probability_of
 from magicdec.reports.terminal_plan import print_plan
+from magicdec.schema.plan import Plan
 
 
 @pytest.fixture(scope="module")

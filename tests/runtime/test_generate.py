@@ -19,7 +19,7 @@ from magicdec.runtime.generate import (
 )
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model
-from magicdec.specs.gamma_table import TableGamma
+from magicdec.schema.gamma_table import TableGamma
 from magicdec.specs.speculation import SamplingSpec
 from tests.runtime.conftest import alone, started, tiny_spec
 from tests.runtime.drafts import DRAFTS, draft_model_for

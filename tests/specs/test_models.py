@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from magicdec.errors import CapacityError, ConfigError
-from magicdec.perfmodel.plan.planner import PlanRequest, plan
+from magicdec.perfmodel.planner import PlanRequest, plan
 from magicdec.specs.catalog import MODELS_DIRECTORY, load_model_spec
 from magicdec.specs.hf_config import model_from_hf_config
 

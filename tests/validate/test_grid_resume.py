@@ -19,7 +19,7 @@ from magicdec.calibrate.local_profile import LocalProfile
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import constant_profile
 from magicdec.perfmodel.kernels.profile import load_hardware
-from magicdec.records import UNFINISHED, Record, read_records
+from magicdec.schema.record import UNFINISHED, Record, read_records
 from magicdec.specs.engine import load_engine
 from magicdec.validate.grid import (
     GridSpec,

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from magicdec.commands.validate import app
 from magicdec.errors import CapacityError, ConfigError
-from magicdec.perfmodel.traffic.replica import Work
-from magicdec.perfmodel.traffic.simulate import simulate_closed
+from magicdec.perfmodel.rate.replica import Work
+from magicdec.perfmodel.rate.simulate import simulate_closed
 from magicdec.validate import traffic
 from magicdec.validate.traffic import validate_traffic
 

@@ -45,7 +45,7 @@ class Served:
     def configure(
         self, *, budget: int, gamma: int, method: str = "streamingllm", refresh: int = 1
     ) -> None:
-        from magicdec.specs.gamma_table import TableGamma
+        from magicdec.schema.gamma_table import TableGamma
 
         table = TableGamma(batch_sizes=(1,), context_lens=(1,), gammas=((gamma,),))
         self.draft.settings = msgspec.structs.replace(

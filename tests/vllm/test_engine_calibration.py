@@ -14,7 +14,7 @@ from magicdec.calibrate.local_profile import EngineShape, LocalProfile
 from magicdec.measure.vllm_session import in_own_process
 from magicdec.perfmodel.acceptance import constant_profile
 from magicdec.perfmodel.kernels.profile import load_hardware
-from magicdec.records import Record, read_records
+from magicdec.schema.record import Record, read_records
 from magicdec.specs.engine import load_engine
 from magicdec.specs.speculation import SamplingSpec
 

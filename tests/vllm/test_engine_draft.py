@@ -118,7 +118,7 @@ def test_gamma_follows_the_table_of_batch_and_context(served: Any) -> None:
     from cases import prompts
     from serving import counters, serve
 
-    from magicdec.specs.gamma_table import TableGamma
+    from magicdec.schema.gamma_table import TableGamma
 
     table = TableGamma(
         batch_sizes=(1, 4), context_lens=(64, 1024), gammas=((0, 3), (2, 5))

@@ -12,8 +12,8 @@ from cases import MODEL
 sys.path.append(str(Path(__file__).parents[1] / "reports"))
 from samples_exports import CPU, DRAFTS, SITE, planned, sample, spread_plan, words_of
 
-from magicdec.plan_document import Plan
 from magicdec.reports.exports import export
+from magicdec.schema.plan import Plan
 
 COMMAND = ["python", "-m", "vllm.entrypoints.openai.api_server", "--model"]
 PLANS = {name: lambda name=name: sample(name) for name in DRAFTS} | {

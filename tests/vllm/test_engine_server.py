@@ -22,10 +22,10 @@ from magicdec.live.http import parse_address
 from magicdec.live.metrics import choose_target, read_address
 from magicdec.live.observation import Draft, Observation, agreed, observe
 from magicdec.live.profile import rates
-from magicdec.plan_document import Site
-from magicdec.records import Record
 from magicdec.reports.deployment import Deployment
 from magicdec.reports.exports import write_settings
+from magicdec.schema.plan import Site
+from magicdec.schema.record import Record
 
 NOT_SERVED = ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_CPU_KVCACHE_SPACE")
 START_S = 400.0

@@ -9,7 +9,7 @@ import pytest
 from magicdec.errors import ConfigError
 from magicdec.naming import ENGINE_TITLES
 from magicdec.reports import exports
-from magicdec.specs.gamma_table import TableGamma
+from magicdec.schema.gamma_table import TableGamma
 from magicdec.vllm.settings import (
     DRAFT_CLASS,
     METHODS,

@@ -38,7 +38,7 @@ from magicdec.perfmodel.plan.search import (
 )
 from magicdec.perfmodel.setup import Points
 from magicdec.perfmodel.speedup import Prediction, predict
-from magicdec.plan_document import (
+from magicdec.schema.plan import (
     CaseAnswer,
     Choice,
     GammaTable,
@@ -47,7 +47,7 @@ from magicdec.plan_document import (
     NeedsAcceptance,
     bands_of,
 )
-from magicdec.plan_rows import Candidate
+from magicdec.schema.row import Candidate
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from magicdec.counts import Array
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.speedup import BoolArray
-from magicdec.plan_document import Outcome
-from magicdec.plan_rows import Candidate
+from magicdec.schema.plan import Outcome
+from magicdec.schema.row import Candidate
 
 DEFAULT_MAX_GAMMA = 12
 """Deepest gamma that is searched."""

@@ -22,7 +22,7 @@ from magicdec.perfmodel.acceptance.assumed import (
 from magicdec.perfmodel.acceptance.law import LARGEST
 from magicdec.perfmodel.acceptance.mixed import profile_on
 from magicdec.perfmodel.plan.request import DraftOption, PlanRequest
-from magicdec.plan_document import NeedsAcceptance
+from magicdec.schema.plan import NeedsAcceptance
 from magicdec.specs.catalog import (
     is_model,
     load_model_spec,

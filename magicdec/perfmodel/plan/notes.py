@@ -27,8 +27,8 @@ from magicdec.perfmodel.plan.rows import Users
 from magicdec.perfmodel.plan.search import formats_that_fit
 from magicdec.perfmodel.setup import Points
 from magicdec.perfmodel.speedup import predict
-from magicdec.plan_document import CaseAnswer
-from magicdec.plan_rows import Candidate
+from magicdec.schema.plan import CaseAnswer
+from magicdec.schema.row import Candidate
 from magicdec.specs.speculation import HEAD_METHODS, draft_kind
 from magicdec.units import GIGA, MILLI, format_seconds
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from magicdec.plan_document import GammaTable, OneGamma
-from magicdec.plan_rows import Candidate
+from magicdec.schema.plan import GammaTable, OneGamma
+from magicdec.schema.row import Candidate
 from magicdec.specs.engine import EngineProfile
 
 

@@ -42,8 +42,8 @@ from magicdec.perfmodel.plan.request import Case, DraftOption
 from magicdec.perfmodel.plan.rows import least_decoding, requests_of
 from magicdec.perfmodel.plan.search import Found
 from magicdec.perfmodel.speedup import Prediction
-from magicdec.plan_document import Measurement, OfTask, Outlook
-from magicdec.plan_rows import Candidate
+from magicdec.schema.plan import Measurement, OfTask, Outlook
+from magicdec.schema.row import Candidate
 from magicdec.specs.speculation import LOOKUP_METHODS, SELF
 from magicdec.tasks import TASKS
 

@@ -8,7 +8,6 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from magicdec import plan_request
 from magicdec.counts import Array
 from magicdec.errors import ConfigError
 from magicdec.perfmodel import memory
@@ -18,8 +17,9 @@ from magicdec.perfmodel.drafting import draft_of
 from magicdec.perfmodel.kernels.profile import HardwareProfile, counted, load_hardware
 from magicdec.perfmodel.plan.choice import deepest_gamma
 from magicdec.perfmodel.setup import Cached, Setup, precision_of
-from magicdec.plan_request import Request
-from magicdec.plan_rows import Candidate
+from magicdec.schema import request as plan_request
+from magicdec.schema.request import Request
+from magicdec.schema.row import Candidate
 from magicdec.specs.engine import (
     DEFAULT_CPU_ENGINE,
     DEFAULT_ENGINE,

@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from magicdec.errors import unknown_choice
-from magicdec.plan_document import Plan
 from magicdec.reports.data import ReportData
 from magicdec.reports.figures import breakdown, grids, measured, sweeps
 from magicdec.reports.figures.chart import RC, Chart
+from magicdec.schema.plan import Plan
 
 __all__ = ["FIGURES", "Chart", "draw", "draw_all", "draw_by_device"]
 

@@ -7,9 +7,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from magicdec.comparison import is_paired
-from magicdec.plan_document import Ceilings, Operation, Plan
-from magicdec.records import Record
 from magicdec.reports.data import ReportData, fastest
 from magicdec.reports.figures.chart import (
     BLUE,
@@ -26,6 +23,9 @@ from magicdec.reports.figures.chart import (
 )
 from magicdec.reports.tables import Column
 from magicdec.reports.text import percent
+from magicdec.schema.comparison import is_paired
+from magicdec.schema.plan import Ceilings, Operation, Plan
+from magicdec.schema.record import Record
 from magicdec.units import GIB, GIGA, MILLI, format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:

@@ -10,9 +10,6 @@ from itertools import groupby, product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from magicdec.naming import describe, device_name, draft_name, method_name
-from magicdec.plan_document import Plan, Traffic, TrafficLoad
-from magicdec.plan_rows import Candidate, Verdict, verdict_of
-from magicdec.records import Record
 from magicdec.reports.data import ReportData, candidate_record
 from magicdec.reports.figures.chart import (
     BLUE,
@@ -28,6 +25,9 @@ from magicdec.reports.figures.chart import (
 from magicdec.reports.sentences import load_name, traffic_line
 from magicdec.reports.tables import BATCH, CONTEXT, GAMMA_COLUMN, SPEEDUP, Column
 from magicdec.reports.text import GAMMA, compact_tokens, percent, thousands
+from magicdec.schema.plan import Plan, Traffic, TrafficLoad
+from magicdec.schema.record import Record
+from magicdec.schema.row import Candidate, Verdict, verdict_of
 from magicdec.units import MILLI, format_number
 
 if TYPE_CHECKING:

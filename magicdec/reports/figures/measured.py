@@ -6,10 +6,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from magicdec.comparison import Pair, is_paired, summarise
 from magicdec.counts import Z_90, rate_and_error
 from magicdec.naming import describe, draft_name
-from magicdec.records import Record
 from magicdec.reports.data import ReportData
 from magicdec.reports.figures.chart import (
     GREY,
@@ -22,6 +20,8 @@ from magicdec.reports.figures.chart import (
 )
 from magicdec.reports.tables import Column, label_of
 from magicdec.reports.text import GAMMA, percent
+from magicdec.schema.comparison import Pair, is_paired, summarise
+from magicdec.schema.record import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

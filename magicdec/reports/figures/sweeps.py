@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from magicdec.comparison import is_paired
 from magicdec.naming import draft_name
-from magicdec.records import Record
 from magicdec.reports.data import ReportData, fastest, siblings
 from magicdec.reports.figures.chart import (
     GREY,
@@ -22,6 +20,8 @@ from magicdec.reports.figures.chart import (
 )
 from magicdec.reports.tables import BUDGET, GAMMA_COLUMN, Column, Value
 from magicdec.reports.text import GAMMA_IS
+from magicdec.schema.comparison import is_paired
+from magicdec.schema.record import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

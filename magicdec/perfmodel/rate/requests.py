@@ -32,7 +32,7 @@ import numpy.typing as npt
 from magicdec.counts import Array
 from magicdec.errors import ConfigError
 from magicdec.files import LIMIT_BYTES, decode_json, read_text
-from magicdec.perfmodel.traffic import gateway
+from magicdec.perfmodel.rate import gateway
 from magicdec.specs.workload import WorkloadSpec
 from magicdec.units import MILLI
 

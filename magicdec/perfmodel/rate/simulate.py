@@ -24,12 +24,12 @@ from magicdec.errors import CapacityError
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.memory import prompt_bytes
 from magicdec.perfmodel.prefix_cache import found_tokens, hits_of
+from magicdec.perfmodel.rate.costs import Costs, Drafts, nodes, num_blocks, tabulate
+from magicdec.perfmodel.rate.replica import Limits, Replica, Work
+from magicdec.perfmodel.rate.requests import Requests
 from magicdec.perfmodel.setup import Cached, Points, Setup
 from magicdec.perfmodel.speedup import predict
-from magicdec.perfmodel.traffic.costs import Costs, Drafts, nodes, num_blocks, tabulate
-from magicdec.perfmodel.traffic.replica import Limits, Replica, Work
-from magicdec.perfmodel.traffic.requests import Requests
-from magicdec.specs.gamma_table import TableGamma
+from magicdec.schema.gamma_table import TableGamma
 from magicdec.specs.speculation import AUTOREGRESSIVE
 
 OVERLOAD = 0.05

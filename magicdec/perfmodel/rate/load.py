@@ -18,8 +18,8 @@ import numpy as np
 from magicdec.counts import Array
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.plan.request import PlanRequest
-from magicdec.perfmodel.traffic.replica import Work
-from magicdec.perfmodel.traffic.requests import (
+from magicdec.perfmodel.rate.replica import Work
+from magicdec.perfmodel.rate.requests import (
     ALL_TURNS,
     MAX_RATE,
     MIN_RATE,
@@ -29,7 +29,7 @@ from magicdec.perfmodel.traffic.requests import (
     drawn,
     read_requests,
 )
-from magicdec.perfmodel.traffic.simulate import Outcome
+from magicdec.perfmodel.rate.simulate import Outcome
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.workload import RequestShape, WorkloadSpec
 

@@ -16,7 +16,6 @@ from magicdec.errors import CapacityError
 from magicdec.perfmodel.plan.choice import objective
 from magicdec.perfmodel.plan.drafts import draft_options
 from magicdec.perfmodel.plan.gamma import gamma_table
-from magicdec.perfmodel.plan.load import Load
 from magicdec.perfmodel.plan.one_gamma import one_gamma
 from magicdec.perfmodel.plan.request import (
     Case,
@@ -28,12 +27,13 @@ from magicdec.perfmodel.plan.request import (
     resolve,
 )
 from magicdec.perfmodel.plan.search import search
-from magicdec.perfmodel.traffic.requests import Requests
-from magicdec.perfmodel.traffic.simulate import Server
-from magicdec.plan_document import GammaTable
-from magicdec.plan_rows import Candidate
+from magicdec.perfmodel.rate.load import Load
+from magicdec.perfmodel.rate.requests import Requests
+from magicdec.perfmodel.rate.simulate import Server
+from magicdec.schema.gamma_table import TableGamma
+from magicdec.schema.plan import GammaTable
+from magicdec.schema.row import Candidate
 from magicdec.specs.engine import EngineProfile
-from magicdec.specs.gamma_table import TableGamma
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.speculation import draft_kind
 

@@ -27,22 +27,22 @@ from magicdec.counts import Z_90, Array
 from magicdec.errors import CapacityError, ConfigError, unknown_choice
 from magicdec.perfmodel.intervals import step_errors
 from magicdec.perfmodel.plan.choice import ArrivalsObjective, arrivals_objective
-from magicdec.perfmodel.plan.layouts import POLICIES, ServedLayout, served_layouts
-from magicdec.perfmodel.plan.load import MAX_SCHEDULED, WINDOWS, Load
 from magicdec.perfmodel.plan.notes import LEAST_LOSS, hits_lost, keeping_last_unit
 from magicdec.perfmodel.plan.request import PlanRequest
-from magicdec.perfmodel.plan.trials import Trial
+from magicdec.perfmodel.rate.layouts import POLICIES, ServedLayout, served_layouts
+from magicdec.perfmodel.rate.load import MAX_SCHEDULED, WINDOWS, Load
+from magicdec.perfmodel.rate.simulate import Outcome
+from magicdec.perfmodel.rate.trials import Trial
 from magicdec.perfmodel.setup import Points
 from magicdec.perfmodel.speedup import predict
-from magicdec.perfmodel.traffic.simulate import Outcome
-from magicdec.plan_document import (
+from magicdec.progress import Progress, Stages, Step
+from magicdec.schema.plan import (
     Moment,
     Percentiles,
     Reason,
     Traffic,
     TrafficLoad,
 )
-from magicdec.progress import Progress, Stages, Step
 from magicdec.specs.model import ModelSpec
 from magicdec.units import MEGA, SECONDS_PER_HOUR, format_seconds
 

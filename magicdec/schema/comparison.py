@@ -41,7 +41,7 @@ import numpy as np
 from magicdec.counts import Z_90
 from magicdec.errors import ConfigError
 from magicdec.naming import describe
-from magicdec.records import CONFIGURATION_FIELDS, SPREAD_FIELDS, Record
+from magicdec.schema.record import CONFIGURATION_FIELDS, SPREAD_FIELDS, Record
 
 TERMS = {
     "autoregressive_step_s": "autoregressive step",

@@ -24,12 +24,12 @@ from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import AcceptanceProfile, default_profile_names
 from magicdec.perfmodel.intervals import one_token_pass, relative_errors
 from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
-from magicdec.perfmodel.plan.planner import answered, plan
 from magicdec.perfmodel.plan.request import PlanRequest
+from magicdec.perfmodel.planner import answered, plan
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.speedup import predict
-from magicdec.plan_document import Plan, Site
-from magicdec.plan_rows import Candidate
+from magicdec.schema.plan import Plan, Site
+from magicdec.schema.row import Candidate
 from magicdec.specs.catalog import load_model_spec, served_checkpoint
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.model import ModelSpec

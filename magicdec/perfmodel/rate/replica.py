@@ -27,9 +27,9 @@ import numpy as np
 
 from magicdec.counts import Array
 from magicdec.errors import CapacityError
-from magicdec.perfmodel.traffic.costs import Costs, Drafts
-from magicdec.perfmodel.traffic.requests import Requests, Whole
-from magicdec.specs.gamma_table import TableGamma
+from magicdec.perfmodel.rate.costs import Costs, Drafts
+from magicdec.perfmodel.rate.requests import Requests, Whole
+from magicdec.schema.gamma_table import TableGamma
 
 MOST_DRAWN = 256
 """Steps that are drawn at once."""

@@ -43,7 +43,8 @@ from magicdec.perfmodel.plan.request import (
 )
 from magicdec.perfmodel.plan.search import best_autoregressive, with_best_settings
 from magicdec.perfmodel.speedup import predict
-from magicdec.plan_document import (
+from magicdec.progress import Progress
+from magicdec.schema.plan import (
     CaseAnswer,
     Choice,
     Formats,
@@ -53,9 +54,8 @@ from magicdec.plan_document import (
     Plan,
     TrafficLoad,
 )
-from magicdec.plan_request import fields_of
-from magicdec.plan_rows import Cost
-from magicdec.progress import Progress
+from magicdec.schema.request import fields_of
+from magicdec.schema.row import Cost
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.hf_config import model_from_hf_config
 from magicdec.specs.model import ModelSpec
@@ -167,7 +167,7 @@ def _under_arrivals(request: PlanRequest, model: ModelSpec, progress: Progress) 
     """The plan for a rate of arrivals. A simulation chooses the configuration and the number of
     devices.
     """
-    from magicdec.perfmodel.plan.capacity import (
+    from magicdec.perfmodel.rate.capacity import (
         plan_traffic,
     )  # most plans need no simulator
 

@@ -16,9 +16,9 @@ from functools import cached_property
 from typing import cast
 
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.plan.layouts import ServedLayout
-from magicdec.perfmodel.plan.load import Load
-from magicdec.perfmodel.traffic.simulate import (
+from magicdec.perfmodel.rate.layouts import ServedLayout
+from magicdec.perfmodel.rate.load import Load
+from magicdec.perfmodel.rate.simulate import (
     WARM_UP,
     Balance,
     Outcome,

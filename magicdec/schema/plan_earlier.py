@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from magicdec.errors import ConfigError
-from magicdec.plan_rows import PLUGIN, nested
-from magicdec.specs.gamma_table import Band, TableGamma
+from magicdec.schema.gamma_table import Band, TableGamma
+from magicdec.schema.row import PLUGIN, nested
 
 EARLIER_VERSION = 3
 VERSION = 4

@@ -17,9 +17,10 @@ import msgspec
 from magicdec.errors import ConfigError
 from magicdec.files import converted, read_json, rows_to_csv
 from magicdec.naming import draft_name
-from magicdec.plan_earlier import EARLIER_VERSION, from_earlier
-from magicdec.plan_request import Request
-from magicdec.plan_rows import (
+from magicdec.schema.gamma_table import Band, TableGamma
+from magicdec.schema.plan_earlier import EARLIER_VERSION, from_earlier
+from magicdec.schema.request import Request
+from magicdec.schema.row import (
     COLUMNS,
     Candidate,
     Count,
@@ -30,7 +31,6 @@ from magicdec.plan_rows import (
     Verdict,
     columns,
 )
-from magicdec.specs.gamma_table import Band, TableGamma
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,0 +1,1 @@
+"""What goes in and what comes out: requests, rows, plans, records and how they compare."""
