@@ -5,13 +5,14 @@ from them.
 
 The errors are taken as independent. Those of times are log-normal: 90 % of a time lies in time ·
 exp(± Z_90 · σ). Tokens per step stay between 1 and gamma + 1: what is accepted of gamma drafts
-moves on the logit (acceptance/uncertain.py). Both together give the ends of a speedup's interval:
-log(end / speedup)² = (Z_90 · σ)² + log(tokens at ± Z_90 / tokens)².
+moves on the logit (acceptance/uncertain.py). Both together make one distribution of a speedup
+(`Gains`), and whatever is said of it is a figure of that distribution: its expected value, which
+configurations are ranked by, its quantiles, and the probability that it is above 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
@@ -45,13 +46,21 @@ are chosen.
 """
 MACHINE = "machine"
 """Error of a calibrated machine's speeds, which drift between repetitions."""
-NUM_QUANTILES = 48
-QUANTILES = [
-    NormalDist().inv_cdf((place + 0.5) / NUM_QUANTILES)
-    for place in range(NUM_QUANTILES)
-]
+NUM_ACCEPTANCES = 48
+ACCEPTANCES = np.array(
+    [
+        NormalDist().inv_cdf((place + 0.5) / NUM_ACCEPTANCES)
+        for place in range(NUM_ACCEPTANCES)
+    ]
+)
 """Standard deviations of equally likely acceptances."""
+LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
+"""Levels of the quantiles that a row carries; the first and the last are the ends of its interval."""
+ENDS = (LEVELS[0], LEVELS[-1])
 LEAST_DEVIATION = 1e-6
+FARTHEST = 4.0
+"""Standard deviations from the outermost acceptances between which quantiles are looked for."""
+NUM_HALVINGS = 20
 UNRUN_LAYER_S = 0.5e-3
 """Time that a layer of a sparse self-draft may take beyond its kernels in an engine whose releases
 do not run it: the launches of a layer outside captured graphs (`draft_model_layer_s` of vLLM before
@@ -231,6 +240,89 @@ def group_errors(setup: Setup, run: ForwardTime, tp_size: Any) -> dict[str, Any]
     return errors
 
 
+@dataclass(frozen=True, kw_only=True)
+class Gains:
+    """The distribution of a speedup at each point: some equally likely acceptances, and at each of
+    them a log-normal error of the costs:
+
+        P(speedup <= s) = mean_n Φ((ln(s / speedup_n) - deviation_n² / 2) / deviation_n)
+
+    A predicted time is the mean of its distribution, so the mean time per token is that at the
+    expected costs and acceptance, and `expected` is the speedup that configurations are ranked by.
+    """
+
+    speedups: Array
+    """At each acceptance and the expected costs: [acceptances, *points]."""
+    deviations: Array
+    """One standard deviation of the logarithm at each acceptance; broadcasts to `speedups`."""
+
+    @property
+    def expected(self) -> Array:
+        """The inverse of the mean time per token, over that without a draft."""
+        return np.asarray(1.0 / np.mean(1.0 / self.speedups, axis=0))
+
+    def below(self, speedup: Any) -> Array:
+        """The probability of a speedup of at most this; broadcasts to the points."""
+        log_ratio = np.log(np.maximum(speedup, 1e-300)) - np.log(self.speedups)
+        sigmas = log_ratio / self.deviations - self.deviations / 2.0
+        return np.asarray(normal_cdf(sigmas).mean(axis=0))
+
+    def above(self, speedup: Any = 1.0) -> Array:
+        """The probability that the draft is more than this many times as fast."""
+        return np.asarray(1.0 - self.below(speedup))
+
+    def quantiles(self, levels: Sequence[float] = LEVELS) -> Array:
+        """The speedups that are not exceeded with these probabilities: [levels, *points]."""
+        far = FARTHEST * self.deviations + self.deviations**2 / 2.0
+        logs = np.log(self.speedups)
+        ends = [(logs - far).min(axis=0), (logs + far).max(axis=0)]
+        found = []
+        for level in levels:
+            low, high = ends
+            for _ in range(NUM_HALVINGS):
+                middle = (low + high) / 2.0
+                is_below = self.below(np.exp(middle)) < level
+                low = np.where(is_below, middle, low)
+                high = np.where(is_below, high, middle)
+            found.append(np.exp((low + high) / 2.0))
+        return np.stack(found)
+
+
+def gains_of(prediction: Prediction, tokens_relative_error: Any = 0.0) -> Gains:
+    """The distribution of decoding's speedup, where tokens per step are uncertain by
+    `tokens_relative_error`."""
+    deviation, _ = step_errors(prediction.setup, prediction.terms, prediction.points.tp)
+    is_drafted = prediction.points.gamma > 0
+    tokens = drawn_tokens(prediction, ACCEPTANCES, tokens_relative_error)
+    return Gains(
+        speedups=prediction.speedup * tokens / prediction.expected_tokens_per_step,
+        deviations=np.maximum(np.where(is_drafted, deviation, 0.0), LEAST_DEVIATION),
+    )
+
+
+def drawn_tokens(
+    prediction: Prediction, sigmas: Array, tokens_relative_error: Any
+) -> Array:
+    """Tokens per step where acceptance lies this many standard deviations above its middle,
+    [sigmas, *points].
+
+    Scaled so that their mean is the expected one: what only widens the error, such as which
+    sequences a batch happens to hold, changes no mean.
+    """
+    gamma = prediction.points.gamma
+    middle = prediction.middle_tokens_per_step
+    axes = [1] * len(prediction.points.shape)
+
+    def at(sigmas: Array) -> Array:
+        return tokens_at(
+            sigmas.reshape(-1, *axes), middle, gamma, tokens_relative_error
+        )
+
+    mean = 1.0 / np.mean(1.0 / at(ACCEPTANCES), axis=0)
+    scaled = at(sigmas) * prediction.expected_tokens_per_step / mean
+    return np.asarray(np.clip(scaled, 1.0, gamma + 1.0))
+
+
 def interval(prediction: Prediction, tokens_relative_error: Any = 0.0) -> Interval:
     """The 90 % intervals of a prediction, its tokens per step being uncertain by
     `tokens_relative_error`.
@@ -269,11 +361,11 @@ def chance_above(
     deviation = np.maximum(deviation, LEAST_DEVIATION)
     per_token = prediction.speedup / prediction.expected_tokens_per_step / least
     total: Array = np.zeros(())
-    for sigmas in QUANTILES:
+    for sigmas in ACCEPTANCES:
         tokens = tokens_at(sigmas, middle, gamma, tokens_relative_error)
         log_ratio = np.log(np.maximum(per_token * tokens, 1e-300))
         total = total + normal_cdf(log_ratio / deviation)
-    return total / NUM_QUANTILES
+    return total / NUM_ACCEPTANCES
 
 
 def normal_cdf(sigmas: Array) -> Array:

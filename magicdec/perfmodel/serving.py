@@ -35,7 +35,12 @@ import numpy as np
 from magicdec.counts import Z_90, Array
 from magicdec.perfmodel import memory
 from magicdec.perfmodel.forward import Pass, forward_pass, prefill, prompts_attention
-from magicdec.perfmodel.intervals import Interval, engine_error
+from magicdec.perfmodel.intervals import (
+    LEAST_DEVIATION,
+    Gains,
+    Interval,
+    engine_error,
+)
 from magicdec.perfmodel.kernels.op import ForwardTime, Where
 from magicdec.perfmodel.setup import Cached, Setup
 from magicdec.perfmodel.speedup import Prediction
@@ -413,8 +418,7 @@ class WholeRequests:
 
     def speedup_at(self, decoding: Array) -> Array:
         """The speedup of whole requests over autoregressive decoding at the same batch, if decoding
-        alone had this speedup. At the ends of its interval it gives theirs: an error of the prefill
-        moves both times alike."""
+        alone had this speedup: an error of the prefill moves both times alike."""
         prefills_s = self.drafted.active * self.drafted.prompt_s
         decoding_s = (
             (self.drafted.in_slot_s - prefills_s) * self.prediction.speedup / decoding
@@ -430,6 +434,27 @@ class WholeRequests:
         room_s = self.alone.in_slot_s - prefills_s
         return np.where(
             room_s > 0.0, decoding_s / np.where(room_s > 0.0, room_s, 1.0), np.inf
+        )
+
+    def gains(self, decoding: Gains) -> Gains:
+        """The distribution of their speedup, from that of decoding.
+
+        Prefills, which both have, dilute the errors of decoding's costs. The error that the engine's
+        constants leave is not diluted: prompts share passes with verified tokens.
+        """
+        prefills_s = self.drafted.active * self.drafted.prompt_s
+        decoding_s = self.drafted.in_slot_s - prefills_s
+        drawn_s = decoding_s * self.prediction.speedup / decoding.speedups
+        share = drawn_s / (prefills_s + drawn_s)
+        of_engine = np.where(
+            self.prediction.points.gamma > 0, engine_error(self.prediction.setup), 0.0
+        )
+        of_kernels = np.maximum(decoding.deviations**2 - of_engine**2, 0.0)
+        return Gains(
+            speedups=self.speedup_at(decoding.speedups),
+            deviations=np.maximum(
+                np.sqrt(share**2 * of_kernels + of_engine**2), LEAST_DEVIATION
+            ),
         )
 
     def speedup_bounds(self, decoding: Interval) -> tuple[Array, Array]:

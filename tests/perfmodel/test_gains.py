@@ -1,0 +1,121 @@
+"""The one distribution of a speedup, against plain draws of every source of error."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from magicdec.perfmodel.acceptance import default_profile
+from magicdec.perfmodel.acceptance.law import LawError
+from magicdec.perfmodel.acceptance.uncertain import tokens_at
+from magicdec.perfmodel.intervals import (
+    LEVELS,
+    Gains,
+    engine_error,
+    gains_of,
+    step_errors,
+    tokens_error,
+)
+from magicdec.perfmodel.serving import whole_requests
+from magicdec.perfmodel.setup import Points
+from magicdec.perfmodel.speedup import Prediction, predict
+from magicdec.specs.speculation import SpeculationSpec
+from tests.perfmodel.test_planner import setup_of
+
+RNG = np.random.default_rng(11)
+NUM_DRAWS = 200_000
+OF_ACCEPTANCE, OF_KERNELS, OF_ENGINE = RNG.standard_normal((3, NUM_DRAWS, 1))
+OUTPUT_LEN = 200.0
+
+
+@pytest.fixture(scope="module", params=[0.05, 0.3, 0.9])
+def predicted(request: pytest.FixtureRequest) -> tuple[Prediction, np.ndarray]:
+    """A self-draft at three batches, and the relative error of its tokens per step."""
+    profile = msgspec.structs.replace(
+        default_profile("llama-3.1-8b", "streamingllm"),
+        error=LawError(log_rejection=request.param),
+        is_assumed=True,
+    )
+    spec = SpeculationSpec(
+        draft="self", draft_method="streamingllm", draft_budget=512, gamma=3
+    )
+    points = Points(batch=np.array([4.0, 64.0, 128.0]), context=8192.0, tp=8, gamma=3)
+    prediction = predict(setup_of(spec), profile, points)
+    return prediction, prediction.full(tokens_error(prediction, profile))
+
+
+def drawn_times(prediction: Prediction, error: np.ndarray) -> np.ndarray:
+    """Times per token over those of decoding without a draft, [draws, points], with the mean that
+    was predicted."""
+    deviation, _ = step_errors(prediction.setup, prediction.terms, prediction.points.tp)
+    of_engine = engine_error(prediction.setup)
+    of_kernels = np.sqrt(deviation**2 - of_engine**2)
+    costs = OF_KERNELS * of_kernels + OF_ENGINE * of_engine - deviation**2 / 2.0
+    tokens = tokens_at(OF_ACCEPTANCE, prediction.middle_tokens_per_step, 3, error)
+    steps = 1.0 / tokens
+    steps *= 1.0 / prediction.expected_tokens_per_step / steps.mean(axis=0)
+    return (
+        np.exp(costs) * steps * prediction.expected_tokens_per_step / prediction.speedup
+    )
+
+
+def agrees(gains: Gains, drawn: np.ndarray) -> None:
+    """Quantiles, probabilities and the mean time of a distribution and of draws."""
+    found = gains.quantiles()
+    for place, level in enumerate(LEVELS):
+        below = (drawn <= found[place]).mean(axis=0)
+        assert below == pytest.approx(np.full(below.shape, level), abs=0.015)
+    for least in (0.8, 1.0, 1.3):
+        above = (drawn > least).mean(axis=0)
+        assert gains.above(least) == pytest.approx(above, abs=0.015)
+    assert gains.expected == pytest.approx(1.0 / (1.0 / drawn).mean(axis=0), rel=0.01)
+
+
+def test_decoding_s_distribution_is_that_of_many_draws(
+    predicted: tuple[Prediction, np.ndarray],
+) -> None:
+    prediction, error = predicted
+    agrees(gains_of(prediction, error), 1.0 / drawn_times(prediction, error))
+
+
+def test_that_of_whole_requests_is_that_of_many_draws(
+    predicted: tuple[Prediction, np.ndarray],
+) -> None:
+    """Kernels' errors move decoding alone; the engine's moves the whole request."""
+    prediction, error = predicted
+    requests = whole_requests(prediction, output_len=OUTPUT_LEN)
+    of_engine = engine_error(prediction.setup)
+    own = OF_ENGINE * of_engine - of_engine**2 / 2.0
+    decoding = np.exp(own) / drawn_times(prediction, error)
+    drawn = requests.speedup_at(decoding) * np.exp(-own)
+    agrees(requests.gains(gains_of(prediction, error)), drawn)
+
+
+def test_the_expected_gain_is_the_one_that_configurations_are_ranked_by(
+    predicted: tuple[Prediction, np.ndarray],
+) -> None:
+    prediction, error = predicted
+    gains = gains_of(prediction, error)
+    assert gains.expected == pytest.approx(
+        prediction.full(prediction.speedup), rel=0.01
+    )
+    requests = whole_requests(prediction, output_len=OUTPUT_LEN)
+    assert requests.gains(gains).expected == pytest.approx(
+        requests.speedup_at(prediction.speedup), rel=0.01
+    )
+
+
+def test_a_probability_and_the_quantiles_tell_the_same() -> None:
+    """P(speedup <= 1) lies between the levels of the quantiles around 1, whatever is drawn."""
+    draws = np.exp(RNG.normal(0.0, 0.4, (48, 500)))
+    gains = Gains(
+        speedups=np.sort(draws, axis=0) * RNG.uniform(0.5, 2.0, 500),
+        deviations=RNG.uniform(1e-6, 0.4, 500),
+    )
+    quantiles = gains.quantiles()
+    below = gains.below(1.0)
+    levels = np.array([0.0, *LEVELS, 1.0])
+    place = (quantiles <= 1.0).sum(axis=0)
+    assert np.all(below >= levels[place] - 1e-3)
+    assert np.all(below <= levels[place + 1] + 1e-3)
