@@ -44,6 +44,13 @@ WHOLE, QUICK = "about 4 minutes on two idle cores", "about 90 s on two idle core
 OptionalFiles = Annotated[
     list[Path] | None, typer.Argument(help="CSV files; default: the shipped tables.")
 ]
+LeaveOut = Annotated[
+    str,
+    option(
+        "Judge one source's rows, by intervals whose widths come from the others.",
+        metavar="SOURCE",
+    ),
+]
 Clock = Annotated[Literal["wall", "cpu"] | None, option(options.CLOCK_HELP)]
 
 
@@ -74,6 +81,7 @@ def serving_command(
             "--left-out",
         ),
     ] = False,
+    leave_out: LeaveOut = "",
     output_format: options.Format = OutputFormat.TABLE,
 ) -> None:
     """Predicted servers against measured ones.
@@ -82,7 +90,8 @@ def serving_command(
     """
     from magicdec.validate.serving import validate_serving
 
-    _print_groups(validate_serving(files, left_out=left_out), output_format)
+    document = validate_serving(files, left_out=left_out, leave_out=leave_out)
+    _print_groups(document, output_format)
 
 
 @app.command(
@@ -99,6 +108,7 @@ def pairs_command(
             "Tokens per step as each row measured them, or by the acceptance that ships."
         ),
     ] = "measured",
+    leave_out: LeaveOut = "",
     output_format: options.Format = OutputFormat.TABLE,
 ) -> None:
     """Predicted speedups against measured pairs of servers.
@@ -110,7 +120,9 @@ def pairs_command(
     from magicdec.validate.rows import published
 
     document = validate_pairs(
-        files or published("speculation_pairs.csv"), acceptance=acceptance
+        files or published("speculation_pairs.csv"),
+        acceptance=acceptance,
+        leave_out=leave_out,
     )
     _print_groups(document, output_format)
     if output_format is OutputFormat.TABLE and document["choice"]["cells"]:
@@ -122,6 +134,31 @@ def pairs_command(
         console().print(
             f"lost to the best gamma, mean of {choice['cells']} loads: {', '.join(losses)}"
         )
+
+
+@app.command(
+    "lanes",
+    epilog=options.examples(
+        "validate lanes pairs.csv server_tpot.csv",
+        "validate lanes pairs.csv -o magicdec/specs/data/lanes.csv",
+    ),
+)
+def lanes_command(
+    files: Files,
+    output: Annotated[
+        Path | None,
+        option("The table of aggregates that the package ships.", "--output", "-o"),
+    ] = None,
+    output_format: options.Format = OutputFormat.TABLE,
+) -> None:
+    """How far predictions of each kind of server are off.
+
+    By engine and version, sort of draft, kind of model, and whether the device's kernels were timed.
+    Tables of pairs (`validate pairs`) and of servers (`validate serving`).
+    """
+    from magicdec.validate.evidence import validate_lanes
+
+    _print_groups(validate_lanes(files, output=output), output_format)
 
 
 @app.command(

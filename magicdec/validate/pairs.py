@@ -3,7 +3,8 @@ each pair, and the gamma that a plan would choose.
 
 Columns: source, model, hardware, engine, engine_version, tp, concurrency, prompt_len, output_len,
 draft, draft_detail, gamma, tokens_per_step, weight_dtype, kv_dtype, unit, baseline, speculative,
-note; for look-ups also drafted_share and tokens_per_drafted_step. Units: `tok_s`, output tokens per
+note; for look-ups also drafted_share and tokens_per_drafted_step; and `use`: a row whose use does not
+begin with "score" is not judged. Units: `tok_s`, output tokens per
 second of the whole server (prefill inside, unless the note says "decode only"); `tpot_*_ms`, the
 time between tokens. A row without lengths gets those of the workload named in its note
 (`WORKLOADS`), or else `PROMPT_LEN` and `OUTPUT_LEN`. A row without a concurrency gets one user.
@@ -42,8 +43,9 @@ from magicdec.perfmodel.acceptance import (
 from magicdec.perfmodel.acceptance.assumed import Question, checkpoint_in, profile_of
 from magicdec.perfmodel.acceptance.law import sequence_rates
 from magicdec.perfmodel.drafting import draft_of
-from magicdec.perfmodel.intervals import interval, tokens_error
+from magicdec.perfmodel.intervals import engine_error, interval, tokens_error
 from magicdec.perfmodel.kernels.profile import load_hardware
+from magicdec.perfmodel.lanes import NO_DRAFT, Lane, lane_of
 from magicdec.perfmodel.serving import Cycle, largest_active, whole_requests
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import predict
@@ -62,6 +64,7 @@ from magicdec.specs.speculation import (
     SpeculationSpec,
 )
 from magicdec.units import GIGA, MILLI
+from magicdec.validate.lanes import Judged, Lanes, check_source
 from magicdec.validate.rows import (
     FORMATS,
     NEWEST,
@@ -183,8 +186,11 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     weight_dtype: str = "bf16"
     kv_dtype: str = "bf16"
     note: str = ""
+    use: str = "score"
 
     def __post_init__(self) -> None:
+        if not self.use.startswith("score"):
+            raise ConfigError(f"not to be scored: {self.use}")
         prompt_len, output_len = self._usual_lengths()
         if isnan(self.prompt_len):
             msgspec.structs.force_setattr(self, "prompt_len", prompt_len)
@@ -296,6 +302,10 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def origin(self) -> str:
         """The source without the place in it."""
         return self.source.split(maxsplit=1)[0]
+
+    @property
+    def lane(self) -> Lane:
+        return lane_of(self.setup, self.engine_version)
 
     @property
     def alike(self) -> tuple[Any, ...]:
@@ -515,6 +525,59 @@ def predict_pairs(
     return Predicted(*predicted)
 
 
+def judged_pairs(pairs: Sequence[PairRow], predicted: Predicted) -> list[Judged]:
+    """The figures of the pairs that state their tokens per step, at which they were predicted."""
+    judged = []
+    for place, pair in enumerate(pairs):
+        if pair.tokens_per_step is None or not np.isfinite(predicted.speedup[place]):
+            continue
+        before_s, after_s = pair.measured
+        of_engine = engine_error(pair.setup)
+        of_kernels = max(predicted.log_deviation[place] ** 2 - of_engine**2, 0.0)
+        judged += [
+            Judged(
+                lane=pair.lane._replace(draft=NO_DRAFT),
+                source=pair.origin,
+                figure="step without a draft",
+                log_error=float(np.log(predicted.baseline_s[place] / before_s)),
+            ),
+            Judged(
+                lane=pair.lane,
+                source=pair.origin,
+                figure="speculative step",
+                log_error=float(np.log(predicted.speculative_s[place] / after_s)),
+            ),
+            Judged(
+                lane=pair.lane,
+                source=pair.origin,
+                figure="speedup",
+                log_error=float(np.log(predicted.speedup[place] / pair.speedup)),
+                of_kernels=float(np.sqrt(of_kernels)),
+            ),
+        ]
+    return judged
+
+
+def without_source(
+    pairs: Sequence[PairRow], predicted: Predicted, source: str
+) -> Predicted:
+    """Predictions whose widths come from the other sources' rows; those of other sources are NaN.
+    Raises ConfigError for a source that no pair has."""
+    check_source(source, [pair.origin for pair in pairs])
+    measured = predict_pairs(pairs, tokens_of_cells(pairs))
+    lanes = Lanes(judged_pairs(pairs, measured))
+    values = np.array(predicted)
+    for place, pair in enumerate(pairs):
+        if pair.origin != source:
+            values[:, place] = np.nan
+            continue
+        of_engine, _ = lanes.width(pair.lane, "speedup", without=source)
+        usual = engine_error(pair.setup)
+        variance = max(predicted.log_deviation[place] ** 2 - usual**2, 0.0)
+        values[-1, place] = np.sqrt(variance + of_engine**2)
+    return Predicted(*values)
+
+
 def believed_acceptance(row: PairRow) -> AcceptanceProfile:
     """The acceptance that a plan takes for a row's draft and text, nobody having measured it."""
     setup = row.setup
@@ -657,12 +720,16 @@ def _median_factor(expected: float, gamma: int) -> float:
 
 
 def validate_pairs(
-    paths: Sequence[Path], *, acceptance: Literal["measured", "shipped"] = "measured"
+    paths: Sequence[Path],
+    *,
+    acceptance: Literal["measured", "shipped"] = "measured",
+    leave_out: str = "",
 ) -> dict[str, Any]:
     """{"groups": […], "choice": {…}, "assumed": [one line per row], "refused": [likewise]}.
 
     `assumed` lists the rows that lack a value which the prediction needs, `refused` the rows that
-    are not judged.
+    are not judged. With `leave_out` a source's rows alone are judged, by intervals whose widths come
+    from the other sources.
 
     Raises ConfigError for a file that cannot be read or lacks a column, and when no row can be
     judged.
@@ -675,8 +742,13 @@ def validate_pairs(
         tokens = tokens_of_cells(pairs)
         lacking = "no measured tokens per step"
     predicted = predict_pairs(pairs, tokens)
+    if leave_out:
+        predicted = without_source(pairs, predicted, leave_out)
     names: list[list[str]] = []
     for pair, speedup in zip(pairs, predicted.speedup, strict=True):
+        if leave_out and pair.origin != leave_out:
+            names.append([])
+            continue
         is_unstated = is_measured and pair.tokens_per_step is None
         if is_unstated or not np.isfinite(speedup):
             refused.append(f"{pair.where}: {lacking} of {pair.draft} for {pair.model}")

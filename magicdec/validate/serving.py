@@ -44,8 +44,9 @@ from magicdec.counts import Z_90, Array, expected_tokens_per_step
 from magicdec.errors import ConfigError
 from magicdec.fitting import Free
 from magicdec.perfmodel.forward import prefill
-from magicdec.perfmodel.intervals import step_errors
+from magicdec.perfmodel.intervals import engine_error, step_errors
 from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
+from magicdec.perfmodel.lanes import FIGURES, NO_DRAFT, Figure, Lane, lane_of
 from magicdec.perfmodel.serving import serving_time
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.step import StepTerms, step_terms
@@ -56,6 +57,7 @@ from magicdec.specs.model_names import model_name
 from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import OWN_METHOD, SamplingSpec, SpeculationSpec
 from magicdec.units import MILLI
+from magicdec.validate.lanes import Judged, Lanes, check_source
 from magicdec.validate.rows import (
     Count,
     Length,
@@ -218,6 +220,26 @@ class ServingRow(msgspec.Struct, frozen=True, kw_only=True, rename=COLUMNS):
             and self.engine == "vllm"
             and self.batch_size >= MANY_REQUESTS
         )
+
+    @property
+    def origin(self) -> str:
+        """Who published it: the benchmark that InferenceMAX became goes by the names of its files
+        too."""
+        if self.source.startswith(
+            ("InferenceMAX", "InferenceX", "db-dump", "source_file=2")
+        ):
+            return "InferenceX"
+        if "gap-analysis" in self.source:
+            return "NVIDIA gap-analysis"
+        return self.source
+
+    @property
+    def lane(self) -> Lane:
+        _, _, version = self.engine_version.partition(" ")
+        lane = lane_of(row_setup(self, load_engine(self.engine)), version)
+        if self.metric == "speedup":
+            return lane
+        return lane._replace(draft=NO_DRAFT)
 
     @property
     def is_fitted_on(self) -> bool:
@@ -396,14 +418,55 @@ def relative_errors(rows: Sequence[ServingRow]) -> Array:
     return errors
 
 
+def judged_servers(rows: Sequence[ServingRow]) -> list[Judged]:
+    """The figures of rows that neither queued nor were served from a cache: times of servers without
+    a draft, and speedups."""
+    judged = []
+    log_errors = np.log(predict_rows(rows) / [row.measured for row in rows])
+    deviations = relative_errors(rows)
+    for row, log_error, deviation in zip(rows, log_errors, deviations, strict=True):
+        if row.is_left_out or row.is_prefix_cached or row.is_capped:
+            continue
+        figure: Figure = "step without a draft"
+        of_kernels = 0.0
+        if row.metric == "speedup":
+            figure = "speedup"
+            of_engine = engine_error(row_setup(row, load_engine(row.engine)))
+            of_kernels = float(np.sqrt(max(deviation**2 - of_engine**2, 0.0)))
+        judged.append(
+            Judged(
+                lane=row.lane,
+                source=row.origin,
+                figure=figure,
+                log_error=float(log_error),
+                of_kernels=of_kernels,
+            )
+        )
+    return judged
+
+
+def _without_source(rows: Sequence[ServingRow], source: str) -> Array:
+    """One standard deviation of each row's prediction by the other sources' rows; NaN for rows of
+    other sources. Raises ConfigError for a source that no row has."""
+    check_source(source, [row.origin for row in rows])
+    lanes = Lanes(judged_servers(rows))
+    deviations = np.full(len(rows), np.nan)
+    for place, row in enumerate(rows):
+        if row.origin == source:
+            figure: Figure = "speedup" if row.metric == "speedup" else FIGURES[0]
+            deviations[place], _ = lanes.width(row.lane, figure, without=source)
+    return deviations
+
+
 def validate_serving(
-    paths: Sequence[Path], *, left_out: bool = False
+    paths: Sequence[Path], *, left_out: bool = False, leave_out: str = ""
 ) -> dict[str, Any]:
     """{"groups": […], "refused": [one line per row that cannot be judged]}.
 
     `left_out` adds two figures per kind of group (device, tp, model): the error of each row when
     its group is left out of the engines' fits, and the coverage of intervals whose width comes from
-    the errors of the other groups, each left out in turn.
+    the errors of the other groups, each left out in turn. With `leave_out` a source's rows alone are
+    judged, by intervals whose widths come from the other sources.
 
     Raises ConfigError for a file that cannot be read or lacks a column, and when no row can be
     judged.
@@ -412,6 +475,8 @@ def validate_serving(
     measured = np.array([row.measured for row in rows])
     error = predict_rows(rows) / measured - 1.0
     deviations = relative_errors(rows)
+    if leave_out:
+        deviations = _without_source(rows, leave_out)
     unseen: dict[str, LeftOut] = {}
     if left_out:
         bases = _fitted_engines(rows)
@@ -421,7 +486,8 @@ def validate_serving(
             spread = nested_deviations(rows, log_error, kind)
             unseen[kind] = LeftOut(log_error, spread)
     groups = []
-    for name, chosen in sorted(places(map(_group_names, rows)).items()):
+    names = [_group_names(row) if leave_out in ("", row.origin) else () for row in rows]
+    for name, chosen in sorted(places(names).items()):
         group: dict[str, Any] = {"name": name}
         group |= ErrorSummary.of(error[chosen], deviations[chosen]).figures()
         for kind, of_kind in unseen.items():

@@ -1,0 +1,22 @@
+"""How far predictions of a kind were checked on measured servers, as a row carries it."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured of a lane: an engine and its versions, a sort of draft, a kind of model, and
+    whether the device's kernels were timed."""
+
+    lane: str
+    rows: int = 0
+    """Servers of the lane that were measured with and without such a draft."""
+    sources: int = 0
+    """Publications that they come from."""
+    median_error: float | None = None
+    """Median absolute error of the speedup at the acceptance that each measured; null: no rows."""
+    width: float
+    """One relative standard deviation of a speedup that its kernels' errors do not explain."""
+    width_of: str = ""
+    """The lane that has this width; another, wider one where too few sources measured this one."""

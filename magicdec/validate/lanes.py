@@ -1,0 +1,122 @@
+"""How far predictions of a kind of server are off: statistics by lane (`magicdec/perfmodel/lanes.py`).
+
+The width of a lane is the standard deviation that 90 % of its rows need on top of their kernels'
+errors. Each sort of draft weighs the same in it, and of a sort each source. Whether a source's rows lie
+inside is judged by the width that its lane has without it, so that no coverage is measured on what set
+the width.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from magicdec.counts import Z_90, Array
+from magicdec.errors import unknown_choice
+from magicdec.perfmodel.lanes import LEAST_SOURCES, Figure, Lane, LaneRow
+
+SHARE = 0.9
+"""Share of a lane's rows that its interval holds."""
+LEAST_WIDTH = 0.03
+
+
+class Judged(NamedTuple):
+    """One figure of one measured server."""
+
+    lane: Lane
+    source: str
+    figure: Figure
+    log_error: float
+    """Logarithm of predicted over measured."""
+    of_kernels: float = 0.0
+    """One standard deviation of it that the kernels' errors explain."""
+
+
+def needed(judged: Sequence[Judged]) -> float:
+    """The width that 90 % of some rows need."""
+    errors = np.array([abs(row.log_error) for row in judged])
+    of_kernels = np.array([row.of_kernels for row in judged])
+    widths = np.sqrt(np.maximum((errors / Z_90) ** 2 - of_kernels**2, 0.0))
+    order = np.argsort(widths)
+    reached = np.cumsum(_weights(judged)[order])
+    place = int(np.searchsorted(reached, SHARE - 1e-9))
+    return max(LEAST_WIDTH, float(widths[order][place]))
+
+
+def _weights(judged: Sequence[Judged]) -> Array:
+    """Of one sort of draft each source weighs the same, and so does each sort."""
+    rows = Counter((row.lane.draft, row.source) for row in judged)
+    sources = Counter(draft for draft, _ in rows)
+    weights = []
+    for row in judged:
+        draft = row.lane.draft
+        weights.append(1.0 / (len(sources) * sources[draft] * rows[draft, row.source]))
+    return np.array(weights)
+
+
+class Lanes:
+    """Judged figures by lane and by each wider one."""
+
+    def __init__(self, judged: Sequence[Judged]) -> None:
+        self.by_lane: dict[tuple[Lane, Figure], list[Judged]] = {}
+        for row in judged:
+            for lane in dict.fromkeys(row.lane.wider()):
+                self.by_lane.setdefault((lane, row.figure), []).append(row)
+
+    def width(
+        self, lane: Lane, figure: Figure, *, without: str = ""
+    ) -> tuple[float, Lane]:
+        """A lane's width by all sources but one, and the lane that it is of: a lane with too few
+        sources has that of a wider one, or what its own rows need if that is more."""
+        least = 0.0
+        for wider in lane.wider():
+            rows = []
+            for row in self.by_lane.get((wider, figure), []):
+                if row.source != without:
+                    rows.append(row)
+            if len({row.source for row in rows}) >= LEAST_SOURCES:
+                return max(needed(rows), least), wider
+            if rows and wider == lane:
+                least = needed(rows)
+        return max(needed(rows), least) if rows else least, wider
+
+    def coverage(self, rows: Sequence[Judged]) -> float:
+        """Share of rows inside the interval that the other sources give their lane."""
+        widths: dict[tuple[Lane, str], float] = {}
+        inside = []
+        for row in rows:
+            key = (row.lane, row.source)
+            if key not in widths:
+                widths[key], _ = self.width(row.lane, row.figure, without=row.source)
+            deviation = float(np.hypot(widths[key], row.of_kernels))
+            inside.append(abs(row.log_error) <= Z_90 * deviation)
+        return float(np.mean(inside))
+
+    def rows(self) -> list[LaneRow]:
+        """What ships: one row per lane, the wider ones among them, and figure."""
+        table = []
+        for (lane, figure), rows in sorted(self.by_lane.items()):
+            width, owner = self.width(lane, figure)
+            errors: Array = np.expm1([row.log_error for row in rows])
+            row = LaneRow(
+                **lane._asdict(),
+                figure=figure,
+                rows=len(rows),
+                sources=len({row.source for row in rows}),
+                median_error=round(float(np.median(np.abs(errors))), 4),
+                bias=round(float(np.median(errors)), 4),
+                coverage=round(self.coverage(rows), 3),
+                width=round(width, 4),
+                width_of=owner.label,
+            )
+            table.append(row)
+        return table
+
+
+def check_source(source: str, known: Sequence[str]) -> None:
+    """Raises ConfigError for a source that no row names."""
+    if source not in known:
+        raise unknown_choice("source", source, list(dict.fromkeys(known)))
