@@ -33,6 +33,7 @@ from magicdec.perfmodel.acceptance import (
 )
 from magicdec.perfmodel.acceptance.law import Law, LawError
 from magicdec.specs.engine import ENGINES_DIRECTORY, EngineProfile, save_engine
+from magicdec.specs.engine_tables import EngineDraft
 from magicdec.validate import published_acceptance as depth
 from magicdec.validate.published_speedups import (
     FITTED_DEVICE,
@@ -124,15 +125,19 @@ def engine_from(values: dict[str, float]) -> EngineProfile:
     return EngineProfile(
         name="magicdec-2024",
         description="The runtime of the MagicDec paper: tensor parallelism after gpt-fast, FlashInfer, captured graphs",
+        drafts=dict.fromkeys(
+            (
+                "self/streamingllm",
+                "self/snapkv",
+                "model/full",
+                "model/streamingllm",
+                "model/snapkv",
+            ),
+            EngineDraft(),
+        ),
+    ).with_constants(
         attention_kernel="split",
         attention_blocks_per_multiprocessor=2.0,
-        drafts=(
-            "self/streamingllm",
-            "self/snapkv",
-            "model/full",
-            "model/streamingllm",
-            "model/snapkv",
-        ),
         standalone_draft_tp_size=1,
         catch_up="always",
         vocabulary="gather",
@@ -281,7 +286,7 @@ def rejection_error(
             / np.log(1.1)
         )
     beyond = max(
-        float(np.mean(np.square(errors))) - engine.speedup_relative_error**2, 0.0
+        float(np.mean(np.square(errors))) - engine.errors.speedup_relative_error**2, 0.0
     )
     return float(np.sqrt(beyond / np.mean(np.square(slopes))))
 
@@ -406,9 +411,8 @@ def write_snapkv_profile(directory: Path) -> None:
 
 
 def write_engine(engine: EngineProfile, errors: EngineErrors) -> EngineProfile:
-    rounded = {name: float(f"{getattr(engine, name):.4g}") for name in PARAMETERS}
-    engine = msgspec.structs.replace(
-        engine,
+    rounded = {name: float(f"{engine.constant(name):.4g}") for name in PARAMETERS}
+    engine = engine.with_constants(
         **rounded,
         relative_error=round(errors.latency, 3),
         speedup_relative_error=round(errors.speedup, 3),
@@ -473,7 +477,7 @@ def main() -> None:
     engine = write_engine(engine, errors)
     print(
         {
-            name: getattr(engine, name)
+            name: engine.constant(name)
             for name in (*PARAMETERS, "relative_error", "speedup_relative_error")
         }
     )

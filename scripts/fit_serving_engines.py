@@ -14,7 +14,6 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from magicdec.counts import Array
@@ -70,11 +69,11 @@ NO_DRAFTS_MEASURED = "vLLM's, on top of this engine's own step: nothing was meas
 def rounded(profile: EngineProfile, priors: Iterable[str]) -> EngineProfile:
     """Three significant digits; a constant of older versions only where there are such."""
     values: dict[str, float | None] = {
-        name: float(f"{getattr(profile, name):.3g}") for name in priors
+        name: float(f"{profile.constant(name):.3g}") for name in priors
     }
-    if not profile.asynchronous_since:
+    if not profile.scheduler.asynchronous_since:
         values["older_sequence_overhead_s"] = None
-    return msgspec.structs.replace(profile, **values)
+    return profile.with_constants(**values)
 
 
 def report(name: str, what: str, rows: list[ServingRow], predicted: Array) -> None:
@@ -125,8 +124,7 @@ def described(
     profile: EngineProfile, rows: list[ServingRow], errors: dict[str, float]
 ) -> EngineProfile:
     versions = ", ".join(sorted({row.engine_version for row in rows}))
-    return msgspec.structs.replace(
-        profile,
+    return profile.with_constants(
         fitted_on=f"{len(rows)} rows of measured servers: {versions}",
         fitted_devices=tuple(sorted({row.hardware for row in rows})),
         fitted_models=tuple(sorted({row.model for row in rows})),
@@ -151,20 +149,23 @@ def fit_drafts(
                 profile.name
             ]
             costs = {
-                name: float(f"{getattr(fitted, name):.3g}") for name in DRAFT_PRIORS
+                name: float(f"{fitted.constant(name):.3g}") for name in DRAFT_PRIORS
             }
             source = f"fitted to {len(mine)} chains: {', '.join(sorted({row.source for row in mine}))}"
         else:
             vllm = result[0]
-            costs = {name: getattr(vllm, name) for name in DRAFT_PRIORS}
-            beyond = vllm.step_overhead_s - vllm.autoregressive_overhead_s
+            costs = {name: vllm.constant(name) for name in DRAFT_PRIORS}
+            beyond = (
+                vllm.overheads.step_overhead_s
+                - vllm.overheads.autoregressive_overhead_s
+            )
             costs["step_overhead_s"] = float(
-                f"{profile.autoregressive_overhead_s + max(beyond, 0.0):.3g}"
+                f"{profile.overheads.autoregressive_overhead_s + max(beyond, 0.0):.3g}"
             )
             source = NO_DRAFTS_MEASURED
         result.append(
-            msgspec.structs.replace(
-                profile, **costs, sources=profile.sources | {"draft costs": source}
+            profile.with_constants(
+                **costs, sources=profile.sources | {"draft costs": source}
             )
         )
         if mine:

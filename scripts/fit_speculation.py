@@ -126,10 +126,9 @@ def at(codes: Array) -> EngineProfile:
             for (name, prior), code in zip(priors.items(), codes, strict=True)
         }
 
-    older = profile.before | {EXPANDS_BEFORE: decoded(EXPANDING_PRIORS, codes[split:])}
-    return msgspec.structs.replace(
-        profile, **decoded(PRIORS, codes[:split]), before=older
-    )
+    expanding = {"overheads": decoded(EXPANDING_PRIORS, codes[split:])}
+    older = profile.before | {EXPANDS_BEFORE: expanding}
+    return profile.with_constants(**decoded(PRIORS, codes[:split]), before=older)
 
 
 def fit(rows: Rows) -> EngineProfile:
@@ -154,10 +153,10 @@ def rounded(profile: EngineProfile) -> EngineProfile:
     def short(values: dict[str, float]) -> dict[str, float]:
         return {name: float(f"{value:.3g}") for name, value in values.items()}
 
-    older = profile.before | {EXPANDS_BEFORE: short(profile.before[EXPANDS_BEFORE])}
-    return msgspec.structs.replace(
-        profile,
-        **short({name: getattr(profile, name) for name in PRIORS}),
+    expanding = {"overheads": short(profile.before[EXPANDS_BEFORE]["overheads"])}
+    older = profile.before | {EXPANDS_BEFORE: expanding}
+    return profile.with_constants(
+        **short({name: profile.constant(name) for name in PRIORS}),
         before=older,
     )
 
@@ -210,7 +209,7 @@ def main(arguments: Sequence[str]) -> None:
     )
     fitted = rounded(fit(rows))
     print(
-        {name: getattr(fitted, name) for name in PRIORS}, fitted.before[EXPANDS_BEFORE]
+        {name: fitted.constant(name) for name in PRIORS}, fitted.before[EXPANDS_BEFORE]
     )
     if "--write" in arguments:
         source = f"fitted to {int(rows.is_fitted.sum())} pairs of measured servers (scripts/fit_speculation.py)"

@@ -12,7 +12,6 @@ import csv
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from magicdec.perfmodel.intervals import interval
@@ -63,9 +62,7 @@ def _system(row: dict[str, str]) -> System:
     )
     engine, per_node = load_engine(row["engine"]), int(row["gpus_per_node"])
     if row["phase"] == "prefill":
-        engine = msgspec.structs.replace(
-            engine, prefill_tokens=int(batch * tokens)
-        )  # one pass
+        engine = engine.with_constants(prefill_tokens=int(batch * tokens))  # one pass
     setup = Setup(
         model=load_model_spec(row["model"]), hardware=load_hardware(row["hardware"]), engine=engine,
         precision=Precision(weight_dtype="fp8_block", kv_dtype="bf16"),

@@ -43,6 +43,7 @@ from magicdec.specs.engine import (
     load_engine,
     save_engine,
 )
+from magicdec.specs.engine_tables import EngineTable
 
 CURVES = ("gemm", "attention", "elementwise")
 FEWEST_PAIRS = 12
@@ -198,19 +199,18 @@ def shipped_engine(
         ]
         if len(missed) >= FEWEST_PAIRS:
             rms = float(np.sqrt(np.mean(np.square(missed))))
-            widened[field] = round(max(getattr(own, field), rms), 4)
+            widened[field] = round(max(own.constant(field), rms), 4)
             sources[field] = (
                 f"root mean square error {rms:.1%} of {len(missed)} runs that were predicted first"
             )
-    return msgspec.structs.replace(
-        _rounded(own),
+    return _rounded(own).with_constants(
         name=name,
         description=f"The runtime of this package on {measured.device}",
         fitted_on=f"single engine steps on {measured.device}, {measured.versions}",
         fitted_device=hardware_name,
         workspace_bytes=load_engine(
             "ours"
-        ).workspace_bytes,  # which calibration does not measure
+        ).memory.workspace_bytes,  # which calibration does not measure
         sources=sources,
         **widened,
     )
@@ -220,6 +220,8 @@ def _rounded(struct: Any) -> Any:
     """Five significant digits: more would say more than the timings do. Sizes stay."""
 
     def rounded(value: Any) -> Any:
+        if isinstance(value, EngineTable):
+            return _rounded(value)
         if isinstance(value, dict):
             return {key: rounded(each) for key, each in value.items()}
         return float(f"{value:.5g}") if type(value) is float else value
@@ -279,7 +281,8 @@ def main() -> None:
     )
     print(f"{hardware.name}: root mean square error of the kernels' curves: {curves}")
     print(
-        f"{engine.name}: error of a step {engine.relative_error:.1%}, of a speedup {engine.speedup_relative_error:.1%}"
+        f"{engine.name}: error of a step {engine.errors.relative_error:.1%}, "
+        f"of a speedup {engine.errors.speedup_relative_error:.1%}"
     )
     print("wrote " + ", ".join(map(str, files)))
 

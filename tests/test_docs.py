@@ -90,7 +90,7 @@ def test_the_profiles_of_a_device_and_an_engine_load(tmp_path: Path) -> None:
     (tmp_path / "my-gpu.toml").write_text(device)
     (tmp_path / "my-server.toml").write_text(engine)
     assert not load_hardware(tmp_path / "my-gpu.toml").is_measured
-    assert load_engine(tmp_path / "my-server.toml").step_overhead_s == 1e-3
+    assert load_engine(tmp_path / "my-server.toml").overheads.step_overhead_s == 1e-3
 
 
 def test_the_worked_example_says_what_the_model_holds() -> None:

@@ -20,7 +20,6 @@ from functools import partial
 from itertools import cycle
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 import torch
 from scipy.optimize import nnls
@@ -495,7 +494,7 @@ def fit_engine(
         return missed
 
     def residuals(values: dict[str, float]) -> Array:
-        missed = errors(msgspec.structs.replace(engine, **values))
+        missed = errors(engine.with_constants(**values))
         return np.concatenate([*missed.values()])
 
     solution = solve(
@@ -505,7 +504,7 @@ def fit_engine(
         loss="soft_l1",
         f_scale=0.1,
     )
-    fitted = msgspec.structs.replace(engine, **solution.values)
+    fitted = engine.with_constants(**solution.values)
     num_timings = sum(tables[name]["time_s"].size for name in FITTED_PHASES)
     in_sample = np.sqrt(num_timings / max(num_timings - len(free), 1.0))
     terms = predict(tables["autoregressive"], engine=fitted)
@@ -521,11 +520,8 @@ def fit_engine(
         kept = _columns(points, "head upkeep")
         known = predict(kept, engine=fitted, speculation=head)
         left_s = float(np.median(kept["time_s"] - known.upkeep.total_s))
-        fitted = msgspec.structs.replace(
-            fitted, eagle3_step_overhead_s=max(left_s, 0.0)
-        )
-    profile = msgspec.structs.replace(
-        fitted,
+        fitted = fitted.with_constants(eagle3_step_overhead_s=max(left_s, 0.0))
+    profile = fitted.with_constants(
         relative_error=of_step,
         speedup_relative_error=of_speedup,
     )
@@ -643,8 +639,7 @@ def _fit_vocabulary(
     _, greedy_sample = line("sample", "batch_size", greedy=True)
     accept_base, accept = line("accept", "verified", greedy=False)
     _, greedy_accept = line("accept", "verified", greedy=True)
-    return msgspec.structs.replace(
-        base,
+    return base.with_constants(
         sampling_base_s=sample_base,
         sampling_s_per_element=sample,
         greedy_s_per_element=greedy_sample,
@@ -663,24 +658,22 @@ def _fit_upkeep(points: Sequence[Point], *, base: EngineProfile) -> EngineProfil
     # verification
     bookkeeping = _columns(points, "bookkeeping")
     after_sampling = bookkeeping["time_s"]
-    if base.streaming_in_place:
+    if base.paths.streaming_in_place:
         per_step, per_sequence = _line(upkeep["batch_size"], upkeep["time_s"])
         after_sampling = after_sampling - per_sequence * bookkeeping["batch_size"]
-        base = msgspec.structs.replace(
-            base,
+        base = base.with_constants(
             step_overhead_s=per_step,
             sequence_overhead_s=per_sequence,
         )
     else:
         per_step, per_token = _line(upkeep["verified"], upkeep["time_s"])
-        base = msgspec.structs.replace(
-            base,
+        base = base.with_constants(
             step_overhead_s=0.0,
             upkeep_base_s=per_step,
             upkeep_s_per_token=per_token,
         )
     alone_s = max(float(np.median(after_sampling)), 0.0)
-    return msgspec.structs.replace(base, autoregressive_overhead_s=alone_s)
+    return base.with_constants(autoregressive_overhead_s=alone_s)
 
 
 def _line(x: Array, y: Array) -> tuple[float, float]:

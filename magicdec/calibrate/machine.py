@@ -420,17 +420,14 @@ def _base_engine(name: str, hardware_name: str) -> EngineProfile:
     if (
         known.name != "ours"
     ):  # the catalog's constants are fitted to other devices; what the engine can do stays
-        known = EngineProfile(
-            name=known.name,
-            native_formats=known.native_formats,
-            fused_experts=known.fused_experts,
-            drafts=known.drafts,
-            draft_on_all_ranks=known.draft_on_all_ranks,
-            catch_up=known.catch_up,
+        known = EngineProfile(name=known.name, drafts=known.drafts).with_constants(
+            native_formats=known.kernels.native_formats,
+            fused_experts=known.kernels.fused_experts,
+            draft_on_all_ranks=known.paths.draft_on_all_ranks,
+            catch_up=known.paths.catch_up,
             streaming_in_place=True,
         )
-    return msgspec.structs.replace(
-        known,
+    return known.with_constants(
         name=f"{name} on {hardware_name}",
         fitted_on=f"single engine steps on {hardware_name}",
         attention_kernel="measured",

@@ -456,20 +456,21 @@ def _print_hardware(result: Calibration) -> None:
 def _print_engine(engine: EngineProfile) -> None:
     """The engine's factors over its kernels, and its fixed costs."""
     factors = {
-        "linear layers": engine.gemm_factor,
-        "attention": engine.attention_factor,
-        "of verification": engine.verify_attention_factor,
-        "of drafts": engine.draft_attention_factor,
+        "linear layers": engine.kernels.gemm_factor,
+        "attention": engine.kernels.attention_factor,
+        "of verification": engine.kernels.verify_attention_factor,
+        "of drafts": engine.kernels.draft_attention_factor,
     }
     times = ", ".join(f"{name} {value:.2f}" for name, value in factors.items())
     print(f"{engine.name}, times its kernels: {times}")
     costs = {
-        "layer of a pass": engine.layer_overhead_s,
-        "draft step": engine.draft_step_overhead_s,
-        "verification": engine.verify_overhead_s,
-        "speculative step": engine.step_overhead_s + engine.upkeep_base_s,
-        "autoregressive step": engine.autoregressive_overhead_s,
-        "sequence of a step": engine.sequence_overhead_s,
+        "layer of a pass": engine.overheads.layer_overhead_s,
+        "draft step": engine.overheads.draft_step_overhead_s,
+        "verification": engine.overheads.verify_overhead_s,
+        "speculative step": engine.overheads.step_overhead_s
+        + engine.overheads.upkeep_base_s,
+        "autoregressive step": engine.overheads.autoregressive_overhead_s,
+        "sequence of a step": engine.overheads.sequence_overhead_s,
     }
     fixed = ", ".join(
         f"{name} {format_seconds(value)}" for name, value in costs.items()

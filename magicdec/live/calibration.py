@@ -390,15 +390,14 @@ def fit_server(
         constants[constant] = value, low, high
         sources[constant] = f"{value:.4g} (90 % interval {low:.4g} to {high:.4g})"
     error = float(np.clip(max(unexplained, noise), MIN_ERROR, MAX_ERROR))
-    engine = msgspec.structs.replace(
-        engine,
+    engine = engine.with_constants(
         name=name,
         description=f"{setup.engine.name}, fitted to a running server from outside",
         fitted_device=setup.hardware.name,
         fitted_devices=(setup.hardware.name,),
         fitted_models=(setup.model.name,),
         relative_error=error,
-        speedup_relative_error=max(error, setup.engine.speedup_relative_error),
+        speedup_relative_error=max(error, setup.engine.errors.speedup_relative_error),
         sources=sources,
     )
     errors = np.expm1(missed)
@@ -425,17 +424,21 @@ def first_token_s(
     prompt = np.array([float(point.load.prompt_len) for point in points])
     alone = prompt_time(setup, prompt_len=prompt, tp_size=tp_size)
     tokens = others * prompt
-    passes = np.maximum(np.ceil(tokens / engine.prefill_tokens), 1.0)
+    passes = np.maximum(np.ceil(tokens / engine.scheduler.prefill_tokens), 1.0)
     per_pass = np.maximum(tokens, prompt) / passes
     rest = passes * pass_seconds(setup, tokens=per_pass, tp_size=tp_size)
     rest = rest + others * (
-        alone.group_seconds()["attention"] + engine.request_overhead_s
+        alone.group_seconds()["attention"] + engine.scheduler.request_overhead_s
     )
     waited = np.zeros(len(points))
-    for place, share in enumerate(prompt / engine.prefill_tokens):
+    for place, share in enumerate(prompt / engine.scheduler.prefill_tokens):
         filled = np.arange(1, others[place] + 1) * share
         waited[place] = np.ceil(filled).sum()
-    first: Array = engine.request_latency_s + engine.request_overhead_s + alone.total_s
+    first: Array = (
+        engine.scheduler.request_latency_s
+        + engine.scheduler.request_overhead_s
+        + alone.total_s
+    )
     return np.asarray(first + waited / passes / (others + 1.0) * rest)
 
 
@@ -453,7 +456,7 @@ def _with_prompts(
     measured = np.log([point.ttft_s for point in fitted])
 
     def residuals(values: dict[str, float]) -> Array:
-        at = msgspec.structs.replace(engine, prompt_token_latency_s=0.0, **values)
+        at = engine.with_constants(prompt_token_latency_s=0.0, **values)
         return np.asarray(
             np.log(first_token_s(fitted, setup, at, tp_size=tp_size)) - measured
         )
@@ -466,7 +469,7 @@ def _with_prompts(
         f_scale=LOSS_SCALE,
         x_scale="jac",
     )
-    return msgspec.structs.replace(engine, prompt_token_latency_s=0.0, **solved.values)
+    return engine.with_constants(prompt_token_latency_s=0.0, **solved.values)
 
 
 def _measured_steps(points: Sequence[Measured], gamma: int) -> list[float]:
@@ -516,8 +519,7 @@ def predicted_steps(
 
 def _engine(values: dict[str, float], setup: Setup) -> EngineProfile:
     """The profile of the fitted numbers, which hold what a step takes beyond its kernels."""
-    return msgspec.structs.replace(
-        setup.engine,
+    return setup.engine.with_constants(
         **values,
         layer_overhead_s=0.0,
         autoregressive_overhead_s=0.0,

@@ -83,7 +83,7 @@ def _causes(advice: Advice, batch: float, excess_s: float) -> dict[str, float]:
     engine = setup.engine
     layers = setup.model.num_hidden_layers
     causes = {
-        PIECEWISE: layers * engine.prefill_layer_overhead_s,
+        PIECEWISE: layers * engine.graphs.prefill_layer_overhead_s,
         BETWEEN_STEPS: batch * _synchronous_s(engine),
     }
     if draft_of(setup).has_prefill:
@@ -92,7 +92,7 @@ def _causes(advice: Advice, batch: float, excess_s: float) -> dict[str, float]:
             drafted = setup.draft_model.num_hidden_layers
         passes = situation.gamma * drafted
         eager = load_engine("vllm").of_version(EAGER_VERSION)
-        causes[EAGER] = passes * eager.draft_model_layer_s
+        causes[EAGER] = passes * eager.overheads.draft_model_layer_s
     known = {name: seconds for name, seconds in causes.items() if seconds > 0.0}
 
     def distance(name: str) -> float:
@@ -103,7 +103,7 @@ def _causes(advice: Advice, batch: float, excess_s: float) -> dict[str, float]:
 
 def _synchronous_s(engine: EngineProfile) -> float:
     """Time that a sequence adds to a step that is scheduled between others."""
-    older_s = engine.older_sequence_overhead_s
+    older_s = engine.overheads.older_sequence_overhead_s
     if older_s is None:
         return 0.0
-    return max(older_s - engine.sequence_overhead_s, 0.0)
+    return max(older_s - engine.overheads.sequence_overhead_s, 0.0)

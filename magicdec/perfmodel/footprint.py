@@ -101,13 +101,15 @@ def kv_bytes(
     chunk needs no more than itself and the engine's `window_slots`, where the engine keeps it so. A
     trained head's slots go with its target's, one for each token, whatever its window (vllm pull
     request 40898, sglang 40563)."""
-    slots = np.asarray(length, dtype=np.float64) + engine.spare_slots
+    slots = np.asarray(length, dtype=np.float64) + engine.memory.spare_slots
     elements: Array = np.asarray(0.0)
-    keeps_windows = engine.window_cache == "window" and not is_head
+    keeps_windows = engine.memory.window_cache == "window" and not is_head
     for cache, count in model.caches:
         kept = slots
         if keeps_windows and cache.max_tokens is not None:
-            kept = np.minimum(slots, float(cache.max_tokens + engine.window_slots))
+            kept = np.minimum(
+                slots, float(cache.max_tokens + engine.memory.window_slots)
+            )
         heads = count * share(cache.num_heads, tp_size)
         elements = elements + heads * cache.elements_per_token * kept
     return elements * precision.kv_bytes
@@ -154,7 +156,7 @@ def workspace_bytes(
     """
     tp = np.asarray(tp_size, dtype=np.float64)
     shard = np.asarray(1.0)
-    if engine.vocabulary == "sharded":
+    if engine.sampling.vocabulary == "sharded":
         shard = tp
     batch = np.asarray(batch, dtype=np.float64)
     gamma = np.asarray(gamma, dtype=np.float64)
@@ -166,5 +168,5 @@ def workspace_bytes(
         tables = tables + SORTING_BYTES
     choosing = batch * (gamma + 1.0) * model.vocab_size * tables
     width = 4.0 * model.hidden_size + 3.0 * model.widest_feed_forward / tp
-    activations = engine.prefill_tokens * width * precision.activation_bytes
-    return np.asarray(engine.workspace_bytes + activations + choosing)
+    activations = engine.scheduler.prefill_tokens * width * precision.activation_bytes
+    return np.asarray(engine.memory.workspace_bytes + activations + choosing)

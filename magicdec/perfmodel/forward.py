@@ -203,7 +203,9 @@ def _linear(projection: Projection, precision: Precision, p: Pass, *, count: Any
     if projection.name == "router":
         precision = precision.tables
     at = p.at._replace(precision=precision)
-    is_beside = p.at.engine.fused_experts and projection.name.startswith("shared_")
+    is_beside = p.at.engine.kernels.fused_experts and projection.name.startswith(
+        "shared_"
+    )
     return linear(
         projection.name, at, m=p.tokens, n=n, k=k, count=count, is_beside=is_beside
     )
@@ -218,7 +220,7 @@ def _attention(mixer: Attention, p: Pass, *, count: int) -> list[Op]:
     curve = PrefillCurve.known(p.at.hw)
     if p.is_prefill and curve is not None:
         return [*operations, _prefill(mixer, p, curve, count=count)]
-    factor = np.where(p.query_len > 1, p.at.engine.verify_attention_factor, 1.0)
+    factor = np.where(p.query_len > 1, p.at.engine.kernels.verify_attention_factor, 1.0)
     if mixer.mask == "full":
         factor = factor * p.attention_factor
     kv_len = attended(mixer, p)
@@ -266,7 +268,9 @@ def _latent(mixer: LatentAttention, p: Pass, *, count: int) -> list[Op]:
     With an indexer each query reads the tokens that are chosen for it."""
     heads = mixer.num_heads / p.tp
     kv_len = attended(Attention(num_heads=1, num_kv_heads=1, head_dim=1), p)
-    several = np.where(p.query_len > 1, p.at.engine.verify_attention_factor, 1.0)
+    several = np.where(
+        p.query_len > 1, p.at.engine.kernels.verify_attention_factor, 1.0
+    )
     factor = several * p.attention_factor
     row = mixer.latent_size
     pairs = 2.0 * (mixer.latent_size + mixer.kv_lora_rank)
@@ -337,7 +341,7 @@ def _recurrence(mixer: Mixer, p: Pass, *, count: int) -> list[Op]:
             )
         ]
     copied = np.where(
-        p.query_len > 1, 2.0 * p.at.engine.states_beside, 0.0
+        p.query_len > 1, 2.0 * p.at.engine.paths.states_beside, 0.0
     )  # read and written
     work = work._replace(states_written=p.query_len + copied)
     return [recurrence(p.at, work, is_in_table=is_in_table, count=count)]
@@ -474,8 +478,11 @@ def forward_pass(model: ModelSpec, p: Pass) -> ForwardTime:
 def has_columns(engine: EngineProfile) -> bool:
     """Whether constants are columns of several values, as in the fits of engines, by which profiles
     cannot be compared."""
-    values = (getattr(engine, name) for name in engine.__struct_fields__)
-    return any(isinstance(value, np.ndarray) for value in values)
+    return any(
+        isinstance(value, np.ndarray)
+        for table in engine.tables
+        for value in msgspec.structs.astuple(table)
+    )
 
 
 class _AskedPass:
@@ -531,13 +538,13 @@ def _timed(asked: _AskedPass) -> ForwardTime:
     layers = model.num_hidden_layers * p.num_passes
     activation = at.precision.activation_bytes
     head = at
-    if not at.engine.quantized_head:
+    if not at.engine.kernels.quantized_head:
         head = at._replace(precision=at.precision.tables)
     rows = p.logit_rows
     if rows is None:
         rows = p.batch * p.query_len
-    layers_s = layers * at.engine.layer_overhead_s
-    passes_s = p.spread.pp * p.num_passes * at.engine.forward_overhead_s
+    layers_s = layers * at.engine.overheads.layer_overhead_s
+    passes_s = p.spread.pp * p.num_passes * at.engine.overheads.forward_overhead_s
     operations = projection_ops(model, p)
     for mixer, count in model.mixers:
         operations += mixer_ops(mixer, p, count=count)
@@ -547,7 +554,7 @@ def _timed(asked: _AskedPass) -> ForwardTime:
             "norms",
             at,
             num_bytes=p.tokens * activation * elementwise_size(model, p),
-            num_kernels=at.engine.elementwise_kernels_per_layer,
+            num_kernels=at.engine.kernels.elementwise_kernels_per_layer,
             count=layers,
         ),
         all_reduce(
@@ -564,7 +571,7 @@ def _timed(asked: _AskedPass) -> ForwardTime:
 def _block_experts_s(model: ModelSpec, p: Pass) -> Array:
     """The time that fused experts in fp8_block add where a rank's columns fill whole blocks."""
     seconds: Array = np.zeros(())
-    layer_s = p.at.engine.block_experts_layer_s
+    layer_s = p.at.engine.kernels.block_experts_layer_s
     precision = model.part_precision("experts", p.at.precision)
     if not layer_s or precision.weight_dtype != "fp8_block":
         return seconds
@@ -625,11 +632,10 @@ def _of_prompts(
     prompt = np.asarray(prompt_len, dtype=np.float64)
     engine = at.engine
     passes = np.ceil(
-        np.asarray(batch, dtype=np.float64) * prompt / engine.prefill_tokens
+        np.asarray(batch, dtype=np.float64) * prompt / engine.scheduler.prefill_tokens
     )
     # a prefill kernel reads KV once per tile of queries whatever the engine's decode kernel does
-    engine = msgspec.structs.replace(
-        engine,
+    engine = engine.with_constants(
         kv_reads="per_sequence",
         verify_attention_factor=1.0,
         query_tile_reread=0.0,

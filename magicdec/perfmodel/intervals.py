@@ -97,9 +97,9 @@ def relative_errors(
         for basis in op.bases:
             errors[op.group] = max(errors[op.group], basis.relative_error)
     errors["experts"] = errors["experts"] or errors["gemm"]
-    errors["overhead"] = engine.relative_error
+    errors["overhead"] = engine.errors.relative_error
     if not is_engine_fitted_on(hw, engine):
-        errors["overhead"] = max(engine.relative_error, OTHER_DEVICE_ERROR)
+        errors["overhead"] = max(engine.errors.relative_error, OTHER_DEVICE_ERROR)
     return errors
 
 
@@ -204,8 +204,8 @@ def _unrun_share(setup: Setup, terms: StepTerms) -> Array:
     """The launches of a sparse self-draft outside captured graphs, as a share of a speculative
     step; 0 for drafts that a release of the engine runs."""
     speculation = setup.speculation
-    kind = draft_kind(speculation.draft, speculation.draft_method)
-    if speculation.draft_method not in SPARSE_METHODS or kind in setup.engine.drafts:
+    runs = setup.engine.runs(speculation.draft, speculation.draft_method)
+    if speculation.draft_method not in SPARSE_METHODS or runs:
         return np.zeros(())
     layers = setup.model.num_hidden_layers
     return np.asarray(terms.gamma * layers * UNRUN_LAYER_S / terms.step_s)

@@ -105,7 +105,7 @@ class LaneRow(msgspec.Struct, frozen=True, kw_only=True):
 
 def versions_of(engine: EngineProfile, version: str = "") -> str:
     """The range of an engine's versions that one belongs to; "" is today's."""
-    since = engine.asynchronous_since
+    since = engine.scheduler.asynchronous_since
     if not since:
         return ""
     number = version_number(version)

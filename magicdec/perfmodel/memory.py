@@ -139,7 +139,7 @@ def _exchange_bytes(setup: ModelSetup, tokens: Array, tp: Array) -> Array:
 
 def capacity_bytes(hw: HardwareProfile, engine: EngineProfile) -> float:
     """The part of a device's memory that may be planned with."""
-    return hw.memory_bytes * engine.memory_fraction
+    return hw.memory_bytes * engine.memory.memory_fraction
 
 
 def largest_batch(total_at_zero: Any, total_at_one: Any, capacity: Any) -> Array:

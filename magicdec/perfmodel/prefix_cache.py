@@ -65,7 +65,7 @@ def hit_unit_tokens(
 
 def hits_of(setup: ModelSetup, cached: Cached, *, tp_size: Any, gamma: Any) -> Cached:
     """Tokens that an engine finds of cached prompts with this draft set up; none at gamma 0."""
-    block = setup.engine.prefix_block_tokens
+    block = setup.engine.prefix_cache.prefix_block_tokens
     if not block or not (cached.tokens or cached.share):
         return cached
 
@@ -79,7 +79,7 @@ def hits_of(setup: ModelSetup, cached: Cached, *, tp_size: Any, gamma: Any) -> C
         )
         return float(tokens)
 
-    drops = setup.speculation.draft_method in setup.engine.drops_last_unit
+    drops = setup.speculation.draft_method in setup.engine.prefix_cache.drops_last_unit
     units = np.vectorize(unit, otypes=[float])(tp_size, gamma)
     dropped = np.where(np.asarray(gamma) > 0, float(drops), 0.0)
     return cached._replace(unit_tokens=units, dropped_units=dropped)

@@ -29,7 +29,6 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from magicdec.counts import Z_90, Array
@@ -137,7 +136,7 @@ def largest_active(
     """How many requests the cache holds at once, at the mean of their lengths or with all they may
     grow to.
     """
-    if setup.engine.admission == "whole":
+    if setup.engine.scheduler.admission == "whole":
         grown = 1.0
     else:
         grown = 0.5
@@ -193,7 +192,7 @@ def pass_parts(
         logit_rows=logit_rows,
         spread=setup.spread,
     )
-    time = forward_pass(setup.model, one).by(at.engine.prefill_factor)
+    time = forward_pass(setup.model, one).by(at.engine.scheduler.prefill_factor)
     seconds = time.group_seconds()
     total_s = time.total_s - seconds["attention"]
     shared_s = np.zeros(())
@@ -213,7 +212,7 @@ def prompt_time(setup: Setup, *, prompt_len: Any, tp_size: Any) -> ForwardTime:
         tp=tp_size,
         spread=setup.spread,
     )
-    return alone.by(at.engine.prefill_factor)
+    return alone.by(at.engine.scheduler.prefill_factor)
 
 
 def _prompt_attention_s(setup: Setup, prompt_len: Any, tp_size: Any) -> Array:
@@ -227,17 +226,18 @@ def _prompt_attention_s(setup: Setup, prompt_len: Any, tp_size: Any) -> Array:
         tp=tp_size,
         spread=setup.spread,
     )
-    return attention.by(at.engine.prefill_factor).group_seconds()["attention"]
+    return attention.by(at.engine.scheduler.prefill_factor).group_seconds()["attention"]
 
 
 def _for_prompts(setup: Setup) -> Where:
-    engine, attention = setup.engine, setup.engine.prefill_attention_factor
-    engine = msgspec.structs.replace(
-        engine,
+    engine, attention = setup.engine, setup.engine.kernels.prefill_attention_factor
+    engine = engine.with_constants(
         gemm_factor=1.0,
         narrow_gemm_factor=1.0,
         elementwise_factor=1.0,
-        attention_factor=engine.attention_factor if attention is None else attention,
+        attention_factor=engine.kernels.attention_factor
+        if attention is None
+        else attention,
     )
     return setup.at._replace(engine=engine)
 
@@ -262,8 +262,8 @@ def prefill_seconds(
     room = prompt_room(setup, active)
     chunks = np.maximum(np.ceil(prompt / room), 1.0)
     uncaptured_s = (
-        chunks * model.num_hidden_layers * engine.prefill_layer_overhead_s
-        + engine.request_overhead_s
+        chunks * model.num_hidden_layers * engine.graphs.prefill_layer_overhead_s
+        + engine.scheduler.request_overhead_s
     )
     if spread.pp > 1:
         uncaptured_s = (
@@ -271,7 +271,7 @@ def prefill_seconds(
         )
     per_pass = _prompts_per_pass(setup, active, chunks, passes)
     uneven = unevenness(per_pass, spread.dp) / spread.pp
-    if not engine.mixes_prefill:
+    if not engine.scheduler.mixes_prefill:
         alone = prompt_time(setup, prompt_len=prompt, tp_size=tp_size)
         whole: Array = alone.total_s + uncaptured_s
         return whole * uneven
@@ -336,7 +336,7 @@ def _uneven(groups: int) -> tuple[Array, Array]:
 
 def prompt_room(setup: Setup, active: Any) -> Array:
     """Prompt tokens that fit in a pass next to the decoding sequences of a group of ranks."""
-    tokens = setup.engine.prefill_tokens
+    tokens = setup.engine.scheduler.prefill_tokens
     return np.maximum(tokens - np.asarray(active, dtype=np.float64), tokens / 4.0)
 
 
@@ -395,7 +395,7 @@ def serving_time(
         step_s=step_s,
         active=active,
         gaps=output - 1.0,
-        between_share=setup.engine.prefill_share,
+        between_share=setup.engine.scheduler.prefill_share,
         prompt_s=prefill_seconds(
             setup, active=active, prompt_len=prompt, tp_size=tp_size, passes=output
         ),
@@ -517,7 +517,7 @@ def whole_requests(
     common: dict[str, Any] = {
         "active": points.batch,
         "gaps": np.maximum(output_len - 1.0, 0.0),
-        "between_share": setup.engine.prefill_share,
+        "between_share": setup.engine.scheduler.prefill_share,
     }
 
     def computed(hits: Cached) -> Any:

@@ -141,7 +141,10 @@ class Setup(ModelSetup):
         """Whether the attention kernel keeps verification and drafting out of captured graphs:
         FlashAttention 2 reads no cache in 8 bits, and what takes its place there is captured for
         one query token only."""
-        if self.engine.attention_kernel != "measured" or self.precision.kv_bytes >= 2.0:
+        if (
+            self.engine.kernels.attention_kernel != "measured"
+            or self.precision.kv_bytes >= 2.0
+        ):
             return False
         return AttentionCurve.of(self.hardware).splits == "grouped"
 

@@ -16,7 +16,6 @@ from functools import cached_property
 from statistics import NormalDist
 from typing import Any, Literal
 
-import msgspec
 import numpy as np
 
 from magicdec.counts import Array
@@ -189,7 +188,7 @@ class _Step(Block):
             fixed(
                 "step overhead",
                 "overhead",
-                step_s + self.batch * engine.sequence_overhead_s,
+                step_s + self.batch * engine.overheads.sequence_overhead_s,
             ),
         )
         return time.plus(
@@ -200,7 +199,10 @@ class _Step(Block):
         """The target's pass over a block of each sequence."""
         setup = self.setup
         engine = setup.engine
-        host_s = engine.verify_overhead_s + self.verified * engine.scored_token_s
+        host_s = (
+            engine.overheads.verify_overhead_s
+            + self.verified * engine.overheads.scored_token_s
+        )
         time = self._block_pass.plus(fixed("verify overhead", "overhead", host_s))
         if setup.leaves_graphs:
             return time.plus(uncaptured(setup, setup.model.num_hidden_layers))
@@ -228,21 +230,24 @@ class _Step(Block):
         the draw of the next."""
         engine = self.setup.engine
         if self.setup.sampling.is_greedy:
-            own = engine.greedy_accept_passes
+            own = engine.sampling.greedy_accept_passes
             if own is None:
-                passes = engine.greedy_passes
+                passes = engine.sampling.greedy_passes
             else:
                 passes = own
-            given = engine.greedy_accept_s_per_element
+            given = engine.sampling.greedy_accept_s_per_element
         else:
-            passes, given = engine.accept_passes, engine.accept_s_per_element
+            passes, given = (
+                engine.sampling.accept_passes,
+                engine.sampling.accept_s_per_element,
+            )
         operations = vocabulary_ops(
             self.setup,
             "rejection",
             rows=self.verified,
             ranks=self.tp,
             size=self.setup.model.vocab_size,
-            base_s=engine.accept_base_s,
+            base_s=engine.sampling.accept_base_s,
             passes=passes,
             given=given,
         )
@@ -251,7 +256,10 @@ class _Step(Block):
     def upkeep(self) -> ForwardTime:
         """Everything paid once per speculative step: fixed costs, and the draft's own."""
         engine = self.drafter.constants
-        sequence_s = engine.sequence_overhead_s + engine.speculation_sequence_s
+        sequence_s = (
+            engine.overheads.sequence_overhead_s
+            + engine.overheads.speculation_sequence_s
+        )
         _, step_s = engine.step_overheads(self.setup.hardware.name)
         bookkeeping = fixed(
             "step overhead", "overhead", step_s + self.batch * sequence_s
@@ -313,7 +321,7 @@ def read_bytes(
     """Bytes that the phases of a step must read: weights that its tokens touch, and what it sees of
     caches and states, each once, on all ranks together. `draft` is the block's gamma draft
     steps."""
-    engine = msgspec.structs.replace(setup.engine, kv_reads="per_sequence")
+    engine = setup.engine.with_constants(kv_reads="per_sequence")
     fields = {
         each.name: getattr(setup, each.name) for each in dataclasses.fields(setup)
     }

@@ -257,7 +257,7 @@ def _draft_options(original: Plan, row: Candidate, engine: str) -> dict[str, Any
     }
     if row.draft_budget:
         options["draft_budgets"] = (row.draft_budget,)
-    if not load_engine(engine).draft_on_all_ranks:
+    if not load_engine(engine).paths.draft_on_all_ranks:
         options["draft_tp_size"] = row.drafting.tp_size
     return options
 
@@ -397,7 +397,7 @@ def _inputs(
         ("compute rate", _scaler("hardware", "flops_per_s"), None, CALIBRATE),
     ]
     for field, (name, group) in ENGINE_INPUTS.items():
-        if getattr(setup.engine, field):
+        if setup.engine.constant(field):
             inputs.append((name, _scaler("engine", field), errors[group], CALIBRATE))
     for field, name in LAW_INPUTS.items():
         value = getattr(acceptance.law, field)
@@ -426,12 +426,18 @@ def _scaler(
             struct = acceptance.law
         else:
             struct = getattr(setup, part)
-        value = getattr(struct, field)
+        if part == "engine":
+            value = struct.constant(field)
+        else:
+            value = getattr(struct, field)
         if isinstance(value, dict):
             scaled = {key: each * factor for key, each in value.items()}
         else:
             scaled = value * factor
-        changed = msgspec.structs.replace(struct, **{field: scaled})
+        if part == "engine":
+            changed = struct.with_constants(**{field: scaled})
+        else:
+            changed = msgspec.structs.replace(struct, **{field: scaled})
         if part == "law":
             return setup, msgspec.structs.replace(acceptance, law=changed)
         return replace(setup, **{part: changed}), acceptance

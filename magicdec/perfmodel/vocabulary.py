@@ -17,18 +17,18 @@ def sampling_ops(
     """One token drawn from each of `rows` rows of logits (or the greatest taken)."""
     engine = setup.engine
     if setup.sampling.is_greedy:
-        passes = engine.greedy_passes
-        given = engine.greedy_s_per_element
+        passes = engine.sampling.greedy_passes
+        given = engine.sampling.greedy_s_per_element
     else:
-        passes = engine.sampling_passes
-        given = engine.sampling_s_per_element
+        passes = engine.sampling.sampling_passes
+        given = engine.sampling.sampling_s_per_element
     return vocabulary_ops(
         setup,
         "sampling",
         rows=rows,
         ranks=ranks,
         size=vocab_size,
-        base_s=engine.sampling_base_s,
+        base_s=engine.sampling.sampling_base_s,
         passes=passes,
         given=given,
     )
@@ -51,10 +51,10 @@ def vocabulary_ops(
     engine, at = setup.engine, setup.at
     is_filtered = setup.sampling.top_p is not None or setup.sampling.top_k is not None
     if is_filtered and not setup.sampling.is_greedy:
-        sort = engine.top_p_passes
+        sort = engine.sampling.top_p_passes
     else:
         sort = 0.0
-    gathers = engine.vocabulary == "gather"
+    gathers = engine.sampling.vocabulary == "gather"
     elements = rows * size / (1.0 if gathers else ranks)
     if base_s:
         operations = [fixed(name, "overhead", base_s)]

@@ -237,12 +237,12 @@ def _vllm_draft(plan: Deployment, lines: list[str]) -> dict[str, Any]:
 
 def _vllm_path(engine: EngineProfile, method: str) -> list[str]:
     """How vLLM runs a draft that is no head, as it was priced."""
-    if method in engine.synchronous_drafts:
+    if engine.draft("", method).is_synchronous:
         return ["Priced: searched on the host, without asynchronous scheduling."]
     if method != "full":
         return []
-    layer_us = engine.draft_model_layer_s / MICRO
-    factor = math.exp(Z_90 * engine.draft_model_layer_error)
+    layer_us = engine.overheads.draft_model_layer_s / MICRO
+    factor = math.exp(Z_90 * engine.overheads.draft_model_layer_error)
     return [
         f"Priced: the draft model outside captured graphs, {layer_us:.0f} us of launches a layer "
         f"(90 % within a factor of {factor:.1f})."
@@ -354,15 +354,14 @@ def _sglang_window(best: Record) -> list[list[str]]:
     them the sinks that the budget holds too.
     """
     engine = load_engine("sglang")
-    window_flag = engine.draft_windows.get(best.draft_method)
-    if not best.draft_budget or window_flag is None:
+    own = engine.draft(best.draft, best.draft_method)
+    if not best.draft_budget or not own.window_setting:
         return []
-    sink_flag = engine.draft_sinks.get(best.draft_method)
-    if sink_flag is None:
-        return [[window_flag, str(best.draft_budget)]]
-    sinks = engine.draft_sink_tokens
+    if not own.sink_setting:
+        return [[own.window_setting, str(best.draft_budget)]]
+    sinks = engine.paths.draft_sink_tokens
     window = best.draft_budget - sinks
-    return [[window_flag, str(window)], [sink_flag, str(sinks)]]
+    return [[own.window_setting, str(window)], [own.sink_setting, str(sinks)]]
 
 
 def _sglang_algorithm(method: str) -> str:

@@ -297,7 +297,7 @@ def evaluate(
         gamma=1,
     )
     setup = Setup.of(first.target, first.device, engine, spec, sampling=SAMPLING)
-    check_tp(setup.model, first.tp_size, engine.vocabulary_multiple)
+    check_tp(setup.model, first.tp_size, engine.sampling.vocabulary_multiple)
     batch, context, budget = columns(rows, "batch_size", "context_len", "draft_budget")
     context = context[:, None]
     budget = np.minimum(budget[:, None], context)

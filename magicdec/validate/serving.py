@@ -585,7 +585,7 @@ class Joint:
                 constants[key] = float(value)
             else:
                 constants[key] = value[:, None]
-        return msgspec.structs.replace(self.bases[name], **constants)
+        return self.bases[name].with_constants(**constants)
 
     def _errors(self, name: str, codes: Array) -> Array:
         predicted = predict_rows(self.rows[name], {name: self.profile(name, codes)})

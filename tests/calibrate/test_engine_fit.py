@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -25,14 +24,13 @@ from magicdec.specs.speculation import HeadSpec, SpeculationSpec
 
 MODEL = load_model_spec("llama-3.1-8b")
 HARDWARE = load_hardware("a100-sxm-80gb")
-BASE = msgspec.structs.replace(
-    load_engine("ours"),
+BASE = load_engine("ours").with_constants(
     attention_kernel="measured",
     forward_overhead_s=0.0,
     step_overhead_s=0.0,
 )
-TRUTH = msgspec.structs.replace(
-    BASE, gemm_factor=1.3, attention_factor=0.8, verify_attention_factor=1.25, draft_attention_factor=1.1,
+TRUTH = BASE.with_constants(
+    gemm_factor=1.3, attention_factor=0.8, verify_attention_factor=1.25, draft_attention_factor=1.1,
     layer_overhead_s=2e-5, draft_step_overhead_s=3e-4, verify_overhead_s=2e-4, sampling_base_s=5e-5,
     sampling_s_per_element=2e-10, greedy_s_per_element=5e-11, accept_base_s=1e-4, accept_s_per_element=4e-10,
     greedy_accept_s_per_element=6e-11, upkeep_base_s=1e-4, upkeep_s_per_token=2e-6, autoregressive_overhead_s=4e-5,
@@ -73,20 +71,23 @@ def timed(truth: EngineProfile, *, noise: float = 0.0, seed: int = 0) -> list[Po
             name: float(seconds[0]) for name, seconds in phases(columns, truth).items()
         }
         per_element = (
-            truth.greedy_s_per_element if is_greedy else truth.sampling_s_per_element
+            truth.sampling.greedy_s_per_element
+            if is_greedy
+            else truth.sampling.sampling_s_per_element
         )
         verified = shape.batch_size * (shape.gamma + 1) * vocabulary
         if is_greedy:
             seconds["accept"] = (
-                truth.accept_base_s
-                + (truth.greedy_accept_s_per_element or 0.0) * verified
+                truth.sampling.accept_base_s
+                + (truth.sampling.greedy_accept_s_per_element or 0.0) * verified
             )
         seconds["sample"] = (
-            truth.sampling_base_s + (per_element or 0.0) * shape.batch_size * vocabulary
+            truth.sampling.sampling_base_s
+            + (per_element or 0.0) * shape.batch_size * vocabulary
         )
         seconds["bookkeeping"] = (
-            truth.autoregressive_overhead_s
-            + truth.sequence_overhead_s * shape.batch_size
+            truth.overheads.autoregressive_overhead_s
+            + truth.overheads.sequence_overhead_s * shape.batch_size
         )
         points += [
             Point(name, row, [s * np.exp(noise * rng.normal())] * 3)
@@ -111,7 +112,7 @@ def missed(found: EngineProfile, truth: EngineProfile = TRUTH) -> np.ndarray:
 def test_a_known_engine_is_recovered_at_shapes_that_were_not_timed() -> None:
     found = fit(timed(TRUTH)).profile
     assert missed(found).max() < 0.03
-    assert found.speedup_relative_error == 0.03  # the least that is ever stated
+    assert found.errors.speedup_relative_error == 0.03  # the least that is ever stated
 
 
 def test_an_engine_that_drafts_in_place_pays_per_sequence() -> None:
@@ -120,22 +121,21 @@ def test_an_engine_that_drafts_in_place_pays_per_sequence() -> None:
         "streaming_in_place": True, "upkeep_base_s": 0.0, "upkeep_s_per_token": None, "step_overhead_s": 1.5e-3,
         "sequence_overhead_s": 6e-5, "autoregressive_overhead_s": 1.2e-3,
     }  # fmt: skip
-    truth = msgspec.structs.replace(TRUTH, **in_place)
-    base = msgspec.structs.replace(BASE, streaming_in_place=True)
+    truth = TRUTH.with_constants(**in_place)
+    base = BASE.with_constants(streaming_in_place=True)
     found = fit_engine(
         timed(truth), model=MODEL, hardware=HARDWARE, precision=BF16, base=base
     ).profile
-    assert found.step_overhead_s == pytest.approx(1.5e-3, rel=0.02)
-    assert found.sequence_overhead_s == pytest.approx(6e-5, rel=0.02)
-    assert found.autoregressive_overhead_s == pytest.approx(1.2e-3, rel=0.02)
+    assert found.overheads.step_overhead_s == pytest.approx(1.5e-3, rel=0.02)
+    assert found.overheads.sequence_overhead_s == pytest.approx(6e-5, rel=0.02)
+    assert found.overheads.autoregressive_overhead_s == pytest.approx(1.2e-3, rel=0.02)
     assert missed(found, truth).max() < 0.03
 
 
 HEAD = SpeculationSpec(
     draft="eagle3", draft_method="eagle3", gamma=1, head=HeadSpec(vocab_size=32_000)
 )
-WITH_HEAD = msgspec.structs.replace(
-    TRUTH,
+WITH_HEAD = TRUTH.with_constants(
     forward_overhead_s=6e-4,
     head_block_overhead_s=4e-4,
     eagle3_step_overhead_s=3e-4,
@@ -178,7 +178,7 @@ def test_a_head_tells_what_a_pass_costs_from_what_its_layers_cost() -> None:
     np.testing.assert_allclose(
         head_phases(columns, found)["head draft"], true_s, rtol=0.03
     )
-    assert found.eagle3_step_overhead_s == pytest.approx(3e-4, rel=0.05)
+    assert found.drafts["eagle3"].step_overhead_s == pytest.approx(3e-4, rel=0.05)
     assert missed(found, WITH_HEAD).max() < 0.03
 
 
@@ -187,5 +187,5 @@ def test_the_stated_errors_are_those_of_noisy_timings() -> None:
     """Each phase off by 15 %: a step's time, of two or three phases, by 8 to 15 %; a ratio of two steps by 11 to 21.
     The kernels' own errors (5 to 8 %, of part of the time) are taken off; means of 4 fits."""
     fits = [fit(timed(TRUTH, noise=0.15, seed=seed)).profile for seed in range(4)]
-    assert 0.06 < np.mean([f.relative_error for f in fits]) < 0.16
-    assert 0.10 < np.mean([f.speedup_relative_error for f in fits]) < 0.22
+    assert 0.06 < np.mean([f.errors.relative_error for f in fits]) < 0.16
+    assert 0.10 < np.mean([f.errors.speedup_relative_error for f in fits]) < 0.22

@@ -49,8 +49,8 @@ def write_results(
         known, name=device, kind=kind, aliases=(), memory_bytes_per_s=4.123456789e12, reference_s=0.001, sources={},
         elementwise=ElementwiseCurve.of(known),
     )  # fmt: skip
-    engine = msgspec.structs.replace(
-        load_engine("ours"), name="ours here", workspace_bytes=0.0, relative_error=0.06
+    engine = load_engine("ours").with_constants(
+        name="ours here", workspace_bytes=0.0, relative_error=0.06
     )
     LocalProfile(hardware=hardware, engine=engine, acceptance=()).save(
         directory / "llama-3.1-8b.toml"
@@ -141,8 +141,8 @@ def test_a_measured_gpu_goes_under_the_catalogs_name_with_date_versions_and_erro
         assert "nvidia-h200, 2026-03-05, torch 2.11.0" in curve.fit.fitted_on
         assert curve.fit.relative_error > 0
     assert (engine.name, engine.fitted_device) == ("ours-h200-sxm-141gb", hardware.name)
-    assert engine.relative_error == 0.06
-    assert engine.workspace_bytes == load_engine("ours").workspace_bytes
+    assert engine.errors.relative_error == 0.06
+    assert engine.memory.workspace_bytes == load_engine("ours").memory.workspace_bytes
     assert engine.sources["fit"].endswith(
         "autoregressive 2.1%, draft 3.4%, verify 2.8%"
     )
@@ -155,9 +155,14 @@ def test_errors_are_no_less_than_what_predicted_runs_missed_by(
     write_runs(tmp_path, 12, error=0.25)
     assert ship(tmp_path).returncode == 0
     _, engine = shipped(tmp_path, "h200-sxm-141gb")
-    assert engine.relative_error == pytest.approx(0.2)  # predicted / measured - 1
-    assert engine.speedup_relative_error == load_engine("ours").speedup_relative_error
-    assert "12 runs" in engine.sources["relative_error"]
+    assert engine.errors.relative_error == pytest.approx(
+        0.2
+    )  # predicted / measured - 1
+    assert (
+        engine.errors.speedup_relative_error
+        == load_engine("ours").errors.speedup_relative_error
+    )
+    assert "12 runs" in engine.sources["errors.relative_error"]
 
 
 def test_a_device_that_the_catalog_does_not_know_goes_under_its_own_name(

@@ -148,7 +148,10 @@ def test_the_interval_is_that_of_sampled_errors():
     gains = []
     for _ in range(4000):
         engine = np.exp(
-            at.setup.engine.speedup_relative_error * 2 / 3 * rng.standard_normal()
+            at.setup.engine.errors.speedup_relative_error
+            * 2
+            / 3
+            * rng.standard_normal()
         )
         moved = {
             group: np.exp(error * rng.standard_normal())
@@ -505,7 +508,10 @@ def test_a_server_slower_than_its_acceptance_says_has_a_fault_with_sized_causes(
     assert fault.accepted_share == pytest.approx((now.tokens_per_step - 1.0) / 3)
     assert fault.gain == pytest.approx(advice.choices[0].tpot_s / tpot_s)
     assert fault.gain < fault.expected_low < fault.expected
-    late_s = 8.0 * (engine.older_sequence_overhead_s - engine.sequence_overhead_s)
+    late_s = 8.0 * (
+        engine.overheads.older_sequence_overhead_s
+        - engine.overheads.sequence_overhead_s
+    )
     assert fault.causes[
         "scheduling between steps (asynchronous scheduling off)"
     ] == pytest.approx(late_s)

@@ -28,8 +28,8 @@ from magicdec.perfmodel.speedup import predict
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
 
-TRUTH = EngineProfile(
-    name="truth", gemm_factor=1.2, attention_factor=0.9, forward_overhead_s=3e-3
+TRUTH = EngineProfile(name="truth").with_constants(
+    gemm_factor=1.2, attention_factor=0.9, forward_overhead_s=3e-3
 )
 SETUP = Setup(
     model=load_model_spec("llama-3.1-8b"),
@@ -368,7 +368,8 @@ def test_an_engine_is_fitted_to_real_files(
     engine = load_engine(output)
     for row in fitted:
         cost = (
-            engine.forward_overhead_s + engine.sequence_overhead_s * row["concurrency"]
+            engine.overheads.forward_overhead_s
+            + engine.overheads.sequence_overhead_s * row["concurrency"]
         )
         assert cost < (1 + row["error"]) * row["tpot_s"] < 1.2 * cost
 

@@ -82,8 +82,8 @@ def test_an_engine_is_fitted_in_the_formats_of_its_plan(tmp_path: Path) -> None:
          str(output)],
     )  # fmt: skip
     assert done.exit_code == 0, done.output
-    assert load_engine(output).gemm_factor == pytest.approx(
-        load_engine("vllm").gemm_factor, rel=0.1
+    assert load_engine(output).kernels.gemm_factor == pytest.approx(
+        load_engine("vllm").kernels.gemm_factor, rel=0.1
     )
 
 

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import time
 
-import msgspec
 import numpy as np
 import pytest
 from scipy.stats import binom
@@ -70,8 +69,7 @@ def true_points(
     gamma: int = 0, share: float = 0.0, *, noise: float, seed: int = 0
 ) -> list[Measured]:
     """Loads on a made-up engine: other kernels, other fixed costs, and noise."""
-    engine = EngineProfile(
-        name="truth",
+    engine = EngineProfile(name="truth").with_constants(
         gemm_factor=1.3,
         attention_factor=0.8,
         forward_overhead_s=4e-3,
@@ -133,12 +131,11 @@ def test_a_server_that_drafts_for_itself_is_fitted_as_such():
     As looked-up drafts, which cost nothing, the same steps are missed."""
     truth = dataclasses.replace(
         setup_of(draft=SPARSE),
-        engine=msgspec.structs.replace(
-            load_engine("ours"), gemm_factor=1.3, forward_overhead_s=4e-3
+        engine=load_engine("ours").with_constants(
+            gemm_factor=1.3, forward_overhead_s=4e-3
         ),
     )
-    engine = msgspec.structs.replace(
-        truth.engine,
+    engine = truth.engine.with_constants(
         layer_overhead_s=0.0,
         autoregressive_overhead_s=0.0,
         step_overhead_s=0.0,
@@ -209,7 +206,7 @@ def test_the_file_holds_every_load_with_its_error_and_role(tmp_path):
         plan_loads(**PLAN, max_len=131072).about,
         tmp_path / "server.engine.toml",
     )
-    assert load_engine(profile).gemm_factor == fit.profile.gemm_factor
+    assert load_engine(profile).kernels.gemm_factor == fit.profile.kernels.gemm_factor
     assert "90 % interval" in load_engine(profile).sources["gemm_factor"]
     document = json.loads(loads.read_text())
     assert len(document["loads"]) == 12
@@ -570,11 +567,10 @@ def test_a_server_that_ends_early_is_refused(engine):
 def test_first_tokens_are_fitted_by_what_prompts_cost_and_requests_take_from_others():
     """Loads on a made-up server, simulated: the first request is in a pass of its own, the others come just after it.
     Whatever is told apart, all are predicted within 12 %."""
-    truth = msgspec.structs.replace(
-        load_engine("vllm"), prefill_factor=1.6, prefill_attention_factor=1.9, request_latency_s=0.02,
+    truth = load_engine("vllm").with_constants(prefill_factor=1.6, prefill_attention_factor=1.9, request_latency_s=0.02,
         request_overhead_s=0.004, prompt_token_latency_s=0.0, steps_ahead=0.0, prefill_layer_overhead_s=0.0,
     )  # fmt: skip
-    known = msgspec.structs.replace(truth, prefill_factor=1.0, prefill_attention_factor=None, request_latency_s=0.0,
+    known = truth.with_constants(prefill_factor=1.0, prefill_attention_factor=None, request_latency_s=0.0,
                                     request_overhead_s=0.0)  # fmt: skip
     points = []
     for point in true_points(noise=0.0):

@@ -132,7 +132,10 @@ def test_a_dense_head_of_a_mixture_reads_no_experts():
 def test_lookup_on_the_host_grows_with_the_batch_and_the_text():
     """vLLM's proposer searches one sequence after the other: 17 us for 8k tokens, 66 us for 32k."""
     engine = load_engine("vllm")
-    per_sequence = engine.older_sequence_overhead_s + engine.speculation_sequence_s
+    per_sequence = (
+        engine.overheads.older_sequence_overhead_s
+        + engine.overheads.speculation_sequence_s
+    )
     for context, scan_s in ((8192, 17e-6), (32_768, 66e-6)):
         few, many = (
             float(terms("ngram", batch=batch, context=context).upkeep.total_s)
@@ -146,10 +149,13 @@ def test_a_step_for_which_nothing_was_found_still_searches_and_waits_for_the_hos
     engine = load_engine("vllm")
     looked_up = terms("ngram", batch=16, context=8192)
     extra = float(looked_up.undrafted.total_s - looked_up.autoregressive.total_s)
-    apart = engine.older_sequence_overhead_s - engine.sequence_overhead_s
+    apart = (
+        engine.overheads.older_sequence_overhead_s
+        - engine.overheads.sequence_overhead_s
+    )
     expected = (
-        engine.ngram_lookup_s
-        + engine.synchronous_step_overhead_s
+        engine.drafts["ngram"].search_s
+        + engine.overheads.synchronous_step_overhead_s
         + 16 * (17e-6 + apart)
     )
     assert extra == pytest.approx(expected, rel=1e-3)

@@ -140,6 +140,6 @@ def test_our_runtime_keeps_the_window_alone() -> None:
     law = default_profile(TARGET, "eagle3", draft="eagle3")
     gamma = 3
     points = Points(batch=BATCH, context=CONTEXT, budget=WINDOW, gamma=gamma)
-    slots = WINDOW + 2 * (gamma + 1) + setup.engine.spare_slots
+    slots = WINDOW + 2 * (gamma + 1) + setup.engine.memory.spare_slots
     kept = float(predict(setup, law, points).memory.draft_kv_bytes)
     assert kept == pytest.approx(BATCH * slots * 2 * 8 * 128 * 2)

@@ -113,7 +113,7 @@ def test_short_contexts_make_speculation_lose() -> None:
 def test_at_long_context_the_ratio_tends_to_tokens_per_step_over_verification() -> None:
     """As S grows drafts and overheads vanish beside the KV reads, which verification does once: speedup -> E."""
     p = step(
-        engine=msgspec.structs.replace(ENGINE, verify_attention_factor=1.0),
+        engine=ENGINE.with_constants(verify_attention_factor=1.0),
         context=3e7,
         batch=256,
     )
@@ -132,7 +132,7 @@ def test_stored_logits_of_a_large_batch_reach_a_gigabyte() -> None:
 
 
 def test_a_quantised_self_draft_is_quicker_and_takes_memory() -> None:
-    engine = msgspec.structs.replace(ENGINE, layer_overhead_s=0.0)
+    engine = ENGINE.with_constants(layer_overhead_s=0.0)
     int4 = step(engine=engine, draft_precision=Precision(weight_dtype="int4"), tp=1)
     same = step(engine=engine, tp=1)
     assert float(int4.draft_step_s) < float(same.draft_step_s)
@@ -180,8 +180,7 @@ def test_snapkv_pays_for_its_selection_at_prefill() -> None:
 
 
 def test_measured_vocabulary_costs_replace_the_estimate() -> None:
-    engine = msgspec.structs.replace(
-        ENGINE,
+    engine = ENGINE.with_constants(
         accept_base_s=1e-3,
         accept_s_per_element=1e-12,
         upkeep_base_s=2e-3,
@@ -191,7 +190,7 @@ def test_measured_vocabulary_costs_replace_the_estimate() -> None:
     assert float(p.accept_step_s) == pytest.approx(1e-3 + 2 * 4 * 128_256 * 1e-12)
     catch_up = next(op.time_s for op in p.terms.upkeep.ops if op.name == "catch-up")
     assert float(p.upkeep_step_s) == pytest.approx(
-        2e-3 + 8e-6 + engine.step_overhead_s + float(catch_up)
+        2e-3 + 8e-6 + engine.overheads.step_overhead_s + float(catch_up)
     )
 
 
@@ -245,7 +244,7 @@ def test_interval_of_the_speedup_covers_as_stated_when_terms_err_together() -> N
     inside = 0
     for _ in range(4000):
         factor = {g: np.exp(e * rng.standard_normal()) for g, e in errors.items()}
-        rest = np.exp(ENGINE.speedup_relative_error * rng.standard_normal())
+        rest = np.exp(ENGINE.errors.speedup_relative_error * rng.standard_normal())
         true = sum(alone[g] * f for g, f in factor.items()) / sum(
             ours[g] * f for g, f in factor.items()
         )
@@ -327,7 +326,7 @@ def test_experts_are_as_sure_as_the_fits_of_their_own_kernels() -> None:
         of("bf16") == b200.moe["bf16"].fit.relative_error > b200.gemm.fit.relative_error
     )
     assert of("nvfp4") == b200.moe["nvfp4"].fit.relative_error
-    unfused = msgspec.structs.replace(vllm, fused_experts=False)
+    unfused = vllm.with_constants(fused_experts=False)
     assert of("bf16", unfused) == b200.gemm.fit.relative_error
 
 

@@ -339,7 +339,7 @@ def test_no_factor_of_an_engine_makes_any_operation_faster_than_the_device(
 def test_no_factor_makes_prompts_faster_than_the_processor():
     model, engine = (
         load_model_spec("llama-3.1-70b"),
-        msgspec.structs.replace(load_engine("sglang"), prefill_factor=0.1),
+        load_engine("sglang").with_constants(prefill_factor=0.1),
     )
     prompt, tp_size = 2.0 ** np.arange(5, 18), 4
     for device in GPUS:
@@ -358,7 +358,7 @@ def test_no_factor_makes_prompts_faster_than_the_processor():
 def test_an_engine_may_beat_the_rate_that_one_library_reached_on_a_cpu():
     """Its products use vectors half as wide as the engine's may be."""
     model, slow = load_model_spec("llama-68m"), load_engine("ours")
-    fast = msgspec.structs.replace(slow, prefill_factor=0.5)
+    fast = slow.with_constants(prefill_factor=0.5)
     hw = HardwareProfile(
         name="x",
         kind="cpu",

@@ -22,7 +22,7 @@ from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import predict
 from magicdec.perfmodel.step import step_terms
 from magicdec.specs.catalog import load_model_spec
-from magicdec.specs.engine import EngineProfile, load_engine
+from magicdec.specs.engine import EngineProfile, engine_from_document, load_engine
 from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
 from tests.kernels import attention_time
@@ -56,14 +56,19 @@ def step(
 
 
 def test_constants_hold_from_their_version_on():
-    profile = EngineProfile(
-        name="x", step_overhead_s=1e-3,
-        before={"0.14": {"step_overhead_s": 3e-3}, "0.20": {"step_overhead_s": 2e-3, "draft_step_overhead_s": 1e-4}},
-    )  # fmt: skip
+    document = {
+        "name": "x",
+        "step_overhead_s": 1e-3,
+        "before": {
+            "0.14": {"step_overhead_s": 3e-3},
+            "0.20": {"step_overhead_s": 2e-3, "draft_step_overhead_s": 1e-4},
+        },
+    }
+    profile = engine_from_document(document, where="x")
     found = {
         version: (
-            profile.of_version(version).step_overhead_s,
-            profile.of_version(version).draft_step_overhead_s,
+            profile.of_version(version).overheads.step_overhead_s,
+            profile.of_version(version).overheads.draft_step_overhead_s,
         )
         for version in (
             "",
@@ -83,9 +88,11 @@ def test_constants_hold_from_their_version_on():
 
 
 def test_versions_are_ordered_by_all_their_numbers() -> None:
-    profile = EngineProfile(name="x", before={"0.5.11": {"step_overhead_s": 3e-3}})
+    profile = EngineProfile(
+        name="x", before={"0.5.11": {"overheads": {"step_overhead_s": 3e-3}}}
+    )
     found = {
-        version: profile.of_version(version).step_overhead_s
+        version: profile.of_version(version).overheads.step_overhead_s
         for version in ("0.5", "0.5.9", "0.5.10.post1", "0.5.11", "0.5.23", "0.6", "1")
     }
     old = {"0.5": 3e-3, "0.5.9": 3e-3, "0.5.10.post1": 3e-3}
@@ -119,7 +126,7 @@ def test_a_drafts_gain_falls_with_the_users_where_the_host_schedules_between_ste
 def test_a_self_draft_is_priced_as_the_model_runner_runs_it():
     """V1 schedules between steps and captures no draft pass; the step without drafts, and other drafts, stay."""
     engine = load_engine("vllm")
-    v1, given = msgspec.structs.replace(engine, runner="V1"), setup()
+    v1, given = engine.with_constants(runner="V1"), setup()
     assert step(dataclasses.replace(given, engine=v1)) == step(given)
     own = dataclasses.replace(
         given,
@@ -134,15 +141,17 @@ def test_a_self_draft_is_priced_as_the_model_runner_runs_it():
     assert alone == alone_v1
     layers, terms = given.model.num_hidden_layers, v1.self_drafting
     extra = (
-        3 * layers * terms.draft_model_layer_s
-        + terms.step_overhead_s
-        - engine.step_overhead_s
+        3 * layers * terms.overheads.draft_model_layer_s
+        + terms.overheads.step_overhead_s
+        - engine.overheads.step_overhead_s
     )
     assert on_v1 - on_v2 == pytest.approx(
-        extra + 16 * (terms.sequence_overhead_s - engine.sequence_overhead_s)
+        extra
+        + 16
+        * (terms.overheads.sequence_overhead_s - engine.overheads.sequence_overhead_s)
     )
     with pytest.raises(ValueError, match="one of V2, V1, not 'V3'"):
-        msgspec.structs.replace(engine, runner="V3")
+        engine.with_constants(runner="V3")
 
 
 def test_an_engine_that_expands_its_batch_pays_for_each_scored_token():
@@ -155,8 +164,12 @@ def test_an_engine_that_expands_its_batch_pays_for_each_scored_token():
         for each in (older, newer)
     ]
     apart = (seconds[0][1] - seconds[0][0]) - (seconds[1][1] - seconds[1][0])
-    assert apart == pytest.approx(64 * older.engine.scored_token_s, rel=1e-6)
-    assert older.engine.scored_token_s > 0.0 == given.engine.scored_token_s
+    assert apart == pytest.approx(64 * older.engine.overheads.scored_token_s, rel=1e-6)
+    assert (
+        older.engine.overheads.scored_token_s
+        > 0.0
+        == given.engine.overheads.scored_token_s
+    )
 
 
 def test_flash_attention_2_neither_packs_nor_splits_several_query_tokens():
@@ -198,11 +211,13 @@ def test_packed_heads_read_the_cache_again_for_rows_beyond_a_tile():
         for gamma in (0, 3, 5, 7)
     )
     assert four == pytest.approx(one, rel=0.05)
-    assert eight / four == pytest.approx(1.0 + given.engine.query_tile_reread, rel=0.1)
-    assert six / four == pytest.approx(
-        1.0 + given.engine.query_tile_reread / 2, rel=0.1
+    assert eight / four == pytest.approx(
+        1.0 + given.engine.kernels.query_tile_reread, rel=0.1
     )
-    assert given.engine.query_tile_reread > 0.2
+    assert six / four == pytest.approx(
+        1.0 + given.engine.kernels.query_tile_reread / 2, rel=0.1
+    )
+    assert given.engine.kernels.query_tile_reread > 0.2
 
 
 def test_an_8_bit_cache_leaves_captured_graphs_before_hopper():
@@ -266,7 +281,7 @@ def test_a_draft_model_is_launched_layer_by_layer():
         speedups.append(float(3.1 * terms.autoregressive.total_s / terms.step_s))
     assert 0.3 < speedups[0] < 0.5
     assert speedups[1] > 1.0
-    launches_s = 32 * newest.draft_model_layer_s
+    launches_s = 32 * newest.overheads.draft_model_layer_s
     assert launches_s < float(terms.draft.total_s) < 3 * launches_s
 
 
@@ -312,8 +327,7 @@ def test_mxfp4_is_computed_where_a_device_can_and_widened_elsewhere():
 
 
 def test_a_step_costs_the_host_what_it_does_on_its_device():
-    profile = EngineProfile(
-        name="x",
+    profile = EngineProfile(name="x").with_constants(
         autoregressive_overhead_s=1e-3,
         step_overhead_s=2e-3,
         overhead_on={"there": 4e-4},
@@ -325,7 +339,7 @@ def test_a_step_costs_the_host_what_it_does_on_its_device():
 def test_experts_that_fill_blocks_take_their_kernel_s_fixed_time():
     """MiniMax-M2.5: 192 columns of a rank of eight do not, 384 of four do."""
     given, engine = setup("h200", model="minimax-m2.5"), load_engine("vllm")
-    without = msgspec.structs.replace(engine, block_experts_layer_s=0.0)
+    without = engine.with_constants(block_experts_layer_s=0.0)
     narrow = {
         "precision": Precision(weight_dtype="fp8_block"),
         "speculation": SpeculationSpec(),
@@ -341,7 +355,7 @@ def test_experts_that_fill_blocks_take_their_kernel_s_fixed_time():
             for each in (engine, without)
         ]  # fmt: skip
         assert seconds[0] - seconds[1] == pytest.approx(
-            layers * engine.block_experts_layer_s, abs=1e-9
+            layers * engine.kernels.block_experts_layer_s, abs=1e-9
         )
 
 
@@ -352,7 +366,7 @@ def test_no_single_sequence_more_costs_a_wave_of_verification() -> None:
     """
     spec = SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget=1024)
     server = Setup.of("llama-3.1-8b", "a100-sxm-80gb", "vllm", spec)
-    engine = msgspec.structs.replace(server.engine, has_mixed_lengths=False)
+    engine = server.engine.with_constants(has_mixed_lengths=False)
     equal = dataclasses.replace(server, engine=engine)
     points = Points(
         batch=np.arange(40.0, 71.0), context=32_768, tp=8, gamma=4, budget=1024

@@ -7,7 +7,6 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -44,8 +43,7 @@ MIX = WorkloadSpec(
         RequestShape(prompt_len=90, gen_len=200, weight=2.0),
     )
 )
-PROMPT_ENGINE = msgspec.structs.replace(
-    load_engine("vllm"),
+PROMPT_ENGINE = load_engine("vllm").with_constants(
     steps_ahead=0.0,
     request_latency_s=0.0,
     prompt_token_latency_s=0.0,

@@ -7,7 +7,6 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -24,8 +23,7 @@ from magicdec.specs.engine import load_engine
 from magicdec.specs.speculation import SpeculationSpec
 from magicdec.specs.workload import RequestShape, WorkloadSpec
 
-ENGINE = msgspec.structs.replace(
-    load_engine("vllm"),
+ENGINE = load_engine("vllm").with_constants(
     steps_ahead=0.0,
     request_latency_s=0.0,
     prompt_token_latency_s=0.0,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -248,7 +247,7 @@ def loads(draw: st.DrawFn) -> tuple[Server, Requests]:
         seed=draw(st.integers(0, 99)),
     )
     is_drafted = draw(st.booleans())
-    engine = msgspec.structs.replace(ENGINE, mixes_prefill=draw(st.booleans()))
+    engine = ENGINE.with_constants(mixes_prefill=draw(st.booleans()))
     setup = Setup.of(
         "llama-3.1-8b", "h100-sxm-80gb", engine, *([EAGLE] if is_drafted else [])
     )

@@ -83,7 +83,7 @@ def test_a_prompt_takes_its_attention_or_all_of_its_prefill(
     setup, costs = tables(name)
     alone = prompt_time(setup, prompt_len=float(length), tp_size=1)
     exact = float(np.ravel(alone.group_seconds()["attention"])[0])
-    if not setup.engine.mixes_prefill:
+    if not setup.engine.scheduler.mixes_prefill:
         exact = float(np.ravel(alone.total_s)[0])
     assert costs.prompt_s(0) == 0.0
     found = costs.prompt_s(length)
@@ -122,7 +122,7 @@ def test_chunks_add_up_to_their_prompt(
         costs.prompt_s(end) - costs.prompt_s(start)
         for start, end in zip(starts, ends, strict=True)
     )
-    if setup.engine.mixes_prefill:
+    if setup.engine.scheduler.mixes_prefill:
         sizes = np.array([decoding + tokens, decoding], dtype=float)
         own, shared = pass_parts(setup, tokens=sizes, tp_size=1)
         expected += max(float(np.ptp(own)), 0.0)
@@ -131,8 +131,10 @@ def test_chunks_add_up_to_their_prompt(
         found_shared = costs.experts_s(decoding, tokens)
         assert found_shared == pytest.approx(float(np.ptp(shared * np.ones(2))))
         assert (found_shared > 0) == (name == "groups")
-    expected += setup.model.num_hidden_layers * setup.engine.prefill_layer_overhead_s
-    expected += entering * setup.engine.request_overhead_s
+    expected += (
+        setup.model.num_hidden_layers * setup.engine.graphs.prefill_layer_overhead_s
+    )
+    expected += entering * setup.engine.scheduler.request_overhead_s
     assert found == pytest.approx(expected, rel=1e-9)
 
 
@@ -255,10 +257,10 @@ def test_a_servers_limits_are_its_engines(
     )
     fit = max(blocks // -(-min(prompts) // 16), 1)
     assert limits.max_sequences == dp * min(most or usual, fit)
-    assert limits.max_tokens == (tokens or round(engine.prefill_tokens))
+    assert limits.max_tokens == (tokens or round(engine.scheduler.prefill_tokens))
     assert (limits.num_blocks, limits.block_size) == (dp * blocks, 16)
-    assert limits.reserves_output == (engine.admission == "whole")
-    assert limits.schedules_ahead == (engine.steps_ahead > 0)
+    assert limits.reserves_output == (engine.scheduler.admission == "whole")
+    assert limits.schedules_ahead == (engine.scheduler.steps_ahead > 0)
 
 
 @given(low=st.floats(0.1, 1e5), factor=st.floats(1.0, 1e3), most=st.integers(3, 200))

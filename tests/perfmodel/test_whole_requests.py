@@ -95,7 +95,7 @@ def test_the_closed_form_solves_the_equations_that_it_is_of() -> None:
         output_len=200,
         tp_size=4,
     )
-    others, gaps, share = time.active - 1.0, 199.0, setup.engine.prefill_share
+    others, gaps, share = time.active - 1.0, 199.0, setup.engine.scheduler.prefill_share
     alone_s = time.prompt_s * time.filled
     between = (
         others
@@ -254,7 +254,12 @@ def test_drafting_nothing_costs_a_head_its_own_step_and_the_bookkeeping() -> Non
     alone_s = document.autoregressive.step.autoregressive_s
     fewest = min(document.candidates, key=lambda row: row.gamma)
     idle_s = alone_s / table.idle_speedup[where[0]][where[1]]
-    assert idle_s > alone_s + engine.step_overhead_s + engine.eagle3_step_overhead_s
+    assert (
+        idle_s
+        > alone_s
+        + engine.overheads.step_overhead_s
+        + engine.drafts["eagle3"].step_overhead_s
+    )
     assert idle_s == pytest.approx(
         alone_s + fewest.step.draft_s + fewest.step.upkeep_s, rel=0.01
     )

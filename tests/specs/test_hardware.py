@@ -232,15 +232,16 @@ def test_a_file_that_changed_is_read_anew(tmp_path):
         save_hardware(
             msgspec.structs.replace(local_profile(), memory_bytes=memory_bytes), device
         )
-        save_engine(
-            msgspec.structs.replace(load_engine("ours"), gemm_factor=factor), engine
-        )
+        save_engine(load_engine("ours").with_constants(gemm_factor=factor), engine)
         save_profile(constant_profile(rate), law)
         rates = load_profile(law).conditional_rates(
             budget=np.array([512]), context=4096, gamma_max=1
         )
         models = load_model_spec(str(model)), load_model_spec(str(model.parent))
-        profiles = load_hardware(device).memory_bytes, load_engine(engine).gemm_factor
+        profiles = (
+            load_hardware(device).memory_bytes,
+            load_engine(engine).kernels.gemm_factor,
+        )
         found.append((*profiles, round(float(np.ravel(rates)[0]), 2)))
         assert [each.num_hidden_layers for each in models] == [layers, layers]
     assert found == [(1e10, 1.5, 0.5), (2e10, 2.5, 0.7)]

@@ -220,7 +220,7 @@ def test_a_fit_finds_constants_that_it_did_not_start_from():
         "attention_factor": 1.3,
         "sequence_overhead_s": 4e-5,
     }
-    truth = predict_rows(rows, {"trtllm": msgspec.structs.replace(start, **other)})
+    truth = predict_rows(rows, {"trtllm": start.with_constants(**other)})
     made = [
         msgspec.structs.replace(row, value=float(seconds) * 1e3)
         for row, seconds in zip(rows, truth, strict=True)
@@ -238,8 +238,8 @@ def test_constants_in_columns_are_predicted_as_one_by_one():
     factors = np.array([0.8, 1.0, 1.3])
     for name in PRIORS:
         columns = {
-            engine: msgspec.structs.replace(
-                profile, **{name: (getattr(profile, name) or 1e-5) * factors[:, None]}
+            engine: profile.with_constants(
+                **{name: (profile.constant(name) or 1e-5) * factors[:, None]}
             )
             for engine, profile in profiles.items()
         }
@@ -248,8 +248,8 @@ def test_constants_in_columns_are_predicted_as_one_by_one():
         )  # experts' factor: no row has any
         for factor, predicted in zip(factors, together, strict=True):
             alone = {
-                engine: msgspec.structs.replace(
-                    profile, **{name: (getattr(profile, name) or 1e-5) * factor}
+                engine: profile.with_constants(
+                    **{name: (profile.constant(name) or 1e-5) * factor}
                 )
                 for engine, profile in profiles.items()
             }
@@ -272,7 +272,7 @@ def test_an_engine_without_rows_takes_the_constants_that_the_others_share():
     fitted = fit_engines(rows, {name: load_engine(name) for name in ("vllm", "trtllm")})
     for name, prior in PRIORS.items():
         own, borrowed = (
-            prior.deviations(getattr(fitted[engine], name))
+            prior.deviations(fitted[engine].constant(name))
             for engine in ("trtllm", "vllm")
         )
         assert abs(borrowed) <= abs(own) + 1e-9
@@ -283,19 +283,17 @@ def improvement(rows: list[ServingRow], engines: dict[str, EngineProfile]) -> fl
     """By which share a fit that starts from these constants, divided between shared ones and deviations as is likeliest
     by the priors, lowers what it minimises."""
     unset = {
-        name: [key for key in PRIORS if getattr(engine, key) is None]
+        name: [key for key in PRIORS if engine.constant(key) is None]
         for name, engine in engines.items()
     }
     known = {
-        name: msgspec.structs.replace(
-            engine, **{key: PRIORS[key].prior for key in unset[name]}
-        )
+        name: engine.with_constants(**{key: PRIORS[key].prior for key in unset[name]})
         for name, engine in engines.items()
     }
     joint = Joint(rows, known, PRIORS)
     own = np.array(
         [
-            [each.deviations(getattr(e, key)) for key, each in PRIORS.items()]
+            [each.deviations(e.constant(key)) for key, each in PRIORS.items()]
             for e in known.values()
         ]
     )
@@ -319,8 +317,7 @@ def test_shipped_constants_are_what_a_fit_of_the_shipped_rows_gives():
     shipped = {name: load_engine(name) for name in ("vllm", "sglang", "trtllm")}
     assert improvement(used, shipped) < 0.01
     worse = {
-        name: msgspec.structs.replace(engine, gemm_factor=1.2)
-        for name, engine in shipped.items()
+        name: engine.with_constants(gemm_factor=1.2) for name, engine in shipped.items()
     }
     assert improvement(used, worse) > 0.05
 
@@ -343,8 +340,7 @@ def test_the_width_for_a_row_comes_from_other_devices_only():
 
 
 def test_an_unseen_device_and_an_unseen_model_widen_the_interval_independently():
-    engine = msgspec.structs.replace(
-        load_engine("vllm"), relative_error=0.06, other_device_error=0.10, other_model_error=0.12,
+    engine = load_engine("vllm").with_constants(relative_error=0.06, other_device_error=0.10, other_model_error=0.12,
         fitted_devices=("h100-sxm-80gb",), fitted_models=("llama-3.1-8b",),
     )  # fmt: skip
     assert engine.error_for("h100-sxm-80gb", "llama-3.1-8b") == pytest.approx(0.06)
@@ -355,20 +351,19 @@ def test_an_unseen_device_and_an_unseen_model_widen_the_interval_independently()
 
 
 def test_versions_before_asynchronous_scheduling_pay_for_each_sequence():
-    engine = msgspec.structs.replace(
-        load_engine("vllm"),
+    engine = load_engine("vllm").with_constants(
         sequence_overhead_s=1e-6,
         older_sequence_overhead_s=3e-5,
         asynchronous_since="0.14",
     )
     assert (
-        engine.of_version("0.14.0rc1").sequence_overhead_s
-        == engine.of_version("0.18.0").sequence_overhead_s
+        engine.of_version("0.14.0rc1").overheads.sequence_overhead_s
+        == engine.of_version("0.18.0").overheads.sequence_overhead_s
         == 1e-6
     )
     assert (
-        engine.of_version("0.9").sequence_overhead_s
-        == engine.of_version("").sequence_overhead_s
+        engine.of_version("0.9").overheads.sequence_overhead_s
+        == engine.of_version("").overheads.sequence_overhead_s
         == 3e-5
     )
     assert load_engine("trtllm").of_version("0.5") == load_engine("trtllm")

@@ -11,6 +11,7 @@ from magicdec.counts import Array
 from magicdec.perfmodel.kernels.op import ForwardTime, Op, fixed
 from magicdec.perfmodel.setup import ModelSetup, Setup
 from magicdec.specs.engine import EngineProfile
+from magicdec.specs.engine_tables import EngineDraft
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.parallel import Parallelism
 from magicdec.specs.precision import Precision
@@ -109,6 +110,12 @@ class Draft:
         return np.minimum(tp, float(self.tp_size))
 
     @property
+    def own(self) -> EngineDraft:
+        """The engine's profile of this kind of draft."""
+        speculation = self.setup.speculation
+        return self.setup.engine.draft(speculation.draft, speculation.draft_method)
+
+    @property
     def constants(self) -> EngineProfile:
         """The engine's constants in steps with this draft, as it schedules them."""
         speculation = self.setup.speculation
@@ -148,7 +155,7 @@ class Draft:
         """
         if not self.drafts:
             return 1.0
-        return gamma + 1.0 + self.setup.engine.states_beside
+        return gamma + 1.0 + self.setup.engine.paths.states_beside
 
     # Time
     def step(self, block: Block, query_len: Any = 1.0) -> ForwardTime:
@@ -181,5 +188,8 @@ class Draft:
 def uncaptured(setup: Setup, layers: int) -> Op:
     """The time that a pass outside captured graphs adds."""
     engine = setup.engine
-    seconds = engine.uncaptured_pass_s + layers * engine.prefill_layer_overhead_s
+    seconds = (
+        engine.graphs.uncaptured_pass_s
+        + layers * engine.graphs.prefill_layer_overhead_s
+    )
     return fixed("uncaptured", "overhead", seconds)

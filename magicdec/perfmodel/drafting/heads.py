@@ -69,7 +69,7 @@ class Head(SeparateNetwork):
     def tokens_kept(self, kept: Kept) -> Array:
         """All; a window's slots and room for two blocks where the engine frees what left it."""
         length: Array = np.asarray(kept.length, dtype=np.float64)
-        if not self.has_budget or self.setup.engine.draft_window_cache == "all":
+        if not self.has_budget or self.setup.engine.paths.draft_window_cache == "all":
             return length
         if kept.budget is None:
             return length
@@ -108,7 +108,7 @@ class Head(SeparateNetwork):
 
     def launches(self, block: Block) -> list[Op]:
         """Its layers' launches, in versions that do not capture its passes."""
-        return self.launched(self.constants.head_layer_s)
+        return self.launched(self.constants.overheads.head_layer_s)
 
     def step(self, block: Block, query_len: Any = 1.0) -> ForwardTime:
         """Its share of the block's passes: the first takes in every verified token of the step
@@ -125,7 +125,9 @@ class Head(SeparateNetwork):
 
     def set_up(self) -> Op:
         """The time before the first pass of a block."""
-        return fixed("set-up", "overhead", self.constants.head_block_overhead_s)
+        return fixed(
+            "set-up", "overhead", self.constants.overheads.head_block_overhead_s
+        )
 
     def pass_over(self, block: Block, *, own: Any, query_len: Any) -> ForwardTime:
         """One pass over this many tokens of each sequence, with its input."""
@@ -171,9 +173,7 @@ class Eagle3Head(Head):
         heads = size(mixer.projections(hidden)[0].outputs, self.ranks(block.tp))
         return [
             linear("fuse", self.at(block.setup), m=tokens, n=heads, k=hidden),
-            fixed(
-                "draft overhead", "overhead", self.setup.engine.eagle3_draft_overhead_s
-            ),
+            fixed("draft overhead", "overhead", self.own.draft_overhead_s),
         ]
 
     def upkeep(self, block: Block) -> list[Op]:
@@ -181,9 +181,7 @@ class Eagle3Head(Head):
         at = self.at(block.setup)
         return [
             linear("fuse", at, m=block.verified, n=hidden, k=3.0 * hidden),
-            fixed(
-                "step overhead", "overhead", self.setup.engine.eagle3_step_overhead_s
-            ),
+            fixed("step overhead", "overhead", self.own.step_overhead_s),
             *super().upkeep(block),
         ]
 

@@ -27,19 +27,21 @@ class LookUp(Draft):
         plain = self.setup.engine
         own = self.constants
         of_sequences_s = block.batch * (
-            own.sequence_overhead_s - plain.sequence_overhead_s
+            own.overheads.sequence_overhead_s - plain.overheads.sequence_overhead_s
         )
-        waiting_s = own.step_overhead_s - plain.step_overhead_s + of_sequences_s
+        waiting_s = (
+            own.overheads.step_overhead_s
+            - plain.overheads.step_overhead_s
+            + of_sequences_s
+        )
         return [self.search(block), fixed("step overhead", "overhead", waiting_s)]
 
     def search(self, block: Block) -> Op:
         """The search of all sequences' texts on the host, one after the other."""
-        engine = self.setup.engine
-        each_s: Any = engine.ngram_lookup_s_per_sequence
-        if engine.lookup_scan_s:
-            lengths = np.array([float(tokens) for tokens in engine.lookup_scan_s])
-            each_s = np.interp(
-                block.kv_len, lengths, list(engine.lookup_scan_s.values())
-            )
-        seconds: Array = np.asarray(engine.ngram_lookup_s + block.batch * each_s)
+        own = self.own
+        each_s: Any = own.search_s_per_sequence
+        if own.scan_s:
+            lengths = np.array([float(tokens) for tokens in own.scan_s])
+            each_s = np.interp(block.kv_len, lengths, list(own.scan_s.values()))
+        seconds: Array = np.asarray(own.search_s + block.batch * each_s)
         return fixed("lookup", "overhead", seconds)

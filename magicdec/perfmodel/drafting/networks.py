@@ -111,7 +111,7 @@ class Network(Draft):
         """The network's pass when `own` tokens of the block are in its cache."""
         factor = 1.0
         if self.is_sparse:
-            factor = self.setup.engine.draft_attention_factor
+            factor = self.setup.engine.kernels.draft_attention_factor
         return forward_pass(
             self.network,
             Pass(
@@ -134,14 +134,21 @@ class Network(Draft):
         vocabulary = self.network.vocab_size
         operations = [
             *sampling_ops(setup, rows=drawn, ranks=ranks, vocab_size=vocabulary),
-            fixed("draft overhead", "overhead", self.constants.draft_step_overhead_s),
+            fixed(
+                "draft overhead",
+                "overhead",
+                self.constants.overheads.draft_step_overhead_s,
+            ),
             *self.launches(block),
         ]
         if setup.leaves_graphs:
             operations.append(uncaptured(setup, self.network.num_hidden_layers))
-        if not setup.sampling.is_greedy and setup.engine.sampling_s_per_element is None:
+        if (
+            not setup.sampling.is_greedy
+            and setup.engine.sampling.sampling_s_per_element is None
+        ):
             shards = np.asarray(1.0)
-            if setup.engine.vocabulary == "sharded":
+            if setup.engine.sampling.vocabulary == "sharded":
                 shards = ranks
             stored = block.batch * vocabulary * FP32_BYTES / shards
             operations.append(
@@ -167,11 +174,11 @@ class Network(Draft):
 
     @property
     def catches_up(self) -> bool:
-        return self.setup.engine.catch_up == "always"
+        return self.setup.engine.paths.catch_up == "always"
 
     def own_launches(self) -> list[Op]:
         """Its layers' launches, of an engine that captures no pass of a whole model."""
-        return self.launched(self.constants.draft_model_layer_s)
+        return self.launched(self.constants.overheads.draft_model_layer_s)
 
     def launched(self, layer_s: float) -> list[Op]:
         """Launches of each of its layers, where they take any time."""
@@ -180,7 +187,7 @@ class Network(Draft):
         basis = Basis(
             kernel="launches of a draft's layers",
             source="report",
-            relative_error=self.constants.draft_model_layer_error,
+            relative_error=self.constants.overheads.draft_model_layer_error,
         )
         launches_s = self.network.num_hidden_layers * layer_s
         return [fixed("draft launches", "overhead", launches_s, bases=(basis,))]
@@ -195,7 +202,7 @@ class SelfDraft(Network):
         """Whether it has KV of its own, besides the target's."""
         in_place = (
             self.setup.speculation.draft_method == "streamingllm"
-            and self.setup.engine.streaming_in_place
+            and self.setup.engine.paths.streaming_in_place
         )
         return self.is_sparse and not in_place
 
@@ -213,7 +220,7 @@ class SelfDraft(Network):
     def cache_bytes(self, kept: Kept) -> Any:
         if not self.keeps_cache:
             return 0.0
-        slots = self.tokens_kept(kept) + self.setup.engine.spare_slots
+        slots = self.tokens_kept(kept) + self.setup.engine.memory.spare_slots
         per_token = sparse_kv_bytes_per_token(
             self.network, self.precision, self.ranks(kept.tp)
         )
@@ -233,9 +240,9 @@ class SelfDraft(Network):
         engine = setup.engine
         layers = setup.model.num_full_attention_layers
         per_token = sparse_kv_bytes_per_token(setup.model, self.precision, block.tp)
-        operations = [fixed("upkeep", "overhead", engine.upkeep_base_s)]
-        if engine.upkeep_s_per_token is not None:
-            seconds = block.verified * engine.upkeep_s_per_token
+        operations = [fixed("upkeep", "overhead", engine.overheads.upkeep_base_s)]
+        if engine.overheads.upkeep_s_per_token is not None:
+            seconds = block.verified * engine.overheads.upkeep_s_per_token
             operations.append(fixed("upkeep", "elementwise", seconds))
         else:
             moved = 2.0 * block.verified * per_token
@@ -337,7 +344,7 @@ class DraftModel(SeparateNetwork):
         own = self.setup.speculation.draft_tp_size
         if own is not None:
             return own
-        return self.setup.engine.standalone_draft_tp_size
+        return self.setup.engine.paths.standalone_draft_tp_size
 
     def ranks(self, tp_size: Any) -> Array:
         """All ranks, or the requested number. A model that these do not split evenly runs on the
@@ -345,7 +352,7 @@ class DraftModel(SeparateNetwork):
         ranks = super().ranks(tp_size)
         if not ranks.size or ranks.max() <= 1:
             return ranks
-        multiple = self.setup.engine.vocabulary_multiple
+        multiple = self.setup.engine.sampling.vocabulary_multiple
         valid = valid_tp_sizes(self.network, int(ranks.max()), multiple)
         sizes = np.asarray(valid, dtype=np.float64)
         chosen: Array = sizes[np.searchsorted(sizes, ranks, side="right") - 1]
@@ -364,4 +371,4 @@ class DraftModel(SeparateNetwork):
 
     @property
     def catches_up(self) -> bool:
-        return self.setup.engine.catch_up in ("always", "standalone")
+        return self.setup.engine.paths.catch_up in ("always", "standalone")

@@ -520,7 +520,7 @@ def _last_wave(hw: Device, engine: EngineProfile, *, blocks: Any) -> Any:
     """How much longer attention takes because its last wave of blocks does not fill the device: 1 +
     w·(ceil(x)/x − 1) for x = blocks / slots above 1; below, the kernel splits the context and fills
     the device."""
-    per_multiprocessor = engine.attention_blocks_per_multiprocessor
+    per_multiprocessor = engine.kernels.attention_blocks_per_multiprocessor
     if per_multiprocessor is None:
         return 1.0
     filling = np.maximum(
@@ -528,7 +528,9 @@ def _last_wave(hw: Device, engine: EngineProfile, *, blocks: Any) -> Any:
         / (per_multiprocessor * hw.num_multiprocessors),
         1.0,
     )
-    return 1.0 + engine.attention_wave_weight * (np.ceil(filling) / filling - 1.0)
+    return 1.0 + engine.kernels.attention_wave_weight * (
+        np.ceil(filling) / filling - 1.0
+    )
 
 
 def attention(
@@ -548,7 +550,7 @@ def attention(
     batch, query_len, kv_len = work[:3]
     if work.window is not None:
         kv_len = np.minimum(kv_len, work.window + curve.window_tile_tokens)
-    if engine.kv_reads == "per_query":
+    if engine.kernels.kv_reads == "per_query":
         reads = query_len
     else:
         reads = 1.0
@@ -566,15 +568,15 @@ def attention(
         kv_len=kv_len,
         window=None,
         kv_dtype=kv_dtype,
-        kv_reads=engine.kv_reads,
-        kernel=engine.attention_kernel,
-        reread=engine.query_tile_reread,
-        has_mixed_lengths=engine.has_mixed_lengths,
+        kv_reads=engine.kernels.kv_reads,
+        kernel=engine.kernels.attention_kernel,
+        reread=engine.kernels.query_tile_reread,
+        has_mixed_lengths=engine.kernels.has_mixed_lengths,
     )
     own = None
     if curve.splits == "always" and not is_expanded:
-        own = engine.split_attention_factor
-    factor = factor * (engine.attention_factor if own is None else own)
+        own = engine.kernels.split_attention_factor
+    factor = factor * (engine.kernels.attention_factor if own is None else own)
     if not is_expanded:
         factor = factor * _last_wave(hw, engine, blocks=batch * work.num_kv_heads)
     time = curve.seconds(hw, work)

@@ -192,7 +192,7 @@ def experts_curve(at: Where) -> MoeCurve | None:
         alike = ("fp8", "fp8_block")
     if own == "mxfp4" and matrix_dtype(*at) == own and "nvfp4" in known:
         alike = ("nvfp4",)
-    if not at.engine.fused_experts:
+    if not at.engine.kernels.fused_experts:
         return None
     curves = [known[name] for name in alike if name in known]
     return max(curves, key=lambda curve: curve.bandwidth_efficiency, default=None)
@@ -246,6 +246,6 @@ def experts(at: Where, work: Experts, *, count: Any = 1.0) -> list[Op]:
             dtype,
             basis=basis,
             count=count,
-            factor=at.engine.experts_factor,
+            factor=at.engine.kernels.experts_factor,
         )
     ]

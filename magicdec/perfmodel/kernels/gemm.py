@@ -357,7 +357,7 @@ def matrix_dtype(hw: Device, engine: EngineProfile, precision: Precision) -> str
     32 bits.
     """
     own = precision.weight_dtype
-    if own in engine.native_formats and hw.computes_in(own):
+    if own in engine.kernels.native_formats and hw.computes_in(own):
         return own
     return precision.compute_dtype
 
@@ -391,9 +391,9 @@ def linear(
     if is_beside:
         work_s = np.maximum(time.time_s - time.overhead_s, 0.0)
         time = time._replace(time_s=work_s, overhead_s=np.zeros_like(time.overhead_s))
-    factor = engine.gemm_factor
+    factor = engine.kernels.gemm_factor
     if dtype != precision.compute_dtype:
-        factor = engine.narrow_gemm_factor
+        factor = engine.kernels.narrow_gemm_factor
     basis = products_basis(at, work)
     return operation(
         name, "gemm", at, cost, time, dtype, basis=basis, count=count, factor=factor
@@ -451,7 +451,7 @@ def streaming(
     time = ElementwiseCurve.of(at.hw).seconds(at.hw, work)
     basis = ElementwiseCurve.basis(at.hw, "elementwise kernels", work)
     cost = Cost(activation_bytes=num_bytes)
-    factor = at.engine.elementwise_factor
+    factor = at.engine.kernels.elementwise_factor
     dtype = at.precision.compute_dtype
     return operation(
         name,

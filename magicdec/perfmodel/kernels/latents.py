@@ -254,7 +254,7 @@ def latent_attention(
     batch, query_len, kv_len, heads = (
         np.asarray(value, dtype=np.float64) for value in work[:4]
     )
-    if engine.kv_reads == "per_query":
+    if engine.kernels.kv_reads == "per_query":
         reads = query_len
     else:
         reads = np.minimum(query_len, 1.0)
@@ -268,11 +268,11 @@ def latent_attention(
         own = LatentCurve.known(hw, kv_dtype)
     curve: AttentionCurve
     if own is None:
-        factor = factor * engine.attention_factor
+        factor = factor * engine.kernels.attention_factor
         curve = AttentionCurve.of(hw, kv_dtype)
     else:
         curve = own
-    work = work._replace(kv_dtype=kv_dtype, kv_reads=engine.kv_reads)
+    work = work._replace(kv_dtype=kv_dtype, kv_reads=engine.kernels.kv_reads)
     time = latent_seconds(curve, hw, work)
     basis = unmeasured(name)
     if name == "attention":

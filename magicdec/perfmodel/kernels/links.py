@@ -412,8 +412,8 @@ def _sent(
     size, ranks = (np.asarray(value, dtype=np.float64) for value in work)
     wire_s = wire * size / at.hw.link.bytes_per_s
     least_s = np.minimum(seconds, np.where(ranks > 1, wire_s, 0.0))
-    seconds = np.maximum(at.engine.collective_factor * seconds, least_s)
-    overhead_s = np.where(ranks > 1, at.engine.collective_overhead_s, 0.0)
+    seconds = np.maximum(at.engine.kernels.collective_factor * seconds, least_s)
+    overhead_s = np.where(ranks > 1, at.engine.overheads.collective_overhead_s, 0.0)
     seconds = count * (seconds + overhead_s)
     cost = Cost(collective_bytes=np.where(ranks > 1, size * count, 0.0))
     basis = AllReduceCurve.basis(at.hw, "all-reduce", work, kernels)
@@ -424,7 +424,7 @@ def _sent(
 
 def all_reduce(at: Where, work: Message, *, count: Any = 1.0) -> Op:
     ranks = as_array(work.ranks, least=1.0)
-    kernels = at.engine.allreduce_kernels
+    kernels = at.engine.kernels.allreduce_kernels
     wire = 2.0 - 2.0 / ranks
     in_switch = AllReduceCurve.of(at.hw, kernels).in_switch_ranks
     if in_switch is not None:
@@ -477,6 +477,8 @@ def send(at: Where, work: Message, *, is_far: Any) -> Op:
     far_rate = link.between_nodes_bytes_per_s or link.bytes_per_s
     rate = np.where(is_far, far_rate, link.bytes_per_s)
     seconds = SEND_BASE_S + as_array(size / ranks) / rate
-    gathered = at.engine.collective_factor * one_way_time(at.hw, Message(size, ranks))
+    gathered = at.engine.kernels.collective_factor * one_way_time(
+        at.hw, Message(size, ranks)
+    )
     cost = Cost(collective_bytes=size / ranks)
     return fixed("send", "link", seconds + gathered, cost, bases=(unmeasured("send"),))

@@ -212,7 +212,7 @@ def recurrence(
         time = curve.seconds(hw, work)
     else:
         time = ElementwiseCurve.of(hw).seconds(hw, Stream(cost.kv_bytes, 2.0))
-        factor = engine.attention_factor
+        factor = engine.kernels.attention_factor
     basis = LinearCurve.basis(hw, "recurrence", work)
     if not is_in_table:
         basis = unmeasured("recurrence", "carried over" if curve else "roofline")

@@ -156,7 +156,7 @@ def _budgets_of(
     the engine can cut its attention to, and last its whole cache. 0 is the whole cache."""
     if method in SPARSE_METHODS:
         return usable
-    if method not in engine.draft_windows:
+    if not engine.draft("", method).window_setting:
         return (0,)
     if request.draft_budgets:
         return usable

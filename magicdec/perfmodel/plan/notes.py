@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-import msgspec
 import numpy as np
 
 from magicdec.counts import Z_90
@@ -29,7 +28,7 @@ from magicdec.perfmodel.setup import Points
 from magicdec.perfmodel.speedup import predict
 from magicdec.schema.plan import CaseAnswer
 from magicdec.schema.row import Candidate
-from magicdec.specs.speculation import HEAD_METHODS, draft_kind
+from magicdec.specs.speculation import HEAD_METHODS
 from magicdec.units import GIGA, MILLI, format_seconds
 
 LEAST_LOSS = 0.03
@@ -238,7 +237,7 @@ def _on_engine(case: Case, best: Candidate) -> Iterator[str]:
     engine = case.engine
     if not best.step.is_captured:
         tokens = ""
-        if best.gamma and engine.captured_tokens:
+        if best.gamma and engine.graphs.captured_tokens:
             tokens = f" x {best.gamma + 1} tokens"
         yield (
             f"engine {engine.name} captures no graph for batch {best.batch_size}{tokens} by "
@@ -246,7 +245,7 @@ def _on_engine(case: Case, best: Candidate) -> Iterator[str]:
         )
     if not best.is_speculative:
         return
-    about = engine.draft_notes.get(draft_kind(best.draft, best.draft_method))
+    about = engine.draft(best.draft, best.draft_method).note
     if about:
         yield f"{best.draft}/{best.draft_method} {about}"
 
@@ -254,7 +253,10 @@ def _on_engine(case: Case, best: Candidate) -> Iterator[str]:
 def _on_hits(case: Case, best: Candidate) -> Iterator[str]:
     """The cost of the prefix hits that the best row's draft loses, if it is above LEAST_LOSS."""
     engine = case.engine
-    if not best.is_speculative or best.draft_method not in engine.drops_last_unit:
+    if (
+        not best.is_speculative
+        or best.draft_method not in engine.prefix_cache.drops_last_unit
+    ):
         return
     option = _option_of(case, best)
     points = Points(
@@ -302,8 +304,8 @@ def _has_the_draft_of(row: Candidate, best: Candidate) -> bool:
 
 def _on_window(case: Case, best: Candidate, drafted: list[Candidate]) -> Iterator[str]:
     """The speedup of a head with the chosen window, compared with its whole cache."""
-    flag = case.engine.draft_windows.get(best.draft_method)
-    if not best.draft_budget or flag is None:
+    flag = case.engine.draft(best.draft, best.draft_method).window_setting
+    if not best.draft_budget or not flag:
         return
     whole = []
     for row in drafted:
@@ -335,9 +337,7 @@ def _pace(row: Candidate) -> str:
 
 def keeping_last_unit(case: Case) -> Case:
     """The case on an engine whose drafts keep the last unit of each prefix hit."""
-    return replace(
-        case, engine=msgspec.structs.replace(case.engine, drops_last_unit=())
-    )
+    return replace(case, engine=case.engine.with_constants(drops_last_unit=()))
 
 
 def hits_lost(case: Case, best: Candidate, cost: str, unit_tokens: int) -> str:
@@ -347,10 +347,8 @@ def hits_lost(case: Case, best: Candidate, cost: str, unit_tokens: int) -> str:
         f"with {name}, {case.engine.name} recomputes the last {unit_tokens:,} matched tokens of "
         f"each prefix hit, which costs {cost}"
     )
-    if case.engine.keep_last_unit:
-        note += (
-            f"; {case.engine.keep_last_unit} keeps them, and may lower the acceptance"
-        )
+    if case.engine.prefix_cache.keep_last_unit:
+        note += f"; {case.engine.prefix_cache.keep_last_unit} keeps them, and may lower the acceptance"
     return note
 
 
@@ -379,7 +377,8 @@ def _on_table(answer: CaseAnswer) -> Iterator[str]:
 def _on_adaptive(case: Case, best: Candidate) -> Iterator[str]:
     """Depths that the engine adapts itself, as measured on another server."""
     engine = case.engine
-    gains = engine.adaptive_gains.get(best.draft_method)
+    own = engine.draft(best.draft, best.draft_method)
+    gains = own.adaptive_gains
     if not best.is_speculative or not gains:
         return
     batches = np.log([float(batch) for batch in gains])
@@ -388,9 +387,9 @@ def _on_adaptive(case: Case, best: Candidate) -> Iterator[str]:
     if len(gains) == 1:
         users = f"{next(iter(gains))} sequences"
     yield (
-        f"{engine.adaptive_settings[best.draft_method]} adapts how many drafts a step verifies: "
+        f"{own.adaptive_setting} adapts how many drafts a step verifies: "
         f"{float(at) - 1.0:+.0%} tokens/s measured at about {users} "
-        f"({engine.adaptive_measured[best.draft_method]}); elsewhere its worth is not known"
+        f"({own.adaptive_measured}); elsewhere its worth is not known"
     )
 
 
@@ -429,11 +428,10 @@ def _on_budget(case: Case, option: DraftOption) -> Iterator[str]:
     method = option.method
     if not case.request.draft_budgets or method not in HEAD_METHODS:
         return
-    if method not in case.engine.draft_windows:
+    own = case.engine.draft(option.draft, method)
+    if not own.window_setting:
         name = draft_name(option.draft, method)
-        why = case.engine.draft_window_notes.get(
-            method, f"{case.engine.name} has no window for it"
-        )
+        why = own.window_note or f"{case.engine.name} has no window for it"
         yield f"{name} keeps its whole cache, whatever --draft-budget says: {why}"
 
 
@@ -458,7 +456,7 @@ def _on_conditions(
     measured = option.acceptance
     asked = case.request.sampling.temperature
     if context_len > (measured.trained_len or LARGEST) and not is_windowed:
-        unavailable = case.engine.draft_window_notes.get(option.method)
+        unavailable = case.engine.draft(option.draft, option.method).window_note
         yield _on_length(option, measured, context_len, unavailable)
     if measured.temperature not in (None, asked):
         yield (
@@ -486,7 +484,7 @@ def _on_length(
     option: DraftOption,
     measured: AcceptanceProfile,
     context: int,
-    unavailable: str | None,
+    unavailable: str,
 ) -> str:
     """A head that was trained on shorter contexts, and why no window keeps it within them."""
     trained = measured.trained_len or 0
@@ -500,7 +498,7 @@ def _on_length(
         f"{subject} trained on up to {trained:,} tokens: the first drafted token is accepted in "
         f"{here:.0%} of steps at {context:,}, in {near:.0%} at {trained:,}"
     )
-    if unavailable is None:
+    if not unavailable:
         return note
     return f"{note}; {unavailable}"
 

@@ -397,7 +397,9 @@ def with_devices(request: PlanRequest, hardware: str) -> PlanRequest:
 
 def _smaller(node: Layout, model: ModelSpec, engine: EngineProfile) -> list[Layout]:
     """The layouts of a replica on a node, the fewest devices first."""
-    sizes = valid_tp_sizes(model, max(node.tp_sizes), engine.vocabulary_multiple)
+    sizes = valid_tp_sizes(
+        model, max(node.tp_sizes), engine.sampling.vocabulary_multiple
+    )
     return [Layout(tp_sizes=(size,)) for size in sizes]
 
 
@@ -474,7 +476,7 @@ def _check_draft_tp(
             f"draft tp {request.draft_tp_size} is more than the target's tp {request.tp_size}"
         )
     is_targets_own = request.draft_tp_size in layout.tp_sizes
-    if has_drafts and engine.draft_on_all_ranks and not is_targets_own:
+    if has_drafts and engine.paths.draft_on_all_ranks and not is_targets_own:
         raise ConfigError(
             f"engine {engine.name} runs a draft on all ranks of its target; leave --draft-tp out, "
             f"or plan for --engine {DEFAULT_CPU_ENGINE}"
@@ -506,7 +508,7 @@ def layouts(
 ) -> list[Layout]:
     """The layouts to try, the usual one first. Raises ConfigError for a request that the model, the
     engine or the number of devices does not allow."""
-    multiple = engine.vocabulary_multiple
+    multiple = engine.sampling.vocabulary_multiple
     node = 1
     if hw.kind != "cpu":
         node = hw.link.num_gpus_per_node
@@ -529,7 +531,7 @@ def layouts(
     is_known = (
         hw.link.between_nodes_bytes_per_s is not None or num_gpus <= hw.link.reach
     )
-    if hw.kind == "gpu" and engine.spreads and is_known:
+    if hw.kind == "gpu" and engine.paths.spreads and is_known:
         layouts.extend(_others(num_gpus, model, node, multiple))
     return layouts
 
@@ -544,12 +546,12 @@ def _asks_for_a_spread(request: PlanRequest) -> bool:
 def _asked_for(
     request: PlanRequest, model: ModelSpec, engine: EngineProfile, node: int
 ) -> Layout:
-    if not engine.spreads:
+    if not engine.paths.spreads:
         raise ConfigError(
             f"engine {engine.name} has neither stages nor data-parallel attention; try --engine "
             "vllm"
         )
-    multiple = engine.vocabulary_multiple
+    multiple = engine.sampling.vocabulary_multiple
     pp = request.pp_size or 1
     tp = request.tp_size
     if tp is None:

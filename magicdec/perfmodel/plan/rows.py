@@ -35,7 +35,6 @@ from magicdec.schema.row import (
     Requests,
     StepTimes,
 )
-from magicdec.specs.speculation import draft_kind
 from magicdec.units import MEGA, SECONDS_PER_HOUR, format_tokens
 
 MEASURED_RANGE = 1.05
@@ -439,7 +438,7 @@ class RowBuilder:
     def _step(self, place: int) -> StepTimes:
         columns = self.columns
         gamma = columns.gamma[place]
-        is_captured = self.setup.engine.is_captured(
+        is_captured = self.setup.engine.graphs.is_captured(
             batch=int(microbatch(self.setup, columns.batch_size[place])),
             gamma=gamma,
             tp_size=columns.tp_size[place],
@@ -527,9 +526,8 @@ def reservations(
     engine = setup.engine
     speculation = setup.speculation
     formats = setup.precision
-    needs_plugin = (
-        draft_kind(speculation.draft, speculation.draft_method) in engine.draft_notes
-    )
+    own = engine.draft(speculation.draft, speculation.draft_method)
+    needs_plugin = bool(own.note)
     is_tested = engine.is_speculation_fitted(
         setup.hardware.name,
         formats.weight_dtype,

@@ -344,7 +344,7 @@ def _what_fits(case: Case) -> str:
     """The smallest tp size that holds one sequence, and the weight formats that do at this one."""
     ways = []
     for size in valid_tp_sizes(
-        case.model, MAX_SUGGESTED_TP, case.engine.vocabulary_multiple
+        case.model, MAX_SUGGESTED_TP, case.engine.sampling.vocabulary_multiple
     ):
         if size <= max(case.tp_sizes):
             continue

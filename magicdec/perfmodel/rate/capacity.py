@@ -588,7 +588,7 @@ def _on_hits(best: Kept) -> list[str]:
     """
     layout = best.layout
     row = layout.row
-    drops = layout.case.engine.drops_last_unit
+    drops = layout.case.engine.prefix_cache.drops_last_unit
     losing = best.trial.at(best.trial.load.rate, best.replicas)
     if layout.option is None or row.draft_method not in drops or losing.is_overloaded:
         return []

@@ -158,7 +158,7 @@ def tabulate(
     prompt = np.maximum(length, 1.0)
     alone = prompt_time(setup, prompt_len=prompt, tp_size=tp_size)
     own = alone.total_s
-    if engine.mixes_prefill:
+    if engine.scheduler.mixes_prefill:
         own = alone.group_seconds()["attention"]
     if spread.pp > 1:
         own = own + send_op(setup, tokens=prompt, tp_size=tp_size).time_s
@@ -184,9 +184,10 @@ def tabulate(
         shared=np.broadcast_to(shared, tokens.shape).tolist(),
         prompt_lens=length,
         prompts=np.maximum.accumulate(own),
-        pass_overhead_s=setup.model.num_hidden_layers * engine.prefill_layer_overhead_s,
-        request_overhead_s=engine.request_overhead_s,
-        mixes=engine.mixes_prefill,
+        pass_overhead_s=setup.model.num_hidden_layers
+        * engine.graphs.prefill_layer_overhead_s,
+        request_overhead_s=engine.scheduler.request_overhead_s,
+        mixes=engine.scheduler.mixes_prefill,
         stages=spread.pp,
         groups=spread.groups,
     )

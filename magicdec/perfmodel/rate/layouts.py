@@ -35,7 +35,6 @@ from magicdec.schema.plan import GammaTable
 from magicdec.schema.row import Candidate
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.model import ModelSpec
-from magicdec.specs.speculation import draft_kind
 
 MOST_DRAFTS = 3
 """Drafts that are simulated at each tp size, by the analytic answer's order."""
@@ -189,7 +188,7 @@ def _rows_of_released(case: Case) -> list[ServedLayout]:
 
 
 def _is_released(option: DraftOption, engine: EngineProfile) -> bool:
-    return draft_kind(option.draft, option.method) not in engine.draft_notes
+    return not engine.draft(option.draft, option.method).note
 
 
 def _best_rows(case: Case) -> list[ServedLayout]:

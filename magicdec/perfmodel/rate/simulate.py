@@ -103,13 +103,13 @@ class Server:
         limits = Limits(
             max_sequences=spread.dp
             * min(max_sequences or usual, max(blocks // fewest, 1)),
-            max_tokens=max_tokens or round(setup.engine.prefill_tokens),
+            max_tokens=max_tokens or round(setup.engine.scheduler.prefill_tokens),
             num_blocks=spread.dp * blocks,
             block_size=BLOCK_SIZE,
-            reserves_output=setup.engine.admission == "whole",
-            schedules_ahead=setup.engine.steps_ahead > 0,
-            latency_s=setup.engine.request_latency_s,
-            token_latency_s=setup.engine.prompt_token_latency_s,
+            reserves_output=setup.engine.scheduler.admission == "whole",
+            schedules_ahead=setup.engine.scheduler.steps_ahead > 0,
+            latency_s=setup.engine.scheduler.request_latency_s,
+            token_latency_s=setup.engine.scheduler.prompt_token_latency_s,
             elsewhere_s=_elsewhere(
                 setup, requests, tp_size=tp_size, budget=budget, gamma=max(gammas)
             ),
