@@ -27,7 +27,7 @@ from magicdec.files import write_atomic
 from magicdec.measure.utilisation import elapsed_s, is_cuda
 from magicdec.runtime.distributed import TensorParallel
 from magicdec.runtime.graphs import capture
-from magicdec.runtime.launch import launch
+from magicdec.runtime.launch import launch_ranks
 from magicdec.units import MICRO
 
 SIZES = tuple(2**power for power in range(10, 27))
@@ -101,7 +101,7 @@ def main() -> None:
         else SIZES
     )
     try:
-        rows = launch(
+        rows = launch_ranks(
             time_messages,
             options.tp,
             options.device,

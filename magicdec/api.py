@@ -23,24 +23,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.kernels.profile import hardware_names
-from magicdec.perfmodel.planner import plan as answer
-from magicdec.perfmodel.planner import request_of
-from magicdec.perfmodel.variations import Sensitivity
-from magicdec.perfmodel.variations import sensitivity as vary
-from magicdec.schema import request as plan_request
-from magicdec.schema.plan import Plan
-from magicdec.schema.plan import load_plan as read_plan
-from magicdec.schema.record import Record, read_many, record_rows
-from magicdec.schema.row import Candidate
-from magicdec.specs.catalog import load_model_spec, model_names
-from magicdec.specs.engine import engine_names
-from magicdec.specs.model import ModelSpec
+from magicdec.perfmodel import Sensitivity, hardware_names, request_of
+from magicdec.perfmodel import make_plan as answer
+from magicdec.perfmodel import sensitivity as vary
+from magicdec.schema import (
+    Candidate,
+    Plan,
+    Record,
+    read_many,
+    record_rows,
+    request_options,
+)
+from magicdec.schema import load_plan as read_plan
+from magicdec.specs import ModelSpec, engine_names, load_model_spec, model_names
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from magicdec.perfmodel.rate.simulate import Outcome
+    from magicdec.perfmodel import Outcome
 
 T = TypeVar("T")
 IDENTITY = (
@@ -58,7 +58,7 @@ def _shows_options(function: Callable[..., T]) -> Callable[..., T]:
     """Gives a function of `**options` the signature of a plan's options and a line on each, for
     help().
     """
-    asked = plan_request.options()
+    asked = request_options()
     lines = [f"        {name}: {option.help}" for name, option in asked.items()]
     before, raises, after = (function.__doc__ or "").partition("\n    Raises:")
     function.__doc__ = "\n".join(
@@ -160,7 +160,7 @@ def simulate(
         unknown.
         CapacityError: a request that does not fit.
     """
-    from magicdec.perfmodel.rate.capacity import (
+    from magicdec.perfmodel import (
         simulated,
     )  # most callers need no simulator
 
@@ -204,8 +204,7 @@ def report(
         ConfigError: nothing to report.
         StorageError: a file that cannot be read or written.
     """
-    from magicdec.reports.data import ReportData
-    from magicdec.reports.report import write_report
+    from magicdec.reports import ReportData, write_report
 
     data = ReportData.from_records(load_records(records), plan, title=title)
     write_report(data, Path(path))

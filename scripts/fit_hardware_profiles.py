@@ -23,7 +23,6 @@ from magicdec.perfmodel.kernels.latents import LatentCurve
 from magicdec.perfmodel.kernels.links import AllReduceCurve
 from magicdec.perfmodel.kernels.profile import (
     CURVES,
-    HARDWARE_DIRECTORY,
     KERNELS,
     Group,
     HardwareProfile,
@@ -37,6 +36,7 @@ from magicdec.perfmodel.kernels.profile import (
     save_hardware,
     select,
 )
+from magicdec.specs.device import HARDWARE_DIRECTORY
 from magicdec.units import KIB, MIB
 from magicdec.validate.kernels import extrapolation_error, refit_errors
 

@@ -24,11 +24,11 @@ from magicdec.perfmodel.kernels.base import Fit
 from magicdec.perfmodel.kernels.gemm import GemmCurve
 from magicdec.perfmodel.kernels.links import AllReduceCurve
 from magicdec.perfmodel.kernels.profile import (
-    HARDWARE_DIRECTORY,
     HardwareProfile,
     load_hardware,
     save_hardware,
 )
+from magicdec.specs.device import HARDWARE_DIRECTORY
 from magicdec.validate.rows import read_rows
 from magicdec.validate.serving import ServingRow, predict_rows
 

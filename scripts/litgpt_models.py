@@ -17,7 +17,7 @@ from typing import Any
 
 from magicdec.specs.catalog import MODELS_DIRECTORY, load_model_spec
 from magicdec.specs.hf_config import model_from_hf_config
-from magicdec.specs.model_names import NamedModel, named_models
+from magicdec.specs.names import NamedModel, named_models
 
 OTHERWISE: dict[str, dict[str, Any]] = {
     "qwen2.5-0.5b": {

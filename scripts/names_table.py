@@ -20,7 +20,7 @@ from magicdec.perfmodel.kernels.profile import (
     load_hardware,
 )
 from magicdec.specs.catalog import load_model_spec
-from magicdec.specs.model_names import NamedModel, named_models, names_file
+from magicdec.specs.names import NamedModel, named_models, names_file
 from magicdec.units import GIGA, TERA
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "names.md"

@@ -28,7 +28,7 @@ from magicdec.reports.figures.chart import PAPER, raw_svg
 from magicdec.reports.terminal_plan import print_plan
 from magicdec.schema.comparison import Comparison, Pair, pair_records
 from magicdec.schema.record import read_records
-from magicdec.schema.request import options
+from magicdec.schema.request import request_options
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "results" / "demo-2-cores.jsonl"
@@ -200,7 +200,7 @@ def plan_options() -> str:
     """A row per option of `magicdec.plan`."""
     rows = [
         f"| `{name}` | {asked.help} | {asked.default!r} |"
-        for name, asked in options().items()
+        for name, asked in request_options().items()
     ]
     return "\n".join(["| option | what it is | default |", "|---|---|---|", *rows, ""])
 

@@ -31,12 +31,12 @@ from magicdec.calibrate.local_profile import LocalProfile, load_local_profile
 from magicdec.calibrate.machine import device_in_catalog
 from magicdec.errors import ConfigError, MagicdecError
 from magicdec.perfmodel.kernels.profile import (
-    HARDWARE_DIRECTORY,
     HardwareProfile,
     save_hardware,
 )
 from magicdec.schema.comparison import pair_records
 from magicdec.schema.record import Environment, Record, read_records
+from magicdec.specs.device import HARDWARE_DIRECTORY
 from magicdec.specs.engine import (
     ENGINES_DIRECTORY,
     EngineProfile,

@@ -12,7 +12,7 @@ import pytest
 
 import magicdec
 from magicdec.errors import ConfigError
-from magicdec.schema.request import options
+from magicdec.schema.request import request_options
 from magicdec.schema.row import COLUMNS
 from magicdec.specs.catalog import MODELS_DIRECTORY
 from tests.same import assert_same
@@ -116,7 +116,7 @@ def test_the_interface_is_listed_explained_and_short(tmp_path: Path) -> None:
     } <= set(dir(magicdec))
     assert all(
         f"{name}: {asked.help}" in (magicdec.plan.__doc__ or "")
-        for name, asked in options().items()
+        for name, asked in request_options().items()
     )
     plan = magicdec.plan(batch=64, context=[4096, 32768], plugin=True)
     assert repr(plan).count("\n") == 2

@@ -22,11 +22,11 @@ from typer.testing import CliRunner
 
 from magicdec.cli import app, register_commands
 from magicdec.perfmodel.acceptance import constant_profile, save_profile
-from magicdec.perfmodel.kernels.profile import HARDWARE_DIRECTORY
-from magicdec.perfmodel.planner import PlanRequest, plan
+from magicdec.perfmodel.planner import PlanRequest, make_plan
 from magicdec.perfmodel.rate import load
 from magicdec.schema.record import read_records
 from magicdec.specs.catalog import EMBEDDED_DIRECTORY, MODELS_DIRECTORY
+from magicdec.specs.device import HARDWARE_DIRECTORY
 from magicdec.specs.engine import ENGINES_DIRECTORY
 from tests.live.servers import Vllm, random_requests
 
@@ -161,7 +161,9 @@ def prepare(directory: Path) -> None:
     shutil.copy(samples / "workload.json", directory / "requests.json")
     shutil.copy(samples / "serve.sh", directory / "serve.sh")
     shutil.copy(samples / "docker-compose.yml", directory / "docker-compose.yml")
-    (directory / "plan.json").write_text(plan(PlanRequest(batch_sizes=(64,))).to_json())
+    (directory / "plan.json").write_text(
+        make_plan(PlanRequest(batch_sizes=(64,))).to_json()
+    )
 
 
 @pytest.fixture
@@ -237,7 +239,7 @@ def test_commands_that_measure_run_with_smaller_numbers(
         acceptance_rate=0.8,
         draft_budgets=(32,),
     )
-    (place / "plan.json").write_text(plan(request).to_json())
+    (place / "plan.json").write_text(make_plan(request).to_json())
     ran = 0
     for command in commands(TEXTS[where]):
         which = kind(command)

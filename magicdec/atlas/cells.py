@@ -11,8 +11,7 @@ import msgspec
 from magicdec.atlas.questions import Atlas, Question
 from magicdec.errors import MagicdecError
 from magicdec.naming import draft_name
-from magicdec.schema.plan import Plan
-from magicdec.schema.row import Candidate, Gain
+from magicdec.schema import Candidate, Gain, Plan
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +48,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 def cell_of(question: Question) -> Cell:
     """Plan one question. A question that cannot be answered becomes a cell with its refusal."""
-    from magicdec.perfmodel.planner import plan, request_of
+    from magicdec.perfmodel import make_plan, request_of
 
     cell = Cell(
         model=question.model,
@@ -60,7 +59,7 @@ def cell_of(question: Question) -> Cell:
     )
     try:
         request = request_of(**question.options)
-        answered = plan(msgspec.structs.replace(request, reaches="none"))
+        answered = make_plan(msgspec.structs.replace(request, reaches="none"))
     except MagicdecError as error:
         return msgspec.structs.replace(cell, refusal=str(error))
     return msgspec.structs.replace(cell, answer=answer_of(answered))

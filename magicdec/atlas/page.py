@@ -11,7 +11,7 @@ from magicdec.atlas.cells import Answer, Cell
 from magicdec.atlas.published import Published, published_of
 from magicdec.atlas.questions import Atlas
 from magicdec.naming import device_name
-from magicdec.reports.report import TEMPLATES as REPORT_TEMPLATES
+from magicdec.reports import TEMPLATES as REPORT_TEMPLATES
 
 TEMPLATES = Path(__file__).parent / "templates"
 NO_VALUE = "–"

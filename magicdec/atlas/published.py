@@ -9,8 +9,7 @@ import msgspec
 
 from magicdec.counts import Z_90
 from magicdec.naming import method_name
-from magicdec.validate.pairs import PairRow, predict_pairs
-from magicdec.validate.rows import published, read_rows
+from magicdec.validate import PairRow, predict_pairs, published, read_rows
 
 
 class Published(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,17 +17,20 @@ from dataclasses import dataclass
 import msgspec
 
 from magicdec.errors import ConfigError, unknown_choice
-from magicdec.measure.configuration import BenchmarkRequest
-from magicdec.measure.session import BenchmarkSession
-from magicdec.perfmodel.acceptance import AcceptanceProfile, fit_profile
-from magicdec.perfmodel.acceptance.fit import Measurement, measurements_of
+from magicdec.measure import BenchmarkRequest, BenchmarkSession
+from magicdec.perfmodel import (
+    AcceptanceProfile,
+    Measurement,
+    fit_profile,
+    measurements_of,
+)
 from magicdec.progress import Progress, Stages, Step
-from magicdec.specs.named_head import NamedHead
-from magicdec.specs.speculation import (
+from magicdec.specs import (
     MODEL_METHODS,
     SELF,
     SPARSE_METHODS,
     DraftMethod,
+    NamedHead,
     SamplingSpec,
     SpeculationSpec,
 )

@@ -15,17 +15,14 @@ from magicdec.commands import options
 from magicdec.commands.options import option, parse_ints, require
 from magicdec.errors import ConfigError, ServerError, unknown_choice
 from magicdec.progress import shown_progress
-from magicdec.specs.speculation import SELF
+from magicdec.specs import SELF
 from magicdec.units import format_bytes, format_rate, format_seconds, printable
 
 if TYPE_CHECKING:
-    from magicdec.calibrate.machine import Calibration
-    from magicdec.live.advice import Serving
-    from magicdec.live.calibration import ServerFit
-    from magicdec.live.drive import LoadPlan, Measured
-    from magicdec.live.http import Address
-    from magicdec.perfmodel.acceptance import AcceptanceProfile
-    from magicdec.specs.engine import EngineProfile
+    from magicdec.calibrate import Calibration
+    from magicdec.live import Address, LoadPlan, Measured, ServerFit, Serving
+    from magicdec.perfmodel import AcceptanceProfile
+    from magicdec.specs import EngineProfile
 
 LOCAL_PROFILE = Path("local.toml")
 SERVER_PROFILE = Path("server.engine.toml")
@@ -118,12 +115,12 @@ def calibrate_command(
             "--weight-dtype and --kv-dtype describe a server; give --dtype for this machine",
         )
         runtime = _runtime(engine, clock=clock, weights=weights)
-        from magicdec.measure.environment import bind_threads, prepare
+        from magicdec.measure import bind_threads, prepare
 
         prepare(clock, device)
         bind_threads()
-        from magicdec.calibrate.machine import calibrate
-        from magicdec.specs.named_head import head_beside
+        from magicdec.calibrate import calibrate
+        from magicdec.specs import head_beside
 
         head = None
         if runtime == "ours":
@@ -141,9 +138,7 @@ def calibrate_command(
         )
         calibrate_machine(measure, output, model=model, quiet=quiet)
         return
-    from magicdec.live.advice import Serving
-    from magicdec.live.drive import plan_loads
-    from magicdec.live.http import parse_address
+    from magicdec.live import Serving, parse_address, plan_loads
 
     require(
         hardware is not None,
@@ -184,7 +179,7 @@ def calibrate_command(
 
 def _check_dtype(dtype: str | None) -> None:
     """Raises ConfigError for a dtype that no profile has."""
-    from magicdec.specs.precision import PROFILE_DTYPES
+    from magicdec.specs import PROFILE_DTYPES
 
     if dtype is not None and dtype not in PROFILE_DTYPES:
         raise unknown_choice("dtype", dtype, PROFILE_DTYPES)
@@ -213,7 +208,7 @@ def calibrate_machine(
     quiet: bool,
 ) -> None:
     """Runs the micro-benchmarks of this machine and writes its profiles and their points."""
-    from magicdec.calibrate.local_profile import LocalProfile, save_points
+    from magicdec.calibrate import LocalProfile, save_points
     from magicdec.files import check_writable
 
     check_writable(output)
@@ -241,15 +236,16 @@ def calibrate_server(
     for it.
     """
     from magicdec.files import check_writable
-    from magicdec.live.calibration import (
+    from magicdec.live import (
+        Load,
         describe_server,
+        drive_load,
         estimated_seconds,
         fit_server,
         save_loads,
         send_plan,
     )
-    from magicdec.live.drive import Load, drive
-    from magicdec.specs.catalog import load_model_spec
+    from magicdec.specs import load_model_spec
 
     spec = load_model_spec(serving.model)
     tp = serving.tp_size
@@ -275,7 +271,7 @@ def calibrate_server(
         return
 
     def send(load: Load, seed: int) -> Measured:
-        return drive(
+        return drive_load(
             address, load, model=server.model, vocab_size=spec.vocab_size, seed=seed
         )
 
@@ -324,8 +320,14 @@ def _print_loads(loads: LoadPlan, duration: str) -> None:
 def calibrate_results(paths: Sequence[Path], serving: Serving, output: Path) -> None:
     """Fits an engine profile to the result files of a load generator."""
     from magicdec.files import check_writable
-    from magicdec.live.benchmark_results import points_of, read_runs, tokens_per_event
-    from magicdec.live.calibration import NOISE_LIMIT, fit_server, noise
+    from magicdec.live import (
+        NOISE_LIMIT,
+        fit_server,
+        noise,
+        points_of,
+        read_runs,
+        tokens_per_event,
+    )
 
     check_writable(output)
     runs = list(chain.from_iterable(map(read_runs, paths)))
@@ -367,7 +369,7 @@ def _save_fit(
     serving: Serving,
     output: Path,
 ) -> None:
-    from magicdec.live.calibration import save_fit
+    from magicdec.live import save_fit
 
     files = save_fit(fit, points, origin, output)
     print("wrote " + ", ".join(map(str, files)))
@@ -581,17 +583,17 @@ def profile_acceptance_command(
     }
     for name, value in only_logs.items():
         require(value is None, f"{name} goes with --outputs: it is of logged requests")
-    from magicdec.measure.environment import bind_threads
+    from magicdec.measure import bind_threads
 
     bind_threads()
-    from magicdec.calibrate.acceptance_bench import (
+    from magicdec.calibrate import (
         AcceptanceRequest,
+        acceptance_path,
         fit_profiles,
         measure_acceptance,
     )
-    from magicdec.calibrate.local_profile import acceptance_path
-    from magicdec.perfmodel.acceptance import save_profile
-    from magicdec.specs.named_head import named_head
+    from magicdec.perfmodel import save_profile
+    from magicdec.specs import named_head
 
     head = named_head(model, draft, draft_model)
     if head is not None:
@@ -657,7 +659,7 @@ def next_plan(
     """The plan with what was measured: the machine's files where they are there, and the
     acceptance.
     """
-    from magicdec.calibrate.local_profile import engine_path
+    from magicdec.calibrate import engine_path
 
     own = {}
     if profile.is_file() and engine_path(profile).is_file():

@@ -12,7 +12,7 @@ from magicdec.commands.options import option, table_console
 from magicdec.units import GIGA, MEGA, TERA, format_bytes
 
 if TYPE_CHECKING:
-    from magicdec.specs.model import ModelSpec
+    from magicdec.specs import ModelSpec
 
 Format = Annotated[Literal["table", "json"], option("table or json.", "--format")]
 MODELS_EPILOG = options.examples(
@@ -43,8 +43,7 @@ def models_command(
     whether `magicdec run` runs them. With --architectures, the architectures that a config.json may
     have.
     """
-    from magicdec.specs.catalog import load_model_spec, model_names
-    from magicdec.specs.model_names import named_models
+    from magicdec.specs import load_model_spec, model_names, named_models
 
     if architectures:
         _show_architectures(output)
@@ -71,7 +70,7 @@ def models_command(
 
 def _model_row(spec: ModelSpec) -> dict[str, Any]:
     """Sizes of one model, and whether it is run."""
-    from magicdec.specs.model import why_not_run
+    from magicdec.specs import why_not_run
 
     recurrent, conv = spec.state_elements()
     weights = "bf16"
@@ -97,7 +96,7 @@ def _show_architectures(output: str) -> None:
     """By model_type: all are planned; those that are run are tested against transformers."""
     import msgspec
 
-    from magicdec.specs.catalog import architecture_facts
+    from magicdec.specs import architecture_facts
 
     facts = architecture_facts()
     if output == "json":
@@ -137,7 +136,7 @@ def hardware_command(output: Format = "table") -> None:
 
     With their ceilings, and whether their kernels were measured.
     """
-    from magicdec.perfmodel.kernels.profile import hardware_names, load_hardware
+    from magicdec.perfmodel import hardware_names, load_hardware
 
     rows = []
     for profile in map(load_hardware, hardware_names()):
@@ -160,7 +159,7 @@ def engines_command(output: Format = "table") -> None:
 
     With what their profiles were fitted on.
     """
-    from magicdec.specs.engine import engine_names, load_engine
+    from magicdec.specs import engine_names, load_engine
 
     rows = []
     for name in engine_names():
@@ -172,7 +171,7 @@ def _show(rows: list[dict[str, Any]], output: str) -> None:
     if output == "json":
         print(json.dumps(rows, indent=1))
         return
-    from magicdec.reports.text import text_table
+    from magicdec.reports import text_table
 
     heads = [HEADINGS.get(name, name.replace("_", " ")) for name in rows[0]]
     cells = [[_cell(name, value) for name, value in row.items()] for row in rows]

@@ -156,14 +156,14 @@ def _is_engines_own(written: str, name: str, known: set[str]) -> bool:
         return False
     if name in LONGEST or name in SPECULATION:
         return True
-    from magicdec.specs.serve_command import HARMLESS  # few command lines have one
+    from magicdec.specs import HARMLESS  # few command lines have one
 
     return HARMLESS.fullmatch(name) is not None
 
 
 def _drafting(text: str) -> list[str]:
     """Our options for vLLM's --speculative-config."""
-    from magicdec.specs.serve_command import speculation_of
+    from magicdec.specs import speculation_of
 
     asked = speculation_of(text)
     if asked is None:

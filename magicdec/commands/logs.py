@@ -15,14 +15,12 @@ from magicdec.counts import Z_90
 from magicdec.errors import ConfigError
 from magicdec.naming import METHODS
 from magicdec.progress import shown_progress
-from magicdec.specs.speculation import HEAD_METHODS, SELF
+from magicdec.specs import HEAD_METHODS, SELF
 from magicdec.units import MIB, format_seconds, printable
 
 if TYPE_CHECKING:
-    from magicdec.logs.replay import LogReplay
-    from magicdec.logs.requests import Account
-    from magicdec.perfmodel.acceptance import AcceptanceProfile
-    from magicdec.perfmodel.acceptance.replayed import RangeOfSteps, Replay
+    from magicdec.logs import Account, LogReplay
+    from magicdec.perfmodel import AcceptanceProfile, RangeOfSteps, Replay
 
 KEEP_ABOVE_BYTES = 512 * MIB
 """Size of logs above which the counts of finished parts are kept, to go on from."""
@@ -94,7 +92,7 @@ def profile_logs(request: LogRequest) -> None:
 
 def _sorted_drafts(drafts: tuple[str, ...]) -> tuple[list[str], list[str]]:
     """Look-up rules and draft models. Raises ConfigError for a draft that no log can replay."""
-    from magicdec.logs.lookups import RULES
+    from magicdec.logs import RULES
 
     rules = []
     models = []
@@ -129,9 +127,7 @@ def _profile_lookups(
         raise ConfigError(
             "replaying logs needs a package: pip install 'magicdec[logs]'"
         ) from None
-    from magicdec.logs.profiles import profiles_of, sweep
-    from magicdec.logs.replay import replay_logs
-    from magicdec.logs.sources import cpu_count, files_of
+    from magicdec.logs import cpu_count, files_of, profiles_of, replay_logs, sweep
 
     files = files_of(request.outputs)
     total = sum(file.stat().st_size for file in files)
@@ -172,12 +168,16 @@ def _profile_model(request: LogRequest, draft: str) -> tuple[AcceptanceProfile, 
         raise ConfigError(
             "replaying a draft model needs torch: pip install 'magicdec[run]'"
         ) from None
-    from magicdec.logs.draft_model import ModelReplay
-    from magicdec.logs.lookups import DRAFT_MODEL, Lookup
-    from magicdec.logs.profiles import MODEL_GAMMAS, profiles_of
-    from magicdec.logs.replay import replay_draft_model
-    from magicdec.logs.sources import files_of
-    from magicdec.measure.environment import bind_threads
+    from magicdec.logs import (
+        DRAFT_MODEL,
+        MODEL_GAMMAS,
+        Lookup,
+        ModelReplay,
+        files_of,
+        profiles_of,
+        replay_draft_model,
+    )
+    from magicdec.measure import bind_threads
 
     bind_threads()
     files = files_of(request.outputs)
@@ -335,8 +335,8 @@ def _print_ranges(title: str, rows: list[RangeOfSteps]) -> None:
 
 def _write(request: LogRequest, profiles: list[tuple[AcceptanceProfile, str]]) -> None:
     """Write each profile next to the output, and print the plan that takes them."""
-    from magicdec.calibrate.local_profile import acceptance_path
-    from magicdec.perfmodel.acceptance import save_profile
+    from magicdec.calibrate import acceptance_path
+    from magicdec.perfmodel import save_profile
 
     files = []
     for profile, name in profiles:

@@ -73,7 +73,7 @@ def option(text: str, *names: str, **more: Any) -> Any:
 
 def as_dtype(text: str | None) -> str | None:
     """torch's name of a number format: "bf16" is understood as bfloat16."""
-    from magicdec.specs.precision import DTYPE_OF_FORMAT
+    from magicdec.specs import DTYPE_OF_FORMAT
 
     return text and DTYPE_OF_FORMAT.get(text, text)
 
@@ -82,7 +82,7 @@ def as_formats(text: str | None) -> str | None:
     """The profiles' names of a list of number formats: "bfloat16" is understood as bf16, "awq" as
     int4; "auto" is the format as published.
     """
-    from magicdec.specs.precision import format_name
+    from magicdec.specs import format_name
 
     if not text or text == "auto":
         return None

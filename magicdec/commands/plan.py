@@ -24,21 +24,25 @@ from magicdec.commands.options import (
     table_console,
 )
 from magicdec.progress import shown_progress
-from magicdec.schema import request as plan_request
-from magicdec.schema.request import Option
+from magicdec.schema import (
+    COUNT_OR_SHARE,
+    COUNTS_OR_SHARES,
+    NUMBER_OR_TEXT,
+    Option,
+    request_options,
+)
 
 if TYPE_CHECKING:
-    from magicdec.perfmodel.plan.request import PlanRequest
-    from magicdec.perfmodel.variations import Sensitivity
-    from magicdec.schema.plan import Plan
+    from magicdec.perfmodel import PlanRequest, Sensitivity
+    from magicdec.schema import Plan
 
 AS_TEXT = (
     tuple[int, ...],
     tuple[str, ...],
-    plan_request.COUNTS_OR_SHARES,
+    COUNTS_OR_SHARES,
     float | tuple[float, ...] | None,
-    plan_request.NUMBER_OR_TEXT,
-    plan_request.COUNT_OR_SHARE,
+    NUMBER_OR_TEXT,
+    COUNT_OR_SHARE,
 )
 PLAN_EPILOG = options.examples(
     "plan",
@@ -84,7 +88,7 @@ def asks_plan(*names: str) -> Callable[[Callable[..., None]], Callable[..., None
         }
         asked = {
             name: each
-            for name, each in plan_request.options().items()
+            for name, each in request_options().items()
             if not names or name in names
         }
         made = [
@@ -130,17 +134,17 @@ def _parameter(name: str, asked: Option) -> Parameter:
 
 def _read(name: str, value: Any) -> Any:
     """An option's value from its text."""
-    asked = plan_request.options()[name]
+    asked = request_options()[name]
     shown = f"--{name.replace('_', '-')}"
     if (
         not isinstance(value, str)
         or asked.kind not in AS_TEXT
-        or asked.kind in (plan_request.NUMBER_OR_TEXT, plan_request.COUNT_OR_SHARE)
+        or asked.kind in (NUMBER_OR_TEXT, COUNT_OR_SHARE)
     ):
         return value
     if name == "acceptance_rate":
         return parse_rates(value)
-    if asked.kind == plan_request.COUNTS_OR_SHARES:
+    if asked.kind == COUNTS_OR_SHARES:
         return parse_counts(value, shown) if value else None
     if asked.is_whole:
         return parse_ints(value, shown) if value else None
@@ -188,7 +192,7 @@ def plan_command(
     For a model, devices, contexts and batches; each answer has a 90 % interval.
     """
     from magicdec.files import check_writable, write_atomic
-    from magicdec.perfmodel.planner import plan, request_of
+    from magicdec.perfmodel import make_plan, request_of
 
     if output is not None:
         check_writable(output)
@@ -208,7 +212,7 @@ def plan_command(
     if request.requests is not None and not logs:
         _say_columns(request.requests, request.columns)
     with shown_progress(not request.has_arrivals) as show:
-        answer = plan(request, show)
+        answer = make_plan(request, show)
     if record is not None:
         _record(answer, record)
     if output is not None:
@@ -218,7 +222,7 @@ def plan_command(
     elif output_format is OutputFormat.CSV:
         print(answer.to_csv(), end="")
     else:
-        from magicdec.reports.terminal_plan import print_plan
+        from magicdec.reports import print_plan
 
         print_plan(answer, table_console(), why=why, every=every)
 
@@ -234,7 +238,7 @@ def _as_shown(request: PlanRequest) -> PlanRequest:
 
 def _say_columns(path: str, given: str | None) -> None:
     """Says on stderr where the columns of a log were recognised."""
-    from magicdec.perfmodel.rate.requests import log_columns
+    from magicdec.perfmodel import log_columns
 
     columns = log_columns(path, given)
     if columns is not None:
@@ -245,8 +249,8 @@ def _record(answer: Plan, path: Path) -> None:
     """Appends every evaluated row as a record of `source: analytical`."""
     import msgspec
 
-    from magicdec.reports.data import candidate_record
-    from magicdec.schema.record import append_record, current_environment
+    from magicdec.reports import candidate_record
+    from magicdec.schema import append_record, current_environment
 
     environment = current_environment()
     for row in answer.rows:
@@ -266,8 +270,7 @@ def sensitivity_command(
 
     That input is the one to measure next.
     """
-    from magicdec.perfmodel.planner import request_of
-    from magicdec.perfmodel.variations import sensitivity
+    from magicdec.perfmodel import request_of, sensitivity
 
     read = {name: _read(name, value) for name, value in given.items()}
     result = sensitivity(request_of(**read))
@@ -281,7 +284,7 @@ def sensitivity_command(
 
 
 def _print_sensitivity(model: str, result: Sensitivity) -> None:
-    from magicdec.reports.text import text_table
+    from magicdec.reports import text_table
 
     best = result.configuration
     if best.draft_budget:

@@ -9,12 +9,12 @@ from magicdec.commands.options import require
 from magicdec.errors import ConfigError
 from magicdec.files import write_atomic
 from magicdec.progress import shown_progress
-from magicdec.schema.request import options
-from magicdec.specs.speculation import LOOKUP_METHODS
+from magicdec.schema import request_options
+from magicdec.specs import LOOKUP_METHODS
 
 if TYPE_CHECKING:
-    from magicdec.logs.load import LogLoad
-    from magicdec.perfmodel.acceptance import AcceptanceProfile
+    from magicdec.logs import LogLoad
+    from magicdec.perfmodel import AcceptanceProfile
 
 READ_FROM_LOGS = ("requests", "workload", "cached")
 """Options that a log answers, and that therefore may not be given with one."""
@@ -39,8 +39,7 @@ def options_from_logs(
     for name in READ_FROM_LOGS:
         require(not given.get(name), f"--logs says it: leave --{name} out")
     from magicdec.commands.logs import dataset_of, print_account
-    from magicdec.logs.load import read_load
-    from magicdec.logs.sources import files_of
+    from magicdec.logs import files_of, read_load
 
     files = files_of(logs)
     folder = Path(f"{dataset_of(files[:1])}.magicdec")
@@ -77,10 +76,8 @@ def cache_room(given: dict[str, Any]) -> int | None:
     model does not fit as it is asked for.
     """
     from magicdec.errors import CapacityError
-    from magicdec.perfmodel.plan.request import lengths_of, resolve
-    from magicdec.perfmodel.planner import request_of
-    from magicdec.specs.catalog import load_model_spec
-    from magicdec.specs.model import ModelSpec
+    from magicdec.perfmodel import lengths_of, request_of, resolve
+    from magicdec.specs import ModelSpec, load_model_spec
 
     names = ("model", "hardware", "engine", "tp", "gpus", "weight_dtype", "kv_dtype")
     asked = {name: given[name] for name in names if given.get(name) is not None}
@@ -112,21 +109,19 @@ def _replayed(
         rules = [RULES[asked]] if asked in LOOKUP_METHODS else []
     if not rules or given.get("acceptance_rate") is not None:
         return []
-    from magicdec.logs.profiles import profiles_of, sweep
-    from magicdec.logs.replay import replay_logs
-    from magicdec.logs.sources import cpu_count
+    from magicdec.logs import cpu_count, profiles_of, replay_logs, sweep
 
     replay = replay_logs(files, sweep(rules), tokenizer=tokenizer, jobs=cpu_count())
     if not any(counts.num_steps for counts in replay.settings):
         return []
-    model = given.get("model", options()["model"].default)
+    model = given.get("model", request_options()["model"].default)
     return profiles_of(replay, model=str(model), dataset=dataset)
 
 
 def _written(
     profiles: list[AcceptanceProfile], folder: Path, *, says: bool
 ) -> list[str]:
-    from magicdec.perfmodel.acceptance import save_profile
+    from magicdec.perfmodel import save_profile
 
     paths = []
     for profile in profiles:

@@ -25,8 +25,8 @@ from magicdec.commands.options import (
     require,
 )
 from magicdec.errors import ConfigError, MagicdecError
-from magicdec.specs.precision import DTYPE_OF_FORMAT
-from magicdec.specs.speculation import (
+from magicdec.specs import (
+    DTYPE_OF_FORMAT,
     HEAD_METHODS,
     LOOKUP_METHODS,
     NOT_RUN,
@@ -38,11 +38,9 @@ from magicdec.specs.speculation import (
 )
 
 if TYPE_CHECKING:
-    from magicdec.measure.configuration import BenchmarkRequest, Outputs
-    from magicdec.schema.plan import Formats, Plan
-    from magicdec.schema.record import Record
-    from magicdec.schema.row import Candidate
-    from magicdec.specs.named_head import NamedHead
+    from magicdec.measure import BenchmarkRequest, Outputs
+    from magicdec.schema import Candidate, Formats, Plan, Record
+    from magicdec.specs import NamedHead
 
 EPILOG = options.examples(
     "run --batch 32 --context 4096 --draft-budget 256 --gamma 3",
@@ -220,7 +218,7 @@ def run_command(
         not resume or records is not None,
         "--resume goes on with a records file; give --records too",
     )
-    from magicdec.measure.configuration import Outputs
+    from magicdec.measure import Outputs
 
     outputs = Outputs(
         records=records,
@@ -240,8 +238,8 @@ def run_command(
 
 
 def _print_results(results: list[Record], output_format: OutputFormat) -> None:
-    from magicdec.reports.terminal import print_run
-    from magicdec.schema.record import record_rows
+    from magicdec.reports import print_run
+    from magicdec.schema import record_rows
 
     print_as(
         output_format,
@@ -262,9 +260,8 @@ def _explicit(context: typer.Context) -> set[str]:
 
 
 def _request(given: dict[str, Any], explicit: set[str]) -> BenchmarkRequest:
-    from magicdec.measure.configuration import BenchmarkRequest
-    from magicdec.specs.catalog import local_model
-    from magicdec.specs.named_head import named_head
+    from magicdec.measure import BenchmarkRequest
+    from magicdec.specs import local_model, named_head
 
     is_whole = given["weights"] == "checkpoint"
     head = named_head(
@@ -422,21 +419,20 @@ def _run(requests: list[BenchmarkRequest], outputs: Outputs) -> list[Record] | N
     """The records; None on ranks other than the first of torchrun's."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         return _run_under_torchrun(requests, outputs)
-    from magicdec.measure.environment import bind_threads
+    from magicdec.measure import bind_threads
 
     if all(request.tp_size == 1 and request.engine == "ours" for request in requests):
         bind_threads()
-    from magicdec.measure.configuration import check_request
-    from magicdec.measure.rank import measure_request
-    from magicdec.runtime.launch import launch
-    from magicdec.specs.catalog import load_model_spec
+    from magicdec.measure import check_request, measure_request
+    from magicdec.runtime import launch_ranks
+    from magicdec.specs import load_model_spec
 
     for request in requests:
         check_request(request, load_model_spec(request.model))
     results: list[Record] = []
     for request in requests:
         device_type = request.device.partition(":")[0]
-        results += launch(
+        results += launch_ranks(
             measure_request,
             request.tp_size,
             request,
@@ -452,13 +448,12 @@ def _run_under_torchrun(
     """One error of all ranks is printed by the first alone: it fails at once, and torchrun then
     ends the others.
     """
-    from magicdec.runtime.launch import end_with_torchrun, take_own_cores
+    from magicdec.runtime import end_with_torchrun, take_own_cores
 
     end_with_torchrun()
     take_own_cores()
-    from magicdec.measure.configuration import check_devices
-    from magicdec.measure.rank import measure_request
-    from magicdec.runtime.distributed import join_world, leave_world
+    from magicdec.measure import check_devices, measure_request
+    from magicdec.runtime import join_world, leave_world
 
     try:
         for request in requests:
@@ -491,7 +486,7 @@ def read_plan(
     Raises ConfigError when the file is no plan, or plans a draft, a number format or a spread over
     devices that cannot be run; StorageError when it cannot be read.
     """
-    from magicdec.schema.plan import load_plan
+    from magicdec.schema import load_plan
 
     plan = load_plan(path)
     if plan.best.num_gpus != plan.best.tp_size:
@@ -594,7 +589,7 @@ def _runner_up(plan: Plan) -> list[Candidate]:
 
 
 def _options_of_row(row: Candidate) -> dict[str, Any]:
-    from magicdec.schema.row import column
+    from magicdec.schema import column
 
     return {option: column(row, name) for name, option in OPTION_OF_KEY.items()}
 

@@ -20,11 +20,7 @@ from magicdec.progress import shown_progress
 from magicdec.units import format_seconds
 
 if TYPE_CHECKING:
-    from magicdec.live.advice import Serving
-    from magicdec.live.http import Address
-    from magicdec.live.observation import Draft, Observation
-    from magicdec.live.show import View
-    from magicdec.live.tune import Trial
+    from magicdec.live import Address, Draft, Observation, Serving, Trial, View
 
 OBSERVE_EPILOG = options.examples(
     "observe http://localhost:8000 --draft ngram -o acceptance.json",
@@ -99,7 +95,7 @@ def observe_command(
     a trace.
     """
     from magicdec.files import check_writable
-    from magicdec.live.observation import agreed
+    from magicdec.live import agreed
 
     for path in filter(None, (output, records)):
         check_writable(path)
@@ -114,10 +110,8 @@ def observe_command(
             trace, requested, model=model, context=context, dataset=dataset, to=output
         )
         return
-    from magicdec.live.advice import Serving
-    from magicdec.live.http import Address
-    from magicdec.live.metrics import parse_source
-    from magicdec.specs.model_names import model_name
+    from magicdec.live import Address, Serving, parse_source
+    from magicdec.specs import model_name
 
     where = parse_source(source)
     if interval is None:
@@ -166,7 +160,7 @@ def _observe_trace(
     dataset: str,
     to: Path | None,
 ) -> None:
-    from magicdec.live.observation import agreed
+    from magicdec.live import agreed
 
     if context is None:
         raise ConfigError(
@@ -178,7 +172,7 @@ def _observe_trace(
 def _requested_draft(
     draft: str | None, method: str | None, budget: int | None
 ) -> Draft | None:
-    from magicdec.live.observation import parse_draft
+    from magicdec.live import parse_draft
 
     if draft is not None:
         return parse_draft(draft, method=method, budget=budget)
@@ -196,8 +190,8 @@ def _view(
     acceptance: Path | None,
 ) -> View:
     """The view to show, with advice where the server's device is known."""
-    from magicdec.live.show import View
-    from magicdec.perfmodel.acceptance import load_profile
+    from magicdec.live import View
+    from magicdec.perfmodel import load_profile
 
     view = View(draft=draft, context=context)
     if serving is not None:
@@ -238,9 +232,9 @@ def _write_observation(
 ) -> None:
     """Writes the acceptance profile and the record that were requested, and says so next to the
     table, or on stderr where a document is printed."""
-    from magicdec.live.profile import acceptance_profile, record
-    from magicdec.perfmodel.acceptance import save_profile
-    from magicdec.schema.record import append_record
+    from magicdec.live import acceptance_profile, record
+    from magicdec.perfmodel import save_profile
+    from magicdec.schema import append_record
 
     file = sys.stderr
     if is_table:
@@ -274,8 +268,7 @@ def _look(
     interval: float,
     quiet: bool,
 ) -> Observation:
-    from magicdec.live.metrics import choose_target, scrapes
-    from magicdec.live.observation import observe
+    from magicdec.live import choose_target, observe, scrapes
 
     taken = []
     try:
@@ -304,9 +297,7 @@ def _watch(
     from rich.live import Live
     from rich.text import Text
 
-    from magicdec.live.metrics import choose_target
-    from magicdec.live.observation import observe
-    from magicdec.live.show import trend_lines, windows
+    from magicdec.live import choose_target, observe, trend_lines, windows
 
     history: list[Observation] = []
     with Live(
@@ -345,11 +336,9 @@ def _print_imported(
     output: Path | None,
 ) -> None:
     """Prints the acceptance that a trace holds, and writes it to `output` as a profile."""
-    from magicdec.live.profile import imported_profile
-    from magicdec.live.show import rates_text
-    from magicdec.perfmodel.acceptance import save_profile
-    from magicdec.perfmodel.acceptance.files import read_acceptance
-    from magicdec.specs.model_names import model_name
+    from magicdec.live import imported_profile, rates_text
+    from magicdec.perfmodel import read_acceptance, save_profile
+    from magicdec.specs import model_name
 
     trace = read_acceptance(path)
     profile = imported_profile(
@@ -404,21 +393,26 @@ def tune_command(
 
     Observes it, predicts, restarts it with two or three gammas, and prints what each took.
     """
-    from magicdec.live.advice import Serving, advise, situation_of
-    from magicdec.live.http import parse_address
-    from magicdec.live.metrics import choose_target, scrapes
-    from magicdec.live.observation import agreed, observe, parse_draft
-    from magicdec.live.show import advice_lines
-    from magicdec.live.tune import (
+    from magicdec.live import (
+        Serving,
+        advice_lines,
+        advise,
+        agreed,
         candidates,
-        check_command,
+        check_restart,
+        choose_target,
         in_turns,
+        observe,
         outcome_lines,
+        parse_address,
+        parse_draft,
+        scrapes,
+        situation_of,
         try_gamma,
         try_in_turns,
     )
 
-    check_command(restart)
+    check_restart(restart)
     address = parse_address(server)
     requested = None
     if draft is not None:
@@ -499,7 +493,7 @@ def _trials_document(
     advised: int,
 ) -> dict[str, Any]:
     """The trials with their predictions, and the outcome of each gamma."""
-    from magicdec.live.tune import outcomes, regret
+    from magicdec.live import outcomes, regret
 
     rows = []
     for trial in trials:

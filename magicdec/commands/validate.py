@@ -27,10 +27,8 @@ from magicdec.progress import Done, shown_progress
 from magicdec.units import format_seconds
 
 if TYPE_CHECKING:
-    from magicdec.schema.comparison import Comparison
-    from magicdec.validate.acceptance import AcceptanceValidation
-    from magicdec.validate.demo import DemoResult
-    from magicdec.validate.grid import Thresholds
+    from magicdec.schema import Comparison
+    from magicdec.validate import AcceptanceValidation, DemoResult, Thresholds
 
 app = typer.Typer(
     help="Compare predictions with measurements.",
@@ -64,7 +62,7 @@ def kernels_command(
 
     Error of the shipped hardware profiles on tables of GEMM, attention and all-reduce.
     """
-    from magicdec.validate.kernels import validate_kernels
+    from magicdec.validate import validate_kernels
 
     _print_groups(validate_kernels(files), output_format)
 
@@ -88,7 +86,7 @@ def serving_command(
 
     Tables of vLLM, SGLang and TensorRT-LLM under load.
     """
-    from magicdec.validate.serving import validate_serving
+    from magicdec.validate import validate_serving
 
     document = validate_serving(files, left_out=left_out, leave_out=leave_out)
     _print_groups(document, output_format)
@@ -116,8 +114,7 @@ def pairs_command(
     With and without speculation: errors of the whole request's speedup and of the time between
     tokens, and what the plan's gamma would lose.
     """
-    from magicdec.validate.pairs import validate_pairs
-    from magicdec.validate.rows import published
+    from magicdec.validate import published, validate_pairs
 
     document = validate_pairs(
         files or published("speculation_pairs.csv"),
@@ -156,7 +153,7 @@ def lanes_command(
     By engine and version, sort of draft, kind of model, and whether the device's kernels were timed.
     Tables of pairs (`validate pairs`) and of servers (`validate serving`).
     """
-    from magicdec.validate.evidence import validate_lanes
+    from magicdec.validate import validate_lanes
 
     _print_groups(validate_lanes(files, output=output), output_format)
 
@@ -175,7 +172,7 @@ def traffic_command(
     Errors of TTFT, TPOT and whole requests by percentile, of throughput, and of the largest load
     within limits.
     """
-    from magicdec.validate.traffic import validate_traffic
+    from magicdec.validate import validate_traffic
 
     with shown_progress(quiet) as progress:
         document = validate_traffic(files, progress)
@@ -197,7 +194,7 @@ def published_command(
     output_format: options.Format = OutputFormat.TABLE,
 ) -> None:
     """Predictions against published speedups and latencies."""
-    from magicdec.validate.published_speedups import validate_published
+    from magicdec.validate import validate_published
 
     _print_groups(
         validate_published(files or None, fit_acceptance=fit_acceptance), output_format
@@ -231,8 +228,7 @@ def acceptance_command(
     true. Tables with budgets test the law by position: fitted to short drafts (gamma <= 8), it
     predicts the tokens per step of long ones.
     """
-    from magicdec.validate.acceptance import holds_rates, validate_beliefs
-    from magicdec.validate.published_acceptance import validate_acceptance
+    from magicdec.validate import holds_rates, validate_acceptance, validate_beliefs
 
     of_beliefs = []
     of_law = []
@@ -260,8 +256,8 @@ def acceptance_command(
 
 
 def _print_beliefs(validation: AcceptanceValidation) -> None:
-    from magicdec.reports.text import text_table
-    from magicdec.validate.acceptance import summary_line
+    from magicdec.reports import text_table
+    from magicdec.validate import summary_line
 
     left_out = "not in the shipped table"
     if validation.leave_out:
@@ -328,8 +324,8 @@ def grid_command(
 
     Each configuration is predicted from the calibration alone, before the first is run.
     """
-    from magicdec.measure.environment import bind_threads, prepare
-    from magicdec.validate.grid import choose_grid, run_grid
+    from magicdec.measure import bind_threads, prepare
+    from magicdec.validate import choose_grid, run_grid
 
     require(
         not (quick and grid),
@@ -338,7 +334,7 @@ def grid_command(
     spec = choose_grid(grid, quick=quick, engine=engine, clock=clock)
     prepare(spec.clock, spec.device)
     bind_threads()
-    from magicdec.calibrate.local_profile import load_local_profile
+    from magicdec.calibrate import load_local_profile
 
     with shown_progress(quiet) as show:
         local = None
@@ -374,8 +370,7 @@ def records_command(
 
     Errors by term and case, coverage of the intervals, and what following the predictions loses.
     """
-    from magicdec.schema.comparison import Comparison, by_cpu_time, pair_records
-    from magicdec.schema.record import read_many
+    from magicdec.schema import Comparison, by_cpu_time, pair_records, read_many
 
     rows = read_many(files)
     if clock == "cpu":
@@ -394,7 +389,7 @@ def _print_comparison(
     *,
     verdict: tuple[Thresholds, list[str]] | None = None,
 ) -> None:
-    from magicdec.reports import terminal
+    from magicdec.reports import print_comparison, print_verdict
 
     document = comparison.to_document()
     if verdict is not None:
@@ -406,16 +401,16 @@ def _print_comparison(
         }
 
     def table() -> None:
-        terminal.print_comparison(comparison, console())
+        print_comparison(comparison, console())
         if verdict is not None:
-            terminal.print_verdict(verdict[1], console())
+            print_verdict(verdict[1], console())
 
     print_as(output_format, document, document["rows"], table)
 
 
 def _print_groups(document: dict[str, Any], output_format: OutputFormat) -> None:
-    from magicdec.reports.terminal import print_groups
-    from magicdec.validate.rows import by_cause
+    from magicdec.reports import print_groups
+    from magicdec.validate import by_cause
 
     for line in by_cause(document.get("assumed", ())):
         print(f"assumed: {line}")
@@ -446,13 +441,12 @@ def demo_command(
 
     The whole path on this machine, with the embedded model.
     """
-    from magicdec.measure.environment import bind_threads
+    from magicdec.measure import bind_threads
 
     bind_threads()
     from magicdec.files import check_writable, write_atomic
-    from magicdec.reports.data import ReportData
-    from magicdec.reports.report import write_report
-    from magicdec.validate.demo import run_demo
+    from magicdec.reports import ReportData, write_report
+    from magicdec.validate import run_demo
 
     started = time.monotonic()
     check_writable(output / "report.html")

@@ -5,10 +5,8 @@ from __future__ import annotations
 from magicdec.explore.controls import CONTROLS, YES
 from magicdec.explore.state import shown
 from magicdec.naming import draft_name
-from magicdec.reports.data import ReportData
-from magicdec.reports.headline import headline
-from magicdec.schema.plan import Plan
-from magicdec.schema.request import Request
+from magicdec.reports import ReportData, headline_of
+from magicdec.schema import Plan, Request
 
 SHORT_NUMBER = 5
 """Digits from which a whole number is divided into thousands."""
@@ -59,7 +57,7 @@ def _answers(plan: Plan) -> dict[str, str]:
     draft = draft_name(row.draft, row.draft_method, row.draft_budget)
     if row.is_speculative:
         draft = f"{draft} at γ {row.gamma}"
-    facts = headline(ReportData.from_records([], plan)).facts
+    facts = headline_of(ReportData.from_records([], plan)).facts
     named = {fact.label.lower(): fact.value for fact in facts}
     return {"the answer's draft": draft} | named
 

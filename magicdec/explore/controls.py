@@ -12,16 +12,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from magicdec.errors import ConfigError
-from magicdec.schema.request import (
+from magicdec.schema import (
     BALANCES,
     COUNT_OR_SHARE,
     OF_ARRIVALS,
     PREFILLS,
     Option,
-    options,
+    request_options,
 )
-from magicdec.specs.device import DTYPE_BYTES
-from magicdec.specs.engine import engine_names
+from magicdec.specs import DTYPE_BYTES, engine_names
 from magicdec.tasks import TASKS, task_named
 from magicdec.units import parse_count
 
@@ -209,7 +208,7 @@ LABELS = {"pp": "Pipeline stages", "ep": "Expert ranks", "top_p": "Top p"}
 def _further() -> Iterator[tuple[str, Control]]:
     """Controls of the options that are numbers or switches and have no row above."""
     taken = {control.option or name for name, control in (MAIN | OWN).items()}
-    for name, option in options().items():
+    for name, option in request_options().items():
         kind = _kind_of(option)
         if name in taken or kind is None:
             continue

@@ -29,21 +29,22 @@ from magicdec.explore.controls import CHOICES, CONTROLS, FOLDED, MAIN
 from magicdec.explore.jobs import Job, OnEachGpu, Planned, planned_batches, planned_wide
 from magicdec.explore.pasted import pasted
 from magicdec.explore.state import EXAMPLE, Catalog, link, shown
-from magicdec.perfmodel.kernels.profile import counted
-from magicdec.perfmodel.planner import Plan, plan
-from magicdec.reports.data import ReportData
-from magicdec.reports.figures import draw, draw_by_device
-from magicdec.reports.figures.chart import PAPER, raw_svg
-from magicdec.reports.headline import headline
-from magicdec.reports.report import (
+from magicdec.perfmodel import Plan, counted, make_plan
+from magicdec.reports import (
+    PAPER,
+    ReportData,
+    Table,
+    candidate_table,
     chart_view,
+    draw,
+    draw_by_device,
+    headline_of,
     notes_of,
+    raw_svg,
     table_view,
     template_environment,
 )
-from magicdec.reports.tables import Table, candidate_table
-from magicdec.schema.request import Request
-from magicdec.schema.row import Candidate
+from magicdec.schema import Candidate, Request
 
 TEMPLATES = Path(__file__).parent / "templates"
 HTML = "text/html"
@@ -119,9 +120,9 @@ class Explorer:
         """The first question is planned alone: it builds the types of the files that it reads."""
         request = self.catalog.request(state)
         if self._has_planned:
-            return plan(request)
+            return make_plan(request)
         with self._first:
-            document = plan(request)
+            document = make_plan(request)
         self._has_planned = True
         return document
 
@@ -280,7 +281,7 @@ class Explorer:
         data = _report_data(document)
         leading = _leading_drafts(document)
         return {
-            "headline": headline(data),
+            "headline": headline_of(data),
             "table": table_view(leading) if leading is not None else None,
             "notes": notes_of(document),
             "needs_acceptance": document.needs_acceptance,

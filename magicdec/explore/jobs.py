@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from magicdec.errors import CapacityError
-from magicdec.perfmodel.planner import Plan, PlanRequest, plan
+from magicdec.perfmodel import Plan, PlanRequest, make_plan
 from magicdec.progress import Progress, Step
 
 WIDE_BATCHES = (1, 4, 16, 64, 256)
@@ -31,7 +31,7 @@ class Planned:
     def __call__(self, progress: Progress) -> Plan:
         if self.folder is not None:
             os.chdir(self.folder)  # the process runs this job alone
-        return plan(self.request, progress)
+        return make_plan(self.request, progress)
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class OnEachGpu:
             name = getattr(request.hardware[0], "name", request.hardware[0])
             progress(Step(f"planning on {name}", done=done, total=len(self.requests)))
             try:
-                found.append(planned_wide(request, plan(request).best.tp_size))
+                found.append(planned_wide(request, make_plan(request).best.tp_size))
             except CapacityError as error:
                 found.append(str(error))
         return found
@@ -58,7 +58,7 @@ def planned_wide(request: PlanRequest, tp_size: int) -> Plan:
     model does not read are left out."""
     contexts = {*request.context_lens, *WIDE_CONTEXTS}
     batches = {*request.batch_sizes, *WIDE_BATCHES}
-    return plan(
+    return make_plan(
         msgspec.structs.replace(
             request,
             tp_size=tp_size,
@@ -72,7 +72,7 @@ def planned_wide(request: PlanRequest, tp_size: int) -> Plan:
 def planned_batches(request: PlanRequest) -> Plan:
     """A question's answer at usual batches too, as far as they fit, on its own device and context."""
     batches = {*request.batch_sizes, *WIDE_BATCHES}
-    return plan(
+    return make_plan(
         msgspec.structs.replace(
             request,
             batch_sizes=tuple(sorted(batches)),

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import msgspec
 
 from magicdec.explore.state import METHODS, Catalog, link
-from magicdec.live.check import Load, as_asked, check_command
-from magicdec.live.check_text import Line, lines_of
-from magicdec.schema.request import Request
-from magicdec.specs.serve_command import ServeCommand, read_serve_command
+from magicdec.live import AskedLoad, Line, as_asked, check_command, lines_of
+from magicdec.schema import Request
+from magicdec.specs import ServeCommand, read_serve_command
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +60,7 @@ def _within(catalog: Catalog, command: ServeCommand) -> ServeCommand:
     )
 
 
-def _load(catalog: Catalog, state: Request, command: ServeCommand) -> Load:
+def _load(catalog: Catalog, state: Request, command: ServeCommand) -> AskedLoad:
     """The load as the controls have it, where they were moved."""
     start = catalog.start
     hardware: str | None = state.hardware[0]
@@ -73,7 +72,7 @@ def _load(catalog: Catalog, state: Request, command: ServeCommand) -> Load:
     context = None
     if state.context_lens != start.context_lens:
         context = state.context_lens[0]
-    return Load(
+    return AskedLoad(
         hardware=hardware,
         batch=batch,
         context_len=context,

@@ -40,8 +40,8 @@ from magicdec.explore.explorer import (
     Reply,
 )
 from magicdec.explore.uploads import MOST_BYTES, too_large
-from magicdec.reports.report import TEMPLATES as REPORT_TEMPLATES
-from magicdec.specs.serve_command import MOST_TEXT
+from magicdec.reports import TEMPLATES as REPORT_TEMPLATES
+from magicdec.specs import MOST_TEXT
 
 STATUS_OF_ERRORS: dict[type[MagicdecError], HTTPStatus] = {
     WithdrawnError: HTTPStatus.CONFLICT,

@@ -15,22 +15,30 @@ import msgspec
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.explore.controls import CHOICES, CONTROLS, YES, read_value
 from magicdec.explore.uploads import Uploads
-from magicdec.perfmodel.acceptance import AcceptanceProfile, load_profile
-from magicdec.perfmodel.kernels.profile import (
+from magicdec.perfmodel import (
+    AcceptanceProfile,
     HardwareProfile,
+    PlanRequest,
     counted,
+    engine_of,
     hardware_aliases,
     hardware_names,
     load_hardware,
+    load_profile,
+    offered,
 )
-from magicdec.perfmodel.plan.drafts import offered
-from magicdec.perfmodel.plan.request import PlanRequest, engine_of
-from magicdec.schema.request import OF_ARRIVALS, Request, fields_of, given, plan_command
-from magicdec.specs.catalog import load_model_spec, model_names
-from magicdec.specs.engine import EngineProfile, load_engine
-from magicdec.specs.model import ModelSpec
-from magicdec.specs.model_names import named_models, resolve_name
-from magicdec.specs.speculation import OWN_METHOD, SPARSE_METHODS
+from magicdec.schema import OF_ARRIVALS, Request, fields_of, given, plan_command
+from magicdec.specs import (
+    OWN_METHOD,
+    SPARSE_METHODS,
+    EngineProfile,
+    ModelSpec,
+    load_engine,
+    load_model_spec,
+    model_names,
+    named_models,
+    resolve_name,
+)
 
 METHODS = (*SPARSE_METHODS, "full", *OWN_METHOD)
 NO_DRAFT = "none"

@@ -1,1 +1,49 @@
 """A running server: its metrics in, its acceptance, its load and advice out. Needs no torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from magicdec.door import door
+
+if TYPE_CHECKING:
+    from magicdec.live.advice import Serving, advise, situation_of
+    from magicdec.live.benchmark_results import points_of, read_runs, tokens_per_event
+    from magicdec.live.calibration import (
+        NOISE_LIMIT,
+        ServerFit,
+        describe_server,
+        estimated_seconds,
+        fit_server,
+        noise,
+        save_fit,
+        save_loads,
+        send_plan,
+    )
+    from magicdec.live.check import AskedLoad, Check, as_asked, check_command
+    from magicdec.live.check_text import Line, lines_of
+    from magicdec.live.drive import Load, LoadPlan, Measured, drive_load, plan_loads
+    from magicdec.live.http import Address, parse_address
+    from magicdec.live.metrics import choose_target, parse_source, scrapes
+    from magicdec.live.observation import (
+        Draft,
+        Observation,
+        agreed,
+        observe,
+        parse_draft,
+    )
+    from magicdec.live.profile import acceptance_profile, imported_profile, record
+    from magicdec.live.show import View, advice_lines, rates_text, trend_lines, windows
+    from magicdec.live.tune import (
+        Trial,
+        candidates,
+        check_restart,
+        in_turns,
+        outcome_lines,
+        outcomes,
+        regret,
+        try_gamma,
+        try_in_turns,
+    )
+else:
+    __getattr__, __dir__, __all__ = door(__name__, __file__)

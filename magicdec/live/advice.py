@@ -24,28 +24,30 @@ from magicdec.errors import ConfigError
 from magicdec.live.observation import Draft, Observation
 from magicdec.live.profile import MIN_DRAFTS, acceptance_profile
 from magicdec.naming import ENGINE_TITLES
-from magicdec.perfmodel.acceptance import AcceptanceProfile
-from magicdec.perfmodel.intervals import (
+from magicdec.perfmodel import (
     OTHER_HEAD_ERROR,
+    AcceptanceProfile,
+    Points,
+    Prediction,
+    Setup,
+    check_profiles,
+    deepest_gamma,
     engine_error,
     interval,
     is_one_head_of_many,
+    predict,
     ratio_variance,
     tokens_error,
 )
-from magicdec.perfmodel.plan.choice import deepest_gamma
-from magicdec.perfmodel.plan.drafts import check_profiles
-from magicdec.perfmodel.setup import Points, Setup
-from magicdec.perfmodel.speedup import Prediction, predict
-from magicdec.reports.deployment import Deployment
-from magicdec.reports.exports import write_settings
-from magicdec.schema.gamma_table import Band, TableGamma
-from magicdec.schema.plan import Site
-from magicdec.schema.record import Record
-from magicdec.schema.row import verdict_of
-from magicdec.specs.catalog import served_checkpoint
-from magicdec.specs.engine import engine_names
-from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec, SpeculationSpec
+from magicdec.reports import Deployment, write_settings
+from magicdec.schema import Band, Record, Site, TableGamma, verdict_of
+from magicdec.specs import (
+    AUTOREGRESSIVE,
+    SamplingSpec,
+    SpeculationSpec,
+    engine_names,
+    served_checkpoint,
+)
 
 WORTH_A_CHANGE = 1.02
 """A gain below this is not worth a restart."""

@@ -15,20 +15,27 @@ from magicdec.counts import Z_90
 from magicdec.errors import CapacityError, ConfigError
 from magicdec.live.advice import Choice, Situation, choices_at
 from magicdec.naming import METHODS, draft_name, method_name
-from magicdec.perfmodel.kernels.profile import counted, load_hardware
-from magicdec.perfmodel.plan.request import Case, DraftOption, PlanRequest
-from magicdec.perfmodel.plan.search import most_that_fit
-from magicdec.perfmodel.planner import answered, plan
-from magicdec.reports.sentences import acceptance_of
-from magicdec.schema.gamma_table import TableGamma
-from magicdec.schema.plan import Plan
-from magicdec.schema.row import Candidate
-from magicdec.specs.catalog import load_model_spec
-from magicdec.specs.device import DTYPE_BYTES
-from magicdec.specs.engine import load_engine
-from magicdec.specs.model import ModelSpec
-from magicdec.specs.precision import format_name
-from magicdec.specs.serve_command import ServeCommand, Speculation
+from magicdec.perfmodel import (
+    Case,
+    DraftOption,
+    PlanRequest,
+    answered,
+    counted,
+    load_hardware,
+    make_plan,
+    most_that_fit,
+)
+from magicdec.reports import acceptance_of
+from magicdec.schema import Candidate, Plan, TableGamma
+from magicdec.specs import (
+    DTYPE_BYTES,
+    ModelSpec,
+    ServeCommand,
+    Speculation,
+    format_name,
+    load_engine,
+    load_model_spec,
+)
 from magicdec.tasks import usual_lengths
 from magicdec.units import format_count
 
@@ -45,7 +52,7 @@ AS_PUBLISHED = ("compressed-tensors", "modelopt", "auto")
 """Values of --quantization that leave the format to the checkpoint."""
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True):
+class AskedLoad(msgspec.Struct, frozen=True, kw_only=True):
     """The load, which a command does not state. None: a usual value, listed in the answer."""
 
     hardware: str | None = None
@@ -140,7 +147,7 @@ def _gain(change: Change) -> str:
     return f"{change.gain:.2f}x (90%: {change.gain_low:.2f} to {change.gain_high:.2f})"
 
 
-def check_command(command: ServeCommand, load: Load) -> Check:
+def check_command(command: ServeCommand, load: AskedLoad) -> Check:
     """How a server runs as its command has it, and what to change.
 
     Raises ConfigError for a model, a device or a draft that cannot be planned.
@@ -150,7 +157,7 @@ def check_command(command: ServeCommand, load: Load) -> Check:
     problems = list(command.problems)
     request = _request(command, load, model, assumed, problems)
     try:
-        free = plan(msgspec.structs.replace(request, draft=None, gamma=None))
+        free = make_plan(msgspec.structs.replace(request, draft=None, gamma=None))
     except CapacityError as error:
         return _refused(command, request, assumed, [str(error), *problems])
     command = _with_own_head(command, model)
@@ -189,7 +196,7 @@ def check_command(command: ServeCommand, load: Load) -> Check:
     )
 
 
-def as_asked(command: ServeCommand, load: Load) -> PlanRequest:
+def as_asked(command: ServeCommand, load: AskedLoad) -> PlanRequest:
     """The plan's request for a command as it is, its draft and gamma included."""
     model = load_model_spec(command.model)
     request = _request(command, load, model, [], [])
@@ -212,7 +219,9 @@ def _with_own_head(command: ServeCommand, model: ModelSpec) -> ServeCommand:
     return msgspec.structs.replace(command, speculation=own)
 
 
-def _if_more_wait(command: ServeCommand, load: Load, request: PlanRequest) -> list[str]:
+def _if_more_wait(
+    command: ServeCommand, load: AskedLoad, request: PlanRequest
+) -> list[str]:
     """Weigh more sequences at once, where the users are not known and the command admits
     fewer than usual.
     """
@@ -226,7 +235,7 @@ def _if_more_wait(command: ServeCommand, load: Load, request: PlanRequest) -> li
             request, draft="none", acceptance_rate=None, batch_sizes=(batch,)
         )
         try:
-            rows.append(plan(asked).best)
+            rows.append(make_plan(asked).best)
         except CapacityError:
             return []
     now, wider = rows
@@ -275,7 +284,7 @@ def _refused(
 
 def _request(
     command: ServeCommand,
-    load: Load,
+    load: AskedLoad,
     model: ModelSpec,
     assumed: list[str],
     problems: list[str],
@@ -317,7 +326,7 @@ def _request(
     )
 
 
-def _users(command: ServeCommand, load: Load, assumed: list[str]) -> int:
+def _users(command: ServeCommand, load: AskedLoad, assumed: list[str]) -> int:
     """Sequences decoded at once: the requested or usual number, at most what the command admits."""
     most = command.max_num_seqs
     batch = load.batch
@@ -343,7 +352,7 @@ def _longest(command: ServeCommand, model: ModelSpec, problems: list[str]) -> in
     return min(command.max_model_len, model.longest_context)
 
 
-def _lengths(load: Load, longest: int, assumed: list[str]) -> tuple[int, int]:
+def _lengths(load: AskedLoad, longest: int, assumed: list[str]) -> tuple[int, int]:
     """The prompt and the output of a request: given, or usual and then named in `assumed`."""
     context = load.context_len
     gen_len = load.gen_len
@@ -453,7 +462,7 @@ def _with_draft(request: PlanRequest, speculation: Speculation) -> PlanRequest:
 
 def _break_even(request: PlanRequest) -> str:
     """From which acceptance rate a draft of unknown acceptance is faster."""
-    lacking = plan(msgspec.structs.replace(request, gamma=None)).needs_acceptance
+    lacking = make_plan(msgspec.structs.replace(request, gamma=None)).needs_acceptance
     for draft in lacking:
         rate = draft.break_even_acceptance_rate
         if rate is not None:
@@ -597,7 +606,7 @@ def _paid(cost: float) -> str:
 
 def _on_batches(
     command: ServeCommand,
-    load: Load,
+    load: AskedLoad,
     request: PlanRequest,
     model: ModelSpec,
 ) -> list[Change]:
@@ -624,7 +633,7 @@ def _on_batches(
         )
     if most is not None and min(users, fits) > most:
         wider = min(users, fits) // command.dp_size
-        row = plan(msgspec.structs.replace(alone, batch_sizes=(wider,))).best
+        row = make_plan(msgspec.structs.replace(alone, batch_sizes=(wider,))).best
         reason = "the others wait; each token then takes longer"
         served = f"Serve {min(users, fits)} users at once, not {most}"
         changes.append(
@@ -645,7 +654,7 @@ def _more_devices(
     batch = max(users // command.dp_size, 1)
     asked = msgspec.structs.replace(alone, tp_size=None, batch_sizes=(batch,))
     try:
-        row = plan(asked).best
+        row = make_plan(asked).best
     except CapacityError:
         return []
     if row.tp_size <= command.tp_size:

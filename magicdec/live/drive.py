@@ -236,7 +236,7 @@ class WindowTooShort(ServerError):
     """All sequences of a load decoded together for fewer than `MIN_STEPS` steps."""
 
 
-def drive(
+def drive_load(
     address: Address,
     load: Load,
     *,

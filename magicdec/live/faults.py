@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from magicdec.live.advice import Advice, choices_at
-from magicdec.perfmodel.drafting import draft_of
-from magicdec.specs.engine import EngineProfile, load_engine
+from magicdec.perfmodel import draft_of
+from magicdec.specs import EngineProfile, load_engine
 from magicdec.units import MILLI
 
 EAGER_VERSION = "0.23"

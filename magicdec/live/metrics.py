@@ -23,7 +23,7 @@ from typing import Literal
 from magicdec.errors import ConfigError, ServerError, StorageError, unknown_choice
 from magicdec.files import read_bytes
 from magicdec.live.http import LIMIT_BYTES, Address, get, parse_address
-from magicdec.schema.record import LARGEST_NUMBER
+from magicdec.schema import LARGEST_NUMBER
 from magicdec.units import printable
 
 Labels = Mapping[str, str]

@@ -12,15 +12,16 @@ from magicdec.counts import Counts, clustered_stderr, constant_rate
 from magicdec.errors import ConfigError
 from magicdec.live.observation import Counts as Counters
 from magicdec.live.observation import Draft, Observation
-from magicdec.perfmodel.acceptance import AcceptanceProfile, fit_profile
-from magicdec.perfmodel.acceptance.files import ImportedAcceptance
-from magicdec.perfmodel.acceptance.fit import (
+from magicdec.perfmodel import (
+    AcceptanceProfile,
+    ImportedAcceptance,
     MeasuredRates,
     Measurement,
+    fit_profile,
     measured_rates,
     measurements_of,
 )
-from magicdec.schema.record import Record, current_environment
+from magicdec.schema import Record, current_environment
 
 MIN_DRAFTS = 20
 """Fewer drafts than this say next to nothing; a profile is not written from them."""

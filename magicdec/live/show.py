@@ -18,9 +18,8 @@ from magicdec.live.http import Address
 from magicdec.live.metrics import MAX_WINDOW_S, Scrape, scrapes
 from magicdec.live.observation import Draft, Observation, agreed
 from magicdec.live.profile import rates, tokens_stderr
-from magicdec.perfmodel.acceptance import AcceptanceProfile
-from magicdec.perfmodel.acceptance.fit import MeasuredRates
-from magicdec.reports.text import table_lines
+from magicdec.perfmodel import AcceptanceProfile, MeasuredRates
+from magicdec.reports import table_lines
 from magicdec.units import format_seconds
 
 MISFIT = 1.5

@@ -56,7 +56,7 @@ def candidates(advice: Advice) -> tuple[int, ...]:
     return tuple(wanted)[:MAX_GAMMAS]
 
 
-def check_command(command: str) -> None:
+def check_restart(command: str) -> None:
     """Raises ConfigError for a restart command that does not say where gamma goes."""
     try:
         words = shlex.split(command)

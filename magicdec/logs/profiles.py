@@ -16,10 +16,15 @@ from magicdec.logs.lookups import MAX_NGRAM, Lookup, lookup
 from magicdec.logs.replay import LogReplay
 from magicdec.logs.requests import Account
 from magicdec.logs.tally import CONTEXT_BOUNDS, OUTPUT_BOUNDS, SettingCounts, Whole
-from magicdec.perfmodel.acceptance import AcceptanceProfile
-from magicdec.perfmodel.acceptance.fit import MeasuredRates
-from magicdec.perfmodel.acceptance.law import Law, LawError
-from magicdec.perfmodel.acceptance.replayed import LookupSetting, RangeOfSteps, Replay
+from magicdec.perfmodel import (
+    AcceptanceProfile,
+    Law,
+    LawError,
+    LookupSetting,
+    MeasuredRates,
+    RangeOfSteps,
+    Replay,
+)
 
 NGRAM_GAMMAS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 NGRAM_RANGES = (

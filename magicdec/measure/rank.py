@@ -29,8 +29,8 @@ from magicdec.measure.session import BenchmarkSession
 from magicdec.measure.utilisation import all_ranks_bandwidth_bytes_per_s
 from magicdec.measure.vllm_session import in_own_process
 from magicdec.progress import Stages, shown_progress
-from magicdec.runtime.distributed import SINGLE, TensorParallel
-from magicdec.schema.record import (
+from magicdec.runtime import SINGLE, TensorParallel
+from magicdec.schema import (
     UNFINISHED,
     Record,
     append_record,
@@ -38,7 +38,7 @@ from magicdec.schema.record import (
     read_rows,
     unfinished,
 )
-from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
+from magicdec.specs import AUTOREGRESSIVE, SpeculationSpec
 
 Begun = Mapping[SpeculationSpec, Sequence[Record]]
 """Rows of the repetitions that an earlier run finished."""

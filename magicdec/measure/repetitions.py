@@ -20,10 +20,14 @@ from magicdec.measure.configuration import NOISE, BenchmarkRequest, configuratio
 from magicdec.measure.environment import ReferenceKernels, ReferenceTimes, median_times
 from magicdec.naming import describe
 from magicdec.progress import Step
-from magicdec.runtime.prompts import PromptRequest, load_prompts, load_tokenizer
-from magicdec.schema.record import Record, current_environment, summary
-from magicdec.specs.catalog import checkpoint_directory, load_model_spec
-from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
+from magicdec.runtime import PromptRequest, load_prompts, load_tokenizer
+from magicdec.schema import Record, current_environment, summary
+from magicdec.specs import (
+    AUTOREGRESSIVE,
+    SpeculationSpec,
+    checkpoint_directory,
+    load_model_spec,
+)
 
 
 class Session(Protocol):

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from magicdec.door import door
+
+if TYPE_CHECKING:
+    from magicdec.perfmodel.acceptance import (
+        LOOKUP_PRECISION,
+        PROFILES_DIRECTORY,
+        AcceptanceProfile,
+        default_profile,
+        fit_profile,
+        load_profile,
+        save_profile,
+    )
+    from magicdec.perfmodel.acceptance.assumed import (
+        Question,
+        checkpoint_in,
+        profile_of,
+    )
+    from magicdec.perfmodel.acceptance.belief import (
+        BELIEF_RATES,
+        Evidence,
+        constant_rate_logit,
+        fitted_belief,
+        rates_left_out,
+    )
+    from magicdec.perfmodel.acceptance.files import ImportedAcceptance, read_acceptance
+    from magicdec.perfmodel.acceptance.fit import (
+        MeasuredRates,
+        Measurement,
+        measured_rates,
+        measurements_of,
+    )
+    from magicdec.perfmodel.acceptance.law import (
+        MAX_POSITIONS,
+        Law,
+        LawError,
+        sequence_rates,
+    )
+    from magicdec.perfmodel.acceptance.published import (
+        Rate,
+        Situation,
+        distinct,
+        read_rates,
+        same_rate,
+    )
+    from magicdec.perfmodel.acceptance.replayed import (
+        LookupSetting,
+        RangeOfSteps,
+        Replay,
+    )
+    from magicdec.perfmodel.drafting import draft_kv_tokens, draft_of
+    from magicdec.perfmodel.forward import prefill
+    from magicdec.perfmodel.intervals import (
+        OTHER_HEAD_ERROR,
+        engine_error,
+        group_shares,
+        interval,
+        is_one_head_of_many,
+        ratio_variance,
+        relative_errors,
+        step_errors,
+        tokens_error,
+    )
+    from magicdec.perfmodel.kernels.attention import Attended, AttentionCurve
+    from magicdec.perfmodel.kernels.base import Columns, Table
+    from magicdec.perfmodel.kernels.gemm import (
+        ElementwiseCurve,
+        GemmCurve,
+        Product,
+        Stream,
+    )
+    from magicdec.perfmodel.kernels.profile import (
+        Group,
+        HardwareProfile,
+        Mask,
+        counted,
+        curve_of,
+        hardware_aliases,
+        hardware_names,
+        held_out,
+        load_hardware,
+        read_table,
+        refit,
+        row_seconds,
+        save_hardware,
+        select,
+    )
+    from magicdec.perfmodel.lanes import (
+        FIGURES,
+        LEAST_SOURCES,
+        NO_DRAFT,
+        Figure,
+        Lane,
+        LaneRow,
+        lane_of,
+    )
+    from magicdec.perfmodel.memory import Memory, memory_need
+    from magicdec.perfmodel.plan.choice import DEFAULT_MAX_GAMMA, deepest_gamma
+    from magicdec.perfmodel.plan.drafts import check_profiles, offered
+    from magicdec.perfmodel.plan.request import (
+        Case,
+        DraftOption,
+        PlanRequest,
+        engine_of,
+        lengths_of,
+        resolve,
+    )
+    from magicdec.perfmodel.plan.search import most_that_fit
+    from magicdec.perfmodel.planner import (
+        Plan,
+        answered,
+        make_plan,
+        request_of,
+    )
+    from magicdec.perfmodel.prefix_cache import hit_tokens
+    from magicdec.perfmodel.rate.capacity import simulated
+    from magicdec.perfmodel.rate.replica import Work
+    from magicdec.perfmodel.rate.requests import (
+        MAX_TOKENS,
+        MIN_RATE,
+        Requests,
+        alike,
+        log_columns,
+    )
+    from magicdec.perfmodel.rate.simulate import (
+        Outcome,
+        Server,
+        simulate,
+        simulate_closed,
+    )
+    from magicdec.perfmodel.serving import (
+        Cycle,
+        largest_active,
+        pass_seconds,
+        prompt_time,
+        serving_time,
+        whole_requests,
+    )
+    from magicdec.perfmodel.setup import ModelSetup, Points, Setup
+    from magicdec.perfmodel.speedup import Prediction, predict
+    from magicdec.perfmodel.step import (
+        StepTerms,
+        looked_up_terms,
+        read_bytes,
+        step_terms,
+    )
+    from magicdec.perfmodel.variations import Sensitivity, for_engine, sensitivity
+else:
+    __getattr__, __dir__, __all__ = door(__name__, __file__)

@@ -30,8 +30,7 @@ from magicdec.perfmodel.kernels.profile import HardwareProfile
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.speedup import Prediction
 from magicdec.perfmodel.step import StepTerms
-from magicdec.specs.engine import EngineProfile
-from magicdec.specs.speculation import SPARSE_METHODS, draft_kind
+from magicdec.specs import SPARSE_METHODS, EngineProfile, draft_kind
 
 OTHER_DEVICE_ERROR = 0.2
 """Least relative error of an engine's fixed costs on a device that it was not fitted on: hosts and

@@ -20,9 +20,8 @@ import msgspec
 from magicdec.files import read_csv
 from magicdec.naming import METHODS
 from magicdec.perfmodel.setup import Setup
-from magicdec.schema.evidence import Evidence
-from magicdec.specs.engine import EngineProfile, version_number
-from magicdec.specs.speculation import SELF
+from magicdec.schema import Evidence
+from magicdec.specs import SELF, EngineProfile, version_number
 
 LANES = Path(__file__).resolve().parents[1] / "specs" / "data" / "lanes.csv"
 LEAST_SOURCES = 3

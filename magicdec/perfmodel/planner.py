@@ -1,7 +1,7 @@
 """The planner: which draft, method, budget and gamma, on how many devices and at which batch; or no
 speculation at all.
 
-    answer = plan(PlanRequest(model="llama-3.1-8b", hardware=("h100",), batch_sizes=(64,)))
+    answer = make_plan(PlanRequest(model="llama-3.1-8b", hardware=("h100",), batch_sizes=(64,)))
     answer.best.gamma, answer.best.speedup, answer.best.verdict
 
 Each (case, context) is a case, answered for itself (search.py): tokens per second are compared
@@ -44,26 +44,29 @@ from magicdec.perfmodel.plan.request import (
 from magicdec.perfmodel.plan.search import best_autoregressive, with_best_settings
 from magicdec.perfmodel.speedup import predict
 from magicdec.progress import Progress
-from magicdec.schema.plan import (
+from magicdec.schema import (
     CaseAnswer,
     Choice,
+    Cost,
     Formats,
     Limit,
     NeedsAcceptance,
     Percentiles,
     Plan,
     TrafficLoad,
+    fields_of,
 )
-from magicdec.schema.request import fields_of
-from magicdec.schema.row import Cost
-from magicdec.specs.catalog import load_model_spec
-from magicdec.specs.hf_config import model_from_hf_config
-from magicdec.specs.model import ModelSpec
-from magicdec.specs.speculation import SPARSE_METHODS, draft_model_name
-from magicdec.specs.workload import load_workload
+from magicdec.specs import (
+    SPARSE_METHODS,
+    ModelSpec,
+    draft_model_name,
+    load_model_spec,
+    load_workload,
+    model_from_hf_config,
+)
 from magicdec.units import format_seconds
 
-__all__ = ["Plan", "PlanRequest", "plan", "request_of"]
+__all__ = ["Plan", "PlanRequest", "make_plan", "request_of"]
 
 
 def request_of(**options: Any) -> PlanRequest:
@@ -105,7 +108,7 @@ def _with_every_gpu(hardware: Iterable[str]) -> tuple[str, ...]:
     return (*named, *others)
 
 
-def plan(request: PlanRequest, progress: Progress = lambda _: None) -> Plan:
+def make_plan(request: PlanRequest, progress: Progress = lambda _: None) -> Plan:
     """Answers a request; `progress` hears of simulations, which take seconds.
 
     Raises:
@@ -266,7 +269,7 @@ def answered(
 
 def _too_slow(request: PlanRequest) -> CapacityError:
     """The error for limits that nothing keeps, with the times of a single sequence."""
-    free = plan(
+    free = make_plan(
         msgspec.structs.replace(
             request,
             tpot_limit_s=None,

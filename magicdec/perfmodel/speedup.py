@@ -37,7 +37,7 @@ from magicdec.perfmodel.step import (
     prefill_terms,
     step_terms,
 )
-from magicdec.specs.speculation import AUTOREGRESSIVE, MAX_GAMMA, SPARSE_METHODS
+from magicdec.specs import AUTOREGRESSIVE, MAX_GAMMA, SPARSE_METHODS
 
 BoolArray = npt.NDArray[np.bool_]
 LIMITS = {

@@ -27,8 +27,7 @@ from magicdec.perfmodel.kernels.op import ForwardTime, Op, fixed
 from magicdec.perfmodel.kernels.profile import HardwareProfile
 from magicdec.perfmodel.setup import ModelSetup, Setup, microbatch
 from magicdec.perfmodel.vocabulary import sampling_ops, vocabulary_ops
-from magicdec.specs.device import DTYPE_BYTES
-from magicdec.specs.parallel import TENSOR_PARALLEL
+from magicdec.specs import DTYPE_BYTES, TENSOR_PARALLEL
 
 MOST_EXACT = 8
 """Sequences up to which every number of them that has a looked-up draft is a case of its own."""

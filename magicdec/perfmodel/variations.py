@@ -25,14 +25,17 @@ from magicdec.perfmodel.acceptance import AcceptanceProfile, default_profile_nam
 from magicdec.perfmodel.intervals import one_token_pass, relative_errors
 from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
 from magicdec.perfmodel.plan.request import PlanRequest
-from magicdec.perfmodel.planner import answered, plan
+from magicdec.perfmodel.planner import answered, make_plan
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.speedup import predict
-from magicdec.schema.plan import Plan, Site
-from magicdec.schema.row import Candidate
-from magicdec.specs.catalog import load_model_spec, served_checkpoint
-from magicdec.specs.engine import EngineProfile, load_engine
-from magicdec.specs.model import ModelSpec
+from magicdec.schema import Candidate, Plan, Site
+from magicdec.specs import (
+    EngineProfile,
+    ModelSpec,
+    load_engine,
+    load_model_spec,
+    served_checkpoint,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +83,7 @@ def for_engine(
             )
         chosen, reason = _instead(original, wanted, engine)
     device = _device(original, chosen, hardware)
-    again = plan(_request(original, chosen, engine, acceptance, device))
+    again = make_plan(_request(original, chosen, engine, acceptance, device))
     choice = again.choice
     if number is not None and is_same_engine:
         choice = again.choosing(_with_gamma(again, chosen.gamma))

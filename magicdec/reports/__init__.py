@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from magicdec.door import door
+
+if TYPE_CHECKING:
+    from magicdec.reports.data import ReportData, candidate_record
+    from magicdec.reports.deployment import Deployment
+    from magicdec.reports.exports import check_engine, export, write_settings
+    from magicdec.reports.figures import FIGURES, draw, draw_by_device
+    from magicdec.reports.figures.chart import PAPER, png, raw_svg
+    from magicdec.reports.headline import headline_of
+    from magicdec.reports.report import (
+        TEMPLATES,
+        chart_view,
+        notes_of,
+        table_view,
+        template_environment,
+        write_report,
+    )
+    from magicdec.reports.sentences import acceptance_of
+    from magicdec.reports.tables import TABLES, Table, candidate_table
+    from magicdec.reports.terminal import (
+        print_comparison,
+        print_groups,
+        print_run,
+        print_verdict,
+    )
+    from magicdec.reports.terminal_plan import print_plan
+    from magicdec.reports.text import GAMMA, table_lines, text_table
+else:
+    __getattr__, __dir__, __all__ = door(__name__, __file__)

@@ -12,10 +12,18 @@ from magicdec.errors import ConfigError
 from magicdec.naming import ENGINE_TITLES, describe
 from magicdec.reports.data import candidate_record
 from magicdec.reports.sentences import gamma_by_batch, percentiles_line
-from magicdec.schema.gamma_table import Band, nearest
-from magicdec.schema.plan import UNKNOWN_SITE, GammaTable, Plan, Site, TrafficLoad
-from magicdec.schema.record import Record
-from magicdec.schema.row import Candidate, Verdict
+from magicdec.schema import (
+    UNKNOWN_SITE,
+    Band,
+    Candidate,
+    GammaTable,
+    Plan,
+    Record,
+    Site,
+    TrafficLoad,
+    Verdict,
+    nearest,
+)
 from magicdec.units import MIB, MILLI, format_number, format_seconds
 
 COMMENT_WIDTH = 79

@@ -40,10 +40,8 @@ from magicdec.reports.deployment import (
     schedule_note,
     unsupported,
 )
-from magicdec.schema.gamma_table import Band
-from magicdec.schema.plan import UNKNOWN_SITE, Plan, Site
-from magicdec.schema.record import Record
-from magicdec.specs.engine import EngineProfile, load_engine
+from magicdec.schema import UNKNOWN_SITE, Band, Plan, Record, Site
+from magicdec.specs import EngineProfile, load_engine
 from magicdec.units import MICRO
 
 PLUGIN_CLASS = "magicdec.vllm.draft.SparseDraft"

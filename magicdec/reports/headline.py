@@ -21,10 +21,17 @@ from magicdec.reports.sentences import (
 )
 from magicdec.reports.terminal_plan import to_buy
 from magicdec.reports.text import GAMMA, GAMMA_IS, percent, thousands, whole
-from magicdec.schema.plan import GammaTable, Percentiles, Plan, Traffic
-from magicdec.schema.record import BASELINE_MBU_FLOOR, Record
-from magicdec.schema.request import given, plan_command
-from magicdec.schema.row import verdict_of
+from magicdec.schema import (
+    BASELINE_MBU_FLOOR,
+    GammaTable,
+    Percentiles,
+    Plan,
+    Record,
+    Traffic,
+    given,
+    plan_command,
+    verdict_of,
+)
 from magicdec.units import format_number, format_seconds
 
 
@@ -59,7 +66,7 @@ class Headline:
 UNKNOWN = "Not known: no draft has a measured acceptance rate"
 
 
-def headline(data: ReportData) -> Headline:
+def headline_of(data: ReportData) -> Headline:
     reference = data.reference
     if reference is None:
         return _without_drafts(data.rows[0])

@@ -5,8 +5,7 @@ it, and the measurement to make first. Terminal, page and report use the same on
 from __future__ import annotations
 
 from magicdec.naming import draft_name
-from magicdec.schema.plan import WORTH_MEASURING, Choice, OfTask, Outlook
-from magicdec.schema.row import Candidate
+from magicdec.schema import WORTH_MEASURING, Candidate, Choice, OfTask, Outlook
 
 CHANGES = 0.02
 """Loss of tokens per second from which another text is said to change the choice."""

@@ -16,9 +16,9 @@ from magicdec.files import write_atomic
 from magicdec.reports.data import ReportData
 from magicdec.reports.figures import Chart, draw_all
 from magicdec.reports.figures.chart import inline_svg, raw_svg
-from magicdec.reports.headline import commands_to_reproduce, headline
+from magicdec.reports.headline import commands_to_reproduce, headline_of
 from magicdec.reports.tables import UNKNOWN, Column, Table, all_tables, format_value
-from magicdec.schema.plan import Plan
+from magicdec.schema import Plan
 
 if TYPE_CHECKING:
     import jinja2
@@ -117,7 +117,7 @@ def render_html(data: ReportData) -> str:
         needs_acceptance = data.plan.needs_acceptance
     return page.render(
         data=data,
-        headline=headline(data),
+        headline=headline_of(data),
         tables=tables,
         sections=_sections(charts, tables, "charts"),
         commands=commands_to_reproduce(data),
@@ -235,7 +235,7 @@ def _document(data: ReportData) -> dict[str, Any]:
     return {
         "title": data.title,
         "created": data.created_utc[:10],
-        **asdict(headline(data)),
+        **asdict(headline_of(data)),
         "sections": _sections(charts, typeset, "figures"),
         "environment": _environments(tables.get("environment")),
         "commands": commands_to_reproduce(data),

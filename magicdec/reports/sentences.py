@@ -8,17 +8,19 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from magicdec.naming import METHODS, device_name, draft_name, method_name
-from magicdec.schema.plan import (
+from magicdec.schema import (
+    DEFAULT_CONTEXT,
+    Candidate,
     CaseAnswer,
     Choice,
+    Drafting,
     Percentiles,
     Plan,
     Reach,
+    Request,
     Traffic,
     TrafficLoad,
 )
-from magicdec.schema.request import DEFAULT_CONTEXT, Request
-from magicdec.schema.row import Candidate, Drafting
 from magicdec.tasks import NO_TASK, usual_lengths
 from magicdec.units import (
     MILLI,

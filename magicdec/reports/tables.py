@@ -24,10 +24,16 @@ from magicdec.reports.data import (
 )
 from magicdec.reports.sentences import gamma_by_batch
 from magicdec.reports.text import GAMMA, percent, thousands, whole
-from magicdec.schema.comparison import TERMS, Comparison, Pair
-from magicdec.schema.record import BASELINE_MBU_FLOOR, SPREAD_FIELDS, Record
-from magicdec.schema.row import Candidate
-from magicdec.schema.row import column as value_of
+from magicdec.schema import (
+    BASELINE_MBU_FLOOR,
+    SPREAD_FIELDS,
+    TERMS,
+    Candidate,
+    Comparison,
+    Pair,
+    Record,
+)
+from magicdec.schema import column as value_of
 from magicdec.units import format_bytes, format_seconds
 
 UNKNOWN = "–"

@@ -19,8 +19,7 @@ from magicdec.reports.tables import (
     point_table,
 )
 from magicdec.reports.text import GAMMA, needed_width, text_table
-from magicdec.schema.comparison import Comparison
-from magicdec.schema.record import Record
+from magicdec.schema import Comparison, Record
 from magicdec.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:

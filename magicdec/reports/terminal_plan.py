@@ -31,7 +31,9 @@ from magicdec.reports.sentences import (
     traffic_line,
 )
 from magicdec.reports.text import needed_width, text_table
-from magicdec.schema.plan import (
+from magicdec.schema import COLUMNS as COLUMNS_OF_ROWS
+from magicdec.schema import (
+    Candidate,
     CaseAnswer,
     GammaTable,
     NeedsAcceptance,
@@ -41,9 +43,7 @@ from magicdec.schema.plan import (
     Traffic,
     TrafficLoad,
 )
-from magicdec.schema.row import COLUMNS as COLUMNS_OF_ROWS
-from magicdec.schema.row import Candidate
-from magicdec.schema.row import column as value_of
+from magicdec.schema import column as value_of
 from magicdec.units import (
     GIB,
     MILLI,

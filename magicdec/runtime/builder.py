@@ -35,9 +35,14 @@ from magicdec.runtime.mixers import (
     RotaryEmbedding,
 )
 from magicdec.runtime.transformer import Layer, Transformer
-from magicdec.specs import layers as specs
-from magicdec.specs import mixers as mixer_specs
-from magicdec.specs.model import ModelSpec
+from magicdec.specs import MLP as MLPSpec
+from magicdec.specs import Attention as AttentionSpec
+from magicdec.specs import LatentAttention as LatentAttentionSpec
+from magicdec.specs import Layer as LayerSpec
+from magicdec.specs import Mixer as MixerSpec
+from magicdec.specs import MixtureOfExperts as MixtureSpec
+from magicdec.specs import ModelSpec
+from magicdec.specs import Rope as RopeSpec
 
 ROOTS = ("model", "language_model.model", "model.language_model")
 """How the names of a decoder's tensors begin: alone, and in models of several modalities."""
@@ -92,7 +97,7 @@ class Builder:
         self._device = device
         self._read = source.read
         self._root = first_stored(ROOTS, "embed_tokens.weight", source)
-        self._ropes: list[mixer_specs.Rope] = []
+        self._ropes: list[RopeSpec] = []
         self._mixer_inputs = spec.hidden_size
 
     def build(self) -> Transformer:
@@ -155,7 +160,7 @@ class Builder:
             bias = self._read(f"{name}.bias", (spec.vocab_size,), vocab)
         return ColumnParallelLinear(weight=weight, bias=bias)
 
-    def _layer(self, prefix: str, layer: specs.Layer) -> Layer:
+    def _layer(self, prefix: str, layer: LayerSpec) -> Layer:
         norm = self._spec.norm
         places = zip(NORM_PLACES[norm.placement], self._spec.names.norms, strict=True)
         norms = {}
@@ -170,7 +175,7 @@ class Builder:
             mixer = self._mixer(f"{prefix}.self_attn", layer.mixer)
         mlp: layers.MLP | Experts | None = None
         mlp_prefix = f"{prefix}.{self._spec.names.mlp}"
-        if isinstance(layer.mlp, specs.MLP):
+        if isinstance(layer.mlp, MLPSpec):
             mlp = self._mlp(mlp_prefix, layer.mlp, self._tp, self._spec.names.matrices)
         elif layer.mlp is not None:
             mlp = self._mixture(mlp_prefix, layer.mlp)
@@ -220,10 +225,10 @@ class Builder:
         weight = self._read(f"{name}.weight", (hidden, inputs), ALL, part)
         return RowParallelLinear(weight=weight, bias=stored, tp=reduced_over)
 
-    def _mixer(self, prefix: str, kind: mixer_specs.Mixer) -> Mixer:
-        if isinstance(kind, mixer_specs.LatentAttention):
+    def _mixer(self, prefix: str, kind: MixerSpec) -> Mixer:
+        if isinstance(kind, LatentAttentionSpec):
             return self._latent(prefix, kind)
-        assert isinstance(kind, mixer_specs.Attention)
+        assert isinstance(kind, AttentionSpec)
         tp = self._tp
         head_dim = kind.head_dim
         num_kv_heads = max(1, kind.num_kv_heads // tp.size)
@@ -271,9 +276,7 @@ class Builder:
             gated=kind.gated,
         )
 
-    def _scoring(
-        self, prefix: str, kind: mixer_specs.Attention, queries: slice
-    ) -> Scoring:
+    def _scoring(self, prefix: str, kind: AttentionSpec, queries: slice) -> Scoring:
         window = None
         if kind.mask == "window":
             window = kind.span
@@ -291,9 +294,7 @@ class Builder:
             sinks_A=sinks_A,
         )
 
-    def _latent(
-        self, prefix: str, kind: mixer_specs.LatentAttention
-    ) -> LatentAttention:
+    def _latent(self, prefix: str, kind: LatentAttentionSpec) -> LatentAttention:
         hidden = self._spec.hidden_size
         rank = kind.kv_lora_rank
         query_rank = kind.q_lora_rank
@@ -372,7 +373,7 @@ class Builder:
             weight=self._read(f"{name}.weight", (rank,)), eps=LATENT_NORM_EPS
         )
 
-    def _rotary(self, rope: mixer_specs.Rope | None) -> int | None:
+    def _rotary(self, rope: RopeSpec | None) -> int | None:
         """Index of a rotary embedding. Layers with equal settings share one."""
         if rope is None:
             return None
@@ -383,7 +384,7 @@ class Builder:
     def _qkv_rows(
         self,
         prefix: str,
-        kind: mixer_specs.Attention,
+        kind: AttentionSpec,
         heads: Heads,
         ending: str,
     ) -> Tensor:
@@ -430,7 +431,7 @@ class Builder:
     def _head_norm(
         self,
         prefix: str,
-        kind: mixer_specs.Attention,
+        kind: AttentionSpec,
         heads: Heads,
     ) -> Callable[[Tensor], Tensor] | None:
         """The norm of query and key heads, its weights in the order of the heads' dimensions
@@ -475,7 +476,7 @@ class Builder:
             F.layer_norm(heads_BTND, (head_dim,), None, None, eps) * weight_ND
         )
 
-    def _mixture(self, prefix: str, kind: specs.MixtureOfExperts) -> Experts:
+    def _mixture(self, prefix: str, kind: MixtureSpec) -> Experts:
         names = self._spec.names
         count = kind.num_experts
         hidden = self._spec.hidden_size
@@ -513,7 +514,7 @@ class Builder:
         endings = ("weight", "weight_packed", "qweight")
         return any(f"{first}.{ending}" in self._source for ending in endings)
 
-    def _router(self, prefix: str, kind: specs.MixtureOfExperts) -> Router:
+    def _router(self, prefix: str, kind: MixtureSpec) -> Router:
         names = self._spec.names
         count = kind.num_experts
         name = f"{prefix}.{names.router}"
@@ -534,9 +535,7 @@ class Builder:
             correction_E=correction,
         )
 
-    def _stacked_expert(
-        self, prefix: str, index: int, kind: specs.MixtureOfExperts
-    ) -> layers.MLP:
+    def _stacked_expert(self, prefix: str, index: int, kind: MixtureSpec) -> layers.MLP:
         """An expert from tensors that hold all of them, inputs first."""
         hidden = self._spec.hidden_size
         width = kind.width
@@ -586,7 +585,7 @@ class Builder:
     def _mlp(
         self,
         prefix: str,
-        kind: specs.MLP,
+        kind: MLPSpec,
         reduced_over: TensorParallel,
         matrices: tuple[str, str, str] = EXPERT_MATRICES["gate_proj"],
     ) -> layers.MLP:
@@ -673,7 +672,7 @@ def first_stored(prefixes: Sequence[str], ending: str, source: TensorSource) -> 
     return prefixes[0]
 
 
-def _rotated_order(rope: mixer_specs.Rope | None, head_dim: int) -> Tensor | None:
+def _rotated_order(rope: RopeSpec | None, head_dim: int) -> Tensor | None:
     """The order that moves a head's dimensions from Hugging Face's (all first halves of the rotated
     pairs, then all second halves) to pairs side by side. Applied to q and k alike, it changes no
     score. None: they stand side by side already."""

@@ -53,7 +53,7 @@ class RankDiedError(MagicdecError):
     """A rank's process ended without a word: killed, most often for want of memory, or crashed."""
 
 
-def launch(
+def launch_ranks(
     function: Callable[..., T],
     tp_size: int,
     *arguments: Any,

@@ -21,7 +21,7 @@ from torch import Tensor
 from magicdec.runtime import kernels
 from magicdec.runtime.distributed import TensorParallel
 from magicdec.runtime.quantized import QuantizedWeight
-from magicdec.specs.layers import Activation, MixtureOfExperts
+from magicdec.specs import Activation, MixtureOfExperts
 
 
 @dataclass(frozen=True, kw_only=True)

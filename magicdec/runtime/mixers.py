@@ -30,7 +30,7 @@ from magicdec.runtime.layers import (
     Norm,
     RowParallelLinear,
 )
-from magicdec.specs.mixers import Rope, RopeScaling
+from magicdec.specs import Rope, RopeScaling
 
 
 class AttentionPass(Protocol):

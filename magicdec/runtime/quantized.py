@@ -21,7 +21,7 @@ from torch import Tensor
 
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.runtime.kernels import has_triton
-from magicdec.specs.speculation import DRAFT_WEIGHT_DTYPES
+from magicdec.specs import DRAFT_WEIGHT_DTYPES
 
 GROUP_SIZES = (64, 32, 16)
 """Sizes of an int4 group; the first that divides the input features is taken. At 64 the scales add

@@ -19,10 +19,15 @@ from magicdec.runtime.layers import MLP, ColumnParallelLinear, Experts
 from magicdec.runtime.mixers import GroupedAttention, LatentAttention
 from magicdec.runtime.quantized import quantize
 from magicdec.runtime.transformer import Layer, Transformer
-from magicdec.specs.catalog import checkpoint_directory, load_model_spec, local_model
-from magicdec.specs.model import ModelSpec, why_not_run
-from magicdec.specs.parallel import check_tp
-from magicdec.specs.precision import PROFILE_DTYPES
+from magicdec.specs import (
+    PROFILE_DTYPES,
+    ModelSpec,
+    check_tp,
+    checkpoint_directory,
+    load_model_spec,
+    local_model,
+    why_not_run,
+)
 
 DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name) for name in ("float64", *PROFILE_DTYPES)

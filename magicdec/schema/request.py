@@ -394,7 +394,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @cache
-def options() -> dict[str, Option]:
+def request_options() -> dict[str, Option]:
     """Every option of a plan, under its name."""
     hints = get_type_hints(Request, include_extras=True)
     by_name = {}
@@ -416,7 +416,7 @@ def fields_of(values: Mapping[str, Any]) -> dict[str, Any]:
     A task, or a rate, brings the lengths of a usual request where none are given. Raises
     ConfigError for an unknown option or task, or what is no number.
     """
-    known = options()
+    known = request_options()
     fields = {}
     for name, value in values.items():
         if name not in known:
@@ -462,7 +462,7 @@ def given(request: Request) -> dict[str, Any]:
     """
     values = {}
     usual = _assumed_lengths(msgspec.structs.asdict(request))
-    for name, option in options().items():
+    for name, option in request_options().items():
         value = getattr(request, option.field)
         if value == usual.get(option.field, option.default):
             continue
@@ -497,11 +497,11 @@ def _argument(value: Any) -> str:
     return str(value)
 
 
-def check(request: Request) -> None:
+def check_fields(request: Request) -> None:
     """Raises ConfigError for a number outside its option's limits, or a request of no context or
     device.
     """
-    for asked in options().values():
+    for asked in request_options().values():
         asked.check(getattr(request, asked.field))
     if request.balance not in BALANCES:
         raise unknown_choice("balance", request.balance, BALANCES)

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from magicdec.door import door
+
+if TYPE_CHECKING:
+    from magicdec.specs.catalog import (
+        architecture_facts,
+        checkpoint_directory,
+        is_model,
+        load_model_spec,
+        local_model,
+        model_names,
+        models_that_may_draft,
+        served_checkpoint,
+    )
+    from magicdec.specs.device import (
+        DTYPE_BYTES,
+        HARDWARE_DIRECTORY,
+        LIMITS,
+        WEIGHT_ONLY,
+        Device,
+        Link,
+        Spec,
+        bytes_per_element,
+    )
+    from magicdec.specs.engine import (
+        DEFAULT_CPU_ENGINE,
+        DEFAULT_ENGINE,
+        EngineProfile,
+        engine_names,
+        engines_that_run,
+        load_engine,
+        save_engine,
+        version_number,
+    )
+    from magicdec.specs.engine_tables import EngineDraft
+    from magicdec.specs.hf_config import model_from_hf_config
+    from magicdec.specs.known_heads import NamedHead, head_beside, named_head
+    from magicdec.specs.layers import MLP, Activation, Layer, MixtureOfExperts
+    from magicdec.specs.mixers import (
+        Attention,
+        GatedDeltaNet,
+        LatentAttention,
+        LightningAttention,
+        Mamba2,
+        Mixer,
+        Part,
+        Projection,
+        Rope,
+        RopeScaling,
+    )
+    from magicdec.specs.model import ModelSpec, why_not_run
+    from magicdec.specs.names import (
+        catalog_name,
+        model_name,
+        named_models,
+        resolve_name,
+    )
+    from magicdec.specs.parallel import (
+        TENSOR_PARALLEL,
+        Parallelism,
+        check_tp,
+        largest_tp_at_most,
+        spread_for,
+        valid_tp_sizes,
+    )
+    from magicdec.specs.precision import (
+        BF16,
+        DTYPE_OF_FORMAT,
+        PROFILE_DTYPES,
+        Precision,
+        format_name,
+    )
+    from magicdec.specs.quantization import Quantization, Scheme
+    from magicdec.specs.serve_command import (
+        HARMLESS,
+        MOST_TEXT,
+        ServeCommand,
+        Speculation,
+        read_serve_command,
+        speculation_of,
+    )
+    from magicdec.specs.speculation import (
+        ANY_MODEL,
+        AUTOREGRESSIVE,
+        DRAFT_METHODS,
+        DRAFT_WEIGHT_DTYPES,
+        HEAD_METHODS,
+        LOOKUP_METHODS,
+        MAX_GAMMA,
+        MODEL_METHODS,
+        NAMED_DRAFTS,
+        NOT_RUN,
+        OWN_METHOD,
+        PUBLISHED_HEADS,
+        SELF,
+        SPARSE_METHODS,
+        DraftMethod,
+        HeadSpec,
+        SamplingSpec,
+        SpeculationSpec,
+        budget_at,
+        check_gamma,
+        draft_kind,
+        draft_model_name,
+        head_method,
+        load_head,
+    )
+    from magicdec.specs.workload import RequestShape, WorkloadSpec, load_workload
+else:
+    __getattr__, __dir__, __all__ = door(__name__, __file__)

@@ -23,7 +23,7 @@ from magicdec.specs.hf_config import load_hf_config, model_from_hf_config
 from magicdec.specs.hub import hub_checkpoint, hub_config, is_hub_name
 from magicdec.specs.layers import Layer
 from magicdec.specs.model import ModelSpec, Norm
-from magicdec.specs.model_names import (
+from magicdec.specs.names import (
     ModelName,
     checkpoint_of,
     named_models,

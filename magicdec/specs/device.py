@@ -7,12 +7,15 @@ come is in the curves of a hardware profile (perfmodel/kernels/profile.py).
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from magicdec.errors import unknown_choice
 
+HARDWARE_DIRECTORY = Path(__file__).resolve().parent / "data" / "hardware"
+"""Profiles of the devices that ship."""
 DTYPE_BYTES: dict[str, float] = {
     "fp32": 4,
     "bf16": 2,

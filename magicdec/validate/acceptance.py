@@ -21,12 +21,15 @@ import numpy.typing as npt
 
 from magicdec.counts import Z_90, Array
 from magicdec.errors import ConfigError, unknown_choice
-from magicdec.perfmodel.acceptance import belief
-from magicdec.perfmodel.acceptance.belief import Evidence
-from magicdec.perfmodel.acceptance.published import (
+from magicdec.perfmodel import (
+    BELIEF_RATES,
+    Evidence,
     Rate,
     Situation,
+    constant_rate_logit,
     distinct,
+    fitted_belief,
+    rates_left_out,
     read_rates,
     same_rate,
 )
@@ -110,13 +113,13 @@ def validate_beliefs(
     """
     if leave_out and leave_out not in GROUPS:
         raise unknown_choice("group to leave out", leave_out, tuple(GROUPS))
-    asked = _rates_of(paths or [belief.RATES])
+    asked = _rates_of(paths or [BELIEF_RATES])
     if not asked:
         raise ConfigError(f"no usable rate in {', '.join(map(str, paths))}")
     if not paths and not leave_out:
         leave_out = "model"
     rates, weights = _with_shipped_rows(asked)
-    scales = belief.fitted().coefficients.scales
+    scales = fitted_belief().coefficients.scales
     evidence = Evidence.of(rates, scales, np.array(weights))
     num_further = len(rates) - len(asked)
     progress(f"{len(asked)} rows, {num_further} further rows of the shipped table")
@@ -124,7 +127,7 @@ def validate_beliefs(
         groups = _groups_of(rates, asked, GROUPS[leave_out])
     else:
         groups = ["\0asked"] * len(asked) + [KEPT] * num_further
-    mean, deviation = belief.left_out(evidence, groups, scales, kept=KEPT)
+    mean, deviation = rates_left_out(evidence, groups, scales, kept=KEPT)
     is_counted = np.arange(len(rates)) < len(asked)
     if leave_out == "checkpoint-task":
         is_counted &= _has_other_tasks(rates)
@@ -153,8 +156,8 @@ def _rates_of(paths: Sequence[str | Path]) -> list[Rate]:
 
 def _with_shipped_rows(asked: Sequence[Rate]) -> tuple[list[Rate], list[float]]:
     """The requested rates and after them the shipped table's other rows, with all their weights."""
-    shipped = distinct(read_rates(belief.RATES))
-    shipped_weights = belief.fitted().coefficients.row_weights
+    shipped = distinct(read_rates(BELIEF_RATES))
+    shipped_weights = fitted_belief().coefficients.row_weights
     keys = [same_rate(rate) for rate in shipped]
     known = dict(zip(keys, shipped_weights, strict=True))
     requested = [same_rate(rate) for rate in asked]
@@ -370,7 +373,7 @@ def _logit_of(tokens: float, gamma: int) -> float:
     """The logit of the constant rate with these tokens per step, or infinity if no rate has
     them."""
     if tokens < gamma + 1:
-        return belief.constant_rate_logit(tokens, gamma)
+        return constant_rate_logit(tokens, gamma)
     return float("inf")
 
 

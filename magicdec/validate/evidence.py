@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from magicdec.files import rows_to_csv, write_atomic
-from magicdec.perfmodel.lanes import LaneRow
+from magicdec.perfmodel import LaneRow
 from magicdec.validate.lanes import Judged, Lanes
 from magicdec.validate.pairs import (
     PairRow,

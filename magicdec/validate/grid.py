@@ -20,38 +20,41 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from magicdec.calibrate.local_profile import LocalProfile, load_local_profile
+from magicdec.calibrate import LocalProfile, load_local_profile
 from magicdec.errors import ConfigError
 from magicdec.files import converted, read_toml
-from magicdec.measure.configuration import (
+from magicdec.measure import (
     BenchmarkRequest,
+    Clock,
+    ReferenceKernels,
     Runtime,
     configuration_fields,
 )
-from magicdec.measure.environment import Clock, ReferenceKernels
-from magicdec.perfmodel.plan.choice import DEFAULT_MAX_GAMMA
-from magicdec.perfmodel.planner import Plan, PlanRequest, plan
+from magicdec.perfmodel import DEFAULT_MAX_GAMMA, Plan, PlanRequest, make_plan
 from magicdec.progress import Progress, Stages
-from magicdec.schema.comparison import Comparison, by_cpu_time, pair_records
-from magicdec.schema.record import (
+from magicdec.schema import (
+    Candidate,
+    Comparison,
     Record,
     append_record,
+    by_cpu_time,
+    column,
     current_environment,
+    pair_records,
     read_records,
 )
-from magicdec.schema.row import Candidate, column
-from magicdec.specs.named_head import named_head
-from magicdec.specs.precision import PROFILE_DTYPES
-from magicdec.specs.speculation import (
+from magicdec.specs import (
     AUTOREGRESSIVE,
+    PROFILE_DTYPES,
     SELF,
     DraftMethod,
     SamplingSpec,
     SpeculationSpec,
+    named_head,
 )
 
 if TYPE_CHECKING:
-    from magicdec.calibrate.acceptance_bench import AcceptanceRequest
+    from magicdec.calibrate import AcceptanceRequest
 
 ACCEPTANCE_CONTEXTS = (1280, 3584)
 ACCEPTANCE_BUDGETS = (48, 96, 192, 384, 768, 1280)
@@ -289,7 +292,7 @@ def run_grid(
     """Predicts and measures a grid. Without a profile, calibrates first (`quick`: with fewer
     shapes, rounds and prompts), and saves the profile next to the records so that the run can be
     resumed."""
-    from magicdec.measure.rank import benchmark
+    from magicdec.measure import benchmark
 
     requests = list(grid.requests())
     profile = profile or _own_profile(
@@ -346,7 +349,7 @@ def _own_profile(
 ) -> LocalProfile:
     if path.exists():
         return load_local_profile(path)
-    from magicdec.calibrate.machine import obtain_profile
+    from magicdec.calibrate import obtain_profile
 
     head = None
     if grid.heads:
@@ -368,7 +371,7 @@ def _own_profile(
 
 def acceptance_request(grid: GridSpec, *, quick: bool = False) -> AcceptanceRequest:
     """The grid's methods, at budgets, contexts and a gamma outside the grid."""
-    from magicdec.calibrate.acceptance_bench import AcceptanceRequest
+    from magicdec.calibrate import AcceptanceRequest
 
     cases = grid.cases or list(product(grid.batch_sizes, grid.context_lens))
     longest = max(context for _, context in cases)
@@ -404,7 +407,7 @@ def acceptance_request(grid: GridSpec, *, quick: bool = False) -> AcceptanceRequ
 def _work(request: BenchmarkRequest, records: Path) -> float:
     """Rough duration, in any unit, of the configurations that the file lacks. Each takes a constant
     plus a time proportional to its KV slots."""
-    from magicdec.measure.rank import configuration_key, known_records
+    from magicdec.measure import configuration_key, known_records
 
     known = {}
     if records.exists():
@@ -511,7 +514,7 @@ def plan_local(
     draft_weight_dtype = kind.weight_dtype
     if draft_weight_dtype is None and kind.checkpoint:
         draft_weight_dtype = dtype
-    return plan(
+    return make_plan(
         PlanRequest(
             model=request.model,
             hardware=(profile.hardware,),

@@ -27,11 +27,12 @@ import msgspec
 import numpy as np
 
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.kernels.base import Columns, Table
-from magicdec.perfmodel.kernels.profile import (
+from magicdec.perfmodel import (
+    Columns,
     Group,
     HardwareProfile,
     Mask,
+    Table,
     curve_of,
     held_out,
     load_hardware,
@@ -40,7 +41,7 @@ from magicdec.perfmodel.kernels.profile import (
     row_seconds,
     select,
 )
-from magicdec.schema.comparison import ErrorSummary
+from magicdec.schema import ErrorSummary
 
 
 def refit_errors(

@@ -36,32 +36,44 @@ import numpy as np
 
 from magicdec.counts import Z_90, Array, constant_rate, expected_tokens_per_step
 from magicdec.errors import ConfigError, unknown_choice
-from magicdec.perfmodel.acceptance import (
+from magicdec.perfmodel import (
     LOOKUP_PRECISION,
+    NO_DRAFT,
     AcceptanceProfile,
+    Cycle,
+    Lane,
+    Points,
+    Question,
+    Setup,
+    checkpoint_in,
+    draft_of,
+    engine_error,
+    interval,
+    lane_of,
+    largest_active,
+    load_hardware,
+    predict,
+    profile_of,
+    sequence_rates,
+    tokens_error,
+    whole_requests,
 )
-from magicdec.perfmodel.acceptance.assumed import Question, checkpoint_in, profile_of
-from magicdec.perfmodel.acceptance.law import sequence_rates
-from magicdec.perfmodel.drafting import draft_of
-from magicdec.perfmodel.intervals import engine_error, interval, tokens_error
-from magicdec.perfmodel.kernels.profile import load_hardware
-from magicdec.perfmodel.lanes import NO_DRAFT, Lane, lane_of
-from magicdec.perfmodel.serving import Cycle, largest_active, whole_requests
-from magicdec.perfmodel.setup import Points, Setup
-from magicdec.perfmodel.speedup import predict
-from magicdec.schema.comparison import ErrorSummary
-from magicdec.specs.catalog import load_model_spec, model_names
-from magicdec.specs.engine import EngineProfile, load_engine, version_number
-from magicdec.specs.model_names import model_name
-from magicdec.specs.precision import Precision
-from magicdec.specs.speculation import (
+from magicdec.schema import ErrorSummary
+from magicdec.specs import (
     AUTOREGRESSIVE,
     MAX_GAMMA,
     OWN_METHOD,
     SELF,
     SPARSE_METHODS,
+    EngineProfile,
+    Precision,
     SamplingSpec,
     SpeculationSpec,
+    load_engine,
+    load_model_spec,
+    model_name,
+    model_names,
+    version_number,
 )
 from magicdec.units import GIGA, MILLI
 from magicdec.validate.lanes import Judged, Lanes, check_source

@@ -17,8 +17,7 @@ import numpy as np
 from magicdec.counts import Array
 from magicdec.errors import ConfigError, MagicdecError, unknown_choice
 from magicdec.files import read_csv
-from magicdec.specs.engine import engine_names
-from magicdec.specs.model import ModelSpec
+from magicdec.specs import ModelSpec, engine_names
 
 PUBLISHED_DIRECTORY = Path(__file__).resolve().parent / "data" / "published"
 LARGEST = 1e12

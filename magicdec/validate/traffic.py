@@ -29,21 +29,27 @@ import msgspec
 import numpy as np
 
 from magicdec.errors import ConfigError, MagicdecError
-from magicdec.perfmodel.rate.replica import Work
-from magicdec.perfmodel.rate.requests import MAX_TOKENS, MIN_RATE, Requests, alike
-from magicdec.perfmodel.rate.simulate import (
+from magicdec.perfmodel import (
+    MAX_TOKENS,
+    MIN_RATE,
     Outcome,
+    Requests,
     Server,
+    Setup,
+    Work,
+    alike,
     simulate,
     simulate_closed,
 )
-from magicdec.perfmodel.setup import Setup
 from magicdec.progress import Progress, Step
-from magicdec.schema.comparison import ErrorSummary
-from magicdec.specs.catalog import load_model_spec
-from magicdec.specs.engine import load_engine
-from magicdec.specs.model_names import model_name
-from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec
+from magicdec.schema import ErrorSummary
+from magicdec.specs import (
+    AUTOREGRESSIVE,
+    SamplingSpec,
+    load_engine,
+    load_model_spec,
+    model_name,
+)
 from magicdec.units import MILLI
 from magicdec.validate.rows import (
     NEWEST,

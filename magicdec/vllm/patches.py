@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from magicdec.errors import ConfigError
-from magicdec.schema.gamma_table import TableGamma
+from magicdec.schema import TableGamma
 from magicdec.vllm.pages import memory_of_cache
 from magicdec.vllm.settings import DRAFT_CLASS, SPECULATOR_CLASS, read_settings
 

@@ -317,7 +317,7 @@ def fit_of(rates: Sequence[Rate]) -> Fit:
 def write(rates: Sequence[Rate], *, is_fitted: bool = False) -> None:
     """Fits (or takes the shipped deviations: `is_fitted`), and writes what plans read."""
     if is_fitted:
-        shipped = belief.fitted().coefficients
+        shipped = belief.fitted_belief().coefficients
         found = Fit(scales=shipped.scales, row_weights=np.array(shipped.row_weights))
     else:
         found = fit_of(rates)
@@ -344,7 +344,7 @@ def check(rates: Sequence[Rate], folds: int) -> None:
     deviation = np.zeros(len(rates))
     known = np.zeros(len(rates))
     sure = np.zeros(len(rates))
-    shipped = belief.fitted().coefficients
+    shipped = belief.fitted_belief().coefficients
     for fold in range(folds):
         is_out = np.array([fold_of[rate.situation.model] == fold for rate in rates])
         kept = [rate for rate, out in zip(rates, is_out, strict=True) if not out]
@@ -376,7 +376,7 @@ def main() -> None:
     parser.add_argument(
         "--is-fitted", action="store_true", help="keep the shipped deviations"
     )
-    parser.add_argument("tables", nargs="*", type=Path, default=[belief.RATES])
+    parser.add_argument("tables", nargs="*", type=Path, default=[belief.BELIEF_RATES])
     given = parser.parse_args()
     rates = distinct([rate for path in given.tables for rate in read_rates(path)])
     if given.folds:

@@ -13,12 +13,12 @@ from magicdec.cli import COMMANDS, app, describe, register_commands
 from magicdec.commands.engine_options import ANSWERS, OURS, as_ours
 from magicdec.errors import ConfigError
 from magicdec.naming import draft_by_name
-from magicdec.schema import request as plan_request
+from magicdec.schema.request import fields_of, request_options
 from magicdec.specs.device import DTYPE_BYTES, WEIGHT_ONLY
 from magicdec.specs.precision import ENGINE_FORMATS
 
 register_commands()
-NAMES = [f"--{name.replace('_', '-')}" for name in plan_request.options()]
+NAMES = [f"--{name.replace('_', '-')}" for name in request_options()]
 QUICK = ("plan", "--draft", "none", "--format", "json")
 
 
@@ -144,7 +144,7 @@ def test_a_draft_is_known_by_engines_names_and_by_its_repositorys(
     written: str, draft: str | None
 ) -> None:
     assert draft_by_name(written) == draft
-    fields = plan_request.fields_of({"draft": written})
+    fields = fields_of({"draft": written})
     assert fields["draft"] == (draft or written)
     assert ("draft_name" in fields) == (draft is not None and "/" in written)
 
@@ -195,7 +195,7 @@ def test_all_commands_read_32k() -> None:
 
 
 def test_the_help_of_weight_dtype_lists_every_format() -> None:
-    options = plan_request.options()
+    options = request_options()
     assert all(dtype in options["weight_dtype"].help for dtype in DTYPE_BYTES)
     cache = options["kv_dtype"].help
     assert all(dtype in cache for dtype in ("bf16", "fp16", "fp8", "int4", "fp32"))

@@ -33,10 +33,10 @@ SUFFIX = {"a record": "jsonl", "a report": "html", "a figure": "svg", "an export
 @pytest.fixture(scope="module")
 def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("plan") / "plan.json"
-    from magicdec.perfmodel.planner import PlanRequest, plan
+    from magicdec.perfmodel.planner import PlanRequest, make_plan
 
     path.write_text(
-        plan(
+        make_plan(
             PlanRequest(batch_sizes=(8,), context_lens=(2048,), draft="eagle")
         ).to_json()
     )

@@ -23,7 +23,7 @@ from magicdec.measure.configuration import (
     check_request,
     session_bytes,
 )
-from magicdec.perfmodel.planner import PlanRequest, plan
+from magicdec.perfmodel.planner import PlanRequest, make_plan
 from magicdec.schema.plan import Formats, GammaTable, NeedsAcceptance, Plan
 from magicdec.schema.record import read_records
 from magicdec.schema.row import Candidate, columns, nested
@@ -103,7 +103,7 @@ def plan_of(**changes: Any) -> Plan:
         model="embedded", batch_sizes=(2,), context_lens=(120,), gen_len=5, draft="self", draft_budgets=(32,), gamma=2,
         acceptance_rate=0.9, tp_size=1, temperature=0.0, weight_dtype="fp32", kv_dtype="fp32",
     )  # fmt: skip
-    answer = plan(request)
+    answer = make_plan(request)
     row = answer.candidates[0]
     others = ({"draft_budget": 48, "batch_size": 4}, {"draft_method": "snapkv"})
     rows = [row, *(changed(row, **each) for each in others)]
@@ -239,7 +239,7 @@ def test_the_dtype_of_a_plan(tmp_path: Path) -> None:
         draft="self", draft_method="streamingllm", acceptance_rate=0.9, draft_weight_dtype="fp8",
     )  # fmt: skip
     path = tmp_path / "plan.json"
-    path.write_text(plan(request).to_json())
+    path.write_text(make_plan(request).to_json())
     row = read_plan(path)[0]
     assert (row["draft"], row["dtype"], row["draft_weight_dtype"]) == (
         "self",

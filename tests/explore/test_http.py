@@ -21,7 +21,7 @@ import magicdec
 from magicdec.errors import ConfigError
 from magicdec.explore.explorer import FIGURES, OF_ARRIVALS, Explorer
 from magicdec.explore.server import Server
-from magicdec.perfmodel.planner import PlanRequest, plan
+from magicdec.perfmodel.planner import PlanRequest, make_plan
 from magicdec.schema.plan import Choice
 from tests.pace import cpu_seconds, slowness
 from tests.processes import Program
@@ -47,7 +47,7 @@ def direct() -> Choice:
         batch_sizes=(48,),
         context_lens=(65_536,),
     )
-    return plan(request).choice
+    return make_plan(request).choice
 
 
 def test_the_answer_is_the_planners(server: Server) -> None:

@@ -18,8 +18,8 @@ from magicdec.explore.controls import CONTROLS, MAIN
 from magicdec.explore.server import Server
 from magicdec.explore.state import METHODS, Catalog, link
 from magicdec.perfmodel.kernels.profile import hardware_aliases
-from magicdec.schema.request import options
-from magicdec.specs.model_names import named_models, resolve_name
+from magicdec.schema.request import request_options
+from magicdec.specs.names import named_models, resolve_name
 
 CATALOG = Catalog.given()
 
@@ -160,7 +160,7 @@ def test_a_chosen_draft_stays_in_the_list_with_its_error(server: Server) -> None
 def test_every_number_and_switch_of_a_plan_is_a_control() -> None:
     """An option that plan_request gains is on the page by itself."""
     shown = {control.option or name for name, control in CONTROLS.items()}
-    for name, option in options().items():
+    for name, option in request_options().items():
         is_number = option.is_whole or option.kind in (bool, float, float | None)
         if is_number:
             assert name in shown

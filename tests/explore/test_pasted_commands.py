@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from magicdec.cli import app, register_commands
 from magicdec.explore.server import Server
 from magicdec.explore.state import Catalog
-from magicdec.live.check import Load, check_command
+from magicdec.live.check import AskedLoad, check_command
 from magicdec.live.check_text import lines_of
 from magicdec.specs.serve_command import read_serve_command
 
@@ -80,7 +80,7 @@ def test_it_says_what_check_says(server: Server, command: str) -> None:
     status, page = post(server, "check", command=command, state="hardware=h100")
     assert status == 200
     result = check_command(
-        read_serve_command(command.strip()), Load(hardware="h100-sxm-80gb")
+        read_serve_command(command.strip()), AskedLoad(hardware="h100-sxm-80gb")
     )
     assert texts(page) == [line.text for line in lines_of(result)]
 

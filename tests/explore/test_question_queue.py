@@ -25,7 +25,7 @@ from magicdec.explore import computation
 from magicdec.explore.explorer import Explorer
 from magicdec.explore.server import Server
 from magicdec.explore.state import Catalog
-from magicdec.perfmodel.planner import Plan, PlanRequest, plan
+from magicdec.perfmodel.planner import Plan, PlanRequest, make_plan
 
 QUESTION = "gen_len=100&context=1024&rate={}"
 PATIENCE_S = 120.0
@@ -55,7 +55,7 @@ class SlowPlans:
 
 @pytest.fixture(scope="module")
 def document() -> Plan:
-    return plan(PlanRequest(context_lens=(1024,), gen_len=100, batch_sizes=(4,)))
+    return make_plan(PlanRequest(context_lens=(1024,), gen_len=100, batch_sizes=(4,)))
 
 
 @pytest.fixture

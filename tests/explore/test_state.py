@@ -17,7 +17,7 @@ from magicdec.errors import ConfigError, MagicdecError
 from magicdec.explore.controls import CONTROLS
 from magicdec.explore.explorer import Explorer
 from magicdec.explore.state import METHODS, Catalog, link
-from magicdec.schema.request import Request, options
+from magicdec.schema.request import Request, request_options
 from magicdec.specs.catalog import EMBEDDED_DIRECTORY
 from magicdec.units import MILLI
 
@@ -144,7 +144,7 @@ def test_profiles_go_only_with_what_they_were_given_with(tmp_path: Path) -> None
 
 def test_every_control_is_an_option_and_every_method_one_of_the_planners() -> None:
     assert {control.option or name for name, control in CONTROLS.items()} <= set(
-        options()
+        request_options()
     )
     from magicdec.specs.speculation import DRAFT_METHODS
 

@@ -23,7 +23,7 @@ import numpy as np
 
 Answer = dict[str, list[Any]]
 """Values by term: numbers, or texts."""
-PACKAGES = ("magicdec.specs", "magicdec.perfmodel")
+PACKAGES = ("magicdec.specs", "magicdec.schema", "magicdec.perfmodel")
 
 
 @cache

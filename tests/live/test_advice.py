@@ -35,7 +35,7 @@ from magicdec.live.observation import observe, parse_draft
 from magicdec.live.show import advice_lines, bars, trend_lines, windows
 from magicdec.perfmodel.acceptance import constant_profile, fit_profile, save_profile
 from magicdec.perfmodel.intervals import one_token_pass, relative_errors
-from magicdec.perfmodel.planner import PlanRequest, plan
+from magicdec.perfmodel.planner import PlanRequest, make_plan
 from magicdec.perfmodel.setup import Points
 from magicdec.perfmodel.speedup import predict
 from magicdec.perfmodel.step import step_terms
@@ -473,7 +473,7 @@ def test_a_plan_and_the_advice_choose_one_gamma_of_one_profile():
                 model=setup.model, hardware=(setup.hardware,), engine=setup.engine, tp_size=1, batch_sizes=(batch,),
                 context_lens=(4096,), draft=draft.name, draft_method=draft.method, acceptance=(profile,),
             )  # fmt: skip
-            planned = plan(request).candidates
+            planned = make_plan(request).candidates
             rows_of_plan = {row.gamma: row.tpot_s for row in planned}
             assert (
                 min(rows_of_plan, key=rows_of_plan.get)

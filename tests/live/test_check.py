@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import magicdec
 from magicdec.cli import app, register_commands
-from magicdec.live.check import Check, Load, check_command
+from magicdec.live.check import AskedLoad, Check, check_command
 from magicdec.schema.row import Candidate
 from magicdec.specs.serve_command import read_serve_command
 from magicdec.tasks import usual_lengths
@@ -21,7 +21,7 @@ EAGLE = (
     "vllm serve meta-llama/Llama-3.1-8B-Instruct --tensor-parallel-size 2 --speculative-config "
     '\'{"method": "eagle3", "num_speculative_tokens": %d}\''
 )
-LOAD = Load(hardware="h100", batch=16, context_len=4096)
+LOAD = AskedLoad(hardware="h100", batch=16, context_len=4096)
 ASKED = {
     "model": "llama-3.1-8b",
     "hardware": "h100-sxm-80gb",
@@ -33,8 +33,8 @@ ASKED = {
 
 
 def checked(text: str, **changes: object) -> Check:
-    load = Load(
-        **{name: getattr(LOAD, name) for name in Load.__struct_fields__} | changes
+    load = AskedLoad(
+        **{name: getattr(LOAD, name) for name in AskedLoad.__struct_fields__} | changes
     )  # type: ignore[arg-type]
     return check_command(read_serve_command(text), load)
 
@@ -130,7 +130,7 @@ def test_an_unknown_acceptance_is_said_and_one_given_is_used() -> None:
 
 
 def test_what_is_assumed_is_named() -> None:
-    result = check_command(read_serve_command("vllm serve Qwen/Qwen3-8B"), Load())
+    result = check_command(read_serve_command("vllm serve Qwen/Qwen3-8B"), AskedLoad())
     assert len(result.assumed) == 3
     assert result.hardware == "h100-sxm-80gb"
 
@@ -270,7 +270,7 @@ def test_a_command_that_serves_fewer_is_compared_at_as_many_users() -> None:
         "vllm serve Qwen/Qwen3-32B --tensor-parallel-size 2 --speculative-config "
         """'{"method": "ngram", "num_speculative_tokens": 5}'"""
     )
-    check = check_command(command, Load(hardware="l40s"))
+    check = check_command(command, AskedLoad(hardware="l40s"))
     assert check.as_it_is is not None
     assert check.without_draft is not None
     assert check.batch_size < 32
@@ -284,5 +284,5 @@ def test_a_file_of_options_that_is_not_here_is_said_first() -> None:
     command = read_serve_command(
         "trtllm-serve deepseek-ai/DeepSeek-V3 --tp_size 8 --extra_llm_api_options none.yml"
     )
-    check = check_command(command, Load(hardware="b200"))
+    check = check_command(command, AskedLoad(hardware="b200"))
     assert check.headline.startswith("If none.yml sets no draft: Speculate with ")

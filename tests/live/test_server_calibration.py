@@ -27,7 +27,7 @@ from magicdec.live.drive import (
     Load,
     Measured,
     WindowTooShort,
-    drive,
+    drive_load,
     measure,
     plan_loads,
 )
@@ -494,7 +494,9 @@ LOAD = Load(concurrency=3, prompt_len=20, output_len=16)
 
 def test_exactly_the_planned_requests_are_sent(engine):
     server, address = engine
-    found = drive(address, LOAD, model="m", vocab_size=100, seed=1, clock=server.steps)
+    found = drive_load(
+        address, LOAD, model="m", vocab_size=100, seed=1, clock=server.steps
+    )
     asked = list(map(json.loads, server.bodies))
     assert len(asked) == 3
     assert all(len(body["prompt"]) == 20 and body["max_tokens"] == 16 for body in asked)
@@ -508,7 +510,7 @@ def test_the_first_error_stops_a_load(engine):
     server, address = engine
     server.status = 503
     with pytest.raises(ServerError, match="status 503; nothing more was sent"):
-        drive(address, LOAD, model="m", vocab_size=100, seed=1)
+        drive_load(address, LOAD, model="m", vocab_size=100, seed=1)
     assert len(server.seen) <= 3
 
 
@@ -526,7 +528,7 @@ def test_a_load_is_not_sent_on_to_another_host(serve, monkeypatch):
     with pytest.raises(
         ServerError, match="status 307; nothing more was sent"
     ) as caught:
-        drive(here, LOAD, model="m", vocab_size=100, seed=1)
+        drive_load(here, LOAD, model="m", vocab_size=100, seed=1)
     assert "s3cret" not in str(caught.value)
     assert set(server.seen) == {("/v1/completions", "Bearer s3cret")}
     assert other.seen == []
@@ -554,14 +556,14 @@ def test_an_answer_is_bounded_in_size_and_in_time(
 
     _, address = serve({"/v1/completions": endless})
     with pytest.raises(ServerError, match=said):
-        drive(address, LOAD, model="m", vocab_size=100, seed=1)
+        drive_load(address, LOAD, model="m", vocab_size=100, seed=1)
 
 
 def test_a_server_that_ends_early_is_refused(engine):
     server, address = engine
     server.short = 5
     with pytest.raises(ServerError, match="generated 5 tokens where 16"):
-        drive(address, LOAD, model="m", vocab_size=100, seed=1, clock=server.steps)
+        drive_load(address, LOAD, model="m", vocab_size=100, seed=1, clock=server.steps)
 
 
 def test_first_tokens_are_fitted_by_what_prompts_cost_and_requests_take_from_others():

@@ -16,7 +16,7 @@ from magicdec.live.tune import (
     POLL_S,
     Trial,
     candidates,
-    check_command,
+    check_restart,
     in_turns,
     outcomes,
     regret,
@@ -135,7 +135,7 @@ def test_gammas_are_tried_there_and_back_until_the_time_is_up():
 @pytest.mark.parametrize("command", ["", "systemctl restart vllm"])
 def test_a_command_without_a_place_for_gamma_is_refused(command):
     with pytest.raises(ConfigError, match="gamma"):
-        check_command(command)
+        check_restart(command)
 
 
 def test_a_command_that_fails_stops_everything():

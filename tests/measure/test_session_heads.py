@@ -14,7 +14,7 @@ from magicdec.measure.configuration import BenchmarkRequest, check_request
 from magicdec.measure.session import BenchmarkSession
 from magicdec.runtime.engine import Engine
 from magicdec.specs.catalog import load_model_spec
-from magicdec.specs.named_head import named_head
+from magicdec.specs.known_heads import named_head
 from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec, SpeculationSpec
 from magicdec.validate.demo import other_drafts
 

@@ -22,7 +22,7 @@ from magicdec.measure.environment import (
 )
 from magicdec.measure.rank import measure_request
 from magicdec.measure.utilisation import phase_bytes, planned_memory_bytes
-from magicdec.perfmodel.planner import PlanRequest, plan
+from magicdec.perfmodel.planner import PlanRequest, make_plan
 from magicdec.reports.terminal import print_run
 from magicdec.runtime.distributed import SINGLE
 from magicdec.schema.record import Record, read_records
@@ -122,7 +122,7 @@ def test_planned_memory_is_what_plan_says() -> None:
     request = request_for(
         batch_size=16, context_len=1000, gen_len=50, speculations=(STREAMING,)
     )
-    planned = plan(
+    planned = make_plan(
         PlanRequest(
             model="embedded", hardware=("a100-sxm-80gb",), engine="ours", tp_size=1, batch_sizes=(16,),
             context_lens=(1000,), gen_len=50, draft="self", draft_method="streamingllm", draft_budgets=(64,), gamma=3,

@@ -25,7 +25,7 @@ from magicdec.perfmodel.acceptance import (
 from magicdec.perfmodel.acceptance.fit import measured_rates, measurements_from_rows
 from magicdec.perfmodel.acceptance.law import Law, LawError, static_batch_efficiency
 from magicdec.perfmodel.plan.drafts import load_profiles
-from magicdec.perfmodel.planner import PlanRequest, plan
+from magicdec.perfmodel.planner import PlanRequest, make_plan
 from tests.pace import slowness
 
 laws = st.builds(
@@ -359,7 +359,9 @@ def tokens(rates: tuple[float, ...], gamma: int) -> float:
 
 
 def test_rates_by_position_give_the_tokens_per_step_they_mean():
-    document = plan(PlanRequest(batch_sizes=(8,), draft="ngram", acceptance_rate=RATES))
+    document = make_plan(
+        PlanRequest(batch_sizes=(8,), draft="ngram", acceptance_rate=RATES)
+    )
     for row in document.candidates:
         assert row.drafting.tokens_per_step == pytest.approx(
             tokens(RATES, row.gamma), rel=1e-12
@@ -417,14 +419,14 @@ def test_a_profile_of_one_draft_model_is_not_taken_for_another(tmp_path):
     (profile,) = load_profiles(
         [tmp_path / "small.json"], draft="llama-3.2-1b", method=None
     )
-    document = plan(
+    document = make_plan(
         PlanRequest(batch_sizes=(8,), draft="llama-3.2-3b", acceptance=(profile,))
     )
     assert all(
         row.drafting.acceptance_source.startswith("assumed")
         for row in document.candidates
     )
-    own = plan(
+    own = make_plan(
         PlanRequest(batch_sizes=(8,), draft="llama-3.2-1b", acceptance=(profile,))
     )
     sources = {

@@ -21,7 +21,7 @@ from magicdec.perfmodel.acceptance.assumed import (
 )
 from magicdec.perfmodel.acceptance.belief import Evidence, Point
 from magicdec.perfmodel.acceptance.published import Situation, distinct, read_rates
-from magicdec.perfmodel.planner import PlanRequest, plan
+from magicdec.perfmodel.planner import PlanRequest, make_plan
 from magicdec.validate.acceptance import GROUPS, validate_beliefs
 
 HEAD = Question("llama-3.1-8b", "eagle3", 8.0, task="chat", temperature=0.0)
@@ -48,8 +48,8 @@ def test_a_constant_rate_is_recovered_and_its_depth_is_the_derivative_of_the_tok
 
 def test_what_is_shipped_predicts_as_conditioning_on_every_row_does() -> None:
     """A head that no row is of: the shipped levels, against one covariance of all thousand rows."""
-    rates = distinct(read_rates(beliefs.RATES))
-    fitted = beliefs.fitted()
+    rates = distinct(read_rates(beliefs.BELIEF_RATES))
+    fitted = beliefs.fitted_belief()
     weights = np.array(fitted.coefficients.row_weights)
     evidence = Evidence.of(rates, fitted.scales, weights)
     at = Situation(
@@ -160,7 +160,7 @@ def test_groups_left_out_of_the_shipped_table_are_predicted_as_well_as_is_said()
 
 
 def test_rows_of_a_file_are_predicted_without_themselves(tmp_path) -> None:
-    with beliefs.RATES.open(encoding="utf-8", newline="") as file:
+    with beliefs.BELIEF_RATES.open(encoding="utf-8", newline="") as file:
         lines = list(csv.DictReader(file))
     chosen = [line for line in lines if line["model"].startswith("gpt-oss")]
     path = tmp_path / "rates.csv"
@@ -217,7 +217,8 @@ def test_lengths_that_no_head_can_have(fields: str, message: str, tmp_path) -> N
 def test_a_task_moves_the_answer_and_an_unknown_one_is_refused() -> None:
     case = {"batch_sizes": (1,), "draft": "eagle3", "gamma": 3, "context_lens": (1024,)}
     code, chat = (
-        plan(PlanRequest(**case, task=task)).candidates[0] for task in ("code", "chat")
+        make_plan(PlanRequest(**case, task=task)).candidates[0]
+        for task in ("code", "chat")
     )
     assert code.drafting.tokens_per_step > chat.drafting.tokens_per_step
     with pytest.raises(ConfigError, match="unknown task"):

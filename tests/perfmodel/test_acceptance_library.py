@@ -10,7 +10,7 @@ import pytest
 from magicdec.counts import expected_tokens_per_step
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import PROFILES_DIRECTORY, default_profile
-from magicdec.perfmodel.planner import PlanRequest, plan
+from magicdec.perfmodel.planner import PlanRequest, make_plan
 
 with (PROFILES_DIRECTORY / "published.csv").open(encoding="utf-8", newline="") as file:
     FIGURES = list(csv.DictReader(file))
@@ -49,7 +49,7 @@ def test_a_published_figure_lies_within_two_deviations_of_its_profile(
 
 
 def test_a_head_that_nobody_published_is_not_ranked_and_said_to_need_training() -> None:
-    document = plan(
+    document = make_plan(
         PlanRequest(
             model="llama-3.1-70b", hardware=("h100-sxm-80gb",), batch_sizes=(4,)
         )
@@ -59,7 +59,7 @@ def test_a_head_that_nobody_published_is_not_ranked_and_said_to_need_training() 
         each.reason for each in document.needs_acceptance if each.draft == "eagle3"
     ]
     assert "no EAGLE-3 head is published" in reason
-    asked = plan(
+    asked = make_plan(
         PlanRequest(
             model="llama-3.1-70b",
             hardware=("h100-sxm-80gb",),
@@ -77,9 +77,9 @@ def test_an_engine_that_cannot_run_a_draft_says_which_can() -> None:
     with pytest.raises(
         ConfigError, match=r"sglang does not run self/streamingllm; --engine vllm"
     ):
-        plan(PlanRequest(engine="sglang", draft="self"))
+        make_plan(PlanRequest(engine="sglang", draft="self"))
     with pytest.raises(ConfigError, match="on all ranks"):
-        plan(
+        make_plan(
             PlanRequest(
                 draft="llama-3.2-1b", acceptance_rate=0.8, draft_tp_size=1, tp_size=8
             )
@@ -88,14 +88,14 @@ def test_an_engine_that_cannot_run_a_draft_says_which_can() -> None:
 
 def test_every_look_up_is_ranked_and_its_text_moves_it() -> None:
     edited, translated = (
-        plan(
+        make_plan(
             PlanRequest(batch_sizes=(1,), draft="ngram", gamma=3, task=task)
         ).candidates[0]
         for task in ("code-edit", "translation")
     )
     assert edited.drafting.tokens_per_step > 1.1 * translated.drafting.tokens_per_step
     assert {"ngram", "suffix"} <= {
-        row.draft for row in plan(PlanRequest(batch_sizes=(1,))).candidates
+        row.draft for row in make_plan(PlanRequest(batch_sizes=(1,))).candidates
     }
 
 
@@ -105,7 +105,7 @@ def test_multi_token_prediction_gives_the_speedup_that_nvidia_measured() -> None
 
     https://nvidia.github.io/TensorRT-LLM/blogs/tech_blog/blog2_DeepSeek_R1_MTP_Implementation_and_Optimization.html
     """
-    planned = plan(
+    planned = make_plan(
         PlanRequest(
             model="deepseek-r1", hardware=("b200-sxm-192gb",), tp_size=8, batch_sizes=(1,), context_lens=(2048,),
             engine="trtllm", draft="mtp", weight_dtype="nvfp4",
@@ -124,17 +124,17 @@ def test_a_narrower_copy_of_the_target_is_ranked_by_its_published_acceptance() -
         "batch_sizes": (1,),
         "context_lens": (1024,),
     }
-    rows = plan(PlanRequest(**case, draft_weight_dtype="int4")).candidates
+    rows = make_plan(PlanRequest(**case, draft_weight_dtype="int4")).candidates
     (copied, *_) = [row for row in rows if row.draft == "qwen2.5-7b" and row.gamma == 1]
     assert copied.drafting.tokens_per_step == pytest.approx(1.884, rel=0.01)
     asked = {
         "draft": "self", "draft_method": "full", "engine": "ours", "context_lens": (1024,), "model": "llama-3.1-8b",
     }  # fmt: skip
-    (best, *_) = plan(PlanRequest(**asked, draft_weight_dtype="int4")).candidates
+    (best, *_) = make_plan(PlanRequest(**asked, draft_weight_dtype="int4")).candidates
     assert 1.5 < best.drafting.tokens_per_step < best.gamma + 1
-    own = plan(PlanRequest(**asked)).candidates[0]
+    own = make_plan(PlanRequest(**asked)).candidates[0]
     assert own.drafting.tokens_per_step == pytest.approx(own.gamma + 1)
     assert "qwen2.5-7b" not in {
         row.draft
-        for row in plan(PlanRequest(**case, draft_weight_dtype="bf16")).candidates
+        for row in make_plan(PlanRequest(**case, draft_weight_dtype="bf16")).candidates
     }

@@ -9,7 +9,7 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from magicdec.errors import CapacityError
-from magicdec.perfmodel.planner import PlanRequest, plan
+from magicdec.perfmodel.planner import PlanRequest, make_plan
 from magicdec.schema.row import Candidate, columns
 
 OF_THE_CASE = ("speedup_static_batch",)
@@ -65,7 +65,7 @@ def test_a_batch_and_context_are_answered_alike_alone_and_in_company(
     fields: dict[str, Any],
 ) -> None:
     try:
-        document = plan(PlanRequest(**fields))
+        document = make_plan(PlanRequest(**fields))
     except CapacityError:
         return
     asked = list(fields["batch_sizes"])
@@ -81,7 +81,7 @@ def test_a_batch_and_context_are_answered_alike_alone_and_in_company(
                 "context_lens": (case.context_len,),
             }
             try:
-                alone = plan(PlanRequest(**one)).best
+                alone = make_plan(PlanRequest(**one)).best
             except CapacityError:
                 assert not row.fits
                 continue

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from magicdec.errors import ConfigError, MagicdecError
 from magicdec.perfmodel.kernels.profile import hardware_names
-from magicdec.perfmodel.planner import PlanRequest, plan
+from magicdec.perfmodel.planner import PlanRequest, make_plan
 from magicdec.specs.catalog import model_names
 
 NUMBERS = st.one_of(
@@ -73,7 +73,7 @@ def numbers(value: Any) -> list[float]:
 @given(REQUESTS)
 def test_a_document_of_finite_numbers_or_one_line(fields: dict[str, Any]) -> None:
     try:
-        document = plan(PlanRequest(**fields))
+        document = make_plan(PlanRequest(**fields))
     except MagicdecError as error:
         refusal = str(error)
     else:
@@ -89,4 +89,4 @@ def test_a_document_of_finite_numbers_or_one_line(fields: dict[str, Any]) -> Non
 
 def test_a_draft_on_more_ranks_than_its_target_is_refused() -> None:
     with pytest.raises(ConfigError, match="draft tp 8 is more than the target's tp 4"):
-        plan(PlanRequest(tp_size=4, draft_tp_size=8))
+        make_plan(PlanRequest(tp_size=4, draft_tp_size=8))

@@ -12,7 +12,7 @@ from magicdec.perfmodel.kernels.links import AllReduceCurve, Message, all_reduce
 from magicdec.perfmodel.kernels.op import Where
 from magicdec.perfmodel.kernels.profile import hardware_names, load_hardware
 from magicdec.perfmodel.plan.request import PlanRequest
-from magicdec.perfmodel.planner import plan
+from magicdec.perfmodel.planner import make_plan
 from magicdec.specs.engine import load_engine
 from magicdec.specs.precision import Precision
 from tests.kernels import all_gather_time, all_reduce_time, broadcast_time
@@ -178,7 +178,9 @@ def test_a_plan_over_nodes_says_that_it_is_an_estimate_and_is_less_sure() -> Non
         "batch_sizes": (8,),
         "context_lens": (4096,),
     }
-    one, two = (plan(PlanRequest(**case, tp_size=tp, draft="none")) for tp in (8, 16))
+    one, two = (
+        make_plan(PlanRequest(**case, tp_size=tp, draft="none")) for tp in (8, 16)
+    )
     assert any("spans nodes of 8" in note and "estimate" in note for note in two.notes)
     assert not any("nodes" in note for note in one.notes)
     width = [
@@ -189,7 +191,7 @@ def test_a_plan_over_nodes_says_that_it_is_an_estimate_and_is_less_sure() -> Non
 
 
 def test_without_a_known_network_a_plan_says_so() -> None:
-    document = plan(
+    document = make_plan(
         PlanRequest(
             model="llama-3.1-70b",
             hardware=("h100-pcie-80gb",),

@@ -12,7 +12,7 @@ import pytest
 from magicdec import api
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.plan.request import PlanRequest
-from magicdec.perfmodel.planner import plan
+from magicdec.perfmodel.planner import make_plan
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.step import StepTerms, step_terms
 from magicdec.schema.plan import Plan
@@ -224,7 +224,7 @@ PLANNED = {
 
 def planned(path: Path | None, context: int, **more: object) -> Plan:
     draft = {"draft": "eagle3"} if path is None else {"draft_model": str(path)}
-    return plan(PlanRequest(**PLANNED, **draft, context_lens=(context,), **more))
+    return make_plan(PlanRequest(**PLANNED, **draft, context_lens=(context,), **more))
 
 
 def config(path: Path, **changes: object) -> Path:

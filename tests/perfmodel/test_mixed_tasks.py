@@ -9,7 +9,7 @@ from magicdec.counts import expected_tokens_per_step
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance.assumed import Question, joint_levels, profile_of
 from magicdec.perfmodel.acceptance.mixed import profile_on
-from magicdec.perfmodel.planner import plan, request_of
+from magicdec.perfmodel.planner import make_plan, request_of
 from magicdec.tasks import shares_of, task_named, usual_lengths
 
 QUESTION = Question(model="llama-3.1-8b", kind="eagle3", billions=8.0)
@@ -71,7 +71,7 @@ def test_a_plan_lies_between_those_of_its_texts() -> None:
         )  # fmt: skip
         (row,) = [
             row
-            for row in plan(asked).candidates
+            for row in make_plan(asked).candidates
             if row.gamma == 4 and not row.draft_budget
         ]
         gains.append(row.gain.speedup)

@@ -20,11 +20,11 @@ from magicdec.perfmodel.acceptance import (
 )
 from magicdec.perfmodel.acceptance.law import Law, LawError
 from magicdec.perfmodel.intervals import tokens_error
-from magicdec.perfmodel.planner import PlanRequest, plan
+from magicdec.perfmodel.planner import PlanRequest, make_plan
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import predict
 from magicdec.reports.data import ReportData
-from magicdec.reports.headline import headline
+from magicdec.reports.headline import headline_of
 from magicdec.reports.terminal_plan import to_buy
 from magicdec.schema.plan import CaseAnswer, plan_of
 from magicdec.schema.row import verdict_of
@@ -51,7 +51,7 @@ def setup_of(speculation: SpeculationSpec) -> Setup:
 def test_the_best_equals_brute_force() -> None:
     """Every budget and gamma, one scalar prediction at a time."""
     budgets, gammas = (128, 512, 2048), range(1, 13)
-    document = plan(PlanRequest(**CASE, draft="self", draft_budgets=budgets))
+    document = make_plan(PlanRequest(**CASE, draft="self", draft_budgets=budgets))
     speedups = {}
     for budget, gamma in itertools.product(budgets, gammas):
         spec = SpeculationSpec(
@@ -71,7 +71,7 @@ def test_the_search_under_a_latency_limit_equals_brute_force() -> None:
         engine="magicdec-2024", num_gpus=8, context_lens=(16_384,), acceptance=(STREAMING,), draft="self",
         draft_budgets=(512,), tpot_limit_s=limit,
     )  # fmt: skip
-    document = plan(request)
+    document = make_plan(request)
     best: tuple[float, Any] = (0.0, None)
     spec = SpeculationSpec(
         draft="self", draft_method="streamingllm", draft_budget=512, gamma=1
@@ -106,7 +106,7 @@ def test_the_search_under_a_latency_limit_equals_brute_force() -> None:
 
 
 def test_the_document_holds_what_was_promised() -> None:
-    document = plan(PlanRequest(**CASE))
+    document = make_plan(PlanRequest(**CASE))
     assert document.schema_version == 4
     assert document.kind == "plan"
     assert plan_of(json.loads(document.to_json())) == document
@@ -118,13 +118,13 @@ def test_the_document_holds_what_was_promised() -> None:
     assert sum(r.time_s for r in document.breakdown["verify"]) == pytest.approx(
         document.best.step.verify_s
     )
-    assert len(plan(PlanRequest(**CASE)).to_csv().splitlines()) == 2 + len(
+    assert len(make_plan(PlanRequest(**CASE)).to_csv().splitlines()) == 2 + len(
         document.candidates
     )
 
 
 def test_where_speculation_does_not_pay_the_best_is_autoregressive() -> None:
-    best = plan(
+    best = make_plan(
         PlanRequest(**{**CASE, "batch_sizes": (1,), "context_lens": (1024,)})
     ).best
     assert (best.gamma, best.draft_method, best.speedup) == (0, "none", 1.0)
@@ -132,7 +132,9 @@ def test_where_speculation_does_not_pay_the_best_is_autoregressive() -> None:
 
 
 def test_a_draft_without_acceptance_is_listed_and_not_ranked() -> None:
-    document = plan(PlanRequest(**{**CASE, "engine": "vllm", "model": "qwen2.5-14b"}))
+    document = make_plan(
+        PlanRequest(**{**CASE, "engine": "vllm", "model": "qwen2.5-14b"})
+    )
     lacking = {(row.draft, row.draft_method) for row in document.needs_acceptance}
     assert ("eagle3", "eagle3") in lacking
     ranked = {(row.draft, row.draft_method) for row in document.candidates}
@@ -145,12 +147,12 @@ def test_a_draft_without_acceptance_is_listed_and_not_ranked() -> None:
 
 
 def test_a_draft_s_interval_does_not_depend_on_the_drafts_beside_it() -> None:
-    together = plan(
+    together = make_plan(
         PlanRequest(**{**CASE, "acceptance": (STREAMING, SNAPKV)}, draft_budgets=(512,))
     )
     for method in ("streamingllm", "snapkv"):
         given = {**CASE, "acceptance": (SNAPKV if method == "snapkv" else STREAMING,)}
-        alone = plan(
+        alone = make_plan(
             PlanRequest(
                 **given, draft="self", draft_method=method, draft_budgets=(512,)
             )
@@ -169,7 +171,7 @@ def test_one_gamma_is_weighed_against_the_table_by_batch() -> None:
         "acceptance_rate": (0.8,),
     }
     for batch, engine in ((64, "vllm"), (4, "vllm"), (64, "sglang")):
-        document = plan(PlanRequest(**case, batch_sizes=(batch,), engine=engine))
+        document = make_plan(PlanRequest(**case, batch_sizes=(batch,), engine=engine))
         choice = document.choice
         best = document.best
         one = choice.one_gamma
@@ -181,8 +183,8 @@ def test_one_gamma_is_weighed_against_the_table_by_batch() -> None:
         ratios = []
         for at in (1, 4, 8, 16, 32, 64):
             asked = {**case, "batch_sizes": (at,), "engine": engine}
-            free = plan(PlanRequest(**asked)).best.speedup
-            fixed = plan(PlanRequest(**asked, gamma=best.gamma))
+            free = make_plan(PlanRequest(**asked)).best.speedup
+            fixed = make_plan(PlanRequest(**asked, gamma=best.gamma))
             (row,) = [row for row in fixed.candidates if row.gamma == best.gamma]
             ratios.append(free / row.speedup)
         assert one.by_batch == pytest.approx(np.exp(np.log(ratios).mean()), rel=1e-6)
@@ -196,7 +198,7 @@ def test_one_gamma_is_weighed_against_the_table_by_batch() -> None:
 def test_depths_that_an_engine_adapts_are_noted_as_measured() -> None:
     case = {"hardware": ("b200",), "draft": "dspark", "context_lens": (1024,)}
     for batch, gain in ((4, "-7%"), (128, "+18%"), (4000, "+70%")):
-        document = plan(
+        document = make_plan(
             PlanRequest(**case, batch_sizes=(batch,), acceptance_rate=(0.8,))
         )
         told = [note for note in document.notes if "enable_adaptive" in note]
@@ -214,7 +216,7 @@ def test_the_source_with_the_highest_expected_rate_leads() -> None:
         other = msgspec.structs.replace(
             SNAPKV, law=msgspec.structs.replace(SNAPKV.law, rejection=rejection)
         )
-        best = plan(
+        best = make_plan(
             PlanRequest(
                 **{**CASE, "acceptance": (STREAMING, other)}, draft_budgets=(512,)
             )
@@ -226,12 +228,16 @@ def test_the_source_with_the_highest_expected_rate_leads() -> None:
 
 
 def test_the_gamma_table_equals_a_plan_of_each_cell() -> None:
-    table = plan(PlanRequest(**CASE, draft="self", draft_budgets=(128,))).gamma_table
+    table = make_plan(
+        PlanRequest(**CASE, draft="self", draft_budgets=(128,))
+    ).gamma_table
     for row, column in ((0, 2), (5, 5), (6, 6), (7, 4)):
         batch, context = table.batch_sizes[row], table.context_lens[column]
         cell = {**CASE, "batch_sizes": (batch,), "context_lens": (context,)}
         try:
-            best = plan(PlanRequest(**cell, draft="self", draft_budgets=(128,))).best
+            best = make_plan(
+                PlanRequest(**cell, draft="self", draft_budgets=(128,))
+            ).best
         except CapacityError:
             assert not table.fits[row][column]
             continue
@@ -240,7 +246,9 @@ def test_the_gamma_table_equals_a_plan_of_each_cell() -> None:
 
 
 def test_break_even_contexts_are_where_the_speedup_is_one() -> None:
-    table = plan(PlanRequest(**CASE, draft="self", draft_budgets=(128,))).gamma_table
+    table = make_plan(
+        PlanRequest(**CASE, draft="self", draft_budgets=(128,))
+    ).gamma_table
     for batch, context in zip(table.batch_sizes, table.break_even_context, strict=True):
         if context is None:
             continue
@@ -255,7 +263,7 @@ def test_break_even_contexts_are_where_the_speedup_is_one() -> None:
 
 def test_from_the_break_even_context_on_every_cell_drafts() -> None:
     """Also where several drafts are ranked, some of which gain at short contexts only: a table is of one draft."""
-    document = plan(
+    document = make_plan(
         PlanRequest(
             hardware=("h100-sxm-80gb",),
             tp_size=8,
@@ -281,7 +289,7 @@ def test_from_the_break_even_context_on_every_cell_drafts() -> None:
 
 
 def test_autoregressive_decoding_is_compared_at_its_own_best_batch() -> None:
-    document = plan(PlanRequest(**CASE))
+    document = make_plan(PlanRequest(**CASE))
     alone = document.best_autoregressive
     assert alone.batch_size == document.memory.largest_autoregressive_batch > 64
     ratio = (
@@ -292,7 +300,7 @@ def test_autoregressive_decoding_is_compared_at_its_own_best_batch() -> None:
 
 
 def test_no_row_of_the_frontier_beats_another_in_both() -> None:
-    rows = plan(
+    rows = make_plan(
         PlanRequest(num_gpus=8, context_lens=(8192,), acceptance=(STREAMING,))
     ).pareto
     latencies, rates = (
@@ -307,7 +315,7 @@ def test_no_row_of_the_frontier_beats_another_in_both() -> None:
 def test_each_case_is_answered_as_if_it_were_asked_alone() -> None:
     """Two contexts on two devices: best, table, frontier and baseline of each are those of a plan of its own."""
     devices, contexts = ("a100-sxm-80gb", "h100-sxm-80gb"), (4096, 65_536)
-    together = plan(
+    together = make_plan(
         PlanRequest(
             **{**CASE, "hardware": devices, "context_lens": contexts},
             draft_budgets=(512,),
@@ -323,7 +331,7 @@ def test_each_case_is_answered_as_if_it_were_asked_alone() -> None:
             "context_lens": (case.context_len,),
             "draft_budgets": (512,),
         }
-        alone = plan(PlanRequest(**request))
+        alone = make_plan(PlanRequest(**request))
         for name in CaseAnswer.__struct_fields__:
             assert getattr(case, name) == getattr(alone, name), name
 
@@ -346,7 +354,7 @@ def test_where_a_longer_context_comes_from_is_said_and_how_to_ask_for_it(
         CapacityError,
         match=r"at most 40960 tokens; .* rope_scaling \(yarn, factor 2.4\d or more\)",
     ):
-        plan(PlanRequest(model=str(file), **case))
+        make_plan(PlanRequest(model=str(file), **case))
     yarn = {
         "rope_type": "yarn",
         "factor": 4.0,
@@ -354,7 +362,7 @@ def test_where_a_longer_context_comes_from_is_said_and_how_to_ask_for_it(
     }
     file.write_text(json.dumps({**config, "rope_scaling": yarn}))
     for model, is_noted in (("qwen3-8b", True), (str(file), False)):
-        notes = plan(PlanRequest(model=model, **case)).notes
+        notes = make_plan(PlanRequest(model=model, **case)).notes
         assert (
             any(
                 "rope_scaling (yarn, factor 4; see its model card)" in note
@@ -365,7 +373,7 @@ def test_where_a_longer_context_comes_from_is_said_and_how_to_ask_for_it(
 
 
 def test_a_context_that_the_model_cannot_read_refuses_itself_alone() -> None:
-    document = plan(PlanRequest(**{**CASE, "context_lens": (8192, 200_000)}))
+    document = make_plan(PlanRequest(**{**CASE, "context_lens": (8192, 200_000)}))
     assert [case.context_len for case in document.cases] == [8192]
     assert any("reads at most 131072 tokens; 200000" in note for note in document.notes)
 
@@ -384,7 +392,7 @@ def test_the_verdict() -> None:
 
 def test_the_verdict_is_of_this_load_and_another_batch_is_another_statement() -> None:
     """One user on one H100 with EAGLE: the whole interval is above 1, although a large batch has more throughput."""
-    document = plan(
+    document = make_plan(
         PlanRequest(
             hardware=("h100-sxm-80gb",),
             tp_size=1,
@@ -402,7 +410,7 @@ def test_the_verdict_is_of_this_load_and_another_batch_is_another_statement() ->
     column = table.context_lens.index(512)
     assert table.verdict[0][column] == "pays"
     assert plan_of(json.loads(document.to_json())) == document
-    shown = headline(ReportData.from_records([], document))
+    shown = headline_of(ReportData.from_records([], document))
     assert not shown.when_not.startswith("Leave it off at batch 1")
     assert shown.answer.startswith("Serve 1 user on ")
     assert [fact.label for fact in shown.facts if fact.label == "For throughput alone"]
@@ -411,7 +419,7 @@ def test_the_verdict_is_of_this_load_and_another_batch_is_another_statement() ->
 def test_rows_and_table_give_one_verdict() -> None:
     """The table's cell at the best row's batch and context is that row's."""
     for context in (1024, 8192, 32_768):
-        document = plan(PlanRequest(**{**CASE, "context_lens": (context,)}))
+        document = make_plan(PlanRequest(**{**CASE, "context_lens": (context,)}))
         table, best = (
             document.gamma_table,
             max(document.candidates, key=lambda row: row.speedup),
@@ -426,20 +434,22 @@ def test_a_device_that_is_too_small_is_noted_beside_one_that_is_not() -> None:
         model="llama-3.1-70b", hardware=("l4-24gb", "h200-sxm-141gb"), batch_sizes=(4,), context_lens=(8192,),
         tp_size=4, acceptance_rate=0.8,
     )  # fmt: skip
-    document = plan(request)
+    document = make_plan(request)
     assert [case.hardware for case in document.cases] == ["h200-sxm-141gb"]
     assert any("does not fit on 4 x l4-24gb" in note for note in document.notes)
 
 
 def test_acceptance_measured_at_another_temperature_is_noted() -> None:
     greedy = msgspec.structs.replace(STREAMING, temperature=0.0)
-    notes = plan(PlanRequest(**{**CASE, "acceptance": (greedy,)}, draft="self")).notes
+    notes = make_plan(
+        PlanRequest(**{**CASE, "acceptance": (greedy,)}, draft="self")
+    ).notes
     assert any("measured at temperature 0, not 1" in note for note in notes)
 
 
 def test_a_static_batch_is_slower_than_the_steady_state_when_sequences_differ() -> None:
     spread = msgspec.structs.replace(STREAMING, spread=0.05)
-    best = plan(PlanRequest(**{**CASE, "acceptance": (spread,)}, gen_len=256)).best
+    best = make_plan(PlanRequest(**{**CASE, "acceptance": (spread,)}, gen_len=256)).best
     assert 0.5 * best.speedup < best.decoding.speedup_static_batch < best.speedup
 
 
@@ -461,11 +471,11 @@ def test_a_static_batch_is_slower_than_the_steady_state_when_sequences_differ() 
 ])  # fmt: skip
 def test_the_impossible_gets_a_reason(fields: dict[str, Any], message: str) -> None:
     with pytest.raises((ConfigError, CapacityError), match=message):
-        plan(PlanRequest(**{**CASE, **fields}))
+        make_plan(PlanRequest(**{**CASE, **fields}))
 
 
 def test_one_rate_belongs_to_the_draft_named_and_to_one_budget() -> None:
-    rows = plan(
+    rows = make_plan(
         PlanRequest(**{**CASE, "acceptance": ()}, acceptance_rate=0.8)
     ).candidates
     assert {(row.draft_method, row.draft_budget) for row in rows} == {
@@ -475,7 +485,7 @@ def test_one_rate_belongs_to_the_draft_named_and_to_one_budget() -> None:
 
 
 def test_a_price_gives_a_cost() -> None:
-    best = plan(PlanRequest(**CASE, price_per_hour_usd=2.0)).best
+    best = make_plan(PlanRequest(**CASE, price_per_hour_usd=2.0)).best
     assert best.cost.per_million_tokens_usd == pytest.approx(
         2.0 / 3600 / best.decoding.tokens_per_s_per_gpu * 1e6
     )
@@ -486,7 +496,7 @@ def test_a_draft_that_the_ranks_do_not_split_runs_on_the_most_that_do() -> None:
         model="llama-2-7b-32k", draft="llama-68m", tp_size=8, batch_sizes=(16,), context_lens=(16_384,),
         acceptance_rate=0.6, engine="ours",
     )  # fmt: skip
-    assert {row.drafting.tp_size for row in plan(request).candidates} == {4}
+    assert {row.drafting.tp_size for row in make_plan(request).candidates} == {4}
 
 
 def test_small_models_of_the_vocabulary_are_ranked_by_what_other_small_models_reach() -> (
@@ -497,7 +507,7 @@ def test_small_models_of_the_vocabulary_are_ranked_by_what_other_small_models_re
         "hardware": ("h100-sxm-80gb",),
         "engine": "sglang",
     }
-    document = plan(PlanRequest(**case, batch_sizes=(8,), context_lens=(4096,)))
+    document = make_plan(PlanRequest(**case, batch_sizes=(8,), context_lens=(4096,)))
     sources = {row.draft: row.drafting.acceptance_source for row in document.candidates}
     assert {"llama-3.2-1b", "llama-3.2-3b"} <= set(sources)
     assert sources["llama-3.2-1b"].startswith("assumed from")
@@ -512,12 +522,15 @@ def test_a_head_to_be_trained_says_from_which_rate_it_would_pay() -> None:
     }
     case |= {"batch_sizes": (8,), "context_lens": (1024,)}
     lacking = {
-        each.draft_method: each for each in plan(PlanRequest(**case)).needs_acceptance
+        each.draft_method: each
+        for each in make_plan(PlanRequest(**case)).needs_acceptance
     }
     rate = lacking["eagle3"].break_even_acceptance_rate
     assert 0.05 < rate < 0.95
     above, below = (
-        plan(PlanRequest(**case, draft_method="eagle3", acceptance_rate=rate + shift))
+        make_plan(
+            PlanRequest(**case, draft_method="eagle3", acceptance_rate=rate + shift)
+        )
         .candidates[0]
         .speedup
         for shift in (0.01, -0.015)
@@ -551,7 +564,7 @@ def test_where_a_draft_surely_pays_lies_inside_where_it_pays_and_that_inside_whe
     """With prompts in every pass the speedup crosses 1 several times; what pays lies within its reach."""
     for context in (2048, 32_768):
         given = (STREAMING,)
-        answer = plan(
+        answer = make_plan(
             PlanRequest(
                 gen_len=200, context_lens=(context,), tp_size=8, acceptance=given
             )
@@ -576,7 +589,7 @@ def test_where_a_draft_surely_pays_lies_inside_where_it_pays_and_that_inside_whe
 
 def test_fewer_reaches_are_those_of_all_and_change_nothing_else() -> None:
     request = PlanRequest(model="llama-3.2-1b", hardware=("l40s-48gb",))
-    every = plan(request)
+    every = make_plan(request)
     row = every.choice.left_out or every.best
     shown = [
         reach
@@ -585,7 +598,7 @@ def test_fewer_reaches_are_those_of_all_and_change_nothing_else() -> None:
     ]
     assert len(every.reach) > len(shown) == 1
     for reaches, expected in (("chosen", shown), ("none", [])):
-        fewer = plan(msgspec.structs.replace(request, reaches=reaches))
+        fewer = make_plan(msgspec.structs.replace(request, reaches=reaches))
         assert fewer.reach == expected
         assert msgspec.structs.replace(fewer, reach=every.reach) == every
 
@@ -602,7 +615,7 @@ def test_a_draft_pays_within_its_reach_and_not_beyond_it() -> None:
         "draft": "eagle3",
         "acceptance": (falling,),
     }
-    (head,) = plan(PlanRequest(**case, context_lens=(4096,))).reach
+    (head,) = make_plan(PlanRequest(**case, context_lens=(4096,))).reach
     sparse = {
         "model": "llama-3.1-8b",
         "hardware": ("a100-sxm-80gb",),
@@ -611,7 +624,7 @@ def test_a_draft_pays_within_its_reach_and_not_beyond_it() -> None:
         "draft": "self",
         "acceptance": (STREAMING,),
     }
-    (grown,) = plan(
+    (grown,) = make_plan(
         PlanRequest(**sparse, context_lens=(32_768,), draft_budgets=(512,))
     ).reach
     for request, edge, pays_below in (
@@ -619,7 +632,7 @@ def test_a_draft_pays_within_its_reach_and_not_beyond_it() -> None:
         (sparse | {"draft_budgets": (512,)}, grown.pays[0], False),
     ):
         for share in (0.97, 1.03):
-            rows = plan(
+            rows = make_plan(
                 PlanRequest(**request, context_lens=(round(edge * share),))
             ).candidates
             assert (max(row.speedup for row in rows) > 1.0) == (
@@ -631,7 +644,7 @@ def test_a_draft_pays_within_its_reach_and_not_beyond_it() -> None:
 
 def test_a_break_even_leaves_out_contexts_where_the_draft_alone_has_no_room() -> None:
     """DeepSeek-V3 with its prediction layer on 8 x H200: decoding without it fits a little further."""
-    table = plan(
+    table = make_plan(
         PlanRequest(
             model="deepseek-v3",
             hardware=("h200-sxm-141gb",),
@@ -659,9 +672,9 @@ def test_a_bare_name_takes_the_fewest_devices_that_hold_the_model_and_its_batch(
             "draft": "none",
         }
         case = asked | {"batch_sizes": (batch,), "context_lens": (context,)}
-        found = plan(PlanRequest(**case)).best
+        found = make_plan(PlanRequest(**case)).best
         if found.tp_size > 2 and found.batch_size == batch:
-            fewer = plan(PlanRequest(**case, tp_size=found.tp_size // 2))
+            fewer = make_plan(PlanRequest(**case, tp_size=found.tp_size // 2))
             assert fewer.best.batch_size < batch
         if found.batch_size < batch:
             assert found.tp_size == 8
@@ -669,30 +682,30 @@ def test_a_bare_name_takes_the_fewest_devices_that_hold_the_model_and_its_batch(
 
 def test_a_number_in_front_of_a_device_is_that_of_gpus() -> None:
     asked = {"model": "llama-3.1-70b", "batch_sizes": (16,), "context_lens": (4096,)}
-    counted = plan(PlanRequest(**asked, hardware=("4xh100",)))
-    given = plan(PlanRequest(**asked, hardware=("h100-sxm-80gb",), num_gpus=4))
+    counted = make_plan(PlanRequest(**asked, hardware=("4xh100",)))
+    given = make_plan(PlanRequest(**asked, hardware=("h100-sxm-80gb",), num_gpus=4))
     assert counted.best == given.best
-    nodes = plan(PlanRequest(**asked, hardware=("2x4xh200",)))
+    nodes = make_plan(PlanRequest(**asked, hardware=("2x4xh200",)))
     assert nodes.best.num_gpus * nodes.best.num_replicas == 8
     with pytest.raises(ConfigError, match="4xh100 is 4 devices, and --gpus 8"):
-        plan(PlanRequest(**asked, hardware=("4xh100",), num_gpus=8))
+        make_plan(PlanRequest(**asked, hardware=("4xh100",), num_gpus=8))
 
 
 def test_a_batch_beyond_what_fits_is_answered_for_what_does() -> None:
     asked = {"model": "qwen2.5-72b", "hardware": ("4xh100",), "context_lens": (8192,)}
-    answer = plan(PlanRequest(**asked, batch_sizes=(64,)))
+    answer = make_plan(PlanRequest(**asked, batch_sizes=(64,)))
     most = answer.best.batch_size
     assert most < 64
-    fitting = plan(PlanRequest(**asked, batch_sizes=(most,)))
+    fitting = make_plan(PlanRequest(**asked, batch_sizes=(most,)))
     assert fitting.best == answer.best
-    assert plan(PlanRequest(**asked, batch_sizes=(64, 8))).best.batch_size == 8
+    assert make_plan(PlanRequest(**asked, batch_sizes=(64, 8))).best.batch_size == 8
 
 
 def test_what_does_not_fit_names_devices_and_formats_that_do() -> None:
     asked = {"model": "mistral-small-24b", "context_lens": (8192,), "batch_sizes": (1,)}
     with pytest.raises(CapacityError, match=r"tp 4 or --weight-dtype int4 would"):
-        plan(PlanRequest(**asked, hardware=("1x4090",)))
-    notes = plan(PlanRequest(**asked, hardware=("rtx-5090",))).key_notes
+        make_plan(PlanRequest(**asked, hardware=("1x4090",)))
+    notes = make_plan(PlanRequest(**asked, hardware=("rtx-5090",))).key_notes
     assert any(
         "with --weight-dtype fp8 or int4 it fits on one" in note for note in notes
     )
@@ -706,7 +719,7 @@ def test_devices_with_prices_are_offered_by_cost() -> None:
         "draft": "none",
     }
     names = ("h100=2.5", "b200=5", "h200=3.2")
-    answer = plan(PlanRequest(**asked, hardware=names))
+    answer = make_plan(PlanRequest(**asked, hardware=names))
     costs = [offer.cost.per_million_tokens_usd for offer in answer.offers]
     assert costs == sorted(costs)
     for offer in answer.offers:
@@ -716,7 +729,7 @@ def test_devices_with_prices_are_offered_by_cost() -> None:
         assert offer.cost.per_million_tokens_usd == pytest.approx(
             price / 3600.0 / offer.rate_per_gpu * 1e6
         )
-        alone = plan(
+        alone = make_plan(
             PlanRequest(**asked, hardware=(offer.hardware,), price_per_hour_usd=price)
         ).best
         assert alone.cost.per_million_tokens_usd == offer.cost.per_million_tokens_usd
@@ -731,4 +744,4 @@ def test_devices_without_prices_are_offered_by_tokens_per_second_and_device() ->
     assert rates == sorted(rates, reverse=True)
     assert len(rates) >= 25
     assert to_buy(answer.offers).startswith("Most tokens per device")
-    assert plan(PlanRequest(context_lens=(4096,), batch_sizes=(8,))).offers == []
+    assert make_plan(PlanRequest(context_lens=(4096,), batch_sizes=(8,))).offers == []

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.planner import plan, request_of
+from magicdec.perfmodel.planner import make_plan, request_of
 from magicdec.perfmodel.rate.requests import alike
 from magicdec.perfmodel.rate.simulate import Server, simulate, simulate_closed
 from magicdec.perfmodel.serving import whole_requests
@@ -72,8 +72,8 @@ def test_the_plan_says_what_it_leaves_out_and_refuses_what_cannot_be() -> None:
         "tpot_ms": 15,
         "draft": "none",
     }
-    here = plan(request_of(**asked))
-    pool = plan(request_of(**asked, prefill="elsewhere", kv_link_gb_s=10))
+    here = make_plan(request_of(**asked))
+    pool = make_plan(request_of(**asked, prefill="elsewhere", kv_link_gb_s=10))
     assert pool.best.rate > 1.5 * here.best.rate
     assert any("10 GB/s per device" in note for note in pool.key_notes)
     for wrong in (

@@ -19,7 +19,7 @@ from magicdec.perfmodel.footprint import weights_bytes
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.memory import memory_need
 from magicdec.perfmodel.plan.request import PlanRequest
-from magicdec.perfmodel.planner import plan
+from magicdec.perfmodel.planner import make_plan
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.step import step_terms, waiting_op
 from magicdec.reports.terminal_plan import print_plan
@@ -242,7 +242,7 @@ def test_405b_over_two_nodes_compares_stages_with_tensor_parallelism() -> None:
         "hardware": ("h100-sxm-80gb",),
         "context_lens": (8192,),
     }
-    answer = plan(PlanRequest(**case, num_gpus=16))
+    answer = make_plan(PlanRequest(**case, num_gpus=16))
     assert [row.layout.label for row in answer.layouts] == ["tp 8 x pp 2", "tp 16"]
     assert answer.best.layout.label == "tp 8 x pp 2"
     assert answer.best.num_gpus == 16
@@ -253,7 +253,7 @@ def test_405b_over_two_nodes_compares_stages_with_tensor_parallelism() -> None:
     assert unpublished.draft_method == "eagle3"
     assert not answer.candidates
     assert any("engine vllm drafts with eagle3 only" in note for note in answer.notes)
-    asked = plan(
+    asked = make_plan(
         PlanRequest(
             **case,
             tp_size=8,
@@ -264,7 +264,7 @@ def test_405b_over_two_nodes_compares_stages_with_tensor_parallelism() -> None:
     )
     assert asked.best.tokens_per_s == pytest.approx(answer.autoregressive.tokens_per_s)
     with pytest.raises(ConfigError, match="runs eagle3 with pp 2, not self"):
-        plan(PlanRequest(**case, tp_size=8, pp_size=2, draft="self"))
+        make_plan(PlanRequest(**case, tp_size=8, pp_size=2, draft="self"))
 
 
 def test_the_answer_is_the_best_of_the_layouts_listed_and_every_group_size_is_tried() -> (
@@ -275,7 +275,7 @@ def test_the_answer_is_the_best_of_the_layouts_listed_and_every_group_size_is_tr
         "hardware": ("h200-sxm-141gb",),
         "context_lens": (32_768,),
     }
-    answer = plan(PlanRequest(**case, num_gpus=8, tpot_limit_s=0.04))
+    answer = make_plan(PlanRequest(**case, num_gpus=8, tpot_limit_s=0.04))
     assert {row.layout.label for row in answer.layouts} == {
         "tp 8",
         "dp 8, ep 8",
@@ -298,15 +298,15 @@ def test_every_device_given_is_used_or_said_to_be_idle() -> None:
         "num_gpus": 3,
         "plugin": True,
     }
-    answer = plan(PlanRequest(**case))
+    answer = make_plan(PlanRequest(**case))
     assert (answer.best.tp_size, answer.best.num_replicas) == (1, 3)
     assert not any("idle" in note for note in answer.notes)
     assert max(row.rate for row in answer.rows if row.within_limits) == answer.best.rate
-    of_two = plan(PlanRequest(**case, tp_size=2))
+    of_two = make_plan(PlanRequest(**case, tp_size=2))
     assert any("1 of the 3 GPUs given stays idle" in note for note in of_two.notes)
     text = StringIO()
     print_plan(
-        plan(PlanRequest(**case | {"num_gpus": 16, "tp_size": 4})),
+        make_plan(PlanRequest(**case | {"num_gpus": 16, "tp_size": 4})),
         Console(file=text, width=100),
     )
     shown = text.getvalue()

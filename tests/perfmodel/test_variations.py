@@ -11,7 +11,7 @@ import pytest
 
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.kernels.profile import load_hardware
-from magicdec.perfmodel.planner import PlanRequest, plan
+from magicdec.perfmodel.planner import PlanRequest, make_plan
 from magicdec.perfmodel.variations import for_engine, sensitivity
 from magicdec.reports.exports import export
 from magicdec.schema.plan import Plan, plan_of
@@ -30,7 +30,7 @@ def planned() -> Plan:
     """As it comes from a file: with several drafts ranked, the best of which only some engines run."""
     return plan_of(
         json.loads(
-            plan(
+            make_plan(
                 PlanRequest(engine="vllm", context_lens=(32_768,), plugin=True, **CASE)
             ).to_json()
         )
@@ -61,7 +61,7 @@ def test_the_same_engine_keeps_the_candidate_and_its_numbers(planned: Plan) -> N
 
 def test_the_gamma_table_shown_is_the_exported_one(planned: Plan) -> None:
     best = planned.best
-    own = plan(
+    own = make_plan(
         PlanRequest(
             engine="vllm", context_lens=(32_768,), draft=best.draft, draft_method=best.draft_method,
             draft_budgets=() if best.draft_budget is None else (best.draft_budget,), **CASE,
@@ -105,7 +105,7 @@ def test_a_chosen_candidate_is_exported_with_the_speedup_of_that_candidate(
 
 
 def test_below_one_speculation_is_left_off_and_the_reason_is_said() -> None:
-    losing = plan(
+    losing = make_plan(
         PlanRequest(
             engine="sglang",
             context_lens=(2048,),
@@ -125,7 +125,7 @@ def test_below_one_speculation_is_left_off_and_the_reason_is_said() -> None:
 
 def test_sglang_is_told_its_batch_limit_which_speculation_would_reset() -> None:
     case = CASE | {"model": "llama-3.1-70b", "tp_size": 8, "batch_sizes": (64,)}
-    gaining = plan(
+    gaining = make_plan(
         PlanRequest(
             engine="sglang",
             context_lens=(2048,),
@@ -162,7 +162,7 @@ REQUEST = PlanRequest(
 
 
 def difference(low: PlanRequest, high: PlanRequest) -> float:
-    low_s, high_s = (plan(each).candidates[0].speedup for each in (low, high))
+    low_s, high_s = (make_plan(each).candidates[0].speedup for each in (low, high))
     return math.log(high_s / low_s) / math.log(1.1 / 0.9)
 
 
@@ -190,7 +190,7 @@ def test_elasticities_are_the_differences_of_plans() -> None:
     )
     assert found["rejection rate at position 1"].elasticity < 0
     assert sensitivity(REQUEST).speedup == pytest.approx(
-        plan(REQUEST).candidates[0].speedup, rel=1e-9
+        make_plan(REQUEST).candidates[0].speedup, rel=1e-9
     )
 
 

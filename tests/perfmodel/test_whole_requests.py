@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from magicdec.commands.plan import plan_command
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.plan.request import PlanRequest
-from magicdec.perfmodel.planner import plan
+from magicdec.perfmodel.planner import make_plan
 from magicdec.perfmodel.serving import Cycle, serving_time, unevenness
 from magicdec.perfmodel.setup import Setup
 from magicdec.specs.engine import load_engine
@@ -119,7 +119,7 @@ LONG = PlanRequest(
 
 
 def test_every_number_of_a_request_follows_from_the_others() -> None:
-    document = plan(LONG)
+    document = make_plan(LONG)
     for row in document.rows:
         per_request_gpu_s = row.requests.request_s * row.tp_size / row.batch_size
         assert row.requests.request_s == pytest.approx(
@@ -157,7 +157,7 @@ def test_every_number_of_a_request_follows_from_the_others() -> None:
 
 def test_long_prompts_with_short_answers_cost_what_their_prefill_does() -> None:
     """32k to read and 200 to write: ten times what decoding alone would cost."""
-    document = plan(msgspec.structs.replace(LONG, plugin=True))
+    document = make_plan(msgspec.structs.replace(LONG, plugin=True))
     best = document.best
     decoding_only = 2.0 / HOUR_S / best.decoding.tokens_per_s_per_gpu * 1e6
     assert best.cost.per_million_tokens_usd > 5 * decoding_only
@@ -178,9 +178,9 @@ def test_a_mix_of_requests_prefills_each_of_its_prompts() -> None:
         )
     )
     case = {"tp_size": 8, "batch_sizes": (8,), "draft": "none"}
-    mixed = plan(PlanRequest(workload=mix, **case)).best
+    mixed = make_plan(PlanRequest(workload=mix, **case)).best
     alone = [
-        plan(PlanRequest(context_lens=(p,), gen_len=g, **case)).best
+        make_plan(PlanRequest(context_lens=(p,), gen_len=g, **case)).best
         for p, g, _ in shapes
     ]
     prefill = [row.requests.prefill_share * row.requests.request_s for row in alone]
@@ -204,7 +204,7 @@ def test_many_prompt_lengths_are_grouped_without_changing_their_mean() -> None:
 
 
 def test_limits_are_those_of_requests_that_share_the_server() -> None:
-    limited = plan(
+    limited = make_plan(
         PlanRequest(
             context_lens=(8192,),
             gen_len=500,
@@ -248,7 +248,7 @@ def test_drafting_nothing_costs_a_head_its_own_step_and_the_bookkeeping() -> Non
         hardware=("h100-sxm-80gb",),
         tp_size=1,
     )
-    document = plan(request)
+    document = make_plan(request)
     table, engine = document.gamma_table, load_engine("vllm")
     where = table.batch_sizes.index(4), table.context_lens.index(2048)
     alone_s = document.autoregressive.step.autoregressive_s
@@ -273,12 +273,12 @@ def test_drafting_nothing_is_chosen_only_where_it_is_quicker_than_drafting() -> 
         "tp_size": 1,
         "acceptance_rate": (0.3,),
     }
-    table = plan(
+    table = make_plan(
         PlanRequest(**request, context_lens=(2048,), batch_sizes=(4,))
     ).gamma_table
     assert any(0 in row for row in table.gamma)
     for context in (2048, 16_384):
-        rows = plan(
+        rows = make_plan(
             PlanRequest(**request, context_lens=(context,), batch_sizes=(8,))
         ).candidates
         cell = table.batch_sizes.index(8), table.context_lens.index(context)
@@ -302,22 +302,22 @@ CACHED = {
 
 def test_a_cached_prefix_is_left_out_of_the_prompt_and_still_attended_to() -> None:
     """Between a prompt of the rest alone and the whole prompt; nothing cached changes nothing."""
-    whole = plan(PlanRequest(**CACHED)).best
-    alone = plan(PlanRequest(**CACHED | {"context_lens": (3277,)})).best
-    cached = plan(PlanRequest(**CACHED, cached_len="90%")).best
+    whole = make_plan(PlanRequest(**CACHED)).best
+    alone = make_plan(PlanRequest(**CACHED | {"context_lens": (3277,)})).best
+    cached = make_plan(PlanRequest(**CACHED, cached_len="90%")).best
     assert alone.ttft_s < cached.ttft_s < 0.3 * whole.ttft_s
     assert cached.requests.tpot_s < whole.requests.tpot_s
     assert cached.requests.prefill_share < whole.requests.prefill_share
     assert cached.tpot_s == whole.tpot_s
-    assert plan(PlanRequest(**CACHED, cached_len=0)).best == whole
-    assert plan(PlanRequest(**CACHED, cached_len="0%")).best == whole
-    tokens = plan(PlanRequest(**CACHED, cached_len=29_491)).best
+    assert make_plan(PlanRequest(**CACHED, cached_len=0)).best == whole
+    assert make_plan(PlanRequest(**CACHED, cached_len="0%")).best == whole
+    tokens = make_plan(PlanRequest(**CACHED, cached_len=29_491)).best
     assert tokens.ttft_s == pytest.approx(cached.ttft_s)
 
 
 def test_more_of_a_prompt_cached_is_never_slower() -> None:
     shares = ("0%", "25%", "50%", "75%", "90%", "99%", "100%")
-    rows = [plan(PlanRequest(**CACHED, cached_len=share)).best for share in shares]
+    rows = [make_plan(PlanRequest(**CACHED, cached_len=share)).best for share in shares]
     for before, after in itertools.pairwise(rows):
         assert after.ttft_s <= before.ttft_s
         assert after.requests.request_s <= before.requests.request_s

@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 from samples_reports import changed, plan
 
-from magicdec.perfmodel.planner import PlanRequest
-from magicdec.perfmodel.planner import plan as make_plan
+from magicdec.perfmodel.planner import PlanRequest, make_plan
 from magicdec.schema.plan import GammaTable, Plan, Site
 
 DRAFTS: dict[str, dict[str, Any]] = {
@@ -40,7 +39,7 @@ def table(
 def sample(name: str) -> Plan:
     """A plan of fixed numbers with the named draft, whose best gamma falls again at the greatest batch."""
     fixed = {"speedup": 1.5, "speedup_low": 1.4, "speedup_high": 1.6}
-    return plan(
+    return make_plan(
         best=changed(plan().best, **(fixed | DRAFTS[name])),
         gamma_table=table(
             [1, 4, 16, 32, 64], [512, 4096], [[0, 0], [0, 2], [1, 3], [1, 3], [0, 1]]

@@ -12,7 +12,7 @@ from samples_reports import changed, grid, measured, plan, predicted
 
 from magicdec.errors import StorageError
 from magicdec.reports.data import ReportData
-from magicdec.reports.headline import headline
+from magicdec.reports.headline import headline_of
 from magicdec.reports.report import render_html, write_report
 from magicdec.reports.tables import format_value, result_table
 from magicdec.schema.record import Environment
@@ -146,9 +146,9 @@ def test_a_speedup_over_a_weak_baseline_is_marked() -> None:
     assert "†" in table.note
     assert (
         "over a baseline at 59\u202f% of the memory's bandwidth"
-        in headline(ReportData.from_records([weak])).certainty
+        in headline_of(ReportData.from_records([weak])).certainty
     )
-    assert "baseline" not in headline(ReportData.from_records([sound])).certainty
+    assert "baseline" not in headline_of(ReportData.from_records([sound])).certainty
 
 
 def test_refilled_static_and_adaptive_results_have_their_columns() -> None:

@@ -19,7 +19,7 @@ from magicdec.naming import ENGINE_TITLES
 from magicdec.perfmodel.variations import for_engine
 from magicdec.reports.data import ReportData
 from magicdec.reports.exports import export
-from magicdec.reports.headline import headline
+from magicdec.reports.headline import headline_of
 from magicdec.reports.sentences import (
     drafting_of,
     first_line,
@@ -119,7 +119,7 @@ def test_a_rate_has_one_choice_too(asked: dict[str, Any], tmp_path: Path) -> Non
     assert {limit.is_kept for limit in plan.choice.limits} <= {True}
     text = shown(plan)
     assert traffic_line(plan.traffic) in text
-    assert load_name(load) in headline(ReportData.from_records([], plan)).answer
+    assert load_name(load) in headline_of(ReportData.from_records([], plan)).answer
     check_document(plan)
     check_exports(plan)
     check_run(plan, tmp_path)
@@ -186,7 +186,7 @@ def check_terminal_and_report(plan: Plan) -> None:
     assert plan.best.is_speculative == (" with " in first_line(plan).partition(":")[0])
     if plan.best.is_speculative:
         assert gain_of(plan.best) in text
-    answer = headline(ReportData.from_records([], plan)).answer
+    answer = headline_of(ReportData.from_records([], plan)).answer
     assert answer == first_line(plan).removesuffix(".")
     table = gamma_table(ReportData.from_records([], plan))
     assert table is not None

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from magicdec.measure.configuration import BenchmarkRequest, configuration_fields
-from magicdec.perfmodel.planner import PlanRequest, plan
+from magicdec.perfmodel.planner import PlanRequest, make_plan
 from magicdec.reports.data import ReportData, candidate_record
-from magicdec.reports.headline import headline
+from magicdec.reports.headline import headline_of
 from magicdec.reports.report import render_html
 from magicdec.schema.plan import Plan
 from magicdec.schema.record import Record
@@ -23,7 +23,7 @@ REQUEST = BenchmarkRequest(
 
 @pytest.fixture(scope="module")
 def planned() -> Plan:
-    return plan(
+    return make_plan(
         PlanRequest(
             model="embedded", hardware=("a100-sxm-80gb",), engine="ours", tp_size=1, batch_sizes=(REQUEST.batch_size,),
             context_lens=(REQUEST.context_len,), gen_len=REQUEST.gen_len, draft="self", draft_method="streamingllm",
@@ -69,7 +69,7 @@ def test_a_report_with_a_plan_answers_with_what_was_measured(planned: Plan) -> N
     )
     measured = measured_like(best, 1.67, run_to_end=True)
     data = ReportData.from_records([measured], plan=best_plan)
-    answer = headline(data)
+    answer = headline_of(data)
     assert "1.67× as fast" in answer.answer
     assert answer.certainty.startswith(
         "measured, 1.57–1.77 over 3 repetitions; predicted"

@@ -20,7 +20,7 @@ from magicdec.commands.report import export_command, plot_command, report_comman
 from magicdec.errors import ConfigError, MagicdecError, StorageError
 from magicdec.reports.data import ReportData
 from magicdec.reports.exports import export
-from magicdec.reports.headline import headline
+from magicdec.reports.headline import headline_of
 from magicdec.reports.tables import all_tables
 from magicdec.schema.plan import plan_of
 from magicdec.schema.record import append_record
@@ -154,7 +154,7 @@ def test_a_plan_is_refused_or_reported(
     except ConfigError:
         return
     report = ReportData.from_records([], read)
-    headline(report)
+    headline_of(report)
     all_tables(report)
     for engine in ("vllm", "sglang", "trtllm"):
         with contextlib.suppress(ConfigError):

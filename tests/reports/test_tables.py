@@ -18,7 +18,7 @@ from magicdec.errors import ConfigError
 from magicdec.files import rows_to_csv
 from magicdec.naming import describe
 from magicdec.reports.data import ReportData, median_pair, plan_records
-from magicdec.reports.headline import headline
+from magicdec.reports.headline import headline_of
 from magicdec.reports.tables import all_tables, error_table, faster_from
 from magicdec.reports.terminal import (
     print_comparison,
@@ -98,7 +98,7 @@ def test_the_headline_answers_with_the_plan_and_what_was_measured_of_it(
     data: ReportData,
 ) -> None:
     real = data.find_measured(data.reference)  # type: ignore[arg-type]  # there is a plan
-    summary = headline(data)
+    summary = headline_of(data)
     assert summary.answer.startswith("Yes: StreamingLLM 256, γ\u00a0=\u00a03, decodes")
     assert f"{real.speedup:.2f}×" in summary.answer
     assert "90\u202f% interval" in summary.certainty
@@ -108,18 +108,18 @@ def test_the_headline_answers_with_the_plan_and_what_was_measured_of_it(
 def test_the_headline_does_not_pick_the_luckiest_measurement() -> None:
     """Without a plan the answer is the configuration predicted fastest, at its measured speedup."""
     rows = [*pair(1.2, 1.5, 3), *pair(1.9, 1.1, 5)]
-    assert "γ\u00a0=\u00a03" in headline(ReportData.from_records(rows)).answer
-    assert "1.20×" in headline(ReportData.from_records(rows)).answer
+    assert "γ\u00a0=\u00a03" in headline_of(ReportData.from_records(rows)).answer
+    assert "1.20×" in headline_of(ReportData.from_records(rows)).answer
 
 
 def test_the_headline_says_when_speculation_does_not_pay() -> None:
     off = plan(best=plan().autoregressive)
-    assert headline(ReportData.from_records([], off)).answer.endswith(
+    assert headline_of(ReportData.from_records([], off)).answer.endswith(
         "no draft that was considered pays"
     )
     slow = ReportData.from_records(pair(0.8, 0.7, 3))
-    assert "is no faster" in headline(slow).answer
-    assert headline(slow).when_not.startswith(
+    assert "is no faster" in headline_of(slow).answer
+    assert headline_of(slow).when_not.startswith(
         "Leave it off at batch 4 with context 1024"
     )
 
@@ -221,18 +221,20 @@ def test_the_headline_names_what_measured_better_than_the_plans_choice() -> None
     elsewhere = msgspec.structs.replace(
         measured(8, 4096, budget=64, gamma=3), speedup=3.0
     )
-    better = headline(ReportData.from_records([chosen, guess, rival, elsewhere])).better
+    better = headline_of(
+        ReportData.from_records([chosen, guess, rival, elsewhere])
+    ).better
     assert better.startswith("StreamingLLM 64, ")
     assert "1.70× (1.65–1.80) instead of 1.50× (1.40–1.60)." in better
     assert (
         "overlap"
-        in headline(
+        in headline_of(
             ReportData.from_records(
                 [chosen, guess, msgspec.structs.replace(rival, speedup_low=1.55)]
             )
         ).better
     )
-    assert headline(ReportData.from_records([chosen, guess, elsewhere])).better == ""
+    assert headline_of(ReportData.from_records([chosen, guess, elsewhere])).better == ""
 
 
 def test_a_break_even_at_the_edge_of_the_grid_is_an_upper_bound() -> None:
@@ -256,4 +258,4 @@ def test_a_report_of_a_pipeline_counts_all_of_its_devices() -> None:
     assert "PP" in titles
     assert not {"DP", "EP"} & set(titles)
     assert {row[titles.index("PP")] for row in table.rows} == {2}
-    assert "8 × H100 SXM 80\u00a0GB" in headline(data).question
+    assert "8 × H100 SXM 80\u00a0GB" in headline_of(data).question

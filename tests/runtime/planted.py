@@ -27,7 +27,7 @@ from magicdec.runtime.drafters.base import ProposalBuilder
 from magicdec.runtime.drafters.heads import HeadDrafter
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.generate import DecodeOptions, decode
-from magicdec.runtime.launch import launch
+from magicdec.runtime.launch import launch_ranks
 from magicdec.runtime.sampling import Proposal
 from magicdec.runtime.weights import check_divisible, load_model
 from magicdec.specs.hf_config import model_from_hf_config
@@ -223,7 +223,7 @@ def campaign(
             models = [
                 {"model_type": one, "seed": seeds[0], **common} for one in dividing
             ]
-            yield from launch(Ranks(models), tp_size)
+            yield from launch_ranks(Ranks(models), tp_size)
 
 
 class Ranks(NamedTuple):

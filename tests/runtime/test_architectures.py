@@ -20,7 +20,7 @@ from magicdec.runtime.distributed import TensorParallel
 from magicdec.runtime.drafters import build_drafter
 from magicdec.runtime.engine import Engine, Snapshot
 from magicdec.runtime.generate import DecodeOptions, decode
-from magicdec.runtime.launch import launch
+from magicdec.runtime.launch import launch_ranks
 from magicdec.runtime.weights import check_divisible, load_model
 from magicdec.specs import families
 from magicdec.specs.families import parts
@@ -475,7 +475,7 @@ def test_two_ranks_decode_the_same_tokens_as_one(tmp_path: Path) -> None:
         write(directories[name], divisible(name), seed=7)
     expected = decode_all(TensorParallel(), directories)
     assert all(tokens == each[0] for each in expected.values() for tokens in each)
-    assert launch(partial(decode_all, directories=directories), 2) == expected
+    assert launch_ranks(partial(decode_all, directories=directories), 2) == expected
 
 
 @pytest.mark.parametrize("model_type", NOT_RUN)

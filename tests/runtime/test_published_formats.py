@@ -24,7 +24,7 @@ from magicdec.runtime.checkpoint import ALL, UNUSED_SCALES, CheckpointDirectory
 from magicdec.runtime.checkpoint import FORMATS as STORAGES
 from magicdec.runtime.distributed import SINGLE, TensorParallel
 from magicdec.runtime.engine import Engine
-from magicdec.runtime.launch import launch
+from magicdec.runtime.launch import launch_ranks
 from magicdec.runtime.weights import load_model
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.model import why_not_run
@@ -78,7 +78,7 @@ def all_logits(tp: TensorParallel) -> dict[str, Any]:
 @pytest.mark.slow
 def test_two_ranks_compute_what_one_does() -> None:
     """Half of q's heads and of o's inputs, of each way of packing; in groups of 32 a shard begins within a group."""
-    found = launch(all_logits, 2)
+    found = launch_ranks(all_logits, 2)
     for name in DIVIDED:
         torch.testing.assert_close(
             torch.tensor(found[name]), logits_of(name), atol=2e-5, rtol=2e-5

@@ -17,7 +17,7 @@ from magicdec.runtime.distributed import TensorParallel
 from magicdec.runtime.drafters import build_drafter
 from magicdec.runtime.generate import DecodeOptions, decode
 from magicdec.runtime.heads.chain import Head
-from magicdec.runtime.launch import RankDiedError, RankError, launch
+from magicdec.runtime.launch import RankDiedError, RankError, launch_ranks
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
@@ -126,7 +126,7 @@ def decode_all(
 def test_ranks_decode_the_same_tokens_as_one(tp_size: int) -> None:
     """Each draft and way of sampling, with KV heads divided (2 ranks) and replicated (4), and a draft on one rank; and
     a queue, at gammas that change."""
-    assert launch(decode_all, tp_size) == decode_all(TensorParallel())
+    assert launch_ranks(decode_all, tp_size) == decode_all(TensorParallel())
 
 
 def fail_on(
@@ -178,7 +178,7 @@ def test_a_rank_that_fails_ends_all_within_seconds(
     """And what is raised is its error, not that of the ranks whose collective it broke off."""
     told = tmp_path / "failed at"
     with pytest.raises(error, match=message):
-        launch(partial(fail_on, rank=1, how=how, others=others, told=told), 2)
+        launch_ranks(partial(fail_on, rank=1, how=how, others=others, told=told), 2)
     assert time.monotonic() - float(told.read_text()) < 30
 
 

@@ -18,7 +18,7 @@ from magicdec.specs.catalog import (
     model_shapes,
 )
 from magicdec.specs.hf_config import model_from_hf_config
-from magicdec.specs.model_names import (
+from magicdec.specs.names import (
     FORMATS,
     checkpoint_of,
     model_name,

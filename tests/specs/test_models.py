@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from magicdec.errors import CapacityError, ConfigError
-from magicdec.perfmodel.planner import PlanRequest, plan
+from magicdec.perfmodel.planner import PlanRequest, make_plan
 from magicdec.specs.catalog import MODELS_DIRECTORY, load_model_spec
 from magicdec.specs.hf_config import model_from_hf_config
 
@@ -147,7 +147,8 @@ def test_attention_to_chunks_is_planned_up_to_their_length_with_a_note(
         model=str(file), batch_sizes=(8,), context_lens=(131072,), acceptance_rate=0.8
     )
     assert any(
-        "beyond 262144 tokens, is not modelled" in note for note in plan(request).notes
+        "beyond 262144 tokens, is not modelled" in note
+        for note in make_plan(request).notes
     )
     with pytest.raises(CapacityError, match="reads at most 262144 tokens"):
-        plan(msgspec.structs.replace(request, context_lens=(300000,)))
+        make_plan(msgspec.structs.replace(request, context_lens=(300000,)))

@@ -37,7 +37,7 @@ from magicdec.perfmodel.acceptance.law import (
 )
 from magicdec.perfmodel.acceptance.replayed import Replay
 from magicdec.perfmodel.acceptance.uncertain import mean_tokens
-from magicdec.specs.speculation import HEAD_METHODS, LOOKUP_METHODS, HeadSpec
+from magicdec.specs import HEAD_METHODS, LOOKUP_METHODS, HeadSpec
 
 PROFILES_DIRECTORY = (
     Path(__file__).resolve().parents[2] / "specs" / "data" / "acceptance"

@@ -128,7 +128,7 @@ def _assumed_from(kind: str) -> str:
 def _hub_ids() -> dict[str, tuple[str, int]]:
     """Hub ids of published drafts by their plain names, with the rows of each in the tables."""
     rows: Counter[str] = Counter()
-    for path in (belief.RATES, belief.FURTHER_RATES):
+    for path in (belief.BELIEF_RATES, belief.FURTHER_RATES):
         with path.open(encoding="utf-8", newline="") as file:
             header, *lines = csv.reader(file)
             column = header.index("draft_name")
@@ -160,7 +160,7 @@ def kinds_of(model: str) -> list[str]:
 @lru_cache(maxsize=1)
 def _published() -> list[Situation]:
     """Situations that acceptance was published in."""
-    return [run.situation for run in belief.fitted().coefficients.runs]
+    return [run.situation for run in belief.fitted_belief().coefficients.runs]
 
 
 def assumed(question: Question, further: Evidence | None = None) -> Assumed:

@@ -32,7 +32,7 @@ from magicdec.perfmodel.acceptance.published import GROUPS, Rate, Situation
 
 DIRECTORY = Path(__file__).resolve().parents[2] / "specs" / "data" / "belief"
 COEFFICIENTS = DIRECTORY / "belief.json.gz"
-RATES = DIRECTORY / "rates.csv"
+BELIEF_RATES = DIRECTORY / "rates.csv"
 FURTHER_RATES = DIRECTORY / "further.csv"
 """Rates that only their own checkpoints are believed from: with them in what all share, models left
 out are predicted worse (results/LOG.md)."""
@@ -461,7 +461,7 @@ def noisy_covariance(evidence: Evidence, scales: Scales) -> Array:
     return whole
 
 
-def left_out(
+def rates_left_out(
     evidence: Evidence, groups: Sequence[str], scales: Scales, *, kept: str = ""
 ) -> tuple[Array, Array]:
     """Each group's rows given the others': mean and standard deviation of their logits. Rows of the
@@ -650,7 +650,7 @@ def fitted_from(coefficients: Coefficients) -> Fitted:
 
 
 @lru_cache(maxsize=1)
-def fitted() -> Fitted:
+def fitted_belief() -> Fitted:
     """The shipped coefficients."""
     text = gzip.decompress(COEFFICIENTS.read_bytes())
     return fitted_from(msgspec.json.decode(text, type=Coefficients))
@@ -667,7 +667,7 @@ def believed(
     """The belief at some points, all together: given the shared levels, the published runs of the
     points' checkpoints, and `further` rows of the user's own."""
     if of is None:
-        of = fitted()
+        of = fitted_belief()
     known = of.runs_of([point.situation.checkpoint for point in points])
     matrix = of.matrix(points)
     mean = matrix @ of.mean

@@ -41,7 +41,7 @@ from magicdec.perfmodel.kernels.base import (
     waves,
 )
 from magicdec.perfmodel.kernels.op import Cost, Op, OpTime, Where, operation
-from magicdec.specs.device import Device
+from magicdec.specs import Device
 
 
 class Latents(NamedTuple):

@@ -15,9 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from magicdec.counts import Array
-from magicdec.specs.device import Device
-from magicdec.specs.engine import EngineProfile
-from magicdec.specs.precision import Precision
+from magicdec.specs import Device, EngineProfile, Precision
 
 FP32_BYTES = 4.0
 REACHED_BANDWIDTH = 0.95

@@ -45,15 +45,13 @@ from magicdec.perfmodel.kernels.latents import (
 )
 from magicdec.perfmodel.kernels.links import AllReduceCurve, ExchangeCurve
 from magicdec.perfmodel.kernels.recurrence import LinearCurve, LinearPrefillCurve
-from magicdec.specs import device
-from magicdec.specs.device import DTYPE_BYTES, Device
+from magicdec.specs import DTYPE_BYTES, HARDWARE_DIRECTORY, Device
 from magicdec.units import MICRO
 
 if TYPE_CHECKING:
     import pandas as pd
 
 OTHER_HARDWARE = "magicdec hardware lists the known; a TOML file does too"
-HARDWARE_DIRECTORY = Path(device.__file__).resolve().parent / "data" / "hardware"
 AnyCurve = TypeVar("AnyCurve", bound=Curve)
 
 

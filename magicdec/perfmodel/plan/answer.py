@@ -38,7 +38,8 @@ from magicdec.perfmodel.plan.search import (
 )
 from magicdec.perfmodel.setup import Points
 from magicdec.perfmodel.speedup import Prediction, predict
-from magicdec.schema.plan import (
+from magicdec.schema import (
+    Candidate,
     CaseAnswer,
     Choice,
     GammaTable,
@@ -47,7 +48,6 @@ from magicdec.schema.plan import (
     NeedsAcceptance,
     bands_of,
 )
-from magicdec.schema.row import Candidate
 
 
 @dataclass(frozen=True, kw_only=True)

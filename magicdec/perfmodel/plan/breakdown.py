@@ -10,7 +10,7 @@ from magicdec.perfmodel.kernels.gemm import GemmCurve
 from magicdec.perfmodel.kernels.op import BOUNDS, Basis, ForwardTime, Op
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.speedup import Prediction
-from magicdec.schema.plan import Ceilings, KernelTime, Operation
+from magicdec.schema import Ceilings, KernelTime, Operation
 
 
 def breakdown(prediction: Prediction) -> dict[str, list[Operation]]:

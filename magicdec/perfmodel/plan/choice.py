@@ -14,8 +14,7 @@ import numpy.typing as npt
 from magicdec.counts import Array
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.speedup import BoolArray
-from magicdec.schema.plan import Outcome
-from magicdec.schema.row import Candidate
+from magicdec.schema import Candidate, Outcome
 
 DEFAULT_MAX_GAMMA = 12
 """Deepest gamma that is searched."""

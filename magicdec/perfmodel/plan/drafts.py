@@ -22,18 +22,8 @@ from magicdec.perfmodel.acceptance.assumed import (
 from magicdec.perfmodel.acceptance.law import LARGEST
 from magicdec.perfmodel.acceptance.mixed import profile_on
 from magicdec.perfmodel.plan.request import DraftOption, PlanRequest
-from magicdec.schema.plan import NeedsAcceptance
-from magicdec.specs.catalog import (
-    is_model,
-    load_model_spec,
-    model_names,
-    models_that_may_draft,
-)
-from magicdec.specs.engine import EngineProfile, engines_that_run
-from magicdec.specs.model import ModelSpec
-from magicdec.specs.model_names import catalog_name
-from magicdec.specs.precision import Precision
-from magicdec.specs.speculation import (
+from magicdec.schema import NeedsAcceptance
+from magicdec.specs import (
     ANY_MODEL,
     DRAFT_METHODS,
     HEAD_METHODS,
@@ -44,11 +34,20 @@ from magicdec.specs.speculation import (
     SELF,
     SPARSE_METHODS,
     DraftMethod,
+    EngineProfile,
     HeadSpec,
+    ModelSpec,
+    Precision,
     budget_at,
+    catalog_name,
     draft_kind,
     draft_model_name,
+    engines_that_run,
+    is_model,
     load_head,
+    load_model_spec,
+    model_names,
+    models_that_may_draft,
 )
 from magicdec.tasks import shares_of
 

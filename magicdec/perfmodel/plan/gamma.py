@@ -23,8 +23,7 @@ from magicdec.perfmodel.serving import WholeRequests, whole_requests
 from magicdec.perfmodel.setup import Points
 from magicdec.perfmodel.speedup import BoolArray, Prediction, predict
 from magicdec.perfmodel.step import idle_step_s
-from magicdec.schema.plan import GammaTable, Span
-from magicdec.schema.row import Candidate, verdict_of
+from magicdec.schema import Candidate, GammaTable, Span, verdict_of
 
 NUM_BREAK_EVEN_CONTEXTS = 65
 VERDICTS = np.vectorize(

@@ -26,9 +26,8 @@ from magicdec.perfmodel.plan.rows import Users
 from magicdec.perfmodel.plan.search import formats_that_fit
 from magicdec.perfmodel.setup import Points
 from magicdec.perfmodel.speedup import predict
-from magicdec.schema.plan import CaseAnswer
-from magicdec.schema.row import Candidate
-from magicdec.specs.speculation import HEAD_METHODS
+from magicdec.schema import Candidate, CaseAnswer
+from magicdec.specs import HEAD_METHODS
 from magicdec.units import GIGA, MILLI, format_seconds
 
 LEAST_LOSS = 0.03

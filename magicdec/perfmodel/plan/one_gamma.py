@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from magicdec.schema.plan import GammaTable, OneGamma
-from magicdec.schema.row import Candidate
-from magicdec.specs.engine import EngineProfile
+from magicdec.schema import Candidate, GammaTable, OneGamma
+from magicdec.specs import EngineProfile
 
 
 def one_gamma(

@@ -42,9 +42,8 @@ from magicdec.perfmodel.plan.request import Case, DraftOption
 from magicdec.perfmodel.plan.rows import least_decoding, requests_of
 from magicdec.perfmodel.plan.search import Found
 from magicdec.perfmodel.speedup import Prediction
-from magicdec.schema.plan import Measurement, OfTask, Outlook
-from magicdec.schema.row import Candidate
-from magicdec.specs.speculation import LOOKUP_METHODS, SELF
+from magicdec.schema import Candidate, Measurement, OfTask, Outlook
+from magicdec.specs import LOOKUP_METHODS, SELF
 from magicdec.tasks import TASKS
 
 NUM_PAIRS = 128

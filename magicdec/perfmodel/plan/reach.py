@@ -11,8 +11,7 @@ from magicdec.counts import Array
 from magicdec.perfmodel.plan.gamma import Axes, best_gammas, grid_of, runs_of, span_of
 from magicdec.perfmodel.plan.request import Case, DraftOption
 from magicdec.perfmodel.speedup import predict
-from magicdec.schema.plan import Reach, Span
-from magicdec.schema.row import Candidate
+from magicdec.schema import Candidate, Reach, Span
 
 
 def reaches_of(

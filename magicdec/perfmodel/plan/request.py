@@ -17,33 +17,28 @@ from magicdec.perfmodel.drafting import draft_of
 from magicdec.perfmodel.kernels.profile import HardwareProfile, counted, load_hardware
 from magicdec.perfmodel.plan.choice import deepest_gamma
 from magicdec.perfmodel.setup import Cached, Setup, precision_of
-from magicdec.schema import request as plan_request
-from magicdec.schema.request import Request
-from magicdec.schema.row import Candidate
-from magicdec.specs.engine import (
+from magicdec.schema import Candidate, Request, check_fields
+from magicdec.specs import (
     DEFAULT_CPU_ENGINE,
     DEFAULT_ENGINE,
-    EngineProfile,
-    load_engine,
-)
-from magicdec.specs.model import ModelSpec
-from magicdec.specs.parallel import (
+    MAX_GAMMA,
+    PROFILE_DTYPES,
     TENSOR_PARALLEL,
+    DraftMethod,
+    EngineProfile,
+    HeadSpec,
+    ModelSpec,
     Parallelism,
+    Precision,
+    SamplingSpec,
+    SpeculationSpec,
+    WorkloadSpec,
     check_tp,
     largest_tp_at_most,
+    load_engine,
     spread_for,
     valid_tp_sizes,
 )
-from magicdec.specs.precision import PROFILE_DTYPES, Precision
-from magicdec.specs.speculation import (
-    MAX_GAMMA,
-    DraftMethod,
-    HeadSpec,
-    SamplingSpec,
-    SpeculationSpec,
-)
-from magicdec.specs.workload import WorkloadSpec
 from magicdec.units import GIGA
 
 
@@ -65,7 +60,7 @@ class PlanRequest(Request, frozen=True, kw_only=True):
     the chosen one, or the fastest if none is chosen."""
 
     def __post_init__(self) -> None:
-        plan_request.check(self)
+        check_fields(self)
         if self.gamma is not None and self.gamma > MAX_GAMMA:
             raise ConfigError(
                 f"gamma must be between 0 and {MAX_GAMMA}, not {self.gamma}"

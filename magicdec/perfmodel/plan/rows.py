@@ -21,7 +21,7 @@ from magicdec.perfmodel.plan.request import Case
 from magicdec.perfmodel.serving import WholeRequests, whole_requests
 from magicdec.perfmodel.setup import Setup, microbatch
 from magicdec.perfmodel.speedup import BoolArray, Prediction
-from magicdec.schema.row import (
+from magicdec.schema import (
     NO_DRAFT,
     PLUGIN,
     ByAcceptance,

@@ -21,11 +21,8 @@ from magicdec.perfmodel.plan.request import DEFAULT_BATCH, Case, DraftOption
 from magicdec.perfmodel.plan.rows import Users, candidates
 from magicdec.perfmodel.setup import Points
 from magicdec.perfmodel.speedup import Prediction, predict
-from magicdec.schema.request import MAX_BATCH
-from magicdec.schema.row import Candidate
-from magicdec.specs.device import bytes_per_element
-from magicdec.specs.parallel import valid_tp_sizes
-from magicdec.specs.precision import Precision
+from magicdec.schema import MAX_BATCH, Candidate
+from magicdec.specs import Precision, bytes_per_element, valid_tp_sizes
 
 NOTICEABLE = 1.01
 """Gain from which another gamma is named."""

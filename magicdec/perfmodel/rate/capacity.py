@@ -36,14 +36,14 @@ from magicdec.perfmodel.rate.trials import Trial
 from magicdec.perfmodel.setup import Points
 from magicdec.perfmodel.speedup import predict
 from magicdec.progress import Progress, Stages, Step
-from magicdec.schema.plan import (
+from magicdec.schema import (
     Moment,
     Percentiles,
     Reason,
     Traffic,
     TrafficLoad,
 )
-from magicdec.specs.model import ModelSpec
+from magicdec.specs import ModelSpec
 from magicdec.units import MEGA, SECONDS_PER_HOUR, format_seconds
 
 MOST_DEVICES = 4096

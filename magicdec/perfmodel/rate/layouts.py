@@ -30,11 +30,8 @@ from magicdec.perfmodel.plan.search import search
 from magicdec.perfmodel.rate.load import Load
 from magicdec.perfmodel.rate.requests import Requests
 from magicdec.perfmodel.rate.simulate import Server
-from magicdec.schema.gamma_table import TableGamma
-from magicdec.schema.plan import GammaTable
-from magicdec.schema.row import Candidate
-from magicdec.specs.engine import EngineProfile
-from magicdec.specs.model import ModelSpec
+from magicdec.schema import Candidate, GammaTable, TableGamma
+from magicdec.specs import EngineProfile, ModelSpec
 
 MOST_DRAFTS = 3
 """Drafts that are simulated at each tp size, by the analytic answer's order."""

@@ -30,8 +30,7 @@ from magicdec.perfmodel.rate.requests import (
     read_requests,
 )
 from magicdec.perfmodel.rate.simulate import Outcome
-from magicdec.specs.model import ModelSpec
-from magicdec.specs.workload import RequestShape, WorkloadSpec
+from magicdec.specs import ModelSpec, RequestShape, WorkloadSpec
 
 MIN_REQUESTS = 500
 MAX_REQUESTS = 3000

@@ -33,7 +33,7 @@ from magicdec.counts import Array
 from magicdec.errors import ConfigError
 from magicdec.files import LIMIT_BYTES, decode_json, read_text
 from magicdec.perfmodel.rate import gateway
-from magicdec.specs.workload import WorkloadSpec
+from magicdec.specs import WorkloadSpec
 from magicdec.units import MILLI
 
 Whole = npt.NDArray[np.int64]

@@ -10,7 +10,7 @@ from magicdec.errors import unknown_choice
 from magicdec.reports.data import ReportData
 from magicdec.reports.figures import breakdown, grids, measured, sweeps
 from magicdec.reports.figures.chart import RC, Chart
-from magicdec.schema.plan import Plan
+from magicdec.schema import Plan
 
 __all__ = ["FIGURES", "Chart", "draw", "draw_all", "draw_by_device"]
 

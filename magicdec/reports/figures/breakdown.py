@@ -23,9 +23,7 @@ from magicdec.reports.figures.chart import (
 )
 from magicdec.reports.tables import Column
 from magicdec.reports.text import percent
-from magicdec.schema.comparison import is_paired
-from magicdec.schema.plan import Ceilings, Operation, Plan
-from magicdec.schema.record import Record
+from magicdec.schema import Ceilings, Operation, Plan, Record, is_paired
 from magicdec.units import GIB, GIGA, MILLI, format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:

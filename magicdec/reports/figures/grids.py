@@ -25,9 +25,15 @@ from magicdec.reports.figures.chart import (
 from magicdec.reports.sentences import load_name, traffic_line
 from magicdec.reports.tables import BATCH, CONTEXT, GAMMA_COLUMN, SPEEDUP, Column
 from magicdec.reports.text import GAMMA, compact_tokens, percent, thousands
-from magicdec.schema.plan import Plan, Traffic, TrafficLoad
-from magicdec.schema.record import Record
-from magicdec.schema.row import Candidate, Verdict, verdict_of
+from magicdec.schema import (
+    Candidate,
+    Plan,
+    Record,
+    Traffic,
+    TrafficLoad,
+    Verdict,
+    verdict_of,
+)
 from magicdec.units import MILLI, format_number
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from magicdec.runtime.engine import Engine
 from magicdec.runtime.heads.chain import Head
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import with_weight_dtype
-from magicdec.specs.speculation import HEAD_METHODS, SpeculationSpec
+from magicdec.specs import HEAD_METHODS, SpeculationSpec
 
 Make = Callable[[Engine, SpeculationSpec, Transformer], Drafter]
 SELF_DRAFTERS: dict[str, Make] = {

@@ -29,9 +29,9 @@ from magicdec.runtime.heads.vocabulary import ReducedVocabulary, reduced_vocabul
 from magicdec.runtime.layers import ColumnParallelLinear, Norm, VocabParallelEmbedding
 from magicdec.runtime.mixers import GroupedAttention, RotaryEmbedding
 from magicdec.runtime.transformer import Layer, Transformer
-from magicdec.specs import layers as specs
-from magicdec.specs.parallel import check_tp
-from magicdec.specs.speculation import DraftMethod
+from magicdec.specs import MLP as MLPSpec
+from magicdec.specs import DraftMethod, check_tp
+from magicdec.specs import Layer as LayerSpec
 
 OF_THE_VERIFIER = ("verifier_lm_head.", "verifier_norm.", "confidence_head.")
 """Tensors that a head's checkpoint may hold and drafting does not read: the target's own, of
@@ -250,13 +250,13 @@ class HeadBuilder(Builder):
         weight = self._norm_weight(f"{name}.weight", (size,))
         return Norm(weight=weight, eps=self._spec.norm.eps)
 
-    def _first_layer(self, prefix: str, kind: specs.Layer, *, inputs: int) -> Layer:
+    def _first_layer(self, prefix: str, kind: LayerSpec, *, inputs: int) -> Layer:
         """A layer whose attention reads `inputs` numbers, which are normed elsewhere or not."""
         assert kind.mixer is not None
         self._mixer_inputs = inputs
         mixer = self._mixer(f"{prefix}.self_attn", kind.mixer)
         self._mixer_inputs = self._spec.hidden_size
-        if not isinstance(kind.mlp, specs.MLP):
+        if not isinstance(kind.mlp, MLPSpec):
             raise ConfigError(
                 f"head {self._layout.name}: a mixture of experts is not run in heads"
             )

@@ -22,13 +22,14 @@ import msgspec
 from magicdec.errors import CheckpointError, ConfigError
 from magicdec.files import converted, read_json
 from magicdec.runtime.transformer import NORMED
-from magicdec.specs.hf_config import model_from_hf_config
-from magicdec.specs.model import ModelSpec, why_not_run
-from magicdec.specs.speculation import (
+from magicdec.specs import (
     HEAD_METHODS,
     DraftMethod,
+    ModelSpec,
     SpeculationSpec,
     head_method,
+    model_from_hf_config,
+    why_not_run,
 )
 
 Size = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
