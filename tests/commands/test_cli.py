@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from magicdec import api
 from magicdec.schema.record import read_records
 from tests.processes import Program, magicdec
 
@@ -67,6 +69,31 @@ WITHOUT = "import sys; sys.modules.update(dict.fromkeys({missing!r})); import ma
 def run(missing: list[str], *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", WITHOUT.format(missing=missing), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+def test_a_plan_runs_in_one_thread() -> None:
+    """The operating system's count at the end, in which NumPy's BLAS threads are."""
+    script = (
+        "import os, sys, magicdec.cli as c\n"
+        "try: c.main()\n"
+        "except SystemExit: print(len(os.listdir('/proc/self/task')), file=sys.stderr)"
+    )
+    command = [sys.executable, "-c", script, "plan", "--format", "json"]
+    environment = {
+        name: value for name, value in os.environ.items() if "THREADS" not in name
+    }
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stderr.split()[-1] == "1"
+
+
+def test_a_library_leaves_its_host_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    before = dict(os.environ)
+    api.plan(model="llama-3.1-8b", hardware="h100", batch=1)
+    assert dict(os.environ) == before
 
 
 def test_a_missing_extra_is_named(
