@@ -7,13 +7,14 @@ import shutil
 from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
+from typing import TYPE_CHECKING
 
 import pytest
-from selenium import webdriver
-from selenium.webdriver.chrome.options import Options
-from selenium.webdriver.chrome.service import Service
-from selenium.webdriver.common.actions.action_builder import ActionBuilder
-from selenium.webdriver.remote.webelement import WebElement
+
+# The conftests of two folders import this file, most of whose tests need no browser: selenium is imported when used.
+if TYPE_CHECKING:
+    from selenium import webdriver
+    from selenium.webdriver.remote.webelement import WebElement
 
 BROWSER = (
     shutil.which("chromium")
@@ -62,6 +63,8 @@ def scroll_to(page: webdriver.Chrome, element: WebElement) -> None:
 
 def point_at(page: webdriver.Chrome, element: WebElement) -> None:
     """Moves the mouse to the middle of an element in view, without scrolling on the way."""
+    from selenium.webdriver.common.actions.action_builder import ActionBuilder
+
     box = page.execute_script(
         "return arguments[0].getBoundingClientRect().toJSON()", element
     )
@@ -108,7 +111,12 @@ def accessibility_faults(page: webdriver.Chrome) -> list[str]:
 
 @pytest.fixture(scope="session")
 def driver() -> Iterator[webdriver.Chrome]:
-    """A headless browser; without one the test is skipped, and with CI=true fails."""
+    """A headless browser; without selenium the test is skipped. Without a browser too, but with CI=true it fails."""
+    pytest.importorskip("selenium")
+    from selenium import webdriver
+    from selenium.webdriver.chrome.options import Options
+    from selenium.webdriver.chrome.service import Service
+
     if BROWSER is None or DRIVER is None:
         if os.environ.get("CI", "").lower() in ("true", "1"):
             pytest.fail(REASON)

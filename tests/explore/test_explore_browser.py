@@ -7,6 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("selenium")
+
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import joblib
 import pytest
+
+pytest.importorskip("distributed")
+
 from dask.distributed import Client, LocalCluster
 
 import magicdec

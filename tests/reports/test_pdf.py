@@ -7,6 +7,10 @@ import re
 
 import msgspec
 import pytest
+
+pytest.importorskip("pypdf")
+pytest.importorskip("typst")
+
 from pypdf import PdfReader
 from samples_reports import measured, plan
 

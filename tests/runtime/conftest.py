@@ -7,6 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+# Skips the whole folder.
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
 import torch
 from transformers import (
     AutoModelForCausalLM,

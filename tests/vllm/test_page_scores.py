@@ -9,17 +9,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
 import torch
+import triton
 from torch import Tensor
 
 from magicdec.errors import ConfigError
+from magicdec.vllm.page_kernels import average_full_pages
 from magicdec.vllm.page_scores import PageMeans, PageSelector, watch_layers
 from magicdec.vllm.pages import memory_of_cache, streaming_window
 from magicdec.vllm.settings import DraftSettings, num_sink_pages
-
-triton = pytest.importorskip("triton")
-
-from magicdec.vllm.page_kernels import average_full_pages  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [
