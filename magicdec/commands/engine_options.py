@@ -156,9 +156,9 @@ def _is_engines_own(written: str, name: str, known: set[str]) -> bool:
         return False
     if name in LONGEST or name in SPECULATION:
         return True
-    from magicdec.specs import HARMLESS  # few command lines have one
+    from magicdec.specs import is_engine_option  # few command lines have one
 
-    return HARMLESS.fullmatch(name) is not None
+    return is_engine_option(name)
 
 
 def _drafting(text: str) -> list[str]:

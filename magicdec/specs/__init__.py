@@ -75,10 +75,10 @@ if TYPE_CHECKING:
     )
     from magicdec.specs.quantization import Quantization, Scheme
     from magicdec.specs.serve_command import (
-        HARMLESS,
         MOST_TEXT,
         ServeCommand,
         Speculation,
+        is_engine_option,
         read_serve_command,
         speculation_of,
     )

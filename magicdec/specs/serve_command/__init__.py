@@ -1,0 +1,117 @@
+"""A server's command line, as `vllm serve`, SGLang's `launch_server` and `trtllm-serve` take it, in
+the wrappings that people paste: a shell's script, a container, YAML, Python.
+
+Readers by form: `shell`, `manifest` (YAML), `script` (Python); `start` finds the server in words,
+`options` knows each engine's options, `command` makes fields of them. Nothing is run. What the text
+does not resolve is named with its place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from magicdec.errors import ConfigError
+from magicdec.specs.serve_command.command import (
+    ServeCommand,
+    Speculation,
+    command_of,
+    speculation_of,
+)
+from magicdec.specs.serve_command.manifest import starts_of_yaml
+from magicdec.specs.serve_command.options import OPTIONS, is_engine_option
+from magicdec.specs.serve_command.script import starts_of_python
+from magicdec.specs.serve_command.shell import Shell
+from magicdec.specs.serve_command.start import (
+    MENTIONS,
+    MOST_TEXT,
+    STARTS,
+    Given,
+    Start,
+)
+
+__all__ = [
+    "MOST_TEXT",
+    "OPTIONS",
+    "ServeCommand",
+    "Speculation",
+    "is_engine_option",
+    "read_serve_command",
+    "speculation_of",
+]
+FENCE = re.compile(r"^[ \t]*```[\w-]*[ \t]*\n(.*?)^[ \t]*```", re.MULTILINE | re.DOTALL)
+"""A block of code in Markdown."""
+DOCKERFILE = re.compile(r"^(?:CMD|ENTRYPOINT)[ \t]+(\[[^\n]*\])[ \t]*$", re.MULTILINE)
+MOST_BLOCKS = 50
+UNIT = re.compile(r"^(ExecStart|Environment)=-?", re.MULTILINE)
+"""Lines of a systemd unit."""
+
+
+def read_serve_command(
+    text: str,
+    *,
+    reads_files: bool = True,
+    folder: Path | None = None,
+    values: Mapping[str, str] | None = None,
+) -> ServeCommand:
+    """The server that a command line, a script, or the text of a YAML file starts.
+
+    `reads_files`: with the files that it names, looked for in `folder` (None: here). `values`:
+    variables that the text leaves open. Raises ConfigError where it starts none, names no model, or
+    gives an option a value that cannot be read or is not known.
+    """
+    if len(text) > MOST_TEXT:
+        raise ConfigError(
+            f"a command of {len(text)} characters is too long; {MOST_TEXT} are read"
+        )
+    if reads_files and folder is None:
+        folder = Path()
+    if not reads_files:
+        folder = None
+    given = Given(text=text, values=dict(values or {}), folder=folder)
+    starts = _starts(given)
+    if not starts:
+        raise ConfigError(
+            f"no server is started here: give {STARTS}, or a file with one"
+        )
+    first = next((start for start in starts if not start.is_prefill), starts[0])
+    others = len(starts) - 1
+    if others:
+        given.notes.append(
+            f"{others} more {'server is' if others == 1 else 'servers are'} started here; "
+            f"read is the one with {' '.join(first.words[:2])[:60]}"
+        )
+    return command_of(first, given)
+
+
+def _starts(given: Given) -> list[Start]:
+    """Servers by the first form that has any."""
+    starts = starts_of_python(given) or starts_of_yaml(given)
+    if starts:
+        return starts
+    blocks = [block for block in FENCE.findall(given.text) if MENTIONS.search(block)]
+    for block in blocks[:MOST_BLOCKS]:
+        inner = Given(
+            text=block, values=given.values, folder=given.folder, files=given.files
+        )
+        starts = _starts(inner)
+        if starts:
+            given.unset |= inner.unset
+            given.notes += inner.notes
+            return starts
+    shell = Shell(given, dict(given.values))
+    shell.run(_as_shell(given.text))
+    return shell.starts
+
+
+def _as_shell(text: str) -> str:
+    """A Dockerfile's and a systemd unit's lines as a shell's; other text unchanged."""
+    if DOCKERFILE.search(text):
+        words = []
+        for line in DOCKERFILE.findall(text):
+            words += re.findall(r"\"((?:[^\"\\]|\\.)*)\"", line)
+        quoted = [f"'{word.replace(chr(39), '')}'" for word in words]
+        rest = DOCKERFILE.sub("", text)
+        return f"{rest}\n{' '.join(quoted)}\n"
+    return UNIT.sub(lambda match: "export " if match[1] == "Environment" else "", text)

@@ -1,0 +1,712 @@
+"""A server as its command describes it: the fields that bear on speed, of its options' words."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from magicdec.errors import ConfigError
+from magicdec.files import bounded
+from magicdec.naming import DRAFT_NAMES, ENGINE_TITLES, head_named_in
+from magicdec.specs.serve_command.manifest import load, text_of
+from magicdec.specs.serve_command.options import (
+    OF_WRAPPERS,
+    OPTIONS,
+    names_of,
+    options_of,
+    unknown_in,
+)
+from magicdec.specs.serve_command.start import (
+    SHOWN,
+    STARTS,
+    Given,
+    Start,
+    json_of,
+    words_of,
+)
+from magicdec.units import parse_count
+
+OF_A_MODEL = ("draft_model", "standalone", "drafttarget", "draft_target")
+OF_A_HEAD = {
+    "eagle_of_trtllm": "eagle3",  # its EAGLE heads are EAGLE-3's
+    "eagle_one_model": "eagle3",
+    "mtp_eagle": "mtp",
+    "mtp_eagle_one_model": "mtp",
+    "mtp_vanilla": "mtp",
+    "sa": "suffix",
+}
+MOST_OBJECT = 20_000
+QUOTES_LOST = (
+    "a shell takes quotes away: give the command in a file, through a pipe (magicdec check -), or "
+    "in the other sort of quotes"
+)
+REFERENCE = re.compile(r"\$\{?\w+|\$\([^()]*\)+|\$[^\s\"'},\]]+|\.Values[\w.]+")
+NEEDED = (
+    "model",
+    "tp",
+    "pp",
+    "dp",
+    "ep",
+    "speculation",
+    "algorithm",
+    "draft",
+    "gamma",
+    "weights",
+)
+"""Meanings without which there is no answer."""
+SAMPLES = {"model": "Qwen/Qwen3-8B", "draft": "Qwen/Qwen3-0.6B", "weights": "fp8"}
+LEVELS = {"0": "none", "1": "piecewise"}
+"""vLLM's -O levels that leave decoding without whole graphs (0 compiles nothing either)."""
+MODES = {
+    "none": "none",
+    "piecewise": "piecewise",
+    "full": "whole",
+    "full_decode_only": "whole",
+    "full_and_piecewise": "whole",
+}
+"""vLLM's cudagraph_mode."""
+KNOWN_KEYS = frozenset(("speculative_token_tree",))
+"""Keys of --speculative-config in versions that the data lacks, which fields hold."""
+
+
+class Speculation(msgspec.Struct, frozen=True, kw_only=True):
+    """A server's draft."""
+
+    draft: str
+    """"ngram", "eagle3" and so on, or the draft model's name."""
+    gamma: int | None = None
+    """Drafted tokens per step; None: the engine's default."""
+    checkpoint: str | None = None
+    """The head's or the draft's repository."""
+    by_batch: bool = False
+    """Whether gamma follows a table by batch."""
+    is_tree: bool = False
+    """Whether drafts branch."""
+    window: int | None = None
+    """Tokens that a head's attention is cut to; None: its whole cache."""
+    is_eager: bool = False
+    """Whether the drafter's passes are launched kernel by kernel."""
+    lossy: list[str] = []
+    """Settings with which the output is no longer the target's own."""
+
+
+class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """A server as its command describes it; None: the engine's default."""
+
+    engine: str
+    model: str
+    version: str | None = None
+    tp_size: int = 1
+    pp_size: int = 1
+    dp_size: int = 1
+    ep_size: int | None = None
+    max_num_seqs: int | None = None
+    max_model_len: int | None = None
+    weight_dtype: str | None = None
+    kv_dtype: str | None = None
+    speculation: Speculation | None = None
+    captured_tokens: int | None = None
+    """The most tokens of a pass, or sequences, whose graph is captured, where the command says."""
+    graphs: str | None = None
+    """"whole", "piecewise", "none" (compiled, launched kernel by kernel) or "eager" (neither)."""
+    is_asynchronous: bool | None = None
+    """Whether the next step is scheduled while one runs."""
+    has_prefix_cache: bool | None = None
+    chunk_tokens: int | None = None
+    """The most tokens of a pass that reads prompts."""
+    memory_fraction: float | None = None
+    hardware: str | None = None
+    """Device, where the file names it."""
+    num_gpus: int | None = None
+    """Devices that the file grants."""
+    read: dict[str, str] = {}
+    """Options that bear on speed, as written."""
+    without_effect: list[str] = []
+    """Options that the engine has and that change no time here."""
+    not_understood: list[str] = []
+    problems: list[str] = []
+    """Settings whose written form cannot be what is meant."""
+    notes: list[str] = []
+    unread: str | None = None
+    """File of further options, which is not here."""
+
+    @property
+    def is_eager(self) -> bool:
+        return self.graphs == "eager"
+
+    @property
+    def why_not_understood(self) -> str:
+        """Which versions' options were compared."""
+        return f"not in {ENGINE_TITLES[self.engine]} {names_of(self.engine).range}"
+
+
+class _Said:
+    """The options of a command line by what they mean."""
+
+    def __init__(self, start: Start, given: Given) -> None:
+        self.start = start
+        self.given = given
+        self.meanings: dict[str, str] = {}
+        self.written: dict[str, str] = {}
+        self.without_effect: list[str] = []
+        self.unknown: list[str] = []
+        self.problems: list[str] = []
+        self.names: dict[str, str] = {}
+        """Option that a meaning was given by."""
+
+    def add(self, words: list[str]) -> None:
+        """Takes a command's words in; what was said before is replaced."""
+        engine = self.start.engine
+        for option in options_of(engine, words):
+            if not option.name:
+                self._positional(option.value or "")
+                continue
+            name = option.name
+            value = option.value
+            if name not in OPTIONS[engine] and name.startswith("no-"):
+                bare = name.removeprefix("no-")
+                if bare in OPTIONS[engine] or bare in names_of(engine).kinds:
+                    name = bare
+                    value = "false"
+            self._option(name, "true" if value is None else value, option.name)
+
+    def _positional(self, value: str) -> None:
+        if "model" not in self.meanings:
+            self.meanings["model"] = value
+            self.names["model"] = "the model"
+            return
+        if value in ("serve", ""):
+            return
+        if value.startswith("$"):
+            why = self.given.unset.get(value)
+            reason = f" {why}" if why else " is not known"
+            self.given.notes.append(f"what {value} adds is not known: it{reason}")
+        else:
+            self.unknown.append(value[:SHOWN])
+
+    def _option(self, name: str, value: str, written: str) -> None:
+        engine = self.start.engine
+        missing = unknown_in(engine, name, self.start.version)
+        if missing is not None:
+            is_wrapped = OF_WRAPPERS.fullmatch(name) is not None
+            if self.start.version in names_of(engine).versions and not is_wrapped:
+                self.problems.append(f"{missing}: the server does not start")
+            elif is_wrapped:
+                self.without_effect.append(f"--{written}")
+                return
+            if name not in OPTIONS[engine]:
+                self.unknown.append(f"--{written}")
+                return
+        meaning = OPTIONS[engine].get(name)
+        if meaning is None:
+            self.without_effect.append(f"--{written}")
+            return
+        if value.startswith("{"):
+            value = json.dumps(_json_object(name, value, self.given))
+        value = _joined(self.meanings.get(meaning), value)
+        self.meanings[meaning] = value
+        self.names[meaning] = f"--{name}"
+        shown = "speculative-config" if meaning == "speculation" else name
+        self.written[f"--{shown}"] = value
+
+    def check_resolved(self) -> None:
+        """Raises ConfigError where a setting that the answer needs is not resolved; drops others."""
+        missing = []
+        for meaning, value in list(self.meanings.items()):
+            references = unresolved_in(value, self.given)
+            if not references:
+                continue
+            if meaning in ("model", "draft") and _named_anyway(value):
+                continue
+            sample = SAMPLES.get(meaning, "4")
+            for reference in references:
+                why = self.given.unset[reference]
+                name = re.sub(r"^\$\(?\{?|[)}]+$", "", reference)
+                hint = f"--set {name}={sample}"
+                if not re.fullmatch(r"[\w.]+", name):
+                    hint = "write its value there"
+                missing.append((meaning, f"{reference} {why}: {hint}"))
+            if meaning not in NEEDED:
+                option = self.names.get(meaning, meaning)
+                text = missing.pop()[1]
+                del missing[len(missing) - len(references) + 1 :]
+                self.problems.append(f"{option} is not known: {text}")
+                del self.meanings[meaning]
+        if missing:
+            texts = list(dict.fromkeys(text for _, text in missing))
+            raise ConfigError("; ".join(texts))
+
+
+def unresolved_in(value: str, given: Given) -> list[str]:
+    """References within a value that nothing in the text resolves."""
+    return [name for name in given.unset if len(name) > 1 and name in value]
+
+
+def _named_anyway(value: str) -> bool:
+    """Whether the last part of a path names a model, whatever folder it lies in."""
+    last = value.rstrip("/").rpartition("/")[2]
+    return "/" in value and bool(last) and not REFERENCE.search(last)
+
+
+def command_of(start: Start, given: Given) -> ServeCommand:
+    """The fields of a started server. Raises ConfigError for values that cannot be read."""
+    said = _Said(start, given)
+    said.add(start.words)
+    unread = None
+    if "file" in said.meanings:
+        unread = _add_file(said)
+    said.check_resolved()
+    meanings = said.meanings
+    if not meanings.get("model"):
+        raise ConfigError(f"the command names no model; {STARTS} take one")
+    _merge_nested(said)
+    speculation = _speculation(said)
+    memory = meanings.get("memory", "")
+    return ServeCommand(
+        engine=start.engine,
+        version=start.version,
+        model=model_of(meanings["model"]),
+        tp_size=_count(meanings, "tp") or 1,
+        pp_size=_count(meanings, "pp") or 1,
+        dp_size=_replicas(meanings),
+        ep_size=_count(meanings, "ep"),
+        max_num_seqs=_count(meanings, "batch"),
+        max_model_len=_length(meanings),
+        weight_dtype=meanings.get("weights"),
+        kv_dtype=meanings.get("kv_dtype"),
+        speculation=speculation,
+        captured_tokens=_captured(meanings),
+        graphs=_graphs(start.engine, meanings),
+        is_asynchronous=_asynchronous(meanings),
+        has_prefix_cache=_prefix_cache(meanings),
+        chunk_tokens=_chunk(meanings),
+        memory_fraction=float(memory)
+        if re.fullmatch(r"0?\.\d{1,6}|1\.0*", memory)
+        else None,
+        hardware=start.hardware,
+        num_gpus=start.num_gpus,
+        read=said.written,
+        without_effect=said.without_effect,
+        not_understood=said.unknown,
+        problems=said.problems,
+        notes=list(dict.fromkeys(given.notes)),
+        unread=unread,
+    )
+
+
+def model_of(text: str) -> str:
+    """The model's name of a path into a cache or of a URI."""
+    cached = re.search(r"models--([\w.-]+?)--([\w.-]+?)(?:/|$)", text)
+    if cached is not None:
+        return f"{cached[1]}/{cached[2]}"
+    return re.sub(r"^(?:hf|pvc|s3|gs)://", "", text)
+
+
+# Files of options
+
+
+def _add_file(said: _Said) -> str | None:
+    """The options of the file that the command names, which its own words replace; the path of one
+    that is not at hand."""
+    path = said.meanings["file"]
+    text = said.given.file(path)
+    if text is None:
+        if said.given.folder is None:
+            said.problems.append(
+                f"the settings in {path[:SHOWN]} are not read here: magicdec check reads them"
+            )
+        else:
+            said.problems.append(
+                f"{path[:SHOWN]} is not here, so its settings, speculation too, are not known"
+            )
+        return path
+    documents = load(text)
+    values = documents[0] if documents else None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path[:SHOWN]} must hold options by name")
+    own = dict(said.meanings)
+    if said.start.engine == "trtllm":
+        _add_settings(said, values)
+    else:
+        said.meanings.pop("model", None)
+        said.add(words_of(values))
+    if said.start.engine != "trtllm":
+        said.meanings |= own  # the command's own words win; TensorRT-LLM's file wins
+    return None
+
+
+def _add_settings(said: _Said, values: Mapping[Any, Any]) -> None:
+    """TensorRT-LLM's options file."""
+    names = names_of("trtllm")
+    known = names.keys["config"]
+    options: dict[str, Any] = {}
+    for key, value in values.items():
+        name = text_of(key)
+        if name not in known:
+            said.unknown.append(name[:SHOWN])
+            continue
+        inner = names.keys.get(name)
+        if inner is not None and isinstance(value, Mapping):
+            for part in value:
+                if text_of(part) not in inner:
+                    said.unknown.append(f"{name}.{text_of(part)}"[:SHOWN])
+        if name.replace("_", "-") in OPTIONS["trtllm"]:
+            options[name] = value
+            if value is None:
+                options[name] = "null"
+        else:
+            said.without_effect.append(name)
+    for name, value in options.items():
+        meaning = OPTIONS["trtllm"][name.replace("_", "-")]
+        said.meanings[meaning] = (
+            json_of(value) if isinstance(value, Mapping) else text_of(value)
+        )
+        said.names[meaning] = name
+        said.written[name] = said.meanings[meaning]
+
+
+def _merge_nested(said: _Said) -> None:
+    """TensorRT-LLM's nested settings as the meanings they have elsewhere."""
+    if said.start.engine != "trtllm":
+        return
+    meanings = said.meanings
+    cache = _object(meanings.get("cache"))
+    if cache.get("dtype"):
+        meanings["kv_dtype"] = text_of(cache["dtype"])
+    if cache.get("enable_block_reuse") is False:
+        meanings["prefixes"] = "false"
+    if cache.get("free_gpu_memory_fraction"):
+        meanings["memory"] = text_of(cache["free_gpu_memory_fraction"])
+    graphs = _object(meanings.get("graphs"))
+    sizes = graphs.get("batch_sizes")
+    if isinstance(sizes, list):
+        meanings["captured"] = " ".join(map(text_of, sizes))
+    elif graphs.get("max_batch_size"):
+        meanings["captured"] = text_of(graphs["max_batch_size"])
+    inside = _object(meanings.get("speculation"))
+    if "speculation" not in meanings or "decoding_type" not in inside:
+        return
+    method = text_of(inside["decoding_type"]).lower()
+    if method == "eagle":
+        method = "eagle_of_trtllm"
+    gamma = inside.get("max_draft_len") or inside.get("num_nextn_predict_layers")
+    config = {
+        "method": method,
+        "model": inside.get("speculative_model_dir") or inside.get("speculative_model"),
+        "num_speculative_tokens": gamma,
+    }
+    if inside.get("draft_len_schedule"):
+        config["by_batch"] = True
+    for key in ("use_relaxed_acceptance_for_thinking", "posterior_threshold"):
+        if inside.get(key):
+            config[key] = inside[key]
+    schedule = {key: value for key, value in config.items() if value is not None}
+    meanings["speculation"] = json.dumps(schedule)
+
+
+def _object(text: str | None) -> dict[str, Any]:
+    value = _scalar(text or "{}")
+    return value if isinstance(value, dict) else {}
+
+
+# Fields
+
+
+def _replicas(meanings: Mapping[str, str]) -> int:
+    """Replicas of the whole model. SGLang's attention in data parallel shares the devices of tp."""
+    if meanings.get("shared_dp") == "true":
+        return 1
+    return _count(meanings, "dp") or 1
+
+
+def _graphs(engine: str, meanings: Mapping[str, str]) -> str | None:
+    """How much of a decoding step is one graph."""
+    if meanings.get("eager") == "true":
+        return "eager"
+    if engine == "trtllm":
+        if meanings.get("graphs") == "null" or meanings.get("graphed") == "false":
+            return "none"
+        return None
+    if meanings.get("ungraphed") == "true" or meanings.get("graphs") == "disabled":
+        return "none"
+    compilation = _object(meanings.get("compilation"))
+    level = meanings.get("level", meanings.get("compilation", ""))
+    mode = text_of(compilation.get("cudagraph_mode")).rpartition(".")[2].lower()
+    if mode in MODES:
+        return MODES[mode]
+    if (
+        text_of(compilation.get("level", compilation.get("mode"))) == "0"
+        or level == "0"
+    ):
+        return "eager"
+    return None
+
+
+def _asynchronous(meanings: Mapping[str, str]) -> bool | None:
+    if "asynchronous" in meanings:
+        return meanings["asynchronous"] == "true"
+    if meanings.get("synchronous") == "true":
+        return False
+    return None
+
+
+def _prefix_cache(meanings: Mapping[str, str]) -> bool | None:
+    if "prefixes" in meanings:
+        return meanings["prefixes"] != "false"
+    if meanings.get("no_prefixes") == "true":
+        return False
+    return None
+
+
+def _chunk(meanings: Mapping[str, str]) -> int | None:
+    if meanings.get("chunk", "").startswith("-"):
+        return None  # SGLang's -1: prompts are read whole
+    return _count(meanings, "chunk")
+
+
+def _length(meanings: Mapping[str, str]) -> int | None:
+    if meanings.get("length", "") in ("-1", "auto"):
+        return None
+    return _count(meanings, "length")
+
+
+def _joined(before: str | None, given: str) -> str:
+    """An option given in parts (--speculative-config.method ngram) as one object."""
+    if before is None or not (before.startswith("{") and given.startswith("{")):
+        return given
+    return json.dumps(_json_object("option", before) | _json_object("option", given))
+
+
+def _scalar(text: str) -> Any:
+    try:
+        return bounded(json.loads, text)
+    except ValueError:
+        return text
+
+
+def _count(said: Mapping[str, str], name: str) -> int | None:
+    text = said.get(name)
+    if text is None or text in ("auto", "null", "None", ""):
+        return None
+    try:
+        value = parse_count(text)
+    except ValueError:
+        raise ConfigError(
+            f"{name} must be a whole number, not '{text[:SHOWN]}'"
+        ) from None
+    if value < 1:
+        raise ConfigError(f"{name} must be at least 1, not {value}")
+    return value
+
+
+def _captured(said: Mapping[str, str]) -> int | None:
+    if "captured" in said:
+        sizes = re.findall(r"\b\d{1,9}\b", said["captured"])
+        return max(map(int, sizes), default=None)
+    values = _object(said.get("compilation"))
+    captured = values.get("cudagraph_capture_sizes") or [
+        values.get("max_cudagraph_capture_size")
+    ]
+    if not isinstance(captured, list):
+        return None
+    whole = [size for size in captured if isinstance(size, int) and size]
+    return max(whole, default=None)
+
+
+def _json_object(name: str, text: str, given: Given | None = None) -> dict[str, Any]:
+    try:
+        value = bounded(json.loads, text)
+    except ValueError:
+        value = _without_quotes(text)
+    if isinstance(value, dict):
+        return value
+    references = unresolved_in(text, given) if given is not None else []
+    if given is not None and references:
+        texts = [f"{reference} {given.unset[reference]}" for reference in references]
+        raise ConfigError(
+            f"--{name} is not known: {'; '.join(texts)}: --set NAME=VALUE"
+        )
+    raise ConfigError(
+        f"--{name} must be a JSON object, not {text[:SHOWN]}; {QUOTES_LOST}"
+    )
+
+
+def _without_quotes(text: str) -> Any:
+    """A JSON object whose quotes a shell took away, as {method:ngram}; None: it is none."""
+    if len(text) > MOST_OBJECT:
+        return None
+    words = []
+    for word in re.findall(r'"[^"]*"|[{}\[\],:]|[^\s{}\[\],:"]+', text):
+        is_json = word[0] in '"{}[],:' or isinstance(_scalar(word), int | float | None)
+        words.append(word if is_json else json.dumps(word))
+    try:
+        return bounded(json.loads, "".join(words))
+    except ValueError:
+        return None
+
+
+# Speculation
+
+
+def speculation_of(text: str) -> Speculation | None:
+    """vLLM's --speculative-config; None: it drafts nothing. Raises ConfigError."""
+    return _of_config(_json_object("speculative-config", text), [], [])
+
+
+def _speculation(said: _Said) -> Speculation | None:
+    meanings = said.meanings
+    if "speculation" in meanings:
+        text = meanings["speculation"]
+        if text in ("null", "None", ""):
+            return None
+        config = _json_object("speculative-config", text, said.given)
+        return _of_config(config, said.problems, said.unknown)
+    if "algorithm" in meanings:
+        return _of_sglang(said)
+    if "draft" in meanings or "method" in meanings:
+        draft = _draft(meanings.get("method", ""), meanings.get("draft"), said.problems)
+        return Speculation(
+            draft=draft,
+            gamma=_count(meanings, "gamma"),
+            checkpoint=meanings.get("draft"),
+        )
+    return None
+
+
+def _of_sglang(said: _Said) -> Speculation:
+    meanings = said.meanings
+    method = meanings["algorithm"].lower()
+    gamma = _count(meanings, "gamma")
+    tree = _count(meanings, "tree")
+    width = _count(meanings, "topk") or 1
+    draft = _draft(method, meanings.get("draft"), said.problems)
+    if gamma is None and tree is not None and width == 1 and tree > 1:
+        gamma = tree - 1
+    lossy = []
+    for meaning in ("threshold_single", "threshold_acc"):
+        if float(_number(meanings.get(meaning, "1"))) < 1.0:
+            lossy.append(f"{said.names[meaning]} {meanings[meaning]}")
+    return Speculation(
+        draft=draft,
+        gamma=gamma,
+        checkpoint=meanings.get("draft"),
+        by_batch=meanings.get("adaptive") == "true",
+        is_tree=width > 1,
+        window=_count(meanings, "window"),
+        lossy=lossy,
+    )
+
+
+def _number(text: str) -> float:
+    value = _scalar(text)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    return 1.0
+
+
+def _of_config(
+    config: Mapping[str, Any], problems: list[str], unknown: list[str]
+) -> Speculation | None:
+    """vLLM's --speculative-config."""
+    checkpoint = config.get("model")
+    if checkpoint is not None and not isinstance(checkpoint, str):
+        raise ConfigError(f"the draft's model must be a name, not {checkpoint!r:.80}")
+    method = str(config.get("method") or "").lower()
+    table = config.get("num_speculative_tokens_per_batch_size")
+    gamma = config.get("num_speculative_tokens")
+    if gamma is None and table:
+        gamma = _deepest(table)
+    if gamma is not None and (
+        isinstance(gamma, bool) or not isinstance(gamma, int) or gamma < 0
+    ):
+        raise ConfigError(
+            f"num_speculative_tokens must be a whole number, not {gamma!r}"
+        )
+    unknown += _unknown_keys(config)
+    if gamma == 0:
+        return None
+    if gamma is None and method not in ("suffix", "mtp", "auto"):
+        problems.append(
+            "--speculative-config has no num_speculative_tokens; vLLM does not start"
+        )
+    return Speculation(
+        draft=_draft(method, checkpoint, problems),
+        gamma=gamma,
+        checkpoint=checkpoint,
+        by_batch=bool(table) or bool(config.get("by_batch")),
+        is_tree=bool(config.get("speculative_token_tree")),
+        is_eager=config.get("enforce_eager") is True,
+        lossy=_lossy(config),
+    )
+
+
+def _unknown_keys(config: Mapping[str, Any]) -> list[str]:
+    """Keys that no known version's speculative configuration has."""
+    names = names_of("vllm").keys["speculative-config"] | KNOWN_KEYS
+    ours = {"by_batch", "use_relaxed_acceptance_for_thinking", "posterior_threshold"}
+    unknown = []
+    for key in config:
+        if key not in names and key not in ours:
+            unknown.append(f"speculative-config.{key[:SHOWN]}")
+    return unknown
+
+
+def _lossy(config: Mapping[str, Any]) -> list[str]:
+    """Settings with which a draft is accepted that the target would not have given."""
+    lossy = []
+    method = str(config.get("rejection_sample_method") or "")
+    if method in ("fly", "synthetic"):
+        lossy.append(f'"rejection_sample_method": "{method}"')
+    for key in (
+        "posterior_threshold",
+        "posterior_alpha",
+        "typical_acceptance_sampler_posterior_threshold",
+        "use_relaxed_acceptance_for_thinking",
+    ):
+        if config.get(key):
+            lossy.append(f"{key}: {json.dumps(config[key])}")
+    if config.get("acceptance_method") == "typical_acceptance_sampler":
+        lossy.append('"acceptance_method": "typical_acceptance_sampler"')
+    return lossy
+
+
+def _deepest(table: Any) -> int:
+    """The largest gamma of a table by batch, rows of (first batch, last batch, gamma)."""
+    try:
+        return max(int(row[-1]) for row in table)
+    except (TypeError, ValueError, LookupError, OverflowError):
+        raise ConfigError(
+            "num_speculative_tokens_per_batch_size must be rows of whole numbers, not "
+            f"{str(table)[:SHOWN]}"
+        ) from None
+
+
+def _draft(method: str, checkpoint: Any, problems: list[str]) -> str:
+    """Our name of a draft."""
+    key = method.replace("-", "_")
+    key = OF_A_HEAD.get(key, key)
+    if key in DRAFT_NAMES:
+        return DRAFT_NAMES[key]
+    if key.endswith("_mtp"):
+        return "mtp"
+    if key and key not in OF_A_MODEL:
+        known = ", ".join(sorted({*DRAFT_NAMES, *OF_A_MODEL}))
+        raise ConfigError(
+            f"speculative method '{method}' is not planned for; known: {known}"
+        )
+    if not isinstance(checkpoint, str) or not checkpoint:
+        raise ConfigError(
+            "the speculative configuration names neither a method nor a model"
+        )
+    if checkpoint in ("ngram", "[ngram]"):
+        return "ngram"
+    part = head_named_in(checkpoint)
+    if part is not None:
+        if not key:
+            problems.append(f"no method is given; by its name {checkpoint} is {part}")
+        return part
+    return checkpoint

@@ -1,0 +1,665 @@
+"""YAML that starts a server: Docker Compose, Kubernetes and its custom resources, Helm's values and
+plain templates, Ray Serve's configurations.
+
+Documents are loaded by PyYAML's safe loader, within bounds on size, depth, aliases and merges.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from magicdec.errors import ConfigError
+from magicdec.specs.serve_command.shell import Shell, Value, variables_of
+from magicdec.specs.serve_command.start import MENTIONS, Given, Start, words_of
+
+MOST_NODES = 100_000
+"""Values of a manifest with every alias and merge written out; few lines can stand for billions."""
+MOST_DEPTH = 100
+MOST_COMMAND = 100_000
+REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][\w.-]*)\)")
+"""Kubernetes' reference to a variable of the container, or its escape."""
+COMPOSE = re.compile(
+    r"\$(?:(?P<escaped>\$)|(?P<bare>[A-Za-z_]\w*)|\{(?P<name>[A-Za-z_]\w*)"
+    r"(?:(?P<sign>:?[-+?])(?P<word>[^{}]*))?\})"
+)
+"""A variable of Compose, innermost first."""
+TEMPLATE = re.compile(r"\{\{-?(?P<inside>[^{}]{0,400}?)-?\}\}")
+DEVICES = re.compile(r"^(?:nvidia|amd|gpu\.intel)\.com/(?:gpu|i915|xe)$")
+DEVICE_NAMES = (
+    "nvidia.com/gpu.product",
+    "cloud.google.com/gke-accelerator",
+    "gpu.nvidia.com/class",
+    "gpu.nvidia.com/model",
+)
+HELD = ("command", "args", "entrypoint", "modelCommand")
+"""Keys that make a mapping a container."""
+
+
+class _Found(NamedTuple):
+    """A container with the mappings around it, the nearest first, and its name."""
+
+    container: Mapping[str, Any]
+    around: tuple[Mapping[str, Any], ...]
+    path: str
+
+
+def starts_of_yaml(given: Given) -> list[Start]:
+    """The servers that YAML starts; empty: the text is no YAML, or starts none."""
+    text = given.text
+    if ":" not in text or "\n" not in text.strip():
+        return []
+    if "{{" in text:
+        text = _rendered(text, given)
+    documents = load(text)
+    mappings = [document for document in documents if isinstance(document, dict)]
+    starts: list[Start] = []
+    maps = _config_maps(mappings, given)
+    for written in mappings:
+        document = written
+        if isinstance(written.get("services"), Mapping) and "kind" not in written:
+            document = _interpolated(written, given)
+        starts += _of_values(document, given)
+        starts += _of_resources(document)
+        for found in _containers(document):
+            starts += _of_container(found, given, maps)
+        if not starts:
+            starts += _of_embedded(document, given)
+    return starts
+
+
+# Loading within bounds
+
+
+def load(text: str) -> list[Any]:
+    """The documents of a text; empty: it is no YAML. Raises ConfigError beyond the bounds."""
+    import yaml
+
+    try:
+        _check_events(text)
+        return list(yaml.load_all(text, Loader=_loader()))
+    except (
+        yaml.YAMLError,
+        ValueError,
+        OverflowError,
+    ):  # a date or a number that is none
+        return []
+    except RecursionError:
+        raise ConfigError(f"the manifest nests more than {MOST_DEPTH} deep") from None
+
+
+def _check_events(text: str) -> None:
+    """Raises ConfigError for more values or depth than a manifest has, each alias counted with
+    what it stands for."""
+    import yaml
+
+    parser = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    depth = 0
+    total = 0
+    sizes: dict[str, int] = {}
+    open_anchors: list[tuple[str | None, int]] = []
+    for event in yaml.parse(text, Loader=parser):
+        if isinstance(event, yaml.AliasEvent):
+            total += sizes.get(event.anchor, 0)
+        elif isinstance(event, yaml.ScalarEvent):
+            total += 1
+            if event.anchor:
+                sizes[event.anchor] = 1
+        elif isinstance(event, yaml.CollectionStartEvent):
+            total += 1
+            depth += 1
+            open_anchors.append((event.anchor, total))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+            anchor, before = open_anchors.pop()
+            if anchor:
+                sizes[anchor] = total - before + 1
+        if depth > MOST_DEPTH:
+            raise ConfigError(f"the manifest nests more than {MOST_DEPTH} deep")
+        if total > MOST_NODES:
+            raise ConfigError(f"the manifest stands for more than {MOST_NODES} values")
+
+
+def _loader() -> Any:
+    import yaml
+
+    base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+    class Bounded(base):  # type: ignore[misc]
+        """A safe loader whose merges ("<<") end."""
+
+        merged = 0
+
+        def flatten_mapping(self, node: Any) -> None:
+            super().flatten_mapping(node)
+            self.merged += len(node.value)
+            if self.merged > 2 * MOST_NODES:
+                raise ConfigError(
+                    f"the manifest stands for more than {MOST_NODES} values"
+                )
+
+    return Bounded
+
+
+def text_of(value: Any) -> str:
+    """A scalar as YAML writes it."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
+
+
+# Templates and variables
+
+
+def _rendered(text: str, given: Given) -> str:
+    """A Helm template with the values of the same text or of values.yaml beside it: plain
+    `.Values.a.b`, `default` and `quote`. Lines of control alone are left out."""
+    values: dict[str, Any] = {}
+    parts = re.split(r"^---.*$", text, flags=re.MULTILINE)
+    for part in parts:
+        if "{{" not in part:
+            for document in load(part):
+                if isinstance(document, dict) and "apiVersion" not in document:
+                    values |= document
+    for name in ("values.yaml", "../values.yaml"):
+        for document in load(given.file(name) or ""):
+            if isinstance(document, dict):
+                values = document | values
+
+    def value(match: re.Match[str]) -> str:
+        return _template_value(match["inside"].strip(), values, given, match[0])
+
+    lines = []
+    for line in text.splitlines():
+        control = re.fullmatch(
+            r"\s*\{\{-?\s*(?:if|else|end|range|with|define|include|template|/\*|toYaml|\$\w).*\}\}\s*",
+            line,
+        )
+        if control is None:
+            lines.append(TEMPLATE.sub(value, line))
+    return "\n".join(lines)
+
+
+def _template_value(
+    inside: str, values: Mapping[str, Any], given: Given, written: str
+) -> str:
+    pipes = [part.strip() for part in inside.split("|")]
+    value: Any = None
+    reference = ""
+    default = None
+    for part in pipes:
+        words = re.findall(r"\"[^\"]*\"|\S+", part)
+        if words[:1] == ["default"] and len(words) >= 2:
+            default = words[1].strip("\"'")
+            words = words[2:]
+        if words[:1] in (["quote"], ["int"], ["toString"], ["squote"]):
+            words = words[1:]
+        for word in words:
+            if word.startswith((".Values.", "$.Values.")):
+                reference = word.lstrip("$")
+                value = _at(values, reference.split(".")[2:])
+            elif word.startswith('"'):
+                default = default or word.strip('"')
+    if reference in given.values:
+        value = given.values[reference]
+    if value is None or value == "":
+        value = default
+    if value is None:
+        name = reference or written
+        given.leave_open(name, written)
+        return name if reference else "unresolved"
+    if isinstance(value, Mapping | list):
+        from magicdec.specs.serve_command.start import json_of
+
+        return json_of(value)
+    return text_of(value)
+
+
+def _at(values: Any, path: Sequence[str]) -> Any:
+    for name in path:
+        if not isinstance(values, Mapping):
+            return None
+        values = values.get(name)
+    return values
+
+
+def _interpolated(document: dict[str, Any], given: Given) -> dict[str, Any]:
+    """A Compose file with its ${X:-d} resolved, by --set and .env beside it."""
+    variables: Mapping[str, Value] = variables_of(given.file(".env") or "")
+
+    def value(match: re.Match[str]) -> str:
+        if match["escaped"]:
+            return "\0"
+        name = match["name"] or match["bare"]
+        sign = match["sign"] or ""
+        word = match["word"] or ""
+        known = given.values.get(name, variables.get(name))
+        is_given = bool(known) if sign.startswith(":") else known is not None
+        if sign.endswith("+"):
+            return word if is_given else ""
+        if is_given:
+            return str(known)
+        if sign.endswith("-"):
+            return word
+        given.leave_open(f"${name}", f"{{{name}" if match["name"] else f"${name}")
+        return f"\1{name}\2"
+
+    def text(written: str) -> str:
+        for _ in range(8):  # ${A:-${B:-c}}: the innermost first
+            done = COMPOSE.sub(value, written)
+            if done == written:
+                break
+            written = done
+        return written.replace("\0", "$").replace("\1", "$").replace("\2", "")
+
+    resolved = _mapped(document, text)
+    assert isinstance(resolved, dict)
+    return resolved
+
+
+def _mapped(node: Any, change: Callable[[str], str]) -> Any:
+    """A document with each text changed."""
+    if isinstance(node, str):
+        return change(node) if "$" in node else node
+    if isinstance(node, Mapping):
+        return {key: _mapped(value, change) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_mapped(value, change) for value in node]
+    return node
+
+
+def _config_maps(
+    documents: Sequence[Mapping[str, Any]], given: Given
+) -> dict[str, dict[str, str]]:
+    """Kubernetes' ConfigMaps and Secrets in plain text by name; what they hold are files too."""
+    maps: dict[str, dict[str, str]] = {}
+    for document in documents:
+        if document.get("kind") not in ("ConfigMap", "Secret"):
+            continue
+        metadata = document.get("metadata")
+        name = metadata.get("name") if isinstance(metadata, Mapping) else None
+        data = document.get("data") or document.get("stringData")
+        if isinstance(data, Mapping) and document["kind"] == "ConfigMap":
+            values = {text_of(key): text_of(value) for key, value in data.items()}
+            maps[text_of(name)] = values
+            for key, value in values.items():
+                given.files.setdefault(key, value)
+    return maps
+
+
+def _environment(
+    container: Mapping[str, Any],
+    around: Sequence[Mapping[str, Any]],
+    maps: Mapping[str, Mapping[str, str]],
+    given: Given,
+) -> dict[str, Value]:
+    """A container's variables."""
+    variables: dict[str, Value] = {}
+    for name in _listed(container.get("env_file")):
+        path = name.get("path") if isinstance(name, Mapping) else name
+        variables |= variables_of(given.file(text_of(path)) or "")
+    for holder in (*around[1:3][::-1], container):
+        for source in _listed(holder.get("envFrom")):
+            reference = _at(source, ("configMapRef", "name"))
+            variables |= maps.get(text_of(reference), {})
+    for holder in (*around[1:3][::-1], container):
+        for key in ("env", "envs", "environment"):
+            variables |= _pairs_of(holder.get(key), maps)
+    known: dict[str, Value] = {}
+    for name, value in variables.items():
+        known[name] = given.values.get(name, value)
+    return known | dict(given.values)
+
+
+def _pairs_of(node: Any, maps: Mapping[str, Mapping[str, str]]) -> dict[str, Value]:
+    """Variables as a mapping, as a list of names and values, or as a list of NAME=value."""
+    pairs: dict[str, Value] = {}
+    if isinstance(node, Mapping):
+        for name, value in node.items():
+            if value is not None and not isinstance(value, Mapping | list):
+                pairs[text_of(name)] = text_of(value)
+    for item in _listed(node):
+        if isinstance(item, str):
+            name, equals, text = item.partition("=")
+            if equals:
+                pairs[name] = text
+        if not isinstance(item, Mapping):
+            continue
+        name = text_of(item.get("name"))
+        value = item.get("value")
+        reference = _at(item, ("valueFrom", "configMapKeyRef"))
+        if isinstance(reference, Mapping):
+            held = maps.get(text_of(reference.get("name")), {})
+            value = held.get(text_of(reference.get("key")))
+        if value is not None:
+            before = {key: text for key, text in pairs.items() if isinstance(text, str)}
+            pairs[name] = _dereferenced(text_of(value), before, None)
+    return pairs
+
+
+def _listed(node: Any) -> list[Any]:
+    if isinstance(node, list):
+        return node
+    if isinstance(node, str):
+        return [node]
+    return []
+
+
+def _dereferenced(
+    text: str, variables: Mapping[str, Value], given: Given | None
+) -> str:
+    """Kubernetes' $(X) resolved; one that is not set stays as it is."""
+
+    def value(match: re.Match[str]) -> str:
+        if match[1] is None:
+            return "$"
+        known = variables.get(match[1])
+        if isinstance(known, str):
+            return known
+        if given is not None:
+            given.leave_open(match[0], match[0])
+        return match[0]
+
+    return REFERENCE.sub(value, text)
+
+
+# Containers
+
+
+def _containers(document: Mapping[str, Any]) -> Iterator[_Found]:
+    """Mappings with a command or arguments, in the order of the text."""
+    stack: list[tuple[Any, tuple[Mapping[str, Any], ...], str]] = [(document, (), "")]
+    while stack:
+        node, around, path = stack.pop()
+        inner: list[tuple[Any, tuple[Mapping[str, Any], ...], str]] = []
+        if isinstance(node, Mapping):
+            if any(key in node for key in HELD):
+                yield _Found(node, around, path)
+            for key, value in node.items():
+                if isinstance(value, Mapping | list):
+                    inner.append((value, (node, *around), f"{path}/{key}"))
+        elif isinstance(node, list):
+            for value in node:
+                if isinstance(value, Mapping | list):
+                    inner.append((value, around, path))
+        stack += reversed(inner)
+
+
+def _of_container(
+    found: _Found, given: Given, maps: Mapping[str, Mapping[str, str]]
+) -> list[Start]:
+    container, around, path = found
+    words = [text_of(container.get("image"))]
+    model_command = container.get("modelCommand")
+    for key in ("entrypoint", "command", "args"):
+        value = container.get(key)
+        if isinstance(value, str):
+            words += _divided(value)
+        elif isinstance(value, list):
+            words += [text_of(word) for word in value]
+    if model_command == "vllmServe":
+        words[1:1] = ["vllm", "serve", *_served_of_values(around)]
+    if not any(MENTIONS.search(word) for word in words):
+        return []
+    variables = _environment(container, around, maps, given)
+    if "services" not in (around[-1] if around else {}):
+        words = [_dereferenced(word, variables, given) for word in words]
+    shell = Shell(given, variables)
+    shell.command(_as_script(words))
+    name = f"{path}/{text_of(container.get('name'))}"
+    for start in shell.starts:
+        _grant(start, [container, *around])
+        role = " ".join(
+            text_of(holder.get("subComponentType")) for holder in around[:4]
+        )
+        if "prefill" in f"{name} {role}".lower():
+            start.is_prefill = True
+    return shell.starts
+
+
+def _as_script(words: list[str]) -> list[str]:
+    """A container's words; arguments that are one whole command stand for its words."""
+    for place, word in enumerate(words[1:], 1):
+        is_command = re.match(
+            r"\s*(?:exec\s+)?(?:python3?|vllm|sglang|trtllm-serve)\s", word
+        )
+        if is_command and not re.fullmatch(r"-\w*c", words[place - 1]):
+            return [*words[:1], "sh", "-c", " ".join(words[place:])]
+    return words
+
+
+def _divided(text: str) -> list[str]:
+    """A command in one text, as Compose divides it."""
+    import shlex
+
+    if len(text) > MOST_COMMAND:
+        raise ConfigError(f"a command has more than {MOST_COMMAND} characters")
+    try:
+        return shlex.split(re.sub(r"\\[ \t]*\n", " ", text), comments=False)
+    except ValueError as error:
+        raise ConfigError(
+            f"the command cannot be read as a shell reads it: {error}"
+        ) from error
+
+
+def _grant(start: Start, holders: Sequence[Mapping[str, Any]]) -> None:
+    """Adds the devices that a manifest grants: their number, and their name where it is chosen."""
+    for holder in holders:
+        if start.num_gpus is None:
+            start.num_gpus = _devices_of(holder)
+        if start.hardware is None:
+            start.hardware = _device_name(holder)
+    pods = None
+    for holder in holders:
+        template = holder.get("leaderWorkerTemplate")
+        if isinstance(template, Mapping):
+            pods = template.get("size")
+    if start.num_gpus and isinstance(pods, int) and 1 < pods < 1000:
+        start.num_gpus *= pods
+
+
+def _devices_of(holder: Mapping[str, Any]) -> int | None:
+    resources = holder.get("resources")
+    for kind in ("limits", "requests"):
+        limits = _at(resources, (kind,))
+        if isinstance(limits, Mapping):
+            for key, value in limits.items():
+                is_device = DEVICES.match(text_of(key)) or key == "gpu"
+                if is_device and re.fullmatch(r"\d{1,4}", text_of(value)):
+                    return int(text_of(value)) or None
+    reserved = _at(holder, ("deploy", "resources", "reservations", "devices"))
+    for device in _listed(reserved):
+        if not isinstance(device, Mapping):
+            continue
+        listed = device.get("device_ids")
+        if isinstance(listed, list) and listed:
+            return len(listed)
+        if re.fullmatch(r"\d{1,4}", text_of(device.get("count"))):
+            return int(text_of(device["count"])) or None
+    if re.fullmatch(r"\d{1,4}", text_of(holder.get("gpus"))):
+        return int(text_of(holder["gpus"])) or None
+    return None
+
+
+def _device_name(holder: Mapping[str, Any]) -> str | None:
+    selectors: list[Any] = [holder.get("nodeSelector")]
+    terms = _at(
+        holder,
+        (
+            "affinity",
+            "nodeAffinity",
+            "requiredDuringSchedulingIgnoredDuringExecution",
+            "nodeSelectorTerms",
+        ),
+    )
+    for term in _listed(terms):
+        for expression in _listed(_at(term, ("matchExpressions",))):
+            values = _listed(_at(expression, ("values",)))
+            if values:
+                selectors.append({_at(expression, ("key",)): values[0]})
+    for selector in selectors:
+        if not isinstance(selector, Mapping):
+            continue
+        for key in DEVICE_NAMES:
+            if selector.get(key):
+                name = text_of(selector[key]).lower()
+                return re.sub(r"^nvidia-(tesla-)?", "", name)
+    return None
+
+
+# Values of charts and custom resources, whose controllers write the command
+
+
+def _of_values(document: Mapping[str, Any], given: Given) -> list[Start]:
+    """vLLM's production stack: servingEngineSpec.modelSpec."""
+    starts = []
+    spec = document.get("servingEngineSpec")
+    common = spec if isinstance(spec, Mapping) else {}
+    for model in _listed(common.get("modelSpec")):
+        if not isinstance(model, Mapping):
+            continue
+        config = model.get("vllmConfig")
+        options = dict(config) if isinstance(config, Mapping) else {}
+        extra = [text_of(word) for word in _listed(options.pop("extraArgs", None))]
+        options.pop("v1", None)
+        options.pop("v0", None)
+        words = [text_of(model.get("modelURL")), *words_of(options), *extra]
+        variables = _environment(model, (), {}, given)
+        start = Start(
+            engine="vllm",
+            words=[_dereferenced(word, variables, given) for word in words],
+            version=_version(model.get("tag")),
+        )
+        if re.fullmatch(r"\d{1,4}", text_of(model.get("requestGPU"))):
+            start.num_gpus = int(text_of(model["requestGPU"])) or None
+        _grant(start, [model, common])
+        starts.append(start)
+    return starts
+
+
+def _version(tag: Any) -> str | None:
+    match = re.match(r"v?(\d[\w.]*)", text_of(tag))
+    if match is None:
+        return None
+    return match[1]
+
+
+def _served_of_values(around: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What llm-d's chart adds to a container: the model, and its parallelism."""
+    words: list[str] = []
+    for holder in around:
+        artifacts = holder.get("modelArtifacts")
+        if isinstance(artifacts, Mapping):
+            uri = text_of(artifacts.get("uri"))
+            name = text_of(artifacts.get("name"))
+            if uri.startswith("hf://"):
+                name = uri.removeprefix("hf://")
+            words.insert(0, name)
+        words += _parallelism(holder.get("parallelism"))
+    return words
+
+
+def _parallelism(node: Any) -> list[str]:
+    words = []
+    if isinstance(node, Mapping):
+        names = {"tensor": "tensor", "data": "data", "pipeline": "pipeline"}
+        for key, name in names.items():
+            if node.get(key):
+                words.append(f"--{name}-parallel-size={text_of(node[key])}")
+        if node.get("expert") is True:
+            words.append("--enable-expert-parallel")
+    return words
+
+
+def _of_resources(document: Mapping[str, Any]) -> list[Start]:
+    """KServe's InferenceService and LLMInferenceService, and Ray Serve's llm_configs."""
+    starts = []
+    spec = document.get("spec")
+    kind = document.get("kind")
+    if isinstance(spec, Mapping) and kind in ("InferenceService", "ServingRuntime"):
+        predictor = spec.get("predictor")
+        model = _at(predictor, ("model",))
+        form = _at(model, ("modelFormat", "name"))
+        if isinstance(model, Mapping) and form in ("huggingface", "vLLM", "vllm"):
+            starts.append(_of_kserve(model, predictor))
+    if isinstance(spec, Mapping) and kind == "LLMInferenceService":
+        starts.append(_of_llm_service(spec))
+    for application in _listed(document.get("applications")):
+        configs = _at(application, ("args", "llm_configs"))
+        for config in _listed(configs):
+            if isinstance(config, Mapping):
+                starts.append(start_of_llm_config(config))
+    return starts
+
+
+def _of_kserve(model: Mapping[str, Any], predictor: Any) -> Start:
+    words = [text_of(word) for word in _listed(model.get("args"))]
+    uri = text_of(model.get("storageUri"))
+    names = ("--model_id", "--model-id")
+    if uri and not any(word.startswith(names) for word in words):
+        words.insert(0, f"--model={_model_of(uri)}")
+    for old in names:
+        words = [re.sub(f"^{old}(?==|$)", "--model", word) for word in words]
+    own = ("--model_name", "--model-name", "--model_dir", "--backend", "--task")
+    kept = []
+    skips = False
+    for word in words:
+        is_own = word.startswith(own)
+        if not is_own and not (skips and not word.startswith("-")):
+            kept.append(word)
+        skips = is_own and "=" not in word
+    start = Start(engine="vllm", words=kept)
+    _grant(start, [model, predictor if isinstance(predictor, Mapping) else {}])
+    return start
+
+
+def _of_llm_service(spec: Mapping[str, Any]) -> Start:
+    words = [_model_of(text_of(_at(spec, ("model", "uri"))))]
+    words += _parallelism(spec.get("parallelism"))
+    template = spec.get("template")
+    containers = _listed(_at(template, ("containers",)))
+    holders = [holder for holder in containers if isinstance(holder, Mapping)]
+    for container in holders:
+        words += [text_of(word) for word in _listed(container.get("args"))]
+        variables = _pairs_of(container.get("env"), {})
+        extra = variables.get("VLLM_ADDITIONAL_ARGS")
+        if isinstance(extra, str):
+            words += _divided(extra)
+    start = Start(engine="vllm", words=words)
+    outer = template if isinstance(template, Mapping) else {}
+    _grant(start, [*holders, outer])
+    return start
+
+
+def _model_of(uri: str) -> str:
+    return re.sub(r"^\w+://", "", uri)
+
+
+def start_of_llm_config(config: Mapping[str, Any]) -> Start:
+    """Ray Serve's LLMConfig, in YAML or in Python."""
+    loading = config.get("model_loading_config")
+    model = ""
+    if isinstance(loading, Mapping):
+        source = loading.get("model_source")
+        model = text_of(source if isinstance(source, str) else loading.get("model_id"))
+    kwargs = config.get("engine_kwargs")
+    words = [model]
+    if isinstance(kwargs, Mapping):
+        words += words_of(kwargs)
+    hardware = text_of(config.get("accelerator_type")).lower().replace("_", "-")
+    return Start(engine="vllm", words=words, hardware=hardware or None)
+
+
+def _of_embedded(document: Mapping[str, Any], given: Given) -> list[Start]:
+    """YAML within YAML, as RayService's serveConfigV2."""
+    text = _at(document, ("spec", "serveConfigV2"))
+    if not isinstance(text, str):
+        return []
+    starts = []
+    for inner in load(text):
+        if isinstance(inner, dict):
+            starts += _of_resources(inner)
+    return starts

@@ -1,0 +1,294 @@
+"""Engines' options: which there are in which version, which take no value, and what those that bear
+on speed mean.
+
+Names are read from the engines' own parsers by scripts/read_engine_options.py, TensorRT-LLM's from
+its documentation.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from magicdec.files import bounded, read_toml
+from magicdec.naming import ENGINE_TITLES
+
+DIRECTORY = Path(__file__).resolve().parent.parent / "data" / "options"
+ENGINES = ("vllm", "sglang", "trtllm")
+SHARED = {
+    "model": "model",
+    "tensor-parallel-size": "tp",
+    "tp": "tp",
+    "tp-size": "tp",
+    "pipeline-parallel-size": "pp",
+    "pp": "pp",
+    "pp-size": "pp",
+    "ep-size": "ep",
+    "kv-cache-dtype": "kv_dtype",
+    "quantization": "weights",
+    "q": "weights",
+    "config": "file",
+}
+OPTIONS: Mapping[str, Mapping[str, str]] = {
+    "vllm": {
+        **SHARED,
+        "model-tag": "model",
+        "data-parallel-size": "dp",
+        "dp": "dp",
+        "enable-expert-parallel": "experts",
+        "ep": "experts",
+        "max-num-seqs": "batch",
+        "max-model-len": "length",
+        "max-num-batched-tokens": "chunk",
+        "enable-chunked-prefill": "chunked",
+        "enable-prefix-caching": "prefixes",
+        "gpu-memory-utilization": "memory",
+        "async-scheduling": "asynchronous",
+        "speculative-config": "speculation",
+        "sc": "speculation",
+        "spec-model": "draft",
+        "spec-method": "method",
+        "spec-tokens": "gamma",
+        "speculative-model": "draft",
+        "num-speculative-tokens": "gamma",
+        "compilation-config": "compilation",
+        "cc": "compilation",
+        "optimization-level": "level",
+        "O": "level",
+        "cuda-graph-sizes": "captured",
+        "cudagraph-capture-sizes": "captured",
+        "max-cudagraph-capture-size": "captured",
+        "enforce-eager": "eager",
+        "dtype": "dtype",
+    },
+    "sglang": {
+        **SHARED,
+        "model-path": "model",
+        "tensor-parallel": "tp",
+        "dp-size": "dp",
+        "dp": "dp",
+        "data-parallel-size": "dp",
+        "ep": "ep",
+        "expert-parallel-size": "ep",
+        "enable-dp-attention": "shared_dp",
+        "max-running-requests": "batch",
+        "context-length": "length",
+        "chunked-prefill-size": "chunk",
+        "mem-fraction-static": "memory",
+        "disable-radix-cache": "no_prefixes",
+        "disable-overlap-schedule": "synchronous",
+        "speculative-algorithm": "algorithm",
+        "speculative-algo": "algorithm",
+        "speculative-draft-model-path": "draft",
+        "speculative-draft-model": "draft",
+        "speculative-num-steps": "gamma",
+        "speculative-eagle-topk": "topk",
+        "speculative-num-draft-tokens": "tree",
+        "speculative-draft-window-size": "window",
+        "speculative-adaptive": "adaptive",
+        "speculative-accept-threshold-single": "threshold_single",
+        "speculative-accept-threshold-acc": "threshold_acc",
+        "cuda-graph-max-bs": "captured",
+        "cuda-graph-bs": "captured",
+        "cuda-graph-max-bs-decode": "captured",
+        "cuda-graph-bs-decode": "captured",
+        "disable-cuda-graph": "ungraphed",
+        "disable-decode-cuda-graph": "ungraphed",
+        "cuda-graph-backend-decode": "graphs",
+        "dtype": "dtype",
+    },
+    "trtllm": {
+        **SHARED,
+        "model-path": "model",
+        "tensor-parallel-size": "tp",
+        "moe-expert-parallel-size": "ep",
+        "max-batch-size": "batch",
+        "max-seq-len": "length",
+        "max-num-tokens": "chunk",
+        "enable-chunked-prefill": "chunked",
+        "free-gpu-memory-fraction": "memory",
+        "kv-cache-free-gpu-memory-fraction": "memory",
+        "extra-llm-api-options": "file",
+        "extra-engine-args": "file",
+        "speculative-config": "speculation",
+        "kv-cache-config": "cache",
+        "cuda-graph-config": "graphs",
+        "disable-overlap-scheduler": "synchronous",
+        "use-cuda-graph": "graphed",
+    },
+}
+"""Options that bear on speed, by what they say."""
+LISTS = frozenset(("cuda-graph-sizes", "cuda-graph-bs", "cudagraph-capture-sizes"))
+"""Options of several values, in versions that the data lacks."""
+OF_WRAPPERS = re.compile(
+    r"connector|is-(prefill|decode)-worker|dyn-.*|migration-limit|endpoint|namespace|"
+    r"disaggregation-mode|omni|publish-.*|router.*|request-plane|event-plane|store-kv|"
+    r"durable-kv-events|dp-rank|wide-ep|store|kv-.*"
+)
+"""Options of NVIDIA's Dynamo, which are not the engine's."""
+
+
+class Names(msgspec.Struct, frozen=True):
+    """An engine's options by kind, and the versions that lack some."""
+
+    kinds: dict[str, str]
+    versions: tuple[str, ...]
+    only_in: dict[str, str]
+    """Versions of an option that not all have."""
+    keys: dict[str, frozenset[str]]
+    """Keys of options that take an object."""
+
+    @property
+    def range(self) -> str:
+        """The versions known: "0.32–0.33"."""
+        first, last = (".".join(version.split(".")[:3]) for version in self.ends)
+        first, last = first.removesuffix(".0"), last.removesuffix(".0")
+        return first if first == last else f"{first}–{last}"
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        return self.versions[0], self.versions[-1]
+
+
+class Option(msgspec.Struct, frozen=True):
+    """An option as it is given; the name of a positional argument is empty."""
+
+    name: str
+    value: str | None
+
+
+@cache
+def names_of(engine: str) -> Names:
+    document = read_toml(DIRECTORY / f"{engine}.toml")
+    kinds: dict[str, str] = {}
+    only_in: dict[str, str] = {}
+    for versions, by_kind in document["options"].items():
+        for kind, names in by_kind.items():
+            for name in names:
+                kinds[name] = kind
+                if versions != "all":
+                    only_in[name] = versions
+    keys = {}
+    for option, by_version in document.get("keys", {}).items():
+        groups = {name: frozenset(fields) for name, fields in by_version.items()}
+        keys[option] = frozenset().union(*groups.values())
+        keys |= {name: fields for name, fields in groups.items() if name != "all"}
+        if option == "config":
+            keys["config"] = groups["all"]
+    return Names(
+        kinds=kinds, versions=tuple(document["versions"]), only_in=only_in, keys=keys
+    )
+
+
+def is_known(engine: str, option: str) -> bool:
+    """Whether an engine has an option, in one of the versions that are known."""
+    return option in names_of(engine).kinds or option in OPTIONS[engine]
+
+
+def is_engine_option(option: str) -> bool:
+    """Whether any engine has an option."""
+    return any(is_known(engine, option) for engine in ENGINES)
+
+
+def unknown_in(engine: str, option: str, version: str | None) -> str | None:
+    """Why an option is not understood: of which versions' lists it is missing; None: it is there.
+
+    With the engine's version known, and its options too, an option that it lacks is a fault.
+    """
+    names = names_of(engine)
+    title = ENGINE_TITLES[engine]
+    if option in names.kinds:
+        versions = names.only_in.get(option)
+        is_listed = version in names.versions
+        if versions is None or not is_listed or version in versions.split():
+            return None
+        return f"{title} {version} has no --{option}; it is in {versions}"
+    if option in OPTIONS[engine] and version not in names.versions:
+        return None
+    if version in names.versions:
+        return f"{title} {version} has no --{option}"
+    return f"not in {title} {names.range}"
+
+
+def options_of(engine: str, words: Sequence[str]) -> Iterator[Option]:
+    """The options of a command's words, as the engine's own parser takes them apart: underscores,
+    --no-x, -O3, --option.key value, values with and without "=".
+    """
+    place = 0
+    while place < len(words):
+        word = words[place]
+        place += 1
+        if not re.match(r"--?[A-Za-z]", word):
+            yield Option("", word)
+            continue
+        written, equals, value = word.lstrip("-").partition("=")
+        if not word.startswith("--") and re.match(r"O[0-3]$", written):
+            yield Option("O", written[1:])
+            continue
+        head, dot, inside = written.partition(".")
+        name = _spelled(engine, head.replace("_", "-"))
+        if dot:
+            if not equals:
+                value = "".join(words[place : place + 1])
+                place += 1
+            path = inside.split(".")
+            nested: Any = _scalar(value)
+            for key in reversed(path):
+                nested = {key: nested}
+            yield Option(name, json.dumps(nested))
+            continue
+        kind = kind_of(engine, name)
+        if equals:
+            yield Option(name, value)
+            continue
+        values: list[str] = []
+        while place < len(words) and not re.match(r"--?[A-Za-z]", words[place]):
+            is_truth = words[place].lower() in ("true", "false")
+            if kind == "flag" and not is_truth:
+                break
+            values.append(words[place])
+            place += 1
+            if kind != "list":
+                break
+        yield Option(name, " ".join(values) if values else None)
+
+
+def kind_of(engine: str, name: str) -> str:
+    """flag, value or list."""
+    kinds = names_of(engine).kinds
+    if name in LISTS:
+        return "list"
+    if name in kinds:
+        return kinds[name]
+    if name.startswith("no-") and kinds.get(name[3:]) == "flag":
+        return "flag"
+    meaning = OPTIONS[engine].get(name)
+    if meaning in ("eager", "experts", "ungraphed", "synchronous", "no_prefixes"):
+        return "flag"
+    return "value"
+
+
+def _spelled(engine: str, name: str) -> str:
+    """The option that a name is the beginning of, where it is of one alone."""
+    names = names_of(engine).kinds
+    if name in names or name in OPTIONS[engine] or len(name) < 5:
+        return name
+    if name.removeprefix("no-") in names:
+        return name
+    longer = [option for option in names if option.startswith(name)]
+    if len(longer) == 1:
+        return longer[0]
+    return name
+
+
+def _scalar(text: str) -> Any:
+    try:
+        return bounded(json.loads, text)
+    except ValueError:
+        return text

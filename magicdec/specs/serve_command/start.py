@@ -1,0 +1,194 @@
+"""A started server: the words of its command, with what the text around them says of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from magicdec.errors import ConfigError
+
+STARTS = "vllm serve, python -m sglang.launch_server or trtllm-serve"
+IMAGES = {
+    "vllm/vllm-openai": "vllm",
+    "lmsysorg/sglang": "sglang",
+}
+"""Container images whose entry point is the server."""
+OTHER_IMAGES = re.compile(
+    r"(?:^|/)(?:vllm(?:-openai)?|sglang|tensorrt-llm/release|(?:vllm|sglang|tensorrtllm)-runtime)"
+    r"[\w-]*:v?(?P<version>\d[\w.]*)"
+)
+"""Images of an engine whose tag is its version."""
+INSTALLED = re.compile(r"(?:vllm|sglang|tensorrt[-_]llm)(?:\[[\w,]*\])?==(\d[\w.]*)")
+MENTIONS = re.compile(
+    r"vllm|sglang|trtllm|tensorrt.llm|modelArtifacts|llm_configs", re.I
+)
+"""Every text that starts a server mentions its engine."""
+MODULES = {
+    "sglang.launch_server": "sglang",
+    "sglang_router.launch_server": "sglang",
+    "dynamo.vllm": "vllm",
+    "dynamo.sglang": "sglang",
+    "dynamo.trtllm": "trtllm",
+}
+MOST_TEXT = 1_000_000
+SHOWN = 80
+"""Characters of a value that an error shows."""
+
+
+class Given(msgspec.Struct, kw_only=True):
+    """The text to read, and what else may be used to read it."""
+
+    text: str
+    values: Mapping[str, str] = {}
+    """Variables that the user sets; they win."""
+    folder: Path | None = None
+    """Folder of the files that the text names; None: none of them is read."""
+    files: dict[str, str] = {}
+    """Texts that the input itself writes or holds, by path."""
+    unset: dict[str, str] = {}
+    """References that nothing in the text resolves, with why not."""
+    notes: list[str] = []
+    """Parts of the text that were taken one way and could run another."""
+
+    def place(self, reference: str) -> str:
+        """Where a reference stands, for a message."""
+        start = self.text.find(reference)
+        if start < 0:
+            return ""
+        line = self.text.count("\n", 0, start) + 1
+        return f"line {line}"
+
+    def leave_open(self, reference: str, written: str) -> None:
+        """Notes a reference that nothing in the text resolves, by where it is written."""
+        if reference in self.unset:
+            return
+        place = self.place(written)
+        where = f" ({place})" if place else ""
+        self.unset[reference] = f"is set nowhere in this file{where}"
+
+    def file(self, path: str) -> str | None:
+        """The text of a file that the input writes, or that lies beside it; None: neither."""
+        name = path.strip()
+        if name in self.files:
+            return self.files[name]
+        base = name.rpartition("/")[2]
+        for written, text in self.files.items():
+            if base and written.rpartition("/")[2] == base:
+                return text  # a mount gives it another folder
+        if self.folder is None:
+            return None
+        for candidate in (self.folder / name, self.folder / base):
+            found = _text_of(candidate)
+            if found is not None:
+                return found
+        return None
+
+
+class Start(msgspec.Struct, kw_only=True):
+    """A server that a text starts."""
+
+    engine: str
+    words: list[str]
+    """Its arguments."""
+    version: str | None = None
+    """The engine's version, where an image's tag or a requirement names it."""
+    num_gpus: int | None = None
+    hardware: str | None = None
+    is_prefill: bool = False
+    """Whether it serves prompts for another server that decodes."""
+
+
+def _text_of(path: Path) -> str | None:
+    try:
+        if not path.is_file() or path.stat().st_size > MOST_TEXT:
+            return None
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError):  # no name of a file, or no text
+        return None
+
+
+def start_of(words: Sequence[str]) -> Start | None:
+    """The server that words start, its arguments cut off behind them; None: they start none."""
+    image: tuple[int, str] | None = None
+    version = None
+    for place, word in enumerate(words):
+        follows = words[place + 1] if place + 1 < len(words) else ""
+        engine = _engine_of(word, serves=follows == "serve")
+        if engine is not None:
+            begin = place + 1
+            if follows == "serve":
+                begin += 1
+            return _started(engine, list(words[begin:]), version)
+        tagged = OTHER_IMAGES.search(word)
+        if tagged is not None and not word.startswith("-"):
+            version = tagged["version"]
+        named = _image_in(word)
+        if named is not None and image is None:
+            image = (place + 1, IMAGES[named])
+    if image is None:
+        return None
+    begin, engine = image
+    return _started(engine, list(words[begin:]), version)
+
+
+def _started(engine: str, words: list[str], version: str | None) -> Start:
+    text = " ".join(words)
+    is_prefill = "--is-prefill-worker" in words
+    if re.search(r"disaggregation-mode[ =]prefill|kv_producer", text):
+        is_prefill = True
+    return Start(engine=engine, words=words, version=version, is_prefill=is_prefill)
+
+
+def _engine_of(word: str, *, serves: bool) -> str | None:
+    """The engine that a word starts; `serves`: the next word is "serve"."""
+    base = word.rpartition("/")[2]
+    if word in MODULES:
+        return MODULES[word]
+    if word.startswith("vllm.entrypoints.") or word.endswith("openai/api_server.py"):
+        return "vllm"
+    if base in ("vllm", "sglang") and serves:
+        return base
+    if base == "trtllm-serve":
+        return "trtllm"
+    return None
+
+
+def _image_in(word: str) -> str | None:
+    name = word.removeprefix("docker.io/")
+    for image in IMAGES:
+        if name.startswith(image):
+            return image
+    return None
+
+
+def words_of(options: Mapping[str, Any]) -> list[str]:
+    """Options by name as the words of a command: an object as JSON, a list as several words."""
+    words: list[str] = []
+    for name, value in options.items():
+        option = re.sub(r"(?<=[a-z0-9])([A-Z])", r"-\1", str(name))
+        option = option.replace("_", "-").lower()
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            words.append(f"--{option}" if value else f"--no-{option}")
+        elif isinstance(value, list) and all(
+            isinstance(item, str | int) for item in value
+        ):
+            words += [f"--{option}", *map(str, value)]
+        elif isinstance(value, Mapping | list):
+            words.append(f"--{option}={json_of(value)}")
+        else:
+            words.append(f"--{option}={value}")
+    return words
+
+
+def json_of(value: Any) -> str:
+    """A value of a manifest or a script as the JSON that an engine's option takes."""
+    try:
+        return msgspec.json.encode(value, enc_hook=str).decode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"a setting cannot be read: {error}") from None
