@@ -57,6 +57,12 @@ def check_command(
             "Exit with 1 where a change gains more than its uncertainty.", "--strict"
         ),
     ] = False,
+    values: Annotated[
+        list[str] | None,
+        option(
+            "A variable that the file leaves open, NAME=VALUE; repeatable.", "--set"
+        ),
+    ] = None,
     output_format: options.Format = OutputFormat.TABLE,
 ) -> None:
     """Check a server's command: what to change, and what it gains.
@@ -80,23 +86,36 @@ def check_command(
         temperature=temperature,
         acceptance_rate=rates,
     )
-    result = check(read_serve_command(_text(command)), load)
+    text, folder = _text(command)
+    read = read_serve_command(text, folder=folder, values=_assigned(values or []))
+    result = check(read, load)
     document = msgspec.to_builtins(result) | {"headline": result.headline}
     print_as(output_format, document, document["changes"], lambda: _print(result))
     if strict and any(change.is_sure for change in result.changes):
         raise typer.Exit(1)
 
 
-def _text(words: list[str]) -> str:
-    """The text that an argument stands for: itself, a file's, or stdin's."""
+def _assigned(values: list[str]) -> dict[str, str]:
+    """The variables of --set. Raises ConfigError for a text without "="."""
+    assigned = {}
+    for text in values:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"--set takes NAME=VALUE, not '{text}'")
+        assigned[name] = value
+    return assigned
+
+
+def _text(words: list[str]) -> tuple[str, Path | None]:
+    """The text that an argument stands for: itself, a file's with its folder, or stdin's."""
     if words == ["-"]:
-        return sys.stdin.read()
+        return sys.stdin.read(), None
     text = " ".join(words)
     if len(words) > 1 or " " in text.strip():
-        return text
+        return text, None
     path = Path(text)
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8"), path.parent
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{text} is neither a command that starts a server nor a file with one: {error}"

@@ -81,7 +81,7 @@ class Given(msgspec.Struct, kw_only=True):
                 return text  # a mount gives it another folder
         if self.folder is None:
             return None
-        for candidate in (self.folder / name, self.folder / base):
+        for candidate in (self.folder / name, self.folder / base, Path(name)):
             found = _text_of(candidate)
             if found is not None:
                 return found
