@@ -88,6 +88,8 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     """Whether drafts branch."""
     window: int | None = None
     """Tokens that a head's attention is cut to; None: its whole cache."""
+    tp_size: int | None = None
+    """Ranks of the draft, where the command says."""
     is_eager: bool = False
     """Whether the drafter's passes are launched kernel by kernel."""
     lossy: list[str] = []
@@ -633,10 +635,21 @@ def _of_config(
         problems.append(
             "--speculative-config has no num_speculative_tokens; vLLM does not start"
         )
+    ranks = config.get("draft_tensor_parallel_size")
+    if ranks is not None and (
+        isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1
+    ):
+        raise ConfigError(
+            f"draft_tensor_parallel_size must be a whole number, not {ranks!r:.80}"
+        )
+    draft = _draft(method, checkpoint, problems)
+    if draft == "eagle3" and config.get("parallel_drafting") is True:
+        draft = "p-eagle"
     return Speculation(
-        draft=_draft(method, checkpoint, problems),
+        draft=draft,
         gamma=gamma,
         checkpoint=checkpoint,
+        tp_size=ranks,
         by_batch=bool(table) or bool(config.get("by_batch")),
         is_tree=bool(config.get("speculative_token_tree")),
         is_eager=config.get("enforce_eager") is True,
