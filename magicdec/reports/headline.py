@@ -7,18 +7,17 @@ from dataclasses import dataclass
 
 from magicdec.naming import describe, device_name
 from magicdec.reports.data import ReportData, fastest, has_weak_baseline, median_pair
-from magicdec.reports.outlook_lines import outlook_lines
 from magicdec.reports.sentences import (
     acceptance_line,
     arrivals_line,
     asked_line,
     asked_of_traffic,
     first_line,
-    further_lines,
     limits_text,
     loads_lines,
     traffic_line,
 )
+from magicdec.reports.story import ON_A_PAGE, of_kinds, story_of
 from magicdec.reports.terminal_plan import to_buy
 from magicdec.reports.text import GAMMA, GAMMA_IS, percent, thousands, whole
 from magicdec.schema import (
@@ -194,9 +193,7 @@ def _further(plan: Plan | None) -> Iterable[str]:
     """The plan's further lines and what its choice hangs on, each with a capital."""
     if plan is None:
         return
-    for line in further_lines(plan, plan):
-        yield _capital(line)
-    for line in outlook_lines(plan.choice):
+    for line in of_kinds(story_of(plan, plan), ON_A_PAGE):
         yield _capital(line)
 
 

@@ -11,18 +11,14 @@ CHANGES = 0.02
 """Loss of tokens per second from which another text is said to change the choice."""
 
 
-def outlook_lines(choice: Choice) -> list[str]:
-    """Lines on what is not known of the choice, none where no draft was considered."""
+def spread_line(choice: Choice) -> str:
+    """The gain of the draft that was considered, by its acceptance, and where it breaks even."""
     row = choice.left_out
     if choice.is_speculative:
         row = choice.row
-    lines = []
-    if row is not None:
-        lines.append(by_acceptance(row))
-    outlook = choice.outlook
-    if outlook is not None:
-        lines += [by_task(outlook), to_measure(outlook)]
-    return [line for line in lines if line]
+    if row is None:
+        return ""
+    return by_acceptance(row)
 
 
 def by_acceptance(row: Candidate) -> str:
@@ -50,9 +46,9 @@ def _break_even(row: Candidate) -> str:
     return f"{even}; {expected:.2f} expected"
 
 
-def by_task(outlook: Outlook) -> str:
+def by_task(outlook: Outlook | None) -> str:
     """The class of text that would change the choice most, where none was named."""
-    if not outlook.tasks:
+    if outlook is None or not outlook.tasks:
         return ""
     most = outlook.tasks[0]
     if most.changes >= CHANGES:
@@ -84,8 +80,10 @@ def _gain(task: OfTask) -> str:
     return f"{task.speedup:.2f}x"
 
 
-def to_measure(outlook: Outlook) -> str:
+def to_measure(outlook: Outlook | None) -> str:
     """The measurement to make first, with its cost; or that none is worth it."""
+    if outlook is None:
+        return ""
     first = outlook.advice
     if first is None:
         return f"measuring is not worth it: knowing more would gain under {WORTH_MEASURING:.0%}"

@@ -7,13 +7,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from magicdec.naming import METHODS, device_name, draft_name, method_name
+from magicdec.naming import ENGINE_TITLES, METHODS, device_name, draft_name, method_name
 from magicdec.schema import (
     DEFAULT_CONTEXT,
     Candidate,
     CaseAnswer,
     Choice,
     Drafting,
+    NeedsAcceptance,
     Percentiles,
     Plan,
     Reach,
@@ -135,24 +136,6 @@ def _why_not(choice: Choice) -> str:
     return f": the best, {drafting}, is {gain}"
 
 
-def further_lines(plan: Plan, case: CaseAnswer) -> list[str]:
-    """The lines after the first, most important first."""
-    lines = [
-        at_limit(plan, case),
-        _waiting(plan, case),
-        acceptance_line(case.choice),
-        *_limits(case.choice),
-        _prefill_bound(case.choice),
-        _where_it_fits(case.choice),
-        _better_gamma(case.choice),
-        gamma_by_batch(case.choice),
-        _worth_profiling(plan, case),
-        _verification(case),
-        _plugin(case.choice),
-    ]
-    return [line for line in lines if line]
-
-
 def at_limit(plan: Plan, case: CaseAnswer) -> str:
     """Throughput of a device where each user gets the tokens per second asked for, with and without
     a draft, each at its own batch and layout.
@@ -183,7 +166,7 @@ def _per_device(row: Candidate) -> str:
     return f"{rate} tokens/s per device ({row.layout.label}, {users} a replica)"
 
 
-def _waiting(plan: Plan, case: CaseAnswer) -> str:
+def waiting_line(plan: Plan, case: CaseAnswer) -> str:
     """Users that were asked for and do not fit."""
     asked = min(plan.request.batch_sizes, default=0)
     served = case.best.batch_size
@@ -220,7 +203,7 @@ def acceptance_of(drafting: Drafting) -> str:
     return f"acceptance on {text}: {source}{more}"
 
 
-def _where_it_fits(choice: Choice) -> str:
+def where_it_fits(choice: Choice) -> str:
     verbs = {"no room": "fits", "over limits": "keeps the limits"}
     left_out = choice.left_out
     if left_out is None or choice.outcome not in verbs:
@@ -235,7 +218,7 @@ def _where_it_fits(choice: Choice) -> str:
     return f"{name} {verb} with up to {users}: {gain}"
 
 
-def _better_gamma(choice: Choice) -> str:
+def better_gamma_line(choice: Choice) -> str:
     row = choice.better_gamma
     if row is None:
         return ""
@@ -272,7 +255,7 @@ def gamma_by_batch(choice: Choice) -> str:
     )
 
 
-def _plugin(choice: Choice) -> str:
+def plugin_line(choice: Choice) -> str:
     row = choice.with_plugin
     if row is None:
         return ""
@@ -298,14 +281,14 @@ def plugin_lines(cases: Sequence[CaseAnswer]) -> list[str]:
 
 def left_aside(case: CaseAnswer) -> str:
     """A line on the fastest draft of one case of several, where it does not fit or is too slow."""
-    fits = _where_it_fits(case.choice)
+    fits = where_it_fits(case.choice)
     if not fits:
         return ""
     context = format_tokens(case.context_len)
     return f"{case.hardware}, context {context}: {fits}"
 
 
-def _limits(choice: Choice) -> list[str]:
+def limit_lines(choice: Choice) -> list[str]:
     lines = []
     for limit in choice.limits:
         allowed = format_seconds(limit.limit_s)
@@ -325,7 +308,7 @@ def is_prefill_bound(choice: Choice) -> bool:
     return requests is not None and requests.prefill_share >= BOUND_WORTH_SAYING
 
 
-def _prefill_bound(choice: Choice) -> str:
+def prefill_line(choice: Choice) -> str:
     """The bound that prefill sets to every draft's gain."""
     requests = choice.without_draft.requests
     if requests is None or not is_prefill_bound(choice):
@@ -336,7 +319,7 @@ def _prefill_bound(choice: Choice) -> str:
     return f"prefill is {share:.0%} of each request: with {users} no draft gains over {bound}"
 
 
-def _verification(case: CaseAnswer) -> str:
+def verification_line(case: CaseAnswer) -> str:
     """How many decode steps a verification takes, where it is slow, and its slowest operation."""
     choice = case.choice
     row = choice.left_out
@@ -367,7 +350,7 @@ def _seconds_by_operation(case: CaseAnswer, name: str) -> dict[str, float]:
     return seconds
 
 
-def _worth_profiling(plan: Plan, case: CaseAnswer) -> str:
+def worth_profiling(plan: Plan, case: CaseAnswer) -> str:
     """A draft of unknown acceptance that pays from a low rate, where no draft surely does."""
     if case is not plan.cases[0]:
         return ""
@@ -470,6 +453,103 @@ def _kind_of_loads(loads: Sequence[Candidate]) -> str:
         if num_values == len(loads):
             return kind
     return "loads"
+
+
+# What was asked, and decoding with and without the draft
+# --------------------------------------------------------------------------------------------------
+
+
+def decoding_line(plan: Plan, case: CaseAnswer) -> str:
+    """Time per token and rate of the answer, what bounds them, and the first token."""
+    best = case.best
+    kind = "whole requests"
+    if best.requests is None:
+        kind = "decoding only"
+    times = _ms_and_rate(best).replace("ms,", "ms per token,")
+    first_token = format_seconds(best.first_token_s)
+    line = (
+        f"{kind}: {times}{_per_replica(best)}, bound by {best.step.bound_by}, first token after "
+        f"{first_token}"
+    )
+    if best.is_speculative:
+        return line
+    return line + _best_batch(plan, case)
+
+
+def plain_line(plan: Plan, case: CaseAnswer) -> str:
+    """The server without a draft, at the answer's batch and at its own best one."""
+    best = case.best
+    if not best.is_speculative:
+        return ""
+    without = _ms_and_rate(case.autoregressive)
+    return f"without a draft {without}{_per_replica(best)}{_best_batch(plan, case)}"
+
+
+def cost_line(case: CaseAnswer) -> str:
+    """That a cost leaves out prefill, where no length of answers is known."""
+    best = case.best
+    if best.requests is not None or best.cost.per_million_tokens_usd is None:
+        return ""
+    return "$/Mtok is of decoding alone; --gen-len or --workload adds whole requests"
+
+
+def _per_replica(row: Candidate) -> str:
+    if row.num_replicas > 1:
+        return " per replica"
+    return ""
+
+
+def _ms_and_rate(row: Candidate) -> str:
+    tokens_per_s = row.rate_per_gpu * row.num_gpus
+    per_token = format_number(row.between_tokens_s / MILLI)
+    return f"{per_token} ms, {tokens_per_s:.0f} tokens/s"
+
+
+def _best_batch(answer: Plan, case: CaseAnswer) -> str:
+    """Throughput of another batch without a draft, where that is the better one."""
+    best = case.best
+    alone = case.autoregressive
+    ceiling = case.best_autoregressive
+    if ceiling is None:
+        if best.is_speculative:
+            return "; no batch keeps the limits"
+        return ""
+    same_batch = ceiling.batch_size == alone.batch_size
+    if same_batch and ceiling.tp_size == alone.tp_size:
+        return ""
+    request = answer.request
+    which = "best batch"
+    if request.tpot_limit_s is not None or request.ttft_limit_s is not None:
+        which = "best batch within the limits"
+    where = str(ceiling.batch_size)
+    if ceiling.tp_size != best.tp_size:
+        where += f" at tp {ceiling.tp_size}"
+    return f"; {which} {where}: {_ms_and_rate(ceiling)}"
+
+
+def requests_line(case: CaseAnswer, *, every: bool) -> str:
+    """The time of decoding next to that of whole requests."""
+    best = case.best
+    requests = best.requests
+    if requests is None:
+        return ""
+    parts = []
+    if best.is_speculative:
+        parts.append(f"decoding alone is {best.speedup:.2f}x as fast")
+    if every or not is_prefill_bound(case.choice):
+        parts.append(f"prefill takes {requests.prefill_share:.0%} of the devices' time")
+    hours = best.cost.gpu_hours_per_million_requests
+    if hours is not None:
+        parts.append(f"{hours:.4g} GPU-hours per million requests")
+    break_even = best.drafting.break_even_gen_len
+    if break_even and break_even > 1:
+        parts.append(f"the draft's prefill is paid back from {break_even} tokens")
+    static = best.decoding.speedup_static_batch
+    if every and best.is_speculative and static is not None:
+        parts.append(
+            f"with a static batch, which waits for its slowest sequence: {static:.2f}x"
+        )
+    return "; ".join(parts)
 
 
 # Where the answer changes
@@ -582,6 +662,82 @@ def _where_it_pays(reach: Reach, pays: tuple[int, int]) -> str:
     if is_to_last and not is_from_first:
         return f"{where}, surely from {sure_start}"
     return f"{where}, surely to {sure_end}"
+
+
+def reach_lines(case: CaseAnswer, *, every: bool) -> list[str]:
+    """The contexts at which the first draft pays, or those of all drafts."""
+    row = case.choice.left_out or case.best
+    lines = []
+    for reach in case.reach:
+        is_first = reach.draft == row.draft and reach.draft_method == row.draft_method
+        if every or is_first:
+            lines.append(reach_text(reach))
+    return lines
+
+
+def for_latency_line(case: CaseAnswer) -> str:
+    """The batch with the least time per token, where that is not the answer's."""
+    if case.best_by_batch or not case.pareto:
+        return ""
+    quickest = case.pareto[0]
+    if quickest.batch_size == case.best.batch_size:
+        return ""
+    draft = "no draft"
+    if quickest.is_speculative:
+        draft = drafting_of(quickest)
+    per_token = format_number(quickest.between_tokens_s / MILLI)
+    return f"for latency alone: batch {quickest.batch_size}, {draft}, {per_token} ms per token"
+
+
+def for_throughput_line(case: CaseAnswer) -> str:
+    """The batch that decodes more tokens per second without a draft, where there is one."""
+    best = case.best
+    ceiling = case.best_autoregressive
+    if not best.is_speculative or ceiling is None:
+        return ""
+    ratio = ceiling.rate_per_gpu / best.rate_per_gpu
+    if ratio <= 1.0:
+        return ""
+    return (
+        f"for throughput alone: batch {ceiling.batch_size} at tp {ceiling.tp_size} without a "
+        f"draft gives {format_number(ratio)} times the tokens per second and device"
+    )
+
+
+def not_ranked_line(plan: Plan) -> str:
+    """Drafts of unknown acceptance, each with the rate from which it would be faster."""
+    if not plan.needs_acceptance:
+        return ""
+    wanted = "; ".join(map(_break_even_rate, plan.needs_acceptance))
+    return f"not ranked, no head is published for it; one would pay from a rate of: {wanted}"
+
+
+def _break_even_rate(draft: NeedsAcceptance) -> str:
+    """A draft of unknown acceptance, and the rate from which it would be faster."""
+    name = draft.draft
+    if name == "self":
+        name = draft.draft_method
+    rate = draft.break_even_acceptance_rate
+    if rate is None:
+        return f"{name} none"
+    return f"{name} {rate:.2f}"
+
+
+def next_line(answer: Plan, *, every: bool) -> str:
+    """The step that follows the answer."""
+    more = " (--all, --why: more)"
+    if every:
+        more = ""
+    if len(answer.cases) > 1:
+        return f"plan one alone with -o plan.json to export it{more}"
+    if answer.best.is_speculative:
+        use = "run --plan plan.json"
+        if answer.engine in ENGINE_TITLES:
+            use = f"export {answer.engine} plan.json"
+        return f"add -o plan.json, then magicdec {use}{more}"
+    if answer.needs_acceptance and not answer.candidates:
+        return f"give --acceptance-rate or --acceptance FILE{more}"
+    return f"magicdec explore tries other loads and devices{more}"
 
 
 # Under arrivals

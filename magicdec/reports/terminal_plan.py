@@ -7,39 +7,34 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from magicdec.naming import ENGINE_TITLES, draft_id
-from magicdec.reports.outlook_lines import outlook_lines
+from magicdec.naming import draft_id
 from magicdec.reports.sentences import (
     arrivals_line,
-    asked_line,
     asked_of_traffic,
     devices_of,
     drafting_of,
-    first_line,
-    further_lines,
-    is_prefill_bound,
     left_aside,
     lengths_text,
     load_name,
     loads_lines,
     loads_of,
     model_text,
+    next_line,
+    not_ranked_line,
     percentiles_line,
     plugin_lines,
     probability_of,
-    reach_text,
     traffic_line,
 )
+from magicdec.reports.story import AFTER_TABLE, BEFORE_TABLE, of_kinds, story_of
 from magicdec.reports.text import needed_width, text_table
 from magicdec.schema import COLUMNS as COLUMNS_OF_ROWS
 from magicdec.schema import (
     Candidate,
     CaseAnswer,
     GammaTable,
-    NeedsAcceptance,
     Operation,
     Plan,
-    Reach,
     Traffic,
     TrafficLoad,
 )
@@ -84,18 +79,15 @@ def print_plan(
         )
     if why:
         _print_why(console, answer)
-    if answer.needs_acceptance:
-        wanted = "; ".join(map(_break_even, answer.needs_acceptance))
-        console.print(
-            f"not ranked, no head is published for it; one would pay from a rate of: {wanted}",
-            style="dim",
-        )
+    unknown = not_ranked_line(answer)
+    if unknown:
+        console.print(unknown, style="dim")
     notes = answer.key_notes
     if every:
         notes = answer.notes
     for note in notes:
         console.print(f"note: {note}", style="dim")
-    console.print(f"next: {_next(answer, every=every)}")
+    console.print(f"next: {next_line(answer, every=every)}")
 
 
 def _print_all_cases(console: Console, answer: Plan, *, every: bool) -> None:
@@ -128,34 +120,6 @@ def _print_why(console: Console, answer: Plan) -> None:
     )
     console.print(_breakdown_table(answer.breakdown))
     console.print(_memory_line(answer))
-
-
-def _break_even(draft: NeedsAcceptance) -> str:
-    """A draft of unknown acceptance, and the rate from which it would be faster."""
-    name = draft.draft
-    if name == "self":
-        name = draft.draft_method
-    rate = draft.break_even_acceptance_rate
-    if rate is None:
-        return f"{name} none"
-    return f"{name} {rate:.2f}"
-
-
-def _next(answer: Plan, *, every: bool) -> str:
-    """The step that follows the answer."""
-    more = " (--all, --why: more)"
-    if every:
-        more = ""
-    if len(answer.cases) > 1:
-        return f"plan one alone with -o plan.json to export it{more}"
-    if answer.best.is_speculative:
-        use = "run --plan plan.json"
-        if answer.engine in ENGINE_TITLES:
-            use = f"export {answer.engine} plan.json"
-        return f"add -o plan.json, then magicdec {use}{more}"
-    if answer.needs_acceptance and not answer.candidates:
-        return f"give --acceptance-rate or --acceptance FILE{more}"
-    return f"magicdec explore tries other loads and devices{more}"
 
 
 def _print_cases(console: Console, answer: Plan) -> None:
@@ -227,10 +191,9 @@ def _print_case(
     console: Console, answer: Plan, case: CaseAnswer, *, every: bool
 ) -> None:
     """One device and context: the answer, what was compared, and where it changes."""
-    console.print(f"[bold]{first_line(case)}[/bold]")
-    for line in further_lines(answer, case):
-        console.print(line)
-    for line in _setting(answer, case):
+    first, *others = story_of(answer, case, every=every)
+    console.print(f"[bold]{first.text}[/bold]")
+    for line in of_kinds(others, BEFORE_TABLE):
         console.print(line)
     rows = _few(answer, case)
     if every:
@@ -238,11 +201,7 @@ def _print_case(
     if rows:
         compared = _with_baselines(case, rows)
         console.print(_table(compared, console.width))
-    if case.best.requests is not None:
-        console.print(_whole_requests(case, every=every))
-    for line in outlook_lines(case.choice):
-        console.print(line)
-    for line in _elsewhere(case, every=every):
+    for line in of_kinds(others, AFTER_TABLE):
         console.print(line)
     if every:
         _print_further_tables(console, case)
@@ -268,130 +227,6 @@ def _print_rows(console: Console, title: str, rows: Sequence[Candidate]) -> None
     if rows:
         console.print(f"[bold]{title}[/bold]")
         console.print(_table(rows, console.width))
-
-
-def _setting(answer: Plan, case: CaseAnswer) -> list[str]:
-    """Lines on what was asked, and on decoding with and without the draft."""
-    best = case.best
-    per_replica = ""
-    if best.num_replicas > 1:
-        per_replica = " per replica"
-    times = _ms_and_rate(best).replace("ms,", "ms per token,")
-    kind = "whole requests"
-    if best.requests is None:
-        kind = "decoding only"
-    bound_by = best.step.bound_by
-    first_token = format_seconds(best.first_token_s)
-    lines = [
-        asked_line(answer, case),
-        f"{kind}: {times}{per_replica}, bound by {bound_by}, first token after {first_token}",
-    ]
-    if best.is_speculative:
-        without = _ms_and_rate(case.autoregressive)
-        lines.append(f"without a draft {without}{per_replica}")
-    lines[-1] += _best_batch(answer, case)
-    if best.requests is None and best.cost.per_million_tokens_usd is not None:
-        lines.append(
-            "$/Mtok is of decoding alone; --gen-len or --workload adds whole requests"
-        )
-    return lines
-
-
-def _ms_and_rate(row: Candidate) -> str:
-    tokens_per_s = row.rate_per_gpu * row.num_gpus
-    per_token = _ms(row.between_tokens_s)
-    return f"{per_token} ms, {tokens_per_s:.0f} tokens/s"
-
-
-def _best_batch(answer: Plan, case: CaseAnswer) -> str:
-    """Throughput of another batch without a draft, where that is the better one."""
-    best = case.best
-    alone = case.autoregressive
-    ceiling = case.best_autoregressive
-    if ceiling is None:
-        if best.is_speculative:
-            return "; no batch keeps the limits"
-        return ""
-    same_batch = ceiling.batch_size == alone.batch_size
-    if same_batch and ceiling.tp_size == alone.tp_size:
-        return ""
-    request = answer.request
-    which = "best batch"
-    if request.tpot_limit_s is not None or request.ttft_limit_s is not None:
-        which = "best batch within the limits"
-    where = str(ceiling.batch_size)
-    if ceiling.tp_size != best.tp_size:
-        where += f" at tp {ceiling.tp_size}"
-    return f"; {which} {where}: {_ms_and_rate(ceiling)}"
-
-
-def _whole_requests(case: CaseAnswer, *, every: bool) -> str:
-    """The time of decoding next to that of whole requests."""
-    best = case.best
-    requests = best.requests
-    assert requests is not None  # a plan without a length of answers has no such line
-    parts = []
-    if best.is_speculative:
-        parts.append(f"decoding alone is {best.speedup:.2f}x as fast")
-    if every or not is_prefill_bound(case.choice):
-        parts.append(f"prefill takes {requests.prefill_share:.0%} of the devices' time")
-    hours = best.cost.gpu_hours_per_million_requests
-    if hours is not None:
-        parts.append(f"{hours:.4g} GPU-hours per million requests")
-    break_even = best.drafting.break_even_gen_len
-    if break_even and break_even > 1:
-        parts.append(f"the draft's prefill is paid back from {break_even} tokens")
-    static = best.decoding.speedup_static_batch
-    if every and best.is_speculative and static is not None:
-        parts.append(
-            f"with a static batch, which waits for its slowest sequence: {static:.2f}x"
-        )
-    return "; ".join(parts)
-
-
-def _elsewhere(case: CaseAnswer, *, every: bool) -> list[str]:
-    """Where the answer would be another one: at other contexts, for latency alone, for throughput
-    alone.
-    """
-    best = case.best
-    lines = [reach_text(reach) for reach in _reaches(case, every=every)]
-    if not case.best_by_batch and case.pareto:
-        lines += _for_latency(best, case.pareto[0])
-    ceiling = case.best_autoregressive
-    if not best.is_speculative or ceiling is None:
-        return lines
-    ratio = ceiling.rate_per_gpu / best.rate_per_gpu
-    if ratio > 1.0:
-        lines.append(
-            f"for throughput alone: batch {ceiling.batch_size} at tp {ceiling.tp_size} without a "
-            f"draft gives {format_number(ratio)} times the tokens per second and device"
-        )
-    return lines
-
-
-def _for_latency(best: Candidate, quickest: Candidate) -> list[str]:
-    """The batch with the least time per token, where that is not the answer's."""
-    if quickest.batch_size == best.batch_size:
-        return []
-    draft = "no draft"
-    if quickest.is_speculative:
-        draft = drafting_of(quickest)
-    per_token = _ms(quickest.between_tokens_s)
-    return [
-        f"for latency alone: batch {quickest.batch_size}, {draft}, {per_token} ms per token"
-    ]
-
-
-def _reaches(case: CaseAnswer, *, every: bool) -> list[Reach]:
-    """The contexts at which the first draft pays, or those of all drafts."""
-    if every:
-        return case.reach
-    row = case.choice.left_out or case.best
-    reaches = []
-    for reach in case.reach:
-        if reach.draft == row.draft and reach.draft_method == row.draft_method:
-            reaches.append(reach)
-    return reaches
 
 
 def _of_case(answer: Plan, case: CaseAnswer) -> list[Candidate]:

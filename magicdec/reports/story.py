@@ -1,0 +1,160 @@
+"""What a plan says of a case, as one list of statements that terminal, page, HTML, PDF and exports
+pick from.
+
+A statement is one sentence of `sentences.py` or `outlook_lines.py`, with its kind. The list stands in
+the order of reading: the answer, what is not asked for but must be known, what the answer rests on,
+what was asked, where it would be another one, what to do next. Its kind's weight says which statements
+stay where there is little room.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from magicdec.reports.outlook_lines import by_task, spread_line, to_measure
+from magicdec.reports.sentences import (
+    acceptance_line,
+    asked_line,
+    at_limit,
+    better_gamma_line,
+    cost_line,
+    decoding_line,
+    first_line,
+    for_latency_line,
+    for_throughput_line,
+    gamma_by_batch,
+    limit_lines,
+    plain_line,
+    plugin_line,
+    prefill_line,
+    reach_lines,
+    requests_line,
+    verification_line,
+    waiting_line,
+    where_it_fits,
+    worth_profiling,
+)
+from magicdec.schema import CaseAnswer, Plan
+
+WEIGHTS = {
+    "answer": 100,
+    "limit": 90,
+    "waiting": 96,
+    "acceptance": 80,
+    "missed limit": 95,
+    "prefill": 70,
+    "where it fits": 94,
+    "better gamma": 60,
+    "gamma by batch": 40,
+    "worth profiling": 45,
+    "verification": 68,
+    "plugin": 50,
+    "setting": 85,
+    "decoding": 65,
+    "plain": 75,
+    "cost": 28,
+    "requests": 30,
+    "spread": 35,
+    "task": 36,
+    "measure": 55,
+    "reach": 20,
+    "latency": 22,
+    "throughput": 24,
+}
+"""Kinds of statement in the order of reading, each with its weight; a table of drafts stands after
+"cost"."""
+BEFORE_TABLE = tuple(WEIGHTS)[: tuple(WEIGHTS).index("cost") + 1]
+AFTER_TABLE = tuple(WEIGHTS)[len(BEFORE_TABLE) :]
+ON_A_PAGE = (
+    "limit",
+    "waiting",
+    "acceptance",
+    "missed limit",
+    "prefill",
+    "where it fits",
+    "better gamma",
+    "gamma by batch",
+    "worth profiling",
+    "verification",
+    "plugin",
+    "spread",
+    "task",
+    "measure",
+)
+"""Kinds that pages and reports list; the others stand there as figures and tables."""
+MUST = 90
+"""Weight from which a statement is always shown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statement:
+    """One thing that a plan says."""
+
+    kind: str
+    text: str
+
+    @property
+    def weight(self) -> int:
+        return WEIGHTS[self.kind]
+
+
+def story_of(plan: Plan, case: CaseAnswer, *, every: bool = False) -> list[Statement]:
+    """What a plan says of one of its cases; `every` adds what a first reading can do without."""
+    choice = case.choice
+    texts = {
+        "answer": [first_line(case)],
+        "limit": [at_limit(plan, case)],
+        "waiting": [waiting_line(plan, case)],
+        "acceptance": [acceptance_line(choice)],
+        "missed limit": limit_lines(choice),
+        "prefill": [prefill_line(choice)],
+        "where it fits": [where_it_fits(choice)],
+        "better gamma": [better_gamma_line(choice)],
+        "gamma by batch": [gamma_by_batch(choice)],
+        "worth profiling": [worth_profiling(plan, case)],
+        "verification": [verification_line(case)],
+        "plugin": [plugin_line(choice)],
+        "setting": [asked_line(plan, case)],
+        "decoding": [decoding_line(plan, case)],
+        "plain": [plain_line(plan, case)],
+        "cost": [cost_line(case)],
+        "requests": [requests_line(case, every=every)],
+        "spread": [spread_line(choice)],
+        "task": [by_task(choice.outlook)],
+        "measure": [to_measure(choice.outlook)],
+        "reach": reach_lines(case, every=every),
+        "latency": [for_latency_line(case)],
+        "throughput": [for_throughput_line(case)],
+    }
+    return [
+        Statement(kind=kind, text=text)
+        for kind in WEIGHTS
+        for text in texts[kind]
+        if text
+    ]
+
+
+def of_kinds(statements: Sequence[Statement], kinds: Collection[str]) -> Iterator[str]:
+    """Texts of the statements of these kinds, in their order."""
+    for statement in statements:
+        if statement.kind in kinds:
+            yield statement.text
+
+
+def shortest(
+    statements: Sequence[Statement], *, lines: int, width: int
+) -> list[Statement]:
+    """The heaviest statements that fit in a number of physical lines, in their order.
+
+    Those from MUST on are kept however many lines they take.
+    """
+    left = lines
+    kept = set()
+    for statement in sorted(statements, key=lambda statement: -statement.weight):
+        height = len(textwrap.wrap(statement.text, width))
+        if statement.weight >= MUST or height <= left:
+            kept.add(statement)
+            left -= height
+    return [statement for statement in statements if statement in kept]
