@@ -87,20 +87,14 @@ if TYPE_CHECKING:
     )
     from magicdec.schema.row import (
         COLUMNS,
-        NO_DRAFT,
         PLUGIN,
-        ByAcceptance,
         Candidate,
         Cost,
-        Decoding,
         Drafting,
         Gain,
-        Layout,
-        Memory,
-        Requests,
-        StepTimes,
         Verdict,
         column,
+        nested,
         verdict_of,
     )
 else:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from operator import attrgetter
+from typing import Annotated, Any, Generic, Literal, TypeVar, overload
 
 import msgspec
 
@@ -221,6 +222,102 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     per_million_requests_usd: Number | None = None
 
 
+COLUMNS: dict[str, str] = {
+    "hardware": "hardware",
+    "draft": "drafting.draft",
+    "draft_method": "drafting.method",
+    "draft_budget": "drafting.budget",
+    "draft_tp_size": "drafting.tp_size",
+    "gamma": "drafting.gamma",
+    "tp_size": "layout.tp_size",
+    "num_replicas": "layout.num_replicas",
+    "batch_size": "batch_size",
+    "context_len": "context_len",
+    "autoregressive_step_s": "step.autoregressive_s",
+    "draft_step_s": "step.draft_s",
+    "verify_step_s": "step.verify_s",
+    "accept_step_s": "step.accept_s",
+    "upkeep_step_s": "step.upkeep_s",
+    "step_s": "step.step_s",
+    "expected_tokens_per_step": "drafting.tokens_per_step",
+    "tpot_s": "decoding.tpot_s",
+    "tpot_low_s": "decoding.tpot_low_s",
+    "tpot_high_s": "decoding.tpot_high_s",
+    "ttft_s": "decoding.ttft_s",
+    "tokens_per_s": "decoding.tokens_per_s",
+    "tokens_per_s_per_gpu": "decoding.tokens_per_s_per_gpu",
+    "speedup": "decoding.gain.speedup",
+    "speedup_low": "decoding.gain.low",
+    "speedup_high": "decoding.gain.high",
+    "speedup_vs_best_autoregressive": "speedup_vs_best_autoregressive",
+    "speedup_static_batch": "decoding.speedup_static_batch",
+    "break_even_gen_len": "drafting.break_even_gen_len",
+    "bound_by": "step.bound_by",
+    "memory_bytes_per_gpu": "memory.bytes_per_gpu",
+    "fits": "memory.fits",
+    "within_limits": "within_limits",
+    "cost_per_million_tokens_usd": "cost.per_million_tokens_usd",
+    "pays_probability": "decoding.gain.pays",
+    "break_even_tokens_per_step": "drafting.break_even_tokens_per_step",
+    "acceptance_text": "drafting.acceptance_text",
+    "acceptance_source": "drafting.acceptance_source",
+    "draft_checkpoint": "drafting.checkpoint",
+    "lookup_min": "drafting.lookup_min",
+    "lookup_max": "drafting.lookup_max",
+    "acceptance_extrapolated": "drafting.is_extrapolated",
+    "marks": "drafting.marks",
+    "is_captured": "step.is_captured",
+    "request_ttft_s": "requests.ttft_s",
+    "request_tpot_s": "requests.tpot_s",
+    "request_s": "requests.request_s",
+    "request_speedup": "requests.gain.speedup",
+    "request_speedup_low": "requests.gain.low",
+    "request_speedup_high": "requests.gain.high",
+    "prefill_share": "requests.prefill_share",
+    "output_tokens_per_s_per_gpu": "requests.output_tokens_per_s_per_gpu",
+    "requests_per_s": "requests.requests_per_s",
+    "gpu_hours_per_million_requests": "cost.gpu_hours_per_million_requests",
+    "cost_per_million_requests_usd": "cost.per_million_requests_usd",
+    "pp_size": "layout.pp_size",
+    "dp_size": "layout.dp_size",
+    "ep_size": "layout.ep_size",
+    "num_nodes": "layout.num_nodes",
+}
+"""Columns of a table of candidates (CSV, pandas, records), each with its place in a candidate, whose
+field says what it is. Plan documents of schema 3 held candidates under these names.
+"""
+
+PLACES: Mapping[str, str] = COLUMNS | {
+    "draft_budget_share": "drafting.budget_share",
+    "needs_plugin": "drafting.needs_plugin",
+    "request_pays_probability": "requests.gain.pays",
+    "tokens_by_acceptance": "by_acceptance.tokens_per_step",
+    "speedup_by_acceptance": "by_acceptance.speedup",
+}
+"""Every quantity that is predicted of a candidate, those without a column too."""
+
+Kind = TypeVar("Kind")
+
+
+class Column(Generic[Kind]):
+    """A candidate's attribute that is named as a column, and reads the place of that column."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._read = attrgetter(COLUMNS[name])
+
+    @overload
+    def __get__(self, row: None, owner: type) -> Column[Kind]: ...
+
+    @overload
+    def __get__(self, row: Candidate, owner: type) -> Kind: ...
+
+    def __get__(self, row: Candidate | None, owner: type) -> Column[Kind] | Kind:
+        if row is None:
+            return self
+        value: Kind = self._read(row)
+        return value
+
+
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """One configuration with its prediction. Autoregressive: gamma 0, draft and method "none",
     speedup 1.
@@ -246,70 +343,25 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     none.
     """
 
-    @property
-    def draft(self) -> str:
-        return self.drafting.draft
-
-    @property
-    def draft_method(self) -> str:
-        return self.drafting.method
-
-    @property
-    def draft_budget(self) -> int | None:
-        return self.drafting.budget
-
-    @property
-    def gamma(self) -> int:
-        return self.drafting.gamma
-
-    @property
-    def tp_size(self) -> int:
-        return self.layout.tp_size
+    draft = Column[str]()
+    draft_method = Column[str]()
+    draft_budget = Column[int | None]()
+    gamma = Column[int]()
+    tp_size = Column[int]()
+    num_replicas = Column[int]()
+    fits = Column[bool]()
+    step_s = Column[float]()
+    tpot_s = Column[float]()
+    ttft_s = Column[float]()
+    tokens_per_s = Column[float]()
+    speedup = Column[float]()
+    speedup_low = Column[float]()
+    speedup_high = Column[float]()
 
     @property
     def num_gpus(self) -> int:
         """Devices of one replica."""
         return self.layout.num_gpus
-
-    @property
-    def num_replicas(self) -> int:
-        return self.layout.num_replicas
-
-    @property
-    def fits(self) -> bool:
-        return self.memory.fits
-
-    @property
-    def step_s(self) -> float:
-        return self.step.step_s
-
-    @property
-    def tpot_s(self) -> float:
-        """Seconds per token of decoding."""
-        return self.decoding.tpot_s
-
-    @property
-    def ttft_s(self) -> float:
-        """Seconds to the first token of one request alone."""
-        return self.decoding.ttft_s
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Rate of decoding of one replica."""
-        return self.decoding.tokens_per_s
-
-    @property
-    def speedup(self) -> float:
-        """Speedup of decoding."""
-        return self.decoding.gain.speedup
-
-    @property
-    def speedup_low(self) -> float:
-        return self.decoding.gain.low
-
-    @property
-    def speedup_high(self) -> float:
-        return self.decoding.gain.high
 
     @property
     def is_speculative(self) -> bool:
@@ -366,78 +418,12 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
         return self.requests.ttft_s
 
 
-COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "hardware": ("hardware",),
-    "draft": ("drafting", "draft"),
-    "draft_method": ("drafting", "method"),
-    "draft_budget": ("drafting", "budget"),
-    "draft_tp_size": ("drafting", "tp_size"),
-    "gamma": ("drafting", "gamma"),
-    "tp_size": ("layout", "tp_size"),
-    "num_replicas": ("layout", "num_replicas"),
-    "batch_size": ("batch_size",),
-    "context_len": ("context_len",),
-    "autoregressive_step_s": ("step", "autoregressive_s"),
-    "draft_step_s": ("step", "draft_s"),
-    "verify_step_s": ("step", "verify_s"),
-    "accept_step_s": ("step", "accept_s"),
-    "upkeep_step_s": ("step", "upkeep_s"),
-    "step_s": ("step", "step_s"),
-    "expected_tokens_per_step": ("drafting", "tokens_per_step"),
-    "tpot_s": ("decoding", "tpot_s"),
-    "tpot_low_s": ("decoding", "tpot_low_s"),
-    "tpot_high_s": ("decoding", "tpot_high_s"),
-    "ttft_s": ("decoding", "ttft_s"),
-    "tokens_per_s": ("decoding", "tokens_per_s"),
-    "tokens_per_s_per_gpu": ("decoding", "tokens_per_s_per_gpu"),
-    "speedup": ("decoding", "gain", "speedup"),
-    "speedup_low": ("decoding", "gain", "low"),
-    "speedup_high": ("decoding", "gain", "high"),
-    "speedup_vs_best_autoregressive": ("speedup_vs_best_autoregressive",),
-    "speedup_static_batch": ("decoding", "speedup_static_batch"),
-    "break_even_gen_len": ("drafting", "break_even_gen_len"),
-    "bound_by": ("step", "bound_by"),
-    "memory_bytes_per_gpu": ("memory", "bytes_per_gpu"),
-    "fits": ("memory", "fits"),
-    "within_limits": ("within_limits",),
-    "cost_per_million_tokens_usd": ("cost", "per_million_tokens_usd"),
-    "pays_probability": ("decoding", "gain", "pays"),
-    "break_even_tokens_per_step": ("drafting", "break_even_tokens_per_step"),
-    "acceptance_text": ("drafting", "acceptance_text"),
-    "acceptance_source": ("drafting", "acceptance_source"),
-    "draft_checkpoint": ("drafting", "checkpoint"),
-    "lookup_min": ("drafting", "lookup_min"),
-    "lookup_max": ("drafting", "lookup_max"),
-    "acceptance_extrapolated": ("drafting", "is_extrapolated"),
-    "marks": ("drafting", "marks"),
-    "is_captured": ("step", "is_captured"),
-    "request_ttft_s": ("requests", "ttft_s"),
-    "request_tpot_s": ("requests", "tpot_s"),
-    "request_s": ("requests", "request_s"),
-    "request_speedup": ("requests", "gain", "speedup"),
-    "request_speedup_low": ("requests", "gain", "low"),
-    "request_speedup_high": ("requests", "gain", "high"),
-    "prefill_share": ("requests", "prefill_share"),
-    "output_tokens_per_s_per_gpu": ("requests", "output_tokens_per_s_per_gpu"),
-    "requests_per_s": ("requests", "requests_per_s"),
-    "gpu_hours_per_million_requests": ("cost", "gpu_hours_per_million_requests"),
-    "cost_per_million_requests_usd": ("cost", "per_million_requests_usd"),
-    "pp_size": ("layout", "pp_size"),
-    "dp_size": ("layout", "dp_size"),
-    "ep_size": ("layout", "ep_size"),
-    "num_nodes": ("layout", "num_nodes"),
-}
-"""Columns of a table of candidates (CSV, pandas, records), each with its place in a candidate. Plan
-documents of schema 3 held candidates under these names.
-"""
-
-
 def column(row: Candidate, name: str) -> Any:
     """A column's value; None where the row has no such part. `verdict` is a column too."""
     if name == "verdict":
         return row.verdict
     value: Any = row
-    for part in COLUMNS[name]:
+    for part in COLUMNS[name].split("."):
         value = getattr(value, part)
         if value is None:
             return None
@@ -451,17 +437,18 @@ def columns(row: Candidate) -> dict[str, Any]:
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """A candidate's document from its columns: those of schema 3. Columns without a value, and
-    parts without any, are left out.
+    """A candidate's document from its quantities by name. Those without a value, and parts without
+    any, are left out.
     """
     document: dict[str, Any] = {}
-    for name, place in COLUMNS.items():
+    for name, place in PLACES.items():
         if flat.get(name) is None:
             continue
+        *parts, last = place.split(".")
         part = document
-        for step in place[:-1]:
+        for step in parts:
             part = part.setdefault(step, {})
-        part[place[-1]] = flat[name]
+        part[last] = flat[name]
     document.setdefault("cost", {})
     document.setdefault("speedup_vs_best_autoregressive", None)
     return document

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from magicdec.counts import Array
@@ -19,22 +22,9 @@ from magicdec.perfmodel.kernels.op import BOUNDS
 from magicdec.perfmodel.plan.choice import keeps_limits
 from magicdec.perfmodel.plan.request import Case
 from magicdec.perfmodel.serving import WholeRequests, whole_requests
-from magicdec.perfmodel.setup import Setup, microbatch
+from magicdec.perfmodel.setup import Points, Setup, microbatch
 from magicdec.perfmodel.speedup import BoolArray, Prediction
-from magicdec.schema import (
-    NO_DRAFT,
-    PLUGIN,
-    ByAcceptance,
-    Candidate,
-    Cost,
-    Decoding,
-    Drafting,
-    Gain,
-    Layout,
-    Memory,
-    Requests,
-    StepTimes,
-)
+from magicdec.schema import PLUGIN, Candidate, nested
 from magicdec.units import MEGA, SECONDS_PER_HOUR, format_tokens
 
 MEASURED_RANGE = 1.05
@@ -96,210 +86,9 @@ def requests_of(case: Case, prediction: Prediction) -> WholeRequests | None:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gains:
-    """Speedups with the ends of their intervals, one of each per row."""
-
-    speedup: list[float]
-    low: list[float]
-    high: list[float]
-    pays: list[float]
-
-    def at(self, place: int) -> Gain:
-        return Gain(
-            speedup=self.speedup[place],
-            low=self.low[place],
-            high=self.high[place],
-            pays=self.pays[place],
-        )
-
-
-PERCENTILES = (0.1, 0.5, 0.9)
-"""Percentiles of the acceptance for which gains are reported."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AcceptanceColumns:
-    """Gains by percentile of the acceptance, [percentiles, rows], and break-even tokens per
-    step."""
-
-    tokens: Array
-    speedup: Array
-    break_even: list[float]
-
-    @classmethod
-    def of(
-        cls,
-        prediction: Prediction,
-        whole: WholeRequests | None,
-        error: Array,
-    ) -> AcceptanceColumns:
-        expected = prediction.expected_tokens_per_step
-        gamma = prediction.points.gamma
-        tokens = []
-        speedup = []
-        for share in PERCENTILES:
-            sigmas = NormalDist().inv_cdf(share)
-            found = tokens_at(sigmas, prediction.middle_tokens_per_step, gamma, error)
-            decoding = prediction.speedup * found / expected
-            gain = decoding if whole is None else whole.speedup_at(decoding)
-            tokens.append(prediction.full(found))
-            speedup.append(prediction.full(gain))
-        needed = least_decoding(whole) * expected / prediction.speedup
-        return cls(
-            tokens=np.stack(tokens),
-            speedup=np.stack(speedup),
-            break_even=_column(prediction, needed),
-        )
-
-    def at(self, place: int) -> ByAcceptance:
-        return ByAcceptance(
-            tokens_per_step=self.tokens[:, place].tolist(),
-            speedup=self.speedup[:, place].tolist(),
-        )
-
-
 def least_decoding(whole: WholeRequests | None) -> Any:
     """The speedup of decoding from which on a draft pays."""
     return 1.0 if whole is None else whole.decoding_to_break_even
-
-
-@dataclass(frozen=True, kw_only=True)
-class RequestColumns:
-    """Quantities of whole requests, one value per row."""
-
-    ttft_s: list[float]
-    tpot_s: list[float]
-    request_s: list[float]
-    gains: Gains
-    prefill_share: list[float]
-    output_tokens_per_s_per_gpu: list[float]
-
-    @classmethod
-    def of(
-        cls,
-        whole: WholeRequests,
-        prediction: Prediction,
-        bounds: Interval,
-        pays: Array,
-    ) -> RequestColumns:
-        drafted = whole.drafted
-        low, high = whole.speedup_bounds(bounds)
-
-        def column(values: Any) -> list[float]:
-            return _column(prediction, values)
-
-        return cls(
-            ttft_s=column(drafted.ttft_s),
-            tpot_s=column(drafted.tpot_s),
-            request_s=column(drafted.in_slot_s),
-            gains=Gains(
-                speedup=column(whole.speedup_at(prediction.speedup)),
-                low=column(low),
-                high=column(high),
-                pays=column(pays),
-            ),
-            prefill_share=column(drafted.prefill_share),
-            output_tokens_per_s_per_gpu=column(
-                whole.output_tokens_per_s / prediction.num_gpus
-            ),
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Columns:
-    """Quantities of a prediction in rows, one value per row."""
-
-    batch_size: list[int]
-    context_len: list[int]
-    tp_size: list[int]
-    ep_size: list[int]
-    gamma: list[int]
-    budget: list[float]
-    draft_tp_size: list[float]
-    tokens_per_step: list[float]
-    break_even_gen_len: list[float]
-    autoregressive_s: list[float]
-    draft_s: list[float]
-    verify_s: list[float]
-    accept_s: list[float]
-    upkeep_s: list[float]
-    step_s: list[float]
-    bound_by: list[str]
-    tpot_s: list[float]
-    tpot_low_s: list[float]
-    tpot_high_s: list[float]
-    ttft_s: list[float]
-    tokens_per_s: list[float]
-    gains: Gains
-    bytes_per_gpu: list[float]
-    fits: list[bool]
-    is_within_limits: list[bool]
-    requests: RequestColumns | None
-    by_acceptance: AcceptanceColumns
-
-    @classmethod
-    def of(cls, case: Case, prediction: Prediction, error: Array) -> Columns:
-        points = prediction.points
-        users = Users.of(case, prediction)
-        bounds = interval(prediction, error)
-        pays = chance_above(prediction, error, least_decoding(users.whole))
-        requests = None
-        if users.whole is not None:
-            requests = RequestColumns.of(users.whole, prediction, bounds, pays)
-
-        def column(values: Any) -> list[Any]:
-            return _column(prediction, values)
-
-        return cls(
-            batch_size=column(points.batch.astype(np.int64)),
-            context_len=column(points.context.astype(np.int64)),
-            tp_size=column(points.tp.astype(np.int64)),
-            ep_size=column(
-                np.asarray(prediction.setup.spread.ep_size(points.tp), dtype=np.int64)
-            ),
-            gamma=column(points.gamma),
-            budget=column(0.0 if points.budget is None else points.budget),
-            draft_tp_size=column(draft_tp(prediction.setup, points.tp)),
-            tokens_per_step=column(prediction.expected_tokens_per_step),
-            break_even_gen_len=column(prediction.break_even_gen_len),
-            autoregressive_s=column(prediction.autoregressive_step_s),
-            draft_s=column(prediction.draft_step_s),
-            verify_s=column(prediction.verify_step_s),
-            accept_s=column(prediction.accept_step_s),
-            upkeep_s=column(prediction.upkeep_step_s),
-            step_s=column(prediction.step_s),
-            bound_by=column(_binding(prediction)),
-            tpot_s=column(prediction.tpot_s),
-            tpot_low_s=column(bounds.tpot_low_s),
-            tpot_high_s=column(bounds.tpot_high_s),
-            ttft_s=column(prediction.ttft_s),
-            tokens_per_s=column(prediction.tokens_per_s),
-            gains=Gains(
-                speedup=column(prediction.speedup),
-                low=column(bounds.speedup_low),
-                high=column(bounds.speedup_high),
-                pays=column(chance_above(prediction, error)),
-            ),
-            bytes_per_gpu=column(prediction.memory.total_bytes),
-            fits=column(prediction.memory.fits),
-            is_within_limits=column(users.is_within_limits),
-            requests=requests,
-            by_acceptance=AcceptanceColumns.of(prediction, users.whole, error),
-        )
-
-
-def _column(prediction: Prediction, values: Any) -> list[Any]:
-    """A plain value per point of a prediction in rows."""
-    every: list[Any] = prediction.full(np.asarray(values)).tolist()
-    return every
-
-
-def _binding(prediction: Prediction) -> Any:
-    """The resource that binds most of each point's step."""
-    seconds = prediction.terms.step_seconds("bound")
-    stacked = np.stack([prediction.full(seconds[bound]) for bound in BOUNDS])
-    return np.asarray(BOUNDS)[np.argmax(stacked, axis=0)]
 
 
 def candidates(
@@ -309,212 +98,258 @@ def candidates(
     *,
     baseline: float | None,
 ) -> list[Candidate]:
-    """One candidate per point of a prediction in rows.
+    """One candidate per point of a prediction in rows, by the tables at the end of this file.
+    `acceptance` None: nothing is drafted.
 
     `baseline`: tokens per second, over all devices, of autoregressive decoding at its best batch;
     None: there is none.
     """
-    error = tokens_error(prediction, acceptance)
-    builder = RowBuilder(
+    rows = Rows(
         case=case,
-        setup=prediction.setup,
+        prediction=prediction,
+        whole=requests_of(case, prediction),
         acceptance=acceptance,
         baseline=baseline,
-        columns=Columns.of(case, prediction, error),
     )
-    return [builder.row(place) for place in range(len(builder.columns.gamma))]
+    tables = [OF_ALL]
+    if rows.whole is not None:
+        tables.append(OF_REQUESTS)
+    if acceptance is not None:
+        tables.append(OF_DRAFTS)
+    columns: dict[str, list[Any]] = {}
+    for table in tables:
+        for name, value in table.items():
+            columns[name] = rows.column(value(rows))
+    documents = []
+    for row in zip(*columns.values(), strict=True):
+        documents.append(nested(dict(zip(columns, row, strict=True))))
+    return msgspec.convert(documents, list[Candidate])
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowBuilder:
-    """Builds the candidates of one draft (acceptance None: of autoregressive decoding)."""
+class Rows(Users):
+    """A prediction in rows, and what several quantities of its candidates are computed from."""
 
-    case: Case
-    setup: Setup
     acceptance: AcceptanceProfile | None
     baseline: float | None
-    columns: Columns
 
-    def row(self, place: int) -> Candidate:
-        columns = self.columns
-        layout = self._layout(place)
-        decoding = self._decoding(place, layout)
-        requests = self._requests(place, layout)
-        if requests is None:
-            rate_per_gpu = decoding.tokens_per_s_per_gpu
-        else:
-            rate_per_gpu = requests.output_tokens_per_s_per_gpu
-        over_best = None
-        if self.baseline is not None:
-            over_best = (
-                rate_per_gpu * layout.num_gpus * layout.num_replicas / self.baseline
-            )
-        return Candidate(
-            hardware=self.setup.hardware.name,
-            batch_size=columns.batch_size[place],
-            context_len=columns.context_len[place],
-            layout=layout,
-            drafting=self._drafting(place),
-            step=self._step(place),
-            decoding=decoding,
-            requests=requests,
-            memory=Memory(
-                bytes_per_gpu=columns.bytes_per_gpu[place], fits=columns.fits[place]
-            ),
-            cost=self._cost(rate_per_gpu, is_of_requests=requests is not None),
-            within_limits=columns.is_within_limits[place],
-            by_acceptance=columns.by_acceptance.at(place)
-            if self._is_drafted(place)
-            else None,
-            speedup_vs_best_autoregressive=over_best,
-        )
+    def column(self, values: Any) -> list[Any]:
+        """A plain value per row."""
+        if isinstance(values, list):
+            return values
+        every: list[Any] = self.prediction.full(np.asarray(values)).tolist()
+        return every
 
-    def _layout(self, place: int) -> Layout:
-        spread = self.setup.spread
+    @property
+    def setup(self) -> Setup:
+        return self.prediction.setup
+
+    @property
+    def points(self) -> Points:
+        return self.prediction.points
+
+    @cached_property
+    def error(self) -> Array:
+        """Relative error of the tokens per step."""
+        return tokens_error(self.prediction, self.acceptance)
+
+    @cached_property
+    def bounds(self) -> Interval:
+        """Of decoding."""
+        return interval(self.prediction, self.error)
+
+    def pays(self, least: Any = 1.0) -> Array:
+        return chance_above(self.prediction, self.error, least)
+
+    # How it runs
+    @property
+    def num_replicas(self) -> Array:
+        replica = self.prediction.num_gpus
+        given = self.case.request.num_gpus or replica
+        return np.maximum(1.0, given // replica)
+
+    @property
+    def num_nodes(self) -> Any:
+        """Nodes of one replica."""
         hardware = self.setup.hardware
-        tp_size = self.columns.tp_size[place]
-        num_gpus = tp_size * spread.groups
-        num_nodes = 1
-        if hardware.kind == "gpu":
-            num_nodes = -(-num_gpus // hardware.link.num_gpus_per_node)
-        return Layout(
-            tp_size=tp_size,
-            pp_size=spread.pp,
-            dp_size=spread.dp,
-            ep_size=self.columns.ep_size[place],
-            num_replicas=max(1, (self.case.request.num_gpus or num_gpus) // num_gpus),
-            num_nodes=num_nodes,
-        )
+        if hardware.kind != "gpu":
+            return 1
+        return np.ceil(self.prediction.num_gpus / hardware.link.num_gpus_per_node)
 
-    def _is_drafted(self, place: int) -> bool:
-        return self.acceptance is not None and self.columns.gamma[place] > 0
+    @property
+    def is_captured(self) -> list[bool]:
+        graphs = self.setup.engine.graphs
+        batches = self.column(microbatch(self.setup, self.points.batch))
+        gammas = self.column(self.points.gamma)
+        tp_sizes = self.column(self.points.tp)
+        captured = []
+        for batch, gamma, tp_size in zip(batches, gammas, tp_sizes, strict=True):
+            captured.append(
+                graphs.is_captured(batch=int(batch), gamma=gamma, tp_size=int(tp_size))
+            )
+        return captured
 
-    def _drafting(self, place: int) -> Drafting:
-        columns = self.columns
-        acceptance = self.acceptance
-        if acceptance is None or not self._is_drafted(place):
-            return NO_DRAFT
-        speculation = self.setup.speculation
-        budget = int(columns.budget[place])
-        context = columns.context_len[place]
-        paid_back = columns.break_even_gen_len[place]
-        even = columns.by_acceptance.break_even[place]
-        seen = float(draft_of(self.setup).context_seen(context, budget))
-        marks = reservations(self.setup, acceptance, seen)
-        lengths = None
-        if acceptance.replay is not None and acceptance.replay.setting.max_ngram:
-            lengths = acceptance.replay.setting
-        return Drafting(
-            draft=speculation.draft,
-            method=speculation.draft_method,
-            budget=budget or None,
-            budget_share=budget / context if budget else None,
-            tp_size=int(columns.draft_tp_size[place]),
-            gamma=columns.gamma[place],
-            tokens_per_step=columns.tokens_per_step[place],
-            break_even_tokens_per_step=even if math.isfinite(even) else None,
-            break_even_gen_len=int(paid_back) if math.isfinite(paid_back) else None,
-            acceptance_text=acceptance.dataset,
-            acceptance_source=acceptance.source,
-            checkpoint=self._checkpoint(acceptance),
-            lookup_min=None if lengths is None else lengths.min_ngram,
-            lookup_max=None if lengths is None else lengths.max_ngram,
-            is_extrapolated=_is_extrapolated(
-                acceptance, budget, seen, columns.gamma[place]
-            ),
-            needs_plugin=PLUGIN in marks,
-            marks=marks,
-        )
+    @property
+    def bound_by(self) -> Any:
+        """The resource that binds most of each step."""
+        seconds = self.prediction.terms.step_seconds("bound")
+        stacked = np.stack([self.prediction.full(seconds[bound]) for bound in BOUNDS])
+        return np.asarray(BOUNDS)[np.argmax(stacked, axis=0)]
 
-    def _checkpoint(self, acceptance: AcceptanceProfile) -> str:
+    # What it gives and costs
+    @property
+    def over_best_autoregressive(self) -> Any:
+        if self.baseline is None:
+            return None
+        of_replica = self.rate_per_gpu * self.prediction.num_gpus
+        return of_replica * self.num_replicas / self.baseline
+
+    @property
+    def usd_per_gpu_s(self) -> float | None:
+        price = self.setup.hardware.price_per_hour_usd
+        return price / SECONDS_PER_HOUR if price else None
+
+    @property
+    def usd_per_million_tokens(self) -> Any:
+        if self.usd_per_gpu_s is None:
+            return None
+        return self.usd_per_gpu_s / self.rate_per_gpu * MEGA
+
+    # Whole requests
+    @property
+    def requests(self) -> WholeRequests:
+        assert self.whole is not None  # asked only where they are known
+        return self.whole
+
+    @cached_property
+    def request_bounds(self) -> tuple[Array, Array]:
+        return self.requests.speedup_bounds(self.bounds)
+
+    @property
+    def requests_per_s(self) -> Array:
+        num_gpus = self.prediction.num_gpus * self.num_replicas
+        return num_gpus * self.rate_per_gpu / self.case.lengths.output_len
+
+    @property
+    def gpu_s_per_request(self) -> Array:
+        return self.case.lengths.output_len / self.rate_per_gpu
+
+    @property
+    def usd_per_million_requests(self) -> Any:
+        if self.usd_per_gpu_s is None:
+            return None
+        return self.usd_per_gpu_s * self.gpu_s_per_request * MEGA
+
+    # The draft
+    @property
+    def law(self) -> AcceptanceProfile:
+        assert self.acceptance is not None  # asked only where something is drafted
+        return self.acceptance
+
+    @property
+    def budget(self) -> list[int | None]:
+        if self.points.budget is None:
+            return self.column(None)
+        return [int(budget) or None for budget in self.column(self.points.budget)]
+
+    @property
+    def budget_share(self) -> list[float | None]:
+        """The budget as a share of the context."""
+        shares: list[float | None] = []
+        for budget, context in zip(
+            self.budget, self.column(whole_numbers(self.points.context)), strict=True
+        ):
+            shares.append(budget / context if budget else None)
+        return shares
+
+    @cached_property
+    def context_seen(self) -> list[float]:
+        """Context at which the draft's acceptance is that of one with its whole cache."""
+        budget = 0.0 if self.points.budget is None else self.points.budget
+        context = np.floor(self.points.context)
+        return self.column(draft_of(self.setup).context_seen(context, budget))
+
+    @property
+    def checkpoint(self) -> str:
         """The draft's weights as engines load them: of the head that was named, or published."""
         named = self.case.request.draft_model
         if named is None:
-            return acceptance.checkpoint
+            return self.law.checkpoint
         if named.endswith(".json"):
             return str(Path(named).parent)
         return named
 
-    def _step(self, place: int) -> StepTimes:
-        columns = self.columns
-        gamma = columns.gamma[place]
-        is_captured = self.setup.engine.graphs.is_captured(
-            batch=int(microbatch(self.setup, columns.batch_size[place])),
-            gamma=gamma,
-            tp_size=columns.tp_size[place],
-        )
-        autoregressive_s = columns.autoregressive_s[place]
-        if not self._is_drafted(place):
-            return StepTimes(
-                autoregressive_s=autoregressive_s,
-                draft_s=0.0,
-                verify_s=autoregressive_s,
-                accept_s=0.0,
-                upkeep_s=0.0,
-                step_s=columns.step_s[place],
-                bound_by=columns.bound_by[place],
-                is_captured=is_captured,
-            )
-        return StepTimes(
-            autoregressive_s=autoregressive_s,
-            draft_s=columns.draft_s[place],
-            verify_s=columns.verify_s[place],
-            accept_s=columns.accept_s[place],
-            upkeep_s=columns.upkeep_s[place],
-            step_s=columns.step_s[place],
-            bound_by=columns.bound_by[place],
-            is_captured=is_captured,
-        )
+    @property
+    def lookup(self) -> tuple[int | None, int | None]:
+        """Shortest and longest n-gram that is looked up, where that was replayed from logs."""
+        replay = self.law.replay
+        if replay is None or not replay.setting.max_ngram:
+            return None, None
+        return replay.setting.min_ngram, replay.setting.max_ngram
 
-    def _decoding(self, place: int, layout: Layout) -> Decoding:
-        columns = self.columns
-        return Decoding(
-            tpot_s=columns.tpot_s[place],
-            tpot_low_s=columns.tpot_low_s[place],
-            tpot_high_s=columns.tpot_high_s[place],
-            ttft_s=columns.ttft_s[place],
-            tokens_per_s=columns.tokens_per_s[place],
-            tokens_per_s_per_gpu=columns.tokens_per_s[place] / layout.num_gpus,
-            gain=columns.gains.at(place),
-        )
+    @property
+    def is_extrapolated(self) -> list[bool]:
+        gammas = self.column(self.points.gamma)
+        outside = []
+        for budget, seen, gamma in zip(
+            self.budget, self.context_seen, gammas, strict=True
+        ):
+            outside.append(_is_extrapolated(self.law, budget or 0, seen, gamma))
+        return outside
 
-    def _requests(self, place: int, layout: Layout) -> Requests | None:
-        columns = self.columns.requests
-        if columns is None:
-            return None
-        rate_per_gpu = columns.output_tokens_per_s_per_gpu[place]
-        num_gpus = layout.num_gpus * layout.num_replicas
-        return Requests(
-            ttft_s=columns.ttft_s[place],
-            tpot_s=columns.tpot_s[place],
-            request_s=columns.request_s[place],
-            gain=columns.gains.at(place),
-            prefill_share=columns.prefill_share[place],
-            output_tokens_per_s_per_gpu=rate_per_gpu,
-            requests_per_s=num_gpus * rate_per_gpu / self.case.lengths.output_len,
-        )
+    @cached_property
+    def marks(self) -> list[list[str]]:
+        return [reservations(self.setup, self.law, seen) for seen in self.context_seen]
 
-    def _cost(self, rate_per_gpu: float, *, is_of_requests: bool) -> Cost:
-        """The cost of generated tokens at a rate per case."""
-        price = self.setup.hardware.price_per_hour_usd
-        if not price:
-            usd_per_s = None
-        else:
-            usd_per_s = price / SECONDS_PER_HOUR
-        per_token = None
-        if usd_per_s is not None:
-            per_token = usd_per_s / rate_per_gpu * MEGA
-        if not is_of_requests:
-            return Cost(per_million_tokens_usd=per_token)
-        gpu_s = self.case.lengths.output_len / rate_per_gpu
-        per_request = None
-        if usd_per_s is not None:
-            per_request = usd_per_s * gpu_s * MEGA
-        return Cost(
-            per_million_tokens_usd=per_token,
-            gpu_hours_per_million_requests=gpu_s / SECONDS_PER_HOUR * MEGA,
-            per_million_requests_usd=per_request,
-        )
+    @property
+    def tokens_to_break_even(self) -> Any:
+        expected = self.prediction.expected_tokens_per_step
+        return least_decoding(self.whole) * expected / self.prediction.speedup
+
+    @property
+    def break_even_gen_len(self) -> list[int | None]:
+        lengths = self.finite(self.prediction.break_even_gen_len)
+        return [None if length is None else int(length) for length in lengths]
+
+    @cached_property
+    def tokens_by_acceptance(self) -> list[Array]:
+        """Tokens per step at each of PERCENTILES."""
+        tokens = []
+        for share in PERCENTILES:
+            sigmas = NormalDist().inv_cdf(share)
+            middle = self.prediction.middle_tokens_per_step
+            tokens.append(tokens_at(sigmas, middle, self.points.gamma, self.error))
+        return tokens
+
+    @property
+    def gain_by_acceptance(self) -> list[Array]:
+        gains = []
+        for tokens in self.tokens_by_acceptance:
+            expected = self.prediction.expected_tokens_per_step
+            decoding = self.prediction.speedup * tokens / expected
+            if self.whole is None:
+                gains.append(decoding)
+            else:
+                gains.append(self.whole.speedup_at(decoding))
+        return gains
+
+    def finite(self, values: Any) -> list[float | None]:
+        """None instead of infinity, which JSON does not have."""
+        column = self.column(values)
+        return [value if math.isfinite(value) else None for value in column]
+
+    def lists(self, values: list[Array]) -> list[list[float]]:
+        """Several values per row."""
+        columns = [self.column(value) for value in values]
+        return [list(row) for row in zip(*columns, strict=True)]
+
+
+PERCENTILES = (0.1, 0.5, 0.9)
+"""Percentiles of the acceptance for which gains are reported."""
+
+
+def whole_numbers(values: Any) -> Any:
+    return np.asarray(values).astype(np.int64)
 
 
 def reservations(
@@ -567,3 +402,89 @@ def _is_outside(value: float, measured: list[float]) -> bool:
     lowest = min(measured) / MEASURED_RANGE
     highest = max(measured) * MEASURED_RANGE
     return not lowest <= value <= highest
+
+
+Value = Callable[[Rows], Any]
+
+OF_ALL: Mapping[str, Value] = {
+    "hardware": lambda rows: rows.setup.hardware.name,
+    "batch_size": lambda rows: whole_numbers(rows.points.batch),
+    "context_len": lambda rows: whole_numbers(rows.points.context),
+    "tp_size": lambda rows: whole_numbers(rows.points.tp),
+    "pp_size": lambda rows: rows.setup.spread.pp,
+    "dp_size": lambda rows: rows.setup.spread.dp,
+    "ep_size": lambda rows: whole_numbers(rows.setup.spread.ep_size(rows.points.tp)),
+    "num_replicas": lambda rows: whole_numbers(rows.num_replicas),
+    "num_nodes": lambda rows: whole_numbers(rows.num_nodes),
+    "autoregressive_step_s": lambda rows: rows.prediction.autoregressive_step_s,
+    "draft_step_s": lambda rows: 0.0,
+    "verify_step_s": lambda rows: rows.prediction.autoregressive_step_s,
+    "accept_step_s": lambda rows: 0.0,
+    "upkeep_step_s": lambda rows: 0.0,
+    "step_s": lambda rows: rows.prediction.step_s,
+    "bound_by": lambda rows: rows.bound_by,
+    "is_captured": lambda rows: rows.is_captured,
+    "tpot_s": lambda rows: rows.prediction.tpot_s,
+    "tpot_low_s": lambda rows: rows.bounds.tpot_low_s,
+    "tpot_high_s": lambda rows: rows.bounds.tpot_high_s,
+    "ttft_s": lambda rows: rows.prediction.ttft_s,
+    "tokens_per_s": lambda rows: rows.prediction.tokens_per_s,
+    "tokens_per_s_per_gpu": lambda rows: (
+        rows.prediction.tokens_per_s / rows.prediction.num_gpus
+    ),
+    "speedup": lambda rows: rows.prediction.speedup,
+    "speedup_low": lambda rows: rows.bounds.speedup_low,
+    "speedup_high": lambda rows: rows.bounds.speedup_high,
+    "pays_probability": lambda rows: rows.pays(),
+    "memory_bytes_per_gpu": lambda rows: rows.prediction.memory.total_bytes,
+    "fits": lambda rows: rows.prediction.memory.fits,
+    "within_limits": lambda rows: rows.is_within_limits,
+    "cost_per_million_tokens_usd": lambda rows: rows.usd_per_million_tokens,
+    "speedup_vs_best_autoregressive": lambda rows: rows.over_best_autoregressive,
+}
+"""Value of each quantity of candidates (schema/row.py has their places), by name."""
+
+OF_REQUESTS: Mapping[str, Value] = {
+    "request_ttft_s": lambda rows: rows.requests.drafted.ttft_s,
+    "request_tpot_s": lambda rows: rows.requests.drafted.tpot_s,
+    "request_s": lambda rows: rows.requests.drafted.in_slot_s,
+    "request_speedup": lambda rows: rows.requests.speedup_at(rows.prediction.speedup),
+    "request_speedup_low": lambda rows: rows.request_bounds[0],
+    "request_speedup_high": lambda rows: rows.request_bounds[1],
+    "request_pays_probability": lambda rows: rows.pays(least_decoding(rows.whole)),
+    "prefill_share": lambda rows: rows.requests.drafted.prefill_share,
+    "output_tokens_per_s_per_gpu": lambda rows: rows.rate_per_gpu,
+    "requests_per_s": lambda rows: rows.requests_per_s,
+    "gpu_hours_per_million_requests": lambda rows: (
+        rows.gpu_s_per_request / SECONDS_PER_HOUR * MEGA
+    ),
+    "cost_per_million_requests_usd": lambda rows: rows.usd_per_million_requests,
+}
+"""Where the length of outputs is known."""
+
+OF_DRAFTS: Mapping[str, Value] = {
+    "draft": lambda rows: rows.setup.speculation.draft,
+    "draft_method": lambda rows: rows.setup.speculation.draft_method,
+    "draft_budget": lambda rows: rows.budget,
+    "draft_budget_share": lambda rows: rows.budget_share,
+    "draft_tp_size": lambda rows: whole_numbers(draft_tp(rows.setup, rows.points.tp)),
+    "gamma": lambda rows: rows.points.gamma,
+    "draft_step_s": lambda rows: rows.prediction.draft_step_s,
+    "verify_step_s": lambda rows: rows.prediction.verify_step_s,
+    "accept_step_s": lambda rows: rows.prediction.accept_step_s,
+    "upkeep_step_s": lambda rows: rows.prediction.upkeep_step_s,
+    "expected_tokens_per_step": lambda rows: rows.prediction.expected_tokens_per_step,
+    "break_even_tokens_per_step": lambda rows: rows.finite(rows.tokens_to_break_even),
+    "break_even_gen_len": lambda rows: rows.break_even_gen_len,
+    "tokens_by_acceptance": lambda rows: rows.lists(rows.tokens_by_acceptance),
+    "speedup_by_acceptance": lambda rows: rows.lists(rows.gain_by_acceptance),
+    "acceptance_text": lambda rows: rows.law.dataset,
+    "acceptance_source": lambda rows: rows.law.source,
+    "draft_checkpoint": lambda rows: rows.checkpoint,
+    "lookup_min": lambda rows: rows.lookup[0],
+    "lookup_max": lambda rows: rows.lookup[1],
+    "acceptance_extrapolated": lambda rows: rows.is_extrapolated,
+    "marks": lambda rows: rows.marks,
+    "needs_plugin": lambda rows: [PLUGIN in marks for marks in rows.marks],
+}
+"""Where something is drafted."""
