@@ -20,14 +20,14 @@ import numpy as np
 
 from magicdec.counts import Array
 from magicdec.perfmodel.drafting import Block, Draft, Prompt, draft_of
-from magicdec.perfmodel.drafting.base import StagedPass, uncaptured
+from magicdec.perfmodel.drafting.base import StagedPass, launches, uncaptured
 from magicdec.perfmodel.forward import Pass, forward_pass, prefill
 from magicdec.perfmodel.kernels.links import Message, send
 from magicdec.perfmodel.kernels.op import ForwardTime, Op, fixed
 from magicdec.perfmodel.kernels.profile import HardwareProfile
 from magicdec.perfmodel.setup import ModelSetup, Setup, microbatch
 from magicdec.perfmodel.vocabulary import sampling_ops, vocabulary_ops
-from magicdec.specs import DTYPE_BYTES, TENSOR_PARALLEL
+from magicdec.specs import DTYPE_BYTES, TENSOR_PARALLEL, StepPath
 
 MOST_EXACT = 8
 """Sequences up to which every number of them that has a looked-up draft is a case of its own."""
@@ -116,10 +116,13 @@ def step_terms(
     gamma: Any,
     tp_size: Any = 1,
     full_acceptance: Any = 1.0,
+    is_uniform: Any = True,
 ) -> StepTerms:
     """The terms of one step for `batch` sequences that hold `kv_len` tokens each, of which the
     draft reads `draft_kv_len`. `full_acceptance` is the probability that a sequence accepts all its
-    drafts. Spread over groups and stages, the operations are those of one microbatch of the fullest
+    drafts; `is_uniform` says whether all sequences have drafts.
+
+    Spread over groups and stages, the operations are those of one microbatch of the fullest
     group, through all stages."""
     whole, kv_len, draft_kv_len, gamma, tp = (
         np.asarray(value, dtype=np.float64)
@@ -133,12 +136,13 @@ def step_terms(
         draft_kv_len=draft_kv_len,
         gamma=gamma,
         tp=tp,
+        is_uniform=is_uniform,
     )
     nothing = ForwardTime(())
     autoregressive = step.autoregressive()
     alone = StepTerms(
         autoregressive=autoregressive,
-        undrafted=autoregressive.plus(*step.drafter.without_draft(step)),
+        undrafted=step.undrafted(autoregressive),
         draft=nothing,
         verify=nothing,
         accept=nothing,
@@ -189,10 +193,26 @@ class _Step(Block):
                 "overhead",
                 step_s + self.batch * engine.overheads.sequence_overhead_s,
             ),
+            *launches(setup, self.plain_path, alone.total_s, is_uniform=True),
         )
         return time.plus(
             *self.in_stages(time.total_s, [(alone, np.ones(()), np.ones(()))])
         )
+
+    def undrafted(self, autoregressive: ForwardTime) -> ForwardTime:
+        """An autoregressive step with the draft set up."""
+        own = self.drafter.without_draft(self)
+        path = self.drafter.path
+        if path.graph_mode != self.plain_path.graph_mode:
+            # one token of each sequence is no block, so no whole graph fits it
+            pass_s = self._target_pass(1.0).total_s
+            own += launches(self.setup, path, pass_s, is_uniform=False)
+        return autoregressive.plus(*own)
+
+    @property
+    def plain_path(self) -> StepPath:
+        """The path of steps without a draft."""
+        return self.setup.engine.path("none", "none")
 
     def verify(self) -> ForwardTime:
         """The target's pass over a block of each sequence."""
@@ -202,7 +222,12 @@ class _Step(Block):
             engine.overheads.verify_overhead_s
             + self.verified * engine.overheads.scored_token_s
         )
-        time = self._block_pass.plus(fixed("verify overhead", "overhead", host_s))
+        time = self._block_pass.plus(
+            fixed("verify overhead", "overhead", host_s),
+            *launches(
+                setup, self.drafter.path, self._block_pass.total_s, self.is_uniform
+            ),
+        )
         if setup.leaves_graphs:
             return time.plus(uncaptured(setup, setup.model.num_hidden_layers))
         return time
@@ -388,6 +413,7 @@ def looked_up_terms(
         draft_kv_len=kv_len,
         gamma=drafted,
         tp_size=tp_size,
+        is_uniform=having == count,
     )
     return terms, probability
 

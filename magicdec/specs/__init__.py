@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         save_engine,
         version_number,
     )
+    from magicdec.specs.engine_path import PathOptions, StepPath
     from magicdec.specs.engine_tables import EngineDraft
     from magicdec.specs.hf_config import model_from_hf_config
     from magicdec.specs.known_heads import NamedHead, head_beside, named_head

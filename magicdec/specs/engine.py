@@ -22,7 +22,9 @@ import msgspec
 from magicdec.errors import unknown_choice
 from magicdec.files import converted, read_toml, write_atomic
 from magicdec.naming import ENGINE_TITLES
+from magicdec.specs.engine_path import PathOptions, StepPath, fewer_graphs
 from magicdec.specs.engine_tables import (
+    DraftPath,
     EngineDraft,
     EngineErrors,
     EngineGraphs,
@@ -159,6 +161,46 @@ class EngineProfile(
             graphs.gamma_table_cost_high,
         )
 
+    def path(self, draft: str, method: str) -> StepPath:
+        """The path of steps with this draft ("none": without one)."""
+        own = self.draft(draft, method)
+        runner = own.runner or self.paths.runner
+        steps = own.on.get(runner or "any", USUAL)
+        mode = self.paths.graph_mode
+        if steps.graph_mode is not None:
+            mode = fewer_graphs(mode, steps.graph_mode)
+        return StepPath(
+            runner=runner,
+            graph_mode=mode,
+            rows=steps.rows,
+            is_asynchronous=self.paths.is_asynchronous and not own.is_synchronous,
+            search=steps.search,
+        )
+
+    def as_set(self, options: PathOptions) -> EngineProfile:
+        """The profile of a server that was started with these options."""
+        paths = self.paths
+        mode = options.graph_mode or paths.graph_mode
+        runner = options.runner or paths.runner
+        if options.has_microbatches and paths.runner:
+            runner = "V1"
+        changes: dict[str, Any] = {"graph_mode": mode, "runner": runner}
+        is_staged_v1 = runner == "V1" and options.pp_size > 1
+        if paths.is_asynchronous and (options.is_synchronous or is_staged_v1):
+            more_s = self.overheads.synchronous_step_overhead_s
+            changes |= {
+                "is_asynchronous": False,
+                "sequence_overhead_s": self._synchronous_sequence_s,
+                "autoregressive_overhead_s": (
+                    self.overheads.autoregressive_overhead_s + more_s
+                ),
+                "step_overhead_s": self.overheads.step_overhead_s + more_s,
+                "steps_ahead": 0.0,
+            }
+        if options.captured_tokens is not None:
+            changes["captured_tokens"] = options.captured_tokens
+        return self.with_constants(**changes)
+
     @property
     def self_drafting(self) -> EngineProfile:
         """The constants of speculative steps with a self-draft."""
@@ -170,16 +212,22 @@ class EngineProfile(
         """The constants of steps with this draft, as the engine schedules them with it set up."""
         if draft == "self":
             return self.self_drafting
-        if not self.draft(draft, method).is_synchronous:
+        path = self.path(draft, method)
+        if path.is_asynchronous or not self.paths.is_asynchronous:
             return self
         overheads = self.overheads
-        sequence_s = overheads.older_sequence_overhead_s
-        if sequence_s is None:
-            sequence_s = overheads.sequence_overhead_s
         step_s = overheads.step_overhead_s + overheads.synchronous_step_overhead_s
         return self.with_constants(
-            sequence_overhead_s=sequence_s, step_overhead_s=step_s
+            sequence_overhead_s=self._synchronous_sequence_s, step_overhead_s=step_s
         )
+
+    @property
+    def _synchronous_sequence_s(self) -> float:
+        """Per sequence of a step that is scheduled between others."""
+        older_s = self.overheads.older_sequence_overhead_s
+        if older_s is None:
+            return self.overheads.sequence_overhead_s
+        return older_s
 
     def is_speculation_fitted(
         self, device: str, weight_dtype: str, kv_dtype: str
@@ -255,6 +303,9 @@ class EngineProfile(
 
 
 NO_DRAFT = EngineDraft(runs=False)
+USUAL = DraftPath()
+NEW_TABLES: dict[str, Any] = {"drafts": NO_DRAFT, "on": USUAL}
+"""Keys that hold tables by name, and what a new one begins as."""
 
 
 def _changed(struct: Any, changes: Mapping[str, Any]) -> Any:
@@ -262,12 +313,12 @@ def _changed(struct: Any, changes: Mapping[str, Any]) -> Any:
     values = {}
     for name, value in changes.items():
         old = getattr(struct, name)
-        if name == "drafts":
-            kinds = {
-                kind: _changed(old.get(kind, NO_DRAFT), each)
-                for kind, each in value.items()
+        if name in NEW_TABLES:
+            tables = {
+                key: _changed(old.get(key, NEW_TABLES[name]), each)
+                for key, each in value.items()
             }
-            values[name] = old | kinds
+            values[name] = old | tables
         elif isinstance(old, EngineTable):
             values[name] = _changed(old, value)
         else:

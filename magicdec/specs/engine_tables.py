@@ -25,6 +25,14 @@ def check_constant(name: str, value: float) -> None:
         )
 
 
+GraphMode = Literal["whole", "uniform", "piecewise", "none"]
+"""Captured graphs that a pass replays: a whole one at any mix of query lengths; a whole one where
+every sequence has the same number of tokens and pieces elsewhere; pieces between attention; none.
+"""
+GRAPH_MODES: tuple[GraphMode, ...] = ("whole", "uniform", "piecewise", "none")
+"""From the fewest launches to the most."""
+
+
 class EngineTable(
     msgspec.Struct,
     frozen=True,
@@ -177,6 +185,15 @@ class EngineGraphs(EngineTable, frozen=True, kw_only=True):
     cache in 8 bits)."""
     prefill_layer_overhead_s: float = 0.0
     """Per layer of a pass with prompts in it: it runs outside captured graphs."""
+    piecewise_host_layer_s: float = 0.0
+    """Time in which the host launches a layer of a piecewise pass, which is no faster than that."""
+    eager_host_layer_s: float = 0.0
+    """Time in which the host launches a layer without any graph, likewise."""
+    piecewise_layer_s: float = 0.0
+    """Another law of piecewise passes: per layer, however long the device takes. Both fit what was
+    measured; the second goes into the width."""
+    piecewise_pass_s: float = 0.0
+    """Per pass, by the second law."""
     gamma_table_cost: float = 0.0
     """Share by which every step takes longer while gamma follows a table by batch size there."""
     gamma_table_cost_low: float = 0.0
@@ -207,6 +224,10 @@ class EnginePaths(EngineTable, frozen=True, kw_only=True):
     runner: str = ""
     """Model runner of self-drafts, a key of `self_draft`; users may choose another. Empty: the
     engine has one runner."""
+    graph_mode: GraphMode = "whole"
+    """Graphs that decoding passes replay where the draft says nothing else."""
+    is_asynchronous: bool = True
+    """Whether scheduling overlaps with the device where the draft lets it."""
     self_draft: dict[str, dict[str, Any]] = {}
     """By the engine's model runner: constants that differ in speculative steps where the target
     drafts for itself.
@@ -357,6 +378,17 @@ class EngineErrors(EngineTable, frozen=True, kw_only=True):
     """Relative TPOT error for models outside the fit. None: `relative_error`."""
 
 
+class DraftPath(EngineTable, frozen=True, kw_only=True):
+    """Steps of one kind of draft on one model runner."""
+
+    graph_mode: GraphMode | None = None
+    """Graphs that they replay. None: the engine's usual ones."""
+    rows: Literal["padded", "ragged"] = "ragged"
+    """Whether a sequence without a draft is verified as one with gamma drafts, or as one token."""
+    search: Literal["none", "host", "device"] = "none"
+    """Where drafts are looked up."""
+
+
 class EngineDraft(EngineTable, frozen=True, kw_only=True):
     """One kind of draft as the engine runs it."""
 
@@ -366,6 +398,10 @@ class EngineDraft(EngineTable, frozen=True, kw_only=True):
     """The engine's settings that ask for it. Empty: those of draft models."""
     is_staged: bool = False
     """Whether it runs in a pipeline of several stages."""
+    runner: str = ""
+    """The model runner that takes it. Empty: the engine's usual one."""
+    on: dict[str, DraftPath] = {}
+    """Its steps by model runner; "any" in an engine with one."""
     is_synchronous: bool = False
     """Whether the engine schedules between steps with it: `older_sequence_overhead_s` and
     `synchronous_step_overhead_s` hold then."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from magicdec.specs.speculation import (
     SpeculationSpec,
     load_head,
 )
-from magicdec.validate.rows import read_rows
+from magicdec.validate.rows import NEWEST, read_rows
 from magicdec.validate.serving import ServingRow, predict_rows
 
 CHAINS = Path(__file__).parents[1] / "data" / "serving" / "speculative_chains.csv"
@@ -44,10 +45,14 @@ def terms(
     tp: int = 1,
     model: str = "llama-3.1-8b",
     context: int = 1000,
+    version: str = NEWEST,
+    is_uniform: bool = True,
 ) -> StepTerms:
+    given = setup(method, model)
     return step_terms(
-        setup(method, model),
+        dataclasses.replace(given, engine=given.engine.of_version(version)),
         batch=batch,
+        is_uniform=is_uniform,
         kv_len=context,
         draft_kv_len=context,
         gamma=gamma,
@@ -138,7 +143,11 @@ def test_lookup_on_the_host_grows_with_the_batch_and_the_text():
     )
     for context, scan_s in ((8192, 17e-6), (32_768, 66e-6)):
         few, many = (
-            float(terms("ngram", batch=batch, context=context).upkeep.total_s)
+            float(
+                terms(
+                    "ngram", batch=batch, context=context, version="0.29"
+                ).upkeep.total_s
+            )
             for batch in (1, 129)
         )
         assert many - few == pytest.approx(128 * (scan_s + per_sequence), rel=1e-3)
@@ -147,14 +156,21 @@ def test_lookup_on_the_host_grows_with_the_batch_and_the_text():
 def test_a_step_for_which_nothing_was_found_still_searches_and_waits_for_the_host():
     """Asynchronous scheduling is off with look-ups, also in steps without a draft."""
     engine = load_engine("vllm")
-    looked_up = terms("ngram", batch=16, context=8192)
+    looked_up = terms("ngram", batch=16, context=8192, version="0.29")
     extra = float(looked_up.undrafted.total_s - looked_up.autoregressive.total_s)
     apart = (
         engine.overheads.older_sequence_overhead_s
         - engine.overheads.sequence_overhead_s
     )
+    layers, host_layer_s = 32, engine.graphs.piecewise_host_layer_s
+    pass_s = sum(
+        float(op.time_s)
+        for op in looked_up.autoregressive.ops
+        if op.name not in ("step overhead", "sampling")
+    )
     expected = (
         engine.drafts["ngram"].search_s
+        + max(layers * host_layer_s - pass_s, 0.0)
         + engine.overheads.synchronous_step_overhead_s
         + 16 * (17e-6 + apart)
     )
@@ -298,3 +314,24 @@ def test_a_head_that_does_not_go_with_the_target_is_refused(
         planned(config(tmp_path / "other.json"), 4096, draft="eagle")
     with pytest.raises(ConfigError, match="no configuration of a head"):
         planned(tmp_path / "nothing", 4096)
+
+
+def test_v1_waits_for_the_host_in_steps_that_mix_drafts_and_none():
+    """V1 replays a whole graph only where every sequence has as many tokens; elsewhere a layer takes
+    at least its launch. V2 verifies gamma drafts of every sequence in one graph."""
+    layers = 80
+    engine = load_engine("vllm")
+    host_s = layers * engine.graphs.piecewise_host_layer_s
+
+    def verify_s(**path: Any) -> float:
+        time = terms("ngram", model="llama-3.1-70b", tp=8, **path).verify
+        return float(time.total_s)
+
+    whole_s = verify_s(version="0.29", is_uniform=True)
+    assert whole_s < host_s
+    assert verify_s(version="0.29", is_uniform=False) == pytest.approx(host_s, rel=0.02)
+    assert verify_s(is_uniform=False) == pytest.approx(whole_s)
+    older_s = verify_s(version="0.12", is_uniform=True)
+    assert verify_s(version="0.12", is_uniform=False) == pytest.approx(older_s)
+    mixed = terms("ngram", version="0.29", is_uniform=False)
+    assert float(mixed.spread_s) > float(terms("ngram", version="0.29").spread_s)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,7 +10,14 @@ import numpy as np
 from magicdec.counts import Array
 from magicdec.perfmodel.kernels.op import ForwardTime, Op, fixed
 from magicdec.perfmodel.setup import ModelSetup, Setup
-from magicdec.specs import EngineDraft, EngineProfile, ModelSpec, Parallelism, Precision
+from magicdec.specs import (
+    EngineDraft,
+    EngineProfile,
+    ModelSpec,
+    Parallelism,
+    Precision,
+    StepPath,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +32,8 @@ class Block:
     """Tokens that one draft step reads."""
     gamma: Array
     tp: Array
+    is_uniform: Any = True
+    """Whether all sequences have drafts, or none has."""
 
     @property
     def verified(self) -> Array:
@@ -69,8 +78,6 @@ class Draft:
     setup: ModelSetup
     drafts: ClassVar[bool] = False
     """Whether anything is drafted."""
-    is_by_sequence: ClassVar[bool] = False
-    """Whether a step drafts for some sequences and not for others."""
     knows_every_token: ClassVar[bool] = False
     """Whether it has a cache of all tokens, so it also runs in steps that draft nothing."""
     has_prefill: ClassVar[bool] = False
@@ -110,6 +117,17 @@ class Draft:
         """The engine's profile of this kind of draft."""
         speculation = self.setup.speculation
         return self.setup.engine.draft(speculation.draft, speculation.draft_method)
+
+    @property
+    def path(self) -> StepPath:
+        """The path that the engine's steps take with this draft."""
+        speculation = self.setup.speculation
+        return self.setup.engine.path(speculation.draft, speculation.draft_method)
+
+    @property
+    def is_by_sequence(self) -> bool:
+        """Whether a step verifies drafts of some sequences and not of others."""
+        return False
 
     @property
     def constants(self) -> EngineProfile:
@@ -179,6 +197,35 @@ class Draft:
     def catches_up(self) -> bool:
         """Whether it processes its last drafted token too where all drafts were accepted."""
         return False
+
+
+def launches(
+    setup: ModelSetup, path: StepPath, pass_s: Array, is_uniform: Any
+) -> list[Op]:
+    """The host's launches of a target's pass of `pass_s` outside whole graphs.
+
+    The host is ahead of the device unless it takes longer over a layer:
+
+        max(layers · host_layer - pass, 0)
+
+    Another law, per pass and per layer whatever the device takes, fits the same measurements; the
+    difference of the two is the spread.
+    """
+    graphs = setup.engine.graphs
+    outside = np.asarray(1.0)
+    if path.graph_mode == "whole":
+        return []
+    if path.graph_mode == "uniform":
+        outside = np.where(is_uniform, 0.0, 1.0)
+    layers = setup.model.num_hidden_layers
+    host_layer_s = graphs.piecewise_host_layer_s
+    if path.graph_mode == "none":
+        host_layer_s = graphs.eager_host_layer_s
+    waiting_s = np.maximum(layers * host_layer_s - pass_s, 0.0)
+    otherwise_s = graphs.piecewise_pass_s + layers * graphs.piecewise_layer_s
+    op = fixed("launches", "overhead", outside * waiting_s)
+    spread_s = outside * np.abs(otherwise_s - waiting_s)
+    return [replace(op, spread_s=spread_s)]
 
 
 def uncaptured(setup: Setup, layers: int) -> Op:

@@ -1,4 +1,4 @@
-"""Drafts looked up in the text so far, on the host, without a network."""
+"""Drafts looked up in the text so far, without a network."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ class LookUp(Draft):
     """A draft that is text found before. A sequence without a match has none in that step."""
 
     drafts: ClassVar[bool] = True
-    is_by_sequence: ClassVar[bool] = True
+
+    @property
+    def is_by_sequence(self) -> bool:
+        return not self.path.is_padded
 
     def upkeep(self, block: Block) -> list[Op]:
         return [self.search(block)]
@@ -37,10 +40,13 @@ class LookUp(Draft):
         return [self.search(block), fixed("step overhead", "overhead", waiting_s)]
 
     def search(self, block: Block) -> Op:
-        """The search of all sequences' texts on the host, one after the other."""
+        """The search of all sequences' texts: on the host one after the other, on the device at
+        once."""
         own = self.own
-        each_s: Any = own.search_s_per_sequence
-        if own.scan_s:
+        each_s: Any = 0.0
+        if self.path.search != "device":
+            each_s = own.search_s_per_sequence
+        if own.scan_s and self.path.search != "device":
             lengths = np.array([float(tokens) for tokens in own.scan_s])
             each_s = np.interp(block.kv_len, lengths, list(own.scan_s.values()))
         seconds: Array = np.asarray(own.search_s + block.batch * each_s)

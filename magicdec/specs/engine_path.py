@@ -1,0 +1,85 @@
+"""The path that an engine's steps take: its model runner, captured graphs, padding and scheduling.
+
+`EngineProfile.path` is the one answer to how a draft's steps run; whatever prices or names them asks
+it. `EngineProfile.as_set` gives the profile of a server with options that change it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from magicdec.specs.engine_tables import GRAPH_MODES, GraphMode
+
+
+class StepPath(NamedTuple):
+    """How the steps of one kind of draft run."""
+
+    runner: str
+    """Model runner; "" where the engine has one."""
+    graph_mode: GraphMode
+    rows: Literal["padded", "ragged"]
+    is_asynchronous: bool
+    """Whether the next step is scheduled while one runs."""
+    search: Literal["none", "host", "device"]
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether a sequence without a draft is verified as one with gamma drafts."""
+        return self.rows == "padded"
+
+    def sentences(self) -> Iterator[str]:
+        """What sets the path apart from overlapped scheduling with whole graphs."""
+        if self.search != "none":
+            padding = "a sequence without a match is verified as one token"
+            if self.is_padded:
+                padding = (
+                    "every sequence is verified with gamma drafts, found or filled in"
+                )
+            yield f"searched on the {self.search}; {padding}"
+        if not self.is_asynchronous:
+            yield "without asynchronous scheduling"
+        if self.graph_mode == "uniform":
+            yield "piecewise graphs unless every sequence has a draft"
+        elif self.graph_mode == "piecewise":
+            yield "piecewise graphs: whole graphs of decoding are off"
+        elif self.graph_mode == "none":
+            yield "no captured graphs"
+
+
+class PathOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of a server that change its paths, as its command says them."""
+
+    enforce_eager: bool = False
+    cudagraph_mode: str = ""
+    """vLLM's: NONE, PIECEWISE, FULL, FULL_DECODE_ONLY, FULL_AND_PIECEWISE; "" the default."""
+    optimization_level: int | None = None
+    """vLLM's -O."""
+    is_synchronous: bool = False
+    """--no-async-scheduling; SGLang's --disable-overlap-schedule."""
+    runner: str = ""
+    """"V1" or "V2", by VLLM_USE_V2_MODEL_RUNNER."""
+    pp_size: int = 1
+    has_microbatches: bool = False
+    """Dual-batch overlap, which vLLM's V2 runner does not have."""
+    captured_tokens: int | None = None
+    """The largest captured size, in tokens."""
+
+    @property
+    def graph_mode(self) -> GraphMode | None:
+        """The graphs that are asked for. None: the engine's own."""
+        mode = self.cudagraph_mode.upper()
+        if self.enforce_eager or self.optimization_level == 0 or mode == "NONE":
+            return "none"
+        if mode == "PIECEWISE":
+            return "piecewise"
+        if mode == "FULL":
+            return "whole"
+        return None
+
+
+def fewer_graphs(one: GraphMode, other: GraphMode) -> GraphMode:
+    """Of two modes, the one that launches more."""
+    return max(one, other, key=GRAPH_MODES.index)
