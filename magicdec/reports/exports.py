@@ -300,6 +300,10 @@ def _sglang_draft(plan: Deployment, lines: list[str]) -> Words:
     if method.has_checkpoint:
         checkpoint = shlex.quote(head_name(plan, lines))
         words.append(["--speculative-draft-model-path", checkpoint])
+    if method.sort == "parallel":
+        # one pass drafts the whole block, so there are no steps to count
+        words.append(["--speculative-num-draft-tokens", str(gamma + 1)])
+        return words + _sglang_window(best)
     if method.sort != "lookup":
         words.append(["--speculative-num-steps", str(gamma)])
         words.append(["--speculative-eagle-topk", "1"])
