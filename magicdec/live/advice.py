@@ -37,6 +37,7 @@ from magicdec.perfmodel import (
     is_one_head_of_many,
     predict,
     ratio_variance,
+    reported_error,
     tokens_error,
 )
 from magicdec.reports import Deployment, write_settings
@@ -335,6 +336,8 @@ def _gain_error(
     run = prediction.terms.autoregressive
     of_steps = float(ratio_variance(setup, run, one, other, at.tp))
     of_engine = engine_error(setup) * abs(gamma - over) / max(gamma, over)
+    reported = prediction.full(reported_error(prediction.terms))
+    of_reports = float(reported[gamma] - reported[over])
     context = float(at.context)
     of_sequences = acceptance.spread / float(np.sqrt(at.batch))
     of_head = 0.0
@@ -347,7 +350,7 @@ def _gain_error(
         context=context,
         shift=float(np.hypot(of_sequences, of_head)),
     )
-    return float(np.sqrt(of_steps + of_engine**2 + of_tokens**2))
+    return float(np.sqrt(of_steps + of_engine**2 + of_tokens**2 + of_reports**2))
 
 
 def bands(advice: Advice) -> tuple[Band, ...]:

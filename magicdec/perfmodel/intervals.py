@@ -167,13 +167,20 @@ def group_shares(terms: StepTerms) -> tuple[dict[str, Array], dict[str, Array]]:
 
 
 def reported_error(terms: StepTerms) -> Array:
-    """Error of a step, relative, from the draft's operations whose time rests on one report."""
-    error: Array = np.asarray(0.0)
-    for op in terms.draft.ops:
+    """Error of a step, relative, from operations whose time rests on a few reports."""
+    once = terms.verify.plus(terms.accept, terms.upkeep)
+    seconds = terms.gamma * _reported_s(terms.draft) + _reported_s(once)
+    return np.where(terms.gamma > 0, seconds / terms.step_s, 0.0)
+
+
+def _reported_s(time: ForwardTime) -> Array:
+    """One standard deviation of the reported operations' time."""
+    seconds: Array = np.asarray(0.0)
+    for op in time.ops:
         for basis in op.bases:
             if basis.source == "report":
-                error = error + basis.relative_error * op.time_s
-    return terms.gamma * error / terms.step_s
+                seconds = seconds + basis.relative_error * op.time_s
+    return seconds
 
 
 def log_shifts(

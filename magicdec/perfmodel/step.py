@@ -22,6 +22,7 @@ from magicdec.counts import Array
 from magicdec.perfmodel.drafting import Block, Draft, Prompt, draft_of
 from magicdec.perfmodel.drafting.base import StagedPass, launches, uncaptured
 from magicdec.perfmodel.forward import Pass, forward_pass, prefill
+from magicdec.perfmodel.hybrids import launched, read_again
 from magicdec.perfmodel.kernels.links import Message, send
 from magicdec.perfmodel.kernels.op import ForwardTime, Op, fixed
 from magicdec.perfmodel.kernels.profile import HardwareProfile
@@ -156,7 +157,9 @@ def step_terms(
     accept = step.accept()
     upkeep = step.upkeep().plus(*step.catch_up(draft, full_acceptance))
     step_s = gamma * draft.total_s + verify.total_s + accept.total_s + upkeep.total_s
-    upkeep = upkeep.plus(*step.in_stages(step_s, step.staged_passes()))
+    upkeep = upkeep.plus(
+        *step.in_stages(step_s, step.staged_passes()), *launched(setup, step_s)
+    )
     return dataclasses.replace(
         alone,
         draft=draft,
@@ -227,6 +230,7 @@ class _Step(Block):
             *launches(
                 setup, self.drafter.path, self._block_pass.total_s, self.is_uniform
             ),
+            *read_again(setup, self._block_pass, self._target_pass(1.0), self.gamma),
         )
         if setup.leaves_graphs:
             return time.plus(uncaptured(setup, setup.model.num_hidden_layers))

@@ -28,6 +28,7 @@ from magicdec.specs.engine_tables import (
     EngineDraft,
     EngineErrors,
     EngineGraphs,
+    EngineHybrids,
     EngineKernels,
     EngineMemory,
     EngineOverheads,
@@ -80,6 +81,7 @@ class EngineProfile(
     overheads: EngineOverheads = EngineOverheads()
     graphs: EngineGraphs = EngineGraphs()
     paths: EnginePaths = EnginePaths()
+    hybrids: EngineHybrids = EngineHybrids()
     sampling: EngineSampling = EngineSampling()
     scheduler: EngineScheduler = EngineScheduler()
     memory: EngineMemory = EngineMemory()

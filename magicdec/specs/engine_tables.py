@@ -262,6 +262,21 @@ class EnginePaths(EngineTable, frozen=True, kw_only=True):
             raise ValueError(f"'runner' must be one of {known}, not '{self.runner}'")
 
 
+class EngineHybrids(EngineTable, frozen=True, kw_only=True):
+    """Speculation in models with recurrent states next to attention (perfmodel/hybrids.py)."""
+
+    hybrid_layer_s: float = 0.0
+    """Host time per layer of a speculative step that no whole captured graph replays."""
+    hybrid_layer_weight: float = 1.0
+    """How surely that time bounds a step, in its logarithm: 1, it does; 0, it never does."""
+    hybrid_layer_error: float = 0.0
+    """Relative error (one standard deviation) of what it adds."""
+    hybrid_reread_share: float = 0.0
+    """Share of an unsplit attention's time that each drafted token beyond the first adds."""
+    hybrid_reread_error: float = 0.0
+    """Relative error (one standard deviation) of what that adds."""
+
+
 class EngineSampling(EngineTable, frozen=True, kw_only=True):
     """Sampling one token per row of logits, and accepting."""
 

@@ -13,6 +13,7 @@ from magicdec.errors import ConfigError
 from magicdec.specs.engine_tables import (
     EngineErrors,
     EngineGraphs,
+    EngineHybrids,
     EngineKernels,
     EngineMemory,
     EngineOverheads,
@@ -28,6 +29,7 @@ TABLES = {
     "overheads": EngineOverheads,
     "graphs": EngineGraphs,
     "paths": EnginePaths,
+    "hybrids": EngineHybrids,
     "sampling": EngineSampling,
     "scheduler": EngineScheduler,
     "memory": EngineMemory,

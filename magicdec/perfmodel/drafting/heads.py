@@ -148,8 +148,8 @@ class Head(SeparateNetwork):
 
 @dataclass(frozen=True)
 class PredictionHead(Head):
-    """Multi-token prediction: a layer that is published with the target, in its formats. Trained at
-    the target's lengths, it gains no acceptance by a window, and loses next to none (SGLang's pull
+    """Multi-token prediction: a layer that is published with the target, in its formats; who narrows
+    the target later leaves it in 16 bits. Trained at the target's lengths, it gains no acceptance by a window, and loses next to none (SGLang's pull
     request 32673).
     """
 
@@ -162,7 +162,14 @@ class PredictionHead(Head):
 
     @property
     def precision(self) -> Precision:
-        return self.setup.draft_precision or self.setup.precision
+        own = self.setup.precision
+        published = self.setup.model.quantization
+        is_published = (
+            published is not None and published.weight_dtype == own.weight_dtype
+        )
+        if own.weight_bytes < 1.0 and not is_published:
+            own = own.tables
+        return self.setup.draft_precision or own
 
 
 @dataclass(frozen=True)

@@ -53,9 +53,17 @@ HEAD_TILE_ROWS = 64.0
 """Query tokens of one head in a block of FlashAttention 2, which computes all of them however few
 there are. It packs the heads of a group together, and splits the context, for one query token
 only."""
-HEAD_TILE_RATE = 0.8
-"""Rate of such blocks relative to `flops_efficiency`: self-speculation on an RTX A6000 at 32k to
-128k tokens, whose verification they are most of."""
+HEAD_TILE_RATE = 0.48
+"""Rate of such blocks relative to the tensor cores' whole one: self-speculation on an RTX A6000 at
+32k to 128k tokens, whose verification they are most of."""
+HALVED_TILE_RATE = 0.9
+"""Rate of such blocks relative to the listed one, where sums in fp32 run at half the whole rate:
+the rest of a block hides behind them. One layer of 24 heads of 256 on an RTX 3090 takes 1.3 ms over
+16k tokens (github.com/syv-ai/qwen38-27b-rtx3090, docs/gotchas.md), and of 16 heads 2.84 ms over 32k
+(github.com/avesed/vllm-ampere-optimized, patches/fa2_kvcache_verify)."""
+TENSOR_RATIO = 4.0
+"""FLOPs of tensor cores with 16-bit sums for one of the fp32 units, from Ampere's smaller chips on;
+a device that lists fewer with fp32 sums has them halved."""
 GROUPED_MAX_SPLITS = 128.0
 """FlashAttention 2's constant."""
 BLOCKS_PER_MULTIPROCESSOR = (1.0, 2.0, 2.25, 2.5, 3.0)
@@ -316,11 +324,7 @@ class AttentionCurve(KernelCurve, frozen=True, kw_only=True):
             blocks = np.where(by_head, batch * num_heads * in_tiles, blocks)
             can_split = can_split & ~by_head
             block_s = (
-                4.0
-                * HEAD_TILE_ROWS
-                * kv_len
-                * head_dim
-                / (HEAD_TILE_RATE * rate / hw.num_multiprocessors)
+                4.0 * HEAD_TILE_ROWS * kv_len * head_dim / head_tile_flops_per_s(hw)
             )
             filling = blocks / hw.num_multiprocessors
             if work.has_mixed_lengths:
@@ -471,6 +475,14 @@ class AttentionCurve(KernelCurve, frozen=True, kw_only=True):
         return best_fit(
             curves, parameters, predict, rows, fitted_on, starts=starts, num_chosen=1
         )
+
+
+def head_tile_flops_per_s(hw: Device) -> float:
+    """Rate of one multiprocessor in a block of one head's query tokens."""
+    listed = hw.compute_rate("bf16")
+    whole = max(listed, TENSOR_RATIO * hw.flops_per_s.get("fp32", 0.0))
+    rate = min(HEAD_TILE_RATE * whole, HALVED_TILE_RATE * listed)
+    return rate / hw.num_multiprocessors
 
 
 UNTILED: Parameters = {

@@ -1,0 +1,85 @@
+"""Models with recurrent states against what public servers measured with multi-token prediction."""
+
+import math
+
+import numpy as np
+import pytest
+
+from magicdec.counts import Z_90
+from magicdec.perfmodel.hybrids import is_hybrid
+from magicdec.perfmodel.intervals import step_errors
+from magicdec.perfmodel.setup import Setup
+from magicdec.perfmodel.step import step_terms
+from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.engine import load_engine
+from magicdec.specs.speculation import SpeculationSpec
+
+REPORTS = [
+    # model, device, tp, weights, cache, version, context, gamma, tokens per step, tokens/s without, with
+    ("qwen3.5-27b", "a100", 1, "int4", "bf16", "0.27.1", 29000, 1, 1.87, 57.0, 40.6),
+    ("qwen3.5-27b", "a100", 1, "int4", "bf16", "0.27.1", 29000, 2, 2.50, 57.0, 36.0),
+    ("qwen3.5-27b", "a100", 1, "int4", "bf16", "0.27.1", 29000, 3, 3.06, 57.0, 32.7),
+    ("qwen3.5-27b", "rtx-3090", 2, "int4", "bf16", "0.23", 32000, 2, 2.8, 61.0, 39.7),
+    ("qwen3.5-27b", "rtx-3090", 2, "int4", "fp8", "0.25.1", 1000, 5, 5.0, 70.0, 104.3),
+    ("qwen3.5-35b-a3b", "rtx-3090", 2, "int4", "fp8", "0.21", 1000, 3, 3.44, 187.0, 91.5),
+    ("qwen3.5-27b", "rtx-pro-6000", 1, "nvfp4", "bf16", "0.27.1", 1000, 2, 2.18, 63.3, 96.1),
+]  # fmt: skip
+"""vLLM issue 35387; avesed/vllm-ampere-optimized; noonghunna/club-3090; sudoingX/qwen38-mtp #11."""
+
+
+def terms_of(model, device, tp, weights, cache, version, context, gamma):
+    setup = Setup.of(
+        model,
+        device,
+        load_engine("vllm").of_version(version),
+        SpeculationSpec(draft="mtp", draft_method="mtp", gamma=gamma),
+        weight_dtype=weights,
+        kv_dtype=cache,
+    )
+    terms = step_terms(
+        setup, batch=1, kv_len=context, draft_kv_len=context, gamma=gamma, tp_size=tp
+    )
+    return setup, terms
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_measured_speedups_lie_in_their_intervals_with_the_right_sign(report):
+    *server, gamma, tokens, before, after = report
+    setup, terms = terms_of(*server, gamma)
+    measured = after / before
+    speedup = tokens * float(terms.autoregressive.total_s / terms.step_s)
+    error, _ = step_errors(setup, terms, server[2])
+    assert abs(math.log(speedup / measured)) < Z_90 * float(error)
+    assert (speedup > 1.0) == (measured > 1.0)
+
+
+def test_further_drafts_of_a_hybrid_are_unsure_where_attention_does_not_split():
+    """At 29k tokens on an A100 each token adds a share of an unsplit attention; on Hopper, whose
+    kernel splits the context, next to nothing."""
+    server = (1, "int4", "bf16", "0.27.1", 29000)
+    for device, is_dear in (("a100", True), ("h100", False)):
+        steps = []
+        for gamma in (1, 3):
+            _, terms = terms_of("qwen3.5-27b", device, *server, gamma)
+            steps.append(float(terms.step_s))
+        assert (steps[1] > 1.3 * steps[0]) == is_dear
+
+
+def test_old_versions_launch_every_layer_of_a_hybrid():
+    given = ("h100", 4, "fp8", "bf16")
+    _, old = terms_of("qwen3-next-80b-a3b", *given, "0.16", 128, 2)
+    _, new = terms_of("qwen3-next-80b-a3b", *given, "0.32", 128, 2)
+    layers = load_model_spec("qwen3-next-80b-a3b").num_hidden_layers
+    floor_s = load_engine("vllm").hybrids.hybrid_layer_s * layers
+    assert float(old.step_s) == pytest.approx(floor_s)
+    assert float(new.step_s) < 0.6 * floor_s
+
+
+def test_models_with_caches_alone_pay_nothing_of_it():
+    assert is_hybrid(load_model_spec("qwen3.5-27b"))
+    assert not is_hybrid(load_model_spec("llama-3.1-8b"))
+    assert not is_hybrid(load_model_spec("deepseek-v3"))
+    _, terms = terms_of("deepseek-v3", "h200", 8, "fp8_block", "bf16", "0.16", 1000, 3)
+    names = {op.name for op in terms.verify.plus(terms.upkeep).ops}
+    assert not names & {"hybrid launches", "repeated attention"}
+    assert np.isfinite(terms.step_s)
