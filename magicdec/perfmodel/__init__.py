@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         is_one_head_of_many,
         ratio_variance,
         relative_errors,
+        reported_error,
         step_errors,
         tokens_error,
     )
@@ -147,6 +148,7 @@ if TYPE_CHECKING:
         read_bytes,
         step_terms,
     )
+    from magicdec.perfmodel.trees import tree_error
     from magicdec.perfmodel.variations import Sensitivity, for_engine, sensitivity
 else:
     __getattr__, __dir__, __all__ = door(__name__, __file__)

@@ -19,8 +19,7 @@ import numpy as np
 from magicdec.counts import Array
 from magicdec.perfmodel.kernels.op import Basis, ForwardTime, Op, fixed
 from magicdec.perfmodel.setup import Setup
-from magicdec.specs.mixers import Attention, LatentAttention
-from magicdec.specs.model import ModelSpec
+from magicdec.specs import Attention, LatentAttention, ModelSpec
 
 
 def is_hybrid(model: ModelSpec) -> bool:
@@ -42,7 +41,7 @@ def _attention_s(time: ForwardTime) -> Array:
 def read_again(
     setup: Setup, block: ForwardTime, alone: ForwardTime, gamma: Any
 ) -> list[Op]:
-    """What drafted tokens beyond the first add to the attention of a verification `block`; `alone`:
+    """Attention time that drafted tokens beyond the first add to a verification `block`; `alone`:
     the pass over one token of each sequence."""
     hybrids = setup.engine.hybrids
     if not hybrids.hybrid_reread_share or not is_hybrid(setup.model):
@@ -59,7 +58,7 @@ def read_again(
 
 
 def launched(setup: Setup, step_s: Array) -> list[Op]:
-    """What a speculative step of `step_s` takes longer where the host launches its layers."""
+    """Time that a speculative step of `step_s` waits where the host launches its layers."""
     hybrids = setup.engine.hybrids
     if not hybrids.hybrid_layer_s or not is_hybrid(setup.model):
         return []

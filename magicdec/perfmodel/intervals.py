@@ -30,6 +30,7 @@ from magicdec.perfmodel.kernels.profile import HardwareProfile
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.speedup import Prediction
 from magicdec.perfmodel.step import StepTerms
+from magicdec.perfmodel.trees import tree_error
 from magicdec.specs import SPARSE_METHODS, EngineProfile, draft_kind
 
 OTHER_DEVICE_ERROR = 0.2
@@ -422,12 +423,16 @@ def tokens_error(prediction: Prediction, acceptance: AcceptanceProfile | None) -
     of_head = 0.0
     if is_one_head_of_many(acceptance):
         of_head = OTHER_HEAD_ERROR
-    return acceptance.tokens_error(
+    of_rates = acceptance.tokens_error(
         budget=read,
         context=seen,
         gamma=points.gamma,
         shifts=(own_rates, of_head),
     )
+    tree = prediction.setup.speculation.tree
+    if tree is None:
+        return of_rates
+    return np.hypot(of_rates, tree_error(tree, points.gamma))
 
 
 def is_one_head_of_many(acceptance: AcceptanceProfile) -> bool:

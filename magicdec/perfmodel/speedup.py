@@ -37,6 +37,7 @@ from magicdec.perfmodel.step import (
     prefill_terms,
     step_terms,
 )
+from magicdec.perfmodel.trees import MAX_TREE, tokens_of_tree
 from magicdec.specs import AUTOREGRESSIVE, MAX_GAMMA, SPARSE_METHODS
 
 BoolArray = npt.NDArray[np.bool_]
@@ -304,6 +305,8 @@ def _whole(setup: Setup, points: Points) -> Points:
         if array is None or name not in LIMITS:
             continue
         low, high = LIMITS[name]
+        if name == "gamma" and setup.speculation.tree is not None:
+            high = MAX_TREE
         inside = (array >= low) & (array <= high)
         if not np.all(inside):
             label = NAMES.get(name, name)
@@ -341,6 +344,11 @@ def predict(
         middle, everything = acceptance.tokens_per_step(
             budget=read, context=seen, gamma=at.gamma
         )
+        tree = setup.speculation.tree
+        if tree is not None and isinstance(acceptance, AcceptanceProfile):
+            middle = tokens_of_tree(
+                acceptance, tree, budget=read, context=seen, gamma=at.gamma
+            )
         expected = middle
         if acceptance.is_assumed:
             error = acceptance.tokens_error(budget=read, context=seen, gamma=at.gamma)

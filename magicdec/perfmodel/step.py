@@ -289,6 +289,8 @@ class _Step(Block):
             + engine.overheads.speculation_sequence_s
         )
         _, step_s = engine.step_overheads(self.setup.hardware.name)
+        if self.setup.speculation.tree is not None:
+            step_s = step_s + engine.overheads.tree_step_s
         bookkeeping = fixed(
             "step overhead", "overhead", step_s + self.batch * sequence_s
         )

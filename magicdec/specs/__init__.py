@@ -102,6 +102,7 @@ if TYPE_CHECKING:
         HeadSpec,
         SamplingSpec,
         SpeculationSpec,
+        TreeSpec,
         budget_at,
         check_gamma,
         draft_kind,

@@ -149,6 +149,8 @@ class EngineOverheads(EngineTable, frozen=True, kw_only=True):
     """Per layer of a trained head's pass, where it is launched outside captured graphs."""
     head_block_overhead_s: float = 0.0
     """Per block of a trained head, before its first pass."""
+    tree_step_s: float = 0.0
+    """Per speculative step whose drafts branch: the tree is chosen, and its mask made."""
     speculation_sequence_s: float = 0.0
     """Per sequence of a speculative step, on top of `sequence_overhead_s`: several tokens are
     checked and handed on.
@@ -270,11 +272,11 @@ class EngineHybrids(EngineTable, frozen=True, kw_only=True):
     hybrid_layer_weight: float = 1.0
     """How surely that time bounds a step, in its logarithm: 1, it does; 0, it never does."""
     hybrid_layer_error: float = 0.0
-    """Relative error (one standard deviation) of what it adds."""
+    """Relative error (one standard deviation) of the time that it adds."""
     hybrid_reread_share: float = 0.0
     """Share of an unsplit attention's time that each drafted token beyond the first adds."""
     hybrid_reread_error: float = 0.0
-    """Relative error (one standard deviation) of what that adds."""
+    """Relative error (one standard deviation) of the time that the share adds."""
 
 
 class EngineSampling(EngineTable, frozen=True, kw_only=True):

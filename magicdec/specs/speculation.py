@@ -239,6 +239,14 @@ def _head_dim(read: _HeadConfig) -> int | None:
     return read.hidden_size // read.num_attention_heads
 
 
+class TreeSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The shape of drafts that branch: each of `num_steps` draft passes proposes the `top_k` likeliest
+    next tokens, and the likeliest of all, as many as gamma, are verified."""
+
+    top_k: Annotated[int, msgspec.Meta(ge=2)]
+    num_steps: Annotated[int, msgspec.Meta(ge=1)]
+
+
 class SpeculationSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A draft and how far it looks ahead. `gamma` = 0 is autoregressive decoding. `draft` is
     "none", "self" (the target drafts for itself), "ngram", or a model's name. `draft_budget` counts
@@ -264,6 +272,8 @@ class SpeculationSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Whether an EAGLE-3 head proposes tokens of the whole vocabulary, by the target's own output
     layer.
     """
+    tree: TreeSpec | None = None
+    """None: drafts are chains."""
 
     def __post_init__(self) -> None:
         if self.draft_method not in DRAFT_METHODS:

@@ -262,9 +262,11 @@ def _deeper(
 
 def _kernels(request: dict[str, Any]) -> Answer:
     """Seconds of random works of every table of timed kernels on one device, in every number format."""
+    from magicdec.perfmodel.kernels.profile import TABLES
+
     profile, found = find("load_hardware")(request["hardware"]), {}
     rng = np.random.default_rng(request["seed"])
-    for table in sorted(find("TABLES"), key=lambda table: table.kind):
+    for table in sorted(TABLES, key=lambda table: table.kind):
         most = {
             "kv_len": 1e6,
             "prompt_len": 1e5,

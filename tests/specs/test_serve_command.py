@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from magicdec.errors import ConfigError
+from magicdec.specs import TreeSpec
 from magicdec.specs.serve_command import OPTIONS, Speculation, read_serve_command
 
 EAGLE = '{"method": "eagle3", "model": "yuhuili/EAGLE3", "num_speculative_tokens": 5}'
@@ -78,7 +79,9 @@ def test_a_script_is_read_as_a_shell_reads_it() -> None:
             "python3 -m sglang.launch_server --model-path m --speculative-algorithm NEXTN "
             "--speculative-num-steps 3 --speculative-eagle-topk 4",
             "sglang",
-            Speculation(draft="mtp", gamma=3, is_tree=True),
+            Speculation(
+                draft="mtp", gamma=3, is_tree=True, tree=TreeSpec(top_k=4, num_steps=3)
+            ),
         ),
         ("mpirun -n 2 trtllm-serve serve m --tp_size 2", "trtllm", None),
         (

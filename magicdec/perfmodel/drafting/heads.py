@@ -119,13 +119,22 @@ class Head(SeparateNetwork):
         before, accepted or not, and drafts one token; each of the others takes in the one drafted
         before."""
         gamma = np.maximum(block.gamma, 1.0)
+        num_passes = gamma
+        width = 1.0
+        tree = self.setup.speculation.tree
+        if tree is not None:
+            num_passes = np.full_like(gamma, tree.num_steps)
+            width = float(tree.top_k)
         first = self.pass_over(block, own=0.0, query_len=block.gamma + 1.0)
-        later = self.pass_over(block, own=gamma / 2.0, query_len=1.0)
-        passes = [*first.ops, *later.times(gamma - 1.0).ops, self.set_up()]
-        whole = ForwardTime(merged(passes))
-        return whole.times(1.0 / gamma).plus(
-            *self.beside_network(block, drawn=block.batch)
-        )
+        later = self.pass_over(block, own=num_passes / 2.0, query_len=width)
+        beside = self.beside_network(block, drawn=block.batch * width)
+        passes = [
+            *first.ops,
+            *later.times(num_passes - 1.0).ops,
+            self.set_up(),
+            *(op.times(num_passes) for op in beside),
+        ]
+        return ForwardTime(merged(passes)).times(1.0 / gamma)
 
     def set_up(self) -> Op:
         """The time before the first pass of a block."""
@@ -148,9 +157,9 @@ class Head(SeparateNetwork):
 
 @dataclass(frozen=True)
 class PredictionHead(Head):
-    """Multi-token prediction: a layer that is published with the target, in its formats; who narrows
-    the target later leaves it in 16 bits. Trained at the target's lengths, it gains no acceptance by a window, and loses next to none (SGLang's pull
-    request 32673).
+    """Multi-token prediction: a layer that is published with the target, in its formats; who
+    narrows the target later leaves it in 16 bits. Trained at the target's lengths, it gains no
+    acceptance by a window, and loses next to none (SGLang's pull request 32673).
     """
 
     def context_seen(self, kv_len: Any, budget: Any) -> Array:

@@ -110,6 +110,7 @@ def draft_options(
             acceptance=acceptance,
             draft_tp_size=request.draft_tp_size,
             head=head,
+            tree=request.tree,
             question=_on_most(question) if acceptance.is_assumed else None,
         )
         options.append(option)

@@ -17,6 +17,7 @@ from magicdec.perfmodel.drafting import draft_of
 from magicdec.perfmodel.kernels.profile import HardwareProfile, counted, load_hardware
 from magicdec.perfmodel.plan.choice import deepest_gamma
 from magicdec.perfmodel.setup import Cached, Setup, precision_of
+from magicdec.perfmodel.trees import MAX_TREE
 from magicdec.schema import Candidate, Request, check_fields
 from magicdec.specs import (
     DEFAULT_CPU_ENGINE,
@@ -32,6 +33,7 @@ from magicdec.specs import (
     Precision,
     SamplingSpec,
     SpeculationSpec,
+    TreeSpec,
     WorkloadSpec,
     check_tp,
     largest_tp_at_most,
@@ -55,16 +57,17 @@ class PlanRequest(Request, frozen=True, kw_only=True):
     acceptance: tuple[AcceptanceProfile, ...] = ()  # type: ignore[assignment]
     workload: WorkloadSpec | None = None
     """Lengths of requests; replaces `context_lens` and `gen_len`."""
+    tree: TreeSpec | None = None
+    """The shape of a head's drafts that branch; None: chains."""
     reaches: Literal["all", "chosen", "none"] = "all"
     """The drafts whose contexts at which they pay are looked for, which takes time: all, or only
     the chosen one, or the fastest if none is chosen."""
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.gamma is not None and self.gamma > MAX_GAMMA:
-            raise ConfigError(
-                f"gamma must be between 0 and {MAX_GAMMA}, not {self.gamma}"
-            )
+        most = MAX_GAMMA if self.tree is None else MAX_TREE
+        if self.gamma is not None and self.gamma > most:
+            raise ConfigError(f"gamma must be between 0 and {most}, not {self.gamma}")
         _ = self.cached  # what is no number or share is refused here
         _ = self.sampling  # a way of sampling out of range is refused here
         if self.acceptance_rate is not None:
@@ -138,6 +141,8 @@ class DraftOption:
     draft_tp_size: int | None = None
     head: HeadSpec | None = None
     """Trained head given by --draft-model. None: the usual published head."""
+    tree: TreeSpec | None = None
+    """The shape of drafts that branch; None: chains."""
     question: Question | None = None
     """Question to which the belief answered with this acceptance. None: it was measured or
     given."""
@@ -151,6 +156,7 @@ class DraftOption:
             draft_budget=budget or None,
             draft_tp_size=self.draft_tp_size,
             head=self.head,
+            tree=self.tree,
         )
 
 

@@ -28,6 +28,7 @@ from magicdec.specs.serve_command.start import (
     json_of,
     words_of,
 )
+from magicdec.specs.speculation import TreeSpec
 from magicdec.units import parse_count
 
 OF_A_MODEL = ("draft_model", "standalone", "drafttarget", "draft_target")
@@ -86,6 +87,8 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     """Whether gamma follows a table by batch."""
     is_tree: bool = False
     """Whether drafts branch."""
+    tree: TreeSpec | None = None
+    """Their shape, where it is known."""
     window: int | None = None
     """Tokens that a head's attention is cut to; None: its whole cache."""
     tp_size: int | None = None
@@ -588,6 +591,10 @@ def _of_sglang(said: _Said) -> Speculation:
     draft = _draft(method, meanings.get("draft"), said.problems)
     if gamma is None and tree is not None and width == 1 and tree > 1:
         gamma = tree - 1
+    shape = None
+    if width > 1 and gamma:
+        shape = TreeSpec(top_k=width, num_steps=gamma)
+        gamma = max((tree or gamma + 1) - 1, 1)
     lossy = []
     for meaning in ("threshold_single", "threshold_acc"):
         if float(_number(meanings.get(meaning, "1"))) < 1.0:
@@ -598,6 +605,7 @@ def _of_sglang(said: _Said) -> Speculation:
         checkpoint=meanings.get("draft"),
         by_batch=meanings.get("adaptive") == "true",
         is_tree=width > 1,
+        tree=shape,
         window=_count(meanings, "window"),
         lossy=lossy,
     )
