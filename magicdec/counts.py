@@ -24,6 +24,16 @@ Array = npt.NDArray[np.float64]
 Z_90 = 1.6448536269514715
 """A normal variable lies within ± this many standard deviations with probability 0.9."""
 
+NOTHING = 0.005
+"""Rate of first drafts up to which nothing is accepted: published drafts accept many times as much."""
+ENOUGH_STEPS = 200
+"""Drafts after which one that accepts nothing is known not to work."""
+CAUSES = (
+    "usual causes: a checkpoint of another method or target than it is served as (an EAGLE-3 head as "
+    "EAGLE), prompts without the target's chat template, a fault of this version of the engine"
+)
+"""Why a draft accepts nothing."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
@@ -155,6 +165,18 @@ class Counts:
             "acceptance_trials_by_position": self.trials,
             "acceptance_histogram": self.histogram,
         }
+
+
+def is_nothing(accepted: float, tried: float) -> bool:
+    """Whether enough drafts were tried to know that next to none of their first tokens is accepted."""
+    return tried >= ENOUGH_STEPS and accepted <= NOTHING * tried
+
+
+def nothing_accepted(draft: str, *, accepted: float, tried: float) -> str:
+    """The sentence that a draft does not work, by drafts whose first token was accepted."""
+    name = f"{draft[0].upper()}{draft[1:]}"
+    some = round(accepted) or "none"
+    return f"{name} does not work: {some} of {tried:.0f} drafts had a token accepted."
 
 
 def clustered_stderr(above: Any, below: Any) -> float | None:

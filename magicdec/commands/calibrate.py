@@ -682,6 +682,7 @@ def _print_profile(profile: AcceptanceProfile) -> None:
     """Counted rates with their 90 % intervals, the fitted law's rates, and the error of the law."""
     from magicdec.counts import Z_90
 
+    options.print_fault(profile.fault)
     print(
         f"{profile.draft_method}: accepted by position, ± half a 90 % interval (the law)"
     )

@@ -202,6 +202,7 @@ def _profile_model(request: LogRequest, draft: str) -> tuple[AcceptanceProfile, 
     print_account(replay.account, num_files=len(files))
     _print_pace(replay)
     assert profile.replay is not None
+    options.print_fault(profile.fault)
     print(
         f"draft {name}: exact where the engine drafts greedily (vLLM's V1 runner, at every "
         "temperature); where it "

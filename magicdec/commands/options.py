@@ -319,6 +319,14 @@ def print_as(
         print(json.dumps(document, indent=1))
 
 
+def print_fault(fault: str) -> None:
+    """Prints that a measured draft does not work, and why that may be; nothing for one that does."""
+    from magicdec.counts import CAUSES
+
+    if fault:
+        print(f"{fault}\n{CAUSES}")
+
+
 def table_console() -> Console:
     """A console for tables: as wide as the terminal, plain text and 80 columns when piped."""
     if sys.stdout.isatty():

@@ -349,6 +349,7 @@ def _print_imported(
         dataset=dataset,
     )
     steps = trace.counts.steps
+    options.print_fault(profile.fault)
     print(
         f"{trace.kind}: {steps.sum():.0f} steps of {len(steps)} sequences, drafted by {draft}"
     )

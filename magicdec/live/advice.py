@@ -29,8 +29,10 @@ from magicdec.perfmodel import (
     AcceptanceProfile,
     Points,
     Prediction,
+    Question,
     Setup,
     check_profiles,
+    completed,
     deepest_gamma,
     engine_error,
     interval,
@@ -157,9 +159,17 @@ def situation_of(
         )
     else:
         check_profiles([acceptance], draft=draft.name, method=draft.method)
+    setup = serving.setup(draft, observation.target.series.engine)
+    question = Question.about(
+        setup.model,
+        draft.name,
+        draft.method,
+        temperature=serving.temperature,
+        context=length,
+    )
     return Situation(
-        setup=serving.setup(draft, observation.target.series.engine),
-        acceptance=acceptance,
+        setup=setup,
+        acceptance=completed(acceptance, question),
         batch_size=batch,
         context_len=length,
         gamma=gamma,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from magicdec.counts import Z_90
+from magicdec.counts import CAUSES, Z_90, is_nothing, nothing_accepted
 from magicdec.errors import ServerError
 from magicdec.live.advice import Advice, Serving, advise, setting, situation_of
 from magicdec.live.faults import fault_of
@@ -46,9 +46,11 @@ class View:
         """Raises ConfigError where advice is asked for and cannot be given, or the server drafts
         with another draft.
         """
-        lines = observation_lines(
-            observation, agreed(self.draft, observation.announced)
-        )
+        draft = agreed(self.draft, observation.announced)
+        lines = observation_lines(observation, draft)
+        fault = fault_in(observation, draft)
+        if fault:
+            return [fault, f"  {CAUSES}", *lines]
         advice = self.advice(observation)
         if advice is None:
             return lines
@@ -108,11 +110,26 @@ class View:
             "drafted_share": observation.drafted_share,
             "tokens_per_step": counts.tokens_per_step,
             "acceptance_rates": acceptance_rates,
+            "fault": fault_in(observation, draft),
             "advice": _advice_document(advice),
             "notes": [
                 line.removeprefix("  note: ") for line in notes(observation, draft)
             ],
         }
+
+
+def fault_in(observation: Observation, draft: Draft) -> str:
+    """The sentence that the server's draft does not work; "" where it may."""
+    if draft.may_be_absent or not observation.is_speculative:
+        return ""
+    measured = rates(observation, draft)
+    if measured is None:
+        return ""
+    tried = measured.trials[0]
+    accepted = measured.rates[0] * tried
+    if not is_nothing(accepted, tried):
+        return ""
+    return nothing_accepted(str(draft), accepted=accepted, tried=tried)
 
 
 def _advice_document(advice: Advice | None) -> dict[str, Any] | None:

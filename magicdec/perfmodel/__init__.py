@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from magicdec.perfmodel.acceptance.assumed import (
         Question,
         checkpoint_in,
+        completed,
         profile_of,
     )
     from magicdec.perfmodel.acceptance.belief import (

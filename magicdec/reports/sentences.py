@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
+from magicdec.counts import CAUSES
 from magicdec.naming import ENGINE_TITLES, METHODS, device_name, draft_name, method_name
 from magicdec.schema import (
     DEFAULT_CONTEXT,
@@ -105,12 +106,18 @@ def devices_of(row: Candidate) -> str:
 
 
 def first_line(case: CaseAnswer) -> str:
-    """The action with its gain and probability, or why no draft is chosen."""
+    """The action with its gain and probability, or why no draft is chosen; before it, which
+    measured draft does not work."""
+    return " ".join([*case.choice.faults, _action(case)])
+
+
+def _action(case: CaseAnswer) -> str:
     choice = case.choice
     row = choice.row
     where = f"{users_of(row)} on {devices_of(row)}"
     if not row.is_speculative:
-        return f"Serve {where} without a draft{_why_not(choice)}."
+        why = "" if choice.faults else _why_not(choice)
+        return f"Serve {where} without a draft{why}."
     action = "Serve"
     if row.gain.probability < QUITE_SURE:
         action = "Try serving"
@@ -134,6 +141,11 @@ def _why_not(choice: Choice) -> str:
     if left_out.batch_size != choice.row.batch_size:
         return f": at so many no draft gains; with {users_of(left_out)}, {drafting} is {gain}"
     return f": the best, {drafting}, is {gain}"
+
+
+def causes_line(choice: Choice) -> str:
+    """Why a measured draft may accept nothing."""
+    return CAUSES if choice.faults else ""
 
 
 def at_limit(plan: Plan, case: CaseAnswer) -> str:

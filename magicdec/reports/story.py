@@ -40,6 +40,7 @@ from magicdec.schema import CaseAnswer, Plan
 
 WEIGHTS = {
     "answer": 100,
+    "causes": 98,
     "limit": 90,
     "waiting": 96,
     "acceptance": 80,
@@ -68,6 +69,7 @@ WEIGHTS = {
 BEFORE_TABLE = tuple(WEIGHTS)[: tuple(WEIGHTS).index("cost") + 1]
 AFTER_TABLE = tuple(WEIGHTS)[len(BEFORE_TABLE) :]
 ON_A_PAGE = (
+    "causes",
     "limit",
     "waiting",
     "acceptance",
@@ -105,6 +107,7 @@ def story_of(plan: Plan, case: CaseAnswer, *, every: bool = False) -> list[State
     choice = case.choice
     texts = {
         "answer": [first_line(case)],
+        "causes": [causes_line(choice)],
         "limit": [at_limit(plan, case)],
         "waiting": [waiting_line(plan, case)],
         "acceptance": [acceptance_line(choice)],

@@ -410,6 +410,8 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """The chosen draft at its best gamma, where another gamma was asked for."""
     outlook: Outlook | None = None
     """Null: no draft was considered."""
+    faults: list[str] = []
+    """Drafts that were measured and do not work, each in a sentence."""
     with_plugin: Candidate | None = None
     """The best configuration of drafts that need magicdec's plugin, where the plugin was not asked
     for and it is faster than the choice. It is never exported.

@@ -5,19 +5,22 @@ from __future__ import annotations
 import csv
 import itertools
 
-import msgspec
 import numpy as np
 import pytest
 
 from magicdec.errors import ConfigError
+from magicdec.perfmodel.acceptance import (
+    AcceptanceProfile,
+    constant_profile,
+    fit_profile,
+)
 from magicdec.perfmodel.acceptance import belief as beliefs
-from magicdec.perfmodel.acceptance import constant_profile, fit_profile
 from magicdec.perfmodel.acceptance.assumed import (
     Question,
     assumed,
+    completed,
     known_checkpoints,
-    profile_of,
-    updated_by,
+    yours,
 )
 from magicdec.perfmodel.acceptance.belief import Evidence, Point
 from magicdec.perfmodel.acceptance.published import Situation, distinct, read_rates
@@ -90,54 +93,63 @@ def test_origins_say_in_few_words_where_acceptance_comes_from() -> None:
     )
 
 
-def test_a_sharp_measurement_stands_and_a_weak_one_is_drawn_to_the_belief() -> None:
-    rows = [
-        {
+def _measured(rates: tuple[float, ...], trials: int) -> AcceptanceProfile:
+    rows = []
+    for position, rate in enumerate(rates, 1):
+        accepted = round(rate * trials)
+        rows.append({
             "draft_method": "eagle3", "budget": 1024, "context": 1024, "position": position,
-            "trials": 0, "accepted": 0, "temperature": 0.0,
-        }
-        for position in (1, 2, 3)
-    ]  # fmt: skip
+            "trials": trials, "accepted": accepted, "temperature": 0.0,
+        })  # fmt: skip
+        trials = accepted
+    return fit_profile(rows, model="llama-3.1-8b", draft="eagle3")
 
-    def measured(trials: int):
-        counted = [
-            row | {"trials": trials, "accepted": round(0.3 * trials)} for row in rows
-        ]
-        return fit_profile(counted, model="llama-3.1-8b", draft="eagle3")
 
-    def first(profile) -> float:
-        return float(profile.law.first_rate(budget=None, context=1024))
+def _tokens(profile: AcceptanceProfile, gamma: int) -> tuple[float, float]:
+    """Tokens per step and their relative error."""
+    at = {"budget": None, "context": 1024, "gamma": gamma}
+    return float(profile.tokens_per_step(**at)[0]), float(profile.tokens_error(**at))
 
-    sharp = measured(100_000)
-    assert updated_by(sharp, HEAD).law == sharp.law
-    assert updated_by(sharp, HEAD).error == sharp.error
-    prior = first(profile_of(HEAD, draft="eagle3", method="eagle3"))
-    weak = msgspec.structs.replace(
-        sharp, error=msgspec.structs.replace(sharp.error, log_rejection=0.8)
+
+@pytest.mark.parametrize("rate", [0.0, 0.02, 0.1, 0.7, 1.0])
+@pytest.mark.parametrize("trials", [20, 2_000, 100_000])
+def test_measured_positions_are_their_counts_whatever_is_believed(rate, trials) -> None:
+    """Within half of one trial, the weight that the law has."""
+    tokens, _ = _tokens(completed(_measured((rate,), trials), HEAD), 1)
+    assert tokens == pytest.approx(
+        1.0 + round(rate * trials) / trials, abs=1.0 / trials
     )
-    after = updated_by(weak, HEAD)
-    assert first(sharp) < first(after) < prior
-    assert after.error.log_rejection < 0.8
 
 
-def test_chat_measured_informs_code_through_the_task() -> None:
-    """A head that accepts far less on chat than others do is expected to accept less on code too, and less surely."""
-    poor = msgspec.structs.replace(
-        constant_profile(
-            0.2, model="llama-3.1-8b", draft="eagle3", draft_method="eagle3"
-        ),
-        dataset="chat",
-    )
-    code = HEAD._replace(task="code")
-    prior = profile_of(code, draft="eagle3", method="eagle3")
-    after = updated_by(poor, code)
-    rates = [
-        float(profile.law.first_rate(budget=None, context=1024))
-        for profile in (prior, after, poor)
-    ]
-    assert rates[0] > rates[1] > rates[2]
-    assert after.error.log_rejection > 0.1
-    assert after.source.startswith("measured (yours) on chat")
+def test_a_measurement_is_of_the_users_own_text_and_so_the_same_on_every_task() -> None:
+    counted = _measured((0.4, 0.3), 500)
+    answers = {
+        _tokens(yours(counted, HEAD._replace(task=task)), 6)
+        for task in ("", "chat", "code", "rag")
+    }
+    assert len(answers) == 1
+
+
+def test_beyond_the_counted_positions_a_rate_is_as_wide_as_the_belief_has_it() -> None:
+    """Prediction modules fall off by position; one counted position leaves the later ones open."""
+    question = Question("no such model", "mtp", 8.0)
+    one = completed(_measured((0.85,), 100_000), question)
+    three = completed(_measured((0.85, 0.8, 0.77), 100_000), question)
+    assert _tokens(one, 1)[1] < 0.005
+    assert _tokens(one, 8)[1] > 0.08
+    assert _tokens(one, 8)[1] > 1.5 * _tokens(three, 8)[1]
+    rates = one.conditional_rates(budget=None, context=1024, gamma_max=8)
+    assert rates[0] == pytest.approx(0.85, abs=1e-3)
+    assert rates[7] < rates[0]
+    given = completed(constant_profile(0.85), question, num_given=1)
+    assert _tokens(given, 1) == (pytest.approx(1.85), 0.0)
+    assert _tokens(given, 8)[1] > 0.08
+
+
+def test_given_rates_are_sure_up_to_the_gamma_in_use() -> None:
+    known = completed(constant_profile(0.8), HEAD, num_given=5)
+    assert _tokens(known, 5)[1] == 0.0
+    assert _tokens(known, 7)[1] > 0.0
 
 
 def test_groups_left_out_of_the_shipped_table_are_predicted_as_well_as_is_said() -> (

@@ -199,7 +199,6 @@ def test_a_given_gamma_adds_positions_that_were_never_accepted(tmp_path):
         ('{"a": 1}\n', "is no trace"),
         ("[1, -1]\n", "whole numbers"),
         ("[1, 2.5]\n", "whole numbers"),
-        ("[0, 0]\n", "up to 0 accepted"),
         ("[1]\n[1, true]\n", "line 2"),
         ('{"accepted_lengths": [1]}\n{"other": []}\n', "line 2: no 'accepted_lengths'"),
         (

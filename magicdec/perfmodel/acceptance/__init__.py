@@ -16,9 +16,22 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from magicdec.counts import Array, expected_tokens_per_step
+from magicdec.counts import (
+    Array,
+    expected_tokens_per_step,
+    is_nothing,
+    nothing_accepted,
+)
 from magicdec.errors import ConfigError
 from magicdec.files import converted, read_json, write_atomic
+from magicdec.naming import draft_name
+from magicdec.perfmodel.acceptance.counted import (
+    Beyond,
+    cells_of,
+    from_logit,
+    logit,
+    rates_near,
+)
 from magicdec.perfmodel.acceptance.fit import (
     MeasuredRates,
     fit_law,
@@ -113,6 +126,8 @@ class AcceptanceProfile(
     """Value of that error if the law were right, from the counts' own standard errors."""
     measured: list[MeasuredRates] = []
     """The counted rates that the law was fitted to."""
+    beyond: Beyond | None = None
+    """How rates go on beyond the positions that were counted or given. None: as the law has it."""
     replay: Replay | None = None
     """All settings of a look-up that was replayed from logged requests."""
 
@@ -143,18 +158,76 @@ class AcceptanceProfile(
         `num_sigma` standard deviations above (below, when negative) the middle; ±1.645 spans a 90 %
         interval. A budget of None is the full cache.
         """
-        rates = self.law.conditional_rates(
+        rates, deviation = self._known(
             budget=budget, context=context, gamma_max=gamma_max
         )
         if not num_sigma:
             return rates
-        deviation = self.error.deviation(
-            self.law,
-            budget=budget,
-            context=context,
-            gamma_max=gamma_max,
-        )
         return rates ** np.exp(-num_sigma * deviation)
+
+    def _known(
+        self, *, budget: Any, context: Any, gamma_max: int
+    ) -> tuple[Array, Array]:
+        """Rates by position, and the standard deviation of log(−log rate): of the counts where
+        there are some, of the law where there are none."""
+        at: dict[str, Any] = {"budget": budget, "context": context}
+        rates = self.law.conditional_rates(**at, gamma_max=gamma_max)
+        error = self.error
+        own: Array = np.zeros(())
+        if self.measured and self.replay is None:
+            cells = cells_of(self.measured, self.law)
+            rates, own = rates_near(cells, rates, **at)
+            error = msgspec.structs.replace(error, log_rejection=0.0, depth=0.0)
+        away = error.deviation(self.law, **at, gamma_max=gamma_max)
+        beyond = self._beyond
+        if beyond is None:
+            return rates, np.hypot(own, away)
+        octaves = beyond.octaves(gamma_max)
+        if beyond.slope:
+            rates = from_logit(logit(rates) + beyond.slope * octaves)
+        of_slope = beyond.error * octaves * log_deviation(rates)
+        return rates, np.sqrt(own**2 + away**2 + of_slope**2)
+
+    @property
+    def _beyond(self) -> Beyond | None:
+        """What is believed beyond the known positions; of counts without a belief, the law's error
+        by depth."""
+        if self.beyond is not None or not self.measured or self.replay is not None:
+            return self.beyond
+        return Beyond(position=self.num_counted, error=self.error.depth)
+
+    @property
+    def num_counted(self) -> int:
+        """Positions whose rates were counted; 0: none."""
+        return max((len(counted.rates) for counted in self.measured), default=0)
+
+    @property
+    def accepts_nothing(self) -> bool:
+        """Whether a network was counted long enough to know that it accepts nothing: that is a fault,
+        not a text. A look-up may find nothing in a text."""
+        if self.draft_method in LOOKUP_METHODS or not self.measured:
+            return False
+        return is_nothing(self._accepted_first, self._tried_first)
+
+    @property
+    def fault(self) -> str:
+        """The sentence that this draft does not work; "" for one that may."""
+        if not self.accepts_nothing:
+            return ""
+        return nothing_accepted(
+            draft_name(self.draft, self.draft_method),
+            accepted=self._accepted_first,
+            tried=self._tried_first,
+        )
+
+    @property
+    def _tried_first(self) -> float:
+        return sum(counted.trials[0] for counted in self.measured)
+
+    @property
+    def _accepted_first(self) -> float:
+        """Drafts whose first token was accepted."""
+        return sum(each.rates[0] * each.trials[0] for each in self.measured)
 
     @property
     def is_partly_drafted(self) -> bool:
@@ -253,20 +326,20 @@ class AcceptanceProfile(
                 budget=budget, context=context, gamma=gamma, shift=shift
             )
         runs = self.runs
+        at: dict[str, Any] = {"budget": budget, "context": context}
         if runs is None:
             deepest = max(int(gamma.max(initial=0)), 1)
-            rates = self.law.conditional_rates(
-                budget=budget, context=context, gamma_max=deepest
-            )
+            rates = self.conditional_rates(**at, gamma_max=deepest)
             return _by_position(_shifted(rates, shift), gamma)
-        first = self.law.first_rate(budget=budget, context=context)
-        counted = self.law.first_rate(
-            budget=self.measured[0].budget,
-            context=self.measured[0].context,
-        )
-        return runs.tokens_per_step(
-            gamma, shift=_logit(first + shift) - _logit(counted)
-        )
+        rates = self.conditional_rates(**at, gamma_max=runs.counted)
+        first = rates[..., 0]
+        moved = logit(first + shift) - logit(self.measured[0].rates[0])
+        expected, everything = runs.tokens_per_step(gamma, shift=moved)
+        at_counted, _ = runs.tokens_per_step(runs.counted, shift=moved)
+        counted, _ = _by_position(_shifted(rates, shift), runs.counted)
+        # the runs tell how E changes with gamma; at the counted gamma the counts tell E itself
+        gain = (counted - 1.0) / (at_counted - 1.0)
+        return 1.0 + (expected - 1.0) * gain, everything
 
     def _replayed_tokens(
         self,
@@ -456,9 +529,10 @@ def _half_range(low: Array, high: Array) -> Array:
     return (high - low) / (high + low)
 
 
-def _logit(rate: Any) -> Array:
-    inside = np.clip(rate, 1e-9, 1.0 - 1e-9)
-    return np.asarray(np.log(inside / (1.0 - inside)))
+def log_deviation(rate: Any) -> Array:
+    """Standard deviation of log(−log rate) per standard deviation of the rate's logit."""
+    inside = np.clip(rate, 1e-12, 1.0 - 1e-12)
+    return np.asarray((1.0 - inside) / -np.log(inside))
 
 
 def constant_profile(

@@ -12,13 +12,18 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache, lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from magicdec.counts import Array, expected_tokens_per_step
-from magicdec.perfmodel.acceptance import AcceptanceProfile, belief, default_profile
+from magicdec.perfmodel.acceptance import (
+    AcceptanceProfile,
+    belief,
+    default_profile,
+    log_deviation,
+)
 from magicdec.perfmodel.acceptance.belief import (
     REFERENCE_DEPTH,
     TRAINED_LEN,
@@ -26,6 +31,7 @@ from magicdec.perfmodel.acceptance.belief import (
     Evidence,
     Point,
 )
+from magicdec.perfmodel.acceptance.counted import Beyond, logit
 from magicdec.perfmodel.acceptance.law import LARGEST, Law, LawError
 from magicdec.perfmodel.acceptance.published import (
     OTHER_CLASS,
@@ -34,8 +40,9 @@ from magicdec.perfmodel.acceptance.published import (
     plain,
     plain_model,
 )
-from magicdec.tasks import TASKS
-from magicdec.units import format_count
+from magicdec.specs.model import ModelSpec
+from magicdec.specs.speculation import SPARSE_METHODS, draft_model_name
+from magicdec.units import GIGA, format_count
 
 POSITIONS = 16
 """Positions that the belief gives rates of; later ones are as the last."""
@@ -82,6 +89,36 @@ class Question(NamedTuple):
     trained_len: float | None = None
     window: float | None = None
     is_other_format: bool = False
+
+    @classmethod
+    def about(
+        cls,
+        target: ModelSpec,
+        draft: str,
+        method: str,
+        *,
+        checkpoint: str = "",
+        **conditions: Any,
+    ) -> Question:
+        """The question about a draft by the names that plans call it and its method by."""
+        kind = method
+        budget: float | None = None
+        model = draft_model_name(draft)
+        if model is not None:
+            kind = "full"
+            checkpoint = model
+        elif method == "full":
+            kind = "self-quantised"
+        elif method in SPARSE_METHODS:
+            budget = belief.USUAL_BUDGET
+        return cls(
+            model=target.name,
+            kind=kind,
+            billions=target.num_parameters / GIGA,
+            draft=checkpoint,
+            budget=budget,
+            **conditions,
+        )
 
 
 class Assumed(NamedTuple):
@@ -180,7 +217,7 @@ def assumed(question: Question, further: Evidence | None = None) -> Assumed:
     )
     of_growth = covariance[0, 0] + covariance[2, 2] - 2.0 * covariance[0, 2]
     of_trend = covariance[0, 0] + covariance[1, 1] - 2.0 * covariance[0, 1]
-    factor = _log_deviation(float(_logistic(level)))
+    factor = float(log_deviation(_logistic(level)))
     return Assumed(
         law=law,
         error=LawError(
@@ -332,11 +369,6 @@ def _law(question: Question, rates: Array, trend: float, far: float) -> Law:
     )
 
 
-def _log_deviation(rate: float) -> float:
-    """Standard deviation of log(-log rate) per standard deviation of the rate's logit."""
-    return (1.0 - rate) / -math.log(rate)
-
-
 def _logistic(logit: Array | float) -> Array:
     return np.asarray(1.0 / (1.0 + np.exp(-np.asarray(logit))))
 
@@ -383,8 +415,8 @@ SHAPE_MODEL = "llama-3.1-8b"
 USUAL_GAMMA = 4
 NUM_TRIED = 200
 YOURS = "measured (yours)"
-SHARP = 0.05
-"""Share of the belief's variance below which a measurement stands alone."""
+OFF_THE_LINE = 0.1
+"""Standard deviation of a position's logit from a line over ln(position)."""
 
 
 def profile_of(question: Question, *, draft: str, method: str) -> AcceptanceProfile:
@@ -430,58 +462,56 @@ def _tokens(rates: Array) -> float:
     return float(expected_tokens_per_step(rates, len(rates)))
 
 
-def updated_by(measured: AcceptanceProfile, question: Question) -> AcceptanceProfile:
-    """A user's profile, drawn towards the belief as far as its own error leaves room for it: one
-    that is sharp stands as it is. On another class of text than was asked for, what was measured
-    informs the belief by the levels that both share."""
-    if measured.dataset in TASKS:
-        task = measured.dataset
+def completed(
+    profile: AcceptanceProfile, question: Question, *, num_given: int = 0
+) -> AcceptanceProfile:
+    """A user's profile with what the belief says of the positions that it does not know, given those
+    that it does. `num_given` positions of given rates are known, and the last rate is taken to hold
+    for all further ones.
+
+    A measurement is of the user's own text, so that the task that a plan asks about changes nothing.
+    """
+    if profile.replay is not None or not (num_given or profile.measured):
+        return profile
+    if num_given:
+        known = profile.conditional_rates(
+            budget=None, context=question.context, gamma_max=num_given
+        )
+        slope, error = _slope(known, np.zeros(num_given), question)
+        beyond = Beyond(position=num_given, error=math.hypot(slope, error))
     else:
-        task = question.task
-    named = plain(question.draft or measured.checkpoint or "yours")
-    on_text = question._replace(draft=named, task=task)
-    rate = float(
-        measured.law.first_rate(budget=question.budget, context=question.context)
-    )
-    if 0.0 < rate < 1.0:
-        logit = math.log(rate / (1.0 - rate))
-    else:
-        logit = 0.0
-    deviation = measured.error.log_rejection / _log_deviation(
-        min(max(rate, 1e-6), 1.0 - 1e-6)
-    )
-    variance = deviation**2
-    point = _points(on_text, named)[0]._replace(depth=-REFERENCE_DEPTH)
-    prior = belief.believed([point])
-    own = float(prior.covariance[0, 0])
-    is_same_text = task == question.task
-    if not 0.0 < rate < 1.0 or (is_same_text and variance <= SHARP * own):
-        return msgspec.structs.replace(measured, source=f"{YOURS}, {measured.source}")
+        most = max(profile.measured, key=lambda counted: len(counted.rates))
+        known = np.array(most.rates)
+        variance = (
+            np.array(most.stderr) / np.maximum(known * (1.0 - known), 1e-3)
+        ) ** 2
+        slope, error = _slope(known, variance, question)
+        beyond = Beyond(position=len(known), slope=slope, error=error)
+    return msgspec.structs.replace(profile, beyond=beyond)
+
+
+def _slope(rates: Array, variance: Array, question: Question) -> tuple[float, float]:
+    """The change of the rate's logit per ln(position), and its deviation, of a draft with these rates
+    by position, whose logits have this variance."""
+    draft = plain(question.draft) or "yours"
+    usual, deep, _ = _points(question._replace(draft=draft, task=""), draft)
+    depths = np.log(np.arange(1, len(rates) + 1)) - REFERENCE_DEPTH
+    noise = variance + OFF_THE_LINE**2
     seen = Evidence(
-        points=[point],
-        logits=np.array([logit]),
-        variance=np.array([variance]),
-        usual_variance=np.array([variance]),
+        points=[usual._replace(depth=float(depth)) for depth in depths],
+        logits=np.clip(logit(rates), belief.LEAST_LOGIT, belief.MOST_LOGIT),
+        variance=noise,
+        usual_variance=noise,
     )
-    asked = _points(question._replace(draft=named), named)[0]._replace(
-        depth=-REFERENCE_DEPTH
-    )
-    after = belief.believed([asked], seen)
-    updated = float(_logistic(after.mean[0]))
-    moved = measured.at_rate(
-        updated, budget=question.budget or LARGEST, context=question.context
-    )
-    spread = math.sqrt(max(float(after.covariance[0, 0]), 0.0)) * _log_deviation(
-        updated
-    )
-    if is_same_text:
-        where = YOURS
-    else:
-        where = f"{YOURS} on {task}"
+    mean, covariance = belief.believed([usual, deep], seen)
+    change = np.array([-1.0, 1.0]) / DEPTH_STEP
+    return float(change @ mean), math.sqrt(float(change @ covariance @ change))
+
+
+def yours(profile: AcceptanceProfile, question: Question) -> AcceptanceProfile:
+    """A profile that a user gives, completed and named so."""
     return msgspec.structs.replace(
-        moved,
-        source=f"{where}, {measured.source}",
-        fitted=measured.fitted,
-        error=msgspec.structs.replace(moved.error, log_rejection=spread),
-        is_assumed=not is_same_text,
+        completed(profile, question),
+        source=f"{YOURS}, {profile.source}",
+        dataset=profile.dataset or "your text",
     )

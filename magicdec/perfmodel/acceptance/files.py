@@ -40,6 +40,8 @@ from magicdec.units import MIB
 SPEC_BENCH = "Spec-Bench answers"
 LIMIT_BYTES = 256 * MIB
 """Size above which no file of acceptance is read."""
+LOG_ROUNDING = 0.0051
+"""Most that a rounded mean acceptance length of vLLM's log is off."""
 LOG_LINE = re.compile(
     r"SpecDecoding metrics: Mean acceptance length: ([\d.]+).*?"
     r"Accepted: (\d+) tokens, Drafted: (\d+) tokens, "
@@ -127,7 +129,9 @@ def _counts(path: Path, found: list[Any], gamma: int | None) -> Counts:
         raise ConfigError(
             f"{path} has steps with {deepest} accepted drafts, more than gamma {gamma}"
         )
-    depth = gamma or deepest
+    depth = gamma or max(
+        deepest, 1
+    )  # where nothing was accepted, a first draft was tried
     if not 1 <= depth <= MAX_POSITIONS:
         raise ConfigError(
             f"{path} has steps with up to {depth} accepted drafts; 1 to {MAX_POSITIONS} are read"
@@ -192,12 +196,20 @@ def _from_survival(drafts: float, rates: Sequence[float]) -> tuple[float, ...]:
 
 
 def _logged(mean: str, accepted: str, drafted: str, rates: str) -> tuple[float, ...]:
+    """Survivors from a line of vLLM's log. Its numbers are rounded: the tokens are exact, so the rates
+    are scaled to them, and drafts of full length are counted from the drafted tokens."""
     by_position = [float(rate) for rate in rates.split(",")]
     drafts = float(drafted) / len(by_position)
     emitted = float(mean) - 1.0
-    if emitted > 0:
+    if abs(float(accepted) / max(drafts, 1.0) - emitted) > LOG_ROUNDING and emitted > 0:
         drafts = float(accepted) / emitted
-    return _from_survival(max(drafts, 1.0), by_position)
+    drafts = max(drafts, 1.0)
+    wanted = float(accepted) / drafts
+    if sum(by_position) > 0.0:
+        by_position = [rate * wanted / sum(by_position) for rate in by_position]
+    else:
+        by_position[0] = wanted
+    return _from_survival(drafts, [min(rate, 1.0) for rate in by_position])
 
 
 def _histogram_of(document: Any) -> Any:

@@ -34,8 +34,9 @@ FREE = {
     "concentration": Free(prior=50.0, spread=1.5, limits=(0.3, 1e4)),
     "drift": Free(prior=0.2, spread=2.0, limits=(1e-3, 10.0)),
     "drift_depth": Free(prior=2.0, spread=0.5, limits=(0.3, 20.0)),
-    "floor": Free(prior=0.1, spread=1.5, limits=(1e-4, 0.9)),
+    "floor": Free(prior=0.1, spread=1.5, limits=(1e-4, 1.0)),
 }
+NUM_FREE = len(FREE)
 MEAN_ABSOLUTE_NORMAL = math.sqrt(2.0 / math.pi)
 
 

@@ -282,6 +282,8 @@ def _reaching(
         is_shown = (option.draft, option.method) == (shown.draft, shown.draft_method)
         if asked == "none" or (asked == "chosen" and not is_shown):
             continue
+        if option.acceptance.fault:
+            continue
         if case.gammas_of(option) != (0,):
             options.append(option)
     first = option_of(case, leading)
@@ -369,8 +371,18 @@ def _choice(
         left_out_fits=runs_at,
         better_gamma=better,
         outlook=outlook(case, found, best, shown),
+        faults=_faults(found),
         with_plugin=faster_with_plugin(ranking, case.admits),
     )
+
+
+def _faults(found: list[Found]) -> list[str]:
+    """Sentences on the drafts that were measured and do not work."""
+    faults = []
+    for of_draft in found:
+        if of_draft.option is not None and of_draft.option.acceptance.fault:
+            faults.append(of_draft.option.acceptance.fault)
+    return faults
 
 
 def _option_of(found: list[Found], row: Candidate) -> DraftOption:

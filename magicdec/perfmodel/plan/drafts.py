@@ -15,9 +15,10 @@ from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.acceptance.assumed import (
     KIND_NAMES,
     Question,
+    completed,
     kinds_of,
     known_checkpoints,
-    updated_by,
+    yours,
 )
 from magicdec.perfmodel.acceptance.law import LARGEST
 from magicdec.perfmodel.acceptance.mixed import profile_on
@@ -404,8 +405,14 @@ def _acceptance(
 ) -> AcceptanceProfile:
     """The given rate, or a given profile of this draft; else what is exact of a copy of the target
     or was published of a narrower one; else the belief."""
-    if request.acceptance_rate is not None:
-        return laws.constant_profile(request.acceptance_rate)
+    rates = request.acceptance_rate
+    if rates is not None:
+        num_given = len(rates) if isinstance(rates, tuple) else 1
+        return completed(
+            laws.constant_profile(rates),
+            question,
+            num_given=max(num_given, request.gamma or 0),
+        )
     measured = _measured(draft, method, request)
     other_format = _has_other_weights(request, target, method, draft)
     if measured is None and method == "full" and draft in (SELF, target.name):
@@ -413,7 +420,7 @@ def _acceptance(
         if copy is not None:
             return copy
     if measured is not None:
-        return updated_by(measured, _on_most(question))
+        return yours(measured, question)
     return profile_on(
         question._replace(is_other_format=other_format), draft=draft, method=method
     )
@@ -455,32 +462,20 @@ def _question(
     head: HeadSpec | None,
 ) -> Question:
     """The draft, target and text as the belief is asked about them."""
-    named = request.draft_name or ""
-    model = draft_model_name(draft)
     trained = None
     window = None
     if head is not None:
         window = head.window
         if (head.trained_len or LARGEST) < target.max_position_embeddings:
             trained = head.trained_len
-    kind: str = method
-    budget: float | None = None
-    if model is not None:
-        kind = "full"
-        named = model
-    elif method == "full":
-        kind = "self-quantised"
-    elif method in SPARSE_METHODS:
-        budget = float(RATE_BUDGET)
-    return Question(
-        model=target.name,
-        kind=kind,
-        billions=target.num_parameters / GIGA,
-        draft=named,
+    return Question.about(
+        target,
+        draft,
+        method,
+        checkpoint=request.draft_name or "",
         task=request.task or "",
         temperature=request.temperature,
         context=float(context),
-        budget=budget,
         trained_len=trained,
         window=window,
     )
