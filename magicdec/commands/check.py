@@ -51,6 +51,23 @@ def check_command(
         str | None,
         option("Of its draft: one rate for every position, or a list by position."),
     ] = None,
+    accept_length: Annotated[
+        float | None,
+        option(
+            "Of its draft: tokens per step at its gamma, as engines print them (mean acceptance "
+            "length).",
+            min=1,
+        ),
+    ] = None,
+    drafted_share: Annotated[
+        float | None,
+        option(
+            "Share of steps that had a draft, where --accept-length is of these alone (look-ups in "
+            "vLLM); 1: it is of all steps.",
+            min=0,
+            max=1,
+        ),
+    ] = None,
     strict: Annotated[
         bool,
         option(
@@ -85,6 +102,8 @@ def check_command(
         task=None if task is None else task_named(task),
         temperature=temperature,
         acceptance_rate=rates,
+        accept_length=accept_length,
+        drafted_share=drafted_share,
     )
     text, folder = _text(command)
     read = read_serve_command(text, folder=folder, values=_assigned(values or []))

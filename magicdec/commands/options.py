@@ -158,7 +158,7 @@ SECTIONS = {
     "Arrivals": "rate burstiness requests cached balance p95_ttft_ms p95_tpot_ms",
     "Draft": "draft draft_model draft_method draft_budget draft_tp gamma draft_weight_dtype "
     "draft_kv_dtype acceptance "
-    "acceptance_rate simulate_acceptance adaptive",
+    "acceptance_rate accept_length drafted_share simulate_acceptance adaptive",
     "Sampling": "temperature top_p top_k seed stop_at_eos",
     "A server": "server results concurrency prompt_len output_len rounds dry_run target",
     "Output": "record records output output_format why every quiet resume save_output stream help",

@@ -72,6 +72,8 @@ SENSITIVITY_OPTIONS = (
     "draft_method",
     "draft_budget",
     "acceptance_rate",
+    "accept_length",
+    "drafted_share",
     "acceptance",
 )
 

@@ -107,7 +107,9 @@ def _replayed(
         rules = list(RULES.values())
     else:
         rules = [RULES[asked]] if asked in LOOKUP_METHODS else []
-    if not rules or given.get("acceptance_rate") is not None:
+    if not rules or any(
+        given.get(name) is not None for name in ("acceptance_rate", "accept_length")
+    ):
         return []
     from magicdec.logs import cpu_count, profiles_of, replay_logs, sweep
 

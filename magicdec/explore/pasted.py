@@ -80,4 +80,6 @@ def _load(catalog: Catalog, state: Request, command: ServeCommand) -> AskedLoad:
         task=state.task,
         temperature=state.temperature,
         acceptance_rate=state.acceptance_rate,
+        accept_length=state.accept_length,
+        drafted_share=state.drafted_share,
     )

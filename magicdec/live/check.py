@@ -9,7 +9,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -58,6 +58,8 @@ TREES_LOSE = (
     "trees (top-k above 1) of as many tokens as draft passes were slower than the best chain in 79 of "
     "88 public cells of EAGLE-3 in SGLang, by 16 % in the median"
 )
+GIVEN_ACCEPTANCE = ("acceptance_rate", "accept_length", "drafted_share")
+"""What a load says of the acceptance of the command's own draft."""
 AS_PUBLISHED = ("compressed-tensors", "modelopt", "auto")
 """Values of --quantization that leave the format to the checkpoint."""
 
@@ -74,6 +76,10 @@ class AskedLoad(msgspec.Struct, frozen=True, kw_only=True):
     """The text that is served; it brings the lengths of a usual request."""
     temperature: float = 1.0
     acceptance_rate: float | tuple[float, ...] | None = None
+    accept_length: float | None = None
+    """Tokens per step at the command's gamma."""
+    drafted_share: float | None = None
+    """Share of steps that had a draft, where `accept_length` is of these alone."""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,7 +173,7 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
     problems = list(command.problems)
     request = _request(command, load, model, assumed, problems)
     try:
-        free = make_plan(msgspec.structs.replace(request, draft=None, gamma=None))
+        free = make_plan(_without_acceptance(request, gamma=None))
     except CapacityError as error:
         return _refused(command, request, assumed, [str(error), *problems])
     command = _with_own_head(command, model)
@@ -206,6 +212,17 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
     )
 
 
+def _without_acceptance(request: PlanRequest, **changes: Any) -> PlanRequest:
+    """The request without the acceptance of the command's own draft, which is no other's."""
+    return msgspec.structs.replace(
+        request,
+        acceptance_rate=None,
+        accept_length=None,
+        drafted_share=None,
+        **changes,
+    )
+
+
 def as_asked(command: ServeCommand, load: AskedLoad) -> PlanRequest:
     """The plan's request for a command as it is, its draft and gamma included."""
     model = load_model_spec(command.model)
@@ -241,9 +258,7 @@ def _if_more_wait(
     batches = (request.batch_sizes[0], max(USUAL_BATCH // command.dp_size, 1))
     rows = []
     for batch in batches:
-        asked = msgspec.structs.replace(
-            request, draft="none", acceptance_rate=None, batch_sizes=(batch,)
-        )
+        asked = _without_acceptance(request, draft="none", batch_sizes=(batch,))
         try:
             rows.append(make_plan(asked).best)
         except CapacityError:
@@ -315,9 +330,11 @@ def _request(
     pp_size = None
     if command.pp_size > 1:
         pp_size = command.pp_size
-    acceptance_rate = None
+    given: dict[str, Any] = {}
     if command.speculation is not None:
-        acceptance_rate = load.acceptance_rate
+        given = {name: getattr(load, name) for name in GIVEN_ACCEPTANCE}
+        if load.accept_length is not None:
+            given["gamma"] = _gamma_in_use(command.speculation)
     return PlanRequest(
         model=command.model,
         hardware=(name,),
@@ -330,10 +347,19 @@ def _request(
         gen_len=gen_len,
         task=load.task,
         temperature=load.temperature,
-        acceptance_rate=acceptance_rate,
+        **given,
         weight_dtype=_format("quantization", command.weight_dtype, model),
         kv_dtype=_format("kv-cache-dtype", command.kv_dtype, model),
     )
+
+
+def _gamma_in_use(speculation: Speculation) -> int:
+    """Raises ConfigError where the command does not say how many tokens it drafts."""
+    if speculation.gamma is None:
+        raise ConfigError(
+            "an accept length is of one number of drafted tokens, which this command does not state"
+        )
+    return speculation.gamma
 
 
 def _users(command: ServeCommand, load: AskedLoad, assumed: list[str]) -> int:
@@ -518,7 +544,7 @@ def _with_draft(request: PlanRequest, speculation: Speculation) -> PlanRequest:
 
 def _break_even(request: PlanRequest) -> str:
     """From which acceptance rate a draft of unknown acceptance is faster."""
-    lacking = make_plan(msgspec.structs.replace(request, gamma=None)).needs_acceptance
+    lacking = make_plan(_without_acceptance(request, gamma=None)).needs_acceptance
     for draft in lacking:
         rate = draft.break_even_acceptance_rate
         if rate is not None:
@@ -693,7 +719,7 @@ def _on_batches(
     model: ModelSpec,
 ) -> list[Change]:
     """max-num-seqs below the users there are or above what fits, and devices that hold them."""
-    alone = msgspec.structs.replace(request, draft="none", acceptance_rate=None)
+    alone = _without_acceptance(request, draft="none", gamma=None)
     first = answered(alone, model, [])[0][0]
     fits = int(most_that_fit(first.case)) * command.dp_size
     now = first.document.best

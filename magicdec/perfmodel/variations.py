@@ -208,8 +208,9 @@ def _request(
     """The request of this one configuration. The draft keeps its ranks on engines that allow a
     draft its own."""
     asked = original.request
+    gives = asked.acceptance_rate is not None or asked.accept_length is not None
     formats = original.precision
-    if row.is_speculative and not acceptance and asked.acceptance_rate is None:
+    if row.is_speculative and not acceptance and not gives:
         _check_acceptance_is_shipped(asked.acceptance)
     return PlanRequest(
         model=asked.model,
@@ -218,6 +219,8 @@ def _request(
         top_k=asked.top_k,
         top_p=asked.top_p,
         acceptance_rate=asked.acceptance_rate,
+        accept_length=asked.accept_length,
+        drafted_share=asked.drafted_share,
         **_draft_options(original, row, engine),
         hardware=(device,),
         engine=engine,

@@ -266,6 +266,23 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         float | tuple[float, ...] | None,
         Option(help="One rate for every position, or a list by position."),
     ] = None
+    accept_length: Annotated[
+        float | None,
+        Option(
+            help="Tokens per step at --gamma, as engines print them (mean acceptance length).",
+            least=1,
+        ),
+    ] = None
+    drafted_share: Annotated[
+        float | None,
+        Option(
+            help="Share of steps that had a draft, where --accept-length is of these alone (look-ups "
+            "in vLLM); 1: it is of all steps.",
+            least=0,
+            most=1,
+            is_open=True,
+        ),
+    ] = None
     acceptance: Annotated[
         tuple[str, ...], Option(help="Measured acceptance profile; repeatable.")
     ] = ()

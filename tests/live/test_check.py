@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import magicdec
 from magicdec.cli import app, register_commands
+from magicdec.errors import ConfigError
 from magicdec.live.check import AskedLoad, Check, check_command
 from magicdec.schema.row import Candidate
 from magicdec.specs.serve_command import read_serve_command
@@ -286,3 +287,36 @@ def test_a_file_of_options_that_is_not_here_is_said_first() -> None:
     )
     check = check_command(command, AskedLoad(hardware="b200"))
     assert check.headline.startswith("If none.yml sets no draft: Speculate with ")
+
+
+SGLANG = (
+    "python -m sglang.launch_server --model-path meta-llama/Llama-3.1-8B-Instruct "
+    "--speculative-algorithm EAGLE3 --speculative-eagle-topk 1 --speculative-num-steps 3 "
+    "--speculative-draft-model-path yuhuili/EAGLE3-LLaMA3.1-Instruct-8B "
+    "--speculative-num-draft-tokens 4"
+)
+
+
+def test_a_rate_is_of_the_commands_own_draft_on_every_engine() -> None:
+    result = checked(SGLANG, acceptance_rate=0.5)
+    assert result.as_it_is is not None
+    assert result.as_it_is.drafting.tokens_per_step == pytest.approx(1.875)
+
+
+def test_an_accept_length_is_the_tokens_per_step_at_the_commands_gamma() -> None:
+    result = checked(SGLANG, accept_length=2.4)
+    assert result.as_it_is is not None
+    assert result.as_it_is.drafting.tokens_per_step == pytest.approx(2.4)
+
+
+def test_of_look_ups_vllm_counts_drafted_steps_so_it_is_asked_which() -> None:
+    """3.31 in 53 % of the steps is 1 + 2.31 · 0.53 over all."""
+    command = (
+        "vllm serve Qwen/Qwen3-8B --speculative-config "
+        """'{"method": "ngram", "num_speculative_tokens": 5}'"""
+    )
+    with pytest.raises(ConfigError, match="--drafted-share"):
+        checked(command, accept_length=3.31)
+    result = checked(command, accept_length=3.31, drafted_share=0.53)
+    assert result.as_it_is is not None
+    assert result.as_it_is.drafting.tokens_per_step == pytest.approx(2.2243)

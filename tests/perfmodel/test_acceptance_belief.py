@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -20,6 +21,7 @@ from magicdec.perfmodel.acceptance.assumed import (
     assumed,
     completed,
     known_checkpoints,
+    of_length,
     yours,
 )
 from magicdec.perfmodel.acceptance.belief import Evidence, Point
@@ -144,6 +146,23 @@ def test_beyond_the_counted_positions_a_rate_is_as_wide_as_the_belief_has_it() -
     given = completed(constant_profile(0.85), question, num_given=1)
     assert _tokens(given, 1) == (pytest.approx(1.85), 0.0)
     assert _tokens(given, 8)[1] > 0.08
+
+
+@pytest.mark.parametrize("kind", ["mtp", "eagle3", "ngram"])
+@pytest.mark.parametrize(("tokens", "gamma"), [(1.0, 3), (1.5, 1), (2.4, 3), (4.0, 3)])
+def test_a_length_at_a_gamma_is_met_there_whatever_its_rates(
+    kind, tokens, gamma
+) -> None:
+    profile = of_length(tokens, gamma, Question("no such model", kind, 8.0))
+    assert _tokens(profile, gamma) == (pytest.approx(tokens), 0.0)
+
+
+def test_what_accepts_nothing_for_long_does_not_work_unless_it_looks_up() -> None:
+    assert "none of 396" in _measured((0.0,), 396).fault
+    assert not _measured((0.0,), 150).fault
+    assert not _measured((0.02,), 2_000).fault
+    found = msgspec.structs.replace(_measured((0.0,), 396), draft_method="ngram")
+    assert not found.fault
 
 
 def test_given_rates_are_sure_up_to_the_gamma_in_use() -> None:

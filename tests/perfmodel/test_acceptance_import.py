@@ -221,3 +221,26 @@ def test_a_gamma_below_what_was_accepted_is_refused(tmp_path):
     (tmp_path / "file").write_text("[3, 1]\n")
     with pytest.raises(ConfigError, match="3 accepted drafts, more than gamma 2"):
         read_acceptance(tmp_path / "file", gamma=2)
+
+
+@pytest.mark.parametrize("accepted", [0, 10, 2_000, 10_000])
+def test_a_log_of_100_000_steps_gives_its_tokens_per_step(accepted, tmp_path):
+    """vLLM prints rates to a thousandth and lengths to a hundredth; tokens are exact."""
+    line = (
+        "SpecDecoding metrics: Mean acceptance length: {mean:.2f}, Accepted throughput: 1.00 tokens/s, "
+        "Drafted throughput: 9.00 tokens/s, Accepted: {accepted} tokens, Drafted: {drafts} tokens, "
+        "Per-position acceptance rate: {rate:.3f}, Avg Draft acceptance rate: {rate:.1%}"
+    )
+    rate = accepted / 100_000
+    text = line.format(mean=1.0 + rate, accepted=accepted, drafts=100_000, rate=rate)
+    (tmp_path / "log").write_text(text)
+    counts = read_acceptance(tmp_path / "log").counts
+    assert counts.tokens_per_step == pytest.approx(1.0 + rate, abs=1e-9)
+    assert counts.steps.sum() == 100_000
+
+
+def test_a_trace_in_which_nothing_is_accepted_is_one_of_zeros(tmp_path):
+    (tmp_path / "trace").write_text("[0, 0, 0]\n[0]\n")
+    counts = read_acceptance(tmp_path / "trace").counts
+    assert counts.rates == [0.0]
+    assert counts.trials == [4]

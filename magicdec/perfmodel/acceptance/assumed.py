@@ -21,6 +21,7 @@ from magicdec.counts import Array, expected_tokens_per_step
 from magicdec.perfmodel.acceptance import (
     AcceptanceProfile,
     belief,
+    constant_profile,
     default_profile,
     log_deviation,
 )
@@ -31,7 +32,7 @@ from magicdec.perfmodel.acceptance.belief import (
     Evidence,
     Point,
 )
-from magicdec.perfmodel.acceptance.counted import Beyond, logit
+from magicdec.perfmodel.acceptance.counted import Beyond, from_logit, logit
 from magicdec.perfmodel.acceptance.law import LARGEST, Law, LawError
 from magicdec.perfmodel.acceptance.published import (
     OTHER_CLASS,
@@ -40,8 +41,7 @@ from magicdec.perfmodel.acceptance.published import (
     plain,
     plain_model,
 )
-from magicdec.specs.model import ModelSpec
-from magicdec.specs.speculation import SPARSE_METHODS, draft_model_name
+from magicdec.specs import SPARSE_METHODS, ModelSpec, draft_model_name
 from magicdec.units import GIGA, format_count
 
 POSITIONS = 16
@@ -415,6 +415,8 @@ SHAPE_MODEL = "llama-3.1-8b"
 USUAL_GAMMA = 4
 NUM_TRIED = 200
 YOURS = "measured (yours)"
+MOST_LEVEL = 30.0
+"""Largest logit of a first rate that is looked for."""
 OFF_THE_LINE = 0.1
 """Standard deviation of a position's logit from a line over ln(position)."""
 
@@ -477,7 +479,9 @@ def completed(
         known = profile.conditional_rates(
             budget=None, context=question.context, gamma_max=num_given
         )
-        slope, error = _slope(known, np.zeros(num_given), question)
+        slope, error = _slope(
+            _depths(num_given), logit(known), np.zeros(num_given), question
+        )
         beyond = Beyond(position=num_given, error=math.hypot(slope, error))
     else:
         most = max(profile.measured, key=lambda counted: len(counted.rates))
@@ -485,27 +489,63 @@ def completed(
         variance = (
             np.array(most.stderr) / np.maximum(known * (1.0 - known), 1e-3)
         ) ** 2
-        slope, error = _slope(known, variance, question)
+        slope, error = _slope(_depths(len(known)), logit(known), variance, question)
         beyond = Beyond(position=len(known), slope=slope, error=error)
     return msgspec.structs.replace(profile, beyond=beyond)
 
 
-def _slope(rates: Array, variance: Array, question: Question) -> tuple[float, float]:
-    """The change of the rate's logit per ln(position), and its deviation, of a draft with these rates
-    by position, whose logits have this variance."""
+def of_length(tokens: float, gamma: int, question: Question) -> AcceptanceProfile:
+    """The profile of a draft that makes this many tokens per step at one gamma: rates that fall or
+    rise by position as is believed of the draft, and give that length."""
+    ends = {1.0: 0.0, gamma + 1.0: 1.0}
+    if tokens in ends:
+        flat = constant_profile(ends[tokens])
+        return completed(flat, question, num_given=gamma)
+    constant = belief.constant_rate_logit(tokens, gamma)
+    depth = belief.mean_depth(constant, gamma)
+    slope, error = _slope(
+        np.array([depth]), np.array([constant]), np.zeros(1), question
+    )
+    log_positions = np.log(np.arange(1, gamma + 1))
+
+    def rates_at(level: float) -> Array:
+        return from_logit(level + slope * log_positions)
+
+    low = -MOST_LEVEL
+    high = MOST_LEVEL
+    for _ in range(60):
+        middle = (low + high) / 2.0
+        if float(expected_tokens_per_step(rates_at(middle), gamma)) < tokens:
+            low = middle
+        else:
+            high = middle
+    given = constant_profile(rates_at((low + high) / 2.0).tolist())
+    return msgspec.structs.replace(
+        given, beyond=Beyond(position=gamma, slope=slope, error=error)
+    )
+
+
+def _slope(
+    depths: Array, logits: Array, variance: Array, question: Question
+) -> tuple[float, float]:
+    """The change of the rate's logit per ln(position), and its deviation, of a draft whose rates at
+    some depths have these logits, with this variance."""
     draft = plain(question.draft) or "yours"
     usual, deep, _ = _points(question._replace(draft=draft, task=""), draft)
-    depths = np.log(np.arange(1, len(rates) + 1)) - REFERENCE_DEPTH
     noise = variance + OFF_THE_LINE**2
     seen = Evidence(
         points=[usual._replace(depth=float(depth)) for depth in depths],
-        logits=np.clip(logit(rates), belief.LEAST_LOGIT, belief.MOST_LOGIT),
+        logits=np.clip(logits, belief.LEAST_LOGIT, belief.MOST_LOGIT),
         variance=noise,
         usual_variance=noise,
     )
     mean, covariance = belief.believed([usual, deep], seen)
     change = np.array([-1.0, 1.0]) / DEPTH_STEP
     return float(change @ mean), math.sqrt(float(change @ covariance @ change))
+
+
+def _depths(num_positions: int) -> Array:
+    return np.asarray(np.log(np.arange(1, num_positions + 1)) - REFERENCE_DEPTH)
 
 
 def yours(profile: AcceptanceProfile, question: Question) -> AcceptanceProfile:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from magicdec.errors import ConfigError, unknown_choice
+from magicdec.naming import method_name
 from magicdec.perfmodel import acceptance as laws
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.acceptance.assumed import (
@@ -18,6 +19,7 @@ from magicdec.perfmodel.acceptance.assumed import (
     completed,
     kinds_of,
     known_checkpoints,
+    of_length,
     yours,
 )
 from magicdec.perfmodel.acceptance.law import LARGEST
@@ -87,7 +89,7 @@ def draft_options(
         return [], []
     request, head = _with_its_draft(request, target)
     usable = _budgets(request.draft_budgets, context)
-    if request.acceptance_rate is not None and not request.draft_budgets:
+    if request.gives_acceptance and not request.draft_budgets:
         usable = (min(RATE_BUDGET, max(8, context // 2)),)
     considered = _considered(target, request, context)
     options = []
@@ -102,7 +104,7 @@ def draft_options(
             )
             continue
         question = _question(target, name, kind, request, context, head)
-        acceptance = _acceptance(target, name, kind, request, question)
+        acceptance = _acceptance(target, name, kind, request, question, engine)
         option = DraftOption(
             draft=name,
             method=kind,
@@ -132,7 +134,7 @@ def _with_its_draft(
         draft = head.method
     if draft != request.draft:
         request = msgspec.structs.replace(request, draft=draft)
-    if request.acceptance_rate is not None:
+    if request.gives_acceptance:
         request = msgspec.structs.replace(request, draft=_draft_of_rate(request))
     return request, head
 
@@ -219,10 +221,7 @@ def _exists(
     """Whether a draft can be run: a head must be published for the target, or given."""
     if method not in HEAD_METHODS or request.draft_model is not None:
         return True
-    if (
-        request.acceptance_rate is not None
-        or _measured(draft, method, request) is not None
-    ):
+    if request.gives_acceptance or _measured(draft, method, request) is not None:
         return True
     if method == "mtp":
         return bool(target.mtp_layers)
@@ -402,17 +401,12 @@ def _acceptance(
     method: DraftMethod,
     request: PlanRequest,
     question: Question,
+    engine: EngineProfile,
 ) -> AcceptanceProfile:
     """The given rate, or a given profile of this draft; else what is exact of a copy of the target
     or was published of a narrower one; else the belief."""
-    rates = request.acceptance_rate
-    if rates is not None:
-        num_given = len(rates) if isinstance(rates, tuple) else 1
-        return completed(
-            laws.constant_profile(rates),
-            question,
-            num_given=max(num_given, request.gamma or 0),
-        )
+    if request.gives_acceptance:
+        return _given(request, method, question, engine)
     measured = _measured(draft, method, request)
     other_format = _has_other_weights(request, target, method, draft)
     if measured is None and method == "full" and draft in (SELF, target.name):
@@ -424,6 +418,48 @@ def _acceptance(
     return profile_on(
         question._replace(is_other_format=other_format), draft=draft, method=method
     )
+
+
+def _given(
+    request: PlanRequest, method: DraftMethod, question: Question, engine: EngineProfile
+) -> AcceptanceProfile:
+    """The acceptance of a given rate, or of the tokens per step at the gamma in use. Raises
+    ConfigError where those may be of the steps that had a draft alone."""
+    rates = request.acceptance_rate
+    if rates is not None and request.accept_length is not None:
+        raise ConfigError(
+            "an acceptance rate and an accept length are two ways to say one thing; give one"
+        )
+    if rates is not None:
+        num_given = len(rates) if isinstance(rates, tuple) else 1
+        return completed(
+            laws.constant_profile(rates),
+            question,
+            num_given=max(num_given, request.gamma or 0),
+        )
+    length = request.accept_length
+    gamma = request.gamma
+    assert length is not None
+    if not gamma:
+        raise ConfigError(
+            "an accept length is of one number of drafted tokens: give it with --gamma"
+        )
+    if length > gamma + 1:
+        raise ConfigError(
+            f"steps that draft {gamma} make at most {gamma + 1} tokens, not {length:g}"
+        )
+    share = request.drafted_share
+    if share is None and method in LOOKUP_METHODS and engine.name == "vllm":
+        raise ConfigError(
+            f"of {method_name(method)} vLLM prints the mean of the steps that had a draft: give their "
+            "share of all steps with --drafted-share, or --drafted-share 1 if this length is of all "
+            "steps"
+        )
+    share = share or 1.0
+    found = of_length(1.0 + (length - 1.0) * share, gamma, question)
+    if share < 1.0:
+        return msgspec.structs.replace(found, drafted_share=share)
+    return found
 
 
 def _on_most(question: Question) -> Question:

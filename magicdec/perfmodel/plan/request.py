@@ -76,6 +76,11 @@ class PlanRequest(Request, frozen=True, kw_only=True):
             )  # a rate out of range is refused here
 
     @property
+    def gives_acceptance(self) -> bool:
+        """Whether the acceptance of its draft is given as a number."""
+        return self.acceptance_rate is not None or self.accept_length is not None
+
+    @property
     def cached(self) -> Cached:
         """The cached beginning of each prompt. Raises ConfigError for no number and no share."""
         given = self.cached_len
@@ -302,11 +307,7 @@ class Case:
         if not row.drafting.needs_plugin:
             return True
         request = self.request
-        if (
-            request.plugin
-            or request.names_a_draft
-            or request.acceptance_rate is not None
-        ):
+        if request.plugin or request.names_a_draft or request.gives_acceptance:
             return True
         given = [
             (profile.draft, profile.draft_method) for profile in request.acceptance

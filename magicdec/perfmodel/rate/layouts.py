@@ -176,7 +176,7 @@ def _rows_of_released(case: Case) -> list[ServedLayout]:
     admitted.
     """
     request = case.request
-    if request.names_a_draft or request.plugin or request.acceptance_rate is not None:
+    if request.names_a_draft or request.plugin or request.gives_acceptance:
         return _best_rows(case)
     options = tuple(
         option for option in case.options if _is_released(option, case.engine)
