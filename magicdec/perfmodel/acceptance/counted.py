@@ -97,7 +97,7 @@ def rates_near(
 
 def _continued(values: Array, length: int) -> Array:
     """Values by position; those beyond the last are as the last."""
-    return values[np.minimum(np.arange(length), len(values) - 1)]
+    return np.asarray(values[np.minimum(np.arange(length), len(values) - 1)])
 
 
 def _weights(cells: Sequence[Cell], *, budget: Any, context: Any) -> Array:
@@ -116,7 +116,7 @@ def _effective_trials(counted: MeasuredRates) -> Array:
     trials = np.array(counted.trials)
     smooth = (rates * trials + 0.5) / (trials + 1.0)
     stderr = np.maximum(counted.stderr, 1e-9)
-    return np.minimum(smooth * (1.0 - smooth) / stderr**2, trials)
+    return np.asarray(np.minimum(smooth * (1.0 - smooth) / stderr**2, trials))
 
 
 def _of_law(counted: MeasuredRates, law: Law) -> Array:
@@ -149,7 +149,7 @@ def _trials_of_law(measured: Sequence[MeasuredRates], law: Law) -> float:
 
 
 def _inside(rates: Any) -> Array:
-    return np.clip(rates, INSIDE, 1.0 - INSIDE)
+    return np.asarray(np.clip(rates, INSIDE, 1.0 - INSIDE))
 
 
 def logit(rate: Any) -> Array:
