@@ -19,6 +19,7 @@ from magicdec.reports.sentences import (
     asked_line,
     at_limit,
     better_gamma_line,
+    causes_line,
     cost_line,
     decoding_line,
     first_line,
