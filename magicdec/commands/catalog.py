@@ -7,19 +7,21 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import typer
+
 from magicdec.commands import options
 from magicdec.commands.options import option, table_console
 from magicdec.units import GIGA, MEGA, TERA, format_bytes
 
 if TYPE_CHECKING:
-    from magicdec.specs import ModelSpec
+    from magicdec.specs import EngineProfile, ModelSpec
 
 Format = Annotated[Literal["table", "json"], option("table or json.", "--format")]
 MODELS_EPILOG = options.examples(
     "models", "models --format json", "models --architectures"
 )
 HARDWARE_EPILOG = options.examples("hardware")
-ENGINES_EPILOG = options.examples("engines")
+ENGINES_EPILOG = options.examples("engines", "engines vllm")
 PROSE = ("layers", "fitted on", "models", "run")
 """Headings of columns that wrap."""
 WIDTH_WITH_LAYERS = 110
@@ -154,17 +156,77 @@ def hardware_command(output: Format = "table") -> None:
     _show(rows, output)
 
 
-def engines_command(output: Format = "table") -> None:
-    """List the engines that can be planned for.
+def engines_command(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="One engine: its drafts, their paths by version, and sources.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Format = "table",
+) -> None:
+    """List the engines that can be planned for, or describe one.
 
     With what their profiles were fitted on.
     """
     from magicdec.specs import engine_names, load_engine
 
+    if name is not None:
+        _describe(load_engine(name), output)
+        return
     rows = []
-    for name in engine_names():
-        rows.append({"engine": name, "fitted_on": load_engine(name).fitted_on or "-"})
+    for known in engine_names():
+        rows.append({"engine": known, "fitted_on": load_engine(known).fitted_on or "-"})
     _show(rows, output)
+
+
+def _describe(engine: EngineProfile, output: str) -> None:
+    """An engine's drafts with their paths, by version, and where its constants are from."""
+    from magicdec.reports import text_table
+    from magicdec.specs import leaves
+
+    drafts = []
+    for kind, own in engine.drafts.items():
+        if not own.runs:
+            continue
+        draft, _, method = kind.rpartition("/")
+        said: str | None = None
+        for bound in ("", *engine.bounds):
+            at = engine.just_before(bound) if bound else engine
+            path = at.path(draft or method, method)
+            text = "; ".join(path.sentences()) or "overlapped, whole graphs"
+            if text != said:
+                drafts.append(
+                    {
+                        "draft": kind,
+                        "version": f"before {bound}" if bound else "newest",
+                        "runner": path.runner or "-",
+                        "path": text,
+                    }
+                )
+            said = text
+    if output == "json":
+        document = {"engine": engine.name, "drafts": drafts, "sources": engine.sources}
+        print(json.dumps(document, indent=1))
+        return
+    console = table_console()
+    console.print(f"{engine.description}; fitted on {engine.fitted_on or '-'}\n")
+    heads = list(drafts[0])
+    cells = [list(row.values()) for row in drafts]
+    console.print(text_table(heads, cells, wraps=("path",)))
+    differences = [
+        [f"before {bound}", ".".join(place), str(value)]
+        for bound in engine.bounds
+        for place, value in leaves(engine.before[bound])
+    ]
+    if differences:
+        console.print()
+        console.print(text_table(["version", "differs in", "value"], differences))
+    sources = [[key, text] for key, text in engine.sources.items()]
+    if sources:
+        console.print()
+        console.print(text_table(["of", "source"], sources, wraps=("source",)))
 
 
 def _show(rows: list[dict[str, Any]], output: str) -> None:

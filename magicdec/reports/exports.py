@@ -235,8 +235,13 @@ def _vllm_draft(plan: Deployment, lines: list[str]) -> dict[str, Any]:
 
 def _vllm_path(engine: EngineProfile, method: str) -> list[str]:
     """How vLLM runs a draft that is no head, as it was priced."""
-    if engine.draft("", method).is_synchronous:
-        return ["Priced: searched on the host, without asynchronous scheduling."]
+    path = engine.path(method, method)
+    if path.search != "none":
+        priced = [f"Priced: {'; '.join(path.sentences())}."]
+        untried = engine.draft(method, method).untried
+        if untried:
+            priced.append(f"Unmeasured, and so not priced: {untried}.")
+        return priced
     if method != "full":
         return []
     layer_us = engine.overheads.draft_model_layer_s / MICRO

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     )
     from magicdec.specs.engine_path import PathOptions, StepPath
     from magicdec.specs.engine_tables import EngineDraft
+    from magicdec.specs.flat_engine import leaves
     from magicdec.specs.hf_config import model_from_hf_config
     from magicdec.specs.known_heads import NamedHead, head_beside, named_head
     from magicdec.specs.layers import MLP, Activation, Layer, MixtureOfExperts

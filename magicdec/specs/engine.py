@@ -266,15 +266,28 @@ class EngineProfile(
         number = version_number(version)
         if version and not number:
             return self
+        above = [bound for bound in self.before if number < version_number(bound)]
         profile = self
-        for bound in sorted(self.before, key=version_number, reverse=True):
-            if number < version_number(bound):
-                profile = _changed(profile, self.before[bound])
+        if above:
+            profile = self.just_before(min(above, key=version_number))
         older_s = self.overheads.older_sequence_overhead_s
         since = version_number(self.scheduler.asynchronous_since)
         if older_s is None or number >= since:
             return profile
         return profile.with_constants(sequence_overhead_s=older_s)
+
+    @property
+    def bounds(self) -> list[str]:
+        """The versions from which something differs, newest first."""
+        return sorted(self.before, key=version_number, reverse=True)
+
+    def just_before(self, bound: str) -> EngineProfile:
+        """The profile of the last version before a bound."""
+        profile = self
+        for newer in self.bounds:
+            if version_number(newer) >= version_number(bound):
+                profile = _changed(profile, self.before[newer])
+        return profile
 
     def draft(self, draft: str, method: str) -> EngineDraft:
         """How it runs a draft; a kind that it does not name has no settings of its own."""

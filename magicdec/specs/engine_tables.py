@@ -424,6 +424,8 @@ class EngineDraft(EngineTable, frozen=True, kw_only=True):
     `synchronous_step_overhead_s` hold then."""
     note: str = ""
     """What to know before it is run there."""
+    untried: str = ""
+    """Another way to run it there, which may be faster and which nobody measured."""
     window_setting: str = ""
     """The setting that cuts a head's attention to a window."""
     window_note: str = ""

@@ -6,7 +6,7 @@ several drafts ("synchronous_drafts"). Both forms may be mixed; one key in both 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from magicdec.errors import ConfigError
@@ -88,6 +88,16 @@ def places(key: str, value: Any) -> list[tuple[Place, Any]]:
             found.append((("drafts", kind, of_each), one))
         return found
     return []
+
+
+def leaves(tables: Mapping[str, Any]) -> Iterator[tuple[Place, Any]]:
+    """The values of tables within tables, each with its place."""
+    for key, value in tables.items():
+        if isinstance(value, Mapping):
+            for place, leaf in leaves(value):
+                yield (key, *place), leaf
+        else:
+            yield (key,), value
 
 
 def _are_names(value: Any) -> bool:

@@ -39,7 +39,7 @@ def table(
 def sample(name: str) -> Plan:
     """A plan of fixed numbers with the named draft, whose best gamma falls again at the greatest batch."""
     fixed = {"speedup": 1.5, "speedup_low": 1.4, "speedup_high": 1.6}
-    return make_plan(
+    return plan(
         best=changed(plan().best, **(fixed | DRAFTS[name])),
         gamma_table=table(
             [1, 4, 16, 32, 64], [512, 4096], [[0, 0], [0, 2], [1, 3], [1, 3], [0, 1]]

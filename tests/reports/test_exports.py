@@ -55,7 +55,7 @@ def test_the_text_is_as_agreed(engine: str, draft: str) -> None:
 )  # fmt: skip
 def test_a_parallel_head_has_vllms_own_name(method: str, named: dict[str, Any]) -> None:
     best = changed(sample("eagle").best, draft=method, draft_method=method)
-    words = shlex.split(export("vllm", make_plan(best=best)).split("vllm serve")[1])
+    words = shlex.split(export("vllm", plan(best=best)).split("vllm serve")[1])
     config = json.loads(words[words.index("--speculative-config") + 1])
     assert named.items() <= config.items()
     assert config["model"].startswith(f"YOUR-{method.upper()}-HEAD-OF-")
@@ -218,7 +218,7 @@ def test_every_batch_size_has_the_gamma_of_the_table(
 )
 def test_what_cannot_be_served_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        export("vllm", make_plan(best=changed(plan().best, **change)))
+        export("vllm", plan(best=changed(plan().best, **change)))
 
 
 def test_the_draft_runs_on_the_ranks_that_it_was_priced_on() -> None:

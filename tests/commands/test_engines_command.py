@@ -1,0 +1,41 @@
+"""`magicdec engines`: what is known of each, and one of them described."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from magicdec.commands.catalog import engines_command
+from magicdec.errors import ConfigError
+from magicdec.specs import engine_names, load_engine
+
+
+def test_every_engine_is_described_with_its_drafts_and_sources(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in engine_names():
+        engine = load_engine(name)
+        engines_command(name, "json")
+        told = json.loads(capsys.readouterr().out)
+        runs = [kind for kind, draft in engine.drafts.items() if draft.runs]
+        assert list(dict.fromkeys(row["draft"] for row in told["drafts"])) == runs
+        assert told["sources"] == engine.sources
+
+
+def test_a_path_that_differs_between_versions_is_told_for_each(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    engines_command("vllm", "json")
+    rows = json.loads(capsys.readouterr().out)["drafts"]
+    of_ngram = {row["version"]: row for row in rows if row["draft"] == "ngram"}
+    assert of_ngram["newest"]["runner"] == "V2"
+    assert of_ngram["before 0.30"]["runner"] == "V1"
+    assert "piecewise" in of_ngram["before 0.30"]["path"]
+    engines_command("vllm", "table")
+    assert "before 0.30" in capsys.readouterr().out
+
+
+def test_an_unknown_engine_is_one_line() -> None:
+    with pytest.raises(ConfigError, match="vllm"):
+        engines_command("vlm")
