@@ -16,6 +16,7 @@ import msgspec
 from magicdec.counts import Z_90
 from magicdec.errors import CapacityError, ConfigError
 from magicdec.live.advice import Choice, Situation, choices_at
+from magicdec.live.settings import Change, Served, settings_costs
 from magicdec.naming import METHODS, draft_name, method_name
 from magicdec.perfmodel import (
     Case,
@@ -82,28 +83,6 @@ class AskedLoad(msgspec.Struct, frozen=True, kw_only=True):
     """Share of steps that had a draft, where `accept_length` is of these alone."""
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing to change, and what it gains in tokens per second at the same load."""
-
-    change: str
-    """The setting to change, in a few words."""
-    option: str
-    """The option, as the engine calls it."""
-    reason: str
-    gain: float | None
-    """Null: not priced."""
-    gain_low: float | None = None
-    gain_high: float | None = None
-    """The 90 % interval."""
-    at_batch: int | None = None
-    """Batch at which it gains, where that is not the load's."""
-
-    @property
-    def is_sure(self) -> bool:
-        """Whether it gains more than its uncertainty."""
-        return self.gain_low is not None and self.gain_low > 1.0
-
-
 class Check(msgspec.Struct, frozen=True, kw_only=True):
     """A command read, predicted and weighed."""
 
@@ -118,7 +97,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     """The command's own configuration; null: it does not fit, or no acceptance is known."""
     without_draft: Candidate | None
     changes: list[Change]
-    """Changes, the surest gain first; changes without a price last."""
+    """What surely costs first, then what loses exactness, then gains, the surest first; changes
+    without a price last."""
     problems: list[str]
     not_understood: list[str]
     notes: list[str]
@@ -129,7 +109,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
         if self.as_it_is is None and self.problems:
             return None
         for change in self.changes:
-            if change.gain is not None and change.at_batch is None:
+            is_fault = change.kind != "gain"
+            if is_fault or (change.gain is not None and change.at_batch is None):
                 return change
         return None
 
@@ -147,16 +128,28 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
         change = self.first
         if change is None:
             return "Keep it as it is: no change gains."
-        if change.is_sure:
+        if change.gain is None:
+            return f"{change.change}: {change.reason}."
+        if change.is_sure or change.kind == "cost":
             return f"{change.change}: {_gain(change)}."
         return f"{change.change}: {_gain(change)}; unsure, measure first."
 
 
-def _order(change: Change) -> tuple[bool, bool, float]:
-    """Changes that gain at this load first, then those at another, then those without a price; the
-    surest first, by the lower end of the interval.
+def _order(change: Change) -> tuple[int, bool, bool, float]:
+    """What surely costs, what loses exactness, then what gains at this load, at another, and what
+    has no price; the surest first, by the lower end of the interval.
     """
-    return change.gain is None, change.at_batch is not None, -(change.gain_low or 0.0)
+    place = 2
+    if change.kind == "cost":
+        place = 0
+    elif change.kind == "exactness":
+        place = 1
+    return (
+        place,
+        change.gain is None,
+        change.at_batch is not None,
+        -(change.gain_low or 0.0),
+    )
 
 
 def _gain(change: Change) -> str:
@@ -184,11 +177,13 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
     changes = [
         *_on_speculation(command, drafted, free, problems),
         *_on_batches(command, load, request, model),
-        *_on_graphs(command, drafted, free),
+        *_on_settings(command, request, drafted, free, model),
     ]
-    named = [
-        change for change in changes if change.gain is None or change.gain >= NOTEWORTHY
-    ]
+    named = []
+    for change in changes:
+        is_small = change.gain is not None and change.gain < NOTEWORTHY
+        if change.kind != "gain" or not is_small:
+            named.append(change)
     as_it_is: Candidate | None = free.autoregressive
     if command.speculation is not None:
         as_it_is = drafted.row
@@ -205,6 +200,7 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
         problems=problems,
         not_understood=command.not_understood,
         notes=[
+            *command.notes,
             *drafted.notes,
             *_on_fit(request, free),
             *_if_more_wait(command, load, request),
@@ -303,7 +299,7 @@ def _refused(
         changes=[],
         problems=problems,
         not_understood=command.not_understood,
-        notes=[],
+        notes=command.notes,
     )
 
 
@@ -315,7 +311,7 @@ def _request(
     problems: list[str],
 ) -> PlanRequest:
     """The plan's request for a command under a load; adds what is assumed, and what cannot be."""
-    hardware = load.hardware or command.hardware
+    hardware = load.hardware or _listed_device(command.hardware, problems)
     if hardware is None:
         hardware = USUAL_HARDWARE
         assumed.append(f"{hardware} (--hardware)")
@@ -360,6 +356,19 @@ def _gamma_in_use(speculation: Speculation) -> int:
             "an accept length is of one number of drafted tokens, which this command does not state"
         )
     return speculation.gamma
+
+
+def _listed_device(name: str | None, problems: list[str]) -> str | None:
+    """The device that a manifest names, where the catalog has it; else a problem is added."""
+    if name is None:
+        return None
+    try:
+        return load_hardware(name).name
+    except ConfigError:
+        problems.append(
+            f"devices: {name}, which the file asks for, is not in the catalog (--hardware)"
+        )
+        return None
 
 
 def _users(command: ServeCommand, load: AskedLoad, assumed: list[str]) -> int:
@@ -774,12 +783,19 @@ def _more_devices(
             f"{now.batch_size * command.dp_size} fit at once now",
             row,
             now,
+            needs_gpus=row.tp_size * command.dp_size,
         )
     ]
 
 
 def _throughput(
-    change: str, option: str, reason: str, row: Candidate, now: Candidate
+    change: str,
+    option: str,
+    reason: str,
+    row: Candidate,
+    now: Candidate,
+    *,
+    needs_gpus: int | None = None,
 ) -> Change:
     """A change of how many are served at once, by tokens per second of a replica."""
     gain = row.tokens_per_s / now.tokens_per_s
@@ -790,43 +806,29 @@ def _throughput(
         gain=gain,
         gain_low=gain * row.decoding.tpot_low_s / row.tpot_s,
         gain_high=gain * row.decoding.tpot_high_s / row.tpot_s,
+        needs_gpus=needs_gpus,
     )
 
 
-def _on_graphs(command: ServeCommand, drafted: Drafted, free: Plan) -> list[Change]:
-    """Passes that no captured graph holds."""
-    if command.is_eager:
-        return [
-            Change(
-                change="Capture graphs",
-                option="leave out the option that runs eagerly",
-                reason="every pass launches its kernels one by one; the times here are with graphs",
-                gain=None,
-            )
-        ]
-    row = drafted.row or free.autoregressive
-    tokens = row.batch_size * (row.gamma + 1)
-    needed = row.batch_size
-    unit = "sequences"
-    option = f"--cuda-graph-max-bs {row.batch_size}"
-    if command.engine == "vllm":
-        needed = tokens
-        option = f"--max-cudagraph-capture-size {tokens}"
-    if needed == tokens:
-        unit = "tokens"
-    is_captured = row.step.is_captured
-    if command.captured_tokens is not None:
-        is_captured = command.captured_tokens >= needed
-    if is_captured:
-        return []
-    return [
-        Change(
-            change=f"Capture graphs of {needed} {unit}",
-            option=option,
-            reason="a step of this batch runs without a graph; the times here are with one",
-            gain=None,
-        )
-    ]
+def _on_settings(
+    command: ServeCommand,
+    request: PlanRequest,
+    drafted: Drafted,
+    free: Plan,
+    model: ModelSpec,
+) -> list[Change]:
+    """Settings that cost time, or exactness."""
+    case = drafted.case
+    if case is None:
+        alone = _without_acceptance(request, draft="none", gamma=None)
+        case = answered(alone, model, [])[0][0].case
+    served = Served(
+        case=case,
+        option=drafted.option,
+        row=drafted.row or free.autoregressive,
+        gen_len=request.gen_len,
+    )
+    return list(settings_costs(command, served))
 
 
 def _speculation_option(command: ServeCommand) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from magicdec.live.check import Change, Check
+from magicdec.live.check import Check
+from magicdec.live.settings import Change
 from magicdec.naming import draft_name
 from magicdec.reports import acceptance_of
 from magicdec.schema import Candidate
@@ -39,7 +40,11 @@ def lines_of(result: Check) -> Iterator[Line]:
     for note in result.notes:
         yield Line(f"note: {note}")
     if result.not_understood:
-        yield Line(f"not understood: {', '.join(result.not_understood)}")
+        why = result.command.why_not_understood
+        yield Line(f"not understood ({why}): {', '.join(result.not_understood)}")
+    if result.command.without_effect:
+        names = ", ".join(result.command.without_effect)
+        yield Line(f"known, no effect on speed here: {names}")
 
 
 def _as_it_is(result: Check) -> Iterator[Line]:
@@ -56,10 +61,13 @@ def _as_it_is(result: Check) -> Iterator[Line]:
 
 
 def _gain(change: Change) -> str:
+    if change.kind == "exactness":
+        return "not exact"
     if change.gain is None:
         return "not priced"
     at = "" if change.at_batch is None else f" at batch {change.at_batch}"
-    return f"{change.gain:.2f}x ({change.gain_low:.2f} to {change.gain_high:.2f}){at}"
+    devices = "" if change.needs_gpus is None else f" on {change.needs_gpus} devices"
+    return f"{change.gain:.2f}x ({change.gain_low:.2f} to {change.gain_high:.2f}){at}{devices}"
 
 
 def _described(result: Check, row: Candidate) -> str:
@@ -70,8 +78,15 @@ def _described(result: Check, row: Candidate) -> str:
     if row.is_speculative:
         low, high = row.speedup_low, row.speedup_high
         speedup = f", {row.speedup:.2f}x over no draft (90%: {low:.2f} to {high:.2f})"
+    lost = 1.0
+    for change in result.changes:
+        if change.kind == "cost" and change.gain is not None:
+            lost *= change.gain
+    as_set = ""
+    if lost > 1.0:
+        as_set = f"; as it is set, about {format_seconds(lost * row.between_tokens_s)}"
     return (
         f"{drafting} on {result.num_gpus} x {result.hardware} (tp {row.tp_size}), engine "
         f"{result.command.engine}, batch {row.batch_size}, context {row.context_len}: "
-        f"{format_seconds(row.between_tokens_s)} per token{speedup}"
+        f"{format_seconds(row.between_tokens_s)} per token{speedup}{as_set}"
     )

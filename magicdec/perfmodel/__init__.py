@@ -110,7 +110,7 @@ if TYPE_CHECKING:
         lengths_of,
         resolve,
     )
-    from magicdec.perfmodel.plan.search import most_that_fit
+    from magicdec.perfmodel.plan.search import most_that_fit, search
     from magicdec.perfmodel.planner import (
         Plan,
         answered,

@@ -209,6 +209,10 @@ class EngineGraphs(EngineTable, frozen=True, kw_only=True):
         if not low <= self.gamma_table_cost <= high:
             raise ValueError("'gamma_table_cost' must lie in its interval")
 
+    def piecewise_s(self, layers: int) -> float:
+        """What a piecewise pass takes more by the second law."""
+        return self.piecewise_pass_s + layers * self.piecewise_layer_s
+
     def is_captured(self, *, batch: int, gamma: int, tp_size: int) -> bool:
         """Whether a step's passes run as captured graphs, as the engine is set by default."""
         most = self.captured_batch

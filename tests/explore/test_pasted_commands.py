@@ -137,7 +137,7 @@ def test_a_manifest_names_its_devices(server: Server) -> None:
 def test_what_is_not_understood_is_one_line(server: Server) -> None:
     _, page = post(server, "check", command=VLLM, state="")
     assert [text for text in texts(page) if text.startswith("not understood")] == [
-        "not understood: --frobnicate"
+        "not understood (not in vLLM 0.32–0.33): --frobnicate"
     ]
 
 

@@ -116,10 +116,11 @@ def test_passes_without_a_captured_graph_are_found() -> None:
     graphs = EAGLE % 2 + " --max-cudagraph-capture-size 16"
     found = change(checked(graphs), "Capture graphs")
     assert found.option == "--max-cudagraph-capture-size 48"
-    assert found.gain is None
-    assert (
-        change(checked(EAGLE % 2 + " --enforce-eager"), "Capture graphs").gain is None
-    )
+    assert found.kind == "cost"
+    assert found.gain is not None
+    assert found.gain > 1.0
+    eager = change(checked(EAGLE % 2 + " --enforce-eager"), "Capture graphs")
+    assert eager.is_sure
 
 
 def test_an_unknown_acceptance_is_said_and_one_given_is_used() -> None:

@@ -222,7 +222,7 @@ def launches(
     if path.graph_mode == "none":
         host_layer_s = graphs.eager_host_layer_s
     waiting_s = np.maximum(layers * host_layer_s - pass_s, 0.0)
-    otherwise_s = graphs.piecewise_pass_s + layers * graphs.piecewise_layer_s
+    otherwise_s = graphs.piecewise_s(layers)
     op = fixed("launches", "overhead", outside * waiting_s)
     spread_s = outside * np.abs(otherwise_s - waiting_s)
     return [replace(op, spread_s=spread_s)]

@@ -11,13 +11,14 @@ import msgspec
 
 from magicdec.errors import ConfigError
 from magicdec.files import bounded
-from magicdec.naming import DRAFT_NAMES, ENGINE_TITLES, head_named_in
+from magicdec.naming import DRAFT_NAMES, head_named_in
 from magicdec.specs.serve_command.manifest import load, text_of
 from magicdec.specs.serve_command.options import (
     OF_WRAPPERS,
     OPTIONS,
     names_of,
     options_of,
+    title_of,
     unknown_in,
 )
 from magicdec.specs.serve_command.start import (
@@ -146,7 +147,7 @@ class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def why_not_understood(self) -> str:
         """Which versions' options were compared."""
-        return f"not in {ENGINE_TITLES[self.engine]} {names_of(self.engine).range}"
+        return f"not in {title_of(self.engine)} {names_of(self.engine).range}"
 
 
 class _Said:
@@ -186,7 +187,11 @@ class _Said:
             return
         if value in ("serve", ""):
             return
-        if value.startswith("$"):
+        if value in ("$@", "$*"):
+            self.given.notes.append(
+                "the script's own arguments ($@) are not known here"
+            )
+        elif value.startswith("$"):
             why = self.given.unset.get(value)
             reason = f" {why}" if why else " is not known"
             self.given.notes.append(f"what {value} adds is not known: it{reason}")
@@ -588,7 +593,10 @@ def _of_sglang(said: _Said) -> Speculation:
     gamma = _count(meanings, "gamma")
     tree = _count(meanings, "tree")
     width = _count(meanings, "topk") or 1
-    draft = _draft(method, meanings.get("draft"), said.problems)
+    checkpoint = meanings.get("draft")
+    if checkpoint is not None:
+        checkpoint = model_of(checkpoint)
+    draft = _draft(method, checkpoint, said.problems)
     if gamma is None and tree is not None and width == 1 and tree > 1:
         gamma = tree - 1
     shape = None
@@ -602,7 +610,7 @@ def _of_sglang(said: _Said) -> Speculation:
     return Speculation(
         draft=draft,
         gamma=gamma,
-        checkpoint=meanings.get("draft"),
+        checkpoint=checkpoint,
         by_batch=meanings.get("adaptive") == "true",
         is_tree=width > 1,
         tree=shape,
@@ -625,6 +633,8 @@ def _of_config(
     checkpoint = config.get("model")
     if checkpoint is not None and not isinstance(checkpoint, str):
         raise ConfigError(f"the draft's model must be a name, not {checkpoint!r:.80}")
+    if checkpoint is not None:
+        checkpoint = model_of(checkpoint)
     method = str(config.get("method") or "").lower()
     table = config.get("num_speculative_tokens_per_batch_size")
     gamma = config.get("num_speculative_tokens")

@@ -31,6 +31,7 @@ DEVICE_NAMES = (
     "nvidia.com/gpu.product",
     "cloud.google.com/gke-accelerator",
     "gpu.nvidia.com/class",
+    "k8s.amazonaws.com/accelerator",
     "gpu.nvidia.com/model",
 )
 HELD = ("command", "args", "entrypoint", "modelCommand")
@@ -476,7 +477,7 @@ def _devices_of(holder: Mapping[str, Any]) -> int | None:
             continue
         listed = device.get("device_ids")
         if isinstance(listed, list) and listed:
-            return len(listed)
+            return len(",".join(map(text_of, listed)).split(","))
         if re.fullmatch(r"\d{1,4}", text_of(device.get("count"))):
             return int(text_of(device["count"])) or None
     if re.fullmatch(r"\d{1,4}", text_of(holder.get("gpus"))):

@@ -186,6 +186,11 @@ def names_of(engine: str) -> Names:
     )
 
 
+def title_of(engine: str) -> str:
+    """The engine's name without the version that profiles were fitted on."""
+    return re.sub(r" [\d.]+$", "", ENGINE_TITLES[engine])
+
+
 def is_known(engine: str, option: str) -> bool:
     """Whether an engine has an option, in one of the versions that are known."""
     return option in names_of(engine).kinds or option in OPTIONS[engine]
@@ -202,7 +207,7 @@ def unknown_in(engine: str, option: str, version: str | None) -> str | None:
     With the engine's version known, and its options too, an option that it lacks is a fault.
     """
     names = names_of(engine)
-    title = ENGINE_TITLES[engine]
+    title = title_of(engine)
     if option in names.kinds:
         versions = names.only_in.get(option)
         is_listed = version in names.versions

@@ -43,7 +43,7 @@ LOOKS = re.compile(
     re.M,
 )
 MOST_DEPTH = 60
-MOST_STEPS = 50_000
+MOST_STEPS = 20_000
 MOST_PYTHON = 250_000
 MOST_STARTS = 20
 METHODS = {
@@ -243,6 +243,8 @@ class _Reader:
                 if value and not isinstance(value, _Unknown):
                     return value
             return self._value(node.values[-1], depth + 1)
+        if isinstance(node, ast.IfExp):
+            return self._chosen(node, depth)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             value = self._value(node.operand, depth + 1)
             return -value if isinstance(value, int | float) else self._unknown(node)
@@ -253,6 +255,15 @@ class _Reader:
         if isinstance(node, ast.Subscript):
             return self._subscript(node, depth)
         return self._unknown(node)
+
+    def _chosen(self, node: ast.IfExp, depth: int) -> Any:
+        """One of two values, where the text says which."""
+        test = self._value(node.test, depth + 1)
+        if isinstance(test, _Unknown):
+            return self._unknown(node)
+        if test:
+            return self._value(node.body, depth + 1)
+        return self._value(node.orelse, depth + 1)
 
     def _unknown(self, node: ast.expr) -> _Unknown:
         written = f"${ast.unparse(node)}"[:120]

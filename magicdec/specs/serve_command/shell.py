@@ -478,8 +478,6 @@ class Shell:
         if value is None and rest and not rest.startswith((":", "[")):
             value = ""
         if value is None:
-            if name[0] in ("@", "*"):
-                return
             words.add(self._unset(f"${name[0]}", written))
             return
         if isinstance(value, list):
@@ -748,6 +746,8 @@ class Shell:
                     self.variables[key] = value
         elif name in self.functions:
             self._call(name, words[1:])
+        elif name == "FROM":  # a Dockerfile's base
+            self.version = _version_in(words)
         elif name in ("source", "."):
             self._source(words[1:2])
         elif name == "set" and "--" in words:

@@ -1,0 +1,324 @@
+"""What a server's settings cost: graphs that are off or too few, scheduling between steps, an eager
+drafter, prompts read anew or in small parts, steps with too few tokens; and those with which a
+draft's output is not the target's own.
+
+A setting's price is the time per token with it over the time without, by the engine's path.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Literal
+
+import msgspec
+
+from magicdec.counts import Z_90
+from magicdec.perfmodel import Case, DraftOption, draft_of, search
+from magicdec.schema import Candidate
+from magicdec.specs import EngineProfile, PathOptions, ServeCommand
+
+HOST_ERROR = 0.35
+"""Relative standard deviation of what a path adds: the host's time per layer differs by a factor of
+two between the servers that were measured."""
+SHARED = (0.0, 0.5, 0.9)
+"""Shares of a prompt that others have too, where prompts are read anew: least, middle, most."""
+USUAL_OUTPUT = 256
+"""Generated tokens of a request, where none are given."""
+LONG_PROMPT = 1024
+"""Tokens of a prompt from which reading it anew is named."""
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing to change, and what it gains in tokens per second at the same load."""
+
+    change: str
+    """The setting to change, in a few words."""
+    option: str
+    """The option, as the engine calls it."""
+    reason: str
+    gain: float | None
+    """Null: not priced."""
+    gain_low: float | None = None
+    gain_high: float | None = None
+    """The 90 % interval."""
+    at_batch: int | None = None
+    """Batch at which it gains, where that is not the load's."""
+    kind: Literal["cost", "exactness", "gain"] = "gain"
+    """A setting that costs time whatever is drafted, one that changes what is generated, or another
+    way to serve."""
+    needs_gpus: int | None = None
+    """Devices that it takes, where the command uses fewer."""
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether it gains more than its uncertainty."""
+        return self.gain_low is not None and self.gain_low > 1.0
+
+
+class Served(msgspec.Struct, frozen=True, kw_only=True):
+    """The command's own row, and the case that gives it at other settings."""
+
+    case: Case
+    option: DraftOption | None
+    row: Candidate
+    gen_len: int
+
+    def row_as(self, engine: EngineProfile) -> Candidate | None:
+        """The same configuration on an engine that is set otherwise; None: it does not run."""
+        options: tuple[DraftOption, ...] = ()
+        if self.option is not None:
+            options = (self.option,)
+        case = replace(self.case, engine=engine, options=options)
+        for found in search(case, None):
+            for row in found.rows:
+                is_same = row.gamma == self.row.gamma
+                if is_same and row.draft_budget == self.row.draft_budget:
+                    return row
+        return None
+
+
+def settings_costs(command: ServeCommand, served: Served) -> Iterator[Change]:
+    """What surely costs, and what loses exactness."""
+    yield from _of_graphs(command, served)
+    yield from _of_scheduling(command, served)
+    yield from _of_drafter(command, served)
+    yield from _of_step(command, served)
+    yield from _of_prompts(command, served)
+    yield from _of_exactness(command)
+
+
+def _of_graphs(command: ServeCommand, served: Served) -> Iterator[Change]:
+    """Decoding outside whole graphs: by a setting, or beyond the largest captured size."""
+    engine = served.case.engine
+    by_mode = {
+        "piecewise": (
+            "Replay whole graphs of decoding, not piecewise ones",
+            "attention and what lies around it are launched layer by layer",
+        ),
+        "none": (
+            "Capture graphs: none is replayed",
+            "every pass launches its kernels one by one",
+        ),
+        "eager": (
+            "Capture graphs: it runs eagerly",
+            "every pass launches its kernels one by one, uncompiled",
+        ),
+    }
+    mode = command.graphs or ""
+    otherwise_s = engine.graphs.piecewise_s(served.case.model.num_hidden_layers)
+    if mode in by_mode:
+        change, reason = by_mode[mode]
+        options = PathOptions(enforce_eager=mode != "piecewise", cudagraph_mode=mode)
+        yield _cost(
+            served,
+            engine.as_set(options),
+            change,
+            _graph_option(command),
+            reason,
+            otherwise_s=otherwise_s,
+        )
+        return
+    row = served.row
+    needed = row.batch_size
+    unit = "sequences"
+    option = f"--cuda-graph-max-bs {row.batch_size}"
+    if command.engine == "vllm":
+        needed = row.batch_size * (row.gamma + 1)
+        unit = "tokens"
+        option = f"--max-cudagraph-capture-size {needed}"
+    elif command.engine == "trtllm":
+        option = f"cuda_graph_config: max_batch_size: {needed}"
+    is_captured = row.step.is_captured
+    if command.captured_tokens is not None:
+        is_captured = command.captured_tokens >= needed
+    if not is_captured:
+        yield _cost(
+            served,
+            engine.as_set(PathOptions(enforce_eager=True)),
+            f"Capture graphs of {needed} {unit}",
+            option,
+            "a step of this batch runs without a graph",
+            otherwise_s=otherwise_s,
+        )
+
+
+def _graph_option(command: ServeCommand) -> str:
+    """The option to leave out, as it is written."""
+    for option, value in command.read.items():
+        names = ("--O", "--optimization-level", "--compilation-config")
+        if "graph" in option or "eager" in option or option in names:
+            if value == "true":
+                return f"leave out {option}"
+            return f"leave out {option} '{value}'"
+    return "leave out the option that turns graphs off"
+
+
+def _of_scheduling(command: ServeCommand, served: Served) -> Iterator[Change]:
+    engine = served.case.engine
+    path = engine.path(served.row.draft, served.row.draft_method)
+    if command.is_asynchronous is not False or not path.is_asynchronous:
+        return
+    option = {
+        "vllm": "leave out --no-async-scheduling",
+        "sglang": "leave out --disable-overlap-schedule",
+        "trtllm": "disable_overlap_scheduler: false",
+    }[command.engine]
+    yield _cost(
+        served,
+        engine.as_set(PathOptions(is_synchronous=True)),
+        "Schedule the next step while one runs",
+        option,
+        "the device waits for the host between steps",
+    )
+
+
+def _of_drafter(command: ServeCommand, served: Served) -> Iterator[Change]:
+    """A draft model or a head that is launched kernel by kernel."""
+    speculation = command.speculation
+    is_eager = speculation is not None and speculation.is_eager
+    if not is_eager or command.graphs == "eager" or served.option is None:
+        return
+    if not draft_of(served.case.setup(served.option)).has_prefill:
+        return
+    engine = served.case.engine
+    layer_s = engine.graphs.eager_host_layer_s
+    eager = engine.with_constants(head_layer_s=layer_s, draft_model_layer_s=layer_s)
+    yield _cost(
+        served,
+        eager,
+        "Capture the drafter's graphs too",
+        'leave "enforce_eager" out of --speculative-config',
+        "each of its layers is launched kernel by kernel, for every drafted token",
+    )
+
+
+def _of_step(command: ServeCommand, served: Served) -> Iterator[Change]:
+    """A limit on a step's tokens below what its sequences verify."""
+    row = served.row
+    needed = row.batch_size * (row.gamma + 1)
+    most = command.chunk_tokens
+    if most is None or command.engine != "vllm" or most >= needed:
+        return
+    at_once = max(most // (row.gamma + 1), 1)
+    gain = row.batch_size / at_once
+    yield Change(
+        change=f"Let a step take {needed} tokens, not {most}",
+        option=f"--max-num-batched-tokens {max(needed, 2048)}",
+        reason=f"only {at_once} of {row.batch_size} sequences have room for their drafts in a step",
+        gain=math.sqrt(gain),
+        gain_low=1.0 + 0.1 * (gain - 1.0),
+        gain_high=gain,
+        kind="cost",
+    )
+
+
+def _of_prompts(command: ServeCommand, served: Served) -> Iterator[Change]:
+    """Prompts that are read anew, or in parts smaller than the device needs."""
+    row = served.row
+    output_s = (served.gen_len or USUAL_OUTPUT) * row.tpot_s
+    prompt_s = row.decoding.ttft_s
+    if command.has_prefix_cache is False and row.context_len >= LONG_PROMPT:
+        low, middle, high = (
+            (prompt_s + output_s) / ((1.0 - share) * prompt_s + output_s)
+            for share in SHARED
+        )
+        option = {
+            "vllm": "leave out --no-enable-prefix-caching",
+            "sglang": "leave out --disable-radix-cache",
+            "trtllm": "kv_cache_config: enable_block_reuse: true",
+        }[command.engine]
+        yield Change(
+            change="Keep prompts in the prefix cache",
+            option=option,
+            reason=f"each prompt of {row.context_len} tokens is read anew in {prompt_s:.2g} s; "
+            f"where half of it is shared by others, requests end so much sooner",
+            gain=middle,
+            gain_low=low,
+            gain_high=high,
+        )
+    engine = served.case.engine
+    most = command.chunk_tokens
+    usual = engine.scheduler.prefill_tokens
+    if most is None or most >= min(usual, row.context_len):
+        return
+    small = served.row_as(engine.with_constants(prefill_tokens=float(most)))
+    if small is None:
+        return
+    gain = (small.decoding.ttft_s + output_s) / (prompt_s + output_s)
+    yield _between(
+        gain,
+        gain,
+        f"Read prompts in parts of {usual:.0f} tokens, not {most}",
+        f"{_chunk_option(command)} {usual:.0f}",
+        f"a prompt of {row.context_len} tokens takes {small.decoding.ttft_s:.2g} s to read, not "
+        f"{prompt_s:.2g}",
+    )
+
+
+def _chunk_option(command: ServeCommand) -> str:
+    return {
+        "vllm": "--max-num-batched-tokens",
+        "sglang": "--chunked-prefill-size",
+        "trtllm": "--max_num_tokens",
+    }[command.engine]
+
+
+def _of_exactness(command: ServeCommand) -> Iterator[Change]:
+    speculation = command.speculation
+    if speculation is None:
+        return
+    for setting in speculation.lossy:
+        yield Change(
+            change="Accept drafts exactly",
+            option=f"leave out {setting}",
+            reason="with it drafts are accepted that the model would not have generated",
+            gain=None,
+            kind="exactness",
+        )
+
+
+def _cost(
+    served: Served,
+    engine: EngineProfile,
+    change: str,
+    option: str,
+    reason: str,
+    *,
+    otherwise_s: float | None = None,
+) -> Change:
+    """A setting by its time per token over that of the engine as it is by default.
+
+    `otherwise_s`: what a step takes more by another law that fits the same measurements; the two
+    are then the ends, widened by the host's error.
+    """
+    row = served.row_as(engine)
+    if row is None:
+        return Change(
+            change=change, option=option, reason=reason, gain=None, kind="cost"
+        )
+    gain = row.tpot_s / served.row.tpot_s
+    other = gain
+    if otherwise_s is not None:
+        other = 1.0 + otherwise_s / served.row.step_s
+    return _between(gain, other, change, option, reason)
+
+
+def _between(
+    first: float, second: float, change: str, option: str, reason: str
+) -> Change:
+    """A cost between two estimates, of whose parts beyond 1 each is known to `HOST_ERROR`; a
+    setting of this kind never gains."""
+    width = math.exp(Z_90 * HOST_ERROR)
+    least = max(min(first, second) - 1.0, 0.0)
+    most = max(first, second, 1.0) - 1.0
+    return Change(
+        change=change,
+        option=option,
+        reason=reason,
+        gain=1.0 + (least + most) / 2.0,
+        gain_low=1.0 + least / width,
+        gain_high=1.0 + most * width,
+        kind="cost",
+    )

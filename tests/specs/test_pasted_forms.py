@@ -1,0 +1,259 @@
+"""Serve commands as people paste them: each form with its neighbours, what is open named with its
+place, and bounds on any text."""
+
+from __future__ import annotations
+
+import json
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from magicdec.errors import ConfigError
+from magicdec.specs import ServeCommand, read_serve_command
+from magicdec.specs.serve_command.options import names_of
+
+DATA = Path(__file__).resolve().parent.parent / "data" / "serve_commands.toml"
+COMMANDS = tomllib.loads(DATA.read_text(encoding="utf-8"))["command"]
+
+
+def read(text: str, **values: str) -> ServeCommand:
+    return read_serve_command(text, reads_files=False, values=values)
+
+
+def refusal(text: str) -> str:
+    """Why a text is not read; empty: it is."""
+    try:
+        read(text)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("found", COMMANDS, ids=[found["name"] for found in COMMANDS])
+def test_public_commands_are_read_whole(found: dict[str, Any]) -> None:
+    """Every option is a field, is known to change no time, or is listed."""
+    command = read(found["text"])
+    fields = msgspec.to_builtins(command)
+    for name, value in found["is"].items():
+        assert fields[name] == value, name
+    draft = found.get("draft")
+    assert (fields["speculation"] is None) == (draft is None)
+    for name, value in (draft or {}).items():
+        assert fields["speculation"][name] == value, name
+    assert command.not_understood == found.get("listed", [])
+
+
+def test_there_are_thirty_with_their_sources() -> None:
+    assert len(COMMANDS) >= 30
+    assert all(found["source"] for found in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sh -euxc 'exec vllm serve m --tensor-parallel-size 2'",
+        "podman run --rm -e TP=2 img bash -lc 'vllm serve m -tp $TP'",
+        'docker exec box bash -c "vllm serve m --tensor_parallel_size=2"',
+        "ssh host 'nohup vllm serve m -tp 2 > log 2>&1 &'",
+        'serve() { vllm serve "$1" -tp "${2:-2}"; }\nserve m',
+        'TP=1\nif [ "$TP" -lt 2 ]; then TP=2; else TP=4; fi\nvllm serve m -tp $TP',
+        "case big in small) TP=1 ;; b*) TP=2 ;; esac\nvllm serve m -tp $TP",
+        "CMD='vllm serve m -tp 2'\neval \"$CMD\"",
+        "N=1; vllm serve m -tp $((N * 2))",
+        ': "${TP:=2}"\nvllm serve m -tp ${TP}',
+        'set -- --tensor-parallel-size 2\nvllm serve m "$@"',
+        "bash <<'EOF'\nvllm serve m -tp 2\nEOF",
+        "[Service]\nEnvironment=TP=2\nExecStart=/usr/bin/vllm serve m -tp $TP\n",
+        "# Serve\n\n```bash\nvllm serve m -tp 2\n```\n",
+        'FROM vllm/vllm-openai\nENTRYPOINT ["vllm", "serve"]\nCMD ["m", "-tp", "2"]\n',
+        "import os\nfrom vllm import AsyncEngineArgs\nn = int(os.environ.get('TP', 2))\n"
+        "AsyncEngineArgs(model='m', tensor_parallel_size=n)\n",
+        "import subprocess\nsubprocess.run(['vllm', 'serve', 'm', f'-tp={1 * 2}'])\n",
+        "from vllm import LLM\nkw = dict(model='m')\nkw['tensor_parallel_size'] = 2\nLLM(**kw)\n",
+        "services:\n  s:\n    image: vllm/vllm-openai\n    environment: [TP=2]\n"
+        "    entrypoint: [bash, -c]\n    command: ['vllm serve m -tp $$TP']\n",
+        "services:\n  s:\n    image: vllm/vllm-openai\n    command: --model m -tp ${A:-${B:-2}}\n",
+        "x: &o {command: [vllm, serve, m, -tp, '2']}\nservices:\n  s: {<<: *o, image: v}\n",
+        "kind: ConfigMap\nmetadata: {name: c}\ndata: {TP: '2'}\n---\nkind: Pod\nspec:\n"
+        "  containers:\n  - command: [vllm, serve, m, -tp=$(TP)]\n"
+        "    envFrom: [{configMapRef: {name: c}}]\n",
+        "kind: ConfigMap\nmetadata: {name: c}\ndata:\n  c.yaml: |\n    tensor-parallel-size: 2\n"
+        "---\nkind: Pod\nspec:\n  containers:\n"
+        "  - command: [vllm, serve, m, --config, /etc/c/c.yaml]\n",
+        "tp: 2\n---\nspec:\n  containers:\n  - command: [vllm, serve, m]\n"
+        "    args: ['-tp={{ .Values.tp }}', '-pp={{ .Values.pp | default 1 | quote }}']\n",
+        "kind: RayService\nspec:\n  serveConfigV2: |\n    applications:\n    - args:\n"
+        "        llm_configs:\n        - model_loading_config: {model_id: m}\n"
+        "          engine_kwargs: {tensor_parallel_size: 2}\n",
+    ],
+)
+def test_each_wrapping_gives_the_same_server(text: str) -> None:
+    command = read(text)
+    assert (command.engine, command.model, command.tp_size) == ("vllm", "m", 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "echo start\nvllm serve m -tp $TP",
+            r"\$TP is set nowhere in this file \(line 2\): --set TP=4",
+        ),
+        ('vllm serve "$MODEL"', r"\$MODEL is set nowhere .*--set MODEL=Qwen/Qwen3-8B"),
+        (
+            "TP=$(nvidia-smi -L | wc -l)\nvllm serve m -tp $TP",
+            r"\$TP is computed when the script runs \(line 1\): --set TP=4",
+        ),
+        (
+            "services:\n  s:\n    image: vllm/vllm-openai\n    command: --model m --tp ${TP}\n",
+            r"\$TP is set nowhere in this file \(line 4\): --set TP=4",
+        ),
+        (
+            "spec:\n  containers:\n  - command: [vllm, serve, m, -tp=$(TP)]\n",
+            r"\$\(TP\) is set nowhere in this file \(line 3\): --set TP=4",
+        ),
+        (
+            "spec:\n  containers:\n  - command: [vllm, serve, m, '-tp={{ .Values.tp }}']\n",
+            r"\.Values\.tp is set nowhere .*--set \.Values\.tp=4",
+        ),
+        (
+            "from vllm import LLM\nimport os\nLLM(model=os.environ['MODEL'])\n",
+            r"\$MODEL is set nowhere in this file \(line 3\)",
+        ),
+        (
+            "vllm serve m --speculative-config "
+            '"{\\"method\\": \\"ngram\\", \\"num_speculative_tokens\\": $K}"',
+            r"\$K is set nowhere",
+        ),
+    ],
+)
+def test_what_is_open_is_named_with_its_place(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read(text)
+
+
+def test_a_value_that_is_set_resolves_it() -> None:
+    assert read("vllm serve $M -tp $TP", M="m", TP="2").tp_size == 2
+    pod = "spec:\n  containers:\n  - command: [vllm, serve, m, -tp=$(TP)]\n"
+    assert read(pod, TP="2").tp_size == 2
+    template = (
+        "spec:\n  containers:\n  - command: [vllm, serve, m, '-tp={{ .Values.tp }}']\n"
+    )
+    assert read(template, **{".Values.tp": "2"}).tp_size == 2
+    script = "from vllm import LLM\nLLM(model='m', tensor_parallel_size=args.tp)\n"
+    assert read(script, tp="2").tp_size == 2
+
+
+def test_an_open_limit_is_said_and_the_rest_is_read() -> None:
+    command = read("vllm serve m -tp 2 --max-num-seqs $MOST")
+    assert (command.tp_size, command.max_num_seqs) == (2, None)
+    (problem,) = command.problems
+    assert problem.startswith("--max-num-seqs is not known: $MOST is set nowhere")
+
+
+def test_nothing_that_may_change_the_server_passes_in_silence() -> None:
+    assert any("own arguments" in note for note in read('vllm serve m "$@"').notes)
+    loop = read("for N in 1 2 4; do vllm serve m -tp $N; done")
+    assert "the first of 3" in loop.notes[0]
+    doubt = read("TP=2\nif nvidia-smi; then TP=4; fi\nvllm serve m -tp $TP")
+    assert doubt.tp_size == 4
+    assert "not evaluated (line 2)" in doubt.notes[0]
+    lost = read(
+        "vllm serve m \\\n  --max-num-seqs 8 \\\n  # --port 1 \\\n  --dtype half\n"
+    )
+    assert "no part of the command" in lost.notes[0]
+    two = read("vllm serve a -tp 2 &\nvllm serve b &")
+    assert "1 more server" in two.notes[0]
+
+
+def test_options_are_known_by_version() -> None:
+    kinds = names_of("vllm").kinds
+    assert kinds["enforce-eager"] == "flag"
+    assert kinds["max-num-seqs"] == "value"
+    assert {"0.32.0", "0.33.0"} <= set(names_of("vllm").versions)
+    old = read("docker run vllm/vllm-openai:v0.32.0 --model m --monokernel")
+    assert old.problems == [
+        "vLLM 0.32.0 has no --monokernel; it is in 0.33.0: the server does not start"
+    ]
+    unknown = read(
+        'vllm serve m --speculative-config \'{"method": "mtp", "depth": 2}\''
+    )
+    assert unknown.not_understood == ["speculative-config.depth"]
+    assert read("vllm serve m --num_lookahead_slots 3").not_understood
+    file = "cat > a.yml <<E\nmax_batch: 3\nkv_cache_config: {odd: 1}\nE\n"
+    settings_file = read(f"{file}trtllm-serve m --extra_llm_api_options a.yml")
+    assert settings_file.not_understood == ["max_batch", "kv_cache_config.odd"]
+
+
+def test_a_settings_file_is_read_beside_the_command(tmp_path: Path) -> None:
+    config = {"method": "ngram", "num_speculative_tokens": 4}
+    text = json.dumps(
+        {"model": "m", "speculative-config": config, "tensor-parallel-size": 4}
+    )
+    (tmp_path / "serve.yaml").write_text(text)
+    command = read_serve_command(
+        "vllm serve --config serve.yaml -tp 2", folder=tmp_path
+    )
+    assert command.tp_size == 2
+    assert command.speculation is not None
+    assert command.speculation.gamma == 4
+
+
+MOST = 300_000
+DOUBLING = "\n".join(
+    ["a0: &a0 {x: 1}"]
+    + [f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}" for n in range(1, 40)]
+)
+ATTACKS = {
+    "merge keys that double": f"{DOUBLING}\ncommand: vllm serve m\n",
+    "blanks after a variable": "vllm serve m\nCUDA_VISIBLE_DEVICES" + " " * MOST,
+    "images": "vllm/vllm-openai " * 5000,
+    "quotes": "vllm serve m " + "'" * MOST,
+    "expansions": "vllm serve m " + "$(" * (MOST // 2),
+    "defaults": "vllm serve m " + "${a:-" * (MOST // 5),
+    "a variable that doubles": "A=vllm\n" + 'A="$A$A"\n' * 60 + "$A serve m",
+    "an array that doubles": "A=(vllm)\n"
+    + 'A+=("${A[@]}" "${A[@]}")\n' * 60
+    + "vllm serve m",
+    "a function that calls itself": "f() { f; f; }\nf\nvllm serve m",
+    "lists that double": "from vllm import LLM\na0=[1]\n"
+    + "\n".join(f"a{n}=[a{n - 1},a{n - 1}]" for n in range(1, 60))
+    + "\nLLM(model=a59)\n",
+    "brackets": "a: " + "[" * MOST,
+    "template": "a: {{ .Values.x }}\n" * (MOST // 20) + "command: vllm serve m\n",
+    "compose": "services:\n  a:\n    image: vllm/vllm-openai\n    command: --model m "
+    + "${A:-" * (MOST // 5),
+    "objects": "vllm serve m --speculative-config '{" + "a:b," * (MOST // 4) + "}'",
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_any_text_ends_soon(name: str) -> None:
+    """A second of the processor at most for a third of the longest text."""
+    before = time.process_time()
+    assert len(refusal(ATTACKS[name])) < 1000
+    assert time.process_time() - before < 1.0
+
+
+WORD = st.sampled_from(
+    (
+        *("vllm", "serve", "m", "-tp", "2", "--model", "$X", '"$X"', "${X:-2}", "$(a)"),
+        *("'", '"', "(", ")", "{", "}", "[", "]", "|", "&&", ";", "<<E", "E", ">", "#"),
+        *("if", "then", "fi", "for", "in", "do", "done", "case", "esac", "`b`", "%"),
+        *("a:", "- b", "&a", "*a", "{{ .Values.a }}", "<<: *a", "LLM(", "=", ","),
+        *("import x\n", "\n", "\\", "\0", "é", "--config"),
+    )
+)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@given(st.lists(WORD, max_size=40))
+def test_any_words_are_a_command_or_one_line(words: list[str]) -> None:
+    for text in (" ".join(words), f"vllm serve m {' '.join(words)}"):
+        assert len(refusal(text)) < 1000
