@@ -4,8 +4,6 @@ requests.
 
 from __future__ import annotations
 
-import contextlib
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -127,11 +125,20 @@ def _profile_lookups(
         raise ConfigError(
             "replaying logs needs a package: pip install 'magicdec[logs]'"
         ) from None
-    from magicdec.logs import cpu_count, files_of, profiles_of, replay_logs, sweep
+    from magicdec.logs import (
+        Parts,
+        cpu_count,
+        files_of,
+        profiles_of,
+        replay_logs,
+        sweep,
+    )
 
     files = files_of(request.outputs)
     total = sum(file.stat().st_size for file in files)
-    keep = request.output.with_suffix(".parts") if total > KEEP_ABOVE_BYTES else None
+    keep = None
+    if total > KEEP_ABOVE_BYTES:
+        keep = Parts(request.output.with_suffix(".parts"))
     lookups = sweep(
         rules,
         gammas=request.gammas,
@@ -155,8 +162,7 @@ def _profile_lookups(
         assert profile.replay is not None
         _print_replay(profile.replay, max_len=request.max_model_len)
     if keep is not None:
-        with contextlib.suppress(OSError):
-            shutil.rmtree(keep)
+        keep.remove()
     return [(profile, rule) for profile, rule in zip(profiles, rules, strict=True)]
 
 

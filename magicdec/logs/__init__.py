@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from magicdec.logs.draft_model import ModelReplay
     from magicdec.logs.load import LogLoad, read_load
     from magicdec.logs.lookups import DRAFT_MODEL, RULES, Lookup
+    from magicdec.logs.parts import Parts
     from magicdec.logs.profiles import MODEL_GAMMAS, profiles_of, sweep
     from magicdec.logs.replay import LogReplay, replay_draft_model, replay_logs
     from magicdec.logs.requests import Account

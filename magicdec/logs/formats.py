@@ -21,16 +21,20 @@ Spec-Bench      and EAGLE's answers: question_id, choices[].turns; the prompts f
 from __future__ import annotations
 
 import datetime
+import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 MILLISECONDS_FROM = 1e11
 """A time stamp above this is in milliseconds, one above its 1000-fold in microseconds, and so
 on."""
+MAX_TOKENS = 2**31 - 1
 Message = dict[str, Any]
-Prompt = list[int] | str | list[Message]
+Whole = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
+Prompt = str | Sequence[Whole | Message]
 
 
 class UnreadableError(Exception):
@@ -42,19 +46,29 @@ class Row(msgspec.Struct, kw_only=True):
 
     prompt: Prompt | None = None
     """Token ids, text, or messages; None where the file has no prompt."""
-    output: list[int] | str | None = None
+    output: str | Sequence[Whole] | None = None
     """Token ids or text; None where the file has lengths alone."""
     is_stopped: bool = False
     """Whether the output is known to have ended with a token that its text lacks."""
     arrival_s: float | None = None
     """When it arrived, seconds; of a run without a clock since its begin."""
-    prompt_len: int | None = None
+    prompt_len: Whole | None = None
     """Tokens of the prompt, where the log counts them."""
-    output_len: int | None = None
-    cached_len: int | None = None
+    output_len: Whole | None = None
+    cached_len: Whole | None = None
     """Tokens of the prompt that the engine found in its prefix cache, where the log counts them."""
 
 
+COUNTS = ("prompt_len", "output_len", "cached_len")
+FIELDS = {
+    "prompt": "a prompt",
+    "output": "an output",
+    "arrival_s": "a time",
+    "prompt_len": "the prompt's length",
+    "output_len": "the output's length",
+    "cached_len": "cached tokens",
+}
+"""What is said of each field that cannot be read."""
 Companions = dict[str, Any]
 """Prompts that stand in a file of their own, by the id that joins them to their outputs."""
 Reader = Callable[[Any, Companions], list[Row]]
@@ -68,21 +82,55 @@ def rows_of(document: Any, companions: Companions) -> list[Row]:
     """
     if not isinstance(document, dict):
         raise UnreadableError("not a JSON object")
-    for _, is_it, read in FORMATS:
-        if is_it(document):
-            try:
-                return read(document, companions)
-            except (
-                KeyError,
-                TypeError,
-                ValueError,
-                AttributeError,
-                IndexError,
-            ) as failure:
-                raise UnreadableError(_reason(failure)) from None
+    try:
+        for _, is_it, read in FORMATS:
+            if is_it(document):
+                return [_checked(row) for row in read(document, companions)]
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        IndexError,
+        OverflowError,
+        RecursionError,
+    ) as failure:
+        raise UnreadableError(_reason(failure)) from None
     raise UnreadableError(
         "no known format: neither token ids nor a prompt with its output"
     )
+
+
+def _checked(row: Row) -> Row:
+    """A row whose values are of the types that its fields state: readers take them from a log as
+    they stand there.
+
+    Raises UnreadableError naming the field.
+    """
+    values = msgspec.structs.asdict(row)
+    for name in COUNTS:
+        value = values[name]
+        if isinstance(value, float) and value.is_integer():
+            values[name] = int(value)  # tables with gaps hold whole numbers as floats
+    try:
+        checked = msgspec.convert(values, Row)
+    except msgspec.ValidationError as failure:
+        message, _, place = str(failure).replace("`", "").partition(" - at ")
+        field = re.split(r"[.\[]", place.strip("`$."))[0]
+        message = (
+            message.removeprefix("Expected ")
+            .replace("object", "message")
+            .replace(" | null", "")
+        )
+        raise UnreadableError(
+            f"{FIELDS.get(field, field)}: expected {message}"
+        ) from None
+    for text in (checked.prompt, checked.output):
+        if isinstance(text, list) and len({type(part) for part in text}) > 1:
+            raise UnreadableError("a prompt of both messages and token ids")
+    if checked.arrival_s is not None and not math.isfinite(checked.arrival_s):
+        raise UnreadableError("a time that is no number")
+    return checked
 
 
 def format_of(document: Any) -> str | None:
@@ -442,8 +490,8 @@ def _vllm_benchmark(document: Any, companions: Companions) -> list[Row]:
                 prompt=prompt,
                 output=text,
                 arrival_s=start,
-                prompt_len=int(prompt_len),
-                output_len=int(output_len),
+                prompt_len=prompt_len,
+                output_len=output_len,
             )
         )
     return rows
@@ -510,7 +558,7 @@ def _by_key(entries: Sequence[Any]) -> dict[str, Any]:
 
 def _any_value(value: Any) -> Any:
     """The value of an OTLP attribute."""
-    if not isinstance(value, dict):
+    if not isinstance(value, dict) or not value:
         return value
     kind, inner = next(iter(value.items()))
     if kind == "intValue":
@@ -712,8 +760,14 @@ def _seconds(value: Any) -> float | None:
     if not isinstance(value, int | float | str):
         return None
     seconds = float(value)
-    while seconds > MILLISECONDS_FROM:
-        seconds /= 1000.0
+    if not math.isfinite(seconds):
+        return None
+    # Nanoseconds are the smallest unit that clocks are logged in.
+    for _ in range(3):
+        if seconds > MILLISECONDS_FROM:
+            seconds /= 1000.0
+    if seconds > MILLISECONDS_FROM:
+        return None
     return seconds
 
 

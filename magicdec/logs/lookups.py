@@ -11,7 +11,7 @@
                     step drafts too (transformers/generation/candidate_generator.py)
     pld             the original prompt look-up, as in Spec-Bench: of each n the earliest place that has all k
                     following tokens, else the next smaller n; the prompt's own step drafts too
-    llama.cpp       ngram-simple: the latest place of the last `max` tokens, only where at least `max` tokens follow
+    llama.cpp       ngram-simple: the latest place of the last `max` tokens, only where it drafts at least `max` tokens
                     (common/ngram-map.cpp)
     suffix          vLLM's suffix decoding: trees of the request's text and of earlier responses
     suffix-local    suffix decoding with suffix_decoding_max_cached_requests 0: the request's own text alone

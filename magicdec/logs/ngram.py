@@ -237,7 +237,7 @@ def _draft_of_llama(gamma, length, place, last, before_last):
         ended = before_last[length]
     if ended == NO_PLACE or ended - length + 1 <= 0:
         return 0, 0
-    following = place - ended - 1
-    if following < length:
+    drafted = min(gamma, place - ended - 1)
+    if drafted < length:
         return 0, 0
-    return ended + 1, min(gamma, following)
+    return ended + 1, drafted

@@ -6,23 +6,21 @@ shards in their order."""
 
 from __future__ import annotations
 
-import hashlib
-import pickle
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from magicdec.errors import ConfigError
-from magicdec.files import write_atomic
 from magicdec.logs.formats import Companions, UnreadableError
 from magicdec.logs.lookups import Lookup
 from magicdec.logs.ngram import Ints, NgramReplay, Steps
+from magicdec.logs.parts import Parts
 from magicdec.logs.requests import Account, requests_of
 from magicdec.logs.sources import Shard, companions_of, files_of, shards_of, total_bytes
 from magicdec.logs.suffix import SuffixReplay
@@ -30,9 +28,6 @@ from magicdec.logs.tally import SettingCounts, Tally
 from magicdec.logs.tokens import TextTokenizer
 from magicdec.progress import Progress, Step
 from magicdec.suffix_tree import SuffixSettings
-
-SCHEMA = 1
-"""Version of the parts that are kept to resume from; parts of another are counted again."""
 
 
 class ReplayTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,14 +145,14 @@ def replay_logs(
     tokenizer: Path | None = None,
     max_len: int = 0,
     jobs: int = 1,
-    keep: Path | None = None,
+    keep: Parts | None = None,
     progress: Progress = lambda _: None,
 ) -> LogReplay:
     """Replay these settings on the requests of files.
 
     joblib runs the tasks: its processes on this machine, or a cluster's where the caller has chosen
-    such a backend (`joblib.parallel_config`). With `keep`, a folder, counts of parts are kept
-    there, and a second call goes on from them.
+    such a backend (`joblib.parallel_config`). With `keep`, counts of parts are kept there, and a
+    second call goes on from them; removing them is left to the caller.
 
     Raises:
         ConfigError: a file cannot be read, or none has a request.
@@ -287,16 +282,13 @@ def _run(
     companions: Companions,
     *,
     jobs: int,
-    keep: Path | None,
+    keep: Parts | None,
     progress: Progress,
 ) -> list[Counted]:
     """The counts of every task; those kept from before are not counted again."""
-    files = [
-        keep / f"{_key(task)}.part" if keep is not None else None for task in tasks
-    ]
     results: dict[int, Counted] = {}
-    for number, file in enumerate(files):
-        part = _kept(file)
+    for number, task in enumerate(tasks):
+        part = keep.load(task) if keep is not None else None
         if part is not None:
             results[number] = part
     total = max(sum(task.num_bytes for task in tasks), 1)
@@ -305,9 +297,8 @@ def _run(
     progress(Step("reading logs", done=done, total=total))
     for number, counted in _finished(tasks, waiting, companions, jobs=jobs):
         results[number] = counted
-        file = files[number]
-        if file is not None:
-            write_atomic(file, pickle.dumps((SCHEMA, counted)))
+        if keep is not None:
+            keep.save(tasks[number], counted)
         done += tasks[number].num_bytes
         progress(Step("reading logs", done=done, total=total))
     return [results[number] for number in range(len(tasks))]
@@ -339,22 +330,3 @@ def _numbered(
     number: int, task: ReplayTask, companions: Companions
 ) -> tuple[int, Counted]:
     return number, count_task(task, companions)
-
-
-def _key(task: ReplayTask) -> str:
-    """A name for a task's counts: another file, setting or version has another."""
-    settings = msgspec.json.encode((SCHEMA, task), enc_hook=str)
-    return hashlib.sha256(settings).hexdigest()[:32]
-
-
-def _kept(file: Path | None) -> Any:
-    """Counts kept before; None where there are none that can be used."""
-    if file is None or not file.is_file():
-        return None
-    try:
-        schema, counted = pickle.loads(file.read_bytes())
-    except Exception:  # a part that is damaged is counted again
-        return None
-    if schema == SCHEMA and isinstance(counted, Counted):
-        return counted
-    return None

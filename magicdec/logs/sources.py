@@ -24,6 +24,12 @@ SHARD_BYTES = 64 * MIB
 LINE_SUFFIXES = (".jsonl", ".ndjson")
 LINE_LIMIT_BYTES = 256 * MIB
 """Size above which a line is no request."""
+COMPRESSED_LIMIT_BYTES = 16 * MIB
+MOST_COMPRESSED = 50
+"""A line or a document may have so many bytes, and so many times those of its compressed file: what
+JSON of a few kilobytes can unfold to would fill any memory."""
+ZST_BYTES = 1024
+"""Bytes that are decompressed at once, to at most 32 MiB: 128 KiB from four of them."""
 PARQUET_ROWS = 256
 """Rows of a table that are in memory at once."""
 COMPANION_LIMIT = 1_000_000
@@ -112,15 +118,25 @@ def has_lines(path: Path) -> bool:
     names = [suffix for suffix in path.suffixes if suffix not in (".gz", ".zst")]
     if names and names[-1] in LINE_SUFFIXES:
         return True
+    limit = _limit_bytes(path, LINE_LIMIT_BYTES)
     with opened(path) as file:
-        for line in file:
+        while line := file.readline(limit):
             if not line.strip():
                 continue
+            if len(line) >= limit:
+                return False
             try:
                 return isinstance(msgspec.json.decode(line), dict)
-            except (msgspec.DecodeError, RecursionError):
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 return False
     return True
+
+
+def _limit_bytes(path: Path, most: int) -> int:
+    """The bytes of a file's line or document that are read at once, `most` of one not compressed."""
+    if path.suffix not in (".gz", ".zst"):
+        return most
+    return min(most, COMPRESSED_LIMIT_BYTES + MOST_COMPRESSED * path.stat().st_size)
 
 
 @contextmanager
@@ -136,8 +152,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
                 with gzip.open(file) as inner:
                     yield inner  # type: ignore[misc]  # a buffered reader of bytes
             elif path.suffix == ".zst":
-                with _zstandard(file) as stream:
-                    yield stream
+                yield _zstandard(file)
             else:
                 yield file
     except (OSError, EOFError, zlib.error) as failure:
@@ -146,21 +161,54 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
         ) from None
 
 
-@contextmanager
-def _zstandard(file: IO[bytes]) -> Iterator[IO[bytes]]:
+def _zstandard(file: IO[bytes]) -> IO[bytes]:
     try:
-        import zstandard
+        import zstandard  # noqa: F401  # used by the stream
     except ImportError:
         raise ConfigError(
             "reading .zst needs a package: pip install 'magicdec[logs]'"
         ) from None
-    try:
-        with zstandard.ZstdDecompressor().stream_reader(
-            file, read_across_frames=True
-        ) as reader:
-            yield io.BufferedReader(reader)
-    except zstandard.ZstdError as failure:
-        raise ConfigError(f"a .zst file is damaged: {failure}") from None
+    return io.BufferedReader(_Frames(file), MIB)
+
+
+class _Frames(io.RawIOBase):
+    """What stands in a file's Zstandard frames; the library's own reader takes a file that ends within
+    a frame for a whole one."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        import zstandard
+
+        self._file = file
+        self._zstandard = zstandard
+        self._frame: Any = None
+        self._waiting = b""
+        """Bytes of the file that are not decompressed yet."""
+        self._ready = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            self._waiting = self._waiting or self._file.read(ZST_BYTES)
+            if not self._waiting:
+                if self._frame is not None:
+                    raise EOFError("the compressed file ends within a frame")
+                return 0
+            if self._frame is None:
+                self._frame = self._zstandard.ZstdDecompressor().decompressobj()
+            try:
+                self._ready = self._frame.decompress(self._waiting)
+            except self._zstandard.ZstdError as failure:
+                raise OSError(f"the .zst file is damaged: {failure}") from None
+            self._waiting = b""
+            if self._frame.eof:
+                self._waiting = self._frame.unused_data
+                self._frame = None
+        count = min(len(buffer), len(self._ready))
+        buffer[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count
 
 
 Place = int
@@ -177,28 +225,35 @@ def documents_of(
         yield from _whole(shard.path)
     else:
         for place, line in _lines(shard):
-            if line.strip():
+            if isinstance(line, UnreadableError):
+                yield place, line
+            elif line.strip():
                 yield place, _decoded(line)
 
 
-def _lines(shard: Shard) -> Iterator[tuple[Place, bytes]]:
+def _lines(shard: Shard) -> Iterator[tuple[Place, bytes | UnreadableError]]:
     """Lines that begin within the shard."""
+    limit = _limit_bytes(shard.path, LINE_LIMIT_BYTES)
+    too_long = UnreadableError(f"a line of more than {format_bytes(limit)}")
     with opened(shard.path) as file:
         if shard.begin:
             file.seek(shard.begin - 1)
             file.readline()
         place = 0
         while shard.end is None or file.tell() < shard.end:
-            line = file.readline(LINE_LIMIT_BYTES)
+            line = file.readline(limit)
             if not line:
                 return
             place += 1
-            yield place, line
+            if len(line) < limit:
+                yield place, line
+                continue
+            while line and not line.endswith(b"\n"):
+                line = file.readline(limit)
+            yield place, too_long
 
 
 def _decoded(line: bytes) -> dict[str, Any] | UnreadableError:
-    if len(line) >= LINE_LIMIT_BYTES:
-        return UnreadableError(f"a line of more than {format_bytes(LINE_LIMIT_BYTES)}")
     try:
         document = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -210,11 +265,12 @@ def _decoded(line: bytes) -> dict[str, Any] | UnreadableError:
 
 def _whole(path: Path) -> Iterator[tuple[Place, dict[str, Any] | UnreadableError]]:
     """The documents of a file that is one: the elements of its list, or itself."""
+    limit = _limit_bytes(path, RESULTS_LIMIT_BYTES)
     with opened(path) as file:
-        data = file.read(RESULTS_LIMIT_BYTES + 1)
-    if len(data) > RESULTS_LIMIT_BYTES:
+        data = file.read(limit + 1)
+    if len(data) > limit:
         raise ConfigError(
-            f"{path} is one JSON document of more than {format_bytes(RESULTS_LIMIT_BYTES)}, "
+            f"{path} is one JSON document of more than {format_bytes(limit)}, "
             "which is read whole; write it as JSON lines, which are streamed"
         )
     try:

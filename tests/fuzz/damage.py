@@ -44,10 +44,12 @@ def with_value(document: Any, place: Path, value: Any) -> Any:
     return changed
 
 
-def damaged(document: Any, *, count: int, seed: int) -> Iterator[tuple[str, Any]]:
+def damaged(
+    document: Any, *, count: int, seed: int, values: tuple[Any, ...] = NASTY
+) -> Iterator[tuple[str, Any]]:
     """`count` copies with one field damaged, each named by what was done; fields and values in seeded random order."""
     choices = [
-        (place, value) for place in places(document) for value in (*NASTY, DELETED)
+        (place, value) for place in places(document) for value in (*values, DELETED)
     ]
     random.Random(seed).shuffle(choices)
     for place, value in choices[:count]:

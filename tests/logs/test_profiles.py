@@ -21,6 +21,7 @@ from magicdec.counts import clustered_stderr, rate_and_error
 from magicdec.errors import ConfigError
 from magicdec.logs.lookups import lookup
 from magicdec.logs.ngram import NgramReplay
+from magicdec.logs.parts import Parts
 from magicdec.logs.profiles import profiles_of, sweep
 from magicdec.logs.replay import replay_logs
 from magicdec.logs.tally import Tally
@@ -122,12 +123,14 @@ def test_shards_add_up_to_the_profile_of_one_pass(log: Path, tmp_path: Path) -> 
         (tmp_path / f"part{number}.jsonl").write_text(
             "".join(lines[40 * number : 40 * number + 40])
         )
-    keep = tmp_path / "parts"
+    folder = tmp_path / "parts"
     for _ in range(2):
-        split = replay_logs([tmp_path / "part*.jsonl"], LOOKUPS, jobs=2, keep=keep)
+        split = replay_logs(
+            [tmp_path / "part*.jsonl"], LOOKUPS, jobs=2, keep=Parts(folder)
+        )
         assert profiles_of(split, model="m", dataset="d") == whole
     assert (
-        len(list(keep.iterdir())) == 5
+        len(list(folder.iterdir())) == 5
     )  # four of n-gram, and one of the tree of responses
 
 

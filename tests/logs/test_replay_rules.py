@@ -65,6 +65,20 @@ def test_each_ngram_rule_takes_the_steps_that_a_plain_scan_takes(
         assert as_tuples(steps) == plain
 
 
+@settings(max_examples=40, deadline=None)
+@given(period=st.integers(1, 5), length=st.integers(3, 8), gamma=st.integers(1, 7))
+def test_llama_drafts_no_less_than_its_ngram(
+    period: int, length: int, gamma: int
+) -> None:
+    """In a text that repeats, a draft is as long as what follows and gamma allow: none is shorter than n."""
+    text = np.array([token % period for token in range(80)], dtype=np.int32)
+    row = lookup("llama.cpp", gamma=gamma, min_ngram=length, max_ngram=length)
+    (steps,) = NgramReplay([row]).steps(text, 40)
+    assert set(steps[:, 1].tolist()) <= {0, *range(length, gamma + 1)}
+    plain = ngram_steps("llama.cpp", text.tolist(), 40, gamma, length, length)
+    assert as_tuples(steps) == plain
+
+
 def test_an_index_is_empty_again_for_the_next_request() -> None:
     """Nothing that an earlier request said is found in a later one."""
     replay = NgramReplay([lookup("ngram", gamma=3, min_ngram=1, max_ngram=2)])

@@ -1,0 +1,339 @@
+"""Logs that somebody else wrote: a row is read as what its fields say, or counted and named, and no file runs code or
+takes the memory of the machine."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("numba")
+
+from magicdec.errors import ConfigError
+from magicdec.logs import formats, sources
+from magicdec.logs.formats import Row, UnreadableError, rows_of
+from magicdec.logs.lookups import lookup
+from magicdec.logs.parts import Parts
+from magicdec.logs.replay import replay_logs, tasks_of
+from magicdec.logs.requests import Account, requests_of
+from magicdec.logs.sources import files_of, shards_of
+from magicdec.suffix_tree import SuffixSettings
+from tests.fuzz.damage import NASTY, damaged
+
+LONG = list(range(1, 12))
+CHAT = [{"role": "user", "content": "a"}]
+USAGE = {
+    "prompt_tokens": 9,
+    "completion_tokens": 3,
+    "prompt_tokens_details": {"cached_tokens": 4},
+}
+OTLP = [
+    {
+        "key": "gen_ai.input.messages",
+        "value": {"stringValue": json.dumps(CHAT)},
+    },
+    {
+        "key": "gen_ai.output.messages",
+        "value": {"stringValue": json.dumps([{"role": "assistant", "content": "b"}])},
+    },
+    {"key": "gen_ai.usage.input_tokens", "value": {"intValue": "9"}},
+]
+DOCUMENTS: dict[str, dict[str, Any]] = {
+    "token ids": {"prompt": LONG, "output": LONG, "timestamp": 1.5},
+    "vLLM's outputs": {"prompt_token_ids": LONG, "outputs": [{"token_ids": LONG}]},
+    "rows": {"rows": [{"prompt": LONG, "output": LONG}]},
+    "OpenAI": {
+        "messages": CHAT,
+        "choices": [{"message": {"content": "b"}, "finish_reason": "stop"}],
+        "usage": USAGE,
+        "created": 1_700_000_000,
+    },
+    "vllm bench serve": {
+        "input_lens": [3, 4],
+        "output_lens": [5, 6],
+        "generated_texts": ["a", "b"],
+        "errors": ["", ""],
+        "start_times": [0.5, 1.5],
+    },
+    "GuideLLM": {
+        "benchmarks": [
+            {
+                "requests": {
+                    "successful": [
+                        {
+                            "request_args": {"body": {"messages": CHAT}},
+                            "output": "b",
+                            "prompt_tokens": 9,
+                            "output_tokens": 3,
+                            "request_start_time": 1.5,
+                        }
+                    ]
+                }
+            }
+        ]
+    },
+    "OpenTelemetry": {
+        "resourceSpans": [
+            {
+                "scopeSpans": [
+                    {"spans": [{"startTimeUnixNano": "1", "attributes": OTLP}]}
+                ]
+            }
+        ]
+    },
+    "lm-eval": {"arguments": [["a"]], "resps": [["b"]]},
+    "Spec-Bench": {"question_id": 1, "choices": [{"turns": ["b"]}]},
+    "ShareGPT": {
+        "conversations": [
+            {"from": "human", "value": "a"},
+            {"from": "gpt", "value": "b"},
+        ]
+    },
+    "Langfuse": {
+        "type": "GENERATION",
+        "input": CHAT,
+        "output": {"role": "assistant", "content": "b"},
+        "usage": {"input": 9, "output": 3},
+        "startTime": "2026-01-01T00:00:00Z",
+    },
+    "pair": {"prompt": "a", "completion": "b"},
+}
+VALUES = (*NASTY, 2.7, "77", -50, 60.9, 10**30, int("9" * 400), "9" * 310)
+
+
+def is_whole(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**31
+
+
+def is_text(value: Any) -> bool:
+    if value is None or isinstance(value, str):
+        return True
+    if not isinstance(value, list):
+        return False
+    return all(map(is_whole, value)) or all(isinstance(part, dict) for part in value)
+
+
+def is_typed(row: Row) -> bool:
+    """Whether every field holds what it says, looked at one by one."""
+    counts = (row.prompt_len, row.output_len, row.cached_len)
+    if not all(count is None or is_whole(count) for count in counts):
+        return False
+    arrival_s = row.arrival_s
+    if arrival_s is not None and not (
+        isinstance(arrival_s, float) and math.isfinite(arrival_s)
+    ):
+        return False
+    return is_text(row.prompt) and is_text(row.output)
+
+
+def faults() -> Iterator[str]:
+    """Each damage to a document of each format that is read as something else, or not refused."""
+    for name, document in DOCUMENTS.items():
+        for damage, changed in damaged(document, count=10**6, seed=0, values=VALUES):
+            try:
+                rows = rows_of(changed, {})
+            except UnreadableError:
+                continue
+            except Exception as failure:
+                yield f"{name}: {damage}: {failure!r}"
+                continue
+            if not all(is_typed(row) for row in rows):
+                yield f"{name}: {damage}: {rows}"
+
+
+def test_the_documents_are_read_as_they_are() -> None:
+    for name, document in DOCUMENTS.items():
+        assert rows_of(document, {}), name
+
+
+def test_a_damaged_field_is_read_as_what_it_is_or_its_row_is_refused() -> None:
+    assert not list(faults())
+
+
+def test_a_row_that_is_not_checked_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the check above."""
+    monkeypatch.setattr(formats, "_checked", lambda row: row)
+    assert list(faults())
+
+
+@given(
+    st.one_of(
+        st.floats(),
+        st.integers(),
+        st.text("0123456789.", max_size=400),
+        st.integers(308, 400).map(lambda digits: "9" * digits),
+        st.sampled_from([math.inf, -math.inf, math.nan, "inf", int("9" * 400)]),
+    )
+)
+def test_a_time_is_seconds_of_a_clock_or_none(value: Any) -> None:
+    document = {"prompt": [1], "output": [2], "timestamp": value}
+    try:
+        (row,) = rows_of(document, {})
+    except UnreadableError:
+        return
+    assert row.arrival_s is None or row.arrival_s <= formats.MILLISECONDS_FROM
+
+
+@pytest.mark.parametrize(
+    ("unit_s", "seconds"), [(1, 1.7e9), (1e3, 1.7e9), (1e6, 1.7e9), (1e9, 1.7e9)]
+)
+def test_times_in_smaller_units_are_seconds(unit_s: float, seconds: float) -> None:
+    (row,) = rows_of({"prompt": [1], "output": [2], "timestamp": seconds * unit_s}, {})
+    assert row.arrival_s == pytest.approx(seconds)
+
+
+def test_whole_numbers_of_a_table_with_gaps_are_read() -> None:
+    document = DOCUMENTS["OpenAI"] | {"usage": {"prompt_tokens": 60.0}}
+    assert rows_of(document, {})[0].prompt_len == 60
+
+
+def ids_log(path: Path, num_rows: int = 6) -> Path:
+    rows = [json.dumps({"prompt": LONG, "output": LONG}) for _ in range(num_rows)]
+    path.write_text("\n".join(rows))
+    return path
+
+
+def test_bad_rows_are_counted_and_named(tmp_path: Path) -> None:
+    log = ids_log(tmp_path / "log.jsonl", 3)
+    with log.open("a") as file:
+        file.write('\n{"prompt":[1,2],"outputs":[5]}\n{"attributes":[1]}\n')
+    account = Account()
+    (shard,) = shards_of([log])
+    requests = list(requests_of(shard, account, tokenizer=None, companions={}))
+    assert len(requests) == 3
+    assert account.num_unreadable == 2
+    assert [f"log.jsonl line {line}" for line in (4, 5)] in account.examples.values()
+
+
+def documents(path: Path) -> list[Any]:
+    return [
+        document
+        for shard in shards_of([path])
+        for _, document in sources.documents_of(shard)
+    ]
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.99])
+def test_a_cut_compressed_file_is_not_taken_as_whole(
+    tmp_path: Path, share: float
+) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    lines = ids_log(tmp_path / "log.jsonl", 20_000).read_bytes()
+    noise = (
+        b'{"prompt": "%s", "completion": "b"}\n' % os.urandom(200_000).hex().encode()
+    )
+    whole = zstandard.ZstdCompressor().compress(lines + b"\n" + noise)
+    for suffix, data in ((".zst", whole), (".gz", gzip.compress(lines + noise))):
+        cut = tmp_path / f"cut.jsonl{suffix}"
+        cut.write_bytes(data[: int(len(data) * share)])
+        with pytest.raises(ConfigError, match="cannot read"):
+            documents(cut)
+
+
+def test_frames_of_zstandard_are_one_after_another(tmp_path: Path) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    compress = zstandard.ZstdCompressor().compress
+    log = tmp_path / "log.jsonl.zst"
+    log.write_bytes(b"".join(compress(b'{"a": %d}\n' % i) for i in range(500)))
+    assert documents(log) == [{"a": number} for number in range(500)]
+
+
+@pytest.mark.parametrize("name", ["log.json.gz", "log.jsonl.gz", "log.json.zst"])
+def test_what_unfolds_to_more_than_a_log_would_is_not_read_whole(
+    tmp_path: Path, name: str
+) -> None:
+    """One line of 24 MiB in a few kilobytes."""
+    log = tmp_path / name
+    line = b'{"a": "' + bytes(24 << 20).replace(b"\0", b"x") + b'"}'
+    if log.suffix == ".gz":
+        log.write_bytes(gzip.compress(line, 1))
+    else:
+        log.write_bytes(
+            pytest.importorskip("zstandard").ZstdCompressor().compress(line)
+        )
+    if ".jsonl" in name:
+        (document,) = documents(log)
+        assert isinstance(document, UnreadableError)
+        return
+    with pytest.raises(ConfigError, match="more than"):
+        documents(log)
+
+
+LOOKUPS = [lookup("ngram", gamma=3, min_ngram=2, max_ngram=2)]
+
+
+def test_only_files_of_the_replay_are_removed(tmp_path: Path) -> None:
+    """A user's folder of the name that parts take, and a folder of our own with a stranger's file in it."""
+    log = ids_log(tmp_path / "log.jsonl")
+    users = tmp_path / "users.parts"
+    (users / "deep").mkdir(parents=True)
+    (users / "thesis.tex").write_text("years of work")
+    (users / "deep" / f"{'0' * 32}.part").write_text("mine")
+    empty = tmp_path / "empty.parts"
+    empty.mkdir()
+    for folder in (users, empty, tmp_path / "new.parts"):
+        keep = Parts(folder)
+        replay_logs([log], LOOKUPS, keep=keep)
+        keep.remove()
+    assert (users / "thesis.tex").read_text() == "years of work"
+    assert (users / "deep" / f"{'0' * 32}.part").read_text() == "mine"
+    assert sorted(path.name for path in users.iterdir()) == ["deep", "thesis.tex"]
+    assert empty.is_dir()
+    assert not (tmp_path / "new.parts").exists()
+
+
+def test_parts_of_a_stopped_run_are_used_and_then_removed(tmp_path: Path) -> None:
+    log = ids_log(tmp_path / "log.jsonl")
+    folder = tmp_path / "log.parts"
+    first = replay_logs([log], LOOKUPS, keep=Parts(folder))
+    (file,) = folder.iterdir()
+    written = file.stat().st_mtime_ns
+    keep = Parts(folder)
+    again = replay_logs([log], LOOKUPS, keep=keep)
+    assert file.stat().st_mtime_ns == written
+    assert again.account == first.account
+    assert (again.settings[0].positions == first.settings[0].positions).all()
+    keep.remove()
+    assert not folder.exists()
+
+
+class Runs:
+    """Leaves a file where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os.mkdir, (str(self.path),))
+
+
+def test_a_prepared_part_runs_nothing_and_is_counted_again(tmp_path: Path) -> None:
+    log = ids_log(tmp_path / "log.jsonl")
+    folder = tmp_path / "log.parts"
+    whole = replay_logs([log], LOOKUPS, keep=Parts(folder))
+    (file,) = folder.iterdir()
+    good = file.read_bytes()
+    prepared = [pickle.dumps(Runs(tmp_path / "ran")), b"", good[:-9], b"\xc1" * 99]
+    for data in prepared:
+        file.write_bytes(data)
+        (task,) = tasks_of(
+            shards_of(files_of([log])),
+            LOOKUPS,
+            suffix=SuffixSettings(),
+            tokenizer=None,
+            max_len=0,
+        )
+        assert Parts(folder).load(task) is None
+        assert not (tmp_path / "ran").exists()
+        again = replay_logs([log], LOOKUPS, keep=Parts(folder))
+        assert (again.settings[0].positions == whole.settings[0].positions).all()
+        assert file.read_bytes()[:50] == good[:50]
