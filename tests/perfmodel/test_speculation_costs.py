@@ -303,25 +303,29 @@ def test_a_draft_model_is_launched_layer_by_layer():
     assert launches_s < float(terms.draft.total_s) < 3 * launches_s
 
 
-@pytest.mark.parametrize("method", ["eagle", "eagle3"])
-def test_heads_are_launched_layer_by_layer_before_they_were_captured(method: str):
-    """vLLM captures EAGLE's pass from 0.9 on: before, each draft step waits for its layer's launches,
-    and the speedup is less sure."""
-    steps_s = []
-    widths = []
-    for version in ("0.8.5", "0.9.1"):
-        given = dataclasses.replace(
-            setup("h100"),
-            engine=load_engine("vllm").of_version(version),
-            speculation=SpeculationSpec(draft=method, draft_method=method),
+@pytest.mark.parametrize(
+    ("plain", "tokens", "speeds"),
+    [
+        (133.0, {2: 2.1, 4: 2.39, 7: 2.47}, {2: 201.69, 4: 198.0, 7: 169.92}),
+        (128.64, {2: 1.89, 4: 2.08}, {2: 175.49, 4: 165.65}),
+    ],
+)
+def test_heads_before_they_were_captured_take_little_longer(
+    plain: float, tokens: dict[int, float], speeds: dict[int, float]
+):
+    """EAGLE in vLLM 0.8, one user, Llama 3 8B on an H100, April 2025 (pull requests 16937, with the accepted lengths of
+    issue 20780, and 16035): a step over one without a draft."""
+    given = dataclasses.replace(
+        setup("h100"),
+        engine=load_engine("vllm").of_version("0.8.5"),
+        speculation=SpeculationSpec(draft="eagle", draft_method="eagle"),
+    )
+    for gamma, speed in speeds.items():
+        terms = step_terms(
+            given, batch=1, kv_len=300, draft_kv_len=300, gamma=gamma, tp_size=1
         )
-        points = Points(batch=1, context=300, gamma=np.asarray(4), gen_len=256)
-        prediction = predict(given, constant_profile(0.6), points)
-        steps_s.append(float(prediction.step_s))
-        sure = interval(prediction)
-        widths.append(float(sure.speedup_high / sure.speedup_low))
-    assert steps_s[0] - steps_s[1] == pytest.approx(4 * 0.5e-3)
-    assert widths[0] > 1.1 * widths[1]
+        ratio = float(terms.step_s / terms.autoregressive.total_s)
+        assert ratio == pytest.approx(tokens[gamma] * plain / speed, rel=0.04)
 
 
 def test_speedups_are_less_sure_where_no_server_was_measured():
