@@ -27,6 +27,8 @@ from magicdec.reports.sentences import (
     for_throughput_line,
     gamma_by_batch,
     limit_lines,
+    next_line,
+    not_ranked_line,
     plain_line,
     plugin_line,
     prefill_line,
@@ -64,11 +66,16 @@ WEIGHTS = {
     "reach": 20,
     "latency": 22,
     "throughput": 24,
+    "not ranked": 15,
+    "note": 58,
+    "next": 99,
 }
 """Kinds of statement in the order of reading, each with its weight; a table of drafts stands after
 "cost"."""
 BEFORE_TABLE = tuple(WEIGHTS)[: tuple(WEIGHTS).index("cost") + 1]
-AFTER_TABLE = tuple(WEIGHTS)[len(BEFORE_TABLE) :]
+CLOSING = ("not ranked", "note", "next")
+"""Kinds that are said of the plan, once, whatever the number of its cases."""
+AFTER_TABLE = tuple(WEIGHTS)[len(BEFORE_TABLE) : -len(CLOSING)]
 ON_A_PAGE = (
     "causes",
     "limit",
@@ -131,6 +138,9 @@ def story_of(plan: Plan, case: CaseAnswer, *, every: bool = False) -> list[State
         "reach": reach_lines(case, every=every),
         "latency": [for_latency_line(case)],
         "throughput": [for_throughput_line(case)],
+        "not ranked": [not_ranked_line(plan)],
+        "note": [f"note: {note}" for note in (plan.notes if every else plan.key_notes)],
+        "next": [f"next: {next_line(plan, every=every)}"],
     }
     return [
         Statement(kind=kind, text=text)

@@ -19,14 +19,20 @@ from magicdec.reports.sentences import (
     loads_lines,
     loads_of,
     model_text,
-    next_line,
-    not_ranked_line,
     percentiles_line,
     plugin_lines,
     probability_of,
     traffic_line,
 )
-from magicdec.reports.story import AFTER_TABLE, BEFORE_TABLE, of_kinds, story_of
+from magicdec.reports.story import (
+    AFTER_TABLE,
+    BEFORE_TABLE,
+    CLOSING,
+    Statement,
+    of_kinds,
+    shortest,
+    story_of,
+)
 from magicdec.reports.text import needed_width, text_table
 from magicdec.schema import COLUMNS as COLUMNS_OF_ROWS
 from magicdec.schema import (
@@ -52,7 +58,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-FEW = 5
+MOST_LINES = 12
+"""Lines of the answer to one question."""
+FEW = 3
 """Rows of a table, unless all are asked for."""
 PLUGIN = "plugin"
 """Mark of a draft that no release of the engine runs."""
@@ -64,49 +72,25 @@ BREAKING = ("device", "layout", DRAFT, MARK)
 def print_plan(
     answer: Plan, console: Console, *, why: bool = False, every: bool = False
 ) -> None:
-    """The answer of each case; `every` adds all rows, layouts, gammas and notes, `why` the
-    breakdown and the memory.
+    """The answer to one question in at most MOST_LINES lines; `every` adds all rows, layouts, gammas
+    and statements, `why` the breakdown and the memory.
     """
     if answer.traffic is not None:
         _print_traffic(answer, answer.traffic, console, every=every)
         if not every and not why:
             return
-    _print_all_cases(console, answer, every=every)
-    if _has_extrapolated(answer, every=every):
-        console.print(
-            "* acceptance extrapolated beyond the budgets, contexts or gammas measured",
-            style="dim",
-        )
-    if why:
-        _print_why(console, answer)
-    unknown = not_ranked_line(answer)
-    if unknown:
-        console.print(unknown, style="dim")
-    notes = answer.key_notes
-    if every:
-        notes = answer.notes
-    for note in notes:
-        console.print(f"note: {note}", style="dim")
-    console.print(f"next: {next_line(answer, every=every)}")
-
-
-def _print_all_cases(console: Console, answer: Plan, *, every: bool) -> None:
-    """Several cases as one table; a case alone, or each if `every`, with all that is known."""
     if len(answer.cases) > 1:
         _print_cases(console, answer)
-        if not every:
-            return
-    for case in answer.cases:
-        _print_case(console, answer, case, every=every)
-
-
-def _has_extrapolated(answer: Plan, *, every: bool) -> bool:
-    """Whether a row that is shown has a star."""
-    rows = answer.rows
-    if not every:
-        rows = [case.best for case in answer.cases]
-        rows += _few(answer, answer.cases[0])
-    return any(row.drafting.is_extrapolated for row in rows)
+    story = story_of(answer, answer.cases[0], every=every)
+    if every:
+        for case in answer.cases:
+            _print_case(console, answer, case, story_of(answer, case, every=True))
+    elif len(answer.cases) == 1:
+        story = _print_short(console, answer, story)
+    if why:
+        _print_why(console, answer)
+    for line in of_kinds(story, CLOSING):
+        console.print(line)
 
 
 def _print_why(console: Console, answer: Plan) -> None:
@@ -187,24 +171,47 @@ def _offered(row: Candidate) -> str:
     return f"{devices_of(row)} {drafting}"
 
 
+def _print_short(
+    console: Console, answer: Plan, story: Sequence[Statement]
+) -> list[Statement]:
+    """The answer to one question in MOST_LINES lines. Returns the statements that there is room for,
+    of which the closing ones are still to be printed."""
+    rows = _few(answer, answer.cases[0])
+    table = _table(rows, console.width)
+    height = 0
+    if rows:
+        height = len(console.render_lines(table)) + _has_star(rows)
+    told = shortest(story, lines=MOST_LINES - height, width=console.width)
+    _print_told(console, told, rows)
+    return told
+
+
 def _print_case(
-    console: Console, answer: Plan, case: CaseAnswer, *, every: bool
+    console: Console, answer: Plan, case: CaseAnswer, story: Sequence[Statement]
 ) -> None:
-    """One device and context: the answer, what was compared, and where it changes."""
-    first, *others = story_of(answer, case, every=every)
+    """All that is known of one device and context."""
+    _print_told(console, story, _with_baselines(case, _of_case(answer, case)))
+    _print_further_tables(console, case)
+
+
+def _print_told(
+    console: Console, story: Sequence[Statement], rows: Sequence[Candidate]
+) -> None:
+    """Statements around the table of drafts, without those that close the answer."""
+    first, *others = story
     console.print(f"[bold]{first.text}[/bold]")
     for line in of_kinds(others, BEFORE_TABLE):
         console.print(line)
-    rows = _few(answer, case)
-    if every:
-        rows = _of_case(answer, case)
     if rows:
-        compared = _with_baselines(case, rows)
-        console.print(_table(compared, console.width))
+        console.print(_table(rows, console.width))
+    if _has_star(rows):
+        console.print("* acceptance extrapolated beyond what was measured", style="dim")
     for line in of_kinds(others, AFTER_TABLE):
         console.print(line)
-    if every:
-        _print_further_tables(console, case)
+
+
+def _has_star(rows: Sequence[Candidate]) -> bool:
+    return any(row.drafting.is_extrapolated for row in rows)
 
 
 def _print_further_tables(console: Console, case: CaseAnswer) -> None:
