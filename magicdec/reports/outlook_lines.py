@@ -30,20 +30,23 @@ def by_acceptance(row: Candidate) -> str:
     speedups = [f"{value:.2f}" for value in known.speedup]
     if speedups[0] == speedups[-1]:
         return even
-    return f"by acceptance (10/50/90%): {'/'.join(speedups)}x; {even}"
+    return (
+        f"If acceptance is low, typical or high (10th, 50th, 90th percentile): "
+        f"{speedups[0]}x, {speedups[1]}x, {speedups[2]}x. {even}"
+    )
 
 
 def _break_even(row: Candidate) -> str:
     """Tokens per step at which the draft is as fast as none, next to what is expected."""
     least = row.drafting.break_even_tokens_per_step
     if least is None:
-        return "no number of tokens per step breaks even"
-    even = f"breaks even at {least:.2f} tokens per step"
+        return "No number of tokens per step breaks even."
+    even = f"Break-even at {least:.2f} tokens per step"
     most = row.gamma + 1
     if least > most:
-        return f"{even}, at most {most} are made"
+        return f"{even}, more than the {most} that gamma {row.gamma} allows."
     expected = row.drafting.tokens_per_step
-    return f"{even}; {expected:.2f} expected"
+    return f"{even}; {expected:.2f} expected."
 
 
 def by_task(outlook: Outlook | None) -> str:
@@ -86,6 +89,8 @@ def to_measure(outlook: Outlook | None) -> str:
         return ""
     first = outlook.advice
     if first is None:
-        return f"measuring is not worth it: knowing more would gain under {WORTH_MEASURING:.0%}"
-    expected = f"+{first.worth:.0%} expected; {first.effort}"
-    return f"measure first ({expected}): {first.command}"
+        return f"Measuring first would gain under {WORTH_MEASURING:.0%}."
+    return (
+        f"Measure first ({first.effort}; expected to raise throughput by {first.worth:.0%}): "
+        f"{first.command}"
+    )

@@ -156,26 +156,26 @@ def at_limit(plan: Plan, case: CaseAnswer) -> str:
     if not limit_s or case.best_by_batch or plan.traffic is not None:
         return ""
     alone = case.best_autoregressive
-    users = f"at {format_number(1.0 / limit_s)} tokens/s per user"
+    users = f"At {format_number(1.0 / limit_s)} tokens/s per user"
     best = case.best
     if alone is None:
-        without = "without a draft no batch keeps it"
+        without = "no batch keeps it without a draft"
     else:
         without = f"{_per_device(alone)} without a draft"
     if not best.is_speculative:
-        return f"{users}: {without}"
-    line = f"{users}: {_per_device(best)} with {drafting_of(best)}, {without}"
+        return f"{users}: {without}."
+    line = f"{users}: {_per_device(best)} with {drafting_of(best)}; {without}"
     ratio = best.speedup_vs_best_autoregressive
     if ratio is None:
-        return line
-    return f"{line}, {ratio:.2f} times as many"
+        return f"{line}."
+    return f"{line}: {ratio:.2f}x."
 
 
 def _per_device(row: Candidate) -> str:
     """Tokens per second of a device, and the users that share a replica."""
     rate = format_number(row.rate_per_gpu)
     users = format_count(row.batch_size, "user")
-    return f"{rate} tokens/s per device ({row.layout.label}, {users} a replica)"
+    return f"{rate} tokens/s per GPU ({row.layout.label}, {users} per replica)"
 
 
 def waiting_line(plan: Plan, case: CaseAnswer) -> str:
@@ -184,13 +184,11 @@ def waiting_line(plan: Plan, case: CaseAnswer) -> str:
     served = case.best.batch_size
     if asked <= served or not case.best_by_batch:
         return ""
-    line = (
-        f"{asked} users do not fit at once: the answer is for {served}, the others wait"
-    )
+    line = f"{asked} users do not fit at once: {served} are served, the others wait"
     alone = int(case.memory.largest_autoregressive_batch)
     if alone > served:
-        return f"{line} (without a draft {alone} fit)"
-    return line
+        return f"{line} ({alone} fit without a draft)."
+    return f"{line}."
 
 
 def acceptance_line(choice: Choice) -> str:
@@ -210,9 +208,10 @@ def acceptance_of(drafting: Drafting) -> str:
     if others:
         more = f" and {len(others)} more"
     if source == GIVEN:
-        return "acceptance as given"
-    text = drafting.acceptance_text or "text in general (--task names yours)"
-    return f"acceptance on {text}: {source}{more}"
+        return "Acceptance as given."
+    if drafting.acceptance_text:
+        return f"Acceptance on {drafting.acceptance_text}: {source}{more}."
+    return f"Acceptance: {source}{more}; name your text with --task."
 
 
 def where_it_fits(choice: Choice) -> str:
@@ -224,10 +223,10 @@ def where_it_fits(choice: Choice) -> str:
     name = draft_name(left_out.draft, left_out.draft_method, left_out.draft_budget)
     row = choice.left_out_fits
     if row is None:
-        return f"{name} {verb} with no number of users"
+        return f"{name} {verb} with no number of users."
     users = format_count(row.batch_size, "user")
     gain = f"gamma {row.gamma}, {gain_of(row)}"
-    return f"{name} {verb} with up to {users}: {gain}"
+    return f"{name} {verb} with up to {users}: {gain}."
 
 
 def better_gamma_line(choice: Choice) -> str:
@@ -236,7 +235,7 @@ def better_gamma_line(choice: Choice) -> str:
         return ""
     gain = row.gain
     interval = f"{gain.low:.2f}-{gain.high:.2f}"
-    return f"gamma {row.gamma} is better: {gain.speedup:.2f}x ({interval})"
+    return f"Gamma {row.gamma} would be better: {gain.speedup:.2f}x ({interval})."
 
 
 def gamma_by_batch(choice: Choice) -> str:
@@ -253,17 +252,17 @@ def gamma_by_batch(choice: Choice) -> str:
     else:
         gain = f"{-more:.0%} fewer tokens/s on average over 1 to {users}"
     if not one.cost:
-        return f"gamma by batch: {gain} than gamma {one.gamma} throughout"
+        return f"Gamma by batch: {gain} than gamma {one.gamma} throughout."
     low = one.cost_low * PERCENT
     cost = f"{one.cost:.0%} ({low:.0f}-{one.cost_high:.0%})"
     if one.follows_table:
         return (
-            f"gamma by batch: {gain} than gamma {one.gamma} throughout, for steps "
-            f"that take {cost} longer"
+            f"Gamma by batch: {gain} than gamma {one.gamma} throughout, for steps "
+            f"that take {cost} longer."
         )
     return (
-        f"gamma {one.gamma} at every batch: a table by batch gives {gain} and makes "
-        f"the engine's steps {cost} longer"
+        f"Gamma {one.gamma} at every batch: a table by batch gives {gain}, but makes "
+        f"the engine's steps {cost} longer."
     )
 
 
@@ -273,7 +272,7 @@ def plugin_line(choice: Choice) -> str:
         return ""
     drafting = f"{drafting_of(row)} with {users_of(row)}"
     own = f"{drafting}, {gain_of(row)}"
-    return f"--plugin admits magicdec's own draft, never measured on a GPU: {own}"
+    return f"With --plugin (our vLLM plugin, not yet measured on a GPU): {own}."
 
 
 def plugin_lines(cases: Sequence[CaseAnswer]) -> list[str]:
@@ -286,8 +285,8 @@ def plugin_lines(cases: Sequence[CaseAnswer]) -> list[str]:
     count = f"{len(gains)} of {len(cases)}"
     where = f"{best.hardware} at {format_tokens(best.context_len)}"
     return [
-        "--plugin admits magicdec's own draft, never measured on a GPU: faster than that in "
-        f"{count}, most on {where}: {drafting_of(best)}, {gain_of(best)}"
+        "With --plugin (our vLLM plugin, not yet measured on a GPU) a draft is faster in "
+        f"{count}, most on {where}: {drafting_of(best)}, {gain_of(best)}."
     ]
 
 
@@ -310,7 +309,7 @@ def limit_lines(choice: Choice) -> list[str]:
         reached = ", overload"
         if limit.value_s is not None:
             reached = f" ({format_seconds(limit.value_s)})"
-        lines.append(f"limit on {limit.of} {allowed}: {verdict}{reached}")
+        lines.append(f"Limit on {limit.of} {allowed}: {verdict}{reached}.")
     return lines
 
 
@@ -328,7 +327,7 @@ def prefill_line(choice: Choice) -> str:
     share = requests.prefill_share
     bound = f"{1.0 / share:.2f}x"
     users = users_of(choice.row)
-    return f"prefill is {share:.0%} of each request: with {users} no draft gains over {bound}"
+    return f"Prefill is {share:.0%} of each request, so with {users} no draft gains more than {bound}."
 
 
 def verification_line(case: CaseAnswer) -> str:
@@ -343,16 +342,16 @@ def verification_line(case: CaseAnswer) -> str:
     if steps < SLOW_VERIFICATION:
         return ""
     num_tokens = row.gamma + 1
-    line = f"verifying {num_tokens} tokens takes {steps:.1f} decode steps here"
+    line = f"Verifying {num_tokens} tokens takes {steps:.1f} decode steps"
     once = _seconds_by_operation(case, "autoregressive")
     verified = _seconds_by_operation(case, "verify")
     if not verified:
-        return line
+        return f"{line}."
     name = max(verified, key=lambda name: verified[name] - once.get(name, 0.0))
     before_ms = once.get(name, 0.0) / MILLI
     after_ms = verified[name] / MILLI
     times = f"{format_number(after_ms)} ms instead of {format_number(before_ms)}"
-    return f"{line}: {times} for {name} alone"
+    return f"{line}; {name} alone takes {times}."
 
 
 def _seconds_by_operation(case: CaseAnswer, name: str) -> dict[str, float]:
@@ -381,8 +380,8 @@ def worth_profiling(plan: Plan, case: CaseAnswer) -> str:
     if rate > WORTH_A_TRY:
         return ""
     return (
-        f"{name}: no acceptance is known for this model; it pays from {rate:.0%} of its tokens "
-        f"accepted, and published heads reach {LOW_RATE:.0%} and more: find or train one"
+        f"No acceptance of {name} is known for this model; it pays from a rate of {rate:.0%}, and "
+        f"published heads reach {LOW_RATE:.0%} and more: find or train one."
     )
 
 
@@ -474,18 +473,15 @@ def _kind_of_loads(loads: Sequence[Candidate]) -> str:
 def decoding_line(plan: Plan, case: CaseAnswer) -> str:
     """Time per token and rate of the answer, what bounds them, and the first token."""
     best = case.best
-    kind = "whole requests"
-    if best.requests is None:
-        kind = "decoding only"
     times = _ms_and_rate(best).replace("ms,", "ms per token,")
     first_token = format_seconds(best.first_token_s)
     line = (
-        f"{kind}: {times}{_per_replica(best)}, bound by {best.step.bound_by}, first token after "
+        f"{times}{_per_replica(best)}; bound by {best.step.bound_by}, first token after "
         f"{first_token}"
     )
     if best.is_speculative:
-        return line
-    return line + _best_batch(plan, case)
+        return f"{line}."
+    return f"{line}{_best_batch(plan, case)}."
 
 
 def plain_line(plan: Plan, case: CaseAnswer) -> str:
@@ -494,7 +490,7 @@ def plain_line(plan: Plan, case: CaseAnswer) -> str:
     if not best.is_speculative:
         return ""
     without = _ms_and_rate(case.autoregressive)
-    return f"without a draft {without}{_per_replica(best)}{_best_batch(plan, case)}"
+    return f"Without a draft: {without}{_per_replica(best)}{_best_batch(plan, case)}."
 
 
 def cost_line(case: CaseAnswer) -> str:
@@ -502,7 +498,7 @@ def cost_line(case: CaseAnswer) -> str:
     best = case.best
     if best.requests is not None or best.cost.per_million_tokens_usd is None:
         return ""
-    return "$/Mtok is of decoding alone; --gen-len or --workload adds whole requests"
+    return "$/Mtok counts decoding alone; --gen-len or --workload adds prefill."
 
 
 def _per_replica(row: Candidate) -> str:
@@ -547,9 +543,9 @@ def requests_line(case: CaseAnswer, *, every: bool) -> str:
         return ""
     parts = []
     if best.is_speculative:
-        parts.append(f"decoding alone is {best.speedup:.2f}x as fast")
+        parts.append(f"Decoding alone is {best.speedup:.2f}x as fast")
     if every or not is_prefill_bound(case.choice):
-        parts.append(f"prefill takes {requests.prefill_share:.0%} of the devices' time")
+        parts.append(f"prefill takes {requests.prefill_share:.0%} of the GPUs' time")
     hours = best.cost.gpu_hours_per_million_requests
     if hours is not None:
         parts.append(f"{hours:.4g} GPU-hours per million requests")
@@ -561,7 +557,13 @@ def requests_line(case: CaseAnswer, *, every: bool) -> str:
         parts.append(
             f"with a static batch, which waits for its slowest sequence: {static:.2f}x"
         )
-    return "; ".join(parts)
+    return _sentence("; ".join(parts))
+
+
+def _sentence(text: str) -> str:
+    if not text:
+        return ""
+    return f"{text[0].upper()}{text[1:]}."
 
 
 # Where the answer changes
@@ -607,7 +609,10 @@ def asked_line(answer: Plan, case: CaseAnswer) -> str:
     model = model_text(answer)
     served = f"{model} on {num_devices} x {case.hardware} {spread}, {answer.engine}"
     lengths = lengths_text(answer.request, case.context_len)
-    return f"{served}: {batch}, {lengths}{_budget(best)}"
+    scope = "whole requests"
+    if best.requests is None:
+        scope = "decoding alone"
+    return f"{served}: {batch}, {lengths}{_budget(best)}, {scope}."
 
 
 def limits_text(request: Request) -> str:
@@ -647,11 +652,11 @@ def reach_text(reach: Reach) -> str:
     """From or up to which context a draft is expected to pay, and is sure to."""
     name = draft_name(reach.draft, reach.draft_method)
     if reach.pays is not None:
-        return f"{name} is expected to pay {_where_it_pays(reach, reach.pays)}"
+        return f"{name} is expected to pay {_where_it_pays(reach, reach.pays)}."
     if reach.possibly is None:
-        return f"{name} pays at no context"
+        return f"{name} pays at no context."
     end = format_tokens(reach.possibly[1])
-    return f"{name} is expected to pay at no context, and may up to {end}"
+    return f"{name} is expected to pay at no context, but may up to {end}."
 
 
 def _where_it_pays(reach: Reach, pays: tuple[int, int]) -> str:
@@ -672,8 +677,8 @@ def _where_it_pays(reach: Reach, pays: tuple[int, int]) -> str:
         return where
     sure_start, sure_end = map(format_tokens, reach.surely)
     if is_to_last and not is_from_first:
-        return f"{where}, surely from {sure_start}"
-    return f"{where}, surely to {sure_end}"
+        return f"{where} (at 95 % from {sure_start})"
+    return f"{where} (at 95 % up to {sure_end})"
 
 
 def reach_lines(case: CaseAnswer, *, every: bool) -> list[str]:
@@ -698,7 +703,7 @@ def for_latency_line(case: CaseAnswer) -> str:
     if quickest.is_speculative:
         draft = drafting_of(quickest)
     per_token = format_number(quickest.between_tokens_s / MILLI)
-    return f"for latency alone: batch {quickest.batch_size}, {draft}, {per_token} ms per token"
+    return f"For latency alone: batch {quickest.batch_size}, {draft}, {per_token} ms per token."
 
 
 def for_throughput_line(case: CaseAnswer) -> str:
@@ -711,8 +716,8 @@ def for_throughput_line(case: CaseAnswer) -> str:
     if ratio <= 1.0:
         return ""
     return (
-        f"for throughput alone: batch {ceiling.batch_size} at tp {ceiling.tp_size} without a "
-        f"draft gives {format_number(ratio)} times the tokens per second and device"
+        f"For throughput alone: batch {ceiling.batch_size} at tp {ceiling.tp_size} without a "
+        f"draft gives {format_number(ratio)} times the tokens/s per GPU."
     )
 
 
@@ -720,8 +725,11 @@ def not_ranked_line(plan: Plan) -> str:
     """Drafts of unknown acceptance, each with the rate from which it would be faster."""
     if not plan.needs_acceptance:
         return ""
-    wanted = "; ".join(map(_break_even_rate, plan.needs_acceptance))
-    return f"not ranked, no head is published for it; one would pay from a rate of: {wanted}"
+    wanted = ", ".join(map(_break_even_rate, plan.needs_acceptance))
+    return (
+        f"Not ranked, since no acceptance is known for {plan.model}; a draft would pay from a rate "
+        f"of: {wanted}."
+    )
 
 
 def _break_even_rate(draft: NeedsAcceptance) -> str:
@@ -731,7 +739,7 @@ def _break_even_rate(draft: NeedsAcceptance) -> str:
         name = draft.draft_method
     rate = draft.break_even_acceptance_rate
     if rate is None:
-        return f"{name} none"
+        return f"{name} at no rate"
     return f"{name} {rate:.2f}"
 
 
