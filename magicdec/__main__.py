@@ -21,9 +21,8 @@ def main() -> None:
             raise
         with contextlib.suppress(OSError, ValueError):  # a reader that is gone
             sys.stdout.flush()
-        os._exit(
-            int(ended.code)
-        )  # an orderly exit unloads torch, which takes seconds on a loaded machine
+        # an orderly exit unloads torch, which takes seconds on a loaded machine
+        os._exit(int(ended.code))
 
 
 if __name__ == "__main__":

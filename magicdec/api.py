@@ -160,9 +160,10 @@ def simulate(
         unknown.
         CapacityError: a request that does not fit.
     """
+    # most callers need no simulator
     from magicdec.perfmodel import (
         simulated,
-    )  # most callers need no simulator
+    )
 
     request = request_of(**options)
     if not request.has_arrivals:

@@ -102,9 +102,8 @@ def read_bytes(
             "rb",
             opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK),
         ) as file:
-            begun = file.raw.read(
-                1
-            )  # None of a pipe that is still empty, no byte of one without a writer
+            # None of a pipe that is still empty, no byte of one without a writer
+            begun = file.raw.read(1)
             if begun == b"" and stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
                 raise error(f"{named} is a pipe that nothing writes to")
             os.set_blocking(file.fileno(), True)

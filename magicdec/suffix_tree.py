@@ -1,27 +1,21 @@
 """Suffix decoding: trees of a request's text and of earlier responses, and the drafts along their
 likeliest paths.
 
-The rule (SuffixDecoding, arXiv 2411.04975; arctic-inference, as vLLM's `suffix` uses it): a tree
-counts every sequence
-of up to `max_depth` tokens of its texts. For m = 1, 2, … the last m tokens are looked up as long as
-the tree has them;
-from there at most int(m · max_factor) tokens are drafted along the most frequent children, while
-the product of
-count(child) / count(parent) is at least `min_probability`. The draft with the highest sum of these
-products counts, of
-equal sums that of the longer m; that of the request's own tree, unless the tree of responses has a
-higher sum.
+The rule (SuffixDecoding, arXiv 2411.04975; arctic-inference, as vLLM's `suffix` uses it): a tree counts
+every sequence of up to `max_depth` tokens of its texts. For m = 1, 2, … the last m tokens are looked up
+as long as the tree has them; from there at most int(m · max_factor) tokens are drafted along the most
+frequent children, while the product of count(child) / count(parent) is at least `min_probability`. The
+draft with the highest sum of these products wins; of equal sums, the one of the longer m; the request's
+own tree, unless the tree of responses has a higher sum.
 
-Among children of equal count the order is that of the engine's lists, which keep it as counts
-change:
+Among children of equal count the order is that of the engine's lists, which keep it as counts change:
 
-    a count rises   the first of its count becomes the first of the next count, any other the last
-    of it
+    a count rises   the first of its count becomes the first of the next count, any other the last of it
     a count falls   it becomes the first of its new count
     a new child     becomes the last
 
-Paths without a branch are one node, so a tree takes memory linear in its texts. Products are
-float32, as the engine's.
+Paths without a branch are one node, so a tree takes memory linear in its texts. Products are float32,
+like the engine's.
 """
 
 from __future__ import annotations
@@ -41,9 +35,8 @@ NUM_NODES, FREE_NODE, NUM_GROUPS, FREE_GROUP, NUM_ACTIVE, MASK = range(6)
 
 
 class Tree(NamedTuple):
-    """A suffix tree in arrays. A node stands for the tokens on its edge; its children are a list in
-    order of falling
-    count, in which a group is a run of equal counts."""
+    """A suffix tree in arrays. A node stands for the tokens on its edge; its children are a list in order of
+    falling count, in which a group is a run of equal counts."""
 
     counts: Ints
     token: Ints

@@ -92,9 +92,8 @@ def measure_acceptance(
     """Decodes real speculative blocks of every method × budget below each context: blocks of each
     sequence that reached a position, and were accepted there."""
     rows: list[Measurement] = []
-    stages = Stages(
-        progress, [float(context) for context in request.context_lens]
-    )  # prefill takes most of it
+    # prefill takes most of it
+    stages = Stages(progress, [float(context) for context in request.context_lens])
     for place, context in enumerate(request.context_lens):
         show = stages.stage(place)
         speculations = _speculations(request, context)

@@ -170,9 +170,10 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
     except CapacityError as error:
         return _refused(command, request, assumed, [str(error), *problems])
     command = _with_own_head(command, model)
+    # every draft is compared with as many users
     fitting = msgspec.structs.replace(
         request, batch_sizes=(free.autoregressive.batch_size,)
-    )  # every draft is compared with as many users
+    )
     drafted = _drafted(command, fitting, model)
     changes = [
         *_on_speculation(command, drafted, free, problems),

@@ -651,9 +651,8 @@ def _samples(path: Path, size: int) -> Iterator[bytes]:
         if size <= SAMPLED_ABOVE_BYTES:
             yield file.read()
             return
-        length = int.from_bytes(
-            file.read(8), "little"
-        )  # of the header, in a safetensors file
+        # of the header, in a safetensors file
+        length = int.from_bytes(file.read(8), "little")
         yield file.read(min(length, SAMPLED_ABOVE_BYTES))
         for number in range(NUM_SAMPLES):
             file.seek((size - SAMPLE_BYTES) * number // (NUM_SAMPLES - 1))

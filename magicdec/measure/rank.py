@@ -61,9 +61,8 @@ def measure_request(
         references = None
         if request.engine == "ours":
             if request.device == "cpu" and tp.size == 1:
-                references = (
-                    ReferenceKernels()
-                )  # measures the bandwidth during the runs
+                # measures the bandwidth during the runs
+                references = ReferenceKernels()
             else:
                 bandwidth_bytes_per_s = all_ranks_bandwidth_bytes_per_s(
                     tp, request.device

@@ -75,9 +75,8 @@ class BenchmarkSession:
         tp = tp or SINGLE
         assert tp.size == request.tp_size, (tp.size, request.tp_size)
         check_request(request, self.spec, is_loaded=model is not None)
-        tp.all_reduce(
-            torch.zeros(1, device=request.device)
-        )  # no rank allocates before all have checked what is free
+        # no rank allocates before all have checked what is free
+        tp.all_reduce(torch.zeros(1, device=request.device))
         self.memory = MemoryMeter(request.device)
         progress(f"loading {request.model}")
         self.model = model or self._load(request.model, tp)

@@ -164,9 +164,8 @@ class MemoryMeter:
             self._before_bytes = float(torch.cuda.memory_allocated())
         else:
             try:
-                Path("/proc/self/clear_refs").write_text(
-                    "5"
-                )  # the kernel's peak starts anew
+                # the kernel's peak starts anew
+                Path("/proc/self/clear_refs").write_text("5")
                 self._before_bytes = _status_bytes("VmRSS")
             except OSError:
                 pass  # not Linux: the peak then counts from the process's start

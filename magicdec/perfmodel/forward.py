@@ -341,9 +341,8 @@ def _recurrence(mixer: Mixer, p: Pass, *, count: int) -> list[Op]:
                 p.at, work, is_in_table=is_in_table, is_prefill=True, count=count
             )
         ]
-    copied = np.where(
-        p.query_len > 1, 2.0 * p.at.engine.paths.states_beside, 0.0
-    )  # read and written
+    # read and written
+    copied = np.where(p.query_len > 1, 2.0 * p.at.engine.paths.states_beside, 0.0)
     work = work._replace(states_written=p.query_len + copied)
     return [recurrence(p.at, work, is_in_table=is_in_table, count=count)]
 
@@ -397,10 +396,13 @@ def expert_ops(model: ModelSpec, p: Pass) -> list[Op]:
 
 
 def _whole_experts(work: Experts, at: Where, p: Pass, *, count: Any) -> list[Op]:
-    """Experts divided over the ranks of a stage: one rank has ceil(E / ranks) of them, and of all
-    groups' tokens k / ranks copies each, EXPERT_IMBALANCE times as many on the fullest. With one
-    group its ranks have the tokens already; with more, tokens are sent to their experts and back,
-    each rank of a group sending its part of the group's."""
+    """Operations of experts that are divided whole over the ranks of a stage.
+
+    One rank holds ceil(E / ranks) experts and computes k / ranks copies of every group's tokens,
+    EXPERT_IMBALANCE times as many on the fullest rank. The ranks of a single group have the tokens
+    already; with several groups, tokens are sent to their experts and back, and each rank of a group
+    sends its part of the group's tokens.
+    """
     ranks = np.asarray(p.spread.ep_size(p.tp), dtype=np.float64)
     uneven = np.where(ranks > 1, EXPERT_IMBALANCE, 1.0)
     held = np.ceil(work.num_experts / ranks)

@@ -109,9 +109,8 @@ def prompt_bytes(
 ) -> Array:
     """Keys and values of one prompt, the draft's too, on each device of its group and stage."""
 
-    block = (
-        np.asarray(gamma, dtype=np.float64) + 1.0
-    )  # in flight, on top of what is held
+    # in flight, on top of what is held
+    block = np.asarray(gamma, dtype=np.float64) + 1.0
 
     def held(batch: float) -> Array:
         need = memory_need(

@@ -4,7 +4,7 @@ speculation at all.
     answer = make_plan(PlanRequest(model="llama-3.1-8b", hardware=("h100",), batch_sizes=(64,)))
     answer.best.gamma, answer.best.speedup, answer.best.verdict
 
-Each (case, context) is a case, answered for itself (search.py): tokens per second are compared
+Each device and context is a case, answered on its own (plan/search.py): tokens per second are compared
 within a case only. With batch sizes given, the best is the best of these; without them the batch is
 searched too, under the latency limits and the memory.
 """
@@ -170,9 +170,10 @@ def _under_arrivals(request: PlanRequest, model: ModelSpec, progress: Progress) 
     """The plan for a rate of arrivals. A simulation chooses the configuration and the number of
     devices.
     """
+    # most plans need no simulator
     from magicdec.perfmodel.rate.capacity import (
         plan_traffic,
-    )  # most plans need no simulator
+    )
 
     request = _with_one_device(request)
     settled = plan_traffic(request, model, progress)

@@ -322,9 +322,10 @@ class _Step(Block):
         sends: list[Op] = []
         for time, count, tokens in passes:
             send = send_op(self.setup, tokens=self.batch * tokens, tp_size=self.tp)
+            # on the last stage
             head_s = sum(
                 (op.time_s for op in time.ops if op.name == "lm_head"), np.asarray(0.0)
-            )  # on the last stage
+            )
             layers_s = layers_s + count * (time.total_s - head_s)
             sends.append(
                 fixed("send", "link", count * send.time_s, send.cost.times(count))

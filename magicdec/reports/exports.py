@@ -102,9 +102,8 @@ def _vllm_speculation(plan: Deployment, lines: list[str]) -> dict[str, Any]:
     """The value of --speculative-config; `lines` says what of the plan it holds."""
     best = plan.best
     method = METHODS[best.draft_method]
-    by_batch = (
-        plan.varies and plan.rank_batch == best.batch_size
-    )  # not with data parallelism
+    # not with data parallelism
+    by_batch = plan.varies and plan.rank_batch == best.batch_size
     gamma = best.gamma
     if by_batch:
         gamma = plan.max_gamma

@@ -78,9 +78,8 @@ def headline_of(data: ReportData) -> Headline:
         certainty = _certainty(measured, predicted)
     is_planned = data.plan is not None and data.plan.best.requests is not None
     if data.plan is not None and measured is None and certainty:
-        certainty = (
-            f"decoding alone: {certainty}" if is_planned else ""
-        )  # the answer's own
+        # the answer's own
+        certainty = f"decoding alone: {certainty}" if is_planned else ""
     better = ""
     if measured is not None:
         better = _better(data, measured)

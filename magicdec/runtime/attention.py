@@ -216,13 +216,13 @@ def prefill_attention(
     needs_window = scoring.window is not None and num_slots > scoring.window
     mask: Tensor | None = None
     if num_past and not needs_window and query_BTAD.is_cuda:
+        # which loads torch's compiler
         from torch.nn.attention.bias import (
             causal_lower_right,
-        )  # which loads torch's compiler
+        )
 
-        mask = causal_lower_right(
-            num_tokens, num_slots
-        )  # a mask in memory would rule flash attention out
+        # a mask in memory would rule flash attention out
+        mask = causal_lower_right(num_tokens, num_slots)
     elif num_past or needs_window:
         positions_T = torch.arange(num_past, num_slots, device=query_BTAD.device)
         positions_T1 = positions_T[:, None]

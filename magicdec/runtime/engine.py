@@ -190,9 +190,8 @@ class Engine:
             self.static_shapes = model.device.type == "cuda"
         else:
             self.static_shapes = static_shapes
-        num_slots = (
-            max_len + max_gamma
-        )  # a block drafted at the very end reaches this far
+        # a block drafted at the very end reaches this far
+        num_slots = max_len + max_gamma
         model.reserve(num_slots, longest=max_len)
         self.cache = KVCache(
             model.kept,

@@ -5,7 +5,7 @@
 
 With gamma 0 the proposal is empty and the target's pass is an autoregressive step. The host reads
 the device once per step, for the emitted tokens. What stands beside the loop: who decodes in which
-slot (Batch), how tokens are judged (verification.py), and how a CUDA device replays the four parts
+slot (Batch), how tokens are judged (sampling.py), and how a CUDA device replays the four parts
 of a step as captured graphs (graphs.py).
 
 Shape suffixes: B sequences, T tokens, V vocabulary of this shard.
@@ -76,9 +76,10 @@ class DecodeOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeResult:
-    """The decoded tokens, and the time they took. Steady state ends with the step in which a slot
-    first stays
-    empty: the first sequence ends with no queued prompt to follow it."""
+    """The decoded tokens, and the time they took.
+
+    Steady state ends with the step in which a slot first stays empty: its sequence has ended and no
+    queued prompt follows."""
 
     tokens: list[list[int]]
     num_accepted: np.ndarray

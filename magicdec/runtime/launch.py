@@ -138,9 +138,8 @@ def _collect(ranks: dict[Connection, SpawnProcess]) -> Any:
             assert isinstance(receiver, Connection)
             waiting.remove(receiver)
             try:
-                failed_at_s, value = pickle.loads(
-                    receiver.recv_bytes()
-                )  # from our own child process
+                # from our own child process
+                failed_at_s, value = pickle.loads(receiver.recv_bytes())
             except EOFError:
                 raise _how_it_ended(ranks[receiver]) from None
             if isinstance(value, MagicdecError):
@@ -188,9 +187,8 @@ def _deferred_signals() -> Iterator[None]:
         number: signal.signal(number, lambda got, _: pending.append(got))
         for number in ENDING
     }
-    blocked = signal.pthread_sigmask(
-        signal.SIG_BLOCK, {signal.SIGINT}
-    )  # a new process inherits it
+    # a new process inherits it
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
@@ -210,9 +208,8 @@ def _enter(parent: int, place: dict[str, str], sender: Connection, work: bytes) 
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     take_own_cores()
     try:
-        function, arguments, device_type = pickle.loads(
-            work
-        )  # from our own parent process
+        # from our own parent process
+        function, arguments, device_type = pickle.loads(work)
         import torch
 
         from magicdec.runtime.distributed import join_world, leave_world
@@ -234,9 +231,8 @@ def _enter(parent: int, place: dict[str, str], sender: Connection, work: bytes) 
     sender.send_bytes(pickle.dumps((time.monotonic(), failure)))
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(
-        1
-    )  # an orderly exit would wait for collectives that no other rank will join
+    # an orderly exit would wait for collectives that no other rank will join
+    os._exit(1)
 
 
 def take_own_cores() -> None:

@@ -278,9 +278,8 @@ def verify(
     else:
         lost_BV = proposal.distribution(position_B) * is_rejected_B[:, None]
         residual_BV = (target_BV - lost_BV).clamp_min_(0)
-        del (
-            lost_BV
-        )  # as large as the probabilities; the planned memory does not count it
+        # as large as the probabilities; the planned memory does not count it
+        del lost_BV
     # Where p and q agree up to rounding, a rejection leaves nothing: any choice from p is then as
     # good. And where q is not a number, nothing was drawn from it, so its token is rejected, and p
     # is right.

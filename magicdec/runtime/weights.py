@@ -53,9 +53,8 @@ def load_model(
     tp = tp or SINGLE
     torch_device = torch.device(device)
     if torch_device.type == "cuda" and torch_device.index is not None:
-        torch.cuda.set_device(
-            torch_device
-        )  # Triton launches, and events are timed, on the current device
+        # Triton launches, and events are timed, on the current device
+        torch.cuda.set_device(torch_device)
     if isinstance(dtype, str):
         if dtype not in DTYPES:
             raise unknown_choice("dtype", dtype, DTYPES)

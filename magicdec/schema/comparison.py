@@ -1,29 +1,21 @@
-"""Predictions compared with measurements: the one pair, the one pairing key and the one set of
-error statistics.
+"""Predictions compared with measurements: one pair, one pairing key, one set of error statistics.
 
-error           predicted / measured − 1 of one term at one configuration (a point); what is
-summarised below is its
-                absolute value, except for the bias
-mape            mean
-median, p90     over the points; percentiles interpolate linearly between order statistics (numpy's
-default). Every
-                point has autoregressive runs of its own, so that step counts once per point like
-                any other term
-bias            median of the signed errors
-normalised      the error that remains after scaling every predicted time to the machine's speed
-during the measurement:
-                t · (1 + share · (r − 1) + (1 − share) · (c − 1)), r and c = time of the memory and
-                of the arithmetic
-                reference kernel / its time at calibration, share = the predicted part of t that
-                follows memory speed
-noise floor     median error that a perfect prediction would show: half the difference between the
-medians of the even
-                and of the odd repetitions
-coverage        share of measurements inside their predicted 90 % interval
-regret          1 − S(planned) / S(best) per case (batch, context, temperature). The best is picked
-on one half of the
-                repetitions and both are scored on the other half, both ways round, so that noise
-                does not make a lucky configuration look best
+error        predicted / measured − 1 of one term at one configuration (a point); all statistics but
+             the bias are of its absolute value
+mape         mean error
+median, p90  over the points, with linear interpolation between order statistics (numpy's default);
+             the autoregressive step counts once per point, since each point has such runs of its own
+bias         median of the signed errors
+normalised   error left after scaling each predicted time to the machine's speed during the
+             measurement: t · (1 + share · (r − 1) + (1 − share) · (c − 1)), with r and c the time of
+             the memory and of the arithmetic reference kernel over its time at calibration, and share
+             the part of t that follows memory speed
+noise floor  median error that a perfect prediction would show: half the difference between the
+             medians of the even and of the odd repetitions
+coverage     share of measurements inside their predicted 90 % interval
+regret       1 − S(planned) / S(best) per case (batch, context, temperature); the best is picked on
+             one half of the repetitions and both are scored on the other, both ways round, so that
+             noise does not make a lucky configuration look best
 """
 
 from __future__ import annotations

@@ -321,9 +321,10 @@ def _medians_by_phase(
 
 def _acceptance(rows: Sequence[Record]) -> dict[str, Any]:
     """Tokens per step and acceptance, from the counts of all sequences of the rows."""
+    # and with it numpy, which a list of records does not need
     from magicdec.counts import (
         Counts,
-    )  # and with it numpy, which a list of records does not need
+    )
 
     counts = [
         Counts.of_lists(*row.sequence_counts) for row in rows if row.sequence_counts

@@ -1,10 +1,8 @@
-"""The options of a plan as one struct, which `magicdec plan`, `magicdec.plan()`, the what-if page
-and the plan document share.
+"""The options of a plan as one struct, shared by `magicdec plan`, `magicdec.plan()`, the what-if page and
+the plan document.
 
-    asked = fields_of({"batch": [16, 64], "context": "32k", "tpot_ms": 30})     # plain values under
-    the options' names
-    given(Request(batch_sizes=(16,)))                                           # back: {"batch":
-    (16,)}
+    asked = fields_of({"batch": [16, 64], "context": "32k", "tpot_ms": 30})  # from options' names
+    given(Request(batch_sizes=(16,)))  # and back: {"batch": (16,)}
 """
 
 from __future__ import annotations

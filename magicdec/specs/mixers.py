@@ -343,9 +343,8 @@ class LatentAttention(Attending, frozen=True, kw_only=True, tag="latent_attentio
 
     def num_parameters(self, hidden_size: int) -> int:
         rank = self.q_lora_rank or 0
-        count = (
-            matrices(self.projections(hidden_size)) + rank + self.kv_lora_rank
-        )  # norms
+        # norms
+        count = matrices(self.projections(hidden_size)) + rank + self.kv_lora_rank
         if self.bias:
             count += rank + self.latent_size + hidden_size
         if self.indexer is not None and not self.indexer.is_shared:
@@ -495,9 +494,8 @@ class Mamba2(BaseMixer, frozen=True, kw_only=True, tag="mamba2"):
             count += self.conv_size
         if self.bias:
             count += self.in_size + hidden_size
-        return (
-            count + 3 * self.num_heads + self.inner_size
-        )  # decay, skip and step's bias; norm
+        # decay, skip and step's bias; norm
+        return count + 3 * self.num_heads + self.inner_size
 
     def states(self) -> tuple[State, ...]:
         conv = (

@@ -115,9 +115,8 @@ class PageMeans:
         scale = 1
         while scale < numbers_KSD.numel():
             page = torch.zeros_like(cache[:1])
-            digits = (
-                (numbers_KSD // scale % DIGIT + 1).transpose(0, 1).to(page.dtype)
-            )  # [S, K, D]; 0 is no key
+            # [S, K, D]; 0 is no key
+            digits = (numbers_KSD // scale % DIGIT + 1).transpose(0, 1).to(page.dtype)
             self._write(
                 self._layer,
                 digits.contiguous(),

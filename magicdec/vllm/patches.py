@@ -291,9 +291,8 @@ def _with_async_scheduling(original: Any) -> Any:
             from vllm.v1.executor.abstract import Executor
 
             asked = Executor.get_class(self).supports_async_scheduling()
-        scheduling.async_scheduling = bool(
-            asked
-        )  # with V1 the draft refuses it (support.py)
+        # with V1 the draft refuses it (support.py)
+        scheduling.async_scheduling = bool(asked)
 
     return __post_init__
 

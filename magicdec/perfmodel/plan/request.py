@@ -71,9 +71,8 @@ class PlanRequest(Request, frozen=True, kw_only=True):
         _ = self.cached  # what is no number or share is refused here
         _ = self.sampling  # a way of sampling out of range is refused here
         if self.acceptance_rate is not None:
-            constant_profile(
-                self.acceptance_rate
-            )  # a rate out of range is refused here
+            # a rate out of range is refused here
+            constant_profile(self.acceptance_rate)
 
     @property
     def gives_acceptance(self) -> bool:

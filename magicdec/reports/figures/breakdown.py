@@ -548,9 +548,8 @@ def memory_bar(data: ReportData) -> Chart | None:
     capacity = memory.capacity_bytes
     total = sum(parts.values())
     bars = [Bar("memory", parts)]
-    _stacked(
-        chart, bars, MEMORY, GIB, format_bytes, has_totals=False
-    )  # the title has it
+    # the title has it
+    _stacked(chart, bars, MEMORY, GIB, format_bytes, has_totals=False)
     if capacity:
         axes.axvline(capacity / GIB, color=INK, lw=1.4)
         chart.rows.append(("memory", "capacity", capacity))

@@ -143,9 +143,8 @@ class ProposalBuilder:
             return Proposal(tokens_BT=tokens_BT)
         drafts_BTV = torch.stack(self._drafts, dim=1)
         rows_B = torch.arange(len(tokens_BT), device=tokens_BT.device)
-        vocabulary = (
-            self._vocabulary
-        )  # `self` would keep each step's distribution until the verdict
+        # `self` would keep each step's distribution until the verdict
+        vocabulary = self._vocabulary
 
         def distribution(position_B: Tensor) -> Tensor:
             draft_BV = drafts_BTV[rows_B, position_B]

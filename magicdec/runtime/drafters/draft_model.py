@@ -274,9 +274,8 @@ class SparseModelDrafter(ModelDrafter):
                     first[:, :count],
                 )
         moved_B = self._shift_B - self._first_shift_B[:count]
-        rotations = self._model.turns(
-            moved_B[:, None]
-        )  # [B, 1, 1, D/2], for every head and sink alike
+        # [B, 1, 1, D/2], for every head and sink alike
+        rotations = self._model.turns(moved_B[:, None])
         for block, first, now in zip(
             self.cache.blocks,
             self._first_sinks,
@@ -321,9 +320,8 @@ class SparseModelDrafter(ModelDrafter):
         is_unfilled = bool(self.engine.host_lengths.min() < self.budget)
         last_BT = torch.full_like(positions_BT, num_slots - 1)
         if is_catching_up:
-            last_BT[:, 0].fill_(
-                self.budget - 1
-            )  # the token before the pending one does not see it
+            # the token before the pending one does not see it
+            last_BT[:, 0].fill_(self.budget - 1)
         num_open = num_slots
         if is_unfilled or is_catching_up:
             num_open = 0

@@ -61,9 +61,8 @@ class HeadDrafter(Drafter):
         self.head = head
         self.reads = head.layout.reads
         self.taps = Taps(self.reads)
-        num_slots = (
-            engine.cache.num_slots + engine.max_gamma + 1
-        )  # of a block, and masks behind it
+        # of a block, and masks behind it
+        num_slots = engine.cache.num_slots + engine.max_gamma + 1
         head.reserve(num_slots, longest=engine.max_len)
         self._window = None
         if spec.draft_budget is not None:

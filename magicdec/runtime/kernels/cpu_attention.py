@@ -434,9 +434,8 @@ def _exponentials(line, highest, powers):
             1.0,
         ):
             y = y * f + np.float32(factor)
-        powers[j] = (np.int32(whole) + np.int32(127)) << np.int32(
-            23
-        )  # the bits of 2^whole
+        # the bits of 2^whole
+        powers[j] = (np.int32(whole) + np.int32(127)) << np.int32(23)
         line[j] = y
     total = np.float32(0)
     scale = powers.view(np.float32)

@@ -239,9 +239,8 @@ def _split_kernel(
             value_N[:, None] + dims_D[None, :], mask=value_mask_ND, other=0.0
         )
         new_R = tl.maximum(highest_R, tl.max(scores_RN, axis=1))
-        shift_R = tl.where(
-            new_R == float("-inf"), 0.0, new_R
-        )  # a row that has seen nothing yet
+        # a row that has seen nothing yet
+        shift_R = tl.where(new_R == float("-inf"), 0.0, new_R)
         rescale_R = tl.exp2(highest_R - shift_R)
         weights_RN = tl.exp2(scores_RN - shift_R[:, None])
         total_R = total_R * rescale_R + tl.sum(weights_RN, axis=1)
@@ -365,11 +364,12 @@ def _weigh_kernel(
         num_kv_heads * GROUP
     ) + head_R
     log_sum_R = tl.load(log_sum + row_R, mask=row_mask_R, other=float("inf"))
+    # a row that saw nothing weighs nothing
     log_sum_R = tl.where(
         log_sum_R == float("-inf"),
         float("inf"),
         log_sum_R,
-    )  # a row that saw nothing weighs nothing
+    )
     hole = 0
     if HAS_EMPTY:
         hole = tl.load(empty_first + sequence).to(tl.int32)

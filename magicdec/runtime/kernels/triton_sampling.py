@@ -35,9 +35,8 @@ def _weigh_shares_kernel(
         / temperature
     )
     top = tl.max(logits_V, axis=0)
-    shift = tl.where(
-        top == float("-inf"), 0.0, top
-    )  # of a share without a finite logit
+    # of a share without a finite logit
+    shift = tl.where(top == float("-inf"), 0.0, top)
     share = row * tl.num_programs(1) + tl.program_id(1)
     tl.store(highest + share, top)
     tl.store(total + share, tl.sum(tl.exp(logits_V - shift), axis=0))

@@ -78,9 +78,8 @@ def granite_mamba(keys: Keys) -> Mamba2:
 def granite_layers(keys: Keys) -> list[Layer]:
     """Mamba-2 and, here and there, attention that may have no positions; behind each, experts with
     a shared one, or the shared one alone."""
-    position = (
-        keys.raw("position_embedding_type") == "rope"
-    )  # what other names, and null, have is none
+    # what other names, and null, have is none
+    position = keys.raw("position_embedding_type") == "rope"
     width = keys.size("shared_intermediate_size")
     feed_forward: FeedForward
     if keys.size("num_local_experts", least=0) > 0:

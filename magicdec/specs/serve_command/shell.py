@@ -870,9 +870,8 @@ class _Doubt:
 def _parsed(text: str) -> Node:
     """The script's syntax. Raises ConfigError for a text that takes too long."""
     source = text.replace("\r\n", "\n")
-    source = re.sub(
-        r"\\[ \t]+\n", "\\\n", source
-    )  # a blank behind a line's last backslash
+    # a blank behind a line's last backslash
+    source = re.sub(r"\\[ \t]+\n", "\\\n", source)
     data = source.encode(errors="replace")
     if len(data) > QUICK_BYTES:
         _check_time(data)
