@@ -23,15 +23,15 @@ def printable(text: str) -> str:
 
 
 def format_bytes(num_bytes: float) -> str:
-    """Binary units, three significant figures: 1.50 GiB."""
+    """Binary units, three significant figures: 1.5 GiB, 1010 MiB."""
     value = float(num_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(value) < KIB:
             if unit == "B":
                 return f"{value:.0f} {unit}"
-            return f"{value:.3g} {unit}"
+            return f"{format_number(value)} {unit}"
         value /= KIB
-    return f"{value:.3g} TiB"
+    return f"{format_number(value)} TiB"
 
 
 def format_seconds(seconds: float) -> str:

@@ -293,8 +293,11 @@ def _print_sensitivity(model: str, result: Sensitivity) -> None:
         budget = f" {best.draft_budget}"
     else:
         budget = ""
+    verdict = ""
+    if result.speedup < 1.0:
+        verdict = ", slower than without a draft; the inputs that could change that:"
     print(
-        f"{model}: {best.draft_method}{budget}, gamma {best.gamma}: {result.speedup:.2f}x"
+        f"{model}: {best.draft_method}{budget}, gamma {best.gamma}: {result.speedup:.2f}x{verdict}"
     )
     rows = [
         (

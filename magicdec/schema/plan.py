@@ -254,7 +254,6 @@ Outcome = Literal[
     "no gain",
     "no room",
     "over limits",
-    "needs plugin",
     "no acceptance",
     "not asked",
 ]
