@@ -51,6 +51,7 @@ def test_an_observed_server_has_the_formats_and_times_of_its_plan(
     assert float(step_s) == pytest.approx(planned.best.step_s, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_an_engine_is_fitted_in_the_formats_of_its_plan(tmp_path: Path) -> None:
     """A server whose steps take what its plan says, on the engine's own factors of the kernels: the fit finds them."""
     register_commands()

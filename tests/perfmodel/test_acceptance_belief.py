@@ -51,6 +51,7 @@ def test_a_constant_rate_is_recovered_and_its_depth_is_the_derivative_of_the_tok
         assert beliefs.mean_depth(logit, gamma) == pytest.approx(by_slope, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_what_is_shipped_predicts_as_conditioning_on_every_row_does() -> None:
     """A head that no row is of: the shipped levels, against one covariance of all thousand rows."""
     rates = distinct(read_rates(beliefs.BELIEF_RATES))
@@ -171,6 +172,7 @@ def test_given_rates_are_sure_up_to_the_gamma_in_use() -> None:
     assert _tokens(known, 7)[1] > 0.0
 
 
+@pytest.mark.slow
 def test_groups_left_out_of_the_shipped_table_are_predicted_as_well_as_is_said() -> (
     None
 ):

@@ -37,6 +37,7 @@ def values(row: Candidate) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @settings(max_examples=2, deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(REQUESTS)
 @example(

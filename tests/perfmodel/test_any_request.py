@@ -68,10 +68,7 @@ def numbers(value: Any) -> list[float]:
     return [float(value)] if isinstance(value, float | int) else []
 
 
-@pytest.mark.filterwarnings("error")
-@settings(max_examples=250, deadline=None)
-@given(REQUESTS)
-def test_a_document_of_finite_numbers_or_one_line(fields: dict[str, Any]) -> None:
+def answers_or_refuses(fields: dict[str, Any]) -> None:
     try:
         document = make_plan(PlanRequest(**fields))
     except MagicdecError as error:
@@ -85,6 +82,23 @@ def test_a_document_of_finite_numbers_or_one_line(fields: dict[str, Any]) -> Non
     assert all(math.isfinite(number) for number in found)
     assert min(found) >= 0.0
     assert document.to_csv()
+
+
+@pytest.mark.filterwarnings("error")
+@settings(max_examples=60, deadline=None)
+@given(REQUESTS)
+def test_a_document_of_finite_numbers_or_one_line(fields: dict[str, Any]) -> None:
+    answers_or_refuses(fields)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("error")
+@settings(max_examples=400, deadline=None)
+@given(REQUESTS)
+def test_a_document_of_finite_numbers_or_one_line_anywhere(
+    fields: dict[str, Any],
+) -> None:
+    answers_or_refuses(fields)
 
 
 def test_a_draft_on_more_ranks_than_its_target_is_refused() -> None:

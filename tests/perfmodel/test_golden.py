@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,17 @@ TOLERANCES = {"refit": 1e-2, "acceptance": 1e-2}
 """Of the kinds whose answers an optimiser finds; 1e-9 for others."""
 
 
-@pytest.mark.parametrize("number", range(len(proof_golden.golden_requests())))
+EVERY = 3
+"""One request of so many is answered by default, the others in the slow tests."""
+
+
+def _numbers() -> Iterator[Any]:
+    for number in range(len(proof_golden.golden_requests())):
+        marks = [] if number % EVERY == 0 else [pytest.mark.slow]
+        yield pytest.param(number, marks=marks)
+
+
+@pytest.mark.parametrize("number", _numbers())
 def test_answers_change_only_on_purpose(number: int) -> None:
     """If they were meant to: `python scripts/proof.py --update-golden`, and say what moved in the commit
     (`python scripts/proof.py` lists it)."""
