@@ -19,21 +19,21 @@ COMMANDS = re.findall(
     r"^    magicdec (.*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE
 )
 SAID: dict[str, tuple[str, ...]] = {
-    "Qwen2.5-72B": ("on 4 x H100", "64 users do not fit at once", "acceptance on chat"),
+    "Qwen2.5-72B": ("on 4 x H100", "64 users do not fit at once", "Acceptance on chat"),
     "Llama-3.3-70B": (
         "on 8 x H200",
-        "acceptance on summarisation",
-        "no draft gains over",
+        "Acceptance on summarisation",
+        "no draft gains more than",
     ),
-    "gpt-oss-120b": ("on 1 x H100", "acceptance on agentic", "pays with"),
+    "gpt-oss-120b": ("on 1 x H100", "Acceptance on agentic", "pays with"),
     "DeepSeek-V3": ("Serve 6 requests/s on", "multi-token prediction", "headroom"),
     "h100=2.5": ("Buy ", "per million tokens", "the least of 4 devices"),
     "Mistral-Small-24B-Instruct-2501 --hardware 4090,5090": (
         "2 x RTX 5090 32 GB",
-        "acceptance on chat",
+        "Acceptance on chat",
     ),
-    "1x5090 --quantization fp8": ("Serve 1 user on 1 x RTX 5090", "acceptance on chat"),
-    "--draft ngram": ("n-gram", "acceptance on rag"),
+    "1x5090 --quantization fp8": ("Serve 1 user on 1 x RTX 5090", "Acceptance on chat"),
+    "--draft ngram": ("n-gram", "Acceptance on rag"),
     "Qwen3-0.6B": ("1 user on 1 x H200", "qwen3-0.6b"),
     "4k,16k,64k": ("A draft gains on average at ", " of 3 contexts", "EAGLE-3"),
     "docker-compose.yml": (
