@@ -114,11 +114,23 @@ def draft_by_name(text: str) -> str | None:
     return None
 
 
+HEADS_IN_NAMES = (
+    ("p-eagle", r"\bp-?eagle"),
+    ("eagle3", r"eagle-?3(?![\d.]*b\b)"),
+    ("eagle", "eagle"),
+    ("dspark", "dspark"),
+    ("dflash", "dflash"),
+)
+"""Kinds of heads by what their repositories' names have, the more special first; "EAGLE-3B" is an
+EAGLE of a model of 3B."""
+
+
 def head_named_in(checkpoint: str) -> str | None:
-    """The sort of head that a repository's name tells."""
-    for part in ("eagle3", "eagle", "dflash", "dspark"):
-        if part in checkpoint.lower().replace("-", ""):
-            return part
+    """The sort of head that a repository's name tells, whatever its owner is called."""
+    name = re.sub(r"[_ .]", "-", checkpoint.rstrip("/").rpartition("/")[2].lower())
+    for method, pattern in HEADS_IN_NAMES:
+        if re.search(pattern, name):
+            return method
     return None
 
 

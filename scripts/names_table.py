@@ -20,6 +20,7 @@ from magicdec.perfmodel.kernels.profile import (
     load_hardware,
 )
 from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.heads import KnownHead, published_heads
 from magicdec.specs.names import NamedModel, named_models, names_file
 from magicdec.units import GIGA, TERA
 
@@ -48,6 +49,16 @@ models have none of their own.
 SOURCES = """
 | source | what it is | models |
 |---|---|---|
+"""
+HEADS = """
+## Trained heads
+
+What is known of published heads ([what can start](planning.md#what-can-start)): the hidden size and the vocabulary that
+a target must have, and the tokens that a step drafts at most, where the head has a block. *-*: any number, or not
+known. Heads that are not here are known by their config.json, at hand or on the hub, or by their names.
+
+| checkpoint | made for | method | hidden size | vocabulary | at most | trained on | source |
+|---|---|---|---|---|---|---|---|
 """
 DEVICES = """
 ## Devices
@@ -100,6 +111,8 @@ def page() -> str:
             *table(rows),
             SOURCES,
             *table(source_rows(models.values())),
+            HEADS,
+            *table(map(head_cells, published_heads())),
             DEVICES,
             *table(devices),
         ]
@@ -146,6 +159,20 @@ def source_rows(models: Iterable[NamedModel]) -> list[list[str]]:
     for key, text in names_file().sources.items():
         rows.append([key, text, str(counts[key])])
     return rows
+
+
+def head_cells(head: KnownHead) -> list[str]:
+    """What is known of one head."""
+    numbers = (
+        head.hidden_size,
+        head.vocab_size,
+        head.most_drafts,
+        head.trained_len,
+    )
+    known = ["-" if number is None else f"{number:,}" for number in numbers]
+    method = METHODS[head.method].text
+    where = head.source.removeprefix("https://")
+    return [head.checkpoint, head.target, method, *known, f"[{where}]({head.source})"]
 
 
 def device_cells(name: str) -> list[str]:

@@ -271,6 +271,8 @@ def _request(given: dict[str, Any], explicit: set[str]) -> BenchmarkRequest:
         with_weights=is_whole,
     )
     model = local_model(given["model"], with_weights=is_whole)
+    if head is not None:
+        _check_starts(model, head, given)
     drafting: dict[str, Any]
     if head is None:
         drafting = {"draft": local_model(given["draft"], with_weights=is_whole)}
@@ -310,6 +312,25 @@ def _request(given: dict[str, Any], explicit: set[str]) -> BenchmarkRequest:
         tp_size=_tp_size(given["tp"], is_explicit="tp" in explicit),
         **{name: given[name] for name in REQUESTED},
     )
+
+
+def _check_starts(model: str, head: NamedHead, given: dict[str, Any]) -> None:
+    """Raises ConfigError for a head that cannot be started for the model, before anything is
+    loaded."""
+    from magicdec.perfmodel import Asked, standing
+    from magicdec.specs import load_engine, load_model_spec
+
+    asked = Asked(
+        draft=head.method,
+        method=head.method,
+        checkpoint=head.checkpoint or "",
+        head=head.spec,
+        exists=True,
+        is_measured=True,
+    )
+    found = standing(asked, load_model_spec(model), load_engine(given["engine"]))
+    if not found.starts:
+        raise ConfigError(found.sentence)
 
 
 def _simulated_rates(text: str | None) -> list[float]:

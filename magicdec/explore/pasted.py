@@ -32,7 +32,7 @@ def pasted(catalog: Catalog, state: Request, text: str) -> Pasted:
     """
     command = _within(catalog, read_serve_command(text.strip(), reads_files=False))
     load = _load(catalog, state, command)
-    result = check_command(command, load)
+    result = check_command(command, load, reads_files=False)
     asked = as_asked(command, load).record()
     if asked.draft in METHODS:
         asked = msgspec.structs.replace(asked, draft=None, draft_method=asked.draft)

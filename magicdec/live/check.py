@@ -17,19 +17,25 @@ from magicdec.counts import Z_90
 from magicdec.errors import CapacityError, ConfigError
 from magicdec.live.advice import Choice, Situation, choices_at
 from magicdec.live.settings import Change, Served, settings_costs
-from magicdec.naming import METHODS, draft_name, method_name
+from magicdec.naming import METHODS, draft_name, head_named_in, method_name
 from magicdec.perfmodel import (
+    Asked,
     Case,
     DraftOption,
     PlanRequest,
     Points,
+    Standing,
     answered,
     counted,
     engine_error,
+    has_module,
     load_hardware,
     make_plan,
     most_that_fit,
+    option_of,
+    packages_of,
     predict,
+    standing,
     tree_error,
 )
 from magicdec.reports import acceptance_of
@@ -39,7 +45,9 @@ from magicdec.specs import (
     ModelSpec,
     ServeCommand,
     Speculation,
+    facts_of,
     format_name,
+    is_model,
     load_engine,
     load_model_spec,
 )
@@ -156,8 +164,11 @@ def _gain(change: Change) -> str:
     return f"{change.gain:.2f}x (90%: {change.gain_low:.2f} to {change.gain_high:.2f})"
 
 
-def check_command(command: ServeCommand, load: AskedLoad) -> Check:
-    """How a server runs as its command has it, and what to change.
+def check_command(
+    command: ServeCommand, load: AskedLoad, *, reads_files: bool = True
+) -> Check:
+    """How a server runs as its command has it, and what to change. `reads_files`: whether files may
+    be read, and the hub asked, about its draft.
 
     Raises ConfigError for a model, a device or a draft that cannot be planned.
     """
@@ -174,9 +185,16 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
     fitting = msgspec.structs.replace(
         request, batch_sizes=(free.autoregressive.batch_size,)
     )
-    drafted = _drafted(command, fitting, model)
+    found = _standing(command, model, reads_files=reads_files)
+    drafted = Drafted()
+    if found is None or found.starts:
+        drafted = _drafted(command, fitting, model)
+        of_draft = _on_speculation(command, drafted, free)
+    else:
+        problems.insert(0, _refusal(command, found))
+        of_draft = _instead(command, found, fitting, model, free)
     changes = [
-        *_on_speculation(command, drafted, free, problems),
+        *of_draft,
         *_on_batches(command, load, request, model),
         *_on_settings(command, request, drafted, free, model),
     ]
@@ -201,6 +219,7 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
         problems=problems,
         not_understood=command.not_understood,
         notes=[
+            *_on_start(command, found),
             *command.notes,
             *drafted.notes,
             *_on_fit(request, free),
@@ -220,6 +239,89 @@ def _without_acceptance(request: PlanRequest, **changes: Any) -> PlanRequest:
     )
 
 
+def _standing(
+    command: ServeCommand, model: ModelSpec, *, reads_files: bool
+) -> Standing | None:
+    """Whether the command's draft can be started. None: it has none."""
+    speculation = command.speculation
+    if speculation is None:
+        return None
+    checkpoint = ""
+    if speculation.draft in _METHODS:
+        checkpoint = speculation.checkpoint or ""
+    drafting = None
+    if speculation.draft not in _METHODS and is_model(speculation.draft):
+        drafting = load_model_spec(speculation.draft)
+    asked = Asked(
+        draft=speculation.draft,
+        method=_method_of(speculation),
+        checkpoint=checkpoint,
+        model=drafting,
+        gamma=speculation.gamma,
+        tp_size=command.tp_size,
+        draft_tp_size=speculation.tp_size,
+        pp_size=command.pp_size,
+        exists=True,
+        reads_files=reads_files,
+    )
+    return standing(asked, model, load_engine(command.engine))
+
+
+def _method_of(speculation: Speculation) -> str:
+    if speculation.draft in _METHODS:
+        return speculation.draft
+    return "full"
+
+
+def _refusal(command: ServeCommand, found: Standing) -> str:
+    """Why the server does not start or accepts nothing with its draft, and the option that cures
+    it."""
+    speculation = command.speculation
+    assert speculation is not None
+    if found.method in (None, speculation.draft):
+        return f"the draft cannot run: {found.sentence}"
+    option = option_of(load_engine(command.engine), found.method)
+    return f"the draft cannot run: {found.sentence} ({option})"
+
+
+def _on_start(command: ServeCommand, found: Standing | None) -> list[str]:
+    """What is not known of the draft's checkpoint, and what the draft needs."""
+    speculation = command.speculation
+    if found is None or speculation is None or not found.starts:
+        return []
+    notes = []
+    if found.answer == "unknown":
+        notes.append(found.sentence)
+    engine = load_engine(command.engine)
+    package = packages_of(engine, speculation.draft, _method_of(speculation))
+    if package:
+        notes.append(package)
+    return notes
+
+
+def _instead(
+    command: ServeCommand,
+    found: Standing,
+    request: PlanRequest,
+    model: ModelSpec,
+    free: Plan,
+) -> list[Change]:
+    """What to draft with in place of a draft that cannot be started, over no draft: the checkpoint
+    as what it is and as far as it goes, then the best of all drafts."""
+    assert command.speculation is not None
+    changes: list[Change] = []
+    others = free.candidates
+    if found.method is not None:
+        asked = _without_acceptance(request, draft=found.method, gamma=None)
+        rows = []
+        for row in answered(asked, model, [])[0][0].drafted:
+            if found.most_drafts is None or row.gamma <= found.most_drafts:
+                rows.append(row)
+        changes += _best_draft(command, rows, free.autoregressive, "Draft")
+        others = [row for row in others if row.draft_method != found.method]
+    return [*changes, *_best_draft(command, others, free.autoregressive, "Speculate")]
+
+
 def as_asked(command: ServeCommand, load: AskedLoad) -> PlanRequest:
     """The plan's request for a command as it is, its draft and gamma included."""
     model = load_model_spec(command.model)
@@ -231,11 +333,13 @@ def as_asked(command: ServeCommand, load: AskedLoad) -> PlanRequest:
 
 
 def _with_own_head(command: ServeCommand, model: ModelSpec) -> ServeCommand:
-    """The command with EAGLE's algorithm and no checkpoint read as the model's own prediction
-    module, which SGLang then drafts with.
+    """The command with EAGLE's algorithm and no checkpoint of an EAGLE head read as the model's own
+    prediction module, which SGLang then drafts with.
     """
     speculation = command.speculation
-    if speculation is None or speculation.checkpoint or not model.mtp_layers:
+    if speculation is None or not has_module(model):
+        return command
+    if speculation.checkpoint and head_named_in(speculation.checkpoint):
         return command
     if command.engine != "sglang" or speculation.draft != "eagle":
         return command
@@ -506,6 +610,12 @@ def _drafted(command: ServeCommand, request: PlanRequest, model: ModelSpec) -> D
     speculation = command.speculation
     if speculation is None:
         return Drafted()
+    if speculation.draft not in _METHODS and not is_model(speculation.draft):
+        note = (
+            f"nothing is known of the draft {speculation.draft}, so it is not priced: its "
+            "config.json would tell"
+        )
+        return Drafted(notes=(note,))
     asked = _with_draft(request, speculation)
     first = answered(asked, model, [])[0][0]
     if not first.drafted:
@@ -571,7 +681,6 @@ def _on_speculation(
     command: ServeCommand,
     drafted: Drafted,
     free: Plan,
-    problems: list[str],
 ) -> list[Change]:
     """Another gamma, no draft, another draft, a draft at all, or gamma by batch."""
     if command.speculation is None:
@@ -646,13 +755,26 @@ def _another_draft(
     """The best draft of a plan, where it is another than the command's."""
     others = []
     for row in free.candidates:
-        can_run = row.fits and "plugin" not in row.drafting.marks
-        is_other = (row.draft, row.draft_method) != (now.draft, now.draft_method)
-        if row.is_speculative and can_run and is_other:
+        if (row.draft, row.draft_method) != (now.draft, now.draft_method):
             others.append(row)
-    if not others:
+    return _best_draft(command, others, now, verb)
+
+
+def _best_draft(
+    command: ServeCommand,
+    rows: Sequence[Candidate],
+    now: Candidate,
+    verb: str,
+) -> list[Change]:
+    """The best row that runs of some drafts, over what runs now."""
+    able = []
+    for row in rows:
+        needs_more = row.drafting.needs_plugin or row.drafting.is_hypothetical
+        if row.is_speculative and row.fits and not needs_more:
+            able.append(row)
+    if not able:
         return []
-    best = max(others, key=lambda row: row.rate)
+    best = max(able, key=lambda row: row.rate)
     gain = best.rate / now.rate
     width = math.exp(math.hypot(_deviation(best), _deviation(now)) * Z_90)
     name = draft_name(best.draft, best.draft_method, best.draft_budget)
@@ -660,12 +782,21 @@ def _another_draft(
         Change(
             change=f"{verb} with {name}, {_tokens(best.gamma)} per step",
             option=_draft_option(command, best),
-            reason=acceptance_of(best.drafting),
+            reason=_why(command, best),
             gain=gain,
             gain_low=gain / width,
             gain_high=gain * width,
         )
     ]
+
+
+def _why(command: ServeCommand, row: Candidate) -> str:
+    """The acceptance that a draft is believed to have, and the package that it needs."""
+    package = packages_of(load_engine(command.engine), row.draft, row.draft_method)
+    reason = acceptance_of(row.drafting)
+    if not package:
+        return reason
+    return f"{reason}; {package}"
 
 
 def _tokens(gamma: int) -> str:
@@ -859,7 +990,7 @@ def _draft_option(command: ServeCommand, row: Candidate) -> str:
     if row.draft not in ("self", row.draft_method):
         checkpoint = row.draft
     elif METHODS[row.draft_method].has_checkpoint:
-        checkpoint = f"{method_name(row.draft_method)}-HEAD"
+        checkpoint = _head_of(command, row)
     if command.engine == "sglang":
         words = [f"--speculative-algorithm {call['algorithm']}"]
         words += [f"--speculative-draft-model-path {checkpoint}"] if checkpoint else []
@@ -877,6 +1008,17 @@ def _draft_option(command: ServeCommand, row: Candidate) -> str:
             call |= {"model": checkpoint}
         return f"--speculative-config '{json.dumps(call)}'"
     return f"speculative_config ({row.draft_method}, gamma {row.gamma})"
+
+
+def _head_of(command: ServeCommand, row: Candidate) -> str:
+    """The checkpoint of a head: the command's own where it is of this kind, else the one whose
+    acceptance is believed, else a name to fill in."""
+    speculation = command.speculation
+    if speculation is not None and speculation.checkpoint is not None:
+        facts = facts_of(speculation.checkpoint, reads_files=False)
+        if facts.method == row.draft_method:
+            return speculation.checkpoint
+    return row.drafting.checkpoint or f"{method_name(row.draft_method)}-HEAD"
 
 
 def _table_option(

@@ -111,6 +111,14 @@ if TYPE_CHECKING:
         resolve,
     )
     from magicdec.perfmodel.plan.search import most_that_fit, search
+    from magicdec.perfmodel.plan.standing import (
+        Asked,
+        Standing,
+        has_module,
+        option_of,
+        packages_of,
+        standing,
+    )
     from magicdec.perfmodel.planner import (
         Plan,
         answered,

@@ -25,6 +25,7 @@ from magicdec.perfmodel.acceptance import AcceptanceProfile, default_profile_nam
 from magicdec.perfmodel.intervals import one_token_pass, relative_errors
 from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
 from magicdec.perfmodel.plan.request import PlanRequest
+from magicdec.perfmodel.plan.standing import Asked, standing
 from magicdec.perfmodel.planner import answered, make_plan
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.speedup import predict
@@ -33,6 +34,7 @@ from magicdec.specs import (
     EngineProfile,
     ModelSpec,
     load_engine,
+    load_head,
     load_model_spec,
     served_checkpoint,
 )
@@ -69,18 +71,16 @@ def for_engine(
     """
     is_same_engine = engine == original.engine
     wanted = _chosen(original, number)
-    if number is None and is_same_engine:
+    against = _against(original, wanted, engine)
+    if number is None and is_same_engine and not against:
         return Replanned(
             plan=original, site=_site(original, _device(original, wanted, hardware))
         )
     chosen = wanted
     reason = ""
-    if wanted.is_speculative and not _runs(load_engine(engine), wanted):
+    if against:
         if number is not None:
-            raise ConfigError(
-                f"engine {engine} does not run {_draft_of(wanted)}; choose a candidate with "
-                "another draft"
-            )
+            raise ConfigError(f"{against}; choose a candidate with another draft")
         chosen, reason = _instead(original, wanted, engine)
     device = _device(original, chosen, hardware)
     again = make_plan(_request(original, chosen, engine, acceptance, device))
@@ -99,6 +99,39 @@ def for_engine(
     )
 
 
+def _against(original: Plan, row: Candidate, engine: str) -> str:
+    """Why an engine cannot be started with a candidate's draft; "" where nothing is known to."""
+    if not row.is_speculative:
+        return ""
+    profile = load_engine(engine)
+    draft_tp_size = row.drafting.tp_size
+    if profile.paths.draft_on_all_ranks:
+        draft_tp_size = None  # it is priced anew on all of them
+    head = None
+    if original.request.draft_model is not None:
+        head = load_head(Path(original.request.draft_model))
+    found = standing(
+        Asked(
+            draft=row.draft,
+            method=row.draft_method,
+            checkpoint=row.drafting.checkpoint,
+            head=head,
+            gamma=row.gamma,
+            tp_size=row.tp_size,
+            draft_tp_size=draft_tp_size,
+            pp_size=row.layout.pp_size,
+            exists=original.request.acceptance_rate is not None
+            or original.request.accept_length is not None,
+            is_measured=bool(original.request.acceptance),
+        ),
+        load_model_spec(original.request.model),
+        profile,
+    )
+    if found.answer in ("not published", "cannot start"):
+        return found.sentence
+    return ""
+
+
 def _draft_of(row: Candidate) -> str:
     name = f"{row.draft}/{row.draft_method}"
     if row.layout.pp_size > 1:
@@ -109,15 +142,16 @@ def _draft_of(row: Candidate) -> str:
 def _instead(original: Plan, wanted: Candidate, engine: str) -> tuple[Candidate, str]:
     """The best ranked candidate that the engine runs, else autoregressive decoding; and the reason
     why it replaces the wanted one."""
-    profile = load_engine(engine)
     best = original.best
     reason = f"{engine} does not run the plan's best draft, {_draft_of(wanted)}"
+    if _runs(load_engine(engine), wanted):
+        reason = _against(original, wanted, engine)
     for row in original.candidates:
         is_same_case = (row.hardware, row.context_len) == (
             best.hardware,
             best.context_len,
         )
-        if is_same_case and row.fits and _runs(profile, row):
+        if is_same_case and row.fits and not _against(original, row, engine):
             return row, reason
     return original.autoregressive, f"{reason}, nor another that it ranked"
 
@@ -257,6 +291,7 @@ def _draft_options(original: Plan, row: Candidate, engine: str) -> dict[str, Any
         return {}
     options: dict[str, Any] = {
         "draft_model": original.request.draft_model,
+        "draft_name": original.request.draft_name,
         "draft_method": row.draft_method,
         "draft_weight_dtype": original.precision.draft_weight_dtype,
         "draft_kv_dtype": original.precision.draft_kv_dtype,

@@ -356,9 +356,9 @@ def head_name(plan: Deployment, lines: list[str]) -> str:
     best = plan.best
     if plan.candidate is not None and plan.candidate.drafting.checkpoint:
         lines.append(
-            "The draft's checkpoint is the one whose acceptance was planned with, or of several "
-            "the one "
-            "measured most; --draft-name plans another."
+            "The draft's checkpoint is a published one: that whose acceptance was planned with, "
+            "where it was measured, and of several the one measured most; --draft-name plans "
+            "another."
         )
         return plan.candidate.drafting.checkpoint
     if best.draft == best.draft_method:

@@ -127,6 +127,12 @@ def _action(case: CaseAnswer) -> str:
 def _why_not(choice: Choice) -> str:
     left_out = choice.left_out
     if left_out is None:
+        if choice.outcome == "not published" and choice.to_train is not None:
+            kind = method_name(choice.to_train.draft_method)
+            return (
+                f": no {kind} head is published for this model, one would have to be trained "
+                "first"
+            )
         if choice.outcome == "no acceptance":
             return ": no draft has a known acceptance here"
         if choice.outcome == "not asked":
@@ -263,6 +269,17 @@ def gamma_by_batch(choice: Choice) -> str:
     return (
         f"Gamma {one.gamma} at every batch: a table by batch gives {gain}, but makes "
         f"the engine's steps {cost} longer."
+    )
+
+
+def to_train_line(choice: Choice) -> str:
+    """The gain of a draft that would have to be trained first."""
+    row = choice.to_train
+    if row is None:
+        return ""
+    return (
+        f"trained, with the acceptance of other models' heads, {drafting_of(row)} would be "
+        f"{gain_of(row)}"
     )
 
 
@@ -788,6 +805,8 @@ def traffic_line(traffic: Traffic) -> str:
     if alone is None:
         return f"{line}; without a draft no number of devices keeps the limits"
     if drafted is None:
+        if traffic.lacking:
+            return f"{line}: {traffic.lacking[0]}"
         return (
             f"{line}; no draft keeps the limits there, or none has a known acceptance"
         )

@@ -255,12 +255,14 @@ Outcome = Literal[
     "no room",
     "over limits",
     "no acceptance",
+    "not published",
     "not asked",
 ]
 """Whether speculation is chosen, or why not: it is chosen; no draft is faster; the fastest draft
 does not fit in
 memory at this batch, or not within the limits; it needs a plugin that was not asked for; no draft
-has a known acceptance; no draft was asked for.
+has a known acceptance; the draft that was asked for is not published for the model; no draft was
+asked for.
 """
 
 
@@ -414,6 +416,10 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     with_plugin: Candidate | None = None
     """The best configuration of drafts that need magicdec's plugin, where the plugin was not asked
     for and it is faster than the choice. It is never exported.
+    """
+    to_train: Candidate | None = None
+    """The best configuration of a draft that was asked for and is not published for the model, with
+    the acceptance of other models' drafts. It is never chosen nor exported.
     """
 
     @property
@@ -599,6 +605,8 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     """Each layout and policy over rates, on as many devices as the best has."""
     timeline: list[Moment]
     notes: list[str]
+    lacking: list[str] = []
+    """Why drafts that were asked for are not served."""
 
 
 class Plan(CaseAnswer, frozen=True, kw_only=True):

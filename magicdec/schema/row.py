@@ -143,6 +143,8 @@ class Drafting(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the budget, the context or gamma is outside what that source measured."""
     needs_plugin: bool = False
     """Whether no release of the engine runs the draft: it needs magicdec's plugin."""
+    is_hypothetical: bool = False
+    """Whether no such draft is published for the model: one would have to be trained first."""
     marks: list[str] = []
     """Reservations in a few words: "plugin", "untested", "trained to 2k"."""
 
@@ -290,6 +292,7 @@ field says what it is. Plan documents of schema 3 held candidates under these na
 PLACES: Mapping[str, str] = COLUMNS | {
     "draft_budget_share": "drafting.budget_share",
     "needs_plugin": "drafting.needs_plugin",
+    "is_hypothetical": "drafting.is_hypothetical",
     "request_pays_probability": "requests.gain.pays",
     "tokens_by_acceptance": "by_acceptance.tokens_per_step",
     "speedup_by_acceptance": "by_acceptance.speedup",

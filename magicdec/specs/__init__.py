@@ -38,7 +38,17 @@ if TYPE_CHECKING:
     from magicdec.specs.engine_path import PathOptions, StepPath
     from magicdec.specs.engine_tables import EngineDraft
     from magicdec.specs.flat_engine import leaves
+    from magicdec.specs.heads import (
+        HeadFacts,
+        KnownHead,
+        facts_of,
+        facts_of_configuration,
+        heads_of,
+        published_heads,
+        target_named_in,
+    )
     from magicdec.specs.hf_config import model_from_hf_config
+    from magicdec.specs.hub import is_hub_name
     from magicdec.specs.known_heads import NamedHead, head_beside, named_head
     from magicdec.specs.layers import MLP, Activation, Layer, MixtureOfExperts
     from magicdec.specs.mixers import (

@@ -430,6 +430,8 @@ class EngineDraft(EngineTable, frozen=True, kw_only=True):
     """What to know before it is run there."""
     untried: str = ""
     """Another way to run it there, which may be faster and which nobody measured."""
+    package: str = ""
+    """The package that it needs and that the engine does not bring along."""
     window_setting: str = ""
     """The setting that cuts a head's attention to a window."""
     window_note: str = ""

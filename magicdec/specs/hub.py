@@ -32,13 +32,24 @@ def hub_config(name: str) -> Path:
 
     Raises ConfigError when there is no copy and none can be fetched.
     """
+    cached = cached_config(name)
+    if cached is not None:
+        return cached
     client = _client(name)
-    cached = client.try_to_load_from_cache(name, CONFIG)
-    if isinstance(cached, str):
-        return Path(cached)
     return Path(
         _fetched(name, CONFIG, client, lambda: client.hf_hub_download(name, CONFIG))
     )
+
+
+def cached_config(name: str) -> Path | None:
+    """The `config.json` of `owner/name` in the local cache, if there is one.
+
+    Raises ConfigError where the hub's client is not installed.
+    """
+    cached = _client(name).try_to_load_from_cache(name, CONFIG)
+    if isinstance(cached, str):
+        return Path(cached)
+    return None
 
 
 def hub_checkpoint(name: str, *, with_weights: bool) -> str:

@@ -101,6 +101,11 @@ class HeadSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Positions that it is made for; None: not said."""
     hidden_size: int | None = None
     """The target's, where it is said."""
+    target_vocab_size: int | None = None
+    """The target's vocabulary, where it is said."""
+    most_drafts: int | None = None
+    """Tokens that it proposes at most in a step, by the block that it was trained on; None: any
+    number, or not said."""
     width: int | None = None
     """Intermediate numbers of its feed-forward; None: its target's."""
     num_heads: int | None = None
@@ -111,8 +116,8 @@ class HeadSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 PUBLISHED_HEADS = {
     "eagle3": HeadSpec(vocab_size=32_000),
-    "dspark": HeadSpec(num_layers=5, window=2048),
-    "dflash": HeadSpec(num_layers=5),
+    "dspark": HeadSpec(num_layers=5, window=2048, most_drafts=7),
+    "dflash": HeadSpec(num_layers=5, most_drafts=15),
     "p-eagle": HeadSpec(num_layers=4),
 }
 """Usual published heads of these methods. Heads of other methods have one layer and the target's
@@ -134,6 +139,8 @@ class _HeadConfig(msgspec.Struct):
     draft_vocab_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
     hidden_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
     target_hidden_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    block_size: Annotated[int, msgspec.Meta(ge=2)] | None = None
+    sample_from_anchor: bool | None = None
     intermediate_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
     num_attention_heads: Annotated[int, msgspec.Meta(ge=1)] | None = None
     num_key_value_heads: Annotated[int, msgspec.Meta(ge=1)] | None = None
@@ -206,6 +213,8 @@ def load_head(path: Path, *, method: DraftMethod | None = None) -> HeadSpec:
         vocab_size=read.draft_vocab_size or read.vocab_size,
         trained_len=read.max_position_embeddings,
         hidden_size=read.target_hidden_size or read.hidden_size,
+        target_vocab_size=read.vocab_size,
+        most_drafts=_most_drafts(read, kind),
         width=read.intermediate_size,
         num_heads=read.num_attention_heads,
         num_kv_heads=read.num_key_value_heads or read.num_attention_heads,
@@ -221,6 +230,19 @@ def _read_head(file: Path) -> _HeadConfig:
         if isinstance(inner, dict):
             document = inner | document
     return converted(document, _HeadConfig, where=str(file))
+
+
+def _most_drafts(read: _HeadConfig, method: DraftMethod) -> int | None:
+    """Tokens of a parallel head's block, whose first position is the pending token's: it proposes a
+    token too in DSpark, unless the configuration says otherwise."""
+    if method not in PARALLEL_METHODS or read.block_size is None:
+        return None
+    samples_anchor = read.sample_from_anchor
+    if samples_anchor is None:
+        samples_anchor = method == "dspark"
+    if samples_anchor:
+        return read.block_size
+    return read.block_size - 1
 
 
 def _window(read: _HeadConfig) -> int | None:

@@ -321,3 +321,111 @@ def test_of_look_ups_vllm_counts_drafted_steps_so_it_is_asked_which() -> None:
     result = checked(command, accept_length=3.31, drafted_share=0.53)
     assert result.as_it_is is not None
     assert result.as_it_is.drafting.tokens_per_step == pytest.approx(2.2243)
+
+
+VLLM = "vllm serve {model} -tp {tp} --speculative-config '{config}'"
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "config", "words"),
+    [
+        # no module: Qwen3 dense, Llama 4
+        ("Qwen/Qwen3-4B-Instruct-2507", 1, {"method": "qwen3_next_mtp"}, "module"),
+        (
+            "meta-llama/Llama-4-Maverick-17B-128E-Instruct",
+            8,
+            {"method": "mtp"},
+            "module",
+        ),
+        ("openai/gpt-oss-20b", 1, {"method": "deepseek_mtp"}, "module"),
+        # another method's checkpoint
+        (
+            "meta-llama/Llama-3.1-8B-Instruct",
+            1,
+            {"method": "eagle", "model": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"},
+            '"method": "eagle3"',
+        ),
+        (
+            "meta-llama/Llama-3.1-8B-Instruct",
+            1,
+            {"method": "eagle3", "model": "yuhuili/EAGLE-LLaMA3.1-Instruct-8B"},
+            '"method": "eagle"',
+        ),
+        (
+            "Qwen/Qwen3-8B",
+            1,
+            {"method": "dflash", "model": "deepseek-ai/dspark_qwen3_8b_block7"},
+            '"method": "dspark"',
+        ),
+        # another target's shape
+        (
+            "meta-llama/Llama-3.3-70B-Instruct",
+            4,
+            {"method": "eagle3", "model": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"},
+            "hidden size",
+        ),
+        (
+            "Qwen/Qwen3-32B",
+            4,
+            {
+                "method": "eagle3",
+                "model": "AngelSlim/Qwen3-32B_eagle3",
+                "draft_tensor_parallel_size": 2,
+            },
+            "1 rank or on all 4",
+        ),
+        (
+            "Qwen/Qwen2.5-7B-Instruct",
+            1,
+            {"model": "Qwen/Qwen2.5-0.5B-Instruct"},
+            "vocabulary",
+        ),
+    ],
+)
+def test_what_cannot_start_is_said_first_and_not_priced(
+    model: str, tp: int, config: dict[str, object], words: str
+) -> None:
+    config = {"num_speculative_tokens": 3} | config
+    text = VLLM.format(model=model, tp=tp, config=json.dumps(config))
+    result = checked(text, hardware="h200", batch=2, context_len=1024)
+    assert "cannot run" in result.headline
+    assert words in result.headline
+    assert result.as_it_is is None
+    assert not any("mtp" in change.option for change in result.changes)
+
+
+def test_a_block_is_not_exceeded() -> None:
+    config = {
+        "method": "dspark",
+        "model": "deepseek-ai/dspark_qwen3_8b_block7",
+        "num_speculative_tokens": 12,
+    }
+    text = VLLM.format(model="Qwen/Qwen3-8B", tp=1, config=json.dumps(config))
+    result = checked(text, batch=1, context_len=2048)
+    assert "at most 7" in result.headline
+    options = [change.option for change in result.changes if "dspark" in change.option]
+    assert options
+    for option in options:
+        given = json.loads(shlex.split(option)[1])
+        assert given["num_speculative_tokens"] <= 7
+        assert given["model"] == config["model"]
+
+
+def test_a_package_that_a_draft_needs_is_named() -> None:
+    text = VLLM.format(
+        model="meta-llama/Llama-3.1-8B-Instruct",
+        tp=1,
+        config=json.dumps({"method": "suffix", "num_speculative_tokens": 8}),
+    )
+    result = checked(text, batch=1, context_len=1024)
+    assert any("arctic-inference" in note for note in result.notes)
+
+
+def test_an_engine_without_the_draft_is_an_answer() -> None:
+    text = (
+        "python -m sglang.launch_server --model-path meta-llama/Llama-3.1-8B-Instruct "
+        "--speculative-algorithm SUFFIX --speculative-num-draft-tokens 8"
+    )
+    result = checked(text, batch=1, context_len=1024)
+    assert "does not run suffix" in result.headline
+    assert result.as_it_is is None

@@ -112,6 +112,9 @@ class AcceptanceProfile(
     measured_contexts: list[float] = []
     measured_gamma: int | None = None
     """The largest gamma that was measured."""
+    most_drafts: int | None = None
+    """Tokens that the draft proposes at most in a step, by the block that it was trained on; None:
+    any number."""
     drafted_share: float = 1.0
     """Share of a sequence's steps that have a draft at all, where look-ups may find none: the
     others verify one token, and count among the steps that the rates are of."""
@@ -293,10 +296,12 @@ class AcceptanceProfile(
     @property
     def max_gamma(self) -> int | None:
         """The deepest gamma that a plan chooses on its own. Without counts, the error of a deeper
-        one is not known, so it is the measured one. None: any."""
-        if self.measured:
-            return None
-        return self.measured_gamma
+        one is not known, so it is the measured one; no draft proposes more than it can. None: any.
+        """
+        bounds = [self.most_drafts]
+        if not self.measured:
+            bounds.append(self.measured_gamma)
+        return min((bound for bound in bounds if bound is not None), default=None)
 
     @property
     def runs(self) -> Runs | None:

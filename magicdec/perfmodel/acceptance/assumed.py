@@ -188,6 +188,12 @@ def _most_measured(drafts: list[str]) -> str:
     return name
 
 
+def measured_checkpoint(question: Question) -> str:
+    """Hub id of the published draft that a belief is about, the one with the most rows of several;
+    "" where none has an id."""
+    return _most_measured(_named(question))
+
+
 def kinds_of(model: str) -> list[str]:
     """Kinds of draft that are published for a target."""
     name = plain_model(model)

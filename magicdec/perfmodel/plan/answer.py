@@ -15,6 +15,7 @@ from magicdec.perfmodel.acceptance.law import static_batch_efficiency
 from magicdec.perfmodel.plan.breakdown import breakdown, ceilings
 from magicdec.perfmodel.plan.choice import (
     Ranking,
+    best_to_train,
     choose,
     faster_with_plugin,
     fastest_left_out,
@@ -344,7 +345,8 @@ def _choice(
 ) -> Choice:
     best = ranking.best
     left_out = fastest_left_out(ranking, case.admits)
-    outcome = outcome_of(best, left_out, lacks_acceptance=lacks_acceptance)
+    to_train = best_to_train(ranking)
+    outcome = outcome_of(best, left_out, to_train, lacks_acceptance=lacks_acceptance)
     runs_at = None
     if left_out is not None and outcome in ("no room", "over limits"):
         runs_at = largest_that_runs(case, _option_of(found, left_out), left_out)
@@ -373,6 +375,7 @@ def _choice(
         outlook=outlook(case, found, best, shown),
         faults=_faults(found),
         with_plugin=faster_with_plugin(ranking, case.admits),
+        to_train=to_train,
     )
 
 

@@ -139,13 +139,19 @@ def _speedup(row: Candidate) -> float:
 
 
 def outcome_of(
-    best: Candidate, left_out: Candidate | None, *, lacks_acceptance: bool
+    best: Candidate,
+    left_out: Candidate | None,
+    to_train: Candidate | None,
+    *,
+    lacks_acceptance: bool,
 ) -> Outcome:
-    """Whether speculation is chosen, or why not. `left_out`: the fastest draft that is not
-    chosen."""
+    """Whether speculation is chosen, or why not. `left_out`: the fastest draft that is not chosen;
+    `to_train`: the best that is not published."""
     if best.is_speculative:
         return "speculate"
     if left_out is None:
+        if to_train is not None:
+            return "not published"
         if lacks_acceptance:
             return "no acceptance"
         return "not asked"
@@ -164,11 +170,20 @@ def faster_with_plugin(
     """The best row of drafts that need the plugin, where they are not admitted and it beats the
     choice.
     """
-    others = [row for row in ranking.drafted if not is_admitted(row)]
+    others = []
+    for row in ranking.drafted:
+        if row.drafting.needs_plugin and not is_admitted(row):
+            others.append(row)
     best = max(others, key=objective, default=None)
     if best is None or objective(best) <= objective(ranking.best):
         return None
     return best
+
+
+def best_to_train(ranking: Ranking) -> Candidate | None:
+    """The best row of drafts that are not published for the model."""
+    rows = [row for row in ranking.drafted if row.drafting.is_hypothetical]
+    return max(rows, key=objective, default=None)
 
 
 def same_configuration(row: Candidate, other: Candidate) -> bool:

@@ -14,17 +14,23 @@ from magicdec.naming import method_name
 from magicdec.perfmodel import acceptance as laws
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.acceptance.assumed import (
-    KIND_NAMES,
     Question,
     completed,
     kinds_of,
-    known_checkpoints,
+    measured_checkpoint,
     of_length,
     yours,
 )
 from magicdec.perfmodel.acceptance.law import LARGEST
 from magicdec.perfmodel.acceptance.mixed import profile_on
 from magicdec.perfmodel.plan.request import DraftOption, PlanRequest
+from magicdec.perfmodel.plan.standing import (
+    Asked,
+    Standing,
+    has_module,
+    packages_of,
+    standing,
+)
 from magicdec.schema import NeedsAcceptance
 from magicdec.specs import (
     ANY_MODEL,
@@ -43,9 +49,7 @@ from magicdec.specs import (
     Precision,
     budget_at,
     catalog_name,
-    draft_kind,
     draft_model_name,
-    engines_that_run,
     is_model,
     load_head,
     load_model_spec,
@@ -87,24 +91,37 @@ def draft_options(
         raise unknown_choice("draft method", request.draft_method, DRAFT_METHODS)
     if "none" in (request.draft, request.draft_method):
         return [], []
-    request, head = _with_its_draft(request, target)
+    request, head = _with_its_draft(request)
     usable = _budgets(request.draft_budgets, context)
     if request.gives_acceptance and not request.draft_budgets:
         usable = (min(RATE_BUDGET, max(8, context // 2)),)
     considered = _considered(target, request, context)
     options = []
     lacking = []
-    for name, kind in _that_run(considered, engine, is_asked=request.names_a_draft):
+    refused = []
+    for name, kind in considered:
+        question = _question(target, name, kind, request, context, head)
         model = None
         if draft_model_name(name):
-            model = _draft_model(name, target)
-        if not request.names_a_draft and not _exists(target, name, kind, request):
-            lacking.append(
-                NeedsAcceptance(draft=name, draft_method=kind, reason=_untrained(kind))
-            )
+            model = _draft_model(name)
+        found = _standing(target, name, kind, request, engine, question, head, model)
+        if not found.starts:
+            refused.append(_refusal(found, name))
             continue
-        question = _question(target, name, kind, request, context, head)
+        is_hypothetical = found.answer == "not published"
+        if is_hypothetical:
+            lacking.append(
+                NeedsAcceptance(
+                    draft=name, draft_method=kind, reason=_untrained(found, kind)
+                )
+            )
+            if not request.names_a_draft:
+                continue
         acceptance = _acceptance(target, name, kind, request, question, engine)
+        if found.most_drafts is not None:
+            acceptance = msgspec.structs.replace(
+                acceptance, most_drafts=found.most_drafts
+            )
         option = DraftOption(
             draft=name,
             method=kind,
@@ -114,14 +131,71 @@ def draft_options(
             draft_tp_size=request.draft_tp_size,
             head=head,
             tree=request.tree,
+            is_hypothetical=is_hypothetical,
+            remarks=_remarks(found, engine, name, kind),
             question=_on_most(question) if acceptance.is_assumed else None,
         )
         options.append(option)
+    if request.names_a_draft and not options and refused:
+        raise ConfigError(refused[-1])  # of a draft model the method that engines run
     return options, lacking
 
 
+def _standing(
+    target: ModelSpec,
+    draft: str,
+    method: DraftMethod,
+    request: PlanRequest,
+    engine: EngineProfile,
+    question: Question,
+    head: HeadSpec | None = None,
+    model: ModelSpec | None = None,
+) -> Standing:
+    """Whether a draft of a plan can be started, with the checkpoint that was named, or the published
+    one whose acceptance is believed."""
+    checkpoint = request.draft_model or request.draft_name or ""
+    is_measured = _measured(draft, method, request) is not None
+    if not checkpoint and method in HEAD_METHODS and not is_measured:
+        checkpoint = measured_checkpoint(question)
+    asked = Asked(
+        draft=draft,
+        method=method,
+        checkpoint=checkpoint,
+        head=head,
+        model=model,
+        gamma=request.gamma,
+        tp_size=request.tp_size,
+        draft_tp_size=request.draft_tp_size,
+        pp_size=request.pp_size or 1,
+        exists=is_measured or request.gives_acceptance,
+        is_measured=is_measured,
+    )
+    return standing(asked, target, engine)
+
+
+def _refusal(found: Standing, draft: str) -> str:
+    """Why a named draft cannot be started, and what to ask for instead."""
+    if found.method not in (None, draft):
+        return f"{found.sentence} (--draft {found.method})"
+    return found.sentence
+
+
+def _untrained(found: Standing, method: DraftMethod) -> str:
+    return f"{found.reason} (--draft {method} plans with the acceptance of other models' heads)"
+
+
+def _remarks(
+    found: Standing, engine: EngineProfile, draft: str, method: DraftMethod
+) -> tuple[str, ...]:
+    """What to know before a draft is started."""
+    remarks = [packages_of(engine, draft, method)]
+    if found.answer == "unknown":
+        remarks.append(found.sentence)
+    return tuple(remark for remark in remarks if remark)
+
+
 def _with_its_draft(
-    request: PlanRequest, target: ModelSpec
+    request: PlanRequest,
 ) -> tuple[PlanRequest, HeadSpec | None]:
     """The request with the catalog's name of its draft, or the draft that a head or an acceptance
     rate stands for; and the head."""
@@ -130,7 +204,7 @@ def _with_its_draft(
         draft = catalog_name(draft)
     head = None
     if request.draft_model is not None:
-        head = _named_head(request.draft_model, draft, target)
+        head = _named_head(request.draft_model, draft)
         draft = head.method
     if draft != request.draft:
         request = msgspec.structs.replace(request, draft=draft)
@@ -169,19 +243,12 @@ def _budgets_of(
     return (*windows, 0)
 
 
-def _named_head(path: str, draft: str | None, target: ModelSpec) -> HeadSpec:
-    """The head of --draft-model. Raises ConfigError for one of another draft, or made for another
-    target.
-    """
+def _named_head(path: str, draft: str | None) -> HeadSpec:
+    """The head of --draft-model. Raises ConfigError for one of another draft."""
     head = load_head(Path(path))
     if draft not in (None, head.method):
         raise ConfigError(
             f"draft model {path} is a head of {head.method}, not of {draft}; leave --draft out"
-        )
-    if head.hidden_size not in (None, target.hidden_size):
-        raise ConfigError(
-            f"the head at {path} is made for a target of hidden size {head.hidden_size}, but "
-            f"{target.name} has {target.hidden_size}"
         )
     return head
 
@@ -215,27 +282,6 @@ def _is_narrower(one: str, other: str) -> bool:
     )
 
 
-def _exists(
-    target: ModelSpec, draft: str, method: DraftMethod, request: PlanRequest
-) -> bool:
-    """Whether a draft can be run: a head must be published for the target, or given."""
-    if method not in HEAD_METHODS or request.draft_model is not None:
-        return True
-    if request.gives_acceptance or _measured(draft, method, request) is not None:
-        return True
-    if method == "mtp":
-        return bool(target.mtp_layers)
-    return bool(known_checkpoints(target.name, method))
-
-
-def _untrained(method: DraftMethod) -> str:
-    name = KIND_NAMES.get(method, method)
-    return (
-        f"no {name} head is published for this model: one would have to be trained first "
-        f"(--draft {method} plans with the acceptance of other models' heads)"
-    )
-
-
 def _considered(
     target: ModelSpec,
     request: PlanRequest,
@@ -251,7 +297,7 @@ def _considered(
     if request.names_a_draft:
         return _pairs(request.draft, request.draft_method)
     pairs: list[Any] = list(_pairs(None, None))
-    if target.mtp_layers:
+    if has_module(target):
         pairs.append(("mtp", "mtp"))
     is_narrower = _has_other_weights(request, target, "full", SELF)
     if is_narrower and target.name in model_names():
@@ -276,53 +322,15 @@ def _small_drafts(target: ModelSpec, context: int) -> Iterator[str]:
             yield name
 
 
-def _that_run(
-    pairs: list[tuple[str, DraftMethod]],
-    engine: EngineProfile,
-    *,
-    is_asked: bool,
-) -> list[tuple[str, DraftMethod]]:
-    """The pairs that the engine runs. Raises ConfigError if it runs none of the requested ones, and
-    names engines that do.
-    """
-    able = [(name, kind) for name, kind in pairs if engine.runs(name, kind)]
-    if able or not is_asked:
-        return able
-    name, kind = pairs[0]
-    others = engines_that_run(name, kind)
-    if not others:
-        instead = "no engine does"
-    elif len(others) == 1:
-        instead = f"--engine {others[0]} does"
-    else:
-        instead = f"--engine {', '.join(others)} do"
-    raise ConfigError(
-        f"engine {engine.name} does not run {draft_kind(name, kind)}; {instead}"
-    )
-
-
-def _draft_model(name: str, target: ModelSpec) -> ModelSpec:
-    """The draft's model. Raises ConfigError for one of another vocabulary, naming the catalog's
-    that would do.
-    """
+def _draft_model(name: str) -> ModelSpec:
+    """The draft's model. Raises ConfigError for one that is not known."""
     if not is_model(name):
         names = [*NAMED_DRAFTS, *model_names()]
         known = (
             f"known: {', '.join(NAMED_DRAFTS)}, or a model of the target's vocabulary"
         )
         raise unknown_choice("draft", name, names, or_else=known)
-    model = load_model_spec(name)
-    if model.vocab_size != target.vocab_size:
-        usable = []
-        for other in map(load_model_spec, models_that_may_draft(target)):
-            if other.num_parameters < target.num_parameters / 2:
-                usable.append(other.name)
-        raise ConfigError(
-            f"draft {model.name} has a vocabulary of {model.vocab_size}, {target.name} one of "
-            f"{target.vocab_size}: a draft needs its target's vocabulary; in the catalog: "
-            f"{', '.join([*usable, SELF])}"
-        )
-    return model
+    return load_model_spec(name)
 
 
 def _pairs(draft: str | None, method: str | None) -> list[tuple[str, DraftMethod]]:
@@ -544,7 +552,9 @@ def offered(
     ways += [(kind, kind) for kind in OWN_METHOD]
     found: list[str] = []
     for name, kind in ways:
-        if engine.runs(name, kind) and _exists(target, name, kind, request):
+        question = _question(target, name, kind, request, request.context_lens[0], None)
+        stands = _standing(target, name, kind, request, engine, question)
+        if stands.answer in ("starts", "unknown"):
             found.append(kind)
     (context, *_) = request.context_lens
     if any(engine.runs(ANY_MODEL, kind) for kind in MODEL_METHODS):

@@ -47,6 +47,7 @@ def notes(
     best = answer.best
     of_drafts, on_other_drafts = _on_drafts(case, best, drafted)
     key = [
+        *_on_start(case, answer),
         *_on_pool(case, best),
         *_on_spread(case, answer),
         *_on_kernels(cases),
@@ -64,6 +65,14 @@ def notes(
         *on_other_drafts,
     ]
     return key, rest
+
+
+def _on_start(case: Case, answer: CaseAnswer) -> Iterator[str]:
+    """What is not known of the checkpoint of the draft that is shown, and what it needs."""
+    shown = answer.choice.left_out or answer.best
+    for option in case.options:
+        if (option.draft, option.method) == (shown.draft, shown.draft_method):
+            yield from option.remarks
 
 
 def _on_pool(case: Case, best: Candidate) -> Iterator[str]:

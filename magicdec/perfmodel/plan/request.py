@@ -147,6 +147,11 @@ class DraftOption:
     """Trained head given by --draft-model. None: the usual published head."""
     tree: TreeSpec | None = None
     """The shape of drafts that branch; None: chains."""
+    is_hypothetical: bool = False
+    """Whether no such draft is published for the target, nor did the user give one: it is ranked
+    apart, and not run."""
+    remarks: tuple[str, ...] = ()
+    """What is not known of its checkpoint, and what an engine needs for it."""
     question: Question | None = None
     """Question to which the belief answered with this acceptance. None: it was measured or
     given."""
@@ -300,9 +305,11 @@ class Case:
         return np.broadcast_to(batch, (len(self.tp_sizes),))
 
     def admits(self, row: Candidate) -> bool:
-        """Whether a row may be chosen: its draft runs in a release of the engine, or the user asked
-        for the plugin, named the draft or gave its acceptance.
+        """Whether a row may be chosen: its draft exists, and it runs in a release of the engine, or
+        the user asked for the plugin, named the draft or gave its acceptance.
         """
+        if row.drafting.is_hypothetical:
+            return False
         if not row.drafting.needs_plugin:
             return True
         request = self.request
@@ -312,6 +319,14 @@ class Case:
             (profile.draft, profile.draft_method) for profile in request.acceptance
         ]
         return (row.draft, row.draft_method) in given
+
+    def is_hypothetical(self, draft: str, method: str) -> bool:
+        """Whether a draft is one that would have to be trained first."""
+        return any(
+            option.is_hypothetical
+            for option in self.options
+            if (option.draft, option.method) == (draft, method)
+        )
 
     def gammas_of(self, option: DraftOption | None) -> tuple[int, ...]:
         """Gammas to search: the requested one, else all up to the deepest whose acceptance is
@@ -436,8 +451,6 @@ def _resolved(
     for option in options:
         if engine.runs_staged(option.draft, option.method, layout.spread.pp):
             staged.append(option)
-    if options and not staged:
-        _check_stages(request, engine)
     precision = precision_of(
         model,
         hw,
@@ -470,26 +483,14 @@ def _check_draft_tp(
     *,
     has_drafts: bool,
 ) -> None:
+    """Raises ConfigError for a draft on fewer ranks than its target where that is not priced."""
     if request.draft_tp_size is None:
         return
-    if request.tp_size is not None and request.draft_tp_size > request.tp_size:
-        raise ConfigError(
-            f"draft tp {request.draft_tp_size} is more than the target's tp {request.tp_size}"
-        )
     is_targets_own = request.draft_tp_size in layout.tp_sizes
     if has_drafts and engine.paths.draft_on_all_ranks and not is_targets_own:
         raise ConfigError(
             f"engine {engine.name} runs a draft on all ranks of its target; leave --draft-tp out, "
             f"or plan for --engine {DEFAULT_CPU_ENGINE}"
-        )
-
-
-def _check_stages(request: PlanRequest, engine: EngineProfile) -> None:
-    """Raises ConfigError for a requested draft that the engine does not run in stages."""
-    if request.draft not in (None, "none") and request.pp_size is not None:
-        able = ", ".join(engine.staged_drafts) or "no draft"
-        raise ConfigError(
-            f"engine {engine.name} runs {able} with pp {request.pp_size}, not {request.draft}"
         )
 
 

@@ -21,6 +21,7 @@ from magicdec.perfmodel.intervals import Interval, chance_above, interval, token
 from magicdec.perfmodel.kernels.op import BOUNDS
 from magicdec.perfmodel.plan.choice import keeps_limits
 from magicdec.perfmodel.plan.request import Case
+from magicdec.perfmodel.plan.standing import is_named, published_head
 from magicdec.perfmodel.serving import WholeRequests, whole_requests
 from magicdec.perfmodel.setup import Points, Setup, microbatch
 from magicdec.perfmodel.speedup import BoolArray, Prediction
@@ -272,12 +273,23 @@ class Rows(Users):
     @property
     def checkpoint(self) -> str:
         """The draft's weights as engines load them: of the head that was named, or published."""
-        named = self.case.request.draft_model
+        request = self.case.request
+        named = request.draft_model
+        if named is None and is_named(request.draft_name or ""):
+            named = request.draft_name
         if named is None:
-            return self.law.checkpoint
+            if self.law.checkpoint or not self.law.is_assumed:
+                return self.law.checkpoint
+            return published_head(self.case.model, self.setup.speculation.draft_method)
         if named.endswith(".json"):
             return str(Path(named).parent)
         return named
+
+    @property
+    def is_hypothetical(self) -> bool:
+        """Whether the draft would have to be trained first."""
+        speculation = self.setup.speculation
+        return self.case.is_hypothetical(speculation.draft, speculation.draft_method)
 
     @property
     def lookup(self) -> tuple[int | None, int | None]:
@@ -299,7 +311,10 @@ class Rows(Users):
 
     @cached_property
     def marks(self) -> list[list[str]]:
-        return [reservations(self.setup, self.law, seen) for seen in self.context_seen]
+        marks = [reservations(self.setup, self.law, seen) for seen in self.context_seen]
+        if self.is_hypothetical:
+            return [[*of_row, "to train"] for of_row in marks]
+        return marks
 
     @property
     def tokens_to_break_even(self) -> Any:
@@ -486,5 +501,6 @@ OF_DRAFTS: Mapping[str, Value] = {
     "acceptance_extrapolated": lambda rows: rows.is_extrapolated,
     "marks": lambda rows: rows.marks,
     "needs_plugin": lambda rows: [PLUGIN in marks for marks in rows.marks],
+    "is_hypothetical": lambda rows: rows.is_hypothetical,
 }
 """Where something is drafted."""

@@ -27,8 +27,9 @@ from magicdec.counts import Z_90, Array
 from magicdec.errors import CapacityError, ConfigError, unknown_choice
 from magicdec.perfmodel.intervals import step_errors
 from magicdec.perfmodel.plan.choice import ArrivalsObjective, arrivals_objective
+from magicdec.perfmodel.plan.drafts import draft_options
 from magicdec.perfmodel.plan.notes import LEAST_LOSS, hits_lost, keeping_last_unit
-from magicdec.perfmodel.plan.request import PlanRequest
+from magicdec.perfmodel.plan.request import Case, PlanRequest
 from magicdec.perfmodel.rate.layouts import POLICIES, ServedLayout, served_layouts
 from magicdec.perfmodel.rate.load import MAX_SCHEDULED, WINDOWS, Load
 from magicdec.perfmodel.rate.simulate import Outcome
@@ -89,6 +90,16 @@ class Kept:
         return arrivals_objective(self.num_gpus, self.layout.rate * self.replicas)
 
 
+def _lacking(case: Case) -> list[str]:
+    """Why a draft that was asked for is not served."""
+    request = case.request
+    if not request.names_a_draft:
+        return []
+    context = int(case.lengths.prompt_len)
+    _, lacking = draft_options(case.model, request, engine=case.engine, context=context)
+    return [draft.reason for draft in lacking]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Band:
     """A 90 % interval. `high` None: it has no upper end."""
@@ -137,6 +148,7 @@ def plan_traffic(request: PlanRequest, model: ModelSpec, progress: Progress) -> 
         curves=curves,
         timeline=_timeline(outcome),
         notes=[*_where_it_pays(curves), *_on_hits(best), *_notes(best, chosen)],
+        lacking=_lacking(best.layout.case),
     )
     return Settled(traffic=traffic, layout=best.layout)
 

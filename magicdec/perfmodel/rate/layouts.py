@@ -160,6 +160,7 @@ def _cases(load: Load, model: ModelSpec, *, widest: bool) -> list[Case]:
     options, _ = draft_options(
         model, request, engine=engine, context=int(lengths.prompt_len)
     )
+    options = [option for option in options if not option.is_hypothetical]
     ways = resolve(request, model, hardware, options, lengths)
     if widest:
         largest = max(ways[0].tp_sizes)

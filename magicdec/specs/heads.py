@@ -1,0 +1,200 @@
+"""Trained heads by the names of their checkpoints: the target that each was made for, and what it
+asks of a target that it drafts for.
+
+What is known of a checkpoint comes from its config.json at hand, else from `data/heads.csv`, whose
+rows name their sources, else from the hub's config.json, else from its name alone.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from magicdec.errors import MagicdecError
+from magicdec.naming import head_named_in
+from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.hub import cached_config, hub_config, is_hub_name
+from magicdec.specs.names import model_name, named_models, resolve_name
+from magicdec.specs.speculation import DraftMethod, HeadSpec, load_head
+
+HEADS_FILE = Path(__file__).resolve().parent / "data" / "heads.csv"
+CONFIG = "its config.json"
+NAME = "its name"
+NOISE = re.compile(
+    r"p[-_ .]?eagle|eagle[-_ .]?[23]?(?![\d.]*b)|dflash2?|dspark|mtp|nextn|ttt\d*|block\d+|b16|"
+    r"speculators?|specforge|sglang|sgl|preview|v\d(?![\d.])|head|draft|model|long[-_]context"
+)
+"""Parts of a head's name that say nothing of its target."""
+
+
+class KnownHead(msgspec.Struct, frozen=True, kw_only=True):
+    """A published head of the table."""
+
+    checkpoint: str
+    """Its repository on the hub."""
+    target: str
+    """The catalog's name of the model that it was made for, or a repository outside of it."""
+    method: DraftMethod
+    hidden_size: int | None
+    """Its target's; None: not known here."""
+    vocab_size: int | None
+    """Its target's."""
+    most_drafts: int | None
+    """Tokens that it proposes at most in a step, by the block that it was trained on; None: any
+    number, or not known."""
+    trained_len: int | None
+    """Tokens of the texts that it was trained on; None: not known."""
+    source: str
+    """Where it was read."""
+
+
+class HeadFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a checkpoint; None: not known."""
+
+    checkpoint: str
+    method: DraftMethod | None = None
+    hidden_size: int | None = None
+    vocab_size: int | None = None
+    most_drafts: int | None = None
+    target: str | None = None
+    """The model that it was made for."""
+    proof: str = ""
+    """Where it is known from; "": nothing is known."""
+
+    @property
+    def is_by_name(self) -> bool:
+        """Whether nothing but its name tells it."""
+        return self.proof == NAME
+
+
+@cache
+def published_heads() -> tuple[KnownHead, ...]:
+    """The published heads of the table."""
+    with HEADS_FILE.open(encoding="utf-8", newline="") as file:
+        rows = [
+            {name: value or None for name, value in row.items()}
+            for row in csv.DictReader(file)
+        ]
+    return msgspec.convert(rows, tuple[KnownHead, ...], strict=False)
+
+
+@cache
+def _by_checkpoint() -> dict[str, KnownHead]:
+    return {head.checkpoint.lower(): head for head in published_heads()}
+
+
+def heads_of(target: str, method: str) -> list[KnownHead]:
+    """The table's heads of a kind that were made for a model."""
+    name = model_name(target)
+    return [
+        head
+        for head in published_heads()
+        if (head.target, head.method) == (name, method)
+    ]
+
+
+def facts_of(checkpoint: str, *, reads_files: bool = True) -> HeadFacts:
+    """What is known of a head by the name or the path of its checkpoint. `reads_files`: whether a
+    file may be read, and the hub asked, for it."""
+    if reads_files:
+        at_hand = _configuration(checkpoint, from_hub=False)
+        if at_hand is not None:
+            return facts_of_configuration(checkpoint, at_hand)
+    known = _by_checkpoint().get(checkpoint.lower())
+    if known is not None:
+        return HeadFacts(
+            checkpoint=checkpoint,
+            method=known.method,
+            hidden_size=known.hidden_size,
+            vocab_size=known.vocab_size,
+            most_drafts=known.most_drafts,
+            target=known.target,
+            proof=known.source,
+        )
+    if reads_files:
+        at_hub = _configuration(checkpoint, from_hub=True)
+        if at_hub is not None:
+            return facts_of_configuration(checkpoint, at_hub)
+    return _of_name(checkpoint)
+
+
+def _configuration(checkpoint: str, *, from_hub: bool) -> HeadSpec | None:
+    """The head of a config.json: a path's or the hub cache's, or the hub's own. None: there is none,
+    or it is of no head."""
+    path = Path(checkpoint)
+    try:
+        if from_hub:
+            if not is_hub_name(checkpoint):
+                return None
+            path = hub_config(checkpoint)
+        elif not path.exists():
+            if not is_hub_name(checkpoint):
+                return None
+            cached = cached_config(checkpoint)
+            if cached is None:
+                return None
+            path = cached
+    except (MagicdecError, OSError):
+        return None  # then the table or the name speaks
+    for method in (None, head_named_in(checkpoint)):  # EAGLE's say LlamaForCausalLM
+        try:
+            return load_head(path, method=method)
+        except (MagicdecError, OSError):
+            continue
+    return None
+
+
+def facts_of_configuration(checkpoint: str, head: HeadSpec) -> HeadFacts:
+    """What a head's config.json says."""
+    return HeadFacts(
+        checkpoint=checkpoint,
+        method=head.method,
+        hidden_size=head.hidden_size,
+        vocab_size=head.target_vocab_size,
+        most_drafts=head.most_drafts,
+        proof=CONFIG,
+    )
+
+
+def _of_name(checkpoint: str) -> HeadFacts:
+    """What a name says: the kind of head, its block, and a target of the catalog."""
+    method = head_named_in(checkpoint)
+    target = target_named_in(checkpoint)
+    hidden_size = None
+    vocab_size = None
+    if target is not None:
+        model = load_model_spec(target)
+        hidden_size = model.hidden_size
+        vocab_size = model.vocab_size
+    most = None
+    block = re.search(r"block[-_]?(\d+)", checkpoint.lower())
+    if block is not None:
+        most = int(block[1])
+    is_known = method is not None or target is not None
+    return HeadFacts(
+        checkpoint=checkpoint,
+        method=method,
+        hidden_size=hidden_size,
+        vocab_size=vocab_size,
+        most_drafts=most,
+        target=target,
+        proof=NAME if is_known else "",
+    )
+
+
+def target_named_in(checkpoint: str) -> str | None:
+    """The catalog's model that a head's name speaks of. None: none, or it cannot be told."""
+    bare = checkpoint.rpartition("/")[2].lower().replace("_", "-")
+    words = [part for part in re.split(r"[-.]{2,}|-", NOISE.sub("-", bare)) if part]
+    # a size or a maker may stand between the family and its version, in any order
+    for start in range(len(words)):
+        for end in range(len(words), start, -1):
+            name = "-".join(words[start:end]).strip(".")
+            found = resolve_name(name)
+            if found is not None and found.model in named_models():
+                return found.model
+    return None

@@ -1,0 +1,196 @@
+"""Whether a draft can be started: by shapes first, by names last."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from magicdec.errors import ConfigError
+from magicdec.perfmodel.plan.drafts import draft_options
+from magicdec.perfmodel.plan.request import PlanRequest
+from magicdec.perfmodel.plan.standing import Asked, Standing, has_module, standing
+from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.engine import load_engine
+from magicdec.specs.names import named_models
+
+
+def found(
+    model: str, method: str, *, engine: str = "vllm", **asked: object
+) -> Standing:
+    given = {"draft": method, "method": method, "reads_files": False} | asked
+    return standing(Asked(**given), load_model_spec(model), load_engine(engine))  # type: ignore[arg-type]
+
+
+def test_only_models_whose_configuration_names_a_module_have_one() -> None:
+    """num_nextn_predict_layers and its kin, read without our reader; Qwen3-Next's modules are known
+    from vLLM's qwen3_next_mtp alone."""
+    keys = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
+    directory = Path(__file__).parents[2] / "magicdec" / "specs" / "data" / "models"
+    for name, row in named_models().items():
+        config = json.loads((directory / f"{row.shape or name}.json").read_bytes())
+        config = config.get("text_config", config)
+        says = any(config.get(key) for key in keys)
+        assert has_module(load_model_spec(name)) == (
+            says or config["model_type"] == "qwen3_next"
+        ), name
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["llama-3.1-8b", "qwen3-4b-instruct-2507", "llama-4-maverick", "gpt-oss-20b"],
+)
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_model_without_a_module_cannot_draft_with_one(
+    model: str, exists: bool
+) -> None:
+    """Whether or not an acceptance rate was given."""
+    result = found(model, "mtp", exists=exists)
+    assert result.answer == "cannot start"
+    assert "no prediction module" in result.reason
+
+
+@pytest.mark.parametrize("model", ["deepseek-v3", "glm-4.5-air", "qwen3-next-80b-a3b"])
+def test_a_model_with_a_module_can(model: str) -> None:
+    assert found(model, "mtp", gamma=3).answer == "starts"
+
+
+@pytest.mark.parametrize(
+    ("model", "checkpoint", "proof"),
+    [
+        ("llama-3.3-70b", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "hidden size 4096"),
+        ("qwen3-32b", "RedHatAI/Qwen3-8B-speculator.eagle3", "hidden size 4096"),
+        ("qwen3-32b", "someone/EAGLE3-qwen3-8b-tuned", "by its name"),
+        ("qwen3-8b", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "vocabulary of 128256"),
+        ("gpt-oss-20b", "AngelSlim/Qwen3-1.7B_eagle3", "hidden size 2048"),
+    ],
+)
+def test_a_head_of_another_shape_cannot_start(
+    model: str, checkpoint: str, proof: str
+) -> None:
+    result = found(model, "eagle3", checkpoint=checkpoint, exists=True)
+    assert result.answer == "cannot start"
+    assert proof in result.reason
+
+
+@pytest.mark.parametrize(
+    ("model", "checkpoint", "answer"),
+    [
+        ("llama-3.1-8b", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "starts"),
+        ("hermes-3-llama-3.1-8b", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "unknown"),
+        ("qwen3-8b", "deepseek-ai/eagle3_qwen3_8b_ttt7", "starts"),
+        ("qwen3-vl-8b", "AngelSlim/Qwen3-8B_eagle3", "unknown"),
+        ("qwen3-8b", "someone/my-eagle3", "unknown"),
+    ],
+)
+def test_a_head_of_the_same_shape_starts(
+    model: str, checkpoint: str, answer: str
+) -> None:
+    """On a fine-tune of its target too, where what it accepts is said not to be known."""
+    result = found(model, "eagle3", checkpoint=checkpoint, exists=True)
+    assert result.answer == answer
+    assert result.starts
+
+
+@pytest.mark.parametrize(
+    ("engine", "asked", "checkpoint", "starts"),
+    [
+        ("sglang", "eagle", "lightseekorg/kimi-k2.5-eagle3", False),
+        ("vllm", "eagle", "someone/Kimi-K2.5-EAGLE-3", False),
+        ("vllm", "eagle3", "someone/EAGLE-Kimi-K2.5", False),
+        ("vllm", "dflash", "someone/kimi-k2.5-dspark", False),
+        ("vllm", "eagle3", "lightseekorg/kimi-k2.5-eagle3", True),
+        ("vllm", "eagle3", "someone/kimi-k2.5-p-eagle", True),
+    ],
+)
+def test_a_checkpoint_of_another_method_accepts_nothing(
+    engine: str, asked: str, checkpoint: str, starts: bool
+) -> None:
+    """But where an engine loads both by one name, as vLLM does P-EAGLE and EAGLE-3."""
+    result = found(
+        "kimi-k2.5", asked, engine=engine, checkpoint=checkpoint, exists=True
+    )
+    assert result.starts == starts
+    if not starts:
+        assert result.method not in (None, asked)
+        assert "accepts nothing" in result.reason
+
+
+def test_no_step_drafts_more_than_the_block() -> None:
+    name = "deepseek-ai/dspark_qwen3_8b_block7"
+    for gamma in range(1, 13):
+        result = found("qwen3-8b", "dspark", checkpoint=name, gamma=gamma)
+        assert result.starts == (gamma <= 7)
+    assert found("qwen3-8b", "dflash", checkpoint="z-lab/Qwen3-8B-DFlash-b16", gamma=15)
+    by_name = found(
+        "qwen3-14b", "dspark", checkpoint="x/dspark_qwen3_14b_block4", gamma=5
+    )
+    assert "by its name" in by_name.reason
+    own = found("qwen3-8b", "dspark", gamma=12, exists=True, is_measured=True)
+    assert own.starts  # a head of one's own whose acceptance was measured
+
+
+def test_a_draft_runs_on_one_rank_or_all() -> None:
+    for tp_size in (1, 2, 4, 8):
+        for draft_tp_size in (1, 2, 3, 4, 8):
+            result = found(
+                "qwen3-32b",
+                "eagle3",
+                tp_size=tp_size,
+                draft_tp_size=draft_tp_size,
+                exists=True,
+            )
+            assert result.starts == (draft_tp_size in (1, tp_size))
+
+
+def test_an_engine_runs_what_its_profile_lists() -> None:
+    assert not found("llama-3.1-8b", "suffix", engine="sglang").starts
+    assert found("llama-3.1-8b", "suffix").starts
+    staged = found("deepseek-v3", "mtp", pp_size=2)
+    assert "with pp 2" in staged.reason
+
+
+def test_a_head_that_nobody_published_is_hypothetical() -> None:
+    assert found("gemma-2-9b", "eagle3").answer == "not published"
+    assert found("gemma-2-9b", "eagle3", exists=True).answer == "starts"
+    request = PlanRequest(model="gemma-2-9b", draft="eagle3")
+    model = load_model_spec("gemma-2-9b")
+    options, lacking = draft_options(
+        model, request, engine=load_engine("vllm"), context=2048
+    )
+    assert [option.is_hypothetical for option in options] == [True]
+    assert "would have to be trained" in lacking[0].reason
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"draft": "mtp"},
+        {"draft": "mtp", "acceptance_rate": 0.8},
+        {"draft_name": "RedHatAI/Qwen3-8B-speculator.eagle3", "draft": "eagle3"},
+        {"draft": "dspark", "gamma": 12},
+        {"draft": "dspark", "gamma": 12, "acceptance_rate": 0.8},
+        {"draft": "eagle3", "tp_size": 4, "draft_tp_size": 2},
+        {"draft": "qwen2.5-0.5b"},
+    ],
+)
+def test_a_plan_refuses_what_cannot_start(asked: dict[str, object]) -> None:
+    request = PlanRequest(model="llama-3.1-8b", **asked)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError):
+        draft_options(
+            load_model_spec("llama-3.1-8b"),
+            request,
+            engine=load_engine("vllm"),
+            context=2048,
+        )
+
+
+def test_a_plan_searches_no_gamma_beyond_the_block() -> None:
+    request = PlanRequest(model="qwen3-8b")
+    options, _ = draft_options(
+        load_model_spec("qwen3-8b"), request, engine=load_engine("vllm"), context=2048
+    )
+    most = {option.method: option.acceptance.max_gamma for option in options}
+    assert most["dspark"] == 7
+    assert most["dflash"] == 15
