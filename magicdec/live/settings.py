@@ -17,7 +17,7 @@ import msgspec
 from magicdec.counts import Z_90
 from magicdec.perfmodel import Case, DraftOption, draft_of, search
 from magicdec.schema import Candidate
-from magicdec.specs import EngineProfile, PathOptions, ServeCommand
+from magicdec.specs import EngineProfile, PathOptions, ServeCommand, load_engine
 
 HOST_ERROR = 0.35
 """Relative standard deviation of what a path adds: the host's time per layer differs by a factor of
@@ -91,7 +91,7 @@ def settings_costs(command: ServeCommand, served: Served) -> Iterator[Change]:
 
 def _of_graphs(command: ServeCommand, served: Served) -> Iterator[Change]:
     """Decoding outside whole graphs: by a setting, or beyond the largest captured size."""
-    engine = served.case.engine
+    engine = _with_host_times(served.case.engine)
     by_mode = {
         "piecewise": (
             "Replay whole graphs of decoding, not piecewise ones",
@@ -144,6 +144,20 @@ def _of_graphs(command: ServeCommand, served: Served) -> Iterator[Change]:
         )
 
 
+def _with_host_times(engine: EngineProfile) -> EngineProfile:
+    """The engine with vLLM's times of launching a layer where its own were not measured: PyTorch
+    launches the kernels of either."""
+    if engine.graphs.eager_host_layer_s > 0.0:
+        return engine
+    graphs = load_engine("vllm").graphs
+    return engine.with_constants(
+        piecewise_host_layer_s=graphs.piecewise_host_layer_s,
+        eager_host_layer_s=graphs.eager_host_layer_s,
+        piecewise_layer_s=graphs.piecewise_layer_s,
+        piecewise_pass_s=graphs.piecewise_pass_s,
+    )
+
+
 def _graph_option(command: ServeCommand) -> str:
     """The option to leave out, as it is written."""
     for option, value in command.read.items():
@@ -182,7 +196,7 @@ def _of_drafter(command: ServeCommand, served: Served) -> Iterator[Change]:
         return
     if not draft_of(served.case.setup(served.option)).has_prefill:
         return
-    engine = served.case.engine
+    engine = _with_host_times(served.case.engine)
     layer_s = engine.graphs.eager_host_layer_s
     eager = engine.with_constants(head_layer_s=layer_s, draft_model_layer_s=layer_s)
     yield _cost(

@@ -1,0 +1,187 @@
+"""What a command's settings cost, and the order of an answer: a planted fault stands first."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+from functools import cache
+
+import msgspec
+import pytest
+
+import magicdec
+from magicdec.live.check import AskedLoad, Check, _order, _request
+from magicdec.live.settings import Change, Served, settings_costs
+from magicdec.perfmodel import answered
+from magicdec.specs import load_engine, load_model_spec, read_serve_command
+
+MODEL = "Qwen/Qwen3-8B"
+PLAIN = f"vllm serve {MODEL}"
+LOAD = AskedLoad(hardware="h100", batch=8, context_len=4096)
+FAULTS = {
+    "eager": ("--enforce-eager", "it runs eagerly"),
+    "level 0": ("-O0", "it runs eagerly"),
+    "no graphs": ('-cc \'{"cudagraph_mode": "NONE"}\'', "none is replayed"),
+    "piecewise": ("--compilation-config.cudagraph_mode PIECEWISE", "piecewise"),
+    "few graphs": ("--max-cudagraph-capture-size 4", "Capture graphs of 8 tokens"),
+    "between steps": ("--no-async-scheduling", "Schedule the next step"),
+    "small step": ("--max-num-batched-tokens 4", "Let a step take"),
+    "small parts": ("--max_num_batched_tokens 256", "Read prompts in parts"),
+}
+"""Options that plant a fault of each kind, with words of what is said of it."""
+
+
+@cache
+def served() -> Served:
+    command = read_serve_command(PLAIN)
+    model = load_model_spec(command.model)
+    request = _request(command, LOAD, model, [], [])
+    alone = msgspec.structs.replace(request, draft="none")
+    answer = answered(alone, model, [])[0][0]
+    return Served(case=answer.case, option=None, row=answer.document.best, gen_len=0)
+
+
+def costs(options: str) -> list[Change]:
+    return list(settings_costs(read_serve_command(f"{PLAIN} {options}"), served()))
+
+
+def test_a_command_without_a_fault_has_no_cost() -> None:
+    assert costs("--max-num-seqs 64 --enable-prefix-caching --async-scheduling") == []
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found_and_priced(fault: str) -> None:
+    options, words = FAULTS[fault]
+    found = costs(options)
+    assert any(words in change.change for change in found)
+    for change in found:
+        assert change.kind == "cost"
+        assert change.gain is not None
+        assert change.gain_low is not None
+        assert change.gain_high is not None
+        assert 1.0 <= change.gain_low <= change.gain <= change.gain_high
+
+
+@pytest.mark.parametrize(("first", "second"), itertools.combinations(FAULTS, 2))
+def test_two_faults_are_both_found(first: str, second: str) -> None:
+    """Unless one setting replaces the other, as eager passes do of all graphs."""
+    graphs = {"eager", "level 0", "no graphs", "piecewise", "few graphs"}
+    steps = {"small step", "small parts"}
+    if {first, second} <= graphs or {first, second} <= steps:
+        pytest.skip("of one kind")
+    found = costs(f"{FAULTS[first][0]} {FAULTS[second][0]}")
+    for fault in (first, second):
+        assert any(FAULTS[fault][1] in change.change for change in found)
+
+
+def test_eager_passes_cost_more_than_piecewise_ones_and_both_more_than_none() -> None:
+    (eager,) = costs("--enforce-eager")
+    (piecewise,) = costs(FAULTS["piecewise"][0])
+    assert eager.gain is not None
+    assert piecewise.gain is not None
+    assert eager.gain > piecewise.gain > 1.0
+
+
+def test_the_price_is_the_engines_path() -> None:
+    """The first law is a plan of the server that is set so; the second adds its own time."""
+    (found,) = costs(FAULTS["piecewise"][0])
+    row = served().row
+    graphs = served().case.engine.graphs
+    layers = load_model_spec(MODEL).num_hidden_layers
+    step_s = magicdec.predict(
+        model="qwen3-8b",
+        hardware="h100",
+        engine="vllm",
+        batch=8,
+        context=4096,
+        draft="none",
+    ).step.step_s
+    assert row.step.step_s == pytest.approx(step_s, rel=1e-6)
+    waits_s = max(layers * graphs.piecewise_host_layer_s - step_s, 0.0)
+    second_s = graphs.piecewise_pass_s + layers * graphs.piecewise_layer_s
+    middle = 1.0 + (waits_s + second_s) / 2.0 / step_s
+    assert found.gain == pytest.approx(middle, rel=0.03)
+
+
+def test_an_engine_whose_host_was_not_timed_takes_vllms() -> None:
+    text = f"python -m sglang.launch_server --model-path {MODEL} --disable-cuda-graph"
+    case = served().case
+    row = magicdec.predict(
+        model="qwen3-8b",
+        hardware="h100",
+        engine="sglang",
+        batch=8,
+        context=4096,
+        draft="none",
+    )
+    sglang = replace(case, engine=load_engine("sglang"))
+    here = Served(case=sglang, option=None, row=row, gen_len=0)
+    (found,) = settings_costs(read_serve_command(text), here)
+    assert found.is_sure
+
+
+def test_what_is_not_exact_is_said() -> None:
+    config = {
+        "method": "ngram",
+        "num_speculative_tokens": 3,
+        "rejection_sample_method": "fly",
+    }
+    (found,) = costs(f"--speculative-config '{json.dumps(config)}'")
+    assert found.kind == "exactness"
+    assert "fly" in found.option
+
+
+def test_prompts_read_anew_are_weighed_by_what_is_shared() -> None:
+    (found,) = costs("--no-enable-prefix-caching")
+    assert found.gain_low == 1.0
+    assert found.gain is not None
+    assert found.gain > 1.0
+    assert not found.is_sure
+
+
+def planted(kind: str, gain: float | None, low: float | None) -> Change:
+    high = None if gain is None else 2.0 * gain
+    return Change(
+        change=kind,
+        option="",
+        reason="",
+        gain=gain,
+        gain_low=low,
+        gain_high=high,
+        kind=kind,
+    )
+
+
+def test_a_coin_toss_never_stands_above_a_certain_fault() -> None:
+    """Every order of changes of all kinds is sorted the same."""
+    cost = planted("cost", 1.02, 1.001)
+    unpriced = planted("cost", None, None)
+    lossy = planted("exactness", None, None)
+    sure = planted("gain", 2.0, 1.5)
+    toss = planted("gain", 1.9, 0.4)
+    nothing = planted("gain", None, None)
+    wanted = [cost, unpriced, lossy, sure, toss, nothing]
+    for changes in itertools.permutations(wanted):
+        assert sorted(changes, key=_order) == wanted
+
+
+def test_the_headline_is_the_fault() -> None:
+    command = read_serve_command(f"{PLAIN} --enforce-eager")
+    changes = sorted([planted("gain", 1.9, 0.4), *costs("--enforce-eager")], key=_order)
+    row = served().row
+    check = Check(
+        command=command,
+        hardware="h100-sxm-80gb",
+        num_gpus=1,
+        batch_size=8,
+        context_len=4096,
+        assumed=[],
+        as_it_is=row,
+        without_draft=row,
+        changes=changes,
+        problems=[],
+        not_understood=[],
+        notes=[],
+    )
+    assert check.headline.startswith("Capture graphs: it runs eagerly: 1.")
