@@ -145,11 +145,18 @@ def _of_graphs(command: ServeCommand, served: Served) -> Iterator[Change]:
 
 
 def _with_host_times(engine: EngineProfile) -> EngineProfile:
-    """The engine with vLLM's times of launching a layer where its own were not measured: PyTorch
-    launches the kernels of either."""
+    """The engine with vLLM's times of the host where its own were not measured: Python schedules the
+    sequences of either, and PyTorch launches their kernels."""
+    usual = load_engine("vllm")
+    older_s = usual.overheads.older_sequence_overhead_s or 0.0
+    if engine.overheads.older_sequence_overhead_s is None:
+        more_s = older_s - usual.overheads.sequence_overhead_s
+        engine = engine.with_constants(
+            older_sequence_overhead_s=engine.overheads.sequence_overhead_s + more_s
+        )
     if engine.graphs.eager_host_layer_s > 0.0:
         return engine
-    graphs = load_engine("vllm").graphs
+    graphs = usual.graphs
     return engine.with_constants(
         piecewise_host_layer_s=graphs.piecewise_host_layer_s,
         eager_host_layer_s=graphs.eager_host_layer_s,
@@ -170,7 +177,7 @@ def _graph_option(command: ServeCommand) -> str:
 
 
 def _of_scheduling(command: ServeCommand, served: Served) -> Iterator[Change]:
-    engine = served.case.engine
+    engine = _with_host_times(served.case.engine)
     path = engine.path(served.row.draft, served.row.draft_method)
     if command.is_asynchronous is not False or not path.is_asynchronous:
         return

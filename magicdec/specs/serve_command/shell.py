@@ -41,6 +41,7 @@ SILENT = frozenset(
 )
 """Commands that may name a server and start none."""
 ASSIGNS = frozenset(("export", "declare", "local", "readonly", "typeset", "ENV", "ARG"))
+BUILT_IN = ASSIGNS | {"FROM", "source", ".", "set", "shift", "eval"}
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 MOST_STEPS = 50_000
 MOST_NESTED = 12
@@ -49,6 +50,8 @@ MOST_WORDS = 20_000
 MOST_VALUE = 200_000
 PARSE_S = 0.6
 """Time after which a text is given up as no script."""
+DOCUMENTS = ("heredoc_redirect", "herestring_redirect")
+CLAUSES = ("else_clause", "elif_clause")
 QUICK_BYTES = 50_000
 """Texts that take less time whatever they hold."""
 PART_BYTES = 4096
@@ -86,6 +89,12 @@ class _Words:
             self.done.append(self.open)
         self.open = None
 
+    def write(self, text: str, *, quoted: bool) -> None:
+        if quoted:
+            self.add(text)
+        else:
+            self.split(text)
+
     def split(self, text: str) -> None:
         """Adds an unquoted expansion, which blanks divide into words."""
         for place, part in enumerate(re.split(r"[ \t\n]+", text)):
@@ -118,6 +127,18 @@ class Shell:
         self.doubt = ""
         self.version: str | None = None
         self.steps = 0
+        self.followed: Mapping[str, Callable[[Node, int], None]] = {
+            "command": self._command,
+            "variable_assignment": self._assignments,
+            "declaration_command": self._assignments,
+            "redirected_statement": self._redirected,
+            "list": self._list,
+            "if_statement": self._if,
+            "case_statement": self._case,
+            "for_statement": self._for,
+            "while_statement": self._while,
+            "function_definition": self._function,
+        }
 
     def run(self, text: str) -> None:
         """Follows a script. Raises ConfigError where the part that starts a server is no shell."""
@@ -139,33 +160,20 @@ class Shell:
             raise ConfigError(f"the script has more than {MOST_STEPS} steps")
         if depth > MOST_DEPTH:
             raise ConfigError(f"the script nests more than {MOST_DEPTH} deep")
-        kind = node.type
-        if kind == "command":
-            self._command(node)
-        elif kind in ("variable_assignment", "declaration_command"):
-            self._assignments(node)
-        elif kind == "redirected_statement":
-            self._redirected(node, depth)
-        elif kind == "list":
-            self._list(node, depth)
-        elif kind == "if_statement":
-            self._if(node, depth)
-        elif kind == "case_statement":
-            self._case(node, depth)
-        elif kind == "for_statement":
-            self._for(node, depth)
-        elif kind == "while_statement":
-            self._while(node, depth)
-        elif kind == "function_definition":
-            name = node.child_by_field_name("name")
-            body = node.child_by_field_name("body")
-            if name is not None and body is not None:
-                self.functions[_text(name)] = body
-        elif kind == "ERROR" and MENTIONS.search(_text(node)):
+        follow = self.followed.get(node.type)
+        if follow is not None:
+            follow(node, depth)
+            return
+        if node.type == "ERROR" and MENTIONS.search(_text(node)):
             raise ConfigError(_unreadable(node))
-        else:
-            for child in node.named_children:
-                self._statement(child, depth + 1)
+        for child in node.named_children:
+            self._statement(child, depth + 1)
+
+    def _function(self, node: Node, _: int) -> None:
+        name = node.child_by_field_name("name")
+        body = node.child_by_field_name("body")
+        if name is not None and body is not None:
+            self.functions[_text(name)] = body
 
     def _list(self, node: Node, depth: int) -> None:
         """a && b, a || b: the second is left out where the first decides it."""
@@ -182,31 +190,25 @@ class Shell:
             self._statement(second, depth + 1)
 
     def _if(self, node: Node, depth: int) -> None:
+        """The first branch whose condition holds, or may."""
         condition = node.child_by_field_name("condition")
-        result = None
-        if condition is not None:
-            result = self._holds(condition)
-        otherwise = ("else_clause", "elif_clause")
-        body = [child for child in node.named_children if child.type not in otherwise]
-        if result is not False:
-            with self._doubting(node, is_certain=result is True):
-                for child in body:
-                    if child != condition:
-                        self._statement(child, depth + 1)
+        clauses = [child for child in node.named_children if child.type in CLAUSES]
+        body = [child for child in node.named_children if child.type not in CLAUSES]
+        branches = [(node, condition, [child for child in body if child != condition])]
+        for clause in clauses:
+            parts = clause.named_children
+            if clause.type == "elif_clause" and parts:
+                branches.append((clause, parts[0], parts[1:]))
+            else:
+                branches.append((clause, None, parts))
+        for place, test, statements in branches:
+            result = True if test is None else self._holds(test)
+            if result is False:
+                continue
+            with self._doubting(place, is_certain=result is True):
+                for statement in statements:
+                    self._statement(statement, depth + 1)
             return
-        for clause in node.named_children:
-            if clause.type == "else_clause":
-                for child in clause.named_children:
-                    self._statement(child, depth + 1)
-            if clause.type == "elif_clause":
-                first, *rest = clause.named_children
-                result = self._holds(first)
-                if result is False:
-                    continue
-                with self._doubting(clause, is_certain=result is True):
-                    for child in rest:
-                        self._statement(child, depth + 1)
-                return
 
     def _case(self, node: Node, depth: int) -> None:
         value = node.child_by_field_name("value")
@@ -215,17 +217,10 @@ class Shell:
             subject = self._one(value)
         items = [child for child in node.named_children if child.type == "case_item"]
         is_known = not REFERENCE.search(subject)
-        chosen = None
-        for item in items:
-            patterns = item.children_by_field_name("value")
-            texts = [self._one(pattern) for pattern in patterns]
-            if is_known and any(fnmatch.fnmatchcase(subject, text) for text in texts):
-                chosen = item
-                break
-            if not is_known and MENTIONS.search(_text(item)):
-                chosen = chosen or item
-            if not is_known and "*" in texts and chosen is None:
-                chosen = item
+        chosen = next((item for item in items if self._fits(item, subject)), None)
+        if not is_known:
+            serving = (item for item in items if MENTIONS.search(_text(item)))
+            chosen = next(serving, chosen)
         if chosen is None:
             return
         patterns = chosen.children_by_field_name("value")
@@ -233,6 +228,13 @@ class Shell:
             for child in chosen.named_children:
                 if child not in patterns:
                     self._statement(child, depth + 1)
+
+    def _fits(self, item: Node, subject: str) -> bool:
+        """Whether one of an item's patterns fits."""
+        patterns = item.children_by_field_name("value")
+        return any(
+            fnmatch.fnmatchcase(subject, self._one(pattern)) for pattern in patterns
+        )
 
     def _for(self, node: Node, depth: int) -> None:
         """The first round of a loop."""
@@ -289,25 +291,26 @@ class Shell:
         parts = node.named_children
         if kind == "parenthesized_expression" and parts:
             return self._test(parts[0])
-        if kind == "unary_expression" and len(parts) == 2:
-            sign = _text(parts[0])
-            if sign == "-n":
-                return bool(self._known(parts[1]))
-            if sign == "-z":
-                return not self._known(parts[1])
-            return None
-        if (
-            kind == "unary_expression"
-            and len(parts) == 1
-            and _text(node).startswith("!")
-        ):
-            inner = self._test(parts[0])
-            return None if inner is None else not inner
+        if kind == "unary_expression":
+            return self._tested_alone(node)
         if kind == "binary_expression":
             return self._compared(node)
         if kind in ("word", "string", "simple_expansion", "expansion", "concatenation"):
             return bool(self._known(node))
         return None
+
+    def _tested_alone(self, node: Node) -> bool | None:
+        """-n, -z and !; whether a file exists is not known."""
+        parts = node.named_children
+        sign = _text(node).split(None, 1)[0]
+        if sign == "-n":
+            return bool(self._known(parts[-1]))
+        if sign == "-z":
+            return not self._known(parts[-1])
+        if not sign.startswith("!"):
+            return None
+        inner = self._test(parts[-1])
+        return None if inner is None else not inner
 
     def _compared(self, node: Node) -> bool | None:
         left = node.child_by_field_name("left")
@@ -353,7 +356,7 @@ class Shell:
 
     # Variables
 
-    def _assignments(self, node: Node) -> None:
+    def _assignments(self, node: Node, _: int = 0) -> None:
         parts = [node]
         if node.type == "declaration_command":
             parts = list(node.named_children)
@@ -465,29 +468,21 @@ class Shell:
             words.add(written)
             return
         rest = inside[name.end() :]
-        value = self._value_of(name[0], written)
         if name[0] == "#" and rest:
             self._write_length(rest, words)
             return
+        value = self._value_of(name[0], written)
         if rest.startswith("["):
             index, _, rest = rest[1:].partition("]")
             value = _element(value, index)
-        if rest[:1] in (":", "-", "+", "=", "?") and rest.strip(":")[:1] in "-+=?":
+        if re.match(r":?[-+=?]", rest):
             self._write_default(node, name[0], value, words, quoted=quoted)
-            return
-        if value is None and rest and not rest.startswith((":", "[")):
-            value = ""
-        if value is None:
+        elif value is None:
             words.add(self._unset(f"${name[0]}", written))
-            return
-        if isinstance(value, list):
+        elif isinstance(value, list):
             self._write_list(value, words, quoted=quoted)
-            return
-        text = _changed(value, rest)
-        if quoted:
-            words.add(text)
         else:
-            words.split(text)
+            words.write(_changed(value, rest), quoted=quoted)
 
     def _value_of(self, name: str, written: str) -> Value | None:
         if name in ("@", "*"):
@@ -544,10 +539,8 @@ class Shell:
             assert value is not None
             if isinstance(value, list):
                 self._write_list(value, words, quoted=quoted)
-            elif quoted:
-                words.add(value)
             else:
-                words.split(value)
+                words.write(value, quoted=quoted)
             return
         if sign.endswith("?"):
             words.add(self._unset(f"${name}", _text(node)))
@@ -558,10 +551,7 @@ class Shell:
         text = " ".join(inner.done)
         if sign.endswith("="):
             self.variables[name] = text
-        if quoted:
-            words.add(text)
-        else:
-            words.split(text)
+        words.write(text, quoted=quoted)
 
     def _write_nodes(
         self, node: Node, parts: list[Node], words: _Words, *, quoted: bool
@@ -589,10 +579,8 @@ class Shell:
                 written, f"is computed when the script runs ({_line(node)})"
             )
             words.add(written)
-        elif quoted:
-            words.add(text)
         else:
-            words.split(text)
+            words.write(text, quoted=quoted)
 
     def output_of(self, node: Node) -> str | None:
         statements = node.named_children
@@ -637,37 +625,40 @@ class Shell:
     # Redirections and files
 
     def _redirected(self, node: Node, depth: int) -> None:
-        target = ""
-        document = None
-        others: list[Node] = []
-        for child in node.named_children:
-            if child.type == "file_redirect":
-                target = target or self._target(child)
-            elif child.type in ("heredoc_redirect", "herestring_redirect"):
-                document = self._document(child)
-                for part in child.named_children:
-                    if part.type == "file_redirect":
-                        target = target or self._target(part)
-                    elif not part.type.startswith("heredoc"):
-                        others.append(part)
-            else:
-                others.insert(0, child)
-        for statement in others:
-            if statement.type != "command":
+        """A statement whose output is kept as a file, or whose input is a document."""
+        documents = [child for child in node.named_children if child.type in DOCUMENTS]
+        parts = [child for child in node.named_children if child.type not in DOCUMENTS]
+        for document in documents:
+            inside = document.named_children
+            parts += [part for part in inside if not part.type.startswith("heredoc")]
+        targets = [self._target(part) for part in parts if part.type == "file_redirect"]
+        target = next(filter(None, targets), "")
+        text = None
+        if documents:
+            text = self._document(documents[0])
+        for statement in parts:
+            if statement.type == "command":
+                target, text = self._written(statement, target, text)
+            elif statement.type != "file_redirect":
                 self._statement(statement, depth + 1)
-                continue
-            words = self._words_of(statement)
-            name = words[0].rpartition("/")[2] if words else ""
-            if name == "tee" and len(words) > 1:
-                target = next(word for word in words[::-1] if word)
-            if document is not None and not target and SHELLS & set(words):
-                self._nested(document, words)
-            elif name in ("echo", "printf") and target:
-                document = _printed(words)
-            else:
-                self._command(statement)
-        if document is not None and target:
-            self.given.files[target] = document
+        if text is not None and target:
+            self.given.files[target] = text
+
+    def _written(
+        self, command: Node, target: str, text: str | None
+    ) -> tuple[str, str | None]:
+        """Follows a command of a redirected statement; the file that it writes, with its text."""
+        words = self._words_of(command)
+        name = words[0].rpartition("/")[2] if words else ""
+        if name == "tee" and len(words) > 1:
+            return words[-1], text
+        if text is not None and not target and SHELLS & set(words):
+            self._nested(text, words)
+        elif name in ("echo", "printf") and target:
+            return target, _printed(words)
+        else:
+            self._command(command)
+        return target, text
 
     def _target(self, node: Node) -> str:
         """The file that output goes to; empty: it goes to another place."""
@@ -712,7 +703,7 @@ class Shell:
                 raise ConfigError(f"a command has more than {MOST_WORDS} words")
         return words
 
-    def _command(self, node: Node) -> None:
+    def _command(self, node: Node, _: int = 0) -> None:
         if node.has_error and MENTIONS.search(_text(node)):
             raise ConfigError(_unreadable(node))
         before = {}
@@ -739,14 +730,21 @@ class Shell:
             self.given.notes.append(
                 f"'{words[0][:40]}' begins a line and is no part of the command before it"
             )
-        elif name in ASSIGNS:
+        elif name in self.functions:
+            self._call(name, words[1:])
+        elif name in BUILT_IN:
+            self._built_in(name, words)
+        elif name not in SILENT:
+            self._look(words)
+
+    def _built_in(self, name: str, words: list[str]) -> None:
+        """Commands that change the shell itself, and a Dockerfile's."""
+        if name in ASSIGNS:
             for word in words[1:]:
                 key, equals, value = word.partition("=")
                 if equals:
                     self.variables[key] = value
-        elif name in self.functions:
-            self._call(name, words[1:])
-        elif name == "FROM":  # a Dockerfile's base
+        elif name == "FROM":
             self.version = _version_in(words)
         elif name in ("source", "."):
             self._source(words[1:2])
@@ -756,8 +754,6 @@ class Shell:
             self.arguments = self.arguments[1:]
         elif name == "eval":
             self._nested(" ".join(words[1:]), words)
-        elif name not in SILENT:
-            self._look(words)
 
     def _call(self, name: str, arguments: list[str]) -> None:
         self.called.add(name)
@@ -780,11 +776,9 @@ class Shell:
 
     def _look(self, words: list[str]) -> None:
         """A command that may start a server, itself or in a script that it is given."""
-        installed = (
-            INSTALLED.search(" ".join(words[:40])) if "install" in words else None
-        )
-        if installed is not None:
-            self.version = installed[1]
+        if "install" in words:
+            installed = INSTALLED.search(" ".join(words[:40]))
+            self.version = installed[1] if installed is not None else self.version
             return
         if not any(MENTIONS.search(word) for word in words):
             return
@@ -794,16 +788,14 @@ class Shell:
                 self._nested(word, words, arguments=words[place + 2 :])
                 return
         start = start_of(words)
-        if start is None:
-            for word in words[1:]:
-                if re.search(r"\s", word) and MENTIONS.search(word):
-                    self._nested(word, words)
+        if start is not None:
+            start.version = start.version or self.version
+            start.num_gpus = self._visible(words)
+            self.starts.append(start)
             return
-        if start.engine == "vllm" and start.words[:1] == ["bench"]:
-            return
-        start.version = start.version or self.version
-        start.num_gpus = self._visible(words)
-        self.starts.append(start)
+        for word in words[1:]:
+            if " " in word.strip() and MENTIONS.search(word):
+                self._nested(word, words)
 
     def _nested(
         self, text: str, words: list[str], *, arguments: Sequence[str] = ()
