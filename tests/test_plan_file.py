@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import magicdec
-from magicdec.errors import MagicdecError
-from magicdec.schema.plan import load_plan
+from magicdec.errors import ConfigError, MagicdecError
+from magicdec.schema.plan import load_plan, plan_of
+from tests.same import assert_read_back
 
 QUESTIONS = st.fixed_dictionaries(
     {
@@ -49,6 +53,53 @@ def test_a_plan_read_and_written_again_is_the_same_file(
     file = tmp_path / "plan.json"
     file.write_text(written)
     assert load_plan(file).to_json() == written
+
+
+def test_a_document_is_small_and_read_back_whole() -> None:
+    plan = magicdec.plan()
+    assert len(plan.to_json()) < 150_000
+    assert_read_back(plan)
+
+
+@pytest.mark.slow
+def test_a_document_of_many_cases_is_small() -> None:
+    plan = magicdec.plan(
+        hardware=["h100", "h200"],
+        context=["2k", "8k", "32k"],
+        task="chat=70,code=30",
+        batch=[1, 8, 32, 128],
+        gen_len=512,
+        plugin=True,
+    )
+    assert len(plan.rows) > 1000
+    assert len(plan.to_json()) < 1_000_000
+    assert_read_back(plan)
+
+
+def test_a_document_of_schema_4_is_read() -> None:
+    """Its rows were in full."""
+    plan = magicdec.plan(hardware="h100", batch=[1, 16], gen_len=100)
+    document = json.loads(msgspec.json.encode(plan)) | {"schema_version": 4}
+    assert plan_of(document) == plan
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"rows": 3},
+        {"rows": [{"same": {}}]},
+        {"rows": [{"same": {}, "each": {"gamma": [1], "speedup": [1.0, 2.0]}}]},
+        {"rows": [{"same": {}, "each": {"gamma": {"values": [1], "places": [7]}}}]},
+        {"candidates": [-1]},
+        {"candidates": [10**9]},
+        {"candidates": ["first"]},
+        {"other_cases": [3]},
+    ],
+)
+def test_damaged_rows_are_refused(damage: dict[str, Any]) -> None:
+    document = json.loads(magicdec.plan(hardware="h100", batch=1).to_json())
+    with pytest.raises(ConfigError, match="is not a whole plan"):
+        plan_of(document | damage)
 
 
 def test_a_whole_number_in_a_field_of_floats_is_written_as_it_is_read() -> None:

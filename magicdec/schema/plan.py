@@ -18,7 +18,8 @@ from magicdec.errors import ConfigError
 from magicdec.files import converted, read_json, rows_to_csv
 from magicdec.naming import draft_name
 from magicdec.schema.gamma_table import Band, TableGamma
-from magicdec.schema.plan_earlier import EARLIER_VERSION, from_earlier
+from magicdec.schema.plan_earlier import from_earlier
+from magicdec.schema.plan_rows import packed, unpacked, written
 from magicdec.schema.request import Request
 from magicdec.schema.row import (
     COLUMNS,
@@ -35,7 +36,9 @@ from magicdec.schema.row import (
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
+VERSIONS = (3, 4, SCHEMA_VERSION)
+"""Versions that are read: 4 held every row in full, candidates of 3 were flat."""
 ADVICE = "write one with `magicdec plan --format json`"
 
 
@@ -685,11 +688,11 @@ class Plan(CaseAnswer, frozen=True, kw_only=True):
         return f"<pre>{escape(repr(self))}</pre>"
 
     def to_json(self) -> str:
-        """The document as JSON. Numbers are written as `load_plan` reads them: a whole number in a
-        field of floats as 558.0.
+        """The document as JSON, rows packed. Numbers are written as `load_plan` reads them: a whole
+        number in a field of floats as 558.0, and predictions with six significant digits.
         """
         document = msgspec.convert(msgspec.to_builtins(self), Plan)
-        return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
+        return written(packed(msgspec.to_builtins(document)))
 
     def to_csv(self) -> str:
         """Autoregressive rows and candidates as one table with a header."""
@@ -731,13 +734,14 @@ def plan_of(document: Any, *, where: str = "the plan") -> Plan:
     if not isinstance(document, dict) or document.get("kind") != "plan":
         raise ConfigError(f"{where} is no plan; {ADVICE}")
     version = document.get("schema_version")
-    if version == EARLIER_VERSION:
-        document = from_earlier(document)
-        version = document["schema_version"]
-    if version != SCHEMA_VERSION:
+    if version not in VERSIONS:
         raise ConfigError(
-            f"{where} is a plan of schema version {version}, this program reads {EARLIER_VERSION} "
-            "and "
-            f"{SCHEMA_VERSION}; {ADVICE}"
+            f"{where} is a plan of schema version {version}, this program reads "
+            f"{', '.join(map(str, VERSIONS))}; {ADVICE}"
         )
+    if version == 3:
+        document = from_earlier(document)
+    if version == SCHEMA_VERSION:
+        document = unpacked(document, where=where)
+    document = document | {"schema_version": SCHEMA_VERSION}
     return converted(document, Plan, where=f"{where} is not a whole plan")

@@ -8,8 +8,6 @@ from magicdec.errors import ConfigError
 from magicdec.schema.gamma_table import Band, TableGamma
 from magicdec.schema.row import PLUGIN, nested
 
-EARLIER_VERSION = 3
-VERSION = 4
 ROW_LISTS = ("best_by_batch", "pareto", "layouts")
 
 
@@ -19,7 +17,6 @@ def from_earlier(document: dict[str, Any]) -> dict[str, Any]:
     are, for the reader to name.
     """
     whole: dict[str, Any] = _case(document)
-    whole["schema_version"] = VERSION
     whole["other_cases"] = [_case(case) for case in _items(document.get("other_cases"))]
     for name in ("autoregressive_rows", "candidates"):
         if name in document:

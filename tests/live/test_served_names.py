@@ -8,6 +8,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from magicdec.cli import app, register_commands
+from magicdec.schema.plan import plan_of
 from tests.live.servers import Vllm, random_requests
 
 register_commands()
@@ -48,5 +49,5 @@ def test_a_servers_model_is_known_by_its_hub_name_to_advice_and_plans(
         str(profile),
     ]
     plan = run("plan", *asked, "--context", "4096", "--batch", "8", "--format", "json")
-    rows = json.loads(plan)["candidates"]
-    assert any(row["drafting"]["draft"] == "eagle" for row in rows)
+    rows = plan_of(json.loads(plan)).candidates
+    assert any(row.draft == "eagle" for row in rows)

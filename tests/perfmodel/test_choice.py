@@ -176,6 +176,7 @@ def _known_to_schema_3(value: Any) -> Any:
 def _earlier(plan: Plan) -> dict[str, Any]:
     """The plan as schema 3 held it: flat candidates, and its answer in three fields."""
     document = json.loads(plan.to_json())
+    del document["rows"]
     choice = document.pop("choice")
     del document["request"]["plugin"]
     document |= {

@@ -26,11 +26,12 @@ from magicdec.perfmodel.speedup import predict
 from magicdec.reports.data import ReportData
 from magicdec.reports.headline import headline_of
 from magicdec.reports.terminal_plan import to_buy
-from magicdec.schema.plan import CaseAnswer, plan_of
+from magicdec.schema.plan import CaseAnswer
 from magicdec.schema.row import verdict_of
 from magicdec.specs.catalog import MODELS_DIRECTORY, load_model_spec
 from magicdec.specs.engine import load_engine
 from magicdec.specs.speculation import SpeculationSpec
+from tests.same import assert_read_back
 
 LLAMA = load_model_spec("llama-3.1-8b")
 STREAMING = AcceptanceProfile(
@@ -107,9 +108,9 @@ def test_the_search_under_a_latency_limit_equals_brute_force() -> None:
 
 def test_the_document_holds_what_was_promised() -> None:
     document = make_plan(PlanRequest(**CASE))
-    assert document.schema_version == 4
+    assert document.schema_version == 5
     assert document.kind == "plan"
-    assert plan_of(json.loads(document.to_json())) == document
+    assert_read_back(document)
     assert {"autoregressive", "draft", "verify"} <= set(document.breakdown)
     for rows in document.breakdown.values():
         for row in rows:
@@ -409,7 +410,7 @@ def test_the_verdict_is_of_this_load_and_another_batch_is_another_statement() ->
     assert document.best_autoregressive.batch_size > 100
     column = table.context_lens.index(512)
     assert table.verdict[0][column] == "pays"
-    assert plan_of(json.loads(document.to_json())) == document
+    assert_read_back(document)
     shown = headline_of(ReportData.from_records([], document))
     assert not shown.when_not.startswith("Leave it off at batch 1")
     assert shown.answer.startswith("Serve 1 user on ")

@@ -134,7 +134,7 @@ ANYTHING = st.recursive(
 )
 PARTS = (
     "model", "choice", "candidates", "gamma_table", "breakdown", "memory", "notes", "needs_acceptance",
-    "request", "hardware",
+    "request", "hardware", "rows", "other_cases",
 )  # fmt: skip
 
 
