@@ -69,7 +69,16 @@ def calibrate_command(
     ] = None,
     results: Annotated[
         list[Path] | None,
-        option("Fit to GuideLLM's or AIPerf's results instead; repeatable."),
+        option(
+            "Fit to GuideLLM's or AIPerf's results instead, or, with --plan, to a cost check's; "
+            "repeatable."
+        ),
+    ] = None,
+    plan: Annotated[
+        Path | None,
+        option(
+            "The plan whose cost was checked (export --check-cost); with --results."
+        ),
     ] = None,
     hardware: Annotated[
         str | None, option("The server's device; with --server or --results.")
@@ -108,6 +117,10 @@ def calibrate_command(
         server is None or not results,
         "--server is timed, --results are read: give one of them",
     )
+    if plan is not None:
+        require(bool(results), "--plan goes with --results of its cost check")
+        calibrate_cost(results or [], plan, engine, output)
+        return
     if server is None and not results:
         require(not dry_run, "--dry-run goes with --server")
         require(
@@ -166,7 +179,7 @@ def calibrate_command(
     prompt_lens: Sequence[int] = ()
     if prompt_len:
         prompt_lens = parse_ints(prompt_len, "--prompt-len")
-    plan = partial(
+    loads = partial(
         plan_loads,
         concurrencies=parse_ints(concurrency, "--concurrency"),
         output_len=output_len,
@@ -174,7 +187,7 @@ def calibrate_command(
         prompt_lens=prompt_lens,
     )
     address = parse_address(server or "")
-    calibrate_server(address, serving, output, plan=plan, dry_run=dry_run, quiet=quiet)
+    calibrate_server(address, serving, output, plan=loads, dry_run=dry_run, quiet=quiet)
 
 
 def _check_dtype(dtype: str | None) -> None:
@@ -360,6 +373,53 @@ def calibrate_results(paths: Sequence[Path], serving: Serving, output: Path) -> 
         "read": {"files": [path.name for path in paths], "requests": num_requests}
     }
     _save_fit(fit, points, origin, serving, output)
+
+
+def calibrate_cost(
+    paths: Sequence[Path], plan: Path, engine: str | None, output: Path
+) -> None:
+    """Fits the plan's engine to the results of its cost check."""
+    from magicdec.files import check_writable
+    from magicdec.live import fit_cost, read_cost_run
+    from magicdec.perfmodel import for_engine, priced
+    from magicdec.schema import load_plan
+    from magicdec.specs import save_engine
+
+    check_writable(output)
+    runs = [read_cost_run(path) for path in paths]
+    planned = load_plan(plan)
+    if engine is not None and engine != planned.engine:
+        planned = for_engine(planned, engine).plan
+    choice = priced(planned, planned.engine)
+    fit = fit_cost(
+        choice.setup,
+        runs,
+        tp_size=choice.points.tp,
+        budget=choice.points.budget,
+        name=output.stem,
+    )
+    for run, before, after in zip(runs, fit.before, fit.after, strict=True):
+        drafted = "without a draft"
+        if run.gamma:
+            drafted = f"gamma {run.gamma}, {run.tokens:g} tokens per step"
+        print(
+            f"{drafted}: {format_seconds(run.tpot_s)} between tokens; predicted {before:+.0%}, now "
+            f"{after:+.0%}"
+        )
+    save_engine(fit.profile, output)
+    print(f"wrote {output}")
+    row = planned.best
+    command = options.command(
+        "plan",
+        model=planned.model,
+        hardware=row.hardware,
+        engine=output,
+        draft=row.draft,
+        batch=row.batch_size,
+        context=row.context_len,
+        tp=row.tp_size,
+    )
+    print(f"next: {command}")
 
 
 def _save_fit(

@@ -218,6 +218,13 @@ def export_command(
     hardware: Annotated[
         Path | None, option("Profile of a device that is not in the catalog.")
     ] = None,
+    check_cost: Annotated[
+        bool,
+        option(
+            "Runs that settle the plan's cost on your server, acceptance imposed.",
+            "--check-cost",
+        ),
+    ] = False,
     output: options.Output = None,
 ) -> None:
     """Write a plan's choice as a serving engine's flags.
@@ -225,8 +232,8 @@ def export_command(
     One configuration, predicted anew on that engine.
     """
     from magicdec.files import write_atomic
-    from magicdec.perfmodel import for_engine, load_profile
-    from magicdec.reports import check_engine, export
+    from magicdec.perfmodel import for_engine, load_profile, priced
+    from magicdec.reports import check_engine, export, write_cost_check
     from magicdec.schema import load_plan
 
     check_engine(engine)
@@ -238,7 +245,16 @@ def export_command(
         acceptance=profiles,
         hardware=hardware,
     )
-    text = export(engine, again.plan, reason=again.reason, site=again.site)
+    if check_cost:
+        choice = priced(again.plan, engine, acceptance=profiles, hardware=hardware)
+        tokens = {
+            gamma: choice.tokens_at(gamma) for gamma in {1, again.plan.best.gamma}
+        }
+        text = write_cost_check(
+            engine, again.plan, tokens, plan_file=str(plan), site=again.site
+        )
+    else:
+        text = export(engine, again.plan, reason=again.reason, site=again.site)
     if output is None:
         print(text, end="")
     else:

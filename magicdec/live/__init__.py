@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     )
     from magicdec.live.check import AskedLoad, Check, as_asked, check_command
     from magicdec.live.check_text import Line, lines_of
+    from magicdec.live.cost_check import CostFit, fit_cost, is_cost_run, read_cost_run
     from magicdec.live.drive import Load, LoadPlan, Measured, drive_load, plan_loads
     from magicdec.live.http import Address, parse_address
     from magicdec.live.metrics import choose_target, parse_source, scrapes

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
         LOOKUP_PRECISION,
         PROFILES_DIRECTORY,
         AcceptanceProfile,
+        constant_profile,
         default_profile,
         fit_profile,
         load_profile,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from magicdec.perfmodel.forward import prefill
     from magicdec.perfmodel.intervals import (
         OTHER_HEAD_ERROR,
+        cost_place,
         engine_error,
         group_shares,
         interval,
@@ -158,6 +160,12 @@ if TYPE_CHECKING:
         step_terms,
     )
     from magicdec.perfmodel.trees import tree_error
-    from magicdec.perfmodel.variations import Sensitivity, for_engine, sensitivity
+    from magicdec.perfmodel.variations import (
+        Priced,
+        Sensitivity,
+        for_engine,
+        priced,
+        sensitivity,
+    )
 else:
     __getattr__, __dir__, __all__ = door(__name__, __file__)

@@ -143,6 +143,8 @@ def step_errors(setup: Setup, terms: StepTerms, tp_size: Any) -> tuple[Array, Ar
     blocks = terms.spread_s / terms.step_s
     variance = variance + _unrun_share(setup, terms) ** 2 + blocks**2
     of_speedup = np.sqrt(variance + engine_error(setup) ** 2)
+    if engine.errors.cost_place and engine.errors.cost_place == cost_place(setup):
+        of_speedup = _near_measured(engine, terms, of_speedup)
 
     attention = step["attention"]
     machine = hw.memory_spread * attention + hw.compute_spread * (1.0 - attention)
@@ -153,6 +155,28 @@ def step_errors(setup: Setup, terms: StepTerms, tp_size: Any) -> tuple[Array, Ar
     if engine.fitted_devices:
         return of_speedup, np.maximum(np.sqrt(own), measured)
     return of_speedup, np.sqrt(own + measured**2)
+
+
+def cost_place(setup: Setup) -> str:
+    """What the user's measurement of a cost holds for: device, model, formats and draft."""
+    speculation = setup.speculation
+    return "/".join(
+        (
+            setup.hardware.name,
+            setup.model.name,
+            setup.precision.weight_dtype,
+            setup.precision.kv_dtype,
+            draft_kind(speculation.draft, speculation.draft_method),
+        )
+    )
+
+
+def _near_measured(engine: EngineProfile, terms: StepTerms, usual: Array) -> Array:
+    """The error of a speedup by how far its load is from the measured one: all of the usual error
+    where a step without a draft takes twice or half as long."""
+    step_s = np.maximum(terms.autoregressive.total_s, 1e-9)
+    away = np.abs(np.log2(step_s / max(engine.errors.cost_step_s, 1e-9)))
+    return np.hypot(engine.errors.cost_error, np.minimum(away, 1.0) * usual)
 
 
 def group_shares(terms: StepTerms) -> tuple[dict[str, Array], dict[str, Array]]:

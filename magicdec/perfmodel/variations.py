@@ -27,7 +27,7 @@ from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
 from magicdec.perfmodel.plan.request import PlanRequest
 from magicdec.perfmodel.plan.standing import Asked, standing
 from magicdec.perfmodel.planner import answered, make_plan
-from magicdec.perfmodel.setup import Setup
+from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import predict
 from magicdec.schema import Candidate, Plan, Site
 from magicdec.specs import (
@@ -96,6 +96,59 @@ def for_engine(
         plan=msgspec.structs.replace(again, choice=choice),
         reason=reason,
         site=_site(again, device),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Priced:
+    """A row of a plan as a setup that can be priced anew."""
+
+    setup: Setup
+    acceptance: AcceptanceProfile
+    points: Points
+
+    def tokens_at(self, gamma: int) -> float:
+        """Planned tokens per step at a gamma."""
+        at = replace(self.points, gamma=gamma)
+        return predict(self.setup, self.acceptance, at).expected_tokens_per_step.item()
+
+
+def priced(
+    original: Plan,
+    engine: str,
+    *,
+    acceptance: tuple[AcceptanceProfile, ...] = (),
+    hardware: Path | None = None,
+) -> Priced:
+    """The plan's choice on an engine. Raises ConfigError where it drafts nothing, or only the plan's
+    maker has its device or acceptance."""
+    row = original.best
+    if not row.is_speculative:
+        raise ConfigError(
+            "the plan's choice drafts nothing, so there is no cost to check"
+        )
+    device = _device(original, row, hardware)
+    request = _request(original, row, engine, acceptance, device)
+    request = msgspec.structs.replace(request, gamma=row.gamma)
+    model = request.model
+    if isinstance(model, str):
+        model = load_model_spec(model)
+    answer = answered(request, model, [])[0][0]
+    options = [found.option for found in answer.found if found.option is not None]
+    if not options:
+        raise ConfigError(f"no acceptance of {_draft_of(row)} is known")
+    option = options[0]
+    return Priced(
+        setup=answer.case.setup(option),
+        acceptance=option.acceptance,
+        points=Points(
+            batch=row.batch_size,
+            context=row.context_len,
+            tp=float(row.tp_size),
+            budget=row.draft_budget,
+            gamma=row.gamma,
+            gen_len=float(original.request.gen_len),
+        ),
     )
 
 

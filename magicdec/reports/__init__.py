@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from magicdec.door import door
 
 if TYPE_CHECKING:
+    from magicdec.reports.cost_check import write_cost_check
     from magicdec.reports.data import ReportData, candidate_record
     from magicdec.reports.deployment import Deployment
     from magicdec.reports.exports import check_engine, export, write_settings

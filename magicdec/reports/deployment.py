@@ -64,6 +64,8 @@ class Deployment:
     """The configuration that a plan priced, where one did."""
     load: TrafficLoad | None = None
     """The simulated load of a plan for a rate."""
+    synthetic_tokens: float | None = None
+    """Tokens per step that the engine is to impose instead of checking drafts."""
     kv_dtype: str = "bf16"
     weight_dtype: str = "bf16"
     asked_weights: str | None = None

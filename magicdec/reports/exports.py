@@ -110,7 +110,10 @@ def _vllm_speculation(plan: Deployment, lines: list[str]) -> dict[str, Any]:
     config = _vllm_draft(plan, lines) | {"num_speculative_tokens": gamma}
     if best.draft_tp_size is not None and best.draft_tp_size != best.tp_size:
         config["draft_tensor_parallel_size"] = best.draft_tp_size
-    if best.temperature > 0 and method.sort != "lookup":
+    if plan.synthetic_tokens is not None:
+        config["rejection_sample_method"] = "synthetic"
+        config["synthetic_acceptance_length"] = plan.synthetic_tokens
+    elif best.temperature > 0 and method.sort != "lookup":
         config["draft_sample_method"] = "probabilistic"
         lines.append(
             "Supported: sampling from the draft (draft_sample_method), as the planned acceptance "
@@ -289,6 +292,8 @@ def _sglang(plan: Deployment) -> str:
         words += _sglang_draft(plan, lines)
         words += _sglang_schedule(plan, lines)
         words += _sglang_sampling(plan.best, lines)
+        if plan.synthetic_tokens is not None:
+            words.insert(0, [f"SGLANG_SIMULATE_ACC_LEN={plan.synthetic_tokens:g}"])
         lines += _draft_ranks_note(plan.best)
     return comment(lines) + command(words)
 
@@ -391,6 +396,9 @@ def _trtllm(plan: Deployment) -> str:
         lines += _trtllm_serve(serve, has_file=bool(body))
         return comment(lines) + "".join(f"{line}\n" for line in body)
     config = _trtllm_draft(plan, lines) | {"max_draft_len": plan.max_gamma}
+    if plan.synthetic_tokens is not None:
+        accepted = round(plan.synthetic_tokens - 1.0)
+        serve = f"TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS={accepted} {serve}"
     lines += _trtllm_serve(serve, has_file=True)
     if not METHODS[plan.best.draft_method].is_head:
         body.append("disable_overlap_scheduler: true")

@@ -213,8 +213,8 @@ def acceptance_of(drafting: Drafting) -> str:
     more = ""
     if others:
         more = f" and {len(others)} more"
-    if source == GIVEN:
-        return "Acceptance as given."
+    if source.split("; ")[0] == GIVEN:
+        return f"Acceptance as {source}."
     if drafting.acceptance_text:
         return f"Acceptance on {drafting.acceptance_text}: {source}{more}."
     return f"Acceptance: {source}{more}; name your text with --task."

@@ -397,6 +397,13 @@ class EngineErrors(EngineTable, frozen=True, kw_only=True):
     """Relative TPOT error on devices outside the fit. None: `relative_error`."""
     other_model_error: float | None = None
     """Relative TPOT error for models outside the fit. None: `relative_error`."""
+    cost_place: str = ""
+    """Where its user measured the cost of speculation: "device/model/weights/cache/draft". Empty:
+    nowhere."""
+    cost_step_s: float = 0.0
+    """Time between tokens without a draft at the load that was measured."""
+    cost_error: float = 0.0
+    """Relative error of a speedup at that load, tokens per step apart."""
 
 
 class DraftPath(EngineTable, frozen=True, kw_only=True):

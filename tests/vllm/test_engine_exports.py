@@ -86,3 +86,39 @@ def test_the_draft_takes_the_configuration_that_the_engine_makes_of_it(
     assert draft.gamma == sample("sparse-self").best.gamma
     assert (draft.settings.gamma_table is None) == is_fixed
     assert config.scheduler_config.max_num_seqs == 32
+
+
+def test_a_cost_check_imposes_acceptance_that_the_engine_takes() -> None:
+    """Every arm's arguments, the keys of its draft, and the length that it is to accept."""
+    from dataclasses import fields
+
+    from vllm.config.speculative import SpeculativeConfig
+
+    from magicdec.reports.cost_check import write_cost_check
+
+    plan = planned("vllm", draft="eagle3", draft_method="eagle3")
+    text = write_cost_check(
+        "vllm",
+        plan,
+        {1: 1.7, plan.best.gamma: 2.4},
+        plan_file="plan.json",
+        site=SITE,
+    )
+    _, *arms = text.split("vllm serve")
+    assert len(arms) == 3
+    known = {field.name for field in fields(SpeculativeConfig)}
+    for arm in arms:
+        command = arm.split("# Then")[0]
+        arguments = parsed(["--model", *words_of(command)])
+        config = arguments.speculative_config
+        if config is None:
+            continue
+        assert set(config) <= known
+        assert config["rejection_sample_method"] == "synthetic"
+        rates = SpeculativeConfig._acceptance_length_to_rates(
+            config["synthetic_acceptance_length"], config["num_speculative_tokens"]
+        )
+        assert len(rates) == config["num_speculative_tokens"]
+        assert 1.0 + sum(rates) == pytest.approx(
+            config["synthetic_acceptance_length"], abs=0.02
+        )

@@ -17,7 +17,13 @@ from magicdec.counts import Array
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.acceptance.uncertain import tokens_at
 from magicdec.perfmodel.drafting import draft_of, draft_tp
-from magicdec.perfmodel.intervals import Interval, chance_above, interval, tokens_error
+from magicdec.perfmodel.intervals import (
+    Interval,
+    chance_above,
+    cost_place,
+    interval,
+    tokens_error,
+)
 from magicdec.perfmodel.kernels.op import BOUNDS
 from magicdec.perfmodel.plan.choice import keeps_limits
 from magicdec.perfmodel.plan.request import Case
@@ -30,6 +36,8 @@ from magicdec.units import MEGA, SECONDS_PER_HOUR, format_tokens
 
 MEASURED_RANGE = 1.05
 """A budget or context is taken as measured up to this factor beyond the first and last measured."""
+
+COST_MEASURED = "cost measured (yours)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +176,14 @@ class Rows(Users):
         replica = self.prediction.num_gpus
         given = self.case.request.num_gpus or replica
         return np.maximum(1.0, given // replica)
+
+    @property
+    def source(self) -> str:
+        """Where the acceptance comes from, and the cost where its user measured it."""
+        measured = self.setup.engine.errors.cost_place
+        if measured and measured == cost_place(self.setup):
+            return f"{self.law.source}; {COST_MEASURED}"
+        return str(self.law.source)
 
     @property
     def num_nodes(self) -> Any:
@@ -494,7 +510,7 @@ OF_DRAFTS: Mapping[str, Value] = {
     "tokens_by_acceptance": lambda rows: rows.lists(rows.tokens_by_acceptance),
     "speedup_by_acceptance": lambda rows: rows.lists(rows.gain_by_acceptance),
     "acceptance_text": lambda rows: rows.law.dataset,
-    "acceptance_source": lambda rows: rows.law.source,
+    "acceptance_source": lambda rows: rows.source,
     "draft_checkpoint": lambda rows: rows.checkpoint,
     "lookup_min": lambda rows: rows.lookup[0],
     "lookup_max": lambda rows: rows.lookup[1],
