@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     )
     from magicdec.perfmodel.acceptance.belief import (
         BELIEF_RATES,
+        MOST_LOGIT,
         Evidence,
         constant_rate_logit,
         fitted_belief,

@@ -23,6 +23,7 @@ from magicdec.counts import Z_90, Array
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.perfmodel import (
     BELIEF_RATES,
+    MOST_LOGIT,
     Evidence,
     Rate,
     Situation,
@@ -266,6 +267,9 @@ def outcomes(rates: Sequence[Rate], mean: Array, deviation: Array) -> pd.DataFra
     said = tokens_per_step(mean, gammas)
     low = tokens_per_step(mean - Z_90 * deviation, gammas)
     high = tokens_per_step(mean + Z_90 * deviation, gammas)
+    # logits are read up to a largest one, which stands for all rates beyond it
+    is_open = mean + Z_90 * deviation >= MOST_LOGIT
+    high = np.where(is_open, gammas + 1.0, high)
     table["mean"] = mean
     table["deviation"] = deviation
     table["error"] = np.abs(said / tokens - 1.0)

@@ -40,6 +40,7 @@ from magicdec.perfmodel.acceptance.published import (
     maker_of,
     plain,
     plain_model,
+    published_slopes,
 )
 from magicdec.specs import SPARSE_METHODS, ModelSpec, draft_model_name
 from magicdec.units import GIGA, format_count
@@ -423,6 +424,10 @@ NUM_TRIED = 200
 YOURS = "measured (yours)"
 MOST_LEVEL = 30.0
 """Largest logit of a first rate that is looked for."""
+ENOUGH_SLOPES = 10
+"""Checkpoints whose slopes are taken as those of a group."""
+MEDIAN_TO_DEVIATION = 1.4826
+"""Standard deviation of a normal variable over its median absolute deviation."""
 OFF_THE_LINE = 0.1
 """Standard deviation of a position's logit from a line over ln(position)."""
 
@@ -535,19 +540,43 @@ def _slope(
     depths: Array, logits: Array, variance: Array, question: Question
 ) -> tuple[float, float]:
     """The change of the rate's logit per ln(position), and its deviation, of a draft whose rates at
-    some depths have these logits, with this variance."""
-    draft = plain(question.draft) or "yours"
-    usual, deep, _ = _points(question._replace(draft=draft, task=""), draft)
-    noise = variance + OFF_THE_LINE**2
-    seen = Evidence(
-        points=[usual._replace(depth=float(depth)) for depth in depths],
-        logits=np.clip(logits, belief.LEAST_LOGIT, belief.MOST_LOGIT),
-        variance=noise,
-        usual_variance=noise,
+    some depths have these logits, with this variance: as published of such drafts, and as the rates
+    themselves tell where there are several."""
+    slope, error = _believed_slope(question)
+    weights = 1.0 / (variance + OFF_THE_LINE**2)
+    seen = np.clip(logits, belief.LEAST_LOGIT, belief.MOST_LOGIT)
+    away = depths - np.average(depths, weights=weights)
+    told = float(weights @ away**2)
+    precision = 1.0 / error**2 + told
+    mean = (slope / error**2 + float(weights @ (away * seen))) / precision
+    return mean, 1.0 / math.sqrt(precision)
+
+
+def _believed_slope(question: Question) -> tuple[float, float]:
+    """The slope of a network's rates as its median and spread over published checkpoints whose rates
+    were counted by position, of all networks where too few of its kind were; of look-ups and self-drafts
+    as the belief has it."""
+    group = Situation(kind=question.kind).group
+    if group in ("lookup", "self"):
+        _, mean, covariance = _published_logits(question._replace(task=""))
+        change = np.array([-1.0, 1.0, 0.0]) / DEPTH_STEP
+        return float(change @ mean), math.sqrt(float(change @ covariance @ change))
+    by_group = _published_slopes()
+    slopes = by_group.get(group, [])
+    if len(slopes) < ENOUGH_SLOPES:
+        slopes = []
+        for name, values in by_group.items():
+            if name not in ("lookup", "self"):
+                slopes += values
+    middle = float(np.median(slopes))
+    return middle, MEDIAN_TO_DEVIATION * float(
+        np.median(np.abs(np.array(slopes) - middle))
     )
-    mean, covariance = belief.believed([usual, deep], seen)
-    change = np.array([-1.0, 1.0]) / DEPTH_STEP
-    return float(change @ mean), math.sqrt(float(change @ covariance @ change))
+
+
+@cache
+def _published_slopes() -> dict[str, list[float]]:
+    return published_slopes(belief.BELIEF_RATES)
 
 
 def _depths(num_positions: int) -> Array:

@@ -16,7 +16,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
+from magicdec.counts import Array
 from magicdec.errors import ConfigError
 
 GROUPS = {
@@ -46,6 +48,8 @@ ASSUMED_GAMMA = {
 }  # fmt: skip
 """Gamma of a chain whose source does not say it."""
 ASSUMED_TREE_DEPTH = {"eagle3": 7}
+LEAST_SEEN = 0.02
+"""Nearest to 0 and 1 that a published rate of a position is read."""
 OTHER_CLASS = "other"
 SAME_TASK = {
     "cnn": "cnndm", "summarization": "cnndm", "specbenchsummarization": "cnndm",
@@ -203,6 +207,51 @@ def read_rates(path: str | Path) -> list[Rate]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
     return [rate for rate in rates if rate is not None]
+
+
+def published_slopes(path: str | Path) -> dict[str, list[float]]:
+    """How the logit of the conditional rate changes per ln(position), one value per checkpoint and source,
+    by group of drafts: of the chains of a table whose rates are given by position."""
+    slopes: dict[tuple[str, ...], list[float]] = {}
+    for line in read_lines(path):
+        rates = _conditional_rates(line)
+        if len(rates) < 2 or (line.get("shape") or "").startswith("tree"):
+            continue
+        kind = KIND_OF.get(line["draft_kind"], line["draft_kind"])
+        key = (
+            GROUP_OF.get(kind, "self"),
+            line["model"],
+            line["draft_name"],
+            line["source"],
+        )
+        logits = np.log(rates / (1.0 - rates))
+        slope, _ = np.polyfit(np.log(np.arange(1, len(rates) + 1)), logits, 1)
+        slopes.setdefault(key, []).append(float(slope))
+    by_group: dict[str, list[float]] = {}
+    for (group, *_), values in slopes.items():
+        by_group.setdefault(group, []).append(float(np.mean(values)))
+    return by_group
+
+
+def _conditional_rates(line: Mapping[str, str]) -> Array:
+    """The conditional rates of a line, inside (0, 1), from marginal or conditional ones: whichever give
+    its tokens per step. Empty: the line does not give both."""
+    texts = line["acceptance_by_position"].split(";")
+    tokens = number(line["mean_acceptance_length"])
+    stated = np.array([number(text) or 0.0 for text in texts])
+    if tokens is None or not np.all(stated > 0.0):
+        return np.zeros(0)
+    as_conditional = 1.0 + np.cumprod(stated).sum()
+    rates = stated
+    if abs(1.0 + stated.sum() - tokens) <= abs(as_conditional - tokens):
+        rates = stated / np.concatenate([[1.0], stated[:-1]])
+    return np.clip(rates, LEAST_SEEN, 1.0 - LEAST_SEEN)
+
+
+def read_lines(path: str | Path) -> list[dict[str, str]]:
+    """The lines of a table of published acceptance."""
+    with Path(path).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def _check_window(line: Mapping[str, str | None], where: str) -> None:
