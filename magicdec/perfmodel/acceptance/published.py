@@ -245,7 +245,7 @@ def _conditional_rates(line: Mapping[str, str]) -> Array:
     rates = stated
     if abs(1.0 + stated.sum() - tokens) <= abs(as_conditional - tokens):
         rates = stated / np.concatenate([[1.0], stated[:-1]])
-    return np.clip(rates, LEAST_SEEN, 1.0 - LEAST_SEEN)
+    return np.asarray(np.clip(rates, LEAST_SEEN, 1.0 - LEAST_SEEN))
 
 
 def read_lines(path: str | Path) -> list[dict[str, str]]:
