@@ -168,6 +168,13 @@ def draft_id(draft: str, method: str, budget: int | None = None) -> str:
     return name
 
 
+PROPER_NAMES = (
+    "ada", "apple", "arc", "ascend", "gaudi2", "gaudi3", "halo", "laptop", "max", "radeon", "strix", "super", "ti",
+    "ultra",
+)  # fmt: skip
+"""Words of devices' names that are no abbreviations."""
+
+
 def device_name(hardware: str) -> str:
     """A device in text: "A100 SXM 80 GB", "GB200 (NVL72)", "AMD EPYC x2"."""
     words = [word for word in hardware.split("-") if word != "cpu"] or [hardware]
@@ -182,6 +189,8 @@ def _word_of_device(word: str) -> str:
         return f"({word.upper()})"
     if re.fullmatch(r"x\d+", word):
         return word
+    if word in PROPER_NAMES:
+        return word.capitalize()
     return word.upper()
 
 

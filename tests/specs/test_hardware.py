@@ -13,10 +13,15 @@ from magicdec.errors import ConfigError
 from magicdec.perfmodel.kernels.base import Fit
 from magicdec.perfmodel.kernels.gemm import GemmCurve
 from magicdec.perfmodel.kernels.profile import (
+    DATASHEETS as DATASHEET_FILES,
+)
+from magicdec.perfmodel.kernels.profile import (
     Devices,
     HardwareProfile,
     counted,
+    every_gpu,
     hardware_names,
+    instances,
     load_hardware,
     save_hardware,
 )
@@ -50,10 +55,9 @@ def local_profile() -> HardwareProfile:
 
 
 def test_every_device_of_the_catalog_has_its_datasheet_values():
-    """Those that stand under a name of their own because they were measured (`h200-…-measured`) aside."""
-    assert {name for name in hardware_names() if not name.endswith("-measured")} == set(
-        DATASHEETS
-    )
+    """Those that stand under a name of their own because they were measured (`h200-…-measured`) and those
+    known by their datasheet alone aside."""
+    assert set(every_gpu()) == set(DATASHEETS)
     for name, (gigabytes, bandwidth, tflops) in DATASHEETS.items():
         profile = load_hardware(name)
         assert profile.memory_bytes == pytest.approx(gigabytes * 1e9, rel=0.08)
@@ -63,7 +67,8 @@ def test_every_device_of_the_catalog_has_its_datasheet_values():
 
 def test_every_number_of_the_catalog_names_its_source():
     for name in hardware_names():
-        sources = load_hardware(name).sources
+        profile = load_hardware(name)
+        sources = profile.sources
         for key in (
             "memory_bytes",
             "memory_bytes_per_s",
@@ -72,6 +77,8 @@ def test_every_number_of_the_catalog_names_its_source():
             "l2_bytes",
             "link",
         ):
+            if key == "l2_bytes" and not profile.l2_bytes:
+                continue  # Apple states none
             assert re.match(r"(datasheet|measured)", sources[key]), (name, key)
         assert "compared" in sources["checked"], name
         if not name.endswith("-measured"):
@@ -99,6 +106,19 @@ def test_every_number_of_the_catalog_names_its_source():
         ("NVIDIA L40S", "l40s-48gb"),
         ("AMD Instinct MI355X", "mi355x-288gb"),
         ("rtx_5090", "rtx-5090-32gb"),
+        ("Tesla T4", "t4-16gb"),
+        ("Tesla V100-SXM2-16GB", "v100-sxm-16gb"),
+        ("NVIDIA A10", "a10-24gb"),
+        ("NVIDIA GeForce RTX 3060", "rtx-3060-12gb"),
+        ("NVIDIA GeForce RTX 4080 SUPER", "rtx-4080-super-16gb"),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada-48gb"),
+        ("7900xtx", "rx-7900-xtx-24gb"),
+        ("AMD Radeon RX 7900 XTX", "rx-7900-xtx-24gb"),
+        ("AMD Instinct MI210", "mi210-64gb"),
+        ("Intel(R) Arc B580", "arc-b580-12gb"),
+        ("Apple M2 Ultra", "apple-m2-ultra-192gb"),
+        ("Gaudi 3", "gaudi3-128gb"),
+        ("Ascend 910B", "ascend-910b-64gb"),
     ],
 )
 def test_aliases_and_capital_letters_find_a_device(alias, name):
@@ -121,7 +141,36 @@ def test_a_number_behind_a_device_is_its_count_too(text):
 
 def test_a_device_with_the_number_of_others_names_these():
     with pytest.raises(ConfigError, match="rtx-a6000-48gb or rtx-pro-6000-96gb"):
-        load_hardware("RTX 6000 Ada")
+        load_hardware("RTX 6000 Turbo")
+
+
+def test_a_laptops_gpu_is_not_the_card_of_its_name():
+    assert load_hardware("RTX 4090 Laptop GPU").name == "rtx-4090-laptop-16gb"
+    with pytest.raises(ConfigError, match="a laptop's GPU has other clocks"):
+        load_hardware("RTX 3080 Laptop GPU")
+
+
+def test_a_cloud_instance_is_so_many_devices():
+    assert counted("p5.48xlarge") == Devices("h100-sxm-80gb", num_gpus=8)
+    assert counted("2xp5.48xlarge") == Devices(
+        "h100-sxm-80gb", num_gpus=16, num_gpus_per_node=8
+    )
+    assert counted("Standard_ND96isr_H100_v5=90").price_per_hour_usd == 90.0
+    for instance, devices in instances().items():
+        assert counted(instance).num_gpus, instance
+        assert load_hardware(counted(devices).name).name == counted(devices).name
+
+
+def test_devices_known_by_their_datasheet_alone_say_so():
+    """Each has a source for every figure, borrows curves or has none, and is left out of "all"."""
+    known = [load_hardware(path.stem) for path in DATASHEET_FILES.glob("*.toml")]
+    assert len(known) >= 40
+    for device in known:
+        assert not device.is_measured
+        assert device.name not in every_gpu()
+        assert {"memory_bytes", "memory_bytes_per_s", "flops_per_s", "link"} <= set(
+            device.sources
+        )
 
 
 def test_a_gpu_without_its_multiprocessors_is_refused(tmp_path):

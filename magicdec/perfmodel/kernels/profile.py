@@ -51,6 +51,9 @@ from magicdec.units import MICRO
 if TYPE_CHECKING:
     import pandas as pd
 
+DATASHEETS = HARDWARE_DIRECTORY / "datasheet"
+"""Devices of which nothing was measured."""
+INSTANCES_FILE = HARDWARE_DIRECTORY.parent / "instances.toml"
 OTHER_HARDWARE = "magicdec hardware lists the known; a TOML file does too"
 AnyCurve = TypeVar("AnyCurve", bound=Curve)
 
@@ -112,10 +115,17 @@ KERNELS: tuple[type[Curve], ...] = (
 
 
 @lru_cache(maxsize=1)
+def _files() -> dict[str, Path]:
+    """Profiles that ship, by name; those of DATASHEETS are known by their datasheet alone."""
+    paths = [*HARDWARE_DIRECTORY.glob("*.toml"), *DATASHEETS.glob("*.toml")]
+    return {path.stem: path for path in sorted(paths, key=lambda path: path.stem)}
+
+
+@lru_cache(maxsize=1)
 def hardware_aliases() -> dict[str, str]:
     """Catalog names and aliases."""
     names: dict[str, str] = {}
-    for path in sorted(HARDWARE_DIRECTORY.glob("*.toml")):
+    for path in _files().values():
         names[path.stem] = path.stem
         keys_of_top, _, _ = path.read_text(encoding="utf-8").partition("\n[")
         for alias in tomllib.loads(keys_of_top).get("aliases", ()):
@@ -124,8 +134,13 @@ def hardware_aliases() -> dict[str, str]:
 
 
 def every_gpu() -> list[str]:
-    """GPUs of the catalog, each once: without profiles that a user measured again."""
-    return [name for name in hardware_names() if not name.endswith("-measured")]
+    """GPUs of the catalog that "all" stands for: each once, without profiles that a user measured
+    again and without those that are known by their datasheet alone."""
+    names = []
+    for name, path in _files().items():
+        if path.parent != DATASHEETS and not name.endswith("-measured"):
+            names.append(name)
+    return names
 
 
 def hardware_names() -> list[str]:
@@ -133,7 +148,9 @@ def hardware_names() -> list[str]:
     return sorted(set(hardware_aliases().values()))
 
 
-VENDORS = frozenset(("nvidia", "amd", "instinct", "geforce", "tesla"))
+VENDORS = frozenset(
+    ("nvidia", "amd", "instinct", "geforce", "tesla", "quadro", "intel", "intel(r)")
+)
 """Parts of a device's name, as a driver prints it, that tell no device."""
 COUNTED = re.compile(
     r"(?:(?P<nodes>\d+)\s*[x*]\s*)?(?P<count>\d+)\s*[x*]\s*(?P<name>.*)"
@@ -166,6 +183,10 @@ def counted(text: str) -> Devices:
             price_per_hour_usd=float(priced["price"])
         )
     lowered = text.strip().lower()
+    if lowered in instances():
+        return counted(instances()[lowered])
+    if _key(lowered) in _keys():
+        return Devices(text)  # "7900xtx" is no 7900 pieces of "tx"
     match = COUNTED.fullmatch(lowered)
     if match is None:
         after = COUNTED_AFTER.fullmatch(lowered)
@@ -173,11 +194,24 @@ def counted(text: str) -> Devices:
             return Devices(text)
         return Devices(after["name"], num_gpus=int(after["count"]))
     count = int(match["count"])
+    if match["nodes"] is None and match["name"] in instances():
+        node = counted(instances()[match["name"]])
+        assert node.num_gpus is not None
+        return node._replace(
+            num_gpus=count * node.num_gpus, num_gpus_per_node=node.num_gpus
+        )
     if match["nodes"] is None:
         return Devices(match["name"], num_gpus=count)
     return Devices(
         match["name"], num_gpus=int(match["nodes"]) * count, num_gpus_per_node=count
     )
+
+
+@lru_cache(maxsize=1)
+def instances() -> dict[str, str]:
+    """Cloud instances and the devices they hold: "p5.48xlarge" is "8xh100-sxm-80gb"."""
+    document = tomllib.loads(INSTANCES_FILE.read_text(encoding="utf-8"))
+    return {str(name): str(devices) for name, devices in document.items()}
 
 
 def load_hardware(name_or_path: str | Path) -> HardwareProfile:
@@ -219,11 +253,16 @@ def _of_catalog(key: str, given: str) -> HardwareProfile:
     stem = _keys().get(key)
     if stem is None:
         raise _unknown_hardware(given)
-    return _load_file(HARDWARE_DIRECTORY / f"{stem}.toml")
+    return _load_file(_files()[stem])
 
 
 def _unknown_hardware(given: str) -> ConfigError:
     """An error that names the devices with the same number, else the name most like the given."""
+    if "laptop" in given.lower() or "mobile" in given.lower():
+        return ConfigError(
+            f"unknown hardware '{given}': a laptop's GPU has other clocks and memory than the card "
+            "of its name; describe it in a TOML file (docs/extending.md)"
+        )
     number = re.search(r"\d{4}", given)
     if number is not None:
         same = [name for name in hardware_names() if number[0] in name]

@@ -21,6 +21,7 @@ from magicdec.perfmodel.intervals import (
     untimed,
 )
 from magicdec.perfmodel.kernels.gemm import GemmCurve
+from magicdec.perfmodel.kernels.profile import HardwareProfile
 from magicdec.perfmodel.plan.request import Case, DraftOption, lengths_of
 from magicdec.perfmodel.plan.rows import Users
 from magicdec.perfmodel.plan.search import formats_that_fit
@@ -191,11 +192,18 @@ def _on_spread(case: Case, answer: CaseAnswer) -> Iterator[str]:
         )
 
 
+def _with_lender(hardware: HardwareProfile) -> str:
+    """A device that nobody timed, and the one whose kernels stand in for its own."""
+    if not hardware.curves_from:
+        return hardware.name
+    return f"{hardware.name} ({hardware.curves_from}'s stand in)"
+
+
 def _on_kernels(cases: list[Case]) -> Iterator[str]:
     """Devices whose times are estimates."""
     unmeasured = [case.hardware for case in cases if not case.hardware.is_measured]
     if unmeasured:
-        names = ", ".join(hardware.name for hardware in unmeasured)
+        names = ", ".join(map(_with_lender, unmeasured))
         error = max(GemmCurve.of(each).fit.relative_error for each in unmeasured)
         factor = math.exp(Z_90 * error)
         yield (
