@@ -34,6 +34,20 @@ USUAL_LENGTHS: Mapping[str, Lengths] = {
 }
 """Lengths by the class of text, one of those that beliefs about acceptance tell apart."""
 TASKS = tuple(USUAL_LENGTHS)
+WEIGHTS: Mapping[str, float] = {
+    "chat": 1.0,
+    "code": 1.0,
+    "code-edit": 0.0,
+    "math": 1.0,
+    "summarisation": 1.0,
+    "rag": 1.0,
+    "translation": 0.5,
+    "agentic": 1.0,
+    "long-document": 0.0,
+}
+"""How much each class of text counts for the draft that is to serve any. A judgement of ours, not a
+measurement of traffic: code edits and long documents, where look-ups win by far, are named apart.
+"""
 NO_TASK = "chat"
 """Task whose lengths are taken where a question needs lengths and names no task."""
 ALIASES: Mapping[str, str] = {

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import NormalDist
 from typing import Any
 
@@ -27,6 +28,7 @@ from magicdec.perfmodel.drafting import draft_of
 from magicdec.perfmodel.forward import Pass, forward_pass
 from magicdec.perfmodel.kernels.op import GROUPS, ForwardTime
 from magicdec.perfmodel.kernels.profile import HardwareProfile
+from magicdec.perfmodel.lanes import evidence_of
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.speedup import Prediction
 from magicdec.perfmodel.step import StepTerms
@@ -57,10 +59,13 @@ ACCEPTANCES = np.array(
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Levels of the quantiles that a row carries; the first and the last are the ends of its interval."""
 ENDS = (LEVELS[0], LEVELS[-1])
+QUARTILES = slice(1, len(LEVELS) - 1)
+"""Places of the quartiles among LEVELS."""
 LEAST_DEVIATION = 1e-6
 FARTHEST = 4.0
 """Standard deviations from the outermost acceptances between which quantiles are looked for."""
-NUM_HALVINGS = 20
+NUM_HALVINGS = 9
+"""Halvings before a quantile is interpolated."""
 UNRUN_LAYER_S = 0.5e-3
 """Time that a layer of a sparse self-draft may take beyond its kernels in an engine whose releases
 do not run it: the launches of a layer outside captured graphs (`draft_model_layer_s` of vLLM before
@@ -114,16 +119,6 @@ def untimed(run: ForwardTime) -> list[str]:
                 basis.kernel: None for basis in op.bases if basis.source != "table"
             }
     return list(names)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Interval:
-    """90 % intervals."""
-
-    speedup_low: Array
-    speedup_high: Array
-    tpot_low_s: Array
-    tpot_high_s: Array
 
 
 def step_errors(setup: Setup, terms: StepTerms, tp_size: Any) -> tuple[Array, Array]:
@@ -304,19 +299,29 @@ class Gains:
 
     def quantiles(self, levels: Sequence[float] = LEVELS) -> Array:
         """The speedups that are not exceeded with these probabilities: [levels, *points]."""
-        far = FARTHEST * self.deviations + self.deviations**2 / 2.0
+        deviations = np.broadcast_to(self.deviations, self.speedups.shape)
+        far = FARTHEST * deviations + deviations**2 / 2.0
         logs = np.log(self.speedups)
-        ends = [(logs - far).min(axis=0), (logs + far).max(axis=0)]
+        lowest = (logs - far).min(axis=0)
+        highest = (logs + far).max(axis=0)
         found = []
         for level in levels:
-            low, high = ends
+            low, below_low = lowest, np.zeros(lowest.shape)
+            high, below_high = highest, np.ones(highest.shape)
             for _ in range(NUM_HALVINGS):
                 middle = (low + high) / 2.0
-                is_below = self.below(np.exp(middle)) < level
-                low = np.where(is_below, middle, low)
-                high = np.where(is_below, high, middle)
-            found.append(np.exp((low + high) / 2.0))
-        return np.stack(found)
+                below = self.below(np.exp(middle))
+                is_below = below < level
+                low, below_low = np.where(is_below, (middle, below), (low, below_low))
+                high, below_high = np.where(
+                    is_below, (high, below_high), (middle, below)
+                )
+            share = (level - below_low) / (below_high - below_low)
+            found.append(np.exp(low + share * (high - low)))
+        lowest = self.speedups.min(axis=0)
+        is_sure = deviations.max(axis=0) <= LEAST_DEVIATION
+        is_sure = is_sure & (lowest == self.speedups.max(axis=0))
+        return np.where(is_sure, lowest, np.stack(found))
 
 
 def gains_of(prediction: Prediction, tokens_relative_error: Any = 0.0) -> Gains:
@@ -354,49 +359,55 @@ def drawn_tokens(
     return np.asarray(np.clip(scaled, 1.0, gamma + 1.0))
 
 
-def interval(prediction: Prediction, tokens_relative_error: Any = 0.0) -> Interval:
+@dataclass(frozen=True, kw_only=True)
+class Interval:
     """The 90 % intervals of a prediction, its tokens per step being uncertain by
-    `tokens_relative_error`.
-    """
-    gamma = prediction.terms.gamma
-    middle = prediction.middle_tokens_per_step
+    `tokens_relative_error`."""
 
-    def log_tokens(sigmas: float) -> Array:
-        tokens = tokens_at(sigmas, middle, gamma, tokens_relative_error)
-        return np.log(tokens / prediction.expected_tokens_per_step)
+    prediction: Prediction
+    tokens_relative_error: Any
 
-    fewer = log_tokens(-Z_90)
-    more = log_tokens(Z_90)
-    speedup_error, time_error = step_errors(
-        prediction.setup,
-        prediction.terms,
-        prediction.points.tp,
-    )
-    of_speedup = np.where(gamma > 0, Z_90 * speedup_error, 0.0)
-    of_tpot = Z_90 * time_error
-    return Interval(
-        speedup_low=prediction.speedup * np.exp(-np.hypot(of_speedup, fewer)),
-        speedup_high=prediction.speedup * np.exp(np.hypot(of_speedup, more)),
-        tpot_low_s=prediction.tpot_s * np.exp(-np.hypot(of_tpot, more)),
-        tpot_high_s=prediction.tpot_s * np.exp(np.hypot(of_tpot, fewer)),
-    )
+    @cached_property
+    def gains(self) -> Gains:
+        """Of decoding."""
+        return gains_of(self.prediction, self.tokens_relative_error)
+
+    @cached_property
+    def _speedup_ends(self) -> Array:
+        return self.gains.quantiles(ENDS)
+
+    @property
+    def speedup_low(self) -> Array:
+        return np.asarray(self._speedup_ends[0])
+
+    @property
+    def speedup_high(self) -> Array:
+        return np.asarray(self._speedup_ends[1])
+
+    @cached_property
+    def _tpot_ends_s(self) -> tuple[Array, Array]:
+        prediction = self.prediction
+        tokens = drawn_tokens(
+            prediction, np.array([-Z_90, Z_90]), self.tokens_relative_error
+        )
+        fewer, more = np.log(tokens / prediction.expected_tokens_per_step)
+        _, error = step_errors(prediction.setup, prediction.terms, prediction.points.tp)
+        tpot_s = prediction.tpot_s
+        low_s = tpot_s * np.exp(-np.hypot(Z_90 * error, more))
+        high_s = tpot_s * np.exp(np.hypot(Z_90 * error, fewer))
+        return low_s, high_s
+
+    @property
+    def tpot_low_s(self) -> Array:
+        return self._tpot_ends_s[0]
+
+    @property
+    def tpot_high_s(self) -> Array:
+        return self._tpot_ends_s[1]
 
 
-def chance_above(
-    prediction: Prediction, tokens_relative_error: Any, least: Any = 1.0
-) -> Array:
-    """The probability that the speedup of decoding is above `least`, over all errors together."""
-    gamma = prediction.terms.gamma
-    middle = prediction.middle_tokens_per_step
-    deviation, _ = step_errors(prediction.setup, prediction.terms, prediction.points.tp)
-    deviation = np.maximum(deviation, LEAST_DEVIATION)
-    per_token = prediction.speedup / prediction.expected_tokens_per_step / least
-    total: Array = np.zeros(())
-    for sigmas in ACCEPTANCES:
-        tokens = tokens_at(sigmas, middle, gamma, tokens_relative_error)
-        log_ratio = np.log(np.maximum(per_token * tokens, 1e-300))
-        total = total + normal_cdf(log_ratio / deviation)
-    return total / NUM_ACCEPTANCES
+def interval(prediction: Prediction, tokens_relative_error: Any = 0.0) -> Interval:
+    return Interval(prediction=prediction, tokens_relative_error=tokens_relative_error)
 
 
 def normal_cdf(sigmas: Array) -> Array:
@@ -408,18 +419,9 @@ def normal_cdf(sigmas: Array) -> Array:
 
 
 def engine_error(setup: Setup) -> float:
-    """One standard deviation of a speedup from the engine's constants; it depends on what they were
-    fitted on.
-    """
-    precision = setup.precision
-    speculation = setup.speculation
-    kind = draft_kind(speculation.draft, speculation.draft_method)
-    return setup.engine.speedup_error_for(
-        setup.hardware.name,
-        precision.weight_dtype,
-        precision.kv_dtype,
-        kind,
-    )
+    """One standard deviation of a speedup that its kernels' errors do not explain: what measured
+    servers of its kind left."""
+    return evidence_of(setup).width
 
 
 def _link_error(setup: Setup, tp_size: Any, near: float) -> Any:

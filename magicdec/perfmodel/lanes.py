@@ -21,7 +21,7 @@ from magicdec.files import read_csv
 from magicdec.naming import METHODS
 from magicdec.perfmodel.setup import Setup
 from magicdec.schema import Evidence
-from magicdec.specs import SELF, EngineProfile, version_number
+from magicdec.specs import SELF, SERVING_ENGINES, EngineProfile, version_number
 
 LANES = Path(__file__).resolve().parents[1] / "specs" / "data" / "lanes.csv"
 LEAST_SOURCES = 3
@@ -155,8 +155,16 @@ def shipped() -> dict[tuple[Lane, Figure], LaneRow]:
     return rows
 
 
+def evidence_of(setup: Setup) -> Evidence:
+    """What was measured of speedups of a setup's kind, and the width that follows. An engine that no
+    lane is of, such as one calibrated by its user, has the error that its profile states."""
+    if setup.engine.name not in SERVING_ENGINES:
+        return Evidence(width=setup.engine.errors.speedup_relative_error)
+    return evidence_in(lane_of(setup))
+
+
 @cache
-def evidence_of(lane: Lane) -> Evidence:
+def evidence_in(lane: Lane) -> Evidence:
     """What was measured of a lane's speedups, and the width that follows."""
     table = shipped()
     own = table.get((lane, "speedup"))

@@ -31,13 +31,12 @@ from typing import Any
 
 import numpy as np
 
-from magicdec.counts import Z_90, Array
+from magicdec.counts import Array
 from magicdec.perfmodel import memory
 from magicdec.perfmodel.forward import Pass, forward_pass, prefill, prompts_attention
 from magicdec.perfmodel.intervals import (
     LEAST_DEVIATION,
     Gains,
-    Interval,
     engine_error,
 )
 from magicdec.perfmodel.kernels.op import ForwardTime, Where
@@ -455,22 +454,6 @@ class WholeRequests:
             deviations=np.maximum(
                 np.sqrt(share**2 * of_kernels + of_engine**2), LEAST_DEVIATION
             ),
-        )
-
-    def speedup_bounds(self, decoding: Interval) -> tuple[Array, Array]:
-        """The 90 % interval, of decoding's: no narrower than what the engine's constants leave,
-        since prompts share passes with verified tokens."""
-        low, middle, high = map(
-            self.speedup_at,
-            (decoding.speedup_low, self.prediction.speedup, decoding.speedup_high),
-        )
-        width = np.where(
-            self.prediction.points.gamma > 0,
-            Z_90 * engine_error(self.prediction.setup),
-            0.0,
-        )
-        return np.minimum(low, middle * np.exp(-width)), np.maximum(
-            high, middle * np.exp(width)
         )
 
     @cached_property

@@ -5,7 +5,7 @@ it, and the measurement to make first. Terminal, page and report use the same on
 from __future__ import annotations
 
 from magicdec.naming import draft_name
-from magicdec.schema import WORTH_MEASURING, Candidate, Choice, OfTask, Outlook
+from magicdec.schema import WORTH_MEASURING, Candidate, Choice, Gain, OfTask, Outlook
 
 CHANGES = 0.02
 """Loss of tokens per second from which another text is said to change the choice."""
@@ -49,38 +49,28 @@ def _break_even(row: Candidate) -> str:
     return f"{even}; {expected:.2f} expected."
 
 
-def by_task(outlook: Outlook | None) -> str:
-    """The class of text that would change the choice most, where none was named."""
-    if outlook is None or not outlook.tasks:
-        return ""
-    most = outlook.tasks[0]
-    if most.changes >= CHANGES:
-        return f"--task {most.task} would change it most: {_on(most)}"
-    drafts = {task.draft for task in outlook.tasks}
-    if drafts == {"none"}:
-        return "a draft pays on no --task"
-    low = min(outlook.tasks, key=_speedup)
-    high = max(outlook.tasks, key=_speedup)
-    return (
-        f"no --task would change the choice: {_gain(low)} on {low.task} to {_gain(high)} on "
-        f"{high.task}"
-    )
+def task_lines(outlook: Outlook | None) -> list[str]:
+    """A line for each class of text where none was named: the choice's gain, and what is faster."""
+    if outlook is None:
+        return []
+    return [_on(task) for task in outlook.tasks]
 
 
 def _on(task: OfTask) -> str:
-    """The draft that a task's text would choose, with its gain."""
+    own = ""
+    if task.own.high > task.own.low:
+        own = f" {_gain(task.own)}"
+    if task.changes < CHANGES:
+        return f"on {task.task}:{own or ' no draft is faster'}"
     if task.draft == "none":
-        return "no draft"
+        return f"on {task.task}:{own}, slower than no draft"
     name = draft_name(task.draft, task.draft_method, task.draft_budget)
-    return f"{name}, gamma {task.gamma}, {_gain(task)}"
+    better = f"{name}, gamma {task.gamma}, {_gain(task.best)}"
+    return f"on {task.task}:{own}{'; ' if own else ' '}better {better}"
 
 
-def _speedup(task: OfTask) -> float:
-    return task.speedup
-
-
-def _gain(task: OfTask) -> str:
-    return f"{task.speedup:.2f}x"
+def _gain(gain: Gain) -> str:
+    return f"{gain.speedup:.2f}x ({gain.low:.2f}-{gain.high:.2f})"
 
 
 def to_measure(outlook: Outlook | None) -> str:

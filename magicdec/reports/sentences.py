@@ -4,10 +4,11 @@ and what would change it. Terminal, page, report and exports use the same ones.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from magicdec.counts import CAUSES
+from magicdec.counts import CAUSES, Z_90
 from magicdec.naming import ENGINE_TITLES, METHODS, device_name, draft_name, method_name
 from magicdec.schema import (
     DEFAULT_CONTEXT,
@@ -15,6 +16,7 @@ from magicdec.schema import (
     CaseAnswer,
     Choice,
     Drafting,
+    Evidence,
     NeedsAcceptance,
     Percentiles,
     Plan,
@@ -44,6 +46,8 @@ BOUND_WORTH_SAYING = 0.5
 MOST_SURE = 0.99
 QUITE_SURE = 0.9
 """Probability of a gain above which no other draft is suggested."""
+MEDIAN_APART = 0.03
+"""Difference of a gain's median from the expected one from which it is said."""
 LEAST_NAMED = 0.02
 """Change of a rate from which its reason is named."""
 REASONS = {
@@ -70,14 +74,20 @@ def drafting_of(row: Candidate) -> str:
     return f"{name}, gamma {row.gamma}"
 
 
-def gain_of(row: Candidate) -> str:
-    """The gain with its interval and probability: "1.35x faster (0.92-1.71), pays with 87 %"."""
+def gain_of(row: Candidate, on_texts: str = "") -> str:
+    """The gain with its interval and probability: "1.35x faster (0.92-1.71), pays with 87 %". It is
+    the expected one, which configurations are ranked by; the median is named where it is another."""
     gain = row.gain
     direction = "as fast"
     if gain.speedup >= 1.0:
         direction = "faster"
-    speedup = f"{gain.speedup:.2f}x {direction} ({gain.low:.2f}-{gain.high:.2f})"
-    return f"{speedup}, pays with {probability_of(row)}"
+    interval = f"{gain.low:.2f}-{gain.high:.2f}"
+    if abs(gain.median / gain.speedup - 1.0) > MEDIAN_APART:
+        interval += f", median {gain.median:.2f}"
+    parts = [f"{gain.speedup:.2f}x {direction} ({interval})"]
+    if on_texts:
+        parts.append(on_texts)
+    return ", ".join([*parts, f"pays with {probability_of(row)}"])
 
 
 def probability_of(row: Candidate) -> str:
@@ -121,7 +131,22 @@ def _action(case: CaseAnswer) -> str:
     action = "Serve"
     if row.gain.probability < QUITE_SURE:
         action = "Try serving"
-    return f"{action} {where} with {drafting_of(row)}: {gain_of(row)}."
+    gain = gain_of(row, on_texts(choice))
+    return f"{action} {where} with {drafting_of(row)}: {gain}."
+
+
+def on_texts(choice: Choice) -> str:
+    """The least and the largest gain on the texts that count, where none was named: "1.41x on chat
+    to 1.83x on math"."""
+    outlook = choice.outlook
+    if outlook is None:
+        return ""
+    counted = [task for task in outlook.tasks if task.weight > 0.0]
+    if not counted:
+        return ""
+    low = min(counted, key=lambda task: task.own.speedup)
+    high = max(counted, key=lambda task: task.own.speedup)
+    return f"{low.own.speedup:.2f}x on {low.task} to {high.own.speedup:.2f}x on {high.task}"
 
 
 def _why_not(choice: Choice) -> str:
@@ -218,6 +243,30 @@ def acceptance_of(drafting: Drafting) -> str:
     if drafting.acceptance_text:
         return f"Acceptance on {drafting.acceptance_text}: {source}{more}."
     return f"Acceptance: {source}{more}; name your text with --task."
+
+
+def tie_line(choice: Choice) -> str:
+    """The draft that is as good as the one taken."""
+    if choice.tied is None:
+        return ""
+    return f"{drafting_of(choice.tied)} is as good: {gain_of(choice.tied)}"
+
+
+def evidence_line(evidence: Evidence | None) -> str:
+    """On how many measured servers such predictions were checked, and how far off they were."""
+    if evidence is None or not evidence.lane:
+        return ""
+    within = math.expm1(Z_90 * evidence.width)
+    if not evidence.rows:
+        return f"such a draft was measured on no server of this kind: ±{within:.0%}"
+    servers = format_count(evidence.rows, "server")
+    line = f"checked on {servers} of this kind"
+    if evidence.median_error is not None:
+        line += f": {evidence.median_error:.0%} off"
+    if evidence.width_of == evidence.lane:
+        return line
+    sources = format_count(evidence.sources, "source")
+    return f"{line}, but of {sources} only: ±{within:.0%}, as with {evidence.width_of}"
 
 
 def where_it_fits(choice: Choice) -> str:

@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from magicdec.reports.outlook_lines import by_task, spread_line, to_measure
+from magicdec.reports.outlook_lines import spread_line, task_lines, to_measure
 from magicdec.reports.sentences import (
     acceptance_line,
     asked_line,
@@ -22,6 +22,7 @@ from magicdec.reports.sentences import (
     causes_line,
     cost_line,
     decoding_line,
+    evidence_line,
     first_line,
     for_latency_line,
     for_throughput_line,
@@ -34,6 +35,7 @@ from magicdec.reports.sentences import (
     prefill_line,
     reach_lines,
     requests_line,
+    tie_line,
     to_train_line,
     verification_line,
     waiting_line,
@@ -49,6 +51,8 @@ WEIGHTS = {
     "waiting": 96,
     "to train": 97,
     "acceptance": 80,
+    "evidence": 78,
+    "tie": 72,
     "missed limit": 95,
     "prefill": 70,
     "where it fits": 94,
@@ -63,7 +67,7 @@ WEIGHTS = {
     "cost": 28,
     "requests": 30,
     "spread": 35,
-    "task": 36,
+    "task": 62,
     "measure": 55,
     "reach": 20,
     "latency": 22,
@@ -84,6 +88,8 @@ ON_A_PAGE = (
     "waiting",
     "to train",
     "acceptance",
+    "evidence",
+    "tie",
     "missed limit",
     "prefill",
     "where it fits",
@@ -123,6 +129,8 @@ def story_of(plan: Plan, case: CaseAnswer, *, every: bool = False) -> list[State
         "waiting": [waiting_line(plan, case)],
         "to train": [to_train_line(choice)],
         "acceptance": [acceptance_line(choice)],
+        "evidence": [evidence_line(choice.evidence)],
+        "tie": [tie_line(choice)],
         "missed limit": limit_lines(choice),
         "prefill": [prefill_line(choice)],
         "where it fits": [where_it_fits(choice)],
@@ -137,7 +145,7 @@ def story_of(plan: Plan, case: CaseAnswer, *, every: bool = False) -> list[State
         "cost": [cost_line(case)],
         "requests": [requests_line(case, every=every)],
         "spread": [spread_line(choice)],
-        "task": [by_task(choice.outlook)],
+        "task": task_lines(choice.outlook),
         "measure": [to_measure(choice.outlook)],
         "reach": reach_lines(case, every=every),
         "latency": [for_latency_line(case)],

@@ -87,6 +87,7 @@ if TYPE_CHECKING:
     )
     from magicdec.schema.row import (
         COLUMNS,
+        NO_GAIN,
         PLUGIN,
         Candidate,
         Cost,

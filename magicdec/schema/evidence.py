@@ -9,7 +9,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured of a lane: an engine and its versions, a sort of draft, a kind of model, and
     whether the device's kernels were timed."""
 
-    lane: str
+    lane: str = ""
+    """"": an engine that no lane is of."""
     rows: int = 0
     """Servers of the lane that were measured with and without such a draft."""
     sources: int = 0

@@ -17,6 +17,7 @@ import msgspec
 from magicdec.errors import ConfigError
 from magicdec.files import converted, read_json, rows_to_csv
 from magicdec.naming import draft_name
+from magicdec.schema.evidence import Evidence
 from magicdec.schema.gamma_table import Band, TableGamma
 from magicdec.schema.plan_earlier import from_earlier
 from magicdec.schema.plan_rows import packed, unpacked, written
@@ -25,6 +26,7 @@ from magicdec.schema.row import (
     COLUMNS,
     Candidate,
     Count,
+    Gain,
     Gamma,
     Layout,
     Number,
@@ -303,18 +305,22 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OfTask(msgspec.Struct, frozen=True, kw_only=True):
-    """The choice if the text were of this class."""
+    """One class of text: what the choice gains on it, and the fastest configuration there."""
 
     task: str
+    weight: Number
+    """Weight of the text in the choice; 0: it is named apart."""
+    own: Gain
+    """Of the choice on this text."""
     draft: str
-    """"none": no draft."""
+    """Of the fastest there; "none": no draft."""
     draft_method: str
     draft_budget: int | None
     gamma: int
-    speedup: Positive
-    pays: Number
+    best: Gain
+    """Of the fastest there."""
     changes: Number
-    """Loss of keeping to the choice for any text of it, in tokens per second."""
+    """Loss of keeping to the choice on this text, in tokens per second."""
 
 
 class Outlook(msgspec.Struct, frozen=True, kw_only=True):
@@ -336,7 +342,8 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
     measurements: list[Measurement]
     """Those that can be made, the one to make first."""
     tasks: list[OfTask]
-    """The choice on each class of text, where none was named and acceptance is believed."""
+    """The choice on each class of text, where none was named and acceptance is believed, in the
+    order of `tasks.TASKS`."""
 
     @property
     def advice(self) -> Measurement | None:
@@ -416,6 +423,13 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """Null: no draft was considered."""
     faults: list[str] = []
     """Drafts that were measured and do not work, each in a sentence."""
+    tied: Candidate | None = None
+    """Another draft that is expected to be as fast within 3 %, neither being ahead in three of four
+    draws; the choice is the one that was checked on engines, needs no extra package, or drafts
+    less."""
+    evidence: Evidence | None = None
+    """What was measured of servers like the choice's, or the left-out draft's; null: no draft was
+    considered."""
     with_plugin: Candidate | None = None
     """The best configuration of drafts that need magicdec's plugin, where the plugin was not asked
     for and it is faster than the choice. It is never exported.

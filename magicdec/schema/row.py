@@ -41,13 +41,22 @@ def verdict_of(*, speedup_low: float, speedup_high: float) -> Verdict:
 
 
 class Gain(msgspec.Struct, frozen=True, kw_only=True):
-    """A speedup over autoregressive decoding at equal batch, with its 90 % interval."""
+    """A speedup over autoregressive decoding at equal batch, with its 90 % interval. `speedup` is the
+    expected one: the inverse of the mean time per token, which configurations are ranked by."""
 
     speedup: Positive
     low: Number
     high: Number
     pays: Number | None = None
     """Probability that it is above 1, from all errors together; null: by the interval alone."""
+    quartiles: list[Positive] | None = None
+    """25th, 50th and 75th percentile of the distribution whose 5th and 95th are `low` and `high`;
+    null: no draft, or not known."""
+
+    @property
+    def median(self) -> float:
+        """The speedup that is exceeded as often as not; the expected one where it is not known."""
+        return self.quartiles[1] if self.quartiles else self.speedup
 
     @property
     def verdict(self) -> Verdict:
@@ -146,7 +155,10 @@ class Drafting(msgspec.Struct, frozen=True, kw_only=True):
     is_hypothetical: bool = False
     """Whether no such draft is published for the model: one would have to be trained first."""
     marks: list[str] = []
-    """Reservations in a few words: "plugin", "untested", "trained to 2k"."""
+    """Reservations in a few words: "plugin", "trained to 2k"."""
+    lane: str = ""
+    """Kind of server, whose measurements set the width of the gain: "vllm from 0.14, trained head,
+    dense, device measured"."""
 
 
 NO_DRAFT = Drafting()
@@ -284,6 +296,7 @@ COLUMNS: dict[str, str] = {
     "dp_size": "layout.dp_size",
     "ep_size": "layout.ep_size",
     "num_nodes": "layout.num_nodes",
+    "lane": "drafting.lane",
 }
 """Columns of a table of candidates (CSV, pandas, records), each with its place in a candidate, whose
 field says what it is. Plan documents of schema 3 held candidates under these names.
@@ -294,6 +307,8 @@ PLACES: Mapping[str, str] = COLUMNS | {
     "needs_plugin": "drafting.needs_plugin",
     "is_hypothetical": "drafting.is_hypothetical",
     "request_pays_probability": "requests.gain.pays",
+    "speedup_quartiles": "decoding.gain.quartiles",
+    "request_speedup_quartiles": "requests.gain.quartiles",
     "tokens_by_acceptance": "by_acceptance.tokens_per_step",
     "speedup_by_acceptance": "by_acceptance.speedup",
 }

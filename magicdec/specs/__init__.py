@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from magicdec.specs.engine import (
         DEFAULT_CPU_ENGINE,
         DEFAULT_ENGINE,
+        SERVING_ENGINES,
         EngineProfile,
         engine_names,
         engines_that_run,

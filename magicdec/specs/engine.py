@@ -231,35 +231,6 @@ class EngineProfile(
             return self.overheads.sequence_overhead_s
         return older_s
 
-    def is_speculation_fitted(
-        self, device: str, weight_dtype: str, kv_dtype: str
-    ) -> bool:
-        """Whether servers with speculation were measured on this device with these formats (or
-        nothing says where).
-        """
-        fitted = self.errors.speculation_fitted
-        return not fitted or f"{device}/{weight_dtype}/{kv_dtype}" in fitted
-
-    def speedup_error_for(
-        self,
-        device: str,
-        weight_dtype: str,
-        kv_dtype: str,
-        draft: str = "",
-    ) -> float:
-        """Relative error (one standard deviation) of a speedup, by where servers with speculation
-        were measured, and with which kind of draft ("": one of them).
-        """
-        errors = self.errors
-        if errors.other_speedup_error is None:
-            return errors.speedup_relative_error
-        is_known = self.is_speculation_fitted(device, weight_dtype, kv_dtype)
-        if errors.speculation_fitted_drafts and draft:
-            is_known = is_known and draft in errors.speculation_fitted_drafts
-        if is_known:
-            return errors.speedup_relative_error
-        return max(errors.other_speedup_error, errors.speedup_relative_error)
-
     def of_version(self, version: str) -> EngineProfile:
         """The profile of a version ("0.12.0"). A version that cannot be read ("patched") is taken
         as the newest, one that is not named as the oldest."""

@@ -385,14 +385,8 @@ class EngineErrors(EngineTable, frozen=True, kw_only=True):
     relative_error: float = 0.10
     """Relative error of a step's time."""
     speedup_relative_error: float = 0.04
-    """Relative error of a speedup, in which part of the errors cancel."""
-    other_speedup_error: float | None = None
-    """`speedup_relative_error` on devices and formats on which no server with speculation was
-    measured. None: `speedup_relative_error`."""
-    speculation_fitted: tuple[str, ...] = ()
-    """Places where servers with speculation were measured: "device/weights/cache"."""
-    speculation_fitted_drafts: tuple[str, ...] = ()
-    """Kinds of drafts with which servers were measured; empty: any."""
+    """Relative error of a speedup, in which part of the errors cancel. That of the catalog's serving
+    engines comes from measured servers instead (perfmodel/lanes.py)."""
     other_device_error: float | None = None
     """Relative TPOT error on devices outside the fit. None: `relative_error`."""
     other_model_error: float | None = None

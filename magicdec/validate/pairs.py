@@ -37,6 +37,7 @@ import numpy as np
 from magicdec.counts import Z_90, Array, constant_rate, expected_tokens_per_step
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.perfmodel import (
+    ENDS,
     LOOKUP_PRECISION,
     NO_DRAFT,
     AcceptanceProfile,
@@ -691,7 +692,7 @@ def _predict_alike(
         factors = median_request(expected, gamma)
         speculative_s = np.where(is_median, speculative_s / factors, speculative_s)
         log_width = np.where(is_median, np.hypot(log_width, np.log(factors)), log_width)
-    low, high = requests.speedup_bounds(sure)
+    low, high = requests.gains(sure.gains).quantiles(ENDS)
     log_width = np.where(is_rate, np.log(high / low) / (2.0 * Z_90), log_width)
     return np.array(np.broadcast_arrays(baseline_s, speculative_s, log_width))
 

@@ -34,7 +34,7 @@ from magicdec.live.metrics import choose_target, parse
 from magicdec.live.observation import observe, parse_draft
 from magicdec.live.show import advice_lines, bars, trend_lines, windows
 from magicdec.perfmodel.acceptance import constant_profile, fit_profile, save_profile
-from magicdec.perfmodel.intervals import one_token_pass, relative_errors
+from magicdec.perfmodel.intervals import engine_error, one_token_pass, relative_errors
 from magicdec.perfmodel.planner import PlanRequest, make_plan
 from magicdec.perfmodel.setup import Points
 from magicdec.perfmodel.speedup import predict
@@ -147,12 +147,7 @@ def test_the_interval_is_that_of_sampled_errors():
 
     gains = []
     for _ in range(4000):
-        engine = np.exp(
-            at.setup.engine.errors.speedup_relative_error
-            * 2
-            / 3
-            * rng.standard_normal()
-        )
+        engine = np.exp(engine_error(at.setup) * 2 / 3 * rng.standard_normal())
         moved = {
             group: np.exp(error * rng.standard_normal())
             for group, error in errors.items()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import numpy as np
 import pytest
 
+import magicdec
 from magicdec.perfmodel.acceptance import default_profile
 from magicdec.perfmodel.acceptance.law import LawError
 from magicdec.perfmodel.acceptance.uncertain import tokens_at
@@ -119,3 +122,40 @@ def test_a_probability_and_the_quantiles_tell_the_same() -> None:
     place = (quantiles <= 1.0).sum(axis=0)
     assert np.all(below >= levels[place] - 1e-3)
     assert np.all(below <= levels[place + 1] + 1e-3)
+
+
+PLANS = [
+    {"model": "llama-3.1-8b", "hardware": "h100", "context": 2048, "batch": 16},
+    {
+        "model": "gpt-oss-120b",
+        "hardware": "h100",
+        "context": 8192,
+        "gen_len": 300,
+        "batch": 64,
+    },
+    {
+        "model": "qwen3-32b",
+        "hardware": "a100",
+        "task": "rag",
+        "batch": 16,
+        "engine": "sglang",
+    },
+]
+
+
+@pytest.mark.parametrize("question", PLANS)
+def test_no_row_s_probability_contradicts_its_interval(
+    question: dict[str, Any],
+) -> None:
+    """P(slower) lies between the levels of the quantiles around 1, of decoding and of requests."""
+    plan = magicdec.plan(**question)
+    levels = [0.0, *LEVELS, 1.0]
+    for row in plan.candidates:
+        gains = [row.decoding.gain]
+        if row.requests is not None:
+            gains.append(row.requests.gain)
+        for gain in gains:
+            quantiles = [gain.low, *gain.quartiles, gain.high]
+            assert quantiles == sorted(quantiles)
+            place = sum(quantile <= 1.0 for quantile in quantiles)
+            assert levels[place] - 0.02 <= 1.0 - gain.pays <= levels[place + 1] + 0.02

@@ -16,7 +16,7 @@ from magicdec.perfmodel.lanes import (
     LANES,
     Lane,
     LaneRow,
-    evidence_of,
+    evidence_in,
     lane_of,
     shipped,
 )
@@ -124,7 +124,7 @@ def test_every_setup_has_a_lane_and_a_width() -> None:
                 spec,
                 sampling=SamplingSpec(),
             )
-            evidence = evidence_of(lane_of(setup))
+            evidence = evidence_in(lane_of(setup))
             assert LEAST_WIDTH <= evidence.width < 0.5
             known = shipped().get((lane_of(setup), "speedup"))
             assert evidence.rows == (known.rows if known else 0)
@@ -133,5 +133,5 @@ def test_every_setup_has_a_lane_and_a_width() -> None:
 def test_an_unmeasured_sort_of_draft_is_as_wide_as_all_sorts_together() -> None:
     lane = HEAD._replace(draft="something new")
     whole = shipped()[Lane(ANY, ANY, ANY, ANY, ANY), "speedup"]
-    assert evidence_of(lane).width == whole.width
-    assert evidence_of(lane).rows == 0
+    assert evidence_in(lane).width == whole.width
+    assert evidence_in(lane).rows == 0

@@ -43,6 +43,7 @@ from magicdec.perfmodel.acceptance.published import (
     published_slopes,
 )
 from magicdec.specs import SPARSE_METHODS, ModelSpec, draft_model_name
+from magicdec.tasks import TASKS
 from magicdec.units import GIGA, format_count
 
 POSITIONS = 16
@@ -256,9 +257,34 @@ def _logits(question: Question, further: Evidence | None) -> Logits:
     return Logits(named, *_mixed(normal.mean, normal.covariance, len(named)))
 
 
-@lru_cache(maxsize=512)
 def _published_logits(question: Question) -> Logits:
+    if question.task in TEXTS:
+        return _of_texts(question._replace(task=""))[question.task]
     return _logits(question, None)
+
+
+TEXTS = ("", *TASKS)
+
+
+@lru_cache(maxsize=512)
+def _of_texts(question: Question) -> dict[str, Logits]:
+    """The beliefs about a question on each class of text, and on any. They are of the same drafts,
+    so that all together cost little more than one; each is what it would be alone."""
+    named = _named(question)
+    points = []
+    for task in TEXTS:
+        on_text = question._replace(task=task)
+        points += [point for draft in named for point in _points(on_text, draft)]
+    normal = belief.believed(points)
+    logits = {}
+    size = len(points) // len(TEXTS)
+    for number, task in enumerate(TEXTS):
+        own = slice(number * size, (number + 1) * size)
+        mean, covariance = _mixed(
+            normal.mean[own], normal.covariance[own, own], len(named)
+        )
+        logits[task] = Logits(named, mean, covariance)
+    return logits
 
 
 def joint_levels(questions: Sequence[Question]) -> tuple[Array, Array]:

@@ -12,8 +12,11 @@ import numpy as np
 
 from magicdec.errors import CapacityError
 from magicdec.perfmodel.acceptance.law import static_batch_efficiency
+from magicdec.perfmodel.lanes import evidence_of
 from magicdec.perfmodel.plan.breakdown import breakdown, ceilings
 from magicdec.perfmodel.plan.choice import (
+    NEARLY_AS_FAST,
+    SURELY_AHEAD,
     Ranking,
     best_to_train,
     choose,
@@ -22,11 +25,12 @@ from magicdec.perfmodel.plan.choice import (
     objective,
     outcome_of,
     pareto,
+    preferred,
     same_configuration,
 )
 from magicdec.perfmodel.plan.gamma import gamma_table, option_of
 from magicdec.perfmodel.plan.one_gamma import one_gamma
-from magicdec.perfmodel.plan.outlook import outlook
+from magicdec.perfmodel.plan.outlook import Draws, draws_of, outlook
 from magicdec.perfmodel.plan.reach import reaches_of
 from magicdec.perfmodel.plan.request import Case, DraftOption
 from magicdec.perfmodel.plan.rows import candidates
@@ -37,16 +41,19 @@ from magicdec.perfmodel.plan.search import (
     largest_that_runs,
     search,
 )
+from magicdec.perfmodel.plan.texts import Texts, texts_of
 from magicdec.perfmodel.setup import Points
 from magicdec.perfmodel.speedup import Prediction, predict
 from magicdec.schema import (
     Candidate,
     CaseAnswer,
     Choice,
+    Evidence,
     GammaTable,
     Limit,
     MemoryUse,
     NeedsAcceptance,
+    Outlook,
     bands_of,
 )
 
@@ -132,6 +139,12 @@ class _Ranked:
     """The rankings of each load, the best first."""
     row: Candidate
     """The best configuration, as it was found."""
+    tied: Candidate | None
+    """Another draft that is as good."""
+    texts: Texts | None
+    """What competes on each text, where none was named."""
+    draws: Draws | None
+    """What competes with the best configuration under the same draws, where it drafts."""
     origin: Found
     """Where it was found."""
 
@@ -170,16 +183,27 @@ def _ranked(
     drafted = _rows_of(found, is_drafted=True)
     if not alone and not drafted:
         return None
-    rankings = _rankings(case, alone, drafted)
+    texts = texts_of(case, found)
+    rankings = _rankings(case, alone, drafted, texts)
     ranking = rankings[0]
     if _is_narrowed(case, rankings):
         rankings = [ranking]
         alone = [row for row in alone if row.batch_size == ranking.best.batch_size]
     best = ranking.best
+    tied = None
+    draws = None
     if settled is not None:
         best = next(
             row for row in [*alone, *drafted] if same_configuration(row, settled)
         )
+    elif best.is_speculative:
+        draws = draws_of(case, found, best)
+        as_good = _tied(case, ranking, texts, draws)
+        if as_good:
+            taken = preferred(best, as_good, lambda row: _evidence(found, row))
+            tied = best if taken is not best else as_good[0]
+            best = taken
+            rankings[0] = dataclasses.replace(ranking, best=best)
     drafted = []
     for of_load in rankings:
         drafted.extend(of_load.drafted)
@@ -190,8 +214,38 @@ def _ranked(
         drafted=drafted,
         rankings=rankings,
         row=best,
+        tied=tied,
+        texts=texts,
+        draws=draws,
         origin=_origin_of(found, best),
     )
+
+
+def _tied(
+    case: Case, ranking: Ranking, texts: Texts | None, draws: Draws | None
+) -> list[Candidate]:
+    """The best rows of other drafts that are as good as the choice, the best first: nearly as fast,
+    and neither surely ahead of the other."""
+    best = ranking.best
+    if draws is None:
+        return []
+    tied = []
+    seen = {(best.draft, best.draft_method)}
+    for row in ranking.drafted:
+        if (row.draft, row.draft_method) in seen or not case.admits(row):
+            continue
+        if (row.batch_size, row.tp_size) != (best.batch_size, best.tp_size):
+            continue
+        seen.add((row.draft, row.draft_method))
+        if texts is None:
+            loss = 1.0 - row.rate / best.rate
+        else:
+            loss = texts.loss(row, best)
+        ahead = draws.chance_ahead(best, row)
+        is_near = loss <= NEARLY_AS_FAST and row.fits and row.within_limits
+        if is_near and ahead is not None and ahead < SURELY_AHEAD:
+            tied.append(row)
+    return tied
 
 
 def _answer(
@@ -209,7 +263,7 @@ def _answer(
     choice = _choice(
         case,
         dataclasses.replace(ranked.rankings[0], best=best),
-        ranked.found,
+        ranked,
         table=table,
         without_draft=without_draft,
         baseline=baseline,
@@ -253,12 +307,19 @@ def _origin_of(found: list[Found], row: Candidate) -> Found:
 
 
 def _rankings(
-    case: Case, alone: list[Candidate], drafted: list[Candidate]
+    case: Case,
+    alone: list[Candidate],
+    drafted: list[Candidate],
+    texts: Texts | None,
 ) -> list[Ranking]:
     """The ranking of each load, the best first."""
     rankings = []
     for place, alone_here, drafted_here in _loads(case, alone, drafted):
-        rankings.append(choose(place, alone_here, drafted_here, case.admits))
+        score = None
+        if texts is not None:
+            admitted = [row for row in drafted_here if case.admits(row)]
+            score = texts.score_of([*alone_here, *admitted])
+        rankings.append(choose(place, alone_here, drafted_here, case.admits, score))
     rankings.sort(key=_objective_of_ranking, reverse=True)
     return rankings
 
@@ -336,7 +397,7 @@ def _loads(
 def _choice(
     case: Case,
     ranking: Ranking,
-    found: list[Found],
+    ranked: _Ranked,
     *,
     table: GammaTable,
     without_draft: Candidate,
@@ -344,6 +405,7 @@ def _choice(
     lacks_acceptance: bool,
 ) -> Choice:
     best = ranking.best
+    found = ranked.found
     left_out = fastest_left_out(ranking, case.admits)
     to_train = best_to_train(ranking)
     outcome = outcome_of(best, left_out, to_train, lacks_acceptance=lacks_acceptance)
@@ -372,8 +434,10 @@ def _choice(
         left_out=left_out,
         left_out_fits=runs_at,
         better_gamma=better,
-        outlook=outlook(case, found, best, shown),
         faults=_faults(found),
+        outlook=_outlook(ranked, ranking, best, shown),
+        tied=ranked.tied,
+        evidence=None if shown is None else _evidence(found, shown),
         with_plugin=faster_with_plugin(ranking, case.admits),
         to_train=to_train,
     )
@@ -386,6 +450,37 @@ def _faults(found: list[Found]) -> list[str]:
         if of_draft.option is not None and of_draft.option.acceptance.fault:
             faults.append(of_draft.option.acceptance.fault)
     return faults
+
+
+def _outlook(
+    ranked: _Ranked, ranking: Ranking, best: Candidate, weighed: Candidate | None
+) -> Outlook | None:
+    """The outlook of a choice; None where no draft competes."""
+    if weighed is None:
+        return None
+    case = ranked.case
+    draws = ranked.draws
+    if draws is None or draws.place(weighed) is None:
+        draws = draws_of(case, ranked.found, weighed)
+    if draws is None:
+        return None
+    tasks = []
+    if ranked.texts is not None:
+        admitted = [row for row in ranking.drafted if case.admits(row)]
+        rows = []
+        for row in [*ranked.alone, *admitted]:
+            if row.batch_size == best.batch_size and row.within_limits and row.fits:
+                rows.append(row)
+        tasks = ranked.texts.of_tasks(ranked.row, rows or [ranked.row])
+    return outlook(case, draws, best, weighed, tasks)
+
+
+def _evidence(found: list[Found], row: Candidate) -> Evidence:
+    """What was measured of servers like a row's."""
+    for of_draft in found:
+        if any(same_configuration(row, other) for other in of_draft.rows):
+            return evidence_of(of_draft.prediction.setup)
+    raise LookupError(row.draft)
 
 
 def _option_of(found: list[Found], row: Candidate) -> DraftOption:

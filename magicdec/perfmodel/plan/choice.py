@@ -14,20 +14,27 @@ import numpy.typing as npt
 from magicdec.counts import Array
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.speedup import BoolArray
-from magicdec.schema import Candidate, Outcome
+from magicdec.schema import Candidate, Evidence, Outcome
 
+EXTRA_PACKAGES = {"suffix": "arctic-inference"}
+"""Packages that serving engines need for a draft and do not bring along."""
+NEARLY_AS_FAST = 0.03
+"""Difference of two drafts' rates, relative, up to which they may be tied."""
+SURELY_AHEAD = 0.75
+"""Probability of being faster from which one is not tied with another."""
 DEFAULT_MAX_GAMMA = 12
 """Deepest gamma that is searched."""
 
 
 class Objective(NamedTuple):
     """Order of configurations: those within the limits first, then those that fit in memory, then
-    by generated tokens per second of all devices.
+    by generated tokens per second of all devices, or by what they lose on texts that were not named
+    (texts.py).
     """
 
     is_within_limits: bool
     fits: bool
-    tokens_per_s: float
+    score: float
 
 
 def objective(row: Candidate) -> Objective:
@@ -87,6 +94,21 @@ def best_of_each_batch(
     return np.arange(num_batches) * keys[0].shape[1] + best
 
 
+def preferred(
+    best: Candidate,
+    tied: Sequence[Candidate],
+    evidence: Callable[[Candidate], Evidence],
+) -> Candidate:
+    """The one to take of drafts that are as good: one that was checked on servers, that needs no
+    extra package, that drafts less."""
+
+    def order(row: Candidate) -> tuple[bool, bool, int]:
+        is_unchecked = evidence(row).rows == 0
+        return is_unchecked, row.draft_method in EXTRA_PACKAGES, row.gamma
+
+    return min([best, *tied], key=order)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Ranking:
     """Rows that compete, ranked."""
@@ -104,11 +126,16 @@ def choose(
     alone: Sequence[Candidate],
     drafted: Sequence[Candidate],
     is_admitted: Callable[[Candidate], bool],
+    score: Callable[[Candidate], float] | None = None,
 ) -> Ranking:
     """The configuration to run of rows that compete, by `objective`: the rate is the expected one,
     whatever is known of a draft's acceptance. Drafts that are not admitted are ranked behind the
-    others, and never chosen.
+    others, and never chosen. `score` replaces the rate.
     """
+
+    def objective(row: Candidate) -> Objective:
+        value = row.rate if score is None else score(row)
+        return Objective(row.within_limits, row.fits, value)
 
     def order(row: Candidate) -> tuple[bool, Objective]:
         return is_admitted(row), objective(row)

@@ -122,6 +122,9 @@ def draft_options(
             acceptance = msgspec.structs.replace(
                 acceptance, most_drafts=found.most_drafts
             )
+        asked = _on_most(question)._replace(
+            is_other_format=_has_other_weights(request, target, kind, name)
+        )
         option = DraftOption(
             draft=name,
             method=kind,
@@ -133,7 +136,7 @@ def draft_options(
             tree=request.tree,
             is_hypothetical=is_hypothetical,
             remarks=_remarks(found, engine, name, kind),
-            question=_on_most(question) if acceptance.is_assumed else None,
+            question=asked if acceptance.is_assumed else None,
         )
         options.append(option)
     if request.names_a_draft and not options and refused:

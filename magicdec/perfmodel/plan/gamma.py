@@ -17,7 +17,7 @@ import numpy as np
 
 from magicdec.counts import Array
 from magicdec.perfmodel.drafting import draft_kv_tokens
-from magicdec.perfmodel.intervals import interval, tokens_error
+from magicdec.perfmodel.intervals import ENDS, interval, tokens_error
 from magicdec.perfmodel.plan.request import Case, DraftOption
 from magicdec.perfmodel.serving import WholeRequests, whole_requests
 from magicdec.perfmodel.setup import Points
@@ -70,7 +70,7 @@ def best_gammas(
     high = rows.full(bounds.speedup_high)
     decoding = np.stack([rows.full(rows.speedup), low, high])
     if requests is not None:
-        low, high = requests.speedup_bounds(bounds)
+        low, high = requests.gains(bounds.gains).quantiles(ENDS)
 
     def of_usable(values: Array) -> Array:
         return np.where(is_usable, np.reshape(values, shape), 0.0)

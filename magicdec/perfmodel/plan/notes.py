@@ -60,7 +60,7 @@ def notes(
     ]
     rest = [
         *_on_engine_fit(cases),
-        *_on_measured(case, best),
+        *_on_measured(case),
         *_on_table(answer),
         *_on_adaptive(case, best),
         *on_other_drafts,
@@ -131,26 +131,13 @@ def _on_devices(cases: list[Case], best: Candidate) -> Iterator[str]:
         )
 
 
-def _on_measured(case: Case, best: Candidate) -> Iterator[str]:
-    """Kernels that nobody timed on the device, and formats that no speculating server was measured
-    with."""
-    engine = case.engine
-    formats = case.precision
+def _on_measured(case: Case) -> Iterator[str]:
+    """Kernels that nobody timed on the device."""
     hardware = case.hardware.name
     if case.hardware.is_measured:
         kernels = untimed(one_token_pass(case.setup(None)))
         if kernels:
             yield f"nobody timed {', '.join(kernels)} on {hardware}: intervals are wider"
-    if not best.is_speculative:
-        return
-    is_fitted = engine.is_speculation_fitted(
-        hardware, formats.weight_dtype, formats.kv_dtype
-    )
-    if not is_fitted:
-        yield (
-            f"no {engine.name} server with speculation was measured on {hardware} with "
-            f"{formats.weight_dtype} weights and a {formats.kv_dtype} cache: the interval is wider"
-        )
 
 
 def _on_spread(case: Case, answer: CaseAnswer) -> Iterator[str]:

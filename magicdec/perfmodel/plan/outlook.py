@@ -9,13 +9,12 @@ where E_a(n) is the tokens per step of the drawn acceptance and T_a(n) the time 
 Two drafts on one text share part of their acceptance, as the belief says.
 
 A measurement reveals some of the drawn values. After it, one would choose the configuration with
-the highest mean rate given its result. Its worth is how much the mean of that rate exceeds the
-highest mean rate now. Means given a result are regressions of the rates on it.
+the least mean time per token given its result, as one does now. Its worth is how much shorter that
+time is on average. Means given a result are regressions of the times on it.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,10 +25,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from magicdec.counts import Array
-from magicdec.perfmodel.acceptance.assumed import joint_levels, one_checkpoint
-from magicdec.perfmodel.acceptance.uncertain import mean_tokens, tokens_at
+from magicdec.perfmodel.acceptance.assumed import joint_levels
 from magicdec.perfmodel.intervals import (
-    chance_above,
+    drawn_tokens,
     engine_error,
     group_shares,
     log_shifts,
@@ -37,14 +35,13 @@ from magicdec.perfmodel.intervals import (
     reported_error,
     tokens_error,
 )
+from magicdec.perfmodel.lanes import evidence_of
 from magicdec.perfmodel.plan.choice import same_configuration
 from magicdec.perfmodel.plan.request import Case, DraftOption
-from magicdec.perfmodel.plan.rows import least_decoding, requests_of
 from magicdec.perfmodel.plan.search import Found
 from magicdec.perfmodel.speedup import Prediction
 from magicdec.schema import Candidate, Measurement, OfTask, Outlook
 from magicdec.specs import LOOKUP_METHODS, SELF
-from magicdec.tasks import TASKS
 
 NUM_PAIRS = 128
 """Draws, each with its mirror image."""
@@ -122,23 +119,52 @@ class Drawn(NamedTuple):
         return np.log(self.rates[:, place] / self.rates[:, 0])
 
 
-def outlook(
-    case: Case,
-    found: Sequence[Found],
-    chosen: Candidate,
-    weighed: Candidate | None,
-) -> Outlook | None:
-    """The outlook of a choice; `weighed` is the draft that is chosen, or that was left out. None
-    where no draft competes."""
-    if weighed is None:
+class Draws(NamedTuple):
+    """Configurations that compete at one batch and layout, priced with the same draws."""
+
+    compared: list[Compared]
+    drawn: Drawn
+
+    def place(self, row: Candidate) -> int | None:
+        """The place of a configuration among all drafts' rows; None: it was not drawn."""
+        number = 0
+        for of_draft in self.compared:
+            for other in of_draft.rows:
+                if same_configuration(other, row):
+                    return number
+                number += 1
         return None
+
+    def chance_ahead(self, row: Candidate, other: Candidate) -> float | None:
+        """The probability that a configuration is faster than another; None: one was not drawn."""
+        place = self.place(row)
+        place_of_other = self.place(other)
+        if place is None or place_of_other is None:
+            return None
+        rates = self.drawn.rates
+        return float((rates[:, place] > rates[:, place_of_other]).mean())
+
+
+def draws_of(case: Case, found: Sequence[Found], weighed: Candidate) -> Draws | None:
+    """Draws of what competes with a row. None where no draft does."""
     compared = _compared(case, found, weighed)
     if len(compared) < 2:
         return None
-    options = [_option(of_draft) for of_draft in compared[1:]]
-    levels = _levels(case, options)
-    drawn = _drawn(compared, options, levels)
-    place = _place(compared, weighed)
+    return Draws(compared, _drawn(compared))
+
+
+def outlook(
+    case: Case,
+    draws: Draws,
+    chosen: Candidate,
+    weighed: Candidate,
+    tasks: list[OfTask],
+) -> Outlook:
+    """The outlook of a choice; `weighed` is the draft that is chosen, or that was left out, and one
+    of those drawn."""
+    compared, drawn = draws
+    place = draws.place(weighed)
+    assert place is not None  # what is weighed was drawn
     alone = drawn.rates[:, 0]
     own = drawn.rates[:, place]
     if chosen.is_speculative:
@@ -158,19 +184,8 @@ def outlook(
         is_best=float((own >= drawn.rates.max(axis=1)).mean()),
         loss_if_wrong=loss_if_wrong,
         measurements=_measurements(case, compared, drawn, place),
-        tasks=_tasks(case, compared, chosen, levels),
+        tasks=tasks,
     )
-
-
-def _place(compared: Sequence[Compared], row: Candidate) -> int:
-    """The index of a configuration in the list of all drafts' rows."""
-    number = 0
-    for of_draft in compared:
-        for other in of_draft.rows:
-            if same_configuration(other, row):
-                return number
-            number += 1
-    raise LookupError(row)
 
 
 def _compared(case: Case, found: Sequence[Found], weighed: Candidate) -> list[Compared]:
@@ -229,14 +244,13 @@ def _order(row: Candidate, weighed: Candidate) -> float:
     return row.rate
 
 
-def _drawn(
-    compared: Sequence[Compared], options: Sequence[DraftOption], levels: Levels
-) -> Drawn:
+def _drawn(compared: Sequence[Compared]) -> Drawn:
     """The rates of all configurations under the same draws."""
-    sources = _sources(compared[0].prediction)
+    options = [_option(of_draft) for of_draft in compared[1:]]
+    sources = _sources(compared)
     draws = normals(len(sources) + len(options) + 1)
     of_cost = dict(zip(sources, draws.T, strict=False))
-    acceptance = draws[:, len(sources) : -1] @ _loadings(len(options), levels).T
+    acceptance = draws[:, len(sources) : -1] @ _loadings(options).T
     alone = compared[0]
     time = _log_time(alone, of_cost)
     times = [time]
@@ -254,12 +268,18 @@ def _drawn(
     )
 
 
-ENGINE = "engine"
 REPORTED = "reported"
 
 
-def _sources(prediction: Prediction) -> list[str]:
+def _engine_of(prediction: Prediction) -> str:
+    """The engine's own error, which drafts of one lane share."""
+    return f"engine: {evidence_of(prediction.setup).lane}"
+
+
+def _sources(compared: Sequence[Compared]) -> list[str]:
     """The errors of costs that are drawn."""
+    prediction = compared[0].prediction
+    engines = [_engine_of(of_draft.prediction) for of_draft in compared[1:]]
     _, step = group_shares(prediction.terms)
     shifts = log_shifts(
         prediction.setup,
@@ -267,11 +287,11 @@ def _sources(prediction: Prediction) -> list[str]:
         step,
         prediction.points.tp,
     )
-    return [*shifts, ENGINE, REPORTED]
+    return [*shifts, *dict.fromkeys(engines), REPORTED]
 
 
 def _log_time(of: Compared, draws: dict[str, Array]) -> Array:
-    """Logarithm of the factor on each configuration's step: [draws, rows]."""
+    """Logarithm of the factor on each configuration's step, whose mean is 1: [draws, rows]."""
     prediction = of.prediction
     setup = prediction.setup
     terms = prediction.terms
@@ -280,76 +300,38 @@ def _log_time(of: Compared, draws: dict[str, Array]) -> Array:
         shares = of_drafted
     shifts = log_shifts(setup, terms.autoregressive, shares, prediction.points.tp)
     if of.option is not None:
-        shifts[ENGINE] = np.asarray(engine_error(setup))
+        shifts[_engine_of(prediction)] = np.asarray(engine_error(setup))
         shifts[REPORTED] = reported_error(terms)
     total = np.zeros((2 * NUM_PAIRS, len(of.rows)))
     for source, shift in shifts.items():
-        total += np.outer(draws[source], prediction.full(shift))
+        own = prediction.full(shift)
+        total += np.outer(draws[source], own) - own**2 / 2.0
     return total
 
 
 def _tokens_factor(of: Compared, sigmas: Array) -> Array:
     """Tokens per step of each draw over those expected: [draws, rows]."""
     prediction = of.prediction
-    gamma = prediction.points.gamma
-    middle = prediction.full(prediction.middle_tokens_per_step)
-    drawn = tokens_at(sigmas[:, None], middle, gamma, of.error)
+    drawn = drawn_tokens(prediction, sigmas, of.error)
     return np.asarray(drawn / prediction.full(prediction.expected_tokens_per_step))
 
 
-class Levels(NamedTuple):
-    """Beliefs about the drafts that nobody measured, on any text and on each class of them."""
-
-    places: list[int]
-    """Their numbers among all drafts."""
-    mean: Array
-    """Logits of one checkpoint of each, first on any text, then on each task: [texts, drafts]."""
-    covariance: Array
-    """Covariance of the logits on any text: [drafts, drafts]."""
-    deviation: Array
-    """[texts, drafts]."""
-
-
-def _levels(case: Case, options: Sequence[DraftOption]) -> Levels:
-    """The belief on each text. A named text is the only one."""
+def _loadings(options: Sequence[DraftOption]) -> Array:
+    """Rows of which a draft's acceptance is made of independent variables: what the belief says
+    that drafts share, and of measured ones nothing."""
+    correlation = np.eye(len(options))
     places = []
     questions = []
     for number, option in enumerate(options):
         if option.question is not None:
             places.append(number)
             questions.append(option.question)
-    num = len(questions)
-    if not num:
-        empty = np.zeros((1, 0))
-        return Levels(places, empty, np.zeros((0, 0)), empty)
-    if case.request.task is not None or num < len(options):
+    if questions:
         _, covariance = joint_levels(questions)
-        return Levels(places, np.zeros((1, num)), covariance, np.ones((1, num)))
-    singly = [one_checkpoint(question) for question in questions]
-    texts = ["", *TASKS]
-    on_texts = []
-    for text in texts:
-        on_texts += [question._replace(task=text) for question in singly]
-    mean, covariance = joint_levels([*questions, *on_texts])
-    deviation = np.sqrt(covariance.diagonal())
-    shape = (len(texts), num)
-    return Levels(
-        places=places,
-        mean=mean[num:].reshape(shape),
-        covariance=covariance[:num, :num],
-        deviation=deviation[num:].reshape(shape),
-    )
-
-
-def _loadings(num_drafts: int, levels: Levels) -> Array:
-    """Rows of which a draft's acceptance is made of independent variables: what the belief says
-    that drafts share, and of measured ones nothing."""
-    correlation = np.eye(num_drafts)
-    places = np.array(levels.places, dtype=np.int64)
-    deviation = np.sqrt(levels.covariance.diagonal())
-    correlation[np.ix_(places, places)] = levels.covariance / np.outer(
-        deviation, deviation
-    )
+        deviation = np.sqrt(covariance.diagonal())
+        correlation[np.ix_(places, places)] = covariance / np.outer(
+            deviation, deviation
+        )
     values, vectors = np.linalg.eigh(correlation)
     return np.asarray(vectors * np.sqrt(np.maximum(values, 0.0)))
 
@@ -391,7 +373,7 @@ def _measurements(
                 drafts=asked.drafts,
                 command=asked.command,
                 effort=asked.effort,
-                worth=_worth(drawn.rates, asked.tells),
+                worth=_worth(1.0 / drawn.rates, asked.tells),
                 unclear_now=_share_unclear(now),
                 unclear_after=_share_unclear(after),
             )
@@ -546,11 +528,12 @@ def _regressed(values: Array, tells: Array) -> Array:
     return np.asarray(terms @ solved)
 
 
-def _worth(rates: Array, tells: Array) -> float:
-    """The gain in mean rate of choosing after a measurement, relative to choosing now."""
-    now = float(rates.mean(axis=0).max())
-    after = float(_regressed(rates, tells).max(axis=1).mean())
-    return max(after / now - 1.0, 0.0)
+def _worth(times: Array, tells: Array) -> float:
+    """How many times longer a token takes on average, less 1, if one chooses now rather than after a
+    measurement."""
+    now = float(times.mean(axis=0).min())
+    after = float(_regressed(times, tells).min(axis=1).mean())
+    return max(now / after - 1.0, 0.0)
 
 
 def _chance_after(gain: Array, tells: Array) -> Array:
@@ -564,97 +547,3 @@ def _share_unclear(chances: Array) -> float:
     low, high = UNCLEAR
     is_unclear = (chances > low) & (chances < high)
     return float(is_unclear.mean())
-
-
-# By task
-# ------------------------------------------------------------
-
-
-def _tasks(
-    case: Case,
-    compared: Sequence[Compared],
-    chosen: Candidate,
-    levels: Levels,
-) -> list[OfTask]:
-    """The choice on each class of text, where none was named; the one that it changes most
-    first."""
-    if len(levels.mean) == 1:
-        return []
-    usual = levels.deviation[0]
-    shifts = (levels.mean - levels.mean[0]) / usual
-    by_task = []
-    for number, task in enumerate(TASKS, start=1):
-        widths = levels.deviation[number] / usual
-        on_text = [compared[0]]
-        for of_draft, shift, width in zip(
-            compared[1:], shifts[number], widths, strict=True
-        ):
-            on_text.append(_on_task(of_draft, float(shift), float(width)))
-        by_task.append(_best_on(case, task, compared, on_text, chosen))
-    by_task.sort(key=lambda answer: -answer.changes)
-    return by_task
-
-
-def _on_task(of: Compared, shift: float, width: float) -> Compared:
-    """Configurations on a text whose acceptance lies this many standard deviations higher, and is
-    this much less or more certain."""
-    prediction = of.prediction
-    gamma = prediction.points.gamma
-    middle = tokens_at(shift, prediction.middle_tokens_per_step, gamma, of.error)
-    error = of.error * width
-    mean = mean_tokens(middle, gamma, error)
-    moved = dataclasses.replace(
-        prediction,
-        middle_tokens_per_step=middle,
-        expected_tokens_per_step=mean,
-    )
-    return dataclasses.replace(of, prediction=moved, error=error)
-
-
-def _best_on(
-    case: Case,
-    task: str,
-    usual: Sequence[Compared],
-    on_text: Sequence[Compared],
-    chosen: Candidate,
-) -> OfTask:
-    """The best of some configurations on a text, and what keeping to the choice would lose."""
-    best_rate = 0.0
-    kept_rate = 0.0
-    best = (usual[0], 0)
-    for before, after in zip(usual, on_text, strict=True):
-        fewer = before.prediction.expected_tokens_per_step
-        more = after.prediction.expected_tokens_per_step
-        rates = np.broadcast_to(before.rates(fewer / more), (len(before.rows),))
-        top = int(np.argmax(rates))
-        if rates[top] > best_rate:
-            best_rate = float(rates[top])
-            best = (after, top)
-        for row, rate in zip(before.rows, rates.tolist(), strict=True):
-            if same_configuration(row, chosen):
-                kept_rate = rate
-    of, place = best
-    row = of.rows[place]
-    pays = 1.0
-    speedup = 1.0
-    if of.option is not None:
-        whole = requests_of(case, of.prediction)
-        chances = chance_above(of.prediction, of.error, least_decoding(whole))
-        gains = of.prediction.speedup
-        if whole is not None:
-            gains = whole.speedup_at(gains)
-        pays = float(of.prediction.full(chances)[place])
-        speedup = float(of.prediction.full(gains)[place])
-    changes = 0.0
-    if kept_rate:
-        changes = max(best_rate / kept_rate - 1.0, 0.0)
-    return OfTask(
-        task=task,
-        draft=row.draft,
-        draft_method=row.draft_method,
-        draft_budget=row.draft_budget,
-        gamma=row.gamma,
-        speedup=speedup,
-        pays=pays,
-        changes=changes,
-    )

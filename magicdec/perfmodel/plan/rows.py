@@ -15,16 +15,18 @@ import numpy as np
 
 from magicdec.counts import Array
 from magicdec.perfmodel.acceptance import AcceptanceProfile
-from magicdec.perfmodel.acceptance.uncertain import tokens_at
 from magicdec.perfmodel.drafting import draft_of, draft_tp
 from magicdec.perfmodel.intervals import (
+    QUARTILES,
+    Gains,
     Interval,
-    chance_above,
     cost_place,
+    drawn_tokens,
     interval,
     tokens_error,
 )
 from magicdec.perfmodel.kernels.op import BOUNDS
+from magicdec.perfmodel.lanes import evidence_of
 from magicdec.perfmodel.plan.choice import keeps_limits
 from magicdec.perfmodel.plan.request import Case
 from magicdec.perfmodel.plan.standing import is_named, published_head
@@ -167,8 +169,15 @@ class Rows(Users):
         """Of decoding."""
         return interval(self.prediction, self.error)
 
-    def pays(self, least: Any = 1.0) -> Array:
-        return chance_above(self.prediction, self.error, least)
+    @property
+    def gains(self) -> Gains:
+        """Of decoding."""
+        return self.bounds.gains
+
+    @cached_property
+    def quantiles(self) -> Array:
+        """Of decoding's speedup, [LEVELS, rows]."""
+        return self.gains.quantiles()
 
     # How it runs
     @property
@@ -239,8 +248,19 @@ class Rows(Users):
         return self.whole
 
     @cached_property
-    def request_bounds(self) -> tuple[Array, Array]:
-        return self.requests.speedup_bounds(self.bounds)
+    def request_gains(self) -> Gains:
+        return self.requests.gains(self.gains)
+
+    @cached_property
+    def request_quantiles(self) -> Array:
+        """Of whole requests' speedup, [LEVELS, rows]."""
+        return self.request_gains.quantiles()
+
+    @property
+    def request_quartiles(self) -> list[list[float]] | None:
+        if self.whole is None:
+            return None
+        return self.lists(list(self.request_quantiles[QUARTILES]))
 
     @property
     def requests_per_s(self) -> Array:
@@ -345,12 +365,8 @@ class Rows(Users):
     @cached_property
     def tokens_by_acceptance(self) -> list[Array]:
         """Tokens per step at each of PERCENTILES."""
-        tokens = []
-        for share in PERCENTILES:
-            sigmas = NormalDist().inv_cdf(share)
-            middle = self.prediction.middle_tokens_per_step
-            tokens.append(tokens_at(sigmas, middle, self.points.gamma, self.error))
-        return tokens
+        sigmas = np.array([NormalDist().inv_cdf(share) for share in PERCENTILES])
+        return list(drawn_tokens(self.prediction, sigmas, self.error))
 
     @property
     def gain_by_acceptance(self) -> list[Array]:
@@ -386,24 +402,15 @@ def whole_numbers(values: Any) -> Any:
 def reservations(
     setup: Setup, acceptance: AcceptanceProfile, context: float
 ) -> list[str]:
-    """Reservations about a draft: no release of the engine runs it, no server was measured with it,
-    its head was trained on shorter texts.
-    """
+    """Reservations about a draft: no release of the engine runs it, or its head was trained on
+    shorter texts."""
     engine = setup.engine
     speculation = setup.speculation
-    formats = setup.precision
     own = engine.draft(speculation.draft, speculation.draft_method)
     needs_plugin = bool(own.note)
-    is_tested = engine.is_speculation_fitted(
-        setup.hardware.name,
-        formats.weight_dtype,
-        formats.kv_dtype,
-    )
     marks = []
     if needs_plugin:
         marks.append(PLUGIN)
-    if needs_plugin or not is_tested:
-        marks.append("untested")
     trained_len = acceptance.trained_len
     if trained_len is not None and context > trained_len * MEASURED_RANGE:
         marks.append(f"trained to {format_tokens(trained_len)}")
@@ -464,9 +471,9 @@ OF_ALL: Mapping[str, Value] = {
         rows.prediction.tokens_per_s / rows.prediction.num_gpus
     ),
     "speedup": lambda rows: rows.prediction.speedup,
-    "speedup_low": lambda rows: rows.bounds.speedup_low,
-    "speedup_high": lambda rows: rows.bounds.speedup_high,
-    "pays_probability": lambda rows: rows.pays(),
+    "speedup_low": lambda rows: rows.quantiles[0],
+    "speedup_high": lambda rows: rows.quantiles[-1],
+    "pays_probability": lambda rows: rows.gains.above(),
     "memory_bytes_per_gpu": lambda rows: rows.prediction.memory.total_bytes,
     "fits": lambda rows: rows.prediction.memory.fits,
     "within_limits": lambda rows: rows.is_within_limits,
@@ -480,9 +487,9 @@ OF_REQUESTS: Mapping[str, Value] = {
     "request_tpot_s": lambda rows: rows.requests.drafted.tpot_s,
     "request_s": lambda rows: rows.requests.drafted.in_slot_s,
     "request_speedup": lambda rows: rows.requests.speedup_at(rows.prediction.speedup),
-    "request_speedup_low": lambda rows: rows.request_bounds[0],
-    "request_speedup_high": lambda rows: rows.request_bounds[1],
-    "request_pays_probability": lambda rows: rows.pays(least_decoding(rows.whole)),
+    "request_speedup_low": lambda rows: rows.request_quantiles[0],
+    "request_speedup_high": lambda rows: rows.request_quantiles[-1],
+    "request_pays_probability": lambda rows: rows.request_gains.above(),
     "prefill_share": lambda rows: rows.requests.drafted.prefill_share,
     "output_tokens_per_s_per_gpu": lambda rows: rows.rate_per_gpu,
     "requests_per_s": lambda rows: rows.requests_per_s,
@@ -511,6 +518,9 @@ OF_DRAFTS: Mapping[str, Value] = {
     "speedup_by_acceptance": lambda rows: rows.lists(rows.gain_by_acceptance),
     "acceptance_text": lambda rows: rows.law.dataset,
     "acceptance_source": lambda rows: rows.source,
+    "speedup_quartiles": lambda rows: rows.lists(list(rows.quantiles[QUARTILES])),
+    "request_speedup_quartiles": lambda rows: rows.request_quartiles,
+    "lane": lambda rows: evidence_of(rows.setup).lane,
     "draft_checkpoint": lambda rows: rows.checkpoint,
     "lookup_min": lambda rows: rows.lookup[0],
     "lookup_max": lambda rows: rows.lookup[1],
