@@ -27,7 +27,7 @@ from magicdec.explore.computation import (
 )
 from magicdec.explore.controls import CHOICES, CONTROLS, FOLDED, MAIN
 from magicdec.explore.jobs import Job, OnEachGpu, Planned, planned_batches, planned_wide
-from magicdec.explore.pasted import pasted
+from magicdec.explore.pasted import Checked, Pasted
 from magicdec.explore.state import EXAMPLE, Catalog, link, shown
 from magicdec.perfmodel import Plan, counted, make_plan
 from magicdec.reports import (
@@ -143,13 +143,14 @@ class Explorer:
         asker = client.page or client.ticket
         computation = self._computation(state, asker)
         try:
-            return _waited(computation, asker, client)
+            document: Plan = _waited(computation, asker, client)
         except ConnectionAbortedError:
             self._computations.leave(state, asker)
             raise
         finally:
             if not client.page:
                 self._computations.leave(state, asker)
+        return document
 
     def _computation(self, state: Request, asker: str) -> Computation:
         return self._begun(state, lambda: self._job(state), asker)
@@ -189,15 +190,14 @@ class Explorer:
     ) -> Reply:
         """The whole page with its answer, readable with scripts off; `command`: a server's, which
         was pasted into it."""
+        client = client or Client()
         checked: dict[str, Any] = {"pasted": None, "command_text": command}
         try:
             if command:
-                checked["pasted"] = pasted(
-                    self.catalog, self.catalog.read(query), command
-                )
+                checked["pasted"] = self._pasted(query, command, client)
                 query = checked["pasted"].query
             state = self.catalog.read(query)
-            answered = self._answered(query, client or Client())
+            answered = self._answered(query, client)
         except MagicdecError as error:
             state = self.catalog.start
             answered = _failed(error)
@@ -247,10 +247,22 @@ class Explorer:
         """The drafts to choose from for a link. Raises MagicdecError."""
         return self._drafts(self.catalog.read(query))
 
-    def check(self, query: str, command: str) -> Reply:
+    def check(self, query: str, command: str, client: Client | None = None) -> Reply:
         """Changes to a server's command, as a piece of the page. Raises MagicdecError."""
-        found = pasted(self.catalog, self.catalog.read(query), command)
+        found = self._pasted(query, command, client or Client())
         return HTTPStatus.OK, HTML, self._render("check.html", pasted=found)
+
+    def _pasted(self, query: str, command: str, client: Client) -> Pasted:
+        """A pasted command as it is read in a process of its own, which ends with its client."""
+        state = self.catalog.read(query)
+        key = ("pasted", state, command)
+        job = Checked(catalog=self.catalog, state=state, text=command)
+        computation = self._begun(key, lambda: job, client.ticket)
+        try:
+            found: Pasted = _waited(computation, client.ticket, client)
+        finally:
+            self._computations.leave(key, client.ticket)
+        return found
 
     def changed(self, before: str, now: str) -> str:
         """Changes between two links, in words. Raises MagicdecError."""
@@ -352,12 +364,12 @@ class Explorer:
         return OnEachGpu(tuple(requests))
 
 
-def _waited(computation: Computation, asker: str, client: Client) -> Plan:
+def _waited(computation: Computation, asker: str, client: Client) -> Any:
     """The answer, once it is there. Raises as `Explorer.plan` does."""
     while True:
-        document: Plan | None = computation.answer()
-        if document is not None:
-            return document
+        answer = computation.answer()
+        if answer is not None:
+            return answer
         if client.is_gone():
             raise ConnectionAbortedError
         if not computation.renew(asker, lasting_s=computing.PATIENCE_S):

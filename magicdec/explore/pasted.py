@@ -4,14 +4,23 @@ the page's controls.
 
 from __future__ import annotations
 
+import contextlib
+import math
+import signal
+import time
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
+from magicdec.errors import ConfigError
 from magicdec.explore.state import METHODS, Catalog, link
 from magicdec.live import AskedLoad, Line, as_asked, check_command, lines_of
+from magicdec.progress import Progress
 from magicdec.schema import Request
 from magicdec.specs import ServeCommand, read_serve_command
+from magicdec.units import GIB, format_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +31,57 @@ class Pasted:
     """The first is the advice."""
     query: str
     """The command's question as a link."""
+
+
+MOST_CPU_S = 30
+MOST_BYTES = 2 * GIB
+"""Processor time and address space that one command may take to be read and weighed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """A command to read and weigh, in a process of its own: a text may be written to take forever, or
+    all memory."""
+
+    catalog: Catalog
+    state: Request
+    text: str
+
+    def __call__(self, progress: Progress) -> Pasted:
+        """Raises MagicdecError for what cannot be read or planned within the bounds."""
+        bound_this_process(most_cpu_s=MOST_CPU_S, most_bytes=MOST_BYTES)
+        try:
+            return pasted(self.catalog, self.state, self.text)
+        except MemoryError:
+            raise ConfigError(
+                f"reading this command takes more than {format_bytes(MOST_BYTES)}"
+            ) from None
+
+
+def bound_this_process(*, most_cpu_s: int, most_bytes: int) -> None:
+    """Bound the process's further processor time and address space, where the system can.
+
+    ConfigError is raised wherever it is when its time is over, MemoryError when its memory is.
+    """
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+
+    def refuse(*_: object) -> NoReturn:
+        raise ConfigError(
+            f"reading this command takes more than {most_cpu_s} s of processor time"
+        )
+
+    signal.signal(signal.SIGXCPU, refuse)
+    # What no Python code interrupts is killed a little later.
+    spent_s = math.ceil(time.process_time())
+    until_s = spent_s + most_cpu_s
+    resource.setrlimit(resource.RLIMIT_CPU, (until_s, until_s + 5))
+    with contextlib.suppress(OSError):  # no /proc: the time bounds it alone
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        most = pages * resource.getpagesize() + most_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 def pasted(catalog: Catalog, state: Request, text: str) -> Pasted:

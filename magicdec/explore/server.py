@@ -269,7 +269,7 @@ class Handler(BaseHTTPRequestHandler):
         command = fields.get("command", "")
         state = fields.get("state", query)
         if path == "/check":
-            return explorer.check(state, command)
+            return explorer.check(state, command, self._client)
         return explorer.page(state, self._client, command)
 
     def _body(self, most: int, refusal: str) -> Iterator[bytes]:

@@ -28,6 +28,10 @@ class Uploads:
         self._tokens: list[str] = []
         self._lock = threading.Lock()
 
+    def __reduce__(self) -> tuple[type[Uploads], tuple[()]]:
+        """Another process has none of the files."""
+        return Uploads, ()
+
     def add(self, name: str, chunks: Iterable[bytes]) -> str:
         """Keeps a file, and gives the token that a link names it by.
 

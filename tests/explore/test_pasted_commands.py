@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import re
+import socket
+import subprocess
+import sys
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -13,11 +18,13 @@ import pytest
 from typer.testing import CliRunner
 
 from magicdec.cli import app, register_commands
+from magicdec.explore.pasted import MOST_CPU_S
 from magicdec.explore.server import Server
 from magicdec.explore.state import Catalog
 from magicdec.live.check import AskedLoad, check_command
 from magicdec.live.check_text import lines_of
 from magicdec.specs.serve_command import read_serve_command
+from tests.processes import still_alive_after
 
 VLLM = (
     "vllm serve meta-llama/Llama-3.1-8B-Instruct --tensor-parallel-size 2 --frobnicate 3 "
@@ -193,3 +200,63 @@ def test_too_long_a_command_is_refused(server: Server) -> None:
     status, page = post(server, "check", command="vllm serve " + "x" * 1_100_000)
     assert status == 400
     assert "too long" in page
+
+
+MERGED = "a0: &a0 {x: 1}\n" + "\n".join(
+    f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}" for n in range(1, 27)
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        MERGED,
+        "CUDA_VISIBLE_DEVICES=0" + " " * 200_000 + "vllm serve llama-3.1-8b",
+        "vllm/vllm-openai " * 5000,
+    ],
+    ids=["merge keys", "blanks", "images"],
+)
+def test_what_is_written_to_take_forever_ends(server: Server, text: str) -> None:
+    begun = time.monotonic()
+    status, page = post(server, "check", command=text, state="")
+    assert status in (200, 400)
+    assert time.monotonic() - begun < 60 + MOST_CPU_S
+    assert "traceback" not in page
+
+
+def bounded(code: str, *, most_cpu_s: int, most_bytes: int) -> str:
+    """The last line of a process under bounds that runs this code."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from magicdec.explore.pasted import bound_this_process\n"
+            f"bound_this_process(most_cpu_s={most_cpu_s}, most_bytes={most_bytes})\n{code}",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    return done.stderr.splitlines()[-1]
+
+
+def test_a_process_is_bound_in_time_and_memory() -> None:
+    endless = bounded("while True: pass", most_cpu_s=1, most_bytes=1 << 30)
+    assert "more than 1 s of processor time" in endless
+    large = bounded("bytes(1 << 30)", most_cpu_s=20, most_bytes=1 << 29)
+    assert large == "MemoryError"
+
+
+def test_what_a_client_asked_ends_with_it(server: Server) -> None:
+    """A question whose client hangs up leaves no process."""
+    body = urllib.parse.urlencode({"command": VLLM + " " * 9}).encode()
+    before = set(multiprocessing.active_children())
+    with socket.create_connection(server.server_address[:2]) as client:
+        head = f"POST /check HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+        client.sendall(head.encode() + body)
+        started: set[multiprocessing.process.BaseProcess] = set()
+        while not started:
+            started = set(multiprocessing.active_children()) - before
+    pids = [process.pid for process in started if process.pid is not None]
+    assert not still_alive_after(20, pids)
