@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from magicdec.errors import unknown_choice
+from magicdec.errors import ConfigError, unknown_choice
 from magicdec.files import converted, read_toml, write_atomic
 from magicdec.naming import ENGINE_TITLES
 from magicdec.specs.engine_path import PathOptions, StepPath, fewer_graphs
@@ -333,8 +333,8 @@ def engines_that_run(draft: str, method: str) -> list[str]:
 
 
 def load_engine(name_or_path: str | Path) -> EngineProfile:
-    """A profile of the catalog, or of a TOML file. Raises ConfigError naming the file and the key,
-    or the nearest known name."""
+    """A profile of the catalog ("vllm", or of a version "vllm@0.32"), or of a TOML file. Raises
+    ConfigError naming the file and the key, or the nearest known name."""
     text = str(name_or_path)
     if "/" in text or text.endswith(".toml"):
         return engine_from_document(read_toml(Path(text), "engine profile"), where=text)
@@ -343,10 +343,16 @@ def load_engine(name_or_path: str | Path) -> EngineProfile:
 
 @lru_cache(maxsize=64)
 def _of_catalog(text: str) -> EngineProfile:
-    path = ENGINES_DIRECTORY / f"{text.lower()}.toml"
+    name, _, version = text.lower().partition("@")
+    path = ENGINES_DIRECTORY / f"{name}.toml"
     if not path.is_file():
-        raise unknown_choice("engine", text, engine_names())
-    return engine_from_document(read_toml(path, "engine profile"), where=str(path))
+        raise unknown_choice("engine", name, engine_names())
+    profile = engine_from_document(read_toml(path, "engine profile"), where=str(path))
+    if not version:
+        return profile
+    if not version_number(version):
+        raise ConfigError(f"a version of {name} is a number like 0.32, not '{version}'")
+    return profile.of_version(version)
 
 
 def engine_from_document(document: dict[str, Any], *, where: str) -> EngineProfile:

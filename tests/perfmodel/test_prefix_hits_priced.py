@@ -16,7 +16,7 @@ HYBRID = "qwen3.5-35b-a3b"
 PROMPTS = np.array([3784.0, 7542.0, 11292.0, 15019.0, 18770.0])
 
 
-def predicted(method: str, *, engine: str = "vllm", gamma: int = 3) -> Prediction:
+def predicted(method: str, *, engine: str = "vllm@0.32", gamma: int = 3) -> Prediction:
     setup = Setup.of(
         HYBRID,
         "h100-sxm-80gb",
