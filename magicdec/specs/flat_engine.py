@@ -65,6 +65,9 @@ FIELD_OF_DRAFTS: dict[str, tuple[tuple[str, ...], str]] = {
     "lookup_scan_s": (LOOKUP_METHODS, "scan_s"),
 }
 """Constants of some kinds of drafts: the kinds, and the field of each."""
+RETIRED = ("other_speedup_error", "speculation_fitted", "speculation_fitted_drafts")
+"""Flat keys of errors by place, which the widths of lanes (perfmodel/lanes.py) have replaced. Files
+with them are read without."""
 KIND_OF_METHOD: dict[str, str] = {"model": "model/full"}
 """Kinds of drafts that flat tables by method name otherwise."""
 Place = tuple[str, ...]
@@ -138,7 +141,11 @@ def _placed(document: Mapping[str, Any], where: str) -> dict[str, Any]:
     flat = {
         key: found for key, value in document.items() if (found := places(key, value))
     }
-    kept = {key: value for key, value in document.items() if key not in flat}
+    kept = {
+        key: value
+        for key, value in document.items()
+        if key not in flat and key not in RETIRED
+    }
     if kept.get("drafts") == []:
         del kept["drafts"]
     result: dict[str, Any] = _copied(kept)

@@ -82,6 +82,7 @@ synchronous_drafts = ["ngram"]
 captured_tokens = 512
 runner = "V1"
 drops_last_unit = ["eagle3"]
+other_speedup_error = 0.09
 [draft_calls.model]
 method = "draft_model"
 [draft_windows]
