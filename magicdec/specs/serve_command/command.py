@@ -398,8 +398,12 @@ def _merge_nested(said: _Said) -> None:
     elif graphs.get("max_batch_size"):
         meanings["captured"] = text_of(graphs["max_batch_size"])
     inside = _object(meanings.get("speculation"))
-    if "speculation" not in meanings or "decoding_type" not in inside:
-        return
+    if "decoding_type" in inside:
+        meanings["speculation"] = json.dumps(_as_vllms(inside))
+
+
+def _as_vllms(inside: Mapping[str, Any]) -> dict[str, Any]:
+    """TensorRT-LLM's speculative configuration in the keys of vLLM's."""
     method = text_of(inside["decoding_type"]).lower()
     if method == "eagle":
         method = "eagle_of_trtllm"
@@ -412,10 +416,8 @@ def _merge_nested(said: _Said) -> None:
     if inside.get("draft_len_schedule"):
         config["by_batch"] = True
     for key in ("use_relaxed_acceptance_for_thinking", "posterior_threshold"):
-        if inside.get(key):
-            config[key] = inside[key]
-    schedule = {key: value for key, value in config.items() if value is not None}
-    meanings["speculation"] = json.dumps(schedule)
+        config[key] = inside.get(key) or None
+    return {key: value for key, value in config.items() if value is not None}
 
 
 def _object(text: str | None) -> dict[str, Any]:
@@ -630,22 +632,12 @@ def _of_config(
     config: Mapping[str, Any], problems: list[str], unknown: list[str]
 ) -> Speculation | None:
     """vLLM's --speculative-config."""
-    checkpoint = config.get("model")
-    if checkpoint is not None and not isinstance(checkpoint, str):
-        raise ConfigError(f"the draft's model must be a name, not {checkpoint!r:.80}")
-    if checkpoint is not None:
-        checkpoint = model_of(checkpoint)
+    checkpoint = _checkpoint(config)
     method = str(config.get("method") or "").lower()
     table = config.get("num_speculative_tokens_per_batch_size")
-    gamma = config.get("num_speculative_tokens")
+    gamma = _whole(config, "num_speculative_tokens", least=0)
     if gamma is None and table:
         gamma = _deepest(table)
-    if gamma is not None and (
-        isinstance(gamma, bool) or not isinstance(gamma, int) or gamma < 0
-    ):
-        raise ConfigError(
-            f"num_speculative_tokens must be a whole number, not {gamma!r}"
-        )
     unknown += _unknown_keys(config)
     if gamma == 0:
         return None
@@ -653,13 +645,7 @@ def _of_config(
         problems.append(
             "--speculative-config has no num_speculative_tokens; vLLM does not start"
         )
-    ranks = config.get("draft_tensor_parallel_size")
-    if ranks is not None and (
-        isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1
-    ):
-        raise ConfigError(
-            f"draft_tensor_parallel_size must be a whole number, not {ranks!r:.80}"
-        )
+    ranks = _whole(config, "draft_tensor_parallel_size", least=1)
     draft = _draft(method, checkpoint, problems)
     if draft == "eagle3" and config.get("parallel_drafting") is True:
         draft = "p-eagle"
@@ -673,6 +659,25 @@ def _of_config(
         is_eager=config.get("enforce_eager") is True,
         lossy=_lossy(config),
     )
+
+
+def _checkpoint(config: Mapping[str, Any]) -> str | None:
+    checkpoint = config.get("model")
+    if checkpoint is None:
+        return None
+    if not isinstance(checkpoint, str):
+        raise ConfigError(f"the draft's model must be a name, not {checkpoint!r:.80}")
+    return model_of(checkpoint)
+
+
+def _whole(config: Mapping[str, Any], key: str, *, least: int) -> int | None:
+    """A whole number of a configuration; None: it has none."""
+    value = config.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{key} must be a whole number, not {value!r:.80}")
+    return value
 
 
 def _unknown_keys(config: Mapping[str, Any]) -> list[str]:

@@ -12,7 +12,13 @@ from typing import Any, NamedTuple
 
 from magicdec.errors import ConfigError
 from magicdec.specs.serve_command.shell import Shell, Value, variables_of
-from magicdec.specs.serve_command.start import MENTIONS, Given, Start, words_of
+from magicdec.specs.serve_command.start import (
+    MENTIONS,
+    Given,
+    Start,
+    json_of,
+    words_of,
+)
 
 MOST_NODES = 100_000
 """Values of a manifest with every alias and merge written out; few lines can stand for billions."""
@@ -26,7 +32,8 @@ COMPOSE = re.compile(
 )
 """A variable of Compose, innermost first."""
 TEMPLATE = re.compile(r"\{\{-?(?P<inside>[^{}]{0,400}?)-?\}\}")
-DEVICES = re.compile(r"^(?:nvidia|amd|gpu\.intel)\.com/(?:gpu|i915|xe)$")
+VALUE = re.compile(r"\$?\.Values\.[\w.]+$")
+DEVICES = re.compile(r"^(?:(?:nvidia|amd|gpu\.intel)\.com/)?(?:gpu|i915|xe)$")
 DEVICE_NAMES = (
     "nvidia.com/gpu.product",
     "cloud.google.com/gke-accelerator",
@@ -34,6 +41,11 @@ DEVICE_NAMES = (
     "k8s.amazonaws.com/accelerator",
     "gpu.nvidia.com/model",
 )
+OF_KSERVE = re.compile(
+    r"^--(?:model[_-](?:name|dir)|backend|task)(?:=[^\n]*|\n[^-\n][^\n]*|)$",
+    re.MULTILINE,
+)
+"""Options of KServe's own server, each with its value."""
 HELD = ("command", "args", "entrypoint", "modelCommand")
 """Keys that make a mapping a container."""
 
@@ -187,34 +199,21 @@ def _rendered(text: str, given: Given) -> str:
 def _template_value(
     inside: str, values: Mapping[str, Any], given: Given, written: str
 ) -> str:
-    pipes = [part.strip() for part in inside.split("|")]
-    value: Any = None
-    reference = ""
-    default = None
-    for part in pipes:
-        words = re.findall(r"\"[^\"]*\"|\S+", part)
-        if words[:1] == ["default"] and len(words) >= 2:
-            default = words[1].strip("\"'")
-            words = words[2:]
-        if words[:1] in (["quote"], ["int"], ["toString"], ["squote"]):
-            words = words[1:]
-        for word in words:
-            if word.startswith((".Values.", "$.Values.")):
-                reference = word.lstrip("$")
-                value = _at(values, reference.split(".")[2:])
-            elif word.startswith('"'):
-                default = default or word.strip('"')
-    if reference in given.values:
-        value = given.values[reference]
-    if value is None or value == "":
-        value = default
+    """The value of `.Values.a.b | default x | quote`, in either order of its words."""
+    words: list[str] = re.findall(r"\"[^\"]*\"|[^\s|]+", inside)
+    references = [word.lstrip("$") for word in words if VALUE.match(word)]
+    if not references:
+        texts = [word.strip('"') for word in words[:1] if word.startswith('"')]
+        return next(iter(texts), "unresolved")
+    (reference, *_) = references
+    value = given.values.get(reference, _at(values, reference.split(".")[2:]))
+    if value in (None, "") and "default" in words[:-1]:
+        default = words[words.index("default") + 1]
+        value = default.strip("\"'")
     if value is None:
-        name = reference or written
-        given.leave_open(name, written)
-        return name if reference else "unresolved"
+        given.leave_open(reference, written)
+        return reference
     if isinstance(value, Mapping | list):
-        from magicdec.specs.serve_command.start import json_of
-
         return json_of(value)
     return text_of(value)
 
@@ -232,21 +231,7 @@ def _interpolated(document: dict[str, Any], given: Given) -> dict[str, Any]:
     variables: Mapping[str, Value] = variables_of(given.file(".env") or "")
 
     def value(match: re.Match[str]) -> str:
-        if match["escaped"]:
-            return "\0"
-        name = match["name"] or match["bare"]
-        sign = match["sign"] or ""
-        word = match["word"] or ""
-        known = given.values.get(name, variables.get(name))
-        is_given = bool(known) if sign.startswith(":") else known is not None
-        if sign.endswith("+"):
-            return word if is_given else ""
-        if is_given:
-            return str(known)
-        if sign.endswith("-"):
-            return word
-        given.leave_open(f"${name}", f"{{{name}" if match["name"] else f"${name}")
-        return f"\1{name}\2"
+        return _compose_value(match, variables, given)
 
     def text(written: str) -> str:
         for _ in range(8):  # ${A:-${B:-c}}: the innermost first
@@ -259,6 +244,26 @@ def _interpolated(document: dict[str, Any], given: Given) -> dict[str, Any]:
     resolved = _mapped(document, text)
     assert isinstance(resolved, dict)
     return resolved
+
+
+def _compose_value(
+    match: re.Match[str], variables: Mapping[str, Value], given: Given
+) -> str:
+    """One variable of Compose; a dollar that stays is kept apart from those that begin another."""
+    if match["escaped"]:
+        return "\0"
+    name = match["name"] or match["bare"]
+    sign = match["sign"] or ""
+    known = given.values.get(name, variables.get(name))
+    is_given = known is not None and (bool(known) or not sign.startswith(":"))
+    if sign.endswith("+"):
+        return str(match["word"]) if is_given else ""
+    if is_given:
+        return str(known)
+    if sign.endswith("-"):
+        return str(match["word"])
+    given.leave_open(f"${name}", f"{{{name}" if match["name"] else f"${name}")
+    return f"\1{name}\2"
 
 
 def _mapped(node: Any, change: Callable[[str], str]) -> Any:
@@ -318,27 +323,30 @@ def _environment(
 def _pairs_of(node: Any, maps: Mapping[str, Mapping[str, str]]) -> dict[str, Value]:
     """Variables as a mapping, as a list of names and values, or as a list of NAME=value."""
     pairs: dict[str, Value] = {}
+    items: list[Any]
     if isinstance(node, Mapping):
-        for name, value in node.items():
-            if value is not None and not isinstance(value, Mapping | list):
-                pairs[text_of(name)] = text_of(value)
-    for item in _listed(node):
-        if isinstance(item, str):
-            name, equals, text = item.partition("=")
-            if equals:
-                pairs[name] = text
-        if not isinstance(item, Mapping):
-            continue
-        name = text_of(item.get("name"))
-        value = item.get("value")
-        reference = _at(item, ("valueFrom", "configMapKeyRef"))
-        if isinstance(reference, Mapping):
-            held = maps.get(text_of(reference.get("name")), {})
-            value = held.get(text_of(reference.get("key")))
-        if value is not None:
-            before = {key: text for key, text in pairs.items() if isinstance(text, str)}
-            pairs[name] = _dereferenced(text_of(value), before, None)
+        items = [{"name": name, "value": value} for name, value in node.items()]
+    else:
+        items = _listed(node)
+    for item in items:
+        if isinstance(item, Mapping):
+            name = text_of(item.get("name"))
+            value = _held(item, maps)
+        else:
+            name, equals, value = text_of(item).partition("=")
+            value = value if equals else None
+        if value is not None and not isinstance(value, Mapping | list):
+            pairs[name] = _dereferenced(text_of(value), pairs, None)
     return pairs
+
+
+def _held(item: Mapping[str, Any], maps: Mapping[str, Mapping[str, str]]) -> Any:
+    """A variable's value, or that of the ConfigMap that it names."""
+    reference = _at(item, ("valueFrom", "configMapKeyRef"))
+    if not isinstance(reference, Mapping):
+        return item.get("value")
+    held = maps.get(text_of(reference.get("name")), {})
+    return held.get(text_of(reference.get("key")))
 
 
 def _listed(node: Any) -> list[Any]:
@@ -393,16 +401,7 @@ def _of_container(
     found: _Found, given: Given, maps: Mapping[str, Mapping[str, str]]
 ) -> list[Start]:
     container, around, path = found
-    words = [text_of(container.get("image"))]
-    model_command = container.get("modelCommand")
-    for key in ("entrypoint", "command", "args"):
-        value = container.get(key)
-        if isinstance(value, str):
-            words += _divided(value)
-        elif isinstance(value, list):
-            words += [text_of(word) for word in value]
-    if model_command == "vllmServe":
-        words[1:1] = ["vllm", "serve", *_served_of_values(around)]
+    words = _container_words(container, around)
     if not any(MENTIONS.search(word) for word in words):
         return []
     variables = _environment(container, around, maps, given)
@@ -410,15 +409,29 @@ def _of_container(
         words = [_dereferenced(word, variables, given) for word in words]
     shell = Shell(given, variables)
     shell.command(_as_script(words))
-    name = f"{path}/{text_of(container.get('name'))}"
+    roles = [text_of(holder.get("subComponentType")) for holder in around[:4]]
+    name = f"{path}/{text_of(container.get('name'))} {' '.join(roles)}"
     for start in shell.starts:
         _grant(start, [container, *around])
-        role = " ".join(
-            text_of(holder.get("subComponentType")) for holder in around[:4]
-        )
-        if "prefill" in f"{name} {role}".lower():
+        if "prefill" in name.lower():
             start.is_prefill = True
     return shell.starts
+
+
+def _container_words(
+    container: Mapping[str, Any], around: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """A container's image, entry point, command and arguments."""
+    words = [text_of(container.get("image"))]
+    for key in ("entrypoint", "command", "args"):
+        value = container.get(key)
+        if isinstance(value, str):
+            words += _divided(value)
+        else:
+            words += [text_of(word) for word in _listed(value)]
+    if container.get("modelCommand") == "vllmServe":
+        words[1:1] = ["vllm", "serve", *_served_of_values(around)]
+    return words
 
 
 def _as_script(words: list[str]) -> list[str]:
@@ -463,25 +476,24 @@ def _grant(start: Start, holders: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _devices_of(holder: Mapping[str, Any]) -> int | None:
-    resources = holder.get("resources")
+    """Devices that a mapping grants: Kubernetes' limits, Compose's reservations."""
+    counts: list[Any] = []
     for kind in ("limits", "requests"):
-        limits = _at(resources, (kind,))
+        limits = _at(holder, ("resources", kind))
         if isinstance(limits, Mapping):
             for key, value in limits.items():
-                is_device = DEVICES.match(text_of(key)) or key == "gpu"
-                if is_device and re.fullmatch(r"\d{1,4}", text_of(value)):
-                    return int(text_of(value)) or None
+                if DEVICES.match(text_of(key)):
+                    counts.append(value)
     reserved = _at(holder, ("deploy", "resources", "reservations", "devices"))
     for device in _listed(reserved):
-        if not isinstance(device, Mapping):
-            continue
-        listed = device.get("device_ids")
+        listed = _at(device, ("device_ids",))
         if isinstance(listed, list) and listed:
-            return len(",".join(map(text_of, listed)).split(","))
-        if re.fullmatch(r"\d{1,4}", text_of(device.get("count"))):
-            return int(text_of(device["count"])) or None
-    if re.fullmatch(r"\d{1,4}", text_of(holder.get("gpus"))):
-        return int(text_of(holder["gpus"])) or None
+            counts.append(len(",".join(map(text_of, listed)).split(",")))
+        counts.append(_at(device, ("count",)))
+    counts.append(holder.get("gpus"))
+    for count in counts:
+        if re.fullmatch(r"\d{1,4}", text_of(count)):
+            return int(text_of(count)) or None
     return None
 
 
@@ -598,21 +610,14 @@ def _of_resources(document: Mapping[str, Any]) -> list[Start]:
 
 def _of_kserve(model: Mapping[str, Any], predictor: Any) -> Start:
     words = [text_of(word) for word in _listed(model.get("args"))]
+    text = "\n".join(words)
+    text = re.sub(r"^--model[_-]id(?==|$)", "--model", text, flags=re.MULTILINE)
+    text = OF_KSERVE.sub("", text)
+    words = [word for word in text.split("\n") if word]
     uri = text_of(model.get("storageUri"))
-    names = ("--model_id", "--model-id")
-    if uri and not any(word.startswith(names) for word in words):
+    if uri and not any(word.startswith("--model") for word in words):
         words.insert(0, f"--model={_model_of(uri)}")
-    for old in names:
-        words = [re.sub(f"^{old}(?==|$)", "--model", word) for word in words]
-    own = ("--model_name", "--model-name", "--model_dir", "--backend", "--task")
-    kept = []
-    skips = False
-    for word in words:
-        is_own = word.startswith(own)
-        if not is_own and not (skips and not word.startswith("-")):
-            kept.append(word)
-        skips = is_own and "=" not in word
-    start = Start(engine="vllm", words=kept)
+    start = Start(engine="vllm", words=words)
     _grant(start, [model, predictor if isinstance(predictor, Mapping) else {}])
     return start
 

@@ -124,6 +124,8 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Options that bear on speed, by what they say."""
+NAME = re.compile(r"--?[A-Za-z]")
+MOST_VALUES = 1000
 LISTS = frozenset(("cuda-graph-sizes", "cuda-graph-bs", "cudagraph-capture-sizes"))
 """Options of several values, in versions that the data lacks."""
 OF_WRAPPERS = re.compile(
@@ -229,39 +231,45 @@ def options_of(engine: str, words: Sequence[str]) -> Iterator[Option]:
     while place < len(words):
         word = words[place]
         place += 1
-        if not re.match(r"--?[A-Za-z]", word):
+        if not NAME.match(word):
             yield Option("", word)
             continue
-        written, equals, value = word.lstrip("-").partition("=")
-        if not word.startswith("--") and re.match(r"O[0-3]$", written):
-            yield Option("O", written[1:])
+        written, equals, given = word.lstrip("-").partition("=")
+        value: str | None = given
+        if re.fullmatch(r"-O[0-3]", word):
+            yield Option("O", word[-1])
             continue
-        head, dot, inside = written.partition(".")
+        head, _, inside = written.partition(".")
         name = _spelled(engine, head.replace("_", "-"))
-        if dot:
-            if not equals:
-                value = "".join(words[place : place + 1])
-                place += 1
-            path = inside.split(".")
-            nested: Any = _scalar(value)
-            for key in reversed(path):
-                nested = {key: nested}
-            yield Option(name, json.dumps(nested))
-            continue
-        kind = kind_of(engine, name)
-        if equals:
-            yield Option(name, value)
-            continue
-        values: list[str] = []
-        while place < len(words) and not re.match(r"--?[A-Za-z]", words[place]):
-            is_truth = words[place].lower() in ("true", "false")
-            if kind == "flag" and not is_truth:
-                break
-            values.append(words[place])
-            place += 1
-            if kind != "list":
-                break
-        yield Option(name, " ".join(values) if values else None)
+        if not equals:
+            kind = "value" if inside else kind_of(engine, name)
+            taken = _taken(words[place : place + MOST_VALUES], kind)
+            place += len(taken)
+            value = " ".join(taken) if taken else None
+        if inside:  # --speculative-config.method ngram
+            value = _nested(inside.split("."), value or "")
+        yield Option(name, value)
+
+
+def _taken(words: Sequence[str], kind: str) -> list[str]:
+    """The words behind an option that are its values."""
+    taken: list[str] = []
+    for word in words:
+        is_truth = word.lower() in ("true", "false")
+        if NAME.match(word) or (kind == "flag" and not is_truth):
+            break
+        taken.append(word)
+        if kind != "list":
+            break
+    return taken
+
+
+def _nested(path: Sequence[str], text: str) -> str:
+    """An object with one value at a path."""
+    nested: Any = _scalar(text)
+    for key in reversed(path):
+        nested = {key: nested}
+    return json.dumps(nested)
 
 
 def kind_of(engine: str, name: str) -> str:

@@ -8,15 +8,22 @@ the environment and of argparse are followed; all else stays a name.
 from __future__ import annotations
 
 import ast
+import operator
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from magicdec.errors import ConfigError
 from magicdec.specs.serve_command.manifest import start_of_llm_config, text_of
 from magicdec.specs.serve_command.shell import Shell
-from magicdec.specs.serve_command.start import INSTALLED, Given, Start, words_of
+from magicdec.specs.serve_command.start import (
+    INSTALLED,
+    Given,
+    Start,
+    json_of,
+    words_of,
+)
 
 ENGINES = {
     "LLM": "vllm",
@@ -46,6 +53,7 @@ MOST_DEPTH = 60
 MOST_STEPS = 20_000
 MOST_PYTHON = 250_000
 MOST_STARTS = 20
+ENVIRONMENT = ("os.environ.get", "os.getenv", "getenv", "environ.get")
 METHODS = {
     "Eagle3DecodingConfig": "eagle3",
     "EagleDecodingConfig": "eagle3",
@@ -88,6 +96,21 @@ class _Reader:
         self.modules: dict[str, str] = {}
         self.version: str | None = None
         self.steps = 0
+        self.readers: Mapping[type, Callable[[Any, int], Any]] = {
+            ast.Constant: lambda node, _: node.value,
+            ast.Name: self._named,
+            ast.List: lambda node, depth: self._items(node.elts, depth),
+            ast.Tuple: lambda node, depth: self._items(node.elts, depth),
+            ast.Dict: self._dict,
+            ast.JoinedStr: self._text,
+            ast.BinOp: self._sum,
+            ast.BoolOp: self._either,
+            ast.IfExp: self._chosen,
+            ast.UnaryOp: self._negative,
+            ast.Call: self._of_call,
+            ast.Attribute: self._attribute,
+            ast.Subscript: self._subscript,
+        }
         for node in ast.walk(tree):
             self._note(node)
 
@@ -110,21 +133,23 @@ class _Reader:
             self._name(node.target, node.value)
         elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
             self.additions.setdefault(node.target.id, []).append(node.value)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                self.modules[alias.asname or alias.name] = node.module
-        elif isinstance(node, ast.Import):
-            for alias in node.names:
-                self.modules[alias.asname or alias.name] = alias.name
+        elif isinstance(node, ast.ImportFrom | ast.Import):
+            self._note_import(node)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             self._defaults(node.args)
         elif isinstance(node, ast.Call):
             self.calls.append(node)
             self._note_call(node)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            installed = INSTALLED.search(node.value[:200])
-            if installed is not None:
-                self.version = installed[1]
+        elif isinstance(node, ast.Constant):
+            installed = INSTALLED.search(str(node.value)[:200])
+            self.version = installed[1] if installed is not None else self.version
+
+    def _note_import(self, node: ast.ImportFrom | ast.Import) -> None:
+        for alias in node.names:
+            module = alias.name
+            if isinstance(node, ast.ImportFrom):
+                module = node.module or ""
+            self.modules[alias.asname or alias.name] = module
 
     def _name(self, target: ast.expr, value: ast.expr) -> None:
         name = ast.unparse(target) if isinstance(target, ast.Attribute) else ""
@@ -168,28 +193,30 @@ class _Reader:
     # Starts
 
     def _start(self, call: ast.Call) -> Start | None:
-        name = _called(call)
-        owner = name.rpartition(".")[0]
-        last = name.rpartition(".")[2]
+        owner, _, last = _called(call).rpartition(".")
         if last in RUNS and call.args:
             return self._process(call)
-        engine = ENGINES.get(last)
+        engine = self._engine_of(owner, last)
         if engine is None:
             return None
-        module = self.modules.get(last) or self.modules.get(owner) or owner
-        if engine == "sglang" and not re.search(r"sgl", module):
-            return None
-        if "tensorrt_llm" in module:
-            engine = "trtllm"
         options = self._keywords(call)
         if last == "LLMConfig":
-            if "engine_kwargs" not in options and "model_loading_config" not in options:
-                return None
-            return start_of_llm_config(options)
+            is_served = {"engine_kwargs", "model_loading_config"} & set(options)
+            return start_of_llm_config(options) if is_served else None
         words = [text_of(value) for value in map(self._value, call.args[:1])]
         if not words and not {"model", "model_path", "model_tag"} & set(options):
             return None
         return Start(engine=engine, words=[*words, *words_of(options)])
+
+    def _engine_of(self, owner: str, name: str) -> str | None:
+        """The engine that a call makes; other libraries have an Engine too."""
+        engine = ENGINES.get(name)
+        module = self.modules.get(name) or self.modules.get(owner) or owner
+        if engine == "sglang" and "sgl" not in module:
+            return None
+        if engine is not None and "tensorrt_llm" in module:
+            return "trtllm"
+        return engine
 
     def _keywords(self, call: ast.Call) -> dict[str, Any]:
         options: dict[str, Any] = {}
@@ -219,41 +246,30 @@ class _Reader:
         self.steps += 1
         if self.steps > MOST_STEPS:
             raise ConfigError(f"the script's values take more than {MOST_STEPS} steps")
-        if depth > MOST_DEPTH:
+        read = self.readers.get(type(node))
+        if depth > MOST_DEPTH or read is None:
             return self._unknown(node)
-        if isinstance(node, ast.Constant):
-            return node.value
-        if isinstance(node, ast.Name):
-            return self._named(node, depth)
-        if isinstance(node, ast.List | ast.Tuple):
-            return self._items(node.elts, depth)
-        if isinstance(node, ast.Dict):
-            return self._dict(node, depth)
-        if isinstance(node, ast.JoinedStr):
-            parts = []
-            for part in node.values:
-                inner = part.value if isinstance(part, ast.FormattedValue) else part
-                parts.append(text_of(self._value(inner, depth + 1)))
-            return "".join(parts)
-        if isinstance(node, ast.BinOp):
-            return self._sum(node, depth)
-        if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or):
-            for option in node.values:
-                value = self._value(option, depth + 1)
-                if value and not isinstance(value, _Unknown):
-                    return value
-            return self._value(node.values[-1], depth + 1)
-        if isinstance(node, ast.IfExp):
-            return self._chosen(node, depth)
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            value = self._value(node.operand, depth + 1)
-            return -value if isinstance(value, int | float) else self._unknown(node)
-        if isinstance(node, ast.Call):
-            return self._of_call(node, depth)
-        if isinstance(node, ast.Attribute):
-            return self._attribute(node, depth)
-        if isinstance(node, ast.Subscript):
-            return self._subscript(node, depth)
+        return read(node, depth)
+
+    def _text(self, node: ast.JoinedStr, depth: int) -> str:
+        parts = []
+        for part in node.values:
+            inner = part.value if isinstance(part, ast.FormattedValue) else part
+            parts.append(text_of(self._value(inner, depth + 1)))
+        return "".join(parts)
+
+    def _either(self, node: ast.BoolOp, depth: int) -> Any:
+        """The first of several values that is known and true, or the last."""
+        values = [self._value(option, depth + 1) for option in node.values]
+        if isinstance(node.op, ast.And):
+            return self._unknown(node)
+        known = [value for value in values if value and not isinstance(value, _Unknown)]
+        return known[0] if known else values[-1]
+
+    def _negative(self, node: ast.UnaryOp, depth: int) -> Any:
+        value = self._value(node.operand, depth + 1)
+        if isinstance(node.op, ast.USub) and isinstance(value, int | float):
+            return -value
         return self._unknown(node)
 
     def _chosen(self, node: ast.IfExp, depth: int) -> Any:
@@ -310,59 +326,48 @@ class _Reader:
         return values
 
     def _sum(self, node: ast.BinOp, depth: int) -> Any:
+        """Two texts or lists joined, two numbers added or multiplied."""
         left = self._value(node.left, depth + 1)
         right = self._value(node.right, depth + 1)
-        is_known = not isinstance(left, _Unknown) and not isinstance(right, _Unknown)
-        if (
-            isinstance(node.op, ast.Add)
-            and isinstance(left, list)
-            and isinstance(right, list)
-        ):
-            return [*left, *right]
-        if (
-            isinstance(node.op, ast.Add)
-            and isinstance(left, str)
-            and isinstance(right, str)
-        ):
-            return left + right
-        are_numbers = isinstance(left, int) and isinstance(right, int)
-        if is_known and are_numbers and isinstance(node.op, ast.Mult):
-            return left * right
-        if is_known and are_numbers and isinstance(node.op, ast.Add):
-            return left + right
+        join = {ast.Add: operator.add, ast.Mult: operator.mul}.get(type(node.op))
+        for kind in (str, list, int):
+            are_alike = isinstance(left, kind) and isinstance(right, kind)
+            if are_alike and join is not None and (kind is int or join is operator.add):
+                return join(left, right)
         return self._unknown(node)
 
     def _of_call(self, node: ast.Call, depth: int) -> Any:
         name = _called(node)
         last = name.rpartition(".")[2]
-        if (
-            name in ("os.environ.get", "os.getenv", "getenv", "environ.get")
-            and node.args
-        ):
+        if name in ENVIRONMENT and node.args:
             return self._of_environment(node, depth)
         if last in ("str", "int", "float") and len(node.args) == 1:
             return self._value(node.args[0], depth + 1)
-        if last == "dict":
-            return self._keywords(node)
-        if last == "dumps" and node.args:
-            from magicdec.specs.serve_command.start import json_of
-
-            return json_of(self._value(node.args[0], depth + 1))
-        if last == "join" and isinstance(node.func, ast.Attribute) and node.args:
-            items = self._value(node.args[0], depth + 1)
-            between = " "
-            if name != "shlex.join":
-                between = text_of(self._value(node.func.value, depth + 1))
-            if isinstance(items, list):
-                return between.join(map(text_of, items))
-        if last == "split" and isinstance(node.func, ast.Attribute):
-            text = self._value(node.func.value, depth + 1)
-            if last == "split" and isinstance(text, str) and not node.args:
-                return text.split()
         if last in METHODS:
             return self._keywords(node) | {"decoding_type": METHODS[last]}
-        if re.search(r"(?:Config|Args)$", last):
+        if last == "dict" or re.search(r"(?:Config|Args)$", last):
             return self._keywords(node)
+        if last == "dumps" and node.args:
+            return json_of(self._value(node.args[0], depth + 1))
+        if last in ("join", "split"):
+            return self._of_words(node, name, depth)
+        return self._unknown(node)
+
+    def _of_words(self, node: ast.Call, name: str, depth: int) -> Any:
+        """ " ".join(words), shlex.join(words), text.split()."""
+        assert isinstance(node.func, ast.Attribute | ast.Name)
+        if isinstance(node.func, ast.Name):
+            return self._unknown(node)
+        if node.func.attr == "split":
+            text = self._value(node.func.value, depth + 1)
+            is_text = isinstance(text, str) and not node.args
+            return text.split() if is_text else self._unknown(node)
+        items = self._value(node.args[0], depth + 1) if node.args else None
+        between = " "
+        if name != "shlex.join":
+            between = text_of(self._value(node.func.value, depth + 1))
+        if isinstance(items, list):
+            return between.join(map(text_of, items))
         return self._unknown(node)
 
     def _of_environment(self, node: ast.Call, depth: int) -> Any:

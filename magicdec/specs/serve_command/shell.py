@@ -191,17 +191,7 @@ class Shell:
 
     def _if(self, node: Node, depth: int) -> None:
         """The first branch whose condition holds, or may."""
-        condition = node.child_by_field_name("condition")
-        clauses = [child for child in node.named_children if child.type in CLAUSES]
-        body = [child for child in node.named_children if child.type not in CLAUSES]
-        branches = [(node, condition, [child for child in body if child != condition])]
-        for clause in clauses:
-            parts = clause.named_children
-            if clause.type == "elif_clause" and parts:
-                branches.append((clause, parts[0], parts[1:]))
-            else:
-                branches.append((clause, None, parts))
-        for place, test, statements in branches:
+        for place, test, statements in _branches(node):
             result = True if test is None else self._holds(test)
             if result is False:
                 continue
@@ -626,11 +616,7 @@ class Shell:
 
     def _redirected(self, node: Node, depth: int) -> None:
         """A statement whose output is kept as a file, or whose input is a document."""
-        documents = [child for child in node.named_children if child.type in DOCUMENTS]
-        parts = [child for child in node.named_children if child.type not in DOCUMENTS]
-        for document in documents:
-            inside = document.named_children
-            parts += [part for part in inside if not part.type.startswith("heredoc")]
+        documents, parts = _divided(node)
         targets = [self._target(part) for part in parts if part.type == "file_redirect"]
         target = next(filter(None, targets), "")
         text = None
@@ -782,11 +768,10 @@ class Shell:
             return
         if not any(MENTIONS.search(word) for word in words):
             return
-        for place, word in enumerate(words[1:], 1):
-            is_script = re.fullmatch(r"-\w*c", words[place - 1]) is not None
-            if is_script and _has_shell(words[:place]):
-                self._nested(word, words, arguments=words[place + 2 :])
-                return
+        place = _script_in(words)
+        if place is not None:
+            self._nested(words[place], words, arguments=words[place + 2 :])
+            return
         start = start_of(words)
         if start is not None:
             start.version = start.version or self.version
@@ -857,6 +842,29 @@ class _Doubt:
 
     def __exit__(self, *_: object) -> None:
         self.shell.doubt = self.outer
+
+
+def _divided(node: Node) -> tuple[list[Node], list[Node]]:
+    """A redirected statement's documents, and its other parts, which may stand within these."""
+    documents = [child for child in node.named_children if child.type in DOCUMENTS]
+    parts = [child for child in node.named_children if child.type not in DOCUMENTS]
+    for document in documents:
+        inside = document.named_children
+        parts += [part for part in inside if not part.type.startswith("heredoc")]
+    return documents, parts
+
+
+def _branches(node: Node) -> Iterator[tuple[Node, Node | None, list[Node]]]:
+    """The branches of an if, each with its condition and statements."""
+    condition = node.child_by_field_name("condition")
+    body = [child for child in node.named_children if child.type not in CLAUSES]
+    yield node, condition, [child for child in body if child != condition]
+    for clause in node.named_children:
+        parts = clause.named_children
+        if clause.type == "elif_clause" and parts:
+            yield clause, parts[0], parts[1:]
+        elif clause.type == "else_clause":
+            yield clause, None, parts
 
 
 def _parsed(text: str) -> Node:
@@ -1044,6 +1052,15 @@ def _printed(words: list[str]) -> str:
     if words[0] == "printf" and options and "%s" in options[0]:
         return "\n".join(options[1:]) + "\n"
     return _unescaped(" ".join(options)) + "\n"
+
+
+def _script_in(words: Sequence[str]) -> int | None:
+    """The place of the script that a shell's -c is given."""
+    for place in range(1, len(words)):
+        is_script = re.fullmatch(r"-\w*c", words[place - 1]) is not None
+        if is_script and _has_shell(words[:place]):
+            return place
+    return None
 
 
 def _has_shell(words: Sequence[str]) -> bool:
