@@ -105,7 +105,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     """The command's own configuration; null: it does not fit, or no acceptance is known."""
     without_draft: Candidate | None
     changes: list[Change]
-    """What surely costs first, then what loses exactness, then gains, the surest first; changes
+    """What surely costs first, then what loses exactness, then gains, the largest expected one first:
+    of those to the draft one can be made, and after it no other gains. Changes
     without a price last."""
     problems: list[str]
     not_understood: list[str]
@@ -113,12 +114,13 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def first(self) -> Change | None:
-        """The change to make at this load; None: the command does not run, or none gains."""
+        """The change to make at this load, on these devices; None: the command does not run, or none
+        gains."""
         if self.as_it_is is None and self.problems:
             return None
         for change in self.changes:
-            is_fault = change.kind != "gain"
-            if is_fault or (change.gain is not None and change.at_batch is None):
+            is_here = change.at_batch is None and change.needs_gpus is None
+            if change.kind != "gain" or (change.gain is not None and is_here):
                 return change
         return None
 
@@ -135,6 +137,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     def _advice(self) -> str:
         change = self.first
         if change is None:
+            if any(change.needs_gpus is not None for change in self.changes):
+                return "Keep it as it is: no change gains on these devices."
             return "Keep it as it is: no change gains."
         if change.gain is None:
             return f"{change.change}: {change.reason}."
@@ -155,8 +159,8 @@ def _order(change: Change) -> tuple[int, bool, bool, float]:
     return (
         place,
         change.gain is None,
-        change.at_batch is not None,
-        -(change.gain_low or 0.0),
+        change.at_batch is not None or change.needs_gpus is not None,
+        -(change.gain or 0.0),
     )
 
 
@@ -796,7 +800,7 @@ def _why(command: ServeCommand, row: Candidate) -> str:
     reason = acceptance_of(row.drafting)
     if not package:
         return reason
-    return f"{reason}; {package}"
+    return f"{reason} {package[0].upper()}{package[1:]}."
 
 
 def _tokens(gamma: int) -> str:

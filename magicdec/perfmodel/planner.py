@@ -124,6 +124,11 @@ def make_plan(request: PlanRequest, progress: Progress = lambda _: None) -> Plan
         return _under_arrivals(request, model, progress)
     request, refused = _readable(request, model)
     answers, cases = answered(request, model, refused)
+    document = _document(request, model, answers, cases, refused)
+    if not document.offers or document.offers[0].hardware == document.hardware:
+        return document
+    best = document.offers[0].hardware
+    answers.sort(key=lambda answer: answer.document.hardware != best)
     return _document(request, model, answers, cases, refused)
 
 
@@ -134,7 +139,8 @@ def _document(
     cases: list[Case],
     refused: list[str],
 ) -> Plan:
-    """The plan document of answered cases; the first is the plan's own."""
+    """The plan document of answered cases; the first is the plan's own: what it chooses, and what
+    is exported."""
     first = answers[0]
     key, others = notes(cases, first.case, first.document, first.drafted)
     return Plan(

@@ -153,11 +153,7 @@ def _why_not(choice: Choice) -> str:
     left_out = choice.left_out
     if left_out is None:
         if choice.outcome == "not published" and choice.to_train is not None:
-            kind = method_name(choice.to_train.draft_method)
-            return (
-                f": no {kind} head is published for this model, one would have to be trained "
-                "first"
-            )
+            return f": {unpublished(choice.to_train)}"
         if choice.outcome == "no acceptance":
             return ": no draft has a known acceptance here"
         if choice.outcome == "not asked":
@@ -321,6 +317,12 @@ def gamma_by_batch(choice: Choice) -> str:
     )
 
 
+def unpublished(row: Candidate) -> str:
+    """Why a draft is not run that nobody published for the model."""
+    kind = method_name(row.draft_method)
+    return f"no {kind} head is published for this model, one would have to be trained first"
+
+
 def to_train_line(choice: Choice) -> str:
     """The gain of a draft that would have to be trained first."""
     row = choice.to_train
@@ -462,8 +464,13 @@ def loads_lines(plan: Plan) -> list[str]:
     drafted = [row for row in loads if row.is_speculative]
     total = f"{len(loads)} {_kind_of_loads(loads)}"
     if not drafted:
-        line = f"Decode without a draft at all {total}: none is expected to pay."
-        return [line, *_acceptance_lines(plan)]
+        line = f"Decode without a draft at all {total}"
+        to_train = [case.choice.to_train for case in plan.cases if case.choice.to_train]
+        if not to_train:
+            return [f"{line}: none is expected to pay.", *_acceptance_lines(plan)]
+        most = max(to_train, key=lambda row: row.gain.speedup)
+        gain = f"trained, {drafting_of(most)} would be {gain_of(most)} at {where(most)}"
+        return [f"{line}: {unpublished(most)}.", f"{gain[0].upper()}{gain[1:]}."]
     alone = [row for row in loads if not row.is_speculative]
     best = max(drafted, key=lambda row: row.gain.speedup)
     least = min(drafted, key=lambda row: row.gain.speedup)
@@ -842,26 +849,22 @@ def load_name(load: TrafficLoad) -> str:
 
 
 def traffic_line(traffic: Traffic) -> str:
-    """The devices for a rate, and what speculation changes."""
+    """The devices for a rate, and what speculation changes; or what too few devices keep."""
     best = traffic.best
-    devices = format_count(best.num_gpus, "device")
-    replicas = format_count(best.num_replicas, "replica")
     rate = format_number(traffic.rate_per_s)
-    spread = f"{devices} ({replicas}, {best.layout})"
-    line = f"Serve {rate} requests/s on {spread} with {load_name(best)}"
-    alone = traffic.autoregressive
-    drafted = traffic.speculative
-    if alone is None:
-        return f"{line}; without a draft no number of devices keeps the limits"
-    if drafted is None:
-        if traffic.lacking:
-            return f"{line}: {traffic.lacking[0]}"
+    spread = f"{_replicas(best)} with {load_name(best)}"
+    if not traffic.is_enough:
+        highest = format_number(best.highest_rate_per_s or 0.0)
+        verb = "serves" if best.num_gpus == 1 else "serve"
         return (
-            f"{line}; no draft keeps the limits there, or none has a known acceptance"
+            f"{spread} {verb} up to {highest} of {rate} requests/s: {_needed(traffic)}"
         )
-    other = drafted
-    if best.is_speculative:
-        other = alone
+    line = f"Serve {rate} requests/s on {spread}"
+    other = traffic.autoregressive
+    if not best.is_speculative:
+        other = traffic.speculative
+    if other is None:
+        return f"{line}{_no_other(traffic)}"
     with_other = f"with {load_name(other)}"
     if other.num_gpus > best.num_gpus:
         return f"{line}; {with_other} it takes {other.num_gpus}"
@@ -872,6 +875,39 @@ def traffic_line(traffic: Traffic) -> str:
     return f"{line}: up to {highest} requests/s, {with_other} {highest_of_other}"
 
 
+def _replicas(load: TrafficLoad) -> str:
+    """The devices of a load, and how they are spread: "8 devices (4 replicas, tp 2)"."""
+    devices = format_count(load.num_gpus, "device")
+    replicas = format_count(load.num_replicas, "replica")
+    return f"{devices} ({replicas}, {load.layout})"
+
+
+def _needed(traffic: Traffic) -> str:
+    """The devices that the whole rate takes, the fewest first."""
+    loads = []
+    for load in (traffic.autoregressive, traffic.speculative):
+        if load is not None:
+            loads.append(load)
+    if not loads:
+        return "no number of devices was found to serve all"
+    loads.sort(key=lambda load: load.num_gpus)
+    first, *others = loads
+    line = f"all take {first.num_gpus} with {load_name(first)}"
+    for other in others:
+        line += f", {other.num_gpus} with {load_name(other)}"
+    return line
+
+
+def _no_other(traffic: Traffic) -> str:
+    """Why nothing is compared with the best."""
+    kept = "keeps the limits" if traffic.has_limits else "keeps up"
+    if traffic.best.is_speculative:
+        return f"; without a draft no number of devices {kept}"
+    if traffic.lacking:
+        return f": {traffic.lacking[0]}"
+    return f"; no draft {kept} there, or none has a known acceptance"
+
+
 def percentiles_line(load: TrafficLoad) -> str:
     """p50 and p95 of both latencies, and the headroom."""
     if load.ttft is None:
@@ -879,7 +915,7 @@ def percentiles_line(load: TrafficLoad) -> str:
     parts = [_p50_and_p95("first token", load.ttft)]
     if load.tpot is not None:
         parts.append(_p50_and_p95("time per token", load.tpot))
-    if load.highest_rate_per_s:
+    if load.within_limits and load.highest_rate_per_s:
         headroom = load.highest_rate_per_s / load.rate_per_s - 1.0
         parts.append(f"headroom {headroom:.0%}")
     return "; ".join(parts)

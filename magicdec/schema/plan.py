@@ -614,21 +614,31 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     num_requests: Count
     """Requests that were simulated."""
     best: TrafficLoad
-    """The fewest devices that keep the limits."""
+    """The fewest devices that keep the limits; of a number that was given and is too small, those
+    that keep the highest rate: `is_enough` is then false."""
     autoregressive: TrafficLoad | None
-    """The fewest without speculation; null: none keep them."""
+    """The fewest without speculation, also where they are more than were given; null: no number
+    keeps them."""
     speculative: TrafficLoad | None
+    """The fewest with it, likewise; null: no number keeps them, or no draft was served."""
     curves: list[TrafficLoad]
     """Each layout and policy over rates, on as many devices as the best has."""
     timeline: list[Moment]
     notes: list[str]
+    has_limits: bool = True
+    """Whether a latency is limited; else a load is kept where its queue does not grow."""
     lacking: list[str] = []
     """Why drafts that were asked for are not served."""
 
+    @property
+    def is_enough(self) -> bool:
+        """Whether the best keeps the requested rate."""
+        return self.best.within_limits
+
 
 class Plan(CaseAnswer, frozen=True, kw_only=True):
-    """The whole answer: the first case that was asked for and can be answered, together with the
-    others.
+    """The whole answer: the first case that was asked for and can be answered, of several devices
+    that of the best offer, together with the others.
     """
 
     schema_version: int = SCHEMA_VERSION

@@ -109,7 +109,10 @@ def test_what_does_not_fit_says_what_would() -> None:
     few = checked(
         "vllm serve Qwen/Qwen2.5-72B-Instruct -tp 2", batch=64, context_len=8192
     )
-    assert few.headline.startswith("Use tp 8")
+    assert change(few, "Use tp 8").needs_gpus == 8
+    assert (
+        "tp 8" not in few.headline
+    )  # four times the devices are no change of the command
 
 
 def test_passes_without_a_captured_graph_are_found() -> None:
@@ -429,3 +432,39 @@ def test_an_engine_without_the_draft_is_an_answer() -> None:
     result = checked(text, batch=1, context_len=1024)
     assert "does not run suffix" in result.headline
     assert result.as_it_is is None
+
+
+def followed(text: str, option: str) -> str:
+    """The command with an advised option."""
+    start, _, _ = text.partition(" --speculative-config")
+    if option.startswith("leave out"):
+        return start
+    return f"{start} {option}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "config", "load"),
+    [
+        (
+            "openai/gpt-oss-20b",
+            {"model": "RedHatAI/gpt-oss-20b-speculator.eagle3", "method": "eagle3"},
+            {"hardware": "4090", "batch": 16, "context_len": 16_000, "task": "code"},
+        ),
+        (
+            "Qwen/Qwen3-8B",
+            {"model": "AngelSlim/Qwen3-8B_eagle3", "method": "eagle3"},
+            {"batch": 64, "context_len": 8_000, "task": "rag"},
+        ),
+        ("meta-llama/Llama-3.1-8B-Instruct", {"method": "ngram"}, {"batch": 1}),
+    ],
+)
+def test_a_command_that_follows_the_advice_is_advised_nothing_more(
+    model: str, config: dict[str, object], load: dict[str, object]
+) -> None:
+    config |= {"num_speculative_tokens": 5}
+    text = VLLM.format(model=model, tp=1, config=json.dumps(config))
+    result = checked(text, **load)
+    assert result.first is not None
+    again = checked(followed(text, result.first.option), **load)
+    assert again.first is None or again.first.kind != "gain", again.headline

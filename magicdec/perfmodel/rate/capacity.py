@@ -93,6 +93,8 @@ class Kept:
 def _lacking(case: Case) -> list[str]:
     """Why a draft that was asked for is not served."""
     request = case.request
+    if "none" in (request.draft, request.draft_method):
+        return ["no draft was asked for"]
     if not request.names_a_draft:
         return []
     context = int(case.lengths.prompt_len)
@@ -109,45 +111,48 @@ class Band:
 
 
 def plan_traffic(request: PlanRequest, model: ModelSpec, progress: Progress) -> Settled:
-    """The fewest devices that keep the limits, found by simulation.
+    """The fewest devices that keep the limits, found by simulation; of a number of devices that was
+    given and is too small, what they keep.
 
     Raises:
         ConfigError: lengths or limits that are missing or contradict each other.
-        CapacityError: no layout keeps the load (the message says what the best one keeps), or the
-        simulation takes too long.
+        CapacityError: no layout keeps the limits at any rate, no number of devices keeps the load,
+        or the simulation takes too long.
     """
     load = _load(request, model)
     layouts = served_layouts(load, model)
-    most = request.num_gpus or MOST_DEVICES
     stages = Stages(progress, (1.0, 3.0, 4.0))
     plain = [layout for layout in layouts if layout.option is None]
     drafted = [layout for layout in layouts if layout.option is not None]
-    alone = _fewest(load, plain, most, stages.stage(0))
-    speculative = _fewest(load, drafted, most, stages.stage(1))
-    kept = []
-    points: dict[str, TrafficLoad | None] = {"alone": None, "drafted": None}
-    if alone is not None:
-        kept.append(alone)
-        points["alone"] = _full_point(alone)
-    if speculative is not None:
-        kept.append(speculative)
-        points["drafted"] = _full_point(speculative)
-    if not kept:
-        raise _nothing_keeps(load, layouts, most)
-    best = min(kept, key=lambda answer: answer.worth)
-    chosen = points["alone" if best is alone else "drafted"]
-    assert chosen is not None  # the best was kept
+    alone = _fewest(load, plain, MOST_DEVICES, stages.stage(0))
+    speculative = _fewest(load, drafted, MOST_DEVICES, stages.stage(1))
+    kept = [answer for answer in (alone, speculative) if answer is not None]
+    without_draft = None if alone is None else _full_point(alone)
+    with_draft = None if speculative is None else _full_point(speculative)
+    given = request.num_gpus or MOST_DEVICES
+    enough = [answer for answer in kept if answer.num_gpus <= given]
+    if enough:
+        best = min(enough, key=lambda answer: answer.worth)
+        chosen = without_draft if best is alone else with_draft
+        assert chosen is not None  # the best was kept
+    else:
+        best = _keeping_most(load, layouts, given)
+        if request.num_gpus is None:
+            raise _too_much(best)
+        chosen = _full_point(best)
+        kept = [best]
     curves = _curves(kept, best, stages.stage(2))
     outcome = best.trial.at(load.rate, best.replicas)
     traffic = Traffic(
         rate_per_s=load.rate,
         num_requests=len(outcome.requests),
         best=chosen,
-        autoregressive=points["alone"],
-        speculative=points["drafted"],
+        autoregressive=without_draft,
+        speculative=with_draft,
         curves=curves,
         timeline=_timeline(outcome),
         notes=[*_where_it_pays(curves), *_on_hits(best), *_notes(best, chosen)],
+        has_limits=load.has_limits,
         lacking=_lacking(best.layout.case),
     )
     return Settled(traffic=traffic, layout=best.layout)
@@ -275,29 +280,39 @@ def _in_parallel(
     return results
 
 
-def _nothing_keeps(load: Load, layouts: list[ServedLayout], most: int) -> CapacityError:
-    """The error for a load that exceeds the devices, with the highest rate that they serve."""
+def _keeping_most(load: Load, layouts: list[ServedLayout], given: int) -> Kept:
+    """The layout that keeps the highest rate on a number of devices that is too small for the load.
+
+    Raises CapacityError where none keeps any.
+    """
     best: Kept | None = None
     highest = 0.0
     for layout in layouts:
         trial = Trial(load=load, layout=layout)
-        replicas = trial.most_replicas(most)
+        replicas = trial.most_replicas(given)
         if not replicas or not layout.rate:
             continue
         rate = trial.highest_rate(replicas) or 0.0
         if rate > highest:
             highest = rate
             best = Kept(trial=trial, replicas=replicas)
-    if best is None:
-        return CapacityError(
-            f"nothing keeps the limits at {load.rate:g} requests/s, nor at any lower rate"
-        )
-    devices = f"{best.num_gpus} devices do"
-    if best.num_gpus == 1:
-        devices = "1 device does"
+    if best is not None:
+        return best
+    kept = "keeps up"
+    if load.has_limits:
+        kept = "keeps the limits"
+    raise CapacityError(
+        f"nothing {kept} at {load.rate:g} requests/s, nor at any lower rate"
+    )
+
+
+def _too_much(best: Kept) -> CapacityError:
+    """The error for a load that no number of devices keeps, with what the most of them do."""
+    load = best.trial.load
+    highest = best.trial.highest_rate(best.replicas) or 0.0
     return CapacityError(
-        f"{devices} not keep the limits at {load.rate:g} requests/s; {best.replicas} x "
-        f"{best.layout.row.layout.label} keep them up to {highest:.2g}"
+        f"{best.num_gpus} devices do not keep {load.rate:g} requests/s; {best.replicas} x "
+        f"{best.layout.row.layout.label} keep up to {highest:.2g}"
     )
 
 

@@ -233,6 +233,11 @@ class Load:
         return is_prompt and is_fast
 
     @property
+    def has_limits(self) -> bool:
+        """Whether a latency is limited; else a load is kept where its queue does not grow."""
+        return self.ttft_limit_s is not None or self.tpot_limit_s is not None
+
+    @property
     def ttft_limit_s(self) -> float | None:
         """The limit that a single request is held to."""
         return _tighter(self.request.ttft_p95_s, self.request.ttft_limit_s)
