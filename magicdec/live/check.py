@@ -59,7 +59,7 @@ USUAL_BATCH = 32
 USUAL_CONTEXT = 4096
 PROMPT_LOOKUP_MAX = 4
 """Longest n-gram that an n-gram draft looks up, where none was replayed."""
-NOTEWORTHY = 1.01
+NOTEWORTHY = 1.02
 """Gains below this are not named."""
 LIGHT_LOADS = (1, 4, 16)
 """Batches at which a table by batch is compared, in addition to the requested one."""
