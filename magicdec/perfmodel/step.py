@@ -158,7 +158,7 @@ def step_terms(
     upkeep = step.upkeep().plus(*step.catch_up(draft, full_acceptance))
     step_s = gamma * draft.total_s + verify.total_s + accept.total_s + upkeep.total_s
     upkeep = upkeep.plus(
-        *step.in_stages(step_s, step.staged_passes()), *launched(setup, step_s)
+        *step.in_stages(step_s, step.staged_passes()), *launched(setup, step_s, tp)
     )
     return dataclasses.replace(
         alone,

@@ -277,6 +277,8 @@ class EngineHybrids(EngineTable, frozen=True, kw_only=True):
     """How surely that time bounds a step, in its logarithm: 1, it does; 0, it never does."""
     hybrid_layer_error: float = 0.0
     """Relative error (one standard deviation) of the time that it adds."""
+    hybrid_mixtures: bool = False
+    """Whether it is added to steps of a mixture of experts with a trained head on several ranks."""
     hybrid_reread_share: float = 0.0
     """Share of an unsplit attention's time that each drafted token beyond the first adds."""
     hybrid_reread_error: float = 0.0

@@ -83,3 +83,24 @@ def test_models_with_caches_alone_pay_nothing_of_it():
     names = {op.name for op in terms.verify.plus(terms.upkeep).ops}
     assert not names & {"hybrid launches", "repeated attention"}
     assert np.isfinite(terms.step_s)
+
+
+@pytest.mark.parametrize(
+    ("context", "tokens", "measured"),
+    [(455, 3.2, 0.87), (2273, 2.557, 0.55), (141, 2.92, 0.54), (353, 2.264, 0.66)],
+)
+def test_a_split_mixture_with_a_head_was_slower_than_without(context, tokens, measured):
+    """Qwen3-30B-A3B with EAGLE-3 on two 80 GB GPUs, vLLM 0.12, 8 users (arXiv 2604.26469)."""
+    setup = Setup.of(
+        "qwen3-30b-a3b",
+        "a100-pcie-80gb",
+        load_engine("vllm").of_version("0.12"),
+        SpeculationSpec(draft="eagle3", draft_method="eagle3", gamma=3),
+    )
+    terms = step_terms(
+        setup, batch=8, kv_len=context, draft_kv_len=context, gamma=3, tp_size=2
+    )
+    speedup = tokens * float(terms.autoregressive.total_s / terms.step_s)
+    error, _ = step_errors(setup, terms, 2)
+    assert speedup < 1.0
+    assert abs(math.log(speedup / measured)) < Z_90 * float(error)
