@@ -412,8 +412,9 @@ def _print_groups(document: dict[str, Any], output_format: OutputFormat) -> None
     from magicdec.reports import print_groups
     from magicdec.validate import by_cause
 
-    for line in by_cause(document.get("assumed", ())):
-        print(f"assumed: {line}")
+    if output_format is OutputFormat.TABLE:
+        for line in by_cause(document.get("assumed", ())):
+            print(f"assumed: {line}")
     for line in by_cause(document.get("refused", ())):
         typer.echo(f"skipped: {line}", err=True)
     print_as(
