@@ -28,7 +28,7 @@ from magicdec.perfmodel.plan.choice import (
     preferred,
     same_configuration,
 )
-from magicdec.perfmodel.plan.gamma import gamma_table, option_of
+from magicdec.perfmodel.plan.gamma import gamma_table
 from magicdec.perfmodel.plan.one_gamma import one_gamma
 from magicdec.perfmodel.plan.outlook import Draws, draws_of, outlook
 from magicdec.perfmodel.plan.reach import reaches_of
@@ -348,8 +348,9 @@ def _reaching(
             continue
         if case.gammas_of(option) != (0,):
             options.append(option)
-    first = option_of(case, leading)
-    options.sort(key=lambda option: option is not first)
+    if leading is not None and leading.is_speculative:
+        first = case.option_of(leading)
+        options.sort(key=lambda option: option is not first)
     return options
 
 
@@ -411,13 +412,13 @@ def _choice(
     outcome = outcome_of(best, left_out, to_train, lacks_acceptance=lacks_acceptance)
     runs_at = None
     if left_out is not None and outcome in ("no room", "over limits"):
-        runs_at = largest_that_runs(case, _option_of(found, left_out), left_out)
+        runs_at = largest_that_runs(case, case.option_of(left_out), left_out)
     shown = left_out
     if best.is_speculative:
         shown = best
     better = None
     if shown is not None and case.request.gamma is not None:
-        better = better_gamma(case, _option_of(found, shown), shown)
+        better = better_gamma(case, case.option_of(shown), shown)
     one = None
     gammas = []
     if best.is_speculative:
@@ -480,16 +481,6 @@ def _evidence(found: list[Found], row: Candidate) -> Evidence:
     for of_draft in found:
         if any(same_configuration(row, other) for other in of_draft.rows):
             return evidence_of(of_draft.prediction.setup)
-    raise LookupError(row.draft)
-
-
-def _option_of(found: list[Found], row: Candidate) -> DraftOption:
-    """The draft of a drafted row."""
-    for of_draft in found:
-        if of_draft.option is None:
-            continue
-        if any(same_configuration(row, other) for other in of_draft.rows):
-            return of_draft.option
     raise LookupError(row.draft)
 
 

@@ -173,9 +173,9 @@ def gamma_table(
         case.setup(None), None, grid_of(case, best, axes.batches, axes.all_contexts)
     )
     room = alone.full(alone.memory.fits).reshape(axes.shape)
-    option = option_of(case, leading)
-    if option is None or leading is None:
+    if leading is None or not leading.is_speculative:
         return _table(axes, best, leading, _cells_without_draft(axes, room))
+    option = case.option_of(leading)
     points = grid_of(case, best, axes.batches, axes.all_contexts, option, leading)
     drafted = best_gammas(case, option, points, room)
     table = _table(axes, best, leading, _cells_of(axes, drafted, room))
@@ -239,16 +239,6 @@ def _table(
         break_even_gen_len=_whole_or_none(cells.break_even[:, axes.shown]),
         break_even_context=_break_even_contexts(axes, cells),
     )
-
-
-def option_of(case: Case, leading: Candidate | None) -> DraftOption | None:
-    """The draft that a row drafts with. None: it drafts nothing."""
-    if leading is None or leading.gamma == 0:
-        return None
-    for option in case.options:
-        if (option.draft, option.method) == (leading.draft, leading.draft_method):
-            return option
-    return None
 
 
 def _cells_without_draft(axes: Axes, room: BoolArray) -> Cells:

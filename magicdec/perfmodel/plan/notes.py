@@ -83,7 +83,7 @@ def _on_pool(case: Case, best: Candidate) -> Iterator[str]:
     setup = case.setup(None)
     option = None
     if best.is_speculative:
-        option = _option_of(case, best)
+        option = case.option_of(best)
         setup = case.setup(option)
     points = Points(
         batch=1.0,
@@ -261,7 +261,7 @@ def _on_hits(case: Case, best: Candidate) -> Iterator[str]:
         or best.draft_method not in engine.prefix_cache.drops_last_unit
     ):
         return
-    option = _option_of(case, best)
+    option = case.option_of(best)
     points = Points(
         batch=float(best.batch_size),
         context=case.lengths.prompt_len,
@@ -283,14 +283,6 @@ def _on_hits(case: Case, best: Candidate) -> Iterator[str]:
         what = "of the time to the first token"
     if loss > LEAST_LOSS:
         yield hits_lost(case, best, f"{loss:.0%} {what}", int(losing.hits.unit_tokens))
-
-
-def _option_of(case: Case, row: Candidate) -> DraftOption:
-    """The draft of a speculative row."""
-    for option in case.options:
-        if (option.draft, option.method) == (row.draft, row.draft_method):
-            return option
-    raise LookupError(row.draft)
 
 
 def _has_the_draft_of(row: Candidate, best: Candidate) -> bool:
@@ -326,7 +318,7 @@ def _on_window(case: Case, best: Candidate, drafted: list[Candidate]) -> Iterato
 
 def _why(case: Case, best: Candidate) -> str:
     """The reason why a window raises acceptance: the head was trained on contexts of its length."""
-    trained = _option_of(case, best).acceptance.trained_len
+    trained = case.option_of(best).acceptance.trained_len
     if trained is None or (best.draft_budget or 0) > trained:
         return ""
     return f", within the {trained:,} that such heads are usually trained on"

@@ -304,6 +304,13 @@ class Case:
             held = lengths.max_len(np.maximum(batch, 1.0))
         return np.broadcast_to(batch, (len(self.tp_sizes),))
 
+    def option_of(self, row: Candidate) -> DraftOption:
+        """The draft of a speculative row."""
+        for option in self.options:
+            if (option.draft, option.method) == (row.draft, row.draft_method):
+                return option
+        raise LookupError(row.draft)
+
     def admits(self, row: Candidate) -> bool:
         """Whether a row may be chosen: its draft exists, and it runs in a release of the engine, or
         the user asked for the plugin, named the draft or gave its acceptance.
