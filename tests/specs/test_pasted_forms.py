@@ -225,6 +225,13 @@ ATTACKS = {
     "lists that double": "from vllm import LLM\na0=[1]\n"
     + "\n".join(f"a{n}=[a{n - 1},a{n - 1}]" for n in range(1, 60))
     + "\nLLM(model=a59)\n",
+    "texts that double": "from vllm import LLM\na0='"
+    + "x" * 20_000
+    + "'\n"
+    + "\n".join(f"a{n}=f'{{a{n - 1}}}{{a{n - 1}}}'" for n in range(1, 20))
+    + "\nLLM(model=a19)\n",
+    "numbers that square": "N=9\n" + "N=$((N*N))\n" * 40 + "vllm serve m -tp $N",
+    "numbers of many digits": f"from vllm import LLM\nLLM(model='m', a=0x{'f' * 6000})\n",
     "brackets": "a: " + "[" * MOST,
     "template": "a: {{ .Values.x }}\n" * (MOST // 20) + "command: vllm serve m\n",
     "compose": "services:\n  a:\n    image: vllm/vllm-openai\n    command: --model m "

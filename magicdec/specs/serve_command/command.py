@@ -12,7 +12,7 @@ import msgspec
 from magicdec.errors import ConfigError
 from magicdec.files import bounded
 from magicdec.naming import DRAFT_NAMES, head_named_in
-from magicdec.specs.serve_command.manifest import load, text_of
+from magicdec.specs.serve_command.manifest import load
 from magicdec.specs.serve_command.options import (
     OF_WRAPPERS,
     OPTIONS,
@@ -27,6 +27,7 @@ from magicdec.specs.serve_command.start import (
     Given,
     Start,
     json_of,
+    text_of,
     words_of,
 )
 from magicdec.specs.speculation import TreeSpec

@@ -17,6 +17,7 @@ from magicdec.specs.serve_command.start import (
     Given,
     Start,
     json_of,
+    text_of,
     words_of,
 )
 
@@ -153,15 +154,6 @@ def _loader() -> Any:
                 )
 
     return Bounded
-
-
-def text_of(value: Any) -> str:
-    """A scalar as YAML writes it."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value)
 
 
 # Templates and variables

@@ -15,13 +15,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from magicdec.errors import ConfigError
-from magicdec.specs.serve_command.manifest import start_of_llm_config, text_of
+from magicdec.specs.serve_command.manifest import start_of_llm_config
 from magicdec.specs.serve_command.shell import Shell
 from magicdec.specs.serve_command.start import (
     INSTALLED,
+    MOST_BITS,
     Given,
     Start,
     json_of,
+    text_of,
     words_of,
 )
 
@@ -51,6 +53,7 @@ LOOKS = re.compile(
 )
 MOST_DEPTH = 60
 MOST_STEPS = 20_000
+MOST_VALUE = 50_000
 MOST_PYTHON = 250_000
 MOST_STARTS = 20
 ENVIRONMENT = ("os.environ.get", "os.getenv", "getenv", "environ.get")
@@ -141,7 +144,7 @@ class _Reader:
             self.calls.append(node)
             self._note_call(node)
         elif isinstance(node, ast.Constant):
-            installed = INSTALLED.search(str(node.value)[:200])
+            installed = INSTALLED.search(text_of(node.value)[:200])
             self.version = installed[1] if installed is not None else self.version
 
     def _note_import(self, node: ast.ImportFrom | ast.Import) -> None:
@@ -249,7 +252,14 @@ class _Reader:
         read = self.readers.get(type(node))
         if depth > MOST_DEPTH or read is None:
             return self._unknown(node)
-        return read(node, depth)
+        value = read(node, depth)
+        if isinstance(value, str) and len(value) > MOST_VALUE:
+            raise ConfigError(
+                f"a value of the script has more than {MOST_VALUE} characters"
+            )
+        if isinstance(value, int) and value.bit_length() > MOST_BITS:
+            return self._unknown(node)
+        return value
 
     def _text(self, node: ast.JoinedStr, depth: int) -> str:
         parts = []

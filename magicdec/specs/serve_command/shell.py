@@ -20,6 +20,7 @@ from magicdec.errors import ConfigError
 from magicdec.specs.serve_command.start import (
     INSTALLED,
     MENTIONS,
+    MOST_BITS,
     Given,
     Start,
     start_of,
@@ -1042,7 +1043,8 @@ def _value(node: ast.expr) -> int | None:
         left = _value(node.left)
         right = _value(node.right)
         if left is not None and right is not None:
-            return OPERATORS[type(node.op)](left, right)
+            result = OPERATORS[type(node.op)](left, right)
+            return result if result.bit_length() <= MOST_BITS else None
     return None
 
 

@@ -35,6 +35,8 @@ MODULES = {
     "dynamo.trtllm": "trtllm",
 }
 MOST_TEXT = 1_000_000
+MOST_BITS = 512
+"""Bits of a whole number of a setting; Python writes no number of many more."""
 SHOWN = 80
 """Characters of a value that an error shows."""
 
@@ -165,6 +167,17 @@ def _image_in(word: str) -> str | None:
     return None
 
 
+def text_of(value: Any) -> str:
+    """A scalar as YAML writes it; a number that no text holds as none."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int) and value.bit_length() > MOST_BITS:
+        return "a number"
+    return str(value)
+
+
 def words_of(options: Mapping[str, Any]) -> list[str]:
     """Options by name as the words of a command: an object as JSON, a list as several words."""
     words: list[str] = []
@@ -178,11 +191,11 @@ def words_of(options: Mapping[str, Any]) -> list[str]:
         elif isinstance(value, list) and all(
             isinstance(item, str | int) for item in value
         ):
-            words += [f"--{option}", *map(str, value)]
+            words += [f"--{option}", *map(text_of, value)]
         elif isinstance(value, Mapping | list):
             words.append(f"--{option}={json_of(value)}")
         else:
-            words.append(f"--{option}={value}")
+            words.append(f"--{option}={text_of(value)}")
     return words
 
 
