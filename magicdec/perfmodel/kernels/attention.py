@@ -64,6 +64,8 @@ the rest of a block hides behind them. One layer of 24 heads of 256 on an RTX 30
 TENSOR_RATIO = 4.0
 """FLOPs of tensor cores with 16-bit sums for one of the fp32 units, from Ampere's smaller chips on;
 a device that lists fewer with fp32 sums has them halved."""
+UNSPLIT_GENERATIONS = ("turing", "ampere", "ada")
+"""Generations whose library is FlashAttention 2: FlashAttention 3 needs Hopper."""
 GROUPED_MAX_SPLITS = 128.0
 """FlashAttention 2's constant."""
 BLOCKS_PER_MULTIPROCESSOR = (1.0, 2.0, 2.25, 2.5, 3.0)
@@ -244,6 +246,17 @@ class AttentionCurve(KernelCurve, frozen=True, kw_only=True):
             raise ValueError(
                 f"'row_factors' must be between 0.05 and 20, not {list(self.row_factors)!r}"
             )
+
+    @classmethod
+    def of(cls, hw: Device, variant: str = "") -> Self:
+        """The device's curve for a number format, or the generic one with the way of splitting that
+        its generation's library has."""
+        curve = cls.known(hw, variant)
+        if curve is not None:
+            return curve
+        if hw.kind == "gpu" and hw.generation in UNSPLIT_GENERATIONS:
+            return cls(splits="grouped", max_splits=GROUPED_MAX_SPLITS)
+        return cls()
 
     @classmethod
     def may_borrow(cls, hw: Device, donor: Device, variant: str) -> bool:
