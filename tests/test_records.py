@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import multiprocessing
 import os
 from pathlib import Path
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from magicdec.errors import StorageError
 from magicdec.files import check_apart, check_writable, write_atomic
+from magicdec.reports.terminal import print_run
 from magicdec.schema.record import (
     Record,
     append_record,
     check_records_file,
     current_environment,
     read_records,
+    summary,
 )
 
 
@@ -199,3 +203,23 @@ def test_unwritable_and_unreadable_files_are_one_line_errors(tmp_path: Path) -> 
     (tmp_path / "bad.jsonl").write_text("not json\n")
     with pytest.raises(StorageError, match="no readable record"):
         read_records(tmp_path / "bad.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("swing", "is_busy"), [(None, False), (0.4, False), (1.3, True)]
+)
+def test_a_record_of_a_busy_machine_says_so_first(
+    swing: float | None, is_busy: bool
+) -> None:
+    """The worst repetition counts: one that was disturbed spoils the ratio of two runs."""
+    rows = [
+        make(1, repetition=0, speedup=1.4, reference_swing=0.1),
+        make(1, repetition=1, speedup=0.7, reference_swing=swing),
+    ]
+    record = summary(rows)
+    console = Console(width=200, record=True, file=io.StringIO())
+    print_run([record], console)
+    lines = console.export_text().splitlines()
+    assert ("busy machine" in lines[0]) == is_busy
+    assert [note for note in record.notes if "busy machine" in note] == record.notes[:1]
+    assert bool(record.notes) == is_busy

@@ -231,6 +231,10 @@ def _row(
         speed = median_times(measurement.references)
         fields["reference_s"] = speed.memory_s
         fields["compute_reference_s"] = speed.compute_s
+        fields["reference_swing"] = max(
+            max(times) / min(times) - 1.0
+            for times in zip(*measurement.references, strict=True)
+        )
         if request.device == "cpu":
             # during these runs: it changes within seconds
             bandwidth_bytes_per_s = speed.memory_bytes_per_s

@@ -19,7 +19,7 @@ from magicdec.reports.tables import (
     point_table,
 )
 from magicdec.reports.text import GAMMA, needed_width, text_table
-from magicdec.schema import Comparison, Record
+from magicdec.schema import Comparison, Record, busy_machine
 from magicdec.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
@@ -54,6 +54,9 @@ def print_run(results: Sequence[Record], console: Console) -> None:
     if not results:
         return
     first = results[0]
+    swings = [record.reference_swing or 0.0 for record in results]
+    for line in busy_machine(max(swings)):
+        console.print(line)
     device = first.device or "cpu"
     load = f"batch {first.batch_size}, context {first.context_len}"
     console.print(

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         UNFINISHED,
         Record,
         append_record,
+        busy_machine,
         check_records_file,
         current_environment,
         read_many,

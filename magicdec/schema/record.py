@@ -154,6 +154,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     repetitions: int | None = None
     reference_s: float | None = None
     compute_reference_s: float | None = None
+    reference_swing: float | None = None
+    """Longest over shortest time of a reference kernel during the runs, less one."""
     bound_by: str | None = None
     memory_bytes_per_s: float | None = None
     achieved_bytes_per_s: dict[str, float] | None = None
@@ -241,6 +243,10 @@ CONFIGURATION_FIELDS = (
 )
 
 
+BUSY_SWING = 0.5
+"""`reference_swing` above which a record is of a busy machine. Over the hours of
+results/grid-2-cores.jsonl the kernels' times had a standard deviation of 11 %; work beside a run
+that takes every second turn doubles them."""
 SAMPLE_FIELDS = (
     "autoregressive_step_samples_s", "step_samples_s", "speedup_samples", "speedup_cpu_samples",
 )  # fmt: skip
@@ -259,7 +265,7 @@ def summary(rows: Sequence[Record]) -> Record:
         fields[name] = list(chain.from_iterable(_known(rows, name))) or None
     for name in PHASE_FIELDS:
         fields[name] = _medians_by_phase(_known(rows, name))
-    for name in ("peak_memory_bytes", "num_divergences"):
+    for name in ("peak_memory_bytes", "num_divergences", "reference_swing"):
         fields[name] = max(_known(rows, name), default=None)
     if rows[0].sequence_counts:
         fields |= _acceptance(rows)
@@ -272,6 +278,7 @@ def summary(rows: Sequence[Record]) -> Record:
             "speedup_high": max(speedups),
             "repetitions": len(rows),
             "notes": [
+                *busy_machine(fields["reference_swing"]),
                 *rows[0].notes,
                 *_weak_baseline(rows[0], fields["autoregressive_mbu"]),
             ],
@@ -280,6 +287,16 @@ def summary(rows: Sequence[Record]) -> Record:
             "sequence_counts": None,
         },
     )
+
+
+def busy_machine(swing: float | None) -> list[str]:
+    """A note where something else took the machine's time during the runs."""
+    if swing is None or swing <= BUSY_SWING:
+        return []
+    return [
+        f"measured on a busy machine: the same kernel took up to {1 + swing:.1f} times as long during "
+        f"these runs (steady: at most {1 + BUSY_SWING:g}); measure again where nothing else runs"
+    ]
 
 
 @cache
