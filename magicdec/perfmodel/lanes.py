@@ -27,8 +27,20 @@ LANES = Path(__file__).resolve().parents[1] / "specs" / "data" / "lanes.csv"
 LEAST_SOURCES = 3
 ANY = "any"
 NO_DRAFT = "no draft"
-Figure = Literal["step without a draft", "speculative step", "speedup"]
-FIGURES: tuple[Figure, ...] = ("step without a draft", "speculative step", "speedup")
+Figure = Literal[
+    "step without a draft",
+    "speculative step",
+    "speedup",
+    "speedup, acceptance believed",
+]
+FIGURES: tuple[Figure, ...] = (
+    "step without a draft",
+    "speculative step",
+    "speedup",
+    "speedup, acceptance believed",
+)
+"""The last is a plan's answer as it is given before anything is measured: its interval holds the
+belief's errors too, and no width is taken from it."""
 SORTS = {
     "lookup": "look-up",
     "head": "trained head",

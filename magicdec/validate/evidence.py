@@ -13,6 +13,7 @@ from magicdec.perfmodel import LaneRow
 from magicdec.validate.lanes import Judged, Lanes
 from magicdec.validate.pairs import (
     PairRow,
+    judged_beliefs,
     judged_pairs,
     predict_pairs,
     tokens_of_cells,
@@ -30,6 +31,7 @@ def judged_of(paths: Sequence[Path]) -> tuple[list[Judged], list[str]]:
         if "baseline" in read_lines(path)[0]:
             pairs, lines = read_rows([path], PairRow)
             judged += judged_pairs(pairs, predict_pairs(pairs, tokens_of_cells(pairs)))
+            judged += judged_beliefs(pairs)
             for pair in pairs:
                 if pair.tokens_per_step is None:
                     lines.append(f"{pair.where}: no measured tokens per step")

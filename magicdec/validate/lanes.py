@@ -21,6 +21,8 @@ from magicdec.perfmodel import LEAST_SOURCES, Figure, Lane, LaneRow
 SHARE = 0.9
 """Share of a lane's rows that its interval holds."""
 LEAST_WIDTH = 0.03
+BELIEVED: Figure = "speedup, acceptance believed"
+"""Judged by the whole interval of the plan, which is no source's own."""
 
 
 class Judged(NamedTuple):
@@ -91,7 +93,8 @@ class Lanes:
             key = (row.lane, row.source)
             if key not in widths:
                 widths[key], _ = self.width(row.lane, row.figure, without=row.source)
-            deviation = float(np.hypot(widths[key], row.of_kernels))
+            own = 0.0 if row.figure == BELIEVED else widths[key]
+            deviation = float(np.hypot(own, row.of_kernels))
             inside.append(abs(row.log_error) <= Z_90 * deviation)
         return float(np.mean(inside))
 

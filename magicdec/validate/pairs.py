@@ -571,6 +571,24 @@ def judged_pairs(pairs: Sequence[PairRow], predicted: Predicted) -> list[Judged]
     return judged
 
 
+def judged_beliefs(pairs: Sequence[PairRow]) -> list[Judged]:
+    """The speedups of all pairs as a plan answers, their acceptance believed."""
+    predicted = predict_pairs(pairs, [None] * len(pairs))
+    judged = []
+    for place, pair in enumerate(pairs):
+        if np.isfinite(predicted.speedup[place]):
+            judged.append(
+                Judged(
+                    lane=pair.lane,
+                    source=pair.origin,
+                    figure="speedup, acceptance believed",
+                    log_error=float(np.log(predicted.speedup[place] / pair.speedup)),
+                    of_kernels=float(predicted.log_deviation[place]),
+                )
+            )
+    return judged
+
+
 def without_source(
     pairs: Sequence[PairRow], predicted: Predicted, source: str
 ) -> Predicted:
