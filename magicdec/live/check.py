@@ -635,6 +635,8 @@ def _drafted(command: ServeCommand, request: PlanRequest, model: ModelSpec) -> D
             row = other
             break
     notes = []
+    if speculation.contradiction:
+        notes.append(speculation.contradiction)
     if speculation.gamma is None:
         notes.append(f"gamma is the engine's default; {row.gamma}, the best, was taken")
     if speculation.tree is not None:
@@ -676,6 +678,10 @@ def _break_even(request: PlanRequest) -> str:
     return ""
 
 
+ONE_PASS_METHODS = tuple(
+    name for name, method in METHODS.items() if method.sort in ("lookup", "parallel")
+)
+"""Methods whose drafts take no steps to count."""
 _METHODS = ("ngram", "suffix", "eagle", "eagle3", "mtp", "dflash", "dspark", "p-eagle")
 
 # What to change
@@ -978,9 +984,13 @@ def _speculation_option(command: ServeCommand) -> str:
 def _gamma_option(command: ServeCommand, gamma: int) -> str:
     given = command.read.get("--speculative-config", "{}")
     config = json.loads(given) | {"num_speculative_tokens": gamma}
+    sglang = f"--speculative-num-draft-tokens {gamma + 1}"
+    speculation = command.speculation
+    if speculation is None or speculation.draft not in ONE_PASS_METHODS:
+        sglang = f"--speculative-num-steps {gamma} {sglang}"
     return {
         "vllm": f"--speculative-config '{json.dumps(config)}'",
-        "sglang": f"--speculative-num-steps {gamma} --speculative-num-draft-tokens {gamma + 1}",
+        "sglang": sglang,
         "trtllm": f"speculative_config: max_draft_len: {gamma}",
     }[command.engine]
 
@@ -998,7 +1008,7 @@ def _draft_option(command: ServeCommand, row: Candidate) -> str:
     if command.engine == "sglang":
         words = [f"--speculative-algorithm {call['algorithm']}"]
         words += [f"--speculative-draft-model-path {checkpoint}"] if checkpoint else []
-        if METHODS[row.draft_method].sort != "lookup":
+        if row.draft_method not in ONE_PASS_METHODS:
             words.append(
                 f"--speculative-num-steps {row.gamma} --speculative-eagle-topk 1"
             )

@@ -204,3 +204,28 @@ def test_a_window_of_a_head_is_read() -> None:
     assert read_serve_command(text).speculation == Speculation(
         draft="eagle3", gamma=3, window=2048
     )
+
+
+@pytest.mark.parametrize(
+    ("steps", "topk", "tokens", "named"),
+    [
+        (3, 1, 4, ""),
+        (3, 1, 8, "8 is not taken"),
+        (3, 2, 11, ""),
+        (3, 2, 12, "give: 11"),
+        (1, 4, 5, ""),
+        (1, 4, 6, "give: 5"),
+    ],
+)
+def test_numbers_of_a_draft_that_contradict_each_other_are_named(
+    steps: int, topk: int, tokens: int, named: str
+) -> None:
+    """SGLang: one step of top-k k has k candidates, each further one k squared; all and the root may be verified."""
+    speculation = read_serve_command(
+        "python -m sglang.launch_server --model-path Qwen/Qwen3-8B --speculative-algorithm EAGLE3 "
+        f"--speculative-num-steps {steps} --speculative-eagle-topk {topk} "
+        f"--speculative-num-draft-tokens {tokens}"
+    ).speculation
+    assert speculation is not None
+    assert bool(named) == bool(speculation.contradiction)
+    assert named in speculation.contradiction

@@ -99,6 +99,8 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the drafter's passes are launched kernel by kernel."""
     lossy: list[str] = []
     """Settings with which the output is no longer the target's own."""
+    contradiction: str = ""
+    """Settings of the draft that contradict each other, and what the engine makes of them."""
 
 
 class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
@@ -600,10 +602,22 @@ def _of_sglang(said: _Said) -> Speculation:
     if checkpoint is not None:
         checkpoint = model_of(checkpoint)
     draft = _draft(method, checkpoint, said.problems)
+    contradiction = ""
     if gamma is None and tree is not None and width == 1 and tree > 1:
         gamma = tree - 1
+    elif gamma and tree and width == 1 and tree != gamma + 1:
+        contradiction = (
+            f"{said.names['tree']} {tree} is not taken: with one branch SGLang verifies the "
+            f"{gamma} drafted tokens and one more, {gamma + 1}"
+        )
     shape = None
     if width > 1 and gamma:
+        most = 1 + width + (gamma - 1) * width**2
+        if tree is not None and tree > most:
+            contradiction = (
+                f"{said.names['tree']} {tree} is more than {gamma} steps of top-k {width} "
+                f"give: {most}, the root included"
+            )
         shape = TreeSpec(top_k=width, num_steps=gamma)
         gamma = max((tree or gamma + 1) - 1, 1)
     lossy = []
@@ -619,6 +633,7 @@ def _of_sglang(said: _Said) -> Speculation:
         tree=shape,
         window=_count(meanings, "window"),
         lossy=lossy,
+        contradiction=contradiction,
     )
 
 
