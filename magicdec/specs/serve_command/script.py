@@ -155,7 +155,7 @@ class _Reader:
             self.modules[alias.asname or alias.name] = module
 
     def _name(self, target: ast.expr, value: ast.expr) -> None:
-        name = ast.unparse(target) if isinstance(target, ast.Attribute) else ""
+        name = _written(target) if isinstance(target, ast.Attribute) else ""
         if isinstance(target, ast.Name):
             name = target.id
         if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
@@ -292,7 +292,7 @@ class _Reader:
         return self._value(node.orelse, depth + 1)
 
     def _unknown(self, node: ast.expr) -> _Unknown:
-        written = f"${ast.unparse(node)}"[:120]
+        written = f"${_written(node)}"[:120]
         line = getattr(node, "lineno", 0)
         why = f"is computed when the script runs (line {line})"
         self.given.unset.setdefault(written, why)
@@ -390,7 +390,7 @@ class _Reader:
         return _Unknown(f"${name}")
 
     def _attribute(self, node: ast.Attribute, depth: int) -> Any:
-        written = ast.unparse(node)
+        written = _written(node)
         if node.attr in self.given.values:
             return self.given.values[node.attr]
         if written in self.names:
@@ -410,7 +410,7 @@ class _Reader:
 
     def _subscript(self, node: ast.Subscript, depth: int) -> Any:
         key = self._value(node.slice, depth + 1)
-        if ast.unparse(node.value) in ("os.environ", "environ"):
+        if _written(node.value) in ("os.environ", "environ"):
             known = self.given.values.get(text_of(key))
             if known is not None:
                 return known
@@ -427,6 +427,14 @@ class _Reader:
         ):
             return owner[key]
         return self._unknown(node)
+
+
+def _written(node: ast.expr) -> str:
+    """An expression's text; one that cannot be written is none that names a value."""
+    try:
+        return ast.unparse(node)
+    except (ValueError, RecursionError):  # a number of too many digits, too deep
+        return "(…)"
 
 
 def _called(call: ast.Call) -> str:
