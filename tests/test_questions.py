@@ -25,7 +25,7 @@ SAID: dict[str, tuple[str, ...]] = {
         "Acceptance on summarisation",
         "no draft gains more than",
     ),
-    "gpt-oss-120b": ("on 1 x H100", "Acceptance on agentic", "pays with"),
+    "gpt-oss-120b": ("on 1 x H100", "Acceptance on agentic", "likely to pay"),
     "DeepSeek-V3": ("Serve 6 requests/s on", "multi-token prediction", "headroom"),
     "h100=2.5": ("Buy ", "per million tokens", "the least of 4 devices"),
     "Mistral-Small-24B-Instruct-2501 --hardware 4090,5090": (

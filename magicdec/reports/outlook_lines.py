@@ -50,27 +50,39 @@ def _break_even(row: Candidate) -> str:
 
 
 def task_lines(outlook: Outlook | None) -> list[str]:
-    """A line for each class of text where none was named: the choice's gain, and what is faster."""
+    """A line for each class of text where none was named: the choice's gain, and what is faster; one
+    line for those on which no draft is."""
     if outlook is None:
         return []
-    return [_on(task) for task in outlook.tasks]
+    lines = []
+    without = []
+    for task in outlook.tasks:
+        drafts = task.own.high > task.own.low
+        if not drafts and task.changes < CHANGES:
+            without.append(task.task)
+        else:
+            lines.append(_on(task, drafts=drafts))
+    if without:
+        lines.append(f"On {', '.join(without)}: no draft is faster.")
+    return lines
 
 
-def _on(task: OfTask) -> str:
-    own = ""
-    if task.own.high > task.own.low:
-        own = f" {_gain(task.own)}"
-    if task.changes < CHANGES:
-        return f"on {task.task}:{own or ' no draft is faster'}"
-    if task.draft == "none":
-        return f"on {task.task}:{own}, slower than no draft"
-    name = draft_name(task.draft, task.draft_method, task.draft_budget)
-    better = f"{name}, gamma {task.gamma}, {_gain(task.best)}"
-    return f"on {task.task}:{own}{'; ' if own else ' '}better {better}"
+def _on(task: OfTask, *, drafts: bool) -> str:
+    """A text's gain with the chosen draft, and with its own best one where that is faster."""
+    parts = []
+    if drafts:
+        parts.append(_gain(task.own))
+    if task.changes >= CHANGES:
+        if task.draft == "none":
+            parts.append("faster without a draft")
+        else:
+            name = draft_name(task.draft, task.draft_method, task.draft_budget)
+            parts.append(f"{name}, gamma {task.gamma}, {_gain(task.best)}")
+    return f"On {task.task}: {'; best '.join(parts)}."
 
 
 def _gain(gain: Gain) -> str:
-    return f"{gain.speedup:.2f}x ({gain.low:.2f}-{gain.high:.2f})"
+    return f"{gain.speedup:.2f}x ({gain.low:.2f}–{gain.high:.2f})"
 
 
 def to_measure(outlook: Outlook | None) -> str:

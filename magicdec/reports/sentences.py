@@ -75,29 +75,30 @@ def drafting_of(row: Candidate) -> str:
 
 
 def gain_of(row: Candidate, on_texts: str = "") -> str:
-    """The gain with its interval and probability: "1.35x faster (0.92-1.71), pays with 87 %". It is
-    the expected one, which configurations are ranked by; the median is named where it is another."""
+    """The gain with its interval and probability: "1.35x faster (90 % interval 0.92–1.71); 87 % likely
+    to pay". It is the expected one, which configurations are ranked by; the median is named where it
+    differs."""
     gain = row.gain
     direction = "as fast"
     if gain.speedup >= 1.0:
         direction = "faster"
-    interval = f"{gain.low:.2f}-{gain.high:.2f}"
+    interval = f"90 % interval {gain.low:.2f}–{gain.high:.2f}"
     if abs(gain.median / gain.speedup - 1.0) > MEDIAN_APART:
         interval += f", median {gain.median:.2f}"
-    parts = [f"{gain.speedup:.2f}x {direction} ({interval})"]
+    text = f"{gain.speedup:.2f}x {direction} ({interval})"
     if on_texts:
-        parts.append(on_texts)
-    return ", ".join([*parts, f"pays with {probability_of(row)}"])
+        text += f", {on_texts}"
+    return f"{text}; {probability_of(row)} likely to pay"
 
 
 def probability_of(row: Candidate) -> str:
     """The probability that a draft pays, never as certain."""
     probability = row.gain.probability
     if probability > MOST_SURE:
-        return f"over {MOST_SURE:.0%}"
+        return f"over {MOST_SURE * PERCENT:.0f} %"
     if probability < 1.0 - MOST_SURE:
-        return f"under {1.0 - MOST_SURE:.0%}"
-    return f"{probability:.0%}"
+        return f"under {(1.0 - MOST_SURE) * PERCENT:.0f} %"
+    return f"{probability * PERCENT:.0f} %"
 
 
 def users_of(row: Candidate) -> str:
@@ -166,8 +167,8 @@ def _why_not(choice: Choice) -> str:
     if choice.outcome == "over limits":
         return f": {drafting} would be {gain}, but exceeds the limits"
     if left_out.batch_size != choice.row.batch_size:
-        return f": at so many no draft gains; with {users_of(left_out)}, {drafting} is {gain}"
-    return f": the best, {drafting}, is {gain}"
+        return f": with so many, no draft gains; with {users_of(left_out)}, {drafting} would be {gain}"
+    return f": the best draft, {drafting}, would be {gain}"
 
 
 def causes_line(choice: Choice) -> str:
@@ -245,7 +246,7 @@ def tie_line(choice: Choice) -> str:
     """The draft that is as good as the one taken."""
     if choice.tied is None:
         return ""
-    return f"{drafting_of(choice.tied)} is as good: {gain_of(choice.tied)}"
+    return f"{drafting_of(choice.tied)} is as good: {gain_of(choice.tied)}."
 
 
 def evidence_line(evidence: Evidence | None) -> str:
@@ -254,15 +255,15 @@ def evidence_line(evidence: Evidence | None) -> str:
         return ""
     within = math.expm1(Z_90 * evidence.width)
     if not evidence.rows:
-        return f"such a draft was measured on no server of this kind: ±{within:.0%}"
+        return f"No server of this kind was measured with such a draft: ±{within:.0%}."
     servers = format_count(evidence.rows, "server")
-    line = f"checked on {servers} of this kind"
+    line = f"Checked on {servers} of this kind"
     if evidence.median_error is not None:
         line += f": {evidence.median_error:.0%} off"
     if evidence.width_of == evidence.lane:
-        return line
+        return f"{line}."
     sources = format_count(evidence.sources, "source")
-    return f"{line}, but of {sources} only: ±{within:.0%}, as with {evidence.width_of}"
+    return f"{line}, from {sources} only: ±{within:.0%}, as for {evidence.width_of}."
 
 
 def where_it_fits(choice: Choice) -> str:
@@ -329,8 +330,8 @@ def to_train_line(choice: Choice) -> str:
     if row is None:
         return ""
     return (
-        f"trained, with the acceptance of other models' heads, {drafting_of(row)} would be "
-        f"{gain_of(row)}"
+        f"If one were trained, with the acceptance of other models' heads, {drafting_of(row)} would be "
+        f"{gain_of(row)}."
     )
 
 
@@ -667,8 +668,8 @@ def model_text(answer: Plan) -> str:
     return f"{answer.model} in {weights}"
 
 
-def asked_line(answer: Plan, case: CaseAnswer) -> str:
-    """Model, devices, engine, batch and context of the answer."""
+def asked_line(answer: Plan, case: CaseAnswer, *, devices: bool = True) -> str:
+    """Model, devices (where no line before names them), engine, batch and context of the answer."""
     best = case.best
     replicas = best.num_replicas
     spread = f"({best.layout.label})"
@@ -680,7 +681,10 @@ def asked_line(answer: Plan, case: CaseAnswer) -> str:
         batch += " (searched)"
     num_devices = best.num_gpus * replicas
     model = model_text(answer)
-    served = f"{model} on {num_devices} x {case.hardware} {spread}, {answer.engine}"
+    where = spread
+    if devices:
+        where = f"on {num_devices} x {case.hardware} {spread}"
+    served = f"{model} {where}, {answer.engine}"
     lengths = lengths_text(answer.request, case.context_len)
     scope = "whole requests"
     if best.requests is None:
@@ -761,7 +765,8 @@ def reach_lines(case: CaseAnswer, *, every: bool) -> list[str]:
     for reach in case.reach:
         is_first = reach.draft == row.draft and reach.draft_method == row.draft_method
         if every or is_first:
-            lines.append(reach_text(reach))
+            text = reach_text(reach)
+            lines.append(f"{text[0].upper()}{text[1:]}")
     return lines
 
 

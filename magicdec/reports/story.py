@@ -51,7 +51,7 @@ WEIGHTS = {
     "waiting": 96,
     "to train": 97,
     "acceptance": 80,
-    "evidence": 78,
+    "evidence": 74,
     "tie": 72,
     "missed limit": 95,
     "prefill": 70,
@@ -67,7 +67,7 @@ WEIGHTS = {
     "cost": 28,
     "requests": 30,
     "spread": 35,
-    "task": 62,
+    "task": 91,
     "measure": 55,
     "reach": 20,
     "latency": 22,
@@ -139,7 +139,7 @@ def story_of(plan: Plan, case: CaseAnswer, *, every: bool = False) -> list[State
         "worth profiling": [worth_profiling(plan, case)],
         "verification": [verification_line(case)],
         "plugin": [plugin_line(choice)],
-        "setting": [asked_line(plan, case)],
+        "setting": [asked_line(plan, case, devices=False)],
         "decoding": [decoding_line(plan, case)],
         "plain": [plain_line(plan, case)],
         "cost": [cost_line(case)],
@@ -174,12 +174,14 @@ def shortest(
 ) -> list[Statement]:
     """The heaviest statements that fit in a number of physical lines, in their order.
 
-    Those from MUST on are kept however many lines they take.
+    Those from MUST on are kept however many lines they take, and lines per text come on top.
     """
     left = lines
     kept = set()
     for statement in sorted(statements, key=lambda statement: -statement.weight):
         height = len(textwrap.wrap(statement.text, width))
+        if statement.kind == "task":
+            height = 0
         if statement.weight >= MUST or height <= left:
             kept.add(statement)
             left -= height

@@ -102,7 +102,9 @@ def test_the_answer_stands_first_whole_and_short(name: str) -> None:
     if best.is_speculative and not several:
         told = best.gain.speedup
         assert f"{told:.2f}x faster" in " ".join(" ".join(lines[:2]).split())
-        assert f"pays with {probability_of(best)}" in " ".join(lines[:2])
+        assert f"{probability_of(best)} likely to pay" in " ".join(
+            " ".join(lines[:3]).split()
+        )
         verb = "Try " if best.gain.probability < 0.9 else "Serve "
         assert lines[0].startswith(verb)
     assert sum(line.startswith("next: ") for line in lines) == 1
