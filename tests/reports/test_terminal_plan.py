@@ -139,7 +139,9 @@ def test_a_draft_that_no_release_runs_is_marked_beside_the_best_that_one_does() 
     assert plan.choice.with_plugin.speedup == max(
         row.speedup for row in plan.candidates
     )
-    assert f"{drafting_of(best)}, would be {best.speedup:.2f}x" in " ".join(text.split())
+    assert f"{drafting_of(best)}, would be {best.speedup:.2f}x" in " ".join(
+        text.split()
+    )
     assert "With --plugin (our vLLM plugin, not yet measured on a GPU)" in " ".join(
         text.split()
     )
