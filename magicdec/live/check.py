@@ -19,6 +19,7 @@ from magicdec.live.advice import Choice, Situation, choices_at
 from magicdec.live.settings import Change, Served, settings_costs
 from magicdec.naming import METHODS, draft_name, head_named_in, method_name
 from magicdec.perfmodel import (
+    TREES_LOSE,
     Asked,
     Case,
     DraftOption,
@@ -63,10 +64,6 @@ NOTEWORTHY = 1.02
 """Gains below this are not named."""
 LIGHT_LOADS = (1, 4, 16)
 """Batches at which a table by batch is compared, in addition to the requested one."""
-TREES_LOSE = (
-    "trees (top-k above 1) of as many tokens as draft passes were slower than the best chain in 79 of "
-    "88 public cells of EAGLE-3 in SGLang, by 16 % in the median"
-)
 GIVEN_ACCEPTANCE = ("acceptance_rate", "accept_length", "drafted_share")
 """What a load says of the acceptance of the command's own draft."""
 AS_PUBLISHED = ("compressed-tensors", "modelopt", "auto")

@@ -161,7 +161,7 @@ if TYPE_CHECKING:
         read_bytes,
         step_terms,
     )
-    from magicdec.perfmodel.trees import tree_error
+    from magicdec.perfmodel.trees import TREES_LOSE, tree_error
     from magicdec.perfmodel.variations import (
         Priced,
         Sensitivity,

@@ -19,6 +19,10 @@ from magicdec.counts import Array
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.specs import TreeSpec
 
+TREES_LOSE = (
+    "trees (top-k above 1) of as many tokens as draft passes were slower than the best chain in 79 of "
+    "88 public cells of EAGLE-3 in SGLang, by 16 % in the median"
+)
 MAX_TREE = 256
 """Most drafted tokens of a tree."""
 HELD = 0.822

@@ -27,6 +27,7 @@ from magicdec.perfmodel.plan.rows import Users
 from magicdec.perfmodel.plan.search import formats_that_fit
 from magicdec.perfmodel.setup import Points
 from magicdec.perfmodel.speedup import predict
+from magicdec.perfmodel.trees import TREES_LOSE
 from magicdec.schema import Candidate, CaseAnswer
 from magicdec.specs import HEAD_METHODS
 from magicdec.units import GIGA, MILLI, format_seconds
@@ -248,6 +249,8 @@ def _on_engine(case: Case, best: Candidate) -> Iterator[str]:
         )
     if not best.is_speculative:
         return
+    if engine.overheads.tree_step_s and best.draft_method in HEAD_METHODS:
+        yield TREES_LOSE
     about = engine.draft(best.draft, best.draft_method).note
     if about:
         yield f"{best.draft}/{best.draft_method} {about}"
