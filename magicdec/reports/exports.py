@@ -240,6 +240,9 @@ def _vllm_path(engine: EngineProfile, method: str) -> list[str]:
     path = engine.path(method, method)
     if path.search != "none":
         priced = [f"Priced: {'; '.join(path.sentences())}."]
+        package = engine.draft(method, method).package
+        if package:
+            priced.insert(0, f"Needs the package {package}: pip install {package}.")
         untried = engine.draft(method, method).untried
         if untried:
             priced.append(f"Unmeasured, and so not priced: {untried}.")
