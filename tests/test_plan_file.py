@@ -72,8 +72,9 @@ def test_a_document_of_many_cases_is_small() -> None:
         plugin=True,
     )
     assert len(plan.rows) > 1000
-    assert len(plan.to_json()) < 1_000_000
-    assert_read_back(plan)
+    document = plan.to_json()
+    assert len(document) < 1_000_000
+    assert plan_of(json.loads(document)).to_json() == document
 
 
 def test_a_document_of_schema_4_is_read() -> None:

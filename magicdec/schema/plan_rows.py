@@ -165,9 +165,10 @@ def _rows_of(group: Document) -> Iterator[Document]:
 
 
 def _rounded(value: Any) -> Any:
-    """Plain data with numbers of DIGITS significant digits."""
+    """Plain data with numbers of DIGITS significant digits, whole ones without a fraction."""
     if isinstance(value, float):
-        return float(f"{value:.{DIGITS}g}")
+        number = float(f"{value:.{DIGITS}g}")
+        return int(number) if number.is_integer() else number
     if isinstance(value, dict):
         return {name: _rounded(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -180,7 +181,7 @@ def written(value: Any, indent: str = "") -> str:
     stays on one line.
     """
     line = _key(value).decode()
-    deeper = indent + "  "
+    deeper = indent + " "
     if len(line) <= LINE_LENGTH:
         return line
     if isinstance(value, dict):
