@@ -33,6 +33,24 @@ class Method:
     selects: Literal["never", "after_prompt", "each_block"] = "never"
     """When a sparse cache's tokens are selected by their attention."""
 
+    called: tuple[str, ...] = ()
+    """Names by which engines call it, in small letters with underscores; "p_eagle" for "p-eagle" goes
+    without saying."""
+    plural: str = ""
+    """Such drafts in text, where that is not `text`."""
+    short: str = ""
+    """Name in a figure's cell, where `text` is too long."""
+    group: str = "self"
+    """Group of drafts whose acceptance is alike, in the belief."""
+    parallel_of: str = ""
+    """The head that it is, drafting a block in one pass: engines are asked for it by that head's name and
+    a switch."""
+    head_layers: int = 1
+    head_window: int | None = None
+    head_vocab_size: int | None = None
+    """The usual published head: its layers, the window of all of them, and the tokens that it can propose
+    where that is not its target's vocabulary."""
+
     @property
     def is_head(self) -> bool:
         return self.sort in ("head", "parallel")
@@ -45,18 +63,69 @@ class Method:
 
 METHODS: Mapping[str, Method] = {
     "none": Method(text="none", sort="none"),
-    "full": Method(text="full KV", sort="whole"),
-    "streamingllm": Method(text="StreamingLLM", sort="sparse"),
-    "snapkv": Method(text="SnapKV", sort="sparse", selects="after_prompt"),
-    "topk": Method(text="top-k", sort="sparse", selects="each_block"),
-    "ngram": Method(text="n-gram", sort="lookup", has_checkpoint=False),
-    "suffix": Method(text="suffix decoding", sort="lookup", has_checkpoint=False),
-    "eagle": Method(text="EAGLE", sort="head"),
-    "eagle3": Method(text="EAGLE-3", sort="head"),
-    "mtp": Method(text="multi-token prediction", sort="head", has_checkpoint=False),
-    "dspark": Method(text="DSpark", sort="parallel"),
-    "dflash": Method(text="DFlash", sort="parallel"),
-    "p-eagle": Method(text="P-EAGLE", sort="parallel"),
+    "full": Method(
+        text="full KV", sort="whole", plural="draft models", short="copy", group="model"
+    ),
+    "streamingllm": Method(
+        text="StreamingLLM",
+        sort="sparse",
+        plural="StreamingLLM drafts",
+        short="StrLLM",
+    ),
+    "snapkv": Method(
+        text="SnapKV", sort="sparse", selects="after_prompt", plural="SnapKV drafts"
+    ),
+    "topk": Method(
+        text="top-k", sort="sparse", selects="each_block", plural="top-k drafts"
+    ),
+    "ngram": Method(
+        text="n-gram",
+        sort="lookup",
+        has_checkpoint=False,
+        plural="n-gram look-ups",
+        group="lookup",
+        called=("ngram_gpu", "prompt_lookup"),
+    ),
+    "suffix": Method(
+        text="suffix decoding",
+        sort="lookup",
+        has_checkpoint=False,
+        short="suffix",
+        group="lookup",
+        called=("suffix_decoding",),
+    ),
+    "eagle": Method(text="EAGLE", sort="head", group="head"),
+    "eagle3": Method(
+        text="EAGLE-3", sort="head", group="eagle3", head_vocab_size=32_000
+    ),
+    "mtp": Method(
+        text="multi-token prediction",
+        sort="head",
+        has_checkpoint=False,
+        plural="MTP",
+        short="MTP",
+        group="mtp",
+        called=(
+            "nextn",
+            "deepseek_mtp",
+            "qwen3_next_mtp",
+            "glm4_moe_mtp",
+            "ernie_mtp",
+            "mimo_mtp",
+        ),
+    ),
+    "dspark": Method(
+        text="DSpark", sort="parallel", group="block", head_layers=5, head_window=2048
+    ),
+    "dflash": Method(text="DFlash", sort="parallel", group="block", head_layers=5),
+    "p-eagle": Method(
+        text="P-EAGLE",
+        sort="parallel",
+        group="eagle3",
+        called=("peagle",),
+        parallel_of="eagle3",
+        head_layers=4,
+    ),
 }
 """n-gram: what followed the last tokens before; suffix: what most often followed the longest
 suffix, earlier answers included. EAGLE's head reads the last layer, EAGLE-3's three layers, with a
@@ -66,23 +135,10 @@ EAGLE-3."""
 
 
 DRAFT_NAMES = {
-    "ngram": "ngram",
-    "ngram_gpu": "ngram",
-    "prompt_lookup": "ngram",
-    "suffix": "suffix",
-    "suffix_decoding": "suffix",
-    "eagle": "eagle",
-    "eagle3": "eagle3",
-    "dflash": "dflash",
-    "dspark": "dspark",
-    "p_eagle": "p-eagle",
-    "mtp": "mtp",
-    "nextn": "mtp",
-    "deepseek_mtp": "mtp",
-    "qwen3_next_mtp": "mtp",
-    "glm4_moe_mtp": "mtp",
-    "ernie_mtp": "mtp",
-    "mimo_mtp": "mtp",
+    called: name
+    for name, method in METHODS.items()
+    if method.sort in ("lookup", "head", "parallel")
+    for called in (name.replace("-", "_"), *method.called)
 }
 """Engines' names of drafts by ours."""
 
@@ -100,6 +156,14 @@ class Configuration(Protocol):
     def draft_weight_dtype(self) -> str | None: ...
     @property
     def gamma(self) -> int: ...
+
+
+def parallel_form(method: str) -> str:
+    """The method that drafts a block in one pass with this head; itself where there is none."""
+    for name, each in METHODS.items():
+        if each.parallel_of == method:
+            return name
+    return method
 
 
 def draft_by_name(text: str) -> str | None:

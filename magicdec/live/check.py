@@ -43,6 +43,7 @@ from magicdec.reports import acceptance_of
 from magicdec.schema import Candidate, Plan, TableGamma
 from magicdec.specs import (
     DTYPE_BYTES,
+    OWN_METHOD,
     ModelSpec,
     ServeCommand,
     Speculation,
@@ -248,10 +249,10 @@ def _standing(
     if speculation is None:
         return None
     checkpoint = ""
-    if speculation.draft in _METHODS:
+    if speculation.draft in OWN_METHOD:
         checkpoint = speculation.checkpoint or ""
     drafting = None
-    if speculation.draft not in _METHODS and is_model(speculation.draft):
+    if speculation.draft not in OWN_METHOD and is_model(speculation.draft):
         drafting = load_model_spec(speculation.draft)
     asked = Asked(
         draft=speculation.draft,
@@ -269,7 +270,7 @@ def _standing(
 
 
 def _method_of(speculation: Speculation) -> str:
-    if speculation.draft in _METHODS:
+    if speculation.draft in OWN_METHOD:
         return speculation.draft
     return "full"
 
@@ -611,7 +612,7 @@ def _drafted(command: ServeCommand, request: PlanRequest, model: ModelSpec) -> D
     speculation = command.speculation
     if speculation is None:
         return Drafted()
-    if speculation.draft not in _METHODS and not is_model(speculation.draft):
+    if speculation.draft not in OWN_METHOD and not is_model(speculation.draft):
         note = (
             f"nothing is known of the draft {speculation.draft}, so it is not priced: its "
             "config.json would tell"
@@ -660,7 +661,7 @@ def _with_draft(request: PlanRequest, speculation: Speculation) -> PlanRequest:
         gamma=speculation.gamma,
         tree=speculation.tree,
     )
-    if speculation.draft not in _METHODS:
+    if speculation.draft not in OWN_METHOD:
         asked = msgspec.structs.replace(asked, draft_method="full")
     return asked
 
@@ -679,7 +680,6 @@ ONE_PASS_METHODS = tuple(
     name for name, method in METHODS.items() if method.sort in ("lookup", "parallel")
 )
 """Methods whose drafts take no steps to count."""
-_METHODS = ("ngram", "suffix", "eagle", "eagle3", "mtp", "dflash", "dspark", "p-eagle")
 
 # What to change
 

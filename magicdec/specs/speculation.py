@@ -115,10 +115,13 @@ class HeadSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 PUBLISHED_HEADS = {
-    "eagle3": HeadSpec(vocab_size=32_000),
-    "dspark": HeadSpec(num_layers=5, window=2048, most_drafts=7),
-    "dflash": HeadSpec(num_layers=5, most_drafts=15),
-    "p-eagle": HeadSpec(num_layers=4),
+    name: HeadSpec(
+        num_layers=method.head_layers,
+        window=method.head_window,
+        vocab_size=method.head_vocab_size,
+    )
+    for name, method in METHODS.items()
+    if (method.head_layers, method.head_vocab_size) != (1, None)
 }
 """Usual published heads of these methods. Heads of other methods have one layer and the target's
 vocabulary."""
@@ -148,12 +151,7 @@ class _HeadConfig(msgspec.Struct):
 
 
 HEAD_SIGNS: dict[str, DraftMethod] = {
-    "peagle": "p-eagle",
-    "eagle3": "eagle3",
-    "eagle": "eagle",
-    "dspark": "dspark",
-    "dflash": "dflash",
-    "mtp": "mtp",
+    name.replace("-", ""): name for name in sorted(HEAD_METHODS, key=len, reverse=True)
 }
 """Parts of the names by which a configuration says that it is a head's, the more special first."""
 

@@ -36,6 +36,7 @@ import numpy as np
 
 from magicdec.counts import Z_90, Array, constant_rate, expected_tokens_per_step
 from magicdec.errors import ConfigError, unknown_choice
+from magicdec.naming import draft_by_name
 from magicdec.perfmodel import (
     ENDS,
     LOOKUP_PRECISION,
@@ -120,8 +121,6 @@ DRAFT_NAMES = {
     "nextn": "mtp",
     "n-gram": "ngram",
     "prompt-lookup": "ngram",
-    "peagle": "p-eagle",
-    "p_eagle": "p-eagle",
     "d-flash": "dflash",
     "top-k": "topk",
     "vegas": "topk",
@@ -401,7 +400,8 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def _drafting(self) -> _Drafting:
         """How the row drafts. Raises ConfigError for an unknown draft model."""
-        kind: Any = DRAFT_NAMES.get(self.draft.lower(), self.draft.lower())
+        named = self.draft.lower()
+        kind: Any = DRAFT_NAMES.get(named) or draft_by_name(named) or named
         if kind in SPARSE_METHODS:
             return _Drafting(
                 SpeculationSpec(

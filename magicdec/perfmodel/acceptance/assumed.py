@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from magicdec.counts import Array, expected_tokens_per_step
+from magicdec.naming import METHODS
 from magicdec.perfmodel.acceptance import (
     AcceptanceProfile,
     belief,
@@ -68,11 +69,10 @@ MOST_RATE = 0.985
 MOST_CLASSES = 3
 """Classes of text that the source of a belief names."""
 KIND_NAMES = {
-    "eagle": "EAGLE", "eagle3": "EAGLE-3", "p-eagle": "P-EAGLE", "mtp": "MTP", "dflash": "DFlash",
-    "dspark": "DSpark", "ngram": "n-gram look-ups", "suffix": "suffix decoding", "full": "draft models",
-    "streamingllm": "StreamingLLM drafts", "snapkv": "SnapKV drafts", "topk": "top-k drafts",
     "self-quantised": "quantised copies",
-}  # fmt: skip
+    **{name: method.plural or method.text for name, method in METHODS.items()},
+}
+"""Drafts of a kind in text."""
 
 
 class Question(NamedTuple):

@@ -20,27 +20,23 @@ import numpy as np
 
 from magicdec.counts import Array
 from magicdec.errors import ConfigError
+from magicdec.naming import METHODS
 
-GROUPS = {
-    "eagle3": ("eagle3", "p-eagle"),
-    "head": ("eagle", "eagle1", "eagle2", "hass", "medusa", "hydra", "lstm"),
-    "mtp": ("mtp",),
-    "block": ("dflash", "dflash2", "dspark", "dfly", "pard"),
-    "model": ("draft-model", "full"),
-    "lookup": ("ngram", "suffix", "prompt-lookup", "lookahead", "rest", "recycling"),
-    "self": (
-        "self-sparse",
-        "streamingllm",
-        "snapkv",
-        "topk",
-        "self-quantised",
-        "layer-skip",
-        "longspec",
-    ),
+GROUPS: dict[str, tuple[str, ...]] = {
+    "eagle3": (),
+    "head": ("eagle1", "eagle2", "hass", "medusa", "hydra", "lstm"),
+    "mtp": (),
+    "block": ("dflash2", "dfly", "pard"),
+    "model": ("draft-model",),
+    "lookup": ("prompt-lookup", "lookahead", "rest", "recycling"),
+    "self": ("self-sparse", "self-quantised", "layer-skip", "longspec"),
     "mixed": ("hybrid", "other-sam+eagle2"),
 }
-"""Kinds of draft whose acceptance is alike."""
-GROUP_OF = {kind: group for group, kinds in GROUPS.items() for kind in kinds}
+"""Kinds of draft whose acceptance is alike, besides the methods that plans have (`naming.METHODS`)."""
+GROUP_OF = {
+    **{name: method.group for name, method in METHODS.items() if name != "none"},
+    **{kind: group for group, kinds in GROUPS.items() for kind in kinds},
+}
 KIND_OF = {"eagle1": "eagle", "draft-model": "full"}
 """Kinds by the names that the rest of the program uses."""
 ASSUMED_GAMMA = {

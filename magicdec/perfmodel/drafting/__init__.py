@@ -34,7 +34,6 @@ __all__ = [
 OWN_CLASSES: dict[str, type[Draft]] = {
     "eagle3": Eagle3Head,
     "mtp": PredictionHead,
-    "p-eagle": ParallelEagleHead,
 }
 """Classes of methods that differ from others of their sort."""
 SORTS: dict[str, type[Draft]] = {
@@ -53,6 +52,8 @@ def draft_of(setup: ModelSetup) -> Draft:
     if "none" in (method, speculation.draft):
         return Draft(setup)
     sort = METHODS[method].sort
+    if METHODS[method].parallel_of == "eagle3":
+        return ParallelEagleHead(setup)
     if method in OWN_CLASSES:
         return OWN_CLASSES[method](setup)
     if sort in SORTS:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby, product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from magicdec.naming import describe, device_name, draft_name, method_name
+from magicdec.naming import METHODS, describe, device_name, draft_name, method_name
 from magicdec.reports.data import ReportData, candidate_record
 from magicdec.reports.figures.chart import (
     BLUE,
@@ -41,13 +41,6 @@ if TYPE_CHECKING:
 
 LOSS, NEUTRAL, GAIN = "#c9500b", "#f4f2ee", "#0069a9"
 CELL_INK, CELL_PAPER = "#15181b", "#fffffe"
-SHORT_NAMES = {
-    "suffix": "suffix",
-    "mtp": "MTP",
-    "streamingllm": "StrLLM",
-    "full": "copy",
-}
-"""Methods in a cell, where their name is long."""
 SMALL_WIDTH_IN = 3.6
 SMALL_SIZE = 6.5
 """Width of one of several figures, and points of the text in its cells."""
@@ -194,8 +187,9 @@ def _short_name(row: Candidate) -> str:
     """A draft in a cell: its method, or the size at the end of a draft model's name."""
     if row.draft not in ("self", row.draft_method):
         return row.draft.rpartition("-")[2]
-    if row.draft_method in SHORT_NAMES:
-        return SHORT_NAMES[row.draft_method]
+    method = METHODS.get(row.draft_method)
+    if method is not None and method.short:
+        return method.short
     return method_name(row.draft_method)
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from magicdec.errors import CheckpointError, ConfigError
+from magicdec.naming import METHODS
 from magicdec.runtime.builder import ROOTS, Builder, first_stored
 from magicdec.runtime.checkpoint import CheckpointDirectory, RandomTensors, TensorSource
 from magicdec.runtime.heads.chain import (
@@ -158,12 +159,12 @@ class HeadBuilder(Builder):
         builders: Mapping[str, Callable[[], Head]] = {
             "eagle": self._eagle,
             "eagle3": self._eagle3,
-            "p-eagle": self._eagle3,
             "mtp": self._prediction,
             "dflash": self._block,
             "dspark": self._block,
         }
-        head = builders[self._layout.method]()
+        method = self._layout.method
+        head = builders[METHODS[method].parallel_of or method]()
         if self._layout.is_native:
             within = self._within
         else:
@@ -307,7 +308,7 @@ class HeadBuilder(Builder):
         first = self._first_layer(first_name, spec.layers[0], inputs=2 * hidden)
         layers = (first, *self._other_layers(1))
         mask_states_F = None
-        if layout.method == "p-eagle":
+        if METHODS[layout.method].parallel_of:
             mask_states_F = self._read(f"{prefix}mask_hidden", (1, 1, states)).flatten()
         return Eagle3Head(
             layout=layout,

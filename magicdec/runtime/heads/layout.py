@@ -21,6 +21,7 @@ import msgspec
 
 from magicdec.errors import CheckpointError, ConfigError
 from magicdec.files import converted, read_json
+from magicdec.naming import METHODS
 from magicdec.runtime.transformer import NORMED
 from magicdec.specs import (
     HEAD_METHODS,
@@ -255,9 +256,9 @@ def _layout(
         first = msgspec.structs.replace(spec, layers=spec.layers[-1:])
         return HeadLayout(reads=(NORMED,), **{**common, "spec": first})
     common["reads"] = _reads(method, own, target, file)
-    if method == "p-eagle":
+    if METHODS[method].parallel_of:
         common["mask_token"] = _mask_token(own, target, file)
-    if method in ("eagle3", "p-eagle"):
+    if "eagle3" in (method, METHODS[method].parallel_of):
         return HeadLayout(
             norm_before_residual=own.norm_before_residual,
             fusion_norm=_fusion_norm(own),
@@ -299,7 +300,7 @@ def _reads(
     """The target's states that a head names, by the layers before them."""
     count = target.num_hidden_layers
     named = _named_states(own)
-    if not named and method in ("eagle3", "p-eagle"):
+    if not named and "eagle3" in (method, METHODS[method].parallel_of):
         named = [2, count // 2, count - 3]  # where EAGLE-3's authors read
     if not named:
         raise ConfigError(f"{file} names no layers of the target that the head reads")

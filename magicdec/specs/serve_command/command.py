@@ -11,7 +11,7 @@ import msgspec
 
 from magicdec.errors import ConfigError
 from magicdec.files import bounded
-from magicdec.naming import DRAFT_NAMES, head_named_in
+from magicdec.naming import DRAFT_NAMES, head_named_in, parallel_form
 from magicdec.specs.serve_command.manifest import load
 from magicdec.specs.serve_command.options import (
     OF_WRAPPERS,
@@ -663,8 +663,8 @@ def _of_config(
         )
     ranks = _whole(config, "draft_tensor_parallel_size", least=1)
     draft = _draft(method, checkpoint, problems)
-    if draft == "eagle3" and config.get("parallel_drafting") is True:
-        draft = "p-eagle"
+    if draft is not None and config.get("parallel_drafting") is True:
+        draft = parallel_form(draft)
     return Speculation(
         draft=draft,
         gamma=gamma,
