@@ -36,6 +36,8 @@ class Method:
     called: tuple[str, ...] = ()
     """Names by which engines call it, in small letters with underscores; "p_eagle" for "p-eagle" goes
     without saying."""
+    in_names: str = ""
+    """Pattern of it in the names of heads' repositories; "": these do not tell it."""
     plural: str = ""
     """Such drafts in text, where that is not `text`."""
     short: str = ""
@@ -48,8 +50,9 @@ class Method:
     head_layers: int = 1
     head_window: int | None = None
     head_vocab_size: int | None = None
-    """The usual published head: its layers, the window of all of them, and the tokens that it can propose
-    where that is not its target's vocabulary."""
+    head_most_drafts: int | None = None
+    """The usual published head: its layers, the window of all of them, the tokens that it can propose
+    where that is not its target's vocabulary, and the longest block that it was trained for."""
 
     @property
     def is_head(self) -> bool:
@@ -94,9 +97,13 @@ METHODS: Mapping[str, Method] = {
         group="lookup",
         called=("suffix_decoding",),
     ),
-    "eagle": Method(text="EAGLE", sort="head", group="head"),
+    "eagle": Method(text="EAGLE", sort="head", group="head", in_names="eagle"),
     "eagle3": Method(
-        text="EAGLE-3", sort="head", group="eagle3", head_vocab_size=32_000
+        text="EAGLE-3",
+        sort="head",
+        group="eagle3",
+        in_names=r"eagle-?3(?![\d.]*b\b)",
+        head_vocab_size=32_000,
     ),
     "mtp": Method(
         text="multi-token prediction",
@@ -115,14 +122,28 @@ METHODS: Mapping[str, Method] = {
         ),
     ),
     "dspark": Method(
-        text="DSpark", sort="parallel", group="block", head_layers=5, head_window=2048
+        text="DSpark",
+        sort="parallel",
+        group="block",
+        in_names="dspark",
+        head_layers=5,
+        head_window=2048,
+        head_most_drafts=7,
     ),
-    "dflash": Method(text="DFlash", sort="parallel", group="block", head_layers=5),
+    "dflash": Method(
+        text="DFlash",
+        sort="parallel",
+        group="block",
+        in_names="dflash",
+        head_layers=5,
+        head_most_drafts=15,
+    ),
     "p-eagle": Method(
         text="P-EAGLE",
         sort="parallel",
         group="eagle3",
         called=("peagle",),
+        in_names=r"\bp-?eagle",
         parallel_of="eagle3",
         head_layers=4,
     ),
@@ -178,12 +199,10 @@ def draft_by_name(text: str) -> str | None:
     return None
 
 
-HEADS_IN_NAMES = (
-    ("p-eagle", r"\bp-?eagle"),
-    ("eagle3", r"eagle-?3(?![\d.]*b\b)"),
-    ("eagle", "eagle"),
-    ("dspark", "dspark"),
-    ("dflash", "dflash"),
+HEADS_IN_NAMES = tuple(
+    (name, METHODS[name].in_names)
+    for name in sorted(METHODS, key=len, reverse=True)
+    if METHODS[name].in_names
 )
 """Kinds of heads by what their repositories' names have, the more special first; "EAGLE-3B" is an
 EAGLE of a model of 3B."""

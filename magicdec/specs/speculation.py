@@ -119,6 +119,7 @@ PUBLISHED_HEADS = {
         num_layers=method.head_layers,
         window=method.head_window,
         vocab_size=method.head_vocab_size,
+        most_drafts=method.head_most_drafts,
     )
     for name, method in METHODS.items()
     if (method.head_layers, method.head_vocab_size) != (1, None)
