@@ -75,8 +75,10 @@ def _digest(values: list[Any]) -> float:
 
 
 def _logarithm(value: Any) -> float:
-    if isinstance(value, str):
-        return zlib.crc32(value.encode()) / 2**32
+    if isinstance(value, list | tuple):
+        return _digest(list(value))
+    if not isinstance(value, int | float | None):
+        return zlib.crc32(str(value).encode()) / 2**32
     if value is None or not np.isfinite(value):
         return -777.0
     return float(np.log(abs(value))) if abs(value) > 1e-300 else -700.0
