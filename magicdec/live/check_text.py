@@ -35,7 +35,8 @@ def lines_of(result: Check) -> Iterator[Line]:
         yield Line(f"assumed: {', '.join(result.assumed)}")
     for change in result.changes:
         if change is not first:
-            yield Line(f"- {_gain(change)}: {change.change} ({change.reason})")
+            reason = f"{change.reason[:1].upper()}{change.reason[1:]}".removesuffix(".")
+            yield Line(f"- {_gain(change)}: {change.change}. {reason}.")
             yield Line(change.option, is_option=True)
     for note in result.notes:
         yield Line(f"note: {note}")
