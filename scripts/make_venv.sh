@@ -6,6 +6,10 @@ set -eu
 folder=$1
 torch=$(sed -n 's/^torch==//p' "$2")
 
+# An environment that was there before is not removed: the index may only be out of reach.
+before=""
+[ -e "$folder" ] && before=yes
+
 candidates=${PYTHON:-}
 if [ -z "$candidates" ]; then
   candidates=python3
@@ -37,7 +41,7 @@ for python in $candidates; do
   case $wheels in
     *"$torch"*) exit 0 ;;
   esac
-  rm -rf "$folder"
+  [ -n "$before" ] || rm -rf "$folder"
   found="$found; for $python, Python $version, the package index has no wheel of torch $torch"
 done
 found=${found#; }
