@@ -58,14 +58,12 @@ def cached_config(name: str) -> Path | None:
 
 def _cache_directory() -> Path:
     """Where the hub's client keeps repositories, by the variables that it reads."""
-    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
-        if variable in os.environ:
-            return Path(os.environ[variable]).expanduser()
-    home = os.environ.get("HF_HOME")
-    if home is None:
-        caches = os.environ.get("XDG_CACHE_HOME", "~/.cache")
-        home = f"{caches}/huggingface"
-    return Path(home).expanduser() / "hub"
+    caches = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+    home = os.environ.get("HF_HOME", f"{caches}/huggingface")
+    cache = f"{home}/hub"
+    for variable in ("HUGGINGFACE_HUB_CACHE", "HF_HUB_CACHE"):
+        cache = os.environ.get(variable, cache)
+    return Path(os.path.expandvars(cache)).expanduser()
 
 
 def hub_checkpoint(name: str, *, with_weights: bool) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -210,7 +211,7 @@ def test_a_model_of_the_local_hub_cache_needs_no_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cache as the hub's client lays it out, with the client offline."""
-    huggingface_hub = pytest.importorskip("huggingface_hub")
+    constants = pytest.importorskip("huggingface_hub.constants")
     commit = "0" * 40
     folder = tmp_path / "models--someone--MyModel-3B"
     (folder / "snapshots" / commit).mkdir(parents=True)
@@ -218,12 +219,9 @@ def test_a_model_of_the_local_hub_cache_needs_no_network(
     (folder / "refs" / "main").write_text(commit)
     config = (MODELS_DIRECTORY / "llama-3.2-3b.json").read_text()
     (folder / "snapshots" / commit / "config.json").write_text(config)
-    cached = huggingface_hub.try_to_load_from_cache
-    monkeypatch.setattr(
-        huggingface_hub,
-        "try_to_load_from_cache",
-        lambda name, file: cached(name, file, cache_dir=tmp_path),
-    )
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    # the client reads the variable once, when it is imported
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     spec = load_model_spec("someone/MyModel-3B")
     assert spec.name == "MyModel-3B"
     assert spec.layers == load_model_spec("llama-3.2-3b").layers
@@ -232,8 +230,8 @@ def test_a_model_of_the_local_hub_cache_needs_no_network(
 def test_a_model_that_nobody_has_says_what_to_download(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    huggingface_hub = pytest.importorskip("huggingface_hub")
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(
         ConfigError,
         match=r"download https://huggingface.co/nobody/nothing/resolve/main/config.js",
@@ -259,3 +257,36 @@ def test_drafts_of_a_model_have_its_tokenizer() -> None:
     assert (
         catalog.models_that_may_draft(load_model_spec("qwen3-32b"))[0] == "qwen3-0.6b"
     )
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {"XDG_CACHE_HOME": "/caches"},
+        {"HF_HOME": "~/home", "XDG_CACHE_HOME": "/caches"},
+        {"HUGGINGFACE_HUB_CACHE": "/old", "HF_HOME": "/home"},
+        {"HF_HUB_CACHE": "$HOME/new", "HUGGINGFACE_HUB_CACHE": "/old"},
+    ],
+)
+def test_the_cache_is_where_the_client_has_it(
+    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`constants` of a client that was imported with the same variables."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+    source = Path(constants.__file__)
+    for name in (
+        "HF_HUB_CACHE",
+        "HUGGINGFACE_HUB_CACHE",
+        "HF_HOME",
+        "XDG_CACHE_HOME",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    spec = spec_from_file_location("huggingface_hub.constants_again", source)
+    assert spec is not None
+    assert spec.loader is not None
+    again = module_from_spec(spec)
+    spec.loader.exec_module(again)
+    assert hub._cache_directory() == Path(again.HF_HUB_CACHE)
