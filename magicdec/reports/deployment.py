@@ -250,7 +250,7 @@ def heading(engine: str, plan: Deployment) -> list[str]:
     elif plan.candidate is not None:
         lines.append(_times(plan.candidate))
     if plan.by_batch:
-        lines.append(f"{plan.by_batch[0].upper()}{plan.by_batch[1:]}.")
+        lines.append(plan.by_batch)
     if plan.receives_prompts:
         lines.append(f"Prompts come from a prefilling pool: {RECEIVING[engine]}.")
     if plan.reason:

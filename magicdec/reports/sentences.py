@@ -168,6 +168,9 @@ def _why_not(choice: Choice) -> str:
         return f": {drafting} would be {gain}, but exceeds the limits"
     if left_out.batch_size != choice.row.batch_size:
         return f": with so many, no draft gains; with {users_of(left_out)}, {drafting} would be {gain}"
+    if left_out.gain.speedup > 1.0:  # the choice is by the mean loss over texts
+        none = "no draft gains on average over kinds of text"
+        return f": {none}; with its known acceptance, {drafting} would be {gain}"
     return f": the best draft, {drafting}, would be {gain}"
 
 

@@ -562,7 +562,7 @@ def gamma_table(data: ReportData) -> Table | None:
     )
     line = gamma_by_batch(data.plan.choice)
     if line:
-        note += f" {line[0].upper()}{line[1:]}."
+        note += f" {line}"
     columns = [BATCH]
     for context in grid.context_lens:
         columns.append(Column(f"context_{context}", thousands(context), "integer"))

@@ -320,7 +320,7 @@ def load(rate: float, policy: str, *, overloaded: bool = False) -> TrafficLoad:
     return TrafficLoad(
         draft="none" if policy == "off" else "eagle3", draft_method="none" if policy == "off" else "eagle3",
         draft_budget=None, gamma=0 if policy == "off" else 3, policy=policy, tp_size=4, num_replicas=2, rate_per_s=rate,
-        overloaded=overloaded, within_limits=rate < 4, ttft=seen, tpot=seen, request=seen,
+        overloaded=overloaded, within_limits=rate <= 4, ttft=seen, tpot=seen, request=seen,
         goodput_per_s=0.0 if overloaded else rate, output_tokens_per_s=100 * rate, preemptions=0, mean_batch=3 * rate,
         mean_waiting=0, kv_share=0.2, analytic_rate_per_s=5, highest_rate_per_s=4 if policy == "off" else 5,
     )  # fmt: skip

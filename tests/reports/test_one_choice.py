@@ -25,11 +25,12 @@ from magicdec.reports.sentences import (
     first_line,
     gain_of,
     load_name,
+    on_texts,
     traffic_line,
 )
 from magicdec.reports.tables import gamma_table
 from magicdec.reports.terminal_plan import print_plan
-from magicdec.schema.plan import Plan
+from magicdec.schema.plan import Choice, Plan
 from magicdec.specs.engine import load_engine
 from tests.same import assert_read_back
 
@@ -93,7 +94,7 @@ def number_of(value: int) -> Any:
     return pytest.param(value, marks=[] if value < NUM_FAST else [pytest.mark.slow])
 
 
-@pytest.mark.parametrize("number", map(number_of, range(NUM_QUESTIONS)))
+@pytest.mark.parametrize("number", [*map(number_of, range(NUM_QUESTIONS))])
 def test_all_surfaces_show_one_choice(number: int, tmp_path: Path) -> None:
     try:
         plan = magicdec.plan(**question(number))
@@ -156,10 +157,18 @@ def check_choice(plan: Plan) -> None:
             continue
         left_out = choice.left_out
         if left_out is not None and choice.outcome == "no gain":
-            assert left_out.gain.speedup <= 1.0 or left_out.batch_size != row.batch_size
+            is_slower = left_out.gain.speedup <= 1.0
+            is_elsewhere = left_out.batch_size != row.batch_size
+            assert is_slower or is_elsewhere or is_slower_on_a_text(choice)
         if left_out is not None and choice.outcome == "no room":
             assert not left_out.fits
             assert choice.left_out_fits is None or choice.left_out_fits.fits
+
+
+def is_slower_on_a_text(choice: Choice) -> bool:
+    """Whether no draft is faster on one of the texts that are weighed, where none was named."""
+    tasks = choice.outlook.tasks if choice.outlook else []
+    return any(task.weight > 0.0 and task.draft == "none" for task in tasks)
 
 
 def check_document(plan: Plan) -> None:
@@ -186,7 +195,7 @@ def check_terminal_and_report(plan: Plan) -> None:
     assert text.splitlines()[0] == first_line(plan)
     assert plan.best.is_speculative == (" with " in first_line(plan).partition(":")[0])
     if plan.best.is_speculative:
-        assert gain_of(plan.best) in text
+        assert gain_of(plan.best, on_texts(plan.choice)) in text
     answer = headline_of(ReportData.from_records([], plan)).answer
     assert answer == first_line(plan).removesuffix(".")
     table = gamma_table(ReportData.from_records([], plan))

@@ -143,7 +143,7 @@ def test_a_draft_that_no_release_runs_is_marked_beside_the_best_that_one_does() 
         text.split()
     )
     assert "With --plugin (our vLLM plugin, not yet measured on a GPU)" in " ".join(
-        text.split()
+        shown(plan, 80, every=True).split()
     )
     admitted = magicdec.plan(batch=64, plugin=True)
     assert admitted.best == plan.choice.with_plugin
