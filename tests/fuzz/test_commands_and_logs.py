@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from magicdec import specs
 from magicdec.logs import formats
 from magicdec.specs import serve_command
 from tests.fuzz.surfaces import Case, judge
@@ -257,14 +258,14 @@ def test_logs_planned(
 def test_planted_faults_of_commands_and_logs_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reader that takes the first device's name as a number, and one of rows without their keys."""
+    """A reader of commands that looks beyond the end, and one of logs that divides by zero."""
     case = checked(tmp_path, STARTS["vllm"])
     assert judge(case, "planted").fault == ""
 
-    def broken(text: str) -> serve_command.ServeCommand:
+    def broken(text: str, **_: object) -> serve_command.ServeCommand:
         return serve_command.ServeCommand(engine="vllm", model=text[10**6])
 
-    monkeypatch.setattr(serve_command, "read_serve_command", broken)
+    monkeypatch.setattr(specs, "read_serve_command", broken)
     assert "a traceback" in judge(case, "planted").fault
     path = tmp_path / "log.jsonl"
     path.write_text(json.dumps(ROWS[0]) + "\n")
@@ -279,5 +280,12 @@ def test_planted_faults_of_commands_and_logs_are_found(
     )
     replayed = Case("log", ("profile-acceptance", "--outputs", str(path), *options))
     assert judge(replayed, "planted").fault == ""
-    monkeypatch.setattr(formats, "FORMATS", ((1, 2),))
+
+    def divides(document: Any, companions: Any) -> list[Any]:
+        return [len(document) / 0]
+
+    # an error of a kind that a damaged line causes would be counted, not raised
+    monkeypatch.setattr(
+        formats, "FORMATS", (("broken", lambda document: True, divides),)
+    )
     assert "a traceback" in judge(replayed, "planted").fault
