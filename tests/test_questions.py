@@ -22,8 +22,9 @@ SAID: dict[str, tuple[str, ...]] = {
     "Qwen2.5-72B": ("on 4 x H100", "64 users do not fit at once", "Acceptance on chat"),
     "Llama-3.3-70B": (
         "on 8 x H200",
+        "Try serving 20 users",
         "Acceptance on summarisation",
-        "no draft gains more than",
+        "whole requests",
     ),
     "gpt-oss-120b": ("on 1 x H100", "Acceptance on agentic", "likely to pay"),
     "DeepSeek-V3": ("Serve 6 requests/s on", "multi-token prediction", "headroom"),
@@ -40,14 +41,15 @@ SAID: dict[str, tuple[str, ...]] = {
         "Draft 5 tokens per step, not 8",
         "the command uses 4, but 8",
     ),
-    "deployment.yaml": ("Draft 10 tokens per step, not 5", "the command uses 2, but 4"),
+    "deployment.yaml": ("Draft with suffix decoding", "the command uses 2, but 4"),
     "sglang.sh": (
-        "Draft 5 tokens per step, not 3",
+        "Capture graphs of 32 sequences",
         "the command uses 8, but 4 are given",
     ),
     "serve.sh": ("Draft with DSpark", "the command uses 1, but 2 are given"),
     "vllm serve": (
-        "Draft 3 tokens per step, not 5",
+        "3 tokens per step",
+        "measure first",
         "as it is: EAGLE-3, gamma 5 on 2 x h100",
     ),
 }

@@ -53,7 +53,7 @@ REFUSALS = [
     (("records", "list"), "unknown command 'list': did you mean ls?"),
     (
         ("validate", "xyz"),
-        "unknown command 'xyz': known: acceptance, grid, kernels, pairs",
+        "unknown command 'xyz': known: acceptance, grid, kernels, lanes, pairs",
     ),
     (("run", "--batch", "0"), "--batch must be a whole number of at least 1, not '0'"),
     (
@@ -153,11 +153,10 @@ def test_defaults_come_from_the_users_file(
     (tmp_path / "magicdec" / "config.toml").write_text(
         'model = "qwen3-8b"\nhardware = "h100-sxm-80gb"\n'
     )
-    assert "qwen3-8b on 8 x h100-sxm-80gb" in program("plan").stdout
-    assert (
-        "qwen3-8b on 8 x a100-sxm-80gb"
-        in program("plan", "--hardware", "a100-sxm-80gb").stdout
-    )
+    of_the_file = program("plan").stdout
+    assert "on 8 x H100 SXM 80 GB" in of_the_file
+    assert "\nqwen3-8b (tp 8), " in of_the_file
+    assert "on 8 x A100 SXM 80 GB" in program("plan", "--hardware", "a100").stdout
     (tmp_path / "magicdec.toml").write_text('hardwear = "h100-sxm-80gb"\n')
     assert line_of("plan").startswith(
         "unknown default in magicdec.toml 'hardwear': did you mean hardware?"

@@ -164,7 +164,8 @@ def test_what_is_not_understood_is_one_line(server: Server) -> None:
         ),
         ("a: [1]\nb: " + "[" * 200 + "]" * 200, "nests more than 100 deep"),
         ("vllm serve x --speculative-config.method", "method"),
-        ("vllm serve " + "<script>alert(1)</script>", "unknown model"),
+        ("vllm serve '<script>alert(1)</script>'", "unknown model"),
+        ("vllm serve <script>alert(1)</script>", "the command names no model"),
     ],
 )
 def test_what_cannot_be_read_is_one_line(
