@@ -14,7 +14,6 @@ import urllib.request
 from html import unescape
 from pathlib import Path
 
-import msgspec
 import pytest
 
 import magicdec
@@ -22,7 +21,7 @@ from magicdec.errors import ConfigError
 from magicdec.explore.explorer import FIGURES, OF_ARRIVALS, Explorer
 from magicdec.explore.server import Server
 from magicdec.perfmodel.planner import PlanRequest, make_plan
-from magicdec.schema.plan import Choice
+from magicdec.schema.plan import Choice, plan_of
 from tests.pace import cpu_seconds, slowness
 from tests.processes import Program
 
@@ -55,7 +54,7 @@ def test_the_answer_is_the_planners(server: Server) -> None:
     assert status == 200
     assert f"{direct().left_out.speedup:.2f}x" in text
     document = json.loads(get(server, f"/plan.json?{FIXED}")[1])
-    assert document["choice"] == msgspec.to_builtins(direct())
+    assert plan_of(document).choice == direct()
 
 
 def test_the_page_holds_the_answer_without_scripts(server: Server) -> None:
@@ -165,7 +164,7 @@ def test_formats_limits_and_the_engine_are_the_plans(server: Server) -> None:
         model="llama-3.1-8b", hardware="h100-sxm-80gb", context=32768, batch=64, weight_dtype="fp8", kv_dtype="fp8",
         tpot_ms=30, engine="vllm",
     )  # fmt: skip
-    assert json.loads(text)["choice"]["row"] == msgspec.to_builtins(answer.best)
+    assert plan_of(json.loads(text)).best == answer.best
     page = get(server, f"/answer?{query}")[1]
     assert "--weight-dtype fp8 --kv-dtype fp8 --tpot-ms 30" in page
     baseline = f"{answer.autoregressive.tokens_per_s:,.0f}".replace(",", "\u202f")

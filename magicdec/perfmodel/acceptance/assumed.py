@@ -491,14 +491,11 @@ def profile_of(question: Question, *, draft: str, method: str) -> AcceptanceProf
 def _first_rate(shape: Law, believed: Law) -> float:
     """Rate of position 1 with which a law by position gives as many tokens per step as a belief."""
     gamma = USUAL_GAMMA
-    wanted = _tokens(np.array(believed.by_position[:gamma]))
+    rates = np.array(believed.by_position[:gamma])
+    wanted = expected_tokens_per_step(rates, len(rates))
     tried = np.linspace(LEAST_RATE, MOST_RATE, NUM_TRIED)
-    tokens = np.array([_tokens(shape.rates_after(rate, gamma)) for rate in tried])
+    tokens = expected_tokens_per_step(shape.rates_after(tried, gamma), gamma)
     return float(np.interp(wanted, tokens, tried))
-
-
-def _tokens(rates: Array) -> float:
-    return float(expected_tokens_per_step(rates, len(rates)))
 
 
 def completed(
