@@ -140,6 +140,7 @@ def prepare(directory: Path) -> None:
         (directory / name / "library.txt").write_text(text)
     (directory / "results").symlink_to(ROOT / "results")
     (directory / "docs").symlink_to(ROOT / "docs")
+    (directory / "magicdec").symlink_to(ROOT / "magicdec")
     for name in (
         "results.jsonl",
         "predicted.jsonl",

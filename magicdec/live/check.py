@@ -66,7 +66,7 @@ NOTEWORTHY = 1.02
 LIGHT_LOADS = (1, 4, 16)
 """Batches at which a table by batch is compared, in addition to the requested one."""
 GIVEN_ACCEPTANCE = ("acceptance_rate", "accept_length", "drafted_share")
-"""What a load says of the acceptance of the command's own draft."""
+"""Names by which a load states the acceptance of the command's own draft."""
 AS_PUBLISHED = ("compressed-tensors", "modelopt", "auto")
 """Values of --quantization that leave the format to the checkpoint."""
 
@@ -103,7 +103,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     """The command's own configuration; null: it does not fit, or no acceptance is known."""
     without_draft: Candidate | None
     changes: list[Change]
-    """What surely costs first, then what loses exactness, then gains, the largest expected one first:
+    """Settings that surely cost first, then those that lose exactness, then gains, the largest expected one first:
     of those to the draft one can be made, and after it no other gains. Changes
     without a price last."""
     problems: list[str]
@@ -146,8 +146,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _order(change: Change) -> tuple[int, bool, bool, float]:
-    """What surely costs, what loses exactness, then what gains at this load, at another, and what
-    has no price; the surest first, by the lower end of the interval.
+    """Settings that surely cost, that lose exactness, then changes that gain at this load, at
+    another, and those without a price; the largest expected gain first.
     """
     place = 2
     if change.kind == "cost":
@@ -287,7 +287,7 @@ def _refusal(command: ServeCommand, found: Standing) -> str:
 
 
 def _on_start(command: ServeCommand, found: Standing | None) -> list[str]:
-    """What is not known of the draft's checkpoint, and what the draft needs."""
+    """Notes on what is not known of the draft's checkpoint, and on what the draft needs."""
     speculation = command.speculation
     if found is None or speculation is None or not found.starts:
         return []
@@ -308,7 +308,7 @@ def _instead(
     model: ModelSpec,
     free: Plan,
 ) -> list[Change]:
-    """What to draft with in place of a draft that cannot be started, over no draft: the checkpoint
+    """The draft to use in place of one that cannot be started, over no draft: the checkpoint
     as what it is and as far as it goes, then the best of all drafts."""
     assert command.speculation is not None
     changes: list[Change] = []

@@ -1,4 +1,4 @@
-"""What a server's settings cost: graphs that are off or too few, scheduling between steps, an eager
+"""The cost of a server's settings: graphs that are off or too few, scheduling between steps, an eager
 drafter, prompts read anew or in small parts, steps with too few tokens; and those with which a
 draft's output is not the target's own.
 
@@ -66,7 +66,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     gen_len: int
 
     def row_as(self, engine: EngineProfile) -> Candidate | None:
-        """The same configuration on an engine that is set otherwise; None: it does not run."""
+        """The row's configuration on an engine that is set otherwise; None: it does not run."""
         options: tuple[DraftOption, ...] = ()
         if self.option is not None:
             options = (self.option,)
@@ -80,7 +80,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def settings_costs(command: ServeCommand, served: Served) -> Iterator[Change]:
-    """What surely costs, and what loses exactness."""
+    """Settings that surely cost, and those that lose exactness."""
     yield from _of_graphs(command, served)
     yield from _of_scheduling(command, served)
     yield from _of_drafter(command, served)

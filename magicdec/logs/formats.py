@@ -68,7 +68,7 @@ FIELDS = {
     "output_len": "the output's length",
     "cached_len": "cached tokens",
 }
-"""What is said of each field that cannot be read."""
+"""How an error names each field that cannot be read."""
 Companions = dict[str, Any]
 """Prompts that stand in a file of their own, by the id that joins them to their outputs."""
 Reader = Callable[[Any, Companions], list[Row]]

@@ -172,7 +172,7 @@ def _zstandard(file: IO[bytes]) -> IO[bytes]:
 
 
 class _Frames(io.RawIOBase):
-    """What stands in a file's Zstandard frames; the library's own reader takes a file that ends within
+    """The contents of a file's Zstandard frames; the library's own reader takes a file that ends within
     a frame for a whole one."""
 
     def __init__(self, file: IO[bytes]) -> None:

@@ -153,7 +153,7 @@ def step_errors(setup: Setup, terms: StepTerms, tp_size: Any) -> tuple[Array, Ar
 
 
 def cost_place(setup: Setup) -> str:
-    """What the user's measurement of a cost holds for: device, model, formats and draft."""
+    """The place that a user's measurement of a cost holds for: device, model, formats and draft."""
     speculation = setup.speculation
     return "/".join(
         (
@@ -369,7 +369,7 @@ class Interval:
 
     @cached_property
     def gains(self) -> Gains:
-        """Of decoding."""
+        """The distribution of decoding's speedup."""
         return gains_of(self.prediction, self.tokens_relative_error)
 
     @cached_property

@@ -168,7 +168,7 @@ def shipped() -> dict[tuple[Lane, Figure], LaneRow]:
 
 
 def evidence_of(setup: Setup) -> Evidence:
-    """What was measured of speedups of a setup's kind, and the width that follows. An engine that no
+    """The measured speedups of a setup's kind, counted, and the width that follows. An engine that no
     lane is of, such as one calibrated by its user, has the error that its profile states."""
     if setup.engine.name not in SERVING_ENGINES:
         return Evidence(width=setup.engine.errors.speedup_relative_error)
@@ -177,7 +177,7 @@ def evidence_of(setup: Setup) -> Evidence:
 
 @cache
 def evidence_in(lane: Lane) -> Evidence:
-    """What was measured of a lane's speedups, and the width that follows."""
+    """The measured speedups of a lane, counted, and the width that follows."""
     table = shipped()
     own = table.get((lane, "speedup"))
     if own is not None:

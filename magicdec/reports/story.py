@@ -1,4 +1,4 @@
-"""What a plan says of a case, as one list of statements that terminal, page, HTML, PDF and exports
+"""The statements of a plan about a case, as one list of statements that terminal, page, HTML, PDF and exports
 pick from.
 
 A statement is one sentence of `sentences.py` or `outlook_lines.py`, with its kind. The list stands in
@@ -120,7 +120,7 @@ class Statement:
 
 
 def story_of(plan: Plan, case: CaseAnswer, *, every: bool = False) -> list[Statement]:
-    """What a plan says of one of its cases; `every` adds what a first reading can do without."""
+    """The statements of a plan about one of its cases; `every` adds what a first reading can do without."""
     choice = case.choice
     texts = {
         "answer": [first_line(case)],

@@ -1,4 +1,4 @@
-"""What goes in and what comes out: requests, rows, plans, records and how they compare."""
+"""Everything that goes in and comes out: requests, rows, plans, records and how they compare."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import msgspec
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured of a lane: an engine and its versions, a sort of draft, a kind of model, and
+    """The measurements of a lane, summed up: an engine and its versions, a sort of draft, a kind of model, and
     whether the device's kernels were timed."""
 
     lane: str = ""

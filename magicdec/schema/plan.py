@@ -311,14 +311,14 @@ class OfTask(msgspec.Struct, frozen=True, kw_only=True):
     weight: Number
     """Weight of the text in the choice; 0: it is named apart."""
     own: Gain
-    """Of the choice on this text."""
+    """The choice's gain on this text."""
     draft: str
-    """Of the fastest there; "none": no draft."""
+    """The fastest draft there; "none": no draft."""
     draft_method: str
     draft_budget: int | None
     gamma: int
     best: Gain
-    """Of the fastest there."""
+    """The gain of the fastest draft there."""
     changes: Number
     """Loss of keeping to the choice on this text, in tokens per second."""
 
@@ -428,7 +428,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     draws; the choice is the one that was checked on engines, needs no extra package, or drafts
     less."""
     evidence: Evidence | None = None
-    """What was measured of servers like the choice's, or the left-out draft's; null: no draft was
+    """The evidence from measured servers like the choice's, or the left-out draft's; null: no draft was
     considered."""
     with_plugin: Candidate | None = None
     """The best configuration of drafts that need magicdec's plugin, where the plugin was not asked

@@ -92,7 +92,7 @@ class EngineProfile(
     )
     """Kinds of drafts, among `DRAFT_KINDS` (specs/speculation.py)."""
     before: dict[str, dict[str, Any]] = {}
-    """What differs in versions before these ("0.14"), in tables; of several bounds the nearest
+    """Differences of versions before these ("0.14"), in tables; of several bounds the nearest
     above counts.
     """
 

@@ -31,7 +31,7 @@ class StepPath(NamedTuple):
         return self.rows == "padded"
 
     def sentences(self) -> Iterator[str]:
-        """What sets the path apart from overlapped scheduling with whole graphs."""
+        """Sentences on what sets the path apart from overlapped scheduling with whole graphs."""
         if self.search != "none":
             padding = "a sequence without a match is verified as one token"
             if self.is_padded:
@@ -81,5 +81,5 @@ class PathOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fewer_graphs(one: GraphMode, other: GraphMode) -> GraphMode:
-    """Of two modes, the one that launches more."""
+    """The one of two modes that launches more."""
     return max(one, other, key=GRAPH_MODES.index)

@@ -50,7 +50,7 @@ class EngineTable(
 
 
 class EngineKernels(EngineTable, frozen=True, kw_only=True):
-    """What the engine's kernels are, and how their times compare with the hardware profile's."""
+    """The engine's kernels, and how their times compare with the hardware profile's."""
 
     attention_kernel: Literal["measured", "split"] = "split"
     """"measured": the hardware profile's kernel as it was measured; "split": one that splits the
@@ -210,7 +210,7 @@ class EngineGraphs(EngineTable, frozen=True, kw_only=True):
             raise ValueError("'gamma_table_cost' must lie in its interval")
 
     def piecewise_s(self, layers: int) -> float:
-        """What a piecewise pass takes more by the second law."""
+        """Seconds that a piecewise pass adds by the second law."""
         return self.piecewise_pass_s + layers * self.piecewise_layer_s
 
     def is_captured(self, *, batch: int, gamma: int, tp_size: int) -> bool:
@@ -430,7 +430,7 @@ class EngineDraft(EngineTable, frozen=True, kw_only=True):
     """Whether the engine schedules between steps with it: `older_sequence_overhead_s` and
     `synchronous_step_overhead_s` hold then."""
     note: str = ""
-    """What to know before it is run there."""
+    """A remark to read before it is run there."""
     untried: str = ""
     """Another way to run it there, which may be faster and which nobody measured."""
     package: str = ""

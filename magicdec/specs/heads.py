@@ -53,7 +53,7 @@ class KnownHead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeadFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a checkpoint; None: not known."""
+    """The known facts of a checkpoint; None: not known."""
 
     checkpoint: str
     method: DraftMethod | None = None
@@ -98,7 +98,7 @@ def heads_of(target: str, method: str) -> list[KnownHead]:
 
 
 def facts_of(checkpoint: str, *, reads_files: bool = True) -> HeadFacts:
-    """What is known of a head by the name or the path of its checkpoint. `reads_files`: whether a
+    """The known facts of a head by the name or the path of its checkpoint. `reads_files`: whether a
     file may be read, and the hub asked, for it."""
     if reads_files:
         at_hand = _configuration(checkpoint, from_hub=False)
@@ -149,7 +149,7 @@ def _configuration(checkpoint: str, *, from_hub: bool) -> HeadSpec | None:
 
 
 def facts_of_configuration(checkpoint: str, head: HeadSpec) -> HeadFacts:
-    """What a head's config.json says."""
+    """The facts that a head's config.json states."""
     return HeadFacts(
         checkpoint=checkpoint,
         method=head.method,
@@ -161,7 +161,7 @@ def facts_of_configuration(checkpoint: str, head: HeadSpec) -> HeadFacts:
 
 
 def _of_name(checkpoint: str) -> HeadFacts:
-    """What a name says: the kind of head, its block, and a target of the catalog."""
+    """The facts that a name states: the kind of head, its block, and a target of the catalog."""
     method = head_named_in(checkpoint)
     target = target_named_in(checkpoint)
     hidden_size = None

@@ -49,7 +49,7 @@ def needed(judged: Sequence[Judged]) -> float:
 
 
 def _weights(judged: Sequence[Judged]) -> Array:
-    """Of one sort of draft each source weighs the same, and so does each sort."""
+    """Weights by which each source of a sort of draft counts the same, and so does each sort."""
     rows = Counter((row.lane.draft, row.source) for row in judged)
     sources = Counter(draft for draft, _ in rows)
     weights = []
@@ -99,7 +99,7 @@ class Lanes:
         return float(np.mean(inside))
 
     def rows(self) -> list[LaneRow]:
-        """What ships: one row per lane, the wider ones among them, and figure."""
+        """The rows that ship: one row per lane, the wider ones among them, and figure."""
         table = []
         for (lane, figure), rows in sorted(self.by_lane.items()):
             width, owner = self.width(lane, figure)

@@ -193,7 +193,7 @@ class AcceptanceProfile(
 
     @property
     def _beyond(self) -> Beyond | None:
-        """What is believed beyond the known positions; of counts without a belief, the law's error
+        """The belief beyond the known positions; of counts without a belief, the law's error
         by depth."""
         if self.beyond is not None or not self.measured or self.replay is not None:
             return self.beyond

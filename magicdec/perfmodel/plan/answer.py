@@ -142,9 +142,9 @@ class _Ranked:
     tied: Candidate | None
     """Another draft that is as good."""
     texts: Texts | None
-    """What competes on each text, where none was named."""
+    """The competing configurations on each text, where none was named."""
     draws: Draws | None
-    """What competes with the best configuration under the same draws, where it drafts."""
+    """The configurations that compete with the best one under the same draws, where it drafts."""
     origin: Found
     """Where it was found."""
 
@@ -477,7 +477,7 @@ def _outlook(
 
 
 def _evidence(found: list[Found], row: Candidate) -> Evidence:
-    """What was measured of servers like a row's."""
+    """The evidence from measured servers like a row's."""
     for of_draft in found:
         if any(same_configuration(row, other) for other in of_draft.rows):
             return evidence_of(of_draft.prediction.setup)

@@ -190,7 +190,7 @@ def _untrained(found: Standing, method: DraftMethod) -> str:
 def _remarks(
     found: Standing, engine: EngineProfile, draft: str, method: DraftMethod
 ) -> tuple[str, ...]:
-    """What to know before a draft is started."""
+    """Remarks to read before a draft is started."""
     remarks = [packages_of(engine, draft, method)]
     if found.answer == "unknown":
         remarks.append(found.sentence)

@@ -70,7 +70,7 @@ def notes(
 
 
 def _on_start(case: Case, answer: CaseAnswer) -> Iterator[str]:
-    """What is not known of the checkpoint of the draft that is shown, and what it needs."""
+    """Notes on what is not known of the shown draft's checkpoint, and on what it needs."""
     shown = answer.choice.left_out or answer.best
     for option in case.options:
         if (option.draft, option.method) == (shown.draft, shown.draft_method):

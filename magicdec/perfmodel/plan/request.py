@@ -151,7 +151,7 @@ class DraftOption:
     """Whether no such draft is published for the target, nor did the user give one: it is ranked
     apart, and not run."""
     remarks: tuple[str, ...] = ()
-    """What is not known of its checkpoint, and what an engine needs for it."""
+    """Sentences on what is not known of its checkpoint, and on what an engine needs for it."""
     question: Question | None = None
     """Question to which the belief answered with this acceptance. None: it was measured or
     given."""

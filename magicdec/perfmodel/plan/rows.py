@@ -166,17 +166,17 @@ class Rows(Users):
 
     @cached_property
     def bounds(self) -> Interval:
-        """Of decoding."""
+        """Intervals of decoding's predictions."""
         return interval(self.prediction, self.error)
 
     @property
     def gains(self) -> Gains:
-        """Of decoding."""
+        """The distribution of decoding's speedup."""
         return self.bounds.gains
 
     @cached_property
     def quantiles(self) -> Array:
-        """Of decoding's speedup, [LEVELS, rows]."""
+        """Quantiles of decoding's speedup, [LEVELS, rows]."""
         return self.gains.quantiles()
 
     # How it runs
@@ -253,7 +253,7 @@ class Rows(Users):
 
     @cached_property
     def request_quantiles(self) -> Array:
-        """Of whole requests' speedup, [LEVELS, rows]."""
+        """Quantiles of whole requests' speedup, [LEVELS, rows]."""
         return self.request_gains.quantiles()
 
     @property

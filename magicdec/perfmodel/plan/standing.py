@@ -71,7 +71,7 @@ class Standing(NamedTuple):
     reason: str = ""
     """Why it does not start, what would have to be trained, or what is not known."""
     cure: str = ""
-    """What to do instead, in words."""
+    """The thing to do instead, in words."""
     method: DraftMethod | None = None
     """The method that the checkpoint is of, where another one was asked for."""
     most_drafts: int | None = None
@@ -160,7 +160,7 @@ def packages_of(engine: EngineProfile, draft: str, method: str) -> str:
 
 
 def _unable_engine(asked: Asked, engine: EngineProfile) -> Standing | None:
-    """What keeps an engine from running this kind of draft, spread like this."""
+    """The obstacle that keeps an engine from running this kind of draft, spread like this."""
     kind = draft_kind(asked.draft, asked.method)
     if not engine.runs(asked.draft, asked.method):
         others = engines_that_run(asked.draft, asked.method)
@@ -217,7 +217,7 @@ def _of_model(model: ModelSpec, target: ModelSpec) -> Standing:
 
 
 def _facts(asked: Asked) -> HeadFacts:
-    """What is known of the draft's head: of the one that was given, else of its checkpoint."""
+    """The known facts of the draft's head: of the one that was given, else of its checkpoint."""
     if asked.head is not None:
         return facts_of_configuration(asked.checkpoint, asked.head)
     if asked.checkpoint and is_named(asked.checkpoint):
@@ -250,7 +250,7 @@ def _of_module(target: ModelSpec) -> Standing:
 def _unfit(
     asked: Asked, facts: HeadFacts, target: ModelSpec, engine: EngineProfile
 ) -> Standing | None:
-    """What of a checkpoint does not go with the target, the method or gamma."""
+    """The part of a checkpoint that does not go with the target, the method or gamma."""
     by = _by(facts)
     head = facts.checkpoint or "the head"
     if facts.method is not None and not _is_alike(facts.method, asked.method, engine):

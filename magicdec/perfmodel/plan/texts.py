@@ -163,7 +163,7 @@ class OnTexts:
 
 @dataclass(frozen=True, kw_only=True)
 class Texts:
-    """What every searched configuration of a case gives on each text."""
+    """The gain of every searched configuration of a case on each text."""
 
     case: Case
     drafts: list[OnTexts]
@@ -252,7 +252,7 @@ class Texts:
 
 
 def texts_of(case: Case, found: Sequence[Found]) -> Texts | None:
-    """What every searched configuration gives on each text. None: a text was named, or no draft's
+    """The gain of every searched configuration on each text. None: a text was named, or no draft's
     acceptance is believed."""
     if case.request.task is not None:
         return None

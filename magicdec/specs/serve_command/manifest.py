@@ -555,7 +555,7 @@ def _version(tag: Any) -> str | None:
 
 
 def _served_of_values(around: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What llm-d's chart adds to a container: the model, and its parallelism."""
+    """The fields that llm-d's chart adds to a container: the model, and its parallelism."""
     words: list[str] = []
     for holder in around:
         artifacts = holder.get("modelArtifacts")
