@@ -99,6 +99,7 @@ def test_what_the_engine_counted_as_cached_is_taken(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_plan_takes_what_a_log_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Program
 ) -> None:
