@@ -43,7 +43,12 @@ ELSEWHERE = ("explore", "demo", "atlas")
 """Served until stopped (tests/explore), the whole path (`make demo`), 640 plans (tests/atlas)."""
 EXAMPLE_KEY = "3f2a"
 """Stands for the key of a record of the reader's."""
-PREPARED = ("validate kernels", "validate serving", "validate traffic")
+PREPARED = (
+    "validate kernels",
+    "validate lanes",
+    "validate serving",
+    "validate traffic",
+)
 """Given tables that do not ship: tests/validate runs them on excerpts."""
 MAY_FAIL = ("validate", "check")
 """Exit with 1 where a threshold is missed, which on a busy machine a small grid may, or with --strict."""
