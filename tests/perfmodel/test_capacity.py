@@ -134,7 +134,7 @@ def test_the_drafts_simulated_at_each_tp_are_the_three_that_serve_most(
     monkeypatch.setattr(
         trials.Trial, "fewest", lambda tried, _: seen.append(tried.layout)
     )
-    monkeypatch.setattr(trials.Trial, "highest_rate", lambda *_: 1.0)
+    monkeypatch.setattr(trials.Trial, "highest_rate", lambda *_: None)
 
     def tried(**draft: str) -> list[tuple[int, float]]:
         """The tp size and rate of each drafted layout that would be simulated."""

@@ -144,8 +144,10 @@ def test_a_document_of_schema_3_is_read_as_the_same_plan() -> None:
         plan.choice,
         limits=[],
         left_out=None,
+        tied=None,
         with_plugin=None,
         one_gamma=None,
+        evidence=None,
         gammas=by_table,
     )
     told = msgspec.structs.replace(plan, choice=choice)
@@ -165,7 +167,7 @@ def _known_to_schema_3(value: Any) -> Any:
         return values
     later = {"by_acceptance", "outlook", "kernels", "budget_share"}
     if {"speedup", "low", "high"} <= set(values):
-        later.add("pays")
+        later |= {"pays", "quartiles"}
     return {
         name: _known_to_schema_3(each)
         for name, each in values.items()

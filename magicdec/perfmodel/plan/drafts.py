@@ -139,7 +139,8 @@ def draft_options(
             question=asked if acceptance.is_assumed else None,
         )
         options.append(option)
-    if request.names_a_draft and not options and refused:
+    names_its_ranks = request.draft_tp_size is not None
+    if (request.names_a_draft or names_its_ranks) and not options and refused:
         raise ConfigError(refused[-1])  # of a draft model the method that engines run
     return options, lacking
 
