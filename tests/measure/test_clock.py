@@ -21,7 +21,7 @@ from magicdec.measure.rank import benchmark
 from magicdec.measure.vllm_session import in_own_process
 from magicdec.specs.speculation import SpeculationSpec
 
-STAMPS = {"records.py", "reports/data.py"}
+STAMPS = {"schema/record.py", "reports/data.py"}
 """Say when something was made, which is the time of day."""
 TIMES_OF_DAY = {
     "time.time",
