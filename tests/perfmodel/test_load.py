@@ -174,7 +174,7 @@ def test_rates_that_nothing_can_be_simulated_at_are_refused(
 
 
 def test_far_more_than_all_devices_keep_is_refused_with_what_they_do() -> None:
-    with pytest.raises(CapacityError, match=r"4096 devices .* keep them up to \d"):
+    with pytest.raises(CapacityError, match=r"4096 devices .* keep up to \d"):
         magicdec.plan(**CHAT, rate=1e6)
 
 

@@ -3,6 +3,7 @@ closed forms, and what a plan says of both."""
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -122,19 +123,24 @@ def test_a_plan_says_what_to_measure_and_which_text_changes_it(believed: Plan) -
         "calibrate",
     }
     assert len(outlook.tasks) == 9
-    assert to_measure(outlook).startswith("measure first")
+    assert to_measure(outlook).startswith("Measure first")
     lines = task_lines(outlook)
-    assert [line.split()[1].rstrip(":") for line in lines] == list(TASKS)
-    assert any("better" in line for line in lines)
+    named = [line.removeprefix("On ").split(":")[0].split(", ") for line in lines]
+    assert sorted(itertools.chain(*named)) == sorted(TASKS)
+    assert any("; best " in line for line in lines)
 
 
 def test_what_is_known_is_not_worth_measuring() -> None:
-    known = magicdec.plan(**CASE, draft="eagle3", acceptance_rate=0.75)
+    """A given acceptance is not replayed. With gamma given too, nothing is left to choose."""
+    rate = {"draft": "eagle3", "acceptance_rate": 0.75}
+    free = magicdec.plan(**CASE, **rate).choice.outlook
+    assert "replay" not in {each.kind for each in free.measurements}
+    known = magicdec.plan(**CASE, **rate, gamma=5)
     outlook = known.choice.outlook
     assert outlook.advice is None
-    assert to_measure(outlook).startswith("measuring is not worth it")
+    assert to_measure(outlook).startswith("Measuring first would gain under")
     assert task_lines(outlook) == []
-    assert by_acceptance(known.best).startswith("breaks even at")
+    assert by_acceptance(known.best).startswith("Break-even at")
 
 
 def test_acceptance_moves_the_gain_and_breaks_even_where_it_says(
