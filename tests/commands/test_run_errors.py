@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 
 pytest.importorskip("torch")
@@ -87,7 +86,7 @@ def test_a_checkpoint_that_cannot_be_used(
             ("--draft", "eagle"),
             "needs a head that was trained for embedded: give its directory",
         ),
-        (("--draft", "mtp"), "embedded has no module of multi-token prediction"),
+        (("--draft", "mtp"), "embedded has no prediction module to draft with"),
         (
             ("--draft", "eagle3", "--draft-model", "{tmp_path}"),
             "no configuration of a head at",
@@ -96,7 +95,10 @@ def test_a_checkpoint_that_cannot_be_used(
             ("--draft", "mtp", "--draft-model", EAGLE3),
             "is of a head of eagle3, not of mtp",
         ),
-        (("--draft", EAGLE3), "states of 16 numbers; those of embedded have 192"),
+        (
+            ("--draft", EAGLE3),
+            "made for a target of hidden size 16, but embedded has 192",
+        ),
         (("--prompts", "{tmp_path}"), "hold no text"),
         (("--dtype", "float8"), "known: bfloat16, float16, float32"),
         (("--queue", "1"), "use at least 2"),
@@ -215,7 +217,7 @@ def test_a_plan_of_a_pipeline_is_not_run_as_something_else(
         batch=8,
         context=4096,
     )
-    path.write_bytes(msgspec.json.encode(answer))
+    path.write_text(answer.to_json())
     assert "spreads a replica as tp 4 x pp 2" in refusal(program, "--plan", str(path))
 
 

@@ -308,7 +308,7 @@ def plans(folder: Path, count: int) -> Iterator[Case]:
         model="embedded", batch=2, context=120, gen_len=5, acceptance_rate=0.9, weight_dtype="fp32", kv_dtype="fp32",
         draft_budget=32, gamma=2, draft="self", tp=1,
     )  # fmt: skip
-    document, file = json.loads(msgspec.json.encode(answer)), folder / "plan.json"
+    document, file = json.loads(answer.to_json()), folder / "plan.json"
     with mock.patch("magicdec.runtime.launch_ranks", side_effect=SystemExit(0)):
         for what, changed in [
             ("as it is", document),
