@@ -62,8 +62,6 @@ MOST_LINES = 12
 """Lines of the answer to one question."""
 FEW = 3
 """Rows of a table, unless all are asked for."""
-PLUGIN = "plugin"
-"""Mark of a draft that no release of the engine runs."""
 MARK, DRAFT = "mark", "draft"
 BREAKING = ("device", "layout", DRAFT, MARK)
 """Headings of the columns that may break over lines."""
