@@ -486,7 +486,7 @@ def _users(command: ServeCommand, load: AskedLoad, assumed: list[str]) -> int:
         batch = USUAL_BATCH
         if most is not None:
             batch = min(batch, most)
-        assumed.append(f"{batch} users at once (--batch)")
+        assumed.append(f"{format_count(batch, 'user')} at once (--batch)")
     if most is not None:
         batch = min(batch, most)
     return batch
@@ -718,7 +718,7 @@ def _on_speculation(
     alone = choices[0]
     changes.append(
         Change(
-            change=f"Do not speculate at {row.batch_size} users",
+            change=f"Do not speculate at {format_count(row.batch_size, 'user')}",
             option=f"leave out {_speculation_option(command)}",
             reason="a step with drafts costs more than its tokens are worth",
             gain=alone.gain,
@@ -891,7 +891,7 @@ def _on_batches(
         wider = min(users, fits) // command.dp_size
         row = make_plan(msgspec.structs.replace(alone, batch_sizes=(wider,))).best
         reason = "the others wait; each token then takes longer"
-        served = f"Serve {min(users, fits)} users at once, not {most}"
+        served = f"Serve {format_count(min(users, fits), 'user')} at once, not {most}"
         changes.append(
             _throughput(served, f"{option} {min(users, fits)}", reason, row, now)
         )
