@@ -24,6 +24,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
@@ -270,6 +271,7 @@ def options(folder: Path, count: int) -> Iterator[Case]:
     values = ["", "x", "-1", "0", "1", "3", "1.5", "nan", "inf", "1e400", str(10**22), "1-3000000000", "1,,2", "a,b",
               "\u00e9", "-", "..", "/", "8,16", "0.5", "bf16", "self", "32k", "%s", "a" * 5000, "\x1b[2J"]  # fmt: skip
     rng = random.Random(7)
+    each_in_turn = cycle(rng.sample(values, len(values)))  # none is left to chance
     with contextlib.chdir(folder):  # options name files to write
         for name, usual in {
             "plan": QUICK_PLAN,
@@ -293,7 +295,7 @@ def options(folder: Path, count: int) -> Iterator[Case]:
                     rng.choice((1, 1, 2)),
                 )
                 given = [
-                    part for option in chosen for part in (option, rng.choice(values))
+                    part for option in chosen for part in (option, next(each_in_turn))
                 ]
                 yield Case(
                     f"{name} {' '.join(given)[:200]}", (*usual, *given), name == "plan"

@@ -109,7 +109,7 @@ def test_a_plan_for_a_log_names_what_the_hits_cost_and_the_option(
     assert not [each for each in plain if "prefix hit" in each]
 
 
-@pytest.mark.parametrize("gen_len", [0, 100])
+@pytest.mark.parametrize("gen_len", [0, 400])
 def test_a_plan_with_cached_prompts_names_the_option(gen_len: int) -> None:
     """With whole requests in tokens per second, else in time to the first token."""
     plan = magicdec.plan(

@@ -310,5 +310,6 @@ def test_every_device_given_is_used_or_said_to_be_idle() -> None:
         Console(file=text, width=100),
     )
     shown = text.getvalue()
-    assert "on 16 x a100-sxm-80gb in 4 replicas (tp 4)" in shown
+    assert "on 16 x A100 SXM 80 GB (4 replicas)" in shown
+    assert "in 4 replicas (tp 4)" in shown
     assert "each (searched)" in shown
