@@ -12,35 +12,40 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from magicdec.counts import Z_90
 from magicdec.errors import CapacityError, ConfigError
-from magicdec.live.advice import Choice, Situation, choices_at
+from magicdec.live.advice import Situation, choices_at
 from magicdec.live.settings import Change, Served, settings_costs
 from magicdec.naming import METHODS, draft_name, head_named_in, method_name
 from magicdec.perfmodel import (
+    ENDS,
     TREES_LOSE,
+    Answer,
     Asked,
     Case,
     DraftOption,
+    Draws,
+    Found,
     PlanRequest,
-    Points,
     Standing,
     answered,
     counted,
+    draws_of,
     engine_error,
+    every_gamma,
     has_module,
     load_hardware,
     make_plan,
     most_that_fit,
     option_of,
     packages_of,
-    predict,
     standing,
     tree_error,
 )
 from magicdec.reports import acceptance_of
-from magicdec.schema import Candidate, Plan, TableGamma
+from magicdec.schema import Candidate, TableGamma
 from magicdec.specs import (
     DTYPE_BYTES,
     OWN_METHOD,
@@ -103,9 +108,9 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     """The command's own configuration; null: it does not fit, or no acceptance is known."""
     without_draft: Candidate | None
     changes: list[Change]
-    """Settings that surely cost first, then those that lose exactness, then gains, the largest expected one first:
-    of those to the draft one can be made, and after it no other gains. Changes
-    without a price last."""
+    """Settings that surely cost first, then those that lose exactness, then gains, the surest of the
+    largest first: of those to the draft one can be made, and after it no other gains. Chances, and
+    changes without a price, last."""
     problems: list[str]
     not_understood: list[str]
     notes: list[str]
@@ -113,12 +118,11 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def first(self) -> Change | None:
         """The change to make at this load, on these devices; None: the command does not run, or none
-        gains."""
+        gains rather than loses."""
         if self.as_it_is is None and self.problems:
             return None
         for change in self.changes:
-            is_here = change.at_batch is None and change.needs_gpus is None
-            if change.kind != "gain" or (change.gain is not None and is_here):
+            if change.kind != "gain" or (change.is_likely and _is_here(change)):
                 return change
         return None
 
@@ -137,6 +141,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
         if change is None:
             if any(change.needs_gpus is not None for change in self.changes):
                 return "Keep it as it is: no change gains on these devices."
+            if any(change.gain is not None for change in self.changes):
+                return "Keep it as it is: no change is likely to gain."
             return "Keep it as it is: no change gains."
         if change.gain is None:
             return f"{change.change}: {change.reason}."
@@ -145,21 +151,40 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
         return f"{change.change}: {_gain(change)}; unsure, measure first."
 
 
-def _order(change: Change) -> tuple[int, bool, bool, float]:
+def in_order(changes: Sequence[Change]) -> list[Change]:
     """Settings that surely cost, that lose exactness, then changes that gain at this load, at
-    another, and those without a price; the largest expected gain first.
+    another, and those without a price.
+
+    Of gains the surest first, by the lower end of its interval; but the largest, and those that
+    come within `NOTEWORTHY` of it, before the others, so nothing is left to gain after the first.
+    Chances come last.
     """
-    place = 2
-    if change.kind == "cost":
-        place = 0
-    elif change.kind == "exactness":
-        place = 1
-    return (
-        place,
-        change.gain is None,
-        change.at_batch is not None or change.needs_gpus is not None,
-        -(change.gain or 0.0),
-    )
+    likely = []
+    for change in changes:
+        if change.kind == "gain" and change.is_likely and _is_here(change):
+            likely.append(change.gain or 0.0)
+    largest = max(likely, default=0.0)
+
+    def place(change: Change) -> tuple[int, bool, bool, bool, bool, float]:
+        kinds = ("cost", "exactness", "gain")
+        low = change.gain_low or 0.0
+        if change.kind != "gain":
+            low = change.gain or 0.0
+        return (
+            kinds.index(change.kind),
+            change.gain is None,
+            not _is_here(change),
+            change.kind == "gain" and not change.is_likely,
+            (change.gain or 0.0) * NOTEWORTHY < largest,
+            -low,
+        )
+
+    return sorted(changes, key=place)
+
+
+def _is_here(change: Change) -> bool:
+    """Whether it is of this load, on these devices."""
+    return change.at_batch is None and change.needs_gpus is None
 
 
 def _gain(change: Change) -> str:
@@ -179,14 +204,13 @@ def check_command(
     problems = list(command.problems)
     request = _request(command, load, model, assumed, problems)
     try:
-        free = make_plan(_without_acceptance(request, gamma=None))
+        free = answered(_without_acceptance(request, gamma=None), model, [])[0][0]
     except CapacityError as error:
         return _refused(command, request, assumed, [str(error), *problems])
     command = _with_own_head(command, model)
+    alone = free.document.autoregressive
     # every draft is compared with as many users
-    fitting = msgspec.structs.replace(
-        request, batch_sizes=(free.autoregressive.batch_size,)
-    )
+    fitting = msgspec.structs.replace(request, batch_sizes=(alone.batch_size,))
     found = _standing(command, model, reads_files=reads_files)
     drafted = Drafted()
     if found is None or found.starts:
@@ -198,33 +222,33 @@ def check_command(
     changes = [
         *of_draft,
         *_on_batches(command, load, request, model),
-        *_on_settings(command, request, drafted, free, model),
+        *_on_settings(command, request, drafted, free),
     ]
     named = []
     for change in changes:
         is_small = change.gain is not None and change.gain < NOTEWORTHY
         if change.kind != "gain" or not is_small:
             named.append(change)
-    as_it_is: Candidate | None = free.autoregressive
+    as_it_is: Candidate | None = alone
     if command.speculation is not None:
         as_it_is = drafted.row
     return Check(
         command=command,
-        hardware=free.best.hardware,
-        num_gpus=free.best.num_gpus * command.dp_size,
-        batch_size=free.autoregressive.batch_size,
-        context_len=free.autoregressive.context_len,
+        hardware=alone.hardware,
+        num_gpus=alone.num_gpus * command.dp_size,
+        batch_size=alone.batch_size,
+        context_len=alone.context_len,
         assumed=assumed,
         as_it_is=as_it_is,
-        without_draft=free.autoregressive,
-        changes=sorted(named, key=_order),
+        without_draft=alone,
+        changes=in_order(named),
         problems=problems,
         not_understood=command.not_understood,
         notes=[
             *_on_start(command, found),
             *command.notes,
             *drafted.notes,
-            *_on_fit(request, free),
+            *_on_fit(request, alone),
             *_if_more_wait(command, load, request),
         ],
     )
@@ -306,22 +330,23 @@ def _instead(
     found: Standing,
     request: PlanRequest,
     model: ModelSpec,
-    free: Plan,
+    free: Answer,
 ) -> list[Change]:
     """The draft to use in place of one that cannot be started, over no draft: the checkpoint
     as what it is and as far as it goes, then the best of all drafts."""
     assert command.speculation is not None
     changes: list[Change] = []
-    others = free.candidates
+    others = free.drafted
+    alone = free.document.autoregressive
     if found.method is not None:
         asked = _without_acceptance(request, draft=found.method, gamma=None)
         rows = []
         for row in answered(asked, model, [])[0][0].drafted:
             if found.most_drafts is None or row.gamma <= found.most_drafts:
                 rows.append(row)
-        changes += _best_draft(command, rows, free.autoregressive, "Draft")
+        changes += _best_draft(command, rows, alone, "Draft")
         others = [row for row in others if row.draft_method != found.method]
-    return [*changes, *_best_draft(command, others, free.autoregressive, "Speculate")]
+    return [*changes, *_best_draft(command, others, alone, "Speculate")]
 
 
 def as_asked(command: ServeCommand, load: AskedLoad) -> PlanRequest:
@@ -378,10 +403,10 @@ def _if_more_wait(
     ]
 
 
-def _on_fit(request: PlanRequest, free: Plan) -> list[str]:
+def _on_fit(request: PlanRequest, alone: Candidate) -> list[str]:
     """Users that do not fit at once."""
     asked = request.batch_sizes[0]
-    most = free.autoregressive.batch_size
+    most = alone.batch_size
     if most >= asked:
         return []
     return [f"{most} of {asked} users fit at once; the others wait"]
@@ -541,6 +566,16 @@ def _format(option: str, text: str | None, model: ModelSpec) -> str | None:
     return name
 
 
+class Over(NamedTuple):
+    """A gain over the command as it is, with its 90 % interval."""
+
+    gain: float
+    low: float
+    high: float
+    chance: float | None = None
+    """Probability that it is above 1; None: by the interval alone."""
+
+
 class Drafted(NamedTuple):
     """The command's own draft."""
 
@@ -550,61 +585,63 @@ class Drafted(NamedTuple):
     gamma: int = 0
     notes: tuple[str, ...] = ()
 
-    def choices(self, batch: float) -> tuple[Choice, ...]:
-        """Every gamma of the draft with its gain over the command's; the first drafts nothing."""
+    def gammas(self, batch: int) -> Found:
+        """Every gamma of the draft, as a chain, at a batch."""
         assert self.row is not None
         assert self.case is not None
         assert self.option is not None
-        if self.option.tree is not None:
-            return self._chains(batch)
-        situation = self._situation(self.option, batch, self.gamma)
-        return choices_at(situation, batch, self.row.context_len, over=self.gamma)
+        here = msgspec.structs.replace(self.row, batch_size=batch)
+        chain = replace(self.option, tree=None)
+        return every_gamma(self.case, chain, here, deepest=self.gamma)
 
-    def _situation(self, option: DraftOption, batch: float, gamma: int) -> Situation:
-        assert self.row is not None
+    def best_at(self, batch: int) -> tuple[int, Over]:
+        """The best gamma at a batch, 0 among them, and its gain over the command's there."""
+        rows = self.gammas(batch).rows
+        now = next(row for row in rows if row.gamma == self.gamma)
+        best = max(rows, key=_rate)
+        if best.gain.speedup < 1.0:
+            return 0, _over_draft(now)
+        return best.gamma, self.over(best, now)
+
+    def over(self, row: Candidate, now: Candidate) -> Over:
+        """Another gamma's rate over that of the command's own, as a chain over its tree too.
+
+        The interval is that of decoding (advice.py), whose part of a request's time is what differs.
+        Tree and chain share the errors of acceptance and kernels, so the tree's law and the engine's
+        error are left.
+        """
         assert self.case is not None
-        return Situation(
-            setup=self.case.setup(option),
-            acceptance=option.acceptance,
-            batch_size=batch,
-            context_len=self.row.context_len,
-            gamma=gamma,
-            tp_size=self.row.tp_size,
-        )
-
-    def _chains(self, batch: float) -> tuple[Choice, ...]:
-        """Chains of every length with their gains over the command's tree. Tree and chain share the
-        errors of acceptance and kernels, so the tree's law and the engine's error are left."""
-        assert self.row is not None
         assert self.option is not None
-        whole = self._situation(self.option, batch, self.gamma)
-        at = Points(
-            batch=batch,
-            context=self.row.context_len,
-            tp=float(self.row.tp_size),
+        gain = row.rate / now.rate
+        setup = self.case.setup(self.option)
+        tree = self.option.tree
+        if tree is not None:
+            error = float(tree_error(tree, self.gamma))
+            width = math.exp(Z_90 * math.hypot(error, engine_error(setup)))
+            return Over(gain, gain / width, gain * width)
+        situation = Situation(
+            setup=setup,
+            acceptance=self.option.acceptance,
+            batch_size=now.batch_size,
+            context_len=now.context_len,
             gamma=self.gamma,
+            tp_size=now.tp_size,
         )
-        of_tree = predict(whole.setup, self.option.acceptance, at).speedup.item()
-        error = float(tree_error(self.option.tree, self.gamma))
-        width = math.exp(Z_90 * math.hypot(error, engine_error(whole.setup)))
-        chain = self._situation(replace(self.option, tree=None), batch, 0)
-        alone, *chains = choices_at(chain, batch, self.row.context_len, over=0)
-        gains = [
-            replace(
-                alone,
-                gain=1.0 / of_tree,
-                gain_low=1.0 / self.row.speedup_high,
-                gain_high=1.0 / self.row.speedup_low,
-            )
-        ]
-        for choice in chains:
-            gain = choice.gain / of_tree
-            gains.append(
-                replace(
-                    choice, gain=gain, gain_low=gain / width, gain_high=gain * width
-                )
-            )
-        return tuple(gains)
+        choices = choices_at(
+            situation, now.batch_size, now.context_len, over=self.gamma
+        )
+        choice = choices[row.gamma]
+        share = 0.0
+        if now.requests is not None:
+            share = now.requests.prefill_share
+
+        def of_requests(decoding: float) -> float:
+            return 1.0 / (share + (1.0 - share) / decoding)
+
+        middle = of_requests(choice.gain)
+        low = gain * of_requests(choice.gain_low) / middle
+        high = gain * of_requests(choice.gain_high) / middle
+        return Over(gain, low, high)
 
 
 def _drafted(command: ServeCommand, request: PlanRequest, model: ModelSpec) -> Drafted:
@@ -687,84 +724,100 @@ ONE_PASS_METHODS = tuple(
 def _on_speculation(
     command: ServeCommand,
     drafted: Drafted,
-    free: Plan,
+    free: Answer,
 ) -> list[Change]:
     """Another gamma, no draft, another draft, a draft at all, or gamma by batch."""
+    alone = free.document.autoregressive
     if command.speculation is None:
-        return _another_draft(command, free.autoregressive, free, "Speculate")
+        return _best_draft(command, free.drafted, alone, "Speculate")
     if drafted.row is None:
         return []
     row = drafted.row
-    choices = drafted.choices(row.batch_size)
+    own = drafted.gammas(row.batch_size)
     changes = []
-    best = max(choices[1:], key=_gain_of)
+    runs = [other for other in own.rows if other.fits]
+    best = max(runs, key=_rate, default=row)
     if command.speculation.tree is not None:
-        changes.append(_chain(command, drafted, best, choices))
+        changes.append(_chain(command, drafted, best, runs))
     elif best.gamma != drafted.gamma:
         steps = "longer"
         if best.gamma < drafted.gamma:
             steps = "shorter"
         changes.append(
-            Change(
+            _gaining(
+                drafted.over(best, row),
                 change=f"Draft {_tokens(best.gamma)} per step, not {drafted.gamma}",
                 option=_gamma_option(command, best.gamma),
-                reason=f"{best.tokens_per_step:.2f} tokens per step for "
-                f"{drafted.row.drafting.tokens_per_step:.2f}, in {steps} steps",
-                gain=best.gain,
-                gain_low=best.gain_low,
-                gain_high=best.gain_high,
+                reason=f"{best.drafting.tokens_per_step:.2f} tokens per step for "
+                f"{row.drafting.tokens_per_step:.2f}, in {steps} steps",
             )
         )
-    alone = choices[0]
     changes.append(
-        Change(
+        _gaining(
+            _over_draft(row),
             change=f"Do not speculate at {format_count(row.batch_size, 'user')}",
             option=f"leave out {_speculation_option(command)}",
             reason="a step with drafts costs more than its tokens are worth",
-            gain=alone.gain,
-            gain_low=alone.gain_low,
-            gain_high=alone.gain_high,
         )
     )
-    changes += _another_draft(command, row, free, "Draft")
+    others = []
+    for other in free.drafted:
+        if (other.draft, other.draft_method) != (row.draft, row.draft_method):
+            others.append(other)
+    assert drafted.case is not None
+    plain, *of_drafts = free.found
+    draws = draws_of(drafted.case, [plain, own, *of_drafts], row)
+    changes += _best_draft(command, others, row, "Draft", draws)
     if not command.speculation.by_batch:
         changes += _by_batch(command, drafted)
     return changes
 
 
+def _gaining(over: Over, *, change: str, option: str, reason: str) -> Change:
+    return Change(
+        change=change,
+        option=option,
+        reason=reason,
+        gain=over.gain,
+        gain_low=over.low,
+        gain_high=over.high,
+        chance=over.chance,
+    )
+
+
+def _over_draft(row: Candidate) -> Over:
+    """The gain of no draft over a row's: its own gain, turned round."""
+    gain = row.gain
+    return Over(
+        gain=1.0 / gain.speedup,
+        low=1.0 / gain.high,
+        high=1.0 / gain.low,
+        chance=1.0 - gain.probability,
+    )
+
+
 def _chain(
     command: ServeCommand,
     drafted: Drafted,
-    best: Choice,
-    choices: Sequence[Choice],
+    best: Candidate,
+    chains: Sequence[Candidate],
 ) -> Change:
     """A chain of drafts instead of the command's tree."""
     assert drafted.row is not None
     reason = (
-        f"{best.tokens_per_step:.2f} tokens per step for "
+        f"{best.drafting.tokens_per_step:.2f} tokens per step for "
         f"{drafted.row.drafting.tokens_per_step:.2f}"
     )
-    if best.gamma != drafted.gamma < len(choices):
-        reason += f"; a chain of {drafted.gamma}: {choices[drafted.gamma].gain:.2f}x"
-    return Change(
+    for chain in chains:
+        if chain.gamma == drafted.gamma != best.gamma:
+            gain = chain.rate / drafted.row.rate
+            reason += f"; a chain of {chain.gamma}: {gain:.2f}x"
+    return _gaining(
+        drafted.over(best, drafted.row),
         change=f"Draft a chain of {_tokens(best.gamma)}, not a tree of {drafted.gamma}",
         option=f"--speculative-eagle-topk 1 {_gamma_option(command, best.gamma)}",
         reason=reason,
-        gain=best.gain,
-        gain_low=best.gain_low,
-        gain_high=best.gain_high,
     )
-
-
-def _another_draft(
-    command: ServeCommand, now: Candidate, free: Plan, verb: str
-) -> list[Change]:
-    """The best draft of a plan, where it is another than the command's."""
-    others = []
-    for row in free.candidates:
-        if (row.draft, row.draft_method) != (now.draft, now.draft_method):
-            others.append(row)
-    return _best_draft(command, others, now, verb)
 
 
 def _best_draft(
@@ -772,8 +825,10 @@ def _best_draft(
     rows: Sequence[Candidate],
     now: Candidate,
     verb: str,
+    draws: Draws | None = None,
 ) -> list[Change]:
-    """The best row that runs of some drafts, over what runs now."""
+    """The best row that runs of some drafts, over what runs now; `draws`: of all of them and of what
+    runs now, where that is a draft."""
     able = []
     for row in rows:
         needs_more = row.drafting.needs_plugin or row.drafting.is_hypothetical
@@ -781,20 +836,30 @@ def _best_draft(
             able.append(row)
     if not able:
         return []
-    best = max(able, key=lambda row: row.rate)
-    gain = best.rate / now.rate
-    width = math.exp(math.hypot(_deviation(best), _deviation(now)) * Z_90)
+    best = max(able, key=_rate)
     name = draft_name(best.draft, best.draft_method, best.draft_budget)
     return [
-        Change(
+        _gaining(
+            _over(best, now, draws),
             change=f"{verb} with {name}, {_tokens(best.gamma)} per step",
             option=_draft_option(command, best),
             reason=_why(command, best),
-            gain=gain,
-            gain_low=gain / width,
-            gain_high=gain * width,
         )
     ]
+
+
+def _over(row: Candidate, now: Candidate, draws: Draws | None) -> Over:
+    """A draft's rate over that of what runs now. Drafts share errors of costs and of acceptance, so
+    the interval between two is of draws of both."""
+    gain = row.rate / now.rate
+    if not now.is_speculative:
+        return Over(gain, row.gain.low, row.gain.high, row.gain.probability)
+    times = None if draws is None else draws.times_as_fast(row, now)
+    if times is None:
+        width = math.exp(math.hypot(_deviation(row), _deviation(now)) * Z_90)
+        return Over(gain, gain / width, gain * width)
+    low, high = np.quantile(times, ENDS).tolist()
+    return Over(gain, low, high, float((times > 1.0).mean()))
 
 
 def _why(command: ServeCommand, row: Candidate) -> str:
@@ -812,40 +877,43 @@ def _tokens(gamma: int) -> str:
 
 def _deviation(row: Candidate) -> float:
     """Standard deviation of the logarithm of a speedup; none without a draft."""
-    return math.log(row.speedup_high / row.speedup_low) / (2.0 * Z_90)
+    return math.log(row.gain.high / row.gain.low) / (2.0 * Z_90)
 
 
-def _gain_of(choice: Choice) -> float:
-    return choice.gain
+def _rate(row: Candidate) -> float:
+    return row.rate
 
 
 def _by_batch(command: ServeCommand, drafted: Drafted) -> list[Change]:
     """A table of gammas by batch, weighed where it differs most from one gamma."""
     assert drafted.row is not None
-    best: dict[int, Choice] = {}
-    for batch in LIGHT_LOADS:
-        if batch < drafted.row.batch_size:
-            best[batch] = max(drafted.choices(batch), key=_gain_of)
-    here = max(drafted.choices(drafted.row.batch_size), key=_gain_of)
-    gammas = {choice.gamma for choice in best.values()}
-    if gammas <= {here.gamma}:
-        return []
-    batch, most = max(best.items(), key=lambda item: item[1].gain)
     assert drafted.case is not None
+    assert drafted.option is not None
+    if drafted.option.tree is not None:
+        return []
+    here = drafted.row.batch_size
+    gammas: dict[int, int] = {}
+    over: dict[int, Over] = {}
+    for batch in (*(batch for batch in LIGHT_LOADS if batch < here), here):
+        gammas[batch], over[batch] = drafted.best_at(batch)
+    if len(set(gammas.values())) == 1:
+        return []
     cost, cost_low, cost_high = drafted.case.engine.table_costs(drafted.row.draft)
-    gains = [choice.gain for choice in (*best.values(), here)]
+    gains = [of_batch.gain for of_batch in over.values()]
     if statistics.geometric_mean(gains) < NOTEWORTHY * (1.0 + cost):
         return []
-    gain = most.gain / (1.0 + cost)
-    table = ", ".join(f"{batch}: {choice.gamma}" for batch, choice in best.items())
+    light = [batch for batch in over if batch < here]
+    batch = max(light, key=lambda batch: over[batch].gain)
+    most = over[batch]
+    bands = ", ".join(f"{batch}: {gamma}" for batch, gamma in gammas.items())
     return [
         Change(
-            change=f"Let gamma follow the batch ({table}, {drafted.row.batch_size}: {here.gamma})",
-            option=_table_option(command, drafted, [*best.values(), here]),
+            change=f"Let gamma follow the batch ({bands})",
+            option=_table_option(command, drafted, gammas),
             reason="few sequences leave more room for drafts" + _paid(cost),
-            gain=gain,
-            gain_low=most.gain_low / (1.0 + cost_high),
-            gain_high=most.gain_high / (1.0 + cost_low),
+            gain=most.gain / (1.0 + cost),
+            gain_low=most.low / (1.0 + cost_high),
+            gain_high=most.high / (1.0 + cost_low),
             at_batch=batch,
         )
     ]
@@ -953,18 +1021,13 @@ def _on_settings(
     command: ServeCommand,
     request: PlanRequest,
     drafted: Drafted,
-    free: Plan,
-    model: ModelSpec,
+    free: Answer,
 ) -> list[Change]:
     """Settings that cost time, or exactness."""
-    case = drafted.case
-    if case is None:
-        alone = _without_acceptance(request, draft="none", gamma=None)
-        case = answered(alone, model, [])[0][0].case
     served = Served(
-        case=case,
+        case=drafted.case or free.case,
         option=drafted.option,
-        row=drafted.row or free.autoregressive,
+        row=drafted.row or free.document.autoregressive,
         gen_len=request.gen_len,
     )
     return list(settings_costs(command, served))
@@ -1033,14 +1096,13 @@ def _head_of(command: ServeCommand, row: Candidate) -> str:
 
 
 def _table_option(
-    command: ServeCommand, drafted: Drafted, choices: list[Choice]
+    command: ServeCommand, drafted: Drafted, gammas: dict[int, int]
 ) -> str:
     assert drafted.row is not None
-    batches = [batch for batch in LIGHT_LOADS if batch < drafted.row.batch_size]
     table = TableGamma(
-        batch_sizes=(*batches, drafted.row.batch_size),
+        batch_sizes=tuple(gammas),
         context_lens=(drafted.row.context_len,),
-        gammas=tuple((choice.gamma,) for choice in choices),
+        gammas=tuple((gamma,) for gamma in gammas.values()),
     )
     bands = [list(band) for band in table.bands(drafted.row.context_len)]
     config = json.loads(command.read.get("--speculative-config", "{}"))

@@ -77,8 +77,8 @@ def _described(result: Check, row: Candidate) -> str:
     drafting = f"{draft}, gamma {row.gamma}" if row.is_speculative else "no draft"
     speedup = ""
     if row.is_speculative:
-        low, high = row.speedup_low, row.speedup_high
-        speedup = f", {row.speedup:.2f}x over no draft (90%: {low:.2f} to {high:.2f})"
+        gain = row.gain
+        speedup = f", {gain.speedup:.2f}x over no draft (90%: {gain.low:.2f} to {gain.high:.2f})"
     lost = 1.0
     for change in result.changes:
         if change.kind == "cost" and change.gain is not None:

@@ -16,7 +16,7 @@ import msgspec
 
 from magicdec.counts import Z_90
 from magicdec.perfmodel import Case, DraftOption, draft_of, search
-from magicdec.schema import Candidate
+from magicdec.schema import Candidate, Gain
 from magicdec.specs import EngineProfile, PathOptions, ServeCommand, load_engine
 
 HOST_ERROR = 0.35
@@ -26,6 +26,8 @@ SHARED = (0.0, 0.5, 0.9)
 """Shares of a prompt that others have too, where prompts are read anew: least, middle, most."""
 USUAL_OUTPUT = 256
 """Generated tokens of a request, where none are given."""
+LIKELY = 0.75
+"""Probability from which a change is advised: three to one."""
 LONG_PROMPT = 1024
 """Tokens of a prompt from which reading it anew is named."""
 
@@ -43,6 +45,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     gain_low: float | None = None
     gain_high: float | None = None
     """The 90 % interval."""
+    chance: float | None = None
+    """Probability that it gains; null: by the interval alone."""
     at_batch: int | None = None
     """Batch at which it gains, where that is not the load's."""
     kind: Literal["cost", "exactness", "gain"] = "gain"
@@ -55,6 +59,16 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     def is_sure(self) -> bool:
         """Whether it gains more than its uncertainty."""
         return self.gain_low is not None and self.gain_low > 1.0
+
+    @property
+    def is_likely(self) -> bool:
+        """Whether it gains rather than loses: no toss of a coin."""
+        if self.gain is None or self.gain_low is None or self.gain_high is None:
+            return False
+        gain = Gain(
+            speedup=self.gain, low=self.gain_low, high=self.gain_high, pays=self.chance
+        )
+        return gain.probability >= LIKELY
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True):

@@ -104,8 +104,10 @@ if TYPE_CHECKING:
         lane_of,
     )
     from magicdec.perfmodel.memory import Memory, memory_need
+    from magicdec.perfmodel.plan.answer import Answer
     from magicdec.perfmodel.plan.choice import DEFAULT_MAX_GAMMA, deepest_gamma
     from magicdec.perfmodel.plan.drafts import check_profiles, offered
+    from magicdec.perfmodel.plan.outlook import Draws, draws_of
     from magicdec.perfmodel.plan.request import (
         Case,
         DraftOption,
@@ -114,7 +116,7 @@ if TYPE_CHECKING:
         lengths_of,
         resolve,
     )
-    from magicdec.perfmodel.plan.search import most_that_fit, search
+    from magicdec.perfmodel.plan.search import Found, every_gamma, most_that_fit, search
     from magicdec.perfmodel.plan.standing import (
         Asked,
         Standing,

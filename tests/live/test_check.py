@@ -444,27 +444,49 @@ def followed(text: str, option: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "config", "load"),
+    ("moves", "model", "config", "load"),
     [
         (
+            False,
             "openai/gpt-oss-20b",
             {"model": "RedHatAI/gpt-oss-20b-speculator.eagle3", "method": "eagle3"},
             {"hardware": "4090", "batch": 16, "context_len": 16_000, "task": "code"},
         ),
         (
+            True,
             "Qwen/Qwen3-8B",
             {"model": "AngelSlim/Qwen3-8B_eagle3", "method": "eagle3"},
             {"batch": 64, "context_len": 8_000, "task": "rag"},
         ),
-        ("meta-llama/Llama-3.1-8B-Instruct", {"method": "ngram"}, {"batch": 1}),
+        (False, "meta-llama/Llama-3.1-8B-Instruct", {"method": "ngram"}, {"batch": 1}),
+        (
+            True,
+            "meta-llama/Llama-3.1-8B-Instruct",
+            {"method": "eagle3", "num_speculative_tokens": 7},
+            {"batch": 32, "context_len": 2_000, "task": "chat"},
+        ),
+        (
+            True,
+            "meta-llama/Llama-3.3-70B-Instruct --tensor-parallel-size 4",
+            {"method": "ngram", "num_speculative_tokens": 8},
+            {"batch": 8, "context_len": 32_000, "task": "summarization"},
+        ),
+        (
+            True,
+            "Qwen/Qwen3-30B-A3B-Instruct-2507",
+            {"method": "ngram", "num_speculative_tokens": 3},
+            {"batch": 128, "context_len": 2_000},
+        ),
     ],
 )
 def test_a_command_that_follows_the_advice_is_advised_nothing_more(
-    model: str, config: dict[str, object], load: dict[str, object]
+    moves: bool, model: str, config: dict[str, object], load: dict[str, object]
 ) -> None:
-    config |= {"num_speculative_tokens": 5}
-    text = VLLM.format(model=model, tp=1, config=json.dumps(config))
+    config = {"num_speculative_tokens": 5} | config
+    text = f"vllm serve {model} --speculative-config '{json.dumps(config)}'"
     result = checked(text, **load)
-    assert result.first is not None
+    assert (result.first is not None) == moves
+    if result.first is None:
+        return
     again = checked(followed(text, result.first.option), **load)
     assert again.first is None or again.first.kind != "gain", again.headline

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 import magicdec
-from magicdec.live.check import AskedLoad, Check, _order, _request
+from magicdec.live.check import AskedLoad, Check, _request, in_order
 from magicdec.live.settings import Change, Served, settings_costs
 from magicdec.perfmodel import answered
 from magicdec.specs import load_engine, load_model_spec, read_serve_command
@@ -163,12 +163,22 @@ def test_a_coin_toss_never_stands_above_a_certain_fault() -> None:
     nothing = planted("gain", None, None)
     wanted = [cost, unpriced, lossy, sure, toss, nothing]
     for changes in itertools.permutations(wanted):
-        assert sorted(changes, key=_order) == wanted
+        assert in_order(changes) == wanted
+
+
+def test_of_gains_as_large_the_surest_stands_first() -> None:
+    """A larger one that is likely stands before a surer one that leaves some of it to gain."""
+    surer = planted("gain", 1.49, 1.2)
+    wider = planted("gain", 1.5, 0.95)
+    small = planted("gain", 1.3, 1.1)
+    toss = planted("gain", 1.2, 0.4)
+    for changes in itertools.permutations([surer, wider, small, toss]):
+        assert in_order(changes) == [surer, wider, small, toss]
 
 
 def test_the_headline_is_the_fault() -> None:
     command = read_serve_command(f"{PLAIN} --enforce-eager")
-    changes = sorted([planted("gain", 1.9, 0.4), *costs("--enforce-eager")], key=_order)
+    changes = in_order([planted("gain", 1.9, 0.4), *costs("--enforce-eager")])
     row = served().row
     check = Check(
         command=command,

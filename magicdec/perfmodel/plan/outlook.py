@@ -135,14 +135,19 @@ class Draws(NamedTuple):
                 number += 1
         return None
 
-    def chance_ahead(self, row: Candidate, other: Candidate) -> float | None:
-        """The probability that a configuration is faster than another; None: one was not drawn."""
+    def times_as_fast(self, row: Candidate, other: Candidate) -> Array | None:
+        """A configuration's rate over another's, by draw; None: one was not drawn."""
         place = self.place(row)
         place_of_other = self.place(other)
         if place is None or place_of_other is None:
             return None
         rates = self.drawn.rates
-        return float((rates[:, place] > rates[:, place_of_other]).mean())
+        return np.asarray(rates[:, place] / rates[:, place_of_other])
+
+    def chance_ahead(self, row: Candidate, other: Candidate) -> float | None:
+        """The probability that a configuration is faster than another; None: one was not drawn."""
+        times = self.times_as_fast(row, other)
+        return None if times is None else float((times > 1.0).mean())
 
 
 def draws_of(case: Case, found: Sequence[Found], weighed: Candidate) -> Draws | None:

@@ -122,32 +122,38 @@ def largest_that_runs(
     return candidates(narrowed, best, option.acceptance, baseline=None)[0]
 
 
-def better_gamma(case: Case, option: DraftOption, row: Candidate) -> Candidate | None:
-    """The row's draft at its best gamma, where that is noticeably faster than the gamma that was
-    asked for.
-    """
+def every_gamma(
+    case: Case, option: DraftOption, row: Candidate, *, deepest: int = 0
+) -> Found:
+    """The row's draft with its budget, at the row's batch and on its devices, at every gamma that
+    may be chosen and up to `deepest`."""
     free = dataclasses.replace(
         case,
         request=msgspec.structs.replace(case.request, gamma=None),
         tp_sizes=(row.tp_size,),
     )
     narrowed = dataclasses.replace(option, budgets=(row.draft_budget or 0,))
+    gammas = tuple(range(1, max(deepest, *free.gammas_of(option)) + 1))
     batches = np.asarray([float(row.batch_size)])
-    whole = predict(
-        free.setup(option), option.acceptance, _points(free, narrowed, batches)
-    )
-    users = Users.of(free, whole)
-    runs = np.flatnonzero(
-        whole.full(whole.valid & whole.memory.fits & users.is_within_limits)
-    )
-    if not len(runs):
+    points = _points(free, narrowed, batches, gammas)
+    whole = predict(free.setup(option), option.acceptance, points)
+    prediction = whole.take(np.flatnonzero(whole.full(whole.valid)))
+    rows = candidates(free, prediction, option.acceptance, baseline=None)
+    return Found(option=option, prediction=prediction, rows=rows)
+
+
+def better_gamma(case: Case, option: DraftOption, row: Candidate) -> Candidate | None:
+    """The row's draft at its best gamma, where that is noticeably faster than the gamma that was
+    asked for.
+    """
+    runs = []
+    for other in every_gamma(case, option, row).rows:
+        if other.fits and other.within_limits:
+            runs.append(other)
+    best = max(runs, key=lambda other: other.rate_per_gpu, default=row)
+    if best.gamma == row.gamma or best.rate_per_gpu < NOTICEABLE * row.rate_per_gpu:
         return None
-    rate = whole.full(users.rate_per_gpu).ravel()[runs]
-    best = whole.take(runs[[np.argmax(rate)]])
-    found = candidates(free, best, option.acceptance, baseline=None)[0]
-    if found.gamma == row.gamma or found.rate_per_gpu < NOTICEABLE * row.rate_per_gpu:
-        return None
-    return found
+    return best
 
 
 def _searched_batches(case: Case) -> Array:
@@ -264,7 +270,13 @@ def _at_best_setting(case: Case, option: DraftOption, batches: Array) -> DraftOp
     return best
 
 
-def _points(case: Case, option: DraftOption | None, batches: Array) -> Points:
+def _points(
+    case: Case,
+    option: DraftOption | None,
+    batches: Array,
+    gammas: tuple[int, ...] | None = None,
+) -> Points:
+    """Every combination that the case searches of a draft; `gammas` None: those of the case."""
     lengths = case.lengths
     budgets: tuple[int, ...] = (0,)
     if option is not None:
@@ -274,7 +286,7 @@ def _points(case: Case, option: DraftOption | None, batches: Array) -> Points:
         context=(lengths.prompt_len,),
         tp=case.tp_sizes,
         budget=budgets,
-        gamma=case.gammas_of(option),
+        gamma=gammas or case.gammas_of(option),
         gen_len=lengths.growth,
         max_len=lengths.max_len(batches),
         cached=case.request.cached,
