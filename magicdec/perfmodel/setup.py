@@ -141,16 +141,17 @@ class Setup(ModelSetup):
         return Where(self.hardware, self.engine, self.precision)
 
     @property
-    def leaves_graphs(self) -> bool:
-        """Whether the attention kernel keeps verification and drafting out of captured graphs:
-        FlashAttention 2 reads no cache in 8 bits, and what takes its place there is captured for
-        one query token only."""
+    def outside_graphs(self) -> float:
+        """The chance that the attention kernel keeps verification and drafting out of captured
+        graphs: FlashAttention 2 reads no cache in 8 bits, and what takes its place there is captured
+        for one query token only."""
         if (
             self.engine.kernels.attention_kernel != "measured"
             or self.precision.kv_bytes >= 2.0
         ):
-            return False
-        return AttentionCurve.of(self.hardware).splits == "grouped"
+            return 0.0
+        chances = {"always": 0.0, "unknown": 0.5, "grouped": 1.0}
+        return chances[AttentionCurve.of(self.hardware).splits]
 
 
 class Cached(NamedTuple):

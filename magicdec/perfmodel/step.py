@@ -225,16 +225,14 @@ class _Step(Block):
             engine.overheads.verify_overhead_s
             + self.verified * engine.overheads.scored_token_s
         )
-        time = self._block_pass.plus(
+        return self._block_pass.plus(
             fixed("verify overhead", "overhead", host_s),
             *launches(
                 setup, self.drafter.path, self._block_pass.total_s, self.is_uniform
             ),
             *read_again(setup, self._block_pass, self._target_pass(1.0), self.gamma),
+            *uncaptured(setup, setup.model.num_hidden_layers),
         )
-        if setup.leaves_graphs:
-            return time.plus(uncaptured(setup, setup.model.num_hidden_layers))
-        return time
 
     @cached_property
     def _block_pass(self) -> ForwardTime:

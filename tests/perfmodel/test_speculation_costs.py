@@ -10,13 +10,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from magicdec.counts import Z_90
 from magicdec.perfmodel.acceptance import constant_profile
-from magicdec.perfmodel.intervals import engine_error, interval
+from magicdec.perfmodel.intervals import engine_error, interval, step_errors
 from magicdec.perfmodel.kernels.attention import HEAD_TILE_RATE
 from magicdec.perfmodel.kernels.base import mean_waves
 from magicdec.perfmodel.kernels.experts import experts_curve
 from magicdec.perfmodel.kernels.op import Where
-from magicdec.perfmodel.kernels.profile import load_hardware
+from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
 from magicdec.perfmodel.serving import prefill_seconds
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import predict
@@ -494,3 +495,61 @@ def test_a_described_device_verifies_by_its_generations_kernel(tmp_path):
         ratios[generation] = several / alone
     assert ratios["hopper"] < 1.3
     assert ratios["ampere"] > 3.0
+
+
+LONG_CONTEXTS = [
+    # context, users, tokens per step, measured speedup
+    (32768, 1, 4.85, 0.75),
+    (32768, 4, 5.31, 1.18),
+    (65536, 1, 5.38, 0.86),
+    (131072, 1, 6.12, 1.09),
+]
+"""huzama/LongCtxSpecDecode: Qwen3-4B drafts for itself over 7 % of its cache, six tokens, RTX A6000."""
+
+
+@pytest.mark.parametrize(("context", "users", "tokens", "measured"), LONG_CONTEXTS)
+def test_a_device_known_by_its_datasheet_alone_holds_what_was_measured_at_long_context(
+    context, users, tokens, measured
+):
+    """Nobody says which attention library the device has: the interval holds the kernel that does not
+    split the context, which it was, and the middle is no longer the one that does."""
+    known = load_hardware("rtx-a6000")
+    ceilings = {
+        name: getattr(known, name)
+        for name in ("memory_bytes", "memory_bytes_per_s", "flops_per_s", "l2_bytes")
+    }
+    speedups = {}
+    for generation in ("", "hopper"):
+        device = HardwareProfile(
+            name="unknown",
+            generation=generation,
+            num_multiprocessors=known.num_multiprocessors,
+            **ceilings,
+        )
+        given = Setup.of(
+            "qwen3-4b",
+            device,
+            load_engine("vllm").of_version("0.16"),
+            SpeculationSpec(
+                draft="self",
+                draft_method="streamingllm",
+                draft_budget=int(0.07 * context),
+                gamma=6,
+            ),
+            sampling=SamplingSpec(),
+        )
+        terms = step_terms(
+            given,
+            batch=users,
+            kv_len=context,
+            draft_kv_len=0.07 * context,
+            gamma=6,
+        )
+        speedup = tokens * float(terms.autoregressive.total_s / terms.step_s)
+        error, _ = step_errors(given, terms, 1)
+        speedups[generation] = (speedup, float(error))
+    speedup, error = speedups[""]
+    assert abs(np.log(speedup / measured)) < Z_90 * error
+    ideal, ideal_error = speedups["hopper"]
+    assert speedup < 0.9 * ideal
+    assert error > ideal_error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -228,11 +229,16 @@ def launches(
     return [replace(op, spread_s=spread_s)]
 
 
-def uncaptured(setup: Setup, layers: int) -> Op:
-    """The time that a pass outside captured graphs adds."""
+def uncaptured(setup: Setup, layers: int) -> list[Op]:
+    """The time that a pass adds where its attention may keep it out of captured graphs."""
+    chance = setup.outside_graphs
+    if not chance:
+        return []
     engine = setup.engine
     seconds = (
         engine.graphs.uncaptured_pass_s
         + layers * engine.graphs.prefill_layer_overhead_s
     )
-    return fixed("uncaptured", "overhead", seconds)
+    op = fixed("uncaptured", "overhead", chance * seconds)
+    spread_s = np.asarray(math.sqrt(chance * (1.0 - chance)) * seconds)
+    return [replace(op, spread_s=spread_s)]

@@ -139,9 +139,8 @@ class Network(Draft):
                 self.constants.overheads.draft_step_overhead_s,
             ),
             *self.launches(block),
+            *uncaptured(setup, self.network.num_hidden_layers),
         ]
-        if setup.leaves_graphs:
-            operations.append(uncaptured(setup, self.network.num_hidden_layers))
         if (
             not setup.sampling.is_greedy
             and setup.engine.sampling.sampling_s_per_element is None

@@ -66,6 +66,9 @@ TENSOR_RATIO = 4.0
 a device that lists fewer with fp32 sums has them halved."""
 UNSPLIT_GENERATIONS = ("turing", "ampere", "ada")
 """Generations whose library is FlashAttention 2: FlashAttention 3 needs Hopper."""
+SPLIT_GENERATIONS = ("hopper",)
+"""Generations whose library splits the context for several query tokens too. Blackwell's depends on
+the chip: RTX cards have FlashAttention 2."""
 GROUPED_MAX_SPLITS = 128.0
 """FlashAttention 2's constant."""
 BLOCKS_PER_MULTIPROCESSOR = (1.0, 2.0, 2.25, 2.5, 3.0)
@@ -183,9 +186,9 @@ class AttentionCurve(KernelCurve, frozen=True, kw_only=True):
             is_borrowed=True,
         ),
     )
-    splits: Literal["always", "grouped"] = "always"
-    """Whether the context of one sequence is split over blocks: always, or only with grouped-query
-    heads.
+    splits: Literal["always", "grouped", "unknown"] = "always"
+    """Whether the context of one sequence is split over blocks: always; only with grouped-query
+    heads and one query token; or not known for several query tokens.
     """
     overhead_s: Annotated[float, Free(spread=1.0)] = 1e-5
     bandwidth_efficiency: Annotated[float, Free(spread=0.2)] = 0.85
@@ -254,9 +257,12 @@ class AttentionCurve(KernelCurve, frozen=True, kw_only=True):
         curve = cls.known(hw, variant)
         if curve is not None:
             return curve
-        if hw.kind == "gpu" and hw.generation in UNSPLIT_GENERATIONS:
+        generation = hw.generation.lower()
+        if hw.kind != "gpu" or generation in SPLIT_GENERATIONS:
+            return cls()
+        if generation in UNSPLIT_GENERATIONS:
             return cls(splits="grouped", max_splits=GROUPED_MAX_SPLITS)
-        return cls()
+        return cls(splits="unknown")
 
     @classmethod
     def may_borrow(cls, hw: Device, donor: Device, variant: str) -> bool:
@@ -270,6 +276,8 @@ class AttentionCurve(KernelCurve, frozen=True, kw_only=True):
         tiles: Tiles | None = None,
     ) -> OpTime:
         """`tiles`: how the kernel's query rows are cut, where that is known."""
+        if self.splits == "unknown" and work.kernel == "measured" and tiles is None:
+            return self._split_or_not(hw, work, working_set)
         kv_dtype, kernel = work.kv_dtype, work.kernel
         batch, query_len, kv_len, num_heads, num_kv_heads, head_dim = arrays(*work[:6])
         if work.window is not None:  # in whole tiles, of which it begins within one
@@ -330,7 +338,7 @@ class AttentionCurve(KernelCurve, frozen=True, kw_only=True):
 
         blocks = batch * num_kv_heads * tiles.count
         spread_s: Array = np.zeros(())
-        can_split = (group > 1.0) | (self.splits == "always" or kernel == "split")
+        can_split = (group > 1.0) | (self.splits != "grouped" or kernel == "split")
         if kernel == "measured" and self.splits == "grouped":
             by_head = query_len > 1.0
             in_tiles = np.ceil(query_len / HEAD_TILE_ROWS)
@@ -370,6 +378,24 @@ class AttentionCurve(KernelCurve, frozen=True, kw_only=True):
             )
         overhead_s = self.overhead_s + np.where(kv_bytes > 0, splitting_s, 0.0)
         return OpTime(overhead_s + busy_s, memory_s, compute_s, overhead_s, spread_s)
+
+    def _split_or_not(
+        self, hw: Device, work: Attended, working_set: WorkingSet
+    ) -> OpTime:
+        """Time on a device whose library may split the context for several query tokens or not: the
+        geometric mean of both, each of which is one standard deviation away."""
+        always = msgspec.structs.replace(self, splits="always")
+        grouped = msgspec.structs.replace(
+            self, splits="grouped", max_splits=GROUPED_MAX_SPLITS
+        )
+        split = always.seconds(hw, work, working_set)
+        unsplit = grouped.seconds(hw, work, working_set)
+        is_one = as_array(work.query_len) <= 1.0
+        unsplit_s = np.where(is_one, split.time_s, unsplit.time_s)
+        middle_s = np.sqrt(split.time_s * unsplit_s)
+        apart = np.abs(np.log(unsplit_s / split.time_s)) / 2.0
+        spread_s = np.hypot(split.spread_s, middle_s * apart)
+        return split._replace(time_s=middle_s, spread_s=spread_s)
 
     def _splits(self, hw: Device, blocks: Array, kv_len: Array) -> Array:
         """Parts that each of so many blocks is split into, to fill the device."""
@@ -598,7 +624,7 @@ def attention(
         has_mixed_lengths=engine.kernels.has_mixed_lengths,
     )
     own = None
-    if curve.splits == "always" and not is_expanded:
+    if curve.splits != "grouped" and not is_expanded:
         own = engine.kernels.split_attention_factor
     factor = factor * (engine.kernels.attention_factor if own is None else own)
     if not is_expanded:
