@@ -21,6 +21,7 @@ from magicdec.units import format_seconds
 
 if TYPE_CHECKING:
     from magicdec.live import Address, Draft, Observation, Serving, Trial, View
+    from magicdec.perfmodel import ImportedAcceptance
 
 OBSERVE_EPILOG = options.examples(
     "observe http://localhost:8000 --draft ngram -o acceptance.json",
@@ -39,7 +40,7 @@ def observe_command(
     source: Annotated[
         list[str],
         typer.Argument(
-            help="A server's address, two saved scrapes of its /metrics, or a trace."
+            help="A server's address, or files: its log, scrapes of its /metrics, a load generator's result, a trace."
         ),
     ],
     draft: Annotated[
@@ -100,20 +101,28 @@ def observe_command(
     for path in filter(None, (output, records)):
         check_writable(path)
     requested = _requested_draft(draft, draft_method, draft_budget)
-    if len(source) == 1 and Path(source[0]).is_file():
-        require(
-            records is None and not watch,
-            "a trace holds acceptance only: --records and --watch need a server",
-        )
-        trace = Path(source[0])
-        _observe_trace(
-            trace, requested, model=model, context=context, dataset=dataset, to=output
-        )
-        return
-    from magicdec.live import Address, Serving, parse_source
+    from magicdec.live import Observation, Serving, parse_address, read_files
     from magicdec.specs import model_name
 
-    where = parse_source(source)
+    paths = [Path(each) for each in source]
+    observation: Observation | None = None
+    if all(path.is_file() for path in paths):
+        require(not watch, "--watch shows an address, and writes nothing")
+        read = read_files(paths, target)
+        if not isinstance(read, Observation):
+            require(records is None, "a trace holds acceptance only, no record")
+            _observe_trace(
+                read,
+                requested,
+                model=model,
+                context=context,
+                dataset=dataset,
+                to=output,
+            )
+            return
+        observation = read
+    elif len(source) > 1:
+        raise ConfigError("observe takes one address, or files that are there")
     if interval is None:
         interval = min(USUAL_INTERVAL_S, seconds / 2.0)
     serving = None
@@ -128,18 +137,27 @@ def observe_command(
             kv_dtype=kv_dtype,
         )
     view = _view(requested, context, serving, acceptance)
-    if watch:
-        if not isinstance(where, Address) or output or records:
-            raise ConfigError("--watch shows an address, and writes nothing")
-        _watch(where, view, target=target, seconds=seconds, interval=interval)
-        return
-    observation = _look(
-        where, target=target, seconds=seconds, interval=interval, quiet=quiet
-    )
+    if observation is None:
+        where = parse_address(source[0])
+        if watch:
+            require(
+                output is None and records is None,
+                "--watch shows an address, and writes nothing",
+            )
+            _watch(where, view, target=target, seconds=seconds, interval=interval)
+            return
+        observation = _look(
+            where, target=target, seconds=seconds, interval=interval, quiet=quiet
+        )
     _print_observation(observation, view, output_format)
+    drafted_by = agreed(requested, observation.announced)
+    require(
+        not drafted_by.is_assumed or (output is None and records is None),
+        "the log does not say what drafts: say it with --draft",
+    )
     _write_observation(
         observation,
-        agreed(requested, observation.announced),
+        drafted_by,
         profile=output,
         records=records,
         is_table=output_format is OutputFormat.TABLE,
@@ -152,7 +170,7 @@ def observe_command(
 
 
 def _observe_trace(
-    trace: Path,
+    trace: ImportedAcceptance,
     requested: Draft | None,
     *,
     model: str | None,
@@ -261,7 +279,7 @@ def _write_observation(
 
 
 def _look(
-    where: Address | tuple[Path, Path],
+    where: Address,
     *,
     target: str | None,
     seconds: float,
@@ -328,7 +346,7 @@ def _watch(
 
 
 def _print_imported(
-    path: Path,
+    trace: ImportedAcceptance,
     draft: Draft,
     model: str,
     context: float,
@@ -337,10 +355,9 @@ def _print_imported(
 ) -> None:
     """Prints the acceptance that a trace holds, and writes it to `output` as a profile."""
     from magicdec.live import imported_profile, rates_text
-    from magicdec.perfmodel import read_acceptance, save_profile
+    from magicdec.perfmodel import save_profile
     from magicdec.specs import model_name
 
-    trace = read_acceptance(path)
     profile = imported_profile(
         trace,
         draft,

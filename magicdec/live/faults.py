@@ -9,8 +9,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from magicdec.live.advice import Advice, choices_at
-from magicdec.perfmodel import draft_of
+import numpy as np
+
+from magicdec.live.advice import Advice, Situation, choices_at
+from magicdec.perfmodel import (
+    AcceptanceProfile,
+    Points,
+    Setup,
+    draft_of,
+    interval,
+    predict,
+)
 from magicdec.specs import EngineProfile, load_engine
 from magicdec.units import MILLI
 
@@ -21,6 +30,8 @@ drafter's are.
 PIECEWISE = "verification outside whole graphs (a downgrade to PIECEWISE in its log)"
 BETWEEN_STEPS = "scheduling between steps (asynchronous scheduling off)"
 EAGER = "an eager drafter (enforce_eager)"
+SLOW = 1.5
+"""A step that takes so many times the expected one, and more than its interval, is a fault."""
 LEAST_ACCEPTED = 0.3
 """Share of drafts from which few of them are no reason for a small gain."""
 
@@ -41,15 +52,81 @@ class Fault:
 
     @property
     def line(self) -> str:
-        sized = []
-        for name, seconds in self.causes.items():
-            sized.append(f"{name} (about {seconds / MILLI:.1f} ms)")
         return (
             f"{self.accepted_share:.0%} of the drafts are accepted, which should make it "
             f"{self.expected:.2f}x as fast as without (at least {self.expected_low:.2f}x), and it "
             f"is {self.gain:.2f}x: each step takes {self.excess_s / MILLI:.1f} ms longer than "
-            f"predicted; look for {', '.join(sized)}"
+            f"predicted; look for {_sized(self.causes)}"
         )
+
+
+def _sized(causes: dict[str, float]) -> str:
+    return ", ".join(
+        f"{name} (about {seconds / MILLI:.1f} ms)" for name, seconds in causes.items()
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpectedStep:
+    """How long a step should take, with its 90 % interval."""
+
+    step_s: float
+    low_s: float
+    high_s: float
+
+    def is_slow(self, measured_s: float) -> bool:
+        return measured_s > max(SLOW * self.step_s, self.high_s)
+
+
+def expected_step(
+    setup: Setup,
+    acceptance: AcceptanceProfile | None,
+    *,
+    batch: float,
+    context: float,
+    gamma: int,
+    tp_size: int,
+) -> ExpectedStep:
+    """A step of `gamma` drafted tokens, of a batch whose sequences are `context` tokens long."""
+    at = Points(
+        batch=max(batch, 1.0),
+        context=context,
+        tp=float(tp_size),
+        gamma=np.array([gamma]),
+    )
+    prediction = predict(setup, acceptance, at)
+    bounds = interval(prediction)
+    tokens = prediction.full(prediction.expected_tokens_per_step)
+
+    def step_s(tpot_s: np.ndarray) -> float:
+        return float((prediction.full(tpot_s) * tokens)[0])
+
+    return ExpectedStep(
+        step_s=step_s(prediction.tpot_s),
+        low_s=step_s(bounds.tpot_low_s),
+        high_s=step_s(bounds.tpot_high_s),
+    )
+
+
+def slow_line(
+    expected: ExpectedStep, measured_s: float, situation: Situation | None
+) -> str:
+    """What may make a step slow; "": it is not."""
+    if not expected.is_slow(measured_s):
+        return ""
+    excess_s = measured_s - expected.step_s
+    line = (
+        f"each step takes {measured_s / expected.step_s:.1f} times what it should, "
+        f"{excess_s / MILLI:.1f} ms more"
+    )
+    if situation is None:
+        return (
+            f"{line}: look for graphs that are off, other work on the device, and whether model, "
+            "format and devices are those given"
+        )
+    return (
+        f"{line}: look for {_sized(_causes(situation, situation.batch_size, excess_s))}"
+    )
 
 
 def fault_of(advice: Advice, tpot_s: float | None) -> Fault | None:
@@ -72,13 +149,12 @@ def fault_of(advice: Advice, tpot_s: float | None) -> Fault | None:
         expected=now.gain,
         expected_low=now.gain_low,
         excess_s=excess_s,
-        causes=_causes(advice, batch, excess_s),
+        causes=_causes(situation, batch, excess_s),
     )
 
 
-def _causes(advice: Advice, batch: float, excess_s: float) -> dict[str, float]:
+def _causes(situation: Situation, batch: float, excess_s: float) -> dict[str, float]:
     """Known causes by how near to the excess each alone comes."""
-    situation = advice.situation
     setup = situation.setup
     engine = setup.engine
     layers = setup.model.num_hidden_layers

@@ -15,14 +15,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
-from magicdec.errors import ConfigError, ServerError, StorageError, unknown_choice
-from magicdec.files import read_bytes
-from magicdec.live.http import LIMIT_BYTES, Address, get, parse_address
+from magicdec.errors import ConfigError, ServerError, unknown_choice
+from magicdec.live.http import Address, get
 from magicdec.schema import LARGEST_NUMBER
 from magicdec.units import printable
 
@@ -175,8 +173,6 @@ NO_METRICS = ("not in Prometheus", "no metrics", "status 404")
 PREFIXES = tuple(series.prefix for series in ENGINES)
 MIN_INTERVAL_S = 0.2
 MAX_WINDOW_S = 24 * 3600.0
-Source = Address | tuple[Path, Path]
-"""A live address, or two saved scrapes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,19 +303,8 @@ def read_address(address: Address) -> Scrape:
     raise AssertionError("no path was tried")
 
 
-def parse_source(arguments: Sequence[str]) -> Source:
-    """One address, or two files in the order in which they were saved. Raises ConfigError."""
-    if len(arguments) == 1 and not Path(arguments[0]).is_file():
-        return parse_address(arguments[0])
-    if len(arguments) == 2 and not any("://" in argument for argument in arguments):
-        return Path(arguments[0]), Path(arguments[1])
-    raise ConfigError(
-        "observe takes one address, or two saved scrapes, the earlier one first"
-    )
-
-
 def scrapes(
-    source: Source,
+    address: Address,
     *,
     seconds: float,
     interval_s: float,
@@ -329,16 +314,8 @@ def scrapes(
     """Yields each scrape when it is read: those of the window's start, end and every interval
     between; at least two, should one take as long as the window.
 
-    Raises ConfigError for a window or interval out of range, ServerError or StorageError for what
-    cannot be read.
+    Raises ConfigError for a window or interval out of range, ServerError for what cannot be read.
     """
-    if isinstance(source, tuple):
-        for path in source:
-            text = read_bytes(path, limit_bytes=LIMIT_BYTES, error=StorageError).decode(
-                errors="replace"
-            )
-            yield parse(text, where=str(path))
-        return
     if not MIN_INTERVAL_S <= interval_s <= seconds <= MAX_WINDOW_S:
         raise ConfigError(
             f"the interval must be at least {MIN_INTERVAL_S} s and at most the window, and the "
@@ -348,7 +325,7 @@ def scrapes(
     started = clock()
     number = 0
     while True:
-        yield read_address(source)
+        yield read_address(address)
         number += 1
         due = min(number * interval_s, seconds)
         if number > 1 and clock() - started >= seconds:

@@ -44,6 +44,8 @@ class Draft:
     method: DraftMethod
     budget: int | None = None
     """KV slots that a step of a sparse draft reads; None: the full cache."""
+    is_assumed: bool = False
+    """Whether a log that names no draft was taken to be of this one."""
 
     @property
     def may_be_absent(self) -> bool:
@@ -53,6 +55,8 @@ class Draft:
         return self.method in LOOKUP_METHODS
 
     def __str__(self) -> str:
+        if self.is_assumed:
+            return "a draft that is not named"
         budget_text = ""
         if self.budget:
             budget_text = f", budget {self.budget}"
@@ -200,7 +204,19 @@ class Observation:
     num_scrapes: int
     num_restarts: int = 0
     announced: Draft | None = None
-    """The draft that the server's own metrics name."""
+    """The draft that the server's own metrics, or its log, name."""
+    form: str = ""
+    """What was read, where that is no live metrics."""
+    unit: str = "scrapes"
+    """What `num_scrapes` counts."""
+    faults: tuple[str, ...] = ()
+    """What the server itself says is wrong, in sentences."""
+    notes: tuple[str, ...] = ()
+    """Warnings of the reader about its numbers."""
+    own_tokens_per_s: float | None = None
+    """A log's own speed, of its time of decoding."""
+    parts: tuple[Observation, ...] = field(default=(), repr=False)
+    """Each of several data-parallel engines, whose sum this is."""
 
     @property
     def gamma(self) -> int | None:
@@ -249,6 +265,8 @@ class Observation:
 
     @property
     def tokens_per_s(self) -> float | None:
+        if self.own_tokens_per_s is not None:
+            return self.own_tokens_per_s
         return _ratio(self.counts.output_tokens, self.window_s)
 
 
@@ -472,7 +490,8 @@ def agreed(requested: Draft | None, server: Draft | None) -> Draft:
     """The requested draft, else the server's, else n-gram. Raises ConfigError where both are known
     and differ.
     """
-    if requested is not None and server is not None and requested != server:
+    is_known = server is not None and not server.is_assumed
+    if requested is not None and is_known and requested != server:
         raise ConfigError(
             f"the server drafts with {server}, not with {requested}; leave --draft out"
         )

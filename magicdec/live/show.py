@@ -12,18 +12,27 @@ from typing import Any
 
 from magicdec.counts import CAUSES, Z_90, is_nothing, nothing_accepted
 from magicdec.errors import ServerError
-from magicdec.live.advice import Advice, Serving, advise, setting, situation_of
-from magicdec.live.faults import fault_of
+from magicdec.live.advice import (
+    Advice,
+    Serving,
+    Situation,
+    advise,
+    setting,
+    situation_of,
+)
+from magicdec.live.faults import ExpectedStep, expected_step, fault_of, slow_line
 from magicdec.live.http import Address
 from magicdec.live.metrics import MAX_WINDOW_S, Scrape, scrapes
 from magicdec.live.observation import Draft, Observation, agreed
-from magicdec.live.profile import rates, tokens_stderr
-from magicdec.perfmodel import AcceptanceProfile, MeasuredRates
+from magicdec.live.profile import MIN_DRAFTS, rates, tokens_stderr
+from magicdec.perfmodel import AcceptanceProfile, MeasuredRates, constant_profile
 from magicdec.reports import table_lines
 from magicdec.units import format_seconds
 
 MISFIT = 1.5
 """A prediction of the time per token that is off by more is worth a word."""
+USUAL_CONTEXT = 1024.0
+"""Tokens of a sequence, where a file does not tell."""
 SHORT_DRAFT = 0.98
 """Drafts shorter than this share of gamma on average are worth a word."""
 BARS = "▁▂▃▄▅▆▇█"
@@ -48,9 +57,13 @@ class View:
         """
         draft = agreed(self.draft, observation.announced)
         lines = observation_lines(observation, draft)
+        for part in observation.parts:
+            lines.append(part_line(part))
         fault = fault_in(observation, draft)
         if fault:
             return [fault, f"  {CAUSES}", *lines]
+        if observation.form:
+            lines = [*self.headlines(observation), *lines]
         advice = self.advice(observation)
         if advice is None:
             return lines
@@ -59,24 +72,113 @@ class View:
             return lines
         return [*lines, setting(advice, observation.target.series.engine)]
 
-    def advice(self, observation: Observation) -> Advice | None:
-        """None where no device was given. Raises ConfigError where it cannot be given."""
+    def situation(self, observation: Observation) -> Situation | None:
+        """The load and what drafts; None where no device was given, or a file counts no drafts."""
         if self.serving is None:
             return None
-        serving = dataclasses.replace(
+        counts = observation.counts
+        is_counted = observation.is_speculative and (counts.drafts or 0.0) >= MIN_DRAFTS
+        if observation.form and not is_counted and self.acceptance is None:
+            return None
+        serving = self._serving(observation)
+        context, batch = self._load(observation)
+        return situation_of(
+            observation,
+            agreed(self.draft, observation.announced),
+            serving,
+            acceptance=self.acceptance,
+            context=context,
+            batch=batch,
+        )
+
+    def advice(self, observation: Observation) -> Advice | None:
+        """None where no device was given, or a file counts no drafts. Raises ConfigError where it
+        cannot be given."""
+        situation = self.situation(observation)
+        if situation is None:
+            return None
+        return advise(situation)
+
+    def _serving(self, observation: Observation) -> Serving:
+        assert self.serving is not None
+        return dataclasses.replace(
             self.serving,
             model=self.serving.model or observation.target.model,
         )
+
+    def _load(self, observation: Observation) -> tuple[float | None, float | None]:
+        """Sequences' length and the batch to predict at; of a file that does not tell, usual ones."""
+        context = self.context
+        batch = None
+        if observation.form:
+            context = context or observation.context_len or USUAL_CONTEXT
+            batch = observation.batch_size or 1.0
+        return context, batch
+
+    def expected(self, observation: Observation) -> ExpectedStep | None:
+        """The step that a file's load should have; None where no device was given."""
+        if self.serving is None:
+            return None
         draft = agreed(self.draft, observation.announced)
-        return advise(
-            situation_of(
-                observation,
-                draft,
-                serving,
-                acceptance=self.acceptance,
-                context=self.context,
+        situation = self.situation(observation)
+        context, batch = self._load(observation)
+        gamma = observation.gamma or 0
+        if situation is not None:
+            setup = situation.setup
+            acceptance: AcceptanceProfile | None = situation.acceptance
+            gamma = situation.gamma
+        else:
+            named = draft if gamma else None
+            setup = self._serving(observation).setup(
+                named, observation.target.series.engine
             )
+            acceptance = None
+            if gamma:
+                acceptance = constant_profile(
+                    0.5, draft=draft.name, draft_method=draft.method
+                )
+        return expected_step(
+            setup,
+            acceptance,
+            batch=batch or 1.0,
+            context=context or USUAL_CONTEXT,
+            gamma=gamma,
+            tp_size=self.serving.tp_size,
         )
+
+    def headlines(self, observation: Observation) -> list[str]:
+        """What a file says in short: tokens per step, speed, the step's time against the expected
+        one, and what is wrong."""
+        counts = observation.counts
+        expected = self.expected(observation)
+        step_s = counts.step_s
+        head: list[str] = []
+        if observation.is_speculative and counts.tokens_per_step is not None:
+            of = f" ({observation.gamma} drafted)" if observation.gamma else ""
+            head.append(f"{counts.tokens_per_step:.2f} tokens per step{of}")
+        speed = observation.tokens_per_s
+        if speed:
+            batch = _value(observation.batch_size, " at batch {:.3g}")
+            head.append(f"{speed:.4g} tokens/s{batch}")
+        if step_s:
+            timed = f"a step takes {format_seconds(step_s)}"
+            if expected is not None:
+                timed += (
+                    f", {format_seconds(expected.step_s)} expected "
+                    f"({format_seconds(expected.low_s)} to {format_seconds(expected.high_s)})"
+                )
+            head.append(timed)
+        length = self.context or observation.context_len
+        if step_s and expected is not None and length is None:
+            head.append(f"sequences of {USUAL_CONTEXT:.0f} tokens assumed (--context)")
+        lines = []
+        if head:
+            lines.append("; ".join(head))
+        wrong = list(observation.faults)
+        if step_s and expected is not None:
+            wrong.append(slow_line(expected, step_s, self.situation(observation)))
+        lines += [f"  wrong: {line}" for line in wrong if line]
+        return lines
 
     def document(self, observation: Observation) -> dict[str, Any]:
         """All that the lines show, as plain values; times in seconds."""
@@ -111,6 +213,8 @@ class View:
             "tokens_per_step": counts.tokens_per_step,
             "acceptance_rates": acceptance_rates,
             "fault": fault_in(observation, draft),
+            "form": observation.form,
+            "wrong": list(observation.faults),
             "advice": _advice_document(advice),
             "notes": [
                 line.removeprefix("  note: ") for line in notes(observation, draft)
@@ -150,8 +254,14 @@ def observation_lines(observation: Observation, draft: Draft) -> list[str]:
     window = ""
     if observation.window_s is not None:
         window = f"{observation.window_s:.0f} s, "
+    name = target.name
+    if observation.parts:
+        name += f" x {len(observation.parts)}"
+    form = ""
+    if observation.form:
+        form = f"{observation.form}, "
     lines = [
-        f"{target.series.engine}, {target.name}: {window}{observation.num_scrapes} scrapes",
+        f"{form}{target.series.engine}, {name}: {window}{observation.num_scrapes} {observation.unit}",
         _row(
             "load",
             _value(observation.batch_size, "batch {:.1f}"),
@@ -172,6 +282,16 @@ def observation_lines(observation: Observation, draft: Draft) -> list[str]:
     return [line for line in lines if line] + notes(observation, draft)
 
 
+def part_line(part: Observation) -> str:
+    """One of several data-parallel engines."""
+    return _row(
+        f"engine {part.target.replica}",
+        _value(part.batch_size, "batch {:.1f}"),
+        _value(part.counts.tokens_per_step, "{:.2f} tokens per step"),
+        _value(part.tokens_per_s, "{:.1f} tokens/s"),
+    )
+
+
 def _acceptance_lines(observation: Observation, draft: Draft) -> list[str]:
     """Drafts, tokens per step, and acceptance by position with 90 % intervals."""
     counts = observation.counts
@@ -179,7 +299,7 @@ def _acceptance_lines(observation: Observation, draft: Draft) -> list[str]:
     if counts.draft_tokens and counts.drafts:
         mean = counts.draft_tokens / counts.drafts
     source = ""
-    if observation.announced:
+    if observation.announced and not observation.form:
         source = " (as the server says)"
     drafts = _row(
         "drafts",
@@ -300,7 +420,7 @@ def rates_text(measured: MeasuredRates) -> str:
 def notes(observation: Observation, draft: Draft) -> list[str]:
     """Warnings about the numbers: gaps in them, and likely misreadings."""
     counts = observation.counts
-    texts = []
+    texts = list(observation.notes)
     if observation.num_restarts:
         texts.append(
             f"the server restarted {observation.num_restarts} times; those intervals are left out"
@@ -316,11 +436,16 @@ def notes(observation: Observation, draft: Draft) -> list[str]:
             "this engine does not count by position: the rate shown is one for all positions, "
             "with the same tokens per step"
         )
-    if observation.is_speculative and counts.requests is None:
+    is_live = not observation.form or observation.unit == "scrapes"
+    if is_live and observation.is_speculative and counts.requests is None:
         texts.append(
             "this engine does not count requests: tokens per step cover the steps with a draft only"
         )
-    if observation.window_s is None:
+    if draft.is_assumed and observation.gamma:
+        texts.append(
+            f"it does not say what drafts: {draft.name} is taken for it, say --draft"
+        )
+    if is_live and observation.num_scrapes > 1 and observation.window_s is None:
         texts.append(
             "saved scrapes hold no times: tokens per second are not known, and gauges are of "
             "these two instants"
@@ -328,14 +453,14 @@ def notes(observation: Observation, draft: Draft) -> list[str]:
     if _has_short_drafts(observation):
         texts.append(_on_short_drafts(draft))
     missing = _missing(observation)
-    if missing:
+    if is_live and missing:
         texts.append(missing)
     return [f"  note: {text}" for text in texts]
 
 
 def _is_idle(observation: Observation) -> bool:
     counts = observation.counts
-    return not counts.output_tokens and not counts.drafts
+    return not (counts.output_tokens or counts.drafts or counts.counted_steps)
 
 
 def _on_short_drafts(draft: Draft) -> str:

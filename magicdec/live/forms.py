@@ -1,0 +1,214 @@
+"""The files that `observe` reads: how each form is told from the others, and its reader."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from magicdec.errors import ConfigError, StorageError
+from magicdec.files import json_documents, read_bytes
+from magicdec.live.engine_logs import (
+    is_llama_log,
+    is_sglang_log,
+    is_trtllm_log,
+    is_vllm_log,
+    read_llama_log,
+    read_sglang_log,
+    read_trtllm_log,
+    read_vllm_log,
+)
+from magicdec.live.logged import Logged, observation_of, summed
+from magicdec.live.metrics import (
+    PREFIXES,
+    Scrape,
+    Target,
+    choose_target,
+    parse,
+    targets,
+)
+from magicdec.live.observation import Observation, observe
+from magicdec.perfmodel import ImportedAcceptance, read_acceptance
+from magicdec.units import MIB, printable
+
+LIMIT_BYTES = 256 * MIB
+"""Size above which no log is read."""
+COLOURS = re.compile(r"\x1b\[[0-9;]{0,16}m")
+SHOWN_FIELDS = 6
+SHOWN = 40
+SCRAPE = re.compile(
+    rf"^(?:{'|'.join(map(re.escape, PREFIXES))})\w+(?:\{{|\s)", re.MULTILINE
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """One kind of text. `is_it` is a quick look at the whole of it."""
+
+    name: str
+    told_by: str
+    """What it is recognised by, as the documentation says it."""
+    is_it: Callable[[str], bool]
+    read: Callable[[str], Logged]
+    sample: str
+    """Its sample in docs/samples/logs."""
+
+
+FORMS = (
+    Form(
+        name="vLLM log",
+        told_by='"SpecDecoding metrics:", "Speculative metrics:" or "Avg prompt throughput:" lines',
+        is_it=is_vllm_log,
+        read=read_vllm_log,
+        sample="vllm.log",
+    ),
+    Form(
+        name="SGLang log",
+        told_by='"Decode batch" lines',
+        is_it=is_sglang_log,
+        read=read_sglang_log,
+        sample="sglang.log",
+    ),
+    Form(
+        name="TensorRT-LLM log",
+        told_by='"iter = ..., host_step_time = ..." lines (print_iter_log)',
+        is_it=is_trtllm_log,
+        read=read_trtllm_log,
+        sample="trtllm.log",
+    ),
+    Form(
+        name="llama.cpp log",
+        told_by='"eval time = ..." and "draft acceptance rate = ..." lines',
+        is_it=is_llama_log,
+        read=read_llama_log,
+        sample="llama_cpp.log",
+    ),
+)
+OTHERS = (
+    "Prometheus metrics of vLLM, SGLang, TensorRT-LLM or llama.cpp",
+    "a trace (JSON lines of accepted_lengths)",
+    "results of vllm bench serve, AIPerf and GuideLLM with counts of drafts",
+    "SGLang's and Spec-Bench's answers",
+)
+Read = Observation | ImportedAcceptance
+
+
+def read_files(paths: Sequence[Path], wanted: str | None = None) -> Read:
+    """What one file, or several of a kind in the order of time, tell of a server.
+
+    `wanted` is the engine among several of a scrape; None: all of one model, summed.
+
+    Raises ConfigError, StorageError or ServerError for what cannot be read.
+    """
+    texts = [_text(path) for path in paths]
+    if all(SCRAPE.search(text) for text in texts):
+        scrapes = [
+            parse(text, where=str(path))
+            for path, text in zip(paths, texts, strict=True)
+        ]
+        return observed(scrapes, wanted)
+    forms = []
+    for path, text in zip(paths, texts, strict=True):
+        form = form_of(text)
+        if form is None:
+            if len(paths) == 1 and _is_json(text):
+                return read_acceptance(path)
+            raise ConfigError(f"{path} is {looks_like(text)}; {forms_text()}")
+        forms.append(form)
+    if len({form.name for form in forms}) > 1:
+        names = ", ".join(form.name for form in forms)
+        raise ConfigError(
+            f"these files are of several forms ({names}): give those of one"
+        )
+    return observation_of(forms[0].read("\n".join(texts)))
+
+
+def _text(path: Path) -> str:
+    """A file's text without the colours of a terminal."""
+    text = read_bytes(path, limit_bytes=LIMIT_BYTES, error=StorageError).decode(
+        "utf-8-sig", errors="replace"
+    )
+    return COLOURS.sub("", text)
+
+
+def form_of(text: str) -> Form | None:
+    for form in FORMS:
+        if form.is_it(text):
+            return form
+    return None
+
+
+def observed(scrapes: Sequence[Scrape], wanted: str | None) -> Observation:
+    """Scrapes in order; one alone tells of all since the server started. Data-parallel engines of one
+    model are summed, unless one is wanted.
+
+    Raises ConfigError where several models are served and none is wanted.
+    """
+    since_start = len(scrapes) == 1
+    taken = list(scrapes)
+    if since_start:
+        taken = [Scrape(samples={}, where=scrapes[0].where), scrapes[0]]
+
+    def of_one(target: Target) -> Observation:
+        seen = observe(taken, target)
+        if since_start:
+            note = (
+                "one scrape: all since the server started, and gauges of that instant"
+            )
+            seen = replace(seen, num_scrapes=1, notes=(note,))
+        return replace(seen, form="Prometheus metrics")
+
+    there = targets(taken[-1])
+    if wanted is None and len(there) > 1 and len({each.model for each in there}) == 1:
+        return summed([of_one(target) for target in there])
+    return of_one(choose_target(taken[-1], wanted))
+
+
+def forms_text() -> str:
+    """The forms that are read, in one sentence."""
+    names = [form.name for form in FORMS]
+    return f"read are: {', '.join([*names, *OTHERS])}"
+
+
+def _is_json(text: str) -> bool:
+    return text.lstrip()[:1] in ("{", "[") and not isinstance(_documents(text), str)
+
+
+def _documents(text: str) -> list[object] | str:
+    try:
+        return [document for _, document in json_documents(text)]
+    except ValueError as error:
+        return str(error)
+
+
+def looks_like(text: str) -> str:
+    """What a text that is of no known form seems to be."""
+    start = text.lstrip()
+    if not start:
+        return "empty"
+    if "\x00" in text[:4096]:
+        return "no text"
+    if start[:1] in ("{", "["):
+        documents = _documents(text)
+        if (
+            not isinstance(documents, str)
+            and documents
+            and isinstance(documents[0], dict)
+        ):
+            names = [printable(str(name))[:SHOWN] for name in documents[0]]
+            shown = ", ".join(names[:SHOWN_FIELDS])
+            return f"JSON with the fields {shown}, which no form that is read has"
+    if start.lower().startswith(("<!doctype", "<html")):
+        return "a web page"
+    if re.search(r"^# (?:HELP|TYPE) ", text, re.MULTILINE):
+        return "Prometheus metrics of no engine that is known"
+    for name in ("vllm serve", "sglang.launch_server", "trtllm-serve", "llama-server"):
+        if name in text[:4096]:
+            return f"a command that starts a server ({name}): `magicdec check` reads it"
+    if "Traceback (most recent call last)" in text:
+        return (
+            "a log with a traceback, and no line that counts drafts or times decoding"
+        )
+    count = len(text.splitlines())
+    return f"text of {count} lines, none of which counts drafts or times decoding"

@@ -1,0 +1,316 @@
+"""What files say of a server equals what the simulated steps behind them did, in every wording."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from magicdec.errors import ConfigError
+from magicdec.live.forms import FORMS, form_of, looks_like, read_files
+from magicdec.live.observation import parse_draft
+from magicdec.live.profile import rates
+from magicdec.live.show import View
+from tests.live.servers import Vllm, random_requests
+
+ROOT = Path(__file__).parents[2]
+SAMPLES = ROOT / "docs" / "samples" / "logs"
+H7 = """\
+[2025-10-22 10:00:00 TP0] Prefill batch. #new-seq: 1, #new-token: 28, #cached-token: 0, token usage: 0.00, \
+#running-req: 0, #queue-req: 0,
+[2025-10-22 10:00:01 TP0] Decode batch. #running-req: 1, #token: 108, token usage: 0.00, accept len: 2.17, \
+accept rate: 0.54, cuda graph: True, gen throughput (token/s): 0.40, #queue-req: 0,
+[2025-10-22 10:00:02 TP0] Decode batch. #running-req: 1, #token: 186, token usage: 0.00, accept len: 1.95, \
+accept rate: 0.49, cuda graph: True, gen throughput (token/s): 178.90, #queue-req: 0,
+[2025-10-22 10:00:03 TP0] Decode batch. #running-req: 1, #token: 258, token usage: 0.00, accept len: 1.80, \
+accept rate: 0.45, cuda graph: True, gen throughput (token/s): 165.40, #queue-req: 0,
+[2025-10-22 10:00:04 TP0] Decode batch. #running-req: 1, #token: 340, token usage: 0.00, accept len: 2.05, \
+accept rate: 0.51, cuda graph: True, gen throughput (token/s): 188.70, #queue-req: 0,
+[2025-10-22 10:00:05 TP0] Decode batch. #running-req: 1, #token: 412, token usage: 0.00, accept len: 1.80, \
+accept rate: 0.45, cuda graph: True, gen throughput (token/s): 165.60, #queue-req: 0,
+"""
+
+
+def read(tmp_path, *texts: str):
+    paths = []
+    for number, text in enumerate(texts):
+        paths.append(tmp_path / f"file{number}")
+        paths[-1].write_text(text)
+    return read_files(paths)
+
+
+def headline(seen, **view) -> str:
+    return View(**view).lines(seen)[0]
+
+
+class Steps:
+    """Ten intervals of ten seconds of a server that decodes `batch` sequences, step after step."""
+
+    def __init__(self, *, gamma=3, batch=4, step_s=0.02, rates=(0.7, 0.6, 0.5), seed=1):
+        rng = np.random.default_rng(seed)
+        self.gamma, self.batch, self.step_s = gamma, batch, step_s
+        per_interval = round(10.0 / step_s) * batch
+        self.accepted = []
+        for _ in range(10):
+            draws = rng.random((per_interval, gamma)) < np.array(rates[:gamma])
+            self.accepted.append(np.cumprod(draws, axis=1).sum(axis=1))
+
+    @property
+    def all(self):
+        return np.concatenate(self.accepted)
+
+    @property
+    def tokens_per_step(self) -> float:
+        return 1.0 + self.all.mean()
+
+    def intervals(self):
+        for number, accepted in enumerate(self.accepted):
+            steps = len(accepted)
+            survived = [(accepted >= i).mean() for i in range(1, self.gamma + 1)]
+            yield SimpleNamespace(
+                clock=f"10:{number // 6:02d}:{number % 6 * 10:02d}",
+                drafted=steps * self.gamma,
+                accepted=int(accepted.sum()),
+                steps=steps,
+                speed=(steps + accepted.sum()) / 10.0,
+                mean=1.0 + accepted.mean(),
+                positions=", ".join(f"{rate:.3f}" for rate in survived),
+                rate=100.0 * accepted.sum() / (steps * self.gamma),
+            )
+
+
+def v0(steps: Steps) -> str:
+    lines = []
+    accepted = drafted = emitted = 0
+    for each in steps.intervals():
+        accepted += each.accepted
+        drafted += each.drafted
+        emitted += each.accepted + each.steps
+        lines.append(
+            f"INFO 11-20 {each.clock} metrics.py:345] Avg prompt throughput: 0.0 tokens/s, Avg generation "
+            f"throughput: {each.speed:.1f} tokens/s, Running: {steps.batch} reqs, Swapped: 0 reqs, Pending: 0 "
+            "reqs, GPU KV cache usage: 1.7%, CPU KV cache usage: 0.0%."
+        )
+        lines.append(
+            f"INFO 11-20 {each.clock} metrics.py:361] Speculative metrics: Draft acceptance rate: "
+            f"{accepted / drafted:.3f}, System efficiency: {emitted / (drafted * 4 / 3):.3f}, Number of "
+            f"speculative tokens: {steps.gamma}, Number of accepted tokens: {accepted}, Number of draft tokens: "
+            f"{drafted}, Number of emitted tokens: {emitted}."
+        )
+    return "\n".join(lines)
+
+
+def _v1(steps: Steps, speculation: str, prefix: str = "") -> str:
+    lines = []
+    for each in steps.intervals():
+        lines.append(
+            f"{prefix}INFO 11-20 {each.clock} [loggers.py:111] Engine 000: Avg prompt throughput: 0.0 tokens/s, "
+            f"Avg generation throughput: {each.speed:.1f} tokens/s, Running: {steps.batch} reqs, Waiting: 0 reqs, "
+            "GPU KV cache usage: 0.7%, Prefix cache hit rate: 12.1%"
+        )
+        said = speculation.format(**vars(each))
+        lines.append(
+            f"{prefix}INFO 11-20 {each.clock} [metrics.py:86] SpecDecoding metrics: {said}"
+        )
+    return "\n".join(lines)
+
+
+def v1_8(steps: Steps) -> str:
+    return _v1(
+        steps,
+        "Draft acceptance rate: {rate:.1f}%, Accepted: {accepted} tokens, Drafted: {drafted} tokens",
+    )
+
+
+def v1_9(steps: Steps) -> str:
+    return _v1(
+        steps,
+        "Draft acceptance rate: {rate:.1f}%, Mean acceptance length: {mean:.2f}, Accepted: {accepted} tokens, "
+        "Drafted: {drafted} tokens, Per-position acceptance rate: {positions}",
+    )
+
+
+def v1_32(steps: Steps, prefix: str = "\x1b[1;36m(APIServer pid=1)\x1b[0;0m ") -> str:
+    return _v1(
+        steps,
+        "Mean acceptance length: {mean:.2f}, Accepted throughput: 1.00 tokens/s, Drafted throughput: 3.00 "
+        "tokens/s, Accepted: {accepted} tokens, Drafted: {drafted} tokens, Per-position acceptance rate: "
+        "{positions}, Avg Draft acceptance rate: {rate:.1f}%",
+        prefix,
+    )
+
+
+def sglang(steps: Steps, *, of_drafts: bool = False, tokens: str = "#token") -> str:
+    lines = []
+    for each in steps.intervals():
+        rate = each.mean / (steps.gamma + 1)
+        if of_drafts:
+            rate = (each.mean - 1.0) / steps.gamma
+        lines.append(
+            f"[2026-01-20 {each.clock} TP0] Decode batch, #running-req: {steps.batch}, {tokens}: 4000, token usage: "
+            f"0.02, accept len: {each.mean:.2f}, accept rate: {rate:.2f}, cuda graph: True, gen throughput "
+            f"(token/s): {each.speed:.2f}, #queue-req: 0"
+        )
+    return "\n".join(lines)
+
+
+def sglang_of_drafts(steps: Steps) -> str:
+    return sglang(steps, of_drafts=True, tokens="#full token")
+
+
+def llama_cpp(steps: Steps) -> str:
+    """One request for each interval, alone."""
+    lines = []
+    for each in steps.intervals():
+        tokens = each.steps + each.accepted
+        lines += [
+            "prompt eval time =     648.99 ms /   133 tokens (    4.88 ms per token,   204.94 tokens per second)",
+            f"       eval time = {each.steps * steps.step_s * 1e3:10.2f} ms / {tokens:5d} tokens (   14.84 ms per "
+            "token,    67.40 tokens per second)",
+            f"draft acceptance rate = {each.rate / 100:0.5f} ({each.accepted:5d} accepted / {each.drafted:5d} "
+            "generated)",
+        ]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("write", "form", "batch"),
+    [
+        (v0, "vLLM log", 4),
+        (v1_8, "vLLM log", 4),
+        (v1_9, "vLLM log", 4),
+        (v1_32, "vLLM log", 4),
+        (sglang, "SGLang log", 4),
+        (sglang_of_drafts, "SGLang log", 4),
+        (llama_cpp, "llama.cpp log", 1),
+    ],
+)
+def test_every_wording_gives_the_steps_behind_it(write, form, batch, tmp_path):
+    steps = Steps(batch=batch)
+    seen = read(tmp_path, write(steps))
+    assert seen.form == form
+    assert seen.counts.tokens_per_step == pytest.approx(steps.tokens_per_step, rel=3e-3)
+    assert seen.counts.step_s == pytest.approx(steps.step_s, rel=3e-3)
+    assert seen.tokens_per_s == pytest.approx(
+        batch * steps.tokens_per_step / steps.step_s, rel=3e-3
+    )
+    assert seen.load.running == batch
+    assert seen.gamma == 3 or write is v1_8
+    assert "tokens per step" in headline(seen)
+
+
+def test_rates_by_position_of_vllms_log_are_those_of_the_steps(tmp_path):
+    steps = Steps()
+    found = rates(read(tmp_path, v1_32(steps)), parse_draft("eagle3"))
+    survived = np.array([(steps.all >= i).sum() for i in range(4)])
+    assert found.rates == pytest.approx(survived[1:] / survived[:-1], abs=2e-3)
+
+
+def test_a_server_that_runs_alone_for_a_while_is_as_fast_as_while_it_decoded(tmp_path):
+    """The first line's clock ran while nothing was sent: its 0.4 tokens/s are no speed."""
+    seen = read(tmp_path, H7)
+    assert seen.gamma == 3
+    assert seen.counts.tokens_per_step == pytest.approx(1.954, abs=1e-3)
+    assert seen.tokens_per_s == pytest.approx(174.6, abs=0.5)
+    assert headline(seen).startswith(
+        "1.95 tokens per step (3 drafted); 174.6 tokens/s at batch 1"
+    )
+
+
+def test_data_parallel_engines_are_summed_and_each_is_shown(tmp_path):
+    one, two = Steps(seed=1), Steps(seed=2, batch=8)
+    both = []
+    for first, second in zip(
+        v1_32(one).splitlines(), v1_32(two).splitlines(), strict=True
+    ):
+        both.append((first, second.replace("Engine 000", "Engine 001")))
+    lines = []
+    for throughput, counted in zip(both[::2], both[1::2], strict=True):
+        lines += [throughput[0], counted[0], throughput[1], counted[1]]
+    seen = read(tmp_path, "\n".join(lines))
+    assert [part.load.running for part in seen.parts] == [4, 8]
+    accepted = np.concatenate([one.all, two.all])
+    assert seen.counts.tokens_per_step == pytest.approx(1 + accepted.mean(), rel=1e-3)
+    assert seen.tokens_per_s == pytest.approx(
+        sum(part.tokens_per_s for part in seen.parts)
+    )
+    text = "\n".join(View().lines(seen))
+    assert "engine 0" in text
+    assert "engine 1" in text
+
+
+def test_one_scrape_is_all_since_the_start_and_engines_are_summed(tmp_path):
+    server = Vllm(engines=("0", "1"))
+    first, second = random_requests(1), random_requests(2)
+    server.serve(first, engine="0")
+    server.serve(second, engine="1")
+    seen = read(tmp_path, server.scrape())
+    accepted = [each for request in first + second for each in request.accepted]
+    assert seen.counts.tokens_per_step == pytest.approx(1 + np.mean(accepted))
+    assert len(seen.parts) == 2
+    assert "since the server started" in "\n".join(View().lines(seen))
+
+
+def test_graphs_that_are_off_are_named(tmp_path):
+    text = sglang(Steps()).replace("cuda graph: True", "cuda graph: False")
+    seen = read(tmp_path, text)
+    assert "without a graph" in View().lines(seen)[1]
+    start = (
+        "WARNING 05-14 08:25:39 [compilation.py:1390] CUDAGraphMode.FULL_AND_PIECEWISE is not supported with "
+        "spec-decode for attention backend FlashInferBackend; setting cudagraph_mode=PIECEWISE\n"
+    )
+    seen = read(tmp_path, start + v1_32(Steps()))
+    assert "PIECEWISE" in View().lines(seen)[1]
+
+
+def test_a_draft_that_accepts_nothing_is_said_first_whatever_it_is(tmp_path):
+    seen = read(tmp_path, v1_32(Steps(rates=(0.0, 0.0, 0.0))))
+    assert "does not work" in headline(seen)
+    assert "EAGLE-3 does not work" in headline(seen, draft=parse_draft("eagle3"))
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_samples_are_of_their_form(form):
+    text = (SAMPLES / form.sample).read_text()
+    assert form_of(text) is form
+    seen = read_files([SAMPLES / form.sample])
+    assert View().lines(seen)[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "empty"),
+        ("hello\n", "text of 1 lines"),
+        ('{"a": 1, "b": 2}', "the fields a, b"),
+        ("vllm serve Qwen/Qwen3-8B --port 8000\n", "magicdec check"),
+        ("<!DOCTYPE html><html></html>", "a web page"),
+        ("# TYPE go_threads gauge\ngo_threads 7\n", "metrics of no engine"),
+    ],
+)
+def test_what_is_not_read_is_said_to_look_like_something(text, said, tmp_path):
+    assert said in looks_like(text)
+    if not text.startswith("{"):
+        with pytest.raises(ConfigError, match="read are: vLLM log"):
+            read(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SpecDecoding metrics: " * 40_000,
+        "a" * 1_000_000 + " host_step_time num_scheduled_requests",
+        "host_step_time num_scheduled_requests " + " " * 900_000 + "= 1",
+        "Decode batch #running-req" + ", x: 1" * 150_000,
+        "eval time = tokens per second #gen drafts statistics " * 18_000,
+        "[" * 1_000_000,
+    ],
+)
+def test_a_megabyte_of_anything_is_read_in_a_moment(text, tmp_path):
+    started = time.process_time()
+    with pytest.raises(ConfigError):
+        read(tmp_path, text)
+    assert time.process_time() - started < 2.0
