@@ -100,6 +100,8 @@ def _print_why(console: Console, answer: Plan) -> None:
     console.print(
         f"[bold]where a step's time goes{drafted} (the draft's row is one of its steps)[/bold]"
     )
+    if answer.path:
+        console.print(f"priced as {answer.engine} runs it, {answer.path}")
     console.print(_breakdown_table(answer.breakdown))
     console.print(_memory_line(answer))
 

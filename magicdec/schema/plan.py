@@ -461,6 +461,9 @@ class CaseAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Contexts at which each draft pays, at the best configuration's batch and tp."""
     breakdown: dict[str, list[Operation]]
     """Operations of each pass of the best configuration."""
+    path: str = ""
+    """How the engine runs these passes, as they are priced: its model runner, graphs, padding and
+    scheduling. Empty: not written down."""
     memory: MemoryUse
     ceilings: Ceilings | None = None
     layouts: list[Candidate] = []

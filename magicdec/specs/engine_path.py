@@ -30,6 +30,18 @@ class StepPath(NamedTuple):
         """Whether a sequence without a draft is verified as one with gamma drafts."""
         return self.rows == "padded"
 
+    @property
+    def words(self) -> str:
+        """The path in words, without its model runner."""
+        return "; ".join(self.sentences()) or "overlapped, whole graphs"
+
+    @property
+    def with_runner(self) -> str:
+        """The path in words, its model runner first."""
+        if self.runner:
+            return f"{self.runner} runner: {self.words}"
+        return self.words
+
     def sentences(self) -> Iterator[str]:
         """Sentences on what sets the path apart from overlapped scheduling with whole graphs."""
         if self.search != "none":

@@ -12,6 +12,7 @@ import numpy as np
 
 from magicdec.errors import CapacityError
 from magicdec.perfmodel.acceptance.law import static_batch_efficiency
+from magicdec.perfmodel.drafting import draft_of
 from magicdec.perfmodel.lanes import evidence_of
 from magicdec.perfmodel.plan.breakdown import breakdown, ceilings
 from magicdec.perfmodel.plan.choice import (
@@ -269,6 +270,7 @@ def _answer(
         baseline=baseline,
         lacks_acceptance=bool(lacking),
     )
+    shown = _shown(ranked.found, choice, prediction)
     document = CaseAnswer(
         hardware=case.hardware.name,
         context_len=best.context_len,
@@ -277,7 +279,8 @@ def _answer(
         pareto=pareto([*ranked.alone, *filter(case.admits, ranked.drafted)]),
         gamma_table=table,
         reach=reaches_of(case, best, _reaching(case, choice, leading)),
-        breakdown=breakdown(_shown(ranked.found, choice, prediction)),
+        breakdown=breakdown(shown),
+        path=draft_of(shown.setup).path.with_runner,
         memory=_memory(case, ranked.origin.option, best, prediction),
         ceilings=ceilings(prediction.setup),
     )

@@ -60,6 +60,7 @@ def notes(
         *of_drafts,
     ]
     rest = [
+        *_on_path(case, answer),
         *_on_engine_fit(cases),
         *_on_measured(case),
         *_on_table(answer),
@@ -254,6 +255,18 @@ def _on_engine(case: Case, best: Candidate) -> Iterator[str]:
     about = engine.draft(best.draft, best.draft_method).note
     if about:
         yield f"{best.draft}/{best.draft_method} {about}"
+
+
+def _on_path(case: Case, answer: CaseAnswer) -> Iterator[str]:
+    """How the engine runs the shown draft, where that is not with whole graphs and overlapped
+    scheduling."""
+    shown = answer.choice.left_out or answer.best
+    if not shown.is_speculative:
+        return
+    path = case.engine.path(shown.draft, shown.draft_method)
+    if any(path.sentences()):
+        name = draft_name(shown.draft, shown.draft_method)
+        yield f"{name} is priced as {case.engine.name} runs it, {path.with_runner}"
 
 
 def _on_hits(case: Case, best: Candidate) -> Iterator[str]:
