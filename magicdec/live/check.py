@@ -17,7 +17,7 @@ import numpy as np
 from magicdec.counts import Z_90
 from magicdec.errors import CapacityError, ConfigError
 from magicdec.live.advice import Situation, choices_at
-from magicdec.live.settings import Change, Served, settings_costs
+from magicdec.live.settings import AsSet, Change, Served, as_set, settings_costs
 from magicdec.naming import METHODS, draft_name, head_named_in, method_name
 from magicdec.perfmodel import (
     ENDS,
@@ -107,6 +107,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     as_it_is: Candidate | None
     """The command's own configuration; null: it does not fit, or no acceptance is known."""
     without_draft: Candidate | None
+    as_set: AsSet | None = None
+    """Both with the command's graphs and scheduling, where it changes those; null: it does not."""
     changes: list[Change]
     """Settings that surely cost first, then those that lose exactness, then gains, the surest of the
     largest first: of those to the draft one can be made, and after it no other gains. Chances, and
@@ -203,6 +205,7 @@ def check_command(
     assumed: list[str] = []
     problems = list(command.problems)
     request = _request(command, load, model, assumed, problems)
+    request = msgspec.structs.replace(request, engine=command.engine_profile)
     try:
         free = answered(_without_acceptance(request, gamma=None), model, [])[0][0]
     except CapacityError as error:
@@ -219,10 +222,11 @@ def check_command(
     else:
         problems.insert(0, _refusal(command, found))
         of_draft = _instead(command, found, fitting, model, free)
+    served = _served(request, drafted, free)
     changes = [
         *of_draft,
         *_on_batches(command, load, request, model),
-        *_on_settings(command, request, drafted, free),
+        *settings_costs(command, served),
     ]
     named = []
     for change in changes:
@@ -241,6 +245,7 @@ def check_command(
         assumed=assumed,
         as_it_is=as_it_is,
         without_draft=alone,
+        as_set=as_set(command, served, _served(request, Drafted(), free)),
         changes=in_order(named),
         problems=problems,
         not_understood=command.not_understood,
@@ -290,7 +295,7 @@ def _standing(
         exists=True,
         reads_files=reads_files,
     )
-    return standing(asked, model, load_engine(command.engine))
+    return standing(asked, model, load_engine(command.engine_profile))
 
 
 def _method_of(speculation: Speculation) -> str:
@@ -306,7 +311,7 @@ def _refusal(command: ServeCommand, found: Standing) -> str:
     assert speculation is not None
     if found.method in (None, speculation.draft):
         return f"the draft cannot run: {found.sentence}"
-    option = option_of(load_engine(command.engine), found.method)
+    option = option_of(load_engine(command.engine_profile), found.method)
     return f"the draft cannot run: {found.sentence} ({option})"
 
 
@@ -318,7 +323,7 @@ def _on_start(command: ServeCommand, found: Standing | None) -> list[str]:
     notes = []
     if found.answer == "unknown":
         notes.append(found.sentence)
-    engine = load_engine(command.engine)
+    engine = load_engine(command.engine_profile)
     package = packages_of(engine, speculation.draft, _method_of(speculation))
     if package:
         notes.append(package)
@@ -864,7 +869,9 @@ def _over(row: Candidate, now: Candidate, draws: Draws | None) -> Over:
 
 def _why(command: ServeCommand, row: Candidate) -> str:
     """The acceptance that a draft is believed to have, and the package that it needs."""
-    package = packages_of(load_engine(command.engine), row.draft, row.draft_method)
+    package = packages_of(
+        load_engine(command.engine_profile), row.draft, row.draft_method
+    )
     reason = acceptance_of(row.drafting)
     if not package:
         return reason
@@ -1017,20 +1024,14 @@ def _throughput(
     )
 
 
-def _on_settings(
-    command: ServeCommand,
-    request: PlanRequest,
-    drafted: Drafted,
-    free: Answer,
-) -> list[Change]:
-    """Settings that cost time, or exactness."""
-    served = Served(
+def _served(request: PlanRequest, drafted: Drafted, free: Answer) -> Served:
+    """The command's own row, or the one without a draft, with what prices it at other settings."""
+    return Served(
         case=drafted.case or free.case,
         option=drafted.option,
         row=drafted.row or free.document.autoregressive,
         gen_len=request.gen_len,
     )
-    return list(settings_costs(command, served))
 
 
 def _speculation_option(command: ServeCommand) -> str:
@@ -1058,7 +1059,7 @@ def _gamma_option(command: ServeCommand, gamma: int) -> str:
 def _draft_option(command: ServeCommand, row: Candidate) -> str:
     """The setting that asks for another draft; a head's checkpoint is left to fill in."""
     call: dict[str, object] = dict(
-        load_engine(command.engine).draft_call(row.draft_method)
+        load_engine(command.engine_profile).draft_call(row.draft_method)
     )
     checkpoint = ""
     if row.draft not in ("self", row.draft_method):

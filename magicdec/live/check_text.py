@@ -84,7 +84,12 @@ def _described(result: Check, row: Candidate) -> str:
         if change.kind == "cost" and change.gain is not None:
             lost *= change.gain
     as_set = ""
-    if lost > 1.0:
+    if result.as_set is not None:
+        seconds = format_seconds(result.as_set.between_tokens_s)
+        as_set = f"; as it is set, about {seconds}"
+        if row.is_speculative:
+            as_set += f", {result.as_set.speedup:.2f}x over no draft so set"
+    elif lost > 1.0:
         as_set = f"; as it is set, about {format_seconds(lost * row.between_tokens_s)}"
     return (
         f"{drafting} on {result.num_gpus} x {result.hardware} (tp {row.tp_size}), engine "

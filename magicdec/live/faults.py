@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from magicdec.live.advice import Advice, Situation, choices_at
+from magicdec.live.settings import with_host_times
 from magicdec.perfmodel import (
     AcceptanceProfile,
     Points,
@@ -20,13 +21,9 @@ from magicdec.perfmodel import (
     interval,
     predict,
 )
-from magicdec.specs import EngineProfile, load_engine
+from magicdec.specs import EngineProfile
 from magicdec.units import MILLI
 
-EAGER_VERSION = "0.23"
-"""A version of vLLM that launches a draft model's layers operation by operation, as any eager
-drafter's are.
-"""
 PIECEWISE = "verification outside whole graphs (a downgrade to PIECEWISE in its log)"
 BETWEEN_STEPS = "scheduling between steps (asynchronous scheduling off)"
 EAGER = "an eager drafter (enforce_eager)"
@@ -149,26 +146,28 @@ def fault_of(advice: Advice, tpot_s: float | None) -> Fault | None:
         expected=now.gain,
         expected_low=now.gain_low,
         excess_s=excess_s,
-        causes=_causes(situation, batch, excess_s),
+        causes=_causes(situation, batch, now.tpot_s * now.tokens_per_step, excess_s),
     )
 
 
-def _causes(situation: Situation, batch: float, excess_s: float) -> dict[str, float]:
-    """Known causes by how near to the excess each alone comes."""
+def _causes(
+    situation: Situation, batch: float, step_s: float, excess_s: float
+) -> dict[str, float]:
+    """Known causes by how near each alone comes to the excess over steps of `step_s`."""
     setup = situation.setup
-    engine = setup.engine
+    engine = with_host_times(setup.engine)
     layers = setup.model.num_hidden_layers
     causes = {
-        PIECEWISE: layers * engine.graphs.prefill_layer_overhead_s,
-        BETWEEN_STEPS: batch * _synchronous_s(engine),
+        PIECEWISE: engine.graphs.piecewise_middle_s(layers, step_s),
+        BETWEEN_STEPS: batch * _synchronous_s(engine)
+        + engine.overheads.synchronous_step_overhead_s,
     }
     if draft_of(setup).has_prefill:
         drafted = 1
         if setup.draft_model is not None:
             drafted = setup.draft_model.num_hidden_layers
         passes = situation.gamma * drafted
-        eager = load_engine("vllm").of_version(EAGER_VERSION)
-        causes[EAGER] = passes * eager.overheads.draft_model_layer_s
+        causes[EAGER] = passes * engine.graphs.eager_host_layer_s
     known = {name: seconds for name, seconds in causes.items() if seconds > 0.0}
 
     def distance(name: str) -> float:

@@ -93,6 +93,40 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
 
+class AsSet(msgspec.Struct, frozen=True, kw_only=True):
+    """Times between tokens with a command's graphs and scheduling."""
+
+    between_tokens_s: float
+    without_draft_s: float
+
+    @property
+    def speedup(self) -> float:
+        """Over no draft, both being set alike."""
+        return self.without_draft_s / self.between_tokens_s
+
+
+def as_set(command: ServeCommand, served: Served, alone: Served) -> AsSet | None:
+    """The command's row and the one without a draft, as the command sets graphs and scheduling. None:
+    it leaves both as they are by default."""
+    usual = with_host_times(served.case.engine)
+    engine = usual.as_set(command.path_options)
+    if engine == usual:
+        return None
+    is_other_graph = engine.paths.graph_mode != usual.paths.graph_mode
+    otherwise_s = engine.graphs.piecewise_s(served.case.model.num_hidden_layers)
+    times = []
+    for each in (served, alone):
+        row = each.row_as(engine)
+        if row is None:
+            return None
+        seconds = row.between_tokens_s
+        if is_other_graph:  # the middle of the two laws, as costs have it
+            other = 1.0 + otherwise_s / each.row.step_s
+            seconds = (seconds + other * each.row.between_tokens_s) / 2.0
+        times.append(seconds)
+    return AsSet(between_tokens_s=times[0], without_draft_s=times[1])
+
+
 def settings_costs(command: ServeCommand, served: Served) -> Iterator[Change]:
     """Settings that surely cost, and those that lose exactness."""
     yield from _of_graphs(command, served)
@@ -105,7 +139,7 @@ def settings_costs(command: ServeCommand, served: Served) -> Iterator[Change]:
 
 def _of_graphs(command: ServeCommand, served: Served) -> Iterator[Change]:
     """Decoding outside whole graphs: by a setting, or beyond the largest captured size."""
-    engine = _with_host_times(served.case.engine)
+    engine = with_host_times(served.case.engine)
     by_mode = {
         "piecewise": (
             "Replay whole graphs of decoding, not piecewise ones",
@@ -158,7 +192,7 @@ def _of_graphs(command: ServeCommand, served: Served) -> Iterator[Change]:
         )
 
 
-def _with_host_times(engine: EngineProfile) -> EngineProfile:
+def with_host_times(engine: EngineProfile) -> EngineProfile:
     """The engine with vLLM's times of the host where its own were not measured: Python schedules the
     sequences of either, and PyTorch launches their kernels."""
     usual = load_engine("vllm")
@@ -191,7 +225,7 @@ def _graph_option(command: ServeCommand) -> str:
 
 
 def _of_scheduling(command: ServeCommand, served: Served) -> Iterator[Change]:
-    engine = _with_host_times(served.case.engine)
+    engine = with_host_times(served.case.engine)
     path = engine.path(served.row.draft, served.row.draft_method)
     if command.is_asynchronous is not False or not path.is_asynchronous:
         return
@@ -217,7 +251,7 @@ def _of_drafter(command: ServeCommand, served: Served) -> Iterator[Change]:
         return
     if not draft_of(served.case.setup(served.option)).has_prefill:
         return
-    engine = _with_host_times(served.case.engine)
+    engine = with_host_times(served.case.engine)
     layer_s = engine.graphs.eager_host_layer_s
     eager = engine.with_constants(head_layer_s=layer_s, draft_model_layer_s=layer_s)
     yield _cost(

@@ -507,6 +507,7 @@ def test_a_server_slower_than_its_acceptance_says_has_a_fault_with_sized_causes(
         engine.overheads.older_sequence_overhead_s
         - engine.overheads.sequence_overhead_s
     )
+    late_s += engine.overheads.synchronous_step_overhead_s
     assert fault.causes[
         "scheduling between steps (asynchronous scheduling off)"
     ] == pytest.approx(late_s)

@@ -13,6 +13,7 @@ import magicdec
 from magicdec.cli import app, register_commands
 from magicdec.errors import ConfigError
 from magicdec.live.check import AskedLoad, Check, check_command
+from magicdec.live.check_text import lines_of
 from magicdec.schema.row import Candidate
 from magicdec.specs.serve_command import read_serve_command
 from magicdec.tasks import usual_lengths
@@ -490,3 +491,35 @@ def test_a_command_that_follows_the_advice_is_advised_nothing_more(
         return
     again = checked(followed(text, result.first.option), **load)
     assert again.first is None or again.first.kind != "gain", again.headline
+
+
+EAGER = 'vllm serve Qwen/Qwen3-8B --speculative-config \'{"method": "ngram", "num_speculative_tokens": 4}\''
+
+
+def test_an_eager_command_is_priced_with_and_without_its_draft() -> None:
+    """Launches bound a plain step of 36 layers, so a draft gains more there than with graphs; both times
+    are at least the host's over its layers."""
+    whole = checked(EAGER)
+    eager = checked(f"{EAGER} --enforce-eager")
+    assert whole.as_set is None
+    assert eager.as_set is not None
+    assert eager.as_it_is == whole.as_it_is
+    assert whole.as_it_is is not None
+    assert eager.as_set.between_tokens_s > whole.as_it_is.between_tokens_s
+    assert eager.as_set.speedup > whole.as_it_is.speedup
+    text = " ".join(line.text for line in lines_of(eager))
+    assert "over no draft so set" in text
+
+
+def test_a_command_of_an_older_version_is_priced_with_its_constants() -> None:
+    """Before 0.14 vLLM scheduled between steps, and a speculative step took longer."""
+    text = (
+        "docker run vllm/vllm-openai:{} --model Qwen/Qwen3-8B --speculative-config {}"
+    )
+    config = '\'{"method": "eagle3", "model": "RedHatAI/Qwen3-8B-speculator.eagle3", "num_speculative_tokens": 3}\''
+    times = []
+    for version in ("v0.12.0", "v0.32.0"):
+        row = checked(text.format(version, config)).as_it_is
+        assert row is not None
+        times.append(row.step_s)
+    assert times[0] > 1.05 * times[1]

@@ -756,7 +756,8 @@ def test_the_path_that_was_priced_stands_with_the_breakdown_and_in_a_note() -> N
     )
     assert answer.path.startswith("V1 runner: searched on the host")
     told = [note for note in answer.notes if "is priced as vllm runs it" in note]
-    assert told and answer.path in told[0]
+    assert told
+    assert answer.path in told[0]
     of_head = magicdec.plan(**given, batch=[4], draft="eagle3")
     assert of_head.path == "V2 runner: overlapped, whole graphs"
     assert not [note for note in of_head.notes if "is priced as" in note]

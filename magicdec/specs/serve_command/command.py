@@ -12,6 +12,8 @@ import msgspec
 from magicdec.errors import ConfigError
 from magicdec.files import bounded
 from magicdec.naming import DRAFT_NAMES, head_named_in, parallel_form
+from magicdec.specs.engine import version_number
+from magicdec.specs.engine_path import PathOptions
 from magicdec.specs.serve_command.manifest import load
 from magicdec.specs.serve_command.options import (
     OF_WRAPPERS,
@@ -146,6 +148,23 @@ class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_eager(self) -> bool:
         return self.graphs == "eager"
+
+    @property
+    def engine_profile(self) -> str:
+        """The engine's profile, of the version that the command names: "vllm@0.12.0"."""
+        if self.version is None or not version_number(self.version):
+            return self.engine
+        return f"{self.engine}@{self.version}"
+
+    @property
+    def path_options(self) -> PathOptions:
+        """Its options that change the path of a step."""
+        return PathOptions(
+            enforce_eager=self.graphs in ("none", "eager"),
+            cudagraph_mode=self.graphs or "",
+            is_synchronous=self.is_asynchronous is False,
+            pp_size=self.pp_size,
+        )
 
     @property
     def why_not_understood(self) -> str:
