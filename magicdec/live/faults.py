@@ -121,9 +121,8 @@ def slow_line(
             f"{line}: look for graphs that are off, other work on the device, and whether model, "
             "format and devices are those given"
         )
-    return (
-        f"{line}: look for {_sized(_causes(situation, situation.batch_size, excess_s))}"
-    )
+    causes = _causes(situation, situation.batch_size, expected.step_s, excess_s)
+    return f"{line}: look for {_sized(causes)}"
 
 
 def fault_of(advice: Advice, tpot_s: float | None) -> Fault | None:
