@@ -220,7 +220,12 @@ def same_configuration(row: Candidate, other: Candidate) -> bool:
 
 def configuration(row: Candidate) -> tuple[object, ...]:
     """The draft, gamma, layout and batch of a row: what tells configurations of a case apart."""
-    draft = (row.draft, row.draft_method, row.draft_budget, row.gamma)
+    return (*at_any_gamma(row), row.gamma)
+
+
+def at_any_gamma(row: Candidate) -> tuple[object, ...]:
+    """A row's configuration but for its gamma."""
+    draft = (row.draft, row.draft_method, row.draft_budget)
     layout = (
         row.layout.tp_size,
         row.layout.pp_size,

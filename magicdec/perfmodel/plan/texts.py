@@ -4,8 +4,9 @@ of text, and the one that serves them.
     loss(configuration, text) = 1 - rate / rate of the fastest configuration on that text
 
 The least mean loss wins, by the weights of `tasks.WEIGHTS`; of configurations whose mean losses are
-nearly equal, the one that loses least where it loses most. Costs of a step are those that were searched:
-only the tokens per step differ between texts, and how often a look-up finds a draft.
+nearly equal, the one that loses least where it loses most. Each draft competes with the gamma of its
+highest expected rate, which the gamma table names too. Costs of a step are those that were searched: only
+the tokens per step differ between texts, and how often a look-up finds a draft.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from magicdec.perfmodel.acceptance.mixed import profile_on
 from magicdec.perfmodel.acceptance.uncertain import mean_tokens
 from magicdec.perfmodel.drafting import draft_of
 from magicdec.perfmodel.intervals import QUARTILES, gains_of, tokens_error
-from magicdec.perfmodel.plan.choice import configuration
+from magicdec.perfmodel.plan.choice import at_any_gamma, configuration, objective
 from magicdec.perfmodel.plan.request import Case, DraftOption
 from magicdec.perfmodel.plan.rows import requests_of
 from magicdec.perfmodel.plan.search import Found
@@ -195,6 +196,7 @@ class Texts:
             least = mean[able].min() if able.any() else mean.min()
             is_near = mean <= least + NEARLY
             values = np.where(is_near, -least - NEARLY * most, -mean - NEARLY)
+            values = np.where(_is_best_depth(rows), values, values - 1.0)
             scores = dict(zip(map(configuration, rows), values.tolist(), strict=True))
 
         def score(row: Candidate) -> float:
@@ -249,6 +251,16 @@ class Texts:
             found = self.drafts[number].gains(self.case, texts, places)
             gains |= dict(zip(texts, found, strict=True))
         return [gains[text] for text in range(len(rows))]
+
+
+def _is_best_depth(rows: Sequence[Candidate]) -> Array:
+    """Whether each row's gamma is the best of its draft, layout and batch."""
+    best: dict[tuple[object, ...], Candidate] = {}
+    for row in rows:
+        key = at_any_gamma(row)
+        best[key] = max(best.get(key, row), row, key=objective)
+    chosen = {id(row) for row in best.values()}
+    return np.array([id(row) in chosen for row in rows])
 
 
 def texts_of(case: Case, found: Sequence[Found]) -> Texts | None:
