@@ -21,7 +21,7 @@ from magicdec.schema import (
     request_options,
 )
 from magicdec.specs import DTYPE_BYTES, engine_names
-from magicdec.tasks import TASKS, task_named
+from magicdec.tasks import task_named
 from magicdec.units import parse_count
 
 Kind = Literal[
@@ -81,7 +81,12 @@ MAIN: dict[str, Control] = {
     "hardware": Control(
         label="GPU", kind="name", hint="a name, or so many: 4xh100; type to search"
     ),
-    "task": Control(label="Task", kind="choice", empty="any text"),
+    "task": Control(
+        label="Task",
+        kind="name",
+        empty="any text",
+        hint="a task, or shares of several: chat=70,code=30; type to search",
+    ),
     "draft": Control(label="Draft", kind="choice", empty="all"),
     "batch": Control(
         label="Batch",
@@ -194,7 +199,6 @@ OWN: dict[str, Control] = {
 """Folded, with a label of their own."""
 CHOICES: dict[str, tuple[str, ...]] = {
     "engine": tuple(engine_names()),
-    "task": TASKS,
     "balance": BALANCES,
     "prefill": PREFILLS,
     **dict.fromkeys(

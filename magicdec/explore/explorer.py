@@ -228,7 +228,8 @@ class Explorer:
             "of": "arrivals" if state.has_arrivals else "steady",
             "choices": CHOICES | {"draft": self._drafts(state)},
             "suggestions": {
-                name: self.catalog.suggestions(name) for name in ("model", "hardware")
+                name: self.catalog.suggestions(name)
+                for name in ("model", "hardware", "task")
             },
         }
 

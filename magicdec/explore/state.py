@@ -39,6 +39,7 @@ from magicdec.specs import (
     named_models,
     resolve_name,
 )
+from magicdec.tasks import ALIASES, TASKS
 
 METHODS = (*SPARSE_METHODS, "full", *OWN_METHOD)
 NO_DRAFT = "none"
@@ -148,6 +149,8 @@ class Catalog:
         """Names to type ahead, each with what it is called else."""
         if name == "hardware":
             return self._devices()
+        if name == "task":
+            return _tasks()
         found = dict.fromkeys(self.models, "given when the page was started")
         for model in model_names():
             row = named_models().get(model)
@@ -209,9 +212,9 @@ class Catalog:
             return self.model(text)
         if name == "draft":
             return text if text in (NO_DRAFT, *METHODS) else self.model(text, "draft")
-        if control.kind == "choice" and name != "task" and text not in CHOICES[name]:
-            raise unknown_choice(name, text, CHOICES[name])
-        if control.kind == "choice" and name != "task":
+        if control.kind == "choice":
+            if text not in CHOICES[name]:
+                raise unknown_choice(name, text, CHOICES[name])
             return text
         return read_value(name, text)
 
@@ -279,6 +282,14 @@ class Catalog:
     def _given(self, *names: str) -> dict[str, tuple[str, ...]]:
         """The words on the command line for what was given."""
         return {name: self.sources[name] for name in names if name in self.sources}
+
+
+def _tasks() -> dict[str, str]:
+    """Each task with what it is called else."""
+    found: dict[str, list[str]] = {name: [] for name in TASKS}
+    for alias, name in ALIASES.items():
+        found[name].append(alias)
+    return {name: ", ".join(aliases) for name, aliases in found.items()}
 
 
 def _elsewhere(text: str) -> str:

@@ -351,12 +351,35 @@ def test_limits_become_percentiles_at_a_rate_and_back(page: webdriver.Chrome) ->
     page.find_element(By.NAME, "tpot_ms").send_keys("80")
     says(page, "context 4096")
     rate = page.find_element(By.NAME, "rate")
+    batch = page.find_element(By.NAME, "batch")
     rate.send_keys("1@0,2@60")
     WebDriverWait(page, PATIENCE_S).until(lambda p: "p95_tpot_ms=80" in p.current_url)
     assert "&tpot_ms" not in page.current_url
     assert page.find_element(By.NAME, "p95_tpot_ms").is_displayed()
+    assert (batch.is_enabled(), batch.get_attribute("value")) == (False, "")
     rate.clear()
     WebDriverWait(page, PATIENCE_S).until(lambda p: "&tpot_ms=80" in p.current_url)
+    assert batch.is_enabled()
+
+
+def test_a_mixture_of_tasks_is_typed(page: webdriver.Chrome) -> None:
+    task = page.find_element(By.NAME, "task")
+    task.click()
+    assert "sharegpt" in page.find_element(By.ID, "list-task").text
+    task.send_keys("summar")
+    page.find_element(
+        By.CSS_SELECTOR, '#list-task [data-value="summarisation"]'
+    ).click()
+    WebDriverWait(page, PATIENCE_S).until(
+        lambda p: "task=summarisation" in p.current_url
+    )
+    task.click()
+    task.send_keys(Keys.CONTROL, "a")
+    task.send_keys("chat=70,code=30", Keys.TAB)
+    WebDriverWait(page, PATIENCE_S).until(
+        lambda p: "task=chat%3D70%2Ccode%3D30" in p.current_url
+    )
+    assert not page.find_elements(By.CSS_SELECTOR, "#answer .error")
 
 
 def test_a_pasted_command_says_what_to_change_and_fills_the_controls(

@@ -93,6 +93,19 @@
     }
   };
 
+  // At a rate and for a trace the batch is what comes, and the field waits until it counts again.
+  const batch = form.elements.batch;
+  let batchBefore = batch.value || form.dataset.batch || "";
+  const lockBatch = (isLocked) => {
+    if (isLocked) {
+      batchBefore = batch.value || batchBefore;
+      batch.value = "";
+    } else if (batch.disabled) batch.value = batch.value || batchBefore;
+    batch.disabled = isLocked;
+    batch.placeholder = isLocked ? "searched" : form.dataset.batch;
+    for (const button of batch.parentElement.querySelectorAll("button")) button.disabled = isLocked;
+  };
+
   // Limits are means, or percentiles at a rate: a limit goes along when the question changes.
   const OF_RATE = { ttft_ms: "p95_ttft_ms", tpot_ms: "p95_tpot_ms" };
   const matchLimits = () => {
@@ -106,6 +119,7 @@
     }
     document.getElementById("each-gpu").hidden = isRate;
     form.elements.gen_len.placeholder = form.elements.task.value ? "task's" : "decoding";
+    lockBatch(isRate);
   };
 
   let waiting;
@@ -128,7 +142,7 @@
   form.addEventListener("submit", (event) => { event.preventDefault(); ask(); });
 
   // Back and forward: the controls say what the address says, and the planner answers that.
-  const defaults = new Map([...new FormData(form)].map(([name]) => [name, form.dataset[name] ?? ""]));
+  const defaults = new Map([...form.elements].filter(({ name }) => name).map(({ name }) => [name, form.dataset[name] ?? ""]));
   const fill = (given) => {
     for (const [name, value] of defaults) setValue(form.elements[name], given.get(name) ?? value);
     matchLimits();
@@ -228,7 +242,8 @@
         return row;
       }));
       if (!found.length) {
-        const row = Object.assign(document.createElement("li"), { className: "none", textContent: "none by this name" });
+        const nothing = input.name === "task" ? "none by this name; a mixture is like chat=70,code=30" : "none by this name";
+        const row = Object.assign(document.createElement("li"), { className: "none", textContent: nothing });
         row.setAttribute("role", "presentation");
         list.append(row);
       }
