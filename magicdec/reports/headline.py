@@ -15,6 +15,7 @@ from magicdec.reports.sentences import (
     first_line,
     limits_text,
     loads_lines,
+    sure_devices_line,
     traffic_line,
 )
 from magicdec.reports.story import ON_A_PAGE, of_kinds, story_of
@@ -164,7 +165,11 @@ def _under_arrivals(plan: Plan, traffic: Traffic, reference: Record) -> Headline
     device = device_name(plan.hardware)
     rate = format_number(traffic.rate_per_s)
     _, _, full = _answer(reference, None, reference).partition(": ")
-    lines = (arrivals_line(best), acceptance_line(plan.choice))
+    lines = (
+        sure_devices_line(traffic),
+        arrivals_line(best),
+        acceptance_line(plan.choice),
+    )
     return Headline(
         question=f"How many {device} serve {plan.model} at {rate} requests/s, and does a draft "
         "help?",

@@ -862,11 +862,12 @@ def traffic_line(traffic: Traffic) -> str:
     rate = format_number(traffic.rate_per_s)
     spread = f"{_replicas(best)} with {load_name(best)}"
     if not traffic.is_enough:
-        highest = format_number(best.highest_rate_per_s or 0.0)
+        highest = _highest_rate(best)
         verb = "serves" if best.num_gpus == 1 else "serve"
-        return (
-            f"{spread} {verb} up to {highest} of {rate} requests/s: {_needed(traffic)}"
-        )
+        line = f"{spread} {verb} up to {highest} of {rate} requests/s"
+        if best.may_keep:
+            line += ", so perhaps all"
+        return f"{line}: {_needed(traffic)}"
     line = f"Serve {rate} requests/s on {spread}"
     other = traffic.autoregressive
     if not best.is_speculative:
@@ -875,12 +876,41 @@ def traffic_line(traffic: Traffic) -> str:
         return f"{line}{_no_other(traffic)}"
     with_other = f"with {load_name(other)}"
     if other.num_gpus > best.num_gpus:
-        return f"{line}; {with_other} it takes {other.num_gpus}"
+        return f"{line}; {with_other} it takes {_devices_for(other)}"
     if best.highest_rate_per_s is None or other.highest_rate_per_s is None:
         return f"{line}; {with_other} it takes as many"
-    highest = format_number(best.highest_rate_per_s)
-    highest_of_other = format_number(other.highest_rate_per_s)
-    return f"{line}: up to {highest} requests/s, {with_other} {highest_of_other}"
+    highest = _highest_rate(best)
+    return f"{line}: up to {highest} requests/s, {with_other} {_highest_rate(other)}"
+
+
+def _highest_rate(load: TrafficLoad) -> str:
+    """The highest rate that a load's devices keep, with its interval."""
+    highest = format_number(load.highest_rate_per_s or 0.0)
+    if load.highest_rate_low_per_s is None or load.highest_rate_high_per_s is None:
+        return highest
+    low = format_number(load.highest_rate_low_per_s)
+    high = format_number(load.highest_rate_high_per_s)
+    return f"{highest} ({low}–{high})"
+
+
+def _devices_for(load: TrafficLoad) -> str:
+    """The devices that a load takes, and with 90 % at least and at most."""
+    ends = load.num_gpus_low, load.num_gpus_high
+    if None in ends or ends == (load.num_gpus, load.num_gpus):
+        return str(load.num_gpus)
+    return f"{load.num_gpus} ({ends[0]}–{ends[1]})"
+
+
+def sure_devices_line(traffic: Traffic) -> str:
+    """The devices that keep the rate with 95 %, where those of the answer may be too few."""
+    best = traffic.best
+    if not traffic.is_enough or best.highest_rate_low_per_s is None:
+        return ""
+    if best.highest_rate_low_per_s >= traffic.rate_per_s:
+        return "these devices keep the rate with over 95%"
+    if best.num_gpus_high is None:
+        return "no number of these devices keeps the rate with 95%"
+    return f"it takes {best.num_gpus_high} devices to keep the rate with 95%"
 
 
 def _replicas(load: TrafficLoad) -> str:
@@ -900,9 +930,9 @@ def _needed(traffic: Traffic) -> str:
         return "no number of devices was found to serve all"
     loads.sort(key=lambda load: load.num_gpus)
     first, *others = loads
-    line = f"all take {first.num_gpus} with {load_name(first)}"
+    line = f"all take {_devices_for(first)} with {load_name(first)}"
     for other in others:
-        line += f", {other.num_gpus} with {load_name(other)}"
+        line += f", {_devices_for(other)} with {load_name(other)}"
     return line
 
 
@@ -920,9 +950,11 @@ def percentiles_line(load: TrafficLoad) -> str:
     """p50 and p95 of both latencies, and the headroom."""
     if load.ttft is None:
         return "overloaded: the queue grows without bound"
-    parts = [_p50_and_p95("first token", load.ttft)]
+    of_ttft = load.ttft_p95_low_s, load.ttft_p95_high_s
+    parts = [_p50_and_p95("first token", load.ttft, *of_ttft)]
     if load.tpot is not None:
-        parts.append(_p50_and_p95("time per token", load.tpot))
+        of_tpot = load.tpot_p95_low_s, load.tpot_p95_high_s
+        parts.append(_p50_and_p95("time per token", load.tpot, *of_tpot))
     if load.within_limits and load.highest_rate_per_s:
         headroom = load.highest_rate_per_s / load.rate_per_s - 1.0
         parts.append(f"headroom {headroom:.0%}")
@@ -950,7 +982,16 @@ def arrivals_line(load: TrafficLoad) -> str:
     return f"{line}, the simulation keeps {left}: {', '.join(parts)}"
 
 
-def _p50_and_p95(name: str, times: Percentiles) -> str:
+def _p50_and_p95(
+    name: str, times: Percentiles, low_s: float | None, high_s: float | None
+) -> str:
+    """`low_s` and `high_s`: the ends of the 95th percentile's interval; no upper one: the costs may
+    be too large for the devices."""
     median = format_seconds(times.p50)
     p95 = format_seconds(times.p95)
-    return f"{name} p50 {median}, p95 {p95}"
+    text = f"{name} p50 {median}, p95 {p95}"
+    if low_s is None:
+        return text
+    if high_s is None:
+        return f"{text} (from {format_seconds(low_s)})"
+    return f"{text} ({format_seconds(low_s)} to {format_seconds(high_s)})"

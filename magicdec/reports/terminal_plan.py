@@ -22,6 +22,7 @@ from magicdec.reports.sentences import (
     percentiles_line,
     plugin_lines,
     probability_of,
+    sure_devices_line,
     traffic_line,
 )
 from magicdec.reports.story import (
@@ -525,6 +526,9 @@ def _print_traffic(
     console.print(f"[bold]{traffic_line(traffic)}[/bold]")
     rate = format_number(traffic.rate_per_s)
     console.print(percentiles_line(traffic.best))
+    sure = sure_devices_line(traffic)
+    if sure:
+        console.print(sure)
     steady = arrivals_line(traffic.best)
     if steady:
         console.print(steady)

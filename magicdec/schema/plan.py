@@ -571,6 +571,15 @@ class TrafficLoad(msgspec.Struct, frozen=True, kw_only=True):
     cost_per_million_tokens_usd: Number | None = None
     highest_rate_per_s: Number | None = None
     """Rate up to which these devices keep the limits."""
+    highest_rate_low_per_s: Number | None = None
+    """At the 95th percentile of the time per token's distribution: with 95 %, they keep more."""
+    highest_rate_high_per_s: Number | None = None
+    """At its 5th percentile; null beside a lower end: no rate is too much there. Both null: the load
+    takes too many simulations for an interval."""
+    num_gpus_low: Count | None = None
+    num_gpus_high: Count | None = None
+    """The fewest devices of this layout for the requested rate at the 5th and 95th percentile;
+    null beside `highest_rate_low_per_s`: no number of them keeps it."""
     reasons: list[Reason] = []
     """Where it differs from `analytic_rate_per_s`: from the steady answer, each simulation nearer
     to the load. Empty: it differs little.
@@ -585,6 +594,13 @@ class TrafficLoad(msgspec.Struct, frozen=True, kw_only=True):
     def num_gpus(self) -> int:
         """Devices of all replicas."""
         return self.tp_size * self.dp_size * self.pp_size * self.num_replicas
+
+    @property
+    def may_keep(self) -> bool:
+        """Whether the devices keep the requested rate, if perhaps only where costs are lower than
+        predicted."""
+        highest = self.highest_rate_high_per_s
+        return self.within_limits or (highest or 0.0) >= self.rate_per_s
 
     @property
     def layout(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 import magicdec
 from magicdec.api import request_of
+from magicdec.counts import Z_90
 from magicdec.errors import CapacityError, ConfigError
 from magicdec.perfmodel.intervals import step_errors
 from magicdec.perfmodel.rate import capacity
@@ -237,9 +239,34 @@ def test_the_error_of_a_rate_is_that_of_a_steps_time() -> None:
         setup, batch=16, kv_len=length, draft_kv_len=length, gamma=0, tp_size=8
     )
     _, of_time = step_errors(setup, terms, 8)
-    found = capacity.step_error(layout, 16.0)
-    assert found == pytest.approx(float(np.ravel(of_time)[0]), rel=0.01)
+    least, most = capacity.cost_factors(layout, 16.0)
+    found = math.log(most) / Z_90
+    # factors are whole steps of 2 %
+    assert found == pytest.approx(float(np.ravel(of_time)[0]), abs=0.01)
+    assert least == pytest.approx(1.0 / most, rel=0.01)
     assert found > 1.5 * setup.engine.error_for("mi355x-288gb", "llama-3.1-70b")
+
+
+@pytest.mark.parametrize("tpot_ms", [None, 20.0])
+def test_at_larger_costs_fewer_requests_and_more_devices(tpot_ms: float | None) -> None:
+    """Without limits only the clock changes, so the rate falls by the costs' factor; the fewest
+    devices are those whose highest rate reaches the load."""
+    rate = 12.0
+    trial = trial_of(rate=rate, p95_tpot_ms=tpot_ms) if tpot_ms else trial_of(rate=rate)
+    replicas = trial.fewest(64)
+    assert replicas is not None
+    highest = {}
+    for factor in (1.02**-10, 1.0, 1.02**10):
+        highest[factor] = trial.highest_rate(replicas, costs=factor) or 0.0
+        fewest = trial.fewest(64, costs=factor)
+        assert fewest is not None
+        assert trial.keeps(rate, fewest, costs=factor)
+        assert fewest == 1 or not trial.keeps(rate, fewest - 1, costs=factor)
+        assert (fewest <= replicas) == (highest[factor] >= rate)
+    assert list(highest.values()) == sorted(highest.values(), reverse=True)
+    if tpot_ms is None:
+        for factor, found in highest.items():
+            assert found * factor == pytest.approx(highest[1.0], rel=0.025)
 
 
 @settings(max_examples=5, deadline=None)

@@ -9,7 +9,12 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from magicdec.reports.sentences import load_name, percentiles_line, traffic_line
+from magicdec.reports.sentences import (
+    load_name,
+    percentiles_line,
+    sure_devices_line,
+    traffic_line,
+)
 from magicdec.schema.plan import Percentiles, Traffic, TrafficLoad
 from magicdec.units import format_number
 
@@ -22,14 +27,25 @@ def loads(draw: st.DrawFn, rate: float, *, drafted: bool) -> TrafficLoad:
     is_kept = draw(st.booleans())
     highest = rate * draw(st.floats(1.05, 3.0) if is_kept else st.floats(0.1, 0.9))
     times = TIMES if is_kept else None
+    replicas = draw(st.integers(1, 40))
+    tp_size = draw(st.sampled_from((1, 2, 4, 8)))
+    ends: dict[str, Any] = {}
+    if draw(st.booleans()):
+        ends["highest_rate_low_per_s"] = highest * draw(st.floats(0.5, 1.0))
+        ends["highest_rate_high_per_s"] = highest * draw(st.floats(1.0, 2.0))
+        fewer = draw(st.integers(0, replicas - 1))
+        ends["num_gpus_low"] = tp_size * (replicas - fewer)
+        if draw(st.booleans()):
+            more = draw(st.integers(0, 9))
+            ends["num_gpus_high"] = tp_size * (replicas + more)
     return TrafficLoad(
         draft="eagle3" if drafted else "none",
         draft_method="eagle3" if drafted else "none",
         draft_budget=None,
         gamma=3 if drafted else 0,
         policy="gamma 3" if drafted else "off",
-        tp_size=draw(st.sampled_from((1, 2, 4, 8))),
-        num_replicas=draw(st.integers(1, 40)),
+        tp_size=tp_size,
+        num_replicas=replicas,
         rate_per_s=rate,
         overloaded=not is_kept,
         within_limits=is_kept,
@@ -44,6 +60,7 @@ def loads(draw: st.DrawFn, rate: float, *, drafted: bool) -> TrafficLoad:
         kv_share=0.1,
         analytic_rate_per_s=rate,
         highest_rate_per_s=highest,
+        **ends,
     )
 
 
@@ -81,9 +98,20 @@ def named(traffic: Traffic) -> set[str]:
     numbers = {format_number(traffic.rate_per_s)}
     for load in (traffic.best, traffic.autoregressive, traffic.speculative):
         if load is not None:
-            fields: tuple[Any, ...] = (load.num_gpus, load.num_replicas, load.tp_size)
+            fields: tuple[Any, ...] = (
+                load.num_gpus,
+                load.num_gpus_low,
+                load.num_gpus_high,
+                load.num_replicas,
+                load.tp_size,
+            )
             numbers |= set(map(str, fields))
-            numbers.add(format_number(load.highest_rate_per_s or 0.0))
+            for rate in (
+                load.highest_rate_per_s,
+                load.highest_rate_low_per_s,
+                load.highest_rate_high_per_s,
+            ):
+                numbers.add(format_number(rate or 0.0))
             numbers |= set(re.findall(r"\d+", load_name(load)))
     return numbers
 
@@ -107,11 +135,31 @@ def test_the_line_on_a_rate_names_the_fields_of_its_document(traffic: Traffic) -
     if not traffic.best.within_limits:
         for load in others:  # what all of it takes is said of each that is known
             if load is not None:
-                assert f"{load.num_gpus} with {load_name(load)}" in line
+                assert re.search(
+                    rf"\b{load.num_gpus}( \([\d–]*\))? with {re.escape(load_name(load))}",
+                    line,
+                ), line
+        best = traffic.best
+        assert ("perhaps all" in line) == (
+            (best.highest_rate_high_per_s or 0.0) >= traffic.rate_per_s
+        )
     if "it takes" in line:
         other = others[0] if traffic.best.is_speculative else others[1]
         assert other is not None
         assert other.num_gpus >= traffic.best.num_gpus
+
+
+@settings(max_examples=100, deadline=None)
+@given(documents())
+def test_what_keeps_a_rate_for_sure_is_said_of_what_keeps_it(traffic: Traffic) -> None:
+    line = sure_devices_line(traffic)
+    best = traffic.best
+    is_known = best.within_limits and best.highest_rate_low_per_s is not None
+    assert bool(line) == is_known
+    if "over 95%" in line:
+        assert (best.highest_rate_low_per_s or 0.0) >= traffic.rate_per_s
+    if "it takes" in line:
+        assert f" {best.num_gpus_high} devices" in line
 
 
 @settings(max_examples=100, deadline=None)

@@ -5,9 +5,10 @@ fewer and more replicas, and the simulation decides (trials.py). A draft is run 
 of gammas by batch, or by one gamma where following a table costs its engine more than it gains
 (one_gamma.py); its other policies are simulated at the requested rate where it is best.
 
-The interval of a percentile is of repeats with other seeds, and of all costs being larger or
-smaller by the error of a step's time: costs that are f times as large are arrivals f times as fast,
-in time that runs f times as slowly.
+The chosen layout, and that without a draft, are simulated again where all costs are at the 5th and
+the 95th percentile of the time per token's distribution: the intervals of the rate that their
+devices keep and of the devices that the load takes are between the two; those of latencies' 95th
+percentiles add repeats with other seeds.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from joblib.parallel import get_active_backend
 
 from magicdec.counts import Z_90, Array
 from magicdec.errors import CapacityError, ConfigError, unknown_choice
-from magicdec.perfmodel.intervals import step_errors
+from magicdec.perfmodel.intervals import interval, step_errors, tokens_error
 from magicdec.perfmodel.plan.choice import ArrivalsObjective, arrivals_objective
 from magicdec.perfmodel.plan.drafts import draft_options
 from magicdec.perfmodel.plan.notes import LEAST_LOSS, hits_lost, keeping_last_unit
 from magicdec.perfmodel.plan.request import Case, PlanRequest
 from magicdec.perfmodel.rate.layouts import POLICIES, ServedLayout, served_layouts
-from magicdec.perfmodel.rate.load import MAX_SCHEDULED, WINDOWS, Load
+from magicdec.perfmodel.rate.load import LIMITS, MAX_SCHEDULED, WINDOWS, Load
 from magicdec.perfmodel.rate.simulate import Outcome
-from magicdec.perfmodel.rate.trials import Trial
+from magicdec.perfmodel.rate.trials import RATIO, Trial
 from magicdec.perfmodel.setup import Points
 from magicdec.perfmodel.speedup import predict
 from magicdec.progress import Progress, Stages, Step
@@ -194,13 +195,7 @@ def simulated(
     )
     if not is_drafted:
         request = msgspec.structs.replace(request, draft="none", draft_method=None)
-    request = msgspec.structs.replace(
-        request,
-        ttft_p95_s=None,
-        tpot_p95_s=None,
-        ttft_limit_s=None,
-        tpot_limit_s=None,
-    )
+    request = msgspec.structs.replace(request, **dict.fromkeys(LIMITS))
     load = dataclasses.replace(Load.of(request, model), samples=False)
     layouts = served_layouts(load, model, widest=True)
     able = [layout for layout in layouts if (layout.option is not None) == is_drafted]
@@ -317,26 +312,62 @@ def _too_much(best: Kept) -> CapacityError:
 
 
 def _full_point(answer: Kept) -> TrafficLoad:
-    """The requested rate, with intervals and the highest rate that the same devices keep."""
-    rate = answer.trial.load.rate
-    point = _point(answer.trial, answer.replicas, rate)
-    outcome = answer.trial.at(rate, answer.replicas)
+    """The requested rate, the highest rate that the same devices keep, and intervals."""
+    trial = answer.trial
+    rate = trial.load.rate
+    point = _point(trial, answer.replicas, rate)
+    outcome = trial.at(rate, answer.replicas)
+    least, most = cost_factors(answer.layout, point.mean_batch)
     ttft = Band()
     tpot = Band()
     if not outcome.is_overloaded:
-        repeats = _Repeats.of(answer.trial, answer.replicas, rate)
+        repeats = _Repeats.of(trial, answer.replicas, rate, least, most)
         ttft = repeats.band(lambda outcome: outcome.ttft_s)
         tpot = repeats.band(lambda outcome: outcome.tpot_s)
-    highest = answer.trial.highest_rate(answer.replicas)
+    highest = trial.highest_rate(answer.replicas)
+    cheap = _at_costs(answer, least, highest)
+    dear = _at_costs(answer, most, highest)
     return msgspec.structs.replace(
         point,
         highest_rate_per_s=highest,
+        highest_rate_low_per_s=dear.rate,
+        highest_rate_high_per_s=cheap.rate,
+        num_gpus_low=cheap.num_gpus,
+        num_gpus_high=dear.num_gpus,
         reasons=_reasons(answer, point.analytic_rate_per_s, highest),
         ttft_p95_low_s=ttft.low,
         ttft_p95_high_s=ttft.high,
         tpot_p95_low_s=tpot.low,
         tpot_p95_high_s=tpot.high,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _AtCosts:
+    """What a layout keeps at other costs than the predicted ones; not known where the load alone took
+    half of the simulations that a question may take."""
+
+    rate: float | None = None
+    """The highest rate of the answer's replicas; None: no rate is too much."""
+    num_gpus: int | None = None
+    """The fewest devices for the load; None: no number of them keeps it."""
+
+
+def _at_costs(answer: Kept, factor: float, highest: float | None) -> _AtCosts:
+    """`highest`: the highest rate at the predicted costs."""
+    trial = answer.trial
+    load = trial.load
+    if load.work.left < load.work.most / 2:
+        return _AtCosts()
+    near = None if highest is None else highest / factor
+    rate = trial.highest_rate(answer.replicas, costs=factor, near=near)
+    if rate is None:
+        return _AtCosts(num_gpus=answer.num_gpus)
+    share = max(load.rate / max(rate, 1e-9), 1.0 / answer.replicas)
+    near = answer.replicas * share
+    replicas = trial.fewest(MOST_DEVICES, costs=factor, near=near)
+    num_gpus = None if replicas is None else replicas * answer.layout.row.num_gpus
+    return _AtCosts(rate=rate, num_gpus=num_gpus)
 
 
 def _reasons(answer: Kept, steady: float, highest: float | None) -> list[Reason]:
@@ -442,8 +473,12 @@ def _mean(timelines: list[list[tuple[float, int, int, int]]], column: int) -> fl
     return 0.0
 
 
-def step_error(layout: ServedLayout, batch: float) -> float:
-    """Relative standard deviation of a step's time, at a mean batch of a replica."""
+def cost_factors(layout: ServedLayout, batch: float) -> tuple[float, float]:
+    """All costs over the predicted ones at the 5th and 95th percentile of the time per token, at a
+    mean batch of a replica, to the nearest step of searched rates.
+
+    The error of acceptance is of decoding's part of the time, that of costs of all of it.
+    """
     setup = layout.case.setup(layout.option)
     acceptance = None
     gamma = 0
@@ -458,8 +493,19 @@ def step_error(layout: ServedLayout, batch: float) -> float:
         gamma=gamma,
     )
     prediction = predict(setup, acceptance, points)
-    _, of_time = step_errors(setup, prediction.terms, layout.row.tp_size)
-    return float(np.ravel(of_time)[0])
+    ends = interval(prediction, tokens_error(prediction, acceptance))
+    _, of_steps = step_errors(setup, prediction.terms, layout.row.tp_size)
+    width = math.exp(Z_90 * float(np.ravel(of_steps)[0]))
+    prompts = 0.0
+    if layout.row.requests is not None:
+        prompts = layout.row.requests.prefill_share
+
+    def factor(of_token_s: Array, of_prompt: float) -> float:
+        of_token = float(np.ravel(of_token_s / prediction.tpot_s)[0])
+        whole = prompts * of_prompt + (1.0 - prompts) * of_token
+        return float(RATIO ** round(math.log(whole) / math.log(RATIO)))
+
+    return factor(ends.tpot_low_s, 1.0 / width), factor(ends.tpot_high_s, width)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -467,23 +513,22 @@ class _Repeats:
     """One load simulated with other seeds, and with larger and smaller costs."""
 
     seeds: list[Outcome]
-    slow: Outcome
-    fast: Outcome
-    factor: float
-    """Ratio of the costs in `slow` to the predicted ones, and of the predicted ones to those in
-    `fast`.
-    """
+    cheap: Outcome
+    dear: Outcome
+    least: float
+    """Costs in `cheap` over the predicted ones."""
+    most: float
 
     @classmethod
-    def of(cls, trial: Trial, replicas: int, rate: float) -> _Repeats:
-        seeds = [trial.at(rate, replicas, seed=seed) for seed in range(SEEDS)]
-        batch = _mean([replica.timeline for replica in seeds[0].replicas], 1)
-        factor = math.exp(Z_90 * step_error(trial.layout, batch))
+    def of(
+        cls, trial: Trial, replicas: int, rate: float, least: float, most: float
+    ) -> _Repeats:
         return cls(
-            seeds=seeds,
-            slow=trial.at(rate * factor, replicas),
-            fast=trial.at(rate / factor, replicas),
-            factor=factor,
+            seeds=[trial.at(rate, replicas, seed=seed) for seed in range(SEEDS)],
+            cheap=trial.at(rate * least, replicas),
+            dear=trial.at(rate * most, replicas),
+            least=least,
+            most=most,
         )
 
     def band(self, read: Callable[[Outcome], Array]) -> Band:
@@ -495,11 +540,11 @@ class _Repeats:
         values = [_p95(read(outcome)) for outcome in self.seeds]
         p95 = values[0]
         noise = Z_90 * float(np.std(values, ddof=1)) / p95
-        faster = _p95(read(self.fast)) / self.factor
+        faster = _p95(read(self.cheap)) * self.least
         low = max(p95 - p95 * math.hypot(1.0 - faster / p95, noise), 0.0)
-        if self.slow.is_overloaded:
+        if self.dear.is_overloaded:
             return Band(low=low)
-        slower = _p95(read(self.slow)) * self.factor
+        slower = _p95(read(self.dear)) * self.most
         return Band(low=low, high=p95 + p95 * math.hypot(slower / p95 - 1.0, noise))
 
 

@@ -13,6 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import cast
 
+import msgspec
 import numpy as np
 
 from magicdec.counts import Array
@@ -32,6 +33,7 @@ from magicdec.perfmodel.rate.requests import (
 from magicdec.perfmodel.rate.simulate import Outcome
 from magicdec.specs import ModelSpec, RequestShape, WorkloadSpec
 
+LIMITS = ("ttft_limit_s", "tpot_limit_s", "ttft_p95_s", "tpot_p95_s")
 MIN_REQUESTS = 500
 MAX_REQUESTS = 3000
 SPAN_S = 400.0
@@ -213,6 +215,16 @@ class Load:
             seed=seed,
         )
         return dataclasses.replace(trace, arrival_s=arrivals.arrival_s)
+
+    def with_limits_over(self, factor: float) -> Load:
+        """The load with limits that are so many times as short."""
+        shorter: dict[str, float] = {}
+        for name in LIMITS:
+            limit = getattr(self.request, name)
+            if limit is not None:
+                shorter[name] = limit / factor
+        request = msgspec.structs.replace(self.request, **shorter)
+        return dataclasses.replace(self, request=request)
 
     def kept_by(self, outcome: Outcome) -> bool:
         """Whether an outcome keeps the limits; under a schedule, in each of its WINDOWS."""

@@ -1,6 +1,9 @@
 """Layouts tried by simulation: the fewest replicas that keep a load's limits, and the highest rate
 that a number of them keeps.
 
+`costs` are all costs over the predicted ones. Costs twice as large are arrivals twice as fast and
+limits half as long, in time that runs half as fast, so simulations stay at the predicted ones.
+
 Both searches start at the analytic answer and are bounded by it: a load of BEYOND times what
 Little's law gives is taken as too much without a simulation. The highest rate of a schedule is
 looked for in its busiest part first, a fraction of the work, and from there in all of it.
@@ -73,8 +76,9 @@ class Trial:
             work=load.work,
         )
 
-    def keeps(self, rate: float, replicas: int) -> bool:
-        return self.load.kept_by(self.at(rate, replicas))
+    def keeps(self, rate: float, replicas: int, *, costs: float = 1.0) -> bool:
+        outcome = self.at(rate * costs, replicas)
+        return self.load.with_limits_over(costs).kept_by(outcome)
 
     def most_replicas(self, most_devices: int) -> int:
         """Replicas on so many devices, as far as one simulation can hold them: with bursts no
@@ -89,37 +93,46 @@ class Trial:
             most //= 2
         return most
 
-    def fewest(self, most_devices: int) -> int | None:
-        """The fewest replicas that keep the limits. None: the devices are too few."""
+    def fewest(
+        self, most_devices: int, *, costs: float = 1.0, near: float | None = None
+    ) -> int | None:
+        """The fewest replicas that keep the limits, looked for near a number of them, by default the
+        analytic one. None: the devices are too few."""
         most = self.most_replicas(most_devices)
-        needed = self.load.peak / max(self.layout.rate, 1e-9)
+        needed = near or self.load.peak / max(self.layout.rate, 1e-9)
         if most < 1 or needed > BEYOND * most:
             return None
 
         def keeps(replicas: int) -> bool:
-            return self.keeps(self.load.rate, replicas)
+            return self.keeps(self.load.rate, replicas, costs=costs)
 
         return least(keeps, start=min(math.ceil(needed), most), low=1, high=most)
 
-    def highest_rate(self, replicas: int) -> float | None:
-        """Highest rate (within 2 %) at which `replicas` replicas meet the limits. Never below the
-        requested rate if they meet it there; 0.0: none; None: the requests are too few to exceed
-        the limits at any rate.
+    def highest_rate(
+        self, replicas: int, *, costs: float = 1.0, near: float | None = None
+    ) -> float | None:
+        """Highest rate (within 2 %) at which `replicas` replicas meet the limits, looked for near a
+        rate, by default the analytic one. Never below the requested rate if they meet it there; 0.0:
+        none; None: the requests are too few to exceed the limits at any rate.
         """
         rate = self.load.rate
-        analytic = max(self.layout.rate * replicas, 1e-9)
+        analytic = max(self.layout.rate * replicas / costs, 1e-9)
         guess = _steps(analytic / self.load.peak)
-        if self.keeps(rate, replicas):
+        if near:
+            guess = _steps(near / rate) + 1
+        if self.keeps(rate, replicas, costs=costs):
             low = 1
             high = max(_steps(BEYOND * analytic / rate), _steps(BEYOND))
         else:
             low = min(_steps(LOWEST * analytic / rate), _steps(LOWEST))
             high = 0
         start = min(max(guess, low), high)
-        breaking = self._breaking_the_busiest(replicas, start=start, low=low, high=high)
+        breaking = self._breaking_the_busiest(
+            replicas, costs=costs, start=start, low=low, high=high
+        )
 
         def fails(step: int) -> bool:
-            return not self.keeps(rate * RATIO**step, replicas)
+            return not self.keeps(rate * RATIO**step, replicas, costs=costs)
 
         failing = least(
             fails, start=start if breaking is None else breaking, low=low, high=high
@@ -134,6 +147,7 @@ class Trial:
         self,
         replicas: int,
         *,
+        costs: float,
         start: int,
         low: int,
         high: int,
@@ -145,14 +159,15 @@ class Trial:
         if busiest is None:
             return None
 
+        asked = busiest.with_limits_over(costs)
+
         def fails(step: int) -> bool:
+            rate = busiest.rate * RATIO**step * costs
             try:
-                outcome = self._simulated(
-                    busiest, busiest.rate * RATIO**step, replicas, 0
-                )
+                outcome = self._simulated(busiest, rate, replicas, 0)
             except ConfigError:  # chance draws no request there
                 return False
-            return not busiest.kept_by(outcome)
+            return not asked.kept_by(outcome)
 
         return least(fails, start=start, low=low, high=high)
 
