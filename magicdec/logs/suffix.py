@@ -100,7 +100,7 @@ class SuffixReplay:
 
     def _prepare_local(self, text_len: int) -> None:
         num_nodes = 2 * text_len + 2 * self.settings.max_depth + 16
-        if num_nodes > len(self._local.counts):
+        if num_nodes > len(self._local.nodes):
             self._local = new_tree(2 * num_nodes, self.settings.max_depth)
         clear(self._local, bucket_size(num_nodes))
 
