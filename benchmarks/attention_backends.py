@@ -1,6 +1,7 @@
 """Every attention kernel that runs here against fp64 on ragged inputs; on a GPU also its time, over what memory allows.
 
     python -m benchmarks.attention_backends [--batch 32] [--context 16384] [--seconds 120]
+    python -m benchmarks.attention_backends --rows       only what the headline rows run: bf16, their heads, Triton
 
 The last line of stdout is one JSON object: `max_error` by kernel and dtype, of outputs and of probabilities; on a GPU
 `times`, one row per kernel, query tokens and number of splits. On a CPU, Triton's kernels are interpreted: their errors
@@ -17,7 +18,8 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -45,6 +47,15 @@ DTYPES = {
     "float16": torch.float16,
 }
 WARM_UP, ROUNDS = 3, 10
+
+
+def row_cases(slots: int) -> tuple[Case, ...]:
+    """The heads of the headline rows: decoding, verification at gamma 2 to 4, and a draft's thinned cache."""
+    plain = Case(
+        heads=HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM, tokens=1, slots=slots
+    )
+    longer = [replace(plain, tokens=tokens) for tokens in (3, 4, 5)]
+    return (plain, *longer, replace(plain, slots=slots // 5, hole_stop=slots // 10))
 
 
 def backends(device: str) -> dict[str, Backend]:
@@ -90,15 +101,18 @@ def in_triton(
     )
 
 
-def max_errors(backend: Backend, device: str) -> dict[str, dict[str, float | None]]:
+def max_errors(
+    backend: Backend, device: str, cases: Sequence[Case], dtypes: Sequence[str]
+) -> dict[str, dict[str, float | None]]:
     """Largest absolute error over the cases, by dtype; None where the kernel does not offer it."""
     errors: dict[str, dict[str, float | None]] = {}
-    for name, dtype in DTYPES.items():
+    for name in dtypes:
+        dtype = DTYPES[name]
         errors[name] = {}
         for kind, probabilities in (("output", False), ("probabilities", True)):
             try:
                 errors[name][kind] = max(
-                    error(backend, case, dtype, device, probabilities) for case in CASES
+                    error(backend, case, dtype, device, probabilities) for case in cases
                 )
             except NotImplementedError:
                 errors[name][kind] = None
@@ -171,20 +185,26 @@ class Attempts:
 
 
 def timings(
-    batch: int, context: int, limit_s: float, attempts: Attempts
+    batch: int,
+    context: int,
+    limit_s: float,
+    attempts: Attempts,
+    *,
+    rows_only: bool = False,
 ) -> list[dict[str, Any]]:
     """Each kernel with 1 to 8 query tokens; Triton's with other numbers of splits and with probabilities too."""
     end_s = time.perf_counter() + limit_s
     rows: list[dict[str, Any]] = []
     calls: dict[str, Callable[[Inputs], Callable[[], Any]]] = {
         "triton": lambda inputs: partial(in_triton, inputs, False),
-        "triton, probabilities": lambda inputs: partial(in_triton, inputs, True),
     }
-    for splits in (1, 2, 4, 8, 16):
-        calls[f"triton, {splits} splits"] = lambda inputs, splits=splits: partial(
-            in_triton, inputs, False, splits
-        )
-    calls["reference"] = lambda inputs: partial(reference, inputs, False)
+    if not rows_only:
+        calls["triton, probabilities"] = lambda inputs: partial(in_triton, inputs, True)
+        for splits in (1, 2, 4, 8, 16):
+            calls[f"triton, {splits} splits"] = lambda inputs, splits=splits: partial(
+                in_triton, inputs, False, splits
+            )
+        calls["reference"] = lambda inputs: partial(reference, inputs, False)
     for name, prepare in calls.items():
         for tokens in range(1, 9):
             if time.perf_counter() > end_s:
@@ -219,12 +239,26 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, default=120, help="for the timings on a GPU"
     )
+    parser.add_argument(
+        "--rows", action="store_true", help="only what the headline rows run"
+    )
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     attempts = Attempts()
+    cases: Sequence[Case] = CASES
+    dtypes = tuple(DTYPES)
+    kernels = backends(device)
+    if options.rows:
+        cases = row_cases(3000 if device == "cuda" else 100)  # interpreted on a CPU
+        dtypes = ("bfloat16",)
+        kernels = {
+            name: kernel for name, kernel in kernels.items() if name != "reference"
+        }
     errors = {
-        name: attempts.make(name, partial(max_errors, backend, device))
-        for name, backend in backends(device).items()
+        name: attempts.make(
+            name, partial(max_errors, kernel, device, cases=cases, dtypes=dtypes)
+        )
+        for name, kernel in kernels.items()
     }
     result: dict[str, Any] = {
         "benchmark": "attention_backends",
@@ -237,7 +271,11 @@ def main() -> None:
     if device == "cuda":
         result |= {"batch_size": options.batch, "context_len": options.context}
         result["times"] = timings(
-            options.batch, options.context, options.seconds, attempts
+            options.batch,
+            options.context,
+            options.seconds,
+            attempts,
+            rows_only=options.rows,
         )
     print(json.dumps(result | {"failed": attempts.failed}))
     sys.exit(1 if attempts.failed else 0)

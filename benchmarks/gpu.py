@@ -36,6 +36,7 @@ sys.path.insert(
 
 PARTS = (
     "calibrate",
+    "headline",
     "llama-3.1-8b",
     "llama-2-7b-32k",
     "embedded",

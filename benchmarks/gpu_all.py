@@ -2,7 +2,8 @@
 
 Each stage is a process of its own, killed with its children when its time is over; what it has written stays, and the
 next one starts. A stage that is done is not done again: the state of all is in state.json. Those that failed are tried
-again after the others. Needs nothing but Python itself, so that what is missing shows as a failed stage.
+again after the others, those of the headline in their place. Needs nothing but Python itself, so that what is missing
+shows as a failed stage.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import importlib.util
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -21,12 +23,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-REPORT_S = 100.0
-"""Kept of a call's time for the table and the report, which it ends with in any case."""
+REPORT_S = 20.0
+"""Kept of a call's time for the table, which it ends with in any case; on a CPU five times that."""
 LEAST_S = 45.0
 """With less time left no stage is started: models have to be loaded."""
-STOP_S = 30.0
+STOP_S = 15.0
 """So long before its limit a part that can go on later stops by itself, at the latest."""
+LARGEST_FILE_BYTES = 2 * 2**30
+"""A stage that writes a larger file than this fails, before the disk is full for all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +41,8 @@ class Stage:
     measures: str
     command: tuple[str, ...]
     limit_s: float
+    planned_s: float | None = None
+    """Seconds that it should take on a GPU, less than two thirds of its limit. None: no headline waits for it."""
     stops_itself: bool = False
     """Whether it takes `--minutes`, and can say that it is unfinished."""
     python: str = sys.executable
@@ -95,7 +101,8 @@ def vllm_stages(
 
 
 def stages(output: Path, arguments: Sequence[str]) -> list[Stage]:
-    """Together 38 minutes at most, those of vLLM 10 more, the report apart; a trial on a CPU may take longer."""
+    """The headline first: its stages may take half as long again as planned, and its records are there after 280
+    seconds. All together 40 minutes at most, those of vLLM 10 more; a trial on a CPU may take longer."""
     is_trial = "--tiny" in arguments or "cpu" in arguments
     gpu = ("benchmarks/gpu.py", "--output", str(output), *arguments)
     gpu_tests = (
@@ -117,10 +124,26 @@ def stages(output: Path, arguments: Sequence[str]) -> list[Stage]:
     )
     return [
         Stage(
-            name="attention",
-            measures="errors of the attention kernels, and their bytes per second with 1 to 8 query tokens",
-            command=("-m", "benchmarks.attention_backends", "--seconds", "90"),
-            limit_s=180,
+            name="kernels",
+            measures="errors and times of attention at the headline's shapes",
+            command=("-m", "benchmarks.attention_backends", "--rows", "--batch", "25", "--seconds", "8"),
+            planned_s=18,
+            limit_s=30,
+        ),
+        Stage(
+            name="calibrate",
+            measures="copy bandwidth, products, kernels and single engine steps: the profile that predicts",
+            command=(*gpu, "--part", "calibrate"),
+            planned_s=60,
+            limit_s=100,
+        ),
+        Stage(
+            name="headline",
+            measures="autoregressive decoding and gamma 2 to 4 at the largest batches that fit, predicted first",
+            command=(*gpu, "--part", "headline"),
+            planned_s=95,
+            limit_s=150,
+            stops_itself=True,
         ),
         Stage(
             name="tests",
@@ -129,15 +152,14 @@ def stages(output: Path, arguments: Sequence[str]) -> list[Stage]:
             limit_s=300,
         ),
         Stage(
-            name="calibrate",
-            measures="copy bandwidth, products, kernels and single engine steps: the profile that predicts",
-            command=(*gpu, "--part", "calibrate"),
-            limit_s=300,
-            stops_itself=True,
+            name="attention",
+            measures="attention kernels in every dtype against fp64, and their bytes per second by number of splits",
+            command=("-m", "benchmarks.attention_backends", "--seconds", "90"),
+            limit_s=150,
         ),
         Stage(
             name="llama-3.1-8b",
-            measures="its rows of the table, then a grid of budgets, gammas, batches and contexts, predicted first",
+            measures="a grid of budgets, gammas, batches and contexts, predicted first",
             command=(*gpu, "--part", "llama-3.1-8b"),
             limit_s=540,
             stops_itself=True,
@@ -159,7 +181,7 @@ def stages(output: Path, arguments: Sequence[str]) -> list[Stage]:
         ),
         Stage(
             name="llama-2-7b-32k",
-            measures="the same as the first model, without grouped queries: four times the KV cache",
+            measures="headline and grid without grouped queries: four times the KV cache",
             command=(*gpu, "--part", "llama-2-7b-32k"),
             limit_s=420,
             stops_itself=True,
@@ -176,22 +198,26 @@ def run_all(output: Path, arguments: Sequence[str], *, budget_s: float) -> int:
         signal.SIGTERM, lambda *_: sys.exit(1)
     )  # what is running ends with this process
     is_gpu = any(argument.startswith("cuda") for argument in arguments)
+    report_s = REPORT_S if is_gpu else 5 * REPORT_S
     state = output / "state.json"
     known = json.loads(state.read_text()) if state.exists() else {}
     planned = stages(output, arguments)
     outcomes = {stage.name: Outcome(**known.get(stage.name, {})) for stage in planned}
-    for stage in sorted(
-        planned, key=lambda stage: outcomes[stage.name].state == "failed"
-    ):
-        left_s = end_s - REPORT_S - time.monotonic()
+
+    def comes_last(stage: Stage) -> bool:
+        return stage.planned_s is None and outcomes[stage.name].state == "failed"
+
+    for stage in sorted(planned, key=comes_last):
+        left_s = end_s - report_s - time.monotonic()
         outcome = outcomes[stage.name]
-        if outcome.state == "done" or left_s < LEAST_S:
+        least_s = min(LEAST_S, stage.planned_s or LEAST_S)
+        if outcome.state == "done" or left_s < least_s:
             continue
         limit_s = stage.limit_s * (1 if is_gpu else 2)
         outcomes[stage.name] = _run_stage(stage, outcome, output, min(limit_s, left_s))
         _write(state, {name: asdict(each) for name, each in outcomes.items()})
-    report_s = max(REPORT_S, end_s - time.monotonic())
-    return _sum_up(planned, outcomes, output, arguments, limit_s=report_s / 2)
+    end_s = max(end_s, time.monotonic() + report_s)
+    return _sum_up(planned, outcomes, output, arguments, end_s=end_s)
 
 
 def _run_stage(stage: Stage, before: Outcome, output: Path, limit_s: float) -> Outcome:
@@ -200,11 +226,18 @@ def _run_stage(stage: Stage, before: Outcome, output: Path, limit_s: float) -> O
         command += ["--minutes", f"{max(0.5 * limit_s, limit_s - STOP_S) / 60:.3f}"]
     say(f"{stage.name}, {limit_s / 60:.1f} minutes at most: {stage.measures}")
     started_s = time.monotonic()
-    status = run_bounded(
-        command, output / f"{stage.name}.log", limit_s, python=stage.python
-    )
+    log = output / f"{stage.name}.log"
+    try:
+        status = run_bounded(command, log, limit_s, python=stage.python)
+        text = log.read_text(errors="replace")
+    except OSError as error:  # a full disk, say
+        say(f"{stage.name}: {error}")
+        return Outcome(
+            state="failed",
+            elapsed_s=before.elapsed_s + time.monotonic() - started_s,
+            why=str(error),
+        )
     elapsed_s = time.monotonic() - started_s
-    text = (output / f"{stage.name}.log").read_text(errors="replace")
     result = last_json(text)
     if result is not None:
         _write(output / f"{stage.name}.json", result)
@@ -245,6 +278,9 @@ def run_bounded(
             cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
         )  # fmt: skip
         try:
+            largest = (LARGEST_FILE_BYTES, LARGEST_FILE_BYTES)
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                resource.prlimit(process.pid, resource.RLIMIT_FSIZE, largest)
             return process.wait(limit_s)
         except subprocess.TimeoutExpired:
             return None
@@ -260,30 +296,36 @@ def _sum_up(
     output: Path,
     arguments: Sequence[str],
     *,
-    limit_s: float,
+    end_s: float,
 ) -> int:
-    """The table of wanted and reached, the report, and one JSON line last."""
+    """The table of wanted and reached, where time is left the report, and one JSON line last."""
     log, table, printed = (
         output / "report.log",
         output / "table.md",
-        ["No table: nothing was calibrated yet."],
+        ["No table: nothing was measured yet."],
     )
     gpu = ["benchmarks/gpu.py", "--output", str(output), *arguments, "--part", "report"]
     rows: list[dict[str, str]] = []
     problems = []
-    if run_bounded(gpu, log, limit_s) == 0:
+
+    def run(command: Sequence[str]) -> bool:
+        try:
+            return run_bounded(command, log, end_s - time.monotonic()) == 0
+        except OSError as error:
+            problems.append(str(error))
+            return False
+
+    if run(gpu):
         rows = (last_json(log.read_text()) or {}).get("rows", [])
         printed = table.read_text().splitlines() or printed
     else:
-        problems.append(f"no table: {_last_line(log.read_text())}")
+        problems.append(f"no table: {_log_ending(log)}")
     records = output / "records.jsonl"
-    if records.exists():
+    has_time = end_s - time.monotonic() > REPORT_S / 4
+    if records.exists() and has_time:
         command = ["-m", "magicdec", "report", str(records)]
-        if (
-            run_bounded([*command, "-o", str(output / "report.html")], log, limit_s)
-            != 0
-        ):
-            problems.append(f"no report: {_last_line(log.read_text())}")
+        if not run([*command, "-o", str(output / "report.html")]):
+            problems.append(f"no report: {_log_ending(log)}")
     lines = ["# Stages", "", "| stage | state | seconds | |", "|---|---|---|---|"]
     for stage in planned:
         outcome = outcomes[stage.name]
@@ -291,7 +333,7 @@ def _sum_up(
             f"| {stage.name} | {outcome.state} | {outcome.elapsed_s:.0f} | {outcome.why} |"
         )
     lines += ["", "# Wanted and reached", "", *printed, *problems]
-    (output / "summary.md").write_text("\n".join(lines) + "\n")
+    _write_text(output / "summary.md", "\n".join(lines) + "\n")
     print("\n".join(lines), flush=True)
     states = {name: outcome.state for name, outcome in outcomes.items()}
     print(
@@ -325,11 +367,22 @@ def _last_line(text: str) -> str:
     return re.sub(r"[|\s]+", " ", lines[-1])[:200] if lines else "no output"
 
 
+def _log_ending(log: Path) -> str:
+    return _last_line(log.read_text(errors="replace")) if log.exists() else "no log"
+
+
 def _write(path: Path, document: dict) -> None:
-    """Whole or not at all."""
+    _write_text(path, json.dumps(document, indent=1) + "\n")
+
+
+def _write_text(path: Path, text: str) -> None:
+    """Whole or not at all: what cannot be written is said, and the next stage starts nevertheless."""
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(document, indent=1) + "\n")
-    temporary.replace(path)
+    try:
+        temporary.write_text(text)
+        temporary.replace(path)
+    except OSError as error:
+        say(f"{path.name} is not written: {error}")
 
 
 def say(message: str) -> None:

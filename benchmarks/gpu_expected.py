@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from gpu_shapes import FULL, Item, model_items
+from gpu_shapes import FULL, Item, Maker, grid_items, headline_items
 from gpu_table import model_rows
 
 from magicdec.calibrate.local_profile import LocalProfile
@@ -73,10 +73,11 @@ def write_expected(name: str, models: tuple[str, ...]) -> None:
     for model in models:
         spec = load_model_spec(model)
         free = FREE_SHARE * hardware.memory_bytes - 2.0 * spec.num_parameters
-        items = model_items(
-            FULL, name=model, model_argument=model, spec=spec, device="cuda", dtype=DTYPE, free_bytes=free,
-            profile=profile, cuda_graphs=True,
+        maker = Maker(
+            shapes=FULL, model_argument=model, spec=spec, device="cuda", dtype=DTYPE, free_bytes=free,
+            cuda_graphs=True,
         )  # fmt: skip
+        items = headline_items(maker) + grid_items(maker)
         found = [record for item in items for record in _predicted(item, profile)]
         records += found
         with tempfile.TemporaryDirectory() as directory:
@@ -115,7 +116,7 @@ def _case(record: Record) -> str:
 
 
 def _told(record: Record) -> dict[str, Any]:
-    names = ("model", "engine", "draft_method", "draft_budget", "draft_weight_dtype", "gamma", "batch_size",
+    names = ("model", "engine", "draft_method", "draft_budget", "gamma", "batch_size",
              "context_len", "simulated_acceptance", "autoregressive_step_s", "draft_step_s", "verify_step_s", "step_s",
              "tokens_per_s", "speedup", "speedup_low", "speedup_high")  # fmt: skip
     return {"key": record.key, **{name: getattr(record, name) for name in names}}

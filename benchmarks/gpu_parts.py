@@ -16,7 +16,7 @@ import msgspec
 import torch
 from gpu_expected import expected_rows
 from gpu_peer import transformers_part
-from gpu_shapes import FULL, TINY, Item, Shapes, model_items
+from gpu_shapes import FULL, TINY, Item, Maker, Shapes, grid_items, headline_items
 from gpu_table import print_report
 
 from magicdec.calibrate import kernel_bench
@@ -34,15 +34,27 @@ from magicdec.calibrate.machine import Calibration, calibrate, device_in_catalog
 from magicdec.errors import MagicdecError
 from magicdec.files import write_atomic
 from magicdec.measure.environment import available_memory_bytes
-from magicdec.measure.rank import configuration_key
+from magicdec.measure.rank import configuration_key, known_records
 from magicdec.measure.repetitions import measure
 from magicdec.measure.session import BenchmarkSession
+from magicdec.measure.utilisation import (
+    bandwidth_bytes_per_s,
+    copy_bytes_per_s,
+    is_cuda,
+)
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model
-from magicdec.schema.record import append_record, current_environment, read_records
+from magicdec.schema.record import (
+    Record,
+    append_record,
+    current_environment,
+    read_rows,
+    unfinished,
+)
 from magicdec.specs.catalog import MODELS_DIRECTORY, load_model_spec
 from magicdec.specs.engine import load_engine
+from magicdec.specs.speculation import AUTOREGRESSIVE
 from magicdec.validate.grid import freeze_predictions, run_grid
 
 MAIN_MODEL, SECOND_MODEL = "llama-3.1-8b", "llama-2-7b-32k"
@@ -101,9 +113,16 @@ class Job:
 
     def note(self, key: str, value: Any) -> None:
         """Keeps a fact that is no decoding run."""
-        path = self.output / "facts.json"
-        facts = json.loads(path.read_text()) if path.exists() else {}
-        write_atomic(path, json.dumps(facts | {key: value}, indent=1) + "\n")
+        facts = self.facts() | {key: value}
+        write_atomic(self._facts_path, json.dumps(facts, indent=1) + "\n")
+
+    def facts(self) -> dict[str, Any]:
+        path = self._facts_path
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    @property
+    def _facts_path(self) -> Path:
+        return self.output / "facts.json"
 
 
 def say(message: str) -> None:
@@ -179,60 +198,76 @@ def calibration_facts(result: Calibration) -> dict[str, Any]:
 
 
 def calibrate_part(job: Job) -> None:
-    calibrated(job, MAIN_MODEL, random_model(job, MAIN_MODEL))
+    model = random_model(job, MAIN_MODEL)
+    calibrated(job, MAIN_MODEL, model)
+    attention_facts(job, MAIN_MODEL, model)
+
+
+def headline_part(job: Job, name: str) -> bool:
+    """Autoregressive decoding and drafts at the largest batches that fit. Predicted from the calibration, or, where
+    that failed, from the catalog's profile alone. False where time was too short for all of it."""
+    model = random_model(job, name)
+    path = job.profile_path(name)
+    profile = load_local_profile(path) if path.exists() else None
+    return _measure_items(job, name, model, profile, headline_only=True)
 
 
 def model_part(job: Job, name: str) -> bool:
-    """The rows of the table that need a Llama model, and a grid with simulated acceptance. False where time was too
-    short for all of it."""
+    """The headline, and a grid with simulated acceptance. False where time was too short for all of it."""
     model = random_model(job, name)
     profile = calibrated(job, name, model)
-    release()
     attention_facts(job, name, model)
+    return _measure_items(job, name, model, profile)
+
+
+def _measure_items(
+    job: Job,
+    name: str,
+    model: Transformer,
+    profile: LocalProfile | None,
+    *,
+    headline_only: bool = False,
+) -> bool:
+    """Predicts every item, then measures them one after another."""
     release()
-    items = model_items(
-        job.shapes,
-        name=name,
+    maker = Maker(
+        shapes=job.shapes,
         model_argument=job.model_name(name),
         spec=model.spec,
         device=job.device,
         dtype=job.dtype,
         free_bytes=available_memory_bytes(job.device),
-        profile=profile,
         cuda_graphs=job.cuda_graphs,
     )
-    published = published_profile(job, profile)
+    items = headline_items(maker)
+    if not headline_only:
+        items += grid_items(maker)
+    published = published_profile(job)
     for item in items:
-        freeze_predictions(
-            [item.request], replace(profile, acceptance=(item.acceptance,)), job.records
-        )
-        if published is not None:
-            freeze_predictions(
-                [item.request],
-                replace(published, acceptance=(item.acceptance,)),
-                job.published,
-            )
-    return go_on(
-        job,
-        items,
-        lambda item: measure_item(
-            job, model, item, profile.hardware.memory_bytes_per_s
-        ),
-    )
+        for machine, path in ((profile, job.records), (published, job.published)):
+            if machine is not None:
+                known = replace(machine, acceptance=(item.acceptance,))
+                freeze_predictions([item.request], known, path)
+    if profile is not None:
+        bandwidth = profile.hardware.memory_bytes_per_s
+    elif is_cuda(job.device):
+        bandwidth = copy_bytes_per_s(device=job.device)
+    else:
+        bandwidth = bandwidth_bytes_per_s(device=job.device)
+    release()
+    return go_on(job, items, lambda item: measure_item(job, model, item, bandwidth))
 
 
-def published_profile(job: Job, own: LocalProfile) -> LocalProfile | None:
+def published_profile(job: Job) -> LocalProfile | None:
     """What the catalog says of this device from published tables; a trial takes the H200's, whatever it runs on."""
-    known = (
-        load_hardware("h200")
-        if job.shapes is TINY
-        else device_in_catalog(own.hardware.name)
-    )
-    return (
-        None
-        if known is None
-        else LocalProfile(hardware=known, engine=load_engine("ours"), acceptance=())
-    )
+    known = None
+    if job.shapes is TINY:
+        known = load_hardware("h200")
+    elif is_cuda(job.device):
+        known = device_in_catalog(torch.cuda.get_device_name(job.device))
+    if known is None:
+        return None
+    return LocalProfile(hardware=known, engine=load_engine("ours"), acceptance=())
 
 
 def go_on(job: Job, items: list[Item], do: Callable[[Item], float]) -> bool:
@@ -254,31 +289,48 @@ def go_on(job: Job, items: list[Item], do: Callable[[Item], float]) -> bool:
 
 
 def measure_item(job: Job, model: Transformer, item: Item, bandwidth: float) -> float:
-    """Measures what the records do not hold; returns how long that took."""
+    """Measures what the records do not hold, writing a row of each run when it ends; returns how long that took."""
     started = time.monotonic()
-    known = {r.key for r in read_records(job.records) if r.source == "measured"}
     request = item.request
-    missing = tuple(
-        s for s in request.speculations if configuration_key(request, s) not in known
-    )
+    known: set[str] = set()
+    rows: dict[str, list[Record]] = {}
+    if job.records.exists():
+        known = set(known_records(job.records, request.repetitions))
+        rows = unfinished(read_rows(job.records))
+    missing = []
+    begun = {}
+    for speculation in (AUTOREGRESSIVE, *request.speculations):
+        key = configuration_key(request, speculation)
+        if rows.get(key):
+            begun[speculation] = rows[key]
+        if key not in known and not speculation.is_autoregressive:
+            missing.append(speculation)
     if not missing:
         return 0.0
-    session = BenchmarkSession(replace(request, speculations=missing), model=model)
-    for record in measure(session, bandwidth_bytes_per_s=bandwidth):
-        if record.is_speculative or record.key not in known:
-            append_record(
-                job.records,
-                msgspec.structs.replace(
-                    record, notes=[*record.notes, "caches of seeded noise"]
-                ),
-            )
+
+    def write(record: Record) -> None:
+        if record.key not in known:
+            notes = [*record.notes, "caches of seeded noise"]
+            append_record(job.records, msgspec.structs.replace(record, notes=notes))
+
+    session = BenchmarkSession(
+        replace(request, speculations=tuple(missing)), model=model
+    )
+    for record in measure(
+        session, bandwidth_bytes_per_s=bandwidth, begun=begun, write=write
+    ):
+        write(record)
     del session
     release()
     return time.monotonic() - started
 
 
 def attention_facts(job: Job, name: str, model: Transformer) -> None:
-    """Time of verification's attention over that of decoding, by gamma, at the shape of the table."""
+    """Time of verification's attention over that of decoding, by gamma, at the shape of the table; once."""
+    fact = f"attention {name}"
+    if fact in job.facts():
+        return
+    release()
     batch, context = job.shapes.attention_case
     slot_bytes = (
         model.spec.kv_elements_per_token()
@@ -303,7 +355,7 @@ def attention_facts(job: Job, name: str, model: Transformer) -> None:
     points = kernel_bench.time_interleaved(works, device=job.device, rounds=5)
     seconds = {point.shape["query_len"]: point.time_s for point in points}
     job.note(
-        f"attention {name}",
+        fact,
         {
             "batch_size": batch,
             "context_len": context,
@@ -348,6 +400,7 @@ def run_parts(names: Sequence[str], options: argparse.Namespace) -> None:
     )
     parts: dict[str, Callable[[], bool | None]] = {
         "calibrate": lambda: calibrate_part(job),
+        "headline": lambda: headline_part(job, MAIN_MODEL),
         MAIN_MODEL: lambda: model_part(job, MAIN_MODEL),
         SECOND_MODEL: lambda: model_part(job, SECOND_MODEL),
         "embedded": lambda: embedded_part(job),
@@ -361,19 +414,15 @@ def run_parts(names: Sequence[str], options: argparse.Namespace) -> None:
             if parts[name]() is False:
                 unfinished.append(name)
             release()
-        path = job.profile_path(MAIN_MODEL)
-        known = (
-            device_in_catalog(load_local_profile(path).hardware.name)
-            if path.exists()
-            else None
-        )
-        expected = {} if known is None else expected_rows(known.name)
+        known = published_profile(job)
+        is_expected = known is not None and not options.tiny
         print_report(
             job.output,
             [MAIN_MODEL, SECOND_MODEL],
             is_tiny=options.tiny,
             unfinished=unfinished,
-            expected=expected,
+            expected=expected_rows(known.hardware.name) if is_expected else {},
+            published=known,
         )
     except MagicdecError as error:
         sys.exit(f"error: {error}")

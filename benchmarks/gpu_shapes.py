@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from magicdec.calibrate.local_profile import LocalProfile
 from magicdec.measure.configuration import NOISE, BenchmarkRequest
 from magicdec.naming import describe
 from magicdec.perfmodel.acceptance import (
@@ -25,15 +24,13 @@ from magicdec.specs.speculation import (
     SamplingSpec,
     SpeculationSpec,
 )
-from magicdec.validate.grid import GridSpec, predict_records
+from magicdec.validate.grid import GridSpec
 
 PUBLISHED_PROFILE_OF = "llama-3.1-8b"
 """No acceptance of a self-draft is published by position for Llama-2-7B-32K: this model's stands in."""
 STREAMING_RATE, SNAPKV_RATE = 0.81, 0.91
 """Stated acceptance of the two rows of the table that ask for a speedup: the same at every position."""
-BEST_GAMMA = 4
-"""The largest gamma of those rows."""
-NARROW_DRAFT = "fp8"
+HEADLINE_GAMMAS = (2, 3, 4)
 MEMORY_SHARE = 0.85
 """Of the free memory: the rest is for logits, sampling and captured graphs."""
 
@@ -46,11 +43,11 @@ class Shapes:
     points: tuple[tuple[int, tuple[int, ...]], ...]
     """Draft budgets, and the gammas measured with each, of every case."""
     attention_case: tuple[int, int]
-    best_contexts: tuple[int, ...]
-    """Among these, each with the largest batch that fits, the one of the best predicted speedup is measured."""
-    best_budget: int
+    headline: tuple[tuple[DraftMethod, float, int], ...]
+    """Method, stated acceptance and context of the headline rows, each at the largest batch that fits."""
+    headline_budget: int
+    headline_repetitions: int
     max_batch: int
-    snapkv_context: int
     peer_case: tuple[int, int]
     """The batch and context at which transformers is run."""
     gen_len: int
@@ -67,15 +64,19 @@ FULL = Shapes(
     cases=((32, 16_384), (64, 8192), (8, 65_536), (4, 16_384)),
     points=((256, (1, 4)), (512, (2, 3, 6)), (1024, (3,)), (2048, (2, 5))),
     attention_case=(32, 16_384),
-    best_contexts=(16_384, 24_000, 32_000),
-    best_budget=512,
+    headline=(
+        ("streamingllm", STREAMING_RATE, 16_384),
+        ("streamingllm", STREAMING_RATE, 32_000),
+        ("snapkv", SNAPKV_RATE, 32_000),
+    ),
+    headline_budget=512,
+    headline_repetitions=2,
     max_batch=64,
-    snapkv_context=32_000,
     peer_case=(8, 8192),
     gen_len=48,
     repetitions=3,
-    rounds=3,
-    quick=False,
+    rounds=2,
+    quick=True,
     seconds_per_work=2.5,
     embedded_grid=GridSpec(
         draft_methods=("streamingllm", "snapkv"),
@@ -90,10 +91,14 @@ TINY = Shapes(
     cases=((3, 200), (2, 400)),
     points=((24, (1, 3)), (48, (2, 4))),
     attention_case=(4, 256),
-    best_contexts=(200, 400),
-    best_budget=32,
+    headline=(
+        ("streamingllm", STREAMING_RATE, 200),
+        ("streamingllm", STREAMING_RATE, 400),
+        ("snapkv", SNAPKV_RATE, 300),
+    ),
+    headline_budget=32,
+    headline_repetitions=2,
     max_batch=6,
-    snapkv_context=300,
     peer_case=(2, 200),
     gen_len=16,
     repetitions=2,
@@ -124,7 +129,7 @@ class Item:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Maker:
+class Maker:
     """What the items of one model have in common."""
 
     shapes: Shapes
@@ -183,108 +188,52 @@ class _Maker:
         )
 
 
-def model_items(
-    shapes: Shapes,
-    *,
-    name: str,
-    model_argument: str,
-    spec: ModelSpec,
-    device: str,
-    dtype: str,
-    free_bytes: float,
-    profile: LocalProfile,
-    cuda_graphs: bool,
-) -> list[Item]:
-    """The table's rows first, then the grid."""
-    maker = _Maker(
-        shapes=shapes,
-        model_argument=model_argument,
-        spec=spec,
-        device=device,
-        dtype=dtype,
-        free_bytes=free_bytes,
-        cuda_graphs=cuda_graphs,
-    )
-    items = [
-        _best_of(maker, "streamingllm", STREAMING_RATE, shapes.best_contexts, profile),
-        _best_of(
-            maker,
-            "streamingllm",
-            STREAMING_RATE,
-            shapes.best_contexts,
-            profile,
-            weight_dtype=NARROW_DRAFT,
-        ),
-        _best_of(maker, "snapkv", SNAPKV_RATE, (shapes.snapkv_context,), profile),
-    ]
+def headline_items(maker: Maker) -> list[Item]:
+    """Autoregressive decoding and the gammas of the headline, at the largest batches that fit."""
+    shapes = maker.shapes
+    items = []
+    for method, rate, context in shapes.headline:
+        batch = maker.batch_that_fits(shapes.max_batch, context, shapes.headline_budget)
+        if not maker.fits(context) or batch < 1:
+            continue
+        acceptance = constant_profile(
+            rate, model=maker.spec.name, draft_method=method, source="stated"
+        )
+        speculations = tuple(
+            _self_draft(method, shapes.headline_budget, gamma)
+            for gamma in HEADLINE_GAMMAS
+        )
+        item = maker.item(batch, context, speculations, acceptance)
+        request = replace(item.request, repetitions=shapes.headline_repetitions)
+        items.append(replace(item, request=request))
+    return items
+
+
+def grid_items(maker: Maker) -> list[Item]:
+    """Budgets and gammas at several batches and contexts, with published acceptance."""
     published = default_profile(PUBLISHED_PROFILE_OF, "streamingllm")
     assert published is not None
     # The runs follow the law's middle exactly, however deep.
     prescribed = msgspec.structs.replace(
         published, error=LawError(), measured_gamma=MAX_GAMMA
     )
-    for wanted, context in shapes.cases:
+    points = maker.shapes.points
+    items = []
+    for wanted, context in maker.shapes.cases:
         batch = maker.batch_that_fits(
-            wanted, context, max(budget for budget, _ in shapes.points)
+            wanted, context, max(budget for budget, _ in points)
         )
         if not maker.fits(context) or batch < 1:
             continue
-        for budget, gammas in shapes.points:
+        for budget, gammas in points:
             speculations = tuple(
                 _self_draft("streamingllm", budget, gamma) for gamma in gammas
             )
             items.append(maker.item(batch, context, speculations, prescribed))
-    return [item for item in items if item is not None]
+    return items
 
 
-def _best_of(
-    maker: _Maker,
-    method: DraftMethod,
-    rate: float,
-    contexts: tuple[int, ...],
-    profile: LocalProfile,
-    *,
-    weight_dtype: str | None = None,
-) -> Item | None:
-    """The gammas around the best predicted one, at the batch and context of the best predicted speedup."""
-    acceptance = constant_profile(
-        rate, model=maker.spec.name, draft_method=method, source="stated"
-    )
-    budget, found = maker.shapes.best_budget, []
-    if weight_dtype is not None:  # a copy of the weights takes memory from the caches
-        copy_bytes = maker.spec.num_parameters * bytes_per_element(weight_dtype)
-        maker = replace(maker, free_bytes=maker.free_bytes - copy_bytes)
-    for context in filter(maker.fits, contexts):
-        batch = maker.batch_that_fits(maker.shapes.max_batch, context, budget)
-        if batch < 1:
-            continue
-        speculations = tuple(
-            _self_draft(method, budget, gamma, weight_dtype)
-            for gamma in range(1, BEST_GAMMA + 1)
-        )
-        item = maker.item(batch, context, speculations, acceptance)
-        records = predict_records(
-            item.request, replace(profile, acceptance=(acceptance,))
-        )
-        best = max(records, key=lambda record: record.speedup or 0.0)
-        found.append((best.speedup or 0.0, best.gamma, batch, context))
-    if not found:
-        return None
-    _, gamma, batch, context = max(found)
-    gammas = sorted(
-        {max(1, gamma - 1), max(1, gamma), min(max(1, gamma) + 1, BEST_GAMMA)}
-    )
-    chosen = tuple(_self_draft(method, budget, each, weight_dtype) for each in gammas)
-    return maker.item(batch, context, chosen, acceptance)
-
-
-def _self_draft(
-    method: DraftMethod, budget: int, gamma: int, weight_dtype: str | None = None
-) -> SpeculationSpec:
+def _self_draft(method: DraftMethod, budget: int, gamma: int) -> SpeculationSpec:
     return SpeculationSpec(
-        draft="self",
-        draft_method=method,
-        draft_budget=budget,
-        gamma=gamma,
-        draft_weight_dtype=weight_dtype,
+        draft="self", draft_method=method, draft_budget=budget, gamma=gamma
     )

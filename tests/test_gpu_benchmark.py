@@ -6,6 +6,8 @@ import importlib
 import json
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,19 +16,12 @@ import pytest
 
 pytest.importorskip("torch")
 
-from magicdec.calibrate.local_profile import LocalProfile
-from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.schema.record import read_records
 from magicdec.specs.catalog import load_model_spec
-from magicdec.specs.device import bytes_per_element
-from magicdec.specs.engine import load_engine
 from magicdec.validate.kernels import read_table
 from tests.processes import still_alive_after
 
 ROOT = Path(__file__).resolve().parent.parent
-H200 = LocalProfile(
-    hardware=load_hardware("h200"), engine=load_engine("ours"), acceptance=()
-)
 
 
 @pytest.fixture
@@ -36,18 +31,21 @@ def gpu_shapes(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.parametrize(
-    ("name", "free_bytes"), [("llama-3.1-8b", 120e9), ("llama-2-7b-32k", 122e9)]
+    ("name", "free_bytes"),
+    [("llama-3.1-8b", 120e9), ("llama-2-7b-32k", 122e9), ("llama-3.1-8b", 63e9)],
 )
-def test_what_is_measured_on_an_h200_fits_it_and_covers_the_grid(
+def test_what_is_measured_fits_the_gpu_and_covers_the_grid(
     name: str, free_bytes: float, gpu_shapes: ModuleType
 ) -> None:
-    """Beside the weights: the caches of target and draft of each item, and the draft's narrower weights where it has
-    some, from the model's dimensions."""
+    """On an H200, and on an H100. Beside the weights: the caches of target and draft of each item, from the model's
+    dimensions. The headline's batches are the largest: a fifth more would not fit."""
     spec = load_model_spec(name)
-    items = gpu_shapes.model_items(
-        gpu_shapes.FULL, name=name, model_argument=name, spec=spec, device="cuda", dtype="bfloat16",
-        free_bytes=free_bytes, profile=H200, cuda_graphs=True,
+    maker = gpu_shapes.Maker(
+        shapes=gpu_shapes.FULL, model_argument=name, spec=spec, device="cuda", dtype="bfloat16",
+        free_bytes=free_bytes, cuda_graphs=True,
     )  # fmt: skip
+    headline = gpu_shapes.headline_items(maker)
+    grid = gpu_shapes.grid_items(maker)
     slot_bytes = (
         2
         * 2
@@ -55,40 +53,42 @@ def test_what_is_measured_on_an_h200_fits_it_and_covers_the_grid(
         * spec.num_key_value_heads
         * spec.attention.head_dim
     )
-    for item in items:
+
+    def needed(item: Any) -> list[float]:
         request = item.request
-        for speculation in request.speculations:
-            slots = (
-                request.context_len
-                + request.gen_len
-                + speculation.gamma
-                + speculation.draft_budget
-            )
-            copy = speculation.draft_weight_dtype
-            needed = request.batch_size * slots * slot_bytes
-            needed += spec.num_parameters * bytes_per_element(copy) if copy else 0
-            assert needed < 0.95 * free_bytes
+        return [
+            request.batch_size
+            * (request.context_len + request.gen_len + s.gamma + s.draft_budget)
+            * slot_bytes
+            for s in request.speculations
+        ]
+
+    for item in headline + grid:
+        assert max(needed(item)) < 0.95 * free_bytes
+        request = item.request
         assert request.context_len + request.gen_len < spec.max_position_embeddings
-    grid = [
-        s
-        for item in items
-        for s in item.request.speculations
-        if item.acceptance.source != "stated"
+    for item in headline:
+        batch = item.request.batch_size
+        assert min(needed(item)) * (batch + max(1, batch // 5)) / batch > 0.85 * free_bytes  # fmt: skip
+        assert [s.gamma for s in item.request.speculations] == [2, 3, 4]
+        assert item.acceptance.source == "stated"
+    stated = [
+        (
+            item.request.speculations[0].draft_method,
+            item.request.context_len,
+            item.request.simulate_acceptance[0],
+        )
+        for item in headline
     ]
-    assert len(grid) >= 24
-    assert {s.gamma for s in grid} == set(range(1, 7))
-    assert {s.draft_budget for s in grid} == {256, 512, 1024, 2048}
-    stated = [item for item in items if item.acceptance.source == "stated"]
-    assert [(i.request.speculations[0].draft_method, i.request.speculations[0].draft_weight_dtype) for i in stated] == [
-        ("streamingllm", None), ("streamingllm", "fp8"), ("snapkv", None),
-    ]  # fmt: skip
-    assert {
-        rate for item in stated[:2] for rate in item.request.simulate_acceptance
-    } == {0.81}
-    if name == "llama-3.1-8b":
-        assert (32, 16_384) in {
-            (item.request.batch_size, item.request.context_len) for item in items
-        }
+    assert stated == [
+        ("streamingllm", 16_384, 0.81),
+        ("streamingllm", 32_000, 0.81),
+        ("snapkv", 32_000, 0.91),
+    ]
+    points = [s for item in grid for s in item.request.speculations]
+    assert len(points) >= 24
+    assert {s.gamma for s in points} == set(range(1, 7))
+    assert {s.draft_budget for s in points} == {256, 512, 1024, 2048}
 
 
 @pytest.mark.slow
@@ -103,8 +103,10 @@ def test_one_command_does_everything_and_goes_on_where_it_stopped(
     assert set(result["stages"].values()) == {"done"}
     records = read_records(tmp_path / "records.jsonl")
     main = [record for record in records if record.model == "tiny-llama-3.1-8b"]
-    first_measured = [record.source for record in main].index("measured")
-    assert "calibrated" not in [record.source for record in main[first_measured:]]
+    measured_keys: set[str] = set()
+    for record in main:
+        assert record.source == "measured" or record.key not in measured_keys
+        measured_keys |= {record.key} if record.source == "measured" else set()
     measured = [record for record in main if record.source == "measured"]
     assert sum(record.gamma > 0 for record in measured) >= 12
     assert all(
@@ -219,15 +221,135 @@ def _call(
         )
         for name, program in programs.items()
     ]
-    monkeypatch.setattr(gpu_all, "stages", lambda output, arguments: stages)
     monkeypatch.setattr(gpu_all, "REPORT_S", 0.0)
     monkeypatch.setattr(gpu_all, "LEAST_S", 0.0)
-    monkeypatch.setattr(gpu_all, "run_bounded", _without_report(gpu_all.run_bounded))
-    status = gpu_all.run_all(
-        output, ["--device", "cuda"], budget_s=options.get("budget_s", 60)
+    return _run_stages(
+        gpu_all, output, monkeypatch, stages, budget_s=options.get("budget_s", 60)
     )
+
+
+def _run_stages(
+    gpu_all: ModuleType,
+    output: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stages: list[Any],
+    *,
+    budget_s: float,
+) -> tuple[int, dict[str, dict]]:
+    monkeypatch.setattr(gpu_all, "stages", lambda output, arguments: stages)
+    monkeypatch.setattr(gpu_all, "run_bounded", _without_report(gpu_all.run_bounded))
+    status = gpu_all.run_all(output, ["--device", "cuda"], budget_s=budget_s)
     state = output / "state.json"
     return status, json.loads(state.read_text()) if state.exists() else {}
+
+
+SCALE = 1 / 40
+"""Seconds of a rehearsal for one on the GPU."""
+WORK = """
+import os, sys, time
+output, name, seconds, rows = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
+ticks = int(open("/proc/self/stat").read().rpartition(")")[2].split()[19])
+started = ticks / os.sysconf("SC_CLK_TCK") - time.clock_gettime(time.CLOCK_BOOTTIME)
+begun = time.monotonic() + started  # its start up is part of its time
+for row in range(rows):
+    time.sleep(max(0.0, begun + seconds * (row + 1) / rows - time.monotonic()))
+    with open(f"{output}/rows", "a") as file:
+        file.write(f"{name} {row} {time.time()}\\n")
+"""
+TROUBLE = {
+    "hangs": "import time; time.sleep(600)",
+    "dies": "import os; os.abort()",
+    "fills the disk": "open({output!r} + '/large', 'wb').write(b'0' * 50_000_000)",
+}
+
+
+def _rehearse(
+    gpu_all: ModuleType,
+    output: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    slower: float = 1.0,
+    trouble: dict[str, str] | None = None,
+) -> tuple[list[float], dict[str, dict]]:
+    """The campaign in 5.5 minutes of a time that runs 40 times as fast: its own stages, with programs that take the
+    planned seconds (those without a plan: their limit) or that get into trouble. Returns when each row of the headline
+    was written, in seconds of the GPU's, and the state."""
+    stages = []
+    for stage in gpu_all.stages(output, ["--device", "cuda"]):
+        seconds = slower * SCALE * (stage.planned_s or stage.limit_s)
+        arguments = (str(output), stage.name, str(seconds), "9")
+        command = ("-S", "-c", WORK, *arguments)
+        if trouble and stage.name in trouble:
+            program = TROUBLE[trouble[stage.name]].format(output=str(output))
+            command = ("-S", "-c", program)
+        stages.append(
+            replace(
+                stage,
+                command=command,
+                limit_s=SCALE * stage.limit_s,
+                planned_s=stage.planned_s and SCALE * stage.planned_s,
+            )
+        )
+    for name in ("REPORT_S", "LEAST_S", "STOP_S"):
+        monkeypatch.setattr(gpu_all, name, SCALE * getattr(gpu_all, name))
+    monkeypatch.setattr(gpu_all, "LARGEST_FILE_BYTES", 1_000_000)
+    begun_s = time.time()
+    _, state = _run_stages(gpu_all, output, monkeypatch, stages, budget_s=330 * SCALE)
+    assert time.time() - begun_s < (330 + 40) * SCALE  # processes start at no scale
+    rows = [line.split() for line in (output / "rows").read_text().splitlines()]
+    return [
+        (float(at_s) - begun_s) / SCALE for name, _, at_s in rows if name == "headline"
+    ], state
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slower", [1.0, 1.5])
+def test_the_headline_is_there_in_six_minutes(
+    slower: float,
+    gpu_all: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With stages that take the planned seconds, and half as long again. A second call does the rest."""
+    headline, state = _rehearse(gpu_all, tmp_path, monkeypatch, slower=slower)
+    assert len(headline) >= (9 if slower == 1.0 else 8)
+    assert max(headline) < 330
+    assert state["calibrate"]["state"] == "done"
+    print("rows of the headline at", [round(at_s) for at_s in headline], "s")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stage", "trouble"),
+    [("kernels", "hangs"), *(("calibrate", trouble) for trouble in TROUBLE)],
+)
+def test_the_headline_comes_home_whatever_the_stage_before_it_does(
+    stage: str,
+    trouble: str,
+    gpu_all: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    headline, state = _rehearse(
+        gpu_all, tmp_path, monkeypatch, trouble={stage: trouble}
+    )
+    assert len(headline) == 9
+    assert max(headline) < 330
+    assert state[stage]["state"] == "failed"
+
+
+def test_a_full_disk_ends_no_call(
+    gpu_all: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the state nor a stage's log can be written: the others run nevertheless."""
+    for name in ("state.tmp", "summary.tmp"):
+        (tmp_path / name).symlink_to("/dev/full")
+    (tmp_path / "first.log").mkdir()
+    touch = f"open({str(tmp_path / 'ran')!r}, 'a').write('%s ')"
+    programs = {"first": touch % "first", "second": touch % "second"}
+    status, state = _call(gpu_all, tmp_path, monkeypatch, programs)
+    assert (status, state) == (1, {})
+    assert (tmp_path / "ran").read_text() == "second "
 
 
 def _without_report(run_bounded: Any) -> Any:
@@ -304,7 +426,12 @@ def test_all_stages_together_take_40_minutes_at_most(
         tmp_path, ["--device", "cuda"], sys.executable, is_trial=False
     )
     assert sum(stage.limit_s for stage in for_vllm) <= 10 * 60
-    assert stages[0].name == "attention"
+    assert [stage.name for stage in stages[:4]] == [
+        "kernels",
+        "calibrate",
+        "headline",
+        "tests",
+    ]
     for stage in stages:
         assert stage.limit_s <= 540  # as long as a call of ten minutes allows
 

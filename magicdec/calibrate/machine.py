@@ -127,7 +127,7 @@ def calibrate(
     before = [kernels.times()]
     during = []
     if quick:
-        rounds = max(3, rounds // 2)
+        rounds = max(min(rounds, 3), rounds // 2)
     time_steps: Callable[..., list[Point]]
     timed_head = None
     if engine == "vllm" and isinstance(model, str):
@@ -348,9 +348,10 @@ def _cuda_ceilings(device: str, dtype: str) -> HardwareProfile:
 
 
 def device_in_catalog(name: str) -> HardwareProfile | None:
-    """The catalog's profile of a device that calls itself so ("nvidia-h200"), by the longest name
+    """The catalog's profile of a device that calls itself so ("NVIDIA H200"), by the longest name
     that fits.
     """
+    name = _slug(name)
     for known in sorted(hardware_names(), key=len, reverse=True):
         profile = load_hardware(known)
         if any(f"-{alias}-" in f"-{name}-" for alias in (known, *profile.aliases)):
