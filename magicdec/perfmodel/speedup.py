@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -46,8 +46,8 @@ LIMITS = {
     "gamma": (0.0, float(MAX_GAMMA)), "budget": (0.0, 1e12),
 }  # fmt: skip
 NAMES = {"budget": "draft budget", "gen_len": "gen-len"}
-SINGLE = (str, int, float, type(None), Setup)
-"""Types whose values are the same at every point."""
+AXES = (*LIMITS, "max_len")
+"""The fields of points that are axes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,83 +208,53 @@ class Prediction:
 
     def take(self, chosen: Any) -> Prediction:
         """The predictions of some points, by their flat indices, as rows."""
-        rows = _Rows(self.points.shape, chosen)
-        without_points = dataclasses.replace(self, points=Points(batch=0, context=0))
-        taken: Prediction = rows.of(without_points)
-        points: dict[str, Any] = {}
-        for name, axis in vars(self.points).items():
-            if axis is not None and name not in ("is_grid", "cached"):
-                points[name] = rows.of_axis(np.asarray(axis))
-        return dataclasses.replace(
-            taken, points=Points(**points, cached=self.points.cached)
+        taken = _Taken(self.points.shape, chosen)
+        points = {}
+        for name in AXES:
+            axis = getattr(self.points, name)
+            points[name] = None if axis is None else taken.rows(axis)
+        memory = {name: taken.of(value) for name, value in vars(self.memory).items()}
+        return Prediction(
+            setup=self.setup,
+            points=Points(**points, cached=self.points.cached),
+            terms=self.terms.mapped(taken.of),
+            memory=Memory(**memory),
+            expected_tokens_per_step=taken.of(self.expected_tokens_per_step),
+            middle_tokens_per_step=taken.of(self.middle_tokens_per_step),
         )
 
 
-class _Rows:
-    """Some points of a grid, taken from whatever holds arrays over it."""
+class _Taken:
+    """Some points of a grid, taken of arrays that broadcast over it."""
 
     def __init__(self, shape: tuple[int, ...], chosen: Any) -> None:
-        self._shape = shape
         self._where = np.unravel_index(chosen, shape)
-        self._taken: dict[int, tuple[Any, Any]] = {}
-        """Rows of values that are held in several places, by identity, with the values."""
+        self._places: dict[tuple[int, ...], Any] = {}
+        """Indices of the points in arrays of each shape."""
 
-    def of(self, value: Any) -> Any:
-        """Every array inside a value at the chosen points; single numbers stay single."""
-        if isinstance(value, SINGLE):
-            return value
-        known = self._taken.get(id(value))
-        if known is not None:
-            return known[1]
-        rows = self._of(value)
-        self._taken[id(value)] = (value, rows)
-        return rows
+    def of(self, values: Any) -> Any:
+        """Values at the points; single ones stay single."""
+        if not isinstance(values, np.ndarray):
+            return values
+        if values.size == 1:
+            return values.reshape(-1)[0]
+        return values[self._place(values.shape)]
 
-    def _of(self, value: Any) -> Any:
-        if isinstance(value, np.ndarray):
-            if value.size == 1:
-                return value.reshape(-1)[0]
-            return self.of_axis(value)
-        if isinstance(value, tuple):
-            return self._of_tuple(value)
-        changed = {}
-        kind: Any = type(value)
-        for name in _names_of(kind):
-            entry = getattr(value, name)
-            rows = self.of(entry)
-            if rows is not entry:
-                changed[name] = rows
-        if not changed:
-            return value
-        return dataclasses.replace(value, **changed)
+    def rows(self, values: Any) -> Array:
+        """Values at the points, single ones at each."""
+        rows: Array = np.asarray(values)
+        if rows.ndim == 0:
+            return np.full(self._where[0].shape, rows)
+        return rows[self._place(rows.shape)]
 
-    def _of_tuple(self, value: tuple[Any, ...]) -> tuple[Any, ...]:
-        taken = [self.of(entry) for entry in value]
-        if all(rows is entry for rows, entry in zip(taken, value, strict=True)):
-            return value
-        if hasattr(value, "_fields"):
-            named: tuple[Any, ...] = type(value)(*taken)
-            return named
-        return tuple(taken)
-
-    def of_axis(self, array: Array) -> Array:
-        """An array that broadcasts over the grid, at the chosen points."""
-        if array.size == 1:
-            return np.full(self._where[0].shape, array.reshape(-1)[0])
-        own = self._where[len(self._shape) - array.ndim :]
-        place = []
-        for length, index in zip(array.shape, own, strict=True):
-            place.append(index if length > 1 else 0)
-        rows: Array = array[tuple(place)]
-        return rows
-
-
-@cache
-def _names_of(kind: type) -> tuple[str, ...]:
-    """Names of the fields of a dataclass; none of other types."""
-    if not dataclasses.is_dataclass(kind):
-        return ()
-    return tuple(field.name for field in dataclasses.fields(kind))
+    def _place(self, shape: tuple[int, ...]) -> Any:
+        if shape not in self._places:
+            own = self._where[len(self._where) - len(shape) :]
+            place = []
+            for length, index in zip(shape, own, strict=True):
+                place.append(index if length > 1 else np.zeros_like(index))
+            self._places[shape] = tuple(place)
+        return self._places[shape]
 
 
 def _whole(setup: Setup, points: Points) -> Points:
@@ -293,7 +263,7 @@ def _whole(setup: Setup, points: Points) -> Points:
     Raises ConfigError unless every entry is a number within its limits (NaN is not)."""
     own = {"gamma": setup.speculation.gamma, "budget": setup.speculation.draft_budget}
     axes: dict[str, Any] = {}
-    for name in (*LIMITS, "max_len"):
+    for name in AXES:
         given = getattr(points, name)
         if given is None:
             value = own.get(name)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import NormalDist
@@ -90,6 +91,28 @@ class StepTerms:
             )
             for key in once
         }
+
+    def mapped(self, change: Callable[[Any], Any]) -> StepTerms:
+        """The terms with `change` done to every quantity of their operations, once to those that
+        several terms share."""
+        changed: dict[int, Op] = {}
+
+        def mapped(time: ForwardTime) -> ForwardTime:
+            for op in time.ops:
+                if id(op) not in changed:
+                    bases = tuple(basis.mapped(change) for basis in op.bases)
+                    changed[id(op)] = op.mapped(change, bases)
+            return ForwardTime(tuple(changed[id(op)] for op in time.ops))
+
+        return StepTerms(
+            autoregressive=mapped(self.autoregressive),
+            draft=mapped(self.draft),
+            verify=mapped(self.verify),
+            accept=mapped(self.accept),
+            upkeep=mapped(self.upkeep),
+            gamma=change(self.gamma),
+            undrafted=mapped(self.undrafted),
+        )
 
     def averaged(self, probability: Array, gamma: Array) -> StepTerms:
         """The mean step over the last axis, whose cases have this probability. The operations of

@@ -30,7 +30,14 @@ from scipy.optimize import minimize
 from magicdec.counts import Array
 from magicdec.files import write_atomic
 from magicdec.perfmodel.acceptance import belief
-from magicdec.perfmodel.acceptance.belief import HEAVY, LEVELS, Evidence, Point, Scales
+from magicdec.perfmodel.acceptance.belief import (
+    HEAVY,
+    LEVELS,
+    Evidence,
+    Level,
+    Point,
+    Scales,
+)
 from magicdec.perfmodel.acceptance.published import (
     Rate,
     Situation,
@@ -96,6 +103,13 @@ class Prepared:
     """Weight of the prior of each."""
 
 
+def level_matches(points: Sequence[Point], level: Level) -> Array:
+    """Products of a level's covariate where points share its value, 0 elsewhere: [points, points]."""
+    keys = belief.level_keys(points, level)
+    values = np.array([belief.COVARIATES[level.covariate](point) for point in points])
+    return (np.array(keys)[:, None] == np.array(keys)) * np.outer(values, values)
+
+
 def prepared(rates: Sequence[Rate]) -> Prepared:
     read = [belief.point_of(rate) for rate in rates]
     points = [point for point, _ in read]
@@ -107,7 +121,7 @@ def prepared(rates: Sequence[Rate]) -> Prepared:
         points=points,
         logits=np.array([logit for _, logit in read]),
         features=matrix @ matrix.T,
-        matches=[belief.level_matches(points, points, level) for level in LEVELS],
+        matches=[level_matches(points, level) for level in LEVELS],
         rough=np.array([rate.is_rough for rate in rates], dtype=np.float64),
         usual=np.log([*usual_sd, USUAL_NOISE, USUAL_NOISE]),
         held=np.array([*weights, PRIOR_WEIGHT, PRIOR_WEIGHT]),
@@ -181,7 +195,7 @@ def _most_likely(data: Prepared) -> tuple[Array, Array, dict[str, dict[str, floa
                 )
                 weights[level.name] = values
                 own = np.array([values[key] for key in keys])
-                equal = belief.level_matches(data.points, data.points, level)
+                equal = level_matches(data.points, level)
                 data.matches[index] = equal / own[:, None]
         usual_noise = np.exp(2.0 * x[-2]) + data.rough * np.exp(2.0 * x[-1])
         noise = usual_noise / row_weights

@@ -362,65 +362,66 @@ def level_keys(points: Sequence[Point], level: Level) -> list[str]:
     return keys
 
 
-def level_matches(
-    left: Sequence[Point],
-    right: Sequence[Point],
-    level: Level,
-    outside: frozenset[str] = frozenset(),
-) -> Array:
-    """Products of a level's covariate where two sets of points share its value, 0 elsewhere.
+class Shares(NamedTuple):
+    """What each level gives to some points: those of one value have it in common, each times its
+    own factor."""
 
-    Values in `outside` match nothing.
-    """
-    rows = level_keys(left, level)
-    if left is right:
-        columns = rows
-    else:
-        columns = level_keys(right, level)
-    numbers: dict[str, int] = {}
-    codes = []
-    for side, keys in ((1, rows), (2, columns)):
-        codes.append(
-            np.array(
-                [
-                    -side if key in outside else numbers.setdefault(key, len(numbers))
-                    for key in keys
-                ],
-                dtype=np.int64,
-            )
-        )
-    value = COVARIATES[level.covariate]
-    match = np.asarray(codes[0][:, None] == codes[1][None, :], dtype=np.float64)
-    match *= np.array([value(point) for point in left])[:, None]
-    match *= np.array([value(point) for point in right])[None, :]
-    return match
+    names: list[list[str]]
+    """Each level's values."""
+    values: Array
+    """Their numbers at the points: [levels, points]."""
+    factors: Array
+    """[levels, points]."""
+
+    def at(self, chosen: slice) -> Shares:
+        return Shares(self.names, self.values[:, chosen], self.factors[:, chosen])
+
+    def outside(self, shared: Mapping[str, frozenset[str]]) -> Shares:
+        """The shares in other values than these of each level."""
+        factors = self.factors.copy()
+        for place, level in enumerate(LEVELS):
+            taken = shared.get(level.name, frozenset())
+            is_taken = np.array([name in taken for name in self.names[place]])
+            factors[place, is_taken[self.values[place]]] = 0.0
+        return Shares(self.names, self.values, factors)
+
+    def covariance(self, others: Shares) -> Array:
+        """Prior covariance of the logits at these points with those at others."""
+        total = np.zeros((self.values.shape[1], others.values.shape[1]))
+        for own, factor, other, by in zip(*self[1:], *others[1:], strict=True):
+            total += (own[:, None] == other) * np.outer(factor, by)
+        return total
 
 
-def level_covariance(
-    left: Sequence[Point],
-    right: Sequence[Point],
-    level: Level,
-    scales: Scales,
-    outside: frozenset[str] = frozenset(),
-) -> Array:
-    """Prior covariance of the logits at two sets of points that one level gives."""
-    match = level_matches(left, right, level, outside)
-    weights = scales.weights.get(level.name)
-    if weights:
-        match /= np.array([weights.get(key, 1.0) for key in level_keys(left, level)])[
-            :, None
-        ]
-    return scales.levels[level.name] ** 2 * match
+def shares_of(points: Sequence[Point], scales: Scales) -> Shares:
+    """The shares of points in the values of all levels."""
+    names = []
+    values = np.zeros((len(LEVELS), len(points)), dtype=np.int64)
+    factors = np.zeros((len(LEVELS), len(points)))
+    covariates = {
+        name: np.array([value(point) for point in points])
+        for name, value in COVARIATES.items()
+    }
+    for place, level in enumerate(LEVELS):
+        keys = level_keys(points, level)
+        numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+        names.append(list(numbers))
+        values[place] = [numbers[key] for key in keys]
+        weights = scales.weights.get(level.name, {})
+        sd = np.array([weights.get(key, 1.0) ** -0.5 for key in numbers])
+        sd *= scales.levels[level.name]
+        factors[place] = sd[values[place]] * covariates[level.covariate]
+    return Shares(names, values, factors)
 
 
 def prior_covariance(
     left: Sequence[Point], right: Sequence[Point], scales: Scales
 ) -> Array:
     """Prior covariance of the logits at two sets of points, of all features and levels."""
-    total = feature_matrix(left) @ feature_matrix(right).T
-    for level in LEVELS:
-        total += level_covariance(left, right, level, scales)
-    return total
+    shares = shares_of([*left, *right], scales)
+    of_left = shares.at(slice(len(left)))
+    levels = of_left.covariance(shares.at(slice(len(left), None)))
+    return feature_matrix(left) @ feature_matrix(right).T + levels
 
 
 class Normal(NamedTuple):
@@ -531,10 +532,6 @@ class Fitted:
     def scales(self) -> Scales:
         return self.coefficients.scales
 
-    def matrix(self, points: Sequence[Point]) -> Array:
-        """Shares of each point in the features and the shared values: [points, shared]."""
-        return shared_matrix(points, self.place, self.scales)
-
     def runs_of(self, checkpoints: Sequence[str]) -> Evidence:
         """The published runs of some checkpoints."""
         wanted = set(checkpoints)
@@ -556,38 +553,18 @@ def places(shared: Mapping[str, Sequence[str]]) -> dict[tuple[str, str], int]:
 
 
 def shared_matrix(
-    points: Sequence[Point], place: Mapping[tuple[str, str], int], scales: Scales
+    points: Sequence[Point], shares: Shares, place: Mapping[tuple[str, str], int]
 ) -> Array:
+    """Shares of each point in the features and the shared values: [points, shared]."""
     matrix = np.zeros((len(points), len(FEATURES) + len(place)))
     matrix[:, : len(FEATURES)] = feature_matrix(points)
-    for level in SHARED_LEVELS:
-        weights = scales.weights.get(level.name, {})
-        sd = scales.levels[level.name]
-        value = COVARIATES[level.covariate]
-        for row, point in enumerate(points):
-            key = level.key(point.situation)
-            number = place.get((level.name, key))
-            if number is not None:
-                matrix[row, number] += (
-                    sd * value(point) / math.sqrt(weights.get(key, 1.0))
-                )
+    for number, level in enumerate(LEVELS):
+        for value, name in enumerate(shares.names[number]):
+            column = place.get((level.name, name))
+            if column is not None:
+                has_value = shares.values[number] == value
+                matrix[has_value, column] += shares.factors[number, has_value]
     return matrix
-
-
-def local_covariance(
-    left: Sequence[Point],
-    right: Sequence[Point],
-    scales: Scales,
-    outside: Mapping[str, frozenset[str]],
-) -> Array:
-    """Prior covariance of what checkpoints have alone: their own levels, and values of the shared
-    ones that are not shared."""
-    total = np.zeros((len(left), len(right)))
-    for level in LEVELS:
-        total += level_covariance(
-            left, right, level, scales, outside.get(level.name, frozenset())
-        )
-    return total
 
 
 def posterior(
@@ -600,9 +577,12 @@ def posterior(
     """Coefficients given rates: what checkpoints have alone is integrated out. `further` rates are
     only kept as runs of their checkpoints."""
     evidence = Evidence.of(rates, scales, row_weights)
-    matrix = shared_matrix(evidence.points, places(shared), scales)
+    shares = shares_of(evidence.points, scales)
+    matrix = shared_matrix(evidence.points, shares, places(shared))
     outside = {name: frozenset(keys) for name, keys in shared.items()}
-    alone = local_covariance(evidence.points, evidence.points, scales, outside)
+    # what is left are the checkpoints' own levels, and values of the others that are not shared
+    own = shares.outside(outside)
+    alone = own.covariance(own)
     alone[np.diag_indices_from(alone)] += evidence.variance
     weighted = np.linalg.solve(alone, np.column_stack([matrix, evidence.logits]))
     precision = np.eye(matrix.shape[1]) + matrix.T @ weighted[:, :-1]
@@ -677,11 +657,14 @@ def believed(
     if of is None:
         of = fitted_belief()
     known = of.runs_of([point.situation.checkpoint for point in points])
-    matrix = of.matrix(points)
+    together = [*known.points, *points]
+    shares = shares_of(together, of.scales)
+    matrix = shared_matrix(together, shares, of.place)
     mean = matrix @ of.mean
-    alone = local_covariance(points, points, of.scales, of.outside)
+    own = shares.outside(of.outside)
+    alone = own.covariance(own)
     if known.points:
-        matrix, mean, alone = _given_known(of, known, points, matrix, mean, alone)
+        matrix, mean, alone = _given_known(known, matrix, mean, alone)
     widths = widths_of(points)
     used = np.flatnonzero(matrix.any(axis=0))
     shares = matrix[:, used]
@@ -694,22 +677,20 @@ def believed(
 
 
 def _given_known(
-    of: Fitted,
-    known: Evidence,
-    points: Sequence[Point],
-    matrix: Array,
-    mean: Array,
-    alone: Array,
+    known: Evidence, matrix: Array, mean: Array, alone: Array
 ) -> tuple[Array, Array, Array]:
     """Shares of points in the shared levels, their means, and what is left of their own covariance,
-    once the rows of their checkpoints are known."""
-    within = local_covariance(known.points, known.points, of.scales, of.outside)
-    within[np.diag_indices_from(within)] += known.variance
-    across = local_covariance(known.points, points, of.scales, of.outside)
+    once the rows of their checkpoints are known: those are the first of all arrays."""
+    rows = slice(len(known.points))
+    others = slice(len(known.points), None)
+    within = alone[rows, rows] + np.diag(known.variance)
+    across = alone[rows, others]
     gain = np.linalg.solve(within, across).T
-    rows = of.matrix(known.points)
-    mean = mean + gain @ (known.logits - rows @ of.mean)
-    return matrix - gain @ rows, mean, alone - gain @ across
+    return (
+        matrix[others] - gain @ matrix[rows],
+        mean[others] + gain @ (known.logits - mean[rows]),
+        alone[others, others] - gain @ across,
+    )
 
 
 def _updated(both: Normal, further: Evidence, num_points: int) -> Normal:

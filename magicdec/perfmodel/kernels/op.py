@@ -7,7 +7,7 @@ A pass is a list of them (`ForwardTime`). Functions are pure and broadcast over 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -117,16 +117,22 @@ class Basis:
                 return False
         return True
 
-    def averaged(self, weight: Array) -> Basis:
-        """The basis with the mean shape over the last axis, by these weights."""
+    def mapped(self, change: Callable[[Any], Any]) -> Basis:
+        """The basis with `change` done to the arrays of its work's shape."""
         if self.work is None:
             return self
-        whole = np.maximum(np.sum(weight, axis=-1), LEAST_WEIGHT)
-        means = {}
+        changed = {}
         for name, value in self.work._asdict().items():
             if isinstance(value, np.ndarray):
-                means[name] = np.sum(weight * value, axis=-1) / whole
-        return replace(self, work=self.work._replace(**means))
+                changed[name] = change(value)
+        if not changed:
+            return self
+        return replace(self, work=self.work._replace(**changed))
+
+    def averaged(self, weight: Array) -> Basis:
+        """The basis with the mean shape over the last axis, by these weights."""
+        whole = np.maximum(np.sum(weight, axis=-1), LEAST_WEIGHT)
+        return self.mapped(lambda value: np.sum(weight * value, axis=-1) / whole)
 
 
 class Where(NamedTuple):
@@ -167,6 +173,17 @@ class Op:
             self,
             cost=self.cost.times(count),
             **{name: getattr(self, name) * count for name in SECONDS},
+        )
+
+    def mapped(self, change: Callable[[Any], Any], bases: tuple[Basis, ...]) -> Op:
+        """The operation with `change` done to its cost and seconds, and these bases."""
+        seconds = {name: change(getattr(self, name)) for name in SECONDS}
+        return Op(
+            name=self.name,
+            group=self.group,
+            cost=Cost(*map(change, self.cost)),
+            bases=bases,
+            **seconds,
         )
 
     def named(self, suffix: str) -> Op:
@@ -340,9 +357,7 @@ class ForwardTime:
             return np.sum(weight * value, axis=-1)
 
         def summed(op: Op) -> Op:
-            bases = tuple(basis.averaged(weight) for basis in op.bases)
-            seconds: Any = {name: over(getattr(op, name)) for name in SECONDS}
-            return replace(op, cost=Cost(*map(over, op.cost)), bases=bases, **seconds)
+            return op.mapped(over, tuple(basis.averaged(weight) for basis in op.bases))
 
         return ForwardTime(tuple(map(summed, self.ops)))
 
