@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from magicdec.commands.engine_options import as_ours
 from magicdec.errors import ConfigError, unknown_choice
@@ -166,10 +166,39 @@ SECTIONS = {
 """Options of the long commands by their headings in --help; the others stand under "Other"."""
 
 
+class Option(TyperOption):
+    """An option that converts only what it must: neither one that is not stated, nor text that is
+    wanted as text. Typer makes a converter of pydantic's for every option of a command, which takes
+    as long as a third of a plan.
+    """
+
+    def get_runtime_param(self) -> Any:
+        return self
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        kind = self.type_descriptor.annotation
+        if isinstance(kind, type) and isinstance(value, kind):
+            return value
+        if value is None:
+            return () if self.multiple or self.nargs == -1 else None
+        return super().get_runtime_param().coerce(value, param=param, ctx=ctx)
+
+
+def _light(params: list[Any]) -> list[Any]:
+    """The parameters with options of our class: typer makes its own by name."""
+    for param in params:
+        if type(param) is TyperOption:
+            param.__class__ = Option
+    return params
+
+
 class Command(TyperCommand):
     """A command whose options are listed in groups, where they are many, and which reads engines'
     names for them.
     """
+
+    def get_params(self, ctx: Any) -> Any:
+        return _light(super().get_params(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         names: list[str] = []
@@ -224,6 +253,9 @@ def _is_whole(param: Any) -> bool:
 
 class CommandGroup(TyperGroup):
     """A group of commands that refuses an unknown one with the nearest."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return _light(super().get_params(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         is_name = not ctx.resilient_parsing and not args[0].startswith("-")
