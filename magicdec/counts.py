@@ -216,19 +216,29 @@ def survival(rates: Any) -> Array:
 def expected_tokens_per_step(rates: Any, gamma: Any) -> Array:
     """E(γ). `rates` has positions on its last axis, at least max(gamma) of them; `gamma` broadcasts
     against the other axes."""
-    rates = np.asarray(rates, dtype=np.float64)
+    return _at_depth(1.0 + np.cumsum(survival(rates), axis=-1), gamma)
+
+
+def all_accepted(rates: Any, gamma: Any) -> Array:
+    """The probability that all γ drafts are accepted; arrays as of `expected_tokens_per_step`."""
+    return _at_depth(survival(rates), gamma)
+
+
+def _at_depth(values: Array, gamma: Any) -> Array:
+    """Values by position, on a last axis, at depth gamma: 1 where nothing is drafted."""
     depth: npt.NDArray[np.int64] = np.asarray(gamma, dtype=np.int64)
-    if depth.size and (depth.min() < 0 or depth.max() > rates.shape[-1]):
+    if depth.size and (depth.min() < 0 or depth.max() > values.shape[-1]):
         raise ValueError(
-            f"gamma must be between 0 and the {rates.shape[-1]} positions that rates has"
+            f"gamma must be between 0 and the {values.shape[-1]} positions that rates has"
         )
-    undrafted = np.ones((*rates.shape[:-1], 1))
-    drafted = 1.0 + np.cumsum(survival(rates), axis=-1)
-    tokens = np.concatenate([undrafted, drafted], axis=-1)
-    shape = np.broadcast_shapes(tokens.shape[:-1], depth.shape)
-    tokens = np.broadcast_to(tokens, (*shape, tokens.shape[-1]))
+    undrafted = np.ones((*values.shape[:-1], 1))
+    by_depth = np.concatenate([undrafted, values], axis=-1)
+    if depth.ndim == 0:
+        return np.asarray(by_depth[..., depth])
+    shape = np.broadcast_shapes(by_depth.shape[:-1], depth.shape)
+    by_depth = np.broadcast_to(by_depth, (*shape, by_depth.shape[-1]))
     chosen = np.broadcast_to(depth, shape)[..., None]
-    return np.asarray(np.take_along_axis(tokens, chosen, axis=-1)[..., 0])
+    return np.asarray(np.take_along_axis(by_depth, chosen, axis=-1)[..., 0])
 
 
 def constant_rate(tokens_per_step: Any, gamma: Any) -> Array:

@@ -18,6 +18,7 @@ import numpy as np
 
 from magicdec.counts import (
     Array,
+    all_accepted,
     expected_tokens_per_step,
     is_nothing,
     nothing_accepted,
@@ -384,28 +385,32 @@ class AcceptanceProfile(
             deepest = max(int(gamma.max(initial=0)), 1)
         else:
             deepest = runs.counted
+        rates, deviation = self._known(**at, gamma_max=deepest)
+        depth = gamma if runs is None else deepest
         low, high = (
-            self.conditional_rates(**at, gamma_max=deepest, num_sigma=sigma)
+            expected_tokens_per_step(rates ** np.exp(-sigma * deviation), depth)
             for sigma in (-1.0, 1.0)
         )
-        own = _half_range(
-            *(
-                _by_position(rates, gamma if runs is None else deepest)[0]
-                for rates in (low, high)
-            )
-        )
+        own = _half_range(low, high)
         if runs is not None:
             own = np.hypot(own, runs.log_ratio_error(gamma, deepest))
         if self.replay is not None:
             own = self.replay.setting.error_at(gamma)
         variance: Array = own**2
         for shift in shifts:
-            if np.any(shift):
-                moved = (
+            if not np.any(shift):
+                continue
+            if runs is None and self.replay is None:
+                fewer, more = (
+                    expected_tokens_per_step(_shifted(rates, sign * shift), gamma)
+                    for sign in (-1.0, 1.0)
+                )
+            else:
+                fewer, more = (
                     self.tokens_per_step(**at, gamma=gamma, shift=sign * shift)[0]
                     for sign in (-1.0, 1.0)
                 )
-                variance = variance + _half_range(*moved) ** 2
+            variance = variance + _half_range(fewer, more) ** 2
         return np.sqrt(variance)
 
     def ratio_error(
@@ -515,11 +520,7 @@ def _by_position(rates: Array, gamma: Any) -> tuple[Array, Array]:
     """E(gamma) and the probability that all `gamma` drafts are accepted, from rates by position on
     a last axis.
     """
-    expected, without_last = (
-        expected_tokens_per_step(rates, each)
-        for each in (gamma, np.maximum(gamma - 1, 0))
-    )
-    return expected, np.where(gamma > 0, expected - without_last, 1.0)
+    return expected_tokens_per_step(rates, gamma), all_accepted(rates, gamma)
 
 
 def _shifted(rates: Array, shift: Any) -> Array:

@@ -228,9 +228,8 @@ def sanitize(value: Any, low: float) -> Array:
     """
     if value is None:
         value = LARGEST
-    array = np.asarray(value, dtype=np.float64)
-    finite = np.nan_to_num(array, nan=low, posinf=LARGEST, neginf=low)
-    return np.clip(finite, low, LARGEST)
+    # fmax and fmin take the number where the other is NaN
+    return np.fmin(np.fmax(np.asarray(value, dtype=np.float64), low), LARGEST)
 
 
 @dataclass(frozen=True, kw_only=True)

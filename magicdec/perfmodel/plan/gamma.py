@@ -9,7 +9,7 @@ measured."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -38,6 +38,8 @@ class Best:
     """A draft at its best gamma and budget of each batch and context; arrays are [batch,
     context]."""
 
+    whole: Prediction
+    """Every gamma and budget."""
     rows: Prediction
     is_usable: BoolArray
     """Whether it can run: its budget is below the context, and it fits in memory if autoregressive
@@ -76,6 +78,7 @@ def best_gammas(
         return np.where(is_usable, np.reshape(values, shape), 0.0)
 
     return Best(
+        whole=result,
         rows=rows,
         is_usable=is_usable,
         speedup=of_usable(_speedup(rows, requests)),
@@ -197,21 +200,18 @@ def gamma_table(
         gamma_set_up=followed.tolist(),
         speedup_set_up=np.maximum(decoding, idle).tolist(),
         one_gamma=best.gamma,
-        speedup_of_one_gamma=_with_one_gamma(case, best, axes, option).tolist(),
+        speedup_of_one_gamma=_with_one_gamma(drafted, best, axes).tolist(),
     )
 
 
-def _with_one_gamma(
-    case: Case, best: Candidate, axes: Axes, option: DraftOption
-) -> Array:
+def _with_one_gamma(drafted: Best, best: Candidate, axes: Axes) -> Array:
     """Speedup of decoding with the best candidate's gamma, [batch, context]; 0: it cannot run."""
-    request = msgspec.structs.replace(case.request, gamma=best.gamma)
-    fixed = replace(case, request=request)
-    points = grid_of(fixed, best, axes.batches, axes.contexts, option, best)
-    result = predict(case.setup(option), option.acceptance, points)
-    runs = result.full(result.valid & result.memory.fits)
-    speedup = np.where(runs, result.full(result.speedup), 0.0)
-    return np.reshape(speedup, (len(axes.batches), len(axes.contexts)))
+    whole = drafted.whole
+    runs = whole.full(whole.valid & whole.memory.fits)
+    speedup = np.where(runs, whole.full(whole.speedup), 0.0)
+    is_its = np.ravel(whole.points.gamma) == best.gamma
+    shown: Array = speedup[..., is_its].reshape(axes.shape)[:, axes.shown]
+    return shown
 
 
 def _table(
