@@ -174,8 +174,6 @@ class Configuration(Protocol):
     @property
     def draft_budget(self) -> int | None: ...
     @property
-    def draft_weight_dtype(self) -> str | None: ...
-    @property
     def gamma(self) -> int: ...
 
 
@@ -283,13 +281,13 @@ def describe(configuration: Configuration, *, symbol: str = "gamma") -> str:
         return "autoregressive"
     draft = configuration.draft
     method = configuration.draft_method
-    weights = configuration.draft_weight_dtype
+    # a record says more than a specification
+    weights = getattr(configuration, "draft_weight_dtype", None)
+    is_adaptive = getattr(configuration, "adaptive", False)
     words = ("" if draft in ("self", method) else f"{draft} ") + method_name(method)
     words += (
         "" if configuration.draft_budget is None else f" {configuration.draft_budget}"
     )
     words += "" if weights is None else f", {weights} draft"
-    return (
-        f"{words}, {symbol} "
-        f"{'up to ' * getattr(configuration, 'adaptive', False)}{configuration.gamma}"
-    )
+    up_to = "up to " if is_adaptive else ""
+    return f"{words}, {symbol} {up_to}{configuration.gamma}"

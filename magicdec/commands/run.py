@@ -39,7 +39,7 @@ from magicdec.specs import (
 
 if TYPE_CHECKING:
     from magicdec.measure import BenchmarkRequest, Outputs
-    from magicdec.schema import Candidate, Formats, Plan, Record
+    from magicdec.schema import Candidate, Plan, Record
     from magicdec.specs import NamedHead
 
 EPILOG = options.examples(
@@ -80,9 +80,10 @@ REQUESTED = (
 FORMATS_OF_DTYPE = {
     "weight_dtype": "weights",
     "kv_dtype": "a KV cache",
+    "draft_weight_dtype": "a draft's weights",
     "draft_kv_dtype": "a draft's KV cache",
 }
-"""Formats of a plan that the run's dtype decides. A draft's weights have an option of their own."""
+"""Formats of a plan that the run's dtype decides."""
 
 
 def run_command(
@@ -123,13 +124,6 @@ def run_command(
     ] = 1,
     draft_tp: Annotated[
         int | None, option("Ranks of the draft model; default: all.", min=1)
-    ] = None,
-    draft_weight_dtype: Annotated[
-        str | None,
-        option(
-            "The draft's weights: bf16, fp8, int8 or int4; a list measures each.",
-            callback=options.as_formats,
-        ),
     ] = None,
     batch: Annotated[int, option("Sequences decoded together.", min=1)] = 8,
     context: Annotated[int, option("Tokens of the longest prompt.", min=2)] = 2048,
@@ -355,7 +349,7 @@ def _draft_and_method(draft: str, method: str) -> tuple[str, str]:
 
 
 def _speculations(given: dict[str, Any]) -> tuple[SpeculationSpec, ...]:
-    """Every combination of budget, format of the draft's weights and gamma."""
+    """Every combination of budget and gamma."""
     if given["draft"] == "none":
         return ()
     draft, method = _draft_and_method(given["draft"], given["draft_method"])
@@ -371,10 +365,9 @@ def _speculations(given: dict[str, Any]) -> tuple[SpeculationSpec, ...]:
         context_len=given["context"],
         has_head=head is not None,
     )
-    formats = (given["draft_weight_dtype"] or "").split(",")
     gammas = parse_ints(given["gamma"], "--gamma")
     speculations = []
-    for budget, weight_dtype, gamma in product(budgets, formats, gammas):
+    for budget, gamma in product(budgets, gammas):
         if gamma <= 0:
             continue
         speculation = SpeculationSpec(
@@ -383,7 +376,6 @@ def _speculations(given: dict[str, Any]) -> tuple[SpeculationSpec, ...]:
             draft_budget=budget,
             gamma=gamma,
             draft_tp_size=given["draft_tp"],
-            draft_weight_dtype=weight_dtype.strip() or None,
             head=spec,
             checkpoint=checkpoint,
         )
@@ -522,8 +514,9 @@ def read_plan(
         "model": request.model,
         "temperature": request.temperature,
         "gamma_table": plan.gamma_table.policy,
-        **_dtypes(path, plan.precision, is_dtype_given=is_dtype_given),
     }
+    if not is_dtype_given:
+        common["dtype"] = _dtype(path, plan, is_draft_given=is_draft_given)
     if request.gen_len:
         common["gen_len"] = request.gen_len
     if request.top_k is not None:
@@ -572,26 +565,24 @@ def _instead(plan: Plan) -> str:
     return f"its best that is run: {' '.join(words)}"
 
 
-def _dtypes(path: Path, formats: Formats, *, is_dtype_given: bool) -> dict[str, str]:
-    """The run's dtype, unless given, and the format of the draft's weights where it differs."""
-    weights = formats.weight_dtype
-    options = {}
-    if formats.draft_weight_dtype != weights:
-        options["draft_weight_dtype"] = formats.draft_weight_dtype
-    if is_dtype_given:
-        return options
-    dtype = DTYPE_OF_FORMAT.get(weights, "bfloat16")
+def _dtype(path: Path, plan: Plan, *, is_draft_given: bool) -> str:
+    """The run's dtype. Raises ConfigError where the plan has formats that are not run."""
+    formats = plan.precision
+    dtype = DTYPE_OF_FORMAT.get(formats.weight_dtype, "bfloat16")
+    without_weights = ("none", *LOOKUP_METHODS, *HEAD_METHODS)
+    has_weights = not is_draft_given and plan.best.draft_method not in without_weights
     lacking = []
     for name, title in FORMATS_OF_DTYPE.items():
         value = getattr(formats, name)
-        if DTYPE_OF_FORMAT.get(value) != dtype:
+        is_used = has_weights or name != "draft_weight_dtype"
+        if is_used and DTYPE_OF_FORMAT.get(value) != dtype:
             lacking.append(f"{title} in {value}")
     if lacking:
         raise ConfigError(
             f"{path} plans {' and '.join(lacking)}, which is not run; --dtype {dtype} runs the "
             "rest of it"
         )
-    return options | {"dtype": dtype}
+    return dtype
 
 
 def _runner_up(plan: Plan) -> list[Candidate]:
@@ -622,8 +613,6 @@ def _options_of(row: Candidate, common: dict[str, Any]) -> dict[str, Any]:
         for name in ("draft_method", "draft_budget", "gamma", "draft_tp"):
             options.pop(name, None)
         return options
-    if options["draft"] in LOOKUP_METHODS or row.draft_method in HEAD_METHODS:
-        options.pop("draft_weight_dtype", None)
     if row.draft_method in HEAD_METHODS:
         options["draft_model"] = row.drafting.checkpoint
     if options["draft_tp"] == options["tp"]:

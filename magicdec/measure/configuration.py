@@ -77,7 +77,6 @@ SPECULATION_FIELDS = (
     "draft_budget",
     "gamma",
     "draft_tp_size",
-    "draft_weight_dtype",
 )
 SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "seed")
 """Fields of a record that are the request's, its configuration's and its sampling's own."""
@@ -277,10 +276,6 @@ def _check_for_vllm(request: BenchmarkRequest) -> None:
                 "in vLLM by this "
                 f"package; use --draft self with --draft-method {' or '.join(VLLM_METHODS)}"
             )
-        if speculation.draft_weight_dtype is not None:
-            raise ConfigError(
-                "--draft-weight-dtype is not run in vLLM: the draft's weights are the target's own"
-            )
     installed_engine(request.engine)
 
 
@@ -329,10 +324,6 @@ def _check_speculation(
     if name is not None:
         _check_draft_model(request, speculation, load_model_spec(name), target)
         return
-    if not speculation.is_self and speculation.draft_weight_dtype is not None:
-        raise ConfigError(
-            f"--draft-weight-dtype needs a draft with weights; draft '{speculation.draft}' has none"
-        )
     if draft_tp_size != request.tp_size:
         raise ConfigError(
             f"--draft-tp {draft_tp_size} needs a draft model; draft '{speculation.draft}' has none"
@@ -380,8 +371,6 @@ def _check_head(
             f"a head is on all {request.tp_size} ranks of its target, not on "
             f"{speculation.draft_tp_size}; leave --draft-tp out"
         )
-    if speculation.draft_weight_dtype is not None:
-        raise ConfigError("--draft-weight-dtype is not run for heads; leave it out")
     layout = layout_of(speculation, target)
     if speculation.draft_budget is not None and layout.block_size is not None:
         raise ConfigError(
@@ -439,10 +428,7 @@ def model_setup(request: BenchmarkRequest, speculation: SpeculationSpec) -> Mode
         draft_model=draft_model,
         sampling=request.sampling,
         precision=Precision(weight_dtype=dtype, kv_dtype=dtype),
-        draft_precision=Precision(
-            weight_dtype=speculation.draft_weight_dtype or dtype,
-            kv_dtype=dtype,
-        ),
+        draft_precision=Precision(weight_dtype=dtype, kv_dtype=dtype),
     )
 
 
@@ -480,8 +466,8 @@ def session_bytes(request: BenchmarkRequest) -> tuple[float, float]:
     """Bytes that each rank holds during a session: of weights, and of KV caches per sequence;
     drafts included, and what comes and goes not.
 
-    A draft model and its cache stay for the whole session, as does a copy of the target in a
-    narrower format; a self-draft's compact cache lasts for one run.
+    A draft model and its cache stay for the whole session; a self-draft's compact cache lasts for
+    one run.
     """
     weights: dict[tuple[object, ...], float] = {}
     caches: dict[tuple[object, ...], float] = {}
@@ -494,7 +480,6 @@ def session_bytes(request: BenchmarkRequest) -> tuple[float, float]:
         held = (
             speculation.checkpoint or speculation.draft,
             speculation.draft_tp_size or request.tp_size,
-            speculation.draft_weight_dtype,
         )
         weights[held] = float(need.draft_weights_bytes)
         if speculation.is_self:

@@ -36,11 +36,9 @@ from magicdec.runtime import (
     generation_eos_token_ids,
     load_head,
     load_model,
-    with_weight_dtype,
 )
 from magicdec.specs import (
     HEAD_METHODS,
-    SELF,
     DraftMethod,
     ModelSpec,
     SamplingSpec,
@@ -51,8 +49,8 @@ from magicdec.specs import (
 )
 
 WARM_UP_TOKENS = 4
-DraftKey = tuple[str, int, str | None]
-"""A drafting model's name, ranks and weight format. None: the published format."""
+DraftKey = tuple[str, int]
+"""A draft model's name and its ranks."""
 HeadKey = tuple[DraftMethod, str | None]
 """A head's method and directory (None: it is part of the target's checkpoint)."""
 
@@ -119,25 +117,21 @@ class BenchmarkSession:
         )
 
     def _load_drafts(self, tp: TensorParallel) -> dict[DraftKey, Transformer | None]:
-        """Draft models, and the target's narrower copies; None where this rank does not draft.
-        Every rank goes through the same ones."""
+        """Draft models; None where this rank does not draft. Every rank goes through the same
+        ones."""
         models: dict[DraftKey, Transformer | None] = {}
         for speculation in self.request.speculations:
             key = self._draft_key(speculation)
             if key is not None:
                 models[key] = None
         groups: dict[int, TensorParallel | None] = {}
-        for _, size, _ in models:
+        for _, size in models:
             if size not in groups:
                 groups[size] = tp.first(size)
-        for name, size, weight_dtype in models:
+        for name, size in models:
             group = groups[size]
-            if group is None:
-                continue
-            model = self.model
-            if name != SELF:
-                model = self._load(name, group)
-            models[name, size, weight_dtype] = with_weight_dtype(model, weight_dtype)
+            if group is not None:
+                models[name, size] = self._load(name, group)
         return models
 
     def _load_heads(self) -> dict[HeadKey, Head]:
@@ -162,16 +156,11 @@ class BenchmarkSession:
         return heads
 
     def _draft_key(self, speculation: SpeculationSpec) -> DraftKey | None:
-        """The model that drafts. None: the target itself, or no draft."""
+        """The draft model. None: the target itself drafts, or no model."""
         name = draft_model_name(speculation.draft)
-        weight_dtype = speculation.draft_weight_dtype
-        if name is None and (weight_dtype is None or not speculation.is_self):
+        if name is None:
             return None
-        return (
-            name or SELF,
-            speculation.draft_tp_size or self.request.tp_size,
-            weight_dtype,
-        )
+        return name, speculation.draft_tp_size or self.request.tp_size
 
     def _drafter(self, speculation: SpeculationSpec) -> Drafter | None:
         """A new drafter, but the kept one of a draft model or a head: its prefill serves every

@@ -334,7 +334,7 @@ class Gains:
         lowest = self.speedups.min(axis=0)
         is_sure = deviations.max(axis=0) <= LEAST_DEVIATION
         is_sure = is_sure & (lowest == self.speedups.max(axis=0))
-        return np.where(is_sure, lowest, found)
+        return np.asarray(np.where(is_sure, lowest, found))
 
 
 def gains_of(prediction: Prediction, tokens_relative_error: Any = 0.0) -> Gains:

@@ -209,7 +209,7 @@ class Prediction:
     def take(self, chosen: Any) -> Prediction:
         """The predictions of some points, by their flat indices, as rows."""
         taken = _Taken(self.points.shape, chosen)
-        points = {}
+        points: dict[str, Any] = {}
         for name in AXES:
             axis = getattr(self.points, name)
             points[name] = None if axis is None else taken.rows(axis)
@@ -242,10 +242,11 @@ class _Taken:
 
     def rows(self, values: Any) -> Array:
         """Values at the points, single ones at each."""
-        rows: Array = np.asarray(values)
-        if rows.ndim == 0:
-            return np.full(self._where[0].shape, rows)
-        return rows[self._place(rows.shape)]
+        every: Array = np.asarray(values)
+        if every.ndim == 0:
+            return np.full(self._where[0].shape, every)
+        rows: Array = every[self._place(every.shape)]
+        return rows
 
     def _place(self, shape: tuple[int, ...]) -> Any:
         if shape not in self._places:

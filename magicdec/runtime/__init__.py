@@ -30,6 +30,6 @@ if TYPE_CHECKING:
         load_tokenizer,
     )
     from magicdec.runtime.transformer import NORMED, Transformer
-    from magicdec.runtime.weights import check_divisible, load_model, with_weight_dtype
+    from magicdec.runtime.weights import check_divisible, load_model
 else:
     __getattr__, __dir__, __all__ = door(__name__, __file__)

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from magicdec.runtime import kernels
 from magicdec.runtime.distributed import TensorParallel
-from magicdec.runtime.quantized import QuantizedWeight
 from magicdec.specs import Activation, MixtureOfExperts
 
 
@@ -107,15 +106,12 @@ class ColumnParallelLinear:
     without a collective.
     """
 
-    weight: Tensor | QuantizedWeight
+    weight: Tensor
     bias: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x · weightᵀ + bias, whatever the weight's format."""
-        weight = self.weight
-        if isinstance(weight, Tensor):
-            return F.linear(x, weight, self.bias)
-        return weight.linear(x, self.bias)
+        """x · weightᵀ + bias."""
+        return F.linear(x, self.weight, self.bias)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -92,8 +92,6 @@ class Transformer:
     norm: Norm
     head: ColumnParallelLinear
     rotaries: tuple[RotaryEmbedding, ...]
-    weight_dtype: str | None = None
-    """The format of the linear layers' weights, where it is narrower than `dtype`."""
 
     @property
     def device(self) -> torch.device:

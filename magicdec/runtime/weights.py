@@ -4,21 +4,16 @@ installed."""
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from torch import Tensor
 
 from magicdec.errors import CheckpointError, ConfigError, unknown_choice
 from magicdec.runtime.builder import Builder
 from magicdec.runtime.checkpoint import CheckpointDirectory, RandomTensors, TensorSource
 from magicdec.runtime.distributed import SINGLE, TensorParallel
-from magicdec.runtime.layers import MLP, ColumnParallelLinear, Experts
-from magicdec.runtime.mixers import GroupedAttention, LatentAttention
-from magicdec.runtime.quantized import quantize
-from magicdec.runtime.transformer import Layer, Transformer
+from magicdec.runtime.transformer import Transformer
 from magicdec.specs import (
     PROFILE_DTYPES,
     ModelSpec,
@@ -93,45 +88,6 @@ def load_model(
         )
     with torch.inference_mode():
         return Builder(spec, tp, source, torch_device).build()
-
-
-@torch.inference_mode()
-def with_weight_dtype(model: Transformer, weight_dtype: str | None) -> Transformer:
-    """The model with its linear layers and head in a narrower format (see quantized.py), everything
-    else shared. The model itself where that is its format, or none is named. Raises ConfigError for
-    an unknown format, and for a model that is in another one already."""
-    activations = str(model.dtype).removeprefix("torch.")
-    own = (model.weight_dtype, PROFILE_DTYPES.get(activations))
-    if weight_dtype is None or weight_dtype in own:
-        return model
-    if model.weight_dtype is not None:
-        raise ConfigError(
-            f"{model.spec.name} is in {model.weight_dtype} already; load it again for "
-            f"{weight_dtype}"
-        )
-    return replace(
-        model,
-        layers=_narrowed(model.layers, weight_dtype),
-        head=_narrowed(model.head, weight_dtype),
-        weight_dtype=weight_dtype,
-    )
-
-
-def _narrowed(part: Any, weight_dtype: str) -> Any:
-    """A part of a model with narrower linear layers. Norms, routers and absorbed projections of
-    latents keep their format."""
-    if isinstance(part, ColumnParallelLinear):
-        assert isinstance(part.weight, Tensor)
-        return replace(part, weight=quantize(part.weight, weight_dtype))
-    if isinstance(part, list | tuple):
-        return tuple(_narrowed(member, weight_dtype) for member in part)
-    if isinstance(part, Layer | GroupedAttention | LatentAttention | MLP | Experts):
-        values = {}
-        for field in fields(part):
-            value = getattr(part, field.name)
-            values[field.name] = _narrowed(value, weight_dtype)
-        return replace(part, **values)
-    return part
 
 
 def check_divisible(spec: ModelSpec, tp_size: int) -> None:

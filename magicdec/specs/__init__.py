@@ -99,7 +99,6 @@ if TYPE_CHECKING:
         ANY_MODEL,
         AUTOREGRESSIVE,
         DRAFT_METHODS,
-        DRAFT_WEIGHT_DTYPES,
         HEAD_METHODS,
         LOOKUP_METHODS,
         MAX_GAMMA,

@@ -41,7 +41,6 @@ NOT_RUN: tuple[DraftMethod, ...] = tuple(
 """Methods that are planned for and not run."""
 OWN_METHOD = _of_sort("lookup", "head", "parallel")
 """Drafts whose name is their method."""
-DRAFT_WEIGHT_DTYPES = ("bf16", "fp8", "int8", "int4")
 SELF = "self"
 NAMED_DRAFTS = (SELF, "none", *OWN_METHOD)
 """Drafts that are no model."""
@@ -272,9 +271,7 @@ class SpeculationSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A draft and how far it looks ahead. `gamma` = 0 is autoregressive decoding. `draft` is
     "none", "self" (the target drafts for itself), "ngram", or a model's name. `draft_budget` counts
     the KV slots per sequence and KV head that one draft step reads: sinks + selected + recent,
-    generated tokens included, the drafts of the current block excluded; None means the full cache.
-    `draft_weight_dtype`: the format of the draft's weights; None: as they are in the checkpoint, or
-    in the target that drafts for itself."""
+    generated tokens included, the drafts of the current block excluded; None means the full cache."""
 
     draft: str = "none"
     draft_method: DraftMethod = "none"
@@ -284,7 +281,6 @@ class SpeculationSpec(msgspec.Struct, frozen=True, kw_only=True):
     observation_window: int = 32
     pooling_kernel: int = 5
     draft_tp_size: int | None = None
-    draft_weight_dtype: str | None = None
     head: HeadSpec | None = None
     """The trained head. None: the usual published head."""
     checkpoint: str | None = None
@@ -299,9 +295,6 @@ class SpeculationSpec(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.draft_method not in DRAFT_METHODS:
             raise unknown_choice("draft method", self.draft_method, DRAFT_METHODS)
-        if self.draft_weight_dtype not in (None, *DRAFT_WEIGHT_DTYPES):
-            stated = str(self.draft_weight_dtype)
-            raise unknown_choice("draft weight dtype", stated, DRAFT_WEIGHT_DTYPES)
         if not 0 <= self.gamma <= MAX_GAMMA:
             raise ConfigError(
                 f"gamma must be between 0 and {MAX_GAMMA}, not {self.gamma}"

@@ -474,11 +474,10 @@ def prediction_note(record: Record) -> str:
 
 
 class DraftKind(NamedTuple):
-    """Draft requested of a plan: its name, method, weight format and a head's directory."""
+    """Draft requested of a plan: its name, method and a head's directory."""
 
     draft: str = SELF
     method: str | None = None
-    weight_dtype: str | None = None
     checkpoint: str | None = None
 
     @property
@@ -493,7 +492,6 @@ def _kind(speculation: SpeculationSpec) -> DraftKind:
     return DraftKind(
         draft=speculation.draft,
         method=speculation.draft_method,
-        weight_dtype=speculation.draft_weight_dtype,
         checkpoint=speculation.checkpoint,
     )
 
@@ -511,9 +509,6 @@ def plan_local(
     of draft; None: the target's own drafts."""
     dtype = PROFILE_DTYPES[request.dtype]
     kind = kind or DraftKind()
-    draft_weight_dtype = kind.weight_dtype
-    if draft_weight_dtype is None and kind.checkpoint:
-        draft_weight_dtype = dtype
     return make_plan(
         PlanRequest(
             model=request.model,
@@ -533,7 +528,7 @@ def plan_local(
             acceptance=profile.acceptance,
             weight_dtype=dtype,
             kv_dtype=dtype,
-            draft_weight_dtype=draft_weight_dtype,
+            draft_weight_dtype=dtype if kind.checkpoint else None,
         )
     )
 

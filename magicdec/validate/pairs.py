@@ -413,12 +413,7 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             )
         if kind in QUANTIZED_SELF:
             own = self._stated_format() or "int4"
-            spec = SpeculationSpec(
-                draft=SELF,
-                draft_method="full",
-                draft_weight_dtype=own,
-                gamma=self.gamma,
-            )
+            spec = SpeculationSpec(draft=SELF, draft_method="full", gamma=self.gamma)
             return _Drafting(spec, weight_dtype=own)
         if kind not in OWN_METHOD:
             name = self._draft_model_name(kind)

@@ -211,41 +211,33 @@ def test_a_plan_whose_draft_cannot_be_run_names_what_can(
 FORMATS = {
     "weight_dtype": "bf16",
     "kv_dtype": "bf16",
-    "draft_weight_dtype": "int8",
+    "draft_weight_dtype": "bf16",
     "draft_kv_dtype": "bf16",
 }
 
 
 def test_the_dtype_of_a_plan(tmp_path: Path) -> None:
-    """Of its formats, and as the planner states them: bf16 on a GPU, with the draft in what was asked."""
-    for formats, options in (
-        (dict.fromkeys(FORMATS, "bf16"), {"dtype": "bfloat16"}),
-        (dict.fromkeys(FORMATS, "fp32"), {"dtype": "float32"}),
-        (
-            {**FORMATS, "draft_weight_dtype": "fp8"},
-            {"dtype": "bfloat16", "draft_weight_dtype": "fp8"},
-        ),
-    ):
-        for row in read_plan(
-            plan_file(tmp_path / "plan.json", precision=Formats(**formats))
-        ):
-            assert {
-                name: row[name]
-                for name in ("dtype", "draft_weight_dtype")
-                if name in row
-            } == options
-    request = PlanRequest(
+    """Of its formats."""
+    for name, dtype in (("bf16", "bfloat16"), ("fp32", "float32")):
+        formats = Formats(**dict.fromkeys(FORMATS, name))
+        for row in read_plan(plan_file(tmp_path / "plan.json", precision=formats)):
+            assert row["dtype"] == dtype
+
+
+def test_a_draft_in_fewer_bits_is_planned_and_not_run(tmp_path: Path) -> None:
+    """A copy of the target's weights, as the planner states it; a look-up has none."""
+    asked = PlanRequest(
         model="llama-3.1-8b", hardware=("a100-sxm-80gb",), batch_sizes=(64,), context_lens=(32_768,),
         draft="self", draft_method="streamingllm", acceptance_rate=0.9, draft_weight_dtype="fp8",
     )  # fmt: skip
     path = tmp_path / "plan.json"
-    path.write_text(make_plan(request).to_json())
-    row = read_plan(path)[0]
-    assert (row["draft"], row["dtype"], row["draft_weight_dtype"]) == (
-        "self",
-        "bfloat16",
-        "fp8",
-    )
+    path.write_text(make_plan(asked).to_json())
+    with pytest.raises(ConfigError, match="a draft's weights in fp8, which is not run"):
+        read_plan(path)
+    assert "dtype" not in read_plan(path, is_dtype_given=True)[0]
+    looked_up = msgspec.structs.replace(asked, draft="ngram", draft_method=None)
+    path.write_text(make_plan(looked_up).to_json())
+    assert read_plan(path)[0]["dtype"] == "bfloat16"
 
 
 def test_a_plan_in_a_format_that_cannot_be_run(tmp_path: Path) -> None:
@@ -429,33 +421,6 @@ def test_a_queue_is_recorded_and_changes_no_token(
         program("run", *SMALL, *options, "--batch", "5", "--save-output", str(whole))
     )
     assert sorted(generated(queued)) == sorted(generated(whole))
-
-
-def test_each_format_of_a_drafts_weights_is_measured_and_recorded(
-    tmp_path: Path, program: Program
-) -> None:
-    """Side by side, with the same greedy output, and told apart where the records are resumed."""
-    records, output = tmp_path / "records.jsonl", tmp_path / "output.jsonl"
-    options = (
-        "--temperature",
-        "0",
-        "--gamma",
-        "2",
-        "--draft-weight-dtype",
-        "fp8,int8,int4",
-        "--records",
-        str(records),
-    )
-    done = program("run", *DRAFTED, *options, "--save-output", str(output))
-    assert done.returncode == 0, done.stderr
-    assert "int8 draft" in done.stdout
-    rows = read_records(records)
-    assert {row.draft_weight_dtype for row in rows} == {None, "fp8", "int8", "int4"}
-    assert len(rows) == 4
-    assert all((row.memory_bytes_per_gpu or 0) > 0 for row in rows)
-    again = program("run", *DRAFTED, *options, "--resume")
-    assert again.returncode == 0, again.stderr
-    assert read_records(records) == rows
 
 
 @pytest.mark.slow

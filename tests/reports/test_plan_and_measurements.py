@@ -88,14 +88,8 @@ def test_a_candidate_pairs_with_each_way_that_its_configuration_was_run_and_with
 ) -> None:
     best = drafted(planned)
     runs = [measured_like(best, 1.4, context_spread=spread) for spread in (0.0, 0.5)]
-    narrow = SpeculationSpec(
-        draft="self", draft_method="streamingllm", draft_budget=best.draft_budget, gamma=best.gamma,
-        draft_weight_dtype="int8",
-    )  # fmt: skip
     others = [measured_like(best, 1.3, batch_size=8)]
-    others += [
-        Record(source="measured", **configuration_fields(REQUEST, narrow), speedup=1.5)
-    ]
+    others += [msgspec.structs.replace(runs[0], draft_weight_dtype="int8")]
     data = ReportData.from_records([*runs, *others], plan=planned)
     assert [pair.measured for pair in data.comparison.pairs] == runs
 

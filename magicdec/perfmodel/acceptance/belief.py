@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from magicdec.counts import Array
 from magicdec.perfmodel.acceptance.published import GROUPS, Rate, Situation
@@ -368,7 +369,7 @@ class Shares(NamedTuple):
 
     names: list[list[str]]
     """Each level's values."""
-    values: Array
+    values: npt.NDArray[np.int64]
     """Their numbers at the points: [levels, points]."""
     factors: Array
     """[levels, points]."""
@@ -396,7 +397,7 @@ class Shares(NamedTuple):
 def shares_of(points: Sequence[Point], scales: Scales) -> Shares:
     """The shares of points in the values of all levels."""
     names = []
-    values = np.zeros((len(LEVELS), len(points)), dtype=np.int64)
+    values: npt.NDArray[np.int64] = np.zeros((len(LEVELS), len(points)), dtype=np.int64)
     factors = np.zeros((len(LEVELS), len(points)))
     covariates = {
         name: np.array([value(point) for point in points])
@@ -667,8 +668,8 @@ def believed(
         matrix, mean, alone = _given_known(known, matrix, mean, alone)
     widths = widths_of(points)
     used = np.flatnonzero(matrix.any(axis=0))
-    shares = matrix[:, used]
-    shared = shares @ of.covariance[np.ix_(used, used)] @ shares.T
+    in_use = matrix[:, used]
+    shared = in_use @ of.covariance[np.ix_(used, used)] @ in_use.T
     covariance = (shared + alone) * np.outer(widths, widths)
     if further is None:
         return Normal(mean, covariance)

@@ -25,7 +25,6 @@ from magicdec.runtime.drafters.self_draft import (
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.heads.chain import Head
 from magicdec.runtime.transformer import Transformer
-from magicdec.runtime.weights import with_weight_dtype
 from magicdec.specs import HEAD_METHODS, SpeculationSpec
 
 Make = Callable[[Engine, SpeculationSpec, Transformer], Drafter]
@@ -54,9 +53,8 @@ def build_drafter(
 ) -> Drafter | None:
     """The drafter of a specification. None: autoregressive decoding.
 
-    `draft_model` is the model or the head that drafts; for a self-draft it is the target's copy in
-    `draft_weight_dtype`. Weights in another format are converted here, again for each drafter. With
-    a `draft_tp_size` below the target's, ranks beyond it have no draft model and receive the
+    `draft_model` is the model or the head that drafts; None where the target drafts for itself.
+    With a `draft_tp_size` below the target's, ranks beyond it have no draft model and receive the
     drafts.
 
     Raises ConfigError when the method is unknown or does not go with the draft.
@@ -75,7 +73,7 @@ def build_drafter(
     assert not isinstance(draft_model, Head)
     if spec.is_self:
         _check_method(spec, SELF_DRAFTERS, "self-draft")
-        return _drafter_of(SELF_DRAFTERS, spec, engine, draft_model or engine.model)
+        return SELF_DRAFTERS[spec.draft_method](engine, spec, engine.model)
     return _model_drafter(spec, engine, draft_model)
 
 
@@ -96,16 +94,6 @@ def _check_method(spec: SpeculationSpec, known: dict[str, Make], whose: str) -> 
         raise unknown_choice(f"draft method of a {whose}", spec.draft_method, known)
 
 
-def _drafter_of(
-    known: dict[str, Make],
-    spec: SpeculationSpec,
-    engine: Engine,
-    model: Transformer,
-) -> Drafter:
-    in_format = with_weight_dtype(model, spec.draft_weight_dtype)
-    return known[spec.draft_method](engine, spec, in_format)
-
-
 def _model_drafter(
     spec: SpeculationSpec, engine: Engine, model: Transformer | None
 ) -> Drafter | None:
@@ -121,7 +109,7 @@ def _model_drafter(
         raise ConfigError(f"draft {spec.draft} needs its model's weights")
     own = None
     if model is not None:
-        own = _drafter_of(MODEL_DRAFTERS, spec, engine, model)
+        own = MODEL_DRAFTERS[spec.draft_method](engine, spec, model)
     if draft_size == tp.size:
         return own
     return FewerRanksDrafter(engine, own, model.tp if model else None)
@@ -134,6 +122,4 @@ def _head_drafter(
         raise ConfigError(
             f"draft {spec.draft} needs a head's weights; give its checkpoint's directory"
         )
-    if spec.draft_weight_dtype is not None:
-        raise ConfigError("--draft-weight-dtype is not run for heads; leave it out")
     return HEAD_DRAFTERS[head.layout.method](engine, spec, head)

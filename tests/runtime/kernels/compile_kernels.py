@@ -16,7 +16,6 @@ from triton.compiler import ASTSource
 from magicdec.runtime.kernels import (
     triton_attention,
     triton_fused,
-    triton_linear,
     triton_sampling,
 )
 from magicdec.vllm import page_kernels
@@ -77,19 +76,6 @@ def main() -> None:
             types = dict.fromkeys(("query", "keys", "values"), f"*{dtype}") | POINTERS
             types |= dict.fromkeys(FLOATS, "*fp32") | {"scale": "fp32"}
             show(kernel, dtype, types, constants, capability)
-    for weights, group in (("i8", 0), ("fp8e4nv", 0), ("u8", 64)):
-        for num_outputs in (4096, 128256):
-            types = {
-                "activations": "*bf16",
-                "weights": f"*{weights}",
-                "output": "*bf16",
-            }
-            types["scales"] = "*bf16" if group else "*fp32"
-            constants = triton_linear.tiling(32, num_outputs, 132, group=group) | {
-                "GROUP": group,
-                "WIDEN": False,
-            }
-            show(triton_linear._linear_kernel, "bf16", types, constants, 90)
     for dtype, capability, hidden, head_dim in (
         ("bf16", 90, 4096, 128),
         ("bf16", 80, 16384, 80),
