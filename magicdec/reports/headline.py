@@ -189,8 +189,9 @@ def _setting(plan: Plan | None) -> str:
     limits = limits_text(plan.request)
     first = ""
     if len(plan.cases) > 1:
-        first = "the figures are of the first: "
-    return f"{first}{asked_line(plan, plan)}; limits {limits}"
+        first = "The figures are of the first: "
+    asked = asked_line(plan, plan).removesuffix(".")
+    return f"{first}{asked}; limits {limits}"
 
 
 def _further(plan: Plan | None) -> Iterable[str]:

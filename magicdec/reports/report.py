@@ -47,9 +47,13 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("traffic", "Under arrivals", ("traffic", "goodput", "timeline"), ()),
     ("pays", "Where it pays", ("heatmap", "gamma", "budget", "pareto"), ("gamma",)),
     ("right", "Is the prediction right?", ("scatter",), ("errors",)),
-    ("time", "Where the time goes", ("phases", "limits", "roofline"), ()),
+    (
+        "time",
+        "Where the time goes, and the memory",
+        ("phases", "limits", "roofline", "memory"),
+        (),
+    ),
     ("acceptance", "What is accepted", ("positions",), ()),
-    ("memory", "What it takes", ("memory",), ()),
     ("numbers", "All numbers", (), ("results", "candidates")),
 )
 """Identifier, heading, figures and tables of each section, in the report's order."""
