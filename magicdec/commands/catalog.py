@@ -195,7 +195,7 @@ def _describe(engine: EngineProfile, output: str) -> None:
         for bound in ("", *engine.bounds):
             at = engine.just_before(bound) if bound else engine
             path = at.path(draft or method, method)
-            text = path.words
+            text = path.words if at.runs(draft or method, method) else "not run"
             if text != said:
                 drafts.append(
                     {

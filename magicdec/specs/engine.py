@@ -267,6 +267,13 @@ class EngineProfile(
     def runs(self, draft: str, method: str) -> bool:
         return self.draft(draft, method).runs
 
+    def runs_since(self, draft: str, method: str) -> str:
+        """The version from which it runs a draft; "": all of them, or none."""
+        for bound in self.bounds:
+            if not self.just_before(bound).runs(draft, method):
+                return bound if self.runs(draft, method) else ""
+        return ""
+
     def draft_call(self, method: str) -> dict[str, str | bool]:
         """The settings that ask for a method there."""
         own = self.drafts.get(method, NO_DRAFT).call

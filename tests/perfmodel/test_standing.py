@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from magicdec.errors import ConfigError
@@ -194,3 +195,54 @@ def test_a_plan_searches_no_gamma_beyond_the_block() -> None:
     most = {option.method: option.acceptance.max_gamma for option in options}
     assert most["dspark"] == 7
     assert most["dflash"] == 15
+
+
+@pytest.mark.parametrize(
+    ("engine", "method", "since"),
+    [
+        ("vllm@0.11.0", "suffix", "0.11.1"),
+        ("vllm@0.12", "suffix", ""),
+        ("vllm@0.15", "dflash", "0.20"),
+        ("vllm@0.23", "dflash", ""),
+        ("vllm@0.15.0", "p-eagle", "0.16"),
+    ],
+)
+def test_a_version_before_a_method_cannot_start_it(
+    engine: str, method: str, since: str
+) -> None:
+    """Releases in which each method came, by vLLM's pull requests."""
+    result = found("qwen3-8b", method, engine=engine, exists=True)
+    assert (result.answer == "cannot start") == bool(since)
+    assert result.cure == (f"{since} is the first that does" if since else "")
+
+
+def test_draft_models_were_gone_in_between() -> None:
+    """vLLM issue 31883: 0.13 refuses them; V0 ran them, and V1 does from 0.14 on."""
+    draft = load_model_spec("qwen3-0.6b")
+    answers = []
+    for version in ("0.10", "0.13.0", "0.14", "0.32"):
+        asked = Asked(draft="qwen3-0.6b", method="full", model=draft)
+        answers.append(
+            standing(
+                asked, load_model_spec("qwen3-8b"), load_engine(f"vllm@{version}")
+            ).starts
+        )
+    assert answers == [True, False, True, True]
+
+
+def test_drafts_beyond_the_prediction_modules_are_multiples_of_them_in_vllm() -> None:
+    """vllm/config/speculative.py: above n_predict, num_speculative_tokens must be divisible by it."""
+    one = load_model_spec("glm-4.5-air")
+    three = msgspec.structs.replace(one, mtp_layers=one.mtp_layers * 3)
+    starts = []
+    for gamma in range(1, 8):
+        asked = Asked(draft="mtp", method="mtp", gamma=gamma)
+        starts.append(standing(asked, three, load_engine("vllm")).starts)
+        assert standing(asked, three, load_engine("sglang")).starts
+        assert standing(asked, one, load_engine("vllm")).starts
+    assert starts == [gamma <= 3 or gamma % 3 == 0 for gamma in range(1, 8)]
+
+
+def test_an_engine_without_an_architecture_s_modules_says_so() -> None:
+    assert found("minimax-m2", "mtp").answer == "cannot start"
+    assert found("minimax-m2", "mtp", engine="sglang").starts

@@ -133,6 +133,7 @@ def draft_options(
             acceptance=acceptance,
             draft_tp_size=request.draft_tp_size,
             head=head,
+            multiple=found.multiple,
             tree=request.tree,
             is_hypothetical=is_hypothetical,
             remarks=_remarks(found, engine, name, kind),

@@ -145,6 +145,8 @@ class DraftOption:
     draft_tp_size: int | None = None
     head: HeadSpec | None = None
     """Trained head given by --draft-model. None: the usual published head."""
+    multiple: int = 1
+    """Number of which larger gammas must be a multiple."""
     tree: TreeSpec | None = None
     """The shape of drafts that branch; None: chains."""
     is_hypothetical: bool = False
@@ -342,7 +344,12 @@ class Case:
             return (0,)
         if self.request.gamma is not None:
             return (self.request.gamma,)
-        return tuple(range(1, deepest_gamma(option.acceptance) + 1))
+        multiple = option.multiple
+        return tuple(
+            gamma
+            for gamma in range(1, deepest_gamma(option.acceptance) + 1)
+            if gamma <= multiple or gamma % multiple == 0
+        )
 
 
 def engine_of(request: PlanRequest, hardware: str | HardwareProfile) -> EngineProfile:

@@ -25,11 +25,13 @@ from magicdec.specs import (
     HeadSpec,
     ModelSpec,
     draft_kind,
+    engine_names,
     engines_that_run,
     facts_of,
     facts_of_configuration,
     heads_of,
     is_hub_name,
+    load_engine,
     load_model_spec,
     models_that_may_draft,
 )
@@ -76,6 +78,8 @@ class Standing(NamedTuple):
     """The method that the checkpoint is of, where another one was asked for."""
     most_drafts: int | None = None
     """Tokens that it proposes at most in a step; None: any number, or not known."""
+    multiple: int = 1
+    """Number of which more drafts than it must be a multiple."""
 
     @property
     def starts(self) -> bool:
@@ -104,7 +108,7 @@ def standing(asked: Asked, target: ModelSpec, engine: EngineProfile) -> Standing
         return Standing("starts")
     facts = _facts(asked)
     if asked.method == "mtp" and _is_of_target(facts, target):
-        return _of_module(target)
+        return _of_module(asked, target, engine)
     unfit = _unfit(asked, facts, target, engine)
     if unfit is not None:
         return unfit
@@ -163,6 +167,15 @@ def _unable_engine(asked: Asked, engine: EngineProfile) -> Standing | None:
     """The obstacle that keeps an engine from running this kind of draft, spread like this."""
     kind = draft_kind(asked.draft, asked.method)
     if not engine.runs(asked.draft, asked.method):
+        since = ""
+        if engine.name in engine_names():
+            since = load_engine(engine.name).runs_since(asked.draft, asked.method)
+        if since:
+            return Standing(
+                "cannot start",
+                f"this version of {engine.name} does not run {kind}",
+                f"{since} is the first that does",
+            )
         others = engines_that_run(asked.draft, asked.method)
         if not others:
             cure = "no engine does"
@@ -235,10 +248,29 @@ def _is_of_target(facts: HeadFacts, target: ModelSpec) -> bool:
     return facts.is_by_name and facts.method is None and facts.target == target.name
 
 
-def _of_module(target: ModelSpec) -> Standing:
+def _of_module(asked: Asked, target: ModelSpec, engine: EngineProfile) -> Standing:
     """Multi-token prediction without a checkpoint of its own."""
+    own = engine.draft(asked.draft, asked.method)
+    if target.architecture in own.not_of:
+        return Standing(
+            "cannot start",
+            f"engine {engine.name} does not run the prediction modules of {target.architecture}",
+            "leave the draft out, or choose another one",
+        )
+    multiple = 1
+    if own.takes_multiples:
+        multiple = max(len(target.mtp_layers), 1)
+    gamma = asked.gamma or 0
+    if gamma > multiple and gamma % multiple:
+        return Standing(
+            "cannot start",
+            f"{engine.name} takes more drafts than {target.name} has prediction modules "
+            f"({multiple}) in multiples of them, not {gamma}",
+            f"use {gamma // multiple * multiple}",
+            method=asked.method,
+        )
     if has_module(target):
-        return Standing("starts")
+        return Standing("starts", multiple=multiple)
     return Standing(
         "cannot start",
         f"{target.name} has no prediction module to draft with: its config.json names none "
