@@ -70,6 +70,9 @@ NOTEWORTHY = 1.02
 """Gains below this are not named."""
 LIGHT_LOADS = (1, 4, 16)
 """Batches at which a table by batch is compared, in addition to the requested one."""
+UNMEASURED_FORMS = {"dflash2": "DFlash2", "lilicorr": "LiLiCorr", "xpress": "XPress"}
+"""Forms of DFlash that vLLM runs by the same method (vllm/v1/worker/gpu/spec_decode), by a word of the
+checkpoint's name or of the configuration: they choose among several candidates a position."""
 GIVEN_ACCEPTANCE = ("acceptance_rate", "accept_length", "drafted_share")
 """Names by which a load states the acceptance of the command's own draft."""
 AS_PUBLISHED = ("compressed-tensors", "modelopt", "auto")
@@ -660,7 +663,11 @@ def _drafted(command: ServeCommand, request: PlanRequest, model: ModelSpec) -> D
             "config.json would tell"
         )
         return Drafted(notes=(note,))
+    batch = request.batch_sizes[0]
+    gamma = speculation.gamma_at(batch)
     asked = _with_draft(request, speculation)
+    if gamma:
+        asked = msgspec.structs.replace(asked, gamma=gamma)
     first = answered(asked, model, [])[0][0]
     if not first.drafted:
         break_even = _break_even(asked)
@@ -683,8 +690,14 @@ def _drafted(command: ServeCommand, request: PlanRequest, model: ModelSpec) -> D
         notes.append(TREES_LOSE)
     elif speculation.is_tree:
         notes.append("drafts branch here and are priced as chains")
+    written = f"{speculation.checkpoint} {command.read}".lower()
+    for word, name in UNMEASURED_FORMS.items():
+        if speculation.draft == "dflash" and word in written:
+            notes.append(
+                f"{name} is priced as DFlash: its own choice among candidates was not measured"
+            )
     if speculation.by_batch:
-        notes.append("gamma follows a table by batch; its deepest was taken")
+        notes.append(_on_bands(speculation, batch, row.gamma))
     searched = next(searched for searched in first.found if row in searched.rows)
     return Drafted(
         row=row,
@@ -693,6 +706,18 @@ def _drafted(command: ServeCommand, request: PlanRequest, model: ModelSpec) -> D
         gamma=row.gamma,
         notes=tuple(notes),
     )
+
+
+def _on_bands(speculation: Speculation, batch: int, gamma: int) -> str:
+    """The gamma that was taken of those by batch."""
+    if not speculation.bands:
+        return "gamma follows a table by batch; its deepest was taken"
+    if speculation.gamma_at(batch) == 0:
+        return (
+            f"gamma follows a table by batch, which drafts nothing for {batch} sequences; its "
+            f"deepest, {gamma}, was taken"
+        )
+    return f"gamma follows a table by batch: {gamma} for {batch} sequences"
 
 
 def _with_draft(request: PlanRequest, speculation: Speculation) -> PlanRequest:

@@ -6,6 +6,7 @@ import json
 import shlex
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -523,3 +524,20 @@ def test_a_command_of_an_older_version_is_priced_with_its_constants() -> None:
         assert row is not None
         times.append(row.step_s)
     assert times[0] > 1.05 * times[1]
+
+
+@pytest.mark.parametrize(("batch", "gamma"), [(2, 5), (16, 3), (64, 5)])
+def test_tensorrt_llms_auto_drafts_by_its_number_of_requests(
+    batch: int, gamma: int, tmp_path: Path
+) -> None:
+    """5 tokens to 4 requests, 3 to 32, none above (its tech blog 7)."""
+    settings = tmp_path / "settings.yaml"
+    settings.write_text("speculative_config:\n  decoding_type: AUTO\n")
+    command = read_serve_command(
+        f"trtllm-serve Qwen/Qwen3-8B --extra_llm_api_options {settings}"
+    )
+    load = msgspec.structs.replace(LOAD, batch=batch)
+    result = check_command(command, load)
+    assert result.as_it_is is not None
+    assert (result.as_it_is.draft, result.as_it_is.gamma) == ("ngram", gamma)
+    assert any("drafts nothing" in note for note in result.notes) == (batch > 32)

@@ -74,6 +74,9 @@ MODES = {
     "full_and_piecewise": "whole",
 }
 """vLLM's cudagraph_mode."""
+TABLE_KEY = "num_speculative_tokens_per_batch_size"
+AUTO_BANDS = [[1, 4, 5], [5, 32, 3], [33, 1_000_000, 0]]
+"""TensorRT-LLM's AUTO: n-grams, by the number of requests (its tech blog 7)."""
 KNOWN_KEYS = frozenset(("speculative_token_tree",))
 """Keys of --speculative-config in versions that the data lacks, which fields hold."""
 
@@ -89,6 +92,8 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     """The head's or the draft's repository."""
     by_batch: bool = False
     """Whether gamma follows a table by batch."""
+    bands: tuple[tuple[int, int, int], ...] = ()
+    """That table, where the command has it: first and last batch, gamma."""
     is_tree: bool = False
     """Whether drafts branch."""
     tree: TreeSpec | None = None
@@ -103,6 +108,13 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     """Settings with which the output is no longer the target's own."""
     contradiction: str = ""
     """Settings of the draft that contradict each other, and what the engine makes of them."""
+
+    def gamma_at(self, batch: int) -> int | None:
+        """Gamma of steps with so many sequences; None: the engine's default."""
+        for first, last, gamma in self.bands:
+            if first <= batch <= last:
+                return gamma
+        return self.gamma
 
 
 class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
@@ -429,6 +441,8 @@ def _as_vllms(inside: Mapping[str, Any]) -> dict[str, Any]:
     method = text_of(inside["decoding_type"]).lower()
     if method == "eagle":
         method = "eagle_of_trtllm"
+    if method == "auto":
+        return {"method": "ngram", TABLE_KEY: AUTO_BANDS, "by_batch": True}
     gamma = inside.get("max_draft_len") or inside.get("num_nextn_predict_layers")
     config = {
         "method": method,
@@ -669,10 +683,10 @@ def _of_config(
     """vLLM's --speculative-config."""
     checkpoint = _checkpoint(config)
     method = str(config.get("method") or "").lower()
-    table = config.get("num_speculative_tokens_per_batch_size")
+    table = config.get(TABLE_KEY)
     gamma = _whole(config, "num_speculative_tokens", least=0)
     if gamma is None and table:
-        gamma = _deepest(table)
+        gamma = max(gamma for _, _, gamma in _bands(table))
     unknown += _unknown_keys(config)
     if gamma == 0:
         return None
@@ -690,6 +704,7 @@ def _of_config(
         checkpoint=checkpoint,
         tp_size=ranks,
         by_batch=bool(table) or bool(config.get("by_batch")),
+        bands=_bands(table) if table else (),
         is_tree=bool(config.get("speculative_token_tree")),
         is_eager=config.get("enforce_eager") is True,
         lossy=_lossy(config),
@@ -745,13 +760,15 @@ def _lossy(config: Mapping[str, Any]) -> list[str]:
     return lossy
 
 
-def _deepest(table: Any) -> int:
-    """The largest gamma of a table by batch, rows of (first batch, last batch, gamma)."""
+def _bands(table: Any) -> tuple[tuple[int, int, int], ...]:
+    """A table of gammas by batch: rows of (first batch, last batch, gamma)."""
     try:
-        return max(int(row[-1]) for row in table)
-    except (TypeError, ValueError, LookupError, OverflowError):
+        return tuple(
+            (int(first), int(last), int(gamma)) for first, last, gamma in table
+        )
+    except (TypeError, ValueError, OverflowError):
         raise ConfigError(
-            "num_speculative_tokens_per_batch_size must be rows of whole numbers, not "
+            f"{TABLE_KEY} must be rows of first batch, last batch and gamma, not "
             f"{str(table)[:SHOWN]}"
         ) from None
 
