@@ -92,9 +92,9 @@ def read_runs(path: Path) -> list[list[Request]]:
         documents = json_documents(text)
         is_report = len(documents) == 1 and "benchmarks" in documents[0][1]
         if is_report:
-            runs = _guidellm(documents[0][1])
+            runs = runs_of_guidellm(documents[0][1])
         else:
-            runs = [_aiperf([record for _, record in documents])]
+            runs = [requests_of_aiperf([record for _, record in documents])]
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         what = str(error)
         if isinstance(error, KeyError):
@@ -110,11 +110,11 @@ def read_runs(path: Path) -> list[list[Request]]:
     return runs
 
 
-def _guidellm(report: Any) -> list[list[Request]]:
+def runs_of_guidellm(report: Any) -> list[list[Request]]:
     runs = []
     for benchmark in report["benchmarks"]:
         requests = []
-        for entry in benchmark["requests"]["successful"]:
+        for entry in (benchmark.get("requests") or {}).get("successful") or ():
             timings = entry["info"]["timings"]
             first = timings["first_token_iteration"]
             last = timings["last_token_iteration"]
@@ -141,7 +141,7 @@ def _guidellm(report: Any) -> list[list[Request]]:
     return runs
 
 
-def _aiperf(records: Sequence[Any]) -> list[Request]:
+def requests_of_aiperf(records: Sequence[Any]) -> list[Request]:
     requests = []
     for record in records:
         metadata = record["metadata"]

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 
 from magicdec.live.logged import Logged, Stretch
 from magicdec.live.metrics import LLAMA_CPP, SGLANG, TRTLLM, VLLM
-from magicdec.live.observation import Counts, Draft
+from magicdec.live.observation import UNNAMED, Counts, Draft
 from magicdec.naming import draft_by_name, head_named_in
 from magicdec.perfmodel import MAX_POSITIONS
 from magicdec.units import MILLI, printable
@@ -42,8 +42,6 @@ MOSTLY = 0.5
 NUMBER = re.compile(r"[-+]?\d[\d_]*(?:\.\d+)?(?:e[-+]?\d+)?", re.IGNORECASE)
 CLOCK = re.compile(r"\b(\d\d):(\d\d):(\d\d)\b")
 DAY_S = 86400.0
-UNNAMED = Draft(name="eagle3", method="eagle3", is_assumed=True)
-"""The draft of a log that names none: a head costs what most drafts do."""
 PIECEWISE_LINE = (
     "its log says that decoding runs outside whole graphs (a downgrade to {mode}): every layer's attention "
     "is launched by itself"
@@ -186,7 +184,7 @@ class _Line:
 
 @dataclass(kw_only=True)
 class _Said:
-    """What the lines of a server's start say."""
+    """Settings that the lines of a server's start tell."""
 
     model: str = ""
     draft: Draft | None = None
@@ -210,7 +208,6 @@ def read_vllm_log(text: str) -> Logged:
         own = [line for line in lines if line.engine == engine]
         stretches += _vllm_stretches(own, said.gamma)
     return Logged(
-        form="vLLM log",
         series=VLLM,
         stretches=stretches,
         model=said.model,
@@ -495,7 +492,6 @@ def read_sglang_log(text: str) -> Logged:
     if _argument(arguments, "disable_overlap_schedule") == "True":
         faults[SYNCHRONOUS_LINE] = None
     return Logged(
-        form="SGLang log",
         series=SGLANG,
         unit="decode batches",
         stretches=stretches,
@@ -637,7 +633,6 @@ def read_trtllm_log(text: str) -> Logged:
             "/metrics or a load generator does"
         )
     return Logged(
-        form="TensorRT-LLM log",
         series=TRTLLM,
         unit="iterations",
         stretches=stretches,
@@ -667,7 +662,7 @@ def is_llama_log(text: str) -> bool:
 
 
 @dataclass(kw_only=True)
-class _Request:
+class Timed:
     """One request's timings."""
 
     prompt_len: float = 0.0
@@ -680,7 +675,7 @@ class _Request:
 
 
 def read_llama_log(text: str) -> Logged:
-    requests: list[_Request] = []
+    requests: list[Timed] = []
     totals = _Totals(True)
     draft: Draft | None = None
     for line in text.splitlines():
@@ -697,6 +692,11 @@ def read_llama_log(text: str) -> Logged:
             if named is not None and count is not None:
                 draft = _llama_draft(named[1]) or draft
                 (requests[-1].drafts,) = totals.increase((float(count[1]),))
+    return of_llama_requests(requests, draft)
+
+
+def of_llama_requests(requests: Sequence[Timed], draft: Draft | None) -> Logged:
+    """llama.cpp's requests, from its log or from its answers."""
     stretches = [_llama_stretch(request) for request in requests if request.eval_s]
     depths = []
     for request in requests:
@@ -710,7 +710,6 @@ def read_llama_log(text: str) -> Logged:
         deepest = max(_per_step(request) for request in requests)
         gamma = max(math.ceil(deepest), 1)
     return Logged(
-        form="llama.cpp log",
         series=LLAMA_CPP,
         unit="requests",
         stretches=stretches,
@@ -727,28 +726,28 @@ def _llama_draft(name: str) -> Draft | None:
     return draft_named(name.removeprefix("draft-"))
 
 
-def _per_step(request: _Request) -> float:
+def _per_step(request: Timed) -> float:
     return request.drafted / max(request.tokens - (request.accepted or 0.0), 1.0)
 
 
-def _llama_times(line: str, requests: list[_Request]) -> None:
+def _llama_times(line: str, requests: list[Timed]) -> None:
     """A request's block begins with its prompt's time."""
     prompt = PROMPT_EVAL.search(line)
     if prompt is not None:
         requests.append(
-            _Request(prompt_len=float(prompt[2]), prompt_s=float(prompt[1]) * MILLI)
+            Timed(prompt_len=float(prompt[2]), prompt_s=float(prompt[1]) * MILLI)
         )
         return
     found = EVAL.search(line)
     if found is None:
         return
     if not requests or requests[-1].eval_s is not None:
-        requests.append(_Request())
+        requests.append(Timed())
     requests[-1].eval_s = float(found[1]) * MILLI
     requests[-1].tokens = float(found[2])
 
 
-def _llama_stretch(request: _Request) -> Stretch:
+def _llama_stretch(request: Timed) -> Stretch:
     accepted = min(request.accepted or 0.0, max(request.tokens - 1.0, 0.0))
     steps = max(request.tokens - accepted, 1.0)
     drafts = 0.0

@@ -108,7 +108,7 @@ def expected_step(
 def slow_line(
     expected: ExpectedStep, measured_s: float, situation: Situation | None
 ) -> str:
-    """What may make a step slow; "": it is not."""
+    """The likely causes of a slow step; "": it is not slow."""
     if not expected.is_slow(measured_s):
         return ""
     excess_s = measured_s - expected.step_s

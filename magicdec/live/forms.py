@@ -28,12 +28,31 @@ from magicdec.live.metrics import (
     parse,
     targets,
 )
-from magicdec.live.observation import Observation, observe
-from magicdec.perfmodel import ImportedAcceptance, read_acceptance
+from magicdec.live.observation import UNNAMED, Observation, observe
+from magicdec.live.reported import (
+    documents_of,
+    is_aiperf,
+    is_guidellm,
+    is_llama_answers,
+    is_report,
+    is_result,
+    is_summary,
+    is_table,
+    read_aiperf,
+    read_guidellm,
+    read_llama_answers,
+    read_report,
+    read_result,
+    read_summary,
+    read_table,
+)
+from magicdec.perfmodel import ImportedAcceptance, is_acceptance, read_acceptance
 from magicdec.units import MIB, printable
 
 LIMIT_BYTES = 256 * MIB
 """Size above which no log is read."""
+ALWAYS = 0.98
+"""Share of steps with a draft from which it is none that is looked up: a look-up may find nothing."""
 COLOURS = re.compile(r"\x1b\[[0-9;]{0,16}m")
 SHOWN_FIELDS = 6
 SHOWN = 40
@@ -48,7 +67,7 @@ class Form:
 
     name: str
     told_by: str
-    """What it is recognised by, as the documentation says it."""
+    """Its mark, as the documentation says it."""
     is_it: Callable[[str], bool]
     read: Callable[[str], Logged]
     sample: str
@@ -56,6 +75,48 @@ class Form:
 
 
 FORMS = (
+    Form(
+        name="vLLM or SGLang benchmark result",
+        told_by="--save-result of vllm bench serve, --output-file of sglang.bench_serving",
+        is_it=is_result,
+        read=read_result,
+        sample="vllm_bench.json",
+    ),
+    Form(
+        name="GenAI-Perf or AIPerf summary",
+        told_by="profile_export_genai_perf.json, profile_export_aiperf.json",
+        is_it=is_summary,
+        read=read_summary,
+        sample="genai_perf.json",
+    ),
+    Form(
+        name="AIPerf records",
+        told_by="profile_export.jsonl",
+        is_it=is_aiperf,
+        read=read_aiperf,
+        sample="aiperf.jsonl",
+    ),
+    Form(
+        name="GuideLLM report",
+        told_by="benchmarks.json",
+        is_it=is_guidellm,
+        read=read_guidellm,
+        sample="guidellm.json",
+    ),
+    Form(
+        name="llama.cpp answers",
+        told_by="JSON lines with timings",
+        is_it=is_llama_answers,
+        read=read_llama_answers,
+        sample="llama_answers.jsonl",
+    ),
+    Form(
+        name="benchmark report",
+        told_by='"Serving Benchmark Result" of vLLM and SGLang, "PERFORMANCE OVERVIEW" of trtllm-bench',
+        is_it=is_report,
+        read=read_report,
+        sample="sglang_bench.txt",
+    ),
     Form(
         name="vLLM log",
         told_by='"SpecDecoding metrics:", "Speculative metrics:" or "Avg prompt throughput:" lines',
@@ -84,18 +145,24 @@ FORMS = (
         read=read_llama_log,
         sample="llama_cpp.log",
     ),
+    Form(
+        name="GenAI-Perf or AIPerf table",
+        told_by='a console\'s table or CSV with "Inter Token Latency"',
+        is_it=is_table,
+        read=read_table,
+        sample="genai_perf.txt",
+    ),
 )
 OTHERS = (
     "Prometheus metrics of vLLM, SGLang, TensorRT-LLM or llama.cpp",
     "a trace (JSON lines of accepted_lengths)",
-    "results of vllm bench serve, AIPerf and GuideLLM with counts of drafts",
     "SGLang's and Spec-Bench's answers",
 )
 Read = Observation | ImportedAcceptance
 
 
 def read_files(paths: Sequence[Path], wanted: str | None = None) -> Read:
-    """What one file, or several of a kind in the order of time, tell of a server.
+    """Reads one file, or several of a kind in the order of time.
 
     `wanted` is the engine among several of a scrape; None: all of one model, summed.
 
@@ -112,7 +179,8 @@ def read_files(paths: Sequence[Path], wanted: str | None = None) -> Read:
     for path, text in zip(paths, texts, strict=True):
         form = form_of(text)
         if form is None:
-            if len(paths) == 1 and _is_json(text):
+            documents = documents_of(text)
+            if len(paths) == 1 and documents and is_acceptance(documents[0]):
                 return read_acceptance(path)
             raise ConfigError(f"{path} is {looks_like(text)}; {forms_text()}")
         forms.append(form)
@@ -121,7 +189,15 @@ def read_files(paths: Sequence[Path], wanted: str | None = None) -> Read:
         raise ConfigError(
             f"these files are of several forms ({names}): give those of one"
         )
-    return observation_of(forms[0].read("\n".join(texts)))
+    form = forms[0]
+    try:
+        logged = form.read("\n".join(texts))
+        return observation_of(replace(logged, form=form.name))
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        what = f"no {error}" if isinstance(error, KeyError) else "another structure"
+        raise ConfigError(
+            f"{paths[0]} is told to be of the form {form.name}, and has {what}"
+        ) from None
 
 
 def _text(path: Path) -> str:
@@ -157,7 +233,10 @@ def observed(scrapes: Sequence[Scrape], wanted: str | None) -> Observation:
                 "one scrape: all since the server started, and gauges of that instant"
             )
             seen = replace(seen, num_scrapes=1, notes=(note,))
-        return replace(seen, form="Prometheus metrics")
+        draft = seen.announced
+        if draft is None and (seen.drafted_share or 0.0) >= ALWAYS:
+            draft = UNNAMED
+        return replace(seen, form="Prometheus metrics", announced=draft)
 
     there = targets(taken[-1])
     if wanted is None and len(there) > 1 and len({each.model for each in there}) == 1:
@@ -171,31 +250,26 @@ def forms_text() -> str:
     return f"read are: {', '.join([*names, *OTHERS])}"
 
 
-def _is_json(text: str) -> bool:
-    return text.lstrip()[:1] in ("{", "[") and not isinstance(_documents(text), str)
-
-
-def _documents(text: str) -> list[object] | str:
+def _json_error(text: str) -> str:
     try:
-        return [document for _, document in json_documents(text)]
+        json_documents(text)
     except ValueError as error:
         return str(error)
+    return "it holds nothing"
 
 
 def looks_like(text: str) -> str:
-    """What a text that is of no known form seems to be."""
+    """Tells a text of no known form by its looks."""
     start = text.lstrip()
     if not start:
         return "empty"
     if "\x00" in text[:4096]:
         return "no text"
     if start[:1] in ("{", "["):
-        documents = _documents(text)
-        if (
-            not isinstance(documents, str)
-            and documents
-            and isinstance(documents[0], dict)
-        ):
+        documents = documents_of(text)
+        if not documents:
+            return f"no JSON, though it begins so: {_json_error(text)}"
+        if documents and isinstance(documents[0], dict):
             names = [printable(str(name))[:SHOWN] for name in documents[0]]
             shown = ", ".join(names[:SHOWN_FIELDS])
             return f"JSON with the fields {shown}, which no form that is read has"

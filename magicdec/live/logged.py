@@ -1,5 +1,4 @@
-"""What engines' logs and load generators' results say of a server, as an observation like that of its
-metrics.
+"""Engines' logs and load generators' results as observations like those of a server's metrics.
 
 A reader (live/engine_logs.py, live/reported.py) gives stretches of decoding: their counts, and the
 time of a step where nothing but decoding took it. A stretch whose clock also ran while the server
@@ -45,18 +44,20 @@ class Stretch:
 class Logged:
     """All that a log tells."""
 
-    form: str
-    """Its name in the table of forms."""
     series: Series
     stretches: Sequence[Stretch]
+    form: str = ""
+    """Its name in the table of forms."""
     unit: str = "lines"
-    """What a stretch is, in the plural."""
+    """A name of stretches, in the plural."""
+    number: int | None = None
+    """How many there are, where not every stretch is one."""
     model: str = ""
     draft: Draft | None = None
     """The draft that the log names."""
     gamma: int | None = None
     faults: tuple[str, ...] = ()
-    """What it says is wrong, in sentences."""
+    """Faults that it tells of, in sentences."""
     notes: tuple[str, ...] = ()
 
 
@@ -127,7 +128,7 @@ def _of_engine(logged: Logged, engine: str) -> Observation:
             gamma=logged.gamma,
         ),
         window_s=_total(seconds),
-        num_scrapes=len(stretches),
+        num_scrapes=logged.number or len(stretches),
         announced=logged.draft,
         form=logged.form,
         unit=logged.unit,

@@ -63,6 +63,10 @@ class Draft:
         return draft_name(self.name, self.method) + budget_text
 
 
+UNNAMED = Draft(name="eagle3", method="eagle3", is_assumed=True)
+"""The draft of a log that names none: a head costs what most drafts do."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Counts:
     """Increases of counters between two scrapes; None: not counted by this engine."""
@@ -206,11 +210,11 @@ class Observation:
     announced: Draft | None = None
     """The draft that the server's own metrics, or its log, name."""
     form: str = ""
-    """What was read, where that is no live metrics."""
+    """The form of what was read, where that is no live metrics."""
     unit: str = "scrapes"
-    """What `num_scrapes` counts."""
+    """The thing that `num_scrapes` counts."""
     faults: tuple[str, ...] = ()
-    """What the server itself says is wrong, in sentences."""
+    """Faults that the server itself tells of, in sentences."""
     notes: tuple[str, ...] = ()
     """Warnings of the reader about its numbers."""
     own_tokens_per_s: float | None = None

@@ -147,7 +147,7 @@ class View:
         )
 
     def headlines(self, observation: Observation) -> list[str]:
-        """What a file says in short: tokens per step, speed, the step's time against the expected
+        """A file in short: tokens per step, speed, the step's time against the expected
         one, and what is wrong."""
         counts = observation.counts
         expected = self.expected(observation)
@@ -256,12 +256,15 @@ def observation_lines(observation: Observation, draft: Draft) -> list[str]:
         window = f"{observation.window_s:.0f} s, "
     name = target.name
     if observation.parts:
-        name += f" x {len(observation.parts)}"
-    form = ""
+        name += f", {len(observation.parts)} engines"
+    what = [target.series.engine, name]
     if observation.form:
-        form = f"{observation.form}, "
+        what = [observation.form, *dict.fromkeys(what)]
+    unit = observation.unit
+    if observation.num_scrapes == 1:
+        unit = unit.removesuffix("s")
     lines = [
-        f"{form}{target.series.engine}, {name}: {window}{observation.num_scrapes} {observation.unit}",
+        f"{', '.join(what)}: {window}{observation.num_scrapes} {unit}",
         _row(
             "load",
             _value(observation.batch_size, "batch {:.1f}"),
@@ -427,6 +430,11 @@ def notes(observation: Observation, draft: Draft) -> list[str]:
         )
     if _is_idle(observation):
         texts.append("nothing was generated in this window: the server was idle")
+    elif observation.unit == "runs" and not observation.is_speculative:
+        texts.append(
+            "it counts no drafts: where the server drafts, a step makes several tokens and takes as "
+            "many times longer"
+        )
     elif not observation.is_speculative:
         texts.append(
             "no draft was verified: the server runs without speculation, or none was ever found"

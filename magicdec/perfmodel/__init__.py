@@ -29,7 +29,12 @@ if TYPE_CHECKING:
         fitted_belief,
         rates_left_out,
     )
-    from magicdec.perfmodel.acceptance.files import ImportedAcceptance, read_acceptance
+    from magicdec.perfmodel.acceptance.files import (
+        ImportedAcceptance,
+        histogram_survivors,
+        is_acceptance,
+        read_acceptance,
+    )
     from magicdec.perfmodel.acceptance.fit import (
         MeasuredRates,
         Measurement,

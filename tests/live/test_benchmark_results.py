@@ -402,7 +402,8 @@ def test_acceptance_in_real_files_is_what_the_servers_metrics_counted(
     )
     assert done.exit_code == 0, done.output
     counts = DRAFTED[name]
-    assert f"{counts[0]} steps of 4 sequences" in done.output
+    assert "4 requests\n" in done.output
+    assert f"{counts[0]} by n-gram" in done.output
     (measured,) = load_profile(output).measured
     assert measured.rates == pytest.approx(
         [after / before for before, after in pairwise(counts)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,6 +41,135 @@ def read(tmp_path, *texts: str):
         paths.append(tmp_path / f"file{number}")
         paths[-1].write_text(text)
     return read_files(paths)
+
+
+GAMMA = 4
+
+
+@pytest.fixture
+def sequences() -> list[list[int]]:
+    """Accepted drafts of each step of some requests."""
+    rng = np.random.default_rng(5)
+    rates = np.array([0.8, 0.75, 0.7, 0.65])
+    return [
+        [int(np.cumprod(rng.random(GAMMA) < rates).sum()) for _ in range(50)]
+        for _ in range(12)
+    ]
+
+
+def survival(sequences: list[list[int]]) -> list[float]:
+    lengths = np.array(sequences).ravel()
+    return [float((lengths >= i).mean()) for i in range(1, GAMMA + 1)]
+
+
+def vllm_benchmark(sequences: list[list[int]]) -> str:
+    lengths = np.array(sequences)
+    return json.dumps(
+        {
+            "spec_decode_acceptance_rate": float(lengths.mean() / GAMMA * 100),
+            "spec_decode_num_drafts": lengths.size,
+            "spec_decode_draft_tokens": lengths.size * GAMMA,
+            "spec_decode_per_position_acceptance_rates": survival(sequences),
+        }
+    )
+
+
+def vllm_log(sequences: list[list[int]]) -> str:
+    lengths = np.array(sequences)
+    rates = ", ".join(f"{each:.3f}" for each in survival(sequences))
+    return (
+        "INFO 11-22 [loggers.py:271] Engine 000: Avg prompt throughput: 0.0 tokens/s\n"
+        f"INFO 11-22 [metrics.py:120] SpecDecoding metrics: Mean acceptance length: {1 + lengths.mean():.2f}, "
+        f"Accepted throughput: 9.60 tokens/s, Drafted throughput: 12.80 tokens/s, Accepted: {lengths.sum()} tokens, "
+        f"Drafted: {lengths.size * GAMMA} tokens, Per-position acceptance rate: {rates}, "
+        f"Avg Draft acceptance rate: {lengths.mean() / GAMMA:.1%}\n"
+    )
+
+
+def aiperf(sequences: list[list[int]]) -> str:
+    """profile_export.jsonl of AIPerf 0.13: a sparse histogram, its keys as JSON has them; a request without a draft."""
+    lines = [
+        {
+            "metadata": {"session_num": 0},
+            "metrics": {},
+            "spec_decode_acceptance": None,
+            "error": None,
+        }
+    ]
+    for each in sequences:
+        histogram = {str(j): int(n) for j, n in enumerate(np.bincount(each)) if n}
+        told = {
+            "engine": "vllm",
+            "acceptance_histogram": histogram,
+            "num_spec_tokens": GAMMA,
+        }
+        lines.append(
+            {
+                "metadata": {},
+                "metrics": {},
+                "spec_decode_acceptance": told,
+                "error": None,
+            }
+        )
+    return "\n".join(map(json.dumps, lines))
+
+
+def guidellm(sequences: list[list[int]]) -> str:
+    """benchmarks.json of GuideLLM 0.8: what vLLM says of each request is passed through."""
+    requests: list[dict[str, object]] = [{"response_metrics": None}]
+    for each in sequences:
+        histogram = np.bincount(each, minlength=GAMMA + 1).tolist()
+        told = {
+            "acceptance_histogram": histogram,
+            "num_spec_steps": len(each),
+            "num_spec_tokens": GAMMA,
+        }
+        requests.append({"response_metrics": {"speculative_decoding": told}})
+    return json.dumps(
+        {
+            "metadata": {"version": 2},
+            "benchmarks": [{"requests": {"successful": requests}}],
+        }
+    )
+
+
+def vllm_report(sequences: list[list[int]]) -> str:
+    """What `vllm bench serve` prints."""
+    lengths = np.array(sequences)
+    lines = [
+        "============ Serving Benchmark Result ============",
+        f"{'Successful requests:':<40} {len(sequences):<10}",
+        f"{'Total generated tokens:':<40} {lengths.size + lengths.sum() + len(sequences):<10}",
+        "---------------Speculative Decoding---------------",
+        f"{'Acceptance rate (%):':<40} {lengths.mean() / GAMMA * 100:<10.2f}",
+        f"{'Acceptance length:':<40} {1 + lengths.mean():<10.2f}",
+        f"{'Drafts:':<40} {lengths.size:<10}",
+        f"{'Draft tokens:':<40} {lengths.size * GAMMA:<10}",
+        f"{'Accepted tokens:':<40} {lengths.sum():<10}",
+        "Per-position acceptance (%):",
+    ]
+    for position, share in enumerate(survival(sequences)):
+        lines.append(f"{f'  Position {position}:':<40} {share * 100:<10.2f}")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("write", "exact"),
+    [
+        (vllm_benchmark, 1e-12),
+        (vllm_log, 2e-3),
+        (vllm_report, 3e-4),
+        (aiperf, 1e-12),
+        (guidellm, 1e-12),
+    ],
+)
+def test_counts_by_position_give_the_rates_of_the_steps(
+    write, exact, sequences, tmp_path
+):
+    found = rates(read(tmp_path, write(sequences)), parse_draft("eagle3"))
+    survived = np.array([1.0, *survival(sequences)])
+    assert found.rates == pytest.approx(survived[1:] / survived[:-1], abs=exact)
+    assert found.trials[0] == pytest.approx(600, rel=0.01)
 
 
 def headline(seen, **view) -> str:
@@ -280,12 +410,22 @@ def test_samples_are_of_their_form(form):
     assert View().lines(seen)[0]
 
 
+def test_the_page_shows_each_form_and_what_its_sample_answers():
+    page = (ROOT / "docs" / "forms.md").read_text()
+    for form in FORMS:
+        seen = read_files([SAMPLES / form.sample])
+        answer = "\n".join(f"    {line}" for line in View().lines(seen)[:2])
+        assert f"| {form.name} | {form.told_by} |" in page
+        assert f"observe docs/samples/logs/{form.sample}\n{answer}\n" in page
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("", "empty"),
         ("hello\n", "text of 1 lines"),
         ('{"a": 1, "b": 2}', "the fields a, b"),
+        ('{"a": 1}\n{"a": 2', "line 2"),
         ("vllm serve Qwen/Qwen3-8B --port 8000\n", "magicdec check"),
         ("<!DOCTYPE html><html></html>", "a web page"),
         ("# TYPE go_threads gauge\ngo_threads 7\n", "metrics of no engine"),
@@ -293,9 +433,8 @@ def test_samples_are_of_their_form(form):
 )
 def test_what_is_not_read_is_said_to_look_like_something(text, said, tmp_path):
     assert said in looks_like(text)
-    if not text.startswith("{"):
-        with pytest.raises(ConfigError, match="read are: vLLM log"):
-            read(tmp_path, text)
+    with pytest.raises(ConfigError, match=r"read are: .*vLLM log"):
+        read(tmp_path, text)
 
 
 @pytest.mark.parametrize(
@@ -314,3 +453,61 @@ def test_a_megabyte_of_anything_is_read_in_a_moment(text, tmp_path):
     with pytest.raises(ConfigError):
         read(tmp_path, text)
     assert time.process_time() - started < 2.0
+
+
+@pytest.mark.parametrize("accepted", [0, 10, 2_000, 10_000])
+def test_a_log_of_100_000_steps_gives_its_tokens_per_step(accepted, tmp_path):
+    """vLLM prints rates to a thousandth and lengths to a hundredth; tokens are exact."""
+    line = (
+        "SpecDecoding metrics: Mean acceptance length: {mean:.2f}, Accepted throughput: 1.00 tokens/s, "
+        "Drafted throughput: 9.00 tokens/s, Accepted: {accepted} tokens, Drafted: {drafts} tokens, "
+        "Per-position acceptance rate: {rate:.3f}, Avg Draft acceptance rate: {rate:.1%}"
+    )
+    rate = accepted / 100_000
+    text = line.format(mean=1.0 + rate, accepted=accepted, drafts=100_000, rate=rate)
+    counts = read(tmp_path, text).counts
+    assert counts.tokens_per_step == pytest.approx(1.0 + rate, abs=1e-9)
+    assert counts.drafts == 100_000
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            '{"benchmarks": [{"requests": {"successful": [{"info": {"timings": {}}}]}}]}',
+            "first_token_iteration",
+        ),
+        ('{"mean_ttft_ms": 3.0, "completed": 4}', "tells of no decoding"),
+        ('{"metadata": {}, "metrics": {"time_to_first_token": 3}}', "benchmark_phase"),
+    ],
+)
+def test_a_result_that_lacks_what_its_form_has_is_refused(text, said, tmp_path):
+    with pytest.raises(ConfigError, match=said):
+        read(tmp_path, text)
+
+
+def test_a_report_of_sglangs_generator_gives_its_time_of_a_step():
+    """Tokens per step times the time of a token, and the requests that decode at once."""
+    seen = read_files([SAMPLES / "sglang_bench.txt"])
+    assert seen.target.series.engine == "sglang"
+    assert seen.counts.tokens_per_step == pytest.approx(2.71, abs=1e-6)
+    assert seen.counts.step_s == pytest.approx(2.71 * 9.89e-3, rel=1e-6)
+    assert seen.batch_size == pytest.approx(9.89e-3 * (65536 - 128) / 43.18, rel=1e-6)
+    assert seen.tokens_per_s == pytest.approx(1517.74, rel=1e-3)
+
+
+def test_a_table_says_what_its_json_says():
+    table, summary = (
+        read_files([SAMPLES / name]) for name in ("genai_perf.txt", "genai_perf.json")
+    )
+    assert table.counts == summary.counts
+    assert table.tokens_per_s == pytest.approx(538.1, rel=1e-3)
+
+
+def test_llamas_answers_say_what_its_log_says():
+    answers, log = (
+        read_files([SAMPLES / name])
+        for name in ("llama_answers.jsonl", "llama_cpp.log")
+    )
+    assert answers.counts.tokens_per_step == log.counts.tokens_per_step
+    assert answers.counts.step_s == log.counts.step_s

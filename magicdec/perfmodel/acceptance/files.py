@@ -2,17 +2,11 @@
 
     traces      JSON lines, one per sequence: [2, 0, 3, ...] or {"accepted_lengths": [2, 0, 3, ...]}, drafts accepted in
                 each step (0..gamma), the token that the verification adds not counted
-    vLLM        `vllm bench serve --save-result`: spec_decode_num_drafts, spec_decode_per_position_acceptance_rates
-                (vllm/benchmarks/serve.py; unconditional rates, over drafts)
-    vLLM's log  "SpecDecoding metrics: ..." lines (vllm/v1/spec_decode/metrics.py)
     SGLang      JSON lines of /generate's answers: meta_info.spec_correct_drafts_histogram, before 0.5.2x
                 spec_accept_histogram (srt/managers/tokenizer_manager.py): steps by the drafts
                 accepted in them
-    AIPerf      profile_export.jsonl: spec_decode_acceptance.acceptance_histogram (aiperf/common/models/
-                spec_decode_models.py), steps by the drafts accepted in them
-    GuideLLM    benchmarks.json: the same histogram as vLLM gives it with --per-request-spec-decode-metrics,
-                benchmarks[].requests.successful[].response_metrics.speculative_decoding
-                (guidellm/schemas/base/ request_stats.py)
+    vLLM        JSON lines of answers of a server with --per-request-spec-decode-metrics, as they are or
+                as a proxy logs them: acceptance_histogram, wherever it stands in a line
     Spec-Bench  JSON lines of model_answer: choices[].accept_lengths (evaluation/eval.py); tokens
     per step, the added
                 one with them, unless a 0 is among them: some methods append the drafts alone
@@ -23,7 +17,6 @@ min(N + 1, gamma).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,15 +31,11 @@ from magicdec.perfmodel.acceptance.law import MAX_POSITIONS
 from magicdec.units import MIB
 
 SPEC_BENCH = "Spec-Bench answers"
+SGLANG_NAMES = ("spec_correct_drafts_histogram", "spec_accept_histogram")
 LIMIT_BYTES = 256 * MIB
 """Size above which no file of acceptance is read."""
-LOG_ROUNDING = 0.0051
-"""Most that a rounded mean acceptance length of vLLM's log is off."""
-LOG_LINE = re.compile(
-    r"SpecDecoding metrics: Mean acceptance length: ([\d.]+).*?"
-    r"Accepted: (\d+) tokens, Drafted: (\d+) tokens, "
-    r"Per-position acceptance rate: ([\d., ]+?), (?:Avg|$)"
-)
+MOST_NODES = 20_000
+"""Values of a line that are looked through for counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +55,6 @@ def read_acceptance(path: Path, *, gamma: int | None = None) -> ImportedAcceptan
     Raises ConfigError naming the file, and the line, where it is none of them.
     """
     text = read_bytes(path, limit_bytes=LIMIT_BYTES).decode("utf-8", errors="replace")
-    logged = LOG_LINE.findall(text)
-    if logged:
-        counts = Counts.of_survivors([_logged(*line) for line in logged])
-        return ImportedAcceptance(kind="vLLM log", counts=counts)
     try:
         documents = json_documents(text)
     except ValueError as error:
@@ -84,10 +69,14 @@ def read_acceptance(path: Path, *, gamma: int | None = None) -> ImportedAcceptan
                 sequences = _without_added(sequences)
             return ImportedAcceptance(kind=kind, counts=_counts(path, sequences, gamma))
     raise ConfigError(
-        f"{path} is no trace (JSON lines of accepted_lengths), no vLLM benchmark or log with "
-        "speculation, no SGLang answers with a histogram of accepted drafts, no result of AIPerf "
-        "or GuideLLM, and no Spec-Bench answers"
+        f"{path} is no trace (JSON lines of accepted_lengths), and no answers of vLLM, SGLang or "
+        "Spec-Bench with a count of accepted drafts"
     )
+
+
+def is_acceptance(document: Any) -> bool:
+    """Whether a file whose first document this is has one of these forms."""
+    return any(is_it(document) for _, is_it, _ in READERS)
 
 
 def _without_added(sequences: list[list[int]]) -> list[list[int]]:
@@ -171,57 +160,32 @@ def _trace(document: Any) -> list[Any]:
     return [_lengths(document)]
 
 
-def _vllm_benchmark(document: Any) -> list[Any]:
-    drafts = float(document["spec_decode_num_drafts"])
-    rates = [
-        float(rate) for rate in document["spec_decode_per_position_acceptance_rates"]
-    ]
-    return [_from_survival(drafts, rates)]
-
-
-def _from_survival(drafts: float, rates: Sequence[float]) -> tuple[float, ...]:
-    """From unconditional rates; rounding may leave a later one above an earlier one, which it
-    cannot be.
-    """
-    survivors = [drafts]
-    for rate in rates:
-        if not 0.0 <= rate <= 1.0 + 1e-9:
-            raise ValueError(
-                f"an acceptance rate must be between 0 and 1, not {rate:g}"
-            )
-        survivors.append(min(drafts * rate, survivors[-1]))
-    if drafts < 1 or len(survivors) < 2:
-        raise ValueError("no draft was verified")
-    return tuple(survivors)
-
-
-def _logged(mean: str, accepted: str, drafted: str, rates: str) -> tuple[float, ...]:
-    """Survivors from a line of vLLM's log. Its numbers are rounded: the tokens are exact, so the rates
-    are scaled to them, and drafts of full length are counted from the drafted tokens."""
-    by_position = [float(rate) for rate in rates.split(",")]
-    drafts = float(drafted) / len(by_position)
-    emitted = float(mean) - 1.0
-    if abs(float(accepted) / max(drafts, 1.0) - emitted) > LOG_ROUNDING and emitted > 0:
-        drafts = float(accepted) / emitted
-    drafts = max(drafts, 1.0)
-    wanted = float(accepted) / drafts
-    if sum(by_position) > 0.0:
-        by_position = [rate * wanted / sum(by_position) for rate in by_position]
-    else:
-        by_position[0] = wanted
-    return _from_survival(drafts, [min(rate, 1.0) for rate in by_position])
+def _found(document: Any, *names: str) -> Any:
+    """The first value under one of these names, wherever it stands in a document that a proxy may have
+    put the answer into; None: there is none."""
+    pending = [document]
+    for _ in range(MOST_NODES):
+        if not pending:
+            return None
+        node = pending.pop()
+        if isinstance(node, dict):
+            for name in names:
+                if node.get(name):
+                    return node
+            pending += node.values()
+        elif isinstance(node, list):
+            pending += node[:100]
+    return None
 
 
 def _histogram_of(document: Any) -> Any:
-    meta = {}
-    if isinstance(document, dict):
-        meta = document.get("meta_info", document)
-    return meta.get("spec_correct_drafts_histogram") or meta.get(
-        "spec_accept_histogram"
-    )
+    holder = _found(document, *SGLANG_NAMES)
+    if holder is None:
+        return None
+    return next(filter(None, (holder.get(name) for name in SGLANG_NAMES)))
 
 
-def _from_histogram(acceptance: Any) -> list[Any]:
+def histogram_survivors(acceptance: Any) -> list[Any]:
     """Survivors from a request's acceptance_histogram, a list by accepted drafts or a mapping. []:
     it has none.
     """
@@ -244,15 +208,6 @@ def _from_histogram(acceptance: Any) -> list[Any]:
         for position in range(accepted + 1):
             survivors[position] += steps
     return [tuple(survivors)]
-
-
-def _guidellm(document: Any) -> list[Any]:
-    sequences = []
-    for benchmark in document["benchmarks"]:
-        for request in benchmark["requests"]["successful"]:
-            metrics = request.get("response_metrics") or {}
-            sequences += _from_histogram(metrics.get("speculative_decoding"))
-    return sequences
 
 
 def _sglang(document: Any) -> list[Any]:
@@ -280,20 +235,21 @@ def _is_sglang(document: Any) -> bool:
     return bool(_histogram_of(document))
 
 
-def _aiperf(document: Any) -> list[Any]:
-    return _from_histogram(document.get("spec_decode_acceptance"))
+def _is_vllm(document: Any) -> bool:
+    return _found(document, "acceptance_histogram") is not None
+
+
+def _vllm(document: Any) -> list[Any]:
+    return histogram_survivors(_found(document, "acceptance_histogram"))
 
 
 def _spec_bench(document: Any) -> list[Any]:
     return [_lengths(choice["accept_lengths"]) for choice in document["choices"]]
 
 
-_is_vllm_benchmark = _is_mapping_with("spec_decode_per_position_acceptance_rates")
 READERS: tuple[tuple[str, Callable[[Any], bool], Callable[[Any], list[Any]]], ...] = (
     ("trace", _is_trace, _trace),
-    ("vLLM benchmark", _is_vllm_benchmark, _vllm_benchmark),
     ("SGLang answers", _is_sglang, _sglang),
-    ("AIPerf records", _is_mapping_with("metadata", "metrics"), _aiperf),
-    ("GuideLLM report", _is_mapping_with("benchmarks"), _guidellm),
+    ("vLLM answers", _is_vllm, _vllm),
     (SPEC_BENCH, _is_mapping_with("choices", "question_id"), _spec_bench),
 )
