@@ -152,18 +152,20 @@ FEW_OPTIONS = 9
 SECTIONS = {
     "Model and devices": "model hardware engine tp gpus pp ep dp_attention weights weight_dtype "
     "kv_dtype dtype device",
-    "Load and limits": "batch context context_spread gen_len workload tpot_ms ttft_ms price "
+    "Load and limits": "task batch context context_spread gen_len workload tpot_ms ttft_ms price "
     "prefill kv_link_gb_s "
     "prompts queue num_prompts",
     "Arrivals": "rate burstiness requests cached balance p95_ttft_ms p95_tpot_ms",
     "Draft": "draft draft_model draft_method draft_budget draft_tp gamma draft_weight_dtype "
-    "draft_kv_dtype acceptance "
+    "draft_kv_dtype plugin acceptance "
     "acceptance_rate accept_length drafted_share simulate_acceptance adaptive",
     "Sampling": "temperature top_p top_k seed stop_at_eos",
+    "Logged requests": "logs outputs columns tokenizer gammas lookup_min lookup_max max_model_len jobs",
+    "Measurement": "plan repetitions run_to_end cuda_graphs quick clock",
     "A server": "server results concurrency prompt_len output_len rounds dry_run target",
     "Output": "record records output output_format why every quiet resume save_output stream help",
 }
-"""Options of the long commands by their headings in --help; the others stand under "Other"."""
+"""Options of the long commands by their headings in --help."""
 
 
 class Option(TyperOption):
@@ -236,12 +238,12 @@ def _say(note: str) -> None:
 
 def _by_section(records: Mapping[str, Any]) -> dict[str, list[Any]]:
     """The lines of help under the headings of `SECTIONS`."""
-    sections: dict[str, list[Any]] = {head: [] for head in (*SECTIONS, "Other")}
+    sections: dict[str, list[Any]] = {head: [] for head in SECTIONS}
     head_of: dict[str, str] = {}
     for head, names in SECTIONS.items():
         head_of |= dict.fromkeys(names.split(), head)
     for name, record in records.items():
-        sections[head_of.get(name, "Other")].append(record)
+        sections[head_of[name]].append(record)
     return sections
 
 

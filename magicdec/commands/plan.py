@@ -125,7 +125,7 @@ def _parameter(name: str, asked: Option) -> Parameter:
     if kind is bool:
         names = (f"--{name.replace('_', '-')}",)
     reads = options.as_formats if name.endswith("dtype") else None
-    shown = option(asked.help, *names, callback=reads)
+    shown = option(asked.help, *names, callback=reads, hidden=asked.is_hidden)
     return Parameter(
         name,
         Parameter.KEYWORD_ONLY,

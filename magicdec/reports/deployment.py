@@ -359,7 +359,7 @@ def head_name(plan: Deployment, lines: list[str]) -> str:
     if plan.candidate is not None and plan.candidate.drafting.checkpoint:
         lines.append(
             "The draft's checkpoint is a published one: that whose acceptance was planned with, "
-            "where it was measured, and of several the one measured most; --draft-name plans "
+            "where it was measured, and of several the one measured most; --draft-model plans "
             "another."
         )
         return plan.candidate.drafting.checkpoint

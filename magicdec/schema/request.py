@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -55,6 +56,8 @@ class Option:
     most: float = math.inf
     is_open: bool = False
     """Whether a value must be above `least`."""
+    is_hidden: bool = False
+    """Whether it is an earlier spelling, which is understood and not shown."""
     field: str = ""
     kind: Any = None
     """The field's type."""
@@ -220,7 +223,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         bool, Option(help="Admit drafts that need magicdec's vLLM plugin.")
     ] = False
     draft_model: Annotated[
-        str | None, Option(help="Trained head: its config.json or directory.")
+        str | None,
+        Option(help="Its checkpoint: a path, a Hugging Face id or a published name."),
     ] = None
     draft_method: Annotated[
         str | None, Option(help="streamingllm, snapkv, topk or full.")
@@ -251,7 +255,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     draft_name: Annotated[
-        str | None, Option(help="Published checkpoint of the draft.")
+        str | None, Option(help="Published checkpoint of the draft.", is_hidden=True)
     ] = None
     temperature: Annotated[float, Option(help="0 is greedy.", least=0, most=100)] = 1.0
     top_p: Annotated[
@@ -443,6 +447,9 @@ def fields_of(values: Mapping[str, Any]) -> dict[str, Any]:
         fields["task"] = task_named(fields["task"])
     if "draft" in fields:
         fields |= _draft_fields(fields["draft"])
+    if "draft_model" in fields and not _is_path(fields["draft_model"]):
+        name = fields.pop("draft_model")
+        fields = {**_draft_fields(name), **fields, "draft_name": name}
     return _assumed_lengths(fields) | fields
 
 
@@ -454,6 +461,14 @@ def _draft_fields(draft: str) -> dict[str, Any]:
     if "/" in draft:
         return {"draft": ours, "draft_name": draft}
     return {"draft": ours}
+
+
+def _is_path(checkpoint: str) -> bool:
+    """Whether a checkpoint is a directory or its config.json, not a name."""
+    is_written_so = checkpoint.endswith(".json") or checkpoint.startswith(
+        (".", "/", "~")
+    )
+    return is_written_so or checkpoint.count("/") > 1 or os.path.exists(checkpoint)
 
 
 def _needs_lengths(fields: Mapping[str, Any]) -> bool:

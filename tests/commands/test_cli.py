@@ -9,8 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
 
 from magicdec import api
+from magicdec.cli import app, register_commands
 from magicdec.schema.record import read_records
 from tests.processes import Program, magicdec
 
@@ -119,3 +122,14 @@ def test_planning_and_reports_need_no_extra(tmp_path: Path) -> None:
         == 0
     )
     assert report.stat().st_size > 10_000
+
+
+def test_every_option_stands_in_a_group_of_its_command_s_help() -> None:
+    """Groups are listed by hand; an option without one would be none of the help's."""
+    register_commands()
+    for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
+        done = CliRunner().invoke(app, [name, "--help"])
+        assert done.exit_code == 0, (name, done.exception)
+        for param in getattr(command, "params", ()):
+            if param.param_type_name == "option" and not param.hidden:
+                assert max(param.opts, key=len) in done.output

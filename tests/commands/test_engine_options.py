@@ -149,15 +149,16 @@ def test_a_draft_is_known_by_engines_names_and_by_its_repositorys(
     assert ("draft_name" in fields) == (draft is not None and "/" in written)
 
 
-def test_a_plan_for_a_published_head_is_the_one_for_its_draft_name() -> None:
+def test_a_published_head_is_named_as_draft_model_or_draft() -> None:
     head = "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"
     load = ("--hardware", "h100", "--batch", "8", "--task", "chat", "--format", "json")
     plans = []
-    for draft in (("--draft", head), ("--draft", "eagle3", "--draft-name", head)):
+    earlier = ("--draft", "eagle3", "--draft-name", head)
+    for draft in (("--draft-model", head), ("--draft", head), earlier):
         done = CliRunner().invoke(app, ["plan", *draft, *load])
         assert done.exit_code == 0, done.output
         plans.append(json.loads(done.stdout)["choice"])
-    assert plans[0] == plans[1]
+    assert plans[0] == plans[1] == plans[2]
     assert plans[0]["row"]["drafting"]["draft"] == "eagle3"
 
 
