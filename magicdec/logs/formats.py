@@ -11,8 +11,13 @@ ShareGPT        conversations[].{from, value}: every answer, after all that stan
 vLLM benchmark  vllm bench serve --save-detailed: input_lens, output_lens, generated_texts, errors, start_times; it
                 has no prompts
 GuideLLM        benchmarks[].requests.{successful, completed}[]: request_args, output, info.timings
-OpenTelemetry   attributes gen_ai.input.messages, gen_ai.output.messages, gen_ai.usage.*: flat, or OTLP JSON
+proxies         LiteLLM's payloads and spend logs, Helicone's requests, plain request and response bodies, under the
+                names of REQUESTS and RESPONSES: as objects, as JSON in a text, as streamed events; OpenAI's chat,
+                completions and responses, and Anthropic's messages
+OpenTelemetry   attributes gen_ai.input.messages, gen_ai.output.messages, gen_ai.usage.*: flat, nested, or OTLP JSON;
+                OpenLLMetry's gen_ai.prompt.N.content, OpenInference's llm.input_messages.N.message.content
 Langfuse        observations of type GENERATION: input, output, startTime or start_time
+pages           lists of any of these under data, observations, batch, ... (Langfuse's and Helicone's API)
 lm-eval         samples: arguments, resps
 Spec-Bench      and EAGLE's answers: question_id, choices[].turns; the prompts from the questions' file (question_id,
                 turns)
@@ -234,28 +239,143 @@ def _rows_of_ids(document: Any, companions: Companions) -> list[Row]:
 OUTPUT_TEXTS = ("completion", "response", "output", "generated_text", "answer", "text")
 
 
+REQUESTS = (
+    "request",
+    "body",
+    "kwargs",
+    "proxy_server_request",
+    "request_body",
+    "requestBody",
+    "req",
+    "payload",
+    "json",
+    "request_data",
+)
+RESPONSES = (
+    "response",
+    "body",
+    "response_body",
+    "responseBody",
+    "resp",
+    "res",
+    "result",
+    "completion_response",
+    "response_obj",
+    "response_data",
+    "output",
+)
+"""Names under which a request and its response stand in proxies' logs."""
+ASKED = ("messages", "prompt")
+
+
 def _request_of(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part that was sent: the document, its request, or a request's body."""
-    for name in ("request", "body", "kwargs"):
+    for name in REQUESTS:
         part = document.get(name)
         if isinstance(part, str):
             part = _decoded(part)
-        if isinstance(part, dict) and (
-            "messages" in part or "prompt" in part or "body" in part
-        ):
-            return _request_of(part)
+        if not isinstance(part, dict):
+            continue
+        sent = _request_of(part)
+        if any(sent.get(asked) for asked in ASKED) or _is_asked_by_input(sent):
+            return sent
     return document
+
+
+def _is_asked_by_input(request: Mapping[str, Any]) -> bool:
+    """Whether it is a request of OpenAI's responses."""
+    return "model" in request and isinstance(request.get("input"), str | list)
 
 
 def _response_of(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part that came back: the document, its response, or a response's body."""
-    for name in ("response", "body"):
+    """The part that came back, with its choices: the document, its response, or a response's body."""
+    if _first_object(document.get("choices")):
+        return document
+    for name in RESPONSES:
         part = document.get(name)
         if isinstance(part, str):
-            part = _decoded(part)
-        if isinstance(part, dict) and ("choices" in part or "body" in part):
-            return _response_of(part)
+            part = _decoded(part) or _events(part)
+        if isinstance(part, list):
+            part = _streamed(part)
+        if isinstance(part, dict):
+            found = _response_of(_with_choices(part))
+            if "choices" in found:
+                return found
     return document
+
+
+def _events(text: str) -> list[Any] | None:
+    """The events of a stream that was logged as text; None of any other text."""
+    if "data:" not in text[:200]:
+        return None
+    events = []
+    for line in text.splitlines():
+        if line.startswith("data:"):
+            event = _decoded(line.removeprefix("data:").strip())
+            if event is not None:
+                events.append(event)
+    return events
+
+
+def _streamed(events: Sequence[Any]) -> dict[str, Any] | None:
+    """A stream's events as one response; None of any other list."""
+    parts = []
+    whole: dict[str, Any] = {}
+    finish = None
+    for event in events:
+        if not isinstance(event, dict):
+            return None
+        for choice in event.get("choices") or ():
+            delta = choice.get("delta")
+            if not isinstance(delta, dict):
+                return None
+            parts.append(_text_of(delta.get("content") or ""))
+            finish = choice.get("finish_reason") or finish
+        whole = {**whole, **{name: told for name, told in event.items() if told}}
+    if not parts:
+        return None
+    message = {"role": "assistant", "content": "".join(parts)}
+    whole["choices"] = [{"message": message, "finish_reason": finish}]
+    return whole
+
+
+def _with_choices(response: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A response of Anthropic's messages, or of OpenAI's responses, as a chat's."""
+    if "choices" in response:
+        return response
+    parts = response.get("content")
+    if response.get("type") == "message" and isinstance(parts, list):
+        stopped = response.get("stop_reason") in ("end_turn", "stop_sequence")
+    elif response.get("object") == "response" and isinstance(
+        response.get("output"), list
+    ):
+        messages = [
+            part for part in response["output"] if part.get("type") == "message"
+        ]
+        parts = [part for message in messages for part in message.get("content") or ()]
+        stopped = response.get("status") == "completed"
+    else:
+        return response
+    texts = [part for part in parts if part.get("type") in ("text", "output_text")]
+    if not texts:
+        return response
+    usage = response.get("usage") or {}
+    choice = {
+        "message": {"role": "assistant", "content": _text_of(texts)},
+        "finish_reason": "stop" if stopped else None,
+    }
+    return {
+        **response,
+        "choices": [choice],
+        "usage": {
+            "prompt_tokens": usage.get("input_tokens"),
+            "completion_tokens": usage.get("output_tokens"),
+            "prompt_tokens_details": {
+                "cached_tokens": usage.get("cache_read_input_tokens")
+                or (usage.get("input_tokens_details") or {}).get("cached_tokens")
+            },
+        },
+    }
 
 
 def _decoded(text: str) -> Any:
@@ -296,11 +416,13 @@ def _choices(document: Any, companions: Companions) -> list[Row]:
             )
         request = known
     prompt = response.get("prompt_token_ids") or _prompt_of(request)
-    usage = response.get("usage") or {}
+    usage = response.get("usage") or document.get("usage") or document
     details = usage.get("prompt_tokens_details") or {}
     arrival_s = _first_time(document, ARRIVALS)
+    if arrival_s is None and isinstance(document.get("request"), dict):
+        arrival_s = _first_time(document["request"], ARRIVALS)
     if arrival_s is None:
-        arrival_s = _first_time(response, ("created",))
+        arrival_s = _first_time(response, ("created", "created_at"))
     choices = response["choices"]
     output_len = None
     if len(choices) == 1:
@@ -322,9 +444,20 @@ def _choices(document: Any, companions: Companions) -> list[Row]:
 
 
 def _prompt_of(request: Mapping[str, Any]) -> Prompt:
+    if _is_asked_by_input(request) and not any(name in request for name in ASKED):
+        sent = request["input"]
+        if isinstance(sent, str):
+            sent = [{"role": "user", "content": sent}]
+        if request.get("instructions"):
+            sent = [{"role": "system", "content": request["instructions"]}, *sent]
+        return _messages(sent)
     if "messages" in request:
-        return _messages(request["messages"])
-    prompt = request["prompt"]
+        messages = _maybe_json(request["messages"])
+        system = request.get("system")
+        if system:
+            messages = [{"role": "system", "content": system}, *messages]
+        return _messages(messages)
+    prompt = _maybe_json(request["prompt"])
     if _first_object(prompt):
         return _messages(prompt)
     if isinstance(prompt, str) or _is_ids(prompt):
@@ -423,7 +556,15 @@ def _is_pair(document: Mapping[str, Any]) -> bool:
 def _pair(document: Any, companions: Companions) -> list[Row]:
     prompt = _prompt_of(_request_of(document))
     arrival_s = _first_time(document, ARRIVALS)
-    return [Row(prompt=prompt, output=_output_text(document), arrival_s=arrival_s)]
+    return [
+        Row(
+            prompt=prompt,
+            output=_output_text(document),
+            arrival_s=arrival_s,
+            prompt_len=document.get("prompt_tokens"),
+            output_len=document.get("completion_tokens"),
+        )
+    ]
 
 
 # ---------------------------------------------------------------- ShareGPT
@@ -570,6 +711,30 @@ def _any_value(value: Any) -> Any:
     return inner
 
 
+OF_SPANS = ("gen_ai.", "llm.input_messages", "llm.output_messages", "openinference.")
+USED = {
+    "prompt_len": (
+        "gen_ai.usage.input_tokens",
+        "gen_ai.usage.prompt_tokens",
+        "llm.token_count.prompt",
+        "llm.usage.prompt_tokens",
+    ),
+    "output_len": (
+        "gen_ai.usage.output_tokens",
+        "gen_ai.usage.completion_tokens",
+        "llm.token_count.completion",
+        "llm.usage.completion_tokens",
+    ),
+    "cached_len": (
+        "gen_ai.usage.cache_read.input_tokens",
+        "gen_ai.usage.cache_read_input_tokens",
+        "llm.token_count.prompt_details.cache_read",
+    ),
+}
+"""Attributes of lengths in tokens, by a row's fields."""
+MOST_MESSAGES = 10_000
+
+
 def _is_opentelemetry(document: Mapping[str, Any]) -> bool:
     if "resourceSpans" in document or "resourceLogs" in document:
         return True
@@ -579,40 +744,103 @@ def _is_opentelemetry(document: Mapping[str, Any]) -> bool:
         names = [str(entry.get("key", "")) for entry in attributes]
     elif isinstance(attributes, dict):
         names = attributes
-    return any(name.startswith("gen_ai.") for name in names)
+        llm = attributes.get("llm")
+        if isinstance(llm, dict) and "output_messages" in llm:
+            return True
+    return any(name.removeprefix("attributes.").startswith(OF_SPANS) for name in names)
 
 
 def _opentelemetry(document: Any, companions: Companions) -> list[Row]:
     rows = []
-    for span, attributes in _spans(document):
-        if "gen_ai.output.messages" not in attributes:
-            continue
-        outputs = _maybe_json(attributes["gen_ai.output.messages"])
-        inputs = _maybe_json(attributes.get("gen_ai.input.messages"))
-        system = _maybe_json(attributes.get("gen_ai.system_instructions"))
-        prompt = None
-        if inputs:
-            prompt = _messages(inputs)
-            if system:
-                prompt.insert(0, {"role": "system", "content": _text_of(system)})
+    for span, told in _spans(document):
+        attributes = _flat(told)
+        used = {}
+        for field, names in USED.items():
+            counts = (_count(attributes.get(name)) for name in names)
+            used[field] = next((count for count in counts if count is not None), None)
+        prompt, outputs = _said_in(attributes)
         for message in outputs:
             content = message.get("content", message.get("parts"))
+            if not content:
+                continue
             rows.append(
                 Row(
                     prompt=prompt,
                     output=_text_of(content),
-                    is_stopped=message.get("finish_reason") == "stop",
+                    is_stopped=message.get("finish_reason") in ("stop", "end_turn"),
                     arrival_s=_first_time(span, SPAN_STARTS),
-                    prompt_len=attributes.get("gen_ai.usage.input_tokens"),
-                    output_len=attributes.get("gen_ai.usage.output_tokens"),
-                    cached_len=attributes.get("gen_ai.usage.cache_read.input_tokens"),
+                    **used,
                 )
             )
     if not rows:
         raise UnreadableError(
-            "a trace without gen_ai.output.messages (content is recorded only on request)"
+            "a trace without messages (their content is recorded only on request)"
         )
     return rows
+
+
+def _flat(attributes: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Attributes by their dotted names, however they are nested."""
+    flat: dict[str, Any] = {}
+    for name, value in attributes.items():
+        whole = f"{before}{name}".removeprefix("attributes.")
+        if isinstance(value, dict) and before.count(".") < 4:
+            flat |= _flat(value, f"{whole}.")
+        else:
+            flat[whole] = value
+    return flat
+
+
+def _count(value: Any) -> Any:
+    """A count, which some exporters write as text."""
+    if isinstance(value, str) and value.isdecimal():
+        return int(value[:12])
+    return value
+
+
+def _said_in(
+    attributes: Mapping[str, Any],
+) -> tuple[list[Message] | None, list[Message]]:
+    """The messages of a prompt (None: not recorded) and of its answer, by any of three conventions."""
+    if "gen_ai.output.messages" in attributes:
+        outputs = _maybe_json(attributes["gen_ai.output.messages"])
+        inputs = _maybe_json(attributes.get("gen_ai.input.messages"))
+        system = _maybe_json(attributes.get("gen_ai.system_instructions"))
+        if system and inputs:
+            inputs = [{"role": "system", "content": _text_of(system)}, *inputs]
+    else:
+        outputs = _numbered(attributes, "gen_ai.completion.")
+        inputs = _numbered(attributes, "gen_ai.prompt.")
+        if not outputs:
+            outputs = _numbered(attributes, "llm.output_messages.")
+            inputs = _numbered(attributes, "llm.input_messages.")
+    return _messages(inputs) if inputs else None, outputs
+
+
+def _numbered(attributes: Mapping[str, Any], prefix: str) -> list[Message]:
+    """Messages whose fields are attributes with a number in their names, or one list of them."""
+    listed = _maybe_json(attributes.get(prefix.rstrip(".")))
+    if isinstance(listed, list):
+        return [_unprefixed(entry) for entry in listed if isinstance(entry, dict)]
+    found: dict[int, Message] = {}
+    for name, value in attributes.items():
+        if not name.startswith(prefix):
+            continue
+        number, _, field = name.removeprefix(prefix).partition(".")
+        if number.isdecimal() and len(number) < 6 and int(number) < MOST_MESSAGES:
+            message = found.setdefault(int(number), {})
+            field = field.removeprefix("message.")
+            if field.startswith("contents.") and field.endswith("message_content.text"):
+                message["content"] = f"{message.get('content', '')}{value}"
+            elif "." not in field:
+                message[field] = _maybe_json(value) if field == "content" else value
+    return [found[number] for number in sorted(found)]
+
+
+def _unprefixed(message: Mapping[str, Any]) -> Message:
+    """A message of OpenInference, whose fields stand in "message" or begin with it."""
+    inner = message.get("message", message)
+    return {name.removeprefix("message."): told for name, told in inner.items()}
 
 
 def _maybe_json(value: Any) -> Any:
@@ -621,10 +849,61 @@ def _maybe_json(value: Any) -> Any:
     return value
 
 
+PAGES = (
+    "data",
+    "observations",
+    "batch",
+    "items",
+    "results",
+    "records",
+    "logs",
+    "requests",
+    "spans",
+)
+"""Names under which exports and answers of interfaces list what they hold."""
+
+
+def _listed_in(document: Mapping[str, Any]) -> list[Any]:
+    """The entries of a page that have a format."""
+    for name in PAGES:
+        entries = document.get(name)
+        if isinstance(entries, list) and any(map(format_of, map(_unwrapped, entries))):
+            return [_unwrapped(entry) for entry in entries]
+    return []
+
+
+def _unwrapped(entry: Any) -> Any:
+    """An event's body where it is one: {"type": "generation-create", "body": {...}}."""
+    if isinstance(entry, dict) and str(entry.get("type", "")).startswith("generation-"):
+        return {**entry.get("body", {}), "type": "GENERATION"}
+    return entry
+
+
+def _is_page(document: Mapping[str, Any]) -> bool:
+    return bool(_listed_in(document))
+
+
+def _pages(document: Any, companions: Companions) -> list[Row]:
+    rows = []
+    reason = ""
+    for entry in _listed_in(document):
+        try:
+            rows += rows_of(entry, companions)
+        except UnreadableError as error:
+            reason = reason or str(error)
+    if not rows:
+        raise UnreadableError(reason)
+    return rows
+
+
 def _is_langfuse(document: Mapping[str, Any]) -> bool:
     if "input" not in document or "output" not in document:
         return False
     return not {"type", "startTime", "start_time"}.isdisjoint(document)
+
+
+def _is_input_and_output(document: Mapping[str, Any]) -> bool:
+    return bool(document.get("input")) and bool(document.get("output"))
 
 
 def _langfuse(document: Any, companions: Companions) -> list[Row]:
@@ -641,7 +920,7 @@ def _langfuse(document: Any, companions: Companions) -> list[Row]:
         Row(
             prompt=_prompt_of(request),
             output=_langfuse_output(_maybe_json(document["output"])),
-            arrival_s=_first_time(document, ("startTime", "start_time", "timestamp")),
+            arrival_s=_first_time(document, LANGFUSE_STARTS),
             prompt_len=usage.get("input", usage.get("promptTokens")),
             output_len=usage.get("output", usage.get("completionTokens")),
         )
@@ -718,6 +997,7 @@ def _spec_bench(document: Any, companions: Companions) -> list[Row]:
 # ---------------------------------------------------------------- times
 
 
+LANGFUSE_STARTS = ("startTime", "start_time", "timestamp", "createdAt", "created_at")
 ARRIVALS = (
     "arrival_s",
     "arrival_time",
@@ -726,12 +1006,21 @@ ARRIVALS = (
     "start_time",
     "created_at",
     "time",
+    "startTime",
+    "request_created_at",
+    "createdAt",
+    "started_at",
+    "request_time",
+    "requested_at",
+    "ts",
+    "@timestamp",
 )
 SPAN_STARTS = (
     "startTimeUnixNano",
     "start_time_unix_nano",
     "timeUnixNano",
     "start_time",
+    "startTime",
     "timestamp",
 )
 
@@ -784,12 +1073,14 @@ FORMATS: tuple[tuple[str, Callable[[Mapping[str, Any]], bool], Reader], ...] = (
     ("GuideLLM", _is_guidellm, _guidellm),
     ("OpenTelemetry GenAI", _is_opentelemetry, _opentelemetry),
     ("lm-eval samples", _is_lm_eval, _lm_eval),
+    ("page of an export", _is_page, _pages),
     ("Spec-Bench answers", _is_spec_bench, _spec_bench),
     ("OpenAI", _is_choices, _choices),
     ("ShareGPT", _is_sharegpt, _sharegpt),
     ("Langfuse", _is_langfuse, _langfuse),
     ("conversation", _is_conversation, _conversation),
     ("prompt and completion", _is_pair, _pair),
+    ("input and output", _is_input_and_output, _langfuse),
 )
 """Name, test and reader of each format, the most particular first."""
 

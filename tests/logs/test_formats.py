@@ -161,6 +161,218 @@ CASES: dict[str, tuple[str, dict[str, Any], list[Row]]] = {
         {"question_id": 81, "choices": [{"turns": ["one", "two"], "new_tokens": [3, 4], "accept_lengths": [1, 2]}]},
         [Row(output="one", is_stopped=True), Row(output="two", is_stopped=True)],
     ),
+    "LiteLLM's payload": (
+        "OpenAI",
+        {
+            "id": "chatcmpl-1", "call_type": "acompletion", "status": "success", "startTime": 1704067201.5,
+            "endTime": 1704067203.0, "completionStartTime": 1704067201.9, "prompt_tokens": 9, "completion_tokens": 2,
+            "messages": ASKED,
+            "response": {"object": "chat.completion", "choices": [{"message": {"content": "blue"},
+                                                                   "finish_reason": "stop"}]},
+        },
+        [
+            Row(
+                prompt=ASKED, output="blue", is_stopped=True, arrival_s=1704067201.5, prompt_len=9, output_len=2
+            )
+        ],
+    ),
+    "LiteLLM's spend log": (
+        "OpenAI",
+        {
+            "request_id": "chatcmpl-1", "startTime": "2024-01-01T00:00:01.500000+00:00", "prompt_tokens": 9,
+            "completion_tokens": 2, "messages": {}, "proxy_server_request": json.dumps({"messages": ASKED}),
+            "response": json.dumps({"choices": [{"message": {"content": "blue"}, "finish_reason": "stop"}]}),
+        },
+        [
+            Row(
+                prompt=ASKED, output="blue", is_stopped=True, arrival_s=1704067201.5, prompt_len=9, output_len=2
+            )
+        ],
+    ),
+    "LiteLLM without the response's object": (
+        "prompt and completion",
+        {"startTime": 1704067201.5, "messages": ASKED, "response": "blue", "prompt_tokens": 9, "completion_tokens": 2},
+        [Row(prompt=ASKED, output="blue", arrival_s=1704067201.5, prompt_len=9, output_len=2)],
+    ),
+    "Helicone": (
+        "OpenAI",
+        {
+            "request_id": "r", "request_created_at": "2024-01-01T00:00:01Z", "request_body": {"messages": ASKED},
+            "response_body": {"choices": [{"message": {"content": "blue"}}]}, "prompt_tokens": 9,
+            "completion_tokens": 2, "delay_ms": 812,
+        },
+        [Row(prompt=ASKED, output="blue", arrival_s=1704067201.0, prompt_len=9, output_len=2)],
+    ),
+    "Helicone's interface": (
+        "page of an export",
+        {
+            "error": None,
+            "data": [
+                {
+                    "request_created_at": "2024-01-01T00:00:01Z", "request_body": {"messages": ASKED},
+                    "response_body": {"choices": [{"message": {"content": "blue"}}]},
+                }
+            ],
+        },
+        [Row(prompt=ASKED, output="blue", arrival_s=1704067201.0)],
+    ),
+    "Langfuse's interface": (
+        "page of an export",
+        {
+            "meta": {"page": 1, "totalPages": 1},
+            "data": [
+                {"type": "SPAN", "startTime": "2024-01-01T00:00:00Z", "input": "x", "output": "y"},
+                {
+                    "type": "GENERATION", "startTime": "2024-01-01T00:00:01Z", "input": {"messages": ASKED},
+                    "output": {"role": "assistant", "content": "blue"}, "usage": {"input": 9, "output": 2},
+                },
+            ],
+        },
+        [Row(prompt=ASKED, output="blue", arrival_s=1704067201.0, prompt_len=9, output_len=2)],
+    ),
+    "Langfuse's trace": (
+        "page of an export",
+        {
+            "id": "t", "name": "chat",
+            "observations": [
+                {"type": "GENERATION", "startTime": "2024-01-01T00:00:01Z", "input": ASKED, "output": "blue"}
+            ],
+        },
+        [Row(prompt=ASKED, output="blue", arrival_s=1704067201.0)],
+    ),
+    "Langfuse's ingestion": (
+        "page of an export",
+        {
+            "batch": [
+                {
+                    "type": "generation-create", "timestamp": "2024-01-01T00:00:09Z",
+                    "body": {"startTime": "2024-01-01T00:00:01Z", "input": ASKED, "output": "blue"},
+                }
+            ]
+        },
+        [Row(prompt=ASKED, output="blue", arrival_s=1704067201.0)],
+    ),
+    "OpenLLMetry": (
+        "OpenTelemetry GenAI",
+        {
+            "name": "openai.chat", "start_time": "2024-01-01T00:00:01Z",
+            "attributes": {
+                "gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": "name a colour",
+                "gen_ai.completion.0.role": "assistant", "gen_ai.completion.0.content": "blue",
+                "gen_ai.completion.0.finish_reason": "stop", "gen_ai.usage.prompt_tokens": 9,
+                "gen_ai.usage.completion_tokens": "2", "llm.usage.total_tokens": 11,
+            },
+        },
+        [
+            Row(
+                prompt=ASKED, output="blue", is_stopped=True, arrival_s=1704067201.0, prompt_len=9, output_len=2
+            )
+        ],
+    ),
+    "OpenInference": (
+        "OpenTelemetry GenAI",
+        {
+            "start_time": "2024-01-01T00:00:01Z",
+            "attributes": {
+                "openinference.span.kind": "LLM", "llm.input_messages.0.message.role": "user",
+                "llm.input_messages.0.message.contents.0.message_content.type": "text",
+                "llm.input_messages.0.message.contents.0.message_content.text": "name a ",
+                "llm.input_messages.0.message.contents.1.message_content.text": "colour",
+                "llm.output_messages.0.message.role": "assistant", "llm.output_messages.0.message.content": "blue",
+                "llm.token_count.prompt": 9, "llm.token_count.completion": 2,
+                "llm.token_count.prompt_details.cache_read": 4,
+            },
+        },
+        [
+            Row(prompt=ASKED, output="blue", arrival_s=1704067201.0, prompt_len=9, output_len=2, cached_len=4)
+        ],
+    ),
+    "OpenInference, nested": (
+        "OpenTelemetry GenAI",
+        {
+            "start_time": "2024-01-01T00:00:01Z",
+            "attributes": {
+                "llm": {
+                    "input_messages": [{"message": {"role": "user", "content": "name a colour"}}],
+                    "output_messages": [{"message": {"role": "assistant", "content": "blue"}}],
+                    "token_count": {"prompt": 9, "completion": 2},
+                }
+            },
+        },
+        [Row(prompt=ASKED, output="blue", arrival_s=1704067201.0, prompt_len=9, output_len=2)],
+    ),
+    "Phoenix's table": (
+        "OpenTelemetry GenAI",
+        {
+            "start_time": "2024-01-01T00:00:01Z",
+            "attributes.llm.input_messages": [{"message.role": "user", "message.content": "name a colour"}],
+            "attributes.llm.output_messages": [{"message.role": "assistant", "message.content": "blue"}],
+        },
+        [Row(prompt=ASKED, output="blue", arrival_s=1704067201.0)],
+    ),
+    "a proxy's stream": (
+        "OpenAI",
+        {
+            "ts": 1704067201.0, "req": {"messages": ASKED, "stream": True},
+            "res": "".join(
+                f"data: {json.dumps(event)}\n\n"
+                for event in (
+                    {"choices": [{"delta": {"role": "assistant", "content": ""}}]},
+                    {"choices": [{"delta": {"content": "bl"}}]},
+                    {"choices": [{"delta": {"content": "ue"}, "finish_reason": "stop"}]},
+                    {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 2}},
+                )
+            )
+            + "data: [DONE]\n",
+        },
+        [
+            Row(
+                prompt=ASKED, output="blue", is_stopped=True, arrival_s=1704067201.0, prompt_len=9, output_len=2
+            )
+        ],
+    ),
+    "a proxy of Anthropic's messages": (
+        "OpenAI",
+        {
+            "timestamp": "2024-01-01T00:00:01Z", "requestBody": {"system": "be short", "messages": ASKED},
+            "responseBody": {
+                "type": "message", "role": "assistant", "stop_reason": "end_turn",
+                "content": [{"type": "text", "text": "blue"}],
+                "usage": {"input_tokens": 9, "output_tokens": 2, "cache_read_input_tokens": 4},
+            },
+        },
+        [
+            Row(
+                prompt=[{"role": "system", "content": "be short"}, *ASKED], output="blue", is_stopped=True,
+                arrival_s=1704067201.0, prompt_len=9, output_len=2, cached_len=4,
+            )
+        ],
+    ),
+    "a proxy of OpenAI's responses": (
+        "OpenAI",
+        {
+            "request": {"model": "m", "input": "name a colour"},
+            "response": {
+                "object": "response", "status": "completed", "created_at": 1704067201,
+                "output": [
+                    {"type": "reasoning", "summary": []},
+                    {"type": "message", "content": [{"type": "output_text", "text": "blue"}]},
+                ],
+                "usage": {"input_tokens": 9, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 4}},
+            },
+        },
+        [
+            Row(
+                prompt=ASKED, output="blue", is_stopped=True, arrival_s=1704067201.0, prompt_len=9, output_len=2,
+                cached_len=4,
+            )
+        ],
+    ),
+    "input and output": (
+        "input and output",
+        {"input": ASKED, "output": "blue", "created_at": "2024-01-01T00:00:01Z"},
+        [Row(prompt=ASKED, output="blue", arrival_s=1704067201.0)],
+    ),
 }  # fmt: skip
 
 
