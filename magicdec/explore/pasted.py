@@ -1,5 +1,5 @@
-"""A serve command pasted into the page: read and weighed as `magicdec check` does, and turned into
-the page's controls.
+"""A text pasted into the page: a serve command, read and weighed as `magicdec check` does and turned into
+the page's controls, or an engine's log or metrics, read as `magicdec observe` does.
 """
 
 from __future__ import annotations
@@ -15,8 +15,19 @@ from typing import NoReturn
 import msgspec
 
 from magicdec.errors import ConfigError
-from magicdec.explore.state import METHODS, Catalog, link
-from magicdec.live import AskedLoad, Line, as_asked, check_command, lines_of
+from magicdec.explore.state import METHODS, NO_DRAFT, Catalog, link
+from magicdec.live import (
+    AskedLoad,
+    Line,
+    Observation,
+    Serving,
+    View,
+    as_asked,
+    check_command,
+    lines_of,
+    parse_draft,
+    seen_in,
+)
 from magicdec.progress import Progress
 from magicdec.schema import Request
 from magicdec.specs import ServeCommand, read_serve_command
@@ -33,6 +44,8 @@ class Pasted:
     """The command's question as a link."""
 
 
+SENTENCES = ("wrong:", "advice:")
+"""What lines of an observation begin with that are read before its tables."""
 MOST_CPU_S = 30
 MOST_BYTES = 2 * GIB
 """Processor time and address space that one command may take to be read and weighed."""
@@ -85,11 +98,15 @@ def bound_this_process(*, most_cpu_s: int, most_bytes: int) -> None:
 
 
 def pasted(catalog: Catalog, state: Request, text: str) -> Pasted:
-    """A command under the load that the page's controls were moved to.
+    """A command under the load that the page's controls were moved to, or what a log tells of a server
+    on the page's device.
 
     Raises MagicdecError for what cannot be read or planned. No file is read that it names, and
     nothing is fetched.
     """
+    seen = seen_in([("the pasted text", text)])
+    if seen is not None:
+        return _observed(catalog, state, seen)
     command = _within(catalog, read_serve_command(text.strip(), reads_files=False))
     load = _load(catalog, state, command)
     result = check_command(command, load, reads_files=False)
@@ -101,6 +118,41 @@ def pasted(catalog: Catalog, state: Request, text: str) -> Pasted:
             asked, price_per_hour_usd=state.price_per_hour_usd
         )
     return Pasted(lines=list(lines_of(result)), query=link(asked))
+
+
+def _observed(catalog: Catalog, state: Request, seen: Observation) -> Pasted:
+    """Raises MagicdecError where the server's model is not known, or drafts with another draft."""
+    request = catalog.request(state)
+    model = state.model
+    served = seen.target.model
+    if state.model == catalog.start.model and served:
+        model = catalog.model(served)
+    draft = None
+    named = state.draft_method or state.draft
+    if seen.announced is None and named not in (None, NO_DRAFT):
+        draft = parse_draft(named)
+    serving = Serving(
+        model=model,
+        hardware=state.hardware[0],
+        engine=state.engine,
+        tp_size=request.tp_size or 1,
+        temperature=state.temperature,
+    )
+    context = None
+    if state.context_lens != catalog.start.context_lens:
+        context = float(state.context_lens[0])
+    view = View(draft=draft, serving=serving, context=context)
+    first, *rest = view.lines(seen)
+    sentences = [text for text in rest if text.lstrip().startswith(SENTENCES)]
+    table = [text for text in rest if text not in sentences]
+    return Pasted(
+        lines=[
+            Line(first),
+            *map(Line, sentences),
+            Line("\n".join(table), is_option=True),
+        ],
+        query=link(msgspec.structs.replace(state, model=model)),
+    )
 
 
 def _within(catalog: Catalog, command: ServeCommand) -> ServeCommand:

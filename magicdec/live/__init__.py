@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from magicdec.live.check_text import Line, lines_of
     from magicdec.live.cost_check import CostFit, fit_cost, is_cost_run, read_cost_run
     from magicdec.live.drive import Load, LoadPlan, Measured, drive_load, plan_loads
-    from magicdec.live.forms import read_files
+    from magicdec.live.forms import read_files, seen_in
     from magicdec.live.http import Address, parse_address
     from magicdec.live.metrics import choose_target, scrapes
     from magicdec.live.observation import (

@@ -168,21 +168,31 @@ def read_files(paths: Sequence[Path], wanted: str | None = None) -> Read:
 
     Raises ConfigError, StorageError or ServerError for what cannot be read.
     """
-    texts = [_text(path) for path in paths]
-    if all(SCRAPE.search(text) for text in texts):
-        scrapes = [
-            parse(text, where=str(path))
-            for path, text in zip(paths, texts, strict=True)
-        ]
-        return observed(scrapes, wanted)
+    texts = [(str(path), _text(path)) for path in paths]
+    seen = seen_in(texts, wanted)
+    if seen is not None:
+        return seen
+    documents = documents_of(texts[0][1])
+    if len(paths) == 1 and documents and is_acceptance(documents[0]):
+        return read_acceptance(paths[0])
+    where, text = next(each for each in texts if form_of(each[1]) is None)
+    raise ConfigError(f"{where} is {looks_like(text)}; {forms_text()}")
+
+
+def seen_in(
+    texts: Sequence[tuple[str, str]], wanted: str | None = None
+) -> Observation | None:
+    """What texts, each with where it is from, tell of a server. None: one is of no form that is read.
+
+    Raises ConfigError or ServerError for what cannot be read.
+    """
+    if all(SCRAPE.search(text) for _, text in texts):
+        return observed([parse(text, where=where) for where, text in texts], wanted)
     forms = []
-    for path, text in zip(paths, texts, strict=True):
+    for _, text in texts:
         form = form_of(text)
         if form is None:
-            documents = documents_of(text)
-            if len(paths) == 1 and documents and is_acceptance(documents[0]):
-                return read_acceptance(path)
-            raise ConfigError(f"{path} is {looks_like(text)}; {forms_text()}")
+            return None
         forms.append(form)
     if len({form.name for form in forms}) > 1:
         names = ", ".join(form.name for form in forms)
@@ -191,12 +201,12 @@ def read_files(paths: Sequence[Path], wanted: str | None = None) -> Read:
         )
     form = forms[0]
     try:
-        logged = form.read("\n".join(texts))
+        logged = form.read("\n".join(text for _, text in texts))
         return observation_of(replace(logged, form=form.name))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         what = f"no {error}" if isinstance(error, KeyError) else "another structure"
         raise ConfigError(
-            f"{paths[0]} is told to be of the form {form.name}, and has {what}"
+            f"{texts[0][0]} is told to be of the form {form.name}, and has {what}"
         ) from None
 
 

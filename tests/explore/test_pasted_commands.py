@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from magicdec.cli import app, register_commands
-from magicdec.explore.pasted import MOST_CPU_S
+from magicdec.explore.pasted import MOST_CPU_S, pasted
 from magicdec.explore.server import Server
 from magicdec.explore.state import Catalog
 from magicdec.live.check import AskedLoad, check_command
@@ -261,3 +261,25 @@ def test_what_a_client_asked_ends_with_it(server: Server) -> None:
             started = set(multiprocessing.active_children()) - before
     pids = [process.pid for process in started if process.pid is not None]
     assert not still_alive_after(20, pids)
+
+
+@pytest.mark.parametrize("name", ["vllm.log", "sglang.log", "llama_cpp.log"])
+def test_a_pasted_log_is_read_as_observe_reads_it(name: str) -> None:
+    sample = Path("docs/samples/logs") / name
+    register_commands()
+    catalog = Catalog.given(model="qwen3-8b", hardware="h100")
+    read = pasted(catalog, catalog.start, sample.read_text())
+    wanted = CliRunner().invoke(
+        app, ["observe", str(sample), "--model", "qwen3-8b", "--hardware", "h100"]
+    )
+    assert wanted.exit_code == 0, wanted.output
+    printed = wanted.output.splitlines()
+    shown = "\n".join(line.text for line in read.lines).splitlines()
+    assert sorted(filter(None, shown)) == sorted(filter(None, printed))
+    assert shown[0] == printed[0]
+
+
+def test_a_pasted_log_brings_its_model() -> None:
+    text = Path("docs/samples/logs/vllm.log").read_text()
+    catalog = Catalog.given()
+    assert "model=Qwen%2FQwen3-8B" in pasted(catalog, catalog.start, text).query

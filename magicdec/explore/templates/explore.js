@@ -327,7 +327,7 @@
     event.preventDefault();
     const body = new URLSearchParams({ command: paste.elements.command.value, state: query() });
     checked.hidden = false;
-    checked.firstElementChild.textContent = "Reading the command …";
+    checked.firstElementChild.textContent = "Reading …";
     try {
       const response = await fetch("/check", as(page, { method: "POST", body }));
       checked.firstElementChild.innerHTML = await response.text();
