@@ -24,7 +24,7 @@ hybrid), and whether the device's own kernels were timed or another's are borrow
 lane. *Off* is the median absolute error, *bias* the median of the signed errors, *inside* the share of rows within
 the 90 % interval whose width comes from the other sources: no source is judged by a width that it set. A lane with
 fewer than {LEAST_SOURCES} sources takes the width of the next wider lane that has as many, where its own rows do
-not need more.
+not need more; in a plan it is no narrower than what its engine's profile states (`errors.speedup_relative_error`).
 
 What is compared is predicted at the acceptance that each server measured. A *step without a draft* is the time of a
 token: of the whole server where a source states its rate (total time over tokens, prompts inside), between tokens

@@ -169,10 +169,17 @@ def shipped() -> dict[tuple[Lane, Figure], LaneRow]:
 
 def evidence_of(setup: Setup) -> Evidence:
     """The measured speedups of a setup's kind, counted, and the width that follows. An engine that no
-    lane is of, such as one calibrated by its user, has the error that its profile states."""
+    lane is of, such as one calibrated by its user, has the error that its profile states, and one with
+    fewer than `LEAST_SOURCES` sources in the lane no less: most of the others are another engine's."""
+    stated = setup.engine.errors.speedup_relative_error
     if setup.engine.name not in SERVING_ENGINES:
-        return Evidence(width=setup.engine.errors.speedup_relative_error)
-    return evidence_in(lane_of(setup))
+        return Evidence(width=stated)
+    evidence = evidence_in(lane_of(setup))
+    if evidence.sources >= LEAST_SOURCES or evidence.width >= stated:
+        return evidence
+    return msgspec.structs.replace(
+        evidence, width=stated, width_of=f"{setup.engine.name}'s servers at large"
+    )
 
 
 @cache

@@ -17,6 +17,7 @@ from magicdec.perfmodel.lanes import (
     Lane,
     LaneRow,
     evidence_in,
+    evidence_of,
     lane_of,
     shipped,
 )
@@ -134,3 +135,15 @@ def test_an_unmeasured_sort_of_draft_is_as_wide_as_all_sorts_together() -> None:
     whole = shipped()[Lane(ANY, ANY, ANY, ANY, ANY), "speedup"]
     assert evidence_in(lane).width == whole.width
     assert evidence_in(lane).rows == 0
+
+
+def test_a_lane_of_few_sources_is_no_surer_than_its_engine() -> None:
+    """SGLang's heads were measured by one source with its device; vLLM's are most of the wider lane."""
+    speculation = SpeculationSpec(draft="eagle3", draft_method="eagle3")
+    for name in ("sglang", "trtllm"):
+        setup = Setup.of("llama-3.1-8b", "h100", name, speculation)
+        stated = setup.engine.errors.speedup_relative_error
+        assert evidence_in(lane_of(setup)).width < stated
+        assert evidence_of(setup).width == stated
+    of_vllm = Setup.of("llama-3.1-8b", "h100", "vllm", speculation)
+    assert evidence_of(of_vllm).width == evidence_in(lane_of(of_vllm)).width
