@@ -269,8 +269,9 @@ def test_a_pasted_log_is_read_as_observe_reads_it(name: str) -> None:
     register_commands()
     catalog = Catalog.given(model="qwen3-8b", hardware="h100")
     read = pasted(catalog, catalog.start, sample.read_text())
+    model = dict(urllib.parse.parse_qsl(read.query))["model"]
     wanted = CliRunner().invoke(
-        app, ["observe", str(sample), "--model", "qwen3-8b", "--hardware", "h100"]
+        app, ["observe", str(sample), "--model", model, "--hardware", "h100"]
     )
     assert wanted.exit_code == 0, wanted.output
     printed = wanted.output.splitlines()
