@@ -21,7 +21,6 @@ from magicdec.units import format_seconds
 
 if TYPE_CHECKING:
     from magicdec.live import Address, Draft, Observation, Serving, Trial, View
-    from magicdec.perfmodel import ImportedAcceptance
 
 OBSERVE_EPILOG = options.examples(
     "observe http://localhost:8000 --draft ngram -o acceptance.json",
@@ -101,26 +100,14 @@ def observe_command(
     for path in filter(None, (output, records)):
         check_writable(path)
     requested = _requested_draft(draft, draft_method, draft_budget)
-    from magicdec.live import Observation, Serving, parse_address, read_files
+    from magicdec.live import Serving, parse_address, read_files
     from magicdec.specs import model_name
 
     paths = [Path(each) for each in source]
     observation: Observation | None = None
     if all(path.is_file() for path in paths):
         require(not watch, "--watch shows an address, and writes nothing")
-        read = read_files(paths, target)
-        if not isinstance(read, Observation):
-            require(records is None, "a trace holds acceptance only, no record")
-            _observe_trace(
-                read,
-                requested,
-                model=model,
-                context=context,
-                dataset=dataset,
-                to=output,
-            )
-            return
-        observation = read
+        observation = read_files(paths, target)
     elif len(source) > 1:
         raise ConfigError("observe takes one address, or files that are there")
     if interval is None:
@@ -167,24 +154,6 @@ def observe_command(
         context=context,
         dataset=dataset,
     )
-
-
-def _observe_trace(
-    trace: ImportedAcceptance,
-    requested: Draft | None,
-    *,
-    model: str | None,
-    context: float | None,
-    dataset: str,
-    to: Path | None,
-) -> None:
-    from magicdec.live import agreed
-
-    if context is None:
-        raise ConfigError(
-            "a trace does not say how long its sequences are; give their length with --context"
-        )
-    _print_imported(trace, agreed(requested, None), model or "", context, dataset, to)
 
 
 def _requested_draft(
@@ -343,39 +312,6 @@ def _watch(
                     show([str(error)])  # no load yet, no draft yet, or no model yet
         except KeyboardInterrupt:
             return
-
-
-def _print_imported(
-    trace: ImportedAcceptance,
-    draft: Draft,
-    model: str,
-    context: float,
-    dataset: str,
-    output: Path | None,
-) -> None:
-    """Prints the acceptance that a trace holds, and writes it to `output` as a profile."""
-    from magicdec.live import imported_profile, rates_text
-    from magicdec.perfmodel import save_profile
-    from magicdec.specs import model_name
-
-    profile = imported_profile(
-        trace,
-        draft,
-        model=model_name(model),
-        context=context,
-        dataset=dataset,
-    )
-    steps = trace.counts.steps
-    options.print_fault(profile.fault)
-    print(
-        f"{trace.kind}: {steps.sum():.0f} steps of {len(steps)} sequences, drafted by {draft}"
-    )
-    print(f"  accepted     {rates_text(profile.measured[0])}")
-    if output is not None:
-        save_profile(profile, output)
-        print(
-            f"wrote {output}\nnext: {options.command('plan', model=model, acceptance=output)}"
-        )
 
 
 def tune_command(

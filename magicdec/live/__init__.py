@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         observe,
         parse_draft,
     )
-    from magicdec.live.profile import acceptance_profile, imported_profile, record
+    from magicdec.live.profile import acceptance_profile, record
     from magicdec.live.show import View, advice_lines, rates_text, trend_lines, windows
     from magicdec.live.tune import (
         Trial,

@@ -697,7 +697,7 @@ def read_llama_log(text: str) -> Logged:
 
 def of_llama_requests(requests: Sequence[Timed], draft: Draft | None) -> Logged:
     """llama.cpp's requests, from its log or from its answers."""
-    stretches = [_llama_stretch(request) for request in requests if request.eval_s]
+    stretches = [_llama_stretch(request) for request in requests if request.tokens]
     depths = []
     for request in requests:
         if request.drafts:
@@ -771,6 +771,6 @@ def _llama_stretch(request: Timed) -> Stretch:
             request_output_sum=request.tokens,
         ),
         running=1.0,
-        step_s=seconds / steps,
-        seconds=seconds,
+        step_s=seconds / steps if seconds else None,
+        seconds=seconds or None,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,8 +20,9 @@ from magicdec.live.engine_logs import (
     read_trtllm_log,
     read_vllm_log,
 )
-from magicdec.live.logged import Logged, observation_of, summed
+from magicdec.live.logged import Logged, Stretch, observation_of, summed
 from magicdec.live.metrics import (
+    NOT_TOLD,
     PREFIXES,
     Scrape,
     Target,
@@ -28,19 +30,25 @@ from magicdec.live.metrics import (
     parse,
     targets,
 )
-from magicdec.live.observation import UNNAMED, Observation, observe
+from magicdec.live.observation import UNNAMED, Counts, Observation, observe
 from magicdec.live.reported import (
     documents_of,
     is_aiperf,
+    is_console,
     is_guidellm,
+    is_iterations,
     is_llama_answers,
+    is_llama_report,
     is_report,
     is_result,
     is_summary,
     is_table,
     read_aiperf,
+    read_console,
     read_guidellm,
+    read_iterations,
     read_llama_answers,
+    read_llama_report,
     read_report,
     read_result,
     read_summary,
@@ -111,6 +119,13 @@ FORMS = (
         sample="llama_answers.jsonl",
     ),
     Form(
+        name="TensorRT-LLM iterations",
+        told_by="the JSON that its /metrics answers (enable_iter_perf_stats)",
+        is_it=is_iterations,
+        read=read_iterations,
+        sample="trtllm_metrics.json",
+    ),
+    Form(
         name="benchmark report",
         told_by='"Serving Benchmark Result" of vLLM and SGLang, "PERFORMANCE OVERVIEW" of trtllm-bench',
         is_it=is_report,
@@ -146,6 +161,20 @@ FORMS = (
         sample="llama_cpp.log",
     ),
     Form(
+        name="llama-speculative",
+        told_by='"n_drafted = ..." and "n_accept = ..." lines',
+        is_it=is_llama_report,
+        read=read_llama_report,
+        sample="llama_speculative.txt",
+    ),
+    Form(
+        name="GuideLLM table",
+        told_by='"Out Tok/sec" and "ITL (ms)" over a console\'s columns',
+        is_it=is_console,
+        read=read_console,
+        sample="guidellm.txt",
+    ),
+    Form(
         name="GenAI-Perf or AIPerf table",
         told_by='a console\'s table or CSV with "Inter Token Latency"',
         is_it=is_table,
@@ -158,10 +187,9 @@ OTHERS = (
     "a trace (JSON lines of accepted_lengths)",
     "SGLang's and Spec-Bench's answers",
 )
-Read = Observation | ImportedAcceptance
 
 
-def read_files(paths: Sequence[Path], wanted: str | None = None) -> Read:
+def read_files(paths: Sequence[Path], wanted: str | None = None) -> Observation:
     """Reads one file, or several of a kind in the order of time.
 
     `wanted` is the engine among several of a scrape; None: all of one model, summed.
@@ -174,7 +202,7 @@ def read_files(paths: Sequence[Path], wanted: str | None = None) -> Read:
         return seen
     documents = documents_of(texts[0][1])
     if len(paths) == 1 and documents and is_acceptance(documents[0]):
-        return read_acceptance(paths[0])
+        return observation_of(of_sequences(read_acceptance(paths[0])))
     where, text = next(each for each in texts if form_of(each[1]) is None)
     raise ConfigError(f"{where} is {looks_like(text)}; {forms_text()}")
 
@@ -182,7 +210,7 @@ def read_files(paths: Sequence[Path], wanted: str | None = None) -> Read:
 def seen_in(
     texts: Sequence[tuple[str, str]], wanted: str | None = None
 ) -> Observation | None:
-    """What texts, each with where it is from, tell of a server. None: one is of no form that is read.
+    """Reads texts, each with where it is from. None: one is of no form that is read.
 
     Raises ConfigError or ServerError for what cannot be read.
     """
@@ -208,6 +236,31 @@ def seen_in(
         raise ConfigError(
             f"{texts[0][0]} is told to be of the form {form.name}, and has {what}"
         ) from None
+
+
+def of_sequences(imported: ImportedAcceptance) -> Logged:
+    """A file's counts, by sequence."""
+    counts = imported.counts
+    stretches = []
+    for steps, accepted in zip(counts.steps, counts.accepted, strict=True):
+        by_position = tuple(float(count) for count in accepted)
+        stretches.append(
+            Stretch(
+                counts=Counts(
+                    drafts=float(steps),
+                    accepted=math.fsum(by_position),
+                    accepted_by_position=by_position,
+                    counted_steps=float(steps),
+                )
+            )
+        )
+    return Logged(
+        form=imported.kind,
+        series=NOT_TOLD,
+        unit="sequences",
+        stretches=stretches,
+        draft=UNNAMED,
+    )
 
 
 def _text(path: Path) -> str:

@@ -156,6 +156,8 @@ LLAMA_CPP = _series(
     {"running": "requests_processing", "waiting": "requests_deferred"},
 )
 ENGINES = (VLLM, SGLANG, TRTLLM, LLAMA_CPP)
+NOT_TOLD = Series(engine="vllm", prefix="", counters={}, gauges={})
+"""A file that does not say which engine it is of is predicted as the one that most serve with."""
 CACHE_INFO = "vllm:cache_config_info"
 """A gauge of 1 whose labels hold vLLM's `num_gpu_blocks` and `block_size`."""
 DRAFT_INFO = "magicdec:draft_info"

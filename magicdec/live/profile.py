@@ -14,7 +14,6 @@ from magicdec.live.observation import Counts as Counters
 from magicdec.live.observation import Draft, Observation
 from magicdec.perfmodel import (
     AcceptanceProfile,
-    ImportedAcceptance,
     MeasuredRates,
     Measurement,
     fit_profile,
@@ -23,6 +22,8 @@ from magicdec.perfmodel import (
 )
 from magicdec.schema import Record, current_environment
 
+BY_SEQUENCE = ("sequences", "requests")
+"""Segments that are of one sequence each."""
 MIN_DRAFTS = 20
 """Fewer drafts than this say next to nothing; a profile is not written from them."""
 
@@ -120,7 +121,7 @@ def acceptance_profile(
             "runs without "
             "speculation, or had no load"
         )
-    if (counts.drafts or 0.0) < MIN_DRAFTS:
+    if (counts.drafts or 0.0) < MIN_DRAFTS and observation.unit not in BY_SEQUENCE:
         raise ConfigError(
             f"{counts.drafts:.0f} drafts were verified in this window; at least {MIN_DRAFTS} are "
             "needed for a profile"
@@ -129,10 +130,11 @@ def acceptance_profile(
         raise ConfigError(
             "this engine does not say how long its sequences are; give their length with --context"
         )
-    engine = observation.target.series.engine
-    source = (
-        f"observed on {engine}: {counts.drafts:.0f} drafts, {counts.steps:.0f} steps"
-    )
+    where = observation.form or f"observed on {observation.target.series.engine}"
+    source = f"{where}: {counts.drafts:.0f} drafts, {counts.steps:.0f} steps"
+    spread: float | None = 0.0  # between intervals, in which sequences mix
+    if observation.unit in BY_SEQUENCE:
+        spread = None
     rows = measurements(observation, draft, context=_context(observation, context))
     profile = fit_profile(
         rows,
@@ -140,9 +142,10 @@ def acceptance_profile(
         draft=draft.name,
         dataset=dataset,
         source=source,
-        spread=0.0,
+        spread=spread,
     )
-    definition = "conditional rate by position, from an engine's counters"
+    counters = observation.form or "an engine's counters"
+    definition = f"conditional rate by position, from {counters}"
     if not counts.accepted_by_position:
         definition = (
             "one rate for all positions, from the tokens per step that an engine counts"
@@ -153,25 +156,6 @@ def acceptance_profile(
         if observation.drafted_share is not None:
             share = min(observation.drafted_share, 1.0)
         profile = msgspec.structs.replace(profile, drafted_share=share)
-    return msgspec.structs.replace(profile, definition=definition, name="observed")
-
-
-def imported_profile(
-    imported: ImportedAcceptance,
-    draft: Draft,
-    *,
-    model: str,
-    context: float,
-    dataset: str = "",
-) -> AcceptanceProfile:
-    """The profile of a file's counts, at one length of sequences."""
-    steps = imported.counts.steps
-    source = f"{imported.kind}: {steps.sum():.0f} steps of {len(steps)} sequences"
-    rows = _at(imported.counts, draft, context)
-    profile = fit_profile(
-        rows, model=model, draft=draft.name, dataset=dataset, source=source
-    )
-    definition = f"conditional rate by position, from {imported.kind}"
     return msgspec.structs.replace(profile, definition=definition, name="observed")
 
 

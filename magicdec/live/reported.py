@@ -6,7 +6,8 @@
     GenAI-Perf, AIPerf      console tables, profile_export_genai_perf.{json,csv}, profile_export_aiperf.{json,csv};
                             AIPerf's records, profile_export.jsonl
     GuideLLM                benchmarks.json
-    llama.cpp               its server's answers (timings)
+    llama.cpp               its server's answers (timings), what llama-speculative prints
+    TensorRT-LLM            the statistics of iterations that its /metrics answers
 
 All say the same under other names, which `NAMES` lists. The batch is the mean number of sequences that
 decode at once: the time that all requests took between their first token and their last, over the
@@ -36,7 +37,7 @@ from magicdec.live.engine_logs import (
     of_llama_requests,
 )
 from magicdec.live.logged import Logged, Stretch
-from magicdec.live.metrics import SGLANG, TRTLLM, VLLM, Series
+from magicdec.live.metrics import NOT_TOLD, SGLANG, TRTLLM, VLLM, Series
 from magicdec.live.observation import UNNAMED, Counts
 from magicdec.perfmodel import MAX_POSITIONS, histogram_survivors
 from magicdec.units import MILLI, printable
@@ -107,6 +108,9 @@ OF_TIMES = (
 TABLED = ("inter token latency", "time to first token")
 REPORTS = ("Serving Benchmark Result", "PERFORMANCE OVERVIEW")
 ENGINES: dict[str, Series] = {
+    "vllm": VLLM,
+    "openai": VLLM,
+    "openai-chat": VLLM,
     "sglang": SGLANG,
     "trt": TRTLLM,
     "tensorrt": TRTLLM,
@@ -163,8 +167,12 @@ def stretch_of(result: Result) -> Stretch | None:
     if tpot_s is None and "latency" in told and "ttft" in told and length > 1.0:
         tpot_s = max(told["latency"] - told["ttft"], 0.0) / (length - 1.0)
     seconds = told.get("duration")
+    if told.get("speed") and not output:
+        output = told["speed"]
+        requests = 0.0
     if seconds is None and told.get("speed") and output:
         seconds = output / told["speed"]
+    weight = requests or 1.0
     after_first = max(output - requests, 0.0)
     running = told.get("concurrency", told.get("most_at_once"))
     if tpot_s and seconds and after_first:
@@ -176,10 +184,10 @@ def stretch_of(result: Result) -> Stretch | None:
         counts=Counts(
             output_tokens=output or None,
             requests=requests,
-            mean_tpot_sum=tpot_s and tpot_s * requests,
-            mean_tpot_count=requests,
-            ttft_sum=told["ttft"] * requests if "ttft" in told else None,
-            ttft_count=requests,
+            mean_tpot_sum=tpot_s and tpot_s * weight,
+            mean_tpot_count=weight,
+            ttft_sum=told["ttft"] * weight if "ttft" in told else None,
+            ttft_count=weight,
             prompt_tokens_sum=prompts or None,
             prompt_tokens_count=requests,
             request_output_sum=output or None,
@@ -239,7 +247,7 @@ def _logged(results: Iterable[Result]) -> Logged:
     if longest > 1.0 and not any(stretch.counts.draft_tokens for stretch in stretches):
         notes.append(f"drafted tokens per step are not told: at least {gamma}")
     return Logged(
-        series=ENGINES.get(first.engine, VLLM),
+        series=ENGINES.get(first.engine, NOT_TOLD),
         unit="runs",
         stretches=stretches,
         model=first.model,
@@ -283,6 +291,47 @@ def read_report(text: str) -> Logged:
             results[-1].engine = "sglang"
         results[-1].add(name, _amount(value))
     return _logged(results[1:])
+
+
+def is_console(text: str) -> bool:
+    return "Out Tok/sec" in text and "ITL (ms)" in text
+
+
+def read_console(text: str) -> Logged:
+    """GuideLLM's table in a console: sections over the columns' names."""
+    results = []
+    sections: list[str] = []
+    names: list[str] = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        if "Out Tok/sec" in line and "ITL (ms)" in line:
+            sections = _carried(cells)
+        elif sections and "Concurrency" in cells:
+            names = cells
+        elif names and len(cells) == len(names) and "---" not in line:
+            result = Result()
+            for section, name, cell in zip(sections, names, cells, strict=False):
+                if name == "mean":
+                    result.add(CONSOLE.get(section, ""), _amount(cell))
+                elif name == "Concurrency":
+                    result.add("concurrency", _amount(cell))
+            results.append(result)
+    return _logged(results)
+
+
+CONSOLE = {
+    "Out Tok/sec": "output throughput",
+    "TTFT (ms)": "mean ttft (ms)",
+    "ITL (ms)": "mean tpot (ms)",
+}
+
+
+def _carried(cells: Sequence[str]) -> list[str]:
+    """Sections' names over each of their columns."""
+    carried: list[str] = []
+    for cell in cells:
+        carried.append(cell or (carried[-1] if carried else ""))
+    return carried
 
 
 def is_table(text: str) -> bool:
@@ -509,6 +558,100 @@ def _with_drafts(logged: Logged, drafted: Sequence[Stretch]) -> Logged:
         stretches=stretches,
         gamma=_depth(drafted, 0.0),
     )
+
+
+def is_iterations(text: str) -> bool:
+    return "iterLatencyMS" in _one_of(text)
+
+
+def _one_of(text: str) -> Mapping[str, Any]:
+    """The first object, alone or in a list."""
+    for document in documents_of(text)[:1]:
+        first = document[0] if isinstance(document, list) and document else document
+        if isinstance(first, dict):
+            return first
+    return {}
+
+
+def read_iterations(text: str) -> Logged:
+    """TensorRT-LLM's iterations that decoded alone."""
+    stretches = []
+    depths = []
+    for document in documents_of(text):
+        for told in document if isinstance(document, list) else [document]:
+            batching = told.get("inflightBatchingStats") or {}
+            running = float(batching.get("numGenRequests") or 0.0)
+            if not running or batching.get("numCtxTokens"):
+                continue
+            drafting = told.get("specDecodingStats") or {}
+            drafts = float(drafting.get("numRequestsWithDraftTokens") or 0.0)
+            drafted = float(drafting.get("numDraftTokens") or 0.0)
+            accepted = float(drafting.get("numAcceptedTokens") or 0.0)
+            if drafts:
+                depths.append(drafted / drafts)
+            cache = told.get("kvCacheStats") or {}
+            used = cache.get("usedNumBlocks")
+            step_s = float(told["iterLatencyMS"]) * MILLI
+            stretches.append(
+                Stretch(
+                    counts=Counts(
+                        drafts=drafts,
+                        draft_tokens=drafted,
+                        accepted=accepted,
+                        output_tokens=running + accepted,
+                        requests=0.0,
+                        iterations=1.0,
+                        counted_steps=running,
+                    ),
+                    running=running,
+                    waiting=told.get("numQueuedRequests"),
+                    context_len=used
+                    and used * cache.get("tokensPerBlock", 0) / running,
+                    step_s=step_s,
+                    seconds=step_s,
+                )
+            )
+    gamma = None
+    if depths:
+        gamma = min(max(math.ceil(max(depths)), 1), MAX_POSITIONS)
+    return Logged(
+        series=TRTLLM,
+        unit="iterations",
+        stretches=stretches,
+        draft=UNNAMED,
+        gamma=gamma,
+    )
+
+
+def is_llama_report(text: str) -> bool:
+    return "n_drafted" in text and "n_accept" in text
+
+
+def read_llama_report(text: str) -> Logged:
+    """The end of llama-speculative: "n_drafted = 1207", "decoded 256 tokens in 3.9 seconds"."""
+    told: dict[str, float] = {}
+    for line in text.splitlines():
+        name, equals, value = line.partition("=")
+        words = line.split()
+        if equals:
+            number = number_in(value)
+            if number is not None:
+                told[name.split(":")[-1].strip()] = number
+        elif "decoded" in words and "seconds," in words and "in" in words:
+            at = words.index("decoded")
+            told["tokens"] = number_in(words[at + 1]) or 0.0
+            told["seconds"] = number_in(words[words.index("in") + 1]) or 0.0
+    tokens = told.get("tokens") or told.get("n_predict") or 0.0
+    request = Timed(
+        eval_s=told.get("seconds"),
+        tokens=tokens,
+        accepted=told["n_accept"],
+        drafted=told["n_drafted"],
+    )
+    logged = of_llama_requests([request], None)
+    if told.get("n_draft"):
+        logged = replace(logged, gamma=max(int(told["n_draft"]), 1))
+    return logged
 
 
 def is_llama_answers(text: str) -> bool:

@@ -259,6 +259,8 @@ def observation_lines(observation: Observation, draft: Draft) -> list[str]:
         name += f", {len(observation.parts)} engines"
     what = [target.series.engine, name]
     if observation.form:
+        if not target.series.prefix:
+            what = what[1:] if target.model else []
         what = [observation.form, *dict.fromkeys(what)]
     unit = observation.unit
     if observation.num_scrapes == 1:

@@ -504,6 +504,28 @@ def test_a_table_says_what_its_json_says():
     assert table.tokens_per_s == pytest.approx(538.1, rel=1e-3)
 
 
+def test_iterations_of_tensorrt_llm_count_what_is_accepted():
+    """The iteration that read a prompt is left out: 76 of 144 drafted tokens are accepted in 48 steps."""
+    seen = read_files([SAMPLES / "trtllm_metrics.json"])
+    assert seen.counts.tokens_per_step == pytest.approx(1 + 76 / 48)
+    assert seen.counts.step_s == pytest.approx(9.6e-3)
+    assert seen.batch_size == 16
+
+
+def test_what_llama_speculative_prints_gives_its_steps():
+    seen = read_files([SAMPLES / "llama_speculative.txt"])
+    assert seen.counts.tokens_per_step == pytest.approx(512 / (512 - 366))
+    assert seen.gamma == 8
+    assert seen.tokens_per_s == pytest.approx(512 / 7.315)
+
+
+def test_guidellms_table_gives_the_means_of_its_sections():
+    seen = read_files([SAMPLES / "guidellm.txt"])
+    assert seen.counts.tpot_s == pytest.approx(12.4e-3)
+    assert seen.counts.ttft_s == pytest.approx(121.6e-3)
+    assert seen.tokens_per_s == pytest.approx(617.0)
+
+
 def test_llamas_answers_say_what_its_log_says():
     answers, log = (
         read_files([SAMPLES / name])
