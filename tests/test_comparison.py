@@ -5,9 +5,11 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
+from rich.console import Console
 
 from magicdec.errors import ConfigError
 from magicdec.measure.environment import ReferenceTimes, spread_of_times
+from magicdec.reports.terminal import print_comparison
 from magicdec.schema.comparison import (
     CASE_FIELDS,
     DRAFT_FIELDS,
@@ -230,6 +232,35 @@ def test_regret_of_speculating_where_it_does_not_pay() -> None:
         )
         == 0.0
     )
+
+
+@pytest.mark.parametrize(
+    ("losses", "told"),
+    [
+        ((0.10, 0.12, 0.11), "11.0% ± 0.6% is lost by following the prediction"),
+        ((0.0, 0.0), "following the prediction loses nothing"),
+        ((0.3, 0.0, 0.02), "following the prediction loses nothing"),
+        ((0.2,), "20.0% is lost by following the prediction"),
+    ],
+)
+def test_a_loss_within_the_noise_of_its_cases_is_said_to_be_none(
+    losses: tuple[float, ...], told: str
+) -> None:
+    """Planned gamma 2, best gamma 3, in cases of their own; the standard error is over these."""
+    records = []
+    for number, loss in enumerate(losses):
+        case = {"batch_size": number + 1}
+        planned = 1.5 * (1.0 - loss)
+        records += [
+            row("calibrated", 2, 1.9, **case),
+            row("calibrated", 3, 1.5, **case),
+            row("measured", 2, planned, [planned] * 4, **case),
+            row("measured", 3, 1.5, [1.5] * 4, **case),
+        ]
+    comparison = Comparison(pairs=pair_records(records))
+    console = Console(record=True, width=200)
+    print_comparison(comparison, console)
+    assert told in console.export_text()
 
 
 @pytest.mark.parametrize("slower", [1.0, 1.2])

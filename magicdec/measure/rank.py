@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ Begun = Mapping[SpeculationSpec, Sequence[Record]]
 """Rows of the repetitions that an earlier run finished."""
 Keys = Mapping[str, SpeculationSpec]
 """A request's configurations by their keys in a records file."""
+BeforeGroup = Callable[[Sequence[SpeculationSpec]], object]
 GROUP_SIZE = 10
 """Configurations that are interleaved with each other, and recorded together."""
 INCOMPLETE = "\ufffd"
@@ -88,6 +90,7 @@ def benchmark(
     references: ReferenceKernels | None = None,
     tp: TensorParallel = SINGLE,
     outputs: Outputs | None = None,
+    before_group: BeforeGroup = lambda _: None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Record]:
     """Measures a request and appends each configuration's record as soon as it is complete.
@@ -95,7 +98,8 @@ def benchmark(
     With `resume`, configurations that the records file holds already, from as many repetitions at
     least, are taken from it; when it holds all of them nothing is loaded, but for what `outputs`
     wants decoded besides: the request's last configuration. Of several ranks, the first reads and
-    writes the file for all. vLLM has a process of its own.
+    writes the file for all. vLLM has a process of its own. `before_group`: called with the
+    configurations that are measured next, interleaved, when all of them are warm (our runtime).
     """
     check_devices(request)
     if tp.rank > 0:
@@ -133,6 +137,7 @@ def benchmark(
                 begun=begun,
                 bandwidth_bytes_per_s=bandwidth_bytes_per_s,
                 references=references,
+                before_group=before_group,
                 progress=progress,
             )
         if outputs is not None:
@@ -222,6 +227,7 @@ def _measure_groups(
     begun: Begun,
     bandwidth_bytes_per_s: float | None = None,
     references: ReferenceKernels | None = None,
+    before_group: BeforeGroup = lambda _: None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Adds the records of what is to do, and autoregressive decoding's, to those known, and to the
@@ -243,6 +249,7 @@ def _measure_groups(
             bandwidth_bytes_per_s=bandwidth_bytes_per_s,
             begun=begun,
             write=write,
+            ready=partial(before_group, group),
             progress=show,
         )
         for record in measured:

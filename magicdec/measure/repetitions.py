@@ -123,13 +123,15 @@ def measure(
     bandwidth_bytes_per_s: float | None = None,
     begun: Mapping[SpeculationSpec, Sequence[Record]] = MappingProxyType({}),
     write: Callable[[Record], object] = lambda _: None,
+    ready: Callable[[], object] = lambda: None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Record]:
     """Measures the request's configurations (or the given ones), and yields the record of each as
     soon as it is
     complete: during the last repetition, and last of all autoregressive decoding, whose runs are
         interleaved with all others. `write` is given a row of each run when it ends; repetitions
-        whose rows have `begun` are not run again.
+        whose rows have `begun` are not run again. `ready` is called when all are warm, just before
+        the first run that is measured.
 
     Each speculative run has an autoregressive run of its own just before it: the speed of memory on
     a shared machine changes within seconds, and hits autoregressive decoding harder. The reference
@@ -146,6 +148,7 @@ def measure(
         warm[speculation] = session.warm_up(speculation)
         rows[speculation] = list(begun.get(speculation, ()))
     measured = chosen or (AUTOREGRESSIVE,)
+    ready()
     for repetition in range(request.repetitions):
         for number, speculation in enumerate(measured):
             if len(rows[speculation]) <= repetition:

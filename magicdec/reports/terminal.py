@@ -7,6 +7,7 @@ from itertools import accumulate, compress
 from operator import mul
 from typing import TYPE_CHECKING, Any
 
+from magicdec.counts import Z_90
 from magicdec.naming import describe
 from magicdec.reports.data import WEAK_BASELINE, WEAK_BASELINE_NOTE, has_weak_baseline
 from magicdec.reports.tables import (
@@ -304,10 +305,7 @@ def _quality(comparison: Comparison) -> Iterable[str]:
         share = inside / total
         yield f"{inside} of {total} measured speedups ({share:.1%}) lie in their 90 % interval"
     if comparison.regret is not None:
-        yield (
-            f"{comparison.regret:.1%} is lost by following the prediction instead of the measured "
-            "best (regret, mean of cases)"
-        )
+        yield _lost(comparison.regret, comparison.regret_error)
     if comparison.noise is not None:
         yield (
             f"{comparison.noise:.1%} of the speedup is the spread of its repetitions (median of "
@@ -318,6 +316,22 @@ def _quality(comparison: Comparison) -> Iterable[str]:
             f"{comparison.prompt_noise:.1%} is the standard error of tokens per step, from the "
             "choice of prompts"
         )
+
+
+def _lost(regret: float, error: float | None) -> str:
+    """What following the prediction loses, as far as the cases can tell."""
+    if regret <= Z_90 * (error or 0.0):
+        return (
+            "following the prediction loses nothing that these repetitions can tell from the "
+            "measured best"
+        )
+    within = ""
+    if error is not None:
+        within = f" ± {error:.1%}"
+    return (
+        f"{regret:.1%}{within} is lost by following the prediction instead of the measured best "
+        "(regret, mean of cases)"
+    )
 
 
 def print_verdict(failures: Sequence[str], console: Console) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         latest_predicted,
         pair_records,
         setting_key,
+        speed_scale,
         summarise,
     )
     from magicdec.schema.evidence import Evidence

@@ -15,11 +15,15 @@ noise floor  median error that a perfect prediction would show: half the differe
 coverage     share of measurements inside their predicted 90 % interval
 regret       1 − S(planned) / S(best) per case (batch, context, temperature); the best is picked on
              one half of the repetitions and both are scored on the other, both ways round, so that
-             noise does not make a lucky configuration look best
+             noise does not make a lucky configuration look best; smaller than Z_90 standard errors
+             over the cases, it is noise
+drift        how far the reference kernels' times during a run lie from those that its prediction was
+             made at; a run in which half of the points drifted further than its limit is invalid
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -145,6 +149,23 @@ def is_paired(one: Record, other: Record) -> bool:
     return True
 
 
+def speed_scale(
+    predicted: Record,
+    term: str,
+    *,
+    reference_s: float | None,
+    compute_reference_s: float | None,
+) -> float | None:
+    """How much longer a predicted time is on a machine whose reference kernels take so long
+    ("normalised", top of the file); None where a share or the memory's time is not known."""
+    share = (predicted.memory_shares or {}).get(term)
+    memory = _relative(reference_s, predicted.reference_s)
+    compute = _relative(compute_reference_s, predicted.compute_reference_s)
+    if share is None or memory is None:
+        return None
+    return 1.0 + share * memory + (1.0 - share) * (compute or 0.0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pair:
     """A configuration's prediction and measurement."""
@@ -178,14 +199,12 @@ class Pair:
         return float(predicted) * scale
 
     def _scale(self, term: str) -> float | None:
-        share = (self.predicted.memory_shares or {}).get(term)
-        memory = _relative(self.measured.reference_s, self.predicted.reference_s)
-        compute = _relative(
-            self.measured.compute_reference_s, self.predicted.compute_reference_s
+        return speed_scale(
+            self.predicted,
+            term,
+            reference_s=self.measured.reference_s,
+            compute_reference_s=self.measured.compute_reference_s,
         )
-        if share is None or memory is None:
-            return None
-        return 1.0 + share * memory + (1.0 - share) * (compute or 0.0)
 
     def repeat_noise(self, term: str) -> float | None:
         """The error that the repetitions alone leave in the measured term; None with fewer than two
@@ -209,6 +228,19 @@ class Pair:
         if len(samples) > 1:
             return (max(samples) - min(samples)) / statistics.median(samples)
         return None
+
+    @property
+    def drift(self) -> float | None:
+        """How far the reference kernels moved between the prediction and the runs, as the larger of
+        both changes, either way; None where they are not known."""
+        moved = []
+        for name in ("reference_s", "compute_reference_s"):
+            change = _relative(
+                getattr(self.measured, name), getattr(self.predicted, name)
+            )
+            if change is not None:
+                moved.append(abs(math.log1p(change)))
+        return math.expm1(max(moved)) if moved else None
 
     @property
     def prompt_noise(self) -> float | None:
@@ -528,6 +560,19 @@ class Comparison:
             return statistics.fmean(regrets)
         return None
 
+    @property
+    def regret_error(self) -> float | None:
+        """Standard error of the regret, over the cases; None with fewer than two of them."""
+        regrets = _known(case.regret for case in self.cases)
+        if len(regrets) < 2:
+            return None
+        return statistics.stdev(regrets) / math.sqrt(len(regrets))
+
+    @property
+    def drift(self) -> float | None:
+        """Median over the points of how far the references moved after the prediction."""
+        return _median(pair.drift for pair in self.pairs)
+
     def to_document(self) -> dict[str, Any]:
         """Rows and statistics as plain data."""
         return {
@@ -540,6 +585,8 @@ class Comparison:
             "prompt_noise": self.prompt_noise,
             "memory_bytes_per_s": self.memory_bytes_per_s,
             "regret": self.regret,
+            "regret_error": self.regret_error,
+            "drift": self.drift,
             "cases": [asdict(case) for case in self.cases],
         }
 

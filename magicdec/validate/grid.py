@@ -1,9 +1,11 @@
 """A declared grid of configurations: predicted from the calibration alone, then measured, then
 compared. No torch until something is measured.
 
-Predictions come from the same `plan` that users call, and are written, each with its hash, before
-the first measurement starts. All configurations of a (batch, context) share one prefill and are
-measured in groups, each recorded when it is done. A run that was interrupted goes on where it
+Predictions come from the same `plan` that users call. All configurations of a (batch, context) share
+one prefill and are measured in groups, each recorded when it is done. The speed of a shared machine
+changes within minutes, so before each group the reference kernels are timed again; its predictions
+are made for the machine as it is then, and written, each with its hash, before the group's first
+measurement starts. A run that was interrupted goes on where it
 stopped: what the records file holds already is not measured again.
 """
 
@@ -27,6 +29,7 @@ from magicdec.measure import (
     BenchmarkRequest,
     Clock,
     ReferenceKernels,
+    ReferenceTimes,
     Runtime,
     configuration_fields,
 )
@@ -42,6 +45,7 @@ from magicdec.schema import (
     current_environment,
     pair_records,
     read_records,
+    speed_scale,
 )
 from magicdec.specs import (
     AUTOREGRESSIVE,
@@ -96,12 +100,20 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Mean over the cases of what following the plan loses."""
     coverage: tuple[float, float] | None = None
     """Least and greatest share of the points that the intervals hold."""
+    valid_drift: float | None = None
+    """A run in which the reference kernels moved further than this between the prediction and the
+    measurement, at half of the points, says nothing of the model: it is invalid, and its records are
+    kept."""
 
     def failures(self, comparison: Comparison) -> list[str]:
         """Which thresholds do not hold; one that cannot be checked does not hold."""
         if not comparison.pairs:
             return ["no configuration has both a prediction and a measurement"]
-        figures = {"regret": comparison.regret, "coverage": comparison.coverage}
+        figures = {
+            "regret": comparison.regret,
+            "coverage": comparison.coverage,
+            "valid_drift": comparison.drift,
+        }
         for term, summary in comparison.summaries.items():
             normalised = None
             if term.endswith("_s"):
@@ -123,6 +135,11 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             words = name.replace("_", " ")
             if value is None:
                 failures.append(f"{words} could not be computed")
+            elif name == "valid_drift" and value > high:
+                failures.append(
+                    f"the run is invalid: the machine's speed moved by {value:.3f} between "
+                    f"predictions and measurements, more than {high:.3f}"
+                )
             elif value > high:
                 failures.append(f"{words} {value:.3f} exceeds {high:.3f}")
             elif low is not None and value < low:
@@ -302,21 +319,34 @@ def run_grid(
         progress=progress,
     )
     _warn_of_other_temperatures(grid, profile)
-    predicted = freeze_predictions(requests, profile, records)
-    stages = Stages(progress, [_work(request, records) for request in requests])
-    measured: list[Record] = []
+    for prediction in _written_predictions(records).values():
+        _check_unchanged(prediction, records)
     references = None
     if grid.engine == "ours":
         references = ReferenceKernels(grid.device)
+    else:
+        freeze_predictions(requests, profile, records)
+    stages = Stages(progress, [_work(request, records) for request in requests])
+    measured: list[Record] = []
     for number, request in enumerate(requests):
+
+        def freeze(
+            group: Sequence[SpeculationSpec], request: BenchmarkRequest = request
+        ) -> None:
+            if references is not None:
+                next_runs = replace(request, speculations=tuple(group))
+                freeze_predictions([next_runs], profile, records, at=references.times())
+
         measured += benchmark(
             request,
             records=records,
             resume=True,
             bandwidth_bytes_per_s=profile.hardware.memory_bytes_per_s,
             references=references,
+            before_group=freeze,
             progress=stages.stage(number),
         )
+    predicted = freeze_predictions(requests, profile, records)
     judged = measured
     if grid.clock == "cpu":
         judged = list(map(by_cpu_time, measured))
@@ -421,29 +451,34 @@ def _work(request: BenchmarkRequest, records: Path) -> float:
 
 
 def freeze_predictions(
-    requests: list[BenchmarkRequest], profile: LocalProfile, records: Path
+    requests: list[BenchmarkRequest],
+    profile: LocalProfile,
+    records: Path,
+    *,
+    at: ReferenceTimes | None = None,
 ) -> list[Record]:
-    """Predicts every point and writes the predictions. Predictions already in the file, from an
+    """Predicts every point and writes the predictions: for a machine whose reference kernels take
+    `at`, or, without, as fast as at calibration. Predictions already in the file, from an
     interrupted run, stay.
 
     Raises ConfigError for a prediction in the file that was changed after it was written.
     """
-    written: dict[str, Record] = {}
-    if records.exists():
-        for record in read_records(records):
-            if record.source == "calibrated":
-                written[record.key] = record
+    written = _written_predictions(records)
     frozen = []
     differs = False
     for request in requests:
-        for record in predict_records(request, profile):
-            prediction = written.get(record.key)
+        for usual in predict_records(request, profile):
+            prediction = written.get(usual.key)
+            speed = at
+            if prediction is not None:
+                _check_unchanged(prediction, records)
+                speed = _speed_of(prediction)
+            record = usual if speed is None else at_speed(usual, speed)
             if prediction is None:
                 note = prediction_note(record)
                 prediction = msgspec.structs.replace(record, notes=[note])
                 append_record(records, prediction)
                 written[record.key] = prediction
-            _check_unchanged(prediction, records)
             if (
                 prediction.step_s != record.step_s
                 or prediction.speedup != record.speedup
@@ -457,6 +492,63 @@ def freeze_predictions(
             stacklevel=2,
         )
     return frozen
+
+
+def _written_predictions(records: Path) -> dict[str, Record]:
+    """The predictions of a file by their key."""
+    written: dict[str, Record] = {}
+    if records.exists():
+        for record in read_records(records):
+            if record.source == "calibrated":
+                written[record.key] = record
+    return written
+
+
+def _speed_of(prediction: Record) -> ReferenceTimes | None:
+    """The reference kernels' times that a prediction was made at."""
+    if prediction.reference_s is None or prediction.compute_reference_s is None:
+        return None
+    return ReferenceTimes(prediction.reference_s, prediction.compute_reference_s)
+
+
+def at_speed(prediction: Record, now: ReferenceTimes) -> Record:
+    """The prediction for a machine whose reference kernels take this long: each time follows them by
+    its share of memory, the rest by arithmetic. Unchanged where the calibration timed none."""
+    scale = {}
+    for term in MEMORY_TERMS:
+        by = speed_scale(
+            prediction,
+            term,
+            reference_s=now.memory_s,
+            compute_reference_s=now.compute_s,
+        )
+        if by is not None:
+            scale[term] = by
+    if not {"autoregressive_step_s", "step_s"} <= set(scale):
+        return prediction
+    of_step = scale["step_s"]
+    of_speedup = scale["autoregressive_step_s"] / of_step
+    factors = {
+        **scale,
+        "tpot_s": of_step,
+        "tokens_per_s": 1.0 / of_step,
+        "speedup": of_speedup,
+        "speedup_low": of_speedup,
+        "speedup_high": of_speedup,
+    }
+    if prediction.compute_reference_s:
+        factors["accept_step_s"] = now.compute_s / prediction.compute_reference_s
+    scaled = {}
+    for name, factor in factors.items():
+        value = getattr(prediction, name)
+        if value is not None:
+            scaled[name] = value * factor
+    return msgspec.structs.replace(
+        prediction,
+        **scaled,
+        reference_s=now.memory_s,
+        compute_reference_s=now.compute_s,
+    )
 
 
 def _check_unchanged(prediction: Record, records: Path) -> None:

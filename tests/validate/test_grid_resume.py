@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections import Counter
 from pathlib import Path
 
@@ -17,8 +18,10 @@ pytest.importorskip("torch")
 
 from magicdec.calibrate.local_profile import LocalProfile
 from magicdec.errors import ConfigError
+from magicdec.measure.environment import ReferenceTimes
 from magicdec.perfmodel.acceptance import constant_profile
 from magicdec.perfmodel.kernels.profile import load_hardware
+from magicdec.schema.comparison import Pair
 from magicdec.schema.record import UNFINISHED, Record, read_records
 from magicdec.specs.engine import load_engine
 from magicdec.validate.grid import (
@@ -83,10 +86,10 @@ def test_a_killed_grid_resumes_without_losing_or_doubling_a_point(
     assert all(
         record.reference_s and record.compute_reference_s for record in measured(file)
     )
-    sources = [record.source for record in after]
-    assert sources == sorted(
-        sources
-    )  # every prediction is written before the first measurement
+    places = {(record.source, record.key): n for n, record in enumerate(after)}
+    for (source, key), place in places.items():
+        if source == "measured":  # predicted before
+            assert places["calibrated", key] < place
 
 
 GRID_FILE = Path(__file__).resolve().parents[2] / "docs" / "grid.toml"
@@ -137,7 +140,9 @@ def test_a_broken_threshold_is_refused_naming_it(
         load_grid(file)
 
 
-def frozen(records: Path, *, rate: float = 0.8) -> list[Record]:
+def frozen(
+    records: Path, *, rate: float = 0.8, at: ReferenceTimes | None = None
+) -> list[Record]:
     law = constant_profile(rate, model="embedded", draft_method="streamingllm")
     hardware = msgspec.structs.replace(
         load_hardware("a100-sxm-80gb"), reference_s=0.01, compute_reference_s=0.02
@@ -146,7 +151,7 @@ def frozen(records: Path, *, rate: float = 0.8) -> list[Record]:
         hardware=hardware, engine=load_engine("ours"), acceptance=(law,)
     )
     grid = GridSpec(cases=((4, 1024), (64, 4096)), draft_budgets=(64,), gammas=(1, 3))
-    return freeze_predictions(list(grid.requests()), profile, records)
+    return freeze_predictions(list(grid.requests()), profile, records, at=at)
 
 
 def test_predictions_are_frozen_with_what_their_normalisation_needs(
@@ -166,6 +171,38 @@ def test_predictions_are_frozen_with_what_their_normalisation_needs(
     assert (small.memory_shares or {})["autoregressive_step_s"] < (
         large.memory_shares or {}
     )["autoregressive_step_s"]
+
+
+def test_a_prediction_is_made_for_the_machine_as_it_is_then(tmp_path: Path) -> None:
+    """Memory twice as slow as at calibration: a time grows by its share of memory, and its rescaled error, which is
+    measured from these references, is none where the run found them again. A later call keeps what is written."""
+    usual = frozen(tmp_path / "usual.jsonl")
+    slow = frozen(tmp_path / "slow.jsonl", at=ReferenceTimes(0.02, 0.02))
+    for before, after in zip(usual, slow, strict=True):
+        shares = before.memory_shares or {}
+        for term in ("autoregressive_step_s", "draft_step_s", "step_s"):
+            if not getattr(before, term):
+                continue
+            growth = getattr(after, term) / getattr(before, term)
+            assert growth == pytest.approx(1.0 + shares[term])
+        by_times = after.autoregressive_step_s / after.step_s
+        by_times /= before.autoregressive_step_s / before.step_s
+        assert after.speedup / before.speedup == pytest.approx(by_times)
+        assert after.speedup_high / after.speedup_low == pytest.approx(
+            before.speedup_high / before.speedup_low
+        )
+        assert after.tokens_per_s * after.tpot_s == pytest.approx(
+            before.tokens_per_s * before.tpot_s
+        )
+        assert (after.reference_s, after.compute_reference_s) == (0.02, 0.02)
+        found = msgspec.structs.replace(after, source="measured")
+        pair = Pair(predicted=after, measured=found)
+        assert pair.normalised_error("step_s") == pytest.approx(0.0)
+        assert pair.drift == pytest.approx(0.0)
+        assert Pair(predicted=before, measured=found).drift == pytest.approx(1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert frozen(tmp_path / "slow.jsonl") == slow
 
 
 def test_another_profile_does_not_change_frozen_predictions_and_says_so(
