@@ -15,6 +15,7 @@ log scale.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import cycle
@@ -30,11 +31,13 @@ from magicdec.fitting import Free, solve
 from magicdec.measure import (
     BenchmarkRequest,
     Clock,
+    ReferenceTimes,
     VllmSession,
     available_memory_bytes,
     in_own_process,
 )
 from magicdec.perfmodel import (
+    ForwardTime,
     HardwareProfile,
     Setup,
     StepTerms,
@@ -121,10 +124,12 @@ def engine_points(
     rounds: int,
     head: TimedHead | None = None,
     quick: bool = False,
+    speed: Callable[[], ReferenceTimes] | None = None,
     progress: Progress = lambda _: None,
 ) -> list[Point]:
     """Times every shape once per round, after a round to warm up: steps without a draft, with the
-    target drafting for itself, and with its trained head, if it has one."""
+    target drafting for itself, and with its trained head, if it has one. `speed` times the reference
+    kernels, before each shape."""
     points: list[Point] = []
     timed: list[tuple[Shapes, TimePhases]] = []
     for group in shape_groups(model, quick=quick):
@@ -144,6 +149,7 @@ def engine_points(
             group,
             partial(time_phases, engine),
             rounds=rounds,
+            speed=speed,
             progress=stages.stage(number),
         )
         del engine  # before the next group's is made
@@ -255,9 +261,13 @@ def _time_rounds(
     time_phases: Callable[[EngineShape, SamplingSpec], dict[str, float]],
     *,
     rounds: int,
+    speed: Callable[[], ReferenceTimes] | None = None,
     progress: Progress = lambda _: None,
 ) -> list[Point]:
     """Every shape once per round, after a round to warm up."""
+    speeds: dict[tuple[EngineShape, bool], list[tuple[float, float]]] = defaultdict(
+        list
+    )
     seconds: dict[tuple[str, EngineShape, bool], list[float]] = {}
     total = (rounds + 1) * len(shapes)
     done = 0
@@ -269,16 +279,20 @@ def _time_rounds(
             )
             progress(Step(message, done=done, total=total))
             done += 1
+            now = None if speed is None else speed()
             phases = time_phases(shape, sampling)
             if number == 0:
                 continue
+            if now is not None:
+                speeds[shape, sampling.is_greedy].append((now.memory_s, now.compute_s))
             for phase, phase_s in phases.items():
                 seconds.setdefault((phase, shape, sampling.is_greedy), []).append(
                     phase_s
                 )
     points = []
     for (phase, shape, is_greedy), timed in seconds.items():
-        points.append(Point(phase, shape.columns(is_greedy=is_greedy), timed))
+        columns = shape.columns(is_greedy=is_greedy)
+        points.append(Point(phase, columns, timed, speeds[shape, is_greedy]))
     return points
 
 
@@ -453,6 +467,7 @@ FREE = {
     "draft_attention_factor": FACTOR,
     "layer_overhead_s": FIXED_COST,
     "draft_step_overhead_s": FIXED_COST,
+    "draft_block_overhead_s": FIXED_COST,
     "verify_overhead_s": FIXED_COST,
 }
 """The fitted constants."""
@@ -486,9 +501,11 @@ def fit_engine(
     head: SpeculationSpec | None = None,
 ) -> EngineFit:
     """Fits `base`'s constants to the engine's timed phases, among them those of a trained head."""
-    engine = _fit_upkeep(
-        points, base=_fit_vocabulary(points, vocabulary=model.vocab_size, base=base)
+    usual_s = hardware.compute_reference_s
+    engine = _fit_vocabulary(
+        points, vocabulary=model.vocab_size, usual_s=usual_s, base=base
     )
+    engine = _fit_upkeep(points, usual_s=usual_s, base=engine)
     tables = {
         name: _columns(points, name) for name in (*FITTED_PHASES, "accept", "upkeep")
     }
@@ -500,15 +517,22 @@ def fit_engine(
         predicted_steps, model=model, hardware=hardware, precision=precision
     )
 
+    at_its_speed = partial(seconds_at_speed, hardware=hardware)
+
     def errors(candidate: EngineProfile) -> dict[str, Array]:
         missed = {}
         for name in FITTED_PHASES:
             step = predict(tables[name], engine=candidate)
-            missed[name] = np.log(getattr(step, name).total_s / tables[name]["time_s"])
+            time = getattr(step, name)
+            missed[name] = np.log(
+                at_its_speed(time, tables[name]) / tables[name]["time_s"]
+            )
         if head is not None:
             table = tables["head draft"]
             step = predict(table, engine=candidate, speculation=head)
-            missed["head draft"] = np.log(step.draft.total_s / table["time_s"])
+            missed["head draft"] = np.log(
+                at_its_speed(step.draft, table) / table["time_s"]
+            )
         return missed
 
     def residuals(values: dict[str, float]) -> Array:
@@ -528,7 +552,7 @@ def fit_engine(
     terms = predict(tables["autoregressive"], engine=fitted)
     kernel_errors = relative_errors(terms.autoregressive, hardware, fitted)
     unexplained = in_sample * np.array(
-        _unexplained_errors(tables, terms, kernel_errors)
+        _unexplained_errors(tables, terms, kernel_errors, hardware)
     )
     of_step, of_speedup = np.clip(unexplained, SMALLEST_ERROR, LARGEST_ERROR).tolist()
     phase_error = {}
@@ -537,7 +561,7 @@ def fit_engine(
     if head is not None and head.draft_method == "eagle3":
         kept = _columns(points, "head upkeep")
         known = predict(kept, engine=fitted, speculation=head)
-        left_s = float(np.median(kept["time_s"] - known.upkeep.total_s))
+        left_s = float(np.median(_usual_s(kept, usual_s) - known.upkeep.total_s))
         fitted = fitted.with_constants(eagle3_step_overhead_s=max(left_s, 0.0))
     profile = fitted.with_constants(
         relative_error=of_step,
@@ -550,12 +574,15 @@ def _unexplained_errors(
     tables: dict[str, dict[str, Array]],
     terms: StepTerms,
     kernel_errors: dict[str, float],
+    hardware: HardwareProfile,
 ) -> tuple[float, float]:
     """Root mean square errors over the timed shapes that the kernels' own errors do not explain: of
     whole steps' times, and of the autoregressive over the speculative one, in which common terms'
     errors cancel.
 
-    The kernels' part is the one in the intervals of perfmodel/intervals.py.
+    The kernels' part is the one in the intervals of perfmodel/intervals.py, and so is the machine's
+    drift, which is left out here: each shape's times are predicted at the speed that the references
+    found just before.
     """
     kernels = {}
     for group, error in kernel_errors.items():
@@ -564,10 +591,18 @@ def _unexplained_errors(
     step_s = tables["autoregressive"]["gamma"] * tables["draft"]["time_s"]
     for name in ("verify", "accept", "upkeep"):
         step_s = step_s + tables[name]["time_s"]
-    missed_alone = np.log(
-        terms.autoregressive.total_s / tables["autoregressive"]["time_s"]
-    )
-    missed_step = np.log(terms.step_s / step_s)
+    alone = tables["autoregressive"]
+    alone_s = seconds_at_speed(terms.autoregressive, alone, hardware=hardware)
+    missed_alone = np.log(alone_s / alone["time_s"])
+    # one speed, that of the shape, holds for all phases
+    parts = [(alone["gamma"], terms.draft)]
+    parts += [(1.0, part) for part in (terms.verify, terms.accept, terms.upkeep)]
+    predicted_s: Array = np.asarray(0.0)
+    for count, part in parts:
+        predicted_s = predicted_s + count * seconds_at_speed(
+            part, alone, hardware=hardware
+        )
+    missed_step = np.log(predicted_s / step_s)
     shares_alone, shares_of_step = group_shares(terms)
     explained_alone = np.stack(
         [shares_alone[group] * error for group, error in kernels.items()]
@@ -585,6 +620,20 @@ def _unexplained_errors(
         np.concatenate([explained_alone, explained_step], axis=1),
     )
     return of_step, left(missed_alone - missed_step, explained_alone - explained_step)
+
+
+def seconds_at_speed(
+    time: ForwardTime, columns: dict[str, Array], *, hardware: HardwareProfile
+) -> Array:
+    """A predicted time on the machine as its references found it at each shape: attention follows
+    memory, the rest arithmetic, as in the intervals (perfmodel/intervals.py)."""
+    if "memory_s" not in columns or not hardware.reference_s:
+        return time.total_s
+    assert hardware.compute_reference_s is not None
+    attention_s = time.group_seconds()["attention"]
+    memory = columns["memory_s"] / hardware.reference_s
+    compute = columns["compute_s"] / hardware.compute_reference_s
+    return memory * attention_s + compute * (time.total_s - attention_s)
 
 
 SELF_DRAFT = SpeculationSpec(
@@ -638,20 +687,31 @@ def _columns(
         )
     columns["verified"] = columns["batch_size"] * (columns["gamma"] + 1)
     columns["time_s"] = np.array([point.time_s for point in chosen])
+    if all(point.speeds for point in chosen):
+        speeds = np.array([np.median(point.speeds, axis=0) for point in chosen])
+        columns["memory_s"], columns["compute_s"] = speeds.T
     return columns
+
+
+def _usual_s(columns: dict[str, Array], usual_s: float | None) -> Array:
+    """Measured times without attention, as they are when the compute reference takes `usual_s`."""
+    if "compute_s" not in columns or not usual_s:
+        return columns["time_s"]
+    return columns["time_s"] * usual_s / columns["compute_s"]
 
 
 def _fit_vocabulary(
     points: Sequence[Point],
     *,
     vocabulary: int,
+    usual_s: float | None,
     base: EngineProfile,
 ) -> EngineProfile:
     """Fits the costs that are linear in the tokens: sampling and acceptance over the vocabulary."""
 
     def line(table: str, size: str, *, greedy: bool) -> tuple[float, float]:
         columns = _columns(points, table, greedy=greedy)
-        return _line(columns[size] * vocabulary, columns["time_s"])
+        return _line(columns[size] * vocabulary, _usual_s(columns, usual_s))
 
     sample_base, sample = line("sample", "batch_size", greedy=False)
     _, greedy_sample = line("sample", "batch_size", greedy=True)
@@ -667,7 +727,9 @@ def _fit_vocabulary(
     )
 
 
-def _fit_upkeep(points: Sequence[Point], *, base: EngineProfile) -> EngineProfile:
+def _fit_upkeep(
+    points: Sequence[Point], *, usual_s: float | None, base: EngineProfile
+) -> EngineProfile:
     """Fits the costs that are paid once per step. The upkeep of a draft with its own cache grows
     with the verified tokens. Without one, the part of a step outside its phases grows with the
     sequences, drafted or not."""
@@ -675,16 +737,17 @@ def _fit_upkeep(points: Sequence[Point], *, base: EngineProfile) -> EngineProfil
     # what an autoregressive step does after sampling; its forward pass shares the constants of
     # verification
     bookkeeping = _columns(points, "bookkeeping")
-    after_sampling = bookkeeping["time_s"]
+    after_sampling = _usual_s(bookkeeping, usual_s)
+    upkeep_s = _usual_s(upkeep, usual_s)
     if base.paths.streaming_in_place:
-        per_step, per_sequence = _line(upkeep["batch_size"], upkeep["time_s"])
+        per_step, per_sequence = _line(upkeep["batch_size"], upkeep_s)
         after_sampling = after_sampling - per_sequence * bookkeeping["batch_size"]
         base = base.with_constants(
             step_overhead_s=per_step,
             sequence_overhead_s=per_sequence,
         )
     else:
-        per_step, per_token = _line(upkeep["verified"], upkeep["time_s"])
+        per_step, per_token = _line(upkeep["verified"], upkeep_s)
         base = base.with_constants(
             step_overhead_s=0.0,
             upkeep_base_s=per_step,

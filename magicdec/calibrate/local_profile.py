@@ -37,11 +37,13 @@ Shape = dict[str, int]
 
 @dataclass(frozen=True)
 class Point:
-    """One timed operation: its shape, and seconds per call of each round."""
+    """One timed operation: its shape, and seconds per call of each round. `speeds`: the reference
+    kernels' times (memory, compute) just before, by round, where they were timed."""
 
     table: str
     shape: Shape
     seconds: list[float]
+    speeds: Sequence[tuple[float, float]] = ()
 
     @property
     def time_s(self) -> float:
@@ -104,6 +106,7 @@ def save_points(points: Sequence[Point], path: Path) -> Path:
             "time_s": p.time_s,
             "spread": p.spread,
             "seconds": list(p.seconds),
+            "speeds": list(p.speeds),
         }
         for p in points
     ]

@@ -125,7 +125,12 @@ def calibrate(
     started = time.perf_counter()
     kernels = ReferenceKernels(device, clock)
     before = [kernels.times()]
-    during = []
+    during: list[ReferenceTimes] = []
+
+    def speed_of_steps() -> ReferenceTimes:
+        during.append(kernels.times())
+        return during[-1]
+
     if quick:
         rounds = max(min(rounds, 3), rounds // 2)
     time_steps: Callable[..., list[Point]]
@@ -144,7 +149,9 @@ def calibrate(
         spec, name = model.spec, "ours"
         if head is not None:
             timed_head = _loaded(head, model, weights=weights, inside=directory)
-        time_steps = partial(engine_points, model, head=timed_head)
+        time_steps = partial(
+            engine_points, model, head=timed_head, speed=speed_of_steps
+        )
     show_first, show_kernels, show_engine, show_last = map(
         Stages(progress, STAGE_SHARES).stage, range(4)
     )
@@ -153,10 +160,6 @@ def calibrate(
         base = _cuda_ceilings(device, dtype)
     else:
         base = _cpu_ceilings(dtype, clock)
-
-    def show_step(message: str) -> None:
-        during.append(kernels.times())
-        show_engine(message)
 
     tables = []
     timed = partial(kernel_bench.time_interleaved, device=device, clock=clock)
@@ -180,7 +183,9 @@ def calibrate(
     else:
         launches = []
     points = [*launches, *(point for table in tables for point in table)]
-    steps = time_steps(rounds=rounds, quick=quick, progress=show_step)
+    if engine == "vllm":
+        speed_of_steps()
+    steps = time_steps(rounds=rounds, quick=quick, progress=show_engine)
     show_last("second pass")
     again = timed(kinds["linear layers"](), rounds=2)
     show_last("fitting")

@@ -528,6 +528,7 @@ def _print_engine(engine: EngineProfile) -> None:
     costs = {
         "layer of a pass": engine.overheads.layer_overhead_s,
         "draft step": engine.overheads.draft_step_overhead_s,
+        "block of drafts": engine.overheads.draft_block_overhead_s,
         "verification": engine.overheads.verify_overhead_s,
         "speculative step": engine.overheads.step_overhead_s
         + engine.overheads.upkeep_base_s,

@@ -83,6 +83,7 @@ if TYPE_CHECKING:
         Product,
         Stream,
     )
+    from magicdec.perfmodel.kernels.op import ForwardTime
     from magicdec.perfmodel.kernels.profile import (
         Group,
         HardwareProfile,

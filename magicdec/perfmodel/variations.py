@@ -369,6 +369,7 @@ ENGINE_INPUTS = {
     "forward_overhead_s": ("overhead per forward pass", "overhead"),
     "layer_overhead_s": ("overhead per layer", "overhead"),
     "draft_step_overhead_s": ("overhead per draft step", "overhead"),
+    "draft_block_overhead_s": ("overhead per block of drafts", "overhead"),
     "verify_overhead_s": ("overhead per verification", "overhead"),
     "step_overhead_s": ("overhead per speculative step", "overhead"),
 }

@@ -137,6 +137,10 @@ class EngineOverheads(EngineTable, frozen=True, kw_only=True):
     """
     draft_step_overhead_s: float = 0.0
     """Per draft step, on top of its forward pass and sampling."""
+    draft_block_overhead_s: float = 0.0
+    """Per block of a self-draft: its first pass finds the weights, which the later ones have in a
+    processor's cache, pushed out of it by the verification before.
+    """
     draft_model_layer_s: float = 0.0
     """Per layer of a draft model's or self-draft's pass, where it is launched outside captured
     graphs.

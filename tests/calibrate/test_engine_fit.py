@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import msgspec
 import numpy as np
 import pytest
 
@@ -35,6 +38,7 @@ TRUTH = BASE.with_constants(
     sampling_s_per_element=2e-10, greedy_s_per_element=5e-11, accept_base_s=1e-4, accept_s_per_element=4e-10,
     greedy_accept_s_per_element=6e-11, upkeep_base_s=1e-4, upkeep_s_per_token=2e-6, autoregressive_overhead_s=4e-5,
 )  # fmt: skip
+REFERENCE_S = 5e-3
 UNSEEN = {
     "batch_size": [2.0, 8.0, 64.0], "context_len": [1024.0, 4096.0, 2048.0], "draft_budget": [256.0, 256.0, 512.0],
     "gamma": [2.0, 4.0, 1.0],
@@ -53,15 +57,21 @@ def phases(
     }
 
 
-def timed(truth: EngineProfile, *, noise: float = 0.0, seed: int = 0) -> list[Point]:
-    """What engine.py would time of an engine with these constants."""
+def timed(
+    truth: EngineProfile,
+    *,
+    noise: float = 0.0,
+    seed: int = 0,
+    machine: Callable[[int], tuple[float, float]] | None = None,
+) -> list[Point]:
+    """What engine.py would time of an engine with these constants. `machine`: how much slower memory and arithmetic
+    are at each shape, which the reference kernels found too."""
     rng = np.random.default_rng(seed)
     vocabulary = MODEL.vocab_size
     points = []
-    for shape, is_greedy in [
-        *((s, 0) for s in SAMPLED_SHAPES),
-        *((s, 1) for s in GREEDY_SHAPES),
-    ]:
+    for number, (shape, is_greedy) in enumerate(
+        [*((s, 0) for s in SAMPLED_SHAPES), *((s, 1) for s in GREEDY_SHAPES)]
+    ):
         row = {
             "batch_size": shape.batch_size, "context_len": shape.context_len, "draft_budget": shape.draft_budget,
             "gamma": shape.gamma, "is_greedy": is_greedy,
@@ -89,8 +99,22 @@ def timed(truth: EngineProfile, *, noise: float = 0.0, seed: int = 0) -> list[Po
             truth.overheads.autoregressive_overhead_s
             + truth.overheads.sequence_overhead_s * shape.batch_size
         )
+        speeds: tuple[tuple[float, float], ...] = ()
+        if machine is not None:
+            memory, compute = machine(number)
+            speeds = ((memory * REFERENCE_S, compute * REFERENCE_S),) * 3
+            terms = predicted_steps(
+                columns, model=MODEL, hardware=HARDWARE, precision=BF16, engine=truth
+            )
+            usual = dict(seconds)
+            for name, usual_s in usual.items():
+                attention_s = 0.0
+                if name in ("autoregressive", "draft", "verify"):
+                    groups = getattr(terms, name).group_seconds()
+                    attention_s = float(groups["attention"][0])
+                seconds[name] = memory * attention_s + compute * (usual_s - attention_s)
         points += [
-            Point(name, row, [s * np.exp(noise * rng.normal())] * 3)
+            Point(name, row, [s * np.exp(noise * rng.normal())] * 3, speeds)
             for name, s in seconds.items()
         ]
     return points
@@ -113,6 +137,31 @@ def test_a_known_engine_is_recovered_at_shapes_that_were_not_timed() -> None:
     found = fit(timed(TRUTH)).profile
     assert missed(found).max() < 0.03
     assert found.errors.speedup_relative_error == 0.03  # the least that is ever stated
+
+
+def test_the_machines_two_speeds_are_no_error_of_the_engine() -> None:
+    """As on a shared host: at every other stretch of shapes memory a third faster and arithmetic a sixth slower. The
+    constants come back, and the phases are met at every shape."""
+
+    def two_states(number: int) -> tuple[float, float]:
+        return (1.0, 1.0) if (number // 3) % 2 else (0.66, 1.17)
+
+    points = timed(TRUTH, machine=two_states)
+    hardware = msgspec.structs.replace(
+        HARDWARE, reference_s=REFERENCE_S, compute_reference_s=REFERENCE_S
+    )
+    common = {"model": MODEL, "precision": BF16, "base": BASE}
+    found = fit_engine(points, hardware=hardware, **common)
+    assert missed(found.profile).max() < 0.03
+    assert max(found.phase_error.values()) < 0.01
+
+
+def test_a_block_that_costs_something_once_is_told_from_its_steps() -> None:
+    """The first pass of a block finds its weights out of the cache."""
+    truth = TRUTH.with_constants(draft_block_overhead_s=6e-4)
+    found = fit(timed(truth)).profile
+    assert found.overheads.draft_block_overhead_s == pytest.approx(6e-4, rel=0.1)
+    assert missed(found, truth).max() < 0.03
 
 
 def test_an_engine_that_drafts_in_place_pays_per_sequence() -> None:

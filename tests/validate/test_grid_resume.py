@@ -86,10 +86,13 @@ def test_a_killed_grid_resumes_without_losing_or_doubling_a_point(
     assert all(
         record.reference_s and record.compute_reference_s for record in measured(file)
     )
-    places = {(record.source, record.key): n for n, record in enumerate(after)}
-    for (source, key), place in places.items():
+    places = {
+        (record.source, record.batch_size, record.gamma): n
+        for n, record in enumerate(after)
+    }
+    for (source, *point), place in places.items():
         if source == "measured":  # predicted before
-            assert places["calibrated", key] < place
+            assert places["calibrated", *point] < place
 
 
 GRID_FILE = Path(__file__).resolve().parents[2] / "docs" / "grid.toml"

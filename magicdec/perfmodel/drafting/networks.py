@@ -195,6 +195,15 @@ class Network(Draft):
 class SelfDraft(Network):
     """The target drafting for itself, with a part of its cache or other weights."""
 
+    def beside_network(self, block: Block, *, drawn: Array) -> list[Op]:
+        """A draft step's share of what its block costs once, too."""
+        operations = super().beside_network(block, drawn=drawn)
+        once_s = self.constants.overheads.draft_block_overhead_s
+        if once_s:
+            share_s = once_s / np.maximum(block.gamma, 1.0)
+            operations.append(fixed("first draft", "overhead", share_s))
+        return operations
+
     @property
     def keeps_cache(self) -> bool:
         """Whether it has KV of its own, besides the target's."""
