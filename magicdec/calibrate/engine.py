@@ -595,13 +595,10 @@ def _unexplained_errors(
     alone_s = seconds_at_speed(terms.autoregressive, alone, hardware=hardware)
     missed_alone = np.log(alone_s / alone["time_s"])
     # one speed, that of the shape, holds for all phases
-    parts = [(alone["gamma"], terms.draft)]
-    parts += [(1.0, part) for part in (terms.verify, terms.accept, terms.upkeep)]
-    predicted_s: Array = np.asarray(0.0)
-    for count, part in parts:
-        predicted_s = predicted_s + count * seconds_at_speed(
-            part, alone, hardware=hardware
-        )
+    drafted_s = seconds_at_speed(terms.draft, alone, hardware=hardware)
+    predicted_s = alone["gamma"] * drafted_s
+    for part in (terms.verify, terms.accept, terms.upkeep):
+        predicted_s = predicted_s + seconds_at_speed(part, alone, hardware=hardware)
     missed_step = np.log(predicted_s / step_s)
     shares_alone, shares_of_step = group_shares(terms)
     explained_alone = np.stack(

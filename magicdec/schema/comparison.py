@@ -563,10 +563,10 @@ class Comparison:
     @property
     def regret_error(self) -> float | None:
         """Standard error of the regret, over the cases; None with fewer than two of them."""
-        regrets = _known(case.regret for case in self.cases)
+        regrets: list[float] = _known(case.regret for case in self.cases)
         if len(regrets) < 2:
             return None
-        return statistics.stdev(regrets) / math.sqrt(len(regrets))
+        return float(statistics.stdev(regrets) / math.sqrt(len(regrets)))
 
     @property
     def drift(self) -> float | None:
