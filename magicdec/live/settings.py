@@ -208,6 +208,7 @@ def with_host_times(engine: EngineProfile) -> EngineProfile:
     return engine.with_constants(
         piecewise_host_layer_s=graphs.piecewise_host_layer_s,
         eager_host_layer_s=graphs.eager_host_layer_s,
+        eager_head_layer_s=graphs.eager_head_layer_s,
         piecewise_layer_s=graphs.piecewise_layer_s,
         piecewise_pass_s=graphs.piecewise_pass_s,
     )
@@ -252,8 +253,10 @@ def _of_drafter(command: ServeCommand, served: Served) -> Iterator[Change]:
     if not draft_of(served.case.setup(served.option)).has_prefill:
         return
     engine = with_host_times(served.case.engine)
-    layer_s = engine.graphs.eager_host_layer_s
-    eager = engine.with_constants(head_layer_s=layer_s, draft_model_layer_s=layer_s)
+    eager = engine.with_constants(
+        head_layer_s=engine.graphs.eager_head_layer_s,
+        draft_model_layer_s=engine.graphs.eager_host_layer_s,
+    )
     yield _cost(
         served,
         eager,

@@ -199,6 +199,15 @@ class EngineProfile(
                 "step_overhead_s": self.overheads.step_overhead_s + more_s,
                 "steps_ahead": 0.0,
             }
+        if mode == "none":
+            # the drafter's passes are launched one by one too
+            overheads = self.overheads
+            of_head_s = self.graphs.eager_head_layer_s
+            of_model_s = self.graphs.eager_host_layer_s
+            changes |= {
+                "head_layer_s": max(overheads.head_layer_s, of_head_s),
+                "draft_model_layer_s": max(overheads.draft_model_layer_s, of_model_s),
+            }
         if options.captured_tokens is not None:
             changes["captured_tokens"] = options.captured_tokens
         return self.with_constants(**changes)

@@ -195,6 +195,8 @@ class EngineGraphs(EngineTable, frozen=True, kw_only=True):
     """Time in which the host launches a layer of a piecewise pass, which is no faster than that."""
     eager_host_layer_s: float = 0.0
     """Time in which the host launches a layer without any graph, likewise."""
+    eager_head_layer_s: float = 0.0
+    """Time in which the host launches a layer of a trained head without any graph."""
     piecewise_layer_s: float = 0.0
     """Another law of piecewise passes: per layer, however long the device takes. Both fit what was
     measured; the second goes into the width."""

@@ -3,7 +3,8 @@ each pair, and the gamma that a plan would choose.
 
 Columns: source, model, hardware, engine, engine_version, tp, concurrency, prompt_len, output_len,
 draft, draft_detail, gamma, tokens_per_step, weight_dtype, kv_dtype, unit, baseline, speculative,
-note; for look-ups also drafted_share and tokens_per_drafted_step; and `use`: a row whose use does not
+note; for look-ups also drafted_share and tokens_per_drafted_step; `graphs`: "none" or "eager", "piecewise", or the
+engine's own (a note that names eager passes says so too); and `use`: a row whose use does not
 begin with "score" is not judged. Units: `tok_s`, output tokens per
 second of the whole server (prefill inside, unless the note says "decode only"); `tpot_*_ms`, the
 time between tokens. A row without lengths gets those of the workload named in its note
@@ -68,6 +69,7 @@ from magicdec.specs import (
     SELF,
     SPARSE_METHODS,
     EngineProfile,
+    PathOptions,
     Precision,
     SamplingSpec,
     SpeculationSpec,
@@ -198,6 +200,7 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     weight_dtype: str = "bf16"
     kv_dtype: str = "bf16"
     note: str = ""
+    graphs: str = ""
     use: str = "score"
 
     def __post_init__(self) -> None:
@@ -332,6 +335,7 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             self.draft,
             self.draft_detail,
             self.is_decoding,
+            self.path_options,
         )
 
     @property
@@ -373,6 +377,7 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def setup(self) -> Setup:
         """The setup that the row's names stand for. Raises ConfigError for an unknown name."""
         engine = load_engine(engine_name(self.engine))
+        engine = engine.of_version(self.engine_version or NEWEST)
         model = load_model_spec(model_name(self.model))
         kv_dtype = format_name(self.kv_dtype)
         drafting = self._drafting()
@@ -387,7 +392,7 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return Setup(
             model=model,
             hardware=load_hardware(self.hardware),
-            engine=engine.of_version(self.engine_version or NEWEST),
+            engine=engine.as_set(self.path_options),
             sampling=SamplingSpec(),
             precision=Precision(
                 weight_dtype=weight_format(model, self.weight_dtype),
@@ -397,6 +402,18 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             draft_model=draft_model,
             speculation=drafting.speculation,
         )
+
+    @property
+    def path_options(self) -> PathOptions:
+        """The options of its server that change the path of a step."""
+        text = f"{self.graphs} {self.note}".lower()
+        is_eager = self.graphs.lower().startswith("none") or re.search(
+            r"\beager\b|enforce[_-]eager", text
+        )
+        mode = ""
+        if self.graphs.lower().startswith("piecewise"):
+            mode = "PIECEWISE"
+        return PathOptions(enforce_eager=bool(is_eager), cudagraph_mode=mode)
 
     def _drafting(self) -> _Drafting:
         """How the row drafts. Raises ConfigError for an unknown draft model."""
@@ -527,6 +544,7 @@ def predict_pairs(
             profile = engines[setup.engine.name].of_version(
                 rows[0].engine_version or NEWEST
             )
+            profile = profile.as_set(rows[0].path_options)
             setup = dataclasses.replace(setup, engine=profile)
         tokens_of_rows = [tokens[index] for index in indices]
         predicted[:, indices] = _predict_alike(setup, rows, tokens_of_rows)

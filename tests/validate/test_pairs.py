@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -292,3 +293,23 @@ def test_a_share_that_cannot_be_is_refused(tmp_path: Path, tokens: str) -> None:
     )
     with pytest.raises(ConfigError, match="drafted"):
         read_rows([path], PairRow)
+
+
+def test_a_server_without_graphs_is_priced_so_with_and_without_its_draft(
+    tmp_path: Path,
+) -> None:
+    """By a note or by the column: the host's launches of 32 layers bound a step of one user."""
+    graphed, eager = (
+        read_rows(
+            [write(tmp_path / "one.csv", LINE.replace(",8,1024", ",1,1024") + note)],
+            PairRow,
+        )[0][0]
+        for note in ("", "enforce_eager on both sides")
+    )
+    as_column = msgspec.structs.replace(graphed, graphs="none (both)")
+    whole = predict_pairs([graphed], [2.5])
+    for row in (eager, as_column):
+        none = predict_pairs([row], [2.5])
+        assert none.baseline_s > 1.5 * whole.baseline_s
+        assert none.speculative_s > 1.5 * whole.speculative_s
+        assert none.log_deviation > whole.log_deviation
