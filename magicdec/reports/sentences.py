@@ -930,9 +930,9 @@ def _needed(traffic: Traffic) -> str:
         return "no number of devices was found to serve all"
     loads.sort(key=lambda load: load.num_gpus)
     first, *others = loads
-    line = f"all take {_devices_for(first)} with {load_name(first)}"
+    line = f"for all it takes {_devices_for(first)} with {load_name(first)}"
     for other in others:
-        line += f", {_devices_for(other)} with {load_name(other)}"
+        line += f", and {_devices_for(other)} with {load_name(other)}"
     return line
 
 
