@@ -227,3 +227,14 @@ def runner() -> CliRunner:
     if not app.registered_commands:
         register_commands()
     return CliRunner()
+
+
+def test_the_trust_section_is_the_first_five_lines_of_the_accuracy_page() -> None:
+    """And these follow from the aggregates that ship."""
+    from scripts.accuracy_page import summary
+
+    page = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    for line in summary():
+        assert line in page
+        assert line in readme

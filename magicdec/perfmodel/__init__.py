@@ -102,6 +102,7 @@ if TYPE_CHECKING:
     )
     from magicdec.perfmodel.lanes import (
         FIGURES,
+        LANES,
         LEAST_SOURCES,
         NO_DRAFT,
         Figure,

@@ -10,6 +10,7 @@ import msgspec
 
 from magicdec.files import rows_to_csv, write_atomic
 from magicdec.perfmodel import LaneRow
+from magicdec.validate.calibration import CALIBRATION, CalibrationRow, calibration_of
 from magicdec.validate.lanes import Judged, Lanes
 from magicdec.validate.pairs import (
     PairRow,
@@ -46,15 +47,26 @@ def validate_lanes(
     paths: Sequence[Path], *, output: Path | None = None
 ) -> dict[str, Any]:
     """{"groups": [one per lane and figure], "refused": [one line per row that is not judged]};
-    `output` gets the table that the package ships.
+    `output` gets the table that the package ships, and `calibration.csv` beside it the calibration of
+    the speedups.
 
     Raises ConfigError for a file that cannot be read, lacks a column or has no usable row."""
     judged, refused = judged_of(paths)
     rows = Lanes(judged).rows()
+    calibration = calibration_of(judged)
     if output is not None:
         documents = map(msgspec.to_builtins, rows)
         write_atomic(output, rows_to_csv(documents, LaneRow.__struct_fields__))
+        write_atomic(
+            output.with_name(CALIBRATION.name),
+            rows_to_csv(
+                map(msgspec.to_builtins, calibration), CalibrationRow.__struct_fields__
+            ),
+        )
     groups = []
+    for figure in calibration:
+        name = {"name": f"{figure.figure}: {figure.of}"}
+        groups.append(name | msgspec.to_builtins(figure))
     for row in rows:
         name = {"name": f"{row.figure}: {row.lane.label}"}
         groups.append(name | msgspec.to_builtins(row))

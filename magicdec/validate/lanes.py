@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from math import nan
 from typing import NamedTuple
 
 import numpy as np
@@ -34,7 +35,12 @@ class Judged(NamedTuple):
     log_error: float
     """Logarithm of predicted over measured."""
     of_kernels: float = 0.0
-    """One standard deviation of it that the kernels' errors explain."""
+    """One standard deviation of it that the kernels' errors explain; with the acceptance believed, all
+    of a plan's."""
+    log_speedup: float = nan
+    """Logarithm of the predicted speedup, where it is one."""
+    chance: float = nan
+    """The plan's probability that it is above 1."""
 
 
 def needed(judged: Sequence[Judged]) -> float:
@@ -64,6 +70,7 @@ class Lanes:
 
     def __init__(self, judged: Sequence[Judged]) -> None:
         self.by_lane: dict[tuple[Lane, Figure], list[Judged]] = {}
+        self._nested: dict[tuple[Lane, Figure, str], float] = {}
         for row in judged:
             for lane in dict.fromkeys(row.lane.wider()):
                 self.by_lane.setdefault((lane, row.figure), []).append(row)
@@ -85,17 +92,18 @@ class Lanes:
                 least = needed(rows)
         return max(needed(rows), least) if rows else least, wider
 
+    def deviation(self, row: Judged) -> float:
+        """One standard deviation of a row's error by the width that the other sources give its lane."""
+        if row.figure == BELIEVED:
+            return row.of_kernels
+        key = (row.lane, row.figure, row.source)
+        if key not in self._nested:
+            self._nested[key], _ = self.width(*key[:2], without=row.source)
+        return float(np.hypot(self._nested[key], row.of_kernels))
+
     def coverage(self, rows: Sequence[Judged]) -> float:
         """Share of rows inside the interval that the other sources give their lane."""
-        widths: dict[tuple[Lane, str], float] = {}
-        inside = []
-        for row in rows:
-            key = (row.lane, row.source)
-            if key not in widths:
-                widths[key], _ = self.width(row.lane, row.figure, without=row.source)
-            own = 0.0 if row.figure == BELIEVED else widths[key]
-            deviation = float(np.hypot(own, row.of_kernels))
-            inside.append(abs(row.log_error) <= Z_90 * deviation)
+        inside = [abs(row.log_error) <= Z_90 * self.deviation(row) for row in rows]
         return float(np.mean(inside))
 
     def rows(self) -> list[LaneRow]:

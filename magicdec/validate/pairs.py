@@ -309,6 +309,11 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.baseline * MILLI, self.speculative * MILLI
 
     @property
+    def is_ratio(self) -> bool:
+        """Whether the figures are relative to the baseline, so no time follows from them."""
+        return self.baseline == 1.0
+
+    @property
     def speedup(self) -> float:
         before, after = self.measured
         return before / after
@@ -511,12 +516,13 @@ class StatedTokens:
 
 
 class Predicted(NamedTuple):
-    """Seconds per token of several pairs, as in `PairRow.measured`, and the standard deviation of
-    the speedup's logarithm."""
+    """Seconds per token of several pairs, as in `PairRow.measured`, the standard deviation of the
+    speedup's logarithm, and the probability that it is above 1."""
 
     baseline_s: Array
     speculative_s: Array
     log_deviation: Array
+    chance: Array
 
     @property
     def speedup(self) -> Array:
@@ -530,7 +536,7 @@ def predict_pairs(
 ) -> Predicted:
     """Predictions with these tokens per step; None stands for the believed acceptance. `engines`
     replaces profiles of the catalog by name. Pairs without a known acceptance are NaN."""
-    predicted = np.full((3, len(pairs)), np.nan)
+    predicted = np.full((4, len(pairs)), np.nan)
     keys = []
     for pair, stated in zip(pairs, tokens, strict=True):
         task = None
@@ -560,6 +566,18 @@ def judged_pairs(pairs: Sequence[PairRow], predicted: Predicted) -> list[Judged]
         before_s, after_s = pair.measured
         of_engine = engine_error(pair.setup)
         of_kernels = max(predicted.log_deviation[place] ** 2 - of_engine**2, 0.0)
+        judged.append(
+            Judged(
+                lane=pair.lane,
+                source=pair.origin,
+                figure="speedup",
+                log_error=float(np.log(predicted.speedup[place] / pair.speedup)),
+                of_kernels=float(np.sqrt(of_kernels)),
+                log_speedup=float(np.log(predicted.speedup[place])),
+            )
+        )
+        if pair.is_ratio:
+            continue
         judged += [
             Judged(
                 lane=pair.lane._replace(draft=NO_DRAFT),
@@ -572,13 +590,6 @@ def judged_pairs(pairs: Sequence[PairRow], predicted: Predicted) -> list[Judged]
                 source=pair.origin,
                 figure="speculative step",
                 log_error=float(np.log(predicted.speculative_s[place] / after_s)),
-            ),
-            Judged(
-                lane=pair.lane,
-                source=pair.origin,
-                figure="speedup",
-                log_error=float(np.log(predicted.speedup[place] / pair.speedup)),
-                of_kernels=float(np.sqrt(of_kernels)),
             ),
         ]
     return judged
@@ -597,6 +608,8 @@ def judged_beliefs(pairs: Sequence[PairRow]) -> list[Judged]:
                     figure="speedup, acceptance believed",
                     log_error=float(np.log(predicted.speedup[place] / pair.speedup)),
                     of_kernels=float(predicted.log_deviation[place]),
+                    log_speedup=float(np.log(predicted.speedup[place])),
+                    chance=float(predicted.chance[place]),
                 )
             )
     return judged
@@ -618,7 +631,7 @@ def without_source(
         of_engine, _ = lanes.width(pair.lane, "speedup", without=source)
         usual = engine_error(pair.setup)
         variance = max(predicted.log_deviation[place] ** 2 - usual**2, 0.0)
-        values[-1, place] = np.sqrt(variance + of_engine**2)
+        values[2, place] = np.sqrt(variance + of_engine**2)
     return Predicted(*values)
 
 
@@ -653,8 +666,8 @@ def believed_acceptance(row: PairRow) -> AcceptanceProfile:
 def _predict_alike(
     setup: Setup, rows: Sequence[PairRow], tokens: Sequence[float | None]
 ) -> Array:
-    """Rows of one setup: baseline seconds, speculative seconds, and the standard deviation of the
-    logarithm of their ratio."""
+    """Rows of one setup: baseline seconds, speculative seconds, the standard deviation of the
+    logarithm of their ratio, and the probability that it is above 1."""
     names = ("users", "prompt_len", "output_len", "tp", "budget")
     users, prompt_len, output_len, tp, budgets = columns(rows, *names)
     gamma = np.array([row.gamma for row in rows])
@@ -705,7 +718,10 @@ def _predict_alike(
     if rows[0].is_decoding:
         return np.array(
             np.broadcast_arrays(
-                1.0 / before.tokens_per_s, 1.0 / after.tokens_per_s, log_width
+                1.0 / before.tokens_per_s,
+                1.0 / after.tokens_per_s,
+                log_width,
+                sure.gains.above(),
             )
         )
     requests = whole_requests(after, output_len=output_len)
@@ -723,9 +739,11 @@ def _predict_alike(
         factors = median_request(expected, gamma)
         speculative_s = np.where(is_median, speculative_s / factors, speculative_s)
         log_width = np.where(is_median, np.hypot(log_width, np.log(factors)), log_width)
-    low, high = requests.gains(sure.gains).quantiles(ENDS)
+    of_requests = requests.gains(sure.gains)
+    low, high = of_requests.quantiles(ENDS)
     log_width = np.where(is_rate, np.log(high / low) / (2.0 * Z_90), log_width)
-    return np.array(np.broadcast_arrays(baseline_s, speculative_s, log_width))
+    chance = np.where(is_rate, of_requests.above(), sure.gains.above())
+    return np.array(np.broadcast_arrays(baseline_s, speculative_s, log_width, chance))
 
 
 def median_request(tokens: Array, gamma: Array) -> Array:

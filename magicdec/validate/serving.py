@@ -34,6 +34,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from math import nan
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -436,15 +437,17 @@ def judged_servers(rows: Sequence[ServingRow]) -> list[Judged]:
     """The figures of rows that neither queued nor were served from a cache: times of servers without
     a draft, and speedups."""
     judged = []
-    log_errors = np.log(predict_rows(rows) / [row.measured for row in rows])
+    predicted = predict_rows(rows)
     deviations = relative_errors(rows)
-    for row, log_error, deviation in zip(rows, log_errors, deviations, strict=True):
+    for row, value, deviation in zip(rows, predicted, deviations, strict=True):
         if row.is_left_out or row.is_prefix_cached or row.is_capped:
             continue
         figure: Figure = "step without a draft"
         of_kernels = 0.0
+        log_speedup = nan
         if row.metric == "speedup":
             figure = "speedup"
+            log_speedup = float(np.log(value))
             of_engine = engine_error(row_setup(row, load_engine(row.engine)))
             of_kernels = float(np.sqrt(max(deviation**2 - of_engine**2, 0.0)))
         judged.append(
@@ -452,8 +455,9 @@ def judged_servers(rows: Sequence[ServingRow]) -> list[Judged]:
                 lane=row.lane,
                 source=row.origin,
                 figure=figure,
-                log_error=float(log_error),
+                log_error=float(np.log(value / row.measured)),
                 of_kernels=of_kernels,
+                log_speedup=log_speedup,
             )
         )
     return judged

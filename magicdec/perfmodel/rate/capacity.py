@@ -344,8 +344,8 @@ def _full_point(answer: Kept) -> TrafficLoad:
 
 @dataclass(frozen=True, kw_only=True)
 class _AtCosts:
-    """What a layout keeps at other costs than the predicted ones; not known where the load alone took
-    half of the simulations that a question may take."""
+    """The load that a layout keeps at other costs than the predicted ones; not known where the load
+    alone took half of the simulations that a question may take."""
 
     rate: float | None = None
     """The highest rate of the answer's replicas; None: no rate is too much."""
