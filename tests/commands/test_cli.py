@@ -110,6 +110,7 @@ def test_a_missing_extra_is_named(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_planning_and_reports_need_no_extra(tmp_path: Path) -> None:
     done = run(["typst", "pandas"], "plan", "--format", "json")
     assert done.returncode == 0, done.stderr

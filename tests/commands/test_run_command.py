@@ -60,6 +60,7 @@ def generated(path: Path) -> list[list[int]]:
     return [json.loads(line)["generated_ids"] for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "launcher", ["ours", pytest.param("torchrun", marks=pytest.mark.slow)]
 )
@@ -394,6 +395,7 @@ def test_hundreds_of_tokens_after_prompts_of_mixed_lengths(
     assert rows[1]["speedup_static_batch"] > 0
 
 
+@pytest.mark.slow
 def test_a_queue_is_recorded_and_changes_no_token(
     tmp_path: Path, program: Program
 ) -> None:

@@ -84,7 +84,7 @@ def recorded(tmp_path: Path, program: Program) -> Path:
 @pytest.mark.parametrize(
     ("number", "moment"),
     [
-        (KILL, "decoding"),
+        pytest.param(KILL, "decoding", marks=LATER),
         (INT, "starting"),
         pytest.param(TERM, "decoding", marks=LATER),
         pytest.param(KILL, "starting", marks=LATER),
@@ -129,6 +129,7 @@ def test_ranks_end_with_torchrun(
     assert recorded.read_bytes().startswith(before)
 
 
+@pytest.mark.slow
 @LAUNCHERS
 def test_a_killed_rank_ends_the_run(
     recorded: Path, launcher: tuple[str, ...], marker: str

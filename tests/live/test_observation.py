@@ -119,6 +119,7 @@ def test_sglang_gives_one_rate_with_its_tokens_per_step():
     assert "does not count by position" in "\n".join(observation_lines(seen, EAGLE))
 
 
+@pytest.mark.slow
 def test_intervals_hold_the_true_rates_nine_times_in_ten():
     """Coverage of rate 1's 90 % interval over 300 windows: between 0.84 and 0.96 (false alarm below 1e-3)."""
     held = 0
@@ -130,6 +131,7 @@ def test_intervals_hold_the_true_rates_nine_times_in_ten():
     assert 0.84 <= held / 300 <= 0.96
 
 
+@pytest.mark.slow
 def test_the_error_of_tokens_per_step_is_that_of_repeated_windows():
     """The standard error against the spread of 200 windows' own means (ratio's own error about 5 %)."""
     seen = [

@@ -108,6 +108,7 @@ def test_a_fit_finds_the_constants_that_its_loads_tell_apart():
         assert fit.constants[name][0] == pytest.approx(value, rel=0.05), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("gamma", "share"), [(0, 0.0), pytest.param(3, 0.6, marks=pytest.mark.slow)]
 )
@@ -126,6 +127,7 @@ def test_loads_that_only_judge_are_predicted_within_the_noise(gamma, share):
     assert np.median(errors) < 0.07
 
 
+@pytest.mark.slow
 def test_a_server_that_drafts_for_itself_is_fitted_as_such():
     """Steps of the plugin's draft: gamma passes over 512 tokens and a verification, on an engine with other constants.
     As looked-up drafts, which cost nothing, the same steps are missed."""
@@ -166,6 +168,7 @@ def test_a_server_that_drafts_for_itself_is_fitted_as_such():
     assert looked_up.held_out_error > 0.01 > 5 * fit.held_out_error
 
 
+@pytest.mark.slow
 def test_a_fit_is_never_surer_than_its_loads_repeat():
     points = true_points(noise=0.0)
     quiet, noisy = (
@@ -183,6 +186,7 @@ def test_a_fit_is_never_surer_than_its_loads_repeat():
         fit_server(points, setup=setup_of(), tp_size=1, gamma=0, name="x", noise=0.4)
 
 
+@pytest.mark.slow
 def test_intervals_of_constants_hold_the_truth_and_judges_do_not_move_the_fit():
     points = true_points(noise=0.03, seed=1)
     fit = fit_server(points, setup=setup_of(), tp_size=1, gamma=0, name="x")
@@ -470,6 +474,7 @@ def test_the_median_of_rounds_is_taken_with_their_range():
     assert (point.tpot_s, point.spread) == (1.2, pytest.approx(1.0 / 1.2))
 
 
+@pytest.mark.slow
 def test_a_step_has_the_tokens_that_the_server_counts(serve):
     """Events of several steps: the server's counters between two scrapes say how long a step of it took."""
     server = Vllm()

@@ -145,6 +145,7 @@ def test_a_command_that_fails_stops_everything():
         restart("/no/such/program {gamma}", 3)
 
 
+@pytest.mark.slow
 def test_the_command_tries_and_reports(server):
     """Steps of the made-up server cost the same for every gamma, so that the deepest tried is the best."""
     address, command = server

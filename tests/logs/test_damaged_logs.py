@@ -271,6 +271,7 @@ def test_what_unfolds_to_more_than_a_log_would_is_not_read_whole(
 LOOKUPS = [lookup("ngram", gamma=3, min_ngram=2, max_ngram=2)]
 
 
+@pytest.mark.slow
 def test_only_files_of_the_replay_are_removed(tmp_path: Path) -> None:
     """A user's folder of the name that parts take, and a folder of our own with a stranger's file in it."""
     log = ids_log(tmp_path / "log.jsonl")

@@ -53,6 +53,7 @@ def texts(checkpoint: Path) -> list[tuple[list[int], int]]:
     return made
 
 
+@pytest.mark.slow
 def test_one_prefill_gives_the_steps_of_every_gamma(checkpoint: Path) -> None:
     """Each step accepts as many drafts as transformers' greedy continuation of the text so far agrees with the log."""
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint).eval()
