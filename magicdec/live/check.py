@@ -698,11 +698,10 @@ def _drafted(command: ServeCommand, request: PlanRequest, model: ModelSpec) -> D
             )
     if speculation.by_batch:
         notes.append(_on_bands(speculation, batch, row.gamma))
-    searched = next(searched for searched in first.found if row in searched.rows)
     return Drafted(
         row=row,
         case=first.case,
-        option=searched.option,
+        option=first.found.origin(row).option,
         gamma=row.gamma,
         notes=tuple(notes),
     )

@@ -434,9 +434,8 @@ def sensitivity(request: PlanRequest) -> Sensitivity:
             "no draft of this request has an acceptance: give --acceptance-rate or --acceptance"
         )
     best = first.drafted[0]
-    origin = next(each for each in first.found if best in each.rows)
-    row = origin.of(best)
-    option = origin.option
+    row = first.found.prediction(best)
+    option = first.found.origin(best).option
     assert option is not None  # a draft's row
     state = (row.setup, option.acceptance)
     points = row.points

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import msgspec
 import numpy as np
@@ -37,6 +37,7 @@ from magicdec.perfmodel.plan.request import Case, DraftOption
 from magicdec.perfmodel.plan.rows import candidates
 from magicdec.perfmodel.plan.search import (
     Found,
+    Searched,
     best_autoregressive,
     better_gamma,
     largest_that_runs,
@@ -70,7 +71,7 @@ class Answer:
     """Drafted rows, best first."""
     option: DraftOption | None
     """The draft of the best configuration."""
-    found: list[Found]
+    found: Searched
     """The predictions that the rows are of."""
     point: Points
     """The best configuration."""
@@ -133,7 +134,7 @@ class _Ranked:
     """One case spread in one way, with its best configuration."""
 
     case: Case
-    found: list[Found]
+    found: Searched
     alone: list[Candidate]
     drafted: list[Candidate]
     rankings: list[Ranking]
@@ -146,13 +147,16 @@ class _Ranked:
     """The competing configurations on each text, where none was named."""
     draws: Draws | None
     """The configurations that compete with the best one under the same draws, where it drafts."""
-    origin: Found
-    """Where it was found."""
+
+    @property
+    def origin(self) -> Found:
+        """The draft of the best configuration."""
+        return self.found.origin(self.row)
 
     @cached_property
     def best(self) -> Candidate:
         """The best configuration."""
-        return _with_static_batch(self.case, self.origin, self.row)
+        return _with_static_batch(self.case, self.origin.option, self.row)
 
 
 def answer_of(
@@ -201,7 +205,7 @@ def _ranked(
         draws = draws_of(case, found, best)
         as_good = _tied(case, ranking, texts, draws)
         if as_good:
-            taken = preferred(best, as_good, lambda row: _evidence(found, row))
+            taken = preferred(best, as_good, partial(_evidence, found))
             tied = best if taken is not best else as_good[0]
             best = taken
             rankings[0] = dataclasses.replace(ranking, best=best)
@@ -218,7 +222,6 @@ def _ranked(
         tied=tied,
         texts=texts,
         draws=draws,
-        origin=_origin_of(found, best),
     )
 
 
@@ -255,7 +258,7 @@ def _answer(
     """The best configuration with the tables around it."""
     case = ranked.case
     best = ranked.best
-    prediction = ranked.origin.of(ranked.row)
+    prediction = ranked.found.prediction(ranked.row)
     leading = _leading(case, best, ranked.drafted)
     table = gamma_table(case, best, leading)
     without_draft = _without_draft(
@@ -296,17 +299,12 @@ def _answer(
     )
 
 
-def _rows_of(found: list[Found], *, is_drafted: bool) -> list[Candidate]:
+def _rows_of(found: Searched, *, is_drafted: bool) -> list[Candidate]:
     rows: list[Candidate] = []
     for of_option in found:
         if (of_option.option is not None) == is_drafted:
             rows.extend(of_option.rows)
     return rows
-
-
-def _origin_of(found: list[Found], row: Candidate) -> Found:
-    """The searched draft that a row belongs to."""
-    return next(of_option for of_option in found if row in of_option.rows)
 
 
 def _rankings(
@@ -364,12 +362,12 @@ def _reaching(
     return options
 
 
-def _shown(found: list[Found], choice: Choice, prediction: Prediction) -> Prediction:
+def _shown(found: Searched, choice: Choice, prediction: Prediction) -> Prediction:
     """The prediction whose passes are broken down: the best draft's, even if it is not chosen."""
     row = choice.left_out
     if row is None:
         return prediction
-    return _origin_of(found, row).of(row)
+    return found.prediction(row)
 
 
 def _objective_of_ranking(ranking: Ranking) -> tuple[bool, bool, float]:
@@ -454,7 +452,7 @@ def _choice(
     )
 
 
-def _faults(found: list[Found]) -> list[str]:
+def _faults(found: Searched) -> list[str]:
     """Sentences on the drafts that were measured and do not work."""
     faults = []
     for of_draft in found:
@@ -486,12 +484,9 @@ def _outlook(
     return outlook(case, draws, best, weighed, tasks)
 
 
-def _evidence(found: list[Found], row: Candidate) -> Evidence:
+def _evidence(found: Searched, row: Candidate) -> Evidence:
     """The evidence from measured servers like a row's."""
-    for of_draft in found:
-        if any(same_configuration(row, other) for other in of_draft.rows):
-            return evidence_of(of_draft.prediction.setup)
-    raise LookupError(row.draft)
+    return evidence_of(found.origin(row).prediction.setup)
 
 
 def _limits(case: Case, best: Candidate) -> list[Limit]:
@@ -529,11 +524,12 @@ def _without_draft(
     return row
 
 
-def _with_static_batch(case: Case, origin: Found, best: Candidate) -> Candidate:
+def _with_static_batch(
+    case: Case, option: DraftOption | None, best: Candidate
+) -> Candidate:
     """The best row with what it keeps in a batch that waits for its slowest sequence, where a
     length is generated.
     """
-    option = origin.option
     gen_len = case.request.gen_len
     lengths = case.lengths
     if option is None or gen_len == 0:

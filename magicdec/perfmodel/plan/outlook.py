@@ -16,7 +16,7 @@ time is on average. Means given a result are regressions of the times on it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
@@ -150,7 +150,7 @@ class Draws(NamedTuple):
         return None if times is None else float((times > 1.0).mean())
 
 
-def draws_of(case: Case, found: Sequence[Found], weighed: Candidate) -> Draws | None:
+def draws_of(case: Case, found: Iterable[Found], weighed: Candidate) -> Draws | None:
     """Draws of what competes with a row. None where no draft does."""
     compared = _compared(case, found, weighed)
     if len(compared) < 2:
@@ -193,7 +193,7 @@ def outlook(
     )
 
 
-def _compared(case: Case, found: Sequence[Found], weighed: Candidate) -> list[Compared]:
+def _compared(case: Case, found: Iterable[Found], weighed: Candidate) -> list[Compared]:
     """Decoding without a draft at the choice's batch and layout, then the fastest configurations of
     each draft that fit there and may be chosen, and the one that is weighed."""
     compared = []

@@ -8,7 +8,10 @@ prediction.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -16,7 +19,7 @@ import numpy.typing as npt
 
 from magicdec.counts import Array
 from magicdec.errors import CapacityError, either
-from magicdec.perfmodel.plan.choice import best_of_each_batch
+from magicdec.perfmodel.plan.choice import best_of_each_batch, configuration
 from magicdec.perfmodel.plan.request import DEFAULT_BATCH, Case, DraftOption
 from magicdec.perfmodel.plan.rows import Users, candidates
 from magicdec.perfmodel.setup import Points
@@ -47,12 +50,45 @@ class Found:
     prediction: Prediction
     rows: list[Candidate]
 
-    def of(self, row: Candidate) -> Prediction:
-        """The prediction of one of the rows."""
-        return self.prediction.take([self.rows.index(row)])
+
+class Place(NamedTuple):
+    """Where a row was found: the number of its draft, and its own among the draft's rows."""
+
+    draft: int
+    row: int
 
 
-def search(case: Case, baseline: Candidate | None) -> list[Found]:
+@dataclass(frozen=True)
+class Searched:
+    """What was found of each draft of a case, decoding without one first; and the way back from a
+    row to its draft and prediction."""
+
+    drafts: tuple[Found, ...]
+
+    def __iter__(self) -> Iterator[Found]:
+        return iter(self.drafts)
+
+    def place(self, row: Candidate) -> Place:
+        return self._places[configuration(row)]
+
+    def origin(self, row: Candidate) -> Found:
+        """The draft that a row is of."""
+        return self.drafts[self.place(row).draft]
+
+    def prediction(self, row: Candidate) -> Prediction:
+        """The prediction that a row is of."""
+        return self.origin(row).prediction.take([self.place(row).row])
+
+    @cached_property
+    def _places(self) -> dict[tuple[object, ...], Place]:
+        places = {}
+        for number, of_draft in enumerate(self.drafts):
+            for place, row in enumerate(of_draft.rows):
+                places[configuration(row)] = Place(number, place)
+        return places
+
+
+def search(case: Case, baseline: Candidate | None) -> Searched:
     """Autoregressive decoding first, then each draft. `baseline`: autoregressive decoding at its
     best batch.
 
@@ -68,7 +104,7 @@ def search(case: Case, baseline: Candidate | None) -> list[Found]:
         of_draft = _found(case, option, batches, rate)
         if of_draft is not None:
             searched.append(of_draft)
-    return searched
+    return Searched(tuple(searched))
 
 
 def best_autoregressive(case: Case) -> Candidate | None:

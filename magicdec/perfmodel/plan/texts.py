@@ -29,7 +29,7 @@ from magicdec.perfmodel.intervals import QUARTILES, gains_of, tokens_error
 from magicdec.perfmodel.plan.choice import at_any_gamma, configuration, objective
 from magicdec.perfmodel.plan.request import Case, DraftOption
 from magicdec.perfmodel.plan.rows import requests_of
-from magicdec.perfmodel.plan.search import Found
+from magicdec.perfmodel.plan.search import Found, Searched
 from magicdec.perfmodel.speedup import Prediction, predict
 from magicdec.schema import NO_GAIN, Candidate, Gain, OfTask
 from magicdec.tasks import TASKS, WEIGHTS
@@ -167,19 +167,13 @@ class Texts:
     """The gain of every searched configuration of a case on each text."""
 
     case: Case
+    searched: Searched
     drafts: list[OnTexts]
-
-    @cached_property
-    def _place_of(self) -> dict[tuple[object, ...], tuple[int, int]]:
-        places = {}
-        for number, draft in enumerate(self.drafts):
-            for place, row in enumerate(draft.found.rows):
-                places[configuration(row)] = (number, place)
-        return places
+    """In the order of those searched."""
 
     def rates(self, row: Candidate) -> Array:
         """Rate of a configuration by text."""
-        number, place = self._place_of[configuration(row)]
+        number, place = self.searched.place(row)
         return np.asarray(self.drafts[number].rates[:, place])
 
     def score_of(self, rows: Sequence[Candidate]) -> Callable[[Candidate], float]:
@@ -211,7 +205,7 @@ class Texts:
 
     def of_tasks(self, chosen: Candidate, rows: Sequence[Candidate]) -> list[OfTask]:
         """The choice's gain on each text, and the fastest configuration there of these."""
-        number, place = self._place_of[configuration(chosen)]
+        number, place = self.searched.place(chosen)
         every = range(len(TASKS))
         own = self.drafts[number].gains(self.case, every, [place] * len(TASKS))
         kept = self.rates(chosen)
@@ -242,7 +236,7 @@ class Texts:
         """The gain of one row on each text."""
         by_draft: dict[int, list[tuple[int, int]]] = {}
         for text, row in enumerate(rows):
-            number, place = self._place_of[configuration(row)]
+            number, place = self.searched.place(row)
             by_draft.setdefault(number, []).append((text, place))
         gains: dict[int, Gain] = {}
         for number, at in by_draft.items():
@@ -263,15 +257,15 @@ def _is_best_depth(rows: Sequence[Candidate]) -> Array:
     return np.array([id(row) in chosen for row in rows])
 
 
-def texts_of(case: Case, found: Sequence[Found]) -> Texts | None:
+def texts_of(case: Case, searched: Searched) -> Texts | None:
     """The gain of every searched configuration on each text. None: a text was named, or no draft's
     acceptance is believed."""
     if case.request.task is not None:
         return None
-    drafts = [_on_texts(case, of_draft) for of_draft in found]
+    drafts = [_on_texts(case, of_draft) for of_draft in searched]
     if not any(draft.profiles for draft in drafts):
         return None
-    return Texts(case=case, drafts=drafts)
+    return Texts(case=case, searched=searched, drafts=drafts)
 
 
 def _on_texts(case: Case, found: Found) -> OnTexts:
