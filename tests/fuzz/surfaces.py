@@ -1,6 +1,6 @@
 """Every surface that reads what others wrote, each with a generator of seeded damage; and a judge of what comes of it.
 
-    pytest tests/fuzz -m "slow or not slow"     all surfaces, with a table of what came of them (conftest.py)
+    python -m tests.fuzz     logs, commands, loads and the page, with a table of what came of them (make fuzz)
 
 Whatever a file, an option or a server holds: an answer of finite numbers or one line that says what is wrong, never a
 traceback, nothing that acts on a terminal, and an end.
@@ -48,6 +48,7 @@ LONGEST_LINE = 1000
 HANGS_S = 60
 """An alarm that ends a case; one takes a second."""
 SHARD_CUTS = 12
+PROCESSES = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
 
 
 class Case(NamedTuple):
@@ -82,6 +83,10 @@ class Tally:
     slowest_s: float = 0.0
     peak_mib: float = 0.0
 
+    @property
+    def faults(self) -> int:
+        return self.tracebacks + self.hangs + self.others
+
     def count(self, verdict: Verdict, seconds: float) -> None:
         if "a traceback" in verdict.fault:
             self.tracebacks += 1
@@ -95,11 +100,14 @@ class Tally:
             self.refused += 1
         self.seconds += seconds
         self.slowest_s = max(self.slowest_s, seconds)
-        self.peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        peaks = [resource.getrusage(whose).ru_maxrss for whose in PROCESSES]
+        self.peak_mib = max(peaks) / 1024
 
 
 TALLIES: dict[str, Tally] = {}
 """By surface, of this process."""
+NOT_COUNTED = ("planted", "others")
+"""Surfaces with faults that tests plant."""
 
 
 def judge(case: Case, surface: str = "others") -> Verdict:

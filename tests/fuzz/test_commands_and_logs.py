@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from magicdec import specs
+from magicdec.errors import ConfigError
 from magicdec.logs import formats
 from magicdec.specs import serve_command
-from tests.fuzz.surfaces import Case, judge
+from tests.fuzz.surfaces import LONGEST_LINE, TALLIES, Case, Tally, Verdict, judge
 from tests.fuzz.test_loads import MANY, NUMBER, right, text_of
 
 DRAWN = settings(
@@ -118,6 +120,85 @@ def test_manifests(
 def test_every_manifest_ends(manifest: str, tmp_path: Path) -> None:
     text = manifest.format(command="vllm serve llama-3.1-8b", number="9" * 400)
     right(checked(tmp_path, text), "manifests")
+
+
+MEGABYTE = 1_000_000
+START = "vllm serve llama-3.1-8b"
+
+
+def repeated(piece: str, before: str = "", after: str = "") -> str:
+    return (
+        before + piece * ((MEGABYTE - len(before) - len(after)) // len(piece)) + after
+    )
+
+
+def numbered(piece: str, count: int) -> str:
+    return "".join(piece.format(n, n - 1) for n in range(1, count))
+
+
+PYTHON = "from vllm import LLM\n"
+SHAPES = {
+    "options": repeated(" --max-num-seqs 8", START),
+    "other options": START + numbered(" --x{} {}", 60_000),
+    "dots": START + " --compilation-config." + "a." * 480_000 + " 1",
+    "values": START + " --cuda-graph-sizes" + " 1" * 490_000,
+    "digits": START + " --max-num-seqs " + "9" * 900_000,
+    "configuration": START + " --speculative-config '{" + numbered('"k{}": {},', 50_000) + "}'",
+    "here-documents": repeated("cat <<EOF\nvllm\nEOF\n", after=START),
+    "a script in a here-document": "bash <<EOF\n" + "A=1\n" * 240_000 + START + "\nEOF\n",
+    "variables": repeated("A=$A$A\n", after=START),
+    "values that grow": numbered("A{}=${{A{}}}x\n", 50_000) + START,
+    "functions": repeated("f() { g; }\n", after=START),
+    "loops": repeated("for i in 1 2 3; do echo $i; done\n", after=START),
+    "servers": repeated(START + "\n"),
+    "substitutions": repeated("$(", after=START),
+    "quotes": repeated('"', START + " "),
+    "backslashes": repeated("\\", START + " "),
+    "zero bytes": repeated("\0", START),
+    "empty lines": repeated("\n", after=START),
+    "blanks": repeated(" ", "CUDA_VISIBLE_DEVICES=0", START),
+    "images": repeated("vllm/vllm-openai "),
+    "YAML lists": "a: " + "[" * 400_000 + "]" * 400_000 + f"\ncommand: {START}\n",
+    "YAML maps": "".join(" " * n + "a:\n" for n in range(1390)) + f"command: {START}\n",
+    "YAML aliases": "a: &a [x]\nb:\n" + "- *a\n" * 180_000 + f"command: {START}\n",
+    "YAML merges": "a0: &a0 {x: 1}\n" + numbered("a{0}: &a{0}\n  <<: *a{1}\n", 30_000) + f"command: {START}\n",
+    "YAML documents": repeated(f"---\ncommand: {START}\n"),
+    "YAML variables": "env:\n" + numbered('- {{name: A{}, value: "$(A{})"}}\n', 25_000) + f"command: {START}\n",
+    "YAML arguments": "image: vllm/vllm-openai\nargs:\n" + "- --max-num-seqs\n- '8'\n" * 40_000,
+    "JSON": json.dumps({"command": START, "x": [[1]] * 150_000}),
+    "Python sums": PYTHON + "x = " + "+".join(["1"] * 120_000) + "\nLLM(model='llama-3.1-8b')\n",
+    "Python brackets": PYTHON + "x = " + "(" * 120_000 + ")" * 120_000 + "\nLLM(model='llama-3.1-8b')\n",
+    "Python statements": PYTHON + "x = 1\n" * 40_000 + "LLM(model='llama-3.1-8b')\n",
+    "Python calls": PYTHON + "LLM(model='llama-3.1-8b')\n" * 9_000,
+    "Python arguments": PYTHON + "LLM('llama-3.1-8b', " + numbered("k{}={}, ", 15_000) + ")\n",
+}  # fmt: skip
+"""Texts of up to a megabyte in which one thing has no end."""
+MOST_CPU_S = 8.0
+"""Processor time of reading one: two seconds, four times over for slow machines."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_megabyte_of_any_shape_is_read_in_seconds(shape: str) -> None:
+    text = SHAPES[shape]
+    assert len(text) <= MEGABYTE
+    began = time.process_time()
+    code, fault = 0, ""
+    try:
+        serve_command.read_serve_command(text, reads_files=False)
+    except ConfigError as error:
+        code = 2
+        if len(str(error)) >= LONGEST_LINE:
+            fault = f"no line of an error: {shape}"
+    except Exception as error:
+        fault = f"a traceback: {shape}: {error!r}"[:LONGEST_LINE]
+    seconds = time.process_time() - began
+    if seconds > MOST_CPU_S:
+        fault = f"a hang: {shape}"
+    TALLIES.setdefault("megabytes of a command", Tally()).count(
+        Verdict(code, fault), seconds
+    )
+    assert fault == ""
 
 
 ROWS: tuple[dict[str, Any], ...] = (

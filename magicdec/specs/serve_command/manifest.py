@@ -14,6 +14,7 @@ from magicdec.errors import ConfigError
 from magicdec.specs.serve_command.shell import Shell, Value, variables_of
 from magicdec.specs.serve_command.start import (
     MENTIONS,
+    MOST_STARTS,
     Given,
     Start,
     json_of,
@@ -71,6 +72,8 @@ def starts_of_yaml(given: Given) -> list[Start]:
     starts: list[Start] = []
     maps = _config_maps(mappings, given)
     for written in mappings:
+        if len(starts) >= MOST_STARTS:
+            break
         document = written
         if isinstance(written.get("services"), Mapping) and "kind" not in written:
             document = _interpolated(written, given)

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from magicdec.errors import ConfigError
 from magicdec.files import bounded, read_toml
 from magicdec.naming import ENGINE_TITLES
 
@@ -126,6 +127,7 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
 """Options that bear on speed, by what they say."""
 NAME = re.compile(r"--?[A-Za-z]")
 MOST_VALUES = 1000
+MOST_NESTED = 20
 LISTS = frozenset(("cuda-graph-sizes", "cuda-graph-bs", "cudagraph-capture-sizes"))
 """Options of several values, in versions that the data lacks."""
 OF_WRAPPERS = re.compile(
@@ -265,7 +267,9 @@ def _taken(words: Sequence[str], kind: str) -> list[str]:
 
 
 def _nested(path: Sequence[str], text: str) -> str:
-    """An object with one value at a path."""
+    """An object with one value at a path. Raises ConfigError for a path that no option has."""
+    if len(path) > MOST_NESTED:
+        raise ConfigError(f"an option's name has more than {MOST_NESTED} dots")
     nested: Any = _scalar(text)
     for key in reversed(path):
         nested = {key: nested}

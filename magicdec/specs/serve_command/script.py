@@ -20,6 +20,7 @@ from magicdec.specs.serve_command.shell import Shell
 from magicdec.specs.serve_command.start import (
     INSTALLED,
     MOST_BITS,
+    MOST_STARTS,
     Given,
     Start,
     json_of,
@@ -48,14 +49,14 @@ RUNS = (
     "execvp",
 )
 LOOKS = re.compile(
-    r"^\s*(?:import|from)\s+\w|^\s*[\w.]*\b(?:LLM|EngineArgs|Engine|LLMConfig)\s*\(",
+    # no \s before them: of many empty lines each would be read to the last
+    r"^[ \t]*(?:import|from)\s+\w|^[ \t]*[\w.]*\b(?:LLM|EngineArgs|Engine|LLMConfig)\s*\(",
     re.M,
 )
 MOST_DEPTH = 60
 MOST_STEPS = 20_000
 MOST_VALUE = 50_000
 MOST_PYTHON = 250_000
-MOST_STARTS = 20
 ENVIRONMENT = ("os.environ.get", "os.getenv", "getenv", "environ.get")
 METHODS = {
     "Eagle3DecodingConfig": "eagle3",

@@ -49,6 +49,8 @@ MOST_NESTED = 12
 MOST_DEPTH = 150
 MOST_WORDS = 20_000
 MOST_VALUE = 200_000
+MOST_VALUES = 5_000_000
+"""Characters of all values that are set, one after the other."""
 PARSE_S = 0.6
 """Time after which a text is given up as no script."""
 DOCUMENTS = ("heredoc_redirect", "herestring_redirect")
@@ -128,6 +130,7 @@ class Shell:
         self.doubt = ""
         self.version: str | None = None
         self.steps = 0
+        self.characters = 0
         self.followed: Mapping[str, Callable[[Node, int], None]] = {
             "command": self._command,
             "variable_assignment": self._assignments,
@@ -375,6 +378,11 @@ class Shell:
             value = _appended(self.variables.get(name, ""), value)
         if len(value) > MOST_VALUE:
             raise ConfigError(f"{name} has more than {MOST_VALUE} characters")
+        self.characters += len(value)
+        if self.characters > MOST_VALUES:
+            raise ConfigError(
+                f"the script's values have more than {MOST_VALUES} characters"
+            )
         self.doubtful.pop(name, None)
         if self.doubt:
             self.doubtful[name] = self.doubt
@@ -870,7 +878,8 @@ def _branches(node: Node) -> Iterator[tuple[Node, Node | None, list[Node]]]:
 
 def _parsed(text: str) -> Node:
     """The script's syntax. Raises ConfigError for a text that takes too long."""
-    source = text.replace("\r\n", "\n")
+    # a shell ignores zero bytes, and the parser takes each for the end
+    source = text.replace("\r\n", "\n").replace("\0", "")
     # a blank behind a line's last backslash
     source = re.sub(r"\\[ \t]+\n", "\\\n", source)
     data = source.encode(errors="replace")

@@ -35,6 +35,8 @@ MODULES = {
     "dynamo.trtllm": "trtllm",
 }
 MOST_TEXT = 1_000_000
+MOST_STARTS = 20
+"""Servers of one text that are read; the first is answered."""
 MOST_BITS = 512
 """Bits of a whole number of a setting; Python writes no number of many more."""
 SHOWN = 80
