@@ -1,6 +1,7 @@
 # make demo: set up, then calibrate, plan, run, validate and report on this machine.
 # make test: set up, then the tests, two at a time.
-# make mutants: how many of 200 small changes of perfmodel and validate/traffic.py fail a test; traffic by itself too.
+# make mutants: how many of 40 small changes of each folder fail a test (traffic, logs, live, acceptance, plan).
+# make fuzz: logs, commands and the page under damage: cases, tracebacks, hangs, memory, the slowest; its exit code counts faults.
 # make test-vllm: set up vLLM's CPU build in an environment of its own, then the tests of the draft in it.
 # TORCH_INDEX_URL: where to take PyTorch from (unset: pip's configured index).
 # PYTHON: the interpreter (unset: python3, or the newest one found that is supported and has a wheel of torch).
@@ -12,7 +13,7 @@ VLLM_VENV := .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 HAS_VLLM_CPU := $(filter Linux-x86_64,$(shell uname -s)-$(shell uname -m))
 
-.PHONY: setup demo test test-slow mutants check docs atlas clean
+.PHONY: setup demo test test-slow mutants fuzz check docs atlas clean
 
 setup: $(INSTALLED)
 
@@ -33,7 +34,11 @@ test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 mutants: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[mutants]'
 	$(BIN)/python scripts/mutants.py
+
+fuzz: $(INSTALLED)
+	$(BIN)/python -m tests.fuzz
 
 ifeq ($(HAS_VLLM_CPU),)
 test-vllm:
