@@ -333,6 +333,8 @@ def _readable(request: PlanRequest, model: ModelSpec) -> tuple[PlanRequest, list
             f"configuration sets its publisher's rope_scaling ({model.extension.rope_type}, factor "
             f"{model.extension.factor:g}; see its model card)"
         )
+    if model.assumed is not None:
+        refused.append(f"{model.name}: {model.assumed}")
     if model.limit is not None:
         refused.append(f"{model.name}: {model.limit}")
     return msgspec.structs.replace(request, context_lens=tuple(kept)), refused

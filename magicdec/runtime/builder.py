@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from magicdec.errors import CheckpointError
+from magicdec.errors import CheckpointError, ConfigError
 from magicdec.runtime import layers
 from magicdec.runtime.attention import Scoring
 from magicdec.runtime.checkpoint import ALL, TensorSource
@@ -101,7 +101,10 @@ class Builder:
         self._mixer_inputs = spec.hidden_size
 
     def build(self) -> Transformer:
+        """Raises ConfigError for a model that is known by its fields alone."""
         spec = self._spec
+        if spec.assumed is not None:
+            raise ConfigError(f"{spec.name} is planned for, not run: {spec.assumed}")
         tp = self._tp
         root = self._root
         vocab = tp.slice_of(spec.vocab_size)

@@ -18,9 +18,10 @@ import msgspec
 
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.files import read_json
-from magicdec.specs.families import WRAPPERS, architecture
+from magicdec.specs.families import WRAPPERS, architecture, is_known
 from magicdec.specs.families.keys import MAX_LAYERS, Keys, fields_of, is_whole
 from magicdec.specs.families.rope import reach
+from magicdec.specs.families.usual import usual
 from magicdec.specs.layers import FeedForward, Layer, MixtureOfExperts
 from magicdec.specs.model import ModelSpec, TensorNames
 from magicdec.specs.quantization import (
@@ -69,6 +70,11 @@ def model_from_hf_config(config: dict[str, Any], *, name: str, where: str) -> Mo
         )
     if values is config and model_type == "mistral" and "layer_types" in config:
         model_type = "ministral"  # as transformers' AutoConfig takes it
+    assumed = None
+    if not is_known(model_type):
+        taken = usual(values)
+        if taken is not None:
+            model_type, values, assumed = taken
     row = architecture(model_type, where)
     keys = Keys(values, where, fields_of(model_type))
     for key, allowed in row.fixed.items():
@@ -102,10 +108,11 @@ def model_from_hf_config(config: dict[str, Any], *, name: str, where: str) -> Mo
         ),
         names=row.names,
         eos_token_ids=_token_ids(values.get("eos_token_id"), where),
+        assumed=assumed,
         **details,
     )
     unread = keys.unread()
-    if unread:
+    if unread and assumed is None:
         raise ConfigError(
             f"{where}: key '{unread[0]}' is not known for {model_type}, and may change what the "
             "model computes; remove it if it does not"
@@ -131,6 +138,11 @@ def _decoder(config: dict[str, Any], where: str) -> dict[str, Any]:
     """
     model_type = config.get("model_type")
     inside = config.get("text_config")
+    is_new = isinstance(model_type, str) and not (
+        model_type in WRAPPERS or is_known(model_type)
+    )
+    if is_new and isinstance(inside, dict):
+        return {"model_type": model_type, **_beside(config), **inside}
     if not isinstance(model_type, str) or model_type not in WRAPPERS or inside is None:
         return config
     if not isinstance(inside, dict):
@@ -152,11 +164,12 @@ def _decoder(config: dict[str, Any], where: str) -> dict[str, Any]:
             unread.append(key)
     if unread:
         raise ConfigError(f"{where}: key '{unread[0]}' is not known for {model_type}")
-    shared = {}
-    for key in BESIDE:
-        if config.get(key) is not None:
-            shared[key] = config[key]
-    return {"model_type": WRAPPERS[model_type], **shared, **inside}
+    return {"model_type": WRAPPERS[model_type], **_beside(config), **inside}
+
+
+def _beside(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys that a model of several modalities gives outside its decoder's configuration, where it does."""
+    return {key: config[key] for key in BESIDE if config.get(key) is not None}
 
 
 def _token_ids(value: Any, where: str) -> tuple[int, ...]:

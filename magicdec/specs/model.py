@@ -81,6 +81,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Longest context that the position embeddings reach, with the configuration's scaling."""
     limit: str | None = None
     """Why the published longer context is not modelled, as text."""
+    assumed: str | None = None
+    """The sentence that says as what an architecture that is not known was read."""
     layers: tuple[Layer, ...]
     norm: Norm = Norm()
     tie_word_embeddings: bool = False

@@ -36,6 +36,10 @@ it names none.
 """
 
 
+def is_known(model_type: str) -> bool:
+    return model_type in ARCHITECTURES or model_type in qwen.MULTIMODAL
+
+
 def architecture(model_type: str, where: str) -> Architecture:
     """The row of an architecture. Raises ConfigError naming the nearest one, and how to describe
     another.

@@ -1,0 +1,230 @@
+"""A configuration of an architecture that is not known, read by its fields where they follow the usual
+ones: as the known architecture that has the same parts.
+
+Parts decide time: attention's heads (or its latent), the windows of layers, dense layers and experts. What
+no field of the known one says (norms, scales, gates of a few numbers a token) is left out, and every key
+that is not read is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from magicdec.specs.families.keys import IRRELEVANT, is_whole
+
+NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+SPELLINGS: Mapping[str, tuple[str, ...]] = {
+    "hidden_size": ("hidden_size", "n_embd", "d_model", "dim"),
+    "num_hidden_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+    "num_attention_heads": ("num_attention_heads", "n_head", "num_heads", "n_heads"),
+    "num_key_value_heads": (
+        "num_key_value_heads",
+        "num_kv_heads",
+        "n_kv_heads",
+        "num_query_groups",
+        "multi_query_group_num",
+    ),
+    "head_dim": ("head_dim", "attention_head_dim", "kv_channels"),
+    "vocab_size": ("vocab_size", "padded_vocab_size"),
+    "intermediate_size": ("intermediate_size", "ffn_hidden_size", "n_inner"),
+    "max_position_embeddings": (
+        "max_position_embeddings",
+        "model_max_length",
+        "max_sequence_length",
+        "seq_length",
+        "n_positions",
+    ),
+    "rms_norm_eps": ("rms_norm_eps", "layer_norm_eps", "norm_eps", "layernorm_epsilon"),
+    "tie_word_embeddings": ("tie_word_embeddings",),
+    "rope_theta": ("rope_theta",),
+}
+EXPERTS: Mapping[str, tuple[str, ...]] = {
+    "n_routed_experts": (
+        "n_routed_experts",
+        "num_experts",
+        "num_local_experts",
+        "moe_num_experts",
+    ),
+    "num_experts_per_tok": (
+        "num_experts_per_tok",
+        "num_experts_per_token",
+        "experts_per_token",
+        "moe_top_k",
+        "moe_topk",
+        "top_k_experts",
+        "moe_k",
+    ),
+    "moe_intermediate_size": (
+        "moe_intermediate_size",
+        "expert_ffn_hidden_size",
+        "expert_intermediate_size",
+        "moe_ffn_hidden_size",
+    ),
+    "n_shared_experts": (
+        "n_shared_experts",
+        "num_shared_experts",
+        "moe_num_shared_experts",
+    ),
+    "first_k_dense_replace": (
+        "first_k_dense_replace",
+        "num_dense_layers",
+        "moe_layer_start_index",
+        "n_dense_layers",
+    ),
+    "num_nextn_predict_layers": ("num_nextn_predict_layers", "num_mtp_layers"),
+}
+LATENT: Mapping[str, tuple[str, ...]] = {
+    name: (name,)
+    for name in (
+        "kv_lora_rank",
+        "q_lora_rank",
+        "qk_rope_head_dim",
+        "qk_nope_head_dim",
+        "v_head_dim",
+    )
+}
+WINDOWS: Mapping[str, tuple[str, ...]] = {
+    "layer_types": ("layer_types",),
+    "sliding_window": ("sliding_window", "window_size"),
+}
+KINDS = frozenset(("full_attention", "sliding_attention"))
+KEPT = ("quantization_config", "eos_token_id")
+OTHER_MIXERS = (
+    "mamba",
+    "ssm",
+    "linear_attn",
+    "linear_num",
+    "linear_key",
+    "conv_kernel",
+    "conv_bias",
+    "rwkv",
+    "recurrent",
+    "lightning",
+    "zero_expert",
+    "retention",
+)
+"""Parts of keys that belong to layers of another kind, whose time no usual field tells."""
+SHOWN = 12
+
+
+class Usual(NamedTuple):
+    """A configuration as one of a known architecture."""
+
+    model_type: str
+    values: dict[str, Any]
+    assumed: str
+    """A sentence that says what it was taken for."""
+
+
+def usual(values: Mapping[str, Any]) -> Usual | None:
+    """The configuration in the fields of a known architecture; None: its fields are not the usual
+    ones."""
+    found = _found(values, SPELLINGS)
+    if any(not is_whole(found.get(name)) for name in NEEDED):
+        return None
+    told = dict(found)
+    experts = _found(values, EXPERTS)
+    latent = _found(values, LATENT)
+    windows = _found(values, WINDOWS)
+    if values.get("use_sliding_window") is False:
+        windows.pop("sliding_window", None)
+    is_sparse = (experts.get("n_routed_experts") or 0) > 1
+    kinds = set(windows.get("layer_types") or ())
+    has_others = any(part in name for name in values for part in OTHER_MIXERS)
+    if not kinds <= KINDS or has_others:
+        return None
+    told.setdefault("max_position_embeddings", 131072)
+    if "kv_lora_rank" in latent:
+        model_type, said = "deepseek_v3", "latent attention (MLA)"
+        told |= {"q_lora_rank": None, **latent}
+        told["num_key_value_heads"] = told["num_attention_heads"]
+        told.pop("head_dim", None)
+    elif is_sparse:
+        model_type, said = "glm4_moe", "grouped-query attention"
+    else:
+        model_type, said = "llama", "grouped-query attention"
+        if kinds or windows.get("sliding_window"):
+            model_type = "qwen3"
+    if is_sparse:
+        told |= _of_experts(experts, told)
+        said += f", {told['num_experts_per_tok']} of {told['n_routed_experts']} experts"
+    elif model_type == "deepseek_v3":
+        told["first_k_dense_replace"] = told["num_hidden_layers"]
+        told["num_nextn_predict_layers"] = experts.get("num_nextn_predict_layers", 0)
+    if model_type == "qwen3":
+        told |= windows
+        told["use_sliding_window"] = True
+        said += f", windows of {windows.get('sliding_window')} tokens"
+    if model_type in ("llama", "qwen3", "glm4_moe"):
+        heads = told["num_attention_heads"]
+        told.setdefault("num_key_value_heads", heads)
+        if not told.get("head_dim"):
+            told["head_dim"] = max(told["hidden_size"] // heads, 1)
+    if not is_whole(told.get("intermediate_size")):
+        if not is_sparse:
+            return None
+        told["intermediate_size"] = told["moe_intermediate_size"]
+    for name in KEPT:
+        if values.get(name) is not None:
+            told[name] = values[name]
+    read = {name for group in _read_from(windows, latent, experts) for name in group}
+    unread = [
+        name
+        for name, value in values.items()
+        if name not in read | IRRELEVANT and name not in KEPT and value is not None
+    ]
+    return Usual(model_type, told, _sentence(values, said, unread))
+
+
+def _found(
+    values: Mapping[str, Any], spellings: Mapping[str, tuple[str, ...]]
+) -> dict[str, Any]:
+    """The values that are there, by our names."""
+    found = {}
+    for name, others in spellings.items():
+        for other in others:
+            if values.get(other) is not None:
+                found[name] = values[other]
+                break
+    return found
+
+
+def _read_from(
+    windows: Mapping[str, Any], latent: Mapping[str, Any], experts: Mapping[str, Any]
+) -> list[tuple[str, ...]]:
+    groups = [*SPELLINGS.values()]
+    for found, spellings in ((windows, WINDOWS), (latent, LATENT), (experts, EXPERTS)):
+        groups += [spellings[name] for name in found]
+    return groups
+
+
+def _of_experts(experts: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
+    """Experts without groups, chosen by their scores."""
+    usual_size = told.get("intermediate_size")
+    return {
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": usual_size,
+        "n_shared_experts": 0,
+        "first_k_dense_replace": 0,
+        "num_nextn_predict_layers": 0,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": True,
+        **experts,
+    }
+
+
+def _sentence(values: Mapping[str, Any], said: str, unread: list[str]) -> str:
+    kind = str(values.get("model_type"))[:60]
+    text = (
+        f"model_type '{kind}' is not known: planned by its fields, {said}; its norms, gates and scales "
+        "are taken for the usual ones"
+    )
+    if unread:
+        shown = ", ".join(name[:40] for name in unread[:SHOWN])
+        more = len(unread) - SHOWN
+        text += f"; not read: {shown}"
+        if more > 0:
+            text += f" and {more} more"
+    return text
