@@ -40,6 +40,7 @@ ALL_REDUCE_VERSIONS = {
     "rtx_pro_6000_server": "0.24.0",
 }
 """Of vLLM; 0.19.0 on other systems."""
+NCCL_VERSIONS = {"a100_sxm": "2.27.3", "l40s": "2.27.3"}
 FORMATS = {"bfloat16": "bf16"}
 MXFP4_SERVER = "gptossmxfp4"
 """vLLM's experts of gpt-oss, which serve the format; its table has another checkpoint's kernels too."""
@@ -157,6 +158,24 @@ def all_reduce(systems: Path, system: str, engine: str) -> pd.DataFrame | None:
         kernel=frame["kernel_source"].replace({"vLLM_custom_graph": "vLLM"}),
         tp_size=frame["num_gpus"],
         message_bytes=frame["message_size"] * BF16_BYTES,
+    )
+    columns = ["device", "engine", "kernel", "tp_size", "message_bytes"]
+    return frame[[*columns, "latency_us", "source"]]
+
+
+def nccl(systems: Path, system: str) -> pd.DataFrame | None:
+    """NCCL's own all-reduces, whose sizes are in elements."""
+    version = NCCL_VERSIONS.get(system, "2.29.2")
+    frame = read(systems, system, f"comm/nccl/{version}/nccl_perf.parquet")
+    if frame is None:
+        return None
+    frame = frame[(frame["op_name"] == "all_reduce") & (frame["nccl_dtype"] == "half")]
+    frame = frame.assign(
+        engine="NCCL",
+        kernel="NCCL",
+        tp_size=frame["num_gpus"],
+        message_bytes=frame["message_size"] * BF16_BYTES,
+        source=f"{PACKAGE}, NCCL {version}",
     )
     columns = ["device", "engine", "kernel", "tp_size", "message_bytes"]
     return frame[[*columns, "latency_us", "source"]]
@@ -339,6 +358,7 @@ def main(systems: Path, directory: Path, devices: list[str]) -> None:
         "allreduce": [
             all_reduce(systems, system, engine) for system in chosen for engine in LANES
         ],
+        "allreduce_nccl": [nccl(systems, system) for system in chosen],
         "linear_attention": [each for decode, _ in pairs for each in decode],
         "linear_prefill": [each for _, prefill in pairs for each in prefill],
         "indexer": [indexer(systems, system) for system in chosen],

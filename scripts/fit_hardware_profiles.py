@@ -42,7 +42,7 @@ from magicdec.validate.kernels import extrapolation_error, refit_errors
 
 FILES = (
     "gemm.csv.gz", "decode_attention.csv.gz", "mla_decode.csv.gz", "prefill_attention.csv.gz", "moe.csv.gz",
-    "allreduce.csv.gz", "linear_attention.csv.gz", "linear_prefill.csv.gz", "indexer.csv.gz", "top_k.csv.gz",
+    "allreduce.csv.gz", "allreduce_nccl.csv.gz", "linear_attention.csv.gz", "linear_prefill.csv.gz", "indexer.csv.gz", "top_k.csv.gz",
     "sparse_attention.csv.gz", "window_attention.csv.gz",
 )  # fmt: skip
 """What scripts/extract_kernel_tables.py writes; `window` after `decode_attention`, whose curve it completes."""
@@ -54,6 +54,7 @@ ENGINE_LANES = {
         "TensorRT-LLM 1.0.0",
         "TensorRT-LLM's all-reduce",
     ),
+    "nccl": ("NCCL 2.29.2", "NCCL 2.27.3", "NCCL"),
 }
 SERVERS_ALL_REDUCE = dict.fromkeys(
     ("b200-sxm-192gb", "b300-sxm-288gb", "gb200-nvl72", "gb300-nvl72"), "sglang"
@@ -63,7 +64,11 @@ servers on B200 do not show: there vLLM's servers get this engine's curve, lowes
 MOST_RANKS = {"gb300-nvl72": 4, "gb200-nvl72": 4}
 """Ranks of a tray: between trays SGLang's and vLLM's all-reduces are others (30 us at 16 KiB on eight GB300s in SGLang
 0.5.14 where four take 4 us), which no curve here holds."""
-OLDER_LANE = {"sglang": (), "trtllm": ("a100-sxm-80gb",)}
+OLDER_LANE = {
+    "sglang": (),
+    "trtllm": ("a100-sxm-80gb",),
+    "nccl": ("a100-sxm-80gb", "l40s-48gb"),
+}
 VERSIONS = {"a100-sxm-80gb": "0.14.0"}
 ALL_REDUCE_VERSIONS = {
     "a100-sxm-80gb": "0.14.0", "l40s-48gb": "0.14.0", "rtx-pro-6000-96gb": "0.24.0",

@@ -349,7 +349,7 @@ MAX_FIT_ROWS = 3000
 EAGER = "eager"
 VARIANTS = {
     "bf16": "", "bfloat16": "", "vLLM": "", "SGLang_CustomAllReduce_graph": "sglang", "TRTLLM": "trtllm",
-    "SGLang_CustomAllReduce_eager": EAGER, "w4a16_mxfp4": "mxfp4",
+    "SGLang_CustomAllReduce_eager": EAGER, "w4a16_mxfp4": "mxfp4", "NCCL": "nccl",
 }  # fmt: skip
 """The tables' names of what profiles call otherwise. Eager kernels are left out: decoding runs
 captured graphs.
