@@ -42,7 +42,8 @@ from magicdec.validate.kernels import extrapolation_error, refit_errors
 
 FILES = (
     "gemm.csv.gz", "decode_attention.csv.gz", "mla_decode.csv.gz", "prefill_attention.csv.gz", "moe.csv.gz",
-    "allreduce.csv.gz", "allreduce_nccl.csv.gz", "linear_attention.csv.gz", "linear_prefill.csv.gz", "indexer.csv.gz", "top_k.csv.gz",
+    "allreduce.csv.gz", "allreduce_nccl.csv.gz", "linear_attention.csv.gz", "linear_prefill.csv.gz", "indexer.csv.gz",
+    "top_k.csv.gz",
     "sparse_attention.csv.gz", "window_attention.csv.gz",
 )  # fmt: skip
 """What scripts/extract_kernel_tables.py writes; `window` after `decode_attention`, whose curve it completes."""
