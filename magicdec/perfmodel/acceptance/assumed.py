@@ -348,10 +348,17 @@ def _points(question: Question, draft: str) -> list[Point]:
 
 def _maker_of(question: Question, draft: str) -> str:
     """Who made a draft: as published, else as its name and kind tell."""
+    known = _makers().get((draft, question.kind)) if draft else None
+    return maker_of(draft, question.kind) if known is None else known
+
+
+@cache
+def _makers() -> dict[tuple[str, str], str]:
+    """Who made each published draft, by its name and kind."""
+    makers: dict[tuple[str, str], str] = {}
     for at in _published():
-        if draft and at.draft == draft and at.kind == question.kind:
-            return at.maker
-    return maker_of(draft, question.kind)
+        makers.setdefault((at.draft, at.kind), at.maker)
+    return makers
 
 
 def _anchor(question: Question) -> float:

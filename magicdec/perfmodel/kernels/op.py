@@ -353,7 +353,13 @@ class ForwardTime:
     def summed(self, weight: Array) -> ForwardTime:
         """The operations summed over the last axis with these weights."""
 
+        whole = np.sum(weight, axis=-1)
+
         def over(value: Any) -> Any:
+            if (
+                np.ndim(value) == 0
+            ):  # alike in all cases, such as costs that are nothing
+                return whole * value
             return np.sum(weight * value, axis=-1)
 
         def summed(op: Op) -> Op:

@@ -48,43 +48,54 @@ class Best:
     """Speedup of whole requests if a length is generated, else of decoding. 0: it cannot run."""
     low: Array
     high: Array
+    """The ends of its interval, over the contexts that were asked for."""
     decoding: Array
-    """Speedup of decoding and the ends of its interval, [3, batch, context]. 0: it cannot run."""
+    """Speedup of decoding and the ends of its interval, [3, batch, context], over these contexts. 0:
+    it cannot run."""
 
 
 def best_gammas(
-    case: Case, option: DraftOption, points: Points, room: BoolArray
+    case: Case,
+    option: DraftOption,
+    points: Points,
+    room: BoolArray,
+    bounded: slice = slice(None),
 ) -> Best:
     """The gamma with the highest speedup, for tables and reaches alike: of whole requests if a
-    length is generated, else of decoding. `room`: where autoregressive decoding fits."""
+    length is generated, else of decoding. `room`: where autoregressive decoding fits;
+    `bounded`: contexts that need intervals, which take longer than all else."""
     result = predict(case.setup(option), option.acceptance, points)
     shape = room.shape
     has_room = result.memory.fits | ~room[..., None, None, None]
     can_run = result.full(result.valid & has_room).reshape(*shape, -1)
     ranked_by = _speedup(result, _requests(case, result)).reshape(can_run.shape)
-    chosen = np.argmax(np.where(can_run, ranked_by, 0.0), axis=-1)
+    ranked_by = np.where(can_run, ranked_by, 0.0)
+    chosen = np.argmax(ranked_by, axis=-1)
     first_of_cell = np.arange(chosen.size) * can_run.shape[-1]
     rows = result.take(first_of_cell + chosen.ravel())
     is_usable = can_run.any(axis=-1)
-    bounds = interval(rows, tokens_error(rows, option.acceptance))
-    requests = _requests(case, rows)
-    low = rows.full(bounds.speedup_low)
-    high = rows.full(bounds.speedup_high)
-    decoding = np.stack([rows.full(rows.speedup), low, high])
+
+    cells = np.arange(room.size).reshape(shape)[:, bounded]
+    within = rows.take(cells.ravel())
+    bounds = interval(within, tokens_error(within, option.acceptance))
+    low = within.full(bounds.speedup_low)
+    high = within.full(bounds.speedup_high)
+    decoding = np.stack([within.full(within.speedup), low, high])
+    requests = _requests(case, within)
     if requests is not None:
         low, high = requests.gains(bounds.gains).quantiles(ENDS)
 
     def of_usable(values: Array) -> Array:
-        return np.where(is_usable, np.reshape(values, shape), 0.0)
+        return np.where(is_usable[:, bounded], np.reshape(values, cells.shape), 0.0)
 
     return Best(
         whole=result,
         rows=rows,
         is_usable=is_usable,
-        speedup=of_usable(_speedup(rows, requests)),
+        speedup=ranked_by.max(axis=-1),
         low=of_usable(low),
         high=of_usable(high),
-        decoding=np.where(is_usable, decoding.reshape(3, *shape), 0.0),
+        decoding=np.stack([of_usable(values) for values in decoding]),
     )
 
 
@@ -155,10 +166,11 @@ class Cells:
     """Generated length from which on drafting is faster; infinity where it is not."""
     is_counted: BoolArray
     """False where the draft alone has no room, which is a gap among the contexts that could pay."""
-    verdict: Array
     fits: BoolArray
+    verdict: Array
+    """Over the shown contexts, as the next."""
     decoding: Array
-    """Speedup of decoding, over the shown contexts."""
+    """Speedup of decoding."""
 
 
 def gamma_table(
@@ -180,9 +192,9 @@ def gamma_table(
         return _table(axes, best, leading, _cells_without_draft(axes, room))
     option = case.option_of(leading)
     points = grid_of(case, best, axes.batches, axes.all_contexts, option, leading)
-    drafted = best_gammas(case, option, points, room)
+    drafted = best_gammas(case, option, points, room, axes.shown)
     table = _table(axes, best, leading, _cells_of(axes, drafted, room))
-    decoding, low, high = drafted.decoding[..., axes.shown]
+    decoding, low, high = drafted.decoding
     table = msgspec.structs.replace(
         table,
         speedup_low=low.tolist(),
@@ -234,7 +246,7 @@ def _table(
         context_lens=axes.contexts,
         gamma=cells.gamma[:, axes.shown].tolist(),
         speedup=cells.decoding.tolist(),
-        verdict=cells.verdict[:, axes.shown].tolist(),
+        verdict=cells.verdict.tolist(),
         fits=cells.fits[:, axes.shown].tolist(),
         break_even_gen_len=_whole_or_none(cells.break_even[:, axes.shown]),
         break_even_context=_break_even_contexts(axes, cells),
@@ -248,7 +260,7 @@ def _cells_without_draft(axes: Axes, room: BoolArray) -> Cells:
         gamma=np.zeros(shape, dtype=np.int64),
         break_even=np.full(shape, np.inf),
         is_counted=np.ones(shape, dtype=bool),
-        verdict=np.full(shape, "does not pay"),
+        verdict=np.full((len(axes.batches), len(axes.contexts)), "does not pay"),
         fits=room,
         decoding=np.ones((len(axes.batches), len(axes.contexts))),
     )
@@ -262,16 +274,16 @@ def _cells_of(axes: Axes, drafted: Best, room: BoolArray) -> Cells:
     break_even = rows.full(rows.break_even_gen_len).reshape(shape)
     is_valid = rows.full(rows.valid).reshape(shape)
     fits = rows.full(rows.memory.fits).reshape(shape)
+    pays_shown = pays[:, axes.shown]
     verdicts = VERDICTS(drafted.low, drafted.high)
-    decoding = drafted.decoding[0, :, axes.shown]
     return Cells(
         speedup=drafted.speedup,
         gamma=np.where(pays, gamma, 0),
         break_even=np.where(pays, break_even, np.inf),
         is_counted=drafted.is_usable | ~is_valid,
-        verdict=np.where(pays, verdicts, np.full(shape, "does not pay")),
+        verdict=np.where(pays_shown, verdicts, "does not pay"),
         fits=np.where(pays, fits, room),
-        decoding=np.where(pays[:, axes.shown], decoding, 1.0),
+        decoding=np.where(pays_shown, drafted.decoding[0], 1.0),
     )
 
 
