@@ -69,8 +69,10 @@ class StepTerms:
 
     @property
     def spread_s(self) -> Array:
-        """One standard deviation of a step's time over batches and lengths like the ones asked."""
-        drafted = self.gamma * self.draft.spread_s + self.verify.spread_s
+        """One standard deviation of a step's time over batches and lengths like the ones asked, and
+        over laws that fit what was measured."""
+        once = self.verify.spread_s + self.upkeep.spread_s
+        drafted = self.gamma * self.draft.spread_s + once
         alone = self.autoregressive.spread_s
         return np.asarray(np.where(self.gamma > 0, drafted, alone))
 

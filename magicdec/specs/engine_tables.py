@@ -472,6 +472,8 @@ class EngineDraft(EngineTable, frozen=True, kw_only=True):
     """Look-up, per step of the whole batch."""
     search_s_per_sequence: float = 0.0
     """Look-up on the host, per sequence and step, where `scan_s` gives none."""
+    search_error: float = 0.0
+    """Relative error (one standard deviation) of the look-up's time per sequence."""
     scan_s: dict[str, float] = {}
     """Host time of a look-up per sequence and step, by tokens of the sequence's text; linear
     between these lengths. The host searches one sequence after the other."""

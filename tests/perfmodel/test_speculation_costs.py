@@ -553,3 +553,23 @@ def test_a_device_known_by_its_datasheet_alone_holds_what_was_measured_at_long_c
     ideal, ideal_error = speedups["hopper"]
     assert speedup < 0.9 * ideal
     assert error > ideal_error
+
+
+def test_a_host_search_of_many_sequences_is_less_sure() -> None:
+    """9 to 45 us a sequence were reported of suffix decoding, one after the other; n-gram's was timed."""
+    widths = {}
+    for method in ("suffix", "ngram"):
+        speculation = SpeculationSpec(draft=method, draft_method=method, gamma=4)
+        engine = load_engine("vllm@0.29")
+        given = Setup.of("llama-3.1-8b", "h100", engine, speculation)
+        for users in (8, 64, 512):
+            terms = step_terms(
+                given, batch=users, kv_len=800, draft_kv_len=800, gamma=4, tp_size=1
+            )
+            search = next(op for op in terms.upkeep.ops if op.name == "lookup")
+            widths[method, users] = float(search.spread_s)
+            error, _ = step_errors(given, terms, 1)
+            assert float(error) > float(search.spread_s / terms.step_s)
+    assert widths["suffix", 64] == pytest.approx(8.0 * widths["suffix", 8])
+    assert widths["suffix", 512] == pytest.approx(512 * 20e-6)
+    assert widths["ngram", 512] == 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -49,5 +49,6 @@ class LookUp(Draft):
         if own.scan_s and self.path.search != "device":
             lengths = np.array([float(tokens) for tokens in own.scan_s])
             each_s = np.interp(block.kv_len, lengths, list(own.scan_s.values()))
-        seconds: Array = np.asarray(own.search_s + block.batch * each_s)
-        return fixed("lookup", "overhead", seconds)
+        of_sequences_s: Array = np.asarray(block.batch * each_s)
+        op = fixed("lookup", "overhead", own.search_s + of_sequences_s)
+        return replace(op, spread_s=own.search_error * of_sequences_s)
