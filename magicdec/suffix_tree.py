@@ -87,6 +87,12 @@ def new_tree(num_nodes: int, max_depth: int) -> Tree:
     return tree
 
 
+def most_nodes(num_tokens: int) -> int:
+    """Return the most nodes that a sequence of so many tokens adds to a tree, the root among the first's: each token
+    begins a suffix and is the end of at most one other's common part."""
+    return 2 * max(num_tokens, 1)
+
+
 def bucket_size(num_nodes: int) -> int:
     return 1 << max(num_nodes - 1, 15).bit_length()
 

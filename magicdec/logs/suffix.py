@@ -17,6 +17,7 @@ from magicdec.suffix_tree import (
     append,
     bucket_size,
     clear,
+    most_nodes,
     new_tree,
     refer,
     remove,
@@ -99,7 +100,7 @@ class SuffixReplay:
         ]
 
     def _prepare_local(self, text_len: int) -> None:
-        num_nodes = 2 * text_len + 2 * self.settings.max_depth + 16
+        num_nodes = most_nodes(text_len)
         if num_nodes > len(self._local.nodes):
             self._local = new_tree(2 * num_nodes, self.settings.max_depth)
         clear(self._local, bucket_size(num_nodes))
@@ -119,8 +120,7 @@ class SuffixReplay:
         if needed > len(self._responses):
             more = np.zeros(2 * needed - len(self._responses), dtype=np.int32)
             self._responses = np.concatenate([self._responses, more])
-        num_nodes = 2 * output_len + 2 * self.settings.max_depth + 16
-        self._global = with_room(self._global, num_nodes)
+        self._global = with_room(self._global, most_nodes(output_len))
         self._global.state[NUM_ACTIVE] = 0
 
     def _is_sparse(self) -> bool:

@@ -7,6 +7,7 @@ import json
 import time
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -199,6 +200,26 @@ def test_all_or_nothing_accepted_does_not_break_the_fit(accepted: int) -> None:
         )[0]
     )
     assert abs(rate - accepted / 500) < 0.05
+
+
+@pytest.mark.parametrize("contexts", [(4096,), (4096, 60_000)])
+@pytest.mark.parametrize("accepted", [0, 1, 20])
+def test_errors_of_a_law_are_bounded_whatever_was_counted(
+    accepted: int, contexts: tuple[int, ...]
+) -> None:
+    """Up to a factor of e^10 either way, which counts of nothing but rejections reach."""
+    rows = [
+        {"draft_method": "snapkv", "budget": 256, "context": context, "position": position, "trials": 20,
+         "accepted": accepted}
+        for context in contexts
+        for position in (1, 5)
+    ]  # fmt: skip
+    error = acceptance.fit_profile(rows).error
+    values = msgspec.structs.astuple(error)
+    assert min(values) >= 0.0
+    assert max(values) <= 10.0
+    if accepted == 0 and len(contexts) == 2:
+        assert error.log_rejection == 10.0
 
 
 def test_the_spread_of_few_sequences_is_that_of_a_sample() -> None:

@@ -37,6 +37,8 @@ FREE = {
     "floor": Free(prior=0.1, spread=1.5, limits=(1e-4, 1.0)),
 }
 NUM_FREE = len(FREE)
+LARGEST_ERROR = 10.0
+"""Deviation of a logarithm of which the counts say nothing; a wider one would change no answer."""
 MEAN_ABSOLUTE_NORMAL = math.sqrt(2.0 / math.pi)
 
 
@@ -306,16 +308,16 @@ def _errors(solution: Solution, cells: _Cells, factor: float) -> LawError:
         return factor * solution.deviation_of(partial(log_hazard, position=position))
 
     def constant_error(name: str) -> float:
-        return min(factor * solution.deviation_of(itemgetter(name)), 10.0)
+        return min(factor * solution.deviation_of(itemgetter(name)), LARGEST_ERROR)
 
     first = hazard_error(1)
     last = hazard_error(deepest)
     growth = math.sqrt(max(last**2 - first**2, 0.0)) / math.log(deepest)
     return LawError(
-        log_rejection=min(first, 10.0),
+        log_rejection=min(first, LARGEST_ERROR),
         budget_exponent=constant_error("budget_exponent"),
         context_exponent=constant_error("context_exponent"),
-        depth=min(growth, 10.0),
+        depth=min(growth, LARGEST_ERROR),
     )
 
 

@@ -26,6 +26,7 @@ from magicdec.suffix_tree import (
     SuffixSettings,
     Tree,
     append,
+    most_nodes,
     new_tree,
     remove,
     speculate,
@@ -117,7 +118,7 @@ class SuffixDrafter(Drafter):
         depth = self._settings.max_depth
         self._sequences[number] = Sequence(
             text=np.zeros(self.engine.max_len + 1, dtype=np.int32),
-            own=new_tree(2 * self.engine.max_len + 2 * depth + 16, depth),
+            own=new_tree(most_nodes(self.engine.max_len + 1), depth),
             prompt_len=prompt_len,
             first=first,
             active=np.zeros(depth + 1, dtype=np.int32),
