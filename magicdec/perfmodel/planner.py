@@ -153,6 +153,7 @@ def _document(
         needs_acceptance=_needed(first),
         notes=[*key, *others, *refused],
         key_notes=[*key, *refused],
+        assumed=model.assumed,
         autoregressive_rows=[row for answer in answers for row in answer.alone],
         candidates=[row for answer in answers for row in answer.drafted],
     )
@@ -333,8 +334,6 @@ def _readable(request: PlanRequest, model: ModelSpec) -> tuple[PlanRequest, list
             f"configuration sets its publisher's rope_scaling ({model.extension.rope_type}, factor "
             f"{model.extension.factor:g}; see its model card)"
         )
-    if model.assumed is not None:
-        refused.append(f"{model.name}: {model.assumed}")
     if model.limit is not None:
         refused.append(f"{model.name}: {model.limit}")
     return msgspec.structs.replace(request, context_lens=tuple(kept)), refused

@@ -672,6 +672,8 @@ class Plan(CaseAnswer, frozen=True, kw_only=True):
     notes: list[str]
     key_notes: list[str] = []
     """Those of `notes` that may change what to do."""
+    assumed: str | None = None
+    """The sentence that says as what a model of no known architecture was planned."""
     autoregressive_rows: list[Candidate]
     """Autoregressive rows of all cases."""
     traffic: Traffic | None = None

@@ -7,6 +7,8 @@ import json
 import pytest
 
 from magicdec.errors import ConfigError
+from magicdec.perfmodel.planner import PlanRequest, make_plan
+from magicdec.reports.story import story_of
 from magicdec.specs.catalog import MODELS_DIRECTORY
 from magicdec.specs.hf_config import model_from_hf_config
 from magicdec.specs.model import ModelSpec
@@ -75,3 +77,14 @@ def test_fields_that_are_not_the_usual_ones_are_refused(changed):
     config = config_of("llama-3.1-8b") | {"model_type": "xyz"} | changed
     with pytest.raises(ConfigError, match="'xyz' is not known"):
         model_from_hf_config(config, name="a", where="config.json")
+
+
+def test_a_plan_says_what_was_assumed(tmp_path):
+    config = config_of("qwen3-0.6b") | {"model_type": "xyz"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    asked = PlanRequest(
+        model=str(tmp_path / "config.json"), hardware=("l4",), batch_sizes=(1,)
+    )
+    plan = make_plan(asked)
+    shown = [line.text for line in story_of(plan, plan)]
+    assert any("'xyz' is not known: planned by its fields" in line for line in shown)
