@@ -29,6 +29,8 @@ from magicdec.logs.tokens import TextTokenizer
 from magicdec.progress import Progress, Step
 from magicdec.suffix_tree import SuffixSettings
 
+BETWEEN_MESSAGES_S = 0.2
+
 
 class ReplayTask(msgspec.Struct, frozen=True, kw_only=True):
     """Settings to replay over some shards in their order."""
@@ -78,14 +80,16 @@ class Replays(Protocol):
         """
 
 
-def count_task(task: ReplayTask, companions: Companions) -> Counted:
+def count_task(
+    task: ReplayTask, companions: Companions, progress: Progress = lambda _: None
+) -> Counted:
     """Replay one task in this process."""
     replays: Replays
     if task.lookups[0].is_suffix:
         replays = SuffixReplay(task.lookups, task.suffix)
     else:
         replays = NgramReplay(task.lookups)
-    return count(task, companions, replays)
+    return count(task, companions, replays, progress)
 
 
 def count(
@@ -102,6 +106,7 @@ def count(
     else:
         tokenizer = TextTokenizer(task.tokenizer)
     replay_s = 0.0
+    shown_s = time.perf_counter()
     for shard in task.shards:
         for request in requests_of(
             shard, account, tokenizer=tokenizer, companions=companions
@@ -121,7 +126,9 @@ def count(
             text_len = len(request.text)
             tally.add(steps, counts, text_len=text_len, prompt_len=request.prompt_len)
             replay_s += time.perf_counter() - begun
-            progress(f"replaying requests: {account.num_requests}")
+            if time.perf_counter() > shown_s + BETWEEN_MESSAGES_S:
+                shown_s = time.perf_counter()
+                progress(f"replaying requests: {account.num_requests}")
     return Counted(account=account, tally=tally, replay_s=replay_s)
 
 
@@ -295,7 +302,9 @@ def _run(
     done = sum(tasks[number].num_bytes for number in results)
     waiting = [number for number in range(len(tasks)) if number not in results]
     progress(Step("reading logs", done=done, total=total))
-    for number, counted in _finished(tasks, waiting, companions, jobs=jobs):
+    for number, counted in _finished(
+        tasks, waiting, companions, jobs=jobs, progress=progress
+    ):
         results[number] = counted
         if keep is not None:
             keep.save(tasks[number], counted)
@@ -310,11 +319,12 @@ def _finished(
     companions: Companions,
     *,
     jobs: int,
+    progress: Progress,
 ) -> Iterator[tuple[int, Counted]]:
-    """The waiting tasks' numbers and counts, as they end."""
+    """The waiting tasks' numbers and counts, as they end; one alone says how far it is."""
     if min(jobs, len(waiting)) <= 1:
         for number in waiting:
-            yield number, count_task(tasks[number], companions)
+            yield number, count_task(tasks[number], companions, progress)
         return
     from joblib import Parallel, delayed
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import glob
 import gzip
 import io
+import math
 import os
 import zlib
 from collections.abc import Iterator, Sequence
@@ -28,6 +29,10 @@ COMPRESSED_LIMIT_BYTES = 16 * MIB
 MOST_COMPRESSED = 50
 """A line or a document may have so many bytes, and so many times those of its compressed file: what
 JSON of a few kilobytes can unfold to would fill any memory."""
+EXPANDED_LIMIT_BYTES = 1024 * MIB
+MOST_EXPANDED = 200
+"""All lines of a compressed file may have so many bytes, and so many times those of the file: a megabyte can
+unfold to a gigabyte for each that it has, and to hours."""
 ZST_BYTES = 1024
 """Bytes that are decompressed at once, to at most 32 MiB: 128 KiB from four of them."""
 PARQUET_ROWS = 256
@@ -232,7 +237,11 @@ def documents_of(
 
 
 def _lines(shard: Shard) -> Iterator[tuple[Place, bytes | UnreadableError]]:
-    """Lines that begin within the shard."""
+    """Lines that begin within the shard.
+
+    Raises:
+        ConfigError: a compressed file unfolds to more than it may.
+    """
     limit = _limit_bytes(shard.path, LINE_LIMIT_BYTES)
     too_long = UnreadableError(f"a line of more than {format_bytes(limit)}")
     with opened(shard.path) as file:
@@ -240,17 +249,33 @@ def _lines(shard: Shard) -> Iterator[tuple[Place, bytes | UnreadableError]]:
             file.seek(shard.begin - 1)
             file.readline()
         place = 0
-        while shard.end is None or file.tell() < shard.end:
-            line = file.readline(limit)
-            if not line:
-                return
-            place += 1
-            if len(line) < limit:
-                yield place, line
-                continue
-            while line and not line.endswith(b"\n"):
-                line = file.readline(limit)
-            yield place, too_long
+        is_within = True
+        for line in _pieces(file, shard, limit):
+            if is_within:
+                place += 1
+                yield place, line if len(line) < limit else too_long
+            is_within = len(line) < limit or line.endswith(b"\n")
+
+
+def _pieces(file: IO[bytes], shard: Shard, limit: int) -> Iterator[bytes]:
+    """Lines, the longer of them in several pieces of `limit` bytes."""
+    most = math.inf
+    if shard.path.suffix in (".gz", ".zst"):
+        most = EXPANDED_LIMIT_BYTES + MOST_EXPANDED * shard.path.stat().st_size
+    num_bytes = 0
+    is_whole = True
+    while not is_whole or shard.end is None or file.tell() < shard.end:
+        piece = file.readline(limit)
+        if not piece:
+            return
+        num_bytes += len(piece)
+        if num_bytes > most:
+            raise ConfigError(
+                f"{shard.path} unfolds to more than {format_bytes(most)}, over {MOST_EXPANDED} times its size; "
+                "decompress it to read it all"
+            )
+        yield piece
+        is_whole = len(piece) < limit or piece.endswith(b"\n")
 
 
 def _decoded(line: bytes) -> dict[str, Any] | UnreadableError:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 pytest.importorskip("numba")
 
 from magicdec.errors import ConfigError
-from magicdec.logs import formats, sources
+from magicdec.logs import formats, replay, sources
 from magicdec.logs.formats import Row, UnreadableError, rows_of
 from magicdec.logs.lookups import lookup
 from magicdec.logs.parts import Parts
@@ -266,6 +266,41 @@ def test_what_unfolds_to_more_than_a_log_would_is_not_read_whole(
         return
     with pytest.raises(ConfigError, match="more than"):
         documents(log)
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_lines_that_unfold_without_end_are_bounded_together(
+    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file within the bound is read to its last line; one line more is refused."""
+    line = b'{"a": 1}\n'
+    monkeypatch.setattr(sources, "EXPANDED_LIMIT_BYTES", len(line) * 1000)
+    monkeypatch.setattr(sources, "MOST_EXPANDED", 0)
+    log = tmp_path / f"log.jsonl{suffix}"
+    for number in (1000, 1001):
+        text = line * number
+        if suffix == ".gz":
+            log.write_bytes(gzip.compress(text))
+        else:
+            log.write_bytes(
+                pytest.importorskip("zstandard").ZstdCompressor().compress(text)
+            )
+        if number == 1000:
+            assert len(documents(log)) == number
+            continue
+        with pytest.raises(ConfigError, match="unfolds to more than"):
+            documents(log)
+
+
+def test_a_replay_of_one_file_says_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "BETWEEN_MESSAGES_S", 0.0)
+    said: list[str] = []
+    log = ids_log(tmp_path / "log.jsonl", 30)
+    replay_logs([log], LOOKUPS, progress=said.append)
+    assert said[0] == said[-1] == "reading logs"
+    assert said[1:-1] == [f"replaying requests: {number}" for number in range(1, 31)]
 
 
 LOOKUPS = [lookup("ngram", gamma=3, min_ngram=2, max_ngram=2)]
