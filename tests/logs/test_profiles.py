@@ -172,6 +172,29 @@ def test_a_profile_gives_the_tokens_of_every_gamma(
     assert load_profile(tmp_path / "p.json") == profile
 
 
+@pytest.mark.parametrize("num_requests", [1, 40])
+def test_a_settings_errors_are_those_counted_and_of_one_request_half(
+    log: Path, tmp_path: Path, num_requests: int
+) -> None:
+    """One request tells no spread: a rate is as uncertain as it can be."""
+    lines = log.read_text().splitlines(keepends=True)
+    (tmp_path / "few.jsonl").write_text("".join(lines[:num_requests]))
+    counted = replay_logs([tmp_path / "few.jsonl"], LOOKUPS[:1])
+    (profile,) = profiles_of(counted, model="m", dataset="d")
+    assert profile.replay is not None
+    setting = profile.replay.setting
+    of_rates = counted.settings[0].rates
+    assert setting.rates == [rate.value for rate in of_rates]
+    assert setting.trials == [rate.trials for rate in of_rates]
+    if num_requests == 1:
+        assert setting.stderr == [0.5] * len(of_rates)
+        gained = counted.settings[0].tokens_per_step.value - 1.0
+        assert setting.tokens_stderr == [pytest.approx(0.5 * max(gained, 0.1))]
+    else:
+        assert setting.stderr == [rate.stderr for rate in of_rates]
+        assert 0.0 < max(setting.stderr) < 0.5
+
+
 def test_the_law_of_a_profile_gives_the_tokens_at_the_gamma_it_shows(
     profile: AcceptanceProfile,
 ) -> None:
