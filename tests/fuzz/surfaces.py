@@ -165,8 +165,13 @@ def _fault(case: Case, code: int, out: str, err: str) -> str:
             or "Traceback" in err
         ):
             return f"no line of an error: {case.what}: {err[:300]!r}"
-    elif case.is_json and not finite_everywhere(parsed(out)):
-        return f"a number that is none: {case.what}"
+    elif case.is_json:
+        try:
+            document = parsed(out)
+        except ValueError as failure:
+            return f"no JSON document alone: {case.what}: {failure}"
+        if not finite_everywhere(document):
+            return f"a number that is none: {case.what}"
     return ""
 
 

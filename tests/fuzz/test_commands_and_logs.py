@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from magicdec import specs
 from magicdec.errors import ConfigError
 from magicdec.logs import formats
 from magicdec.specs import serve_command
+from magicdec.specs.serve_command import script
+from tests.fuzz import surfaces
 from tests.fuzz.surfaces import LONGEST_LINE, TALLIES, Case, Tally, Verdict, judge
 from tests.fuzz.test_loads import MANY, NUMBER, right, text_of
 
@@ -177,11 +180,8 @@ MOST_CPU_S = 8.0
 """Processor time of reading one: two seconds, four times over for slow machines."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_megabyte_of_any_shape_is_read_in_seconds(shape: str) -> None:
-    text = SHAPES[shape]
-    assert len(text) <= MEGABYTE
+def read_within(text: str, most_s: float, what: str) -> Verdict:
+    """Whether a command's text is read or refused in so much processor time."""
     began = time.process_time()
     code, fault = 0, ""
     try:
@@ -189,16 +189,23 @@ def test_a_megabyte_of_any_shape_is_read_in_seconds(shape: str) -> None:
     except ConfigError as error:
         code = 2
         if len(str(error)) >= LONGEST_LINE:
-            fault = f"no line of an error: {shape}"
+            fault = f"no line of an error: {what}"
     except Exception as error:
-        fault = f"a traceback: {shape}: {error!r}"[:LONGEST_LINE]
+        fault = f"a traceback: {what}: {error!r}"[:LONGEST_LINE]
     seconds = time.process_time() - began
-    if seconds > MOST_CPU_S:
-        fault = f"a hang: {shape}"
-    TALLIES.setdefault("megabytes of a command", Tally()).count(
-        Verdict(code, fault), seconds
-    )
-    assert fault == ""
+    if seconds > most_s:
+        fault = f"a hang: {what}"
+    verdict = Verdict(code, fault)
+    surface = "megabytes of a command" if what in SHAPES else "planted"
+    TALLIES.setdefault(surface, Tally()).count(verdict, seconds)
+    return verdict
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_megabyte_of_any_shape_is_read_in_seconds(shape: str) -> None:
+    assert len(SHAPES[shape]) <= MEGABYTE
+    assert read_within(SHAPES[shape], MOST_CPU_S, shape).fault == ""
 
 
 ROWS: tuple[dict[str, Any], ...] = (
@@ -370,3 +377,37 @@ def test_planted_faults_of_commands_and_logs_are_found(
         formats, "FORMATS", (("broken", lambda document: True, divides),)
     )
     assert "a traceback" in judge(replayed, "planted").fault
+
+
+def test_a_planted_square_of_a_text_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pattern that reads every empty line to the last: 12,000 of them take half a second, and else hundredths."""
+    text = "\n" * 12_000 + START
+    assert read_within(text, 0.15, "before").fault == ""
+    monkeypatch.setattr(script, "LOOKS", re.compile(r"^\s*(?:import|from)\s", re.M))
+    assert "a hang" in read_within(text, 0.15, "planted").fault
+
+
+def test_a_planted_endless_loop_and_a_planted_line_before_json_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The alarm ends the one; the other is one line on standard output."""
+    case = checked(tmp_path, START)
+    as_json = Case("as JSON", (*case.arguments, "--format", "json"), is_json=True)
+    assert judge(as_json, "planted").fault == ""
+
+    def talks(text: str, **options: Any) -> serve_command.ServeCommand:
+        print("assumed: nothing")
+        return serve_command.read_serve_command(text, **options)
+
+    with monkeypatch.context() as planted:
+        planted.setattr(specs, "read_serve_command", talks)
+        assert "no JSON document alone" in judge(as_json, "planted").fault
+
+    def loops(text: str, **_: object) -> serve_command.ServeCommand:
+        while text:
+            pass
+        raise AssertionError
+
+    monkeypatch.setattr(surfaces, "HANGS_S", 1)
+    monkeypatch.setattr(specs, "read_serve_command", loops)
+    assert "a hang" in judge(case, "planted").fault

@@ -20,6 +20,7 @@ from magicdec.logs.lookups import lookup
 from magicdec.logs.ngram import NgramReplay
 from magicdec.logs.suffix import SuffixReplay
 from magicdec.suffix_tree import SuffixSettings
+from tests.logs import plain_rules
 from tests.logs.plain_rules import PlainSuffix, ngram_steps
 
 DATA = Path(__file__).parents[1] / "data" / "logs"
@@ -77,6 +78,24 @@ def test_llama_drafts_no_less_than_its_ngram(
     assert set(steps[:, 1].tolist()) <= {0, *range(length, gamma + 1)}
     plain = ngram_steps("llama.cpp", text.tolist(), 40, gamma, length, length)
     assert as_tuples(steps) == plain
+
+
+def test_a_rule_that_is_wrong_at_the_edge_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """llama.cpp's rule as it was once written: what follows is weighed without gamma."""
+
+    right = plain_rules.llama_draft
+
+    def once(tokens: list[int], sampled: int, n: int, m: int) -> list[int]:
+        return right(tokens, sampled, n, m + n)[:m]
+
+    row = lookup("llama.cpp", gamma=2, min_ngram=4, max_ngram=4)
+    text = [token % 9 for token in range(80)]
+    (steps,) = NgramReplay([row]).steps(np.array(text, dtype=np.int32), 40)
+    assert as_tuples(steps) == ngram_steps("llama.cpp", text, 40, 2, 4, 4)
+    monkeypatch.setattr(plain_rules, "llama_draft", once)
+    assert as_tuples(steps) != ngram_steps("llama.cpp", text, 40, 2, 4, 4)
 
 
 def test_an_index_is_empty_again_for_the_next_request() -> None:
