@@ -21,7 +21,7 @@ import itertools
 import math
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from magicdec.live.logged import Logged, Stretch
@@ -156,6 +156,12 @@ def positions_of(
 THROUGHPUT = "Avg prompt throughput:"
 SPECULATION = ("SpecDecoding metrics:", "Speculative metrics:")
 ENGINE = re.compile(r"Engine (\d+):")
+SEVERAL = re.compile(r"(\d{1,4}) Engines Aggregated")
+CONTINUED = re.compile(
+    r"\s*(?:Mean acceptance|Accepted|Drafted|Draft acceptance|Per-position|Avg |Running:|Waiting:|GPU KV|"
+    r"System efficiency|Number of|accept |#|token usage|gen throughput|cuda graph)"
+)
+"""The beginning of a line that a narrow page broke off the line before it."""
 CONFIG = re.compile(r"LLM engine \(v([^)\s]+)\)\s+with config: model='([^']*)'")
 OF_SPECULATION = re.compile(
     r"SpeculativeConfig\(method='([^']*)', model=(?:'([^']*)'|None), num_spec_tokens=(\d+)"
@@ -180,6 +186,8 @@ class _Line:
     speculation: Fields | None = None
     is_total: bool = False
     """Whether drafts are counted since the start."""
+    num_engines: int = 1
+    """Engines whose sum it is."""
 
 
 @dataclass(kw_only=True)
@@ -192,6 +200,20 @@ class _Said:
     faults: dict[str, None] = field(default_factory=dict)
 
 
+def _whole_lines(text: str) -> Iterator[str]:
+    """Lines, with those that were broken put together."""
+    whole = ""
+    for line in text.splitlines():
+        if whole.rstrip().endswith(",") and CONTINUED.match(line):
+            whole = f"{whole.rstrip()} {line.strip()}"
+            continue
+        if whole:
+            yield whole
+        whole = line
+    if whole:
+        yield whole
+
+
 def is_vllm_log(text: str) -> bool:
     return THROUGHPUT in text or any(marker in text for marker in SPECULATION)
 
@@ -199,13 +221,17 @@ def is_vllm_log(text: str) -> bool:
 def read_vllm_log(text: str) -> Logged:
     lines: list[_Line] = []
     said = _Said()
-    for line in text.splitlines():
+    for line in _whole_lines(text):
         _vllm_start(line, said)
         _vllm_line(line, lines)
     stretches: list[Stretch] = []
     engines = dict.fromkeys(line.engine for line in lines)
     for engine in engines:
         own = [line for line in lines if line.engine == engine]
+        may_be_absent = said.draft is not None and said.draft.may_be_absent
+        if not may_be_absent and any(line.speculation is not None for line in own):
+            # heads and models draft in every step: the line that counts them was cut away
+            own = [line for line in own if line.speculation is not None]
         stretches += _vllm_stretches(own, said.gamma)
     return Logged(
         series=VLLM,
@@ -247,11 +273,13 @@ def _vllm_line(line: str, lines: list[_Line]) -> None:
     """Adds a line of statistics; one that counts drafts belongs to the line before it."""
     if THROUGHPUT in line:
         named = ENGINE.search(line)
+        several = SEVERAL.search(line)
         lines.append(
             _Line(
                 engine=named[1].lstrip("0") or "0" if named else "",
                 clock_s=_clock_s(line),
                 throughput=Fields(THROUGHPUT + line.split(THROUGHPUT, 1)[1]),
+                num_engines=max(int(several[1]), 1) if several else 1,
             )
         )
         return
@@ -260,7 +288,7 @@ def _vllm_line(line: str, lines: list[_Line]) -> None:
             continue
         counted = Fields(line.split(marker, 1)[1])
         is_total = counted.number("number of emitted tokens") is not None
-        if lines and lines[-1].speculation is None and lines[-1].throughput is not None:
+        if lines and _belongs(line, lines[-1]):
             lines[-1].speculation = counted
             lines[-1].is_total = is_total
             return
@@ -272,6 +300,16 @@ def _vllm_line(line: str, lines: list[_Line]) -> None:
                 is_total=is_total,
             )
         )
+
+
+def _belongs(line: str, before: _Line) -> bool:
+    """Whether a count of drafts was printed together with the line before it."""
+    if before.speculation is not None or before.throughput is None:
+        return False
+    clock_s = _clock_s(line)
+    if clock_s is None or before.clock_s is None:
+        return True
+    return (clock_s - before.clock_s) % DAY_S <= 1.0
 
 
 def _clock_s(line: str) -> float | None:
@@ -321,7 +359,7 @@ def _vllm_stretches(lines: Sequence[_Line], gamma: int | None) -> list[Stretch]:
         stretch = Stretch(
             counts=counts,
             engine=line.engine,
-            running=running,
+            running=running and running / line.num_engines,
             waiting=waiting,
             kv_usage=_share(line.throughput),
             step_s=step_s,
@@ -461,7 +499,7 @@ def is_sglang_log(text: str) -> bool:
 def read_sglang_log(text: str) -> Logged:
     arguments = ""
     found: list[tuple[str, Fields]] = []
-    for line in text.splitlines():
+    for line in _whole_lines(text):
         if DECODE in line:
             before, _, after = line.partition(DECODE)
             rank = RANK.search(before)

@@ -29,6 +29,8 @@ BETWEEN_STEPS = "scheduling between steps (asynchronous scheduling off)"
 EAGER = "an eager drafter (enforce_eager)"
 SLOW = 1.5
 """A step that takes so many times the expected one, and more than its interval, is a fault."""
+LEAST_PART = 0.15
+"""Part of the excess below which no known cause is worth naming."""
 LEAST_ACCEPTED = 0.3
 """Share of drafts from which few of them are no reason for a small gain."""
 
@@ -116,12 +118,14 @@ def slow_line(
         f"each step takes {measured_s / expected.step_s:.1f} times what it should, "
         f"{excess_s / MILLI:.1f} ms more"
     )
-    if situation is None:
+    causes: dict[str, float] = {}
+    if situation is not None:
+        causes = _causes(situation, situation.batch_size, expected.step_s, excess_s)
+    if max(causes.values(), default=0.0) < LEAST_PART * excess_s:
         return (
-            f"{line}: look for graphs that are off, other work on the device, and whether model, "
-            "format and devices are those given"
+            f"{line}: look for idle time and prompts within what was timed, other work on the device, "
+            "graphs that are off, and whether model, format and devices are those given"
         )
-    causes = _causes(situation, situation.batch_size, expected.step_s, excess_s)
     return f"{line}: look for {_sized(causes)}"
 
 

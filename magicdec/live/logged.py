@@ -72,7 +72,7 @@ def observation_of(logged: Logged) -> Observation:
     engines = list(dict.fromkeys(stretch.engine for stretch in logged.stretches))
     parts = [_of_engine(logged, engine) for engine in engines]
     if len(parts) == 1:
-        return parts[0]
+        return replace(parts[0], target=replace(parts[0].target, replica=""))
     return summed(parts)
 
 
@@ -153,12 +153,13 @@ def _speed(stretches: Sequence[Stretch], step_s: float | None) -> float | None:
 
 
 def _usual_step(stretches: Sequence[Stretch]) -> tuple[float | None, int]:
-    """The median time of a step, and how many stretches have none that is like it."""
+    """The usual time of a step, and how many stretches have none that is like it."""
     times = [stretch.step_s for stretch in stretches if stretch.step_s]
     if not times:
         return None, 0
-    middle = statistics.median(times)
-    like = [seconds for seconds in times if seconds <= IDLE * middle]
+    # idle time and prompts only lengthen a step, so the lower quarter is the cleanest
+    usual = sorted(times)[(len(times) - 1) // 4]
+    like = [seconds for seconds in times if seconds <= IDLE * usual]
     return statistics.median(like), len(stretches) - len(like)
 
 

@@ -175,6 +175,10 @@ class View:
         if head:
             lines.append("; ".join(head))
         wrong = list(observation.faults)
+        if counts.accepted == 0.0 and (counts.drafts or 0.0) >= MIN_DRAFTS:
+            wrong.append(
+                f"none of {counts.drafts:.0f} drafts had a token accepted; {CAUSES}"
+            )
         if step_s and expected is not None:
             wrong.append(slow_line(expected, step_s, self.situation(observation)))
         lines += [f"  wrong: {line}" for line in wrong if line]
@@ -264,7 +268,7 @@ def observation_lines(observation: Observation, draft: Draft) -> list[str]:
         what = [observation.form, *dict.fromkeys(what)]
     unit = observation.unit
     if observation.num_scrapes == 1:
-        unit = unit.removesuffix("s")
+        unit = unit.removesuffix("es" if unit.endswith("ches") else "s")
     lines = [
         f"{', '.join(what)}: {window}{observation.num_scrapes} {unit}",
         _row(

@@ -384,6 +384,35 @@ def test_one_scrape_is_all_since_the_start_and_engines_are_summed(tmp_path):
     assert "since the server started" in "\n".join(View().lines(seen))
 
 
+def test_lines_that_a_page_broke_are_put_together(tmp_path):
+    steps = Steps()
+    broken = v1_32(steps).replace(", ", ",\n")
+    seen = read(tmp_path, broken)
+    assert seen.counts.tokens_per_step == pytest.approx(steps.tokens_per_step, rel=3e-3)
+    assert seen.counts.step_s == pytest.approx(steps.step_s, rel=3e-3)
+
+
+def test_lines_as_a_container_logs_them_and_a_sum_of_engines(tmp_path):
+    steps = Steps(batch=8)
+    wrapped = "\n".join(
+        json.dumps({"log": f"{line}\n", "stream": "stderr"})
+        for line in sglang(steps).splitlines()
+    )
+    assert read(tmp_path, wrapped).counts.step_s == pytest.approx(0.02, rel=3e-3)
+    summed = v1_32(steps).replace("Engine 000", "2 Engines Aggregated")
+    seen = read(tmp_path, summed)
+    assert seen.batch_size == 4
+    assert seen.counts.step_s == pytest.approx(0.02, rel=3e-3)
+
+
+def test_an_interval_whose_count_was_cut_away_is_left_out(tmp_path):
+    lines = v1_32(Steps()).splitlines()
+    kept = lines[:6] + [line for line in lines[6:] if "SpecDecoding" not in line]
+    seen = read(tmp_path, "\n".join(kept))
+    assert seen.num_scrapes == 3
+    assert seen.drafted_share == 1.0
+
+
 def test_graphs_that_are_off_are_named(tmp_path):
     text = sglang(Steps()).replace("cuda graph: True", "cuda graph: False")
     seen = read(tmp_path, text)
