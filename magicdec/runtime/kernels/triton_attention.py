@@ -42,6 +42,18 @@ TILE_BYTES = 16 * 1024
 multiprocessor of 228 KiB.
 """
 BLOCKS_PER_WEIGHING_PROGRAM = 8
+COUNTS = (
+    "num_sequences",
+    "num_kv_heads",
+    "num_tokens",
+    "num_slots",
+    "num_rows",
+    "num_splits",
+    "empty_stop",
+)
+"""Arguments that only bound loops and masks: compiled for their value (1, or a multiple of 16) they
+would make three times as many variants, each of which takes seconds to compile.
+"""
 
 
 @triton.jit
@@ -127,7 +139,7 @@ def _tile(
     return sequence, kv_head, token_R, rows_R % GROUP_PAD
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def _split_kernel(
     query,
     keys,
@@ -264,7 +276,7 @@ def _split_kernel(
     tl.store(log_sum + row_R, log_sum_R, mask=row_mask_R)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def _combine_kernel(
     partial,
     partial_log_sum,
@@ -304,7 +316,7 @@ def _combine_kernel(
     tl.store(log_sum + row, tl.where(total > 0, highest + tl.log2(safe), float("-inf")))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def _weigh_kernel(
     query,
     keys,
