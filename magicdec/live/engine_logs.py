@@ -417,6 +417,34 @@ class _Totals:
         return tuple(now - was for now, was in zip(values, before, strict=True))
 
 
+def _vllm_drafts(
+    line: _Line, told: Fields, totals: _Totals, gamma: int | None, output: float | None
+) -> tuple[float, float, float, tuple[float, ...]]:
+    """Drafts of a line, their tokens, the accepted ones of these, and those by position."""
+    accepted = told.number("accepted", "number of accepted tokens") or 0.0
+    drafted = told.number("drafted", "number of draft tokens") or 0.0
+    if line.is_total:
+        depth = told.number("number of speculative tokens") or gamma or 1.0
+        emitted = told.number("number of emitted tokens") or 0.0
+        drafted, emitted = totals.increase((drafted, emitted))
+        drafts = drafted / max(depth, 1.0)
+        return drafts, drafted, min(max(emitted - drafts, 0.0), drafted), ()
+    rates = told.numbers("per-position acceptance rate")
+    mean = told.number("mean acceptance length")
+    if rates:
+        drafts, by_position = positions_of(
+            mean=mean, accepted=accepted, drafted=drafted, rates=rates
+        )
+        return drafts, drafted, accepted, by_position
+    if mean is not None and mean > 1.0:
+        drafts = accepted / (mean - 1.0)
+    elif gamma:
+        drafts = drafted / gamma
+    else:
+        drafts = max((output or 0.0) - accepted, 0.0) or drafted
+    return drafts, drafted, accepted, ()
+
+
 def _vllm_counts(
     line: _Line, totals: _Totals, interval_s: float, gamma: int | None
 ) -> tuple[Counts, float]:
@@ -438,28 +466,9 @@ def _vllm_counts(
             interval_s,
         )
     told = line.speculation
-    accepted = told.number("accepted", "number of accepted tokens") or 0.0
-    drafted = told.number("drafted", "number of draft tokens") or 0.0
-    by_position: tuple[float, ...] = ()
-    if line.is_total:
-        depth = told.number("number of speculative tokens") or gamma or 1.0
-        emitted = told.number("number of emitted tokens") or 0.0
-        drafted, emitted = totals.increase((drafted, emitted))
-        drafts = drafted / max(depth, 1.0)
-        accepted = min(max(emitted - drafts, 0.0), drafted)
-    else:
-        rates = told.numbers("per-position acceptance rate")
-        mean = told.number("mean acceptance length")
-        if rates:
-            drafts, by_position = positions_of(
-                mean=mean, accepted=accepted, drafted=drafted, rates=rates
-            )
-        elif mean is not None and mean > 1.0:
-            drafts = accepted / (mean - 1.0)
-        elif gamma:
-            drafts = drafted / gamma
-        else:
-            drafts = max((output or 0.0) - accepted, 0.0) or drafted
+    drafts, drafted, accepted, by_position = _vllm_drafts(
+        line, told, totals, gamma, output
+    )
     seconds = interval_s
     drafted_per_s = told.number("drafted throughput")
     if output is None and drafted_per_s:

@@ -181,6 +181,15 @@ def _total(seconds: Sequence[float | None]) -> float | None:
     return math.fsum(known)
 
 
+def _mean_load(parts: Sequence[Observation], name: str) -> float | None:
+    """Mean of a quantity of the load over the parts that tell it."""
+    values = [getattr(part.load, name) for part in parts]
+    known = [value for value in values if value is not None]
+    if known:
+        return math.fsum(known) / len(known)
+    return None
+
+
 def summed(parts: Sequence[Observation]) -> Observation:
     """Data-parallel engines of one model as one: counts and speeds are sums, a batch is that of each
     engine.
@@ -195,24 +204,16 @@ def summed(parts: Sequence[Observation]) -> Observation:
     own_speed = None
     if None not in speeds:
         own_speed = math.fsum(speed for speed in speeds if speed is not None)
-
-    def mean(name: str) -> float | None:
-        values = [getattr(part.load, name) for part in parts]
-        known = [value for value in values if value is not None]
-        if known:
-            return math.fsum(known) / len(known)
-        return None
-
     return replace(
         first,
         target=replace(first.target, replica=""),
         segments=tuple(segments),
         counts=functools.reduce(operator.add, [part.counts for part in parts]),
         load=Load(
-            running=mean("running"),
-            waiting=mean("waiting"),
-            kv_usage=mean("kv_usage"),
-            context_len=mean("context_len"),
+            running=_mean_load(parts, "running"),
+            waiting=_mean_load(parts, "waiting"),
+            kv_usage=_mean_load(parts, "kv_usage"),
+            context_len=_mean_load(parts, "context_len"),
             gamma=max((part.load.gamma or 0 for part in parts), default=0) or None,
         ),
         window_s=max(windows, default=None),

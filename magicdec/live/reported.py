@@ -156,16 +156,20 @@ def _plain(name: str) -> tuple[str, str]:
     return " ".join(plain.split()), told
 
 
+def _seconds_per_token(told: Mapping[str, float], length: float) -> float | None:
+    """As it is told, or from the latency of outputs of this length."""
+    if "tpot" in told or "latency" not in told or "ttft" not in told or length <= 1.0:
+        return told.get("tpot")
+    return max(told["latency"] - told["ttft"], 0.0) / (length - 1.0)
+
+
 def stretch_of(result: Result) -> Stretch | None:
     """A run as a stretch of decoding; None: it has no time and no count of one."""
     told = result.numbers
     requests = told.get("requests", 1.0) or 1.0
     output = told.get("output_tokens", told.get("output_len", 0.0) * requests)
     prompts = told.get("input_tokens", told.get("input_len", 0.0) * requests)
-    length = output / requests
-    tpot_s = told.get("tpot")
-    if tpot_s is None and "latency" in told and "ttft" in told and length > 1.0:
-        tpot_s = max(told["latency"] - told["ttft"], 0.0) / (length - 1.0)
+    tpot_s = _seconds_per_token(told, output / requests)
     seconds = told.get("duration")
     if told.get("speed") and not output:
         output = told["speed"]

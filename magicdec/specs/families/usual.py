@@ -8,7 +8,7 @@ that is not read is named.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from magicdec.specs.families.keys import IRRELEVANT, is_whole
@@ -135,17 +135,11 @@ def usual(values: Mapping[str, Any]) -> Usual | None:
     if not kinds <= KINDS or has_others:
         return None
     told.setdefault("max_position_embeddings", 131072)
-    if "kv_lora_rank" in latent:
-        model_type, said = "deepseek_v3", "latent attention (MLA)"
+    model_type, said = _kind(latent, windows, is_sparse=is_sparse)
+    if model_type == "deepseek_v3":
         told |= {"q_lora_rank": None, **latent}
         told["num_key_value_heads"] = told["num_attention_heads"]
         told.pop("head_dim", None)
-    elif is_sparse:
-        model_type, said = "glm4_moe", "grouped-query attention"
-    else:
-        model_type, said = "llama", "grouped-query attention"
-        if kinds or windows.get("sliding_window"):
-            model_type = "qwen3"
     if is_sparse:
         told |= _of_experts(experts, told)
         said += f", {told['num_experts_per_tok']} of {told['n_routed_experts']} experts"
@@ -156,11 +150,8 @@ def usual(values: Mapping[str, Any]) -> Usual | None:
         told |= windows
         told["use_sliding_window"] = True
         said += f", windows of {windows.get('sliding_window')} tokens"
-    if model_type in ("llama", "qwen3", "glm4_moe"):
-        heads = told["num_attention_heads"]
-        told.setdefault("num_key_value_heads", heads)
-        if not told.get("head_dim"):
-            told["head_dim"] = max(told["hidden_size"] // heads, 1)
+    if model_type != "deepseek_v3":
+        told = _with_heads(told)
     if not is_whole(told.get("intermediate_size")):
         if not is_sparse:
             return None
@@ -168,13 +159,38 @@ def usual(values: Mapping[str, Any]) -> Usual | None:
     for name in KEPT:
         if values.get(name) is not None:
             told[name] = values[name]
-    read = {name for group in _read_from(windows, latent, experts) for name in group}
-    unread = [
+    unread = _unread(values, _read_from(windows, latent, experts))
+    return Usual(model_type, told, _sentence(values, said, unread))
+
+
+def _with_heads(told: Mapping[str, Any]) -> dict[str, Any]:
+    """With as many heads of keys and values as of queries, and their usual size, where not told."""
+    heads = told["num_attention_heads"]
+    size = told.get("head_dim") or max(told["hidden_size"] // heads, 1)
+    return {"num_key_value_heads": heads, **told, "head_dim": size}
+
+
+def _kind(
+    latent: Mapping[str, Any], windows: Mapping[str, Any], *, is_sparse: bool
+) -> tuple[str, str]:
+    """The known architecture that has such fields, and its attention in words."""
+    if "kv_lora_rank" in latent:
+        return "deepseek_v3", "latent attention (MLA)"
+    if is_sparse:
+        return "glm4_moe", "grouped-query attention"
+    if windows.get("layer_types") or windows.get("sliding_window"):
+        return "qwen3", "grouped-query attention"
+    return "llama", "grouped-query attention"
+
+
+def _unread(values: Mapping[str, Any], read: Collection[Collection[str]]) -> list[str]:
+    """Fields that are given and were not read."""
+    known = {*IRRELEVANT, *KEPT}.union(*read)
+    return [
         name
         for name, value in values.items()
-        if name not in read | IRRELEVANT and name not in KEPT and value is not None
+        if name not in known and value is not None
     ]
-    return Usual(model_type, told, _sentence(values, said, unread))
 
 
 def _found(
