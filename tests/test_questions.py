@@ -38,18 +38,22 @@ SAID: dict[str, tuple[str, ...]] = {
     "Qwen3-0.6B": ("1 user on 1 x H200", "qwen3-0.6b"),
     "4k,16k,64k": ("A draft gains on average at ", " of 3 contexts", "EAGLE-3"),
     "docker-compose.yml": (
-        "Draft 5 tokens per step, not 8",
-        "the command uses 4, but 8",
+        "no change is likely to gain",
+        "the command uses 4, but 8 are given",
+        "EAGLE-3, gamma 8 on 4 x h100",
     ),
-    "deployment.yaml": ("Draft with suffix decoding", "the command uses 2, but 4"),
+    "deployment.yaml": (
+        "no change is likely to gain",
+        "the command uses 2, but 4 are given",
+        "n-gram, gamma 5 on 2 x l40s",
+    ),
     "sglang.sh": (
         "Capture graphs of 32 sequences",
         "the command uses 8, but 4 are given",
     ),
     "serve.sh": ("Draft with DSpark", "the command uses 1, but 2 are given"),
     "vllm serve": (
-        "3 tokens per step",
-        "measure first",
+        "no change is likely to gain",
         "as it is: EAGLE-3, gamma 5 on 2 x h100",
     ),
 }
