@@ -474,7 +474,7 @@ def _request(
     return PlanRequest(
         model=command.model,
         hardware=(name,),
-        engine=command.engine,
+        engine=command.engine_profile,
         tp_size=command.tp_size,
         pp_size=pp_size,
         ep_size=command.ep_size,
@@ -927,7 +927,7 @@ def _by_batch(command: ServeCommand, drafted: Drafted) -> list[Change]:
     over: dict[int, Over] = {}
     for batch in (*(batch for batch in LIGHT_LOADS if batch < here), here):
         gammas[batch], over[batch] = drafted.best_at(batch)
-    if len(set(gammas.values())) == 1:
+    if len(set(gammas.values())) == 1 or command.engine == "llama.cpp":
         return []
     cost, cost_low, cost_high = drafted.case.engine.table_costs(drafted.row.draft)
     gains = [of_batch.gain for of_batch in over.values()]
@@ -1063,6 +1063,7 @@ def _speculation_option(command: ServeCommand) -> str:
         "vllm": "--speculative-config",
         "sglang": "--speculative-algorithm",
         "trtllm": "speculative_config",
+        "llama.cpp": "--spec-type",
     }[command.engine]
 
 
@@ -1077,6 +1078,7 @@ def _gamma_option(command: ServeCommand, gamma: int) -> str:
         "vllm": f"--speculative-config '{json.dumps(config)}'",
         "sglang": sglang,
         "trtllm": f"speculative_config: max_draft_len: {gamma}",
+        "llama.cpp": f"--spec-draft-n-max {gamma}",
     }[command.engine]
 
 
@@ -1106,6 +1108,12 @@ def _draft_option(command: ServeCommand, row: Candidate) -> str:
         if checkpoint:
             call |= {"model": checkpoint}
         return f"--speculative-config '{json.dumps(call)}'"
+    if command.engine == "llama.cpp":
+        sort = {"ngram": "ngram-simple", "full": "draft"}.get(
+            row.draft_method, f"draft-{row.draft_method}"
+        )
+        model = f" --model-draft {checkpoint}" if checkpoint else ""
+        return f"--spec-type {sort}{model} --spec-draft-n-max {row.gamma}"
     return f"speculative_config ({row.draft_method}, gamma {row.gamma})"
 
 
@@ -1147,6 +1155,7 @@ def _tp_option(command: ServeCommand) -> str:
         "vllm": "--tensor-parallel-size",
         "sglang": "--tp",
         "trtllm": "--tp_size",
+        "llama.cpp": "--split-mode row",
     }[command.engine]
 
 
@@ -1155,4 +1164,5 @@ def _batch_option(command: ServeCommand) -> str:
         "vllm": "--max-num-seqs",
         "sglang": "--max-running-requests",
         "trtllm": "--max_batch_size",
+        "llama.cpp": "--parallel",
     }[command.engine]

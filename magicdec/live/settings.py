@@ -234,6 +234,7 @@ def _of_scheduling(command: ServeCommand, served: Served) -> Iterator[Change]:
         "vllm": "leave out --no-async-scheduling",
         "sglang": "leave out --disable-overlap-schedule",
         "trtllm": "disable_overlap_scheduler: false",
+        "llama.cpp": "",
     }[command.engine]
     yield _cost(
         served,
@@ -300,6 +301,7 @@ def _of_prompts(command: ServeCommand, served: Served) -> Iterator[Change]:
             "vllm": "leave out --no-enable-prefix-caching",
             "sglang": "leave out --disable-radix-cache",
             "trtllm": "kv_cache_config: enable_block_reuse: true",
+            "llama.cpp": "--cache-prompt",
         }[command.engine]
         yield Change(
             change="Keep prompts in the prefix cache",
@@ -334,6 +336,7 @@ def _chunk_option(command: ServeCommand) -> str:
         "vllm": "--max-num-batched-tokens",
         "sglang": "--chunked-prefill-size",
         "trtllm": "--max_num_tokens",
+        "llama.cpp": "--batch-size",
     }[command.engine]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from magicdec.files import bounded
 from magicdec.naming import DRAFT_NAMES, head_named_in, parallel_form
 from magicdec.specs.engine import version_number
 from magicdec.specs.engine_path import PathOptions
+from magicdec.specs.serve_command.llama_cpp import draft_of, gguf_of, read_words
 from magicdec.specs.serve_command.manifest import load
 from magicdec.specs.serve_command.options import (
     OF_WRAPPERS,
@@ -35,6 +37,11 @@ from magicdec.specs.serve_command.start import (
 from magicdec.specs.speculation import TreeSpec
 from magicdec.units import parse_count
 
+LLAMA_CPP = "llama.cpp"
+UNFITTED = Path(__file__).resolve().parents[1] / "data" / "unfitted"
+"""Profiles of engines that nobody fitted."""
+ALL_LAYERS = 99
+"""-ngl from which all layers are on the device, whatever the model."""
 OF_A_MODEL = ("draft_model", "standalone", "drafttarget", "draft_target")
 OF_A_HEAD = {
     "eagle_of_trtllm": "eagle3",  # its EAGLE heads are EAGLE-3's
@@ -164,6 +171,8 @@ class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def engine_profile(self) -> str:
         """The engine's profile, of the version that the command names: "vllm@0.12.0"."""
+        if self.engine == LLAMA_CPP:
+            return str(UNFITTED / f"{LLAMA_CPP}.toml")
         if self.version is None or not version_number(self.version):
             return self.engine
         return f"{self.engine}@{self.version}"
@@ -181,6 +190,8 @@ class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def why_not_understood(self) -> str:
         """Which versions' options were compared."""
+        if self.engine == LLAMA_CPP:
+            return "not known"
         return f"not in {title_of(self.engine)} {names_of(self.engine).range}"
 
 
@@ -298,6 +309,8 @@ def _named_anyway(value: str) -> bool:
 
 def command_of(start: Start, given: Given) -> ServeCommand:
     """The fields of a started server. Raises ConfigError for values that cannot be read."""
+    if start.engine == LLAMA_CPP:
+        return _of_llama_cpp(start, given)
     said = _Said(start, given)
     said.add(start.words)
     unread = None
@@ -339,6 +352,60 @@ def command_of(start: Start, given: Given) -> ServeCommand:
         problems=said.problems,
         notes=list(dict.fromkeys(given.notes)),
         unread=unread,
+    )
+
+
+def _llama_length(said: Mapping[str, str]) -> int | None:
+    """The longest context of a sequence: -c is of all of them; 0 is the model's own."""
+    text = said.get("length", "0")
+    if not text.isdecimal() or int(text[:9]) == 0:
+        return None
+    return max(int(text[:9]) // (_count(said, "batch") or 1), 1)
+
+
+def _of_llama_cpp(start: Start, given: Given) -> ServeCommand:
+    """llama-server's command, answered by the roofline."""
+    command = read_words(start.words)
+    said = command.said
+    name = said.get("repository") or said.get("model")
+    if not name:
+        raise ConfigError(f"the command names no model; {STARTS} take one")
+    gguf = gguf_of(name)
+    drafted = draft_of(command)
+    speculation = None
+    if drafted is not None:
+        speculation = Speculation(draft=drafted[0], gamma=drafted[1])
+    notes = [
+        "llama.cpp was fitted by nobody: its times are the roofline's, and its intervals are as wide as "
+        "that"
+    ]
+    if gguf.label and gguf.weight_dtype != "bf16":
+        notes.append(
+            f"{gguf.label} is taken for {gguf.weight_dtype}, the nearest in bits; its kernels are not "
+            "modelled"
+        )
+    layers = said.get("layers", "all")
+    if layers.isdecimal() and int(layers[:6]) < ALL_LAYERS:
+        notes.append(
+            f"-ngl {layers[:6]}: all layers are taken for the device's; those that stay on the host are "
+            "not modelled"
+        )
+    if "batch" not in said:
+        notes.append("one sequence at a time is taken for it: --parallel says how many")
+    keys = said.get("keys", "").lower()
+    return ServeCommand(
+        engine=start.engine,
+        model=gguf.model,
+        max_num_seqs=_count(said, "batch") or 1,
+        max_model_len=_llama_length(said),
+        weight_dtype=gguf.weight_dtype,
+        kv_dtype="fp8" if keys.startswith("q8") else None,
+        speculation=speculation,
+        hardware=start.hardware,
+        num_gpus=start.num_gpus,
+        read=command.written,
+        without_effect=command.others,
+        notes=[*dict.fromkeys(given.notes), *notes],
     )
 
 

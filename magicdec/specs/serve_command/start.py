@@ -11,10 +11,12 @@ import msgspec
 
 from magicdec.errors import ConfigError
 
-STARTS = "vllm serve, python -m sglang.launch_server or trtllm-serve"
+STARTS = "vllm serve, python -m sglang.launch_server, trtllm-serve or llama-server"
 IMAGES = {
     "vllm/vllm-openai": "vllm",
     "lmsysorg/sglang": "sglang",
+    "ghcr.io/ggml-org/llama.cpp": "llama.cpp",
+    "ghcr.io/ggerganov/llama.cpp": "llama.cpp",
 }
 """Container images whose entry point is the server."""
 OTHER_IMAGES = re.compile(
@@ -24,7 +26,8 @@ OTHER_IMAGES = re.compile(
 """Images of an engine whose tag is its version."""
 INSTALLED = re.compile(r"(?:vllm|sglang|tensorrt[-_]llm)(?:\[[\w,]*\])?==(\d[\w.]*)")
 MENTIONS = re.compile(
-    r"vllm|sglang|trtllm|tensorrt.llm|modelArtifacts|llm_configs", re.I
+    r"vllm|sglang|trtllm|tensorrt.llm|llama-server|llama\.cpp|modelArtifacts|llm_configs",
+    re.I,
 )
 """Every text that starts a server mentions its engine."""
 MODULES = {
@@ -158,6 +161,8 @@ def _engine_of(word: str, *, serves: bool) -> str | None:
         return base
     if base == "trtllm-serve":
         return "trtllm"
+    if base in ("llama-server", "llama-server.exe"):
+        return "llama.cpp"
     return None
 
 
