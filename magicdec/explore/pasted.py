@@ -45,7 +45,7 @@ class Pasted:
 
 
 SENTENCES = ("wrong:", "advice:")
-"""What lines of an observation begin with that are read before its tables."""
+"""Beginnings of the lines of an observation that are read before its tables."""
 MOST_CPU_S = 30
 MOST_BYTES = 2 * GIB
 """Processor time and address space that one command may take to be read and weighed."""

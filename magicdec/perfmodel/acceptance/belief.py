@@ -364,8 +364,8 @@ def level_keys(points: Sequence[Point], level: Level) -> list[str]:
 
 
 class Shares(NamedTuple):
-    """What each level gives to some points: those of one value have it in common, each times its
-    own factor."""
+    """Parts of some points in each level: those of one value have it in common, each times its own
+    factor."""
 
     names: list[list[str]]
     """Each level's values."""

@@ -60,7 +60,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Searched:
-    """What was found of each draft of a case, decoding without one first; and the way back from a
+    """Everything found of each draft of a case, decoding without one first; and the way back from a
     row to its draft and prediction."""
 
     drafts: tuple[Found, ...]
