@@ -2,7 +2,7 @@
 
     python -m tests.fuzz                     all of these (make fuzz)
     python -m tests.fuzz logs page           some of them
-    python -m tests.fuzz files --times 5     also whatever else is read (minutes), and more cases
+    python -m tests.fuzz files --times 1     whatever else is read (minutes), with fewer cases
 
 The table gives cases, answers, refusals, tracebacks, hangs, other faults, seconds, the slowest case and the peak of
 memory, by surface. The exit code is the number of faults (255: as many or more); planted ones, which the tests are to
@@ -39,7 +39,7 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=", ".join(GROUPS))
-    parser.add_argument("--times", type=int, default=1, help="multiplies the cases")
+    parser.add_argument("--times", type=int, default=5, help="multiplies the cases (5)")
     given = parser.parse_args()
     if unknown := set(given.groups) - set(GROUPS):
         parser.error(f"no group {', '.join(unknown)}; there are {', '.join(GROUPS)}")

@@ -195,7 +195,7 @@ def lost_records(
 def test_a_file_that_was_cut_loses_the_last_line_at_most_and_planted_losses_are_found(
     tmp_path: Path,
 ) -> None:
-    """`python scripts/fuzz.py ends` kills real runs, and shows what is left."""
+    """Cut at every place where a kill may leave it."""
 
     def careless(path: Path, record: Record) -> None:
         good = path.with_suffix(".new")
