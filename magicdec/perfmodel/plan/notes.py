@@ -20,6 +20,7 @@ from magicdec.perfmodel.intervals import (
     one_token_pass,
     untimed,
 )
+from magicdec.perfmodel.kernels.attention import AttentionCurve
 from magicdec.perfmodel.kernels.gemm import GemmCurve
 from magicdec.perfmodel.kernels.profile import HardwareProfile
 from magicdec.perfmodel.plan.request import Case, DraftOption, lengths_of
@@ -198,6 +199,15 @@ def _on_kernels(cases: list[Case]) -> Iterator[str]:
         yield (
             f"no kernels were timed on {names}: times are estimates, 90 % of them within a factor "
             f"of {factor:.1f}"
+        )
+    unknown = []
+    for hardware in unmeasured:
+        if AttentionCurve.of(hardware).splits == "unknown":
+            unknown.append(hardware.name)
+    if unknown:
+        yield (
+            "whether attention of several tokens splits the context is not known on "
+            f"{', '.join(unknown)}: at long contexts a draft may pay or not"
         )
     for case in cases:
         link = case.hardware.link
