@@ -63,6 +63,20 @@ def test_a_planted_fault_is_found_and_priced(fault: str) -> None:
         assert 1.0 <= change.gain_low <= change.gain <= change.gain_high
 
 
+@pytest.mark.parametrize("most", range(1, 11))
+def test_a_steps_tokens_cost_exactly_where_sequences_need_more(most: int) -> None:
+    """Eight sequences without a draft need a token each."""
+    found = [
+        change
+        for change in costs(f"--max-num-batched-tokens {most}")
+        if "Let a step take" in change.change
+    ]
+    assert len(found) == (most < LOAD.batch)
+    for change in found:
+        assert change.change == f"Let a step take 8 tokens, not {most}"
+        assert change.gain_high == pytest.approx(LOAD.batch / most)
+
+
 @pytest.mark.parametrize(("first", "second"), itertools.combinations(FAULTS, 2))
 def test_two_faults_are_both_found(first: str, second: str) -> None:
     """Unless one setting replaces the other, as eager passes do of all graphs."""
