@@ -51,6 +51,19 @@ def test_a_constant_rate_is_recovered_and_its_depth_is_the_derivative_of_the_tok
         assert beliefs.mean_depth(logit, gamma) == pytest.approx(by_slope, abs=1e-4)
 
 
+@pytest.mark.parametrize(
+    "kind", ["eagle3", "mtp", "ngram", "suffix", "full", "self", "dflash"]
+)
+def test_a_belief_is_a_little_narrower_where_the_text_has_no_name(kind: str) -> None:
+    """A user's own text has none of the published ones'; no width is none or turned around."""
+    named, unnamed, own = (
+        beliefs.width_of(Point(Situation(kind=kind, task=task), 0.0))
+        for task in ("gsm8k", "", f"{beliefs.YOUR_TEXT}logs")
+    )
+    assert own == unnamed
+    assert 0.5 * named < unnamed < named
+
+
 @pytest.mark.slow
 def test_what_is_shipped_predicts_as_conditioning_on_every_row_does() -> None:
     """A head that no row is of: the shipped levels, against one covariance of all thousand rows."""
