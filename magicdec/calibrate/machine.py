@@ -149,9 +149,11 @@ def calibrate(
         spec, name = model.spec, "ours"
         if head is not None:
             timed_head = _loaded(head, model, weights=weights, inside=directory)
-        time_steps = partial(
-            engine_points, model, head=timed_head, speed=speed_of_steps
-        )
+        speed: Callable[[], ReferenceTimes] | None = speed_of_steps
+        if is_cuda(device):
+            # a GPU keeps its speed, and small references wait for their launches
+            speed = None
+        time_steps = partial(engine_points, model, head=timed_head, speed=speed)
     show_first, show_kernels, show_engine, show_last = map(
         Stages(progress, STAGE_SHARES).stage, range(4)
     )
@@ -183,8 +185,7 @@ def calibrate(
     else:
         launches = []
     points = [*launches, *(point for table in tables for point in table)]
-    if engine == "vllm":
-        speed_of_steps()
+    speed_of_steps()
     steps = time_steps(rounds=rounds, quick=quick, progress=show_engine)
     show_last("second pass")
     again = timed(kinds["linear layers"](), rounds=2)
