@@ -465,6 +465,7 @@ OFF_THE_LINE = 0.1
 """Standard deviation of a position's logit from a line over ln(position)."""
 
 
+@lru_cache(maxsize=1024)
 def profile_of(question: Question, *, draft: str, method: str) -> AcceptanceProfile:
     """The belief about a question as a profile of the draft that plans call `draft`."""
     found = assumed(question)
