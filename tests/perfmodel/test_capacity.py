@@ -132,9 +132,9 @@ def test_the_drafts_simulated_at_each_tp_are_the_three_that_serve_most(
     seen: list[layouts.ServedLayout] = []
     monkeypatch.setattr(capacity, "CLOSE", np.inf)
     monkeypatch.setattr(
-        trials.Trial, "fewest", lambda tried, _: seen.append(tried.layout)
+        trials.Trial, "fewest", lambda tried, _, **__: seen.append(tried.layout)
     )
-    monkeypatch.setattr(trials.Trial, "highest_rate", lambda *_: None)
+    monkeypatch.setattr(trials.Trial, "highest_rate", lambda *_, **__: None)
 
     def tried(**draft: str) -> list[tuple[int, float]]:
         """The tp size and rate of each drafted layout that would be simulated."""
@@ -201,7 +201,9 @@ def test_devices_that_keep_the_rate_asked_for_keep_no_lower_one_at_most(
     asked = load.Load.of(request_of(**CHAT | {"rate": 4.0}), model)
     trial = trials.Trial(load=asked, layout=layouts.served_layouts(asked, model)[0])
     monkeypatch.setattr(
-        trials.Trial, "keeps", lambda _, rate, __: rate < 3.7 or 4.0 <= rate <= 4.3
+        trials.Trial,
+        "keeps",
+        lambda _, rate, __, *, costs: rate < 3.7 or 4.0 <= rate <= 4.3,
     )
     assert 4.2 < trial.highest_rate(1) <= 4.3
 
