@@ -205,7 +205,8 @@ def _points(request: dict[str, Any]) -> Answer:
     found |= {f"memory.{name}": value for name, value in vars(need).items()}
     found["memory.fits"] = need.fits
     bounds = find("interval")(prediction, find("tokens_error")(prediction, law))
-    found |= {f"interval.{name}": value for name, value in vars(bounds).items()}
+    ends = ("speedup_low", "speedup_high", "tpot_low_s", "tpot_high_s")
+    found |= {f"interval.{name}": getattr(bounds, name) for name in ends}
     found |= _deeper(setup, request, prediction, budget)
     shape = prediction.points.shape
     return {

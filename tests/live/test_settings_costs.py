@@ -77,7 +77,7 @@ def test_a_steps_tokens_cost_exactly_where_sequences_need_more(most: int) -> Non
         assert change.gain_high == pytest.approx(LOAD.batch / most)
 
 
-@pytest.mark.parametrize(("first", "second"), itertools.combinations(FAULTS, 2))
+@pytest.mark.parametrize(("first", "second"), [*itertools.combinations(FAULTS, 2)])
 def test_two_faults_are_both_found(first: str, second: str) -> None:
     """Unless one setting replaces the other, as eager passes do of all graphs."""
     graphs = {"eager", "level 0", "no graphs", "piecewise", "few graphs"}

@@ -29,7 +29,7 @@ def _numbers() -> Iterator[Any]:
         yield pytest.param(number, marks=marks)
 
 
-@pytest.mark.parametrize("number", _numbers())
+@pytest.mark.parametrize("number", [*_numbers()])
 def test_answers_change_only_on_purpose(number: int) -> None:
     """If they were meant to: `python scripts/proof.py --update-golden`, and say what moved in the commit
     (`python scripts/proof.py` lists it)."""

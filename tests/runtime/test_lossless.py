@@ -172,7 +172,7 @@ def sampled_cases() -> Iterator[Any]:
             yield pytest.param(draft, name, marks=[pytest.mark.slow] if is_slow else [])
 
 
-@pytest.mark.parametrize(("draft", "sampling_name"), sampled_cases())
+@pytest.mark.parametrize(("draft", "sampling_name"), [*sampled_cases()])
 def test_sampled_tokens_follow_the_exact_joint_distribution(
     draft: str | None,
     sampling_name: str,
