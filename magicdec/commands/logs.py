@@ -14,7 +14,7 @@ from magicdec.errors import ConfigError
 from magicdec.naming import METHODS
 from magicdec.progress import shown_progress
 from magicdec.specs import HEAD_METHODS, SELF
-from magicdec.units import MIB, format_seconds, printable
+from magicdec.units import MIB, format_count, format_seconds, printable
 
 if TYPE_CHECKING:
     from magicdec.logs import Account, LogReplay
@@ -230,7 +230,7 @@ def print_account(account: Account, *, num_files: int) -> None:
     """Print what was read, what was not, and what is assumed of it."""
     kinds = ", ".join(f"{count} {name}" for name, count in account.formats.items())
     print(
-        f"read {account.num_requests} requests of {num_files} file{'s' if num_files > 1 else ''} "
+        f"read {format_count(account.num_requests, 'request')} of {format_count(num_files, 'file')} "
         f"({kinds}): "
         f"{account.prompt_tokens:,} prompt and {account.output_tokens:,} output tokens"
     )
@@ -269,7 +269,7 @@ def _print_pace(replay: LogReplay) -> None:
     account = replay.account
     pace = replay.replayed_tokens / max(replay.replay_s, 1e-9)
     line = (
-        f"{len(replay.settings)} settings in {format_seconds(replay.elapsed_s)}; replays alone "
+        f"{format_count(len(replay.settings), 'setting')} in {format_seconds(replay.elapsed_s)}; replays alone "
         f"{format_seconds(replay.replay_s)}, {pace / 1e6:.1f} M tokens per second and setting"
     )
     if account.tokenizing_s:
@@ -323,7 +323,7 @@ def _print_error(replay: Replay) -> None:
     place = setting.gammas.index(replay.gamma)
     need = "one request tells no error"
     if replay.requests_for_5_percent is not None:
-        need = f"± 5 % takes {replay.requests_for_5_percent} requests, there are {replay.requests}"
+        need = f"± 5 % takes {format_count(replay.requests_for_5_percent, 'request')}, there are {replay.requests}"
     half = Z_90 * setting.tokens_stderr[place]
     print(
         f"  at gamma {replay.gamma}: {setting.tokens_per_step[place]:.3f} ± {half:.3f} (90 %, by "
