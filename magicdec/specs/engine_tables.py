@@ -10,13 +10,15 @@ import msgspec
 MAX_VALUE = 1e6
 LIMITS = {"workspace_bytes": 1e15, "memory_fraction": 1.0}
 """Largest values of constants other than MAX_VALUE."""
+MAX_ERROR = 10.0
+"""A relative error that says nothing any more; beyond it expected times leave the range of numbers."""
 
 
 def check_constant(name: str, value: float) -> None:
     """Raises ValueError for a constant outside its limits."""
     is_factor = name.endswith(("_factor", "_per_multiprocessor", "_tp_size"))
     is_positive = is_factor or name in ("memory_fraction", "prefill_tokens")
-    limit = LIMITS.get(name, MAX_VALUE)
+    limit = LIMITS.get(name, MAX_ERROR if name.endswith("_error") else MAX_VALUE)
     is_inside = math.isfinite(value) and 0 <= value <= limit
     if not is_inside or (is_positive and value == 0):
         least = "above" if is_positive else "at least"

@@ -392,8 +392,10 @@ def test_a_pasted_command_says_what_to_change_and_fills_the_controls(
     )
     page.find_element(By.CSS_SELECTOR, "#paste button").click()
     WebDriverWait(page, PATIENCE_S).until(
-        lambda p: (
-            "not understood: --frobnicate" in p.find_element(By.ID, "checked").text
+        lambda p: re.search(
+            r"^not understood .*: --frobnicate$",
+            p.find_element(By.ID, "checked").text,
+            re.MULTILINE,
         )
     )
     says(page, "for qwen3-8b")
