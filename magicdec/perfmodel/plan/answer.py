@@ -201,14 +201,13 @@ def _ranked(
         best = next(
             row for row in [*alone, *drafted] if same_configuration(row, settled)
         )
-    elif best.is_speculative:
-        draws = draws_of(case, found, best)
-        as_good = _tied(case, ranking, texts, draws)
-        if as_good:
-            taken = preferred(best, as_good, partial(_evidence, found))
-            tied = best if taken is not best else as_good[0]
-            best = taken
-            rankings[0] = dataclasses.replace(ranking, best=best)
+    else:
+        for place, of_load in enumerate(rankings):
+            rankings[place], tied_here, draws_here = _tie_settled(
+                case, found, of_load, texts
+            )
+            if place == 0:
+                best, tied, draws = rankings[0].best, tied_here, draws_here
     drafted = []
     for of_load in rankings:
         drafted.extend(of_load.drafted)
@@ -223,6 +222,24 @@ def _ranked(
         texts=texts,
         draws=draws,
     )
+
+
+def _tie_settled(
+    case: Case, found: Searched, ranking: Ranking, texts: Texts | None
+) -> tuple[Ranking, Candidate | None, Draws | None]:
+    """A load's ranking with the best of drafts that are as good as the first, the other that a tie
+    names, and the draws that tell. The same for every load, so that one is answered alike alone and
+    in company."""
+    best = ranking.best
+    if not best.is_speculative:
+        return ranking, None, None
+    draws = draws_of(case, found, best)
+    as_good = _tied(case, ranking, texts, draws)
+    if not as_good:
+        return ranking, None, draws
+    taken = preferred(best, as_good, partial(_evidence, found))
+    tied = best if taken is not best else as_good[0]
+    return dataclasses.replace(ranking, best=taken), tied, draws
 
 
 def _tied(
