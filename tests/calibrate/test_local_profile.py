@@ -45,6 +45,7 @@ def test_a_profile_comes_back_from_its_files_whatever_lies_beside_them(
         "time_s": 2.5,
         "spread": 1.0,
         "seconds": [1.0, 2.0, 3.0, 4.0],
+        "speeds": [],
     }
 
 
