@@ -109,11 +109,7 @@ def test_a_checkpoint_that_cannot_be_used(
         (("--tp", "2", "--draft-tp", "1"), "needs a draft model"),
         (("--draft-method", "full"), "unknown draft method of a self-draft"),
         (("--plan", "/nonexistent.json"), "cannot read plan"),
-        (("--draft-weight-dtype", "int3"), "unknown draft weight dtype 'int3'"),
-        (
-            ("--draft", "ngram", "--draft-weight-dtype", "int8"),
-            "draft 'ngram' has none",
-        ),
+        (("--draft-weight-dtype", "int8"), "unknown option '--draft-weight-dtype'"),
         (("--simulate-acceptance", "2"), "rates between 0 and 1"),
         (("--records", "{tmp_path}"), "it is a directory"),
         (("--save-output", "{tmp_path}"), "it is a directory"),

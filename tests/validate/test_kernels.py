@@ -157,6 +157,9 @@ TARGETS = {
         ),
         12,
     ),
+    "allreduce/nccl": dict.fromkeys(
+        ("a100-sxm-80gb", "h100-sxm-80gb", "l40s-48gb"), 12
+    ),
 }
 
 
