@@ -191,21 +191,24 @@ def _describe(engine: EngineProfile, output: str) -> None:
         if not own.runs:
             continue
         draft, _, method = kind.rpartition("/")
-        said: str | None = None
+        said: tuple[str, str] | None = None
         for bound in ("", *engine.bounds):
             at = engine.just_before(bound) if bound else engine
             path = at.path(draft or method, method)
-            text = path.words if at.runs(draft or method, method) else "not run"
-            if text != said:
+            told = (path.runners or "-", path.words)
+            if not at.runs(draft or method, method):
+                told = ("-", "not run")
+            if told != said:
+                runner, text = told
                 drafts.append(
                     {
                         "draft": kind,
                         "version": f"before {bound}" if bound else "newest",
-                        "runner": path.runner or "-",
+                        "runner": runner,
                         "path": text,
                     }
                 )
-            said = text
+            said = told
     if output == "json":
         document = {"engine": engine.name, "drafts": drafts, "sources": engine.sources}
         print(json.dumps(document, indent=1))
@@ -214,7 +217,7 @@ def _describe(engine: EngineProfile, output: str) -> None:
     console.print(f"{engine.description}; fitted on {engine.fitted_on or '-'}\n")
     heads = list(drafts[0])
     cells = [list(row.values()) for row in drafts]
-    console.print(text_table(heads, cells, wraps=("path",)))
+    console.print(text_table(heads, cells, wraps=("runner", "path")))
     differences = [
         [f"before {bound}", ".".join(place), str(value)]
         for bound in engine.bounds

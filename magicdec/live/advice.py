@@ -37,6 +37,7 @@ from magicdec.perfmodel import (
     engine_error,
     interval,
     is_one_head_of_many,
+    is_sure_depth,
     predict,
     ratio_variance,
     reported_error,
@@ -187,6 +188,8 @@ class Choice:
     gain: float
     gain_low: float
     gain_high: float
+    is_sure_depth: bool
+    """Whether it is no deeper than is best where a cost that reports disagree on is dearer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +231,7 @@ def advise(situation: Situation) -> Advice:
     batch = max(situation.batch_size, 1.0)
     context = situation.context_len
     choices = choices_at(situation, batch, context, over=situation.gamma)
-    best = max(choices, key=lambda choice: choice.gain)
+    best = best_of(choices, situation.gamma)
     batches = _around(situation.batch_size)
     contexts = _around(context)
     table = []
@@ -257,17 +260,25 @@ def _around(value: float) -> tuple[int, ...]:
 
 def _best_at(situation: Situation, batch: float, context: float) -> tuple[int, bool]:
     """The best gamma at a load, and whether it surely gains."""
-    best = max(
-        choices_at(situation, batch, context, over=0), key=lambda choice: choice.gain
-    )
+    best = best_of(choices_at(situation, batch, context, over=0))
     return best.gamma, best.gamma == 0 or best.gain_low > 1.0
+
+
+def best_of(choices: Sequence[Choice], in_use: int = 0) -> Choice:
+    """The choice that gains most of those that are surely no deeper than is best, or than what is in
+    use."""
+    weighed = []
+    for choice in choices:
+        if choice.is_sure_depth or choice.gamma <= in_use:
+            weighed.append(choice)
+    return max(weighed, key=lambda choice: choice.gain)
 
 
 def answer_of(choices: Sequence[Choice], in_use: int) -> Answer:
     """To keep the gamma in use is advised only where no other one's interval reaches a gain that
     matters.
     """
-    best = max(choices, key=lambda choice: choice.gain)
+    best = best_of(choices, in_use)
     if best.gamma != in_use and best.gain >= WORTH_A_CHANGE and best.gain_low > 1.0:
         return "change"
     is_far = all(
@@ -310,6 +321,7 @@ def choices_at(
         high = gains * width
         low[0] = 1.0 / speedup_high[over]
         high[0] = 1.0 / speedup_low[over]
+    is_sure = prediction.full(is_sure_depth(prediction))
     choices = []
     for gamma in gammas.tolist():
         choice = Choice(
@@ -319,6 +331,7 @@ def choices_at(
             gain=gains[gamma].item(),
             gain_low=low[gamma].item(),
             gain_high=high[gamma].item(),
+            is_sure_depth=is_sure[gamma].item(),
         )
         choices.append(choice)
     return tuple(choices)
@@ -384,7 +397,7 @@ def _gain_by_batch(advice: Advice) -> float:
     gains = []
     for batch in advice.batch_sizes:
         choices = choices_at(situation, batch, context, over=advice.best.gamma)
-        gains.append(max(choice.gain for choice in choices))
+        gains.append(best_of(choices).gain)
     cost, _, _ = situation.setup.engine.table_costs(situation.setup.speculation.draft)
     return statistics.geometric_mean(gains) / (1.0 + cost)
 

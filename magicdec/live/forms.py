@@ -10,6 +10,7 @@ from pathlib import Path
 
 from magicdec.errors import ConfigError, StorageError
 from magicdec.files import json_documents, read_bytes
+from magicdec.live.cost_check import is_cost_run
 from magicdec.live.engine_logs import (
     is_llama_log,
     is_sglang_log,
@@ -194,8 +195,15 @@ def read_files(paths: Sequence[Path], wanted: str | None = None) -> Observation:
 
     `wanted` is the engine among several of a scrape; None: all of one model, summed.
 
-    Raises ConfigError, StorageError or ServerError for what cannot be read.
+    Raises ConfigError, StorageError or ServerError for what cannot be read, and for the runs of a
+    cost check: their acceptance is imposed.
     """
+    of_costs = " ".join(f"--results {path.name}" for path in paths if is_cost_run(path))
+    if of_costs:
+        raise ConfigError(
+            "a cost check imposes its acceptance, so there is none to observe; its costs are read by "
+            f"magicdec calibrate {of_costs} --plan PLAN.json -o measured.toml"
+        )
     texts = [(str(path), _text(path)) for path in paths]
     seen = seen_in(texts, wanted)
     if seen is not None:

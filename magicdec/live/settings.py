@@ -79,6 +79,11 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     row: Candidate
     gen_len: int
 
+    @property
+    def borrows_host_times(self) -> bool:
+        """Whether what a host takes to launch a layer is vLLM's, since it was not measured here."""
+        return self.case.engine.graphs.eager_host_layer_s == 0.0
+
     def row_as(self, engine: EngineProfile) -> Candidate | None:
         """The row's configuration on an engine that is set otherwise; None: it does not run."""
         options: tuple[DraftOption, ...] = ()
@@ -112,17 +117,21 @@ def as_set(command: ServeCommand, served: Served, alone: Served) -> AsSet | None
     engine = usual.as_set(command.path_options)
     if engine == usual:
         return None
+    without_borrowed = served.case.engine.as_set(command.path_options)
     is_other_graph = engine.paths.graph_mode != usual.paths.graph_mode
     otherwise_s = engine.graphs.piecewise_s(served.case.model.num_hidden_layers)
     times = []
     for each in (served, alone):
         row = each.row_as(engine)
-        if row is None:
+        least = each.row_as(without_borrowed)
+        if row is None or least is None:
             return None
         seconds = row.between_tokens_s
         if is_other_graph:  # the middle of the two laws, as costs have it
             other = 1.0 + otherwise_s / each.row.step_s
             seconds = (seconds + other * each.row.between_tokens_s) / 2.0
+        if served.borrows_host_times:  # and of none of them
+            seconds = (seconds + least.between_tokens_s) / 2.0
         times.append(seconds)
     return AsSet(between_tokens_s=times[0], without_draft_s=times[1])
 
@@ -366,7 +375,8 @@ def _cost(
     """A setting by its time per token over that of the engine as it is by default.
 
     `otherwise_s`: what a step takes more by another law that fits the same measurements; the two
-    are then the ends, widened by the host's error.
+    are then the ends, widened by the host's error. With vLLM's times of the host the ends are their
+    middle and no cost.
     """
     row = served.row_as(engine)
     if row is None:
@@ -377,6 +387,10 @@ def _cost(
     other = gain
     if otherwise_s is not None:
         other = 1.0 + otherwise_s / served.row.step_s
+        if served.borrows_host_times:
+            gain = (gain + other) / 2.0
+            other = 1.0
+            reason += f"; not measured in {served.case.engine.name}: from nothing to vLLM's times of the host"
     return _between(gain, other, change, option, reason)
 
 

@@ -112,7 +112,11 @@ if TYPE_CHECKING:
     )
     from magicdec.perfmodel.memory import Memory, memory_need
     from magicdec.perfmodel.plan.answer import Answer
-    from magicdec.perfmodel.plan.choice import DEFAULT_MAX_GAMMA, deepest_gamma
+    from magicdec.perfmodel.plan.choice import (
+        DEFAULT_MAX_GAMMA,
+        deepest_gamma,
+        is_sure_depth,
+    )
     from magicdec.perfmodel.plan.drafts import check_profiles, offered
     from magicdec.perfmodel.plan.outlook import Draws, draws_of
     from magicdec.perfmodel.plan.request import (

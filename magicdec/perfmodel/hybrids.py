@@ -22,6 +22,9 @@ from magicdec.perfmodel.kernels.op import Basis, ForwardTime, Op, fixed
 from magicdec.perfmodel.setup import Setup
 from magicdec.specs import HEAD_METHODS, Attention, LatentAttention, ModelSpec
 
+REPEATED = "repeated attention"
+"""Name of the attention time that drafted tokens beyond the first may add."""
+
 
 def is_hybrid(model: ModelSpec) -> bool:
     """Whether some layers keep a state instead of a cache."""
@@ -55,7 +58,17 @@ def read_again(
         relative_error=hybrids.hybrid_reread_error,
     )
     seconds = hybrids.hybrid_reread_share * further * unsplit_s
-    return [fixed("repeated attention", "attention", seconds, bases=(basis,))]
+    return [fixed(REPEATED, "attention", seconds, bases=(basis,))]
+
+
+def repeated_error_s(verify: ForwardTime) -> Array:
+    """One standard deviation of the repeated attention of a verification, seconds."""
+    seconds: Array = np.asarray(0.0)
+    for op in verify.ops:
+        if op.name == REPEATED:
+            for basis in op.bases:
+                seconds = seconds + basis.relative_error * op.time_s
+    return seconds
 
 
 def _is_launched(setup: Setup, tp: Any) -> Any:

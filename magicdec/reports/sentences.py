@@ -261,6 +261,10 @@ def evidence_line(evidence: Evidence | None) -> str:
         return f"No server of this kind was measured with such a draft: ±{within:.0%}."
     servers = format_count(evidence.rows, "server")
     line = f"Checked on {servers} of this kind"
+    if not evidence.rows_here:
+        line += ", none with this device"
+    elif evidence.rows_here < evidence.rows:
+        line += f", {evidence.rows_here} with this device"
     if evidence.median_error is not None:
         line += f": {evidence.median_error:.0%} off"
     if evidence.width_of == evidence.lane:

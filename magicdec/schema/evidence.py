@@ -13,6 +13,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """"": an engine that no lane is of."""
     rows: int = 0
     """Servers of the lane that were measured with and without such a draft."""
+    rows_here: int = 0
+    """Those of them on the row's own device."""
     sources: int = 0
     """Publications that they come from."""
     median_error: float | None = None

@@ -166,27 +166,42 @@ class EngineProfile(
     def path(self, draft: str, method: str) -> StepPath:
         """The path of steps with this draft ("none": without one)."""
         own = self.draft(draft, method)
-        runner = own.runner or self.paths.runner
+        runner = own.runner or self._runner_of(draft)
         steps = own.on.get(runner or "any", USUAL)
         mode = self.paths.graph_mode
         if steps.graph_mode is not None:
             mode = fewer_graphs(mode, steps.graph_mode)
+        other_runner = ""
+        is_by_model = not own.runner and draft != "self"
+        if is_by_model and self.paths.other_runner != runner:
+            other_runner = self.paths.other_runner
         return StepPath(
             runner=runner,
+            other_runner=other_runner,
             graph_mode=mode,
             rows=steps.rows,
             is_asynchronous=self.paths.is_asynchronous and not own.is_synchronous,
             search=steps.search,
+            note=self.paths.note,
         )
+
+    def _runner_of(self, draft: str) -> str:
+        """The model runner of dense models with a draft that asks for none."""
+        if draft == "self":
+            return self.paths.runner
+        return self.paths.dense_runner or self.paths.runner
 
     def as_set(self, options: PathOptions) -> EngineProfile:
         """The profile of a server that was started with these options."""
         paths = self.paths
         mode = options.graph_mode or paths.graph_mode
-        runner = options.runner or paths.runner
+        changes: dict[str, Any] = {"graph_mode": mode}
+        chosen = options.runner
         if options.has_microbatches and paths.runner:
-            runner = "V1"
-        changes: dict[str, Any] = {"graph_mode": mode, "runner": runner}
+            chosen = "V1"
+        if chosen:
+            changes |= {"runner": chosen, "dense_runner": "", "other_runner": ""}
+        runner = chosen or self._runner_of("none")
         is_staged_v1 = runner == "V1" and options.pp_size > 1
         if paths.is_asynchronous and (options.is_synchronous or is_staged_v1):
             more_s = self.overheads.synchronous_step_overhead_s

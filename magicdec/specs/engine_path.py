@@ -19,11 +19,15 @@ class StepPath(NamedTuple):
 
     runner: str
     """Model runner; "" where the engine has one."""
+    other_runner: str
+    """That of mixtures of experts and of models with recurrent states, where it is another; else ""."""
     graph_mode: GraphMode
     rows: Literal["padded", "ragged"]
     is_asynchronous: bool
     """Whether the next step is scheduled while one runs."""
     search: Literal["none", "host", "device"]
+    note: str = ""
+    """A remark on it that changes no price."""
 
     @property
     def is_padded(self) -> bool:
@@ -33,13 +37,23 @@ class StepPath(NamedTuple):
     @property
     def words(self) -> str:
         """The path in words, without its model runner."""
-        return "; ".join(self.sentences()) or "overlapped, whole graphs"
+        words = "; ".join(self.sentences()) or "overlapped, whole graphs"
+        if self.note:
+            return f"{words}; {self.note}"
+        return words
+
+    @property
+    def runners(self) -> str:
+        """The model runner in words: "V2 (V1 for mixtures and hybrids)"."""
+        if self.other_runner:
+            return f"{self.runner} ({self.other_runner} for mixtures and hybrids)"
+        return self.runner
 
     @property
     def with_runner(self) -> str:
         """The path in words, its model runner first."""
         if self.runner:
-            return f"{self.runner} runner: {self.words}"
+            return f"{self.runners} runner: {self.words}"
         return self.words
 
     def sentences(self) -> Iterator[str]:

@@ -241,8 +241,15 @@ class EnginePaths(EngineTable, frozen=True, kw_only=True):
     """The paths that steps take: the model runner, ranks and stages of drafts, and the tokens that they catch up on."""
 
     runner: str = ""
-    """Model runner of self-drafts, a key of `self_draft`; users may choose another. Empty: the
-    engine has one runner."""
+    """Model runner of self-drafts, a key of `self_draft`, and of whatever has no other below; users may
+    choose another. Empty: the engine has one runner."""
+    dense_runner: str = ""
+    """Model runner of dense models without a self-draft. Empty: `runner`."""
+    other_runner: str = ""
+    """Model runner of mixtures of experts and of models with recurrent states. Empty: that of dense
+    models."""
+    note: str = ""
+    """A remark on the paths that changes no price."""
     graph_mode: GraphMode = "whole"
     """Graphs that decoding passes replay where the draft says nothing else."""
     is_asynchronous: bool = True

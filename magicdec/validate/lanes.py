@@ -41,6 +41,7 @@ class Judged(NamedTuple):
     """Logarithm of the predicted speedup, where it is one."""
     chance: float = nan
     """The plan's probability that it is above 1."""
+    device: str = ""
 
 
 def needed(judged: Sequence[Judged]) -> float:
@@ -112,6 +113,7 @@ class Lanes:
         for (lane, figure), rows in sorted(self.by_lane.items()):
             width, owner = self.width(lane, figure)
             errors: Array = np.expm1([row.log_error for row in rows])
+            devices = Counter(row.device for row in rows)
             row = LaneRow(
                 **lane._asdict(),
                 figure=figure,
@@ -122,6 +124,9 @@ class Lanes:
                 coverage=round(self.coverage(rows), 3),
                 width=round(width, 4),
                 width_of=owner.label,
+                devices=", ".join(
+                    f"{device} {count}" for device, count in sorted(devices.items())
+                ),
             )
             table.append(row)
         return table

@@ -574,6 +574,7 @@ def judged_pairs(pairs: Sequence[PairRow], predicted: Predicted) -> list[Judged]
                 log_error=float(np.log(predicted.speedup[place] / pair.speedup)),
                 of_kernels=float(np.sqrt(of_kernels)),
                 log_speedup=float(np.log(predicted.speedup[place])),
+                device=pair.setup.hardware.name,
             )
         )
         if pair.is_ratio:
@@ -584,12 +585,14 @@ def judged_pairs(pairs: Sequence[PairRow], predicted: Predicted) -> list[Judged]
                 source=pair.origin,
                 figure="step without a draft",
                 log_error=float(np.log(predicted.baseline_s[place] / before_s)),
+                device=pair.setup.hardware.name,
             ),
             Judged(
                 lane=pair.lane,
                 source=pair.origin,
                 figure="speculative step",
                 log_error=float(np.log(predicted.speculative_s[place] / after_s)),
+                device=pair.setup.hardware.name,
             ),
         ]
     return judged
@@ -610,6 +613,7 @@ def judged_beliefs(pairs: Sequence[PairRow]) -> list[Judged]:
                     of_kernels=float(predicted.log_deviation[place]),
                     log_speedup=float(np.log(predicted.speedup[place])),
                     chance=float(predicted.chance[place]),
+                    device=pair.setup.hardware.name,
                 )
             )
     return judged

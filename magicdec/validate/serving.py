@@ -458,6 +458,7 @@ def judged_servers(rows: Sequence[ServingRow]) -> list[Judged]:
                 log_error=float(np.log(value / row.measured)),
                 of_kernels=of_kernels,
                 log_speedup=log_speedup,
+                device=row.hardware,
             )
         )
     return judged

@@ -32,6 +32,10 @@ def test_a_path_that_differs_between_versions_is_told_for_each(
     assert of_ngram["newest"]["runner"] == "V2"
     assert of_ngram["before 0.30"]["runner"] == "V1"
     assert "piecewise" in of_ngram["before 0.30"]["path"]
+    of_eagle3 = {row["version"]: row for row in rows if row["draft"] == "eagle3"}
+    assert of_eagle3["newest"]["runner"] == "V2"
+    assert of_eagle3["before 0.25"]["runner"] == "V1"
+    assert "without asynchronous" in of_eagle3["before 0.14"]["path"]
     engines_command("vllm", "table")
     assert "before 0.30" in capsys.readouterr().out
 

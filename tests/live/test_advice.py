@@ -211,6 +211,7 @@ def test_keep_is_said_where_no_other_gamma_can_gain_much():
                 gain=gain,
                 gain_low=low,
                 gain_high=high,
+                is_sure_depth=True,
             )
             for number, (gain, low, high) in enumerate([(1.0, 1.0, 1.0), *others])
         ]

@@ -46,6 +46,17 @@ def read(tmp_path, *texts: str):
 GAMMA = 4
 
 
+def test_the_runs_of_a_cost_check_are_left_to_calibrate(tmp_path: Path) -> None:
+    """Their acceptance is imposed, so it is no observation."""
+    paths = [tmp_path / name for name in ("cost-plain.json", "cost-k3-2.64.json")]
+    for path in paths:
+        path.write_text("{}")
+    with pytest.raises(
+        ConfigError, match=r"calibrate --results cost-plain\.json --results cost-k3"
+    ):
+        read_files(paths)
+
+
 @pytest.fixture
 def sequences() -> list[list[int]]:
     """Accepted drafts of each step of some requests."""

@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 
 from magicdec.counts import Z_90
+from magicdec.perfmodel.acceptance import constant_profile
 from magicdec.perfmodel.hybrids import is_hybrid
 from magicdec.perfmodel.intervals import step_errors
-from magicdec.perfmodel.setup import Setup
+from magicdec.perfmodel.plan.choice import is_sure_depth
+from magicdec.perfmodel.setup import Points, Setup
+from magicdec.perfmodel.speedup import predict
 from magicdec.perfmodel.step import step_terms
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
@@ -63,6 +66,29 @@ def test_further_drafts_of_a_hybrid_are_unsure_where_attention_does_not_split():
             _, terms = terms_of("qwen3.5-27b", device, *server, gamma)
             steps.append(float(terms.step_s))
         assert (steps[1] > 1.3 * steps[0]) == is_dear
+
+
+@pytest.mark.parametrize(
+    ("model", "context", "deepest"),
+    [("qwen3.5-27b", 29000, 1), ("qwen3.5-27b", 1000, 3), ("qwen3-32b", 29000, 3)],
+)
+def test_no_deeper_draft_is_chosen_by_a_cost_that_two_reports_disagree_on(
+    model, context, deepest
+):
+    """Drafting 2 and 3 tokens instead of 1 at 29k on an A100 measured 0.89 and 0.81 (issue 35387); at
+    1k, and where every layer has a cache, nothing of that cost is left."""
+    setup = Setup.of(
+        model,
+        "a100-sxm-80gb",
+        load_engine("vllm").of_version("0.27.1"),
+        SpeculationSpec(draft="mtp", draft_method="mtp", gamma=1),
+        weight_dtype="int4",
+    )
+    acceptance = constant_profile(0.87, draft="mtp", draft_method="mtp")
+    at = Points(batch=1.0, context=float(context), gamma=np.array([1, 2, 3]))
+    is_sure = is_sure_depth(predict(setup, acceptance, at))
+    chosen = np.broadcast_to(is_sure, 3)
+    assert chosen.tolist() == [gamma <= deepest for gamma in (1, 2, 3)]
 
 
 def test_old_versions_launch_every_layer_of_a_hybrid():

@@ -22,6 +22,9 @@ def path(method: str, version: str = "", **options: object) -> StepPath:
         ("suffix", "0.33", "V1", "uniform", "ragged", False),
         ("suffix", "0.12", "V1", "whole", "ragged", False),
         ("eagle3", "0.33", "V2", "whole", "ragged", True),
+        ("eagle3", "0.24", "V1", "whole", "ragged", True),
+        ("eagle3", "0.12", "V1", "whole", "ragged", False),
+        ("dspark", "0.24", "V2", "whole", "ragged", True),
     ],
 )
 def test_a_draft_takes_the_path_of_its_version(
@@ -66,6 +69,16 @@ def test_scheduling_between_steps_costs_a_plain_step_too_and_a_look_up_once() ->
             autoregressive_overhead_s=VLLM.overheads.autoregressive_overhead_s
         ).overheads
     )
+
+
+def test_mixtures_and_hybrids_took_the_newer_runner_last() -> None:
+    """vLLM 0.25 took V2 for dense models (pull request 44443), 0.29 for all (53183); who chooses a runner
+    chooses it for all."""
+    assert path("mtp", "0.24").runners == "V1"
+    assert path("mtp", "0.28").runners == "V2 (V1 for mixtures and hybrids)"
+    assert path("mtp", "0.29").runners == "V2"
+    assert path("suffix", "0.28").runners == "V1"
+    assert path("mtp", "0.28", runner="V1").runners == "V1"
 
 
 def test_every_path_is_said_in_words() -> None:

@@ -22,6 +22,7 @@ from magicdec.perfmodel.lanes import (
     shipped,
 )
 from magicdec.perfmodel.setup import Setup
+from magicdec.reports.sentences import evidence_line
 from magicdec.specs.engine import load_engine
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
 from magicdec.validate.evidence import validate_lanes
@@ -109,6 +110,26 @@ def test_a_source_left_out_is_judged_alone_and_by_the_others_widths() -> None:
         validate_pairs(SHIPPED, leave_out="GloriaXimingLu/inferencex")
     groups = validate_serving([SERVERS], leave_out="NVIDIA gap-analysis")["groups"]
     assert {g["name"].split("/")[0] for g in groups} == {"all", "NVIDIA gap-analysis"}
+
+
+def test_a_lane_counts_the_servers_of_each_device() -> None:
+    """Those with a plan's own device are no more than all, and none where it was not measured."""
+    rows = [
+        Judged(HEAD, "a", "speedup", 0.1, device="one"),
+        Judged(HEAD, "a", "speedup", 0.1, device="two"),
+        Judged(HEAD, "b", "speedup", 0.1, device="two"),
+    ]
+    (own,) = [row for row in Lanes(rows).rows() if row.lane == HEAD]
+    assert own.rows_by_device == {"one": 1, "two": 2}
+    spec = SpeculationSpec(draft="eagle3", draft_method="eagle3", gamma=3)
+    here = {}
+    for device in ("gh200-96gb", "mi300x-192gb"):
+        setup = Setup.of("llama-3.1-8b", device, load_engine("vllm"), spec)
+        evidence = evidence_of(setup)
+        assert evidence.rows > 0
+        here[device] = evidence.rows_here
+    assert here["mi300x-192gb"] == 0 < here["gh200-96gb"]
+    assert "none with this device" in evidence_line(evidence)
 
 
 def test_every_setup_has_a_lane_and_a_width() -> None:

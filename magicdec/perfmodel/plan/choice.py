@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from magicdec.counts import Array
 from magicdec.perfmodel.acceptance import AcceptanceProfile
-from magicdec.perfmodel.speedup import BoolArray
+from magicdec.perfmodel.hybrids import repeated_error_s
+from magicdec.perfmodel.speedup import BoolArray, Prediction
 from magicdec.schema import Candidate, Evidence, Outcome
 
 EXTRA_PACKAGES = {"suffix": "arctic-inference"}
@@ -75,6 +76,24 @@ def deepest_gamma(acceptance: AcceptanceProfile) -> int:
     if acceptance.max_gamma is None:
         return DEFAULT_MAX_GAMMA
     return min(acceptance.max_gamma, DEFAULT_MAX_GAMMA)
+
+
+def is_sure_depth(prediction: Prediction) -> BoolArray:
+    """Whether each point, whose last axis is gamma, drafts no deeper than is best if attention that
+    drafted tokens may repeat takes one standard deviation longer.
+
+    Reports disagree on that cost (perfmodel/hybrids.py), which grows with gamma: by its middle deeper
+    drafts gain a little where they were measured to lose.
+    """
+    error_s = repeated_error_s(prediction.terms.verify)
+    if not np.any(error_s):
+        return np.ones((), dtype=np.bool_)
+    gamma = prediction.full(prediction.points.gamma)
+    longer = 1.0 + error_s / prediction.step_s
+    cautious = prediction.full(prediction.speedup / longer)
+    best = np.argmax(cautious, axis=-1)[..., None]
+    is_sure: BoolArray = gamma <= np.take_along_axis(gamma, best, axis=-1)
+    return is_sure
 
 
 def best_of_each_batch(

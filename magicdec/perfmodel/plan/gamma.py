@@ -18,6 +18,7 @@ import numpy as np
 from magicdec.counts import Array
 from magicdec.perfmodel.drafting import draft_kv_tokens
 from magicdec.perfmodel.intervals import ENDS, interval, tokens_error
+from magicdec.perfmodel.plan.choice import is_sure_depth
 from magicdec.perfmodel.plan.request import Case, DraftOption
 from magicdec.perfmodel.serving import WholeRequests, whole_requests
 from magicdec.perfmodel.setup import Points
@@ -67,7 +68,8 @@ def best_gammas(
     result = predict(case.setup(option), option.acceptance, points)
     shape = room.shape
     has_room = result.memory.fits | ~room[..., None, None, None]
-    can_run = result.full(result.valid & has_room).reshape(*shape, -1)
+    may_run = result.valid & has_room & is_sure_depth(result)
+    can_run = result.full(may_run).reshape(*shape, -1)
     ranked_by = _speedup(result, _requests(case, result)).reshape(can_run.shape)
     ranked_by = np.where(can_run, ranked_by, 0.0)
     chosen = np.argmax(ranked_by, axis=-1)

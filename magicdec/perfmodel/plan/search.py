@@ -19,7 +19,11 @@ import numpy.typing as npt
 
 from magicdec.counts import Array
 from magicdec.errors import CapacityError, either
-from magicdec.perfmodel.plan.choice import best_of_each_batch, configuration
+from magicdec.perfmodel.plan.choice import (
+    best_of_each_batch,
+    configuration,
+    is_sure_depth,
+)
 from magicdec.perfmodel.plan.request import DEFAULT_BATCH, Case, DraftOption
 from magicdec.perfmodel.plan.rows import Users, candidates
 from magicdec.perfmodel.setup import Points
@@ -147,7 +151,8 @@ def largest_that_runs(
         narrowed.setup(option), option.acceptance, _points(narrowed, option, batches)
     )
     users = Users.of(narrowed, whole)
-    runs = whole.full(whole.valid & whole.memory.fits & users.is_within_limits)
+    is_choice = whole.valid & is_sure_depth(whole)
+    runs = whole.full(is_choice & whole.memory.fits & users.is_within_limits)
     able = np.flatnonzero(runs)
     if not len(able):
         return None
@@ -162,7 +167,7 @@ def every_gamma(
     case: Case, option: DraftOption, row: Candidate, *, deepest: int = 0
 ) -> Found:
     """The row's draft with its budget, at the row's batch and on its devices, at every gamma that
-    may be chosen and up to `deepest`."""
+    may be chosen and every one up to `deepest`."""
     free = dataclasses.replace(
         case,
         request=msgspec.structs.replace(case.request, gamma=None),
@@ -173,7 +178,8 @@ def every_gamma(
     batches = np.asarray([float(row.batch_size)])
     points = _points(free, narrowed, batches, gammas)
     whole = predict(free.setup(option), option.acceptance, points)
-    prediction = whole.take(np.flatnonzero(whole.full(whole.valid)))
+    is_shown = whole.valid & (is_sure_depth(whole) | (points.gamma <= deepest))
+    prediction = whole.take(np.flatnonzero(whole.full(is_shown)))
     rows = candidates(free, prediction, option.acceptance, baseline=None)
     return Found(option=option, prediction=prediction, rows=rows)
 
@@ -268,7 +274,7 @@ def _found(
 def _fastest_first(case: Case, whole: Prediction) -> npt.NDArray[np.int64]:
     """Flat indices of all valid points by speedup; of too many the fastest, and those that lead at
     each batch."""
-    valid = np.flatnonzero(whole.full(whole.valid))
+    valid = np.flatnonzero(whole.full(whole.valid & is_sure_depth(whole)))
     speedup = whole.full(whole.speedup).ravel()[valid]
     order = np.argsort(-speedup, kind="stable")
     ranked: npt.NDArray[np.int64] = valid[order]
@@ -335,7 +341,7 @@ def _leading(case: Case, result: Prediction) -> npt.NDArray[np.int64]:
     users = Users.of(case, result)
     return best_of_each_batch(
         result.full(users.rate_per_gpu),
-        is_valid=result.full(result.valid),
+        is_valid=result.full(result.valid & is_sure_depth(result)),
         is_within_limits=result.full(users.is_within_limits),
         fits=result.full(result.memory.fits),
     )
@@ -346,6 +352,7 @@ def _worth_a_look(case: Case, result: Prediction) -> npt.NDArray[np.int64]:
     beats in both latency and throughput of all devices."""
     users = Users.of(case, result)
     runs = result.memory.fits & result.valid & users.is_within_limits
+    runs = runs & is_sure_depth(result)
     able = np.flatnonzero(result.full(runs))
     of_all_gpus = users.rate_per_gpu * _used(case, result)
     rate = result.full(of_all_gpus).ravel()[able]
