@@ -31,7 +31,7 @@ from magicdec.specs import ModelSpec
 
 
 @dataclass(frozen=True)
-class Work:
+class TimedCall:
     """Something to time: `call` does it `repeats` times over."""
 
     table: str
@@ -41,7 +41,7 @@ class Work:
 
 
 def time_interleaved(
-    works: Iterable[Work],
+    works: Iterable[TimedCall],
     *,
     device: str,
     rounds: int,
@@ -127,7 +127,9 @@ LINEAR_TOKENS = (1, 2, 3, 4, 6, 10, 14, 20, 28, 40, 56, 80, 112, 160, 224, 512)
 CUDA_LINEAR_TOKENS = (*LINEAR_TOKENS, 320, 420, 640, 800, 1024, 1400, 2000)
 
 
-def linear_works(models: Iterable[ModelSpec], *, device: str, dtype: str) -> list[Work]:
+def linear_works(
+    models: Iterable[ModelSpec], *, device: str, dtype: str
+) -> list[TimedCall]:
     """Linear layers of the models' shapes and two others, by number of tokens."""
     shapes = {(1024, 1024), (2048, 512)}
     for model in models:
@@ -151,7 +153,9 @@ def linear_works(models: Iterable[ModelSpec], *, device: str, dtype: str) -> lis
             x = torch.randn(m, k, device=device, dtype=getattr(torch, dtype))
             call = partial(_apply_to_each, partial(F.linear, x), weights)
             works.append(
-                Work("linear", {"m": m, "n": n, "k": k}, call, repeats=len(weights))
+                TimedCall(
+                    "linear", {"m": m, "n": n, "k": k}, call, repeats=len(weights)
+                )
             )
     return works
 
@@ -220,7 +224,7 @@ def attention_works(
     dtype: str,
     shapes: tuple[tuple[int, int], ...] | None = None,
     query_lengths: tuple[int, ...] | None = None,
-) -> list[Work]:
+) -> list[TimedCall]:
     """Attention of a few query tokens over a KV cache; several caches in turn, as a model's layers
     take turns, so that the processor's caches hold no more than they would of a model. `shapes`:
     (batch, KV length); None: the device's grid, of a GPU as far as a cache takes no more than
@@ -285,7 +289,7 @@ def attention_works(
             call = partial(
                 _apply_to_each, partial(_attend, query, visible, workspace), caches
             )
-            works.append(Work("attention", shape, call, repeats=len(caches)))
+            works.append(TimedCall("attention", shape, call, repeats=len(caches)))
     return works
 
 
@@ -302,7 +306,7 @@ def _attend(
     )
 
 
-def streaming_works(*, device: str) -> list[Work]:
+def streaming_works(*, device: str) -> list[TimedCall]:
     """Passes that stream their operands once. Results are written where earlier ones were: fresh
     memory of megabytes costs ten times what the pass does. On a CPU the operands are those of
     decoding, which a cache holds."""
@@ -320,5 +324,5 @@ def streaming_works(*, device: str) -> list[Work]:
             partial(torch.mul, other=2.0, out=torch.empty_like(x)),
             [x] * repeats,
         )
-        works.append(Work("elementwise", shape, call, repeats=repeats))
+        works.append(TimedCall("elementwise", shape, call, repeats=repeats))
     return works

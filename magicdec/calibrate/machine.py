@@ -28,7 +28,7 @@ from magicdec.calibrate.engine import (
     fit_engine,
     vllm_points,
 )
-from magicdec.calibrate.kernel_bench import Work
+from magicdec.calibrate.kernel_bench import TimedCall
 from magicdec.calibrate.local_profile import LocalProfile, Point
 from magicdec.errors import unknown_choice
 from magicdec.measure import (
@@ -271,11 +271,11 @@ def _drift(
 
 def _kernels(
     networks: Sequence[ModelSpec], *, device: str, dtype: str
-) -> dict[str, Callable[[], list[Work]]]:
+) -> dict[str, Callable[[], list[TimedCall]]]:
     """The kernels that are timed by themselves, table by table, at the shapes of the target and of
     its head."""
 
-    def attention_works() -> list[Work]:
+    def attention_works() -> list[TimedCall]:
         target, *heads = networks
         works = kernel_bench.attention_works(target, device=device, dtype=dtype)
         for head in heads:

@@ -311,10 +311,10 @@ def _request(given: dict[str, Any], explicit: set[str]) -> BenchmarkRequest:
 def _check_starts(model: str, head: NamedHead, given: dict[str, Any]) -> None:
     """Raises ConfigError for a head that cannot be started for the model, before anything is
     loaded."""
-    from magicdec.perfmodel import Asked, standing
+    from magicdec.perfmodel import AskedDraft, standing
     from magicdec.specs import load_engine, load_model_spec
 
-    asked = Asked(
+    asked = AskedDraft(
         draft=head.method,
         method=head.method,
         checkpoint=head.checkpoint or "",

@@ -23,7 +23,7 @@ from magicdec.perfmodel import (
     ENDS,
     TREES_LOSE,
     Answer,
-    Asked,
+    AskedDraft,
     Case,
     DraftOption,
     Draws,
@@ -286,7 +286,7 @@ def _standing(
     drafting = None
     if speculation.draft not in OWN_METHOD and is_model(speculation.draft):
         drafting = load_model_spec(speculation.draft)
-    asked = Asked(
+    asked = AskedDraft(
         draft=speculation.draft,
         method=_method_of(speculation),
         checkpoint=checkpoint,

@@ -47,7 +47,7 @@ class Session(Protocol):
         """Decodes from the prefilled prompts."""
 
     def record_fields(
-        self, measurement: Measurement, *, bandwidth_bytes_per_s: float | None
+        self, measurement: PairedRun, *, bandwidth_bytes_per_s: float | None
     ) -> dict[str, Any]:
         """A record's fields that this runtime alone can fill."""
 
@@ -81,7 +81,7 @@ def prompts_of(request: BenchmarkRequest) -> tuple[Tokenizer | None, list[list[i
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measurement:
+class PairedRun:
     """One run of a configuration with its autoregressive run (itself where it is one)."""
 
     speculation: SpeculationSpec
@@ -174,7 +174,7 @@ def _runs(
     references: ReferenceKernels | None,
     *,
     seed: int,
-) -> list[Measurement]:
+) -> list[PairedRun]:
     """A run of a configuration, and the autoregressive one just before it."""
     times: list[ReferenceTimes] = []
     runs: dict[SpeculationSpec, Any] = {}
@@ -186,7 +186,7 @@ def _runs(
         times.append(references.times())
     measurements = []
     for one, run in reversed(runs.items()):
-        measurement = Measurement(
+        measurement = PairedRun(
             speculation=one,
             run=run,
             baseline=runs[AUTOREGRESSIVE],
@@ -199,7 +199,7 @@ def _runs(
 
 def _row(
     session: Session,
-    measurement: Measurement,
+    measurement: PairedRun,
     number: int,
     bandwidth_bytes_per_s: float | None,
 ) -> Record:
@@ -247,9 +247,7 @@ def _row(
     return Record(source="measured", **fields, environment=current_environment())
 
 
-def _speculative_fields(
-    measurement: Measurement, *, is_adaptive: bool
-) -> dict[str, Any]:
+def _speculative_fields(measurement: PairedRun, *, is_adaptive: bool) -> dict[str, Any]:
     """A row's fields that only drafting fills. A draft step has a time of its own where every step
     drafts as many tokens.
     """

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from magicdec.measure.configuration import NOISE, BenchmarkRequest, check_request
-from magicdec.measure.repetitions import Measurement, prompts_of
+from magicdec.measure.repetitions import PairedRun, prompts_of
 from magicdec.measure.utilisation import MemoryMeter, phase_bytes, planned_memory_bytes
 from magicdec.runtime import (
     MAX_BACK,
@@ -280,7 +280,7 @@ class BenchmarkSession:
         return decode(self.engine, drafter, sampling, options)
 
     def record_fields(
-        self, measurement: Measurement, *, bandwidth_bytes_per_s: float | None
+        self, measurement: PairedRun, *, bandwidth_bytes_per_s: float | None
     ) -> dict[str, Any]:
         """A row's fields that only our runtime fills: whole batches, divergences and the use of
         memory.
@@ -313,7 +313,7 @@ class BenchmarkSession:
         return fields
 
     def _memory_use(
-        self, measurement: Measurement, bandwidth: float | None
+        self, measurement: PairedRun, bandwidth: float | None
     ) -> dict[str, Any]:
         """A row's fields on memory bandwidth."""
         speculation = measurement.speculation

@@ -30,7 +30,7 @@ import numpy as np
 from magicdec.counts import Counts
 from magicdec.errors import ConfigError
 from magicdec.measure.configuration import BenchmarkRequest, check_request
-from magicdec.measure.repetitions import Measurement, prompts_of
+from magicdec.measure.repetitions import PairedRun, prompts_of
 from magicdec.schema import TableGamma
 from magicdec.specs import (
     AUTOREGRESSIVE,
@@ -278,7 +278,7 @@ class VllmSession:
         self.run(speculation, gen_len=min(WARM_UP_TOKENS, self.request.gen_len))
 
     def record_fields(
-        self, measurement: Measurement, *, bandwidth_bytes_per_s: float | None = None
+        self, measurement: PairedRun, *, bandwidth_bytes_per_s: float | None = None
     ) -> dict[str, Any]:
         """A row's fields on process CPU time: on a machine that others use too, that is what
         repeats.

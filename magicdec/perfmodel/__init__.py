@@ -129,7 +129,7 @@ if TYPE_CHECKING:
     )
     from magicdec.perfmodel.plan.search import Found, every_gamma, most_that_fit, search
     from magicdec.perfmodel.plan.standing import (
-        Asked,
+        AskedDraft,
         Standing,
         has_module,
         option_of,
@@ -144,7 +144,7 @@ if TYPE_CHECKING:
     )
     from magicdec.perfmodel.prefix_cache import hit_tokens
     from magicdec.perfmodel.rate.capacity import simulated
-    from magicdec.perfmodel.rate.replica import Work
+    from magicdec.perfmodel.rate.replica import PassLimit
     from magicdec.perfmodel.rate.requests import (
         MAX_TOKENS,
         MIN_RATE,

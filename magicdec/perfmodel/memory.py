@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from magicdec.counts import Array
-from magicdec.perfmodel.drafting import Kept, draft_of
+from magicdec.perfmodel.drafting import KeptTokens, draft_of
 from magicdec.perfmodel.footprint import (
     kv_bytes,
     state_bytes,
@@ -78,7 +78,7 @@ def memory_need(
     of_stage = spread.stage_share(setup.model.num_hidden_layers)
     length = np.asarray(max_len, dtype=np.float64) + gamma + 1.0
     draft = draft_of(setup)
-    kept = Kept(batch=batch, length=length, budget=budget, gamma=gamma, tp=tp)
+    kept = KeptTokens(batch=batch, length=length, budget=budget, gamma=gamma, tp=tp)
     states = draft.states_of(gamma) * state_bytes(setup.model, setup.precision, tp)
     per_sequence = (
         kv_bytes(setup.model, setup.engine, setup.precision, length, tp) + states

@@ -25,7 +25,7 @@ from magicdec.perfmodel.acceptance import AcceptanceProfile, default_profile_nam
 from magicdec.perfmodel.intervals import one_token_pass, relative_errors
 from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
 from magicdec.perfmodel.plan.request import PlanRequest
-from magicdec.perfmodel.plan.standing import Asked, standing
+from magicdec.perfmodel.plan.standing import AskedDraft, standing
 from magicdec.perfmodel.planner import answered, make_plan
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import predict
@@ -164,7 +164,7 @@ def _against(original: Plan, row: Candidate, engine: str) -> str:
     if original.request.draft_model is not None:
         head = load_head(Path(original.request.draft_model))
     found = standing(
-        Asked(
+        AskedDraft(
             draft=row.draft,
             method=row.draft_method,
             checkpoint=row.drafting.checkpoint,

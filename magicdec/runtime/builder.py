@@ -21,7 +21,7 @@ from magicdec.runtime import layers
 from magicdec.runtime.attention import Scoring
 from magicdec.runtime.checkpoint import ALL, TensorSource
 from magicdec.runtime.distributed import SINGLE, TensorParallel
-from magicdec.runtime.kv_cache import Kept
+from magicdec.runtime.kv_cache import TokenStorage
 from magicdec.runtime.layers import (
     ColumnParallelLinear,
     Experts,
@@ -115,7 +115,7 @@ class Builder:
         )
         head = self._head(embedding, vocab)
         built: list[Layer] = []
-        kept: dict[int, Kept] = {}
+        kept: dict[int, TokenStorage] = {}
         for i, layer_spec in enumerate(spec.layers):
             layer = self._layer(f"{root}.layers.{i}", layer_spec)
             built.append(layer)
@@ -256,7 +256,7 @@ class Builder:
             norm = None
         mixed = kind.num_heads * head_dim
         return GroupedAttention(
-            kept=Kept(num_heads=num_kv_heads, head_dim=head_dim, span=span),
+            kept=TokenStorage(num_heads=num_kv_heads, head_dim=head_dim, span=span),
             num_heads=kind.num_heads // tp.size,
             qkv=ColumnParallelLinear(
                 weight=self._qkv_rows(prefix, kind, heads, "weight"),
@@ -331,7 +331,9 @@ class Builder:
         )
         mixed = kind.num_heads * kind.v_head_dim
         return LatentAttention(
-            kept=Kept(num_heads=1, head_dim=kind.latent_size, latent_value_dim=rank),
+            kept=TokenStorage(
+                num_heads=1, head_dim=kind.latent_size, latent_value_dim=rank
+            ),
             num_heads=kind.num_heads // self._tp.size,
             query=ColumnParallelLinear(weight=_ordered(query, query_order)),
             latent=self._whole(

@@ -20,7 +20,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class TokenStorage:
     """A layer's storage per token on this shard: a key and a value per head. With
     `latent_value_dim`, one vector per head is the key, and its first `latent_value_dim` numbers are
     the value."""
@@ -33,25 +33,25 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Block:
-    """The storage of all layers with the same `Kept`."""
+class LayerStorage:
+    """The storage of all layers with the same `TokenStorage`."""
 
     layers: tuple[int, ...]
-    kept: Kept
+    kept: TokenStorage
     data: Tensor
     """[L, P, B, K, S, D]."""
 
 
 class KVCache:
     """Keys and values of `num_slots` tokens per sequence and layer. Users say what a slot means.
-    Layers go by their number in the model; layers with the same `Kept` share a block of storage.
+    Layers go by their number in the model; layers with the same `TokenStorage` share a block of storage.
     With `spare`, a slot is a position, and a layer that sees `span` tokens has a ring of span +
     spare slots if that is shorter. Then `spare` tokens may be written ahead of a query, or lie
     behind it, before a token that it sees is overwritten."""
 
     def __init__(
         self,
-        kept: Mapping[int, Kept],
+        kept: Mapping[int, TokenStorage],
         *,
         batch_size: int,
         num_slots: int,
@@ -65,7 +65,7 @@ class KVCache:
         self.num_slots = num_slots
         self.device = device
         self._spare = spare
-        layers_of: dict[Kept, list[int]] = defaultdict(list)
+        layers_of: dict[TokenStorage, list[int]] = defaultdict(list)
         for layer, what in kept.items():
             layers_of[what].append(layer)
         blocks = []
@@ -78,7 +78,7 @@ class KVCache:
         rows_B = torch.arange(batch_size, device=device)
         self._rows_B1 = rows_B[:, None]
 
-    def _block(self, layers: tuple[int, ...], kept: Kept) -> Block:
+    def _block(self, layers: tuple[int, ...], kept: TokenStorage) -> LayerStorage:
         """Zeros, not uninitialised memory: a masked slot still enters products, and 0 · NaN is NaN.
         On a CPU the memory comes from numpy, which asks the kernel for huge pages; torch does
         not."""
@@ -97,9 +97,9 @@ class KVCache:
             zeros = torch.from_numpy(np.zeros(shape, dtype=np.float32))
         else:
             zeros = torch.zeros(shape, dtype=self._dtype, device=self.device)
-        return Block(layers, kept, zeros)
+        return LayerStorage(layers, kept, zeros)
 
-    def _ring(self, kept: Kept) -> int | None:
+    def _ring(self, kept: TokenStorage) -> int | None:
         if self._spare is None or kept.span is None:
             return None
         ring = kept.span + self._spare
@@ -215,7 +215,7 @@ class KVCache:
             block.data[:, :, second] = held
 
 
-def keys_and_values(data_PBKSD: Tensor, kept: Kept) -> tuple[Tensor, Tensor]:
+def keys_and_values(data_PBKSD: Tensor, kept: TokenStorage) -> tuple[Tensor, Tensor]:
     """Views of stored tokens as keys and values."""
     if kept.latent_value_dim is None:
         keys, values = data_PBKSD.unbind(0)

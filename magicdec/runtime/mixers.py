@@ -23,7 +23,7 @@ from torch import Tensor
 from magicdec.errors import CapacityError
 from magicdec.runtime import kernels
 from magicdec.runtime.attention import Scoring
-from magicdec.runtime.kv_cache import Kept
+from magicdec.runtime.kv_cache import TokenStorage
 from magicdec.runtime.layers import (
     ColumnParallelLinear,
     HeadNorm,
@@ -50,7 +50,7 @@ class Mixer(Protocol):
     """Maps the normed hidden states [B, T, H] to the update of the residual stream."""
 
     @property
-    def kept(self) -> Kept:
+    def kept(self) -> TokenStorage:
         """Storage of each token's keys and values."""
 
     def __call__(
@@ -69,7 +69,7 @@ class Mixer(Protocol):
 class GroupedAttention:
     """Grouped-query attention."""
 
-    kept: Kept
+    kept: TokenStorage
     num_heads: int
     qkv: ColumnParallelLinear
     output: RowParallelLinear
@@ -172,7 +172,7 @@ class LatentAttention:
     is Wk·c and its value Wv·c, so that q·(Wk·c) = (Wkᵀ·q)·c, and the sum of weighted values is Wv
     times that of weighted latents."""
 
-    kept: Kept
+    kept: TokenStorage
     num_heads: int
     query: ColumnParallelLinear
     latent: ColumnParallelLinear

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from magicdec.runtime.distributed import TensorParallel
-from magicdec.runtime.kv_cache import Kept
+from magicdec.runtime.kv_cache import TokenStorage
 from magicdec.runtime.layers import (
     MLP,
     ColumnParallelLinear,
@@ -85,7 +85,7 @@ class Transformer:
 
     spec: ModelSpec
     tp: TensorParallel
-    kept: dict[int, Kept]
+    kept: dict[int, TokenStorage]
     """Storage of a token in each layer that has a mixer."""
     embedding: VocabParallelEmbedding
     layers: tuple[Layer, ...]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         GammaTable,
         KernelTime,
         Limit,
-        Measurement,
+        MeasurementGain,
         MemoryUse,
         Moment,
         NeedsAcceptance,

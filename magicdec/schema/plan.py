@@ -286,7 +286,7 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
         return self.value_s is not None and self.value_s <= self.limit_s
 
 
-class Measurement(msgspec.Struct, frozen=True, kw_only=True):
+class MeasurementGain(msgspec.Struct, frozen=True, kw_only=True):
     """A measurement that tells more about acceptance or costs, and what the choice gains by it."""
 
     kind: Literal["replay", "observe", "tune", "calibrate"]
@@ -339,14 +339,14 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
     loss_if_wrong: Number
     """Mean loss of tokens per second where the choice turns out slower than the alternative: no
     draft where one is chosen, else the draft."""
-    measurements: list[Measurement]
+    measurements: list[MeasurementGain]
     """Those that can be made, the one to make first."""
     tasks: list[OfTask]
     """The choice on each class of text, where none was named and acceptance is believed, in the
     order of `tasks.TASKS`."""
 
     @property
-    def advice(self) -> Measurement | None:
+    def advice(self) -> MeasurementGain | None:
         """The measurement to make; None where the answer would hardly change."""
         if self.measurements and self.measurements[0].worth >= WORTH_MEASURING:
             return self.measurements[0]

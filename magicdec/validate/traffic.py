@@ -33,10 +33,10 @@ from magicdec.perfmodel import (
     MAX_TOKENS,
     MIN_RATE,
     Outcome,
+    PassLimit,
     Requests,
     Server,
     Setup,
-    Work,
     alike,
     simulate,
     simulate_closed,
@@ -221,7 +221,9 @@ class LoadRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             return "closed loop"
         return "open loop"
 
-    def simulated(self, *, is_first: bool = True, work: Work | None = None) -> Outcome:
+    def simulated(
+        self, *, is_first: bool = True, work: PassLimit | None = None
+    ) -> Outcome:
         """The outcome of the measured number of requests. `is_first`: the server saw no load
         before this one."""
         if self.rate_rps is None:
@@ -237,7 +239,7 @@ class LoadRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             requests.cached_len[:SHARED_PROMPTS] = 0
         return simulate(server, requests, work=work)
 
-    def closed(self, users: int, *, work: Work | None = None) -> Outcome:
+    def closed(self, users: int, *, work: PassLimit | None = None) -> Outcome:
         requests = self._requests(ROUNDS * users)
         return simulate_closed(self.server(requests), requests, users=users, work=work)
 
@@ -294,7 +296,7 @@ def validate_traffic(
         CapacityError: rows that take too long to simulate.
     """
     loads, refused = read_rows(paths, LoadRow, one_of=("rate_rps", "concurrency"))
-    work = Work(MOST_WORK)
+    work = PassLimit(MOST_WORK)
     figures: dict[tuple[object, ...], Judged | str] = {}
     rows: list[dict[str, Any]] = []
     overloads: list[bool] = []
@@ -339,7 +341,7 @@ class Judged(NamedTuple):
     is_overloaded: bool
 
 
-def _judged(load: LoadRow, *, is_first: bool, work: Work) -> Judged | str:
+def _judged(load: LoadRow, *, is_first: bool, work: PassLimit) -> Judged | str:
     """The figures of a load, or the reason why it cannot be simulated. Raises CapacityError when
     the allowed work is spent."""
     try:
@@ -396,7 +398,7 @@ def _compared(load: LoadRow, predicted: dict[str, float]) -> list[dict[str, Any]
     return compared
 
 
-def _largest_loads(loads: Sequence[LoadRow], work: Work) -> list[dict[str, Any]]:
+def _largest_loads(loads: Sequence[LoadRow], work: PassLimit) -> list[dict[str, Any]]:
     """Largest numbers of users within limits, measured and predicted, by shape. Only shapes with
     rows on both sides of the limits count."""
     shapes: dict[str, list[LoadRow]] = defaultdict(list)
@@ -414,7 +416,7 @@ def _largest_loads(loads: Sequence[LoadRow], work: Work) -> list[dict[str, Any]]
     return largest
 
 
-def _most_users(load: LoadRow, work: Work) -> int:
+def _most_users(load: LoadRow, work: PassLimit) -> int:
     """The most users that keep the limits."""
 
     def keeps(users: int) -> bool:

@@ -19,7 +19,7 @@ from magicdec.perfmodel.intervals import step_errors
 from magicdec.perfmodel.rate import capacity
 from magicdec.perfmodel.rate.layouts import served_layouts
 from magicdec.perfmodel.rate.load import ENOUGH_REQUESTS, Load
-from magicdec.perfmodel.rate.replica import Work
+from magicdec.perfmodel.rate.replica import PassLimit
 from magicdec.perfmodel.rate.requests import Schedule, Turns, drawn
 from magicdec.perfmodel.rate.simulate import simulate
 from magicdec.perfmodel.rate.trials import Trial, bisect, least
@@ -212,7 +212,7 @@ def test_work_beyond_its_bound_is_refused_in_one_line() -> None:
     trial.load.work.left = 2000
     with pytest.raises(CapacityError, match="takes more than 4000000 passes"):
         trial.at(4.0, 1)
-    bounded = Work(10)
+    bounded = PassLimit(10)
     bounded.spend(drawn=9 * 4096)
     with pytest.raises(CapacityError):
         bounded.spend()

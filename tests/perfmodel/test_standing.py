@@ -11,7 +11,7 @@ import pytest
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.plan.drafts import draft_options
 from magicdec.perfmodel.plan.request import PlanRequest
-from magicdec.perfmodel.plan.standing import Asked, Standing, has_module, standing
+from magicdec.perfmodel.plan.standing import AskedDraft, Standing, has_module, standing
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
 from magicdec.specs.names import named_models
@@ -21,7 +21,7 @@ def found(
     model: str, method: str, *, engine: str = "vllm", **asked: object
 ) -> Standing:
     given = {"draft": method, "method": method, "reads_files": False} | asked
-    return standing(Asked(**given), load_model_spec(model), load_engine(engine))  # type: ignore[arg-type]
+    return standing(AskedDraft(**given), load_model_spec(model), load_engine(engine))  # type: ignore[arg-type]
 
 
 def test_only_models_whose_configuration_names_a_module_have_one() -> None:
@@ -221,7 +221,7 @@ def test_draft_models_were_gone_in_between() -> None:
     draft = load_model_spec("qwen3-0.6b")
     answers = []
     for version in ("0.10", "0.13.0", "0.14", "0.32"):
-        asked = Asked(draft="qwen3-0.6b", method="full", model=draft)
+        asked = AskedDraft(draft="qwen3-0.6b", method="full", model=draft)
         answers.append(
             standing(
                 asked, load_model_spec("qwen3-8b"), load_engine(f"vllm@{version}")
@@ -236,7 +236,7 @@ def test_drafts_beyond_the_prediction_modules_are_multiples_of_them_in_vllm() ->
     three = msgspec.structs.replace(one, mtp_layers=one.mtp_layers * 3)
     starts = []
     for gamma in range(1, 8):
-        asked = Asked(draft="mtp", method="mtp", gamma=gamma)
+        asked = AskedDraft(draft="mtp", method="mtp", gamma=gamma)
         starts.append(standing(asked, three, load_engine("vllm")).starts)
         assert standing(asked, three, load_engine("sglang")).starts
         assert standing(asked, one, load_engine("vllm")).starts

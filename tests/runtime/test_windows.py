@@ -26,7 +26,7 @@ from magicdec.runtime.attention import Scoring, Workspace
 from magicdec.runtime.drafters import build_drafter
 from magicdec.runtime.engine import DecodePass, Engine
 from magicdec.runtime.generate import INACTIVE, DecodeOptions, decode
-from magicdec.runtime.kv_cache import Kept, KVCache
+from magicdec.runtime.kv_cache import KVCache, TokenStorage
 from magicdec.runtime.prefill import PrefillPass
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model
@@ -102,7 +102,7 @@ def test_passes_see_what_transformers_masks_show(
         window=SPAN if mask == "window" else None,
         chunk=SPAN if mask == "chunk" else None,
     )
-    kept = Kept(num_heads=KV_HEADS, head_dim=head_dim, span=SPAN)
+    kept = TokenStorage(num_heads=KV_HEADS, head_dim=head_dim, span=SPAN)
     cache = KVCache(
         {0: kept}, batch_size=len(PROMPTS), num_slots=LENGTH, dtype=torch.float32, device=torch.device("cpu"),
         spare=spare,

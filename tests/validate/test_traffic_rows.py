@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from magicdec.commands.validate import app
 from magicdec.errors import CapacityError, ConfigError
-from magicdec.perfmodel.rate.replica import Work
+from magicdec.perfmodel.rate.replica import PassLimit
 from magicdec.perfmodel.rate.simulate import simulate_closed
 from magicdec.validate import traffic
 from magicdec.validate.traffic import validate_traffic
@@ -257,7 +257,7 @@ def test_loads_at_the_bounds_are_taken() -> None:
 
 def test_the_most_users_keep_the_limits_and_one_more_does_not() -> None:
     load = row(concurrency=1, prompt_len_mean=None, input_len=8000, output_len=30)
-    work = Work(10_000_000)
+    work = PassLimit(10_000_000)
     most = traffic._most_users(load, work)
 
     def keeps(users: int) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from magicdec.counts import Array
 from magicdec.naming import METHODS
-from magicdec.perfmodel.drafting.base import Block, Draft, Kept, Prompt
+from magicdec.perfmodel.drafting.base import Block, Draft, KeptTokens, Prompt
 from magicdec.perfmodel.drafting.heads import (
     Eagle3Head,
     Head,
@@ -24,7 +24,7 @@ from magicdec.perfmodel.setup import ModelSetup
 __all__ = [
     "Block",
     "Draft",
-    "Kept",
+    "KeptTokens",
     "Prompt",
     "draft_kv_tokens",
     "draft_of",

@@ -43,7 +43,7 @@ class Block:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class KeptTokens:
     """Tokens that memory must hold: sequences of `length` tokens, the block in flight included."""
 
     batch: Array
@@ -155,11 +155,11 @@ class Draft:
         """One rank's weights of its own."""
         return 0.0
 
-    def cache_bytes(self, kept: Kept) -> Any:
+    def cache_bytes(self, kept: KeptTokens) -> Any:
         """One rank's cache of its own."""
         return 0.0
 
-    def workspace_bytes(self, kept: Kept) -> Any:
+    def workspace_bytes(self, kept: KeptTokens) -> Any:
         """One rank's buffers in a step, besides those of any verification."""
         return 0.0
 

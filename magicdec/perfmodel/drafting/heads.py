@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from magicdec.counts import Array
-from magicdec.perfmodel.drafting.base import Block, Kept, Prompt
+from magicdec.perfmodel.drafting.base import Block, KeptTokens, Prompt
 from magicdec.perfmodel.drafting.networks import SeparateNetwork
 from magicdec.perfmodel.footprint import expert_share, kv_bytes
 from magicdec.perfmodel.forward import size
@@ -70,7 +70,7 @@ class Head(SeparateNetwork):
         """The window, beyond which the head sees nothing; a longer context does it no harm then."""
         return self.tokens_read(kv_len, budget)
 
-    def tokens_kept(self, kept: Kept) -> Array:
+    def tokens_kept(self, kept: KeptTokens) -> Array:
         """All; a window's slots and room for two blocks where the engine frees what left it."""
         length: Array = np.asarray(kept.length, dtype=np.float64)
         if not self.has_budget or self.setup.engine.paths.draft_window_cache == "all":

@@ -13,7 +13,7 @@ from magicdec.naming import METHODS
 from magicdec.perfmodel.drafting.base import (
     Block,
     Draft,
-    Kept,
+    KeptTokens,
     Prompt,
     StagedPass,
     uncaptured,
@@ -66,7 +66,7 @@ class Network(Draft):
             tokens = np.minimum(np.asarray(budget, dtype=np.float64), tokens)
         return tokens
 
-    def tokens_kept(self, kept: Kept) -> Array:
+    def tokens_kept(self, kept: KeptTokens) -> Array:
         """Slots of a sequence in its cache."""
         tokens = self.tokens_read(kept.length, kept.budget)
         if self.is_sparse:
@@ -78,7 +78,7 @@ class Network(Draft):
         """When it selects tokens by their attention: "never", "after_prompt", "each_block"."""
         return METHODS[self.setup.speculation.draft_method].selects
 
-    def workspace_bytes(self, kept: Kept) -> Any:
+    def workspace_bytes(self, kept: KeptTokens) -> Any:
         """The fp32 attention of each verified token, by layer and KV head, which it selects by."""
         if self.selects != "each_block":
             return 0.0
@@ -224,7 +224,7 @@ class SelfDraft(Network):
             self.spread,
         )
 
-    def cache_bytes(self, kept: Kept) -> Any:
+    def cache_bytes(self, kept: KeptTokens) -> Any:
         if not self.keeps_cache:
             return 0.0
         slots = self.tokens_kept(kept) + self.setup.engine.memory.spare_slots
@@ -314,7 +314,7 @@ class SeparateNetwork(Network):
     def spread(self) -> Parallelism:
         return dataclasses.replace(self.setup.spread, pp=1)
 
-    def cache_bytes(self, kept: Kept) -> Any:
+    def cache_bytes(self, kept: KeptTokens) -> Any:
         ranks = self.ranks(kept.tp)
         states = state_bytes(self.network, self.precision, ranks)
         return kept.batch * (

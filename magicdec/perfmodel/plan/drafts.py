@@ -25,7 +25,7 @@ from magicdec.perfmodel.acceptance.law import LARGEST
 from magicdec.perfmodel.acceptance.mixed import profile_on
 from magicdec.perfmodel.plan.request import DraftOption, PlanRequest
 from magicdec.perfmodel.plan.standing import (
-    Asked,
+    AskedDraft,
     Standing,
     has_module,
     packages_of,
@@ -162,7 +162,7 @@ def _standing(
     is_measured = _measured(draft, method, request) is not None
     if not checkpoint and method in HEAD_METHODS and not is_measured:
         checkpoint = measured_checkpoint(question)
-    asked = Asked(
+    asked = AskedDraft(
         draft=draft,
         method=method,
         checkpoint=checkpoint,

@@ -40,7 +40,7 @@ from magicdec.perfmodel.plan.choice import same_configuration
 from magicdec.perfmodel.plan.request import Case, DraftOption
 from magicdec.perfmodel.plan.search import Found
 from magicdec.perfmodel.speedup import Prediction
-from magicdec.schema import Candidate, Measurement, OfTask, Outlook
+from magicdec.schema import Candidate, MeasurementGain, OfTask, Outlook
 from magicdec.specs import LOOKUP_METHODS, SELF
 
 NUM_PAIRS = 128
@@ -345,7 +345,7 @@ def _loadings(options: Sequence[DraftOption]) -> Array:
 # ------------------------------------------------------------
 
 
-class Asked(NamedTuple):
+class PossibleMeasurement(NamedTuple):
     """A measurement that could be made."""
 
     kind: Any
@@ -365,7 +365,7 @@ def _measurements(
     compared: Sequence[Compared],
     drawn: Drawn,
     place: int,
-) -> list[Measurement]:
+) -> list[MeasurementGain]:
     """Possible measurements. First comes the easiest one whose worth is close to the highest."""
     gain = drawn.gain(place)
     now = normal_cdf(np.array([gain.mean() / max(float(gain.std()), 1e-9)]))
@@ -373,7 +373,7 @@ def _measurements(
     for asked in _possible(case, compared, drawn, place):
         after = _chance_after(gain, asked.tells)
         measurements.append(
-            Measurement(
+            MeasurementGain(
                 kind=asked.kind,
                 drafts=asked.drafts,
                 command=asked.command,
@@ -395,13 +395,13 @@ def _measurements(
     return [*first, *others]
 
 
-def _worth_of(measurement: Measurement) -> float:
+def _worth_of(measurement: MeasurementGain) -> float:
     return measurement.worth
 
 
 def _possible(
     case: Case, compared: Sequence[Compared], drawn: Drawn, place: int
-) -> list[Asked]:
+) -> list[PossibleMeasurement]:
     """Possible measurements, the easiest first."""
     counted = [
         (_option(of_draft), _counted(of_draft, sigmas, drawn.noise))
@@ -441,10 +441,12 @@ def _counted(of_draft: Compared, sigmas: Array, noise: Array) -> Array:
     return sigmas + noise * MEASURED_ERROR / known
 
 
-def _replay_lookups(lookups: Sequence[tuple[DraftOption, Array]]) -> Asked:
+def _replay_lookups(
+    lookups: Sequence[tuple[DraftOption, Array]],
+) -> PossibleMeasurement:
     names = [option.draft for option, _ in lookups]
     tells = [values for _, values in lookups[:2]]
-    return Asked(
+    return PossibleMeasurement(
         kind="replay",
         drafts=names,
         command=f"magicdec profile-acceptance --outputs {LOGS} --draft {','.join(names)}",
@@ -453,8 +455,8 @@ def _replay_lookups(lookups: Sequence[tuple[DraftOption, Array]]) -> Asked:
     )
 
 
-def _replay_draft(option: DraftOption, tells: Array) -> Asked:
-    return Asked(
+def _replay_draft(option: DraftOption, tells: Array) -> PossibleMeasurement:
+    return PossibleMeasurement(
         kind="replay",
         drafts=[option.draft],
         command=f"magicdec profile-acceptance --outputs {LOGS} --draft path/to/{option.draft}",
@@ -463,14 +465,14 @@ def _replay_draft(option: DraftOption, tells: Array) -> Asked:
     )
 
 
-def _observe(case: Case, option: DraftOption, tells: Array) -> Asked:
+def _observe(case: Case, option: DraftOption, tells: Array) -> PossibleMeasurement:
     draft = f"--draft {option.draft}"
     if option.draft == SELF:
         draft += f" --draft-method {option.method}"
     command = (
         f"magicdec observe {SERVER} {draft} --model {case.model.name} --seconds 600"
     )
-    return Asked(
+    return PossibleMeasurement(
         kind="observe",
         drafts=[option.draft],
         command=f"{command} -o acceptance.json",
@@ -479,8 +481,8 @@ def _observe(case: Case, option: DraftOption, tells: Array) -> Asked:
     )
 
 
-def _tune(served: str, option: DraftOption, tells: Array) -> Asked:
-    return Asked(
+def _tune(served: str, option: DraftOption, tells: Array) -> PossibleMeasurement:
+    return PossibleMeasurement(
         kind="tune",
         drafts=[option.draft],
         command=f"magicdec tune {served} --draft {option.draft} --restart './serve {{gamma}}'",
@@ -489,8 +491,8 @@ def _tune(served: str, option: DraftOption, tells: Array) -> Asked:
     )
 
 
-def _calibrate(served: str, tells: Array) -> Asked:
-    return Asked(
+def _calibrate(served: str, tells: Array) -> PossibleMeasurement:
+    return PossibleMeasurement(
         kind="calibrate",
         drafts=[],
         command=f"magicdec calibrate --server {served} -o local.engine.toml",

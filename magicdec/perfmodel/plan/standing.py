@@ -42,7 +42,7 @@ UNSAID_MODULES = ("qwen3_next",)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class AskedDraft:
     """A draft as it is asked to be started."""
 
     draft: str
@@ -94,7 +94,7 @@ class Standing(NamedTuple):
         return f"{self.reason}; {self.cure}"
 
 
-def standing(asked: Asked, target: ModelSpec, engine: EngineProfile) -> Standing:
+def standing(asked: AskedDraft, target: ModelSpec, engine: EngineProfile) -> Standing:
     """Whether a draft can be started for a target in a version of an engine.
 
     Raises ConfigError for a checkpoint's configuration that cannot be read.
@@ -163,7 +163,7 @@ def packages_of(engine: EngineProfile, draft: str, method: str) -> str:
     )
 
 
-def _unable_engine(asked: Asked, engine: EngineProfile) -> Standing | None:
+def _unable_engine(asked: AskedDraft, engine: EngineProfile) -> Standing | None:
     """The obstacle that keeps an engine from running this kind of draft, spread like this."""
     kind = draft_kind(asked.draft, asked.method)
     if not engine.runs(asked.draft, asked.method):
@@ -229,7 +229,7 @@ def _of_model(model: ModelSpec, target: ModelSpec) -> Standing:
     )
 
 
-def _facts(asked: Asked) -> HeadFacts:
+def _facts(asked: AskedDraft) -> HeadFacts:
     """The known facts of the draft's head: of the one that was given, else of its checkpoint."""
     if asked.head is not None:
         return facts_of_configuration(asked.checkpoint, asked.head)
@@ -248,7 +248,7 @@ def _is_of_target(facts: HeadFacts, target: ModelSpec) -> bool:
     return facts.is_by_name and facts.method is None and facts.target == target.name
 
 
-def _of_module(asked: Asked, target: ModelSpec, engine: EngineProfile) -> Standing:
+def _of_module(asked: AskedDraft, target: ModelSpec, engine: EngineProfile) -> Standing:
     """Multi-token prediction without a checkpoint of its own."""
     own = engine.draft(asked.draft, asked.method)
     if target.architecture in own.not_of:
@@ -280,7 +280,7 @@ def _of_module(asked: Asked, target: ModelSpec, engine: EngineProfile) -> Standi
 
 
 def _unfit(
-    asked: Asked, facts: HeadFacts, target: ModelSpec, engine: EngineProfile
+    asked: AskedDraft, facts: HeadFacts, target: ModelSpec, engine: EngineProfile
 ) -> Standing | None:
     """The part of a checkpoint that does not go with the target, the method or gamma."""
     by = _by(facts)
@@ -324,7 +324,7 @@ def _unfit(
     return None
 
 
-def _of_facts(asked: Asked, facts: HeadFacts, target: ModelSpec) -> Standing:
+def _of_facts(asked: AskedDraft, facts: HeadFacts, target: ModelSpec) -> Standing:
     """A checkpoint of the right shape, which may still be made for another model of that shape."""
     if facts.target is None or _is_same_model(facts.target, target):
         return Standing("starts", most_drafts=facts.most_drafts)
@@ -336,7 +336,7 @@ def _of_facts(asked: Asked, facts: HeadFacts, target: ModelSpec) -> Standing:
     )
 
 
-def _of_unknown(asked: Asked, facts: HeadFacts, target: ModelSpec) -> Standing:
+def _of_unknown(asked: AskedDraft, facts: HeadFacts, target: ModelSpec) -> Standing:
     """A checkpoint of which nothing but its name is known."""
     name = asked.checkpoint
     if facts.is_by_name and facts.target is not None:

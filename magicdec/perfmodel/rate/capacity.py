@@ -72,7 +72,7 @@ class Settled:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class SizedLayout:
     """A layout, and the fewest replicas of it that keep the limits."""
 
     trial: Trial
@@ -211,7 +211,7 @@ def simulated(
 
 def _fewest(
     load: Load, layouts: list[ServedLayout], most: int, progress: Progress
-) -> Kept | None:
+) -> SizedLayout | None:
     """The layout and number of replicas with the fewest devices. The best by the analytic answer is
     simulated first, and the others on no more devices than they would need to be better.
     """
@@ -236,21 +236,21 @@ def _fewest(
     return _kept_by(trials, [best.replicas if best else None, *counts])
 
 
-def _kept_by(trials: list[Trial], counts: list[int | None]) -> Kept | None:
+def _kept_by(trials: list[Trial], counts: list[int | None]) -> SizedLayout | None:
     """The best of the layouts, of which each keeps the limits with so many replicas."""
     kept = []
     for trial, count in zip(trials, counts, strict=True):
         if count is not None:
-            kept.append(Kept(trial=trial, replicas=count))
+            kept.append(SizedLayout(trial=trial, replicas=count))
     return min(kept, key=lambda answer: answer.worth, default=None)
 
 
-def _most_to_be_better(trial: Trial, best: Kept | None, most: int) -> int:
+def _most_to_be_better(trial: Trial, best: SizedLayout | None, most: int) -> int:
     """The most devices on which a layout would be better than the best one so far."""
     if best is None:
         return most
     replicas = best.num_gpus // trial.layout.row.num_gpus
-    at_most = Kept(trial=trial, replicas=replicas)
+    at_most = SizedLayout(trial=trial, replicas=replicas)
     if at_most.num_gpus == best.num_gpus and at_most.worth >= best.worth:
         return best.num_gpus - 1
     return best.num_gpus
@@ -275,12 +275,12 @@ def _in_parallel(
     return results
 
 
-def _keeping_most(load: Load, layouts: list[ServedLayout], given: int) -> Kept:
+def _keeping_most(load: Load, layouts: list[ServedLayout], given: int) -> SizedLayout:
     """The layout that keeps the highest rate on a number of devices that is too small for the load.
 
     Raises CapacityError where none keeps any.
     """
-    best: Kept | None = None
+    best: SizedLayout | None = None
     highest = 0.0
     for layout in layouts:
         trial = Trial(load=load, layout=layout)
@@ -290,7 +290,7 @@ def _keeping_most(load: Load, layouts: list[ServedLayout], given: int) -> Kept:
         rate = trial.highest_rate(replicas) or 0.0
         if rate > highest:
             highest = rate
-            best = Kept(trial=trial, replicas=replicas)
+            best = SizedLayout(trial=trial, replicas=replicas)
     if best is not None:
         return best
     kept = "keeps up"
@@ -301,7 +301,7 @@ def _keeping_most(load: Load, layouts: list[ServedLayout], given: int) -> Kept:
     )
 
 
-def _too_much(best: Kept) -> CapacityError:
+def _too_much(best: SizedLayout) -> CapacityError:
     """The error for a load that no number of devices keeps, with what the most of them do."""
     load = best.trial.load
     highest = best.trial.highest_rate(best.replicas) or 0.0
@@ -311,7 +311,7 @@ def _too_much(best: Kept) -> CapacityError:
     )
 
 
-def _full_point(answer: Kept) -> TrafficLoad:
+def _full_point(answer: SizedLayout) -> TrafficLoad:
     """The requested rate, the highest rate that the same devices keep, and intervals."""
     trial = answer.trial
     rate = trial.load.rate
@@ -353,7 +353,7 @@ class _AtCosts:
     """The fewest devices for the load; None: no number of them keeps it."""
 
 
-def _at_costs(answer: Kept, factor: float, highest: float | None) -> _AtCosts:
+def _at_costs(answer: SizedLayout, factor: float, highest: float | None) -> _AtCosts:
     """`highest`: the highest rate at the predicted costs."""
     trial = answer.trial
     load = trial.load
@@ -370,7 +370,7 @@ def _at_costs(answer: Kept, factor: float, highest: float | None) -> _AtCosts:
     return _AtCosts(rate=rate, num_gpus=num_gpus)
 
 
-def _reasons(answer: Kept, steady: float, highest: float | None) -> list[Reason]:
+def _reasons(answer: SizedLayout, steady: float, highest: float | None) -> list[Reason]:
     """Simulations between the steady answer and the load: limits on means and regular arrivals
     first, then the arrivals asked for. None where little lies between.
     """
@@ -397,7 +397,7 @@ def _reasons(answer: Kept, steady: float, highest: float | None) -> list[Reason]
     return reasons
 
 
-def _highest(answer: Kept, request: PlanRequest) -> float:
+def _highest(answer: SizedLayout, request: PlanRequest) -> float:
     """The highest rate that the same replicas keep by another request's limits and arrivals."""
     load = dataclasses.replace(answer.trial.load, request=request)
     trial = dataclasses.replace(answer.trial, load=load, outcomes={})
@@ -552,7 +552,9 @@ def _p95(seconds: Array) -> float:
     return float(np.quantile(seconds, 0.95))
 
 
-def _curves(kept: list[Kept], best: Kept, progress: Progress) -> list[TrafficLoad]:
+def _curves(
+    kept: list[SizedLayout], best: SizedLayout, progress: Progress
+) -> list[TrafficLoad]:
     """Each layout over rates, and the best one's other policies at the requested rate, on the same
     number of devices.
     """
@@ -567,7 +569,7 @@ def _curves(kept: list[Kept], best: Kept, progress: Progress) -> list[TrafficLoa
     return _in_parallel(_point, jobs, progress, "simulating rates")
 
 
-def _other_policies(best: Kept) -> list[Trial]:
+def _other_policies(best: SizedLayout) -> list[Trial]:
     """The policies beside the best one's; the table by batch and context has what by batch was
     simulated, where contexts choose nothing.
     """
@@ -654,7 +656,7 @@ def _paying(gains: list[tuple[float, float]]) -> str:
     return text
 
 
-def _on_hits(best: Kept) -> list[str]:
+def _on_hits(best: SizedLayout) -> list[str]:
     """The prefix hits that the draft loses, where that makes the median request slower by more than
     LEAST_LOSS: the same load is simulated with a draft that loses none.
     """
@@ -676,7 +678,7 @@ def _on_hits(best: Kept) -> list[str]:
     return [hits_lost(layout.case, row, cost, best.trial.server.hit_unit)]
 
 
-def _notes(best: Kept, chosen: TrafficLoad) -> list[str]:
+def _notes(best: SizedLayout, chosen: TrafficLoad) -> list[str]:
     load = best.trial.load
     highest = chosen.highest_rate_per_s
     notes = []

@@ -19,7 +19,7 @@ import numpy as np
 from magicdec.counts import Array
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.plan.request import PlanRequest
-from magicdec.perfmodel.rate.replica import Work
+from magicdec.perfmodel.rate.replica import PassLimit
 from magicdec.perfmodel.rate.requests import (
     ALL_TURNS,
     MAX_RATE,
@@ -60,8 +60,8 @@ class Load:
     trace: Requests | None
     schedule: Schedule | None = None
     """A rate that changes over time."""
-    work: Work = dataclasses.field(
-        default_factory=lambda: Work(MAX_WORK),
+    work: PassLimit = dataclasses.field(
+        default_factory=lambda: PassLimit(MAX_WORK),
         compare=False,
         repr=False,
     )

@@ -41,7 +41,7 @@ Chunk = tuple[int, int, int, int]
 """A request, its tokens before and after a pass, and the group that computes them."""
 
 
-class Work:
+class PassLimit:
     """A bound on the passes of all schedulers that one question simulates."""
 
     def __init__(self, most: int) -> None:
@@ -99,11 +99,11 @@ class Replica:
         drafts: Drafts | None = None,
         seed: int = 0,
         users: int | None = None,
-        work: Work | None = None,
+        work: PassLimit | None = None,
     ) -> None:
         """With `users`, a closed loop: that many requests at first, and the next whenever one
         ends."""
-        self.work = work or Work(MOST_WORK)
+        self.work = work or PassLimit(MOST_WORK)
         self.requests = requests
         self.costs = costs
         self.limits = limits

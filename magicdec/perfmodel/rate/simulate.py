@@ -25,7 +25,7 @@ from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.memory import prompt_bytes
 from magicdec.perfmodel.prefix_cache import found_tokens, hits_of
 from magicdec.perfmodel.rate.costs import Costs, Drafts, nodes, num_blocks, tabulate
-from magicdec.perfmodel.rate.replica import Limits, Replica, Work
+from magicdec.perfmodel.rate.replica import Limits, PassLimit, Replica
 from magicdec.perfmodel.rate.requests import Requests
 from magicdec.perfmodel.setup import Cached, Points, Setup
 from magicdec.perfmodel.speedup import predict
@@ -322,7 +322,7 @@ def simulate(
     warm_up: float = 0.0,
     of_replicas: int | None = None,
     edges_s: Array | None = None,
-    work: Work | None = None,
+    work: PassLimit | None = None,
 ) -> Outcome:
     """The requests on so many replicas, which may stand for `of_replicas`. What is cached of each
     prompt counts as far as the server finds it. `edges_s`: the spans of a load that changes.
@@ -367,7 +367,7 @@ def simulate_closed(
     *,
     users: int,
     seed: int = 0,
-    work: Work | None = None,
+    work: PassLimit | None = None,
 ) -> Outcome:
     """A closed loop: `users` requests at first, and the next whenever one ends.
 

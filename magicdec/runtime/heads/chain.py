@@ -20,7 +20,7 @@ from torch import Tensor
 
 from magicdec.runtime.heads.layout import HeadLayout
 from magicdec.runtime.heads.vocabulary import ReducedVocabulary
-from magicdec.runtime.kv_cache import Kept
+from magicdec.runtime.kv_cache import TokenStorage
 from magicdec.runtime.layers import (
     ColumnParallelLinear,
     Norm,
@@ -44,7 +44,7 @@ class Head(ABC):
     vocabulary: ReducedVocabulary | None = None
 
     @property
-    def kept(self) -> dict[int, Kept]:
+    def kept(self) -> dict[int, TokenStorage]:
         """Storage of an entry in each layer."""
         kept = {}
         for index, layer in enumerate(self.layers):
