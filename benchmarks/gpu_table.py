@@ -353,7 +353,10 @@ class _ModelReport:
     @staticmethod
     def _draft_len(record: Record) -> float:
         """KV slots that a draft step reads, on average over a block."""
-        return float(record.draft_budget or 0) + (record.gamma - 1) / 2
+        cached = record.context_len
+        if record.draft_budget is not None:
+            cached = record.draft_budget
+        return cached + (record.gamma - 1) / 2
 
     def _byte_bound(self, record: Record) -> float:
         """Speedup if every step took its weights' and KV's bytes at one bandwidth, and nothing else."""

@@ -231,7 +231,7 @@ def draft_name(draft: str, method: str, budget: int | None = None) -> str:
         name = f"draft model {draft}"
     else:
         name = f"{draft}, {method_name(method)}"
-    if budget:
+    if budget is not None:
         return f"{name} {budget}"
     return name
 
@@ -244,7 +244,7 @@ def draft_id(draft: str, method: str, budget: int | None = None) -> str:
         name = method
     else:
         name = f"{draft} {method}"
-    if budget:
+    if budget is not None:
         return f"{name} {budget}"
     return name
 

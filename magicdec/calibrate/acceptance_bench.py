@@ -18,6 +18,7 @@ import msgspec
 
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.measure import BenchmarkRequest, BenchmarkSession
+from magicdec.naming import draft_id
 from magicdec.perfmodel import (
     AcceptanceProfile,
     Measurement,
@@ -112,11 +113,12 @@ def measure_acceptance(
         session = BenchmarkSession(wanted, progress=show)
         for number, speculation in enumerate(speculations):
             method, budget = speculation.draft_method, speculation.draft_budget
-            message = f"acceptance: {method} {budget or ''} at context {context}"
+            name = draft_id(speculation.draft, method, budget)
+            message = f"acceptance: {name} at context {context}"
             show(Step(message, done=number, total=len(speculations)))
             result = session.run(speculation, run_to_end=True)
             cell = {
-                "budget": budget or context,
+                "budget": context if budget is None else budget,
                 "context": context,
                 "temperature": request.temperature,
             }

@@ -78,9 +78,9 @@ SAMPLED_SHAPES = (
     EngineShape(40, 700, 72, 4), EngineShape(40, 2300, 384, 1), EngineShape(40, 3100, 640, 3),
 )  # fmt: skip
 HEAD_SHAPES = (
-    EngineShape(1, 500, 0, 2), EngineShape(2, 2900, 0, 4), EngineShape(5, 1300, 0, 1),
-    EngineShape(7, 2200, 0, 3), EngineShape(11, 1600, 0, 5), EngineShape(14, 800, 0, 2),
-    EngineShape(14, 2700, 0, 4), EngineShape(22, 500, 0, 3), EngineShape(22, 1700, 0, 1),
+    EngineShape(1, 500, None, 2), EngineShape(2, 2900, None, 4), EngineShape(5, 1300, None, 1),
+    EngineShape(7, 2200, None, 3), EngineShape(11, 1600, None, 5), EngineShape(14, 800, None, 2),
+    EngineShape(14, 2700, None, 4), EngineShape(22, 500, None, 3), EngineShape(22, 1700, None, 1),
 )  # fmt: skip
 """Shapes of a trained head, which has no budget."""
 GREEDY_SHAPES = (

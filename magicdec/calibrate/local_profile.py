@@ -64,12 +64,14 @@ class EngineShape:
 
     batch_size: int
     context_len: int
-    draft_budget: int
+    draft_budget: int | None
     gamma: int
 
     def columns(self, *, is_greedy: bool) -> Shape:
-        """As a timed point's shape."""
-        return {**asdict(self), "is_greedy": int(is_greedy)}
+        """As a timed point's shape, of whole numbers: 0 is the whole cache in files of points."""
+        shape = asdict(self)
+        shape["draft_budget"] = self.draft_budget or 0
+        return {**shape, "is_greedy": int(is_greedy)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -289,7 +289,7 @@ def _print_sensitivity(model: str, result: Sensitivity) -> None:
     from magicdec.reports import text_table
 
     best = result.configuration
-    if best.draft_budget:
+    if best.draft_budget is not None:
         budget = f" {best.draft_budget}"
     else:
         budget = ""

@@ -301,7 +301,13 @@ def choices_at(
     """
     gammas = np.array(situation.gammas)
     acceptance = situation.acceptance
-    at = Points(batch=batch, context=context, tp=float(situation.tp_size), gamma=gammas)
+    at = Points(
+        batch=batch,
+        context=context,
+        tp=float(situation.tp_size),
+        budget=situation.setup.speculation.draft_budget,
+        gamma=gammas,
+    )
     prediction = predict(situation.setup, acceptance, at)
     tokens = prediction.full(prediction.expected_tokens_per_step)
     tpot = prediction.full(prediction.tpot_s)

@@ -161,7 +161,13 @@ def estimated_seconds(plan: LoadPlan, setup: Setup, *, tp_size: int) -> float:
     batch = np.array([float(load.concurrency) for load in plan.loads])
     context = np.array([float(load.prompt_len) for load in plan.loads])
     outputs = np.array([float(load.output_len) for load in plan.loads])
-    points = Points(batch=batch, context=context, tp=float(tp_size), gamma=0)
+    points = Points(
+        batch=batch,
+        context=context,
+        tp=float(tp_size),
+        budget=setup.speculation.draft_budget,
+        gamma=0,
+    )
     prediction = predict(setup, None, points)
     prefill_s = batch * prediction.full(prediction.ttft_s)
     decoding_s = outputs * prediction.full(prediction.autoregressive_step_s)

@@ -91,6 +91,7 @@ def expected_step(
         batch=max(batch, 1.0),
         context=context,
         tp=float(tp_size),
+        budget=setup.speculation.draft_budget,
         gamma=np.array([gamma]),
     )
     prediction = predict(setup, acceptance, at)

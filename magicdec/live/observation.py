@@ -58,7 +58,7 @@ class Draft:
         if self.is_assumed:
             return "a draft that is not named"
         budget_text = ""
-        if self.budget:
+        if self.budget is not None:
             budget_text = f", budget {self.budget}"
         return draft_name(self.name, self.method) + budget_text
 

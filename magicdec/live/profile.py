@@ -46,7 +46,7 @@ def measurements(
 
 def _at(counts: Counts, draft: Draft, context: float) -> list[Measurement]:
     budget = context
-    if draft.budget:
+    if draft.budget is not None:
         budget = min(float(draft.budget), context)
     return measurements_of(
         counts, draft_method=draft.method, budget=budget, context=context

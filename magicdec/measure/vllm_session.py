@@ -141,10 +141,11 @@ class VllmSession:
 
     def _engine_arguments(self) -> dict[str, Any]:
         request = self.request
-        smallest = min(
-            (s.draft_budget or 0 for s in request.speculations),
-            default=DraftSettings().draft_budget,
-        )
+        budgets = []
+        for speculation in request.speculations:
+            if speculation.draft_budget is not None:
+                budgets.append(speculation.draft_budget)
+        smallest = min(budgets, default=DraftSettings().draft_budget)
         page_size = PAGE_SIZES[-1]
         for size in PAGE_SIZES:
             if smallest >= 3 * size:

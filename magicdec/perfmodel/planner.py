@@ -346,7 +346,7 @@ def _with_paying_rate(answer: Answer, lacking: NeedsAcceptance) -> NeedsAcceptan
     case = answer.case
     context = answer.document.context_len
     method = lacking.draft_method
-    budget = 0
+    budget: int | None = None
     if method in SPARSE_METHODS:
         budget = min(RATE_BUDGET, max(8, context // 2))
     model = None
@@ -363,7 +363,7 @@ def _with_paying_rate(answer: Answer, lacking: NeedsAcceptance) -> NeedsAcceptan
         draft_tp_size=case.request.draft_tp_size,
     )
     gammas = np.arange(1, DEFAULT_MAX_GAMMA + 1)
-    at = dataclasses.replace(answer.point, budget=float(budget), gamma=gammas)
+    at = dataclasses.replace(answer.point, budget=budget, gamma=gammas)
     rates = np.linspace(0.0, 1.0, 201)
     by_position = np.repeat(rates[:, None, None], len(gammas), axis=-1)
     tokens = expected_tokens_per_step(by_position, gammas)

@@ -4,7 +4,8 @@ the sampling.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -189,6 +190,22 @@ class Cached(NamedTuple):
 NOT_CACHED = Cached()
 
 
+def slots_of(budget: Any) -> Array:
+    """A draft budget, or several, as an array over points. The whole cache (None) is infinity there,
+    so that a step reads the least of its budget and the cache's length.
+    """
+    if budget is None:
+        budget = math.inf
+    elif isinstance(budget, (list, tuple)):
+        budget = [math.inf if slots is None else slots for slots in budget]
+    return np.asarray(budget, dtype=np.float64)
+
+
+def budgets_of(slots: Iterable[float]) -> list[int | None]:
+    """The draft budgets of an array over points; None: the whole cache."""
+    return [None if math.isinf(each) else int(each) for each in slots]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Points:
     """Configurations of one setup: numbers, or arrays that broadcast together (rows of one length,
@@ -200,7 +217,7 @@ class Points:
     """The prompt's length. A step is the mean one, at context + gen_len / 2."""
     tp: Any = 1
     budget: Any = None
-    """KV slots of a sparse draft; None: the speculation's."""
+    """KV slots of its cache that a draft step reads; None: the whole cache (see `slots_of`)."""
     gamma: Any = None
     """None: the speculation's."""
     gen_len: Any = 0.0
@@ -218,7 +235,7 @@ class Points:
         batch: Any,
         context: Any,
         tp: Any = (1,),
-        budget: Any = (0,),
+        budget: Sequence[int | None] = (None,),
         gamma: Any = (0,),
         gen_len: float = 0.0,
         max_len: Any = None,
@@ -237,7 +254,7 @@ class Points:
             batch=axis(batch, 0),
             context=axis(context, 1),
             tp=axis(tp, 2),
-            budget=axis(budget, 3),
+            budget=axis(slots_of(budget), 3),
             gamma=axis(gamma, 4),
             gen_len=gen_len,
             max_len=max_len,

@@ -30,7 +30,7 @@ from magicdec.perfmodel.memory import (
     prompt_bytes,
 )
 from magicdec.perfmodel.prefix_cache import hits_of
-from magicdec.perfmodel.setup import Cached, Points, Setup
+from magicdec.perfmodel.setup import Cached, Points, Setup, slots_of
 from magicdec.perfmodel.step import (
     StepTerms,
     looked_up_terms,
@@ -43,7 +43,7 @@ from magicdec.specs import AUTOREGRESSIVE, MAX_GAMMA, SPARSE_METHODS
 BoolArray = npt.NDArray[np.bool_]
 LIMITS = {
     "batch": (1.0, 1e7), "context": (0.0, 1e12), "tp": (1.0, 1e5), "gen_len": (-1e12, 1e12),
-    "gamma": (0.0, float(MAX_GAMMA)), "budget": (0.0, 1e12),
+    "gamma": (0.0, float(MAX_GAMMA)), "budget": (1.0, 1e12),
 }  # fmt: skip
 NAMES = {"budget": "draft budget", "gen_len": "gen-len"}
 AXES = (*LIMITS, "max_len")
@@ -157,9 +157,6 @@ class Prediction:
     def prefill_s(self) -> Array:
         """Seconds of the prefill of one request alone, the draft's included."""
         at = self.points
-        budget = None
-        if draft_of(self.setup).drafts:
-            budget = at.budget
 
         def whole_s(prompt_len: Any) -> Array:
             return prefill_terms(
@@ -167,7 +164,7 @@ class Prediction:
                 batch=1.0,
                 prompt_len=prompt_len,
                 tp_size=at.tp,
-                budget=budget,
+                budget=at.budget,
             ).total_s
 
         return self.hits.seconds_of_rest(whole_s, at.context)
@@ -259,26 +256,29 @@ class _Taken:
 
 
 def _whole(setup: Setup, points: Points) -> Points:
-    """The points as arrays, with the speculation's own gamma and budget where they have none.
+    """The points as arrays, with the speculation's own gamma where they have none.
 
-    Raises ConfigError unless every entry is a number within its limits (NaN is not)."""
-    own = {"gamma": setup.speculation.gamma, "budget": setup.speculation.draft_budget}
+    Raises ConfigError unless every entry is a number within its limits (NaN is not), and for a
+    sparse draft without a budget."""
+    speculation = setup.speculation
     axes: dict[str, Any] = {}
     for name in AXES:
-        given = getattr(points, name)
-        if given is None:
-            value = own.get(name)
-        else:
-            value = given
+        value = getattr(points, name)
+        if name == "gamma" and value is None:
+            value = speculation.gamma
+        if name == "budget":
+            value = slots_of(value)
         axes[name] = array = (
             None if value is None else np.asarray(value, dtype=np.float64)
         )
         if array is None or name not in LIMITS:
             continue
         low, high = LIMITS[name]
-        if name == "gamma" and setup.speculation.tree is not None:
+        if name == "gamma" and speculation.tree is not None:
             high = MAX_TREE
         inside = (array >= low) & (array <= high)
+        if name == "budget" and speculation.draft_method not in SPARSE_METHODS:
+            inside |= np.isposinf(array)
         if not np.all(inside):
             label = NAMES.get(name, name)
             raise ConfigError(

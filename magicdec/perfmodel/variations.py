@@ -349,7 +349,7 @@ def _draft_options(original: Plan, row: Candidate, engine: str) -> dict[str, Any
         "draft_weight_dtype": original.precision.draft_weight_dtype,
         "draft_kv_dtype": original.precision.draft_kv_dtype,
     }
-    if row.draft_budget:
+    if row.draft_budget is not None:
         options["draft_budgets"] = (row.draft_budget,)
     if not load_engine(engine).paths.draft_on_all_ranks:
         options["draft_tp_size"] = row.drafting.tp_size

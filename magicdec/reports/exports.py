@@ -369,7 +369,7 @@ def _sglang_window(best: Record) -> list[list[str]]:
     """
     engine = load_engine("sglang")
     own = engine.draft(best.draft, best.draft_method)
-    if not best.draft_budget or not own.window_setting:
+    if best.draft_budget is None or not own.window_setting:
         return []
     if not own.sink_setting:
         return [[own.window_setting, str(best.draft_budget)]]

@@ -414,7 +414,7 @@ def _result_order(row: Record) -> tuple[object, ...]:
         row.batch_size,
         row.context_len,
         row.draft_method,
-        row.draft_budget or 0,
+        math.inf if row.draft_budget is None else row.draft_budget,
         row.gamma,
     )
 

@@ -43,7 +43,8 @@ def predicted(request: pytest.FixtureRequest) -> tuple[Prediction, np.ndarray]:
     spec = SpeculationSpec(
         draft="self", draft_method="streamingllm", draft_budget=512, gamma=3
     )
-    points = Points(batch=np.array([4.0, 64.0, 128.0]), context=8192.0, tp=8, gamma=3)
+    batch = np.array([4.0, 64.0, 128.0])
+    points = Points(batch=batch, context=8192.0, tp=8, budget=512, gamma=3)
     prediction = predict(setup_of(spec), profile, points)
     return prediction, prediction.full(tokens_error(prediction, profile))
 

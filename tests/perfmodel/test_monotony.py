@@ -115,7 +115,12 @@ def check_context(asked: dict[str, Any]) -> None:
     setup = setup_of(asked)
     if setup is None:
         return
-    points = Points(batch=float(asked["batch"]), context=CONTEXTS, tp=asked["tp"])
+    points = Points(
+        batch=float(asked["batch"]),
+        context=CONTEXTS,
+        tp=asked["tp"],
+        budget=setup.speculation.draft_budget,
+    )
     try:
         seconds = predict(setup, None, points).autoregressive_step_s
     except MagicdecError:

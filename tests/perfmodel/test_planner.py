@@ -58,7 +58,8 @@ def test_the_best_equals_brute_force() -> None:
         spec = SpeculationSpec(
             draft="self", draft_method="streamingllm", draft_budget=budget, gamma=gamma
         )
-        one = predict(setup_of(spec), STREAMING, Points(batch=64, context=32_768, tp=8))
+        points = Points(batch=64, context=32_768, tp=8, budget=budget)
+        one = predict(setup_of(spec), STREAMING, points)
         speedups[budget, gamma] = float(one.speedup)
     best = max(speedups, key=lambda key: speedups[key])
     assert (document.best.draft_budget, document.best.gamma) == best
@@ -87,7 +88,7 @@ def test_the_search_under_a_latency_limit_equals_brute_force() -> None:
         rows = predict(
             setup_of(spec),
             STREAMING,
-            Points(batch=batches, context=16_384, tp=tp, gamma=gammas),
+            Points(batch=batches, context=16_384, tp=tp, budget=512, gamma=gammas),
         )
         tpot = rows.full(rows.tpot_s)
         for batch, gamma in np.argwhere(
@@ -256,7 +257,8 @@ def test_break_even_contexts_are_where_the_speedup_is_one() -> None:
         spec = SpeculationSpec(
             draft="self", draft_method="streamingllm", draft_budget=128, gamma=1
         )
-        points = Points(batch=batch, context=context, tp=8, gamma=np.arange(1, 13))
+        gammas = np.arange(1, 13)
+        points = Points(batch=batch, context=context, tp=8, budget=128, gamma=gammas)
         assert predict(
             setup_of(spec), STREAMING, points
         ).speedup.max() == pytest.approx(1.0, abs=0.03)
@@ -546,7 +548,7 @@ def test_a_small_batch_is_less_certain_where_sequences_differ() -> None:
     rng = np.random.default_rng(1)
     gamma, widths = 4, {}
     for batch in (4, 4096):
-        points = Points(batch=batch, context=32768, tp=8)
+        points = Points(batch=batch, context=32768, tp=8, budget=512)
         spec = SpeculationSpec(
             draft="self", draft_method="streamingllm", draft_budget=512, gamma=gamma
         )

@@ -56,6 +56,7 @@ def step(
         "speculation": speculation,
     }
     numbers = {"batch": 64, "context": 32_000, "tp": 8}
+    numbers["budget"] = speculation.draft_budget
     for name, value in fields.items():
         (numbers if name in Points.__dataclass_fields__ else options)[name] = value
     return predict(Setup(**options), acceptance, Points(**numbers))
@@ -212,7 +213,7 @@ def test_drafting_without_acceptance_is_refused() -> None:
     [
         {"batch": 0}, {"batch": float("nan")}, {"batch": np.array([1.0, 1e300])}, {"context": -1}, {"tp": 0},
         {"context": float("inf")}, {"gamma": -1}, {"gamma": 33}, {"budget": float("nan")},
-        {"gen_len": float("nan")},
+        {"budget": 0}, {"budget": None}, {"gen_len": float("nan")},
     ],
 )  # fmt: skip
 def test_numbers_out_of_range_never_reach_the_formula(fields: dict[str, Any]) -> None:

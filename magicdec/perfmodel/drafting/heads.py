@@ -15,7 +15,7 @@ from magicdec.perfmodel.footprint import expert_share, kv_bytes
 from magicdec.perfmodel.forward import size
 from magicdec.perfmodel.kernels.gemm import linear
 from magicdec.perfmodel.kernels.op import ForwardTime, Op, fixed, merged
-from magicdec.perfmodel.setup import Setup
+from magicdec.perfmodel.setup import Setup, slots_of
 from magicdec.specs import (
     MLP,
     PUBLISHED_HEADS,
@@ -59,12 +59,11 @@ class Head(SeparateNetwork):
         return self.setup.speculation.draft_budget is not None
 
     def tokens_read(self, kv_len: Any, budget: Any) -> Array:
-        """The window, or all where it has none (0) or is longer."""
+        """The window, or all where it is longer."""
         tokens: Array = np.asarray(kv_len, dtype=np.float64)
-        if not self.has_budget or budget is None:
+        if not self.has_budget:
             return tokens
-        window = np.asarray(budget, dtype=np.float64)
-        return np.where(window > 0, np.minimum(window, tokens), tokens)
+        return np.minimum(slots_of(budget), tokens)
 
     def context_seen(self, kv_len: Any, budget: Any) -> Array:
         """The window, beyond which the head sees nothing; a longer context does it no harm then."""
@@ -75,11 +74,8 @@ class Head(SeparateNetwork):
         length: Array = np.asarray(kept.length, dtype=np.float64)
         if not self.has_budget or self.setup.engine.paths.draft_window_cache == "all":
             return length
-        if kept.budget is None:
-            return length
-        window = np.asarray(kept.budget, dtype=np.float64)
-        slots = window + 2.0 * (kept.gamma + 1.0)
-        return np.where(window > 0, np.minimum(slots, length), length)
+        slots = slots_of(kept.budget) + 2.0 * (kept.gamma + 1.0)
+        return np.minimum(slots, length)
 
     def weights_bytes(self, tp: Array) -> Any:
         """Its layers, the projection of its input, and a vocabulary of its own; other tables are

@@ -35,7 +35,7 @@ from magicdec.perfmodel.kernels.op import (
     Where,
     fixed,
 )
-from magicdec.perfmodel.setup import Setup
+from magicdec.perfmodel.setup import Setup, slots_of
 from magicdec.perfmodel.vocabulary import sampling_ops
 from magicdec.specs import ModelSpec, Parallelism, valid_tp_sizes
 
@@ -60,11 +60,11 @@ class Network(Draft):
         return self.is_sparse
 
     def tokens_read(self, kv_len: Any, budget: Any) -> Array:
-        """The budget, or all where the cache is full or shorter."""
+        """The budget, or all where the cache is shorter."""
         tokens: Array = np.asarray(kv_len, dtype=np.float64)
-        if self.has_budget and budget is not None:
-            tokens = np.minimum(np.asarray(budget, dtype=np.float64), tokens)
-        return tokens
+        if not self.has_budget:
+            return tokens
+        return np.minimum(slots_of(budget), tokens)
 
     def tokens_kept(self, kept: KeptTokens) -> Array:
         """Slots of a sequence in its cache."""

@@ -233,19 +233,19 @@ def _budgets_of(
     request: PlanRequest,
     usable: tuple[int, ...],
     context: int,
-) -> tuple[int, ...]:
+) -> tuple[int | None, ...]:
     """Budgets to try. For a sparse draft these are the usable ones; for a head, the windows that
-    the engine can cut its attention to, and last its whole cache. 0 is the whole cache."""
+    the engine can cut its attention to, and last its whole cache (None)."""
     if method in SPARSE_METHODS:
         return usable
     if not engine.draft("", method).window_setting:
-        return (0,)
+        return (None,)
     if request.draft_budgets:
         return usable
     if method == "mtp" and context < LONG_CONTEXT:
-        return (0,)
+        return (None,)
     windows = (window for window in HEAD_WINDOWS if window in usable)
-    return (*windows, 0)
+    return (*windows, None)
 
 
 def _named_head(path: str, draft: str | None) -> HeadSpec:

@@ -319,13 +319,13 @@ def grid_of(
 ) -> Points:
     """Batches and contexts at the best candidate's tp. With a draft, every gamma of it, at
     `leading`'s budget or at all budgets."""
-    budgets: tuple[int, ...]
+    budgets: tuple[int | None, ...]
     if option is None:
-        budgets = (0,)
+        budgets = (None,)
     elif leading is None:
         budgets = option.budgets
     else:
-        budgets = (leading.draft_budget or 0,)
+        budgets = (leading.draft_budget,)
     return Points.grid(
         batch=batches,
         context=contexts,

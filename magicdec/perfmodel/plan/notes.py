@@ -92,7 +92,7 @@ def _on_pool(case: Case, best: Candidate) -> Iterator[str]:
         batch=1.0,
         context=float(best.context_len),
         tp=best.tp_size,
-        budget=best.draft_budget or 0,
+        budget=best.draft_budget,
         gamma=best.gamma,
     )
     law = None if option is None else option.acceptance
@@ -292,7 +292,7 @@ def _on_hits(case: Case, best: Candidate) -> Iterator[str]:
         batch=float(best.batch_size),
         context=case.lengths.prompt_len,
         tp=best.tp_size,
-        budget=best.draft_budget or 0,
+        budget=best.draft_budget,
         gamma=best.gamma,
         gen_len=case.lengths.growth,
         cached=case.request.cached,
@@ -326,11 +326,11 @@ def _has_the_draft_of(row: Candidate, best: Candidate) -> bool:
 def _on_window(case: Case, best: Candidate, drafted: list[Candidate]) -> Iterator[str]:
     """The speedup of a head with the chosen window, compared with its whole cache."""
     flag = case.engine.draft(best.draft, best.draft_method).window_setting
-    if not best.draft_budget or not flag:
+    if best.draft_budget is None or not flag:
         return
     whole = []
     for row in drafted:
-        if not row.draft_budget and _has_the_draft_of(row, best):
+        if row.draft_budget is None and _has_the_draft_of(row, best):
             whole.append(row)
     if not whole:
         return
@@ -345,7 +345,8 @@ def _on_window(case: Case, best: Candidate, drafted: list[Candidate]) -> Iterato
 def _why(case: Case, best: Candidate) -> str:
     """The reason why a window raises acceptance: the head was trained on contexts of its length."""
     trained = case.option_of(best).acceptance.trained_len
-    if trained is None or (best.draft_budget or 0) > trained:
+    window = best.draft_budget
+    if trained is None or window is None or window > trained:
         return ""
     return f", within the {trained:,} that such heads are usually trained on"
 
@@ -548,7 +549,7 @@ def _extrapolation(
             inside, key=lambda row: (row.within_limits, row.fits, row.rate_per_gpu)
         )
         budget = ""
-        if row.draft_budget:
+        if row.draft_budget is not None:
             budget = f"budget {row.draft_budget}, "
         note += (
             f"; inside, {budget}gamma {row.gamma} gives {row.gain.speedup:.2f}x "

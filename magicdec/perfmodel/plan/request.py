@@ -135,12 +135,12 @@ def _name_of(
 
 @dataclass(frozen=True, kw_only=True)
 class DraftOption:
-    """One draft and method with its budgets (0: the full cache) and its acceptance."""
+    """One draft and method with its budgets (None: its whole cache) and its acceptance."""
 
     draft: str
     method: DraftMethod
     model: ModelSpec | None
-    budgets: tuple[int, ...]
+    budgets: tuple[int | None, ...]
     acceptance: AcceptanceProfile
     draft_tp_size: int | None = None
     head: HeadSpec | None = None
@@ -158,13 +158,11 @@ class DraftOption:
     """Question to which the belief answered with this acceptance. None: it was measured or
     given."""
 
-    def speculation(self, *, budget: int | None = None) -> SpeculationSpec:
-        if budget is None:
-            budget = self.budgets[0]
+    def speculation(self) -> SpeculationSpec:
         return SpeculationSpec(
             draft=self.draft,
             draft_method=self.method,
-            draft_budget=budget or None,
+            draft_budget=self.budgets[0],
             draft_tp_size=self.draft_tp_size,
             head=self.head,
             tree=self.tree,

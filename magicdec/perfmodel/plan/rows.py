@@ -31,7 +31,7 @@ from magicdec.perfmodel.plan.choice import keeps_limits
 from magicdec.perfmodel.plan.request import Case
 from magicdec.perfmodel.plan.standing import is_named, published_head
 from magicdec.perfmodel.serving import WholeRequests, whole_requests
-from magicdec.perfmodel.setup import Points, Setup, microbatch
+from magicdec.perfmodel.setup import Points, Setup, budgets_of, microbatch
 from magicdec.perfmodel.speedup import BoolArray, Prediction
 from magicdec.schema import PLUGIN, Candidate, nested
 from magicdec.units import MEGA, SECONDS_PER_HOUR, format_tokens
@@ -285,9 +285,7 @@ class Rows(Users):
 
     @property
     def budget(self) -> list[int | None]:
-        if self.points.budget is None:
-            return self.column(None)
-        return [int(budget) or None for budget in self.column(self.points.budget)]
+        return budgets_of(self.column(self.points.budget))
 
     @property
     def budget_share(self) -> list[float | None]:
@@ -296,15 +294,15 @@ class Rows(Users):
         for budget, context in zip(
             self.budget, self.column(whole_numbers(self.points.context)), strict=True
         ):
-            shares.append(budget / context if budget else None)
+            shares.append(None if budget is None else budget / context)
         return shares
 
     @cached_property
     def context_seen(self) -> list[float]:
         """Context at which the draft's acceptance is that of one with its whole cache."""
-        budget = 0.0 if self.points.budget is None else self.points.budget
         context = np.floor(self.points.context)
-        return self.column(draft_of(self.setup).context_seen(context, budget))
+        draft = draft_of(self.setup)
+        return self.column(draft.context_seen(context, self.points.budget))
 
     @property
     def checkpoint(self) -> str:
@@ -342,7 +340,7 @@ class Rows(Users):
         for budget, seen, gamma in zip(
             self.budget, self.context_seen, gammas, strict=True
         ):
-            outside.append(_is_extrapolated(self.law, budget or 0, seen, gamma))
+            outside.append(_is_extrapolated(self.law, budget, seen, gamma))
         return outside
 
     @cached_property
@@ -419,7 +417,7 @@ def reservations(
 
 def _is_extrapolated(
     acceptance: AcceptanceProfile,
-    budget: float,
+    budget: int | None,
     context: float,
     gamma: int,
 ) -> bool:
@@ -433,9 +431,9 @@ def _is_extrapolated(
     return _is_outside(context, acceptance.measured_contexts)
 
 
-def _is_outside(value: float, measured: list[float]) -> bool:
-    """Whether a value lies outside the measured ones; 0 and nothing measured do not."""
-    if value <= 0 or not measured:
+def _is_outside(value: float | None, measured: list[float]) -> bool:
+    """Whether a value lies outside the measured ones; a whole cache and an empty context do not."""
+    if not value or not measured:
         return False
     lowest = min(measured) / MEASURED_RANGE
     highest = max(measured) * MEASURED_RANGE

@@ -138,7 +138,7 @@ def largest_that_runs(
     narrowed = dataclasses.replace(
         case,
         tp_sizes=(row.tp_size,),
-        options=(dataclasses.replace(option, budgets=(row.draft_budget or 0,)),),
+        options=(dataclasses.replace(option, budgets=(row.draft_budget,)),),
     )
     option = narrowed.options[0]
     largest = int(narrowed.largest_batches(option=option, budget=row.draft_budget)[0])
@@ -173,7 +173,7 @@ def every_gamma(
         request=msgspec.structs.replace(case.request, gamma=None),
         tp_sizes=(row.tp_size,),
     )
-    narrowed = dataclasses.replace(option, budgets=(row.draft_budget or 0,))
+    narrowed = dataclasses.replace(option, budgets=(row.draft_budget,))
     gammas = tuple(range(1, max(deepest, *free.gammas_of(option)) + 1))
     batches = np.asarray([float(row.batch_size)])
     points = _points(free, narrowed, batches, gammas)
@@ -234,7 +234,9 @@ def most_that_fit(case: Case) -> float:
     alone = float(case.largest_batches().max(initial=0))
     most = alone
     for option in case.options:
-        budget = max(option.budgets)
+        # the widest window where windows are tried: the whole cache is then one choice of several
+        windows = [budget for budget in option.budgets if budget is not None]
+        budget = max(windows, default=None)
         drafted = float(
             case.largest_batches(option=option, budget=budget, gamma=1).max()
         )
@@ -320,7 +322,7 @@ def _points(
 ) -> Points:
     """Every combination that the case searches of a draft; `gammas` None: those of the case."""
     lengths = case.lengths
-    budgets: tuple[int, ...] = (0,)
+    budgets: tuple[int | None, ...] = (None,)
     if option is not None:
         budgets = option.budgets
     return Points.grid(

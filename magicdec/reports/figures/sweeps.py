@@ -131,7 +131,7 @@ def speedup_by_budget(data: ReportData) -> Chart | None:
     budgets: set[int] = set()
     for draft, rows in sorted(_by_draft(data.rows, reference).items()):
         line = _best_line(rows, draft_name(*draft))
-        own_budgets = {row.draft_budget or 0 for row in line.rows}
+        own_budgets = {_slots(row) for row in line.rows}
         if len(own_budgets) > 1:
             lines.append(line)
             budgets |= own_budgets
@@ -158,9 +158,16 @@ def _by_draft(
     by_draft: dict[tuple[str, str], list[Record]] = defaultdict(list)
     for row in rows:
         has_gain = row.is_speculative and row.speedup
-        if has_gain and row.draft_budget and _is_alike(row, reference):
+        has_budget = row.draft_budget is not None
+        if has_gain and has_budget and _is_alike(row, reference):
             by_draft[row.draft, row.draft_method].append(row)
     return by_draft
+
+
+def _slots(row: Record) -> int:
+    """The budget of a row that has one."""
+    assert row.draft_budget is not None
+    return row.draft_budget
 
 
 def _best_line(rows: Sequence[Record], name: str) -> Line:
@@ -169,7 +176,7 @@ def _best_line(rows: Sequence[Record], name: str) -> Line:
     """
     by_budget: dict[int, list[Record]] = defaultdict(list)
     for row in rows:
-        by_budget[row.draft_budget or 0].append(row)
+        by_budget[_slots(row)].append(row)
     predicted: list[Record] = []
     measured: list[Record] = []
     for _, of_budget in sorted(by_budget.items()):
