@@ -44,7 +44,7 @@ from magicdec.perfmodel import (
     standing,
     tree_error,
 )
-from magicdec.reports import acceptance_of
+from magicdec.reports import PROMPT_LOOKUP_MAX, acceptance_of
 from magicdec.schema import Candidate, TableGamma
 from magicdec.specs import (
     DTYPE_BYTES,
@@ -64,8 +64,6 @@ from magicdec.units import format_count
 USUAL_HARDWARE = "h100-sxm-80gb"
 USUAL_BATCH = 32
 USUAL_CONTEXT = 4096
-PROMPT_LOOKUP_MAX = 4
-"""Longest n-gram that an n-gram draft looks up, where none was replayed."""
 NOTEWORTHY = 1.02
 """Gains below this are not named."""
 LIGHT_LOADS = (1, 4, 16)

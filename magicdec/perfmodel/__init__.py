@@ -146,7 +146,6 @@ if TYPE_CHECKING:
     from magicdec.perfmodel.rate.capacity import simulated
     from magicdec.perfmodel.rate.replica import PassLimit
     from magicdec.perfmodel.rate.requests import (
-        MAX_TOKENS,
         MIN_RATE,
         Requests,
         alike,

@@ -8,7 +8,12 @@ if TYPE_CHECKING:
     from magicdec.reports.cost_check import write_cost_check
     from magicdec.reports.data import ReportData, candidate_record
     from magicdec.reports.deployment import Deployment
-    from magicdec.reports.exports import check_engine, export, write_settings
+    from magicdec.reports.exports import (
+        PROMPT_LOOKUP_MAX,
+        check_engine,
+        export,
+        write_settings,
+    )
     from magicdec.reports.figures import FIGURES, draw, draw_by_device
     from magicdec.reports.figures.chart import PAPER, png, raw_svg
     from magicdec.reports.headline import headline_of

@@ -49,6 +49,7 @@ PLUGIN_METHODS = ("streamingllm",)
 """Self-drafts that magicdec's own plugin (magicdec/vllm) runs in vLLM on any device."""
 PLUGIN_PAGE_SIZE, PLUGIN_SMALLEST_BUDGET = 32, 96
 PROMPT_LOOKUP_MAX = 4
+"""Longest n-gram that an n-gram draft looks up, where none was replayed."""
 
 
 def export(

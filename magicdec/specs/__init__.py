@@ -121,6 +121,11 @@ if TYPE_CHECKING:
         head_method,
         load_head,
     )
-    from magicdec.specs.workload import RequestShape, WorkloadSpec, load_workload
+    from magicdec.specs.workload import (
+        MAX_TOKENS,
+        RequestShape,
+        WorkloadSpec,
+        load_workload,
+    )
 else:
     __getattr__, __dir__, __all__ = door(__name__, __file__)

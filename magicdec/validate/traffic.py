@@ -30,7 +30,6 @@ import numpy as np
 
 from magicdec.errors import ConfigError, MagicdecError
 from magicdec.perfmodel import (
-    MAX_TOKENS,
     MIN_RATE,
     Outcome,
     PassLimit,
@@ -45,6 +44,7 @@ from magicdec.progress import Progress, Step
 from magicdec.schema import ErrorSummary
 from magicdec.specs import (
     AUTOREGRESSIVE,
+    MAX_TOKENS,
     SamplingSpec,
     load_engine,
     load_model_spec,

@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.rate.requests import MAX_TOKENS, read_requests
+from magicdec.perfmodel.rate.requests import read_requests
+from magicdec.specs.workload import MAX_TOKENS
 
 SHARED_FOLDER = settings(
     max_examples=60,

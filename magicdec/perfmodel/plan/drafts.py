@@ -58,7 +58,6 @@ from magicdec.specs import (
 )
 from magicdec.tasks import shares_of
 
-GIGA = 1e9
 DEFAULT_BUDGETS = (64, 128, 256, 512, 1024, 2048, 4096)
 NUM_DRAFT_MODELS = 2
 """Number of catalog draft models that a plan considers by default."""

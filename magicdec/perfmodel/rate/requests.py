@@ -33,7 +33,7 @@ from magicdec.counts import Array
 from magicdec.errors import ConfigError
 from magicdec.files import LIMIT_BYTES, decode_json, read_text
 from magicdec.perfmodel.rate import gateway
-from magicdec.specs import WorkloadSpec
+from magicdec.specs import MAX_TOKENS, WorkloadSpec
 from magicdec.units import MILLI
 
 Whole = npt.NDArray[np.int64]
@@ -41,7 +41,6 @@ MOONCAKE_BLOCK = 512
 COLUMNS = ("arrival", "prompt", "output", "cached")
 OPTIONAL = ("cached", "shared")
 MAX_ARRIVAL_S = 1e12
-MAX_TOKENS = 2**26
 MIN_RATE = 1e-6
 MAX_RATE = 1e6
 """Requests per second; more than that arrive at once."""
