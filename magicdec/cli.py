@@ -91,10 +91,10 @@ COMMANDS = {
 """By name: module in commands/, function, and what its help ends with. In the order that the help
 shows.
 """
-GROUPS = ("validate", "records")
+COMMAND_GROUPS = ("validate", "records")
 """Modules in commands/ of commands that have commands of their own."""
 TAKE_DEFAULTS = ("plan", "sensitivity", "explore")
-RUN_MODELS = ("run", "calibrate", "profile-acceptance", "tune", "demo", *GROUPS)
+RUN_MODELS = ("run", "calibrate", "profile-acceptance", "tune", "demo", *COMMAND_GROUPS)
 """Commands that compute, or start what computes: these keep the threads that were set up for it."""
 DEFAULT_OPTIONS = ("model", "hardware", "engine")
 """Options of these commands that a file of the user's may set."""
@@ -106,14 +106,14 @@ def register_commands(*names: str) -> None:
     `main` adds the one that is called: importing all, and reading their options, takes as long as a
     small plan.
     """
-    names = names or (*COMMANDS, *GROUPS)
+    names = names or (*COMMANDS, *COMMAND_GROUPS)
     there = {each.name for each in app.registered_commands} | {
         each.name for each in app.registered_groups
     }
     for name in names:
         if name in there:
             continue
-        if name in GROUPS:
+        if name in COMMAND_GROUPS:
             app.add_typer(import_module(f"magicdec.commands.{name}").app, name=name)
         else:
             module_name, function, epilog = COMMANDS[name]
@@ -167,7 +167,7 @@ def _run() -> object:
         # NumPy's BLAS takes one thread per core as it is loaded, which wait in a loop between the
         # small products of a plan: half as much processor time again, and no less waiting.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    if command in COMMANDS or command in GROUPS:
+    if command in COMMANDS or command in COMMAND_GROUPS:
         register_commands(command)
     else:
         register_commands()

@@ -24,7 +24,7 @@ import msgspec
 from magicdec.errors import ConfigError, MagicdecError, StorageError
 from magicdec.units import MIB, format_bytes
 
-LIMIT_BYTES = 64 * MIB
+PROFILE_LIMIT_BYTES = 64 * MIB
 """Size above which no profile, configuration or grid is read."""
 RESULTS_LIMIT_BYTES = 1024 * MIB
 """Size above which no records and no result file of another tool are read."""
@@ -87,7 +87,7 @@ def read_bytes(
     path: Path,
     what: str = "",
     *,
-    limit_bytes: int = LIMIT_BYTES,
+    limit_bytes: int = PROFILE_LIMIT_BYTES,
     error: type[MagicdecError] = ConfigError,
 ) -> bytes:
     """The content of any file that a user names, unless it is larger than `limit_bytes`; of a pipe,
@@ -128,7 +128,7 @@ def read_text(
     path: Path,
     what: str = "",
     *,
-    limit_bytes: int = LIMIT_BYTES,
+    limit_bytes: int = PROFILE_LIMIT_BYTES,
     error: type[MagicdecError] = ConfigError,
 ) -> str:
     """The UTF-8 text of a file, as `read_bytes`."""
@@ -150,7 +150,7 @@ def read_csv(path: Path, what: str = "") -> list[dict[str, str]]:
     try:
         data = read_bytes(path, what)
         if path.suffix == ".gz":
-            text = gzip.GzipFile(fileobj=io.BytesIO(data)).read(LIMIT_BYTES)
+            text = gzip.GzipFile(fileobj=io.BytesIO(data)).read(PROFILE_LIMIT_BYTES)
         else:
             text = data
         rows = list(csv.DictReader(text.decode("utf-8-sig").splitlines()))

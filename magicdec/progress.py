@@ -30,7 +30,7 @@ class Done(str):
 
 
 Progress = Callable[[str], None]
-PARTS = 10_000
+STAGE_STEPS = 10_000
 """Steps of a whole that is made of stages."""
 
 
@@ -58,7 +58,11 @@ class Stages:
             if isinstance(message, Step):
                 inside = max(inside, message.done / message.total)
             self._progress(
-                Step(message, done=int(PARTS * (before + share * inside)), total=PARTS)
+                Step(
+                    message,
+                    done=int(STAGE_STEPS * (before + share * inside)),
+                    total=STAGE_STEPS,
+                )
             )
 
         return show

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from magicdec.progress import PARTS, Stages, Step
+from magicdec.progress import STAGE_STEPS, Stages, Step
 from tests.processes import watched
 
 SCRIPT = """
@@ -47,7 +47,7 @@ def test_stages_are_one_whole_that_never_goes_back() -> None:
 
     def show(message: str) -> None:
         assert isinstance(message, Step)
-        assert message.total == PARTS
+        assert message.total == STAGE_STEPS
         shown.append(message)
 
     whole = Stages(show, [1.0, 3.0])
@@ -59,7 +59,7 @@ def test_stages_are_one_whole_that_never_goes_back() -> None:
     inner = Stages(second, [1.0, 1.0]).stage(1)
     inner(Step("three quarters", done=1, total=2))
     second("a word")
-    assert [step.done / PARTS for step in shown] == [
+    assert [step.done / STAGE_STEPS for step in shown] == [
         0.0,
         0.125,
         0.125,

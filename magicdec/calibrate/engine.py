@@ -477,7 +477,7 @@ FREE_WITH_HEAD = FREE | {
 }
 """The fitted constants where a head was timed too: its pass has fewer layers than the target's,
 which tells what a pass costs from what its layers cost."""
-PRIOR_WEIGHT = 0.05
+PHASE_PRIOR_WEIGHT = 0.05
 FITTED_PHASES = ("autoregressive", "draft", "verify")
 SMALLEST_ERROR, LARGEST_ERROR = 0.03, 0.5
 
@@ -542,7 +542,7 @@ def fit_engine(
     solution = solve(
         free,
         residuals,
-        pull=PRIOR_WEIGHT,
+        pull=PHASE_PRIOR_WEIGHT,
         loss="soft_l1",
         f_scale=0.1,
     )

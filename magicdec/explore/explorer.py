@@ -73,7 +73,7 @@ COMPARED_GPUS = (
     "rtx-4090-24gb",
 )
 """GPUs that a question is asked on too, on request."""
-DRAFT_FIELDS = ("draft", "draft_method", "draft_budget")
+DRAFT_CONTROLS = ("draft", "draft_method", "draft_budget")
 WAIT_S = 0.5
 _drawing = threading.Lock()  # matplotlib keeps state between calls
 
@@ -386,7 +386,7 @@ def _leading_drafts(document: Plan) -> Table | None:
     """The candidates' best gamma for each draft and budget (the planner puts the best first)."""
     best: dict[tuple[Any, ...], Candidate] = {}
     for row in document.candidates:
-        best.setdefault(tuple(getattr(row, name) for name in DRAFT_FIELDS), row)
+        best.setdefault(tuple(getattr(row, name) for name in DRAFT_CONTROLS), row)
     table = candidate_table(
         _report_data(msgspec.structs.replace(document, candidates=list(best.values())))
     )

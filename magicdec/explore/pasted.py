@@ -15,7 +15,7 @@ from typing import NoReturn
 import msgspec
 
 from magicdec.errors import ConfigError
-from magicdec.explore.state import METHODS, NO_DRAFT, Catalog, link
+from magicdec.explore.state import DRAFT_CHOICES, NONE_CHOSEN, Catalog, link
 from magicdec.live import (
     AskedLoad,
     Line,
@@ -47,7 +47,7 @@ class Pasted:
 SENTENCES = ("wrong:", "advice:")
 """Beginnings of the lines of an observation that are read before its tables."""
 MOST_CPU_S = 30
-MOST_BYTES = 2 * GIB
+MOST_ADDRESS_SPACE_BYTES = 2 * GIB
 """Processor time and address space that one command may take to be read and weighed."""
 
 
@@ -62,12 +62,12 @@ class Checked:
 
     def __call__(self, progress: Progress) -> Pasted:
         """Raises MagicdecError for what cannot be read or planned within the bounds."""
-        bound_this_process(most_cpu_s=MOST_CPU_S, most_bytes=MOST_BYTES)
+        bound_this_process(most_cpu_s=MOST_CPU_S, most_bytes=MOST_ADDRESS_SPACE_BYTES)
         try:
             return pasted(self.catalog, self.state, self.text)
         except MemoryError:
             raise ConfigError(
-                f"reading this command takes more than {format_bytes(MOST_BYTES)}"
+                f"reading this command takes more than {format_bytes(MOST_ADDRESS_SPACE_BYTES)}"
             ) from None
 
 
@@ -111,7 +111,7 @@ def pasted(catalog: Catalog, state: Request, text: str) -> Pasted:
     load = _load(catalog, state, command)
     result = check_command(command, load, reads_files=False)
     asked = as_asked(command, load).record()
-    if asked.draft in METHODS:
+    if asked.draft in DRAFT_CHOICES:
         asked = msgspec.structs.replace(asked, draft=None, draft_method=asked.draft)
     if state.price_per_hour_usd is not None:
         asked = msgspec.structs.replace(
@@ -129,7 +129,7 @@ def _observed(catalog: Catalog, state: Request, seen: Observation) -> Pasted:
         model = catalog.model(served)
     draft = None
     named = state.draft_method or state.draft
-    if seen.announced is None and named not in (None, NO_DRAFT):
+    if seen.announced is None and named not in (None, NONE_CHOSEN):
         draft = parse_draft(named)
     serving = Serving(
         model=model,
@@ -161,7 +161,7 @@ def _within(catalog: Catalog, command: ServeCommand) -> ServeCommand:
     if hardware is not None:
         hardware = catalog.device(hardware)
     speculation = command.speculation
-    if speculation is not None and speculation.draft not in METHODS:
+    if speculation is not None and speculation.draft not in DRAFT_CHOICES:
         draft = catalog.model(speculation.draft, "draft")
         speculation = msgspec.structs.replace(speculation, draft=draft)
     return msgspec.structs.replace(

@@ -39,7 +39,7 @@ from magicdec.explore.explorer import (
     Explorer,
     Reply,
 )
-from magicdec.explore.uploads import MOST_BYTES, too_large
+from magicdec.explore.uploads import MOST_UPLOAD_BYTES, too_large
 from magicdec.reports import TEMPLATES as REPORT_TEMPLATES
 from magicdec.specs import MOST_TEXT
 
@@ -72,7 +72,7 @@ POLICY = (
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 JSON, SVG, PLAIN = "application/json", "image/svg+xml", "text/plain"
-LONGEST_NAME = 100
+LONGEST_PAGE_NAME = 100
 """Characters of a page's own name that are read."""
 
 
@@ -204,7 +204,7 @@ class Handler(BaseHTTPRequestHandler):
 
     @property
     def _client(self) -> Client:
-        page = self.headers.get("X-Asker", "")[:LONGEST_NAME]
+        page = self.headers.get("X-Asker", "")[:LONGEST_PAGE_NAME]
         return Client(page=page, is_gone=self._is_gone, may_start=self._is_own)
 
     def _is_gone(self) -> bool:
@@ -258,7 +258,7 @@ class Handler(BaseHTTPRequestHandler):
         self.close_connection = True  # until its body is read
         if path == "/upload":
             name = dict(parse_qsl(query)).get("name", "")
-            content = self._body(MOST_BYTES, too_large(name[:40]))
+            content = self._body(MOST_UPLOAD_BYTES, too_large(name[:40]))
             token = explorer.catalog.uploads.add(name, content)
             return HTTPStatus.OK, PLAIN, token
         if path not in ("/", "/check"):

@@ -41,8 +41,8 @@ from magicdec.specs import (
 )
 from magicdec.tasks import ALIASES, TASKS
 
-METHODS = (*SPARSE_METHODS, "full", *OWN_METHOD)
-NO_DRAFT = "none"
+DRAFT_CHOICES = (*SPARSE_METHODS, "full", *OWN_METHOD)
+NONE_CHOSEN = "none"
 EXAMPLE = (
     "model=llama-3.1-8b&hardware=l4-24gb&context=1024&gen_len=64&rate=1&p95_ttft_ms=1500"
     "&p95_tpot_ms=80"
@@ -175,7 +175,7 @@ class Catalog:
         if not isinstance(model, ModelSpec):
             model = load_model_spec(model)
         engine = engine_of(request, request.hardware[0])
-        return [NO_DRAFT, *offered(model, request, engine)]
+        return [NONE_CHOSEN, *offered(model, request, engine)]
 
     def read(self, query: str) -> Request:
         """The request of a link. Raises ConfigError for an unknown control, choice or number."""
@@ -184,7 +184,7 @@ class Catalog:
             if name not in CONTROLS:
                 raise unknown_choice("control", name, CONTROLS)
             values[CONTROLS[name].option or name] = self._value(name, text.strip())
-        if values.get("draft") in METHODS:
+        if values.get("draft") in DRAFT_CHOICES:
             values["draft_method"] = values.pop("draft")
         if (
             values.get("rate") is None and values.get("requests") is None
@@ -211,7 +211,11 @@ class Catalog:
         if name == "model":
             return self.model(text)
         if name == "draft":
-            return text if text in (NO_DRAFT, *METHODS) else self.model(text, "draft")
+            return (
+                text
+                if text in (NONE_CHOSEN, *DRAFT_CHOICES)
+                else self.model(text, "draft")
+            )
         if control.kind == "choice":
             if text not in CHOICES[name]:
                 raise unknown_choice(name, text, CHOICES[name])
@@ -225,7 +229,7 @@ class Catalog:
         if text not in model_names() and resolve_name(text) is None:
             known = [*self.suggestions("model")]
             if what == "draft":
-                known += METHODS
+                known += DRAFT_CHOICES
             raise unknown_choice(what, text, known, or_else=_elsewhere(text))
         if text not in model_names() and Path(text).exists():
             raise ConfigError(f"{text} is a file here, and a page reads none by name")

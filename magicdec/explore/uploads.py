@@ -13,7 +13,7 @@ from pathlib import Path
 
 from magicdec.errors import ConfigError
 
-MOST_BYTES = 32_000_000
+MOST_UPLOAD_BYTES = 32_000_000
 MOST_FILES = 8
 ENDINGS = (".csv", ".jsonl", ".ndjson", ".json")
 LONGEST_NAME = 60
@@ -41,7 +41,7 @@ class Uploads:
         content = bytearray()
         for chunk in chunks:
             content += chunk
-            if len(content) > MOST_BYTES:
+            if len(content) > MOST_UPLOAD_BYTES:
                 raise ConfigError(too_large(name))
         if not content.strip():
             raise ConfigError(f"{name} is empty")
@@ -84,7 +84,7 @@ class Uploads:
 
 def too_large(name: str) -> str:
     return (
-        f"{name} is larger than {MOST_BYTES / 1e6:.0f} MB; magicdec plan --requests reads it "
+        f"{name} is larger than {MOST_UPLOAD_BYTES / 1e6:.0f} MB; magicdec plan --requests reads it "
         "from disk"
     )
 

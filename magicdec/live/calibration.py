@@ -98,9 +98,9 @@ PROMPT_FREE = {
     ),
 }
 """Numbers of what comes before a first token."""
-PRIOR_WEIGHT = 0.05
+SERVED_PRIOR_WEIGHT = 0.05
 """A prior's standard deviation counts as an error of this size of one load."""
-LOSS_SCALE = 0.1
+SERVED_LOSS_SCALE = 0.1
 MIN_ERROR, MAX_ERROR = 0.03, 0.5
 NOISE_LIMIT = 0.3
 """Noise above which a fit would tell nothing."""
@@ -380,9 +380,9 @@ def fit_server(
     solved = solve(
         FREE,
         residuals,
-        pull=PRIOR_WEIGHT,
+        pull=SERVED_PRIOR_WEIGHT,
         loss="soft_l1",
-        f_scale=LOSS_SCALE,
+        f_scale=SERVED_LOSS_SCALE,
         x_scale="jac",
     )
     engine = _with_prompts(_engine(solved.values, setup), points, setup, tp_size)
@@ -475,9 +475,9 @@ def _with_prompts(
     solved = solve(
         PROMPT_FREE,
         residuals,
-        pull=PRIOR_WEIGHT,
+        pull=SERVED_PRIOR_WEIGHT,
         loss="soft_l1",
-        f_scale=LOSS_SCALE,
+        f_scale=SERVED_LOSS_SCALE,
         x_scale="jac",
     )
     return engine.with_constants(prompt_token_latency_s=0.0, **solved.values)

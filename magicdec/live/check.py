@@ -63,7 +63,7 @@ from magicdec.units import format_count
 
 USUAL_HARDWARE = "h100-sxm-80gb"
 USUAL_BATCH = 32
-USUAL_CONTEXT = 4096
+ASSUMED_CONTEXT = 4096
 NOTEWORTHY = 1.02
 """Gains below this are not named."""
 LIGHT_LOADS = (1, 4, 16)
@@ -543,7 +543,7 @@ def _lengths(load: AskedLoad, longest: int, assumed: list[str]) -> tuple[int, in
         gen_len = min(usual_lengths(load.task).output_len, longest // 2)
         assumed.append(f"{gen_len} generated tokens (--gen-len)")
     if context is None:
-        usual = USUAL_CONTEXT
+        usual = ASSUMED_CONTEXT
         if load.task is not None:
             usual = usual_lengths(load.task).prompt_len
         context = min(usual, longest // 2)

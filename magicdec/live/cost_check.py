@@ -45,7 +45,7 @@ FACTORS = (
 )
 MOST = 20.0
 """A kernel factor beyond this, or below its inverse, is another server than the plan's."""
-LEAST_ERROR = 0.03
+REPETITION_ERROR = 0.03
 """Repetitions of a served load differ by about this much."""
 ROUNDS = 4
 
@@ -160,7 +160,7 @@ def fit_cost(
         )
     after = misses(engine)
     left = math.sqrt(sum(miss**2 for miss in after.values()) / len(after))
-    error = max(left, LEAST_ERROR)
+    error = max(left, REPETITION_ERROR)
     engine = engine.with_constants(
         cost_place=cost_place(replace(setup, engine=engine)),
         cost_step_s=by_gamma[0].tpot_s,

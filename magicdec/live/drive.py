@@ -50,8 +50,8 @@ MIN_STEPS = 4
 """Steps of every sequence that a window must hold to be timed."""
 MAX_CONCURRENCY = 1024
 USUAL_PROMPTS = (256, 1024, 2048)
-MAX_TOKENS = 50_000_000
-PREFILL_TOKENS = 2048
+MOST_SENT_TOKENS = 50_000_000
+LEAST_PREFILL_TOKENS = 2048
 """Least tokens of a chunk of prefill in engines' defaults: meanwhile sequences whose prompt is in
 already decode.
 """
@@ -150,7 +150,9 @@ def plan_loads(
         raise ConfigError(f"the server states a longest context of {max_len} tokens")
 
     def outputs(concurrency: int, prompt_len: int) -> int:
-        return output_len + (gamma + 1) * (concurrency * prompt_len // PREFILL_TOKENS)
+        return output_len + (gamma + 1) * (
+            concurrency * prompt_len // LEAST_PREFILL_TOKENS
+        )
 
     if not prompt_lens:
         longest = USUAL_PROMPTS[-1]
@@ -175,9 +177,9 @@ def plan_loads(
         raise ConfigError("loads need at least 8 output tokens, and 1 to 100 rounds")
     check_enough(loads)
     plan = LoadPlan(loads=tuple(loads), rounds=rounds, seed=seed)
-    if plan.num_tokens > MAX_TOKENS:
+    if plan.num_tokens > MOST_SENT_TOKENS:
         raise ConfigError(
-            f"the loads would send {plan.num_tokens} tokens, more than the {MAX_TOKENS} of a "
+            f"the loads would send {plan.num_tokens} tokens, more than the {MOST_SENT_TOKENS} of a "
             "calibration"
         )
     return plan

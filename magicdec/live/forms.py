@@ -58,7 +58,7 @@ from magicdec.live.reported import (
 from magicdec.perfmodel import ImportedAcceptance, is_acceptance, read_acceptance
 from magicdec.units import MIB, printable
 
-LIMIT_BYTES = 256 * MIB
+LOG_LIMIT_BYTES = 256 * MIB
 """Size above which no log is read."""
 ALWAYS = 0.98
 """Share of steps with a draft from which it is none that is looked up: a look-up may find nothing."""
@@ -273,7 +273,7 @@ def of_sequences(imported: ImportedAcceptance) -> Logged:
 
 def _text(path: Path) -> str:
     """A file's text without the colours of a terminal."""
-    text = read_bytes(path, limit_bytes=LIMIT_BYTES, error=StorageError).decode(
+    text = read_bytes(path, limit_bytes=LOG_LIMIT_BYTES, error=StorageError).decode(
         "utf-8-sig", errors="replace"
     )
     return COLOURS.sub("", text)

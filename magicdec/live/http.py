@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 TOKEN_VARIABLE = "MAGICDEC_SERVER_TOKEN"
 TIMEOUT_S = 10.0
-LIMIT_BYTES = 16 * MIB
+RESPONSE_LIMIT_BYTES = 16 * MIB
 MAX_REDIRECTS = 3
 DEFAULT_PORTS = {"http": 80, "https": 443}
 WANTS_TOKEN = (
@@ -129,7 +129,10 @@ def client(address: Address, *, timeout_s: float, **options: Any) -> httpx.Async
 
 
 def get(
-    address: Address, *, timeout_s: float = TIMEOUT_S, limit_bytes: int = LIMIT_BYTES
+    address: Address,
+    *,
+    timeout_s: float = TIMEOUT_S,
+    limit_bytes: int = RESPONSE_LIMIT_BYTES,
 ) -> bytes:
     """The body of an address's answer.
 

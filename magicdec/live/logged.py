@@ -16,7 +16,13 @@ from dataclasses import dataclass, replace
 
 from magicdec.errors import ConfigError
 from magicdec.live.metrics import Series, Target
-from magicdec.live.observation import MAX_CONTEXT, Counts, Draft, Load, Observation
+from magicdec.live.observation import (
+    MAX_COUNTED_CONTEXT,
+    Counts,
+    Draft,
+    Load,
+    Observation,
+)
 from magicdec.schema import LARGEST_NUMBER
 
 IDLE = 3.0
@@ -82,7 +88,10 @@ def _check(stretches: Iterable[Stretch]) -> None:
         for value in (counts.accepted, counts.drafts, counts.output_tokens):
             if value is not None and not 0.0 <= value <= LARGEST_NUMBER:
                 raise ConfigError(f"it counts {value:g} tokens, which no engine has")
-        if stretch.context_len is not None and stretch.context_len > MAX_CONTEXT:
+        if (
+            stretch.context_len is not None
+            and stretch.context_len > MAX_COUNTED_CONTEXT
+        ):
             raise ConfigError(
                 f"it tells of sequences of {stretch.context_len:g} tokens, longer than any"
             )

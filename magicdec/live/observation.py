@@ -34,7 +34,7 @@ from magicdec.specs import (
     DraftMethod,
 )
 
-MAX_CONTEXT = 10**9
+MAX_COUNTED_CONTEXT = 10**9
 """Tokens of a sequence at most, in what a server counts and a user says."""
 
 
@@ -306,7 +306,7 @@ def observe(scrapes: Sequence[Scrape], target: Target) -> Observation:
         announced=announced(scrapes[-1], target),
     )
     length = observation.context_len or 0.0
-    if length > MAX_CONTEXT:
+    if length > MAX_COUNTED_CONTEXT:
         raise ServerError(
             f"{scrapes[-1].where} counts sequences of {length:g} tokens, longer than any"
         )
@@ -468,9 +468,9 @@ def _check_budget(text: str, method: str, budget: int | None) -> None:
                 f"draft {text} with method {method} needs a --draft-budget"
             )
         return
-    if not 0 < budget <= MAX_CONTEXT:
+    if not 0 < budget <= MAX_COUNTED_CONTEXT:
         raise ConfigError(
-            f"a draft's budget is between 1 and {MAX_CONTEXT} tokens, not {budget}"
+            f"a draft's budget is between 1 and {MAX_COUNTED_CONTEXT} tokens, not {budget}"
         )
     if not is_sparse:
         raise ConfigError(

@@ -22,7 +22,7 @@ from magicdec.specs import EngineProfile, PathOptions, ServeCommand, load_engine
 HOST_ERROR = 0.35
 """Relative standard deviation of what a path adds: the host's time per layer differs by a factor of
 two between the servers that were measured."""
-SHARED = (0.0, 0.5, 0.9)
+SHARED_SHARES = (0.0, 0.5, 0.9)
 """Shares of a prompt that others have too, where prompts are read anew: least, middle, most."""
 USUAL_OUTPUT = 256
 """Generated tokens of a request, where none are given."""
@@ -304,7 +304,7 @@ def _of_prompts(command: ServeCommand, served: Served) -> Iterator[Change]:
     if command.has_prefix_cache is False and row.context_len >= LONG_PROMPT:
         low, middle, high = (
             (prompt_s + output_s) / ((1.0 - share) * prompt_s + output_s)
-            for share in SHARED
+            for share in SHARED_SHARES
         )
         option = {
             "vllm": "leave out --no-enable-prefix-caching",

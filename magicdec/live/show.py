@@ -31,7 +31,7 @@ from magicdec.units import format_seconds
 
 MISFIT = 1.5
 """A prediction of the time per token that is off by more is worth a word."""
-USUAL_CONTEXT = 1024.0
+UNTOLD_CONTEXT = 1024.0
 """Tokens of a sequence, where a file does not tell."""
 SHORT_DRAFT = 0.98
 """Drafts shorter than this share of gamma on average are worth a word."""
@@ -111,7 +111,7 @@ class View:
         context = self.context
         batch = None
         if observation.form:
-            context = context or observation.context_len or USUAL_CONTEXT
+            context = context or observation.context_len or UNTOLD_CONTEXT
             batch = observation.batch_size or 1.0
         return context, batch
 
@@ -141,7 +141,7 @@ class View:
             setup,
             acceptance,
             batch=batch or 1.0,
-            context=context or USUAL_CONTEXT,
+            context=context or UNTOLD_CONTEXT,
             gamma=gamma,
             tp_size=self.serving.tp_size,
         )
@@ -170,7 +170,7 @@ class View:
             head.append(timed)
         length = self.context or observation.context_len
         if step_s and expected is not None and length is None:
-            head.append(f"sequences of {USUAL_CONTEXT:.0f} tokens assumed (--context)")
+            head.append(f"sequences of {UNTOLD_CONTEXT:.0f} tokens assumed (--context)")
         lines = []
         if head:
             lines.append("; ".join(head))

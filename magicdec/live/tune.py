@@ -27,7 +27,7 @@ from magicdec.units import format_seconds
 MAX_GAMMAS = 3
 PLACE = "{gamma}"
 START_TIMEOUT_S = 900.0
-POLL_S = 2.0
+METRICS_POLL_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ def try_gamma(
     Raises ConfigError where the command fails, or starts a server with another gamma; ServerError
     where the server does not come back, or has no load.
     """
-    deadline = time.monotonic() + max(limit_s - 2.0 * seconds, POLL_S)
+    deadline = time.monotonic() + max(limit_s - 2.0 * seconds, METRICS_POLL_S)
     started = read_address(address).total(PROCESS_START, {})
     restart(command, gamma, limit_s=deadline - time.monotonic())
     _await_server(
@@ -136,8 +136,8 @@ def _await_server(
             error = unreachable
         if waited >= limit_s:
             raise error
-        waited += POLL_S + time.monotonic() - begun
-        sleep(POLL_S)
+        waited += METRICS_POLL_S + time.monotonic() - begun
+        sleep(METRICS_POLL_S)
 
 
 def _await_load(
@@ -154,8 +154,8 @@ def _await_load(
         chosen = choose_target(scrape, target)
         if scrape.total(chosen.series.gauges["running"], chosen.labels):
             return
-        sleep(min(POLL_S, at_most))
-        waited += POLL_S
+        sleep(min(METRICS_POLL_S, at_most))
+        waited += METRICS_POLL_S
 
 
 def trial_of(observation: Observation, gamma: int) -> Trial:

@@ -36,9 +36,9 @@ import msgspec
 MILLISECONDS_FROM = 1e11
 """A time stamp above this is in milliseconds, one above its 1000-fold in microseconds, and so
 on."""
-MAX_TOKENS = 2**31 - 1
+LARGEST_WHOLE = 2**31 - 1
 Message = dict[str, Any]
-Whole = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
+Whole = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_WHOLE)]
 Prompt = str | Sequence[Whole | Message]
 
 

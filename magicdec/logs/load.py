@@ -31,7 +31,7 @@ from magicdec.specs import RequestShape, WorkloadSpec
 
 MAX_BLOCKS = 1 << 20
 """Blocks that are kept at most, whatever the room of the engine's cache."""
-MAX_SHAPES = 512
+MAX_LOGGED_SHAPES = 512
 """Requests, evenly chosen, that stand for the lengths of all."""
 FIRST_PARENT = 0
 
@@ -100,7 +100,7 @@ class LogLoad:
     def workload(self) -> WorkloadSpec:
         """The lengths of evenly chosen requests."""
         order = np.lexsort((self.output_len, self.prompt_len))
-        count = min(len(order), MAX_SHAPES)
+        count = min(len(order), MAX_LOGGED_SHAPES)
         chosen = order[np.linspace(0, len(order) - 1, count).astype(int)]
         return WorkloadSpec(
             requests=tuple(

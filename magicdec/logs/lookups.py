@@ -43,7 +43,7 @@ SUFFIX_RULES = ("suffix", "suffix-local")
 DRAFTS_BEFORE_FIRST_TOKEN = ("transformers", "pld")
 """Rules whose first draft is made from the prompt alone."""
 MAX_NGRAM = 64
-MAX_GAMMA = 64
+MAX_REPLAYED_GAMMA = 64
 
 
 class Lookup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,8 +85,10 @@ def lookup(
     """
     if rule not in RULES:
         raise unknown_choice("look-up rule", rule, RULES)
-    if not 1 <= gamma <= MAX_GAMMA:
-        raise ConfigError(f"a look-up drafts 1 to {MAX_GAMMA} tokens, not {gamma}")
+    if not 1 <= gamma <= MAX_REPLAYED_GAMMA:
+        raise ConfigError(
+            f"a look-up drafts 1 to {MAX_REPLAYED_GAMMA} tokens, not {gamma}"
+        )
     if rule in SUFFIX_RULES:
         if min_ngram is not None or max_ngram is not None:
             raise ConfigError(

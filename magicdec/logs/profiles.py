@@ -58,7 +58,7 @@ SHOWN_GAMMA = 4
 VERIFIED_TOKEN_COST = 0.02
 """Time of one more verified token over that of a step, by which a setting is chosen before a plan
 prices it: a long draft that is rarely right costs more than it gains."""
-METHODS = {
+RULE_METHODS = {
     "ngram": "ngram",
     "ngram-gpu": "ngram",
     "transformers": "ngram",
@@ -186,7 +186,7 @@ def _profile(
         not_determined=int(shown.totals[columns.OPEN_DRAFTED]),
         without_prompt=account.without_prompt,
     )
-    method = METHODS[rule]
+    method = RULE_METHODS[rule]
     profile = AcceptanceProfile(
         name=f"{dataset}-{draft or rule}",
         model=model,

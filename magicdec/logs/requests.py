@@ -21,7 +21,7 @@ from magicdec.logs.ngram import Ints
 from magicdec.logs.sources import Shard, documents_of
 from magicdec.logs.tokens import TextTokenizer
 
-EXAMPLES = 3
+MOST_EXAMPLES = 3
 """Places of unreadable rows that are kept for each reason."""
 
 
@@ -76,7 +76,7 @@ class Account:
         """Count a row that cannot be read, and name it."""
         self.unreadable[reason] = self.unreadable.get(reason, 0) + 1
         named = self.examples.setdefault(reason, [])
-        if len(named) < EXAMPLES:
+        if len(named) < MOST_EXAMPLES:
             if shard.kind != "lines":
                 row = "row"
             else:
@@ -96,7 +96,7 @@ class Account:
         for part in (self, other):
             for reason, places in part.examples.items():
                 named = total.examples.setdefault(reason, [])
-                named += places[: EXAMPLES - len(named)]
+                named += places[: MOST_EXAMPLES - len(named)]
         return total
 
 

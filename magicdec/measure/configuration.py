@@ -47,7 +47,7 @@ from magicdec.specs import (
     load_model_spec,
 )
 from magicdec.units import KIB, MIB, format_bytes
-from magicdec.vllm.settings import METHODS as VLLM_METHODS
+from magicdec.vllm.settings import VLLM_METHODS
 
 Weights = Literal["checkpoint", "random"]
 Runtime = Literal["ours", "vllm"]

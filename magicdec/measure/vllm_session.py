@@ -67,7 +67,7 @@ PHASES = {
 `verify` too.
 """
 REST = "rest"
-WARM_UP_TOKENS = 12
+VLLM_WARM_UP_TOKENS = 12
 DRAFTS_METRIC = "vllm:spec_decode_num_drafts"
 
 
@@ -276,7 +276,7 @@ class VllmSession:
 
     def warm_up(self, speculation: SpeculationSpec) -> None:
         """Decodes a few tokens; the phases of every measured run are timed apart."""
-        self.run(speculation, gen_len=min(WARM_UP_TOKENS, self.request.gen_len))
+        self.run(speculation, gen_len=min(VLLM_WARM_UP_TOKENS, self.request.gen_len))
 
     def record_fields(
         self, measurement: PairedRun, *, bandwidth_bytes_per_s: float | None = None

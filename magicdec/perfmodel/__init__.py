@@ -104,7 +104,7 @@ if TYPE_CHECKING:
         FIGURES,
         LANES,
         LEAST_SOURCES,
-        NO_DRAFT,
+        WITHOUT_DRAFT,
         Figure,
         Lane,
         LaneRow,

@@ -26,7 +26,7 @@ from magicdec.specs import SELF, SERVING_ENGINES, EngineProfile, version_number
 LANES = Path(__file__).resolve().parents[1] / "specs" / "data" / "lanes.csv"
 LEAST_SOURCES = 3
 ANY = "any"
-NO_DRAFT = "no draft"
+WITHOUT_DRAFT = "no draft"
 Figure = Literal[
     "step without a draft",
     "speculative step",
@@ -140,7 +140,7 @@ def lane_of(setup: Setup, version: str = "") -> Lane:
     speculation = setup.speculation
     sort = METHODS[speculation.draft_method].sort
     if sort == "none":
-        draft = NO_DRAFT
+        draft = WITHOUT_DRAFT
     elif sort in SORTS:
         draft = SORTS[sort]
     elif speculation.draft == SELF:

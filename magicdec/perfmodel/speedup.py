@@ -41,12 +41,12 @@ from magicdec.perfmodel.trees import MAX_TREE, tokens_of_tree
 from magicdec.specs import AUTOREGRESSIVE, MAX_GAMMA, SPARSE_METHODS
 
 BoolArray = npt.NDArray[np.bool_]
-LIMITS = {
+POINT_LIMITS = {
     "batch": (1.0, 1e7), "context": (0.0, 1e12), "tp": (1.0, 1e5), "gen_len": (-1e12, 1e12),
     "gamma": (0.0, float(MAX_GAMMA)), "budget": (1.0, 1e12),
 }  # fmt: skip
 NAMES = {"budget": "draft budget", "gen_len": "gen-len"}
-AXES = (*LIMITS, "max_len")
+AXES = (*POINT_LIMITS, "max_len")
 """The fields of points that are axes."""
 
 
@@ -271,9 +271,9 @@ def _whole(setup: Setup, points: Points) -> Points:
         axes[name] = array = (
             None if value is None else np.asarray(value, dtype=np.float64)
         )
-        if array is None or name not in LIMITS:
+        if array is None or name not in POINT_LIMITS:
             continue
-        low, high = LIMITS[name]
+        low, high = POINT_LIMITS[name]
         if name == "gamma" and speculation.tree is not None:
             high = MAX_TREE
         inside = (array >= low) & (array <= high)

@@ -1,7 +1,7 @@
 """Tokens that a tree of drafts is accepted for, from the rates of a chain.
 
     E = 1 + Σ_j Π_{i≤j} A_i      A_1 = a_1 + (1 − a_1) · r(u)      A_j = f · (a_j + (1 − a_j) · r(u − 1))
-    f = 1 − (1 − HELD)^u         r(v) = 1 − (1 + min(v, top_k − 1))^−RANK      u = γ / num_steps
+    f = 1 − (1 − HELD_BY_TREE)^u         r(v) = 1 − (1 + min(v, top_k − 1))^−RANK      u = γ / num_steps
 
 a_j is a chain's conditional rate at position j, u the verified tokens per draft pass. A tree of as many
 tokens as the chain (u = 1) spends some of them on siblings, so the target's path often goes on beyond
@@ -25,7 +25,7 @@ TREES_LOSE = (
 )
 MAX_TREE = 256
 """Most drafted tokens of a tree."""
-HELD = 0.822
+HELD_BY_TREE = 0.822
 """Chance that a tree of as many tokens as draft passes holds the target's next token where the
 draft's likeliest one is it, beyond the first position."""
 RANK = 0.2
@@ -47,7 +47,7 @@ def tree_tokens(rates: Array, tree: TreeSpec, gamma: Any) -> Array:
     siblings = np.minimum(per_pass, tree.top_k - 1.0)
     later = np.clip(per_pass - 1.0, 0.0, tree.top_k - 1.0)
     is_first = np.arange(rates.shape[-1]) == 0
-    held = np.where(is_first, 1.0, 1.0 - (1.0 - HELD) ** per_pass)
+    held = np.where(is_first, 1.0, 1.0 - (1.0 - HELD_BY_TREE) ** per_pass)
     found = 1.0 - (1.0 + np.where(is_first, siblings, later)) ** -RANK
     accepted = held * (rates + (1.0 - rates) * found)
     return np.asarray(1.0 + np.cumprod(accepted, axis=-1).sum(axis=-1))

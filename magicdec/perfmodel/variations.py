@@ -356,7 +356,7 @@ def _draft_options(original: Plan, row: Candidate, engine: str) -> dict[str, Any
     return options
 
 
-SCHEMA_VERSION = 1
+SENSITIVITY_SCHEMA_VERSION = 1
 STEP = 0.1
 State = tuple[Setup, AcceptanceProfile]
 ENGINE_INPUTS = {
@@ -399,7 +399,7 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
 class Sensitivity(msgspec.Struct, frozen=True, kw_only=True):
     """The best drafted configuration, and the inputs: those whose uncertainty costs most first."""
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = SENSITIVITY_SCHEMA_VERSION
     kind: str = "sensitivity"
     configuration: Candidate
     speedup: float

@@ -63,7 +63,7 @@ class Headline:
     """Further sentences of the plan on its choice, most important first."""
 
 
-UNKNOWN = "Not known: no draft has a measured acceptance rate"
+UNKNOWN_ANSWER = "Not known: no draft has a measured acceptance rate"
 
 
 def headline_of(data: ReportData) -> Headline:
@@ -126,7 +126,7 @@ def _headline_answer(
     if not any(
         row.is_speculative for row in data.rows
     ):  # a plan without acceptance rates
-        return UNKNOWN
+        return UNKNOWN_ANSWER
     return _answer(reference, measured, predicted)
 
 

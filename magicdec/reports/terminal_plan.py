@@ -380,7 +380,7 @@ def _over_best_batch(row: Candidate) -> str:
     return f"{row.speedup_vs_best_autoregressive or 0:.2f}"
 
 
-COLUMNS = (
+TERMINAL_COLUMNS = (
     Column("device", lambda row: row.hardware, _differs("hardware")),
     Column(
         "context", lambda row: format_tokens(row.context_len), _differs("context_len")
@@ -418,7 +418,7 @@ COLUMNS = (
 
 
 def _table(
-    rows: Sequence[Any], width: int, columns: Sequence[Column] = COLUMNS
+    rows: Sequence[Any], width: int, columns: Sequence[Column] = TERMINAL_COLUMNS
 ) -> Table:
     """Names and marks break over lines between words, so nothing is cut off; numbers do not."""
     shown = [column for column in columns if column.shown(rows)]

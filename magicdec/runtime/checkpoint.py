@@ -113,7 +113,7 @@ OUT = Side(0)
 IN = Side(1)
 WORDS_OUT = Side(0, "word")
 WORDS_IN = Side(1, "word")
-GROUPS = Side(1, "group")
+GROUP_SIDE = Side(1, "group")
 BLOCK_OUT = Side(0, "block")
 BLOCK_IN = Side(1, "block")
 ALL_OUT = Side(0, "all")
@@ -150,9 +150,9 @@ def _one(
 Format = Mapping[str, Stored]
 """A way of storing a matrix: its tensors by role (codes; groups, the group of each input; scales or
 exponents, zeros, and the factor or divisor of the whole matrix)."""
-_SCALES = _one("scales", (GROUPS, OUT))
-_EXPONENTS = _one("weight_scale", (OUT, GROUPS), dtypes=("U8", "F8_E8M0"))
-_SMALL_SCALES = _one("weight_scale", (OUT, GROUPS), dtypes=("F8_E4M3",))
+_SCALES = _one("scales", (GROUP_SIDE, OUT))
+_EXPONENTS = _one("weight_scale", (OUT, GROUP_SIDE), dtypes=("U8", "F8_E8M0"))
+_SMALL_SCALES = _one("weight_scale", (OUT, GROUP_SIDE), dtypes=("F8_E4M3",))
 
 
 def _gptq(zero_offset: int) -> Format:
@@ -161,7 +161,7 @@ def _gptq(zero_offset: int) -> Format:
         "groups": _one("g_idx", (IN,), dtypes=("I32", "I64"), is_optional=True),
         "scales": _SCALES,
         "zeros": _one(
-            "qzeros", (GROUPS, WORDS_OUT), dtypes=("I32",), increment=zero_offset
+            "qzeros", (GROUP_SIDE, WORDS_OUT), dtypes=("I32",), increment=zero_offset
         ),
     }
 
@@ -171,12 +171,12 @@ FORMATS: Mapping[str, Format] = {
         "codes": _one("weight", (OUT, IN), dtypes=("F8_E4M3", "I8")),
         "scales": Stored(
             names=("weight_scale", "weight_scale_inv"),
-            layouts=(*PER_BLOCK, *PER_MATRIX, (OUT, GROUPS), (OUT,)),
+            layouts=(*PER_BLOCK, *PER_MATRIX, (OUT, GROUP_SIDE), (OUT,)),
         ),
         "zeros": _one(
             "weight_zero_point",
             *PER_MATRIX,
-            (OUT, GROUPS),
+            (OUT, GROUP_SIDE),
             dtypes=("I8",),
             is_optional=True,
         ),
@@ -186,14 +186,19 @@ FORMATS: Mapping[str, Format] = {
     "awq": {
         "codes": _one("qweight", (IN, WORDS_OUT), dtypes=("I32",), order=AWQ_ORDER),
         "scales": _SCALES,
-        "zeros": _one("qzeros", (GROUPS, WORDS_OUT), dtypes=("I32",), order=AWQ_ORDER),
+        "zeros": _one(
+            "qzeros", (GROUP_SIDE, WORDS_OUT), dtypes=("I32",), order=AWQ_ORDER
+        ),
     },
     "packed": {
         "codes": _one("weight_packed", (OUT, WORDS_IN), dtypes=("I32",)),
         "groups": _one("weight_g_idx", (IN,), dtypes=("I32", "I64"), is_optional=True),
-        "scales": _one("weight_scale", (OUT, GROUPS), *PER_MATRIX),
+        "scales": _one("weight_scale", (OUT, GROUP_SIDE), *PER_MATRIX),
         "zeros": _one(
-            "weight_zero_point", (WORDS_OUT, GROUPS), dtypes=("I32",), is_optional=True
+            "weight_zero_point",
+            (WORDS_OUT, GROUP_SIDE),
+            dtypes=("I32",),
+            is_optional=True,
         ),
     },
     "nvfp4": {

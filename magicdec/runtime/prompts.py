@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from magicdec.errors import CheckpointError, ConfigError, unknown_choice
 from magicdec.files import RESULTS_LIMIT_BYTES, read_json, read_text
 
-HELD_OUT_ONE_IN = 10
+HELD_OUT_FILE_ONE_IN = 10
 _SKIPPED_PARTS = frozenset(
     {"site-packages", "dist-packages", "__pycache__", "encodings", "lib2to3"}
 )
@@ -33,7 +33,7 @@ def is_held_out(relative_path: str) -> bool:
     """Whether the standard-library file (posix path relative to its root) was kept from
     training."""
     first_byte = _digest(relative_path)[0]
-    return first_byte % HELD_OUT_ONE_IN == 0
+    return first_byte % HELD_OUT_FILE_ONE_IN == 0
 
 
 def _digest(relative_path: str) -> bytes:

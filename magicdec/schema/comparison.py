@@ -102,7 +102,7 @@ CASE_FIELDS = (
 )
 """Fields that a user is given; draft, budget and gamma are what the plan chooses."""
 NUM_RESAMPLES = 2000
-LEAST_ERROR = -0.999
+LOWEST_ERROR = -0.999
 """Error at and below which a prediction counts as next to nothing."""
 AUTOREGRESSIVE_CHOICE = "autoregressive"
 
@@ -423,7 +423,7 @@ class ErrorSummary:
         errors = np.abs(signed)
         inside = None
         if deviation is not None:
-            log_errors = np.log1p(np.maximum(signed, LEAST_ERROR))
+            log_errors = np.log1p(np.maximum(signed, LOWEST_ERROR))
             is_inside = np.abs(log_errors) <= Z_90 * deviation
             inside = float(np.mean(is_inside))
         return cls(

@@ -38,8 +38,8 @@ from magicdec.schema.row import (
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA_VERSION = 5
-VERSIONS = (3, 4, SCHEMA_VERSION)
+PLAN_SCHEMA_VERSION = 5
+VERSIONS = (3, 4, PLAN_SCHEMA_VERSION)
 """Versions that are read: 4 held every row in full, candidates of 3 were flat."""
 ADVICE = "write one with `magicdec plan --format json`"
 
@@ -660,7 +660,7 @@ class Plan(CaseAnswer, frozen=True, kw_only=True):
     that of the best offer, together with the others.
     """
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = PLAN_SCHEMA_VERSION
     kind: Literal["plan"] = "plan"
     source: Literal["analytical", "calibrated"] = "analytical"
     model: str
@@ -786,7 +786,7 @@ def plan_of(document: Any, *, where: str = "the plan") -> Plan:
         )
     if version == 3:
         document = from_earlier(document)
-    if version == SCHEMA_VERSION:
+    if version == PLAN_SCHEMA_VERSION:
         document = unpacked(document, where=where)
-    document = document | {"schema_version": SCHEMA_VERSION}
+    document = document | {"schema_version": PLAN_SCHEMA_VERSION}
     return converted(document, Plan, where=f"{where} is not a whole plan")

@@ -34,7 +34,7 @@ import msgspec
 from magicdec.errors import StorageError
 from magicdec.files import RESULTS_LIMIT_BYTES, check_writable, decode_json, read_bytes
 
-SCHEMA_VERSION = 1
+RECORD_SCHEMA_VERSION = 1
 BASELINE_MBU_FLOOR = 0.6
 """A speedup over an autoregressive run below this share of the memory's bandwidth is marked: it
 owes something to that run's overheads."""
@@ -58,7 +58,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One configuration with its result. Times in seconds, sizes in bytes; None is "not known"."""
 
     # What it is
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = RECORD_SCHEMA_VERSION
     kind: str = "run"
     source: Source
     # Configuration: equal values of these fields give an equal `key`
@@ -516,8 +516,8 @@ def decode_record(line: bytes) -> Record:
     another schema.
     """
     version = decode_json(line, _RecordHead).schema_version
-    if version != SCHEMA_VERSION:
-        known = f"this release, which reads {SCHEMA_VERSION}"
+    if version != RECORD_SCHEMA_VERSION:
+        known = f"this release, which reads {RECORD_SCHEMA_VERSION}"
         raise msgspec.ValidationError(f"schema version {version} is unknown to {known}")
     record: Record = decode_json(line, Record)
     for name in record.__struct_fields__:

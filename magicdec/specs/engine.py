@@ -109,7 +109,7 @@ class EngineProfile(
         """A constant by its name alone."""
         if name in FIELD_OF_DRAFTS:
             (kind, *_), field = FIELD_OF_DRAFTS[name]
-            return getattr(self.drafts.get(kind, NO_DRAFT), field)
+            return getattr(self.drafts.get(kind, NEVER_RUN), field)
         return getattr(getattr(self, TABLE_OF[name]), name)
 
     def with_constants(self, **values: Any) -> EngineProfile:
@@ -286,7 +286,7 @@ class EngineProfile(
 
     def draft(self, draft: str, method: str) -> EngineDraft:
         """How it runs a draft; a kind that it does not name has no settings of its own."""
-        return self.drafts.get(draft_kind(draft, method), NO_DRAFT)
+        return self.drafts.get(draft_kind(draft, method), NEVER_RUN)
 
     def runs(self, draft: str, method: str) -> bool:
         return self.draft(draft, method).runs
@@ -300,8 +300,8 @@ class EngineProfile(
 
     def draft_call(self, method: str) -> dict[str, str | bool]:
         """The settings that ask for a method there."""
-        own = self.drafts.get(method, NO_DRAFT).call
-        return own or self.drafts.get("model/full", NO_DRAFT).call
+        own = self.drafts.get(method, NEVER_RUN).call
+        return own or self.drafts.get("model/full", NEVER_RUN).call
 
     @property
     def staged_drafts(self) -> tuple[str, ...]:
@@ -319,9 +319,9 @@ class EngineProfile(
                 raise ValueError(f"'drafts' must be of {known}, not '{kind}'")
 
 
-NO_DRAFT = EngineDraft(runs=False)
+NEVER_RUN = EngineDraft(runs=False)
 USUAL = DraftPath()
-NEW_TABLES: dict[str, Any] = {"drafts": NO_DRAFT, "on": USUAL}
+NEW_TABLES: dict[str, Any] = {"drafts": NEVER_RUN, "on": USUAL}
 """Keys that hold tables by name, and what a new one begins as."""
 
 

@@ -16,7 +16,7 @@ from magicdec.errors import ConfigError
 CONFIG = "config.json"
 TOKENIZER = ["tokenizer.json", "tokenizer_config.json"]
 WEIGHTS = ["*.safetensors", "*.safetensors.index.json"]
-TIMEOUT_S = 5.0
+HUB_TIMEOUT_S = 5.0
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
@@ -118,7 +118,7 @@ def _fetched(name: str, wanted: str, client: Any, fetch: Callable[[], Any]) -> A
     try:
         if client.is_offline_mode():
             raise OSError("HF_HUB_OFFLINE is set")
-        httpx.head(client.constants.ENDPOINT, timeout=TIMEOUT_S)
+        httpx.head(client.constants.ENDPOINT, timeout=HUB_TIMEOUT_S)
         print(f"fetching {wanted} of {name} from the Hugging Face hub", file=sys.stderr)
         return fetch()
     except (OSError, ValueError, httpx.HTTPError) as error:

@@ -52,7 +52,7 @@ def _long_context(at: Situation) -> str:
     return KEPT
 
 
-GROUPS: dict[str, Callable[[Situation], str]] = {
+TASK_GROUPS: dict[str, Callable[[Situation], str]] = {
     "model": lambda at: at.model,
     "source": lambda at: at.source,
     "checkpoint": lambda at: at.checkpoint,
@@ -112,8 +112,8 @@ def validate_beliefs(
 
     Raises ConfigError for an unknown group, and for tables without a usable row.
     """
-    if leave_out and leave_out not in GROUPS:
-        raise unknown_choice("group to leave out", leave_out, tuple(GROUPS))
+    if leave_out and leave_out not in TASK_GROUPS:
+        raise unknown_choice("group to leave out", leave_out, tuple(TASK_GROUPS))
     asked = _rates_of(paths or [BELIEF_RATES])
     if not asked:
         raise ConfigError(f"no usable rate in {', '.join(map(str, paths))}")
@@ -125,7 +125,7 @@ def validate_beliefs(
     num_further = len(rates) - len(asked)
     progress(f"{len(asked)} rows, {num_further} further rows of the shipped table")
     if leave_out:
-        groups = _groups_of(rates, asked, GROUPS[leave_out])
+        groups = _groups_of(rates, asked, TASK_GROUPS[leave_out])
     else:
         groups = ["\0asked"] * len(asked) + [KEPT] * num_further
     mean, deviation = rates_left_out(evidence, groups, scales, kept=KEPT)

@@ -41,7 +41,7 @@ from magicdec.units import format_seconds
 from magicdec.validate.grid import freeze_predictions, plan_local
 
 NEAR_TIE = 1e-5
-STAGE_SHARES = (90.0, 5.0, 13.0, 85.0, 10.0)
+DEMO_STAGE_SHARES = (90.0, 5.0, 13.0, 85.0, 10.0)
 """About how the time goes, for the display alone: the calibration, the three workloads (seconds
 between the records of results/demo-2-cores.jsonl, for the configurations of today), and the greedy
 check."""
@@ -98,7 +98,7 @@ def run_demo(directory: Path, *, progress: Progress, quick: bool = False) -> Dem
     there.
     """
     records = directory / "records.jsonl"
-    stages = Stages(progress, STAGE_SHARES)
+    stages = Stages(progress, DEMO_STAGE_SHARES)
     ended = _stage_clock(progress)
     others = other_drafts(MAIN.model)
     acceptance = AcceptanceRequest(

@@ -19,7 +19,7 @@ from magicdec.counts import Z_90, Array
 from magicdec.errors import unknown_choice
 from magicdec.perfmodel import LEAST_SOURCES, Figure, Lane, LaneRow
 
-SHARE = 0.9
+HELD_SHARE = 0.9
 """Share of a lane's rows that its interval holds."""
 LEAST_WIDTH = 0.03
 BELIEVED: Figure = "speedup, acceptance believed"
@@ -51,7 +51,7 @@ def needed(judged: Sequence[Judged]) -> float:
     widths = np.sqrt(np.maximum((errors / Z_90) ** 2 - of_kernels**2, 0.0))
     order = np.argsort(widths)
     reached = np.cumsum(_weights(judged)[order])
-    place = int(np.searchsorted(reached, SHARE - 1e-9))
+    place = int(np.searchsorted(reached, HELD_SHARE - 1e-9))
     return max(LEAST_WIDTH, float(widths[order][place]))
 
 

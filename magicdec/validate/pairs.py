@@ -41,7 +41,7 @@ from magicdec.naming import draft_by_name
 from magicdec.perfmodel import (
     ENDS,
     LOOKUP_PRECISION,
-    NO_DRAFT,
+    WITHOUT_DRAFT,
     AcceptanceProfile,
     Cycle,
     Lane,
@@ -114,7 +114,7 @@ CONSTANTS = (1, 3, 5, 7)
 REQUEST_SPREAD = 0.134
 """Standard deviation of the acceptance rate between the requests of a mixed load: the one number
 with which medians and means of 30 loads (gamma 1 to 7, 1 to 256 users) agree."""
-DRAFT_NAMES = {
+STATED_DRAFTS = {
     "eagle-3": "eagle3",
     "eagle3.1": "eagle3",
     "eagle-3.1": "eagle3",
@@ -423,7 +423,7 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def _drafting(self) -> _Drafting:
         """How the row drafts. Raises ConfigError for an unknown draft model."""
         named = self.draft.lower()
-        kind: Any = DRAFT_NAMES.get(named) or draft_by_name(named) or named
+        kind: Any = STATED_DRAFTS.get(named) or draft_by_name(named) or named
         if kind in SPARSE_METHODS:
             return _Drafting(
                 SpeculationSpec(
@@ -581,7 +581,7 @@ def judged_pairs(pairs: Sequence[PairRow], predicted: Predicted) -> list[Judged]
             continue
         judged += [
             Judged(
-                lane=pair.lane._replace(draft=NO_DRAFT),
+                lane=pair.lane._replace(draft=WITHOUT_DRAFT),
                 source=pair.origin,
                 figure="step without a draft",
                 log_error=float(np.log(predicted.baseline_s[place] / before_s)),

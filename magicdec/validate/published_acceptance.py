@@ -39,7 +39,7 @@ SLOPE = Free(prior=0.5, spread=0.3, scale="linear")
 LEVEL = Free(prior=math.log(0.1), spread=3.0, scale="linear")
 DEVIATION = Free(prior=0.0, spread=0.3, scale="linear")
 """How far log(1 - alpha) of one budget strays from its group's power law."""
-MAX_GAMMA = 64
+MAX_PUBLISHED_GAMMA = 64
 Group = tuple[str, str, str]
 
 
@@ -56,7 +56,7 @@ class Observation(
     draft_method: str = ""
     context: Size
     budget: Size
-    gamma: Annotated[int, msgspec.Meta(ge=1, le=MAX_GAMMA)]
+    gamma: Annotated[int, msgspec.Meta(ge=1, le=MAX_PUBLISHED_GAMMA)]
     tokens_per_step: Annotated[float, msgspec.Meta(ge=1)] | None = None
     accepted_over_drafted: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
 

@@ -20,13 +20,13 @@ from magicdec.files import read_csv
 from magicdec.specs import ModelSpec, engine_names
 
 PUBLISHED_DIRECTORY = Path(__file__).resolve().parent / "data" / "published"
-LARGEST = 1e12
+LARGEST_FIGURE = 1e12
 T = TypeVar("T", bound=msgspec.Struct)
 K = TypeVar("K", bound=Hashable)
 Count = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
-Length = Annotated[float, msgspec.Meta(ge=0, le=LARGEST)]
-Size = Annotated[float, msgspec.Meta(ge=1, le=LARGEST)]
-Positive = Annotated[float, msgspec.Meta(gt=0, le=LARGEST)]
+Length = Annotated[float, msgspec.Meta(ge=0, le=LARGEST_FIGURE)]
+Size = Annotated[float, msgspec.Meta(ge=1, le=LARGEST_FIGURE)]
+Positive = Annotated[float, msgspec.Meta(gt=0, le=LARGEST_FIGURE)]
 NEWEST = "9999"
 """The version of a row that states none."""
 FORMATS = {

@@ -46,7 +46,7 @@ from magicdec.errors import ConfigError
 from magicdec.fitting import Free
 from magicdec.perfmodel import (
     FIGURES,
-    NO_DRAFT,
+    WITHOUT_DRAFT,
     Figure,
     HardwareProfile,
     Lane,
@@ -96,7 +96,7 @@ Metric = Literal[
 ISOLATED_RATIO = 4.0
 """Output over prompt length from which a figure counts as decoding alone: the prefills of other
 requests are a few per cent of it."""
-COLUMNS = {"tp_size": "tp", "batch_size": "batch", "engine_version": "engine"}
+COLUMN_SPELLINGS = {"tp_size": "tp", "batch_size": "batch", "engine_version": "engine"}
 LEFT_OUT = ("device", "tp", "model")
 ROW_ERROR = 0.06
 """Standard deviation of a row about the model, which sets the weight of the priors."""
@@ -129,7 +129,7 @@ Engines = Mapping[str, EngineProfile]
 Devices = Mapping[str, HardwareProfile]
 
 
-class ServingRow(msgspec.Struct, frozen=True, kw_only=True, rename=COLUMNS):
+class ServingRow(msgspec.Struct, frozen=True, kw_only=True, rename=COLUMN_SPELLINGS):
     """One measured configuration. Raises ConfigError for unknown names."""
 
     where: str = ""
@@ -254,7 +254,7 @@ class ServingRow(msgspec.Struct, frozen=True, kw_only=True, rename=COLUMNS):
         lane = lane_of(row_setup(self, load_engine(self.engine)), version)
         if self.metric == "speedup":
             return lane
-        return lane._replace(draft=NO_DRAFT)
+        return lane._replace(draft=WITHOUT_DRAFT)
 
     @property
     def is_fitted_on(self) -> bool:

@@ -65,7 +65,7 @@ ROUNDS = 4
 MOST_REQUESTS = 100_000
 """Largest number of requests that is simulated for one load."""
 LEAST_MEASURED = 1e-6
-MOST_WORK = 4_000_000
+MOST_LOAD_WORK = 4_000_000
 """Scheduler passes allowed for all rows together: some minutes of one core."""
 DURATION_S = 600.0
 SHARED_PROMPTS = 45
@@ -296,7 +296,7 @@ def validate_traffic(
         CapacityError: rows that take too long to simulate.
     """
     loads, refused = read_rows(paths, LoadRow, one_of=("rate_rps", "concurrency"))
-    work = PassLimit(MOST_WORK)
+    work = PassLimit(MOST_LOAD_WORK)
     figures: dict[tuple[object, ...], Judged | str] = {}
     rows: list[dict[str, Any]] = []
     overloads: list[bool] = []

@@ -21,7 +21,7 @@ from magicdec.schema import TableGamma
 
 CONFIG_KEY = "magicdec"
 Method = Literal["streamingllm", "topk"]
-METHODS: tuple[Method, ...] = ("streamingllm", "topk")
+VLLM_METHODS: tuple[Method, ...] = ("streamingllm", "topk")
 DRAFT_CLASS = "magicdec.vllm.draft.SparseDraft"
 SPECULATOR_CLASS = "magicdec.vllm.speculator.SparseSpeculator"
 """The class that drafts in the V2 model runner, where the first name stands for it."""
@@ -46,8 +46,10 @@ class DraftSettings(
     gamma_table: TableGamma | None = None
 
     def __post_init__(self) -> None:
-        if self.draft_method not in METHODS:
-            raise unknown_choice("draft method in vLLM", self.draft_method, METHODS)
+        if self.draft_method not in VLLM_METHODS:
+            raise unknown_choice(
+                "draft method in vLLM", self.draft_method, VLLM_METHODS
+            )
         if self.num_sink_tokens < 0:
             raise ConfigError(
                 f"num_sink_tokens must be at least 0, not {self.num_sink_tokens}"

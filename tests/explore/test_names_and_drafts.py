@@ -16,7 +16,7 @@ import magicdec
 from magicdec.errors import ConfigError
 from magicdec.explore.controls import CONTROLS, MAIN
 from magicdec.explore.server import Server
-from magicdec.explore.state import METHODS, Catalog, link
+from magicdec.explore.state import DRAFT_CHOICES, Catalog, link
 from magicdec.perfmodel.kernels.profile import hardware_aliases
 from magicdec.schema.request import request_options
 from magicdec.specs.names import named_models, resolve_name
@@ -167,7 +167,7 @@ def test_every_number_and_switch_of_a_plan_is_a_control() -> None:
     assert {"task", "rate", "ttft_ms", "p95_tpot_ms", "requests"} <= set(MAIN)
     files = {"acceptance", "workload", "draft_model"}
     assert not files & shown
-    assert set(METHODS) & set(CATALOG.drafts(CATALOG.start))
+    assert set(DRAFT_CHOICES) & set(CATALOG.drafts(CATALOG.start))
 
 
 def test_switches_and_shares_reach_the_planner(server: Server) -> None:

@@ -16,7 +16,7 @@ from magicdec.cli import app, register_commands
 from magicdec.errors import ConfigError, MagicdecError
 from magicdec.explore.controls import CONTROLS
 from magicdec.explore.explorer import Explorer
-from magicdec.explore.state import METHODS, Catalog, link
+from magicdec.explore.state import DRAFT_CHOICES, Catalog, link
 from magicdec.schema.request import Request, request_options
 from magicdec.specs.catalog import EMBEDDED_DIRECTORY
 from magicdec.units import MILLI
@@ -42,7 +42,7 @@ states = st.builds(
 )
 
 
-@given(states, st.none() | st.sampled_from(METHODS))
+@given(states, st.none() | st.sampled_from(DRAFT_CHOICES))
 def test_a_link_gives_back_its_state(state: Request, method: str | None) -> None:
     if state.draft is None:
         state = msgspec.structs.replace(state, draft_method=method)
@@ -148,7 +148,7 @@ def test_every_control_is_an_option_and_every_method_one_of_the_planners() -> No
     )
     from magicdec.specs.speculation import DRAFT_METHODS
 
-    assert set(METHODS) <= set(DRAFT_METHODS)
+    assert set(DRAFT_CHOICES) <= set(DRAFT_METHODS)
 
 
 def test_an_output_length_and_a_price_give_whole_requests_on_the_page() -> None:

@@ -13,7 +13,7 @@ from magicdec.errors import ConfigError, ServerError
 from magicdec.live.advice import advise
 from magicdec.live.http import parse_address
 from magicdec.live.tune import (
-    POLL_S,
+    METRICS_POLL_S,
     Trial,
     candidates,
     check_restart,
@@ -283,4 +283,4 @@ def test_a_process_that_was_there_before_is_not_observed(serve):
         seconds=1.0, interval_s=0.5, sleep=slept.append,
     )  # fmt: skip
     assert trial.tokens_per_step == pytest.approx(expected_tokens(4), rel=0.1)
-    assert slept.count(POLL_S) >= 2  # for the old process to go
+    assert slept.count(METRICS_POLL_S) >= 2  # for the old process to go

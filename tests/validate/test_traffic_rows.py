@@ -276,6 +276,6 @@ def test_rows_that_take_more_than_the_allowed_work_end_the_command(
     path = tmp_path / "rows.csv"
     path.write_text(OPEN + "vllm,0.30,Qwen/Qwen3-8B,h100,1,2,200,20,20,20,7,\n" * 2)
     assert not validate_traffic([path])["refused"]
-    monkeypatch.setattr(traffic, "MOST_WORK", 10)
+    monkeypatch.setattr(traffic, "MOST_LOAD_WORK", 10)
     with pytest.raises(CapacityError, match="more than 10 passes"):
         validate_traffic([path])

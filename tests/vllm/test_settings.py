@@ -12,7 +12,7 @@ from magicdec.reports import exports
 from magicdec.schema.gamma_table import TableGamma
 from magicdec.vllm.settings import (
     DRAFT_CLASS,
-    METHODS,
+    VLLM_METHODS,
     DraftSettings,
     check_pages,
     read_settings,
@@ -91,7 +91,7 @@ def test_untested_versions_are_refused() -> None:
 def test_the_exported_command_names_this_plugin() -> None:
     """Exports know nothing of this package but what stands in them."""
     assert exports.PLUGIN_CLASS == DRAFT_CLASS
-    assert set(exports.PLUGIN_METHODS) <= set(METHODS)
+    assert set(exports.PLUGIN_METHODS) <= set(VLLM_METHODS)
     assert ENGINE_TITLES["vllm"].removeprefix("vLLM ") in TESTED_VERSIONS
     smallest = DraftSettings(draft_budget=exports.PLUGIN_SMALLEST_BUDGET)
     check_pages(smallest, page_size=exports.PLUGIN_PAGE_SIZE, max_gamma=1)

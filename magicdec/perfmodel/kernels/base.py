@@ -37,7 +37,7 @@ from magicdec.specs import LIMITS, Device, Spec
 Columns = Mapping[str, Array]
 WorkingSet = Any
 """Bytes (an array), "own" or None; see the module's docstring."""
-LARGEST = 1e15
+LARGEST_SIZE = 1e15
 CACHE_SHARPNESS = 8.0
 BORROWED_ERROR_FACTOR = 2.0
 BORROWED_ERROR = 0.1
@@ -67,7 +67,7 @@ def as_array(value: Any, *, least: float = 0.0) -> Array:
     one.
     """
     # fmax and fmin take the number where the other is NaN
-    return np.fmin(np.fmax(np.asarray(value, dtype=np.float64), least), LARGEST)
+    return np.fmin(np.fmax(np.asarray(value, dtype=np.float64), least), LARGEST_SIZE)
 
 
 def arrays(*values: Any) -> tuple[Array, ...]:

@@ -52,7 +52,7 @@ MEASURED_ERROR = 0.042
 % within a factor of 1.15."""
 TUNED_ERROR = 0.03
 """Relative error of a speedup that a server was timed with and without its draft for."""
-NEARLY = 0.8
+NEARLY_WORTH = 0.8
 """Share of the highest worth from which a measurement that takes less is made first."""
 UNCLEAR = (0.1, 0.9)
 """Probabilities between which it is unclear whether a draft pays."""
@@ -387,7 +387,7 @@ def _measurements(
     first = []
     others = []
     for measurement in measurements:
-        if measurement.worth >= NEARLY * most:
+        if measurement.worth >= NEARLY_WORTH * most:
             first.append(measurement)
         else:
             others.append(measurement)

@@ -34,7 +34,7 @@ from magicdec.perfmodel.speedup import Prediction, predict
 from magicdec.schema import NO_GAIN, Candidate, Gain, OfTask
 from magicdec.tasks import TASKS, WEIGHTS
 
-NEARLY = 0.003
+NEARLY_EQUAL_LOSS = 0.003
 """Difference of two mean losses up to which the largest loss decides."""
 TASK_WEIGHTS = np.array([WEIGHTS[task] for task in TASKS])
 IS_WEIGHED = TASK_WEIGHTS > 0.0
@@ -188,8 +188,10 @@ class Texts:
             mean = TASK_WEIGHTS @ losses / TASK_WEIGHTS.sum()
             most = losses[IS_WEIGHED].max(axis=0)
             least = mean[able].min() if able.any() else mean.min()
-            is_near = mean <= least + NEARLY
-            values = np.where(is_near, -least - NEARLY * most, -mean - NEARLY)
+            is_near = mean <= least + NEARLY_EQUAL_LOSS
+            values = np.where(
+                is_near, -least - NEARLY_EQUAL_LOSS * most, -mean - NEARLY_EQUAL_LOSS
+            )
             values = np.where(_is_best_depth(rows), values, values - 1.0)
             scores = dict(zip(map(configuration, rows), values.tolist(), strict=True))
 

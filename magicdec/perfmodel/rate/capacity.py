@@ -32,7 +32,7 @@ from magicdec.perfmodel.plan.drafts import draft_options
 from magicdec.perfmodel.plan.notes import LEAST_LOSS, hits_lost, keeping_last_unit
 from magicdec.perfmodel.plan.request import Case, PlanRequest
 from magicdec.perfmodel.rate.layouts import POLICIES, ServedLayout, served_layouts
-from magicdec.perfmodel.rate.load import LIMITS, MAX_SCHEDULED, WINDOWS, Load
+from magicdec.perfmodel.rate.load import LATENCY_LIMITS, MAX_SCHEDULED, WINDOWS, Load
 from magicdec.perfmodel.rate.simulate import Outcome
 from magicdec.perfmodel.rate.trials import RATIO, Trial
 from magicdec.perfmodel.setup import Points
@@ -195,7 +195,7 @@ def simulated(
     )
     if not is_drafted:
         request = msgspec.structs.replace(request, draft="none", draft_method=None)
-    request = msgspec.structs.replace(request, **dict.fromkeys(LIMITS))
+    request = msgspec.structs.replace(request, **dict.fromkeys(LATENCY_LIMITS))
     load = dataclasses.replace(Load.of(request, model), samples=False)
     layouts = served_layouts(load, model, widest=True)
     able = [layout for layout in layouts if (layout.option is not None) == is_drafted]

@@ -33,7 +33,7 @@ from magicdec.perfmodel.rate.requests import (
 from magicdec.perfmodel.rate.simulate import Outcome
 from magicdec.specs import ModelSpec, RequestShape, WorkloadSpec
 
-LIMITS = ("ttft_limit_s", "tpot_limit_s", "ttft_p95_s", "tpot_p95_s")
+LATENCY_LIMITS = ("ttft_limit_s", "tpot_limit_s", "ttft_p95_s", "tpot_p95_s")
 MIN_REQUESTS = 500
 MAX_REQUESTS = 3000
 SPAN_S = 400.0
@@ -219,7 +219,7 @@ class Load:
     def with_limits_over(self, factor: float) -> Load:
         """The load with limits that are so many times as short."""
         shorter: dict[str, float] = {}
-        for name in LIMITS:
+        for name in LATENCY_LIMITS:
             limit = getattr(self.request, name)
             if limit is not None:
                 shorter[name] = limit / factor

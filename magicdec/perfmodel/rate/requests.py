@@ -31,14 +31,14 @@ import numpy.typing as npt
 
 from magicdec.counts import Array
 from magicdec.errors import ConfigError
-from magicdec.files import LIMIT_BYTES, decode_json, read_text
+from magicdec.files import PROFILE_LIMIT_BYTES, decode_json, read_text
 from magicdec.perfmodel.rate import gateway
 from magicdec.specs import MAX_TOKENS, WorkloadSpec
 from magicdec.units import MILLI
 
 Whole = npt.NDArray[np.int64]
 MOONCAKE_BLOCK = 512
-COLUMNS = ("arrival", "prompt", "output", "cached")
+REQUEST_COLUMNS = ("arrival", "prompt", "output", "cached")
 OPTIONAL = ("cached", "shared")
 MAX_ARRIVAL_S = 1e12
 MIN_RATE = 1e-6
@@ -310,7 +310,9 @@ def _log_columns(
 
 def _documents(path: Path) -> list[tuple[str, dict[str, Any]]]:
     """The lines of a file, each with its place. Raises ConfigError for a file of none."""
-    lines = read_text(path, limit_bytes=LIMIT_BYTES, error=ConfigError).splitlines()
+    lines = read_text(
+        path, limit_bytes=PROFILE_LIMIT_BYTES, error=ConfigError
+    ).splitlines()
     if path.suffix in (".jsonl", ".ndjson", ".json"):
         documents = list(_json_rows(path, lines))
     else:
@@ -425,7 +427,7 @@ def _format(first: dict[str, Any]) -> Reader | None:
         return _azure
     if {"timestamp", "input_length", "output_length"} <= set(first):
         return _mooncake
-    if set(COLUMNS[:3]) <= set(first):
+    if set(REQUEST_COLUMNS[:3]) <= set(first):
         return _own
     return None
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SIDES = ("predicted", "measured")
 PANELS = (("expected_tokens_per_step", "tokens per step"), ("speedup", "speedup (×)"))
-COLUMNS = (
+SWEEP_COLUMNS = (
     Column("tokens_predicted", "Tokens/step predicted", "number"),
     Column("tokens_measured", "Tokens/step measured", "number"),
     Column("step_predicted", "Step predicted", "seconds"),
@@ -239,13 +239,13 @@ def _drawn(
         caption=_caption(setting, lines),
         table=f"By {column.title}",
         name=f"{name}-values",
-        columns=[Column("line", "Draft"), column, *COLUMNS],
+        columns=[Column("line", "Draft"), column, *SWEEP_COLUMNS],
     )
 
 
 def _values(line: Line, axis: str) -> Iterable[tuple[Value, ...]]:
     """Rows of the table: a place on the axis, then predicted and measured values in the order of
-    COLUMNS.
+    SWEEP_COLUMNS.
     """
     predicted = {getattr(row, axis): row for row in line.predicted}
     measured = {getattr(row, axis): row for row in line.measured}

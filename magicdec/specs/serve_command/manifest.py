@@ -22,9 +22,9 @@ from magicdec.specs.serve_command.start import (
     words_of,
 )
 
-MOST_NODES = 100_000
+MOST_MANIFEST_NODES = 100_000
 """Values of a manifest with every alias and merge written out; few lines can stand for billions."""
-MOST_DEPTH = 100
+MOST_MANIFEST_DEPTH = 100
 MOST_COMMAND = 100_000
 REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][\w.-]*)\)")
 """Kubernetes' reference to a variable of the container, or its escape."""
@@ -48,7 +48,7 @@ OF_KSERVE = re.compile(
     re.MULTILINE,
 )
 """Options of KServe's own server, each with its value."""
-HELD = ("command", "args", "entrypoint", "modelCommand")
+COMMAND_KEYS = ("command", "args", "entrypoint", "modelCommand")
 """Keys that make a mapping a container."""
 
 
@@ -103,7 +103,9 @@ def load(text: str) -> list[Any]:
     ):  # a date or a number that is none
         return []
     except RecursionError:
-        raise ConfigError(f"the manifest nests more than {MOST_DEPTH} deep") from None
+        raise ConfigError(
+            f"the manifest nests more than {MOST_MANIFEST_DEPTH} deep"
+        ) from None
 
 
 def _check_events(text: str) -> None:
@@ -119,7 +121,7 @@ def _check_events(text: str) -> None:
     for event in yaml.parse(text, Loader=parser):
         if isinstance(event, yaml.AliasEvent):
             total += sizes.get(
-                event.anchor, MOST_NODES
+                event.anchor, MOST_MANIFEST_NODES
             )  # one that holds itself ends never
         elif isinstance(event, yaml.ScalarEvent):
             total += 1
@@ -134,10 +136,14 @@ def _check_events(text: str) -> None:
             anchor, before = open_anchors.pop()
             if anchor:
                 sizes[anchor] = total - before + 1
-        if depth > MOST_DEPTH:
-            raise ConfigError(f"the manifest nests more than {MOST_DEPTH} deep")
-        if total > MOST_NODES:
-            raise ConfigError(f"the manifest stands for more than {MOST_NODES} values")
+        if depth > MOST_MANIFEST_DEPTH:
+            raise ConfigError(
+                f"the manifest nests more than {MOST_MANIFEST_DEPTH} deep"
+            )
+        if total > MOST_MANIFEST_NODES:
+            raise ConfigError(
+                f"the manifest stands for more than {MOST_MANIFEST_NODES} values"
+            )
 
 
 def _loader() -> Any:
@@ -153,9 +159,9 @@ def _loader() -> Any:
         def flatten_mapping(self, node: Any) -> None:
             super().flatten_mapping(node)
             self.merged += len(node.value)
-            if self.merged > 2 * MOST_NODES:
+            if self.merged > 2 * MOST_MANIFEST_NODES:
                 raise ConfigError(
-                    f"the manifest stands for more than {MOST_NODES} values"
+                    f"the manifest stands for more than {MOST_MANIFEST_NODES} values"
                 )
 
     return Bounded
@@ -382,7 +388,7 @@ def _containers(document: Mapping[str, Any]) -> Iterator[_Found]:
         node, around, path = stack.pop()
         inner: list[tuple[Any, tuple[Mapping[str, Any], ...], str]] = []
         if isinstance(node, Mapping):
-            if any(key in node for key in HELD):
+            if any(key in node for key in COMMAND_KEYS):
                 yield _Found(node, around, path)
             for key, value in node.items():
                 if isinstance(value, Mapping | list):

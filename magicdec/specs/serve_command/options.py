@@ -20,7 +20,7 @@ from magicdec.errors import ConfigError
 from magicdec.files import bounded, read_toml
 from magicdec.naming import ENGINE_TITLES
 
-DIRECTORY = Path(__file__).resolve().parent.parent / "data" / "options"
+OPTIONS_DIRECTORY = Path(__file__).resolve().parent.parent / "data" / "options"
 ENGINES = ("vllm", "sglang", "trtllm")
 SHARED = {
     "model": "model",
@@ -126,8 +126,8 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
 }
 """Options that bear on speed, by what they say."""
 NAME = re.compile(r"--?[A-Za-z]")
-MOST_VALUES = 1000
-MOST_NESTED = 20
+MOST_OPTION_VALUES = 1000
+MOST_OPTION_NESTED = 20
 LISTS = frozenset(("cuda-graph-sizes", "cuda-graph-bs", "cudagraph-capture-sizes"))
 """Options of several values, in versions that the data lacks."""
 OF_WRAPPERS = re.compile(
@@ -169,7 +169,7 @@ class Option(msgspec.Struct, frozen=True):
 
 @cache
 def names_of(engine: str) -> Names:
-    document = read_toml(DIRECTORY / f"{engine}.toml")
+    document = read_toml(OPTIONS_DIRECTORY / f"{engine}.toml")
     kinds: dict[str, str] = {}
     only_in: dict[str, str] = {}
     for versions, by_kind in document["options"].items():
@@ -245,7 +245,7 @@ def options_of(engine: str, words: Sequence[str]) -> Iterator[Option]:
         name = _spelled(engine, head.replace("_", "-"))
         if not equals:
             kind = "value" if inside else kind_of(engine, name)
-            taken = _taken(words[place : place + MOST_VALUES], kind)
+            taken = _taken(words[place : place + MOST_OPTION_VALUES], kind)
             place += len(taken)
             value = " ".join(taken) if taken else None
         if inside:  # --speculative-config.method ngram
@@ -268,8 +268,8 @@ def _taken(words: Sequence[str], kind: str) -> list[str]:
 
 def _nested(path: Sequence[str], text: str) -> str:
     """An object with one value at a path. Raises ConfigError for a path that no option has."""
-    if len(path) > MOST_NESTED:
-        raise ConfigError(f"an option's name has more than {MOST_NESTED} dots")
+    if len(path) > MOST_OPTION_NESTED:
+        raise ConfigError(f"an option's name has more than {MOST_OPTION_NESTED} dots")
     nested: Any = _scalar(text)
     for key in reversed(path):
         nested = {key: nested}

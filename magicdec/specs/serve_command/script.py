@@ -53,12 +53,12 @@ LOOKS = re.compile(
     r"^[ \t]*(?:import|from)\s+\w|^[ \t]*[\w.]*\b(?:LLM|EngineArgs|Engine|LLMConfig)\s*\(",
     re.M,
 )
-MOST_DEPTH = 60
-MOST_STEPS = 20_000
-MOST_VALUE = 50_000
+MOST_SCRIPT_DEPTH = 60
+MOST_SCRIPT_STEPS = 20_000
+MOST_SCRIPT_VALUE = 50_000
 MOST_PYTHON = 250_000
 ENVIRONMENT = ("os.environ.get", "os.getenv", "getenv", "environ.get")
-METHODS = {
+CONFIG_METHODS = {
     "Eagle3DecodingConfig": "eagle3",
     "EagleDecodingConfig": "eagle3",
     "MTPDecodingConfig": "mtp",
@@ -248,15 +248,17 @@ class _Reader:
     def _value(self, node: ast.expr, depth: int = 0) -> Any:
         """A value as far as the text gives it."""
         self.steps += 1
-        if self.steps > MOST_STEPS:
-            raise ConfigError(f"the script's values take more than {MOST_STEPS} steps")
+        if self.steps > MOST_SCRIPT_STEPS:
+            raise ConfigError(
+                f"the script's values take more than {MOST_SCRIPT_STEPS} steps"
+            )
         read = self.readers.get(type(node))
-        if depth > MOST_DEPTH or read is None:
+        if depth > MOST_SCRIPT_DEPTH or read is None:
             return self._unknown(node)
         value = read(node, depth)
-        if isinstance(value, str) and len(value) > MOST_VALUE:
+        if isinstance(value, str) and len(value) > MOST_SCRIPT_VALUE:
             raise ConfigError(
-                f"a value of the script has more than {MOST_VALUE} characters"
+                f"a value of the script has more than {MOST_SCRIPT_VALUE} characters"
             )
         if isinstance(value, int) and value.bit_length() > MOST_BITS:
             return self._unknown(node)
@@ -354,8 +356,8 @@ class _Reader:
             return self._of_environment(node, depth)
         if last in ("str", "int", "float") and len(node.args) == 1:
             return self._value(node.args[0], depth + 1)
-        if last in METHODS:
-            return self._keywords(node) | {"decoding_type": METHODS[last]}
+        if last in CONFIG_METHODS:
+            return self._keywords(node) | {"decoding_type": CONFIG_METHODS[last]}
         if last == "dict" or re.search(r"(?:Config|Args)$", last):
             return self._keywords(node)
         if last == "dumps" and node.args:
