@@ -61,6 +61,12 @@ def format_number(value: float) -> str:
     return f"{value:.0f}"
 
 
+def format_percent(share: float, *, signed: bool = False) -> str:
+    """A share in a sentence: 12 %; with its sign, +12 %."""
+    sign = "+" if signed else ""
+    return f"{PERCENT * share:{sign}.0f} %"
+
+
 def format_tokens(tokens: float) -> str:
     """A number of tokens as options take it: 512, 13.8k."""
     if tokens >= KIB:

@@ -59,7 +59,7 @@ from magicdec.specs import (
     load_model_spec,
 )
 from magicdec.tasks import usual_lengths
-from magicdec.units import format_count
+from magicdec.units import format_count, format_percent
 
 USUAL_HARDWARE = "h100-sxm-80gb"
 USUAL_BATCH = 32
@@ -191,7 +191,7 @@ def _is_here(change: Change) -> bool:
 
 
 def _gain(change: Change) -> str:
-    return f"{change.gain:.2f}x (90%: {change.gain_low:.2f} to {change.gain_high:.2f})"
+    return f"{change.gain:.2f}x (90 %: {change.gain_low:.2f} to {change.gain_high:.2f})"
 
 
 def check_command(
@@ -952,9 +952,7 @@ def _paid(cost: float) -> str:
     """The cost of following a table, in words; it is paid at every batch."""
     if not cost:
         return ""
-    return (
-        f"; following a table makes every step {cost:.0%} longer, which is counted here"
-    )
+    return f"; following a table makes every step {format_percent(cost)} longer, which is counted here"
 
 
 def _on_batches(

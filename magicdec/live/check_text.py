@@ -78,7 +78,7 @@ def _described(result: Check, row: Candidate) -> str:
     speedup = ""
     if row.is_speculative:
         gain = row.gain
-        speedup = f", {gain.speedup:.2f}x over no draft (90%: {gain.low:.2f} to {gain.high:.2f})"
+        speedup = f", {gain.speedup:.2f}x over no draft (90 %: {gain.low:.2f} to {gain.high:.2f})"
     lost = 1.0
     for change in result.changes:
         if change.kind == "cost" and change.gain is not None:

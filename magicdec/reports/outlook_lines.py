@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from magicdec.naming import draft_name
 from magicdec.schema import WORTH_MEASURING, Candidate, Choice, Gain, OfTask, Outlook
+from magicdec.units import format_percent
 
 CHANGES = 0.02
 """Loss of tokens per second from which another text is said to change the choice."""
@@ -91,8 +92,8 @@ def to_measure(outlook: Outlook | None) -> str:
         return ""
     first = outlook.advice
     if first is None:
-        return f"Measuring first would gain under {WORTH_MEASURING:.0%}."
+        return f"Measuring first would gain under {format_percent(WORTH_MEASURING)}."
     return (
-        f"Measure first ({first.effort}; expected to raise throughput by {first.worth:.0%}): "
+        f"Measure first ({first.effort}; expected to raise throughput by {format_percent(first.worth)}): "
         f"{first.command}"
     )

@@ -31,6 +31,7 @@ from magicdec.units import (
     PERCENT,
     format_count,
     format_number,
+    format_percent,
     format_seconds,
     format_tokens,
 )
@@ -95,10 +96,10 @@ def probability_of(row: Candidate) -> str:
     """The probability that a draft pays, never as certain."""
     probability = row.gain.probability
     if probability > MOST_SURE:
-        return f"over {MOST_SURE * PERCENT:.0f} %"
+        return f"over {format_percent(MOST_SURE)}"
     if probability < 1.0 - MOST_SURE:
-        return f"under {(1.0 - MOST_SURE) * PERCENT:.0f} %"
-    return f"{probability * PERCENT:.0f} %"
+        return f"under {format_percent(1.0 - MOST_SURE)}"
+    return format_percent(probability)
 
 
 def users_of(row: Candidate) -> str:
@@ -258,7 +259,7 @@ def evidence_line(evidence: Evidence | None) -> str:
         return ""
     within = math.expm1(Z_90 * evidence.width)
     if not evidence.rows:
-        return f"No server of this kind was measured with such a draft: ±{within:.0%}."
+        return f"No server of this kind was measured with such a draft: ±{format_percent(within)}."
     servers = format_count(evidence.rows, "server")
     line = f"Checked on {servers} of this kind"
     if not evidence.rows_here:
@@ -266,11 +267,11 @@ def evidence_line(evidence: Evidence | None) -> str:
     elif evidence.rows_here < evidence.rows:
         line += f", {evidence.rows_here} with this device"
     if evidence.median_error is not None:
-        line += f": {evidence.median_error:.0%} off"
+        line += f": {format_percent(evidence.median_error)} off"
     if evidence.width_of == evidence.lane:
         return f"{line}."
     sources = format_count(evidence.sources, "source")
-    return f"{line}, from {sources} only: ±{within:.0%}, as for {evidence.width_of}."
+    return f"{line}, from {sources} only: ±{format_percent(within)}, as for {evidence.width_of}."
 
 
 def where_it_fits(choice: Choice) -> str:
@@ -307,13 +308,13 @@ def gamma_by_batch(choice: Choice) -> str:
     if abs(more) < ROUNDED_AWAY:
         gain = f"as many tokens/s on average over 1 to {users}"
     elif more > 0.0:
-        gain = f"{more:.0%} more tokens/s on average over 1 to {users}"
+        gain = f"{format_percent(more)} more tokens/s on average over 1 to {users}"
     else:
-        gain = f"{-more:.0%} fewer tokens/s on average over 1 to {users}"
+        gain = f"{format_percent(-more)} fewer tokens/s on average over 1 to {users}"
     if not one.cost:
         return f"Gamma by batch: {gain} than gamma {one.gamma} throughout."
     low = one.cost_low * PERCENT
-    cost = f"{one.cost:.0%} ({low:.0f}-{one.cost_high:.0%})"
+    cost = f"{format_percent(one.cost)} ({low:.0f}-{format_percent(one.cost_high)})"
     if one.follows_table:
         return (
             f"Gamma by batch: {gain} than gamma {one.gamma} throughout, for steps "
@@ -403,7 +404,7 @@ def prefill_line(choice: Choice) -> str:
     share = requests.prefill_share
     bound = f"{1.0 / share:.2f}x"
     users = users_of(choice.row)
-    return f"Prefill is {share:.0%} of each request, so with {users} no draft gains more than {bound}."
+    return f"Prefill is {format_percent(share)} of each request, so with {users} no draft gains more than {bound}."
 
 
 def verification_line(case: CaseAnswer) -> str:
@@ -456,8 +457,8 @@ def worth_profiling(plan: Plan, case: CaseAnswer) -> str:
     if rate > WORTH_A_TRY:
         return ""
     return (
-        f"No acceptance of {name} is known for this model; it pays from a rate of {rate:.0%}, and "
-        f"published heads reach {LOW_RATE:.0%} and more: find or train one."
+        f"No acceptance of {name} is known for this model; it pays from a rate of {format_percent(rate)}, and "
+        f"published heads reach {format_percent(LOW_RATE)} and more: find or train one."
     )
 
 
@@ -626,7 +627,9 @@ def requests_line(case: CaseAnswer, *, every: bool) -> str:
     if best.is_speculative:
         parts.append(f"Decoding alone is {best.speedup:.2f}x as fast")
     if every or not is_prefill_bound(case.choice):
-        parts.append(f"prefill takes {requests.prefill_share:.0%} of the GPUs' time")
+        parts.append(
+            f"prefill takes {format_percent(requests.prefill_share)} of the GPUs' time"
+        )
     hours = best.cost.gpu_hours_per_million_requests
     if hours is not None:
         parts.append(f"{hours:.4g} GPU-hours per million requests")
@@ -720,7 +723,7 @@ def _budget(best: Candidate) -> str:
     if best.draft_budget is None or share is None:
         return ""
     percent = format_number(PERCENT * share)
-    return f", draft budget {best.draft_budget} ({percent}%)"
+    return f", draft budget {best.draft_budget} ({percent} %)"
 
 
 def asked_of_traffic(answer: Plan, traffic: Traffic) -> str:
@@ -911,10 +914,10 @@ def sure_devices_line(traffic: Traffic) -> str:
     if not traffic.is_enough or best.highest_rate_low_per_s is None:
         return ""
     if best.highest_rate_low_per_s >= traffic.rate_per_s:
-        return "these devices keep the rate with over 95%"
+        return "these devices keep the rate with over 95 %"
     if best.num_gpus_high is None:
-        return "no number of these devices keeps the rate with 95%"
-    return f"it takes {best.num_gpus_high} devices to keep the rate with 95%"
+        return "no number of these devices keeps the rate with 95 %"
+    return f"it takes {best.num_gpus_high} devices to keep the rate with 95 %"
 
 
 def _replicas(load: TrafficLoad) -> str:
@@ -961,7 +964,7 @@ def percentiles_line(load: TrafficLoad) -> str:
         parts.append(_p50_and_p95("time per token", load.tpot, *of_tpot))
     if load.within_limits and load.highest_rate_per_s:
         headroom = load.highest_rate_per_s / load.rate_per_s - 1.0
-        parts.append(f"headroom {headroom:.0%}")
+        parts.append(f"headroom {format_percent(headroom)}")
     return "; ".join(parts)
 
 
@@ -982,7 +985,7 @@ def arrivals_line(load: TrafficLoad) -> str:
     for reason, after in zip(load.reasons, kept, strict=True):
         change = after / max(reason.rate_per_s, 1e-9) - 1.0
         if abs(change) >= LEAST_NAMED:
-            parts.append(f"{REASONS[reason.of]} {change:+.0%}")
+            parts.append(f"{REASONS[reason.of]} {format_percent(change, signed=True)}")
     return f"{line}, the simulation keeps {left}: {', '.join(parts)}"
 
 

@@ -51,6 +51,7 @@ from magicdec.units import (
     MILLI,
     format_bytes,
     format_number,
+    format_percent,
     format_seconds,
     format_tokens,
 )
@@ -161,7 +162,7 @@ def to_buy(offers: Sequence[Candidate], *, num_asked: int = 0, load: str = "") -
         compared = f"the {len(offers)} devices that can serve it"
     return (
         f"Buy {_offered(best)}: ${cost:.2f} per million tokens{load}, the least of {compared} "
-        f"({_offered(following)}: {more:.0%} more)."
+        f"({_offered(following)}: {format_percent(more)} more)."
     )
 
 

@@ -47,7 +47,7 @@ def test_the_terminal_names_tokens_and_share(program: Program) -> None:
         "--draft-budget", "7%", "--context", "16k", "--batch", "8",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "draft budget 1147 (7%)" in " ".join(done.stdout.split())
+    assert "draft budget 1147 (7 %)" in " ".join(done.stdout.split())
 
 
 @pytest.mark.parametrize("asked", ["0%", "170%", "x%", "-3%", "%"])

@@ -199,7 +199,7 @@ def test_one_gamma_is_weighed_against_the_table_by_batch() -> None:
 
 def test_depths_that_an_engine_adapts_are_noted_as_measured() -> None:
     case = {"hardware": ("b200",), "draft": "dspark", "context_lens": (1024,)}
-    for batch, gain in ((4, "-7%"), (128, "+18%"), (4000, "+70%")):
+    for batch, gain in ((4, "-7 %"), (128, "+18 %"), (4000, "+70 %")):
         document = make_plan(
             PlanRequest(**case, batch_sizes=(batch,), acceptance_rate=(0.8,))
         )

@@ -88,8 +88,8 @@ def test_one_gamma_is_exported_where_the_table_costs_more_than_it_gains() -> Non
         assert ("num_speculative_tokens_per_batch_size" in config) == is_table
         assert is_table or config["num_speculative_tokens"] == document.best.gamma
         comment = " ".join(line.strip("# ") for line in text.splitlines())
-        assert f"{cost:.0%} (5-30%) longer" in comment
-        assert "20% more tokens/s on average over 1 to 32 users" in comment
+        assert f"{cost * 100:.0f} % (5-30 %) longer" in comment
+        assert "20 % more tokens/s on average over 1 to 32 users" in comment
 
 
 def test_the_plugins_own_reader_takes_what_is_exported_for_it() -> None:

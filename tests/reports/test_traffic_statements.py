@@ -156,7 +156,7 @@ def test_what_keeps_a_rate_for_sure_is_said_of_what_keeps_it(traffic: Traffic) -
     best = traffic.best
     is_known = best.within_limits and best.highest_rate_low_per_s is not None
     assert bool(line) == is_known
-    if "over 95%" in line:
+    if "over 95 %" in line:
         assert (best.highest_rate_low_per_s or 0.0) >= traffic.rate_per_s
     if "it takes" in line and traffic.best.within_limits:
         assert f" {best.num_gpus_high} devices" in line

@@ -31,7 +31,7 @@ from magicdec.perfmodel.speedup import predict
 from magicdec.perfmodel.trees import TREES_LOSE
 from magicdec.schema import Candidate, CaseAnswer
 from magicdec.specs import HEAD_METHODS
-from magicdec.units import GIGA, MILLI, format_seconds
+from magicdec.units import GIGA, MILLI, format_percent, format_seconds
 
 LEAST_LOSS = 0.03
 """Share of the speed that lost prefix hits cost before a plan says so."""
@@ -308,7 +308,9 @@ def _on_hits(case: Case, best: Candidate) -> Iterator[str]:
         loss = 1.0 - float(np.ravel(fast.first_s / slow.first_s)[0])
         what = "of the time to the first token"
     if loss > LEAST_LOSS:
-        yield hits_lost(case, best, f"{loss:.0%} {what}", int(losing.hits.unit_tokens))
+        yield hits_lost(
+            case, best, f"{format_percent(loss)} {what}", int(losing.hits.unit_tokens)
+        )
 
 
 def _has_the_draft_of(row: Candidate, best: Candidate) -> bool:
@@ -391,7 +393,7 @@ def _on_table(answer: CaseAnswer) -> Iterator[str]:
             lost.append(1.0 - row[column])
     if lost:
         yield (
-            f"where the table says gamma 0, the loaded draft still costs up to {max(lost):.0%} of "
+            f"where the table says gamma 0, the loaded draft still costs up to {format_percent(max(lost))} of "
             "the speed of an engine without it"
         )
 
@@ -410,7 +412,7 @@ def _on_adaptive(case: Case, best: Candidate) -> Iterator[str]:
         users = f"{next(iter(gains))} sequences"
     yield (
         f"{own.adaptive_setting} adapts how many drafts a step verifies: "
-        f"{float(at) - 1.0:+.0%} tokens/s measured at about {users} "
+        f"{format_percent(float(at) - 1.0, signed=True)} tokens/s measured at about {users} "
         f"({own.adaptive_measured}); elsewhere its worth is not known"
     )
 
@@ -518,7 +520,7 @@ def _on_length(
         subject = f"this {name} head is"
     note = (
         f"{subject} trained on up to {trained:,} tokens: the first drafted token is accepted in "
-        f"{here:.0%} of steps at {context:,}, in {near:.0%} at {trained:,}"
+        f"{format_percent(here)} of steps at {context:,}, in {format_percent(near)} at {trained:,}"
     )
     if not unavailable:
         return note

@@ -46,7 +46,7 @@ from magicdec.schema import (
     TrafficLoad,
 )
 from magicdec.specs import ModelSpec
-from magicdec.units import MEGA, SECONDS_PER_HOUR, format_seconds
+from magicdec.units import MEGA, SECONDS_PER_HOUR, format_percent, format_seconds
 
 MOST_DEVICES = 4096
 CLOSE = 1.5
@@ -674,7 +674,7 @@ def _on_hits(best: SizedLayout) -> list[str]:
     loss = 1.0 - float(np.median(keeping.e2e_s) / np.median(losing.e2e_s))
     if loss <= LEAST_LOSS:
         return []
-    cost = f"{loss:.0%} of the median request's time"
+    cost = f"{format_percent(loss)} of the median request's time"
     return [hits_lost(layout.case, row, cost, best.trial.server.hit_unit)]
 
 
