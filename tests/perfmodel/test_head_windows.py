@@ -7,7 +7,7 @@ import pytest
 
 from magicdec import api
 from magicdec.perfmodel.acceptance import default_profile
-from magicdec.perfmodel.setup import Points, Setup
+from magicdec.perfmodel.setup import Points, Setup, budgets_of
 from magicdec.perfmodel.speedup import Prediction, predict
 from magicdec.reports.exports import export
 from magicdec.specs.speculation import SpeculationSpec
@@ -143,3 +143,29 @@ def test_our_runtime_keeps_the_window_alone() -> None:
     slots = WINDOW + 2 * (gamma + 1) + setup.engine.memory.spare_slots
     kept = float(predict(setup, law, points).memory.draft_kv_bytes)
     assert kept == pytest.approx(BATCH * slots * 2 * 8 * 128 * 2)
+
+
+@pytest.mark.parametrize("engine", ["ours", "sglang"])
+def test_a_whole_cache_beside_windows_is_that_of_a_head_without_any(
+    engine: str,
+) -> None:
+    """A search has windows and the whole cache, None, on one axis."""
+
+    def at(budget: int | None, axis: tuple[int | None, ...]) -> Prediction:
+        spec = SpeculationSpec(
+            draft="eagle3", draft_method="eagle3", draft_budget=budget
+        )
+        setup = Setup.of(TARGET, "h100-sxm-80gb", engine, spec)
+        grid = Points.grid(batch=[BATCH], context=[CONTEXT], budget=axis, gamma=[3])
+        return predict(setup, default_profile(TARGET, "eagle3", draft="eagle3"), grid)
+
+    budgets = (WINDOW, None)
+    beside = at(WINDOW, budgets)
+    alone = at(None, (None,))
+    for name in ("step_s", "tpot_s", "ttft_s", "expected_tokens_per_step"):
+        values = beside.full(getattr(beside, name)).ravel()
+        assert values[1] == alone.full(getattr(alone, name)).item()
+        assert values[0] != values[1] or name == "ttft_s"
+    memory = beside.full(beside.memory.total_bytes).ravel()
+    assert memory[1] == alone.full(alone.memory.total_bytes).item()
+    assert budgets_of(beside.points.budget.ravel()) == list(budgets)
