@@ -55,8 +55,13 @@ def step(
         "engine": engine,
         "speculation": speculation,
     }
-    numbers = {"batch": 64, "context": 32_000, "tp": 8}
-    numbers["budget"] = speculation.draft_budget
+    budget = speculation.draft_budget
+    numbers: dict[str, Any] = {
+        "batch": 64,
+        "context": 32_000,
+        "tp": 8,
+        "budget": budget,
+    }
     for name, value in fields.items():
         (numbers if name in Points.__dataclass_fields__ else options)[name] = value
     return predict(Setup(**options), acceptance, Points(**numbers))
