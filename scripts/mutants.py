@@ -2,27 +2,40 @@
 
     python scripts/mutants.py                         40 changes in each folder (make mutants)
     python scripts/mutants.py logs live --number 10 --seed 7
+    python scripts/mutants.py plan --skip 10 --number 10 --keep build/watched      the eleventh to the twentieth
 
 cosmic-ray makes the changes: an operator, a comparison, a number, a condition or a loop. Each is judged in a copy of
-the working tree by the fast tests of its folder, those that name its module first, until one fails. Survivors are
-printed with their line. The exit code is 1 where a folder has more than one survivor in ten.
+the working tree by the folder's fast tests, until one fails: first those that run the changed line, then those of the
+same files, then those that enter the module, of each the quickest first, for as long as MOST_JUDGED_S. Which test runs
+which lines is found once, by coverage; `--keep` names a folder that holds it for the next call. Survivors are printed
+with their line. The exit code is 1 where a folder has more than one survivor in ten.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import importlib
+import multiprocessing
 import os
 import random
 import re
+import resource
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import coverage
+import msgspec
+import pytest
 from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
@@ -41,14 +54,15 @@ FOLDERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "live": (("magicdec/live/*.py",), ("tests/live/test_*.py",)),
     "acceptance": (
         ("magicdec/perfmodel/acceptance/*.py",),
-        ("tests/perfmodel/test_acceptance*.py", "tests/perfmodel/test_curve_fit.py", "tests/perfmodel/test_texts.py"),
+        ("tests/perfmodel/test_acceptance*.py", "tests/perfmodel/test_mixed_tasks.py",
+         "tests/validate/test_published_acceptance.py"),
     ),
     "plan": (
         ("magicdec/perfmodel/plan/*.py",),
-        ("tests/perfmodel/test_planner.py", "tests/perfmodel/test_choice.py", "tests/perfmodel/test_gains.py",
+        ("tests/perfmodel/test_plan*.py", "tests/perfmodel/test_choice.py", "tests/perfmodel/test_gains.py",
          "tests/perfmodel/test_outlook.py", "tests/perfmodel/test_standing.py", "tests/perfmodel/test_variations.py",
          "tests/perfmodel/test_monotony.py", "tests/perfmodel/test_soundness.py",
-         "tests/perfmodel/test_any_request.py"),
+         "tests/perfmodel/test_any_request.py", "tests/perfmodel/test_texts.py"),
     ),
 }  # fmt: skip
 """Of each folder: its modules, and the tests that judge them."""
@@ -61,8 +75,18 @@ OPERATORS = re.compile(
 )
 """One other for each operator, so that no place is drawn more often than another."""
 LEAST_KILLED = 0.9
-MOST_S = 300.0
-"""Time of one change's tests; longer counts as noticed, since an endless loop would."""
+MOST_JUDGED_S = 40.0
+"""Time that the tests of one change take without it, where none fails."""
+MOST_TEST_S = 10.0
+"""Slower tests judge nothing."""
+MOST_FILE_S = 300.0
+NO_END_FACTOR = 3.0
+"""A test that takes so much longer than any that judges comes to no end: noticed, since an endless loop would be."""
+COMPILATION_S = 90.0
+"""More for changes of what numba compiles."""
+MOST_BYTES = 12 << 30
+"""Address space of a judge, against changes that allocate without end."""
+NO_END = "no end"
 NOT_COPIED = (
     ".git",
     ".venv*",
@@ -73,6 +97,10 @@ NOT_COPIED = (
     "build",
     "shared",
 )
+OFTEN_IMPORTED = (
+    "numpy scipy.stats pandas numba hypothesis typer.testing httpx yaml jinja2"
+)
+"""Of others, and by most tests: judges are forked from a process that has them."""
 
 
 class Change(NamedTuple):
@@ -80,6 +108,15 @@ class Change(NamedTuple):
     """From the root."""
     operator: str
     occurrence: int
+    line: int
+
+
+class Watched(NamedTuple):
+    """A test that passes."""
+
+    seconds: float
+    lines: dict[str, list[int]]
+    """What it runs of each module of the folder."""
 
 
 def changes_of(module: Path) -> list[Change]:
@@ -89,54 +126,179 @@ def changes_of(module: Path) -> list[Change]:
     for name in operator_names():
         if OPERATORS.fullmatch(name):
             operator = get_operator(name)()
-            count = sum(1 for node in nodes for _ in operator.mutation_positions(node))
-            found += [Change(module, name, number) for number in range(count)]
+            places = [place for node in nodes for place in operator.mutation_positions(node)]  # fmt: skip
+            for number, ((line, _), _) in enumerate(places):
+                found.append(Change(module, name, number, line))
     return found
 
 
-def drawn(folder: str, number: int, seed: int) -> list[Change]:
-    modules = [
+def files_of(patterns: tuple[str, ...]) -> list[Path]:
+    """From the root."""
+    return [
         path.relative_to(ROOT)
-        for pattern in FOLDERS[folder][0]
+        for pattern in patterns
         for path in sorted(ROOT.glob(pattern))
     ]
+
+
+def drawn(folder: str, seed: int) -> list[Change]:
+    """A folder's changes in the order in which they are judged."""
+    modules = files_of(FOLDERS[folder][0])
     every = [change for module in modules for change in changes_of(module)]
     random.Random(f"{folder} {seed}").shuffle(every)
-    return every[:number]
+    return every
 
 
-def tests_of(folder: str, module: Path) -> list[str]:
-    """The folder's test files: those that name the module first, the smaller first."""
-    files = [
-        path for pattern in FOLDERS[folder][1] for path in sorted(ROOT.glob(pattern))
-    ]
-    texts = {path: path.read_text(encoding="utf-8") for path in files}
-    named = re.compile(rf"\b{module.stem}\b")
-    files.sort(key=lambda path: (not named.search(texts[path]), len(texts[path])))
-    return [str(path.relative_to(ROOT)) for path in files]
+# Judges
 
 
-def first_failure(copy: Path, tests: list[str], seed: int) -> str | None:
-    """The first test that fails; None where all pass."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider",
-               "-p", "no:xdist", f"--hypothesis-seed={seed}", *tests]  # fmt: skip
-    environment = os.environ | {
-        "PYTHONPATH": str(copy),
-        "PYTHONDONTWRITEBYTECODE": "1",
+def apart(copy: Path, limit_s: float, work: Callable[..., Any], *given: Any) -> Any:
+    """What a function returns in a process of its own, at work in the copy; NO_END beyond the limit, and where the
+    process dies."""
+    forked = multiprocessing.get_context("fork")
+    here, there = forked.Pipe(duplex=False)
+    process = forked.Process(target=_at_work, args=(copy, there, work, given))
+    process.start()
+    pid = process.pid
+    assert pid is not None
+    there.close()
+    try:
+        return here.recv() if here.poll(limit_s) else NO_END
+    except EOFError:
+        return NO_END
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+        process.join()
+
+
+def _at_work(
+    copy: Path, there: Connection, work: Callable[..., Any], given: tuple[Any, ...]
+) -> None:
+    os.setsid()
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    os.chdir(copy)
+    sys.path.insert(0, str(copy))
+    os.environ["PYTHONPATH"] = str(copy)
+    there.send(work(*given))
+
+
+def run_tests(tests: list[str], plugin: object, *options: str) -> int:
+    plain = ("-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:xdist")
+    return int(pytest.main([*plain, *options, *tests], plugins=[plugin]))
+
+
+class Watch:
+    """Which lines each test runs, and how long it takes."""
+
+    def __init__(self, measured: coverage.Coverage) -> None:
+        self.measured = measured
+        self.seconds: dict[str, float] = {}
+        self.not_passed: set[str] = set()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        self.measured.switch_context(item.nodeid)
+        begun = time.perf_counter()
+        result = yield
+        self.seconds[item.nodeid] = time.perf_counter() - begun
+        return result
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if not report.passed:
+            self.not_passed.add(report.nodeid)
+
+
+def watched_in(copy: Path, modules: list[Path], tests: Path) -> dict[str, Watched]:
+    """The tests of a file that pass, by their node ids."""
+    sources = [str(copy / module) for module in modules]
+    measured = coverage.Coverage(data_file=None, config_file=False, include=sources)
+    watch = Watch(measured)
+    measured.start()
+    run_tests([str(tests)], watch, f"--timeout={MOST_TEST_S}")
+    measured.stop()
+    data = measured.get_data()
+    found = {
+        test: Watched(seconds, {})
+        for test, seconds in watch.seconds.items()
+        if test not in watch.not_passed
     }
-    with subprocess.Popen(
-        command, cwd=copy, env=environment, text=True, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    ) as running:  # fmt: skip
-        try:
-            said, _ = running.communicate(timeout=MOST_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(running.pid, signal.SIGKILL)
-            return "no end"
-    if running.returncode == 0:
-        return None
-    failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)
-    return failed[0] if failed else f"exit code {running.returncode}"
+    for module, source in zip(modules, sources, strict=True):
+        for line, contexts in data.contexts_by_lineno(source).items():
+            for test in set(contexts) & set(found):
+                found[test].lines.setdefault(str(module), []).append(line)
+    return found
+
+
+def watched(copy: Path, folder: str, keep: Path) -> dict[str, Watched]:
+    """The tests of a folder that pass, by their node ids; those of files that an earlier call watched are read."""
+    modules = files_of(FOLDERS[folder][0])
+    package = hashlib.sha256()
+    for path in sorted(ROOT.glob("magicdec/**/*.py")):
+        package.update(path.read_bytes())
+    found: dict[str, Watched] = {}
+    for tests in files_of(FOLDERS[folder][1]):
+        digest = package.copy()
+        digest.update((ROOT / tests).read_bytes())
+        kept = keep / f"{folder}-{tests.stem}-{digest.hexdigest()[:16]}.json"
+        if not kept.exists():
+            of_file = apart(copy, MOST_FILE_S, watched_in, copy, modules, tests)
+            if of_file == NO_END:
+                sys.exit(f"{tests} takes more than {MOST_FILE_S:.0f} s, or ends the process")  # fmt: skip
+            kept.write_bytes(msgspec.json.encode(of_file))
+        found |= msgspec.json.decode(kept.read_bytes(), type=dict[str, Watched])
+    return found
+
+
+def judges(change: Change, tests: dict[str, Watched]) -> list[str]:
+    """The tests to run, in their order."""
+    module = str(change.module)
+    inside = {test: seen for test, seen in tests.items() if module in seen.lines}
+    ran = sorted({line for seen in inside.values() for line in seen.lines[module]})
+    if not ran:
+        return []
+    # coverage knows a statement by the lines that its bytecode names, which a number within it need not be
+    place = max(bisect_right(ran, change.line) - 1, 0)
+    near = {test for test, seen in inside.items() if ran[place] in seen.lines[module]}
+    files = {test.partition("::")[0] for test in near}
+
+    def order(test: str) -> tuple[bool, bool, float]:
+        is_far = test.partition("::")[0] not in files
+        return test not in near, is_far, inside[test].seconds
+
+    chosen = []
+    left_s = MOST_JUDGED_S
+    for test in sorted(inside, key=order):
+        if inside[test].seconds <= left_s:
+            left_s -= inside[test].seconds
+            chosen.append(test)
+    return chosen
+
+
+class First:
+    """The first failure."""
+
+    def __init__(self) -> None:
+        self.failed: str | None = None
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed and self.failed is None:
+            self.failed = report.nodeid
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and self.failed is None:
+            ended = "from pytest-timeout" not in report.longreprtext
+            self.failed = report.nodeid if ended else f"{NO_END}: {report.nodeid}"
+
+
+def first_failure(tests: list[str], most_test_s: float) -> str | None:
+    """The first test that fails; None where all pass."""
+    first = First()
+    run_tests(tests, first, "-x", f"--timeout={most_test_s}")
+    return first.failed
 
 
 def what_changed(before: str, after: str) -> str:
@@ -148,31 +310,50 @@ def what_changed(before: str, after: str) -> str:
     return "the end"
 
 
-def judged(copy: Path, folder: str, given: argparse.Namespace) -> float:
+def verdict(copy: Path, change: Change, tests: list[str], number: int) -> tuple[str, str | None]:  # fmt: skip
+    """What changes, and the first test that fails."""
+    path = copy / change.module
+    before = path.read_text(encoding="utf-8")
+    written = path.stat()
+    after: Any = mutate_code(before, get_operator(change.operator)(), change.occurrence)
+    most_test_s = NO_END_FACTOR * MOST_TEST_S
+    if "numba" in before:
+        most_test_s += COMPILATION_S
+    path.write_text(after, encoding="utf-8")
+    os.utime(
+        path, (number, number)
+    )  # two changes of a second are two to the caches of bytecode and of numba
+    try:
+        limit_s = NO_END_FACTOR * MOST_JUDGED_S + most_test_s
+        failed = None
+        if tests:
+            failed = apart(copy, limit_s, first_failure, tests, most_test_s)
+    finally:
+        path.write_text(before, encoding="utf-8")
+        os.utime(path, ns=(written.st_atime_ns, written.st_mtime_ns))
+    return what_changed(before, after), failed
+
+
+def judged(copy: Path, folder: str, keep: Path, given: argparse.Namespace) -> float:
     """Print a folder's survivors; return the share that was noticed."""
-    found = drawn(folder, given.number, given.seed)
-    killed = 0
+    tests = watched(copy, folder, keep)
+    found = drawn(folder, given.seed)[given.skip :][: given.number]
+    killed = endless = 0
     begun = time.monotonic()
     for number, change in enumerate(found, 1):
-        path = copy / change.module
-        before = path.read_text(encoding="utf-8")
-        operator = get_operator(change.operator)()
-        after: Any = mutate_code(before, operator, change.occurrence)
-        path.write_text(after, encoding="utf-8")
-        try:
-            failed = first_failure(copy, tests_of(folder, change.module), given.seed)
-        finally:
-            path.write_text(before, encoding="utf-8")
+        chosen = judges(change, tests)
+        what, failed = verdict(copy, change, chosen, number)
         killed += failed is not None
+        endless += failed is not None and failed.startswith(NO_END)
         if failed is None or given.verbose:
-            line = f"{change.module}:{what_changed(before, after)}"
-            print(f"{line}\n    {failed or 'survives'}", flush=True)
-        if number % 10 == 0 or number == len(found):
-            each_s = (time.monotonic() - begun) / number
-            print(
-                f"{folder}: {killed} of {number} noticed, {each_s:.0f} s each",
-                flush=True,
-            )
+            print(f"{change.module}:{what}")
+            print(f"    {failed or f'survives {len(chosen)} tests'}", flush=True)
+    each_s = (time.monotonic() - begun) / max(len(found), 1)
+    print(
+        f"{folder}: {killed} of {len(found)} noticed, {endless} of them by coming to no end, {each_s:.1f} s each, "
+        f"by {len(tests)} tests",
+        flush=True,
+    )
     return killed / max(len(found), 1)
 
 
@@ -182,16 +363,22 @@ def main() -> int:
     )
     parser.add_argument("folders", nargs="*", metavar="FOLDER", help=", ".join(FOLDERS))
     parser.add_argument("--number", type=int, default=40)
+    parser.add_argument("--skip", type=int, default=0, help="of the first changes")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="the copy, and what its tests run")  # fmt: skip
     parser.add_argument("--verbose", action="store_true", help="also what was noticed")
     given = parser.parse_args()
     if unknown := set(given.folders) - set(FOLDERS):
         parser.error(f"no folder {', '.join(unknown)}; there are {', '.join(FOLDERS)}")
+    for name in OFTEN_IMPORTED.split():
+        importlib.import_module(name)
     with tempfile.TemporaryDirectory(prefix="mutants-") as where:
-        copy = Path(where, "tree")
-        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*NOT_COPIED))
+        keep = (given.keep or Path(where)).resolve()
+        copy = keep / "tree"
+        ignored = shutil.ignore_patterns(*NOT_COPIED)
+        shutil.copytree(ROOT, copy, ignore=ignored, dirs_exist_ok=True)
         chosen = given.folders or list(FOLDERS)
-        shares = {folder: judged(copy, folder, given) for folder in chosen}
+        shares = {folder: judged(copy, folder, keep, given) for folder in chosen}
     print("; ".join(f"{folder} {share:.0%}" for folder, share in shares.items()))
     return int(min(shares.values()) < LEAST_KILLED)
 

@@ -33,7 +33,10 @@ except ImportError:  # the environment of tests/vllm
 else:
     # how quickly inputs are made measures the machine, not the code
     settings.register_profile(
-        "steady", derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+        "steady",
+        derandomize=True,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
     )
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 

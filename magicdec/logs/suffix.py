@@ -111,11 +111,8 @@ class SuffixReplay:
         while limit >= 0 and len(self._live) + 1 > limit:
             start, length = self._live.popleft()
             remove(self._global, self._responses, start, start + length)
-        live_tokens = (
-            sum(length for _, length in self._live) if self._is_sparse() else None
-        )
-        if live_tokens is not None:
-            self._compact(live_tokens)
+        if self._is_sparse():
+            self._compact()
         needed = self._num_response_tokens + output_len
         if needed > len(self._responses):
             more = np.zeros(2 * needed - len(self._responses), dtype=np.int32)
@@ -125,13 +122,12 @@ class SuffixReplay:
 
     def _is_sparse(self) -> bool:
         """Whether tokens of evicted responses are more than half of those kept."""
-        if not self._live:
-            return False
-        dead = self._live[0][0]
+        dead = self._live[0][0] if self._live else self._num_response_tokens
         return dead > max(COMPACT_ABOVE, self._num_response_tokens // 2)
 
-    def _compact(self, live_tokens: int) -> None:
+    def _compact(self) -> None:
         """Move the live responses to the front; every edge then refers to one of them."""
+        live_tokens = sum(length for _, length in self._live)
         moved = np.zeros(2 * live_tokens, dtype=np.int32)
         place = 0
         live: deque[tuple[int, int]] = deque()

@@ -1,0 +1,405 @@
+"""What an answer for a rate says of its simulations, written out request by request and instant by instant; which
+layouts are worth trying; how large a simulation is."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from fractions import Fraction
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from magicdec.api import request_of
+from magicdec.errors import ConfigError
+from magicdec.perfmodel.rate import capacity, load
+from magicdec.perfmodel.rate.layouts import served_layouts
+from magicdec.perfmodel.rate.load import Load
+from magicdec.perfmodel.rate.replica import Replica
+from magicdec.perfmodel.rate.requests import Requests, alike
+from magicdec.perfmodel.rate.simulate import Outcome, Server
+from magicdec.perfmodel.rate.trials import Trial
+from magicdec.perfmodel.setup import Setup
+from magicdec.specs.catalog import load_model_spec
+
+MODEL = load_model_spec("llama-3.1-8b")
+CHAT: dict[str, Any] = {
+    "model": "llama-3.1-8b",
+    "hardware": "h100-sxm-80gb",
+    "tp": 1,
+    "context": 2048,
+    "gen_len": 50,
+}
+FEW = 60
+"""Requests of a simulation here."""
+
+
+def load_of(**options: Any) -> Load:
+    return Load.of(request_of(**CHAT | {"draft": "none"} | options), MODEL)
+
+
+def waiting(seconds: list[float], *, last_s: float = 0.0) -> Outcome:
+    """Requests that come far apart, and wait so long for their first token."""
+    requests = alike(len(seconds), prompt_len=10, output_len=2)
+    requests.arrival_s[:] = 1000.0 * np.arange(len(seconds))
+    first_s = requests.arrival_s + np.array(seconds)
+    return Outcome(
+        requests=requests, first_s=first_s, last_s=first_s + last_s, replicas=[]
+    )
+
+
+# Means, moments and intervals
+
+steps = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 50)), max_size=8)
+
+
+@given(replicas=st.lists(steps, min_size=1, max_size=3))
+def test_a_mean_over_time_is_that_of_every_instant(
+    replicas: list[list[tuple[int, int]]],
+) -> None:
+    """Of whole seconds, in each of which a replica has one value; the last moment lasts none."""
+    timelines = []
+    means = []
+    for moments in replicas:
+        timeline = []
+        instants: list[int] = []
+        for lasting, value in moments:
+            timeline.append((float(len(instants)), 1, value, 2))
+            instants += [value] * lasting
+        timelines.append(timeline)
+        if len(moments) > 1:
+            means.append(statistics.fmean(instants[: -moments[-1][0]]))
+    expected = statistics.fmean(means) if means else 0.0
+    assert capacity._mean(timelines, 2) == pytest.approx(expected)
+
+
+@pytest.fixture(scope="module")
+def replica() -> Replica:
+    setup = Setup.of("llama-3.1-8b", "h100-sxm-80gb", "vllm")
+    requests = alike(1, prompt_len=10, output_len=2)
+    server = Server.of(setup, requests, max_sequences=4)
+    return Replica(requests, server.costs, server.limits)
+
+
+@settings(max_examples=40)
+@given(count=st.integers(1, 1001))
+def test_moments_are_evenly_chosen_and_as_many_as_are_shown(
+    replica: Replica, count: int
+) -> None:
+    replica.timeline = [(float(at), at % 7, at % 5, at) for at in range(count)]
+    outcome = waiting([1.0])
+    outcome.replicas.append(replica)
+    moments = capacity._timeline(outcome)
+    blocks = replica.limits.num_blocks
+    stride = next(step for step in range(1, 9) if math.ceil(count / step) <= 200)
+    assert [moment.time_s for moment in moments] == list(range(0, count, stride))
+    for moment in moments:
+        at = int(moment.time_s)
+        assert (moment.batch, moment.waiting) == (at % 7, at % 5)
+        assert moment.kv_share == pytest.approx(at / blocks)
+
+
+times = st.floats(0.01, 50.0)
+
+
+@given(
+    seeds=st.lists(times, min_size=3, max_size=3),
+    ends=st.tuples(times, times),
+    least=st.floats(0.5, 1.0),
+    most=st.floats(1.0, 2.0),
+    is_too_much=st.booleans(),
+)
+def test_an_interval_adds_chance_and_costs_as_independent_errors(
+    seeds: list[float],
+    ends: tuple[float, float],
+    least: float,
+    most: float,
+    is_too_much: bool,
+) -> None:
+    """Of 21 waits the 20th is the 95th percentile: one in 20 is longer."""
+
+    def outcome(p95: float, last_s: float = 0.0) -> Outcome:
+        return waiting([0.5 * p95] * 12 + [p95] * 8 + [2.0 * p95], last_s=last_s)
+
+    repeats = capacity._Repeats(
+        seeds=[outcome(p95) for p95 in seeds],
+        cheap=outcome(ends[0]),
+        dear=outcome(ends[1], last_s=1e9 if is_too_much else 0.0),
+        least=least,
+        most=most,
+    )
+    if is_too_much:
+        repeats.dear.first_s[:] = 1e9
+    band = repeats.band(lambda each: each.ttft_s)
+    chance = 1.6448536 * statistics.stdev(seeds)
+    cheaper = seeds[0] - least * ends[0]
+    low = max(seeds[0] - math.sqrt(cheaper**2 + chance**2), 0.0)
+    assert band.low == pytest.approx(low, rel=1e-5, abs=1e-6)
+    if is_too_much:
+        assert band.high is None
+        return
+    dearer = most * ends[1] - seeds[0]
+    high = seeds[0] + math.sqrt(dearer**2 + chance**2)
+    assert band.high == pytest.approx(high, rel=1e-5)
+    nothing = repeats.band(lambda _: np.empty(0))
+    assert (nothing.low, nothing.high) == (None, None)
+
+
+# Which layouts are tried
+
+layouts = st.tuples(st.integers(1, 8), st.floats(0.1, 9.0), st.integers(1, 12))
+
+
+def kept(num_gpus: int, rate: float, replicas: int) -> capacity.Kept:
+    row = SimpleNamespace(num_gpus=num_gpus)
+    trial: Any = SimpleNamespace(layout=SimpleNamespace(row=row, rate=rate))
+    return capacity.Kept(trial=trial, replicas=replicas)
+
+
+@given(best=layouts, other=layouts)
+def test_a_layout_is_tried_on_all_devices_on_which_it_would_be_better(
+    best: tuple[int, float, int], other: tuple[int, float, int]
+) -> None:
+    """Better is fewer devices, and of as many the higher rate: every number of replicas is asked."""
+    so_far = kept(*best)
+    num_gpus, rate, _ = other
+    most = capacity._most_to_be_better(kept(*other).trial, so_far, 4096)
+    for replicas in range(1, 120):
+        devices = num_gpus * replicas
+        is_better = devices < so_far.num_gpus or (
+            devices == so_far.num_gpus and rate * replicas > best[1] * best[2]
+        )
+        assert (devices <= most) == is_better
+    assert capacity._most_to_be_better(kept(*other).trial, None, 4096) == 4096
+
+
+@given(tried=st.lists(st.tuples(layouts, st.booleans()), max_size=6))
+def test_the_best_has_the_fewest_devices_and_of_them_the_highest_rate(
+    tried: list[tuple[tuple[int, float, int], bool]],
+) -> None:
+    trials = [kept(*layout).trial for layout, _ in tried]
+    counts = [layout[2] if is_kept else None for layout, is_kept in tried]
+    best = capacity._kept_by(trials, counts)
+    found = [
+        (num_gpus * replicas, -rate * replicas)
+        for (num_gpus, rate, replicas), is_kept in tried
+        if is_kept
+    ]
+    if best is None:
+        assert not found
+    else:
+        assert (best.num_gpus, -best.layout.rate * best.replicas) == min(found)
+
+
+# A point of the answer
+
+
+@pytest.fixture(scope="module", params=["none", "eagle3"])
+def trial(request: pytest.FixtureRequest) -> Any:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(load, "MIN_REQUESTS", FEW)
+        patched.setattr(load, "MAX_REQUESTS", FEW)
+        asked = load_of(draft=request.param, rate=6.0, p95_ttft_ms=400, p95_tpot_ms=20)
+        layout = served_layouts(asked, MODEL)[-1]
+        assert (layout.option is None) == (request.param == "none")
+        yield Trial(load=asked, layout=layout)
+
+
+@pytest.mark.parametrize(("rate", "replicas"), [(6.0, 1), (6.0, 2), (900.0, 1)])
+def test_a_point_says_what_its_simulation_gives(
+    trial: Trial, rate: float, replicas: int
+) -> None:
+    outcome = trial.at(rate, replicas)
+    point = capacity._point(trial, replicas, rate)
+    row = trial.layout.row
+    assert (point.draft, point.policy) == (row.draft, trial.layout.policy_name)
+    assert (point.num_replicas, point.rate_per_s) == (replicas, rate)
+    assert point.num_gpus == row.num_gpus * replicas
+    first = int(0.1 * FEW)
+    arrival = outcome.requests.arrival_s
+    ttft = [float(outcome.first_s[at] - arrival[at]) for at in range(first, FEW)]
+    tpot = [
+        float(outcome.last_s[at] - outcome.first_s[at]) / 49 for at in range(first, FEW)
+    ]
+    until = float(outcome.last_s[first:].max()) if point.overloaded else arrival[-1]
+    good = sum(
+        one <= 0.4 and other <= 0.02 for one, other in zip(ttft, tpot, strict=True)
+    )
+    assert point.goodput_per_s == pytest.approx(good / (until - arrival[first]))
+    whole_s = float(outcome.last_s.max() - arrival[0])
+    assert point.output_tokens_per_s == pytest.approx(50 * FEW / whole_s)
+    batches, held = [], []
+    for one in outcome.replicas:
+        lasting = [then[0] - now[0] for now, then in pairwise(one.timeline)]
+        span = sum(lasting)
+        of_time = list(zip(lasting, one.timeline, strict=False))
+        batches.append(sum(last * moment[1] for last, moment in of_time) / span)
+        held.append(sum(last * moment[3] for last, moment in of_time) / span)
+    assert point.mean_batch == pytest.approx(statistics.fmean(batches), rel=1e-6)
+    blocks = trial.server.limits.num_blocks
+    assert point.kv_share == pytest.approx(statistics.fmean(held) / blocks, rel=1e-6)
+    price = trial.layout.case.hardware.price_per_hour_usd
+    assert price
+    cost = point.cost_per_million_tokens_usd
+    assert cost is not None
+    millions_per_hour = point.output_tokens_per_s * 3600.0 / 1e6
+    assert cost * millions_per_hour == pytest.approx(price * point.num_gpus)
+    is_kept = np.quantile(ttft, 0.95) <= 0.4 and np.quantile(tpot, 0.95) <= 0.02
+    assert point.within_limits == (is_kept and not point.overloaded)
+    assert (point.ttft is None) == point.overloaded
+    if point.ttft is not None:
+        assert point.ttft.mean == pytest.approx(statistics.fmean(ttft))
+        assert point.ttft.p95 == pytest.approx(np.quantile(ttft, 0.95))
+        assert point.tpot is not None
+        assert point.tpot.p50 == pytest.approx(statistics.median(tpot))
+    assert point.analytic_rate_per_s == pytest.approx(trial.layout.rate * replicas)
+
+
+def test_costs_at_both_ends_are_those_of_a_step_and_of_prompts(trial: Trial) -> None:
+    """The row's own interval of a token, and the step's of prompts, by their parts of a request: wider than a step's
+    error alone only by acceptance, and to the nearest 2 %."""
+    row = trial.layout.row
+    assert row.requests is not None
+    least, most = capacity.cost_factors(trial.layout, row.batch_size)
+    share = row.requests.prefill_share
+    tokens = (row.tpot_low_s / row.tpot_s, row.tpot_high_s / row.tpot_s)
+    prompts = ((least - (1.0 - share) * tokens[0]) / share,
+               (most - (1.0 - share) * tokens[1]) / share)  # fmt: skip
+    assert tokens[0] < least * 1.02
+    assert most / 1.02 < tokens[1]
+    assert least < 1.0 < most
+    assert prompts[0] * prompts[1] == pytest.approx(1.0, abs=0.06 / share)
+    for factor in (least, most):
+        whole_steps = math.log(factor) / math.log(1.02)
+        assert whole_steps == pytest.approx(round(whole_steps), abs=1e-6)
+
+
+def test_a_note_warns_where_the_limit_lies_inside_the_interval(trial: Trial) -> None:
+    point = capacity._point(trial, 1, 6.0)
+    best = capacity.Kept(trial=trial, replicas=1)
+
+    def notes(high_s: float | None, highest: float | None = 7.0) -> str:
+        changed = msgspec.structs.replace(
+            point, ttft_p95_high_s=high_s, highest_rate_per_s=highest
+        )
+        return " ".join(capacity._notes(best, changed))
+
+    assert notes(0.4) == ""
+    assert "p95 of TTFT may reach 401 ms" in notes(0.401)
+    assert "plan for some room" in notes(None)
+    assert "too few to exceed the limits" in notes(0.1, None)
+
+
+# The load
+
+
+@settings(max_examples=60)
+@given(
+    rate=st.floats(0.01, 3000.0),
+    replicas=st.integers(1, 400),
+    balance=st.sampled_from(["round-robin", "least-loaded"]),
+)
+def test_as_many_replicas_are_simulated_as_get_3000_requests_in_400_seconds(
+    rate: float, replicas: int, balance: str
+) -> None:
+    """By trying every number; a balancer that compares loads is seen with eight at least. They get 500 requests or
+    more, and 3000 at most."""
+    asked = load_of(rate=rate, balance=balance)
+    least = 8 if balance == "least-loaded" else 1
+    enough = replicas
+    for number in range(least, replicas + 1):
+        if rate * 400.0 * number / replicas >= 3000.0 * (1.0 - 1e-12):
+            enough = number
+            break
+    found = asked.replicas(rate, replicas)
+    assert found == enough
+    count = len(asked.requests(rate, replicas))
+    expected = min(max(rate * found / replicas * 400.0, 500.0), 3000.0)
+    assert count == pytest.approx(expected, abs=1.0 + 1e-9)
+
+
+traced = st.lists(
+    st.tuples(st.integers(1, 4), st.integers(1, 3)), min_size=1, max_size=700
+)
+
+
+@settings(max_examples=40)
+@given(lengths=traced)
+def test_shapes_of_a_trace_are_its_requests_or_evenly_chosen_ones(
+    lengths: list[tuple[int, int]],
+) -> None:
+    prompts, outputs = np.array(lengths).T
+    trace = Requests(
+        arrival_s=np.arange(float(len(lengths))),
+        prompt_len=prompts,
+        output_len=outputs,
+        cached_len=np.zeros(len(lengths), dtype=np.int64),
+    )
+    weights = {
+        (shape.prompt_len, shape.gen_len): shape.weight
+        for shape in load._shapes(trace).requests
+    }
+    assert sum(weights.values()) == min(len(lengths), 512)
+    counted = Counter(lengths)
+    if len(lengths) <= 512:
+        assert weights == counted
+    assert set(weights) <= set(counted)
+    assert all(weight <= counted[shape] for shape, weight in weights.items())
+
+
+@given(
+    seconds=st.lists(st.integers(1, 9).map(float), max_size=30),
+    mean=st.none() | st.integers(1, 9).map(float),
+    p95=st.none() | st.integers(1, 9).map(float),
+)
+def test_limits_are_kept_up_to_the_limit_itself(
+    seconds: list[float], mean: float | None, p95: float | None
+) -> None:
+    """The percentile lies between two of the sorted times."""
+    expected = True
+    if seconds and mean is not None:
+        expected &= sum(seconds) <= mean * len(seconds)
+    if seconds and p95 is not None:
+        place = Fraction(19, 20) * (len(seconds) - 1)
+        low, high = sorted(seconds)[int(place)], sorted(seconds)[math.ceil(place)]
+        percentile = Fraction(low) + (place - int(place)) * (
+            Fraction(high) - Fraction(low)
+        )
+        assume(low == high or percentile != p95)  # floats between two may miss it
+        expected &= percentile <= p95
+    assert load._is_within(np.array(seconds), mean=mean, p95=p95) == expected
+    given_limits = [limit for limit in (mean, p95) if limit is not None]
+    tighter = sorted(given_limits)[0] if given_limits else None
+    assert load._tighter(mean, p95) == tighter
+
+
+@pytest.mark.parametrize(("schedule", "is_taken"), [
+    ("1@0,1@20", True), ("1@0,1@19.9", False), ("20@0,20@1000", True), ("20@0,20@1000.1", False), (1e-6, True),
+    (9.9e-7, False), ("1e6@0,0@0.03", True), ("1000001@0,0@0.03", False), ("0@0,0@100", False),
+    ("1e-5@0,1e-5@1e9", True), ("1e-5@0,1e-5@1.0001e9", False),
+    ("2@1,1@100", False), ("2@0", False), ("2@0,2@100,2@100", False), ("-1@0,4@100", False), ("0@0,4@100", True),
+])  # fmt: skip
+def test_the_limits_of_rates_and_schedules(schedule: Any, is_taken: bool) -> None:
+    options = CHAT | {"draft": "none", "rate": schedule}
+    if is_taken:
+        assert capacity._load(request_of(**options), MODEL).rate > 0.0
+        return
+    with pytest.raises(ConfigError):
+        capacity._load(request_of(**options), MODEL)
+
+
+def test_a_schedule_is_judged_in_five_equal_parts_and_between_its_points() -> None:
+    asked = load_of(rate="2@0,8@70,3@100")
+    edges = asked.edges_s(asked.requests(asked.rate))
+    assert edges is not None
+    assert edges.tolist() == pytest.approx([0.0, 20.0, 40.0, 60.0, 70.0, 80.0, 100.0])
+    assert load_of(rate=3.0).edges_s(alike(2, prompt_len=1, output_len=1)) is None
+    assert load_of(rate="5@0,5@100").busiest is not None  # 500 requests
+    assert load_of(rate="4.99@0,4.99@100").busiest is None

@@ -1,0 +1,413 @@
+"""The rules of a plan against all that they choose from: configurations, ranges of contexts, the table of gammas, and
+what is drawn."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from itertools import product
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from magicdec.errors import ConfigError
+from magicdec.perfmodel.kernels.profile import load_hardware
+from magicdec.perfmodel.plan import choice, gamma, notes, outlook, reach
+from magicdec.perfmodel.plan.one_gamma import one_gamma
+from magicdec.perfmodel.plan.request import PlanRequest, layouts, lengths_of
+from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.engine import load_engine
+from magicdec.specs.workload import RequestShape, WorkloadSpec
+
+
+def row_of(**fields: Any) -> Any:
+    usual = {
+        "within_limits": True,
+        "fits": True,
+        "rate": 1.0,
+        "between_tokens_s": 1.0,
+        "is_speculative": True,
+        "batch_size": 1,
+        "draft_method": "eagle3",
+        "gamma": 3,
+    }
+    return SimpleNamespace(**usual | fields)
+
+
+few = st.integers(1, 5).map(float)
+rows = st.lists(
+    st.builds(
+        row_of,
+        within_limits=st.booleans(),
+        fits=st.booleans(),
+        rate=few,
+        between_tokens_s=few,
+        batch_size=st.integers(1, 3),
+    ),
+    max_size=8,
+)
+
+
+# Which configuration
+
+
+@given(rows=rows)
+def test_the_frontier_is_of_rows_that_none_beats_in_both(rows: list[Any]) -> None:
+    runs = [row for row in rows if row.fits and row.within_limits]
+    expected = set()
+    for row in runs:
+        is_beaten = any(
+            other.between_tokens_s <= row.between_tokens_s
+            and other.rate >= row.rate
+            and (other.between_tokens_s, other.rate) != (row.between_tokens_s, row.rate)
+            for other in runs
+        )
+        if not is_beaten:
+            expected.add((row.between_tokens_s, row.rate))
+    found = [(row.between_tokens_s, row.rate) for row in choice.pareto(rows)]
+    assert found == sorted(expected)
+
+
+@given(alone=rows, drafted=rows, refused=st.sets(st.integers(1, 3)))
+def test_the_choice_keeps_limits_then_fits_then_is_the_fastest(
+    alone: list[Any], drafted: list[Any], refused: set[int]
+) -> None:
+    def admits(row: Any) -> bool:
+        return row.batch_size not in refused
+
+    def order(row: Any) -> tuple[bool, bool, float]:
+        return row.within_limits, row.fits, row.rate
+
+    admitted = [row for row in drafted if admits(row)]
+    if not alone and not drafted:
+        return
+    ranking = choice.choose(7, alone, drafted, admits)
+    assert ranking.place == 7
+    highest = max(map(order, alone + admitted or drafted))
+    assert order(ranking.best) == highest
+    ranked = [(admits(row), *order(row)) for row in ranking.drafted]
+    assert ranked == sorted(((admits(row), *order(row)) for row in drafted), reverse=True)  # fmt: skip
+
+
+@given(rows=rows, refused=st.sets(st.integers(1, 3)), batch=st.integers(1, 3))
+def test_the_draft_left_out_is_the_fastest_of_the_same_batch_if_there_is_one(
+    rows: list[Any], refused: set[int], batch: int
+) -> None:
+    for number, row in enumerate(rows):
+        row.gain = SimpleNamespace(speedup=float(number % 4))
+
+    def admits(row: Any) -> bool:
+        return row.batch_size not in refused
+
+    best = row_of(is_speculative=False, batch_size=batch)
+    ranking = choice.Ranking(place=0, best=best, drafted=rows)
+    found = choice.fastest_left_out(ranking, admits)
+    admitted = [row for row in rows if admits(row)]
+    of_batch = [row for row in admitted if row.batch_size == batch] or admitted
+    if not of_batch:
+        assert found is None
+    else:
+        assert found in of_batch
+        assert found.gain.speedup == max(row.gain.speedup for row in of_batch)
+    drafts = choice.Ranking(place=0, best=row_of(), drafted=rows)
+    assert choice.fastest_left_out(drafts, admits) is None
+
+
+def test_why_no_draft_is_chosen() -> None:
+    alone = row_of(is_speculative=False)
+
+    def outcome(
+        left_out: Any = None, to_train: Any = None, *, lacks: bool = False
+    ) -> str:
+        return choice.outcome_of(alone, left_out, to_train, lacks_acceptance=lacks)
+
+    def left(speedup: float, *, fits: bool = True, within: bool = True) -> Any:
+        gain = SimpleNamespace(speedup=speedup)
+        return row_of(gain=gain, fits=fits, within_limits=within)
+
+    assert outcome() == "not asked"
+    assert outcome(lacks=True) == "no acceptance"
+    assert outcome(to_train=row_of(), lacks=True) == "not published"
+    for fits, within in product((False, True), repeat=2):
+        assert outcome(left(1.0, fits=fits, within=within)) == "no gain"
+        expected = "no gain" if within else "over limits"
+        assert outcome(left(1.001, fits=fits, within=within)) == (
+            expected if fits else "no room"
+        )
+    assert choice.outcome_of(row_of(), None, None, lacks_acceptance=True) == "speculate"
+
+
+@given(
+    token=few,
+    first=few,
+    tpot=st.none() | few,
+    ttft=st.none() | few,
+)
+def test_limits_are_kept_up_to_the_limit(
+    token: float, first: float, tpot: float | None, ttft: float | None
+) -> None:
+    kept = choice.keeps_limits(
+        [token, first], first, tpot_limit_s=tpot, ttft_limit_s=ttft
+    )
+    for value, is_kept in zip((token, first), np.broadcast_to(kept, 2), strict=True):
+        is_slow = tpot is not None and value > tpot
+        is_late = ttft is not None and first > ttft
+        assert is_kept == (not is_slow and not is_late)
+
+
+def test_of_drafts_that_are_as_good_the_surest_and_plainest_is_taken() -> None:
+    unchecked = row_of(draft_method="eagle3", gamma=1)
+    package = row_of(draft_method="suffix", gamma=1)
+    deep = row_of(draft_method="ngram", gamma=4)
+    shallow = row_of(draft_method="ngram", gamma=2)
+    found = [unchecked, package, deep, shallow]
+    for expected in (shallow, deep, package, unchecked):
+        taken = choice.preferred(
+            found[0],
+            found[1:],
+            lambda row: SimpleNamespace(rows=0 if row is unchecked else 3),  # type: ignore[arg-type, return-value]
+        )
+        assert taken is expected
+        found = [row for row in found if row is not expected]
+
+
+# Ranges of contexts
+
+speedups = st.lists(
+    st.sampled_from([0.0, 0.5, 0.9, 1.0, 1.1, 2.0]), min_size=1, max_size=12
+)
+
+
+def runs(values: list[float]) -> list[tuple[int, int]]:
+    """By trying every pair of ends."""
+    found = []
+    for start in range(len(values)):
+        for end in range(start, len(values)):
+            is_whole = all(value >= 1.0 for value in values[start : end + 1])
+            is_first = start == 0 or values[start - 1] < 1.0
+            is_last = end == len(values) - 1 or values[end + 1] < 1.0
+            if is_whole and is_first and is_last:
+                found.append((start, end))
+    return found
+
+
+def edge(contexts: list[float], values: list[float], inside: int, outside: int) -> int:
+    """Where a straight line over the logarithm of the context passes 1."""
+    if not 0 <= outside < len(values) or values[outside] == 0.0:
+        return round(contexts[inside])
+    share = (values[inside] - 1.0) / (values[inside] - values[outside])
+    log = math.log(contexts[inside]) * (1 - share) + math.log(contexts[outside]) * share
+    return round(math.exp(log))
+
+
+@settings(max_examples=200)
+@given(values=speedups)
+def test_ranges_that_pay_begin_and_end_where_the_gain_is_none(
+    values: list[float],
+) -> None:
+    contexts = [1024.0 * 2.0**number for number in range(len(values))]
+    spans = [
+        (edge(contexts, values, start, start - 1), edge(contexts, values, end, end + 1))
+        for start, end in runs(values)
+    ]
+    table = np.array(values)
+    found = gamma.runs_of(table)
+    assert found == runs(values)
+    for run, span in zip(found, spans, strict=True):
+        assert gamma.span_of(np.array(contexts), table, run) == pytest.approx(
+            span, abs=1
+        )
+    last = gamma._break_even(np.array(contexts), table)
+    if values[-1] >= 1.0:
+        assert last == pytest.approx(spans[-1][0], abs=1)
+    else:
+        assert last is None
+
+
+@settings(max_examples=200)
+@given(values=speedups, width=st.sampled_from([0.0, 0.05, 0.2, 0.6]))
+def test_what_surely_pays_lies_inside_and_what_may_pay_around(
+    values: list[float], width: float
+) -> None:
+    contexts = np.array([1024.0 * 2.0**number for number in range(len(values))])
+    middle = np.array(values)
+    low, high = middle - width, middle + width
+    pays, surely, possibly = reach._spans(contexts, middle, low, high)
+    own = runs(values)
+    if not own:
+        assert (pays, surely, possibly) == (None, None, None)
+        return
+    widest = max(end - start for start, end in own)
+    first = next(run for run in own if run[1] - run[0] == widest)
+    assert pays == gamma.span_of(contexts, middle, first)
+    inside = [run for run in runs(low.tolist()) if first[0] <= run[0] <= first[1]]
+    assert (surely is None) == (not inside)
+    if surely is not None:
+        widths = [end - start for start, end in inside]
+        run = inside[widths.index(max(widths))]
+        assert surely == gamma.span_of(contexts, low, run)
+    around = next(run for run in runs(high.tolist()) if run[0] <= first[0] <= run[1])
+    assert possibly == gamma.span_of(contexts, high, around)
+
+
+# One gamma, and the table
+
+
+@given(
+    cells=st.lists(
+        st.tuples(st.integers(0, 3), st.floats(0.5, 3.0), st.floats(-0.1, 3.0)),
+        min_size=3,
+        max_size=3,
+    ),
+    batch=st.sampled_from([1, 4, 16]),
+)
+def test_a_table_gains_what_it_gains_at_each_batch_up_to_the_rows(
+    cells: list[tuple[int, float, float]], batch: int
+) -> None:
+    table: Any = SimpleNamespace(
+        context_lens=[100, 200],
+        batch_sizes=[1, 4, 16],
+        gamma_of_steps=[[9, number] for number, _, _ in cells],
+        speedup_set_up=[[9.0, value] for _, value, _ in cells],
+        speedup_of_one_gamma=[[1.0, value] for _, _, value in cells],
+    )
+    row = row_of(context_len=200, batch_size=batch, draft="eagle3")
+    engine = load_engine("vllm")
+    found = one_gamma(engine, table, row)
+    counted = [
+        cell
+        for cell, size in zip(cells, (1, 4, 16), strict=True)
+        if size <= batch and cell[2] > 0.0
+    ]
+    if len({number for number, _, _ in counted}) < 2:
+        assert found is None
+        return
+    assert found is not None
+    gains = [value / constant for _, value, constant in counted]
+    assert found.by_batch == pytest.approx(statistics.geometric_mean(gains))
+    assert (found.gamma, found.most) == (3, batch)
+    assert (found.cost, found.cost_low, found.cost_high) == engine.table_costs("eagle3")
+
+
+def test_cells_are_whole_numbers_or_none() -> None:
+    cells = np.array([[1.0, np.nan], [np.inf, 0.0]])
+    assert gamma._whole_or_none(cells) == [[1, None], [None, 0]]
+    assert (notes._range([4.4]), notes._range([7.0, 3.0])) == ("4", "3 to 7")
+
+
+# What is drawn
+
+
+@given(sizes=st.lists(st.integers(1, 3), min_size=2, max_size=4))
+def test_a_place_among_all_rows_is_that_of_its_draft(sizes: list[int]) -> None:
+    compared: Any = [
+        SimpleNamespace(option=f"draft {number}", rows=[object()] * size)
+        for number, size in enumerate(sizes)
+    ]
+    owners = [of.option for of in compared for _ in of.rows]
+    found = [outlook._owner(compared, place) for place in range(len(owners))]
+    assert found == owners
+    with pytest.raises(IndexError):
+        outlook._owner(compared, len(owners))
+
+
+def test_a_cubic_in_what_is_told_is_found_whole() -> None:
+    """Of one value, and of two with their products; what they do not tell stays out."""
+    random = np.random.default_rng(3)
+    one, two, other = random.normal(size=(3, 400))
+    told = 2.0 + one - 0.5 * one**2 + 0.25 * one**3
+    found = outlook._regressed(told, one[:, None])
+    np.testing.assert_allclose(found, told, atol=1e-9)
+    both = told + two**3 + one * two - one * two**2 + 3.0 * one**2 * two
+    tells = np.stack([one, 5.0 * two], axis=1)
+    np.testing.assert_allclose(outlook._regressed(both, tells), both, atol=1e-9)
+    rest = outlook._regressed(other, one[:, None])
+    assert rest.std() < 0.2
+    assert outlook._share_unclear(np.array([0.1, 0.11, 0.5, 0.89, 0.9])) == 0.6
+
+
+# The request
+
+
+@pytest.mark.parametrize(("cached", "share", "tokens"), [
+    (0, None, 0.0), (4096, None, 4096.0), ("0%", 0.0, None), ("100%", 1.0, None), ("37.5%", 0.375, None),
+])  # fmt: skip
+def test_a_cached_beginning_is_tokens_or_a_share(
+    cached: Any, share: float | None, tokens: float | None
+) -> None:
+    found = PlanRequest(cached_len=cached).cached
+    if share is not None:
+        assert found.share == pytest.approx(share)
+    else:
+        assert found.tokens == tokens
+
+
+@pytest.mark.parametrize("cached", ["101%", "-1%", "many"])
+def test_what_is_no_share_is_refused(cached: str) -> None:
+    with pytest.raises(ConfigError, match="0% to 100%"):
+        PlanRequest(cached_len=cached)
+
+
+@given(
+    shapes=st.lists(
+        st.tuples(st.integers(1, 900), st.integers(1, 90), st.floats(0.1, 5.0)),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_the_lengths_of_a_mix_are_its_means(
+    shapes: list[tuple[int, int, float]],
+) -> None:
+    """Prompts by request, and what is held by the tokens that are generated."""
+    mix = WorkloadSpec(
+        requests=tuple(
+            RequestShape(prompt_len=prompt, gen_len=out, weight=weight)
+            for prompt, out, weight in shapes
+        )
+    )
+    (lengths,) = lengths_of(PlanRequest(workload=mix))
+    total = sum(weight for _, _, weight in shapes)
+    outputs = sum(weight * out for _, out, weight in shapes)
+    prompt = sum(weight * prompt for prompt, _, weight in shapes) / total
+    held = sum(w * out * (prompt + out / 2.0) for prompt, out, w in shapes) / outputs
+    assert lengths.prompt_len == pytest.approx(prompt)
+    assert lengths.prompt_len + lengths.growth / 2.0 == pytest.approx(held)
+    assert lengths.output_len == pytest.approx(outputs / total)
+    plain = lengths_of(PlanRequest(context_lens=(100, 7), gen_len=9))
+    assert [(each.prompt_len, each.output_len) for each in plain] == [(100, 9), (7, 9)]
+    assert plain[0].max_len(np.array([1.0, 8.0])).tolist() == [109.0, 109.0]
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-30b-a3b"])
+@pytest.mark.parametrize("num_gpus", [1, 2, 3, 4, 6, 8, 16, 24])
+def test_a_layout_uses_no_more_devices_than_there_are(name: str, num_gpus: int) -> None:
+    """And is none that was named before; over more than a node there is one in stages."""
+    model = load_model_spec(name)
+    hardware = load_hardware("h100-sxm-80gb")
+    request = PlanRequest(model=name, hardware=(hardware.name,), num_gpus=num_gpus)
+    found = layouts(request, model, hardware, load_engine("vllm"))
+    ways = [
+        (tp, way.spread.groups, way.spread.pp, way.spread.whole_experts)
+        for way in found
+        for tp in way.tp_sizes
+    ]
+    assert len(set(ways)) == len(ways)
+    for tp, groups, _, _ in ways:
+        assert tp * groups <= num_gpus
+    assert 1 in found[0].tp_sizes
+    assert any(pp > 1 for _, _, pp, _ in ways) == (num_gpus >= 16)
+    with_experts = [way for way in ways if way[3]]
+    assert bool(with_experts) == (model.is_moe and num_gpus in (2, 4, 8, 16))
+    asked = PlanRequest(
+        model=name, hardware=(hardware.name,), num_gpus=num_gpus, tp_size=4
+    )
+    if num_gpus < 4:
+        with pytest.raises(ConfigError, match=f"more than the {num_gpus} GPUs"):
+            layouts(asked, model, hardware, load_engine("vllm"))
+    else:
+        (only,) = layouts(asked, model, hardware, load_engine("vllm"))
+        assert only.tp_sizes == (4,)
