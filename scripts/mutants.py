@@ -44,7 +44,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "traffic": (
         ("magicdec/perfmodel/rate/*.py", "magicdec/validate/traffic.py"),
-        ("tests/perfmodel/test_tra*.py", "tests/perfmodel/test_ca*.py", "tests/perfmodel/test_load.py",
+        ("tests/perfmodel/test_tra*.py", "tests/perfmodel/test_ca*.py", "tests/perfmodel/test_load*.py",
          "tests/perfmodel/test_g*way.py", "tests/perfmodel/test_prefix*.py", "tests/validate/test_traffic_rows.py"),
     ),
     "logs": (

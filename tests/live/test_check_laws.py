@@ -29,7 +29,9 @@ def asked(command: ServeCommand, load: AskedLoad) -> tuple[Any, list[str], list[
     return request, assumed, problems
 
 
-@pytest.mark.parametrize(("tp", "pp", "dp"), product((1, 2, 4), (1, 2, 3), (1, 2, 5)))
+@pytest.mark.parametrize(
+    ("tp", "pp", "dp"), [*product((1, 2, 4), (1, 2, 3), (1, 2, 5))]
+)
 def test_a_command_uses_the_devices_of_all_its_ways_to_spread(
     tp: int, pp: int, dp: int
 ) -> None:
@@ -55,9 +57,7 @@ def test_a_command_uses_the_devices_of_all_its_ways_to_spread(
     assert refused.num_gpus == needed
 
 
-@pytest.mark.parametrize(
-    ("most", "batch"), product((None, 1, 3, 8, 200), (None, 1, 3, 8, 200))
-)
+@pytest.mark.parametrize(("most", "batch"), [*product((None, 1, 3, 8, 200), repeat=2)])
 def test_users_are_those_asked_for_as_far_as_they_are_admitted(
     most: int | None, batch: int | None
 ) -> None:
@@ -95,7 +95,7 @@ def test_a_request_is_as_long_as_command_and_model_allow(
         assert request.gen_len == gen_len
 
 
-@pytest.mark.parametrize(("fits", "wanted"), product((1, 7, 8), (1, 7, 8)))
+@pytest.mark.parametrize(("fits", "wanted"), [*product((1, 7, 8), repeat=2)])
 def test_users_that_wait_are_said(fits: int, wanted: int) -> None:
     request, _, _ = asked(command_of(), AskedLoad(hardware="h100", batch=wanted))
     row: Any = type("Row", (), {"batch_size": fits})

@@ -1,0 +1,138 @@
+"""The load of a plan for a rate: how many requests and replicas are simulated, and the limits that are kept."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from magicdec.api import request_of
+from magicdec.errors import ConfigError
+from magicdec.perfmodel.rate import capacity, load
+from magicdec.perfmodel.rate.load import Load
+from magicdec.perfmodel.rate.requests import Requests, alike
+from magicdec.specs.catalog import load_model_spec
+
+MODEL = load_model_spec("llama-3.1-8b")
+CHAT: dict[str, Any] = {
+    "model": "llama-3.1-8b",
+    "hardware": "h100-sxm-80gb",
+    "tp": 1,
+    "context": 2048,
+    "gen_len": 50,
+}
+
+
+def load_of(**options: Any) -> Load:
+    return Load.of(request_of(**CHAT | {"draft": "none"} | options), MODEL)
+
+
+@settings(max_examples=60)
+@given(
+    rate=st.floats(0.01, 3000.0),
+    replicas=st.integers(1, 400),
+    balance=st.sampled_from(["round-robin", "least-loaded"]),
+)
+def test_as_many_replicas_are_simulated_as_get_3000_requests_in_400_seconds(
+    rate: float, replicas: int, balance: str
+) -> None:
+    """By trying every number; a balancer that compares loads is seen with eight at least. They get 500 requests or
+    more, and 3000 at most."""
+    asked = load_of(rate=rate, balance=balance)
+    least = 8 if balance == "least-loaded" else 1
+    enough = replicas
+    for number in range(least, replicas + 1):
+        if rate * 400.0 * number / replicas >= 3000.0 * (1.0 - 1e-12):
+            enough = number
+            break
+    found = asked.replicas(rate, replicas)
+    assert found == enough
+    count = len(asked.requests(rate, replicas))
+    expected = min(max(rate * found / replicas * 400.0, 500.0), 3000.0)
+    assert count == pytest.approx(expected, abs=1.0 + 1e-9)
+
+
+traced = st.lists(
+    st.tuples(st.integers(1, 4), st.integers(1, 3)), min_size=1, max_size=700
+)
+
+
+@settings(max_examples=40)
+@given(lengths=traced)
+def test_shapes_of_a_trace_are_its_requests_or_evenly_chosen_ones(
+    lengths: list[tuple[int, int]],
+) -> None:
+    prompts, outputs = np.array(lengths).T
+    trace = Requests(
+        arrival_s=np.arange(float(len(lengths))),
+        prompt_len=prompts,
+        output_len=outputs,
+        cached_len=np.zeros(len(lengths), dtype=np.int64),
+    )
+    weights = {
+        (shape.prompt_len, shape.gen_len): shape.weight
+        for shape in load._shapes(trace).requests
+    }
+    assert sum(weights.values()) == min(len(lengths), 512)
+    counted = Counter(lengths)
+    if len(lengths) <= 512:
+        assert weights == counted
+    assert set(weights) <= set(counted)
+    assert all(weight <= counted[shape] for shape, weight in weights.items())
+
+
+@given(
+    seconds=st.lists(st.integers(1, 9).map(float), max_size=30),
+    mean=st.none() | st.integers(1, 9).map(float),
+    p95=st.none() | st.integers(1, 9).map(float),
+)
+def test_limits_are_kept_up_to_the_limit_itself(
+    seconds: list[float], mean: float | None, p95: float | None
+) -> None:
+    """The percentile lies between two of the sorted times."""
+    expected = True
+    if seconds and mean is not None:
+        expected &= sum(seconds) <= mean * len(seconds)
+    if seconds and p95 is not None:
+        place = Fraction(19, 20) * (len(seconds) - 1)
+        low, high = sorted(seconds)[int(place)], sorted(seconds)[math.ceil(place)]
+        percentile = Fraction(low) + (place - int(place)) * (
+            Fraction(high) - Fraction(low)
+        )
+        assume(low == high or percentile != p95)  # floats between two may miss it
+        expected &= percentile <= p95
+    assert load._is_within(np.array(seconds), mean=mean, p95=p95) == expected
+    given_limits = [limit for limit in (mean, p95) if limit is not None]
+    tighter = sorted(given_limits)[0] if given_limits else None
+    assert load._tighter(mean, p95) == tighter
+
+
+@pytest.mark.parametrize(("schedule", "is_taken"), [
+    ("1@0,1@20", True), ("1@0,1@19.9", False), ("20@0,20@1000", True), ("20@0,20@1000.1", False), (1e-6, True),
+    (9.9e-7, False), ("1e6@0,0@0.03", True), ("1000001@0,0@0.03", False), ("0@0,0@100", False),
+    ("1e-5@0,1e-5@1e9", True), ("1e-5@0,1e-5@1.0001e9", False),
+    ("2@1,1@100", False), ("2@0", False), ("2@0,2@100,2@100", False), ("-1@0,4@100", False), ("0@0,4@100", True),
+])  # fmt: skip
+def test_the_limits_of_rates_and_schedules(schedule: Any, is_taken: bool) -> None:
+    options = CHAT | {"draft": "none", "rate": schedule}
+    if is_taken:
+        assert capacity._load(request_of(**options), MODEL).rate > 0.0
+        return
+    with pytest.raises(ConfigError):
+        capacity._load(request_of(**options), MODEL)
+
+
+def test_a_schedule_is_judged_in_five_equal_parts_and_between_its_points() -> None:
+    asked = load_of(rate="2@0,8@70,3@100")
+    edges = asked.edges_s(asked.requests(asked.rate))
+    assert edges is not None
+    assert edges.tolist() == pytest.approx([0.0, 20.0, 40.0, 60.0, 70.0, 80.0, 100.0])
+    assert load_of(rate=3.0).edges_s(alike(2, prompt_len=1, output_len=1)) is None
+    assert load_of(rate="5@0,5@100").busiest is not None  # 500 requests
+    assert load_of(rate="4.99@0,4.99@100").busiest is None
