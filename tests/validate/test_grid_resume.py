@@ -254,7 +254,10 @@ def test_acceptance_of_another_temperature_is_used_with_a_warning(
     assert [record.gamma for record in run.measured] == [0, 1]
 
 
-@pytest.mark.parametrize("name", ["grid-2-cores", "grid-heads-2-cores", "demo-2-cores"])
+@pytest.mark.parametrize(
+    "name",
+    ["grid-2-cores", "grid-2-cores-earlier-1", "grid-heads-2-cores", "demo-2-cores"],
+)
 def test_shipped_predictions_are_what_was_committed_to(name: str) -> None:
     """Each predicted row still has the hash that was written before the first measurement."""
     records = read_records(
