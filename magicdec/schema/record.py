@@ -245,7 +245,7 @@ CONFIGURATION_FIELDS = (
 
 BUSY_SWING = 0.5
 """`reference_swing` above which a record is of a busy machine. Over the hours of
-results/grid-2-cores.jsonl the kernels' times had a standard deviation of 11 %; work beside a run
+results/grid-2-cores-earlier-1.jsonl the kernels' times had a standard deviation of 11 %; work beside a run
 that takes every second turn doubles them."""
 SAMPLE_FIELDS = (
     "autoregressive_step_samples_s", "step_samples_s", "speedup_samples", "speedup_cpu_samples",
