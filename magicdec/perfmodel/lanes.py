@@ -125,18 +125,18 @@ class LaneRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def versions_of(engine: EngineProfile, version: str = "") -> str:
-    """The range of an engine's versions that one belongs to; "" is today's."""
+    """The range of an engine's versions that one belongs to; "" is its profile's."""
     since = engine.scheduler.asynchronous_since
     if not since:
         return ""
-    number = version_number(version)
+    number = version_number(version or engine.version)
     if number and number < version_number(since):
         return f"before {since}"
     return f"from {since}"
 
 
 def lane_of(setup: Setup, version: str = "") -> Lane:
-    """The lane of a setup on a version of its engine; "" is today's."""
+    """The lane of a setup on a version of its engine; "" is its profile's."""
     speculation = setup.speculation
     sort = METHODS[speculation.draft_method].sort
     if sort == "none":

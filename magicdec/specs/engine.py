@@ -67,6 +67,8 @@ class EngineProfile(
     """
 
     name: str
+    version: str = ""
+    """The version that it is of, where that schedules between steps as the newest does not."""
     description: str = ""
     fitted_on: str = ""
     fitted_device: str = ""
@@ -269,7 +271,8 @@ class EngineProfile(
         since = version_number(self.scheduler.asynchronous_since)
         if older_s is None or number >= since:
             return profile
-        return profile.with_constants(sequence_overhead_s=older_s)
+        older = profile.with_constants(sequence_overhead_s=older_s)
+        return msgspec.structs.replace(older, version=version)
 
     @property
     def bounds(self) -> list[str]:
