@@ -21,7 +21,7 @@ import numpy as np
 
 from magicdec.explore.server import Explorer
 from magicdec.explore.state import Catalog
-from magicdec.perfmodel.acceptance import AcceptanceProfile
+from magicdec.perfmodel.acceptance import MeasuredProfile
 from magicdec.perfmodel.acceptance.law import Law
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.setup import Points, Setup
@@ -65,7 +65,7 @@ def throughput() -> dict[str, float]:
         concentration=20.0,
         drift=0.4,
     )
-    acceptance = AcceptanceProfile(
+    acceptance = MeasuredProfile(
         model="llama-3.1-8b", draft_method="streamingllm", law=law
     )
     grids = [

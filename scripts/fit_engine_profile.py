@@ -29,6 +29,7 @@ from magicdec.counts import Array
 from magicdec.perfmodel.acceptance import (
     PROFILES_DIRECTORY,
     AcceptanceProfile,
+    MeasuredProfile,
     save_profile,
 )
 from magicdec.perfmodel.acceptance.law import Law, LawError
@@ -206,7 +207,7 @@ def pair_profile(row: PublishedRow, law: Law, rate: float) -> AcceptanceProfile:
         budget_exponent=law.budget_exponent * (1.0 if row.draft == "self" else 0.5),
         fill_exponent=FILL_EXPONENT if row.draft == "self" else 0.0,
     )
-    return AcceptanceProfile(
+    return MeasuredProfile(
         model=row.target,
         draft=row.draft,
         draft_method=row.draft_method,
@@ -389,7 +390,7 @@ def write_snapkv_profile(directory: Path) -> None:
         reference_budget=1024.0,
         reference_context=8192.0,
     )
-    profile = AcceptanceProfile(
+    profile = MeasuredProfile(
         name="llama-3.1-8b-snapkv-longbench-v2",
         model="llama-3.1-8b",
         draft_method="snapkv",

@@ -31,8 +31,7 @@ from scipy.optimize import brentq, least_squares
 from magicdec.counts import expected_tokens_per_step
 from magicdec.perfmodel.acceptance import (
     PROFILES_DIRECTORY,
-    WINDOWED_CONTEXT_ERROR,
-    AcceptanceProfile,
+    MeasuredProfile,
     save_profile,
 )
 from magicdec.perfmodel.acceptance.law import LARGEST, Law, LawError
@@ -53,6 +52,8 @@ UNKNOWN_DEPTH_ERROR = 0.5
 """Where one position is all that was published."""
 WINDOWED = ("dspark",)
 """Heads that attend over a window, as published ones do."""
+WINDOWED_CONTEXT_ERROR = 0.15
+"""Of the context exponent, 0, of such a head: long texts differ."""
 COPY_DTYPE = "int4"
 """The only format in which acceptance of a narrower copy of the target is published."""
 DRIFT_DONORS = {
@@ -354,7 +355,7 @@ def write(
             *([f"t{temperature:g}"] if temperature is not None else []),
         ]
     )
-    profile = AcceptanceProfile(
+    profile = MeasuredProfile(
         name=name,
         model=model,
         draft=SELF if is_copy else method,

@@ -20,7 +20,7 @@ from magicdec.errors import ConfigError, unknown_choice
 from magicdec.measure import BenchmarkRequest, BenchmarkSession
 from magicdec.naming import draft_id
 from magicdec.perfmodel import (
-    AcceptanceProfile,
+    MeasuredProfile,
     Measurement,
     fit_profile,
     measurements_of,
@@ -159,7 +159,7 @@ def _speculations(request: AcceptanceRequest, context: int) -> list[SpeculationS
 
 def fit_profiles(
     request: AcceptanceRequest, counted: Sequence[Measurement]
-) -> list[AcceptanceProfile]:
+) -> list[MeasuredProfile]:
     """One profile per draft method."""
     profiles = []
     names = {draft.draft_method: draft.draft for draft in request.beside}

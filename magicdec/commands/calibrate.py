@@ -21,7 +21,7 @@ from magicdec.units import format_bytes, format_rate, format_seconds, printable
 if TYPE_CHECKING:
     from magicdec.calibrate import Calibration
     from magicdec.live import Address, LoadPlan, Measured, ServerFit, Serving
-    from magicdec.perfmodel import AcceptanceProfile
+    from magicdec.perfmodel import MeasuredProfile
     from magicdec.specs import EngineProfile
 
 LOCAL_PROFILE = Path("local.toml")
@@ -739,7 +739,7 @@ def next_plan(
     )
 
 
-def _print_profile(profile: AcceptanceProfile) -> None:
+def _print_profile(profile: MeasuredProfile) -> None:
     """Counted rates with their 90 % intervals, the fitted law's rates, and the error of the law."""
     from magicdec.counts import Z_90
 

@@ -18,7 +18,7 @@ from magicdec.units import MIB, format_count, format_seconds, printable
 
 if TYPE_CHECKING:
     from magicdec.logs import Account, LogReplay
-    from magicdec.perfmodel import AcceptanceProfile, RangeOfSteps, Replay
+    from magicdec.perfmodel import RangeOfSteps, Replay, ReplayedProfile
 
 KEEP_ABOVE_BYTES = 512 * MIB
 """Size of logs above which the counts of finished parts are kept, to go on from."""
@@ -80,7 +80,7 @@ def _whole_numbers(text: str | None, name: str) -> tuple[int, ...]:
 def profile_logs(request: LogRequest) -> None:
     """Profile every draft of a request on its logs; print the profiles, and write them."""
     rules, models = _sorted_drafts(request.drafts)
-    profiles: list[tuple[AcceptanceProfile, str]] = []
+    profiles: list[tuple[ReplayedProfile, str]] = []
     if rules:
         profiles += _profile_lookups(request, rules)
     for draft in models:
@@ -118,7 +118,7 @@ def _sorted_drafts(drafts: tuple[str, ...]) -> tuple[list[str], list[str]]:
 
 def _profile_lookups(
     request: LogRequest, rules: list[str]
-) -> list[tuple[AcceptanceProfile, str]]:
+) -> list[tuple[ReplayedProfile, str]]:
     try:
         import numba  # noqa: F401  # the replays' only compiled dependency
     except ImportError:
@@ -159,14 +159,13 @@ def _profile_lookups(
     print_account(replay.account, num_files=len(files))
     _print_pace(replay)
     for profile in profiles:
-        assert profile.replay is not None
         _print_replay(profile.replay, max_len=request.max_model_len)
     if keep is not None:
         keep.remove()
     return [(profile, rule) for profile, rule in zip(profiles, rules, strict=True)]
 
 
-def _profile_model(request: LogRequest, draft: str) -> tuple[AcceptanceProfile, str]:
+def _profile_model(request: LogRequest, draft: str) -> tuple[ReplayedProfile, str]:
     """One prefill of the draft over every logged text."""
     try:
         import torch  # noqa: F401  # the runtime's
@@ -207,7 +206,6 @@ def _profile_model(request: LogRequest, draft: str) -> tuple[AcceptanceProfile, 
     )[0]
     print_account(replay.account, num_files=len(files))
     _print_pace(replay)
-    assert profile.replay is not None
     options.print_fault(profile.fault)
     print(
         f"draft {name}: exact where the engine drafts greedily (vLLM's V1 runner, at every "
@@ -340,7 +338,7 @@ def _print_ranges(title: str, rows: list[RangeOfSteps]) -> None:
     print(f"  by {title}: {', '.join(cells)}")
 
 
-def _write(request: LogRequest, profiles: list[tuple[AcceptanceProfile, str]]) -> None:
+def _write(request: LogRequest, profiles: list[tuple[ReplayedProfile, str]]) -> None:
     """Write each profile next to the output, and print the plan that takes them."""
     from magicdec.calibrate import acceptance_path
     from magicdec.perfmodel import save_profile

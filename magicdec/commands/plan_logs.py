@@ -14,7 +14,7 @@ from magicdec.specs import LOOKUP_METHODS
 
 if TYPE_CHECKING:
     from magicdec.logs import LogLoad
-    from magicdec.perfmodel import AcceptanceProfile
+    from magicdec.perfmodel import ReplayedProfile
 
 READ_FROM_LOGS = ("requests", "workload", "cached")
 """Options that a log answers, and that therefore may not be given with one."""
@@ -100,7 +100,7 @@ def _replayed(
     tokenizer: Path | None,
     given: dict[str, Any],
     dataset: str,
-) -> list[AcceptanceProfile]:
+) -> list[ReplayedProfile]:
     """Profiles of the look-ups that the plan considers; none where a request decodes no step."""
     asked = given.get("draft")
     if asked is None:
@@ -120,9 +120,7 @@ def _replayed(
     return profiles_of(replay, model=str(model), dataset=dataset)
 
 
-def _written(
-    profiles: list[AcceptanceProfile], folder: Path, *, says: bool
-) -> list[str]:
+def _written(profiles: list[ReplayedProfile], folder: Path, *, says: bool) -> list[str]:
     from magicdec.perfmodel import save_profile
 
     paths = []
@@ -130,7 +128,6 @@ def _written(
         path = folder / f"acceptance.{profile.draft_method}.json"
         save_profile(profile, path)
         paths.append(str(path))
-        assert profile.replay is not None
         setting = profile.replay.setting
         place = setting.gammas.index(profile.replay.gamma)
         if says:

@@ -17,13 +17,14 @@ from magicdec.logs.replay import LogReplay
 from magicdec.logs.requests import Account
 from magicdec.logs.tally import CONTEXT_BOUNDS, OUTPUT_BOUNDS, SettingCounts, Whole
 from magicdec.perfmodel import (
-    AcceptanceProfile,
     Law,
     LawError,
     LookupSetting,
     MeasuredRates,
     RangeOfSteps,
     Replay,
+    ReplayedProfile,
+    law_of_rates,
 )
 
 NGRAM_GAMMAS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
@@ -134,7 +135,7 @@ def profiles_of(
     model: str,
     dataset: str,
     draft: str = "",
-) -> list[AcceptanceProfile]:
+) -> list[ReplayedProfile]:
     """Return one profile of each rule that was replayed; `draft` names a draft model.
 
     Raises:
@@ -160,7 +161,7 @@ def _profile(
     model: str,
     dataset: str,
     draft: str,
-) -> AcceptanceProfile:
+) -> ReplayedProfile:
     rule = of_rule[0].lookup.rule
     groups: dict[tuple[int, int], list[SettingCounts]] = {}
     for counts in of_rule:
@@ -187,7 +188,7 @@ def _profile(
         without_prompt=account.without_prompt,
     )
     method = RULE_METHODS[rule]
-    profile = AcceptanceProfile(
+    profile = ReplayedProfile(
         name=f"{dataset}-{draft or rule}",
         model=model,
         draft=draft or method,
@@ -195,25 +196,20 @@ def _profile(
         dataset=dataset,
         definition="conditional rate by position of all steps, replayed from logged requests",
         source=f"replay of {shown.num_requests} logged requests by the rule {rule}",
-        law=Law(rejection=0.0),
+        law=law_of_rates(replay.setting.rates),
         replay=replay,
     )
     return described(profile, group)
 
 
 def described(
-    profile: AcceptanceProfile, group: Sequence[SettingCounts]
-) -> AcceptanceProfile:
+    profile: ReplayedProfile, group: Sequence[SettingCounts]
+) -> ReplayedProfile:
     """Return the profile with the law, errors and counts of the setting that its replay chose."""
     replay = profile.replay
-    assert replay is not None
     setting = replay.setting
     counts = _shown(group)
-    rates = setting.rates
-    by_position: list[float] = []
-    if len(rates) > 1:
-        by_position = rates
-    law = Law(rejection=1.0 - rates[0], by_position=by_position)
+    law = law_of_rates(setting.rates)
     shown = setting.gammas.index(replay.gamma)
     relative = setting.tokens_stderr[shown] / setting.tokens_per_step[shown]
     return msgspec.structs.replace(

@@ -8,7 +8,10 @@ if TYPE_CHECKING:
     from magicdec.perfmodel.acceptance import (
         LOOKUP_PRECISION,
         PROFILES_DIRECTORY,
+        Acceptance,
         AcceptanceProfile,
+        MeasuredProfile,
+        ReplayedProfile,
         constant_profile,
         default_profile,
         fit_profile,
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
         LawError,
         sequence_rates,
     )
+    from magicdec.perfmodel.acceptance.profile import law_of_rates
     from magicdec.perfmodel.acceptance.published import (
         Rate,
         Situation,

@@ -480,5 +480,5 @@ def is_one_head_of_many(acceptance: AcceptanceProfile) -> bool:
     """Whether a profile was published for a head that others may train differently, so the served
     head may be another. Prediction heads come with the model."""
     method = METHODS.get(acceptance.draft_method)
-    is_published = not acceptance.measured and not acceptance.is_assumed
+    is_published = not acceptance.is_counted and not acceptance.is_assumed
     return method is not None and method.is_trained_apart and is_published

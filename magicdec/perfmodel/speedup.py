@@ -20,8 +20,7 @@ import numpy.typing as npt
 
 from magicdec.counts import Array
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.acceptance import AcceptanceProfile
-from magicdec.perfmodel.acceptance.uncertain import mean_tokens
+from magicdec.perfmodel.acceptance import Acceptance, AcceptanceProfile
 from magicdec.perfmodel.drafting import draft_of
 from magicdec.perfmodel.memory import (
     Memory,
@@ -290,9 +289,7 @@ def _whole(setup: Setup, points: Points) -> Points:
     return dataclasses.replace(points, **axes | {"gamma": gamma})
 
 
-def predict(
-    setup: Setup, acceptance: AcceptanceProfile | None, points: Points
-) -> Prediction:
+def predict(setup: Setup, acceptance: Acceptance | None, points: Points) -> Prediction:
     """Every point; each term is evaluated on the axes that it depends on, and only then broadcast.
 
     Raises ConfigError for a number out of range, and without an acceptance where something is
@@ -312,18 +309,12 @@ def predict(
                 f"draft {spec.draft} ({spec.draft_method}) needs an acceptance rate or profile"
             )
         seen = draft.context_seen(kv_len, at.budget)
-        middle, everything = acceptance.tokens_per_step(
-            budget=read, context=seen, gamma=at.gamma
-        )
+        drafted: dict[str, Any] = {"budget": read, "context": seen, "gamma": at.gamma}
+        middle, everything = acceptance.tokens_per_step(**drafted)
         tree = setup.speculation.tree
         if tree is not None and isinstance(acceptance, AcceptanceProfile):
-            middle = tokens_of_tree(
-                acceptance, tree, budget=read, context=seen, gamma=at.gamma
-            )
-        expected = middle
-        if acceptance.is_assumed:
-            error = acceptance.tokens_error(budget=read, context=seen, gamma=at.gamma)
-            expected = mean_tokens(middle, at.gamma, error)
+            middle = tokens_of_tree(acceptance, tree, **drafted)
+        expected = acceptance.mean_tokens(middle, **drafted)
     if draft.is_by_sequence and acceptance is not None and acceptance.is_partly_drafted:
         by_number, probability = looked_up_terms(
             setup,

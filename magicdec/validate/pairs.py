@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import isnan, nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -42,6 +42,7 @@ from magicdec.perfmodel import (
     ENDS,
     LOOKUP_PRECISION,
     WITHOUT_DRAFT,
+    Acceptance,
     AcceptanceProfile,
     Cycle,
     Lane,
@@ -486,9 +487,6 @@ class StatedTokens:
     drafted_share: Any = 1.0
     """Share of steps with a draft; the others verify one token."""
 
-    is_assumed: ClassVar[bool] = False
-    """Stated tokens are no belief: nothing of theirs is uncertain."""
-
     @property
     def is_partly_drafted(self) -> bool:
         return bool(np.any(np.asarray(self.drafted_share) < 1.0))
@@ -504,6 +502,12 @@ class StatedTokens:
 
     def draft_len_at(self, gamma: Any) -> Array:
         return np.asarray(gamma, dtype=np.float64)
+
+    def mean_tokens(
+        self, middle: Array, *, budget: Any, context: Any, gamma: Any
+    ) -> Array:
+        """Stated tokens are no belief: nothing of theirs is uncertain."""
+        return middle
 
     def tokens_per_step(
         self, *, budget: Any, context: Any, gamma: Any
@@ -677,7 +681,7 @@ def _predict_alike(
     gamma = np.array([row.gamma for row in rows])
     spec = setup.speculation
     profile: AcceptanceProfile | None = None
-    law: Any
+    law: Acceptance
     if tokens[0] is None:
         profile = law = believed_acceptance(rows[0])
     else:

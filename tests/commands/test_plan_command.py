@@ -73,7 +73,7 @@ def test_a_plan_imports_neither_torch_nor_plotting_nor_scipy() -> None:
 
 def test_a_locally_calibrated_machine_is_planned_from_its_files(tmp_path: Path) -> None:
     """A CPU profile, an engine profile with measured terms, and a measured acceptance, for a model directory."""
-    from magicdec.perfmodel.acceptance import AcceptanceProfile, save_profile
+    from magicdec.perfmodel.acceptance import MeasuredProfile, save_profile
     from magicdec.perfmodel.acceptance.law import Law
     from magicdec.perfmodel.kernels.profile import HardwareProfile, save_hardware
     from magicdec.specs.engine import EngineProfile, save_engine
@@ -99,7 +99,7 @@ def test_a_locally_calibrated_machine_is_planned_from_its_files(tmp_path: Path) 
     save_engine(engine, tmp_path / "engine.toml")
     law = Law(rejection=0.2, budget_exponent=0.3, reference_budget=256)
     save_profile(
-        AcceptanceProfile(
+        MeasuredProfile(
             model="small", draft_method="streamingllm", law=law, source="measured"
         ),
         tmp_path / "acceptance.json",

@@ -25,7 +25,12 @@ from magicdec.logs.parts import Parts
 from magicdec.logs.profiles import profiles_of, sweep
 from magicdec.logs.replay import replay_logs
 from magicdec.logs.tally import Tally
-from magicdec.perfmodel.acceptance import AcceptanceProfile, load_profile, save_profile
+from magicdec.perfmodel.acceptance import (
+    MeasuredProfile,
+    ReplayedProfile,
+    load_profile,
+    save_profile,
+)
 from tests.logs.plain_rules import ngram_steps
 from tests.processes import Program
 
@@ -56,7 +61,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def profile(log: Path) -> AcceptanceProfile:
+def profile(log: Path) -> ReplayedProfile:
     return profiles_of(
         replay_logs([log], sweep(["ngram"])), model="embedded", dataset="requests"
     )[0]
@@ -156,10 +161,9 @@ def test_two_dask_workers_give_the_profile_of_one_pass(
 
 
 def test_a_profile_gives_the_tokens_of_every_gamma(
-    profile: AcceptanceProfile, tmp_path: Path
+    profile: ReplayedProfile, tmp_path: Path
 ) -> None:
     """Tokens per step are the replayed ones at each gamma, with their errors; a file gives it back."""
-    assert profile.replay is not None
     setting = profile.replay.setting
     gammas = np.array(setting.gammas)
     expected, _ = profile.tokens_per_step(budget=100, context=300, gamma=gammas)
@@ -181,7 +185,6 @@ def test_a_settings_errors_are_those_counted_and_of_one_request_half(
     (tmp_path / "few.jsonl").write_text("".join(lines[:num_requests]))
     counted = replay_logs([tmp_path / "few.jsonl"], LOOKUPS[:1])
     (profile,) = profiles_of(counted, model="m", dataset="d")
-    assert profile.replay is not None
     setting = profile.replay.setting
     of_rates = counted.settings[0].rates
     assert setting.rates == [rate.value for rate in of_rates]
@@ -196,10 +199,9 @@ def test_a_settings_errors_are_those_counted_and_of_one_request_half(
 
 
 def test_the_law_of_a_profile_gives_the_tokens_at_the_gamma_it_shows(
-    profile: AcceptanceProfile,
+    profile: ReplayedProfile,
 ) -> None:
     """Its rates by position are those of the shown gamma; its error is that of the tokens per step."""
-    assert profile.replay is not None
     gamma = profile.replay.gamma
     setting = profile.replay.setting
     place = setting.gammas.index(gamma)
@@ -379,12 +381,11 @@ def test_a_plan_chooses_the_setting_and_its_export_writes_it(
 
     replayed = replay_logs([log], sweep(["ngram"], gammas=(1, 2, 3, 4, 8)))
     profile = profiles_of(replayed, model="llama-3.1-8b", dataset="requests")[0]
-    assert profile.replay is not None
     asked: dict[str, Any] = {
         "model": "llama-3.1-8b", "hardware": "h100-sxm-80gb", "tp": 1, "context": 4096, "batch": 32, "draft": "ngram",
     }  # fmt: skip
 
-    def fastest(own: AcceptanceProfile, name: str) -> Any:
+    def fastest(own: ReplayedProfile, name: str) -> Any:
         save_profile(own, tmp_path / name)
         plan = magicdec.plan(**asked, acceptance=[tmp_path / name])
         row = max(
@@ -400,7 +401,6 @@ def test_a_plan_chooses_the_setting_and_its_export_writes_it(
     chosen = lengths.index((row.drafting.lookup_min, row.drafting.lookup_max))
     for place in profile.replay.leading:
         setting = profile.with_setting(place)
-        assert setting.replay is not None
         alone = setting.replay.settings[place]
         single = with_settings(setting, [alone])
         _, other = fastest(single, f"{place}.json")
@@ -415,26 +415,24 @@ def test_a_plan_chooses_the_setting_and_its_export_writes_it(
         )
 
 
-def with_settings(profile: AcceptanceProfile, settings: list[Any]) -> AcceptanceProfile:
+def with_settings(profile: ReplayedProfile, settings: list[Any]) -> ReplayedProfile:
     """A profile with these settings alone."""
     import msgspec
 
-    assert profile.replay is not None
     replay = msgspec.structs.replace(profile.replay, settings=settings, chosen=0)
     return msgspec.structs.replace(profile, replay=replay)
 
 
 def test_a_plan_prices_the_tokens_that_steps_really_draft(
-    profile: AcceptanceProfile,
+    profile: ReplayedProfile,
 ) -> None:
     """Mean drafted tokens of all steps are those of the replay at each gamma; a profile without one drafts gamma."""
-    assert profile.replay is not None
     setting = profile.replay.setting
     gammas = np.array(setting.gammas)
     drafted = profile.draft_len_at(gammas) * profile.drafted_share_at(gammas)
     assert drafted == pytest.approx(setting.drafted_per_step)
     assert np.all(profile.draft_len_at(gammas) <= gammas)
-    plain = AcceptanceProfile(
+    plain = MeasuredProfile(
         draft_method="ngram", model="m", law=profile.law, drafted_share=0.4
     )
     assert plain.draft_len_at(gammas).tolist() == gammas.tolist()

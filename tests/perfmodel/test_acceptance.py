@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,6 +19,9 @@ from magicdec.errors import ConfigError
 from magicdec.perfmodel import acceptance
 from magicdec.perfmodel.acceptance import (
     AcceptanceProfile,
+    BelievedProfile,
+    MeasuredProfile,
+    ReplayedProfile,
     constant_profile,
     fit_profile,
     load_profile,
@@ -25,6 +29,7 @@ from magicdec.perfmodel.acceptance import (
 )
 from magicdec.perfmodel.acceptance.fit import measured_rates, measurements_from_rows
 from magicdec.perfmodel.acceptance.law import Law, LawError, static_batch_efficiency
+from magicdec.perfmodel.acceptance.replayed import LookupSetting, Replay
 from magicdec.perfmodel.plan.drafts import load_profiles
 from magicdec.perfmodel.planner import PlanRequest, make_plan
 from tests.pace import slowness
@@ -301,13 +306,44 @@ def test_unusable_measurements_are_refused_in_one_line(
         acceptance.fit_profile([row | change])
 
 
-def test_a_profile_survives_its_file(tmp_path: Path) -> None:
-    profile = AcceptanceProfile(
-        model="m", draft_method="snapkv", law=Law(rejection=0.1, concentration=3.0), error=LawError(depth=0.1),
-        spread=0.03,
-    )  # fmt: skip
+SETTING = LookupSetting(
+    min_ngram=2, max_ngram=4, gammas=[1, 4], tokens_per_step=[1.3, 1.7], tokens_stderr=[0.01, 0.03],
+    drafted_share=[0.4, 0.35], drafted_per_step=[0.4, 1.3], rates=[0.3, 0.6], stderr=[0.01, 0.02],
+    trials=[1000, 300], rates_gamma=4,
+)  # fmt: skip
+REPLAY = Replay(
+    rule="ngram", requests=9, prompt_tokens=900, output_tokens=500, steps=400, gamma=4, chosen=0,
+    settings=[SETTING],
+)  # fmt: skip
+COMMON: dict[str, Any] = {
+    "model": "m", "draft": "ngram", "draft_method": "ngram", "law": Law(rejection=0.1, by_position=[0.9, 0.6]),
+    "error": LawError(depth=0.1), "spread": 0.03, "measured_gamma": 4,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [
+        MeasuredProfile(**COMMON, temperature=0.6, applies_to=["n"], carried_error=0.1),
+        ReplayedProfile(**COMMON, replay=REPLAY, drafted_share=0.35),
+        BelievedProfile(**COMMON),
+    ],
+    ids=lambda profile: type(profile).__name__,
+)
+def test_a_profile_of_each_sort_survives_its_file(
+    profile: AcceptanceProfile, tmp_path: Path
+) -> None:
     acceptance.save_profile(profile, tmp_path / "p.json")
     assert acceptance.load_profile(tmp_path / "p.json") == profile
+
+
+def test_shipped_files_are_written_as_they_were_read(tmp_path: Path) -> None:
+    for name in acceptance.default_profile_names():
+        path = acceptance.PROFILES_DIRECTORY / f"{name}.json"
+        save_profile(load_profile(path), tmp_path / "p.json")
+        assert json.loads((tmp_path / "p.json").read_text()) == json.loads(
+            path.read_text()
+        )
 
 
 @pytest.mark.parametrize(("change", "named"), [
@@ -357,7 +393,7 @@ def test_the_default_rejection_grows_with_the_context_as_published() -> None:
 
 
 def test_scaling_to_a_rate_meets_it_and_keeps_the_shape() -> None:
-    profile = AcceptanceProfile(
+    profile = MeasuredProfile(
         model="m",
         draft_method="streamingllm",
         law=Law(rejection=0.2, budget_exponent=0.5, drift=1.0, floor=0.05),
@@ -458,8 +494,8 @@ def test_a_profile_of_one_draft_model_is_not_taken_for_another(tmp_path):
     assert all(source.startswith("measured (yours)") for source in sources)
 
 
-def profile_with(spread: float, rate: float = 0.8) -> AcceptanceProfile:
-    return AcceptanceProfile(
+def profile_with(spread: float, rate: float = 0.8) -> MeasuredProfile:
+    return MeasuredProfile(
         model="m",
         draft_method="streamingllm",
         law=Law(rejection=1 - rate),

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
 import magicdec
-from magicdec.perfmodel.acceptance import default_profile
+from magicdec.perfmodel.acceptance import BelievedProfile, default_profile
 from magicdec.perfmodel.acceptance.law import LawError
 from magicdec.perfmodel.acceptance.uncertain import tokens_at
 from magicdec.perfmodel.intervals import (
@@ -35,10 +34,12 @@ OUTPUT_LEN = 200.0
 @pytest.fixture(scope="module", params=[0.05, 0.3, 0.9])
 def predicted(request: pytest.FixtureRequest) -> tuple[Prediction, np.ndarray]:
     """A self-draft at three batches, and the relative error of its tokens per step."""
-    profile = msgspec.structs.replace(
-        default_profile("llama-3.1-8b", "streamingllm"),
+    published = default_profile("llama-3.1-8b", "streamingllm")
+    profile = BelievedProfile(
+        model=published.model,
+        draft_method=published.draft_method,
+        law=published.law,
         error=LawError(log_rejection=request.param),
-        is_assumed=True,
     )
     spec = SpeculationSpec(
         draft="self", draft_method="streamingllm", draft_budget=512, gamma=3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile
+from magicdec.perfmodel.acceptance import MeasuredProfile, constant_profile
 from magicdec.perfmodel.acceptance.law import Law
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.setup import Points, Setup
@@ -19,7 +19,7 @@ A100, ENGINE, LLAMA = (
     load_engine("magicdec-2024"),
     load_model_spec("llama-3.1-8b"),
 )
-LAW = AcceptanceProfile(
+LAW = MeasuredProfile(
     model="m",
     draft_method="streamingllm",
     law=Law(rejection=0.2, budget_exponent=0.3, fill_exponent=0.5, drift=0.4),

@@ -14,7 +14,7 @@ import pytest
 import magicdec
 from magicdec.errors import CapacityError, ConfigError
 from magicdec.perfmodel.acceptance import (
-    AcceptanceProfile,
+    MeasuredProfile,
     constant_profile,
     default_profile,
 )
@@ -34,7 +34,7 @@ from magicdec.specs.speculation import SpeculationSpec
 from tests.same import assert_read_back
 
 LLAMA = load_model_spec("llama-3.1-8b")
-STREAMING = AcceptanceProfile(
+STREAMING = MeasuredProfile(
     model="llama-3.1-8b", draft_method="streamingllm", source="a",
     law=Law(rejection=0.2, budget_exponent=0.4, fill_exponent=0.5),
 )  # fmt: skip

@@ -11,7 +11,11 @@ import numpy as np
 import pytest
 
 from magicdec.errors import CapacityError, ConfigError
-from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile
+from magicdec.perfmodel.acceptance import (
+    AcceptanceProfile,
+    MeasuredProfile,
+    constant_profile,
+)
 from magicdec.perfmodel.acceptance.law import Law
 from magicdec.perfmodel.rate.costs import NUM_CONTEXTS, nodes
 from magicdec.perfmodel.rate.requests import (
@@ -224,7 +228,7 @@ def test_drafts_are_accepted_as_often_as_the_profile_says_whatever_requests_diff
     """Means over 400 requests of 400 tokens: within 2 % (about 6 standard errors of the spread between them)."""
     law = Law(rejection=0.3, concentration=4.0)
     for spread in (0.0, 0.1):
-        profile = AcceptanceProfile(
+        profile = MeasuredProfile(
             model="llama-3.1-8b",
             draft="eagle3",
             draft_method="eagle3",

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magicdec.perfmodel import memory
-from magicdec.perfmodel.acceptance import AcceptanceProfile
+from magicdec.perfmodel.acceptance import MeasuredProfile
 from magicdec.perfmodel.acceptance.law import Law
 from magicdec.perfmodel.drafting import draft_kv_tokens, draft_of
 from magicdec.perfmodel.rate.costs import (
@@ -46,7 +46,7 @@ SETUPS = {
         spread=Parallelism(dp=2, whole_experts=True),
     ),
 }
-PROFILE = AcceptanceProfile(
+PROFILE = MeasuredProfile(
     model="llama-3.1-8b",
     draft="eagle3",
     draft_method="eagle3",

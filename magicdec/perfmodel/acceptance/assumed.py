@@ -12,20 +12,14 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 
 from magicdec.counts import Array, expected_tokens_per_step
 from magicdec.naming import METHODS
-from magicdec.perfmodel.acceptance import (
-    AcceptanceProfile,
-    belief,
-    constant_profile,
-    default_profile,
-    log_deviation,
-)
+from magicdec.perfmodel.acceptance import belief
 from magicdec.perfmodel.acceptance.belief import (
     REFERENCE_DEPTH,
     TRAINED_LEN,
@@ -33,8 +27,21 @@ from magicdec.perfmodel.acceptance.belief import (
     Evidence,
     Point,
 )
-from magicdec.perfmodel.acceptance.counted import Beyond, from_logit, logit
+from magicdec.perfmodel.acceptance.believed import BelievedProfile
+from magicdec.perfmodel.acceptance.counted import (
+    Beyond,
+    from_logit,
+    log_deviation,
+    logit,
+)
 from magicdec.perfmodel.acceptance.law import LARGEST, Law, LawError
+from magicdec.perfmodel.acceptance.library import default_profile
+from magicdec.perfmodel.acceptance.measured import MeasuredProfile
+from magicdec.perfmodel.acceptance.profile import (
+    AcceptanceProfile,
+    RateProfile,
+    constant_profile,
+)
 from magicdec.perfmodel.acceptance.published import (
     OTHER_CLASS,
     Situation,
@@ -47,6 +54,7 @@ from magicdec.specs import SPARSE_METHODS, ModelSpec, draft_model_name
 from magicdec.tasks import TASKS
 from magicdec.units import GIGA, format_count
 
+P = TypeVar("P", bound=AcceptanceProfile)
 POSITIONS = 16
 """Positions that the belief gives rates of; later ones are as the last."""
 DEPTH_STEP = 1.0
@@ -466,7 +474,7 @@ OFF_THE_LINE = 0.1
 
 
 @lru_cache(maxsize=1024)
-def profile_of(question: Question, *, draft: str, method: str) -> AcceptanceProfile:
+def profile_of(question: Question, *, draft: str, method: str) -> BelievedProfile:
     """The belief about a question as a profile of the draft that plans call `draft`."""
     found = assumed(question)
     law = found.law
@@ -481,12 +489,11 @@ def profile_of(question: Question, *, draft: str, method: str) -> AcceptanceProf
             error = msgspec.structs.replace(
                 shaped.error, log_rejection=found.error.log_rejection
             )
-    return AcceptanceProfile(
+    return BelievedProfile(
         model=question.model,
         draft=draft,
         draft_method=method,
         checkpoint=found.checkpoint,
-        is_assumed=True,
         dataset=question.task,
         definition="belief from published rates",
         source=found.origin,
@@ -506,18 +513,15 @@ def _first_rate(shape: Law, believed: Law) -> float:
     return float(np.interp(wanted, tokens, tried))
 
 
-def completed(
-    profile: AcceptanceProfile, question: Question, *, num_given: int = 0
-) -> AcceptanceProfile:
+def completed(profile: P, question: Question, *, num_given: int = 0) -> P:
     """A user's profile with what the belief says of the positions that it does not know, given those
     that it does. `num_given` positions of given rates are known, and the last rate is taken to hold
     for all further ones.
 
     A measurement is of the user's own text, so that the task that a plan asks about changes nothing.
     """
-    if profile.replay is not None or not (num_given or profile.measured):
-        return profile
-    if num_given:
+    beyond: Beyond
+    if isinstance(profile, RateProfile) and num_given:
         known = profile.conditional_rates(
             budget=None, context=question.context, gamma_max=num_given
         )
@@ -525,7 +529,7 @@ def completed(
             _depths(num_given), logit(known), np.zeros(num_given), question
         )
         beyond = Beyond(position=num_given, error=math.hypot(slope, error))
-    else:
+    elif isinstance(profile, MeasuredProfile) and profile.measured:
         most = max(profile.measured, key=lambda counted: len(counted.rates))
         known = np.array(most.rates)
         variance = (
@@ -533,10 +537,12 @@ def completed(
         ) ** 2
         slope, error = _slope(_depths(len(known)), logit(known), variance, question)
         beyond = Beyond(position=len(known), slope=slope, error=error)
+    else:
+        return profile
     return msgspec.structs.replace(profile, beyond=beyond)
 
 
-def of_length(tokens: float, gamma: int, question: Question) -> AcceptanceProfile:
+def of_length(tokens: float, gamma: int, question: Question) -> RateProfile:
     """The profile of a draft that makes this many tokens per step at one gamma: rates that fall or
     rise by position as is believed of the draft, and give that length."""
     ends = {1.0: 0.0, gamma + 1.0: 1.0}

@@ -49,6 +49,15 @@ class Beyond(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         positions = np.arange(1, gamma_max + 1, dtype=np.float64)
         return np.log(np.maximum(positions / self.position, 1.0))
 
+    def continued(self, rates: Array, variance: Array) -> tuple[Array, Array]:
+        """Rates by position on a last axis and the deviation of log(−log rate), from rates that are
+        taken as those of the last known position, and the variance without the slope's."""
+        octaves = self.octaves(rates.shape[-1])
+        if self.slope:
+            rates = from_logit(logit(rates) + self.slope * octaves)
+        of_slope = self.error * octaves * log_deviation(rates)
+        return rates, np.sqrt(variance + of_slope**2)
+
 
 class Cell(NamedTuple):
     """Counts of one budget and context beside the law."""
@@ -159,3 +168,9 @@ def logit(rate: Any) -> Array:
 
 def from_logit(value: Any) -> Array:
     return np.asarray(1.0 / (1.0 + np.exp(-np.asarray(value))))
+
+
+def log_deviation(rate: Any) -> Array:
+    """Standard deviation of log(−log rate) per standard deviation of the rate's logit."""
+    inside = np.clip(rate, 1e-12, 1.0 - 1e-12)
+    return np.asarray((1.0 - inside) / -np.log(inside))

@@ -15,7 +15,6 @@ import msgspec
 import numpy as np
 
 from magicdec.counts import Array, expected_tokens_per_step
-from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.acceptance.assumed import (
     POSITIONS,
     USUAL_GAMMA,
@@ -23,11 +22,13 @@ from magicdec.perfmodel.acceptance.assumed import (
     joint_levels,
     profile_of,
 )
+from magicdec.perfmodel.acceptance.belief import USUAL_BUDGET
+from magicdec.perfmodel.acceptance.believed import BelievedProfile
 from magicdec.perfmodel.acceptance.law import LawError
 from magicdec.tasks import shares_of
 
 
-def profile_on(question: Question, *, draft: str, method: str) -> AcceptanceProfile:
+def profile_on(question: Question, *, draft: str, method: str) -> BelievedProfile:
     """The belief about a question whose text may be a mixture ("chat=70,code=30")."""
     shares = shares_of(question.task) if question.task else {}
     if len(shares) < 2:
@@ -48,7 +49,7 @@ def profile_on(question: Question, *, draft: str, method: str) -> AcceptanceProf
             by_position=[round(float(rate), 5) for rate in mixed],
         )
     else:
-        budget = question.budget or 0.0
+        budget = question.budget or USUAL_BUDGET
         moved = lead.at_rate(float(mixed[0]), budget=budget, context=question.context)
         law = moved.law
     return msgspec.structs.replace(
@@ -60,7 +61,7 @@ def profile_on(question: Question, *, draft: str, method: str) -> AcceptanceProf
     )
 
 
-def _rates(profile: AcceptanceProfile, question: Question) -> Array:
+def _rates(profile: BelievedProfile, question: Question) -> Array:
     """Conditional rates by position, at the question's context."""
     return profile.law.conditional_rates(
         budget=question.budget, context=question.context, gamma_max=POSITIONS

@@ -6,12 +6,22 @@ its sequences: the drafted tokens per step, of all steps, stand beside the token
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from magicdec.counts import Array
+from magicdec.perfmodel.acceptance.measured import CountedProfile, MeasuredProfile
+from magicdec.perfmodel.acceptance.profile import (
+    AcceptanceProfile,
+    by_position,
+    deepest_of,
+    law_of_rates,
+    shifted,
+    with_shifts,
+)
 
 
 class LookupSetting(
@@ -148,3 +158,103 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             if place == self.chosen or not np.any(is_better & is_other):
                 places.append(place)
         return places
+
+
+class ReplayedProfile(CountedProfile, frozen=True, kw_only=True):
+    """A look-up, or a draft model, replayed from logged requests: what each gamma gave is known.
+
+    Its law is that of the chosen setting, by which rates of other sequences are told.
+    """
+
+    replay: Replay
+    """All settings that were replayed."""
+
+    def tokens_per_step(
+        self,
+        *,
+        budget: Any,
+        context: Any,
+        gamma: Any,
+        shift: Any = 0.0,
+    ) -> tuple[Array, Array]:
+        """Tokens per step as replayed at each gamma; a shift moves their gain as it moves the
+        law's."""
+        gamma = np.asarray(gamma, dtype=np.int64)
+        rates = self.law.conditional_rates(
+            budget=budget, context=context, gamma_max=deepest_of(gamma)
+        )
+        of_law, _ = by_position(rates, gamma)
+        moved, everything = by_position(shifted(rates, shift), gamma)
+        gain = (moved - 1.0) / np.maximum(of_law - 1.0, 1e-12)
+        expected = 1.0 + (self.replay.setting.tokens_at(gamma) - 1.0) * gain
+        return np.where(gamma > 0, expected, 1.0), everything
+
+    def tokens_error(
+        self,
+        *,
+        budget: Any,
+        context: Any,
+        gamma: Any,
+        shifts: Sequence[Any] = (),
+    ) -> Array:
+        """The standard errors of the replayed tokens per step, clustered by request."""
+        at: dict[str, Any] = {"budget": budget, "context": context, "gamma": gamma}
+        return with_shifts(
+            self.replay.setting.error_at(gamma),
+            shifts,
+            lambda shift: self.tokens_per_step(**at, shift=shift)[0],
+        )
+
+    @property
+    def is_partly_drafted(self) -> bool:
+        return True
+
+    def drafted_share_at(self, gamma: Any) -> Array:
+        return self.replay.setting.drafted_share_at(gamma)
+
+    def draft_len_at(self, gamma: Any) -> Array:
+        depth: Array = np.asarray(gamma, dtype=np.float64)
+        share = np.maximum(self.drafted_share_at(gamma), 1e-9)
+        lengths: Array = np.minimum(
+            self.replay.setting.drafted_at(gamma) / share, depth
+        )
+        return lengths
+
+    @property
+    def settings(self) -> Sequence[ReplayedProfile]:
+        return [self.with_setting(place) for place in self.replay.leading]
+
+    @property
+    def lookup_lengths(self) -> tuple[int | None, int | None]:
+        setting = self.replay.setting
+        if not setting.max_ngram:
+            return None, None
+        return setting.min_ngram, setting.max_ngram
+
+    def with_setting(self, chosen: int) -> ReplayedProfile:
+        """Return the profile of another of its replayed settings, whose counts by context it does
+        not hold.
+        """
+        if chosen == self.replay.chosen:
+            return self
+        replay = msgspec.structs.replace(
+            self.replay, chosen=chosen, by_context=[], by_output=[]
+        )
+        setting = replay.setting
+        return msgspec.structs.replace(
+            self,
+            law=law_of_rates(setting.rates),
+            drafted_share=float(setting.drafted_share_at(setting.rates_gamma)),
+            num_trials=sum(setting.trials),
+            measured=[],
+            replay=replay,
+        )
+
+    def at_rate(
+        self, rate: float, *, budget: float, context: float
+    ) -> AcceptanceProfile:
+        """The law at another rate, which nothing was replayed at."""
+        fields = msgspec.structs.asdict(self)
+        del fields["replay"]
+        of_law = MeasuredProfile(**fields)
+        return of_law.at_rate(rate, budget=budget, context=context)

@@ -328,10 +328,7 @@ class Rows(Users):
     @property
     def lookup(self) -> tuple[int | None, int | None]:
         """Shortest and longest n-gram that is looked up, where that was replayed from logs."""
-        replay = self.law.replay
-        if replay is None or not replay.setting.max_ngram:
-            return None, None
-        return replay.setting.min_ngram, replay.setting.max_ngram
+        return self.law.lookup_lengths
 
     @property
     def is_extrapolated(self) -> list[bool]:

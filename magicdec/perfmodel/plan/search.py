@@ -297,15 +297,14 @@ def with_best_settings(case: Case) -> Case:
 
 
 def _at_best_setting(case: Case, option: DraftOption, batches: Array) -> DraftOption:
-    replay = option.acceptance.replay
-    if replay is None or case.gammas_of(option) == (0,):
+    settings = option.acceptance.settings
+    if len(settings) < 2 or case.gammas_of(option) == (0,):
         return option
     setup = case.setup(option)
     points = _points(case, option, batches)
     best = option
     fastest = 0.0
-    for place in replay.leading:
-        law = option.acceptance.with_setting(place)
+    for law in settings:
         whole = predict(setup, law, points)
         rates = np.where(whole.full(whole.valid), whole.full(whole.speedup), 0.0)
         if rates.max(initial=0.0) > fastest:

@@ -47,6 +47,7 @@ class Stacked:
     profiles: Sequence[AcceptanceProfile]
 
     is_assumed: ClassVar[bool] = True
+    is_counted: ClassVar[bool] = False
 
     @property
     def is_partly_drafted(self) -> bool:
@@ -82,7 +83,8 @@ class Stacked:
     def draft_method(self) -> str:
         return self.profiles[0].draft_method
 
-    measured: ClassVar[tuple[()]] = ()
+    def mean_tokens(self, middle: Array, **at: Any) -> Array:
+        return mean_tokens(middle, at["gamma"], self.tokens_error(**at))
 
     def tokens_error(self, *, shifts: Sequence[Any] = (), **at: Any) -> Array:
         return self._on_each(
@@ -312,8 +314,7 @@ def _stacked(prediction: Prediction, law: Stacked) -> Prediction:
     setup = prediction.setup
     draft = draft_of(setup)
     if draft.is_by_sequence:
-        usual: Any = law
-        return predict(setup, usual, points)
+        return predict(setup, law, points)
     kv_len = at.context + at.gen_len / 2.0
     where = {
         "budget": draft.tokens_read(kv_len, at.budget),
@@ -325,7 +326,5 @@ def _stacked(prediction: Prediction, law: Stacked) -> Prediction:
         prediction,
         points=points,
         middle_tokens_per_step=middle,
-        expected_tokens_per_step=mean_tokens(
-            middle, at.gamma, law.tokens_error(**where)
-        ),
+        expected_tokens_per_step=law.mean_tokens(middle, **where),
     )

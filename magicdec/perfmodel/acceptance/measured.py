@@ -1,0 +1,278 @@
+"""Acceptance that was measured: counted by position, or published as a law fitted to figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from magicdec.counts import Array, is_nothing, nothing_accepted
+from magicdec.errors import ConfigError
+from magicdec.naming import draft_name
+from magicdec.perfmodel.acceptance.counted import (
+    Beyond,
+    cells_of,
+    logit,
+    rates_near,
+)
+from magicdec.perfmodel.acceptance.fit import (
+    MeasuredRates,
+    fit_law,
+    held_out,
+    measured_rates,
+    measurements_from_rows,
+)
+from magicdec.perfmodel.acceptance.law import Runs, fit_runs
+from magicdec.perfmodel.acceptance.profile import (
+    AcceptanceProfile,
+    by_position,
+    error_of_rates,
+    shifted,
+    with_shifts,
+)
+from magicdec.specs import LOOKUP_METHODS
+
+
+class CountedProfile(AcceptanceProfile, frozen=True, kw_only=True):
+    """What counts tell, whichever way they answer a prediction's questions."""
+
+    num_trials: int | None = None
+    measured: list[MeasuredRates] = msgspec.field(default_factory=list)
+    """The counted rates. Empty where the source gives none."""
+
+    @property
+    def is_counted(self) -> bool:
+        return bool(self.measured)
+
+    @property
+    def accepts_nothing(self) -> bool:
+        """Whether a network was counted long enough to know that it accepts nothing: that is a fault,
+        not a text. A look-up may find nothing in a text."""
+        if self.draft_method in LOOKUP_METHODS or not self.measured:
+            return False
+        return is_nothing(self._accepted_first, self._tried_first)
+
+    @property
+    def fault(self) -> str:
+        if not self.accepts_nothing:
+            return ""
+        return nothing_accepted(
+            draft_name(self.draft, self.draft_method),
+            accepted=self._accepted_first,
+            tried=self._tried_first,
+        )
+
+    @property
+    def _tried_first(self) -> float:
+        return sum(counted.trials[0] for counted in self.measured)
+
+    @property
+    def _accepted_first(self) -> float:
+        """Drafts whose first token was accepted."""
+        return sum(each.rates[0] * each.trials[0] for each in self.measured)
+
+
+class MeasuredProfile(CountedProfile, frozen=True, kw_only=True):
+    """A law that was fitted to counts or to published figures, with the counts where they are known."""
+
+    applies_to: list[str] = msgspec.field(default_factory=list)
+    """Other targets of the family that this profile may stand in for, with the wider error of
+    `carried_error`.
+    """
+    carried_from: str = ""
+    """The target that it was measured on, where it stands in for another."""
+    draft_weight_dtype: str = ""
+    """Format of the draft's weights, where it is a narrower copy of its target."""
+    carried_error: float = 0.35
+    """Standard deviation of log(1 - alpha) added when the profile stands in for another target."""
+    fitted: bool = False
+    """Whether the rate was fitted to speedups rather than counted."""
+    fit_rms: float | None = None
+    """Root mean square of measured minus fitted rates, weighted by trials."""
+    held_out_error: float | None = None
+    """Mean absolute error of the law on budgets that it was not fitted on, leaving out one at a
+    time.
+    """
+    held_out_noise: float | None = None
+    """Value of that error if the law were right, from the counts' own standard errors."""
+    beyond: Beyond | None = None
+    """How rates go on beyond the positions that were counted. None: as the law has it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 <= self.carried_error <= 10.0:
+            raise ValueError(
+                f"'carried_error' must be between 0 and 10, not {self.carried_error!r}"
+            )
+
+    def _known(
+        self, *, budget: Any, context: Any, gamma_max: int
+    ) -> tuple[Array, Array]:
+        """Rates by position and the deviation of log(−log rate): of the counts where there are some,
+        of the law where there are none."""
+        at: dict[str, Any] = {"budget": budget, "context": context}
+        rates = self.law.conditional_rates(**at, gamma_max=gamma_max)
+        error = self.error
+        own: Array = np.zeros(())
+        if self.measured:
+            rates, own = rates_near(cells_of(self.measured, self.law), rates, **at)
+            # the counts' own error takes the place of the law's at their settings
+            error = msgspec.structs.replace(error, log_rejection=0.0, depth=0.0)
+        away = error.deviation(self.law, **at, gamma_max=gamma_max)
+        beyond = self._beyond
+        if beyond is None:
+            return rates, np.hypot(own, away)
+        return beyond.continued(rates, own**2 + away**2)
+
+    @property
+    def _beyond(self) -> Beyond | None:
+        """The belief beyond the known positions; of counts without a belief, the law's error
+        by depth."""
+        if self.beyond is not None or not self.measured:
+            return self.beyond
+        return Beyond(position=self.num_counted, error=self.error.depth)
+
+    @property
+    def num_counted(self) -> int:
+        """Positions whose rates were counted; 0: none."""
+        return max((len(counted.rates) for counted in self.measured), default=0)
+
+    @property
+    def runs(self) -> Runs | None:
+        """Runs fitted to the counts, where those are of one budget and context, and rise with the
+        position.
+        """
+        if len(self.measured) != 1:
+            return None
+        return fit_runs(tuple(self.measured[0].rates), tuple(self.measured[0].stderr))
+
+    def tokens_per_step(
+        self,
+        *,
+        budget: Any,
+        context: Any,
+        gamma: Any,
+        shift: Any = 0.0,
+    ) -> tuple[Array, Array]:
+        """By the runs of the counts where they have some, else by the rates."""
+        runs = self.runs
+        at: dict[str, Any] = {"budget": budget, "context": context}
+        if runs is None:
+            return super().tokens_per_step(**at, gamma=gamma, shift=shift)
+        gamma = np.asarray(gamma, dtype=np.int64)
+        rates = self.conditional_rates(**at, gamma_max=runs.counted)
+        first = rates[..., 0]
+        moved = logit(first + shift) - logit(self.measured[0].rates[0])
+        expected, everything = runs.tokens_per_step(gamma, shift=moved)
+        at_counted, _ = runs.tokens_per_step(runs.counted, shift=moved)
+        counted, _ = by_position(shifted(rates, shift), runs.counted)
+        # the runs tell how E changes with gamma; at the counted gamma the counts tell E itself
+        gain = (counted - 1.0) / (at_counted - 1.0)
+        return 1.0 + (expected - 1.0) * gain, everything
+
+    def tokens_error(
+        self,
+        *,
+        budget: Any,
+        context: Any,
+        gamma: Any,
+        shifts: Sequence[Any] = (),
+    ) -> Array:
+        """From the rates' errors and, by runs, that of E(gamma) over the counted gamma's."""
+        runs = self.runs
+        at: dict[str, Any] = {"budget": budget, "context": context}
+        if runs is None:
+            return super().tokens_error(**at, gamma=gamma, shifts=shifts)
+        gamma = np.asarray(gamma, dtype=np.int64)
+        rates, deviation = self._known(**at, gamma_max=runs.counted)
+        of_counts = error_of_rates(rates, deviation, runs.counted)
+        return with_shifts(
+            np.hypot(of_counts, runs.log_ratio_error(gamma, runs.counted)),
+            shifts,
+            lambda shift: self.tokens_per_step(**at, gamma=gamma, shift=shift)[0],
+        )
+
+    def ratio_error(
+        self,
+        gamma: int,
+        over: int,
+        *,
+        budget: Any,
+        context: Any,
+        shift: float = 0.0,
+    ) -> float:
+        if (runs := self.runs) is not None:
+            return float(runs.log_ratio_error(gamma, over))
+        return super().ratio_error(
+            gamma, over, budget=budget, context=context, shift=shift
+        )
+
+    def at_rate(
+        self, rate: float, *, budget: float, context: float
+    ) -> AcceptanceProfile:
+        scaled = super().at_rate(rate, budget=budget, context=context)
+        if not isinstance(scaled, MeasuredProfile):
+            return scaled
+        # what was counted was another rate
+        return msgspec.structs.replace(scaled, fitted=True, measured=[])
+
+
+def fit_profile(
+    measurements: Any,
+    *,
+    model: str = "",
+    draft: str = "self",
+    dataset: str = "",
+    source: str = "measured",
+    spread: float | None = None,
+    cluster_factor: float | None = None,
+) -> MeasuredProfile:
+    """The profile of one draft method at one temperature, from counts.
+
+    `measurements` are rows (mappings, structs or a dict of columns) with draft_method, budget,
+    context, position (1 is the first draft), trials (blocks whose drafts before `position` were all
+    accepted), accepted, temperature, and optionally `sequence`: with it the spread between
+    sequences is estimated and the errors are clustered by sequence.
+
+    Raises:
+        ConfigError: no usable row, or rows of several methods or temperatures.
+    """
+    rows = measurements_from_rows(measurements)
+    methods = {row.draft_method for row in rows}
+    temperatures = {row.temperature for row in rows}
+    for what, values in (("draft method", methods), ("temperature", temperatures)):
+        if len(values) > 1:
+            raise ConfigError(
+                f"one profile describes one {what}; the measurements hold "
+                f"{sorted(map(str, values))}"
+            )
+    is_self = draft == "self"
+    law, error, between, rms = fit_law(
+        rows,
+        is_self=is_self,
+        spread=spread,
+        cluster_factor=cluster_factor,
+    )
+    missed, noise = held_out(rows, is_self=is_self) or (None, None)
+    return MeasuredProfile(
+        model=model,
+        draft=draft,
+        draft_method=methods.pop(),
+        dataset=dataset,
+        temperature=temperatures.pop(),
+        definition="conditional rate by position, from real speculative blocks",
+        source=source,
+        law=law,
+        error=error,
+        spread=between,
+        measured_budgets=sorted({row.budget for row in rows}),
+        measured_contexts=sorted({row.context for row in rows}),
+        measured_gamma=max(row.position for row in rows),
+        num_trials=round(sum(row.trials for row in rows)),
+        fit_rms=rms,
+        held_out_error=missed,
+        held_out_noise=noise,
+        measured=measured_rates(rows),
+    )
