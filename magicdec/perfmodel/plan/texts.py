@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from magicdec.counts import Array
-from magicdec.perfmodel.acceptance import AcceptanceProfile
+from magicdec.perfmodel.acceptance import AcceptanceProfile, BelievedProfile
 from magicdec.perfmodel.acceptance.mixed import profile_on
 from magicdec.perfmodel.acceptance.uncertain import mean_tokens
 from magicdec.perfmodel.drafting import draft_of
@@ -294,7 +294,7 @@ def _on_texts(case: Case, found: Found) -> OnTexts:
     )
 
 
-def _profiles(option: DraftOption) -> list[AcceptanceProfile]:
+def _profiles(option: DraftOption) -> list[BelievedProfile]:
     """The draft's believed acceptance on each text."""
     assert option.question is not None  # asked only of beliefs
     profiles = []
