@@ -1,5 +1,6 @@
 # make demo: set up, then calibrate, plan, run, validate and report on this machine.
 # make test: set up, then the tests, two at a time.
+# make test-slow: those that take minutes; make test-exhaustive: these with every case that they sample, hours.
 # make mutants: how many of 40 small changes of each folder fail a test (traffic, logs, live, acceptance, plan).
 # make fuzz: logs, commands and the page under damage: cases, tracebacks, hangs, memory, the slowest; its exit code counts faults.
 # make test-vllm: set up vLLM's CPU build in an environment of its own, then the tests of the draft in it.
@@ -13,7 +14,7 @@ VLLM_VENV := .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 HAS_VLLM_CPU := $(filter Linux-x86_64,$(shell uname -s)-$(shell uname -m))
 
-.PHONY: setup demo test test-slow mutants fuzz check docs atlas clean
+.PHONY: setup demo test test-slow test-exhaustive mutants fuzz check docs atlas clean
 
 setup: $(INSTALLED)
 
@@ -32,6 +33,9 @@ test: $(INSTALLED)
 
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
+
+test-exhaustive: $(INSTALLED)
+	MAGICDEC_FUZZ=4 $(BIN)/python -m pytest -n 2 --dist worksteal -m "slow or exhaustive"
 
 mutants: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[mutants]'

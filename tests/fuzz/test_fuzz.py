@@ -37,6 +37,8 @@ from tests.fuzz.surfaces import (
 )
 
 MANY = int(os.environ.get("MAGICDEC_FUZZ", "1"))
+COUNT = 10
+"""Of the damage to each thing that a surface reads; make test-exhaustive has four times as much."""
 
 
 @pytest.mark.slow
@@ -46,7 +48,7 @@ def test_damage_is_answered_or_refused_in_one_line(
 ) -> None:
     if surface in ("plans", "shards of weights"):
         pytest.importorskip("torch")
-    assert faults(SURFACES[surface](tmp_path, 40 * MANY), surface) == []
+    assert faults(SURFACES[surface](tmp_path, COUNT * MANY), surface) == []
 
 
 def test_nasty_values_are_of_every_kind() -> None:

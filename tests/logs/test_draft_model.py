@@ -22,7 +22,7 @@ from magicdec.logs.replay import replay_draft_model
 from magicdec.perfmodel.acceptance import load_profile
 from magicdec.specs.catalog import EMBEDDED_DIRECTORY
 from tests.processes import Program
-from tests.runtime.conftest import FAMILIES, write_checkpoint
+from tests.runtime.families import FAMILIES, write_checkpoint
 
 GAMMAS = (1, 2, 4, 7)
 LOOKUPS = [Lookup(rule=DRAFT_MODEL, gamma=gamma) for gamma in GAMMAS]

@@ -151,7 +151,12 @@ def ours(spec: ModelSpec, query_len: int, kv_len: int) -> float:
 
 
 @pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(each, marks=pytest.mark.slow) for each in (1, 2))]
+    "seed",
+    [
+        0,
+        pytest.param(1, marks=pytest.mark.slow),
+        pytest.param(2, marks=pytest.mark.exhaustive),
+    ],
 )
 @pytest.mark.parametrize("model_type", READ_BY_TRANSFORMERS)
 def test_flops_are_those_that_torch_counts_in_the_module(

@@ -16,6 +16,7 @@ import magicdec
 from magicdec.commands.run import read_plan
 from magicdec.errors import CapacityError, ConfigError
 from magicdec.naming import ENGINE_TITLES
+from magicdec.perfmodel.rate import load as simulated
 from magicdec.perfmodel.variations import for_engine
 from magicdec.reports.data import ReportData
 from magicdec.reports.exports import export
@@ -44,7 +45,7 @@ MODELS = (
 )
 DEVICES = ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "l4-24gb")
 SPECULATIVE_WORDS = ("--speculative", "speculative_config:")
-NUM_QUESTIONS, NUM_FAST = 60, 10
+NUM_QUESTIONS, NUM_FAST, NUM_SLOW = 60, 10, 24
 RATES: tuple[dict[str, Any], ...] = (
     {
         "context": 4096,
@@ -91,7 +92,10 @@ def question(number: int) -> dict[str, Any]:
 
 
 def number_of(value: int) -> Any:
-    return pytest.param(value, marks=[] if value < NUM_FAST else [pytest.mark.slow])
+    marks = [] if value < NUM_FAST else [pytest.mark.slow]
+    if value >= NUM_SLOW:
+        marks = [pytest.mark.exhaustive]
+    return pytest.param(value, marks=marks)
 
 
 @pytest.mark.parametrize("number", [*map(number_of, range(NUM_QUESTIONS))])
@@ -109,7 +113,11 @@ def test_all_surfaces_show_one_choice(number: int, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("asked", RATES)
-def test_a_rate_has_one_choice_too(asked: dict[str, Any], tmp_path: Path) -> None:
+def test_a_rate_has_one_choice_too(
+    asked: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulated, "MIN_REQUESTS", 200)
+    monkeypatch.setattr(simulated, "MAX_REQUESTS", 200)
     plan = magicdec.plan(model="llama-3.1-8b", **{"hardware": "h100-sxm-80gb"} | asked)
     load, row = plan.traffic.best, plan.best
     assert (row.draft, row.draft_method, row.draft_budget) == (

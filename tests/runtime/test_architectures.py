@@ -64,11 +64,8 @@ RUN = (
     ),
 )
 NOT_RUN = tuple(name for name in READ_BY_TRANSFORMERS if name not in RUN)
-CASES = [
-    pytest.param(name, seed, marks=[pytest.mark.slow] if seed else [])
-    for name in RUN
-    for seed in SEEDS
-]
+MARKS = ([], [pytest.mark.slow], [pytest.mark.exhaustive])
+CASES = [pytest.param(name, seed, marks=MARKS[seed]) for name in RUN for seed in SEEDS]
 """One configuration of each is among the fast tests, with two drafts in turn; the others have all drafts."""
 
 

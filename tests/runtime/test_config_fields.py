@@ -18,7 +18,7 @@ from magicdec.errors import MagicdecError
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.weights import load_model
 from magicdec.specs.families import keys
-from tests.runtime.conftest import FAMILIES, write_checkpoint
+from tests.runtime.families import FAMILIES, write_checkpoint
 from tests.runtime.flips import NAMES, PROMPT, flips, outcome, outcomes
 from tests.runtime.test_architectures import their_logits as logits_after_every_token
 from tests.runtime.test_architectures import write
@@ -62,11 +62,19 @@ def test_sampled_flips_of_every_architecture_are_equal_or_refused() -> None:
     assert {name: found for name in NAMES if (found := differing(name, 2))} == {}
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    "sample",
+    [
+        pytest.param(15, marks=pytest.mark.slow),
+        pytest.param(60, marks=pytest.mark.exhaustive),
+    ],
+)
 @pytest.mark.parametrize("name", NAMES)
-def test_flips_of_every_architecture_are_equal_or_refused(name: str) -> None:
+def test_flips_of_every_architecture_are_equal_or_refused(
+    name: str, sample: int
+) -> None:
     """A sample; `python -m tests.runtime.flips` tries all."""
-    assert differing(name, 60) == []
+    assert differing(name, sample) == []
 
 
 FAULTS: dict[str, tuple[str, str, Any]] = {

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import pytest
 
+from magicdec.runtime.launch import launch_ranks
 from magicdec.specs.speculation import HEAD_METHODS
-from tests.runtime.planted import GAMMAS, MODEL_TYPES, SHARE, Run, campaign, is_planted
+from tests.runtime.planted import (
+    GAMMAS,
+    MODEL_TYPES,
+    SHARE,
+    Ranks,
+    Run,
+    campaign,
+    divides,
+    is_planted,
+    spec_of,
+)
 
 FAST = ("qwen3", "gemma3_text", "deepseek_v3")
-GROUPS = [MODEL_TYPES[first : first + 4] for first in range(0, len(MODEL_TYPES), 4)]
+WHOLE = ("llama", "gemma3_text", "qwen3_moe", "deepseek_v3")
+"""Models that have heads of every sort on two ranks among the slow tests; the others have two sorts in turn."""
 
 
 def check(runs: list[Run]) -> None:
@@ -28,18 +40,43 @@ def test_heads_are_lossless_over_ragged_batches_and_queues() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_heads_are_lossless_over_all_models(model_type: str) -> None:
-    """The whole campaign on one rank (`python -m tests.runtime.planted`), a model at a time."""
-    runs = list(campaign((model_type,), tp_sizes=(1,)))
-    assert len(runs) == 2 * len((*GAMMAS, 0)) * len(HEAD_METHODS)
+    """Heads of every sort on one rank, at a gamma of the campaign's in turn and at gammas that change."""
+    gamma = GAMMAS[MODEL_TYPES.index(model_type) % len(GAMMAS)]
+    runs = list(campaign((model_type,), seeds=(0,), gammas=(gamma,), tp_sizes=(1,)))
+    assert len(runs) == 2 * len(HEAD_METHODS)
     check(runs)
 
 
+def sorts_of(model_type: str) -> tuple[str, ...]:
+    """The sorts of head that a model has on two ranks among the slow tests."""
+    if model_type in WHOLE:
+        return HEAD_METHODS
+    first = 2 * MODEL_TYPES.index(model_type)
+    return tuple(HEAD_METHODS[(first + i) % len(HEAD_METHODS)] for i in (0, 1))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("model_types", GROUPS, ids="-".join)
-def test_heads_are_lossless_on_two_ranks(model_types: tuple[str, ...]) -> None:
-    """The campaign's part on two ranks, which are started once for several models."""
-    runs = list(campaign(model_types, tp_sizes=(2,)))
+def test_heads_are_lossless_on_two_ranks() -> None:
+    """Every model that two ranks can share, at gammas that change; the ranks are started once for all."""
+    dividing = [one for one in MODEL_TYPES if divides(spec_of(one, 0), 2)]
+    assert len({*dividing} & {*WHOLE}) >= 2
+    models = [
+        {"model_type": one, "seed": 0, "gammas": (), "methods": sorts_of(one)}
+        for one in dividing
+    ]
+    runs = launch_ranks(Ranks(models), 2)
     assert {run.tp_size for run in runs} == {2}
+    assert {run.model_type for run in runs} == {*dividing}
+    check(runs)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_the_whole_campaign_is_lossless(model_type: str) -> None:
+    """Both seeds and every gamma on one rank, and on two (`python -m tests.runtime.planted`), a model at a time."""
+    runs = list(campaign((model_type,)))
+    alone = [run for run in runs if run.tp_size == 1]
+    assert len(alone) == 2 * len((*GAMMAS, 0)) * len(HEAD_METHODS)
     check(runs)
 
 

@@ -19,7 +19,8 @@ from magicdec.runtime.distributed import TensorParallel
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.weights import load_model, local_model
 from magicdec.specs.catalog import EMBEDDED_DIRECTORY
-from tests.runtime.conftest import FAMILIES, tiny_spec, write_checkpoint
+from tests.runtime.conftest import tiny_spec
+from tests.runtime.families import FAMILIES, write_checkpoint
 
 WEIGHTS = "model.safetensors"
 
