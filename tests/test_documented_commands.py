@@ -11,8 +11,7 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from magicdec.specs.catalog import EMBEDDED_DIRECTORY, MODELS_DIRECTORY
 from magicdec.specs.device import HARDWARE_DIRECTORY
 from magicdec.specs.engine import ENGINES_DIRECTORY
 from tests.live.servers import Vllm, random_requests
+from tests.processes import Program
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "results" / "demo-2-cores.jsonl"
@@ -39,10 +39,14 @@ SMALLER = {
     "profile-acceptance": "--num-prompts 2 --gen-len 8 --context 256 --draft-budget 32,64 --gamma 6 --quiet",
     "validate grid": "--profile local.toml --quiet",
 }
+WRITTEN = ("output", "records")
+"""Parameters that name files to write."""
 ELSEWHERE = ("explore", "demo", "atlas")
 """Served until stopped (tests/explore), the whole path (`make demo`), 640 plans (tests/atlas)."""
 EXAMPLE_KEY = "3f2a"
 """Stands for the key of a record of the reader's."""
+QUESTIONS = "docs/questions.md"
+"""Each of its commands is answered, and the answer read, in test_questions.py."""
 PREPARED = (
     "validate kernels",
     "validate lanes",
@@ -60,7 +64,9 @@ NEEDS = (
 tests/vllm), a table of the reader's (tests/validate), or a checkpoint that does not ship (tests/runtime)."""
 
 
-def program() -> Any:
+@cache
+def tree() -> Any:
+    """The commands as click sees them."""
     if not app.registered_commands:
         register_commands()
     return typer.main.get_command(app)
@@ -77,11 +83,11 @@ def helps(group: Any, path: tuple[str, ...] = ()) -> dict[str, str]:
     return found
 
 
-HELPS = helps(program())
+HELPS = helps(tree())
 TEXTS = {
     **{
         str(path.relative_to(ROOT)): path.read_text()
-        for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+        for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     },
     **{f"{name} --help": text for name, text in HELPS.items()},
 }
@@ -107,7 +113,7 @@ def measures(command: str) -> bool:
 
 def called(which: str) -> Any:
     """The command behind a key of `HELPS`."""
-    command = program()
+    command = tree()
     for name in which.split():
         command = command.commands[name]
     return command
@@ -172,20 +178,21 @@ def prepare(directory: Path) -> None:
     )
 
 
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("documents")
+    prepare(directory)
+    return directory
+
+
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    prepare(tmp_path)
+def place(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(prepared, tmp_path, symlinks=True, dirs_exist_ok=True)
     monkeypatch.setattr(load, "MIN_REQUESTS", 200)
     monkeypatch.setattr(load, "MAX_REQUESTS", 200)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     return tmp_path
-
-
-@pytest.fixture(scope="module")
-def done_before() -> set[str]:
-    """Commands that measure and were run for another document."""
-    return set()
 
 
 def test_every_command_has_examples_of_itself() -> None:
@@ -194,7 +201,8 @@ def test_every_command_has_examples_of_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    "where", [name for name, text in TEXTS.items() if commands(text)]
+    "where",
+    [name for name, text in TEXTS.items() if commands(text) and name != QUESTIONS],
 )
 def test_commands_that_do_not_measure_run_as_they_are_written(
     where: str, place: Path
@@ -224,15 +232,50 @@ def test_commands_that_do_not_measure_run_as_they_are_written(
             (place / target.strip()).write_text(done.stdout)
 
 
+def smaller(command: str) -> list[str]:
+    """The words of a command that measures, with smaller numbers."""
+    which = kind(command)
+    words = [*shlex.split(command)[1:], *SMALLER[which].split()]
+    if which == "validate grid" and "--quick" not in words:
+        words = ["grid-small.toml" if word == "docs/grid.toml" else word for word in words]  # fmt: skip
+        words += [] if "grid-small.toml" in words else ["--quick"]
+    return words
+
+
+def what_runs(words: list[str]) -> str:
+    """The command's parameters, without the files that it writes."""
+    which = kind(shlex.join(["magicdec", *words]))
+    given = words[len(which.split()) :]
+    context = called(which).make_context(which, given, resilient_parsing=True)
+    measured = {k: v for k, v in context.params.items() if k not in WRITTEN}
+    return f"{which} {measured}"
+
+
+def measured() -> dict[str, list[list[str]]]:
+    """By document: what of its commands runs with smaller numbers, and that no document before it runs."""
+    found: dict[str, list[list[str]]] = {}
+    before: set[str] = set()
+    for where, text in TEXTS.items():
+        for command in filter(measures, commands(text)):
+            if any(need in command for need in NEEDS):
+                continue
+            words = smaller(command)
+            if (what := what_runs(words)) not in before:
+                before.add(what)
+                found.setdefault(where, []).append(words)
+    return found
+
+
+MEASURED = measured()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "where", [name for name, text in TEXTS.items() if commands(text)]
-)
+@pytest.mark.parametrize("where", MEASURED)
 def test_commands_that_measure_run_with_smaller_numbers(
-    where: str, place: Path, done_before: set[str]
+    where: str, place: Path, program: Program
 ) -> None:
+    """What two commands would run alike is run once."""
     pytest.importorskip("torch")
-    magicdec = [sys.executable, "-m", "magicdec"]
     (place / "grid-small.toml").write_text(
         'model = "embedded"\ndraft_methods = ["streamingllm"]\ndraft_budgets = [32]\ngammas = [1, 2]\n'
         "cases = [[1, 300]]\ngen_len = 8\nrepetitions = 1\n"
@@ -246,31 +289,8 @@ def test_commands_that_measure_run_with_smaller_numbers(
         draft_budgets=(32,),
     )
     (place / "plan.json").write_text(make_plan(request).to_json())
-    ran = 0
-    for command in commands(TEXTS[where]):
-        which = kind(command)
-        if not measures(command) or command in done_before:
-            continue
-        if any(need in command for need in NEEDS):
-            continue
-        done_before.add(command)
-        words = [*shlex.split(command)[1:], *SMALLER[which].split()]
-        if which == "validate grid" and "--quick" not in words:
-            words = [
-                "grid-small.toml" if word == "docs/grid.toml" else word
-                for word in words
-            ]
-            words += [] if "grid-small.toml" in words else ["--quick"]
-        done = subprocess.run(
-            [*magicdec, *words],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=600,
-        )
-        allowed = (0, 1) if which == "validate grid" else (0,)
-        assert done.returncode in allowed, f"{where}: {command}: {done.stderr}"
+    for words in MEASURED[where]:
+        done = program(*words)
+        allowed = (0, 1) if words[:2] == ["validate", "grid"] else (0,)
+        assert done.returncode in allowed, f"{where}: {words}: {done.stderr}"
         assert "Traceback" not in done.stderr, done.stderr
-        ran += 1
-    if not ran:
-        pytest.skip("nothing here measures that has not been run for another document")
