@@ -1,4 +1,4 @@
-"""The page, its JSON, and `plan --format json` of the command that the page shows: one answer to the last digit."""
+"""The page, its JSON, and `plan -o` of the command that the page shows: one answer to the last digit."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from html import unescape
+from pathlib import Path
 
 import pytest
 from test_http import get
@@ -39,14 +40,15 @@ def command_of(page: str) -> list[str]:
     return shlex.split(unescape(match[1]))
 
 
-def on_the_command_line(words: list[str]) -> tuple[dict[str, object], str]:
-    """Its JSON, and what it says on a terminal."""
+def on_the_command_line(words: list[str], file: Path) -> tuple[dict[str, object], str]:
+    """Its JSON, written to a file, and what it says on a terminal."""
     if not app.registered_commands:
         register_commands()
-    done = CliRunner().invoke(app, [*words[1:], "--format", "json"])
+    done = CliRunner().invoke(
+        app, [*words[1:], "-o", str(file)], env={"COLUMNS": "200"}
+    )
     assert done.exit_code == 0, done.output
-    said = CliRunner().invoke(app, words[1:], env={"COLUMNS": "200"})
-    return json.loads(done.stdout), said.output
+    return json.loads(file.read_text()), done.output
 
 
 def check_page(page: str, plan: Plan) -> None:
@@ -74,11 +76,13 @@ def check_page(page: str, plan: Plan) -> None:
 
 
 @pytest.mark.parametrize("query", QUESTIONS)
-def test_page_and_command_line_agree(server: Server, query: str) -> None:
+def test_page_and_command_line_agree(
+    server: Server, query: str, tmp_path: Path
+) -> None:
     status, page = get(server, f"/answer?{query}")
     assert status == 200, page
     shown = json.loads(get(server, f"/plan.json?{query}")[1])
-    answered, said = on_the_command_line(command_of(page))
+    answered, said = on_the_command_line(command_of(page), tmp_path / "plan.json")
     assert answered == shown
     plan = plan_of(shown)
     check_page(page, plan)
@@ -87,10 +91,10 @@ def test_page_and_command_line_agree(server: Server, query: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_rate_agrees_too(server: Server) -> None:
+def test_a_rate_agrees_too(server: Server, tmp_path: Path) -> None:
     status, page, _ = awaited(server, EXAMPLE)
     assert status == 200
     shown = json.loads(get(server, f"/plan.json?{EXAMPLE}")[1])
-    answered, _ = on_the_command_line(command_of(page))
+    answered, _ = on_the_command_line(command_of(page), tmp_path / "plan.json")
     assert_same(answered, shown)
     check_page(page, plan_of(shown))

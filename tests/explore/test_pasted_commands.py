@@ -18,6 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from magicdec.cli import app, register_commands
+from magicdec.errors import MagicdecError
 from magicdec.explore.pasted import MOST_CPU_S, pasted
 from magicdec.explore.server import Server
 from magicdec.explore.state import Catalog
@@ -148,27 +149,36 @@ def test_what_is_not_understood_is_one_line(server: Server) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        ("ls -la", "no server is started here"),
-        ("", "no server is started here"),
-        ("vllm serve 'unclosed", "cannot be read as a shell reads it"),
-        ("vllm serve nobody/knows-this", "magicdec explore --model nobody/knows-this"),
-        ("vllm serve /etc/passwd", "unknown model"),
-        ("vllm serve Qwen/Qwen3-8B --tp x", "tp must be a whole number"),
-        (
-            'vllm serve Qwen/Qwen3-8B --speculative-config \'{"model": "/etc/passwd", '
-            '"num_speculative_tokens": 3}\'',
-            "unknown draft",
-        ),
-        ("a: [1]\nb: " + "[" * 200 + "]" * 200, "nests more than 100 deep"),
-        ("vllm serve x --speculative-config.method", "method"),
-        ("vllm serve '<script>alert(1)</script>'", "unknown model"),
-        ("vllm serve <script>alert(1)</script>", "the command names no model"),
-    ],
-)
-def test_what_cannot_be_read_is_one_line(
+UNREADABLE = [
+    ("ls -la", "no server is started here"),
+    ("", "no server is started here"),
+    ("vllm serve 'unclosed", "cannot be read as a shell reads it"),
+    ("vllm serve nobody/knows-this", "magicdec explore --model nobody/knows-this"),
+    ("vllm serve /etc/passwd", "unknown model"),
+    ("vllm serve Qwen/Qwen3-8B --tp x", "tp must be a whole number"),
+    (
+        'vllm serve Qwen/Qwen3-8B --speculative-config \'{"model": "/etc/passwd", '
+        '"num_speculative_tokens": 3}\'',
+        "unknown draft",
+    ),
+    ("a: [1]\nb: " + "[" * 200 + "]" * 200, "nests more than 100 deep"),
+    ("vllm serve x --speculative-config.method", "method"),
+    ("vllm serve '<script>alert(1)</script>'", "unknown model"),
+    ("vllm serve <script>alert(1)</script>", "the command names no model"),
+]
+
+
+@pytest.mark.parametrize(("command", "message"), UNREADABLE)
+def test_what_cannot_be_read_is_one_line(command: str, message: str) -> None:
+    catalog = Catalog.given()
+    with pytest.raises(MagicdecError) as refusal:
+        pasted(catalog, catalog.start, command)
+    (line,) = str(refusal.value).splitlines()
+    assert message in line
+
+
+@pytest.mark.parametrize(("command", "message"), [UNREADABLE[1], *UNREADABLE[-2:]])
+def test_a_refusal_is_one_line_of_the_page(
     server: Server, command: str, message: str
 ) -> None:
     status, page = post(server, "check", command=command, state="")
