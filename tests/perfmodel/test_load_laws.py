@@ -16,7 +16,7 @@ from magicdec.api import request_of
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.rate import capacity, load
 from magicdec.perfmodel.rate.load import Load
-from magicdec.perfmodel.rate.requests import Requests, alike
+from magicdec.perfmodel.rate.requests import Requests, Schedule, alike
 from magicdec.specs.catalog import load_model_spec
 
 MODEL = load_model_spec("llama-3.1-8b")
@@ -114,7 +114,7 @@ def test_limits_are_kept_up_to_the_limit_itself(
 
 
 @pytest.mark.parametrize(("schedule", "is_taken"), [
-    ("1@0,1@20", True), ("1@0,1@19.9", False), ("20@0,20@1000", True), ("20@0,20@1000.1", False), (1e-6, True),
+    ("1@0,1@20", True), ("1@0,1@19.9", False), ("20@0,20@1000", True), ("20@0,20@1000.04", False), (1e-6, True),
     (9.9e-7, False), ("1e6@0,0@0.03", True), ("1000001@0,0@0.03", False), ("0@0,0@100", False),
     ("1e-5@0,1e-5@1e9", True), ("1e-5@0,1e-5@1.0001e9", False),
     ("2@1,1@100", False), ("2@0", False), ("2@0,2@100,2@100", False), ("-1@0,4@100", False), ("0@0,4@100", True),
@@ -136,3 +136,9 @@ def test_a_schedule_is_judged_in_five_equal_parts_and_between_its_points() -> No
     assert load_of(rate=3.0).edges_s(alike(2, prompt_len=1, output_len=1)) is None
     assert load_of(rate="5@0,5@100").busiest is not None  # 500 requests
     assert load_of(rate="4.99@0,4.99@100").busiest is None
+
+
+def test_a_schedule_in_which_nothing_arrives_is_none() -> None:
+    """It is refused as no schedule, not as one that is too short."""
+    with pytest.raises(ConfigError, match="rates at seconds that ascend"):
+        Schedule.of("0@0,0@100")
