@@ -40,7 +40,7 @@ from magicdec.specs import ModelSpec, engine_names, load_model_spec, model_names
 if TYPE_CHECKING:
     import pandas as pd
 
-    from magicdec.perfmodel import Outcome
+    from magicdec.perfmodel import SimulatedTimes
 
 T = TypeVar("T")
 IDENTITY = (
@@ -148,7 +148,7 @@ def simulate(
     policy: str = "by batch",
     seed: int = 0,
     **options: Any,
-) -> Outcome:
+) -> SimulatedTimes:
     """Replicas under arrivals: `plan`'s options with a rate or requests; arrays of every request's
     times.
 

@@ -1,7 +1,7 @@
 """The work being done right now, on stderr: one line that renews itself on a terminal, nothing when
 quiet or piped, but for `Done` lines, which stay.
 
-A `Step` also says how much is done; the line then has a bar and the time that is left at the pace
+A `StepMessage` also says how much is done; the line then has a bar and the time that is left at the pace
 so far. `Stages` makes one bar of work that is done in several parts. Nothing is drawn between
 messages, so that no thread runs beside what is being timed.
 """
@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 
-class Step(str):
+class StepMessage(str):
     """A message that begins step number `done` (from 0) of `total` of about equal length."""
 
     done: int
     total: int
 
-    def __new__(cls, message: str, *, done: int, total: int) -> Step:
+    def __new__(cls, message: str, *, done: int, total: int) -> StepMessage:
         step = super().__new__(cls, message)
         step.done, step.total = done, total
         return step
@@ -55,10 +55,10 @@ class Stages:
             if isinstance(message, Done):
                 self._progress(message)
                 return
-            if isinstance(message, Step):
+            if isinstance(message, StepMessage):
                 inside = max(inside, message.done / message.total)
             self._progress(
-                Step(
+                StepMessage(
                     message,
                     done=int(STAGE_STEPS * (before + share * inside)),
                     total=STAGE_STEPS,
@@ -116,7 +116,7 @@ def shown_progress(quiet: bool) -> Iterator[Progress]:
     def show(message: str) -> None:
         if isinstance(message, Done):
             bar.console.print(escape(message), highlight=False, soft_wrap=True)
-        elif isinstance(message, Step):
+        elif isinstance(message, StepMessage):
             if (
                 bar.tasks[0].total != message.total
                 or message.done < bar.tasks[0].completed

@@ -14,23 +14,23 @@ from magicdec.errors import ConfigError, unknown_choice
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lengths:
+class UsualLengths:
     """Tokens of a usual request."""
 
     prompt_len: int
     output_len: int
 
 
-USUAL_LENGTHS: Mapping[str, Lengths] = {
-    "chat": Lengths(prompt_len=1024, output_len=300),
-    "code": Lengths(prompt_len=2048, output_len=300),
-    "code-edit": Lengths(prompt_len=4096, output_len=500),
-    "math": Lengths(prompt_len=512, output_len=1000),
-    "summarisation": Lengths(prompt_len=8192, output_len=300),
-    "rag": Lengths(prompt_len=8192, output_len=300),
-    "translation": Lengths(prompt_len=1024, output_len=1000),
-    "agentic": Lengths(prompt_len=32_768, output_len=500),
-    "long-document": Lengths(prompt_len=65_536, output_len=500),
+USUAL_LENGTHS: Mapping[str, UsualLengths] = {
+    "chat": UsualLengths(prompt_len=1024, output_len=300),
+    "code": UsualLengths(prompt_len=2048, output_len=300),
+    "code-edit": UsualLengths(prompt_len=4096, output_len=500),
+    "math": UsualLengths(prompt_len=512, output_len=1000),
+    "summarisation": UsualLengths(prompt_len=8192, output_len=300),
+    "rag": UsualLengths(prompt_len=8192, output_len=300),
+    "translation": UsualLengths(prompt_len=1024, output_len=1000),
+    "agentic": UsualLengths(prompt_len=32_768, output_len=500),
+    "long-document": UsualLengths(prompt_len=65_536, output_len=500),
 }
 """Lengths by the class of text, one of those that beliefs about acceptance tell apart."""
 TASKS = tuple(USUAL_LENGTHS)
@@ -139,7 +139,7 @@ def _one_named(text: str) -> str:
     return name
 
 
-def usual_lengths(task: str | None) -> Lengths:
+def usual_lengths(task: str | None) -> UsualLengths:
     """Lengths of a usual request of the task, of a chat where none is named, or their means over a
     mixture.
     """
@@ -150,4 +150,4 @@ def usual_lengths(task: str | None) -> Lengths:
     output = sum(
         share * USUAL_LENGTHS[name].output_len for name, share in shares.items()
     )
-    return Lengths(prompt_len=round(prompt), output_len=round(output))
+    return UsualLengths(prompt_len=round(prompt), output_len=round(output))

@@ -77,7 +77,7 @@ def fit_depth_law(directory: Path) -> Law:
     """Concentration, drift and depth from all rows of Llama-3.1-8B with SnapKV."""
     rows = [
         row
-        for row in read_rows([directory / SNAPKV], depth.Observation)[0]
+        for row in read_rows([directory / SNAPKV], depth.PublishedTokens)[0]
         if row.model == "llama-3.1-8b"
     ]
     return depth.fit_cells(rows, has_shape=True).law
@@ -102,8 +102,8 @@ def budget_exponent(directory: Path) -> tuple[float, float]:
     """Exponent of 1 - alpha against the budget: mean and standard deviation over the SnapKV logs' (model, dataset,
     context) groups. StreamingLLM was published with one budget only; this is what sparse self-drafts show elsewhere."""
     exponents = []
-    by_model: dict[str, list[depth.Observation]] = defaultdict(list)
-    for row in read_rows([directory / SNAPKV], depth.Observation)[0]:
+    by_model: dict[str, list[depth.PublishedTokens]] = defaultdict(list)
+    for row in read_rows([directory / SNAPKV], depth.PublishedTokens)[0]:
         by_model[row.model].append(row)
     for rows in by_model.values():
         cells: dict[tuple[Any, float], dict[float, float]] = defaultdict(dict)
@@ -364,7 +364,7 @@ def write_snapkv_profile(directory: Path) -> None:
     """SnapKV on LongBench v2, the lower of the two datasets; the other lies within its error."""
     rows = [
         row
-        for row in read_rows([directory / SNAPKV], depth.Observation)[0]
+        for row in read_rows([directory / SNAPKV], depth.PublishedTokens)[0]
         if row.model == "llama-3.1-8b"
     ]
     fit = depth.fit_cells(rows, has_shape=True)

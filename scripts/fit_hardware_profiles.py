@@ -18,7 +18,7 @@ import numpy as np
 
 from magicdec.errors import MagicdecError
 from magicdec.perfmodel.kernels.attention import AttentionCurve
-from magicdec.perfmodel.kernels.base import Table
+from magicdec.perfmodel.kernels.base import KernelTable
 from magicdec.perfmodel.kernels.latents import LatentCurve
 from magicdec.perfmodel.kernels.links import AllReduceCurve
 from magicdec.perfmodel.kernels.profile import (
@@ -153,7 +153,7 @@ ERROR_TO_DEVIATION = 1.25
 """Standard deviation over mean absolute deviation of a normal distribution."""
 
 
-def source_of(table: Table, key: Group) -> str:
+def source_of(table: KernelTable, key: Group) -> str:
     """The lane of the tables that a curve comes from."""
     if table.kind == "allreduce" and key.variant:
         newer, older, _ = ENGINE_LANES[key.variant]
@@ -175,7 +175,10 @@ def source_of(table: Table, key: Group) -> str:
 
 
 def fit_table(
-    profile: HardwareProfile, table: Table, key: Group, rows: dict[str, np.ndarray]
+    profile: HardwareProfile,
+    table: KernelTable,
+    key: Group,
+    rows: dict[str, np.ndarray],
 ) -> HardwareProfile:
     """The profile with one curve fitted, and its error on shapes left out."""
     test, variant = held_out(table, rows), key.variant
@@ -228,7 +231,7 @@ def rounded(curve: Any) -> Any:
     )
 
 
-def start(profile: HardwareProfile, table: Table, key: Group) -> HardwareProfile:
+def start(profile: HardwareProfile, table: KernelTable, key: Group) -> HardwareProfile:
     """The profile with what is known of the kernels' algorithms, before the fit."""
     if table.kind == "attention":
         library, splits = ATTENTION.get(

@@ -51,7 +51,7 @@ def prefill_attention_time(hw: Any, **work: Any) -> Any:
 
 
 def moe_time(hw: Any, curve: Any, **work: Any) -> Any:
-    return curve.seconds(hw, experts.Experts(**work))
+    return curve.seconds(hw, experts.RankExperts(**work))
 
 
 def elementwise_time(hw: Any, **work: Any) -> Any:
@@ -73,7 +73,7 @@ def indexer_time(hw: Any, curve: Any, **work: Any) -> Any:
 
 
 def top_k_time(hw: Any, curve: Any, **work: Any) -> Any:
-    return curve.seconds(hw, latents.Choice(**work))
+    return curve.seconds(hw, latents.ScoreSelection(**work))
 
 
 def sparse_time(hw: Any, curve: Any, **work: Any) -> Any:

@@ -8,16 +8,16 @@ import sys
 
 import pytest
 
-from magicdec.progress import STAGE_STEPS, Stages, Step
+from magicdec.progress import STAGE_STEPS, Stages, StepMessage
 from tests.processes import watched
 
 SCRIPT = """
 import time
-from magicdec.progress import Done, Step, shown_progress
+from magicdec.progress import Done, StepMessage, shown_progress
 with shown_progress(False) as show:
     show("loading [bold]model[/bold]")
     for done in range(10):
-        show(Step(f"repetition {done}", done=done, total=10))
+        show(StepMessage(f"repetition {done}", done=done, total=10))
         time.sleep(0.05)
     show(Done("a stage [1] that has ended"))
 """
@@ -43,21 +43,21 @@ def test_a_terminal_shows_the_message_and_the_time_left_and_a_pipe_what_stays(
 
 def test_stages_are_one_whole_that_never_goes_back() -> None:
     """Shares 1 and 3: the first stage's half is an eighth of the whole; a stage of stages likewise."""
-    shown: list[Step] = []
+    shown: list[StepMessage] = []
 
     def show(message: str) -> None:
-        assert isinstance(message, Step)
+        assert isinstance(message, StepMessage)
         assert message.total == STAGE_STEPS
         shown.append(message)
 
     whole = Stages(show, [1.0, 3.0])
     first, second = whole.stage(0), whole.stage(1)
     first("loading")
-    first(Step("half", done=5, total=10))
-    first(Step("back at the start", done=0, total=3))
+    first(StepMessage("half", done=5, total=10))
+    first(StepMessage("back at the start", done=0, total=3))
     second("warming up")
     inner = Stages(second, [1.0, 1.0]).stage(1)
-    inner(Step("three quarters", done=1, total=2))
+    inner(StepMessage("three quarters", done=1, total=2))
     second("a word")
     assert [step.done / STAGE_STEPS for step in shown] == [
         0.0,

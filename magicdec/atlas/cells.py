@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
-from magicdec.atlas.questions import Atlas, Question
+from magicdec.atlas.questions import Atlas, AtlasQuestion
 from magicdec.errors import MagicdecError
 from magicdec.naming import draft_name
 from magicdec.schema import Candidate, Gain, Plan
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class CellAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The plan's choice in one cell, next to decoding without a draft on the same devices."""
 
     draft: str
@@ -34,7 +34,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     usd_per_million_tokens_without: float | None
 
 
-class Cell(msgspec.Struct, frozen=True, kw_only=True):
+class AtlasCell(msgspec.Struct, frozen=True, kw_only=True):
     """A question with its answer, or with the reason why there is none."""
 
     model: str
@@ -42,15 +42,15 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     load: str
     anchor: str
     command: str
-    answer: Answer | None = None
+    answer: CellAnswer | None = None
     refusal: str = ""
 
 
-def cell_of(question: Question) -> Cell:
+def cell_of(question: AtlasQuestion) -> AtlasCell:
     """Plan one question. A question that cannot be answered becomes a cell with its refusal."""
     from magicdec.perfmodel import make_plan, request_of
 
-    cell = Cell(
+    cell = AtlasCell(
         model=question.model,
         device=question.device.name,
         load=question.load.name,
@@ -65,7 +65,7 @@ def cell_of(question: Question) -> Cell:
     return msgspec.structs.replace(cell, answer=answer_of(answered))
 
 
-def command_of(question: Question) -> str:
+def command_of(question: AtlasQuestion) -> str:
     """The command that answers the question."""
     words = ["magicdec", "plan"]
     for name, value in question.options.items():
@@ -73,7 +73,7 @@ def command_of(question: Question) -> str:
     return shlex.join(words)
 
 
-def answer_of(plan: Plan) -> Answer:
+def answer_of(plan: Plan) -> CellAnswer:
     """The plan's choice as one row of the atlas."""
     chosen = plan.best
     without = plan.autoregressive
@@ -82,7 +82,7 @@ def answer_of(plan: Plan) -> Answer:
     if chosen.is_speculative:
         gain = chosen.gain
         draft = draft_name(chosen.draft, chosen.draft_method, chosen.draft_budget)
-    return Answer(
+    return CellAnswer(
         draft=draft,
         gamma=chosen.gamma,
         gain=gain,
@@ -100,7 +100,7 @@ def answer_of(plan: Plan) -> Answer:
 
 def cells_of(
     atlas: Atlas, *, jobs: int = 1, backend: str | None = None
-) -> Iterator[Cell]:
+) -> Iterator[AtlasCell]:
     """The cells in the order of the questions, by joblib (`jobs` processes, or another backend's
     workers).
     """

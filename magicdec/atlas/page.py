@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from magicdec.atlas.cells import Answer, Cell
+from magicdec.atlas.cells import AtlasCell, CellAnswer
 from magicdec.atlas.published import Published, published_of
 from magicdec.atlas.questions import Atlas
 from magicdec.naming import device_name
@@ -30,14 +30,14 @@ class Section:
     device: str
     weight_dtype: str
     sentences: tuple[str, ...]
-    cells: tuple[Cell, ...]
+    cells: tuple[AtlasCell, ...]
     published: tuple[Published, ...]
     """Measurements that others published of this model on this device."""
 
 
-def sections_of(cells: Sequence[Cell]) -> Iterator[Section]:
+def sections_of(cells: Sequence[AtlasCell]) -> Iterator[Section]:
     """One section for each model, device and format, in the order of the questions."""
-    groups: dict[tuple[str, str], list[Cell]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[AtlasCell]] = defaultdict(list)
     for cell in cells:
         groups[cell.model, cell.device].append(cell)
     formats = _formats_of(cells)
@@ -54,7 +54,7 @@ def sections_of(cells: Sequence[Cell]) -> Iterator[Section]:
         )
 
 
-def _formats_of(cells: Sequence[Cell]) -> dict[str, str]:
+def _formats_of(cells: Sequence[AtlasCell]) -> dict[str, str]:
     """The format of each model's weights, which is that of its checkpoint on every device."""
     formats: dict[str, str] = {}
     for cell in cells:
@@ -63,7 +63,7 @@ def _formats_of(cells: Sequence[Cell]) -> dict[str, str]:
     return formats
 
 
-def render_html(atlas: Atlas, cells: Sequence[Cell]) -> str:
+def render_html(atlas: Atlas, cells: Sequence[AtlasCell]) -> str:
     """The whole atlas as one HTML file that needs no network."""
     import jinja2
 
@@ -91,7 +91,7 @@ def render_html(atlas: Atlas, cells: Sequence[Cell]) -> str:
     )
 
 
-def render_markdown(atlas: Atlas, cells: Sequence[Cell]) -> str:
+def render_markdown(atlas: Atlas, cells: Sequence[AtlasCell]) -> str:
     """The atlas as Markdown: a table of models and devices for each load."""
     prices = atlas.prices
     lines = [
@@ -117,7 +117,7 @@ def render_markdown(atlas: Atlas, cells: Sequence[Cell]) -> str:
     return "\n".join(lines)
 
 
-def summary_of(cells: Sequence[Cell]) -> str:
+def summary_of(cells: Sequence[AtlasCell]) -> str:
     """How many cells have which answer, in one sentence."""
     answered = 0
     drafted = 0
@@ -138,7 +138,7 @@ def summary_of(cells: Sequence[Cell]) -> str:
     )
 
 
-def gain_text(answer: Answer) -> str:
+def gain_text(answer: CellAnswer) -> str:
     """The gain with its interval, as "1.35x (0.92–1.71)"."""
     if answer.gain is None:
         return NO_VALUE
@@ -147,7 +147,7 @@ def gain_text(answer: Answer) -> str:
     return f"{gain.speedup:.2f}x ({interval})"
 
 
-def pays_text(answer: Answer) -> str:
+def pays_text(answer: CellAnswer) -> str:
     """The probability that the draft is faster than decoding without one, never as certain."""
     if answer.gain is None:
         return NO_VALUE
@@ -163,7 +163,7 @@ def dollars_text(value: float | None) -> str:
     return f"${value:.2f}"
 
 
-def _sentences(model: str, device: str, cells: Sequence[Cell]) -> Iterator[str]:
+def _sentences(model: str, device: str, cells: Sequence[AtlasCell]) -> Iterator[str]:
     """Say what pays, by how much, and what a million tokens cost."""
     answered = [cell for cell in cells if cell.answer is not None]
     if not answered:
@@ -176,10 +176,10 @@ def _sentences(model: str, device: str, cells: Sequence[Cell]) -> Iterator[str]:
 
 
 def _best_gain(
-    model: str, device: str, cells: Sequence[Cell], *, num_loads: int
+    model: str, device: str, cells: Sequence[AtlasCell], *, num_loads: int
 ) -> str:
     """Name the load that gains most from a draft."""
-    best: tuple[float, Cell, Answer] | None = None
+    best: tuple[float, AtlasCell, CellAnswer] | None = None
     num_drafted = 0
     for cell in cells:
         answer = cell.answer
@@ -199,7 +199,7 @@ def _best_gain(
     )
 
 
-def _sure_gains(cells: Sequence[Cell]) -> str:
+def _sure_gains(cells: Sequence[AtlasCell]) -> str:
     """Name the loads whose gain is above 1 with its whole interval."""
     sure = []
     for cell in cells:
@@ -212,9 +212,9 @@ def _sure_gains(cells: Sequence[Cell]) -> str:
     return f"The whole 90 % interval is above 1 for {', '.join(sure)}."
 
 
-def _lowest_price(cells: Sequence[Cell]) -> Iterator[str]:
+def _lowest_price(cells: Sequence[AtlasCell]) -> Iterator[str]:
     """Name the load whose tokens are cheapest, with and without the draft."""
-    priced: list[tuple[float, Cell, Answer]] = []
+    priced: list[tuple[float, AtlasCell, CellAnswer]] = []
     for cell in cells:
         answer = cell.answer
         if answer is not None and answer.usd_per_million_tokens is not None:
@@ -231,15 +231,15 @@ def _lowest_price(cells: Sequence[Cell]) -> Iterator[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grid:
+class AtlasGrid:
     """The cells of one load: a row for each model, a column for each device."""
 
     name: str
     title: str
-    rows: tuple[tuple[str, tuple[Cell, ...]], ...]
+    rows: tuple[tuple[str, tuple[AtlasCell, ...]], ...]
 
 
-def _grids(atlas: Atlas, cells: Sequence[Cell]) -> Iterator[Grid]:
+def _grids(atlas: Atlas, cells: Sequence[AtlasCell]) -> Iterator[AtlasGrid]:
     by_place = {(cell.load, cell.model, cell.device): cell for cell in cells}
     for load in atlas.loads:
         rows = []
@@ -248,10 +248,10 @@ def _grids(atlas: Atlas, cells: Sequence[Cell]) -> Iterator[Grid]:
                 by_place[load.name, model.name, device.name] for device in atlas.devices
             ]
             rows.append((model.name, tuple(row)))
-        yield Grid(name=load.name, title=load.title, rows=tuple(rows))
+        yield AtlasGrid(name=load.name, title=load.title, rows=tuple(rows))
 
 
-def strength_of(cell: Cell) -> int:
+def strength_of(cell: AtlasCell) -> int:
     """Shade of a cell by its gain, from 0 without a draft to 5."""
     if cell.answer is None or cell.answer.gain is None:
         return 0
@@ -259,7 +259,7 @@ def strength_of(cell: Cell) -> int:
     return 1 + sum(speedup >= least for least in GAINS)
 
 
-def _markdown_published(cells: Sequence[Cell]) -> Iterator[str]:
+def _markdown_published(cells: Sequence[AtlasCell]) -> Iterator[str]:
     """A table of published measurements of the cells' models and devices, hits and misses."""
     places = dict.fromkeys((cell.model, cell.device) for cell in cells)
     rows: list[Published] = []
@@ -312,7 +312,7 @@ def predicted_text(row: Published) -> str:
     return f"{text}, missed"
 
 
-def _markdown_table(atlas: Atlas, cells: Sequence[Cell]) -> Iterator[str]:
+def _markdown_table(atlas: Atlas, cells: Sequence[AtlasCell]) -> Iterator[str]:
     by_place = {(cell.model, cell.device): cell for cell in cells}
     head = ["model"]
     for device in atlas.devices:
@@ -332,7 +332,7 @@ def _markdown_row(texts: Sequence[str]) -> str:
     return f"| {joined} |"
 
 
-def markdown_cell(cell: Cell) -> str:
+def markdown_cell(cell: AtlasCell) -> str:
     """A cell of the Markdown table: devices, draft, gamma and gain."""
     if cell.answer is None:
         return NO_VALUE

@@ -18,7 +18,9 @@ OWN_OPTIONS = ("model", "hardware", "engine", "price")
 Price = Annotated[float, msgspec.Meta(gt=0)]
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RequestKind(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
+):
     """Requests of one kind: options of a plan under their names on the command line."""
 
     name: str
@@ -26,7 +28,9 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     options: dict[str, Any]
 
 
-class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PricedDevice(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
+):
     """A device of the catalog, or a TOML file, with the dollars of one per hour."""
 
     name: str
@@ -46,12 +50,12 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     read_on: datetime.date
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
+class AtlasQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """One cell of the atlas."""
 
     model: str
-    device: Device
-    load: Load
+    device: PricedDevice
+    load: RequestKind
     engine: str
 
     @property
@@ -76,16 +80,16 @@ class Atlas(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     title: str
     engine: str
-    loads: list[Load]
+    loads: list[RequestKind]
     prices: Prices
-    devices: list[Device]
+    devices: list[PricedDevice]
     models: list[Model]
 
-    def questions(self) -> Iterator[Question]:
+    def questions(self) -> Iterator[AtlasQuestion]:
         for model in self.models:
             for device in self.devices:
                 for load in self.loads:
-                    yield Question(
+                    yield AtlasQuestion(
                         model=model.name, device=device, load=load, engine=self.engine
                     )
 

@@ -25,7 +25,7 @@ from magicdec.perfmodel import (
     fit_profile,
     measurements_of,
 )
-from magicdec.progress import Progress, Stages, Step
+from magicdec.progress import Progress, Stages, StepMessage
 from magicdec.specs import (
     MODEL_METHODS,
     SELF,
@@ -115,7 +115,7 @@ def measure_acceptance(
             method, budget = speculation.draft_method, speculation.draft_budget
             name = draft_id(speculation.draft, method, budget)
             message = f"acceptance: {name} at context {context}"
-            show(Step(message, done=number, total=len(speculations)))
+            show(StepMessage(message, done=number, total=len(speculations)))
             result = session.run(speculation, run_to_end=True)
             cell = {
                 "budget": context if budget is None else budget,

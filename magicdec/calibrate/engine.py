@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from scipy.optimize import nnls
 
-from magicdec.calibrate.local_profile import EngineShape, Point
+from magicdec.calibrate.local_profile import EngineShape, TimedPoint
 from magicdec.counts import Array
 from magicdec.fitting import Free, solve
 from magicdec.measure import (
@@ -45,7 +45,7 @@ from magicdec.perfmodel import (
     relative_errors,
     step_terms,
 )
-from magicdec.progress import Progress, Stages, Step
+from magicdec.progress import Progress, Stages, StepMessage
 from magicdec.runtime import (
     DecodeOptions,
     DecodeResult,
@@ -126,11 +126,11 @@ def engine_points(
     quick: bool = False,
     speed: Callable[[], ReferenceTimes] | None = None,
     progress: Progress = lambda _: None,
-) -> list[Point]:
+) -> list[TimedPoint]:
     """Times every shape once per round, after a round to warm up: steps without a draft, with the
     target drafting for itself, and with its trained head, if it has one. `speed` times the reference
     kernels, before each shape."""
-    points: list[Point] = []
+    points: list[TimedPoint] = []
     timed: list[tuple[Shapes, TimePhases]] = []
     for group in shape_groups(model, quick=quick):
         timed.append((group, _time_phases))
@@ -263,7 +263,7 @@ def _time_rounds(
     rounds: int,
     speed: Callable[[], ReferenceTimes] | None = None,
     progress: Progress = lambda _: None,
-) -> list[Point]:
+) -> list[TimedPoint]:
     """Every shape once per round, after a round to warm up."""
     speeds: dict[tuple[EngineShape, bool], list[tuple[float, float]]] = defaultdict(
         list
@@ -277,7 +277,7 @@ def _time_rounds(
                 f"engine steps, round {number}/{rounds}: batch {shape.batch_size}, context "
                 f"{shape.context_len}"
             )
-            progress(Step(message, done=done, total=total))
+            progress(StepMessage(message, done=done, total=total))
             done += 1
             now = None if speed is None else speed()
             phases = time_phases(shape, sampling)
@@ -292,7 +292,7 @@ def _time_rounds(
     points = []
     for (phase, shape, is_greedy), timed in seconds.items():
         columns = shape.columns(is_greedy=is_greedy)
-        points.append(Point(phase, columns, timed, speeds[shape, is_greedy]))
+        points.append(TimedPoint(phase, columns, timed, speeds[shape, is_greedy]))
     return points
 
 
@@ -370,7 +370,7 @@ def vllm_points(
     quick: bool = False,
     shapes: Shapes | None = None,
     progress: Progress = lambda _: None,
-) -> list[Point]:
+) -> list[TimedPoint]:
     """Times every shape once per round, after a round to warm up, in an engine with a process of
     its own. `shapes` replaces those of calibrations."""
     if shapes is None:
@@ -397,7 +397,7 @@ def _time_in_vllm(
     dtype: str,
     clock: Clock,
     rounds: int,
-) -> list[Point]:
+) -> list[TimedPoint]:
     session = VllmSession(
         BenchmarkRequest(
             model=model,
@@ -492,7 +492,7 @@ class EngineFit(NamedTuple):
 
 
 def fit_engine(
-    points: Sequence[Point],
+    points: Sequence[TimedPoint],
     *,
     model: ModelSpec,
     hardware: HardwareProfile,
@@ -671,7 +671,7 @@ def predicted_steps(
 
 
 def _columns(
-    points: Sequence[Point], table: str, *, greedy: bool = False
+    points: Sequence[TimedPoint], table: str, *, greedy: bool = False
 ) -> dict[str, Array]:
     chosen = []
     for point in points:
@@ -698,7 +698,7 @@ def _usual_s(columns: dict[str, Array], usual_s: float | None) -> Array:
 
 
 def _fit_vocabulary(
-    points: Sequence[Point],
+    points: Sequence[TimedPoint],
     *,
     vocabulary: int,
     usual_s: float | None,
@@ -725,7 +725,7 @@ def _fit_vocabulary(
 
 
 def _fit_upkeep(
-    points: Sequence[Point], *, usual_s: float | None, base: EngineProfile
+    points: Sequence[TimedPoint], *, usual_s: float | None, base: EngineProfile
 ) -> EngineProfile:
     """Fits the costs that are paid once per step. The upkeep of a draft with its own cache grows
     with the verified tokens. Without one, the part of a step outside its phases grows with the

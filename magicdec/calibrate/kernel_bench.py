@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from magicdec.calibrate.local_profile import Point, Shape
+from magicdec.calibrate.local_profile import Shape, TimedPoint
 from magicdec.measure import Clock, available_memory_bytes, is_cuda, seconds_per_call
 from magicdec.runtime import Scoring, Visible, Workspace, capture, decode_attention
 from magicdec.specs import ModelSpec
@@ -46,7 +46,7 @@ def time_interleaved(
     device: str,
     rounds: int,
     clock: Clock = "wall",
-) -> list[Point]:
+) -> list[TimedPoint]:
     """Times every work once per round, after one call each to warm up."""
     works = list(works)
     calls: list[Callable[[], object]] = []
@@ -67,11 +67,11 @@ def time_interleaved(
                 )
     points = []
     for work, timed in zip(works, seconds, strict=True):
-        points.append(Point(work.table, work.shape, timed))
+        points.append(TimedPoint(work.table, work.shape, timed))
     return points
 
 
-def launch_points(*, device: str, rounds: int) -> list[Point]:
+def launch_points(*, device: str, rounds: int) -> list[TimedPoint]:
     """Seconds of one small kernel, launched from Python, as a graph's only node, and as one of a
     graph's 200 nodes.
     """
@@ -89,7 +89,7 @@ def launch_points(*, device: str, rounds: int) -> list[Point]:
         seconds = []
         for _ in range(rounds):
             seconds.append(seconds_per_call(call, device=device) / count)
-        points.append(Point("launch", {"graph_nodes": nodes}, seconds))
+        points.append(TimedPoint("launch", {"graph_nodes": nodes}, seconds))
     return points
 
 

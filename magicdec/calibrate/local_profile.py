@@ -36,7 +36,7 @@ Shape = dict[str, int]
 
 
 @dataclass(frozen=True)
-class Point:
+class TimedPoint:
     """One timed operation: its shape, and seconds per call of each round. `speeds`: the reference
     kernels' times (memory, compute) just before, by round, where they were timed."""
 
@@ -95,7 +95,7 @@ class LocalProfile:
         return files
 
 
-def save_points(points: Sequence[Point], path: Path) -> Path:
+def save_points(points: Sequence[TimedPoint], path: Path) -> Path:
     """Writes the timings next to the profile named `path`; returns the file.
 
     Raises StorageError when it cannot be written.

@@ -29,7 +29,7 @@ from magicdec.calibrate.engine import (
     vllm_points,
 )
 from magicdec.calibrate.kernel_bench import TimedCall
-from magicdec.calibrate.local_profile import LocalProfile, Point
+from magicdec.calibrate.local_profile import LocalProfile, TimedPoint
 from magicdec.errors import unknown_choice
 from magicdec.measure import (
     Clock,
@@ -57,7 +57,7 @@ from magicdec.perfmodel import (
     hardware_names,
     load_hardware,
 )
-from magicdec.progress import Progress, Stages, Step
+from magicdec.progress import Progress, Stages, StepMessage
 from magicdec.runtime import Transformer, load_head, load_model
 from magicdec.schema import current_environment
 from magicdec.specs import (
@@ -92,7 +92,7 @@ class Calibration:
 
     hardware: HardwareProfile
     engine: EngineProfile
-    points: list[Point]
+    points: list[TimedPoint]
     phase_error: dict[str, float]
     references: ReferenceTimes
     drift: dict[str, float]
@@ -133,7 +133,7 @@ def calibrate(
 
     if quick:
         rounds = max(min(rounds, 3), rounds // 2)
-    time_steps: Callable[..., list[Point]]
+    time_steps: Callable[..., list[TimedPoint]]
     timed_head = None
     if engine == "vllm" and isinstance(model, str):
         spec = load_model_spec(model)
@@ -172,7 +172,7 @@ def calibrate(
     for number, (table, works_of) in enumerate(kinds.items()):
         works = works_of()
         show_kernels(
-            Step(
+            StepMessage(
                 f"{table}: {len(works)} shapes, {rounds} rounds",
                 done=number,
                 total=len(kinds),
@@ -254,8 +254,8 @@ def _precision(dtype: str) -> Precision:
 def _drift(
     first: ReferenceTimes,
     then: ReferenceTimes,
-    linear: Sequence[Point],
-    again: Sequence[Point],
+    linear: Sequence[TimedPoint],
+    again: Sequence[TimedPoint],
 ) -> dict[str, float]:
     kernels = np.median(
         [b.time_s / a.time_s for a, b in zip(linear, again, strict=True)]
@@ -367,7 +367,7 @@ def device_in_catalog(name: str) -> HardwareProfile | None:
 
 def _fit_hardware(
     base: HardwareProfile,
-    points: Sequence[Point],
+    points: Sequence[TimedPoint],
     precision: Precision,
 ) -> HardwareProfile:
     fitted_on = (
@@ -412,7 +412,7 @@ def _fit_hardware(
     )
 
 
-def _rows(points: Sequence[Point], table: str) -> dict[str, np.ndarray]:
+def _rows(points: Sequence[TimedPoint], table: str) -> dict[str, np.ndarray]:
     chosen = []
     for point in points:
         if point.table == table:

@@ -39,7 +39,7 @@ def atlas_command(
     from magicdec.atlas.page import render_html, render_markdown, summary_of
     from magicdec.atlas.questions import SHIPPED, read_atlas
     from magicdec.files import check_writable, write_atomic
-    from magicdec.progress import Step, shown_progress
+    from magicdec.progress import StepMessage, shown_progress
 
     paths = output or [Path("atlas.html")]
     for path in paths:
@@ -55,7 +55,9 @@ def atlas_command(
         for cell in cells_of(atlas, jobs=jobs):
             cells.append(cell)
             progress(
-                Step(f"{cell.model} on {cell.device}", done=len(cells), total=total)
+                StepMessage(
+                    f"{cell.model} on {cell.device}", done=len(cells), total=total
+                )
             )
     for path in paths:
         suffix = path.suffix.lower()

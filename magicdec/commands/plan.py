@@ -346,7 +346,7 @@ def explore_command(
     import webbrowser
 
     from magicdec.explore.explorer import Explorer
-    from magicdec.explore.server import Server
+    from magicdec.explore.server import ExplorerServer
     from magicdec.explore.state import Catalog
 
     catalog = Catalog.given(
@@ -355,7 +355,7 @@ def explore_command(
         engine=engine,
         acceptance=[str(path) for path in acceptance or ()],
     )
-    with Server(
+    with ExplorerServer(
         Explorer(catalog), host, port, allowed_hosts=allow_host or ()
     ) as server:
         print(f"{server.url}  (Ctrl-C stops it)", flush=True)

@@ -19,7 +19,7 @@ from typing import Any
 
 from magicdec.errors import MagicdecError
 from magicdec.explore.jobs import Job
-from magicdec.progress import Step
+from magicdec.progress import StepMessage
 
 PATIENCE_S = 10.0
 """Time after which an asker that does not ask again is forgotten."""
@@ -281,7 +281,7 @@ def _answer(job: Job, sender: Connection) -> None:
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
 
     def tell(message: str) -> None:
-        if isinstance(message, Step):
+        if isinstance(message, StepMessage):
             sender.send((str(message), message.done / message.total))
 
     try:

@@ -12,7 +12,7 @@ import msgspec
 
 from magicdec.errors import CapacityError
 from magicdec.perfmodel import Plan, PlanRequest, make_plan
-from magicdec.progress import Progress, Step
+from magicdec.progress import Progress, StepMessage
 
 WIDE_BATCHES = (1, 4, 16, 64, 256)
 WIDE_CONTEXTS = (1024, 4096, 16_384, 65_536)
@@ -45,7 +45,9 @@ class OnEachGpu:
         found: list[Plan | str] = []
         for done, request in enumerate(self.requests):
             name = getattr(request.hardware[0], "name", request.hardware[0])
-            progress(Step(f"planning on {name}", done=done, total=len(self.requests)))
+            progress(
+                StepMessage(f"planning on {name}", done=done, total=len(self.requests))
+            )
             try:
                 found.append(planned_wide(request, make_plan(request).best.tp_size))
             except CapacityError as error:

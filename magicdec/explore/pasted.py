@@ -18,9 +18,9 @@ from magicdec.errors import ConfigError
 from magicdec.explore.state import DRAFT_CHOICES, NONE_CHOSEN, Catalog, link
 from magicdec.live import (
     AskedLoad,
-    Line,
     Observation,
     Serving,
+    TextLine,
     View,
     as_asked,
     check_command,
@@ -38,7 +38,7 @@ from magicdec.units import GIB, format_bytes
 class Pasted:
     """The page's words on a command."""
 
-    lines: list[Line]
+    lines: list[TextLine]
     """The first is the advice."""
     query: str
     """The command's question as a link."""
@@ -147,9 +147,9 @@ def _observed(catalog: Catalog, state: Request, seen: Observation) -> Pasted:
     table = [text for text in rest if text not in sentences]
     return Pasted(
         lines=[
-            Line(first),
-            *map(Line, sentences),
-            Line("\n".join(table), is_option=True),
+            TextLine(first),
+            *map(TextLine, sentences),
+            TextLine("\n".join(table), is_option=True),
         ],
         query=link(msgspec.structs.replace(state, model=model)),
     )

@@ -76,7 +76,7 @@ LONGEST_PAGE_NAME = 100
 """Characters of a page's own name that are read."""
 
 
-class Server(ThreadingHTTPServer):
+class ExplorerServer(ThreadingHTTPServer):
     """Serves one explorer. It answers only requests that name it loopback or a host that was
     allowed, which keeps out web pages that point a name of theirs at this machine."""
 
@@ -134,7 +134,7 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    server: Server
+    server: ExplorerServer
     protocol_version = "HTTP/1.1"
     server_version = "magicdec"
     sys_version = ""

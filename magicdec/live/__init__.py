@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         send_plan,
     )
     from magicdec.live.check import AskedLoad, Check, as_asked, check_command
-    from magicdec.live.check_text import Line, lines_of
+    from magicdec.live.check_text import TextLine, lines_of
     from magicdec.live.cost_check import CostFit, fit_cost, is_cost_run, read_cost_run
     from magicdec.live.drive import Load, LoadPlan, Measured, drive_load, plan_loads
     from magicdec.live.forms import read_files, seen_in

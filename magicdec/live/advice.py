@@ -44,7 +44,7 @@ from magicdec.perfmodel import (
     tokens_error,
 )
 from magicdec.reports import Deployment, write_settings
-from magicdec.schema import Band, Record, Site, TableGamma, verdict_of
+from magicdec.schema import BatchBand, Record, Site, TableGamma, verdict_of
 from magicdec.specs import (
     AUTOREGRESSIVE,
     SamplingSpec,
@@ -61,11 +61,11 @@ interval.
 """
 TABLE_STEPS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Batches and contexts of the table, as factors on the observed ones."""
-Answer = Literal["change", "keep", "unclear"]
+AdvisedAction = Literal["change", "keep", "unclear"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Situation:
+class DraftedLoad:
     """The load, and what is drafted with."""
 
     setup: Setup
@@ -132,7 +132,7 @@ def situation_of(
     acceptance: AcceptanceProfile | None = None,
     context: float | None = None,
     batch: float | None = None,
-) -> Situation:
+) -> DraftedLoad:
     """The observed load with the observed acceptance, or with a given one where none was observed.
     `context` and `batch` replace what was observed.
 
@@ -168,7 +168,7 @@ def situation_of(
         temperature=serving.temperature,
         context=length,
     )
-    return Situation(
+    return DraftedLoad(
         setup=setup,
         acceptance=completed(acceptance, question),
         batch_size=batch,
@@ -179,7 +179,7 @@ def situation_of(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class GammaChoice:
     """One gamma at the observed load. `gain` is over the gamma in use, with its 90 % interval."""
 
     gamma: int
@@ -198,23 +198,23 @@ class Advice:
     perhaps (False).
     """
 
-    situation: Situation
-    choices: tuple[Choice, ...]
+    situation: DraftedLoad
+    choices: tuple[GammaChoice, ...]
     """Every gamma at the observed load."""
-    best: Choice
-    speedup: Choice
+    best: GammaChoice
+    speedup: GammaChoice
     """The best choice, with its gain over gamma 0."""
-    answer: Answer
+    answer: AdvisedAction
     batch_sizes: tuple[int, ...]
     context_lens: tuple[int, ...]
     table: tuple[tuple[tuple[int, bool], ...], ...]
 
     @property
-    def in_use(self) -> Choice:
+    def in_use(self) -> GammaChoice:
         return self.choices[self.situation.gamma]
 
     @property
-    def rival(self) -> Choice:
+    def rival(self) -> GammaChoice:
         """The other gamma whose interval over the one in use reaches highest."""
         others = [
             choice for choice in self.choices if choice.gamma != self.situation.gamma
@@ -222,7 +222,7 @@ class Advice:
         return max(others, key=lambda choice: choice.gain_high)
 
 
-def advise(situation: Situation) -> Advice:
+def advise(situation: DraftedLoad) -> Advice:
     """Raises ConfigError where the load is none."""
     if situation.batch_size < 1e-3 or situation.context_len < 1:
         raise ConfigError(
@@ -258,13 +258,13 @@ def _around(value: float) -> tuple[int, ...]:
     return tuple(sorted({max(round(value * step), 1) for step in TABLE_STEPS}))
 
 
-def _best_at(situation: Situation, batch: float, context: float) -> tuple[int, bool]:
+def _best_at(situation: DraftedLoad, batch: float, context: float) -> tuple[int, bool]:
     """The best gamma at a load, and whether it surely gains."""
     best = best_of(choices_at(situation, batch, context, over=0))
     return best.gamma, best.gamma == 0 or best.gain_low > 1.0
 
 
-def best_of(choices: Sequence[Choice], in_use: int = 0) -> Choice:
+def best_of(choices: Sequence[GammaChoice], in_use: int = 0) -> GammaChoice:
     """The choice that gains most of those that are surely no deeper than is best, or than what is in
     use."""
     weighed = []
@@ -274,7 +274,7 @@ def best_of(choices: Sequence[Choice], in_use: int = 0) -> Choice:
     return max(weighed, key=lambda choice: choice.gain)
 
 
-def answer_of(choices: Sequence[Choice], in_use: int) -> Answer:
+def answer_of(choices: Sequence[GammaChoice], in_use: int) -> AdvisedAction:
     """To keep the gamma in use is advised only where no other one's interval reaches a gain that
     matters.
     """
@@ -290,12 +290,12 @@ def answer_of(choices: Sequence[Choice], in_use: int) -> Answer:
 
 
 def choices_at(
-    situation: Situation,
+    situation: DraftedLoad,
     batch: float,
     context: float,
     *,
     over: int,
-) -> tuple[Choice, ...]:
+) -> tuple[GammaChoice, ...]:
     """Every gamma at one load, with its gain over another one. Between a gamma and 0 the interval
     is that of a plan's speedup.
     """
@@ -330,7 +330,7 @@ def choices_at(
     is_sure = prediction.full(is_sure_depth(prediction))
     choices = []
     for gamma in gammas.tolist():
-        choice = Choice(
+        choice = GammaChoice(
             gamma=gamma,
             tokens_per_step=tokens[gamma].item(),
             tpot_s=tpot[gamma].item(),
@@ -382,12 +382,12 @@ def _gain_error(
     return float(np.sqrt(of_steps + of_engine**2 + of_tokens**2 + of_reports**2))
 
 
-def bands(advice: Advice) -> tuple[Band, ...]:
+def bands(advice: Advice) -> tuple[BatchBand, ...]:
     """(first batch, last batch, gamma) at the observed context, without gaps from batch 1 on; one
     gamma where the engine takes more for following several than they gain over these batches.
     """
     if _gain_by_batch(advice) <= 1.0:
-        return (Band(1, advice.batch_sizes[-1], advice.best.gamma),)
+        return (BatchBand(1, advice.batch_sizes[-1], advice.best.gamma),)
     policy = TableGamma(
         batch_sizes=advice.batch_sizes,
         context_lens=advice.context_lens,
@@ -420,7 +420,7 @@ def setting(advice: Advice, engine: str) -> str:
     speedup = advice.speedup
     setup = situation.setup
     speculation = AUTOREGRESSIVE
-    gammas: tuple[Band, ...] = ()
+    gammas: tuple[BatchBand, ...] = ()
     if best.gamma > 0:
         speculation = setup.speculation
         gammas = bands(advice)

@@ -42,7 +42,7 @@ UNITS_S = {"ns": 1 / GIGA, "us": MILLI * MILLI, "ms": MILLI, "s": 1.0, "sec": 1.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class TimedRequest:
     """One request by the clock of its run."""
 
     start_s: float
@@ -71,7 +71,7 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Decoding:
+class _RequestStep:
     """A step as one request saw it."""
 
     batch: float
@@ -82,7 +82,7 @@ class _Decoding:
     num_steps: int
 
 
-def read_runs(path: Path) -> list[list[Request]]:
+def read_runs(path: Path) -> list[list[TimedRequest]]:
     """The requests of each run in a result file.
 
     Raises ConfigError where it is neither of the two, or holds no request that was streamed.
@@ -110,7 +110,7 @@ def read_runs(path: Path) -> list[list[Request]]:
     return runs
 
 
-def runs_of_guidellm(report: Any) -> list[list[Request]]:
+def runs_of_guidellm(report: Any) -> list[list[TimedRequest]]:
     runs = []
     for benchmark in report["benchmarks"]:
         requests = []
@@ -122,7 +122,7 @@ def runs_of_guidellm(report: Any) -> list[list[Request]]:
             if first is None or last is None:
                 continue
             requests.append(
-                Request(
+                TimedRequest(
                     start_s=float(timings["request_start"]),
                     events_s=np.linspace(
                         float(first), float(last), max(int(events), 1)
@@ -141,7 +141,7 @@ def runs_of_guidellm(report: Any) -> list[list[Request]]:
     return runs
 
 
-def requests_of_aiperf(records: Sequence[Any]) -> list[Request]:
+def requests_of_aiperf(records: Sequence[Any]) -> list[TimedRequest]:
     requests = []
     for record in records:
         metadata = record["metadata"]
@@ -160,7 +160,7 @@ def requests_of_aiperf(records: Sequence[Any]) -> list[Request]:
         first = start + float(waited["value"]) * UNITS_S[waited["unit"]]
         between = np.asarray(gaps["value"], dtype=np.float64) * UNITS_S[gaps["unit"]]
         requests.append(
-            Request(
+            TimedRequest(
                 start_s=start,
                 events_s=first + np.concatenate([[0.0], np.cumsum(between)]),
                 prompt_len=int(metrics["input_sequence_length"]["value"]),
@@ -172,14 +172,14 @@ def requests_of_aiperf(records: Sequence[Any]) -> list[Request]:
     return requests
 
 
-def points_of(runs: Sequence[Sequence[Request]]) -> list[Measured]:
+def points_of(runs: Sequence[Sequence[TimedRequest]]) -> list[Measured]:
     """One point for each load: the median over its requests. As in a planned calibration a
     chequerboard of them judges.
 
     Raises ConfigError: several tokens per event (a draft), prefill in every decoding, too few
     loads.
     """
-    cells: dict[tuple[int, int], list[_Decoding]] = {}
+    cells: dict[tuple[int, int], list[_RequestStep]] = {}
     for run in runs:
         _require_no_draft(run)
         for request in run:
@@ -203,7 +203,7 @@ def points_of(runs: Sequence[Sequence[Request]]) -> list[Measured]:
     return points
 
 
-def _require_no_draft(run: Sequence[Request]) -> None:
+def _require_no_draft(run: Sequence[TimedRequest]) -> None:
     """Refuses a run that had a draft: an engine's costs are fitted to runs without one."""
     per_event = tokens_per_event([run])
     is_drafted = any(request.is_drafted for request in run)
@@ -219,7 +219,7 @@ def _bin(size: float) -> int:
     return round(BINS_PER_DOUBLING * log2(max(size, 1.0)))
 
 
-def tokens_per_event(runs: Sequence[Sequence[Request]]) -> float:
+def tokens_per_event(runs: Sequence[Sequence[TimedRequest]]) -> float:
     """The median over requests. Above 1 with a draft, or where the reader lagged."""
     tokens = []
     for run in runs:
@@ -231,7 +231,9 @@ def tokens_per_event(runs: Sequence[Sequence[Request]]) -> float:
     return 1.0
 
 
-def _decoding(request: Request, run: Sequence[Request]) -> _Decoding | None:
+def _decoding(
+    request: TimedRequest, run: Sequence[TimedRequest]
+) -> _RequestStep | None:
     """None where too little of the request's decoding is free of others' prefill."""
     steps = len(request.events_s) - 1
     if steps < MIN_STEPS:
@@ -261,7 +263,7 @@ def _decoding(request: Request, run: Sequence[Request]) -> _Decoding | None:
     if free.sum() < MIN_STEPS:
         return None
     taken = (after - before)[free].sum()
-    return _Decoding(
+    return _RequestStep(
         batch=1.0 + float(decodes[free].sum() / taken),
         prompt_len=request.prompt_len,
         output_len=request.output_len,
@@ -271,7 +273,7 @@ def _decoding(request: Request, run: Sequence[Request]) -> _Decoding | None:
     )
 
 
-def _point(decodings: Sequence[_Decoding], *, is_judge: bool) -> Measured:
+def _point(decodings: Sequence[_RequestStep], *, is_judge: bool) -> Measured:
     def median(name: str) -> float:
         return float(np.median([getattr(decoding, name) for decoding in decodings]))
 

@@ -35,7 +35,13 @@ from magicdec.counts import Array
 from magicdec.errors import ConfigError, MagicdecError, ServerError
 from magicdec.files import decode_json, write_atomic
 from magicdec.fitting import Free, solve
-from magicdec.live.drive import Load, LoadPlan, Measured, WindowTooShort, check_enough
+from magicdec.live.drive import (
+    Load,
+    LoadPlan,
+    Measured,
+    WindowTooShort,
+    check_enough,
+)
 from magicdec.live.http import Address, get
 from magicdec.live.metrics import Scrape, choose_target, read_address
 from magicdec.live.observation import Draft, agreed, observe
@@ -50,7 +56,7 @@ from magicdec.perfmodel import (
     prompt_time,
     step_terms,
 )
-from magicdec.progress import Progress, Step
+from magicdec.progress import Progress, StepMessage
 from magicdec.specs import EngineProfile, ModelSpec, save_engine
 from magicdec.units import MILLI
 
@@ -109,7 +115,7 @@ Sender = Callable[[Load, int], Measured]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Server:
+class DescribedServer:
     """A server as its own answers describe it."""
 
     model: str
@@ -121,7 +127,7 @@ class Server:
     """The draft that it announces; looked-up tokens where it announces none."""
 
 
-def describe_server(address: Address, spec: ModelSpec) -> Server:
+def describe_server(address: Address, spec: ModelSpec) -> DescribedServer:
     """Asks for its models and metrics. Raises ServerError where it does not speak OpenAI's
     protocol.
     """
@@ -139,13 +145,13 @@ def describe_server(address: Address, spec: ModelSpec) -> Server:
         known = min(known, longest)
     scrape = _scrape(address)
     if scrape is None:
-        return Server(model=name, max_len=known)
+        return DescribedServer(model=name, max_len=known)
     target = choose_target(scrape, None)
     observation = observe([scrape, scrape], target)
     draft = None
     if observation.gamma:
         draft = agreed(None, observation.announced)
-    return Server(
+    return DescribedServer(
         model=name,
         max_len=known,
         engine=target.series.engine,
@@ -232,7 +238,7 @@ def send_plan(
             if load in skipped:
                 continue
             progress(
-                Step(
+                StepMessage(
                     f"load {number} of {len(order)}: {load}",
                     done=number - 1,
                     total=len(order),

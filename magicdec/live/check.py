@@ -16,7 +16,7 @@ import numpy as np
 
 from magicdec.counts import Z_90
 from magicdec.errors import CapacityError, ConfigError
-from magicdec.live.advice import Situation, choices_at
+from magicdec.live.advice import DraftedLoad, choices_at
 from magicdec.live.settings import AsSet, Change, Served, as_set, settings_costs
 from magicdec.naming import METHODS, draft_name, head_named_in, method_name
 from magicdec.perfmodel import (
@@ -625,7 +625,7 @@ class Drafted(NamedTuple):
             error = float(tree_error(tree, self.gamma))
             width = math.exp(Z_90 * math.hypot(error, engine_error(setup)))
             return Over(gain, gain / width, gain * width)
-        situation = Situation(
+        situation = DraftedLoad(
             setup=setup,
             acceptance=self.option.acceptance,
             batch_size=now.batch_size,

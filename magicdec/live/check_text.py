@@ -13,50 +13,50 @@ from magicdec.schema import Candidate
 from magicdec.units import format_seconds
 
 
-class Line(NamedTuple):
+class TextLine(NamedTuple):
     """A line of text, or an option to copy."""
 
     text: str
     is_option: bool = False
 
 
-def lines_of(result: Check) -> Iterator[Line]:
+def lines_of(result: Check) -> Iterator[TextLine]:
     """A command in words: what to change first, and what was not understood last."""
-    yield Line(result.headline)
+    yield TextLine(result.headline)
     first = result.first
     if first is not None:
-        yield Line(first.option, is_option=True)
-        yield Line(f"why: {first.reason}")
+        yield TextLine(first.option, is_option=True)
+        yield TextLine(f"why: {first.reason}")
     for problem in result.problems:
         if problem != result.headline:
-            yield Line(f"wrong: {problem}")
+            yield TextLine(f"wrong: {problem}")
     yield from _as_it_is(result)
     if result.assumed:
-        yield Line(f"assumed: {', '.join(result.assumed)}")
+        yield TextLine(f"assumed: {', '.join(result.assumed)}")
     for change in result.changes:
         if change is not first:
             reason = f"{change.reason[:1].upper()}{change.reason[1:]}".removesuffix(".")
-            yield Line(f"- {_gain(change)}: {change.change}. {reason}.")
-            yield Line(change.option, is_option=True)
+            yield TextLine(f"- {_gain(change)}: {change.change}. {reason}.")
+            yield TextLine(change.option, is_option=True)
     for note in result.notes:
-        yield Line(f"note: {note}")
+        yield TextLine(f"note: {note}")
     if result.not_understood:
         why = result.command.why_not_understood
-        yield Line(f"not understood ({why}): {', '.join(result.not_understood)}")
+        yield TextLine(f"not understood ({why}): {', '.join(result.not_understood)}")
     if result.command.without_effect:
         names = ", ".join(result.command.without_effect)
-        yield Line(f"known, no effect on speed here: {names}")
+        yield TextLine(f"known, no effect on speed here: {names}")
 
 
-def _as_it_is(result: Check) -> Iterator[Line]:
+def _as_it_is(result: Check) -> Iterator[TextLine]:
     row = result.as_it_is
     if row is not None:
-        yield Line(f"as it is: {_described(result, row)}")
+        yield TextLine(f"as it is: {_described(result, row)}")
         if row.is_speculative:
-            yield Line(acceptance_of(row.drafting))
+            yield TextLine(acceptance_of(row.drafting))
     alone = result.without_draft
     if alone is not None and result.command.speculation is not None:
-        yield Line(
+        yield TextLine(
             f"without a draft: {format_seconds(alone.between_tokens_s)} per token"
         )
 

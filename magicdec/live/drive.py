@@ -216,7 +216,7 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class SentAnswer:
     """One request's answer, by the clock of its load. An event holds the tokens of one step, or of
     several where the stream lags."""
 
@@ -266,7 +266,7 @@ async def _send_all(
     vocab_size: int,
     generator: random.Random,
     clock: Clock,
-) -> list[Answer]:
+) -> list[SentAnswer]:
     import httpx
 
     bodies: list[dict[str, Any]] = [
@@ -317,7 +317,7 @@ async def _send(
     body: dict[str, Any],
     *,
     clock: Clock,
-) -> Answer:
+) -> SentAnswer:
     output_len: int = body["max_tokens"]
     events: list[float] = []
     counted: list[int] = []
@@ -361,7 +361,9 @@ async def _send(
         raise ServerError(
             f"{address} counts the tokens of an answer in a way that no engine does"
         )
-    return Answer(sent_s=sent, events_s=events, num_tokens=num_tokens, tokens=tokens)
+    return SentAnswer(
+        sent_s=sent, events_s=events, num_tokens=num_tokens, tokens=tokens
+    )
 
 
 def _are_counts(tokens: list[int], output_len: int) -> bool:
@@ -412,7 +414,7 @@ def _event(line: str, address: Address) -> dict[str, Any]:
     return event
 
 
-def measure(load: Load, answers: list[Answer]) -> Measured:
+def measure(load: Load, answers: list[SentAnswer]) -> Measured:
     """The window from the last first token to the first end: all decode, none prefills.
 
     Raises WindowTooShort.

@@ -24,9 +24,9 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from magicdec.live.logged import Logged, Stretch
+from magicdec.live.logged import LoggedSeries, Stretch
 from magicdec.live.metrics import LLAMA_CPP, SGLANG, TRTLLM, VLLM
-from magicdec.live.observation import UNNAMED, Counts, Draft
+from magicdec.live.observation import UNNAMED, CounterIncreases, Draft
 from magicdec.naming import draft_by_name, head_named_in
 from magicdec.perfmodel import MAX_POSITIONS
 from magicdec.units import MILLI, printable
@@ -80,7 +80,7 @@ def number_in(text: str) -> float | None:
     return None
 
 
-class Fields:
+class LineFields:
     """The values of one line by their names."""
 
     def __init__(self, text: str) -> None:
@@ -177,13 +177,13 @@ SYNCHRONOUS = re.compile(
 
 
 @dataclass(kw_only=True)
-class _Line:
+class _StatisticsLine:
     """One line of statistics of an engine, and its count of drafts."""
 
     engine: str
     clock_s: float | None
-    throughput: Fields | None = None
-    speculation: Fields | None = None
+    throughput: LineFields | None = None
+    speculation: LineFields | None = None
     is_total: bool = False
     """Whether drafts are counted since the start."""
     num_engines: int = 1
@@ -191,7 +191,7 @@ class _Line:
 
 
 @dataclass(kw_only=True)
-class _Said:
+class _StartSettings:
     """Settings that the lines of a server's start tell."""
 
     model: str = ""
@@ -218,9 +218,9 @@ def is_vllm_log(text: str) -> bool:
     return THROUGHPUT in text or any(marker in text for marker in SPECULATION)
 
 
-def read_vllm_log(text: str) -> Logged:
-    lines: list[_Line] = []
-    said = _Said()
+def read_vllm_log(text: str) -> LoggedSeries:
+    lines: list[_StatisticsLine] = []
+    said = _StartSettings()
     for line in _whole_lines(text):
         _vllm_start(line, said)
         _vllm_line(line, lines)
@@ -233,7 +233,7 @@ def read_vllm_log(text: str) -> Logged:
             # heads and models draft in every step: the line that counts them was cut away
             own = [line for line in own if line.speculation is not None]
         stretches += _vllm_stretches(own, said.gamma)
-    return Logged(
+    return LoggedSeries(
         series=VLLM,
         stretches=stretches,
         model=said.model,
@@ -243,7 +243,7 @@ def read_vllm_log(text: str) -> Logged:
     )
 
 
-def _vllm_start(line: str, said: _Said) -> None:
+def _vllm_start(line: str, said: _StartSettings) -> None:
     """Adds what a line of the server's start says."""
     if "with config:" in line:
         config = CONFIG.search(line)
@@ -269,16 +269,16 @@ def _vllm_start(line: str, said: _Said) -> None:
         said.faults[SYNCHRONOUS_LINE] = None
 
 
-def _vllm_line(line: str, lines: list[_Line]) -> None:
+def _vllm_line(line: str, lines: list[_StatisticsLine]) -> None:
     """Adds a line of statistics; one that counts drafts belongs to the line before it."""
     if THROUGHPUT in line:
         named = ENGINE.search(line)
         several = SEVERAL.search(line)
         lines.append(
-            _Line(
+            _StatisticsLine(
                 engine=named[1].lstrip("0") or "0" if named else "",
                 clock_s=_clock_s(line),
-                throughput=Fields(THROUGHPUT + line.split(THROUGHPUT, 1)[1]),
+                throughput=LineFields(THROUGHPUT + line.split(THROUGHPUT, 1)[1]),
                 num_engines=max(int(several[1]), 1) if several else 1,
             )
         )
@@ -286,14 +286,14 @@ def _vllm_line(line: str, lines: list[_Line]) -> None:
     for marker in SPECULATION:
         if marker not in line:
             continue
-        counted = Fields(line.split(marker, 1)[1])
+        counted = LineFields(line.split(marker, 1)[1])
         is_total = counted.number("number of emitted tokens") is not None
         if lines and _belongs(line, lines[-1]):
             lines[-1].speculation = counted
             lines[-1].is_total = is_total
             return
         lines.append(
-            _Line(
+            _StatisticsLine(
                 engine=lines[-1].engine if lines else "",
                 clock_s=_clock_s(line),
                 speculation=counted,
@@ -302,7 +302,7 @@ def _vllm_line(line: str, lines: list[_Line]) -> None:
         )
 
 
-def _belongs(line: str, before: _Line) -> bool:
+def _belongs(line: str, before: _StatisticsLine) -> bool:
     """Whether a count of drafts was printed together with the line before it."""
     if before.speculation is not None or before.throughput is None:
         return False
@@ -321,7 +321,7 @@ def _clock_s(line: str) -> float | None:
     return 3600.0 * hours + 60.0 * minutes + seconds
 
 
-def _interval_s(lines: Sequence[_Line]) -> float:
+def _interval_s(lines: Sequence[_StatisticsLine]) -> float:
     """The usual time between an engine's lines."""
     gaps = []
     clocks = [line.clock_s for line in lines if line.throughput is not None]
@@ -336,10 +336,12 @@ def _interval_s(lines: Sequence[_Line]) -> float:
     return VLLM_INTERVAL_S
 
 
-def _vllm_stretches(lines: Sequence[_Line], gamma: int | None) -> list[Stretch]:
+def _vllm_stretches(
+    lines: Sequence[_StatisticsLine], gamma: int | None
+) -> list[Stretch]:
     interval_s = _interval_s(lines)
     totals = _Totals(any(line.is_total for line in lines))
-    drawn: list[tuple[_Line, Stretch, bool]] = []
+    drawn: list[tuple[_StatisticsLine, Stretch, bool]] = []
     before: float | None = None
     for line in lines:
         counts, seconds = _vllm_counts(line, totals, interval_s, gamma)
@@ -389,7 +391,7 @@ def _only_quiet(stretch: Stretch, is_quiet: bool) -> Stretch:
     )
 
 
-def _share(throughput: Fields | None) -> float | None:
+def _share(throughput: LineFields | None) -> float | None:
     if throughput is None:
         return None
     percent = throughput.number("gpu kv cache usage")
@@ -418,7 +420,11 @@ class _Totals:
 
 
 def _vllm_drafts(
-    line: _Line, told: Fields, totals: _Totals, gamma: int | None, output: float | None
+    line: _StatisticsLine,
+    told: LineFields,
+    totals: _Totals,
+    gamma: int | None,
+    output: float | None,
 ) -> tuple[float, float, float, tuple[float, ...]]:
     """Drafts of a line, their tokens, the accepted ones of these, and those by position."""
     accepted = told.number("accepted", "number of accepted tokens") or 0.0
@@ -446,8 +452,8 @@ def _vllm_drafts(
 
 
 def _vllm_counts(
-    line: _Line, totals: _Totals, interval_s: float, gamma: int | None
-) -> tuple[Counts, float]:
+    line: _StatisticsLine, totals: _Totals, interval_s: float, gamma: int | None
+) -> tuple[CounterIncreases, float]:
     """A line's counts, and the seconds that they took."""
     output: float | None = None
     if line.throughput is not None:
@@ -456,7 +462,7 @@ def _vllm_counts(
     if line.speculation is None:
         steps = output or 0.0
         return (
-            Counts(
+            CounterIncreases(
                 drafts=0.0,
                 accepted=0.0,
                 output_tokens=output,
@@ -480,7 +486,7 @@ def _vllm_counts(
             steps = alone
         output = max(output, accepted)
     return (
-        Counts(
+        CounterIncreases(
             drafts=drafts,
             draft_tokens=drafted,
             accepted=accepted,
@@ -505,14 +511,14 @@ def is_sglang_log(text: str) -> bool:
     return "#running-req" in text and DECODE in text
 
 
-def read_sglang_log(text: str) -> Logged:
+def read_sglang_log(text: str) -> LoggedSeries:
     arguments = ""
-    found: list[tuple[str, Fields]] = []
+    found: list[tuple[str, LineFields]] = []
     for line in _whole_lines(text):
         if DECODE in line:
             before, _, after = line.partition(DECODE)
             rank = RANK.search(before)
-            found.append((rank[1] if rank else "", Fields(after)))
+            found.append((rank[1] if rank else "", LineFields(after)))
         elif "server_args=" in line:
             arguments = line
     interval = int(_argument(arguments, "decode_log_interval") or SGLANG_INTERVAL)
@@ -538,7 +544,7 @@ def read_sglang_log(text: str) -> Logged:
         draft = draft_named(method, head if head != "None" else "") or UNNAMED
     if _argument(arguments, "disable_overlap_schedule") == "True":
         faults[SYNCHRONOUS_LINE] = None
-    return Logged(
+    return LoggedSeries(
         series=SGLANG,
         unit="decode batches",
         stretches=stretches,
@@ -557,7 +563,7 @@ def _argument(arguments: str, name: str) -> str:
     return next(filter(None, found.groups()), "")
 
 
-def _sglang_gamma(arguments: str, lines: Sequence[Fields]) -> int | None:
+def _sglang_gamma(arguments: str, lines: Sequence[LineFields]) -> int | None:
     """Drafted tokens of a step: as the server was started, or from the accept length over the accept
     rate. Releases divide by the verified tokens, gamma + 1, or leave the added token out of both."""
     for name, more in (
@@ -592,7 +598,7 @@ def _sglang_gamma(arguments: str, lines: Sequence[Fields]) -> int | None:
 
 
 def _sglang_stretch(
-    engine: str, line: Fields, interval: int, gamma: int | None
+    engine: str, line: LineFields, interval: int, gamma: int | None
 ) -> Stretch:
     running = line.number("#running-req") or 0.0
     length = line.number("accept len")
@@ -612,7 +618,7 @@ def _sglang_stretch(
         seconds = interval * step_s
     return Stretch(
         engine=engine,
-        counts=Counts(
+        counts=CounterIncreases(
             drafts=drafts,
             draft_tokens=drafts * gamma if gamma else None,
             accepted=accepted,
@@ -640,7 +646,7 @@ def is_trtllm_log(text: str) -> bool:
     return ITERATION in text and "num_scheduled_requests" in text
 
 
-def read_trtllm_log(text: str) -> Logged:
+def read_trtllm_log(text: str) -> LoggedSeries:
     stretches = []
     depths = []
     for line in text.splitlines():
@@ -659,7 +665,7 @@ def read_trtllm_log(text: str) -> Logged:
         cached = told.get("cached_kv_tokens")
         stretches.append(
             Stretch(
-                counts=Counts(
+                counts=CounterIncreases(
                     drafts=None,
                     draft_tokens=max(tokens - running, 0.0),
                     iterations=1.0,
@@ -679,7 +685,7 @@ def read_trtllm_log(text: str) -> Logged:
             f"this log times steps of {gamma} drafted tokens, and does not count what is accepted: its "
             "/metrics or a load generator does"
         )
-    return Logged(
+    return LoggedSeries(
         series=TRTLLM,
         unit="iterations",
         stretches=stretches,
@@ -721,7 +727,7 @@ class Timed:
     drafts: float | None = None
 
 
-def read_llama_log(text: str) -> Logged:
+def read_llama_log(text: str) -> LoggedSeries:
     requests: list[Timed] = []
     totals = _Totals(True)
     draft: Draft | None = None
@@ -742,7 +748,7 @@ def read_llama_log(text: str) -> Logged:
     return of_llama_requests(requests, draft)
 
 
-def of_llama_requests(requests: Sequence[Timed], draft: Draft | None) -> Logged:
+def of_llama_requests(requests: Sequence[Timed], draft: Draft | None) -> LoggedSeries:
     """llama.cpp's requests, from its log or from its answers."""
     stretches = [_llama_stretch(request) for request in requests if request.tokens]
     depths = []
@@ -756,7 +762,7 @@ def of_llama_requests(requests: Sequence[Timed], draft: Draft | None) -> Logged:
     elif is_drafted:
         deepest = max(_per_step(request) for request in requests)
         gamma = max(math.ceil(deepest), 1)
-    return Logged(
+    return LoggedSeries(
         series=LLAMA_CPP,
         unit="requests",
         stretches=stretches,
@@ -804,7 +810,7 @@ def _llama_stretch(request: Timed) -> Stretch:
             drafts = min(request.drafts, steps)
     seconds = request.eval_s or 0.0
     return Stretch(
-        counts=Counts(
+        counts=CounterIncreases(
             drafts=drafts,
             draft_tokens=request.drafted,
             accepted=accepted,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from magicdec.live.advice import Advice, Situation, choices_at
+from magicdec.live.advice import Advice, DraftedLoad, choices_at
 from magicdec.live.settings import with_host_times
 from magicdec.perfmodel import (
     AcceptanceProfile,
@@ -109,7 +109,7 @@ def expected_step(
 
 
 def slow_line(
-    expected: ExpectedStep, measured_s: float, situation: Situation | None
+    expected: ExpectedStep, measured_s: float, situation: DraftedLoad | None
 ) -> str:
     """The likely causes of a slow step; "": it is not slow."""
     if not expected.is_slow(measured_s):
@@ -155,7 +155,7 @@ def fault_of(advice: Advice, tpot_s: float | None) -> Fault | None:
 
 
 def _causes(
-    situation: Situation, batch: float, step_s: float, excess_s: float
+    situation: DraftedLoad, batch: float, step_s: float, excess_s: float
 ) -> dict[str, float]:
     """Known causes by how near each alone comes to the excess over steps of `step_s`."""
     setup = situation.setup

@@ -21,7 +21,7 @@ from magicdec.live.engine_logs import (
     read_trtllm_log,
     read_vllm_log,
 )
-from magicdec.live.logged import Logged, Stretch, observation_of, summed
+from magicdec.live.logged import LoggedSeries, Stretch, observation_of, summed
 from magicdec.live.metrics import (
     NOT_TOLD,
     PREFIXES,
@@ -31,7 +31,7 @@ from magicdec.live.metrics import (
     parse,
     targets,
 )
-from magicdec.live.observation import UNNAMED, Counts, Observation, observe
+from magicdec.live.observation import UNNAMED, CounterIncreases, Observation, observe
 from magicdec.live.reported import (
     documents_of,
     is_aiperf,
@@ -78,7 +78,7 @@ class Form:
     told_by: str
     """Its mark, as the documentation says it."""
     is_it: Callable[[str], bool]
-    read: Callable[[str], Logged]
+    read: Callable[[str], LoggedSeries]
     sample: str
     """Its sample in docs/samples/logs."""
 
@@ -246,7 +246,7 @@ def seen_in(
         ) from None
 
 
-def of_sequences(imported: ImportedAcceptance) -> Logged:
+def of_sequences(imported: ImportedAcceptance) -> LoggedSeries:
     """A file's counts, by sequence."""
     counts = imported.counts
     stretches = []
@@ -254,7 +254,7 @@ def of_sequences(imported: ImportedAcceptance) -> Logged:
         by_position = tuple(float(count) for count in accepted)
         stretches.append(
             Stretch(
-                counts=Counts(
+                counts=CounterIncreases(
                     drafts=float(steps),
                     accepted=math.fsum(by_position),
                     accepted_by_position=by_position,
@@ -262,7 +262,7 @@ def of_sequences(imported: ImportedAcceptance) -> Logged:
                 )
             )
         )
-    return Logged(
+    return LoggedSeries(
         form=imported.kind,
         series=NOT_TOLD,
         unit="sequences",

@@ -18,9 +18,9 @@ from magicdec.errors import ConfigError
 from magicdec.live.metrics import Series, Target
 from magicdec.live.observation import (
     MAX_COUNTED_CONTEXT,
-    Counts,
+    CounterIncreases,
     Draft,
-    Load,
+    MeanGauges,
     Observation,
 )
 from magicdec.schema import LARGEST_NUMBER
@@ -33,7 +33,7 @@ IDLE = 3.0
 class Stretch:
     """Decoding that one line, or one request, of a log tells of."""
 
-    counts: Counts
+    counts: CounterIncreases
     engine: str = ""
     """Which of several data-parallel engines it was."""
     running: float | None = None
@@ -47,7 +47,7 @@ class Stretch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Logged:
+class LoggedSeries:
     """All that a log tells."""
 
     series: Series
@@ -67,7 +67,7 @@ class Logged:
     notes: tuple[str, ...] = ()
 
 
-def observation_of(logged: Logged) -> Observation:
+def observation_of(logged: LoggedSeries) -> Observation:
     """The log as an observation; that of several engines is their sum, with each as a part.
 
     Raises ConfigError where it tells of no decoding.
@@ -97,7 +97,7 @@ def _check(stretches: Iterable[Stretch]) -> None:
             )
 
 
-def _of_engine(logged: Logged, engine: str) -> Observation:
+def _of_engine(logged: LoggedSeries, engine: str) -> Observation:
     stretches = [stretch for stretch in logged.stretches if stretch.engine == engine]
     step_s, left_out = _usual_step(stretches)
     segments = []
@@ -129,7 +129,7 @@ def _of_engine(logged: Logged, engine: str) -> Observation:
         ),
         segments=tuple(segments),
         counts=functools.reduce(operator.add, segments),
-        load=Load(
+        load=MeanGauges(
             running=_mean(stretches, "running"),
             waiting=_mean(stretches, "waiting"),
             kv_usage=_mean(stretches, "kv_usage"),
@@ -218,7 +218,7 @@ def summed(parts: Sequence[Observation]) -> Observation:
         target=replace(first.target, replica=""),
         segments=tuple(segments),
         counts=functools.reduce(operator.add, [part.counts for part in parts]),
-        load=Load(
+        load=MeanGauges(
             running=_mean_load(parts, "running"),
             waiting=_mean_load(parts, "waiting"),
             kv_usage=_mean_load(parts, "kv_usage"),

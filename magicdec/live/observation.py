@@ -68,7 +68,7 @@ UNNAMED = Draft(name="eagle3", method="eagle3", is_assumed=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Counts:
+class CounterIncreases:
     """Increases of counters between two scrapes; None: not counted by this engine."""
 
     drafts: float | None = None
@@ -101,7 +101,7 @@ class Counts:
     prompt_tokens_count: float | None = None
     request_output_sum: float | None = None
 
-    def __add__(self, other: Counts) -> Counts:
+    def __add__(self, other: CounterIncreases) -> CounterIncreases:
         by_position = itertools.zip_longest(
             self.accepted_by_position,
             other.accepted_by_position,
@@ -113,7 +113,9 @@ class Counts:
                 one = getattr(self, counter.name)
                 two = getattr(other, counter.name)
                 sums[counter.name] = _sum(one, two)
-        return Counts(accepted_by_position=tuple(map(sum, by_position)), **sums)
+        return CounterIncreases(
+            accepted_by_position=tuple(map(sum, by_position)), **sums
+        )
 
     @property
     def steps(self) -> float | None:
@@ -184,7 +186,7 @@ def _sum(one: float | None, two: float | None) -> float | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Load:
+class MeanGauges:
     """Gauges, averaged over the scrapes with something running."""
 
     running: float | None = None
@@ -199,10 +201,10 @@ class Observation:
     """One engine over a window."""
 
     target: Target
-    segments: tuple[Counts, ...] = field(repr=False)
+    segments: tuple[CounterIncreases, ...] = field(repr=False)
     """By interval between scrapes; those in which the server restarted are left out."""
-    counts: Counts
-    load: Load
+    counts: CounterIncreases
+    load: MeanGauges
     window_s: float | None
     """Seconds of the segments; None of saved dumps."""
     num_scrapes: int
@@ -323,12 +325,12 @@ def _window_s(intervals: Sequence[tuple[Scrape, Scrape]]) -> float | None:
     return math.fsum(durations)
 
 
-def _counts(before: Scrape, after: Scrape, target: Target) -> Counts:
+def _counts(before: Scrape, after: Scrape, target: Target) -> CounterIncreases:
     by_position = _by_position(before, after, target, "accepted_by_position")
     drafted = _by_position(before, after, target, "drafted_by_position")
     by_position += (0.0,) * (len(drafted) - len(by_position))
     counts: dict[str, float | None] = {}
-    for counter in fields(Counts):
+    for counter in fields(CounterIncreases):
         if counter.name != "accepted_by_position":
             counts[counter.name] = _increase(before, after, target, counter.name)
     if counts["drafts"] is None and drafted:
@@ -341,7 +343,7 @@ def _counts(before: Scrape, after: Scrape, target: Target) -> Counts:
             counts["output_tokens"],
             counts["requests"],
         )
-    return Counts(accepted_by_position=by_position, **counts)
+    return CounterIncreases(accepted_by_position=by_position, **counts)
 
 
 def _increase(before: Scrape, after: Scrape, target: Target, name: str) -> float | None:
@@ -384,7 +386,7 @@ def _accepted(
     return max(output_tokens - requests - drafts, 0.0)
 
 
-def _load(scrapes: Sequence[Scrape], target: Target) -> Load:
+def _load(scrapes: Sequence[Scrape], target: Target) -> MeanGauges:
     busy = []
     for scrape in scrapes:
         if (_gauge(scrape, target, "running") or 0.0) > 0:
@@ -397,7 +399,7 @@ def _load(scrapes: Sequence[Scrape], target: Target) -> Load:
     mean_gamma = mean("gamma")
     if mean_gamma:
         gamma = round(mean_gamma)
-    return Load(
+    return MeanGauges(
         running=mean("running"),
         waiting=mean("waiting"),
         kv_usage=mean("kv_usage"),

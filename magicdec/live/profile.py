@@ -10,7 +10,7 @@ import numpy as np
 
 from magicdec.counts import Counts, clustered_stderr, constant_rate
 from magicdec.errors import ConfigError
-from magicdec.live.observation import Counts as Counters
+from magicdec.live.observation import CounterIncreases as Counters
 from magicdec.live.observation import Draft, Observation
 from magicdec.perfmodel import (
     AcceptanceProfile,

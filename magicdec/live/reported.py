@@ -26,7 +26,7 @@ from typing import Any
 
 from magicdec.files import json_documents
 from magicdec.live.benchmark_results import (
-    Request,
+    TimedRequest,
     requests_of_aiperf,
     runs_of_guidellm,
 )
@@ -36,9 +36,9 @@ from magicdec.live.engine_logs import (
     number_in,
     of_llama_requests,
 )
-from magicdec.live.logged import Logged, Stretch
+from magicdec.live.logged import LoggedSeries, Stretch
 from magicdec.live.metrics import NOT_TOLD, SGLANG, TRTLLM, VLLM, Series
-from magicdec.live.observation import UNNAMED, Counts
+from magicdec.live.observation import UNNAMED, CounterIncreases
 from magicdec.perfmodel import MAX_POSITIONS, histogram_survivors
 from magicdec.units import MILLI, printable
 
@@ -185,7 +185,7 @@ def stretch_of(result: Result) -> Stretch | None:
     if tpot_s is None and not counts.get("drafts"):
         return None
     return Stretch(
-        counts=Counts(
+        counts=CounterIncreases(
             output_tokens=output or None,
             requests=requests,
             mean_tpot_sum=tpot_s and tpot_s * weight,
@@ -234,7 +234,7 @@ def _draft_counts(result: Result, after_first: float) -> dict[str, Any]:
     }
 
 
-def _logged(results: Iterable[Result]) -> Logged:
+def _logged(results: Iterable[Result]) -> LoggedSeries:
     results = list(results)
     stretches = []
     longest = 0.0
@@ -250,7 +250,7 @@ def _logged(results: Iterable[Result]) -> Logged:
     gamma = _depth(stretches, longest)
     if longest > 1.0 and not any(stretch.counts.draft_tokens for stretch in stretches):
         notes.append(f"drafted tokens per step are not told: at least {gamma}")
-    return Logged(
+    return LoggedSeries(
         series=ENGINES.get(first.engine, NOT_TOLD),
         unit="runs",
         stretches=stretches,
@@ -279,7 +279,7 @@ def is_report(text: str) -> bool:
     return any(title in text for title in REPORTS)
 
 
-def read_report(text: str) -> Logged:
+def read_report(text: str) -> LoggedSeries:
     """Reports of vLLM's, SGLang's and TensorRT-LLM's own generators, one or several."""
     results = [Result()]
     for line in text.splitlines():
@@ -301,7 +301,7 @@ def is_console(text: str) -> bool:
     return "Out Tok/sec" in text and "ITL (ms)" in text
 
 
-def read_console(text: str) -> Logged:
+def read_console(text: str) -> LoggedSeries:
     """GuideLLM's table in a console: sections over the columns' names."""
     results = []
     sections: list[str] = []
@@ -343,7 +343,7 @@ def is_table(text: str) -> bool:
     return any(name in small for name in TABLED) and bool(read_table(text).stretches)
 
 
-def read_table(text: str) -> Logged:
+def read_table(text: str) -> LoggedSeries:
     """GenAI-Perf's and AIPerf's tables: in a console, or as CSV."""
     result = Result()
     for line in text.splitlines():
@@ -400,7 +400,7 @@ def _is_result(document: Mapping[str, Any]) -> bool:
     )
 
 
-def read_result(text: str) -> Logged:
+def read_result(text: str) -> LoggedSeries:
     """--save-result of vLLM, --output-file of SGLang: a document for each run."""
     results = []
     for document in documents_of(text):
@@ -429,7 +429,7 @@ def is_summary(text: str) -> bool:
     )
 
 
-def read_summary(text: str) -> Logged:
+def read_summary(text: str) -> LoggedSeries:
     """profile_export_genai_perf.json and profile_export_aiperf.json."""
     result = Result()
     for name, told in _first(text).items():
@@ -443,7 +443,7 @@ def is_guidellm(text: str) -> bool:
     return isinstance(benchmarks, list)
 
 
-def read_guidellm(text: str) -> Logged:
+def read_guidellm(text: str) -> LoggedSeries:
     report = _first(text)
     results = []
     drafted: list[Stretch] = []
@@ -493,7 +493,7 @@ def is_aiperf(text: str) -> bool:
     )
 
 
-def read_aiperf(text: str) -> Logged:
+def read_aiperf(text: str) -> LoggedSeries:
     records = documents_of(text)
     drafted = _drafted(record.get("spec_decode_acceptance") for record in records)
     timed = [record for record in records if record["metrics"]]
@@ -501,7 +501,7 @@ def read_aiperf(text: str) -> Logged:
     return _with_drafts(_logged([result]), drafted)
 
 
-def _of_requests(run: Sequence[Request], duration: Any) -> Result:
+def _of_requests(run: Sequence[TimedRequest], duration: Any) -> Result:
     """A run from the times of its requests."""
     result = Result()
     if not run:
@@ -532,7 +532,7 @@ def _drafted(found: Iterable[Any]) -> list[Stretch]:
             drafts, *accepted = survivors[: MAX_POSITIONS + 1]
             stretches.append(
                 Stretch(
-                    counts=Counts(
+                    counts=CounterIncreases(
                         drafts=drafts,
                         draft_tokens=drafts * len(accepted),
                         accepted=math.fsum(accepted),
@@ -546,7 +546,7 @@ def _drafted(found: Iterable[Any]) -> list[Stretch]:
     return stretches
 
 
-def _with_drafts(logged: Logged, drafted: Sequence[Stretch]) -> Logged:
+def _with_drafts(logged: LoggedSeries, drafted: Sequence[Stretch]) -> LoggedSeries:
     """Runs, whose steps are those that their requests' histograms count."""
     if not drafted:
         return logged
@@ -577,7 +577,7 @@ def _one_of(text: str) -> Mapping[str, Any]:
     return {}
 
 
-def read_iterations(text: str) -> Logged:
+def read_iterations(text: str) -> LoggedSeries:
     """TensorRT-LLM's iterations that decoded alone."""
     stretches = []
     depths = []
@@ -598,7 +598,7 @@ def read_iterations(text: str) -> Logged:
             step_s = float(told["iterLatencyMS"]) * MILLI
             stretches.append(
                 Stretch(
-                    counts=Counts(
+                    counts=CounterIncreases(
                         drafts=drafts,
                         draft_tokens=drafted,
                         accepted=accepted,
@@ -618,7 +618,7 @@ def read_iterations(text: str) -> Logged:
     gamma = None
     if depths:
         gamma = min(max(math.ceil(max(depths)), 1), MAX_POSITIONS)
-    return Logged(
+    return LoggedSeries(
         series=TRTLLM,
         unit="iterations",
         stretches=stretches,
@@ -631,7 +631,7 @@ def is_llama_report(text: str) -> bool:
     return "n_drafted" in text and "n_accept" in text
 
 
-def read_llama_report(text: str) -> Logged:
+def read_llama_report(text: str) -> LoggedSeries:
     """The end of llama-speculative: "n_drafted = 1207", "decoded 256 tokens in 3.9 seconds"."""
     told: dict[str, float] = {}
     for line in text.splitlines():
@@ -663,7 +663,7 @@ def is_llama_answers(text: str) -> bool:
     return isinstance(timings, dict) and "predicted_ms" in timings
 
 
-def read_llama_answers(text: str) -> Logged:
+def read_llama_answers(text: str) -> LoggedSeries:
     """llama.cpp's answers, one a line."""
     requests: list[Timed] = []
     for document in documents_of(text):

@@ -14,8 +14,8 @@ from magicdec.counts import CAUSES, Z_90, is_nothing, nothing_accepted
 from magicdec.errors import ServerError
 from magicdec.live.advice import (
     Advice,
+    DraftedLoad,
     Serving,
-    Situation,
     advise,
     setting,
     situation_of,
@@ -72,7 +72,7 @@ class View:
             return lines
         return [*lines, setting(advice, observation.target.series.engine)]
 
-    def situation(self, observation: Observation) -> Situation | None:
+    def situation(self, observation: Observation) -> DraftedLoad | None:
         """The load and what drafts; None where no device was given, or a file counts no drafts."""
         if self.serving is None:
             return None

@@ -218,7 +218,7 @@ def try_in_turns(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class GammaTimes:
     """One gamma's trials together: the median of their times, and the range."""
 
     gamma: int
@@ -229,7 +229,7 @@ class Outcome:
     """Half the range over the median; 0 where it was tried once."""
 
 
-def outcomes(trials: Sequence[Trial]) -> list[Outcome]:
+def outcomes(trials: Sequence[Trial]) -> list[GammaTimes]:
     """One for each gamma that was tried, in the order in which they came."""
     results = []
     for gamma in dict.fromkeys(trial.gamma for trial in trials):
@@ -242,12 +242,14 @@ def outcomes(trials: Sequence[Trial]) -> list[Outcome]:
         high = max(times)
         spread = (high - low) / 2.0 / middle
         results.append(
-            Outcome(gamma=gamma, tpot_s=middle, low_s=low, high_s=high, spread=spread)
+            GammaTimes(
+                gamma=gamma, tpot_s=middle, low_s=low, high_s=high, spread=spread
+            )
         )
     return results
 
 
-def regret(results: Sequence[Outcome]) -> float:
+def regret(results: Sequence[GammaTimes]) -> float:
     """How much slower the first gamma, the advised one, was than the best."""
     return results[0].tpot_s / min(result.tpot_s for result in results) - 1.0
 

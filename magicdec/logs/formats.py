@@ -39,17 +39,17 @@ on."""
 LARGEST_WHOLE = 2**31 - 1
 Message = dict[str, Any]
 Whole = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_WHOLE)]
-Prompt = str | Sequence[Whole | Message]
+PromptContent = str | Sequence[Whole | Message]
 
 
 class UnreadableError(Exception):
     """A row that holds no request; the message is the reason, without any of its text."""
 
 
-class Row(msgspec.Struct, kw_only=True):
+class LoggedRow(msgspec.Struct, kw_only=True):
     """A logged request as its format gives it."""
 
-    prompt: Prompt | None = None
+    prompt: PromptContent | None = None
     """Token ids, text, or messages; None where the file has no prompt."""
     output: str | Sequence[Whole] | None = None
     """Token ids or text; None where the file has lengths alone."""
@@ -76,10 +76,10 @@ FIELDS = {
 """How an error names each field that cannot be read."""
 Companions = dict[str, Any]
 """Prompts that stand in a file of their own, by the id that joins them to their outputs."""
-Reader = Callable[[Any, Companions], list[Row]]
+Reader = Callable[[Any, Companions], list[LoggedRow]]
 
 
-def rows_of(document: Any, companions: Companions) -> list[Row]:
+def rows_of(document: Any, companions: Companions) -> list[LoggedRow]:
     """Return the requests of one document.
 
     Raises:
@@ -106,7 +106,7 @@ def rows_of(document: Any, companions: Companions) -> list[Row]:
     )
 
 
-def _checked(row: Row) -> Row:
+def _checked(row: LoggedRow) -> LoggedRow:
     """A row whose values are of the types that its fields state: readers take them from a log as
     they stand there.
 
@@ -118,7 +118,7 @@ def _checked(row: Row) -> Row:
         if isinstance(value, float) and value.is_integer():
             values[name] = int(value)  # tables with gaps hold whole numbers as floats
     try:
-        checked = msgspec.convert(values, Row)
+        checked = msgspec.convert(values, LoggedRow)
     except msgspec.ValidationError as failure:
         message, _, place = str(failure).replace("`", "").partition(" - at ")
         field = re.split(r"[.\[]", place.strip("`$."))[0]
@@ -210,15 +210,17 @@ def _first_ids(document: Mapping[str, Any], names: Sequence[str]) -> list[int] |
     return None
 
 
-def _token_ids(document: Any, companions: Companions) -> list[Row]:
+def _token_ids(document: Any, companions: Companions) -> list[LoggedRow]:
     prompt = _first_ids(document, PROMPT_IDS)
     arrival_s = _first_time(document, ARRIVALS)
     output = _first_ids(document, OUTPUT_IDS)
     if output is not None:
-        return [Row(prompt=prompt, output=output, arrival_s=arrival_s)]
+        return [LoggedRow(prompt=prompt, output=output, arrival_s=arrival_s)]
     rows = []
     for choice in document["outputs"]:
-        rows.append(Row(prompt=prompt, output=choice["token_ids"], arrival_s=arrival_s))
+        rows.append(
+            LoggedRow(prompt=prompt, output=choice["token_ids"], arrival_s=arrival_s)
+        )
     return rows
 
 
@@ -226,7 +228,7 @@ def _is_rows_of_ids(document: Mapping[str, Any]) -> bool:
     return _is_token_ids(_first_object(document.get("rows")))
 
 
-def _rows_of_ids(document: Any, companions: Companions) -> list[Row]:
+def _rows_of_ids(document: Any, companions: Companions) -> list[LoggedRow]:
     rows = []
     for entry in document["rows"]:
         rows += _token_ids(entry, companions)
@@ -401,7 +403,7 @@ def _is_choices(document: Mapping[str, Any]) -> bool:
     return "message" in first or "text" in first or "token_ids" in first
 
 
-def _choices(document: Any, companions: Companions) -> list[Row]:
+def _choices(document: Any, companions: Companions) -> list[LoggedRow]:
     request = _request_of(document)
     response = _response_of(document)
     if (
@@ -430,7 +432,7 @@ def _choices(document: Any, companions: Companions) -> list[Row]:
     rows = []
     for choice in choices:
         rows.append(
-            Row(
+            LoggedRow(
                 prompt=prompt,
                 output=choice.get("token_ids") or _text_of_choice(choice),
                 is_stopped=choice.get("finish_reason") == "stop",
@@ -443,7 +445,7 @@ def _choices(document: Any, companions: Companions) -> list[Row]:
     return rows
 
 
-def _prompt_of(request: Mapping[str, Any]) -> Prompt:
+def _prompt_of(request: Mapping[str, Any]) -> PromptContent:
     if _is_asked_by_input(request) and not any(name in request for name in ASKED):
         sent = request["input"]
         if isinstance(sent, str):
@@ -523,13 +525,15 @@ def _is_conversation(document: Mapping[str, Any]) -> bool:
     return last.get("role") == "assistant"
 
 
-def _conversation(document: Any, companions: Companions) -> list[Row]:
+def _conversation(document: Any, companions: Companions) -> list[LoggedRow]:
     messages = _messages(_request_of(document)["messages"])
     rows = []
     for number, message in enumerate(messages):
         if message.get("role") == "assistant" and number > 0:
             rows.append(
-                Row(prompt=messages[:number], output=_answer(message), is_stopped=True)
+                LoggedRow(
+                    prompt=messages[:number], output=_answer(message), is_stopped=True
+                )
             )
     if not rows:
         raise UnreadableError("a conversation that begins with its answer")
@@ -553,11 +557,11 @@ def _is_pair(document: Mapping[str, Any]) -> bool:
     return ("prompt" in request or "messages" in request) and _has_output_text(document)
 
 
-def _pair(document: Any, companions: Companions) -> list[Row]:
+def _pair(document: Any, companions: Companions) -> list[LoggedRow]:
     prompt = _prompt_of(_request_of(document))
     arrival_s = _first_time(document, ARRIVALS)
     return [
-        Row(
+        LoggedRow(
             prompt=prompt,
             output=_output_text(document),
             arrival_s=arrival_s,
@@ -587,7 +591,7 @@ def _is_sharegpt(document: Mapping[str, Any]) -> bool:
     return isinstance(document.get("conversations"), list)
 
 
-def _sharegpt(document: Any, companions: Companions) -> list[Row]:
+def _sharegpt(document: Any, companions: Companions) -> list[LoggedRow]:
     turns: list[Message] = []
     rows = []
     for turn in document["conversations"]:
@@ -599,7 +603,7 @@ def _sharegpt(document: Any, companions: Companions) -> list[Row]:
         else:
             text = _text_of(turn["content"])
         if role == "assistant" and turns:
-            rows.append(Row(prompt=list(turns), output=text, is_stopped=True))
+            rows.append(LoggedRow(prompt=list(turns), output=text, is_stopped=True))
         turns.append({"role": role, "content": text})
     if not rows:
         raise UnreadableError("a conversation without an answer")
@@ -613,7 +617,7 @@ def _is_vllm_benchmark(document: Mapping[str, Any]) -> bool:
     return "input_lens" in document and "output_lens" in document
 
 
-def _vllm_benchmark(document: Any, companions: Companions) -> list[Row]:
+def _vllm_benchmark(document: Any, companions: Companions) -> list[LoggedRow]:
     prompt_lens = document["input_lens"]
     output_lens = document["output_lens"]
     unknown = [None] * len(prompt_lens)
@@ -627,7 +631,7 @@ def _vllm_benchmark(document: Any, companions: Companions) -> list[Row]:
         if error:
             continue
         rows.append(
-            Row(
+            LoggedRow(
                 prompt=prompt,
                 output=text,
                 arrival_s=start,
@@ -642,7 +646,7 @@ def _is_guidellm(document: Mapping[str, Any]) -> bool:
     return isinstance(document.get("benchmarks"), list)
 
 
-def _guidellm(document: Any, companions: Companions) -> list[Row]:
+def _guidellm(document: Any, companions: Companions) -> list[LoggedRow]:
     rows = []
     for benchmark in document["benchmarks"]:
         requests = benchmark["requests"]
@@ -651,7 +655,7 @@ def _guidellm(document: Any, companions: Companions) -> list[Row]:
     return rows
 
 
-def _guidellm_request(request: Mapping[str, Any]) -> Row:
+def _guidellm_request(request: Mapping[str, Any]) -> LoggedRow:
     arguments = request.get("request_args") or {}
     if isinstance(arguments, str):
         arguments = _decoded(arguments) or {}
@@ -663,7 +667,7 @@ def _guidellm_request(request: Mapping[str, Any]) -> Row:
     start = timings.get("request_start") or request.get("request_start_time")
     prompt_len = request.get("prompt_tokens")
     output_len = request.get("output_tokens")
-    return Row(
+    return LoggedRow(
         prompt=prompt,
         output=request.get("output"),
         arrival_s=start,
@@ -750,7 +754,7 @@ def _is_opentelemetry(document: Mapping[str, Any]) -> bool:
     return any(name.removeprefix("attributes.").startswith(OF_SPANS) for name in names)
 
 
-def _opentelemetry(document: Any, companions: Companions) -> list[Row]:
+def _opentelemetry(document: Any, companions: Companions) -> list[LoggedRow]:
     rows = []
     for span, told in _spans(document):
         attributes = _flat(told)
@@ -764,7 +768,7 @@ def _opentelemetry(document: Any, companions: Companions) -> list[Row]:
             if not content:
                 continue
             rows.append(
-                Row(
+                LoggedRow(
                     prompt=prompt,
                     output=_text_of(content),
                     is_stopped=message.get("finish_reason") in ("stop", "end_turn"),
@@ -883,7 +887,7 @@ def _is_page(document: Mapping[str, Any]) -> bool:
     return bool(_listed_in(document))
 
 
-def _pages(document: Any, companions: Companions) -> list[Row]:
+def _pages(document: Any, companions: Companions) -> list[LoggedRow]:
     rows = []
     reason = ""
     for entry in _listed_in(document):
@@ -906,7 +910,7 @@ def _is_input_and_output(document: Mapping[str, Any]) -> bool:
     return bool(document.get("input")) and bool(document.get("output"))
 
 
-def _langfuse(document: Any, companions: Companions) -> list[Row]:
+def _langfuse(document: Any, companions: Companions) -> list[LoggedRow]:
     if str(document.get("type", "GENERATION")).upper() != "GENERATION":
         raise UnreadableError("an observation that is no generation")
     sent = _maybe_json(document["input"])
@@ -917,7 +921,7 @@ def _langfuse(document: Any, companions: Companions) -> list[Row]:
         request = {"messages": sent}
     usage = _langfuse_usage(document)
     return [
-        Row(
+        LoggedRow(
             prompt=_prompt_of(request),
             output=_langfuse_output(_maybe_json(document["output"])),
             arrival_s=_first_time(document, LANGFUSE_STARTS),
@@ -952,7 +956,7 @@ def _is_lm_eval(document: Mapping[str, Any]) -> bool:
     return "arguments" in document and "resps" in document
 
 
-def _lm_eval(document: Any, companions: Companions) -> list[Row]:
+def _lm_eval(document: Any, companions: Companions) -> list[LoggedRow]:
     arguments = _maybe_json(document["arguments"])
     responses = _maybe_json(document["resps"])
     sent: list[Any] = []
@@ -969,7 +973,7 @@ def _lm_eval(document: Any, companions: Companions) -> list[Row]:
         if isinstance(prompt, list):
             prompt = _messages(prompt)
         for text in texts:
-            rows.append(Row(prompt=prompt, output=text))
+            rows.append(LoggedRow(prompt=prompt, output=text))
     return rows
 
 
@@ -979,17 +983,17 @@ def _is_spec_bench(document: Mapping[str, Any]) -> bool:
     )
 
 
-def _spec_bench(document: Any, companions: Companions) -> list[Row]:
+def _spec_bench(document: Any, companions: Companions) -> list[LoggedRow]:
     asked = companions.get(f"question:{document['question_id']}")
     rows = []
     for choice in document["choices"]:
         said: list[Message] = []
         for number, answer in enumerate(choice["turns"]):
-            prompt: Prompt | None = None
+            prompt: PromptContent | None = None
             if asked is not None:
                 said.append({"role": "user", "content": asked[number]})
                 prompt = list(said)
-            rows.append(Row(prompt=prompt, output=answer, is_stopped=True))
+            rows.append(LoggedRow(prompt=prompt, output=answer, is_stopped=True))
             said.append({"role": "assistant", "content": answer})
     return rows
 

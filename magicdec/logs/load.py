@@ -26,7 +26,7 @@ from magicdec.logs.sources import Shard, companions_of, files_of, shards_of
 from magicdec.logs.tally import Whole
 from magicdec.logs.tokens import TextTokenizer
 from magicdec.perfmodel import hit_tokens
-from magicdec.progress import Progress, Step
+from magicdec.progress import Progress, StepMessage
 from magicdec.specs import RequestShape, WorkloadSpec
 
 MAX_BLOCKS = 1 << 20
@@ -200,7 +200,7 @@ def _requests(
     else:
         loaded = TextTokenizer(tokenizer)
     for number, shard in enumerate(shards):
-        progress(Step("reading the load", done=number, total=len(shards)))
+        progress(StepMessage("reading the load", done=number, total=len(shards)))
         for request in requests_of(
             shard, account, tokenizer=loaded, companions=companions
         ):

@@ -24,7 +24,9 @@ SCHEMA = 2
 """Version of the parts; those of another are counted again."""
 
 
-class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _TaskCounts(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
+):
     """A task's counts as they stand in a file; arrays are flat, their shapes follow from the task."""
 
     schema: int
@@ -47,7 +49,7 @@ class Parts:
 
         file = self._file(task)
         try:
-            part = msgspec.msgpack.decode(file.read_bytes(), type=_Part)
+            part = msgspec.msgpack.decode(file.read_bytes(), type=_TaskCounts)
             tally = Tally.of_arrays(task.lookups, part.arrays)
         except (OSError, ValueError, OverflowError, RecursionError):
             return None  # missing or damaged: it is counted again
@@ -63,7 +65,7 @@ class Parts:
         Raises:
             StorageError: they cannot be written.
         """
-        part = _Part(
+        part = _TaskCounts(
             schema=SCHEMA,
             account=counted.account,
             arrays={

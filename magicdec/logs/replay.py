@@ -26,7 +26,7 @@ from magicdec.logs.sources import Shard, companions_of, files_of, shards_of, tot
 from magicdec.logs.suffix import SuffixReplay
 from magicdec.logs.tally import SettingCounts, Tally
 from magicdec.logs.tokens import TextTokenizer
-from magicdec.progress import Progress, Step
+from magicdec.progress import Progress, StepMessage
 from magicdec.suffix_tree import SuffixSettings
 
 BETWEEN_MESSAGES_S = 0.2
@@ -301,7 +301,7 @@ def _run(
     total = max(sum(task.num_bytes for task in tasks), 1)
     done = sum(tasks[number].num_bytes for number in results)
     waiting = [number for number in range(len(tasks)) if number not in results]
-    progress(Step("reading logs", done=done, total=total))
+    progress(StepMessage("reading logs", done=done, total=total))
     for number, counted in _finished(
         tasks, waiting, companions, jobs=jobs, progress=progress
     ):
@@ -309,7 +309,7 @@ def _run(
         if keep is not None:
             keep.save(tasks[number], counted)
         done += tasks[number].num_bytes
-        progress(Step("reading logs", done=done, total=total))
+        progress(StepMessage("reading logs", done=done, total=total))
     return [results[number] for number in range(len(tasks))]
 
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from magicdec.logs.formats import (
     Companions,
-    Prompt,
-    Row,
+    LoggedRow,
+    PromptContent,
     UnreadableError,
     companion_of,
     format_of,
@@ -158,7 +158,7 @@ def requests_of(
 
 
 def _request(
-    row: Row, account: Account, tokenizer: TextTokenizer | None
+    row: LoggedRow, account: Account, tokenizer: TextTokenizer | None
 ) -> LoggedRequest:
     if row.output is None:
         return _lengths_alone(row)
@@ -188,7 +188,7 @@ def _request(
     )
 
 
-def _lengths_alone(row: Row) -> LoggedRequest:
+def _lengths_alone(row: LoggedRow) -> LoggedRequest:
     """A request of which the log holds no output."""
     if row.output_len is None or row.prompt_len is None:
         raise UnreadableError("neither an output nor its length")
@@ -204,7 +204,7 @@ def _lengths_alone(row: Row) -> LoggedRequest:
 
 
 def _ids(
-    text: Prompt, tokenizer: TextTokenizer | None, *, is_prompt: bool = False
+    text: PromptContent, tokenizer: TextTokenizer | None, *, is_prompt: bool = False
 ) -> Ints:
     """Token ids of a prompt or an output."""
     if not isinstance(text, str) and (not text or isinstance(text[0], int)):

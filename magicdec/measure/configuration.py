@@ -29,7 +29,7 @@ from magicdec.errors import (
 )
 from magicdec.files import check_apart, check_writable
 from magicdec.measure.environment import available_memory_bytes
-from magicdec.perfmodel import Memory, ModelSetup, memory_need
+from magicdec.perfmodel import MemoryNeed, ModelSetup, memory_need
 from magicdec.schema import TableGamma, check_records_file
 from magicdec.specs import (
     AUTOREGRESSIVE,
@@ -436,7 +436,7 @@ def planned_memory(
     request: BenchmarkRequest,
     speculation: SpeculationSpec,
     batch_size: int | None = None,
-) -> Memory:
+) -> MemoryNeed:
     """Memory that one of a request's configurations needs on each rank."""
     batch = request.batch_size
     if batch_size is not None:

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from magicdec.measure.configuration import NOISE, BenchmarkRequest, configuration_fields
 from magicdec.measure.environment import ReferenceKernels, ReferenceTimes, median_times
 from magicdec.naming import describe
-from magicdec.progress import Step
+from magicdec.progress import StepMessage
 from magicdec.runtime import PromptRequest, load_prompts, load_tokenizer
 from magicdec.schema import Record, current_environment, summary
 from magicdec.specs import (
@@ -156,7 +156,7 @@ def measure(
                 message = f"repetition {place}: {describe(speculation)}"
                 done = repetition * len(measured) + number
                 total = request.repetitions * len(measured)
-                progress(Step(message, done=done, total=total))
+                progress(StepMessage(message, done=done, total=total))
                 seed = request.sampling.seed + repetition
                 for run in _runs(session, speculation, warm, references, seed=seed):
                     own = rows[run.speculation]

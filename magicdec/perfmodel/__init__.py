@@ -80,7 +80,7 @@ if TYPE_CHECKING:
         tokens_error,
     )
     from magicdec.perfmodel.kernels.attention import Attended, AttentionCurve
-    from magicdec.perfmodel.kernels.base import Columns, Table
+    from magicdec.perfmodel.kernels.base import Columns, KernelTable
     from magicdec.perfmodel.kernels.gemm import (
         ElementwiseCurve,
         GemmCurve,
@@ -114,7 +114,7 @@ if TYPE_CHECKING:
         LaneRow,
         lane_of,
     )
-    from magicdec.perfmodel.memory import Memory, memory_need
+    from magicdec.perfmodel.memory import MemoryNeed, memory_need
     from magicdec.perfmodel.plan.answer import Answer
     from magicdec.perfmodel.plan.choice import (
         DEFAULT_MAX_GAMMA,
@@ -156,8 +156,8 @@ if TYPE_CHECKING:
         log_columns,
     )
     from magicdec.perfmodel.rate.simulate import (
-        Outcome,
         Server,
+        SimulatedTimes,
         simulate,
         simulate_closed,
     )

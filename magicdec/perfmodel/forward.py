@@ -25,7 +25,7 @@ from magicdec.perfmodel.kernels.attention import (
     attention,
     prefill_attention,
 )
-from magicdec.perfmodel.kernels.experts import Experts, experts
+from magicdec.perfmodel.kernels.experts import RankExperts, experts
 from magicdec.perfmodel.kernels.gemm import linear, matrix_dtype, streaming
 from magicdec.perfmodel.kernels.latents import (
     Latents,
@@ -377,7 +377,7 @@ def expert_ops(model: ModelSpec, p: Pass) -> list[Op]:
     for mlp, count in model.feed_forwards:
         if not isinstance(mlp, MixtureOfExperts):
             continue
-        work = Experts(
+        work = RankExperts(
             p.tokens,
             mlp.inner_size(model.hidden_size),
             mlp.width / p.tp,
@@ -395,7 +395,7 @@ def expert_ops(model: ModelSpec, p: Pass) -> list[Op]:
     return found
 
 
-def _whole_experts(work: Experts, at: Where, p: Pass, *, count: Any) -> list[Op]:
+def _whole_experts(work: RankExperts, at: Where, p: Pass, *, count: Any) -> list[Op]:
     """Operations of experts that are divided whole over the ranks of a stage.
 
     One rank holds ceil(E / ranks) experts and computes k / ranks copies of every group's tokens,

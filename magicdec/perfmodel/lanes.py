@@ -20,7 +20,7 @@ import msgspec
 from magicdec.files import read_csv
 from magicdec.naming import METHODS
 from magicdec.perfmodel.setup import Setup
-from magicdec.schema import Evidence
+from magicdec.schema import LaneEvidence
 from magicdec.specs import SELF, SERVING_ENGINES, EngineProfile, version_number
 
 LANES = Path(__file__).resolve().parents[1] / "specs" / "data" / "lanes.csv"
@@ -177,13 +177,13 @@ def shipped() -> dict[tuple[Lane, Figure], LaneRow]:
     return rows
 
 
-def evidence_of(setup: Setup) -> Evidence:
+def evidence_of(setup: Setup) -> LaneEvidence:
     """The measured speedups of a setup's kind, counted, and the width that follows. An engine that no
     lane is of, such as one calibrated by its user, has the error that its profile states, and one with
     fewer than `LEAST_SOURCES` sources in the lane no less: most of the others are another engine's."""
     stated = setup.engine.errors.speedup_relative_error
     if setup.engine.name not in SERVING_ENGINES:
-        return Evidence(width=stated)
+        return LaneEvidence(width=stated)
     lane = lane_of(setup)
     evidence = evidence_in(lane)
     own = shipped().get((lane, "speedup"))
@@ -198,12 +198,12 @@ def evidence_of(setup: Setup) -> Evidence:
 
 
 @cache
-def evidence_in(lane: Lane) -> Evidence:
+def evidence_in(lane: Lane) -> LaneEvidence:
     """The measured speedups of a lane, counted, and the width that follows."""
     table = shipped()
     own = table.get((lane, "speedup"))
     if own is not None:
-        return Evidence(
+        return LaneEvidence(
             lane=lane.label,
             rows=own.rows,
             sources=own.sources,
@@ -214,5 +214,5 @@ def evidence_in(lane: Lane) -> Evidence:
     for wider in lane.wider():
         row = table.get((wider, "speedup"))
         if row is not None and row.sources >= LEAST_SOURCES:
-            return Evidence(lane=lane.label, width=row.width, width_of=wider.label)
+            return LaneEvidence(lane=lane.label, width=row.width, width_of=wider.label)
     raise LookupError(lane)  # all rows together are a lane of the table

@@ -30,7 +30,7 @@ from magicdec.specs import EngineProfile
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory:
+class MemoryNeed:
     """Bytes per device; arrays broadcast."""
 
     weights_bytes: Array
@@ -65,7 +65,7 @@ def memory_need(
     gamma: Any,
     tp_size: Any,
     capacity: float = np.inf,
-) -> Memory:
+) -> MemoryNeed:
     """Bytes of the fullest device when each of `batch` sequences grows to `max_len` tokens (the
     block in flight on top)."""
     tp = np.asarray(tp_size, dtype=np.float64)
@@ -94,7 +94,7 @@ def memory_need(
     )
     if spread.dp > 1:
         workspace = workspace + _exchange_bytes(setup, batch * (gamma + 1.0), tp)
-    return Memory(
+    return MemoryNeed(
         weights_bytes=weights_bytes(setup.model, setup.precision, tp, spread),
         kv_bytes=of_stage * batch * per_sequence,
         draft_weights_bytes=np.asarray(draft.weights_bytes(tp), dtype=np.float64),

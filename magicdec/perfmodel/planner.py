@@ -47,12 +47,12 @@ from magicdec.progress import Progress
 from magicdec.schema import (
     CaseAnswer,
     Choice,
-    Cost,
     Formats,
     Limit,
     NeedsAcceptance,
     Percentiles,
     Plan,
+    TokenCost,
     TrafficLoad,
     fields_of,
 )
@@ -210,7 +210,7 @@ def _with_one_device(request: PlanRequest) -> PlanRequest:
 
 def _served(choice: Choice, load: TrafficLoad, request: PlanRequest) -> Choice:
     """The choice at the load that was simulated: its cost and its limits on percentiles."""
-    cost = Cost(per_million_tokens_usd=load.cost_per_million_tokens_usd)
+    cost = TokenCost(per_million_tokens_usd=load.cost_per_million_tokens_usd)
     limits = []
     if request.ttft_p95_s is not None:
         value_s = _p95(load.ttft)

@@ -23,7 +23,7 @@ from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import Acceptance, AcceptanceProfile
 from magicdec.perfmodel.drafting import draft_of
 from magicdec.perfmodel.memory import (
-    Memory,
+    MemoryNeed,
     capacity_bytes,
     memory_need,
     prompt_bytes,
@@ -58,7 +58,7 @@ class Prediction:
     setup: Setup = field(repr=False)
     points: Points = field(repr=False)
     terms: StepTerms = field(repr=False)
-    memory: Memory = field(repr=False)
+    memory: MemoryNeed = field(repr=False)
     expected_tokens_per_step: Array
     middle_tokens_per_step: Array
     """Their middle, which more and fewer are as likely as; the mean lies apart where they are only
@@ -214,7 +214,7 @@ class Prediction:
             setup=self.setup,
             points=Points(**points, cached=self.points.cached),
             terms=self.terms.mapped(taken.of),
-            memory=Memory(**memory),
+            memory=MemoryNeed(**memory),
             expected_tokens_per_step=taken.of(self.expected_tokens_per_step),
             middle_tokens_per_step=taken.of(self.middle_tokens_per_step),
         )

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from magicdec.counts import Array
-from magicdec.perfmodel.drafting import Block, Draft, Prompt, draft_of
+from magicdec.perfmodel.drafting import Block, Draft, PrefillPrompts, draft_of
 from magicdec.perfmodel.drafting.base import StagedPass, launches, uncaptured
 from magicdec.perfmodel.forward import Pass, forward_pass, prefill
 from magicdec.perfmodel.hybrids import launched, read_again
@@ -154,7 +154,7 @@ def step_terms(
         np.asarray(value, dtype=np.float64)
         for value in (batch, kv_len, draft_kv_len, gamma, tp_size)
     )
-    step = _Step(
+    step = _StepParts(
         setup=setup,
         whole=whole,
         batch=microbatch(setup, whole),
@@ -196,7 +196,7 @@ def step_terms(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Step(Block):
+class _StepParts(Block):
     """One step of a microbatch: what its terms are made of."""
 
     whole: Array
@@ -496,7 +496,9 @@ def prefill_terms(
     )
     if setup.spread.pp > 1:
         time = time.plus(send_op(setup, tokens=batch * prompt, tp_size=tp))
-    prompts = Prompt(setup=setup, batch=batch, prompt_len=prompt, tp=tp, budget=budget)
+    prompts = PrefillPrompts(
+        setup=setup, batch=batch, prompt_len=prompt, tp=tp, budget=budget
+    )
     return time.plus(*draft_of(setup).prefill(prompts))
 
 

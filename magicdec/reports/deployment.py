@@ -14,7 +14,7 @@ from magicdec.reports.data import candidate_record
 from magicdec.reports.sentences import gamma_by_batch, percentiles_line
 from magicdec.schema import (
     UNKNOWN_SITE,
-    Band,
+    BatchBand,
     Candidate,
     GammaTable,
     Plan,
@@ -42,7 +42,7 @@ class Deployment:
     model: str
     best: Record
     verdict: Verdict
-    bands: tuple[Band, ...]
+    bands: tuple[BatchBand, ...]
     """(first batch, last batch, gamma), without gaps from batch 1 on, at the best configuration's
     context.
     """

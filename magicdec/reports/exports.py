@@ -40,7 +40,7 @@ from magicdec.reports.deployment import (
     schedule_note,
     unsupported,
 )
-from magicdec.schema import UNKNOWN_SITE, Band, Plan, Record, Site
+from magicdec.schema import UNKNOWN_SITE, BatchBand, Plan, Record, Site
 from magicdec.specs import EngineProfile, load_engine
 from magicdec.units import MICRO
 
@@ -439,7 +439,7 @@ def _trtllm_schedule(plan: Deployment, lines: list[str]) -> list[str]:
     return body
 
 
-def draft_len_schedule(bands: Sequence[Band]) -> tuple[dict[int, int], list[str]]:
+def draft_len_schedule(bands: Sequence[BatchBand]) -> tuple[dict[int, int], list[str]]:
     """{batch size from which it holds: draft length}, and a note where the engine's rule changes
     the plan.
 

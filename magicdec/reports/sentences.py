@@ -16,7 +16,7 @@ from magicdec.schema import (
     CaseAnswer,
     Choice,
     Drafting,
-    Evidence,
+    LaneEvidence,
     NeedsAcceptance,
     Percentiles,
     Plan,
@@ -253,7 +253,7 @@ def tie_line(choice: Choice) -> str:
     return f"{drafting_of(choice.tied)} is as good: {gain_of(choice.tied)}."
 
 
-def evidence_line(evidence: Evidence | None) -> str:
+def evidence_line(evidence: LaneEvidence | None) -> str:
     """On how many measured servers such predictions were checked, and how far off they were."""
     if evidence is None or not evidence.lane:
         return ""

@@ -294,7 +294,7 @@ def _ms(seconds: float) -> str:
 BREAKS_FIRST = 3
 
 
-class Column(NamedTuple):
+class TerminalColumn(NamedTuple):
     head: str
     text: Callable[[Any], str]
     shown: Callable[[Sequence[Any]], bool] = lambda rows: True
@@ -382,44 +382,48 @@ def _over_best_batch(row: Candidate) -> str:
 
 
 TERMINAL_COLUMNS = (
-    Column("device", lambda row: row.hardware, _differs("hardware")),
-    Column(
+    TerminalColumn("device", lambda row: row.hardware, _differs("hardware")),
+    TerminalColumn(
         "context", lambda row: format_tokens(row.context_len), _differs("context_len")
     ),
-    Column("layout", lambda row: row.layout.label, _differs("layout")),
-    Column("batch", lambda row: str(row.batch_size), _differs("batch_size")),
-    Column(DRAFT, _with_budget),
-    Column("gamma", lambda row: str(row.gamma)),
-    Column("draft ms", lambda row: _ms(row.step.draft_s), rank=6),
-    Column("verify ms", lambda row: _ms(row.step.verify_s), rank=6),
-    Column("tokens", lambda row: f"{row.drafting.tokens_per_step:.2f}", rank=3),
-    Column(
+    TerminalColumn("layout", lambda row: row.layout.label, _differs("layout")),
+    TerminalColumn("batch", lambda row: str(row.batch_size), _differs("batch_size")),
+    TerminalColumn(DRAFT, _with_budget),
+    TerminalColumn("gamma", lambda row: str(row.gamma)),
+    TerminalColumn("draft ms", lambda row: _ms(row.step.draft_s), rank=6),
+    TerminalColumn("verify ms", lambda row: _ms(row.step.verify_s), rank=6),
+    TerminalColumn("tokens", lambda row: f"{row.drafting.tokens_per_step:.2f}", rank=3),
+    TerminalColumn(
         "1st tok", lambda row: format_seconds(row.first_token_s), _any("request_s"), 3
     ),
-    Column("ms/tok", lambda row: _ms(row.between_tokens_s), rank=1),
-    Column("request", _request_seconds, _any("request_s"), 2),
-    Column(
+    TerminalColumn("ms/tok", lambda row: _ms(row.between_tokens_s), rank=1),
+    TerminalColumn("request", _request_seconds, _any("request_s"), 2),
+    TerminalColumn(
         "tok/s/GPU",
         lambda row: format_number(row.rate_per_gpu),
         _differs("batch_size"),
         3,
     ),
-    Column("GPU-h/Mreq", _gpu_hours, _any("request_s"), 7),
-    Column("$/Mtok", _dollars, _any("cost_per_million_tokens_usd")),
-    Column("speedup (90%)", _speedup),
-    Column("10/50/90%", _at_percentiles, _any("break_even_tokens_per_step"), 8),
-    Column("even at", _even_at, _any("break_even_tokens_per_step"), 8),
-    Column("x best batch", _over_best_batch, rank=5),
-    Column("GiB/GPU", lambda row: f"{row.memory.bytes_per_gpu / GIB:.1f}", rank=4),
-    Column("bound by", lambda row: row.step.bound_by, rank=6),
-    Column("pays", _pays),
-    Column(MARK, lambda row: ", ".join(row.drafting.marks), _any("marks")),
+    TerminalColumn("GPU-h/Mreq", _gpu_hours, _any("request_s"), 7),
+    TerminalColumn("$/Mtok", _dollars, _any("cost_per_million_tokens_usd")),
+    TerminalColumn("speedup (90%)", _speedup),
+    TerminalColumn("10/50/90%", _at_percentiles, _any("break_even_tokens_per_step"), 8),
+    TerminalColumn("even at", _even_at, _any("break_even_tokens_per_step"), 8),
+    TerminalColumn("x best batch", _over_best_batch, rank=5),
+    TerminalColumn(
+        "GiB/GPU", lambda row: f"{row.memory.bytes_per_gpu / GIB:.1f}", rank=4
+    ),
+    TerminalColumn("bound by", lambda row: row.step.bound_by, rank=6),
+    TerminalColumn("pays", _pays),
+    TerminalColumn(MARK, lambda row: ", ".join(row.drafting.marks), _any("marks")),
 )
 """Every column of every table of candidates: shown where it tells rows apart, and there is room."""
 
 
 def _table(
-    rows: Sequence[Any], width: int, columns: Sequence[Column] = TERMINAL_COLUMNS
+    rows: Sequence[Any],
+    width: int,
+    columns: Sequence[TerminalColumn] = TERMINAL_COLUMNS,
 ) -> Table:
     """Names and marks break over lines between words, so nothing is cut off; numbers do not."""
     shown = [column for column in columns if column.shown(rows)]
@@ -568,20 +572,22 @@ def _percentiles(latency: str, unit: float) -> Callable[[TrafficLoad], str]:
 
 
 TRAFFIC_COLUMNS = (
-    Column(
+    TerminalColumn(
         "requests/s",
         lambda load: format_number(load.rate_per_s),
         _differs("rate_per_s"),
     ),
-    Column(DRAFT, load_name),
-    Column("devices", lambda load: str(load.num_gpus)),
-    Column("TTFT ms", _percentiles("ttft", MILLI)),
-    Column("TPOT ms", _percentiles("tpot", MILLI)),
-    Column("request s", _percentiles("request", 1.0)),
-    Column("kept/s", lambda load: format_number(load.goodput_per_s)),
-    Column(
+    TerminalColumn(DRAFT, load_name),
+    TerminalColumn("devices", lambda load: str(load.num_gpus)),
+    TerminalColumn("TTFT ms", _percentiles("ttft", MILLI)),
+    TerminalColumn("TPOT ms", _percentiles("tpot", MILLI)),
+    TerminalColumn("request s", _percentiles("request", 1.0)),
+    TerminalColumn("kept/s", lambda load: format_number(load.goodput_per_s)),
+    TerminalColumn(
         "waiting", lambda load: format_number(load.mean_waiting), _differs("rate_per_s")
     ),
-    Column("preempted", lambda load: str(load.preemptions), _differs("rate_per_s")),
+    TerminalColumn(
+        "preempted", lambda load: str(load.preemptions), _differs("rate_per_s")
+    ),
 )
 """Percentiles are p50/p95/p99; a table of one rate fits 80 characters."""

@@ -24,17 +24,17 @@ from magicdec.runtime.distributed import SINGLE, TensorParallel
 from magicdec.runtime.kv_cache import TokenStorage
 from magicdec.runtime.layers import (
     ColumnParallelLinear,
-    Experts,
     Router,
     RowParallelLinear,
+    ShardedExperts,
 )
 from magicdec.runtime.mixers import (
+    AbsorbedAttention,
     GroupedAttention,
-    LatentAttention,
     Mixer,
     RotaryEmbedding,
 )
-from magicdec.runtime.transformer import Layer, Transformer
+from magicdec.runtime.transformer import Transformer, TransformerLayer
 from magicdec.specs import MLP as MLPSpec
 from magicdec.specs import Attention as AttentionSpec
 from magicdec.specs import LatentAttention as LatentAttentionSpec
@@ -114,7 +114,7 @@ class Builder:
             vocab,
         )
         head = self._head(embedding, vocab)
-        built: list[Layer] = []
+        built: list[TransformerLayer] = []
         kept: dict[int, TokenStorage] = {}
         for i, layer_spec in enumerate(spec.layers):
             layer = self._layer(f"{root}.layers.{i}", layer_spec)
@@ -163,7 +163,7 @@ class Builder:
             bias = self._read(f"{name}.bias", (spec.vocab_size,), vocab)
         return ColumnParallelLinear(weight=weight, bias=bias)
 
-    def _layer(self, prefix: str, layer: LayerSpec) -> Layer:
+    def _layer(self, prefix: str, layer: LayerSpec) -> TransformerLayer:
         norm = self._spec.norm
         places = zip(NORM_PLACES[norm.placement], self._spec.names.norms, strict=True)
         norms = {}
@@ -176,23 +176,23 @@ class Builder:
         mixer = None
         if layer.mixer is not None:
             mixer = self._mixer(f"{prefix}.self_attn", layer.mixer)
-        mlp: layers.MLP | Experts | None = None
+        mlp: layers.ShardedMLP | ShardedExperts | None = None
         mlp_prefix = f"{prefix}.{self._spec.names.mlp}"
         if isinstance(layer.mlp, MLPSpec):
             mlp = self._mlp(mlp_prefix, layer.mlp, self._tp, self._spec.names.matrices)
         elif layer.mlp is not None:
             mlp = self._mixture(mlp_prefix, layer.mlp)
-        return Layer(
+        return TransformerLayer(
             mixer=mixer, mlp=mlp, is_parallel=norm.placement == "parallel", **norms
         )
 
-    def _norm(self, name: str) -> layers.Norm:
+    def _norm(self, name: str) -> layers.HiddenNorm:
         norm = self._spec.norm
         size = (self._spec.hidden_size,)
         bias = None
         if norm.has_bias:
             bias = self._read(f"{name}.bias", size)
-        return layers.Norm(
+        return layers.HiddenNorm(
             weight=self._norm_weight(f"{name}.weight", size),
             eps=norm.eps,
             is_centered=norm.kind.startswith("layernorm"),
@@ -297,7 +297,7 @@ class Builder:
             sinks_A=sinks_A,
         )
 
-    def _latent(self, prefix: str, kind: LatentAttentionSpec) -> LatentAttention:
+    def _latent(self, prefix: str, kind: LatentAttentionSpec) -> AbsorbedAttention:
         hidden = self._spec.hidden_size
         rank = kind.kv_lora_rank
         query_rank = kind.q_lora_rank
@@ -330,7 +330,7 @@ class Builder:
             (kind.qk_nope_head_dim, kind.v_head_dim), dim=1
         )
         mixed = kind.num_heads * kind.v_head_dim
-        return LatentAttention(
+        return AbsorbedAttention(
             kept=TokenStorage(
                 num_heads=1, head_dim=kind.latent_size, latent_value_dim=rank
             ),
@@ -373,8 +373,8 @@ class Builder:
             stored = _ordered(self._read(f"{name}.bias", (size,)), order)
         return ColumnParallelLinear(weight=_ordered(weight, order), bias=stored)
 
-    def _latent_norm(self, name: str, rank: int) -> layers.Norm:
-        return layers.Norm(
+    def _latent_norm(self, name: str, rank: int) -> layers.HiddenNorm:
+        return layers.HiddenNorm(
             weight=self._read(f"{name}.weight", (rank,)), eps=LATENT_NORM_EPS
         )
 
@@ -481,7 +481,7 @@ class Builder:
             F.layer_norm(heads_BTND, (head_dim,), None, None, eps) * weight_ND
         )
 
-    def _mixture(self, prefix: str, kind: MixtureSpec) -> Experts:
+    def _mixture(self, prefix: str, kind: MixtureSpec) -> ShardedExperts:
         names = self._spec.names
         count = kind.num_experts
         hidden = self._spec.hidden_size
@@ -504,7 +504,7 @@ class Builder:
             shared_gate = self._read(
                 f"{prefix}.{names.shared}_gate.weight", (1, hidden)
             )
-        return Experts(
+        return ShardedExperts(
             router=self._router(prefix, kind),
             experts=mlps,
             tp=self._tp,
@@ -540,7 +540,9 @@ class Builder:
             correction_E=correction,
         )
 
-    def _stacked_expert(self, prefix: str, index: int, kind: MixtureSpec) -> layers.MLP:
+    def _stacked_expert(
+        self, prefix: str, index: int, kind: MixtureSpec
+    ) -> layers.ShardedMLP:
         """An expert from tensors that hold all of them, inputs first."""
         hidden = self._spec.hidden_size
         width = kind.width
@@ -562,7 +564,7 @@ class Builder:
             )
         if self._tp.rank > 0:  # the first shard adds it
             down_bias = None
-        return layers.MLP(
+        return layers.ShardedMLP(
             gate_up=ColumnParallelLinear(weight=gate_up, bias=gate_up_bias),
             down=RowParallelLinear(weight=down.contiguous(), bias=down_bias, tp=SINGLE),
             activation=kind.activation,
@@ -593,7 +595,7 @@ class Builder:
         kind: MLPSpec,
         reduced_over: TensorParallel,
         matrices: tuple[str, str, str] = EXPERT_MATRICES["gate_proj"],
-    ) -> layers.MLP:
+    ) -> layers.ShardedMLP:
         width = kind.width
         part = self._tp.slice_of(kind.width)
         gate, up, down = matrices
@@ -621,7 +623,7 @@ class Builder:
         learned = None
         if kind.activation == "xielu":
             learned = self._xielu(f"{prefix}.act_fn")
-        return layers.MLP(
+        return layers.ShardedMLP(
             gate_up=ColumnParallelLinear(weight=torch.cat(weights), bias=bias),
             down=self._output(
                 f"{prefix}.{down}",

@@ -118,9 +118,9 @@ BLOCK_OUT = Side(0, "block")
 BLOCK_IN = Side(1, "block")
 ALL_OUT = Side(0, "all")
 ALL_IN = Side(1, "all")
-Layout = tuple[Side, ...]
-PER_MATRIX: tuple[Layout, ...] = ((), (ALL_OUT,), (ALL_OUT, ALL_IN))
-PER_BLOCK: tuple[Layout, ...] = (
+Sides = tuple[Side, ...]
+PER_MATRIX: tuple[Sides, ...] = ((), (ALL_OUT,), (ALL_OUT, ALL_IN))
+PER_BLOCK: tuple[Sides, ...] = (
     (BLOCK_OUT, BLOCK_IN),
     (BLOCK_OUT, ALL_OUT, BLOCK_IN, ALL_IN),
 )
@@ -132,7 +132,7 @@ class Stored:
 
     names: tuple[str, ...]
     """In the place of `weight`; the first that is there."""
-    layouts: tuple[Layout, ...]
+    layouts: tuple[Sides, ...]
     dtypes: tuple[str, ...] = FLOATS
     is_optional: bool = False
     order: tuple[int, ...] | None = None
@@ -142,7 +142,7 @@ class Stored:
 
 
 def _one(
-    name: str, *layouts: Layout, dtypes: tuple[str, ...] = FLOATS, **options: Any
+    name: str, *layouts: Sides, dtypes: tuple[str, ...] = FLOATS, **options: Any
 ) -> Stored:
     return Stored(names=(name,), layouts=layouts, dtypes=dtypes, **options)
 
@@ -404,17 +404,17 @@ class CheckpointDirectory:
         return not self._files[name].get_tensor(name).any()
 
 
-class _Fit(NamedTuple):
+class _StoredLayout(NamedTuple):
     """A layout of a stored tensor, for one matrix."""
 
-    layout: Layout
+    layout: Sides
     steps: list[int]
     """Outputs or inputs that one entry stands for, by dimension."""
     shape: tuple[int, ...]
 
 
 def _cut(
-    view: Any, fit: _Fit, part: tuple[range, range], *, is_ordered: bool
+    view: Any, fit: _StoredLayout, part: tuple[range, range], *, is_ordered: bool
 ) -> Tensor:
     """The entries that a part needs: of groups in an order of their own all."""
     wanted = []
@@ -432,7 +432,7 @@ def _cut(
     return tensor
 
 
-def _outputs_by_inputs(tensor: Tensor, layout: Layout) -> Tensor:
+def _outputs_by_inputs(tensor: Tensor, layout: Sides) -> Tensor:
     sides = [side.axis for side in layout]
     if len(sides) == 4:
         return tensor[:, 0, :, 0]
@@ -528,9 +528,9 @@ class _Matrix:
                 tensor = tensor.narrow(dim, inside.start % step, len(inside))
         return _outputs_by_inputs(tensor, fit.layout)
 
-    def _fitting_view(self, name: str, stored: Stored) -> tuple[_Fit, Any]:
+    def _fitting_view(self, name: str, stored: Stored) -> tuple[_StoredLayout, Any]:
         """A stored tensor that is not read yet, with the layout that it has."""
-        by_shape: dict[tuple[int, ...], _Fit] = {}
+        by_shape: dict[tuple[int, ...], _StoredLayout] = {}
         for fit in self._fits_of(stored):
             by_shape.setdefault(fit.shape, fit)
         view = self._files.view(name, list(by_shape), stored.dtypes)
@@ -546,7 +546,7 @@ class _Matrix:
                 return name
         return names[0]
 
-    def _fits_of(self, stored: Stored) -> list[_Fit]:
+    def _fits_of(self, stored: Stored) -> list[_StoredLayout]:
         """The layouts that the scheme allows, with their shapes for this matrix. A scheme of blocks
         has one scale per block; other schemes have no scales of blocks."""
         dtype = stored.dtypes[0]
@@ -560,7 +560,7 @@ class _Matrix:
             shape = []
             for side, step in zip(layout, steps, strict=True):
                 shape.append(-(-self._shape[side.axis] // step))
-            fits.append(_Fit(layout, steps, tuple(shape)))
+            fits.append(_StoredLayout(layout, steps, tuple(shape)))
         return fits
 
     def _carried(self, increment: int) -> Tensor:

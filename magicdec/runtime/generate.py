@@ -32,7 +32,7 @@ from magicdec.runtime.drafters.base import Drafter
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.graphs import PhaseTimer, part
 from magicdec.runtime.prefill import PREFILL_TOKENS
-from magicdec.runtime.sampling import Outcome, Proposal, UniformStream, verify
+from magicdec.runtime.sampling import Proposal, UniformStream, VerifiedBlock, verify
 from magicdec.schema import TableGamma
 from magicdec.specs import SamplingSpec
 
@@ -193,7 +193,7 @@ def decode(
 class Verdict(NamedTuple):
     """A judged block."""
 
-    outcome: Outcome
+    outcome: VerifiedBlock
     packed: Tensor
     """For the host: the step's tokens, of which the first num_accepted + 1 count; num_accepted; and
     whether the target's logits were bad. [B, gamma + 3]."""

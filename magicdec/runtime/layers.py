@@ -24,7 +24,7 @@ from magicdec.specs import Activation, MixtureOfExperts
 
 
 @dataclass(frozen=True, kw_only=True)
-class Norm:
+class HiddenNorm:
     """x / sqrt(mean(x²) + eps) · weight; with `is_centered`, (x - mean) / sqrt(variance + eps) ·
     weight + bias. The weight may be in a wider format than x."""
 
@@ -44,7 +44,7 @@ class Norm:
         return F.layer_norm(wide, shape, self.weight, bias, self.eps).to(x.dtype)
 
 
-def add_and_norm_(norm: Norm | None, x: Tensor, delta: Tensor | None) -> Tensor:
+def add_and_norm_(norm: HiddenNorm | None, x: Tensor, delta: Tensor | None) -> Tensor:
     """x += delta, if there is one. Returns the next sublayer's input: the norm of the sum, or
     without a norm the sum itself.
     """
@@ -159,7 +159,7 @@ class XIELU:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MLP:
+class ShardedMLP:
     """down(activation(gate(x)) · up(x)), with gate and up fused into one product; or
     down(activation(up(x))).
     """
@@ -293,16 +293,16 @@ class Router:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experts:
+class ShardedExperts:
     """The chosen experts' outputs by their weights, and the shared experts'. Each shard holds a
     part of every expert's width, so that one sum over the shards completes routed and shared ones
     alike. An expert computes for the tokens that chose it, which the host has to know: no CUDA
     graph captures it."""
 
     router: Router
-    experts: Sequence[MLP]
+    experts: Sequence[ShardedMLP]
     tp: TensorParallel
-    shared: MLP | None = None
+    shared: ShardedMLP | None = None
     shared_gate_1H: Tensor | None = None
     """The shared experts' output is multiplied with sigmoid of this projection."""
 

@@ -27,7 +27,7 @@ from magicdec.runtime.kv_cache import TokenStorage
 from magicdec.runtime.layers import (
     ColumnParallelLinear,
     HeadNorm,
-    Norm,
+    HiddenNorm,
     RowParallelLinear,
 )
 from magicdec.specs import Rope, RopeScaling
@@ -166,7 +166,7 @@ class GroupedAttention:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LatentAttention:
+class AbsorbedAttention:
     """Multi-head latent attention, absorbed (arXiv 2405.04434): each head attends to the latents
     themselves. A latent c [R] beside a rotated key [U] is all that is kept of a token. A head's key
     is Wk·c and its value Wv·c, so that q·(Wk·c) = (Wkᵀ·q)·c, and the sum of weighted values is Wv
@@ -179,7 +179,7 @@ class LatentAttention:
     """Projection to the latent and the rotated key, whole on every shard, because every shard keeps
     them.
     """
-    latent_norm: Norm
+    latent_norm: HiddenNorm
     keys_ADR: Tensor
     values_AVR: Tensor
     output: RowParallelLinear
@@ -187,7 +187,7 @@ class LatentAttention:
     rotary: int | None
     query_latent: ColumnParallelLinear | None = None
     """Where queries come from a latent of their own: what leads to it, the same on every shard."""
-    query_norm: Norm | None = None
+    query_norm: HiddenNorm | None = None
 
     def __call__(
         self,

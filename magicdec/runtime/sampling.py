@@ -219,7 +219,7 @@ class Proposal:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class VerifiedBlock:
     """The first `num_accepted` drafted tokens stay; `next_token` follows them."""
 
     num_accepted_B: Tensor
@@ -234,7 +234,7 @@ def verify(
     tp: TensorParallel,
     uniforms: Tensor | None,
     simulated_rates_T: Tensor | None = None,
-) -> Outcome:
+) -> VerifiedBlock:
     """Judges a proposal by the target's logits after the pending token and each drafted one, [B,
     gamma + 1, V]. `simulated_rates_T`, where given, decides acceptance by position instead
     (everything is computed all the same)."""
@@ -242,19 +242,21 @@ def verify(
         best_BT = greedy(logits_BTV, tp)
         if proposal is None:
             first_B = best_BT[:, 0]
-            return Outcome(
+            return VerifiedBlock(
                 num_accepted_B=torch.zeros_like(first_B), next_token_B=first_B
             )
         is_accepted_BT = proposal.only_drafts(proposal.tokens_BT == best_BT[:, :-1])
         num_accepted_B = _num_accepted(is_accepted_BT, uniforms, simulated_rates_T)
         next_token_B = best_BT.gather(1, num_accepted_B[:, None]).squeeze(1)
-        return Outcome(num_accepted_B=num_accepted_B, next_token_B=next_token_B)
+        return VerifiedBlock(num_accepted_B=num_accepted_B, next_token_B=next_token_B)
     assert uniforms is not None
     target_BTV = probabilities(logits_BTV, sampling, tp)
     rows = torch.arange(len(target_BTV), device=target_BTV.device)
     if proposal is None:
         next_token_B = sample(target_BTV[:, 0], uniforms[:, 0, TARGET], tp)
-        return Outcome(num_accepted_B=torch.zeros_like(rows), next_token_B=next_token_B)
+        return VerifiedBlock(
+            num_accepted_B=torch.zeros_like(rows), next_token_B=next_token_B
+        )
     tokens_BT = proposal.tokens_BT
     gamma = tokens_BT.shape[1]
     threshold_BT = uniforms[:, :gamma, ACCEPT]
@@ -288,7 +290,7 @@ def verify(
     residual_BV = torch.where(is_empty_B1, target_BV, residual_BV)
     uniform_B = uniforms[rows, num_accepted_B, TARGET]
     next_token_B = sample(residual_BV, uniform_B, tp)
-    return Outcome(num_accepted_B=num_accepted_B, next_token_B=next_token_B)
+    return VerifiedBlock(num_accepted_B=num_accepted_B, next_token_B=next_token_B)
 
 
 def _num_accepted(

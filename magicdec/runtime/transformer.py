@@ -18,10 +18,10 @@ from torch import Tensor
 from magicdec.runtime.distributed import TensorParallel
 from magicdec.runtime.kv_cache import TokenStorage
 from magicdec.runtime.layers import (
-    MLP,
     ColumnParallelLinear,
-    Experts,
-    Norm,
+    HiddenNorm,
+    ShardedExperts,
+    ShardedMLP,
     VocabParallelEmbedding,
     add_and_norm_,
 )
@@ -30,17 +30,17 @@ from magicdec.specs import ModelSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layer:
+class TransformerLayer:
     """A mixer and a feed-forward, added to the residual stream, with norms of what they read and of
     what they write. A block may have only one of them. Without a norm of its own in parallel, the
     feed-forward reads what the mixer reads."""
 
     mixer: Mixer | None = None
-    mlp: MLP | Experts | None = None
-    input_norm: Norm | None = None
-    mixed_norm: Norm | None = None
-    mlp_norm: Norm | None = None
-    output_norm: Norm | None = None
+    mlp: ShardedMLP | ShardedExperts | None = None
+    input_norm: HiddenNorm | None = None
+    mixed_norm: HiddenNorm | None = None
+    mlp_norm: HiddenNorm | None = None
+    output_norm: HiddenNorm | None = None
     is_parallel: bool = False
 
 
@@ -88,8 +88,8 @@ class Transformer:
     kept: dict[int, TokenStorage]
     """Storage of a token in each layer that has a mixer."""
     embedding: VocabParallelEmbedding
-    layers: tuple[Layer, ...]
-    norm: Norm
+    layers: tuple[TransformerLayer, ...]
+    norm: HiddenNorm
     head: ColumnParallelLinear
     rotaries: tuple[RotaryEmbedding, ...]
 
@@ -162,7 +162,7 @@ class Transformer:
 
 
 def through_layers(
-    layers: Sequence[Layer],
+    layers: Sequence[TransformerLayer],
     hidden_BTH: Tensor,
     delta_BTH: Tensor | None,
     *,
@@ -194,7 +194,7 @@ def through_layers(
     return hidden_BTH, delta_BTH
 
 
-def _written(norm: Norm | None, output_BTH: Tensor, scale: float) -> Tensor:
+def _written(norm: HiddenNorm | None, output_BTH: Tensor, scale: float) -> Tensor:
     """A sublayer's contribution to the residual stream."""
     if norm is None:
         delta_BTH = output_BTH

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
         speed_scale,
         summarise,
     )
-    from magicdec.schema.evidence import Evidence
-    from magicdec.schema.gamma_table import Band, TableGamma, nearest
+    from magicdec.schema.evidence import LaneEvidence
+    from magicdec.schema.gamma_table import BatchBand, TableGamma, nearest
     from magicdec.schema.plan import (
         UNKNOWN_SITE,
         WORTH_MEASURING,
@@ -92,9 +92,9 @@ if TYPE_CHECKING:
         NO_GAIN,
         PLUGIN,
         Candidate,
-        Cost,
         Drafting,
         Gain,
+        TokenCost,
         Verdict,
         column,
         nested,

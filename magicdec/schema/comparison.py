@@ -479,7 +479,7 @@ def summarise(term: str, pairs: Iterable[Pair]) -> TermSummary | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class CaseErrors:
     """One (batch, context, temperature): the errors of its speedups, and what following the plan
     loses there. None is not known."""
 
@@ -544,7 +544,7 @@ class Comparison:
         return None
 
     @property
-    def cases(self) -> list[Case]:
+    def cases(self) -> list[CaseErrors]:
         by_case: dict[tuple[Any, ...], list[Pair]] = defaultdict(list)
         for pair in self.pairs:
             by_case[tuple(getattr(pair.measured, name) for name in CASE_FIELDS)].append(
@@ -602,12 +602,12 @@ def _median(values: Iterable[float | None]) -> float | None:
     return None
 
 
-def summarise_case(pairs: Sequence[Pair]) -> Case:
+def summarise_case(pairs: Sequence[Pair]) -> CaseErrors:
     """The statistics of one case. Autoregressive decoding, with a speedup of 1, is among the
     choices; the regret is None where some configuration has fewer than two repetitions to split."""
     summary = summarise("speedup", pairs)
     first = pairs[0].measured
-    case = Case(
+    case = CaseErrors(
         batch_size=first.batch_size,
         context_len=first.context_len,
         temperature=first.temperature,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+class LaneEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """The measurements of a lane, summed up: an engine and its versions, a sort of draft, a kind of model, and
     whether the device's kernels were timed."""
 

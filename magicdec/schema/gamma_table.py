@@ -12,7 +12,7 @@ from typing import NamedTuple
 from magicdec.errors import ConfigError
 
 
-class Band(NamedTuple):
+class BatchBand(NamedTuple):
     """Batch sizes, from the first to the last, with one gamma."""
 
     first: int
@@ -67,7 +67,7 @@ class TableGamma:
                 return False
         return True
 
-    def bands(self, context_len: float, *, most: int | None = None) -> list[Band]:
+    def bands(self, context_len: float, *, most: int | None = None) -> list[BatchBand]:
         """Ranges of the batch size that `choose` gives one gamma each at a context, without gaps
         from batch 1 to `most` (default: the table's last batch).
         """
@@ -79,7 +79,7 @@ class TableGamma:
         for here, after in pairwise(self.batch_sizes):
             lasts.append(math.isqrt(here * after))
         lasts.append(end)
-        bands: list[Band] = []
+        bands: list[BatchBand] = []
         first = 1
         for row, last in zip(self.gammas, lasts, strict=True):
             gamma = row[column]
@@ -89,7 +89,7 @@ class TableGamma:
             if bands and bands[-1].gamma == gamma:
                 bands[-1] = bands[-1]._replace(last=last_within)
             else:
-                bands.append(Band(first, last_within, gamma))
+                bands.append(BatchBand(first, last_within, gamma))
             first = last + 1
         return bands
 

@@ -17,8 +17,8 @@ import msgspec
 from magicdec.errors import ConfigError
 from magicdec.files import converted, read_json, rows_to_csv
 from magicdec.naming import draft_name
-from magicdec.schema.evidence import Evidence
-from magicdec.schema.gamma_table import Band, TableGamma
+from magicdec.schema.evidence import LaneEvidence
+from magicdec.schema.gamma_table import BatchBand, TableGamma
 from magicdec.schema.plan_earlier import from_earlier
 from magicdec.schema.plan_rows import packed, unpacked, written
 from magicdec.schema.request import Request
@@ -403,7 +403,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     best_without_draft: Candidate | None
     """Autoregressive decoding at its own best layout and batch; null: it keeps the limits at none.
     """
-    gammas: list[Band]
+    gammas: list[BatchBand]
     """(first batch, last batch, gamma) to run at the configuration's context, up to its batch."""
     one_gamma: OneGamma | None = None
     """Whether these are one gamma or the table's; null: the table has one."""
@@ -427,7 +427,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """Another draft that is expected to be as fast within 3 %, neither being ahead in three of four
     draws; the choice is the one that was checked on engines, needs no extra package, or drafts
     less."""
-    evidence: Evidence | None = None
+    evidence: LaneEvidence | None = None
     """The evidence from measured servers like the choice's, or the left-out draft's; null: no draft was
     considered."""
     with_plugin: Candidate | None = None
@@ -499,11 +499,13 @@ class CaseAnswer(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def bands_of(row: Candidate, table: GammaTable, one: OneGamma | None) -> list[Band]:
+def bands_of(
+    row: Candidate, table: GammaTable, one: OneGamma | None
+) -> list[BatchBand]:
     """The gammas to run by batch: the table's where it is worth its cost, else the row's own."""
     if one is not None and one.follows_table:
         return table.policy.bands(row.context_len, most=row.batch_size)
-    return [Band(1, row.batch_size, row.gamma)]
+    return [BatchBand(1, row.batch_size, row.gamma)]
 
 
 class Percentiles(msgspec.Struct, frozen=True, kw_only=True):

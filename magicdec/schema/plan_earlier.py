@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from magicdec.errors import ConfigError
-from magicdec.schema.gamma_table import Band, TableGamma
+from magicdec.schema.gamma_table import BatchBand, TableGamma
 from magicdec.schema.row import PLUGIN, nested
 
 ROW_LISTS = ("best_by_batch", "pareto", "layouts")
@@ -69,7 +69,7 @@ def _items(values: Any) -> list[Any]:
     return values if isinstance(values, list) else []
 
 
-def _bands(best: Any, table: Any) -> list[Band]:
+def _bands(best: Any, table: Any) -> list[BatchBand]:
     """Gamma by batch: the bands of the document's table up to the best batch."""
     try:
         gammas = table.get("gamma_set_up") or table["gamma"]

@@ -50,7 +50,7 @@ def packed(plan: Document) -> Document:
     lists = [(document, name) for name in OF_PLAN]
     for case in (document, *document["other_cases"]):
         lists += [(case, name) for name in OF_CASE]
-    table = _Table()
+    table = _DistinctRows()
     for holder, name in lists:
         for row in holder[name]:
             table.add(row)
@@ -89,7 +89,7 @@ def _numbered(rows: Sequence[Document], numbers: Iterable[int]) -> list[Document
     return chosen
 
 
-class _Table:
+class _DistinctRows:
     """Distinct rows by group, in the order in which they came."""
 
     def __init__(self) -> None:

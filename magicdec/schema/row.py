@@ -201,7 +201,7 @@ class Decoding(msgspec.Struct, frozen=True, kw_only=True):
     """
 
 
-class Requests(msgspec.Struct, frozen=True, kw_only=True):
+class RequestTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Whole requests in steady state: one that ends is replaced, so that prefills of others come
     between a request's tokens.
     """
@@ -226,7 +226,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     fits: bool
 
 
-class Cost(msgspec.Struct, frozen=True, kw_only=True):
+class TokenCost(msgspec.Struct, frozen=True, kw_only=True):
     """Cost of generated tokens: prefill included where lengths are known, else of decoding alone.
     Null where no price, or no length, was given.
     """
@@ -317,19 +317,21 @@ PLACES: Mapping[str, str] = COLUMNS | {
 Kind = TypeVar("Kind")
 
 
-class Column(Generic[Kind]):
+class ColumnAttribute(Generic[Kind]):
     """A candidate's attribute that is named as a column, and reads the place of that column."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._read = attrgetter(COLUMNS[name])
 
     @overload
-    def __get__(self, row: None, owner: type) -> Column[Kind]: ...
+    def __get__(self, row: None, owner: type) -> ColumnAttribute[Kind]: ...
 
     @overload
     def __get__(self, row: Candidate, owner: type) -> Kind: ...
 
-    def __get__(self, row: Candidate | None, owner: type) -> Column[Kind] | Kind:
+    def __get__(
+        self, row: Candidate | None, owner: type
+    ) -> ColumnAttribute[Kind] | Kind:
         if row is None:
             return self
         value: Kind = self._read(row)
@@ -349,10 +351,10 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     drafting: Drafting = NO_DRAFT
     step: StepTimes
     decoding: Decoding
-    requests: Requests | None = None
+    requests: RequestTimes | None = None
     """Whole requests, where the length of their output is known."""
     memory: Memory
-    cost: Cost
+    cost: TokenCost
     within_limits: bool
     by_acceptance: ByAcceptance | None = None
     """Null: no draft."""
@@ -361,20 +363,20 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     none.
     """
 
-    draft = Column[str]()
-    draft_method = Column[str]()
-    draft_budget = Column[int | None]()
-    gamma = Column[int]()
-    tp_size = Column[int]()
-    num_replicas = Column[int]()
-    fits = Column[bool]()
-    step_s = Column[float]()
-    tpot_s = Column[float]()
-    ttft_s = Column[float]()
-    tokens_per_s = Column[float]()
-    speedup = Column[float]()
-    speedup_low = Column[float]()
-    speedup_high = Column[float]()
+    draft = ColumnAttribute[str]()
+    draft_method = ColumnAttribute[str]()
+    draft_budget = ColumnAttribute[int | None]()
+    gamma = ColumnAttribute[int]()
+    tp_size = ColumnAttribute[int]()
+    num_replicas = ColumnAttribute[int]()
+    fits = ColumnAttribute[bool]()
+    step_s = ColumnAttribute[float]()
+    tpot_s = ColumnAttribute[float]()
+    ttft_s = ColumnAttribute[float]()
+    tokens_per_s = ColumnAttribute[float]()
+    speedup = ColumnAttribute[float]()
+    speedup_low = ColumnAttribute[float]()
+    speedup_high = ColumnAttribute[float]()
 
     @property
     def num_gpus(self) -> int:

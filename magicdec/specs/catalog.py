@@ -220,7 +220,9 @@ def _of_catalog(name: ModelName) -> ModelSpec:
 # ----------------------------------------------------------------------
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RepeatedLayers(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
+):
     """Layers in this order, repeated this often."""
 
     layers: tuple[str, ...]
@@ -238,7 +240,7 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     vocab_size: int
     max_position_embeddings: int
     layers: dict[str, Layer]
-    pattern: tuple[Run, ...]
+    pattern: tuple[RepeatedLayers, ...]
     norm: Norm = Norm()
     tie_word_embeddings: bool = False
 

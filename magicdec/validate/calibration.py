@@ -21,7 +21,7 @@ import numpy as np
 from magicdec.counts import Z_90, Array
 from magicdec.files import read_csv
 from magicdec.perfmodel import LANES, Figure
-from magicdec.validate.lanes import BELIEVED, Judged, Lanes
+from magicdec.validate.lanes import BELIEVED, JudgedFigure, Lanes
 
 CALIBRATION = LANES.with_name("calibration.csv")
 BINS = ((0.0, 0.1), (0.1, 0.9), (0.9, 1.0))
@@ -57,7 +57,7 @@ def shipped_calibration() -> list[CalibrationRow]:
     return rows
 
 
-class Answer(NamedTuple):
+class JudgedPair(NamedTuple):
     """One pair's answer and outcome."""
 
     source: str
@@ -72,7 +72,7 @@ class Answer(NamedTuple):
         return (self.chance - float(self.pays)) ** 2
 
 
-def calibration_of(judged: Sequence[Judged]) -> list[CalibrationRow]:
+def calibration_of(judged: Sequence[JudgedFigure]) -> list[CalibrationRow]:
     """Calibration of the speedups, with the acceptance given and believed."""
     table = []
     lanes = Lanes(judged)
@@ -86,7 +86,7 @@ def calibration_of(judged: Sequence[Judged]) -> list[CalibrationRow]:
     return table
 
 
-def _answer(lanes: Lanes, row: Judged) -> Answer:
+def _answer(lanes: Lanes, row: JudgedFigure) -> JudgedPair:
     """The answer with the width that the other sources give its lane; a plan's own where the
     acceptance is believed."""
     deviation = lanes.deviation(row)
@@ -96,7 +96,7 @@ def _answer(lanes: Lanes, row: Judged) -> Answer:
         # the expected speedup lies half a variance below the middle of a log-normal
         sigmas = row.log_speedup / deviation + deviation / 2.0
         chance = NormalDist().cdf(sigmas)
-    return Answer(
+    return JudgedPair(
         source=row.source,
         chance=chance,
         pays=row.log_speedup - row.log_error > 0.0,
@@ -104,11 +104,11 @@ def _answer(lanes: Lanes, row: Judged) -> Answer:
     )
 
 
-def _rows(figure: Figure, answers: Sequence[Answer]) -> list[CalibrationRow]:
+def _rows(figure: Figure, answers: Sequence[JudgedPair]) -> list[CalibrationRow]:
     def row(
         name: str,
-        chosen: Sequence[Answer],
-        value: Callable[[Answer], float],
+        chosen: Sequence[JudgedPair],
+        value: Callable[[JudgedPair], float],
         stated: float | None,
     ) -> CalibrationRow:
         by_source: dict[str, list[float]] = {}
@@ -126,7 +126,7 @@ def _rows(figure: Figure, answers: Sequence[Answer]) -> list[CalibrationRow]:
             high=high if high is None else round(high, 4),
         )
 
-    def pays(answer: Answer) -> float:
+    def pays(answer: JudgedPair) -> float:
         return float(answer.pays)
 
     base = row("pays", answers, pays, None)

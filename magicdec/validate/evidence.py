@@ -11,7 +11,7 @@ import msgspec
 from magicdec.files import rows_to_csv, write_atomic
 from magicdec.perfmodel import LaneRow
 from magicdec.validate.calibration import CALIBRATION, CalibrationRow, calibration_of
-from magicdec.validate.lanes import Judged, Lanes
+from magicdec.validate.lanes import JudgedFigure, Lanes
 from magicdec.validate.pairs import (
     PairRow,
     judged_beliefs,
@@ -23,10 +23,10 @@ from magicdec.validate.rows import read_lines, read_rows
 from magicdec.validate.serving import ServingRow, judged_servers
 
 
-def judged_of(paths: Sequence[Path]) -> tuple[list[Judged], list[str]]:
+def judged_of(paths: Sequence[Path]) -> tuple[list[JudgedFigure], list[str]]:
     """The figures of every table's servers, and one line for each row that cannot be used. A table
     with a column `baseline` holds pairs of servers, any other single ones."""
-    judged: list[Judged] = []
+    judged: list[JudgedFigure] = []
     refused: list[str] = []
     for path in paths:
         if "baseline" in read_lines(path)[0]:

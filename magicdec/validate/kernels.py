@@ -31,8 +31,8 @@ from magicdec.perfmodel import (
     Columns,
     Group,
     HardwareProfile,
+    KernelTable,
     Mask,
-    Table,
     curve_of,
     held_out,
     load_hardware,
@@ -45,7 +45,7 @@ from magicdec.schema import ErrorSummary
 
 
 def refit_errors(
-    table: Table,
+    table: KernelTable,
     hw: HardwareProfile,
     rows: Columns,
     train: Mask,
@@ -62,7 +62,7 @@ def refit_errors(
 
 
 def _errors(
-    table: Table, hw: HardwareProfile, rows: Columns, variant: str
+    table: KernelTable, hw: HardwareProfile, rows: Columns, variant: str
 ) -> ErrorSummary | None:
     """Errors of a profile. None: no rows."""
     if not rows["time_s"].size:
@@ -72,7 +72,7 @@ def _errors(
 
 
 def _other_device_errors(
-    table: Table,
+    table: KernelTable,
     hw: HardwareProfile,
     rows: Columns,
     variant: str,
@@ -90,7 +90,7 @@ def _other_device_errors(
 
 
 def extrapolation_error(
-    table: Table,
+    table: KernelTable,
     hw: HardwareProfile,
     rows: Columns,
     variant: str,
@@ -111,7 +111,7 @@ def extrapolation_error(
 
 
 def _validate_group(
-    table: Table, key: Group, rows: Columns, *, with_refit: bool
+    table: KernelTable, key: Group, rows: Columns, *, with_refit: bool
 ) -> dict[str, Any]:
     """One device × table × variant: errors of the shipped profile and, if asked, of refits of its
     form.
@@ -153,7 +153,7 @@ def _validate_group(
 
 
 def _unknown_group(
-    table: Table, key: Group, rows: Columns, error: ConfigError
+    table: KernelTable, key: Group, rows: Columns, error: ConfigError
 ) -> dict[str, Any]:
     return {
         "name": key.name(table.kind),
@@ -165,7 +165,7 @@ def _unknown_group(
 
 
 def _errors_when_borrowed(
-    table: Table,
+    table: KernelTable,
     key: Group,
     rows: Columns,
     devices: Iterable[Group],

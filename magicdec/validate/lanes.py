@@ -26,7 +26,7 @@ BELIEVED: Figure = "speedup, acceptance believed"
 """Judged by the whole interval of the plan, which is no source's own."""
 
 
-class Judged(NamedTuple):
+class JudgedFigure(NamedTuple):
     """One figure of one measured server."""
 
     lane: Lane
@@ -44,7 +44,7 @@ class Judged(NamedTuple):
     device: str = ""
 
 
-def needed(judged: Sequence[Judged]) -> float:
+def needed(judged: Sequence[JudgedFigure]) -> float:
     """The width that 90 % of some rows need."""
     errors = np.array([abs(row.log_error) for row in judged])
     of_kernels = np.array([row.of_kernels for row in judged])
@@ -55,7 +55,7 @@ def needed(judged: Sequence[Judged]) -> float:
     return max(LEAST_WIDTH, float(widths[order][place]))
 
 
-def _weights(judged: Sequence[Judged]) -> Array:
+def _weights(judged: Sequence[JudgedFigure]) -> Array:
     """Weights by which each source of a sort of draft counts the same, and so does each sort."""
     rows = Counter((row.lane.draft, row.source) for row in judged)
     sources = Counter(draft for draft, _ in rows)
@@ -69,8 +69,8 @@ def _weights(judged: Sequence[Judged]) -> Array:
 class Lanes:
     """Judged figures by lane and by each wider one."""
 
-    def __init__(self, judged: Sequence[Judged]) -> None:
-        self.by_lane: dict[tuple[Lane, Figure], list[Judged]] = {}
+    def __init__(self, judged: Sequence[JudgedFigure]) -> None:
+        self.by_lane: dict[tuple[Lane, Figure], list[JudgedFigure]] = {}
         self._nested: dict[tuple[Lane, Figure, str], float] = {}
         for row in judged:
             for lane in dict.fromkeys(row.lane.wider()):
@@ -93,7 +93,7 @@ class Lanes:
                 least = needed(rows)
         return max(needed(rows), least) if rows else least, wider
 
-    def deviation(self, row: Judged) -> float:
+    def deviation(self, row: JudgedFigure) -> float:
         """One standard deviation of a row's error by the width that the other sources give its lane."""
         if row.figure == BELIEVED:
             return row.of_kernels
@@ -102,7 +102,7 @@ class Lanes:
             self._nested[key], _ = self.width(*key[:2], without=row.source)
         return float(np.hypot(self._nested[key], row.of_kernels))
 
-    def coverage(self, rows: Sequence[Judged]) -> float:
+    def coverage(self, rows: Sequence[JudgedFigure]) -> float:
         """Share of rows inside the interval that the other sources give their lane."""
         inside = [abs(row.log_error) <= Z_90 * self.deviation(row) for row in rows]
         return float(np.mean(inside))

@@ -81,7 +81,7 @@ from magicdec.specs import (
     version_number,
 )
 from magicdec.units import GIGA, MILLI
-from magicdec.validate.lanes import Judged, Lanes, check_source
+from magicdec.validate.lanes import JudgedFigure, Lanes, check_source
 from magicdec.validate.rows import (
     FORMATS,
     NEWEST,
@@ -166,7 +166,7 @@ TEXTS = {
 """Classes of text by a word of a row's note; the first that is found."""
 
 
-class _Drafting(NamedTuple):
+class _StatedDraft(NamedTuple):
     """How a row's server drafts."""
 
     speculation: SpeculationSpec
@@ -421,12 +421,12 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             mode = "PIECEWISE"
         return PathOptions(enforce_eager=bool(is_eager), cudagraph_mode=mode)
 
-    def _drafting(self) -> _Drafting:
+    def _drafting(self) -> _StatedDraft:
         """How the row drafts. Raises ConfigError for an unknown draft model."""
         named = self.draft.lower()
         kind: Any = STATED_DRAFTS.get(named) or draft_by_name(named) or named
         if kind in SPARSE_METHODS:
-            return _Drafting(
+            return _StatedDraft(
                 SpeculationSpec(
                     draft=SELF,
                     draft_method=kind,
@@ -437,16 +437,18 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if kind in QUANTIZED_SELF:
             own = self._stated_format() or "int4"
             spec = SpeculationSpec(draft=SELF, draft_method="full", gamma=self.gamma)
-            return _Drafting(spec, weight_dtype=own)
+            return _StatedDraft(spec, weight_dtype=own)
         if kind not in OWN_METHOD:
             name = self._draft_model_name(kind)
             spec = SpeculationSpec(draft=name, draft_method="full", gamma=self.gamma)
-            return _Drafting(spec, model=name, weight_dtype=self._draft_model_format())
+            return _StatedDraft(
+                spec, model=name, weight_dtype=self._draft_model_format()
+            )
         spec = SpeculationSpec(draft=kind, draft_method=kind, gamma=self.gamma)
         if kind == "eagle3":
             shares = SHARES_HEAD.search(self._detail) is not None
             spec = msgspec.structs.replace(spec, shares_vocabulary=shares)
-        return _Drafting(spec)
+        return _StatedDraft(spec)
 
     @property
     def _detail(self) -> str:
@@ -561,7 +563,7 @@ def predict_pairs(
     return Predicted(*predicted)
 
 
-def judged_pairs(pairs: Sequence[PairRow], predicted: Predicted) -> list[Judged]:
+def judged_pairs(pairs: Sequence[PairRow], predicted: Predicted) -> list[JudgedFigure]:
     """The figures of the pairs that state their tokens per step, at which they were predicted."""
     judged = []
     for place, pair in enumerate(pairs):
@@ -571,7 +573,7 @@ def judged_pairs(pairs: Sequence[PairRow], predicted: Predicted) -> list[Judged]
         of_engine = engine_error(pair.setup)
         of_kernels = max(predicted.log_deviation[place] ** 2 - of_engine**2, 0.0)
         judged.append(
-            Judged(
+            JudgedFigure(
                 lane=pair.lane,
                 source=pair.origin,
                 figure="speedup",
@@ -584,14 +586,14 @@ def judged_pairs(pairs: Sequence[PairRow], predicted: Predicted) -> list[Judged]
         if pair.is_ratio:
             continue
         judged += [
-            Judged(
+            JudgedFigure(
                 lane=pair.lane._replace(draft=WITHOUT_DRAFT),
                 source=pair.origin,
                 figure="step without a draft",
                 log_error=float(np.log(predicted.baseline_s[place] / before_s)),
                 device=pair.setup.hardware.name,
             ),
-            Judged(
+            JudgedFigure(
                 lane=pair.lane,
                 source=pair.origin,
                 figure="speculative step",
@@ -602,14 +604,14 @@ def judged_pairs(pairs: Sequence[PairRow], predicted: Predicted) -> list[Judged]
     return judged
 
 
-def judged_beliefs(pairs: Sequence[PairRow]) -> list[Judged]:
+def judged_beliefs(pairs: Sequence[PairRow]) -> list[JudgedFigure]:
     """The speedups of all pairs as a plan answers, their acceptance believed."""
     predicted = predict_pairs(pairs, [None] * len(pairs))
     judged = []
     for place, pair in enumerate(pairs):
         if np.isfinite(predicted.speedup[place]):
             judged.append(
-                Judged(
+                JudgedFigure(
                     lane=pair.lane,
                     source=pair.origin,
                     figure="speedup, acceptance believed",

@@ -43,7 +43,7 @@ MAX_PUBLISHED_GAMMA = 64
 Group = tuple[str, str, str]
 
 
-class Observation(
+class PublishedTokens(
     msgspec.Struct,
     frozen=True,
     kw_only=True,
@@ -101,7 +101,7 @@ def validate_acceptance(paths: Sequence[str | Path] | None = None) -> dict[str, 
             continue
         rows, lines = read_rows(
             [path],
-            Observation,
+            PublishedTokens,
             one_of=("tokens_per_step", "accepted_over_drafted"),
         )
         for members in places([row.model] for row in rows).values():
@@ -114,11 +114,11 @@ def validate_acceptance(paths: Sequence[str | Path] | None = None) -> dict[str, 
     return {"groups": groups, "refused": refused}
 
 
-def _by_group(rows: Sequence[Observation]) -> list[tuple[Group, list[int]]]:
+def _by_group(rows: Sequence[PublishedTokens]) -> list[tuple[Group, list[int]]]:
     return sorted(places([row.group] for row in rows).items())
 
 
-def _groups_of_model(rows: Sequence[Observation]) -> list[dict[str, Any]]:
+def _groups_of_model(rows: Sequence[PublishedTokens]) -> list[dict[str, Any]]:
     """The groups of one model: errors of the law, and of a constant rate per cell fitted to the
     same rows.
     """
@@ -157,7 +157,7 @@ def _groups_of_model(rows: Sequence[Observation]) -> list[dict[str, Any]]:
 
 
 def _errors_of_deepest(
-    unfitted: Sequence[Observation], own: Sequence[int], errors: Mapping[str, Array]
+    unfitted: Sequence[PublishedTokens], own: Sequence[int], errors: Mapping[str, Array]
 ) -> dict[str, Any]:
     """A group's errors at the deepest gamma that was not fitted on."""
     gammas = [unfitted[index].gamma for index in own]
@@ -175,8 +175,8 @@ def _errors_of_deepest(
 
 
 def split_rows(
-    observations: Sequence[Observation],
-) -> tuple[list[Observation], list[Observation], dict[Group, float]]:
+    observations: Sequence[PublishedTokens],
+) -> tuple[list[PublishedTokens], list[PublishedTokens], dict[Group, float]]:
     """Rows to fit on, rows to predict, and the budget left out of each group that has no short
     blocks.
     """
@@ -202,7 +202,7 @@ def split_rows(
     return fitted, unfitted, left_out
 
 
-def _budget_to_leave_out(rows: Sequence[Observation]) -> float | None:
+def _budget_to_leave_out(rows: Sequence[PublishedTokens]) -> float | None:
     """The budget that lies inside the measured range of most contexts, the smaller of equals. None:
     no context has three budgets."""
     by_context: dict[float, set[float]] = defaultdict(set)
@@ -237,12 +237,12 @@ class CellFit:
                 shape[name] = self.values[name]
         return Law(rejection=0.5, **shape)
 
-    def first_rates(self, rows: Sequence[Observation]) -> Array:
+    def first_rates(self, rows: Sequence[PublishedTokens]) -> Array:
         """The rate at position 1 of each row, below 1."""
         log_rejections = np.array([self._log_rejection(row) for row in rows])
         return np.asarray(-np.expm1(np.minimum(log_rejections, -1e-9)))
 
-    def _log_rejection(self, row: Observation) -> float:
+    def _log_rejection(self, row: PublishedTokens) -> float:
         def distance(context: float) -> float:
             return abs(math.log(context / row.context))
 
@@ -252,7 +252,7 @@ class CellFit:
         deviation = self.values.get(row.cell, 0.0)
         return level - slope * math.log(row.budget / self.centre) + deviation
 
-    def tokens(self, rows: Sequence[Observation]) -> tuple[Array, Array]:
+    def tokens(self, rows: Sequence[PublishedTokens]) -> tuple[Array, Array]:
         """Mean tokens per step of the rows, and the variance of one step's."""
         gammas = np.array([row.gamma for row in rows])
         rates = self.law.rates_after(self.first_rates(rows), int(gammas.max()))
@@ -277,7 +277,7 @@ def _parameters(
     return free
 
 
-def fit_cells(rows: Sequence[Observation], *, has_shape: bool) -> CellFit:
+def fit_cells(rows: Sequence[PublishedTokens], *, has_shape: bool) -> CellFit:
     """Fits the law, or without a shape a constant rate per cell."""
     contexts: dict[Group, list[float]] = defaultdict(list)
     for group, context in sorted({(row.group, row.context) for row in rows}):

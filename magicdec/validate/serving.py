@@ -72,7 +72,7 @@ from magicdec.specs import (
     model_name,
 )
 from magicdec.units import MILLI
-from magicdec.validate.lanes import Judged, Lanes, check_source
+from magicdec.validate.lanes import JudgedFigure, Lanes, check_source
 from magicdec.validate.rows import (
     Count,
     Length,
@@ -433,7 +433,7 @@ def relative_errors(rows: Sequence[ServingRow]) -> Array:
     return errors
 
 
-def judged_servers(rows: Sequence[ServingRow]) -> list[Judged]:
+def judged_servers(rows: Sequence[ServingRow]) -> list[JudgedFigure]:
     """The figures of rows that neither queued nor were served from a cache: times of servers without
     a draft, and speedups."""
     judged = []
@@ -451,7 +451,7 @@ def judged_servers(rows: Sequence[ServingRow]) -> list[Judged]:
             of_engine = engine_error(row_setup(row, load_engine(row.engine)))
             of_kernels = float(np.sqrt(max(deviation**2 - of_engine**2, 0.0)))
         judged.append(
-            Judged(
+            JudgedFigure(
                 lane=row.lane,
                 source=row.origin,
                 figure=figure,

@@ -31,16 +31,16 @@ import numpy as np
 from magicdec.errors import ConfigError, MagicdecError
 from magicdec.perfmodel import (
     MIN_RATE,
-    Outcome,
     PassLimit,
     Requests,
     Server,
     Setup,
+    SimulatedTimes,
     alike,
     simulate,
     simulate_closed,
 )
-from magicdec.progress import Progress, Step
+from magicdec.progress import Progress, StepMessage
 from magicdec.schema import ErrorSummary
 from magicdec.specs import (
     AUTOREGRESSIVE,
@@ -223,7 +223,7 @@ class LoadRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def simulated(
         self, *, is_first: bool = True, work: PassLimit | None = None
-    ) -> Outcome:
+    ) -> SimulatedTimes:
         """The outcome of the measured number of requests. `is_first`: the server saw no load
         before this one."""
         if self.rate_rps is None:
@@ -239,7 +239,7 @@ class LoadRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             requests.cached_len[:SHARED_PROMPTS] = 0
         return simulate(server, requests, work=work)
 
-    def closed(self, users: int, *, work: PassLimit | None = None) -> Outcome:
+    def closed(self, users: int, *, work: PassLimit | None = None) -> SimulatedTimes:
         requests = self._requests(ROUNDS * users)
         return simulate_closed(self.server(requests), requests, users=users, work=work)
 
@@ -272,7 +272,7 @@ class LoadRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return 0
 
 
-def measures(outcome: Outcome) -> dict[str, float]:
+def measures(outcome: SimulatedTimes) -> dict[str, float]:
     """Every figure that a row may state, in its units."""
     figures = {"output_tok_s": outcome.tokens_per_s}
     times = (("ttft", outcome.ttft_s), ("tpot", outcome.tpot_s), ("e2e", outcome.e2e_s))
@@ -297,12 +297,12 @@ def validate_traffic(
     """
     loads, refused = read_rows(paths, LoadRow, one_of=("rate_rps", "concurrency"))
     work = PassLimit(MOST_LOAD_WORK)
-    figures: dict[tuple[object, ...], Judged | str] = {}
+    figures: dict[tuple[object, ...], JudgedLoad | str] = {}
     rows: list[dict[str, Any]] = []
     overloads: list[bool] = []
     servers: set[str] = set()
     for number, load in enumerate(loads):
-        progress(Step(load.where, done=number, total=len(loads)))
+        progress(StepMessage(load.where, done=number, total=len(loads)))
         is_first = load.source not in servers
         key = (load.simulated_alike, is_first)
         if key not in figures:
@@ -334,14 +334,14 @@ def validate_traffic(
     }
 
 
-class Judged(NamedTuple):
+class JudgedLoad(NamedTuple):
     """A simulated load."""
 
     figures: dict[str, float]
     is_overloaded: bool
 
 
-def _judged(load: LoadRow, *, is_first: bool, work: PassLimit) -> Judged | str:
+def _judged(load: LoadRow, *, is_first: bool, work: PassLimit) -> JudgedLoad | str:
     """The figures of a load, or the reason why it cannot be simulated. Raises CapacityError when
     the allowed work is spent."""
     try:
@@ -350,7 +350,7 @@ def _judged(load: LoadRow, *, is_first: bool, work: PassLimit) -> Judged | str:
         if work.is_spent:
             raise
         return str(error)
-    return Judged(measures(outcome), outcome.is_overloaded)
+    return JudgedLoad(measures(outcome), outcome.is_overloaded)
 
 
 def _groups(

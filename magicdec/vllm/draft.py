@@ -141,7 +141,7 @@ class DraftSampler:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Proposal:
+class BatchProposal:
     """Drafted tokens of each sequence of the batch, maybe none; and the distributions [B, T, V]
     they were drawn from, with the requests whose these are, where tokens were not certain."""
 
@@ -181,7 +181,7 @@ class SparseDraft:
         runner: Any,
         sampled_token_ids: Sequence[Sequence[int]],
         sampling: SamplingMetadata,
-    ) -> Proposal:
+    ) -> BatchProposal:
         """Drafts for each sequence that has just been given tokens; those still prefilling have
         none.
         """
@@ -191,7 +191,7 @@ class SparseDraft:
                 rows.append(row)
         none: list[list[int]] = [[] for _ in sampled_token_ids]
         if not rows:
-            return Proposal(token_ids=none)
+            return BatchProposal(token_ids=none)
         where: Rows
         if len(rows) < len(none):
             where = rows
@@ -206,7 +206,7 @@ class SparseDraft:
         else:
             gamma = self.gamma
         if gamma == 0:
-            return Proposal(token_ids=none)
+            return BatchProposal(token_ids=none)
         pending_B = [sampled_token_ids[row][-1] for row in rows]
         sampler = DraftSampler.of(
             sampling, rows, where, is_probabilistic=self._is_probabilistic
@@ -222,9 +222,9 @@ class SparseDraft:
         for row, tokens in zip(rows, tokens_BT.tolist(), strict=True):
             none[row] = tokens
         if probabilities_BTV is None:
-            return Proposal(token_ids=none)
+            return BatchProposal(token_ids=none)
         request_ids = [runner.input_batch.req_ids[row] for row in rows]
-        return Proposal(
+        return BatchProposal(
             token_ids=none, probabilities=probabilities_BTV, request_ids=request_ids
         )
 

@@ -12,10 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 import magicdec
-from magicdec.atlas.cells import Cell, cell_of, cells_of
+from magicdec.atlas.cells import AtlasCell, cell_of, cells_of
 from magicdec.atlas.page import markdown_cell, render_html, render_markdown, sections_of
 from magicdec.atlas.published import published_of
-from magicdec.atlas.questions import Atlas, Question, read_atlas
+from magicdec.atlas.questions import Atlas, AtlasQuestion, read_atlas
 from magicdec.cli import app, register_commands
 from magicdec.errors import ConfigError
 
@@ -57,7 +57,7 @@ def atlas(tmp_path_factory: pytest.TempPathFactory) -> Atlas:
 
 
 @pytest.fixture(scope="module")
-def cells(atlas: Atlas) -> list[Cell]:
+def cells(atlas: Atlas) -> list[AtlasCell]:
     """The small atlas answered, once for the tests that only read it."""
     return list(cells_of(atlas))
 
@@ -87,7 +87,9 @@ def test_a_cell_is_the_plan_that_its_command_asks_for(atlas: Atlas) -> None:
     )
 
 
-def test_a_model_that_does_not_fit_is_a_cell_with_its_reason(cells: list[Cell]) -> None:
+def test_a_model_that_does_not_fit_is_a_cell_with_its_reason(
+    cells: list[AtlasCell],
+) -> None:
     refused = [cell for cell in cells if cell.answer is None]
     assert {(cell.model, cell.device) for cell in refused} >= {
         ("llama-3.1-70b", "rtx-4090-24gb")
@@ -96,7 +98,7 @@ def test_a_model_that_does_not_fit_is_a_cell_with_its_reason(cells: list[Cell]) 
 
 
 def test_the_page_links_to_each_cell_and_loads_nothing(
-    atlas: Atlas, cells: list[Cell]
+    atlas: Atlas, cells: list[AtlasCell]
 ) -> None:
     page = render_html(atlas, cells)
     for cell in cells:
@@ -109,7 +111,7 @@ def test_the_page_links_to_each_cell_and_loads_nothing(
 
 
 def test_the_tables_have_a_row_for_each_model_and_load(
-    atlas: Atlas, cells: list[Cell]
+    atlas: Atlas, cells: list[AtlasCell]
 ) -> None:
     text = render_markdown(atlas, cells)
     rows = [line for line in text.splitlines() if line.startswith("| llama")]
@@ -117,7 +119,7 @@ def test_the_tables_have_a_row_for_each_model_and_load(
 
 
 def test_each_section_has_its_format_and_what_was_measured_there(
-    cells: list[Cell],
+    cells: list[AtlasCell],
 ) -> None:
     sections = list(sections_of(cells))
     assert all(
@@ -144,7 +146,7 @@ def test_cells_of_the_shipped_page_are_what_plans_say_now(first: int) -> None:
     shown = shipped_cells(atlas)
     assert len(atlas.models) == 20
     for number in range(first, len(atlas.models), 4):
-        question = Question(
+        question = AtlasQuestion(
             model=atlas.models[number].name,
             device=atlas.devices[number % len(atlas.devices)],
             load=atlas.loads[(number + number // len(atlas.loads)) % len(atlas.loads)],

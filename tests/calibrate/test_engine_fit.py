@@ -18,7 +18,7 @@ from magicdec.calibrate.engine import (
     fit_engine,
     predicted_steps,
 )
-from magicdec.calibrate.local_profile import Point
+from magicdec.calibrate.local_profile import TimedPoint
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
@@ -63,7 +63,7 @@ def timed(
     noise: float = 0.0,
     seed: int = 0,
     machine: Callable[[int], tuple[float, float]] | None = None,
-) -> list[Point]:
+) -> list[TimedPoint]:
     """What engine.py would time of an engine with these constants. `machine`: how much slower memory and arithmetic
     are at each shape, which the reference kernels found too."""
     rng = np.random.default_rng(seed)
@@ -114,13 +114,13 @@ def timed(
                     attention_s = float(groups["attention"][0])
                 seconds[name] = memory * attention_s + compute * (usual_s - attention_s)
         points += [
-            Point(name, row, [s * np.exp(noise * rng.normal())] * 3, speeds)
+            TimedPoint(name, row, [s * np.exp(noise * rng.normal())] * 3, speeds)
             for name, s in seconds.items()
         ]
     return points
 
 
-def fit(points: list[Point]) -> EngineFit:
+def fit(points: list[TimedPoint]) -> EngineFit:
     return fit_engine(points, model=MODEL, hardware=HARDWARE, precision=BF16, base=BASE)
 
 
@@ -205,13 +205,13 @@ def head_phases(
     return {"head draft": terms.draft.total_s, "head upkeep": terms.upkeep.total_s}
 
 
-def timed_head(truth: EngineProfile) -> list[Point]:
+def timed_head(truth: EngineProfile) -> list[TimedPoint]:
     points = []
     for shape in HEAD_SHAPES:
         row = shape.columns(is_greedy=False)
         columns = {name: np.array([float(value)]) for name, value in row.items()}
         for name, seconds in head_phases(columns, truth).items():
-            points.append(Point(name, row, [float(seconds[0])] * 3))
+            points.append(TimedPoint(name, row, [float(seconds[0])] * 3))
     return points
 
 

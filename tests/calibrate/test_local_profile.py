@@ -10,7 +10,7 @@ import pytest
 
 from magicdec.calibrate.local_profile import (
     LocalProfile,
-    Point,
+    TimedPoint,
     load_local_profile,
     save_points,
 )
@@ -35,7 +35,7 @@ def test_a_profile_comes_back_from_its_files_whatever_lies_beside_them(
     )
     profile.save(tmp_path / "local.toml")
     file = save_points(
-        [Point("linear", {"m": 4}, [1.0, 2.0, 3.0, 4.0])], tmp_path / "local.toml"
+        [TimedPoint("linear", {"m": 4}, [1.0, 2.0, 3.0, 4.0])], tmp_path / "local.toml"
     )
     assert load_local_profile(tmp_path / "local.toml") == profile
     (point,) = json.loads(file.read_text())

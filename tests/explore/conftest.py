@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from magicdec.explore.explorer import Explorer
-from magicdec.explore.server import Server
+from magicdec.explore.server import ExplorerServer
 from magicdec.explore.state import Catalog
 from tests.headless import driver  # noqa: F401  # a fixture
 
@@ -19,8 +19,8 @@ def explorer() -> Explorer:
 
 
 @pytest.fixture(scope="session")
-def server(explorer: Explorer) -> Iterator[Server]:
-    with Server(explorer) as running:
+def server(explorer: Explorer) -> Iterator[ExplorerServer]:
+    with ExplorerServer(explorer) as running:
         thread = threading.Thread(target=running.serve_forever)
         thread.start()
         yield running

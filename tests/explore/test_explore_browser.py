@@ -16,7 +16,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from magicdec.explore.explorer import FIGURES, OF_ARRIVALS
-from magicdec.explore.server import Server
+from magicdec.explore.server import ExplorerServer
 from tests.headless import DESKTOP, PHONE, accessibility_faults, opened, too_wide
 from tests.processes import still_alive_after
 
@@ -43,14 +43,14 @@ def says(page: webdriver.Chrome, text: str) -> None:
 
 
 @pytest.fixture
-def page(driver: webdriver.Chrome, server: Server) -> webdriver.Chrome:
+def page(driver: webdriver.Chrome, server: ExplorerServer) -> webdriver.Chrome:
     return settled(
         opened(driver, f"{server.url}?context=4096")
     )  # where the usual batch fits
 
 
 def test_it_opens_with_an_answer_figures_and_no_errors(
-    page: webdriver.Chrome, server: Server
+    page: webdriver.Chrome, server: ExplorerServer
 ) -> None:
     assert re.search(r"\d\.\d\dx", verdict(page))
     shown = [
@@ -201,7 +201,7 @@ def test_the_answer_is_said_to_those_who_cannot_see_it(page: webdriver.Chrome) -
 
 @pytest.mark.parametrize("size", [PHONE, DESKTOP])
 def test_the_answer_and_the_first_figure_are_on_the_first_screen(
-    driver: webdriver.Chrome, server: Server, size: tuple[int, int]
+    driver: webdriver.Chrome, server: ExplorerServer, size: tuple[int, int]
 ) -> None:
     page = settled(opened(driver, server.url, size))
     top = "return document.querySelector(arguments[0]).getBoundingClientRect().top"
@@ -214,7 +214,7 @@ def test_the_answer_and_the_first_figure_are_on_the_first_screen(
 
 @pytest.mark.parametrize("size", [PHONE, (320, 640), DESKTOP])
 def test_nothing_overflows(
-    driver: webdriver.Chrome, server: Server, size: tuple[int, int]
+    driver: webdriver.Chrome, server: ExplorerServer, size: tuple[int, int]
 ) -> None:
     page = settled(opened(driver, server.url, size))
     assert too_wide(page) == []
@@ -222,7 +222,7 @@ def test_nothing_overflows(
 
 
 def test_the_dark_theme_reaches_controls_and_figures(
-    driver: webdriver.Chrome, server: Server
+    driver: webdriver.Chrome, server: ExplorerServer
 ) -> None:
     script = """
         return ['body', '#controls select', '#figures svg text'].map((s) => {
@@ -236,7 +236,9 @@ def test_the_dark_theme_reaches_controls_and_figures(
     assert dark == ["rgb(20, 24, 28)", "rgb(20, 24, 28)", "rgb(233, 236, 239)"]
 
 
-def test_it_answers_with_scripts_off(driver: webdriver.Chrome, server: Server) -> None:
+def test_it_answers_with_scripts_off(
+    driver: webdriver.Chrome, server: ExplorerServer
+) -> None:
     page = opened(driver, server.url, scripts=False)
     try:
         field = page.find_element(By.NAME, "batch")
@@ -256,7 +258,7 @@ def test_it_answers_with_scripts_off(driver: webdriver.Chrome, server: Server) -
 @pytest.mark.parametrize("size", [PHONE, DESKTOP])
 @pytest.mark.parametrize("dark", [False, True])
 def test_axe_finds_no_serious_fault(
-    driver: webdriver.Chrome, server: Server, size: tuple[int, int], dark: bool
+    driver: webdriver.Chrome, server: ExplorerServer, size: tuple[int, int], dark: bool
 ) -> None:
     page = settled(opened(driver, server.url, size, dark=dark))
     page.find_element(By.ID, "pin").click()
@@ -333,7 +335,7 @@ def test_the_drafts_follow_the_model(page: webdriver.Chrome) -> None:
 
 @pytest.mark.parametrize("size", [PHONE, DESKTOP])
 def test_task_limits_and_rate_are_on_the_first_screen(
-    driver: webdriver.Chrome, server: Server, size: tuple[int, int]
+    driver: webdriver.Chrome, server: ExplorerServer, size: tuple[int, int]
 ) -> None:
     page = settled(opened(driver, f"{server.url}?context=4096", size))
     bottom = (

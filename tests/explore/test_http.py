@@ -19,7 +19,7 @@ import pytest
 import magicdec
 from magicdec.errors import ConfigError
 from magicdec.explore.explorer import FIGURES, OF_ARRIVALS, Explorer
-from magicdec.explore.server import Server
+from magicdec.explore.server import ExplorerServer
 from magicdec.perfmodel.planner import PlanRequest, make_plan
 from magicdec.schema.plan import Choice, plan_of
 from tests.pace import cpu_seconds, slowness
@@ -28,7 +28,7 @@ from tests.processes import Program
 FIXED = "draft=streamingllm&budget=512&gamma=3&batch=48&context=65536"
 
 
-def get(server: Server, path: str) -> tuple[int, str]:
+def get(server: ExplorerServer, path: str) -> tuple[int, str]:
     try:
         with urllib.request.urlopen(
             server.url + path.removeprefix("/"), timeout=60
@@ -49,7 +49,7 @@ def direct() -> Choice:
     return make_plan(request).choice
 
 
-def test_the_answer_is_the_planners(server: Server) -> None:
+def test_the_answer_is_the_planners(server: ExplorerServer) -> None:
     status, text = get(server, f"/answer?{FIXED}")
     assert status == 200
     assert f"{direct().left_out.speedup:.2f}x" in text
@@ -57,7 +57,7 @@ def test_the_answer_is_the_planners(server: Server) -> None:
     assert plan_of(document).choice == direct()
 
 
-def test_the_page_holds_the_answer_without_scripts(server: Server) -> None:
+def test_the_page_holds_the_answer_without_scripts(server: ExplorerServer) -> None:
     status, text = get(server, f"/?{FIXED}")
     assert status == 200
     assert f"{direct().left_out.speedup:.2f}x" in text
@@ -85,7 +85,7 @@ def test_the_page_holds_the_answer_without_scripts(server: Server) -> None:
     ],
 )
 def test_bad_input_is_one_line_and_status_400(
-    server: Server, query: str, message: str
+    server: ExplorerServer, query: str, message: str
 ) -> None:
     quoted = query.replace("<", "%3C").replace(">", "%3E")
     for path in ("/answer", "/"):
@@ -99,7 +99,7 @@ def test_bad_input_is_one_line_and_status_400(
         assert "<script>alert" not in text
 
 
-def test_figures_are_the_reports(server: Server) -> None:
+def test_figures_are_the_reports(server: ExplorerServer) -> None:
     for name in FIGURES:
         status, text = get(server, f"/figure/{name}?draft=streamingllm")
         assert status == 200
@@ -111,7 +111,7 @@ def test_figures_are_the_reports(server: Server) -> None:
     )  # one gamma makes no curve
 
 
-def test_other_addresses_are_not_there(server: Server) -> None:
+def test_other_addresses_are_not_there(server: ExplorerServer) -> None:
     for path in (
         "/favicon.ico",
         "/figure/residuals",
@@ -121,7 +121,7 @@ def test_other_addresses_are_not_there(server: Server) -> None:
         assert get(server, path)[0] == 404
 
 
-def test_a_page_of_elsewhere_cannot_ask(server: Server) -> None:
+def test_a_page_of_elsewhere_cannot_ask(server: ExplorerServer) -> None:
     """A name that somebody points at 127.0.0.1 is refused, as is a request without one."""
     for host, expected in (
         ("evil.example", 403),
@@ -141,10 +141,12 @@ def test_a_page_of_elsewhere_cannot_ask(server: Server) -> None:
 
 def test_beyond_loopback_it_answers_to_allowed_names_only(explorer: Explorer) -> None:
     with pytest.raises(ConfigError, match="--allow-host"):
-        Server(explorer, "0.0.0.0")
+        ExplorerServer(explorer, "0.0.0.0")
     with pytest.raises(ConfigError, match="without a port"):
-        Server(explorer, "0.0.0.0", allowed_hosts=["planner.example.org:80"])
-    with Server(explorer, "0.0.0.0", allowed_hosts=["Planner.example.org"]) as server:
+        ExplorerServer(explorer, "0.0.0.0", allowed_hosts=["planner.example.org:80"])
+    with ExplorerServer(
+        explorer, "0.0.0.0", allowed_hosts=["Planner.example.org"]
+    ) as server:
         for host, expected in (
             ("planner.example.org:80", True),
             ("localhost", True),
@@ -154,7 +156,7 @@ def test_beyond_loopback_it_answers_to_allowed_names_only(explorer: Explorer) ->
             assert server.answers(host) is expected
 
 
-def test_formats_limits_and_the_engine_are_the_plans(server: Server) -> None:
+def test_formats_limits_and_the_engine_are_the_plans(server: ExplorerServer) -> None:
     query = (
         "hardware=h100-sxm-80gb&weight_dtype=fp8&kv_dtype=fp8&tpot_ms=30&engine=vllm"
     )
@@ -173,10 +175,10 @@ def test_formats_limits_and_the_engine_are_the_plans(server: Server) -> None:
 
 
 def test_a_port_that_is_taken_is_the_users_error(
-    server: Server, explorer: Explorer
+    server: ExplorerServer, explorer: Explorer
 ) -> None:
     with pytest.raises(ConfigError, match="--port 0 takes a free one"):
-        Server(explorer, port=server.server_address[1])
+        ExplorerServer(explorer, port=server.server_address[1])
 
 
 def test_answers_come_within_a_fifth_of_a_second(explorer: Explorer) -> None:

@@ -15,7 +15,7 @@ from test_http import get
 import magicdec
 from magicdec.errors import ConfigError
 from magicdec.explore.controls import CONTROLS, MAIN
-from magicdec.explore.server import Server
+from magicdec.explore.server import ExplorerServer
 from magicdec.explore.state import DRAFT_CHOICES, Catalog, link
 from magicdec.perfmodel.kernels.profile import hardware_aliases
 from magicdec.schema.request import request_options
@@ -106,7 +106,7 @@ def test_every_model_device_and_alias_is_suggested() -> None:
         assert alias in (name, *devices[name].split(", "))
 
 
-def test_the_page_carries_the_names_for_typing_ahead(server: Server) -> None:
+def test_the_page_carries_the_names_for_typing_ahead(server: ExplorerServer) -> None:
     text = get(server, "/?context=1024&batch=4")[1]
     listed = re.search(r'<datalist id="names-model">(.*?)</datalist>', text, re.DOTALL)
     assert listed is not None
@@ -125,7 +125,7 @@ def test_the_page_carries_the_names_for_typing_ahead(server: Server) -> None:
     ],
 )
 def test_only_drafts_that_can_exist_are_offered(
-    server: Server, query: str, has: set[str], lacks: set[str]
+    server: ExplorerServer, query: str, has: set[str], lacks: set[str]
 ) -> None:
     offered = json.loads(get(server, f"/drafts?{query}")[1])
     assert set(offered) >= has
@@ -141,14 +141,18 @@ def test_only_drafts_that_can_exist_are_offered(
         "model=gpt-oss-120b&hardware=h100&engine=sglang&context=4096&batch=8",
     ],
 )
-def test_every_offered_draft_can_be_asked_for(server: Server, query: str) -> None:
+def test_every_offered_draft_can_be_asked_for(
+    server: ExplorerServer, query: str
+) -> None:
     """Each gives an answer, or says what acceptance it lacks; none is refused as impossible."""
     for draft in json.loads(get(server, f"/drafts?{query}")[1]):
         status, text = get(server, f"/answer?{query}&draft={draft}")
         assert status == 200, (draft, text)
 
 
-def test_a_chosen_draft_stays_in_the_list_with_its_error(server: Server) -> None:
+def test_a_chosen_draft_stays_in_the_list_with_its_error(
+    server: ExplorerServer,
+) -> None:
     status, text = get(server, "/?model=qwen3-8b&draft=llama-3.2-1b&context=1024")
     assert status == 400
     assert "a draft needs its target" in unescape(text)
@@ -170,7 +174,7 @@ def test_every_number_and_switch_of_a_plan_is_a_control() -> None:
     assert set(DRAFT_CHOICES) & set(CATALOG.drafts(CATALOG.start))
 
 
-def test_switches_and_shares_reach_the_planner(server: Server) -> None:
+def test_switches_and_shares_reach_the_planner(server: ExplorerServer) -> None:
     query = "hardware=h100&context=4096&batch=8&plugin=yes&cached=50%25&top_p=0.9"
     document = json.loads(get(server, f"/plan.json?{query}")[1])
     asked = magicdec.plan(

@@ -14,7 +14,7 @@ from test_rate import awaited
 from typer.testing import CliRunner
 
 from magicdec.cli import app, register_commands
-from magicdec.explore.server import Server
+from magicdec.explore.server import ExplorerServer
 from magicdec.explore.state import EXAMPLE
 from magicdec.reports.sentences import acceptance_line, first_line, traffic_line
 from magicdec.schema.plan import Plan, plan_of
@@ -77,7 +77,7 @@ def check_page(page: str, plan: Plan) -> None:
 
 @pytest.mark.parametrize("query", QUESTIONS)
 def test_page_and_command_line_agree(
-    server: Server, query: str, tmp_path: Path
+    server: ExplorerServer, query: str, tmp_path: Path
 ) -> None:
     status, page = get(server, f"/answer?{query}")
     assert status == 200, page
@@ -91,7 +91,7 @@ def test_page_and_command_line_agree(
 
 
 @pytest.mark.slow
-def test_a_rate_agrees_too(server: Server, tmp_path: Path) -> None:
+def test_a_rate_agrees_too(server: ExplorerServer, tmp_path: Path) -> None:
     status, page, _ = awaited(server, EXAMPLE)
     assert status == 200
     shown = json.loads(get(server, f"/plan.json?{EXAMPLE}")[1])

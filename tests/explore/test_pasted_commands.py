@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from magicdec.cli import app, register_commands
 from magicdec.errors import MagicdecError
 from magicdec.explore.pasted import MOST_CPU_S, pasted
-from magicdec.explore.server import Server
+from magicdec.explore.server import ExplorerServer
 from magicdec.explore.state import Catalog
 from magicdec.live.check import AskedLoad, check_command
 from magicdec.live.check_text import lines_of
@@ -61,7 +61,7 @@ spec:
 """
 
 
-def post(server: Server, path: str, **fields: str) -> tuple[int, str]:
+def post(server: ExplorerServer, path: str, **fields: str) -> tuple[int, str]:
     request = urllib.request.Request(
         server.url + path, data=urllib.parse.urlencode(fields).encode(), method="POST"
     )
@@ -84,7 +84,7 @@ def filled(page: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("command", [VLLM, SGLANG, TRTLLM, COMPOSE])
-def test_it_says_what_check_says(server: Server, command: str) -> None:
+def test_it_says_what_check_says(server: ExplorerServer, command: str) -> None:
     status, page = post(server, "check", command=command, state="hardware=h100")
     assert status == 200
     result = check_command(
@@ -93,7 +93,7 @@ def test_it_says_what_check_says(server: Server, command: str) -> None:
     assert texts(page) == [line.text for line in lines_of(result)]
 
 
-def test_the_terminal_says_the_same(server: Server, tmp_path: Path) -> None:
+def test_the_terminal_says_the_same(server: ExplorerServer, tmp_path: Path) -> None:
     if not app.registered_commands:
         register_commands()
     file = tmp_path / "serve.sh"
@@ -107,7 +107,7 @@ def test_the_terminal_says_the_same(server: Server, tmp_path: Path) -> None:
     assert all(re.sub(r"\s+", " ", text) in said for text in texts(page))
 
 
-def test_the_controls_ask_for_the_command_as_it_is(server: Server) -> None:
+def test_the_controls_ask_for_the_command_as_it_is(server: ExplorerServer) -> None:
     _, page = post(server, "check", command=VLLM, state="hardware=h100&batch=64")
     assert filled(page) == {
         "model": "meta-llama/Llama-3.1-8B-Instruct",
@@ -135,14 +135,14 @@ def test_the_controls_ask_for_the_command_as_it_is(server: Server) -> None:
     assert (state.draft_method, state.gamma) == ("eagle3", 5)
 
 
-def test_a_manifest_names_its_devices(server: Server) -> None:
+def test_a_manifest_names_its_devices(server: ExplorerServer) -> None:
     _, page = post(server, "check", command=KUBERNETES, state="")
     assert filled(page)["hardware"] == "l40s-48gb"
     _, page = post(server, "check", command=KUBERNETES, state="hardware=h100")
     assert filled(page)["hardware"] == "h100-sxm-80gb"
 
 
-def test_what_is_not_understood_is_one_line(server: Server) -> None:
+def test_what_is_not_understood_is_one_line(server: ExplorerServer) -> None:
     _, page = post(server, "check", command=VLLM, state="")
     assert [text for text in texts(page) if text.startswith("not understood")] == [
         "not understood (not in vLLM 0.32–0.33): --frobnicate"
@@ -179,7 +179,7 @@ def test_what_cannot_be_read_is_one_line(command: str, message: str) -> None:
 
 @pytest.mark.parametrize(("command", "message"), [UNREADABLE[1], *UNREADABLE[-2:]])
 def test_a_refusal_is_one_line_of_the_page(
-    server: Server, command: str, message: str
+    server: ExplorerServer, command: str, message: str
 ) -> None:
     status, page = post(server, "check", command=command, state="")
     assert status == 400
@@ -188,7 +188,7 @@ def test_a_refusal_is_one_line_of_the_page(
     assert "<script>alert" not in page
 
 
-def test_a_command_reads_no_file(server: Server, tmp_path: Path) -> None:
+def test_a_command_reads_no_file(server: ExplorerServer, tmp_path: Path) -> None:
     secret = tmp_path / "secret.yaml"
     secret.write_text("speculative_config: {decoding_type: NGram, max_draft_len: 3}")
     command = f"{TRTLLM} --extra_llm_api_options {secret}"
@@ -198,7 +198,7 @@ def test_a_command_reads_no_file(server: Server, tmp_path: Path) -> None:
     assert "draft" not in filled(page)
 
 
-def test_it_works_with_scripts_off(server: Server) -> None:
+def test_it_works_with_scripts_off(server: ExplorerServer) -> None:
     """The form of the page sends the command alone and gets the whole page."""
     status, page = post(server, "", command=VLLM)
     assert status == 200
@@ -207,7 +207,7 @@ def test_it_works_with_scripts_off(server: Server) -> None:
     assert "--frobnicate" in page
 
 
-def test_too_long_a_command_is_refused(server: Server) -> None:
+def test_too_long_a_command_is_refused(server: ExplorerServer) -> None:
     status, page = post(server, "check", command="vllm serve " + "x" * 1_100_000)
     assert status == 400
     assert "too long" in page
@@ -227,7 +227,9 @@ MERGED = "a0: &a0 {x: 1}\n" + "\n".join(
     ],
     ids=["merge keys", "blanks", "images"],
 )
-def test_what_is_written_to_take_forever_ends(server: Server, text: str) -> None:
+def test_what_is_written_to_take_forever_ends(
+    server: ExplorerServer, text: str
+) -> None:
     begun = time.monotonic()
     status, page = post(server, "check", command=text, state="")
     assert status in (200, 400)
@@ -259,7 +261,7 @@ def test_a_process_is_bound_in_time_and_memory() -> None:
     assert large == "MemoryError"
 
 
-def test_what_a_client_asked_ends_with_it(server: Server) -> None:
+def test_what_a_client_asked_ends_with_it(server: ExplorerServer) -> None:
     """A question whose client hangs up leaves no process."""
     body = urllib.parse.urlencode({"command": VLLM + " " * 9}).encode()
     before = set(multiprocessing.active_children())

@@ -23,7 +23,7 @@ from slow_plans import answer_when_told
 
 from magicdec.explore import computation
 from magicdec.explore.explorer import Explorer
-from magicdec.explore.server import Server
+from magicdec.explore.server import ExplorerServer
 from magicdec.explore.state import Catalog
 from magicdec.perfmodel.planner import Plan, PlanRequest, make_plan
 
@@ -68,8 +68,8 @@ def slow_plans(
 
 
 @pytest.fixture
-def page(slow_plans: SlowPlans) -> Iterator[Server]:
-    with Server(Explorer(Catalog.given())) as running:
+def page(slow_plans: SlowPlans) -> Iterator[ExplorerServer]:
+    with ExplorerServer(Explorer(Catalog.given())) as running:
         thread = threading.Thread(target=running.serve_forever)
         thread.start()
         yield running
@@ -80,7 +80,12 @@ def page(slow_plans: SlowPlans) -> Iterator[Server]:
 
 
 def ask(
-    server: Server, path: str, *, asker: str = "", method: str = "GET", **headers: str
+    server: ExplorerServer,
+    path: str,
+    *,
+    asker: str = "",
+    method: str = "GET",
+    **headers: str,
 ) -> tuple[int, str]:
     connection = http.client.HTTPConnection(
         "127.0.0.1", server.server_address[1], timeout=60
@@ -95,7 +100,7 @@ def ask(
     return response.status, text
 
 
-def answer(server: Server, rate: float, **options: str) -> tuple[int, str]:
+def answer(server: ExplorerServer, rate: float, **options: str) -> tuple[int, str]:
     return ask(server, "/answer?" + QUESTION.format(rate), **options)
 
 
@@ -116,7 +121,7 @@ def is_alive(process: int) -> bool:
 
 
 def test_open_questions_take_turns_and_none_begins_twice(
-    page: Server, slow_plans: SlowPlans
+    page: ExplorerServer, slow_plans: SlowPlans
 ) -> None:
     rates = list(range(1, computation.MOST_RUNNING + 4))
     for _ in range(5):
@@ -133,7 +138,7 @@ def test_open_questions_take_turns_and_none_begins_twice(
 
 
 def test_many_askers_of_one_state_share_one_computation(
-    page: Server, slow_plans: SlowPlans
+    page: ExplorerServer, slow_plans: SlowPlans
 ) -> None:
     with ThreadPoolExecutor(8) as pool:
         documents = [
@@ -147,7 +152,7 @@ def test_many_askers_of_one_state_share_one_computation(
 
 
 def test_who_withdraws_takes_no_answer_from_others(
-    page: Server, slow_plans: SlowPlans
+    page: ExplorerServer, slow_plans: SlowPlans
 ) -> None:
     with ThreadPoolExecutor(2) as pool:
         figure = pool.submit(ask, page, "/plan.json?" + QUESTION.format(3))
@@ -163,7 +168,7 @@ def test_who_withdraws_takes_no_answer_from_others(
 
 
 def test_the_last_who_withdraws_ends_it_and_its_own_wait_is_a_conflict(
-    page: Server, slow_plans: SlowPlans
+    page: ExplorerServer, slow_plans: SlowPlans
 ) -> None:
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(
@@ -181,7 +186,7 @@ def test_the_last_who_withdraws_ends_it_and_its_own_wait_is_a_conflict(
 
 
 def test_a_client_that_has_gone_no_longer_waits(
-    page: Server, slow_plans: SlowPlans
+    page: ExplorerServer, slow_plans: SlowPlans
 ) -> None:
     connection = http.client.HTTPConnection(
         "127.0.0.1", page.server_address[1], timeout=60
@@ -194,7 +199,7 @@ def test_a_client_that_has_gone_no_longer_waits(
 
 
 def test_a_killed_process_gives_a_line_and_the_next_question_begins_anew(
-    page: Server, slow_plans: SlowPlans
+    page: ExplorerServer, slow_plans: SlowPlans
 ) -> None:
     assert answer(page, 6, asker="one")[0] == 202
     until(lambda: bool(slow_plans.begun()))
@@ -208,7 +213,7 @@ def test_a_killed_process_gives_a_line_and_the_next_question_begins_anew(
 
 
 def test_the_line_of_a_killed_process_names_the_signal(
-    page: Server, slow_plans: SlowPlans
+    page: ExplorerServer, slow_plans: SlowPlans
 ) -> None:
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(ask, page, "/plan.json?" + QUESTION.format(7))
@@ -245,7 +250,7 @@ def test_the_line_of_a_killed_process_names_the_signal(
 )
 @pytest.mark.parametrize("path", ["/answer", "/plan.json", "/figure/traffic", "/"])
 def test_other_origins_start_nothing(
-    page: Server, slow_plans: SlowPlans, headers: dict[str, str], path: str
+    page: ExplorerServer, slow_plans: SlowPlans, headers: dict[str, str], path: str
 ) -> None:
     status, _ = ask(page, f"{path}?" + QUESTION.format(8), **headers)
     assert status == 403
@@ -253,7 +258,7 @@ def test_other_origins_start_nothing(
 
 
 def test_a_link_from_elsewhere_opens_the_page_which_then_asks_itself(
-    page: Server, slow_plans: SlowPlans
+    page: ExplorerServer, slow_plans: SlowPlans
 ) -> None:
     link = {
         "Sec_Fetch_Site": "cross-site",
@@ -269,7 +274,7 @@ def test_a_link_from_elsewhere_opens_the_page_which_then_asks_itself(
 
 
 def test_too_many_questions_are_refused_in_a_line(
-    page: Server, slow_plans: SlowPlans, monkeypatch: pytest.MonkeyPatch
+    page: ExplorerServer, slow_plans: SlowPlans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(computation, "MOST_WAITING", 2)
     for rate in range(1, computation.MOST_RUNNING + 3):
@@ -281,7 +286,9 @@ def test_too_many_questions_are_refused_in_a_line(
 
 
 def test_a_bug_is_answered_and_shown(
-    page: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    page: ExplorerServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def broken(*_: object) -> None:
         raise IndexError("planted")

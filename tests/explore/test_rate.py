@@ -16,7 +16,7 @@ from test_http import get
 
 import magicdec
 from magicdec.explore import computation
-from magicdec.explore.server import Server
+from magicdec.explore.server import ExplorerServer
 from magicdec.explore.state import EXAMPLE
 from tests.processes import still_alive_after
 from tests.same import assert_same
@@ -26,7 +26,7 @@ ASKED = EXAMPLE.replace("gen_len=64", "gen_len=60")
 """A rate that no other test asks for: its answer is not there yet."""
 
 
-def awaited(server: Server, query: str) -> tuple[int, str, list[float]]:
+def awaited(server: ExplorerServer, query: str) -> tuple[int, str, list[float]]:
     """The answer, with the shares done that were said until then."""
     shares, end = [], time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
@@ -62,7 +62,7 @@ def gone(process: multiprocessing.process.BaseProcess) -> bool:
     return not still_alive_after(PATIENCE_S, [process.pid])
 
 
-def test_progress_comes_first_then_the_answer_of_plan(server: Server) -> None:
+def test_progress_comes_first_then_the_answer_of_plan(server: ExplorerServer) -> None:
     status, text, shares = awaited(server, ASKED)
     assert status == HTTPStatus.OK
     assert shares == sorted(shares)
@@ -85,7 +85,7 @@ def test_progress_comes_first_then_the_answer_of_plan(server: Server) -> None:
 
 
 def test_a_question_that_is_given_up_ends_and_the_page_answers_meanwhile(
-    server: Server,
+    server: ExplorerServer,
 ) -> None:
     query = EXAMPLE.replace("rate=1", "rate=2")
     before = set(multiprocessing.active_children())
@@ -109,7 +109,7 @@ def test_a_question_that_is_given_up_ends_and_the_page_answers_meanwhile(
 
 
 def test_one_that_nobody_asks_for_any_more_ends_too(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: ExplorerServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(computation, "PATIENCE_S", 0.5)
     before = set(multiprocessing.active_children())
@@ -121,7 +121,7 @@ def test_one_that_nobody_asks_for_any_more_ends_too(
     assert gone(process)
 
 
-def test_an_error_of_the_planner_is_the_one_line(server: Server) -> None:
+def test_an_error_of_the_planner_is_the_one_line(server: ExplorerServer) -> None:
     status, text, _ = awaited(server, "rate=4&context=1024&gen_len=0")
     assert status == HTTPStatus.BAD_REQUEST
     assert "a rate needs lengths" in text

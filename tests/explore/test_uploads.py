@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from magicdec.cli import app, register_commands
 from magicdec.errors import ConfigError
 from magicdec.explore import uploads
-from magicdec.explore.server import Server
+from magicdec.explore.server import ExplorerServer
 from magicdec.explore.uploads import Uploads
 from tests.same import assert_same
 
@@ -29,7 +29,7 @@ TRACE = "arrival,prompt,output\n" + "".join(
 ASKED = "model=llama-3.1-8b&hardware=l4-24gb&draft=ngram&gpus=4&p95_tpot_ms=80"
 
 
-def send(server: Server, name: str, content: bytes) -> tuple[int, str]:
+def send(server: ExplorerServer, name: str, content: bytes) -> tuple[int, str]:
     address = f"{server.url}upload?{urllib.parse.urlencode({'name': name})}"
     request = urllib.request.Request(address, data=content, method="POST")
     try:
@@ -45,7 +45,7 @@ def line_of(page: str) -> str:
 
 
 def test_a_trace_is_planned_as_on_the_command_line(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: ExplorerServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     status, token = send(server, "My requests (1).csv", TRACE.encode())
     assert status == 200
@@ -67,7 +67,7 @@ def test_a_trace_is_planned_as_on_the_command_line(
     assert_same(json.loads(done.stdout), shown)
 
 
-def test_a_schedule_is_a_rate_of_a_link(server: Server) -> None:
+def test_a_schedule_is_a_rate_of_a_link(server: ExplorerServer) -> None:
     query = "model=llama-3.1-8b&hardware=l4-24gb&context=512&gen_len=32&draft=ngram&rate=1@0,3@60"
     status, page, _ = awaited(server, query)
     assert status == 200, page
@@ -94,7 +94,7 @@ def test_a_schedule_is_a_rate_of_a_link(server: Server) -> None:
     ],
 )
 def test_hostile_files_get_one_line(
-    server: Server, name: str, content: bytes, message: str
+    server: ExplorerServer, name: str, content: bytes, message: str
 ) -> None:
     status, token = send(server, name, content)
     assert status == 200
@@ -113,7 +113,9 @@ def test_hostile_files_get_one_line(
         ("x" * 500, "requests are read from"),
     ],
 )
-def test_other_files_are_refused(server: Server, name: str, message: str) -> None:
+def test_other_files_are_refused(
+    server: ExplorerServer, name: str, message: str
+) -> None:
     status, page = send(server, name, b"arrival,prompt,output\n")
     assert status == 400
     assert message in line_of(page)
@@ -140,7 +142,7 @@ def test_the_oldest_are_forgotten_and_equal_files_are_one() -> None:
 
 
 def test_too_many_bytes_are_refused(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: ExplorerServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ConfigError, match="is larger than 32 MB"):
         Uploads().add("a.csv", iter(lambda: b"x" * 1_000_000, b""))
@@ -158,7 +160,9 @@ def test_too_many_bytes_are_refused(
 
 
 @pytest.mark.parametrize("length", ["x", "-1", None])
-def test_a_body_without_a_length_is_refused(server: Server, length: str | None) -> None:
+def test_a_body_without_a_length_is_refused(
+    server: ExplorerServer, length: str | None
+) -> None:
     connection = http.client.HTTPConnection(
         "127.0.0.1", server.server_address[1], timeout=60
     )
@@ -172,7 +176,7 @@ def test_a_body_without_a_length_is_refused(server: Server, length: str | None) 
 
 
 @pytest.mark.parametrize("path", ["/upload?name=a.csv", "/check", "/"])
-def test_other_origins_send_nothing(server: Server, path: str) -> None:
+def test_other_origins_send_nothing(server: ExplorerServer, path: str) -> None:
     request = urllib.request.Request(
         server.url.rstrip("/") + path,
         data=b"command=vllm+serve+Qwen/Qwen3-8B",

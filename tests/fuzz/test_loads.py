@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from magicdec.explore.controls import CONTROLS
 from magicdec.explore.explorer import Explorer
-from magicdec.explore.server import Server
+from magicdec.explore.server import ExplorerServer
 from magicdec.explore.state import Catalog
 from magicdec.perfmodel.rate import requests as traffic_requests
 from tests.fuzz.surfaces import HANGS_S, TALLIES, Case, Tally, Verdict, judge
@@ -198,8 +198,8 @@ def test_tables_of_servers(
 
 
 @pytest.fixture(scope="module")
-def page() -> Iterator[Server]:
-    with Server(Explorer(Catalog.given())) as running:
+def page() -> Iterator[ExplorerServer]:
+    with ExplorerServer(Explorer(Catalog.given())) as running:
         thread = threading.Thread(target=running.serve_forever)
         thread.start()
         yield running
@@ -220,7 +220,7 @@ def page() -> Iterator[Server]:
     ),
 )
 def test_questions_to_the_page(
-    page: Server, path: str, given_values: dict[str, str]
+    page: ExplorerServer, path: str, given_values: dict[str, str]
 ) -> None:
     asked(page, "GET", f"{path}?{urlencode(given_values)}")
 
@@ -241,14 +241,14 @@ def test_questions_to_the_page(
     times=st.sampled_from([1, 1, 3000]),
 )
 def test_commands_pasted_into_the_page(
-    page: Server, text: str, value: str, times: int
+    page: ExplorerServer, text: str, value: str, times: int
 ) -> None:
     pasted = text.format((value + " ") * times)[:200_000]
     body = urlencode({"command": pasted.encode("utf-8", "replace")})
     asked(page, "POST", "/check", body)
 
 
-def asked(page: Server, method: str, path: str, body: str = "") -> None:
+def asked(page: ExplorerServer, method: str, path: str, body: str = "") -> None:
     """Judge a question to the page, which is answered or refused in words within a minute."""
     began = time.perf_counter()
     connection = http.client.HTTPConnection(

@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 from magicdec.cli import app, register_commands
 from magicdec.errors import ConfigError, ServerError
 from magicdec.live.advice import (
-    Choice,
+    DraftedLoad,
+    GammaChoice,
     Serving,
-    Situation,
     advise,
     answer_of,
     bands,
@@ -46,7 +46,7 @@ SERVING = Serving(model="llama-3.1-8b", hardware="a100-sxm-80gb", engine="ours")
 EAGLE, NGRAM = parse_draft("eagle"), parse_draft("ngram")
 
 
-def situation(**changes) -> Situation:
+def situation(**changes) -> DraftedLoad:
     rates = constant_profile(
         (0.8, 0.75, 0.7, 0.6, 0.5), draft="eagle", draft_method="eagle"
     )
@@ -56,10 +56,10 @@ def situation(**changes) -> Situation:
         "batch_size": 8.0,
         "context_len": 4096.0,
     }
-    return Situation(**(usual | {"gamma": 3} | changes))
+    return DraftedLoad(**(usual | {"gamma": 3} | changes))
 
 
-def brute_force(at: Situation) -> dict[int, float]:
+def brute_force(at: DraftedLoad) -> dict[int, float]:
     """Time per token of each gamma, one scalar prediction at a time."""
     found = {}
     for gamma in range(13):
@@ -204,7 +204,7 @@ def test_keep_is_said_where_no_other_gamma_can_gain_much():
         ([(1.01, 0.99, 1.02), (0.9, 0.4, 1.4)], "unclear"),
     ):
         choices = [
-            Choice(
+            GammaChoice(
                 gamma=3 + number,
                 tokens_per_step=3.0,
                 tpot_s=0.01,

@@ -87,7 +87,7 @@ def test_a_request_is_as_long_as_command_and_model_allow(
         request, assumed, problems = asked(command, load)
         assert bool(problems) == (limit is not None and limit > 131072)
         if context is None:
-            usual = min(check.USUAL_CONTEXT, longest // 2)
+            usual = min(check.ASSUMED_CONTEXT, longest // 2)
             assert request.context_lens == (usual,)
             assert any(f"prompts of {usual} tokens" in each for each in assumed)
         else:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from magicdec.errors import ConfigError, ServerError
 from magicdec.live import metrics
 from magicdec.live.metrics import Scrape, Target, choose_target, targets
-from magicdec.live.observation import Counts, observe, parse_draft
+from magicdec.live.observation import CounterIncreases, observe, parse_draft
 from magicdec.live.tune import Trial, outcome_lines, trial_of
 
 TARGET = Target(series=metrics.VLLM, model="m")
@@ -217,8 +217,12 @@ def test_an_engine_is_chosen_by_its_model_and_number(
 def test_counts_of_two_intervals_add_up_where_both_have_them(
     one: float | None, other: float | None, positions: tuple[list[int], list[int]]
 ) -> None:
-    first = Counts(drafts=one, accepted_by_position=tuple(map(float, positions[0])))
-    second = Counts(drafts=other, accepted_by_position=tuple(map(float, positions[1])))
+    first = CounterIncreases(
+        drafts=one, accepted_by_position=tuple(map(float, positions[0]))
+    )
+    second = CounterIncreases(
+        drafts=other, accepted_by_position=tuple(map(float, positions[1]))
+    )
     both = first + second
     assert both.drafts == (None if None in (one, other) else one + other)  # type: ignore[operator]
     most = max(map(len, positions))

@@ -7,7 +7,13 @@ import pytest
 
 from magicdec.errors import ConfigError, ServerError
 from magicdec.live.metrics import choose_target, parse
-from magicdec.live.observation import Draft, agreed, announced, observe, parse_draft
+from magicdec.live.observation import (
+    Draft,
+    agreed,
+    announced,
+    observe,
+    parse_draft,
+)
 from magicdec.live.profile import acceptance_profile, rates, record, tokens_stderr
 from magicdec.live.show import observation_lines
 from tests.live.servers import (

@@ -23,9 +23,9 @@ from magicdec.live.calibration import (
     send_plan,
 )
 from magicdec.live.drive import (
-    Answer,
     Load,
     Measured,
+    SentAnswer,
     WindowTooShort,
     drive_load,
     measure,
@@ -286,7 +286,7 @@ def test_the_window_has_neither_prefill_nor_the_end_in_it():
     """Three sequences whose first tokens come at 1, 2 and 5 s: only steps after 5 s and before the first end count."""
     step = 0.1
     answers = [
-        Answer(
+        SentAnswer(
             sent_s=0.0,
             events_s=[
                 first + stall + step * i for i, stall in enumerate([0.0] + [wait] * 49)
@@ -309,14 +309,14 @@ def test_a_reader_that_lags_does_not_change_the_step():
     events = [max(0.1 * i, 0.6) for i in range(60)]
     found = measure(
         Load(concurrency=1, prompt_len=10, output_len=60),
-        [Answer(sent_s=0.0, events_s=events, num_tokens=60)],
+        [SentAnswer(sent_s=0.0, events_s=events, num_tokens=60)],
     )
     assert found.step_s == pytest.approx(0.1, rel=0.01)
 
 
 def test_a_step_of_several_tokens_is_one_event():
     answers = [
-        Answer(sent_s=0.0, events_s=[0.2 * i for i in range(21)], num_tokens=41)
+        SentAnswer(sent_s=0.0, events_s=[0.2 * i for i in range(21)], num_tokens=41)
     ] * 2
     found = measure(Load(concurrency=2, prompt_len=10, output_len=41), answers)
     assert (found.step_s, found.tokens_per_step) == (
@@ -331,8 +331,10 @@ def test_tokens_are_counted_where_events_hold_the_tokens_of_several_steps():
     other sequence, there was a token per event; the mean over the whole answer says otherwise."""
     times = [0.1 * i for i in range(21)] + [2.0 + 0.2 * i for i in range(1, 11)]
     tokens = [*range(1, 22), *range(23, 43, 2)]
-    lagging = Answer(sent_s=0.0, events_s=times, num_tokens=41, tokens=tokens)
-    short = Answer(sent_s=0.0, events_s=times[:21], num_tokens=21, tokens=tokens[:21])
+    lagging = SentAnswer(sent_s=0.0, events_s=times, num_tokens=41, tokens=tokens)
+    short = SentAnswer(
+        sent_s=0.0, events_s=times[:21], num_tokens=21, tokens=tokens[:21]
+    )
     found = measure(Load(concurrency=2, prompt_len=10, output_len=41), [lagging, short])
     assert found.tpot_s == pytest.approx(0.1)
     assert found.tokens_per_step == 1.0
@@ -461,7 +463,9 @@ def test_the_command_writes_what_it_measured(serve, tmp_path):
 
 def test_a_window_with_hardly_a_step_is_refused():
     answers = [
-        Answer(sent_s=0.0, events_s=[at + 0.1 * i for i in range(10)], num_tokens=10)
+        SentAnswer(
+            sent_s=0.0, events_s=[at + 0.1 * i for i in range(10)], num_tokens=10
+        )
         for at in (0.0, 0.8)
     ]
     with pytest.raises(ServerError, match="too few steps"):

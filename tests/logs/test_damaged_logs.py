@@ -20,7 +20,7 @@ pytest.importorskip("numba")
 
 from magicdec.errors import ConfigError
 from magicdec.logs import formats, replay, sources
-from magicdec.logs.formats import Row, UnreadableError, rows_of
+from magicdec.logs.formats import LoggedRow, UnreadableError, rows_of
 from magicdec.logs.lookups import lookup
 from magicdec.logs.parts import Parts
 from magicdec.logs.replay import replay_logs, tasks_of
@@ -122,7 +122,7 @@ def is_text(value: Any) -> bool:
     return all(map(is_whole, value)) or all(isinstance(part, dict) for part in value)
 
 
-def is_typed(row: Row) -> bool:
+def is_typed(row: LoggedRow) -> bool:
     """Whether every field holds what it says, looked at one by one."""
     counts = (row.prompt_len, row.output_len, row.cached_len)
     if not all(count is None or is_whole(count) for count in counts):

@@ -13,7 +13,13 @@ import pytest
 pytest.importorskip("numba")
 
 from magicdec.errors import ConfigError
-from magicdec.logs.formats import Row, UnreadableError, companion_of, format_of, rows_of
+from magicdec.logs.formats import (
+    LoggedRow,
+    UnreadableError,
+    companion_of,
+    format_of,
+    rows_of,
+)
 from magicdec.logs.requests import Account, LoggedRequest, requests_of
 from magicdec.logs.sources import companions_of, files_of, shards_of
 from magicdec.logs.tokens import TextTokenizer
@@ -50,21 +56,21 @@ def spans(value: Any) -> dict[str, Any]:
     return {"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}
 
 
-CASES: dict[str, tuple[str, dict[str, Any], list[Row]]] = {
+CASES: dict[str, tuple[str, dict[str, Any], list[LoggedRow]]] = {
     "vllm request output": (
         "token ids",
         {"prompt_token_ids": [1, 2], "outputs": [{"token_ids": [3, 4]}]},
-        [Row(prompt=[1, 2], output=[3, 4])],
+        [LoggedRow(prompt=[1, 2], output=[3, 4])],
     ),
     "SpecDecode-Bench": (
         "token ids",
         {"id": "7", "prompt_token_ids": [1], "generated_token_ids": [2, 3], "acc_ngram": {"acc_len": [1, 1]}},
-        [Row(prompt=[1], output=[2, 3])],
+        [LoggedRow(prompt=[1], output=[2, 3])],
     ),
     "replay file": (
         "token ids",
         {"counters": {}, "rows": [{"prompt": [1], "output": [2, 3]}, {"prompt": [4], "output": [5]}]},
-        [Row(prompt=[1], output=[2, 3]), Row(prompt=[4], output=[5])],
+        [LoggedRow(prompt=[1], output=[2, 3]), LoggedRow(prompt=[4], output=[5])],
     ),
     "OpenAI chat": (
         "OpenAI",
@@ -75,7 +81,7 @@ CASES: dict[str, tuple[str, dict[str, Any], list[Row]]] = {
             "usage": {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}},
         },
         [
-            Row(
+            LoggedRow(
                 prompt=ASKED, output="blue", is_stopped=True, arrival_s=1700000000.0, prompt_len=9, output_len=2,
                 cached_len=4,
             )
@@ -89,28 +95,28 @@ CASES: dict[str, tuple[str, dict[str, Any], list[Row]]] = {
             "response": {"body": {"choices": [{"text": " upon"}, {"text": " more"}]}},
         },
         [
-            Row(prompt="once", output=" upon", arrival_s=1704067201.0),
-            Row(prompt="once", output=" more", arrival_s=1704067201.0),
+            LoggedRow(prompt="once", output=" upon", arrival_s=1704067201.0),
+            LoggedRow(prompt="once", output=" more", arrival_s=1704067201.0),
         ],
     ),
     "reasoning before the answer": (
         "OpenAI",
         {"messages": ASKED, "choices": [{"message": {"reasoning_content": "hm", "content": "blue"}}]},
-        [Row(prompt=ASKED, output="<think>\nhm\n</think>\n\nblue")],
+        [LoggedRow(prompt=ASKED, output="<think>\nhm\n</think>\n\nblue")],
     ),
     "conversation": (
         "conversation",
         {"messages": [*TWO_TURNS, {"role": "assistant", "content": "red"}]},
         [
-            Row(prompt=ASKED, output="blue", is_stopped=True),
-            Row(prompt=TWO_TURNS, output="red", is_stopped=True),
+            LoggedRow(prompt=ASKED, output="blue", is_stopped=True),
+            LoggedRow(prompt=TWO_TURNS, output="red", is_stopped=True),
         ],
     ),
-    "pair": ("prompt and completion", {"prompt": "a", "completion": "b"}, [Row(prompt="a", output="b")]),
+    "pair": ("prompt and completion", {"prompt": "a", "completion": "b"}, [LoggedRow(prompt="a", output="b")]),
     "ShareGPT": (
         "ShareGPT",
         {"id": "x", "conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}]},
-        [Row(prompt=[{"role": "user", "content": "hi"}], output="hello", is_stopped=True)],
+        [LoggedRow(prompt=[{"role": "user", "content": "hi"}], output="hello", is_stopped=True)],
     ),
     "vllm bench serve": (
         "vllm bench serve",
@@ -118,7 +124,7 @@ CASES: dict[str, tuple[str, dict[str, Any], list[Row]]] = {
             "input_lens": [5, 6], "output_lens": [2, 0], "ttfts": [0.1, 0.0], "itls": [[0.1], []],
             "generated_texts": ["ab", ""], "errors": ["", "timeout"], "start_times": [1.5, 2.0],
         },
-        [Row(output="ab", arrival_s=1.5, prompt_len=5, output_len=2)],
+        [LoggedRow(output="ab", arrival_s=1.5, prompt_len=5, output_len=2)],
     ),
     "OpenTelemetry span": (
         "OpenTelemetry GenAI",
@@ -131,7 +137,7 @@ CASES: dict[str, tuple[str, dict[str, Any], list[Row]]] = {
             }
         ),
         [
-            Row(
+            LoggedRow(
                 prompt=[{"role": "user", "parts": [{"type": "text", "content": "name a colour"}], "content":
                          "name a colour"}],
                 output="blue", is_stopped=True, arrival_s=1700000000.5, prompt_len=12,
@@ -145,7 +151,7 @@ CASES: dict[str, tuple[str, dict[str, Any], list[Row]]] = {
             "input": json.dumps(ASKED), "output": json.dumps({"role": "assistant", "content": "blue"}),
             "usage_details": {"input": 9, "output": 2},
         },
-        [Row(prompt=ASKED, output="blue", arrival_s=1704067201.0, prompt_len=9, output_len=2)],
+        [LoggedRow(prompt=ASKED, output="blue", arrival_s=1704067201.0, prompt_len=9, output_len=2)],
     ),
     "lm-eval": (
         "lm-eval samples",
@@ -154,12 +160,12 @@ CASES: dict[str, tuple[str, dict[str, Any], list[Row]]] = {
             "arguments": {"gen_args_0": {"arg_0": "2+2=", "arg_1": {"until": ["\n"]}}},
             "resps": [[" 4"]], "filtered_resps": ["4"],
         },
-        [Row(prompt="2+2=", output=" 4")],
+        [LoggedRow(prompt="2+2=", output=" 4")],
     ),
     "Spec-Bench without its questions": (
         "Spec-Bench answers",
         {"question_id": 81, "choices": [{"turns": ["one", "two"], "new_tokens": [3, 4], "accept_lengths": [1, 2]}]},
-        [Row(output="one", is_stopped=True), Row(output="two", is_stopped=True)],
+        [LoggedRow(output="one", is_stopped=True), LoggedRow(output="two", is_stopped=True)],
     ),
     "LiteLLM's payload": (
         "OpenAI",
@@ -171,7 +177,7 @@ CASES: dict[str, tuple[str, dict[str, Any], list[Row]]] = {
                                                                    "finish_reason": "stop"}]},
         },
         [
-            Row(
+            LoggedRow(
                 prompt=ASKED, output="blue", is_stopped=True, arrival_s=1704067201.5, prompt_len=9, output_len=2
             )
         ],
@@ -184,7 +190,7 @@ CASES: dict[str, tuple[str, dict[str, Any], list[Row]]] = {
             "response": json.dumps({"choices": [{"message": {"content": "blue"}, "finish_reason": "stop"}]}),
         },
         [
-            Row(
+            LoggedRow(
                 prompt=ASKED, output="blue", is_stopped=True, arrival_s=1704067201.5, prompt_len=9, output_len=2
             )
         ],
@@ -192,7 +198,7 @@ CASES: dict[str, tuple[str, dict[str, Any], list[Row]]] = {
     "LiteLLM without the response's object": (
         "prompt and completion",
         {"startTime": 1704067201.5, "messages": ASKED, "response": "blue", "prompt_tokens": 9, "completion_tokens": 2},
-        [Row(prompt=ASKED, output="blue", arrival_s=1704067201.5, prompt_len=9, output_len=2)],
+        [LoggedRow(prompt=ASKED, output="blue", arrival_s=1704067201.5, prompt_len=9, output_len=2)],
     ),
     "Helicone": (
         "OpenAI",
@@ -201,7 +207,7 @@ CASES: dict[str, tuple[str, dict[str, Any], list[Row]]] = {
             "response_body": {"choices": [{"message": {"content": "blue"}}]}, "prompt_tokens": 9,
             "completion_tokens": 2, "delay_ms": 812,
         },
-        [Row(prompt=ASKED, output="blue", arrival_s=1704067201.0, prompt_len=9, output_len=2)],
+        [LoggedRow(prompt=ASKED, output="blue", arrival_s=1704067201.0, prompt_len=9, output_len=2)],
     ),
     "Helicone's interface": (
         "page of an export",
@@ -214,7 +220,7 @@ CASES: dict[str, tuple[str, dict[str, Any], list[Row]]] = {
                 }
             ],
         },
-        [Row(prompt=ASKED, output="blue", arrival_s=1704067201.0)],
+        [LoggedRow(prompt=ASKED, output="blue", arrival_s=1704067201.0)],
     ),
     "Langfuse's interface": (
         "page of an export",
@@ -228,7 +234,7 @@ CASES: dict[str, tuple[str, dict[str, Any], list[Row]]] = {
                 },
             ],
         },
-        [Row(prompt=ASKED, output="blue", arrival_s=1704067201.0, prompt_len=9, output_len=2)],
+        [LoggedRow(prompt=ASKED, output="blue", arrival_s=1704067201.0, prompt_len=9, output_len=2)],
     ),
     "Langfuse's trace": (
         "page of an export",
@@ -238,7 +244,7 @@ CASES: dict[str, tuple[str, dict[str, Any], list[Row]]] = {
                 {"type": "GENERATION", "startTime": "2024-01-01T00:00:01Z", "input": ASKED, "output": "blue"}
             ],
         },
-        [Row(prompt=ASKED, output="blue", arrival_s=1704067201.0)],
+        [LoggedRow(prompt=ASKED, output="blue", arrival_s=1704067201.0)],
     ),
     "Langfuse's ingestion": (
         "page of an export",
@@ -250,7 +256,7 @@ CASES: dict[str, tuple[str, dict[str, Any], list[Row]]] = {
                 }
             ]
         },
-        [Row(prompt=ASKED, output="blue", arrival_s=1704067201.0)],
+        [LoggedRow(prompt=ASKED, output="blue", arrival_s=1704067201.0)],
     ),
     "OpenLLMetry": (
         "OpenTelemetry GenAI",
@@ -264,7 +270,7 @@ CASES: dict[str, tuple[str, dict[str, Any], list[Row]]] = {
             },
         },
         [
-            Row(
+            LoggedRow(
                 prompt=ASKED, output="blue", is_stopped=True, arrival_s=1704067201.0, prompt_len=9, output_len=2
             )
         ],
@@ -284,7 +290,7 @@ CASES: dict[str, tuple[str, dict[str, Any], list[Row]]] = {
             },
         },
         [
-            Row(prompt=ASKED, output="blue", arrival_s=1704067201.0, prompt_len=9, output_len=2, cached_len=4)
+            LoggedRow(prompt=ASKED, output="blue", arrival_s=1704067201.0, prompt_len=9, output_len=2, cached_len=4)
         ],
     ),
     "OpenInference, nested": (
@@ -299,7 +305,7 @@ CASES: dict[str, tuple[str, dict[str, Any], list[Row]]] = {
                 }
             },
         },
-        [Row(prompt=ASKED, output="blue", arrival_s=1704067201.0, prompt_len=9, output_len=2)],
+        [LoggedRow(prompt=ASKED, output="blue", arrival_s=1704067201.0, prompt_len=9, output_len=2)],
     ),
     "Phoenix's table": (
         "OpenTelemetry GenAI",
@@ -308,7 +314,7 @@ CASES: dict[str, tuple[str, dict[str, Any], list[Row]]] = {
             "attributes.llm.input_messages": [{"message.role": "user", "message.content": "name a colour"}],
             "attributes.llm.output_messages": [{"message.role": "assistant", "message.content": "blue"}],
         },
-        [Row(prompt=ASKED, output="blue", arrival_s=1704067201.0)],
+        [LoggedRow(prompt=ASKED, output="blue", arrival_s=1704067201.0)],
     ),
     "a proxy's stream": (
         "OpenAI",
@@ -326,7 +332,7 @@ CASES: dict[str, tuple[str, dict[str, Any], list[Row]]] = {
             + "data: [DONE]\n",
         },
         [
-            Row(
+            LoggedRow(
                 prompt=ASKED, output="blue", is_stopped=True, arrival_s=1704067201.0, prompt_len=9, output_len=2
             )
         ],
@@ -342,7 +348,7 @@ CASES: dict[str, tuple[str, dict[str, Any], list[Row]]] = {
             },
         },
         [
-            Row(
+            LoggedRow(
                 prompt=[{"role": "system", "content": "be short"}, *ASKED], output="blue", is_stopped=True,
                 arrival_s=1704067201.0, prompt_len=9, output_len=2, cached_len=4,
             )
@@ -362,7 +368,7 @@ CASES: dict[str, tuple[str, dict[str, Any], list[Row]]] = {
             },
         },
         [
-            Row(
+            LoggedRow(
                 prompt=ASKED, output="blue", is_stopped=True, arrival_s=1704067201.0, prompt_len=9, output_len=2,
                 cached_len=4,
             )
@@ -371,7 +377,7 @@ CASES: dict[str, tuple[str, dict[str, Any], list[Row]]] = {
     "input and output": (
         "input and output",
         {"input": ASKED, "output": "blue", "created_at": "2024-01-01T00:00:01Z"},
-        [Row(prompt=ASKED, output="blue", arrival_s=1704067201.0)],
+        [LoggedRow(prompt=ASKED, output="blue", arrival_s=1704067201.0)],
     ),
 }  # fmt: skip
 
@@ -428,7 +434,7 @@ def test_prompts_in_a_file_of_their_own_are_joined(tmp_path: Path) -> None:
         "response": {"status_code": 200, "body": {"choices": choices}},
         "error": None,
     }
-    assert rows_of(batch, companions) == [Row(prompt=ASKED, output="blue")]
+    assert rows_of(batch, companions) == [LoggedRow(prompt=ASKED, output="blue")]
     answer = {"question_id": 81, "choices": [{"turns": ["one", "two"]}]}
     second = rows_of(answer, companions)[1]
     assert second.prompt == [

@@ -27,7 +27,7 @@ from magicdec.perfmodel.acceptance.assumed import (
 from magicdec.perfmodel.acceptance.belief import Evidence, Point
 from magicdec.perfmodel.acceptance.published import Situation, distinct, read_rates
 from magicdec.perfmodel.planner import PlanRequest, make_plan
-from magicdec.validate.acceptance import GROUPS, validate_beliefs
+from magicdec.validate.acceptance import TASK_GROUPS, validate_beliefs
 
 HEAD = Question("llama-3.1-8b", "eagle3", 8.0, task="chat", temperature=0.0)
 
@@ -219,7 +219,7 @@ def test_rows_of_a_file_are_predicted_without_themselves(tmp_path) -> None:
     assert found.overall.median_error > 0.001
     with pytest.raises(ConfigError, match="group to leave out"):
         validate_beliefs([path], leave_out="models")
-    assert set(GROUPS) == {
+    assert set(TASK_GROUPS) == {
         "model",
         "source",
         "checkpoint",

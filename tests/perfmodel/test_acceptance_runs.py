@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from magicdec.counts import expected_tokens_per_step
-from magicdec.live.advice import Serving, Situation, advise
+from magicdec.live.advice import DraftedLoad, Serving, advise
 from magicdec.live.observation import parse_draft
 from magicdec.perfmodel.acceptance import fit_profile
 from magicdec.perfmodel.acceptance.fit import Measurement
@@ -95,7 +95,7 @@ def test_predictions_take_tokens_at_other_gammas_from_the_counts_runs() -> None:
         assert tokens == pytest.approx(
             [runs.tokens_per_step(int(gamma))[0] for gamma in gammas], rel=0.01
         )
-        at = Situation(
+        at = DraftedLoad(
             setup=setup,
             acceptance=profile,
             batch_size=batch,

@@ -21,7 +21,7 @@ from magicdec.perfmodel.rate.layouts import served_layouts
 from magicdec.perfmodel.rate.load import Load
 from magicdec.perfmodel.rate.replica import Replica
 from magicdec.perfmodel.rate.requests import alike
-from magicdec.perfmodel.rate.simulate import Outcome, Server
+from magicdec.perfmodel.rate.simulate import Server, SimulatedTimes
 from magicdec.perfmodel.rate.trials import Trial
 from magicdec.perfmodel.setup import Setup
 from magicdec.specs.catalog import load_model_spec
@@ -42,12 +42,12 @@ def load_of(**options: Any) -> Load:
     return Load.of(request_of(**CHAT | {"draft": "none"} | options), MODEL)
 
 
-def waiting(seconds: list[float], *, last_s: float = 0.0) -> Outcome:
+def waiting(seconds: list[float], *, last_s: float = 0.0) -> SimulatedTimes:
     """Requests that come far apart, and wait so long for their first token."""
     requests = alike(len(seconds), prompt_len=10, output_len=2)
     requests.arrival_s[:] = 1000.0 * np.arange(len(seconds))
     first_s = requests.arrival_s + np.array(seconds)
-    return Outcome(
+    return SimulatedTimes(
         requests=requests, first_s=first_s, last_s=first_s + last_s, replicas=[]
     )
 
@@ -122,7 +122,7 @@ def test_an_interval_adds_chance_and_costs_as_independent_errors(
 ) -> None:
     """Of 21 waits the 20th is the 95th percentile: one in 20 is longer."""
 
-    def outcome(p95: float, last_s: float = 0.0) -> Outcome:
+    def outcome(p95: float, last_s: float = 0.0) -> SimulatedTimes:
         return waiting([0.5 * p95] * 12 + [p95] * 8 + [2.0 * p95], last_s=last_s)
 
     repeats = capacity._Repeats(
@@ -154,10 +154,10 @@ def test_an_interval_adds_chance_and_costs_as_independent_errors(
 layouts = st.tuples(st.integers(1, 8), st.floats(0.1, 9.0), st.integers(1, 12))
 
 
-def kept(num_gpus: int, rate: float, replicas: int) -> capacity.Kept:
+def kept(num_gpus: int, rate: float, replicas: int) -> capacity.SizedLayout:
     row = SimpleNamespace(num_gpus=num_gpus)
     trial: Any = SimpleNamespace(layout=SimpleNamespace(row=row, rate=rate))
-    return capacity.Kept(trial=trial, replicas=replicas)
+    return capacity.SizedLayout(trial=trial, replicas=replicas)
 
 
 @given(best=layouts, other=layouts)
@@ -289,7 +289,7 @@ def test_costs_at_both_ends_are_those_of_a_step_and_of_prompts(trial: Trial) -> 
 
 def test_a_note_warns_where_the_limit_lies_inside_the_interval(trial: Trial) -> None:
     point = capacity._point(trial, 1, 6.0)
-    best = capacity.Kept(trial=trial, replicas=1)
+    best = capacity.SizedLayout(trial=trial, replicas=1)
 
     def notes(high_s: float | None, highest: float | None = 7.0) -> str:
         changed = msgspec.structs.replace(

@@ -13,7 +13,7 @@ import pytest
 
 import magicdec
 from magicdec.errors import ConfigError
-from magicdec.live.advice import Serving, Situation, choices_at
+from magicdec.live.advice import DraftedLoad, Serving, choices_at
 from magicdec.live.observation import Draft
 from magicdec.perfmodel.plan.choice import best_of_each_batch
 from magicdec.perfmodel.plan.drafts import draft_options
@@ -67,7 +67,7 @@ def test_bands_of_a_table_hold_what_is_looked_up() -> None:
             assert policy.choose(batch_size=batch, context_len=4096) == band.gamma
 
 
-def _situation(method: str, gamma: int) -> Situation:
+def _situation(method: str, gamma: int) -> DraftedLoad:
     """A server whose acceptance is what a plan believes."""
     request = PlanRequest(model="llama-3.1-8b", draft=method)
     target = load_model_spec("llama-3.1-8b")
@@ -77,7 +77,7 @@ def _situation(method: str, gamma: int) -> Situation:
     profile = option.acceptance
     serving = Serving(model="llama-3.1-8b", hardware="h100-sxm-80gb", engine="vllm")
     setup = serving.setup(Draft(name=method, method=method))
-    return Situation(
+    return DraftedLoad(
         setup=setup, acceptance=profile, batch_size=16, context_len=4096, gamma=gamma
     )
 

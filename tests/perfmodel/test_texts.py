@@ -9,7 +9,7 @@ import pytest
 
 import magicdec
 from magicdec.perfmodel.plan.choice import preferred
-from magicdec.schema import Candidate, Evidence, Plan
+from magicdec.schema import Candidate, LaneEvidence, Plan
 from magicdec.tasks import TASKS, WEIGHTS
 
 QUESTION: dict[str, Any] = {
@@ -92,8 +92,8 @@ def test_a_given_acceptance_is_the_same_on_any_text() -> None:
 
 def test_of_tied_drafts_the_one_that_was_checked_is_taken(unnamed: Plan) -> None:
     rows = {row.draft: row for row in unnamed.candidates}
-    few = Evidence(width=0.1)
-    many = Evidence(width=0.1, rows=12)
+    few = LaneEvidence(width=0.1)
+    many = LaneEvidence(width=0.1, rows=12)
     suffix, eagle3, ngram = rows["suffix"], rows["eagle3"], rows["ngram"]
     by_draft = {"suffix": few, "eagle3": many, "ngram": few}
     taken = preferred(suffix, [ngram, eagle3], lambda row: by_draft[row.draft])

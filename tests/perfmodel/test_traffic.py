@@ -26,8 +26,8 @@ from magicdec.perfmodel.rate.requests import (
     read_requests,
 )
 from magicdec.perfmodel.rate.simulate import (
-    Outcome,
     Server,
+    SimulatedTimes,
     simulate,
     simulate_closed,
 )
@@ -87,7 +87,7 @@ def small(server: Server, blocks: int) -> Server:
     return replace(server, limits=replace(server.limits, num_blocks=blocks))
 
 
-def check_conserved(outcome: Outcome) -> None:
+def check_conserved(outcome: SimulatedTimes) -> None:
     for one in outcome.replicas:
         assert not one.in_system
         assert one._make_room(0) == one.limits.num_blocks

@@ -16,7 +16,7 @@ from magicdec.perfmodel.acceptance import constant_profile
 from magicdec.perfmodel.rate.costs import Costs
 from magicdec.perfmodel.rate.replica import Replica
 from magicdec.perfmodel.rate.requests import Requests, alike, drawn
-from magicdec.perfmodel.rate.simulate import Outcome, Server, simulate
+from magicdec.perfmodel.rate.simulate import Server, SimulatedTimes, simulate
 from magicdec.perfmodel.setup import Setup
 from magicdec.schema.gamma_table import TableGamma
 from magicdec.specs.engine import load_engine
@@ -145,7 +145,7 @@ def test_costs_twice_as_large_are_arrivals_twice_as_fast_in_slower_time(
     assert two.is_overloaded == one.is_overloaded
 
 
-def _one_at_a_time(load: float, count: int) -> tuple[Outcome, float]:
+def _one_at_a_time(load: float, count: int) -> tuple[SimulatedTimes, float]:
     """Equal prompts with one token each, one at a time, and the time that each takes."""
     one = alike(1, prompt_len=400, output_len=1)
     server = Server.of(ALONE, one, max_sequences=1)
@@ -275,7 +275,9 @@ def test_an_overload_is_a_queue_that_grows_over_the_second_half(
     requests.arrival_s[:] = np.arange(count)
     waits = np.maximum(base + growth * np.arange(count), 0.01)
     ends = requests.arrival_s + waits
-    outcome = Outcome(requests=requests, first_s=ends, last_s=ends + 0.005, replicas=[])
+    outcome = SimulatedTimes(
+        requests=requests, first_s=ends, last_s=ends + 0.005, replicas=[]
+    )
     half = count // 2
     end = float(requests.arrival_s[-1])
 
@@ -302,7 +304,9 @@ def test_a_queue_that_grows_towards_the_middle_is_an_overload_of_a_load_that_cha
     middle = np.arange(count) - count // 2
     ends = requests.arrival_s + np.maximum(growth * (count // 2 - np.abs(middle)), 0.01)
     edges = np.linspace(0.0, count - 1.0, spans + 1)
-    steady = Outcome(requests=requests, first_s=ends, last_s=ends + 0.005, replicas=[])
+    steady = SimulatedTimes(
+        requests=requests, first_s=ends, last_s=ends + 0.005, replicas=[]
+    )
     changing = replace(steady, edges_s=edges)
 
     def present(at: float) -> int:
@@ -414,7 +418,7 @@ def test_requests_that_grow_in_number_but_wait_no_longer_are_no_overload() -> No
     requests.arrival_s[:] = np.arange(200)
     first = requests.arrival_s + 10.5
     last = first + np.arange(200)
-    outcome = Outcome(requests=requests, first_s=first, last_s=last, replicas=[])
+    outcome = SimulatedTimes(requests=requests, first_s=first, last_s=last, replicas=[])
     assert not outcome.is_overloaded
     grows = replace(outcome, first_s=last - 0.1)
     assert grows.is_overloaded

@@ -26,13 +26,13 @@ from magicdec.schema.plan import (
 from magicdec.schema.record import Environment, Record
 from magicdec.schema.row import (
     Candidate,
-    Cost,
     Decoding,
     Drafting,
     Gain,
     Layout,
     Memory,
     StepTimes,
+    TokenCost,
     columns,
     nested,
     verdict_of,
@@ -227,7 +227,7 @@ def candidate(batch: int, context: int, budget: int, gamma: int) -> Candidate:
             gain=Gain(speedup=row.speedup or 1.0, low=low, high=high),
         ),
         memory=Memory(bytes_per_gpu=1.2e9, fits=True),
-        cost=Cost(),
+        cost=TokenCost(),
         within_limits=True,
         speedup_vs_best_autoregressive=row.speedup,
     )

@@ -18,7 +18,7 @@ from torch import Tensor
 from magicdec.runtime.drafters import build_drafter
 from magicdec.runtime.engine import Engine, Snapshot
 from magicdec.runtime.prompts import PromptRequest, load_prompts, load_tokenizer
-from magicdec.runtime.sampling import Outcome
+from magicdec.runtime.sampling import VerifiedBlock
 from magicdec.runtime.weights import load_model
 from magicdec.specs.catalog import EMBEDDED, EMBEDDED_DIRECTORY
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
@@ -115,7 +115,7 @@ def acceptance(
         overlaps.append(
             torch.minimum(target_BV, proposal.distribution(none_B)).sum(dim=-1)
         )
-        drafter.accept(Outcome(num_accepted_B=none_B, next_token_B=forced_B), 1)
+        drafter.accept(VerifiedBlock(num_accepted_B=none_B, next_token_B=forced_B), 1)
         drafter.count(none_B.numpy(), 1)
         engine.advance(forced_B[:, None], none_B + 1)
         engine.count(none_B.numpy() + 1)

@@ -17,19 +17,21 @@ from magicdec.validate.calibration import (
     over_sources,
     shipped_calibration,
 )
-from magicdec.validate.lanes import Judged
+from magicdec.validate.lanes import JudgedFigure
 
 HEAD = Lane("vllm", "from 0.14", "trained head", "dense", "measured")
 RNG = np.random.default_rng(7)
 
 
-def drawn(num: int, stated: float, true: float, sources: int = 40) -> list[Judged]:
+def drawn(
+    num: int, stated: float, true: float, sources: int = 40
+) -> list[JudgedFigure]:
     """Plans that state a deviation, where the true one is another."""
     rows = []
     for number in range(num):
         log_speedup = float(RNG.normal(0.0, 0.3))
         rows.append(
-            Judged(
+            JudgedFigure(
                 lane=HEAD,
                 source=f"source {number % sources}",
                 figure=BELIEVED,
@@ -42,7 +44,7 @@ def drawn(num: int, stated: float, true: float, sources: int = 40) -> list[Judge
     return rows
 
 
-def figures(rows: list[Judged]) -> dict[str, CalibrationRow]:
+def figures(rows: list[JudgedFigure]) -> dict[str, CalibrationRow]:
     return {row.of: row for row in calibration_of(rows)}
 
 

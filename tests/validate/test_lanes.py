@@ -26,7 +26,7 @@ from magicdec.reports.sentences import evidence_line
 from magicdec.specs.engine import load_engine
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
 from magicdec.validate.evidence import validate_lanes
-from magicdec.validate.lanes import LEAST_WIDTH, Judged, Lanes, needed
+from magicdec.validate.lanes import LEAST_WIDTH, JudgedFigure, Lanes, needed
 from magicdec.validate.pairs import validate_pairs
 from magicdec.validate.rows import published
 from magicdec.validate.serving import validate_serving
@@ -39,10 +39,11 @@ SERVERS = Path(__file__).parents[1] / "data" / "serving" / "server_tpot_sample.c
 
 def drawn(
     lane: Lane, source: str, deviation: float, num: int, of_kernels: float = 0.0
-) -> list[Judged]:
+) -> list[JudgedFigure]:
     errors = RNG.normal(0.0, math.hypot(deviation, of_kernels), num)
     return [
-        Judged(lane, source, "speedup", float(error), of_kernels) for error in errors
+        JudgedFigure(lane, source, "speedup", float(error), of_kernels)
+        for error in errors
     ]
 
 
@@ -56,7 +57,7 @@ def test_the_width_is_that_of_the_errors_beyond_those_of_the_kernels() -> None:
 
 def test_a_source_of_many_rows_weighs_as_much_as_one_of_few() -> None:
     large = drawn(HEAD, "large", 0.01, 5000)
-    small = [Judged(HEAD, f"small {n}", "speedup", 0.3) for n in range(3)]
+    small = [JudgedFigure(HEAD, f"small {n}", "speedup", 0.3) for n in range(3)]
     assert needed(large + small) == pytest.approx(0.3 / Z_90, rel=1e-6)
     assert needed(large) == LEAST_WIDTH
 
@@ -83,7 +84,7 @@ def test_no_lane_that_borrows_is_narrower_than_its_own_rows_need() -> None:
 
 def test_what_a_source_measured_does_not_set_the_width_that_judges_it() -> None:
     """Three sources within 3 %, one 40 % off: its rows lie outside, and the others inside."""
-    rows = [Judged(HEAD, "odd", "speedup", 0.4) for _ in range(10)]
+    rows = [JudgedFigure(HEAD, "odd", "speedup", 0.4) for _ in range(10)]
     for source in "abc":
         rows += drawn(HEAD, source, 0.02, 40)
     lanes = Lanes(rows)
@@ -115,9 +116,9 @@ def test_a_source_left_out_is_judged_alone_and_by_the_others_widths() -> None:
 def test_a_lane_counts_the_servers_of_each_device() -> None:
     """Those with a plan's own device are no more than all, and none where it was not measured."""
     rows = [
-        Judged(HEAD, "a", "speedup", 0.1, device="one"),
-        Judged(HEAD, "a", "speedup", 0.1, device="two"),
-        Judged(HEAD, "b", "speedup", 0.1, device="two"),
+        JudgedFigure(HEAD, "a", "speedup", 0.1, device="one"),
+        JudgedFigure(HEAD, "a", "speedup", 0.1, device="two"),
+        JudgedFigure(HEAD, "b", "speedup", 0.1, device="two"),
     ]
     (own,) = [row for row in Lanes(rows).rows() if row.lane == HEAD]
     assert own.rows_by_device == {"one": 1, "two": 2}

@@ -11,7 +11,7 @@ from magicdec.counts import survival
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance.law import Law
 from magicdec.validate.published_acceptance import (
-    Observation,
+    PublishedTokens,
     fit_cells,
     split_rows,
     validate_acceptance,
@@ -55,7 +55,7 @@ def test_a_group_without_short_blocks_leaves_an_inner_budget_out_and_says_so() -
 def test_known_laws_extrapolate_from_8_to_16(law: Law) -> None:
     """Exact tokens per step, no noise: within 8 % at gamma 16 whichever effect is at work."""
     rows = [
-        Observation(
+        PublishedTokens(
             model="m",
             dataset="d",
             draft_method="s",

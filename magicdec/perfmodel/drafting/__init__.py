@@ -9,13 +9,13 @@ from typing import Any
 
 from magicdec.counts import Array
 from magicdec.naming import METHODS
-from magicdec.perfmodel.drafting.base import Block, Draft, KeptTokens, Prompt
+from magicdec.perfmodel.drafting.base import Block, Draft, KeptTokens, PrefillPrompts
 from magicdec.perfmodel.drafting.heads import (
-    Eagle3Head,
-    Head,
+    Eagle3Draft,
+    HeadDraft,
     ParallelEagleHead,
     ParallelHead,
-    PredictionHead,
+    PredictionHeadDraft,
 )
 from magicdec.perfmodel.drafting.lookup import LookUp
 from magicdec.perfmodel.drafting.networks import DraftModel, SelfDraft
@@ -25,21 +25,21 @@ __all__ = [
     "Block",
     "Draft",
     "KeptTokens",
-    "Prompt",
+    "PrefillPrompts",
     "draft_kv_tokens",
     "draft_of",
     "draft_tp",
 ]
 
 OWN_CLASSES: dict[str, type[Draft]] = {
-    "eagle3": Eagle3Head,
-    "mtp": PredictionHead,
+    "eagle3": Eagle3Draft,
+    "mtp": PredictionHeadDraft,
 }
 """Classes of methods that differ from others of their sort."""
 SORTS: dict[str, type[Draft]] = {
     "none": Draft,
     "lookup": LookUp,
-    "head": Head,
+    "head": HeadDraft,
     "parallel": ParallelHead,
 }
 """Classes by sort, of drafts whose method says all; others are models, or the target itself."""

@@ -54,7 +54,7 @@ class KeptTokens:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prompt:
+class PrefillPrompts:
     """Prompts that are prefilled together on one group of tp ranks."""
 
     setup: Setup
@@ -186,7 +186,7 @@ class Draft:
         """Operations that it adds to an autoregressive step for which it drafted nothing."""
         return []
 
-    def prefill(self, prompt: Prompt) -> list[ForwardTime | Op]:
+    def prefill(self, prompt: PrefillPrompts) -> list[ForwardTime | Op]:
         """Operations that it adds to the prefill of prompts."""
         return []
 

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from magicdec.counts import Array
-from magicdec.perfmodel.drafting.base import Block, KeptTokens, Prompt
+from magicdec.perfmodel.drafting.base import Block, KeptTokens, PrefillPrompts
 from magicdec.perfmodel.drafting.networks import SeparateNetwork
 from magicdec.perfmodel.footprint import expert_share, kv_bytes
 from magicdec.perfmodel.forward import size
@@ -28,7 +28,7 @@ from magicdec.specs import (
 
 
 @dataclass(frozen=True)
-class Head(SeparateNetwork):
+class HeadDraft(SeparateNetwork):
     """A trained head that drafts token by token. EAGLE's input joins the target's last hidden state
     and the last token's embedding."""
 
@@ -152,7 +152,7 @@ class Head(SeparateNetwork):
 
 
 @dataclass(frozen=True)
-class PredictionHead(Head):
+class PredictionHeadDraft(HeadDraft):
     """Multi-token prediction: a layer that is published with the target, in its formats; who
     narrows the target later leaves it in 16 bits. Trained at the target's lengths, it gains no
     acceptance by a window, and loses next to none (SGLang's pull request 32673).
@@ -178,7 +178,7 @@ class PredictionHead(Head):
 
 
 @dataclass(frozen=True)
-class Eagle3Head(Head):
+class Eagle3Draft(HeadDraft):
     """EAGLE-3: its layer projects hidden state and embedding to queries, keys and values; hidden
     states of three of the target's layers are made one for each verified token."""
 
@@ -203,7 +203,7 @@ class Eagle3Head(Head):
 
 
 @dataclass(frozen=True)
-class ParallelEagleHead(Eagle3Head):
+class ParallelEagleHead(Eagle3Draft):
     """P-EAGLE (arXiv 2602.01469): EAGLE-3 whose one pass takes in the verified tokens and gamma - 1
     masked ones behind them."""
 
@@ -222,7 +222,7 @@ class ParallelEagleHead(Eagle3Head):
 
 
 @dataclass(frozen=True)
-class ParallelHead(Head):
+class ParallelHead(HeadDraft):
     """A head that proposes a block in one pass of gamma masked positions and the last token."""
 
     def step(self, block: Block, query_len: Any = 1.0) -> ForwardTime:
@@ -236,7 +236,7 @@ class ParallelHead(Head):
         taken_in = self.features(block.setup, tokens=block.verified, tp=block.tp)
         return [*taken_in, *super().upkeep(block)]
 
-    def prefill(self, prompt: Prompt) -> list[ForwardTime | Op]:
+    def prefill(self, prompt: PrefillPrompts) -> list[ForwardTime | Op]:
         """Keys and values of the prompt, without a pass over it."""
         return [*self.features(prompt.setup, tokens=prompt.tokens, tp=prompt.tp)]
 

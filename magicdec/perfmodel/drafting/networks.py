@@ -14,7 +14,7 @@ from magicdec.perfmodel.drafting.base import (
     Block,
     Draft,
     KeptTokens,
-    Prompt,
+    PrefillPrompts,
     StagedPass,
     uncaptured,
 )
@@ -272,7 +272,7 @@ class SelfDraft(Network):
             ]
         return [*operations, *super().upkeep(block)]
 
-    def prefill(self, prompt: Prompt) -> list[ForwardTime | Op]:
+    def prefill(self, prompt: PrefillPrompts) -> list[ForwardTime | Op]:
         """Its cache copied, and selected by the observation window's scores over the prompt."""
         if not self.keeps_cache:
             return []
@@ -325,7 +325,7 @@ class SeparateNetwork(Network):
         """One rank's slots for the keys and values of a sequence."""
         return kv_bytes(self.network, self.setup.engine, self.precision, tokens, ranks)
 
-    def prefill(self, prompt: Prompt) -> list[ForwardTime | Op]:
+    def prefill(self, prompt: PrefillPrompts) -> list[ForwardTime | Op]:
         """The prompt read by this network too."""
         time = prefill(
             self.network,

@@ -24,9 +24,9 @@ from magicdec.fitting import Free
 from magicdec.perfmodel.kernels.base import (
     Columns,
     KernelCurve,
+    KernelTable,
     Parameters,
     Rows,
-    Table,
     WorkingSet,
     arrays,
     as_array,
@@ -159,8 +159,8 @@ class AttentionCurve(KernelCurve, frozen=True, kw_only=True):
     key: ClassVar[str] = "attention"
     variants_key: ClassVar[str] = "attention_formats"
     has_formats: ClassVar[bool] = True
-    tables: ClassVar[tuple[Table, ...]] = (
-        Table(
+    tables: ClassVar[tuple[KernelTable, ...]] = (
+        KernelTable(
             kind="attention",
             columns=ATTENTION_COLUMNS,
             shape=("num_heads", "num_kv_heads", "head_dim"),
@@ -175,7 +175,7 @@ class AttentionCurve(KernelCurve, frozen=True, kw_only=True):
             other_weight=0.35,
             select_group=_full_attention,
         ),
-        Table(
+        KernelTable(
             kind="window",
             columns=(*ATTENTION_COLUMNS, "window_size"),
             shape=("num_heads", "num_kv_heads", "head_dim", "window_size"),
@@ -675,8 +675,8 @@ class PrefillCurve(KernelCurve, frozen=True, kw_only=True):
     """Time of one layer's causal attention of whole prompts, or chunks of them."""
 
     key: ClassVar[str] = "prefill"
-    tables: ClassVar[tuple[Table, ...]] = (
-        Table(
+    tables: ClassVar[tuple[KernelTable, ...]] = (
+        KernelTable(
             kind="prefill",
             columns=(
                 "batch_size",

@@ -106,7 +106,7 @@ def mean_waves(filling: Array) -> tuple[Array, Array]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class KernelTable:
     """How a file of timed kernels is read: its columns, the work of its rows, and which rows
     count."""
 
@@ -205,7 +205,7 @@ class Curve(
         OTHER_GENERATION_ERROR,
     )
     """Least relative error on another device of the same generation, and of another."""
-    tables: ClassVar[tuple[Table, ...]] = ()
+    tables: ClassVar[tuple[KernelTable, ...]] = ()
     fit: Fit = Fit()
     library: str = "generic"
 

@@ -21,7 +21,7 @@ from magicdec.fitting import Free
 from magicdec.perfmodel.kernels.base import (
     Columns,
     KernelCurve,
-    Table,
+    KernelTable,
     WorkingSet,
     arrays,
     as_array,
@@ -36,7 +36,7 @@ FULL_ROWS = 16.0
 NEMOTRON_EXPERTS, NEMOTRON_WIDTH = 22, 1856
 
 
-class Experts(NamedTuple):
+class RankExperts(NamedTuple):
     """One layer's experts; `width` is one rank's share of an expert's, `num_matrices` what each
     has.
 
@@ -57,9 +57,9 @@ class Experts(NamedTuple):
     own_tokens: Any = None
 
 
-def _of_rows(rows: Columns, dtype: str) -> Experts:
+def _of_rows(rows: Columns, dtype: str) -> RankExperts:
     dtype = dtype or "bf16"
-    return Experts(
+    return RankExperts(
         rows["num_tokens"],
         rows["hidden_size"],
         rows["moe_intermediate_size"] / rows["tp_size"],
@@ -100,8 +100,8 @@ class MoeCurve(KernelCurve, frozen=True, kw_only=True):
 
     key: ClassVar[str] = "moe"
     has_formats: ClassVar[bool] = True
-    tables: ClassVar[tuple[Table, ...]] = (
-        Table(
+    tables: ClassVar[tuple[KernelTable, ...]] = (
+        KernelTable(
             kind="moe",
             columns=(
                 "num_tokens",
@@ -147,7 +147,7 @@ class MoeCurve(KernelCurve, frozen=True, kw_only=True):
         return hw.computes_in(variant) or variant in WEIGHT_ONLY
 
     def seconds(
-        self, hw: Device, work: Experts, working_set: WorkingSet = None
+        self, hw: Device, work: RankExperts, working_set: WorkingSet = None
     ) -> OpTime:
         tokens, hidden, width, experts, chosen = arrays(*work[:5])
         even = np.minimum(experts, chosen * tokens)
@@ -198,7 +198,7 @@ def experts_curve(at: Where) -> MoeCurve | None:
     return max(curves, key=lambda curve: curve.bandwidth_efficiency, default=None)
 
 
-def experts(at: Where, work: Experts, *, count: Any = 1.0) -> list[Op]:
+def experts(at: Where, work: RankExperts, *, count: Any = 1.0) -> list[Op]:
     """`count` layers of routed experts, of which one rank holds `work.width` of each.
 
     When whole experts are divided over ranks, `num_experts` and `num_experts_per_tok` are one

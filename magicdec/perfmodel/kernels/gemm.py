@@ -20,9 +20,9 @@ from magicdec.counts import Array
 from magicdec.fitting import Free
 from magicdec.perfmodel.kernels.base import (
     KernelCurve,
+    KernelTable,
     Parameters,
     Rows,
-    Table,
     WorkingSet,
     arrays,
     best_fit,
@@ -88,8 +88,8 @@ class GemmCurve(KernelCurve, frozen=True, kw_only=True):
     key: ClassVar[str] = "gemm"
     variants_key: ClassVar[str] = "gemm_formats"
     has_formats: ClassVar[bool] = True
-    tables: ClassVar[tuple[Table, ...]] = (
-        Table(
+    tables: ClassVar[tuple[KernelTable, ...]] = (
+        KernelTable(
             kind="gemm",
             columns=("m", "n", "k"),
             shape=("n", "k"),

@@ -29,8 +29,8 @@ from magicdec.perfmodel.kernels.attention import (
 )
 from magicdec.perfmodel.kernels.base import (
     KernelCurve,
+    KernelTable,
     Rows,
-    Table,
     WorkingSet,
     arrays,
     as_array,
@@ -141,8 +141,8 @@ class LatentCurve(AttentionCurve, frozen=True, kw_only=True):
 
     key: ClassVar[str] = "latent"
     variants_key: ClassVar[str] = ""
-    tables: ClassVar[tuple[Table, ...]] = (
-        Table(
+    tables: ClassVar[tuple[KernelTable, ...]] = (
+        KernelTable(
             kind="latent",
             columns=("batch_size", "num_heads", "kv_len"),
             marks=("scope",),
@@ -309,7 +309,7 @@ class Scores(NamedTuple):
     head_dim: Any
 
 
-class Choice(NamedTuple):
+class ScoreSelection(NamedTuple):
     """The best of the `kv_len` scores of each of `rows` query tokens."""
 
     rows: Any
@@ -330,8 +330,8 @@ class IndexerCurve(KernelCurve, frozen=True, kw_only=True):
     """Time of an indexer's scores over a paged cache of fp8 keys."""
 
     key: ClassVar[str] = "indexer"
-    tables: ClassVar[tuple[Table, ...]] = (
-        Table(
+    tables: ClassVar[tuple[KernelTable, ...]] = (
+        KernelTable(
             kind="indexer",
             columns=("batch_size", "query_len", "kv_len", "num_index_heads"),
             shape=("batch_size", "query_len"),
@@ -391,13 +391,13 @@ class TopKCurve(KernelCurve, frozen=True, kw_only=True):
     """
 
     key: ClassVar[str] = "top_k"
-    tables: ClassVar[tuple[Table, ...]] = (
-        Table(
+    tables: ClassVar[tuple[KernelTable, ...]] = (
+        KernelTable(
             kind="top_k",
             columns=("batch_size", "query_len", "kv_len", "top_k"),
             shape=("batch_size", "query_len"),
             variant="scores",
-            work=lambda rows, _: Choice(
+            work=lambda rows, _: ScoreSelection(
                 rows["batch_size"] * rows["query_len"], rows["kv_len"]
             ),
             counted=lambda rows: rows["kv_len"] >= 2 * rows["top_k"],
@@ -415,7 +415,7 @@ class TopKCurve(KernelCurve, frozen=True, kw_only=True):
     ridge_power: Annotated[float, Free(scale="above_one")] = 3.0
 
     def seconds(
-        self, hw: Device, work: Choice, working_set: WorkingSet = None
+        self, hw: Device, work: ScoreSelection, working_set: WorkingSet = None
     ) -> OpTime:
         rows, kv_len = arrays(*work)
         block_s = self.row_s + kv_len * self.score_s
@@ -431,8 +431,8 @@ class SparseCurve(KernelCurve, frozen=True, kw_only=True):
 
     key: ClassVar[str] = "sparse"
     has_formats: ClassVar[bool] = True
-    tables: ClassVar[tuple[Table, ...]] = (
-        Table(
+    tables: ClassVar[tuple[KernelTable, ...]] = (
+        KernelTable(
             kind="sparse",
             columns=("batch_size", "query_len", "num_heads", "num_chosen"),
             shape=("batch_size", "query_len"),
@@ -496,7 +496,7 @@ def indexer(at: Where, work: Scores, *, top_k: int, count: Any = 1.0) -> list[Op
     scores = operation(
         "indexer", "attention", at, cost, time, "fp8", basis=basis, count=count
     )
-    choice = Choice(batch * query_len, kv_len)
+    choice = ScoreSelection(batch * query_len, kv_len)
     chosen = [each.seconds(hw, choice) for each in TopKCurve.variants(hw).values()]
     if not chosen:
         return [scores]

@@ -38,9 +38,9 @@ from magicdec.fitting import Free
 from magicdec.perfmodel.kernels.base import (
     Curve,
     FittedCurve,
+    KernelTable,
     Parameters,
     Rows,
-    Table,
     as_array,
     minimise,
     that_matter,
@@ -90,8 +90,8 @@ class AllReduceCurve(FittedCurve, frozen=True, kw_only=True):
     variants_key: ClassVar[str] = "allreduce_engines"
     borrowed_errors: ClassVar[tuple[float, float]] = (0.15, 0.6)
     """Between H100 and H200, and B200, B300 and GB300 0.04 to 0.13; between others 0.3 to 1.2."""
-    tables: ClassVar[tuple[Table, ...]] = (
-        Table(
+    tables: ClassVar[tuple[KernelTable, ...]] = (
+        KernelTable(
             kind="allreduce",
             columns=("tp_size", "message_bytes"),
             shape=("message_bytes",),

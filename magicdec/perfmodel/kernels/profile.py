@@ -32,7 +32,7 @@ from magicdec.perfmodel.kernels.base import (
     Columns,
     Curve,
     FittedCurve,
-    Table,
+    KernelTable,
     borrowed_error,
 )
 from magicdec.perfmodel.kernels.experts import MoeCurve
@@ -380,7 +380,7 @@ class Group(NamedTuple):
         return "/".join((self.device, kind, self.variant)).rstrip("/")
 
 
-def read_table(path: Path) -> tuple[Table, dict[Group, dict[str, Array]]]:
+def read_table(path: Path) -> tuple[KernelTable, dict[Group, dict[str, Array]]]:
     """The rows of a file by device and variant: its columns as floats, and `time_s`.
 
     Raises ConfigError for a file that is none of the tables, or a value that is not a positive
@@ -427,7 +427,7 @@ def _read_frame(path: Path) -> pd.DataFrame:
         ) from error
 
 
-def _table_of(frame: pd.DataFrame, path: Path) -> Table:
+def _table_of(frame: pd.DataFrame, path: Path) -> KernelTable:
     """The first table whose columns a file has."""
     names = set(frame.columns)
     if {"device", "latency_us"} <= names:
@@ -458,7 +458,7 @@ def _positive(frame: pd.DataFrame, name: str, path: Path) -> Array:
 
 
 def row_seconds(
-    table: Table, hw: HardwareProfile, rows: Columns, variant: str = ""
+    table: KernelTable, hw: HardwareProfile, rows: Columns, variant: str = ""
 ) -> Array:
     """Seconds of each row. Operands that fit stay in the L2, as where kernels are timed in a
     loop."""
@@ -470,7 +470,7 @@ def select(rows: Columns, mask: npt.NDArray[Any]) -> dict[str, Array]:
     return {name: values[mask] for name, values in rows.items()}
 
 
-def held_out(table: Table, rows: Columns) -> Mask:
+def held_out(table: KernelTable, rows: Columns) -> Mask:
     """A quarter of the shapes, chosen by a hash of the shape, the same on every machine."""
     shapes = np.stack([rows[name] for name in table.shape], axis=1)
     unique, inverse = np.unique(shapes, axis=0, return_inverse=True)
@@ -485,13 +485,13 @@ def _hash(values: Sequence[float]) -> int:
     return int(digest, 16)
 
 
-def curve_of(table: Table, hw: HardwareProfile, variant: str = "") -> Any:
+def curve_of(table: KernelTable, hw: HardwareProfile, variant: str = "") -> Any:
     """The curve that predicts the table's rows of this variant."""
     return CURVES[table.kind].of(hw, variant)
 
 
 def refit(
-    table: Table,
+    table: KernelTable,
     hw: HardwareProfile,
     rows: Columns,
     *,

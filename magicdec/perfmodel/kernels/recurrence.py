@@ -17,7 +17,7 @@ from magicdec.fitting import Free
 from magicdec.perfmodel.kernels.base import (
     Columns,
     KernelCurve,
-    Table,
+    KernelTable,
     WorkingSet,
     arrays,
     cache_speedup,
@@ -78,8 +78,8 @@ class LinearCurve(KernelCurve, frozen=True, kw_only=True):
     """
 
     key: ClassVar[str] = "linear"
-    tables: ClassVar[tuple[Table, ...]] = (
-        Table(
+    tables: ClassVar[tuple[KernelTable, ...]] = (
+        KernelTable(
             kind="linear",
             columns=("batch_size", "query_len", "num_key_heads", "num_value_heads"),
             shape=("num_key_heads", "num_value_heads", "query_len"),
@@ -132,8 +132,8 @@ class LinearPrefillCurve(KernelCurve, frozen=True, kw_only=True):
     """
 
     key: ClassVar[str] = "linear_prefill"
-    tables: ClassVar[tuple[Table, ...]] = (
-        Table(
+    tables: ClassVar[tuple[KernelTable, ...]] = (
+        KernelTable(
             kind="linear_prefill",
             columns=("batch_size", "prompt_len", "num_key_heads", "num_value_heads"),
             shape=("num_key_heads", "num_value_heads"),

@@ -50,8 +50,8 @@ from magicdec.schema import (
     Candidate,
     CaseAnswer,
     Choice,
-    Evidence,
     GammaTable,
+    LaneEvidence,
     Limit,
     MemoryUse,
     NeedsAcceptance,
@@ -501,7 +501,7 @@ def _outlook(
     return outlook(case, draws, best, weighed, tasks)
 
 
-def _evidence(found: Searched, row: Candidate) -> Evidence:
+def _evidence(found: Searched, row: Candidate) -> LaneEvidence:
     """The evidence from measured servers like a row's."""
     return evidence_of(found.origin(row).prediction.setup)
 

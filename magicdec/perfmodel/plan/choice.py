@@ -15,7 +15,7 @@ from magicdec.counts import Array
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.hybrids import repeated_error_s
 from magicdec.perfmodel.speedup import BoolArray, Prediction
-from magicdec.schema import Candidate, Evidence, Outcome
+from magicdec.schema import Candidate, LaneEvidence, Outcome
 
 EXTRA_PACKAGES = {"suffix": "arctic-inference"}
 """Packages that serving engines need for a draft and do not bring along."""
@@ -116,7 +116,7 @@ def best_of_each_batch(
 def preferred(
     best: Candidate,
     tied: Sequence[Candidate],
-    evidence: Callable[[Candidate], Evidence],
+    evidence: Callable[[Candidate], LaneEvidence],
 ) -> Candidate:
     """The one to take of drafts that are as good: one that was checked on servers, that needs no
     extra package, that drafts less."""

@@ -159,7 +159,7 @@ class Axes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cells:
+class TableCells:
     """The cells of a table; arrays are [batch, context] over all contexts of its axes."""
 
     speedup: Array
@@ -229,7 +229,7 @@ def _with_one_gamma(drafted: Best, best: Candidate, axes: Axes) -> Array:
 
 
 def _table(
-    axes: Axes, best: Candidate, leading: Candidate | None, cells: Cells
+    axes: Axes, best: Candidate, leading: Candidate | None, cells: TableCells
 ) -> GammaTable:
     """The table of `leading`'s draft, without what is known of a loaded draft only."""
     draft = "none"
@@ -255,9 +255,9 @@ def _table(
     )
 
 
-def _cells_without_draft(axes: Axes, room: BoolArray) -> Cells:
+def _cells_without_draft(axes: Axes, room: BoolArray) -> TableCells:
     shape = room.shape
-    return Cells(
+    return TableCells(
         speedup=np.zeros(shape),
         gamma=np.zeros(shape, dtype=np.int64),
         break_even=np.full(shape, np.inf),
@@ -268,7 +268,7 @@ def _cells_without_draft(axes: Axes, room: BoolArray) -> Cells:
     )
 
 
-def _cells_of(axes: Axes, drafted: Best, room: BoolArray) -> Cells:
+def _cells_of(axes: Axes, drafted: Best, room: BoolArray) -> TableCells:
     shape = room.shape
     rows = drafted.rows
     pays = drafted.speedup > 1.0
@@ -278,7 +278,7 @@ def _cells_of(axes: Axes, drafted: Best, room: BoolArray) -> Cells:
     fits = rows.full(rows.memory.fits).reshape(shape)
     pays_shown = pays[:, axes.shown]
     verdicts = VERDICTS(drafted.low, drafted.high)
-    return Cells(
+    return TableCells(
         speedup=drafted.speedup,
         gamma=np.where(pays, gamma, 0),
         break_even=np.where(pays, break_even, np.inf),
@@ -300,7 +300,7 @@ def _whole_or_none(values: Array) -> list[list[int | None]]:
     return rows
 
 
-def _break_even_contexts(axes: Axes, cells: Cells) -> list[float | None]:
+def _break_even_contexts(axes: Axes, cells: TableCells) -> list[float | None]:
     contexts: list[float | None] = []
     speedups = cells.speedup[:, axes.between]
     is_counted = cells.is_counted[:, axes.between]

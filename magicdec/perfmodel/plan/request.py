@@ -423,12 +423,14 @@ def with_devices(request: PlanRequest, hardware: str) -> PlanRequest:
     return msgspec.structs.replace(request, num_gpus=count)
 
 
-def _smaller(node: Layout, model: ModelSpec, engine: EngineProfile) -> list[Layout]:
+def _smaller(
+    node: DeviceGroups, model: ModelSpec, engine: EngineProfile
+) -> list[DeviceGroups]:
     """The layouts of a replica on a node, the fewest devices first."""
     sizes = valid_tp_sizes(
         model, max(node.tp_sizes), engine.sampling.vocabulary_multiple
     )
-    return [Layout(tp_sizes=(size,)) for size in sizes]
+    return [DeviceGroups(tp_sizes=(size,)) for size in sizes]
 
 
 def _fewest(request: PlanRequest, tried: list[Case]) -> Case:
@@ -454,7 +456,7 @@ def _resolved(
     hw: HardwareProfile,
     engine: EngineProfile,
     options: list[DraftOption],
-    layout: Layout,
+    layout: DeviceGroups,
     lengths: Lengths,
 ) -> Case:
     """The case of one layout. Raises ConfigError for drafts that it does not allow."""
@@ -491,7 +493,7 @@ def _resolved(
 def _check_draft_tp(
     request: PlanRequest,
     engine: EngineProfile,
-    layout: Layout,
+    layout: DeviceGroups,
     *,
     has_drafts: bool,
 ) -> None:
@@ -507,7 +509,7 @@ def _check_draft_tp(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class DeviceGroups:
     """tp sizes to search, and how groups of tp ranks form a replica."""
 
     tp_sizes: tuple[int, ...]
@@ -519,7 +521,7 @@ def layouts(
     model: ModelSpec,
     hw: HardwareProfile,
     engine: EngineProfile,
-) -> list[Layout]:
+) -> list[DeviceGroups]:
     """The layouts to try, the usual one first. Raises ConfigError for a request that the model, the
     engine or the number of devices does not allow."""
     multiple = engine.sampling.vocabulary_multiple
@@ -535,13 +537,13 @@ def layouts(
             raise ConfigError(
                 f"tp {request.tp_size} needs more than the {num_gpus} GPUs given"
             )
-        return [Layout(tp_sizes=(request.tp_size,))]
+        return [DeviceGroups(tp_sizes=(request.tp_size,))]
     if num_gpus is None:
-        return [Layout(tp_sizes=(largest_tp_at_most(model, node, multiple),))]
+        return [DeviceGroups(tp_sizes=(largest_tp_at_most(model, node, multiple),))]
     if hw.kind == "gpu":
         node = max(node, min(USUAL_TP, hw.link.reach))
     within_node = valid_tp_sizes(model, min(num_gpus, node), multiple)
-    layouts = [Layout(tp_sizes=tuple(within_node))]
+    layouts = [DeviceGroups(tp_sizes=tuple(within_node))]
     is_known = (
         hw.link.between_nodes_bytes_per_s is not None or num_gpus <= hw.link.reach
     )
@@ -559,7 +561,7 @@ def _asks_for_a_spread(request: PlanRequest) -> bool:
 
 def _asked_for(
     request: PlanRequest, model: ModelSpec, engine: EngineProfile, node: int
-) -> Layout:
+) -> DeviceGroups:
     if not engine.paths.spreads:
         raise ConfigError(
             f"engine {engine.name} has neither stages nor data-parallel attention; try --engine "
@@ -585,23 +587,25 @@ def _asked_for(
         raise ConfigError(
             f"{needed} devices are needed, more than the {request.num_gpus} GPUs given"
         )
-    return Layout(tp_sizes=(tp,), spread=spread)
+    return DeviceGroups(tp_sizes=(tp,), spread=spread)
 
 
-def _others(num_gpus: int, model: ModelSpec, node: int, multiple: int) -> list[Layout]:
+def _others(
+    num_gpus: int, model: ModelSpec, node: int, multiple: int
+) -> list[DeviceGroups]:
     """Layouts over more than a node, by tensor parallelism or in stages; then with whole
     experts."""
-    others: list[Layout] = []
+    others: list[DeviceGroups] = []
     if num_gpus > node:
         across = [
             size for size in valid_tp_sizes(model, num_gpus, multiple) if size > node
         ]
         if across:
-            others.append(Layout(tp_sizes=tuple(across)))
+            others.append(DeviceGroups(tp_sizes=tuple(across)))
         tp = largest_tp_at_most(model, node, multiple)
         stages = min(num_gpus // tp, model.num_hidden_layers)
         if stages > 1:
-            others.append(Layout(tp_sizes=(tp,), spread=Parallelism(pp=stages)))
+            others.append(DeviceGroups(tp_sizes=(tp,), spread=Parallelism(pp=stages)))
     if not model.is_moe:
         return others
     for ranks in dict.fromkeys((min(num_gpus, node), num_gpus)):
@@ -610,5 +614,5 @@ def _others(num_gpus: int, model: ModelSpec, node: int, multiple: int) -> list[L
         for tp in valid_tp_sizes(model, ranks // 2, multiple):
             if ranks % tp == 0:
                 spread = Parallelism(dp=ranks // tp, whole_experts=True)
-                others.append(Layout(tp_sizes=(tp,), spread=spread))
+                others.append(DeviceGroups(tp_sizes=(tp,), spread=spread))
     return others

@@ -33,11 +33,11 @@ from magicdec.perfmodel.plan.notes import LEAST_LOSS, hits_lost, keeping_last_un
 from magicdec.perfmodel.plan.request import Case, PlanRequest
 from magicdec.perfmodel.rate.layouts import POLICIES, ServedLayout, served_layouts
 from magicdec.perfmodel.rate.load import LATENCY_LIMITS, MAX_SCHEDULED, WINDOWS, Load
-from magicdec.perfmodel.rate.simulate import Outcome
+from magicdec.perfmodel.rate.simulate import SimulatedTimes
 from magicdec.perfmodel.rate.trials import RATIO, Trial
 from magicdec.perfmodel.setup import Points
 from magicdec.perfmodel.speedup import predict
-from magicdec.progress import Progress, Stages, Step
+from magicdec.progress import Progress, Stages, StepMessage
 from magicdec.schema import (
     Moment,
     Percentiles,
@@ -104,7 +104,7 @@ def _lacking(case: Case) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Band:
+class OpenInterval:
     """A 90 % interval. `high` None: it has no upper end."""
 
     low: float | None = None
@@ -181,7 +181,7 @@ def simulated(
     replicas: int = 1,
     policy: str = "by batch",
     seed: int = 0,
-) -> Outcome:
+) -> SimulatedTimes:
     """So many replicas at the tp size given (default: the node's), with the draft that is named, or
     without one.
 
@@ -224,7 +224,7 @@ def _fewest(
         return arrivals_objective(devices, layout.rate * devices / layout.row.num_gpus)
 
     if not layouts:
-        progress(Step("simulating layouts", done=0, total=1))
+        progress(StepMessage("simulating layouts", done=0, total=1))
         return None
     limit = CLOSE * min(analytic(layout) for layout in layouts)
     close = [layout for layout in layouts if analytic(layout) <= limit]
@@ -268,10 +268,10 @@ def _in_parallel(
     else:
         way = "list"
     results: list[Any] = []
-    progress(Step(what, done=0, total=max(len(jobs), 1)))
+    progress(StepMessage(what, done=0, total=max(len(jobs), 1)))
     for result in Parallel(return_as=way)(delayed(call)(*job) for job in jobs):
         results.append(result)
-        progress(Step(what, done=len(results), total=len(jobs)))
+        progress(StepMessage(what, done=len(results), total=len(jobs)))
     return results
 
 
@@ -318,8 +318,8 @@ def _full_point(answer: SizedLayout) -> TrafficLoad:
     point = _point(trial, answer.replicas, rate)
     outcome = trial.at(rate, answer.replicas)
     least, most = cost_factors(answer.layout, point.mean_batch)
-    ttft = Band()
-    tpot = Band()
+    ttft = OpenInterval()
+    tpot = OpenInterval()
     if not outcome.is_overloaded:
         repeats = _Repeats.of(trial, answer.replicas, rate, least, most)
         ttft = repeats.band(lambda outcome: outcome.ttft_s)
@@ -512,9 +512,9 @@ def cost_factors(layout: ServedLayout, batch: float) -> tuple[float, float]:
 class _Repeats:
     """One load simulated with other seeds, and with larger and smaller costs."""
 
-    seeds: list[Outcome]
-    cheap: Outcome
-    dear: Outcome
+    seeds: list[SimulatedTimes]
+    cheap: SimulatedTimes
+    dear: SimulatedTimes
     least: float
     """Costs in `cheap` over the predicted ones."""
     most: float
@@ -531,21 +531,23 @@ class _Repeats:
             most=most,
         )
 
-    def band(self, read: Callable[[Outcome], Array]) -> Band:
+    def band(self, read: Callable[[SimulatedTimes], Array]) -> OpenInterval:
         """The interval of a 95th percentile; no upper end where costs that are so much larger are
         too much.
         """
         if not len(read(self.seeds[0])):
-            return Band()
+            return OpenInterval()
         values = [_p95(read(outcome)) for outcome in self.seeds]
         p95 = values[0]
         noise = Z_90 * float(np.std(values, ddof=1)) / p95
         faster = _p95(read(self.cheap)) * self.least
         low = max(p95 - p95 * math.hypot(1.0 - faster / p95, noise), 0.0)
         if self.dear.is_overloaded:
-            return Band(low=low)
+            return OpenInterval(low=low)
         slower = _p95(read(self.dear)) * self.most
-        return Band(low=low, high=p95 + p95 * math.hypot(slower / p95 - 1.0, noise))
+        return OpenInterval(
+            low=low, high=p95 + p95 * math.hypot(slower / p95 - 1.0, noise)
+        )
 
 
 def _p95(seconds: Array) -> float:
@@ -590,7 +592,7 @@ def _other_policies(best: SizedLayout) -> list[Trial]:
     return [trials[name] for name in POLICIES if name != best.layout.follows]
 
 
-def _timeline(outcome: Outcome) -> list[Moment]:
+def _timeline(outcome: SimulatedTimes) -> list[Moment]:
     """The first replica's batch, queue and cache over time, at MAX_MOMENTS moments or fewer."""
     replica = outcome.replicas[0]
     interval = max(1, math.ceil(len(replica.timeline) / MAX_MOMENTS))

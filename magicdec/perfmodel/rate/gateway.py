@@ -95,7 +95,7 @@ class Columns(NamedTuple):
         )
 
 
-class Logged(NamedTuple):
+class GatewayLine(NamedTuple):
     """A line of a log as a request."""
 
     arrival_s: float
@@ -182,7 +182,7 @@ class LogReader:
     def __init__(self, columns: Columns) -> None:
         self.columns = columns
 
-    def __call__(self, values: Mapping[str, Any]) -> Logged | None:
+    def __call__(self, values: Mapping[str, Any]) -> GatewayLine | None:
         """A line's request; None for one that has no tokens. Raises ConfigError for a time or a
         number of tokens that is none.
         """
@@ -195,7 +195,7 @@ class LogReader:
         if self.columns.cached is not None:
             cached = min(_tokens(line, self.columns.cached) or 0, prompt)
         arrival = seconds(line.get(self.columns.arrival), self.columns.arrival)
-        return Logged(arrival, prompt, output, cached)
+        return GatewayLine(arrival, prompt, output, cached)
 
 
 def _tokens(line: Mapping[str, Any], column: str) -> int | None:

@@ -30,7 +30,7 @@ from magicdec.perfmodel.rate.requests import (
     drawn,
     read_requests,
 )
-from magicdec.perfmodel.rate.simulate import Outcome
+from magicdec.perfmodel.rate.simulate import SimulatedTimes
 from magicdec.specs import ModelSpec, RequestShape, WorkloadSpec
 
 LATENCY_LIMITS = ("ttft_limit_s", "tpot_limit_s", "ttft_p95_s", "tpot_p95_s")
@@ -226,7 +226,7 @@ class Load:
         request = msgspec.structs.replace(self.request, **shorter)
         return dataclasses.replace(self, request=request)
 
-    def kept_by(self, outcome: Outcome) -> bool:
+    def kept_by(self, outcome: SimulatedTimes) -> bool:
         """Whether an outcome keeps the limits; under a schedule, in each of its WINDOWS."""
         if outcome.is_overloaded:
             return False
@@ -234,7 +234,7 @@ class Load:
             return self._is_kept(outcome)
         return all(self._is_kept(window) for window in outcome.windows(WINDOWS))
 
-    def _is_kept(self, outcome: Outcome) -> bool:
+    def _is_kept(self, outcome: SimulatedTimes) -> bool:
         asked = self.request
         is_prompt = _is_within(
             outcome.ttft_s, mean=asked.ttft_limit_s, p95=asked.ttft_p95_s

@@ -257,7 +257,7 @@ def drawn(
     )
 
 
-class Row(NamedTuple):
+class RequestLine(NamedTuple):
     """A line of a file of requests."""
 
     arrival_s: float
@@ -285,7 +285,7 @@ class Row(NamedTuple):
             )
 
 
-Reader = Callable[[dict[str, Any], set[Any]], Row]
+Reader = Callable[[dict[str, Any], set[Any]], RequestLine]
 """From the values of a line, and the prefixes that came before."""
 
 
@@ -336,13 +336,13 @@ def _logged(
     read: gateway.LogReader,
 ) -> Requests:
     """The requests of a gateway's log, by arrival."""
-    rows: list[Row] = []
+    rows: list[RequestLine] = []
     for where, values in documents:
         try:
             logged = read(values)
             if logged is None:
                 continue
-            row = Row(*logged)
+            row = RequestLine(*logged)
             row.check()
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
@@ -353,7 +353,7 @@ def _logged(
     return _of_rows(rows)
 
 
-def _of_rows(rows: Sequence[Row]) -> Requests:
+def _of_rows(rows: Sequence[RequestLine]) -> Requests:
     """Requests whose first arrives at time 0. The last token of a prompt is never cached."""
     arrival = np.array([row.arrival_s for row in rows])
     prompt = np.array([row.prompt for row in rows], dtype=np.int64)
@@ -379,7 +379,7 @@ def read_requests(path: str | Path, columns: str | None = None) -> Requests:
     _, first = documents[0]
     read = _reader(first, path)
     seen = set[Any]()
-    rows: list[Row] = []
+    rows: list[RequestLine] = []
     for where, values in documents:
         try:
             row = read(values, seen)
@@ -445,7 +445,7 @@ def _reader(first: dict[str, Any], path: Path) -> Reader:
     )
 
 
-def _own(values: dict[str, Any], seen: set[Any]) -> Row:
+def _own(values: dict[str, Any], seen: set[Any]) -> RequestLine:
     cached = _tokens(values, "cached")
     shared = _tokens(values, "shared")
     if shared < 0:
@@ -455,7 +455,7 @@ def _own(values: dict[str, Any], seen: set[Any]) -> Row:
         cached = max(cached, shared)
     elif name is not None:
         seen.add(name)
-    return Row(
+    return RequestLine(
         arrival_s=_seconds(values, "arrival"),
         prompt=_tokens(values, "prompt"),
         output=_tokens(values, "output"),
@@ -463,8 +463,8 @@ def _own(values: dict[str, Any], seen: set[Any]) -> Row:
     )
 
 
-def _azure(values: dict[str, Any], _: set[Any]) -> Row:
-    return Row(
+def _azure(values: dict[str, Any], _: set[Any]) -> RequestLine:
+    return RequestLine(
         arrival_s=_timestamp(values["TIMESTAMP"]),
         prompt=_tokens(values, "ContextTokens"),
         output=max(_tokens(values, "GeneratedTokens"), 1),
@@ -481,14 +481,14 @@ def _timestamp(text: str) -> float:
     return whole
 
 
-def _mooncake(values: dict[str, Any], seen: set[Any]) -> Row:
+def _mooncake(values: dict[str, Any], seen: set[Any]) -> RequestLine:
     hashes = values.get("hash_ids", [])
     cached = 0
     while cached < len(hashes) and hashes[cached] in seen:
         cached += 1
     seen.update(hashes)
     prompt = _tokens(values, "input_length")
-    return Row(
+    return RequestLine(
         arrival_s=_seconds(values, "timestamp") * MILLI,
         prompt=prompt,
         output=_tokens(values, "output_length"),

@@ -211,7 +211,7 @@ def _table_factor(setup: Setup, gammas: list[int]) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class SimulatedTimes:
     """Times of every request, in seconds, in the order of their arrival."""
 
     requests: Requests
@@ -239,7 +239,7 @@ class Outcome:
         gaps = self.requests.output_len[self.skipped :] - 1
         return ((self.last_s - self.first_s)[self.skipped :][gaps > 0]) / gaps[gaps > 0]
 
-    def windows(self, count: int) -> list[Outcome]:
+    def windows(self, count: int) -> list[SimulatedTimes]:
         """The requests of equal spans of time, but of those in which none arrived."""
         arrival = self.requests.arrival_s
         place = np.minimum(
@@ -323,7 +323,7 @@ def simulate(
     of_replicas: int | None = None,
     edges_s: Array | None = None,
     work: PassLimit | None = None,
-) -> Outcome:
+) -> SimulatedTimes:
     """The requests on so many replicas, which may stand for `of_replicas`. What is cached of each
     prompt counts as far as the server finds it. `edges_s`: the spans of a load that changes.
 
@@ -368,7 +368,7 @@ def simulate_closed(
     users: int,
     seed: int = 0,
     work: PassLimit | None = None,
-) -> Outcome:
+) -> SimulatedTimes:
     """A closed loop: `users` requests at first, and the next whenever one ends.
 
     Raises CapacityError for more passes than `work` allows.
@@ -392,9 +392,9 @@ def simulate_closed(
 
 def _outcome(
     requests: Requests, replicas: list[Replica], *, skipped: int, share: float
-) -> Outcome:
+) -> SimulatedTimes:
     """Each request is of one replica; the others know nothing of it."""
-    return Outcome(
+    return SimulatedTimes(
         requests=requests,
         first_s=np.fmax.reduce([replica.first_s for replica in replicas]),
         last_s=np.fmax.reduce([replica.last_s for replica in replicas]),

@@ -24,8 +24,8 @@ from magicdec.perfmodel.rate.load import Load
 from magicdec.perfmodel.rate.simulate import (
     WARM_UP,
     Balance,
-    Outcome,
     Server,
+    SimulatedTimes,
     simulate,
 )
 
@@ -45,7 +45,7 @@ class Trial:
 
     load: Load
     layout: ServedLayout
-    outcomes: dict[tuple[float, int, int], Outcome] = dataclasses.field(
+    outcomes: dict[tuple[float, int, int], SimulatedTimes] = dataclasses.field(
         default_factory=dict,
         compare=False,
         repr=False,
@@ -55,13 +55,15 @@ class Trial:
     def server(self) -> Server:
         return self.layout.server(self.load.requests(self.load.rate))
 
-    def at(self, rate: float, replicas: int, *, seed: int = 0) -> Outcome:
+    def at(self, rate: float, replicas: int, *, seed: int = 0) -> SimulatedTimes:
         key = (rate, replicas, seed)
         if key not in self.outcomes:
             self.outcomes[key] = self._simulated(self.load, rate, replicas, seed)
         return self.outcomes[key]
 
-    def _simulated(self, load: Load, rate: float, replicas: int, seed: int) -> Outcome:
+    def _simulated(
+        self, load: Load, rate: float, replicas: int, seed: int
+    ) -> SimulatedTimes:
         is_drawn = load.trace is None and load.schedule is None
         requests = load.requests(rate, replicas, seed=seed)
         return simulate(

@@ -36,7 +36,7 @@ FENCES = (
 )
 
 
-class Part(NamedTuple):
+class BarPart(NamedTuple):
     """A part of a bar: its title in the key, its colour, and its name in a sentence."""
 
     title: str
@@ -45,7 +45,7 @@ class Part(NamedTuple):
 
 
 PHASES = {
-    name: Part(name, colour)
+    name: BarPart(name, colour)
     for name, colour in (
         ("autoregressive", GREY),
         ("draft", BLUE),
@@ -56,16 +56,16 @@ PHASES = {
     )
 }
 LIMITS = {
-    "weights": Part("weights", BLUE, "reading weights"), "kv": Part("KV", RED, "reading KV"),
-    "compute": Part("compute", GREEN, "computing"), "link": Part("link", PURPLE, "the link"),
-    "overhead": Part("overhead", GREY, "overhead"),
+    "weights": BarPart("weights", BLUE, "reading weights"), "kv": BarPart("KV", RED, "reading KV"),
+    "compute": BarPart("compute", GREEN, "computing"), "link": BarPart("link", PURPLE, "the link"),
+    "overhead": BarPart("overhead", GREY, "overhead"),
 }  # fmt: skip
 MEMORY = {
-    "weights_bytes": Part("weights", BLUE),
-    "kv_bytes": Part("KV cache", RED),
-    "draft_weights_bytes": Part("draft weights", PURPLE),
-    "draft_kv_bytes": Part("draft KV cache", OCHRE),
-    "workspace_bytes": Part("workspace", GREEN),
+    "weights_bytes": BarPart("weights", BLUE),
+    "kv_bytes": BarPart("KV cache", RED),
+    "draft_weights_bytes": BarPart("draft weights", PURPLE),
+    "draft_kv_bytes": BarPart("draft KV cache", OCHRE),
+    "workspace_bytes": BarPart("workspace", GREEN),
 }
 
 
@@ -84,7 +84,7 @@ class Bar(NamedTuple):
 def _stacked(
     chart: Chart,
     bars: Sequence[Bar],
-    kinds: Mapping[str, Part],
+    kinds: Mapping[str, BarPart],
     unit: float = MILLI,
     written: Callable[[float], str] = format_seconds,
     *,
@@ -114,7 +114,7 @@ def _draw_parts(
     chart: Chart,
     place: int,
     bar: Bar,
-    kinds: Mapping[str, Part],
+    kinds: Mapping[str, BarPart],
     unit: float,
     written: Callable[[float], str],
     longest: float,
@@ -145,7 +145,7 @@ def _draw_parts(
     return left
 
 
-def _parts_in(bars: Sequence[Bar], kinds: Mapping[str, Part]) -> list[Part]:
+def _parts_in(bars: Sequence[Bar], kinds: Mapping[str, BarPart]) -> list[BarPart]:
     """The parts that at least one bar has."""
     parts = []
     for name, part in kinds.items():
@@ -154,7 +154,7 @@ def _parts_in(bars: Sequence[Bar], kinds: Mapping[str, Part]) -> list[Part]:
     return parts
 
 
-def _draw_key(axes: Axes, parts: Sequence[Part]) -> None:
+def _draw_key(axes: Axes, parts: Sequence[BarPart]) -> None:
     from matplotlib.patches import Patch
 
     columns = len(parts)

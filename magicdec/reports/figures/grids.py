@@ -46,7 +46,7 @@ SMALL_SIZE = 6.5
 """Width of one of several figures, and points of the text in its cells."""
 
 
-class Cell(NamedTuple):
+class GridCell(NamedTuple):
     """The best configuration at one batch and context."""
 
     speedup: float
@@ -61,7 +61,7 @@ class Cell(NamedTuple):
 class Grid(NamedTuple):
     batches: list[int]
     contexts: list[int]
-    cells: dict[tuple[int, int], Cell]
+    cells: dict[tuple[int, int], GridCell]
     """By the indices of batch and context."""
     word: str
     is_planned: bool = False
@@ -179,7 +179,9 @@ def _chosen_grid(data: ReportData) -> Grid | None:
         gain = row.gain
         verdict = verdict_of(speedup_low=gain.low, speedup_high=gain.high)
         name = draft_name(row.draft, row.draft_method, row.draft_budget)
-        cells[place] = Cell(gain.speedup, row.gamma, verdict, name, _short_name(row))
+        cells[place] = GridCell(
+            gain.speedup, row.gamma, verdict, name, _short_name(row)
+        )
     return Grid(batches, contexts, cells, "Predicted")
 
 
@@ -264,7 +266,7 @@ def _planned_grid(data: ReportData) -> Grid | None:
     for b in range(len(table.batch_sizes)):
         for c in range(len(table.context_lens)):
             if table.fits[b][c]:
-                cells[b, c] = Cell(
+                cells[b, c] = GridCell(
                     table.speedup[b][c],
                     table.gamma[b][c],
                     table.verdict[b][c],
@@ -294,9 +296,9 @@ def _record_grid(data: ReportData) -> Grid | None:
     return None
 
 
-def _best_cells(rows: Sequence[Record]) -> dict[tuple[int, int], Cell]:
+def _best_cells(rows: Sequence[Record]) -> dict[tuple[int, int], GridCell]:
     """The best speculative configuration by (batch, context)."""
-    best: dict[tuple[int, int], Cell] = {}
+    best: dict[tuple[int, int], GridCell] = {}
     for row in rows:
         if not row.is_speculative or not row.speedup:
             continue
@@ -305,7 +307,7 @@ def _best_cells(rows: Sequence[Record]) -> dict[tuple[int, int], Cell]:
             speedup_low=row.speedup_low or row.speedup,
             speedup_high=row.speedup_high or row.speedup,
         )
-        cell = Cell(row.speedup, row.gamma, verdict)
+        cell = GridCell(row.speedup, row.gamma, verdict)
         best[place] = max(best.get(place, cell), cell)
     return best
 
@@ -313,7 +315,7 @@ def _best_cells(rows: Sequence[Record]) -> dict[tuple[int, int], Cell]:
 def _draw_cell(
     chart: Chart,
     at: tuple[int, int],
-    cell: Cell,
+    cell: GridCell,
     reach: float,
     place: str,
     *,
@@ -398,7 +400,7 @@ def _heatmap_title(grid: Grid) -> str:
     return f"Speculation pays {where}, up to {best}"
 
 
-class Point(NamedTuple):
+class ParetoPoint(NamedTuple):
     """A configuration by its latency and throughput."""
 
     seconds: float
@@ -458,7 +460,7 @@ def throughput_latency(data: ReportData) -> Chart | None:
     )
 
 
-def _planned_points(data: ReportData) -> list[Point]:
+def _planned_points(data: ReportData) -> list[ParetoPoint]:
     """The plan's rows on its first device and context, as users see them: whole requests where
     their lengths are known. None where measured rows hold several batches.
     """
@@ -474,7 +476,7 @@ def _planned_points(data: ReportData) -> list[Point]:
         seconds = row.between_tokens_s
         rate = row.rate_per_gpu
         record = candidate_record(plan, row)
-        point = Point(
+        point = ParetoPoint(
             seconds,
             rate,
             record,
@@ -484,7 +486,7 @@ def _planned_points(data: ReportData) -> list[Point]:
     return points
 
 
-def _recorded_points(data: ReportData) -> list[Point]:
+def _recorded_points(data: ReportData) -> list[ParetoPoint]:
     """The points of records, then those without a draft that the speculative ones imply."""
     points = []
     for row in _one_context(data):
@@ -492,7 +494,7 @@ def _recorded_points(data: ReportData) -> list[Point]:
         step_s = row.autoregressive_step_s
         if row.is_speculative and step_s:
             rate = row.batch_size / step_s / row.num_devices
-            alone = Point(
+            alone = ParetoPoint(
                 step_s,
                 rate,
                 row,
@@ -504,7 +506,7 @@ def _recorded_points(data: ReportData) -> list[Point]:
 
 def _draw_frontier(
     chart: Chart,
-    points: Sequence[Point],
+    points: Sequence[ParetoPoint],
     colour: str,
     marker: str,
     name: str,
@@ -561,16 +563,16 @@ def _one_context(data: ReportData) -> list[Record]:
     return []
 
 
-def _point(row: Record) -> Point:
+def _point(row: Record) -> ParetoPoint:
     rate = (row.tokens_per_s or 0.0) / row.num_devices
-    return Point(row.tpot_s or 0.0, rate, row, row.is_speculative)
+    return ParetoPoint(row.tpot_s or 0.0, rate, row, row.is_speculative)
 
 
-def _frontier(points: Sequence[Point]) -> list[Point]:
+def _frontier(points: Sequence[ParetoPoint]) -> list[ParetoPoint]:
     """Points that none other beats in both latency and throughput, fastest first."""
     known = [point for point in points if point.seconds > 0 and point.rate > 0]
     known.sort(key=lambda point: (point.seconds, -point.rate))
-    frontier: list[Point] = []
+    frontier: list[ParetoPoint] = []
     highest = 0.0
     for point in known:
         if point.rate > highest * 1.001:
@@ -579,7 +581,9 @@ def _frontier(points: Sequence[Point]) -> list[Point]:
     return frontier
 
 
-def _pareto_title(baselines: Sequence[Point], drafted: Sequence[Point]) -> str:
+def _pareto_title(
+    baselines: Sequence[ParetoPoint], drafted: Sequence[ParetoPoint]
+) -> str:
     highest = drafted[-1].rate
     best = f"{highest:.0f} tokens/s per device"
     if not baselines:

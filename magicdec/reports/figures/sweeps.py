@@ -39,7 +39,7 @@ SWEEP_COLUMNS = (
 )
 
 
-class Line(NamedTuple):
+class DraftCurve(NamedTuple):
     """Configurations of one draft, predicted and measured, in the order of the axis."""
 
     name: str
@@ -59,7 +59,7 @@ def speedup_by_gamma(data: ReportData) -> Chart | None:
     name = draft_name(reference.draft, reference.draft_method)
     predicted = siblings(data.predicted, reference, "gamma")
     measured = siblings(data.measured, reference, "gamma")
-    line = Line(name, predicted, measured)
+    line = DraftCurve(name, predicted, measured)
     gammas = sorted({row.gamma for row in line.rows})
     if len(gammas) < 2:
         return None
@@ -170,7 +170,7 @@ def _slots(row: Record) -> int:
     return row.draft_budget
 
 
-def _best_line(rows: Sequence[Record], name: str) -> Line:
+def _best_line(rows: Sequence[Record], name: str) -> DraftCurve:
     """At each budget, the configuration with the best predicted speedup, among the measured ones
     where any was measured.
     """
@@ -190,7 +190,7 @@ def _best_line(rows: Sequence[Record], name: str) -> Line:
             predicted.append(max(guesses, key=_speedup))
         else:
             measured.append(max(of_budget, key=_speedup))
-    return Line(name, predicted, measured)
+    return DraftCurve(name, predicted, measured)
 
 
 def _pairs(
@@ -212,7 +212,7 @@ def _speedup(row: Record) -> float:
 def _drawn(
     name: str,
     column: Column,
-    lines: Sequence[Line],
+    lines: Sequence[DraftCurve],
     setting: str,
     word: Callable[[Record], str],
 ) -> Chart:
@@ -243,7 +243,7 @@ def _drawn(
     )
 
 
-def _values(line: Line, axis: str) -> Iterable[tuple[Value, ...]]:
+def _values(line: DraftCurve, axis: str) -> Iterable[tuple[Value, ...]]:
     """Rows of the table: a place on the axis, then predicted and measured values in the order of
     SWEEP_COLUMNS.
     """
@@ -281,7 +281,7 @@ class Panel(NamedTuple):
         return points
 
 
-def _draw_predicted(panel: Panel, line: Line, series: str, colour: str) -> None:
+def _draw_predicted(panel: Panel, line: DraftCurve, series: str, colour: str) -> None:
     """A line, with the band of its interval where that is of every point."""
     points = panel.spots(line.predicted)
     if not points:
@@ -304,7 +304,7 @@ def _draw_predicted(panel: Panel, line: Line, series: str, colour: str) -> None:
 
 def _draw_measured(
     panel: Panel,
-    line: Line,
+    line: DraftCurve,
     series: str,
     colour: str,
     marker: str,
@@ -325,7 +325,7 @@ def _draw_measured(
         chart.mark(panel.axes, at, marker, tip, series, color=colour)
 
 
-def _legend(axes: Axes, lines: Sequence[Line]) -> None:
+def _legend(axes: Axes, lines: Sequence[DraftCurve]) -> None:
     if len(lines) > 1:
         for line, colour, marker in zip(lines, SERIES, MARKERS, strict=False):
             axes.plot([], [], marker, color=colour, ls="-", label=line.name)
@@ -337,7 +337,7 @@ def _legend(axes: Axes, lines: Sequence[Line]) -> None:
         axes.legend(loc="best", ncols=2)
 
 
-def _caption(setting: str, lines: Sequence[Line]) -> str:
+def _caption(setting: str, lines: Sequence[DraftCurve]) -> str:
     parts = [setting]
     predicted = list(chain.from_iterable(line.predicted for line in lines))
     if predicted:
@@ -350,7 +350,7 @@ def _caption(setting: str, lines: Sequence[Line]) -> str:
     return ". ".join(parts) + "."
 
 
-def _title(lines: Sequence[Line], word: Callable[[Record], str]) -> str:
+def _title(lines: Sequence[DraftCurve], word: Callable[[Record], str]) -> str:
     """Names the measured best with its prediction; without measurements, the predicted best."""
     measured = fastest(chain.from_iterable(line.measured for line in lines))
     predicted = fastest(chain.from_iterable(line.predicted for line in lines))

@@ -19,8 +19,8 @@ from magicdec.runtime.mixers import AttentionPass
 from magicdec.runtime.prefill import PromptPart
 from magicdec.runtime.sampling import (
     DRAFT,
-    Outcome,
     Proposal,
+    VerifiedBlock,
     greedy,
     probabilities,
     sample,
@@ -83,7 +83,7 @@ class Drafter(ABC):
         """
         return None
 
-    def accept(self, outcome: Outcome, gamma: int) -> None:  # noqa: B027  (may keep nothing)
+    def accept(self, outcome: VerifiedBlock, gamma: int) -> None:  # noqa: B027  (may keep nothing)
         """Keeps the draft's storage in step with what was accepted of the last proposal: by default
         there is none. Called before the engine advances: its lengths are still those that the block
         was drafted at. With gamma 0 nothing was proposed, and the target alone went one token on. A

@@ -28,7 +28,7 @@ from magicdec.runtime.engine import Engine, Snapshot
 from magicdec.runtime.kernels import Visible
 from magicdec.runtime.kv_cache import KVCache, keys_and_values
 from magicdec.runtime.prefill import PromptPart
-from magicdec.runtime.sampling import Outcome, Proposal
+from magicdec.runtime.sampling import Proposal, VerifiedBlock
 from magicdec.runtime.transformer import Transformer
 from magicdec.specs import SpeculationSpec, check_gamma
 
@@ -340,7 +340,7 @@ class SparseModelDrafter(ModelDrafter):
             workspace=workspace,
         )
 
-    def accept(self, outcome: Outcome, gamma: int) -> None:
+    def accept(self, outcome: VerifiedBlock, gamma: int) -> None:
         if gamma == 0:
             return
         steps_T = self._slots_S[:gamma]
@@ -434,7 +434,7 @@ class FewerRanksDrafter(Drafter):
             whole_BV = None
         return self._tp.scatter(whole_BV, like)
 
-    def accept(self, outcome: Outcome, gamma: int) -> None:
+    def accept(self, outcome: VerifiedBlock, gamma: int) -> None:
         if self._inner is not None:
             self._inner.accept(outcome, gamma)
 

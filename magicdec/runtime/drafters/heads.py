@@ -43,7 +43,7 @@ from magicdec.runtime.heads.parallel import BlockHead, BlockPass
 from magicdec.runtime.kv_cache import KVCache
 from magicdec.runtime.mixers import AttentionPass
 from magicdec.runtime.prefill import PrefillPass, PromptPart, joined
-from magicdec.runtime.sampling import Outcome, Proposal
+from magicdec.runtime.sampling import Proposal, VerifiedBlock
 from magicdec.runtime.transformer import Taps
 from magicdec.specs import SpeculationSpec
 
@@ -185,7 +185,7 @@ class HeadDrafter(Drafter):
         """The width that a step processes: at one gamma that of its blocks, from the first on."""
         return max(self._width, gamma + 1)
 
-    def accept(self, outcome: Outcome, gamma: int) -> None:
+    def accept(self, outcome: VerifiedBlock, gamma: int) -> None:
         assert self.taps is not None
         engine = self.engine
         count = engine.num_active

@@ -36,7 +36,7 @@ from magicdec.runtime.drafters.base import Drafter, ModelProposalBuilder
 from magicdec.runtime.engine import DecodePass, Engine
 from magicdec.runtime.kernels import Visible
 from magicdec.runtime.kv_cache import KVCache
-from magicdec.runtime.sampling import Outcome, Proposal
+from magicdec.runtime.sampling import Proposal, VerifiedBlock
 from magicdec.runtime.transformer import Transformer
 from magicdec.specs import SpeculationSpec, check_gamma
 
@@ -163,7 +163,7 @@ class RingDrafter(CompactDrafter):
         check_gamma(gamma, budget=self.budget, num_recent=self.ring_size)
         return super().propose(gamma, uniforms)
 
-    def accept(self, outcome: Outcome, gamma: int) -> None:
+    def accept(self, outcome: VerifiedBlock, gamma: int) -> None:
         steps_T = self.slots_S[: gamma + 1]
         positions_BT = self.engine.lengths_B[:, None] + steps_T
         # A rejected token's values go to a slot of the block, which the next block overwrites.
@@ -310,7 +310,7 @@ class TopKDrafter(CompactDrafter):
         self.engine.probe(1, self._scores.__setitem__, num_back=1)
         self._refresh(torch.zeros_like(self.engine.lengths_B), self.engine.lengths_B)
 
-    def accept(self, outcome: Outcome, gamma: int) -> None:
+    def accept(self, outcome: VerifiedBlock, gamma: int) -> None:
         query_B = outcome.num_accepted_B
         self._refresh(query_B, self.engine.lengths_B + query_B + 1)
 

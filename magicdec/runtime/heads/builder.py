@@ -27,9 +27,13 @@ from magicdec.runtime.heads.chain import (
 from magicdec.runtime.heads.layout import HeadLayout, native_layout, read_layout
 from magicdec.runtime.heads.parallel import BlockHead, Markov
 from magicdec.runtime.heads.vocabulary import ReducedVocabulary, reduced_vocabulary
-from magicdec.runtime.layers import ColumnParallelLinear, Norm, VocabParallelEmbedding
+from magicdec.runtime.layers import (
+    ColumnParallelLinear,
+    HiddenNorm,
+    VocabParallelEmbedding,
+)
 from magicdec.runtime.mixers import GroupedAttention, RotaryEmbedding
-from magicdec.runtime.transformer import Layer, Transformer
+from magicdec.runtime.transformer import Transformer, TransformerLayer
 from magicdec.specs import MLP as MLPSpec
 from magicdec.specs import DraftMethod, check_tp
 from magicdec.specs import Layer as LayerSpec
@@ -247,11 +251,13 @@ class HeadBuilder(Builder):
             bias=stored,
         )
 
-    def _norm_of(self, name: str, size: int) -> Norm:
+    def _norm_of(self, name: str, size: int) -> HiddenNorm:
         weight = self._norm_weight(f"{name}.weight", (size,))
-        return Norm(weight=weight, eps=self._spec.norm.eps)
+        return HiddenNorm(weight=weight, eps=self._spec.norm.eps)
 
-    def _first_layer(self, prefix: str, kind: LayerSpec, *, inputs: int) -> Layer:
+    def _first_layer(
+        self, prefix: str, kind: LayerSpec, *, inputs: int
+    ) -> TransformerLayer:
         """A layer whose attention reads `inputs` numbers, which are normed elsewhere or not."""
         assert kind.mixer is not None
         self._mixer_inputs = inputs
@@ -261,7 +267,7 @@ class HeadBuilder(Builder):
             raise ConfigError(
                 f"head {self._layout.name}: a mixture of experts is not run in heads"
             )
-        return Layer(
+        return TransformerLayer(
             mixer=mixer,
             mlp=self._mlp(
                 f"{prefix}.mlp", kind.mlp, self._tp, self._spec.names.matrices
@@ -269,7 +275,7 @@ class HeadBuilder(Builder):
             mlp_norm=self._norm(f"{prefix}.post_attention_layernorm"),
         )
 
-    def _other_layers(self, start: int) -> list[Layer]:
+    def _other_layers(self, start: int) -> list[TransformerLayer]:
         prefix = f"{self._prefix}layers"
         layers = []
         for i, kind in enumerate(self._spec.layers[start:], start):
@@ -327,13 +333,13 @@ class HeadBuilder(Builder):
             mask_states_F=mask_states_F,
         )
 
-    def _fusion_norms(self) -> list[Norm]:
+    def _fusion_norms(self) -> list[HiddenNorm]:
         layout = self._layout
         prefix = self._prefix
         size = layout.target_hidden_size
         if layout.fusion_norm == "whole":
             return [self._norm_of(f"{prefix}input_norm", layout.num_states * size)]
-        norms: list[Norm] = []
+        norms: list[HiddenNorm] = []
         if layout.fusion_norm == "each":
             for i in range(layout.num_states):
                 norms.append(self._norm_of(f"{prefix}fc_norm.{i}", size))

@@ -23,12 +23,12 @@ from magicdec.runtime.heads.vocabulary import ReducedVocabulary
 from magicdec.runtime.kv_cache import TokenStorage
 from magicdec.runtime.layers import (
     ColumnParallelLinear,
-    Norm,
+    HiddenNorm,
     VocabParallelEmbedding,
     add_and_norm_,
 )
 from magicdec.runtime.mixers import AttentionPass, RotaryEmbedding
-from magicdec.runtime.transformer import Layer, through_layers
+from magicdec.runtime.transformer import TransformerLayer, through_layers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Head(ABC):
 
     layout: HeadLayout
     embedding: VocabParallelEmbedding
-    layers: tuple[Layer, ...]
+    layers: tuple[TransformerLayer, ...]
     rotaries: tuple[RotaryEmbedding, ...]
     output: Callable[[Tensor], Tensor]
     """This shard's part of the logits of normed outputs: the head's own, or the target's."""
@@ -86,7 +86,7 @@ class ChainHead(Head):
 class Fusion:
     """EAGLE-3's: the states of several layers become one of the head's size."""
 
-    norms: Sequence[Norm]
+    norms: Sequence[HiddenNorm]
     """None; one of all states together; or one of each."""
     linear: ColumnParallelLinear
 
@@ -106,9 +106,9 @@ class Eagle3Head(ChainHead):
     """
 
     fusion: Fusion
-    token_norm: Norm
-    state_norm: Norm
-    norm: Norm
+    token_norm: HiddenNorm
+    state_norm: HiddenNorm
+    norm: HiddenNorm
     mask_states_F: Tensor | None = None
 
     def fuse(self, states: Tensor) -> Tensor:
@@ -182,10 +182,10 @@ class PredictionHead(ChainHead):
     projection of the normed embedding and the normed state.
     """
 
-    token_norm: Norm
-    state_norm: Norm
+    token_norm: HiddenNorm
+    state_norm: HiddenNorm
     projection: ColumnParallelLinear
-    norm: Norm
+    norm: HiddenNorm
     feeds_normed: bool
     """Whether the next step reads the normed output (Qwen3-Next) or the one before it
     (DeepSeek-V3)."""

@@ -27,7 +27,7 @@ from magicdec.runtime.attention import (
 from magicdec.runtime.heads.chain import Head
 from magicdec.runtime.kernels import Visible
 from magicdec.runtime.kv_cache import KVCache
-from magicdec.runtime.layers import ColumnParallelLinear, Norm, add_and_norm_
+from magicdec.runtime.layers import ColumnParallelLinear, HiddenNorm, add_and_norm_
 from magicdec.runtime.mixers import GroupedAttention
 from magicdec.runtime.transformer import through_layers
 
@@ -155,8 +155,8 @@ class BlockHead(Head):
     """DFlash (arXiv 2602.06036); with `markov`, DSpark."""
 
     fusion: ColumnParallelLinear
-    state_norm: Norm
-    norm: Norm
+    state_norm: HiddenNorm
+    norm: HiddenNorm
     markov: Markov | None = None
 
     def fuse(self, states: Tensor) -> Tensor:

@@ -90,7 +90,7 @@ WORDS = {
 _MISSING = object()
 
 
-class Fields(NamedTuple):
+class ConfigFields(NamedTuple):
     """A configuration class of transformers, as scripts/config_defaults.py has written it down."""
 
     fields: Mapping[str, tuple[str, Any]] = MappingProxyType({})
@@ -107,11 +107,11 @@ def _known() -> dict[str, Any]:
     return model_types
 
 
-def fields_of(model_type: str) -> Fields:
-    return Fields(**_known()[model_type])
+def fields_of(model_type: str) -> ConfigFields:
+    return ConfigFields(**_known()[model_type])
 
 
-NO_FIELDS = Fields()
+NO_FIELDS = ConfigFields()
 
 
 class Keys:
@@ -120,7 +120,7 @@ class Keys:
     class accepts null, and means what the class makes of it."""
 
     def __init__(
-        self, values: Mapping[str, Any], where: str, known: Fields = NO_FIELDS
+        self, values: Mapping[str, Any], where: str, known: ConfigFields = NO_FIELDS
     ) -> None:
         self._values = values
         self.where = where

@@ -195,7 +195,7 @@ class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
         return f"not in {title_of(self.engine)} {names_of(self.engine).range}"
 
 
-class _Said:
+class _StatedOptions:
     """The options of a command line by what they mean."""
 
     def __init__(self, start: Start, given: Given) -> None:
@@ -311,7 +311,7 @@ def command_of(start: Start, given: Given) -> ServeCommand:
     """The fields of a started server. Raises ConfigError for values that cannot be read."""
     if start.engine == LLAMA_CPP:
         return _of_llama_cpp(start, given)
-    said = _Said(start, given)
+    said = _StatedOptions(start, given)
     said.add(start.words)
     unread = None
     if "file" in said.meanings:
@@ -420,7 +420,7 @@ def model_of(text: str) -> str:
 # Files of options
 
 
-def _add_file(said: _Said) -> str | None:
+def _add_file(said: _StatedOptions) -> str | None:
     """The options of the file that the command names, which its own words replace; the path of one
     that is not at hand."""
     path = said.meanings["file"]
@@ -450,7 +450,7 @@ def _add_file(said: _Said) -> str | None:
     return None
 
 
-def _add_settings(said: _Said, values: Mapping[Any, Any]) -> None:
+def _add_settings(said: _StatedOptions, values: Mapping[Any, Any]) -> None:
     """TensorRT-LLM's options file."""
     names = names_of("trtllm")
     known = names.keys["config"]
@@ -480,7 +480,7 @@ def _add_settings(said: _Said, values: Mapping[Any, Any]) -> None:
         said.written[name] = said.meanings[meaning]
 
 
-def _merge_nested(said: _Said) -> None:
+def _merge_nested(said: _StatedOptions) -> None:
     """TensorRT-LLM's nested settings as the meanings they have elsewhere."""
     if said.start.engine != "trtllm":
         return
@@ -672,7 +672,7 @@ def speculation_of(text: str) -> Speculation | None:
     return _of_config(_json_object("speculative-config", text), [], [])
 
 
-def _speculation(said: _Said) -> Speculation | None:
+def _speculation(said: _StatedOptions) -> Speculation | None:
     meanings = said.meanings
     if "speculation" in meanings:
         text = meanings["speculation"]
@@ -692,7 +692,7 @@ def _speculation(said: _Said) -> Speculation | None:
     return None
 
 
-def _of_sglang(said: _Said) -> Speculation:
+def _of_sglang(said: _StatedOptions) -> Speculation:
     meanings = said.meanings
     method = meanings["algorithm"].lower()
     gamma = _count(meanings, "gamma")

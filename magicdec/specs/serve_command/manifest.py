@@ -52,7 +52,7 @@ COMMAND_KEYS = ("command", "args", "entrypoint", "modelCommand")
 """Keys that make a mapping a container."""
 
 
-class _Found(NamedTuple):
+class _FoundContainer(NamedTuple):
     """A container with the mappings around it, the nearest first, and its name."""
 
     container: Mapping[str, Any]
@@ -381,7 +381,7 @@ def _dereferenced(
 # Containers
 
 
-def _containers(document: Mapping[str, Any]) -> Iterator[_Found]:
+def _containers(document: Mapping[str, Any]) -> Iterator[_FoundContainer]:
     """Mappings with a command or arguments, in the order of the text."""
     stack: list[tuple[Any, tuple[Mapping[str, Any], ...], str]] = [(document, (), "")]
     while stack:
@@ -389,7 +389,7 @@ def _containers(document: Mapping[str, Any]) -> Iterator[_Found]:
         inner: list[tuple[Any, tuple[Mapping[str, Any], ...], str]] = []
         if isinstance(node, Mapping):
             if any(key in node for key in COMMAND_KEYS):
-                yield _Found(node, around, path)
+                yield _FoundContainer(node, around, path)
             for key, value in node.items():
                 if isinstance(value, Mapping | list):
                     inner.append((value, (node, *around), f"{path}/{key}"))
@@ -401,7 +401,7 @@ def _containers(document: Mapping[str, Any]) -> Iterator[_Found]:
 
 
 def _of_container(
-    found: _Found, given: Given, maps: Mapping[str, Mapping[str, str]]
+    found: _FoundContainer, given: Given, maps: Mapping[str, Mapping[str, str]]
 ) -> list[Start]:
     container, around, path = found
     words = _container_words(container, around)

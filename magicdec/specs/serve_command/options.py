@@ -160,7 +160,7 @@ class Names(msgspec.Struct, frozen=True):
         return self.versions[0], self.versions[-1]
 
 
-class Option(msgspec.Struct, frozen=True):
+class GivenOption(msgspec.Struct, frozen=True):
     """An option as it is given; the name of a positional argument is empty."""
 
     name: str
@@ -225,7 +225,7 @@ def unknown_in(engine: str, option: str, version: str | None) -> str | None:
     return f"not in {title} {names.range}"
 
 
-def options_of(engine: str, words: Sequence[str]) -> Iterator[Option]:
+def options_of(engine: str, words: Sequence[str]) -> Iterator[GivenOption]:
     """The options of a command's words, as the engine's own parser takes them apart: underscores,
     --no-x, -O3, --option.key value, values with and without "=".
     """
@@ -234,12 +234,12 @@ def options_of(engine: str, words: Sequence[str]) -> Iterator[Option]:
         word = words[place]
         place += 1
         if not NAME.match(word):
-            yield Option("", word)
+            yield GivenOption("", word)
             continue
         written, equals, given = word.lstrip("-").partition("=")
         value: str | None = given
         if re.fullmatch(r"-O[0-3]", word):
-            yield Option("O", word[-1])
+            yield GivenOption("O", word[-1])
             continue
         head, _, inside = written.partition(".")
         name = _spelled(engine, head.replace("_", "-"))
@@ -250,7 +250,7 @@ def options_of(engine: str, words: Sequence[str]) -> Iterator[Option]:
             value = " ".join(taken) if taken else None
         if inside:  # --speculative-config.method ngram
             value = _nested(inside.split("."), value or "")
-        yield Option(name, value)
+        yield GivenOption(name, value)
 
 
 def _taken(words: Sequence[str], kind: str) -> list[str]:
