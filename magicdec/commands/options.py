@@ -11,15 +11,17 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 from rich.console import Console
-from typer.core import TyperCommand, TyperGroup, TyperOption
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from magicdec.commands.engine_options import as_ours
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.units import parse_count, parse_share
+
+T = TypeVar("T")
 
 MAX_VALUES = 10_000
 """Limit on the numbers that one option may name: a longer range is a slip of the keyboard."""
@@ -69,6 +71,33 @@ class OutputFormat(StrEnum):
 def option(text: str, *names: str, **more: Any) -> Any:
     """An option with its help."""
     return typer.Option(*names, help=text, **more)
+
+
+def asks(form: type[T]) -> Callable[[Callable[[T], None]], Callable[..., None]]:
+    """Gives a command that takes one struct the options that the struct's fields declare."""
+
+    def decorate(command: Callable[[T], None]) -> Callable[..., None]:
+        def called(**values: Any) -> None:
+            command(form(**values))
+
+        called.__name__ = command.__name__
+        called.__doc__ = command.__doc__
+        # typer reads options off a function's signature, and follows __wrapped__ to the struct's
+        called.__annotations__ = {}
+        called.__wrapped__ = form  # type: ignore[attr-defined]
+        return called
+
+    return decorate
+
+
+def stated(invocation: typer.Context) -> frozenset[str]:
+    """The options that the command line, or the user's defaults, state."""
+    names = set()
+    for name in invocation.params:
+        source = invocation.get_parameter_source(name)
+        if source is None or source.name != "DEFAULT":
+            names.add(name)
+    return frozenset(names)
 
 
 def as_dtype(text: str | None) -> str | None:
@@ -149,6 +178,17 @@ PlanFile = Annotated[
 
 FEW_OPTIONS = 9
 """Commands with at most this many options show them as one list."""
+LISTED = re.compile(r"<list\[(\w+)\]>")
+"""How typer shows the values of an option that is given once for each."""
+CLICK_KINDS: Mapping[str, type] = {
+    "text": str,
+    "integer": int,
+    "integer range": int,
+    "float": float,
+    "float range": float,
+    "boolean": bool,
+}
+"""Types of options by click's names of them."""
 SECTIONS = {
     "Model and devices": "model hardware engine tp gpus pp ep dp_attention weights weight_dtype "
     "kv_dtype dtype device",
@@ -168,29 +208,59 @@ SECTIONS = {
 """Options of the long commands by their headings in --help."""
 
 
+def kind_of(param: Any) -> type | None:
+    """The type that an option's text is converted to; None for a choice, a list or a path.
+
+    Newer versions of typer keep the annotation, earlier ones a type of click's.
+    """
+    described = getattr(param, "type_descriptor", None)
+    if described is None:
+        return CLICK_KINDS.get(getattr(param.type, "name", ""))
+    if isinstance(described.annotation, type):
+        return described.annotation
+    return None
+
+
 class Option(TyperOption):
     """An option that converts only what it must: neither one that is not stated, nor text that is
     wanted as text. Typer makes a converter of pydantic's for every option of a command, which takes
     as long as a third of a plan.
     """
 
-    def get_runtime_param(self) -> Any:
-        return self
+    def process_value(self, ctx: Any, value: Any) -> Any:
+        kind = kind_of(self)
+        ready = value
+        if value is None and self.multiple:
+            ready = ()
+        is_absent = value is None and not self.required
+        if is_absent or (kind is not None and isinstance(value, kind)):
+            return self.callback(ctx, self, ready) if self.callback else ready
+        return super().process_value(ctx, value)
 
-    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        kind = self.type_descriptor.annotation
-        if isinstance(kind, type) and isinstance(value, kind):
-            return value
-        if value is None:
-            return () if self.multiple or self.nargs == -1 else None
-        return super().get_runtime_param().coerce(value, param=param, ctx=ctx)
+    def get_help_record(self, ctx: Any) -> Any:
+        return _of_one_value(super().get_help_record(ctx))
+
+
+class Argument(TyperArgument):
+    """An argument whose line of help shows what each of its values is."""
+
+    def get_help_record(self, ctx: Any) -> Any:
+        return _of_one_value(super().get_help_record(ctx))
+
+
+def _of_one_value(record: tuple[str, str] | None) -> tuple[str, str] | None:
+    """A line of help in which a list shows what each of its values is."""
+    if record is None:
+        return None
+    name, text = record
+    return LISTED.sub(lambda found: f"<{found[1].lower()}>", name), text
 
 
 def _light(params: list[Any]) -> list[Any]:
-    """The parameters with options of our class: typer makes its own by name."""
+    """The parameters with classes of ours: typer makes its own by name."""
+    ours = {TyperOption: Option, TyperArgument: Argument}
     for param in params:
-        if type(param) is TyperOption:
-            param.__class__ = Option
+        param.__class__ = ours.get(type(param), type(param))
     return params
 
 
@@ -199,9 +269,6 @@ class Command(TyperCommand):
     names for them.
     """
 
-    def get_params(self, ctx: Any) -> Any:
-        return _light(super().get_params(ctx))
-
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         names: list[str] = []
         counts: list[str] = []
@@ -209,7 +276,7 @@ class Command(TyperCommand):
             if param.param_type_name != "option":
                 continue
             names += [*param.opts, *param.secondary_opts]
-            if _is_whole(param):
+            if kind_of(param) is int:
                 counts += param.opts
         read = as_ours(args, names=names, counts=counts, say=_say)
         return super().parse_args(ctx, read)
@@ -247,17 +314,17 @@ def _by_section(records: Mapping[str, Any]) -> dict[str, list[Any]]:
     return sections
 
 
-def _is_whole(param: Any) -> bool:
-    """Whether an option takes a whole number."""
-    described = getattr(param, "type_descriptor", None)
-    return described is not None and described.annotation is int
-
-
 class CommandGroup(TyperGroup):
     """A group of commands that refuses an unknown one with the nearest."""
 
     def get_params(self, ctx: Any) -> Any:
         return _light(super().get_params(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            _light(command.params)
+        return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         is_name = not ctx.resilient_parsing and not args[0].startswith("-")
