@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
-from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from msgspec import to_builtins
@@ -24,10 +23,9 @@ from magicdec.commands.options import (
     print_as,
     require,
 )
+from magicdec.commands.run_plan import runs_of_plan
 from magicdec.errors import ConfigError, MagicdecError
 from magicdec.specs import (
-    DTYPE_OF_FORMAT,
-    HEAD_METHODS,
     LOOKUP_METHODS,
     NOT_RUN,
     SELF,
@@ -39,7 +37,7 @@ from magicdec.specs import (
 
 if TYPE_CHECKING:
     from magicdec.measure import BenchmarkRequest, Outputs
-    from magicdec.schema import Candidate, Plan, Record
+    from magicdec.schema import Record, TableGamma
     from magicdec.specs import NamedHead
 
 EPILOG = options.examples(
@@ -52,183 +50,152 @@ MAX_COUNT = 1_000_000
 FIRST_RANK_SPEAKS_S = 6.0
 """Under torchrun, how long the other ranks wait with an error that the first one may have as well.
 """
-OPTION_OF_KEY = {
-    "draft": "draft",
-    "draft_method": "draft_method",
-    "draft_budget": "draft_budget",
-    "draft_tp_size": "draft_tp",
-    "gamma": "gamma",
-    "tp_size": "tp",
-    "batch_size": "batch",
-    "context_len": "context",
-}
-"""Keys of a plan's row, and the run's option that each sets."""
-REQUESTED = (
-    "engine",
-    "weights",
-    "dtype",
-    "device",
-    "context_spread",
-    "gen_len",
-    "prompts",
-    "repetitions",
-    "stop_at_eos",
-    "run_to_end",
-    "cuda_graphs",
-)
-"""Options that a request to measure takes as they are."""
-FORMATS_OF_DTYPE = {
-    "weight_dtype": "weights",
-    "kv_dtype": "a KV cache",
-    "draft_weight_dtype": "a draft's weights",
-    "draft_kv_dtype": "a draft's KV cache",
-}
-"""Formats of a plan that the run's dtype decides."""
 
 
-def run_command(
-    context_: typer.Context,
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What `magicdec run` is asked to measure, as its options state it."""
+
+    invocation: typer.Context
     engine: Annotated[
         options.Runtime, option("ours, or vllm with magicdec's plugin (docs/vllm.md).")
-    ] = "ours",
-    model: options.Checkpoint = "embedded",
+    ] = "ours"
+    model: options.Checkpoint = "embedded"
     weights: Annotated[
         Literal["checkpoint", "random"],
         option("checkpoint, or random (seeded) for a model without one."),
-    ] = "checkpoint",
+    ] = "checkpoint"
     draft: Annotated[
         str,
         option(
             "self, none, ngram, suffix, a head's method or directory, or a draft model."
         ),
-    ] = "self",
+    ] = "self"
     draft_model: Annotated[
         str | None,
         option("A trained head's directory; of --draft mtp: default, the target's."),
-    ] = None,
+    ] = None
     draft_method: Annotated[
         str, option("streamingllm, snapkv or topk; of a model: full, streamingllm.")
-    ] = "streamingllm",
+    ] = "streamingllm"
     draft_budget: Annotated[
         str | None,
         option("KV slots a draft step reads, or shares (7%); a list measures each."),
-    ] = "256",
-    gamma: Annotated[
-        str, option("Drafted tokens per step; a list measures each.")
-    ] = "3",
+    ] = "256"
+    gamma: Annotated[str, option("Drafted tokens per step; a list measures each.")] = (
+        "3"
+    )
     plan: Annotated[
         Path | None, option("Run a plan's best and runner-up; options override.")
-    ] = None,
+    ] = None
     tp: Annotated[
         int, option("Ranks that share the model; starts them itself.", min=1)
-    ] = 1,
+    ] = 1
     draft_tp: Annotated[
         int | None, option("Ranks of the draft model; default: all.", min=1)
-    ] = None,
-    batch: Annotated[int, option("Sequences decoded together.", min=1)] = 8,
-    context: Annotated[int, option("Tokens of the longest prompt.", min=2)] = 2048,
+    ] = None
+    batch: Annotated[int, option("Sequences decoded together.", min=1)] = 8
+    context: Annotated[int, option("Tokens of the longest prompt.", min=2)] = 2048
     context_spread: Annotated[
         float,
         option("Shorten prompts by up to this share, evenly spread.", min=0, max=0.9),
-    ] = 0,
-    gen_len: Annotated[int, option("Tokens to generate per sequence.", min=1)] = 64,
-    temperature: options.Temperature = 1.0,
-    top_k: Annotated[int | None, option("Sample from the k likeliest tokens.")] = None,
+    ] = 0
+    gen_len: Annotated[int, option("Tokens to generate per sequence.", min=1)] = 64
+    temperature: options.Temperature = 1.0
+    top_k: Annotated[int | None, option("Sample from the k likeliest tokens.")] = None
     top_p: Annotated[
         float | None, option("Sample from the smallest set with this probability.")
-    ] = None,
+    ] = None
     seed: Annotated[
         int, option("Seeds prompts, weights and sampling.", min=0, max=2**63 - 1)
-    ] = 0,
-    dtype: options.Dtype = "float32",
-    device: options.DeviceName = "cpu",
+    ] = 0
+    dtype: options.Dtype = "float32"
+    device: options.DeviceName = "cpu"
     prompts: Annotated[
         str, option("stdlib, recall, random, noise, or a text file or directory.")
-    ] = "stdlib",
+    ] = "stdlib"
     simulate_acceptance: Annotated[
         str | None, option("Prescribed acceptance: a rate, or one per position.")
-    ] = None,
+    ] = None
     queue: Annotated[
         int | None,
         option(
             "Prompts in all; those that wait refill free slots.", min=1, max=MAX_COUNT
         ),
-    ] = None,
+    ] = None
     adaptive: Annotated[
         bool,
         option(
             "Choose gamma each step, up to --gamma, from --plan's table.", "--adaptive"
         ),
-    ] = False,
+    ] = False
     cuda_graphs: Annotated[
         bool, option("Replay steps as captured graphs, on a CUDA device.")
-    ] = True,
+    ] = True
     repetitions: Annotated[
         int, option("Interleaved repetitions.", min=1, max=MAX_COUNT)
-    ] = 3,
-    run_to_end: Annotated[
-        bool, option("Also measure the drain of a static batch.")
-    ] = False,
+    ] = 3
+    run_to_end: Annotated[bool, option("Also measure the drain of a static batch.")] = (
+        False
+    )
     stop_at_eos: Annotated[
         bool, option("Let a sequence end at its end-of-sequence token.")
-    ] = False,
+    ] = False
     records: Annotated[
         Path | None, option("Append one record per configuration to this file.")
-    ] = None,
-    resume: Annotated[
-        bool, option("Skip what the records file already holds.")
-    ] = False,
+    ] = None
+    resume: Annotated[bool, option("Skip what the records file already holds.")] = False
     save_output: Annotated[
         Path | None, option("Write prompts and generated text as JSON lines.")
-    ] = None,
+    ] = None
     stream: Annotated[
         bool, option("At the end, show one sequence's text.", "--stream")
-    ] = False,
-    quiet: options.Quiet = False,
-    output_format: options.Format = OutputFormat.TABLE,
-) -> None:
+    ] = False
+    quiet: options.Quiet = False
+    output_format: options.Format = OutputFormat.TABLE
+
+    @property
+    def stated(self) -> frozenset[str]:
+        """The options that the command line names; a plan sets the others."""
+        return options.stated(self.invocation)
+
+
+@options.asks(RunOptions)
+def run_command(asked: RunOptions) -> None:
     """Decode with and without a draft, and measure both.
 
     Autoregressive and speculative runs are interleaved, in one engine and from one prefill.
     """
-    given = dict(context_.params)
-    explicit = _explicit(context_)
-    planned: list[dict[str, Any]] = [{}]
-    if plan is not None:
-        is_draft_given = bool(explicit & {"draft", "draft_method"})
-        planned = read_plan(
-            plan, is_draft_given=is_draft_given, is_dtype_given="dtype" in explicit
-        )
-    wanted = []
-    for row in planned:
-        from_plan = {name: value for name, value in row.items() if name not in explicit}
-        wanted.append(_request(given | from_plan, explicit))
-    requests = _merge(wanted)
+    runs = [asked]
+    gamma_table: TableGamma | None = None
+    if asked.plan is not None:
+        runs, gamma_table = runs_of_plan(asked, asked.plan)
+    requests = _merge([_request(run, gamma_table) for run in runs])
     require(
-        not stream or prompts not in ("random", "noise"),
-        f"--stream shows text, and --prompts {prompts} has none",
+        not asked.stream or asked.prompts not in ("random", "noise"),
+        f"--stream shows text, and --prompts {asked.prompts} has none",
     )
     require(
-        not resume or records is not None,
+        not asked.resume or asked.records is not None,
         "--resume goes on with a records file; give --records too",
     )
     from magicdec.measure import Outputs
 
     outputs = Outputs(
-        records=records,
-        resume=resume,
-        save_output=save_output,
-        stream=stream,
-        quiet=quiet,
+        records=asked.records,
+        resume=asked.resume,
+        save_output=asked.save_output,
+        stream=asked.stream,
+        quiet=asked.quiet,
     )
-    outputs.check(plan=plan, prompts=Path(prompts))
+    outputs.check(plan=asked.plan, prompts=Path(asked.prompts))
     require(
-        engine == "ours" or not outputs.wants_decoding,
+        asked.engine == "ours" or not outputs.wants_decoding,
         "--save-output and --stream need --engine ours",
     )
     results = _run(requests, outputs)
     if results is not None:
-        _print_results(results, output_format)
+        _print_results(results, asked.output_format)
 
 
 def _print_results(results: list[Record], output_format: OutputFormat) -> None:
@@ -243,72 +210,63 @@ def _print_results(results: list[Record], output_format: OutputFormat) -> None:
     )
 
 
-def _explicit(context: typer.Context) -> set[str]:
-    """The options that the command line names."""
-    names = set()
-    for name in context.params:
-        source = context.get_parameter_source(name)
-        if source and source.name != "DEFAULT":
-            names.add(name)
-    return names
-
-
-def _request(given: dict[str, Any], explicit: set[str]) -> BenchmarkRequest:
+def _request(run: RunOptions, gamma_table: TableGamma | None) -> BenchmarkRequest:
+    """A run's options as what is measured; `gamma_table` is its plan's."""
     from magicdec.measure import BenchmarkRequest
     from magicdec.specs import local_model, named_head
 
-    is_whole = given["weights"] == "checkpoint"
-    head = named_head(
-        given["model"],
-        given["draft"],
-        given["draft_model"],
-        with_weights=is_whole,
-    )
-    model = local_model(given["model"], with_weights=is_whole)
-    if head is not None:
-        _check_starts(model, head, given)
-    drafting: dict[str, Any]
+    is_whole = run.weights == "checkpoint"
+    head = named_head(run.model, run.draft, run.draft_model, with_weights=is_whole)
+    model = local_model(run.model, with_weights=is_whole)
     if head is None:
-        drafting = {"draft": local_model(given["draft"], with_weights=is_whole)}
+        run = replace(run, draft=local_model(run.draft, with_weights=is_whole))
     else:
-        drafting = {"draft": head.method, "draft_method": head.method, "head": head}
-        if given["plan"] is None and "draft_budget" not in explicit:
-            drafting["draft_budget"] = None
-    rates = _simulated_rates(given["simulate_acceptance"])
-    table = None
-    if given["adaptive"]:
-        table = given.get("gamma_table")
-        require(
-            table is not None,
-            "--adaptive reads a plan's table of gammas; give --plan too",
-        )
-    if table is not None and "gamma" not in explicit:
-        given = {**given, "gamma": str(max(table.max_gamma, 1))}
+        _check_starts(model, head, run.engine)
+        run = replace(run, draft=head.method, draft_method=head.method)
+        # the usual budget is a self-draft's: a head keeps its whole cache unless it is asked
+        if run.plan is None and "draft_budget" not in run.stated:
+            run = replace(run, draft_budget=None)
+    rates = _simulated_rates(run.simulate_acceptance)
+    if not run.adaptive:
+        gamma_table = None
+    elif gamma_table is None:
+        raise ConfigError("--adaptive reads a plan's table of gammas; give --plan too")
+    elif "gamma" not in run.stated:
+        run = replace(run, gamma=str(max(gamma_table.max_gamma, 1)))
     require(
         all(0 <= rate <= 1 for rate in rates),
         "--simulate-acceptance must be rates between 0 and 1",
     )
-    sampling = SamplingSpec(
-        temperature=given["temperature"],
-        top_k=given["top_k"],
-        top_p=given["top_p"],
-        seed=given["seed"],
-    )
     return BenchmarkRequest(
         model=model,
-        batch_size=given["batch"],
-        context_len=given["context"],
-        speculations=_speculations({**given, **drafting}),
-        sampling=sampling,
+        engine=run.engine,
+        weights=run.weights,
+        dtype=run.dtype,
+        device=run.device,
+        batch_size=run.batch,
+        context_len=run.context,
+        context_spread=run.context_spread,
+        gen_len=run.gen_len,
+        speculations=_speculations(run, head),
+        sampling=SamplingSpec(
+            temperature=run.temperature,
+            top_k=run.top_k,
+            top_p=run.top_p,
+            seed=run.seed,
+        ),
+        prompts=run.prompts,
+        repetitions=run.repetitions,
         simulate_acceptance=tuple(rates) or None,
-        gamma_table=table,
-        num_prompts=given["queue"],
-        tp_size=_tp_size(given["tp"], is_explicit="tp" in explicit),
-        **{name: given[name] for name in REQUESTED},
+        stop_at_eos=run.stop_at_eos,
+        run_to_end=run.run_to_end,
+        tp_size=_tp_size(run.tp, is_explicit="tp" in run.stated),
+        gamma_table=gamma_table,
+        num_prompts=run.queue,
+        cuda_graphs=run.cuda_graphs,
     )
 
 
-def _check_starts(model: str, head: NamedHead, given: dict[str, Any]) -> None:
+def _check_starts(model: str, head: NamedHead, engine: str) -> None:
     """Raises ConfigError for a head that cannot be started for the model, before anything is
     loaded."""
     from magicdec.perfmodel import AskedDraft, standing
@@ -322,7 +280,7 @@ def _check_starts(model: str, head: NamedHead, given: dict[str, Any]) -> None:
         exists=True,
         is_measured=True,
     )
-    found = standing(asked, load_model_spec(model), load_engine(given["engine"]))
+    found = standing(asked, load_model_spec(model), load_engine(engine))
     if not found.starts:
         raise ConfigError(found.sentence)
 
@@ -348,24 +306,22 @@ def _draft_and_method(draft: str, method: str) -> tuple[str, str]:
     return draft, method
 
 
-def _speculations(given: dict[str, Any]) -> tuple[SpeculationSpec, ...]:
+def _speculations(
+    run: RunOptions, head: NamedHead | None
+) -> tuple[SpeculationSpec, ...]:
     """Every combination of budget and gamma."""
-    if given["draft"] == "none":
+    if run.draft == "none":
         return ()
-    draft, method = _draft_and_method(given["draft"], given["draft_method"])
-    head: NamedHead | None = given.get("head")
+    draft, method = _draft_and_method(run.draft, run.draft_method)
     spec = None
     checkpoint = None
     if head is not None:
         spec = head.spec
         checkpoint = head.checkpoint
     budgets = _budgets(
-        method,
-        given["draft_budget"],
-        context_len=given["context"],
-        has_head=head is not None,
+        method, run.draft_budget, context_len=run.context, has_head=head is not None
     )
-    gammas = parse_ints(given["gamma"], "--gamma")
+    gammas = parse_ints(run.gamma, "--gamma")
     speculations = []
     for budget, gamma in product(budgets, gammas):
         if gamma <= 0:
@@ -375,7 +331,7 @@ def _speculations(given: dict[str, Any]) -> tuple[SpeculationSpec, ...]:
             draft_method=method,
             draft_budget=budget,
             gamma=gamma,
-            draft_tp_size=given["draft_tp"],
+            draft_tp_size=run.draft_tp,
             head=spec,
             checkpoint=checkpoint,
         )
@@ -483,141 +439,3 @@ def _run_under_torchrun(
     if tp.rank == 0:
         return results
     return None
-
-
-def read_plan(
-    path: Path,
-    *,
-    is_draft_given: bool = False,
-    is_dtype_given: bool = False,
-) -> list[dict[str, Any]]:
-    """The options of the plan's best configuration and of its runner-up (the next best of the same
-    batch, context and devices, where there is one), each with the plan's `gamma_table`.
-
-    With `is_draft_given` the command line names the draft, and the plan's own need not be one that
-    runs; with `is_dtype_given` likewise for the plan's number formats.
-    Raises ConfigError when the file is no plan, or plans a draft, a number format or a spread over
-    devices that cannot be run; StorageError when it cannot be read.
-    """
-    from magicdec.schema import load_plan
-
-    plan = load_plan(path)
-    if plan.best.num_gpus != plan.best.tp_size:
-        raise ConfigError(
-            f"{path} spreads a replica as {plan.best.layout.label}, which is planned for but not "
-            "run; plan for one --tp"
-        )
-    if not is_draft_given:
-        _check_runs(path, plan)
-    request = plan.request
-    common: dict[str, Any] = {
-        "model": request.model,
-        "temperature": request.temperature,
-        "gamma_table": plan.gamma_table.policy,
-    }
-    if not is_dtype_given:
-        common["dtype"] = _dtype(path, plan, is_draft_given=is_draft_given)
-    if request.gen_len:
-        common["gen_len"] = request.gen_len
-    if request.top_k is not None:
-        common["top_k"] = request.top_k
-    if request.top_p is not None:
-        common["top_p"] = request.top_p
-    return [_options_of(row, common) for row in (plan.best, *_runner_up(plan))]
-
-
-def _check_runs(path: Path, plan: Plan) -> None:
-    """Raises ConfigError, naming what can be run instead, when the plan's draft cannot."""
-    method = plan.best.draft_method
-    if method in NOT_RUN:
-        raise ConfigError(
-            f"{path} drafts with {method}, which is planned for but not run; {_instead(plan)}"
-        )
-    if not plan.candidates and plan.needs_acceptance:
-        drafts = ", ".join(
-            f"{unknown.draft}/{unknown.draft_method}"
-            for unknown in plan.needs_acceptance
-        )
-        first = plan.needs_acceptance[0]
-        example = first.draft
-        if first.draft_method in NOT_RUN:
-            example = "self"
-        raise ConfigError(
-            f"{path} holds no draft to run: the acceptance of {drafts} on {plan.model} is not "
-            "known; "
-            f"plan with --acceptance-rate or --acceptance, or name a draft here, such as "
-            f"--draft {example}"
-        )
-
-
-def _instead(plan: Plan) -> str:
-    """The best candidate that is run, as options."""
-    for row in plan.candidates:
-        if row.draft_method not in NOT_RUN:
-            break
-    else:
-        return "plan again with another --draft"
-    words = []
-    for name in ("draft", "draft_method", "draft_budget", "gamma"):
-        value = getattr(row, name)
-        if value is not None:
-            words.append(f"--{name.replace('_', '-')} {value}")
-    return f"its best that is run: {' '.join(words)}"
-
-
-def _dtype(path: Path, plan: Plan, *, is_draft_given: bool) -> str:
-    """The run's dtype. Raises ConfigError where the plan has formats that are not run."""
-    formats = plan.precision
-    dtype = DTYPE_OF_FORMAT.get(formats.weight_dtype, "bfloat16")
-    without_weights = ("none", *LOOKUP_METHODS, *HEAD_METHODS)
-    has_weights = not is_draft_given and plan.best.draft_method not in without_weights
-    lacking = []
-    for name, title in FORMATS_OF_DTYPE.items():
-        value = getattr(formats, name)
-        is_used = has_weights or name != "draft_weight_dtype"
-        if is_used and DTYPE_OF_FORMAT.get(value) != dtype:
-            lacking.append(f"{title} in {value}")
-    if lacking:
-        raise ConfigError(
-            f"{path} plans {' and '.join(lacking)}, which is not run; --dtype {dtype} runs the "
-            "rest of it"
-        )
-    return dtype
-
-
-def _runner_up(plan: Plan) -> list[Candidate]:
-    """The next best that can be run, of the same batch, context and devices where there is one."""
-    best = plan.best
-    load = attrgetter("batch_size", "context_len", "tp_size")
-    others = []
-    at_same_load = []
-    for row in plan.candidates:
-        if row.draft_method in NOT_RUN or _options_of_row(row) == _options_of_row(best):
-            continue
-        others.append(row)
-        if load(row) == load(best):
-            at_same_load.append(row)
-    return (at_same_load or others)[:1]
-
-
-def _options_of_row(row: Candidate) -> dict[str, Any]:
-    from magicdec.schema import column
-
-    return {option: column(row, name) for name, option in OPTION_OF_KEY.items()}
-
-
-def _options_of(row: Candidate, common: dict[str, Any]) -> dict[str, Any]:
-    options = common | _options_of_row(row)
-    if options["draft"] == "none":
-        # a draft named on the command line takes its method, budget and gamma from there
-        for name in ("draft_method", "draft_budget", "gamma", "draft_tp"):
-            options.pop(name, None)
-        return options
-    if row.draft_method in HEAD_METHODS:
-        options["draft_model"] = row.drafting.checkpoint
-    if options["draft_tp"] == options["tp"]:
-        del options["draft_tp"]  # all ranks, whose number --tp may change
-    for name in ("gamma", "draft_budget"):  # lists of values, as options
-        if options[name] is not None:
-            options[name] = str(options[name])
-    return options

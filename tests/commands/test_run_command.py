@@ -16,7 +16,6 @@ import pytest
 
 pytest.importorskip("torch")
 
-from magicdec.commands.run import read_plan
 from magicdec.errors import CapacityError, ConfigError
 from magicdec.measure.configuration import (
     BenchmarkRequest,
@@ -29,6 +28,7 @@ from magicdec.schema.record import read_records
 from magicdec.schema.row import Candidate, columns, nested
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.speculation import SpeculationSpec
+from tests.asked import asked_of_run, planned_runs
 from tests.processes import Done, Program, magicdec
 
 SMALL = (
@@ -166,8 +166,8 @@ def test_a_plans_head_is_run_from_the_checkpoint_that_it_names(tmp_path: Path) -
         draft_checkpoint="heads/mine",
     )
     path = plan_file(tmp_path / "plan.json", best=eagle3, candidates=[eagle3])
-    options = read_plan(path)[0]
-    assert (options["draft"], options["draft_model"], options["gamma"]) == (
+    run = planned_runs(path)[0]
+    assert (run.draft, run.draft_model, run.gamma) == (
         "eagle3",
         "heads/mine",
         "4",
@@ -179,7 +179,7 @@ def test_a_plan_whose_draft_cannot_be_run_names_what_can(
 ) -> None:
     """The plan's own best that is run; without any known acceptance, what to give; a draft named here is enough."""
     monkeypatch.setattr(
-        "magicdec.commands.run.NOT_RUN", ("suffix",)
+        "magicdec.commands.run_plan.NOT_RUN", ("suffix",)
     )  # as of a planned method
     answer = plan_of()
     suffix = changed(
@@ -190,9 +190,9 @@ def test_a_plan_whose_draft_cannot_be_run_names_what_can(
     )
     instead = "its best that is run: --draft self --draft-method streamingllm --draft-budget 32 --gamma 2"
     with pytest.raises(ConfigError, match=instead):
-        read_plan(path)
-    runner_up = read_plan(path, is_draft_given=True)[1]
-    assert (runner_up["draft_method"], runner_up["draft_budget"]) == (
+        planned_runs(path)
+    runner_up = planned_runs(path, "--draft", "self")[1]
+    assert (runner_up.draft_method, runner_up.draft_budget) == (
         "streamingllm",
         "32",
     )
@@ -204,9 +204,14 @@ def test_a_plan_whose_draft_cannot_be_run_names_what_can(
         ConfigError,
         match="acceptance of self/snapkv on embedded is not known; plan with",
     ):
-        read_plan(path)
-    (options,) = read_plan(path, is_draft_given=True)
-    assert not options.keys() & {"draft_method", "draft_budget", "gamma"}
+        planned_runs(path)
+    own = ("--draft", "ngram", "--draft-budget", "96", "--gamma", "7")
+    (run,) = planned_runs(path, *own)
+    assert (run.draft, run.draft_budget, run.gamma) == ("ngram", "96", "7")
+    (run,) = planned_runs(path, "--draft", "self")
+    usual = asked_of_run()
+    assert run.draft_method == usual.draft_method
+    assert (run.draft_budget, run.gamma) == (usual.draft_budget, usual.gamma)
 
 
 FORMATS = {
@@ -221,8 +226,8 @@ def test_the_dtype_of_a_plan(tmp_path: Path) -> None:
     """Of its formats."""
     for name, dtype in (("bf16", "bfloat16"), ("fp32", "float32")):
         formats = Formats(**dict.fromkeys(FORMATS, name))
-        for row in read_plan(plan_file(tmp_path / "plan.json", precision=formats)):
-            assert row["dtype"] == dtype
+        for run in planned_runs(plan_file(tmp_path / "plan.json", precision=formats)):
+            assert run.dtype == dtype
 
 
 def test_a_draft_in_fewer_bits_is_planned_and_not_run(tmp_path: Path) -> None:
@@ -234,11 +239,11 @@ def test_a_draft_in_fewer_bits_is_planned_and_not_run(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text(make_plan(asked).to_json())
     with pytest.raises(ConfigError, match="a draft's weights in fp8, which is not run"):
-        read_plan(path)
-    assert "dtype" not in read_plan(path, is_dtype_given=True)[0]
+        planned_runs(path)
+    assert planned_runs(path, "--dtype", "float16")[0].dtype == "float16"
     looked_up = msgspec.structs.replace(asked, draft="ngram", draft_method=None)
     path.write_text(make_plan(looked_up).to_json())
-    assert read_plan(path)[0]["dtype"] == "bfloat16"
+    assert planned_runs(path)[0].dtype == "bfloat16"
 
 
 def test_a_plan_in_a_format_that_cannot_be_run(tmp_path: Path) -> None:
@@ -256,8 +261,8 @@ def test_a_plan_in_a_format_that_cannot_be_run(tmp_path: Path) -> None:
             tmp_path / "plan.json", precision=Formats(**(FORMATS | formats))
         )
         with pytest.raises(ConfigError, match=message):
-            read_plan(path)
-        assert "dtype" not in read_plan(path, is_dtype_given=True)[0]
+            planned_runs(path)
+        assert planned_runs(path, "--dtype", "float16")[0].dtype == "float16"
 
 
 def test_bfloat16_on_a_device_without_it_is_refused(
@@ -307,7 +312,7 @@ def test_gamma_is_chosen_from_a_plans_table(tmp_path: Path, program: Program) ->
     document["gamma_table"]["gamma"] = [[1]]
     path.write_text(json.dumps(document))
     with pytest.raises(ConfigError, match="gamma must have a row per batch size"):
-        read_plan(path)
+        planned_runs(path)
 
 
 def test_the_memory_check_counts_the_draft_model_and_its_cache() -> None:

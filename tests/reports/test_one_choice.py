@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 import magicdec
-from magicdec.commands.run import read_plan
+from magicdec.commands.run_plan import runs_of_plan
 from magicdec.errors import CapacityError, ConfigError
 from magicdec.naming import ENGINE_TITLES
 from magicdec.perfmodel.rate import load as simulated
@@ -33,6 +33,7 @@ from magicdec.reports.tables import gamma_table
 from magicdec.reports.terminal_plan import print_plan
 from magicdec.schema.plan import Choice, Plan
 from magicdec.specs.engine import load_engine
+from tests.asked import asked_of_run
 from tests.same import assert_read_back
 
 MODELS = (
@@ -260,10 +261,10 @@ def check_run(plan: Plan, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text(plan.to_json())
     try:
-        options = read_plan(path)[0]
+        runs, gamma_table = runs_of_plan(asked_of_run("--plan", str(path)), path)
     except ConfigError:
         return  # a draft, a format or a spread that is planned for and not run
-    assert options["draft"] == plan.best.draft
+    assert runs[0].draft == plan.best.draft
     if plan.best.is_speculative:
-        assert options["gamma"] == str(plan.best.gamma)
-    assert options["gamma_table"] == plan.gamma_table.policy
+        assert runs[0].gamma == str(plan.best.gamma)
+    assert gamma_table == plan.gamma_table.policy
