@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from magicdec.commands import options
 from magicdec.counts import Z_90
@@ -17,6 +17,7 @@ from magicdec.specs import HEAD_METHODS, SELF
 from magicdec.units import MIB, format_count, format_seconds, printable
 
 if TYPE_CHECKING:
+    from magicdec.commands.profile_acceptance import ProfileOptions
     from magicdec.logs import Account, LogReplay
     from magicdec.perfmodel import RangeOfSteps, Replay, ReplayedProfile
 
@@ -45,29 +46,25 @@ class LogRequest:
     quiet: bool
 
     @classmethod
-    def of(
-        cls,
-        *,
-        outputs: list[str],
-        draft: str,
-        gammas: str | None,
-        lookup_min: str | None,
-        lookup_max: str | None,
-        max_model_len: int | None,
-        **same: Any,
-    ) -> LogRequest:
+    def of(cls, asked: ProfileOptions, outputs: list[str]) -> LogRequest:
         """From the options' texts. Raises ConfigError for a list that is none."""
-        drafts = draft
-        if draft == SELF:
+        drafts = asked.draft
+        if drafts == SELF:
             drafts = "ngram,suffix"
         return cls(
             outputs=tuple(outputs),
             drafts=tuple(drafts.split(",")),
-            gammas=_whole_numbers(gammas, "--gammas"),
-            lookup_min=_whole_numbers(lookup_min, "--lookup-min"),
-            lookup_max=_whole_numbers(lookup_max, "--lookup-max"),
-            max_model_len=max_model_len or 0,
-            **same,
+            output=asked.output,
+            model=asked.model,
+            tokenizer=asked.tokenizer,
+            gammas=_whole_numbers(asked.gammas, "--gammas"),
+            lookup_min=_whole_numbers(asked.lookup_min, "--lookup-min"),
+            lookup_max=_whole_numbers(asked.lookup_max, "--lookup-max"),
+            max_model_len=asked.max_model_len or 0,
+            jobs=asked.jobs,
+            dtype=asked.dtype,
+            device=asked.device,
+            quiet=asked.quiet,
         )
 
 

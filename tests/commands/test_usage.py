@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from magicdec.commands.calibrate import next_plan
 from magicdec.commands.options import as_dtype, as_formats, parse_ints
+from magicdec.commands.profile_acceptance import next_plan
 from magicdec.errors import ConfigError
 from tests.processes import Program
 
