@@ -5,8 +5,7 @@ answered by the planner as its controls move. None needs torch."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from inspect import Parameter, Signature, signature
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,33 +16,16 @@ from magicdec.commands import options
 from magicdec.commands.options import (
     OutputFormat,
     option,
-    parse_counts,
-    parse_ints,
-    parse_rates,
     print_as,
     table_console,
 )
+from magicdec.commands.request_form import request_form, values_of
 from magicdec.progress import shown_progress
-from magicdec.schema import (
-    COUNT_OR_SHARE,
-    COUNTS_OR_SHARES,
-    NUMBER_OR_TEXT,
-    Option,
-    request_options,
-)
 
 if TYPE_CHECKING:
     from magicdec.perfmodel import PlanRequest, Sensitivity
     from magicdec.schema import Plan
 
-AS_TEXT = (
-    tuple[int, ...],
-    tuple[str, ...],
-    COUNTS_OR_SHARES,
-    float | tuple[float, ...] | None,
-    NUMBER_OR_TEXT,
-    COUNT_OR_SHARE,
-)
 PLAN_EPILOG = options.examples(
     "plan",
     "plan --model llama-3.1-70b --hardware 8xh100 --context 16k,64k",
@@ -78,117 +60,39 @@ SENSITIVITY_OPTIONS = (
 )
 
 
-def asks_plan(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command these options of a plan, or all, in place of its `**given`, as schema/request.py
-    declares them. A parameter of its own with the same name stands for that option."""
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = {
-            name: each
-            for name, each in signature(command, eval_str=True).parameters.items()
-            if name != "given"
-        }
-        asked = {
-            name: each
-            for name, each in request_options().items()
-            if not names or name in names
-        }
-        made = [
-            own.pop(name) if name in own else _parameter(name, each)
-            for name, each in asked.items()
-        ]
-        command.__signature__ = Signature([*made, *own.values()])  # type: ignore[attr-defined]
-        command.__annotations__ = {
-            each.name: each.annotation for each in (*made, *own.values())
-        }
-        return command
-
-    return decorate
+RequestForm: Any = request_form()
+SensitivityForm: Any = request_form(*SENSITIVITY_OPTIONS)
 
 
-def _parameter(name: str, asked: Option) -> Parameter:
-    """An option on the command line, where lists are text, and files paths."""
-    default: Any = asked.default
-    kind: Any = asked.kind
-    if name == "acceptance":
-        default = None
-        kind = list[Path] | None
-    elif name == "workload":
-        kind = Path | None
-    elif kind in AS_TEXT:
-        if default:
-            default = ",".join(map(str, default))
-        else:
-            default = None
-        kind = str if default else str | None
-    names: tuple[str, ...] = ()
-    if kind is bool:
-        names = (f"--{name.replace('_', '-')}",)
-    reads = options.as_formats if name.endswith("dtype") else None
-    shown = option(asked.help, *names, callback=reads, hidden=asked.is_hidden)
-    return Parameter(
-        name,
-        Parameter.KEYWORD_ONLY,
-        default=default,
-        annotation=Annotated[kind, shown],
-    )
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(RequestForm):  # type: ignore[misc]
+    """What `magicdec plan` is asked: a request, and where its answer goes."""
 
-
-def _read(name: str, value: Any) -> Any:
-    """An option's value from its text."""
-    asked = request_options()[name]
-    shown = f"--{name.replace('_', '-')}"
-    if (
-        not isinstance(value, str)
-        or asked.kind not in AS_TEXT
-        or asked.kind in (NUMBER_OR_TEXT, COUNT_OR_SHARE)
-    ):
-        return value
-    if name == "acceptance_rate":
-        return parse_rates(value)
-    if asked.kind == COUNTS_OR_SHARES:
-        return parse_counts(value, shown) if value else None
-    if asked.is_whole:
-        return parse_ints(value, shown) if value else None
-    return [part.strip() for part in value.split(",") if part.strip()]
-
-
-def _stated(invocation: typer.Context, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that the command line, or the user's defaults, state."""
-    stated = {}
-    for name, value in given.items():
-        source = invocation.get_parameter_source(name)
-        if source is None or source.name != "DEFAULT":
-            stated[name] = value
-    return stated
-
-
-@asks_plan()
-def plan_command(
-    *,
-    invocation: typer.Context,
+    invocation: typer.Context
     record: Annotated[
         Path | None,
         option("Append the evaluated grid as records.", "--record", "--records"),
-    ] = None,
-    output_format: options.Format = OutputFormat.TABLE,
+    ] = None
+    output_format: options.Format = OutputFormat.TABLE
     output: Annotated[
         Path | None,
         option("Also write the plan, as JSON, to this file.", "--output", "-o"),
-    ] = None,
-    why: Annotated[bool, option("Show the breakdown by operation.", "--why")] = False,
+    ] = None
+    why: Annotated[bool, option("Show the breakdown by operation.", "--why")] = False
     every: Annotated[
         bool, option("Show all rows, layouts, gammas and notes.", "--all")
-    ] = False,
+    ] = False
     logs: Annotated[
         list[str] | None,
         option(
             "Logged requests: arrivals, lengths, cached prefixes and look-ups' acceptance."
         ),
-    ] = None,
-    tokenizer: options.LogTokenizer = None,
-    **given: Any,
-) -> None:
+    ] = None
+    tokenizer: options.LogTokenizer = None
+
+
+@options.asks(PlanOptions)
+def plan_command(asked: PlanOptions) -> None:
     """Predict which drafts pay, and by how much.
 
     For a model, devices, contexts and batches; each answer has a 90 % interval.
@@ -196,37 +100,35 @@ def plan_command(
     from magicdec.files import check_writable, write_atomic
     from magicdec.perfmodel import make_plan, request_of
 
-    if output is not None:
-        check_writable(output)
-    asked = {
-        name: _read(name, value) for name, value in _stated(invocation, given).items()
-    }
-    if logs:
+    if asked.output is not None:
+        check_writable(asked.output)
+    stated = values_of(asked, options.stated(asked.invocation))
+    if asked.logs:
         from magicdec.commands.plan_logs import options_from_logs
 
-        says = output_format is OutputFormat.TABLE
-        asked = options_from_logs(logs, tokenizer, asked, says=says)
+        stated |= options_from_logs(asked, asked.logs)
     else:
-        options.require(tokenizer is None, "--tokenizer goes with --logs")
-    request = request_of(**asked)
-    if output_format is OutputFormat.TABLE and output is None and not every:
+        options.require(asked.tokenizer is None, "--tokenizer goes with --logs")
+    request = request_of(**stated)
+    is_table = asked.output_format is OutputFormat.TABLE
+    if is_table and asked.output is None and not asked.every:
         request = _as_shown(request)
-    if request.requests is not None and not logs:
+    if request.requests is not None and not asked.logs:
         _say_columns(request.requests, request.columns)
     with shown_progress(not request.has_arrivals) as show:
         answer = make_plan(request, show)
-    if record is not None:
-        _record(answer, record)
-    if output is not None:
-        write_atomic(output, answer.to_json())
-    if output_format is OutputFormat.JSON:
+    if asked.record is not None:
+        _record(answer, asked.record)
+    if asked.output is not None:
+        write_atomic(asked.output, answer.to_json())
+    if asked.output_format is OutputFormat.JSON:
         print(answer.to_json())
-    elif output_format is OutputFormat.CSV:
+    elif asked.output_format is OutputFormat.CSV:
         print(answer.to_csv(), end="")
     else:
         from magicdec.reports import print_plan
 
-        print_plan(answer, table_console(), why=why, every=every)
+        print_plan(answer, table_console(), why=asked.why, every=asked.every)
 
 
 def _as_shown(request: PlanRequest) -> PlanRequest:
@@ -262,26 +164,28 @@ def _record(answer: Plan, path: Path) -> None:
         )
 
 
-@asks_plan(*SENSITIVITY_OPTIONS)
-def sensitivity_command(
-    *,
-    output_format: options.Format = OutputFormat.TABLE,
-    **given: Any,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class SensitivityOptions(SensitivityForm):  # type: ignore[misc]
+    """What `magicdec sensitivity` is asked: one configuration."""
+
+    output_format: options.Format = OutputFormat.TABLE
+
+
+@options.asks(SensitivityOptions)
+def sensitivity_command(asked: SensitivityOptions) -> None:
     """Show which input moves the speedup most.
 
     That input is the one to measure next.
     """
     from magicdec.perfmodel import request_of, sensitivity
 
-    read = {name: _read(name, value) for name, value in given.items()}
-    result = sensitivity(request_of(**read))
+    result = sensitivity(request_of(**values_of(asked, SENSITIVITY_OPTIONS)))
     document = result.to_document()
     print_as(
-        output_format,
+        asked.output_format,
         document,
         document["inputs"],
-        lambda: _print_sensitivity(given["model"], result),
+        lambda: _print_sensitivity(asked.model, result),
     )
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from magicdec.commands.options import require
+from magicdec.commands.options import OutputFormat, require
+from magicdec.commands.request_form import values_of
 from magicdec.errors import ConfigError
 from magicdec.files import write_atomic
 from magicdec.progress import shown_progress
-from magicdec.schema import request_options
 from magicdec.specs import LOOKUP_METHODS
 
 if TYPE_CHECKING:
+    from magicdec.commands.plan import PlanOptions
     from magicdec.logs import LogLoad
     from magicdec.perfmodel import ReplayedProfile
 
@@ -20,44 +21,50 @@ READ_FROM_LOGS = ("requests", "workload", "cached")
 """Options that a log answers, and that therefore may not be given with one."""
 RULES = {"ngram": "ngram", "suffix": "suffix"}
 """The rule that is replayed for each look-up of a plan."""
+OF_CACHE_ROOM = (
+    "model",
+    "hardware",
+    "engine",
+    "tp",
+    "gpus",
+    "weight_dtype",
+    "kv_dtype",
+)
+"""Options that decide how many tokens a replica's cache holds."""
 
 
-def options_from_logs(
-    logs: list[str],
-    tokenizer: Path | None,
-    given: dict[str, Any],
-    *,
-    says: bool,
-) -> dict[str, Any]:
-    """Return a plan's options with those that the logs hold, and write what they were read into.
+def options_from_logs(asked: PlanOptions, logs: list[str]) -> dict[str, Any]:
+    """Return the options of a plan that the logs answer, and write what they were read into.
 
-    `says`: print what was read, what was not, and what is assumed instead.
+    Where the answer is a table, prints what was read, what was not, and what is assumed instead.
 
     Raises:
         ConfigError: an option is given that the logs answer, or they cannot be read.
     """
     for name in READ_FROM_LOGS:
-        require(not given.get(name), f"--logs says it: leave --{name} out")
+        require(not getattr(asked, name), f"--logs says it: leave --{name} out")
     from magicdec.commands.logs import dataset_of, print_account
     from magicdec.logs import files_of, read_load
 
     files = files_of(logs)
     folder = Path(f"{dataset_of(files[:1])}.magicdec")
-    room = cache_room(given)
+    says = asked.output_format is OutputFormat.TABLE
+    room_tokens = cache_room(asked)
     with shown_progress(False) as show:
         load = read_load(
             files,
-            tokenizer=tokenizer,
-            room_tokens=room,
+            tokenizer=asked.tokenizer,
+            room_tokens=room_tokens,
             progress=show,
         )
-        profiles = _replayed(files, tokenizer, given, dataset_of(files))
+        profiles = _replayed(files, asked, dataset_of(files))
     if says:
         print_account(load.account, num_files=len(files))
-        _print_load(load, given)
-    answered = dict(given)
-    own = [str(path) for path in given.get("acceptance") or ()]
-    answered["acceptance"] = [*own, *_written(profiles, folder, says=says)]
+        _print_load(load, asked.batch)
+    own = [str(path) for path in asked.acceptance or ()]
+    answered: dict[str, Any] = {
+        "acceptance": [*own, *_written(profiles, folder, says=says)]
+    }
     if load.arrival_s is not None and load.arrival_s[-1] > 0.0:
         path = folder / "requests.csv"
         write_atomic(path, load.requests_csv())
@@ -71,7 +78,7 @@ def options_from_logs(
     return answered
 
 
-def cache_room(given: dict[str, Any]) -> int | None:
+def cache_room(asked: PlanOptions) -> int | None:
     """Tokens that the cache of one replica holds, by the plan's model and device; None where the
     model does not fit as it is asked for.
     """
@@ -79,9 +86,7 @@ def cache_room(given: dict[str, Any]) -> int | None:
     from magicdec.perfmodel import lengths_of, request_of, resolve
     from magicdec.specs import ModelSpec, load_model_spec
 
-    names = ("model", "hardware", "engine", "tp", "gpus", "weight_dtype", "kv_dtype")
-    asked = {name: given[name] for name in names if given.get(name) is not None}
-    request = request_of(**asked, draft="none")
+    request = request_of(**values_of(asked, OF_CACHE_ROOM), draft="none")
     model = request.model
     if not isinstance(model, ModelSpec):
         model = load_model_spec(model)
@@ -97,27 +102,26 @@ def cache_room(given: dict[str, Any]) -> int | None:
 
 def _replayed(
     files: list[Path],
-    tokenizer: Path | None,
-    given: dict[str, Any],
+    asked: PlanOptions,
     dataset: str,
 ) -> list[ReplayedProfile]:
     """Profiles of the look-ups that the plan considers; none where a request decodes no step."""
-    asked = given.get("draft")
-    if asked is None:
+    if asked.acceptance_rate is not None or asked.accept_length is not None:
+        return []
+    if asked.draft is None:
         rules = list(RULES.values())
+    elif asked.draft in LOOKUP_METHODS:
+        rules = [RULES[asked.draft]]
     else:
-        rules = [RULES[asked]] if asked in LOOKUP_METHODS else []
-    if not rules or any(
-        given.get(name) is not None for name in ("acceptance_rate", "accept_length")
-    ):
         return []
     from magicdec.logs import cpu_count, profiles_of, replay_logs, sweep
 
-    replay = replay_logs(files, sweep(rules), tokenizer=tokenizer, jobs=cpu_count())
+    replay = replay_logs(
+        files, sweep(rules), tokenizer=asked.tokenizer, jobs=cpu_count()
+    )
     if not any(counts.num_steps for counts in replay.settings):
         return []
-    model = given.get("model", request_options()["model"].default)
-    return profiles_of(replay, model=str(model), dataset=dataset)
+    return profiles_of(replay, model=asked.model, dataset=dataset)
 
 
 def _written(profiles: list[ReplayedProfile], folder: Path, *, says: bool) -> list[str]:
@@ -138,7 +142,7 @@ def _written(profiles: list[ReplayedProfile], folder: Path, *, says: bool) -> li
     return paths
 
 
-def _print_load(load: LogLoad, given: dict[str, Any]) -> None:
+def _print_load(load: LogLoad, batch: str | None) -> None:
     """Lines on the arrivals, the lengths and the prefix cache: read, or assumed instead."""
     import numpy as np
 
@@ -158,7 +162,7 @@ def _print_load(load: LogLoad, given: dict[str, Any]) -> None:
         print(
             f"arrivals: not in the log ({load.num_timed} of {len(load.prompt_len)} requests have a "
             "time); assumed "
-            f"instead: a batch of {given.get('batch') or 'the usual size'}, --rate for arrivals"
+            f"instead: a batch of {batch or 'the usual size'}, --rate for arrivals"
         )
     if load.num_counted:
         print(
