@@ -20,7 +20,7 @@ from magicdec.progress import shown_progress
 from magicdec.units import format_seconds
 
 if TYPE_CHECKING:
-    from magicdec.live import Address, Draft, Observation, Serving, Trial, View
+    from magicdec.live import Address, Draft, Observation, Trial, View
 
 OBSERVE_EPILOG = options.examples(
     "observe http://localhost:8000 --draft ngram -o acceptance.json",
@@ -35,60 +35,73 @@ TUNE_EPILOG = options.examples(
 USUAL_INTERVAL_S = 5.0
 
 
-def observe_command(
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ObserveOptions:
+    """What `magicdec observe` is asked to look at, as its options state it."""
+
     source: Annotated[
         list[str],
         typer.Argument(
             help="A server's address, or files: its log, scrapes of its /metrics, a load generator's result, a trace."
         ),
-    ],
+    ]
     draft: Annotated[
         str | None,
         option(
             "The server's draft: ngram, eagle, self, or a model; default: as announced, or ngram."
         ),
-    ] = None,
+    ] = None
     draft_method: Annotated[
         str | None, option("Method of a sparse draft: streamingllm, snapkv, topk.")
-    ] = None,
+    ] = None
     draft_budget: Annotated[
         int | None, option("KV slots that a sparse draft reads.", min=1)
-    ] = None,
+    ] = None
     model: Annotated[
         str | None, option("The target, as plans call it; default: the server's name.")
-    ] = None,
-    seconds: Annotated[float, option("How long to look.")] = 30.0,
+    ] = None
+    seconds: Annotated[float, option("How long to look.")] = 30.0
     interval: Annotated[
         float | None,
         option("Seconds between scrapes; default 5, or half of a shorter window."),
-    ] = None,
-    target: options.Target = None,
+    ] = None
+    target: options.Target = None
     context: Annotated[
         float | None,
         option(
             "Length of sequences, for servers that do not count it.", min=1, max=10**9
         ),
-    ] = None,
-    dataset: Annotated[str, option("What the requests were, for the profile.")] = "",
-    hardware: Annotated[str | None, option("The server's device: adds advice.")] = None,
-    engine: Annotated[str | None, option("Engine profile of the advice.")] = None,
+    ] = None
+    dataset: Annotated[str, option("What the requests were, for the profile.")] = ""
+    hardware: Annotated[str | None, option("The server's device: adds advice.")] = None
+    engine: Annotated[str | None, option("Engine profile of the advice.")] = None
     acceptance: Annotated[
         Path | None, option("For advice where the server drafts nothing: a profile.")
-    ] = None,
-    tp: options.ServerTp = 1,
-    temperature: options.ServerTemperature = 1.0,
-    weight_dtype: options.ServerFormat = None,
-    kv_dtype: options.ServerFormat = None,
+    ] = None
+    tp: options.ServerTp = 1
+    temperature: options.ServerTemperature = 1.0
+    weight_dtype: options.ServerFormat = None
+    kv_dtype: options.ServerFormat = None
     watch: Annotated[
         bool, option("Keep looking, with the trend, until stopped.", "--watch")
-    ] = False,
+    ] = False
     output: Annotated[
         Path | None, option("Acceptance profile to write.", "--output", "-o")
-    ] = None,
-    records: Annotated[Path | None, option("Append a measured record.")] = None,
-    output_format: options.Format = OutputFormat.TABLE,
-    quiet: options.Quiet = False,
-) -> None:
+    ] = None
+    records: Annotated[Path | None, option("Append a measured record.")] = None
+    output_format: options.Format = OutputFormat.TABLE
+    quiet: options.Quiet = False
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds between scrapes, at least two of which are in the window."""
+        if self.interval is not None:
+            return self.interval
+        return min(USUAL_INTERVAL_S, self.seconds / 2.0)
+
+
+@options.asks(ObserveOptions)
+def observe_command(asked: ObserveOptions) -> None:
     """Read a server's acceptance and load; advise on gamma.
 
     Acceptance by position, batch, context and times come from its metrics, from saved ones, or from
@@ -97,94 +110,71 @@ def observe_command(
     from magicdec.files import check_writable
     from magicdec.live import agreed
 
-    for path in filter(None, (output, records)):
+    for path in filter(None, (asked.output, asked.records)):
         check_writable(path)
-    requested = _requested_draft(draft, draft_method, draft_budget)
-    from magicdec.live import Serving, parse_address, read_files
-    from magicdec.specs import model_name
+    requested = _requested_draft(asked)
+    from magicdec.live import parse_address, read_files
 
-    paths = [Path(each) for each in source]
+    paths = [Path(each) for each in asked.source]
     observation: Observation | None = None
     if all(path.is_file() for path in paths):
-        require(not watch, "--watch shows an address, and writes nothing")
-        observation = read_files(paths, target)
-    elif len(source) > 1:
+        require(not asked.watch, "--watch shows an address, and writes nothing")
+        observation = read_files(paths, asked.target)
+    elif len(paths) > 1:
         raise ConfigError("observe takes one address, or files that are there")
-    if interval is None:
-        interval = min(USUAL_INTERVAL_S, seconds / 2.0)
-    serving = None
-    if hardware is not None:
-        serving = Serving(
-            model=model or "",
-            hardware=hardware,
-            engine=engine,
-            tp_size=tp,
-            temperature=temperature,
-            weight_dtype=weight_dtype,
-            kv_dtype=kv_dtype,
-        )
-    view = _view(requested, context, serving, acceptance)
+    view = _view(asked, requested)
     if observation is None:
-        where = parse_address(source[0])
-        if watch:
+        where = parse_address(asked.source[0])
+        if asked.watch:
             require(
-                output is None and records is None,
+                asked.output is None and asked.records is None,
                 "--watch shows an address, and writes nothing",
             )
-            _watch(where, view, target=target, seconds=seconds, interval=interval)
+            _watch(where, view, asked)
             return
-        observation = _look(
-            where, target=target, seconds=seconds, interval=interval, quiet=quiet
-        )
-    _print_observation(observation, view, output_format)
+        observation = _look(where, asked)
+    _print_observation(observation, view, asked.output_format)
     drafted_by = agreed(requested, observation.announced)
     require(
-        not drafted_by.is_assumed or (output is None and records is None),
+        not drafted_by.is_assumed or (asked.output is None and asked.records is None),
         "the log does not say what drafts: say it with --draft",
     )
-    _write_observation(
-        observation,
-        drafted_by,
-        profile=output,
-        records=records,
-        is_table=output_format is OutputFormat.TABLE,
-        model=model_name(model or observation.target.model),
-        hardware=hardware,
-        tp_size=tp,
-        context=context,
-        dataset=dataset,
-    )
+    _write_observation(observation, drafted_by, asked)
 
 
-def _requested_draft(
-    draft: str | None, method: str | None, budget: int | None
-) -> Draft | None:
+def _requested_draft(asked: ObserveOptions) -> Draft | None:
     from magicdec.live import parse_draft
 
-    if draft is not None:
-        return parse_draft(draft, method=method, budget=budget)
+    if asked.draft is not None:
+        return parse_draft(
+            asked.draft, method=asked.draft_method, budget=asked.draft_budget
+        )
     require(
-        method is None and budget is None,
+        asked.draft_method is None and asked.draft_budget is None,
         "--draft-method and --draft-budget go with --draft",
     )
     return None
 
 
-def _view(
-    draft: Draft | None,
-    context: float | None,
-    serving: Serving | None,
-    acceptance: Path | None,
-) -> View:
+def _view(asked: ObserveOptions, draft: Draft | None) -> View:
     """The view to show, with advice where the server's device is known."""
-    from magicdec.live import View
+    from magicdec.live import Serving, View
     from magicdec.perfmodel import load_profile
 
-    view = View(draft=draft, context=context)
-    if serving is not None:
+    view = View(draft=draft, context=asked.context)
+    if asked.hardware is not None:
+        serving = Serving(
+            model=asked.model or "",
+            hardware=asked.hardware,
+            engine=asked.engine,
+            tp_size=asked.tp,
+            temperature=asked.temperature,
+            weight_dtype=asked.weight_dtype,
+            kv_dtype=asked.kv_dtype,
+        )
         view = dataclasses.replace(view, serving=serving)
-    if acceptance is not None:
-        view = dataclasses.replace(view, acceptance=load_profile(acceptance))
+    if asked.acceptance is not None:
+        view = dataclasses.replace(view, acceptance=load_profile(asked.acceptance))
     return view
 
 
@@ -205,64 +195,56 @@ def _print_observation(
 
 
 def _write_observation(
-    observation: Observation,
-    draft: Draft,
-    *,
-    profile: Path | None,
-    records: Path | None,
-    is_table: bool,
-    model: str,
-    hardware: str | None,
-    tp_size: int,
-    context: float | None,
-    dataset: str,
+    observation: Observation, draft: Draft, asked: ObserveOptions
 ) -> None:
     """Writes the acceptance profile and the record that were requested, and says so next to the
     table, or on stderr where a document is printed."""
     from magicdec.live import acceptance_profile, record
     from magicdec.perfmodel import save_profile
     from magicdec.schema import append_record
+    from magicdec.specs import model_name
 
     file = sys.stderr
-    if is_table:
+    if asked.output_format is OutputFormat.TABLE:
         file = sys.stdout
-    if profile is not None:
+    model = model_name(asked.model or observation.target.model)
+    if asked.output is not None:
         measured = acceptance_profile(
             observation,
             draft,
             model=model,
-            context=context,
-            dataset=dataset,
+            context=asked.context,
+            dataset=asked.dataset,
         )
-        save_profile(measured, profile)
+        save_profile(measured, asked.output)
         command = options.command(
-            "plan", model=model, hardware=hardware, acceptance=profile
+            "plan", model=model, hardware=asked.hardware, acceptance=asked.output
         )
-        print(f"wrote {profile}\nnext: {command}", file=file)
-    if records is not None:
+        print(f"wrote {asked.output}\nnext: {command}", file=file)
+    if asked.records is not None:
         row = record(
-            observation, draft, model=model, hardware=hardware or "", tp_size=tp_size
+            observation,
+            draft,
+            model=model,
+            hardware=asked.hardware or "",
+            tp_size=asked.tp,
         )
-        append_record(records, row)
-        print(f"appended to {records}", file=file)
+        append_record(asked.records, row)
+        print(f"appended to {asked.records}", file=file)
 
 
-def _look(
-    where: Address,
-    *,
-    target: str | None,
-    seconds: float,
-    interval: float,
-    quiet: bool,
-) -> Observation:
+def _look(where: Address, asked: ObserveOptions) -> Observation:
     from magicdec.live import choose_target, observe, scrapes
 
     taken = []
     try:
-        with shown_progress(quiet) as show:
-            for scrape in scrapes(where, seconds=seconds, interval_s=interval):
+        with shown_progress(asked.quiet) as show:
+            for scrape in scrapes(
+                where, seconds=asked.seconds, interval_s=asked.interval_s
+            ):
                 taken.append(scrape)
-                show(f"{choose_target(taken[0], target).name}: scrape {len(taken)}")
+                target = choose_target(taken[0], asked.target)
+                show(f"{target.name}: scrape {len(taken)}")
     except ServerError as error:
         if len(taken) < 2:
             raise
@@ -270,17 +252,10 @@ def _look(
             f"the window ends early, after {len(taken)} scrapes: {error}",
             file=sys.stderr,
         )
-    return observe(taken, choose_target(taken[-1], target))
+    return observe(taken, choose_target(taken[-1], asked.target))
 
 
-def _watch(
-    where: Address,
-    view: View,
-    *,
-    target: str | None,
-    seconds: float,
-    interval: float,
-) -> None:
+def _watch(where: Address, view: View, asked: ObserveOptions) -> None:
     from rich.live import Live
     from rich.text import Text
 
@@ -299,14 +274,19 @@ def _watch(
             )
 
         def missed(error: ServerError) -> None:
-            show([f"{error}; asked again every {format_seconds(interval)}"])
+            show([f"{error}; asked again every {format_seconds(asked.interval_s)}"])
 
         try:
             for taken in windows(
-                where, seconds=seconds, interval_s=interval, missed=missed
+                where,
+                seconds=asked.seconds,
+                interval_s=asked.interval_s,
+                missed=missed,
             ):
                 try:
-                    history.append(observe(taken, choose_target(taken[-1], target)))
+                    history.append(
+                        observe(taken, choose_target(taken[-1], asked.target))
+                    )
                     show(view.lines(history[-1], with_setting=False))
                 except (ConfigError, ServerError) as error:
                     show([str(error)])  # no load yet, no draft yet, or no model yet
