@@ -258,7 +258,7 @@ def _of_one_value(record: tuple[str, str] | None) -> tuple[str, str] | None:
 
 def _light(params: list[Any]) -> list[Any]:
     """The parameters with classes of ours: typer makes its own by name."""
-    ours = {TyperOption: Option, TyperArgument: Argument}
+    ours: dict[type, type] = {TyperOption: Option, TyperArgument: Argument}
     for param in params:
         param.__class__ = ours.get(type(param), type(param))
     return params
