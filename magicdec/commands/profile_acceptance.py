@@ -15,7 +15,7 @@ from magicdec.progress import shown_progress
 from magicdec.specs import SELF
 
 if TYPE_CHECKING:
-    from magicdec.perfmodel import AcceptanceProfile
+    from magicdec.perfmodel import MeasuredProfile
 
 USUAL_BUDGETS = "64,128,256,512,1024"
 OF_LOGS = (
@@ -221,7 +221,7 @@ def next_plan(
     )
 
 
-def _print_profile(profile: AcceptanceProfile) -> None:
+def _print_profile(profile: MeasuredProfile) -> None:
     """Counted rates with their 90 % intervals, the fitted law's rates, and the error of the law."""
     from magicdec.counts import Z_90
 
