@@ -7,7 +7,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from http import HTTPStatus
 from pathlib import Path
@@ -31,7 +31,9 @@ from magicdec.explore.pasted import Checked, Pasted
 from magicdec.explore.state import EXAMPLE, Catalog, link, shown
 from magicdec.perfmodel import Plan, counted, make_plan
 from magicdec.reports import (
+    NAME_THE_TEXT,
     PAPER,
+    Headline,
     ReportData,
     Table,
     candidate_table,
@@ -74,6 +76,7 @@ COMPARED_GPUS = (
 )
 """GPUs that a question is asked on too, on request."""
 DRAFT_CONTROLS = ("draft", "draft_method", "draft_budget")
+CHOOSE_THE_TEXT = f"choose your text under {MAIN['task'].label}"
 WAIT_S = 0.5
 _drawing = threading.Lock()  # matplotlib keeps state between calls
 
@@ -294,7 +297,7 @@ class Explorer:
         data = _report_data(document)
         leading = _leading_drafts(document)
         return {
-            "headline": headline_of(data),
+            "headline": _headline(data),
             "table": table_view(leading) if leading is not None else None,
             "notes": notes_of(document),
             "needs_acceptance": document.needs_acceptance,
@@ -380,6 +383,15 @@ def _waited(computation: Computation, asker: str, client: Client) -> Any:
 
 def _report_data(document: Plan) -> ReportData:
     return ReportData.from_records([], document)
+
+
+def _headline(data: ReportData) -> Headline:
+    """The headline in the words of a page, which has a control for the text."""
+    headline = headline_of(data)
+    further = (
+        line.replace(NAME_THE_TEXT, CHOOSE_THE_TEXT) for line in headline.further
+    )
+    return replace(headline, further=tuple(further))
 
 
 def _leading_drafts(document: Plan) -> Table | None:

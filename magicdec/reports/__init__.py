@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     )
     from magicdec.reports.figures import FIGURES, draw, draw_by_device
     from magicdec.reports.figures.chart import PAPER, png, raw_svg
-    from magicdec.reports.headline import headline_of
+    from magicdec.reports.headline import Headline, headline_of
     from magicdec.reports.report import (
         TEMPLATES,
         chart_view,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         template_environment,
         write_report,
     )
-    from magicdec.reports.sentences import acceptance_of
+    from magicdec.reports.sentences import NAME_THE_TEXT, acceptance_of
     from magicdec.reports.tables import TABLES, Table, candidate_table
     from magicdec.reports.terminal import (
         print_comparison,

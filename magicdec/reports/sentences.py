@@ -223,6 +223,9 @@ def waiting_line(plan: Plan, case: CaseAnswer) -> str:
     return f"{line}."
 
 
+NAME_THE_TEXT = "name your text with --task"
+
+
 def acceptance_line(choice: Choice) -> str:
     """The text that acceptance is of, and where it comes from."""
     row = choice.left_out
@@ -243,7 +246,7 @@ def acceptance_of(drafting: Drafting) -> str:
         return f"Acceptance as {source}."
     if drafting.acceptance_text:
         return f"Acceptance on {drafting.acceptance_text}: {source}{more}."
-    return f"Acceptance: {source}{more}; name your text with --task."
+    return f"Acceptance: {source}{more}; {NAME_THE_TEXT}."
 
 
 def tie_line(choice: Choice) -> str:

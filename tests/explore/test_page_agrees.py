@@ -14,9 +14,15 @@ from test_rate import awaited
 from typer.testing import CliRunner
 
 from magicdec.cli import app, register_commands
+from magicdec.explore.explorer import CHOOSE_THE_TEXT
 from magicdec.explore.server import ExplorerServer
 from magicdec.explore.state import EXAMPLE
-from magicdec.reports.sentences import acceptance_line, first_line, traffic_line
+from magicdec.reports.sentences import (
+    NAME_THE_TEXT,
+    acceptance_line,
+    first_line,
+    traffic_line,
+)
 from magicdec.schema.plan import Plan, plan_of
 from magicdec.units import format_seconds
 from tests.same import assert_same
@@ -54,6 +60,7 @@ def on_the_command_line(words: list[str], file: Path) -> tuple[dict[str, object]
 def check_page(page: str, plan: Plan) -> None:
     """The page's words and facts are the document's."""
     text = re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]+>", " ", page)))
+    assert NAME_THE_TEXT not in text
     best = plan.best
     for limit in plan.choice.limits:
         assert limit.of in text or plan.traffic is not None
@@ -68,7 +75,8 @@ def check_page(page: str, plan: Plan) -> None:
         speedup = facts[f"Predicted speedup{of}"]
         assert unescape(speedup) == f"{best.decoding.gain.speedup:.2f}×"
         assert f"{low:.2f}–{high:.2f}" in text
-        assert acceptance_line(plan.choice)[1:] in text
+        words = acceptance_line(plan.choice)[1:].replace(NAME_THE_TEXT, CHOOSE_THE_TEXT)
+        assert words in text
     if best.requests is None and plan.traffic is None:
         assert facts["First token"] == format_seconds(best.ttft_s)
         tokens = facts["Tokens per second"].replace("\u202f", "")
