@@ -49,6 +49,7 @@ from magicdec.specs import (
     Attention,
     EngineProfile,
     GatedDeltaNet,
+    KimiDeltaAttention,
     LatentAttention,
     LightningAttention,
     Mamba2,
@@ -351,6 +352,7 @@ MIXERS: dict[type, Callable[..., list[Op]]] = {
     Attention: _attention,
     LatentAttention: _latent,
     GatedDeltaNet: _recurrence,
+    KimiDeltaAttention: _recurrence,
     LightningAttention: _recurrence,
     Mamba2: _recurrence,
 }

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from magicdec.specs.mixers import (
         Attention,
         GatedDeltaNet,
+        KimiDeltaAttention,
         LatentAttention,
         LightningAttention,
         Mamba2,

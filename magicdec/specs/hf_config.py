@@ -42,6 +42,8 @@ MODALITIES = (
     "audio",
     "boi",
     "eoi",
+    "boa",
+    "eoa",
     "mm_",
     "multimodal",
     "projector",
@@ -386,7 +388,7 @@ def _feed_forward_matrices(
         if projection.name in ("router", "shared_gate"):
             continue
         module = prefix
-        if projection.name.startswith("shared_"):
+        if projection.name.startswith("shared_") and not names.experts_beside:
             module = f"{prefix}.{names.shared}"
         last = "gate_proj"
         if projection.name.endswith("down"):
@@ -394,6 +396,8 @@ def _feed_forward_matrices(
         yield "mlp", f"{module}.{last}", (1, *projection.shape)
     if not isinstance(mlp, MixtureOfExperts):
         return
+    if names.experts_beside:
+        prefix = prefix.rpartition(".")[0]
     for projection in mlp.expert.projections(mlp.inner_size(hidden_size)):
         last = names.expert
         if projection.name == "down":

@@ -119,6 +119,9 @@ class MixtureOfExperts(Kind, frozen=True, kw_only=True, tag="mixture_of_experts"
     (sparse mixers).
     """
     scaling_factor: float = 1.0
+    own_norms: bool = False
+    """Shared and routed experts have norms of their own around them, and the router scales what it
+    reads and each expert's weight (Gemma 4)."""
 
     @property
     def active_width(self) -> int:
@@ -186,10 +189,15 @@ class MixtureOfExperts(Kind, frozen=True, kw_only=True, tag="mixture_of_experts"
 
     def num_parameters(self, hidden_size: int) -> int:
         biases = self.num_experts * (self.router_bias + self.correction_bias)
+        scales = 0
+        if self.own_norms:
+            # behind both, before the routed, and of the router's input; one per expert
+            scales = 4 * hidden_size + self.num_experts
         return (
             matrices(self.projections(hidden_size))
             + self.expert_parameters(hidden_size)
             + biases
+            + scales
         )
 
     def active_parameters(self, hidden_size: int) -> int:
@@ -205,6 +213,8 @@ class MixtureOfExperts(Kind, frozen=True, kw_only=True, tag="mixture_of_experts"
             return "feed-forwards with xIELU that are gated or experts"
         if self.expert.why_not_run:
             return self.expert.why_not_run
+        if self.own_norms:
+            return "experts with norms of their own"
         if self.latent_size is not None:
             return "experts of a latent"
         return None

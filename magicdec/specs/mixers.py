@@ -191,6 +191,10 @@ class Attention(Attending, frozen=True, kw_only=True, tag="attention"):
     """A learned logit per head that takes part in the softmax and attends to nothing."""
     softcap: float | None = None
     """Scores become softcap · tanh(score / softcap)."""
+    keys_as_values: bool = False
+    """Values are what the keys are projected to, before norm and rotation: v has no matrix."""
+    value_norm: bool = False
+    """RMSNorm of each head of values, without weights."""
     gated: bool = False
     """The output is multiplied with sigmoid of a projection as wide as q."""
     temperature: tuple[float, float] | None = None
@@ -199,11 +203,18 @@ class Attention(Attending, frozen=True, kw_only=True, tag="attention"):
     """
     temperature_offset: int = 1
 
+    @property
+    def num_projected(self) -> int:
+        """Of keys and values, how many have a matrix of their own."""
+        if self.keys_as_values:
+            return 1
+        return 2
+
     def projections(self, hidden_size: int) -> tuple[Projection, ...]:
         query = Part(self.num_heads, self.head_dim)
         if self.gated:
             query = Part(self.num_heads, 2 * self.head_dim)
-        kv = Part(self.num_kv_heads, 2 * self.head_dim)
+        kv = Part(self.num_kv_heads, self.num_projected * self.head_dim)
         return (
             Projection("qkv", (query, kv), whole(hidden_size)),
             Projection("o", (whole(hidden_size),), Part(self.num_heads, self.head_dim)),
@@ -221,7 +232,7 @@ class Attention(Attending, frozen=True, kw_only=True, tag="attention"):
         queries = q_size * (2 if self.gated else 1)
         count = matrices(self.projections(hidden_size))
         if self.bias:
-            count += queries + 2 * kv_size
+            count += queries + self.num_projected * kv_size
         if self.output_bias:
             count += hidden_size
         if self.qk_norm not in ("none", "l2"):
@@ -248,10 +259,13 @@ class Attention(Attending, frozen=True, kw_only=True, tag="attention"):
             scale=None,
             temperature=None,
             temperature_offset=1,
+            value_norm=False,
         )
 
     @property
-    def why_not_run(self) -> None:
+    def why_not_run(self) -> str | None:
+        if self.keys_as_values or self.value_norm:
+            return "attention whose values have a norm, or are the keys"
         return None
 
 
@@ -290,6 +304,8 @@ class LatentAttention(Attending, frozen=True, kw_only=True, tag="latent_attentio
     qk_rope_head_dim: int
     v_head_dim: int
     bias: bool = False
+    head_gate: bool = False
+    """Each head's output is multiplied with sigmoid of a projection to one number per head."""
     indexer: Indexer | None = None
 
     @property
@@ -312,6 +328,9 @@ class LatentAttention(Attending, frozen=True, kw_only=True, tag="latent_attentio
         own: tuple[Projection, ...] = ()
         if rank is not None:
             own = (Projection("q_a", (whole(rank),), hidden),)
+        gates: tuple[Projection, ...] = ()
+        if self.head_gate:
+            gates = (Projection("head_gate", (Part(heads, 1),), hidden),)
         indexing: tuple[Projection, ...] = ()
         if self.indexer is not None:
             indexing = self.indexer.projections(hidden_size, rank or hidden_size)
@@ -332,6 +351,7 @@ class LatentAttention(Attending, frozen=True, kw_only=True, tag="latent_attentio
                 "absorb_v", (Part(heads, self.v_head_dim),), whole(self.kv_lora_rank)
             ),
             Projection("o", (hidden,), Part(heads, self.v_head_dim)),
+            *gates,
             *indexing,
         )
 
@@ -359,9 +379,11 @@ class LatentAttention(Attending, frozen=True, kw_only=True, tag="latent_attentio
 
     @property
     def why_not_run(self) -> str | None:
-        if self.indexer is None:
-            return None
-        return "attention to tokens that an indexer chooses"
+        if self.indexer is not None:
+            return "attention to tokens that an indexer chooses"
+        if self.head_gate:
+            return "latent attention with a gate for each head"
+        return None
 
 
 class GatedDeltaNet(BaseMixer, frozen=True, kw_only=True, tag="gated_delta_net"):
@@ -411,6 +433,53 @@ class GatedDeltaNet(BaseMixer, frozen=True, kw_only=True, tag="gated_delta_net")
                 self.num_key_heads,
                 self.key_head_dim * per_key_head,
                 (2 * self.key_head_dim + per_key_head) * self.conv_kernel,
+            ),
+        )
+
+
+class KimiDeltaAttention(
+    BaseMixer, frozen=True, kw_only=True, tag="kimi_delta_attention"
+):
+    """Linear attention with a delta rule that decays each channel of the keys (arXiv 2510.26692): a
+    state of D × D per head, after a short causal convolution of queries, keys and values. The decay
+    and the output's gate are projections as wide as the values."""
+
+    num_heads: int
+    head_dim: int
+    conv_kernel: int
+
+    @property
+    def inner_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    def projections(self, hidden_size: int) -> tuple[Projection, ...]:
+        """Queries, keys, values, decay, gate, and a number per head in; values out."""
+        return (
+            Projection(
+                "linear_in",
+                (Part(self.num_heads, 5 * self.head_dim + 1),),
+                whole(hidden_size),
+            ),
+            Projection("o", (whole(hidden_size),), Part(self.num_heads, self.head_dim)),
+        )
+
+    @property
+    def label(self) -> str:
+        return "kimi delta"
+
+    def num_parameters(self, hidden_size: int) -> int:
+        return (
+            matrices(self.projections(hidden_size))
+            + 3 * self.inner_size * self.conv_kernel
+            + self.num_heads  # the decay
+            + self.inner_size  # its bias
+            + self.head_dim  # norm
+        )
+
+    def states(self) -> tuple[State, ...]:
+        return (
+            State(
+                self.num_heads, self.head_dim**2, 3 * self.head_dim * self.conv_kernel
             ),
         )
 
@@ -505,5 +574,12 @@ class Mamba2(BaseMixer, frozen=True, kw_only=True, tag="mamba2"):
         return (State(self.num_groups, recurrent, conv),)
 
 
-Mixer = Attention | LatentAttention | GatedDeltaNet | LightningAttention | Mamba2
-LINEAR_MIXERS = (GatedDeltaNet, LightningAttention, Mamba2)
+Mixer = (
+    Attention
+    | LatentAttention
+    | GatedDeltaNet
+    | KimiDeltaAttention
+    | LightningAttention
+    | Mamba2
+)
+LINEAR_MIXERS = (GatedDeltaNet, KimiDeltaAttention, LightningAttention, Mamba2)

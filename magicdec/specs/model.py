@@ -56,6 +56,8 @@ class TensorNames(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the first two matrices where they are fused."""
     expert: Literal["gate_proj", "w1"] = "gate_proj"
     """The first matrix of an expert: gate_proj, up_proj, down_proj; or w1, w3, w2."""
+    experts_beside: bool = False
+    """Whether experts stand beside the feed-forward's module, which is then the shared one's."""
     experts: Literal["each", "stacked", "stacked_in_turn"] = "each"
     """A tensor for each expert's matrix, or one for all experts', inputs first, with all gates
     before all ups, or with columns of gate and up in turn."""

@@ -118,11 +118,13 @@ LATENT_PROJECTIONS = [
     f"*self_attn.{name}*" for name in ("q_a_proj", "q_b_proj", "kv_a_proj", "kv_b_proj")
 ]
 WIDE_IN_NVFP4 = {
+    "gemma-4-26b": ["*self_attn*", "*.mlp.*"],
+    "gemma-4": ["*self_attn*"],
     "deepseek": LATENT_PROJECTIONS,
     "glm-5": ["*self_attn*"],
     "minimax": ["*self_attn*"],
 }
-"""Projections that NVIDIA's NVFP4 checkpoints of a family leave in 16 bits."""
+"""Projections that NVIDIA's NVFP4 checkpoints of a family, or of one model before its family, leave in 16 bits."""
 
 
 class NamedModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -123,9 +123,18 @@ def matches(pattern: str, module: str) -> bool:
     beginning, a name with wildcards, or a piece of a name between dots."""
     if pattern.startswith(REGEX):
         return re.match(pattern.removeprefix(REGEX), module) is not None
+    pattern, module = _of_the_text(pattern), _of_the_text(module)
     if "*" in pattern:
         return fnmatchcase(module, pattern) or fnmatchcase(module, f"{pattern}.*")
     return f".{pattern.strip('.')}." in f".{module}."
+
+
+def _of_the_text(name: str) -> str:
+    """The name that a text model alone gives to a module of a model of several modalities."""
+    for root in ("model.language_model.", "language_model.model."):
+        if name.startswith(root):
+            return f"model.{name.removeprefix(root)}"
+    return name
 
 
 def _is_class(target: str) -> bool:

@@ -50,9 +50,9 @@ def _latent(rng: random.Random) -> Config:
     }  # fmt: skip
 
 
-def _shared(rng: random.Random) -> Config:
+def _shared(rng: random.Random, count: str = "n_routed_experts") -> Config:
     return {
-        **_experts(rng, "n_routed_experts"), "n_routed_experts": 8, "n_shared_experts": rng.choice((1, 2)),
+        **_experts(rng, count), count: 8, "n_shared_experts": rng.choice((1, 2)),
         "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5,
         "norm_topk_prob": True,
     }  # fmt: skip
@@ -245,6 +245,30 @@ def draw(model_type: str, seed: int) -> Config:
             "query_pre_attn_scalar": 24,
             "sliding_window_pattern": 3,
         },
+        "gemma4_text": {
+            **_window(rng),
+            "layer_types": (["sliding_attention", "full_attention"] * 3)[
+                : base["num_hidden_layers"]
+            ],
+            "global_head_dim": 24,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": biased,
+            "attention_bias": not biased,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": rng.random() < 0.5,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 24,
+            "final_logit_softcapping": 30.0,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "proportional",
+                    "rope_theta": 1e6,
+                    "partial_rotary_factor": 0.5,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
         "cohere": {"use_qk_norm": biased, "logit_scale": 0.25},
         "cohere2": {
             **_window(rng),
@@ -307,6 +331,23 @@ def draw(model_type: str, seed: int) -> Config:
         "glm4_moe_lite": {**_latent(rng), **_shared(rng), "n_group": 1},
         "deepseek_v32": {**_latent(rng), **_shared(rng), **_indexed(rng)},
         "glm_moe_dsa": {**_latent(rng), **_shared(rng), **_indexed(rng)},
+        "bailing_hybrid": {
+            **_latent(rng),
+            **_shared(rng, "num_experts"),
+            "head_dim": 8,
+            "q_lora_rank": None,
+            "tie_word_embeddings": False,
+            "layer_group_size": rng.choice((2, 3)),
+            "short_conv_kernel_size": 3,
+        },
+        "minicpm3": {
+            **_latent(rng),
+            "scale_emb": 3,
+            "scale_depth": rng.choice((None, 0.9)),
+            "dim_model_base": rng.choice((None, 8)),
+            "attention_bias": biased,
+            "mlp_bias": not biased,
+        },
         "qwen2_moe": {**_experts(rng), "shared_expert_intermediate_size": 16},
         "qwen3_next": {
             **_experts(rng),
@@ -366,7 +407,7 @@ VARIANTS = (
 """What `variant` draws."""
 READ_BY_TRANSFORMERS = (
     "llama", "arcee", "mistral", "ministral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "phi3", "gemma", "gemma2",
-    "gemma3_text",
+    "gemma3_text", "gemma4_text", "minicpm3", "bailing_hybrid",
     "cohere", "cohere2", "olmo2", "olmo3", "granite", "glm4", "glm4_moe", "minimax_m2", "gpt_oss", "llama4_text",
     "nemotron", "nemotron-nas", "deepseek_v2",
     "deepseek_v3", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa", "qwen2_moe", "qwen3_next", "qwen3_5_text",

@@ -5,7 +5,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-OTHERS_ROW = {"kimi_k2": "deepseek_v3", "qwen2_5_vl": "qwen2"}
+OTHERS_ROW = {
+    "kimi_k2": "deepseek_v3",
+    "qwen2_5_vl": "qwen2",
+    "gemma4_unified_text": "gemma4_text",
+}
 """Architectures that are another's under a name of their own."""
 
 

@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -135,6 +136,55 @@ def test_a_suffix_sets_the_format_of_the_weights(
     assert (spec.quantization and spec.quantization.weight_dtype) == dtype
 
 
+def _of_gemma_4(*wide: str, num_layers: int) -> dict[str, Any]:
+    group = {"num_bits": 4, "type": "float", "group_size": 16, "dynamic": False}
+    return {
+        "config_groups": {
+            "group_0": {
+                "input_activations": group,
+                "weights": group,
+                "targets": ["Linear"],
+            }
+        },
+        "ignore": [
+            "lm_head",
+            "model.embed_vision*",
+            *(
+                f"model.language_model.layers.{layer}.{name}*"
+                for layer in range(num_layers)
+                for name in wide
+            ),
+            "model.vision_tower*",
+        ],
+        "quant_algo": "NVFP4",
+        "quant_method": "modelopt",
+    }
+
+
+PUBLISHED_BILLIONS = {
+    "gemma-4-12b": (11.95, None),
+    "gemma-4-31b": (30.7, None),
+    "gemma-4-26b-a4b": (25.2, 3.8),
+    "glm-4.7-flash": (30, None),
+    "glm-5.2": (744, 40),
+    "ling-3.0-flash": (124, 5.1),
+    "minicpm3-4b": (4, None),
+    "nemotron-3-super-120b-a12b": (120, 12),
+}
+"""Parameters, and those that a token passes through, as the publishers state them."""
+
+
+@pytest.mark.parametrize(("name", "published"), PUBLISHED_BILLIONS.items())
+def test_a_shape_has_the_size_that_its_publisher_states(
+    name: str, published: tuple[float, float | None]
+) -> None:
+    spec = load_model_spec(name)
+    num_parameters, active = published
+    assert spec.num_parameters / 1e9 == pytest.approx(num_parameters, rel=0.025)
+    if active is not None:
+        assert spec.active_parameters / 1e9 == pytest.approx(active, rel=0.15)
+
+
 PUBLISHED = {
     "Qwen/Qwen3-32B-FP8": {
         "activation_scheme": "dynamic",
@@ -151,6 +201,10 @@ PUBLISHED = {
             "exclude_modules": ["lm_head", "model.layers.*.mlp.gate"],
         },
     },
+    "nvidia/Gemma-4-31B-IT-NVFP4": _of_gemma_4("self_attn", num_layers=60),
+    "nvidia/Gemma-4-26B-A4B-IT-NVFP4": _of_gemma_4(
+        "mlp", "router", "self_attn", num_layers=30
+    ),
 }
 """What these checkpoints' own files say (aiconfigurator-core 0.12.0, model_configs)."""
 

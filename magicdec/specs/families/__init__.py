@@ -11,10 +11,10 @@ from __future__ import annotations
 from difflib import get_close_matches
 
 from magicdec.errors import ConfigError
-from magicdec.specs.families import deepseek, hybrids, llama, others, qwen
+from magicdec.specs.families import deepseek, gemma, hybrids, llama, others, qwen
 from magicdec.specs.families.parts import Architecture
 
-FAMILIES = (llama, qwen, deepseek, hybrids, others)
+FAMILIES = (llama, qwen, deepseek, gemma, hybrids, others)
 ARCHITECTURES: dict[str, Architecture] = {
     name: row for family in FAMILIES for name, row in family.ROWS.items()
 }
@@ -22,6 +22,8 @@ ARCHITECTURES: dict[str, Architecture] = {
 WRAPPERS = {
     "mistral3": "mistral",
     "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_unified_text",
     "llama4": "llama4_text",
     "qwen2_5_vl": "qwen2_5_vl_text",
     "qwen3_vl": "qwen3_vl_text",

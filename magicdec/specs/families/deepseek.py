@@ -55,6 +55,8 @@ def indexed(keys: Keys, index: int) -> LatentAttention:
     keys.ignore("indexer_rope_interleave")
     if types is None:
         types = indexer_types(keys, count)
+    else:  # older spellings of the same
+        keys.ignore("index_topk_freq", "index_skip_topk_offset", "index_topk_pattern")
     indexer = Indexer(
         num_heads=keys.size("index_n_heads"),
         head_dim=keys.size("index_head_dim"),

@@ -1,5 +1,5 @@
-"""Granite, MiniMax and Nemotron: hybrids of recurrences (Mamba-2, lightning attention) with
-attention, experts and dense feed-forwards, and their publishers' other architectures."""
+"""Granite, MiniMax, Ling and Nemotron: hybrids of recurrences (Mamba-2, lightning attention, Kimi's
+delta rule) with attention, experts and dense feed-forwards, and their publishers' other architectures."""
 
 from __future__ import annotations
 
@@ -19,8 +19,14 @@ from magicdec.specs.families.parts import (
     num_layers,
 )
 from magicdec.specs.families.rope import read_rope
-from magicdec.specs.layers import MLP, FeedForward, Layer
-from magicdec.specs.mixers import Attention, LightningAttention, Mamba2
+from magicdec.specs.layers import MLP, FeedForward, Layer, MixtureOfExperts
+from magicdec.specs.mixers import (
+    Attention,
+    KimiDeltaAttention,
+    LatentAttention,
+    LightningAttention,
+    Mamba2,
+)
 from magicdec.specs.model import Norm, TensorNames
 
 MAMBA_KEYS = (
@@ -185,9 +191,9 @@ def h_layers(keys: Keys) -> list[Layer]:
 
 
 def blocks(keys: Keys, pattern: str, *listed: str) -> list[str]:
-    names = keys.raw(*listed, default=None)
+    names = keys.raw(pattern, default=None)
     if names is None:
-        names = keys.raw(pattern, default=None)
+        names = keys.raw(*listed, default=None)
     if names is None:
         names = NAMELESS
     keys.ignore(pattern, "num_hidden_layers")
@@ -253,12 +259,10 @@ def mamba2(keys: Keys) -> Mamba2:
 
 def h_details(keys: Keys) -> Details:
     heads = keys.size("num_nextn_predict_layers", least=0)
+    pattern, listed = "mtp_hybrid_override_pattern", "mtp_layers_block_type"
     names = ["full_attention", "moe"]
-    if (
-        keys.raw("mtp_hybrid_override_pattern", "mtp_layers_block_type", default=None)
-        is not None
-    ):
-        names = blocks(keys, "mtp_hybrid_override_pattern", "mtp_layers_block_type")
+    if any(keys.raw(name, default=None) is not None for name in (pattern, listed)):
+        names = blocks(keys, pattern, listed)
     if heads == 0:
         return {"mtp_layers": ()}
     mixer = None
@@ -268,6 +272,37 @@ def h_details(keys: Keys) -> Details:
         mixer = mixer or block.mixer
         feed_forward = feed_forward or block.mlp
     return {"mtp_layers": (Layer(mixer=mixer, mlp=feed_forward),) * heads}
+
+
+def ling_kinds(keys: Keys) -> list[str]:
+    """Every n-th layer attends, n given by `layer_group_size`; or as `layer_types` says."""
+    return parts.listed_kinds(
+        keys, parts.every_nth(keys.size("layer_group_size"), other="linear_attention")
+    )
+
+
+def ling_mixer(keys: Keys, kind: str) -> LatentAttention | KimiDeltaAttention:
+    """Latent attention with a gate per head, or Kimi's linear attention, whose heads are as wide as
+    `head_dim` of the publisher's files (transformers writes another, and `linear_head_dim`)."""
+    if KINDS[kind] != "linear":
+        return msgspec.structs.replace(
+            parts.latent(keys, any_share=True), head_gate=True
+        )
+    heads = keys.optional_size("linear_num_heads") or keys.size("num_attention_heads")
+    width = keys.optional_size("linear_head_dim") or keys.size("head_dim")
+    kernel = keys.optional_size("linear_conv_kernel_dim")
+    return KimiDeltaAttention(
+        num_heads=heads,
+        head_dim=width,
+        conv_kernel=kernel or keys.size("short_conv_kernel_size"),
+    )
+
+
+def ling_experts(keys: Keys) -> MixtureOfExperts:
+    """DeepSeek-V3's; a width of the shared one, where a file has it, must be that of the others."""
+    width = keys.size("moe_intermediate_size")
+    keys.require("moe_shared_expert_intermediate_size", width)
+    return parts.deepseek_experts(keys)
 
 
 def nas_layers(keys: Keys) -> list[Layer]:
@@ -361,6 +396,28 @@ ROWS = {
             expert="w1",
             correction_bias="e_score_correction_bias",
         ),
+    ),
+    "bailing_hybrid": Architecture(
+        mixer=ling_mixer,
+        mlp=partial(parts.leading_dense, mixture=ling_experts),
+        kinds=ling_kinds,
+        fixed={
+            "tie_word_embeddings": (False,),
+            "no_kda_lora": (True,),
+            "use_mla_nope": (False,),
+            "gated_attention_proj_granularity_type": ("head_wise",),
+            "score_function": ("sigmoid",),
+            "topk_method": ("noaux_tc",),
+            "moe_router_enable_expert_bias": (True,),
+            "use_bias": (False,),
+            "use_qkv_bias": (False,),
+            "mtp_use_kda": (False,),
+        },
+        # the decay's form, and what both kinds of layers have of one another
+        ignored="""kda_safe_gate kda_lower_bound linear_num_heads linear_head_dim
+            linear_conv_kernel_dim short_conv_kernel_size layer_group_size
+            mtp_loss_scaling_factor rotary_dim router_dtype use_qk_norm""",
+        mtp_key="num_mtp_layers",
     ),
     "nemotron": Architecture(
         mixer=biased(partial=True),

@@ -1,10 +1,7 @@
-"""Publishers of one or two architectures (Cohere, OLMo, EXAONE, Phi, ERNIE, Hunyuan, gpt-oss), and
-Gemma: norms with 1 + weight around each sublayer, soft caps, and windows with a rotary base of
-their own."""
+"""Publishers of one or two architectures (Cohere, OLMo, EXAONE, Phi, ERNIE, Hunyuan, MiniCPM, gpt-oss)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
@@ -19,8 +16,8 @@ from magicdec.specs.families.parts import (
     num_layers,
 )
 from magicdec.specs.families.rope import read_rope, rope_parameters
-from magicdec.specs.layers import MLP, FeedForward, Layer, MixtureOfExperts
-from magicdec.specs.mixers import Attention, Rope
+from magicdec.specs.layers import FeedForward, Layer, MixtureOfExperts
+from magicdec.specs.mixers import Attention, LatentAttention, Rope
 from magicdec.specs.model import Norm, TensorNames
 
 
@@ -160,56 +157,24 @@ AFTER: dict[str, Any] = {
 }
 
 
-def capped(head: GroupedQuery, *, has_cap: bool) -> Callable[[Keys, str], Attention]:
-    """Scores scaled by query_pre_attn_scalar, with a soft cap where the architecture's code applies
-    it.
-    """
-
-    def read(keys: Keys, kind: str) -> Attention:
-        keys.require("use_bidirectional_attention", False)
-        cap = keys.optional_number("attn_logit_softcapping")
-        softcap = None
-        if has_cap:
-            softcap = cap
-        return msgspec.structs.replace(
-            head(keys, kind),
-            softcap=softcap,
-            scale=keys.number("query_pre_attn_scalar") ** -0.5,
-        )
-
-    return read
+def minicpm3_attention(keys: Keys, kind: str) -> LatentAttention:
+    """Latent attention whose dimensions are paired as Llama's."""
+    mixer = parts.latent(keys)
+    assert mixer.rope is not None
+    return msgspec.structs.replace(
+        mixer, rope=msgspec.structs.replace(mixer.rope, pairs="halves")
+    )
 
 
-def gemma_mlp(keys: Keys) -> MLP:
-    """The first Gemma's `hidden_act`, whose "gelu" meant the tanh approximation;
-    `hidden_activation` since.
-    """
-    activation = keys.activation("hidden_activation", "hidden_act")
-    is_older = not keys.knows("hidden_activation")
-    if is_older and activation == "gelu":
-        activation = "gelu_tanh"
-    return MLP(width=keys.size("intermediate_size"), activation=activation)
-
-
-def gemma_details(keys: Keys) -> Details:
-    cap = keys.optional_number("final_logit_softcapping")
-    return {"embedding_scale": keys.size("hidden_size") ** 0.5, "logit_softcap": cap}
-
-
-MLP_OF_GEMMA = parts.in_every_layer(gemma_mlp)
-AROUND: dict[str, Any] = {
-    "mlp": MLP_OF_GEMMA,
-    "norm": Norm(kind="rms_plus_one", placement="around"),
-    "details": gemma_details,
-    "names": TensorNames(
-        norms=(
-            "input_layernorm",
-            "post_attention_layernorm",
-            "pre_feedforward_layernorm",
-            "post_feedforward_layernorm",
-        )
-    ),
-}
+def minicpm3_details(keys: Keys) -> Details:
+    layers = num_layers(keys)
+    hidden = keys.size("hidden_size")
+    depth = keys.optional_number("scale_depth") or layers**0.5
+    return {
+        "embedding_scale": keys.number("scale_emb"),
+        "residual_scale": depth / layers**0.5,
+        "logit_scale": (keys.optional_size("dim_model_base") or hidden) / hidden,
+    }
 
 
 ROWS = {
@@ -303,24 +268,9 @@ ROWS = {
         ignored="initial_context_length",
         names=TensorNames(router="router", experts="stacked_in_turn"),
     ),
-    "gemma": Architecture(
-        mixer=biased(),
-        mlp=MLP_OF_GEMMA,
-        norm=Norm(kind="rms_plus_one"),
-        fixed={"use_bidirectional_attention": (False,)},
-        ignored="hidden_activation",
-        details=lambda keys: {"embedding_scale": keys.size("hidden_size") ** 0.5},
-    ),
-    "gemma2": Architecture(
-        mixer=capped(biased(), has_cap=True),
-        kinds=parts.every(2),
-        ignored="hidden_act",
-        **AROUND,
-    ),
-    "gemma3_text": Architecture(
-        mixer=capped(biased(qk_norm="head", has_ropes=True), has_cap=False),
-        kinds=parts.pattern_kinds,
-        ignored="hidden_act _sliding_window_pattern",
-        **AROUND,
+    "minicpm3": Architecture(
+        mixer=minicpm3_attention,
+        mlp=parts.mlp(bias="mlp_bias"),
+        details=minicpm3_details,
     ),
 }

@@ -212,9 +212,11 @@ biased: Callable[..., GroupedQuery] = partial(
 """Grouped-query attention whose four projections have a bias where `attention_bias` is true."""
 
 
-def latent(keys: Keys, kind: str = "full_attention") -> LatentAttention:
+def latent(
+    keys: Keys, kind: str = "full_attention", *, any_share: bool = False
+) -> LatentAttention:
     """DeepSeek's multi-head latent attention. YaRN's mscale_all_dim enlarges the scores, as the
-    published code does.
+    published code does. `any_share` is `read_rope`'s.
     """
     nope = keys.size("qk_nope_head_dim")
     rotated = keys.size("qk_rope_head_dim")
@@ -238,14 +240,15 @@ def latent(keys: Keys, kind: str = "full_attention") -> LatentAttention:
     pairs: Literal["halves", "adjacent"] = "halves"
     if is_interleaved:
         pairs = "adjacent"
-    rope = read_rope(keys, rotated, pairs=pairs)
+    rope = read_rope(keys, rotated, pairs=pairs, any_share=any_share)
     return LatentAttention(
         num_heads=heads,
         q_lora_rank=keys.optional_size("q_lora_rank"),
         kv_lora_rank=keys.size("kv_lora_rank"),
         qk_nope_head_dim=nope,
         qk_rope_head_dim=rotated,
-        v_head_dim=keys.size("v_head_dim"),
+        v_head_dim=keys.optional_size("v_head_dim")
+        or keys.size("hidden_size") // heads,
         rope=rope,
         bias=keys.flag("attention_bias"),
         scale=(nope + rotated) ** -0.5 * _score_scale(keys) ** 2,
@@ -304,7 +307,7 @@ def experts(
     count = keys.size(
         "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"
     )
-    num_chosen = keys.size("num_experts_per_tok", "moe_k")
+    num_chosen = keys.size("num_experts_per_tok", "moe_k", "top_k_experts")
     if num_chosen > count:
         raise ConfigError(
             f"{keys.where}: num_experts_per_tok {num_chosen} exceeds the {count} experts"

@@ -45,11 +45,13 @@ def read_rope(
     pairs: Literal["halves", "adjacent"] = "halves",
     types: Mapping[str, RopeType | None] = ROPE_TYPES,
     beside: tuple[str, ...] = (),
+    any_share: bool = False,
 ) -> Rope:
     """The rotary embedding of every layer; or of a layer of this kind, where kinds have one each
     (`rope_by_kind`). Without `partial` the architecture's code rotates whole heads, whatever its
     configuration says; another share is refused. `share` is that of a file without any. `beside`:
-    keys among the rope's that the architecture reads itself."""
+    keys among the rope's that the architecture reads itself. `any_share`: the code rotates whole
+    heads, and files may name another share all the same."""
     if kind is None:
         rope = rope_parameters(keys)
     else:
@@ -66,6 +68,8 @@ def read_rope(
     share = Keys({"partial_rotary_factor": value}, keys.where).number(
         "partial_rotary_factor", most=1.0
     )
+    if any_share:
+        share = 1.0
     if not partial and share != 1.0:
         raise keys.error("partial_rotary_factor", "1.0 in this architecture", share)
     dim = int(head_dim * share)

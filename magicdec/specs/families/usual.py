@@ -102,6 +102,11 @@ OTHER_MIXERS = (
     "recurrent",
     "lightning",
     "zero_expert",
+    "compress",
+    "sparse_attention",
+    "index_",
+    "hc_",
+    "ngram_vocab",
     "retention",
 )
 """Parts of keys that belong to layers of another kind, whose time no usual field tells."""
@@ -131,7 +136,12 @@ def usual(values: Mapping[str, Any]) -> Usual | None:
         windows.pop("sliding_window", None)
     is_sparse = (experts.get("n_routed_experts") or 0) > 1
     kinds = set(windows.get("layer_types") or ())
-    has_others = any(part in name for name in values for part in OTHER_MIXERS)
+    has_others = any(
+        part in name
+        for name, value in values.items()
+        if value is not None
+        for part in OTHER_MIXERS
+    )
     if not kinds <= KINDS or has_others:
         return None
     told.setdefault("max_position_embeddings", 131072)
