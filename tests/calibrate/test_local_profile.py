@@ -15,7 +15,7 @@ from magicdec.calibrate.local_profile import (
     save_points,
 )
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.acceptance import constant_profile
+from magicdec.perfmodel.acceptance import MeasuredProfile, constant_profile
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.specs.engine import load_engine
 
@@ -27,7 +27,9 @@ def test_a_profile_comes_back_from_its_files_whatever_lies_beside_them(
         load_hardware("a100-sxm-80gb"), reference_s=0.0065, compute_reference_s=0.01
     )
     laws = tuple(
-        constant_profile(0.8, model="embedded", draft_method=name)
+        MeasuredProfile(
+            model="embedded", draft_method=name, law=constant_profile(0.8).law
+        )
         for name in ("snapkv", "streamingllm")
     )
     profile = LocalProfile(
