@@ -101,7 +101,7 @@ def test_flips_find_a_planted_fault(
 
 
 BLOCKS = {
-    ("attention", "no_op"): True, ("attention", "n_heads_in_group"): 2, ("attention", "replace_with_linear"): True,
+    ("attention", "no_op"): True, ("attention", "n_heads_in_group"): 1, ("attention", "replace_with_linear"): True,
     ("attention", "sparsify"): [1], ("attention", "window_length"): 4, ("attention", "num_sink_tokens"): 2,
     ("attention", "sliding"): 2, ("ffn", "no_op"): True, ("ffn", "ffn_mult"): 13.0,
     ("ffn", "replace_with_linear"): True, ("ffn", "hidden_act"): "gelu",
