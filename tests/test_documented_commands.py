@@ -67,8 +67,7 @@ tests/vllm), a table of the reader's (tests/validate), or a checkpoint that does
 @cache
 def tree() -> Any:
     """The commands as click sees them."""
-    if not app.registered_commands:
-        register_commands()
+    register_commands()
     return typer.main.get_command(app)
 
 

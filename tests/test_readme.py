@@ -232,8 +232,7 @@ def test_the_regret_of_the_grid_is_that_of_its_records(runner: CliRunner) -> Non
 
 @pytest.fixture(scope="module")
 def runner() -> CliRunner:
-    if not app.registered_commands:
-        register_commands()
+    register_commands()
     return CliRunner()
 
 

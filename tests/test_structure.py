@@ -77,3 +77,14 @@ def test_the_formatter_is_left_out_of_tables_alone() -> None:
             if skips and not any(number in table for table in tables):
                 outside.append(f"{path.relative_to(ROOT)}:{number}")
     assert outside == []
+
+
+def test_no_class_name_stands_for_two_things() -> None:
+    """Nor does a private one for what a public one names."""
+    places: dict[str, list[str]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                place = path.relative_to(ROOT).as_posix()
+                places.setdefault(node.name.lstrip("_"), []).append(place)
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}

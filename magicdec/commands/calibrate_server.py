@@ -16,7 +16,7 @@ from magicdec.units import format_seconds, printable
 
 if TYPE_CHECKING:
     from magicdec.commands.calibrate import CalibrateOptions
-    from magicdec.live import Load, LoadPlan, Measured, ServerFit, Serving
+    from magicdec.live import LoadPlan, Measured, SentLoad, ServerFit, Serving
 
 SERVER_PROFILE = Path("server.engine.toml")
 UNKNOWN_FROM = 100.0
@@ -110,7 +110,7 @@ def calibrate_server(asked: CalibrateOptions, server_address: str) -> None:
         print("nothing was sent")
         return
 
-    def send(load: Load, seed: int) -> Measured:
+    def send(load: SentLoad, seed: int) -> Measured:
         return drive_load(
             address, load, model=server.model, vocab_size=spec.vocab_size, seed=seed
         )

@@ -221,7 +221,7 @@ def kind_of(param: Any) -> type | None:
     return None
 
 
-class Option(TyperOption):
+class LazyOption(TyperOption):
     """An option that converts only what it must: neither one that is not stated, nor text that is
     wanted as text. Typer makes a converter of pydantic's for every option of a command, which takes
     as long as a third of a plan.
@@ -258,7 +258,7 @@ def _of_one_value(record: tuple[str, str] | None) -> tuple[str, str] | None:
 
 def _light(params: list[Any]) -> list[Any]:
     """The parameters with classes of ours: typer makes its own by name."""
-    ours: dict[type, type] = {TyperOption: Option, TyperArgument: Argument}
+    ours: dict[type, type] = {TyperOption: LazyOption, TyperArgument: Argument}
     for param in params:
         param.__class__ = ours.get(type(param), type(param))
     return params

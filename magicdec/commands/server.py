@@ -20,7 +20,7 @@ from magicdec.progress import shown_progress
 from magicdec.units import format_seconds
 
 if TYPE_CHECKING:
-    from magicdec.live import Address, Draft, Observation, Trial, View
+    from magicdec.live import Address, GammaTrial, Observation, ServedDraft, View
 
 OBSERVE_EPILOG = options.examples(
     "observe http://localhost:8000 --draft ngram -o acceptance.json",
@@ -142,7 +142,7 @@ def observe_command(asked: ObserveOptions) -> None:
     _write_observation(observation, drafted_by, asked)
 
 
-def _requested_draft(asked: ObserveOptions) -> Draft | None:
+def _requested_draft(asked: ObserveOptions) -> ServedDraft | None:
     from magicdec.live import parse_draft
 
     if asked.draft is not None:
@@ -156,7 +156,7 @@ def _requested_draft(asked: ObserveOptions) -> Draft | None:
     return None
 
 
-def _view(asked: ObserveOptions, draft: Draft | None) -> View:
+def _view(asked: ObserveOptions, draft: ServedDraft | None) -> View:
     """The view to show, with advice where the server's device is known."""
     from magicdec.live import Serving, View
     from magicdec.perfmodel import load_profile
@@ -195,7 +195,7 @@ def _print_observation(
 
 
 def _write_observation(
-    observation: Observation, draft: Draft, asked: ObserveOptions
+    observation: Observation, draft: ServedDraft, asked: ObserveOptions
 ) -> None:
     """Writes the acceptance profile and the record that were requested, and says so next to the
     table, or on stderr where a document is printed."""
@@ -379,7 +379,7 @@ def tune_command(
     if not yes:
         typer.confirm("restart the server?", abort=True, err=not is_table)
 
-    def try_one(gamma: int, left_s: float) -> Trial:
+    def try_one(gamma: int, left_s: float) -> GammaTrial:
         with shown_progress(quiet) as show:
             show(f"gamma {gamma}: restarting and looking")
             return try_gamma(
@@ -392,7 +392,7 @@ def tune_command(
                 limit_s=left_s,
             )
 
-    trials: list[Trial] = []
+    trials: list[GammaTrial] = []
     ended: BaseException | None = None
     try:
         for trial in try_in_turns(order, try_one, limit_s=limit):
@@ -411,7 +411,7 @@ def tune_command(
         raise ended
 
 
-def _trial_line(trial: Trial, predicted_s: float) -> str:
+def _trial_line(trial: GammaTrial, predicted_s: float) -> str:
     return (
         f"gamma {trial.gamma}: {format_seconds(trial.tpot_s)} per token measured, "
         f"{format_seconds(predicted_s)} predicted; {trial.tokens_per_step:.2f} tokens per step, "
@@ -420,7 +420,7 @@ def _trial_line(trial: Trial, predicted_s: float) -> str:
 
 
 def _trials_document(
-    trials: Sequence[Trial],
+    trials: Sequence[GammaTrial],
     predicted: Sequence[float],
     order: Sequence[int],
     *,

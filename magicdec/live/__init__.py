@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from magicdec.live.check import AskedLoad, Check, as_asked, check_command
     from magicdec.live.check_text import TextLine, lines_of
     from magicdec.live.cost_check import CostFit, fit_cost, is_cost_run, read_cost_run
-    from magicdec.live.drive import Load, LoadPlan, Measured, drive_load, plan_loads
+    from magicdec.live.drive import LoadPlan, Measured, SentLoad, drive_load, plan_loads
     from magicdec.live.forms import read_files, seen_in
     from magicdec.live.http import Address, parse_address
     from magicdec.live.metrics import choose_target, scrapes
     from magicdec.live.observation import (
-        Draft,
         Observation,
+        ServedDraft,
         agreed,
         observe,
         parse_draft,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from magicdec.live.profile import acceptance_profile, record
     from magicdec.live.show import View, advice_lines, rates_text, trend_lines, windows
     from magicdec.live.tune import (
-        Trial,
+        GammaTrial,
         candidates,
         check_restart,
         in_turns,

@@ -21,7 +21,7 @@ import numpy as np
 
 from magicdec.counts import Z_90
 from magicdec.errors import ConfigError
-from magicdec.live.observation import Draft, Observation
+from magicdec.live.observation import Observation, ServedDraft
 from magicdec.live.profile import MIN_DRAFTS, acceptance_profile
 from magicdec.naming import ENGINE_TITLES
 from magicdec.perfmodel import (
@@ -95,7 +95,7 @@ class Serving:
     weight_dtype: str | None = None
     kv_dtype: str | None = None
 
-    def setup(self, draft: Draft | None, serving_engine: str = "") -> Setup:
+    def setup(self, draft: ServedDraft | None, serving_engine: str = "") -> Setup:
         """The server as it is predicted; `draft` None: without one.
 
         Raises ConfigError for a name that is not known, or a draft of another vocabulary.
@@ -126,7 +126,7 @@ class Serving:
 
 def situation_of(
     observation: Observation,
-    draft: Draft,
+    draft: ServedDraft,
     serving: Serving,
     *,
     acceptance: AcceptanceProfile | None = None,

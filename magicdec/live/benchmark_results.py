@@ -28,7 +28,7 @@ import numpy as np
 from magicdec.counts import Array
 from magicdec.errors import ConfigError
 from magicdec.files import RESULTS_LIMIT_BYTES, json_documents, read_text
-from magicdec.live.drive import MIN_STEPS, Load, Measured, check_enough
+from magicdec.live.drive import MIN_STEPS, Measured, SentLoad, check_enough
 from magicdec.units import GIGA, MILLI
 
 MAX_PREFILL_SHARE = 0.1
@@ -280,7 +280,7 @@ def _point(decodings: Sequence[_RequestStep], *, is_judge: bool) -> Measured:
     low, high = np.quantile([decoding.step_s for decoding in decodings], [0.25, 0.75])
     prompt = median("prompt_len")
     output = median("output_len")
-    load = Load(
+    load = SentLoad(
         concurrency=round(median("batch")),
         prompt_len=round(prompt),
         output_len=round(output),

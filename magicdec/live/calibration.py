@@ -36,15 +36,15 @@ from magicdec.errors import ConfigError, MagicdecError, ServerError
 from magicdec.files import decode_json, write_atomic
 from magicdec.fitting import Free, solve
 from magicdec.live.drive import (
-    Load,
     LoadPlan,
     Measured,
+    SentLoad,
     WindowTooShort,
     check_enough,
 )
 from magicdec.live.http import Address, get
 from magicdec.live.metrics import Scrape, choose_target, read_address
-from magicdec.live.observation import Draft, agreed, observe
+from magicdec.live.observation import ServedDraft, agreed, observe
 from magicdec.perfmodel import (
     Points,
     Setup,
@@ -110,7 +110,7 @@ SERVED_LOSS_SCALE = 0.1
 MIN_ERROR, MAX_ERROR = 0.03, 0.5
 NOISE_LIMIT = 0.3
 """Noise above which a fit would tell nothing."""
-Sender = Callable[[Load, int], Measured]
+Sender = Callable[[SentLoad, int], Measured]
 """Sends a load whose prompts follow from a seed, and times it."""
 
 
@@ -123,7 +123,7 @@ class DescribedServer:
     engine: str = ""
     gamma: int = 0
     """Drafted tokens per step at most; 0 without speculation."""
-    draft: Draft | None = None
+    draft: ServedDraft | None = None
     """The draft that it announces; looked-up tokens where it announces none."""
 
 
@@ -229,8 +229,8 @@ def send_plan(
     A load whose window is too short is sent again with twice the output where that fits, and is
     left out otherwise.
     """
-    rounds: dict[Load, list[Measured]] = {load: [] for load in plan.loads}
-    skipped: dict[Load, str] = {}
+    rounds: dict[SentLoad, list[Measured]] = {load: [] for load in plan.loads}
+    skipped: dict[SentLoad, str] = {}
     order = plan.order
     stopped = ""
     try:
@@ -267,7 +267,7 @@ def send_plan(
 
 
 def _timed(
-    address: Address, load: Load, seed: int, send: Sender, *, max_len: int
+    address: Address, load: SentLoad, seed: int, send: Sender, *, max_len: int
 ) -> Measured:
     """One round of a load. A step of a server that drafts is as many tokens as it counts: its
     stream may send several steps in one event."""

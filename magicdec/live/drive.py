@@ -58,7 +58,7 @@ already decode.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Load:
+class SentLoad:
     """`is_judge`: kept out of the fit."""
 
     concurrency: int
@@ -80,7 +80,7 @@ class LoadPlan:
     of them.
     """
 
-    loads: tuple[Load, ...]
+    loads: tuple[SentLoad, ...]
     rounds: int
     seed: int = 0
 
@@ -104,17 +104,17 @@ class LoadPlan:
         return {"sent": told}
 
     @property
-    def order(self) -> list[Load]:
+    def order(self) -> list[SentLoad]:
         """The smallest load comes first and last too: its difference is the machine's drift."""
         generator = random.Random(self.seed)
-        rounds: list[Load] = []
+        rounds: list[SentLoad] = []
         for _ in range(self.rounds):
             rounds += generator.sample(self.loads, len(self.loads))
         probe = min(self.loads, key=lambda load: load.num_tokens)
         return [probe, *rounds, probe]
 
 
-def _check_load(load: Load, max_len: int) -> None:
+def _check_load(load: SentLoad, max_len: int) -> None:
     """Refuses a load that cannot be sent."""
     if not 1 <= load.concurrency <= MAX_CONCURRENCY:
         raise ConfigError(
@@ -165,7 +165,7 @@ def plan_loads(
     loads = []
     for row, concurrency in enumerate(sorted(set(concurrencies))):
         for column, prompt_len in enumerate(sorted(set(prompt_lens))):
-            load = Load(
+            load = SentLoad(
                 concurrency=concurrency,
                 prompt_len=prompt_len,
                 output_len=outputs(concurrency, prompt_len),
@@ -185,7 +185,7 @@ def plan_loads(
     return plan
 
 
-def check_enough(loads: Sequence[Load]) -> None:
+def check_enough(loads: Sequence[SentLoad]) -> None:
     """Raises ConfigError for too few loads to fit four constants and to judge them."""
     if sum(not load.is_judge for load in loads) < 4 or not any(
         load.is_judge for load in loads
@@ -200,7 +200,7 @@ def check_enough(loads: Sequence[Load]) -> None:
 class Measured:
     """A load's window, in seconds by the clock that was given; or the median of its rounds."""
 
-    load: Load
+    load: SentLoad
     step_s: float
     """Time between events, or as many tokens' as the server counts in a step where it drafts."""
     tpot_s: float
@@ -240,7 +240,7 @@ class WindowTooShort(ServerError):
 
 def drive_load(
     address: Address,
-    load: Load,
+    load: SentLoad,
     *,
     model: str,
     vocab_size: int,
@@ -261,7 +261,7 @@ def drive_load(
 
 async def _send_all(
     address: Address,
-    load: Load,
+    load: SentLoad,
     model: str,
     vocab_size: int,
     generator: random.Random,
@@ -414,7 +414,7 @@ def _event(line: str, address: Address) -> dict[str, Any]:
     return event
 
 
-def measure(load: Load, answers: list[SentAnswer]) -> Measured:
+def measure(load: SentLoad, answers: list[SentAnswer]) -> Measured:
     """The window from the last first token to the first end: all decode, none prefills.
 
     Raises WindowTooShort.

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 
 from magicdec.live.logged import LoggedSeries, Stretch
 from magicdec.live.metrics import LLAMA_CPP, SGLANG, TRTLLM, VLLM
-from magicdec.live.observation import UNNAMED, CounterIncreases, Draft
+from magicdec.live.observation import UNNAMED, CounterIncreases, ServedDraft
 from magicdec.naming import draft_by_name, head_named_in
 from magicdec.perfmodel import MAX_POSITIONS
 from magicdec.units import MILLI, printable
@@ -108,7 +108,7 @@ class LineFields:
         return next(iter(self._values.get(name, ())), "")
 
 
-def draft_named(method: str, checkpoint: str = "") -> Draft | None:
+def draft_named(method: str, checkpoint: str = "") -> ServedDraft | None:
     """The draft that an engine calls so; its repository's name tells an EAGLE-3 that is served as
     EAGLE. None: neither is known."""
     told = head_named_in(checkpoint)
@@ -118,9 +118,9 @@ def draft_named(method: str, checkpoint: str = "") -> Draft | None:
     if name in (None, "eagle") and told is not None:
         name = told
     if name is not None:
-        return Draft(name=name, method=name)
+        return ServedDraft(name=name, method=name)
     if checkpoint:
-        return Draft(name=checkpoint, method="full")
+        return ServedDraft(name=checkpoint, method="full")
     return None
 
 
@@ -195,7 +195,7 @@ class _StartSettings:
     """Settings that the lines of a server's start tell."""
 
     model: str = ""
-    draft: Draft | None = None
+    draft: ServedDraft | None = None
     gamma: int | None = None
     faults: dict[str, None] = field(default_factory=dict)
 
@@ -538,7 +538,7 @@ def read_sglang_log(text: str) -> LoggedSeries:
     if share > MOSTLY:
         faults[NO_GRAPH_LINE.format(share=share, name=graph)] = None
     method = _argument(arguments, "speculative_algorithm")
-    draft: Draft | None = UNNAMED
+    draft: ServedDraft | None = UNNAMED
     if method and method != "None":
         head = _argument(arguments, "speculative_draft_model_path")
         draft = draft_named(method, head if head != "None" else "") or UNNAMED
@@ -730,7 +730,7 @@ class Timed:
 def read_llama_log(text: str) -> LoggedSeries:
     requests: list[Timed] = []
     totals = _Totals(True)
-    draft: Draft | None = None
+    draft: ServedDraft | None = None
     for line in text.splitlines():
         if "eval time" in line:
             _llama_times(line, requests)
@@ -748,7 +748,9 @@ def read_llama_log(text: str) -> LoggedSeries:
     return of_llama_requests(requests, draft)
 
 
-def of_llama_requests(requests: Sequence[Timed], draft: Draft | None) -> LoggedSeries:
+def of_llama_requests(
+    requests: Sequence[Timed], draft: ServedDraft | None
+) -> LoggedSeries:
     """llama.cpp's requests, from its log or from its answers."""
     stretches = [_llama_stretch(request) for request in requests if request.tokens]
     depths = []
@@ -772,10 +774,10 @@ def of_llama_requests(requests: Sequence[Timed], draft: Draft | None) -> LoggedS
     )
 
 
-def _llama_draft(name: str) -> Draft | None:
+def _llama_draft(name: str) -> ServedDraft | None:
     """The draft of llama.cpp's name for it: "draft-mtp", "ngram_mod"."""
     if name.startswith("ngram"):
-        return Draft(name="ngram", method="ngram")
+        return ServedDraft(name="ngram", method="ngram")
     return draft_named(name.removeprefix("draft-"))
 
 

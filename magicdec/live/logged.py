@@ -19,9 +19,9 @@ from magicdec.live.metrics import Series, Target
 from magicdec.live.observation import (
     MAX_COUNTED_CONTEXT,
     CounterIncreases,
-    Draft,
     MeanGauges,
     Observation,
+    ServedDraft,
 )
 from magicdec.schema import LARGEST_NUMBER
 
@@ -59,7 +59,7 @@ class LoggedSeries:
     number: int | None = None
     """How many there are, where not every stretch is one."""
     model: str = ""
-    draft: Draft | None = None
+    draft: ServedDraft | None = None
     """The draft that the log names."""
     gamma: int | None = None
     faults: tuple[str, ...] = ()

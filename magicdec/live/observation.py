@@ -39,7 +39,7 @@ MAX_COUNTED_CONTEXT = 10**9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Draft:
+class ServedDraft:
     name: str
     method: DraftMethod
     budget: int | None = None
@@ -63,7 +63,7 @@ class Draft:
         return draft_name(self.name, self.method) + budget_text
 
 
-UNNAMED = Draft(name="eagle3", method="eagle3", is_assumed=True)
+UNNAMED = ServedDraft(name="eagle3", method="eagle3", is_assumed=True)
 """The draft of a log that names none: a head costs what most drafts do."""
 
 
@@ -209,7 +209,7 @@ class Observation:
     """Seconds of the segments; None of saved dumps."""
     num_scrapes: int
     num_restarts: int = 0
-    announced: Draft | None = None
+    announced: ServedDraft | None = None
     """The draft that the server's own metrics, or its log, name."""
     form: str = ""
     """The form of what was read, where that is no live metrics."""
@@ -437,7 +437,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 def parse_draft(
     text: str, *, method: str | None = None, budget: int | None = None
-) -> Draft:
+) -> ServedDraft:
     """ "ngram", "eagle" and the like, a draft model's name (with its full cache unless a sparse
     method is given), or "self" with a sparse method and its budget.
 
@@ -448,7 +448,7 @@ def parse_draft(
             raise ConfigError(
                 f"draft {text} has its own method and no budget; give neither"
             )
-        return Draft(name=text, method=text)
+        return ServedDraft(name=text, method=text)
     if method is not None and method not in DRAFT_METHODS:
         raise unknown_choice("draft method", method, SPARSE_METHODS)
     if not method:
@@ -458,7 +458,7 @@ def parse_draft(
     _check_budget(text, method, budget)
     if method not in (*SPARSE_METHODS, "full"):
         raise unknown_choice("draft method", method, SPARSE_METHODS)
-    return Draft(name=text, method=method, budget=budget)
+    return ServedDraft(name=text, method=method, budget=budget)
 
 
 def _check_budget(text: str, method: str, budget: int | None) -> None:
@@ -481,7 +481,7 @@ def _check_budget(text: str, method: str, budget: int | None) -> None:
         )
 
 
-def announced(scrape: Scrape, target: Target) -> Draft | None:
+def announced(scrape: Scrape, target: Target) -> ServedDraft | None:
     """The draft that the server's own metrics name. Only magicdec's plugin of vLLM names one."""
     for info, _ in scrape.rows(DRAFT_INFO, target.labels):
         try:
@@ -492,7 +492,7 @@ def announced(scrape: Scrape, target: Target) -> Draft | None:
     return None
 
 
-def agreed(requested: Draft | None, server: Draft | None) -> Draft:
+def agreed(requested: ServedDraft | None, server: ServedDraft | None) -> ServedDraft:
     """The requested draft, else the server's, else n-gram. Raises ConfigError where both are known
     and differ.
     """
@@ -501,4 +501,4 @@ def agreed(requested: Draft | None, server: Draft | None) -> Draft:
         raise ConfigError(
             f"the server drafts with {server}, not with {requested}; leave --draft out"
         )
-    return requested or server or Draft(name="ngram", method="ngram")
+    return requested or server or ServedDraft(name="ngram", method="ngram")

@@ -11,7 +11,7 @@ import numpy as np
 from magicdec.counts import Counts, clustered_stderr, constant_rate
 from magicdec.errors import ConfigError
 from magicdec.live.observation import CounterIncreases as Counters
-from magicdec.live.observation import Draft, Observation
+from magicdec.live.observation import Observation, ServedDraft
 from magicdec.perfmodel import (
     AcceptanceProfile,
     MeasuredRates,
@@ -29,7 +29,7 @@ MIN_DRAFTS = 20
 
 
 def measurements(
-    observation: Observation, draft: Draft, *, context: float
+    observation: Observation, draft: ServedDraft, *, context: float
 ) -> list[Measurement]:
     """Counts by position and interval between scrapes, which is a cluster, since its sequences are
     alike. Trials of position 1 are the verified drafts, or all steps where a draft may be
@@ -44,7 +44,7 @@ def measurements(
     return _at(Counts.of_survivors(rows), draft, context)
 
 
-def _at(counts: Counts, draft: Draft, context: float) -> list[Measurement]:
+def _at(counts: Counts, draft: ServedDraft, context: float) -> list[Measurement]:
     budget = context
     if draft.budget is not None:
         budget = min(float(draft.budget), context)
@@ -67,7 +67,7 @@ def _survivors(observation: Observation, counters: Counters) -> tuple[float, ...
     return tuple(drafts * rate**position for position in range(1, gamma + 1))
 
 
-def rates(observation: Observation, draft: Draft) -> MeasuredRates | None:
+def rates(observation: Observation, draft: ServedDraft) -> MeasuredRates | None:
     """Conditional rates with standard errors; None where nothing was drafted."""
     rows = []
     for row in measurements(observation, draft, context=_context(observation, None)):
@@ -104,7 +104,7 @@ def _context(observation: Observation, given: float | None) -> float:
 
 def acceptance_profile(
     observation: Observation,
-    draft: Draft,
+    draft: ServedDraft,
     *,
     model: str,
     context: float | None = None,
@@ -161,7 +161,7 @@ def acceptance_profile(
 
 def record(
     observation: Observation,
-    draft: Draft,
+    draft: ServedDraft,
     *,
     model: str,
     hardware: str,

@@ -23,7 +23,7 @@ from magicdec.live.advice import (
 from magicdec.live.faults import ExpectedStep, expected_step, fault_of, slow_line
 from magicdec.live.http import Address
 from magicdec.live.metrics import MAX_WINDOW_S, Scrape, scrapes
-from magicdec.live.observation import Draft, Observation, agreed
+from magicdec.live.observation import Observation, ServedDraft, agreed
 from magicdec.live.profile import MIN_DRAFTS, rates, tokens_stderr
 from magicdec.perfmodel import AcceptanceProfile, MeasuredRates, constant_profile
 from magicdec.reports import table_lines
@@ -44,7 +44,7 @@ class View:
     """Chooses the lines to show. `serving` without a model takes the server's own name for it, None
     gives no advice; `draft` None is the one that the server names."""
 
-    draft: Draft | None = None
+    draft: ServedDraft | None = None
     serving: Serving | None = None
     acceptance: AcceptanceProfile | None = None
     context: float | None = None
@@ -226,7 +226,7 @@ class View:
         }
 
 
-def fault_in(observation: Observation, draft: Draft) -> str:
+def fault_in(observation: Observation, draft: ServedDraft) -> str:
     """The sentence that the server's draft does not work; "" where it may."""
     if draft.may_be_absent or not observation.is_speculative:
         return ""
@@ -250,7 +250,7 @@ def _advice_document(advice: Advice | None) -> dict[str, Any] | None:
     }
 
 
-def observation_lines(observation: Observation, draft: Draft) -> list[str]:
+def observation_lines(observation: Observation, draft: ServedDraft) -> list[str]:
     """The load, the times, and acceptance by position with 90 % intervals."""
     target = observation.target
     counts = observation.counts
@@ -301,7 +301,7 @@ def part_line(part: Observation) -> str:
     )
 
 
-def _acceptance_lines(observation: Observation, draft: Draft) -> list[str]:
+def _acceptance_lines(observation: Observation, draft: ServedDraft) -> list[str]:
     """Drafts, tokens per step, and acceptance by position with 90 % intervals."""
     counts = observation.counts
     mean = None
@@ -426,7 +426,7 @@ def rates_text(measured: MeasuredRates) -> str:
     )
 
 
-def notes(observation: Observation, draft: Draft) -> list[str]:
+def notes(observation: Observation, draft: ServedDraft) -> list[str]:
     """Warnings about the numbers: gaps in them, and likely misreadings."""
     counts = observation.counts
     texts = list(observation.notes)
@@ -477,7 +477,7 @@ def _is_idle(observation: Observation) -> bool:
     return not (counts.output_tokens or counts.drafts or counts.counted_steps)
 
 
-def _on_short_drafts(draft: Draft) -> str:
+def _on_short_drafts(draft: ServedDraft) -> str:
     if draft.may_be_absent:
         return (
             "positions that were not drafted count as not accepted: the rates give the real "

@@ -31,7 +31,7 @@ METRICS_POLL_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class GammaTrial:
     """One gamma tried on the server, and what was measured."""
 
     gamma: int
@@ -78,7 +78,7 @@ def try_gamma(
     target: str | None = None,
     limit_s: float = START_TIMEOUT_S,
     sleep: Callable[[float], None] = time.sleep,
-) -> Trial:
+) -> GammaTrial:
     """Restarts the server with one gamma, waits for it to answer and to have load, and observes it.
     The restart and the wait for an answer together may take what `limit_s` leaves to a wait for
     load and a look of `seconds` each.
@@ -158,7 +158,7 @@ def _await_load(
         waited += METRICS_POLL_S
 
 
-def trial_of(observation: Observation, gamma: int) -> Trial:
+def trial_of(observation: Observation, gamma: int) -> GammaTrial:
     """Raises ConfigError if the server ignores the gamma it was restarted with, ServerError if it
     had no load.
     """
@@ -178,7 +178,7 @@ def trial_of(observation: Observation, gamma: int) -> Trial:
             f"restarted with gamma {gamma} the server drafts {drafted} tokens: does --restart pass "
             f"{PLACE} on?"
         )
-    return Trial(
+    return GammaTrial(
         gamma=gamma,
         tpot_s=counts.tpot_s,
         tokens_per_step=counts.tokens_per_step or 1.0,
@@ -199,11 +199,11 @@ def in_turns(gammas: Sequence[int], repeats: int) -> list[int]:
 
 def try_in_turns(
     order: Sequence[int],
-    try_one: Callable[[int, float], Trial],
+    try_one: Callable[[int, float], GammaTrial],
     *,
     limit_s: float,
     clock: Callable[[], float] = time.monotonic,
-) -> Iterator[Trial]:
+) -> Iterator[GammaTrial]:
     """Each trial as it is done, `try_one` given its gamma and the time that is left. The next one
     begins only where the longest so far would end within the limit."""
     begun = clock()
@@ -229,7 +229,7 @@ class GammaTimes:
     """Half the range over the median; 0 where it was tried once."""
 
 
-def outcomes(trials: Sequence[Trial]) -> list[GammaTimes]:
+def outcomes(trials: Sequence[GammaTrial]) -> list[GammaTimes]:
     """One for each gamma that was tried, in the order in which they came."""
     results = []
     for gamma in dict.fromkeys(trial.gamma for trial in trials):
@@ -254,7 +254,7 @@ def regret(results: Sequence[GammaTimes]) -> float:
     return results[0].tpot_s / min(result.tpot_s for result in results) - 1.0
 
 
-def outcome_lines(trials: Sequence[Trial], order: Sequence[int]) -> list[str]:
+def outcome_lines(trials: Sequence[GammaTrial], order: Sequence[int]) -> list[str]:
     """Each gamma's times, the best of them, what the advised one loses, and how sure that is."""
     results = outcomes(trials)
     lines = []

@@ -60,8 +60,8 @@ HEADS_GRID = {"docs/grid-heads.toml": load_grid(GRID_FILE.with_name("grid-heads.
 
 @pytest.mark.parametrize("name", GRIDS | HEADS_GRID)
 def test_shipped_grids_are_not_calibrated_on(name: str) -> None:
-    """No calibration point, of kernels or of engine steps, shares its (batch, context) with one; nor its (budget, gamma),
-    where there is a choice of budgets: a trained head reads its whole cache, so its gammas may recur."""
+    """No calibration point, of kernels or of engine steps, shares its (batch, context) with one; nor its (budget,
+    gamma), where there is a choice of budgets: a trained head reads its whole cache, and its gammas may recur."""
     grid = (GRIDS | HEADS_GRID)[name]
     measured = list(grid.requests())
     cases = {(request.batch_size, request.context_len) for request in measured}

@@ -48,8 +48,7 @@ def command_of(page: str) -> list[str]:
 
 def on_the_command_line(words: list[str], file: Path) -> tuple[dict[str, object], str]:
     """Its JSON, written to a file, and what it says on a terminal."""
-    if not app.registered_commands:
-        register_commands()
+    register_commands()
     done = CliRunner().invoke(
         app, [*words[1:], "-o", str(file)], env={"COLUMNS": "200"}
     )

@@ -94,8 +94,7 @@ def test_it_says_what_check_says(server: ExplorerServer, command: str) -> None:
 
 
 def test_the_terminal_says_the_same(server: ExplorerServer, tmp_path: Path) -> None:
-    if not app.registered_commands:
-        register_commands()
+    register_commands()
     file = tmp_path / "serve.sh"
     file.write_text(VLLM)
     done = CliRunner().invoke(

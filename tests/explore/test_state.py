@@ -96,8 +96,7 @@ def test_values_are_read_as_the_command_line_reads_them() -> None:
 )
 def test_the_command_line_shown_gives_the_same_plan(query: str) -> None:
     explorer = Explorer(CATALOG)
-    if not app.registered_commands:
-        register_commands()
+    register_commands()
     words = shlex.split(CATALOG.command(CATALOG.read(query)))
     done = CliRunner().invoke(app, [*words[1:], "--format", "json"])
     assert done.exit_code == 0, done.output

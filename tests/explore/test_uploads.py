@@ -59,8 +59,7 @@ def test_a_trace_is_planned_as_on_the_command_line(
     assert command is not None
     (tmp_path / "My-requests-1.csv").write_text(TRACE)
     monkeypatch.chdir(tmp_path)
-    if not app.registered_commands:
-        register_commands()
+    register_commands()
     words = unescape(command[1]).split()
     done = CliRunner().invoke(app, [*words[1:], "--format", "json"])
     assert done.exit_code == 0, done.output

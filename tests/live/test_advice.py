@@ -333,8 +333,7 @@ def test_a_window_slides_and_its_trend_is_drawn(serve):
 
 def test_the_command_advises_from_two_dumps(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    if not app.registered_commands:
-        register_commands()
+    register_commands()
     server = Vllm(model="llama-3.1-8b")
     for name, seed in (("before.txt", 1), ("after.txt", 2)):
         server.serve(random_requests(seed))

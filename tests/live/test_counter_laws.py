@@ -7,14 +7,14 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from magicdec.errors import ConfigError, ServerError
 from magicdec.live import metrics
 from magicdec.live.metrics import Scrape, Target, choose_target, targets
 from magicdec.live.observation import CounterIncreases, observe, parse_draft
-from magicdec.live.tune import Trial, outcome_lines, trial_of
+from magicdec.live.tune import GammaTrial, outcome_lines, trial_of
 
 TARGET = Target(series=metrics.VLLM, model="m")
 
@@ -257,7 +257,9 @@ def test_a_tuning_says_the_best_what_is_lost_and_what_to_restart(
     times: dict[int, list[int]], missing: int
 ) -> None:
     trials = [
-        Trial(gamma=gamma, tpot_s=0.001 * time, tokens_per_step=2.0, batch_size=8.0)
+        GammaTrial(
+            gamma=gamma, tpot_s=0.001 * time, tokens_per_step=2.0, batch_size=8.0
+        )
         for gamma, each in times.items()
         for time in each
     ]
@@ -268,7 +270,9 @@ def test_a_tuning_says_the_best_what_is_lost_and_what_to_restart(
         for gamma, each in times.items()
     }
     advised, *_ = times
-    least = min(middles.values())
+    least, second, *_ = sorted(middles.values())
+    # a tie falls to either, by the last bit of a median
+    assume(least < second)
     best = next(gamma for gamma, middle in middles.items() if middle == least)
     lost = middles[advised] / least - 1.0
     spread = max(

@@ -8,7 +8,7 @@ import pytest
 from magicdec.errors import ConfigError, ServerError
 from magicdec.live.metrics import choose_target, parse
 from magicdec.live.observation import (
-    Draft,
+    ServedDraft,
     agreed,
     announced,
     observe,
@@ -290,18 +290,18 @@ def test_a_record_carries_what_was_observed():
     )
 
 
-SPARSE = Draft(name="self", method="streamingllm", budget=512)
+SPARSE = ServedDraft(name="self", method="streamingllm", budget=512)
 INFO = 'magicdec:draft_info{{model_name="{}",engine="0",draft="self",draft_method="{}",draft_budget="{}"}} 1.0\n'
 
 
 @pytest.mark.parametrize(
     ("text", "draft"),
     [
-        ("ngram", Draft(name="ngram", method="ngram")),
-        ("suffix", Draft(name="suffix", method="suffix")),
-        ("eagle3", Draft(name="eagle3", method="eagle3")),
-        ("mtp", Draft(name="mtp", method="mtp")),
-        ("llama-3.2-1b", Draft(name="llama-3.2-1b", method="full")),
+        ("ngram", ServedDraft(name="ngram", method="ngram")),
+        ("suffix", ServedDraft(name="suffix", method="suffix")),
+        ("eagle3", ServedDraft(name="eagle3", method="eagle3")),
+        ("mtp", ServedDraft(name="mtp", method="mtp")),
+        ("llama-3.2-1b", ServedDraft(name="llama-3.2-1b", method="full")),
     ],
 )
 def test_a_draft_is_named_by_its_method_or_its_model(text, draft):

@@ -23,9 +23,9 @@ from magicdec.live.calibration import (
     send_plan,
 )
 from magicdec.live.drive import (
-    Load,
     Measured,
     SentAnswer,
+    SentLoad,
     WindowTooShort,
     drive_load,
     measure,
@@ -295,7 +295,7 @@ def test_the_window_has_neither_prefill_nor_the_end_in_it():
         )
         for first, wait in ((1.0, 4.0), (2.0, 3.0), (5.0, 0.0))
     ]
-    load = Load(concurrency=3, prompt_len=100, output_len=50)
+    load = SentLoad(concurrency=3, prompt_len=100, output_len=50)
     found = measure(load, answers)
     assert found.step_s == pytest.approx(step)
     assert found.tpot_s == pytest.approx(step)
@@ -308,7 +308,7 @@ def test_a_reader_that_lags_does_not_change_the_step():
     """The first six events are read late and at once: the times between the others say what a step takes."""
     events = [max(0.1 * i, 0.6) for i in range(60)]
     found = measure(
-        Load(concurrency=1, prompt_len=10, output_len=60),
+        SentLoad(concurrency=1, prompt_len=10, output_len=60),
         [SentAnswer(sent_s=0.0, events_s=events, num_tokens=60)],
     )
     assert found.step_s == pytest.approx(0.1, rel=0.01)
@@ -318,7 +318,7 @@ def test_a_step_of_several_tokens_is_one_event():
     answers = [
         SentAnswer(sent_s=0.0, events_s=[0.2 * i for i in range(21)], num_tokens=41)
     ] * 2
-    found = measure(Load(concurrency=2, prompt_len=10, output_len=41), answers)
+    found = measure(SentLoad(concurrency=2, prompt_len=10, output_len=41), answers)
     assert (found.step_s, found.tokens_per_step) == (
         pytest.approx(0.2),
         pytest.approx(2.0),
@@ -335,14 +335,16 @@ def test_tokens_are_counted_where_events_hold_the_tokens_of_several_steps():
     short = SentAnswer(
         sent_s=0.0, events_s=times[:21], num_tokens=21, tokens=tokens[:21]
     )
-    found = measure(Load(concurrency=2, prompt_len=10, output_len=41), [lagging, short])
+    found = measure(
+        SentLoad(concurrency=2, prompt_len=10, output_len=41), [lagging, short]
+    )
     assert found.tpot_s == pytest.approx(0.1)
     assert found.tokens_per_step == 1.0
     assert found.context_len == pytest.approx(10 + (1 + 21) / 2)
     uncounted = dataclasses.replace(lagging, tokens=[])
     assert (
         measure(
-            Load(concurrency=2, prompt_len=10, output_len=41), [uncounted, short]
+            SentLoad(concurrency=2, prompt_len=10, output_len=41), [uncounted, short]
         ).tpot_s
         < 0.095
     )
@@ -357,7 +359,7 @@ SMALL_PLAN = plan_loads(
 )
 
 
-def timed(load: Load, tpot_s: float = 0.1) -> Measured:
+def timed(load: SentLoad, tpot_s: float = 0.1) -> Measured:
     return Measured(
         load=load,
         step_s=tpot_s,
@@ -469,7 +471,7 @@ def test_a_window_with_hardly_a_step_is_refused():
         for at in (0.0, 0.8)
     ]
     with pytest.raises(ServerError, match="too few steps"):
-        measure(Load(concurrency=2, prompt_len=10, output_len=10), answers)
+        measure(SentLoad(concurrency=2, prompt_len=10, output_len=10), answers)
 
 
 def test_the_median_of_rounds_is_taken_with_their_range():
@@ -499,7 +501,7 @@ def test_a_step_has_the_tokens_that_the_server_counts(serve):
     assert point.step_s == pytest.approx(0.1 * tokens)
 
 
-LOAD = Load(concurrency=3, prompt_len=20, output_len=16)
+LOAD = SentLoad(concurrency=3, prompt_len=20, output_len=16)
 
 
 def test_exactly_the_planned_requests_are_sent(engine):

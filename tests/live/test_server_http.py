@@ -111,8 +111,7 @@ def test_a_token_is_in_nothing_that_is_printed_or_written(
     server, address = serve({"/metrics": answer})
     monkeypatch.setenv(TOKEN_VARIABLE, "s3cret")
     profile, records = tmp_path / "acceptance.json", tmp_path / "records.jsonl"
-    if not app.registered_commands:
-        register_commands()
+    register_commands()
     words = [
         "observe",
         str(address),

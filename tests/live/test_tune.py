@@ -14,7 +14,7 @@ from magicdec.live.advice import advise
 from magicdec.live.http import parse_address
 from magicdec.live.tune import (
     METRICS_POLL_S,
-    Trial,
+    GammaTrial,
     candidates,
     check_restart,
     in_turns,
@@ -55,6 +55,9 @@ class Restarted:
         handler.reply(self.engine.scrape().encode())
 
 
+register_commands()
+
+
 @pytest.fixture
 def server(tmp_path, serve):
     (tmp_path / "gamma").write_text("3")
@@ -91,8 +94,8 @@ def test_the_best_the_one_in_use_and_close_ones_are_tried():
     assert len(tried) <= 3
 
 
-def trial_of(gamma: int, tpot: float) -> Trial:
-    return Trial(gamma=gamma, tpot_s=tpot, tokens_per_step=2.0, batch_size=8.0)
+def trial_of(gamma: int, tpot: float) -> GammaTrial:
+    return GammaTrial(gamma=gamma, tpot_s=tpot, tokens_per_step=2.0, batch_size=8.0)
 
 
 def test_regret_is_of_the_advised_one_and_repetitions_show_their_spread():
@@ -118,7 +121,7 @@ def test_gammas_are_tried_there_and_back_until_the_time_is_up():
     assert in_turns((5, 2, 0), 3) == [5, 2, 0, 0, 2, 5, 5, 2, 0]
     now, lefts = [0.0], []
 
-    def try_one(gamma: int, left: float) -> Trial:
+    def try_one(gamma: int, left: float) -> GammaTrial:
         lefts.append(left)
         now[0] += 30.0
         return trial_of(gamma, 1.0)
@@ -149,8 +152,6 @@ def test_a_command_that_fails_stops_everything():
 def test_the_command_tries_and_reports(server):
     """Steps of the made-up server cost the same for every gamma, so that the deepest tried is the best."""
     address, command = server
-    if not app.registered_commands:
-        register_commands()
     words = [
         "tune",
         address,

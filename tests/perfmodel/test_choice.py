@@ -14,7 +14,7 @@ import pytest
 import magicdec
 from magicdec.errors import ConfigError
 from magicdec.live.advice import DraftedLoad, Serving, choices_at
-from magicdec.live.observation import Draft
+from magicdec.live.observation import ServedDraft
 from magicdec.perfmodel.plan.choice import best_of_each_batch
 from magicdec.perfmodel.plan.drafts import draft_options
 from magicdec.perfmodel.plan.request import PlanRequest
@@ -76,7 +76,7 @@ def _situation(method: str, gamma: int) -> DraftedLoad:
     )
     profile = option.acceptance
     serving = Serving(model="llama-3.1-8b", hardware="h100-sxm-80gb", engine="vllm")
-    setup = serving.setup(Draft(name=method, method=method))
+    setup = serving.setup(ServedDraft(name=method, method=method))
     return DraftedLoad(
         setup=setup, acceptance=profile, batch_size=16, context_len=4096, gamma=gamma
     )

@@ -44,8 +44,7 @@ def test_transformers_counts_what_the_file_says() -> None:
 
 
 def test_the_command_lists_every_architecture() -> None:
-    if not app.registered_commands:
-        register_commands()
+    register_commands()
     printed = CliRunner().invoke(app, ["models", "--architectures"]).stdout
     assert max(map(len, printed.splitlines())) <= 80
     rows = json.loads(

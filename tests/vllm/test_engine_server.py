@@ -20,7 +20,7 @@ import pytest
 
 from magicdec.live.http import parse_address
 from magicdec.live.metrics import choose_target, read_address
-from magicdec.live.observation import Draft, Observation, agreed, observe
+from magicdec.live.observation import Observation, ServedDraft, agreed, observe
 from magicdec.live.profile import rates
 from magicdec.reports.deployment import Deployment
 from magicdec.reports.exports import write_settings
@@ -167,7 +167,9 @@ def test_observed_acceptance_is_that_of_the_streamed_answers(
     steps: tuple[Observation, np.ndarray],
 ) -> None:
     seen, accepted = steps
-    assert seen.announced == Draft(name="self", method="streamingllm", budget=BUDGET)
+    assert seen.announced == ServedDraft(
+        name="self", method="streamingllm", budget=BUDGET
+    )
     assert (
         seen.counts.drafts == accepted.size > 50
     )  # a step of this draft has always one
