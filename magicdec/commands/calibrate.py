@@ -24,7 +24,7 @@ EPILOG = options.examples(
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrateOptions:
-    """What `magicdec calibrate` is asked to fit, as its options state it."""
+    """Options of `magicdec calibrate`: the machine or server to fit."""
 
     output: Annotated[Path, option("Profile to write (TOML).", "--output", "-o")] = (
         LOCAL_PROFILE

@@ -66,7 +66,7 @@ SensitivityForm: Any = request_form(*SENSITIVITY_OPTIONS)
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions(RequestForm):  # type: ignore[misc]
-    """What `magicdec plan` is asked: a request, and where its answer goes."""
+    """Options of `magicdec plan`: a request, and where its answer goes."""
 
     invocation: typer.Context
     record: Annotated[
@@ -166,7 +166,7 @@ def _record(answer: Plan, path: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class SensitivityOptions(SensitivityForm):  # type: ignore[misc]
-    """What `magicdec sensitivity` is asked: one configuration."""
+    """Options of `magicdec sensitivity`: one configuration."""
 
     output_format: options.Format = OutputFormat.TABLE
 

@@ -38,7 +38,7 @@ EPILOG = options.examples(
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileOptions:
-    """What `magicdec profile-acceptance` is asked to measure, as its options state it."""
+    """Options of `magicdec profile-acceptance`: the acceptance to measure."""
 
     output: Annotated[
         Path,

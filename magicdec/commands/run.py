@@ -54,7 +54,7 @@ FIRST_RANK_SPEAKS_S = 6.0
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """What `magicdec run` is asked to measure, as its options state it."""
+    """Options of `magicdec run`: the configurations to measure."""
 
     invocation: typer.Context
     engine: Annotated[

@@ -157,7 +157,7 @@ def _runner_up(plan: Plan) -> list[Candidate]:
 
 
 def _settings(row: Candidate) -> dict[str, Any]:
-    """What a row says of a run, under the options' names."""
+    """A row's configuration under the names of the options of `run`."""
     from magicdec.schema import column
 
     return {option: column(row, name) for name, option in OPTION_OF_COLUMN.items()}

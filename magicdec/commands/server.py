@@ -37,7 +37,7 @@ USUAL_INTERVAL_S = 5.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ObserveOptions:
-    """What `magicdec observe` is asked to look at, as its options state it."""
+    """Options of `magicdec observe`: the server or files to look at."""
 
     source: Annotated[
         list[str],

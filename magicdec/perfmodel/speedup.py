@@ -279,6 +279,10 @@ def _whole(setup: Setup, points: Points) -> Points:
         if name == "budget" and speculation.draft_method not in SPARSE_METHODS:
             inside |= np.isposinf(array)
         if not np.all(inside):
+            if name == "budget" and np.isposinf(array).any():
+                raise ConfigError(
+                    f"draft method {speculation.draft_method!r} reads a budget of KV slots: give one"
+                )
             label = NAMES.get(name, name)
             raise ConfigError(
                 f"{label} must be between {low:g} and {high:g}, not {array[~inside].flat[0]:g}"

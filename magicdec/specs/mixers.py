@@ -205,7 +205,7 @@ class Attention(Attending, frozen=True, kw_only=True, tag="attention"):
 
     @property
     def num_projected(self) -> int:
-        """Of keys and values, how many have a matrix of their own."""
+        """Number of matrices for keys and values: one where values are the keys."""
         if self.keys_as_values:
             return 1
         return 2

@@ -36,7 +36,7 @@ from magicdec.specs import LOOKUP_METHODS
 
 
 class CountedProfile(AcceptanceProfile, frozen=True, kw_only=True):
-    """What counts tell, whichever way they answer a prediction's questions."""
+    """Facts that counts give, whichever way they answer a prediction's questions."""
 
     num_trials: int | None = None
     measured: list[MeasuredRates] = msgspec.field(default_factory=list)

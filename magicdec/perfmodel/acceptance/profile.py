@@ -1,4 +1,4 @@
-"""What is asked of a draft's acceptance, the answers that a law with an error gives, and given rates.
+"""Questions about a draft's acceptance, the answers that a law with an error gives, and given rates.
 
 Each sort of knowledge is a class that answers these questions in its own way:
 
@@ -34,7 +34,7 @@ SCHEMA_VERSION = 1
 
 
 class Acceptance(Protocol):
-    """What a prediction asks of an acceptance; arrays broadcast."""
+    """The questions that a prediction asks of an acceptance; arrays broadcast."""
 
     @property
     def is_partly_drafted(self) -> bool:

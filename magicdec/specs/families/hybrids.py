@@ -191,9 +191,10 @@ def h_layers(keys: Keys) -> list[Layer]:
 
 
 def blocks(keys: Keys, pattern: str, *listed: str) -> list[str]:
+    by_name = keys.raw(*listed, default=None)
     names = keys.raw(pattern, default=None)
     if names is None:
-        names = keys.raw(*listed, default=None)
+        names = by_name
     if names is None:
         names = NAMELESS
     keys.ignore(pattern, "num_hidden_layers")
