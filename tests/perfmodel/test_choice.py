@@ -29,7 +29,9 @@ RATES = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=RATES)
+@pytest.fixture(
+    scope="module", params=[pytest.param("h100", marks=pytest.mark.slow), "a100"]
+)
 def at_a_rate(request: pytest.FixtureRequest) -> Plan:
     return magicdec.plan(model="llama-3.1-8b", **RATES[request.param])
 
