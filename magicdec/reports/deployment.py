@@ -11,7 +11,11 @@ from typing import Any
 from magicdec.errors import ConfigError
 from magicdec.naming import ENGINE_TITLES, describe
 from magicdec.reports.data import candidate_record
-from magicdec.reports.sentences import gamma_by_batch, percentiles_line
+from magicdec.reports.sentences import (
+    gamma_by_batch,
+    percentiles_line,
+    probability_of,
+)
 from magicdec.schema import (
     UNKNOWN_SITE,
     BatchBand,
@@ -270,19 +274,24 @@ def heading(engine: str, plan: Deployment) -> list[str]:
 
 
 def _predicted_gain(plan: Deployment) -> str:
-    """The gain and the verdict, both of one quantity."""
+    """The gain and the verdict, both of one quantity; where its interval decides nothing, the
+    probability that the plan's first line has.
+    """
+    verdict: str = plan.verdict
     if plan.candidate is not None:
         gain = plan.candidate.gain
         quantity = plan.candidate.gain_is_of
         speedup = f"{gain.speedup:.2f}"
         interval = f"{gain.low:.2f} to {gain.high:.2f}"
+        if verdict == "unclear":
+            verdict = f"{probability_of(plan.candidate)} likely to pay"
     else:
         best = plan.best
         quantity = "decoding"
         speedup = f"{best.speedup:.2f}"
         interval = f"{best.speedup_low:.2f} to {best.speedup_high:.2f}"
     predicted = f"{speedup} (90 % interval {interval})"
-    return f"Predicted speedup of {quantity} {predicted}: {plan.verdict}."
+    return f"Predicted speedup of {quantity} {predicted}: {verdict}."
 
 
 def traffic_times(load: TrafficLoad) -> str:

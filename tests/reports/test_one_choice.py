@@ -237,7 +237,15 @@ def check_exports(plan: Plan) -> None:
         assert name.split(",")[0].split(" ")[0] in head
         gain = best.gain
         assert f"speedup of {best.gain_is_of} {gain.speedup:.2f} (90 % interval" in head
-        assert f"{gain.low:.2f} to {gain.high:.2f}): {gain.verdict}." in head
+        said = gain.verdict
+        if said == "unclear":
+            likely = f"{100 * gain.probability:.0f} %"
+            if gain.probability > 0.99:
+                likely = "over 99 %"
+            if gain.probability < 0.01:
+                likely = "under 1 %"
+            said = f"{likely} likely to pay"
+        assert f"{gain.low:.2f} to {gain.high:.2f}): {said}." in head
         if engine == "vllm":
             check_vllm(text, again.plan)
 
