@@ -286,7 +286,9 @@ class Command(TyperCommand):
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None:
-                records[str(param.name)] = record
+                # click has a name of its own for the parameter of --help
+                name = "help" if "--help" in param.opts else str(param.name)
+                records[name] = record
         has_arguments = any(
             param.param_type_name == "argument" for param in self.params
         )
