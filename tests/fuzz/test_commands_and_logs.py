@@ -24,7 +24,15 @@ from magicdec.logs import formats
 from magicdec.specs import serve_command
 from magicdec.specs.serve_command import script
 from tests.fuzz import surfaces
-from tests.fuzz.surfaces import LONGEST_LINE, TALLIES, Case, Tally, Verdict, judge
+from tests.fuzz.surfaces import (
+    LONGEST_LINE,
+    TALLIES,
+    Case,
+    Memory,
+    Tally,
+    Verdict,
+    judge,
+)
 from tests.fuzz.test_loads import MANY, NUMBER, right, text_of
 
 DRAWN = settings(
@@ -183,6 +191,7 @@ MOST_CPU_S = 8.0
 
 def read_within(text: str, most_s: float, what: str) -> Verdict:
     """Whether a command's text is read or refused in so much processor time."""
+    memory = Memory()
     began = time.process_time()
     code, fault = 0, ""
     try:
@@ -198,7 +207,7 @@ def read_within(text: str, most_s: float, what: str) -> Verdict:
         fault = f"a hang: {what}"
     verdict = Verdict(code, fault)
     surface = "megabytes of a command" if what in SHAPES else "planted"
-    TALLIES.setdefault(surface, Tally()).count(verdict, seconds)
+    TALLIES.setdefault(surface, Tally()).count(verdict, seconds, memory.added_mib())
     return verdict
 
 

@@ -27,6 +27,7 @@ from tests.fuzz.surfaces import (
     RECORDS,
     SURFACES,
     Case,
+    Memory,
     Server,
     calibration,
     damaged_files,
@@ -87,6 +88,20 @@ def test_planted_tracebacks_and_escape_sequences_are_found(
             fault.startswith("an escape sequence")
             for fault in faults(options(tmp_path, 4))
         )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux forgets a peak")
+def test_memory_that_a_case_takes_is_found_and_what_came_before_is_not() -> None:
+    """Freed blocks of so many MiB go back to the system at once."""
+    earlier = bytearray(300 << 20)
+    earlier[:: 1 << 12] = b"1" * (300 << 8)
+    del earlier
+    memory = Memory()
+    assert memory.added_mib() < 100
+    taken = bytearray(200 << 20)
+    taken[:: 1 << 12] = b"1" * (200 << 8)
+    del taken
+    assert 199 < memory.added_mib() < 300
 
 
 BETWEEN = 8.0
