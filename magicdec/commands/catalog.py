@@ -203,7 +203,9 @@ def _describe(engine: EngineProfile, output: str) -> None:
                 drafts.append(
                     {
                         "draft": kind,
-                        "version": f"before {bound}" if bound else "newest",
+                        "version": f"before {bound}"
+                        if bound
+                        else own.newest_version or "newest",
                         "runner": runner,
                         "path": text,
                     }

@@ -131,9 +131,14 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def headline(self) -> str:
-        """The change to make, in one line."""
-        if self.as_it_is is None and self.problems:
+        """What is wrong, else the change to make, in one line."""
+        if self.problems:
             return self.problems[0]
+        return self.advice
+
+    @property
+    def advice(self) -> str:
+        """The change to make, in one line."""
         if self.command.unread is not None and self.command.speculation is None:
             return f"If {self.command.unread} sets no draft: {self._advice}"
         return self._advice

@@ -21,15 +21,16 @@ class TextLine(NamedTuple):
 
 
 def lines_of(result: Check) -> Iterator[TextLine]:
-    """A command in words: what to change first, and what was not understood last."""
-    yield TextLine(result.headline)
+    """A command in words: what is wrong with it, what to change first, and what was not understood
+    last."""
+    for problem in result.problems:
+        yield TextLine(f"wrong: {problem}")
     first = result.first
+    if first is not None or not result.problems:
+        yield TextLine(result.advice)
     if first is not None:
         yield TextLine(first.option, is_option=True)
         yield TextLine(f"why: {first.reason}")
-    for problem in result.problems:
-        if problem != result.headline:
-            yield TextLine(f"wrong: {problem}")
     yield from _as_it_is(result)
     if result.assumed:
         yield TextLine(f"assumed: {', '.join(result.assumed)}")

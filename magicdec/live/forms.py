@@ -303,7 +303,7 @@ def observed(scrapes: Sequence[Scrape], wanted: str | None) -> Observation:
             note = (
                 "one scrape: all since the server started, and gauges of that instant"
             )
-            seen = replace(seen, num_scrapes=1, notes=(note,))
+            seen = replace(seen, num_scrapes=1, notes=(note, *seen.notes))
         draft = seen.announced
         if draft is None and (seen.drafted_share or 0.0) >= ALWAYS:
             draft = UNNAMED

@@ -36,6 +36,8 @@ from magicdec.specs import (
 
 MAX_COUNTED_CONTEXT = 10**9
 """Tokens of a sequence at most, in what a server counts and a user says."""
+DATA_PARALLEL_LABEL = "dp_rank"
+"""SGLang's label of schedulers that share its address and its counters, each with its own batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,6 +308,7 @@ def observe(scrapes: Sequence[Scrape], target: Target) -> Observation:
         num_scrapes=len(scrapes),
         num_restarts=len(intervals) - len(unbroken),
         announced=announced(scrapes[-1], target),
+        notes=_on_ranks(scrapes[-1], target),
     )
     length = observation.context_len or 0.0
     if length > MAX_COUNTED_CONTEXT:
@@ -409,7 +412,23 @@ def _load(scrapes: Sequence[Scrape], target: Target) -> MeanGauges:
 
 
 def _gauge(scrape: Scrape, target: Target, name: str) -> float | None:
-    return scrape.total(target.series.gauges.get(name), target.labels)
+    """A gauge of one batch: SGLang's data-parallel ranks each report their own, its tensor-parallel
+    ranks the same."""
+    rows = scrape.rows(target.series.gauges.get(name), target.labels)
+    return _mean(value for _, value in rows)
+
+
+def _on_ranks(scrape: Scrape, target: Target) -> tuple[str, ...]:
+    """The remark that gauges are a mean over data-parallel ranks, where several report."""
+    running = target.series.gauges.get("running")
+    ranks = scrape.by_label(running, DATA_PARALLEL_LABEL, target.labels)
+    if len(ranks) < 2:
+        return ()
+    batches = ", ".join(f"{value:.0f}" for _, value in sorted(ranks.items()))
+    return (
+        f"{len(ranks)} data-parallel ranks with batches of their own ({batches} at the end): "
+        "batch, queue and cache are their mean, tokens per second their sum",
+    )
 
 
 def _tokens_per_sequence(scrape: Scrape, target: Target) -> float | None:

@@ -267,6 +267,10 @@ class EngineProfile(
         profile = self
         if above:
             profile = self.just_before(min(above, key=version_number))
+        for kind, draft in profile.drafts.items():
+            newest = version_number(draft.newest_version)
+            if newest and number[: len(newest)] > newest:
+                profile = _changed(profile, {"drafts": {kind: {"runs": False}}})
         older_s = self.overheads.older_sequence_overhead_s
         since = version_number(self.scheduler.asynchronous_since)
         if older_s is None or number >= since:
@@ -299,6 +303,18 @@ class EngineProfile(
         for bound in self.bounds:
             if not self.just_before(bound).runs(draft, method):
                 return bound if self.runs(draft, method) else ""
+        return ""
+
+    def versions_that_run(self, draft: str, method: str) -> str:
+        """The versions that run a draft, in words; "": all of them, or none."""
+        since = self.runs_since(draft, method)
+        newest = self.draft(draft, method).newest_version
+        if newest and newest == since:
+            return f"{newest} alone does"
+        if newest:
+            return f"{newest} is the last that does"
+        if since:
+            return f"{since} is the first that does"
         return ""
 
     def draft_call(self, method: str) -> dict[str, str | bool]:

@@ -438,6 +438,8 @@ class EngineDraft(EngineTable, frozen=True, kw_only=True):
 
     runs: bool = True
     """Whether the engine runs it; False where only its settings are known."""
+    newest_version: str = ""
+    """The newest version that runs it ("0.32"). Empty: no later one is known not to."""
     not_of: tuple[str, ...] = ()
     """Architectures of targets whose prediction modules it does not run."""
     takes_multiples: bool = False

@@ -307,7 +307,8 @@ def test_a_file_of_options_that_is_not_here_is_said_first() -> None:
         "trtllm-serve deepseek-ai/DeepSeek-V3 --tp_size 8 --extra_llm_api_options none.yml"
     )
     check = check_command(command, AskedLoad(hardware="b200"))
-    assert check.headline.startswith("If none.yml sets no draft: Speculate with ")
+    assert "none.yml is not here" in check.headline
+    assert check.advice.startswith("If none.yml sets no draft: Speculate with ")
 
 
 SGLANG = (

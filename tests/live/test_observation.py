@@ -248,6 +248,33 @@ def test_several_engines_at_one_address_must_be_chosen_from():
         choose_target(end, "embedded/2")
 
 
+def test_sglangs_data_parallel_ranks_have_batches_of_their_own():
+    """The gauges of two ranks are averaged, and their one counter of tokens is left whole."""
+
+    def scrape(tokens: int, running: tuple[int, ...]) -> Scrape:
+        lines = [f'sglang:generation_tokens_total{{model_name="m"}} {tokens}']
+        for rank, batch in enumerate(running):
+            labels = f'model_name="m",tp_rank="{rank}",dp_rank="{rank}"'
+            lines += [
+                f"sglang:num_running_reqs{{{labels}}} {batch}",
+                f"sglang:num_queue_reqs{{{labels}}} {rank}",
+                f"sglang:token_usage{{{labels}}} 0.5",
+                f"sglang:decode_sum_seq_lens{{{labels}}} {batch * 1000}",
+                f"sglang:spec_num_steps{{{labels}}} 3",
+            ]
+        return parse("\n".join(lines) + "\n", where="test")
+
+    end = scrape(900, (12, 20))
+    seen = observe([scrape(0, (12, 20)), end], choose_target(end, None))
+    assert seen.batch_size == 16.0
+    assert seen.load.waiting == 0.5
+    assert seen.load.kv_usage == 0.5
+    assert seen.load.context_len == 1000.0
+    assert seen.gamma == 3
+    assert seen.counts.output_tokens == 900.0
+    assert "2 data-parallel ranks" in seen.notes[0]
+
+
 def test_missing_series_are_named():
     seen = observed(LlamaCpp(), random_requests(13))
     text = "\n".join(observation_lines(seen, EAGLE))

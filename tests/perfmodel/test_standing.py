@@ -15,6 +15,7 @@ from magicdec.perfmodel.plan.standing import AskedDraft, Standing, has_module, s
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
 from magicdec.specs.names import named_models
+from magicdec.vllm.support import TESTED_VERSIONS, is_tested
 
 
 def found(
@@ -205,6 +206,11 @@ def test_a_plan_searches_no_gamma_beyond_the_block() -> None:
         ("vllm@0.15", "dflash", "0.20"),
         ("vllm@0.23", "dflash", ""),
         ("vllm@0.15.0", "p-eagle", "0.16"),
+        ("vllm@0.24.0", "dspark", "0.25"),
+        ("vllm@0.25.1", "dspark", ""),
+        ("vllm@0.8.4", "eagle3", "0.8.5"),
+        ("sglang@0.5.15", "dspark", "0.5.16"),
+        ("sglang@0.5.16", "dspark", ""),
     ],
 )
 def test_a_version_before_a_method_cannot_start_it(
@@ -214,6 +220,29 @@ def test_a_version_before_a_method_cannot_start_it(
     result = found("qwen3-8b", method, engine=engine, exists=True)
     assert (result.answer == "cannot start") == bool(since)
     assert result.cure == (f"{since} is the first that does" if since else "")
+
+
+@pytest.mark.parametrize(
+    ("version", "starts"),
+    [
+        ("", True),
+        ("@0.11", False),
+        ("@0.31.1", False),
+        ("@0.32.1", True),
+        ("@0.33", False),
+    ],
+)
+def test_a_sparse_self_draft_starts_where_its_plugin_does(
+    version: str, starts: bool
+) -> None:
+    """The plugin takes the versions that it was tested with alone (magicdec/vllm/support.py)."""
+    result = found(
+        "qwen3-8b", "streamingllm", draft="self", engine=f"vllm{version}", exists=True
+    )
+    if version:
+        assert starts == is_tested(version.removeprefix("@"))
+    assert result.starts == starts
+    assert result.cure == ("" if starts else f"{TESTED_VERSIONS[0]} alone does")
 
 
 def test_draft_models_were_gone_in_between() -> None:

@@ -167,14 +167,15 @@ def _unable_engine(asked: AskedDraft, engine: EngineProfile) -> Standing | None:
     """The obstacle that keeps an engine from running this kind of draft, spread like this."""
     kind = draft_kind(asked.draft, asked.method)
     if not engine.runs(asked.draft, asked.method):
-        since = ""
+        versions = ""
         if engine.name in engine_names():
-            since = load_engine(engine.name).runs_since(asked.draft, asked.method)
-        if since:
+            newest = load_engine(engine.name)
+            versions = newest.versions_that_run(asked.draft, asked.method)
+        if versions:
             return Standing(
                 "cannot start",
                 f"this version of {engine.name} does not run {kind}",
-                f"{since} is the first that does",
+                versions,
             )
         others = engines_that_run(asked.draft, asked.method)
         if not others:
