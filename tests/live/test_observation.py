@@ -251,7 +251,7 @@ def test_several_engines_at_one_address_must_be_chosen_from():
 def test_sglangs_data_parallel_ranks_have_batches_of_their_own():
     """The gauges of two ranks are averaged, and their one counter of tokens is left whole."""
 
-    def scrape(tokens: int, running: tuple[int, ...]) -> Scrape:
+    def scrape(tokens: int, running: tuple[int, ...]):
         lines = [f'sglang:generation_tokens_total{{model_name="m"}} {tokens}']
         for rank, batch in enumerate(running):
             labels = f'model_name="m",tp_rank="{rank}",dp_rank="{rank}"'
