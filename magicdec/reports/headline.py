@@ -69,7 +69,17 @@ UNKNOWN_ANSWER = "Not known: no draft has a measured acceptance rate"
 def headline_of(data: ReportData) -> Headline:
     reference = data.reference
     if reference is None:
-        return _without_drafts(data.rows[0])
+        baseline = data.rows[0]
+        rate = ""
+        if baseline.tokens_per_s:
+            rate = f" at {baseline.tokens_per_s:.0f} tokens/s"
+        return Headline(
+            question=_question(baseline),
+            answer=f"Decoded without a draft{rate}; no speculation was tried",
+            certainty="",
+            when_not="",
+            facts=(),
+        )
     if data.plan is not None and data.plan.traffic is not None:
         return _under_arrivals(data.plan, data.plan.traffic, reference)
     measured = data.find_measured(reference)
@@ -97,20 +107,6 @@ def headline_of(data: ReportData) -> Headline:
         setting=_setting(data.plan),
         cases=tuple(_cases(data.plan)),
         further=tuple(_further(data.plan)),
-    )
-
-
-def _without_drafts(baseline: Record) -> Headline:
-    """The headline of records none of which speculates."""
-    rate = ""
-    if baseline.tokens_per_s:
-        rate = f" at {baseline.tokens_per_s:.0f} tokens/s"
-    return Headline(
-        question=_question(baseline),
-        answer=f"Decoded without a draft{rate}; no speculation was tried",
-        certainty="",
-        when_not="",
-        facts=(),
     )
 
 
@@ -496,7 +492,13 @@ def _when_not_planned(plan: Plan, reference: Record) -> str:
 
 
 def _when_not_by_table(table: GammaTable, reference: Record) -> str:
-    verdicts = _verdicts_by_batch(table)
+    # of each batch, over the contexts with room for the cache
+    verdicts: dict[int, set[str]] = {}
+    for row, batch in enumerate(table.batch_sizes):
+        verdicts[batch] = set()
+        for verdict, has_room in zip(table.verdict[row], table.fits[row], strict=True):
+            if has_room:
+                verdicts[batch].add(verdict)
     all_verdicts: set[str] = set()
     for of_batch in verdicts.values():
         all_verdicts |= of_batch
@@ -505,7 +507,10 @@ def _when_not_by_table(table: GammaTable, reference: Record) -> str:
     never = [
         batch for batch, of_batch in verdicts.items() if of_batch == {"does not pay"}
     ]
-    unsure = [batch for batch, of_batch in verdicts.items() if _is_unsure(of_batch)]
+    unsure = []
+    for batch, of_batch in verdicts.items():
+        if "unclear" in of_batch and "pays" not in of_batch:
+            unsure.append(batch)
     longest = thousands(max(table.context_lens))
     sentences = []
     where = _where_to_leave_it_off(table, reference.batch_size, never)
@@ -535,11 +540,6 @@ def _where_to_leave_it_off(table: GammaTable, batch: int, never: Sequence[int]) 
     return "; and ".join(parts)
 
 
-def _is_unsure(verdicts: set[str]) -> bool:
-    """Whether a draft may pay at some context of a batch, and surely pays at none."""
-    return "unclear" in verdicts and "pays" not in verdicts
-
-
 def _break_even_of(table: GammaTable, batch: int) -> float | None:
     """The context from which the draft pays at a batch, where that is not the shortest one."""
     if batch not in table.batch_sizes:
@@ -548,17 +548,6 @@ def _break_even_of(table: GammaTable, batch: int) -> float | None:
     if start is None or start <= min(table.context_lens):
         return None
     return start
-
-
-def _verdicts_by_batch(table: GammaTable) -> dict[int, set[str]]:
-    """The verdicts of each batch over the contexts with room for the cache."""
-    verdicts: dict[int, set[str]] = {}
-    for row, batch in enumerate(table.batch_sizes):
-        verdicts[batch] = set()
-        for verdict, has_room in zip(table.verdict[row], table.fits[row], strict=True):
-            if has_room:
-                verdicts[batch].add(verdict)
-    return verdicts
 
 
 def _about(tokens: float) -> str:
@@ -588,17 +577,12 @@ def commands_to_reproduce(data: ReportData) -> list[str]:
     """
     commands = [row.environment.command for row in data.measured]
     if data.plan is not None and data.command:
-        commands.append(_command_of(data.plan))
+        request = data.plan.request
+        named = {
+            "model": request.model,
+            "hardware": request.hardware,
+            "batch": request.batch_sizes,
+        }
+        commands.append(plan_command(named | given(request)))
     commands.append(data.command)
     return list(dict.fromkeys(command for command in commands if command))
-
-
-def _command_of(plan: Plan) -> str:
-    """The command line that asks for the plan."""
-    request = plan.request
-    named = {
-        "model": request.model,
-        "hardware": request.hardware,
-        "batch": request.batch_sizes,
-    }
-    return plan_command(named | given(request))
