@@ -181,7 +181,13 @@ def points_of(runs: Sequence[Sequence[TimedRequest]]) -> list[Measured]:
     """
     cells: dict[tuple[int, int], list[_RequestStep]] = {}
     for run in runs:
-        _require_no_draft(run)
+        per_event = tokens_per_event([run])
+        is_drafted = any(request.is_drafted for request in run)
+        if is_drafted or per_event > MAX_TOKENS_PER_EVENT:
+            raise ConfigError(
+                f"these requests drafted ({per_event:.2f} tokens per event): an engine's costs are "
+                "fitted to runs without a draft"
+            )
         for request in run:
             decoding = _decoding(request, run)
             if decoding is not None:
@@ -201,17 +207,6 @@ def points_of(runs: Sequence[Sequence[TimedRequest]]) -> list[Measured]:
         points.append(_point(decodings, is_judge=is_judge))
     check_enough([point.load for point in points])
     return points
-
-
-def _require_no_draft(run: Sequence[TimedRequest]) -> None:
-    """Refuses a run that had a draft: an engine's costs are fitted to runs without one."""
-    per_event = tokens_per_event([run])
-    is_drafted = any(request.is_drafted for request in run)
-    if is_drafted or per_event > MAX_TOKENS_PER_EVENT:
-        raise ConfigError(
-            f"these requests drafted ({per_event:.2f} tokens per event): an engine's costs are "
-            "fitted to runs without a draft"
-        )
 
 
 def _bin(size: float) -> int:

@@ -334,19 +334,19 @@ def _of_prompts(command: ServeCommand, served: Served) -> Iterator[Change]:
         gain,
         gain,
         f"Read prompts in parts of {usual:.0f} tokens, not {most}",
-        f"{_chunk_option(command)} {usual:.0f}",
+        f"{CHUNK_OPTIONS[command.engine]} {usual:.0f}",
         f"a prompt of {row.context_len} tokens takes {small.decoding.ttft_s:.2g} s to read, not "
         f"{prompt_s:.2g}",
     )
 
 
-def _chunk_option(command: ServeCommand) -> str:
-    return {
-        "vllm": "--max-num-batched-tokens",
-        "sglang": "--chunked-prefill-size",
-        "trtllm": "--max_num_tokens",
-        "llama.cpp": "--batch-size",
-    }[command.engine]
+CHUNK_OPTIONS = {
+    "vllm": "--max-num-batched-tokens",
+    "sglang": "--chunked-prefill-size",
+    "trtllm": "--max_num_tokens",
+    "llama.cpp": "--batch-size",
+}
+"""Each engine's option for the tokens of a prompt that one step reads."""
 
 
 def _of_exactness(command: ServeCommand) -> Iterator[Change]:

@@ -119,11 +119,11 @@ def _ranges(
     if not given and rule in ("ngram", "ngram-gpu"):
         return list(NGRAM_RANGES)
     shortest, longest = SWEPT_LENGTHS[rule]
-    return _in_order(min_ngrams or shortest, max_ngrams or longest)
-
-
-def _in_order(shortest: Sequence[int], longest: Sequence[int]) -> list[tuple[int, int]]:
-    pairs = [(low, high) for low, high in product(shortest, longest) if low <= high]
+    pairs = [
+        (low, high)
+        for low, high in product(min_ngrams or shortest, max_ngrams or longest)
+        if low <= high
+    ]
     if not pairs:
         raise ConfigError("no longest n-gram is as long as the shortest")
     return pairs
