@@ -173,10 +173,9 @@ def by_cause(refused: Sequence[str]) -> list[str]:
         counts[cause] += 1
     lines = []
     for cause, line in first.items():
-        num_more = counts[cause] - 1
-        if num_more:
-            line += f" (and {format_count(num_more, 'more row')})"
-        lines.append(line)
+        others = counts[cause] - 1
+        more = f" (and {format_count(others, 'more row')})" if others else ""
+        lines.append(f"{line}{more}")
     return lines
 
 
