@@ -131,7 +131,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def headline(self) -> str:
-        """What is wrong, else the change to make, in one line."""
+        """The fault, else the change to make, in one line."""
         if self.problems:
             return self.problems[0]
         return self.advice
