@@ -150,7 +150,10 @@ class Catalog:
         if name == "hardware":
             return self._devices()
         if name == "task":
-            return _tasks()
+            others: dict[str, list[str]] = {task: [] for task in TASKS}
+            for alias, task in ALIASES.items():
+                others[task].append(alias)
+            return {task: ", ".join(aliases) for task, aliases in others.items()}
         found = dict.fromkeys(self.models, "given when the page was started")
         for model in model_names():
             row = named_models().get(model)
@@ -286,14 +289,6 @@ class Catalog:
     def _given(self, *names: str) -> dict[str, tuple[str, ...]]:
         """The words on the command line for what was given."""
         return {name: self.sources[name] for name in names if name in self.sources}
-
-
-def _tasks() -> dict[str, str]:
-    """Each task with what it is called else."""
-    found: dict[str, list[str]] = {name: [] for name in TASKS}
-    for alias, name in ALIASES.items():
-        found[name].append(alias)
-    return {name: ", ".join(aliases) for name, aliases in found.items()}
 
 
 def _elsewhere(text: str) -> str:

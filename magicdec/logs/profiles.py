@@ -292,7 +292,11 @@ def _by_context(counts: SettingCounts) -> list[MeasuredRates]:
     for place, by_position in enumerate(counts.context_positions.tolist()):
         if by_position[0][columns.TRIED] < MIN_TRIALS:
             continue
-        middle = _middle(place)
+        # the middle of the range on a log scale; ranges double, and the first ends at its bound
+        if place == 0:
+            middle = float(CONTEXT_BOUNDS[0]) / math.sqrt(2.0)
+        else:
+            middle = float(CONTEXT_BOUNDS[place - 1]) * math.sqrt(2.0)
         table = MeasuredRates(
             budget=middle, context=middle, rates=[], stderr=[], trials=[]
         )
@@ -306,13 +310,6 @@ def _by_context(counts: SettingCounts) -> list[MeasuredRates]:
             table.trials.append(float(trials))
         tables.append(table)
     return tables
-
-
-def _middle(place: int) -> float:
-    """Middle of a range of context, on a log scale."""
-    if place == 0:
-        return float(CONTEXT_BOUNDS[0]) / math.sqrt(2.0)
-    return float(CONTEXT_BOUNDS[place - 1]) * math.sqrt(2.0)
 
 
 def _binomial_variance(rate: float, trials: int) -> float:

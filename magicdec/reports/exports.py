@@ -397,12 +397,21 @@ def _trtllm(plan: Deployment) -> str:
     if not can_speculate(plan):
         lines += _trtllm_serve(serve, has_file=bool(body))
         return comment(lines) + "".join(f"{line}\n" for line in body)
-    config = _trtllm_draft(plan, lines) | {"max_draft_len": plan.max_gamma}
+    method = plan.best.draft_method
+    config: dict[str, Any] = dict(load_engine("trtllm").draft_call(method))
+    if method == "ngram":
+        longest = _lookup_lengths(plan)["prompt_lookup_max"]
+        config["max_matching_ngram_size"] = longest
+    elif method == "mtp":
+        config["num_nextn_predict_layers"] = plan.best.gamma
+    else:
+        config["speculative_model"] = head_name(plan, lines)
+    config["max_draft_len"] = plan.max_gamma
     if plan.synthetic_tokens is not None:
         accepted = round(plan.synthetic_tokens - 1.0)
         serve = f"TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS={accepted} {serve}"
     lines += _trtllm_serve(serve, has_file=True)
-    if not METHODS[plan.best.draft_method].is_head:
+    if not METHODS[method].is_head:
         body.append("disable_overlap_scheduler: true")
     body.append("speculative_config:")
     for key, value in config.items():
@@ -466,18 +475,6 @@ def _trtllm_serve(command: str, *, has_file: bool) -> list[str]:
     if has_file:
         command += " --extra_llm_api_options THIS_FILE.yaml"
     return ["Serve with:", f"  {command}"]
-
-
-def _trtllm_draft(plan: Deployment, lines: list[str]) -> dict[str, Any]:
-    best = plan.best
-    config: dict[str, Any] = dict(load_engine("trtllm").draft_call(best.draft_method))
-    if best.draft_method == "ngram":
-        return config | {
-            "max_matching_ngram_size": _lookup_lengths(plan)["prompt_lookup_max"]
-        }
-    if best.draft_method == "mtp":
-        return config | {"num_nextn_predict_layers": best.gamma}
-    return config | {"speculative_model": head_name(plan, lines)}
 
 
 # How a replica is spread

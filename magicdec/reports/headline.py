@@ -117,22 +117,20 @@ def _headline_answer(
     predicted: Record | None,
 ) -> str:
     """The plan's choice, unless its configuration was measured."""
-    if data.plan is not None and measured is None:
-        return _first_line(data.plan).removesuffix(".")
-    if not any(
-        row.is_speculative for row in data.rows
-    ):  # a plan without acceptance rates
+    plan = data.plan
+    if plan is not None and measured is None:
+        # the line that the answer begins with on a terminal, too
+        if len(plan.cases) == 1:
+            line = first_line(plan)
+        elif plan.offers:
+            line = to_buy(plan.offers, num_asked=len(plan.request.hardware))
+        else:
+            line = loads_lines(plan)[0]
+        return line.removesuffix(".")
+    # a plan without acceptance rates
+    if not any(row.is_speculative for row in data.rows):
         return UNKNOWN_ANSWER
     return _answer(reference, measured, predicted)
-
-
-def _first_line(plan: Plan) -> str:
-    """The line that an answer begins with on the terminal, too."""
-    if len(plan.cases) == 1:
-        return first_line(plan)
-    if plan.offers:
-        return to_buy(plan.offers, num_asked=len(plan.request.hardware))
-    return loads_lines(plan)[0]
 
 
 def _cases(plan: Plan | None) -> Iterable[str]:
@@ -534,20 +532,13 @@ def _where_to_leave_it_off(table: GammaTable, batch: int, never: Sequence[int]) 
         parts.append(
             f"at batch {_listing(never)}, where it pays at no context up to {longest}"
         )
-    start = _break_even_of(table, batch)
-    if start is not None and batch not in never:
+    start = None
+    if batch in table.batch_sizes and batch not in never:
+        start = table.break_even_context[table.batch_sizes.index(batch)]
+    # a draft that pays from the shortest context on is nowhere to be left off
+    if start is not None and start > min(table.context_lens):
         parts.append(f"below a context of {_about(start)} at batch {batch}")
     return "; and ".join(parts)
-
-
-def _break_even_of(table: GammaTable, batch: int) -> float | None:
-    """The context from which the draft pays at a batch, where that is not the shortest one."""
-    if batch not in table.batch_sizes:
-        return None
-    start = table.break_even_context[table.batch_sizes.index(batch)]
-    if start is None or start <= min(table.context_lens):
-        return None
-    return start
 
 
 def _about(tokens: float) -> str:

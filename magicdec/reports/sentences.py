@@ -120,21 +120,20 @@ def devices_of(row: Candidate) -> str:
 def first_line(case: CaseAnswer) -> str:
     """The action with its gain and probability, or why no draft is chosen; before it, which
     measured draft does not work."""
-    return " ".join([*case.choice.faults, _action(case)])
-
-
-def _action(case: CaseAnswer) -> str:
     choice = case.choice
     row = choice.row
     where = f"{users_of(row)} on {devices_of(row)}"
     if not row.is_speculative:
+        # a fault says already why the measured draft is not taken
         why = "" if choice.faults else _why_not(choice)
-        return f"Serve {where} without a draft{why}."
-    action = "Serve"
-    if row.gain.probability < QUITE_SURE:
-        action = "Try serving"
-    gain = gain_of(row, on_texts(choice))
-    return f"{action} {where} with {drafting_of(row)}: {gain}."
+        action = f"Serve {where} without a draft{why}."
+    else:
+        verb = "Serve"
+        if row.gain.probability < QUITE_SURE:
+            verb = "Try serving"
+        gain = gain_of(row, on_texts(choice))
+        action = f"{verb} {where} with {drafting_of(row)}: {gain}."
+    return " ".join([*choice.faults, action])
 
 
 def on_texts(choice: Choice) -> str:

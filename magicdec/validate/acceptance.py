@@ -250,7 +250,9 @@ def outcomes(rates: Sequence[Rate], mean: Array, deviation: Array) -> pd.DataFra
                 "kind": at.kind,
                 "group": at.group,
                 "task": at.task_class,
-                "temperature": _temperature(at),
+                "temperature": (
+                    "unknown" if at.temperature is None else f"{at.temperature:g}"
+                ),
                 "context": _context(at),
                 "is_windowed": _is_windowed(at),
                 "checkpoint": at.checkpoint,
@@ -277,12 +279,6 @@ def tokens_per_step(logit: Array, gamma: Array) -> Array:
     """Tokens per step at constant rates, given as logits."""
     rate = 1.0 / (1.0 + np.exp(-logit))
     return np.asarray((1.0 - rate ** (gamma + 1)) / (1.0 - rate))
-
-
-def _temperature(at: Situation) -> str:
-    if at.temperature is None:
-        return "unknown"
-    return f"{at.temperature:g}"
 
 
 def _is_windowed(at: Situation) -> bool:

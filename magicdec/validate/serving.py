@@ -498,7 +498,11 @@ def validate_serving(
         deviations = _without_source(rows, leave_out)
     unseen: dict[str, LeftOut] = {}
     if left_out:
-        bases = _fitted_engines(rows)
+        bases = {}
+        for engine_name in dict.fromkeys(row.engine for row in rows):
+            engine = load_engine(engine_name)
+            if engine.fitted_devices:
+                bases[engine_name] = engine
         for kind in LEFT_OUT:
             predicted = left_out_predictions(rows, bases, kind)
             log_error = np.log(predicted / measured)
@@ -532,16 +536,6 @@ class LeftOut(NamedTuple):
         error = np.expm1(self.log_error[known])
         summary = ErrorSummary.of(error, self.deviation[known])
         return summary.mape, summary.coverage
-
-
-def _fitted_engines(rows: Sequence[ServingRow]) -> dict[str, EngineProfile]:
-    """The rows' engines whose profiles were fitted to measurements."""
-    engines = {}
-    for name in dict.fromkeys(row.engine for row in rows):
-        engine = load_engine(name)
-        if engine.fitted_devices:
-            engines[name] = engine
-    return engines
 
 
 def _group_names(row: ServingRow) -> tuple[str, str, str]:

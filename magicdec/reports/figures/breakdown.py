@@ -352,8 +352,18 @@ def roofline(data: ReportData) -> Chart | None:
         caption += " Solid line: the device's nominal ceiling; dashed: as fitted to linear layers."
     _whole_decades(axes)
     axes.legend(loc="lower right")
+    title = "How near each operation comes to the device's ceilings"
+    attention = []
+    for mark in marks:
+        if mark.part == "verify" and "attention" in mark.op.op:
+            attention.append(mark.intensity)
+    if attention:
+        title = (
+            f"Verification's attention does {max(attention):.2g} FLOP per byte of what it "
+            "reads"
+        )
     return chart.told(
-        title=_roofline_title(marks),
+        title=title,
         caption=caption,
         table="Operations on the roofline",
         columns=[
@@ -415,16 +425,6 @@ def _draw_operation(chart: Chart, mark: Mark) -> None:
     chart.rows.append((mark.part, name, intensity, rate, ceiling))
     if mark.is_last:
         axes.plot([], [], marker, color=colour, ls="none", label=mark.part)
-
-
-def _roofline_title(marks: Sequence[Mark]) -> str:
-    attention = []
-    for mark in marks:
-        if mark.part == "verify" and "attention" in mark.op.op:
-            attention.append(mark.intensity)
-    if not attention:
-        return "How near each operation comes to the device's ceilings"
-    return f"Verification's attention does {max(attention):.2g} FLOP per byte of what it reads"
 
 
 def _whole_decades(axes: Axes) -> None:
