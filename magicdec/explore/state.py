@@ -84,9 +84,8 @@ def link(state: Request) -> str:
     """
     start = shown(START)
     always = ["model", "hardware"]
-    if (
-        state.task is not None or state.has_arrivals
-    ):  # which would bring a context of their own
+    # a text and arrivals bring lengths of their own, in place of the page's start
+    if state.task is not None or state.has_arrivals:
         always.append("context")
     differing = {}
     for name, text in shown(state).items():
@@ -189,9 +188,8 @@ class Catalog:
             values[CONTROLS[name].option or name] = self._value(name, text.strip())
         if values.get("draft") in DRAFT_CHOICES:
             values["draft_method"] = values.pop("draft")
-        if (
-            values.get("rate") is None and values.get("requests") is None
-        ):  # what a page still says of a rate that was taken away
+        if values.get("rate") is None and values.get("requests") is None:
+            # what a page still says of a rate that was taken away
             for name in OF_ARRIVALS:
                 values.pop(name, None)
         if values.get("requests") is None:

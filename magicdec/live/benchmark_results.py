@@ -32,6 +32,8 @@ from magicdec.live.drive import MIN_STEPS, Measured, SentLoad, check_enough
 from magicdec.units import GIGA, MILLI
 
 MAX_PREFILL_SHARE = 0.1
+"""Share of a request's decoding that others may wait for their prompts, where only its first and last
+token have a time."""
 MAX_TOKENS_PER_EVENT = 1.5
 """Median of a run that only a draft explains; an engine whose reader lags puts up to two tokens in
 an event.

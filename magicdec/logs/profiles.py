@@ -28,6 +28,7 @@ from magicdec.perfmodel import (
 )
 
 NGRAM_GAMMAS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
+"""Gammas of a sweep, dense where one more token changes most."""
 NGRAM_RANGES = (
     (1, 3),
     (1, 5),
@@ -339,12 +340,14 @@ def _spread(counts: SettingCounts) -> float:
         + rate**2 * sums[columns.TRIED_SQUARED]
     )
     variance = (squares - rate * (1.0 - rate) * tried) / pairs
+    # few requests give a variance below 0, or above 1/4, which rates of 0 and 1 alone would have
     return math.sqrt(min(max(variance, 0.0), 0.25))
 
 
 def _deviation(law: Law, gamma: int, relative: float) -> float:
     """The law's error for which its tokens per step have this relative error: all rates move
     together."""
+    # rates to the power of e^±3 are next to 0 and 1: no error is larger
     largest = 3.0
 
     def excess(deviation: float) -> float:

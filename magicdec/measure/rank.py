@@ -47,7 +47,8 @@ Keys = Mapping[str, SpeculationSpec]
 """A request's configurations by their keys in a records file."""
 BeforeGroup = Callable[[Sequence[SpeculationSpec]], object]
 GROUP_SIZE = 10
-"""Configurations that are interleaved with each other, and recorded together."""
+"""Configurations that are interleaved with each other, and recorded together: the more, the farther
+apart in time are the repetitions of one; the fewer, the less is lost when a run is cut off."""
 INCOMPLETE = "\ufffd"
 """A tokenizer's text for the first bytes of a character whose other bytes are still to come."""
 

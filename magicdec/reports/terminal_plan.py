@@ -290,6 +290,7 @@ def _ms(seconds: float) -> str:
 
 
 BREAKS_FIRST = 3
+"""Rank below which a column is worth more than names on one line."""
 
 
 class TerminalColumn(NamedTuple):
@@ -447,6 +448,7 @@ def _gamma_table(table: GammaTable, width: int) -> Table:
     """The best gamma by batch and context, with the speedup where there is room for it, and the
     context from which on it is above 1; the table's first context is only a bound."""
     contexts = table.context_lens
+    # characters of the batch, of "16 (1.23)" at each context, and of "faster from"
     wide = 6 + 10 * len(contexts) + 13 <= width
     rows = []
     for row, batch in enumerate(table.batch_sizes):

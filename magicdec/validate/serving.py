@@ -103,13 +103,16 @@ ROW_ERROR = 0.06
 OWN_SPREAD = 0.7
 """Standard deviation of an engine's own deviation, in units of a prior's spread."""
 CODE_STEP = 1e-3
+"""Step of the numerical slopes, in units of a prior's spread."""
 MAX_ROUNDS = 60
 LEAST_ERROR = 0.03
+"""An engine's error is not stated smaller: repetitions of a server differ by about as much."""
 UNSEEN_SHARE = 0.93
 """Share of left-out rows that the interval for rows of a further device, tp or model has to hold.
 Rows of one device are alike, so an interval that holds 90 % of the known rows holds fewer of the
 next."""
 MIN_ROWS = 12
+"""Rows below which a fit would be its priors."""
 MANY_REQUESTS = 512
 PRIORS = {
     "gemm_factor": Free(prior=1.0, spread=0.07),

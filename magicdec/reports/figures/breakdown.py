@@ -126,6 +126,7 @@ def _stacked(
     labels = [bar.label for bar in bars]
     axes.set_yticks(range(len(bars)), labels=labels)
     axes.set_ylim(len(bars) - 0.5, -0.5)
+    # beyond the longest bar stands its total
     axes.set_xlim(0, 1.17 * longest / unit)
     axes.grid(visible=False, axis="y")
     has = {name for bar in bars for name in bar.parts}
@@ -478,6 +479,7 @@ def _draw_roofs(axes: Axes, ceilings: Ceilings, intensities: Sequence[float]) ->
         **look,
     )
     _, top = axes.get_ylim()
+    # the roof's label stands above it
     axes.set_ylim(top=max(peak / GIGA * 2.5, top))
 
 

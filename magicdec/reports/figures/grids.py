@@ -79,9 +79,7 @@ def speedup_heatmap(data: ReportData) -> Chart | None:
     contexts = grid.contexts
     chart = Chart("heatmap", height=1.3 + 0.42 * len(batches))
     (axes,) = chart.axes
-    reach = math.log(1.25)
-    for cell in grid.cells.values():
-        reach = max(reach, abs(math.log(cell.speedup)))
+    reach = _reach(grid)
     for (b, c), cell in grid.cells.items():
         chart.rows.append(
             (batches[b], contexts[c], cell.speedup, cell.gamma, cell.verdict)
@@ -143,7 +141,8 @@ def best_drafts_by_device(plans: Sequence[Plan]) -> list[Chart]:
 
 
 def _reach(grid: Grid) -> float:
-    """The logarithm of the speedup that has the deepest colour."""
+    """The logarithm of the speedup that has the deepest colour. A grid whose gains all lie within
+    25 % stays pale."""
     deepest = max(abs(math.log(cell.speedup)) for cell in grid.cells.values())
     return max(deepest, math.log(1.25))
 
@@ -343,6 +342,7 @@ def _draw_cell(
         axes.text(c, b, "off", color=MUTED, **middle)
         return
     red, green, blue, _ = colour
+    # how bright a colour looks (ITU-R BT.601): ink on bright cells, paper on dark ones
     luminance = 0.299 * red + 0.587 * green + 0.114 * blue
     ink = CELL_INK
     if luminance < 0.55:
@@ -567,6 +567,7 @@ def _frontier(points: Sequence[ParetoPoint]) -> list[ParetoPoint]:
     frontier: list[ParetoPoint] = []
     highest = 0.0
     for point in known:
+        # a gain below 0.1 % is no further point, but clutter on the line
         if point.rate > highest * 1.001:
             frontier.append(point)
             highest = point.rate

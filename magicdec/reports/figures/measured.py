@@ -77,7 +77,7 @@ def acceptance_by_position(data: ReportData) -> Chart | None:
     deepest = max(row.gamma for row in drafts)
     axes.set(ylabel="acceptance rate", xlabel="position in the drafted block")
     axes.set_xticks(range(1, deepest + 1))
-    axes.set_ylim(top=1.02)
+    axes.set_ylim(top=1.02)  # marks at a rate of 1 are not cut off
     axes.legend(loc="best")
     if with_histogram:
         _histogram(chart, chart.axes[1], with_histogram)
@@ -186,7 +186,7 @@ def _position_series(
     axes = chart.axes[0]
     colour = SERIES[index % len(SERIES)]
     marker = MARKERS[index % len(MARKERS)]
-    offset = 0.06 * index
+    offset = 0.06 * index  # else intervals of several drafts would cover each other
     series = describe(row, symbol=GAMMA)
     predicted: Sequence[float] = []
     if guess is not None:
