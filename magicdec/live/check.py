@@ -234,6 +234,8 @@ def check_command(
     # every draft is compared with as many users
     fitting = msgspec.structs.replace(request, batch_sizes=(alone.batch_size,))
     found = _standing(command, model, reads_files=reads_files)
+    if command.speculation is not None and command.speculation.contradiction:
+        problems.append(command.speculation.contradiction)
     drafted = Drafted()
     if found is None or found.starts:
         drafted = _drafted(command, fitting, model)
@@ -671,8 +673,6 @@ def _drafted(command: ServeCommand, request: PlanRequest, model: ModelSpec) -> D
             row = other
             break
     notes = []
-    if speculation.contradiction:
-        notes.append(speculation.contradiction)
     if speculation.gamma is None:
         notes.append(f"gamma is the engine's default; {row.gamma}, the best, was taken")
     if speculation.tree is not None:
@@ -927,6 +927,8 @@ def _by_batch(command: ServeCommand, drafted: Drafted) -> list[Change]:
     most = over[batch]
     bands = ", ".join(f"{batch}: {gamma}" for batch, gamma in gammas.items())
     reason = "few sequences leave more room for drafts"
+    if gammas[min(gammas)] < gammas[here]:  # a mixture reads further experts for each
+        reason = "a step of few sequences pays more for each token that it verifies"
     if cost:
         # it is paid at every batch, also where the table's gamma is the one that runs now
         reason += (
