@@ -103,8 +103,8 @@ SAMPLINGS = {
     "top-k": SamplingSpec(temperature=1.2, top_k=4, seed=12),
     "top-p": SamplingSpec(temperature=1.0, top_p=0.8, seed=13),
 }
-VOCAB, NUM_TOKENS, BATCH, ROUNDS = 6, 4, 1000, 8
-PROMPT = [1, 4, 2, 2, 0, 5, 3, 1, 1, 4, 0, 2, 5, 5, 3, 0, 1, 2, 4, 3]
+VOCAB, NUM_TOKENS, BATCH, ROUNDS, ROUNDS_OF_HEADS = 5, 4, 1000, 3, 2
+PROMPT = [1, 4, 2, 2, 0, 4, 3, 1, 1, 4, 0, 2, 3, 4, 3, 0, 1, 2, 4, 3]
 
 
 @pytest.fixture(scope="module")
@@ -163,13 +163,15 @@ def chi_square_p_value(counts: np.ndarray, expected: np.ndarray) -> float:
 
 def sampled_cases() -> Iterator[Any]:
     """Every draft, each sort of head included, with every way of sampling: in the fast tests one of them each, in
-    turn, for the drafts that all tests go through; the others in the slow tests."""
+    turn, for the drafts that all tests go through; in the slow tests one more, and one of each sort of head; the rest
+    in the exhaustive ones."""
     for number, draft in enumerate([None, *ALL_DRAFTS]):
+        marks = [[], [pytest.mark.slow], [pytest.mark.exhaustive]]
+        if draft is not None and draft not in DRAFTS:
+            marks = [*marks[1:], marks[2]]
         for turn, name in enumerate(SAMPLINGS):
-            is_slow = number % len(SAMPLINGS) != turn or (
-                draft is not None and draft not in DRAFTS
-            )
-            yield pytest.param(draft, name, marks=[pytest.mark.slow] if is_slow else [])
+            place = (turn - number) % len(SAMPLINGS)
+            yield pytest.param(draft, name, marks=marks[place])
 
 
 @pytest.mark.parametrize(("draft", "sampling_name"), [*sampled_cases()])
@@ -179,21 +181,32 @@ def test_sampled_tokens_follow_the_exact_joint_distribution(
     toy_model: Transformer,
     joint: Callable[[SamplingSpec], np.ndarray],
 ) -> None:
-    """8000 continuations of one prompt against exact enumeration, chi-square at a false-alarm probability of 1e-4; of
-    heads at 1e-3."""
+    """3000 continuations of one prompt against exact enumeration, chi-square at a false-alarm probability of 1e-4; of
+    heads, each of whose prompts takes milliseconds, 2000 at 1e-3."""
     sampling = SAMPLINGS[sampling_name]
     expected = joint(sampling)
     assert abs(expected.sum() - 1) < 1e-9
-    counts, accepted = sampled_counts(toy_model, draft, sampling, ROUNDS)
-    assert counts.sum() == BATCH * ROUNDS
-    least = FALSE_ALARM
+    rounds, least = ROUNDS, FALSE_ALARM
     if draft is not None and ALL_DRAFTS[draft].draft_method in HEADS:
-        least = FALSE_ALARM_OF_HEADS
+        rounds, least = ROUNDS_OF_HEADS, FALSE_ALARM_OF_HEADS
+    counts, accepted = sampled_counts(toy_model, draft, sampling, rounds)
+    assert counts.sum() == BATCH * rounds
     assert chi_square_p_value(counts, counts.sum() * expected) > least
     if draft is not None:
         assert 0.02 < np.mean(accepted) < 0.98, (
             "a draft that is perfect or useless proves nothing"
         )
+
+
+@pytest.mark.slow
+def test_a_draft_accepted_a_tenth_too_often_would_show(
+    toy_model: Transformer, joint: Callable[[SamplingSpec], np.ndarray]
+) -> None:
+    """12000 continuations with a draft model, whose tokens are judged as those of every draft: acceptance a tenth too
+    high has a p-value of 1e-10 there."""
+    sampling = SAMPLINGS["temperature"]
+    counts, _ = sampled_counts(toy_model, "model", sampling, 4 * ROUNDS)
+    assert chi_square_p_value(counts, counts.sum() * joint(sampling)) > FALSE_ALARM
 
 
 def sampled_counts(
