@@ -78,7 +78,6 @@ COMPARED_GPUS = (
 DRAFT_CONTROLS = ("draft", "draft_method", "draft_budget")
 CHOOSE_THE_TEXT = f"choose your text under {MAIN['task'].label}"
 WAIT_S = 0.5
-"""Time between looks whether the asker has gone, or has withdrawn the question."""
 _drawing = threading.Lock()  # matplotlib keeps state between calls
 
 

@@ -184,8 +184,9 @@ def cgroup_free_bytes(
         for directory in (group, *group.parents):
             if not directory.is_relative_to(base):
                 break
-            # no limit is a word, or a file that is not there
-            with suppress(OSError, ValueError):
+            with suppress(
+                OSError, ValueError
+            ):  # no limit is a word, or a file that is not there
                 limit, used = (
                     float(int((directory / name).read_text())) for name in names
                 )

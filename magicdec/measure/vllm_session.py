@@ -174,8 +174,9 @@ class VllmSession:
             }
             method = "streamingllm"
             for speculation in request.speculations:
-                # an engine that was not started with top-k keeps no scores of pages
-                if speculation.draft_method == "topk":
+                if (
+                    speculation.draft_method == "topk"
+                ):  # it prepares itself when it is started
                     method = "topk"
             arguments["additional_config"] = {
                 CONFIG_KEY: {"draft_budget": smallest, "draft_method": method}

@@ -8,7 +8,6 @@ from magicdec.naming import draft_name
 from magicdec.schema import WORTH_MEASURING, Candidate, Choice, Gain, OfTask, Outlook
 from magicdec.units import format_percent
 
-NONE_IS_FASTER = "no draft is faster"
 CHANGES = 0.02
 """Loss of tokens per second from which another text is said to change the choice."""
 
@@ -53,22 +52,25 @@ def _break_even(row: Candidate) -> str:
 
 def task_lines(outlook: Outlook | None) -> list[str]:
     """A line for each class of text where none was named: the choice's gain, and what is faster; one
-    line for those of which the same is said."""
+    line for those on which no draft is."""
     if outlook is None:
         return []
-    tasks: dict[str, list[str]] = {}
+    lines = []
+    without = []
     for task in outlook.tasks:
-        tasks.setdefault(_gains_on(task), []).append(task.task)
-    none = tasks.pop(NONE_IS_FASTER, [])
-    if none:
-        tasks[NONE_IS_FASTER] = none
-    return [f"On {', '.join(names)}: {gains}." for gains, names in tasks.items()]
+        drafts = task.own.high > task.own.low
+        if not drafts and task.changes < CHANGES:
+            without.append(task.task)
+        else:
+            lines.append(_on(task, drafts=drafts))
+    if without:
+        lines.append(f"On {', '.join(without)}: no draft is faster.")
+    return lines
 
 
-def _gains_on(task: OfTask) -> str:
+def _on(task: OfTask, *, drafts: bool) -> str:
     """A text's gain with the chosen draft, and with its own best one where that is faster."""
     parts = []
-    drafts = task.own.high > task.own.low
     if drafts:
         parts.append(_gain(task.own))
     if task.changes >= CHANGES:
@@ -77,7 +79,7 @@ def _gains_on(task: OfTask) -> str:
         else:
             name = draft_name(task.draft, task.draft_method, task.draft_budget)
             parts.append(f"{name}, gamma {task.gamma}, {_gain(task.best)}")
-    return "; best ".join(parts) or NONE_IS_FASTER
+    return f"On {task.task}: {'; best '.join(parts)}."
 
 
 def _gain(gain: Gain) -> str:

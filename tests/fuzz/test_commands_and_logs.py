@@ -35,6 +35,8 @@ from tests.fuzz.surfaces import (
 )
 from tests.fuzz.test_loads import MANY, NUMBER, right, text_of
 
+if MANY == 1:
+    pytestmark = pytest.mark.usefixtures("few_requests")
 DRAWN = settings(
     max_examples=6 * MANY,
     deadline=None,

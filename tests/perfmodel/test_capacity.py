@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from magicdec.perfmodel.rate import capacity, layouts, load, trials
 from magicdec.schema.plan import Percentiles, Plan, load_plan
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
+from tests.few import few_requests
 
 CHAT = {
     "model": "llama-3.1-8b", "hardware": "h100", "context": 1000, "gen_len": 40, "rate": 12.0, "p95_ttft_ms": 120,
@@ -31,17 +31,17 @@ CHAT = {
 }  # fmt: skip
 
 
+pytestmark = pytest.mark.usefixtures("few_requests")
+
+
 @pytest.fixture(scope="module")
-def answer() -> Iterator[Plan]:
-    """Of loads of 300 requests instead of thousands."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(load, "MIN_REQUESTS", 300)
-        patched.setattr(load, "MAX_REQUESTS", 300)
-        yield magicdec.plan(**CHAT)
+def answer() -> Plan:
+    with few_requests():
+        return magicdec.plan(**CHAT, draft="eagle3")
 
 
 def write_trace(path: Path) -> Path:
-    """150 requests at 4/s, of which all but the first have a prefix cached."""
+    """60 requests at 4/s, of which all but the first have a prefix cached."""
     rows = (
         {
             "timestamp": 250 * i,
@@ -49,7 +49,7 @@ def write_trace(path: Path) -> Path:
             "output_length": 30,
             "hash_ids": [1, i + 9],
         }
-        for i in range(150)
+        for i in range(60)
     )
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -261,11 +261,11 @@ def test_the_command_says_devices_with_and_without_a_draft(tmp_path: Path) -> No
 
 
 def test_a_rate_that_rises_takes_the_devices_of_its_peak_not_of_its_mean() -> None:
-    """From 2 to 30 requests per second, as many in all as at 16."""
+    """From 2 to 30 requests per second, as many in all as at 16: 128 of them."""
     options = CHAT | {"draft": "none", "tp": 1}
     del options["rate"]
     constant, rising = (
-        magicdec.plan(**options, rate=rate).traffic for rate in (16.0, "2@0,30@60")
+        magicdec.plan(**options, rate=rate).traffic for rate in (16.0, "2@0,30@8")
     )
     assert constant is not None
     assert rising is not None

@@ -171,6 +171,7 @@ def test_one_gamma_is_weighed_against_the_table_by_batch() -> None:
         "draft": "eagle3",
         "context_lens": (1024,),
         "acceptance_rate": (0.8,),
+        "reaches": "none",
     }
     for batch, engine in ((64, "vllm"), (4, "vllm"), (64, "sglang")):
         document = make_plan(PlanRequest(**case, batch_sizes=(batch,), engine=engine))
@@ -304,7 +305,13 @@ def test_autoregressive_decoding_is_compared_at_its_own_best_batch() -> None:
 
 def test_no_row_of_the_frontier_beats_another_in_both() -> None:
     rows = make_plan(
-        PlanRequest(num_gpus=8, context_lens=(8192,), acceptance=(STREAMING,))
+        PlanRequest(
+            num_gpus=4,
+            context_lens=(8192,),
+            acceptance=(STREAMING,),
+            draft="self",
+            reaches="none",
+        )
     ).pareto
     latencies, rates = (
         [r.tpot_s for r in rows],
@@ -684,6 +691,7 @@ def test_a_bare_name_takes_the_fewest_devices_that_hold_the_model_and_its_batch(
 
 def test_a_number_in_front_of_a_device_is_that_of_gpus() -> None:
     asked = {"model": "llama-3.1-70b", "batch_sizes": (16,), "context_lens": (4096,)}
+    asked |= {"draft": "ngram", "reaches": "none"}
     counted = make_plan(PlanRequest(**asked, hardware=("4xh100",)))
     given = make_plan(PlanRequest(**asked, hardware=("h100-sxm-80gb",), num_gpus=4))
     assert counted.best == given.best
@@ -695,6 +703,7 @@ def test_a_number_in_front_of_a_device_is_that_of_gpus() -> None:
 
 def test_a_batch_beyond_what_fits_is_answered_for_what_does() -> None:
     asked = {"model": "qwen2.5-72b", "hardware": ("4xh100",), "context_lens": (8192,)}
+    asked |= {"reaches": "none"}
     answer = make_plan(PlanRequest(**asked, batch_sizes=(64,)))
     most = answer.best.batch_size
     assert most < 64
@@ -763,10 +772,3 @@ def test_the_path_that_was_priced_stands_with_the_breakdown_and_in_a_note() -> N
     of_head = magicdec.plan(**given, batch=[4], draft="eagle3")
     assert of_head.path == "V2 runner: overlapped, whole graphs"
     assert not [note for note in of_head.notes if "is priced as" in note]
-
-
-def test_without_a_context_a_model_is_planned_at_the_longest_that_it_reads() -> None:
-    request = PlanRequest(model="olmo-2-7b", hardware=("h100",), batch_sizes=(1,))
-    document = make_plan(request)
-    assert document.context_len == 4096
-    assert any("olmo-2-7b reads at most 4096 tokens" in note for note in document.notes)
