@@ -5,6 +5,7 @@ help groups them.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import sys
@@ -178,6 +179,8 @@ PlanFile = Annotated[
 
 FEW_OPTIONS = 9
 """Commands with at most this many options show them as one list."""
+DIGITS = re.compile(r"[0-9]{1,9}")
+DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 LISTED = re.compile(r"<list\[(\w+)\]>")
 """How typer shows the values of an option that is given once for each."""
 CLICK_KINDS: Mapping[str, type] = {
@@ -221,9 +224,30 @@ def kind_of(param: Any) -> type | None:
     return None
 
 
+def _plain(param: Any, kind: type, text: str) -> Any:
+    """A choice by its name, a number in digits, a file that is not there yet, where no limits are
+    set; other text as it is.
+    """
+    if issubclass(kind, StrEnum) and text in list(kind):
+        return kind(text)
+    described = getattr(param, "type_descriptor", None)
+    limits = getattr(described, "parameter_info", None)
+    if limits is None:
+        return text
+    if kind is Path:
+        if not (limits.exists or limits.resolve_path or os.path.exists(text)):
+            return Path(text)
+    elif limits.min is None and limits.max is None:
+        if kind is int and DIGITS.fullmatch(text):
+            return int(text)
+        if kind is float and DECIMAL.fullmatch(text):
+            return float(text)
+    return text
+
+
 class LazyOption(TyperOption):
-    """An option that converts only what it must: neither one that is not stated, nor text that is
-    wanted as text. Typer makes a converter of pydantic's for every option of a command, which takes
+    """An option that typer converts only where it must: neither one that is not stated, nor what is
+    plain. Typer makes a converter of pydantic's for every option of a command, which takes
     as long as a third of a plan.
     """
 
@@ -233,7 +257,9 @@ class LazyOption(TyperOption):
         if value is None and self.multiple:
             ready = ()
         is_absent = value is None and not self.required
-        if is_absent or (kind is not None and isinstance(value, kind)):
+        if kind is not None and isinstance(value, str):
+            ready = _plain(self, kind, value)
+        if is_absent or (kind is not None and isinstance(ready, kind)):
             return self.callback(ctx, self, ready) if self.callback else ready
         return super().process_value(ctx, value)
 
@@ -268,6 +294,9 @@ class Command(TyperCommand):
     """A command whose options are listed in groups, where they are many, and which reads engines'
     names for them.
     """
+
+    def get_params(self, ctx: Any) -> Any:
+        return _light(super().get_params(ctx))  # --help among them, which click adds
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         names: list[str] = []
