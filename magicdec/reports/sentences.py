@@ -845,7 +845,7 @@ def next_line(answer: Plan, *, every: bool) -> str:
         use = "run --plan plan.json"
         if answer.engine in ENGINE_TITLES:
             use = f"export {answer.engine} plan.json"
-        return f"add -o plan.json, then magicdec {use}{more}"
+        return f"add -o plan.json; magicdec {use}{more}"
     if answer.needs_acceptance and not answer.candidates:
         return f"give --acceptance-rate or --acceptance FILE{more}"
     return f"magicdec explore tries other loads and devices{more}"

@@ -535,7 +535,7 @@ def _print_traffic(
     if sure:
         console.print(sure)
     steady = arrivals_line(traffic.best)
-    if steady:
+    if steady and every:
         console.print(steady)
     simulated = f"{traffic.num_requests} requests simulated"
     console.print(f"{asked_of_traffic(answer, traffic)}; {simulated}")
@@ -582,12 +582,18 @@ TRAFFIC_COLUMNS = (
     TerminalColumn("TTFT ms", _percentiles("ttft", MILLI)),
     TerminalColumn("TPOT ms", _percentiles("tpot", MILLI)),
     TerminalColumn("request s", _percentiles("request", 1.0)),
-    TerminalColumn("kept/s", lambda load: format_number(load.goodput_per_s)),
+    TerminalColumn("kept/s", lambda load: format_number(load.goodput_per_s), rank=3),
     TerminalColumn(
-        "waiting", lambda load: format_number(load.mean_waiting), _differs("rate_per_s")
+        "waiting",
+        lambda load: format_number(load.mean_waiting),
+        _differs("rate_per_s"),
+        rank=4,
     ),
     TerminalColumn(
-        "preempted", lambda load: str(load.preemptions), _differs("rate_per_s")
+        "preempted",
+        lambda load: str(load.preemptions),
+        _differs("rate_per_s"),
+        rank=5,
     ),
 )
 """Percentiles are p50/p95/p99; a table of one rate fits 80 characters."""

@@ -170,7 +170,9 @@ def test_the_drafts_simulated_at_each_tp_are_the_three_that_serve_most(
     ((8, 8, 8), (4, 6, 9), ["2.00 times as fast at 1 requests/s, 1.33 times at 2, and it stops paying below 4"]),
     ((8, 8, 8), (4, 6, None), ["2.00 times as fast at 1 requests/s, 1.33 times at 2, and it stops paying below 4"]),
     ((8, 8, None), (4, 6, 9), ["2.00 times as fast at 1 requests/s, 1.33 times at 2"]),
-    ((8, 8, 8), (8, 4, 4), ["does not pay at 1 requests/s, nor above"]),
+    ((8, 8, 8), (8, 8, 9), ["does not pay at 1 requests/s, nor above"]),
+    ((8, 8, 8), (8, 4, 5), ["2.00 times as fast at 2 requests/s, 1.60 times at 4"]),
+    ((8, 8, 8), (8, 4, 9), ["is 2.00 times as fast at 2 requests/s, and it stops paying below 4"]),
     ((None, None, None), (4, 4, 4), []),
 ])  # fmt: skip
 def test_a_note_says_up_to_which_rate_a_policy_pays(

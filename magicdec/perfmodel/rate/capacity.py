@@ -643,18 +643,25 @@ def _gains(
 
 
 def _paying(gains: list[tuple[float, float]]) -> str:
-    """From (rate, gain) by rising rate."""
-    paid = 0
-    while paid < len(gains) and gains[paid][1] >= 1.0 + LEAST_GAIN:
-        paid += 1
-    first_rate, first_gain = gains[0]
-    if paid == 0:
-        return f"speculation does not pay at {first_rate:.3g} requests/s, nor above"
-    rate, gain = gains[paid - 1]
-    text = f"the median request is {first_gain:.2f} times as fast at {first_rate:.3g} requests/s"
-    text += f", {gain:.2f} times at {rate:.3g}"
-    if paid < len(gains):
-        text += f", and it stops paying below {gains[paid][0]:.3g}"
+    """From (rate, gain) by rising rate: where speculation pays first, and up to where from there."""
+    pays = [gain >= 1.0 + LEAST_GAIN for _, gain in gains]
+    if not any(pays):
+        return f"speculation does not pay at {gains[0][0]:.3g} requests/s, nor above"
+    # few sequences may be too few: a mixture of experts then reads more of them to verify
+    start = pays.index(True)
+    end = start
+    while end + 1 < len(gains) and pays[end + 1]:
+        end += 1
+    rate, gain = gains[start]
+    text = f"the median request is {gain:.2f} times as fast at {rate:.3g} requests/s"
+    if start > 0:
+        idle_rate, _ = gains[start - 1]
+        text = f"speculation does not pay at {idle_rate:.3g} requests/s; {text}"
+    if end > start:
+        rate, gain = gains[end]
+        text += f", {gain:.2f} times at {rate:.3g}"
+    if end + 1 < len(gains):
+        text += f", and it stops paying below {gains[end + 1][0]:.3g}"
     return text
 
 
