@@ -8,7 +8,9 @@ cosmic-ray makes the changes: an operator, a comparison, a number, a condition o
 the working tree by the folder's fast tests, until one fails: first those that run the changed line, then those of the
 same files, then those that enter the module, of each the quickest first, for as long as MOST_JUDGED_S. Which test runs
 which lines is found once, by coverage; `--keep` names a folder that holds it for the next call. Survivors are printed
-with their line. The exit code is 1 where a folder has more than one survivor in ten.
+with their line. A test that fails must pass without the change, after the same tests: one that fails then too judges
+nothing any more. A judge that dies is asked a second time; a change whose second judge dies too is not judged, and no
+more noticed than one that survives. The exit code is 1 where a folder's tests notice fewer than nine in ten.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import signal
 import sys
 import tempfile
 import time
+import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -77,16 +80,23 @@ OPERATORS = re.compile(
 LEAST_KILLED = 0.9
 MOST_JUDGED_S = 40.0
 """Time that the tests of one change take without it, where none fails."""
-MOST_TEST_S = 10.0
-"""Slower tests judge nothing."""
-MOST_FILE_S = 300.0
-NO_END_FACTOR = 3.0
+MOST_TEST_S = 3.0
+"""Of the processor's time. Slower tests judge nothing."""
+MOST_FIRST_S = 90.0
+"""The first time, when functions are compiled."""
+MOST_FILE_S = 600
+NO_END_FACTOR = 10.0
 """A test that takes so much longer than any that judges comes to no end: noticed, since an endless loop would be."""
+ALL_FACTOR = 3.0
+"""Of the time that the judging tests take: more of the processor's is no end."""
+WAITING_FACTOR = 5.0
+"""A judge that has not ended after so much more time than the processor may work tells nothing: others use it too."""
 COMPILATION_S = 90.0
 """More for changes of what numba compiles."""
 MOST_BYTES = 12 << 30
 """Address space of a judge, against changes that allocate without end."""
 NO_END = "no end"
+DIED = "not judged"
 NOT_COPIED = (
     ".git",
     ".venv*",
@@ -152,31 +162,34 @@ def drawn(folder: str, seed: int) -> list[Change]:
 # Judges
 
 
-def apart(copy: Path, limit_s: float, work: Callable[..., Any], *given: Any) -> Any:
-    """What a function returns in a process of its own, at work in the copy; NO_END beyond the limit, and where the
-    process dies."""
+def apart(copy: Path, limit_s: int, work: Callable[..., Any], *given: Any) -> Any:
+    """What a function returns in a process of its own, at work in the copy. NO_END: the processor worked longer than
+    the limit. DIED: the process ended of anything else, or waits."""
     forked = multiprocessing.get_context("fork")
     here, there = forked.Pipe(duplex=False)
-    process = forked.Process(target=_at_work, args=(copy, there, work, given))
+    process = forked.Process(target=_at_work, args=(copy, limit_s, there, work, given))
     process.start()
     pid = process.pid
     assert pid is not None
     there.close()
     try:
-        return here.recv() if here.poll(limit_s) else NO_END
+        returned = here.recv() if here.poll(WAITING_FACTOR * limit_s) else DIED
     except EOFError:
-        return NO_END
+        process.join()
+        returned = NO_END if process.exitcode == -signal.SIGXCPU else DIED
     finally:
         with suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
         process.join()
+    return returned
 
 
 def _at_work(
-    copy: Path, there: Connection, work: Callable[..., Any], given: tuple[Any, ...]
-) -> None:
+    copy: Path, limit_s: int, there: Connection, work: Callable[..., Any], given: tuple[Any, ...]
+) -> None:  # fmt: skip
     os.setsid()
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (limit_s, 2 * limit_s))
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
@@ -191,20 +204,26 @@ def run_tests(tests: list[str], plugin: object, *options: str) -> int:
     return int(pytest.main([*plain, *options, *tests], plugins=[plugin]))
 
 
-class Watch:
-    """Which lines each test runs, and how long it takes."""
+def worked_s() -> float:
+    """The processor's time, with that of processes that have ended."""
+    return sum(os.times()[:4])
 
-    def __init__(self, measured: coverage.Coverage) -> None:
+
+class Watch:
+    """How long each test takes, and which lines it runs."""
+
+    def __init__(self, measured: coverage.Coverage | None = None) -> None:
         self.measured = measured
         self.seconds: dict[str, float] = {}
         self.not_passed: set[str] = set()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        self.measured.switch_context(item.nodeid)
-        begun = time.perf_counter()
+        if self.measured is not None:
+            self.measured.switch_context(item.nodeid)
+        begun_s = worked_s()
         result = yield
-        self.seconds[item.nodeid] = time.perf_counter() - begun
+        self.seconds[item.nodeid] = worked_s() - begun_s
         return result
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -218,7 +237,7 @@ def watched_in(copy: Path, modules: list[Path], tests: Path) -> dict[str, Watche
     measured = coverage.Coverage(data_file=None, config_file=False, include=sources)
     watch = Watch(measured)
     measured.start()
-    run_tests([str(tests)], watch, f"--timeout={MOST_TEST_S}")
+    run_tests([str(tests)], watch, f"--timeout={MOST_FIRST_S}")
     measured.stop()
     data = measured.get_data()
     found = {
@@ -231,6 +250,26 @@ def watched_in(copy: Path, modules: list[Path], tests: Path) -> dict[str, Watche
             for test in set(contexts) & set(found):
                 found[test].lines.setdefault(str(module), []).append(line)
     return found
+
+
+def quick(copy: Path, found: dict[str, Watched]) -> dict[str, Watched]:
+    """Those that take no longer than a judge may; a slow one is timed again, now that it has been compiled."""
+    slow = [test for test, seen in found.items() if seen.seconds > MOST_TEST_S]
+    if slow:
+        seconds = apart(copy, MOST_FILE_S, timed, slow)
+        if seconds in (NO_END, DIED):
+            seconds = {}
+        for test in slow:
+            again_s = seconds.get(test, MOST_FIRST_S)
+            found[test] = found[test]._replace(seconds=again_s)
+    return {test: seen for test, seen in found.items() if seen.seconds <= MOST_TEST_S}
+
+
+def timed(tests: list[str]) -> dict[str, float]:
+    """The time of each test that passes."""
+    watch = Watch()
+    run_tests(tests, watch, f"--timeout={MOST_FIRST_S}")
+    return {test: seconds for test, seconds in watch.seconds.items() if test not in watch.not_passed}  # fmt: skip
 
 
 def watched(copy: Path, folder: str, keep: Path) -> dict[str, Watched]:
@@ -246,9 +285,9 @@ def watched(copy: Path, folder: str, keep: Path) -> dict[str, Watched]:
         kept = keep / f"{folder}-{tests.stem}-{digest.hexdigest()[:16]}.json"
         if not kept.exists():
             of_file = apart(copy, MOST_FILE_S, watched_in, copy, modules, tests)
-            if of_file == NO_END:
-                sys.exit(f"{tests} takes more than {MOST_FILE_S:.0f} s, or ends the process")  # fmt: skip
-            kept.write_bytes(msgspec.json.encode(of_file))
+            if of_file in (NO_END, DIED):
+                sys.exit(f"{tests} takes more than {MOST_FILE_S} s, or ends the process")  # fmt: skip
+            kept.write_bytes(msgspec.json.encode(quick(copy, of_file)))
         found |= msgspec.json.decode(kept.read_bytes(), type=dict[str, Watched])
     return found
 
@@ -310,48 +349,77 @@ def what_changed(before: str, after: str) -> str:
     return "the end"
 
 
-def verdict(copy: Path, change: Change, tests: list[str], number: int) -> tuple[str, str | None]:  # fmt: skip
-    """What changes, and the first test that fails."""
-    path = copy / change.module
-    before = path.read_text(encoding="utf-8")
-    written = path.stat()
-    after: Any = mutate_code(before, get_operator(change.operator)(), change.occurrence)
-    most_test_s = NO_END_FACTOR * MOST_TEST_S
-    if "numba" in before:
-        most_test_s += COMPILATION_S
-    path.write_text(after, encoding="utf-8")
-    os.utime(
-        path, (number, number)
-    )  # two changes of a second are two to the caches of bytecode and of numba
-    try:
-        limit_s = NO_END_FACTOR * MOST_JUDGED_S + most_test_s
-        failed = None
-        if tests:
-            failed = apart(copy, limit_s, first_failure, tests, most_test_s)
-    finally:
-        path.write_text(before, encoding="utf-8")
-        os.utime(path, ns=(written.st_atime_ns, written.st_mtime_ns))
-    return what_changed(before, after), failed
+class Judge:
+    """Of one folder's changes."""
+
+    def __init__(self, copy: Path, tests: dict[str, Watched]) -> None:
+        self.copy = copy
+        self.tests = tests
+        self.sound: set[str] = set()
+        """Tests that failed with a change and passed without it."""
+
+    def failure(self, tests: list[str], most_test_s: float) -> str | None:
+        """The first test that fails in the copy as it is."""
+        limit_s = round(ALL_FACTOR * MOST_JUDGED_S + most_test_s)
+        for _ in range(2):
+            failed: str | None = apart(self.copy, limit_s, first_failure, tests, most_test_s)  # fmt: skip
+            if failed != DIED:
+                break
+        return failed
+
+    def verdict(self, change: Change) -> tuple[str, str | None]:
+        """What changes, and the first test that fails."""
+        path = self.copy / change.module
+        before = path.read_text(encoding="utf-8")
+        operator = get_operator(change.operator)()
+        after: Any = mutate_code(before, operator, change.occurrence)
+        what = what_changed(before, after)
+        most_test_s = NO_END_FACTOR * MOST_TEST_S
+        if "numba" in before:
+            most_test_s += COMPILATION_S
+        while tests := judges(change, self.tests):
+            written = path.stat()
+            path.write_text(after, encoding="utf-8")
+            # the caches of bytecode and of numba tell contents apart by seconds and length
+            seconds = zlib.crc32(after.encode())
+            os.utime(path, (seconds, seconds))
+            try:
+                failed = self.failure(tests, most_test_s)
+            finally:
+                path.write_text(before, encoding="utf-8")
+                os.utime(path, ns=(written.st_atime_ns, written.st_mtime_ns))
+            if failed not in self.tests or failed in self.sound:
+                return what, failed
+            same = tests[: tests.index(failed) + 1]
+            unsound = self.failure(same, most_test_s)
+            if unsound not in self.tests:
+                self.sound.add(failed)
+                return what, failed
+            print(f"without a change too: {unsound}", flush=True)
+            del self.tests[unsound]
+        return what, None
 
 
 def judged(copy: Path, folder: str, keep: Path, given: argparse.Namespace) -> float:
     """Print a folder's survivors; return the share that was noticed."""
     tests = watched(copy, folder, keep)
+    judge = Judge(copy, tests)
     found = drawn(folder, given.seed)[given.skip :][: given.number]
-    killed = endless = 0
+    killed = endless = died = 0
     begun = time.monotonic()
-    for number, change in enumerate(found, 1):
-        chosen = judges(change, tests)
-        what, failed = verdict(copy, change, chosen, number)
-        killed += failed is not None
+    for change in found:
+        what, failed = judge.verdict(change)
+        survives = failed in (None, DIED)
+        killed += not survives
+        died += failed == DIED
         endless += failed is not None and failed.startswith(NO_END)
-        if failed is None or given.verbose:
+        if survives or given.verbose:
             print(f"{change.module}:{what}")
-            print(f"    {failed or f'survives {len(chosen)} tests'}", flush=True)
+            print(f"    {failed or f'survives {len(judges(change, tests))} tests'}", flush=True)  # fmt: skip
     each_s = (time.monotonic() - begun) / max(len(found), 1)
     print(
-        f"{folder}: {killed} of {len(found)} noticed, {endless} of them by coming to no end, {each_s:.1f} s each, "
-        f"by {len(tests)} tests",
+        f"{folder}, seed {given.seed}: {killed} of {len(found)} noticed, {endless} of them by coming to no end; "
+        f"{died} not judged; {each_s:.1f} s each, by {len(tests)} tests",
         flush=True,
     )
     return killed / max(len(found), 1)

@@ -173,10 +173,16 @@ class LoadRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         )
 
     @property
+    def users(self) -> int:
+        """Of a closed loop."""
+        assert self.concurrency is not None
+        return self.concurrency
+
+    @property
     def num_requests(self) -> float:
         """Requests of the load: the measured number, or ROUNDS for each user."""
         if self.rate_rps is None:
-            return ROUNDS * (self.concurrency or 1)
+            return ROUNDS * self.users
         return max(self.duration_s * self.rate_rps, 2.0)
 
     @property
@@ -227,7 +233,7 @@ class LoadRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """The outcome of the measured number of requests. `is_first`: the server saw no load
         before this one."""
         if self.rate_rps is None:
-            return self.closed(self.concurrency or 1, work=work)
+            return self.closed(self.users, work=work)
         requests = self._requests(int(self.num_requests))
         gaps = np.full(len(requests), 1.0 / self.rate_rps)
         if self.arrival.startswith("poisson"):

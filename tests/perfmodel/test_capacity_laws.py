@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from types import SimpleNamespace
 from typing import Any
 
@@ -263,6 +263,23 @@ def test_a_point_says_what_its_simulation_gives(
         assert point.tpot is not None
         assert point.tpot.p50 == pytest.approx(statistics.median(tpot))
     assert point.analytic_rate_per_s == pytest.approx(trial.layout.rate * replicas)
+
+
+@given(gains=st.lists(st.sampled_from([0.0, 0.7, 1.0, 1.01, 1.02, 1.5, 2.0]), min_size=1, max_size=5))  # fmt: skip
+def test_a_policy_pays_up_to_the_first_rate_at_which_it_does_not(
+    gains: list[float],
+) -> None:
+    """By a hundredth or more; what it gains at higher rates again is not told."""
+    rates = [float(2**number) for number in range(len(gains))]
+    said = capacity._paying(list(zip(rates, gains, strict=True)))
+    paying = list(takewhile(lambda pair: pair[1] >= 1.01, zip(rates, gains, strict=True)))  # fmt: skip
+    expected = "speculation does not pay at 1 requests/s, nor above"
+    if paying:
+        rate, gain = paying[-1]
+        expected = f"the median request is {gains[0]:.2f} times as fast at 1 requests/s, {gain:.2f} times at {rate:g}"
+        if len(paying) < len(gains):
+            expected += f", and it stops paying below {rates[len(paying)]:g}"
+    assert said == expected
 
 
 def test_costs_at_both_ends_are_those_of_a_step_and_of_prompts(trial: Trial) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -161,6 +162,17 @@ def test_times_are_read_in_the_units_that_logs_have(
     value: object, expected: float
 ) -> None:
     assert seconds(value) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("most", "unit"), [(1e11, 1.0), (1e14, 1e-3), (1e17, 1e-6), (1e20, 1e-9)]
+)
+def test_a_number_is_of_the_coarsest_unit_in_which_it_lies_before_the_year_5138(
+    most: float, unit: float
+) -> None:
+    """100,000 million seconds after 1970."""
+    for value in (most, math.nextafter(most, 0.0), most / 900.0):
+        assert seconds(value) == pytest.approx(value * unit)
 
 
 @pytest.mark.parametrize("value", ["yesterday", None, -1, True, float("nan")])
