@@ -211,7 +211,8 @@ def rejected_before(share: float, growth: float) -> float:
     y = share**SATURATION
     g = growth**SATURATION
     root = math.sqrt((1.0 - y) ** 2 + 4.0 * y / g)
-    solution = (root - (1.0 - y)) / 2.0
+    # not (root - (1 - y)) / 2, of which nothing is left where y is small
+    solution = 2.0 * y / g / (root + (1.0 - y))
     return float(solution ** (1.0 / SATURATION))
 
 
