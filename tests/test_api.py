@@ -72,8 +72,8 @@ def test_predict_is_the_plans_row_of_that_configuration() -> None:
     [
         ({"bach": 3}, "unknown option 'bach': did you mean batch?"),
         (
-            {"hardware": "a100-sxm-80g"},
-            "unknown hardware 'a100-sxm-80g': did you mean a100-sxm-80gb?",
+            {"hardware": "a100-sxn-80gb"},
+            "unknown hardware 'a100-sxn-80gb': did you mean a100-sxm-80gb?",
         ),
         ({"batch": "many"}, "batch must be a number like 4096 or 32k, not 'many'"),
         ({"batch": True}, "batch must be a whole number, not True"),

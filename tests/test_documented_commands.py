@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import typer.main
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from magicdec.cli import app, register_commands
@@ -39,6 +40,8 @@ SMALLER = {
     "profile-acceptance": "--num-prompts 2 --gen-len 8 --context 256 --draft-budget 32,64 --gamma 6 --quiet",
     "validate grid": "--profile local.toml --quiet",
 }
+TINY = "tiny-llama-3.2-1b"
+"""Stands for that model where weights are random: a billion of them take a minute."""
 WRITTEN = ("output", "records")
 """Parameters that name files to write."""
 ELSEWHERE = ("explore", "demo", "atlas")
@@ -235,6 +238,7 @@ def smaller(command: str) -> list[str]:
     """The words of a command that measures, with smaller numbers."""
     which = kind(command)
     words = [*shlex.split(command)[1:], *SMALLER[which].split()]
+    words = [TINY if word == "llama-3.2-1b" else word for word in words]
     if which == "validate grid" and "--quick" not in words:
         words = ["grid-small.toml" if word == "docs/grid.toml" else word for word in words]  # fmt: skip
         words += [] if "grid-small.toml" in words else ["--quick"]
@@ -246,7 +250,7 @@ def what_runs(words: list[str]) -> str:
     which = kind(shlex.join(["magicdec", *words]))
     given = words[len(which.split()) :]
     context = called(which).make_context(which, given, resilient_parsing=True)
-    measured = {k: v for k, v in context.params.items() if k not in WRITTEN}
+    measured = {k: v for k, v in sorted(context.params.items()) if k not in WRITTEN}
     return f"{which} {measured}"
 
 
@@ -268,17 +272,42 @@ def measured() -> dict[str, list[list[str]]]:
 MEASURED = measured()
 
 
+@pytest.fixture
+def small_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what --quick measures: all kinds, few of each, the smallest."""
+    pytest.importorskip("torch")
+    from magicdec.calibrate import engine, kernel_bench
+    from magicdec.validate import grid
+
+    for module, name, largest in (
+        (engine, "SAMPLED_SHAPES", 8000),
+        (engine, "GREEDY_SHAPES", 8000),
+    ):
+        shapes = [s for s in getattr(module, name) if s.batch_size * s.context_len < largest]  # fmt: skip
+        monkeypatch.setattr(module, name, tuple(shapes))
+    for name in ("LINEAR_TOKENS", "ATTENTION_SHAPES", "QUERY_LENGTHS"):
+        monkeypatch.setattr(kernel_bench, name, getattr(kernel_bench, name)[::4])
+    least = replace(
+        grid.QUICK_GRID, cases=((1, 300),), draft_budgets=(32,), gen_len=8, repetitions=1
+    )  # fmt: skip
+    monkeypatch.setattr(grid, "QUICK_GRID", least)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("small_shapes")
 @pytest.mark.parametrize("where", MEASURED)
 def test_commands_that_measure_run_with_smaller_numbers(
     where: str, place: Path, program: Program
 ) -> None:
     """What two commands would run alike is run once."""
-    pytest.importorskip("torch")
     (place / "grid-small.toml").write_text(
         'model = "embedded"\ndraft_methods = ["streamingllm"]\ndraft_budgets = [32]\ngammas = [1, 2]\n'
         "cases = [[1, 300]]\ngen_len = 8\nrepetitions = 1\n"
     )
+    config = json.loads((MODELS_DIRECTORY / "llama-3.2-1b.json").read_text())
+    config |= {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    (place / TINY).mkdir()
+    (place / TINY / "config.json").write_text(json.dumps(config))
     request = PlanRequest(
         model="embedded",
         tp_size=1,

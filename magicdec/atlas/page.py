@@ -38,9 +38,12 @@ class Section:
 def sections_of(cells: Sequence[AtlasCell]) -> Iterator[Section]:
     """One section for each model, device and format, in the order of the questions."""
     groups: dict[tuple[str, str], list[AtlasCell]] = defaultdict(list)
+    # the checkpoint's format, also on devices that serve none of the loads
+    formats: dict[str, str] = {}
     for cell in cells:
         groups[cell.model, cell.device].append(cell)
-    formats = _formats_of(cells)
+        if cell.answer is not None:
+            formats.setdefault(cell.model, cell.answer.weight_dtype)
     for (model, device), group in groups.items():
         weight_dtype = formats.get(model, "bf16")
         yield Section(
@@ -52,15 +55,6 @@ def sections_of(cells: Sequence[AtlasCell]) -> Iterator[Section]:
             cells=tuple(group),
             published=tuple(published_of(model, device)),
         )
-
-
-def _formats_of(cells: Sequence[AtlasCell]) -> dict[str, str]:
-    """The format of each model's weights, which is that of its checkpoint on every device."""
-    formats: dict[str, str] = {}
-    for cell in cells:
-        if cell.answer is not None:
-            formats.setdefault(cell.model, cell.answer.weight_dtype)
-    return formats
 
 
 def render_html(atlas: Atlas, cells: Sequence[AtlasCell]) -> str:

@@ -67,9 +67,8 @@ from magicdec.specs import (
 from magicdec.units import MICRO, MILLI
 
 SIMULATED_RATE = 0.7
+"""Acceptance imposed on timed steps, so their time does not depend on the prompt's text."""
 STEPS_PER_ROUND = 5
-
-
 SAMPLED_SHAPES = (
     EngineShape(1, 300, 72, 3), EngineShape(1, 3300, 200, 2), EngineShape(3, 1500, 320, 5),
     EngineShape(5, 700, 96, 1), EngineShape(5, 2600, 640, 3), EngineShape(10, 300, 160, 7),
@@ -91,13 +90,13 @@ GREEDY_SHAPES = (
 
 
 VLLM_STEPS_PER_RUN = 6
-"""Budgets of vLLM's shapes allow the pages that measured grids have."""
 VLLM_SAMPLED_SHAPES = (
     EngineShape(1, 700, 320, 2), EngineShape(1, 3500, 640, 5), EngineShape(3, 1500, 200, 3),
     EngineShape(3, 3300, 384, 1), EngineShape(6, 700, 200, 5), EngineShape(6, 2600, 640, 2),
     EngineShape(10, 1500, 384, 4), EngineShape(10, 3500, 320, 3), EngineShape(14, 700, 320, 1),
     EngineShape(14, 2600, 200, 4), EngineShape(20, 1500, 640, 3), EngineShape(20, 3300, 384, 2),
 )  # fmt: skip
+"""Their budgets allow the pages that measured grids have."""
 VLLM_GREEDY_SHAPES = (
     EngineShape(3, 1500, 384, 2),
     EngineShape(10, 2600, 320, 4),
@@ -480,6 +479,7 @@ which tells what a pass costs from what its layers cost."""
 PHASE_PRIOR_WEIGHT = 0.05
 FITTED_PHASES = ("autoregressive", "draft", "verify")
 SMALLEST_ERROR, LARGEST_ERROR = 0.03, 0.5
+"""Bounds of the error that a fitted profile states: a step timed again differs by about 3 %."""
 
 
 class EngineFit(NamedTuple):

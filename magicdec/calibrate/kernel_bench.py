@@ -55,9 +55,8 @@ def time_interleaved(
         for work in works:
             work.call()
             calls.append(work.call)
-            if is_cuda(
-                device
-            ):  # results are dropped, so all graphs can share their memory
+            if is_cuda(device):
+                # results are dropped, so all graphs can share their memory
                 calls[-1], _, pool = capture(work.call, pool)
         seconds: list[list[float]] = [[] for _ in works]
         for _ in range(rounds):

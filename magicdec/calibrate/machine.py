@@ -319,6 +319,7 @@ def _cpu_ceilings(dtype: str, clock: Clock) -> HardwareProfile:
 
 
 CUDA_PEAK_SIZE = 8192
+"""Rows and columns of the product that is timed for the peak: three such matrices exceed any cache."""
 
 
 def _cuda_ceilings(device: str, dtype: str) -> HardwareProfile:
@@ -427,9 +428,8 @@ def _rows(points: Sequence[TimedPoint], table: str) -> dict[str, np.ndarray]:
 def _base_engine(name: str, hardware_name: str) -> EngineProfile:
     """An engine ("ours", "vllm 0.32.0") before anything is measured."""
     known = load_engine(name.partition(" ")[0])
-    if (
-        known.name != "ours"
-    ):  # the catalog's constants are fitted to other devices; what the engine can do stays
+    if known.name != "ours":
+        # the catalog's constants are fitted to other devices; what the engine can do stays
         known = EngineProfile(name=known.name, drafts=known.drafts).with_constants(
             native_formats=known.kernels.native_formats,
             fused_experts=known.kernels.fused_experts,

@@ -26,6 +26,7 @@ PATIENCE_S = 10.0
 POLL_S = 0.1
 MOST_RUNNING = 4
 MOST_WAITING = 64
+"""Questions that are computed at once, each in a process of its own, and questions that may wait."""
 REMEMBERED = 32
 """Answers that are kept for further questions."""
 _processes: Any = multiprocessing.get_context("spawn")

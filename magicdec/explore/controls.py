@@ -39,6 +39,7 @@ Kind = Literal[
     "file",
 ]
 MAX_DIGITS = 12
+"""Characters of a number that are read: more than any price, length or rate has."""
 LONGEST_TEXT = 400
 """Characters of a rate that changes over time, or of a trace's columns."""
 EXAMPLES: dict[str, str] = {

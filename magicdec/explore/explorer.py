@@ -78,6 +78,7 @@ COMPARED_GPUS = (
 DRAFT_CONTROLS = ("draft", "draft_method", "draft_budget")
 CHOOSE_THE_TEXT = f"choose your text under {MAIN['task'].label}"
 WAIT_S = 0.5
+"""Time between looks whether the asker has gone, or has withdrawn the question."""
 _drawing = threading.Lock()  # matplotlib keeps state between calls
 
 

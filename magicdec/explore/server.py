@@ -170,9 +170,8 @@ class Handler(BaseHTTPRequestHandler):
             self._send(status, HTML, self.server.explorer.error(error))
         except ConnectionAbortedError:
             self.close_connection = True  # nobody reads an answer
-        except (
-            Exception
-        ):  # a bug: its traceback is shown here, and the client gets an answer
+        except Exception:
+            # a bug: its traceback is shown here, and the client gets an answer
             traceback.print_exc(file=sys.stderr)
             failure = FailedError(
                 "this question failed; its traceback is in the server's output"
@@ -308,9 +307,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         if self.close_connection:
             self.send_header("Connection", "close")
-        with contextlib.suppress(
-            ConnectionError
-        ):  # the page asked something newer and did not wait
+        # the page asked something newer and did not wait
+        with contextlib.suppress(ConnectionError):
             self.end_headers()
             self.wfile.write(body)
 

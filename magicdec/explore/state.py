@@ -84,9 +84,8 @@ def link(state: Request) -> str:
     """
     start = shown(START)
     always = ["model", "hardware"]
-    if (
-        state.task is not None or state.has_arrivals
-    ):  # which would bring a context of their own
+    # a text and arrivals bring lengths of their own, in place of the page's start
+    if state.task is not None or state.has_arrivals:
         always.append("context")
     differing = {}
     for name, text in shown(state).items():
@@ -150,7 +149,10 @@ class Catalog:
         if name == "hardware":
             return self._devices()
         if name == "task":
-            return _tasks()
+            others: dict[str, list[str]] = {task: [] for task in TASKS}
+            for alias, task in ALIASES.items():
+                others[task].append(alias)
+            return {task: ", ".join(aliases) for task, aliases in others.items()}
         found = dict.fromkeys(self.models, "given when the page was started")
         for model in model_names():
             row = named_models().get(model)
@@ -186,9 +188,8 @@ class Catalog:
             values[CONTROLS[name].option or name] = self._value(name, text.strip())
         if values.get("draft") in DRAFT_CHOICES:
             values["draft_method"] = values.pop("draft")
-        if (
-            values.get("rate") is None and values.get("requests") is None
-        ):  # what a page still says of a rate that was taken away
+        if values.get("rate") is None and values.get("requests") is None:
+            # what a page still says of a rate that was taken away
             for name in OF_ARRIVALS:
                 values.pop(name, None)
         if values.get("requests") is None:
@@ -286,14 +287,6 @@ class Catalog:
     def _given(self, *names: str) -> dict[str, tuple[str, ...]]:
         """The words on the command line for what was given."""
         return {name: self.sources[name] for name in names if name in self.sources}
-
-
-def _tasks() -> dict[str, str]:
-    """Each task with what it is called else."""
-    found: dict[str, list[str]] = {name: [] for name in TASKS}
-    for alias, name in ALIASES.items():
-        found[name].append(alias)
-    return {name: ", ".join(aliases) for name, aliases in found.items()}
 
 
 def _elsewhere(text: str) -> str:

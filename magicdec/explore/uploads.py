@@ -15,6 +15,7 @@ from magicdec.errors import ConfigError
 
 MOST_UPLOAD_BYTES = 32_000_000
 MOST_FILES = 8
+"""Files that are kept, the newest: nobody tells a server that a page was closed."""
 ENDINGS = (".csv", ".jsonl", ".ndjson", ".json")
 LONGEST_NAME = 60
 TOKEN = re.compile(r"[0-9a-f]{16}-[\w.-]{1,60}")

@@ -386,18 +386,6 @@ def bands(advice: Advice) -> tuple[BatchBand, ...]:
     """(first batch, last batch, gamma) at the observed context, without gaps from batch 1 on; one
     gamma where the engine takes more for following several than they gain over these batches.
     """
-    if _gain_by_batch(advice) <= 1.0:
-        return (BatchBand(1, advice.batch_sizes[-1], advice.best.gamma),)
-    policy = TableGamma(
-        batch_sizes=advice.batch_sizes,
-        context_lens=advice.context_lens,
-        gammas=tuple(tuple(gamma for gamma, _ in row) for row in advice.table),
-    )
-    return tuple(policy.bands(advice.situation.context_len))
-
-
-def _gain_by_batch(advice: Advice) -> float:
-    """Times as fast by the table's gammas as by the best one alone, after the engine's cost."""
     situation = advice.situation
     context = situation.context_len
     gains = []
@@ -405,7 +393,15 @@ def _gain_by_batch(advice: Advice) -> float:
         choices = choices_at(situation, batch, context, over=advice.best.gamma)
         gains.append(best_of(choices).gain)
     cost, _, _ = situation.setup.engine.table_costs(situation.setup.speculation.draft)
-    return statistics.geometric_mean(gains) / (1.0 + cost)
+    # times as fast by the table's gammas as by the best one alone, after the engine's cost
+    if statistics.geometric_mean(gains) / (1.0 + cost) <= 1.0:
+        return (BatchBand(1, advice.batch_sizes[-1], advice.best.gamma),)
+    policy = TableGamma(
+        batch_sizes=advice.batch_sizes,
+        context_lens=advice.context_lens,
+        gammas=tuple(tuple(gamma for gamma, _ in row) for row in advice.table),
+    )
+    return tuple(policy.bands(advice.situation.context_len))
 
 
 def setting(advice: Advice, engine: str) -> str:

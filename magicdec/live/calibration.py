@@ -107,7 +107,11 @@ PROMPT_FREE = {
 SERVED_PRIOR_WEIGHT = 0.05
 """A prior's standard deviation counts as an error of this size of one load."""
 SERVED_LOSS_SCALE = 0.1
+"""Relative error from which a load counts by its size, no longer by its square: one that was
+disturbed must not bend the fit."""
 MIN_ERROR, MAX_ERROR = 0.03, 0.5
+"""Bounds of the error that a fitted profile states: repetitions of a load differ by 3 %, however well
+the loads that were sent are fitted."""
 NOISE_LIMIT = 0.3
 """Noise above which a fit would tell nothing."""
 Sender = Callable[[SentLoad, int], Measured]

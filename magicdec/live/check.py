@@ -131,7 +131,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def headline(self) -> str:
-        """What is wrong, else the change to make, in one line."""
+        """The fault, else the change to make, in one line."""
         if self.problems:
             return self.problems[0]
         return self.advice
@@ -215,12 +215,27 @@ def check_command(
     try:
         free = answered(_without_acceptance(request, gamma=None), model, [])[0][0]
     except CapacityError as error:
-        return _refused(command, request, assumed, [str(error), *problems])
+        return Check(
+            command=command,
+            hardware=str(request.hardware[0]),
+            num_gpus=command.tp_size * command.pp_size * command.dp_size,
+            batch_size=request.batch_sizes[0],
+            context_len=request.context_lens[0],
+            assumed=assumed,
+            as_it_is=None,
+            without_draft=None,
+            changes=[],
+            problems=[str(error), *problems],
+            not_understood=command.not_understood,
+            notes=command.notes,
+        )
     command = _with_own_head(command, model)
     alone = free.document.autoregressive
     # every draft is compared with as many users
     fitting = msgspec.structs.replace(request, batch_sizes=(alone.batch_size,))
     found = _standing(command, model, reads_files=reads_files)
+    if command.speculation is not None and command.speculation.contradiction:
+        problems.append(command.speculation.contradiction)
     drafted = Drafted()
     if found is None or found.starts:
         drafted = _drafted(command, fitting, model)
@@ -409,7 +424,7 @@ def _if_more_wait(
     users = wider.batch_size * command.dp_size
     slower = wider.between_tokens_s / now.between_tokens_s
     return [
-        f"if {users} users wait, {_batch_option(command)} {users} serves {times:.2g} times the "
+        f"if {users} users wait, {BATCH_OPTIONS[command.engine]} {users} serves {times:.2g} times the "
         f"tokens per second without a draft, each token {slower:.2g} times as slow (--batch)"
     ]
 
@@ -421,29 +436,6 @@ def _on_fit(request: PlanRequest, alone: Candidate) -> list[str]:
     if most >= asked:
         return []
     return [f"{most} of {asked} users fit at once; the others wait"]
-
-
-def _refused(
-    command: ServeCommand,
-    request: PlanRequest,
-    assumed: list[str],
-    problems: list[str],
-) -> Check:
-    """The answer for a command that does not fit on its devices."""
-    return Check(
-        command=command,
-        hardware=str(request.hardware[0]),
-        num_gpus=command.tp_size * command.pp_size * command.dp_size,
-        batch_size=request.batch_sizes[0],
-        context_len=request.context_lens[0],
-        assumed=assumed,
-        as_it_is=None,
-        without_draft=None,
-        changes=[],
-        problems=problems,
-        not_understood=command.not_understood,
-        notes=command.notes,
-    )
 
 
 def _request(
@@ -473,7 +465,12 @@ def _request(
     if command.speculation is not None:
         given = {name: getattr(load, name) for name in GIVEN_ACCEPTANCE}
         if load.accept_length is not None:
-            given["gamma"] = _gamma_in_use(command.speculation)
+            if command.speculation.gamma is None:
+                raise ConfigError(
+                    "an accept length is of one number of drafted tokens, which this command does "
+                    "not state"
+                )
+            given["gamma"] = command.speculation.gamma
     return PlanRequest(
         model=command.model,
         hardware=(name,),
@@ -490,15 +487,6 @@ def _request(
         weight_dtype=_format("quantization", command.weight_dtype, model),
         kv_dtype=_format("kv-cache-dtype", command.kv_dtype, model),
     )
-
-
-def _gamma_in_use(speculation: Speculation) -> int:
-    """Raises ConfigError where the command does not say how many tokens it drafts."""
-    if speculation.gamma is None:
-        raise ConfigError(
-            "an accept length is of one number of drafted tokens, which this command does not state"
-        )
-    return speculation.gamma
 
 
 def _listed_device(name: str | None, problems: list[str]) -> str | None:
@@ -685,8 +673,6 @@ def _drafted(command: ServeCommand, request: PlanRequest, model: ModelSpec) -> D
             row = other
             break
     notes = []
-    if speculation.contradiction:
-        notes.append(speculation.contradiction)
     if speculation.gamma is None:
         notes.append(f"gamma is the engine's default; {row.gamma}, the best, was taken")
     if speculation.tree is not None:
@@ -788,7 +774,7 @@ def _on_speculation(
         _gaining(
             _over_draft(row),
             change=f"Do not speculate at {format_count(row.batch_size, 'user')}",
-            option=f"leave out {_speculation_option(command)}",
+            option=f"leave out {SPECULATION_OPTIONS[command.engine]}",
             reason="a step with drafts costs more than its tokens are worth",
         )
     )
@@ -940,24 +926,26 @@ def _by_batch(command: ServeCommand, drafted: Drafted) -> list[Change]:
     batch = max(light, key=lambda batch: over[batch].gain)
     most = over[batch]
     bands = ", ".join(f"{batch}: {gamma}" for batch, gamma in gammas.items())
+    reason = "few sequences leave more room for drafts"
+    if gammas[min(gammas)] < gammas[here]:  # a mixture reads further experts for each
+        reason = "a step of few sequences pays more for each token that it verifies"
+    if cost:
+        # it is paid at every batch, also where the table's gamma is the one that runs now
+        reason += (
+            f"; following a table makes every step {format_percent(cost)} longer, which is "
+            "counted here"
+        )
     return [
         Change(
             change=f"Let gamma follow the batch ({bands})",
             option=_table_option(command, drafted, gammas),
-            reason="few sequences leave more room for drafts" + _paid(cost),
+            reason=reason,
             gain=most.gain / (1.0 + cost),
             gain_low=most.low / (1.0 + cost_high),
             gain_high=most.high / (1.0 + cost_low),
             at_batch=batch,
         )
     ]
-
-
-def _paid(cost: float) -> str:
-    """The cost of following a table, in words; it is paid at every batch."""
-    if not cost:
-        return ""
-    return f"; following a table makes every step {format_percent(cost)} longer, which is counted here"
 
 
 def _on_batches(
@@ -972,7 +960,7 @@ def _on_batches(
     fits = int(most_that_fit(first.case)) * command.dp_size
     now = first.document.best
     most = command.max_num_seqs
-    option = _batch_option(command)
+    option = BATCH_OPTIONS[command.engine]
     changes = []
     users = load.batch or 0
     if users > fits:
@@ -1018,7 +1006,7 @@ def _more_devices(
     return [
         _throughput(
             f"Use tp {row.tp_size}: it holds {row.batch_size * command.dp_size} of {users} users",
-            f"{_tp_option(command)} {row.tp_size}",
+            f"{TP_OPTIONS[command.engine]} {row.tp_size}",
             f"{now.batch_size * command.dp_size} fit at once now",
             row,
             now,
@@ -1059,13 +1047,24 @@ def _served(request: PlanRequest, drafted: Drafted, free: Answer) -> Served:
     )
 
 
-def _speculation_option(command: ServeCommand) -> str:
-    return {
-        "vllm": "--speculative-config",
-        "sglang": "--speculative-algorithm",
-        "trtllm": "speculative_config",
-        "llama.cpp": "--spec-type",
-    }[command.engine]
+SPECULATION_OPTIONS = {
+    "vllm": "--speculative-config",
+    "sglang": "--speculative-algorithm",
+    "trtllm": "speculative_config",
+    "llama.cpp": "--spec-type",
+}
+TP_OPTIONS = {
+    "vllm": "--tensor-parallel-size",
+    "sglang": "--tp",
+    "trtllm": "--tp_size",
+    "llama.cpp": "--split-mode row",
+}
+BATCH_OPTIONS = {
+    "vllm": "--max-num-seqs",
+    "sglang": "--max-running-requests",
+    "trtllm": "--max_batch_size",
+    "llama.cpp": "--parallel",
+}
 
 
 def _gamma_option(command: ServeCommand, gamma: int) -> str:
@@ -1148,22 +1147,4 @@ def _table_option(
         "vllm": f"--speculative-config '{json.dumps(config)}'",
         "sglang": "--speculative-adaptive",
         "trtllm": "draft_len_schedule in speculative_config",
-    }[command.engine]
-
-
-def _tp_option(command: ServeCommand) -> str:
-    return {
-        "vllm": "--tensor-parallel-size",
-        "sglang": "--tp",
-        "trtllm": "--tp_size",
-        "llama.cpp": "--split-mode row",
-    }[command.engine]
-
-
-def _batch_option(command: ServeCommand) -> str:
-    return {
-        "vllm": "--max-num-seqs",
-        "sglang": "--max-running-requests",
-        "trtllm": "--max_batch_size",
-        "llama.cpp": "--parallel",
     }[command.engine]

@@ -214,9 +214,8 @@ def _with_kernels(
             "what these kernels take: is it the plan's model, device and load?"
         )
     if miss(low) > 0.0:
-        return scaled(
-            low
-        )  # fixed costs alone take longer; what is left over is an error
+        # fixed costs alone take longer; what is left over is an error
+        return scaled(low)
     return scaled(brentq(miss, low, high, xtol=1e-5))
 
 

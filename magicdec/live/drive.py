@@ -44,6 +44,7 @@ ANSWER_S = 3600.0
 BYTES_PER_TOKEN = 4096
 """An answer's size at most, for each token asked for; an event has some hundreds."""
 LONGEST_EVENT_BYTES = 64 * KIB
+"""A line of a stream that is longer is none of an engine's; it must not fill this machine's memory."""
 FIRST_TOKEN_ID = 16
 """Prompts use ids from here to the vocabulary's end: the first ones are often special."""
 MIN_STEPS = 4
@@ -51,6 +52,7 @@ MIN_STEPS = 4
 MAX_CONCURRENCY = 1024
 USUAL_PROMPTS = (256, 1024, 2048)
 MOST_SENT_TOKENS = 50_000_000
+"""Tokens of all loads together: at 10,000 tokens/s they take 1.4 hours, so more is a slip."""
 LEAST_PREFILL_TOKENS = 2048
 """Least tokens of a chunk of prefill in engines' defaults: meanwhile sequences whose prompt is in
 already decode.

@@ -762,7 +762,11 @@ def of_llama_requests(
     if depths:
         gamma = max(math.ceil(max(depths)), 1)
     elif is_drafted:
-        deepest = max(_per_step(request) for request in requests)
+        # tokens drafted per step: a step emits one more than it accepts
+        deepest = max(
+            request.drafted / max(request.tokens - (request.accepted or 0.0), 1.0)
+            for request in requests
+        )
         gamma = max(math.ceil(deepest), 1)
     return LoggedSeries(
         series=LLAMA_CPP,
@@ -779,10 +783,6 @@ def _llama_draft(name: str) -> ServedDraft | None:
     if name.startswith("ngram"):
         return ServedDraft(name="ngram", method="ngram")
     return draft_named(name.removeprefix("draft-"))
-
-
-def _per_step(request: Timed) -> float:
-    return request.drafted / max(request.tokens - (request.accepted or 0.0), 1.0)
 
 
 def _llama_times(line: str, requests: list[Timed]) -> None:

@@ -21,7 +21,6 @@ from magicdec.perfmodel import (
     interval,
     predict,
 )
-from magicdec.specs import EngineProfile
 from magicdec.units import MILLI
 
 PIECEWISE = "verification outside whole graphs (a downgrade to PIECEWISE in its log)"
@@ -161,9 +160,14 @@ def _causes(
     setup = situation.setup
     engine = with_host_times(setup.engine)
     layers = setup.model.num_hidden_layers
+    # what a sequence adds to a step that is scheduled between others
+    sequence_s = 0.0
+    if engine.overheads.older_sequence_overhead_s is not None:
+        older_s = engine.overheads.older_sequence_overhead_s
+        sequence_s = max(older_s - engine.overheads.sequence_overhead_s, 0.0)
     causes = {
         PIECEWISE: engine.graphs.piecewise_middle_s(layers, step_s),
-        BETWEEN_STEPS: batch * _synchronous_s(engine)
+        BETWEEN_STEPS: batch * sequence_s
         + engine.overheads.synchronous_step_overhead_s,
     }
     if draft_of(setup).has_prefill:
@@ -178,11 +182,3 @@ def _causes(
         return abs(known[name] - excess_s)
 
     return {name: known[name] for name in sorted(known, key=distance)}
-
-
-def _synchronous_s(engine: EngineProfile) -> float:
-    """Time that a sequence adds to a step that is scheduled between others."""
-    older_s = engine.overheads.older_sequence_overhead_s
-    if older_s is None:
-        return 0.0
-    return max(older_s - engine.overheads.sequence_overhead_s, 0.0)

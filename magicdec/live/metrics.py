@@ -339,27 +339,22 @@ def targets(scrape: Scrape) -> list[Target]:
     """Every engine of every model in a scrape. Raises ServerError where it has no known engine."""
     listed: list[Target] = []
     for series in ENGINES:
-        if any(name.startswith(series.prefix) for name in scrape.samples):
-            listed += _targets_of(scrape, series)
+        if not any(name.startswith(series.prefix) for name in scrape.samples):
+            continue
+        replicas: dict[str, set[str]] = {}
+        for labels, _ in scrape.samples.get(series.gauges["running"], ()):
+            replica = labels.get(series.replica_label or "")
+            if replica is not None:
+                replicas.setdefault(labels.get("model_name", ""), set()).add(replica)
+        # a server of one model, or of one replica, may not label its series
+        for model in scrape.values("model_name", series.prefix) or [""]:
+            for replica in sorted(replicas.get(model, ())) or [""]:
+                listed.append(Target(series=series, model=model, replica=replica))
     if not listed:
         known = ", ".join(f"{series.engine} ({series.prefix}...)" for series in ENGINES)
         raise ServerError(
             f"{scrape.where} has no metrics of a known engine; known: {known}"
         )
-    return listed
-
-
-def _targets_of(scrape: Scrape, series: Series) -> list[Target]:
-    """The models and replicas that an engine's series list."""
-    replicas: dict[str, set[str]] = {}
-    for labels, _ in scrape.samples.get(series.gauges["running"], ()):
-        replica = labels.get(series.replica_label or "")
-        if replica is not None:
-            replicas.setdefault(labels.get("model_name", ""), set()).add(replica)
-    listed = []
-    for model in scrape.values("model_name", series.prefix) or [""]:
-        for replica in sorted(replicas.get(model, ())) or [""]:
-            listed.append(Target(series=series, model=model, replica=replica))
     return listed
 
 

@@ -388,11 +388,7 @@ def _first(text: str) -> Mapping[str, Any]:
 
 
 def is_result(text: str) -> bool:
-    return _is_result(_first(text))
-
-
-def _is_result(document: Mapping[str, Any]) -> bool:
-    names = document.keys()
+    names = _first(text).keys()
     return (
         "mean_ttft_ms" in names
         or "spec_decode_num_drafts" in names
@@ -449,17 +445,13 @@ def read_guidellm(text: str) -> LoggedSeries:
     drafted: list[Stretch] = []
     for benchmark in report["benchmarks"]:
         result = _of_metrics(benchmark)
-        if _has_times(benchmark):
+        requests: Any = (benchmark.get("requests") or {}).get("successful") or ({},)
+        if "timings" in (requests[0].get("info") or {}):
             (run,) = runs_of_guidellm({"benchmarks": [benchmark]})
             result = _of_requests(run, benchmark.get("duration"))
         drafted += _drafted(_metrics_of_guidellm(benchmark))
         results.append(result)
     return _with_drafts(_logged(results), drafted)
-
-
-def _has_times(benchmark: Mapping[str, Any]) -> bool:
-    requests: Any = (benchmark.get("requests") or {}).get("successful") or ({},)
-    return "timings" in (requests[0].get("info") or {})
 
 
 def _metrics_of_guidellm(benchmark: Mapping[str, Any]) -> Iterator[Any]:

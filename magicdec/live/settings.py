@@ -114,16 +114,18 @@ def as_set(command: ServeCommand, served: Served, alone: Served) -> AsSet | None
     """The command's row and the one without a draft, as the command sets graphs and scheduling. None:
     it leaves both as they are by default."""
     usual = with_host_times(served.case.engine)
-    engine = usual.as_set(command.path_options)
-    if engine == usual:
-        return None
-    without_borrowed = served.case.engine.as_set(command.path_options)
-    is_other_graph = engine.paths.graph_mode != usual.paths.graph_mode
-    otherwise_s = engine.graphs.piecewise_s(served.case.model.num_hidden_layers)
+    otherwise_s = usual.graphs.piecewise_s(served.case.model.num_hidden_layers)
     times = []
+    is_usual = True
     for each in (served, alone):
+        options = command.path_options
+        if not _is_captured(command, each):
+            options = msgspec.structs.replace(options, enforce_eager=True)
+        engine = usual.as_set(options)
+        is_usual = is_usual and engine == usual
+        is_other_graph = engine.paths.graph_mode != usual.paths.graph_mode
         row = each.row_as(engine)
-        least = each.row_as(without_borrowed)
+        least = each.row_as(served.case.engine.as_set(options))
         if row is None or least is None:
             return None
         seconds = row.between_tokens_s
@@ -133,6 +135,8 @@ def as_set(command: ServeCommand, served: Served, alone: Served) -> AsSet | None
         if served.borrows_host_times:  # and of none of them
             seconds = (seconds + least.between_tokens_s) / 2.0
         times.append(seconds)
+    if is_usual:
+        return None
     return AsSet(between_tokens_s=times[0], without_draft_s=times[1])
 
 
@@ -177,20 +181,15 @@ def _of_graphs(command: ServeCommand, served: Served) -> Iterator[Change]:
             otherwise_s=otherwise_s,
         )
         return
-    row = served.row
-    needed = row.batch_size
+    needed = _graph_size(command, served)
     unit = "sequences"
-    option = f"--cuda-graph-max-bs {row.batch_size}"
+    option = f"--cuda-graph-max-bs {needed}"
     if command.engine == "vllm":
-        needed = row.batch_size * (row.gamma + 1)
         unit = "tokens"
         option = f"--max-cudagraph-capture-size {needed}"
     elif command.engine == "trtllm":
         option = f"cuda_graph_config: max_batch_size: {needed}"
-    is_captured = row.step.is_captured
-    if command.captured_tokens is not None:
-        is_captured = command.captured_tokens >= needed
-    if not is_captured:
+    if not _is_captured(command, served):
         yield _cost(
             served,
             engine.as_set(PathOptions(enforce_eager=True)),
@@ -199,6 +198,21 @@ def _of_graphs(command: ServeCommand, served: Served) -> Iterator[Change]:
             "a step of this batch runs without a graph",
             otherwise_s=otherwise_s,
         )
+
+
+def _graph_size(command: ServeCommand, served: Served) -> int:
+    """The size of the graph that a step replays: in tokens in vLLM, in sequences elsewhere."""
+    row = served.row
+    if command.engine == "vllm":
+        return row.batch_size * (row.gamma + 1)
+    return row.batch_size
+
+
+def _is_captured(command: ServeCommand, served: Served) -> bool:
+    """Whether the command, or else the engine's default, captures the graph of a step."""
+    if command.captured_tokens is None:
+        return served.row.step.is_captured
+    return command.captured_tokens >= _graph_size(command, served)
 
 
 def with_host_times(engine: EngineProfile) -> EngineProfile:
@@ -228,6 +242,8 @@ def _graph_option(command: ServeCommand) -> str:
     for option, value in command.read.items():
         names = ("--O", "--optimization-level", "--compilation-config")
         if "graph" in option or "eager" in option or option in names:
+            if option == "--O":
+                return f"leave out -O{value}"
             if value == "true":
                 return f"leave out {option}"
             return f"leave out {option} '{value}'"
@@ -334,19 +350,19 @@ def _of_prompts(command: ServeCommand, served: Served) -> Iterator[Change]:
         gain,
         gain,
         f"Read prompts in parts of {usual:.0f} tokens, not {most}",
-        f"{_chunk_option(command)} {usual:.0f}",
+        f"{CHUNK_OPTIONS[command.engine]} {usual:.0f}",
         f"a prompt of {row.context_len} tokens takes {small.decoding.ttft_s:.2g} s to read, not "
         f"{prompt_s:.2g}",
     )
 
 
-def _chunk_option(command: ServeCommand) -> str:
-    return {
-        "vllm": "--max-num-batched-tokens",
-        "sglang": "--chunked-prefill-size",
-        "trtllm": "--max_num_tokens",
-        "llama.cpp": "--batch-size",
-    }[command.engine]
+CHUNK_OPTIONS = {
+    "vllm": "--max-num-batched-tokens",
+    "sglang": "--chunked-prefill-size",
+    "trtllm": "--max_num_tokens",
+    "llama.cpp": "--batch-size",
+}
+"""Each engine's option for the tokens of a prompt that one step reads."""
 
 
 def _of_exactness(command: ServeCommand) -> Iterator[Change]:

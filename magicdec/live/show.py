@@ -134,6 +134,7 @@ class View:
             )
             acceptance = None
             if gamma:
+                # a step takes as long whatever is accepted: any rate prices it
                 acceptance = constant_profile(
                     0.5, draft=draft.name, draft_method=draft.method
                 )

@@ -25,8 +25,10 @@ from magicdec.live.observation import Observation, observe
 from magicdec.units import format_seconds
 
 MAX_GAMMAS = 3
+"""Gammas tried: each is a restart, which interrupts the server's users."""
 PLACE = "{gamma}"
 START_TIMEOUT_S = 900.0
+"""A large model's weights are read, its kernels compiled and its graphs captured at each start."""
 METRICS_POLL_S = 2.0
 
 

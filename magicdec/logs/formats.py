@@ -224,10 +224,6 @@ def _token_ids(document: Any, companions: Companions) -> list[LoggedRow]:
     return rows
 
 
-def _is_rows_of_ids(document: Mapping[str, Any]) -> bool:
-    return _is_token_ids(_first_object(document.get("rows")))
-
-
 def _rows_of_ids(document: Any, companions: Companions) -> list[LoggedRow]:
     rows = []
     for entry in document["rows"]:
@@ -587,10 +583,6 @@ ROLES = {
 }
 
 
-def _is_sharegpt(document: Mapping[str, Any]) -> bool:
-    return isinstance(document.get("conversations"), list)
-
-
 def _sharegpt(document: Any, companions: Companions) -> list[LoggedRow]:
     turns: list[Message] = []
     rows = []
@@ -611,10 +603,6 @@ def _sharegpt(document: Any, companions: Companions) -> list[LoggedRow]:
 
 
 # ---------------------------------------------------------------- benchmarks
-
-
-def _is_vllm_benchmark(document: Mapping[str, Any]) -> bool:
-    return "input_lens" in document and "output_lens" in document
 
 
 def _vllm_benchmark(document: Any, companions: Companions) -> list[LoggedRow]:
@@ -640,10 +628,6 @@ def _vllm_benchmark(document: Any, companions: Companions) -> list[LoggedRow]:
             )
         )
     return rows
-
-
-def _is_guidellm(document: Mapping[str, Any]) -> bool:
-    return isinstance(document.get("benchmarks"), list)
 
 
 def _guidellm(document: Any, companions: Companions) -> list[LoggedRow]:
@@ -883,10 +867,6 @@ def _unwrapped(entry: Any) -> Any:
     return entry
 
 
-def _is_page(document: Mapping[str, Any]) -> bool:
-    return bool(_listed_in(document))
-
-
 def _pages(document: Any, companions: Companions) -> list[LoggedRow]:
     rows = []
     reason = ""
@@ -904,10 +884,6 @@ def _is_langfuse(document: Mapping[str, Any]) -> bool:
     if "input" not in document or "output" not in document:
         return False
     return not {"type", "startTime", "start_time"}.isdisjoint(document)
-
-
-def _is_input_and_output(document: Mapping[str, Any]) -> bool:
-    return bool(document.get("input")) and bool(document.get("output"))
 
 
 def _langfuse(document: Any, companions: Companions) -> list[LoggedRow]:
@@ -950,10 +926,6 @@ def _langfuse_output(output: Any) -> str:
 
 
 # ---------------------------------------------------------------- evaluations
-
-
-def _is_lm_eval(document: Mapping[str, Any]) -> bool:
-    return "arguments" in document and "resps" in document
 
 
 def _lm_eval(document: Any, companions: Companions) -> list[LoggedRow]:
@@ -1072,19 +1044,43 @@ def _utc(moment: datetime.datetime) -> datetime.datetime:
 
 FORMATS: tuple[tuple[str, Callable[[Mapping[str, Any]], bool], Reader], ...] = (
     ("token ids", _is_token_ids, _token_ids),
-    ("token ids", _is_rows_of_ids, _rows_of_ids),
-    ("vllm bench serve", _is_vllm_benchmark, _vllm_benchmark),
-    ("GuideLLM", _is_guidellm, _guidellm),
+    (
+        "token ids",
+        lambda document: _is_token_ids(_first_object(document.get("rows"))),
+        _rows_of_ids,
+    ),
+    (
+        "vllm bench serve",
+        lambda document: "input_lens" in document and "output_lens" in document,
+        _vllm_benchmark,
+    ),
+    (
+        "GuideLLM",
+        lambda document: isinstance(document.get("benchmarks"), list),
+        _guidellm,
+    ),
     ("OpenTelemetry GenAI", _is_opentelemetry, _opentelemetry),
-    ("lm-eval samples", _is_lm_eval, _lm_eval),
-    ("page of an export", _is_page, _pages),
+    (
+        "lm-eval samples",
+        lambda document: "arguments" in document and "resps" in document,
+        _lm_eval,
+    ),
+    ("page of an export", lambda document: bool(_listed_in(document)), _pages),
     ("Spec-Bench answers", _is_spec_bench, _spec_bench),
     ("OpenAI", _is_choices, _choices),
-    ("ShareGPT", _is_sharegpt, _sharegpt),
+    (
+        "ShareGPT",
+        lambda document: isinstance(document.get("conversations"), list),
+        _sharegpt,
+    ),
     ("Langfuse", _is_langfuse, _langfuse),
     ("conversation", _is_conversation, _conversation),
     ("prompt and completion", _is_pair, _pair),
-    ("input and output", _is_input_and_output, _langfuse),
+    (
+        "input and output",
+        lambda document: bool(document.get("input")) and bool(document.get("output")),
+        _langfuse,
+    ),
 )
 """Name, test and reader of each format, the most particular first."""
 

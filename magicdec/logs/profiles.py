@@ -28,6 +28,7 @@ from magicdec.perfmodel import (
 )
 
 NGRAM_GAMMAS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
+"""Gammas of a sweep, dense where one more token changes most."""
 NGRAM_RANGES = (
     (1, 3),
     (1, 5),
@@ -119,11 +120,11 @@ def _ranges(
     if not given and rule in ("ngram", "ngram-gpu"):
         return list(NGRAM_RANGES)
     shortest, longest = SWEPT_LENGTHS[rule]
-    return _in_order(min_ngrams or shortest, max_ngrams or longest)
-
-
-def _in_order(shortest: Sequence[int], longest: Sequence[int]) -> list[tuple[int, int]]:
-    pairs = [(low, high) for low, high in product(shortest, longest) if low <= high]
+    pairs = [
+        (low, high)
+        for low, high in product(min_ngrams or shortest, max_ngrams or longest)
+        if low <= high
+    ]
     if not pairs:
         raise ConfigError("no longest n-gram is as long as the shortest")
     return pairs
@@ -292,7 +293,11 @@ def _by_context(counts: SettingCounts) -> list[MeasuredRates]:
     for place, by_position in enumerate(counts.context_positions.tolist()):
         if by_position[0][columns.TRIED] < MIN_TRIALS:
             continue
-        middle = _middle(place)
+        # the middle of the range on a log scale; ranges double, and the first ends at its bound
+        if place == 0:
+            middle = float(CONTEXT_BOUNDS[0]) / math.sqrt(2.0)
+        else:
+            middle = float(CONTEXT_BOUNDS[place - 1]) * math.sqrt(2.0)
         table = MeasuredRates(
             budget=middle, context=middle, rates=[], stderr=[], trials=[]
         )
@@ -306,13 +311,6 @@ def _by_context(counts: SettingCounts) -> list[MeasuredRates]:
             table.trials.append(float(trials))
         tables.append(table)
     return tables
-
-
-def _middle(place: int) -> float:
-    """Middle of a range of context, on a log scale."""
-    if place == 0:
-        return float(CONTEXT_BOUNDS[0]) / math.sqrt(2.0)
-    return float(CONTEXT_BOUNDS[place - 1]) * math.sqrt(2.0)
 
 
 def _binomial_variance(rate: float, trials: int) -> float:
@@ -342,12 +340,14 @@ def _spread(counts: SettingCounts) -> float:
         + rate**2 * sums[columns.TRIED_SQUARED]
     )
     variance = (squares - rate * (1.0 - rate) * tried) / pairs
+    # few requests give a variance below 0, or above 1/4, which rates of 0 and 1 alone would have
     return math.sqrt(min(max(variance, 0.0), 0.25))
 
 
 def _deviation(law: Law, gamma: int, relative: float) -> float:
     """The law's error for which its tokens per step have this relative error: all rates move
     together."""
+    # rates to the power of e^±3 are next to 0 and 1: no error is larger
     largest = 3.0
 
     def excess(deviation: float) -> float:

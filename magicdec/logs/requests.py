@@ -161,7 +161,18 @@ def _request(
     row: LoggedRow, account: Account, tokenizer: TextTokenizer | None
 ) -> LoggedRequest:
     if row.output is None:
-        return _lengths_alone(row)
+        # lengths alone still tell the load, if not what a look-up would accept
+        if row.output_len is None or row.prompt_len is None:
+            raise UnreadableError("neither an output nor its length")
+        return LoggedRequest(
+            text=np.zeros(0, dtype=np.int32),
+            prompt_len=0,
+            has_prompt=False,
+            arrival_s=row.arrival_s,
+            logged_prompt_len=row.prompt_len,
+            logged_output_len=row.output_len,
+            logged_cached_len=row.cached_len,
+        )
     begun = time.perf_counter()
     output = _ids(row.output, tokenizer)
     prompt = np.zeros(0, dtype=np.int32)
@@ -184,21 +195,6 @@ def _request(
         arrival_s=row.arrival_s,
         logged_prompt_len=len(prompt) if row.prompt_len is None else row.prompt_len,
         logged_output_len=len(output),
-        logged_cached_len=row.cached_len,
-    )
-
-
-def _lengths_alone(row: LoggedRow) -> LoggedRequest:
-    """A request of which the log holds no output."""
-    if row.output_len is None or row.prompt_len is None:
-        raise UnreadableError("neither an output nor its length")
-    return LoggedRequest(
-        text=np.zeros(0, dtype=np.int32),
-        prompt_len=0,
-        has_prompt=False,
-        arrival_s=row.arrival_s,
-        logged_prompt_len=row.prompt_len,
-        logged_output_len=row.output_len,
         logged_cached_len=row.cached_len,
     )
 

@@ -22,6 +22,7 @@ from magicdec.logs.formats import Companions, UnreadableError, as_document, comp
 from magicdec.units import MIB, format_bytes
 
 SHARD_BYTES = 64 * MIB
+"""Part of a file that one process replays: small enough for several to end about together."""
 LINE_SUFFIXES = (".jsonl", ".ndjson")
 LINE_LIMIT_BYTES = 256 * MIB
 """Size above which a line is no request."""

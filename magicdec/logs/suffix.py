@@ -62,7 +62,10 @@ class SuffixReplay:
         both are valid until the next call."""
         output_len = len(text) - prompt_len
         depth = self.settings.max_depth
-        self._prepare_local(len(text))
+        num_nodes = most_nodes(len(text))
+        if num_nodes > len(self._local.nodes):
+            self._local = new_tree(2 * num_nodes, self.settings.max_depth)
+        clear(self._local, bucket_size(num_nodes))
         start = self._num_response_tokens
         if self._has_global:
             self._prepare_global(output_len)
@@ -99,19 +102,15 @@ class SuffixReplay:
             rows[:count] for rows, count in zip(steps, counts.tolist(), strict=True)
         ]
 
-    def _prepare_local(self, text_len: int) -> None:
-        num_nodes = most_nodes(text_len)
-        if num_nodes > len(self._local.nodes):
-            self._local = new_tree(2 * num_nodes, self.settings.max_depth)
-        clear(self._local, bucket_size(num_nodes))
-
     def _prepare_global(self, output_len: int) -> None:
         """Make room for one more response, and drop the oldest where there are too many."""
         limit = self.settings.max_cached_requests
         while limit >= 0 and len(self._live) + 1 > limit:
             start, length = self._live.popleft()
             remove(self._global, self._responses, start, start + length)
-        if self._is_sparse():
+        # compact when evicted responses hold more than half as many tokens as there are
+        dead = self._live[0][0] if self._live else self._num_response_tokens
+        if dead > max(COMPACT_ABOVE, self._num_response_tokens // 2):
             self._compact()
         needed = self._num_response_tokens + output_len
         if needed > len(self._responses):
@@ -119,11 +118,6 @@ class SuffixReplay:
             self._responses = np.concatenate([self._responses, more])
         self._global = with_room(self._global, most_nodes(output_len))
         self._global.state[NUM_ACTIVE] = 0
-
-    def _is_sparse(self) -> bool:
-        """Whether tokens of evicted responses are more than half of those kept."""
-        dead = self._live[0][0] if self._live else self._num_response_tokens
-        return dead > max(COMPACT_ABOVE, self._num_response_tokens // 2)
 
     def _compact(self) -> None:
         """Move the live responses to the front; every edge then refers to one of them."""

@@ -58,7 +58,15 @@ class TextTokenizer:
             config = dict(read_json(config_file))
         else:
             config = {}
-        self._special = _special_tokens(config)
+        # each is a text, or an object with its content
+        tokens: dict[str, str] = {}
+        for name in SPECIAL_TOKENS:
+            value = config.get(name)
+            if isinstance(value, Mapping):
+                value = value.get("content")
+            if isinstance(value, str):
+                tokens[name] = value
+        self._special = tokens
         self._template = self._compiled(_template_of(config, self._folder))
         stop = self._special.get("eos_token")
         self.stop_id: int | None = self._tokenizer.token_to_id(stop) if stop else None
@@ -130,18 +138,6 @@ def _to_json(
     **options: Any,
 ) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
-
-
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Special tokens by name; each is a text, or an object with its content."""
-    tokens: dict[str, str] = {}
-    for name in SPECIAL_TOKENS:
-        value = config.get(name)
-        if isinstance(value, Mapping):
-            value = value.get("content")
-        if isinstance(value, str):
-            tokens[name] = value
-    return tokens
 
 
 def _template_of(config: Mapping[str, Any], folder: Path) -> str | None:

@@ -83,6 +83,8 @@ SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "seed")
 SAMPLED_ABOVE_BYTES = 64 * MIB
 SAMPLE_BYTES = 64 * KIB
 NUM_SAMPLES = 256
+"""A larger file's digest is of its header and of 16 MiB in samples evenly spread: a checkpoint of 100 GB
+would take minutes, and retrained weights differ everywhere."""
 SETTINGS = (
     "config.json",
     "generation_config.json",

@@ -184,9 +184,8 @@ def cgroup_free_bytes(
         for directory in (group, *group.parents):
             if not directory.is_relative_to(base):
                 break
-            with suppress(
-                OSError, ValueError
-            ):  # no limit is a word, or a file that is not there
+            # no limit is a word, or a file that is not there
+            with suppress(OSError, ValueError):
                 limit, used = (
                     float(int((directory / name).read_text())) for name in names
                 )

@@ -47,7 +47,8 @@ Keys = Mapping[str, SpeculationSpec]
 """A request's configurations by their keys in a records file."""
 BeforeGroup = Callable[[Sequence[SpeculationSpec]], object]
 GROUP_SIZE = 10
-"""Configurations that are interleaved with each other, and recorded together."""
+"""Configurations that are interleaved with each other, and recorded together: the more, the farther
+apart in time are the repetitions of one; the fewer, the less is lost when a run is cut off."""
 INCOMPLETE = "\ufffd"
 """A tokenizer's text for the first bytes of a character whose other bytes are still to come."""
 
@@ -106,8 +107,9 @@ def benchmark(
         records = None
     known: dict[str, Record] = {}
     rows: dict[str, list[Record]] = {}
-    if resume:
-        known, rows = _stored(records, request.repetitions)
+    if resume and records is not None and records.exists():
+        known = known_records(records, request.repetitions)
+        rows = unfinished(read_rows(records))
     keys = {}
     for speculation in (AUTOREGRESSIVE, *request.speculations):
         keys[configuration_key(request, speculation)] = speculation
@@ -123,8 +125,10 @@ def benchmark(
         known = measured | known
     elif lacking or outputs is not None:
         loaded = todo
-        if outputs is not None:
-            loaded = _with_last(request, todo)
+        last = request.speculations[-1:]
+        # its text is wanted, whether or not its record is there
+        if outputs is not None and not set(last) <= set(todo):
+            loaded = todo + last
         session = BenchmarkSession(
             replace(request, speculations=loaded), tp=tp, progress=progress
         )
@@ -144,25 +148,6 @@ def benchmark(
             stream = _stream(session, wanted=outputs.stream)
             write_outputs(session, outputs.save_output, stream=stream)
     return [known[key] for key in keys if key in known]
-
-
-def _stored(
-    records: Path | None, repetitions: int
-) -> tuple[dict[str, Record], dict[str, list[Record]]]:
-    """The complete records of a file, and the rows of runs that were not finished."""
-    if records is None or not records.exists():
-        return {}, {}
-    return known_records(records, repetitions), unfinished(read_rows(records))
-
-
-def _with_last(
-    request: BenchmarkRequest, todo: tuple[SpeculationSpec, ...]
-) -> tuple[SpeculationSpec, ...]:
-    """The configurations to measure, and the last configuration, whose text is wanted."""
-    last = request.speculations[-1:]
-    if set(last) <= set(todo):
-        return todo
-    return todo + last
 
 
 def _lacking(

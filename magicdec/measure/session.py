@@ -178,23 +178,20 @@ class BenchmarkSession:
         )
         if speculation.is_autoregressive or not has_network:
             return build_drafter(speculation, self.engine, draft_model)
-        key = self._deepest_alike(speculation)
-        if key not in self._kept_drafters:
-            drafter = build_drafter(key, self.engine, draft_model)
-            assert drafter is not None
-            self._kept_drafters[key] = drafter
-        return self._kept_drafters[key]
-
-    def _deepest_alike(self, speculation: SpeculationSpec) -> SpeculationSpec:
-        """The draft at the greatest gamma that the request has for it."""
+        # one drafter serves every gamma of a draft: it is built for the greatest
         draft = msgspec.structs.replace(speculation, gamma=0)
         gammas = []
         for other in self.request.speculations:
             if msgspec.structs.replace(other, gamma=0) == draft:
                 gammas.append(other.gamma)
-        return msgspec.structs.replace(
+        key = msgspec.structs.replace(
             speculation, gamma=max(gammas, default=speculation.gamma)
         )
+        if key not in self._kept_drafters:
+            drafter = build_drafter(key, self.engine, draft_model)
+            assert drafter is not None
+            self._kept_drafters[key] = drafter
+        return self._kept_drafters[key]
 
     def _prefill(self) -> float:
         start = _clock(self.request.device)

@@ -174,9 +174,8 @@ class VllmSession:
             }
             method = "streamingllm"
             for speculation in request.speculations:
-                if (
-                    speculation.draft_method == "topk"
-                ):  # it prepares itself when it is started
+                # an engine that was not started with top-k keeps no scores of pages
+                if speculation.draft_method == "topk":
                     method = "topk"
             arguments["additional_config"] = {
                 CONFIG_KEY: {"draft_budget": smallest, "draft_method": method}

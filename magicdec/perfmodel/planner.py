@@ -45,6 +45,7 @@ from magicdec.perfmodel.plan.search import best_autoregressive, with_best_settin
 from magicdec.perfmodel.speedup import predict
 from magicdec.progress import Progress
 from magicdec.schema import (
+    DEFAULT_CONTEXT,
     CaseAnswer,
     Choice,
     Formats,
@@ -323,6 +324,15 @@ def _readable(request: PlanRequest, model: ModelSpec) -> tuple[PlanRequest, list
             kept.append(context)
         else:
             refused.append(refusal(longest))
+    if (
+        not kept
+        and request.context_lens == (DEFAULT_CONTEXT,)
+        and request.gen_len < room
+    ):
+        kept = [room - request.gen_len]
+        refused = [
+            f"{model.name} reads at most {room} tokens: planned at {kept[0]} of context"
+        ]
     if not kept:
         raise CapacityError(refused[0])
     if (

@@ -69,7 +69,16 @@ class ReportData:
         rows = list(records)
         if plan is not None:
             candidates = plan_records(plan)
-            rows = _not_predicted(candidates, rows) + rows
+            # a record predicts better than the plan's own row of the same setting
+            predicted = set()
+            for row in rows:
+                if row.source != "measured":
+                    predicted.add((row.hardware, setting_key(row)))
+            missing = []
+            for candidate in candidates:
+                if (candidate.hardware, setting_key(candidate)) not in predicted:
+                    missing.append(candidate)
+            rows = missing + rows
         if not rows:
             raise ConfigError(
                 "nothing to report: give at least one record (from magicdec run) or a plan document"
@@ -106,21 +115,6 @@ class ReportData:
 
     def find_predicted(self, row: Record) -> Record | None:
         return _first_paired(self.predicted, row)
-
-
-def _not_predicted(
-    candidates: Iterable[Record], rows: Iterable[Record]
-) -> list[Record]:
-    """The candidates of settings and devices that no row predicts."""
-    predicted = set()
-    for row in rows:
-        if row.source != "measured":
-            predicted.add((row.hardware, setting_key(row)))
-    missing = []
-    for candidate in candidates:
-        if (candidate.hardware, setting_key(candidate)) not in predicted:
-            missing.append(candidate)
-    return missing
 
 
 def _first_paired(rows: Iterable[Record], row: Record) -> Record | None:

@@ -134,14 +134,25 @@ def read_deployment(
             raise ConfigError(
                 f"the plan's name {name!r} cannot be written into a command"
             )
-    limit = _longest_with_room(plan, record)
+    # the longest sequence that fits at the table's smallest batch; the planned one at least
+    table = plan.gamma_table
+    planned_len = record.context_len + plan.request.gen_len
+    limit = planned_len
+    for context_len, fits in zip(table.context_lens, table.fits[0], strict=True):
+        if fits:
+            limit = max(limit, context_len)
     max_len = None
-    if _needs_limit(plan.gamma_table, limit, site):
+    # a model that takes no longer contexts needs no limit of the server's
+    takes_longer = site.longest_context is None or limit < site.longest_context
+    if takes_longer and not all(table.fits[0]):
         max_len = limit
     length = max_len or site.longest_context or limit
     cache_bytes = None
     if site.is_cpu:
-        cache_bytes = _cache_bytes(plan, record, length)
+        # the plan's cache, in whole MiB: that of the batch, more where one sequence of `length`
+        # takes more
+        share = max(1.0, length / (best.batch_size * planned_len))
+        cache_bytes = MIB * math.ceil(plan.memory.kv_bytes * share / MIB)
     load = None
     if plan.traffic is not None:
         load = plan.traffic.best
@@ -154,7 +165,7 @@ def read_deployment(
         receives_prompts=plan.request.prefill == "elsewhere",
         by_batch=gamma_by_batch(plan.choice),
         site=site,
-        table=reachable(plan.gamma_table, max_batch=best.batch_size, max_len=length),
+        table=reachable(table, max_batch=best.batch_size, max_len=length),
         max_model_len=max_len,
         cache_bytes=cache_bytes,
         candidate=best,
@@ -163,32 +174,6 @@ def read_deployment(
         weight_dtype=plan.precision.weight_dtype,
         asked_weights=plan.request.weight_dtype,
     )
-
-
-def _longest_with_room(plan: Plan, record: Record) -> int:
-    """The longest sequence that fits at the table's smallest batch; the planned one at least."""
-    table = plan.gamma_table
-    longest = record.context_len + plan.request.gen_len
-    for length, fits in zip(table.context_lens, table.fits[0], strict=True):
-        if fits:
-            longest = max(longest, length)
-    return longest
-
-
-def _needs_limit(table: GammaTable, limit: int, site: Site) -> bool:
-    """Whether some context has no room, and the model takes contexts above the limit."""
-    if all(table.fits[0]):
-        return False
-    return site.longest_context is None or limit < site.longest_context
-
-
-def _cache_bytes(plan: Plan, record: Record, length: int) -> int:
-    """Whole MiB of cache for the batch, and for one sequence of `length` at least."""
-    planned_length = record.context_len + plan.request.gen_len
-    planned_tokens = plan.best.batch_size * planned_length
-    share = max(1.0, length / planned_tokens)
-    needed = plan.memory.kv_bytes * share
-    return MIB * math.ceil(needed / MIB)
 
 
 def reachable(
@@ -212,7 +197,13 @@ def reachable(
             columns.append(column)
     gammas = []
     for row in rows:
-        gammas.append(_gammas_with_room(table, row, columns))
+        of_batch: list[int] = []
+        for column in columns:
+            if table.fits[row][column]:
+                of_batch.append(table.gamma_of_steps[row][column])
+            else:
+                of_batch.append(of_batch[-1])
+        gammas.append(of_batch)
     if not any(map(any, gammas)):
         return None
     return {
@@ -220,17 +211,6 @@ def reachable(
         "context_lens": [table.context_lens[column] for column in columns],
         "gammas": gammas,
     }
-
-
-def _gammas_with_room(table: GammaTable, row: int, columns: Sequence[int]) -> list[int]:
-    """One batch's gammas; a column without room takes that of the last one before it with room."""
-    gammas: list[int] = []
-    for column in columns:
-        if table.fits[row][column]:
-            gammas.append(table.gamma_of_steps[row][column])
-        else:
-            gammas.append(gammas[-1])
-    return gammas
 
 
 def heading(engine: str, plan: Deployment) -> list[str]:

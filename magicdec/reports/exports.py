@@ -108,7 +108,14 @@ def _vllm_speculation(plan: Deployment, lines: list[str]) -> dict[str, Any]:
     gamma = best.gamma
     if by_batch:
         gamma = plan.max_gamma
-    config = _vllm_draft(plan, lines) | {"num_speculative_tokens": gamma}
+    engine = load_engine("vllm")
+    lines += _vllm_path(engine, best.draft_method)
+    config: dict[str, Any] = dict(engine.draft_call(best.draft_method))
+    if best.draft_method == "ngram":
+        config |= _lookup_lengths(plan)
+    if method.has_checkpoint:
+        config["model"] = head_name(plan, lines)
+    config["num_speculative_tokens"] = gamma
     if best.draft_tp_size is not None and best.draft_tp_size != best.tp_size:
         config["draft_tensor_parallel_size"] = best.draft_tp_size
     if plan.synthetic_tokens is not None:
@@ -224,18 +231,6 @@ def _json_word(value: dict[str, Any]) -> str:
     return shlex.quote(json.dumps(value))
 
 
-def _vllm_draft(plan: Deployment, lines: list[str]) -> dict[str, Any]:
-    method = plan.best.draft_method
-    engine = load_engine("vllm")
-    lines += _vllm_path(engine, method)
-    config: dict[str, Any] = dict(engine.draft_call(method))
-    if method == "ngram":
-        config |= _lookup_lengths(plan)
-    if METHODS[method].has_checkpoint:
-        config["model"] = head_name(plan, lines)
-    return config
-
-
 def _vllm_path(engine: EngineProfile, method: str) -> list[str]:
     """How vLLM runs a draft that is no head, as it was priced."""
     path = engine.path(method, method)
@@ -309,7 +304,8 @@ def _sglang_draft(plan: Deployment, lines: list[str]) -> Words:
     gamma = best.gamma
     if plan.varies and gamma not in {steps for _, _, steps in plan.bands}:
         gamma = plan.max_gamma
-    words = [["--speculative-algorithm", _sglang_algorithm(best.draft_method)]]
+    call = load_engine("sglang").draft_call(best.draft_method)
+    words = [["--speculative-algorithm", str(call["algorithm"])]]
     if method.has_checkpoint:
         checkpoint = shlex.quote(head_name(plan, lines))
         words.append(["--speculative-draft-model-path", checkpoint])
@@ -379,12 +375,6 @@ def _sglang_window(best: Record) -> list[list[str]]:
     return [[own.window_setting, str(window)], [own.sink_setting, str(sinks)]]
 
 
-def _sglang_algorithm(method: str) -> str:
-    """SGLang's --speculative-algorithm."""
-    call = load_engine("sglang").draft_call(method)
-    return str(call["algorithm"])
-
-
 # TensorRT-LLM
 # --------------------------------------------------------------------------------------------------
 
@@ -394,17 +384,34 @@ def _trtllm(plan: Deployment) -> str:
     flags, spread = trtllm_flags(plan, lines)
     name = shlex.quote(plan.name)
     serve = f"trtllm-serve {name} {flags} --max_batch_size {plan.rank_batch}"
-    body = [*spread, *_trtllm_limits(plan)]
+    body = list(spread)
+    if not plan.is_captured:
+        body += [
+            "cuda_graph_config:",
+            "  enable_padding: true",
+            f"  max_batch_size: {plan.rank_batch}",
+        ]
+    if plan.kv_dtype == "fp8":
+        body += ["kv_cache_config:", "  dtype: fp8"]
     lines += unsupported("trtllm", plan)
     if not can_speculate(plan):
         lines += _trtllm_serve(serve, has_file=bool(body))
         return comment(lines) + "".join(f"{line}\n" for line in body)
-    config = _trtllm_draft(plan, lines) | {"max_draft_len": plan.max_gamma}
+    method = plan.best.draft_method
+    config: dict[str, Any] = dict(load_engine("trtllm").draft_call(method))
+    if method == "ngram":
+        longest = _lookup_lengths(plan)["prompt_lookup_max"]
+        config["max_matching_ngram_size"] = longest
+    elif method == "mtp":
+        config["num_nextn_predict_layers"] = plan.best.gamma
+    else:
+        config["speculative_model"] = head_name(plan, lines)
+    config["max_draft_len"] = plan.max_gamma
     if plan.synthetic_tokens is not None:
         accepted = round(plan.synthetic_tokens - 1.0)
         serve = f"TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS={accepted} {serve}"
     lines += _trtllm_serve(serve, has_file=True)
-    if not METHODS[plan.best.draft_method].is_head:
+    if not METHODS[method].is_head:
         body.append("disable_overlap_scheduler: true")
     body.append("speculative_config:")
     for key, value in config.items():
@@ -468,31 +475,6 @@ def _trtllm_serve(command: str, *, has_file: bool) -> list[str]:
     if has_file:
         command += " --extra_llm_api_options THIS_FILE.yaml"
     return ["Serve with:", f"  {command}"]
-
-
-def _trtllm_limits(plan: Deployment) -> list[str]:
-    body = []
-    if not plan.is_captured:
-        body += [
-            "cuda_graph_config:",
-            "  enable_padding: true",
-            f"  max_batch_size: {plan.rank_batch}",
-        ]
-    if plan.kv_dtype == "fp8":
-        body += ["kv_cache_config:", "  dtype: fp8"]
-    return body
-
-
-def _trtllm_draft(plan: Deployment, lines: list[str]) -> dict[str, Any]:
-    best = plan.best
-    config: dict[str, Any] = dict(load_engine("trtllm").draft_call(best.draft_method))
-    if best.draft_method == "ngram":
-        return config | {
-            "max_matching_ngram_size": _lookup_lengths(plan)["prompt_lookup_max"]
-        }
-    if best.draft_method == "mtp":
-        return config | {"num_nextn_predict_layers": best.gamma}
-    return config | {"speculative_model": head_name(plan, lines)}
 
 
 # How a replica is spread

@@ -69,7 +69,17 @@ UNKNOWN_ANSWER = "Not known: no draft has a measured acceptance rate"
 def headline_of(data: ReportData) -> Headline:
     reference = data.reference
     if reference is None:
-        return _without_drafts(data.rows[0])
+        baseline = data.rows[0]
+        rate = ""
+        if baseline.tokens_per_s:
+            rate = f" at {baseline.tokens_per_s:.0f} tokens/s"
+        return Headline(
+            question=_question(baseline),
+            answer=f"Decoded without a draft{rate}; no speculation was tried",
+            certainty="",
+            when_not="",
+            facts=(),
+        )
     if data.plan is not None and data.plan.traffic is not None:
         return _under_arrivals(data.plan, data.plan.traffic, reference)
     measured = data.find_measured(reference)
@@ -100,20 +110,6 @@ def headline_of(data: ReportData) -> Headline:
     )
 
 
-def _without_drafts(baseline: Record) -> Headline:
-    """The headline of records none of which speculates."""
-    rate = ""
-    if baseline.tokens_per_s:
-        rate = f" at {baseline.tokens_per_s:.0f} tokens/s"
-    return Headline(
-        question=_question(baseline),
-        answer=f"Decoded without a draft{rate}; no speculation was tried",
-        certainty="",
-        when_not="",
-        facts=(),
-    )
-
-
 def _headline_answer(
     data: ReportData,
     reference: Record,
@@ -121,22 +117,20 @@ def _headline_answer(
     predicted: Record | None,
 ) -> str:
     """The plan's choice, unless its configuration was measured."""
-    if data.plan is not None and measured is None:
-        return _first_line(data.plan).removesuffix(".")
-    if not any(
-        row.is_speculative for row in data.rows
-    ):  # a plan without acceptance rates
+    plan = data.plan
+    if plan is not None and measured is None:
+        # the line that the answer begins with on a terminal, too
+        if len(plan.cases) == 1:
+            line = first_line(plan)
+        elif plan.offers:
+            line = to_buy(plan.offers, num_asked=len(plan.request.hardware))
+        else:
+            line = loads_lines(plan)[0]
+        return line.removesuffix(".")
+    # a plan without acceptance rates
+    if not any(row.is_speculative for row in data.rows):
         return UNKNOWN_ANSWER
     return _answer(reference, measured, predicted)
-
-
-def _first_line(plan: Plan) -> str:
-    """The line that an answer begins with on the terminal, too."""
-    if len(plan.cases) == 1:
-        return first_line(plan)
-    if plan.offers:
-        return to_buy(plan.offers, num_asked=len(plan.request.hardware))
-    return loads_lines(plan)[0]
 
 
 def _cases(plan: Plan | None) -> Iterable[str]:
@@ -496,7 +490,13 @@ def _when_not_planned(plan: Plan, reference: Record) -> str:
 
 
 def _when_not_by_table(table: GammaTable, reference: Record) -> str:
-    verdicts = _verdicts_by_batch(table)
+    # of each batch, over the contexts with room for the cache
+    verdicts: dict[int, set[str]] = {}
+    for row, batch in enumerate(table.batch_sizes):
+        verdicts[batch] = set()
+        for verdict, has_room in zip(table.verdict[row], table.fits[row], strict=True):
+            if has_room:
+                verdicts[batch].add(verdict)
     all_verdicts: set[str] = set()
     for of_batch in verdicts.values():
         all_verdicts |= of_batch
@@ -505,7 +505,10 @@ def _when_not_by_table(table: GammaTable, reference: Record) -> str:
     never = [
         batch for batch, of_batch in verdicts.items() if of_batch == {"does not pay"}
     ]
-    unsure = [batch for batch, of_batch in verdicts.items() if _is_unsure(of_batch)]
+    unsure = []
+    for batch, of_batch in verdicts.items():
+        if "unclear" in of_batch and "pays" not in of_batch:
+            unsure.append(batch)
     longest = thousands(max(table.context_lens))
     sentences = []
     where = _where_to_leave_it_off(table, reference.batch_size, never)
@@ -529,36 +532,13 @@ def _where_to_leave_it_off(table: GammaTable, batch: int, never: Sequence[int]) 
         parts.append(
             f"at batch {_listing(never)}, where it pays at no context up to {longest}"
         )
-    start = _break_even_of(table, batch)
-    if start is not None and batch not in never:
+    start = None
+    if batch in table.batch_sizes and batch not in never:
+        start = table.break_even_context[table.batch_sizes.index(batch)]
+    # a draft that pays from the shortest context on is nowhere to be left off
+    if start is not None and start > min(table.context_lens):
         parts.append(f"below a context of {_about(start)} at batch {batch}")
     return "; and ".join(parts)
-
-
-def _is_unsure(verdicts: set[str]) -> bool:
-    """Whether a draft may pay at some context of a batch, and surely pays at none."""
-    return "unclear" in verdicts and "pays" not in verdicts
-
-
-def _break_even_of(table: GammaTable, batch: int) -> float | None:
-    """The context from which the draft pays at a batch, where that is not the shortest one."""
-    if batch not in table.batch_sizes:
-        return None
-    start = table.break_even_context[table.batch_sizes.index(batch)]
-    if start is None or start <= min(table.context_lens):
-        return None
-    return start
-
-
-def _verdicts_by_batch(table: GammaTable) -> dict[int, set[str]]:
-    """The verdicts of each batch over the contexts with room for the cache."""
-    verdicts: dict[int, set[str]] = {}
-    for row, batch in enumerate(table.batch_sizes):
-        verdicts[batch] = set()
-        for verdict, has_room in zip(table.verdict[row], table.fits[row], strict=True):
-            if has_room:
-                verdicts[batch].add(verdict)
-    return verdicts
 
 
 def _about(tokens: float) -> str:
@@ -588,17 +568,12 @@ def commands_to_reproduce(data: ReportData) -> list[str]:
     """
     commands = [row.environment.command for row in data.measured]
     if data.plan is not None and data.command:
-        commands.append(_command_of(data.plan))
+        request = data.plan.request
+        named = {
+            "model": request.model,
+            "hardware": request.hardware,
+            "batch": request.batch_sizes,
+        }
+        commands.append(plan_command(named | given(request)))
     commands.append(data.command)
     return list(dict.fromkeys(command for command in commands if command))
-
-
-def _command_of(plan: Plan) -> str:
-    """The command line that asks for the plan."""
-    request = plan.request
-    named = {
-        "model": request.model,
-        "hardware": request.hardware,
-        "batch": request.batch_sizes,
-    }
-    return plan_command(named | given(request))

@@ -8,6 +8,7 @@ from magicdec.naming import draft_name
 from magicdec.schema import WORTH_MEASURING, Candidate, Choice, Gain, OfTask, Outlook
 from magicdec.units import format_percent
 
+NONE_IS_FASTER = "no draft is faster"
 CHANGES = 0.02
 """Loss of tokens per second from which another text is said to change the choice."""
 
@@ -52,25 +53,22 @@ def _break_even(row: Candidate) -> str:
 
 def task_lines(outlook: Outlook | None) -> list[str]:
     """A line for each class of text where none was named: the choice's gain, and what is faster; one
-    line for those on which no draft is."""
+    line for those of which the same is said."""
     if outlook is None:
         return []
-    lines = []
-    without = []
+    tasks: dict[str, list[str]] = {}
     for task in outlook.tasks:
-        drafts = task.own.high > task.own.low
-        if not drafts and task.changes < CHANGES:
-            without.append(task.task)
-        else:
-            lines.append(_on(task, drafts=drafts))
-    if without:
-        lines.append(f"On {', '.join(without)}: no draft is faster.")
-    return lines
+        tasks.setdefault(_gains_on(task), []).append(task.task)
+    none = tasks.pop(NONE_IS_FASTER, [])
+    if none:
+        tasks[NONE_IS_FASTER] = none
+    return [f"On {', '.join(names)}: {gains}." for gains, names in tasks.items()]
 
 
-def _on(task: OfTask, *, drafts: bool) -> str:
+def _gains_on(task: OfTask) -> str:
     """A text's gain with the chosen draft, and with its own best one where that is faster."""
     parts = []
+    drafts = task.own.high > task.own.low
     if drafts:
         parts.append(_gain(task.own))
     if task.changes >= CHANGES:
@@ -79,7 +77,7 @@ def _on(task: OfTask, *, drafts: bool) -> str:
         else:
             name = draft_name(task.draft, task.draft_method, task.draft_budget)
             parts.append(f"{name}, gamma {task.gamma}, {_gain(task.best)}")
-    return f"On {task.task}: {'; best '.join(parts)}."
+    return "; best ".join(parts) or NONE_IS_FASTER
 
 
 def _gain(gain: Gain) -> str:

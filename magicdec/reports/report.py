@@ -266,7 +266,11 @@ def _typeset(table: Table) -> dict[str, Any]:
     note = table.note
     printed = table
     if table.name in CONFIGURATIONS and len(table.rows) > 1:
-        shared = _shared_cells(table)
+        # columns that hold the same in every row: the note says it once
+        shared = {}
+        for column, *cells in zip(table.columns, *table.cells, strict=True):
+            if len(set(cells)) == 1:
+                shared[column] = cells[0]
         names = [column.name for column in shared]
         printed = table.without(*names, *NOT_IN_PRINT)
         note += _note_of_left_out(table, shared)
@@ -280,15 +284,6 @@ def _typeset(table: Table) -> dict[str, Any]:
         "numbers": [column.is_number for column in printed.columns],
         "rows": printed.cells[:MAX_ROWS],
     }
-
-
-def _shared_cells(table: Table) -> dict[Column, str]:
-    """The cells of the columns that hold the same in every row."""
-    shared = {}
-    for column, *cells in zip(table.columns, *table.cells, strict=True):
-        if len(set(cells)) == 1:
-            shared[column] = cells[0]
-    return shared
 
 
 def _note_of_left_out(table: Table, shared: Mapping[Column, str]) -> str:

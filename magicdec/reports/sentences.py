@@ -47,8 +47,8 @@ BOUND_WORTH_SAYING = 0.5
 MOST_SURE = 0.99
 QUITE_SURE = 0.9
 """Probability of a gain above which no other draft is suggested."""
-MEDIAN_APART = 0.03
-"""Difference of a gain's median from the expected one from which it is said."""
+BOTH_SAID = 0.03
+"""Relative difference of two gains from which both are said."""
 LEAST_NAMED = 0.02
 """Change of a rate from which its reason is named."""
 REASONS = {
@@ -84,7 +84,7 @@ def gain_of(row: Candidate, on_texts: str = "") -> str:
     if gain.speedup >= 1.0:
         direction = "faster"
     interval = f"90 % interval {gain.low:.2f}–{gain.high:.2f}"
-    if abs(gain.median / gain.speedup - 1.0) > MEDIAN_APART:
+    if abs(gain.median / gain.speedup - 1.0) > BOTH_SAID:
         interval += f", median {gain.median:.2f}"
     text = f"{gain.speedup:.2f}x {direction} ({interval})"
     if on_texts:
@@ -120,21 +120,20 @@ def devices_of(row: Candidate) -> str:
 def first_line(case: CaseAnswer) -> str:
     """The action with its gain and probability, or why no draft is chosen; before it, which
     measured draft does not work."""
-    return " ".join([*case.choice.faults, _action(case)])
-
-
-def _action(case: CaseAnswer) -> str:
     choice = case.choice
     row = choice.row
     where = f"{users_of(row)} on {devices_of(row)}"
     if not row.is_speculative:
+        # a fault says already why the measured draft is not taken
         why = "" if choice.faults else _why_not(choice)
-        return f"Serve {where} without a draft{why}."
-    action = "Serve"
-    if row.gain.probability < QUITE_SURE:
-        action = "Try serving"
-    gain = gain_of(row, on_texts(choice))
-    return f"{action} {where} with {drafting_of(row)}: {gain}."
+        action = f"Serve {where} without a draft{why}."
+    else:
+        verb = "Serve"
+        if row.gain.probability < QUITE_SURE:
+            verb = "Try serving"
+        gain = gain_of(row, on_texts(choice))
+        action = f"{verb} {where} with {drafting_of(row)}: {gain}."
+    return " ".join([*choice.faults, action])
 
 
 def on_texts(choice: Choice) -> str:
@@ -148,6 +147,8 @@ def on_texts(choice: Choice) -> str:
         return ""
     low = min(counted, key=lambda task: task.own.speedup)
     high = max(counted, key=lambda task: task.own.speedup)
+    if f"{low.own.speedup:.2f}" == f"{high.own.speedup:.2f}":
+        return ""
     return f"{low.own.speedup:.2f}x on {low.task} to {high.own.speedup:.2f}x on {high.task}"
 
 
@@ -250,10 +251,23 @@ def acceptance_of(drafting: Drafting) -> str:
 
 
 def tie_line(choice: Choice) -> str:
-    """The draft that is as good as the one taken."""
-    if choice.tied is None:
+    """The draft that is as good as the one taken, over the texts that count where none was named."""
+    tied = choice.tied
+    if tied is None:
         return ""
-    return f"{drafting_of(choice.tied)} is as good: {gain_of(choice.tied)}."
+    apart = abs(tied.gain.speedup / choice.row.gain.speedup - 1.0)
+    outlook = choice.outlook
+    if outlook is not None and apart > BOTH_SAID:
+        aside = [task.task for task in outlook.tasks if task.weight == 0.0]
+        if aside:  # the gains are over all texts, the choice is not
+            gain = (
+                f"{tied.gain.speedup:.2f}x ({tied.gain.low:.2f}–{tied.gain.high:.2f})"
+            )
+            texts = " and ".join(aside)
+            return _sentence(
+                f"{drafting_of(tied)} is as good on average; {gain} counting {texts}"
+            )
+    return _sentence(f"{drafting_of(tied)} is as good: {gain_of(tied)}")
 
 
 def evidence_line(evidence: LaneEvidence | None) -> str:

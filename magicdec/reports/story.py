@@ -53,7 +53,7 @@ WEIGHTS = {
     "to train": 97,
     "acceptance": 80,
     "evidence": 74,
-    "tie": 72,
+    "tie": 92,
     "missed limit": 95,
     "prefill": 70,
     "where it fits": 94,
@@ -79,6 +79,189 @@ WEIGHTS = {
 }
 """Kinds of statement in the order of reading, each with its weight; a table of drafts stands after
 "cost"."""
+CLAIMS = {
+    "answer": (
+        "choice.faults",
+        "choice.outcome",
+        "choice.row.batch_size",
+        "choice.row.hardware",
+        "choice.row.layout",
+        "choice.row.drafting.draft",
+        "choice.row.drafting.method",
+        "choice.row.drafting.budget",
+        "choice.row.drafting.gamma",
+        "choice.row.decoding.gain",
+        "choice.row.requests.gain",
+        "choice.outlook.tasks.*.task",
+        "choice.outlook.tasks.*.weight",
+        "choice.outlook.tasks.*.own",
+        "choice.left_out",
+        "choice.to_train.drafting.method",
+    ),
+    "causes": ("choice.faults",),
+    "limit": (
+        "request.tpot_limit_s",
+        "best_by_batch",
+        "choice.row.batch_size",
+        "choice.row.layout",
+        "choice.row.drafting",
+        "choice.row.decoding.tokens_per_s_per_gpu",
+        "choice.row.requests.output_tokens_per_s_per_gpu",
+        "choice.row.speedup_vs_best_autoregressive",
+        "choice.best_without_draft.batch_size",
+        "choice.best_without_draft.layout",
+        "choice.best_without_draft.decoding.tokens_per_s_per_gpu",
+        "choice.best_without_draft.requests.output_tokens_per_s_per_gpu",
+    ),
+    "waiting": (
+        "request.batch_sizes",
+        "best_by_batch",
+        "choice.row.batch_size",
+        "memory.largest_autoregressive_batch",
+    ),
+    "assumed": ("assumed",),
+    "to train": ("choice.to_train",),
+    "acceptance": (
+        "choice.row.drafting.gamma",
+        "choice.row.drafting.acceptance_source",
+        "choice.row.drafting.acceptance_text",
+        "choice.left_out.drafting.acceptance_source",
+        "choice.left_out.drafting.acceptance_text",
+    ),
+    "evidence": ("choice.evidence",),
+    "tie": (
+        "choice.tied.drafting",
+        "choice.tied.decoding.gain",
+        "choice.tied.requests.gain",
+        "choice.row.decoding.gain.speedup",
+        "choice.row.requests.gain.speedup",
+        "choice.outlook.tasks.*.task",
+        "choice.outlook.tasks.*.weight",
+    ),
+    "missed limit": ("choice.limits",),
+    "prefill": (
+        "choice.row.batch_size",
+        "choice.row.layout.num_replicas",
+        "choice.without_draft.requests.prefill_share",
+    ),
+    "where it fits": (
+        "choice.outcome",
+        "choice.left_out.drafting",
+        "choice.left_out_fits",
+    ),
+    "better gamma": (
+        "choice.better_gamma.drafting.gamma",
+        "choice.better_gamma.decoding.gain",
+        "choice.better_gamma.requests.gain",
+    ),
+    "gamma by batch": ("choice.one_gamma", "choice.row.drafting.gamma"),
+    "worth profiling": (
+        "needs_acceptance.*.draft_method",
+        "needs_acceptance.*.break_even_acceptance_rate",
+        "candidates.*.drafting.method",
+        "choice.row.decoding.gain.pays",
+        "choice.row.requests.gain.pays",
+    ),
+    "verification": (
+        "choice.row.drafting.gamma",
+        "choice.row.step",
+        "choice.left_out.drafting.gamma",
+        "choice.left_out.step",
+        "breakdown.*.*.op",
+        "breakdown.*.*.time_s",
+    ),
+    "plugin": (
+        "choice.with_plugin.batch_size",
+        "choice.with_plugin.layout.num_replicas",
+        "choice.with_plugin.drafting",
+        "choice.with_plugin.decoding.gain",
+        "choice.with_plugin.requests.gain",
+    ),
+    "setting": (
+        "model",
+        "engine",
+        "precision.weight_dtype",
+        "context_len",
+        "best_by_batch",
+        "request.context_lens",
+        "request.gen_len",
+        "request.rate",
+        "request.task",
+        "request.workload",
+        "choice.row.batch_size",
+        "choice.row.layout",
+        "choice.row.requests",
+        "choice.row.drafting.budget",
+        "choice.row.drafting.budget_share",
+    ),
+    "decoding": (
+        "choice.row.step.bound_by",
+        "choice.row.decoding.tokens_per_s_per_gpu",
+        "choice.row.decoding.tpot_s",
+        "choice.row.decoding.ttft_s",
+        "choice.row.requests.output_tokens_per_s_per_gpu",
+        "choice.row.requests.tpot_s",
+        "choice.row.requests.ttft_s",
+        "choice.row.drafting.gamma",
+        "choice.row.layout",
+        "choice.without_draft.batch_size",
+        "choice.without_draft.layout.tp_size",
+        "choice.best_without_draft",
+        "request.tpot_limit_s",
+        "request.ttft_limit_s",
+    ),
+    "plain": (
+        "choice.row.drafting.gamma",
+        "choice.row.layout",
+        "choice.without_draft",
+        "choice.best_without_draft",
+        "request.tpot_limit_s",
+        "request.ttft_limit_s",
+    ),
+    "cost": ("choice.row.requests", "choice.row.cost.per_million_tokens_usd"),
+    "requests": (
+        "choice.row.requests.prefill_share",
+        "choice.row.drafting.gamma",
+        "choice.row.drafting.break_even_gen_len",
+        "choice.row.decoding.gain.speedup",
+        "choice.row.decoding.speedup_static_batch",
+        "choice.row.cost.gpu_hours_per_million_requests",
+        "choice.without_draft.requests.prefill_share",
+    ),
+    "spread": (
+        "choice.row.by_acceptance",
+        "choice.row.drafting",
+        "choice.left_out.by_acceptance",
+        "choice.left_out.drafting",
+    ),
+    "task": ("choice.outlook.tasks",),
+    "measure": ("choice.outlook.measurements",),
+    "reach": ("reach", "choice.row.drafting", "choice.left_out.drafting"),
+    "latency": (
+        "best_by_batch",
+        "choice.row.batch_size",
+        "pareto.*.batch_size",
+        "pareto.*.drafting",
+        "pareto.*.decoding.tpot_s",
+        "pareto.*.requests.tpot_s",
+    ),
+    "throughput": (
+        "choice.row.drafting.gamma",
+        "choice.row.decoding.tokens_per_s_per_gpu",
+        "choice.row.requests.output_tokens_per_s_per_gpu",
+        "choice.best_without_draft",
+    ),
+    "not ranked": ("model", "needs_acceptance"),
+    "note": ("notes", "key_notes"),
+    "next": (
+        "engine",
+        "other_cases",
+        "candidates",
+        "choice.row.drafting.gamma",
+    ),
+}
+"""The fields of a plan's document that each kind of statement claims, with what lies below them; `*` is any entry of a
+list. A statement says nothing that another field changes, and no number that is not of these."""
 BEFORE_TABLE = tuple(WEIGHTS)[: tuple(WEIGHTS).index("cost") + 1]
 CLOSING = ("not ranked", "note", "next")
 """Kinds that are said of the plan, once, whatever the number of its cases."""
@@ -119,6 +302,11 @@ class Statement:
     @property
     def weight(self) -> int:
         return WEIGHTS[self.kind]
+
+    @property
+    def claims(self) -> tuple[str, ...]:
+        """The fields of the plan's document that it speaks of."""
+        return CLAIMS[self.kind]
 
 
 def story_of(plan: Plan, case: CaseAnswer, *, every: bool = False) -> list[Statement]:
@@ -177,13 +365,14 @@ def shortest(
 ) -> list[Statement]:
     """The heaviest statements that fit in a number of physical lines, in their order.
 
-    Those from MUST on are kept however many lines they take, and lines per text come on top.
+    Those from MUST on are kept however many lines they take; lines per text, and the draft that is as
+    good over these, come on top.
     """
     left = lines
     kept = set()
     for statement in sorted(statements, key=lambda statement: -statement.weight):
         height = len(textwrap.wrap(statement.text, width))
-        if statement.kind == "task":
+        if statement.kind in ("task", "tie"):
             height = 0
         if statement.weight >= MUST or height <= left:
             kept.add(statement)

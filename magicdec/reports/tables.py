@@ -177,17 +177,15 @@ def format_value(column: Column, value: Value) -> str:
         "seconds": format_seconds,
         "bytes": format_bytes,
         "percent": lambda share: percent(share, 1),
-        "signed_percent": _signed_percent,
+        # a minus sign, which is as wide as a plus and does not break from its number
+        "signed_percent": lambda share: f"{100 * share:+.1f}\u202f%".replace(
+            "-", "\u2212"
+        ),
         "ratio": "{:.2f}×".format,
         "mbu": _mbu,
         "rate": _rate,
     }
     return formats[column.kind](value)
-
-
-def _signed_percent(share: float) -> str:
-    text = f"{100 * share:+.1f}\u202f%"
-    return text.replace("-", "\u2212")
 
 
 def _mbu(share: float) -> str:
@@ -365,19 +363,34 @@ def result_table(data: ReportData) -> Table | None:
             "rate",
             lambda row: median_pair(row)[0],
         ),
-        Column("baseline_tokens_per_s", "Its baseline", "rate", _baseline_rate),
+        Column(
+            "baseline_tokens_per_s",
+            "Its baseline",
+            "rate",
+            lambda row: median_pair(row)[1] if row.is_speculative else None,
+        ),
         Column("baseline_mbu", "Baseline MBU", "mbu", drafted("autoregressive_mbu")),
         Column("speedup_static_batch", "Static batch", "ratio"),
         Column("refilled_tokens_per_s", "Refilled tokens/s", "rate"),
         Column("speedup_refilled", "Refilled", "ratio"),
     )
     rows = sorted(data.measured, key=_result_order)
+    note = (
+        "Steady state. Each repetition is paired with an autoregressive run beside it: the speedup "
+        "is the median of "
+        "the pairs, tokens/s and baseline are of that pair, and the spread is the lowest and "
+        "highest pair."
+    )
+    if any(has_weak_baseline(record) for record in data.measured):
+        note += f" {WEAK_BASELINE_NOTE}"
+    if any(record.adaptive for record in data.measured):
+        note += " “γ up to”: chosen anew each step."
     table = Table.of(
         "results",
         "Measured configurations",
         columns,
         rows,
-        note=_result_note(data.measured),
+        note=note,
     )
     return table.without_empty(
         "baseline_mbu",
@@ -385,27 +398,6 @@ def result_table(data: ReportData) -> Table | None:
         "refilled_tokens_per_s",
         "speedup_refilled",
     )
-
-
-def _baseline_rate(row: Record) -> float | None:
-    if not row.is_speculative:
-        return None
-    _, rate = median_pair(row)
-    return rate
-
-
-def _result_note(rows: Sequence[Record]) -> str:
-    note = (
-        "Steady state. Each repetition is paired with an autoregressive run beside it: the speedup "
-        "is the median of "
-        "the pairs, tokens/s and baseline are of that pair, and the spread is the lowest and "
-        "highest pair."
-    )
-    if any(has_weak_baseline(record) for record in rows):
-        note += f" {WEAK_BASELINE_NOTE}"
-    if any(record.adaptive for record in rows):
-        note += " “γ up to”: chosen anew each step."
-    return note
 
 
 def _result_order(row: Record) -> tuple[object, ...]:
@@ -459,7 +451,13 @@ def candidate_table(data: ReportData) -> Table | None:
         Column("cost_per_million_tokens_usd", "$ per million tokens", "number"),
         Column("bound_by", "Bound by"),
         Column("fits", "Fits", value=_fits),
-        Column("acceptance_range", "Acceptance", value=_acceptance_range),
+        Column(
+            "acceptance_range",
+            "Acceptance",
+            value=lambda row: (
+                "extrapolated" if row.drafting.is_extrapolated else "in range"
+            ),
+        ),
     )
     fastest_first = sorted(plan.candidates, key=lambda row: -row.speedup)
     table = Table.of("candidates", "What the plan considered", columns, fastest_first)
@@ -500,12 +498,6 @@ def _by_acceptance(row: Candidate) -> str:
     if row.by_acceptance is None:
         return ""
     return " / ".join(f"{value:.2f}" for value in row.by_acceptance.speedup)
-
-
-def _acceptance_range(row: Candidate) -> str:
-    if row.drafting.is_extrapolated:
-        return "extrapolated"
-    return "in range"
 
 
 def environment_table(data: ReportData) -> Table | None:

@@ -87,31 +87,27 @@ def _run_row(record: Record) -> list[str]:
         mbu = f"{record.autoregressive_mbu:.0%}"
     if mbu and has_weak_baseline(record):
         mbu += WEAK_BASELINE
+    phases = ["", "", "", ""]
+    if record.is_speculative:
+        draft_s = None
+        if record.draft_step_s is not None:
+            draft_s = record.draft_step_s * record.gamma
+        tokens = ""
+        if record.expected_tokens_per_step is not None:
+            tokens = f"{record.expected_tokens_per_step:.2f}"
+        phases = [
+            _seconds_or_blank(draft_s),
+            _seconds_or_blank(record.verify_step_s),
+            _seconds_or_blank(record.accept_step_s),
+            tokens,
+        ]
     return [
         describe(record, symbol=GAMMA),
         tokens_per_s,
         _seconds_or_blank(record.step_s),
-        *_phase_cells(record),
+        *phases,
         speedup,
         mbu,
-    ]
-
-
-def _phase_cells(record: Record) -> list[str]:
-    """Draft, verify and accept times and tokens per step; blank without a draft."""
-    if not record.is_speculative:
-        return ["", "", "", ""]
-    draft_s = None
-    if record.draft_step_s is not None:
-        draft_s = record.draft_step_s * record.gamma
-    tokens = ""
-    if record.expected_tokens_per_step is not None:
-        tokens = f"{record.expected_tokens_per_step:.2f}"
-    return [
-        _seconds_or_blank(draft_s),
-        _seconds_or_blank(record.verify_step_s),
-        _seconds_or_blank(record.accept_step_s),
-        tokens,
     ]
 
 

@@ -40,7 +40,6 @@ from magicdec.schema import (
     Candidate,
     CaseAnswer,
     GammaTable,
-    Operation,
     Plan,
     Traffic,
     TrafficLoad,
@@ -84,7 +83,10 @@ def print_plan(
     story = story_of(answer, answer.cases[0], every=every)
     if every:
         for case in answer.cases:
-            _print_case(console, answer, case, story_of(answer, case, every=True))
+            told = story_of(answer, case, every=True)
+            rows = _with_baselines(case, _of_case(answer, case))
+            _print_told(console, told, rows)
+            _print_further_tables(console, case)
     elif len(answer.cases) == 1:
         story = _print_short(console, answer, story)
     if why:
@@ -104,7 +106,14 @@ def _print_why(console: Console, answer: Plan) -> None:
     )
     if answer.path:
         console.print(f"priced as {answer.engine} runs it, {answer.path}")
-    console.print(_breakdown_table(answer.breakdown))
+    rows: list[tuple[str, ...]] = []
+    for name, operations in answer.breakdown.items():
+        slowest_first = sorted(operations, key=lambda op: -op.time_s)
+        for op in slowest_first:
+            times = (_ms(op.time_s), _ms(op.ceiling_s))
+            rows.append((name, op.op, *times, op.bound_by, op.time_from))
+    heads = ("pass", "operation", "ms", "ceiling ms", "bound by", "time from")
+    console.print(text_table(heads, rows, wraps=()))
     console.print(_memory_line(answer))
 
 
@@ -127,20 +136,17 @@ def _print_cases(console: Console, answer: Plan) -> None:
         lengths = lengths_text(answer.request, answer.context_len)
         place += f": {lengths}"
     console.print(place)
-    console.print(_table(_by_offer(answer), console.width))
+    # one row per load, the devices in the order of the offers
+    order = {row.hardware: rank for rank, row in enumerate(answer.offers)}
+    loads = loads_of(answer.cases)
+    loads.sort(key=lambda row: order.get(row.hardware, len(order)))
+    console.print(_table(loads, console.width))
     for case in answer.cases:
         line = left_aside(case)
         if line:
             console.print(line)
     for line in plugin_lines(answer.cases):
         console.print(line)
-
-
-def _by_offer(answer: Plan) -> list[Candidate]:
-    """The best of each load, the devices in the order of the offers."""
-    loads = loads_of(answer.cases)
-    places = {row.hardware: place for place, row in enumerate(answer.offers)}
-    return sorted(loads, key=lambda row: places.get(row.hardware, len(places)))
 
 
 def to_buy(offers: Sequence[Candidate], *, num_asked: int = 0, load: str = "") -> str:
@@ -186,14 +192,6 @@ def _print_short(
     told = shortest(story, lines=MOST_LINES - height, width=console.width)
     _print_told(console, told, rows)
     return told
-
-
-def _print_case(
-    console: Console, answer: Plan, case: CaseAnswer, story: Sequence[Statement]
-) -> None:
-    """All that is known of one device and context."""
-    _print_told(console, story, _with_baselines(case, _of_case(answer, case)))
-    _print_further_tables(console, case)
 
 
 def _print_told(
@@ -292,6 +290,7 @@ def _ms(seconds: float) -> str:
 
 
 BREAKS_FIRST = 3
+"""Rank below which a column is worth more than names on one line."""
 
 
 class TerminalColumn(NamedTuple):
@@ -354,14 +353,6 @@ def _request_seconds(row: Candidate) -> str:
     return format_seconds(row.requests.request_s)
 
 
-def _gpu_hours(row: Candidate) -> str:
-    return format_number(row.cost.gpu_hours_per_million_requests or 0)
-
-
-def _dollars(row: Candidate) -> str:
-    return f"{row.cost.per_million_tokens_usd or 0:.2f}"
-
-
 def _at_percentiles(row: Candidate) -> str:
     """The gain at the 10th, 50th and 90th percentile of the acceptance."""
     if row.by_acceptance is None:
@@ -375,10 +366,6 @@ def _even_at(row: Candidate) -> str:
     if least is None:
         return ""
     return f"{least:.2f}"
-
-
-def _over_best_batch(row: Candidate) -> str:
-    return f"{row.speedup_vs_best_autoregressive or 0:.2f}"
 
 
 TERMINAL_COLUMNS = (
@@ -404,12 +391,25 @@ TERMINAL_COLUMNS = (
         _differs("batch_size"),
         3,
     ),
-    TerminalColumn("GPU-h/Mreq", _gpu_hours, _any("request_s"), 7),
-    TerminalColumn("$/Mtok", _dollars, _any("cost_per_million_tokens_usd")),
+    TerminalColumn(
+        "GPU-h/Mreq",
+        lambda row: format_number(row.cost.gpu_hours_per_million_requests or 0),
+        _any("request_s"),
+        7,
+    ),
+    TerminalColumn(
+        "$/Mtok",
+        lambda row: f"{row.cost.per_million_tokens_usd or 0:.2f}",
+        _any("cost_per_million_tokens_usd"),
+    ),
     TerminalColumn("speedup (90%)", _speedup),
     TerminalColumn("10/50/90%", _at_percentiles, _any("break_even_tokens_per_step"), 8),
     TerminalColumn("even at", _even_at, _any("break_even_tokens_per_step"), 8),
-    TerminalColumn("x best batch", _over_best_batch, rank=5),
+    TerminalColumn(
+        "x best batch",
+        lambda row: f"{row.speedup_vs_best_autoregressive or 0:.2f}",
+        rank=5,
+    ),
     TerminalColumn(
         "GiB/GPU", lambda row: f"{row.memory.bytes_per_gpu / GIB:.1f}", rank=4
     ),
@@ -448,6 +448,7 @@ def _gamma_table(table: GammaTable, width: int) -> Table:
     """The best gamma by batch and context, with the speedup where there is room for it, and the
     context from which on it is above 1; the table's first context is only a bound."""
     contexts = table.context_lens
+    # characters of the batch, of "16 (1.23)" at each context, and of "faster from"
     wide = 6 + 10 * len(contexts) + 13 <= width
     rows = []
     for row, batch in enumerate(table.batch_sizes):
@@ -484,17 +485,6 @@ def _faster_from(table: GammaTable, row: int) -> str:
     if start <= first:
         return f"<= {format_tokens(first)}"
     return format_tokens(start)
-
-
-def _breakdown_table(breakdown: dict[str, list[Operation]]) -> Table:
-    rows = []
-    for name, operations in breakdown.items():
-        slowest_first = sorted(operations, key=lambda op: -op.time_s)
-        for op in slowest_first:
-            times = (_ms(op.time_s), _ms(op.ceiling_s))
-            rows.append((name, op.op, *times, op.bound_by, op.time_from))
-    heads = ("pass", "operation", "ms", "ceiling ms", "bound by", "time from")
-    return text_table(heads, rows, wraps=())
 
 
 def _memory_line(answer: Plan) -> str:

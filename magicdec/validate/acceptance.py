@@ -114,7 +114,9 @@ def validate_beliefs(
     """
     if leave_out and leave_out not in TASK_GROUPS:
         raise unknown_choice("group to leave out", leave_out, tuple(TASK_GROUPS))
-    asked = _rates_of(paths or [BELIEF_RATES])
+    asked = distinct(
+        [rate for path in paths or [BELIEF_RATES] for rate in read_rates(path)]
+    )
     if not asked:
         raise ConfigError(f"no usable rate in {', '.join(map(str, paths))}")
     if not paths and not leave_out:
@@ -146,13 +148,6 @@ def validate_beliefs(
         deviation[chosen],
         leave_out=leave_out,
     )
-
-
-def _rates_of(paths: Sequence[str | Path]) -> list[Rate]:
-    rates: list[Rate] = []
-    for path in paths:
-        rates.extend(read_rates(path))
-    return distinct(rates)
 
 
 def _with_shipped_rows(asked: Sequence[Rate]) -> tuple[list[Rate], list[float]]:
@@ -255,7 +250,9 @@ def outcomes(rates: Sequence[Rate], mean: Array, deviation: Array) -> pd.DataFra
                 "kind": at.kind,
                 "group": at.group,
                 "task": at.task_class,
-                "temperature": _temperature(at),
+                "temperature": (
+                    "unknown" if at.temperature is None else f"{at.temperature:g}"
+                ),
                 "context": _context(at),
                 "is_windowed": _is_windowed(at),
                 "checkpoint": at.checkpoint,
@@ -282,12 +279,6 @@ def tokens_per_step(logit: Array, gamma: Array) -> Array:
     """Tokens per step at constant rates, given as logits."""
     rate = 1.0 / (1.0 + np.exp(-logit))
     return np.asarray((1.0 - rate ** (gamma + 1)) / (1.0 - rate))
-
-
-def _temperature(at: Situation) -> str:
-    if at.temperature is None:
-        return "unknown"
-    return f"{at.temperature:g}"
 
 
 def _is_windowed(at: Situation) -> bool:

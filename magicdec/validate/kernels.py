@@ -152,18 +152,6 @@ def _validate_group(
     return group
 
 
-def _unknown_group(
-    table: KernelTable, key: Group, rows: Columns, error: ConfigError
-) -> dict[str, Any]:
-    return {
-        "name": key.name(table.kind),
-        "rows": int(rows["time_s"].size),
-        "mape": None,
-        "mape_all": None,
-        "refused": str(error),
-    }
-
-
 def _errors_when_borrowed(
     table: KernelTable,
     key: Group,
@@ -203,7 +191,15 @@ def validate_kernels(
                 load_hardware(key.device)
             except ConfigError as error:
                 refused.append(f"{path}: {error}")
-                groups.append(_unknown_group(table, key, rows, error))
+                groups.append(
+                    {
+                        "name": key.name(table.kind),
+                        "rows": int(rows["time_s"].size),
+                        "mape": None,
+                        "mape_all": None,
+                        "refused": str(error),
+                    }
+                )
                 continue
             group = _validate_group(table, key, rows, with_refit=with_refit)
             if table.is_borrowed:

@@ -110,6 +110,7 @@ SHARED_BUDGET = 0.07
 """
 SMALLEST_BUDGET = 64
 SIGN_MARGIN = 0.05
+"""Distance of a measured speedup from 1 from which its side counts: nearer ones are noise."""
 CONSTANTS = (1, 3, 5, 7)
 """Constant gammas that a plan's choice is compared with."""
 REQUEST_SPREAD = 0.134

@@ -186,7 +186,11 @@ def validate_published(
         accepted, refused = read_published(path)
         rows += accepted
         lines += refused
-    refusals = _refusals(rows, profile)
+    # what refuses one row of a pair refuses them all
+    first_of_pair: dict[Any, PublishedRow] = {}
+    for row in rows:
+        first_of_pair.setdefault(row.pair, row)
+    refusals = {pair: _refusal(row, profile) for pair, row in first_of_pair.items()}
     laws = _laws(rows, refusals, profile, fit_acceptance=fit_acceptance)
     groups: list[dict[str, Any]] = []
     by_group = places([(row.file, row.pair)] for row in rows)
@@ -215,16 +219,6 @@ def _origin(law: AcceptanceProfile | None, *, is_fitted: bool) -> str:
     if is_fitted:
         return "fitted"
     return f"profile {law.name}"
-
-
-def _refusals(
-    rows: Sequence[PublishedRow], profile: EngineProfile
-) -> dict[Any, str | None]:
-    """The reason why the rows of a pair cannot be predicted, by pair. None: they can."""
-    first_of_pair: dict[Any, PublishedRow] = {}
-    for row in rows:
-        first_of_pair.setdefault(row.pair, row)
-    return {pair: _refusal(row, profile) for pair, row in first_of_pair.items()}
 
 
 def _laws(

@@ -18,6 +18,7 @@ from magicdec.counts import Array
 from magicdec.errors import ConfigError, MagicdecError, unknown_choice
 from magicdec.files import read_csv
 from magicdec.specs import ModelSpec, engine_names
+from magicdec.units import format_count
 
 PUBLISHED_DIRECTORY = Path(__file__).resolve().parent / "data" / "published"
 LARGEST_FIGURE = 1e12
@@ -172,16 +173,10 @@ def by_cause(refused: Sequence[str]) -> list[str]:
         counts[cause] += 1
     lines = []
     for cause, line in first.items():
-        lines.append(line + _more_rows(counts[cause] - 1))
+        others = counts[cause] - 1
+        more = f" (and {format_count(others, 'more row')})" if others else ""
+        lines.append(f"{line}{more}")
     return lines
-
-
-def _more_rows(number: int) -> str:
-    if number == 0:
-        return ""
-    if number == 1:
-        return " (and 1 more row)"
-    return f" (and {number} more rows)"
 
 
 def places(keys: Iterable[Iterable[K]]) -> dict[K, list[int]]:

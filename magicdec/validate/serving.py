@@ -103,13 +103,16 @@ ROW_ERROR = 0.06
 OWN_SPREAD = 0.7
 """Standard deviation of an engine's own deviation, in units of a prior's spread."""
 CODE_STEP = 1e-3
+"""Step of the numerical slopes, in units of a prior's spread."""
 MAX_ROUNDS = 60
 LEAST_ERROR = 0.03
+"""An engine's error is not stated smaller: repetitions of a server differ by about as much."""
 UNSEEN_SHARE = 0.93
 """Share of left-out rows that the interval for rows of a further device, tp or model has to hold.
 Rows of one device are alike, so an interval that holds 90 % of the known rows holds fewer of the
 next."""
 MIN_ROWS = 12
+"""Rows below which a fit would be its priors."""
 MANY_REQUESTS = 512
 PRIORS = {
     "gemm_factor": Free(prior=1.0, spread=0.07),
@@ -498,7 +501,11 @@ def validate_serving(
         deviations = _without_source(rows, leave_out)
     unseen: dict[str, LeftOut] = {}
     if left_out:
-        bases = _fitted_engines(rows)
+        bases = {}
+        for engine_name in dict.fromkeys(row.engine for row in rows):
+            engine = load_engine(engine_name)
+            if engine.fitted_devices:
+                bases[engine_name] = engine
         for kind in LEFT_OUT:
             predicted = left_out_predictions(rows, bases, kind)
             log_error = np.log(predicted / measured)
@@ -532,16 +539,6 @@ class LeftOut(NamedTuple):
         error = np.expm1(self.log_error[known])
         summary = ErrorSummary.of(error, self.deviation[known])
         return summary.mape, summary.coverage
-
-
-def _fitted_engines(rows: Sequence[ServingRow]) -> dict[str, EngineProfile]:
-    """The rows' engines whose profiles were fitted to measurements."""
-    engines = {}
-    for name in dict.fromkeys(row.engine for row in rows):
-        engine = load_engine(name)
-        if engine.fitted_devices:
-            engines[name] = engine
-    return engines
 
 
 def _group_names(row: ServingRow) -> tuple[str, str, str]:

@@ -65,6 +65,7 @@ ROUNDS = 4
 MOST_REQUESTS = 100_000
 """Largest number of requests that is simulated for one load."""
 LEAST_MEASURED = 1e-6
+"""Smallest figure but 0 of a row: an error is relative to it."""
 MOST_LOAD_WORK = 4_000_000
 """Scheduler passes allowed for all rows together: some minutes of one core."""
 DURATION_S = 600.0

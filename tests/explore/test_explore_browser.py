@@ -22,6 +22,7 @@ from tests.processes import still_alive_after
 
 pytestmark = pytest.mark.slow
 PATIENCE_S = 120
+NAMED_DRAFT = "draft=streamingllm&budget=512&gamma=3&context=4096"
 
 
 def settled(page: webdriver.Chrome) -> webdriver.Chrome:
@@ -440,7 +441,11 @@ def test_a_trace_is_uploaded_planned_and_taken_away(
     says(page, "context 4096")
 
 
-def test_other_gpus_are_drawn_on_request(page: webdriver.Chrome) -> None:
+def test_other_gpus_are_drawn_on_request(
+    driver: webdriver.Chrome, server: ExplorerServer
+) -> None:
+    """With the draft named, so that each GPU is planned in a moment."""
+    page = settled(opened(driver, f"{server.url}?{NAMED_DRAFT}"))
     page.find_element(By.ID, "compare").click()
     WebDriverWait(page, PATIENCE_S).until(
         lambda p: p.find_elements(By.CSS_SELECTOR, "#each-gpu progress")

@@ -12,7 +12,7 @@ import pytest
 
 import magicdec
 from magicdec.live.check import AskedLoad, Check, _request, in_order
-from magicdec.live.settings import Change, Served, settings_costs
+from magicdec.live.settings import Change, Served, as_set, settings_costs
 from magicdec.perfmodel import answered
 from magicdec.specs import load_engine, load_model_spec, read_serve_command
 
@@ -217,3 +217,15 @@ def test_the_headline_is_the_fault() -> None:
         notes=[],
     )
     assert check.headline.startswith("Capture graphs: it runs eagerly: 1.")
+
+
+def test_as_it_is_set_has_the_graphs_that_are_not_captured() -> None:
+    """Its time is that of a server without graphs, whatever else is set."""
+    times = []
+    for options in ("--max-cudagraph-capture-size 4", FAULTS["no graphs"][0]):
+        command = read_serve_command(f"{PLAIN} {options} --no-async-scheduling")
+        found = as_set(command, served(), served())
+        assert found is not None
+        times.append(found.between_tokens_s)
+    assert times[0] == pytest.approx(times[1])
+    assert as_set(read_serve_command(PLAIN), served(), served()) is None

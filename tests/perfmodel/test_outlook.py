@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -128,6 +129,9 @@ def test_a_plan_says_what_to_measure_and_which_text_changes_it(believed: Plan) -
     named = [line.removeprefix("On ").split(":")[0].split(", ") for line in lines]
     assert sorted(itertools.chain(*named)) == sorted(TASKS)
     assert any("; best " in line for line in lines)
+    tasks = [msgspec.structs.replace(outlook.tasks[0], task=task) for task in TASKS]
+    (alike,) = task_lines(msgspec.structs.replace(outlook, tasks=tasks))
+    assert alike.startswith(f"On {', '.join(TASKS)}: ")
 
 
 def test_what_is_known_is_not_worth_measuring() -> None:

@@ -119,6 +119,12 @@ def test_every_number_of_the_catalog_names_its_source():
         ("Apple M2 Ultra", "apple-m2-ultra-192gb"),
         ("Gaudi 3", "gaudi3-128gb"),
         ("Ascend 910B", "ascend-910b-64gb"),
+        ("A100 80G PCIe", "a100-pcie-80gb"),
+        ("A100-80G", "a100-sxm-80gb"),
+        ("3080 10GB", "rtx-3080-10gb"),
+        ("H200 141GB", "h200-sxm-141gb"),
+        ("Ryzen AI Max+ 395", "strix-halo-128gb"),
+        ("nvidia-tesla-a100", "a100-sxm-40gb"),  # GKE's label
     ],
 )
 def test_aliases_and_capital_letters_find_a_device(alias, name):
@@ -150,14 +156,23 @@ def test_a_laptops_gpu_is_not_the_card_of_its_name():
         load_hardware("RTX 3080 Laptop GPU")
 
 
+@pytest.mark.parametrize("text", ["RTX 5060", "RTX 4060 Super", "H100 192GB", "80GB"])
+def test_a_device_is_not_taken_for_one_of_more_words(text):
+    with pytest.raises(ConfigError, match="unknown hardware"):
+        load_hardware(text)
+
+
 def test_a_cloud_instance_is_so_many_devices():
+    for node in ("DGX H100", "HGX-H100", "gpu_8x_h100_sxm5"):
+        assert counted(node).num_gpus == 8
+        assert load_hardware(node).name == "h100-sxm-80gb"
     assert counted("p5.48xlarge") == Devices("h100-sxm-80gb", num_gpus=8)
     assert counted("2xp5.48xlarge") == Devices(
         "h100-sxm-80gb", num_gpus=16, num_gpus_per_node=8
     )
     assert counted("Standard_ND96isr_H100_v5=90").price_per_hour_usd == 90.0
     for instance, devices in instances().items():
-        assert counted(instance).num_gpus, instance
+        assert counted(instance).num_gpus or instance.startswith("nvidia"), instance
         assert load_hardware(counted(devices).name).name == counted(devices).name
 
 
@@ -298,7 +313,7 @@ def test_a_file_that_changed_is_read_anew(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "named"),
-    [("h100-sxm-80g", "h100-sxm-80gb"), ("nowhere.toml", r"nowhere\.toml")],
+    [("h100-sxn-80gb", "h100-sxm-80gb"), ("nowhere.toml", r"nowhere\.toml")],
 )
 def test_an_unknown_device_names_the_nearest_and_a_missing_file_is_named(name, named):
     with pytest.raises(ConfigError, match=named):

@@ -185,6 +185,43 @@ def test_devices_that_are_visible_are_counted(text: str) -> None:
     assert read_serve_command(text).num_gpus == 3
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[Service]\nEnvironment="MODEL=Qwen/Qwen3-14B" SIZE=2\n'
+        "ExecStart=/opt/bin/vllm serve ${MODEL} \\\n  --tensor-parallel-size $SIZE\n"
+        "Restart=always\n",
+        'export "MODEL=Qwen/Qwen3-14B"\nvllm serve $MODEL -tp 2',
+        "podman run docker.io/vllm/vllm-openai:v0.31.0 --model Qwen/Qwen3-14B \\\n"
+        "  `# two of them` \\\n  --tensor-parallel-size 2\n",
+        "vllm serve Qwen/Qwen3-14B \\  # the dense one\n  --tensor-parallel-size 2\n",
+    ],
+)
+def test_units_and_remarks_within_commands_are_read(text: str) -> None:
+    command = read_serve_command(text)
+    assert (command.model, command.tp_size) == ("Qwen/Qwen3-14B", 2)
+
+
+def test_a_remark_that_ends_a_command_is_named() -> None:
+    command = read_serve_command("vllm serve Qwen/Qwen3-8B \\ # here\n  -tp 2\n")
+    assert any("line 1 has a comment" in note for note in command.notes)
+
+
+@pytest.mark.parametrize(
+    "grant",
+    [
+        "#SBATCH --gres=gpu:h200:4",
+        "#SBATCH --gpus-per-node=h200:4",
+        "#SBATCH --gpus h200:4",
+    ],
+)
+def test_a_slurm_job_says_its_devices(grant: str) -> None:
+    command = read_serve_command(
+        f"#!/bin/bash\n{grant}\nsrun vllm serve Qwen/Qwen3-8B -tp 4\n"
+    )
+    assert (command.hardware, command.num_gpus) == ("h200", 4)
+
+
 def test_an_object_whose_quotes_a_shell_took_is_read() -> None:
     config = "{method:eagle3,model:a/b-1.5,num_speculative_tokens:3}"
     command = read_serve_command(f"vllm serve Qwen/Qwen3-8B -sc {config}")

@@ -152,12 +152,18 @@ VENDORS = frozenset(
     ("nvidia", "amd", "instinct", "geforce", "tesla", "quadro", "intel", "intel(r)")
 )
 """Parts of a device's name, as a driver prints it, that tell no device."""
+UNTOLD_WORDS = VENDORS | {"gpu", "generation", "hbm2", "hbm2e", "hbm3", "hbm3e", "oam"}
+"""Words of a device's name that tell no device, in whatever order it is written."""
+BRANDS = ("rtx", "rx", "radeon", "apple", "arc", "sxm")
+"""Words of a device's name that people leave out: no other device is told apart by them alone."""
 COUNTED = re.compile(
     r"(?:(?P<nodes>\d+)\s*[x*]\s*)?(?P<count>\d+)\s*[x*]\s*(?P<name>.*)"
 )
 
 
 COUNTED_AFTER = re.compile(r"(?P<name>[^/]*[a-z][^/]*?)\s*[:x*]\s*(?P<count>\d{1,3})")
+OF_LAMBDA = re.compile(r"^gpu_(\d+)x_")
+"""An instance of Lambda's, "gpu_8x_h100_sxm5"."""
 PRICED = re.compile(r"(?P<name>.+)=(?P<price>\d+(\.\d*)?)")
 EVERY_GPU = "all"
 """Stands for all GPUs of the catalog."""
@@ -183,8 +189,10 @@ def counted(text: str) -> Devices:
             price_per_hour_usd=float(priced["price"])
         )
     lowered = text.strip().lower()
-    if lowered in instances():
-        return counted(instances()[lowered])
+    lowered = OF_LAMBDA.sub(r"\1x", lowered)
+    held = instances().get(_words(lowered))
+    if held is not None:
+        return counted(held)
     if _key(lowered) in _keys():
         return Devices(text)  # "7900xtx" is no 7900 pieces of "tx"
     match = COUNTED.fullmatch(lowered)
@@ -194,9 +202,9 @@ def counted(text: str) -> Devices:
             return Devices(text)
         return Devices(after["name"], num_gpus=int(after["count"]))
     count = int(match["count"])
-    if match["nodes"] is None and match["name"] in instances():
-        node = counted(instances()[match["name"]])
-        assert node.num_gpus is not None
+    held = instances().get(_words(match["name"]))
+    node = counted(held) if held is not None else None
+    if match["nodes"] is None and node is not None and node.num_gpus is not None:
         return node._replace(
             num_gpus=count * node.num_gpus, num_gpus_per_node=node.num_gpus
         )
@@ -211,7 +219,12 @@ def counted(text: str) -> Devices:
 def instances() -> dict[str, str]:
     """Cloud instances and the devices they hold: "p5.48xlarge" is "8xh100-sxm-80gb"."""
     document = tomllib.loads(INSTANCES_FILE.read_text(encoding="utf-8"))
-    return {str(name): str(devices) for name, devices in document.items()}
+    return {_words(name): str(devices) for name, devices in document.items()}
+
+
+def _words(name: str) -> str:
+    """A name in small letters, its words divided by hyphens."""
+    return re.sub(r"[\s_-]+", "-", name.strip().lower())
 
 
 def load_hardware(name_or_path: str | Path) -> HardwareProfile:
@@ -248,9 +261,38 @@ def _keys() -> dict[str, str]:
     return {_key(alias): name for alias, name in hardware_aliases().items()}
 
 
+def _parts(name: str) -> frozenset[str]:
+    """The words that tell a device, whatever their order: {"a100", "pcie", "80gb"}."""
+    parts = set()
+    for part in re.split(r"[\s_()+-]+", name.strip().lower()):
+        memory = re.sub(r"^(\d+)(?:g|gib)$", r"\1gb", part)
+        parts.add(re.sub(r"^sxm\d$", "sxm", memory))
+    return frozenset(parts - UNTOLD_WORDS - {""})
+
+
+def _by_parts(given: str) -> str | None:
+    """The device of the catalog that has these words, or that alone has them with its memory, its
+    brand or its socket besides."""
+    parts = _parts(given)
+    if not any(re.search(r"\d", part) for part in parts):
+        return None
+    those = set()
+    others = set()
+    for alias, name in hardware_aliases().items():
+        further = _parts(alias) - parts
+        if not parts <= _parts(alias):
+            continue
+        if not further:
+            those.add(name)
+        if all(part in BRANDS or re.fullmatch(r"\d+gb", part) for part in further):
+            others.add(name)
+    those = those or others
+    return those.pop() if len(those) == 1 else None
+
+
 @lru_cache(maxsize=64)
 def _of_catalog(key: str, given: str) -> HardwareProfile:
-    stem = _keys().get(key)
+    stem = _keys().get(key) or _by_parts(given)
     if stem is None:
         raise _unknown_hardware(given)
     return _load_file(_files()[stem])

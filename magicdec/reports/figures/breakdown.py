@@ -95,7 +95,28 @@ def _stacked(
     totals = [sum(bar.parts.values()) for bar in bars]
     longest = max(totals)
     for place, bar in enumerate(bars):
-        end = _draw_parts(chart, place, bar, kinds, unit, written, longest)
+        line = bar.label.replace("\n", ", ")
+        end = 0.0
+        for name, kind in kinds.items():
+            if name not in bar.parts:
+                continue
+            value = bar.parts[name]
+            text = written(value)
+            (patch,) = axes.barh(
+                place,
+                value / unit,
+                left=end / unit,
+                height=0.62,
+                color=kind.colour,
+                lw=0,
+            )
+            chart.tip(patch, f"{line}: {kind.title} {text}")
+            # narrower parts have their value in the tip and the table alone
+            if value > SHARE_OF_CHARACTER * len(text) * longest:
+                at = ((end + value / 2) / unit, place)
+                axes.text(*at, text, ha="center", va="center", color=ON_COLOUR)
+            chart.rows.append((line, kind.title, value))
+            end += value
         total = bar.total
         if total is None:
             total = end
@@ -105,53 +126,11 @@ def _stacked(
     labels = [bar.label for bar in bars]
     axes.set_yticks(range(len(bars)), labels=labels)
     axes.set_ylim(len(bars) - 0.5, -0.5)
+    # beyond the longest bar stands its total
     axes.set_xlim(0, 1.17 * longest / unit)
     axes.grid(visible=False, axis="y")
-    _draw_key(axes, _parts_in(bars, kinds))
-
-
-def _draw_parts(
-    chart: Chart,
-    place: int,
-    bar: Bar,
-    kinds: Mapping[str, BarPart],
-    unit: float,
-    written: Callable[[float], str],
-    longest: float,
-) -> float:
-    """Draws one bar's parts side by side and returns where the last one ends."""
-    (axes,) = chart.axes
-    line = bar.label.replace("\n", ", ")
-    left = 0.0
-    for name, kind in kinds.items():
-        if name not in bar.parts:
-            continue
-        value = bar.parts[name]
-        text = written(value)
-        (patch,) = axes.barh(
-            place,
-            value / unit,
-            left=left / unit,
-            height=0.62,
-            color=kind.colour,
-            lw=0,
-        )
-        chart.tip(patch, f"{line}: {kind.title} {text}")
-        if value > SHARE_OF_CHARACTER * len(text) * longest:
-            middle = (left + value / 2) / unit
-            axes.text(middle, place, text, ha="center", va="center", color=ON_COLOUR)
-        chart.rows.append((line, kind.title, value))
-        left += value
-    return left
-
-
-def _parts_in(bars: Sequence[Bar], kinds: Mapping[str, BarPart]) -> list[BarPart]:
-    """The parts that at least one bar has."""
-    parts = []
-    for name, part in kinds.items():
-        if any(name in bar.parts for bar in bars):
-            parts.append(part)
-    return parts
+    has = {name for bar in bars for name in bar.parts}
+    _draw_key(axes, [kind for name, kind in kinds.items() if name in has])
 
 
 def _draw_key(axes: Axes, parts: Sequence[BarPart]) -> None:
@@ -224,21 +203,17 @@ def _phase_bars(word: str, rows: Sequence[Record], reference: Record) -> list[Ba
     """The bars without and with a draft of the row that is of the reference's configuration."""
     for row in rows:
         if is_paired(row, reference):
-            return _bars_of(word, row)
+            alone = row.autoregressive_step_s
+            parts = _phases(row)
+            if alone is None or parts is None:
+                return []
+            tokens = row.expected_tokens_per_step or 1.0
+            per_token = (row.step_s or 0.0) / tokens
+            return [
+                Bar(f"autoregressive\n{word}", {"autoregressive": alone}, alone),
+                Bar(f"speculative\n{word}", parts, per_token),
+            ]
     return []
-
-
-def _bars_of(word: str, row: Record) -> list[Bar]:
-    alone = row.autoregressive_step_s
-    parts = _phases(row)
-    if alone is None or parts is None:
-        return []
-    tokens = row.expected_tokens_per_step or 1.0
-    per_token = (row.step_s or 0.0) / tokens
-    return [
-        Bar(f"autoregressive\n{word}", {"autoregressive": alone}, alone),
-        Bar(f"speculative\n{word}", parts, per_token),
-    ]
 
 
 def _with_phases(data: ReportData) -> Record | None:
@@ -295,8 +270,17 @@ def time_by_limit(data: ReportData) -> Chart | None:
     chart = Chart("limits", height=1.25 + 0.55 * len(bars))
     _stacked(chart, bars, LIMITS)
     chart.axes[0].set(xlabel="predicted time per token and sequence (ms)")
+    first = bars[0].parts
+    last = bars[-1].parts
+    largest = max(first, key=lambda name: first[name])
+    share = percent(first[largest] / sum(first.values()))
+    limit = LIMITS[largest].text
+    title = f"{share} of an autoregressive step goes into {limit}"
+    if len(bars) > 1 and largest in last:
+        ratio = first[largest] / last[largest]
+        title += f"; speculation makes it {ratio:.1f}× less per token"
     return chart.told(
-        title=_limits_title(bars),
+        title=title,
         caption="Every operation counts towards what binds it. The speculative step is divided by "
         "the tokens it emits; "
         "accepting and the step's fixed cost count as overhead.",
@@ -319,19 +303,6 @@ def _speculative_limits(plan: Plan) -> dict[str, float]:
     if rest > 0:
         totals["overhead"] += rest
     return totals
-
-
-def _limits_title(bars: Sequence[Bar]) -> str:
-    first = bars[0].parts
-    last = bars[-1].parts
-    largest = max(first, key=lambda name: first[name])
-    share = percent(first[largest] / sum(first.values()))
-    limit = LIMITS[largest].text
-    title = f"{share} of an autoregressive step goes into {limit}"
-    if len(bars) > 1 and largest in last:
-        ratio = first[largest] / last[largest]
-        title += f"; speculation makes it {ratio:.1f}× less per token"
-    return title
 
 
 def by_limit(ops: Sequence[Operation]) -> dict[str, float]:
@@ -362,7 +333,12 @@ def roofline(data: ReportData) -> Chart | None:
         return None
     chart = Chart("roofline", height=3.7)
     (axes,) = chart.axes
-    marks = _rooflined_operations(plan)
+    marks = []
+    for part in _PASSES:
+        operations = plan.breakdown.get(part, ())
+        drawn = [op for op in operations if _has_intensity(op)]
+        for op in drawn:
+            marks.append(Mark(part, op, is_last=op is drawn[-1]))
     for mark in marks:
         _draw_operation(chart, mark)
     if not marks:
@@ -377,8 +353,18 @@ def roofline(data: ReportData) -> Chart | None:
         caption += " Solid line: the device's nominal ceiling; dashed: as fitted to linear layers."
     _whole_decades(axes)
     axes.legend(loc="lower right")
+    title = "How near each operation comes to the device's ceilings"
+    attention = []
+    for mark in marks:
+        if mark.part == "verify" and "attention" in mark.op.op:
+            attention.append(mark.intensity)
+    if attention:
+        title = (
+            f"Verification's attention does {max(attention):.2g} FLOP per byte of what it "
+            "reads"
+        )
     return chart.told(
-        title=_roofline_title(marks),
+        title=title,
         caption=caption,
         table="Operations on the roofline",
         columns=[
@@ -417,17 +403,6 @@ class Mark(NamedTuple):
         return self.op.flops / self.op.ceiling_s
 
 
-def _rooflined_operations(plan: Plan) -> list[Mark]:
-    """The operations of all passes that compute and read memory."""
-    marks = []
-    for part in _PASSES:
-        operations = plan.breakdown.get(part, ())
-        drawn = [op for op in operations if _has_intensity(op)]
-        for op in drawn:
-            marks.append(Mark(part, op, is_last=op is drawn[-1]))
-    return marks
-
-
 def _has_intensity(op: Operation) -> bool:
     if op.bound_by == "link":
         return False
@@ -451,16 +426,6 @@ def _draw_operation(chart: Chart, mark: Mark) -> None:
     chart.rows.append((mark.part, name, intensity, rate, ceiling))
     if mark.is_last:
         axes.plot([], [], marker, color=colour, ls="none", label=mark.part)
-
-
-def _roofline_title(marks: Sequence[Mark]) -> str:
-    attention = []
-    for mark in marks:
-        if mark.part == "verify" and "attention" in mark.op.op:
-            attention.append(mark.intensity)
-    if not attention:
-        return "How near each operation comes to the device's ceilings"
-    return f"Verification's attention does {max(attention):.2g} FLOP per byte of what it reads"
 
 
 def _whole_decades(axes: Axes) -> None:
@@ -514,6 +479,7 @@ def _draw_roofs(axes: Axes, ceilings: Ceilings, intensities: Sequence[float]) ->
         **look,
     )
     _, top = axes.get_ylim()
+    # the roof's label stands above it
     axes.set_ylim(top=max(peak / GIGA * 2.5, top))
 
 

@@ -337,25 +337,18 @@ def _give_own_identifiers(root: ET.Element, chart: Chart) -> None:
         if identifier in chart.series:
             element.set("data-series", chart.series[identifier])
         if identifier in chart.tips:
-            _set_tip(element, chart.tips[identifier])
+            tip = chart.tips[identifier]
+            element.set("class", "tip")
+            element.set("data-tip", tip)
+            title = ET.Element(f"{{{SVG}}}title")
+            title.text = tip
+            element.insert(0, title)
         if identifier in used and identifier not in chart.tips:
             element.set("id", f"{chart.name}-{identifier}")
         elif identifier is not None:
             del element.attrib["id"]
-        _rename_references(element, chart.name)
-
-
-def _set_tip(element: ET.Element, tip: str) -> None:
-    element.set("class", "tip")
-    element.set("data-tip", tip)
-    title = ET.Element(f"{{{SVG}}}title")
-    title.text = tip
-    element.insert(0, title)
-
-
-def _rename_references(element: ET.Element, prefix: str) -> None:
-    for key, value in list(element.attrib.items()):
-        if key.endswith("href") and value.startswith("#"):
-            element.set(key, f"#{prefix}-{value[1:]}")
-        elif "url(#" in value:
-            element.set(key, value.replace("url(#", f"url(#{prefix}-"))
+        for key, value in list(element.attrib.items()):
+            if key.endswith("href") and value.startswith("#"):
+                element.set(key, f"#{chart.name}-{value[1:]}")
+            elif "url(#" in value:
+                element.set(key, value.replace("url(#", f"url(#{chart.name}-"))

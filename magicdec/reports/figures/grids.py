@@ -79,9 +79,7 @@ def speedup_heatmap(data: ReportData) -> Chart | None:
     contexts = grid.contexts
     chart = Chart("heatmap", height=1.3 + 0.42 * len(batches))
     (axes,) = chart.axes
-    reach = math.log(1.25)
-    for cell in grid.cells.values():
-        reach = max(reach, abs(math.log(cell.speedup)))
+    reach = _reach(grid)
     for (b, c), cell in grid.cells.items():
         chart.rows.append(
             (batches[b], contexts[c], cell.speedup, cell.gamma, cell.verdict)
@@ -90,9 +88,17 @@ def speedup_heatmap(data: ReportData) -> Chart | None:
         _draw_cell(chart, (b, c), cell, reach, place)
     _break_even(axes, grid)
     _grid_axes(axes, grid)
+    caption = (
+        f"{grid.word} speedup of the best γ (in small print) over autoregressive decoding at the "
+        "same batch. Blue gains, orange loses; the heavy line is around what pays; ?: unclear"
+        f"{_hole(grid)}."
+    )
+    if data.plan is not None and data.plan.request.gen_len:
+        length = thousands(data.plan.request.gen_len)
+        caption += f" What pays is judged by whole requests of {length} tokens."
     return chart.told(
         title=_heatmap_title(grid),
-        caption=_heatmap_caption(data, grid),
+        caption=caption,
         table="Speedup by batch and context",
         columns=[BATCH, CONTEXT, SPEEDUP, GAMMA_COLUMN, Column("verdict", "Verdict")],
     )
@@ -105,7 +111,12 @@ def best_drafts(data: ReportData) -> Chart | None:
         return None
     chart = Chart("best", height=1.3 + 0.42 * len(grid.batches))
     _draw_drafts(chart, grid, _reach(grid))
-    return _told_drafts(chart, _drafts_title(grid))
+    title = "No draft is expected to pay on this grid"
+    names = Counter(cell.draft for cell in grid.cells.values() if cell.gamma)
+    if names:
+        parts = [f"{name} in {number}" for name, number in names.most_common(3)]
+        title = f"Best draft: {', '.join(parts)} of {len(grid.cells)} settings"
+    return _told_drafts(chart, title)
 
 
 def best_drafts_by_device(plans: Sequence[Plan]) -> list[Chart]:
@@ -130,7 +141,8 @@ def best_drafts_by_device(plans: Sequence[Plan]) -> list[Chart]:
 
 
 def _reach(grid: Grid) -> float:
-    """The logarithm of the speedup that has the deepest colour."""
+    """The logarithm of the speedup that has the deepest colour. A grid whose gains all lie within
+    25 % stays pale."""
     deepest = max(abs(math.log(cell.speedup)) for cell in grid.cells.values())
     return max(deepest, math.log(1.25))
 
@@ -208,15 +220,6 @@ def _most_often(grid: Grid) -> str:
     return f"mostly {name}, up to {max(gains):.2f}×"
 
 
-def _drafts_title(grid: Grid) -> str:
-    names = [cell.draft for cell in grid.cells.values() if cell.gamma]
-    if not names:
-        return "No draft is expected to pay on this grid"
-    num_by_draft = Counter(names)
-    parts = [f"{name} in {number}" for name, number in num_by_draft.most_common(3)]
-    return f"Best draft: {', '.join(parts)} of {len(grid.cells)} settings"
-
-
 def _grid_axes(axes: Axes, grid: Grid) -> None:
     """Labels batches and contexts, and takes the frame off."""
     num_batches = len(grid.batches)
@@ -233,18 +236,6 @@ def _grid_axes(axes: Axes, grid: Grid) -> None:
     axes.tick_params(length=0)
     for spine in axes.spines.values():
         spine.set_visible(False)
-
-
-def _heatmap_caption(data: ReportData, grid: Grid) -> str:
-    caption = (
-        f"{grid.word} speedup of the best γ (in small print) over autoregressive decoding at the "
-        "same batch. Blue gains, orange loses; the heavy line is around what pays; ?: unclear"
-        f"{_hole(grid)}."
-    )
-    if data.plan is not None and data.plan.request.gen_len:
-        length = thousands(data.plan.request.gen_len)
-        caption += f" What pays is judged by whole requests of {length} tokens."
-    return caption
 
 
 def _hole(grid: Grid) -> str:
@@ -351,6 +342,7 @@ def _draw_cell(
         axes.text(c, b, "off", color=MUTED, **middle)
         return
     red, green, blue, _ = colour
+    # how bright a colour looks (ITU-R BT.601): ink on bright cells, paper on dark ones
     luminance = 0.299 * red + 0.587 * green + 0.114 * blue
     ink = CELL_INK
     if luminance < 0.55:
@@ -575,6 +567,7 @@ def _frontier(points: Sequence[ParetoPoint]) -> list[ParetoPoint]:
     frontier: list[ParetoPoint] = []
     highest = 0.0
     for point in known:
+        # a gain below 0.1 % is no further point, but clutter on the line
         if point.rate > highest * 1.001:
             frontier.append(point)
             highest = point.rate
@@ -654,9 +647,14 @@ def latency_by_rate(data: ReportData) -> Chart | None:
                 "seconds",
             )
         )
+    limits = ""
+    if _has_limits(data):
+        limits = "Dashed: the limits. "
     return chart.told(
         title=answer[0].upper() + answer[1:],
-        caption=_latency_caption(traffic, has_limits=_has_limits(data)),
+        caption="95th percentiles of the time to the first token and between tokens on "
+        f"{_devices(traffic)}, simulated. {limits}A line ends where the queue would grow without "
+        "bound.",
         table="Latency by rate of arrivals",
         columns=columns,
     )
@@ -668,17 +666,6 @@ def _has_limits(data: ReportData) -> bool:
         return False
     request = data.plan.request
     return request.ttft_p95_s is not None or request.tpot_p95_s is not None
-
-
-def _latency_caption(traffic: Traffic, *, has_limits: bool) -> str:
-    limits = ""
-    if has_limits:
-        limits = "Dashed: the limits. "
-    return (
-        "95th percentiles of the time to the first token and between tokens on "
-        f"{_devices(traffic)}, simulated. {limits}A line ends where the queue would grow without "
-        "bound."
-    )
 
 
 def _percentiles(load: TrafficLoad) -> list[float | None]:

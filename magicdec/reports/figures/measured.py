@@ -58,9 +58,14 @@ def acceptance_by_position(data: ReportData) -> Chart | None:
     """Rate of acceptance at each position, given that all before were accepted; and how many a step
     accepts.
     """
-    drafts = _compared_drafts(data)
-    if not drafts:
+    rows = []
+    for row in data.measured:
+        if row.is_speculative and row.acceptance_by_position:
+            rows.append(row)
+    if not rows:
         return None
+    comparable = _comparable(rows, data.reference)
+    drafts = _deepest_per_method(comparable, data.reference)
     with_histogram = [row for row in drafts if sum(row.acceptance_histogram or ())]
     if with_histogram:
         chart = Chart("positions", height=4.3, rows=2)
@@ -72,7 +77,7 @@ def acceptance_by_position(data: ReportData) -> Chart | None:
     deepest = max(row.gamma for row in drafts)
     axes.set(ylabel="acceptance rate", xlabel="position in the drafted block")
     axes.set_xticks(range(1, deepest + 1))
-    axes.set_ylim(top=1.02)
+    axes.set_ylim(top=1.02)  # marks at a rate of 1 are not cut off
     axes.legend(loc="best")
     if with_histogram:
         _histogram(chart, chart.axes[1], with_histogram)
@@ -97,18 +102,6 @@ def acceptance_by_position(data: ReportData) -> Chart | None:
             Column("predicted", "Predicted", "percent"),
         ],
     )
-
-
-def _compared_drafts(data: ReportData) -> list[Record]:
-    """One measured row of each draft, all of one model, prompts and temperature."""
-    rows = []
-    for row in data.measured:
-        if row.is_speculative and row.acceptance_by_position:
-            rows.append(row)
-    if not rows:
-        return []
-    comparable = _comparable(rows, data.reference)
-    return _deepest_per_method(comparable, data.reference)
 
 
 def _comparable(rows: Sequence[Record], reference: Record | None) -> list[Record]:
@@ -193,7 +186,7 @@ def _position_series(
     axes = chart.axes[0]
     colour = SERIES[index % len(SERIES)]
     marker = MARKERS[index % len(MARKERS)]
-    offset = 0.06 * index
+    offset = 0.06 * index  # else intervals of several drafts would cover each other
     series = describe(row, symbol=GAMMA)
     predicted: Sequence[float] = []
     if guess is not None:
@@ -272,7 +265,12 @@ def predicted_vs_measured(data: ReportData) -> Chart | None:
         return None
     chart = Chart("scatter", height=3.9)
     (axes,) = chart.axes
-    values = _speedups(pairs)
+    values = []
+    for pair in pairs:
+        for row in (pair.measured, pair.predicted):
+            for value in (row.speedup, row.speedup_low, row.speedup_high):
+                if value is not None:
+                    values.append(value)
     low = min(*values, 1.0) * 0.94
     high = max(*values, 1.0) * 1.06
     _agreement(axes, low, high)
@@ -308,17 +306,6 @@ def predicted_vs_measured(data: ReportData) -> Chart | None:
             ERROR,
         ],
     )
-
-
-def _speedups(pairs: Sequence[Pair]) -> list[float]:
-    """All speedups of the pairs and the ends of their intervals."""
-    values = []
-    for pair in pairs:
-        for row in (pair.measured, pair.predicted):
-            for value in (row.speedup, row.speedup_low, row.speedup_high):
-                if value is not None:
-                    values.append(value)
-    return values
 
 
 def _draw_pair(chart: Chart, pair: Pair, draft: str, colour: str, marker: str) -> None:

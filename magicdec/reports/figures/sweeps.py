@@ -68,16 +68,14 @@ def speedup_by_gamma(data: ReportData) -> Chart | None:
         budget = f" with a budget of {reference.draft_budget}"
     draft = f"{name}{budget}, temperature {reference.temperature:g}"
     setting = f"{_place(reference)}: {draft}"
-    chart = _drawn("gamma", GAMMA_COLUMN, [line], setting, _gamma_text)
+    chart = _drawn(
+        "gamma", GAMMA_COLUMN, [line], setting, lambda row: f"{GAMMA_IS}{row.gamma}"
+    )
     lower = chart.axes[1]
     ends = (gammas[0] - 0.4, gammas[-1] + 0.4)
     lower.set(xlabel="γ, tokens drafted per step", xlim=ends)
     lower.set_xticks(gammas)
     return chart
-
-
-def _gamma_text(row: Record) -> str:
-    return f"{GAMMA_IS}{row.gamma}"
 
 
 def _with_gammas(data: ReportData) -> Record | None:
@@ -129,7 +127,14 @@ def speedup_by_budget(data: ReportData) -> Chart | None:
         return None
     lines = []
     budgets: set[int] = set()
-    for draft, rows in sorted(_by_draft(data.rows, reference).items()):
+    # The rows with a budget that are of the reference's setting, by draft and method.
+    by_draft: dict[tuple[str, str], list[Record]] = defaultdict(list)
+    for row in data.rows:
+        has_gain = row.is_speculative and row.speedup
+        has_budget = row.draft_budget is not None
+        if has_gain and has_budget and _is_alike(row, reference):
+            by_draft[row.draft, row.draft_method].append(row)
+    for draft, rows in sorted(by_draft.items()):
         line = _best_line(rows, draft_name(*draft))
         own_budgets = {_slots(row) for row in line.rows}
         if len(own_budgets) > 1:
@@ -138,30 +143,16 @@ def speedup_by_budget(data: ReportData) -> Chart | None:
     if not lines:
         return None
     setting = f"{_place(reference)}, the best γ of each budget"
-    chart = _drawn("budget", BUDGET, lines, setting, _draft_and_budget)
+
+    def word(row: Record) -> str:
+        return f"{draft_name(row.draft, row.draft_method)} {row.draft_budget}"
+
+    chart = _drawn("budget", BUDGET, lines, setting, word)
     lower = chart.axes[1]
     lower.set_xscale("log", base=2)
     plain_ticks(lower.xaxis, sorted(budgets))
     lower.set(xlabel="draft budget (KV slots read per step)")
     return chart
-
-
-def _draft_and_budget(row: Record) -> str:
-    name = draft_name(row.draft, row.draft_method)
-    return f"{name} {row.draft_budget}"
-
-
-def _by_draft(
-    rows: Iterable[Record], reference: Record
-) -> dict[tuple[str, str], list[Record]]:
-    """The rows with a budget that are of the reference's setting, by draft and method."""
-    by_draft: dict[tuple[str, str], list[Record]] = defaultdict(list)
-    for row in rows:
-        has_gain = row.is_speculative and row.speedup
-        has_budget = row.draft_budget is not None
-        if has_gain and has_budget and _is_alike(row, reference):
-            by_draft[row.draft, row.draft_method].append(row)
-    return by_draft
 
 
 def _slots(row: Record) -> int:

@@ -44,8 +44,13 @@ FENCE = re.compile(r"^[ \t]*```[\w-]*[ \t]*\n(.*?)^[ \t]*```", re.MULTILINE | re
 """A block of code in Markdown."""
 DOCKERFILE = re.compile(r"^(?:CMD|ENTRYPOINT)[ \t]+(\[[^\n]*\])[ \t]*$", re.MULTILINE)
 MOST_BLOCKS = 50
-UNIT = re.compile(r"^(ExecStart|Environment)=-?", re.MULTILINE)
+UNIT = re.compile(r"^(ExecStart|Environment|EnvironmentFile)=[-@:+!]*", re.MULTILINE)
 """Lines of a systemd unit."""
+OF_UNITS = {"Environment": "export ", "EnvironmentFile": "source "}
+GRANTED = re.compile(
+    r"--(?:gres[= ]gpu:|gpus(?:-per-(?:node|task))?[= ])(?P<name>[A-Za-z][\w-]*):(?P<count>\d+)"
+)
+"""Devices that a Slurm job asks for."""
 
 
 def read_serve_command(
@@ -82,6 +87,10 @@ def read_serve_command(
             f"{others} more {'server is' if others == 1 else 'servers are'} started here; "
             f"read is the one with {' '.join(first.words[:2])[:60]}"
         )
+    granted = GRANTED.search(text)
+    if granted is not None and first.hardware is None:
+        first.hardware = granted["name"]
+        first.num_gpus = first.num_gpus or int(granted["count"])
     return command_of(first, given)
 
 
@@ -114,4 +123,4 @@ def _as_shell(text: str) -> str:
         quoted = [f"'{word.replace(chr(39), '')}'" for word in words]
         rest = DOCKERFILE.sub("", text)
         return f"{rest}\n{' '.join(quoted)}\n"
-    return UNIT.sub(lambda match: "export " if match[1] == "Environment" else "", text)
+    return UNIT.sub(lambda match: OF_UNITS.get(match[1], ""), text)

@@ -58,6 +58,8 @@ CLAUSES = ("else_clause", "elif_clause")
 QUICK_BYTES = 50_000
 """Texts that take less time whatever they hold."""
 PART_BYTES = 4096
+REMARK = re.compile(r"(?<=[ \t])\\[ \t]+#.*$")
+"""A comment behind a line's last backslash."""
 REFERENCE = re.compile(r"\$\{?(\w+|[@*#])|\$\(([^()]*)\)")
 OPERATORS: Mapping[type, Callable[[int, int], int]] = {
     ast.Add: operator.add,
@@ -357,6 +359,10 @@ class Shell:
         for part in parts:
             if part.type == "variable_assignment":
                 self._assign(part)
+                continue
+            name, equals, value = self._one(part).partition("=")
+            if part is not node and equals and name.isidentifier():  # export "X=d"
+                self.variables[name] = value
 
     def _assign(self, node: Node) -> None:
         name_node = node.child_by_field_name("name")
@@ -882,6 +888,8 @@ def _parsed(text: str) -> Node:
     source = text.replace("\r\n", "\n").replace("\0", "")
     # a blank behind a line's last backslash
     source = re.sub(r"\\[ \t]+\n", "\\\n", source)
+    # a comment between options, whose output is empty
+    source = re.sub(r"`[ \t]*#[^`\n]*`", "", source)
     data = source.encode(errors="replace")
     if len(data) > QUICK_BYTES:
         _check_time(data)
@@ -907,9 +915,15 @@ def _check_time(data: bytes) -> None:
 
 def _continued(text: str, given: Given) -> str:
     """A script in which a line that begins with an option goes on with the line before it, whose
-    last backslash was lost."""
+    last backslash was lost, or stands before a comment."""
     lines: list[str] = []
-    for number, line in enumerate(text.split("\n"), 1):
+    for number, whole in enumerate(text.split("\n"), 1):
+        line = REMARK.sub(r"\\", whole)
+        if line != whole:
+            given.notes.append(
+                f"line {number} has a comment behind its backslash, which ends the command in a "
+                "shell: it is read without"
+            )
         before = lines[-1].strip() if lines else ""
         is_option = re.match(r"[ \t]+--?[A-Za-z]", line) is not None
         is_open = (
