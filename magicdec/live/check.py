@@ -1118,12 +1118,16 @@ def _draft_option(command: ServeCommand, row: Candidate) -> str:
 
 
 def _head_of(command: ServeCommand, row: Candidate) -> str:
-    """The checkpoint of a head: the command's own where it is of this kind, else the one whose
-    acceptance is believed, else a name to fill in."""
+    """The checkpoint of a head: the command's own where it is of this kind and shape, else the one
+    whose acceptance is believed, else a name to fill in."""
     speculation = command.speculation
     if speculation is not None and speculation.checkpoint is not None:
         facts = facts_of(speculation.checkpoint, reads_files=False)
-        if facts.method == row.draft_method:
+        model = load_model_spec(command.model)
+        fits = facts.hidden_size in (None, model.hidden_size) and (
+            facts.vocab_size in (None, model.vocab_size)
+        )
+        if facts.method == row.draft_method and fits:
             return speculation.checkpoint
     return row.drafting.checkpoint or f"{method_name(row.draft_method)}-HEAD"
 

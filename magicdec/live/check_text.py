@@ -30,7 +30,8 @@ def lines_of(result: Check) -> Iterator[TextLine]:
         yield TextLine(result.advice)
     if first is not None:
         yield TextLine(first.option, is_option=True)
-        yield TextLine(f"why: {first.reason}")
+        if first.gain is not None:
+            yield TextLine(f"why: {first.reason}")
     yield from _as_it_is(result)
     if result.assumed:
         yield TextLine(f"assumed: {', '.join(result.assumed)}")

@@ -432,6 +432,17 @@ def test_a_block_is_not_exceeded() -> None:
         assert given["model"] == config["model"]
 
 
+def test_a_head_of_another_shape_is_not_advised() -> None:
+    own = "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"
+    config = {"method": "eagle3", "model": own, "num_speculative_tokens": 3}
+    text = VLLM.format(
+        model="meta-llama/Llama-3.3-70B-Instruct", tp=4, config=json.dumps(config)
+    )
+    result = checked(text, batch=8, context_len=1024)
+    assert result.changes
+    assert not any(own in change.option for change in result.changes)
+
+
 def test_a_package_that_a_draft_needs_is_named() -> None:
     text = VLLM.format(
         model="meta-llama/Llama-3.1-8B-Instruct",

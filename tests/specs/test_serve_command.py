@@ -202,6 +202,17 @@ def test_units_and_remarks_within_commands_are_read(text: str) -> None:
     assert (command.model, command.tp_size) == ("Qwen/Qwen3-14B", 2)
 
 
+@pytest.mark.parametrize(
+    "before", ["docker pull", "podman image pull", "ExecStartPre=-/bin/docker pull"]
+)
+def test_an_image_that_is_fetched_starts_nothing(before: str) -> None:
+    image = "vllm/vllm-openai:v0.31.0"
+    command = read_serve_command(
+        f"{before} {image}\ndocker run --gpus all {image} --model Qwen/Qwen3-8B\n"
+    )
+    assert (command.model, command.notes) == ("Qwen/Qwen3-8B", [])
+
+
 def test_a_remark_that_ends_a_command_is_named() -> None:
     command = read_serve_command("vllm serve Qwen/Qwen3-8B \\ # here\n  -tp 2\n")
     assert any("line 1 has a comment" in note for note in command.notes)

@@ -44,7 +44,9 @@ FENCE = re.compile(r"^[ \t]*```[\w-]*[ \t]*\n(.*?)^[ \t]*```", re.MULTILINE | re
 """A block of code in Markdown."""
 DOCKERFILE = re.compile(r"^(?:CMD|ENTRYPOINT)[ \t]+(\[[^\n]*\])[ \t]*$", re.MULTILINE)
 MOST_BLOCKS = 50
-UNIT = re.compile(r"^(ExecStart|Environment|EnvironmentFile)=[-@:+!]*", re.MULTILINE)
+UNIT = re.compile(
+    r"^(ExecStart(?:Pre|Post)?|Environment|EnvironmentFile)=[-@:+!]*", re.MULTILINE
+)
 """Lines of a systemd unit."""
 OF_UNITS = {"Environment": "export ", "EnvironmentFile": "source "}
 GRANTED = re.compile(

@@ -88,6 +88,7 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
         "speculative-algo": "algorithm",
         "speculative-draft-model-path": "draft",
         "speculative-draft-model": "draft",
+        "speculative-draft": "draft",  # the beginning of one option alone before 0.5
         "speculative-num-steps": "gamma",
         "speculative-eagle-topk": "topk",
         "speculative-num-draft-tokens": "tree",

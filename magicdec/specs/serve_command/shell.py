@@ -33,6 +33,10 @@ Value = str | list[str]
 SHELLS = frozenset(("bash", "sh", "zsh", "dash", "ash", "ksh"))
 CONTAINERS = frozenset(("docker", "podman", "nerdctl", "kubectl", "ssh", "apptainer"))
 """Commands whose script does not see the variables outside it."""
+FETCHES = frozenset(
+    ("pull", "push", "build", "tag", "image", "images", "rmi", "save", "load")
+)
+"""Words behind docker with which it starts nothing."""
 SILENT = frozenset(
     (
         *("echo", "printf", "log", "info", "cat", "grep", "tail", "which", "type"),
@@ -782,6 +786,9 @@ class Shell:
             self.version = installed[1] if installed is not None else self.version
             return
         if not any(MENTIONS.search(word) for word in words):
+            return
+        is_container = words[0].rpartition("/")[2] in CONTAINERS
+        if is_container and FETCHES & set(words[1:3]):
             return
         place = _script_in(words)
         if place is not None:
