@@ -93,7 +93,7 @@ def test_a_document_of_finite_numbers_or_one_line(fields: dict[str, Any]) -> Non
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("error")
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(REQUESTS)
 def test_a_document_of_finite_numbers_or_one_line_anywhere(
     fields: dict[str, Any],

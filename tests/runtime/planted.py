@@ -136,6 +136,7 @@ def runs_of(
     seed: int,
     gammas: tuple[int, ...],
     methods: tuple[str, ...],
+    num_tokens: int = NUM_TOKENS,
 ) -> list[Run]:
     """Each method at each gamma, as a batch; and with a queue, at gammas that change."""
     spec = spec_of(model_type, seed)
@@ -159,7 +160,7 @@ def runs_of(
             engine,
             drafter,
             SamplingSpec(),
-            DecodeOptions(max_new_tokens=NUM_TOKENS, queue=queued, **options),
+            DecodeOptions(max_new_tokens=num_tokens, queue=queued, **options),
         )
 
     expected = decoded(None, []).tokens
@@ -205,11 +206,16 @@ def campaign(
     gammas: tuple[int, ...] = GAMMAS,
     tp_sizes: tuple[int, ...] = (1, 2),
     methods: tuple[str, ...] = HEAD_METHODS,
+    num_tokens: int = NUM_TOKENS,
 ) -> Iterator[Run]:
     """Every combination; on several ranks with the first seed, where the model divides: they are
     started once for all models.
     """
-    common: dict[str, Any] = {"gammas": gammas, "methods": methods}
+    common: dict[str, Any] = {
+        "gammas": gammas,
+        "methods": methods,
+        "num_tokens": num_tokens,
+    }
     for model_type in model_types if 1 in tp_sizes else ():
         for seed in seeds:
             yield from runs_of(

@@ -65,7 +65,7 @@ def test_sampled_flips_of_every_architecture_are_equal_or_refused() -> None:
 @pytest.mark.parametrize(
     "sample",
     [
-        pytest.param(15, marks=pytest.mark.slow),
+        pytest.param(8, marks=pytest.mark.slow),
         pytest.param(60, marks=pytest.mark.exhaustive),
     ],
 )

@@ -18,9 +18,11 @@ from tests.runtime.planted import (
     spec_of,
 )
 
+NUM_TOKENS = 14
+"""Of each sequence in the slow tests: five steps and more."""
 FAST = ("qwen3", "gemma3_text", "deepseek_v3")
-WHOLE = ("llama", "gemma3_text", "qwen3_moe", "deepseek_v3")
-"""Models that have heads of every sort on two ranks among the slow tests; the others have two sorts in turn."""
+WHOLE = ("gemma3_text", "deepseek_v3")
+"""Models that have heads of every sort on two ranks among the slow tests; the others have one, in turn."""
 
 
 def check(runs: list[Run]) -> None:
@@ -42,7 +44,15 @@ def test_heads_are_lossless_over_ragged_batches_and_queues() -> None:
 def test_heads_are_lossless_over_all_models(model_type: str) -> None:
     """Heads of every sort on one rank, at a gamma of the campaign's in turn and at gammas that change."""
     gamma = GAMMAS[MODEL_TYPES.index(model_type) % len(GAMMAS)]
-    runs = list(campaign((model_type,), seeds=(0,), gammas=(gamma,), tp_sizes=(1,)))
+    runs = list(
+        campaign(
+            (model_type,),
+            seeds=(0,),
+            gammas=(gamma,),
+            tp_sizes=(1,),
+            num_tokens=NUM_TOKENS,
+        )
+    )
     assert len(runs) == 2 * len(HEAD_METHODS)
     check(runs)
 
@@ -51,17 +61,22 @@ def sorts_of(model_type: str) -> tuple[str, ...]:
     """The sorts of head that a model has on two ranks among the slow tests."""
     if model_type in WHOLE:
         return HEAD_METHODS
-    first = 2 * MODEL_TYPES.index(model_type)
-    return tuple(HEAD_METHODS[(first + i) % len(HEAD_METHODS)] for i in (0, 1))
+    return (HEAD_METHODS[MODEL_TYPES.index(model_type) % len(HEAD_METHODS)],)
 
 
 @pytest.mark.slow
 def test_heads_are_lossless_on_two_ranks() -> None:
     """Every model that two ranks can share, at gammas that change; the ranks are started once for all."""
     dividing = [one for one in MODEL_TYPES if divides(spec_of(one, 0), 2)]
-    assert len({*dividing} & {*WHOLE}) >= 2
+    assert {*WHOLE} <= {*dividing}
     models = [
-        {"model_type": one, "seed": 0, "gammas": (), "methods": sorts_of(one)}
+        {
+            "model_type": one,
+            "seed": 0,
+            "gammas": (),
+            "methods": sorts_of(one),
+            "num_tokens": NUM_TOKENS,
+        }
         for one in dividing
     ]
     runs = launch_ranks(Ranks(models), 2)
