@@ -18,6 +18,9 @@ from tests.processes import Done, Program
 gc.set_threshold(10_000)
 # Threads that spin while they wait take the time of those that they wait for, where others use the machine too.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Workers share the cores: operations on tiny tensors wait longer for a second thread than they run.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A shell that runs the tests in the background has them ignore interrupts, and with them the commands that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

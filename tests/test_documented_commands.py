@@ -23,7 +23,6 @@ from typer.testing import CliRunner
 from magicdec.cli import app, register_commands
 from magicdec.perfmodel.acceptance import constant_profile, save_profile
 from magicdec.perfmodel.planner import PlanRequest, make_plan
-from magicdec.perfmodel.rate import load
 from magicdec.schema.record import read_records
 from magicdec.specs.catalog import EMBEDDED_DIRECTORY, MODELS_DIRECTORY
 from magicdec.specs.device import HARDWARE_DIRECTORY
@@ -188,10 +187,13 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(
+    prepared: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    few_requests: None,
+) -> Path:
     shutil.copytree(prepared, tmp_path, symlinks=True, dirs_exist_ok=True)
-    monkeypatch.setattr(load, "MIN_REQUESTS", 200)
-    monkeypatch.setattr(load, "MAX_REQUESTS", 200)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     return tmp_path

@@ -22,8 +22,8 @@ from tests.processes import still_alive_after
 from tests.same import assert_same
 
 PATIENCE_S = 300
-ASKED = EXAMPLE.replace("gen_len=64", "gen_len=60")
-"""A rate that no other test asks for: its answer is not there yet."""
+ASKED = EXAMPLE.replace("gen_len=64", "gen_len=60") + "&tp=1&draft=ngram"
+"""A rate that no other test asks for: its answer is not there yet. One layout with and without a draft."""
 
 
 def awaited(server: ExplorerServer, query: str) -> tuple[int, str, list[float]]:

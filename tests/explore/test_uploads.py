@@ -67,13 +67,13 @@ def test_a_trace_is_planned_as_on_the_command_line(
 
 
 def test_a_schedule_is_a_rate_of_a_link(server: ExplorerServer) -> None:
-    query = "model=llama-3.1-8b&hardware=l4-24gb&context=512&gen_len=32&draft=ngram&rate=1@0,3@60"
+    query = "model=llama-3.1-8b&hardware=l4-24gb&context=512&gen_len=32&draft=ngram&rate=1@0,3@15"
     status, page, _ = awaited(server, query)
     assert status == 200, page
     shown = json.loads(get(server, f"/plan.json?{query}")[1])
-    assert shown["request"]["rate"] == "1@0,3@60"
+    assert shown["request"]["rate"] == "1@0,3@15"
     for bad in ("2@0", "2@5,3@1", "2@0,x@9", "@", "2@0," * 200):
-        status, page, _ = awaited(server, query.replace("1@0,3@60", bad))
+        status, page, _ = awaited(server, query.replace("1@0,3@15", bad))
         assert status == 400
         assert "2@0,8@600" in line_of(page)
 

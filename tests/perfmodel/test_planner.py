@@ -772,3 +772,10 @@ def test_the_path_that_was_priced_stands_with_the_breakdown_and_in_a_note() -> N
     of_head = magicdec.plan(**given, batch=[4], draft="eagle3")
     assert of_head.path == "V2 runner: overlapped, whole graphs"
     assert not [note for note in of_head.notes if "is priced as" in note]
+
+
+def test_without_a_context_a_model_is_planned_at_the_longest_that_it_reads() -> None:
+    request = PlanRequest(model="olmo-2-7b", hardware=("h100",), batch_sizes=(1,))
+    document = make_plan(request)
+    assert document.context_len == 4096
+    assert any("olmo-2-7b reads at most 4096 tokens" in note for note in document.notes)
