@@ -63,7 +63,7 @@ class CalibrateOptions:
             "start from."
         ),
     ] = None
-    tp: options.ServerTp = 1
+    tp: options.ServerTp = None
     weight_dtype: options.ServerFormat = None
     kv_dtype: options.ServerFormat = None
     concurrency: Annotated[

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from magicdec.commands import options
 from magicdec.commands.calibrate_machine import LOCAL_PROFILE
-from magicdec.commands.options import parse_ints, require
+from magicdec.commands.options import parse_ints, require, server_tp
 from magicdec.errors import ConfigError, ServerError, unknown_choice
 from magicdec.progress import shown_progress
 from magicdec.units import format_seconds, printable
@@ -43,7 +43,7 @@ def serving_of(asked: CalibrateOptions) -> Serving:
         model=asked.model,
         hardware=asked.hardware or "",
         engine=asked.engine,
-        tp_size=asked.tp,
+        tp_size=server_tp(asked.tp, asked.hardware),
         temperature=0.0,
         weight_dtype=asked.weight_dtype or asked.dtype,
         kv_dtype=asked.kv_dtype or asked.dtype,

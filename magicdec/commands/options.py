@@ -145,7 +145,13 @@ ServerFormat = Annotated[
     str | None,
     option("The server's; default as published, on a CPU fp32.", callback=as_formats),
 ]
-ServerTp = Annotated[int, option("The server's tensor-parallel size.", min=1)]
+ServerTp = Annotated[
+    int | None,
+    option(
+        "The server's tensor-parallel size; default: as many devices as --hardware counts.",
+        min=1,
+    ),
+]
 ServerTemperature = Annotated[float, option("Of its requests; 0 is greedy.")]
 Target = Annotated[
     str | None, option("MODEL or MODEL/ENGINE, where an address has several.")
@@ -473,3 +479,11 @@ def console() -> Console:
     else:
         width = TEXT_WIDTH
     return Console(highlight=False, width=min(width, TEXT_WIDTH))
+
+
+def server_tp(tp: int | None, hardware: str | None) -> int:
+    """A server's tensor-parallel size: given, or all devices of "4xh100", or 1."""
+    from magicdec.perfmodel import counted
+
+    devices = counted(hardware or "")
+    return tp or devices.num_gpus or 1

@@ -78,7 +78,7 @@ class ObserveOptions:
     acceptance: Annotated[
         Path | None, option("For advice where the server drafts nothing: a profile.")
     ] = None
-    tp: options.ServerTp = 1
+    tp: options.ServerTp = None
     temperature: options.ServerTemperature = 1.0
     weight_dtype: options.ServerFormat = None
     kv_dtype: options.ServerFormat = None
@@ -167,7 +167,7 @@ def _view(asked: ObserveOptions, draft: ServedDraft | None) -> View:
             model=asked.model or "",
             hardware=asked.hardware,
             engine=asked.engine,
-            tp_size=asked.tp,
+            tp_size=options.server_tp(asked.tp, asked.hardware),
             temperature=asked.temperature,
             weight_dtype=asked.weight_dtype,
             kv_dtype=asked.kv_dtype,
@@ -227,7 +227,7 @@ def _write_observation(
             draft,
             model=model,
             hardware=asked.hardware or "",
-            tp_size=asked.tp,
+            tp_size=options.server_tp(asked.tp, asked.hardware),
         )
         append_record(asked.records, row)
         print(f"appended to {asked.records}", file=file)
@@ -308,7 +308,7 @@ def tune_command(
         ),
     ] = None,
     engine: Annotated[str | None, option("Engine profile.")] = None,
-    tp: options.ServerTp = 1,
+    tp: options.ServerTp = None,
     temperature: options.ServerTemperature = 1.0,
     target: options.Target = None,
     seconds: Annotated[float, option("How long to look at each gamma.")] = 60.0,
@@ -357,7 +357,7 @@ def tune_command(
         model=model,
         hardware=hardware,
         engine=engine,
-        tp_size=tp,
+        tp_size=options.server_tp(tp, hardware),
         temperature=temperature,
     )
     announced = agreed(requested, observation.announced)

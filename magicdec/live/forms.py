@@ -56,7 +56,7 @@ from magicdec.live.reported import (
     read_table,
 )
 from magicdec.perfmodel import ImportedAcceptance, is_acceptance, read_acceptance
-from magicdec.units import MIB, printable
+from magicdec.units import MIB, format_count, printable
 
 LOG_LIMIT_BYTES = 256 * MIB
 """Size above which no log is read."""
@@ -355,5 +355,5 @@ def looks_like(text: str) -> str:
         return (
             "a log with a traceback, and no line that counts drafts or times decoding"
         )
-    count = len(text.splitlines())
-    return f"text of {count} lines, none of which counts drafts or times decoding"
+    lines = format_count(len(text.splitlines()), "line")
+    return f"text of {lines}, none of which counts drafts or times decoding"

@@ -10,6 +10,7 @@ import typer.main
 
 from magicdec.cli import app, register_commands
 from magicdec.commands.calibrate import CalibrateOptions
+from magicdec.commands.options import server_tp
 from magicdec.commands.plan import PlanOptions
 from magicdec.commands.profile_acceptance import ProfileOptions
 from magicdec.commands.request_form import values_of
@@ -74,3 +75,13 @@ def test_help_shows_one_value_of_an_option_that_is_given_several_times() -> None
     assert [path for path, text in shown.items() if "list[" in text] == []
     assert "--results <path>" in shown["magicdec calibrate"]
     assert "source... <str>" in shown["magicdec observe"]
+
+
+@pytest.mark.parametrize(
+    ("tp", "hardware", "ranks"),
+    [(None, "2xh100", 2), (4, "8xh100", 4), (None, "h100", 1), (None, None, 1)],
+)
+def test_a_server_runs_on_all_devices_that_are_named(
+    tp: int | None, hardware: str | None, ranks: int
+) -> None:
+    assert server_tp(tp, hardware) == ranks
