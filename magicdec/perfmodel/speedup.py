@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from magicdec.counts import Array
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.acceptance import Acceptance, AcceptanceProfile
+from magicdec.perfmodel.acceptance import Acceptance
 from magicdec.perfmodel.drafting import draft_of
 from magicdec.perfmodel.memory import (
     MemoryNeed,
@@ -316,7 +316,7 @@ def predict(setup: Setup, acceptance: Acceptance | None, points: Points) -> Pred
         drafted: dict[str, Any] = {"budget": read, "context": seen, "gamma": at.gamma}
         middle, everything = acceptance.tokens_per_step(**drafted)
         tree = setup.speculation.tree
-        if tree is not None and isinstance(acceptance, AcceptanceProfile):
+        if tree is not None:
             middle = tokens_of_tree(acceptance, tree, **drafted)
         expected = acceptance.mean_tokens(middle, **drafted)
     if draft.is_by_sequence and acceptance is not None and acceptance.is_partly_drafted:

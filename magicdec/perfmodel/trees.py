@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from magicdec.counts import Array
-from magicdec.perfmodel.acceptance import AcceptanceProfile
+from magicdec.perfmodel.acceptance import Acceptance
 from magicdec.specs import TreeSpec
 
 TREES_LOSE = (
@@ -54,7 +54,7 @@ def tree_tokens(rates: Array, tree: TreeSpec, gamma: Any) -> Array:
 
 
 def tokens_of_tree(
-    acceptance: AcceptanceProfile,
+    acceptance: Acceptance,
     tree: TreeSpec,
     *,
     budget: Any,

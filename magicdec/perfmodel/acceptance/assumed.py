@@ -36,7 +36,6 @@ from magicdec.perfmodel.acceptance.counted import (
 )
 from magicdec.perfmodel.acceptance.law import LARGEST, Law, LawError
 from magicdec.perfmodel.acceptance.library import default_profile
-from magicdec.perfmodel.acceptance.measured import MeasuredProfile
 from magicdec.perfmodel.acceptance.profile import (
     AcceptanceProfile,
     RateProfile,
@@ -520,25 +519,18 @@ def completed(profile: P, question: Question, *, num_given: int = 0) -> P:
 
     A measurement is of the user's own text, so that the task that a plan asks about changes nothing.
     """
-    beyond: Beyond
-    if isinstance(profile, RateProfile) and num_given:
-        known = profile.conditional_rates(
-            budget=None, context=question.context, gamma_max=num_given
-        )
-        slope, error = _slope(
-            _depths(num_given), logit(known), np.zeros(num_given), question
-        )
-        beyond = Beyond(position=num_given, error=math.hypot(slope, error))
-    elif isinstance(profile, MeasuredProfile) and profile.measured:
-        most = max(profile.measured, key=lambda counted: len(counted.rates))
-        known = np.array(most.rates)
-        variance = (
-            np.array(most.stderr) / np.maximum(known * (1.0 - known), 1e-3)
-        ) ** 2
-        slope, error = _slope(_depths(len(known)), logit(known), variance, question)
-        beyond = Beyond(position=len(known), slope=slope, error=error)
-    else:
+    known = profile.known_rates(context=question.context, num_given=num_given)
+    if known is None:
         return profile
+    position = len(known.rates)
+    slope, error = _slope(
+        _depths(position), logit(known.rates), known.variance, question
+    )
+    if known.is_last_kept:
+        # what the belief says of deeper positions is then only how far that may be wrong
+        beyond = Beyond(position=position, error=math.hypot(slope, error))
+    else:
+        beyond = Beyond(position=position, slope=slope, error=error)
     return msgspec.structs.replace(profile, beyond=beyond)
 
 

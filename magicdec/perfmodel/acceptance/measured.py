@@ -27,6 +27,7 @@ from magicdec.perfmodel.acceptance.fit import (
 from magicdec.perfmodel.acceptance.law import Runs, fit_runs
 from magicdec.perfmodel.acceptance.profile import (
     AcceptanceProfile,
+    KnownRates,
     by_position,
     error_of_rates,
     shifted,
@@ -133,6 +134,20 @@ class MeasuredProfile(CountedProfile, frozen=True, kw_only=True):
         if self.beyond is not None or not self.measured:
             return self.beyond
         return Beyond(position=self.num_counted, error=self.error.depth)
+
+    @property
+    def measured_on(self) -> str:
+        return self.carried_from
+
+    def known_rates(self, *, context: float, num_given: int) -> KnownRates | None:
+        """The counts that go deepest."""
+        if not self.measured:
+            return None
+        most = max(self.measured, key=lambda counted: len(counted.rates))
+        rates = np.array(most.rates)
+        slope = np.maximum(rates * (1.0 - rates), 1e-3)  # of a rate by its logit
+        variance = (np.array(most.stderr) / slope) ** 2
+        return KnownRates(rates, variance=variance, is_last_kept=False)
 
     @property
     def num_counted(self) -> int:

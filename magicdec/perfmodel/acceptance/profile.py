@@ -13,7 +13,7 @@ What is believed of a mixture of texts is a BelievedProfile, whose law mixed.py 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -60,6 +60,16 @@ class Acceptance(Protocol):
     def draft_len_at(self, gamma: Any) -> Array:
         """Mean drafted tokens of the steps that have a draft."""
         ...
+
+
+class KnownRates(NamedTuple):
+    """Rates by position that were given or counted; the positions beyond are a matter of belief."""
+
+    rates: Array
+    variance: Array
+    """Variance of each rate's logit."""
+    is_last_kept: bool
+    """Whether all further positions are taken to have the last rate."""
 
 
 class AcceptanceProfile(
@@ -250,6 +260,16 @@ class AcceptanceProfile(
         return False
 
     @property
+    def measured_on(self) -> str:
+        """The other target that it was measured on, where it stands in for that one's; else ""."""
+        return ""
+
+    def known_rates(self, *, context: float, num_given: int) -> KnownRates | None:
+        """The rates by position that were given or counted, of which `num_given` were given. None:
+        it answers for every position itself."""
+        return None
+
+    @property
     def fault(self) -> str:
         """The sentence that this draft does not work; "" for one that may."""
         return ""
@@ -312,6 +332,14 @@ class RateProfile(AcceptanceProfile, frozen=True, kw_only=True):
 
     beyond: Beyond | None = None
     """How rates go on beyond the positions that were given. None: as the last one."""
+
+    def known_rates(self, *, context: float, num_given: int) -> KnownRates | None:
+        if not num_given:
+            return None
+        rates = self.conditional_rates(
+            budget=None, context=context, gamma_max=num_given
+        )
+        return KnownRates(rates, variance=np.zeros(num_given), is_last_kept=True)
 
     def _known(
         self, *, budget: Any, context: Any, gamma_max: int

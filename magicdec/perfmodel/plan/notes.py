@@ -11,7 +11,7 @@ import numpy as np
 from magicdec.counts import Z_90
 from magicdec.errors import either
 from magicdec.naming import draft_name
-from magicdec.perfmodel.acceptance import AcceptanceProfile, MeasuredProfile
+from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.acceptance.law import LARGEST
 from magicdec.perfmodel.forward import EXPERT_IMBALANCE
 from magicdec.perfmodel.intervals import (
@@ -492,9 +492,9 @@ def _on_conditions(
 def _on_origin(case: Case, option: DraftOption, *, is_best: bool) -> Iterator[str]:
     """The other model or head that the acceptance was measured with."""
     measured = option.acceptance
-    if isinstance(measured, MeasuredProfile) and measured.carried_from:
+    if measured.measured_on:
         yield (
-            f"acceptance of {option.draft}/{option.method} was measured on {measured.carried_from} "
+            f"acceptance of {option.draft}/{option.method} was measured on {measured.measured_on} "
             f"and is assumed for {case.model.name} too, with a wider interval"
         )
     if is_best and is_one_head_of_many(measured):
