@@ -13,42 +13,52 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
-from magicdec.counts import expected_tokens_per_step
 from magicdec.errors import CapacityError
-from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile
+from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.kernels.profile import (
     EVERY_GPU,
     counted,
     every_gpu,
     load_hardware,
 )
-from magicdec.perfmodel.plan.answer import Answer, answer_of, best_of_layouts
-from magicdec.perfmodel.plan.choice import DEFAULT_MAX_GAMMA
-from magicdec.perfmodel.plan.drafts import RATE_BUDGET, draft_options, load_profiles
-from magicdec.perfmodel.plan.notes import notes
+from magicdec.perfmodel.plan.answer import Answer, Ranked, answer_of, document_of
+from magicdec.perfmodel.plan.choice import (
+    NEARLY_AS_FAST,
+    SURELY_AHEAD,
+    Ranking,
+    choose,
+    objective,
+    preferred,
+    same_configuration,
+)
+from magicdec.perfmodel.plan.drafts import draft_options, load_profiles
+from magicdec.perfmodel.plan.outlook import Draws, draws_of
 from magicdec.perfmodel.plan.request import (
     Case,
-    DraftOption,
     PlanRequest,
     engine_of,
     lengths_of,
     resolve,
     with_devices,
 )
-from magicdec.perfmodel.plan.search import best_autoregressive, with_best_settings
-from magicdec.perfmodel.speedup import predict
+from magicdec.perfmodel.plan.search import (
+    Searched,
+    best_autoregressive,
+    search,
+    with_best_settings,
+)
+from magicdec.perfmodel.plan.texts import Texts, texts_of
 from magicdec.progress import Progress
 from magicdec.schema import (
     DEFAULT_CONTEXT,
-    CaseAnswer,
+    Candidate,
     Choice,
-    Formats,
     Limit,
     NeedsAcceptance,
     Percentiles,
@@ -58,9 +68,7 @@ from magicdec.schema import (
     fields_of,
 )
 from magicdec.specs import (
-    SPARSE_METHODS,
     ModelSpec,
-    draft_model_name,
     load_model_spec,
     load_workload,
     model_from_hf_config,
@@ -125,53 +133,12 @@ def make_plan(request: PlanRequest, progress: Progress = lambda _: None) -> Plan
         return _under_arrivals(request, model, progress)
     request, refused = _readable(request, model)
     answers, cases = answered(request, model, refused)
-    document = _document(request, model, answers, cases, refused)
+    document = document_of(request, model, answers, cases, refused)
     if not document.offers or document.offers[0].hardware == document.hardware:
         return document
     best = document.offers[0].hardware
     answers.sort(key=lambda answer: answer.document.hardware != best)
-    return _document(request, model, answers, cases, refused)
-
-
-def _document(
-    request: PlanRequest,
-    model: ModelSpec,
-    answers: list[Answer],
-    cases: list[Case],
-    refused: list[str],
-) -> Plan:
-    """The plan document of answered cases; the first is the plan's own: what it chooses, and what
-    is exported."""
-    first = answers[0]
-    key, others = notes(cases, first.case, first.document, first.drafted)
-    return Plan(
-        **_fields(first.document),
-        model=model.name,
-        engine=first.case.engine.name,
-        request=request.record(),
-        precision=_formats(first),
-        other_cases=[answer.document for answer in answers[1:]],
-        needs_acceptance=_needed(first),
-        notes=[*key, *others, *refused],
-        key_notes=[*key, *refused],
-        assumed=model.assumed,
-        autoregressive_rows=[row for answer in answers for row in answer.alone],
-        candidates=[row for answer in answers for row in answer.drafted],
-    )
-
-
-def _fields(answer: CaseAnswer) -> dict[str, Any]:
-    return {name: getattr(answer, name) for name in CaseAnswer.__struct_fields__}
-
-
-def _needed(answer: Answer) -> list[NeedsAcceptance]:
-    """The drafts without a known acceptance that the case's layout can run."""
-    case = answer.case
-    return [
-        _with_paying_rate(answer, draft)
-        for draft in answer.lacking
-        if case.engine.runs_staged(draft.draft, draft.draft_method, case.spread.pp)
-    ]
+    return document_of(request, model, answers, cases, refused)
 
 
 def _under_arrivals(request: PlanRequest, model: ModelSpec, progress: Progress) -> Plan:
@@ -179,9 +146,7 @@ def _under_arrivals(request: PlanRequest, model: ModelSpec, progress: Progress) 
     devices.
     """
     # most plans need no simulator
-    from magicdec.perfmodel.rate.capacity import (
-        plan_traffic,
-    )
+    from magicdec.perfmodel.rate.capacity import plan_traffic
 
     request = _with_one_device(request)
     settled = plan_traffic(request, model, progress)
@@ -191,9 +156,11 @@ def _under_arrivals(request: PlanRequest, model: ModelSpec, progress: Progress) 
         case,
         request=msgspec.structs.replace(case.request, num_gpus=load.num_gpus),
     )
-    answer = answer_of(case, best_autoregressive(case), [], settled=settled.layout.row)
-    assert answer is not None  # the settled row is one of its rows
-    document = _document(request, model, [answer], [case], [])
+    baseline = best_autoregressive(case)
+    ranked = _ranked(case, baseline, settled=settled.layout.row)
+    assert ranked is not None  # the settled row is one of its rows
+    answer = answer_of(ranked, baseline, [])
+    document = document_of(request, model, [answer], [case], [])
     choice = _served(document.choice, load, request)
     return msgspec.structs.replace(document, choice=choice, traffic=settled.traffic)
 
@@ -276,6 +243,171 @@ def answered(
     raise _too_slow(request)
 
 
+def best_of_layouts(ways: list[Case], lacking: list[NeedsAcceptance]) -> Answer | None:
+    """One case, spread in the way with the best configuration; None where nothing keeps the latency
+    limits. Raises CapacityError where nothing fits.
+    """
+    alone = filter(None, map(best_autoregressive, ways))
+    baseline = max(alone, key=attrgetter("rate"), default=None)
+    ranked: list[Ranked] = []
+    refused: list[CapacityError] = []
+    for case in ways:
+        try:
+            of_way = _ranked(case, baseline)
+        except CapacityError as error:
+            refused.append(error)
+            continue
+        if of_way is not None:
+            ranked.append(of_way)
+    if not ranked and refused:
+        raise refused[0]
+    if not ranked:
+        return None
+    ranked.sort(key=lambda of_way: objective(of_way.best), reverse=True)
+    answer = answer_of(ranked[0], baseline, lacking)
+    if len(ways) == 1:
+        return answer
+    layouts = [of_way.best for of_way in ranked]
+    document = msgspec.structs.replace(answer.document, layouts=layouts)
+    return dataclasses.replace(answer, document=document)
+
+
+def _ranked(
+    case: Case, baseline: Candidate | None, *, settled: Candidate | None = None
+) -> Ranked | None:
+    """Everything that competes, and the best of it. None: nothing keeps the latency limits.
+
+    Raises CapacityError if nothing fits."""
+    found = search(case, baseline)
+    alone: list[Candidate] = []
+    drafted: list[Candidate] = []
+    for of_draft in found:
+        if of_draft.option is None:
+            alone.extend(of_draft.rows)
+        else:
+            drafted.extend(of_draft.rows)
+    if not alone and not drafted:
+        return None
+    texts = texts_of(case, found)
+    rankings = _rankings(case, alone, drafted, texts)
+    ranking = rankings[0]
+    asked = case.request.batch_sizes
+    if (
+        not case.searches_batch
+        and asked
+        and not {of_load.best.batch_size for of_load in rankings}.issubset(asked)
+    ):
+        # smaller batches were tried because the requested ones do not fit
+        rankings = [ranking]
+        alone = [row for row in alone if row.batch_size == ranking.best.batch_size]
+    best = ranking.best
+    tied = None
+    draws = None
+    if settled is not None:
+        best = next(
+            row for row in [*alone, *drafted] if same_configuration(row, settled)
+        )
+    else:
+        for place, of_load in enumerate(rankings):
+            rankings[place], tied_here, draws_here = _tie_settled(
+                case, found, of_load, texts
+            )
+            if place == 0:
+                best, tied, draws = rankings[0].best, tied_here, draws_here
+    drafted = []
+    for of_load in rankings:
+        drafted.extend(of_load.drafted)
+    return Ranked(
+        case=case,
+        found=found,
+        alone=alone,
+        drafted=drafted,
+        rankings=rankings,
+        row=best,
+        tied=tied,
+        texts=texts,
+        draws=draws,
+    )
+
+
+def _tie_settled(
+    case: Case, found: Searched, ranking: Ranking, texts: Texts | None
+) -> tuple[Ranking, Candidate | None, Draws | None]:
+    """A load's ranking with the best of drafts that are as good as the first, the other that a tie
+    names, and the draws that tell. The same for every load, so that one is answered alike alone and
+    in company."""
+    best = ranking.best
+    if not best.is_speculative:
+        return ranking, None, None
+    draws = draws_of(case, found, best)
+    as_good = _tied(case, ranking, texts, draws)
+    if not as_good:
+        return ranking, None, draws
+    taken = preferred(best, as_good, found.evidence)
+    tied = best if taken is not best else as_good[0]
+    return dataclasses.replace(ranking, best=taken), tied, draws
+
+
+def _tied(
+    case: Case, ranking: Ranking, texts: Texts | None, draws: Draws | None
+) -> list[Candidate]:
+    """The best rows of other drafts that are as good as the choice, the best first: nearly as fast,
+    and neither surely ahead of the other."""
+    best = ranking.best
+    if draws is None:
+        return []
+    tied = []
+    seen = {(best.draft, best.draft_method)}
+    for row in ranking.drafted:
+        if (row.draft, row.draft_method) in seen or not case.admits(row):
+            continue
+        if (row.batch_size, row.tp_size) != (best.batch_size, best.tp_size):
+            continue
+        seen.add((row.draft, row.draft_method))
+        if texts is None:
+            loss = 1.0 - row.rate / best.rate
+        else:
+            loss = texts.loss(row, best)
+        ahead = draws.chance_ahead(best, row)
+        is_near = loss <= NEARLY_AS_FAST and row.fits and row.within_limits
+        if is_near and ahead is not None and ahead < SURELY_AHEAD:
+            tied.append(row)
+    return tied
+
+
+def _rankings(
+    case: Case,
+    alone: list[Candidate],
+    drafted: list[Candidate],
+    texts: Texts | None,
+) -> list[Ranking]:
+    """The ranking of each load, the best first."""
+    loads = [(alone, drafted)]
+    if not case.searches_batch:
+        # the rows of each requested batch compete among themselves
+        loads = []
+        for batch in dict.fromkeys(row.batch_size for row in [*alone, *drafted]):
+            alone_here = [row for row in alone if row.batch_size == batch]
+            drafted_here = [row for row in drafted if row.batch_size == batch]
+            loads.append((alone_here, drafted_here))
+    rankings = []
+    for place, (alone_here, drafted_here) in enumerate(loads):
+        score = None
+        if texts is not None:
+            admitted = [row for row in drafted_here if case.admits(row)]
+            score = texts.score_of([*alone_here, *admitted])
+        ranking = choose(place, alone_here, drafted_here, case.admits, score)
+        best = ranking.best
+        if alone_here and best.is_speculative and best.gain.speedup <= 1.0:
+            # the least loss over the texts is no gain over all of them together, which the answer names
+            gaining = [row for row in drafted_here if row.gain.speedup > 1.0]
+            best = choose(place, alone_here, gaining, case.admits, score).best
+            ranking = dataclasses.replace(ranking, best=best)
+        rankings.append(ranking)
+    rankings.sort(key=lambda ranking: objective(ranking.best), reverse=True)
+    return rankings
+
+
 def _too_slow(request: PlanRequest) -> CapacityError:
     """The error for limits that nothing keeps, with the times of a single sequence."""
     free = make_plan(
@@ -347,52 +479,3 @@ def _readable(request: PlanRequest, model: ModelSpec) -> tuple[PlanRequest, list
     if model.limit is not None:
         refused.append(f"{model.name}: {model.limit}")
     return msgspec.structs.replace(request, context_lens=tuple(kept)), refused
-
-
-def _with_paying_rate(answer: Answer, lacking: NeedsAcceptance) -> NeedsAcceptance:
-    """A draft with the least acceptance rate, equal at all positions, at which it would pay at the
-    best row's batch, context and tp; None if it pays at no rate. A sparse draft has a budget of
-    RATE_BUDGET. A step's time is that at a rate of 0.8."""
-    case = answer.case
-    context = answer.document.context_len
-    method = lacking.draft_method
-    budget: int | None = None
-    if method in SPARSE_METHODS:
-        budget = min(RATE_BUDGET, max(8, context // 2))
-    model = None
-    name = draft_model_name(lacking.draft)
-    if name:
-        model = load_model_spec(name)
-    usual = constant_profile(0.8)
-    option = DraftOption(
-        draft=lacking.draft,
-        method=method,
-        model=model,
-        budgets=(budget,),
-        acceptance=usual,
-        draft_tp_size=case.request.draft_tp_size,
-    )
-    gammas = np.arange(1, DEFAULT_MAX_GAMMA + 1)
-    at = dataclasses.replace(answer.point, budget=budget, gamma=gammas)
-    rates = np.linspace(0.0, 1.0, 201)
-    by_position = np.repeat(rates[:, None, None], len(gammas), axis=-1)
-    tokens = expected_tokens_per_step(by_position, gammas)
-    prediction = predict(case.setup(option), usual, at)
-    speedups = dataclasses.replace(prediction, expected_tokens_per_step=tokens).speedup
-    pays = np.flatnonzero(speedups.max(axis=-1) > 1.0)
-    least = None
-    if len(pays):
-        least = float(rates[pays[0]])
-    return msgspec.structs.replace(lacking, break_even_acceptance_rate=least)
-
-
-def _formats(answer: Answer) -> Formats:
-    case = answer.case
-    setup = case.setup(answer.option or next(iter(case.options), None))
-    draft = case.drafting_precision(setup)
-    return Formats(
-        weight_dtype=setup.precision.weight_dtype,
-        kv_dtype=setup.precision.kv_dtype,
-        draft_weight_dtype=draft.weight_dtype,
-        draft_kv_dtype=draft.kv_dtype,
-    )

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.plan import choice, gamma, notes, outlook, reach
-from magicdec.perfmodel.plan.one_gamma import one_gamma
+from magicdec.perfmodel.plan.gamma import one_gamma
 from magicdec.perfmodel.plan.request import PlanRequest, layouts, lengths_of
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine

@@ -1,137 +1,73 @@
-"""The answer of one case: its rows, what competes, the choice, and the tables around it."""
+"""The answer of one case: the choice and the tables around it; and the plan document of all cases."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
+from operator import attrgetter
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from magicdec.errors import CapacityError
+from magicdec.counts import expected_tokens_per_step
+from magicdec.perfmodel.acceptance import constant_profile
 from magicdec.perfmodel.acceptance.law import static_batch_efficiency
 from magicdec.perfmodel.drafting import draft_of
-from magicdec.perfmodel.lanes import evidence_of
-from magicdec.perfmodel.plan.breakdown import breakdown, ceilings
+from magicdec.perfmodel.kernels.gemm import GemmCurve
+from magicdec.perfmodel.kernels.op import BOUNDS, ForwardTime, Op
 from magicdec.perfmodel.plan.choice import (
-    NEARLY_AS_FAST,
-    SURELY_AHEAD,
+    DEFAULT_MAX_GAMMA,
     Ranking,
     best_to_train,
-    choose,
     faster_with_plugin,
     fastest_left_out,
-    objective,
     outcome_of,
     pareto,
-    preferred,
-    same_configuration,
 )
-from magicdec.perfmodel.plan.gamma import gamma_table
-from magicdec.perfmodel.plan.one_gamma import one_gamma
+from magicdec.perfmodel.plan.drafts import RATE_BUDGET
+from magicdec.perfmodel.plan.gamma import gamma_table, one_gamma, reaches_of
+from magicdec.perfmodel.plan.notes import notes
 from magicdec.perfmodel.plan.outlook import Draws, draws_of, outlook
-from magicdec.perfmodel.plan.reach import reaches_of
-from magicdec.perfmodel.plan.request import Case, DraftOption
+from magicdec.perfmodel.plan.request import Case, DraftOption, PlanRequest
 from magicdec.perfmodel.plan.rows import candidates
 from magicdec.perfmodel.plan.search import (
     Found,
     Searched,
-    best_autoregressive,
     better_gamma,
     largest_that_runs,
-    search,
 )
-from magicdec.perfmodel.plan.texts import Texts, texts_of
-from magicdec.perfmodel.setup import Points
+from magicdec.perfmodel.plan.texts import Texts
+from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import Prediction, predict
 from magicdec.schema import (
     Candidate,
     CaseAnswer,
+    Ceilings,
     Choice,
+    Formats,
     GammaTable,
-    LaneEvidence,
+    KernelTime,
     Limit,
     MemoryUse,
     NeedsAcceptance,
+    Operation,
     Outlook,
+    Plan,
     bands_of,
+)
+from magicdec.specs import (
+    SPARSE_METHODS,
+    ModelSpec,
+    draft_model_name,
+    load_model_spec,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
-    """One case's answer, and where it came from."""
-
-    case: Case
-    document: CaseAnswer
-    alone: list[Candidate]
-    drafted: list[Candidate]
-    """Drafted rows, best first."""
-    option: DraftOption | None
-    """The draft of the best configuration."""
-    found: Searched
-    """The predictions that the rows are of."""
-    point: Points
-    """The best configuration."""
-    lacking: list[NeedsAcceptance]
-    """The drafts that this case could not rank."""
-
-
-def best_of_layouts(ways: list[Case], lacking: list[NeedsAcceptance]) -> Answer | None:
-    """One case, spread in the way with the best configuration; None where nothing keeps the latency
-    limits. Raises CapacityError where nothing fits.
-    """
-    baseline = _best_autoregressive_of(ways)
-    ranked: list[_Ranked] = []
-    refused: list[CapacityError] = []
-    for case in ways:
-        try:
-            of_way = _ranked(case, baseline)
-        except CapacityError as error:
-            refused.append(error)
-            continue
-        if of_way is not None:
-            ranked.append(of_way)
-    if not ranked and refused:
-        raise refused[0]
-    if not ranked:
-        return None
-    ranked.sort(key=_objective_of_best, reverse=True)
-    answer = _answer(ranked[0], baseline, lacking)
-    if len(ways) == 1:
-        return answer
-    layouts = [of_way.best for of_way in ranked]
-    document = msgspec.structs.replace(answer.document, layouts=layouts)
-    return dataclasses.replace(answer, document=document)
-
-
-def _best_autoregressive_of(ways: list[Case]) -> Candidate | None:
-    """Autoregressive decoding in the fastest way. None: no way keeps the latency limits."""
-    best = None
-    for case in ways:
-        row = best_autoregressive(case)
-        if row is not None and (best is None or row.rate > best.rate):
-            best = row
-    return best
-
-
-def _is_narrowed(case: Case, rankings: Sequence[Ranking]) -> bool:
-    """Whether smaller batches were tried because the requested ones do not fit."""
-    asked = case.request.batch_sizes
-    if not asked or case.searches_batch:
-        return False
-    return any(ranking.best.batch_size not in asked for ranking in rankings)
-
-
-def _objective_of_best(ranked: _Ranked) -> tuple[bool, bool, float]:
-    return objective(ranked.best)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Ranked:
-    """One case spread in one way, with its best configuration."""
+class Ranked:
+    """One case spread in one way, with its best configuration (planner.py)."""
 
     case: Case
     found: Searched
@@ -159,143 +95,54 @@ class _Ranked:
         return _with_static_batch(self.case, self.origin.option, self.row)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One case's answer, and where it came from."""
+
+    case: Case
+    document: CaseAnswer
+    alone: list[Candidate]
+    drafted: list[Candidate]
+    """Drafted rows, best first."""
+    option: DraftOption | None
+    """The draft of the best configuration."""
+    found: Searched
+    """The predictions that the rows are of."""
+    point: Points
+    """The best configuration."""
+    lacking: list[NeedsAcceptance]
+    """The drafts that this case could not rank."""
+
+
 def answer_of(
-    case: Case,
-    baseline: Candidate | None,
-    lacking: list[NeedsAcceptance],
-    *,
-    settled: Candidate | None = None,
-) -> Answer | None:
-    """The answer for one case spread in one way. None: nothing keeps the latency limits.
-
-    `baseline` is autoregressive decoding at its best. `settled` is the configuration to run if a
-    simulation chose it. Raises CapacityError if nothing fits.
-    """
-    ranked = _ranked(case, baseline, settled=settled)
-    if ranked is None:
-        return None
-    return _answer(ranked, baseline, lacking)
-
-
-def _ranked(
-    case: Case, baseline: Candidate | None, *, settled: Candidate | None = None
-) -> _Ranked | None:
-    """Everything that competes, and the best of it. None: nothing keeps the latency limits.
-
-    Raises CapacityError if nothing fits."""
-    found = search(case, baseline)
-    alone = _rows_of(found, is_drafted=False)
-    drafted = _rows_of(found, is_drafted=True)
-    if not alone and not drafted:
-        return None
-    texts = texts_of(case, found)
-    rankings = _rankings(case, alone, drafted, texts)
-    ranking = rankings[0]
-    if _is_narrowed(case, rankings):
-        rankings = [ranking]
-        alone = [row for row in alone if row.batch_size == ranking.best.batch_size]
-    best = ranking.best
-    tied = None
-    draws = None
-    if settled is not None:
-        best = next(
-            row for row in [*alone, *drafted] if same_configuration(row, settled)
-        )
-    else:
-        for place, of_load in enumerate(rankings):
-            rankings[place], tied_here, draws_here = _tie_settled(
-                case, found, of_load, texts
-            )
-            if place == 0:
-                best, tied, draws = rankings[0].best, tied_here, draws_here
-    drafted = []
-    for of_load in rankings:
-        drafted.extend(of_load.drafted)
-    return _Ranked(
-        case=case,
-        found=found,
-        alone=alone,
-        drafted=drafted,
-        rankings=rankings,
-        row=best,
-        tied=tied,
-        texts=texts,
-        draws=draws,
-    )
-
-
-def _tie_settled(
-    case: Case, found: Searched, ranking: Ranking, texts: Texts | None
-) -> tuple[Ranking, Candidate | None, Draws | None]:
-    """A load's ranking with the best of drafts that are as good as the first, the other that a tie
-    names, and the draws that tell. The same for every load, so that one is answered alike alone and
-    in company."""
-    best = ranking.best
-    if not best.is_speculative:
-        return ranking, None, None
-    draws = draws_of(case, found, best)
-    as_good = _tied(case, ranking, texts, draws)
-    if not as_good:
-        return ranking, None, draws
-    taken = preferred(best, as_good, partial(_evidence, found))
-    tied = best if taken is not best else as_good[0]
-    return dataclasses.replace(ranking, best=taken), tied, draws
-
-
-def _tied(
-    case: Case, ranking: Ranking, texts: Texts | None, draws: Draws | None
-) -> list[Candidate]:
-    """The best rows of other drafts that are as good as the choice, the best first: nearly as fast,
-    and neither surely ahead of the other."""
-    best = ranking.best
-    if draws is None:
-        return []
-    tied = []
-    seen = {(best.draft, best.draft_method)}
-    for row in ranking.drafted:
-        if (row.draft, row.draft_method) in seen or not case.admits(row):
-            continue
-        if (row.batch_size, row.tp_size) != (best.batch_size, best.tp_size):
-            continue
-        seen.add((row.draft, row.draft_method))
-        if texts is None:
-            loss = 1.0 - row.rate / best.rate
-        else:
-            loss = texts.loss(row, best)
-        ahead = draws.chance_ahead(best, row)
-        is_near = loss <= NEARLY_AS_FAST and row.fits and row.within_limits
-        if is_near and ahead is not None and ahead < SURELY_AHEAD:
-            tied.append(row)
-    return tied
-
-
-def _answer(
-    ranked: _Ranked, baseline: Candidate | None, lacking: list[NeedsAcceptance]
+    ranked: Ranked, baseline: Candidate | None, lacking: list[NeedsAcceptance]
 ) -> Answer:
-    """The best configuration with the tables around it."""
+    """The best configuration with the tables around it. `baseline`: autoregressive decoding at its
+    best."""
     case = ranked.case
     best = ranked.best
     prediction = ranked.found.prediction(ranked.row)
-    leading = _leading(case, best, ranked.drafted)
+    leading = None
+    if best.is_speculative:
+        leading = best
+    elif ranked.drafted and case.admits(ranked.drafted[0]):
+        # else the first draft breaks the limits, and the table describes none
+        leading = ranked.drafted[0]
     table = gamma_table(case, best, leading)
-    without_draft = _without_draft(
-        case, prediction.points, ranked.alone, best, baseline
-    )
-    choice = _choice(
-        case,
-        dataclasses.replace(ranked.rankings[0], best=best),
-        ranked,
-        table=table,
-        without_draft=without_draft,
-        baseline=baseline,
-        lacks_acceptance=bool(lacking),
-    )
-    shown = _shown(ranked.found, choice, prediction)
+    choice = _choice(ranked, table, baseline, lacks_acceptance=bool(lacking))
+    shown = prediction
+    if choice.left_out is not None:
+        # the passes of the best draft are broken down, even if it is not chosen
+        shown = ranked.found.prediction(choice.left_out)
+    by_batch: list[Candidate] = []
+    if not case.searches_batch:
+        in_order = sorted(ranked.rankings, key=attrgetter("place"))
+        by_batch = [ranking.best for ranking in in_order]
     document = CaseAnswer(
         hardware=case.hardware.name,
         context_len=best.context_len,
         choice=choice,
-        best_by_batch=_by_batch(case, ranked.rankings),
+        best_by_batch=by_batch,
         pareto=pareto([*ranked.alone, *filter(case.admits, ranked.drafted)]),
         gamma_table=table,
         reach=reaches_of(case, best, _reaching(case, choice, leading)),
@@ -314,48 +161,6 @@ def _answer(
         point=prediction.points,
         lacking=lacking,
     )
-
-
-def _rows_of(found: Searched, *, is_drafted: bool) -> list[Candidate]:
-    rows: list[Candidate] = []
-    for of_option in found:
-        if (of_option.option is not None) == is_drafted:
-            rows.extend(of_option.rows)
-    return rows
-
-
-def _rankings(
-    case: Case,
-    alone: list[Candidate],
-    drafted: list[Candidate],
-    texts: Texts | None,
-) -> list[Ranking]:
-    """The ranking of each load, the best first."""
-    rankings = []
-    for place, alone_here, drafted_here in _loads(case, alone, drafted):
-        score = None
-        if texts is not None:
-            admitted = [row for row in drafted_here if case.admits(row)]
-            score = texts.score_of([*alone_here, *admitted])
-        ranking = choose(place, alone_here, drafted_here, case.admits, score)
-        best = ranking.best
-        if alone_here and best.is_speculative and best.gain.speedup <= 1.0:
-            # the least loss over the texts is no gain over all of them together, which the answer names
-            gaining = [row for row in drafted_here if row.gain.speedup > 1.0]
-            best = choose(place, alone_here, gaining, case.admits, score).best
-            ranking = dataclasses.replace(ranking, best=best)
-        rankings.append(ranking)
-    rankings.sort(key=_objective_of_ranking, reverse=True)
-    return rankings
-
-
-def _leading(case: Case, best: Candidate, drafted: list[Candidate]) -> Candidate | None:
-    """The row whose draft the gamma table describes. None: the first draft breaks the limits."""
-    if best.is_speculative:
-        return best
-    if drafted and case.admits(drafted[0]):
-        return drafted[0]
-    return None
 
 
 def _reaching(
@@ -379,59 +184,17 @@ def _reaching(
     return options
 
 
-def _shown(found: Searched, choice: Choice, prediction: Prediction) -> Prediction:
-    """The prediction whose passes are broken down: the best draft's, even if it is not chosen."""
-    row = choice.left_out
-    if row is None:
-        return prediction
-    return found.prediction(row)
-
-
-def _objective_of_ranking(ranking: Ranking) -> tuple[bool, bool, float]:
-    return objective(ranking.best)
-
-
-def _by_batch(case: Case, rankings: Sequence[Ranking]) -> list[Candidate]:
-    """The best row of each requested batch, in the order of the search."""
-    if case.searches_batch:
-        return []
-    return [ranking.best for ranking in sorted(rankings, key=_place)]
-
-
-def _place(ranking: Ranking) -> int:
-    return ranking.place
-
-
-def _loads(
-    case: Case,
-    alone: list[Candidate],
-    drafted: list[Candidate],
-) -> list[tuple[int, list[Candidate], list[Candidate]]]:
-    """The rows that compete: the rows of each requested batch, or all rows if batches are
-    searched."""
-    if case.searches_batch:
-        return [(0, alone, drafted)]
-    batches = dict.fromkeys(row.batch_size for row in [*alone, *drafted])
-    loads = []
-    for place, batch in enumerate(batches):
-        alone_here = [row for row in alone if row.batch_size == batch]
-        drafted_here = [row for row in drafted if row.batch_size == batch]
-        loads.append((place, alone_here, drafted_here))
-    return loads
-
-
 def _choice(
-    case: Case,
-    ranking: Ranking,
-    ranked: _Ranked,
-    *,
+    ranked: Ranked,
     table: GammaTable,
-    without_draft: Candidate,
     baseline: Candidate | None,
+    *,
     lacks_acceptance: bool,
 ) -> Choice:
-    best = ranking.best
+    case = ranked.case
+    best = ranked.best
     found = ranked.found
+    ranking = dataclasses.replace(ranked.rankings[0], best=best)
     left_out = fastest_left_out(ranking, case.admits)
     to_train = best_to_train(ranking)
     outcome = outcome_of(best, left_out, to_train, lacks_acceptance=lacks_acceptance)
@@ -449,10 +212,14 @@ def _choice(
     if best.is_speculative:
         one = one_gamma(case.engine, table, best)
         gammas = bands_of(best, table, one)
+    faults = []
+    for of_draft in found:
+        if of_draft.option is not None and of_draft.option.acceptance.fault:
+            faults.append(of_draft.option.acceptance.fault)
     return Choice(
         row=best,
         outcome=outcome,
-        without_draft=without_draft,
+        without_draft=_without_draft(ranked, baseline),
         best_without_draft=baseline,
         gammas=gammas,
         one_gamma=one,
@@ -460,26 +227,17 @@ def _choice(
         left_out=left_out,
         left_out_fits=runs_at,
         better_gamma=better,
-        faults=_faults(found),
+        faults=faults,
         outlook=_outlook(ranked, ranking, best, shown),
         tied=ranked.tied,
-        evidence=None if shown is None else _evidence(found, shown),
+        evidence=None if shown is None else found.evidence(shown),
         with_plugin=faster_with_plugin(ranking, case.admits),
         to_train=to_train,
     )
 
 
-def _faults(found: Searched) -> list[str]:
-    """Sentences on the drafts that were measured and do not work."""
-    faults = []
-    for of_draft in found:
-        if of_draft.option is not None and of_draft.option.acceptance.fault:
-            faults.append(of_draft.option.acceptance.fault)
-    return faults
-
-
 def _outlook(
-    ranked: _Ranked, ranking: Ranking, best: Candidate, weighed: Candidate | None
+    ranked: Ranked, ranking: Ranking, best: Candidate, weighed: Candidate | None
 ) -> Outlook | None:
     """The outlook of a choice; None where no draft competes."""
     if weighed is None:
@@ -501,11 +259,6 @@ def _outlook(
     return outlook(case, draws, best, weighed, tasks)
 
 
-def _evidence(found: Searched, row: Candidate) -> LaneEvidence:
-    """The evidence from measured servers like a row's."""
-    return evidence_of(found.origin(row).prediction.setup)
-
-
 def _limits(case: Case, best: Candidate) -> list[Limit]:
     request = case.request
     limits = []
@@ -522,17 +275,14 @@ def _limits(case: Case, best: Candidate) -> list[Limit]:
     return limits
 
 
-def _without_draft(
-    case: Case,
-    point: Points,
-    alone: list[Candidate],
-    best: Candidate,
-    baseline: Candidate | None,
-) -> Candidate:
+def _without_draft(ranked: Ranked, baseline: Candidate | None) -> Candidate:
     """Autoregressive decoding at the best row's tp and batch, within the limits or not."""
-    for row in alone:
+    best = ranked.best
+    for row in ranked.alone:
         if (row.tp_size, row.batch_size) == (best.tp_size, best.batch_size):
             return row
+    case = ranked.case
+    point = ranked.found.prediction(ranked.row).points
     at = dataclasses.replace(point, gamma=np.zeros_like(point.gamma), budget=None)
     rate = None
     if baseline is not None:
@@ -582,4 +332,154 @@ def _memory(
         **use,
         largest_batch=float(drafted[where]),
         largest_autoregressive_batch=float(case.largest_batches()[where]),
+    )
+
+
+def breakdown(prediction: Prediction) -> dict[str, list[Operation]]:
+    """Operations of one configuration: time, the datasheet's ceiling for the same work, and what
+    binds.
+    """
+    terms = prediction.terms
+    tp_size = int(prediction.points.tp.flat[0])
+    return {
+        name: [
+            _operation(prediction.setup, op, tp_size)
+            for op in getattr(terms, name).ops
+            if _first(op.time_s) > 0
+        ]
+        for name in ("autoregressive", "draft", "verify", "accept", "upkeep")
+    }
+
+
+def ceilings(setup: Setup) -> Ceilings:
+    """The device's roof for the formats of a setup."""
+    hw, dtype = setup.hardware, setup.precision.compute_dtype
+    gemm = GemmCurve.of(hw, dtype)
+    rate = hw.compute_rate(dtype)
+    return Ceilings(
+        memory_bytes_per_s=hw.memory_bytes_per_s,
+        flops_per_s=rate,
+        gemm_bytes_per_s=gemm.bandwidth_efficiency * hw.memory_bytes_per_s,
+        gemm_flops_per_s=gemm.flops_efficiency * rate,
+    )
+
+
+def _first(value: Any) -> float:
+    return float(np.ravel(np.asarray(value, dtype=np.float64))[0])
+
+
+def _operation(setup: Setup, op: Op, tp_size: int) -> Operation:
+    hw = setup.hardware
+    flops, weight_bytes, kv_bytes, activation_bytes, sent = (
+        _first(value) for value in op.cost
+    )
+    num_bytes = weight_bytes + kv_bytes + activation_bytes
+    wire = 2.0 * (tp_size - 1) / tp_size * sent / hw.link.bytes_per_s
+    ceiling = max(
+        num_bytes / hw.memory_bytes_per_s,
+        flops / hw.compute_rate(setup.precision.compute_dtype),
+        wire,
+    )
+    one = ForwardTime((op,)).bound_seconds()
+    kernels: list[KernelTime] = []
+    for basis in op.bases:
+        time = KernelTime(
+            kernel=basis.kernel,
+            source=basis.source,
+            relative_error=basis.relative_error,
+            is_inside=basis.is_inside,
+        )
+        if time not in kernels:
+            kernels.append(time)
+    return Operation(
+        op=op.name,
+        time_s=_first(op.time_s),
+        ceiling_s=ceiling,
+        bound_by=max(BOUNDS, key=lambda each: _first(one[each])),
+        flops=flops,
+        bytes=num_bytes if op.group != "link" else sent,
+        kernels=kernels,
+    )
+
+
+def document_of(
+    request: PlanRequest,
+    model: ModelSpec,
+    answers: list[Answer],
+    cases: list[Case],
+    refused: list[str],
+) -> Plan:
+    """The plan document of answered cases; the first is the plan's own: what it chooses, and what
+    is exported."""
+    first = answers[0]
+    needed = []
+    for draft in first.lacking:
+        # of drafts without a known acceptance, those that the case's layout can run
+        if first.case.engine.runs_staged(
+            draft.draft, draft.draft_method, first.case.spread.pp
+        ):
+            needed.append(_with_paying_rate(first, draft))
+    key, others = notes(cases, first.case, first.document, first.drafted)
+    return Plan(
+        **msgspec.structs.asdict(first.document),
+        model=model.name,
+        engine=first.case.engine.name,
+        request=request.record(),
+        precision=_formats(first),
+        other_cases=[answer.document for answer in answers[1:]],
+        needs_acceptance=needed,
+        notes=[*key, *others, *refused],
+        key_notes=[*key, *refused],
+        assumed=model.assumed,
+        autoregressive_rows=[row for answer in answers for row in answer.alone],
+        candidates=[row for answer in answers for row in answer.drafted],
+    )
+
+
+def _with_paying_rate(answer: Answer, lacking: NeedsAcceptance) -> NeedsAcceptance:
+    """A draft with the least acceptance rate, equal at all positions, at which it would pay at the
+    best row's batch, context and tp; None if it pays at no rate. A sparse draft has a budget of
+    RATE_BUDGET. A step's time is that at a rate of 0.8."""
+    case = answer.case
+    context = answer.document.context_len
+    method = lacking.draft_method
+    budget: int | None = None
+    if method in SPARSE_METHODS:
+        budget = min(RATE_BUDGET, max(8, context // 2))
+    model = None
+    name = draft_model_name(lacking.draft)
+    if name:
+        model = load_model_spec(name)
+    usual = constant_profile(0.8)
+    option = DraftOption(
+        draft=lacking.draft,
+        method=method,
+        model=model,
+        budgets=(budget,),
+        acceptance=usual,
+        draft_tp_size=case.request.draft_tp_size,
+    )
+    gammas = np.arange(1, DEFAULT_MAX_GAMMA + 1)
+    at = dataclasses.replace(answer.point, budget=budget, gamma=gammas)
+    rates = np.linspace(0.0, 1.0, 201)
+    by_position = np.repeat(rates[:, None, None], len(gammas), axis=-1)
+    tokens = expected_tokens_per_step(by_position, gammas)
+    prediction = predict(case.setup(option), usual, at)
+    speedups = dataclasses.replace(prediction, expected_tokens_per_step=tokens).speedup
+    pays = np.flatnonzero(speedups.max(axis=-1) > 1.0)
+    least = None
+    if len(pays):
+        least = float(rates[pays[0]])
+    return msgspec.structs.replace(lacking, break_even_acceptance_rate=least)
+
+
+def _formats(answer: Answer) -> Formats:
+    case = answer.case
+    setup = case.setup(answer.option or next(iter(case.options), None))
+    draft = case.drafting_precision(setup)
+    return Formats(
+        weight_dtype=setup.precision.weight_dtype,
+        kv_dtype=setup.precision.kv_dtype,
+        draft_weight_dtype=draft.weight_dtype,
+        draft_kv_dtype=draft.kv_dtype,
     )

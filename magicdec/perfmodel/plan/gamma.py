@@ -1,14 +1,17 @@
-"""The best gamma of a draft by batch and context, with its speedup and verdict.
+"""The best gamma of a draft by batch and context, with its speedup and verdict; one gamma against
+that table; and the contexts at which drafts pay.
 
 A table describes the draft and budget of the best configuration, or of the leading draft if the
 best is autoregressive. An engine with this draft set up can follow it. Such an engine pays for the
 draft even when it drafts nothing, so the table has two more rows: `idle_speedup`, and the best
 gamma compared with drafting nothing on that engine. With a generated length, whole requests decide
 whether a draft pays, as in the ranking. The speedups shown are those of decoding, which is what is
-measured."""
+measured.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +27,15 @@ from magicdec.perfmodel.serving import WholeRequests, whole_requests
 from magicdec.perfmodel.setup import Points
 from magicdec.perfmodel.speedup import BoolArray, Prediction, predict
 from magicdec.perfmodel.step import idle_step_s
-from magicdec.schema import Candidate, GammaTable, Span, verdict_of
+from magicdec.schema import (
+    Candidate,
+    GammaTable,
+    OneGamma,
+    Reach,
+    Span,
+    verdict_of,
+)
+from magicdec.specs import EngineProfile
 
 NUM_BREAK_EVEN_CONTEXTS = 65
 VERDICTS = np.vectorize(
@@ -55,7 +66,7 @@ class Best:
     it cannot run."""
 
 
-def best_gammas(
+def _best_gammas(
     case: Case,
     option: DraftOption,
     points: Points,
@@ -70,8 +81,11 @@ def best_gammas(
     has_room = result.memory.fits | ~room[..., None, None, None]
     may_run = result.valid & has_room & is_sure_depth(result)
     can_run = result.full(may_run).reshape(*shape, -1)
-    ranked_by = _speedup(result, _requests(case, result)).reshape(can_run.shape)
-    ranked_by = np.where(can_run, ranked_by, 0.0)
+    ranked_by = result.speedup
+    of_all = _requests(case, result)
+    if of_all is not None:
+        ranked_by = of_all.speedup_at(ranked_by)
+    ranked_by = np.where(can_run, result.full(ranked_by).reshape(can_run.shape), 0.0)
     chosen = np.argmax(ranked_by, axis=-1)
     first_of_cell = np.arange(chosen.size) * can_run.shape[-1]
     rows = result.take(first_of_cell + chosen.ravel())
@@ -107,14 +121,6 @@ def _requests(case: Case, rows: Prediction) -> WholeRequests | None:
     if not gen_len:
         return None
     return whole_requests(rows, output_len=gen_len)
-
-
-def _speedup(rows: Prediction, requests: WholeRequests | None) -> Array:
-    speedup = rows.speedup
-    if requests is not None:
-        speedup = requests.speedup_at(speedup)
-    full: Array = rows.full(speedup)
-    return full
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,14 +193,14 @@ def gamma_table(
     would be best if it did. Without a `leading` row nothing is drafted anywhere."""
     axes = Axes.of(case, best)
     alone = predict(
-        case.setup(None), None, grid_of(case, best, axes.batches, axes.all_contexts)
+        case.setup(None), None, _grid_of(case, best, axes.batches, axes.all_contexts)
     )
     room = alone.full(alone.memory.fits).reshape(axes.shape)
     if leading is None or not leading.is_speculative:
         return _table(axes, best, leading, _cells_without_draft(axes, room))
     option = case.option_of(leading)
-    points = grid_of(case, best, axes.batches, axes.all_contexts, option, leading)
-    drafted = best_gammas(case, option, points, room, axes.shown)
+    points = _grid_of(case, best, axes.batches, axes.all_contexts, option, leading)
+    drafted = _best_gammas(case, option, points, room, axes.shown)
     table = _table(axes, best, leading, _cells_of(axes, drafted, room))
     decoding, low, high = drafted.decoding
     table = msgspec.structs.replace(
@@ -301,15 +307,22 @@ def _whole_or_none(values: Array) -> list[list[int | None]]:
 
 
 def _break_even_contexts(axes: Axes, cells: TableCells) -> list[float | None]:
+    """By batch, the context from which on the speedup is at least 1 up to the longest. None: it is
+    not."""
     contexts: list[float | None] = []
     speedups = cells.speedup[:, axes.between]
     is_counted = cells.is_counted[:, axes.between]
     for speedup, counted in zip(speedups, is_counted, strict=True):
-        contexts.append(_break_even(axes.fine[counted], speedup[counted]))
+        at = axes.fine[counted]
+        runs = _runs_of(speedup[counted])
+        if runs and runs[-1][1] == len(at) - 1:
+            contexts.append(_span_of(at, speedup[counted], runs[-1])[0])
+        else:
+            contexts.append(None)
     return contexts
 
 
-def grid_of(
+def _grid_of(
     case: Case,
     best: Candidate,
     batches: Any,
@@ -355,15 +368,125 @@ def _idle_speedup(
     )
 
 
-def _break_even(contexts: Array, speedups: Array) -> int | None:
-    """The context from which on the speedup is at least 1 up to the longest. None: it is not."""
-    runs = runs_of(speedups)
-    if runs and runs[-1][1] == len(contexts) - 1:
-        return span_of(contexts, speedups, runs[-1])[0]
-    return None
+def one_gamma(
+    engine: EngineProfile, table: GammaTable, row: Candidate
+) -> OneGamma | None:
+    """The row's gamma at every batch against its table of gammas by batch, up to the row's own batch.
+    None: no draft, or one gamma is best at all of these batches.
+
+    A server of so many sequences often runs fewer, where another gamma is best. The table's gammas
+    gain there, and the engine takes its price for following them at every step, full batch or not
+    (`gamma_table_cost`). Which batches a server sees is not known without a rate of arrivals: those
+    of the table, about evenly spaced in logarithm, count alike.
+    """
+    if table.speedup_set_up is None or table.speedup_of_one_gamma is None:
+        return None
+    column = table.context_lens.index(row.context_len)
+    ratios = []
+    gammas = set()
+    for place, batch in enumerate(table.batch_sizes):
+        constant = table.speedup_of_one_gamma[place][column]
+        if batch > row.batch_size or constant <= 0.0:
+            continue
+        ratios.append(table.speedup_set_up[place][column] / constant)
+        gammas.add(table.gamma_of_steps[place][column])
+    if len(gammas) < 2:
+        return None
+    cost, low, high = engine.table_costs(row.draft)
+    return OneGamma(
+        gamma=row.gamma,
+        most=row.batch_size,
+        by_batch=float(np.exp(np.log(ratios).mean())),
+        cost=cost,
+        cost_low=low,
+        cost_high=high,
+    )
 
 
-def runs_of(speedups: Array) -> list[Span]:
+def reaches_of(
+    case: Case,
+    best: Candidate,
+    options: Sequence[DraftOption],
+) -> list[Reach]:
+    """The reaches of drafts at the best candidate's batch and tp, of those that can run. Contexts
+    at which not even autoregressive decoding fits are left out."""
+    fine = Axes.of(case, best).fine
+    points = _grid_of(case, best, (best.batch_size,), fine)
+    alone = predict(case.setup(None), None, points)
+    # half as many as between the table's contexts are near enough together
+    contexts = fine[alone.full(alone.memory.fits).ravel()][::2]
+    reaches: list[Reach] = []
+    if not len(contexts):
+        return reaches
+    for option in options:
+        reach = _reach(case, option, best, contexts)
+        if reach is not None:
+            reaches.append(reach)
+    return reaches
+
+
+def _reach(
+    case: Case, option: DraftOption, best: Candidate, contexts: Array
+) -> Reach | None:
+    """The contexts at which a draft pays at the best candidate's batch and tp, up to the longest at
+    which it can run. None: it cannot run."""
+    points = _grid_of(case, best, (best.batch_size,), contexts, option)
+    drafted = _best_gammas(
+        case, option, points, np.ones((1, len(contexts)), dtype=np.bool_)
+    )
+    if not drafted.is_usable.any():
+        return None
+    longest = int(np.flatnonzero(drafted.is_usable[0])[-1])
+    upto = slice(longest + 1)
+    contexts = contexts[upto]
+    pays, surely, possibly = _spans(
+        contexts,
+        drafted.speedup[0, upto],
+        drafted.low[0, upto],
+        drafted.high[0, upto],
+    )
+    return Reach(
+        draft=option.draft,
+        draft_method=option.method,
+        batch_size=best.batch_size,
+        pays=pays,
+        surely=surely,
+        possibly=possibly,
+        contexts=(round(float(contexts[0])), round(float(contexts[-1]))),
+    )
+
+
+def _spans(
+    contexts: Array,
+    speedups: Array,
+    low: Array,
+    high: Array,
+) -> tuple[Span | None, Span | None, Span | None]:
+    """The widest range of contexts that pays, the widest inside it that surely does, and the one
+    around it that possibly does."""
+
+    def widest(runs: list[Span]) -> Span | None:
+        return max(
+            runs, key=lambda run: contexts[run[1]] / contexts[run[0]], default=None
+        )
+
+    def span(values: Array, run: Span | None) -> Span | None:
+        if run is None:
+            return None
+        return _span_of(contexts, values, run)
+
+    pays = widest(_runs_of(speedups))
+    around = _runs_of(high)
+    inside: list[Span] = []
+    if pays is not None:
+        inside = [run for run in _runs_of(low) if pays[0] <= run[0] <= pays[1]]
+        around = [run for run in around if run[0] <= pays[0] <= run[1]]
+    surely = widest(inside)
+    possibly = widest(around)
+    return span(speedups, pays), span(low, surely), span(high, possibly)
+
+
+def _runs_of(speedups: Array) -> list[Span]:
     """First and last index of each run of contexts with a speedup of at least 1."""
     pays = np.concatenate(([False], speedups >= 1.0, [False]))
     starts = np.flatnonzero(pays[1:] & ~pays[:-1])
@@ -371,7 +494,7 @@ def runs_of(speedups: Array) -> list[Span]:
     return list(zip(starts.tolist(), ends.tolist(), strict=True))
 
 
-def span_of(contexts: Array, speedups: Array, run: Span) -> Span:
+def _span_of(contexts: Array, speedups: Array, run: Span) -> Span:
     """The contexts at which a run begins and ends, by interpolation in log(context)."""
 
     def edge(inside: int, outside: int) -> int:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from magicdec.counts import Array
 from magicdec.errors import CapacityError, either
+from magicdec.perfmodel.lanes import evidence_of
 from magicdec.perfmodel.plan.choice import (
     best_of_each_batch,
     configuration,
@@ -28,7 +29,7 @@ from magicdec.perfmodel.plan.request import DEFAULT_BATCH, Case, DraftOption
 from magicdec.perfmodel.plan.rows import Users, candidates
 from magicdec.perfmodel.setup import Points
 from magicdec.perfmodel.speedup import Prediction, predict
-from magicdec.schema import MAX_BATCH, Candidate
+from magicdec.schema import MAX_BATCH, Candidate, LaneEvidence
 from magicdec.specs import Precision, bytes_per_element, valid_tp_sizes
 
 NOTICEABLE = 1.01
@@ -82,6 +83,10 @@ class Searched:
     def prediction(self, row: Candidate) -> Prediction:
         """The prediction that a row is of."""
         return self.origin(row).prediction.take([self.place(row).row])
+
+    def evidence(self, row: Candidate) -> LaneEvidence:
+        """The evidence from measured servers like a row's."""
+        return evidence_of(self.origin(row).prediction.setup)
 
     @cached_property
     def _places(self) -> dict[tuple[object, ...], Place]:

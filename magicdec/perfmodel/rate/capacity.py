@@ -3,7 +3,7 @@
 A first answer is analytic (layouts.py). Layouts near the fewest devices are then simulated, with
 fewer and more replicas, and the simulation decides (trials.py). A draft is run by the plan's table
 of gammas by batch, or by one gamma where following a table costs its engine more than it gains
-(one_gamma.py); its other policies are simulated at the requested rate where it is best.
+(plan/gamma.py); its other policies are simulated at the requested rate where it is best.
 
 The chosen layout, and that without a draft, are simulated again where all costs are at the 5th and
 the 95th percentile of the time per token's distribution: the intervals of the rate that their

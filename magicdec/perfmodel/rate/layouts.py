@@ -15,8 +15,7 @@ import msgspec
 from magicdec.errors import CapacityError
 from magicdec.perfmodel.plan.choice import objective
 from magicdec.perfmodel.plan.drafts import draft_options
-from magicdec.perfmodel.plan.gamma import gamma_table
-from magicdec.perfmodel.plan.one_gamma import one_gamma
+from magicdec.perfmodel.plan.gamma import gamma_table, one_gamma
 from magicdec.perfmodel.plan.request import (
     Case,
     DraftOption,
