@@ -17,13 +17,18 @@ specs are all taken, and for a model the dictionary of its config.json.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from inspect import Parameter, Signature
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 from magicdec.errors import ConfigError
-from magicdec.perfmodel import Sensitivity, hardware_names, request_of
+from magicdec.perfmodel import (
+    AcceptanceProfile,
+    HardwareProfile,
+    Sensitivity,
+    hardware_names,
+    request_of,
+)
 from magicdec.perfmodel import make_plan as answer
 from magicdec.perfmodel import sensitivity as vary
 from magicdec.schema import (
@@ -35,14 +40,23 @@ from magicdec.schema import (
     request_options,
 )
 from magicdec.schema import load_plan as read_plan
-from magicdec.specs import ModelSpec, engine_names, load_model_spec, model_names
+from magicdec.specs import (
+    EngineProfile,
+    ModelSpec,
+    WorkloadSpec,
+    engine_names,
+    load_model_spec,
+    model_names,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from magicdec.perfmodel import SimulatedTimes
 
-T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+Count = int | str
+"""A number of tokens, sequences or devices: 4096 or "32k"."""
 IDENTITY = (
     "hardware",
     "batch_size",
@@ -54,31 +68,72 @@ IDENTITY = (
 )
 
 
-def _shows_options(function: Callable[..., T]) -> Callable[..., T]:
-    """Gives a function of `**options` the signature of a plan's options and a line on each, for
-    help().
-    """
+class PlanKeywords(TypedDict, total=False):
+    """Options of a plan, the fields of schema/request.py, with what each may be; `help(magicdec.plan)`
+    says what they mean. None is as good as leaving one out."""
+
+    model: str | Path | ModelSpec | dict[str, Any] | None
+    hardware: str | HardwareProfile | Sequence[str | HardwareProfile] | None
+    engine: str | Path | EngineProfile | None
+    tp: Count | None
+    gpus: Count | None
+    pp: Count | None
+    ep: Count | None
+    dp_attention: bool | None
+    batch: Count | Sequence[Count] | None
+    context: Count | Sequence[Count] | None
+    gen_len: Count | None
+    gamma: Count | None
+    draft: str | None
+    plugin: bool | None
+    draft_model: str | Path | None
+    draft_method: str | None
+    draft_budget: Count | Sequence[Count] | None
+    draft_tp: Count | None
+    task: str | None
+    draft_name: str | None
+    temperature: float | None
+    top_p: float | None
+    top_k: Count | None
+    acceptance_rate: float | Sequence[float] | None
+    accept_length: float | None
+    drafted_share: float | None
+    acceptance: (
+        str | Path | AcceptanceProfile | Sequence[str | Path | AcceptanceProfile] | None
+    )
+    weight_dtype: str | None
+    kv_dtype: str | None
+    draft_weight_dtype: str | None
+    draft_kv_dtype: str | None
+    tpot_ms: float | None
+    ttft_ms: float | None
+    prefill: str | None
+    kv_link_gb_s: float | None
+    price: float | None
+    workload: str | Path | WorkloadSpec | None
+    rate: float | str | None
+    burstiness: float | None
+    columns: str | None
+    requests: str | Path | None
+    cached: Count | None
+    p95_ttft_ms: float | None
+    p95_tpot_ms: float | None
+    balance: str | None
+
+
+def _lists_options(function: F) -> F:
+    """Adds a line on each option of a plan to a function's docstring, for help()."""
     asked = request_options()
     lines = [f"        {name}: {option.help}" for name, option in asked.items()]
     before, raises, after = (function.__doc__ or "").partition("\n    Raises:")
     function.__doc__ = "\n".join(
         [before.rstrip(), "", "    Options:", *lines, raises + after]
     )
-    parameters = []
-    for name, option in asked.items():
-        parameter = Parameter(
-            name,
-            Parameter.KEYWORD_ONLY,
-            default=option.default,
-            annotation=option.kind,
-        )
-        parameters.append(parameter)
-    function.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     return function
 
 
-@_shows_options
-def plan(**options: Any) -> Plan:
+@_lists_options
+def plan(**options: Unpack[PlanKeywords]) -> Plan:
     """Which draft, budget and gamma pay, or none: `magicdec plan`, with options of the same names.
 
     Raises:
@@ -89,8 +144,8 @@ def plan(**options: Any) -> Plan:
     return answer(request_of(**options))
 
 
-@_shows_options
-def predict(**options: Any) -> Candidate:
+@_lists_options
+def predict(**options: Unpack[PlanKeywords]) -> Candidate:
     """One configuration: of `plan`'s options, one device, batch, context, draft, budget and gamma.
 
     Gamma 0 (or draft "none") is autoregressive decoding.
@@ -116,8 +171,8 @@ def predict(**options: Any) -> Candidate:
     return wanted[0]
 
 
-@_shows_options
-def sensitivity(**options: Any) -> Sensitivity:
+@_lists_options
+def sensitivity(**options: Unpack[PlanKeywords]) -> Sensitivity:
     """Which input of one configuration moves its speedup most, and what to measure next: `magicdec
     sensitivity`.
 
@@ -147,7 +202,7 @@ def simulate(
     replicas: int = 1,
     policy: str = "by batch",
     seed: int = 0,
-    **options: Any,
+    **options: Unpack[PlanKeywords],
 ) -> SimulatedTimes:
     """Replicas under arrivals: `plan`'s options with a rate or requests; arrays of every request's
     times.
@@ -161,9 +216,7 @@ def simulate(
         CapacityError: a request that does not fit.
     """
     # most callers need no simulator
-    from magicdec.perfmodel import (
-        simulated,
-    )
+    from magicdec.perfmodel import simulated
 
     request = request_of(**options)
     if not request.has_arrivals:
