@@ -5,7 +5,8 @@ answered by the planner as its controls move. None needs torch."""
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from collections.abc import Container
+from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,12 +16,22 @@ import typer
 from magicdec.commands import options
 from magicdec.commands.options import (
     OutputFormat,
+    as_formats,
     option,
+    parse_counts,
+    parse_ints,
+    parse_rates,
     print_as,
     table_console,
 )
-from magicdec.commands.request_form import request_form, values_of
 from magicdec.progress import shown_progress
+from magicdec.schema import (
+    COUNT_OR_SHARE,
+    COUNTS_OR_SHARES,
+    NUMBER_OR_TEXT,
+    Option,
+    request_options,
+)
 
 if TYPE_CHECKING:
     from magicdec.perfmodel import PlanRequest, Sensitivity
@@ -58,6 +69,71 @@ SENSITIVITY_OPTIONS = (
     "drafted_share",
     "acceptance",
 )
+
+AS_TEXT = (
+    tuple[int, ...],
+    tuple[str, ...],
+    COUNTS_OR_SHARES,
+    float | tuple[float, ...] | None,
+    NUMBER_OR_TEXT,
+    COUNT_OR_SHARE,
+)
+"""Types of a request's fields that a command line has as text."""
+
+
+def request_form(*names: str) -> Any:
+    """A struct whose fields are these options of a plan, or all, as a command line has them: the
+    fields of schema/request.py under the options' names, lists as text and files as paths. For a
+    command's own struct to extend."""
+    fields = []
+    for name, asked in request_options().items():
+        if names and name not in names:
+            continue
+        default: Any = asked.default
+        kind: Any = asked.kind
+        if name == "acceptance":
+            default = None
+            kind = list[Path] | None
+        elif name == "workload":
+            kind = Path | None
+        elif kind in AS_TEXT:
+            default = ",".join(map(str, default)) if default else None
+            kind = str if default else str | None
+        flags = []
+        if kind is bool:
+            flags.append(f"--{name.replace('_', '-')}")  # else typer adds --no-...
+        reads = as_formats if name.endswith("dtype") else None
+        shown = option(asked.help, *flags, callback=reads, hidden=asked.is_hidden)
+        fields.append((name, Annotated[kind, shown], field(default=default)))
+    return make_dataclass("RequestForm", fields, frozen=True, kw_only=True)
+
+
+def values_of(form: Any, names: Container[str]) -> dict[str, Any]:
+    """These options of a request, read from their text: keywords of a plan. Other names are left
+    out. Raises ConfigError for a text that is no such list."""
+    return {
+        name: _read(name, asked, getattr(form, name))
+        for name, asked in request_options().items()
+        if name in names
+    }
+
+
+def _read(name: str, asked: Option, value: Any) -> Any:
+    """An option's value from its text."""
+    shown = f"--{name.replace('_', '-')}"
+    if (
+        not isinstance(value, str)
+        or asked.kind not in AS_TEXT
+        or asked.kind in (NUMBER_OR_TEXT, COUNT_OR_SHARE)
+    ):
+        return value
+    if name == "acceptance_rate":
+        return parse_rates(value)
+    if asked.kind == COUNTS_OR_SHARES:
+        return parse_counts(value, shown) if value else None
+    if asked.is_whole:
+        return parse_ints(value, shown) if value else None
+    return [part.strip() for part in value.split(",") if part.strip()]
 
 
 RequestForm: Any = request_form()

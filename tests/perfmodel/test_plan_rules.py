@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.kernels.profile import load_hardware
-from magicdec.perfmodel.plan import choice, gamma, notes, outlook, reach
+from magicdec.perfmodel.plan import choice, gamma, notes, outlook
 from magicdec.perfmodel.plan.gamma import one_gamma
 from magicdec.perfmodel.plan.request import PlanRequest, layouts, lengths_of
 from magicdec.specs.catalog import load_model_spec
@@ -236,7 +236,7 @@ def test_what_surely_pays_lies_inside_and_what_may_pay_around(
     contexts = np.array([1024.0 * 2.0**number for number in range(len(values))])
     middle = np.array(values)
     low, high = middle - width, middle + width
-    pays, surely, possibly = reach._spans(contexts, middle, low, high)
+    pays, surely, possibly = gamma._spans(contexts, middle, low, high)
     own = runs(values)
     if not own:
         assert (pays, surely) == (None, None)

@@ -307,19 +307,20 @@ def _whole_or_none(values: Array) -> list[list[int | None]]:
 
 
 def _break_even_contexts(axes: Axes, cells: TableCells) -> list[float | None]:
-    """By batch, the context from which on the speedup is at least 1 up to the longest. None: it is
-    not."""
     contexts: list[float | None] = []
     speedups = cells.speedup[:, axes.between]
     is_counted = cells.is_counted[:, axes.between]
     for speedup, counted in zip(speedups, is_counted, strict=True):
-        at = axes.fine[counted]
-        runs = _runs_of(speedup[counted])
-        if runs and runs[-1][1] == len(at) - 1:
-            contexts.append(_span_of(at, speedup[counted], runs[-1])[0])
-        else:
-            contexts.append(None)
+        contexts.append(_break_even(axes.fine[counted], speedup[counted]))
     return contexts
+
+
+def _break_even(contexts: Array, speedups: Array) -> int | None:
+    """The context from which on the speedup is at least 1 up to the longest. None: it is not."""
+    runs = runs_of(speedups)
+    if runs and runs[-1][1] == len(contexts) - 1:
+        return span_of(contexts, speedups, runs[-1])[0]
+    return None
 
 
 def _grid_of(
@@ -473,20 +474,20 @@ def _spans(
     def span(values: Array, run: Span | None) -> Span | None:
         if run is None:
             return None
-        return _span_of(contexts, values, run)
+        return span_of(contexts, values, run)
 
-    pays = widest(_runs_of(speedups))
-    around = _runs_of(high)
+    pays = widest(runs_of(speedups))
+    around = runs_of(high)
     inside: list[Span] = []
     if pays is not None:
-        inside = [run for run in _runs_of(low) if pays[0] <= run[0] <= pays[1]]
+        inside = [run for run in runs_of(low) if pays[0] <= run[0] <= pays[1]]
         around = [run for run in around if run[0] <= pays[0] <= run[1]]
     surely = widest(inside)
     possibly = widest(around)
     return span(speedups, pays), span(low, surely), span(high, possibly)
 
 
-def _runs_of(speedups: Array) -> list[Span]:
+def runs_of(speedups: Array) -> list[Span]:
     """First and last index of each run of contexts with a speedup of at least 1."""
     pays = np.concatenate(([False], speedups >= 1.0, [False]))
     starts = np.flatnonzero(pays[1:] & ~pays[:-1])
@@ -494,7 +495,7 @@ def _runs_of(speedups: Array) -> list[Span]:
     return list(zip(starts.tolist(), ends.tolist(), strict=True))
 
 
-def _span_of(contexts: Array, speedups: Array, run: Span) -> Span:
+def span_of(contexts: Array, speedups: Array, run: Span) -> Span:
     """The contexts at which a run begins and ends, by interpolation in log(context)."""
 
     def edge(inside: int, outside: int) -> int:
