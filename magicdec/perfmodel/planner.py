@@ -12,7 +12,7 @@ searched too, under the latency limits and the memory.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,11 @@ def request_of(**options: Any) -> PlanRequest:
     values = fields_of(options)
     values["acceptance"] = _profiles(values)
     if EVERY_GPU in values.get("hardware", ()):
-        values["hardware"] = _with_every_gpu(values["hardware"])
+        # the named devices, which may have a price, then every other GPU of the catalog
+        named = [name for name in values["hardware"] if name != EVERY_GPU]
+        known = {load_hardware(name).name for name in named}
+        others = [name for name in every_gpu() if name not in known]
+        values["hardware"] = (*named, *others)
     workload = values.get("workload")
     if isinstance(workload, str):
         values["workload"] = load_workload(Path(workload))
@@ -107,14 +111,6 @@ def _profiles(values: Mapping[str, Any]) -> tuple[AcceptanceProfile, ...]:
     draft = values.get("draft")
     loaded = load_profiles(files, draft=draft, method=values.get("draft_method"))
     return (*profiles, *loaded)
-
-
-def _with_every_gpu(hardware: Iterable[str]) -> tuple[str, ...]:
-    """The named devices, which may have a price, then every other GPU of the catalog."""
-    named = [name for name in hardware if name != EVERY_GPU]
-    known = {load_hardware(name).name for name in named}
-    others = [name for name in every_gpu() if name not in known]
-    return (*named, *others)
 
 
 def make_plan(request: PlanRequest, progress: Progress = lambda _: None) -> Plan:

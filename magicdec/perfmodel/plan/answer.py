@@ -419,13 +419,20 @@ def document_of(
             draft.draft, draft.draft_method, first.case.spread.pp
         ):
             needed.append(_with_paying_rate(first, draft))
+    setup = first.case.setup(first.option or next(iter(first.case.options), None))
+    drafting = first.case.drafting_precision(setup)
     key, others = notes(cases, first.case, first.document, first.drafted)
     return Plan(
         **msgspec.structs.asdict(first.document),
         model=model.name,
         engine=first.case.engine.name,
         request=request.record(),
-        precision=_formats(first),
+        precision=Formats(
+            weight_dtype=setup.precision.weight_dtype,
+            kv_dtype=setup.precision.kv_dtype,
+            draft_weight_dtype=drafting.weight_dtype,
+            draft_kv_dtype=drafting.kv_dtype,
+        ),
         other_cases=[answer.document for answer in answers[1:]],
         needs_acceptance=needed,
         notes=[*key, *others, *refused],
@@ -471,15 +478,3 @@ def _with_paying_rate(answer: Answer, lacking: NeedsAcceptance) -> NeedsAcceptan
     if len(pays):
         least = float(rates[pays[0]])
     return msgspec.structs.replace(lacking, break_even_acceptance_rate=least)
-
-
-def _formats(answer: Answer) -> Formats:
-    case = answer.case
-    setup = case.setup(answer.option or next(iter(case.options), None))
-    draft = case.drafting_precision(setup)
-    return Formats(
-        weight_dtype=setup.precision.weight_dtype,
-        kv_dtype=setup.precision.kv_dtype,
-        draft_weight_dtype=draft.weight_dtype,
-        draft_kv_dtype=draft.kv_dtype,
-    )

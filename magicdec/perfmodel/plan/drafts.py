@@ -109,10 +109,9 @@ def draft_options(
             continue
         is_hypothetical = found.answer == "not published"
         if is_hypothetical:
+            reason = f"{found.reason} (--draft {kind} plans with the acceptance of other models' heads)"
             lacking.append(
-                NeedsAcceptance(
-                    draft=name, draft_method=kind, reason=_untrained(found, kind)
-                )
+                NeedsAcceptance(draft=name, draft_method=kind, reason=reason)
             )
             if not request.names_a_draft:
                 continue
@@ -121,9 +120,16 @@ def draft_options(
             acceptance = msgspec.structs.replace(
                 acceptance, most_drafts=found.most_drafts
             )
-        asked = _on_most(question)._replace(
+        asked = question._replace(
             is_other_format=_has_other_weights(request, target, kind, name)
         )
+        if "=" in question.task:
+            # of a mixture, the task that most tokens are of
+            shares = shares_of(question.task)
+            asked = asked._replace(task=max(shares, key=lambda task: shares[task]))
+        remarks = [packages_of(engine, name, kind)]
+        if found.answer == "unknown":
+            remarks.append(found.sentence)
         option = DraftOption(
             draft=name,
             method=kind,
@@ -135,7 +141,7 @@ def draft_options(
             multiple=found.multiple,
             tree=request.tree,
             is_hypothetical=is_hypothetical,
-            remarks=_remarks(found, engine, name, kind),
+            remarks=tuple(filter(None, remarks)),
             question=asked if acceptance.is_assumed else None,
         )
         options.append(option)
@@ -184,46 +190,32 @@ def _refusal(found: Standing, draft: str) -> str:
     return found.sentence
 
 
-def _untrained(found: Standing, method: DraftMethod) -> str:
-    return f"{found.reason} (--draft {method} plans with the acceptance of other models' heads)"
-
-
-def _remarks(
-    found: Standing, engine: EngineProfile, draft: str, method: DraftMethod
-) -> tuple[str, ...]:
-    """Remarks to read before a draft is started."""
-    remarks = [packages_of(engine, draft, method)]
-    if found.answer == "unknown":
-        remarks.append(found.sentence)
-    return tuple(remark for remark in remarks if remark)
-
-
 def _with_its_draft(
     request: PlanRequest,
 ) -> tuple[PlanRequest, HeadSpec | None]:
     """The request with the catalog's name of its draft, or the draft that a head or an acceptance
-    rate stands for; and the head."""
+    rate stands for; and the head. Raises ConfigError for a head of another draft."""
     draft = request.draft
     if draft is not None:
         draft = catalog_name(draft)
     head = None
     if request.draft_model is not None:
-        head = _named_head(request.draft_model, draft)
+        head = load_head(Path(request.draft_model))
+        if draft not in (None, head.method):
+            raise ConfigError(
+                f"draft model {request.draft_model} is a head of {head.method}, not of {draft}; "
+                "leave --draft out"
+            )
         draft = head.method
     if draft != request.draft:
         request = msgspec.structs.replace(request, draft=draft)
-    if request.gives_acceptance:
-        request = msgspec.structs.replace(request, draft=_draft_of_rate(request))
+    if request.gives_acceptance and not request.draft:
+        # a single acceptance belongs to one draft
+        draft = SELF
+        if request.draft_method in OWN_METHOD:
+            draft = request.draft_method
+        request = msgspec.structs.replace(request, draft=draft)
     return request, head
-
-
-def _draft_of_rate(request: PlanRequest) -> str:
-    """The draft that a single acceptance rate belongs to."""
-    if request.draft:
-        return request.draft
-    if request.draft_method is not None and request.draft_method in OWN_METHOD:
-        return request.draft_method
-    return SELF
 
 
 def _budgets_of(
@@ -247,16 +239,6 @@ def _budgets_of(
     return (*windows, None)
 
 
-def _named_head(path: str, draft: str | None) -> HeadSpec:
-    """The head of --draft-model. Raises ConfigError for one of another draft."""
-    head = load_head(Path(path))
-    if draft not in (None, head.method):
-        raise ConfigError(
-            f"draft model {path} is a head of {head.method}, not of {draft}; leave --draft out"
-        )
-    return head
-
-
 def _has_other_weights(
     request: PlanRequest,
     target: ModelSpec,
@@ -276,14 +258,8 @@ def _has_other_weights(
     published = "bf16"
     if kind == "mtp":
         published = of_target
-    return _is_narrower(request.draft_weight_dtype, published)
-
-
-def _is_narrower(one: str, other: str) -> bool:
-    return (
-        Precision(weight_dtype=one).weight_bytes
-        < Precision(weight_dtype=other).weight_bytes
-    )
+    own = Precision(weight_dtype=request.draft_weight_dtype)
+    return own.weight_bytes < Precision(weight_dtype=published).weight_bytes
 
 
 def _considered(
@@ -472,14 +448,6 @@ def _given(
     if share < 1.0:
         return msgspec.structs.replace(found, drafted_share=share)
     return found
-
-
-def _on_most(question: Question) -> Question:
-    """The question on the task of a mixture that most tokens are of."""
-    if "=" not in question.task:
-        return question
-    shares = shares_of(question.task)
-    return question._replace(task=max(shares, key=lambda task: shares[task]))
 
 
 def _of_copy(

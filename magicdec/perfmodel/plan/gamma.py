@@ -214,24 +214,20 @@ def gamma_table(
     idle = idle.reshape(axes.shape)[:, axes.shown]
     chosen = drafted.rows.points.gamma.reshape(axes.shape)[:, axes.shown]
     followed = np.where(decoding > idle, chosen, 0)
+    # with the best candidate's gamma; 0: it cannot run
+    whole = drafted.whole
+    runs = whole.full(whole.valid & whole.memory.fits)
+    speedup = np.where(runs, whole.full(whole.speedup), 0.0)
+    is_its = np.ravel(whole.points.gamma) == best.gamma
+    of_its_gamma = speedup[..., is_its].reshape(axes.shape)[:, axes.shown]
     return msgspec.structs.replace(
         table,
         idle_speedup=idle.tolist(),
         gamma_set_up=followed.tolist(),
         speedup_set_up=np.maximum(decoding, idle).tolist(),
         one_gamma=best.gamma,
-        speedup_of_one_gamma=_with_one_gamma(drafted, best, axes).tolist(),
+        speedup_of_one_gamma=of_its_gamma.tolist(),
     )
-
-
-def _with_one_gamma(drafted: Best, best: Candidate, axes: Axes) -> Array:
-    """Speedup of decoding with the best candidate's gamma, [batch, context]; 0: it cannot run."""
-    whole = drafted.whole
-    runs = whole.full(whole.valid & whole.memory.fits)
-    speedup = np.where(runs, whole.full(whole.speedup), 0.0)
-    is_its = np.ravel(whole.points.gamma) == best.gamma
-    shown: Array = speedup[..., is_its].reshape(axes.shape)[:, axes.shown]
-    return shown
 
 
 def _table(

@@ -220,33 +220,21 @@ def _compared(case: Case, found: Iterable[Found], weighed: Candidate) -> list[Co
 
 
 def _fastest(case: Case, of_draft: Found, weighed: Candidate) -> list[int]:
-    """Places of a draft's fastest rows that compete with the weighed one, that one first."""
+    """Places of a draft's fastest rows that may be chosen instead of the weighed one, at its batch
+    and on its devices; that one first."""
+    is_admitted = of_draft.option is None
     ranked = []
     for place, row in enumerate(of_draft.rows):
-        if row is weighed or _competes(case, of_draft.option, row, weighed):
-            ranked.append((-_order(row, weighed), place))
+        is_beside = (row.batch_size, row.tp_size) == (
+            weighed.batch_size,
+            weighed.tp_size,
+        )
+        runs = is_beside and row.within_limits and row.fits
+        if row is weighed or (runs and (is_admitted or case.admits(row))):
+            rate = math.inf if same_configuration(row, weighed) else row.rate
+            ranked.append((-rate, place))
     ranked.sort()
     return [place for _, place in ranked[:ROWS_OF_DRAFT]]
-
-
-def _competes(
-    case: Case,
-    option: DraftOption | None,
-    row: Candidate,
-    weighed: Candidate,
-) -> bool:
-    """Whether a row may be chosen instead, at the batch and on the devices of the weighed one."""
-    if (row.batch_size, row.tp_size) != (weighed.batch_size, weighed.tp_size):
-        return False
-    if not row.within_limits or not row.fits:
-        return False
-    return option is None or case.admits(row)
-
-
-def _order(row: Candidate, weighed: Candidate) -> float:
-    if same_configuration(row, weighed):
-        return math.inf
-    return row.rate
 
 
 def _drawn(compared: Sequence[Compared]) -> Drawn:
@@ -262,9 +250,12 @@ def _drawn(compared: Sequence[Compared]) -> Drawn:
     rates = [alone.rates(np.exp(time))]
     for of_draft, sigmas in zip(compared[1:], acceptance.T, strict=True):
         time = _log_time(of_draft, of_cost)
-        factor = np.exp(time) / _tokens_factor(of_draft, sigmas)
+        prediction = of_draft.prediction
+        tokens = drawn_tokens(prediction, sigmas, of_draft.error)
+        # over those expected: [draws, rows]
+        more = tokens / prediction.full(prediction.expected_tokens_per_step)
         times.append(time)
-        rates.append(of_draft.rates(factor))
+        rates.append(of_draft.rates(np.exp(time) / more))
     return Drawn(
         rates=np.hstack(rates),
         acceptance=acceptance,
@@ -312,13 +303,6 @@ def _log_time(of: Compared, draws: dict[str, Array]) -> Array:
         own = prediction.full(shift)
         total += np.outer(draws[source], own) - own**2 / 2.0
     return total
-
-
-def _tokens_factor(of: Compared, sigmas: Array) -> Array:
-    """Tokens per step of each draw over those expected: [draws, rows]."""
-    prediction = of.prediction
-    drawn = drawn_tokens(prediction, sigmas, of.error)
-    return np.asarray(drawn / prediction.full(prediction.expected_tokens_per_step))
 
 
 def _loadings(options: Sequence[DraftOption]) -> Array:
@@ -515,22 +499,17 @@ def _owner(compared: Sequence[Compared], place: int) -> DraftOption:
     raise IndexError(place)
 
 
-def _powers(tells: Array) -> Array:
-    """Terms of a cubic in what a measurement tells: [draws, terms]."""
-    scaled = tells / tells.std(axis=0)
-    one = np.ones(len(scaled))
-    terms = [one]
-    for column in scaled.T:
-        terms += [column, column**2, column**3]
-    if scaled.shape[1] > 1:
-        product = scaled[:, 0] * scaled[:, 1]
-        terms += [product, product * scaled[:, 0], product * scaled[:, 1]]
-    return np.stack(terms, axis=1)
-
-
 def _regressed(values: Array, tells: Array) -> Array:
     """Means of values given what a measurement tells, by draw."""
-    terms = _powers(tells)
+    # a cubic in what it tells: times are not linear in it
+    scaled = tells / tells.std(axis=0)
+    powers = [np.ones(len(scaled))]
+    for column in scaled.T:
+        powers += [column, column**2, column**3]
+    if scaled.shape[1] > 1:
+        product = scaled[:, 0] * scaled[:, 1]
+        powers += [product, product * scaled[:, 0], product * scaled[:, 1]]
+    terms = np.stack(powers, axis=1)
     solved = np.linalg.lstsq(terms, values, rcond=None)[0]
     return np.asarray(terms @ solved)
 

@@ -384,7 +384,11 @@ def resolve(
     is_given = request.tp_size is not None or request.num_gpus is not None
     is_fixed = is_given or len(ways) > 1 or ways[0].spread != TENSOR_PARALLEL
     if hw.kind != "cpu" and not is_fixed:
-        ways = _smaller(ways[0], model, engine)
+        # the layouts of a replica on a node, the fewest devices first
+        sizes = valid_tp_sizes(
+            model, max(ways[0].tp_sizes), engine.sampling.vocabulary_multiple
+        )
+        ways = [DeviceGroups(tp_sizes=(size,)) for size in sizes]
     cases = []
     for layout in ways:
         cases.append(_resolved(request, model, hw, engine, options, layout, lengths))
@@ -421,16 +425,6 @@ def with_devices(request: PlanRequest, hardware: str) -> PlanRequest:
             f"{hardware} is {count} devices, and --gpus {request.num_gpus}"
         )
     return msgspec.structs.replace(request, num_gpus=count)
-
-
-def _smaller(
-    node: DeviceGroups, model: ModelSpec, engine: EngineProfile
-) -> list[DeviceGroups]:
-    """The layouts of a replica on a node, the fewest devices first."""
-    sizes = valid_tp_sizes(
-        model, max(node.tp_sizes), engine.sampling.vocabulary_multiple
-    )
-    return [DeviceGroups(tp_sizes=(size,)) for size in sizes]
 
 
 def _fewest(request: PlanRequest, tried: list[Case]) -> Case:
@@ -528,7 +522,9 @@ def layouts(
     node = 1
     if hw.kind != "cpu":
         node = hw.link.num_gpus_per_node
-    if _asks_for_a_spread(request):
+    has_stages = request.pp_size not in (None, 1)
+    has_whole_experts = request.ep_size not in (None, 1)
+    if has_stages or has_whole_experts or request.dp_attention:
         return [_asked_for(request, model, engine, node)]
     num_gpus = request.num_gpus
     if request.tp_size is not None:
@@ -550,13 +546,6 @@ def layouts(
     if hw.kind == "gpu" and engine.paths.spreads and is_known:
         layouts.extend(_others(num_gpus, model, node, multiple))
     return layouts
-
-
-def _asks_for_a_spread(request: PlanRequest) -> bool:
-    """Whether stages, whole experts or data-parallel attention are requested."""
-    has_stages = request.pp_size not in (None, 1)
-    has_whole_experts = request.ep_size not in (None, 1)
-    return has_stages or has_whole_experts or request.dp_attention
 
 
 def _asked_for(

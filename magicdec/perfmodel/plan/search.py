@@ -288,8 +288,15 @@ def _fastest_first(case: Case, whole: Prediction) -> npt.NDArray[np.int64]:
     if len(ranked) <= MAX_CANDIDATES:
         return ranked
     fastest = ranked[:MAX_CANDIDATES]
-    others = np.setdiff1d(_leading(case, whole), fastest)
-    return np.concatenate([fastest, others])
+    # so that a batch's answer does not depend on which other batches were requested
+    users = Users.of(case, whole)
+    leading = best_of_each_batch(
+        whole.full(users.rate_per_gpu),
+        is_valid=whole.full(whole.valid & is_sure_depth(whole)),
+        is_within_limits=whole.full(users.is_within_limits),
+        fits=whole.full(whole.memory.fits),
+    )
+    return np.concatenate([fastest, np.setdiff1d(leading, fastest)])
 
 
 def with_best_settings(case: Case) -> Case:
@@ -338,18 +345,6 @@ def _points(
         gen_len=lengths.growth,
         max_len=lengths.max_len(batches),
         cached=case.request.cached,
-    )
-
-
-def _leading(case: Case, result: Prediction) -> npt.NDArray[np.int64]:
-    """Flat index of the point with the highest rate at each batch, so a batch's answer does not
-    depend on which other batches were requested."""
-    users = Users.of(case, result)
-    return best_of_each_batch(
-        result.full(users.rate_per_gpu),
-        is_valid=result.full(result.valid & is_sure_depth(result)),
-        is_within_limits=result.full(users.is_within_limits),
-        fits=result.full(result.memory.fits),
     )
 
 
