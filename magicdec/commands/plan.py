@@ -34,7 +34,7 @@ from magicdec.schema import (
 )
 
 if TYPE_CHECKING:
-    from magicdec.perfmodel import PlanRequest, Sensitivity
+    from magicdec.perfmodel import Sensitivity
     from magicdec.schema import Plan
 
 PLAN_EPILOG = options.examples(
@@ -188,9 +188,21 @@ def plan_command(asked: PlanOptions) -> None:
     request = request_of(**stated)
     is_table = asked.output_format is OutputFormat.TABLE
     if is_table and asked.output is None and not asked.every:
-        request = _as_shown(request)
+        # reaches that the terminal leaves out are not looked for, which takes time: of several
+        # devices or contexts all, of one those of drafts that are not chosen
+        reaches: Literal["chosen", "none"] = "chosen"
+        if len(request.hardware) * len(request.context_lens) > 1:
+            reaches = "none"
+        request = msgspec.structs.replace(request, reaches=reaches)
     if request.requests is not None and not asked.logs:
-        _say_columns(request.requests, request.columns)
+        from magicdec.perfmodel import log_columns
+
+        columns = log_columns(request.requests, request.columns)
+        if columns is not None:
+            print(
+                f"{request.requests}: {columns} (--columns names others)",
+                file=sys.stderr,
+            )
     with shown_progress(not request.has_arrivals) as show:
         answer = make_plan(request, show)
     if asked.record is not None:
@@ -205,24 +217,6 @@ def plan_command(asked: PlanOptions) -> None:
         from magicdec.reports import print_plan
 
         print_plan(answer, table_console(), why=asked.why, every=asked.every)
-
-
-def _as_shown(request: PlanRequest) -> PlanRequest:
-    """The request without the reaches that the terminal leaves out: of several devices or contexts
-    all, of one those of drafts that are not chosen."""
-    reaches: Literal["chosen", "none"] = "chosen"
-    if len(request.hardware) * len(request.context_lens) > 1:
-        reaches = "none"
-    return msgspec.structs.replace(request, reaches=reaches)
-
-
-def _say_columns(path: str, given: str | None) -> None:
-    """Says on stderr where the columns of a log were recognised."""
-    from magicdec.perfmodel import log_columns
-
-    columns = log_columns(path, given)
-    if columns is not None:
-        print(f"{path}: {columns} (--columns names others)", file=sys.stderr)
 
 
 def _record(answer: Plan, path: Path) -> None:

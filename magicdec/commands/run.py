@@ -226,7 +226,9 @@ def _request(run: RunOptions, gamma_table: TableGamma | None) -> BenchmarkReques
         # the usual budget is a self-draft's: a head keeps its whole cache unless it is asked
         if run.plan is None and "draft_budget" not in run.stated:
             run = replace(run, draft_budget=None)
-    rates = _simulated_rates(run.simulate_acceptance)
+    rates: list[float] = []
+    if run.simulate_acceptance:
+        rates = parse_floats(run.simulate_acceptance, "--simulate-acceptance")
     if not run.adaptive:
         gamma_table = None
     elif gamma_table is None:
@@ -283,12 +285,6 @@ def _check_starts(model: str, head: NamedHead, engine: str) -> None:
     found = standing(asked, load_model_spec(model), load_engine(engine))
     if not found.starts:
         raise ConfigError(found.sentence)
-
-
-def _simulated_rates(text: str | None) -> list[float]:
-    if not text:
-        return []
-    return parse_floats(text, "--simulate-acceptance")
 
 
 def _draft_and_method(draft: str, method: str) -> tuple[str, str]:

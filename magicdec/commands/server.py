@@ -397,7 +397,11 @@ def tune_command(
     try:
         for trial in try_in_turns(order, try_one, limit_s=limit):
             trials.append(trial)
-            say(_trial_line(trial, predicted[trial.gamma]))
+            say(
+                f"gamma {trial.gamma}: {format_seconds(trial.tpot_s)} per token measured, "
+                f"{format_seconds(predicted[trial.gamma])} predicted; {trial.tokens_per_step:.2f} "
+                f"tokens per step, batch {trial.batch_size:.1f}"
+            )
     except (MagicdecError, KeyboardInterrupt) as error:
         if not trials:
             raise
@@ -409,14 +413,6 @@ def tune_command(
     )
     if ended is not None:
         raise ended
-
-
-def _trial_line(trial: GammaTrial, predicted_s: float) -> str:
-    return (
-        f"gamma {trial.gamma}: {format_seconds(trial.tpot_s)} per token measured, "
-        f"{format_seconds(predicted_s)} predicted; {trial.tokens_per_step:.2f} tokens per step, "
-        f"batch {trial.batch_size:.1f}"
-    )
 
 
 def _trials_document(

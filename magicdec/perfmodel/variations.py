@@ -86,7 +86,8 @@ def for_engine(
     again = make_plan(_request(original, chosen, engine, acceptance, device))
     choice = again.choice
     if number is not None and is_same_engine:
-        choice = again.choosing(_with_gamma(again, chosen.gamma))
+        ranked = (row for row in again.candidates if row.gamma == chosen.gamma)
+        choice = again.choosing(next(ranked, again.autoregressive))
     if choice.is_speculative and choice.row.verdict == "does not pay":
         reason = _joined(reason, _lost(choice.row))
         choice = again.choosing(again.autoregressive)
@@ -207,14 +208,6 @@ def _instead(original: Plan, wanted: Candidate, engine: str) -> tuple[Candidate,
         if is_same_case and row.fits and not _against(original, row, engine):
             return row, reason
     return original.autoregressive, f"{reason}, nor another that it ranked"
-
-
-def _with_gamma(again: Plan, gamma: int) -> Candidate:
-    """The best ranked candidate with this gamma, else autoregressive decoding."""
-    for row in again.candidates:
-        if row.gamma == gamma:
-            return row
-    return again.autoregressive
 
 
 def _lost(row: Candidate) -> str:

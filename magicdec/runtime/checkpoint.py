@@ -507,7 +507,9 @@ class _Matrix:
     ) -> Tensor | None:
         """One stored tensor cut to a part and expanded to [outputs, inputs]; a dimension stays 1 if
         all its outputs or inputs share an entry. None: an optional tensor is absent."""
-        name = self._stored_name(stored)
+        names = [f"{self._module}.{name}" for name in stored.names]
+        # where it has none of them, the first is the one that is missed
+        name = next((name for name in names if name in self._files), names[0])
         if stored.is_optional and name not in self._files:
             return None
         fit, view = self._fitting_view(name, stored)
@@ -537,14 +539,6 @@ class _Matrix:
         if isinstance(view, Tensor):
             return by_shape[tuple(view.shape)], view
         return by_shape[tuple(view.get_shape())], view
-
-    def _stored_name(self, stored: Stored) -> str:
-        """The first of the tensor's names that the checkpoint has, else the first."""
-        names = [f"{self._module}.{name}" for name in stored.names]
-        for name in names:
-            if name in self._files:
-                return name
-        return names[0]
 
     def _fits_of(self, stored: Stored) -> list[_StoredLayout]:
         """The layouts that the scheme allows, with their shapes for this matrix. A scheme of blocks

@@ -524,7 +524,9 @@ class Batch:
         counted = int(self._counts.sum())
         is_ended = self._store(sequences, emitted, num_accepted)
         self._step_tokens.append(int(self._counts.sum()) - counted)
-        self._end_drafts(sequences[is_ended])
+        if self._drafter is not None:
+            for number in sequences[is_ended].tolist():
+                self._drafter.end(number, self._tokens[number, : self._counts[number]])
         if is_ended.any() or self._engine.num_prompts:
             self._decode_ends.append(now_s(self._device))
             self._retire(np.flatnonzero(is_ended))
@@ -605,12 +607,6 @@ class Batch:
         num_active, engine.num_active = engine.num_active, 1
         self._drafter.admit()
         engine.num_active = num_active
-
-    def _end_drafts(self, sequences: np.ndarray) -> None:
-        if self._drafter is None:
-            return
-        for number in sequences.tolist():
-            self._drafter.end(number, self._tokens[number, : self._counts[number]])
 
     def _swap_drafts(self, first: int, second: int) -> None:
         if self._drafter is not None and first != second:

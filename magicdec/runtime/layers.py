@@ -173,14 +173,11 @@ class ShardedMLP:
     """The activation where the layer has learned it, in place of the named one."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.down(self._activate(self.gate_up(x)))
-
-    def _activate(self, gate_up: Tensor) -> Tensor:
+        gate_up = self.gate_up(x)
         if self.learned is not None:
-            return self.learned(gate_up)
-        if self.gated:
-            return GATED[self.activation](gate_up)
-        return UNGATED[self.activation](gate_up)
+            return self.down(self.learned(gate_up))
+        activations = GATED if self.gated else UNGATED
+        return self.down(activations[self.activation](gate_up))
 
 
 def _gated(activation: Callable[[Tensor], Tensor], gate_up: Tensor) -> Tensor:

@@ -204,7 +204,9 @@ class AbsorbedAttention:
         heads_BTAD = self.query(query_x).unflatten(-1, (self.num_heads, -1))
         num_plain = self.keys_ADR.shape[1]
         plain_BTAD, rotated_BTAU = heads_BTAD.split((num_plain, num_rotated), dim=-1)
-        query_BTAD = torch.cat((self._absorbed(plain_BTAD), rotated_BTAU), dim=-1)
+        # Wkᵀ·q: queries that meet latents [R] instead of keys [D]
+        absorbed_BTAR = torch.einsum("btad,adr->btar", plain_BTAD, self.keys_ADR)
+        query_BTAD = torch.cat((absorbed_BTAR, rotated_BTAU), dim=-1)
         latents_BTR, keys_BTU = self.latent(x_BTH).split((rank, num_rotated), dim=-1)
         kept_BTD = torch.cat((self.latent_norm(latents_BTR), keys_BTU), dim=-1)
         kept_BTPKD = kept_BTD[:, :, None, None]
@@ -214,10 +216,6 @@ class AbsorbedAttention:
         mixed_BTAR = mixed_BTN.unflatten(-1, (self.num_heads, -1))
         output_BTAV = torch.einsum("btar,avr->btav", mixed_BTAR, self.values_AVR)
         return self.output(output_BTAV.flatten(2))
-
-    def _absorbed(self, query_BTAD: Tensor) -> Tensor:
-        """Queries that meet latents instead of keys: Wkᵀ·q, [B, T, A, R]."""
-        return torch.einsum("btad,adr->btar", query_BTAD, self.keys_ADR)
 
     @property
     def _rank(self) -> int:

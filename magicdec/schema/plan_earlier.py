@@ -35,9 +35,10 @@ def _case(case: Any) -> Any:
         if name in moved:
             moved[name] = _rows(moved[name])
     if best is not None:
+        drafts = isinstance(best, dict) and best.get("gamma")
         moved["choice"] = {
             "row": _row(best),
-            "outcome": "speculate" if _is_speculative(best) else "no gain",
+            "outcome": "speculate" if drafts else "no gain",
             "without_draft": _row(without_draft),
             "best_without_draft": _row(best_without_draft),
             "gammas": _bands(best, moved.get("gamma_table")),
@@ -59,10 +60,6 @@ def _row(row: Any) -> Any:
         row.get("marks") or []
     )
     return document
-
-
-def _is_speculative(row: Any) -> bool:
-    return isinstance(row, dict) and bool(row.get("gamma"))
 
 
 def _items(values: Any) -> list[Any]:

@@ -471,16 +471,12 @@ def _is_path(checkpoint: str) -> bool:
     return is_written_so or checkpoint.count("/") > 1 or os.path.exists(checkpoint)
 
 
-def _needs_lengths(fields: Mapping[str, Any]) -> bool:
-    """Whether a prompt and an output are assumed where none are given."""
-    if fields.get("task") is None and fields.get("rate") is None:
-        return False
-    return fields.get("workload") is None and fields.get("requests") is None
-
-
 def _assumed_lengths(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The prompt and output of a usual request, for a question that needs them and gives none."""
-    if not _needs_lengths(fields):
+    """The prompt and output of a usual request, for a question of a text or a rate, which needs them,
+    that gives none."""
+    if fields.get("task") is None and fields.get("rate") is None:
+        return {}
+    if fields.get("workload") is not None or fields.get("requests") is not None:
         return {}
     usual = usual_lengths(fields.get("task"))
     return {"context_lens": (usual.prompt_len,), "gen_len": usual.output_len}

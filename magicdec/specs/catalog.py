@@ -268,11 +268,7 @@ def load_model_file(path: Path) -> ModelSpec:
     fields = msgspec.structs.asdict(file)
     for name in ("schema", "layers", "pattern"):
         del fields[name]
-    return ModelSpec(architecture=file.schema, layers=_layers_of(file), **fields)
-
-
-def _layers_of(file: ModelFile) -> tuple[Layer, ...]:
     layers: list[Layer] = []
     for run in file.pattern:
         layers += [file.layers[name] for name in run.layers] * run.repeat
-    return tuple(layers)
+    return ModelSpec(architecture=file.schema, layers=tuple(layers), **fields)

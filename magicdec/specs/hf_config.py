@@ -200,7 +200,9 @@ def load_hf_config(path: Path, *, name: str | None = None) -> ModelSpec:
         file = path
     config = _json_object(file)
     formats_file = path / MODELOPT_FILE
-    if formats_file.is_file() and not _has_formats(config):
+    inside = config.get("text_config")
+    has_formats = KEY in config or (isinstance(inside, dict) and KEY in inside)
+    if formats_file.is_file() and not has_formats:
         formats = {"quant_method": "modelopt", **_json_object(formats_file)}
         config = {**config, KEY: formats}
     if name is None:
@@ -211,14 +213,6 @@ def load_hf_config(path: Path, *, name: str | None = None) -> ModelSpec:
             name = Path(os.path.abspath(file)).parent.name
         name = printable(name)
     return model_from_hf_config(config, name=name, where=str(file))
-
-
-def _has_formats(config: dict[str, Any]) -> bool:
-    """Whether the configuration, or its decoder's part, describes the formats of the weights."""
-    if KEY in config:
-        return True
-    inside = config.get("text_config")
-    return isinstance(inside, dict) and KEY in inside
 
 
 def _json_object(file: Path) -> dict[str, Any]:

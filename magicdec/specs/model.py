@@ -218,7 +218,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         mixer: Mixer | None = None
         mlp: FeedForward | None = None
         for layer in reversed(self.layers):
-            has_attention = layer.mixer is not None and _attends_fully(layer.mixer)
+            has_attention = layer.mixer is not None and any(
+                cache.max_tokens is None for cache in layer.mixer.caches()
+            )
             if has_attention and layer.mlp is not None:
                 return layer
             if has_attention:
@@ -370,10 +372,6 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             recurrent += count * heads_per_rank * state.recurrent_elements
             convolved += count * heads_per_rank * state.conv_elements
         return recurrent, convolved
-
-
-def _attends_fully(mixer: Mixer) -> bool:
-    return any(cache.max_tokens is None for cache in mixer.caches())
 
 
 def why_not_run(spec: ModelSpec) -> str | None:

@@ -69,7 +69,11 @@ def build_drafter(
 
         return SuffixDrafter(engine)
     if spec.draft_method in HEAD_METHODS and not spec.is_self:
-        return _head_drafter(spec, engine, draft_model)
+        if not isinstance(draft_model, Head):
+            raise ConfigError(
+                f"draft {spec.draft} needs a head's weights; give its checkpoint's directory"
+            )
+        return HEAD_DRAFTERS[draft_model.layout.method](engine, spec, draft_model)
     assert not isinstance(draft_model, Head)
     if spec.is_self:
         _check_method(spec, SELF_DRAFTERS, "self-draft")
@@ -113,13 +117,3 @@ def _model_drafter(
     if draft_size == tp.size:
         return own
     return FewerRanksDrafter(engine, own, model.tp if model else None)
-
-
-def _head_drafter(
-    spec: SpeculationSpec, engine: Engine, head: Transformer | Head | None
-) -> HeadDrafter:
-    if not isinstance(head, Head):
-        raise ConfigError(
-            f"draft {spec.draft} needs a head's weights; give its checkpoint's directory"
-        )
-    return HEAD_DRAFTERS[head.layout.method](engine, spec, head)

@@ -252,16 +252,25 @@ def _layout(
     if method == "eagle":
         return HeadLayout(reads=(NORMED,), fusion_bias=own.bias, **common)
     if method == "mtp":
-        _check_one_module(own.num_nextn_predict_layers, file)
+        if own.num_nextn_predict_layers != 1:
+            raise ConfigError(
+                f"{file} has {own.num_nextn_predict_layers} modules of multi-token prediction, and "
+                "one is run: the engines' default, which reads it again and again"
+            )
         first = msgspec.structs.replace(spec, layers=spec.layers[-1:])
         return HeadLayout(reads=(NORMED,), **{**common, "spec": first})
     common["reads"] = _reads(method, own, target, file)
     if METHODS[method].parallel_of:
         common["mask_token"] = _mask_token(own, target, file)
     if "eagle3" in (method, METHODS[method].parallel_of):
+        fusion_norm: Literal["none", "whole", "each"] = "none"
+        if own.norm_before_fc:
+            fusion_norm = "whole"
+        elif own.fc_norm:
+            fusion_norm = "each"
         return HeadLayout(
             norm_before_residual=own.norm_before_residual,
-            fusion_norm=_fusion_norm(own),
+            fusion_norm=fusion_norm,
             norm_output=own.norm_output,
             **common,
         )
@@ -284,14 +293,6 @@ def _layout(
         markov_kind=own.markov_head_type,
         **common,
     )
-
-
-def _fusion_norm(own: _OwnKeys) -> Literal["none", "whole", "each"]:
-    if own.norm_before_fc:
-        return "whole"
-    if own.fc_norm:
-        return "each"
-    return "none"
 
 
 def _reads(
@@ -339,14 +340,6 @@ def _mask_token(own: _OwnKeys, target: ModelSpec, file: Path) -> int:
             f"{target.vocab_size}, not {token}"
         )
     return token
-
-
-def _check_one_module(count: int, where: object) -> None:
-    if count != 1:
-        raise ConfigError(
-            f"{where} has {count} modules of multi-token prediction, and one is run: the engines' "
-            "default, which reads it again and again"
-        )
 
 
 def native_layout(target: ModelSpec) -> HeadLayout:
