@@ -1,4 +1,4 @@
-"""A planner's process for tests: it notes that it began, and answers when it is told to."""
+"""Planners' processes for tests: one notes that it began, and answers when told to; one simulates few requests."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from magicdec.explore import computation
 from magicdec.explore.jobs import Planned
 from magicdec.schema.plan import Plan
+from tests.few import few_requests
 
 
 def answer_when_told(
@@ -20,3 +22,9 @@ def answer_when_told(
     while not Path(folder, f"end-{request.rate:g}").exists():
         time.sleep(0.02)
     sender.send(document)
+
+
+def answer_with_few_requests(job: Planned, sender: Connection) -> None:
+    """The planner's own answer."""
+    with few_requests():
+        computation._answer(job, sender)

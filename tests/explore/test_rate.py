@@ -12,6 +12,7 @@ from http import HTTPStatus
 from urllib.parse import parse_qsl
 
 import pytest
+from slow_plans import answer_with_few_requests
 from test_http import get
 
 import magicdec
@@ -22,8 +23,8 @@ from tests.processes import still_alive_after
 from tests.same import assert_same
 
 PATIENCE_S = 300
-ASKED = EXAMPLE.replace("gen_len=64", "gen_len=60") + "&tp=1&draft=ngram"
-"""A rate that no other test asks for: its answer is not there yet. One layout with and without a draft."""
+ASKED = EXAMPLE.replace("gen_len=64", "gen_len=60")
+"""A rate that no other test asks for: its answer is not there yet."""
 
 
 def awaited(server: ExplorerServer, query: str) -> tuple[int, str, list[float]]:
@@ -62,7 +63,11 @@ def gone(process: multiprocessing.process.BaseProcess) -> bool:
     return not still_alive_after(PATIENCE_S, [process.pid])
 
 
-def test_progress_comes_first_then_the_answer_of_plan(server: ExplorerServer) -> None:
+@pytest.mark.usefixtures("few_requests")
+def test_progress_comes_first_then_the_answer_of_plan(
+    server: ExplorerServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(computation, "_answer", answer_with_few_requests)
     status, text, shares = awaited(server, ASKED)
     assert status == HTTPStatus.OK
     assert shares == sorted(shares)
