@@ -17,7 +17,14 @@ import numpy as np
 from magicdec.counts import Z_90
 from magicdec.errors import CapacityError, ConfigError
 from magicdec.live.advice import DraftedLoad, choices_at
-from magicdec.live.settings import AsSet, Change, Served, as_set, settings_costs
+from magicdec.live.settings import (
+    USUAL_OUTPUT,
+    AsSet,
+    Change,
+    Served,
+    as_set,
+    settings_costs,
+)
 from magicdec.naming import METHODS, draft_name, head_named_in, method_name
 from magicdec.perfmodel import (
     ENDS,
@@ -73,6 +80,8 @@ UNMEASURED_FORMS = {"dflash2": "DFlash2", "lilicorr": "LiLiCorr", "xpress": "XPr
 checkpoint's name or of the configuration: they choose among several candidates a position."""
 GIVEN_ACCEPTANCE = ("acceptance_rate", "accept_length", "drafted_share")
 """Names by which a load states the acceptance of the command's own draft."""
+PREEMPTING = ("vllm", "sglang")
+"""Engines that admit what does not fit with its output, and take its memory back later."""
 AS_PUBLISHED = ("compressed-tensors", "modelopt", "auto")
 """Values of --quantization that leave the format to the checkpoint."""
 
@@ -966,15 +975,25 @@ def _on_batches(
     if users > fits:
         changes += _more_devices(command, alone, users, now)
     if most is not None and most > fits:
-        changes.append(
-            Change(
-                change=f"Expect {fits} sequences at once, not {most}",
-                option=f"{option} {fits}",
-                reason=f"more do not fit at {request.context_lens[0]} tokens: they wait, or are "
-                "preempted and computed again",
-                gain=None,
-            )
+        expected = Change(
+            change=f"Expect {fits} sequences at once, not {most}",
+            option=f"{option} {fits}",
+            reason=f"more do not fit at {request.context_lens[0]} tokens: they wait, or are "
+            "preempted and computed again",
+            gain=None,
         )
+        if users > fits and command.engine in PREEMPTING:
+            # no request's prompt is read again, or each one's once
+            output_s = (request.gen_len or USUAL_OUTPUT) * now.tpot_s
+            again = now.decoding.ttft_s / (now.decoding.ttft_s + output_s)
+            expected = msgspec.structs.replace(
+                expected,
+                gain=1.0 + again / 2.0,
+                gain_low=1.0,
+                gain_high=1.0 + again,
+                kind="cost",
+            )
+        changes.append(expected)
     if most is not None and min(users, fits) > most:
         wider = min(users, fits) // command.dp_size
         row = make_plan(msgspec.structs.replace(alone, batch_sizes=(wider,))).best

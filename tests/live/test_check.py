@@ -104,6 +104,20 @@ def test_few_sequences_at_once_while_users_wait_is_found() -> None:
     assert result.headline.startswith("Serve 32 users")
 
 
+def test_more_sequences_than_memory_holds_cost_a_second_reading_at_most() -> None:
+    """Where the users are there; unpriced where they are not known, or wait in the engine."""
+    text = "vllm serve Qwen/Qwen3-8B --max-num-seqs 500"
+    found = change(checked(text, batch=400), "sequences at once, not 500")
+    assert found.kind == "cost"
+    assert found.gain_low == 1.0
+    assert found.gain is not None
+    assert found.gain_high is not None
+    assert 1.0 < found.gain < found.gain_high < 2.0
+    assert change(checked(text), "sequences at once, not 500").gain is None
+    waits = "trtllm-serve Qwen/Qwen3-8B --max_batch_size 500"
+    assert change(checked(waits, batch=400), "at once, not 500").gain is None
+
+
 def test_what_does_not_fit_says_what_would() -> None:
     result = checked("vllm serve Qwen/Qwen2.5-72B-Instruct")
     assert result.as_it_is is None
