@@ -93,9 +93,8 @@ def launch_points(*, device: str, rounds: int) -> list[TimedPoint]:
 
 
 class MemoryPool:
-    """Random numbers from which operands are cut, in turn, so that those of a CUDA device are not
-    found in its L2.
-    """
+    """Random numbers from which operands are cut in turn, so a CUDA device does not find them in its
+    L2."""
 
     def __init__(self, *, num_elements: int, device: str, dtype: str) -> None:
         self._data = torch.randn(
@@ -224,10 +223,10 @@ def attention_works(
     shapes: tuple[tuple[int, int], ...] | None = None,
     query_lengths: tuple[int, ...] | None = None,
 ) -> list[TimedCall]:
-    """Attention of a few query tokens over a KV cache; several caches in turn, as a model's layers
-    take turns, so that the processor's caches hold no more than they would of a model. `shapes`:
-    (batch, KV length); None: the device's grid, of a GPU as far as a cache takes no more than
-    CUDA_ATTENTION_SHARE of its free memory."""
+    """Attention of a few query tokens over a KV cache. Several caches take turns, as a model's layers
+    do, so the processor's caches hold no more than they would of a model. `shapes`: (batch, KV
+    length); None: the device's grid, on a GPU without caches above CUDA_ATTENTION_SHARE of its free
+    memory."""
     attention = model.attention
     heads = attention.num_heads
     kv_heads = attention.num_kv_heads

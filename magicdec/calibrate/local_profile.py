@@ -68,7 +68,7 @@ class EngineShape:
     gamma: int
 
     def columns(self, *, is_greedy: bool) -> Shape:
-        """As a timed point's shape, of whole numbers: 0 is the whole cache in files of points."""
+        """The shape's columns in files of points, whole numbers: a budget of 0 is the whole cache."""
         shape = asdict(self)
         shape["draft_budget"] = self.draft_budget or 0
         return {**shape, "is_greedy": int(is_greedy)}

@@ -16,14 +16,13 @@ from magicdec.progress import Progress, StepMessage
 
 WIDE_BATCHES = (1, 4, 16, 64, 256)
 WIDE_CONTEXTS = (1024, 4096, 16_384, 65_536)
-"""Batches and contexts of the figures of best drafts, beside the question's own."""
+"""Batches and contexts of the figures of best drafts, in addition to the question's own."""
 Job = Callable[[Progress], Any]
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan; of a file of requests in the folder that holds it, so that the answer has the file's
-    own name."""
+    """A plan. One of a file of requests is made in the file's folder, so the answer has its own name."""
 
     request: PlanRequest
     folder: Path | None = None
@@ -72,7 +71,7 @@ def planned_wide(request: PlanRequest, tp_size: int) -> Plan:
 
 
 def planned_batches(request: PlanRequest) -> Plan:
-    """A question's answer at usual batches too, as far as they fit, on its own device and context."""
+    """A question's answer at usual batches that fit, too, on its own device and context."""
     batches = {*request.batch_sizes, *WIDE_BATCHES}
     return make_plan(
         msgspec.structs.replace(

@@ -98,8 +98,8 @@ def link(state: Request) -> str:
 class Catalog:
     """The choices of a page: the catalogs, and what was given when the page was started.
 
-    A page may not name files, so that a link never makes the program read one. An engine profile
-    goes with the device it was given with, acceptance profiles with the model.
+    A page may not name files: a link must never make the program read one. An engine profile goes
+    with the device it was given with, acceptance profiles with the model.
     """
 
     start: Request = START
@@ -145,7 +145,7 @@ class Catalog:
         )
 
     def suggestions(self, name: str) -> dict[str, str]:
-        """Names to type ahead, each with what it is called else."""
+        """Names to type ahead, each with its other names."""
         if name == "hardware":
             return self._devices()
         if name == "task":

@@ -236,10 +236,12 @@ def advise(situation: DraftedLoad) -> Advice:
     contexts = _around(context)
     table = []
     for row_batch in batches:
-        row = [
-            _best_at(situation, row_batch, column_context)
-            for column_context in contexts
-        ]
+        row = []
+        for column_context in contexts:
+            cell = best_of(choices_at(situation, row_batch, column_context, over=0))
+            # to draft nothing gains nothing, so it is as sure as it can be
+            is_sure = cell.gamma == 0 or cell.gain_low > 1.0
+            row.append((cell.gamma, is_sure))
         table.append(tuple(row))
     return Advice(
         situation=situation,
@@ -258,12 +260,6 @@ def _around(value: float) -> tuple[int, ...]:
     return tuple(sorted({max(round(value * step), 1) for step in TABLE_STEPS}))
 
 
-def _best_at(situation: DraftedLoad, batch: float, context: float) -> tuple[int, bool]:
-    """The best gamma at a load, and whether it surely gains."""
-    best = best_of(choices_at(situation, batch, context, over=0))
-    return best.gamma, best.gamma == 0 or best.gain_low > 1.0
-
-
 def best_of(choices: Sequence[GammaChoice], in_use: int = 0) -> GammaChoice:
     """The choice that gains most of those that are surely no deeper than is best, or than what is in
     use."""
@@ -275,7 +271,7 @@ def best_of(choices: Sequence[GammaChoice], in_use: int = 0) -> GammaChoice:
 
 
 def answer_of(choices: Sequence[GammaChoice], in_use: int) -> AdvisedAction:
-    """To keep the gamma in use is advised only where no other one's interval reaches a gain that
+    """Advise to keep the gamma in use only where no other one's interval reaches a gain that
     matters.
     """
     best = best_of(choices, in_use)

@@ -367,8 +367,8 @@ def _instead(
     model: ModelSpec,
     free: Answer,
 ) -> list[Change]:
-    """The draft to use in place of one that cannot be started, over no draft: the checkpoint
-    as what it is and as far as it goes, then the best of all drafts."""
+    """The draft to use in place of one that cannot be started, compared with no draft: the command's
+    checkpoint by the method and depth that it has, and the best of the other drafts."""
     assert command.speculation is not None
     changes: list[Change] = []
     others = free.drafted
@@ -731,7 +731,7 @@ def _with_draft(request: PlanRequest, speculation: Speculation) -> PlanRequest:
 
 
 def _break_even(request: PlanRequest) -> str:
-    """From which acceptance rate a draft of unknown acceptance is faster."""
+    """Acceptance rate at which a draft of unknown acceptance breaks even."""
     lacking = make_plan(_without_acceptance(request, gamma=None)).needs_acceptance
     for draft in lacking:
         rate = draft.break_even_acceptance_rate

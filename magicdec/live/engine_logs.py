@@ -128,7 +128,7 @@ def positions_of(
     *, mean: float | None, accepted: float, drafted: float, rates: Sequence[float]
 ) -> tuple[float, tuple[float, ...]]:
     """Drafts, and how many were accepted at each position, from a line's rounded numbers: tokens are
-    exact, so that rates are scaled to them, and drafts of full length are counted from the drafted
+    exact, so rates are scaled to them, and drafts of full length are counted from the drafted
     tokens."""
     drafts = drafted / len(rates)
     if mean is not None and mean > 1.0:
@@ -743,7 +743,11 @@ def read_llama_log(text: str) -> LoggedSeries:
             named = STATISTICS.search(line)
             count = DRAFTED.search(line)
             if named is not None and count is not None:
-                draft = _llama_draft(named[1]) or draft
+                # llama.cpp's names: "draft-mtp", "ngram_mod"
+                if named[1].startswith("ngram"):
+                    draft = ServedDraft(name="ngram", method="ngram")
+                else:
+                    draft = draft_named(named[1].removeprefix("draft-")) or draft
                 (requests[-1].drafts,) = totals.increase((float(count[1]),))
     return of_llama_requests(requests, draft)
 
@@ -776,13 +780,6 @@ def of_llama_requests(
         gamma=gamma,
         notes=("the times are of requests that ran alone: batch 1",),
     )
-
-
-def _llama_draft(name: str) -> ServedDraft | None:
-    """The draft of llama.cpp's name for it: "draft-mtp", "ngram_mod"."""
-    if name.startswith("ngram"):
-        return ServedDraft(name="ngram", method="ngram")
-    return draft_named(name.removeprefix("draft-"))
 
 
 def _llama_times(line: str, requests: list[Timed]) -> None:

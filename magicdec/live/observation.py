@@ -204,7 +204,7 @@ class Observation:
 
     target: Target
     segments: tuple[CounterIncreases, ...] = field(repr=False)
-    """By interval between scrapes; those in which the server restarted are left out."""
+    """Increases per interval between scrapes, without those in which the server restarted."""
     counts: CounterIncreases
     load: MeanGauges
     window_s: float | None
@@ -335,7 +335,13 @@ def _counts(before: Scrape, after: Scrape, target: Target) -> CounterIncreases:
     counts: dict[str, float | None] = {}
     for counter in fields(CounterIncreases):
         if counter.name != "accepted_by_position":
-            counts[counter.name] = _increase(before, after, target, counter.name)
+            name = target.series.counters.get(counter.name)
+            end = after.total(name, target.labels)
+            # an engine that lacks the counter differs from one that counted nothing
+            increase = None
+            if end is not None:
+                increase = end - (before.total(name, target.labels) or 0.0)
+            counts[counter.name] = increase
     if counts["drafts"] is None and drafted:
         counts["drafts"] = drafted[0]
     if by_position:
@@ -347,16 +353,6 @@ def _counts(before: Scrape, after: Scrape, target: Target) -> CounterIncreases:
             counts["requests"],
         )
     return CounterIncreases(accepted_by_position=by_position, **counts)
-
-
-def _increase(before: Scrape, after: Scrape, target: Target, name: str) -> float | None:
-    """Increase of a counter between two scrapes. None where the engine lacks it."""
-    counter = target.series.counters.get(name)
-    end = after.total(counter, target.labels)
-    if end is None:
-        return None
-    start = before.total(counter, target.labels) or 0.0
-    return end - start
 
 
 def _by_position(

@@ -157,7 +157,7 @@ def _plain(name: str) -> tuple[str, str]:
 
 
 def _seconds_per_token(told: Mapping[str, float], length: float) -> float | None:
-    """As it is told, or from the latency of outputs of this length."""
+    """Time per output token: the stated one, else from the latency of outputs of this length."""
     if "tpot" in told or "latency" not in told or "ttft" not in told or length <= 1.0:
         return told.get("tpot")
     return max(told["latency"] - told["ttft"], 0.0) / (length - 1.0)
@@ -203,7 +203,7 @@ def stretch_of(result: Result) -> Stretch | None:
 
 
 def _draft_counts(result: Result, after_first: float) -> dict[str, Any]:
-    """Counts of drafts: as they are told, or from tokens per step and the tokens."""
+    """Counts of drafts: the stated ones, else from tokens per step and the tokens."""
     told = result.numbers
     accepted = told.get("accepted")
     drafts = told.get("drafts")
@@ -262,7 +262,7 @@ def _logged(results: Iterable[Result]) -> LoggedSeries:
 
 
 def _depth(stretches: Sequence[Stretch], longest: float) -> int | None:
-    """Drafted tokens of a step; where only accepted ones are told, the fewest that these need."""
+    """Drafted tokens of a step; where only accepted ones are stated, the fewest that these need."""
     for stretch in stretches:
         counts = stretch.counts
         if counts.draft_tokens and counts.drafts:

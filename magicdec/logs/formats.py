@@ -427,10 +427,15 @@ def _choices(document: Any, companions: Companions) -> list[LoggedRow]:
         output_len = usage.get("completion_tokens")
     rows = []
     for choice in choices:
+        output = choice.get("token_ids")
+        if not output and "message" in choice:
+            output = _answer(choice["message"])
+        elif not output:
+            output = str(choice["text"])
         rows.append(
             LoggedRow(
                 prompt=prompt,
-                output=choice.get("token_ids") or _text_of_choice(choice),
+                output=output,
                 is_stopped=choice.get("finish_reason") == "stop",
                 arrival_s=arrival_s,
                 prompt_len=usage.get("prompt_tokens"),
@@ -461,12 +466,6 @@ def _prompt_of(request: Mapping[str, Any]) -> PromptContent:
     if isinstance(prompt, str) or _is_ids(prompt):
         return prompt  # type: ignore[no-any-return]
     raise UnreadableError("several prompts in one request")
-
-
-def _text_of_choice(choice: Mapping[str, Any]) -> str:
-    if "message" not in choice:
-        return str(choice["text"])
-    return _answer(choice["message"])
 
 
 def _answer(message: Mapping[str, Any]) -> str:
@@ -635,30 +634,28 @@ def _guidellm(document: Any, companions: Companions) -> list[LoggedRow]:
     for benchmark in document["benchmarks"]:
         requests = benchmark["requests"]
         for request in requests.get("successful") or requests.get("completed") or []:
-            rows.append(_guidellm_request(request))
+            arguments = request.get("request_args") or {}
+            if isinstance(arguments, str):
+                arguments = _decoded(arguments) or {}
+            body = arguments.get("body") or arguments.get("payload") or arguments
+            prompt = None
+            if "messages" in body or "prompt" in body:
+                prompt = _prompt_of(body)
+            timings = (request.get("info") or {}).get("timings") or {}
+            start = timings.get("request_start") or request.get("request_start_time")
+            prompt_len = request.get("prompt_tokens")
+            output_len = request.get("output_tokens")
+            rows.append(
+                LoggedRow(
+                    prompt=prompt,
+                    output=request.get("output"),
+                    arrival_s=start,
+                    prompt_len=prompt_len,
+                    output_len=output_len,
+                    cached_len=request.get("cached_tokens"),
+                )
+            )
     return rows
-
-
-def _guidellm_request(request: Mapping[str, Any]) -> LoggedRow:
-    arguments = request.get("request_args") or {}
-    if isinstance(arguments, str):
-        arguments = _decoded(arguments) or {}
-    body = arguments.get("body") or arguments.get("payload") or arguments
-    prompt = None
-    if "messages" in body or "prompt" in body:
-        prompt = _prompt_of(body)
-    timings = (request.get("info") or {}).get("timings") or {}
-    start = timings.get("request_start") or request.get("request_start_time")
-    prompt_len = request.get("prompt_tokens")
-    output_len = request.get("output_tokens")
-    return LoggedRow(
-        prompt=prompt,
-        output=request.get("output"),
-        arrival_s=start,
-        prompt_len=prompt_len,
-        output_len=output_len,
-        cached_len=request.get("cached_tokens"),
-    )
 
 
 # ---------------------------------------------------------------- traces

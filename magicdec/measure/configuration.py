@@ -53,9 +53,7 @@ Weights = Literal["checkpoint", "random"]
 Runtime = Literal["ours", "vllm"]
 """The engine that runs a configuration."""
 NOISE = "noise"
-"""As the source of prompts: keys and values are seeded noise and nothing is prefilled, for timing
-only.
-"""
+"""A source of prompts for timing only: keys and values are seeded noise, and nothing is prefilled."""
 MAX_LINE_BYTES = 1 << 26
 REQUEST_FIELDS = (
     "device",

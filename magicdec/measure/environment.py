@@ -18,11 +18,11 @@ from magicdec.errors import ConfigError
 from magicdec.units import KIB, MIB
 
 Clock = Literal["wall", "cpu"]
-"""The wall's, or that of the processor time which this process takes.
+"""Wall-clock time, or the processor time of this process.
 
 On a machine that others use too, one thread's processor time is what its wall-clock time would be
-without them: it repeats where the other does not. It is told for CPUs only, and for one thread, so
-that it is a duration.
+without them: it repeats where the other does not. It is measured on CPUs only, and with one thread,
+which makes it a duration.
 """
 THREAD_BINDING = {"OMP_PROC_BIND": "true"}
 """Without bound threads tiny operations stall for milliseconds now and then. Read once, when torch
@@ -38,7 +38,7 @@ def seconds(clock: Clock) -> float:
 
 
 def prepare(clock: Clock, device: str) -> None:
-    """Runs with one thread where processor time is told. Called before torch is imported, since
+    """Runs with one thread where processor time is measured. Called before torch is imported, since
     libraries read the number of threads once.
 
     Raises ConfigError for a device that is no CPU.

@@ -227,9 +227,15 @@ def _row(
         "repetition": number,
     }
     if not measurement.speculation.is_autoregressive:
-        fields |= _speculative_fields(
-            measurement, is_adaptive=request.gamma_table is not None
-        )
+        fields |= {
+            "verify_step_s": phases.get("verify"),
+            "step_samples_s": [run.steady_step_s],
+            "speedup_samples": [measurement.speedup],
+            "sequence_counts": run.counts.to_lists(),
+        }
+        # a draft step has a time of its own where every step drafts as many tokens
+        if "draft" in phases and request.gamma_table is None:
+            fields["draft_step_s"] = phases["draft"] / measurement.speculation.gamma
     if measurement.references:
         speed = median_times(measurement.references)
         fields["reference_s"] = speed.memory_s
@@ -245,19 +251,3 @@ def _row(
         measurement, bandwidth_bytes_per_s=bandwidth_bytes_per_s
     )
     return Record(source="measured", **fields, environment=current_environment())
-
-
-def _speculative_fields(measurement: PairedRun, *, is_adaptive: bool) -> dict[str, Any]:
-    """A row's fields that only drafting fills. A draft step has a time of its own where every step
-    drafts as many tokens.
-    """
-    phases = measurement.phases
-    fields: dict[str, Any] = {
-        "verify_step_s": phases.get("verify"),
-        "step_samples_s": [measurement.run.steady_step_s],
-        "speedup_samples": [measurement.speedup],
-        "sequence_counts": measurement.run.counts.to_lists(),
-    }
-    if "draft" in phases and not is_adaptive:
-        fields["draft_step_s"] = phases["draft"] / measurement.speculation.gamma
-    return fields

@@ -78,9 +78,8 @@ class VllmRun:
     num_steps: int
     num_tokens: int
     counts: Counts
-    """By sequence. Accepted as the sequences' tokens show; a step has a draft as often as the
-    engine's counters say.
-    """
+    """Counts per sequence: acceptance from the sequences' tokens, the share of steps with a draft from
+    the engine's counters."""
     elapsed_s: float
     elapsed_cpu_s: float
     phases_s: dict[str, float]

@@ -310,7 +310,7 @@ def _facts(
     *,
     of: str = "",
 ) -> Iterable[Fact]:
-    """`of`: of which quantity the speedups are, where the answer is of another."""
+    """`of` names the quantity of the speedups where it is not the answer's."""
     best = measured or predicted or reference
     if reference.is_speculative:
         yield from _speedup_fact("Measured", measured, of)

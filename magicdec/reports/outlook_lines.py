@@ -52,8 +52,8 @@ def _break_even(row: Candidate) -> str:
 
 
 def task_lines(outlook: Outlook | None) -> list[str]:
-    """A line for each class of text where none was named: the choice's gain, and what is faster; one
-    line for those of which the same is said."""
+    """A line per class of text where none was named: the choice's gain, and a faster draft. Classes
+    with equal lines share one."""
     if outlook is None:
         return []
     tasks: dict[str, list[str]] = {}

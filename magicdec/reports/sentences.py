@@ -275,7 +275,7 @@ def tie_line(choice: Choice) -> str:
 
 
 def evidence_line(evidence: LaneEvidence | None) -> str:
-    """On how many measured servers such predictions were checked, and how far off they were."""
+    """The number of measured servers that such predictions were checked on, and their error."""
     if evidence is None or not evidence.lane:
         return ""
     within = math.expm1(Z_90 * evidence.width)
@@ -488,7 +488,7 @@ def worth_profiling(plan: Plan, case: CaseAnswer) -> str:
 
 
 def loads_lines(plan: Plan) -> list[str]:
-    """At which of several devices, contexts or batches a draft is expected to pay, and how much."""
+    """The devices, contexts or batches at which a draft is expected to pay, and its gain there."""
     loads = loads_of(plan.cases)
     where = _told_apart(loads)
     drafted = [row for row in loads if row.is_speculative]
@@ -720,7 +720,12 @@ def asked_line(answer: Plan, case: CaseAnswer, *, devices: bool = True) -> str:
     scope = "whole requests"
     if best.requests is None:
         scope = "decoding alone"
-    return f"{served}: {batch}, {lengths}{_budget(best)}, {scope}."
+    budget = ""
+    share = best.drafting.budget_share
+    if best.draft_budget is not None and share is not None:
+        percent = format_number(PERCENT * share)
+        budget = f", draft budget {best.draft_budget} ({percent} %)"
+    return f"{served}: {batch}, {lengths}{budget}, {scope}."
 
 
 def limits_text(request: Request) -> str:
@@ -736,15 +741,6 @@ def limits_text(request: Request) -> str:
         if limit is not None:
             asked.append(f"{name} {format_seconds(limit)}")
     return " and ".join(asked) or "none"
-
-
-def _budget(best: Candidate) -> str:
-    """The draft's budget in tokens and as a share of the context."""
-    share = best.drafting.budget_share
-    if best.draft_budget is None or share is None:
-        return ""
-    percent = format_number(PERCENT * share)
-    return f", draft budget {best.draft_budget} ({percent} %)"
 
 
 def asked_of_traffic(answer: Plan, traffic: Traffic) -> str:

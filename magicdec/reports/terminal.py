@@ -315,7 +315,7 @@ def _quality(comparison: Comparison) -> Iterable[str]:
 
 
 def _lost(regret: float, error: float | None) -> str:
-    """Says what following the prediction loses, as far as the cases can tell."""
+    """Says what following the prediction loses; nothing, where the repetitions cannot tell."""
     if regret <= Z_90 * (error or 0.0):
         return (
             "following the prediction loses nothing that these repetitions can tell from the "

@@ -182,8 +182,8 @@ def _offered(row: Candidate) -> str:
 def _print_short(
     console: Console, answer: Plan, story: Sequence[Statement]
 ) -> list[Statement]:
-    """The answer to one question in MOST_LINES lines. Returns the statements that there is room for,
-    of which the closing ones are still to be printed."""
+    """The answer to one question in MOST_LINES lines. Returns the statements that fit; the closing ones
+    among them are still to be printed."""
     rows = _few(answer, answer.cases[0])
     table = _table(rows, console.width)
     height = 0

@@ -361,15 +361,13 @@ def claimed(table: pd.DataFrame) -> pd.DataFrame:
 
 @lru_cache(maxsize=64)
 def _logits_of_thresholds(gamma: int) -> Array:
-    return np.array([_logit_of(least, gamma) for least in THRESHOLDS])
-
-
-def _logit_of(tokens: float, gamma: int) -> float:
-    """The logit of the constant rate with these tokens per step, or infinity if no rate has
-    them."""
-    if tokens < gamma + 1:
-        return constant_rate_logit(tokens, gamma)
-    return float("inf")
+    """The logits of the constant rates with these tokens per step; infinite beyond gamma + 1, which no
+    rate exceeds."""
+    logits = []
+    for least in THRESHOLDS:
+        is_reached = least < gamma + 1
+        logits.append(constant_rate_logit(least, gamma) if is_reached else float("inf"))
+    return np.array(logits)
 
 
 def _deciles(claims: pd.DataFrame) -> list[Decile]:

@@ -169,7 +169,7 @@ class GridSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     seed: int = 0
     engine: Runtime = "ours"
     clock: Clock = "wall"
-    """Whose times are judged, and calibrated: the wall's, or one thread's processor time."""
+    """Clock of the calibration and of the times judged: the wall's, or one thread's processor time."""
     thresholds: Thresholds = Thresholds()
 
     def requests(self) -> Iterator[BenchmarkRequest]:
@@ -472,7 +472,12 @@ def freeze_predictions(
             speed = at
             if prediction is not None:
                 _check_unchanged(prediction, records)
-                speed = _speed_of(prediction)
+                speed = None
+                # the reference kernels' times that it was made at
+                memory_s = prediction.reference_s
+                compute_s = prediction.compute_reference_s
+                if memory_s is not None and compute_s is not None:
+                    speed = ReferenceTimes(memory_s, compute_s)
             record = usual if speed is None else at_speed(usual, speed)
             if prediction is None:
                 note = prediction_note(record)
@@ -502,13 +507,6 @@ def _written_predictions(records: Path) -> dict[str, Record]:
             if record.source == "calibrated":
                 written[record.key] = record
     return written
-
-
-def _speed_of(prediction: Record) -> ReferenceTimes | None:
-    """The reference kernels' times that a prediction was made at."""
-    if prediction.reference_s is None or prediction.compute_reference_s is None:
-        return None
-    return ReferenceTimes(prediction.reference_s, prediction.compute_reference_s)
 
 
 def at_speed(prediction: Record, now: ReferenceTimes) -> Record:
@@ -574,7 +572,7 @@ class DraftKind(NamedTuple):
 
     @property
     def words(self) -> str:
-        """As options of `profile-acceptance`."""
+        """The draft's options of `profile-acceptance`."""
         if self.draft == SELF:
             return f"--draft-method {self.method}"
         return f"--draft {self.checkpoint or self.draft}"

@@ -264,19 +264,6 @@ class CellFit:
         return expected_tokens_per_step(rates, gammas), np.maximum(variance, 0.0)
 
 
-def _parameters(
-    contexts: Mapping[Group, Sequence[float]], cells: set[Any]
-) -> dict[Any, Free]:
-    """Slopes of the groups, levels of their contexts, deviations of the cells."""
-    free: dict[Any, Free] = dict.fromkeys(contexts, SLOPE)
-    for group, of_group in contexts.items():
-        for context in of_group:
-            free[group, context] = LEVEL
-    for cell in sorted(cells):
-        free[cell] = DEVIATION
-    return free
-
-
 def fit_cells(rows: Sequence[PublishedTokens], *, has_shape: bool) -> CellFit:
     """Fits the law, or without a shape a constant rate per cell."""
     contexts: dict[Group, list[float]] = defaultdict(list)
@@ -285,7 +272,12 @@ def fit_cells(rows: Sequence[PublishedTokens], *, has_shape: bool) -> CellFit:
     free: dict[Any, Free] = {}
     if has_shape:
         free |= SHAPE
-    free |= _parameters(contexts, {row.cell for row in rows})
+    free |= dict.fromkeys(contexts, SLOPE)
+    for group, of_group in contexts.items():
+        for context in of_group:
+            free[group, context] = LEVEL
+    for cell in sorted({row.cell for row in rows}):
+        free[cell] = DEVIATION
     log_budgets = [math.log(row.budget) for row in rows]
     fit = CellFit(
         values={key: parameter.prior or 0.0 for key, parameter in free.items()},

@@ -175,7 +175,7 @@ class LoadRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def users(self) -> int:
-        """Of a closed loop."""
+        """Users of a closed loop."""
         assert self.concurrency is not None
         return self.concurrency
 

@@ -522,23 +522,19 @@ def memory_bar(data: ReportData) -> Chart | None:
     right = max(1.05 * capacity, 1.2 * total)
     axes.set(xlabel="GiB per device", xlim=(0, right / GIB))
     axes.set_yticks([])
+    held = sum(parts.values())
+    of_draft = parts.get("draft_kv_bytes", 0.0)
+    of_draft += parts.get("draft_weights_bytes", 0.0)
+    title = f"{format_bytes(held)} per device"
+    if capacity:
+        title += f" of {format_bytes(capacity)}"
+    if 0 < of_draft < held:
+        added = of_draft / (held - of_draft)
+        title += f"; the draft adds {percent(added, 1)}"
     return chart.told(
-        title=_memory_title(parts, capacity),
+        title=title,
         caption="What the planned configuration holds in memory at its full context. The line is "
         "the device's memory.",
         table="Memory per device",
         columns=[*_STACK_COLUMNS[:2], Column("bytes", "Size", "bytes")],
     )
-
-
-def _memory_title(parts: Mapping[str, float], capacity: float) -> str:
-    total = sum(parts.values())
-    draft = parts.get("draft_kv_bytes", 0.0)
-    draft += parts.get("draft_weights_bytes", 0.0)
-    title = f"{format_bytes(total)} per device"
-    if capacity:
-        title += f" of {format_bytes(capacity)}"
-    if 0 < draft < total:
-        added = draft / (total - draft)
-        title += f"; the draft adds {percent(added, 1)}"
-    return title

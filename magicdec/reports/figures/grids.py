@@ -62,10 +62,10 @@ class Grid(NamedTuple):
     batches: list[int]
     contexts: list[int]
     cells: dict[tuple[int, int], GridCell]
-    """By the indices of batch and context."""
+    """Cells by the indices of batch and context."""
     word: str
     is_planned: bool = False
-    """Whether a plan tried every setting, so that a missing cell does not fit."""
+    """Whether a plan tried every setting: a missing cell then does not fit in memory."""
 
 
 def speedup_heatmap(data: ReportData) -> Chart | None:
