@@ -15,7 +15,9 @@ from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import (
     BelievedProfile,
     MeasuredProfile,
+    assumed,
     constant_profile,
+    fit_profile,
     mixed,
 )
 from magicdec.perfmodel.acceptance import counted as counting
@@ -710,3 +712,177 @@ def test_errors_of_two_texts_add_by_their_correlation(
     expected = math.sqrt(max(one**2 + other**2 + 2.0 * rho * one * other, 0.0))
     assert found.log_rejection == pytest.approx(expected, abs=1e-7)
     assert found.depth == pytest.approx(expected / 2.0, abs=1e-7)
+
+
+# Beliefs
+
+
+@few
+@given(
+    levels=st.lists(st.floats(-3.0, 3.0), min_size=9, max_size=9),
+    roots=st.lists(st.floats(-1.0, 1.0), min_size=81, max_size=81),
+)
+def test_one_of_several_drafts_is_a_mixture(
+    levels: list[float], roots: list[float]
+) -> None:
+    """Its second moments are the mean of theirs."""
+    root = np.array(roots).reshape(9, 9)
+    mean, covariance = np.array(levels), root @ root.T
+    middle, found = assumed._mixed(mean, covariance, 3)
+    moments = np.zeros((3, 3))
+    for n in range(3):
+        own = slice(3 * n, 3 * n + 3)
+        moments += (covariance[own, own] + np.outer(mean[own], mean[own])) / 3.0
+    assert middle == pytest.approx((mean[:3] + mean[3:6] + mean[6:]) / 3.0, abs=1e-12)
+    assert found + np.outer(middle, middle) == pytest.approx(moments, abs=1e-9)
+
+
+@few
+@given(
+    logits=st.lists(st.floats(-4.0, 4.0), min_size=1, max_size=5),
+    variance=st.lists(st.floats(0.0, 1.0), min_size=5, max_size=5),
+    kind=st.sampled_from(["eagle3", "ngram", "mtp"]),
+)
+def test_a_slope_is_that_of_a_line_through_the_rates_and_what_is_believed(
+    logits: list[float], variance: list[float], kind: str
+) -> None:
+    """Least squares over level and slope, with the belief as one more observation of the slope."""
+    question = assumed.Question("no such model", kind, 8.0)
+    number = len(logits)
+    depths = assumed._depths(number)
+    assert depths == pytest.approx(
+        [math.log(n + 1) - assumed.REFERENCE_DEPTH for n in range(number)]
+    )
+    slope, error = assumed._believed_slope(question)
+    weights = [1.0 / math.sqrt(each + 0.01) for each in variance[:number]]
+    rows = [[w, w * depth] for w, depth in zip(weights, depths, strict=True)]
+    rows.append([0.0, 1.0 / error])
+    wanted = [w * each for w, each in zip(weights, logits, strict=True)]
+    wanted.append(slope / error)
+    solved, *_ = np.linalg.lstsq(np.array(rows), np.array(wanted), rcond=None)
+    inverse = np.linalg.inv(np.array(rows).T @ np.array(rows))
+    found = assumed._slope(
+        depths, np.array(logits), np.array(variance[:number]), question
+    )
+    assert found == pytest.approx(
+        (solved[1], math.sqrt(inverse[1, 1])), rel=1e-6, abs=1e-9
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "trained_len", "anchor"),
+    [
+        ("ngram", None, 777.0),
+        ("suffix", 3000, 777.0),
+        ("eagle3", None, assumed.TRAINED_LEN),
+        ("eagle3", 3000, 3000.0),
+        ("full", 3000, 4096.0),
+        ("streamingllm", None, assumed.belief.CONTEXT_START["self"]),
+    ],
+)
+def test_a_law_is_anchored_where_acceptance_begins_to_hang_on_the_context(
+    kind: str, trained_len: int | None, anchor: float
+) -> None:
+    """Up to there every context is alike; a look-up's is as it is asked for."""
+    question = assumed.Question(
+        "llama-3.1-8b", kind, 8.0, context=777.0, trained_len=trained_len
+    )
+    assert assumed._anchor(question) == anchor
+    law = assumed.assumed(question).law
+    assert law.reference_context == anchor
+    for context in (anchor / 4.0, anchor):
+        at = law.conditional_rates(budget=None, context=context, gamma_max=4)
+        assert at == pytest.approx(law.by_position[:4], abs=1e-4)
+    if kind in ("ngram", "suffix"):
+        assert law.context_exponent == law.flat_below == 0.0
+    else:
+        assert law.flat_below == anchor
+
+
+@given(
+    rejected=st.floats(0.05, 0.5),
+    growth=st.floats(1.0, 1.6),
+    window=st.none() | st.floats(100.0, 1e6),
+)
+def test_a_laws_first_rate_far_away_is_the_believed_one(
+    rejected: float, growth: float, window: float | None
+) -> None:
+    question = assumed.Question("no such model", "eagle3", 8.0, window=window)
+    trend = -0.3
+    far = logit(1.0 - rejected * growth) + trend * assumed.REFERENCE_DEPTH
+    found = assumed._law(question, np.array([1.0 - rejected, 0.5]), trend, far)
+    anchor = assumed._anchor(question)
+    exponent = math.log(growth) / math.log(assumed.FAR)
+    assert found.context_exponent == pytest.approx(exponent, abs=1e-9)
+    assert found.flat_beyond == (1e15 if window is None else max(window, anchor))
+    assert (found.rejection, found.flat_below) == (pytest.approx(rejected), anchor)
+
+
+@few
+@given(rate=st.floats(0.05, 0.95), drift=st.floats(0.0, 2.0))
+def test_a_first_rate_gives_the_tokens_of_a_belief(rate: float, drift: float) -> None:
+    shape = Law(rejection=0.2, drift=drift)
+    believed = law_of_rates(shape.rates_after(rate, 6).tolist())
+    assert assumed._first_rate(shape, believed) == pytest.approx(rate, abs=2e-3)
+
+
+def test_one_checkpoint_of_several_is_the_first_published() -> None:
+    question = assumed.Question("llama-3.1-8b", "eagle3", 8.0)
+    known = assumed.known_checkpoints("llama-3.1-8b", "eagle3")
+    assert len(known) > 2
+    assert assumed.one_checkpoint(question).draft == known[0]
+    assert assumed._named(question) == known
+    for name in filter(None, known):
+        assert name in assumed._named(question._replace(draft=name))
+    nothing = assumed.Question("no such model", "eagle3", 8.0)
+    assert assumed.one_checkpoint(nothing) == nothing._replace(draft="")
+
+
+def test_a_deviation_by_medians_is_that_of_a_normal_variable() -> None:
+    """Of 99 slopes at its quantiles; of a group with too few the networks' are taken together."""
+    quantiles = [NormalDist(-0.2, 0.3).inv_cdf(n / 100) for n in range(1, 100)]
+    slopes = {
+        "head": quantiles[::2],
+        "mtp": quantiles[1::2],
+        "lookup": [9.0] * 50,
+        "model": [5.0] * 9,
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assumed, "_published_slopes", lambda: slopes)
+        group = assumed.Situation(kind="full").group
+        slopes[group] = []
+        middle, deviation = assumed._believed_slope(assumed.Question("m", "full", 8.0))
+        assert (middle, deviation) == (
+            pytest.approx(-0.2, abs=0.01),
+            pytest.approx(0.3, rel=0.05),
+        )
+        for number in (9, 10):
+            slopes[group] = [1.0] * number
+            middle, _ = assumed._believed_slope(assumed.Question("m", "full", 8.0))
+            assert (middle == 1.0) == (number == 10)
+
+
+def test_a_fit_takes_cells_that_accept_everything() -> None:
+    """A self-draft with the whole cache: predicted for sure, whatever is counted elsewhere."""
+    rows = [
+        {
+            "draft_method": "snapkv",
+            "budget": budget,
+            "context": 4096,
+            "position": 1,
+            "trials": 500,
+            "accepted": accepted,
+        }
+        for budget, accepted in ((64, 350), (256, 425), (4096, 500))
+    ]
+    profile = fit_profile(rows)
+    at = {"context": 4096, "gamma_max": 1}
+    assert profile.conditional_rates(budget=4096, **at)[0] == pytest.approx(
+        1.0, abs=2e-3
+    )
+    assert profile.conditional_rates(budget=256, **at)[0] == pytest.approx(
+        0.85, abs=0.03
+    )
+    assert profile.law.conditional_rates(budget=64, **at)[0] == pytest.approx(
+        0.7, abs=0.05
+    )
