@@ -86,11 +86,12 @@ MOST_FIRST_S = 90.0
 """The first time, when functions are compiled."""
 MOST_FILE_S = 600
 NO_END_FACTOR = 10.0
-"""A test that takes so much longer than any that judges comes to no end: noticed, since an endless loop would be."""
+"""A test that works so much longer than any that judges comes to no end: noticed, since an endless loop would be.
+One that waits tells nothing: others use the machine too."""
 ALL_FACTOR = 3.0
 """Of the time that the judging tests take: more of the processor's is no end."""
-WAITING_FACTOR = 5.0
-"""A judge that has not ended after so much more time than the processor may work tells nothing: others use it too."""
+WAITING_FACTOR = 20.0
+"""Time over that of the processor, after which a test or a judge counts as waiting."""
 COMPILATION_S = 90.0
 """More for changes of what numba compiles."""
 MOST_BYTES = 12 << 30
@@ -188,7 +189,8 @@ def apart(copy: Path, limit_s: int, work: Callable[..., Any], *given: Any) -> An
         returned = here.recv() if here.poll(WAITING_FACTOR * limit_s) else DIED
     except EOFError:
         process.join()
-        returned = NO_END if process.exitcode == -signal.SIGXCPU else DIED
+        is_endless = process.exitcode in (-signal.SIGXCPU, -signal.SIGPROF)
+        returned = NO_END if is_endless else DIED
     finally:
         with suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
@@ -332,23 +334,28 @@ def judges(change: Change, tests: dict[str, Watched]) -> list[str]:
 class First:
     """The first failure."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_test_s: float) -> None:
+        self.most_test_s = most_test_s
         self.failed: str | None = None
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed and self.failed is None:
             self.failed = report.nodeid
 
+    def pytest_runtest_logstart(self) -> None:
+        # without a handler its signal ends the process, also in compiled code
+        signal.setitimer(signal.ITIMER_PROF, self.most_test_s)
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed and self.failed is None:
-            ended = "from pytest-timeout" not in report.longreprtext
-            self.failed = report.nodeid if ended else f"{NO_END}: {report.nodeid}"
+            waits = "from pytest-timeout" in report.longreprtext
+            self.failed = DIED if waits else report.nodeid
 
 
 def first_failure(tests: list[str], most_test_s: float) -> str | None:
     """The first test that fails; None where all pass."""
-    first = First()
-    run_tests(tests, first, "-x", f"--timeout={most_test_s}")
+    first = First(most_test_s)
+    run_tests(tests, first, "-x", f"--timeout={WAITING_FACTOR * most_test_s}")
     return first.failed
 
 
