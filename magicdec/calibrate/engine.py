@@ -544,10 +544,11 @@ def fit_engine(
         residuals,
         pull=PHASE_PRIOR_WEIGHT,
         loss="soft_l1",
-        f_scale=0.1,
+        f_scale=0.1,  # a phase that was disturbed by more counts by its size, not its square
     )
     fitted = engine.with_constants(**solution.values)
     num_timings = sum(tables[name]["time_s"].size for name in FITTED_PHASES)
+    # errors of the shapes that were fitted are smaller than those of others
     in_sample = np.sqrt(num_timings / max(num_timings - len(free), 1.0))
     terms = predict(tables["autoregressive"], engine=fitted)
     kernel_errors = relative_errors(terms.autoregressive, hardware, fitted)

@@ -311,6 +311,7 @@ def _cpu_ceilings(dtype: str, clock: Clock) -> HardwareProfile:
         },
         num_multiprocessors=torch.get_num_threads(),
         l2_bytes=_last_level_cache_bytes(),
+        # an exchange through memory reads and writes each byte at the sender, and again at the receiver
         link=Link(
             bytes_per_s=bandwidth / 4, topology="shared-memory", num_gpus_per_node=1
         ),
@@ -330,6 +331,7 @@ def _cuda_ceilings(device: str, dtype: str) -> HardwareProfile:
     rate = peak_flops_per_s(device=device, dtype=dtype, size=CUDA_PEAK_SIZE)
     known = device_in_catalog(name)
     allreduce = None
+    # of the order of PCIe's, where nothing is known of the device
     link = Link(bytes_per_s=bandwidth / 10, topology="pcie")
     source = "assumed"
     if known:

@@ -71,6 +71,8 @@ from magicdec.units import format_count, format_percent
 USUAL_HARDWARE = "h100-sxm-80gb"
 USUAL_BATCH = 32
 ASSUMED_CONTEXT = 4096
+"""Device, users and prompt where neither the command nor its user names them; an answer lists them as
+assumed."""
 NOTEWORTHY = 1.02
 """Gains below this are not named."""
 LIGHT_LOADS = (1, 4, 16)

@@ -329,6 +329,7 @@ def _interval_s(lines: Sequence[_StatisticsLine]) -> float:
         if before is None or after is None:
             continue
         gap_s = (after - before) % DAY_S
+        # neither lines of one moment nor a night without load
         if 1.0 <= gap_s <= 3600.0:
             gaps.append(gap_s)
     if gaps:

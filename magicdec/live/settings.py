@@ -300,6 +300,7 @@ def _of_step(command: ServeCommand, served: Served) -> Iterator[Change]:
     if most is None or command.engine != "vllm" or most >= needed:
         return
     at_once = max(most // (row.gamma + 1), 1)
+    # how often all sequences draft at once is not known: from a tenth of the loss to all of it
     gain = row.batch_size / at_once
     yield Change(
         change=f"Let a step take {needed} tokens, not {most}",

@@ -246,6 +246,7 @@ def _setting(group: Sequence[SettingCounts]) -> LookupSetting:
         drafted_share=[counts.drafted_share for counts in ordered],
         drafted_per_step=[counts.drafted_per_step for counts in ordered],
         rates=[rate.value for rate in rates],
+        # one request alone tells no error: its rate may be any
         stderr=[0.5 if rate.stderr is None else rate.stderr for rate in rates],
         trials=[rate.trials for rate in rates],
         rates_gamma=shown.lookup.gamma,

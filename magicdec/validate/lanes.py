@@ -22,6 +22,7 @@ from magicdec.perfmodel import LEAST_SOURCES, Figure, Lane, LaneRow
 HELD_SHARE = 0.9
 """Share of a lane's rows that its interval holds."""
 LEAST_WIDTH = 0.03
+"""Servers that are measured again differ by about as much, however well a lane's few rows agree."""
 BELIEVED: Figure = "speedup, acceptance believed"
 """Judged by the whole interval of the plan, which is no source's own."""
 
