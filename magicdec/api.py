@@ -73,7 +73,9 @@ class PlanKeywords(TypedDict, total=False):
     says what they mean. None is as good as leaving one out."""
 
     model: str | Path | ModelSpec | dict[str, Any] | None
-    hardware: str | HardwareProfile | Sequence[str | HardwareProfile] | None
+    hardware: (
+        str | Path | HardwareProfile | Sequence[str | Path | HardwareProfile] | None
+    )
     engine: str | Path | EngineProfile | None
     tp: Count | None
     gpus: Count | None

@@ -106,23 +106,18 @@ def check_command(
         drafted_share=drafted_share,
     )
     text, folder = _text(command)
-    read = read_serve_command(text, folder=folder, values=_assigned(values or []))
+    assigned = {}
+    for given in values or ():
+        variable, equals, value = given.partition("=")
+        if not equals or not variable:
+            raise ConfigError(f"--set takes NAME=VALUE, not '{given}'")
+        assigned[variable] = value
+    read = read_serve_command(text, folder=folder, values=assigned)
     result = check(read, load)
     document = msgspec.to_builtins(result) | {"headline": result.headline}
     print_as(output_format, document, document["changes"], lambda: _print(result))
     if strict and any(change.is_sure for change in result.changes):
         raise typer.Exit(1)
-
-
-def _assigned(values: list[str]) -> dict[str, str]:
-    """The variables of --set. Raises ConfigError for a text without "="."""
-    assigned = {}
-    for text in values:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise ConfigError(f"--set takes NAME=VALUE, not '{text}'")
-        assigned[name] = value
-    return assigned
 
 
 def _text(words: list[str]) -> tuple[str, Path | None]:

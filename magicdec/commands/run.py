@@ -194,16 +194,13 @@ def run_command(asked: RunOptions) -> None:
         "--save-output and --stream need --engine ours",
     )
     results = _run(requests, outputs)
-    if results is not None:
-        _print_results(results, asked.output_format)
-
-
-def _print_results(results: list[Record], output_format: OutputFormat) -> None:
+    if results is None:
+        return  # the first of torchrun's ranks prints
     from magicdec.reports import print_run
     from magicdec.schema import record_rows
 
     print_as(
-        output_format,
+        asked.output_format,
         to_builtins(results),
         record_rows(results),
         lambda: print_run(results, console()),

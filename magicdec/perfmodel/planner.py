@@ -144,7 +144,13 @@ def _under_arrivals(request: PlanRequest, model: ModelSpec, progress: Progress) 
     # most plans need no simulator
     from magicdec.perfmodel.rate.capacity import plan_traffic
 
-    request = _with_one_device(request)
+    hardware = request.hardware[0]
+    is_one = len(request.hardware) == 1
+    if is_one and isinstance(hardware, str) and counted(hardware).num_gpus is not None:
+        # the only device's name, such as 4xh100, says how many there are to simulate
+        request = with_devices(request, hardware)
+        device = load_hardware(hardware)
+        request = msgspec.structs.replace(request, hardware=(device,))
     settled = plan_traffic(request, model, progress)
     load = settled.traffic.best
     case = settled.layout.case
@@ -159,17 +165,6 @@ def _under_arrivals(request: PlanRequest, model: ModelSpec, progress: Progress) 
     document = document_of(request, model, [answer], [case], [])
     choice = _served(document.choice, load, request)
     return msgspec.structs.replace(document, choice=choice, traffic=settled.traffic)
-
-
-def _with_one_device(request: PlanRequest) -> PlanRequest:
-    """The request with the number of devices, and the nodes, that its only device's name gives."""
-    hardware = request.hardware[0]
-    if len(request.hardware) > 1 or not isinstance(hardware, str):
-        return request
-    if counted(hardware).num_gpus is None:
-        return request
-    request = with_devices(request, hardware)
-    return msgspec.structs.replace(request, hardware=(load_hardware(hardware),))
 
 
 def _served(choice: Choice, load: TrafficLoad, request: PlanRequest) -> Choice:

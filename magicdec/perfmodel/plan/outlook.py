@@ -409,13 +409,24 @@ def _possible(
         asked.append(_observe(case, option, tells))
     served = f"{SERVER} --model {case.model.name} --hardware {case.hardware.name}"
     error = TUNED_ERROR * drawn.noise
-    tuned = drawn.gain(place) + error
-    calibrated = drawn.time[:, place] - drawn.time[:, 0] + error
-    return [
-        *asked,
-        _tune(served, _owner(compared, place), tuned),
-        _calibrate(served, calibrated),
-    ]
+    draft = _owner(compared, place).draft
+    tuned = PossibleMeasurement(
+        kind="tune",
+        drafts=[draft],
+        command=f"magicdec tune {served} --draft {draft} --restart './serve {{gamma}}'",
+        effort="a quarter of an hour of a server that is restarted with 2 or 3 gammas",
+        tells=(drawn.gain(place) + error)[:, None],
+    )
+    # a server without a draft tells the step's cost, and nothing of acceptance
+    step = drawn.time[:, place] - drawn.time[:, 0]
+    calibrated = PossibleMeasurement(
+        kind="calibrate",
+        drafts=[],
+        command=f"magicdec calibrate --server {served} -o local.engine.toml",
+        effort="some minutes of an idle server without a draft",
+        tells=(step + error)[:, None],
+    )
+    return [*asked, tuned, calibrated]
 
 
 def _counted(of_draft: Compared, sigmas: Array, noise: Array) -> Array:
@@ -461,26 +472,6 @@ def _observe(case: Case, option: DraftOption, tells: Array) -> PossibleMeasureme
         drafts=[option.draft],
         command=f"{command} -o acceptance.json",
         effort="10 minutes of a server that drafts with it",
-        tells=tells[:, None],
-    )
-
-
-def _tune(served: str, option: DraftOption, tells: Array) -> PossibleMeasurement:
-    return PossibleMeasurement(
-        kind="tune",
-        drafts=[option.draft],
-        command=f"magicdec tune {served} --draft {option.draft} --restart './serve {{gamma}}'",
-        effort="a quarter of an hour of a server that is restarted with 2 or 3 gammas",
-        tells=tells[:, None],
-    )
-
-
-def _calibrate(served: str, tells: Array) -> PossibleMeasurement:
-    return PossibleMeasurement(
-        kind="calibrate",
-        drafts=[],
-        command=f"magicdec calibrate --server {served} -o local.engine.toml",
-        effort="some minutes of an idle server without a draft",
         tells=tells[:, None],
     )
 

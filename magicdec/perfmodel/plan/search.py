@@ -304,25 +304,23 @@ def with_best_settings(case: Case) -> Case:
     batches = _searched_batches(case)
     if not len(batches):
         return case
-    options = tuple(_at_best_setting(case, option, batches) for option in case.options)
-    return dataclasses.replace(case, options=options)
-
-
-def _at_best_setting(case: Case, option: DraftOption, batches: Array) -> DraftOption:
-    settings = option.acceptance.settings
-    if len(settings) < 2 or case.gammas_of(option) == (0,):
-        return option
-    setup = case.setup(option)
-    points = _points(case, option, batches)
-    best = option
-    fastest = 0.0
-    for law in settings:
-        whole = predict(setup, law, points)
-        rates = np.where(whole.full(whole.valid), whole.full(whole.speedup), 0.0)
-        if rates.max(initial=0.0) > fastest:
-            fastest = float(rates.max())
-            best = dataclasses.replace(option, acceptance=law)
-    return best
+    options = []
+    for option in case.options:
+        best = option
+        settings = option.acceptance.settings
+        if len(settings) > 1 and case.gammas_of(option) != (0,):
+            setup = case.setup(option)
+            points = _points(case, option, batches)
+            fastest = 0.0
+            for law in settings:
+                whole = predict(setup, law, points)
+                speedup = whole.full(whole.speedup)
+                speedup = np.where(whole.full(whole.valid), speedup, 0.0)
+                if speedup.max(initial=0.0) > fastest:
+                    fastest = float(speedup.max())
+                    best = dataclasses.replace(option, acceptance=law)
+        options.append(best)
+    return dataclasses.replace(case, options=tuple(options))
 
 
 def _points(
