@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -262,7 +263,7 @@ class Points:
             is_grid=True,
         )
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         given = (
             self.batch,

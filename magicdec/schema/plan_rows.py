@@ -51,12 +51,10 @@ def packed(plan: Document) -> Document:
     for case in (document, *document["other_cases"]):
         lists += [(case, name) for name in OF_CASE]
     table = _DistinctRows()
-    for holder, name in lists:
-        for row in holder[name]:
-            table.add(row)
+    keys = [[table.add(row) for row in holder[name]] for holder, name in lists]
     numbers = table.numbers()
-    for holder, name in lists:
-        holder[name] = [numbers[_key(_rounded(_flat(row)))] for row in holder[name]]
+    for (holder, name), of_list in zip(lists, keys, strict=True):
+        holder[name] = [numbers[key] for key in of_list]
     document["rows"] = table.groups()
     return document
 
@@ -95,10 +93,13 @@ class _DistinctRows:
     def __init__(self) -> None:
         self._groups: dict[bytes, dict[bytes, Document]] = {}
 
-    def add(self, row: Document) -> None:
+    def add(self, row: Document) -> bytes:
+        """The row's key, by which `numbers` has its number."""
         quantities = _rounded(_flat(row))
+        key = _key(quantities)
         group = _key([quantities.get(name) for name in GROUPED_BY])
-        self._groups.setdefault(group, {}).setdefault(_key(quantities), quantities)
+        self._groups.setdefault(group, {}).setdefault(key, quantities)
+        return key
 
     def numbers(self) -> dict[bytes, int]:
         """The number of each row, by its key."""
