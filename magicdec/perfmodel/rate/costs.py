@@ -95,7 +95,7 @@ class Costs:
 
     def step_s(self, gamma: int, sequences: int, context: float) -> float:
         """One step of `sequences` at a mean context."""
-        at = self.contexts
+        at = self._nodes
         row = self.row(gamma, sequences)
         if len(at) == 1:
             return float(row[0])
@@ -104,6 +104,12 @@ class Costs:
         share = (context - at[place]) / (at[after] - at[place])
         share = min(max(share, 0.0), 1.0)
         return float(row[place] + share * (row[after] - row[place]))
+
+    @cached_property
+    def _nodes(self) -> list[float]:
+        """`contexts`, as numbers that are quickly compared one by one."""
+        nodes: list[float] = self.contexts.tolist()
+        return nodes
 
     def prompt_s(self, length: int) -> float:
         """Seconds of a prompt of this length, interpolated in `prompts`."""
@@ -305,5 +311,6 @@ class Drafts:
     def of_requests(self, gamma: int, kinds: Any, contexts: Any) -> Array:
         """The probabilities of requests of these classes at these contexts: [i, request]."""
         place = self._inner.searchsorted(contexts)
-        chosen: Array = self.survivors[gamma][place, kinds].T
+        of_pairs = self.survivors[gamma].reshape(-1, gamma)
+        chosen: Array = of_pairs.take(place * self.num_classes + kinds, axis=0).T
         return chosen

@@ -15,6 +15,7 @@ passes of prompts alone, whole ones. With data-parallel groups and microbatches,
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from magicdec.counts import Array
 from magicdec.errors import CapacityError
@@ -128,9 +130,10 @@ class Replica:
         its prompt did.
         """
         self.random = np.random.default_rng(seed)
-        self.kinds = self.random.integers(0, 2**31, count)
+        kinds = self.random.integers(0, 2**31, count)
         if drafts is not None:
-            self.kinds %= drafts.num_classes
+            kinds %= drafts.num_classes
+        self.kinds: list[int] = kinds.tolist()
         self.before_s = np.zeros(count)
         """Time of each prompt elsewhere, and of its keys and values on their way."""
         if limits.elsewhere_s is not None:
@@ -146,8 +149,8 @@ class Replica:
         self.parts: list[tuple[int, int, int]] = []
         """Requests whose prompts are being computed, their tokens so far, and by which group."""
         self.n = 0
-        self.slots = np.zeros((3, slots), dtype=np.int64)
-        self.ids, self.context, self.left = self.slots
+        self.slots = np.zeros((4, slots), dtype=np.int64)
+        self.ids, self.context, self.left, self.kind = self.slots
         self.total = 0
         """Tokens held by decoding requests."""
         self.held = 0
@@ -243,9 +246,10 @@ class Replica:
         last; the blocks that are left."""
         size = self.limits.block_size
         while True:
-            self.held = int(
-                np.add.reduce((self.context[: self.n] + (gamma + size)) // size)
-            )
+            self.held = 0
+            if self.n:
+                blocks = (self.context[: self.n] + (gamma + size)) // size
+                self.held = int(np.add.reduce(blocks))
             free = self.limits.num_blocks - self.held
             for request, _, _ in self.parts:
                 free -= self._blocks(self._final(request))
@@ -324,13 +328,17 @@ class Replica:
         self.now += fullest_s / costs.stages
         self.iterations += 1
         if decodes:
-            emitted, together = self._emitted(self._survivors(gamma), 1)
-            self.left[:n] -= emitted[0]
-            self.context[:n] += emitted[0]
-            self.total += int(together[1])
+            survivors = self._survivors(gamma)
+            accepted: Any = 0
+            if survivors is not None:
+                accepted = self._accepted(survivors, 1)[0]
+            self.context[:n] += accepted + 1
+            self.left[:n] -= accepted + 1
+            self.total = int(np.add.reduce(self.context[:n]))
             self._take_out(int(np.minimum.reduce(self.left[:n])))
-        going = {request for request, *_ in chunks}
-        self.parts = [part for part in self.parts if part[0] not in going]
+        if self.parts:
+            going = {request for request, *_ in chunks}
+            self.parts = [part for part in self.parts if part[0] not in going]
         for request, _, end, group in chunks:
             if end < self.known[request]:
                 self.parts.append((request, end, group))
@@ -356,7 +364,7 @@ class Replica:
     def _start_decoding(self, request: int, prompt_s: float) -> None:
         """A request whose prompt is computed emits its first token."""
         self.lag[request] = prompt_s * (1.0 - 1.0 / self.costs.stages)
-        if np.isnan(self.first_s[request]):
+        if math.isnan(self.first_s[request]):
             self.first_s[request] = self.now + self.lag[request]
         self.emitted[request] += 1
         left = self.output[request] - self.emitted[request]
@@ -364,7 +372,11 @@ class Replica:
             self._finish(request)
             return
         context = self.known[request] + 1
-        self.slots[:, self.n] = request, context, left
+        place = self.n
+        self.ids[place] = request
+        self.context[place] = context
+        self.left[place] = left
+        self.kind[place] = self.kinds[request]
         self.total += context
         self.n += 1
 
@@ -390,8 +402,8 @@ class Replica:
         """
         if not gamma or self.drafts is None:
             return None
-        kinds = self.kinds[self.ids[: self.n]]
-        return self.drafts.of_requests(gamma, kinds, self.context[: self.n])
+        n = self.n
+        return self.drafts.of_requests(gamma, self.kind[:n], self.context[:n])
 
     def _take_out(self, fewest: int) -> None:
         """Ends the requests that have all their tokens, where the fewest that one lacks are none; a
@@ -399,12 +411,9 @@ class Replica:
         """
         if fewest > 0:
             return
-        n = self.n
-        goes_on = self.left[:n] > 0
-        for place in np.flatnonzero(~goes_on).tolist():
-            request = int(self.ids[place])
-            left = int(self.left[place])
-            self.emitted[request] = self.output[request] - max(left, 0)
+        goes_on = self.left[: self.n] > 0
+        for request in self.ids[: self.n][~goes_on].tolist():
+            self.emitted[request] = self.output[request]
             self._finish(request)
         going = goes_on.nonzero()[0]
         self.n = len(going)
@@ -435,6 +444,8 @@ class Replica:
         per_step = 1.0
         if survivors is not None:
             per_step += float(np.add.reduce(survivors, axis=None)) / n
+            # compared with rows of draws, many times
+            survivors = np.ascontiguousarray(survivors)
         fewest = int(np.minimum.reduce(left))
         while True:
             likely = fewest
@@ -496,9 +507,16 @@ class Replica:
         if survivors is None:
             steps_taken = np.arange(steps + 1)
             return steps_taken[1:], self.n * steps_taken
-        is_accepted = self.random.random((steps, 1, self.n)) < survivors
-        accepted = np.add.reduce(is_accepted, axis=1, dtype=np.int64)
-        emitted = (accepted + 1).cumsum(axis=0)
+        accepted = self._accepted(survivors, steps)
+        emitted = np.add.accumulate(accepted + 1, axis=0, dtype=np.int64)
         together = np.zeros(steps + 1, dtype=np.int64)
         together[1:] = np.add.reduce(emitted, axis=1)
         return emitted, together
+
+    def _accepted(self, survivors: Array, steps: int) -> npt.NDArray[np.int16]:
+        """Drafts that each sequence accepts in each step, drawn: [steps, n]."""
+        is_accepted = self.random.random((steps, self.n)) < survivors[:, None]
+        # [i, steps, n], and as bytes: whole rows are added at once
+        ones = is_accepted.view(np.uint8)
+        accepted: npt.NDArray[np.int16] = np.add.reduce(ones, axis=0, dtype=np.int16)
+        return accepted

@@ -56,7 +56,8 @@ class Trial:
         return self.layout.server(self.load.requests(self.load.rate))
 
     def at(self, rate: float, replicas: int, *, seed: int = 0) -> SimulatedTimes:
-        key = (rate, replicas, seed)
+        # A rate is reached by different products of the same steps, which differ in a last bit.
+        key = (float(f"{rate:.12g}"), replicas, seed)
         if key not in self.outcomes:
             self.outcomes[key] = self._simulated(self.load, rate, replicas, seed)
         return self.outcomes[key]
