@@ -71,24 +71,6 @@ def _errors(
     return ErrorSummary.of(predicted_s / rows["time_s"] - 1.0)
 
 
-def _other_device_errors(
-    table: KernelTable,
-    hw: HardwareProfile,
-    rows: Columns,
-    variant: str,
-    others: Sequence[str],
-) -> list[float]:
-    """Mean errors on the counted rows with the other devices' shipped curves, smallest first."""
-    counted = select(rows, table.counted(rows))
-    errors = []
-    for other in others:
-        borrowed = curve_of(table, load_hardware(other), variant).placed(hw, variant)
-        summary = _errors(table, borrowed, counted, variant)
-        if summary is not None:
-            errors.append(summary.mape)
-    return sorted(errors)
-
-
 def extrapolation_error(
     table: KernelTable,
     hw: HardwareProfile,
@@ -159,16 +141,20 @@ def _errors_when_borrowed(
     devices: Iterable[Group],
 ) -> dict[str, float | None]:
     """Errors of the curves that a device without this table could borrow from the others."""
-    others = []
+    variant = key.variant
+    hw = load_hardware(key.device)
+    counted = select(rows, table.counted(rows))
+    errors = []
     for other in devices:
-        if other != key and other.variant == key.variant:
-            others.append(other.device)
-    errors = _other_device_errors(
-        table, load_hardware(key.device), rows, key.variant, others
-    )
+        if other == key or other.variant != variant:
+            continue
+        own = curve_of(table, load_hardware(other.device), variant)
+        summary = _errors(table, own.placed(hw, variant), counted, variant)
+        if summary is not None:
+            errors.append(summary.mape)
     if not errors:
         return {"mape_nearest_device": None, "mape_farthest_device": None}
-    return {"mape_nearest_device": errors[0], "mape_farthest_device": errors[-1]}
+    return {"mape_nearest_device": min(errors), "mape_farthest_device": max(errors)}
 
 
 def validate_kernels(
