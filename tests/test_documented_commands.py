@@ -65,6 +65,10 @@ NEEDS = (
 """A command that names one of these needs a running server, vLLM, results of a load generator (tests/live,
 tests/vllm), a table of the reader's (tests/validate), or a checkpoint that does not ship (tests/runtime)."""
 
+LONG = ("validate acceptance", "validate published")
+"""Kinds that fit and predict for many seconds; searches over layouts and batches (--gpus) are as long. By default the
+options of such commands are looked up, and in the slow tests each runs once."""
+
 
 @cache
 def tree() -> Any:
@@ -204,6 +208,29 @@ def test_every_command_has_examples_of_itself() -> None:
         assert any(kind(command) == name for command in commands(text)), name
 
 
+def is_long(command: str) -> bool:
+    return kind(command) in LONG or "--gpus" in command
+
+
+def is_left_out(command: str) -> bool:
+    return (
+        measures(command)
+        or kind(command) in (*ELSEWHERE, *PREPARED)
+        or any(need in command for need in NEEDS)
+    )
+
+
+def runs(command: str, place: Path) -> None:
+    """Raises AssertionError for a command that fails or says nothing."""
+    words, _, target = command.partition(" > ")
+    done = CliRunner().invoke(app, shlex.split(words)[1:])
+    allowed = (0, 1) if kind(command).split()[0] in MAY_FAIL else (0,)
+    assert done.exit_code in allowed, f"{command}: {done.output} {done.exception!r}"
+    assert done.stdout, command
+    if target:
+        (place / target.strip()).write_text(done.stdout)
+
+
 @pytest.mark.parametrize(
     "where",
     [name for name, text in TEXTS.items() if commands(text) and name != QUESTIONS],
@@ -211,29 +238,38 @@ def test_every_command_has_examples_of_itself() -> None:
 def test_commands_that_do_not_measure_run_as_they_are_written(
     where: str, place: Path
 ) -> None:
-    runner = CliRunner()
     key = read_records(RECORDS)[0].key
     for command in commands(TEXTS[where].replace(EXAMPLE_KEY, key)):
-        is_left_out = measures(command) or kind(command) in (*ELSEWHERE, *PREPARED)
-        if is_left_out or any(need in command for need in NEEDS):
-            known = {
-                option
-                for each in called(kind(command)).params
-                for option in (*each.opts, *each.secondary_opts)
-            }
-            assert {
-                word for word in command.split() if word.startswith("--")
-            } <= known, command
+        if not is_left_out(command) and not is_long(command):
+            runs(command, place)
             continue
-        words, _, target = command.partition(" > ")
-        done = runner.invoke(app, shlex.split(words)[1:])
-        allowed = (0, 1) if kind(command).split()[0] in MAY_FAIL else (0,)
-        assert done.exit_code in allowed, (
-            f"{where}: {command}: {done.output} {done.exception!r}"
-        )
-        assert done.stdout, command
-        if target:
-            (place / target.strip()).write_text(done.stdout)
+        known = {
+            option
+            for each in called(kind(command)).params
+            for option in (*each.opts, *each.secondary_opts)
+        }
+        assert {
+            word.partition("=")[0] for word in command.split() if word.startswith("--")
+        } <= known, command
+
+
+LONG_COMMANDS = sorted(
+    {
+        command
+        for where, text in TEXTS.items()
+        if where != QUESTIONS
+        for command in commands(text)
+        if is_long(command) and not is_left_out(command)
+    }
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", LONG_COMMANDS)
+def test_commands_that_take_long_run_as_they_are_written(
+    command: str, place: Path
+) -> None:
+    runs(command, place)
 
 
 def smaller(command: str) -> list[str]:

@@ -117,7 +117,8 @@ def test_with_poor_drafts_at_a_large_batch_it_says_zero():
 
 
 def test_the_interval_is_that_of_sampled_errors():
-    """Times of each kind of term, the engine's ratio and rates drawn from their errors; 5 % and 95 % of the gain."""
+    """Times of each kind of term, the engine's ratio and rates drawn from their errors; 5 % and 95 % of the gain.
+    Each of these, of 1000 draws, has an error of 0.02 of the interval; 0.15 is allowed."""
     rng = np.random.default_rng(0)
     counts = [
         {"draft_method": "eagle", "budget": 4096, "context": 4096, "position": i, "trials": 300 * 0.7 ** (i - 1),
@@ -146,7 +147,7 @@ def test_the_interval_is_that_of_sampled_errors():
         return 1.0 + float(np.cumprod(law)[:each].sum())
 
     gains = []
-    for _ in range(4000):
+    for _ in range(1000):
         engine = np.exp(engine_error(at.setup) * 2 / 3 * rng.standard_normal())
         moved = {
             group: np.exp(error * rng.standard_normal())
@@ -454,7 +455,7 @@ def test_a_plan_and_the_advice_choose_one_gamma_of_one_profile():
         profile = msgspec.structs.replace(
             fit_profile(rows, draft=draft.name, spread=0.0), drafted_share=share
         )
-        for batch in (4, 32, 96):
+        for batch in (4, 96):
             setup = dataclasses.replace(SERVING, engine="vllm").setup(draft, "vllm")
             at = situation(
                 setup=setup,
@@ -467,6 +468,7 @@ def test_a_plan_and_the_advice_choose_one_gamma_of_one_profile():
             request = PlanRequest(
                 model=setup.model, hardware=(setup.hardware,), engine=setup.engine, tp_size=1, batch_sizes=(batch,),
                 context_lens=(4096,), draft=draft.name, draft_method=draft.method, acceptance=(profile,),
+                reaches="none",
             )  # fmt: skip
             planned = make_plan(request).candidates
             rows_of_plan = {row.gamma: row.tpot_s for row in planned}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -35,6 +36,7 @@ ASKED = {
 }
 
 
+@cache  # several tests look at one answer
 def checked(text: str, **changes: object) -> Check:
     load = AskedLoad(
         **{name: getattr(LOAD, name) for name in AskedLoad.__struct_fields__} | changes
@@ -42,6 +44,7 @@ def checked(text: str, **changes: object) -> Check:
     return check_command(read_serve_command(text), load)
 
 
+@cache
 def planned(**options: object) -> Candidate:
     return magicdec.predict(**ASKED, **options)
 

@@ -3,7 +3,7 @@ wait for the host, and replayed they decode what a CPU decodes. And on a GPU, wh
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -96,8 +96,14 @@ def both(
     assert bool(gpu.captured) == (draft != "ngram")  # which drafts on the host
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("draft", [None, *ON_DEVICE])
+def in_turn() -> Iterator[Any]:
+    """Every draft greedy or sampled, in turn; the other in the slow tests."""
+    for number, draft in enumerate([None, *ON_DEVICE]):
+        yield pytest.param(draft, float(number % 2))
+        yield pytest.param(draft, float(1 - number % 2), marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("draft", "temperature"), [*in_turn()])
 def test_decoding_keeps_to_the_device(
     draft: str | None, temperature: float, model: Transformer, gpu: PretendGPU
 ) -> None:
