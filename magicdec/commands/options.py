@@ -468,17 +468,17 @@ def print_fault(fault: str) -> None:
 def table_console() -> Console:
     """A console for tables: as wide as the terminal, plain text and 80 columns when piped."""
     if sys.stdout.isatty():
-        return Console(highlight=False)
-    return Console(highlight=False, width=PIPED_WIDTH)
+        return Console(emoji=False, highlight=False)
+    return Console(emoji=False, highlight=False, width=PIPED_WIDTH)
 
 
 def console() -> Console:
     """A console for stdout: at most 100 columns, plain text when piped."""
     if sys.stdout.isatty():
-        width = Console(highlight=False).width
+        width = Console(emoji=False, highlight=False).width
     else:
         width = TEXT_WIDTH
-    return Console(highlight=False, width=min(width, TEXT_WIDTH))
+    return Console(emoji=False, highlight=False, width=min(width, TEXT_WIDTH))
 
 
 def server_tp(tp: int | None, hardware: str | None) -> int:

@@ -122,7 +122,7 @@ def table_lines(
     """Lays out a `text_table` as lines of text."""
     from rich.console import Console
 
-    console = Console(width=width, highlight=False, color_system=None)
+    console = Console(width=width, emoji=False, highlight=False, color_system=None)
     with console.capture() as captured:
         console.print(text_table(heads, rows))
     return [line.rstrip() for line in captured.get().splitlines()]
