@@ -886,3 +886,66 @@ def test_a_fit_takes_cells_that_accept_everything() -> None:
     assert profile.law.conditional_rates(budget=64, **at)[0] == pytest.approx(
         0.7, abs=0.05
     )
+
+
+@few
+@given(
+    tables=st.lists(
+        st.lists(st.tuples(rates, st.floats(1e-3, 0.2)), min_size=1, max_size=4),
+        min_size=1,
+        max_size=3,
+        unique_by=len,
+    )
+)
+def test_known_rates_are_the_deepest_counts_with_their_logits_variance(
+    tables: list[list[tuple[float, float]]],
+) -> None:
+    measured = [
+        table(
+            64.0, 999.0, [r for r, _ in rows], [9.0] * len(rows), [e for _, e in rows]
+        )
+        for rows in tables
+    ]
+    common: dict[str, Any] = {"model": "m", "draft_method": "eagle"}
+    profile = MeasuredProfile(law=law_of_rates([0.5]), measured=measured, **common)
+    known = profile.known_rates(context=99.0, num_given=0)
+    assert known is not None
+    deepest = max(tables, key=len)
+    assert known.rates == pytest.approx([rate for rate, _ in deepest])
+    h = 1e-6
+    for (rate, error), variance in zip(deepest, known.variance, strict=True):
+        slope = (logit(rate + h) - logit(rate - h)) / (2 * h)
+        assert variance == pytest.approx((slope * error) ** 2, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["ngram", "suffix", "streamingllm"])
+def test_a_believed_slope_of_look_ups_and_self_drafts_is_that_of_their_rates(
+    kind: str,
+) -> None:
+    question = assumed.Question("llama-3.1-8b", kind, 8.0, task="code")
+    found = assumed.assumed(question._replace(task=""))
+    of_rate = [logit(rate) for rate in found.law.by_position]
+    inside = [
+        place
+        for place, rate in enumerate(found.law.by_position)
+        if 0.021 < rate < 0.984
+    ]
+    last = inside[-1]
+    slope, error = assumed._believed_slope(question)
+    assert slope == pytest.approx(
+        (of_rate[last] - of_rate[0]) / math.log(last + 1), abs=2e-3
+    )
+    level = of_rate[0] + slope * assumed.REFERENCE_DEPTH
+    factor = (1.0 - 1.0 / (1.0 + math.exp(-level))) / math.log(1.0 + math.exp(-level))
+    assert found.error.depth == pytest.approx(
+        assumed.DEPTH_SHARE * factor * error, rel=0.02
+    )
+
+
+@pytest.mark.parametrize("gamma", [1, 4])
+def test_the_shortest_and_the_longest_length_are_sure_rates(gamma: int) -> None:
+    question = assumed.Question("no such model", "eagle3", 8.0)
+    for tokens, rate in ((1.0, 0.0), (gamma + 1.0, 1.0)):
+        found = assumed.of_length(tokens, gamma, question)
+        given_rates = found.conditional_rates(budget=None, context=9, gamma_max=gamma)
+        assert given_rates.tolist() == [rate] * gamma
