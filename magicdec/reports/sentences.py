@@ -259,19 +259,18 @@ def tie_line(choice: Choice) -> str:
     tied = choice.tied
     if tied is None:
         return ""
+    # its interval and its probability stand in the table, too
+    gain = f"{tied.gain.speedup:.2f}x ({tied.gain.low:.2f}–{tied.gain.high:.2f})"
     apart = abs(tied.gain.speedup / choice.row.gain.speedup - 1.0)
     outlook = choice.outlook
     if outlook is not None and apart > BOTH_SAID:
         aside = [task.task for task in outlook.tasks if task.weight == 0.0]
         if aside:  # the gains are over all texts, the choice is not
-            gain = (
-                f"{tied.gain.speedup:.2f}x ({tied.gain.low:.2f}–{tied.gain.high:.2f})"
-            )
             texts = " and ".join(aside)
             return _sentence(
                 f"{drafting_of(tied)} is as good on average; {gain} counting {texts}"
             )
-    return _sentence(f"{drafting_of(tied)} is as good: {gain_of(tied)}")
+    return _sentence(f"{drafting_of(tied)} is as good: {gain}")
 
 
 def evidence_line(evidence: LaneEvidence | None) -> str:
