@@ -13,7 +13,7 @@ MODEL = Path(__file__).resolve().parents[2] / "magicdec" / "data" / "embedded"
 VOCABULARY = 2048
 MAX_MODEL_LEN = 1536
 PAGE_SIZE = 32
-NUM_PAGES = 80
+NUM_PAGES = 64
 """Few enough that a full batch of long sequences runs out of them, so that the scheduler preempts."""
 ENGINE = {
     "model": str(MODEL),
@@ -80,7 +80,7 @@ def crowd_requests(count: int) -> list[dict[str, Any]]:
     """Prompts that fit into the cache together, and outputs that do not: some must be preempted."""
     sampling = {
         "temperature": 0.0,
-        "max_tokens": 110,
+        "max_tokens": 60,
         "ignore_eos": True,
         "logprobs": 2,
     }

@@ -61,7 +61,7 @@ class Served:
 def greedy_cases() -> list[dict[str, Any]]:
     from cases import crowd_requests, greedy_requests
 
-    return [*greedy_requests(220, seed=5), *crowd_requests(14)]
+    return [*greedy_requests(140, seed=5), *crowd_requests(12)]
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import pytest
 
 NEAR_TIE = 1e-4
 """Nats between the two likeliest tokens, below which the order of additions in a kernel may decide."""
-NUM_MIXED = 220
+NUM_MIXED = 140
 GROUPS = [
     (96, 1),
     (96, 7),
@@ -62,7 +62,7 @@ def test_greedy_output_is_the_engines_own(
     wanted: list[dict[str, Any]],
     group: int,
 ) -> None:
-    """22 requests of all kinds, which arrive while others decode or prefill, beside others that sample."""
+    """14 requests of all kinds, which arrive while others decode or prefill, beside others that sample."""
     from serving import counters, serve
 
     budget, gamma = GROUPS[group]
@@ -117,7 +117,7 @@ def test_the_cases_above_cover_what_they_are_for(
     found = counters(served.llm)
     assert found["spec_decode_num_accepted_tokens_per_pos"][6] > 0
     reasons = [output["finish_reason"] for output in wanted]
-    assert reasons.count("stop") > 20
+    assert reasons.count("stop") > 12
     lengths = [
         len(c["prompt"]) + len(w["token_ids"])
         for c, w in zip(greedy_cases, wanted, strict=True)

@@ -15,7 +15,7 @@ import pytest
 from scipy import stats
 
 FALSE_ALARM = 1e-5
-NUM_SAMPLES = 1200
+NUM_SAMPLES = 800
 LENGTH = 3
 """Tokens of each continuation: the first comes from the prefill, the others from verifying drafts."""
 FEWEST = 5.0
