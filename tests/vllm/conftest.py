@@ -28,6 +28,11 @@ def pytest_report_header() -> str | None:
     )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What waits for the engines of other processes comes last, so that these work beside all others."""
+    items.sort(key=lambda item: "v2_engines" in getattr(item, "fixturenames", ()))
+
+
 MAX_GAMMA = 7
 
 

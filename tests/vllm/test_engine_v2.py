@@ -153,7 +153,7 @@ def chosen(cases: list[Any], name: str) -> list[Any]:
 def sampled_requests(prompt: list[int]) -> list[dict[str, Any]]:
     from test_engine_sampling import mixed_requests
 
-    return mixed_requests(prompt, SAMPLING, count=300)
+    return mixed_requests(prompt, SAMPLING, count=240)
 
 
 def test_sampled_output_follows_the_models_distribution(
