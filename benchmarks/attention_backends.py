@@ -58,6 +58,16 @@ def row_cases(slots: int) -> tuple[Case, ...]:
     return (plain, *longer, replace(plain, slots=slots // 5, hole_stop=slots // 10))
 
 
+def shorter(case: Case) -> Case:
+    """The case over a third of its slots."""
+    return replace(
+        case,
+        slots=case.slots // 3,
+        window=case.window and case.window // 3,
+        hole_stop=case.hole_stop and case.hole_stop // 3,
+    )
+
+
 def backends(device: str) -> dict[str, Backend]:
     """The kernels that this machine can run."""
     found: dict[str, Backend] = {"reference": reference}
@@ -248,8 +258,12 @@ def main() -> None:
     cases: Sequence[Case] = CASES
     dtypes = tuple(DTYPES)
     kernels = backends(device)
+    if device == "cpu":  # interpreted: every path, over few slots
+        cases = [shorter(case) for case in CASES]
     if options.rows:
-        cases = row_cases(3000 if device == "cuda" else 100)  # interpreted on a CPU
+        cases = row_cases(3000 if device == "cuda" else 50)
+        if device == "cpu":
+            cases = [replace(each, heads=8, kv_heads=2) for each in cases]
         dtypes = ("bfloat16",)
         kernels = {
             name: kernel for name, kernel in kernels.items() if name != "reference"

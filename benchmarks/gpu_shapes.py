@@ -88,7 +88,7 @@ FULL = Shapes(
     ),
 )
 TINY = Shapes(
-    cases=((3, 200), (2, 400)),
+    cases=((3, 200),),
     points=((24, (1, 3)), (48, (2, 4))),
     attention_case=(4, 256),
     headline=(
@@ -97,12 +97,12 @@ TINY = Shapes(
         ("snapkv", SNAPKV_RATE, 300),
     ),
     headline_budget=32,
-    headline_repetitions=2,
+    headline_repetitions=1,
     max_batch=6,
     peer_case=(2, 200),
     gen_len=16,
     repetitions=2,
-    rounds=3,
+    rounds=2,
     quick=True,
     seconds_per_work=0.1,
     embedded_grid=GridSpec(draft_budgets=(64,), gammas=(1, 3), cases=((2, 256),), gen_len=12, repetitions=2),
