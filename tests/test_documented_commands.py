@@ -66,8 +66,8 @@ NEEDS = (
 tests/vllm), a table of the reader's (tests/validate), or a checkpoint that does not ship (tests/runtime)."""
 
 LONG = ("validate acceptance", "validate published")
-"""Kinds that fit and predict for many seconds; searches over layouts and batches (--gpus) are as long. By default the
-options of such commands are looked up, and in the slow tests each runs once."""
+"""Kinds that fit and predict for many seconds; searches over layouts and batches (--gpus) and a PDF are as long. By
+default the options of such commands are looked up, and in the slow tests each runs once."""
 
 
 @cache
@@ -209,7 +209,7 @@ def test_every_command_has_examples_of_itself() -> None:
 
 
 def is_long(command: str) -> bool:
-    return kind(command) in LONG or "--gpus" in command
+    return kind(command) in LONG or "--gpus" in command or ".pdf" in command
 
 
 def is_left_out(command: str) -> bool:

@@ -71,7 +71,7 @@ def test_planted_tracebacks_and_escape_sequences_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader that does not catch, and text that is printed as it is."""
-    assert faults(damaged_files(tmp_path, 4)) == []
+    assert faults(damaged_files(tmp_path, 2)) == []
     with monkeypatch.context() as planted:
         planted.setattr(
             files,
@@ -80,7 +80,7 @@ def test_planted_tracebacks_and_escape_sequences_are_found(
         )
         assert any(
             fault.startswith("a traceback")
-            for fault in faults(damaged_files(tmp_path, 4))
+            for fault in faults(damaged_files(tmp_path, 2))
         )
     with monkeypatch.context() as planted:
         for module in ("cli", "errors", "reports.text"):
