@@ -90,7 +90,10 @@ def headline_of(data: ReportData) -> Headline:
     is_planned = data.plan is not None and data.plan.best.requests is not None
     if data.plan is not None and measured is None and certainty:
         # the answer's own
-        certainty = f"decoding alone: {certainty}" if is_planned else ""
+        certainty = ""
+        if is_planned and predicted is not None and predicted.speedup:
+            of_decoding = _certainty(None, predicted).removeprefix("predicted")
+            certainty = f"decoding alone: {predicted.speedup:.2f}×{of_decoding}"
     better = ""
     if measured is not None:
         better = _better(data, measured)
@@ -501,7 +504,7 @@ def _when_not_by_table(table: GammaTable, reference: Record) -> str:
     for of_batch in verdicts.values():
         all_verdicts |= of_batch
     if "pays" not in all_verdicts:
-        return "It surely pays at no batch size and context that was planned."
+        return "It is not sure to pay at any batch size and context that was planned."
     never = [
         batch for batch, of_batch in verdicts.items() if of_batch == {"does not pay"}
     ]
@@ -519,7 +522,7 @@ def _when_not_by_table(table: GammaTable, reference: Record) -> str:
     if unsure:
         batches = _listing(unsure)
         sentences.append(
-            f"At batch {batches} it may pay, but surely at no context up to {longest}."
+            f"At batch {batches} it may pay, but no context up to {longest} is sure to."
         )
     return " ".join(sentences)
 
