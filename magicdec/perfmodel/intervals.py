@@ -288,6 +288,9 @@ class Gains:
     """At each acceptance and the expected costs: [acceptances, *points]."""
     deviations: Array
     """One standard deviation of the logarithm at each acceptance; broadcasts to `speedups`."""
+    most: Any = np.inf
+    """The most tokens of a step, which takes no less time than one without a draft: however unsure its
+    cost, no speedup is above it."""
 
     @property
     def expected(self) -> Array:
@@ -296,7 +299,8 @@ class Gains:
 
     def below(self, speedup: Any) -> Array:
         """The probability of a speedup of at most this; broadcasts to the points."""
-        return self._below(np.log(np.maximum(speedup, 1e-300)))
+        below = self._below(np.log(np.maximum(speedup, 1e-300)))
+        return np.where(np.asarray(speedup) >= self.most, 1.0, below)
 
     def _below(self, log_speedup: Array) -> Array:
         """As `below`; broadcasts to [..., acceptances, *points], of which the mean is taken."""
@@ -334,7 +338,7 @@ class Gains:
         lowest = self.speedups.min(axis=0)
         is_sure = deviations.max(axis=0) <= LEAST_DEVIATION
         is_sure = is_sure & (lowest == self.speedups.max(axis=0))
-        return np.asarray(np.where(is_sure, lowest, found))
+        return np.asarray(np.where(is_sure, lowest, np.minimum(found, self.most)))
 
 
 def gains_of(prediction: Prediction, tokens_relative_error: Any = 0.0) -> Gains:
@@ -343,9 +347,12 @@ def gains_of(prediction: Prediction, tokens_relative_error: Any = 0.0) -> Gains:
     deviation, _ = step_errors(prediction.setup, prediction.terms, prediction.points.tp)
     is_drafted = prediction.points.gamma > 0
     tokens = drawn_tokens(prediction, ACCEPTANCES, tokens_relative_error)
+    speedups = prediction.speedup * tokens / prediction.expected_tokens_per_step
+    most = np.maximum(prediction.points.gamma + 1.0, speedups.max(axis=0))
     return Gains(
-        speedups=prediction.speedup * tokens / prediction.expected_tokens_per_step,
+        speedups=speedups,
         deviations=np.maximum(np.where(is_drafted, deviation, 0.0), LEAST_DEVIATION),
+        most=np.where(is_drafted, most, np.inf),
     )
 
 

@@ -454,6 +454,7 @@ class WholeRequests:
             deviations=np.maximum(
                 np.sqrt(share**2 * of_kernels + of_engine**2), LEAST_DEVIATION
             ),
+            most=decoding.most,
         )
 
     @cached_property

@@ -161,3 +161,17 @@ def test_no_row_s_probability_contradicts_its_interval(
             assert quantiles == sorted(quantiles)
             place = sum(quantile <= 1.0 for quantile in quantiles)
             assert levels[place] - 0.02 <= 1.0 - gain.pays <= levels[place + 1] + 0.02
+
+
+def test_no_speedup_is_above_the_tokens_of_a_step() -> None:
+    """Draws of a cost that is known within a factor of ten, none of whose steps is shorter than one
+    without a draft."""
+    speedups = np.array([[1.2], [1.8]])
+    gains = Gains(speedups=speedups, deviations=np.array(1.2), most=np.array([3.0]))
+    costs = np.exp(RNG.standard_normal((NUM_DRAWS, 1, 1)) * 1.2 + 1.2**2 / 2.0)
+    drawn = np.minimum(speedups * costs, 3.0).ravel()
+    found = gains.quantiles()[:, 0]
+    assert found == pytest.approx(np.quantile(drawn, LEVELS), rel=0.02)
+    assert found[-1] == 3.0
+    assert gains.below(3.0) == 1.0
+    assert gains.above()[0] == pytest.approx((drawn > 1.0).mean(), abs=0.01)
