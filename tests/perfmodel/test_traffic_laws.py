@@ -282,7 +282,7 @@ def test_an_overload_is_a_queue_that_grows_over_the_second_half(
     end = float(requests.arrival_s[-1])
 
     def present(at: float) -> int:
-        return int(np.sum((requests.arrival_s <= at) & (ends > at)))
+        return int(np.sum((requests.arrival_s <= at) & (outcome.last_s > at)))
 
     grown = present(end) - present(float(half))
     expected = grown > max(0.05 * (count - half), 3.0)
