@@ -277,3 +277,9 @@ def test_numbers_of_a_draft_that_contradict_each_other_are_named(
     assert speculation is not None
     assert bool(named) == bool(speculation.contradiction)
     assert named in speculation.contradiction
+
+
+def test_the_beginning_of_one_option_is_no_fault() -> None:
+    text = "docker run lmsysorg/sglang:v0.5.23 python -m sglang.launch_server "
+    command = read_serve_command(text + "--model-path Qwen/Qwen3-8B --tp 2")
+    assert (command.tp_size, command.problems) == (2, [])
