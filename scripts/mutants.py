@@ -176,8 +176,9 @@ def drawn(folder: str, seed: int) -> list[Change]:
 
 
 def apart(copy: Path, limit_s: int, work: Callable[..., Any], *given: Any) -> Any:
-    """What a function returns in a process of its own, at work in the copy. NO_END: the processor worked longer than
-    the limit. DIED: the process ended of anything else, or waits."""
+    """What a function returns in a process of its own, at work in the copy. NO_END: a test worked longer than its
+    limit. DIED: the process ended of anything else, its whole limit too (which first compilations in a fresh copy can
+    reach), or waits."""
     forked = multiprocessing.get_context("fork")
     here, there = forked.Pipe(duplex=False)
     process = forked.Process(target=_at_work, args=(copy, limit_s, there, work, given))
@@ -189,8 +190,7 @@ def apart(copy: Path, limit_s: int, work: Callable[..., Any], *given: Any) -> An
         returned = here.recv() if here.poll(WAITING_FACTOR * limit_s) else DIED
     except EOFError:
         process.join()
-        is_endless = process.exitcode in (-signal.SIGXCPU, -signal.SIGPROF)
-        returned = NO_END if is_endless else DIED
+        returned = NO_END if process.exitcode == -signal.SIGPROF else DIED
     finally:
         with suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)

@@ -1027,7 +1027,7 @@ def _more_devices(
     return [
         _throughput(
             f"Use tp {row.tp_size}: it holds {row.batch_size * command.dp_size} of {users} users",
-            f"{TP_OPTIONS[command.engine]} {row.tp_size}",
+            TP_OPTIONS[command.engine].format(row.tp_size),
             f"{now.batch_size * command.dp_size} fit at once now",
             row,
             now,
@@ -1075,10 +1075,10 @@ SPECULATION_OPTIONS = {
     "llama.cpp": "--spec-type",
 }
 TP_OPTIONS = {
-    "vllm": "--tensor-parallel-size",
-    "sglang": "--tp",
-    "trtllm": "--tp_size",
-    "llama.cpp": "--split-mode row",
+    "vllm": "--tensor-parallel-size {}",
+    "sglang": "--tp {}",
+    "trtllm": "--tp_size {}",
+    "llama.cpp": "--split-mode row",  # over all the devices that it sees
 }
 BATCH_OPTIONS = {
     "vllm": "--max-num-seqs",
