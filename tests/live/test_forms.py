@@ -463,7 +463,7 @@ def test_the_page_shows_each_form_and_what_its_sample_answers():
     ("text", "said"),
     [
         ("", "empty"),
-        ("hello\n", "text of 1 lines"),
+        ("hello\n", "text of 1 line,"),
         ('{"a": 1, "b": 2}', "the fields a, b"),
         ('{"a": 1}\n{"a": 2', "line 2"),
         ("vllm serve Qwen/Qwen3-8B --port 8000\n", "magicdec check"),

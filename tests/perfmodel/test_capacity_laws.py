@@ -266,19 +266,25 @@ def test_a_point_says_what_its_simulation_gives(
 
 
 @given(gains=st.lists(st.sampled_from([0.0, 0.7, 1.0, 1.01, 1.02, 1.5, 2.0]), min_size=1, max_size=5))  # fmt: skip
-def test_a_policy_pays_up_to_the_first_rate_at_which_it_does_not(
-    gains: list[float],
-) -> None:
-    """By a hundredth or more; what it gains at higher rates again is not told."""
+def test_a_policy_pays_from_one_rate_up_to_another(gains: list[float]) -> None:
+    """By a hundredth or more: the first stretch is told; what it gains at higher rates again is not."""
     rates = [float(2**number) for number in range(len(gains))]
     said = capacity._paying(list(zip(rates, gains, strict=True)))
-    paying = list(takewhile(lambda pair: pair[1] >= 1.01, zip(rates, gains, strict=True)))  # fmt: skip
-    expected = "speculation does not pay at 1 requests/s, nor above"
-    if paying:
-        rate, gain = paying[-1]
-        expected = f"the median request is {gains[0]:.2f} times as fast at 1 requests/s, {gain:.2f} times at {rate:g}"
-        if len(paying) < len(gains):
-            expected += f", and it stops paying below {rates[len(paying)]:g}"
+    of_rates = list(zip(rates, gains, strict=True))
+    idle = list(takewhile(lambda pair: pair[1] < 1.01, of_rates))
+    paying = list(takewhile(lambda pair: pair[1] >= 1.01, of_rates[len(idle) :]))
+    after = of_rates[len(idle) + len(paying) :]
+    if not paying:
+        assert said == "speculation does not pay at 1 requests/s, nor above"
+        return
+    expected = ""
+    if idle:
+        expected = f"speculation does not pay at {idle[-1][0]:g} requests/s; "
+    expected += f"the median request is {paying[0][1]:.2f} times as fast at {paying[0][0]:g} requests/s"
+    if len(paying) > 1:
+        expected += f", {paying[-1][1]:.2f} times at {paying[-1][0]:g}"
+    if after:
+        expected += f", and it stops paying below {after[0][0]:g}"
     assert said == expected
 
 

@@ -529,7 +529,7 @@ def test_a_device_known_by_its_datasheet_alone_holds_what_was_measured_at_long_c
         given = Setup.of(
             "qwen3-4b",
             device,
-            load_engine("vllm").of_version("0.16"),
+            load_engine("vllm").of_version("0.32"),  # the one that runs such a draft
             SpeculationSpec(
                 draft="self",
                 draft_method="streamingllm",
@@ -551,7 +551,7 @@ def test_a_device_known_by_its_datasheet_alone_holds_what_was_measured_at_long_c
     speedup, error = speedups[""]
     assert abs(np.log(speedup / measured)) < Z_90 * error
     ideal, ideal_error = speedups["hopper"]
-    assert speedup < 0.9 * ideal
+    assert speedup < 0.95 * ideal
     assert error > ideal_error
 
 
