@@ -141,6 +141,15 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
     @property
+    def why_keep(self) -> str:
+        """Why none of the changes is to be made first."""
+        if any(change.needs_gpus is not None for change in self.changes):
+            return "no change gains on these devices"
+        if any(change.gain is not None for change in self.changes):
+            return "no change is likely to gain"
+        return "no change gains"
+
+    @property
     def headline(self) -> str:
         """The fault, else the change to make, in one line."""
         if self.problems:
@@ -158,11 +167,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     def _advice(self) -> str:
         change = self.first
         if change is None:
-            if any(change.needs_gpus is not None for change in self.changes):
-                return "Keep it as it is: no change gains on these devices."
-            if any(change.gain is not None for change in self.changes):
-                return "Keep it as it is: no change is likely to gain."
-            return "Keep it as it is: no change gains."
+            return f"Keep it as it is: {self.why_keep}."
         if change.gain is None:
             return f"{change.change}: {change.reason}."
         if change.is_sure or change.kind == "cost":
