@@ -56,7 +56,7 @@ from magicdec.perfmodel.plan.search import (
 from magicdec.perfmodel.plan.texts import Texts, texts_of
 from magicdec.progress import Progress
 from magicdec.schema import (
-    DEFAULT_CONTEXT,
+    DEFAULT_CONTEXTS,
     Candidate,
     Choice,
     Limit,
@@ -447,11 +447,7 @@ def _readable(request: PlanRequest, model: ModelSpec) -> tuple[PlanRequest, list
             kept.append(context)
         else:
             refused.append(refusal(longest))
-    if (
-        not kept
-        and request.context_lens == (DEFAULT_CONTEXT,)
-        and request.gen_len < room
-    ):
+    if not kept and request.context_lens is DEFAULT_CONTEXTS and request.gen_len < room:
         kept = [room - request.gen_len]
         refused = [
             f"{model.name} reads at most {room} tokens: planned at {kept[0]} of context"

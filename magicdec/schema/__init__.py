@@ -75,6 +75,7 @@ if TYPE_CHECKING:
         COUNT_OR_SHARE,
         COUNTS_OR_SHARES,
         DEFAULT_CONTEXT,
+        DEFAULT_CONTEXTS,
         MAX_BATCH,
         NUMBER_OR_TEXT,
         OF_ARRIVALS,

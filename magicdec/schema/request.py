@@ -27,6 +27,8 @@ from magicdec.units import MILLI, parse_count, parse_share
 MAX_TP_SIZE, MAX_PP_SIZE, MAX_EP_SIZE = 1024, 64, 1024
 WEIGHT_FORMATS = "bf16, fp16, fp8, fp8_block, int8, int4, nvfp4, mxfp4 or fp32"
 DEFAULT_CONTEXT = 32_768
+DEFAULT_CONTEXTS = (DEFAULT_CONTEXT,)
+"""Those of a request without any: this object, so that the same length asked for can be told from it."""
 MAX_BATCH = 65_536
 MAX_CONTEXT = 2**26
 BALANCES = ("round-robin", "least-loaded")
@@ -208,7 +210,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
             least=1,
             most=MAX_CONTEXT,
         ),
-    ] = (DEFAULT_CONTEXT,)
+    ] = DEFAULT_CONTEXTS
     gen_len: Annotated[
         int,
         Option(help="Tokens generated after the prompt.", least=0, most=MAX_CONTEXT),

@@ -779,3 +779,6 @@ def test_without_a_context_a_model_is_planned_at_the_longest_that_it_reads() -> 
     document = make_plan(request)
     assert document.context_len == 4096
     assert any("olmo-2-7b reads at most 4096 tokens" in note for note in document.notes)
+    asked = msgspec.structs.replace(request, context_lens=(32_768,))
+    with pytest.raises(CapacityError, match="olmo-2-7b reads at most 4096 tokens"):
+        make_plan(asked)
