@@ -29,7 +29,7 @@ def lines_of(result: Check) -> Iterator[TextLine]:
     if first is not None or not result.problems:
         yield TextLine(result.advice)
     elif result.as_it_is is not None:
-        yield TextLine(f"Beside that {result.why_keep}.")
+        yield TextLine(f"Otherwise {result.why_keep}.")
     if first is not None:
         yield TextLine(first.option, is_option=True)
         if first.gain is not None:

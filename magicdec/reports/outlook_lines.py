@@ -5,7 +5,8 @@ it, and the measurement to make first. Terminal, page and report use the same on
 from __future__ import annotations
 
 from magicdec.naming import draft_name
-from magicdec.schema import WORTH_MEASURING, Candidate, Choice, Gain, OfTask, Outlook
+from magicdec.reports.sentences import with_ends
+from magicdec.schema import WORTH_MEASURING, Candidate, Choice, OfTask, Outlook
 from magicdec.units import format_percent
 
 NONE_IS_FASTER = "no draft is faster"
@@ -60,7 +61,7 @@ def task_lines(outlook: Outlook | None) -> list[str]:
     for task in outlook.tasks:
         tasks.setdefault(_gains_on(task), []).append(task.task)
     none = tasks.pop(NONE_IS_FASTER, [])
-    if none:
+    if none:  # said last
         tasks[NONE_IS_FASTER] = none
     return [f"On {', '.join(names)}: {gains}." for gains, names in tasks.items()]
 
@@ -70,18 +71,14 @@ def _gains_on(task: OfTask) -> str:
     parts = []
     drafts = task.own.high > task.own.low
     if drafts:
-        parts.append(_gain(task.own))
+        parts.append(with_ends(task.own))
     if task.changes >= CHANGES:
         if task.draft == "none":
             parts.append("faster without a draft")
         else:
             name = draft_name(task.draft, task.draft_method, task.draft_budget)
-            parts.append(f"{name}, gamma {task.gamma}, {_gain(task.best)}")
+            parts.append(f"{name}, gamma {task.gamma}, {with_ends(task.best)}")
     return "; best ".join(parts) or NONE_IS_FASTER
-
-
-def _gain(gain: Gain) -> str:
-    return f"{gain.speedup:.2f}x ({gain.low:.2f}–{gain.high:.2f})"
 
 
 def to_measure(outlook: Outlook | None) -> str:

@@ -16,6 +16,7 @@ from magicdec.schema import (
     CaseAnswer,
     Choice,
     Drafting,
+    Gain,
     LaneEvidence,
     NeedsAcceptance,
     Percentiles,
@@ -90,6 +91,11 @@ def gain_of(row: Candidate, on_texts: str = "") -> str:
     if on_texts:
         text += f", {on_texts}"
     return f"{text}; {probability_of(row)} likely to pay"
+
+
+def with_ends(gain: Gain) -> str:
+    """A speedup and its 90 % interval: "1.35x (0.92–1.71)"."""
+    return f"{gain.speedup:.2f}x ({gain.low:.2f}–{gain.high:.2f})"
 
 
 def probability_of(row: Candidate) -> str:
@@ -260,7 +266,7 @@ def tie_line(choice: Choice) -> str:
     if tied is None:
         return ""
     # its interval and its probability stand in the table, too
-    gain = f"{tied.gain.speedup:.2f}x ({tied.gain.low:.2f}–{tied.gain.high:.2f})"
+    gain = with_ends(tied.gain)
     apart = abs(tied.gain.speedup / choice.row.gain.speedup - 1.0)
     outlook = choice.outlook
     if outlook is not None and apart > BOTH_SAID:
@@ -313,9 +319,7 @@ def better_gamma_line(choice: Choice) -> str:
     row = choice.better_gamma
     if row is None:
         return ""
-    gain = row.gain
-    interval = f"{gain.low:.2f}-{gain.high:.2f}"
-    return f"Gamma {row.gamma} would be better: {gain.speedup:.2f}x ({interval})."
+    return f"Gamma {row.gamma} would be better: {with_ends(row.gain)}."
 
 
 def gamma_by_batch(choice: Choice) -> str:
