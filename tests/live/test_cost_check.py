@@ -80,7 +80,7 @@ def served(text: str, truth, choice, folder) -> list[str]:
 
 
 def width(text: str) -> float:
-    low, high = re.search(r"\(([\d.]+)-([\d.]+)\)", text.replace("\n", " ")).groups()
+    low, high = re.search(r"interval\s+([\d.]+)–([\d.]+)", text).groups()
     return float(high) / float(low)
 
 
