@@ -24,6 +24,7 @@ from magicdec.live.settings import (
     Served,
     as_set,
     settings_costs,
+    unpriced_costs,
 )
 from magicdec.naming import METHODS, draft_name, head_named_in, method_name
 from magicdec.perfmodel import (
@@ -68,10 +69,12 @@ from magicdec.specs import (
 from magicdec.tasks import usual_lengths
 from magicdec.units import format_count, format_percent
 
-USUAL_HARDWARE = "h100-sxm-80gb"
+USUAL_HARDWARE = ("h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-192gb", "b300-sxm-288gb")
+"""Devices of which the first that holds the model is assumed, where neither the command nor its user
+names one."""
 USUAL_BATCH = 32
 ASSUMED_CONTEXT = 4096
-"""Device, users and prompt where neither the command nor its user names them; an answer lists them as
+"""Users and prompt where neither the command nor its user names them; an answer lists them as
 assumed."""
 NOTEWORTHY = 1.02
 """Gains below this are not named."""
@@ -227,7 +230,15 @@ def check_command(
     assumed: list[str] = []
     problems = list(command.problems)
     request = _request(command, load, model, assumed, problems)
-    request = msgspec.structs.replace(request, engine=command.engine_profile)
+    command = _with_own_head(command, model)
+    # a draft's faults need no device, so they are said whatever fits
+    found = _standing(command, model, reads_files=reads_files)
+    starts = found is None or found.starts
+    of_command = []
+    if found is not None and not starts:
+        of_command.append(_refusal(command, found))
+    if command.speculation is not None and command.speculation.contradiction:
+        problems.append(command.speculation.contradiction)
     try:
         free = answered(_without_acceptance(request, gamma=None), model, [])[0][0]
     except CapacityError as error:
@@ -240,24 +251,20 @@ def check_command(
             assumed=assumed,
             as_it_is=None,
             without_draft=None,
-            changes=[],
-            problems=[str(error), *problems],
+            changes=in_order([*unpriced_costs(command)]),
+            problems=[*of_command, str(error), *problems],
             not_understood=command.not_understood,
-            notes=command.notes,
+            notes=[*_on_start(command, found), *command.notes],
         )
-    command = _with_own_head(command, model)
+    problems = [*of_command, *problems]
     alone = free.document.autoregressive
     # every draft is compared with as many users
     fitting = msgspec.structs.replace(request, batch_sizes=(alone.batch_size,))
-    found = _standing(command, model, reads_files=reads_files)
-    if command.speculation is not None and command.speculation.contradiction:
-        problems.append(command.speculation.contradiction)
     drafted = Drafted()
-    if found is None or found.starts:
+    if found is None or starts:
         drafted = _drafted(command, fitting, model)
         of_draft = _on_speculation(command, drafted, free)
     else:
-        problems.insert(0, _refusal(command, found))
         of_draft = _instead(command, found, fitting, model, free)
     served = _served(request, drafted, free)
     changes = [
@@ -462,10 +469,8 @@ def _request(
     problems: list[str],
 ) -> PlanRequest:
     """The plan's request for a command under a load; adds what is assumed, and what cannot be."""
-    hardware = load.hardware or _listed_device(command.hardware, problems)
-    if hardware is None:
-        hardware = USUAL_HARDWARE
-        assumed.append(f"{hardware} (--hardware)")
+    named = load.hardware or _listed_device(command.hardware, problems)
+    hardware = named or USUAL_HARDWARE[0]
     name = load_hardware(hardware).name
     needed = command.tp_size * command.pp_size * command.dp_size
     granted = counted(hardware).num_gpus or command.num_gpus
@@ -487,7 +492,7 @@ def _request(
                     "not state"
                 )
             given["gamma"] = command.speculation.gamma
-    return PlanRequest(
+    request = PlanRequest(
         model=command.model,
         hardware=(name,),
         engine=command.engine_profile,
@@ -503,6 +508,28 @@ def _request(
         weight_dtype=_format("quantization", command.weight_dtype, model),
         kv_dtype=_format("kv-cache-dtype", command.kv_dtype, model),
     )
+    if named is None:
+        request, of_device = _on_usual_hardware(request, model)
+        assumed.insert(0, of_device)
+    return request
+
+
+def _on_usual_hardware(
+    request: PlanRequest, model: ModelSpec
+) -> tuple[PlanRequest, str]:
+    """The request on the first of the usual devices that holds it, the first of all where none does;
+    and what was assumed, in words."""
+    usual = USUAL_HARDWARE[0]
+    for name in USUAL_HARDWARE:
+        asked = msgspec.structs.replace(request, hardware=(name,))
+        try:
+            answered(_without_acceptance(asked, draft="none", gamma=None), model, [])
+        except CapacityError:
+            continue
+        if name == usual:
+            return asked, f"{name} (--hardware)"
+        return asked, f"{name}, as {usual} does not hold it (--hardware)"
+    return request, f"{usual} (--hardware)"
 
 
 def _listed_device(name: str | None, problems: list[str]) -> str | None:

@@ -140,6 +140,15 @@ def as_set(command: ServeCommand, served: Served, alone: Served) -> AsSet | None
     return AsSet(between_tokens_s=times[0], without_draft_s=times[1])
 
 
+def unpriced_costs(command: ServeCommand) -> Iterator[Change]:
+    """Settings that surely cost whatever is served, and those that lose exactness, where nothing fits
+    that would price them."""
+    for change in (_without_whole_graphs(command), _scheduled_between_steps(command)):
+        if change is not None:
+            yield change
+    yield from _of_exactness(command)
+
+
 def settings_costs(command: ServeCommand, served: Served) -> Iterator[Change]:
     """Settings that surely cost, and those that lose exactness."""
     yield from _of_graphs(command, served)
@@ -150,9 +159,8 @@ def settings_costs(command: ServeCommand, served: Served) -> Iterator[Change]:
     yield from _of_exactness(command)
 
 
-def _of_graphs(command: ServeCommand, served: Served) -> Iterator[Change]:
-    """Decoding outside whole graphs: by a setting, or beyond the largest captured size."""
-    engine = with_host_times(served.case.engine)
+def _without_whole_graphs(command: ServeCommand) -> Change | None:
+    """The setting that turns whole graphs of decoding off, not priced; None: there is none."""
     by_mode = {
         "piecewise": (
             "Replay whole graphs of decoding, not piecewise ones",
@@ -167,19 +175,22 @@ def _of_graphs(command: ServeCommand, served: Served) -> Iterator[Change]:
             "every pass launches its kernels one by one, uncompiled",
         ),
     }
-    mode = command.graphs or ""
+    if command.graphs not in by_mode:
+        return None
+    change, reason = by_mode[command.graphs]
+    option = _graph_option(command)
+    return Change(change=change, option=option, reason=reason, gain=None, kind="cost")
+
+
+def _of_graphs(command: ServeCommand, served: Served) -> Iterator[Change]:
+    """Decoding outside whole graphs: by a setting, or beyond the largest captured size."""
+    engine = with_host_times(served.case.engine)
     otherwise_s = engine.graphs.piecewise_s(served.case.model.num_hidden_layers)
-    if mode in by_mode:
-        change, reason = by_mode[mode]
+    setting = _without_whole_graphs(command)
+    if setting is not None:
+        mode = command.graphs or ""
         options = PathOptions(enforce_eager=mode != "piecewise", cudagraph_mode=mode)
-        yield _cost(
-            served,
-            engine.as_set(options),
-            change,
-            _graph_option(command),
-            reason,
-            otherwise_s=otherwise_s,
-        )
+        yield _cost(served, engine.as_set(options), setting, otherwise_s=otherwise_s)
         return
     needed = _graph_size(command, served)
     unit = "sequences"
@@ -190,14 +201,15 @@ def _of_graphs(command: ServeCommand, served: Served) -> Iterator[Change]:
     elif command.engine == "trtllm":
         option = f"cuda_graph_config: max_batch_size: {needed}"
     if not _is_captured(command, served):
-        yield _cost(
-            served,
-            engine.as_set(PathOptions(enforce_eager=True)),
-            f"Capture graphs of {needed} {unit}",
-            option,
-            "a step of this batch runs without a graph",
-            otherwise_s=otherwise_s,
+        uncaptured = Change(
+            change=f"Capture graphs of {needed} {unit}",
+            option=option,
+            reason="a step of this batch runs without a graph",
+            gain=None,
+            kind="cost",
         )
+        eager = engine.as_set(PathOptions(enforce_eager=True))
+        yield _cost(served, eager, uncaptured, otherwise_s=otherwise_s)
 
 
 def _graph_size(command: ServeCommand, served: Served) -> int:
@@ -250,24 +262,31 @@ def _graph_option(command: ServeCommand) -> str:
     return "leave out the option that turns graphs off"
 
 
-def _of_scheduling(command: ServeCommand, served: Served) -> Iterator[Change]:
-    engine = with_host_times(served.case.engine)
-    path = engine.path(served.row.draft, served.row.draft_method)
-    if command.is_asynchronous is not False or not path.is_asynchronous:
-        return
+def _scheduled_between_steps(command: ServeCommand) -> Change | None:
+    """The setting that turns asynchronous scheduling off, not priced; None: there is none."""
+    if command.is_asynchronous is not False:
+        return None
     option = {
         "vllm": "leave out --no-async-scheduling",
         "sglang": "leave out --disable-overlap-schedule",
         "trtllm": "disable_overlap_scheduler: false",
         "llama.cpp": "",
     }[command.engine]
-    yield _cost(
-        served,
-        engine.as_set(PathOptions(is_synchronous=True)),
-        "Schedule the next step while one runs",
-        option,
-        "the device waits for the host between steps",
+    return Change(
+        change="Schedule the next step while one runs",
+        option=option,
+        reason="the device waits for the host between steps",
+        gain=None,
+        kind="cost",
     )
+
+
+def _of_scheduling(command: ServeCommand, served: Served) -> Iterator[Change]:
+    engine = with_host_times(served.case.engine)
+    path = engine.path(served.row.draft, served.row.draft_method)
+    setting = _scheduled_between_steps(command)
+    if setting is not None and path.is_asynchronous:
+        yield _cost(served, engine.as_set(PathOptions(is_synchronous=True)), setting)
 
 
 def _of_drafter(command: ServeCommand, served: Served) -> Iterator[Change]:
@@ -283,13 +302,14 @@ def _of_drafter(command: ServeCommand, served: Served) -> Iterator[Change]:
         head_layer_s=engine.graphs.eager_head_layer_s,
         draft_model_layer_s=engine.graphs.eager_host_layer_s,
     )
-    yield _cost(
-        served,
-        eager,
-        "Capture the drafter's graphs too",
-        'leave "enforce_eager" out of --speculative-config',
-        "each of its layers is launched kernel by kernel, for every drafted token",
+    setting = Change(
+        change="Capture the drafter's graphs too",
+        option='leave "enforce_eager" out of --speculative-config',
+        reason="each of its layers is launched kernel by kernel, for every drafted token",
+        gain=None,
+        kind="cost",
     )
+    yield _cost(served, eager, setting)
 
 
 def _of_step(command: ServeCommand, served: Served) -> Iterator[Change]:
@@ -347,14 +367,15 @@ def _of_prompts(command: ServeCommand, served: Served) -> Iterator[Change]:
     if small is None:
         return
     gain = (small.decoding.ttft_s + output_s) / (prompt_s + output_s)
-    yield _between(
-        gain,
-        gain,
-        f"Read prompts in parts of {usual:.0f} tokens, not {most}",
-        f"{CHUNK_OPTIONS[command.engine]} {usual:.0f}",
-        f"a prompt of {row.context_len} tokens takes {small.decoding.ttft_s:.2g} s to read, not "
-        f"{prompt_s:.2g}",
+    setting = Change(
+        change=f"Read prompts in parts of {usual:.0f} tokens, not {most}",
+        option=f"{CHUNK_OPTIONS[command.engine]} {usual:.0f}",
+        reason=f"a prompt of {row.context_len} tokens takes {small.decoding.ttft_s:.2g} s to read, "
+        f"not {prompt_s:.2g}",
+        gain=None,
+        kind="cost",
     )
+    yield _between(gain, gain, setting)
 
 
 CHUNK_OPTIONS = {
@@ -383,13 +404,11 @@ def _of_exactness(command: ServeCommand) -> Iterator[Change]:
 def _cost(
     served: Served,
     engine: EngineProfile,
-    change: str,
-    option: str,
-    reason: str,
+    setting: Change,
     *,
     otherwise_s: float | None = None,
 ) -> Change:
-    """A setting by its time per token over that of the engine as it is by default.
+    """A setting, priced by its time per token over that of the engine as it is by default.
 
     `otherwise_s`: what a step takes more by another law that fits the same measurements; the two
     are then the ends, widened by the host's error. With vLLM's times of the host the ends are their
@@ -397,9 +416,7 @@ def _cost(
     """
     row = served.row_as(engine)
     if row is None:
-        return Change(
-            change=change, option=option, reason=reason, gain=None, kind="cost"
-        )
+        return setting
     gain = row.tpot_s / served.row.tpot_s
     other = gain
     if otherwise_s is not None:
@@ -407,24 +424,22 @@ def _cost(
         if served.borrows_host_times:
             gain = (gain + other) / 2.0
             other = 1.0
-            reason += f"; not measured in {served.case.engine.name}: from nothing to vLLM's times of the host"
-    return _between(gain, other, change, option, reason)
+            unmeasured = f"not measured in {served.case.engine.name}: from nothing to vLLM's times of the host"
+            setting = msgspec.structs.replace(
+                setting, reason=f"{setting.reason}; {unmeasured}"
+            )
+    return _between(gain, other, setting)
 
 
-def _between(
-    first: float, second: float, change: str, option: str, reason: str
-) -> Change:
+def _between(first: float, second: float, setting: Change) -> Change:
     """A cost between two estimates, of whose parts beyond 1 each is known to `HOST_ERROR`; a
     setting of this kind never gains."""
     width = math.exp(Z_90 * HOST_ERROR)
     least = max(min(first, second) - 1.0, 0.0)
     most = max(first, second, 1.0) - 1.0
-    return Change(
-        change=change,
-        option=option,
-        reason=reason,
+    return msgspec.structs.replace(
+        setting,
         gain=1.0 + (least + most) / 2.0,
         gain_low=1.0 + least / width,
         gain_high=1.0 + most * width,
-        kind="cost",
     )

@@ -159,6 +159,49 @@ def test_what_is_assumed_is_named() -> None:
     assert result.hardware == "h100-sxm-80gb"
 
 
+LARGE = """python3 -m sglang.launch_server --model-path moonshotai/Kimi-K2.5 --tp 8 \\
+  --speculative-algorithm EAGLE --speculative-draft-model-path lightseekorg/kimi-k2.5-eagle3 \\
+  --speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4"""
+
+
+@pytest.mark.parametrize("device", [None, "8xh100", "8xh200"])
+def test_a_drafts_fault_is_said_first_whatever_fits(device: str | None) -> None:
+    result = check_command(read_serve_command(LARGE), AskedLoad(hardware=device))
+    assert "is a head of EAGLE-3: as EAGLE it accepts nothing" in result.headline
+    does_not_fit = any("does not fit" in problem for problem in result.problems)
+    assert does_not_fit == (device == "8xh100")
+
+
+def test_settings_that_cost_are_named_without_a_price_where_nothing_fits() -> None:
+    text = (
+        "vllm serve deepseek-ai/DeepSeek-V3 -tp 8 --no-async-scheduling "
+        '--compilation-config \'{"cudagraph_mode": "PIECEWISE"}\''
+    )
+    result = checked(text, hardware="8xh100", batch=1, context_len=1024)
+    assert "does not fit on 8 x h100" in result.headline
+    graphs, scheduling = result.changes
+    assert "not piecewise ones" in graphs.change
+    assert "Schedule the next step" in scheduling.change
+    for setting in result.changes:
+        assert (setting.kind, setting.gain) == ("cost", None)
+    # the same, priced, where it fits
+    fits = checked(text, hardware="8xh200", batch=1, context_len=1024)
+    priced = [setting.change for setting in fits.changes if setting.kind == "cost"]
+    assert sorted(priced) == sorted(setting.change for setting in result.changes)
+
+
+def test_the_device_that_is_assumed_holds_the_model() -> None:
+    """The first of the usual ones that does; the first of all where none does."""
+    for tp, device in ((1, "h100"), (4, "b200")):
+        text = f"vllm serve deepseek-ai/DeepSeek-V3 -tp {tp}"
+        result = check_command(read_serve_command(text), AskedLoad(batch=1))
+        assert result.hardware.startswith(device)
+        is_named = [device in assumed for assumed in result.assumed]
+        assert any(is_named)
+        # 671 GB of weights in fp8, on devices of 80, 141 and 180 GB
+        assert (result.as_it_is is None) == (tp < 4)
+
+
 @pytest.mark.parametrize("way", ["argument", "file", "stdin", "compose"])
 def test_the_command_reads_text_files_and_stdin(way: str, tmp_path: Path) -> None:
     text = "vllm serve Qwen/Qwen3-8B --max-num-seqs 4 --what-is-this"
