@@ -1,10 +1,12 @@
 """Trees of drafts against what a public server and a public dashboard measured."""
 
+import msgspec
 import numpy as np
 import pytest
 from scipy.optimize import brentq
 
 from magicdec.counts import constant_rate
+from magicdec.perfmodel import PlanRequest, make_plan
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.step import step_terms
 from magicdec.perfmodel.trees import EQUAL_ROWS_ERROR, tree_tokens
@@ -67,3 +69,24 @@ def test_a_step_with_a_tree_takes_longer_than_one_with_a_chain_of_as_many_rows()
     assert 1.02 * chain < step_s(TreeSpec(top_k=3, num_steps=5), 5) < 1.2 * chain
     deep = step_s(TreeSpec(top_k=4, num_steps=3), 15)
     assert deep < step_s(None, 15)
+
+
+def test_a_tree_gains_on_each_text_what_a_plan_for_that_text_says():
+    """Where no text is named, its tokens are those of the tree there too, not those of a chain."""
+    request = PlanRequest(
+        model="llama-3.1-8b",
+        hardware=("h100",),
+        engine="sglang",
+        draft="eagle3",
+        gamma=15,
+        tree=TreeSpec(top_k=4, num_steps=4),
+        batch_sizes=(1,),
+        context_lens=(2048,),
+        reaches="none",
+    )
+    outlook = make_plan(request).choice.outlook
+    by_text = {on.task: on.own.speedup for on in outlook.tasks}
+    for task in ("chat", "code", "math"):
+        named = make_plan(msgspec.structs.replace(request, task=task))
+        row = next(row for row in named.candidates if row.is_speculative)
+        assert by_text[task] == pytest.approx(row.speedup, rel=1e-6), task

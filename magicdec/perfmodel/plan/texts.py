@@ -31,6 +31,7 @@ from magicdec.perfmodel.plan.request import Case, DraftOption
 from magicdec.perfmodel.plan.rows import requests_of
 from magicdec.perfmodel.plan.search import Found, Searched
 from magicdec.perfmodel.speedup import Prediction, predict
+from magicdec.perfmodel.trees import tokens_of_tree
 from magicdec.schema import NO_GAIN, Candidate, Gain, OfTask
 from magicdec.tasks import TASKS, WEIGHTS
 
@@ -322,6 +323,9 @@ def _stacked(prediction: Prediction, law: Stacked) -> Prediction:
         "gamma": at.gamma,
     }
     middle, _ = law.tokens_per_step(**where)
+    tree = setup.speculation.tree
+    if tree is not None:
+        middle = tokens_of_tree(law, tree, **where)
     return dataclasses.replace(
         prediction,
         points=points,
