@@ -4,6 +4,7 @@ answered by the planner as its controls move. None needs torch."""
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Container
 from dataclasses import dataclass, field, make_dataclass
@@ -216,7 +217,16 @@ def plan_command(asked: PlanOptions) -> None:
     else:
         from magicdec.reports import print_plan
 
-        print_plan(answer, table_console(), why=asked.why, every=asked.every)
+        saved_as = None
+        if asked.output is not None:
+            saved_as = shlex.quote(str(asked.output))
+        print_plan(
+            answer,
+            table_console(),
+            why=asked.why,
+            every=asked.every,
+            saved_as=saved_as,
+        )
 
 
 def _record(answer: Plan, path: Path) -> None:

@@ -465,4 +465,6 @@ def _readable(request: PlanRequest, model: ModelSpec) -> tuple[PlanRequest, list
         )
     if model.limit is not None:
         refused.append(f"{model.name}: {model.limit}")
-    return msgspec.structs.replace(request, context_lens=tuple(kept)), refused
+    if tuple(kept) != request.context_lens:
+        request = msgspec.structs.replace(request, context_lens=tuple(kept))
+    return request, refused

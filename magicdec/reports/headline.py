@@ -188,7 +188,7 @@ def _setting(plan: Plan | None) -> str:
     if len(plan.cases) > 1:
         first = "The figures are of the first: "
     asked = asked_line(plan, plan).removesuffix(".")
-    return f"{first}{asked}; limits {limits}"
+    return f"{first}{asked}; {limits}"
 
 
 def _further(plan: Plan | None) -> Iterable[str]:

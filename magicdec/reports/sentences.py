@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from magicdec.counts import CAUSES, Z_90
 from magicdec.naming import ENGINE_TITLES, METHODS, device_name, draft_name, method_name
 from magicdec.schema import (
-    DEFAULT_CONTEXT,
     Candidate,
     CaseAnswer,
     Choice,
@@ -678,10 +677,11 @@ def _sentence(text: str) -> str:
 # --------------------------------------------------------------------------------------------------
 
 
-def lengths_text(request: Request, context_len: int) -> str:
+def lengths_text(answer: Plan, context_len: int) -> str:
     """Tokens in and out, and whether they are the usual ones of the task."""
+    request = answer.request
     if not request.gen_len or request.workload is not None:
-        if request.context_lens == (DEFAULT_CONTEXT,):
+        if answer.context_is_default:
             return f"context {context_len} (default)"
         return f"context {context_len}"
     text = f"{context_len} tokens in, {request.gen_len} out"
@@ -719,7 +719,7 @@ def asked_line(answer: Plan, case: CaseAnswer, *, devices: bool = True) -> str:
     if devices:
         where = f"on {num_devices} x {case.hardware} {spread}"
     served = f"{model} {where}, {answer.engine}"
-    lengths = lengths_text(answer.request, case.context_len)
+    lengths = lengths_text(answer, case.context_len)
     scope = "whole requests"
     if best.requests is None:
         scope = "decoding alone"
@@ -732,7 +732,7 @@ def asked_line(answer: Plan, case: CaseAnswer, *, devices: bool = True) -> str:
 
 
 def limits_text(request: Request) -> str:
-    """The limits that were asked for."""
+    """The limits on latency that were asked for."""
     limits = {
         "p95 of TTFT": request.ttft_p95_s,
         "p95 of TPOT": request.tpot_p95_s,
@@ -743,16 +743,18 @@ def limits_text(request: Request) -> str:
     for name, limit in limits.items():
         if limit is not None:
             asked.append(f"{name} {format_seconds(limit)}")
-    return " and ".join(asked) or "none"
+    if not asked:
+        return "no limits on latency"
+    return f"limits {' and '.join(asked)}"
 
 
 def asked_of_traffic(answer: Plan, traffic: Traffic) -> str:
     """Model, device, engine, rate, lengths and limits of an answer for a rate."""
     served = f"{answer.model} on {answer.hardware}, {answer.engine}"
     rate = format_number(traffic.rate_per_s)
-    lengths = lengths_text(answer.request, answer.context_len)
+    lengths = lengths_text(answer, answer.context_len)
     limits = limits_text(answer.request)
-    return f"{served}: {rate} requests/s, {lengths}, limits {limits}"
+    return f"{served}: {rate} requests/s, {lengths}, {limits}"
 
 
 def reach_text(reach: Reach) -> str:
@@ -851,18 +853,21 @@ def _break_even_rate(draft: NeedsAcceptance) -> str:
     return f"{name} {rate:.2f}"
 
 
-def next_line(answer: Plan, *, every: bool) -> str:
-    """The step that follows the answer."""
+def next_line(answer: Plan, *, every: bool, saved_as: str | None) -> str:
+    """The step that follows the answer; `saved_as`: the file that it was written to."""
     more = " (--all, --why: more)"
     if every:
         more = ""
     if len(answer.cases) > 1:
         return f"plan one alone with -o plan.json to export it{more}"
     if answer.best.is_speculative:
-        use = "run --plan plan.json"
+        file = saved_as or "plan.json"
+        use = f"magicdec run --plan {file}"
         if answer.engine in ENGINE_TITLES:
-            use = f"export {answer.engine} plan.json"
-        return f"add -o plan.json; magicdec {use}{more}"
+            use = f"magicdec export {answer.engine} {file}"
+        if saved_as is None:
+            use = f"add -o {file}; {use}"
+        return f"{use}{more}"
     if answer.needs_acceptance and not answer.candidates:
         return f"give --acceptance-rate or --acceptance FILE{more}"
     return f"magicdec explore tries other loads and devices{more}"

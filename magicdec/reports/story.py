@@ -182,8 +182,8 @@ CLAIMS = {
         "engine",
         "precision.weight_dtype",
         "context_len",
+        "context_is_default",
         "best_by_batch",
-        "request.context_lens",
         "request.gen_len",
         "request.rate",
         "request.task",
@@ -309,8 +309,15 @@ class Statement:
         return CLAIMS[self.kind]
 
 
-def story_of(plan: Plan, case: CaseAnswer, *, every: bool = False) -> list[Statement]:
-    """The statements of a plan about one of its cases; `every` adds what a first reading can do without."""
+def story_of(
+    plan: Plan,
+    case: CaseAnswer,
+    *,
+    every: bool = False,
+    saved_as: str | None = None,
+) -> list[Statement]:
+    """The statements of a plan about one of its cases; `every` adds what a first reading can do without.
+    `saved_as`: the file that the plan was written to."""
     choice = case.choice
     texts = {
         "answer": [first_line(case)],
@@ -343,7 +350,7 @@ def story_of(plan: Plan, case: CaseAnswer, *, every: bool = False) -> list[State
         "throughput": [for_throughput_line(case)],
         "not ranked": [not_ranked_line(plan)],
         "note": [f"note: {note}" for note in (plan.notes if every else plan.key_notes)],
-        "next": [f"next: {next_line(plan, every=every)}"],
+        "next": [f"next: {next_line(plan, every=every, saved_as=saved_as)}"],
     }
     return [
         Statement(kind=kind, text=text)

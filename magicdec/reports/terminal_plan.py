@@ -69,10 +69,15 @@ BREAKING = ("device", "layout", DRAFT, MARK)
 
 
 def print_plan(
-    answer: Plan, console: Console, *, why: bool = False, every: bool = False
+    answer: Plan,
+    console: Console,
+    *,
+    why: bool = False,
+    every: bool = False,
+    saved_as: str | None = None,
 ) -> None:
     """The answer to one question in at most MOST_LINES lines; `every` adds all rows, layouts, gammas
-    and statements, `why` the breakdown and the memory.
+    and statements, `why` the breakdown and the memory. `saved_as`: the file that it was written to.
     """
     if answer.traffic is not None:
         _print_traffic(answer, answer.traffic, console, every=every)
@@ -80,7 +85,7 @@ def print_plan(
             return
     if len(answer.cases) > 1:
         _print_cases(console, answer)
-    story = story_of(answer, answer.cases[0], every=every)
+    story = story_of(answer, answer.cases[0], every=every, saved_as=saved_as)
     if every:
         for case in answer.cases:
             told = story_of(answer, case, every=True)
@@ -133,7 +138,7 @@ def _print_cases(console: Console, answer: Plan) -> None:
         console.print(line)
     place = f"{model_text(answer)}, {answer.engine}"
     if len(contexts) == 1:
-        lengths = lengths_text(answer.request, answer.context_len)
+        lengths = lengths_text(answer, answer.context_len)
         place += f": {lengths}"
     console.print(place)
     # one row per load, the devices in the order of the offers

@@ -668,6 +668,8 @@ class Plan(CaseAnswer, frozen=True, kw_only=True):
     model: str
     engine: str
     request: Request
+    context_is_default: bool = False
+    """Whether nobody asked for the request's context."""
     precision: Formats
     other_cases: list[CaseAnswer]
     needs_acceptance: list[NeedsAcceptance]

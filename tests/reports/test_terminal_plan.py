@@ -24,9 +24,9 @@ def answer() -> Plan:
     )  # fmt: skip
 
 
-def shown(answer: Plan, width: int, *, every: bool = False) -> str:
+def shown(answer: Plan, width: int, **options: Any) -> str:
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    print_plan(answer, console, every=every)
+    print_plan(answer, console, **options)
     text: str = console.file.getvalue()  # type: ignore[attr-defined]
     assert all(len(line) <= width for line in text.splitlines())
     return text
@@ -37,6 +37,22 @@ def test_names_are_whole_at_every_width(answer: Plan, width: int) -> None:
     words = shown(answer, width).split()
     assert {"llama-3.2-1b", "streamingllm", "full"} <= set(words)
     assert "…" not in "".join(words)
+
+
+def test_a_saved_plan_goes_on_from_its_file(answer: Plan) -> None:
+    *_, unsaved = shown(answer, 80).splitlines()
+    *_, saved = shown(answer, 80, saved_as="mine.json").splitlines()
+    assert unsaved.startswith("next: add -o plan.json; magicdec run --plan plan.json")
+    assert saved.startswith("next: magicdec run --plan mine.json")
+
+
+def test_only_a_context_that_nobody_asked_for_is_called_the_default() -> None:
+    asked = {"model": "llama-3.2-1b", "hardware": "h100", "batch": 1, "draft": "none"}
+    default = magicdec.plan(**asked)
+    assert f"context {default.context_len} (default)" in shown(default, 120)
+    for context in (default.context_len, 4096):
+        answer = magicdec.plan(**asked, context=context)
+        assert f"context {context}," in shown(answer, 120)
 
 
 def test_a_wide_terminal_shows_more(answer: Plan) -> None:

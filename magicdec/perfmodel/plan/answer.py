@@ -42,6 +42,7 @@ from magicdec.perfmodel.plan.texts import Texts
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import Prediction, predict
 from magicdec.schema import (
+    DEFAULT_CONTEXTS,
     Candidate,
     CaseAnswer,
     Ceilings,
@@ -427,6 +428,7 @@ def document_of(
         model=model.name,
         engine=first.case.engine.name,
         request=request.record(),
+        context_is_default=request.context_lens is DEFAULT_CONTEXTS,
         precision=Formats(
             weight_dtype=setup.precision.weight_dtype,
             kv_dtype=setup.precision.kv_dtype,
