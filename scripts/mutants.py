@@ -130,9 +130,9 @@ class Watched(NamedTuple):
     """What it runs of each module of the folder."""
 
 
-def changes_of(module: Path) -> list[Change]:
+def changes_of(copy: Path, module: Path) -> list[Change]:
     """Every change that a module offers, each once."""
-    nodes = list(ast_nodes(get_ast((ROOT / module).read_text(encoding="utf-8"))))
+    nodes = list(ast_nodes(get_ast((copy / module).read_text(encoding="utf-8"))))
     found = []
     for name in operator_names():
         if OPERATORS.fullmatch(name):
@@ -155,19 +155,19 @@ def is_without_effect(node: Any) -> bool:
     )
 
 
-def files_of(patterns: tuple[str, ...]) -> list[Path]:
+def files_of(copy: Path, patterns: tuple[str, ...]) -> list[Path]:
     """From the root."""
     return [
-        path.relative_to(ROOT)
+        path.relative_to(copy)
         for pattern in patterns
-        for path in sorted(ROOT.glob(pattern))
+        for path in sorted(copy.glob(pattern))
     ]
 
 
-def drawn(folder: str, seed: int) -> list[Change]:
+def drawn(copy: Path, folder: str, seed: int) -> list[Change]:
     """A folder's changes in the order in which they are judged."""
-    modules = files_of(FOLDERS[folder][0])
-    every = [change for module in modules for change in changes_of(module)]
+    modules = files_of(copy, FOLDERS[folder][0])
+    every = [change for module in modules for change in changes_of(copy, module)]
     random.Random(f"{folder} {seed}").shuffle(every)
     return every
 
@@ -288,14 +288,14 @@ def timed(tests: list[str]) -> dict[str, float]:
 
 def watched(copy: Path, folder: str, keep: Path) -> dict[str, Watched]:
     """The tests of a folder that pass, by their node ids; those of files that an earlier call watched are read."""
-    modules = files_of(FOLDERS[folder][0])
+    modules = files_of(copy, FOLDERS[folder][0])
     package = hashlib.sha256()
-    for path in sorted(ROOT.glob("magicdec/**/*.py")):
+    for path in sorted(copy.glob("magicdec/**/*.py")):
         package.update(path.read_bytes())
     found: dict[str, Watched] = {}
-    for tests in files_of(FOLDERS[folder][1]):
+    for tests in files_of(copy, FOLDERS[folder][1]):
         digest = package.copy()
-        digest.update((ROOT / tests).read_bytes())
+        digest.update((copy / tests).read_bytes())
         kept = keep / f"{folder}-{tests.stem}-{digest.hexdigest()[:16]}.json"
         if not kept.exists():
             of_file = apart(copy, MOST_FILE_S, watched_in, copy, modules, tests)
@@ -423,7 +423,7 @@ def judged(copy: Path, folder: str, keep: Path, given: argparse.Namespace) -> fl
     """Print a folder's survivors; return the share that was noticed."""
     tests = watched(copy, folder, keep)
     judge = Judge(copy, tests)
-    found = drawn(folder, given.seed)[given.skip :][: given.number]
+    found = drawn(copy, folder, given.seed)[given.skip :][: given.number]
     killed = endless = died = 0
     begun = time.monotonic()
     for change in found:
@@ -462,6 +462,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="mutants-") as where:
         keep = (given.keep or Path(where)).resolve()
         copy = keep / "tree"
+        for path in copy.rglob("*.py"):
+            if not (ROOT / path.relative_to(copy)).exists():
+                path.unlink()
         ignored = shutil.ignore_patterns(*NOT_COPIED)
         shutil.copytree(ROOT, copy, ignore=ignored, dirs_exist_ok=True)
         chosen = given.folders or list(FOLDERS)

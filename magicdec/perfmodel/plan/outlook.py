@@ -28,11 +28,12 @@ from magicdec.counts import Array
 from magicdec.perfmodel.acceptance.assumed import joint_levels
 from magicdec.perfmodel.intervals import (
     drawn_tokens,
-    engine_error,
     group_shares,
     log_shifts,
     normal_cdf,
+    ratio_variance,
     reported_error,
+    step_errors,
     tokens_error,
 )
 from magicdec.perfmodel.lanes import evidence_of
@@ -296,13 +297,25 @@ def _log_time(of: Compared, draws: dict[str, Array]) -> Array:
         shares = of_drafted
     shifts = log_shifts(setup, terms.autoregressive, shares, prediction.points.tp)
     if of.option is not None:
-        shifts[_engine_of(prediction)] = np.asarray(engine_error(setup))
+        shifts[_engine_of(prediction)] = _own_error(prediction)
         shifts[REPORTED] = reported_error(terms)
     total = np.zeros((2 * NUM_PAIRS, len(of.rows)))
     for source, shift in shifts.items():
         own = prediction.full(shift)
         total += np.outer(draws[source], own) - own**2 / 2.0
     return total
+
+
+def _own_error(prediction: Prediction) -> Array:
+    """What is left of the error of a speedup, which rows state, without those of kernels and reports."""
+    setup = prediction.setup
+    terms = prediction.terms
+    tp_size = prediction.points.tp
+    whole, _ = step_errors(setup, terms, tp_size)
+    alone, of_drafted = group_shares(terms)
+    of_kernels = ratio_variance(setup, terms.autoregressive, alone, of_drafted, tp_size)
+    known = of_kernels + reported_error(terms) ** 2
+    return np.sqrt(np.maximum(whole**2 - known, 0.0))
 
 
 def _loadings(options: Sequence[DraftOption]) -> Array:
