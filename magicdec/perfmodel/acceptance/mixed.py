@@ -42,16 +42,12 @@ def profile_on(question: Question, *, draft: str, method: str) -> BelievedProfil
     correlation = _correlation(questions)
     error = _error([each.error for each in profiles], gains / gains.sum(), correlation)
     lead = profiles[int(np.argmax(list(shares.values())))]
-    if lead.law.by_position:
-        law = msgspec.structs.replace(
-            lead.law,
-            rejection=1.0 - float(mixed[0]),
-            by_position=[round(float(rate), 5) for rate in mixed],
-        )
-    else:
-        budget = question.budget or USUAL_BUDGET
-        moved = lead.at_rate(float(mixed[0]), budget=budget, context=question.context)
-        law = moved.law
+    # at the question's context, from where the law goes on as the lead's does
+    budget = question.budget or USUAL_BUDGET
+    law = lead.at_rate(float(mixed[0]), budget=budget, context=question.context).law
+    if law.by_position:
+        by_position = [round(float(rate), 5) for rate in mixed]
+        law = msgspec.structs.replace(law, by_position=by_position)
     return msgspec.structs.replace(
         lead,
         law=law,
