@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from magicdec.errors import ConfigError
+from magicdec.perfmodel.acceptance import files
 from magicdec.perfmodel.acceptance.files import read_acceptance
 from magicdec.perfmodel.acceptance.fit import measured_rates, measurements_of
 
@@ -154,6 +155,57 @@ def test_a_gamma_below_what_was_accepted_is_refused(tmp_path):
     (tmp_path / "file").write_text("[3, 1]\n")
     with pytest.raises(ConfigError, match="3 accepted drafts, more than gamma 2"):
         read_acceptance(tmp_path / "file", gamma=2)
+
+
+@pytest.mark.parametrize("write", [trace, vllm_answers, sglang, spec_bench])
+def test_a_files_deepest_step_bounds_its_gamma(write, sequences, tmp_path) -> None:
+    """Of every format: what a step accepted was drafted."""
+    path = tmp_path / "file"
+    path.write_text(write([*sequences, [GAMMA]]))
+    for gamma in (None, GAMMA):
+        assert len(read_acceptance(path, gamma=gamma).counts.rates) == GAMMA
+    with pytest.raises(ConfigError, match=f"{GAMMA} accepted drafts, more than gamma"):
+        read_acceptance(path, gamma=GAMMA - 1)
+
+
+@pytest.mark.parametrize("write", [trace, sglang])
+def test_as_many_positions_are_read_as_a_law_has(write, tmp_path) -> None:
+    path = tmp_path / "file"
+    path.write_text(write([[64, 0]]))
+    assert len(read_acceptance(path).counts.rates) == 64
+    path.write_text(write([[65, 0]]))
+    with pytest.raises(ConfigError, match="up to 65 accepted drafts; 1 to 64 are read"):
+        read_acceptance(path)
+
+
+def test_histograms_by_name_and_by_place_are_one() -> None:
+    """Survivors: steps that accepted at least so many; as deep as was drafted, where that is said."""
+    for histogram in ([5, 0, 3], {"0": 5, "2": 3}, {2: 3, 0: 5}):
+        told = {"acceptance_histogram": histogram}
+        assert files.histogram_survivors(told) == [(8, 3, 3)]
+        assert files.histogram_survivors(told | {"num_spec_tokens": 4}) == [
+            (8, 3, 3, 0, 0)
+        ]
+        with pytest.raises(ValueError, match="at most 1 accepted"):
+            files.histogram_survivors(told | {"num_spec_tokens": 1})
+    with pytest.raises(ValueError, match="no histogram"):
+        files.histogram_survivors({"acceptance_histogram": [5, -1, 3]})
+    for nothing in (None, {}, {"acceptance_histogram": []}):
+        assert files.histogram_survivors(nothing) == []
+
+
+def test_counts_are_found_wherever_a_proxy_put_them() -> None:
+    """Among the first hundred of a list, and the first 20,000 values."""
+    told = {"acceptance_histogram": [1, 1]}
+    assert files._found({"a": [{"b": told}]}, "acceptance_histogram") == told
+    assert files._found([*[0] * 99, told], "acceptance_histogram") == told
+    assert files._found([*[0] * 100, told], "acceptance_histogram") is None
+    wide = {f"k{number}": 0 for number in range(19_999)}
+    assert files._found({"a": told} | wide, "acceptance_histogram") is None
+    assert files._found(wide | {"a": told}, "acceptance_histogram") == told
+    fits = {f"k{number}": 0 for number in range(19_998)}
+    assert files._found({"a": told} | fits, "acceptance_histogram") == told
+    assert files._found({"acceptance_histogram": []}, "acceptance_histogram") is None
 
 
 def test_a_trace_in_which_nothing_is_accepted_is_one_of_zeros(tmp_path):

@@ -186,8 +186,7 @@ class ReplayedProfile(CountedProfile, frozen=True, kw_only=True):
         of_law, _ = by_position(rates, gamma)
         moved, everything = by_position(shifted(rates, shift), gamma)
         gain = (moved - 1.0) / np.maximum(of_law - 1.0, 1e-12)
-        expected = 1.0 + (self.replay.setting.tokens_at(gamma) - 1.0) * gain
-        return np.where(gamma > 0, expected, 1.0), everything
+        return 1.0 + (self.replay.setting.tokens_at(gamma) - 1.0) * gain, everything
 
     def tokens_error(
         self,
